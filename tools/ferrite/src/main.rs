@@ -1,0 +1,2 @@
+//! ferrite.
+fn main() {}
