@@ -1,1 +1,4 @@
-//! The Ferrite plugin.
+//! Ferrite.
+pub mod error;
+pub mod proto;
+pub mod verbs;

@@ -1,0 +1,181 @@
+//! Framing of the control connection: a preamble that every version understands, then a body.
+
+use super::handle::Token;
+use super::{PROTOCOL_VERSION, Violation, violation};
+
+/// Longest body of a frame. Nothing a peer claims makes us keep more than this.
+pub const MAX_BODY_BYTES: usize = 4096;
+const PREAMBLE_BYTES: usize = 32;
+const MAGIC: &[u8; 8] = b"FerrCtl\0";
+
+/// What a frame is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Sender to receiver, first: who I am and what I have.
+    Hello,
+    /// Receiver to sender: what I have and what we shall do.
+    Reply,
+    /// Sender to receiver: done; only now does `accept` complete.
+    Commit,
+    /// Either way, instead of the next step: no, and why (text).
+    Refuse,
+    /// Either way, any time after: I close, and why (text; empty when all is well).
+    Goodbye,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Hello, Self::Reply, Self::Commit, Self::Refuse, Self::Goodbye];
+
+    fn to_bits(self) -> u16 {
+        self as u16 + 1
+    }
+
+    fn from_bits(bits: u16) -> Option<Self> {
+        Self::ALL.into_iter().find(|k| k.to_bits() == bits)
+    }
+}
+
+/// One message of the control connection.
+///
+/// ```text
+/// byte 0      8        10    12        16       32
+///      magic  version  kind  body u32  token    body…
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// What it is for.
+    pub kind: Kind,
+    /// The listener's token.
+    pub token: Token,
+    /// Content, by kind.
+    pub body: Vec<u8>,
+}
+
+impl Frame {
+    /// The bytes for the socket. A body longer than [`MAX_BODY_BYTES`] is cut.
+    pub fn emit(&self) -> Vec<u8> {
+        let body = &self.body[..self.body.len().min(MAX_BODY_BYTES)];
+        let mut b = Vec::with_capacity(PREAMBLE_BYTES + body.len());
+        b.extend_from_slice(MAGIC);
+        b.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        b.extend_from_slice(&self.kind.to_bits().to_le_bytes());
+        b.extend_from_slice(&(body.len() as u32).to_le_bytes());
+        b.extend_from_slice(&self.token);
+        b.extend_from_slice(body);
+        b
+    }
+
+    /// A frame whose body is a text.
+    pub fn text(kind: Kind, token: Token, text: &str) -> Self {
+        Self { kind, token, body: text.as_bytes().to_vec() }
+    }
+
+    /// The body as a text, for people: printable characters of the first few hundred bytes.
+    pub fn body_text(&self) -> String {
+        let cut = &self.body[..self.body.len().min(400)];
+        String::from_utf8_lossy(cut).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    }
+}
+
+/// Puts frames together from the pieces that a socket delivers.
+#[derive(Debug, Default)]
+pub struct Assembler {
+    bytes: Vec<u8>,
+}
+
+impl Assembler {
+    /// More bytes have come. At most [`Self::wanted`] of them are useful.
+    pub fn handle_bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// How many bytes complete the preamble or the frame at hand: never more than one frame, so nothing is read past it.
+    ///
+    /// # Errors
+    /// As [`Self::poll_frame`].
+    pub fn wanted(&self) -> Result<usize, Violation> {
+        let have = self.bytes.len();
+        if have < PREAMBLE_BYTES { Ok(PREAMBLE_BYTES - have) } else { Ok(PREAMBLE_BYTES + self.body_bytes()? - have) }
+    }
+
+    /// The next whole frame, if there is one.
+    ///
+    /// # Errors
+    /// These are not the bytes of a Ferrite of this version. A wrong first byte is noticed at once.
+    pub fn poll_frame(&mut self) -> Result<Option<Frame>, Violation> {
+        let have = self.bytes.len();
+        let prefix = have.min(MAGIC.len());
+        if self.bytes[..prefix] != MAGIC[..prefix] {
+            return Err(violation!("these are not Ferrite's bytes: {:02x?}", &self.bytes[..prefix]));
+        }
+        if have < PREAMBLE_BYTES {
+            return Ok(None);
+        }
+        let version = u16::from_le_bytes([self.bytes[8], self.bytes[9]]);
+        if version != PROTOCOL_VERSION {
+            return Err(violation!("the peer speaks protocol {version}, this Ferrite {PROTOCOL_VERSION}"));
+        }
+        let bits = u16::from_le_bytes([self.bytes[10], self.bytes[11]]);
+        let kind = Kind::from_bits(bits).ok_or_else(|| violation!("a control message of unknown kind {bits}"))?;
+        let end = PREAMBLE_BYTES + self.body_bytes()?;
+        if have < end {
+            return Ok(None);
+        }
+        let mut token = Token::default();
+        token.copy_from_slice(&self.bytes[16..32]);
+        let body = self.bytes[PREAMBLE_BYTES..end].to_vec();
+        self.bytes.drain(..end);
+        Ok(Some(Frame { kind, token, body }))
+    }
+
+    fn body_bytes(&self) -> Result<usize, Violation> {
+        let claimed = u32::from_le_bytes([self.bytes[12], self.bytes[13], self.bytes[14], self.bytes[15]]) as usize;
+        if claimed > MAX_BODY_BYTES {
+            return Err(violation!("a control message of {claimed} bytes; {MAX_BODY_BYTES} are allowed"));
+        }
+        Ok(claimed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn frames_survive_any_fragmentation(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..5),
+                                            piece in 1usize..70) {
+            let frames: Vec<_> = bodies.into_iter().enumerate()
+                .map(|(i, body)| Frame { kind: Kind::ALL[i % 5], token: [i as u8; 16], body }).collect();
+            let bytes: Vec<u8> = frames.iter().flat_map(Frame::emit).collect();
+            let mut assembler = Assembler::default();
+            let mut got = Vec::new();
+            for chunk in bytes.chunks(piece) {
+                assembler.handle_bytes(chunk);
+                while let Some(frame) = assembler.poll_frame().expect("valid") {
+                    got.push(frame);
+                }
+            }
+            prop_assert_eq!(got, frames);
+        }
+
+        #[test]
+        fn any_bytes_are_bounded(bytes in proptest::collection::vec(any::<u8>(), 0..200), lead in 0usize..=8) {
+            let mut assembler = Assembler::default();
+            assembler.handle_bytes(&MAGIC[..lead]);
+            assembler.handle_bytes(&bytes);
+            if let Ok(wanted) = assembler.wanted() {
+                prop_assert!(wanted <= PREAMBLE_BYTES + MAX_BODY_BYTES);
+            }
+            let _ = assembler.poll_frame();
+        }
+    }
+
+    #[test]
+    fn the_first_wrong_byte_is_enough() {
+        let mut assembler = Assembler::default();
+        assembler.handle_bytes(b"GET / HTTP/1.1\r\n");
+        assert!(assembler.poll_frame().is_err());
+    }
+}

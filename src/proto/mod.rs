@@ -1,0 +1,73 @@
+//! What two Ferrites agree on, as values: no verbs, no sockets, no clock, no unsafe.
+//!
+//! ```text
+//!        sender                                     receiver
+//!   isend ─► SendFlow                               RecvFlow ◄─ irecv
+//!             ▲   ring of slots in sender memory       │
+//!             │◄────── RDMA WRITE: Slot (clear-to-send)┤ poll_announcement
+//!             │                                        │
+//!             └─ Transfer ── RDMA WRITE + Imm ────────►│ handle_immediate
+//!   test ◄─ handle_completion                          └─► test
+//! ```
+//!
+//! The receiver announces a buffer by writing a [`wire::Slot`] into the ring that lives in the sender's memory; the
+//! sender answers with RDMA WRITEs into that buffer, of which the last carries a [`wire::Imm`]. The immediate names the
+//! slot, so a completion is attributed by identity and never by order: any queue pair may carry any message or stripe,
+//! and receive work requests belong to nobody in particular.
+//!
+//! Grammar of the methods: `handle_*` for what happened, `poll_*` for what is to be done next, the other verbs for what
+//! the caller asks.
+//!
+//! Every slot has a 32-bit sequence number; its place in the ring is that number modulo [`RING_SLOTS`]. The immediate
+//! carries only the place. That is unambiguous as long as a slot's successor in the same place is announced only after
+//! the slot has completed at the receiver, which [`recv::RecvFlow`] keeps; a peer that resends after a fault has to
+//! agree on full sequence numbers first, and to have retired the queue pairs from which late writes could come.
+#![forbid(unsafe_code)]
+
+pub mod frame;
+pub mod handle;
+pub mod handshake;
+pub mod recv;
+pub mod requests;
+pub mod send;
+pub mod stripe;
+pub mod wire;
+
+use std::fmt;
+
+/// Version of everything in this module that peers see. Peers of different versions refuse each other.
+pub const PROTOCOL_VERSION: u16 = 1;
+/// Slots in the ring of clear-to-sends. A grouped receive of n takes n of them.
+pub const RING_SLOTS: usize = 512;
+/// Requests that may be outstanding on one communicator; the next one has to wait.
+pub const MAX_REQUESTS: usize = 256;
+/// Messages in one grouped receive.
+pub const MAX_GROUP: usize = 8;
+/// Queue pairs of one connection.
+pub const MAX_LANES: usize = 32;
+/// Remote keys a slot has room for, one per rail.
+pub const MAX_RAILS: usize = 2;
+/// Longest message, in bytes. NCCL never passes more.
+pub const MAX_MESSAGE: u32 = 1 << 30;
+
+/// Index of a queue pair within its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Lane(pub u8);
+
+/// The peer did something that the protocol does not allow. The connection cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation(pub String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+/// Shorthand for a [`Violation`] with a formatted text.
+macro_rules! violation {
+    ($($arg:tt)*) => { $crate::proto::Violation(format!($($arg)*)) };
+}
+pub(crate) use violation;

@@ -1,0 +1,362 @@
+//! The receiving side of a connection: buffers in, clear-to-sends out, completions by identity.
+
+use super::requests::{RequestId, Requests};
+use super::stripe::Striping;
+use super::wire::{Extent, Imm, Place, Slot};
+use super::{Lane, MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation, violation};
+use std::ops::Range;
+
+/// Buffers up to this many bytes may be announced together with later ones.
+const COALESCE_MAX_BYTES: u32 = 16 << 10;
+/// Fruitless polls after which everything is announced.
+const PATIENCE_POLLS: u32 = 32;
+
+/// One buffer of a receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Buffer {
+    /// Its address in this process.
+    pub addr: u64,
+    /// Its size in bytes.
+    pub length: u32,
+    /// Keys of its memory region, per rail.
+    pub rkeys: [u32; MAX_RAILS],
+    /// The tag that its message has to carry.
+    pub tag: u32,
+}
+
+/// A finished receive: the number of messages and the bytes of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Messages in the group.
+    pub count: u8,
+    /// Bytes of each, in the order of the receive's buffers.
+    pub lengths: [u32; MAX_GROUP],
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Incoming {
+    received: Received,
+    pending: u8,
+}
+
+/// What is known of the message in one place of the ring.
+#[derive(Debug, Clone, Copy, Default)]
+struct Arrival {
+    request: Option<(RequestId, u8)>,
+    posted: u32,
+    length: Option<u32>,
+    low: Option<u16>,
+    lanes: u32,
+}
+
+/// State of the receiving side. All memory is allocated by [`RecvFlow::new`].
+///
+/// Announcements are coalesced as TCP does window updates: small buffers wait until they are at least as many as the
+/// announced ones that are still empty, so that a sender in full flow gets one write per several messages and never
+/// runs dry. A receive that nothing else is in front of is announced at once, and nothing waits longer than
+/// a bounded number of fruitless polls.
+#[derive(Debug)]
+pub struct RecvFlow {
+    striping: Striping,
+    /// The encoded slots, by place: what is written into the sender's ring.
+    ring: Box<[[u8; Slot::BYTES]]>,
+    arrivals: Box<[Arrival]>,
+    /// Oldest slot whose message has not arrived.
+    oldest: u32,
+    /// First slot that the sender has not been told of.
+    unannounced: u32,
+    /// The slot that the next buffer gets.
+    next: u32,
+    /// Announced slots whose message has not arrived.
+    open: u32,
+    urgent: bool,
+    fruitless_polls: u32,
+    requests: Requests<Incoming>,
+}
+
+impl RecvFlow {
+    /// A flow with nothing posted.
+    pub fn new(striping: Striping) -> Self {
+        Self {
+            striping,
+            ring: vec![[0; Slot::BYTES]; RING_SLOTS].into(),
+            arrivals: vec![Arrival::default(); RING_SLOTS].into(),
+            oldest: 1,
+            unannounced: 1,
+            next: 1,
+            open: 0,
+            urgent: false,
+            fruitless_polls: 0,
+            requests: Requests::default(),
+        }
+    }
+
+    /// Accepts a grouped receive of 1 to [`MAX_GROUP`] buffers. `None`: too much is outstanding, try later.
+    ///
+    /// # Errors
+    /// The group has no or too many members.
+    pub fn post(&mut self, buffers: &[Buffer]) -> Result<Option<RequestId>, Violation> {
+        let count = match u8::try_from(buffers.len()) {
+            Ok(n) if (1..=MAX_GROUP).contains(&buffers.len()) => n,
+            _ => return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are possible", buffers.len())),
+        };
+        if self.next.wrapping_sub(self.oldest) as usize + buffers.len() > RING_SLOTS {
+            return Ok(None);
+        }
+        let received = Received { count, lengths: [0; MAX_GROUP] };
+        let Some(id) = self.requests.allocate(Incoming { received, pending: count }) else {
+            return Ok(None);
+        };
+        for (index, buffer) in (0..count).zip(buffers) {
+            let place = Place::of(self.next).index();
+            let Buffer { addr, length, rkeys, tag } = *buffer;
+            self.ring[place] = Slot { addr, length, rkeys, tag, group: (index, count), seq: self.next }.emit();
+            self.arrivals[place] = Arrival { request: Some((id, index)), posted: length, ..Arrival::default() };
+            self.urgent |= length > COALESCE_MAX_BYTES;
+            self.next = self.next.wrapping_add(1);
+        }
+        Ok(Some(id))
+    }
+
+    /// The places to be written into the sender's ring now: contiguous, at most `limit`. Call until `None`.
+    pub fn poll_announcement(&mut self, limit: u32) -> Option<Range<usize>> {
+        let waiting = self.next.wrapping_sub(self.unannounced);
+        if waiting == 0 || limit == 0 || (waiting < self.open && !self.urgent) {
+            return None;
+        }
+        let start = Place::of(self.unannounced).index();
+        let count = waiting.min(limit).min((RING_SLOTS - start) as u32);
+        self.unannounced = self.unannounced.wrapping_add(count);
+        self.open += count;
+        if self.unannounced == self.next {
+            self.urgent = false;
+            self.fruitless_polls = 0;
+        } else {
+            self.urgent = true;
+        }
+        Some(start..start + count as usize)
+    }
+
+    /// The encoded slots behind [`Self::poll_announcement`].
+    pub fn encoded(&self, places: Range<usize>) -> &[[u8; Slot::BYTES]] {
+        &self.ring[places]
+    }
+
+    /// A poll of the completion queue found nothing.
+    pub fn handle_fruitless_poll(&mut self) {
+        self.fruitless_polls += 1;
+        if self.fruitless_polls >= PATIENCE_POLLS {
+            self.fruitless_polls = 0;
+            self.urgent |= self.next != self.unannounced;
+        }
+    }
+
+    /// An immediate has arrived on `lane`, and with it all data before it on that lane.
+    ///
+    /// # Errors
+    /// It fits no message that may arrive now. The connection cannot go on.
+    pub fn handle_immediate(&mut self, lane: Lane, imm: Imm) -> Result<(), Violation> {
+        let place = imm.place.index();
+        if !self.is_announced(place) {
+            return Err(violation!("data for slot place {place}, which has not been announced"));
+        }
+        let arrival = &mut self.arrivals[place];
+        let Some((id, index)) = arrival.request else {
+            return Err(violation!("data for slot place {place}, where nothing is posted"));
+        };
+        if !arrival.accept(lane, imm.extent)? {
+            return Ok(());
+        }
+        let Some(length) = arrival.length else { return Ok(()) };
+        let expected = self.striping.count(length);
+        if arrival.lanes.count_ones() < expected {
+            return Ok(());
+        }
+        if arrival.lanes.count_ones() > expected {
+            return Err(violation!("more than {expected} stripes for a message of {length} bytes"));
+        }
+        *arrival = Arrival::default();
+        self.complete(id, index, length)
+    }
+
+    /// The finished receive, if `id` is complete. The id is stale afterwards.
+    ///
+    /// # Errors
+    /// The id is stale.
+    pub fn poll_done(&mut self, id: RequestId) -> Result<Option<Received>, Violation> {
+        let request = self.requests.get_mut(id).ok_or_else(|| violation!("{id:?} was tested after its end"))?;
+        if request.pending > 0 {
+            return Ok(None);
+        }
+        let received = request.received;
+        self.requests.release(id);
+        Ok(Some(received))
+    }
+
+    /// Whether the slot that now has `place` has been announced. Between `oldest` and `unannounced` a place is unique.
+    fn is_announced(&self, place: usize) -> bool {
+        let distance = place.wrapping_sub(Place::of(self.oldest).index()) % RING_SLOTS;
+        distance < self.unannounced.wrapping_sub(self.oldest) as usize
+    }
+
+    fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
+        let request =
+            self.requests.get_mut(id).ok_or_else(|| violation!("a slot belongs to {id:?}, which has ended"))?;
+        request.received.lengths[usize::from(index)] = length;
+        request.pending -= 1;
+        self.open -= 1;
+        while self.oldest != self.unannounced && self.arrivals[Place::of(self.oldest).index()].request.is_none() {
+            self.oldest = self.oldest.wrapping_add(1);
+        }
+        Ok(())
+    }
+}
+
+impl Arrival {
+    /// Notes one immediate; whether its stripe is thereby complete.
+    fn accept(&mut self, lane: Lane, extent: Extent) -> Result<bool, Violation> {
+        if self.lanes & 1 << lane.0 != 0 {
+            return Err(violation!("a stripe arrived twice on queue pair {}", lane.0));
+        }
+        match extent {
+            Extent::Stripe => {}
+            Extent::Bytes(n) => self.set_length(n)?,
+            Extent::Full => self.set_length(self.posted)?,
+            Extent::Low(_) if self.low.is_some() => return Err(violation!("the low half of a length came twice")),
+            Extent::Low(n) => {
+                self.low = Some(n);
+                return Ok(false);
+            }
+            Extent::High(n) => match self.low {
+                Some(low) => self.set_length(u32::from(n) << 16 | u32::from(low))?,
+                None => return Err(violation!("the high half of a length came before the low one")),
+            },
+        }
+        self.lanes |= 1 << lane.0;
+        Ok(true)
+    }
+
+    fn set_length(&mut self, length: u32) -> Result<(), Violation> {
+        if length > self.posted {
+            return Err(violation!("a message of {length} bytes for a buffer of {}", self.posted));
+        }
+        if self.length.replace(length).is_some() {
+            return Err(violation!("the length of a message came twice"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::MAX_REQUESTS;
+
+    const ONE_LANE: Striping = Striping { lanes: 1, split: false };
+
+    fn buffer(length: u32) -> Buffer {
+        Buffer { addr: 0x1000, length, rkeys: [1, 0], tag: 0 }
+    }
+
+    fn flow_with(lengths: &[u32]) -> (RecvFlow, Vec<RequestId>) {
+        let mut flow = RecvFlow::new(ONE_LANE);
+        let ids = lengths.iter().map(|n| flow.post(&[buffer(*n)]).expect("valid").expect("room")).collect();
+        while flow.poll_announcement(8).is_some() {}
+        (flow, ids)
+    }
+
+    fn imm(seq: u32, extent: Extent) -> Imm {
+        Imm { place: Place::of(seq), extent }
+    }
+
+    #[test]
+    fn a_grouped_receive_completes_with_its_last_message() {
+        let mut flow = RecvFlow::new(ONE_LANE);
+        let id = flow.post(&[buffer(100), buffer(200), buffer(0)]).expect("valid").expect("room");
+        assert_eq!(flow.poll_announcement(8), Some(0 + 1..4), "sequence numbers start with 1");
+        for (seq, n) in [(3, 0), (1, 99), (2, 200)] {
+            assert_eq!(flow.poll_done(id), Ok(None));
+            flow.handle_immediate(Lane(0), imm(seq, Extent::Bytes(n))).expect("outstanding");
+        }
+        let done = flow.poll_done(id).expect("live").expect("complete");
+        assert_eq!((done.count, &done.lengths[..3]), (3, &[99, 200, 0][..]));
+        assert!(flow.poll_done(id).is_err());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_a_violation() {
+        let bad = |imms: &[(u8, Imm)]| {
+            let (mut flow, _) = flow_with(&[64]);
+            imms.iter()
+                .map(|(lane, imm)| flow.handle_immediate(Lane(*lane), *imm))
+                .last()
+                .expect("at least one")
+                .is_err()
+        };
+        assert!(bad(&[(0, imm(1, Extent::Bytes(65)))]), "longer than the buffer");
+        assert!(bad(&[(0, imm(2, Extent::Bytes(1)))]), "nothing posted there");
+        assert!(bad(&[(0, imm(0, Extent::Bytes(1)))]), "nothing posted before the first");
+        assert!(bad(&[(0, imm(1, Extent::Bytes(1))), (0, imm(1, Extent::Bytes(1)))]), "twice");
+        assert!(bad(&[(0, imm(1, Extent::High(0)))]), "high half first");
+        assert!(bad(&[(0, imm(1, Extent::Low(0))), (0, imm(1, Extent::Low(0)))]), "low half twice");
+        assert!(bad(&[(0, imm(1, Extent::Low(0))), (0, imm(1, Extent::High(1)))]), "65536 bytes for 64");
+        assert!(bad(&[(1, imm(1, Extent::Stripe)), (0, imm(1, Extent::Full))]), "a stripe too many");
+    }
+
+    #[test]
+    fn the_257th_request_waits() {
+        let mut flow = RecvFlow::new(ONE_LANE);
+        for _ in 0..MAX_REQUESTS {
+            assert!(flow.post(&[buffer(1)]).expect("valid").is_some());
+        }
+        assert_eq!(flow.post(&[buffer(1)]), Ok(None));
+        assert!(flow.post(&[]).is_err());
+        assert!(flow.post(&[buffer(1); 9]).is_err());
+    }
+
+    #[test]
+    fn a_full_ring_waits_for_the_oldest_message() {
+        let mut flow = RecvFlow::new(ONE_LANE);
+        let groups = RING_SLOTS / MAX_GROUP;
+        let ids: Vec<_> = (0..groups).map(|_| flow.post(&[buffer(1); 8]).expect("valid").expect("room")).collect();
+        while flow.poll_announcement(8).is_some() {}
+        assert_eq!(flow.post(&[buffer(1)]), Ok(None));
+        flow.handle_immediate(Lane(0), imm(2, Extent::Full)).expect("outstanding");
+        assert_eq!(flow.post(&[buffer(1)]), Ok(None), "slot 1 still holds its place");
+        flow.handle_immediate(Lane(0), imm(1, Extent::Full)).expect("outstanding");
+        assert!(flow.post(&[buffer(1); 2]).expect("valid").is_some());
+        assert_eq!(flow.poll_done(ids[0]), Ok(None));
+    }
+
+    #[test]
+    fn small_receives_are_announced_together_and_none_is_forgotten() {
+        let mut flow = RecvFlow::new(ONE_LANE);
+        let post = |flow: &mut RecvFlow| {
+            flow.post(&[buffer(8)]).expect("valid").expect("room");
+            flow.poll_announcement(8).map(|r| r.len())
+        };
+        let runs: Vec<_> = (0..8).map(|_| post(&mut flow)).collect();
+        assert_eq!(runs, [Some(1), Some(1), None, Some(2), None, None, None, Some(4)]);
+        assert_eq!(post(&mut flow), None);
+        for _ in 0..PATIENCE_POLLS {
+            assert_eq!(flow.poll_announcement(8), None);
+            flow.handle_fruitless_poll();
+        }
+        assert_eq!(flow.poll_announcement(8).map(|r| r.len()), Some(1));
+    }
+
+    #[test]
+    fn data_for_a_slot_the_sender_cannot_know_is_a_violation() {
+        let mut flow = flow_with(&[8, 8]).0;
+        flow.post(&[buffer(8)]).expect("valid").expect("room");
+        assert_eq!(flow.poll_announcement(8), None);
+        assert!(flow.handle_immediate(Lane(0), imm(3, Extent::Full)).is_err());
+    }
+
+    #[test]
+    fn a_large_receive_is_announced_at_once() {
+        let mut flow = flow_with(&[8, 8]).0;
+        flow.post(&[buffer(COALESCE_MAX_BYTES + 1)]).expect("valid").expect("room");
+        assert!(flow.poll_announcement(8).is_some());
+    }
+}

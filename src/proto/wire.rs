@@ -1,0 +1,210 @@
+//! The two formats of the data path: the clear-to-send [`Slot`] and the immediate [`Imm`].
+
+use super::{MAX_GROUP, MAX_MESSAGE, MAX_RAILS, RING_SLOTS, Violation, violation};
+
+/// A clear-to-send: where the sender may write one message.
+///
+/// ```text
+/// byte  0        8       12       16       20     24    25     26        28
+///       addr u64 len u32 rkey0    rkey1    tag    index count  reserved  seq u32
+/// ```
+///
+/// All little-endian. `seq` is last because a remote write becomes visible in ascending address order: a reader that
+/// finds the sequence number it waits for may trust the bytes before it. A slot is 32-byte aligned, so it never straddles
+/// a cache line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Slot {
+    /// Address of the receive buffer in the receiver's process.
+    pub addr: u64,
+    /// Bytes the buffer has room for.
+    pub length: u32,
+    /// Key of the buffer's memory region, per rail.
+    pub rkeys: [u32; MAX_RAILS],
+    /// NCCL's tag of this message.
+    pub tag: u32,
+    /// Position in its grouped receive, and the size of the group.
+    pub group: (u8, u8),
+    /// Sequence number on this connection, starting with 1.
+    pub seq: u32,
+}
+
+impl Slot {
+    /// Bytes on the wire and in the ring.
+    pub const BYTES: usize = 32;
+    /// Offset of `seq`.
+    pub const SEQ_OFFSET: usize = 28;
+
+    /// The bytes to be written into the sender's ring.
+    pub fn emit(&self) -> [u8; Self::BYTES] {
+        let mut b = [0; Self::BYTES];
+        b[0..8].copy_from_slice(&self.addr.to_le_bytes());
+        b[8..12].copy_from_slice(&self.length.to_le_bytes());
+        b[12..16].copy_from_slice(&self.rkeys[0].to_le_bytes());
+        b[16..20].copy_from_slice(&self.rkeys[1].to_le_bytes());
+        b[20..24].copy_from_slice(&self.tag.to_le_bytes());
+        b[24] = self.group.0;
+        b[25] = self.group.1;
+        b[28..32].copy_from_slice(&self.seq.to_le_bytes());
+        b
+    }
+
+    /// Reads a slot that a peer has written.
+    ///
+    /// # Errors
+    /// A group or a length that no Ferrite announces.
+    pub fn parse(b: &[u8; Self::BYTES]) -> Result<Self, Violation> {
+        let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
+        let slot = Self {
+            addr: u64::from(u32_at(0)) | u64::from(u32_at(4)) << 32,
+            length: u32_at(8),
+            rkeys: [u32_at(12), u32_at(16)],
+            tag: u32_at(20),
+            group: (b[24], b[25]),
+            seq: u32_at(28),
+        };
+        let (index, count) = slot.group;
+        if usize::from(count) > MAX_GROUP || index >= count {
+            return Err(violation!("clear-to-send {} is number {index} of a group of {count}", slot.seq));
+        }
+        if slot.length > MAX_MESSAGE {
+            return Err(violation!("clear-to-send {} announces {} bytes", slot.seq, slot.length));
+        }
+        Ok(slot)
+    }
+}
+
+/// Place of a slot in the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place(u16);
+
+impl Place {
+    /// The place of sequence number `seq`.
+    pub fn of(seq: u32) -> Self {
+        Self((seq as usize % RING_SLOTS) as u16)
+    }
+
+    /// As an index into an array of [`RING_SLOTS`].
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// What an immediate says about its message's length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// The whole length, in bytes, below [`Imm::EXPLICIT_LIMIT`].
+    Bytes(u32),
+    /// As many bytes as the receiver had announced.
+    Full,
+    /// The low 16 bits of a length that fits neither of the above; the high ones come separately.
+    Low(u16),
+    /// The high 16 bits.
+    High(u16),
+    /// Nothing: this is a further stripe of a message whose first stripe tells the length.
+    Stripe,
+}
+
+/// The 32 bits of immediate data: which slot, and what of it.
+///
+/// ```text
+/// bit 31        23 22 21                     0
+///     place (9)    0  length (22)                Bytes
+///     place (9)    1  00 0…                      Full
+///     place (9)    1  01 0… low 16               Low
+///     place (9)    1  10 0… high 16              High
+///     place (9)    1  11 0…                      Stripe
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Imm {
+    /// Place of the message's slot.
+    pub place: Place,
+    /// Length, or part of it.
+    pub extent: Extent,
+}
+
+const PLACE_BITS: u32 = RING_SLOTS.ilog2();
+const EXTENT_BITS: u32 = 32 - PLACE_BITS;
+const CODED: u32 = 1 << (EXTENT_BITS - 1);
+const KIND_SHIFT: u32 = EXTENT_BITS - 3;
+const KIND_FULL: u32 = 0;
+const KIND_LOW: u32 = 1;
+const KIND_HIGH: u32 = 2;
+const KIND_STRIPE: u32 = 3;
+
+const _: () = assert!(RING_SLOTS.is_power_of_two() && EXTENT_BITS == 23);
+const _: () = assert!(64 % Slot::BYTES == 0, "a slot must not straddle a cache line");
+
+impl Imm {
+    /// Lengths from here on need [`Extent::Full`] or a low and a high half.
+    pub const EXPLICIT_LIMIT: u32 = CODED;
+
+    /// The 32 bits, in host order.
+    pub fn emit(self) -> u32 {
+        let extent = match self.extent {
+            Extent::Bytes(n) => n & (CODED - 1),
+            Extent::Full => CODED | KIND_FULL << KIND_SHIFT,
+            Extent::Low(n) => CODED | KIND_LOW << KIND_SHIFT | u32::from(n),
+            Extent::High(n) => CODED | KIND_HIGH << KIND_SHIFT | u32::from(n),
+            Extent::Stripe => CODED | KIND_STRIPE << KIND_SHIFT,
+        };
+        u32::from(self.place.0) << EXTENT_BITS | extent
+    }
+
+    /// Reads the 32 bits, in host order. Every value means something; whether it fits is for the flow to judge.
+    pub fn parse(bits: u32) -> Self {
+        let place = Place((bits >> EXTENT_BITS) as u16);
+        let half = (bits & 0xffff) as u16;
+        let extent = if bits & CODED == 0 {
+            Extent::Bytes(bits & (CODED - 1))
+        } else {
+            match bits >> KIND_SHIFT & 3 {
+                KIND_FULL => Extent::Full,
+                KIND_LOW => Extent::Low(half),
+                KIND_HIGH => Extent::High(half),
+                _ => Extent::Stripe,
+            }
+        };
+        Self { place, extent }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_slot_survives_the_wire(addr: u64, length in 0..=MAX_MESSAGE, rkeys: [u32; 2], tag: u32, count in 1u8..=8, seq: u32) {
+            let slot = Slot { addr, length, rkeys, tag, group: (count - 1, count), seq };
+            prop_assert_eq!(Slot::parse(&slot.emit()), Ok(slot));
+        }
+
+        #[test]
+        fn any_bytes_parse_or_are_refused(bytes: [u8; 32]) {
+            if let Ok(slot) = Slot::parse(&bytes) {
+                prop_assert!(slot.length <= MAX_MESSAGE);
+                prop_assert!(slot.group.0 < slot.group.1 && usize::from(slot.group.1) <= MAX_GROUP);
+            }
+        }
+
+        #[test]
+        fn an_immediate_survives_the_wire(seq: u32, n in 0..Imm::EXPLICIT_LIMIT, half: u16) {
+            for extent in [Extent::Bytes(n), Extent::Full, Extent::Low(half), Extent::High(half), Extent::Stripe] {
+                let imm = Imm { place: Place::of(seq), extent };
+                prop_assert_eq!(Imm::parse(imm.emit()), imm);
+            }
+        }
+
+        #[test]
+        fn any_immediate_names_a_place_in_the_ring(bits: u32) {
+            prop_assert!(Imm::parse(bits).place.index() < RING_SLOTS);
+        }
+    }
+
+    #[test]
+    fn the_sequence_number_is_the_last_word_of_a_slot() {
+        let bytes = Slot { seq: 0x0403_0201, group: (0, 1), ..Slot::default() }.emit();
+        assert_eq!(bytes[Slot::SEQ_OFFSET..], [1, 2, 3, 4]);
+    }
+}

@@ -1,0 +1,243 @@
+//! Devices, their ports and GIDs, and the events they report.
+
+use super::library::Library;
+use super::sys;
+use crate::error::{Error, Result, errno};
+use std::ffi::CStr;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+/// An open RDMA device.
+#[derive(Debug)]
+pub struct Context {
+    raw: *mut sys::ibv_context,
+    name: String,
+    pub(super) library: Arc<Library>,
+}
+
+// SAFETY: libibverbs locks inside; its contexts may be used by any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// What a device says of itself.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceAttributes {
+    /// Identity of the card, host order.
+    pub system_image_guid: u64,
+    /// Ports are numbered from 1 to this.
+    pub port_count: u8,
+    /// Queue pairs it can have.
+    pub max_queue_pairs: i32,
+}
+
+/// What a port says of itself.
+#[derive(Debug, Clone, Copy)]
+pub struct PortAttributes {
+    /// Whether it can carry traffic now.
+    pub active: bool,
+    /// InfiniBand or else Ethernet.
+    pub infiniband: bool,
+    /// Local identifier (InfiniBand).
+    pub lid: u16,
+    /// Path MTU as the verbs' enumeration.
+    pub mtu: u8,
+    /// Entries of the GID table.
+    pub gid_count: i32,
+    /// Speed bits of one link, as the verbs' enumeration.
+    pub speed: u32,
+    /// Number of links, as the verbs' bit mask.
+    pub width: u8,
+}
+
+/// `struct ibv_async_event`, with the event type as a plain number: a newer library may report one that no enum knows.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct RawAsyncEvent {
+    element: u64,
+    event_type: i32,
+}
+
+const _: () = assert!(size_of::<RawAsyncEvent>() == size_of::<sys::ibv_async_event>());
+
+/// What a device reports beside completions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// Port `0` came up.
+    PortActive(u8),
+    /// Port `0` went down.
+    PortDown(u8),
+    /// The GIDs of port `0` changed.
+    GidChange(u8),
+    /// The device is lost.
+    DeviceFatal,
+    /// A queue of some connection is lost; the name of the event.
+    QueueFatal(&'static str),
+    /// Something that needs no action; its number.
+    Other(i32),
+}
+
+impl Context {
+    /// Opens every device that can be opened; each that cannot leaves its reason.
+    ///
+    /// # Errors
+    /// The device list itself cannot be had.
+    pub fn open_all(library: &Arc<Library>) -> Result<(Vec<Arc<Self>>, Vec<Error>)> {
+        // SAFETY: the call has no preconditions; a failure of it (no kernel support) matters only to forking programs.
+        unsafe { (library.ibv_fork_init)() };
+        let mut count = 0;
+        // SAFETY: `count` is a valid place for the number.
+        let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
+        if list.is_null() {
+            return Err(Error::os("ibv_get_device_list", errno()));
+        }
+        let (mut contexts, mut failures) = (Vec::new(), Vec::new());
+        for i in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: the list has `count` entries.
+            let device = unsafe { *list.add(i) };
+            match Self::open(library, device) {
+                Ok(context) => contexts.push(Arc::new(context)),
+                Err(e) => failures.push(e),
+            }
+        }
+        // SAFETY: the list came from ibv_get_device_list; open contexts keep their devices alive.
+        unsafe { (library.ibv_free_device_list)(list) };
+        Ok((contexts, failures))
+    }
+
+    fn open(library: &Arc<Library>, device: *mut sys::ibv_device) -> Result<Self> {
+        // SAFETY: the device is of a list that has not been freed.
+        let name = unsafe { (library.ibv_get_device_name)(device) };
+        // SAFETY: a device's name is a C string inside the device.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        // SAFETY: as above.
+        let raw = unsafe { (library.ibv_open_device)(device) };
+        if raw.is_null() {
+            return Err(Error::os(format_args!("ibv_open_device({name})"), errno()));
+        }
+        Ok(Self { raw, name, library: Arc::clone(library) })
+    }
+
+    /// The device's name, such as `mlx5_0`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ibv_context {
+        self.raw
+    }
+
+    /// What the device says of itself.
+    ///
+    /// # Errors
+    /// The device does not answer.
+    pub fn attributes(&self) -> Result<DeviceAttributes> {
+        let mut attr = std::mem::MaybeUninit::<sys::ibv_device_attr>::zeroed();
+        // SAFETY: the context is open and the place is as large as the struct.
+        let rc = unsafe { (self.library.ibv_query_device)(self.raw, attr.as_mut_ptr()) };
+        if rc != 0 {
+            return Err(Error::os(format_args!("ibv_query_device({})", self.name), rc));
+        }
+        // SAFETY: zeroed numbers are valid, and the call has filled them in.
+        let attr = unsafe { attr.assume_init() };
+        Ok(DeviceAttributes {
+            system_image_guid: u64::from_be(attr.sys_image_guid),
+            port_count: attr.phys_port_cnt,
+            max_queue_pairs: attr.max_qp,
+        })
+    }
+
+    /// What port `port` (from 1) says of itself.
+    ///
+    /// # Errors
+    /// The device does not answer.
+    pub fn port(&self, port: u8) -> Result<PortAttributes> {
+        // The exported function fills only the old, shorter struct: the rest stays zero.
+        let mut attr = std::mem::MaybeUninit::<sys::ibv_port_attr>::zeroed();
+        // SAFETY: the context is open and the place is at least as large as the struct that the call fills in.
+        let rc = unsafe { (self.library.ibv_query_port)(self.raw, port, attr.as_mut_ptr()) };
+        if rc != 0 {
+            return Err(Error::os(format_args!("ibv_query_port({}:{port})", self.name), rc));
+        }
+        // SAFETY: zeroed numbers are valid, and the call has filled in its part.
+        let attr = unsafe { attr.assume_init() };
+        Ok(PortAttributes {
+            active: attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE,
+            infiniband: u32::from(attr.link_layer) != LINK_LAYER_ETHERNET,
+            lid: attr.lid,
+            mtu: attr.active_mtu as u8,
+            gid_count: attr.gid_tbl_len,
+            speed: u32::from(attr.active_speed),
+            width: attr.active_width,
+        })
+    }
+
+    /// Entry `index` of the GID table of `port`; `None` when it is empty or unreadable.
+    pub fn gid(&self, port: u8, index: i32) -> Option<[u8; 16]> {
+        let mut gid = sys::ibv_gid { raw: [0; 16] };
+        // SAFETY: the context is open and `gid` is a valid place.
+        let rc = unsafe { (self.library.ibv_query_gid)(self.raw, port, index, &raw mut gid) };
+        // SAFETY: every 16 bytes are a valid `raw`.
+        let bytes = unsafe { gid.raw };
+        (rc == 0 && bytes != [0; 16]).then_some(bytes)
+    }
+
+    /// The descriptor that becomes readable when there is an event.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is open.
+        let fd: RawFd = unsafe { (*self.raw).async_fd };
+        // SAFETY: the descriptor lives as long as the context, which `self` keeps open.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// Makes [`Self::next_event`] return at once when there is none.
+    pub fn make_events_nonblocking(&self) {
+        let fd = self.event_fd().as_raw_fd();
+        // SAFETY: fcntl on an open descriptor.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        // SAFETY: as above.
+        unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) };
+    }
+
+    /// Takes the next event.
+    pub fn next_event(&self) -> Option<AsyncEvent> {
+        let mut raw = RawAsyncEvent { element: 0, event_type: -1 };
+        // SAFETY: the context is open and `raw` has the size and layout of the struct.
+        if unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut raw) } != 0 {
+            return None;
+        }
+        let event = raw.decode();
+        // SAFETY: the event came from ibv_get_async_event and is acknowledged once.
+        unsafe { (self.library.ibv_ack_async_event)(&raw mut raw) };
+        Some(event)
+    }
+}
+
+const LINK_LAYER_ETHERNET: u32 = 2;
+
+impl RawAsyncEvent {
+    fn decode(&self) -> AsyncEvent {
+        let port = self.element as u32 as u8;
+        match self.event_type {
+            0 => AsyncEvent::QueueFatal("completion queue error (overrun)"),
+            1 => AsyncEvent::QueueFatal("queue pair fatal error"),
+            2 => AsyncEvent::QueueFatal("queue pair got an invalid request"),
+            3 => AsyncEvent::QueueFatal("queue pair got a request it may not have (access error)"),
+            8 => AsyncEvent::DeviceFatal,
+            9 => AsyncEvent::PortActive(port),
+            10 => AsyncEvent::PortDown(port),
+            18 => AsyncEvent::GidChange(port),
+            n => AsyncEvent::Other(n),
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: opened by us, closed once; everything made from it holds an Arc and is gone.
+        let rc = unsafe { (self.library.ibv_close_device)(self.raw) };
+        if rc != 0 {
+            log::warn!("ibv_close_device({}) returned {rc}", self.name);
+        }
+    }
+}

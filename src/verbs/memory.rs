@@ -1,0 +1,170 @@
+//! Protection domains and memory regions.
+
+use super::context::Context;
+use super::sys;
+use crate::error::{Error, Result, errno};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// What queue pairs and memory regions have to share to work together.
+#[derive(Debug)]
+pub struct ProtectionDomain {
+    raw: *mut sys::ibv_pd,
+    pub(super) context: Arc<Context>,
+}
+
+// SAFETY: libibverbs locks inside; a protection domain may be used by any thread.
+unsafe impl Send for ProtectionDomain {}
+// SAFETY: as above.
+unsafe impl Sync for ProtectionDomain {}
+
+impl ProtectionDomain {
+    /// A new domain on `context`.
+    ///
+    /// # Errors
+    /// The device has no more of them.
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        // SAFETY: the context is open.
+        let raw = unsafe { (context.library.ibv_alloc_pd)(context.raw()) };
+        if raw.is_null() {
+            return Err(Error::os(format_args!("ibv_alloc_pd({})", context.name()), errno()));
+        }
+        Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ibv_pd {
+        self.raw
+    }
+
+    /// Whether the device takes dma-buf descriptors: asked with a descriptor that cannot be one.
+    pub fn supports_dmabuf(&self) -> bool {
+        let Some(register) = self.context.library.ibv_reg_dmabuf_mr else { return false };
+        // SAFETY: the domain is live; no descriptor is -1, so nothing is registered.
+        let mr = unsafe { register(self.raw, 0, 0, 0, -1, 0) };
+        let reason = errno();
+        if !mr.is_null() {
+            // SAFETY: just registered, and unused.
+            unsafe { (self.context.library.ibv_dereg_mr)(mr) };
+        }
+        !mr.is_null() || (reason != libc::EOPNOTSUPP && reason != libc::EPROTONOSUPPORT)
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        // SAFETY: allocated by us, released once; everything made from it holds an Arc and is gone.
+        let rc = unsafe { (self.context.library.ibv_dealloc_pd)(self.raw) };
+        if rc != 0 {
+            log::warn!("ibv_dealloc_pd({}) returned {rc}", self.context.name());
+        }
+    }
+}
+
+/// Memory to be registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// By address: host memory, or GPU memory through a peer-memory driver.
+    Address,
+    /// By a dma-buf descriptor and an offset in it, in bytes.
+    DmaBuf(RawFd, u64),
+}
+
+/// Memory that the device may reach. Remote peers may write and read it.
+#[derive(Debug)]
+pub struct MemoryRegion {
+    raw: *mut sys::ibv_mr,
+    lkey: u32,
+    rkey: u32,
+    domain: Arc<ProtectionDomain>,
+}
+
+// SAFETY: a region is only read (its keys) until it is dropped.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryRegion {}
+
+const ACCESS: u32 = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+const ACCESS_RELAXED_ORDERING: u32 = sys::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+
+impl MemoryRegion {
+    /// Registers `length` bytes at `addr`; remote peers name them by that address, also in dma-buf memory.
+    /// `relaxed`: the device may reorder its writes on the bus, where the library knows how to ask for it.
+    ///
+    /// # Errors
+    /// The memory cannot be registered. When the limit of locked memory is the likely cause, the text says so.
+    ///
+    /// # Safety
+    /// The memory belongs to the caller and stays mapped until the region is dropped.
+    pub unsafe fn register(
+        domain: &Arc<ProtectionDomain>,
+        addr: u64,
+        length: usize,
+        source: Source,
+        relaxed: bool,
+    ) -> Result<Self> {
+        let library = &domain.context.library;
+        let mut access = ACCESS;
+        let place = addr as *mut libc::c_void;
+        let (what, raw) = match (source, library.ibv_reg_mr_iova2, library.ibv_reg_dmabuf_mr) {
+            (Source::DmaBuf(fd, offset), _, Some(register)) => {
+                access |= if relaxed { ACCESS_RELAXED_ORDERING } else { 0 };
+                // SAFETY: the domain is live; the descriptor is checked by the kernel.
+                ("ibv_reg_dmabuf_mr", unsafe { register(domain.raw, offset, length, addr, fd, access as i32) })
+            }
+            (Source::DmaBuf(..), _, None) => {
+                return Err(Error::os("ibv_reg_dmabuf_mr (libibverbs is older than 1.12)", libc::EOPNOTSUPP));
+            }
+            (Source::Address, Some(register), _) if relaxed => {
+                access |= ACCESS_RELAXED_ORDERING;
+                // SAFETY: the domain is live; the memory is the caller's, as this function demands.
+                ("ibv_reg_mr_iova2", unsafe { register(domain.raw, place, length, addr, access) })
+            }
+            // SAFETY: as above.
+            (Source::Address, ..) => {
+                ("ibv_reg_mr", unsafe { (library.ibv_reg_mr)(domain.raw, place, length, access as i32) })
+            }
+        };
+        if raw.is_null() {
+            let reason = errno();
+            let name = domain.context.name();
+            let error = Error::os(format_args!("{what} of {length} bytes at {addr:#x} on {name}"), reason);
+            return Err(explain_memlock(error, reason));
+        }
+        // SAFETY: not NULL, so a live region whose keys may be read.
+        let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
+        Ok(Self { raw, lkey, rkey, domain: Arc::clone(domain) })
+    }
+
+    /// Key for local use.
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// Key for peers.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: registered by us, released once.
+        let rc = unsafe { (self.domain.context.library.ibv_dereg_mr)(self.raw) };
+        if rc != 0 {
+            log::warn!("ibv_dereg_mr({}) returned {rc}", self.domain.context.name());
+        }
+    }
+}
+
+fn explain_memlock(error: Error, reason: i32) -> Error {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer.
+    let rc = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    if reason != libc::ENOMEM || rc != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+        return error;
+    }
+    let kib = limit.rlim_cur / 1024;
+    Error { text: format!("{} (locked memory is limited to {kib} KiB: ulimit -l unlimited)", error.text), ..error }
+}

@@ -1,0 +1,318 @@
+//! Completion queues and reliable-connected queue pairs.
+
+use super::context::Context;
+use super::memory::ProtectionDomain;
+use super::sys;
+use super::work::RecvChain;
+use crate::error::{Error, Result, errno};
+use std::sync::Arc;
+
+/// A completion queue, polled.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    pub(super) raw: *mut sys::ibv_cq,
+    context: Arc<Context>,
+}
+
+// SAFETY: libibverbs locks inside; a completion queue may be used by any thread.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueue {}
+
+impl CompletionQueue {
+    /// A queue with room for at least `entries` completions.
+    ///
+    /// # Errors
+    /// The device has no more of them, or none so large.
+    pub fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Self>> {
+        let null = std::ptr::null_mut();
+        // SAFETY: the context is open; no channel is asked for.
+        let raw =
+            unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, null, std::ptr::null_mut(), 0) };
+        if raw.is_null() {
+            let name = context.name();
+            return Err(Error::os(format_args!("ibv_create_cq({name}, {entries} entries)"), errno()));
+        }
+        Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // SAFETY: created by us, destroyed once; the queue pairs that use it hold an Arc and are gone.
+        let rc = unsafe { (self.context.library.ibv_destroy_cq)(self.raw) };
+        if rc != 0 {
+            log::warn!("ibv_destroy_cq({}) returned {rc}", self.context.name());
+        }
+    }
+}
+
+/// Sizes of a queue pair's queues.
+#[derive(Debug, Clone, Copy)]
+pub struct Depths {
+    /// Send work requests.
+    pub send: u32,
+    /// Receive work requests.
+    pub recv: u32,
+    /// Bytes of inline data to try for; fewer are accepted.
+    pub inline_bytes: u32,
+}
+
+/// What both ends of a queue pair have to know of each other, and how it shall behave.
+#[derive(Debug, Clone, Copy)]
+pub struct Path {
+    /// The peer's queue pair.
+    pub dest_qpn: u32,
+    /// The peer's first packet sequence number.
+    pub dest_psn: u32,
+    /// Our first packet sequence number.
+    pub psn: u32,
+    /// The peer's GID.
+    pub dest_gid: [u8; 16],
+    /// The peer's LID (InfiniBand).
+    pub dest_lid: u16,
+    /// Whether packets are addressed by GID.
+    pub global: bool,
+    /// Our entry in the GID table.
+    pub gid_index: u8,
+    /// Path MTU as the verbs' enumeration.
+    pub mtu: u8,
+    /// Service level.
+    pub service_level: u8,
+    /// Traffic class (RoCE).
+    pub traffic_class: u8,
+    /// Local acknowledge timeout, as an exponent: 4.096 us · 2^n.
+    pub timeout: u8,
+    /// How often the device retries.
+    pub retry_count: u8,
+}
+
+#[derive(Debug)]
+struct RawQueuePair {
+    raw: *mut sys::ibv_qp,
+    // Kept so that both outlive the queue pair.
+    domain: Arc<ProtectionDomain>,
+    _queue: Arc<CompletionQueue>,
+}
+
+/// A queue pair in state INIT: it can be told its peer, and nothing else.
+#[derive(Debug)]
+pub struct IdleQueuePair {
+    inner: RawQueuePair,
+    port: u8,
+    inline_bytes: u32,
+}
+
+/// A connected queue pair. Posting needs exclusive access.
+#[derive(Debug)]
+pub struct QueuePair {
+    inner: RawQueuePair,
+    inline_bytes: u32,
+    recv_chain: RecvChain,
+}
+
+// SAFETY: the raw pointers are owned; libibverbs' queue pairs may be used by any thread, one at a time.
+unsafe impl Send for IdleQueuePair {}
+// SAFETY: as above.
+unsafe impl Send for QueuePair {}
+
+const REMOTE_ACCESS: u32 =
+    sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+const RNR_TIMER_0_64_MS: u8 = 12;
+const RNR_RETRY_FOREVER: u8 = 7;
+const HOP_LIMIT: u8 = 255;
+
+impl IdleQueuePair {
+    /// A new queue pair on `port`, completing into `queue`, whose sends complete only when asked to.
+    /// Takes the most inline data, up to what is asked for, that the device grants.
+    ///
+    /// # Errors
+    /// The device has no more of them, or refuses these sizes.
+    pub fn new(
+        domain: &Arc<ProtectionDomain>,
+        queue: &Arc<CompletionQueue>,
+        port: u8,
+        pkey_index: u16,
+        depths: Depths,
+    ) -> Result<Self> {
+        let mut inline_bytes = depths.inline_bytes;
+        let raw = loop {
+            match create(domain, queue, depths, inline_bytes) {
+                Ok(raw) => break raw,
+                Err(e) if e == libc::EINVAL && inline_bytes > 0 => {
+                    inline_bytes = if inline_bytes > 32 { inline_bytes / 2 } else { 0 };
+                }
+                Err(e) => {
+                    let name = domain.context.name();
+                    let Depths { send, recv, .. } = depths;
+                    let what = format!("ibv_create_qp({name}, {send} send and {recv} receive work requests)");
+                    return Err(Error::os(what, e));
+                }
+            }
+        };
+        let inner = RawQueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) };
+        let idle = Self { inner, port, inline_bytes };
+        idle.initialise(pkey_index)?;
+        Ok(idle)
+    }
+
+    fn initialise(&self, pkey_index: u16) -> Result<()> {
+        let mut attr = zeroed_attributes();
+        attr.qp_state = sys::ibv_qp_state::IBV_QPS_INIT;
+        attr.pkey_index = pkey_index;
+        attr.port_num = self.port;
+        attr.qp_access_flags = REMOTE_ACCESS;
+        self.inner.modify(&mut attr, mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS, "INIT")
+    }
+
+    /// Its number, for the peer.
+    pub fn number(&self) -> u32 {
+        self.inner.number()
+    }
+
+    /// Connects it: states RTR and RTS. Completions of receives will carry `recv_id`.
+    ///
+    /// # Errors
+    /// The device refuses the path, or cannot resolve the peer's address.
+    pub fn connect(self, path: &Path, recv_id: u64) -> Result<QueuePair> {
+        let mut attr = zeroed_attributes();
+        attr.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
+        attr.path_mtu = u32::from(path.mtu);
+        attr.dest_qp_num = path.dest_qpn;
+        attr.rq_psn = path.dest_psn;
+        attr.max_dest_rd_atomic = 1;
+        attr.min_rnr_timer = RNR_TIMER_0_64_MS;
+        attr.ah_attr.port_num = self.port;
+        attr.ah_attr.sl = path.service_level;
+        attr.ah_attr.dlid = path.dest_lid;
+        if path.global {
+            attr.ah_attr.is_global = 1;
+            attr.ah_attr.grh.dgid = sys::ibv_gid { raw: path.dest_gid };
+            attr.ah_attr.grh.sgid_index = path.gid_index;
+            attr.ah_attr.grh.hop_limit = HOP_LIMIT;
+            attr.ah_attr.grh.traffic_class = path.traffic_class;
+        }
+        let rtr = mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN | mask::MAX_DEST_RD | mask::MIN_RNR;
+        self.inner.modify(&mut attr, mask::STATE | rtr, "RTR")?;
+
+        let mut attr = zeroed_attributes();
+        attr.qp_state = sys::ibv_qp_state::IBV_QPS_RTS;
+        attr.timeout = path.timeout;
+        attr.retry_cnt = path.retry_count;
+        attr.rnr_retry = RNR_RETRY_FOREVER;
+        attr.sq_psn = path.psn;
+        attr.max_rd_atomic = 1;
+        let rts = mask::TIMEOUT | mask::RETRY | mask::RNR_RETRY | mask::SQ_PSN | mask::MAX_RD;
+        self.inner.modify(&mut attr, mask::STATE | rts, "RTS")?;
+        Ok(QueuePair { inner: self.inner, inline_bytes: self.inline_bytes, recv_chain: RecvChain::new(recv_id) })
+    }
+}
+
+impl QueuePair {
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.inner.number()
+    }
+
+    /// Bytes that one work request may carry inline.
+    pub fn inline_bytes(&self) -> u32 {
+        self.inline_bytes
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ibv_qp {
+        self.inner.raw
+    }
+
+    pub(super) fn recv_chain(&self) -> &RecvChain {
+        &self.recv_chain
+    }
+
+    pub(super) fn device_name(&self) -> &str {
+        self.inner.domain.context.name()
+    }
+}
+
+impl RawQueuePair {
+    fn number(&self) -> u32 {
+        // SAFETY: the queue pair is live; its number never changes.
+        unsafe { (*self.raw).qp_num }
+    }
+
+    fn modify(&self, attr: &mut sys::ibv_qp_attr, mask: i32, state: &str) -> Result<()> {
+        // SAFETY: the queue pair is live and the attributes are a whole struct.
+        let rc = unsafe { (self.domain.context.library.ibv_modify_qp)(self.raw, attr, mask) };
+        if rc == 0 {
+            return Ok(());
+        }
+        let (name, number) = (self.domain.context.name(), self.number());
+        let error = Error::os(format_args!("ibv_modify_qp({name}, queue pair {number}) to {state}"), rc.abs());
+        let hint = match (rc.abs(), state) {
+            (libc::EINVAL, "RTR") => " (is the GID index right? NCCL_IB_GID_INDEX chooses it)",
+            (libc::ETIMEDOUT, _) => " (the peer's address cannot be resolved: are both ports in one network?)",
+            _ => "",
+        };
+        Err(Error { text: error.text + hint, ..error })
+    }
+}
+
+impl Drop for RawQueuePair {
+    fn drop(&mut self) {
+        // SAFETY: created by us, destroyed once, before the queue and the domain it holds.
+        let rc = unsafe { (self.domain.context.library.ibv_destroy_qp)(self.raw) };
+        if rc != 0 {
+            log::warn!("ibv_destroy_qp({}) returned {rc}", self.domain.context.name());
+        }
+    }
+}
+
+fn create(
+    domain: &ProtectionDomain,
+    queue: &CompletionQueue,
+    depths: Depths,
+    inline_bytes: u32,
+) -> std::result::Result<*mut sys::ibv_qp, i32> {
+    let mut attr = sys::ibv_qp_init_attr {
+        qp_context: std::ptr::null_mut(),
+        send_cq: queue.raw,
+        recv_cq: queue.raw,
+        srq: std::ptr::null_mut(),
+        cap: sys::ibv_qp_cap {
+            max_send_wr: depths.send,
+            max_recv_wr: depths.recv,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: inline_bytes,
+        },
+        qp_type: sys::ibv_qp_type::IBV_QPT_RC,
+        sq_sig_all: 0,
+    };
+    // SAFETY: the domain and the queue are live and of one context.
+    let raw = unsafe { (domain.context.library.ibv_create_qp)(domain.raw(), &raw mut attr) };
+    if raw.is_null() { Err(errno()) } else { Ok(raw) }
+}
+
+fn zeroed_attributes() -> sys::ibv_qp_attr {
+    // SAFETY: a struct of numbers, for which zero is valid.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Bits of `enum ibv_qp_attr_mask`, as `ibv_modify_qp` takes them.
+mod mask {
+    use super::sys::ibv_qp_attr_mask as bits;
+
+    pub(super) const STATE: i32 = bits::IBV_QP_STATE.0 as i32;
+    pub(super) const ACCESS_FLAGS: i32 = bits::IBV_QP_ACCESS_FLAGS.0 as i32;
+    pub(super) const PKEY_INDEX: i32 = bits::IBV_QP_PKEY_INDEX.0 as i32;
+    pub(super) const PORT: i32 = bits::IBV_QP_PORT.0 as i32;
+    pub(super) const AV: i32 = bits::IBV_QP_AV.0 as i32;
+    pub(super) const PATH_MTU: i32 = bits::IBV_QP_PATH_MTU.0 as i32;
+    pub(super) const TIMEOUT: i32 = bits::IBV_QP_TIMEOUT.0 as i32;
+    pub(super) const RETRY: i32 = bits::IBV_QP_RETRY_CNT.0 as i32;
+    pub(super) const RNR_RETRY: i32 = bits::IBV_QP_RNR_RETRY.0 as i32;
+    pub(super) const RQ_PSN: i32 = bits::IBV_QP_RQ_PSN.0 as i32;
+    pub(super) const MAX_RD: i32 = bits::IBV_QP_MAX_QP_RD_ATOMIC.0 as i32;
+    pub(super) const MIN_RNR: i32 = bits::IBV_QP_MIN_RNR_TIMER.0 as i32;
+    pub(super) const SQ_PSN: i32 = bits::IBV_QP_SQ_PSN.0 as i32;
+    pub(super) const MAX_DEST_RD: i32 = bits::IBV_QP_MAX_DEST_RD_ATOMIC.0 as i32;
+    pub(super) const DEST_QPN: i32 = bits::IBV_QP_DEST_QPN.0 as i32;
+}

@@ -1,0 +1,107 @@
+//! Memory that a remote device writes while this process reads.
+
+use super::memory::{MemoryRegion, ProtectionDomain, Source};
+use crate::error::{Error, Result, errno};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// An array of records that a peer fills by RDMA WRITE, each with a sequence number in its last four bytes.
+///
+/// The pages are this object's own: libibverbs marks registered pages as not to be inherited by forked children, and
+/// nothing else may share that fate.
+#[derive(Debug)]
+pub struct SharedRing<const RECORD: usize> {
+    // Declared first: the region has to go before the memory.
+    region: MemoryRegion,
+    memory: Mapping,
+    records: usize,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is owned, and read only through volatile loads.
+unsafe impl<const RECORD: usize> Send for SharedRing<RECORD> {}
+// SAFETY: as above; no method writes.
+unsafe impl<const RECORD: usize> Sync for SharedRing<RECORD> {}
+
+impl<const RECORD: usize> SharedRing<RECORD> {
+    const WORDS: usize = RECORD / 8;
+
+    /// A ring of `records` zeroed records that remote peers may write.
+    ///
+    /// # Errors
+    /// No memory, or it cannot be registered.
+    pub fn new(domain: &Arc<ProtectionDomain>, records: usize) -> Result<Self> {
+        const { assert!(RECORD.is_multiple_of(8) && RECORD <= 64) };
+        let memory = Mapping::new(records * RECORD)?;
+        // No relaxed ordering here: the sequence number must not overtake the rest of its record.
+        // SAFETY: the mapping is ours and outlives the region by the order of the fields.
+        let region =
+            unsafe { MemoryRegion::register(domain, memory.base as u64, memory.bytes, Source::Address, false)? };
+        Ok(Self { region, memory, records })
+    }
+
+    /// Its address, for the peer.
+    pub fn addr(&self) -> u64 {
+        self.memory.base as u64
+    }
+
+    /// Its key, for the peer.
+    pub fn rkey(&self) -> u32 {
+        self.region.rkey()
+    }
+
+    /// A copy of record `index` (modulo the size of the ring), if its sequence number is `seq`.
+    #[inline]
+    pub fn read(&self, index: usize, seq: u32) -> Option<[u8; RECORD]> {
+        let words = self.memory.base.cast::<u64>().wrapping_add(index % self.records * Self::WORDS);
+        // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
+        let last = unsafe { words.add(Self::WORDS - 1).read_volatile() };
+        let mut record = [0; RECORD];
+        let (_, tail) = record.split_at_mut(RECORD - 8);
+        tail.copy_from_slice(&last.to_ne_bytes());
+        if u32::from_le_bytes([tail[4], tail[5], tail[6], tail[7]]) != seq {
+            return None;
+        }
+        // Pairs with the device's ascending write of the record: what precedes the sequence number is there already,
+        // and must not be read before it.
+        fence(Ordering::Acquire);
+        for (i, bytes) in record.chunks_exact_mut(8).take(Self::WORDS - 1).enumerate() {
+            // SAFETY: as above.
+            let word = unsafe { words.add(i).read_volatile() };
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+        Some(record)
+    }
+}
+
+impl Mapping {
+    fn new(bytes: usize) -> Result<Self> {
+        // SAFETY: an anonymous mapping at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Error::os(format_args!("mmap of {bytes} bytes"), errno()));
+        }
+        Ok(Self { base: base.cast(), bytes })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us with this size, unmapped once.
+        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+    }
+}
