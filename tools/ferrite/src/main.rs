@@ -1,2 +1,3 @@
-//! ferrite.
+//! The command line.
+
 fn main() {}

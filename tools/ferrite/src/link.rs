@@ -1,0 +1,134 @@
+//! Connections between the two processes of a pair, and waiting with a limit.
+
+use std::time::{Duration, Instant};
+
+use crate::comm::{RecvComm, Request, SendComm};
+use crate::error::{Error, Result};
+use crate::seat::Seat;
+use crate::transport::{Handle, Transport};
+
+/// Looks at the clock once in so many polls.
+const POLLS_PER_LOOK: u32 = 1 << 12;
+
+/// A limit for a loop that polls. Cheap: the clock is read rarely.
+#[derive(Debug)]
+pub struct Deadline {
+    what: &'static str,
+    limit: Duration,
+    start: Option<Instant>,
+    polls: u32,
+}
+
+impl Deadline {
+    /// Gives up `limit` after the first look at the clock.
+    pub fn new(what: &'static str, limit: Duration) -> Self {
+        Self { what, limit, start: None, polls: 0 }
+    }
+
+    /// To be called when a poll found nothing.
+    ///
+    /// # Errors
+    /// [`Error::Stalled`] past the limit.
+    #[inline]
+    pub fn idle(&mut self) -> Result<()> {
+        std::hint::spin_loop();
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_LOOK) {
+            return self.look();
+        }
+        Ok(())
+    }
+
+    /// To be called when something was found: the limit counts anew.
+    #[inline]
+    pub fn progress(&mut self) {
+        self.start = None;
+    }
+
+    #[cold]
+    fn look(&mut self) -> Result<()> {
+        let start = *self.start.get_or_insert_with(Instant::now);
+        if start.elapsed() > self.limit {
+            return Err(Error::Stalled { what: self.what.into(), after: self.limit });
+        }
+        Ok(())
+    }
+}
+
+/// A connection in each direction between the two processes.
+#[derive(Debug)]
+pub struct Link {
+    /// Towards the peer.
+    pub send: SendComm,
+    /// From the peer.
+    pub recv: RecvComm,
+}
+
+impl Link {
+    /// Connects both ways; both processes call it.
+    ///
+    /// # Errors
+    /// Those of the transport's calls; [`Error::Stalled`], [`Error::PeerGone`].
+    pub fn open(seat: &mut Seat, transport: &Transport, device: usize) -> Result<Self> {
+        let (handle, mut listener) = transport.listen(device)?;
+        let mut theirs = Handle([0; _]);
+        theirs.0.copy_from_slice(&seat.exchange(&handle.0)?);
+        let mut deadline = seat.deadline("connecting both ways");
+        let (mut send, mut recv) = (None, None);
+        loop {
+            if send.is_none() {
+                send = transport.connect(device, &mut theirs)?;
+            }
+            if recv.is_none() {
+                recv = listener.accept()?;
+            }
+            match (send, recv) {
+                (Some(send), Some(recv)) => {
+                    listener.close()?;
+                    return Ok(Self { send, recv });
+                }
+                pending => (send, recv) = pending,
+            }
+            deadline.idle()?;
+        }
+    }
+
+    /// Closes both directions; both processes call it, since a transport may need the peer.
+    ///
+    /// # Errors
+    /// Those of the transport's calls; [`Error::Misuse`] while memory is registered.
+    pub fn close(self) -> Result<()> {
+        let sent = self.send.close();
+        self.recv.close()?;
+        sent
+    }
+}
+
+/// Calls `post` until it gives a request.
+///
+/// # Errors
+/// Those of `post`; [`Error::Stalled`].
+pub fn posted<'c>(
+    deadline: &mut Deadline,
+    mut post: impl FnMut() -> Result<Option<Request<'c>>>,
+) -> Result<Request<'c>> {
+    loop {
+        if let Some(request) = post()? {
+            deadline.progress();
+            return Ok(request);
+        }
+        deadline.idle()?;
+    }
+}
+
+/// Tests until the request is done; the sizes are in the first places of `sizes`.
+///
+/// # Errors
+/// Those of the transport's `test`; [`Error::Stalled`].
+pub fn finished(deadline: &mut Deadline, mut request: Request<'_>, sizes: &mut [i32]) -> Result<()> {
+    while !request.test(sizes)? {
+        deadline.idle()?;
+    }
+    deadline.progress();
+    Ok(())
+}

@@ -1,0 +1,427 @@
+//! Two fresh processes with a line to each other: rank 0 and rank 1.
+//!
+//! The tool starts itself again as a worker ([`Pair::spawn`]). A test starts its own binary again,
+//! so that both ends are written as one closure ([`run`]):
+//!
+//! ```no_run
+//! use ferrite::library::Source;
+//! use ferrite::link::Link;
+//! use ferrite::pair::{self, Setting};
+//! use ferrite::transport::Transport;
+//! use ferrite::verbs::Verbs;
+//!
+//! // in a #[test] fn zero_bytes(), module `data`
+//! # fn main() -> ferrite::error::Result<()> {
+//! let setting = Setting::new(Verbs::softrnic("dist/softrnic".as_ref())?);
+//! let sizes = pair::run("data::zero_bytes", &setting, |seat| {
+//!     let transport = Transport::open(&Source::plugin("dist/lib/libnccl-net.so"))?;
+//!     let link = Link::open(seat, &transport, 0)?;
+//!     link.close()?;
+//!     Ok(seat.rank()) // sent back to the parent as JSON
+//! })?;
+//! assert_eq!(sizes, [0, 1]);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, PipeReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Result};
+use crate::host;
+use crate::seat::{Description, Note, SEAT, Seat, json_error, to_json};
+use crate::verbs::{Verbs, fresh_fabric};
+
+/// How many of a process's last lines an error shows.
+const LINES_SHOWN: usize = 12;
+/// How many are kept.
+const LINES_KEPT: usize = 400;
+/// How long the other process gets to give a better reason after a failure.
+const SECOND_OPINION: Duration = Duration::from_millis(700);
+/// The test whose closure a process of [`run`] is to execute.
+const TASK: &str = "FERRITE_TASK";
+
+/// How to start a pair.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    /// The libibverbs of both processes.
+    pub verbs: Verbs,
+    /// `NCCL_NET_PLUGIN` of both processes.
+    pub net_plugin: String,
+    /// Whether each process keeps to a CPU of its own, where there are two.
+    pub pin: bool,
+    /// How long a process may be silent before it counts as hung.
+    pub silence: Duration,
+    /// More environment, for both alike.
+    pub env: Vec<(OsString, OsString)>,
+}
+
+impl Setting {
+    /// The usual: pinned, hung after 60 s of silence, `NCCL_NET_PLUGIN=none`.
+    pub fn new(verbs: Verbs) -> Self {
+        Self { verbs, net_plugin: "none".into(), pin: true, silence: Duration::from_secs(60), env: Vec::new() }
+    }
+
+    /// With one more variable.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+}
+
+/// Two running processes. Dropping it kills them; the kernel does so if this process dies.
+#[derive(Debug)]
+pub struct Pair {
+    members: [Member; 2],
+    notes: Receiver<(usize, Option<Note>)>,
+    silence: Duration,
+}
+
+#[derive(Debug)]
+struct Member {
+    child: Child,
+    control: UnixStream,
+    log: Arc<Mutex<VecDeque<String>>>,
+    readers: Vec<JoinHandle<()>>,
+    doing: String,
+    done: bool,
+}
+
+impl Pair {
+    /// Starts `program arguments` twice.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a process cannot be started.
+    pub fn spawn(program: &PathBuf, arguments: &[OsString], setting: &Setting) -> Result<Self> {
+        let (sender, notes) = channel();
+        let fabric = fresh_fabric();
+        let (peer0, peer1) = UnixStream::pair().map_err(|e| Error::io("socketpair", e))?;
+        let cpus = if setting.pin { host::cpus()? } else { Vec::new() };
+        let start = |rank: usize, peer: UnixStream| {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            setting.verbs.apply(&mut command, &fabric);
+            command.env("NCCL_NET_PLUGIN", &setting.net_plugin);
+            command.envs(setting.env.iter().map(|(name, value)| (name, value)));
+            let cpu = (cpus.len() >= 2).then(|| cpus[rank]);
+            Member::start(command, rank, cpu, peer, setting.silence, sender.clone())
+        };
+        Ok(Self { members: [start(0, peer0)?, start(1, peer1)?], notes, silence: setting.silence })
+    }
+
+    /// Sends the same value to both.
+    ///
+    /// # Errors
+    /// [`Error::Worker`] if one is gone.
+    pub fn send<T: Serialize>(&mut self, value: &T) -> Result<()> {
+        let mut line = to_json(value)?;
+        line.push('\n');
+        for rank in 0..2 {
+            let sent = self.members[rank].control.write_all(line.as_bytes());
+            if sent.is_err() {
+                return Err(self.death(rank));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next thing one of them reports, and its rank; `None` when both are done.
+    ///
+    /// # Errors
+    /// [`Error::Worker`] if one failed, died or was silent for too long.
+    pub fn next_note(&mut self) -> Result<Option<(usize, Note)>> {
+        loop {
+            if self.members.iter().all(|member| member.done) {
+                return Ok(None);
+            }
+            let (rank, note) = match self.notes.recv_timeout(self.silence) {
+                Ok(note) => note,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    return Err(self.hang());
+                }
+            };
+            match note {
+                Some(Note::Done) => self.members[rank].done = true,
+                Some(Note::Failed { message, peer_gone }) => {
+                    return Err(self.failure(rank, message, peer_gone));
+                }
+                Some(Note::Begin { what }) => {
+                    self.members[rank].doing.clone_from(&what);
+                    return Ok(Some((rank, Note::Begin { what })));
+                }
+                Some(note @ Note::Value { .. }) => return Ok(Some((rank, note))),
+                None if self.members[rank].done => {}
+                None => return Err(self.death(rank)),
+            }
+        }
+    }
+
+    /// The last lines that the process of `rank` and its transport printed.
+    pub fn log(&self, rank: usize) -> Vec<String> {
+        self.members[rank].last_lines(LINES_KEPT)
+    }
+
+    /// An error for a process that has said it failed, unless the other one knows better.
+    fn failure(&mut self, rank: usize, message: String, peer_gone: bool) -> Error {
+        if peer_gone && let Some(better) = self.second_opinion(rank) {
+            return better;
+        }
+        self.worker_error(rank, message)
+    }
+
+    /// What the other process has to say about its end.
+    fn second_opinion(&mut self, rank: usize) -> Option<Error> {
+        let end = Instant::now() + SECOND_OPINION;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let (other, note) = self.notes.recv_timeout(left).ok()?;
+            match note {
+                Some(Note::Failed { message, peer_gone: false }) => return Some(self.worker_error(other, message)),
+                None if other != rank && !self.members[other].done => {
+                    return Some(self.death(other));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn death(&mut self, rank: usize) -> Error {
+        let what = match self.members[rank].reap(SECOND_OPINION) {
+            Some(status) => format!("the process died while {} ({})", self.members[rank].doing, status_words(status)),
+            None => format!("the process fell silent while {}", self.members[rank].doing),
+        };
+        self.worker_error(rank, what)
+    }
+
+    fn hang(&mut self) -> Error {
+        let rank = usize::from(self.members[0].done);
+        let what = format!(
+            "no sign of life for {} (rank 0 was {}, rank 1 was {})",
+            host::seconds(self.silence),
+            self.members[0].doing,
+            self.members[1].doing
+        );
+        self.worker_error(rank, what)
+    }
+
+    fn worker_error(&mut self, rank: usize, what: String) -> Error {
+        let member = &mut self.members[rank];
+        member.stop();
+        Error::Worker { rank, what, log: member.last_lines(LINES_SHOWN) }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for member in &mut self.members {
+            if !(member.done && member.reap(SECOND_OPINION).is_some()) {
+                member.stop();
+            }
+        }
+    }
+}
+
+impl Member {
+    fn start(
+        mut command: Command,
+        rank: usize,
+        cpu: Option<usize>,
+        peer: UnixStream,
+        silence: Duration,
+        notes: Sender<(usize, Option<Note>)>,
+    ) -> Result<Self> {
+        let failed = |what: &'static str| move |source| Error::io(what, source);
+        let (control, theirs) = UnixStream::pair().map_err(failed("socketpair"))?;
+        let (reader, writer) = std::io::pipe().map_err(failed("pipe"))?;
+        let seat = Description { rank, control: theirs.as_raw_fd(), peer: peer.as_raw_fd(), silence, cpu };
+        let descriptors = [theirs.as_raw_fd(), peer.as_raw_fd()];
+        command
+            .env(SEAT, seat.print())
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone().map_err(failed("pipe"))?)
+            .stderr(writer);
+        // SAFETY: the closure makes system calls only, on descriptors that are open until the
+        // child has started.
+        unsafe {
+            command.pre_exec(move || {
+                host::die_with_parent()?;
+                descriptors.iter().try_for_each(|d| host::keep_across_exec(*d))
+            });
+        }
+        let child = command
+            .spawn()
+            .map_err(|source| Error::io(format!("cannot start {}", command.get_program().display()), source))?;
+        // The child has its own copies; with these gone, its end is seen as the end of the stream.
+        drop((theirs, peer, command));
+        let log = Arc::new(Mutex::new(VecDeque::new()));
+        let listening = control.try_clone().map_err(failed("dup"))?;
+        let readers = vec![
+            std::thread::spawn(move || read_notes(rank, listening, &notes)),
+            std::thread::spawn({
+                let log = log.clone();
+                move || read_log(rank, reader, &log)
+            }),
+        ];
+        Ok(Self { child, control, log, readers, doing: "starting".into(), done: false })
+    }
+
+    /// The exit status, if the process ends within `limit`.
+    fn reap(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let end = Instant::now() + limit;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    self.join_readers();
+                    return Some(status);
+                }
+                Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
+                Ok(None) | Err(_) => return None,
+            }
+        }
+    }
+
+    fn stop(&mut self) {
+        if let Err(problem) = self.child.kill() {
+            log::debug!("kill: {problem}");
+        }
+        if let Err(problem) = self.child.wait() {
+            log::debug!("wait: {problem}");
+        }
+        self.join_readers();
+    }
+
+    /// The streams have ended with the process, so this is short.
+    fn join_readers(&mut self) {
+        for reader in self.readers.drain(..) {
+            if reader.join().is_err() {
+                log::debug!("a reader panicked");
+            }
+        }
+    }
+
+    fn last_lines(&self, most: usize) -> Vec<String> {
+        self.log
+            .lock()
+            .map(|log| log.iter().skip(log.len().saturating_sub(most)).cloned().collect())
+            .unwrap_or_default()
+    }
+}
+
+fn read_notes(rank: usize, control: UnixStream, notes: &Sender<(usize, Option<Note>)>) {
+    for line in BufReader::new(control).lines().map_while(|line| line.ok()) {
+        let note = serde_json::from_str(&line).unwrap_or_else(|problem| Note::Failed {
+            message: format!("unreadable report ({problem}): {line}"),
+            peer_gone: false,
+        });
+        if notes.send((rank, Some(note))).is_err() {
+            return;
+        }
+    }
+    // Nobody listens any more if this fails, which is fine.
+    notes.send((rank, None)).unwrap_or_default();
+}
+
+fn read_log(rank: usize, reader: PipeReader, log: &Mutex<VecDeque<String>>) {
+    let mut reader = BufReader::new(reader);
+    let mut bytes = Vec::new();
+    while reader.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
+        let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+        bytes.clear();
+        log::debug!("rank {rank}: {line}");
+        if let Ok(mut log) = log.lock() {
+            if log.len() == LINES_KEPT {
+                log.pop_front();
+            }
+            log.push_back(line);
+        }
+    }
+}
+
+fn status_words(status: ExitStatus) -> String {
+    let Some(signal) = status.signal() else {
+        return format!("exit code {}", status.code().unwrap_or_default());
+    };
+    let name = match signal {
+        libc::SIGSEGV => " SIGSEGV",
+        libc::SIGABRT => " SIGABRT",
+        libc::SIGBUS => " SIGBUS",
+        libc::SIGKILL => " SIGKILL",
+        libc::SIGILL => " SIGILL",
+        libc::SIGFPE => " SIGFPE",
+        libc::SIGTERM => " SIGTERM",
+        _ => "",
+    };
+    format!("signal {signal}{name}")
+}
+
+/// Runs `body` in two processes, from within the test whose full name is `test`, and returns what
+/// they returned. The test binary is started again for that one test; in there this function does
+/// not return. A panic of `body` (a failed assertion) is reported as that process's failure.
+///
+/// # Errors
+/// [`Error::Worker`] if a process failed, died or hung; [`Error::Io`] if it could not be started.
+pub fn run<T, F>(test: &str, setting: &Setting, body: F) -> Result<[T; 2]>
+where
+    T: Serialize + DeserializeOwned,
+    F: FnOnce(&mut Seat) -> Result<T>,
+{
+    if std::env::var_os(TASK).is_some_and(|task| task == test)
+        && let Some(seat) = Seat::take()?
+    {
+        std::process::exit(seat.run(|seat| sit(seat, body)));
+    }
+    let program = std::env::current_exe().map_err(|e| Error::io("no own binary", e))?;
+    let arguments: Vec<OsString> =
+        [test, "--exact", "--nocapture", "--include-ignored"].iter().map(OsString::from).collect();
+    let mut setting = setting.clone();
+    setting.env.push((TASK.into(), test.into()));
+    let mut pair = Pair::spawn(&program, &arguments, &setting)?;
+    let mut results = [None, None];
+    while let Some((rank, note)) = pair.next_note().map_err(no_such_test)? {
+        if let Note::Value { value } = note {
+            results[rank] = Some(serde_json::from_value(value).map_err(|e| json_error(&e))?);
+        }
+    }
+    match results {
+        [Some(zero), Some(one)] => Ok([zero, one]),
+        _ => Err(Error::Misuse("a process ended without a result")),
+    }
+}
+
+/// A test harness that found nothing to run ends well and says nothing.
+fn no_such_test(problem: Error) -> Error {
+    match problem {
+        Error::Worker { log, .. } if log.iter().any(|line| line == "running 0 tests") => {
+            Error::Misuse("no test of that name: pass its full path")
+        }
+        other => other,
+    }
+}
+
+fn sit<T: Serialize>(seat: &mut Seat, body: impl FnOnce(&mut Seat) -> Result<T>) -> Result<()> {
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(seat)));
+    match outcome {
+        Ok(result) => seat.report(&result?),
+        Err(payload) => {
+            let text = payload
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| payload.downcast_ref::<&str>().copied());
+            Err(Error::Data(text.unwrap_or("the body panicked").into()))
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! One process of a pair: its rank, its line to the process that started it, its line to its peer.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::host;
+use crate::link::Deadline;
+
+/// `rank:control descriptor:peer descriptor:silence in ms:cpu or -`
+pub(crate) const SEAT: &str = "FERRITE_SEAT";
+
+/// What a process of a pair tells the one that started it: one JSON object a line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "note", rename_all = "snake_case")]
+pub enum Note {
+    /// It is about to do this.
+    Begin {
+        /// In words, for the progress line and for a report of a hang.
+        what: String,
+    },
+    /// It has this to report.
+    Value {
+        /// Whatever the two sides agreed upon.
+        value: serde_json::Value,
+    },
+    /// It could not go on.
+    Failed {
+        /// Why.
+        message: String,
+        /// The reason lies with the peer, which has a better one.
+        peer_gone: bool,
+    },
+    /// It is done.
+    Done,
+}
+
+/// One end of a pair, inside the process that sits there.
+#[derive(Debug)]
+pub struct Seat {
+    rank: usize,
+    cpu: Option<usize>,
+    silence: Duration,
+    control: BufReader<UnixStream>,
+    peer: UnixStream,
+}
+
+impl Seat {
+    /// The seat that the environment describes; `None` in a process that was not started as one
+    /// of a pair. To be called once: it owns the descriptors. Pins the process and raises its
+    /// limit of open files.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if the description is not understood, [`Error::Io`] if the process cannot
+    /// be pinned.
+    pub fn take() -> Result<Option<Self>> {
+        let Some(text) = std::env::var_os(SEAT) else {
+            return Ok(None);
+        };
+        let seat = text
+            .to_str()
+            .and_then(Description::parse)
+            .ok_or_else(|| Error::Usage(format!("{SEAT} is not a seat: {}", text.display())))?;
+        // SAFETY: the process that started this one made both descriptors for this seat alone and
+        // let them survive exec; take() is called once.
+        let (control, peer) = unsafe {
+            (UnixStream::from(OwnedFd::from_raw_fd(seat.control)), UnixStream::from(OwnedFd::from_raw_fd(seat.peer)))
+        };
+        peer.set_read_timeout(Some(seat.silence)).map_err(|source| Error::io("cannot set a timeout", source))?;
+        host::raise_open_files();
+        if let Some(cpu) = seat.cpu {
+            host::pin(cpu)?;
+        }
+        Ok(Some(Self { rank: seat.rank, cpu: seat.cpu, silence: seat.silence, control: BufReader::new(control), peer }))
+    }
+
+    /// 0 or 1.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The CPU this process is pinned to.
+    pub fn cpu(&self) -> Option<usize> {
+        self.cpu
+    }
+
+    /// A deadline for one step that polls, as long as the pair's limit of silence.
+    pub fn deadline(&self, what: &'static str) -> Deadline {
+        Deadline::new(what, self.silence)
+    }
+
+    /// Tells the parent.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it is gone.
+    pub fn tell(&mut self, note: &Note) -> Result<()> {
+        let mut line = to_json(note)?;
+        line.push('\n');
+        self.control
+            .get_mut()
+            .write_all(line.as_bytes())
+            .map_err(|source| Error::io("the parent process is gone", source))
+    }
+
+    /// Tells the parent what comes next.
+    ///
+    /// # Errors
+    /// As [`Seat::tell`].
+    pub fn begin(&mut self, what: impl Into<String>) -> Result<()> {
+        self.tell(&Note::Begin { what: what.into() })
+    }
+
+    /// Hands the parent a value.
+    ///
+    /// # Errors
+    /// As [`Seat::tell`].
+    pub fn report<T: Serialize>(&mut self, value: &T) -> Result<()> {
+        let value = serde_json::to_value(value).map_err(|e| json_error(&e))?;
+        self.tell(&Note::Value { value })
+    }
+
+    /// The next value that the parent sends.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it is gone or talks nonsense.
+    pub fn order<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let mut line = String::new();
+        self.control.read_line(&mut line).map_err(|source| Error::io("the parent process is gone", source))?;
+        serde_json::from_str(&line).map_err(|e| json_error(&e))
+    }
+
+    /// Sends bytes to the peer and receives as many from it.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn exchange(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
+        self.send_bytes(mine)?;
+        self.receive_bytes(mine.len())
+    }
+
+    /// Sends bytes to the peer. Few enough (some KiB) that both may do so at once.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn send_bytes(&mut self, mine: &[u8]) -> Result<()> {
+        self.peer.write_all(mine).map_err(peer_gone)
+    }
+
+    /// Receives exactly `len` bytes from the peer.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn receive_bytes(&mut self, len: usize) -> Result<Vec<u8>> {
+        let mut theirs = vec![0; len];
+        self.peer.read_exact(&mut theirs).map_err(peer_gone)?;
+        Ok(theirs)
+    }
+
+    /// Sends a number to the peer and receives its number.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn swap(&mut self, mine: u64) -> Result<u64> {
+        let mut theirs = [0; 8];
+        self.peer.write_all(&mine.to_le_bytes()).map_err(peer_gone)?;
+        self.peer.read_exact(&mut theirs).map_err(peer_gone)?;
+        Ok(u64::from_le_bytes(theirs))
+    }
+
+    /// Returns when both processes have called it.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn barrier(&mut self) -> Result<()> {
+        self.swap(0).map(|_| ())
+    }
+
+    /// Rank 0's number, known to both.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn agree(&mut self, mine: u64) -> Result<u64> {
+        let theirs = self.swap(mine)?;
+        Ok(if self.rank == 0 { mine } else { theirs })
+    }
+
+    /// Does the work and tells the parent how it ended; the process's exit code.
+    pub fn run(mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> i32 {
+        let outcome = work(&mut self);
+        let note = match &outcome {
+            Ok(()) => Note::Done,
+            Err(problem) => {
+                Note::Failed { message: problem.to_string(), peer_gone: matches!(problem, Error::PeerGone) }
+            }
+        };
+        if let Err(problem) = self.tell(&note) {
+            eprintln!("{problem}");
+        }
+        i32::from(outcome.is_err())
+    }
+}
+
+/// The contents of [`SEAT`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Description {
+    pub(crate) rank: usize,
+    pub(crate) control: RawFd,
+    pub(crate) peer: RawFd,
+    pub(crate) silence: Duration,
+    pub(crate) cpu: Option<usize>,
+}
+
+impl Description {
+    fn parse(text: &str) -> Option<Self> {
+        let words: Vec<&str> = text.split(':').collect();
+        let [rank, control, peer, silence, cpu] = words[..] else {
+            return None;
+        };
+        Some(Self {
+            rank: rank.parse().ok().filter(|rank| *rank < 2)?,
+            control: control.parse().ok()?,
+            peer: peer.parse().ok()?,
+            silence: Duration::from_millis(silence.parse().ok()?),
+            cpu: match cpu {
+                "-" => None,
+                cpu => Some(cpu.parse().ok()?),
+            },
+        })
+    }
+
+    pub(crate) fn print(&self) -> String {
+        let cpu = self.cpu.map_or_else(|| "-".into(), |cpu| cpu.to_string());
+        format!("{}:{}:{}:{}:{cpu}", self.rank, self.control, self.peer, self.silence.as_millis())
+    }
+}
+
+fn peer_gone(problem: std::io::Error) -> Error {
+    log::debug!("the line to the peer: {problem}");
+    Error::PeerGone
+}
+
+pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String> {
+    serde_json::to_string(value).map_err(|e| json_error(&e))
+}
+
+pub(crate) fn json_error(problem: &serde_json::Error) -> Error {
+    Error::Data(format!("not the JSON that was expected: {problem}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_survives_the_environment() {
+        for cpu in [None, Some(7)] {
+            let seat = Description { rank: 1, control: 5, peer: 9, silence: Duration::from_millis(1500), cpu };
+            assert_eq!(Description::parse(&seat.print()), Some(seat));
+        }
+        for wrong in ["", "2:3:4:5:-", "0:3:4", "0:x:4:5:-", "0:1:2:3:-:9"] {
+            assert_eq!(Description::parse(wrong), None, "{wrong}");
+        }
+    }
+}

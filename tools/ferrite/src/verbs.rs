@@ -1,0 +1,104 @@
+//! Which libibverbs the transports get, and the settings that both sides get alike.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::maps::Maps;
+
+/// The library a transport opens at run time.
+const LIBRARY: &str = "libibverbs.so.1";
+
+/// The libibverbs of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Verbs {
+    /// Whatever the machine has; the loader path is left alone.
+    System,
+    /// The software RDMA device, private to each pair of processes.
+    Softrnic {
+        /// The folder that holds its libibverbs.so.1.
+        folder: PathBuf,
+    },
+}
+
+impl Verbs {
+    /// The software device in `folder`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it is not there.
+    pub fn softrnic(folder: &Path) -> Result<Self> {
+        let library = folder.join(LIBRARY);
+        std::fs::metadata(&library).map_err(|source| {
+            Error::io(
+                format!("no software RDMA device at {} (pass --softrnic DIR, or --verbs system)", library.display()),
+                source,
+            )
+        })?;
+        let folder = std::fs::canonicalize(folder)
+            .map_err(|source| Error::io(format!("cannot open {}", folder.display()), source))?;
+        Ok(Self::Softrnic { folder })
+    }
+
+    /// `softrnic` or `system`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::Softrnic { .. } => "softrnic",
+        }
+    }
+
+    /// The environment of a process of the pair that works on `fabric`.
+    pub(crate) fn apply(&self, command: &mut Command, fabric: &str) {
+        for (name, value) in [("NCCL_DEBUG", "INFO"), ("NCCL_IB_MERGE_NICS", "0")] {
+            if std::env::var_os(name).is_none() {
+                command.env(name, value);
+            }
+        }
+        let Self::Softrnic { folder } = self else {
+            return;
+        };
+        if std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
+            command.env("NCCL_SOCKET_IFNAME", "lo");
+        }
+        let mut path = OsString::from(folder);
+        if let Some(old) = std::env::var_os("LD_LIBRARY_PATH").filter(|old| !old.is_empty()) {
+            path.push(":");
+            path.push(old);
+        }
+        command.env("LD_LIBRARY_PATH", path).env("SOFTRNIC_FABRIC", fabric).env("SOFTRNIC_QUIET", "1");
+    }
+
+    /// Which libibverbs this process has mapped, after `init`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if it should have been the software device and is not.
+    pub fn prove(&self) -> Result<Vec<PathBuf>> {
+        let mapped = Maps::read()?.files_named("libibverbs.so");
+        let Self::Softrnic { folder } = self else {
+            return Ok(mapped);
+        };
+        let expected = std::fs::canonicalize(folder.join(LIBRARY))
+            .map_err(|source| Error::io(format!("cannot open {}", folder.display()), source))?;
+        let same = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == expected);
+        if !mapped.is_empty() && mapped.iter().all(same) {
+            return Ok(mapped);
+        }
+        let mapped: Vec<String> = mapped.iter().map(|path| path.display().to_string()).collect();
+        Err(Error::Refused(format!(
+            "the transport should use {}, but this process has mapped {}",
+            expected.display(),
+            if mapped.is_empty() { "no libibverbs at all".into() } else { mapped.join(", ") }
+        )))
+    }
+}
+
+/// A fabric name that no other pair on this machine has.
+pub(crate) fn fresh_fabric() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("ferrite-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}

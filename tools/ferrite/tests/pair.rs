@@ -1,0 +1,120 @@
+//! Two processes driven from one test: the happy path, and every way in which one can fail.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{loopback, setting};
+use ferrite::buffer::Buffer;
+use ferrite::error::{Error, Result};
+use ferrite::library::Source;
+use ferrite::link::{Link, finished, posted};
+use ferrite::pair;
+use ferrite::transport::Transport;
+
+#[test]
+fn a_message_each_way() -> Result<()> {
+    let sizes = pair::run("a_message_each_way", &setting(), |seat| {
+        let transport = Transport::open(&Source::plugin(loopback()))?;
+        assert_eq!(transport.name(), "Loopback");
+        assert_eq!(transport.devices()?, 1);
+        assert_eq!(transport.properties(0)?.name, "loop0");
+        let link = Link::open(seat, &transport, 0)?;
+        let memory = Arc::new(Buffer::new(8192)?);
+        let (out, into) = (link.send.register(&memory)?, link.recv.register(&memory)?);
+        let text = format!("hello from {}", seat.rank());
+        memory.write(0, text.as_bytes())?;
+        let mut deadline = seat.deadline("a message");
+        let mut sizes = [0];
+        let receive = posted(&mut deadline, || link.recv.receive(&into, 4096, 4096, 5))?;
+        let send = posted(&mut deadline, || link.send.send(&out, 0, text.len(), 5))?;
+        finished(&mut deadline, send, &mut sizes)?;
+        finished(&mut deadline, receive, &mut sizes)?;
+        let got = memory.read(4096, usize::try_from(sizes[0]).unwrap_or(0))?;
+        drop((out, into));
+        link.close()?;
+        Ok(String::from_utf8_lossy(&got).into_owned())
+    })?;
+    assert_eq!(sizes, ["hello from 1", "hello from 0"]);
+    Ok(())
+}
+
+/// What the parent gets when the processes do `body`.
+fn failing(test: &str, body: impl FnOnce(&mut ferrite::seat::Seat) -> Result<()>) -> (usize, String, Vec<String>) {
+    let start = Instant::now();
+    let outcome = pair::run(test, &setting(), body);
+    assert!(start.elapsed() < Duration::from_secs(12), "took {:?}", start.elapsed());
+    match outcome {
+        Err(Error::Worker { rank, what, log }) => (rank, what, log),
+        other => panic!("expected a failed worker, got {other:?}"),
+    }
+}
+
+#[test]
+fn a_dead_process_is_named_with_its_last_lines() {
+    let (rank, what, log) = failing("a_dead_process_is_named_with_its_last_lines", |seat| {
+        seat.begin("dying")?;
+        if seat.rank() == 1 {
+            eprintln!("goodbye");
+            std::process::abort();
+        }
+        seat.barrier()
+    });
+    assert_eq!(rank, 1);
+    assert_eq!(what, "the process died while dying (signal 6 SIGABRT)");
+    assert!(log.iter().any(|line| line == "goodbye"), "{log:?}");
+}
+
+#[test]
+fn a_hung_process_is_given_up() {
+    let (_, what, _) = failing("a_hung_process_is_given_up", |seat| {
+        seat.begin("sleeping")?;
+        std::thread::sleep(Duration::from_secs(3600));
+        Ok(())
+    });
+    assert!(what.contains("no sign of life for 3.0 s"), "{what}");
+    assert!(what.contains("rank 1 was sleeping"), "{what}");
+}
+
+#[test]
+fn the_reason_wins_over_the_consequence() {
+    let (rank, what, _) = failing("the_reason_wins_over_the_consequence", |seat| {
+        if seat.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(100));
+            return Err(Error::Data("the real reason".into()));
+        }
+        // The peer's end closes when its process ends.
+        seat.barrier()
+    });
+    assert_eq!((rank, what.as_str()), (1, "wrong data: the real reason"));
+}
+
+#[test]
+fn a_failed_assertion_is_reported() {
+    let (_, what, _) = failing("a_failed_assertion_is_reported", |seat| {
+        assert!(seat.rank() > 1, "no such rank");
+        Ok(())
+    });
+    assert_eq!(what, "wrong data: no such rank");
+}
+
+#[test]
+fn a_failing_init_shows_the_transports_own_words() {
+    let mut setting = setting().env("LOOPBACK_FAULT", "init");
+    setting.pin = false;
+    let outcome = pair::run("a_failing_init_shows_the_transports_own_words", &setting, |_| {
+        Transport::open(&Source::plugin(loopback())).map(|_| ())
+    });
+    let Err(Error::Worker { what, log, .. }) = outcome else {
+        panic!("expected a failed worker, got {outcome:?}");
+    };
+    assert!(what.starts_with("Loopback: init returned 2 (ncclSystemError"), "{what}");
+    assert!(log.iter().any(|line| line.contains("told to fail")), "{log:?}");
+}
+
+#[test]
+fn a_wrong_test_name_is_a_clear_error() {
+    let outcome = pair::run("no_such_test", &setting(), |_| Ok(()));
+    assert!(matches!(outcome, Err(Error::Misuse(_))), "{outcome:?}");
+}
