@@ -55,6 +55,11 @@ impl<const RECORD: usize> SharedRing<RECORD> {
         self.region.rkey()
     }
 
+    /// Its key for local work requests.
+    pub fn lkey(&self) -> u32 {
+        self.region.lkey()
+    }
+
     /// A copy of record `index` (modulo the size of the ring), if its sequence number is `seq`.
     #[inline]
     pub fn read(&self, index: usize, seq: u32) -> Option<[u8; RECORD]> {

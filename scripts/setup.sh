@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# What building and testing need beside this repository. Sourced by the other scripts; installs what is missing where it
+# may (root on Debian or Ubuntu), and otherwise names it.
+
+set -euo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$ROOT"
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$ROOT/target}
+RUST_MIN=1.90
+
+die() {
+    echo "$(basename "$0"): $*" >&2
+    exit 1
+}
+
+# The newest directory with a libclang that rdma-sys 0.3.0's old bindgen can use.
+find_libclang() {
+    local dir
+    for dir in ${LIBCLANG_PATH:-} /usr/lib/llvm-15/lib /usr/lib/llvm-14/lib /usr/lib64/llvm15/lib /usr/lib64/llvm14/lib; do
+        if compgen -G "$dir/libclang*.so*" >/dev/null; then
+            echo "$dir"
+            return
+        fi
+    done
+}
+
+missing_packages() {
+    command -v cc >/dev/null || echo gcc
+    command -v ld >/dev/null || echo binutils
+    command -v curl >/dev/null || command -v cargo >/dev/null || echo curl ca-certificates
+    command -v pkg-config >/dev/null || echo pkg-config
+    [ -e /usr/include/stdio.h ] || echo libc6-dev
+    pkg-config --exists libibverbs 2>/dev/null || echo libibverbs-dev
+    pkg-config --exists librdmacm 2>/dev/null || echo librdmacm-dev
+    [ -n "$(find_libclang)" ] || echo libclang-14-dev
+    python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
+}
+
+install_packages() {
+    local missing
+    missing=$(missing_packages | tr '\n' ' ')
+    [ -n "${missing// /}" ] || return 0
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        die "missing: $missing(Debian and Ubuntu package names; as root this script installs them itself)"
+    fi
+    echo "installing: $missing"
+    # shellcheck disable=SC2086
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } \
+        >"${TMPDIR:-/tmp}/ferrite-apt.log" 2>&1 || die "apt-get failed: $(tail -n 3 "${TMPDIR:-/tmp}/ferrite-apt.log")"
+}
+
+install_rust() {
+    [ -f "$HOME/.cargo/env" ] && . "$HOME/.cargo/env"
+    if ! command -v cargo >/dev/null; then
+        [ "$(id -u)" = 0 ] || die "missing: Rust $RUST_MIN or newer, see https://rustup.rs"
+        echo "installing: Rust, by rustup"
+        curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y -q --profile minimal \
+            -c rustfmt -c clippy || die "rustup failed; install Rust $RUST_MIN or newer yourself, see https://rustup.rs"
+        . "$HOME/.cargo/env"
+    fi
+    local version
+    version=$(rustc --version | awk '{print $2}')
+    [ "$(printf '%s\n%s\n' "$RUST_MIN" "$version" | sort -V | head -n 1)" = "$RUST_MIN" ] ||
+        die "Rust $version is too old: $RUST_MIN or newer is needed (rustup update)"
+}
+
+install_packages
+install_rust
+LIBCLANG_PATH=$(find_libclang)
+export LIBCLANG_PATH

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# All tests: formatting, lints, documentation, then every test of the workspace. The last line is the sum.
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+step() { printf '\n== %s\n' "$*"; }
+
+step build
+scripts/build.sh
+
+step format
+cargo fmt --all --check
+
+step lints
+cargo clippy --workspace --all-targets --quiet -- -D warnings
+
+step documentation
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+
+step tests
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+FERRITE_DIST=$ROOT/dist cargo test --workspace --no-fail-fast 2>&1 | tee "$log" || status=$?
+
+# libtest prints one line per test binary: add them up. A test that cannot run here says `skipped: why`.
+printf '\n'
+skipped=$(grep -c '^skipped: ' "$log" || true)
+awk -v skipped="$skipped" '/^test result:/ { passed += $4; failed += $6 }
+    END { printf "%d passed, %d failed, %d skipped\n", passed - skipped, failed, skipped }' "$log"
+exit "$status"

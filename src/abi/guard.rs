@@ -1,0 +1,37 @@
+//! The edge: an error becomes a result code and one log line, a panic becomes an error.
+
+use super::nccl;
+use crate::error::{Class, Error, Result};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Runs the body of a vtable function.
+pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> nccl::ncclResult_t {
+    // What the body had borrowed is not used again after a panic: the communicator's cell stays entered, so every later
+    // call on it fails.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => nccl::ncclResult_t_ncclSuccess,
+        Ok(Err(error)) => report(call, &error),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            report(call, &Error::internal(format!("a bug in Ferrite: {text}")))
+        }
+    }
+}
+
+#[cold]
+fn report(call: &str, error: &Error) -> nccl::ncclResult_t {
+    log::warn!("{call}: {error}");
+    code(error)
+}
+
+/// The result code for an error that has been logged before.
+pub fn code(error: &Error) -> nccl::ncclResult_t {
+    match error.class {
+        Class::System => nccl::ncclResult_t_ncclSystemError,
+        Class::Internal => nccl::ncclResult_t_ncclInternalError,
+        Class::Argument => nccl::ncclResult_t_ncclInvalidArgument,
+        Class::Usage => nccl::ncclResult_t_ncclInvalidUsage,
+        Class::Remote => nccl::ncclResult_t_ncclRemoteError,
+    }
+}

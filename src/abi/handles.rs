@@ -1,0 +1,193 @@
+//! The objects behind NCCL's `void*`.
+//!
+//! Each begins with a tag, so a pointer of the wrong kind is refused. A communicator brings its request objects along:
+//! NCCL is given the address of one, and nothing is allocated when a request begins.
+
+use crate::error::{Error, Result};
+use crate::net::listen::Listener;
+use crate::net::receiver::RecvComm;
+use crate::net::region::Registration;
+use crate::net::sender::SendComm;
+use crate::proto::MAX_REQUESTS;
+use crate::proto::requests::RequestId;
+use std::ffi::c_void;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// What an object is.
+pub trait Tagged {
+    /// Its first eight bytes.
+    const TAG: u64;
+    /// Its name in messages.
+    const NAME: &'static str;
+}
+
+macro_rules! tagged {
+    ($type:ty, $tag:literal, $name:literal) => {
+        impl Tagged for $type {
+            const TAG: u64 = u64::from_le_bytes(*$tag);
+            const NAME: &'static str = $name;
+        }
+    };
+}
+
+/// An object with its tag in front.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Handle<T> {
+    tag: u64,
+    /// The object.
+    pub inner: T,
+}
+
+/// `listenComm`.
+pub type ListenHandle = Handle<Mutex<Listener>>;
+/// `sendComm`.
+pub type SendHandle = Handle<Comm<SendComm>>;
+/// `recvComm`.
+pub type RecvHandle = Handle<Comm<RecvComm>>;
+/// `mhandle`.
+pub type MemoryHandle = Handle<Registration>;
+/// `request`.
+pub type RequestHandle = Handle<Request>;
+
+tagged!(Mutex<Listener>, b"FerListn", "listenComm");
+tagged!(Comm<SendComm>, b"FerSendC", "sendComm");
+tagged!(Comm<RecvComm>, b"FerRecvC", "recvComm");
+tagged!(Registration, b"FerMemry", "mhandle");
+tagged!(Request, b"FerReqst", "request");
+
+/// A communicator with its request objects.
+#[derive(Debug)]
+pub struct Comm<T> {
+    /// The communicator.
+    pub comm: T,
+    requests: Box<[RequestHandle]>,
+    error_logged: AtomicBool,
+}
+
+/// A request object: which communicator, what of it, and which of its requests at present.
+#[derive(Debug)]
+pub struct Request {
+    owner: Owner,
+    id: AtomicU32,
+}
+
+/// The communicator behind a request.
+#[derive(Debug, Clone, Copy)]
+pub enum Owner {
+    /// A send.
+    Send(*const Comm<SendComm>),
+    /// A receive.
+    Receive(*const Comm<RecvComm>),
+    /// A flush of a receive.
+    Flush(*const Comm<RecvComm>),
+}
+
+impl<T> Handle<T>
+where
+    T: Tagged,
+{
+    /// Gives an object to NCCL.
+    pub fn into_raw(inner: T) -> *mut c_void {
+        Box::into_raw(Box::new(Self { tag: T::TAG, inner })).cast()
+    }
+
+    /// Looks at what NCCL holds.
+    ///
+    /// # Errors
+    /// NULL, or not such an object.
+    ///
+    /// # Safety
+    /// `raw` is NULL or points to a live object that this module made.
+    #[inline]
+    pub unsafe fn borrow<'a>(raw: *mut c_void) -> Result<&'a T> {
+        // SAFETY: not NULL, so by the caller's word a live object, and every one begins with a tag.
+        if raw.is_null() || unsafe { *raw.cast::<u64>() } != T::TAG {
+            return Err(Error::argument(format!("{raw:?} is no {} of Ferrite's", T::NAME)));
+        }
+        // SAFETY: the tag says that it is one.
+        Ok(unsafe { &(*raw.cast::<Self>()).inner })
+    }
+
+    /// Takes an object back from NCCL. NULL is nothing: NCCL closes what it never got.
+    ///
+    /// # Errors
+    /// Not such an object.
+    ///
+    /// # Safety
+    /// As for [`Self::borrow`]; NCCL does not use `raw` any more.
+    pub unsafe fn take(raw: *mut c_void) -> Result<Option<T>> {
+        if raw.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: as the caller says.
+        unsafe { Self::borrow(raw)? };
+        // SAFETY: made by `into_raw` as a box of this type, and given back once.
+        let mut handle = unsafe { Box::from_raw(raw.cast::<Self>()) };
+        handle.tag = 0;
+        Ok(Some(handle.inner))
+    }
+}
+
+impl Handle<Comm<SendComm>> {
+    /// Gives a send communicator to NCCL.
+    pub fn new_send(comm: SendComm) -> *mut c_void {
+        let raw = Self::into_raw(Comm { comm, requests: Box::default(), error_logged: AtomicBool::new(false) });
+        // SAFETY: just made, and nobody else knows it yet.
+        let inner = unsafe { &raw mut (*raw.cast::<Self>()).inner };
+        let requests = requests(|| Owner::Send(inner), MAX_REQUESTS);
+        // SAFETY: as above.
+        unsafe { (*inner).requests = requests };
+        raw
+    }
+}
+
+impl Handle<Comm<RecvComm>> {
+    /// Gives a receive communicator to NCCL.
+    pub fn new_recv(comm: RecvComm) -> *mut c_void {
+        let raw = Self::into_raw(Comm { comm, requests: Box::default(), error_logged: AtomicBool::new(false) });
+        // SAFETY: just made, and nobody else knows it yet.
+        let inner = unsafe { &raw mut (*raw.cast::<Self>()).inner };
+        let mut all = requests(|| Owner::Receive(inner), MAX_REQUESTS).into_vec();
+        all.extend(requests(|| Owner::Flush(inner), MAX_REQUESTS));
+        // SAFETY: as above.
+        unsafe { (*inner).requests = all.into() };
+        raw
+    }
+}
+
+fn requests(owner: impl Fn() -> Owner, count: usize) -> Box<[RequestHandle]> {
+    let request = || Request { owner: owner(), id: AtomicU32::new(0) };
+    (0..count).map(|_| Handle { tag: Request::TAG, inner: request() }).collect()
+}
+
+impl<T> Comm<T> {
+    /// The object that stands for request `id`: what NCCL gets. Flushes have objects of their own behind the others.
+    #[inline]
+    pub fn request(&self, id: RequestId, flush: bool) -> *mut c_void {
+        let index = id.index() + if flush { MAX_REQUESTS } else { 0 };
+        let Some(handle) = self.requests.get(index) else { return std::ptr::null_mut() };
+        handle.inner.id.store(id.to_bits(), Ordering::Relaxed);
+        std::ptr::from_ref(handle).cast_mut().cast()
+    }
+
+    /// Whether this is the first error on the communicator: NCCL asks again and again, the log is told once.
+    pub fn is_first_error(&self) -> bool {
+        !self.error_logged.swap(true, Ordering::Relaxed)
+    }
+}
+
+impl Request {
+    /// Which communicator, and what of it.
+    #[inline]
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// Which request.
+    #[inline]
+    pub fn id(&self) -> RequestId {
+        RequestId::from_bits(self.id.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,50 @@
+//! The `log` facade, spoken through NCCL's logger.
+
+use super::nccl;
+use crate::net::INIT;
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use std::ffi::CString;
+use std::sync::RwLock;
+
+struct NcclLogger {
+    function: RwLock<nccl::ncclDebugLogger_t>,
+}
+
+static LOGGER: NcclLogger = NcclLogger { function: RwLock::new(None) };
+
+/// Sends log lines to `function` from now on. NCCL decides which are shown.
+pub fn install(function: nccl::ncclDebugLogger_t) {
+    if let Ok(mut current) = LOGGER.function.write() {
+        *current = function;
+    }
+    // Fails from the second time on, when the logger is there already.
+    let _ = log::set_logger(&LOGGER);
+    log::set_max_level(LevelFilter::Trace);
+}
+
+impl Log for NcclLogger {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let Some(function) = self.function.read().ok().and_then(|f| *f) else { return };
+        let level = match record.level() {
+            Level::Error | Level::Warn => nccl::ncclDebugLogLevel_NCCL_LOG_WARN,
+            Level::Info | Level::Debug => nccl::ncclDebugLogLevel_NCCL_LOG_INFO,
+            Level::Trace => nccl::ncclDebugLogLevel_NCCL_LOG_TRACE,
+        };
+        let init = if record.target() == INIT { u64::from(nccl::NCCL_SUBSYS_INIT) } else { 0 };
+        let flags = u64::from(nccl::NCCL_SUBSYS_NET) | init;
+        let text = record.args().to_string().replace('\0', " ");
+        let text = if text.starts_with("Ferrite") { text } else { format!("NET/Ferrite : {text}") };
+        let (Ok(text), Ok(file)) = (CString::new(text), CString::new(record.file().unwrap_or("ferrite"))) else {
+            return;
+        };
+        let line = record.line().map_or(0, |l| i32::try_from(l).unwrap_or(0));
+        // SAFETY: NCCL's printf-like function; the format takes one string, so the text's own per cents mean nothing.
+        unsafe { function(level, flags, file.as_ptr(), line, c"%s".as_ptr(), text.as_ptr()) };
+    }
+
+    fn flush(&self) {}
+}

@@ -1,0 +1,467 @@
+//! `ncclNetPlugin_v8`: the vtable, and one thin function per slot: check the pointers, call `net`, write the answers.
+//!
+//! Every function is `unsafe` for one reason: NCCL's pointers. By its contract, comms, handles and requests are those
+//! that this plugin gave out and that have not been closed, and output pointers are valid.
+
+use super::guard::{code, guard};
+use super::handles::{Comm, Handle, ListenHandle, MemoryHandle, Owner, RecvHandle, RequestHandle, SendHandle, Tagged};
+use super::{logger, nccl};
+use crate::error::{Class, Error, Result};
+use crate::net::Net;
+use crate::net::device::Device;
+use crate::net::receiver::{Expected, RecvComm};
+use crate::net::region::{MemoryKind, Registration};
+use crate::net::sender::SendComm;
+use crate::proto::MAX_GROUP;
+use crate::proto::handle::HANDLE_BYTES;
+use nccl::ncclResult_t;
+use once_cell::sync::OnceCell;
+use std::ffi::{CString, c_int, c_void};
+use std::os::fd::RawFd;
+use std::sync::{Mutex, PoisonError};
+
+const _: () = assert!(HANDLE_BYTES == nccl::NCCL_NET_HANDLE_MAXSIZE as usize);
+
+/// The vtable's name: `NCCL_NET=Ferrite` asks for it.
+const NAME: &std::ffi::CStr = c"Ferrite";
+
+/// A vtable that NCCL only reads.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Vtable(nccl::ncclNet_v8_t);
+
+// SAFETY: never written; its one data pointer is to a static string.
+unsafe impl Sync for Vtable {}
+
+/// What NCCL looks up.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclNetPlugin_v8: Vtable = Vtable(nccl::ncclNet_v8_t {
+    name: NAME.as_ptr(),
+    init: Some(init),
+    devices: Some(devices),
+    getProperties: Some(get_properties),
+    listen: Some(listen),
+    connect: Some(connect),
+    accept: Some(accept),
+    regMr: Some(reg_mr),
+    regMrDmaBuf: Some(reg_mr_dma_buf),
+    deregMr: Some(dereg_mr),
+    isend: Some(isend),
+    irecv: Some(irecv),
+    iflush: Some(iflush),
+    test: Some(test),
+    closeSend: Some(close_send),
+    closeRecv: Some(close_recv),
+    closeListen: Some(close_listen),
+    getDeviceMr: None,
+    irecvConsumed: None,
+});
+
+/// The process's network with what `getProperties` hands out of it.
+struct Process {
+    net: Net,
+    strings: Vec<(CString, Option<CString>)>,
+}
+
+static PROCESS: OnceCell<Process> = OnceCell::new();
+
+fn process() -> Result<&'static Process> {
+    PROCESS.get().ok_or_else(|| Error::internal("called before init succeeded"))
+}
+
+/// Writes through an output pointer of NCCL's.
+unsafe fn put<T>(place: *mut T, value: T, name: &str) -> Result<()> {
+    if place.is_null() {
+        return Err(Error::argument(format!("{name} is NULL")));
+    }
+    // SAFETY: not NULL, and valid by NCCL's contract.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+unsafe extern "C" fn init(log_function: nccl::ncclDebugLogger_t) -> ncclResult_t {
+    guard("init", || {
+        logger::install(log_function);
+        PROCESS.get_or_try_init(|| {
+            let net = Net::from_env()?;
+            let string = |text: &str| CString::new(text).map_err(|_| Error::internal(format!("{text:?} has a NUL")));
+            let strings = net.devices().iter().map(|d| {
+                let path = d.card.pci_path().map(string).transpose()?;
+                Ok((string(&d.name)?, path))
+            });
+            let strings = strings.collect::<Result<_>>()?;
+            Ok::<_, Error>(Process { net, strings })
+        })?;
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn devices(count: *mut c_int) -> ncclResult_t {
+    guard("devices", || {
+        let devices = process()?.net.devices().len();
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(count, c_int::try_from(devices).unwrap_or(c_int::MAX), "ndev") }
+    })
+}
+
+unsafe extern "C" fn get_properties(dev: c_int, props: *mut nccl::ncclNetProperties_v8_t) -> ncclResult_t {
+    guard("getProperties", || {
+        let process = process()?;
+        let device = process.net.device(dev)?;
+        let strings = usize::try_from(dev).ok().and_then(|i| process.strings.get(i));
+        let (name, path) = strings.ok_or_else(|| Error::internal(format!("device {dev} has no name")))?;
+        let number = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
+        let properties = nccl::ncclNetProperties_v8_t {
+            name: name.as_ptr().cast_mut(),
+            pciPath: path.as_ref().map_or(std::ptr::null_mut(), |p| p.as_ptr().cast_mut()),
+            guid: device.card.guid(),
+            ptrSupport: pointer_support(device),
+            regIsGlobal: 1,
+            speed: number(device.speed_mbps),
+            port: device.port_of_card,
+            latency: 0.0,
+            maxComms: device.card.max_queue_pairs(),
+            maxRecvs: MAX_GROUP as c_int,
+            netDeviceType: nccl::ncclNetDeviceType_NCCL_NET_DEVICE_HOST,
+            netDeviceVersion: nccl::NCCL_NET_DEVICE_INVALID_VERSION as c_int,
+        };
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(props, properties, "props") }
+    })
+}
+
+fn pointer_support(device: &Device) -> c_int {
+    let gpu = if device.peer_memory { nccl::NCCL_PTR_CUDA } else { 0 };
+    let dmabuf = if device.card.supports_dmabuf() { nccl::NCCL_PTR_DMABUF } else { 0 };
+    (nccl::NCCL_PTR_HOST | gpu | dmabuf) as c_int
+}
+
+unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> ncclResult_t {
+    guard("listen", || {
+        let listener = process()?.net.listen(dev)?;
+        // SAFETY: NCCL gives 128 bytes, without alignment.
+        unsafe { put(handle.cast::<[u8; HANDLE_BYTES]>(), listener.handle().emit(), "handle")? };
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(listen_comm, ListenHandle::into_raw(Mutex::new(listener)), "listenComm") }
+    })
+}
+
+unsafe extern "C" fn connect(
+    dev: c_int,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+    _device_handle: *mut *mut nccl::ncclNetDeviceHandle_v8_t,
+) -> ncclResult_t {
+    guard("connect", || {
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(send_comm, std::ptr::null_mut(), "sendComm")? };
+        if handle.is_null() {
+            return Err(Error::argument("handle is NULL"));
+        }
+        // SAFETY: NCCL's private copy of the 128 bytes, nobody else's during the call.
+        let bytes = unsafe { &mut *handle.cast::<[u8; HANDLE_BYTES]>() };
+        match process()?.net.connect(dev, bytes)? {
+            None => Ok(()),
+            // SAFETY: as above.
+            Some(comm) => unsafe { put(send_comm, SendHandle::new_send(comm), "sendComm") },
+        }
+    })
+}
+
+unsafe extern "C" fn accept(
+    listen_comm: *mut c_void,
+    recv_comm: *mut *mut c_void,
+    _device_handle: *mut *mut nccl::ncclNetDeviceHandle_v8_t,
+) -> ncclResult_t {
+    guard("accept", || {
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(recv_comm, std::ptr::null_mut(), "recvComm")? };
+        // SAFETY: by NCCL's contract.
+        let listener = unsafe { ListenHandle::borrow(listen_comm)? };
+        let accepted = listener.lock().unwrap_or_else(PoisonError::into_inner).accept()?;
+        match accepted {
+            None => Ok(()),
+            // SAFETY: as above.
+            Some(comm) => unsafe { put(recv_comm, RecvHandle::new_recv(comm), "recvComm") },
+        }
+    })
+}
+
+/// The device of a send or receive communicator.
+unsafe fn device_of<'a>(comm: *mut c_void) -> Result<&'a Device> {
+    // SAFETY: by NCCL's contract; the tag tells which of the two it is.
+    match unsafe { SendHandle::borrow(comm) } {
+        Ok(send) => Ok(&send.comm.device),
+        // SAFETY: as above.
+        Err(_) => Ok(&unsafe { RecvHandle::borrow(comm)? }.comm.device),
+    }
+}
+
+unsafe fn register(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    dmabuf: Option<(RawFd, u64)>,
+    mhandle: *mut *mut c_void,
+) -> Result<()> {
+    // SAFETY: NCCL's output pointer.
+    unsafe { put(mhandle, std::ptr::null_mut(), "mhandle")? };
+    // SAFETY: by NCCL's contract.
+    let device = unsafe { device_of(comm)? };
+    let kind = match kind as u32 {
+        nccl::NCCL_PTR_HOST => MemoryKind::Host,
+        nccl::NCCL_PTR_CUDA => MemoryKind::Gpu,
+        other => return Err(Error::argument(format!("memory of type {other}; 1 (host) and 2 (CUDA) are known"))),
+    };
+    // SAFETY: NCCL keeps the memory until it has deregistered it.
+    let registration = unsafe { device.card.regions.register(data as u64, size, kind, dmabuf)? };
+    // SAFETY: NCCL's output pointer.
+    unsafe { put(mhandle, MemoryHandle::into_raw(registration), "mhandle") }
+}
+
+unsafe extern "C" fn reg_mr(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: the arguments are NCCL's.
+    guard("regMr", || unsafe { register(comm, data, size, kind, None, mhandle) })
+}
+
+unsafe extern "C" fn reg_mr_dma_buf(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    offset: u64,
+    fd: c_int,
+    mhandle: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: the arguments are NCCL's.
+    guard("regMrDmaBuf", || unsafe { register(comm, data, size, kind, Some((fd, offset)), mhandle) })
+}
+
+unsafe extern "C" fn dereg_mr(_comm: *mut c_void, mhandle: *mut c_void) -> ncclResult_t {
+    // SAFETY: by NCCL's contract; the communicator may be gone or NULL, and is not needed.
+    guard("deregMr", || unsafe { MemoryHandle::take(mhandle) }.map(drop))
+}
+
+/// A length of NCCL's.
+fn length(size: c_int) -> Result<u32> {
+    u32::try_from(size).map_err(|_| Error::argument(format!("a length of {size} bytes")))
+}
+
+/// Runs a data path function. A failed communicator is reported once and then only returned: NCCL asks again and again.
+/// Impossible arguments are reported each time.
+#[inline]
+fn on_comm<T, R>(
+    call: &'static str,
+    comm: Result<&Comm<T>>,
+    body: impl FnOnce(&Comm<T>) -> Result<R>,
+    put: impl FnOnce(R) -> Result<()>,
+) -> ncclResult_t {
+    let mut logged = None;
+    let result = guard(call, || {
+        let comm = comm?;
+        match body(comm) {
+            Ok(answer) => put(answer),
+            Err(e) if e.class == Class::Argument || comm.is_first_error() => Err(e),
+            Err(e) => {
+                logged = Some(code(&e));
+                Ok(())
+            }
+        }
+    });
+    logged.unwrap_or(result)
+}
+
+unsafe extern "C" fn isend(
+    send_comm: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    let comm = unsafe { SendHandle::borrow(send_comm) };
+    let begin = |comm: &Comm<SendComm>| {
+        // SAFETY: by NCCL's contract.
+        let memory = unsafe { MemoryHandle::borrow(mhandle)? };
+        let id = comm.comm.isend(data as u64, length(size)?, tag as u32, memory)?;
+        Ok(id.map_or(std::ptr::null_mut(), |id| comm.request(id, false)))
+    };
+    // SAFETY: NCCL's output pointer.
+    on_comm("isend", comm, begin, |pointer| unsafe { put(request, pointer, "request") })
+}
+
+/// A group's arrays of NCCL's.
+#[derive(Clone, Copy)]
+struct Group {
+    count: usize,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+}
+
+impl Group {
+    fn new(
+        n: c_int,
+        data: *mut *mut c_void,
+        sizes: *mut c_int,
+        tags: *mut c_int,
+        mhandles: *mut *mut c_void,
+    ) -> Result<Self> {
+        let count = usize::try_from(n).ok().filter(|n| (1..=MAX_GROUP).contains(n));
+        let count = count.ok_or_else(|| Error::argument(format!("n is {n}; 1 to {MAX_GROUP} are possible")))?;
+        if data.is_null() || sizes.is_null() || mhandles.is_null() {
+            return Err(Error::argument("an array is NULL"));
+        }
+        Ok(Self { count, data, sizes, tags, mhandles })
+    }
+
+    /// Member `i`.
+    ///
+    /// # Safety
+    /// `i` is below `count`, and the arrays have as many members; `tags` may be NULL.
+    unsafe fn member<'a>(&self, i: usize) -> Result<Expected<'a>> {
+        // SAFETY: as the caller says.
+        let (data, size) = unsafe { (*self.data.add(i), *self.sizes.add(i)) };
+        // SAFETY: as the caller says.
+        let tag = if self.tags.is_null() { 0 } else { unsafe { *self.tags.add(i) } };
+        // SAFETY: as the caller says, and by NCCL's contract.
+        let memory: &'a Registration = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
+        Ok(Expected { addr: data as u64, length: length(size)?, tag: tag as u32, memory })
+    }
+
+    /// All members; unused places repeat the first.
+    ///
+    /// # Safety
+    /// The arrays have `count` members.
+    unsafe fn members<'a>(&self) -> Result<[Expected<'a>; MAX_GROUP]> {
+        // SAFETY: there is at least one member.
+        let mut all = [unsafe { self.member(0)? }; MAX_GROUP];
+        for (i, place) in all.iter_mut().enumerate().take(self.count).skip(1) {
+            // SAFETY: below `count`.
+            *place = unsafe { self.member(i)? };
+        }
+        Ok(all)
+    }
+}
+
+unsafe extern "C" fn irecv(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    let comm = unsafe { RecvHandle::borrow(recv_comm) };
+    let begin = |comm: &Comm<RecvComm>| {
+        let group = Group::new(n, data, sizes, tags, mhandles)?;
+        // SAFETY: NCCL's arrays have n members.
+        let members = unsafe { group.members()? };
+        let id = comm.comm.irecv(members.into_iter().take(group.count))?;
+        Ok(id.map_or(std::ptr::null_mut(), |id| comm.request(id, false)))
+    };
+    // SAFETY: NCCL's output pointer.
+    on_comm("irecv", comm, begin, |pointer| unsafe { put(request, pointer, "request") })
+}
+
+unsafe extern "C" fn iflush(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    let comm = unsafe { RecvHandle::borrow(recv_comm) };
+    let begin = |comm: &Comm<RecvComm>| {
+        let group = Group::new(n, data, sizes, std::ptr::null_mut(), mhandles)?;
+        // SAFETY: NCCL's arrays have n members.
+        let members = unsafe { group.members()? };
+        let id = comm.comm.iflush(members.into_iter().take(group.count))?;
+        Ok(id.map_or(std::ptr::null_mut(), |id| comm.request(id, true)))
+    };
+    // SAFETY: NCCL's output pointer.
+    on_comm("iflush", comm, begin, |pointer| unsafe { put(request, pointer, "request") })
+}
+
+unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
+    if done.is_null() {
+        return guard("test", || Err(Error::argument("done is NULL")));
+    }
+    // SAFETY: NCCL's output pointer.
+    unsafe { *done = 0 };
+    // SAFETY: by NCCL's contract.
+    let request = match unsafe { RequestHandle::borrow(request) } {
+        Ok(request) => request,
+        Err(e) => return guard("test", || Err(e)),
+    };
+    let id = request.id();
+    // Finished: what `sizes` gets, which may be nothing.
+    let finish = |lengths: Option<&[u32]>| {
+        let Some(lengths) = lengths else { return Ok(()) };
+        // SAFETY: NCCL's output pointers; `sizes` has as many members as the group, or is NULL.
+        unsafe {
+            *done = 1;
+            for (i, length) in lengths.iter().enumerate().filter(|_| !sizes.is_null()) {
+                *sizes.add(i) = *length as c_int;
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: a request's communicator lives as long as the request.
+    match request.owner() {
+        Owner::Send(comm) => on_comm(
+            "test",
+            Ok(unsafe { &*comm }),
+            |c: &Comm<SendComm>| c.comm.test(id),
+            |length| finish(length.as_ref().map(std::slice::from_ref)),
+        ),
+        Owner::Receive(comm) => on_comm(
+            "test",
+            // SAFETY: as above.
+            Ok(unsafe { &*comm }),
+            |c: &Comm<RecvComm>| c.comm.test(id),
+            |received| finish(received.as_ref().map(|r| &r.lengths[..usize::from(r.count)])),
+        ),
+        Owner::Flush(comm) => on_comm(
+            "test",
+            // SAFETY: as above.
+            Ok(unsafe { &*comm }),
+            |c: &Comm<RecvComm>| c.comm.test_flush(id),
+            |flushed| finish(flushed.then_some(&[])),
+        ),
+    }
+}
+
+unsafe fn close<T: Tagged>(call: &'static str, raw: *mut c_void) -> ncclResult_t {
+    // SAFETY: by NCCL's contract; NULL is what it never got.
+    guard(call, || unsafe { Handle::<T>::take(raw) }.map(drop))
+}
+
+unsafe extern "C" fn close_send(comm: *mut c_void) -> ncclResult_t {
+    // SAFETY: as for `close`.
+    unsafe { close::<Comm<SendComm>>("closeSend", comm) }
+}
+
+unsafe extern "C" fn close_recv(comm: *mut c_void) -> ncclResult_t {
+    // SAFETY: as for `close`.
+    unsafe { close::<Comm<RecvComm>>("closeRecv", comm) }
+}
+
+unsafe extern "C" fn close_listen(comm: *mut c_void) -> ncclResult_t {
+    // SAFETY: as for `close`.
+    unsafe { close::<Mutex<crate::net::listen::Listener>>("closeListen", comm) }
+}

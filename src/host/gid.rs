@@ -1,0 +1,129 @@
+//! Choice of an entry of a port's GID table.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Address family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4, mapped into IPv6 in a GID.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// One entry of a GID table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Its index.
+    pub index: u8,
+    /// The identifier.
+    pub gid: [u8; 16],
+    /// RoCE version, where the kernel tells.
+    pub roce_version: Option<u8>,
+}
+
+/// What the user prefers.
+#[derive(Debug, Clone, Copy)]
+pub struct Preference {
+    /// Family.
+    pub family: Family,
+    /// RoCE version.
+    pub roce_version: u8,
+}
+
+impl GidEntry {
+    /// As an address.
+    pub fn address(&self) -> IpAddr {
+        let v6 = Ipv6Addr::from(self.gid);
+        v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+    }
+
+    fn is_link_local(&self) -> bool {
+        self.gid[0] == 0xfe && self.gid[1] & 0xc0 == 0x80
+    }
+
+    fn family(&self) -> Family {
+        if self.address().is_ipv4() { Family::V4 } else { Family::V6 }
+    }
+
+    /// Higher is better: routable before link-local, then the right RoCE version before an unknown and before a wrong one,
+    /// then the right family.
+    fn score(&self, want: &Preference) -> (bool, u8, bool) {
+        let version = match self.roce_version {
+            Some(v) if v == want.roce_version => 2,
+            None => 1,
+            Some(_) => 0,
+        };
+        (!self.is_link_local(), version, self.family() == want.family)
+    }
+}
+
+/// The best entry; of equal ones the first. `None` if there is none at all.
+pub fn choose(entries: &[GidEntry], want: &Preference) -> Option<GidEntry> {
+    let mut best: Option<GidEntry> = None;
+    for entry in entries {
+        if best.is_none_or(|b| entry.score(want) > b.score(want)) {
+            best = Some(*entry);
+        }
+    }
+    best
+}
+
+/// Why [`choose`] chose `entry`, in a few words for the log.
+pub fn reason(entry: &GidEntry, want: &Preference) -> String {
+    let reach = if entry.is_link_local() { "link-local only" } else { "routable" };
+    let version = match entry.roce_version {
+        Some(v) if v == want.roce_version => format!("RoCE v{v}"),
+        Some(v) => format!("RoCE v{v}, no v{} found", want.roce_version),
+        None => "RoCE version not told by the kernel".into(),
+    };
+    format!("{reach}, {version}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WANT: Preference = Preference { family: Family::V4, roce_version: 2 };
+
+    fn entry(index: u8, address: &str, roce_version: Option<u8>) -> GidEntry {
+        let gid = match address.parse().expect("an address") {
+            IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
+            IpAddr::V6(a) => a.octets(),
+        };
+        GidEntry { index, gid, roce_version }
+    }
+
+    fn chosen(entries: &[GidEntry]) -> Option<u8> {
+        choose(entries, &WANT).map(|e| e.index)
+    }
+
+    #[test]
+    fn the_usual_mlx5_table() {
+        let table = [
+            entry(0, "fe80::1", Some(1)),
+            entry(1, "fe80::1", Some(2)),
+            entry(2, "10.0.0.1", Some(1)),
+            entry(3, "10.0.0.1", Some(2)),
+        ];
+        assert_eq!(chosen(&table), Some(3));
+    }
+
+    #[test]
+    fn a_fabric_of_ipv6_only() {
+        assert_eq!(chosen(&[entry(0, "fe80::1", Some(2)), entry(5, "2001:db8::1", Some(2))]), Some(5));
+    }
+
+    #[test]
+    fn a_container_that_hides_the_types() {
+        assert_eq!(chosen(&[entry(0, "fe80::1", None), entry(1, "10.0.0.1", None)]), Some(1));
+    }
+
+    #[test]
+    fn the_wrong_version_is_better_than_link_local() {
+        let table = [entry(0, "fe80::1", Some(2)), entry(1, "10.0.0.1", Some(1))];
+        assert_eq!(chosen(&table), Some(1));
+        assert!(reason(&table[1], &WANT).contains("no v2 found"));
+        assert_eq!(chosen(&[]), None);
+    }
+}

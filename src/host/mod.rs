@@ -1,0 +1,8 @@
+//! The machine around us: settings, device filters, GIDs, sysfs, interfaces. Knows nothing of verbs or protocol.
+
+pub mod config;
+pub mod gid;
+pub mod hca;
+pub mod iface;
+pub mod random;
+pub mod sysfs;

@@ -1,0 +1,190 @@
+//! The connecting side of a connection's set-up.
+//!
+//! ```text
+//! Dialing ──► Greeting ──► Awaiting ──► Committing ──► SendComm
+//!    ▲ refused: again, until the deadline
+//! ```
+
+use super::device::Device;
+use super::lanes::IdleLanes;
+use super::link::Link;
+use super::sender::{SENDER_DEPTHS, SendComm, SlotRing};
+use super::socket::{ControlSocket, Incoming};
+use crate::error::{Error, Result};
+use crate::proto::RING_SLOTS;
+use crate::proto::frame::{Frame, Kind};
+use crate::proto::handle::Handle;
+use crate::proto::handshake::{Hello, Reply, Ring};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A connection on its way. Every call of [`Self::advance`] does what can be done without waiting.
+#[derive(Debug)]
+pub struct Connector {
+    device: Arc<Device>,
+    handle: Handle,
+    deadline: Instant,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The TCP connection is being made; after a refusal, again at the given time.
+    Dialing(Dial),
+    /// Connected; the hello is going out.
+    Greeting(Box<Offer>),
+    /// The hello is out; the peer's reply is due.
+    Awaiting(Box<Offer>),
+    /// The queue pairs are connected; the commit is going out.
+    Committing(ControlSocket, Box<Pending>),
+    /// Over, one way or the other.
+    Done,
+}
+
+#[derive(Debug)]
+enum Dial {
+    Again(Instant),
+    Trying(ControlSocket),
+}
+
+/// What has been put on the table.
+#[derive(Debug)]
+struct Offer {
+    socket: ControlSocket,
+    lanes: IdleLanes,
+    ring: SlotRing,
+}
+
+/// All that makes a communicator but the last word.
+#[derive(Debug)]
+struct Pending {
+    lanes: super::lanes::Lanes,
+    ring: SlotRing,
+    reply: Reply,
+}
+
+const REDIAL_AFTER: Duration = Duration::from_millis(20);
+
+impl Connector {
+    /// Begins to connect `device` to the listener behind `handle`.
+    pub fn new(device: Arc<Device>, handle: Handle) -> Self {
+        let deadline = Instant::now() + Duration::from_secs(device.config.handshake_timeout_s);
+        Self { device, handle, deadline, stage: Stage::Dialing(Dial::Again(Instant::now())) }
+    }
+
+    /// Whether nobody can be waiting for it any more.
+    pub fn is_abandoned(&self, now: Instant) -> bool {
+        now > self.deadline + Duration::from_secs(self.device.config.handshake_timeout_s)
+    }
+
+    /// Whether it leads to the listener behind `handle`.
+    pub fn leads_to(&self, handle: &Handle) -> bool {
+        self.handle == *handle
+    }
+
+    /// Does what can be done now; the communicator, once there is one.
+    ///
+    /// # Errors
+    /// The peer refuses, has died or does not answer in time; or the device has no more queues.
+    pub fn advance(&mut self) -> Result<Option<SendComm>> {
+        loop {
+            let stage = std::mem::replace(&mut self.stage, Stage::Done);
+            let (stage, progress) = match stage {
+                Stage::Dialing(dial) => self.dial(dial)?,
+                Stage::Greeting(offer) => greet(offer)?,
+                Stage::Awaiting(offer) => self.await_reply(offer)?,
+                Stage::Committing(mut socket, pending) => {
+                    if socket.poll_sent()? {
+                        return self.complete(socket, *pending).map(Some);
+                    }
+                    (Stage::Committing(socket, pending), false)
+                }
+                Stage::Done => return Err(Error::internal("connect was called after it had failed")),
+            };
+            if !progress {
+                self.check_deadline(&stage)?;
+                self.stage = stage;
+                return Ok(None);
+            }
+            self.stage = stage;
+        }
+    }
+
+    fn check_deadline(&self, stage: &Stage) -> Result<()> {
+        if Instant::now() < self.deadline {
+            return Ok(());
+        }
+        let waiting = match stage {
+            Stage::Dialing(_) => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
+            Stage::Greeting(_) | Stage::Awaiting(_) => "the listener took the connection but did not answer",
+            Stage::Committing(..) | Stage::Done => "the listener stopped reading",
+        };
+        let seconds = self.device.config.handshake_timeout_s;
+        let to = self.handle.address;
+        Err(Error::remote(format!("connecting to {to}: {waiting} within FERRITE_HANDSHAKE_TIMEOUT={seconds} s")))
+    }
+
+    fn dial(&self, dial: Dial) -> Result<(Stage, bool)> {
+        match dial {
+            Dial::Again(when) if Instant::now() < when => Ok((Stage::Dialing(Dial::Again(when)), false)),
+            Dial::Again(_) => Ok((Stage::Dialing(Dial::Trying(ControlSocket::dial(self.handle.address)?)), true)),
+            Dial::Trying(mut socket) => match socket.poll_connected() {
+                Ok(false) => Ok((Stage::Dialing(Dial::Trying(socket)), false)),
+                Ok(true) => Ok((Stage::Greeting(Box::new(self.offer(socket)?)), true)),
+                Err(libc::ECONNREFUSED | libc::ETIMEDOUT | libc::ECONNRESET | libc::EAGAIN) => {
+                    Ok((Stage::Dialing(Dial::Again(Instant::now() + REDIAL_AFTER)), false))
+                }
+                Err(e) => Err(Error::os(format_args!("connecting to {}", self.handle.address), e)),
+            },
+        }
+    }
+
+    fn offer(&self, mut socket: ControlSocket) -> Result<Offer> {
+        let lanes = IdleLanes::new(&self.device, self.device.config.lanes, SENDER_DEPTHS)?;
+        let ring = SlotRing::new(&self.device.card.domain, RING_SLOTS)?;
+        let place = Ring { addr: ring.addr(), rkey: ring.rkey(), slots: RING_SLOTS as u32 };
+        let hello = Hello { endpoint: lanes.endpoint.clone(), ring: place };
+        socket.send(&hello.frame(self.handle.token));
+        Ok(Offer { socket, lanes, ring })
+    }
+
+    fn await_reply(&self, mut offer: Box<Offer>) -> Result<(Stage, bool)> {
+        let to = self.handle.address;
+        let frame = match offer.socket.poll_frame() {
+            Ok(Incoming::Nothing) => return Ok((Stage::Awaiting(offer), false)),
+            Ok(Incoming::Frame(frame)) => frame,
+            Ok(Incoming::Closed) => {
+                let text = "the listener closed the connection: its process has died, or it took another peer";
+                return Err(Error::remote(format!("connecting to {to}: {text}")));
+            }
+            Err(violation) => return Err(Error::remote(format!("connecting to {to}: {violation}"))),
+        };
+        if frame.kind == Kind::Refuse {
+            return Err(Error::remote(format!("connecting to {to}: the listener refuses: {}", frame.body_text())));
+        }
+        if frame.kind != Kind::Reply || frame.token != self.handle.token {
+            return Err(Error::remote(format!("connecting to {to}: a {:?} came instead of a reply", frame.kind)));
+        }
+        let Offer { mut socket, lanes, ring } = *offer;
+        let reply = Reply::parse(&frame.body, &lanes.endpoint)
+            .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
+        let lanes = lanes
+            .connect(&self.device, reply.endpoint.clone(), &reply.terms)
+            .map_err(|e| e.during(format_args!("connecting to {to}")))?;
+        socket.send(&Frame { kind: Kind::Commit, token: self.handle.token, body: Vec::new() });
+        Ok((Stage::Committing(socket, Box::new(Pending { lanes, ring, reply })), true))
+    }
+
+    fn complete(&self, socket: ControlSocket, pending: Pending) -> Result<SendComm> {
+        let Pending { lanes, ring, reply } = pending;
+        let peer = format!("{} ({})", reply.endpoint.name, socket.peer());
+        let link = Arc::new(Link::new(peer, self.handle.token, socket));
+        self.device.card.watcher()?.watch(&link)?;
+        log::debug!("{} sends to {}: {:?}", self.device.name, link.peer(), reply.terms);
+        Ok(SendComm::new(Arc::clone(&self.device), link, lanes, ring, &reply.terms))
+    }
+}
+
+fn greet(mut offer: Box<Offer>) -> Result<(Stage, bool)> {
+    if offer.socket.poll_sent()? { Ok((Stage::Awaiting(offer), true)) } else { Ok((Stage::Greeting(offer), false)) }
+}

@@ -1,0 +1,94 @@
+//! Flushing received data to GPU memory: a one-byte READ over a queue pair that is connected to itself.
+//!
+//! A read may not pass the writes before it on the bus, so when it is done, they are. The queue pair exists only once a
+//! flush has been asked for: recent GPUs never need one.
+
+use super::device::Device;
+use super::lanes::WorkId;
+use crate::error::{Error, Result};
+use crate::proto::requests::{RequestId, Requests};
+use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair};
+use crate::verbs::shared::SharedRing;
+use crate::verbs::status::Status;
+use crate::verbs::work::{Span, Target};
+use std::sync::Arc;
+
+/// As many flushes as requests, so that the queue never fills.
+const DEPTHS: Depths = Depths { send: crate::proto::MAX_REQUESTS as u32, recv: 1, inline_bytes: 0 };
+
+/// A queue pair connected to itself, and a byte to read into.
+#[derive(Debug)]
+pub struct FlushLane {
+    pair: QueuePair,
+    queue: Arc<CompletionQueue>,
+    landing: SharedRing<64>,
+    /// Whether each flush is complete.
+    requests: Requests<bool>,
+}
+
+impl FlushLane {
+    /// A flush lane on `device`.
+    ///
+    /// # Errors
+    /// The port is down, or the device has no more queues or memory regions.
+    pub fn new(device: &Device) -> Result<Self> {
+        let config = &device.config;
+        let address = device.local_address()?;
+        let queue = CompletionQueue::new(&device.card.context, DEPTHS.send + DEPTHS.recv)?;
+        let idle = IdleQueuePair::new(&device.card.domain, &queue, device.port, config.pkey_index, DEPTHS)?;
+        let path = Path {
+            dest_qpn: idle.number(),
+            dest_psn: 0,
+            psn: 0,
+            dest_gid: address.gid.gid,
+            dest_lid: address.port.lid,
+            global: !address.port.infiniband,
+            gid_index: address.gid.index,
+            mtu: address.port.mtu,
+            service_level: config.service_level,
+            traffic_class: config.traffic_class,
+            timeout: config.timeout,
+            retry_count: config.retry_count,
+        };
+        let landing = SharedRing::new(&device.card.domain, 1)?;
+        let pair = idle.connect(&path, WorkId::Receive { lane: 0 }.to_bits())?;
+        Ok(Self { pair, queue, landing, requests: Requests::default() })
+    }
+
+    /// Begins to read one byte at `addr`. `None`: too much is outstanding, try again.
+    ///
+    /// # Errors
+    /// The read cannot be posted.
+    pub fn post(&mut self, addr: u64, rkey: u32) -> Result<Option<RequestId>> {
+        let Some(request) = self.requests.allocate(false) else { return Ok(None) };
+        let local = Span { addr: self.landing.addr(), length: 1, lkey: self.landing.lkey() };
+        self.pair.post_read(WorkId::Flush { request }.to_bits(), local, Target { addr, rkey })?;
+        Ok(Some(request))
+    }
+
+    /// Whether the flush is complete. Its id is stale afterwards.
+    ///
+    /// # Errors
+    /// It failed.
+    pub fn test(&mut self, id: RequestId) -> Result<bool> {
+        let requests = &mut self.requests;
+        self.queue.poll(|completion| {
+            if completion.status != Status::SUCCESS {
+                let cause = completion.status.cause();
+                return Err(Error::remote(format!("flushing GPU memory: {}; likely: {cause}", completion.status)));
+            }
+            if let WorkId::Flush { request } = WorkId::from_bits(completion.id)
+                && let Some(done) = requests.get_mut(request)
+            {
+                *done = true;
+            }
+            Ok(())
+        })?;
+        let done = self.requests.get_mut(id).copied();
+        let done = done.ok_or_else(|| Error::internal("a flush was tested after its end"))?;
+        if done {
+            self.requests.release(id);
+        }
+        Ok(done)
+    }
+}

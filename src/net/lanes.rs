@@ -1,0 +1,249 @@
+//! The queue pairs of one end of a connection, from creation to failure.
+
+use super::device::{Device, LocalAddress};
+use super::link::Link;
+use crate::error::{Error, Result};
+use crate::host::{random, sysfs};
+use crate::proto::handshake::{Endpoint, LaneEnd, Terms};
+use crate::proto::requests::RequestId;
+use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair};
+use crate::verbs::status::Status;
+use crate::verbs::work::Completion;
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+
+/// The queue pairs of one end, before the other end is known.
+#[derive(Debug)]
+pub struct IdleLanes {
+    queue: Arc<CompletionQueue>,
+    pairs: Vec<IdleQueuePair>,
+    address: LocalAddress,
+    /// What the peer is told.
+    pub endpoint: Endpoint,
+}
+
+/// One connected queue pair with its accounts.
+#[derive(Debug)]
+pub struct Lane {
+    /// The queue pair.
+    pub pair: QueuePair,
+    /// Send work requests that have not been accounted for by a completion.
+    pub in_flight: u32,
+    /// Receive work requests that are posted.
+    pub receives: u32,
+}
+
+/// The connected queue pairs of one end.
+#[derive(Debug)]
+pub struct Lanes {
+    /// Their common completion queue.
+    pub queue: Arc<CompletionQueue>,
+    /// By lane number.
+    pub lanes: Vec<Lane>,
+    address: LocalAddress,
+    remote: Endpoint,
+}
+
+impl IdleLanes {
+    /// `count` queue pairs on `device`, sized by `depths`.
+    ///
+    /// # Errors
+    /// The port is down, or the device has no more queues.
+    pub fn new(device: &Device, count: u8, depths: Depths) -> Result<Self> {
+        let config = &device.config;
+        let address = device.local_address()?;
+        let entries = (depths.send + depths.recv) * u32::from(count);
+        let queue = CompletionQueue::new(&device.card.context, entries)?;
+        let pair = |_| IdleQueuePair::new(&device.card.domain, &queue, device.port, config.pkey_index, depths);
+        let pairs = (0..count).map(pair).collect::<Result<Vec<_>>>()?;
+        let lane = |pair: &IdleQueuePair| {
+            let psn = u32::from_le_bytes(random::bytes()?) & 0xff_ffff;
+            Ok(LaneEnd { qpn: pair.number(), psn })
+        };
+        let endpoint = Endpoint {
+            name: format!(
+                "{} port {} of process {} on {}",
+                device.name,
+                device.port,
+                std::process::id(),
+                sysfs::host_name()
+            ),
+            infiniband: address.port.infiniband,
+            lid: address.port.lid,
+            gid: address.gid.gid,
+            mtu: address.port.mtu,
+            adaptive_routing: config.adaptive_routing.unwrap_or(address.port.infiniband),
+            split: config.split,
+            lanes: pairs.iter().map(lane).collect::<Result<_>>()?,
+        };
+        Ok(Self { queue, pairs, address, endpoint })
+    }
+
+    /// Keeps the first `count` queue pairs; the rest is given back.
+    pub fn truncate(&mut self, count: u8) {
+        self.pairs.truncate(usize::from(count));
+        self.endpoint.lanes.truncate(usize::from(count));
+    }
+
+    /// Connects each to its counterpart in `remote`, on `terms`.
+    ///
+    /// # Errors
+    /// The device refuses the path.
+    pub fn connect(mut self, device: &Device, remote: Endpoint, terms: &Terms) -> Result<Lanes> {
+        self.truncate(terms.striping.lanes);
+        let config = &device.config;
+        let mut lanes = Vec::with_capacity(self.pairs.len());
+        for (number, (pair, (local, far))) in
+            (0u8..).zip(self.pairs.into_iter().zip(self.endpoint.lanes.iter().zip(&remote.lanes)))
+        {
+            let path = Path {
+                dest_qpn: far.qpn,
+                dest_psn: far.psn,
+                psn: local.psn,
+                dest_gid: remote.gid,
+                dest_lid: remote.lid,
+                global: !remote.infiniband,
+                gid_index: self.address.gid.index,
+                mtu: terms.mtu,
+                service_level: config.service_level,
+                traffic_class: config.traffic_class,
+                timeout: config.timeout,
+                retry_count: config.retry_count,
+            };
+            let pair = pair.connect(&path, WorkId::Receive { lane: number }.to_bits())?;
+            lanes.push(Lane { pair, in_flight: 0, receives: 0 });
+        }
+        Ok(Lanes { queue: self.queue, lanes, address: self.address, remote })
+    }
+}
+
+impl Lanes {
+    /// The error behind a failed completion, told so that somebody can act on it.
+    #[cold]
+    pub fn explain(&self, device: &Device, link: &Link, completion: &Completion) -> Error {
+        let work = WorkId::from_bits(completion.id);
+        let lane = work.lane();
+        let qpn = self.lanes.get(lane).map_or(0, |l| l.pair.number());
+        let remote_qpn = self.remote.lanes.get(lane).map_or(0, |l| l.qpn);
+        let Completion { status, vendor_error, .. } = *completion;
+        let peer_state = if link.is_gone() {
+            format!("; {}", link.reason())
+        } else if status == Status::RETRY_EXCEEDED {
+            "; the peer's control connection still stands, so its process lives and the path is at fault".into()
+        } else {
+            String::new()
+        };
+        let cause = match status.cause() {
+            "" => String::new(),
+            cause => format!("; likely: {cause}"),
+        };
+        Error::remote(format!(
+            "{} on {}: {status}, vendor error {vendor_error}; local GID {} (index {}) LID {} queue pair {qpn}, \
+             remote GID {} LID {} queue pair {remote_qpn}, peer {}{peer_state}{cause}",
+            work.operation(),
+            device.name,
+            Ipv6Addr::from(self.address.gid.gid),
+            self.address.gid.index,
+            self.address.port.lid,
+            Ipv6Addr::from(self.remote.gid),
+            self.remote.lid,
+            link.peer(),
+        ))
+    }
+}
+
+/// What a work request's id tells when its completion comes.
+///
+/// ```text
+/// bit 63      56 55     48 47      40 39    32 31        0
+///      kind      zero      retires    lane     request
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkId {
+    /// A stripe of a message; its completion retires this many work requests.
+    Data {
+        /// The message.
+        request: RequestId,
+        /// The queue pair.
+        lane: u8,
+        /// Work requests.
+        retires: u8,
+    },
+    /// Clear-to-sends.
+    Announce {
+        /// The queue pair.
+        lane: u8,
+        /// Work requests.
+        retires: u8,
+    },
+    /// A receive work request.
+    Receive {
+        /// The queue pair.
+        lane: u8,
+    },
+    /// A flush of GPU memory.
+    Flush {
+        /// The flush.
+        request: RequestId,
+    },
+}
+
+impl WorkId {
+    /// The 64 bits of a work request's id.
+    #[inline]
+    pub fn to_bits(self) -> u64 {
+        let (kind, retires, lane, request) = match self {
+            Self::Data { request, lane, retires } => (1, retires, lane, request.to_bits()),
+            Self::Announce { lane, retires } => (2, retires, lane, 0),
+            Self::Receive { lane } => (3, 0, lane, 0),
+            Self::Flush { request } => (4, 0, 0, request.to_bits()),
+        };
+        kind << 56 | u64::from(retires) << 40 | u64::from(lane) << 32 | u64::from(request)
+    }
+
+    /// The meaning of a work request's id. Ids come back from the device as they were given to it.
+    #[inline]
+    pub fn from_bits(bits: u64) -> Self {
+        let (lane, retires, request) = ((bits >> 32) as u8, (bits >> 40) as u8, RequestId::from_bits(bits as u32));
+        match bits >> 56 {
+            1 => Self::Data { request, lane, retires },
+            2 => Self::Announce { lane, retires },
+            3 => Self::Receive { lane },
+            _ => Self::Flush { request },
+        }
+    }
+
+    fn lane(self) -> usize {
+        match self {
+            Self::Data { lane, .. } | Self::Announce { lane, .. } | Self::Receive { lane } => usize::from(lane),
+            Self::Flush { .. } => usize::MAX,
+        }
+    }
+
+    fn operation(self) -> &'static str {
+        match self {
+            Self::Data { .. } => "sending data",
+            Self::Announce { .. } => "sending a clear-to-send",
+            Self::Receive { .. } => "receiving",
+            Self::Flush { .. } => "flushing GPU memory",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_work_id_survives_the_device() {
+        let request = RequestId::from_bits(0xabcd_ef12);
+        for id in [
+            WorkId::Data { request, lane: 31, retires: 3 },
+            WorkId::Announce { lane: 2, retires: 255 },
+            WorkId::Receive { lane: 7 },
+            WorkId::Flush { request },
+        ] {
+            assert_eq!(WorkId::from_bits(id.to_bits()), id);
+        }
+    }
+}

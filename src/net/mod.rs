@@ -1,0 +1,180 @@
+//! The plugin's objects: the only place where the protocol meets the verbs and the machine.
+//!
+//! [`Net`] is built once from the environment. A [`device::Device`] is an active port; [`listen::Listener`] and
+//! [`connect::Connector`] make [`receiver::RecvComm`] and [`sender::SendComm`], which translate between flows and
+//! queue pairs.
+
+pub mod connect;
+pub mod device;
+pub mod flush;
+pub mod lanes;
+pub mod link;
+pub mod listen;
+pub mod receiver;
+pub mod region;
+pub mod sender;
+pub mod single;
+pub mod socket;
+pub mod watcher;
+
+use crate::error::{Error, Result};
+use crate::host::config::Config;
+use crate::host::iface::{self, Interface};
+use crate::host::random;
+use crate::proto::handle::{self, HANDLE_BYTES, Handle};
+use crate::verbs::context::Context;
+use crate::verbs::library::Library;
+use connect::Connector;
+use device::Device;
+use listen::Listener;
+use sender::SendComm;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Everything there is in a process.
+#[derive(Debug)]
+pub struct Net {
+    devices: Vec<Arc<Device>>,
+    interface: Option<Interface>,
+    connectors: Mutex<HashMap<u64, Connector>>,
+}
+
+impl Net {
+    /// Reads the settings and finds the devices. No libibverbs and no device are no error: there are just none.
+    ///
+    /// # Errors
+    /// A setting is out of range, or no interface suits the settings.
+    pub fn from_env() -> Result<Self> {
+        let config = Arc::new(Config::from_env()?);
+        let devices = find_devices(&config);
+        let interface = match devices.is_empty() {
+            true => None,
+            false => Some(iface::choose(&config.interfaces, config.socket_family)?),
+        };
+        let net = Self { devices, interface, connectors: Mutex::default() };
+        net.announce(&config);
+        Ok(net)
+    }
+
+    /// The devices.
+    pub fn devices(&self) -> &[Arc<Device>] {
+        &self.devices
+    }
+
+    /// Device number `index`.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn device(&self, index: i32) -> Result<&Arc<Device>> {
+        let found = usize::try_from(index).ok().and_then(|i| self.devices.get(i));
+        found.ok_or_else(|| Error::argument(format!("device {index}: there are {}", self.devices.len())))
+    }
+
+    /// A listener on device number `index`.
+    ///
+    /// # Errors
+    /// No such device, or no port can be had.
+    pub fn listen(&self, index: i32) -> Result<Listener> {
+        let device = self.device(index)?;
+        let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
+        Listener::new(Arc::clone(device), interface)
+    }
+
+    /// Connects device number `index` to the listener behind `bytes`, in as many calls as it takes. The number under which
+    /// the connection is known meanwhile is kept in the handle.
+    ///
+    /// # Errors
+    /// The handle is not Ferrite's, or the connection fails.
+    pub fn connect(&self, index: i32, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
+        let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.0))?;
+        let known = self.take_connector(handle::cookie(bytes)).filter(|c| c.leads_to(&handle));
+        let mut connector = match known {
+            Some(connector) => connector,
+            None => Connector::new(Arc::clone(self.device(index)?), handle),
+        };
+        // Not locked meanwhile: creating queue pairs takes time.
+        let done = connector.advance();
+        handle::set_cookie(bytes, 0);
+        if let Ok(None) = done {
+            let cookie = u64::from_le_bytes(random::bytes()?).max(1);
+            handle::set_cookie(bytes, cookie);
+            self.keep_connector(cookie, connector);
+        }
+        done
+    }
+
+    fn take_connector(&self, cookie: u64) -> Option<Connector> {
+        if cookie == 0 { None } else { self.lock().remove(&cookie) }
+    }
+
+    /// NCCL may give up on a connection without a word: such ones are dropped here.
+    fn keep_connector(&self, cookie: u64, connector: Connector) {
+        let now = Instant::now();
+        let mut connectors = self.lock();
+        connectors.retain(|_, c| !c.is_abandoned(now));
+        connectors.insert(cookie, connector);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Connector>> {
+        self.connectors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The line to look for in the log.
+    fn announce(&self, config: &Config) {
+        let Some(interface) = &self.interface else { return };
+        let devices: Vec<_> = self.devices.iter().map(|d| d.describe()).collect();
+        log::info!(
+            target: INIT,
+            "Ferrite {}: {} device(s): {}; connection set-up over {} ({}); {} queue pair(s) per connection",
+            env!("CARGO_PKG_VERSION"),
+            devices.len(),
+            devices.join(", "),
+            interface.name,
+            interface.address.ip(),
+            config.lanes,
+        );
+    }
+}
+
+/// Log target of lines that NCCL shows without `NCCL_DEBUG_SUBSYS`.
+pub const INIT: &str = "init";
+
+fn find_devices(config: &Arc<Config>) -> Vec<Arc<Device>> {
+    let none = |why: String| {
+        let next = "NCCL will use another network";
+        if config.insisted {
+            log::warn!(target: INIT, "Ferrite has no device: {why}");
+        } else {
+            log::info!(target: INIT, "Ferrite has no device: {why}; {next} (NCCL_NET=Ferrite makes this an error)");
+        }
+        Vec::new()
+    };
+    if config.disabled {
+        return none("NCCL_IB_DISABLE=1".into());
+    }
+    let library = match Library::load(config.verbs_library.as_deref()) {
+        Ok(library) => Arc::new(library),
+        Err(e) => return none(e.text),
+    };
+    let (contexts, failures) = match Context::open_all(&library) {
+        Ok(opened) => opened,
+        Err(e) => return none(e.text),
+    };
+    for failure in &failures {
+        log::info!(target: INIT, "Ferrite: {failure} (in a container: is /dev/infiniband passed in?)");
+    }
+    let devices = Device::discover(&contexts, config);
+    if devices.is_empty() {
+        let opened = contexts.len();
+        let (found, refused) = (opened + failures.len(), failures.len());
+        return none(match found {
+            0 => "libibverbs knows no RDMA device (in a container: is /dev/infiniband passed in?)".into(),
+            _ if opened == 0 => {
+                format!("{refused} RDMA device(s) found, none of which could be opened: {}", failures[0])
+            }
+            _ => format!("{opened} RDMA device(s) opened, but no port is active and admitted by NCCL_IB_HCA"),
+        });
+    }
+    devices
+}

@@ -1,0 +1,276 @@
+//! A receive communicator: buffers in, clear-to-sends out, completions by identity.
+
+use super::device::Device;
+use super::flush::FlushLane;
+use super::lanes::{Lane, Lanes, WorkId};
+use super::link::Link;
+use super::region::{MemoryKind, Registration};
+use super::single::{SingleCaller, stale};
+use crate::error::{Error, Result};
+use crate::proto::handshake::{Ring, Terms};
+use crate::proto::recv::{Buffer, Received, RecvFlow};
+use crate::proto::requests::RequestId;
+use crate::proto::wire::{Imm, Slot};
+use crate::proto::{self, MAX_GROUP};
+use crate::verbs::queue::Depths;
+use crate::verbs::status::Status;
+use crate::verbs::work::{Completion, RECV_BATCH, Span, Target, WRITE_BATCH, Write};
+use std::sync::Arc;
+
+/// Sizes of a receiver's queues: it sends clear-to-sends only, inline, and keeps receives for all it has announced.
+pub const RECEIVER_DEPTHS: Depths =
+    Depths { send: 128, recv: proto::RING_SLOTS as u32, inline_bytes: (MAX_GROUP * Slot::BYTES) as u32 };
+/// Clear-to-send work requests between two that report their completion.
+const SIGNAL_EVERY: u32 = 32;
+/// The lane that carries clear-to-sends.
+const ANNOUNCE_LANE: usize = 0;
+
+/// The receiving end of a connection.
+#[derive(Debug)]
+pub struct RecvComm {
+    path: SingleCaller<RecvPath>,
+    /// The peer.
+    pub link: Arc<Link>,
+    /// The device it is on.
+    pub device: Arc<Device>,
+}
+
+/// A message that a receive expects.
+#[derive(Debug, Clone, Copy)]
+pub struct Expected<'a> {
+    /// Address of the buffer.
+    pub addr: u64,
+    /// Its size in bytes.
+    pub length: u32,
+    /// The message's tag.
+    pub tag: u32,
+    /// The buffer's registration.
+    pub memory: &'a Registration,
+}
+
+/// The state behind the data path.
+#[derive(Debug)]
+pub struct RecvPath {
+    flow: RecvFlow,
+    lanes: Lanes,
+    ring: Ring,
+    unsignaled: u32,
+    flush: Option<FlushLane>,
+    failed: Option<Error>,
+}
+
+impl RecvPath {
+    /// Readies connected queue pairs: receives are posted from here on, so that the peer may send.
+    ///
+    /// # Errors
+    /// The device offers no inline data, or refuses the receives.
+    pub fn new(lanes: Lanes, ring: Ring, terms: &Terms) -> Result<Self> {
+        let flow = RecvFlow::new(terms.striping);
+        let mut path = Self { flow, lanes, ring, unsignaled: 0, flush: None, failed: None };
+        let inline_bytes = path.lanes.lanes.first().map_or(0, |lane| lane.pair.inline_bytes());
+        if (inline_bytes as usize) < Slot::BYTES {
+            let text = format!("the device takes {inline_bytes} bytes of inline data; {} are needed", Slot::BYTES);
+            return Err(Error::os(text, libc::EOPNOTSUPP));
+        }
+        for lane in &mut path.lanes.lanes {
+            lane.refill()?;
+        }
+        Ok(path)
+    }
+}
+
+impl RecvComm {
+    /// A receiver.
+    pub fn new(device: Arc<Device>, link: Arc<Link>, path: RecvPath) -> Self {
+        Self { path: SingleCaller::new(path), link, device }
+    }
+
+    /// Begins to receive a group of messages. `None`: too much is outstanding, try again.
+    ///
+    /// # Errors
+    /// The connection has failed, or the group is impossible.
+    pub fn irecv<'a>(&self, expected: impl ExactSizeIterator<Item = Expected<'a>>) -> Result<Option<RequestId>> {
+        let mut path = self.path.enter()?;
+        path.check(&self.link, false)?;
+        let count = expected.len();
+        let mut buffers = [Buffer { addr: 0, length: 0, rkeys: [0; 2], tag: 0 }; MAX_GROUP];
+        if count > MAX_GROUP {
+            return Err(Error::argument(format!("irecv of {count} messages; 1 to {MAX_GROUP} are possible")));
+        }
+        for (buffer, Expected { addr, length, tag, memory }) in buffers.iter_mut().zip(expected) {
+            if !memory.covers(addr, length) {
+                let text = format!("irecv of {length} bytes at {addr:#x}: outside of the memory handle");
+                return Err(Error::argument(text));
+            }
+            *buffer = Buffer { addr, length, rkeys: [memory.rkey(), 0], tag };
+        }
+        let posted = path.flow.post(&buffers[..count]).map_err(|v| Error::argument(v.0))?;
+        path.announce().map_err(|e| path.fail(&self.link, e))?;
+        Ok(posted)
+    }
+
+    /// What has been received, once the request is complete.
+    ///
+    /// # Errors
+    /// The connection has failed; the same error each time.
+    pub fn test(&self, id: RequestId) -> Result<Option<Received>> {
+        let mut path = self.path.enter()?;
+        if let Some(done) = path.flow.poll_done(id).map_err(stale)? {
+            return Ok(Some(done));
+        }
+        path.progress(&self.device, &self.link)?;
+        path.flow.poll_done(id).map_err(stale)
+    }
+
+    /// Begins to make received data visible to the GPU. `None`: there is nothing to wait for.
+    ///
+    /// # Errors
+    /// The connection has failed, or the flush cannot be posted.
+    pub fn iflush<'a>(&self, received: impl Iterator<Item = Expected<'a>>) -> Result<Option<RequestId>> {
+        if !self.device.config.flush {
+            return Ok(None);
+        }
+        // One read behind the last bytes is behind all of them: they came over the same device.
+        let last = received.filter(|e| e.length > 0 && e.memory.kind == MemoryKind::Gpu).last();
+        let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
+        let mut path = self.path.enter()?;
+        path.check(&self.link, true)?;
+        if path.flush.is_none() {
+            path.flush = Some(FlushLane::new(&self.device)?);
+        }
+        let Some(flush) = &mut path.flush else { return Ok(None) };
+        flush.post(addr, memory.rkey())
+    }
+
+    /// Whether a flush is complete.
+    ///
+    /// # Errors
+    /// It failed.
+    pub fn test_flush(&self, id: RequestId) -> Result<bool> {
+        let mut path = self.path.enter()?;
+        path.check(&self.link, true)?;
+        let result = match &mut path.flush {
+            Some(flush) => flush.test(id),
+            None => Err(Error::internal("a flush is tested that never began")),
+        };
+        result.map_err(|e| path.fail(&self.link, e))
+    }
+}
+
+impl RecvPath {
+    fn check(&self, link: &Link, collecting: bool) -> Result<()> {
+        match &self.failed {
+            Some(e) => Err(e.clone()),
+            None if !collecting && link.is_gone() => {
+                Err(Error::remote(format!("receiving from {}: {}", link.peer(), link.reason())))
+            }
+            None => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, link: &Link, error: Error) -> Error {
+        link.fail(&error.text);
+        self.failed.get_or_insert(error).clone()
+    }
+
+    fn progress(&mut self, device: &Device, link: &Link) -> Result<()> {
+        self.check(link, true)?;
+        // Looked at before the queue: what the peer sent before it went is in the queue by then.
+        let gone = link.is_gone();
+        let polled = self.poll(device, link).map_err(|e| self.fail(link, e))?;
+        if polled == 0 {
+            self.flow.handle_fruitless_poll();
+            if gone {
+                let error = Error::remote(format!("receiving from {}: {}", link.peer(), link.reason()));
+                return Err(self.fail(link, error));
+            }
+        }
+        self.announce().map_err(|e| self.fail(link, e))
+    }
+
+    /// Writes due clear-to-sends into the sender's ring: inline, one doorbell for as many as fit one call.
+    fn announce(&mut self) -> Result<()> {
+        let Self { flow, lanes, ring, unsignaled, .. } = self;
+        let Some(lane) = lanes.lanes.get_mut(ANNOUNCE_LANE) else { return Ok(()) };
+        let per_write = lane.pair.inline_bytes() / Slot::BYTES as u32;
+        loop {
+            let room = (RECEIVER_DEPTHS.send - lane.in_flight).min(WRITE_BATCH as u32);
+            let Some(places) = flow.poll_announcement(room * per_write) else { return Ok(()) };
+            let first = places.start;
+            let slots = flow.encoded(places);
+            let mut writes = [Write::default(); WRITE_BATCH];
+            let mut count = 0;
+            for (i, chunk) in slots.chunks(per_write as usize).enumerate() {
+                let place = first + i * per_write as usize;
+                writes[i] = Write {
+                    local: Span { addr: chunk.as_ptr() as u64, length: size_of_val(chunk) as u32, lkey: 0 },
+                    target: Target { addr: ring.addr + (place * Slot::BYTES) as u64, rkey: ring.rkey },
+                    inline: true,
+                    ..Write::default()
+                };
+                count += 1;
+            }
+            *unsignaled += count as u32;
+            let id = WorkId::Announce { lane: ANNOUNCE_LANE as u8, retires: *unsignaled as u8 };
+            for write in &mut writes[..count] {
+                write.id = id.to_bits();
+            }
+            writes[count - 1].signaled = *unsignaled >= SIGNAL_EVERY;
+            if writes[count - 1].signaled {
+                *unsignaled = 0;
+            }
+            lane.in_flight += count as u32;
+            lane.pair.post_writes(&writes[..count])?;
+        }
+    }
+
+    fn poll(&mut self, device: &Device, link: &Link) -> Result<usize> {
+        let Self { flow, lanes, .. } = self;
+        let mut bad: Option<Completion> = None;
+        let queue = &lanes.queue;
+        let pairs = &mut lanes.lanes;
+        let polled = queue.poll(|completion| {
+            if completion.status != Status::SUCCESS {
+                bad.get_or_insert(completion);
+                return Ok(());
+            }
+            match WorkId::from_bits(completion.id) {
+                WorkId::Receive { lane } => {
+                    if let Some(lane) = pairs.get_mut(usize::from(lane)) {
+                        lane.receives = lane.receives.saturating_sub(1);
+                    }
+                    Ok(flow.handle_immediate(proto::Lane(lane), Imm::parse(completion.imm))?)
+                }
+                WorkId::Announce { lane, retires } => {
+                    if let Some(lane) = pairs.get_mut(usize::from(lane)) {
+                        lane.in_flight = lane.in_flight.saturating_sub(u32::from(retires));
+                    }
+                    Ok(())
+                }
+                other => Err(Error::internal(format!("a receiver's completion queue reports {other:?}"))),
+            }
+        })?;
+        if let Some(completion) = bad {
+            return Err(lanes.explain(device, link, &completion));
+        }
+        if polled > 0 {
+            for lane in pairs {
+                lane.refill()?;
+            }
+        }
+        Ok(polled)
+    }
+}
+
+impl Lane {
+    /// Posts receives as long as a whole batch fits.
+    #[inline]
+    fn refill(&mut self) -> Result<()> {
+        while self.receives + RECV_BATCH as u32 <= RECEIVER_DEPTHS.recv {
+            self.pair.post_receives(RECV_BATCH)?;
+            self.receives += RECV_BATCH as u32;
+        }
+        Ok(())
+    }
+}

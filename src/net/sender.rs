@@ -1,0 +1,197 @@
+//! A send communicator: slots in, work requests out, completions in.
+
+use super::device::Device;
+use super::lanes::{Lanes, WorkId};
+use super::link::Link;
+use super::region::Registration;
+use super::single::{SingleCaller, stale};
+use crate::error::{Error, Result};
+use crate::proto::handshake::Terms;
+use crate::proto::requests::RequestId;
+use crate::proto::send::{SendFlow, Transfer};
+use crate::proto::wire::{Place, Slot};
+use crate::verbs::queue::Depths;
+use crate::verbs::shared::SharedRing;
+use crate::verbs::status::Status;
+use crate::verbs::work::{Completion, Span, Target, Write};
+use std::sync::Arc;
+
+/// Sizes of a sender's queues. It receives nothing; one receive work request is the least every device accepts.
+pub const SENDER_DEPTHS: Depths = Depths { send: 512, recv: 1, inline_bytes: 0 };
+/// Most work requests that one stripe needs: data, and two notices.
+const STRIPE_REQUESTS_MAX: u32 = 3;
+
+/// The ring of clear-to-sends.
+pub type SlotRing = SharedRing<{ Slot::BYTES }>;
+
+/// The sending end of a connection.
+#[derive(Debug)]
+pub struct SendComm {
+    path: SingleCaller<SendPath>,
+    /// The peer.
+    pub link: Arc<Link>,
+    /// The device it is on.
+    pub device: Arc<Device>,
+}
+
+#[derive(Debug)]
+struct SendPath {
+    flow: SendFlow,
+    // Queue pairs before the ring: the peer's writes end before the memory goes.
+    lanes: Lanes,
+    ring: SlotRing,
+    /// Bytes above which data and notice are posted apart; `None`: never.
+    apart_above: Option<u32>,
+    failed: Option<Error>,
+}
+
+impl SendComm {
+    /// A sender over connected queue pairs.
+    pub fn new(device: Arc<Device>, link: Arc<Link>, lanes: Lanes, ring: SlotRing, terms: &Terms) -> Self {
+        let apart_above = terms.adaptive_routing.then_some(device.config.ar_threshold);
+        let flow = SendFlow::new(terms.striping);
+        let path = SendPath { flow, lanes, ring, apart_above, failed: None };
+        Self { path: SingleCaller::new(path), link, device }
+    }
+
+    /// Begins to send `span` of registered memory. `None`: the receiver is not ready, try again.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &Registration) -> Result<Option<RequestId>> {
+        let mut path = self.path.enter()?;
+        path.check(&self.link, false)?;
+        if !memory.covers(addr, length) {
+            return Err(Error::argument(format!("isend of {length} bytes at {addr:#x}: outside of the memory handle")));
+        }
+        path.send(addr, length, tag, memory.lkey()).map_err(|e| path.fail(&self.link, e))
+    }
+
+    /// Bytes sent, once the request is complete.
+    ///
+    /// # Errors
+    /// The connection has failed; the same error each time.
+    pub fn test(&self, id: RequestId) -> Result<Option<u32>> {
+        let mut path = self.path.enter()?;
+        if let Some(done) = path.flow.poll_done(id).map_err(stale)? {
+            return Ok(Some(done));
+        }
+        path.check(&self.link, true)?;
+        let gone = self.link.is_gone();
+        let polled = path.poll(&self.device, &self.link).map_err(|e| path.fail(&self.link, e))?;
+        let done = path.flow.poll_done(id).map_err(stale)?;
+        if done.is_none() && polled == 0 && gone {
+            let error = Error::remote(format!("sending to {}: {}", self.link.peer(), self.link.reason()));
+            return Err(path.fail(&self.link, error));
+        }
+        Ok(done)
+    }
+}
+
+impl SendPath {
+    /// A failed connection stays failed. What has arrived may still be collected (`collecting`) after the peer has gone.
+    #[inline]
+    fn check(&self, link: &Link, collecting: bool) -> Result<()> {
+        match &self.failed {
+            Some(e) => Err(e.clone()),
+            None if !collecting && link.is_gone() => {
+                Err(Error::remote(format!("sending to {}: {}", link.peer(), link.reason())))
+            }
+            None => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, link: &Link, error: Error) -> Error {
+        link.fail(&error.text);
+        self.failed.get_or_insert(error).clone()
+    }
+
+    fn send(&mut self, addr: u64, length: u32, tag: u32, lkey: u32) -> Result<Option<RequestId>> {
+        if self.lanes.lanes.iter().any(|lane| lane.in_flight + STRIPE_REQUESTS_MAX > SENDER_DEPTHS.send) {
+            return Ok(None);
+        }
+        let transfer = match self.flow.submit(tag, length) {
+            Some(transfer) => transfer,
+            None => {
+                self.collect_slots()?;
+                let Some(transfer) = self.flow.submit(tag, length) else { return Ok(None) };
+                transfer
+            }
+        };
+        self.post(addr, lkey, &transfer)?;
+        Ok(Some(transfer.id))
+    }
+
+    fn collect_slots(&mut self) -> Result<()> {
+        while let Some(seq) = self.flow.awaited_slot() {
+            let Some(bytes) = self.ring.read(Place::of(seq).index(), seq) else { break };
+            self.flow.handle_slot(Slot::parse(&bytes)?)?;
+        }
+        Ok(())
+    }
+
+    /// One doorbell per stripe: data with its notice, or, where the fabric may reorder, the notice in a write of its own.
+    fn post(&mut self, addr: u64, lkey: u32, transfer: &Transfer) -> Result<()> {
+        for (stripe, imms) in transfer.stripes() {
+            let apart = stripe.length > 0 && self.apart_above.is_some_and(|limit| stripe.length > limit);
+            let at = u64::from(stripe.offset);
+            let data = Write {
+                local: Span { addr: addr + at, length: stripe.length, lkey },
+                target: Target { addr: transfer.remote_addr + at, rkey: transfer.rkeys[0] },
+                imm: (!apart).then(|| imms.first.emit()),
+                ..Write::default()
+            };
+            let notice = |imm: u32| Write { imm: Some(imm), ..Write::default() };
+            let mut writes = [data; STRIPE_REQUESTS_MAX as usize];
+            let mut count = 1;
+            if apart {
+                writes[count] = notice(imms.first.emit());
+                count += 1;
+            }
+            if let Some(second) = imms.second {
+                writes[count] = notice(second.emit());
+                count += 1;
+            }
+            let Some(lane) = self.lanes.lanes.get_mut(usize::from(stripe.lane.0)) else {
+                return Err(Error::internal(format!("{:?} of {} lanes", stripe.lane, self.lanes.lanes.len())));
+            };
+            let id = WorkId::Data { request: transfer.id, lane: stripe.lane.0, retires: count as u8 };
+            writes[count - 1].id = id.to_bits();
+            writes[count - 1].signaled = true;
+            // A failure before the signalled write is reported with its own id.
+            for write in &mut writes[..count - 1] {
+                write.id = id.to_bits();
+            }
+            lane.pair.post_writes(&writes[..count])?;
+            lane.in_flight += count as u32;
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, device: &Device, link: &Link) -> Result<usize> {
+        let Self { flow, lanes, .. } = self;
+        let mut bad: Option<Completion> = None;
+        let queue = &lanes.queue;
+        let pairs = &mut lanes.lanes;
+        let polled = queue.poll(|completion| {
+            if completion.status != Status::SUCCESS {
+                bad.get_or_insert(completion);
+                return Ok(());
+            }
+            match WorkId::from_bits(completion.id) {
+                WorkId::Data { request, lane, retires } => {
+                    if let Some(lane) = pairs.get_mut(usize::from(lane)) {
+                        lane.in_flight = lane.in_flight.saturating_sub(u32::from(retires));
+                    }
+                    Ok(flow.handle_completion(request)?)
+                }
+                other => Err(Error::internal(format!("a sender's completion queue reports {other:?}"))),
+            }
+        })?;
+        match bad {
+            None => Ok(polled),
+            Some(completion) => Err(lanes.explain(device, link, &completion)),
+        }
+    }
+}

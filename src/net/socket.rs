@@ -1,0 +1,185 @@
+//! The control connection's socket: frames over TCP, never blocking.
+
+use crate::error::{Error, Result, errno};
+use crate::proto::frame::{Assembler, Frame};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// A control connection.
+#[derive(Debug)]
+pub struct ControlSocket {
+    stream: TcpStream,
+    peer: SocketAddr,
+    assembler: Assembler,
+    outgoing: Vec<u8>,
+    connecting: bool,
+}
+
+/// How reading ended for now.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// A whole frame.
+    Frame(Frame),
+    /// Nothing yet.
+    Nothing,
+    /// The peer has closed the connection, or it broke.
+    Closed,
+}
+
+const KEEPALIVE_IDLE_S: i32 = 20;
+const KEEPALIVE_INTERVAL_S: i32 = 5;
+const KEEPALIVE_PROBES: i32 = 4;
+
+impl ControlSocket {
+    /// Begins to connect to `address`.
+    ///
+    /// # Errors
+    /// The attempt fails at once.
+    pub fn dial(address: SocketAddr) -> Result<Self> {
+        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: plain numbers.
+        let fd = unsafe { libc::socket(family, kind, 0) };
+        if fd < 0 {
+            return Err(Error::os("socket", errno()));
+        }
+        // SAFETY: just made, owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        match start_connect(fd.as_raw_fd(), address) {
+            0 | libc::EINPROGRESS => Ok(Self::with(TcpStream::from(fd), address, true)),
+            e => Err(Error::os(format_args!("connect to {address}"), e)),
+        }
+    }
+
+    /// Takes over an accepted connection.
+    ///
+    /// # Errors
+    /// It cannot be made non-blocking.
+    pub fn accepted(stream: TcpStream, peer: SocketAddr) -> Result<Self> {
+        stream.set_nonblocking(true).map_err(|e| Error::io("set_nonblocking", &e))?;
+        let socket = Self::with(stream, peer, false);
+        socket.tune();
+        Ok(socket)
+    }
+
+    fn with(stream: TcpStream, peer: SocketAddr, connecting: bool) -> Self {
+        Self { stream, peer, assembler: Assembler::default(), outgoing: Vec::new(), connecting }
+    }
+
+    /// The other end's address.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The descriptor, for waiting on.
+    pub fn fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+
+    /// Whether [`Self::dial`] has come through.
+    ///
+    /// # Errors
+    /// The connection failed; `Ok(false)` while it is under way. The errno is that of the failure.
+    pub fn poll_connected(&mut self) -> std::result::Result<bool, i32> {
+        if !self.connecting {
+            return Ok(true);
+        }
+        let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid entry; no waiting.
+        if unsafe { libc::poll(&raw mut poll, 1, 0) } != 1 {
+            return Ok(false);
+        }
+        match self.stream.take_error() {
+            Ok(None) => {}
+            Ok(Some(e)) | Err(e) => return Err(e.raw_os_error().unwrap_or(libc::EIO)),
+        }
+        self.connecting = false;
+        self.tune();
+        Ok(true)
+    }
+
+    /// Small messages go out at once, and a host that vanishes is noticed.
+    fn tune(&self) {
+        let _ = self.stream.set_nodelay(true);
+        for (level, option, value) in [
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEPALIVE_IDLE_S),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, KEEPALIVE_PROBES),
+        ] {
+            let size = size_of::<i32>() as libc::socklen_t;
+            // SAFETY: an open socket and a value of the size told. Without these options things only get slower.
+            unsafe { libc::setsockopt(self.fd(), level, option, (&raw const value).cast(), size) };
+        }
+    }
+
+    /// Puts a frame in line.
+    pub fn send(&mut self, frame: &Frame) {
+        self.outgoing.extend_from_slice(&frame.emit());
+    }
+
+    /// Hands over what is in line; whether all of it has gone.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn poll_sent(&mut self) -> Result<bool> {
+        while !self.outgoing.is_empty() {
+            match self.stream.write(&self.outgoing) {
+                Ok(n) => drop(self.outgoing.drain(..n)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(Error::remote(format!("the connection to {} broke: {e}", self.peer))),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads at most up to the end of one frame.
+    ///
+    /// # Errors
+    /// These are not Ferrite's bytes.
+    pub fn poll_frame(&mut self) -> std::result::Result<Incoming, crate::proto::Violation> {
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some(frame) = self.assembler.poll_frame()? {
+                return Ok(Incoming::Frame(frame));
+            }
+            let wanted = self.assembler.wanted()?.min(buffer.len());
+            match self.stream.read(&mut buffer[..wanted]) {
+                Ok(0) => return Ok(Incoming::Closed),
+                Ok(n) => self.assembler.handle_bytes(&buffer[..n]),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Incoming::Nothing),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Ok(Incoming::Closed),
+            }
+        }
+    }
+}
+
+fn start_connect(fd: RawFd, address: SocketAddr) -> i32 {
+    let rc = match address {
+        SocketAddr::V4(a) => {
+            let raw = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: a.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from(*a.ip()).to_be() },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: a whole socket address of its family, and its size.
+            unsafe { libc::connect(fd, (&raw const raw).cast(), size_of_val(&raw) as libc::socklen_t) }
+        }
+        SocketAddr::V6(a) => {
+            let raw = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: a.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: a.ip().octets() },
+                sin6_scope_id: a.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { libc::connect(fd, (&raw const raw).cast(), size_of_val(&raw) as libc::socklen_t) }
+        }
+    };
+    if rc == 0 { 0 } else { errno() }
+}
