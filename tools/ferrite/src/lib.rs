@@ -5,21 +5,38 @@
 //! | a vtable and where it came from | [`abi`], [`elf`], [`maps`], [`library`], [`wheel`] |
 //! | its calls with Rust's types | [`transport`], [`comm`], [`buffer`], [`nccl_log`] |
 //! | two processes | [`pair`] (the parent), [`seat`] and [`link`] (the children), [`verbs`], [`host`] |
+//! | what they do | [`plan`], [`worker`], [`measure`], [`sample`], [`traffic`] |
+//! | a run | [`session`] (one pair), [`compare`] (all of them), [`stats`], [`record`] |
+//! | what a user sees | [`cli`], [`dist`], [`progress`], [`report`] |
 //!
-//! Start at [`pair`] to write a test, at [`transport`] to drive a vtable.
+//! Start at [`pair`] to write a test, at [`transport`] to drive a vtable, at [`compare`] to
+//! understand a result.
 
 pub mod abi;
 pub mod buffer;
+pub mod cli;
 pub mod comm;
+pub mod compare;
+pub mod dist;
 pub mod elf;
 pub mod error;
 pub mod host;
 pub mod library;
 pub mod link;
 pub mod maps;
+pub mod measure;
 pub mod nccl_log;
 pub mod pair;
+pub mod plan;
+pub mod progress;
+pub mod record;
+pub mod report;
+pub mod sample;
 pub mod seat;
+pub mod session;
+pub mod stats;
+pub mod traffic;
 pub mod transport;
 pub mod verbs;
 pub mod wheel;
+pub mod worker;

@@ -1,0 +1,290 @@
+//! The command line: arguments into a [`Request`], a run into output and an exit code.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::compare::{self, Request};
+use crate::dist::Dist;
+use crate::error::{Error, Result};
+use crate::library::Source;
+use crate::plan::{DEPTH, Scope};
+use crate::record::Record;
+use crate::report::{self, table};
+use crate::session::Runner;
+use crate::verbs::Verbs;
+use crate::{host, wheel, worker};
+
+/// The run was valid and the data right.
+pub const VALID: i32 = 0;
+/// The run was not valid: nothing can be concluded from it.
+pub const INVALID: i32 = 2;
+
+#[derive(Debug, Parser)]
+#[command(name = "ferrite", version, about = "Measures and compares NCCL network transports (ncclNet v8)")]
+#[command(after_help = "Exit codes: 0 valid run and data right; 2 invalid (also a wrong command line).\n\
+    RUST_LOG=info shows what the tool does, RUST_LOG=debug also every line of the workers.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Compare a plugin (B) with NCCL's built-in IB transport (A) on the same device
+    Compare(Compare),
+    /// Measure one transport
+    Bench(Bench),
+    /// Find, fetch or verify the stock NCCL library and print its path
+    Wheel {
+        /// libnccl.so.2 of NCCL 2.21.5 [default: $FERRITE_NCCL, else the cache, else fetched with pip]
+        #[arg(long, value_name = "PATH")]
+        nccl: Option<PathBuf>,
+    },
+    #[command(hide = true)]
+    Worker,
+}
+
+#[derive(Debug, Args)]
+struct Compare {
+    /// B: the plugin [default: ../lib/libnccl-net.so beside this program]
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// A: another plugin instead of the built-in transport
+    #[arg(long, value_name = "PLUGIN", conflicts_with = "nccl")]
+    baseline: Option<PathBuf>,
+    /// libnccl.so.2 of NCCL 2.21.5 [default: $FERRITE_NCCL, else the cache, else fetched with pip]
+    #[arg(long, value_name = "PATH")]
+    nccl: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct Bench {
+    #[command(flatten)]
+    what: What,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct What {
+    /// A plugin's shared object
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// The built-in IB transport [default: as --nccl of `compare`]
+    #[arg(long, value_name = "LIBNCCL", num_args = 0..=1)]
+    stock: Option<Option<PathBuf>>,
+    /// What NCCL's own loader makes of this value of NCCL_NET_PLUGIN
+    #[arg(long, value_name = "NCCL_NET_PLUGIN")]
+    loader: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum VerbsName {
+    /// The software RDMA device, private to each pair of processes
+    Softrnic,
+    /// The libibverbs of this machine
+    System,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Which libibverbs the transports get
+    #[arg(long, value_enum, default_value = "softrnic")]
+    verbs: VerbsName,
+    /// Folder of the software device's libibverbs.so.1 [default: ../softrnic beside this program]
+    #[arg(long, value_name = "DIR")]
+    softrnic: Option<PathBuf>,
+    /// Device index of rank 0 [default: 0]
+    #[arg(long, value_name = "N")]
+    dev0: Option<usize>,
+    /// Device index of rank 1 [default: 1 if there are two devices, else 0]
+    #[arg(long, value_name = "N")]
+    dev1: Option<usize>,
+    /// Repetitions, each in fresh processes; six or more give intervals of 95 % and above
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    reps: Option<u16>,
+    /// Fewer sizes and repetitions: about half a minute instead of two or three
+    #[arg(long)]
+    quick: bool,
+    /// Connections of the many-at-once set-up
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    connections: Option<u32>,
+    /// Message sizes of the bandwidth test, such as 8,64K,4M
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
+    sizes: Vec<usize>,
+    /// Time of each measurement; ms
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    slice: Option<u64>,
+    /// A worker that is silent for so long counts as hung; s
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+    /// Let the workers run on any CPU instead of one each
+    #[arg(long)]
+    no_pin: bool,
+    /// Where report.md, report.svg and raw.json go
+    #[arg(long, value_name = "DIR", default_value = "report")]
+    report: PathBuf,
+}
+
+/// Parses the process's arguments and does what they say; the exit code.
+pub fn main() -> i32 {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(problem) => {
+            // Help and version are no errors; a failing stdout is the reader's business.
+            problem.print().unwrap_or_default();
+            return if problem.use_stderr() { INVALID } else { VALID };
+        }
+    };
+    let command = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let outcome = match cli.command {
+        Command::Worker => return worker::main(),
+        Command::Wheel { nccl } => wheel::find(nccl.as_deref()).map(|path| println!("{}", path.display())),
+        Command::Compare(compare) => compare.run(command),
+        Command::Bench(bench) => bench.run(command),
+    };
+    match outcome {
+        Ok(()) => VALID,
+        Err(problem) => {
+            eprintln!("ferrite: {problem}");
+            eprintln!("ferrite: invalid run");
+            INVALID
+        }
+    }
+}
+
+impl Compare {
+    fn run(self, command: Vec<String>) -> Result<()> {
+        let plugin = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok)?;
+        let a = match self.baseline {
+            Some(path) => Source::plugin(path),
+            None => Source::stock(wheel::find(self.nccl.as_deref())?),
+        };
+        self.common.run(vec![a, Source::plugin(plugin)], command)
+    }
+}
+
+impl Bench {
+    fn run(self, command: Vec<String>) -> Result<()> {
+        let source = match self.what {
+            What { plugin: Some(path), .. } => Source::plugin(path),
+            What { stock: Some(path), .. } => Source::stock(wheel::find(path.as_deref())?),
+            What { loader: Some(plugin), .. } => Source::Loader { nccl: wheel::find(None)?, plugin },
+            _ => return Err(Error::Usage("name --plugin, --stock or --loader".into())),
+        };
+        self.common.run(vec![source], command)
+    }
+}
+
+impl Common {
+    fn run(self, sources: Vec<Source>, command: Vec<String>) -> Result<()> {
+        let runner = Runner {
+            program: std::env::current_exe().map_err(|e| Error::io("no own program", e))?,
+            silence: Duration::from_secs(self.timeout),
+            pin: !self.no_pin,
+        };
+        let request =
+            Request { sources, verbs: self.verbs()?, devices: [self.dev0, self.dev1], scope: self.scope(), command };
+        if host::cpus()?.len() < 2 {
+            log::warn!("there is one CPU only: two polling processes share it, times mean little");
+        }
+        let record = compare::run(&request, &runner)?;
+        report::write(&record, &self.report)?;
+        print(&record, &self.report);
+        Ok(())
+    }
+
+    fn verbs(&self) -> Result<Verbs> {
+        match (self.verbs, &self.softrnic) {
+            (VerbsName::System, None) => Ok(Verbs::System),
+            (VerbsName::System, Some(_)) => {
+                Err(Error::Usage("--softrnic and --verbs system exclude each other".into()))
+            }
+            (VerbsName::Softrnic, Some(folder)) => Verbs::softrnic(folder),
+            (VerbsName::Softrnic, None) => Verbs::softrnic(&Dist::find()?.softrnic()),
+        }
+    }
+
+    fn scope(&self) -> Scope {
+        let mut scope = if self.quick { Scope::quick() } else { Scope::standard() };
+        if let Some(reps) = self.reps {
+            scope.repetitions = reps.into();
+        }
+        if let Some(connections) = self.connections {
+            scope.connections = connections;
+        }
+        if let Some(slice) = self.slice {
+            scope.slice_ms = slice;
+        }
+        if !self.sizes.is_empty() {
+            scope.bandwidth_sizes.clone_from(&self.sizes);
+        }
+        scope
+    }
+}
+
+fn print(record: &Record, folder: &Path) {
+    for side in &record.sides {
+        println!("{} = {}", side.label, side.title());
+    }
+    let devices: Vec<&str> =
+        record.sides.iter().flat_map(|side| &side.devices).map(|device| device.name.as_str()).take(2).collect();
+    let cpus: Vec<String> =
+        record.sides.iter().flat_map(|side| side.cpus).take(2).flatten().map(|cpu| cpu.to_string()).collect();
+    println!(
+        "rank 0 on {}, {}; {} repetitions, {:.0} s; streams keep {DEPTH} in flight\n",
+        devices.join(", rank 1 on "),
+        if cpus.is_empty() { "any CPU".into() } else { format!("CPUs {}", cpus.join(" and ")) },
+        record.scope.repetitions,
+        record.seconds
+    );
+    for table in table::tables(record) {
+        println!("{}", table.text());
+    }
+    println!("{}", report::verdict(record));
+    println!("{0}/report.md  {0}/report.svg  {0}/raw.json", folder.display());
+}
+
+/// `8`, `64K`, `4M`, `1G`, with or without a B or iB after it.
+fn parse_size(text: &str) -> std::result::Result<usize, String> {
+    let upper = text.trim().to_ascii_uppercase();
+    let bare = upper.trim_end_matches('B').trim_end_matches('I');
+    let (digits, shift) = match bare.chars().last() {
+        Some('K') => (&bare[..bare.len() - 1], 10),
+        Some('M') => (&bare[..bare.len() - 1], 20),
+        Some('G') => (&bare[..bare.len() - 1], 30),
+        _ => (bare, 0),
+    };
+    let number: usize = digits.parse().map_err(|_| format!("{text} is no size, as 8, 64K or 4M are"))?;
+    match number.checked_mul(1 << shift) {
+        Some(bytes) if (1..=128 << 20).contains(&bytes) => Ok(bytes),
+        _ => Err(format!("{text} is not between 1 and 128M")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("8"), Ok(8));
+        assert_eq!(parse_size("64k"), Ok(65536));
+        assert_eq!(parse_size("4MiB"), Ok(4 << 20));
+        for wrong in ["", "K", "-1", "0", "1T", "1G", "99999999999999999999"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Ping-pong with one message outstanding.
+//!
+//! The receive of the next message is posted before the answer to the last one is sent, as NCCL
+//! does and as perftest does; so a half round trip is what one message needs, without the time its
+//! receiver needs to announce itself.
+
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::link::{finished, posted};
+use crate::measure::{Bench, TAG};
+use crate::sample::{Direction, Key, Metric, Sample};
+use crate::seat::Seat;
+use crate::stats;
+
+/// Round trips that are not counted.
+const WARM_UP: u64 = 200;
+/// Round trips that are timed, at least and at most.
+const ROUNDS: (u64, u64) = (500, 200_000);
+
+/// Measures the latency of `bytes`; the sample is on rank 0.
+///
+/// # Errors
+/// Those of the transport; [`Error::Data`] if a size is wrong.
+pub fn measure(seat: &mut Seat, bench: &Bench, bytes: usize, slice_ms: u64) -> Result<Option<Sample>> {
+    let mut times_us = rounds(seat, bench, bytes, WARM_UP)?;
+    let typical_us = 2.0 * stats::median(&mut times_us).unwrap_or(10.0);
+    let count = (slice_ms as f64 * 1e3 / typical_us.max(0.1)) as u64;
+    let count = seat.agree(count.clamp(ROUNDS.0, ROUNDS.1))?;
+    let mut times_us = rounds(seat, bench, bytes, count)?;
+    if seat.rank() != 0 {
+        return Ok(None);
+    }
+    times_us.sort_by(f64::total_cmp);
+    let at = |fraction| stats::quantile_of_sorted(&times_us, fraction).unwrap_or(f64::NAN);
+    let key = Key { metric: Metric::Latency, bytes: bytes as u64, direction: Direction::Both, depth: 1 };
+    let values = [
+        ("min", at(0.0)),
+        ("typ", at(0.5)),
+        ("p90", at(0.9)),
+        ("p99", at(0.99)),
+        ("p99.9", at(0.999)),
+        ("max", at(1.0)),
+        ("avg", times_us.iter().sum::<f64>() / times_us.len() as f64),
+        ("iterations", count as f64),
+    ];
+    Ok(Some(Sample::new(key, &values)))
+}
+
+/// Half round trips in microseconds, one per round.
+fn rounds(seat: &mut Seat, bench: &Bench, bytes: usize, count: u64) -> Result<Vec<f64>> {
+    let mut times_us = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
+    let mut deadline = seat.deadline("a ping-pong");
+    let first = seat.rank() == 0;
+    let Bench { out, into, link } = bench;
+    // Two places, so that a receive is never posted over bytes that just came.
+    let place = |round: u64| (round % 2) as usize * bytes.next_multiple_of(4096);
+    let mut size = [0];
+    let receive = |round, deadline: &mut _| posted(deadline, || link.recv.receive(into, place(round), bytes, TAG));
+    let mut expected = receive(0, &mut deadline)?;
+    seat.barrier()?;
+    for round in 0..count {
+        let start = Instant::now();
+        if first {
+            let ping = posted(&mut deadline, || link.send.send(out, 0, bytes, TAG))?;
+            finished(&mut deadline, ping, &mut size)?;
+        }
+        finished(&mut deadline, expected, &mut size)?;
+        if size[0] as usize != bytes {
+            return Err(Error::Data(format!("a message of {bytes} B came with {} B", size[0])));
+        }
+        // One more than is sent: both end with a receive posted, taken by the last exchange.
+        expected = receive(round + 1, &mut deadline)?;
+        if !first {
+            let pong = posted(&mut deadline, || link.send.send(out, 0, bytes, TAG))?;
+            finished(&mut deadline, pong, &mut size)?;
+        }
+        times_us.push(start.elapsed().as_secs_f64() * 1e6 / 2.0);
+    }
+    let last = posted(&mut deadline, || link.send.send(out, 0, bytes, TAG))?;
+    finished(&mut deadline, last, &mut size)?;
+    finished(&mut deadline, expected, &mut size)?;
+    seat.barrier()?;
+    Ok(times_us)
+}

@@ -1,0 +1,189 @@
+//! A stream of messages with some in flight, either way or both ways at once.
+//!
+//! Each pass of the loop posts at most one receive and one send and tests the oldest of each, as
+//! NCCL's progress thread does.
+
+use std::time::Instant;
+
+use crate::comm::Request;
+use crate::error::{Error, Result};
+use crate::measure::{Bench, TAG};
+use crate::plan::DEPTH;
+use crate::sample::{Direction, Key, Metric, Sample};
+use crate::seat::Seat;
+
+/// Messages in flight.
+const IN_FLIGHT: usize = DEPTH as usize;
+/// Messages that are timed, at least and at most.
+const MESSAGES: (u64, u64) = (32, 4_000_000);
+
+/// How many messages this process sends and receives, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Flow {
+    /// The size of each message.
+    pub bytes: usize,
+    /// The distance between the places of two messages in flight; bytes.
+    pub stride: usize,
+    /// Messages to send.
+    pub sends: u64,
+    /// Messages to receive.
+    pub receives: u64,
+}
+
+impl Flow {
+    /// `count` messages in `direction`, as `rank` sees it.
+    pub fn new(bytes: usize, rank: usize, direction: Direction, count: u64) -> Self {
+        let sends = direction.sends(rank);
+        let receives = direction.sends(1 - rank);
+        Self {
+            bytes,
+            stride: bytes.next_multiple_of(4096).max(4096),
+            sends: if sends { count } else { 0 },
+            receives: if receives { count } else { 0 },
+        }
+    }
+
+    fn place(&self, index: u64) -> usize {
+        (index % IN_FLIGHT as u64) as usize * self.stride
+    }
+}
+
+/// What to do with the contents. Does nothing unless told otherwise.
+pub trait Contents {
+    /// Message `index` will be sent from `offset`.
+    ///
+    /// # Errors
+    /// Whatever makes the run invalid.
+    fn prepare(&mut self, _index: u64, _offset: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// Message `index` has arrived at `offset`.
+    ///
+    /// # Errors
+    /// Whatever makes the run invalid.
+    fn arrived(&mut self, index: u64, offset: usize, size: i32) -> Result<()>;
+}
+
+/// Looks at the sizes only, for the timed passes.
+#[derive(Debug)]
+struct SizesOnly(usize);
+
+impl Contents for SizesOnly {
+    #[inline]
+    fn arrived(&mut self, index: u64, _: usize, size: i32) -> Result<()> {
+        if size as usize == self.0 {
+            return Ok(());
+        }
+        Err(Error::Data(format!("message {index} of {} B came with {size} B", self.0)))
+    }
+}
+
+/// The requests of one direction, oldest first.
+struct Window<'c> {
+    requests: [Option<Request<'c>>; IN_FLIGHT],
+    posted: u64,
+    done: u64,
+}
+
+impl<'c> Window<'c> {
+    fn new() -> Self {
+        Self { requests: [const { None }; IN_FLIGHT], posted: 0, done: 0 }
+    }
+
+    fn has_room(&self, total: u64) -> bool {
+        self.posted < total && self.posted - self.done < IN_FLIGHT as u64
+    }
+
+    fn push(&mut self, request: Request<'c>) {
+        self.requests[(self.posted % IN_FLIGHT as u64) as usize] = Some(request);
+        self.posted += 1;
+    }
+
+    /// The size of the oldest, if it is done.
+    fn pop(&mut self) -> Result<Option<i32>> {
+        let slot = &mut self.requests[(self.done % IN_FLIGHT as u64) as usize];
+        let mut size = [0];
+        let Some(request) = slot else { return Ok(None) };
+        if !request.test(&mut size)? {
+            return Ok(None);
+        }
+        *slot = None;
+        self.done += 1;
+        Ok(Some(size[0]))
+    }
+}
+
+/// Runs the flow to its end on this side.
+///
+/// # Errors
+/// Those of the transport and of `contents`; [`Error::Stalled`].
+pub fn run(seat: &Seat, bench: &Bench, flow: Flow, contents: &mut impl Contents) -> Result<()> {
+    let mut deadline = seat.deadline("a stream");
+    let (mut receives, mut sends) = (Window::new(), Window::new());
+    let Bench { out, into, link } = bench;
+    while receives.done < flow.receives || sends.done < flow.sends {
+        let before = receives.posted + receives.done + sends.posted + sends.done;
+        if receives.has_room(flow.receives) {
+            let place = flow.place(receives.posted);
+            if let Some(request) = link.recv.receive(into, place, flow.bytes, TAG)? {
+                receives.push(request);
+            }
+        }
+        if sends.has_room(flow.sends) {
+            let place = flow.place(sends.posted);
+            contents.prepare(sends.posted, place)?;
+            if let Some(request) = link.send.send(out, place, flow.bytes, TAG)? {
+                sends.push(request);
+            }
+        }
+        let (next, place) = (receives.done, flow.place(receives.done));
+        if let Some(size) = receives.pop()? {
+            contents.arrived(next, place, size)?;
+        }
+        sends.pop()?;
+        if before == receives.posted + receives.done + sends.posted + sends.done {
+            deadline.idle()?;
+        } else {
+            deadline.progress();
+        }
+    }
+    Ok(())
+}
+
+/// Measures the stream; the sample is on rank 0. The time is that of the slower side, from a
+/// common start to its last completion.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn measure(seat: &mut Seat, bench: &Bench, key: Key, slice_ms: u64) -> Result<Option<Sample>> {
+    let bytes = key.bytes as usize;
+    let warm_up = ((4 << 20) / bytes.max(1)).clamp(16, 400) as u64;
+    timed(seat, bench, bytes, key.direction, warm_up / 2)?;
+    let seconds = timed(seat, bench, bytes, key.direction, warm_up)?;
+    let count = slice_ms as f64 / 1e3 / (seconds / warm_up as f64).max(1e-9);
+    let count = seat.agree((count as u64).clamp(MESSAGES.0, MESSAGES.1))?;
+    let seconds = timed(seat, bench, bytes, key.direction, count)?;
+    if seat.rank() != 0 {
+        return Ok(None);
+    }
+    let ways = if key.direction == Direction::Both { 2.0 } else { 1.0 };
+    let rate = ways * count as f64 / seconds;
+    let average = match key.metric {
+        Metric::MessageRate => rate / 1e6,
+        _ => rate * bytes as f64 / 1e9,
+    };
+    let values = [("avg", average), ("iterations", count as f64)];
+    Ok(Some(Sample::new(key, &values)))
+}
+
+/// The seconds that the slower side needs.
+fn timed(seat: &mut Seat, bench: &Bench, bytes: usize, direction: Direction, count: u64) -> Result<f64> {
+    let flow = Flow::new(bytes, seat.rank(), direction, count);
+    seat.barrier()?;
+    let start = Instant::now();
+    run(seat, bench, flow, &mut SizesOnly(bytes))?;
+    let mine = start.elapsed().as_nanos() as u64;
+    let theirs = seat.swap(mine)?;
+    Ok(mine.max(theirs) as f64 / 1e9)
+}

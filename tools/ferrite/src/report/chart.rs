@@ -1,0 +1,147 @@
+//! `report.svg`: latency and bandwidth over size, and below them the ratio B/A with its interval
+//! over that of A/A.
+
+use std::fmt::Write;
+
+use crate::record::{Record, Row};
+use crate::report::svg::{Curve, Panel, Point, Scale, escape};
+use crate::sample::{Direction, Metric, size_text};
+use crate::stats::Estimate;
+
+const A: &str = "#c2571a";
+const B: &str = "#1b6ca8";
+const NOISE: &str = "#777777";
+const WIDTH: f64 = 1120.0;
+const HEADER: f64 = 96.0;
+const PANEL: (f64, f64) = (450.0, 240.0);
+const LEFT: [f64; 2] = [80.0, 640.0];
+const ROW: f64 = 330.0;
+
+const STYLE: &str = "text{font:13px 'DejaVu Sans',Verdana,sans-serif;fill:#222}\
+    .title{font-weight:bold}.middle{text-anchor:middle}.end{text-anchor:end}\
+    .grid{stroke:#ddd;stroke-width:1}.frame{fill:none;stroke:#888;stroke-width:1}";
+
+/// The whole picture.
+pub fn draw(record: &Record) -> String {
+    let mut out = String::new();
+    // Writing to a String does not fail.
+    draw_into(record, &mut out).unwrap_or_default();
+    out
+}
+
+fn draw_into(record: &Record, out: &mut String) -> std::fmt::Result {
+    let two = record.sides.len() > 1;
+    let height = HEADER + ROW * if two { 2.0 } else { 1.0 };
+    writeln!(
+        out,
+        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">
+<style>{STYLE}</style>
+<rect width="100%" height="100%" fill="white"/>"##
+    )?;
+    legend(record, out)?;
+    let latency: Vec<&Row> = record.rows.iter().filter(|row| row.key.metric == Metric::Latency).collect();
+    let bandwidth = |row: &&Row| row.key.metric == Metric::Bandwidth && row.key.direction == Direction::Forward;
+    let bandwidth: Vec<&Row> = record.rows.iter().filter(bandwidth).collect();
+    values(&latency, 0, ("Latency: half round trip, 1 in flight", "us (typ; band to p99)"), out)?;
+    values(&bandwidth, 1, ("Bandwidth: rank 0 to rank 1, 8 in flight", "GB/s (10^9 B/s)"), out)?;
+    if two {
+        ratios(&latency, 0, "Latency B/A (below 1: B is better)", out)?;
+        ratios(&bandwidth, 1, "Bandwidth B/A (above 1: B is better)", out)?;
+    }
+    writeln!(out, "</svg>")
+}
+
+fn legend(record: &Record, out: &mut String) -> std::fmt::Result {
+    let mut entry = |index: usize, color: &str, text: &str| {
+        let y = 24.0 + 20.0 * index as f64;
+        writeln!(
+            out,
+            r##"<line x1="80" x2="110" y1="{y}" y2="{y}" stroke="{color}" stroke-width="3"/>
+<text x="118" y="{}">{}</text>"##,
+            y + 4.0,
+            escape(text)
+        )
+    };
+    for (index, side) in record.sides.iter().enumerate() {
+        entry(index, [A, B][index % 2], &format!("{} = {}", side.label, side.title()))?;
+    }
+    if record.sides.len() > 1 {
+        let coverage = record.rows.iter().find_map(|row| row.ratio).map_or(0.0, |ratio| ratio.coverage);
+        let text = format!(
+            "A/A, the noise; bands of ratios: {:.0} % intervals over {} repetitions",
+            coverage * 100.0,
+            record.scope.repetitions
+        );
+        entry(2, NOISE, &text)?;
+    }
+    Ok(())
+}
+
+/// The panel's frame, with the sizes of these rows on its x axis.
+fn panel(rows: &[&Row], column: usize, line: usize, title: &str, y_label: &str, y: Scale) -> Panel {
+    let size = |row: &&Row| row.key.bytes.max(1) as f64;
+    let low = rows.iter().map(size).fold(f64::INFINITY, f64::min);
+    let high = rows.iter().map(size).fold(0.0, f64::max);
+    // A little air, so that the dots at the ends do not sit on the frame.
+    let air = (high / low).powf(0.03);
+    Panel {
+        area: [LEFT[column], HEADER + ROW * line as f64 + 20.0, PANEL.0, PANEL.1],
+        title: title.into(),
+        y_label: y_label.into(),
+        x: Scale::log(low / air, high * air),
+        x_ticks: rows.iter().map(|row| (size(row), size_text(row.key.bytes))).collect(),
+        y,
+    }
+}
+
+fn values(rows: &[&Row], column: usize, (title, y_label): (&str, &str), out: &mut String) -> std::fmt::Result {
+    let Some(first) = rows.first() else { return Ok(()) };
+    let bandwidth = first.key.metric == Metric::Bandwidth;
+    let mut curves = vec![curve(rows, A, |row| Some(&row.a))];
+    if rows.iter().any(|row| row.b.is_some()) {
+        curves.push(curve(rows, B, |row| row.b.as_ref()));
+    }
+    let points = || curves.iter().flat_map(|curve| &curve.points);
+    let top = points().map(|point| point.band.map_or(point.y, |(_, high)| point.y.max(high))).fold(0.0, f64::max);
+    let bottom = points().map(|point| point.y).fold(f64::INFINITY, f64::min);
+    let y = if bandwidth { Scale::log(bottom / 1.5, top * 1.5) } else { Scale::linear(0.0, top * 1.08) };
+    let panel = panel(rows, column, 0, title, y_label, y);
+    panel.frame(out)?;
+    curves.iter().try_for_each(|curve| panel.curve(curve, out))
+}
+
+type Values = std::collections::BTreeMap<String, f64>;
+
+fn curve<'r>(rows: &[&'r Row], color: &'static str, side: impl Fn(&'r Row) -> Option<&'r Values>) -> Curve {
+    let points = rows.iter().filter_map(|row| {
+        let values = side(row)?;
+        let y = *values.get(row.key.metric.headline())?;
+        let band = values.get("min").zip(values.get("p99")).map(|(low, high)| (*low, *high));
+        Some(Point { x: row.key.bytes.max(1) as f64, y, band })
+    });
+    Curve { color, dashed: false, points: points.collect() }
+}
+
+fn ratios(rows: &[&Row], column: usize, title: &str, out: &mut String) -> std::fmt::Result {
+    let estimates: Vec<Estimate> = rows.iter().flat_map(|row| [row.ratio, row.noise]).flatten().collect();
+    if estimates.is_empty() {
+        return Ok(());
+    }
+    let low = estimates.iter().map(|e| e.low).fold(0.95, f64::min);
+    let high = estimates.iter().map(|e| e.high).fold(1.05, f64::max);
+    let air = (high - low) * 0.06;
+    let y = Scale::linear((low - air).max(0.0), high + air);
+    let panel = panel(rows, column, 1, title, "ratio", y);
+    panel.frame(out)?;
+    panel.rule(1.0, out)?;
+    for (color, dashed, pick) in
+        [(NOISE, true, (|row: &Row| row.noise) as fn(&Row) -> Option<Estimate>), (B, false, |row: &Row| row.ratio)]
+    {
+        let points = rows.iter().filter_map(|row| {
+            let e = pick(row)?;
+            Some(Point { x: row.key.bytes.max(1) as f64, y: e.median, band: Some((e.low, e.high)) })
+        });
+        panel.curve(&Curve { color, dashed, points: points.collect() }, out)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! The tables, in nccl-tests' and perftest's words; for the terminal and for Markdown.
+
+use crate::record::{Record, Row};
+use crate::report::{finding_word, number};
+use crate::sample::{Metric, size_text};
+use crate::stats::Estimate;
+
+/// A table: a title, column names, rows of cells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// What it shows, with units.
+    pub title: String,
+    /// The column names.
+    pub columns: Vec<String>,
+    /// The cells.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// All tables of a run.
+pub fn tables(record: &Record) -> Vec<Table> {
+    let titles = [
+        (Metric::Latency, "Latency: half round trip of a ping-pong, us"),
+        (Metric::MessageRate, "Message rate: 8 in flight, Mmsg/s (10^6 messages a second)"),
+        (Metric::Bandwidth, "Bandwidth: 8 in flight, GB/s (10^9 bytes a second; `both` is the sum of two directions)"),
+        (Metric::SetupOne, "Connection set-up, one by one, ms each (listen until both ends are ready)"),
+        (Metric::SetupMany, "Connection set-up, many at once, ms for all"),
+    ];
+    titles
+        .iter()
+        .filter_map(|(metric, title)| {
+            let rows: Vec<&Row> = record.rows.iter().filter(|row| row.key.metric == *metric).collect();
+            (!rows.is_empty()).then(|| table(record, *metric, title, &rows))
+        })
+        .collect()
+}
+
+/// The values shown of each side, by metric.
+fn shown(metric: Metric) -> &'static [&'static str] {
+    match metric {
+        Metric::Latency | Metric::SetupOne => &["min", "typ", "p99"],
+        Metric::SetupMany => &["total"],
+        Metric::MessageRate | Metric::Bandwidth => &["avg"],
+    }
+}
+
+fn table(record: &Record, metric: Metric, title: &str, rows: &[&Row]) -> Table {
+    let two = record.sides.len() > 1;
+    let sides: &[&str] = if two { &["A", "B"] } else { &["A"] };
+    let mut columns: Vec<String> = match metric {
+        Metric::Latency => vec!["size".into(), "#wrong".into()],
+        Metric::MessageRate | Metric::Bandwidth => vec!["size".into(), "dir".into(), "#wrong".into()],
+        Metric::SetupOne | Metric::SetupMany => vec!["connections".into(), "at once".into()],
+    };
+    for side in sides {
+        for value in shown(metric) {
+            columns.push(if two { format!("{side} {value}") } else { (*value).into() });
+        }
+    }
+    if two {
+        let level = rows.iter().find_map(|row| row.ratio).map_or(0.0, |ratio| ratio.coverage);
+        let percent = (level * 100.0).round();
+        columns.extend([format!("B/A [{percent} %]"), format!("A/A [{percent} %]"), "difference".into()]);
+    }
+    Table { title: title.into(), columns, rows: rows.iter().map(|row| cells(record, row, two)).collect() }
+}
+
+fn cells(record: &Record, row: &Row, two: bool) -> Vec<String> {
+    let key = &row.key;
+    let wrong: u64 = record.sides.iter().map(|side| side.wrong(key.bytes)).sum();
+    let mut cells = match key.metric {
+        Metric::Latency => vec![size_text(key.bytes), wrong.to_string()],
+        Metric::MessageRate | Metric::Bandwidth => {
+            vec![size_text(key.bytes), key.direction.to_string(), wrong.to_string()]
+        }
+        Metric::SetupOne | Metric::SetupMany => {
+            let connections = row.a.get("connections").copied().unwrap_or(0.0);
+            vec![format!("{connections:.0}"), key.depth.to_string()]
+        }
+    };
+    for side in [Some(&row.a), row.b.as_ref()].into_iter().flatten() {
+        for value in shown(key.metric) {
+            cells.push(side.get(*value).map_or_else(|| "-".into(), |value| number(*value)));
+        }
+    }
+    if two {
+        cells.extend([interval(row.ratio), interval(row.noise), finding_word(row.finding).into()]);
+    }
+    cells
+}
+
+fn interval(estimate: Option<Estimate>) -> String {
+    estimate.map_or_else(|| "-".into(), |e| format!("{:.2} [{:.2}, {:.2}]", e.median, e.low, e.high))
+}
+
+impl Table {
+    /// Right-aligned columns for a terminal.
+    pub fn text(&self) -> String {
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.chain(self.columns.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let line = |cells: &[String]| {
+            let cells = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
+            cells.collect::<Vec<_>>().join("  ")
+        };
+        let mut text = format!("{}\n  {}\n", self.title, line(&self.columns));
+        for row in &self.rows {
+            text.push_str(&format!("  {}\n", line(row)));
+        }
+        text
+    }
+
+    /// A Markdown table.
+    pub fn markdown(&self) -> String {
+        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let mut text = format!("### {}\n\n{}", self.title, line(&self.columns));
+        text.push_str(&format!("|{}\n", "---:|".repeat(self.columns.len())));
+        text.extend(self.rows.iter().map(|row| line(row)));
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        Table {
+            title: "Latency, us".into(),
+            columns: vec!["size".into(), "A typ".into()],
+            rows: vec![vec!["8".into(), "1.500".into()], vec!["4K".into(), "12.25".into()]],
+        }
+    }
+
+    #[test]
+    fn text_is_aligned() {
+        assert_eq!(table().text(), "Latency, us\n  size  A typ\n     8  1.500\n    4K  12.25\n");
+    }
+
+    #[test]
+    fn markdown_is_a_table() {
+        let expected = "### Latency, us\n\n| size | A typ |\n|---:|---:|\n| 8 | 1.500 |\n| 4K | 12.25 |\n";
+        assert_eq!(table().markdown(), expected);
+    }
+}

@@ -1,0 +1,91 @@
+//! One pair of workers from start to end.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::measure::verify::Check;
+use crate::pair::{Pair, Setting};
+use crate::plan::Job;
+use crate::sample::Sample;
+use crate::seat::{Note, json_error};
+use crate::traffic::Traffic;
+use crate::worker::{Opened, Report};
+
+/// The hidden subcommand that makes a worker of this program.
+pub const WORKER: &str = "worker";
+
+/// What is the same for all pairs of a run.
+#[derive(Debug, Clone)]
+pub struct Runner {
+    /// The program that has the [`WORKER`] subcommand: normally this one.
+    pub program: PathBuf,
+    /// How long a worker may be silent.
+    pub silence: Duration,
+    /// Whether workers keep to a CPU each.
+    pub pin: bool,
+}
+
+/// What a pair reported.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Session {
+    /// What each rank loaded.
+    pub opened: [Opened; 2],
+    /// The measurements.
+    pub samples: Vec<Sample>,
+    /// The checks of both ranks.
+    pub checks: Vec<Check>,
+    /// What each rank's device counted, where it does.
+    pub traffic: Vec<Traffic>,
+    /// How long the pair ran; s.
+    pub seconds: f64,
+}
+
+impl Runner {
+    /// Runs the job in a fresh pair of processes. `begin` hears what rank 0 is about to do.
+    ///
+    /// # Errors
+    /// [`Error::Worker`] if a process failed, died or hung; [`Error::Refused`] if the two loaded
+    /// different things, or if the device's counters stood still.
+    pub fn run(&self, job: &Job, begin: &mut dyn FnMut(&str)) -> Result<Session> {
+        let start = std::time::Instant::now();
+        let setting = Setting {
+            net_plugin: job.source.net_plugin().into(),
+            pin: self.pin,
+            silence: self.silence,
+            ..Setting::new(job.verbs.clone())
+        };
+        let mut pair = Pair::spawn(&self.program, &[OsString::from(WORKER)], &setting)?;
+        pair.send(job)?;
+        let mut opened = [None, None];
+        let (mut samples, mut checks, mut traffic) = (Vec::new(), Vec::new(), Vec::new());
+        while let Some((rank, note)) = pair.next_note()? {
+            match note {
+                Note::Begin { what } if rank == 0 => begin(&what),
+                Note::Value { value } => match serde_json::from_value(value).map_err(|e| json_error(&e))? {
+                    Report::Opened(report) => opened[rank] = Some(*report),
+                    Report::Sample(sample) => samples.push(sample),
+                    Report::Checks { checks: more } => checks.extend(more),
+                    Report::Traffic(report) => traffic.push(report),
+                },
+                _ => {}
+            }
+        }
+        let [Some(zero), Some(one)] = opened else {
+            return Err(Error::Data("a worker ended without saying what it loaded".into()));
+        };
+        if zero.identity != one.identity || zero.verbs != one.verbs {
+            return Err(Error::Refused(format!("rank 0 loaded {:?} and rank 1 {:?}", zero.identity, one.identity)));
+        }
+        if let Some(still) = traffic.iter().find(|report: &&Traffic| !report.moved()) {
+            return Err(Error::Refused(format!(
+                "the counters of {} stood still: the data went another way",
+                still.device
+            )));
+        }
+        Ok(Session { opened: [zero, one], samples, checks, traffic, seconds: start.elapsed().as_secs_f64() })
+    }
+}

@@ -1,0 +1,194 @@
+//! What one process of a pair does with a [`Job`]: load, prove, run the tasks, report.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::library::Identity;
+use crate::measure::verify::{self, Check};
+use crate::measure::{Bench, latency, setup, stream};
+use crate::nccl_log;
+use crate::plan::{DEPTH, Job, LARGEST, Task};
+use crate::sample::{Key, Sample};
+use crate::seat::Seat;
+use crate::traffic::Traffic;
+use crate::transport::{Properties, Transport};
+
+/// What a worker found when it had loaded the transport: the evidence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Opened {
+    /// The library and its vtable.
+    pub identity: Identity,
+    /// The version that the transport put into its log, next to its name.
+    pub version: Option<String>,
+    /// The libibverbs that was mapped after `init`.
+    pub verbs: Vec<PathBuf>,
+    /// All devices.
+    pub devices: Vec<Properties>,
+    /// The index of the one that was used.
+    pub device: usize,
+    /// The CPU this process keeps to.
+    pub cpu: Option<usize>,
+    /// How long loading took; ms.
+    pub load_ms: f64,
+    /// How long `init` took; ms.
+    pub init_ms: f64,
+}
+
+/// What a worker reports.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "report", rename_all = "snake_case")]
+pub enum Report {
+    /// It is ready.
+    Opened(Box<Opened>),
+    /// One measurement.
+    Sample(Sample),
+    /// The checks of one process.
+    Checks {
+        /// One per kind and size.
+        checks: Vec<Check>,
+    },
+    /// What the device's own counters say passed through it.
+    Traffic(Traffic),
+}
+
+/// The body of the hidden subcommand `worker`; the exit code.
+pub fn main() -> i32 {
+    match Seat::take() {
+        Ok(Some(seat)) => seat.run(work),
+        Ok(None) => {
+            eprintln!("`worker` is how ferrite starts itself; it is no command of its own");
+            2
+        }
+        Err(problem) => {
+            eprintln!("{problem}");
+            2
+        }
+    }
+}
+
+fn work(seat: &mut Seat) -> Result<()> {
+    let job: Job = seat.order()?;
+    seat.begin("loading the transport")?;
+    let start = Instant::now();
+    let library = crate::library::Library::open(&job.source)?;
+    let load_ms = start.elapsed().as_secs_f64() * 1e3;
+    seat.begin(format!("in init of {}", library.identity().name))?;
+    let transport = Transport::without_init(library);
+    let start = Instant::now();
+    transport.init()?;
+    let init_ms = start.elapsed().as_secs_f64() * 1e3;
+    let (devices, device) = choose_device(seat, &transport, &job)?;
+    let opened = Opened {
+        identity: transport.identity().clone(),
+        version: version_in_log(transport.name(), &nccl_log::lines()),
+        verbs: job.verbs.prove()?,
+        cpu: seat.cpu(),
+        devices,
+        device,
+        load_ms,
+        init_ms,
+    };
+    let before = Traffic::read(&opened.devices[device]);
+    seat.report(&Report::Opened(Box::new(opened.clone())))?;
+    perform(seat, &transport, &opened, &job)?;
+    if let Some(traffic) = before.and_then(|before| before.until_now(&opened.devices[device])) {
+        seat.report(&Report::Traffic(traffic))?;
+    }
+    seat.barrier()
+}
+
+fn choose_device(seat: &Seat, transport: &Transport, job: &Job) -> Result<(Vec<Properties>, usize)> {
+    let count = transport.devices()?;
+    let default = if seat.rank() == 1 && count >= 2 { 1 } else { 0 };
+    let wanted = job.devices[seat.rank()].unwrap_or(default);
+    if wanted >= count {
+        return Err(Error::NoDevice { transport: transport.name().into(), wanted, count });
+    }
+    let devices = (0..count).map(|device| transport.properties(device));
+    Ok((devices.collect::<Result<_>>()?, wanted))
+}
+
+fn perform(seat: &mut Seat, transport: &Transport, opened: &Opened, job: &Job) -> Result<()> {
+    let device = opened.device;
+    let mut bench = None;
+    for task in &job.tasks {
+        seat.begin(task.words())?;
+        if let Task::Setup { connections, at_once } = *task {
+            let sample = setup::measure(seat, transport, device, connections, at_once)?;
+            report(seat, sample)?;
+            continue;
+        }
+        let bench = match &mut bench {
+            Some(bench) => bench,
+            empty => empty.insert(Bench::open(seat, transport, device, memory_for(&job.tasks))?),
+        };
+        match task {
+            Task::Setup { .. } => {}
+            Task::Latency { bytes } => {
+                let sample = latency::measure(seat, bench, *bytes, job.slice_ms)?;
+                report(seat, sample)?;
+            }
+            Task::Stream { metric, bytes, direction } => {
+                let key = Key { metric: *metric, bytes: *bytes as u64, direction: *direction, depth: DEPTH };
+                let sample = stream::measure(seat, bench, key, job.slice_ms)?;
+                report(seat, sample)?;
+            }
+            Task::Verify { sizes } => {
+                let groups = opened.devices[device].max_receives.clamp(1, 8);
+                let groups = seat.agree(groups as u64)? as usize;
+                let checks = verify::all(seat, bench, sizes, groups)?;
+                seat.report(&Report::Checks { checks })?;
+            }
+        }
+    }
+    seat.begin("closing")?;
+    bench.map_or(Ok(()), Bench::close)
+}
+
+fn report(seat: &mut Seat, sample: Option<Sample>) -> Result<()> {
+    sample.map_or(Ok(()), |sample| seat.report(&Report::Sample(sample)))
+}
+
+/// Bytes of each region that the largest of the tasks needs.
+fn memory_for(tasks: &[Task]) -> usize {
+    let need = |task: &Task| match task {
+        Task::Setup { .. } => 0,
+        Task::Latency { bytes } => 2 * bytes.next_multiple_of(4096),
+        Task::Stream { bytes, .. } => DEPTH as usize * bytes.next_multiple_of(4096).max(4096),
+        Task::Verify { sizes } => verify::memory_needed(sizes),
+    };
+    tasks.iter().map(need).max().unwrap_or(LARGEST)
+}
+
+/// `0.1.0` of a log line that says `NAME 0.1.0` or `NAME v0.1.0` or `NAME version 0.1.0`.
+fn version_in_log(name: &str, lines: &[String]) -> Option<String> {
+    lines.iter().find_map(|line| {
+        line.match_indices(name).find_map(|(at, _)| {
+            let rest = line[at + name.len()..].trim_start();
+            let rest = rest.strip_prefix("version ").unwrap_or(rest);
+            let rest = rest.strip_prefix('v').unwrap_or(rest);
+            let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || ".-+".contains(c)));
+            let word = &rest[..end.unwrap_or(rest.len())];
+            let numbered = word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.');
+            numbered.then(|| word.trim_end_matches('.').to_owned())
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_found_in_the_log() {
+        let found = |line: &str| version_in_log("Ferrite", &["x".into(), line.into()]);
+        assert_eq!(found("INFO NET/Ferrite : Ferrite 0.1.0 (abc)"), Some("0.1.0".into()));
+        assert_eq!(found("INFO Ferrite v1.2.3-rc1, 2 devices"), Some("1.2.3-rc1".into()));
+        assert_eq!(found("INFO Ferrite version 1.2."), Some("1.2".into()));
+        assert_eq!(found("INFO Ferrite: 2 devices"), None);
+        assert_eq!(found("INFO NET/IB 1.2.3"), None);
+    }
+}
