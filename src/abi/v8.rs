@@ -421,10 +421,10 @@ unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_
         }
         Ok(())
     };
-    // SAFETY: a request's communicator lives as long as the request.
     match request.owner() {
         Owner::Send(comm) => on_comm(
             "test",
+            // SAFETY: a request is part of its communicator and lives as long.
             Ok(unsafe { &*comm }),
             |c: &Comm<SendComm>| c.comm.test(id),
             |length| finish(length.as_ref().map(std::slice::from_ref)),

@@ -53,7 +53,7 @@ fn pick(all: &[Interface], filter: &InterfaceFilter, family: Option<Family>) -> 
     let rank = |i: &&Interface| match i.name.as_str() {
         n if n.starts_with("ib") => 0,
         n if n.starts_with("docker") => 2,
-        n if n == "lo" => 3,
+        "lo" => 3,
         _ => 1,
     };
     let of_family = |i: &&Interface| family.is_none_or(|f| (f == Family::V4) == i.address.is_ipv4());

@@ -63,20 +63,18 @@ impl Link {
     /// The descriptor is readable; whether it is worth waiting for more.
     pub fn handle_readable(&self) -> bool {
         let mut control = self.lock();
-        loop {
-            let reason = match control.socket.poll_frame() {
-                Ok(Incoming::Nothing) => return true,
-                Ok(Incoming::Frame(f)) if f.kind == Kind::Goodbye && f.token == self.token => match f.body_text() {
-                    text if text.is_empty() => "the peer has closed the connection".into(),
-                    text => format!("the peer gave up: {text}"),
-                },
-                Ok(Incoming::Frame(f)) => format!("the peer sent an unexpected {:?}", f.kind),
-                Ok(Incoming::Closed) => "the peer's process has died, or the network to its host is down".into(),
-                Err(violation) => violation.0,
-            };
-            self.end(&mut control, &reason);
-            return false;
-        }
+        let reason = match control.socket.poll_frame() {
+            Ok(Incoming::Nothing) => return true,
+            Ok(Incoming::Frame(f)) if f.kind == Kind::Goodbye && f.token == self.token => match f.body_text() {
+                text if text.is_empty() => "the peer has closed the connection".into(),
+                text => format!("the peer gave up: {text}"),
+            },
+            Ok(Incoming::Frame(f)) => format!("the peer sent an unexpected {:?}", f.kind),
+            Ok(Incoming::Closed) => "the peer's process has died, or the network to its host is down".into(),
+            Err(violation) => violation.0,
+        };
+        self.end(&mut control, &reason);
+        false
     }
 
     fn end(&self, control: &mut Control, reason: &str) {

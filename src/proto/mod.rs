@@ -30,6 +30,8 @@ pub mod handshake;
 pub mod recv;
 pub mod requests;
 pub mod send;
+#[cfg(test)]
+mod sim;
 pub mod stripe;
 pub mod wire;
 

@@ -121,8 +121,8 @@ impl MemoryRegion {
                 // SAFETY: the domain is live; the memory is the caller's, as this function demands.
                 ("ibv_reg_mr_iova2", unsafe { register(domain.raw, place, length, addr, access) })
             }
-            // SAFETY: as above.
             (Source::Address, ..) => {
+                // SAFETY: as above.
                 ("ibv_reg_mr", unsafe { (library.ibv_reg_mr)(domain.raw, place, length, access as i32) })
             }
         };
