@@ -1,4 +1,63 @@
-//! Ferrite.
+//! # Ferrite
+//!
+//! An NCCL network plugin: `libnccl-net.so`, which implements the ncclNet v8 interface over raw RDMA verbs. This page is
+//! the map.
+//!
+//! ```text
+//!            NCCL ── ncclNetPlugin_v8
+//!                       │
+//!   abi    what NCCL sees: vtable, handles, logger, the edge where errors become codes and panics stop
+//!    │
+//!   net    our objects: Device, Listener, Connector, SendComm, RecvComm; the only place where the rest meets
+//!    ├──────────────────┬──────────────────┐
+//!   proto              verbs              host
+//!   what two peers     libibverbs,        the machine: settings, sysfs, GIDs,
+//!   agree on; pure     owned              interfaces
+//! ```
+//!
+//! `abi → net → {proto, verbs, host}`, and those three never see each other; `error` is everybody's. A test reads the
+//! sources and enforces it, and that `unsafe` stays in `abi`, `verbs` and the few files that make system calls.
+//!
+//! ## The way of a message
+//!
+//! 1. `irecv` gives [`proto::recv::RecvFlow`] a buffer. Its clear-to-send, 32 bytes with address, key, size, tag and
+//!    sequence number, is written into the ring in the sender's memory: inline, unsignalled, one doorbell. Small ones that
+//!    come in quick succession share a write.
+//! 2. `isend` finds the clear-to-send in [`proto::send::SendFlow`] by its tag and posts one RDMA WRITE with immediate:
+//!    one doorbell, one completion.
+//! 3. The immediate names the slot and tells the length. The receiver's `test` polls it off the completion queue.
+//!    Receive work requests carry no memory and belong to nobody: they are posted 32 at a time.
+//!
+//! A grouped receive is as many slots as it has members; each member completes by itself and the group with the last.
+//! A message is cut over several queue pairs at 128-byte multiples when both ends want it; the receiver counts stripes.
+//! Lengths that the immediate's 22 bits cannot tell are told in two of them.
+//!
+//! ## Setting up a connection
+//!
+//! `listen` opens a TCP port and a random token, both of which travel in NCCL's handle. `connect` says hello with the
+//! token, its queue pairs and its ring; the listener answers with its queue pairs and the terms, and is ready to receive;
+//! `connect` commits and is done; `accept` is done when the commit has come. Every step is non-blocking and has a deadline.
+//! Whoever does not know the token, or speaks another version, is refused in words and costs nothing but a socket. The
+//! TCP connection stays open: its end tells a dead peer from a broken path, and a failing side says why on it.
+//!
+//! ## Threads
+//!
+//! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
+//! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::single::SingleCaller`],
+//! the rest is immutable or behind a lock. The data path allocates nothing, takes no lock and makes no system call of its
+//! own. Ferrite's only threads are one [`net::watcher::Watcher`] per card with connections, which waits for device
+//! events and for the ends of control connections. The library is never unmapped (`-z nodelete`).
+//!
+//! ## Where things are decided
+//!
+//! | question | place |
+//! |---|---|
+//! | what does a peer see on the wire? | [`proto::wire`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
+//! | which environment variables are there? | [`host::config::VARIABLES`] |
+//! | which GID is used, and why? | [`host::gid`] |
+//! | how large are the queues? | [`net::sender::SENDER_DEPTHS`], [`net::receiver::RECEIVER_DEPTHS`] |
+//! | what does an error say? | [`verbs::status`], `net::lanes` |
+//! | how is libibverbs found? | [`verbs::library`] |
 #![cfg_attr(
     not(test),
     deny(
@@ -12,6 +71,7 @@
         clippy::unimplemented
     )
 )]
+
 pub mod abi;
 pub mod error;
 pub mod host;

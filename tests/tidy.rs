@@ -1,0 +1,106 @@
+//! The architecture, as a test: who may use whom, and where `unsafe` lives.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each layer and what it may name besides itself and `error`.
+const LAYERS: &[(&str, &[&str])] =
+    &[("abi", &["net", "proto"]), ("net", &["proto", "verbs", "host"]), ("proto", &[]), ("verbs", &[]), ("host", &[])];
+
+/// Files outside of `abi` and `verbs` that make system calls or keep a promise that the compiler cannot see.
+const UNSAFE_FILES: &[&str] =
+    &["host/iface.rs", "host/random.rs", "net/region.rs", "net/single.rs", "net/socket.rs", "net/watcher.rs"];
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).expect("src is readable") {
+        let path = entry.expect("src is readable").path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Every file below `src`: its name, and its text without comments and tests.
+fn files() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let name = |p: &Path| p.strip_prefix(&root).expect("below src").to_string_lossy().into_owned();
+    let text = |p: &Path| {
+        let whole = fs::read_to_string(p).expect("a source is readable");
+        let code = whole.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_owned();
+        code.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+    };
+    sources(&root).iter().map(|p| (name(p), text(p))).collect()
+}
+
+/// The layers that `text` names by `crate::…`.
+fn named(text: &str) -> Vec<String> {
+    let word = |rest: &str| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+    text.split("crate::").skip(1).map(word).collect()
+}
+
+#[test]
+fn arrows_point_downwards() {
+    let mut wrong = Vec::new();
+    for (file, text) in files() {
+        let Some((layer, allowed)) = LAYERS.iter().find(|(l, _)| file.starts_with(&format!("{l}/"))) else {
+            assert!(["lib.rs", "error.rs"].contains(&file.as_str()), "{file} is in no layer");
+            continue;
+        };
+        for other in named(&text) {
+            let is_layer = LAYERS.iter().any(|(l, _)| *l == other);
+            if is_layer && other != *layer && !allowed.contains(&other.as_str()) {
+                wrong.push(format!("{file} uses {other}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn unsafe_has_an_address() {
+    let wrong: Vec<_> = files()
+        .into_iter()
+        .filter(|(file, _)| {
+            !file.starts_with("abi/") && !file.starts_with("verbs/") && !UNSAFE_FILES.contains(&file.as_str())
+        })
+        .filter(|(_, text)| text.replace("unsafe_code", "").contains("unsafe"))
+        .map(|(file, _)| file)
+        .collect();
+    assert!(wrong.is_empty(), "unsafe in {wrong:#?}");
+}
+
+#[test]
+fn only_verbs_names_the_binding_and_only_abi_nccl() {
+    for (file, text) in files() {
+        assert!(file.starts_with("verbs/") || !text.contains("rdma_sys"), "{file} names rdma_sys");
+        assert!(file.starts_with("abi/") || !text.contains("nccl::"), "{file} names NCCL's types");
+    }
+}
+
+#[test]
+fn the_library_is_a_good_guest() {
+    const BANNED: &[&str] = &[
+        "println!",
+        "eprintln!",
+        "process::exit",
+        "process::abort",
+        ".unwrap()",
+        ".expect(",
+        "panic!(",
+        "todo!(",
+        "libc::signal",
+        "sigaction",
+    ];
+    for (file, text) in files() {
+        if file == "proto/sim.rs" {
+            continue;
+        }
+        for banned in BANNED {
+            assert!(!text.contains(banned), "{file} has {banned}");
+        }
+    }
+}
