@@ -72,6 +72,17 @@ pub(crate) fn keep_across_exec(descriptor: i32) -> std::io::Result<()> {
     }
 }
 
+/// Has C code's stdout written line by line: NCCL's own logger uses it, and a process that is killed
+/// writes no buffers.
+pub(crate) fn line_buffered_stdout() {
+    unsafe extern "C" {
+        static stdout: *mut libc::FILE;
+    }
+    // SAFETY: the C library's own stream; setvbuf may be called before the first output, and no
+    // C code has run here yet. The library finds its own buffer.
+    unsafe { libc::setvbuf(stdout, std::ptr::null_mut(), libc::_IOLBF, 0) };
+}
+
 /// Whether stderr is a terminal.
 pub fn stderr_is_terminal() -> bool {
     std::io::IsTerminal::is_terminal(&std::io::stderr())

@@ -7,8 +7,9 @@ use crate::error::{Error, Result};
 use crate::seat::Seat;
 use crate::transport::{Handle, Transport};
 
-/// Looks at the clock once in so many polls.
-const POLLS_PER_LOOK: u32 = 1 << 12;
+/// Looks at the clock, and lets another process have the CPU, once in so many polls: some tens of
+/// microseconds.
+const POLLS_PER_LOOK: u32 = 1 << 10;
 
 /// A limit for a loop that polls. Cheap: the clock is read rarely.
 #[derive(Debug)]
@@ -31,7 +32,6 @@ impl Deadline {
     /// [`Error::Stalled`] past the limit.
     #[inline]
     pub fn idle(&mut self) -> Result<()> {
-        std::hint::spin_loop();
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(POLLS_PER_LOOK) {
             return self.look();
@@ -47,6 +47,7 @@ impl Deadline {
 
     #[cold]
     fn look(&mut self) -> Result<()> {
+        std::thread::yield_now();
         let start = *self.start.get_or_insert_with(Instant::now);
         if start.elapsed() > self.limit {
             return Err(Error::Stalled { what: self.what.into(), after: self.limit });

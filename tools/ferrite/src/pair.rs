@@ -33,7 +33,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,8 @@ const LINES_SHOWN: usize = 12;
 const LINES_KEPT: usize = 400;
 /// How long the other process gets to give a better reason after a failure.
 const SECOND_OPINION: Duration = Duration::from_millis(700);
+/// How long a process that has failed gets to end by itself.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 /// The test whose closure a process of [`run`] is to execute.
 const TASK: &str = "FERRITE_TASK";
 
@@ -220,7 +222,10 @@ impl Pair {
 
     fn worker_error(&mut self, rank: usize, what: String) -> Error {
         let member = &mut self.members[rank];
-        member.stop();
+        // One that has failed by itself is about to end, and its last lines are on the way.
+        if member.reap(LAST_WORDS).is_none() {
+            member.stop();
+        }
         Error::Worker { rank, what, log: member.last_lines(LINES_SHOWN) }
     }
 }
@@ -384,6 +389,7 @@ where
     {
         std::process::exit(seat.run(|seat| sit(seat, body)));
     }
+    let _turn = Turn::wait();
     let program = std::env::current_exe().map_err(|e| Error::io("no own binary", e))?;
     let arguments: Vec<OsString> =
         [test, "--exact", "--nocapture", "--include-ignored"].iter().map(OsString::from).collect();
@@ -399,6 +405,36 @@ where
     match results {
         [Some(zero), Some(one)] => Ok([zero, one]),
         _ => Err(Error::Misuse("a process ended without a result")),
+    }
+}
+
+/// The right to run a pair of polling processes, while other tests of this program wait: more
+/// pairs than the machine has CPUs for slow each other down beyond any limit of patience.
+#[derive(Debug)]
+pub struct Turn(());
+
+static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+impl Turn {
+    /// Waits for it; [`run`] does so by itself.
+    pub fn wait() -> Self {
+        let most = (host::cpus().map_or(1, |cpus| cpus.len()) / 2).max(1);
+        let (running, ended) = &RUNNING;
+        // A count is right even if a holder of the lock panicked.
+        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        while *running >= most {
+            running = ended.wait(running).unwrap_or_else(PoisonError::into_inner);
+        }
+        *running += 1;
+        Self(())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let (running, ended) = &RUNNING;
+        *running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ended.notify_one();
     }
 }
 

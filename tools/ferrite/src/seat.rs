@@ -73,6 +73,7 @@ impl Seat {
         };
         peer.set_read_timeout(Some(seat.silence)).map_err(|source| Error::io("cannot set a timeout", source))?;
         host::raise_open_files();
+        host::line_buffered_stdout();
         if let Some(cpu) = seat.cpu {
             host::pin(cpu)?;
         }
@@ -89,9 +90,10 @@ impl Seat {
         self.cpu
     }
 
-    /// A deadline for one step that polls, as long as the pair's limit of silence.
+    /// A deadline for one step that polls, a little shorter than the pair's limit of silence: so
+    /// that this process says what it waited for before the other end loses patience.
     pub fn deadline(&self, what: &'static str) -> Deadline {
-        Deadline::new(what, self.silence)
+        Deadline::new(what, self.silence * 4 / 5)
     }
 
     /// Tells the parent.

@@ -44,7 +44,7 @@ fn a_message_each_way() -> Result<()> {
 fn failing(test: &str, body: impl FnOnce(&mut ferrite::seat::Seat) -> Result<()>) -> (usize, String, Vec<String>) {
     let start = Instant::now();
     let outcome = pair::run(test, &setting(), body);
-    assert!(start.elapsed() < Duration::from_secs(12), "took {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "took {:?}", start.elapsed());
     match outcome {
         Err(Error::Worker { rank, what, log }) => (rank, what, log),
         other => panic!("expected a failed worker, got {other:?}"),
@@ -73,7 +73,7 @@ fn a_hung_process_is_given_up() {
         std::thread::sleep(Duration::from_secs(3600));
         Ok(())
     });
-    assert!(what.contains("no sign of life for 3.0 s"), "{what}");
+    assert!(what.contains("no sign of life for 5.0 s"), "{what}");
     assert!(what.contains("rank 1 was sleeping"), "{what}");
 }
 

@@ -9,7 +9,7 @@ use crate::measure::pattern::{self, Difference, seed};
 use crate::measure::stream::{self, Contents, Flow};
 use crate::measure::{Bench, GUARD, TAG};
 use crate::plan::{DEPTH, ODD_SIZES};
-use crate::sample::{Direction, size_text};
+use crate::sample::Direction;
 use crate::seat::Seat;
 
 /// What memory holds before a receive.
@@ -24,6 +24,8 @@ const TRUNCATED: [(usize, usize); 5] = [(8, 3), (64, 63), (4096, 1000), (65537, 
 /// One kind of check at one size, in one process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
+    /// The rank that received.
+    pub rank: usize,
     /// `single`, `stream`, `group` or `truncate`.
     pub kind: String,
     /// The size of the messages; of a group, how many.
@@ -37,20 +39,36 @@ pub struct Check {
 }
 
 impl Check {
-    fn new(kind: &str, bytes: usize) -> Self {
-        Self { kind: kind.into(), bytes: bytes as u64, messages: 0, wrong: 0, fault: None }
+    fn new(rank: usize, kind: &str, bytes: usize) -> Self {
+        Self { rank, kind: kind.into(), bytes: bytes as u64, messages: 0, wrong: 0, fault: None }
     }
 
     /// Counts a message whose size should be `len`, and its fault if it has one.
     fn count(&mut self, bench: &Bench, expected: &Expected, got: i32) -> Result<()> {
         self.messages += 1;
         if let Some(fault) = expected.fault(bench, got)? {
-            self.wrong += 1;
             let index = self.messages - 1;
-            self.fault
-                .get_or_insert_with(|| format!("{} of {}, message {index}: {fault}", self.kind, size_text(self.bytes)));
+            self.wrong(&format!("message {index}, {fault}"));
         }
         Ok(())
+    }
+
+    /// Counts a send that reports another size than `len`.
+    fn sent(&mut self, got: i32, len: usize) {
+        if got as usize != len {
+            self.wrong(&format!("the size of the send is {got}, not {len}"));
+        }
+    }
+
+    fn wrong(&mut self, fault: &str) {
+        self.wrong += 1;
+        let Self { rank, kind, bytes, .. } = self;
+        let what = if kind == "group" {
+            format!("rank {rank}, group of {bytes}: {fault}")
+        } else {
+            format!("rank {rank}, {kind} of {} B: {fault}", *bytes)
+        };
+        self.fault.get_or_insert(what);
     }
 }
 
@@ -143,7 +161,7 @@ fn both(
 
 /// One message at a time each way, into exactly its size and into more.
 fn single(seat: &mut Seat, bench: &Bench, bytes: usize, test: u64) -> Result<Check> {
-    let mut check = Check::new("single", bytes);
+    let mut check = Check::new(seat.rank(), "single", bytes);
     for (index, slack) in [0, 1, GUARD / 2].into_iter().enumerate() {
         let index = index as u64;
         pattern::fill(bench.out.memory(), 0, bytes, seed(test, seat.rank(), index))?;
@@ -158,25 +176,13 @@ fn single(seat: &mut Seat, bench: &Bench, bytes: usize, test: u64) -> Result<Che
     Ok(check)
 }
 
-impl Check {
-    /// Counts a send that reports another size than `len`.
-    fn sent(&mut self, got: i32, len: usize) {
-        if got as usize != len {
-            self.wrong += 1;
-            self.fault.get_or_insert_with(|| {
-                format!("{} of {}: the sender's size is {got}, not {len}", self.kind, size_text(self.bytes))
-            });
-        }
-    }
-}
-
 /// Both ways at once with [`DEPTH`] in flight.
 fn streamed(seat: &mut Seat, bench: &Bench, bytes: usize, test: u64) -> Result<Check> {
     let count = (STREAMED_BYTES / bytes.max(1) as u64).clamp(DEPTH.into(), STREAMED);
     let mut flow = Flow::new(bytes, seat.rank(), Direction::Both, count);
     flow.stride += 4096;
     let mut contents =
-        Checked { bench, bytes, test, rank: seat.rank(), prepared: 0, check: Check::new("stream", bytes) };
+        Checked { bench, bytes, test, rank: seat.rank(), prepared: 0, check: Check::new(seat.rank(), "stream", bytes) };
     let window = DEPTH as usize * flow.stride;
     bench.into.memory().set(0, window, UNTOUCHED)?;
     seat.barrier()?;
@@ -220,7 +226,7 @@ fn grouped(seat: &mut Seat, bench: &Bench, messages: usize, sender: usize) -> Re
     // Sizes from nothing to the whole room, different in each place of each round.
     let len = |round: u64, i: usize| [0, 1, 8, 129, 4096, 5000, ROOM - 1, ROOM][(round as usize + i) % 8];
     let content = |round, i: usize| seed(200 + messages as u64, sender, round * 8 + i as u64);
-    let mut check = Check::new("group", messages);
+    let mut check = Check::new(seat.rank(), "group", messages);
     for round in 0..ROUNDS {
         if seat.rank() == sender {
             for i in 0..messages {
@@ -282,7 +288,7 @@ fn receive_group(seat: &Seat, bench: &Bench, messages: usize, room: usize, strid
 
 /// A send of more than the receive has room for: both sides report the room.
 fn truncated(seat: &mut Seat, bench: &Bench, bytes: usize, room: usize, test: u64) -> Result<Check> {
-    let mut check = Check::new("truncate", bytes);
+    let mut check = Check::new(seat.rank(), "truncate", bytes);
     pattern::fill(bench.out.memory(), 0, bytes, seed(test, seat.rank(), 0))?;
     bench.into.memory().set(0, bytes + GUARD, UNTOUCHED)?;
     seat.barrier()?;

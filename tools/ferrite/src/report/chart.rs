@@ -42,7 +42,7 @@ fn draw_into(record: &Record, out: &mut String) -> std::fmt::Result {
     let latency: Vec<&Row> = record.rows.iter().filter(|row| row.key.metric == Metric::Latency).collect();
     let bandwidth = |row: &&Row| row.key.metric == Metric::Bandwidth && row.key.direction == Direction::Forward;
     let bandwidth: Vec<&Row> = record.rows.iter().filter(bandwidth).collect();
-    values(&latency, 0, ("Latency: half round trip, 1 in flight", "us (typ; band to p99)"), out)?;
+    values(&latency, 0, ("Latency: half round trip, 1 in flight", "us (solid: typ, dashed: p99)"), out)?;
     values(&bandwidth, 1, ("Bandwidth: rank 0 to rank 1, 8 in flight", "GB/s (10^9 B/s)"), out)?;
     if two {
         ratios(&latency, 0, "Latency B/A (below 1: B is better)", out)?;
@@ -97,12 +97,15 @@ fn panel(rows: &[&Row], column: usize, line: usize, title: &str, y_label: &str, 
 fn values(rows: &[&Row], column: usize, (title, y_label): (&str, &str), out: &mut String) -> std::fmt::Result {
     let Some(first) = rows.first() else { return Ok(()) };
     let bandwidth = first.key.metric == Metric::Bandwidth;
-    let mut curves = vec![curve(rows, A, |row| Some(&row.a))];
-    if rows.iter().any(|row| row.b.is_some()) {
-        curves.push(curve(rows, B, |row| row.b.as_ref()));
+    let headline = first.key.metric.headline();
+    let mut curves = Vec::new();
+    for (name, dashed) in [(headline, false), ("p99", true)] {
+        curves.push(curve(rows, name, (A, dashed), |row| Some(&row.a)));
+        curves.push(curve(rows, name, (B, dashed), |row| row.b.as_ref()));
     }
+    curves.retain(|curve| !curve.points.is_empty());
     let points = || curves.iter().flat_map(|curve| &curve.points);
-    let top = points().map(|point| point.band.map_or(point.y, |(_, high)| point.y.max(high))).fold(0.0, f64::max);
+    let top = points().map(|point| point.y).fold(0.0, f64::max);
     let bottom = points().map(|point| point.y).fold(f64::INFINITY, f64::min);
     let y = if bandwidth { Scale::log(bottom / 1.5, top * 1.5) } else { Scale::linear(0.0, top * 1.08) };
     let panel = panel(rows, column, 0, title, y_label, y);
@@ -112,14 +115,17 @@ fn values(rows: &[&Row], column: usize, (title, y_label): (&str, &str), out: &mu
 
 type Values = std::collections::BTreeMap<String, f64>;
 
-fn curve<'r>(rows: &[&'r Row], color: &'static str, side: impl Fn(&'r Row) -> Option<&'r Values>) -> Curve {
+fn curve<'r>(
+    rows: &[&'r Row],
+    name: &str,
+    (color, dashed): (&'static str, bool),
+    side: impl Fn(&'r Row) -> Option<&'r Values>,
+) -> Curve {
     let points = rows.iter().filter_map(|row| {
-        let values = side(row)?;
-        let y = *values.get(row.key.metric.headline())?;
-        let band = values.get("min").zip(values.get("p99")).map(|(low, high)| (*low, *high));
-        Some(Point { x: row.key.bytes.max(1) as f64, y, band })
+        let y = *side(row)?.get(name)?;
+        Some(Point { x: row.key.bytes.max(1) as f64, y, band: None })
     });
-    Curve { color, dashed: false, points: points.collect() }
+    Curve { color, dashed, points: points.collect() }
 }
 
 fn ratios(rows: &[&Row], column: usize, title: &str, out: &mut String) -> std::fmt::Result {

@@ -80,14 +80,16 @@ pub(crate) fn finding_word(finding: Option<Finding>) -> &'static str {
     }
 }
 
-/// A value with four significant digits, no more decimals than it takes.
+/// A value with three or four significant digits.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         v if !v.is_finite() => "-".into(),
         v if v >= 1000.0 => format!("{value:.0}"),
         v if v >= 100.0 => format!("{value:.1}"),
         v if v >= 10.0 => format!("{value:.2}"),
-        _ => format!("{value:.3}"),
+        v if v >= 0.1 || v == 0.0 => format!("{value:.3}"),
+        v if v >= 0.01 => format!("{value:.4}"),
+        _ => format!("{value:.5}"),
     }
 }
 
@@ -98,7 +100,9 @@ mod tests {
     #[test]
     fn numbers_keep_four_digits() {
         for (value, text) in [
-            (0.0123, "0.012"),
+            (0.00123, "0.00123"),
+            (0.0123, "0.0123"),
+            (0.5, "0.500"),
             (1.5, "1.500"),
             (12.345, "12.35"),
             (123.45, "123.5"),

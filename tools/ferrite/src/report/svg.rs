@@ -40,7 +40,7 @@ impl Scale {
             let (first, last) = (self.low.log10().ceil() as i32, self.high.log10().floor() as i32);
             return (first..=last).map(|power| 10_f64.powi(power)).collect();
         }
-        let rough = (self.high - self.low) / 5.0;
+        let rough = (self.high - self.low) / 6.0;
         let unit = 10_f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].iter().map(|factor| factor * unit).find(|step| *step >= rough * 0.999);
         let step = step.unwrap_or(rough);
