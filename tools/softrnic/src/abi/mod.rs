@@ -1,0 +1,6 @@
+//! The binary interface: what the application's headers promise, and nothing of ours.
+
+pub(crate) mod consts;
+pub(crate) mod export;
+pub(crate) mod names;
+pub(crate) mod types;

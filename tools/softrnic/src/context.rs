@@ -1,0 +1,73 @@
+//! An open device.
+
+use std::sync::Arc;
+
+use crate::abi::types::{self, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot};
+use crate::device::Device;
+use crate::fabric::Fabric;
+use crate::queue::TokenQueue;
+
+/// An asynchronous event on its way to the application.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    /// The application's `ibv_qp*` or `ibv_cq*`.
+    pub(crate) element: usize,
+    pub(crate) kind: u32,
+}
+
+/// What the application holds as `ibv_context*` is `verbs.context`.
+#[repr(C)]
+pub(crate) struct Context {
+    verbs: VerbsContext,
+    pub(crate) fabric: &'static Fabric,
+    pub(crate) device: &'static Device,
+    pub(crate) events: TokenQueue<Event>,
+}
+
+// SAFETY: the raw pointers inside are to statics; the rest synchronises itself.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// The functions that inlined wrappers reach through the context.
+pub(crate) struct Ops {
+    pub(crate) poll_cq: usize,
+    pub(crate) req_notify_cq: usize,
+    pub(crate) post_send: usize,
+    pub(crate) post_recv: usize,
+    pub(crate) query_port: usize,
+}
+
+impl Context {
+    pub(crate) fn open(fabric: &'static Fabric, device: &'static Device, ops: &Ops) -> Result<Arc<Self>, i32> {
+        let events = TokenQueue::new()?;
+        let mut table = [0; 32];
+        table[op_slot::POLL_CQ] = ops.poll_cq;
+        table[op_slot::REQ_NOTIFY_CQ] = ops.req_notify_cq;
+        table[op_slot::POST_SEND] = ops.post_send;
+        table[op_slot::POST_RECV] = ops.post_recv;
+        let context = types::Context {
+            device: device.as_abi(),
+            ops: table,
+            cmd_fd: -1,
+            async_fd: events.fd(),
+            num_comp_vectors: 1,
+            mutex: [0; 5],
+            // "This is a verbs_context".
+            abi_compat: usize::MAX,
+        };
+        let mut verbs = VerbsContext { lead: [0; LEAD_SIZE + 1], context };
+        verbs.lead[LEAD_SIZE] = size_of::<VerbsContext>();
+        verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
+        Ok(Arc::new(Self { verbs, fabric, device, events }))
+    }
+
+    pub(crate) fn as_abi(&self) -> *mut types::Context {
+        (&raw const self.verbs.context).cast_mut()
+    }
+
+    /// The start of the object that holds the application's context.
+    pub(crate) fn container(context: *const types::Context) -> *const Self {
+        context.cast::<u8>().wrapping_sub(std::mem::offset_of!(VerbsContext, context)).cast()
+    }
+}

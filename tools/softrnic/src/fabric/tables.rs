@@ -1,0 +1,169 @@
+//! Entries of the device tables: allocation, release, and clearing up behind the dead.
+//!
+//! No free list and no counters exist that a killed process could leave half-written: an entry is in use when its
+//! `owner` is not 0, and everything else is derived from that.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+use super::Fabric;
+use super::file::Control;
+use super::layout::{self, CHUNK, CqSlot, DEVICES, MrSlot, NO_PEER, PAGE, QpSlot, RINGS_AT, RINGS_BYTES, Table};
+
+impl Fabric {
+    /// The owner word of entry `index`, if that entry has storage.
+    fn owner_of(&self, table: Table, device: usize, index: u32) -> &AtomicU32 {
+        match table {
+            Table::Qp => &self.qp(device, index).owner,
+            Table::Mr => &self.mr(device, index).owner,
+            Table::Cq => &self.cq(device, index).owner,
+        }
+    }
+
+    /// Finds a free entry below `limit` entries in use, gives it storage and marks it ours.
+    pub(crate) fn claim(&self, control: &Control<'_>, table: Table, device: usize, limit: u32) -> Result<u32, i32> {
+        match self.find_free(table, device, limit) {
+            Err(libc::ENOMEM) => {
+                self.reap_dead(control);
+                self.find_free(table, device, limit)
+            }
+            found => found,
+        }
+        .inspect(|&index| {
+            self.owner_of(table, device, index).store(self.me, SeqCst);
+            self.header().hint[device][table as usize].store(index + 1, Relaxed);
+        })
+    }
+
+    fn find_free(&self, table: Table, device: usize, limit: u32) -> Result<u32, i32> {
+        let grown = &self.header().grown[device][table as usize];
+        let have = grown.load(Relaxed);
+        let is_free = |index: &u32| self.owner_of(table, device, *index).load(Acquire) == 0;
+        if limit < table.capacity() && (0..have).filter(|i| !is_free(i)).count() >= limit as usize {
+            return Err(libc::ENOMEM);
+        }
+        let hint = self.header().hint[device][table as usize].load(Relaxed).min(have);
+        if let Some(index) = (hint..have).find(is_free).or_else(|| (0..hint).find(is_free)) {
+            return Ok(index);
+        }
+        if have >= table.capacity() {
+            return Err(libc::ENOMEM);
+        }
+        self.file.allocate(table.at(device, have), CHUNK).map_err(|code| self.complain_of_space(code))?;
+        grown.store(have + table.per_chunk(), Release);
+        Ok(have)
+    }
+
+    fn complain_of_space(&self, code: i32) -> i32 {
+        crate::notice::say(format_args!(
+            "no room for more shared memory in {}: {}; free some space there",
+            self.settings.shm_dir.display(),
+            crate::notice::errno_text(code)
+        ));
+        libc::ENOMEM
+    }
+
+    /// Gives the entry back. Its other fields no longer matter.
+    pub(crate) fn free(&self, _control: &Control<'_>, table: Table, device: usize, index: u32) {
+        let hint = &self.header().hint[device][table as usize];
+        hint.fetch_min(index, Relaxed);
+        self.owner_of(table, device, index).store(0, SeqCst);
+    }
+
+    /// Finds room for a receive ring and gives it storage; 0 bytes need none.
+    pub(crate) fn claim_ring(&self, _control: &Control<'_>, bytes: usize) -> Result<u64, i32> {
+        if bytes == 0 {
+            return Ok(RINGS_AT as u64);
+        }
+        let bytes = bytes.next_multiple_of(PAGE);
+        let mut used: Vec<(usize, usize)> = (0..DEVICES)
+            .flat_map(|d| self.entries(Table::Qp, d).map(move |i| (d, i)))
+            .map(|(d, i)| self.qp(d, i))
+            .filter(|qp| qp.owner.load(Acquire) != 0 && qp.ring_bytes.load(Acquire) != 0)
+            .map(|qp| (qp.ring_at.load(Acquire) as usize, qp.ring_bytes.load(Acquire) as usize))
+            .collect();
+        used.sort_unstable();
+        let mut at = RINGS_AT;
+        for (start, len) in used {
+            if start >= at + bytes {
+                break;
+            }
+            at = at.max(start + len.next_multiple_of(PAGE));
+        }
+        if at + bytes > RINGS_AT + RINGS_BYTES {
+            return Err(libc::ENOMEM);
+        }
+        self.file.allocate(at, bytes).map_err(|code| self.complain_of_space(code))?;
+        Ok(at as u64)
+    }
+
+    /// Indices of `table` that have storage.
+    pub(crate) fn entries(&self, table: Table, device: usize) -> std::ops::Range<u32> {
+        0..self.header().grown[device][table as usize].load(Acquire)
+    }
+
+    /// Takes a QP entry out of the fabric. Nobody visits it any more: the caller has seen to that.
+    pub(crate) fn free_qp(&self, control: &Control<'_>, device: usize, index: u32) {
+        let qp = self.qp(device, index);
+        qp.qpn.store(0, SeqCst);
+        qp.peer.store(NO_PEER, SeqCst);
+        let (at, bytes) = (qp.ring_at.load(Relaxed) as usize, qp.ring_bytes.swap(0, SeqCst) as usize);
+        if bytes != 0 {
+            self.file.release(at, bytes.next_multiple_of(PAGE));
+        }
+        self.free(control, Table::Qp, device, index);
+    }
+
+    /// Frees all that dead processes left, except what a live one is still working on.
+    pub(crate) fn reap_dead(&self, control: &Control<'_>) {
+        for index in 0..layout::PROCS {
+            let proc = self.proc(index);
+            let id = proc.id.load(Acquire);
+            if id == 0 || id == self.me || self.file.is_held(index) {
+                continue;
+            }
+            if self.reap(control, id) {
+                proc.state.store(0, SeqCst);
+                proc.id.store(0, SeqCst);
+            }
+        }
+    }
+
+    /// Frees the entries of process `id`; false if a live visitor is still in one of its QPs.
+    fn reap(&self, control: &Control<'_>, id: u32) -> bool {
+        let mut clean = true;
+        for device in 0..DEVICES {
+            for index in self.entries(Table::Qp, device) {
+                let qp: &QpSlot = self.qp(device, index);
+                if qp.owner.load(Acquire) != id {
+                    continue;
+                }
+                qp.state.store(crate::abi::consts::qp_state::RESET, SeqCst);
+                if self.is_visited(qp) {
+                    clean = false;
+                } else {
+                    self.free_qp(control, device, index);
+                }
+            }
+        }
+        if !clean {
+            return false;
+        }
+        for device in 0..DEVICES {
+            for index in self.entries(Table::Mr, device) {
+                let mr: &MrSlot = self.mr(device, index);
+                if mr.owner.load(Acquire) == id {
+                    mr.key.store(0, SeqCst);
+                    self.free(control, Table::Mr, device, index);
+                }
+            }
+            for index in self.entries(Table::Cq, device) {
+                let cq: &CqSlot = self.cq(device, index);
+                if cq.owner.load(Acquire) == id {
+                    self.free(control, Table::Cq, device, index);
+                }
+            }
+        }
+        true
+    }
+}

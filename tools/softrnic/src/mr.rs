@@ -1,0 +1,112 @@
+//! Memory regions, and the checks of the keys that name them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use crate::abi::consts::access;
+use crate::abi::types;
+use crate::fabric::layout::{PAGE, Table};
+use crate::fabric::{Fabric, lock};
+use crate::notice::last_errno;
+use crate::pd::Pd;
+
+/// What the application holds as `ibv_mr*` is its first field.
+#[repr(C)]
+pub(crate) struct Mr {
+    abi: types::Mr,
+    pd: Arc<Pd>,
+    index: u32,
+}
+
+/// A key does not allow the access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Forbidden;
+
+const KNOWN: u32 = access::LOCAL_WRITE
+    | access::REMOTE_WRITE
+    | access::REMOTE_READ
+    | access::REMOTE_ATOMIC
+    | access::HUGETLB
+    | access::OPTIONAL;
+
+impl Mr {
+    pub(crate) fn register(pd: &Arc<Pd>, addr: u64, length: usize, iova: u64, flags: u32) -> Result<Box<Self>, i32> {
+        let writes_remotely = flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
+        let wraps = addr.checked_add(length as u64).is_none() || iova.checked_add(length as u64).is_none();
+        if length == 0 || wraps || (writes_remotely && flags & access::LOCAL_WRITE == 0) {
+            return Err(libc::EINVAL);
+        }
+        if flags & !KNOWN != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        require_mapped(addr, length)?;
+        let (fabric, device) = (pd.context.fabric, pd.context.device.index);
+        let control = fabric.file.control();
+        let index = fabric.claim(&control, Table::Mr, device, fabric.settings.max_mr)?;
+        let slot = fabric.mr(device, index);
+        let generation = slot.generation.fetch_add(1, Relaxed).wrapping_add(1) % 255 + 1;
+        let key = index << 8 | generation;
+        slot.pd.store(pd.id, Relaxed);
+        slot.access.store(flags, Relaxed);
+        slot.iova.store(iova, Relaxed);
+        slot.addr.store(addr, Relaxed);
+        slot.length.store(length as u64, Relaxed);
+        slot.key.store(key, SeqCst);
+        pd.users.fetch_add(1, SeqCst);
+        let abi = types::Mr {
+            context: pd.context.as_abi(),
+            pd: pd.as_abi(),
+            addr: addr as *mut _,
+            length,
+            handle: index,
+            lkey: key,
+            rkey: key,
+        };
+        Ok(Box::new(Self { abi, pd: Arc::clone(pd), index }))
+    }
+
+    pub(crate) fn as_abi(&self) -> *mut types::Mr {
+        (&raw const self.abi).cast_mut()
+    }
+
+    /// Invalidates the keys, then waits for every access that began before.
+    pub(crate) fn deregister(self: Box<Self>) {
+        let (fabric, device) = (self.pd.context.fabric, self.pd.context.device.index);
+        fabric.mr(device, self.index).key.store(0, SeqCst);
+        let users: Vec<_> = lock(&fabric.qps).iter().filter(|qp| qp.pd.id == self.pd.id).cloned().collect();
+        for qp in users {
+            // Our own threads read and write it under this lock, peers while they visit the QP.
+            drop(lock(&qp.send));
+            fabric.await_visitor(qp.slot);
+        }
+        let control = fabric.file.control();
+        fabric.free(&control, Table::Mr, device, self.index);
+        self.pd.users.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Checks that `key` of `device` and `pd` allows `need` on `[at, at + length)`; returns the owner's address of `at`.
+#[inline]
+pub(crate) fn resolve(
+    fabric: &Fabric,
+    (device, pd): (usize, u32),
+    key: u32,
+    (at, length): (u64, u64),
+    need: u32,
+) -> Result<u64, Forbidden> {
+    let mr = fabric.find_mr(device, key).ok_or(Forbidden)?;
+    let offset = at.wrapping_sub(mr.iova.load(Relaxed));
+    let size = mr.length.load(Relaxed);
+    let fits = offset <= size && length <= size - offset;
+    let allowed = mr.pd.load(Relaxed) == pd && mr.access.load(Relaxed) & need == need;
+    if fits && allowed { Ok(mr.addr.load(Relaxed) + offset) } else { Err(Forbidden) }
+}
+
+/// EFAULT unless every page of the range is mapped, as pinning it would find.
+fn require_mapped(addr: u64, length: usize) -> Result<(), i32> {
+    let start = addr & !(PAGE as u64 - 1);
+    let bytes = (addr - start) as usize + length;
+    // SAFETY: MS_ASYNC changes nothing; the kernel only walks the mappings, and answers ENOMEM for a hole.
+    let rc = unsafe { libc::msync(start as *mut _, bytes, libc::MS_ASYNC) };
+    if rc == 0 || last_errno() != libc::ENOMEM { Ok(()) } else { Err(libc::EFAULT) }
+}

@@ -1,0 +1,198 @@
+//! The send queue: requests between post and execution, and their records between execution and poll.
+//!
+//! ```text
+//!   freed <= polled <= done <= executed <= posted <= freed + max_send_wr
+//! ```
+//! A slot is free again only when a completion *after* it has been polled: unsignaled requests hold theirs.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::abi::types::{QpCap, Sge};
+
+/// One posted request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Request {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: u32,
+    pub(crate) flags: u32,
+    pub(crate) imm: u32,
+    pub(crate) num_sge: u32,
+    pub(crate) inline_len: u32,
+    pub(crate) rkey: u32,
+    pub(crate) remote_addr: u64,
+}
+
+/// How the requester reaches its peer; set by `ibv_modify_qp`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Link {
+    /// Device index << 32 | QPN.
+    pub(crate) peer: u64,
+    pub(crate) psn: u32,
+    pub(crate) mtu_bytes: u32,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) reads: u8,
+}
+
+/// Requester state, under the queue's lock.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    pub(crate) posted: u64,
+    pub(crate) executed: u64,
+    pub(crate) link: Link,
+    /// The head request is not tried before this time (ns); 0 is "at once".
+    pub(crate) until: u64,
+    /// Transmissions of the head request that got no answer, and those that found no receive.
+    pub(crate) losses: u32,
+    pub(crate) rnr_waits: u32,
+    pub(crate) visits: u32,
+    mask: u64,
+    requests: Box<[Request]>,
+    sges: Box<[Sge]>,
+    sges_each: usize,
+    inline: Box<[u8]>,
+    inline_each: usize,
+}
+
+impl SendQueue {
+    pub(crate) fn new(cap: &QpCap) -> Self {
+        let entries = entries(cap);
+        let (sges_each, inline_each) = (cap.max_send_sge.max(1) as usize, cap.max_inline_data as usize);
+        Self {
+            posted: 0,
+            executed: 0,
+            link: Link::default(),
+            until: 0,
+            losses: 0,
+            rnr_waits: 0,
+            visits: 0,
+            mask: entries as u64 - 1,
+            requests: vec![Request::default(); entries].into(),
+            sges: vec![Sge::default(); entries * sges_each].into(),
+            sges_each,
+            inline: vec![0; entries * inline_each].into(),
+            inline_each,
+        }
+    }
+
+    /// The slot of the request that is posted next, with its element and inline storage.
+    pub(crate) fn next_slot(&mut self) -> (&mut Request, &mut [Sge], &mut [u8]) {
+        let at = (self.posted & self.mask) as usize;
+        (
+            &mut self.requests[at],
+            &mut self.sges[at * self.sges_each..][..self.sges_each],
+            &mut self.inline[at * self.inline_each..][..self.inline_each],
+        )
+    }
+
+    /// The oldest request not executed, its elements and its inline data.
+    pub(crate) fn head(&self) -> (&Request, &[Sge], &[u8]) {
+        let at = (self.executed & self.mask) as usize;
+        let request = &self.requests[at];
+        (
+            request,
+            &self.sges[at * self.sges_each..][..request.num_sge as usize],
+            &self.inline[at * self.inline_each..][..request.inline_len as usize],
+        )
+    }
+
+    /// The head request has been dealt with.
+    pub(crate) fn advance(&mut self) {
+        self.executed += 1;
+        (self.until, self.losses, self.rnr_waits) = (0, 0, 0);
+    }
+}
+
+fn entries(cap: &QpCap) -> usize {
+    (cap.max_send_wr.max(1) as usize).next_power_of_two()
+}
+
+/// What became of one request. Two words, so that poller and executor need no lock in common.
+#[derive(Debug, Default)]
+struct Record {
+    wr_id: AtomicU64,
+    /// Status | opcode << 8 | has a completion << 16 | byte count << 32.
+    rest: AtomicU64,
+}
+
+/// Records of executed requests: filled under the queue's lock, emptied under the CQ's.
+#[derive(Debug)]
+pub(crate) struct SendRing {
+    done: AtomicU64,
+    freed: AtomicU64,
+    polled: AtomicU64,
+    mask: u64,
+    records: Box<[Record]>,
+}
+
+/// A completion taken from the ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) wr_id: u64,
+    pub(crate) status: u32,
+    pub(crate) opcode: u32,
+    pub(crate) byte_len: u32,
+}
+
+impl SendRing {
+    pub(crate) fn new(cap: &QpCap) -> Self {
+        let entries = entries(cap);
+        Self {
+            done: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+            polled: AtomicU64::new(0),
+            mask: entries as u64 - 1,
+            records: (0..entries).map(|_| Record::default()).collect(),
+        }
+    }
+
+    /// Requests whose slots are in use, given how many were posted.
+    pub(crate) fn in_use(&self, posted: u64) -> u64 {
+        posted - self.freed.load(Acquire)
+    }
+
+    /// Records the outcome of request number `at`.
+    pub(crate) fn record(&self, at: u64, wr_id: u64, status: u32, opcode: u32, byte_len: u32, is_completion: bool) {
+        let record = &self.records[(at & self.mask) as usize];
+        record.wr_id.store(wr_id, Relaxed);
+        let rest = u64::from(status) | u64::from(opcode) << 8 | u64::from(is_completion) << 16;
+        record.rest.store(rest | u64::from(byte_len) << 32, Relaxed);
+        // Pairs with the poller's load in `take`.
+        self.done.store(at + 1, Release);
+    }
+
+    /// The next completion, if there is one. Call under the CQ's lock.
+    pub(crate) fn take(&self) -> Option<Taken> {
+        let done = self.done.load(Acquire);
+        let mut at = self.polled.load(Relaxed);
+        while at != done {
+            let record = &self.records[(at & self.mask) as usize];
+            let (wr_id, rest) = (record.wr_id.load(Relaxed), record.rest.load(Relaxed));
+            at += 1;
+            if rest & 1 << 16 != 0 {
+                self.polled.store(at, Relaxed);
+                self.freed.store(at, Release);
+                let (status, opcode) = (rest as u32 & 0xff, rest as u32 >> 8 & 0xff);
+                return Some(Taken { wr_id, status, opcode, byte_len: (rest >> 32) as u32 });
+            }
+        }
+        self.polled.store(at, Relaxed);
+        None
+    }
+
+    /// Whether records wait to be looked at.
+    pub(crate) fn has_more(&self) -> bool {
+        self.polled.load(Relaxed) != self.done.load(Acquire)
+    }
+
+    /// Empties the ring up to `posted`; returns how many completions that threw away.
+    pub(crate) fn discard(&self, posted: u64) -> u64 {
+        let thrown = std::iter::from_fn(|| self.take()).count();
+        self.done.store(posted, Relaxed);
+        self.polled.store(posted, Relaxed);
+        self.freed.store(posted, Release);
+        thrown as u64
+    }
+}

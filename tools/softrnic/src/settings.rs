@@ -1,0 +1,88 @@
+//! What the environment may say. Read once, when the process first touches the device list.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::fabric::layout;
+
+/// Validated settings.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) shm_dir: PathBuf,
+    pub(crate) fabric: String,
+    pub(crate) devices: usize,
+    pub(crate) quiet: bool,
+    pub(crate) strict: bool,
+    pub(crate) time_scale: f64,
+    pub(crate) max_qp: u32,
+    pub(crate) max_cq: u32,
+    pub(crate) max_mr: u32,
+    pub(crate) max_qp_wr: u32,
+}
+
+/// Most work requests a queue may hold.
+pub(crate) const MAX_QP_WR: u32 = 16384;
+
+impl Settings {
+    /// Reads the environment; the error is a sentence that names the variable, its value and what is allowed.
+    pub(crate) fn from_env() -> Result<Self, String> {
+        // SAFETY: geteuid has no preconditions.
+        let uid = unsafe { libc::geteuid() };
+        let shm_dir = text("SOFTRNIC_SHM_DIR")?.unwrap_or_else(|| "/dev/shm".to_owned());
+        if !shm_dir.starts_with('/') {
+            return Err(format!("SOFTRNIC_SHM_DIR={shm_dir}: must be an absolute path"));
+        }
+        let fabric = text("SOFTRNIC_FABRIC")?.unwrap_or_else(|| format!("softrnic-{uid}"));
+        if !is_plain_name(&fabric) {
+            return Err(format!(
+                "SOFTRNIC_FABRIC={fabric:?}: must be 1 to 64 of A-Z a-z 0-9 _ . - and neither \".\" nor \"..\""
+            ));
+        }
+        let time_scale = number("SOFTRNIC_TIME_SCALE", 1.0, 1e-6, 1e3)?;
+        Ok(Self {
+            shm_dir: shm_dir.into(),
+            fabric,
+            devices: number("SOFTRNIC_DEVICES", 2, 1, layout::DEVICES)?,
+            quiet: switch("SOFTRNIC_QUIET")?,
+            strict: switch("SOFTRNIC_STRICT")?,
+            time_scale,
+            max_qp: number("SOFTRNIC_MAX_QP", layout::QPS, 1, layout::QPS)?,
+            max_cq: number("SOFTRNIC_MAX_CQ", layout::CQS, 1, layout::CQS)?,
+            max_mr: number("SOFTRNIC_MAX_MR", layout::MRS, 1, layout::MRS)?,
+            max_qp_wr: number("SOFTRNIC_MAX_QP_WR", MAX_QP_WR, 1, MAX_QP_WR)?,
+        })
+    }
+}
+
+fn text(name: &str) -> Result<Option<String>, String> {
+    match std::env::var(name) {
+        Ok(value) if value.is_empty() => Ok(None),
+        Ok(value) => Ok(Some(value)),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(std::env::VarError::NotUnicode(raw)) => Err(format!("{name}={raw:?}: must be UTF-8 text")),
+    }
+}
+
+fn number<T: FromStr + PartialOrd + Display>(name: &str, default: T, low: T, high: T) -> Result<T, String> {
+    let Some(value) = text(name)? else { return Ok(default) };
+    match value.parse::<T>() {
+        Ok(parsed) if parsed >= low && parsed <= high => Ok(parsed),
+        _ => Err(format!("{name}={value:?}: must be a number from {low} to {high}")),
+    }
+}
+
+fn switch(name: &str) -> Result<bool, String> {
+    match text(name)?.as_deref() {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(value) => Err(format!("{name}={value:?}: must be 0 or 1")),
+    }
+}
+
+fn is_plain_name(name: &str) -> bool {
+    (1..=64).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+}

@@ -1,0 +1,98 @@
+//! Protection domains and memory regions.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::{code, context, object, pointer, shared};
+use crate::abi::export::export;
+use crate::abi::types;
+use crate::mr::Mr;
+use crate::pd::Pd;
+
+unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        let pd = Pd::new(unsafe { context(handle) }?);
+        let handle = pd.as_abi();
+        // Given back by `dealloc_pd`.
+        let _ = Arc::into_raw(pd);
+        Ok(handle)
+    })
+}
+export!("ibv_alloc_pd", "IBVERBS_1.1", alloc_pd);
+
+unsafe extern "C" fn dealloc_pd(handle: *mut types::Pd) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let pd: &Pd = unsafe { object(handle) };
+        if pd.users.load(SeqCst) != 0 && !pd.context.fabric.is_gone() {
+            return Err(libc::EBUSY);
+        }
+        // SAFETY: takes back what `alloc_pd` leaked.
+        drop(unsafe { Arc::from_raw(handle.cast::<Pd>()) });
+        Ok(())
+    })
+}
+export!("ibv_dealloc_pd", "IBVERBS_1.1", dealloc_pd);
+
+fn register(pd: *mut types::Pd, addr: *mut c_void, length: usize, iova: u64, flags: u32) -> *mut types::Mr {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        let pd: Arc<Pd> = unsafe { shared(pd) };
+        if pd.context.fabric.is_gone() {
+            return Err(libc::ENODEV);
+        }
+        let mr = Mr::register(&pd, addr as u64, length, iova, flags)?;
+        let handle = mr.as_abi();
+        // Given back by `dereg_mr`.
+        let _ = Box::into_raw(mr);
+        Ok(handle)
+    })
+}
+
+unsafe extern "C" fn reg_mr(pd: *mut types::Pd, addr: *mut c_void, length: usize, flags: c_int) -> *mut types::Mr {
+    register(pd, addr, length, addr as u64, flags as u32)
+}
+export!("ibv_reg_mr", "IBVERBS_1.1", reg_mr);
+
+unsafe extern "C" fn reg_mr_iova(
+    pd: *mut types::Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    flags: c_int,
+) -> *mut types::Mr {
+    register(pd, addr, length, iova, flags as u32)
+}
+export!("ibv_reg_mr_iova", "IBVERBS_1.8", reg_mr_iova);
+
+unsafe extern "C" fn reg_mr_iova2(
+    pd: *mut types::Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    flags: u32,
+) -> *mut types::Mr {
+    register(pd, addr, length, iova, flags)
+}
+export!("ibv_reg_mr_iova2", "IBVERBS_1.8", reg_mr_iova2);
+
+/// Not supported; callers probe for it and tell by errno.
+unsafe extern "C" fn reg_dmabuf_mr(_: *mut types::Pd, _: u64, _: usize, _: u64, _: c_int, _: c_int) -> *mut types::Mr {
+    pointer(|| Err(libc::EOPNOTSUPP))
+}
+export!("ibv_reg_dmabuf_mr", "IBVERBS_1.12", reg_dmabuf_mr);
+
+unsafe extern "C" fn dereg_mr(handle: *mut types::Mr) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let pd: Arc<Pd> = unsafe { shared((*handle).pd) };
+        if !pd.context.fabric.is_gone() {
+            // SAFETY: takes back what `register` leaked.
+            unsafe { Box::from_raw(handle.cast::<Mr>()) }.deregister();
+        }
+        Ok(())
+    })
+}
+export!("ibv_dereg_mr", "IBVERBS_1.1", dereg_mr);

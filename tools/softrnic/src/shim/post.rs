@@ -1,0 +1,155 @@
+//! The data path functions, reached through the context's table.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::{code, object};
+use crate::abi::consts::{qp_state, send_flag, wr_opcode};
+use crate::abi::types::{self, RecvWr, SendWr, Sge, Wc};
+use crate::cq::Cq;
+use crate::engine;
+use crate::fabric::lock;
+use crate::qp::Qp;
+use crate::send_queue::{Request, SendQueue};
+use crate::service::now_ns;
+
+/// In strict mode requests are executed this much after their post, unless the application polls earlier... so that a
+/// buffer that is reused too early shows.
+const LATE_NS: u64 = 50_000;
+
+/// The elements of a work request.
+///
+/// # Safety
+/// `list` is the caller's array of `count` elements.
+unsafe fn elements<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], i32> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        // SAFETY: by the caller.
+        Ok(count) if !list.is_null() => Ok(unsafe { slice::from_raw_parts(list, count) }),
+        _ => Err(libc::EINVAL),
+    }
+}
+
+pub(super) unsafe extern "C" fn poll_cq(handle: *mut types::Cq, room: c_int, out: *mut Wc) -> c_int {
+    // SAFETY: the caller's handle.
+    let cq: &Cq = unsafe { object(handle) };
+    let Ok(room) = usize::try_from(room) else { return -libc::EINVAL };
+    if cq.context.fabric.is_gone() {
+        return -libc::ENODEV;
+    }
+    // SAFETY: the caller's array of `room` completions.
+    let out = unsafe { slice::from_raw_parts_mut(out.cast::<MaybeUninit<Wc>>(), room) };
+    catch_unwind(AssertUnwindSafe(|| cq.poll(out))).map_or(-libc::EIO, |taken| taken as c_int)
+}
+
+pub(super) unsafe extern "C" fn post_recv(handle: *mut types::Qp, list: *mut RecvWr, bad: *mut *mut RecvWr) -> c_int {
+    // SAFETY: the caller's handle.
+    let qp: &Qp = unsafe { object(handle) };
+    let mut at = list;
+    let rc = code(|| {
+        while !at.is_null() {
+            // SAFETY: the caller's structure.
+            let wr = unsafe { *at };
+            if qp.fabric.is_gone() {
+                return Err(libc::ENODEV);
+            }
+            // SAFETY: the caller's array.
+            qp.post_recv(wr.wr_id, unsafe { elements(wr.sg_list, wr.num_sge) }?)?;
+            at = wr.next;
+        }
+        Ok(())
+    });
+    if rc != 0 {
+        // SAFETY: the caller's structure.
+        unsafe { bad.write(at) };
+    }
+    rc
+}
+
+pub(super) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut SendWr, bad: *mut *mut SendWr) -> c_int {
+    // SAFETY: the caller's handle.
+    let qp: &Qp = unsafe { object(handle) };
+    let mut at = list;
+    let rc = code(|| {
+        if qp.fabric.is_gone() {
+            return Err(libc::ENODEV);
+        }
+        let mut queue = lock(&qp.send);
+        while !at.is_null() {
+            // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
+            let wr = unsafe { &*at };
+            // SAFETY: the caller's array.
+            enqueue(qp, &mut queue, wr, unsafe { elements(wr.sg_list, wr.num_sge) }?)?;
+            at = wr.next;
+            if qp.fabric.settings.strict && qp.slot.state.load(SeqCst) == qp_state::RTS {
+                execute_late(qp, &mut queue);
+            } else {
+                engine::pump(qp, &mut queue);
+            }
+        }
+        Ok(())
+    });
+    if rc != 0 {
+        // SAFETY: the caller's structure.
+        unsafe { bad.write(at) };
+    }
+    rc
+}
+
+fn execute_late(qp: &Qp, queue: &mut SendQueue) {
+    if queue.until == 0 {
+        queue.until = now_ns();
+        engine::defer(qp, queue.until + LATE_NS);
+    }
+}
+
+/// Checks a request and puts it into the queue; inline data is copied here, other data when it is executed.
+fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<(), i32> {
+    if !matches!(qp.slot.state.load(SeqCst), qp_state::RTS | qp_state::ERR) {
+        return Err(libc::EINVAL);
+    }
+    let is_inline = wr.send_flags & send_flag::INLINE != 0;
+    match wr.opcode {
+        wr_opcode::RDMA_READ if is_inline => return Err(libc::EINVAL),
+        wr_opcode::RDMA_WRITE..=wr_opcode::RDMA_READ => {}
+        _ => return Err(libc::EOPNOTSUPP),
+    }
+    let known = send_flag::FENCE | send_flag::SIGNALED | send_flag::SOLICITED | send_flag::INLINE;
+    if wr.send_flags & !known != 0 || sges.len() > qp.cap.max_send_sge as usize {
+        return Err(libc::EINVAL);
+    }
+    if qp.send_ring.in_use(queue.posted) >= u64::from(qp.cap.max_send_wr) {
+        return Err(libc::ENOMEM);
+    }
+    let inline_bytes: u64 = if is_inline { sges.iter().map(|s| u64::from(s.length)).sum() } else { 0 };
+    if inline_bytes > u64::from(qp.cap.max_inline_data) {
+        return Err(libc::EINVAL);
+    }
+    let (request, elements, inline) = queue.next_slot();
+    *request = Request {
+        wr_id: wr.wr_id,
+        opcode: wr.opcode,
+        flags: wr.send_flags,
+        imm: wr.imm_data,
+        num_sge: if is_inline { 0 } else { sges.len() as u32 },
+        inline_len: inline_bytes as u32,
+        rkey: wr.rkey,
+        remote_addr: wr.remote_addr,
+    };
+    if is_inline {
+        let mut at = 0;
+        for sge in sges.iter().filter(|s| s.length != 0) {
+            // SAFETY: inline elements name the caller's own memory; no key is involved.
+            let bytes = unsafe { slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
+            inline[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        }
+    } else {
+        elements[..sges.len()].copy_from_slice(sges);
+    }
+    queue.posted += 1;
+    Ok(())
+}

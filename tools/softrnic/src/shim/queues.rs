@@ -1,0 +1,148 @@
+//! Completion queues and queue pairs.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use super::{code, context, object, pointer, shared};
+use crate::abi::export::export;
+use crate::abi::types::{self, QpAttr, QpInitAttr};
+use crate::cq::{Channel, Cq};
+use crate::device::MAX_CQE;
+use crate::fabric::lock;
+use crate::pd::Pd;
+use crate::qp::{Order, Qp};
+use crate::transition;
+
+unsafe extern "C" fn create_cq(
+    handle: *mut types::Context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut types::CompChannel,
+    comp_vector: c_int,
+) -> *mut types::Cq {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        let context = unsafe { context(handle) }?;
+        let cqe = u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?;
+        if comp_vector != 0 {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the caller's handle, or NULL; it may not go before the CQ (EBUSY).
+        let channel: Option<&'static Channel> = (!channel.is_null()).then(|| unsafe { object(channel) });
+        let cq = Cq::new(context, cqe, cq_context, channel)?;
+        let handle = cq.as_abi();
+        // Given back by `destroy_cq`.
+        let _ = Arc::into_raw(cq);
+        Ok(handle)
+    })
+}
+export!("ibv_create_cq", "IBVERBS_1.1", create_cq);
+
+unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let cq: &Cq = unsafe { object(handle) };
+        if !cq.context.fabric.is_gone() {
+            cq.destroy()?;
+            // SAFETY: takes back what `create_cq` leaked.
+            drop(unsafe { Arc::from_raw(handle.cast::<Cq>()) });
+        }
+        Ok(())
+    })
+}
+export!("ibv_destroy_cq", "IBVERBS_1.1", destroy_cq);
+
+unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        let pd: Arc<Pd> = unsafe { shared(pd) };
+        if pd.context.fabric.is_gone() {
+            return Err(libc::ENODEV);
+        }
+        // SAFETY: the caller's structure, of 64 bytes in every header.
+        let init = unsafe { &*init };
+        if init.send_cq.is_null() || init.recv_cq.is_null() {
+            return Err(libc::EINVAL);
+        }
+        if !init.srq.is_null() {
+            return Err(libc::EOPNOTSUPP);
+        }
+        // SAFETY: the caller's handles.
+        let (send_cq, recv_cq): (Arc<Cq>, Arc<Cq>) = unsafe { (shared(init.send_cq), shared(init.recv_cq)) };
+        let device = pd.context.device.index;
+        if send_cq.context.device.index != device || recv_cq.context.device.index != device {
+            return Err(libc::EINVAL);
+        }
+        let signal_all = init.sq_sig_all != 0;
+        let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
+        let qp = Qp::create(&pd, Order { qp_context, send_cq, recv_cq, cap, qp_type, signal_all })?;
+        let handle = qp.as_abi();
+        // Given back by `destroy_qp`.
+        let _ = Arc::into_raw(qp);
+        Ok(handle)
+    })
+}
+export!("ibv_create_qp", "IBVERBS_1.1", create_qp);
+
+unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let qp: &Qp = unsafe { object(handle) };
+        if !qp.fabric.is_gone() {
+            qp.destroy();
+            // SAFETY: takes back what `create_qp` leaked.
+            drop(unsafe { Arc::from_raw(handle.cast::<Qp>()) });
+        }
+        Ok(())
+    })
+}
+export!("ibv_destroy_qp", "IBVERBS_1.1", destroy_qp);
+
+unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const QpAttr, mask: c_int) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let qp: &Qp = unsafe { object(handle) };
+        if qp.fabric.is_gone() {
+            return Err(libc::ENODEV);
+        }
+        // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
+        transition::modify(qp, unsafe { &*attr }, mask)
+    })
+}
+export!("ibv_modify_qp", "IBVERBS_1.1", modify_qp);
+
+unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: c_int, init: *mut QpInitAttr) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let qp: &Qp = unsafe { object(handle) };
+        if qp.fabric.is_gone() {
+            return Err(libc::ENODEV);
+        }
+        let mut known = *lock(&qp.attributes);
+        known.qp_state = qp.slot.state.load(std::sync::atomic::Ordering::SeqCst);
+        known.cur_qp_state = known.qp_state;
+        qp.abi.state.store(known.qp_state, std::sync::atomic::Ordering::SeqCst);
+        // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
+        unsafe { attr.write(known) };
+        let made = QpInitAttr {
+            qp_context: qp.abi.qp_context,
+            send_cq: qp.abi.send_cq,
+            recv_cq: qp.abi.recv_cq,
+            srq: ptr::null_mut(),
+            cap: qp.cap,
+            qp_type: qp.abi.qp_type,
+            sq_sig_all: c_int::from(qp.signal_all),
+        };
+        // SAFETY: the caller's structure, of 64 bytes in every header.
+        unsafe { init.write(made) };
+        Ok(())
+    })
+}
+export!("ibv_query_qp", "IBVERBS_1.1", query_qp);
+
+/// No extended QPs: callers then use the classic functions.
+unsafe extern "C" fn qp_to_qp_ex(_: *mut types::Qp) -> *mut c_void {
+    pointer(|| Err(libc::EOPNOTSUPP))
+}
+export!("ibv_qp_to_qp_ex", "IBVERBS_1.6", qp_to_qp_ex);
