@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 ///
 /// A peer may write into it at any time between the posting of a receive and its completion, so
 /// no reference to the bytes is handed out: they are copied in and out. Unmapped on drop; a
-/// registration ([`crate::transport::Region`]) keeps it alive.
+/// registration ([`crate::comm::Region`]) keeps it alive.
 #[derive(Debug)]
 pub struct Buffer {
     start: NonNull<u8>,

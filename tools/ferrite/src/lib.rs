@@ -25,6 +25,7 @@ pub mod library;
 pub mod link;
 pub mod maps;
 pub mod measure;
+mod member;
 pub mod nccl_log;
 pub mod pair;
 pub mod plan;

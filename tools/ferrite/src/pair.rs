@@ -24,17 +24,13 @@
 //! # }
 //! ```
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, PipeReader, Write};
-use std::os::fd::AsRawFd;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -42,13 +38,12 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 use crate::host;
-use crate::seat::{Description, Note, SEAT, Seat, json_error, to_json};
+use crate::member::{LINES_KEPT, Member, status_words};
+use crate::seat::{Note, Seat, json_error, to_json};
 use crate::verbs::{Verbs, fresh_fabric};
 
 /// How many of a process's last lines an error shows.
 const LINES_SHOWN: usize = 12;
-/// How many are kept.
-const LINES_KEPT: usize = 400;
 /// How long the other process gets to give a better reason after a failure.
 const SECOND_OPINION: Duration = Duration::from_millis(700);
 /// How long a process that has failed gets to end by itself.
@@ -91,16 +86,8 @@ pub struct Pair {
     members: [Member; 2],
     notes: Receiver<(usize, Option<Note>)>,
     silence: Duration,
-}
-
-#[derive(Debug)]
-struct Member {
-    child: Child,
-    control: UnixStream,
-    log: Arc<Mutex<VecDeque<String>>>,
-    readers: Vec<JoinHandle<()>>,
-    doing: String,
-    done: bool,
+    verbs: Verbs,
+    fabric: String,
 }
 
 impl Pair {
@@ -122,7 +109,13 @@ impl Pair {
             let cpu = (cpus.len() >= 2).then(|| cpus[rank]);
             Member::start(command, rank, cpu, peer, setting.silence, sender.clone())
         };
-        Ok(Self { members: [start(0, peer0)?, start(1, peer1)?], notes, silence: setting.silence })
+        Ok(Self {
+            members: [start(0, peer0)?, start(1, peer1)?],
+            notes,
+            silence: setting.silence,
+            verbs: setting.verbs.clone(),
+            fabric,
+        })
     }
 
     /// Sends the same value to both.
@@ -237,140 +230,8 @@ impl Drop for Pair {
                 member.stop();
             }
         }
+        self.verbs.clean(&self.fabric);
     }
-}
-
-impl Member {
-    fn start(
-        mut command: Command,
-        rank: usize,
-        cpu: Option<usize>,
-        peer: UnixStream,
-        silence: Duration,
-        notes: Sender<(usize, Option<Note>)>,
-    ) -> Result<Self> {
-        let failed = |what: &'static str| move |source| Error::io(what, source);
-        let (control, theirs) = UnixStream::pair().map_err(failed("socketpair"))?;
-        let (reader, writer) = std::io::pipe().map_err(failed("pipe"))?;
-        let seat = Description { rank, control: theirs.as_raw_fd(), peer: peer.as_raw_fd(), silence, cpu };
-        let descriptors = [theirs.as_raw_fd(), peer.as_raw_fd()];
-        command
-            .env(SEAT, seat.print())
-            .stdin(Stdio::null())
-            .stdout(writer.try_clone().map_err(failed("pipe"))?)
-            .stderr(writer);
-        // SAFETY: the closure makes system calls only, on descriptors that are open until the
-        // child has started.
-        unsafe {
-            command.pre_exec(move || {
-                host::die_with_parent()?;
-                descriptors.iter().try_for_each(|d| host::keep_across_exec(*d))
-            });
-        }
-        let child = command
-            .spawn()
-            .map_err(|source| Error::io(format!("cannot start {}", command.get_program().display()), source))?;
-        // The child has its own copies; with these gone, its end is seen as the end of the stream.
-        drop((theirs, peer, command));
-        let log = Arc::new(Mutex::new(VecDeque::new()));
-        let listening = control.try_clone().map_err(failed("dup"))?;
-        let readers = vec![
-            std::thread::spawn(move || read_notes(rank, listening, &notes)),
-            std::thread::spawn({
-                let log = log.clone();
-                move || read_log(rank, reader, &log)
-            }),
-        ];
-        Ok(Self { child, control, log, readers, doing: "starting".into(), done: false })
-    }
-
-    /// The exit status, if the process ends within `limit`.
-    fn reap(&mut self, limit: Duration) -> Option<ExitStatus> {
-        let end = Instant::now() + limit;
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => {
-                    self.join_readers();
-                    return Some(status);
-                }
-                Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
-                Ok(None) | Err(_) => return None,
-            }
-        }
-    }
-
-    fn stop(&mut self) {
-        if let Err(problem) = self.child.kill() {
-            log::debug!("kill: {problem}");
-        }
-        if let Err(problem) = self.child.wait() {
-            log::debug!("wait: {problem}");
-        }
-        self.join_readers();
-    }
-
-    /// The streams have ended with the process, so this is short.
-    fn join_readers(&mut self) {
-        for reader in self.readers.drain(..) {
-            if reader.join().is_err() {
-                log::debug!("a reader panicked");
-            }
-        }
-    }
-
-    fn last_lines(&self, most: usize) -> Vec<String> {
-        self.log
-            .lock()
-            .map(|log| log.iter().skip(log.len().saturating_sub(most)).cloned().collect())
-            .unwrap_or_default()
-    }
-}
-
-fn read_notes(rank: usize, control: UnixStream, notes: &Sender<(usize, Option<Note>)>) {
-    for line in BufReader::new(control).lines().map_while(|line| line.ok()) {
-        let note = serde_json::from_str(&line).unwrap_or_else(|problem| Note::Failed {
-            message: format!("unreadable report ({problem}): {line}"),
-            peer_gone: false,
-        });
-        if notes.send((rank, Some(note))).is_err() {
-            return;
-        }
-    }
-    // Nobody listens any more if this fails, which is fine.
-    notes.send((rank, None)).unwrap_or_default();
-}
-
-fn read_log(rank: usize, reader: PipeReader, log: &Mutex<VecDeque<String>>) {
-    let mut reader = BufReader::new(reader);
-    let mut bytes = Vec::new();
-    while reader.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
-        let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
-        bytes.clear();
-        log::debug!("rank {rank}: {line}");
-        if let Ok(mut log) = log.lock() {
-            if log.len() == LINES_KEPT {
-                log.pop_front();
-            }
-            log.push_back(line);
-        }
-    }
-}
-
-fn status_words(status: ExitStatus) -> String {
-    let Some(signal) = status.signal() else {
-        return format!("exit code {}", status.code().unwrap_or_default());
-    };
-    let name = match signal {
-        libc::SIGSEGV => " SIGSEGV",
-        libc::SIGABRT => " SIGABRT",
-        libc::SIGBUS => " SIGBUS",
-        libc::SIGKILL => " SIGKILL",
-        libc::SIGILL => " SIGILL",
-        libc::SIGFPE => " SIGFPE",
-        libc::SIGTERM => " SIGTERM",
-        _ => "",
-    };
-    format!("signal {signal}{name}")
 }
 
 /// Runs `body` in two processes, from within the test whose full name is `test`, and returns what

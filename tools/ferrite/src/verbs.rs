@@ -13,6 +13,9 @@ use crate::maps::Maps;
 /// The library a transport opens at run time.
 const LIBRARY: &str = "libibverbs.so.1";
 
+/// The software device's variable for the name of its fabric, a file in shared memory.
+const FABRIC: &str = "SOFTRNIC_FABRIC";
+
 /// The libibverbs of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -70,7 +73,16 @@ impl Verbs {
             path.push(":");
             path.push(old);
         }
-        command.env("LD_LIBRARY_PATH", path).env("SOFTRNIC_FABRIC", fabric).env("SOFTRNIC_QUIET", "1");
+        command.env("LD_LIBRARY_PATH", path).env(FABRIC, fabric).env("SOFTRNIC_QUIET", "1");
+    }
+
+    /// Removes what processes that were killed left of their fabric.
+    pub(crate) fn clean(&self, fabric: &str) {
+        if let Self::Softrnic { .. } = self {
+            let folder = std::env::var_os("SOFTRNIC_SHM_DIR").unwrap_or_else(|| "/dev/shm".into());
+            // Normally the last process has removed it.
+            std::fs::remove_file(Path::new(&folder).join(fabric)).unwrap_or_default();
+        }
     }
 
     /// Which libibverbs this process has mapped, after `init`.
@@ -78,7 +90,8 @@ impl Verbs {
     /// # Errors
     /// [`Error::Refused`] if it should have been the software device and is not.
     pub fn prove(&self) -> Result<Vec<PathBuf>> {
-        let mapped = Maps::read()?.files_named("libibverbs.so");
+        let maps = Maps::read()?;
+        let mapped = maps.files_named("libibverbs.so");
         let Self::Softrnic { folder } = self else {
             return Ok(mapped);
         };
@@ -86,7 +99,7 @@ impl Verbs {
             .map_err(|source| Error::io(format!("cannot open {}", folder.display()), source))?;
         let same = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == expected);
         if !mapped.is_empty() && mapped.iter().all(same) {
-            return Ok(mapped);
+            return prove_fabric(&maps).map(|()| mapped);
         }
         let mapped: Vec<String> = mapped.iter().map(|path| path.display().to_string()).collect();
         Err(Error::Refused(format!(
@@ -95,6 +108,19 @@ impl Verbs {
             if mapped.is_empty() { "no libibverbs at all".into() } else { mapped.join(", ") }
         )))
     }
+}
+
+/// The software device keeps its state in a file that both processes map: this process has to be
+/// on the fabric of its pair.
+fn prove_fabric(maps: &Maps) -> Result<()> {
+    let fabric = std::env::var(FABRIC).unwrap_or_default();
+    if !fabric.is_empty() && !maps.files_named(&fabric).is_empty() {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "the software device is loaded, but this process has not joined the fabric {fabric:?}: the transport found its \
+         device elsewhere"
+    )))
 }
 
 /// A fabric name that no other pair on this machine has.

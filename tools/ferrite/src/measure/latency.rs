@@ -2,12 +2,14 @@
 //!
 //! The receive of the next message is posted before the answer to the last one is sent, as NCCL
 //! does and as perftest does; so a half round trip is what one message needs, without the time its
-//! receiver needs to announce itself.
+//! receiver needs to announce itself. A round ends when both the answer has come and the send has
+//! completed.
 
 use std::time::Instant;
 
+use crate::comm::Request;
 use crate::error::{Error, Result};
-use crate::link::{finished, posted};
+use crate::link::{Deadline, finished, posted};
 use crate::measure::{Bench, TAG};
 use crate::sample::{Direction, Key, Metric, Sample};
 use crate::seat::Seat;
@@ -55,31 +57,51 @@ fn rounds(seat: &mut Seat, bench: &Bench, bytes: usize, count: u64) -> Result<Ve
     let Bench { out, into, link } = bench;
     // Two places, so that a receive is never posted over bytes that just came.
     let place = |round: u64| (round % 2) as usize * bytes.next_multiple_of(4096);
-    let mut size = [0];
     let receive = |round, deadline: &mut _| posted(deadline, || link.recv.receive(into, place(round), bytes, TAG));
+    let send = |deadline: &mut _| posted(deadline, || link.send.send(out, 0, bytes, TAG));
     let mut expected = receive(0, &mut deadline)?;
+    let mut answer = None;
     seat.barrier()?;
     for round in 0..count {
         let start = Instant::now();
         if first {
-            let ping = posted(&mut deadline, || link.send.send(out, 0, bytes, TAG))?;
-            finished(&mut deadline, ping, &mut size)?;
+            answer = Some(send(&mut deadline)?);
         }
-        finished(&mut deadline, expected, &mut size)?;
-        if size[0] as usize != bytes {
-            return Err(Error::Data(format!("a message of {bytes} B came with {} B", size[0])));
+        let size = both(&mut deadline, answer.take(), expected)?;
+        if size as usize != bytes {
+            return Err(Error::Data(format!("a message of {bytes} B came with {size} B")));
         }
         // One more than is sent: both end with a receive posted, taken by the last exchange.
         expected = receive(round + 1, &mut deadline)?;
         if !first {
-            let pong = posted(&mut deadline, || link.send.send(out, 0, bytes, TAG))?;
-            finished(&mut deadline, pong, &mut size)?;
+            answer = Some(send(&mut deadline)?);
         }
         times_us.push(start.elapsed().as_secs_f64() * 1e6 / 2.0);
     }
-    let last = posted(&mut deadline, || link.send.send(out, 0, bytes, TAG))?;
-    finished(&mut deadline, last, &mut size)?;
-    finished(&mut deadline, expected, &mut size)?;
+    if let Some(answer) = answer {
+        finished(&mut deadline, answer, &mut [0])?;
+    }
+    let last = send(&mut deadline)?;
+    both(&mut deadline, Some(last), expected)?;
     seat.barrier()?;
     Ok(times_us)
+}
+
+/// Tests both until both are done, the receive first: whether a send completes before or after the
+/// answer arrives is the transport's business. The size that arrived.
+fn both(deadline: &mut Deadline, mut send: Option<Request<'_>>, mut receive: Request<'_>) -> Result<i32> {
+    let (mut size, mut arrived) = ([0], false);
+    loop {
+        arrived = arrived || receive.test(&mut size)?;
+        if let Some(request) = &mut send
+            && request.test(&mut [0])?
+        {
+            send = None;
+        }
+        if arrived && send.is_none() {
+            deadline.progress();
+            return Ok(size[0]);
+        }
+        deadline.idle()?;
+    }
 }
