@@ -10,6 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .header("include/nccl/net_v8.h")
         .allowlist_file(".*net_v8.h")
         .derive_debug(true)
+        .prepend_enum_name(false)
         .generate()?
         .write_to_file(out)?;
     // A stable name for the loader; every symbol resolved at load time; never unmapped, since the library has threads.

@@ -9,7 +9,7 @@ pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> nccl::ncc
     // What the body had borrowed is not used again after a panic: the communicator's cell stays entered, so every later
     // call on it fails.
     match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => nccl::ncclResult_t_ncclSuccess,
+        Ok(Ok(())) => nccl::ncclSuccess,
         Ok(Err(error)) => report(call, &error),
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
@@ -28,10 +28,10 @@ fn report(call: &str, error: &Error) -> nccl::ncclResult_t {
 /// The result code for an error that has been logged before.
 pub fn code(error: &Error) -> nccl::ncclResult_t {
     match error.class {
-        Class::System => nccl::ncclResult_t_ncclSystemError,
-        Class::Internal => nccl::ncclResult_t_ncclInternalError,
-        Class::Argument => nccl::ncclResult_t_ncclInvalidArgument,
-        Class::Usage => nccl::ncclResult_t_ncclInvalidUsage,
-        Class::Remote => nccl::ncclResult_t_ncclRemoteError,
+        Class::System => nccl::ncclSystemError,
+        Class::Internal => nccl::ncclInternalError,
+        Class::Argument => nccl::ncclInvalidArgument,
+        Class::Usage => nccl::ncclInvalidUsage,
+        Class::Remote => nccl::ncclRemoteError,
     }
 }

@@ -30,9 +30,9 @@ impl Log for NcclLogger {
     fn log(&self, record: &Record<'_>) {
         let Some(function) = self.function.read().ok().and_then(|f| *f) else { return };
         let level = match record.level() {
-            Level::Error | Level::Warn => nccl::ncclDebugLogLevel_NCCL_LOG_WARN,
-            Level::Info | Level::Debug => nccl::ncclDebugLogLevel_NCCL_LOG_INFO,
-            Level::Trace => nccl::ncclDebugLogLevel_NCCL_LOG_TRACE,
+            Level::Error | Level::Warn => nccl::NCCL_LOG_WARN,
+            Level::Info | Level::Debug => nccl::NCCL_LOG_INFO,
+            Level::Trace => nccl::NCCL_LOG_TRACE,
         };
         let init = if record.target() == INIT { u64::from(nccl::NCCL_SUBSYS_INIT) } else { 0 };
         let flags = u64::from(nccl::NCCL_SUBSYS_NET) | init;

@@ -123,7 +123,7 @@ unsafe extern "C" fn get_properties(dev: c_int, props: *mut nccl::ncclNetPropert
             latency: 0.0,
             maxComms: device.card.max_queue_pairs(),
             maxRecvs: MAX_GROUP as c_int,
-            netDeviceType: nccl::ncclNetDeviceType_NCCL_NET_DEVICE_HOST,
+            netDeviceType: nccl::NCCL_NET_DEVICE_HOST,
             netDeviceVersion: nccl::NCCL_NET_DEVICE_INVALID_VERSION as c_int,
         };
         // SAFETY: NCCL's output pointer.

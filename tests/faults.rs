@@ -1,0 +1,492 @@
+//! What goes wrong around a connection: strangers, peers that die, settings, missing parts. Each has a clear message, an end
+//! in bounded time, and no other victim.
+
+mod common;
+
+use common::{plugin, plugin_transport, setting, skipped};
+use ferrite::abi;
+use ferrite::buffer::Buffer;
+use ferrite::comm::{RecvComm, SendComm};
+use ferrite::error::{Error, Result};
+use ferrite::library::{Library, Source};
+use ferrite::link::{finished, posted};
+use ferrite::pair::{self, Pair, Setting};
+use ferrite::seat::Seat;
+use ferrite::transport::{Handle, Listener, Transport};
+use nccl_net::proto::frame::{Assembler, Frame, Kind};
+use nccl_net::proto::handle::Handle as Address;
+use nccl_net::proto::handshake::{Endpoint, Hello, LaneEnd, Ring};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Runs `body` in a process of its own, with the plugin over the software device; the peer only waits.
+fn alone(test: &str, setting: &Setting, body: impl FnOnce(&mut Seat) -> Result<()>) -> Result<()> {
+    pair::run(test, setting, |seat| {
+        if seat.rank() == 0 {
+            body(seat)?;
+        }
+        seat.barrier()
+    })?;
+    Ok(())
+}
+
+fn address(handle: &Handle) -> Address {
+    Address::parse(&handle.0).expect("the plugin's own handle")
+}
+
+/// Connects to `listener` and accepts, in this one process.
+fn connect(
+    seat: &Seat,
+    transport: &Transport,
+    handle: &Handle,
+    listener: &mut Listener,
+) -> Result<(SendComm, RecvComm)> {
+    let mut handle = Handle(handle.0);
+    let mut deadline = seat.deadline("a connection within one process");
+    let (mut send, mut recv) = (None, None);
+    loop {
+        if send.is_none() {
+            send = transport.connect(1, &mut handle)?;
+        }
+        if recv.is_none() {
+            recv = listener.accept()?;
+        }
+        match (send.take(), recv.take()) {
+            (Some(s), Some(r)) => return Ok((s, r)),
+            (s, r) => (send, recv) = (s, r),
+        }
+        deadline.idle()?;
+    }
+}
+
+/// One message over a connection within this process.
+fn works(seat: &Seat, (send, recv): (SendComm, RecvComm)) -> Result<()> {
+    let memory = Arc::new(Buffer::new(8192)?);
+    memory.write(0, b"after all that")?;
+    let (out, into) = (send.register(&memory)?, recv.register(&memory)?);
+    let mut deadline = seat.deadline("a message");
+    let receive = posted(&mut deadline, || recv.receive(&into, 4096, 64, 0))?;
+    let sending = posted(&mut deadline, || send.send(&out, 0, 14, 0))?;
+    finished(&mut deadline, sending, &mut [0])?;
+    finished(&mut deadline, receive, &mut [0])?;
+    assert_eq!(memory.read(4096, 14)?, b"after all that");
+    Ok(())
+}
+
+/// A hello as a peer that knows the token would say it, from queue pairs that do not exist.
+fn hello(to: &Address) -> Vec<u8> {
+    let endpoint = Endpoint {
+        name: "a ghost".into(),
+        infiniband: false,
+        lid: 0,
+        gid: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1],
+        mtu: 5,
+        adaptive_routing: false,
+        split: false,
+        lanes: vec![LaneEnd { qpn: 0x12_3456, psn: 1 }],
+    };
+    Hello { endpoint, ring: Ring { addr: 0x1000, rkey: 1, slots: 512 } }.frame(to.token).emit()
+}
+
+fn frame(kind: Kind, token: [u8; 16]) -> Vec<u8> {
+    Frame { kind, token, body: Vec::new() }.emit()
+}
+
+/// Lets the listener hear `strangers` for a while; it must accept none of them.
+fn hear(listener: &mut Listener, rounds: usize) -> Result<()> {
+    for _ in 0..rounds {
+        assert!(listener.accept()?.is_none(), "a stranger was accepted");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+#[test]
+fn strangers_on_the_port_are_dismissed_and_the_peer_is_served() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("strangers_on_the_port_are_dismissed_and_the_peer_is_served", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let to = address(&handle);
+        let mut other_version = frame(Kind::Hello, to.token);
+        other_version[8] = 77;
+        let mut endless = frame(Kind::Hello, to.token);
+        endless[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+        let whole = hello(&to);
+        let speeches: Vec<Vec<u8>> = vec![
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+            vec![0; 4096],
+            Vec::new(),
+            whole[..20].to_vec(),
+            whole[..whole.len() - 5].to_vec(),
+            other_version,
+            endless,
+            frame(Kind::Hello, [9; 16]),
+            frame(Kind::Commit, to.token),
+            frame(Kind::Goodbye, to.token),
+        ];
+        let mut strangers = Vec::new();
+        for speech in &speeches {
+            let mut stranger = TcpStream::connect(to.address).expect("the port is open");
+            stranger.write_all(speech).expect("it takes some bytes");
+            strangers.push(stranger);
+            hear(&mut listener, 3)?;
+        }
+        // Those who said something wrong are told so or cut off; those who said nothing or half are still waited for.
+        hear(&mut listener, 50)?;
+        let mut answers = Vec::new();
+        for stranger in &mut strangers {
+            stranger.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
+            let mut bytes = Vec::new();
+            let closed = stranger.read_to_end(&mut bytes).is_ok();
+            let mut assembler = Assembler::default();
+            assembler.handle_bytes(&bytes);
+            let refusal = assembler.poll_frame().ok().flatten().filter(|f| f.kind == Kind::Refuse);
+            answers.push((closed, refusal.map(|f| f.body_text())));
+        }
+        for (i, (closed, _)) in answers.iter().enumerate() {
+            assert_eq!(*closed, ![2, 3, 4].contains(&i), "stranger {i}: {answers:?}");
+        }
+        assert!(answers[5].1.as_ref().is_some_and(|t| t.contains("protocol 77, this Ferrite 1")), "{answers:?}");
+        assert!(answers[7].1.as_ref().is_some_and(|t| t.contains("wrong token")), "{answers:?}");
+        let pair = connect(seat, &transport, &handle, &mut listener)?;
+        works(seat, pair)
+    })
+}
+
+#[test]
+fn a_flood_of_silent_strangers_keeps_nobody_out() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_flood_of_silent_strangers_keeps_nobody_out", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let mut flood = Vec::new();
+        for _ in 0..200 {
+            flood.push(TcpStream::connect(address(&handle).address).expect("the port is open"));
+            hear(&mut listener, 1)?;
+        }
+        let pair = connect(seat, &transport, &handle, &mut listener)?;
+        works(seat, pair)
+    })
+}
+
+#[test]
+fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let to = address(&handle);
+        let whole = hello(&to);
+        for cut in [0, 1, 31, 32, 40, whole.len() - 1, whole.len()] {
+            let mut peer = TcpStream::connect(to.address).expect("the port is open");
+            peer.write_all(&whole[..cut]).expect("sent");
+            hear(&mut listener, 5)?;
+            if cut == whole.len() {
+                let mut head = [0; 32];
+                peer.read_exact(&mut head).expect("the listener replies to a hello");
+            }
+            drop(peer);
+            hear(&mut listener, 5)?;
+        }
+        let pair = connect(seat, &transport, &handle, &mut listener)?;
+        works(seat, pair)
+    })
+}
+
+/// What `connect` says to a listener that is played by `play`.
+fn connect_to(seat: &Seat, play: impl FnOnce(TcpStream, Address) + Send) -> Result<Error> {
+    let transport = plugin_transport()?;
+    let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    let to = Address { address: socket.local_addr().expect("an address"), token: [5; 16] };
+    let mut handle = Handle(to.emit());
+    std::thread::scope(|scope| {
+        scope.spawn(move || play(socket.accept().expect("a caller").0, to));
+        let mut deadline = seat.deadline("a failing connection");
+        loop {
+            match transport.connect(0, &mut handle) {
+                Ok(None) => deadline.idle()?,
+                Ok(Some(_)) => panic!("connected to a listener that is none"),
+                Err(error) => return Ok(error),
+            }
+        }
+    })
+}
+
+/// The log line that came with the last error.
+fn logged(words: &str) {
+    let lines = ferrite::nccl_log::lines();
+    assert!(lines.iter().any(|line| line.contains(words)), "{words:?} is not in {lines:#?}");
+}
+
+#[test]
+fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    let setting = setting.env("FERRITE_HANDSHAKE_TIMEOUT", "2");
+    alone("a_listener_that_fails_at_any_step_of_connect_is_reported", &setting, |seat| {
+        let code = |error: Error| match error {
+            Error::Call { code, .. } => code,
+            other => panic!("{other}"),
+        };
+        let remote = abi::ncclRemoteError;
+        assert_eq!(code(connect_to(seat, |stream, _| drop(stream))?), remote);
+        logged("closed the connection");
+        assert_eq!(
+            code(connect_to(seat, |mut stream, _| stream.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").expect("sent"))?),
+            remote
+        );
+        logged("not Ferrite's bytes");
+        let old = |mut stream: TcpStream, to: Address| {
+            let mut reply = frame(Kind::Reply, to.token);
+            reply[8] = 9;
+            stream.write_all(&reply).expect("sent");
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        assert_eq!(code(connect_to(seat, old)?), remote);
+        logged("the peer speaks protocol 9, this Ferrite 1");
+        let refuse = |mut stream: TcpStream, to: Address| {
+            let refusal = Frame::text(Kind::Refuse, to.token, "no more queue pairs here");
+            stream.write_all(&refusal.emit()).expect("sent");
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        assert_eq!(code(connect_to(seat, refuse)?), remote);
+        logged("the listener refuses: no more queue pairs here");
+        let start = Instant::now();
+        let silent = |stream: TcpStream, _: Address| {
+            std::thread::sleep(Duration::from_secs(4));
+            drop(stream);
+        };
+        assert_eq!(code(connect_to(seat, silent)?), remote);
+        assert!(start.elapsed() >= Duration::from_secs(2), "it waits as long as it is told");
+        logged("FERRITE_HANDSHAKE_TIMEOUT=2 s");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_handle_of_another_network_is_named() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_handle_of_another_network_is_named", &setting, |_| {
+        let transport = plugin_transport()?;
+        let error = transport.connect(0, &mut Handle([0x42; 128])).expect_err("it is no handle");
+        assert!(matches!(error, Error::Call { code: abi::ncclInvalidUsage, .. }), "{error}");
+        logged("set NCCL_NET=Ferrite on every rank");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_listener_closes_without_and_during_an_accept() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_listener_closes_without_and_during_an_accept", &setting, |seat| {
+        let transport = plugin_transport()?;
+        transport.listen(0)?.1.close()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let mut mine = Handle(handle.0);
+        assert!(transport.connect(1, &mut mine)?.is_none());
+        hear(&mut listener, 5)?;
+        listener.close()?;
+        let mut deadline = seat.deadline("an error");
+        while let Ok(none) = transport.connect(1, &mut mine) {
+            assert!(none.is_none());
+            deadline.idle()?;
+        }
+        // After an accept at once, as NCCL does: the connection stays.
+        let (handle, mut listener) = transport.listen(0)?;
+        let pair = connect(seat, &transport, &handle, &mut listener)?;
+        listener.close()?;
+        works(seat, pair)
+    })
+}
+
+/// Two processes are connected, then rank 1 is killed in the middle of traffic; what rank 0 is told, on both its comms.
+#[test]
+fn a_peer_killed_in_mid_traffic_is_reported_on_both_sides() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    let outcome = pair::run("a_peer_killed_in_mid_traffic_is_reported_on_both_sides", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let link = ferrite::link::Link::open(seat, &transport, 0)?;
+        let memory = Arc::new(Buffer::new(4096)?);
+        let (out, into) = (link.send.register(&memory)?, link.recv.register(&memory)?);
+        let mut deadline = seat.deadline("traffic");
+        for round in 0.. {
+            let receive = posted(&mut deadline, || link.recv.receive(&into, 2048, 64, 0));
+            let sent = receive.and_then(|receive| {
+                let send = posted(&mut deadline, || link.send.send(&out, 0, 64, 0))?;
+                finished(&mut deadline, send, &mut [0])?;
+                finished(&mut deadline, receive, &mut [0])
+            });
+            if seat.rank() == 1 && round == 1000 {
+                // SAFETY: this process is to vanish.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            }
+            if let Err(error) = sent {
+                assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
+                break;
+            }
+        }
+        logged("has died");
+        // The same error again, at once, on both; and closing is no problem.
+        for _ in 0..1000 {
+            assert!(link.recv.receive(&into, 2048, 64, 0).is_err());
+        }
+        let start = Instant::now();
+        while link.send.send(&out, 0, 64, 0).is_ok() {
+            assert!(start.elapsed() < Duration::from_secs(20), "the sender is never told");
+        }
+        let lines = ferrite::nccl_log::lines();
+        assert!(lines.len() < 50, "the log is flooded: {} lines", lines.len());
+        drop((out, into));
+        link.close()?;
+        panic!("rank 0 came through")
+    });
+    let Err(Error::Worker { what, log, .. }) = outcome else { panic!("{outcome:?}") };
+    let log = log.join("\n");
+    assert!(
+        what.contains("rank 0 came through") || log.contains("rank 0 came through") || what.contains("SIGKILL"),
+        "{what}\n{log}"
+    );
+    Ok(())
+}
+
+/// Initialises the plugin in a process with `env`, and returns the code of `init`, the number of devices and the log.
+fn init_with(test: &str, env: &[(&str, &str)], softrnic: bool) -> Result<Option<(u32, i32, Vec<String>)>> {
+    let Some(mut setting) = setting() else { return Ok(None) };
+    if !softrnic {
+        setting.verbs = ferrite::verbs::Verbs::System;
+    }
+    for (name, value) in env {
+        setting = setting.env(name, value);
+    }
+    let [result, _] = pair::run(test, &setting, |_| {
+        let transport = Transport::without_init(Library::open(&Source::plugin(plugin()))?);
+        let code = match transport.init() {
+            Ok(()) => 0,
+            Err(Error::Call { code, .. }) => code,
+            Err(other) => return Err(other),
+        };
+        let mut devices = -1;
+        // SAFETY: a valid place for the number.
+        let _ = unsafe { transport.vtable().devices.expect("a slot")(&raw mut devices) };
+        Ok((code, devices, ferrite::nccl_log::lines()))
+    })?;
+    Ok(Some(result))
+}
+
+#[test]
+fn a_setting_out_of_range_is_refused_by_name_value_and_range() -> Result<()> {
+    let test = "a_setting_out_of_range_is_refused_by_name_value_and_range";
+    let Some((code, devices, log)) = init_with(test, &[("NCCL_IB_TIMEOUT", "99")], true)? else { return Ok(()) };
+    assert_eq!((code, devices), (abi::ncclInvalidUsage, -1));
+    assert!(log.iter().any(|l| l.contains("NCCL_IB_TIMEOUT=99: a whole number from 0 to 31 is expected")), "{log:?}");
+    Ok(())
+}
+
+#[test]
+fn an_interface_that_does_not_exist_is_named() -> Result<()> {
+    let test = "an_interface_that_does_not_exist_is_named";
+    let Some((code, _, log)) = init_with(test, &[("NCCL_SOCKET_IFNAME", "nowhere9")], true)? else { return Ok(()) };
+    assert_eq!(code, abi::ncclInvalidUsage);
+    assert!(log.iter().any(|l| l.contains("NCCL_SOCKET_IFNAME=nowhere9: no interface fits; there are: ")), "{log:?}");
+    Ok(())
+}
+
+/// Without a device there is one line and nothing else.
+fn nothing_but_one_line(result: Option<(u32, i32, Vec<String>)>, words: &str) {
+    let Some((code, devices, log)) = result else { return };
+    assert_eq!((code, devices), (abi::ncclSuccess, 0));
+    assert_eq!(log.len(), 1, "{log:#?}");
+    assert!(log[0].contains("Ferrite has no device: ") && log[0].contains(words), "{log:?}");
+}
+
+#[test]
+fn no_libibverbs_means_no_device_and_one_line() -> Result<()> {
+    let env = [("NCCL_IBVERBS_LIB", "/nonexistent/libibverbs.so.1")];
+    nothing_but_one_line(
+        init_with("no_libibverbs_means_no_device_and_one_line", &env, true)?,
+        "/nonexistent/libibverbs.so.1",
+    );
+    Ok(())
+}
+
+#[test]
+fn no_device_means_one_line() -> Result<()> {
+    if std::path::Path::new("/sys/class/infiniband").read_dir().is_ok_and(|mut dir| dir.next().is_some()) {
+        skipped("a machine without RDMA devices: this one has some");
+        return Ok(());
+    }
+    nothing_but_one_line(init_with("no_device_means_one_line", &[], false)?, "");
+    Ok(())
+}
+
+#[test]
+fn a_filter_that_admits_nothing_is_named() -> Result<()> {
+    let env = [("NCCL_IB_HCA", "mlx5"), ("NCCL_NET", "Ferrite")];
+    nothing_but_one_line(init_with("a_filter_that_admits_nothing_is_named", &env, true)?, "NCCL_IB_HCA");
+    Ok(())
+}
+
+#[test]
+fn disabled_means_one_line() -> Result<()> {
+    nothing_but_one_line(init_with("disabled_means_one_line", &[("NCCL_IB_DISABLE", "1")], true)?, "NCCL_IB_DISABLE=1");
+    Ok(())
+}
+
+#[test]
+fn no_queue_pairs_left_is_refused_in_words_to_the_peer() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    let setting = setting.env("SOFTRNIC_MAX_QP", "3");
+    alone("no_queue_pairs_left_is_refused_in_words_to_the_peer", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let mut kept = Vec::new();
+        let failure = loop {
+            assert!(kept.len() < 4, "the limit is not felt");
+            let (handle, mut listener) = transport.listen(0)?;
+            match connect(seat, &transport, &handle, &mut listener) {
+                Ok(pair) => kept.push(pair),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(failure, Error::Call { .. }), "{failure}");
+        logged("ibv_create_qp(");
+        // What there was still works, and what is closed can be had again.
+        works(seat, kept.pop().expect("at least one fits"))?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let pair = connect(seat, &transport, &handle, &mut listener)?;
+        works(seat, pair)
+    })
+}
+
+/// A pair whose second process is killed at a random moment; the first must end by itself, not by the pair's limit.
+#[test]
+fn a_process_killed_while_connecting_leaves_the_other_alive() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    let setting = setting.env("FERRITE_HANDSHAKE_TIMEOUT", "2");
+    alone("a_process_killed_while_connecting_leaves_the_other_alive", &setting, |seat| {
+        let _ = Pair::spawn;
+        let transport = plugin_transport()?;
+        for calls in 1..8 {
+            let (handle, mut listener) = transport.listen(0)?;
+            // SAFETY: the child calls only what its parent set up, and ends by SIGKILL; it owns no lock of the parent's
+            // other threads, since the plugin's own connection does not exist before.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let to = address(&handle);
+                let whole = hello(&to);
+                let mut peer = TcpStream::connect(to.address).expect("the port is open");
+                let _ = peer.write_all(&whole[..whole.len() * calls / 7]);
+                // SAFETY: this process is to vanish.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            }
+            let mut status = 0;
+            // SAFETY: our own child.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            hear(&mut listener, 5)?;
+            let pair = connect(seat, &transport, &handle, &mut listener)?;
+            works(seat, pair)?;
+        }
+        Ok(())
+    })
+}
