@@ -49,6 +49,7 @@ pub fn order(sources: usize, repetitions: usize) -> Vec<(usize, &'static str)> {
 /// Whatever makes the run invalid: a worker's failure, a refused identity, wrong data.
 pub fn run(request: &Request, runner: &Runner) -> Result<Record> {
     let start = Instant::now();
+    request.verbs.clean_stale();
     let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let order = order(request.sources.len(), request.scope.repetitions);
     let verifying = request.scope.verifying();
@@ -147,7 +148,9 @@ fn require_same_device(sides: &[Side]) -> Result<()> {
     }
     for rank in 0..2 {
         let (left, right) = (&a.devices[rank], &b.devices[rank]);
-        if (left.guid, left.port) != (right.guid, right.port) {
+        // Some pass the GUID on as the device gives it, in network order, and some as a number.
+        let same_card = left.guid == right.guid || left.guid == right.guid.swap_bytes();
+        if !same_card || left.port != right.port {
             return Err(Error::Refused(format!(
                 "rank {rank} uses {} port {} (guid {:#x}) with A and {} port {} (guid {:#x}) with B; \
                  --dev0 and --dev1 choose the devices",

@@ -122,7 +122,7 @@ impl Scope {
     pub fn standard() -> Self {
         Self {
             repetitions: 6,
-            slice_ms: 140,
+            slice_ms: 125,
             connections: 100,
             singles: 20,
             latency_sizes: vec![8, 64, 512, 1024, 4096],

@@ -332,7 +332,7 @@ mod tests {
             side: side.into(),
             repetition,
             seconds: 1.0,
-            samples: vec![Sample::new(key, &[("avg", value)])],
+            samples: vec![Sample::new(key, &[("typ", value)])],
             traffic: Vec::new(),
         };
         let sessions = [
@@ -349,7 +349,7 @@ mod tests {
         assert_eq!((ratio.low, ratio.median, ratio.high), (2.0, 2.5, 3.0));
         let noise = rows[0].noise.expect("A ran twice");
         assert_eq!((noise.low, noise.high), (0.9, 1.1));
-        assert_eq!(rows[0].a["avg"], 5.5);
+        assert_eq!(rows[0].a["typ"], 5.5);
         assert_eq!(rows[0].finding, Some(Finding::Better));
     }
 }

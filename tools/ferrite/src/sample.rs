@@ -44,9 +44,8 @@ impl Metric {
     /// The value that two sides are compared by.
     pub fn headline(self) -> &'static str {
         match self {
-            Self::SetupOne | Self::Latency => "typ",
             Self::SetupMany => "total",
-            Self::MessageRate | Self::Bandwidth => "avg",
+            Self::SetupOne | Self::Latency | Self::MessageRate | Self::Bandwidth => "typ",
         }
     }
 

@@ -76,12 +76,21 @@ impl Verbs {
         command.env("LD_LIBRARY_PATH", path).env(FABRIC, fabric).env("SOFTRNIC_QUIET", "1");
     }
 
-    /// Removes what processes that were killed left of their fabric.
+    /// Removes what processes that were killed left of their fabric: normally the last process to
+    /// leave has done so.
     pub(crate) fn clean(&self, fabric: &str) {
         if let Self::Softrnic { .. } = self {
-            let folder = std::env::var_os("SOFTRNIC_SHM_DIR").unwrap_or_else(|| "/dev/shm".into());
-            // Normally the last process has removed it.
-            std::fs::remove_file(Path::new(&folder).join(fabric)).unwrap_or_default();
+            std::fs::remove_file(shared_memory().join(fabric)).unwrap_or_default();
+        }
+    }
+
+    /// Does the same for the fabrics of runs that were killed themselves.
+    pub fn clean_stale(&self) {
+        let names = std::fs::read_dir(shared_memory()).into_iter().flatten().flatten();
+        for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
+            if owner(&name).is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+                self.clean(&name);
+            }
         }
     }
 
@@ -110,6 +119,16 @@ impl Verbs {
     }
 }
 
+/// Where the software device keeps its fabrics.
+fn shared_memory() -> PathBuf {
+    std::env::var_os("SOFTRNIC_SHM_DIR").map_or_else(|| "/dev/shm".into(), PathBuf::from)
+}
+
+/// The process that a fabric was made for.
+fn owner(fabric: &str) -> Option<u32> {
+    fabric.strip_prefix("ferrite-")?.split_once('-')?.0.parse().ok()
+}
+
 /// The software device keeps its state in a file that both processes map: this process has to be
 /// on the fabric of its pair.
 fn prove_fabric(maps: &Maps) -> Result<()> {
@@ -127,4 +146,19 @@ fn prove_fabric(maps: &Maps) -> Result<()> {
 pub(crate) fn fresh_fabric() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("ferrite-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fabrics_are_distinct_and_name_their_owner() {
+        let (one, two) = (fresh_fabric(), fresh_fabric());
+        assert_ne!(one, two);
+        assert_eq!(owner(&one), Some(std::process::id()));
+        for other in ["ferrite-", "ferrite-x-1", "softrnic-0", "ferrite-7"] {
+            assert_eq!(owner(other), None, "{other}");
+        }
+    }
 }

@@ -14,8 +14,10 @@ use crate::seat::Seat;
 
 /// Messages in flight.
 const IN_FLIGHT: usize = DEPTH as usize;
-/// Messages that are timed, at least and at most.
-const MESSAGES: (u64, u64) = (32, 4_000_000);
+/// Parts that a measurement is cut into, an odd number: their median shrugs off a short disturbance.
+const PARTS: usize = 5;
+/// Messages of a part, at least and at most.
+const MESSAGES: (u64, u64) = (16, 4_000_000);
 
 /// How many messages this process sends and receives, and how.
 #[derive(Debug, Clone, Copy)]
@@ -151,8 +153,8 @@ pub fn run(seat: &Seat, bench: &Bench, flow: Flow, contents: &mut impl Contents)
     Ok(())
 }
 
-/// Measures the stream; the sample is on rank 0. The time is that of the slower side, from a
-/// common start to its last completion.
+/// Measures the stream, in [`PARTS`] with a common start each; the sample is on rank 0. The time of a
+/// part is that of the slower side, to its last completion.
 ///
 /// # Errors
 /// Those of [`run`].
@@ -161,19 +163,30 @@ pub fn measure(seat: &mut Seat, bench: &Bench, key: Key, slice_ms: u64) -> Resul
     let warm_up = ((4 << 20) / bytes.max(1)).clamp(16, 400) as u64;
     timed(seat, bench, bytes, key.direction, warm_up / 2)?;
     let seconds = timed(seat, bench, bytes, key.direction, warm_up)?;
-    let count = slice_ms as f64 / 1e3 / (seconds / warm_up as f64).max(1e-9);
+    let count = slice_ms as f64 / 1e3 / (seconds / warm_up as f64).max(1e-9) / PARTS as f64;
     let count = seat.agree((count as u64).clamp(MESSAGES.0, MESSAGES.1))?;
-    let seconds = timed(seat, bench, bytes, key.direction, count)?;
+    let mut seconds = Vec::new();
+    for _ in 0..PARTS {
+        seconds.push(timed(seat, bench, bytes, key.direction, count)?);
+    }
     if seat.rank() != 0 {
         return Ok(None);
     }
+    seconds.sort_by(f64::total_cmp);
     let ways = if key.direction == Direction::Both { 2.0 } else { 1.0 };
-    let rate = ways * count as f64 / seconds;
-    let average = match key.metric {
-        Metric::MessageRate => rate / 1e6,
-        _ => rate * bytes as f64 / 1e9,
+    let value = |seconds: f64| {
+        let rate = ways * count as f64 / seconds;
+        match key.metric {
+            Metric::MessageRate => rate / 1e6,
+            _ => rate * bytes as f64 / 1e9,
+        }
     };
-    let values = [("avg", average), ("iterations", count as f64)];
+    let values = [
+        ("peak", value(seconds[0])),
+        ("typ", value(seconds[PARTS / 2])),
+        ("avg", value(seconds.iter().sum::<f64>() / PARTS as f64)),
+        ("iterations", (count * PARTS as u64) as f64),
+    ];
     Ok(Some(Sample::new(key, &values)))
 }
 

@@ -96,7 +96,6 @@ fn panel(rows: &[&Row], column: usize, line: usize, title: &str, y_label: &str, 
 
 fn values(rows: &[&Row], column: usize, (title, y_label): (&str, &str), out: &mut String) -> std::fmt::Result {
     let Some(first) = rows.first() else { return Ok(()) };
-    let bandwidth = first.key.metric == Metric::Bandwidth;
     let headline = first.key.metric.headline();
     let mut curves = Vec::new();
     for (name, dashed) in [(headline, false), ("p99", true)] {
@@ -107,8 +106,7 @@ fn values(rows: &[&Row], column: usize, (title, y_label): (&str, &str), out: &mu
     let points = || curves.iter().flat_map(|curve| &curve.points);
     let top = points().map(|point| point.y).fold(0.0, f64::max);
     let bottom = points().map(|point| point.y).fold(f64::INFINITY, f64::min);
-    let y = if bandwidth { Scale::log(bottom / 1.5, top * 1.5) } else { Scale::linear(0.0, top * 1.08) };
-    let panel = panel(rows, column, 0, title, y_label, y);
+    let panel = panel(rows, column, 0, title, y_label, Scale::log(bottom / 1.3, top * 1.3));
     panel.frame(out)?;
     curves.iter().try_for_each(|curve| panel.curve(curve, out))
 }

@@ -44,7 +44,8 @@ fn reading(record: &Record, page: &mut String) -> std::fmt::Result {
          \"better\" and \"worse\" need a B/A interval that lies beyond 1 and beyond the A/A interval; else no \
          difference is shown. `typ` is the median, `p99` the 99th percentile, within a session.\n\n\
          Latency is half the round trip of a ping-pong whose receives are posted beforehand. Streams keep 8 messages \
-         in flight; their time is that of the slower side. `#wrong` counts the messages of that size with a wrong \
+         in flight; their time is that of the slower side; `typ` is the median and `peak` the best of five parts of a \
+         session. `#wrong` counts the messages of that size with a wrong \
          byte, size, or byte beyond the end in the verification pass, both sides together.\n",
         record.scope.repetitions
     )

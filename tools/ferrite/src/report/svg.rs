@@ -34,11 +34,13 @@ impl Scale {
         fraction.clamp(0.0, 1.0)
     }
 
-    /// Round values within the scale: powers of ten, or some five steps of 1, 2 or 5.
+    /// Round values within the scale: powers of ten and steps of 1, 2 and 5 between them.
     pub fn ticks(&self) -> Vec<f64> {
         if self.log {
-            let (first, last) = (self.low.log10().ceil() as i32, self.high.log10().floor() as i32);
-            return (first..=last).map(|power| 10_f64.powi(power)).collect();
+            let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
+            let steps: &[f64] = if self.high / self.low > 1e3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+            let all = (first..=last).flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
+            return all.filter(|tick| (self.low..=self.high).contains(tick)).collect();
         }
         let rough = (self.high - self.low) / 6.0;
         let unit = 10_f64.powf(rough.log10().floor());
@@ -182,6 +184,7 @@ mod tests {
     fn ticks_are_round() {
         assert_eq!(Scale::linear(0.0, 10.0).ticks(), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         assert_eq!(Scale::log(0.02, 30.0).ticks(), [0.1, 1.0, 10.0]);
+        assert_eq!(Scale::log(4.0, 60.0).ticks(), [5.0, 10.0, 20.0, 50.0]);
         let texts: Vec<String> = Scale::linear(0.55, 1.6).ticks().iter().map(|tick| tick_text(*tick)).collect();
         assert_eq!(texts, ["0.6", "0.8", "1", "1.2", "1.4", "1.6"]);
     }

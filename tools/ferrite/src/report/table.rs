@@ -39,7 +39,7 @@ fn shown(metric: Metric) -> &'static [&'static str] {
     match metric {
         Metric::Latency | Metric::SetupOne => &["min", "typ", "p99"],
         Metric::SetupMany => &["total"],
-        Metric::MessageRate | Metric::Bandwidth => &["avg"],
+        Metric::MessageRate | Metric::Bandwidth => &["typ", "peak"],
     }
 }
 

@@ -1,0 +1,72 @@
+//! The whole chain on the software device: stock NCCL's own IB transport, and the plugin against
+//! it. Skipped, loudly, where a part is not built or not fetched.
+
+mod common;
+
+use common::{dist, ferrite, loopback, scratch, stock_nccl};
+use ferrite::record::Record;
+use ferrite::sample::Metric;
+
+const FAST: [&str; 5] = ["--quick", "--slice", "5", "--timeout", "60"];
+
+fn text(path: &std::path::Path) -> &str {
+    path.to_str().expect("it is text")
+}
+
+#[test]
+fn the_built_in_transport_runs() {
+    let (Some(dist), Some(nccl)) = (dist(&["softrnic/libibverbs.so.1"]), stock_nccl()) else { return };
+    let report = scratch("stock");
+    let mut arguments = vec!["bench", "--stock", text(&nccl), "--reps", "1", "--report", text(&report)];
+    arguments.extend(FAST);
+    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains("A = IB (built in, NCCL 2.21.5)"), "{stdout}");
+}
+
+#[test]
+fn the_plugin_is_compared_with_the_built_in_transport() {
+    let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
+    let (Some(dist), Some(nccl)) = (dist(&parts), stock_nccl()) else { return };
+    let report = scratch("plugin");
+    let mut arguments = vec!["compare", "--nccl", text(&nccl), "--reps", "1", "--report", text(&report)];
+    arguments.extend(FAST);
+    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains("B = Ferrite"), "{stdout}");
+    let raw = std::fs::read_to_string(report.join("raw.json")).expect("it was written");
+    let record: Record = serde_json::from_str(&raw).expect("it is a record");
+    let names: Vec<&str> = record.sides.iter().map(|side| side.identity.name.as_str()).collect();
+    assert_eq!(names, ["IB", "Ferrite"]);
+    for side in &record.sides {
+        let verbs = side.verbs.first().expect("both use libibverbs");
+        assert!(verbs.starts_with(std::fs::canonicalize(dist.join("softrnic")).expect("it is there")), "{verbs:?}");
+    }
+    assert!(record.rows.iter().any(|row| row.key.metric == Metric::SetupMany && row.ratio.is_some()));
+}
+
+#[test]
+fn nccls_own_loader_takes_the_plugin() {
+    let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
+    let (Some(dist), Some(nccl)) = (dist(&parts), stock_nccl()) else { return };
+    let (report, plugin) = (scratch("loader"), dist.join("lib/libnccl-net.so"));
+    let plugin = std::fs::canonicalize(plugin).expect("it is there");
+    let mut arguments = vec!["bench", "--loader", text(&plugin), "--reps", "1", "--report", text(&report)];
+    arguments.extend(FAST);
+    let environment = [("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))];
+    let (code, stdout, stderr) = ferrite(&arguments, &environment);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains("through NCCL's loader"), "{stdout}");
+}
+
+#[test]
+fn a_transport_that_does_not_use_the_software_device_is_refused() {
+    let folder = scratch("unused");
+    std::fs::write(folder.join("libibverbs.so.1"), "").expect("it can be written");
+    let plugin = loopback();
+    let mut arguments = vec!["bench", "--plugin", text(&plugin), "--softrnic", text(&folder)];
+    arguments.extend(FAST);
+    let (code, _, stderr) = ferrite(&arguments, &[]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("has mapped no libibverbs at all"), "{stderr}");
+}
