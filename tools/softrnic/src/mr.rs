@@ -70,7 +70,7 @@ impl Mr {
     }
 
     /// Invalidates the keys, then waits for every access that began before.
-    pub(crate) fn deregister(self: Box<Self>) {
+    pub(crate) fn deregister(self) {
         let (fabric, device) = (self.pd.context.fabric, self.pd.context.device.index);
         fabric.mr(device, self.index).key.store(0, SeqCst);
         let users: Vec<_> = lock(&fabric.qps).iter().filter(|qp| qp.pd.id == self.pd.id).cloned().collect();

@@ -1,0 +1,9 @@
+//! What the tests share: the verbs interface as seen from outside, and processes to use it in.
+
+// Every test file uses another part of this.
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "shared by several test programs")]
+
+pub mod guard;
+pub mod node;
+pub mod process;
+pub mod verbs;

@@ -1,0 +1,299 @@
+//! The library through `dlopen` and `dlvsym`, with structures written down independently of the crate's own.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::transmute_copy;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+pub type Ptr = *mut c_void;
+
+/// The built library: beside the test program's folder.
+pub fn library_path() -> PathBuf {
+    let exe = std::env::current_exe().expect("own path");
+    exe.ancestors()
+        .skip(1)
+        .map(|dir| dir.join("libibverbs.so"))
+        .find(|path| path.exists())
+        .expect("libibverbs.so next to the tests: cargo builds it with them")
+}
+
+pub fn handle() -> Ptr {
+    static HANDLE: OnceLock<usize> = OnceLock::new();
+    *HANDLE.get_or_init(|| {
+        let path = CString::new(library_path().to_str().expect("UTF-8 path")).expect("path");
+        // SAFETY: a valid C string; loading the library has no side effects but its own.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        // SAFETY: dlerror returns a C string after a failure.
+        assert!(!handle.is_null(), "dlopen: {:?}", unsafe { CStr::from_ptr(libc::dlerror()) });
+        handle as usize
+    }) as Ptr
+}
+
+pub fn symbol(name: &str, version: &str) -> Ptr {
+    let (name, version) = (CString::new(name).expect("name"), CString::new(version).expect("version"));
+    // SAFETY: valid handle and C strings.
+    unsafe { libc::dlvsym(handle(), name.as_ptr(), version.as_ptr()) }
+}
+
+/// A function of the library, version IBVERBS_1.1.
+///
+/// # Safety
+/// `F` is the function's type.
+pub unsafe fn function<F>(name: &str) -> F {
+    let found = symbol(name, "IBVERBS_1.1");
+    assert!(!found.is_null(), "{name} is missing");
+    // SAFETY: a function pointer has the size of a pointer; its type is the caller's word.
+    unsafe { transmute_copy(&found) }
+}
+
+/// `verbs!(fn name(args) -> ret)`: a wrapper that calls the versioned symbol.
+macro_rules! verbs {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
+        pub fn $name($($arg: $ty),*) -> $ret {
+            // SAFETY: the type is that of the verbs interface; tests pass what it wants.
+            unsafe { function::<unsafe extern "C" fn($($ty),*) -> $ret>(stringify!($name))($($arg),*) }
+        }
+    )*};
+}
+
+verbs! {
+    fn ibv_get_device_list(count: *mut c_int) -> *mut Ptr;
+    fn ibv_free_device_list(list: *mut Ptr) -> ();
+    fn ibv_get_device_name(device: Ptr) -> *const c_char;
+    fn ibv_get_device_guid(device: Ptr) -> u64;
+    fn ibv_open_device(device: Ptr) -> Ptr;
+    fn ibv_close_device(context: Ptr) -> c_int;
+    fn ibv_query_device(context: Ptr, out: Ptr) -> c_int;
+    fn ibv_query_port(context: Ptr, port: u8, out: Ptr) -> c_int;
+    fn ibv_query_gid(context: Ptr, port: u8, index: c_int, out: *mut [u8; 16]) -> c_int;
+    fn ibv_alloc_pd(context: Ptr) -> Ptr;
+    fn ibv_dealloc_pd(pd: Ptr) -> c_int;
+    fn ibv_reg_mr(pd: Ptr, addr: Ptr, length: usize, access: c_int) -> *mut Mr;
+    fn ibv_dereg_mr(mr: *mut Mr) -> c_int;
+    fn ibv_create_cq(context: Ptr, cqe: c_int, user: Ptr, channel: Ptr, vector: c_int) -> *mut Cq;
+    fn ibv_destroy_cq(cq: *mut Cq) -> c_int;
+    fn ibv_create_qp(pd: Ptr, init: *mut QpInit) -> *mut Qp;
+    fn ibv_destroy_qp(qp: *mut Qp) -> c_int;
+    fn ibv_modify_qp(qp: *mut Qp, attr: *const QpAttr, mask: c_int) -> c_int;
+    fn ibv_query_qp(qp: *mut Qp, attr: *mut QpAttr, mask: c_int, init: *mut QpInit) -> c_int;
+    fn ibv_get_async_event(context: Ptr, event: *mut AsyncEvent) -> c_int;
+    fn ibv_ack_async_event(event: *mut AsyncEvent) -> ();
+}
+
+/// Slot `index` of the table in an open context, as inlined wrappers call it.
+pub fn op(context: Ptr, index: usize) -> Ptr {
+    // SAFETY: an open context has the table at byte 8.
+    unsafe { *context.cast::<u8>().add(8 + 8 * index).cast::<Ptr>() }
+}
+
+pub fn post_send(qp: *mut Qp, wr: *mut SendWr, bad: &mut *mut SendWr) -> c_int {
+    // SAFETY: the verbs interface's slot 25.
+    unsafe {
+        let f: unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int =
+            transmute_copy(&op((*qp).context, 25));
+        f(qp, wr, bad)
+    }
+}
+
+pub fn post_recv(qp: *mut Qp, wr: *mut RecvWr, bad: &mut *mut RecvWr) -> c_int {
+    // SAFETY: the verbs interface's slot 26.
+    unsafe {
+        let f: unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int =
+            transmute_copy(&op((*qp).context, 26));
+        f(qp, wr, bad)
+    }
+}
+
+pub fn poll_cq(cq: *mut Cq, room: c_int, out: *mut Wc) -> c_int {
+    // SAFETY: the verbs interface's slot 11.
+    unsafe {
+        let f: unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int = transmute_copy(&op((*cq).context, 11));
+        f(cq, room, out)
+    }
+}
+
+#[repr(C)]
+pub struct Mr {
+    pub context: Ptr,
+    pub pd: Ptr,
+    pub addr: Ptr,
+    pub length: usize,
+    pub handle: u32,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+#[repr(C)]
+pub struct Cq {
+    pub context: Ptr,
+    pub channel: Ptr,
+    pub user: Ptr,
+    pub handle: u32,
+    pub cqe: c_int,
+}
+
+#[repr(C)]
+pub struct Qp {
+    pub context: Ptr,
+    pub user: Ptr,
+    pub pd: Ptr,
+    pub send_cq: *mut Cq,
+    pub recv_cq: *mut Cq,
+    pub srq: Ptr,
+    pub handle: u32,
+    pub qp_num: u32,
+    pub state: u32,
+    pub qp_type: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cap {
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline_data: u32,
+}
+
+#[repr(C)]
+pub struct QpInit {
+    pub user: Ptr,
+    pub send_cq: *mut Cq,
+    pub recv_cq: *mut Cq,
+    pub srq: Ptr,
+    pub cap: Cap,
+    pub qp_type: c_int,
+    pub sq_sig_all: c_int,
+}
+
+/// 136 bytes: the form without `rate_limit`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QpAttr {
+    pub state: u32,
+    pub cur_state: u32,
+    pub path_mtu: u32,
+    pub mig: u32,
+    pub qkey: u32,
+    pub rq_psn: u32,
+    pub sq_psn: u32,
+    pub dest_qpn: u32,
+    pub access: u32,
+    pub cap: Cap,
+    pub dgid: [u64; 2],
+    pub flow_label: u32,
+    pub sgid_index: u8,
+    pub hop_limit: u8,
+    pub traffic_class: [u8; 2],
+    pub dlid: u16,
+    pub sl: [u8; 3],
+    pub is_global: u8,
+    pub ah_port: u8,
+    pub pad: u8,
+    pub alt: [u64; 4],
+    pub pkey_index: u16,
+    pub alt_pkey_index: u16,
+    pub drain: [u8; 2],
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub min_rnr_timer: u8,
+    pub port: u8,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub alt_port: [u8; 2],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sge {
+    pub addr: u64,
+    pub length: u32,
+    pub lkey: u32,
+}
+
+/// 80 bytes: the form without the tail for UD, MW and TSO.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SendWr {
+    pub wr_id: u64,
+    pub next: *mut SendWr,
+    pub sg_list: *mut Sge,
+    pub num_sge: c_int,
+    pub opcode: u32,
+    pub flags: u32,
+    pub imm: u32,
+    pub remote_addr: u64,
+    pub rkey: u64,
+    pub rest: [u64; 3],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RecvWr {
+    pub wr_id: u64,
+    pub next: *mut RecvWr,
+    pub sg_list: *mut Sge,
+    pub num_sge: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wc {
+    pub wr_id: u64,
+    pub status: u32,
+    pub opcode: u32,
+    pub vendor_err: u32,
+    pub byte_len: u32,
+    pub imm: u32,
+    pub qp_num: u32,
+    pub src_qp: u32,
+    pub flags: u32,
+    pub rest: [u32; 2],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AsyncEvent {
+    pub element: usize,
+    pub kind: u32,
+}
+
+const _: () = {
+    assert!(size_of::<QpAttr>() == 136 && std::mem::offset_of!(QpAttr, is_global) == 56 + 29);
+    assert!(size_of::<SendWr>() == 80 && size_of::<RecvWr>() == 32 && size_of::<Wc>() == 48);
+    assert!(size_of::<QpInit>() == 64 && std::mem::offset_of!(Qp, qp_num) == 52);
+};
+
+pub const RESET: u32 = 0;
+pub const INIT: u32 = 1;
+pub const RTR: u32 = 2;
+pub const RTS: u32 = 3;
+pub const ERR: u32 = 6;
+
+pub const INIT_MASK: c_int = 1 | 1 << 4 | 1 << 5 | 1 << 3;
+pub const RTR_MASK: c_int = 1 | 1 << 7 | 1 << 8 | 1 << 20 | 1 << 12 | 1 << 17 | 1 << 15;
+pub const RTS_MASK: c_int = 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 16 | 1 << 13;
+
+pub const WRITE: u32 = 0;
+pub const WRITE_IMM: u32 = 1;
+pub const SEND: u32 = 2;
+pub const SEND_IMM: u32 = 3;
+pub const READ: u32 = 4;
+pub const SIGNALED: u32 = 2;
+pub const INLINE: u32 = 8;
+
+/// Completion statuses.
+pub const OK: u32 = 0;
+pub const LOC_LEN: u32 = 1;
+pub const LOC_PROT: u32 = 4;
+pub const FLUSH: u32 = 5;
+pub const REM_INV_REQ: u32 = 9;
+pub const REM_ACCESS: u32 = 10;
+pub const REM_OP: u32 = 11;
+pub const RETRY_EXC: u32 = 12;
+pub const RNR_EXC: u32 = 13;
+
+/// Local write, remote write, remote read.
+pub const ALL_ACCESS: c_int = 7;

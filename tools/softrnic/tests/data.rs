@@ -1,0 +1,356 @@
+//! Bytes arrive: between processes, within one, for every opcode, and in order.
+
+mod common;
+
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::node::{Node, Terms, Work, local_pair};
+use common::process::{Line, alone, pair};
+use common::verbs::*;
+
+/// A pattern that differs at every place.
+fn fill(bytes: &mut [u8], seed: u64) {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for byte in bytes {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        *byte = x as u8;
+    }
+}
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fill(&mut bytes, seed);
+    bytes
+}
+
+const SIZES: [usize; 20] =
+    [0, 1, 7, 8, 9, 63, 64, 65, 255, 256, 257, 263, 264, 4095, 4096, 4097, 65_536, 65_537, 1_000_003, 4 << 20];
+const SPACE: usize = (4 << 20) + 256;
+
+#[test]
+fn every_opcode_between_processes() {
+    pair("every_opcode_between_processes", &[], every_opcode);
+}
+
+#[test]
+fn every_opcode_with_late_execution() {
+    pair("every_opcode_with_late_execution", &[("SOFTRNIC_STRICT", "1")], every_opcode);
+}
+
+/// Side 0 requests, side 1 checks. All sizes, odd alignments on both ends.
+fn every_opcode(side: usize, mut line: Line) {
+    let mut node = Node::new(side, SPACE);
+    let peer = node.join(&mut line, &Terms::default());
+    for (round, len) in SIZES.into_iter().enumerate() {
+        for opcode in [WRITE, WRITE_IMM, SEND, SEND_IMM, READ] {
+            let seed = round as u64 * 10 + u64::from(opcode);
+            let (from, to) = (round * 3 % 16, round * 5 % 16);
+            let reads = opcode == READ;
+            let fills = reads == (side == 1);
+            node.memory.fill(0xee);
+            if fills {
+                let at = if side == 0 { from } else { to };
+                fill(&mut node.memory[at..at + len], seed);
+            }
+            if side == 1 && opcode != WRITE && opcode != READ {
+                let sges = if opcode == WRITE_IMM { vec![] } else { vec![node.sge(to, len + 32)] };
+                node.recv(seed, &sges);
+            }
+            line.meet();
+            if side == 0 {
+                let to = (peer.addr + to as u64, peer.rkey);
+                let imm = seed as u32 ^ 0xa5a5;
+                node.send(Work { id: seed, opcode, imm, sges: &[node.sge(from, len)], to, ..Work::default() });
+                let wc = node.next();
+                assert_eq!((wc.wr_id, wc.status, wc.qp_num), (seed, OK, node.qpn()), "{opcode} of {len}");
+                assert_eq!(wc.opcode, [1, 1, 0, 0, 2][opcode as usize]);
+            } else if opcode != WRITE && opcode != READ {
+                let wc = node.next();
+                assert_eq!((wc.wr_id, wc.status, wc.byte_len as usize), (seed, OK, len), "{opcode}");
+                assert_eq!((wc.qp_num, wc.src_qp), (node.qpn(), peer.qpn));
+                assert_eq!(wc.opcode, if opcode == WRITE_IMM { 129 } else { 128 });
+                if opcode != SEND {
+                    assert_eq!((wc.flags & 2, wc.imm), (2, seed as u32 ^ 0xa5a5));
+                }
+            }
+            line.meet();
+            if !fills {
+                let at = if side == 0 { from } else { to };
+                assert!(node.memory[at..at + len] == pattern(len, seed)[..], "{opcode} of {len}: wrong data");
+                assert!(node.memory[..at].iter().chain(&node.memory[at + len..]).all(|b| *b == 0xee), "outside");
+            }
+            line.meet();
+        }
+    }
+    assert!(node.poll().is_none());
+    line.meet();
+    node.close();
+}
+
+#[test]
+fn several_elements_on_both_sides() {
+    pair("several_elements_on_both_sides", &[], |side, mut line| {
+        let mut node = Node::new(0, 4096);
+        node.join(&mut line, &Terms::default());
+        for (gather, scatter) in [([3, 5, 8, 1], [1, 2, 14, 9]), ([100, 200, 300, 0], [0, 599, 1, 7])] {
+            let total: usize = gather.iter().sum();
+            let parts = |lengths: [usize; 4], node: &Node| {
+                let mut at = 1;
+                lengths.map(|len| {
+                    let sge = node.sge(at, len);
+                    at += len + 11;
+                    sge
+                })
+            };
+            let want = pattern(total, 3);
+            let mine = parts(if side == 0 { gather } else { scatter }, &node);
+            let base = node.memory.as_ptr() as u64;
+            if side == 0 {
+                let mut bytes = want.iter();
+                for sge in mine {
+                    let at = (sge.addr - base) as usize;
+                    node.memory[at..at + sge.length as usize].fill_with(|| *bytes.next().expect("enough"));
+                }
+            } else {
+                node.recv(1, &mine);
+            }
+            line.meet();
+            if side == 0 {
+                node.send(Work { opcode: SEND, sges: &mine, ..Work::default() });
+                assert_eq!(node.next().status, OK);
+            } else {
+                assert_eq!(node.next().byte_len as usize, total);
+                let got: Vec<u8> = mine
+                    .iter()
+                    .flat_map(|s| &node.memory[(s.addr - base) as usize..][..s.length as usize])
+                    .copied()
+                    .take(total)
+                    .collect();
+                assert!(got == want);
+            }
+            line.meet();
+        }
+    });
+}
+
+#[test]
+fn inline_data_is_taken_at_the_post() {
+    alone("inline_data_is_taken_at_the_post", &[("SOFTRNIC_STRICT", "1")], || {
+        let (a, b) = local_pair(64, &Terms::default());
+        let mut bytes = *b"inline!!";
+        // Inline data needs no key.
+        let sge = Sge { addr: bytes.as_mut_ptr() as u64, length: 8, lkey: 0 };
+        let to = (b.address().addr, b.address().rkey);
+        a.send(Work { flags: SIGNALED | INLINE, sges: &[sge], to, ..Work::default() });
+        bytes.fill(0);
+        assert_eq!(a.next().status, OK);
+        assert_eq!(&b.memory[..8], b"inline!!");
+        assert_eq!(bytes, [0; 8]);
+    });
+}
+
+#[test]
+fn strict_mode_reads_other_data_late() {
+    alone("strict_mode_reads_other_data_late", &[("SOFTRNIC_STRICT", "1")], || {
+        let (mut a, b) = local_pair(64, &Terms::default());
+        a.memory[0] = 1;
+        let to = (b.address().addr, b.address().rkey);
+        a.send(Work { sges: &[a.sge(0, 1)], to, ..Work::default() });
+        a.memory[0] = 2;
+        assert_eq!(a.next().status, OK);
+        assert_eq!(b.memory[0], 2, "a buffer that was changed after the post");
+    });
+}
+
+#[test]
+fn a_qp_may_be_connected_to_itself() {
+    alone("a_qp_may_be_connected_to_itself", &[], || {
+        let mut node = Node::new(0, 128);
+        node.connect(&node.address(), &Terms::default());
+        fill(&mut node.memory[..64], 9);
+        let to = (node.address().addr, node.address().rkey);
+        node.send(Work { opcode: READ, sges: &[node.sge(64, 64)], to, ..Work::default() });
+        assert_eq!(node.next().status, OK);
+        assert!(node.memory[64..] == pattern(64, 9)[..]);
+        node.close();
+    });
+}
+
+#[test]
+fn iova_may_differ_from_the_address() {
+    alone("iova_may_differ_from_the_address", &[], || {
+        let (mut a, b) = local_pair(64, &Terms::default());
+        let register = symbol("ibv_reg_mr_iova2", "IBVERBS_1.8");
+        // SAFETY: its type in the verbs interface.
+        let register: unsafe extern "C" fn(Ptr, Ptr, usize, u64, u32) -> *mut Mr =
+            unsafe { std::mem::transmute(register) };
+        let at = b.memory.as_ptr().cast_mut();
+        // SAFETY: a live PD and memory.
+        let mr = unsafe { register(b.pd, at.cast(), 64, 0x1000, 7) };
+        // SAFETY: a live MR.
+        let rkey = u64::from(unsafe { (*mr).rkey });
+        a.memory[0] = 77;
+        a.send(Work { sges: &[a.sge(0, 1)], to: (0x1005, rkey), ..Work::default() });
+        assert_eq!(a.next().status, OK);
+        assert_eq!(b.memory[5], 77);
+        a.send(Work { sges: &[a.sge(0, 1)], to: (0x0fff, rkey), ..Work::default() });
+        assert_eq!(a.next().status, REM_ACCESS);
+    });
+}
+
+#[test]
+fn requests_in_a_list_run_in_order() {
+    alone("requests_in_a_list_run_in_order", &[], || {
+        let (a, b) = local_pair(64, &Terms::default());
+        let mut sges: Vec<Sge> = (0..8).map(|i| a.sge(i, 1)).collect();
+        let to = b.address();
+        let mut list: Vec<SendWr> = sges
+            .iter_mut()
+            .enumerate()
+            .map(|(i, sge)| SendWr {
+                wr_id: i as u64,
+                next: ptr::null_mut(),
+                sg_list: sge,
+                num_sge: 1,
+                opcode: if i == 5 { 6 } else { WRITE },
+                flags: SIGNALED,
+                imm: 0,
+                remote_addr: to.addr,
+                rkey: to.rkey,
+                rest: [0; 3],
+            })
+            .collect();
+        for i in 0..7 {
+            list[i].next = &raw mut list[i + 1];
+        }
+        let mut bad = ptr::null_mut();
+        // The sixth is no opcode we know: those before it are posted.
+        assert_eq!(post_send(a.qp, &raw mut list[0], &mut bad), libc::EOPNOTSUPP);
+        assert_eq!(bad, &raw mut list[5]);
+        let ids: Vec<_> = std::iter::from_fn(|| a.poll()).map(|wc| wc.wr_id).collect();
+        assert_eq!(ids, [0, 1, 2, 3, 4]);
+    });
+}
+
+/// The receiver watches memory that the sender keeps rewriting: words appear in ascending order and whole.
+#[test]
+fn bytes_appear_in_ascending_order() {
+    pair("bytes_appear_in_ascending_order", &[], |side, mut line| {
+        const WORDS: usize = 8;
+        let mut node = Node::new(0, 4096);
+        let peer = node.join(&mut line, &Terms::default());
+        let offset = node.memory.as_ptr().align_offset(8);
+        let theirs: usize = line.swap(&offset);
+        let offset = if side == 0 { theirs } else { offset };
+        let rounds = 20_000u64;
+        if side == 0 {
+            for round in 1..=rounds {
+                for word in node.memory[..WORDS * 8].chunks_exact_mut(8) {
+                    word.copy_from_slice(&(round * 0x0001_0001_0001_0001).to_ne_bytes());
+                }
+                let to = (peer.addr + offset as u64, peer.rkey);
+                node.send(Work { sges: &[node.sge(0, WORDS * 8)], to, ..Work::default() });
+                assert_eq!(node.next().status, OK);
+            }
+        } else {
+            // SAFETY: aligned and inside the memory; read as atomics while the device writes.
+            let words =
+                unsafe { std::slice::from_raw_parts(node.memory.as_ptr().add(offset).cast::<AtomicU64>(), WORDS) };
+            let mut last = 0;
+            while last < rounds {
+                last = words[WORDS - 1].load(Ordering::Acquire) & 0xffff;
+                // Whoever sees round n at the end sees at least n before it.
+                for word in words.iter().rev() {
+                    let seen = word.load(Ordering::Acquire);
+                    assert_eq!(seen, (seen & 0xffff).wrapping_mul(0x0001_0001_0001_0001), "a torn word");
+                    assert!(seen & 0xffff >= last, "descending");
+                    last = seen & 0xffff;
+                }
+            }
+        }
+        line.meet();
+    });
+}
+
+/// Many QPs on one CQ, more than the bits of its doorbell.
+#[test]
+fn seventy_qps_on_one_cq() {
+    alone("seventy_qps_on_one_cq", &[], || {
+        let (a, b) = local_pair(64, &Terms::default());
+        let mut qps = vec![];
+        for _ in 0..70 {
+            let mut extra = (Node::new(0, 64), Node::new(1, 64));
+            // The receiving QPs share b's CQ.
+            assert_eq!(ibv_destroy_qp(extra.1.qp), 0);
+            let cq = ibv_create_cq(extra.1.context, 8, ptr::null_mut(), ptr::null_mut(), 0);
+            extra.1.qp = common::node::create_qp(extra.1.pd, cq, b.cq, common::node::CAP);
+            extra.1.psn = 5;
+            extra.0.connect(&extra.1.address(), &Terms::default());
+            extra.1.connect(&extra.0.address(), &Terms::default());
+            qps.push(extra);
+        }
+        for (i, (from, to)) in qps.iter().enumerate() {
+            to.recv(i as u64, &[]);
+            from.send(Work { opcode: SEND, ..Work::default() });
+        }
+        let mut ids: Vec<_> = std::iter::from_fn(|| b.poll()).map(|wc| wc.wr_id).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, (0..70).collect::<Vec<_>>());
+        drop(a);
+    });
+}
+
+/// Two threads post on two QPs while a third polls their common CQ.
+#[test]
+fn threads_share_a_cq() {
+    alone("threads_share_a_cq", &[], || {
+        let (a, _b) = local_pair(64, &Terms::default());
+        let (c, _d) = local_pair(64, &Terms::default());
+        let count = 20_000u64;
+        let post = |qp: usize, cq: usize| {
+            std::thread::spawn(move || {
+                let (mut bad, mut wr) = (
+                    ptr::null_mut(),
+                    SendWr {
+                        wr_id: 0,
+                        next: ptr::null_mut(),
+                        sg_list: ptr::null_mut(),
+                        num_sge: 0,
+                        opcode: WRITE,
+                        flags: SIGNALED,
+                        imm: 0,
+                        remote_addr: 0,
+                        rkey: 0,
+                        rest: [0; 3],
+                    },
+                );
+                while wr.wr_id < count {
+                    match post_send(qp as *mut Qp, &raw mut wr, &mut bad) {
+                        0 => wr.wr_id += 1,
+                        rc => {
+                            assert_eq!(rc, libc::ENOMEM);
+                            std::thread::yield_now();
+                        }
+                    }
+                }
+                cq
+            })
+        };
+        let posters = [post(a.qp as usize, a.cq as usize), post(c.qp as usize, c.cq as usize)];
+        for cq in [a.cq, c.cq] {
+            for want in 0..count {
+                let wc = loop {
+                    if let Some(wc) = common::node::poll(cq) {
+                        break wc;
+                    }
+                    std::thread::yield_now();
+                };
+                assert_eq!((wc.wr_id, wc.status), (want, OK));
+            }
+        }
+        posters.into_iter().for_each(|p| assert!(p.join().is_ok()));
+    });
+}

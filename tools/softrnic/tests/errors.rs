@@ -1,0 +1,393 @@
+//! What goes wrong, and who is told: one test per row of the table of errors.
+
+mod common;
+
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use common::node::{Address, CAP, Node, Terms, Work, create_qp, local_pair, to_state};
+use common::process::{alone, pair};
+use common::verbs::*;
+
+/// Posts `work` from a fresh connection and returns (requester, responder, requester's completion). Before it, the
+/// responder has posted one receive of 8 bytes, and the requester has one request behind it.
+fn provoke(terms: &Terms, work: impl FnOnce(&Node, &Node) -> i32) -> (Node, Node, Wc) {
+    let (a, b) = local_pair(4096, terms);
+    b.recv(50, &[b.sge(0, 8)]);
+    assert_eq!(work(&a, &b), 0);
+    let wc = a.next();
+    a.send(Work { id: 99, flags: 0, ..Work::default() });
+    let behind = a.next();
+    assert_eq!((behind.wr_id, behind.status), (99, FLUSH), "everything behind the failure is flushed");
+    assert_eq!(a.state(), ERR);
+    (a, b, wc)
+}
+
+/// The one asynchronous event that `node` has, which must be about its QP.
+fn event(node: &Node) -> u32 {
+    let mut event = AsyncEvent::default();
+    assert_eq!(ibv_get_async_event(node.context, &mut event), 0);
+    assert_eq!(event.element, node.qp as usize);
+    ibv_ack_async_event(&mut event);
+    event.kind
+}
+
+fn has_event(node: &Node) -> bool {
+    // SAFETY: async_fd lies at byte 268 of a context.
+    let fd = unsafe { *node.context.cast::<u8>().add(268).cast::<i32>() };
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, 50) == 1 }
+}
+
+fn assert_unharmed(b: &Node) {
+    assert_eq!(b.state(), RTS);
+    assert!(b.poll().is_none());
+    assert!(!has_event(b));
+}
+
+#[test]
+fn local_key_is_checked() {
+    alone("local_key_is_checked", &[], || {
+        type Spoil = fn(&Node, &Node) -> Sge;
+        let spoils: [(&str, Spoil); 4] = [
+            ("unknown key", |a, _| Sge { lkey: 0xffff_ff01, ..a.sge(0, 8) }),
+            ("key of another protection domain", |a, b| Sge { lkey: b.key() ^ 1, ..a.sge(0, 8) }),
+            ("beyond the end", |a, _| a.sge(4090, 8)),
+            ("before the start", |a, _| Sge { addr: a.memory.as_ptr() as u64 - 1, ..a.sge(0, 8) }),
+        ];
+        for (what, spoil) in spoils {
+            let (a, b, wc) = provoke(&Terms::default(), |a, b| {
+                let to = b.address();
+                let sges = [spoil(a, b)];
+                a.try_send(Work { id: 7, flags: 0, sges: &sges, to: (to.addr, to.rkey), ..Work::default() })
+            });
+            assert_eq!((wc.wr_id, wc.status), (7, LOC_PROT), "{what}");
+            assert_unharmed(&b);
+            drop((a, b));
+        }
+    });
+}
+
+#[test]
+fn remote_key_is_checked() {
+    alone("remote_key_is_checked", &[], || {
+        type Spoil = fn(&Node) -> (u64, u64);
+        let spoils: [(&str, Spoil); 4] = [
+            ("unknown key", |b| (b.address().addr, 0xffff_ff01)),
+            ("stale generation", |b| (b.address().addr, b.address().rkey + 1)),
+            ("beyond the end", |b| (b.address().addr + 4089, b.address().rkey)),
+            ("wraps", |b| (u64::MAX - 3, b.address().rkey)),
+        ];
+        for opcode in [WRITE, READ] {
+            for (what, spoil) in spoils {
+                let (_a, b, wc) = provoke(&Terms::default(), |a, b| {
+                    a.try_send(Work { id: 7, opcode, flags: 0, sges: &[a.sge(0, 8)], to: spoil(b), ..Work::default() })
+                });
+                assert_eq!((wc.wr_id, wc.status), (7, REM_ACCESS), "{what}");
+                assert_eq!(event(&b), 3, "QP_ACCESS_ERR");
+                let wc = b.next();
+                assert_eq!((wc.wr_id, wc.status), (50, FLUSH), "{what}");
+                assert_eq!(b.state(), ERR);
+            }
+        }
+    });
+}
+
+#[test]
+fn region_access_is_checked() {
+    alone("region_access_is_checked", &[], || {
+        for (opcode, allowed) in [(WRITE, 1 | 4), (READ, 1 | 2)] {
+            let mut bytes = vec![0u8; 64];
+            let (_a, b, wc) = provoke(&Terms::default(), |a, b| {
+                let mr = ibv_reg_mr(b.pd, bytes.as_mut_ptr().cast(), 64, allowed);
+                // SAFETY: a live MR.
+                let to = (bytes.as_ptr() as u64, u64::from(unsafe { (*mr).rkey }));
+                a.try_send(Work { opcode, sges: &[a.sge(0, 8)], to, ..Work::default() })
+            });
+            assert_eq!(wc.status, REM_ACCESS);
+            assert_eq!(event(&b), 3);
+        }
+    });
+}
+
+#[test]
+fn read_needs_local_write() {
+    alone("read_needs_local_write", &[], || {
+        let bytes = vec![0u8; 64];
+        let (_a, b, wc) = provoke(&Terms::default(), |a, b| {
+            let mr = ibv_reg_mr(a.pd, bytes.as_ptr().cast_mut().cast(), 64, 0);
+            // SAFETY: a live MR.
+            let sge = Sge { addr: bytes.as_ptr() as u64, length: 8, lkey: unsafe { (*mr).lkey } };
+            a.try_send(Work { opcode: READ, sges: &[sge], to: (b.address().addr, b.address().rkey), ..Work::default() })
+        });
+        assert_eq!(wc.status, LOC_PROT);
+        assert_unharmed(&b);
+    });
+}
+
+#[test]
+fn qp_access_is_checked() {
+    alone("qp_access_is_checked", &[], || {
+        for (opcode, access) in [(WRITE, 1 | 4), (WRITE_IMM, 1 | 4), (READ, 1 | 2)] {
+            let terms = Terms { access, ..Terms::default() };
+            let (_a, b, wc) = provoke(&terms, |a, b| {
+                let to = (b.address().addr, b.address().rkey);
+                a.try_send(Work { opcode, sges: &[a.sge(0, 8)], to, ..Work::default() })
+            });
+            assert_eq!(wc.status, REM_INV_REQ);
+            assert_eq!(event(&b), 2, "QP_REQ_ERR");
+            assert_eq!(b.next().status, FLUSH);
+        }
+    });
+}
+
+#[test]
+fn receive_that_is_too_small() {
+    alone("receive_that_is_too_small", &[], || {
+        let (_a, b, wc) = provoke(&Terms::default(), |a, _| {
+            a.try_send(Work { opcode: SEND, sges: &[a.sge(0, 9)], ..Work::default() })
+        });
+        assert_eq!(wc.status, REM_INV_REQ);
+        let wc = b.next();
+        assert_eq!((wc.wr_id, wc.status), (50, LOC_LEN));
+        assert_eq!(event(&b), 2, "QP_REQ_ERR");
+    });
+}
+
+#[test]
+fn receive_with_a_bad_key() {
+    alone("receive_with_a_bad_key", &[], || {
+        let (a, b) = local_pair(64, &Terms::default());
+        b.recv(50, &[Sge { lkey: 0xffff_ff01, ..b.sge(0, 8) }]);
+        a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], ..Work::default() });
+        assert_eq!(a.next().status, REM_OP);
+        assert_eq!(b.next().status, LOC_PROT);
+    });
+}
+
+#[test]
+fn memory_that_is_gone_on_either_side() {
+    pair("memory_that_is_gone_on_either_side", &[], |side, mut line| {
+        for culprit in 0..2 {
+            let mut node = Node::new(0, 4096);
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: a fresh mapping, registered and then removed; the device must not crash for it.
+            let (at, key) = unsafe {
+                let at = libc::mmap(ptr::null_mut(), 4096, 3, flags, -1, 0);
+                let mr = ibv_reg_mr(node.pd, at, 4096, ALL_ACCESS);
+                (at, (*mr).rkey)
+            };
+            if side == culprit {
+                // SAFETY: mapped above.
+                unsafe { libc::munmap(at, 4096) };
+                node.psn += 1;
+            }
+            node.join(&mut line, &Terms::default());
+            let theirs: [u64; 2] = line.swap(&[at as u64, u64::from(key)]);
+            if side == 0 {
+                let sge = Sge { addr: at as u64, length: 64, lkey: key };
+                node.send(Work { sges: &[sge], to: (theirs[0], theirs[1]), ..Work::default() });
+                assert_eq!(node.next().status, if culprit == 0 { LOC_PROT } else { REM_OP });
+            }
+            line.meet();
+        }
+    });
+}
+
+#[test]
+fn receiver_not_ready_waits_and_then_delivers() {
+    alone("receiver_not_ready_waits_and_then_delivers", &[], || {
+        let (a, mut b) = local_pair(64, &Terms { timeout: 1, retry_cnt: 0, ..Terms::default() });
+        a.send(Work { opcode: SEND_IMM, imm: 5, sges: &[a.sge(0, 8)], ..Work::default() });
+        // 7 is "for ever": far longer than the retry timeout of 8 us, and nobody polls.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(a.poll().is_none());
+        b.memory[32] = 1;
+        b.recv(3, &[b.sge(0, 8)]);
+        // The service thread delivers, without a poll of the sender.
+        assert_eq!((b.next().imm, a.next().status), (5, OK));
+    });
+}
+
+#[test]
+fn receiver_not_ready_for_too_long() {
+    alone("receiver_not_ready_for_too_long", &[], || {
+        let terms = Terms { rnr_retry: 3, min_rnr_timer: 20, ..Terms::default() };
+        let (a, b) = local_pair(64, &terms);
+        let start = Instant::now();
+        a.send(Work { opcode: SEND, flags: 0, ..Work::default() });
+        assert_eq!(a.next().status, RNR_EXC);
+        let waited = start.elapsed();
+        assert!(waited >= Duration::from_micros(3 * 10_240), "3 x 10.24 ms, but {waited:?}");
+        assert_unharmed(&b);
+    });
+}
+
+#[test]
+fn nobody_answers() {
+    alone("nobody_answers", &[], || {
+        type Spoil = fn(&Node);
+        let spoils: [(&str, Spoil); 3] = [
+            ("peer in reset", |b| assert_eq!(to_state(b.qp, RESET), 0)),
+            ("peer in error", |b| assert_eq!(to_state(b.qp, ERR), 0)),
+            ("peer destroyed", |b| assert_eq!(ibv_destroy_qp(b.qp), 0)),
+        ];
+        for (what, spoil) in spoils {
+            let (a, b) = local_pair(64, &Terms::default());
+            spoil(&b);
+            let start = Instant::now();
+            a.send(Work { id: 4, flags: 0, ..Work::default() });
+            let wc = a.next();
+            assert_eq!((wc.wr_id, wc.status), (4, RETRY_EXC), "{what}");
+            // 4.19 ms, four times.
+            assert!(start.elapsed() >= Duration::from_micros(4 * 4194), "{what}: {:?}", start.elapsed());
+            assert!(!has_event(&b), "the peer is not told");
+        }
+    });
+}
+
+#[test]
+fn somebody_else_is_addressed() {
+    alone("somebody_else_is_addressed", &[], || {
+        let terms = Terms::default();
+        // Wrong packet sequence number.
+        let (a, b) = (Node::new(0, 64), Node::new(1, 64));
+        let mut peer = a.address();
+        peer.psn += 1;
+        b.connect(&peer, &terms);
+        a.connect(&b.address(), &terms);
+        a.send(Work::default());
+        assert_eq!(a.next().status, RETRY_EXC, "PSN");
+        assert_eq!(b.state(), RTS);
+        // Right QP number, wrong device. (Numbers repeat across devices: with equal ones, `a` would reach itself.)
+        let (a, _other, b) = (Node::new(0, 64), Node::new(1, 64), Node::new(1, 64));
+        assert_ne!(a.qpn(), b.qpn());
+        b.connect(&a.address(), &terms);
+        let peer = Address { gid: a.gid, ..b.address() };
+        a.connect(&peer, &terms);
+        a.send(Work::default());
+        assert_eq!(a.next().status, RETRY_EXC, "GID");
+        // Connected, but not with us.
+        let (a, b, c) = (Node::new(0, 64), Node::new(1, 64), Node::new(0, 64));
+        b.connect(&c.address(), &terms);
+        a.connect(&b.address(), &terms);
+        a.send(Work::default());
+        assert_eq!(a.next().status, RETRY_EXC, "not connected back");
+    });
+}
+
+#[test]
+fn a_peer_that_is_late_is_reached_by_a_retry() {
+    alone("a_peer_that_is_late_is_reached_by_a_retry", &[], || {
+        let terms = Terms { timeout: 12, retry_cnt: 7, ..Terms::default() };
+        let (a, b) = (Node::new(0, 64), Node::new(1, 64));
+        a.connect(&b.address(), &terms);
+        a.send(Work::default());
+        assert!(a.poll().is_none());
+        b.connect(&a.address(), &terms);
+        assert_eq!(a.next().status, OK);
+    });
+}
+
+#[test]
+fn time_scale_shortens_timeouts() {
+    // 4.096 us x 2^20 = 4.3 s, eight times, scaled to 34 ms.
+    alone("time_scale_shortens_timeouts", &[("SOFTRNIC_TIME_SCALE", "0.001")], || {
+        let (a, b) = local_pair(64, &Terms { timeout: 20, retry_cnt: 7, ..Terms::default() });
+        assert_eq!(to_state(b.qp, RESET), 0);
+        let start = Instant::now();
+        a.send(Work::default());
+        assert_eq!(a.next().status, RETRY_EXC);
+        assert!(start.elapsed() >= Duration::from_millis(34) && start.elapsed() < Duration::from_secs(10));
+    });
+}
+
+#[test]
+fn zero_bytes_need_no_key() {
+    alone("zero_bytes_need_no_key", &[], || {
+        let (a, b) = local_pair(64, &Terms::default());
+        b.recv(9, &[]);
+        a.send(Work { opcode: WRITE, ..Work::default() });
+        a.send(Work { opcode: READ, ..Work::default() });
+        a.send(Work { opcode: WRITE_IMM, imm: 3, ..Work::default() });
+        assert!((0..3).all(|_| a.next().status == OK));
+        let wc = b.next();
+        assert_eq!((wc.status, wc.opcode, wc.imm, wc.byte_len), (OK, 129, 3, 0));
+    });
+}
+
+#[test]
+fn a_full_completion_queue_dies() {
+    alone("a_full_completion_queue_dies", &[], || {
+        // 3 rounds up to 3.
+        let a = Node::with(0, 64, CAP, 3);
+        a.connect(&a.address(), &Terms::default());
+        for id in 0..4 {
+            a.send(Work { id, ..Work::default() });
+        }
+        let mut event = AsyncEvent::default();
+        assert_eq!(ibv_get_async_event(a.context, &mut event), 0);
+        assert_eq!((event.element, event.kind), (a.cq as usize, 0), "CQ_ERR");
+        assert_eq!(a.state(), ERR);
+        let ids: Vec<_> = std::iter::from_fn(|| a.poll()).map(|wc| wc.wr_id).collect();
+        assert_eq!(ids, [0, 1, 2], "what was there stays");
+    });
+}
+
+#[test]
+fn strict_mode_shows_what_is_not_defined() {
+    alone("strict_mode_shows_what_is_not_defined", &[("SOFTRNIC_STRICT", "1")], || {
+        let (a, b) = local_pair(64, &Terms::default());
+        assert_eq!(to_state(b.qp, RESET), 0);
+        a.send(Work { id: 3, ..Work::default() });
+        let wc = a.next();
+        assert_eq!((wc.wr_id, wc.status, wc.qp_num), (3, RETRY_EXC, a.qpn()));
+        assert!(wc.opcode > 0xffff && wc.byte_len > 0xffff);
+    });
+}
+
+#[test]
+fn events_hold_back_destruction() {
+    alone("events_hold_back_destruction", &[], || {
+        let (a, b) = local_pair(64, &Terms::default());
+        a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
+        assert_eq!(a.next().status, REM_ACCESS);
+        let mut event = AsyncEvent::default();
+        assert_eq!(ibv_get_async_event(b.context, &mut event), 0);
+        let qp = b.qp as usize;
+        let destroyer = std::thread::spawn(move || ibv_destroy_qp(qp as *mut Qp));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!destroyer.is_finished(), "destroyed before its event was acknowledged");
+        ibv_ack_async_event(&mut event);
+        assert_eq!(destroyer.join().expect("destroy"), 0);
+        // An event that nobody fetched goes with its QP.
+        let (a, b) = local_pair(64, &Terms::default());
+        a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
+        assert_eq!(a.next().status, REM_ACCESS);
+        assert!(has_event(&b));
+        assert_eq!(ibv_destroy_qp(b.qp), 0);
+        assert!(!has_event(&b));
+    });
+}
+
+#[test]
+fn unsupported_kinds_say_so() {
+    alone("unsupported_kinds_say_so", &[], || {
+        let node = Node::new(0, 64);
+        let mut init = common::node::empty_init();
+        (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (node.cq, node.cq, 4, CAP);
+        assert!(ibv_create_qp(node.pd, &mut init).is_null(), "UD");
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+        let bare = Cap { max_send_wr: 0, max_recv_wr: 0, ..CAP };
+        assert!(!create_qp(node.pd, node.cq, node.cq, bare).is_null(), "queues of length 0");
+        // A DMA-BUF probe goes by errno.
+        let probe = symbol("ibv_reg_dmabuf_mr", "IBVERBS_1.12");
+        // SAFETY: its type in the verbs interface.
+        let probe: unsafe extern "C" fn(Ptr, u64, usize, u64, i32, i32) -> *mut Mr =
+            unsafe { std::mem::transmute(probe) };
+        // SAFETY: a live PD.
+        assert!(unsafe { probe(node.pd, 0, 0, 0, -1, 0) }.is_null());
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+    });
+}

@@ -1,0 +1,148 @@
+//! Structures that are shorter in some applications than in others: nothing may be touched behind the short form.
+//! Each lies at the end of a page that nothing follows, so one byte too many is a SIGSEGV of the child.
+
+mod common;
+
+use std::mem::transmute_copy;
+use std::ptr;
+
+use common::guard::AtPageEnd;
+use common::node::{Terms, Work, empty_init, local_pair, open, rtr, rts};
+use common::process::alone;
+use common::verbs::*;
+
+#[test]
+fn send_and_receive_requests_of_the_short_form() {
+    alone("send_and_receive_requests_of_the_short_form", &[], || {
+        let (a, b) = local_pair(4096, &Terms::default());
+        let sge = AtPageEnd::new(a.sge(0, 8));
+        for opcode in [WRITE, WRITE_IMM, SEND, SEND_IMM, READ] {
+            let no_sges = AtPageEnd::new(b.sge(0, 64));
+            let wr = RecvWr { wr_id: 5, next: ptr::null_mut(), sg_list: no_sges.as_ptr(), num_sge: 1 };
+            let wr = AtPageEnd::new(wr);
+            let mut bad = ptr::null_mut();
+            assert_eq!(post_recv(b.qp, wr.as_ptr(), &mut bad), 0);
+            let to = b.address();
+            let wr = SendWr {
+                wr_id: 6,
+                next: ptr::null_mut(),
+                sg_list: sge.as_ptr(),
+                num_sge: 1,
+                opcode,
+                flags: SIGNALED,
+                imm: 1,
+                remote_addr: to.addr,
+                rkey: to.rkey,
+                rest: [u64::MAX; 3],
+            };
+            let wr = AtPageEnd::new(wr);
+            let mut bad = ptr::null_mut();
+            assert_eq!(post_send(a.qp, wr.as_ptr(), &mut bad), 0);
+            assert_eq!(a.next().status, OK);
+        }
+    });
+}
+
+#[test]
+fn completions_fill_no_more_than_their_array() {
+    alone("completions_fill_no_more_than_their_array", &[], || {
+        let (a, _b) = local_pair(4096, &Terms::default());
+        for _ in 0..5 {
+            a.send(Work::default());
+        }
+        let array = AtPageEnd::new([Wc::default(); 3]);
+        assert_eq!(poll_cq(a.cq, 3, array.as_ptr().cast()), 3);
+        assert_eq!(poll_cq(a.cq, 3, array.as_ptr().cast()), 2);
+        assert_eq!(poll_cq(a.cq, 3, array.as_ptr().cast()), 0);
+    });
+}
+
+#[test]
+fn qp_attributes_of_136_bytes() {
+    alone("qp_attributes_of_136_bytes", &[], || {
+        let a = common::node::Node::new(0, 64);
+        let terms = Terms::default();
+        let init = AtPageEnd::new(QpAttr { state: INIT, port: 1, access: 7, ..QpAttr::default() });
+        assert_eq!(ibv_modify_qp(a.qp, init.as_ptr(), INIT_MASK), 0);
+        let attr = AtPageEnd::new(rtr(&a.address(), &terms));
+        assert_eq!(ibv_modify_qp(a.qp, attr.as_ptr(), RTR_MASK), 0);
+        let attr = AtPageEnd::new(rts(a.psn, &terms));
+        assert_eq!(ibv_modify_qp(a.qp, attr.as_ptr(), RTS_MASK), 0);
+        let out = AtPageEnd::new(QpAttr::default());
+        let made = AtPageEnd::new([0u8; 64]);
+        assert_eq!(ibv_query_qp(a.qp, out.as_ptr(), -1, made.as_ptr().cast()), 0);
+        let got = out.get();
+        assert_eq!((got.state, got.dest_qpn, got.sq_psn, got.timeout), (RTS, a.qpn(), a.psn, terms.timeout));
+        assert_eq!((got.path_mtu, got.access, got.rnr_retry), (5, 7, 7));
+        assert_eq!(made.get()[32..36], common::node::CAP.max_send_wr.to_ne_bytes());
+    });
+}
+
+#[test]
+fn qp_init_attributes_of_64_bytes() {
+    alone("qp_init_attributes_of_64_bytes", &[], || {
+        let a = common::node::Node::new(0, 64);
+        let mut init = empty_init();
+        (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (a.cq, a.cq, 2, common::node::CAP);
+        // SAFETY: plain data of 64 bytes.
+        let bytes = AtPageEnd::new(unsafe { transmute_copy::<QpInit, [u64; 8]>(&init) });
+        let qp = ibv_create_qp(a.pd, bytes.as_ptr().cast());
+        assert!(!qp.is_null());
+        assert_eq!(ibv_destroy_qp(qp), 0);
+        a.close();
+    });
+}
+
+#[test]
+fn port_attributes_of_every_length() {
+    alone("port_attributes_of_every_length", &[], || {
+        let context = open(0);
+        let short = AtPageEnd::new([0xeeu8; 48]);
+        assert_eq!(ibv_query_port(context, 1, short.as_ptr().cast()), 0);
+        let bytes = short.get();
+        assert_eq!(bytes[0..4], 4u32.to_ne_bytes(), "active");
+        assert_eq!((bytes[43], bytes[44], bytes[46]), (2, 128, 2), "4x, NDR, Ethernet");
+        assert_eq!(ibv_query_port(context, 2, short.as_ptr().cast()), libc::EINVAL);
+
+        // Newer headers reach this through verbs_context, 320 bytes before the context, if its size (8 bytes before)
+        // is large enough and abi_compat (at 320) is all ones.
+        // SAFETY: offsets of the verbs interface.
+        let (query, size, compat) = unsafe {
+            let at = context.cast::<u8>();
+            (*at.sub(320).cast::<Ptr>(), *at.sub(8).cast::<usize>(), *at.add(320).cast::<usize>())
+        };
+        assert_eq!((size, compat), (696, usize::MAX));
+        // SAFETY: its type in the verbs interface.
+        let query: unsafe extern "C" fn(Ptr, u8, Ptr, usize) -> i32 = unsafe { transmute_copy(&query) };
+        let middle = AtPageEnd::new([0xeeu8; 52]);
+        // SAFETY: 52 bytes.
+        assert_eq!(unsafe { query(context, 1, middle.as_ptr().cast(), 52) }, 0);
+        assert_eq!(middle.get()[..48], bytes);
+        let long = AtPageEnd::new([0xeeu8; 64]);
+        // SAFETY: 64 bytes.
+        assert_eq!(unsafe { query(context, 1, long.as_ptr().cast(), 64) }, 0);
+        assert_eq!(long.get()[52..64], [128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "speed, then zeros");
+    });
+}
+
+#[test]
+fn device_attributes_of_232_bytes() {
+    alone("device_attributes_of_232_bytes", &[("SOFTRNIC_MAX_QP", "99")], || {
+        let out = AtPageEnd::new([0u8; 232]);
+        assert_eq!(ibv_query_device(open(0), out.as_ptr().cast()), 0);
+        assert_eq!(out.get()[108..112], 99u32.to_ne_bytes(), "max_qp");
+        assert_eq!(out.get()[227], 1, "ports");
+    });
+}
+
+#[test]
+fn unknown_opcodes_of_the_extended_context_are_absent() {
+    alone("unknown_opcodes_of_the_extended_context_are_absent", &[], || {
+        let context = open(0);
+        // create_qp_ex, query_device_ex, create_cq_ex: NULL makes the inlined wrappers fall back.
+        for offset in [56, 104, 120] {
+            // SAFETY: offsets of the verbs interface.
+            assert!(unsafe { *context.cast::<u8>().sub(offset).cast::<Ptr>() }.is_null());
+        }
+    });
+}

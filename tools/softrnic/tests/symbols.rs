@@ -1,0 +1,74 @@
+//! The symbol table: names, versions, soname.
+
+mod common;
+
+use common::verbs::{library_path, symbol};
+
+const TABLE: &[(&str, &[&str])] = &[
+    (
+        "IBVERBS_1.1",
+        &[
+            "ibv_get_device_list",
+            "ibv_free_device_list",
+            "ibv_get_device_name",
+            "ibv_get_device_guid",
+            "ibv_open_device",
+            "ibv_close_device",
+            "ibv_get_async_event",
+            "ibv_ack_async_event",
+            "ibv_query_device",
+            "ibv_query_port",
+            "ibv_query_gid",
+            "ibv_query_pkey",
+            "ibv_query_qp",
+            "ibv_alloc_pd",
+            "ibv_dealloc_pd",
+            "ibv_reg_mr",
+            "ibv_dereg_mr",
+            "ibv_create_cq",
+            "ibv_destroy_cq",
+            "ibv_create_qp",
+            "ibv_modify_qp",
+            "ibv_destroy_qp",
+            "ibv_fork_init",
+            "ibv_event_type_str",
+            "ibv_wc_status_str",
+            "ibv_node_type_str",
+            "ibv_port_state_str",
+            "ibv_get_cq_event",
+            "ibv_ack_cq_events",
+        ],
+    ),
+    ("IBVERBS_1.0", &["ibv_create_comp_channel", "ibv_destroy_comp_channel", "ibv_read_sysfs_file"]),
+    ("IBVERBS_1.6", &["ibv_qp_to_qp_ex"]),
+    ("IBVERBS_1.8", &["ibv_reg_mr_iova2"]),
+    ("IBVERBS_1.9", &["ibv_get_device_index"]),
+    ("IBVERBS_1.10", &["ibv_query_ece", "ibv_set_ece"]),
+    ("IBVERBS_1.12", &["ibv_reg_dmabuf_mr"]),
+    ("IBVERBS_1.16", &["ibv_query_port_speed"]),
+];
+
+#[test]
+fn every_name_is_found_under_its_version() {
+    for (version, names) in TABLE {
+        for name in *names {
+            assert!(!symbol(name, version).is_null(), "{name}@{version}");
+        }
+    }
+}
+
+#[test]
+fn a_version_is_not_just_ignored() {
+    assert!(symbol("ibv_get_device_list", "IBVERBS_1.16").is_null());
+    assert!(symbol("ibv_get_device_list", "IBVERBS_PRIVATE_34").is_null());
+    assert!(symbol("no_such_name", "IBVERBS_1.1").is_null());
+}
+
+#[test]
+fn the_library_calls_itself_libibverbs() {
+    let bytes = std::fs::read(library_path()).expect("library");
+    let has = |text: &[u8]| bytes.windows(text.len()).any(|w| w == text);
+    assert!(has(b"\0libibverbs.so.1\0"), "soname");
+    // With a private node the system's providers would load against us.
+    assert!(!has(b"\0IBVERBS_PRIVATE"), "private version node");
+}
