@@ -9,14 +9,14 @@ use ferrite::buffer::Buffer;
 use ferrite::comm::{RecvComm, SendComm};
 use ferrite::error::{Error, Result};
 use ferrite::library::{Library, Source};
-use ferrite::link::{finished, posted};
-use ferrite::pair::{self, Pair, Setting};
+use ferrite::link::{Link, finished, posted};
+use ferrite::pair::{self, Setting};
 use ferrite::seat::Seat;
 use ferrite::transport::{Handle, Listener, Transport};
 use nccl_net::proto::frame::{Assembler, Frame, Kind};
 use nccl_net::proto::handle::Handle as Address;
-use nccl_net::proto::handshake::{Endpoint, Hello, LaneEnd, Ring};
-use std::io::{Read, Write};
+use nccl_net::proto::handshake::Hello;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -75,19 +75,29 @@ fn works(seat: &Seat, (send, recv): (SendComm, RecvComm)) -> Result<()> {
     Ok(())
 }
 
-/// A hello as a peer that knows the token would say it, from queue pairs that do not exist.
-fn hello(to: &Address) -> Vec<u8> {
-    let endpoint = Endpoint {
-        name: "a ghost".into(),
-        infiniband: false,
-        lid: 0,
-        gid: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1],
-        mtu: 5,
-        adaptive_routing: false,
-        split: false,
-        lanes: vec![LaneEnd { qpn: 0x12_3456, psn: 1 }],
-    };
-    Hello { endpoint, ring: Ring { addr: 0x1000, rkey: 1, slots: 512 } }.frame(to.token).emit()
+/// The hello that the plugin itself says for device 1, made out to the listener `to`; its queue pairs are gone by then.
+fn hello(seat: &Seat, transport: &Transport, to: &Address) -> Result<Vec<u8>> {
+    let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    socket.set_nonblocking(true).expect("non-blocking");
+    let decoy = Address { address: socket.local_addr().expect("an address"), token: to.token };
+    let mut handle = Handle(decoy.emit());
+    let mut deadline = seat.deadline("the plugin's hello");
+    let mut caller = None;
+    let mut assembler = Assembler::default();
+    loop {
+        assert!(transport.connect(1, &mut handle)?.is_none(), "nobody has answered");
+        caller = caller.or_else(|| socket.accept().ok());
+        if let Some((stream, _)) = &mut caller {
+            stream.set_read_timeout(Some(Duration::from_millis(10))).expect("a timeout");
+            let mut buffer = [0; 4096];
+            let count = stream.read(&mut buffer).unwrap_or(0);
+            assembler.handle_bytes(&buffer[..count]);
+        }
+        if let Some(frame) = assembler.poll_frame().expect("the plugin's own bytes") {
+            return Ok(Hello::parse(&frame.body).expect("a hello").frame(to.token).emit());
+        }
+        deadline.idle()?;
+    }
 }
 
 fn frame(kind: Kind, token: [u8; 16]) -> Vec<u8> {
@@ -114,7 +124,7 @@ fn strangers_on_the_port_are_dismissed_and_the_peer_is_served() -> Result<()> {
         other_version[8] = 77;
         let mut endless = frame(Kind::Hello, to.token);
         endless[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
-        let whole = hello(&to);
+        let whole = hello(seat, &transport, &to)?;
         let speeches: Vec<Vec<u8>> = vec![
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
             vec![0; 4096],
@@ -140,7 +150,8 @@ fn strangers_on_the_port_are_dismissed_and_the_peer_is_served() -> Result<()> {
         for stranger in &mut strangers {
             stranger.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
             let mut bytes = Vec::new();
-            let closed = stranger.read_to_end(&mut bytes).is_ok();
+            // Reset counts as closed: that is what those get who had said more than was read.
+            let closed = !stranger.read_to_end(&mut bytes).is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
             let mut assembler = Assembler::default();
             assembler.handle_bytes(&bytes);
             let refusal = assembler.poll_frame().ok().flatten().filter(|f| f.kind == Kind::Refuse);
@@ -179,7 +190,7 @@ fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle);
-        let whole = hello(&to);
+        let whole = hello(seat, &transport, &to)?;
         for cut in [0, 1, 31, 32, 40, whole.len() - 1, whole.len()] {
             let mut peer = TcpStream::connect(to.address).expect("the port is open");
             peer.write_all(&whole[..cut]).expect("sent");
@@ -288,9 +299,21 @@ fn a_listener_closes_without_and_during_an_accept() -> Result<()> {
         assert!(transport.connect(1, &mut mine)?.is_none());
         hear(&mut listener, 5)?;
         listener.close()?;
+        // The listener may have replied before it closed; then the connection is made, and is found dead at the first use.
+        let memory = Arc::new(Buffer::new(64)?);
         let mut deadline = seat.deadline("an error");
-        while let Ok(none) = transport.connect(1, &mut mine) {
-            assert!(none.is_none());
+        let mut dead = None;
+        loop {
+            let outcome = match &dead {
+                None => transport.connect(1, &mut mine).map(|comm| dead = comm),
+                Some(comm) => {
+                    let region = SendComm::register(comm, &memory)?;
+                    comm.send(&region, 0, 8, 0).map(|request| assert!(request.is_none()))
+                }
+            };
+            if outcome.is_err() {
+                break;
+            }
             deadline.idle()?;
         }
         // After an accept at once, as NCCL does: the connection stays.
@@ -301,53 +324,70 @@ fn a_listener_closes_without_and_during_an_accept() -> Result<()> {
     })
 }
 
-/// Two processes are connected, then rank 1 is killed in the middle of traffic; what rank 0 is told, on both its comms.
+/// Ends this process as a crash would: nothing is closed or said.
+fn vanish() {
+    // SAFETY: ends here.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
+/// Goes on in a child of this process until the child has ended; the child goes through `body` and then vanishes.
+fn in_a_doomed_child(body: impl FnOnce()) {
+    // SAFETY: the child goes on alone with this one thread; what it uses was made before or is made by itself.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        body();
+        vanish();
+    }
+    let mut status = 0;
+    // SAFETY: our own child.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+}
+
+/// Both ways one message per round, for so many rounds.
+fn traffic(seat: &mut Seat, rounds: usize) -> Result<()> {
+    let transport = plugin_transport()?;
+    let link = Link::open(seat, &transport, 0)?;
+    let memory = Arc::new(Buffer::new(4096)?);
+    let (out, into) = (link.send.register(&memory)?, link.recv.register(&memory)?);
+    let mut deadline = seat.deadline("traffic");
+    let mut round = || {
+        let receive = posted(&mut deadline, || link.recv.receive(&into, 2048, 64, 0))?;
+        let send = posted(&mut deadline, || link.send.send(&out, 0, 64, 0))?;
+        finished(&mut deadline, send, &mut [0])?;
+        finished(&mut deadline, receive, &mut [0])
+    };
+    let outcome = (0..rounds).try_for_each(|_| round());
+    if seat.rank() == 1 {
+        vanish();
+    }
+    let error = outcome.expect_err("the peer has died");
+    assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
+    logged("has died");
+    // The same again, at once and without another line, on both communicators; and closing is no problem.
+    let start = Instant::now();
+    while link.recv.receive(&into, 2048, 64, 0).is_ok() || link.send.send(&out, 0, 64, 0).is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(20), "one of the two is never told");
+    }
+    let lines = ferrite::nccl_log::lines().len();
+    for _ in 0..1000 {
+        assert!(link.recv.receive(&into, 2048, 64, 0).is_err());
+        assert!(link.send.send(&out, 0, 64, 0).is_err());
+    }
+    assert!(ferrite::nccl_log::lines().len() <= lines + 2, "the log is flooded");
+    drop((out, into));
+    link.close()
+}
+
 #[test]
-fn a_peer_killed_in_mid_traffic_is_reported_on_both_sides() -> Result<()> {
+fn a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
-    let outcome = pair::run("a_peer_killed_in_mid_traffic_is_reported_on_both_sides", &setting, |seat| {
-        let transport = plugin_transport()?;
-        let link = ferrite::link::Link::open(seat, &transport, 0)?;
-        let memory = Arc::new(Buffer::new(4096)?);
-        let (out, into) = (link.send.register(&memory)?, link.recv.register(&memory)?);
-        let mut deadline = seat.deadline("traffic");
-        for round in 0.. {
-            let receive = posted(&mut deadline, || link.recv.receive(&into, 2048, 64, 0));
-            let sent = receive.and_then(|receive| {
-                let send = posted(&mut deadline, || link.send.send(&out, 0, 64, 0))?;
-                finished(&mut deadline, send, &mut [0])?;
-                finished(&mut deadline, receive, &mut [0])
-            });
-            if seat.rank() == 1 && round == 1000 {
-                // SAFETY: this process is to vanish.
-                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-            }
-            if let Err(error) = sent {
-                assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
-                break;
-            }
+    pair::run("a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators", &setting, |seat| {
+        match seat.rank() {
+            0 => traffic(seat, usize::MAX)?,
+            _ => in_a_doomed_child(|| drop(traffic(seat, 1000))),
         }
-        logged("has died");
-        // The same error again, at once, on both; and closing is no problem.
-        for _ in 0..1000 {
-            assert!(link.recv.receive(&into, 2048, 64, 0).is_err());
-        }
-        let start = Instant::now();
-        while link.send.send(&out, 0, 64, 0).is_ok() {
-            assert!(start.elapsed() < Duration::from_secs(20), "the sender is never told");
-        }
-        let lines = ferrite::nccl_log::lines();
-        assert!(lines.len() < 50, "the log is flooded: {} lines", lines.len());
-        drop((out, into));
-        link.close()?;
-        panic!("rank 0 came through")
-    });
-    let Err(Error::Worker { what, log, .. }) = outcome else { panic!("{outcome:?}") };
-    let log = log.join("\n");
-    assert!(
-        what.contains("rank 0 came through") || log.contains("rank 0 came through") || what.contains("SIGKILL"),
-        "{what}\n{log}"
-    );
+        seat.barrier()
+    })?;
     Ok(())
 }
 
@@ -459,34 +499,42 @@ fn no_queue_pairs_left_is_refused_in_words_to_the_peer() -> Result<()> {
     })
 }
 
-/// A pair whose second process is killed at a random moment; the first must end by itself, not by the pair's limit.
+/// The plugin's own `connect`, killed after any number of calls: the listener that waits must not be harmed.
 #[test]
-fn a_process_killed_while_connecting_leaves_the_other_alive() -> Result<()> {
+fn a_connector_killed_after_any_call_leaves_the_listener_usable() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
-    let setting = setting.env("FERRITE_HANDSHAKE_TIMEOUT", "2");
-    alone("a_process_killed_while_connecting_leaves_the_other_alive", &setting, |seat| {
-        let _ = Pair::spawn;
-        let transport = plugin_transport()?;
-        for calls in 1..8 {
+    pair::run("a_connector_killed_after_any_call_leaves_the_listener_usable", &setting, |seat| {
+        const DEATHS: [usize; 6] = [1, 2, 3, 4, 6, 20];
+        if seat.rank() == 0 {
+            let transport = plugin_transport()?;
             let (handle, mut listener) = transport.listen(0)?;
-            // SAFETY: the child calls only what its parent set up, and ends by SIGKILL; it owns no lock of the parent's
-            // other threads, since the plugin's own connection does not exist before.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                let to = address(&handle);
-                let whole = hello(&to);
-                let mut peer = TcpStream::connect(to.address).expect("the port is open");
-                let _ = peer.write_all(&whole[..whole.len() * calls / 7]);
-                // SAFETY: this process is to vanish.
-                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            for _ in DEATHS {
+                seat.exchange(&handle.0)?;
+                let mut accepted = None;
+                // The peer dies while this goes on; one that has committed before it died was a peer.
+                for _ in 0..200 {
+                    accepted = accepted.or(listener.accept()?);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                seat.barrier()?;
             }
-            let mut status = 0;
-            // SAFETY: our own child.
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
-            hear(&mut listener, 5)?;
             let pair = connect(seat, &transport, &handle, &mut listener)?;
-            works(seat, pair)?;
+            return works(seat, pair);
+        }
+        for calls in DEATHS {
+            let theirs = seat.exchange(&[0; 128])?;
+            in_a_doomed_child(|| {
+                let Ok(transport) = plugin_transport() else { return };
+                let mut handle = Handle([0; 128]);
+                handle.0.copy_from_slice(&theirs);
+                for _ in 0..calls {
+                    let _ = transport.connect(0, &mut handle);
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            });
+            seat.barrier()?;
         }
         Ok(())
-    })
+    })?;
+    Ok(())
 }
