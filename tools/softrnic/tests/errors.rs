@@ -114,7 +114,7 @@ fn region_access_is_checked() {
 #[test]
 fn read_needs_local_write() {
     alone("read_needs_local_write", &[], || {
-        let bytes = vec![0u8; 64];
+        let bytes = [0u8; 64];
         let (_a, b, wc) = provoke(&Terms::default(), |a, b| {
             let mr = ibv_reg_mr(a.pd, bytes.as_ptr().cast_mut().cast(), 64, 0);
             // SAFETY: a live MR.

@@ -84,7 +84,7 @@ impl Node {
         // SAFETY: same size, any bits are valid.
         let gid = unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(gid) };
         // SAFETY: a live QP.
-        let psn = unsafe { (*qp).qp_num } * 7 & 0xff_ffff;
+        let psn = (unsafe { (*qp).qp_num } * 7) & 0xff_ffff;
         Self { context, pd, cq, qp, mr, memory, gid, psn }
     }
 

@@ -218,7 +218,7 @@ pub struct Sge {
 #[derive(Clone, Copy)]
 pub struct SendWr {
     pub wr_id: u64,
-    pub next: *mut SendWr,
+    pub next: *mut Self,
     pub sg_list: *mut Sge,
     pub num_sge: c_int,
     pub opcode: u32,
@@ -233,7 +233,7 @@ pub struct SendWr {
 #[derive(Clone, Copy)]
 pub struct RecvWr {
     pub wr_id: u64,
-    pub next: *mut RecvWr,
+    pub next: *mut Self,
     pub sg_list: *mut Sge,
     pub num_sge: c_int,
 }
