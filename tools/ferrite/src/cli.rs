@@ -238,10 +238,10 @@ fn print(record: &Record, folder: &Path) {
     let cpus: Vec<String> =
         record.sides.iter().flat_map(|side| side.cpus).take(2).flatten().map(|cpu| cpu.to_string()).collect();
     println!(
-        "rank 0 on {}, {}; {} repetitions, {:.0} s; streams keep {DEPTH} in flight\n",
+        "rank 0 on {}, {}; {}, {:.0} s; streams keep {DEPTH} in flight\n",
         devices.join(", rank 1 on "),
         if cpus.is_empty() { "any CPU".into() } else { format!("CPUs {}", cpus.join(" and ")) },
-        record.scope.repetitions,
+        report::repetitions(record),
         record.seconds
     );
     for table in table::tables(record) {

@@ -146,6 +146,9 @@ fn require_same_device(sides: &[Side]) -> Result<()> {
             a.identity.file.display()
         )));
     }
+    if !a.verbs.is_empty() && !b.verbs.is_empty() && a.verbs != b.verbs {
+        return Err(Error::Refused(format!("A uses {:?} and B uses {:?}", a.verbs, b.verbs)));
+    }
     for rank in 0..2 {
         let (left, right) = (&a.devices[rank], &b.devices[rank]);
         // Some pass the GUID on as the device gives it, in network order, and some as a number.

@@ -21,6 +21,9 @@ use crate::worker::Opened;
 /// The name and version of the format.
 pub const SCHEMA: &str = "ferrite-run/1";
 
+/// The coverage below which an interval supports no finding: it takes five repetitions.
+const CLAIM: f64 = 0.9;
+
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -133,7 +136,7 @@ pub struct Row {
     pub ratio: Option<Estimate>,
     /// The second A's headline over the first A's, per repetition.
     pub noise: Option<Estimate>,
-    /// What follows.
+    /// What follows; null if the repetitions are too few for any claim.
     pub finding: Option<Finding>,
 }
 
@@ -254,7 +257,10 @@ fn row(key: Key, sessions: &[Run]) -> Option<Row> {
         b,
         ratio,
         noise,
-        finding: ratio.zip(noise).map(|(ratio, noise)| finding(key.metric.better(), ratio, noise)),
+        finding: ratio
+            .zip(noise)
+            .filter(|(ratio, noise)| ratio.coverage.min(noise.coverage) >= CLAIM)
+            .map(|(ratio, noise)| finding(key.metric.better(), ratio, noise)),
     })
 }
 
@@ -335,7 +341,7 @@ mod tests {
             samples: vec![Sample::new(key, &[("typ", value)])],
             traffic: Vec::new(),
         };
-        let sessions = [
+        let mut sessions = vec![
             run("A", 0, 1.0),
             run("B", 0, 2.0),
             run("A2", 0, 1.1),
@@ -343,13 +349,17 @@ mod tests {
             run("B", 1, 30.0),
             run("A", 1, 10.0),
         ];
-        let rows = rows(&sessions);
-        assert_eq!(rows.len(), 1);
-        let ratio = rows[0].ratio.expect("B ran");
+        let few = rows(&sessions);
+        assert_eq!(few.len(), 1);
+        let ratio = few[0].ratio.expect("B ran");
         assert_eq!((ratio.low, ratio.median, ratio.high), (2.0, 2.5, 3.0));
-        let noise = rows[0].noise.expect("A ran twice");
+        let noise = few[0].noise.expect("A ran twice");
         assert_eq!((noise.low, noise.high), (0.9, 1.1));
-        assert_eq!(rows[0].a["typ"], 5.5);
-        assert_eq!(rows[0].finding, Some(Finding::Better));
+        assert_eq!(few[0].a["typ"], 5.5);
+        assert_eq!(few[0].finding, None, "two repetitions show nothing");
+        for repetition in 2..6 {
+            sessions.extend([("A", 10.0), ("B", 20.0), ("A2", 10.5)].map(|(side, value)| run(side, repetition, value)));
+        }
+        assert_eq!(rows(&sessions)[0].finding, Some(Finding::Better));
     }
 }

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use crate::record::{Record, Row};
+use crate::report::repetitions;
 use crate::report::svg::{Curve, Panel, Point, Scale, escape};
 use crate::sample::{Direction, Metric, size_text};
 use crate::stats::Estimate;
@@ -68,9 +69,9 @@ fn legend(record: &Record, out: &mut String) -> std::fmt::Result {
     if record.sides.len() > 1 {
         let coverage = record.rows.iter().find_map(|row| row.ratio).map_or(0.0, |ratio| ratio.coverage);
         let text = format!(
-            "A/A, the noise; bands of ratios: {:.0} % intervals over {} repetitions",
+            "A/A, the noise; bands of ratios: {:.0} % intervals over {}",
             coverage * 100.0,
-            record.scope.repetitions
+            repetitions(record)
         );
         entry(2, NOISE, &text)?;
     }

@@ -46,15 +46,27 @@ pub fn verdict(record: &Record) -> String {
         })
         .collect();
     let count = |finding| record.rows.iter().filter(|row| row.finding == Some(finding)).count();
+    text.push_str(&format!("; median B/A: {}", medians.join(", ")));
+    if record.rows.iter().all(|row| row.finding.is_none()) {
+        text.push_str(&format!("; {} show no difference, five or more may", repetitions(record)));
+        return text;
+    }
     text.push_str(&format!(
-        "; median B/A: {}; of {} rows B is better in {}, worse in {}, and no difference is shown in {}",
-        medians.join(", "),
+        "; of {} rows B is better in {}, worse in {}, and no difference is shown in {}",
         record.rows.len(),
         count(Finding::Better),
         count(Finding::Worse),
         count(Finding::Unclear)
     ));
     text
+}
+
+/// `1 repetition`, `6 repetitions`.
+pub(crate) fn repetitions(record: &Record) -> String {
+    match record.scope.repetitions {
+        1 => "1 repetition".into(),
+        count => format!("{count} repetitions"),
+    }
 }
 
 type Wanted = fn(&Row) -> bool;
@@ -70,13 +82,13 @@ const HEADLINES: [(&str, Wanted); 5] = [
     ("many connections", |row| row.key.metric == Metric::SetupMany),
 ];
 
-/// The finding in a word, for a column.
+/// The finding in a word or three, for a column.
 pub(crate) fn finding_word(finding: Option<Finding>) -> &'static str {
     match finding {
         Some(Finding::Better) => "better",
         Some(Finding::Worse) => "worse",
         Some(Finding::Unclear) => "none shown",
-        None => "",
+        None => "too few runs",
     }
 }
 
