@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::node::{Address, Node, Terms, Work, open};
+use common::node::{Address, Node, Terms, Work, open, to_state};
 use common::process::{alone, assert_clean, fabric_name, finish, is_side, line, start};
 use common::verbs::*;
 
@@ -272,14 +272,17 @@ fn killed_peers_are_survived() {
             stream(&node, &line_peer(&node, &mut line), Duration::from_secs(60));
             return;
         }
+        // One QP for all rounds, so that whatever a dead peer left in it gets in the way.
+        let node = Node::new(0, 1 << 20);
         for _ in 0..ROUNDS {
-            let node = Node::new(0, 1 << 20);
             node.join(&mut line, &terms);
             let peer = line_peer(&node, &mut line);
             let failed_after = stream(&node, &peer, Duration::from_secs(30)).expect("a failure");
             line.send(&failed_after);
-            node.close();
+            assert_eq!(to_state(node.qp, RESET), 0);
+            assert!(node.poll().is_none());
         }
+        node.close();
     };
     if is_side(NAME, body) {
         return;

@@ -74,7 +74,7 @@ pub(crate) fn pump(qp: &Qp, queue: &mut SendQueue) {
             // UC does not hear of losses.
             Verdict::Done | Verdict::Lost | Verdict::NotReady(_) => {
                 if !complete(qp, queue, Status::Success) {
-                    qp.slot.state.store(qp_state::ERR, SeqCst);
+                    qp.slot.fail();
                 }
             }
         }
@@ -97,7 +97,7 @@ pub(crate) fn defer(qp: &Qp, until: u64) {
 
 /// The head request failed: it says so, and the QP is in error.
 fn fail(qp: &Qp, queue: &mut SendQueue, status: Status) {
-    qp.slot.state.store(qp_state::ERR, SeqCst);
+    qp.slot.fail();
     if !complete(qp, queue, status) {
         queue.executed = queue.posted;
     }

@@ -7,7 +7,7 @@ use super::Verdict;
 use super::copy::{CopyError, Pieces, Way, transfer};
 use super::requester::has_imm;
 use super::visit::Visit;
-use crate::abi::consts::{Status, WC_WITH_IMM, access, event, qp_state, send_flag, wc_opcode, wr_opcode};
+use crate::abi::consts::{Status, WC_WITH_IMM, access, event, send_flag, wc_opcode, wr_opcode};
 use crate::cq;
 use crate::mr::{Forbidden, resolve};
 use crate::notice;
@@ -142,7 +142,7 @@ fn refuse(visit: &Visit<'_>, kind: u32, status: Status) -> Verdict {
     if slot.is_uc.load(Relaxed) != 0 {
         return Verdict::Done;
     }
-    slot.state.store(qp_state::ERR, SeqCst);
+    slot.fail();
     slot.events.fetch_or(1 << kind, SeqCst);
     // Its queues are flushed when their CQs are polled.
     for (queue, number) in [(&slot.send_cq, &slot.send_bit), (&slot.recv_cq, &slot.recv_bit)] {

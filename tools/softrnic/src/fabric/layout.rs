@@ -9,7 +9,10 @@
 //! ```
 
 use std::mem::size_of;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
+
+use crate::abi::consts::qp_state;
 
 /// First word of the file: the text "softrnic".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
@@ -157,6 +160,15 @@ pub(crate) struct QpSlot {
     /// Receives posted.
     pub(crate) posted: AtomicU64,
     _pad2: [u64; 7],
+}
+
+impl QpSlot {
+    /// A connected QP goes into the error state; one that its owner has moved on meanwhile stays as it is.
+    pub(crate) fn fail(&self) {
+        for connected in [qp_state::RTS, qp_state::RTR] {
+            let _ = self.state.compare_exchange(connected, qp_state::ERR, SeqCst, SeqCst);
+        }
+    }
 }
 
 /// A memory region. Written by its owner.

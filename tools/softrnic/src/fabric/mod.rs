@@ -27,7 +27,7 @@ pub(crate) struct Fabric {
     pub(crate) file: File,
     /// Our [`ProcSlot::id`].
     pub(crate) me: u32,
-    /// The process is leaving, or this is a forked child that inherited it: nothing may be touched.
+    /// This is a forked child that inherited it: nothing may be touched.
     gone: AtomicBool,
     /// All QPs of this process.
     pub(crate) qps: Mutex<Vec<Arc<Qp>>>,
@@ -193,7 +193,6 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 extern "C" fn at_exit() {
     if let Some(fabric) = Fabric::current() {
-        fabric.gone.store(true, SeqCst);
         fabric.leave();
     }
 }

@@ -21,11 +21,9 @@ pub(crate) fn id_of(index: usize, generation: u32) -> u32 {
     ((generation & 0x7f_ffff).max(1) << SLOT_BITS) | index as u32
 }
 
-/// Whether `slot` still is process `id` and has not died or left.
+/// Whether `slot` still is process `id` and has not died.
 pub(crate) fn is_alive(slot: &ProcSlot, id: u32) -> bool {
-    slot.life.load(Acquire) & libc::FUTEX_OWNER_DIED == 0
-        && slot.id.load(Acquire) == id
-        && slot.state.load(Acquire) == PROC_ALIVE
+    slot.life.load(Acquire) & libc::FUTEX_OWNER_DIED == 0 && slot.id.load(Acquire) == id
 }
 
 impl Fabric {
@@ -54,6 +52,10 @@ impl Fabric {
                 std::thread::yield_now();
             }
         }
+        // The mark of a dead visitor would keep the next one out.
+        if seen != 0 && self.live_process(seen as u32).is_none() {
+            let _ = qp.busy.compare_exchange(seen, 0, SeqCst, SeqCst);
+        }
     }
 
     /// Wakes the service thread of process `id`.
@@ -64,7 +66,7 @@ impl Fabric {
         unsafe { libc::syscall(libc::SYS_futex, slot.bell.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
     }
 
-    /// Leaves: peers see our QPs vanish. The last one to leave removes the file.
+    /// The process is about to exit: whoever is the last removes the file. All still works until it is really gone.
     pub(crate) fn leave(&self) {
         let _control = self.file.control();
         self.proc(slot_of(self.me)).state.store(PROC_EXITING, SeqCst);

@@ -71,11 +71,22 @@ impl Fabric {
     }
 
     /// Finds room for a receive ring and gives it storage; 0 bytes need none.
-    pub(crate) fn claim_ring(&self, _control: &Control<'_>, bytes: usize) -> Result<u64, i32> {
+    pub(crate) fn claim_ring(&self, control: &Control<'_>, bytes: usize) -> Result<u64, i32> {
         if bytes == 0 {
             return Ok(RINGS_AT as u64);
         }
         let bytes = bytes.next_multiple_of(PAGE);
+        let at = self.find_gap(bytes).or_else(|| {
+            self.reap_dead(control);
+            self.find_gap(bytes)
+        });
+        let at = at.ok_or(libc::ENOMEM)?;
+        self.file.allocate(at, bytes).map_err(|code| self.complain_of_space(code))?;
+        Ok(at as u64)
+    }
+
+    /// The first gap between the rings in use that has `bytes`.
+    fn find_gap(&self, bytes: usize) -> Option<usize> {
         let mut used: Vec<(usize, usize)> = (0..DEVICES)
             .flat_map(|d| self.entries(Table::Qp, d).map(move |i| (d, i)))
             .map(|(d, i)| self.qp(d, i))
@@ -90,11 +101,7 @@ impl Fabric {
             }
             at = at.max(start + len.next_multiple_of(PAGE));
         }
-        if at + bytes > RINGS_AT + RINGS_BYTES {
-            return Err(libc::ENOMEM);
-        }
-        self.file.allocate(at, bytes).map_err(|code| self.complain_of_space(code))?;
-        Ok(at as u64)
+        (at + bytes <= RINGS_AT + RINGS_BYTES).then_some(at)
     }
 
     /// Indices of `table` that have storage.

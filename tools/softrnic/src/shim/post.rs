@@ -16,8 +16,7 @@ use crate::qp::Qp;
 use crate::send_queue::{Request, SendQueue};
 use crate::service::now_ns;
 
-/// In strict mode requests are executed this much after their post, unless the application polls earlier... so that a
-/// buffer that is reused too early shows.
+/// In strict mode requests are executed this much after their post, so that a buffer that is reused too early shows.
 const LATE_NS: u64 = 50_000;
 
 /// The elements of a work request.
