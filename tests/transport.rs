@@ -2,82 +2,17 @@
 
 mod common;
 
+use common::bench::{Bench, SIZES};
 use common::{pattern, plugin_transport, setting};
 use ferrite::abi;
 use ferrite::buffer::Buffer;
-use ferrite::comm::{Place, Region};
+use ferrite::comm::Place;
 use ferrite::error::Result;
-use ferrite::link::{Link, finished, posted};
+use ferrite::link::{finished, posted};
 use ferrite::pair;
-use ferrite::seat::Seat;
 use ferrite::transport::Transport;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
-
-/// A connection each way, and registered memory for both.
-struct Bench {
-    // Regions first: they are deregistered before their communicators are closed.
-    out: Region,
-    into: Region,
-    link: Link,
-    _transport: Transport,
-}
-
-impl Bench {
-    fn open(seat: &mut Seat, bytes: usize) -> Result<Self> {
-        let transport = plugin_transport()?;
-        let device = seat.rank().min(transport.devices()? - 1);
-        let link = Link::open(seat, &transport, device)?;
-        let (mine, theirs) = (Arc::new(Buffer::new(bytes)?), Arc::new(Buffer::new(bytes)?));
-        let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);
-        Ok(Self { out, into, link, _transport: transport })
-    }
-
-    /// Sends `sent` bytes to a peer that does the same, with room for `room`, and checks every byte and the ones after.
-    fn exchange(&self, seat: &Seat, seed: usize, sent: usize, room: usize) -> Result<()> {
-        const MARGIN: usize = 64;
-        let (mine, theirs) = (pattern(2 * seed + seat.rank(), sent), pattern(2 * seed + 1 - seat.rank(), sent));
-        self.out.memory().write(0, &mine)?;
-        self.into.memory().set(0, room + MARGIN, 0xee)?;
-        let mut deadline = seat.deadline("an exchange");
-        let receive = posted(&mut deadline, || self.link.recv.receive(&self.into, 0, room, 3))?;
-        let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, sent, 3))?;
-        let (mut went, mut came) = ([-1], [-1]);
-        finished(&mut deadline, send, &mut went)?;
-        finished(&mut deadline, receive, &mut came)?;
-        let expected = sent.min(room);
-        assert_eq!((went[0], came[0]), (expected as i32, expected as i32), "{sent} bytes into {room}");
-        let got = self.into.memory().read(0, room + MARGIN)?;
-        assert!(got[..expected] == theirs[..expected], "{sent} bytes into {room}: wrong data");
-        assert!(got[expected..].iter().all(|b| *b == 0xee), "{sent} bytes into {room}: bytes past the message");
-        Ok(())
-    }
-}
-
-const SIZES: &[usize] = &[
-    0,
-    1,
-    7,
-    8,
-    63,
-    64,
-    65,
-    127,
-    128,
-    129,
-    4095,
-    4096,
-    4097,
-    8191,
-    8192,
-    8193,
-    65536,
-    65537,
-    1_000_003,
-    1 << 20,
-    4 << 20,
-];
 
 fn all_sizes(test: &str, env: &[(&str, &str)]) -> Result<()> {
     let Some(mut setting) = setting() else { return Ok(()) };
@@ -85,7 +20,7 @@ fn all_sizes(test: &str, env: &[(&str, &str)]) -> Result<()> {
         setting = setting.env(name, value);
     }
     pair::run(test, &setting, |seat| {
-        let bench = Bench::open(seat, 8 << 20)?;
+        let bench = Bench::open(seat, plugin_transport()?, 8 << 20)?;
         for (i, &size) in SIZES.iter().enumerate() {
             bench.exchange(seat, i, size, size)?;
             bench.exchange(seat, i, size, size + 37)?;
@@ -130,7 +65,7 @@ fn unequal_settings_are_negotiated() -> Result<()> {
             std::env::set_var("NCCL_IB_SPLIT_DATA_ON_QPS", if seat.rank() == 0 { "1" } else { "0" });
             std::env::set_var("NCCL_IB_ADAPTIVE_ROUTING", if seat.rank() == 0 { "0" } else { "1" });
         }
-        let bench = Bench::open(seat, 1 << 20)?;
+        let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
         for round in 0..40 {
             bench.exchange(seat, round, 20_000 + round, 20_000 + round)?;
         }
@@ -144,7 +79,7 @@ fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
     pair::run("grouped_receives_match_by_tag_in_any_order", &setting, |seat| {
         const ROOM: usize = 4096;
-        let bench = Bench::open(seat, 64 << 10)?;
+        let bench = Bench::open(seat, plugin_transport()?, 64 << 10)?;
         for round in 0..200 {
             let n = 1 + round % 8;
             let size = |i: usize| (round * 131 + i * 517) % (ROOM + 1) * usize::from(!(round + i).is_multiple_of(5));
@@ -167,8 +102,8 @@ fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
             }
             let mut sizes = [-7; 9];
             finished(&mut deadline, receive, &mut sizes)?;
-            for i in 0..n {
-                assert_eq!(sizes[i], size(i) as i32, "round {round}, message {i}");
+            for (i, got) in sizes.iter().enumerate().take(n) {
+                assert_eq!(*got, size(i) as i32, "round {round}, message {i}");
                 let expected = pattern(round * 16 + i * 2 + 1 - seat.rank(), size(i));
                 assert!(bench.into.memory().read(i * ROOM, size(i))? == expected, "round {round}, message {i}");
             }
@@ -184,7 +119,7 @@ fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
     pair::run("the_257th_receive_and_a_send_without_one_have_to_wait", &setting, |seat| {
         const COUNT: usize = 256;
-        let bench = Bench::open(seat, COUNT * 8)?;
+        let bench = Bench::open(seat, plugin_transport()?, COUNT * 8)?;
         assert!(bench.link.send.send(&bench.out, 0, 8, 3)?.is_none(), "nothing has been announced yet");
         for round in 0..3 {
             seat.barrier()?;
@@ -231,7 +166,7 @@ fn counters_and_rings_wrap() -> Result<()> {
     pair::run("counters_and_rings_wrap", &setting, |seat| {
         const MESSAGES: usize = 70_000;
         const DEPTH: usize = 8;
-        let bench = Bench::open(seat, DEPTH * 8)?;
+        let bench = Bench::open(seat, plugin_transport()?, DEPTH * 8)?;
         let mut deadline = seat.deadline("70,000 messages");
         let (mut requests, mut begun) = (VecDeque::new(), 0usize);
         let mut ended = 0usize;
@@ -288,7 +223,7 @@ impl Raw<'_> {
 fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
     pair::run("gpu_memory_is_flushed_by_a_read_and_host_memory_is_not", &setting, |seat| {
-        let bench = Bench::open(seat, 4096)?;
+        let bench = Bench::open(seat, plugin_transport()?, 4096)?;
         let place = Place { region: &bench.into, offset: 0, len: 64, tag: 0 };
         assert!(bench.link.recv.flush(&[place])?.is_none(), "host memory needs no flush");
 
@@ -330,7 +265,7 @@ fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
 fn registrations_of_one_buffer_come_and_go_in_any_order() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
     pair::run("registrations_of_one_buffer_come_and_go_in_any_order", &setting, |seat| {
-        let bench = Bench::open(seat, 1 << 16)?;
+        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let raw = Raw(&transport);
         let comms = [bench.link.send.raw(), bench.link.recv.raw()];
@@ -356,7 +291,7 @@ fn registrations_of_one_buffer_come_and_go_in_any_order() -> Result<()> {
 fn a_dma_buf_that_is_refused_harms_nothing() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
     pair::run("a_dma_buf_that_is_refused_harms_nothing", &setting, |seat| {
-        let bench = Bench::open(seat, 1 << 16)?;
+        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let start = bench.out.memory().address(0, 4096)?.cast();
         let mut handle = std::ptr::dangling_mut();
@@ -377,7 +312,7 @@ fn a_dma_buf_that_is_refused_harms_nothing() -> Result<()> {
 fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
     pair::run("impossible_arguments_are_refused_and_the_connection_lives", &setting, |seat| {
-        let bench = Bench::open(seat, 1 << 16)?;
+        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let vtable = transport.vtable();
         let (send, recv) = (bench.link.send.raw(), bench.link.recv.raw());
@@ -434,7 +369,7 @@ fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
 fn communicators_close_with_requests_in_flight() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
     pair::run("communicators_close_with_requests_in_flight", &setting, |seat| {
-        let bench = Bench::open(seat, 1 << 16)?;
+        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         for i in 0..10 {
             let _never_tested = bench.link.recv.receive(&bench.into, i * 64, 64, 3)?.expect("room");
         }
@@ -446,12 +381,14 @@ fn communicators_close_with_requests_in_flight() -> Result<()> {
                 break;
             }
         }
+        // Whoever closes first ends the other's sends as well, and is not to be waited for.
+        seat.barrier()?;
         let Bench { out, into, link, _transport } = bench;
         drop((out, into));
         link.close()?;
         seat.barrier()?;
         // The device is as good as new.
-        Bench::open(seat, 4096)?.exchange(seat, 1, 100, 100)
+        Bench::open(seat, plugin_transport()?, 4096)?.exchange(seat, 1, 100, 100)
     })?;
     Ok(())
 }

@@ -94,7 +94,8 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut dice = Dice(seed);
         let striping = Striping { lanes: 1 + dice.roll(4) as u8, split: dice.one_in(2) };
-        let groups = 1 + dice.roll(if dice.one_in(8) { 400 } else { 60 }) as usize;
+        let many = if dice.one_in(8) { 400 } else { 60 };
+        let groups = 1 + dice.roll(many) as usize;
         let mut messages = Vec::new();
         let mut to_send: HashMap<u32, VecDeque<usize>> = HashMap::new();
         for group in 0..groups {

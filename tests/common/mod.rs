@@ -1,6 +1,8 @@
 //! What the tests of the built plugin share: where it is, and how two processes with it are started.
 #![allow(dead_code)]
 
+pub(crate) mod bench;
+
 use ferrite::library::Source;
 use ferrite::pair::Setting;
 use ferrite::transport::Transport;
