@@ -50,9 +50,9 @@ fn every_opcode(side: usize, mut line: Line) {
             let (from, to) = (round * 3 % 16, round * 5 % 16);
             let reads = opcode == READ;
             let fills = reads == (side == 1);
-            node.memory.fill(0xee);
+            let at = if side == 0 { from } else { to };
+            node.memory[..at + len + 64].fill(0xee);
             if fills {
-                let at = if side == 0 { from } else { to };
                 fill(&mut node.memory[at..at + len], seed);
             }
             if side == 1 && opcode != WRITE && opcode != READ {
@@ -78,9 +78,8 @@ fn every_opcode(side: usize, mut line: Line) {
             }
             line.meet();
             if !fills {
-                let at = if side == 0 { from } else { to };
                 assert!(node.memory[at..at + len] == pattern(len, seed)[..], "{opcode} of {len}: wrong data");
-                assert!(node.memory[..at].iter().chain(&node.memory[at + len..]).all(|b| *b == 0xee), "outside");
+                assert!(node.memory[..at].iter().chain(&node.memory[at + len..][..64]).all(|b| *b == 0xee), "outside");
             }
             line.meet();
         }

@@ -23,6 +23,14 @@ fn provoke(terms: &Terms, work: impl FnOnce(&Node, &Node) -> i32) -> (Node, Node
     (a, b, wc)
 }
 
+/// A key for the memory of `node`, in another protection domain of its device.
+fn foreign_key(node: &Node) -> u32 {
+    let pd = ibv_alloc_pd(node.context);
+    let mr = ibv_reg_mr(pd, node.memory.as_ptr().cast_mut().cast(), node.memory.len(), ALL_ACCESS);
+    // SAFETY: a live MR.
+    unsafe { (*mr).rkey }
+}
+
 /// The one asynchronous event that `node` has, which must be about its QP.
 fn event(node: &Node) -> u32 {
     let mut event = AsyncEvent::default();
@@ -52,7 +60,7 @@ fn local_key_is_checked() {
         type Spoil = fn(&Node, &Node) -> Sge;
         let spoils: [(&str, Spoil); 4] = [
             ("unknown key", |a, _| Sge { lkey: 0xffff_ff01, ..a.sge(0, 8) }),
-            ("key of another protection domain", |a, b| Sge { lkey: b.key() ^ 1, ..a.sge(0, 8) }),
+            ("key of another protection domain", |a, _| Sge { lkey: foreign_key(a), ..a.sge(0, 8) }),
             ("beyond the end", |a, _| a.sge(4090, 8)),
             ("before the start", |a, _| Sge { addr: a.memory.as_ptr() as u64 - 1, ..a.sge(0, 8) }),
         ];
@@ -73,7 +81,8 @@ fn local_key_is_checked() {
 fn remote_key_is_checked() {
     alone("remote_key_is_checked", &[], || {
         type Spoil = fn(&Node) -> (u64, u64);
-        let spoils: [(&str, Spoil); 4] = [
+        let spoils: [(&str, Spoil); 5] = [
+            ("key of another protection domain", |b| (b.address().addr, u64::from(foreign_key(b)))),
             ("unknown key", |b| (b.address().addr, 0xffff_ff01)),
             ("stale generation", |b| (b.address().addr, b.address().rkey + 1)),
             ("beyond the end", |b| (b.address().addr + 4089, b.address().rkey)),
@@ -198,14 +207,20 @@ fn memory_that_is_gone_on_either_side() {
 #[test]
 fn receiver_not_ready_waits_and_then_delivers() {
     alone("receiver_not_ready_waits_and_then_delivers", &[], || {
-        let (a, mut b) = local_pair(64, &Terms { timeout: 1, retry_cnt: 0, ..Terms::default() });
+        let (mut a, b) = local_pair(64, &Terms { timeout: 1, retry_cnt: 0, ..Terms::default() });
+        a.memory[..8].fill(7);
         a.send(Work { opcode: SEND_IMM, imm: 5, sges: &[a.sge(0, 8)], ..Work::default() });
         // 7 is "for ever": far longer than the retry timeout of 8 us, and nobody polls.
         std::thread::sleep(Duration::from_millis(50));
         assert!(a.poll().is_none());
-        b.memory[32] = 1;
         b.recv(3, &[b.sge(0, 8)]);
-        // The service thread delivers, without a poll of the sender.
+        // The service thread delivers: nobody polls.
+        let end = Instant::now() + Duration::from_secs(10);
+        // SAFETY: the device writes there; a volatile read of our own memory.
+        while unsafe { b.memory.as_ptr().add(7).read_volatile() } != 7 {
+            assert!(Instant::now() < end, "not delivered without a poll");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         assert_eq!((b.next().imm, a.next().status), (5, OK));
     });
 }

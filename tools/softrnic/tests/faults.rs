@@ -269,15 +269,16 @@ fn killed_peers_are_survived() {
             // The victim: connects and streams until it dies.
             let node = Node::new(1, 1 << 20);
             node.join(&mut line, &terms);
-            stream(&node, &line_peer(&node, &mut line), Duration::from_secs(60));
-            return;
+            let peer = line_peer(&node, &mut line);
+            let failed = stream(&node, &peer, Duration::from_secs(60), || line.send(&1u8));
+            panic!("not killed, but {failed:?}");
         }
         // One QP for all rounds, so that whatever a dead peer left in it gets in the way.
         let node = Node::new(0, 1 << 20);
         for _ in 0..ROUNDS {
             node.join(&mut line, &terms);
             let peer = line_peer(&node, &mut line);
-            let failed_after = stream(&node, &peer, Duration::from_secs(30)).expect("a failure");
+            let failed_after = stream(&node, &peer, Duration::from_secs(30), || {}).expect("a failure");
             line.send(&failed_after);
             assert_eq!(to_state(node.qp, RESET), 0);
             assert!(node.poll().is_none());
@@ -307,6 +308,8 @@ fn killed_peers_are_survived() {
         let (a, b): (Address, Address) = (to_survivor.recv(), to_victim.recv());
         to_survivor.send(&b);
         to_victim.send(&a);
+        // The victim gets through, whatever its forerunners left behind.
+        assert_eq!(to_victim.recv::<u8>(), 1, "round {round}");
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_micros((seed >> 33) % 8000));
         victim.kill().expect("kill");
@@ -326,8 +329,9 @@ fn line_peer(node: &Node, line: &mut common::process::Line) -> Address {
 }
 
 /// Writes and sends of mixed sizes, with receives posted for the other side's, until something fails. Returns how
-/// long the failed request took, in microseconds.
-fn stream(node: &Node, peer: &Address, limit: Duration) -> Option<u64> {
+/// long the failed request took, in microseconds. `started` is called after the first success.
+fn stream(node: &Node, peer: &Address, limit: Duration, started: impl FnOnce()) -> Option<u64> {
+    let mut started = Some(started);
     let end = Instant::now() + limit;
     let mut x = 1u32;
     for id in 0..16 {
@@ -344,6 +348,9 @@ fn stream(node: &Node, peer: &Address, limit: Duration) -> Option<u64> {
             if wc.wr_id >= 1000 && wc.status == OK {
                 node.recv(wc.wr_id, &[]);
             } else if wc.wr_id == 1 && wc.status == OK {
+                if let Some(started) = started.take() {
+                    started();
+                }
                 break;
             } else {
                 assert_eq!(wc.status, RETRY_EXC, "wr {}", wc.wr_id);

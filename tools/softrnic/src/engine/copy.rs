@@ -239,3 +239,45 @@ unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
         at += if is_word { 8 } else { 1 };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Pieces, Vector, WORD, cut};
+
+    fn pieces(list: &[(u64, u64)]) -> Pieces {
+        let mut pieces = Pieces::default();
+        list.iter().for_each(|(addr, len)| pieces.push(*addr, *len));
+        pieces
+    }
+
+    /// Lengths of the local parts for a message to address `to`.
+    fn parts(local: &[(u64, u64)], to: u64) -> Vec<u64> {
+        let local = pieces(local);
+        let remote = Pieces::one(to, local.total);
+        let mut vector = Vector::new();
+        cut(&mut vector, &local, &remote, 0, local.total);
+        // SAFETY: initialised up to the count.
+        vector.parts[..vector.count].iter().map(|p| unsafe { p.assume_init_ref() }.iov_len as u64).collect()
+    }
+
+    #[test]
+    fn short_messages_are_cut_at_the_words_of_their_destination() {
+        assert_eq!(parts(&[(0x1003, 24)], 0x2000), [8, 8, 8]);
+        assert_eq!(parts(&[(0x1000, 20)], 0x2005), [3, 8, 8, 1]);
+        assert_eq!(parts(&[(0x1000, 3)], 0x2000), [3]);
+        assert_eq!(parts(&[(0x1000, 5), (0x3000, 13)], 0x2000), [5, 3, 8, 2]);
+        assert_eq!(parts(&[(0x1000, 256)], 0x2001).iter().sum::<u64>(), 256);
+    }
+
+    #[test]
+    fn the_last_word_of_a_long_message_is_a_part_of_its_own() {
+        assert_eq!(parts(&[(0x1000, 257)], 0x2000), [249, WORD]);
+        assert_eq!(parts(&[(0x1000, 300), (0x3000, 4)], 0x2000), [296, 4, 4]);
+    }
+
+    #[test]
+    fn the_most_elements_fit() {
+        let local: Vec<_> = (0..16).map(|i| (0x1000 * (i + 1) + 5, 16)).collect();
+        assert_eq!(parts(&local, 0x2003).iter().sum::<u64>(), 256);
+    }
+}
