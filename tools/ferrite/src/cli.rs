@@ -10,7 +10,7 @@ use crate::dist::Dist;
 use crate::error::{Error, Result};
 use crate::library::Source;
 use crate::plan::{DEPTH, Scope};
-use crate::record::Record;
+use crate::record::{Record, Side};
 use crate::report::{self, table};
 use crate::session::Runner;
 use crate::verbs::Verbs;
@@ -145,15 +145,17 @@ pub fn main() -> i32 {
     let command = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let outcome = match cli.command {
         Command::Worker => return worker::main(),
-        Command::Wheel { nccl } => wheel::find(nccl.as_deref()).map(|path| println!("{}", path.display())),
+        Command::Wheel { nccl } => {
+            wheel::find(nccl.as_deref()).map(|path| host::print(&format!("{}\n", path.display())))
+        }
         Command::Compare(compare) => compare.run(command),
         Command::Bench(bench) => bench.run(command),
     };
     match outcome {
         Ok(()) => VALID,
         Err(problem) => {
-            eprintln!("ferrite: {problem}");
-            eprintln!("ferrite: invalid run");
+            host::tell(format_args!("ferrite: {problem}"));
+            host::tell(format_args!("ferrite: invalid run"));
             INVALID
         }
     }
@@ -196,7 +198,7 @@ impl Common {
         }
         let record = compare::run(&request, &runner)?;
         report::write(&record, &self.report)?;
-        print(&record, &self.report);
+        host::print(&summary(&record, &self.report));
         Ok(())
     }
 
@@ -229,26 +231,34 @@ impl Common {
     }
 }
 
-fn print(record: &Record, folder: &Path) {
+/// What a user sees at the end.
+fn summary(record: &Record, folder: &Path) -> String {
+    let mut text = String::new();
     for side in &record.sides {
-        println!("{} = {}", side.label, side.title());
+        text += &format!("{} = {}\n", side.label, side.title());
     }
-    let devices: Vec<&str> =
-        record.sides.iter().flat_map(|side| &side.devices).map(|device| device.name.as_str()).take(2).collect();
-    let cpus: Vec<String> =
-        record.sides.iter().flat_map(|side| side.cpus).take(2).flatten().map(|cpu| cpu.to_string()).collect();
-    println!(
-        "rank 0 on {}, {}; {}, {:.0} s; streams keep {DEPTH} in flight\n",
-        devices.join(", rank 1 on "),
-        if cpus.is_empty() { "any CPU".into() } else { format!("CPUs {}", cpus.join(" and ")) },
+    let Some(Side { devices: [zero, one], cpus, .. }) = record.sides.first() else {
+        return text;
+    };
+    let cpus = match cpus {
+        [Some(zero), Some(one)] => format!("CPUs {zero} and {one}"),
+        _ => "any CPU".into(),
+    };
+    text += &format!(
+        "rank 0 on {}, rank 1 on {}, {cpus}; {}, {:.0} s; streams keep {DEPTH} in flight\n",
+        zero.name,
+        one.name,
         report::repetitions(record),
         record.seconds
     );
-    for table in table::tables(record) {
-        println!("{}", table.text());
+    if let Some(warning) = report::busy(record) {
+        text += &format!("{warning}\n");
     }
-    println!("{}", report::verdict(record));
-    println!("{0}/report.md  {0}/report.svg  {0}/raw.json", folder.display());
+    text += "\n";
+    for table in table::tables(record) {
+        text += &format!("{}\n", table.text());
+    }
+    text + &format!("{}\n{1}/report.md  {1}/report.svg  {1}/raw.json\n", report::verdict(record), folder.display())
 }
 
 /// `8`, `64K`, `4M`, `1G`, with or without a B or iB after it.

@@ -49,6 +49,7 @@ pub fn order(sources: usize, repetitions: usize) -> Vec<(usize, &'static str)> {
 /// Whatever makes the run invalid: a worker's failure, a refused identity, wrong data.
 pub fn run(request: &Request, runner: &Runner) -> Result<Record> {
     let start = Instant::now();
+    let machine = Machine::here();
     request.verbs.clean_stale();
     let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let order = order(request.sources.len(), request.scope.repetitions);
@@ -93,8 +94,14 @@ pub fn run(request: &Request, runner: &Runner) -> Result<Record> {
         command: request.command.clone(),
         started_unix,
         seconds: start.elapsed().as_secs_f64(),
-        machine: Machine::here(),
+        machine,
         verbs: request.verbs.clone(),
+        settings: request
+            .verbs
+            .settings()
+            .into_iter()
+            .map(|(name, value)| (name.into(), value.to_string_lossy().into_owned()))
+            .collect(),
         scope: request.scope.clone(),
         rows: record::rows(&sessions),
         sides,

@@ -88,7 +88,51 @@ pub fn stderr_is_terminal() -> bool {
     std::io::IsTerminal::is_terminal(&std::io::stderr())
 }
 
+/// Writes a line to stderr. A reader that went away is no reason to stop, or to panic.
+pub(crate) fn tell(line: std::fmt::Arguments<'_>) {
+    std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{line}\n")).unwrap_or_default();
+}
+
+/// Writes text to stdout, as [`tell`] does to stderr.
+pub(crate) fn print(text: &str) {
+    std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes()).unwrap_or_default();
+}
+
+/// How many CPUs' worth of work the machine does, looked at for a moment.
+pub fn busy_cpus(moment: Duration) -> Option<f64> {
+    let (busy, total) = cpu_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?;
+    std::thread::sleep(moment);
+    let text = std::fs::read_to_string("/proc/stat").ok()?;
+    let (busy_now, total_now) = cpu_ticks(&text)?;
+    let cpus = text.lines().filter(|line| line.starts_with("cpu")).count().saturating_sub(1);
+    let passed = total_now.checked_sub(total).filter(|passed| *passed > 0)?;
+    Some(cpus as f64 * busy_now.saturating_sub(busy) as f64 / passed as f64)
+}
+
+/// Ticks of work, and of everything, since the machine started: `cpu user nice system idle iowait
+/// irq softirq steal …`.
+fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
+    let ticks: Vec<u64> =
+        stat.lines().next()?.split_ascii_whitespace().skip(1).take(8).filter_map(|tick| tick.parse().ok()).collect();
+    let total: u64 = ticks.iter().sum();
+    let idle = ticks.get(3)? + ticks.get(4)?;
+    Some((total - idle, total))
+}
+
 /// A duration in seconds for a message.
 pub(crate) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_told_apart() {
+        let stat = "cpu  10 1 20 300 5 0 2 3 0 0\ncpu0 5 0 10 150 2 0 1 1 0 0\n";
+        assert_eq!(cpu_ticks(stat), Some((36, 341)));
+        assert_eq!(cpu_ticks("cpu 1 2"), None);
+        assert!(busy_cpus(Duration::from_millis(30)).is_some_and(|busy| busy >= 0.0));
+    }
 }

@@ -39,7 +39,7 @@ impl Progress {
         self.phase = phase.into();
         if self.bar.is_none() && self.last.is_none_or(|last| last.elapsed() >= SPARSE) {
             let percent = 100 * self.done / self.total.max(1);
-            eprintln!("{percent:>3} %  {}", self.phase);
+            host::tell(format_args!("{percent:>3} %  {}", self.phase));
             self.last = Some(Instant::now());
         }
     }

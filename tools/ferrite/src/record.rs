@@ -41,6 +41,8 @@ pub struct Record {
     pub machine: Machine,
     /// The libibverbs.
     pub verbs: Verbs,
+    /// The variables that all processes got beside those of `machine`.
+    pub settings: BTreeMap<String, String>,
     /// How thorough it was.
     pub scope: Scope,
     /// A, and B unless only one side was measured.
@@ -60,6 +62,8 @@ pub struct Machine {
     pub processor: String,
     /// CPUs the tool may use.
     pub cpus: usize,
+    /// CPUs' worth of other work when the run began.
+    pub busy_cpus: Option<f64>,
     /// The variables that transports, libibverbs and the loader read, as the tool found them.
     pub environment: BTreeMap<String, String>,
 }
@@ -213,6 +217,7 @@ impl Machine {
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
             processor: model.unwrap_or_else(|| "unknown".into()),
             cpus: crate::host::cpus().map_or(0, |cpus| cpus.len()),
+            busy_cpus: crate::host::busy_cpus(std::time::Duration::from_millis(300)),
             environment: std::env::vars_os()
                 .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
                 .filter(|(name, _)| relevant(name))

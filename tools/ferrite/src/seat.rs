@@ -201,7 +201,7 @@ impl Seat {
             }
         };
         if let Err(problem) = self.tell(&note) {
-            eprintln!("{problem}");
+            host::tell(format_args!("{problem}"));
         }
         i32::from(outcome.is_err())
     }

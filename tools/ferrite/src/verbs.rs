@@ -55,25 +55,32 @@ impl Verbs {
         }
     }
 
+    /// The variables that both processes of every pair get, whatever they load. What the user has
+    /// set stays, but for the loader path, which is put before it.
+    pub fn settings(&self) -> Vec<(&'static str, OsString)> {
+        let mut settings: Vec<(&str, OsString)> =
+            vec![("NCCL_DEBUG", "INFO".into()), ("NCCL_IB_MERGE_NICS", "0".into())];
+        if let Self::Softrnic { .. } = self {
+            settings.extend([("NCCL_SOCKET_IFNAME", "lo".into()), ("SOFTRNIC_QUIET", "1".into())]);
+        }
+        settings.retain(|(name, _)| std::env::var_os(name).is_none());
+        if let Self::Softrnic { folder } = self {
+            let mut path = OsString::from(folder);
+            if let Some(old) = std::env::var_os("LD_LIBRARY_PATH").filter(|old| !old.is_empty()) {
+                path.push(":");
+                path.push(old);
+            }
+            settings.push(("LD_LIBRARY_PATH", path));
+        }
+        settings
+    }
+
     /// The environment of a process of the pair that works on `fabric`.
     pub(crate) fn apply(&self, command: &mut Command, fabric: &str) {
-        for (name, value) in [("NCCL_DEBUG", "INFO"), ("NCCL_IB_MERGE_NICS", "0")] {
-            if std::env::var_os(name).is_none() {
-                command.env(name, value);
-            }
+        command.envs(self.settings());
+        if let Self::Softrnic { .. } = self {
+            command.env(FABRIC, fabric);
         }
-        let Self::Softrnic { folder } = self else {
-            return;
-        };
-        if std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
-            command.env("NCCL_SOCKET_IFNAME", "lo");
-        }
-        let mut path = OsString::from(folder);
-        if let Some(old) = std::env::var_os("LD_LIBRARY_PATH").filter(|old| !old.is_empty()) {
-            path.push(":");
-            path.push(old);
-        }
-        command.env("LD_LIBRARY_PATH", path).env(FABRIC, fabric).env("SOFTRNIC_QUIET", "1");
     }
 
     /// Removes what processes that were killed left of their fabric: normally the last process to

@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::host;
 use crate::library::Identity;
 use crate::measure::verify::{self, Check};
 use crate::measure::{Bench, latency, setup, stream};
@@ -59,11 +60,11 @@ pub fn main() -> i32 {
     match Seat::take() {
         Ok(Some(seat)) => seat.run(work),
         Ok(None) => {
-            eprintln!("`worker` is how ferrite starts itself; it is no command of its own");
+            host::tell(format_args!("`worker` is how ferrite starts itself; it is no command of its own"));
             2
         }
         Err(problem) => {
-            eprintln!("{problem}");
+            host::tell(format_args!("{problem}"));
             2
         }
     }

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use crate::record::{Record, Side};
-use crate::report::{table, verdict};
+use crate::report::{busy, table, verdict};
+use crate::verbs::Verbs;
 
 /// The whole page.
 pub fn write(record: &Record) -> String {
@@ -76,23 +77,39 @@ fn evidence(side: &Side, page: &mut String) -> std::fmt::Result {
 
 fn machine(record: &Record, page: &mut String) -> std::fmt::Result {
     let machine = &record.machine;
-    let counted = record.sessions.iter().any(|run| !run.traffic.is_empty());
     writeln!(
         page,
-        "## Where\n\n- {}, {} CPUs, Linux {}\n- libibverbs: {}; device counters {}\n- ferrite {}, {:.0} s, `{}`",
+        "## Where\n\n- {}, {} CPUs, Linux {}\n- libibverbs: {}{}\n- ferrite {}, {:.0} s, `{}`",
         machine.processor,
         machine.cpus,
         machine.kernel,
         record.verbs.name(),
-        if counted { "moved in every session" } else { "are not kept by this device" },
+        counters(record),
         record.tool,
         record.seconds,
         record.command.join(" ")
     )?;
+    if let Some(warning) = busy(record) {
+        writeln!(page, "- {warning}")?;
+    }
     for (name, value) in &machine.environment {
         writeln!(page, "- `{name}={value}`")?;
     }
+    for (name, value) in &record.settings {
+        writeln!(page, "- `{name}={value}`, set for both alike")?;
+    }
     Ok(())
+}
+
+/// What the devices' own counters say of where the data went.
+fn counters(record: &Record) -> &'static str {
+    let mut all = record.sessions.iter().flat_map(|run| &run.traffic).peekable();
+    match (&record.verbs, all.peek().is_some()) {
+        (Verbs::Softrnic { .. }, _) => ", each pair of processes alone on a fabric of its own",
+        (Verbs::System, false) => "; the devices keep no counters",
+        (Verbs::System, true) if all.all(|traffic| traffic.moved()) => "; the devices' counters moved in every session",
+        (Verbs::System, true) => "; a device's counters stood still, as they may when it talks to itself",
+    }
 }
 
 fn capital(text: &str) -> String {

@@ -61,6 +61,12 @@ pub fn verdict(record: &Record) -> String {
     text
 }
 
+/// A warning, if other work wanted the CPUs when the run began.
+pub(crate) fn busy(record: &Record) -> Option<String> {
+    let busy = record.machine.busy_cpus?;
+    (busy > 0.25).then(|| format!("note: other work kept {busy:.1} CPUs busy when the run began, so expect noise"))
+}
+
 /// `1 repetition`, `6 repetitions`.
 pub(crate) fn repetitions(record: &Record) -> String {
     match record.scope.repetitions {
