@@ -1,4 +1,84 @@
 //! softrnic: a software RDMA device behind `libibverbs.so.1`.
+//!
+//! Put the folder with this library (under both names, `libibverbs.so` and `libibverbs.so.1`) into `LD_LIBRARY_PATH`,
+//! and programs written for RDMA verbs find devices `softrnic0`, `softrnic1`, … that carry data between the processes
+//! of one user on one host. No kernel support, no root. It exists to try and to test such programs without a NIC; it is
+//! not for production traffic, and says so when it starts.
+//!
+//! # Map
+//!
+//! ```text
+//!   application          ibv_* by symbol version, or through the table in ibv_context
+//!        │
+//!   shim                 pointers in, errno out                         abi: layouts, numbers, export macro
+//!        │
+//!   context pd mr cq qp transition      the objects of one process
+//!        │            send_queue recv_queue queue
+//!        │
+//!   engine               requester ─► visit ─► responder ─► copy        service: what has to wait, and events
+//!        │
+//!   fabric               one shared file: processes, QPs, MRs, CQs, receive rings
+//! ```
+//!
+//! Whoever posts a request also executes it, on both sides, before the post returns: checks its own queue, enters the
+//! peer's QP in shared memory, checks keys and access there, moves the bytes with one `process_vm_writev`, takes
+//! the peer's receive and completes both ends. The target process is passive, as it is with a NIC. Nothing on this path
+//! waits for another process, so one that is killed or stopped holds up nobody's data; only creating and destroying
+//! objects takes a lock that a *stopped* process can hold.
+//!
+//! # What is modelled
+//!
+//! | subject | behaviour |
+//! |---|---|
+//! | devices | one port each, RoCE v2, 400 Gb/s, MTU 4096; device *i* is one NIC that all processes share |
+//! | GIDs | `[0]` link-local, `[1]` IPv4-mapped `10.82.0.i`, the same in every process |
+//! | RC | WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ; inline; gather and scatter lists of 16 |
+//! | UC | WRITE and SEND, loses silently |
+//! | states | RESET, INIT, RTR, RTS, ERR with exact masks; ERR flushes both queues, RESET discards silently |
+//! | addressing | a packet arrives if GID and QPN lead to a QP in RTR or RTS that is connected back, with the right PSN |
+//! | order | per QP; a receive completes after all data before it; within a message words of 8 bytes appear in ascending order |
+//! | local checks | key, protection domain, bounds, access: `LOC_PROT_ERR` |
+//! | remote checks | the same: `REM_ACCESS_ERR`, at the responder ERR and `QP_ACCESS_ERR`; none for zero bytes |
+//! | QP access flags, short receive | `REM_INV_REQ_ERR`, at the responder ERR and `QP_REQ_ERR` (`LOC_LEN_ERR` on the receive) |
+//! | memory unmapped after registration | `LOC_PROT_ERR` or `REM_OP_ERR` between processes |
+//! | no receive posted | waits of `min_rnr_timer`, `rnr_retry` times (7: for ever), then `RNR_RETRY_EXC_ERR` |
+//! | no answer (wrong PSN, peer gone, dead, reset) | sent `retry_cnt + 1` times, 4.096 µs · 2^`timeout` apart, then `RETRY_EXC_ERR`; the peer is not told |
+//! | send queue | a slot is free when a later signaled completion was polled; full: `ENOMEM`, `bad_wr` set |
+//! | completion queue | overrun: `CQ_ERR`, the CQ takes nothing more and its QPs fail |
+//! | keys, QPNs | carry a generation: a stale one is caught; QPNs repeat across devices |
+//! | destruction | `EBUSY` for a PD or CQ in use; deregistration waits for accesses under way; QPs and CQs wait for acknowledgement of their events |
+//! | events | `async_fd` and completion channels are pollable and honour `O_NONBLOCK` |
+//! | fork | the child loses what it inherited (`ENODEV`; destroying does nothing) and may open devices anew |
+//!
+//! # What is not
+//!
+//! * SRQ, UD, multicast, memory windows, atomics, extended QPs and CQs: `EOPNOTSUPP` or absent. SQD and SQE states.
+//! * GPU memory and DMA-BUF: `EOPNOTSUPP`.
+//! * Bandwidth, latency, congestion, PCIe: everything goes as fast as the processor copies.
+//! * Retransmission within a message: it arrives whole or not at all; a receive that is missing is noticed before any
+//!   byte of its message is written.
+//! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
+//!   while it is still registered is a SIGSEGV.
+//!
+//! # Settings
+//!
+//! | variable | values | default |
+//! |---|---|---|
+//! | `SOFTRNIC_DEVICES` | 1 to 8 | 2 |
+//! | `SOFTRNIC_FABRIC` | name of the shared file; who uses the same name is on the same network | `softrnic-<uid>` |
+//! | `SOFTRNIC_SHM_DIR` | absolute path of a folder on a tmpfs | `/dev/shm` |
+//! | `SOFTRNIC_QUIET` | 1: no banner | 0 |
+//! | `SOFTRNIC_STRICT` | 1: junk in undefined fields of failed completions; data of requests is read 50 µs late | 0 |
+//! | `SOFTRNIC_TIME_SCALE` | factor for all modelled waits | 1 |
+//! | `SOFTRNIC_MAX_QP`, `_MAX_CQ`, `_MAX_MR` | objects of a device in use, of all processes | 4096, 4096, 16384 |
+//! | `SOFTRNIC_MAX_QP_WR` | 1 to 16384 | 16384 |
+//!
+//! A setting that is wrong is named on standard error, and there are no devices (`EINVAL`).
+//!
+//! The processes of a fabric need the same user, the same process id namespace, and permission for
+//! `process_vm_writev` (the default outside of sandboxes). The last process to exit removes the shared file; after a
+//! death of all of them the next one to come replaces it.
+
 mod abi;
 mod context;
 mod cq;

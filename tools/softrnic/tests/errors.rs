@@ -284,7 +284,8 @@ fn somebody_else_is_addressed() {
         a.send(Work::default());
         assert_eq!(a.next().status, RETRY_EXC, "GID");
         // Connected, but not with us.
-        let (a, b, c) = (Node::new(0, 64), Node::new(1, 64), Node::new(0, 64));
+        let (a, b, mut c) = (Node::new(0, 64), Node::new(1, 64), Node::new(0, 64));
+        c.psn = a.psn;
         b.connect(&c.address(), &terms);
         a.connect(&b.address(), &terms);
         a.send(Work::default());

@@ -1,0 +1,168 @@
+//! Descriptors to wait on, UC, and many processes at once.
+
+mod common;
+
+use std::os::unix::net::UnixStream;
+use std::ptr;
+use std::time::Duration;
+
+use common::node::{CAP, Node, Terms, Work, create_qp, empty_init, local_pair, modify, rtr};
+use common::process::{alone, assert_clean, fabric_name, finish, is_side, line, pair, start};
+use common::verbs::*;
+
+type Create = unsafe extern "C" fn(Ptr) -> Ptr;
+type Destroy = unsafe extern "C" fn(Ptr) -> i32;
+type GetEvent = unsafe extern "C" fn(Ptr, *mut *mut Cq, *mut Ptr) -> i32;
+type Ack = unsafe extern "C" fn(*mut Cq, u32);
+type Arm = unsafe extern "C" fn(*mut Cq, i32) -> i32;
+
+fn is_readable(fd: i32, wait_ms: i32) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, wait_ms) == 1 }
+}
+
+fn set_nonblocking(fd: i32) {
+    // SAFETY: plain fcntl on a live descriptor.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
+}
+
+#[test]
+fn a_completion_channel_wakes_the_receiver() {
+    pair("a_completion_channel_wakes_the_receiver", &[], |side, mut line| {
+        let mut node = Node::new(0, 64);
+        // SAFETY: the functions' types in the verbs interface.
+        let (create, destroy, get, ack, arm): (Create, Destroy, GetEvent, Ack, Arm) = unsafe {
+            (
+                std::mem::transmute::<Ptr, Create>(symbol("ibv_create_comp_channel", "IBVERBS_1.0")),
+                std::mem::transmute::<Ptr, Destroy>(symbol("ibv_destroy_comp_channel", "IBVERBS_1.0")),
+                std::mem::transmute::<Ptr, GetEvent>(symbol("ibv_get_cq_event", "IBVERBS_1.1")),
+                std::mem::transmute::<Ptr, Ack>(symbol("ibv_ack_cq_events", "IBVERBS_1.1")),
+                std::mem::transmute::<Ptr, Arm>(op(node.context, 12)),
+            )
+        };
+        // SAFETY: live handles; the channel's descriptor lies at byte 8.
+        unsafe {
+            let channel = create(node.context);
+            let fd = *channel.cast::<u8>().add(8).cast::<i32>();
+            let cq = ibv_create_cq(node.context, 16, 0x77 as Ptr, channel, 0);
+            assert_eq!(ibv_destroy_qp(node.qp), 0);
+            node.qp = create_qp(node.pd, cq, cq, CAP);
+            node.psn = 1;
+            node.join(&mut line, &Terms::default());
+            if side == 1 {
+                node.recv(1, &[]);
+                node.recv(2, &[]);
+                assert_eq!(arm(cq, 0), 0);
+            }
+            line.meet();
+            if side == 0 {
+                node.send(Work { opcode: SEND, ..Work::default() });
+                node.send(Work { opcode: SEND, ..Work::default() });
+            } else {
+                assert!(is_readable(fd, 10_000), "not woken");
+                let (mut which, mut context) = (ptr::null_mut(), ptr::null_mut());
+                assert_eq!(get(channel, &raw mut which, &raw mut context), 0);
+                assert_eq!((which, context), (cq, 0x77 as Ptr));
+                // Armed once, told once.
+                line_is_quiet(fd);
+                set_nonblocking(fd);
+                assert_eq!(get(channel, &raw mut which, &raw mut context), -1);
+                assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
+                assert_eq!(destroy(channel), libc::EBUSY);
+                ack(cq, 1);
+            }
+            line.meet();
+            assert_eq!(ibv_destroy_qp(node.qp), 0);
+            assert_eq!(ibv_destroy_cq(cq), 0);
+            assert_eq!(destroy(channel), 0);
+        }
+    });
+}
+
+fn line_is_quiet(fd: i32) {
+    assert!(!is_readable(fd, 50), "told twice");
+}
+
+#[test]
+fn the_event_descriptor_may_be_nonblocking() {
+    alone("the_event_descriptor_may_be_nonblocking", &[], || {
+        let (a, b) = local_pair(64, &Terms::default());
+        // SAFETY: async_fd lies at byte 268 of a context.
+        let fd = unsafe { *b.context.cast::<u8>().add(268).cast::<i32>() };
+        set_nonblocking(fd);
+        let mut event = AsyncEvent::default();
+        assert_eq!(ibv_get_async_event(b.context, &mut event), -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
+        a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
+        assert!(is_readable(fd, 10_000));
+        assert_eq!(ibv_get_async_event(b.context, &mut event), 0);
+        assert_eq!((event.element, event.kind), (b.qp as usize, 3));
+    });
+}
+
+#[test]
+fn uc_loses_silently() {
+    alone("uc_loses_silently", &[], || {
+        let nodes = [Node::new(0, 64), Node::new(1, 64)].map(|mut node| {
+            assert_eq!(ibv_destroy_qp(node.qp), 0);
+            let mut init = empty_init();
+            (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (node.cq, node.cq, 3, CAP);
+            node.qp = ibv_create_qp(node.pd, &mut init);
+            assert!(!node.qp.is_null());
+            node.psn = node.qpn() & 0xff;
+            node
+        });
+        for (node, peer) in [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])] {
+            assert_eq!(node.to_init(7), 0);
+            let rc_only = 1 << 17 | 1 << 15;
+            let attr = rtr(&peer.address(), &Terms::default());
+            assert_eq!(modify(node.qp, &attr, RTR_MASK), libc::EINVAL, "attributes of RC");
+            assert_eq!(modify(node.qp, &attr, RTR_MASK & !rc_only), 0);
+            assert_eq!(modify(node.qp, &QpAttr { state: RTS, sq_psn: node.psn, ..attr }, 1 | 1 << 16), 0);
+        }
+        let [a, b] = &nodes;
+        // No receive: lost, but sent.
+        a.send(Work { opcode: SEND_IMM, imm: 1, ..Work::default() });
+        assert_eq!(a.next().status, OK);
+        b.recv(4, &[]);
+        a.send(Work { opcode: SEND_IMM, imm: 2, ..Work::default() });
+        assert_eq!((a.next().status, b.next().imm), (OK, 2));
+        assert_eq!(ibv_destroy_qp(b.qp), 0);
+        a.send(Work { opcode: SEND_IMM, imm: 3, ..Work::default() });
+        assert_eq!(a.next().status, OK);
+    });
+}
+
+/// Processes come and go at the same time, over and over: nobody finds a fabric that is half made or half removed.
+#[test]
+fn many_processes_come_and_go() {
+    const NAME: &str = "many_processes_come_and_go";
+    let body = |_side, mut line: common::process::Line| {
+        let node = Node::new(0, 4096);
+        node.connect(&node.address(), &Terms::default());
+        node.recv(1, &[node.sge(0, 8)]);
+        node.send(Work { opcode: SEND, sges: &[node.sge(8, 8)], ..Work::default() });
+        assert!((0..2).all(|_| node.next().status == OK));
+        line.send(&1u8);
+        node.close();
+    };
+    if is_side(NAME, body) {
+        return;
+    }
+    let fabric = fabric_name(NAME);
+    for round in 0..5u64 {
+        let running: Vec<_> = (0..12)
+            .map(|i| {
+                let (mine, theirs) = UnixStream::pair().expect("socket pair");
+                std::thread::sleep(Duration::from_micros(round * 400));
+                (start(NAME, i, theirs, &[("SOFTRNIC_FABRIC", fabric.as_str())]), line(mine))
+            })
+            .collect();
+        for (child, mut line) in running {
+            assert_eq!(line.recv::<u8>(), 1);
+            finish(child);
+        }
+        assert_clean(&fabric);
+    }
+}
