@@ -88,6 +88,7 @@ pub fn run(request: &Request, runner: &Runner) -> Result<Record> {
         progress.reach(reached as u64);
     }
     progress.finish();
+    sides.iter().try_for_each(require_same_file)?;
     Ok(Record {
         schema: SCHEMA.into(),
         tool: env!("CARGO_PKG_VERSION").into(),
@@ -169,6 +170,20 @@ fn require_same_device(sides: &[Side]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A library that is built anew in the middle of a run makes two things of one side.
+fn require_same_file(side: &Side) -> Result<()> {
+    let now = record::sha256(&side.identity.file)?;
+    if now == side.sha256 {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "{} = {} was replaced during the run: its sha256 was {} and is {now}",
+        side.label,
+        side.identity.file.display(),
+        side.sha256
+    )))
 }
 
 /// What was verified is what is measured.

@@ -161,3 +161,15 @@ fn a_library_without_the_symbol_is_named() {
     arguments.extend(FAST);
     invalid(ferrite(&arguments, &[]), &["has no symbol ncclNetPlugin_v8: it exports ncclNetPlugin_v5"]);
 }
+
+#[test]
+fn a_plugin_that_is_replaced_during_the_run_is_refused() {
+    let folder = scratch("replaced");
+    let plugin = folder.join("libplugin.so");
+    std::fs::copy(loopback(), &plugin).expect("it can be copied");
+    let file = plugin.to_str().expect("it is text");
+    let mut arguments = vec!["bench", "--plugin", file, "--reps", "1"];
+    arguments.extend(FAST);
+    let outcome = ferrite(&arguments, &[("LOOPBACK_FAULT", "grow"), ("LOOPBACK_FILE", file)]);
+    invalid(outcome, &["was replaced during the run"]);
+}

@@ -71,7 +71,7 @@ fn a_wrong_download_does_not_reach_the_cache() {
 #[test]
 fn a_failing_pip_is_quoted_with_the_way_out() {
     let folder = scratch("pip");
-    let script = "i=0; while [ $i -lt 20 ]; do echo \"line $i\"; i=$((i+1)); done; echo 'ERROR: no route to the index' >&2; exit 1";
+    let script = "for i in $(seq 0 19); do echo \"line $i\"; done; echo 'ERROR: no route to the index' >&2; exit 1";
     let (code, stdout, stderr) = wheel(&folder, &python(&folder, script));
     assert_eq!((code, stdout.as_str()), (2, ""));
     for words in [

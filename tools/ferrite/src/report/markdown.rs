@@ -43,11 +43,12 @@ fn reading(record: &Record, page: &mut String) -> std::fmt::Result {
          neighbouring sessions, with an interval of order statistics that covers the true median with the chance in \
          the column's head. A/A is the same ratio between two sessions of A: what the machine does by itself. \
          \"better\" and \"worse\" need a B/A interval that lies beyond 1 and beyond the A/A interval; else no \
-         difference is shown, and none is claimed at all from fewer than five repetitions. `typ` is the median, `p99` the 99th percentile, within a session.\n\n\
+         difference is shown, and none is claimed at all from fewer than five repetitions. `typ` is the median, `p99` \
+         the 99th percentile, within a session.\n\n\
          Latency is half the round trip of a ping-pong whose receives are posted beforehand. Streams keep 8 messages \
          in flight; their time is that of the slower side; `typ` is the median and `peak` the best of five parts of a \
-         session. `#wrong` counts the messages of that size with a wrong \
-         byte, size, or byte beyond the end in the verification pass, both sides together.\n",
+         session. `#wrong` counts the messages of that size with a wrong byte, size, or byte beyond the end in the \
+         verification pass, both sides together.\n",
         record.scope.repetitions
     )
 }
