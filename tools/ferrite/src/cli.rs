@@ -21,10 +21,19 @@ pub const VALID: i32 = 0;
 /// The run was not valid: nothing can be concluded from it.
 pub const INVALID: i32 = 2;
 
+const HELP: &str = "\
+Exit codes: 0 valid run and data right; 2 invalid (also a wrong command line).
+
+Environment:
+  FERRITE_NCCL    libnccl.so.2 of NCCL 2.21.5, instead of the cache
+  XDG_CACHE_HOME  where it is cached (ferrite/nccl-2.21.5/) [default: ~/.cache]
+  FERRITE_DIST    folder of lib/libnccl-net.so and softrnic/ [default: above this program's]
+  RUST_LOG        debug shows every line that the workers and their transports print
+  NCCL_*          reach both sides alike";
+
 #[derive(Debug, Parser)]
 #[command(name = "ferrite", version, about = "Measures and compares NCCL network transports (ncclNet v8)")]
-#[command(after_help = "Exit codes: 0 valid run and data right; 2 invalid (also a wrong command line).\n\
-    RUST_LOG=info shows what the tool does, RUST_LOG=debug also every line of the workers.")]
+#[command(after_help = HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::record::{Record, Side};
-use crate::report::{busy, table, verdict};
+use crate::report::{busy, repetitions, table, verdict};
 use crate::verbs::Verbs;
 
 /// The whole page.
@@ -39,7 +39,7 @@ fn reading(record: &Record, page: &mut String) -> std::fmt::Result {
     writeln!(
         page,
         "## How to read it\n\n\
-         Each value is the median over {} pairs of fresh processes a side. B/A is the median of the ratios of \
+         Each value is the median over {}, each a fresh pair of processes a side. B/A is the median of the ratios of \
          neighbouring sessions, with an interval of order statistics that covers the true median with the chance in \
          the column's head. A/A is the same ratio between two sessions of A: what the machine does by itself. \
          \"better\" and \"worse\" need a B/A interval that lies beyond 1 and beyond the A/A interval; else no \
@@ -49,7 +49,7 @@ fn reading(record: &Record, page: &mut String) -> std::fmt::Result {
          in flight; their time is that of the slower side; `typ` is the median and `peak` the best of five parts of a \
          session. `#wrong` counts the messages of that size with a wrong byte, size, or byte beyond the end in the \
          verification pass, both sides together.\n",
-        record.scope.repetitions
+        repetitions(record)
     )
 }
 
