@@ -53,6 +53,8 @@
 //! # What is not
 //!
 //! * SRQ, UD, multicast, memory windows, atomics, extended QPs and CQs: `EOPNOTSUPP` or absent. SQD and SQE states.
+//! * The private symbols of the system's libibverbs: programs that need them (`ibv_devinfo`, perftest, vendor libraries)
+//!   do not load against this one. `ibv_devices` and `ibv_rc_pingpong -g 1` do.
 //! * GPU memory and DMA-BUF: `EOPNOTSUPP`.
 //! * Bandwidth, latency, congestion, PCIe: everything goes as fast as the processor copies.
 //! * Retransmission within a message: it arrives whole or not at all; a receive that is missing is noticed before any

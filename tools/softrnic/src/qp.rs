@@ -157,9 +157,14 @@ impl Qp {
         self.slot.posted.store(posted + 1, SeqCst);
         if self.slot.state.load(SeqCst) == qp_state::ERR && !self.flush_recv() {
             // Someone is still in; the next poll flushes.
-            self.recv_cq.slot.bell.fetch_or(1 << (self.slot.recv_bit.load(Relaxed) % 64), SeqCst);
+            self.ring_recv();
         }
         Ok(())
+    }
+
+    /// Has the next poll of the receive CQ look at this QP.
+    pub(crate) fn ring_recv(&self) {
+        self.recv_cq.slot.bell.fetch_or(1 << (self.slot.recv_bit.load(Relaxed) % 64), SeqCst);
     }
 
     /// Moves what concerns `cq` into `out`. True if something is left. Call under that CQ's lock.

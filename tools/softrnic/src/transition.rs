@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::abi::consts::{access, qp_attr as mask, qp_state as state, qp_type};
 use crate::abi::types::QpAttr;
 use crate::device::{Device, GIDS, MAX_READS, MTU_4096};
-use crate::engine;
 use crate::fabric::layout::NO_PEER;
 use crate::fabric::lock;
 use crate::qp::Qp;
@@ -154,10 +153,9 @@ fn enter(qp: &Qp, from: u32, to: u32) -> Result<(), i32> {
         }
         state::ERR => {
             qp.slot.state.store(state::ERR, SeqCst);
-            engine::pump(qp, &mut lock(&qp.send));
             if !qp.flush() {
-                qp.fabric.await_visitor(qp.slot);
-                qp.flush();
+                // A peer is still in; the next poll flushes the rest.
+                qp.ring_recv();
             }
         }
         // A peer may have put the QP into the error state meanwhile.

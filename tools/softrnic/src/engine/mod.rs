@@ -102,7 +102,7 @@ fn fail(qp: &Qp, queue: &mut SendQueue, status: Status) {
         queue.executed = queue.posted;
     }
     // The receive side is flushed when its CQ is polled.
-    qp.recv_cq.slot.bell.fetch_or(1 << (qp.slot.recv_bit.load(Relaxed) % 64), SeqCst);
+    qp.ring_recv();
 }
 
 /// Records the outcome of the head request. False if its CQ takes no more.

@@ -7,6 +7,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::layout::{self, FILE_BYTES, Header, MAGIC, PROC_ALIVE, PROCS, ProcSlot, VERSION};
@@ -208,7 +209,6 @@ impl Descriptor {
         let base = self.map()?;
         // SAFETY: the mapping is page-aligned and its first 64 KiB have storage.
         let header = unsafe { &*base.cast::<Header>() };
-        use std::sync::atomic::Ordering::Release;
         header.file_bytes.store(FILE_BYTES as u64, Release);
         header.version.store(VERSION, Release);
         header.next_pd.store(1, Release);
@@ -252,7 +252,7 @@ fn any_alive(fd: i32, base: *mut u8) -> bool {
     (0..PROCS).any(|i| {
         // SAFETY: the process table lies in the part of the file that always has storage.
         let slot = unsafe { &*base.add(layout::PROCS_AT).cast::<ProcSlot>().add(i) };
-        slot.state.load(std::sync::atomic::Ordering::Acquire) == PROC_ALIVE && is_locked(fd, life_lock(i), 1)
+        slot.state.load(Acquire) == PROC_ALIVE && is_locked(fd, life_lock(i), 1)
     })
 }
 

@@ -3,8 +3,8 @@
 //! No free list and no counters exist that a killed process could leave half-written: an entry is in use when its
 //! `owner` is not 0, and everything else is derived from that.
 
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use super::Fabric;
 use super::file::Control;
@@ -55,11 +55,14 @@ impl Fabric {
     }
 
     fn complain_of_space(&self, code: i32) -> i32 {
-        crate::notice::say(format_args!(
-            "no room for more shared memory in {}: {}; free some space there",
-            self.settings.shm_dir.display(),
-            crate::notice::errno_text(code)
-        ));
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        if !TOLD.swap(true, Relaxed) {
+            crate::notice::say(format_args!(
+                "no room for more shared memory in {}: {}; free some space there",
+                self.settings.shm_dir.display(),
+                crate::notice::errno_text(code)
+            ));
+        }
         libc::ENOMEM
     }
 

@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use super::{code, context, object, pointer, shared};
 use crate::abi::export::export;
@@ -120,9 +121,9 @@ unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: 
             return Err(libc::ENODEV);
         }
         let mut known = *lock(&qp.attributes);
-        known.qp_state = qp.slot.state.load(std::sync::atomic::Ordering::SeqCst);
+        known.qp_state = qp.slot.state.load(SeqCst);
         known.cur_qp_state = known.qp_state;
-        qp.abi.state.store(known.qp_state, std::sync::atomic::Ordering::SeqCst);
+        qp.abi.state.store(known.qp_state, SeqCst);
         // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
         unsafe { attr.write(known) };
         let made = QpInitAttr {
