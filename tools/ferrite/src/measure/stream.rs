@@ -15,7 +15,7 @@ use crate::seat::Seat;
 /// Messages in flight.
 const IN_FLIGHT: usize = DEPTH as usize;
 /// Parts that a measurement is cut into, an odd number: their median shrugs off a short disturbance.
-const PARTS: usize = 5;
+pub const PARTS: usize = 5;
 /// Messages of a part, at least and at most.
 const MESSAGES: (u64, u64) = (16, 4_000_000);
 
