@@ -353,3 +353,47 @@ fn threads_share_a_cq() {
         posters.into_iter().for_each(|p| assert!(p.join().is_ok()));
     });
 }
+
+/// The receiver posts one receive at a time; the sender's queue is full most of the time. Nothing is lost, doubled or
+/// out of order.
+#[test]
+fn a_slow_receiver_gets_everything_in_order() {
+    pair("a_slow_receiver_gets_everything_in_order", &[], |side, mut line| {
+        const MESSAGES: u32 = 2000;
+        let mut node = Node::new(side, 64 * 1024);
+        node.join(&mut line, &Terms { min_rnr_timer: 1, ..Terms::default() });
+        if side == 0 {
+            let (mut posted, mut done) = (0, 0);
+            while done < MESSAGES {
+                if posted < MESSAGES {
+                    // A buffer of its own for every slot of the queue.
+                    let at = posted as usize % 64 * 1024;
+                    let len = posted as usize * 7 % 1000 + 4;
+                    node.memory[at..at + 4].copy_from_slice(&posted.to_ne_bytes());
+                    let sges = [node.sge(at, len)];
+                    let work =
+                        Work { id: posted.into(), opcode: SEND_IMM, imm: posted, sges: &sges, ..Work::default() };
+                    match node.try_send(work) {
+                        0 => posted += 1,
+                        rc => assert_eq!(rc, libc::ENOMEM),
+                    }
+                }
+                while let Some(wc) = node.poll() {
+                    assert_eq!((wc.wr_id, wc.status), (u64::from(done), OK));
+                    done += 1;
+                }
+                std::thread::yield_now();
+            }
+        } else {
+            for want in 0..MESSAGES {
+                node.recv(want.into(), &[node.sge(0, 1024)]);
+                let wc = node.next();
+                assert_eq!((wc.wr_id, wc.status, wc.imm), (want.into(), OK, want));
+                assert_eq!(wc.byte_len, want * 7 % 1000 + 4);
+                assert_eq!(node.memory[..4], want.to_ne_bytes());
+            }
+        }
+        line.meet();
+        assert!(node.poll().is_none());
+    });
+}

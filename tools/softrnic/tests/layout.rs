@@ -146,3 +146,43 @@ fn unknown_opcodes_of_the_extended_context_are_absent() {
         }
     });
 }
+
+#[test]
+fn gid_entries_are_the_same_everywhere() {
+    alone("gid_entries_are_the_same_everywhere", &[("SOFTRNIC_DEVICES", "8")], || {
+        type One = unsafe extern "C" fn(Ptr, u32, u32, Ptr, u32, usize) -> i32;
+        type All = unsafe extern "C" fn(Ptr, Ptr, usize, u32, usize) -> isize;
+        // SAFETY: the functions' types in the verbs interface.
+        let (one, all): (One, All) = unsafe {
+            (
+                transmute_copy(&symbol("_ibv_query_gid_ex", "IBVERBS_1.11")),
+                transmute_copy(&symbol("_ibv_query_gid_table", "IBVERBS_1.11")),
+            )
+        };
+        let mut seen = vec![];
+        for device in 0..8 {
+            let context = open(device);
+            let table = AtPageEnd::new([[0u8; 32]; 2]);
+            // SAFETY: two entries of 32 bytes; then one of 24, the form without the last fields.
+            unsafe {
+                assert_eq!(all(context, table.as_ptr().cast(), 2, 0, 32), 2);
+                let short = AtPageEnd::new([0u8; 24]);
+                assert_eq!(one(context, 1, 1, short.as_ptr().cast(), 0, 24), 0);
+                assert_eq!(short.get(), table.get()[1][..24]);
+                assert_eq!(one(context, 1, 2, short.as_ptr().cast(), 0, 24), libc::EINVAL);
+            }
+            for (index, entry) in table.get().iter().enumerate() {
+                let gid = AtPageEnd::new([0u8; 16]);
+                assert_eq!(ibv_query_gid(context, 1, index as i32, gid.as_ptr()), 0);
+                assert_eq!(gid.get(), entry[..16]);
+                assert_eq!(entry[24..28], 2u32.to_ne_bytes(), "RoCE v2");
+                seen.push(gid.get());
+            }
+            assert_eq!(table.get()[0][..2], [0xfe, 0x80]);
+            assert_eq!(table.get()[1][..13], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10]);
+        }
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 16, "every GID is unique");
+    });
+}

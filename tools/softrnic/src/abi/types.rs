@@ -246,6 +246,16 @@ pub(crate) struct Wc {
     pub(crate) dlid_path_bits: u8,
 }
 
+/// `struct ibv_gid_entry`.
+#[repr(C)]
+pub(crate) struct GidEntry {
+    pub(crate) gid: Gid,
+    pub(crate) gid_index: u32,
+    pub(crate) port_num: u32,
+    pub(crate) gid_type: u32,
+    pub(crate) ndev_ifindex: u32,
+}
+
 /// `struct ibv_async_event`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -332,7 +342,7 @@ const _: () = {
     assert!(size_of::<Sge>() == 16 && size_of::<RecvWr>() == 32);
     assert!(size_of::<SendWr>() == 80 && offset_of!(SendWr, remote_addr) == 40 && offset_of!(SendWr, rkey) == 48);
     assert!(size_of::<Wc>() == 48 && offset_of!(Wc, wc_flags) == 36);
-    assert!(size_of::<AsyncEvent>() == 16);
+    assert!(size_of::<AsyncEvent>() == 16 && size_of::<GidEntry>() == 32);
     assert!(size_of::<DeviceAttr>() == 232 && offset_of!(DeviceAttr, max_qp) == 108);
     assert!(offset_of!(DeviceAttr, max_qp_rd_atom) == 144 && offset_of!(DeviceAttr, phys_port_cnt) == 227);
     assert!(size_of::<PortAttr>() == 56 && offset_of!(PortAttr, flags) == PORT_ATTR_SHORT - 1);

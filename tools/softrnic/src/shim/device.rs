@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::{code, context, minus_one, pointer};
 use crate::abi::export::export;
 use crate::abi::names;
-use crate::abi::types::{self, DeviceAttr, Gid, PORT_ATTR_SHORT, PortAttr};
+use crate::abi::types::{self, DeviceAttr, PORT_ATTR_SHORT, PortAttr};
 use crate::context::{Context, Ops};
-use crate::device::{self, Device, GIDS, SPEED_100MBPS};
+use crate::device::{self, Device, SPEED_100MBPS};
 use crate::fabric::Fabric;
 
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut types::Device {
@@ -144,18 +144,6 @@ unsafe extern "C" fn query_port_speed(handle: *mut types::Context, port: u32, ou
     })
 }
 export!("ibv_query_port_speed", "IBVERBS_1.16", query_port_speed);
-
-unsafe extern "C" fn query_gid(handle: *mut types::Context, port: u8, index: c_int, out: *mut Gid) -> c_int {
-    minus_one(|| {
-        // SAFETY: the caller's handle.
-        let context = unsafe { context(handle) }?;
-        let index = u32::try_from(index).ok().filter(|&i| i < GIDS && port == 1).ok_or(libc::EINVAL)?;
-        // SAFETY: the caller's structure.
-        unsafe { out.write(context.device.gid(index)) };
-        Ok(())
-    })
-}
-export!("ibv_query_gid", "IBVERBS_1.1", query_gid);
 
 unsafe extern "C" fn query_pkey(handle: *mut types::Context, port: u8, index: c_int, out: *mut u16) -> c_int {
     minus_one(|| {

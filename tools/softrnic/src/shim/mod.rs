@@ -4,8 +4,10 @@
 //! call, are not destroyed yet, and structures are as long as their headers say. That is what the `SAFETY` comments
 //! below mean by "the caller's handle" and "the caller's structure".
 
+mod absent;
 mod device;
 mod events;
+mod gids;
 mod memory;
 mod post;
 mod queues;

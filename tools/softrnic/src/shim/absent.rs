@@ -1,0 +1,37 @@
+//! Features that these devices do not have. The names exist, because some programs look all of them up before they
+//! use any; each answers that the operation is not supported.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use crate::abi::export::export;
+use crate::notice::set_errno;
+
+/// For functions that return a pointer. Arguments are in registers nobody reads.
+unsafe extern "C" fn no_object() -> *mut c_void {
+    set_errno(libc::EOPNOTSUPP);
+    ptr::null_mut()
+}
+export!("ibv_create_srq", "IBVERBS_1.1", no_object);
+export!("ibv_create_ah", "IBVERBS_1.1", no_object);
+export!("ibv_create_ah_from_wc", "IBVERBS_1.1", no_object);
+
+/// For functions that return an errno value.
+unsafe extern "C" fn no_operation() -> c_int {
+    libc::EOPNOTSUPP
+}
+export!("ibv_modify_srq", "IBVERBS_1.1", no_operation);
+export!("ibv_query_srq", "IBVERBS_1.1", no_operation);
+export!("ibv_destroy_srq", "IBVERBS_1.1", no_operation);
+export!("ibv_destroy_ah", "IBVERBS_1.1", no_operation);
+export!("ibv_attach_mcast", "IBVERBS_1.1", no_operation);
+export!("ibv_detach_mcast", "IBVERBS_1.1", no_operation);
+export!("ibv_resize_cq", "IBVERBS_1.1", no_operation);
+
+/// For functions that return -1 and set errno.
+unsafe extern "C" fn no_answer() -> c_int {
+    set_errno(libc::EOPNOTSUPP);
+    -1
+}
+export!("ibv_init_ah_from_wc", "IBVERBS_1.1", no_answer);
+export!("ibv_rereg_mr", "IBVERBS_1.1", no_answer);
