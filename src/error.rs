@@ -24,6 +24,8 @@ pub struct Error {
     pub class: Class,
     /// What a person is told: the operation, the object, the values, the likely cause.
     pub text: String,
+    /// Whether it has been reported already, so that another line would tell nothing new.
+    pub quiet: bool,
 }
 
 /// Result with [`Error`].
@@ -32,39 +34,44 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// A bug, here or in the caller.
     pub fn internal(text: impl Into<String>) -> Self {
-        Self { class: Class::Internal, text: text.into() }
+        Self { class: Class::Internal, text: text.into(), quiet: false }
     }
 
     /// The caller passed something impossible.
     pub fn argument(text: impl Into<String>) -> Self {
-        Self { class: Class::Argument, text: text.into() }
+        Self { class: Class::Argument, text: text.into(), quiet: false }
     }
 
     /// The user set something impossible.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self { class: Class::Usage, text: text.into() }
+        Self { class: Class::Usage, text: text.into(), quiet: false }
     }
 
     /// The peer or the way to it is gone.
     pub fn remote(text: impl Into<String>) -> Self {
-        Self { class: Class::Remote, text: text.into() }
+        Self { class: Class::Remote, text: text.into(), quiet: false }
+    }
+
+    /// The operating system or the hardware failed.
+    pub fn system(text: impl Into<String>) -> Self {
+        Self { class: Class::System, text: text.into(), quiet: false }
     }
 
     /// A system or library call failed with `errno`.
     pub fn os(operation: impl fmt::Display, errno: i32) -> Self {
         let reason = std::io::Error::from_raw_os_error(errno);
-        Self { class: Class::System, text: format!("{operation} failed: {reason}") }
+        Self { class: Class::System, text: format!("{operation} failed: {reason}"), quiet: false }
     }
 
     /// A call of the standard library failed.
     pub fn io(operation: impl fmt::Display, reason: &std::io::Error) -> Self {
-        Self { class: Class::System, text: format!("{operation} failed: {reason}") }
+        Self { class: Class::System, text: format!("{operation} failed: {reason}"), quiet: false }
     }
 
     /// The same error, said to have happened during `what`.
     #[must_use]
     pub fn during(self, what: impl fmt::Display) -> Self {
-        Self { class: self.class, text: format!("{what}: {}", self.text) }
+        Self { text: format!("{what}: {}", self.text), ..self }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::{Class, Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs the body of a vtable function.
+#[inline(always)]
 pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> nccl::ncclResult_t {
     // What the body had borrowed is not used again after a panic: the communicator's cell stays entered, so every later
     // call on it fails.
@@ -21,17 +22,26 @@ pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> nccl::ncc
 
 #[cold]
 fn report(call: &str, error: &Error) -> nccl::ncclResult_t {
-    log::warn!("{call}: {error}");
-    code(error)
-}
-
-/// The result code for an error that has been logged before.
-pub fn code(error: &Error) -> nccl::ncclResult_t {
+    if !error.quiet {
+        log::warn!("{call}: {error}");
+    }
     match error.class {
         Class::System => nccl::ncclSystemError,
         Class::Internal => nccl::ncclInternalError,
         Class::Argument => nccl::ncclInvalidArgument,
         Class::Usage => nccl::ncclInvalidUsage,
         Class::Remote => nccl::ncclRemoteError,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_stops_at_the_edge() {
+        assert_eq!(guard("test", || panic!("on purpose")), nccl::ncclInternalError);
+        assert_eq!(guard("test", || Err(Error::remote("gone"))), nccl::ncclRemoteError);
+        assert_eq!(guard("test", || Ok(())), nccl::ncclSuccess);
     }
 }

@@ -3,7 +3,7 @@
 //! Each begins with a tag, so a pointer of the wrong kind is refused. A communicator brings its request objects along:
 //! NCCL is given the address of one, and nothing is allocated when a request begins.
 
-use crate::error::{Error, Result};
+use crate::error::{Class, Error, Result};
 use crate::net::listen::Listener;
 use crate::net::receiver::RecvComm;
 use crate::net::region::Registration;
@@ -104,7 +104,7 @@ where
     pub unsafe fn borrow<'a>(raw: *mut c_void) -> Result<&'a T> {
         // SAFETY: not NULL, so by the caller's word a live object, and every one begins with a tag.
         if raw.is_null() || unsafe { *raw.cast::<u64>() } != T::TAG {
-            return Err(Error::argument(format!("{raw:?} is no {} of Ferrite's", T::NAME)));
+            return Err(stranger(raw, T::NAME));
         }
         // SAFETY: the tag says that it is one.
         Ok(unsafe { &(*raw.cast::<Self>()).inner })
@@ -128,6 +128,11 @@ where
         handle.tag = 0;
         Ok(Some(handle.inner))
     }
+}
+
+#[cold]
+fn stranger(raw: *mut c_void, name: &str) -> Error {
+    Error::argument(format!("{raw:?} is no {name} of Ferrite's"))
 }
 
 impl Handle<Comm<SendComm>> {
@@ -163,18 +168,22 @@ fn requests(owner: impl Fn() -> Owner, count: usize) -> Box<[RequestHandle]> {
 }
 
 impl<T> Comm<T> {
-    /// The object that stands for request `id`: what NCCL gets. Flushes have objects of their own behind the others.
+    /// The object that stands for request `id`: what NCCL gets; NULL for none. Flushes have objects of their own behind the
+    /// others.
     #[inline]
-    pub fn request(&self, id: RequestId, flush: bool) -> *mut c_void {
+    pub fn request(&self, id: Option<RequestId>, flush: bool) -> *mut c_void {
+        let Some(id) = id else { return std::ptr::null_mut() };
         let index = id.index() + if flush { MAX_REQUESTS } else { 0 };
         let Some(handle) = self.requests.get(index) else { return std::ptr::null_mut() };
         handle.inner.id.store(id.to_bits(), Ordering::Relaxed);
         std::ptr::from_ref(handle).cast_mut().cast()
     }
 
-    /// Whether this is the first error on the communicator: NCCL asks again and again, the log is told once.
-    pub fn is_first_error(&self) -> bool {
-        !self.error_logged.swap(true, Ordering::Relaxed)
+    /// An error of this communicator, which is not to be logged if one has been: NCCL asks a failed one again and again.
+    #[cold]
+    pub fn first_or_quiet(&self, error: Error) -> Error {
+        let quiet = error.class != Class::Argument && self.error_logged.swap(true, Ordering::Relaxed);
+        Error { quiet, ..error }
     }
 }
 

@@ -3,10 +3,10 @@
 //! Every function is `unsafe` for one reason: NCCL's pointers. By its contract, comms, handles and requests are those
 //! that this plugin gave out and that have not been closed, and output pointers are valid.
 
-use super::guard::{code, guard};
+use super::guard::guard;
 use super::handles::{Comm, Handle, ListenHandle, MemoryHandle, Owner, RecvHandle, RequestHandle, SendHandle, Tagged};
 use super::{logger, nccl};
-use crate::error::{Class, Error, Result};
+use crate::error::{Error, Result};
 use crate::net::Net;
 use crate::net::device::Device;
 use crate::net::receiver::{Expected, RecvComm};
@@ -14,6 +14,7 @@ use crate::net::region::{MemoryKind, Registration};
 use crate::net::sender::SendComm;
 use crate::proto::MAX_GROUP;
 use crate::proto::handle::HANDLE_BYTES;
+use crate::proto::recv::Received;
 use nccl::ncclResult_t;
 use once_cell::sync::OnceCell;
 use std::ffi::{CString, c_int, c_void};
@@ -71,6 +72,7 @@ fn process() -> Result<&'static Process> {
 }
 
 /// Writes through an output pointer of NCCL's.
+#[inline]
 unsafe fn put<T>(place: *mut T, value: T, name: &str) -> Result<()> {
     if place.is_null() {
         return Err(Error::argument(format!("{name} is NULL")));
@@ -251,32 +253,19 @@ unsafe extern "C" fn dereg_mr(_comm: *mut c_void, mhandle: *mut c_void) -> ncclR
 }
 
 /// A length of NCCL's.
+#[inline]
 fn length(size: c_int) -> Result<u32> {
     u32::try_from(size).map_err(|_| Error::argument(format!("a length of {size} bytes")))
 }
 
 /// Runs a data path function. A failed communicator is reported once and then only returned: NCCL asks again and again.
 /// Impossible arguments are reported each time.
-#[inline]
-fn on_comm<T, R>(
-    call: &'static str,
-    comm: Result<&Comm<T>>,
-    body: impl FnOnce(&Comm<T>) -> Result<R>,
-    put: impl FnOnce(R) -> Result<()>,
-) -> ncclResult_t {
-    let mut logged = None;
-    let result = guard(call, || {
+#[inline(always)]
+fn on_comm<T>(call: &'static str, comm: Result<&Comm<T>>, body: impl FnOnce(&Comm<T>) -> Result<()>) -> ncclResult_t {
+    guard(call, || {
         let comm = comm?;
-        match body(comm) {
-            Ok(answer) => put(answer),
-            Err(e) if e.class == Class::Argument || comm.is_first_error() => Err(e),
-            Err(e) => {
-                logged = Some(code(&e));
-                Ok(())
-            }
-        }
-    });
-    logged.unwrap_or(result)
+        body(comm).map_err(|e| comm.first_or_quiet(e))
+    })
 }
 
 unsafe extern "C" fn isend(
@@ -289,14 +278,13 @@ unsafe extern "C" fn isend(
 ) -> ncclResult_t {
     // SAFETY: by NCCL's contract.
     let comm = unsafe { SendHandle::borrow(send_comm) };
-    let begin = |comm: &Comm<SendComm>| {
+    on_comm("isend", comm, |comm| {
         // SAFETY: by NCCL's contract.
         let memory = unsafe { MemoryHandle::borrow(mhandle)? };
         let id = comm.comm.isend(data as u64, length(size)?, tag as u32, memory)?;
-        Ok(id.map_or(std::ptr::null_mut(), |id| comm.request(id, false)))
-    };
-    // SAFETY: NCCL's output pointer.
-    on_comm("isend", comm, begin, |pointer| unsafe { put(request, pointer, "request") })
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(request, comm.request(id, false), "request") }
+    })
 }
 
 /// A group's arrays of NCCL's.
@@ -310,6 +298,7 @@ struct Group {
 }
 
 impl Group {
+    #[inline]
     fn new(
         n: c_int,
         data: *mut *mut c_void,
@@ -329,6 +318,7 @@ impl Group {
     ///
     /// # Safety
     /// `i` is below `count`, and the arrays have as many members; `tags` may be NULL.
+    #[inline]
     unsafe fn member<'a>(&self, i: usize) -> Result<Expected<'a>> {
         // SAFETY: as the caller says.
         let (data, size) = unsafe { (*self.data.add(i), *self.sizes.add(i)) };
@@ -337,20 +327,6 @@ impl Group {
         // SAFETY: as the caller says, and by NCCL's contract.
         let memory: &'a Registration = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
         Ok(Expected { addr: data as u64, length: length(size)?, tag: tag as u32, memory })
-    }
-
-    /// All members; unused places repeat the first.
-    ///
-    /// # Safety
-    /// The arrays have `count` members.
-    unsafe fn members<'a>(&self) -> Result<[Expected<'a>; MAX_GROUP]> {
-        // SAFETY: there is at least one member.
-        let mut all = [unsafe { self.member(0)? }; MAX_GROUP];
-        for (i, place) in all.iter_mut().enumerate().take(self.count).skip(1) {
-            // SAFETY: below `count`.
-            *place = unsafe { self.member(i)? };
-        }
-        Ok(all)
     }
 }
 
@@ -365,15 +341,13 @@ unsafe extern "C" fn irecv(
 ) -> ncclResult_t {
     // SAFETY: by NCCL's contract.
     let comm = unsafe { RecvHandle::borrow(recv_comm) };
-    let begin = |comm: &Comm<RecvComm>| {
+    on_comm("irecv", comm, |comm| {
         let group = Group::new(n, data, sizes, tags, mhandles)?;
-        // SAFETY: NCCL's arrays have n members.
-        let members = unsafe { group.members()? };
-        let id = comm.comm.irecv(members.into_iter().take(group.count))?;
-        Ok(id.map_or(std::ptr::null_mut(), |id| comm.request(id, false)))
-    };
-    // SAFETY: NCCL's output pointer.
-    on_comm("irecv", comm, begin, |pointer| unsafe { put(request, pointer, "request") })
+        // SAFETY: NCCL's arrays have n members, and irecv asks for those below n.
+        let id = comm.comm.irecv(group.count, |i| unsafe { group.member(i) })?;
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(request, comm.request(id, false), "request") }
+    })
 }
 
 unsafe extern "C" fn iflush(
@@ -386,15 +360,14 @@ unsafe extern "C" fn iflush(
 ) -> ncclResult_t {
     // SAFETY: by NCCL's contract.
     let comm = unsafe { RecvHandle::borrow(recv_comm) };
-    let begin = |comm: &Comm<RecvComm>| {
+    on_comm("iflush", comm, |comm| {
         let group = Group::new(n, data, sizes, std::ptr::null_mut(), mhandles)?;
         // SAFETY: NCCL's arrays have n members.
-        let members = unsafe { group.members()? };
-        let id = comm.comm.iflush(members.into_iter().take(group.count))?;
-        Ok(id.map_or(std::ptr::null_mut(), |id| comm.request(id, true)))
-    };
-    // SAFETY: NCCL's output pointer.
-    on_comm("iflush", comm, begin, |pointer| unsafe { put(request, pointer, "request") })
+        let members = (0..group.count).map(|i| unsafe { group.member(i) }).collect::<Result<Vec<_>>>()?;
+        let id = comm.comm.iflush(members.into_iter())?;
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(request, comm.request(id, true), "request") }
+    })
 }
 
 unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
@@ -410,39 +383,38 @@ unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_
     };
     let id = request.id();
     // Finished: what `sizes` gets, which may be nothing.
-    let finish = |lengths: Option<&[u32]>| {
-        let Some(lengths) = lengths else { return Ok(()) };
+    let finish = |lengths: &[u32]| {
         // SAFETY: NCCL's output pointers; `sizes` has as many members as the group, or is NULL.
         unsafe {
             *done = 1;
-            for (i, length) in lengths.iter().enumerate().filter(|_| !sizes.is_null()) {
-                *sizes.add(i) = *length as c_int;
+            if !sizes.is_null() {
+                sizes.cast::<u32>().copy_from_nonoverlapping(lengths.as_ptr(), lengths.len());
             }
         }
-        Ok(())
     };
     match request.owner() {
-        Owner::Send(comm) => on_comm(
-            "test",
+        Owner::Send(comm) => {
             // SAFETY: a request is part of its communicator and lives as long.
-            Ok(unsafe { &*comm }),
-            |c: &Comm<SendComm>| c.comm.test(id),
-            |length| finish(length.as_ref().map(std::slice::from_ref)),
-        ),
-        Owner::Receive(comm) => on_comm(
-            "test",
+            let comm = unsafe { &*comm };
+            on_comm("test", Ok(comm), |c| c.comm.test(id).map(|sent| sent.iter().for_each(|n| finish(&[*n]))))
+        }
+        Owner::Receive(comm) => {
             // SAFETY: as above.
-            Ok(unsafe { &*comm }),
-            |c: &Comm<RecvComm>| c.comm.test(id),
-            |received| finish(received.as_ref().map(|r| &r.lengths[..usize::from(r.count)])),
-        ),
-        Owner::Flush(comm) => on_comm(
-            "test",
+            let comm = unsafe { &*comm };
+            let received = |r: &Received| finish(&r.lengths[..usize::from(r.count).min(MAX_GROUP)]);
+            on_comm("test", Ok(comm), |c| c.comm.test(id).map(|done| done.iter().for_each(received)))
+        }
+        Owner::Flush(comm) => {
             // SAFETY: as above.
-            Ok(unsafe { &*comm }),
-            |c: &Comm<RecvComm>| c.comm.test_flush(id),
-            |flushed| finish(flushed.then_some(&[])),
-        ),
+            let comm = unsafe { &*comm };
+            on_comm("test", Ok(comm), |c| {
+                c.comm.test_flush(id).map(|flushed| {
+                    if flushed {
+                        finish(&[])
+                    }
+                })
+            })
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 const CLASS: &str = "/sys/class/infiniband";
 
@@ -48,10 +49,13 @@ pub fn has_peer_memory() -> bool {
     .any(|file| Path::new(file).exists())
 }
 
-/// This host's name.
-pub fn host_name() -> String {
-    fs::read_to_string("/proc/sys/kernel/hostname")
-        .map_or_else(|_| "unknown host".into(), |name| name.trim().to_owned())
+/// This host's name, as it was when first asked for.
+pub fn host_name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let name = fs::read_to_string("/proc/sys/kernel/hostname");
+        name.map_or_else(|_| "unknown host".into(), |name| name.trim().to_owned())
+    })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::host::sysfs;
 use crate::verbs::context::{Context, DeviceAttributes, PortAttributes};
 use crate::verbs::memory::ProtectionDomain;
 use once_cell::sync::OnceCell;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A card: what its ports share.
 #[derive(Debug)]
@@ -44,6 +44,8 @@ pub struct Device {
     pub peer_memory: bool,
     /// Settings.
     pub config: Arc<Config>,
+    /// The GID last chosen: tables are long, and reading one for every connection takes its time.
+    chosen_gid: Mutex<Option<GidEntry>>,
 }
 
 /// How this device is addressed, right now.
@@ -145,6 +147,7 @@ impl Device {
             speed_mbps: speed_mbps(attributes.speed, attributes.width),
             peer_memory,
             config: Arc::clone(config),
+            chosen_gid: Mutex::default(),
         }))
     }
 
@@ -153,35 +156,42 @@ impl Device {
     /// # Errors
     /// The port is down or has no usable GID.
     pub fn local_address(&self) -> Result<LocalAddress> {
-        let context = &self.card.context;
-        let port = context.port(self.port)?;
+        let port = self.card.context.port(self.port)?;
         if !port.active {
             return Err(Error::os(format_args!("using {}: the port is down", self.name), libc::ENETDOWN));
         }
-        let entry = |index: i32| {
-            let gid = context.gid(self.port, index)?;
-            let roce_version = sysfs::roce_version(context.name(), self.port, index);
-            Some(GidEntry { index: u8::try_from(index).ok()?, gid, roce_version })
+        let gid = match self.config.gid_index {
+            Some(index) => self.entry(i32::from(index)).ok_or_else(|| {
+                let (name, size) = (&self.name, port.gid_count);
+                let text = format!("NCCL_IB_GID_INDEX={index}: {name} has no GID there (its table has {size} entries)");
+                Error::usage(text)
+            })?,
+            None if port.infiniband => self.entry(0).unwrap_or(GidEntry { index: 0, gid: [0; 16], roce_version: None }),
+            None => self.automatic_gid(port.gid_count)?,
         };
-        if let Some(index) = self.config.gid_index {
-            let gid = entry(i32::from(index)).ok_or_else(|| {
-                let name = &self.name;
-                Error::usage(format!(
-                    "NCCL_IB_GID_INDEX={index}: {name} has no GID there (its table has {} entries)",
-                    port.gid_count
-                ))
-            })?;
-            return Ok(LocalAddress { port, gid });
-        }
-        if port.infiniband {
-            let gid = entry(0).unwrap_or(GidEntry { index: 0, gid: [0; 16], roce_version: None });
-            return Ok(LocalAddress { port, gid });
-        }
-        let entries: Vec<_> = (0..port.gid_count.min(256)).filter_map(entry).collect();
-        let gid = gid::choose(&entries, &self.preference()).ok_or_else(|| {
-            Error::os(format_args!("{}: the port has no GID (no IP address?)", self.name), libc::EADDRNOTAVAIL)
-        })?;
         Ok(LocalAddress { port, gid })
+    }
+
+    /// The entry chosen last if it is still what it was, else the best of the table.
+    fn automatic_gid(&self, count: i32) -> Result<GidEntry> {
+        let mut chosen = self.chosen_gid.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = *chosen
+            && self.card.context.gid(self.port, i32::from(entry.index)) == Some(entry.gid)
+        {
+            return Ok(entry);
+        }
+        let entries: Vec<_> = (0..count.min(256)).filter_map(|index| self.entry(index)).collect();
+        *chosen = gid::choose(&entries, &self.preference());
+        chosen.ok_or_else(|| {
+            Error::os(format_args!("{}: the port has no GID (no IP address?)", self.name), libc::EADDRNOTAVAIL)
+        })
+    }
+
+    fn entry(&self, index: i32) -> Option<GidEntry> {
+        let context = &self.card.context;
+        let gid = context.gid(self.port, index)?;
+        let roce_version = sysfs::roce_version(context.name(), self.port, index);
+        Some(GidEntry { index: u8::try_from(index).ok()?, gid, roce_version })
     }
 
     /// One line for people: how this device is used.

@@ -21,7 +21,7 @@ const DEPTHS: Depths = Depths { send: crate::proto::MAX_REQUESTS as u32, recv: 1
 pub struct FlushLane {
     pair: QueuePair,
     queue: Arc<CompletionQueue>,
-    landing: SharedRing<64>,
+    landing: SharedRing<8>,
     /// Whether each flush is complete.
     requests: Requests<bool>,
 }

@@ -4,15 +4,22 @@ use super::socket::{ControlSocket, Incoming};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Token;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The control side of a connection. The watcher listens to it; the data path looks at one flag.
+/// Both sides are there.
+const OPEN: u8 = 0;
+/// The peer has closed, as one does when all is done. What is under way may still be acknowledged by its device.
+const CLOSED: u8 = 1;
+/// The peer has died or given up, or the device is lost. Nothing will come of what is under way.
+const BROKEN: u8 = 2;
+
+/// The control side of a connection. The watcher listens to it; the data path looks at one number.
 #[derive(Debug)]
 pub struct Link {
     peer: String,
     token: Token,
-    gone: AtomicBool,
+    state: AtomicU8,
     control: Mutex<Control>,
 }
 
@@ -28,7 +35,7 @@ impl Link {
     /// A link to the peer called `peer`.
     pub fn new(peer: String, token: Token, socket: ControlSocket) -> Self {
         let control = Control { socket, reason: String::new(), said_goodbye: false };
-        Self { peer, token, gone: AtomicBool::new(false), control: Mutex::new(control) }
+        Self { peer, token, state: AtomicU8::new(OPEN), control: Mutex::new(control) }
     }
 
     /// The peer's device, host and process, and its address.
@@ -36,11 +43,22 @@ impl Link {
         &self.peer
     }
 
-    /// Whether the peer has closed, died or given up, or the device is lost.
+    /// Whether the peer has closed, died or given up, or the device is lost: nothing new will come of it.
     #[inline]
     pub fn is_gone(&self) -> bool {
+        self.state() != OPEN
+    }
+
+    /// Whether there is no hope for what is under way either.
+    #[inline]
+    pub fn is_broken(&self) -> bool {
+        self.state() == BROKEN
+    }
+
+    #[inline]
+    fn state(&self) -> u8 {
         // Acquire pairs with the Release in `end`: the reason is there.
-        self.gone.load(Ordering::Acquire)
+        self.state.load(Ordering::Acquire)
     }
 
     /// Why.
@@ -57,31 +75,31 @@ impl Link {
     pub fn fail(&self, reason: &str) {
         let mut control = self.lock();
         control.goodbye(self.token, reason);
-        self.end(&mut control, reason);
+        self.end(&mut control, BROKEN, reason);
     }
 
     /// The descriptor is readable; whether it is worth waiting for more.
     pub fn handle_readable(&self) -> bool {
         let mut control = self.lock();
-        let reason = match control.socket.poll_frame() {
+        let (state, reason) = match control.socket.poll_frame() {
             Ok(Incoming::Nothing) => return true,
             Ok(Incoming::Frame(f)) if f.kind == Kind::Goodbye && f.token == self.token => match f.body_text() {
-                text if text.is_empty() => "the peer has closed the connection".into(),
-                text => format!("the peer gave up: {text}"),
+                text if text.is_empty() => (CLOSED, "the peer has closed the connection".into()),
+                text => (BROKEN, format!("the peer gave up: {text}")),
             },
-            Ok(Incoming::Frame(f)) => format!("the peer sent an unexpected {:?}", f.kind),
-            Ok(Incoming::Closed) => "the peer's process has died, or the network to its host is down".into(),
-            Err(violation) => violation.0,
+            Ok(Incoming::Frame(f)) => (BROKEN, format!("the peer sent an unexpected {:?}", f.kind)),
+            Ok(Incoming::Closed) => (BROKEN, "the peer's process has died, or the network to its host is down".into()),
+            Err(violation) => (BROKEN, violation.0),
         };
-        self.end(&mut control, &reason);
+        self.end(&mut control, state, &reason);
         false
     }
 
-    fn end(&self, control: &mut Control, reason: &str) {
+    fn end(&self, control: &mut Control, state: u8, reason: &str) {
         if control.reason.is_empty() {
             reason.clone_into(&mut control.reason);
         }
-        self.gone.store(true, Ordering::Release);
+        self.state.fetch_max(state, Ordering::Release);
     }
 
     fn lock(&self) -> MutexGuard<'_, Control> {

@@ -88,16 +88,19 @@ impl Net {
     /// The handle is not Ferrite's, or the connection fails.
     pub fn connect(&self, index: i32, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
         let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.0))?;
-        let known = self.take_connector(handle::cookie(bytes)).filter(|c| c.leads_to(&handle));
-        let mut connector = match known {
-            Some(connector) => connector,
-            None => Connector::new(Arc::clone(self.device(index)?), handle),
+        let cookie = handle::cookie(bytes);
+        let known = self.take_connector(cookie).filter(|c| c.leads_to(&handle));
+        let (cookie, mut connector) = match known {
+            Some(connector) => (cookie, connector),
+            None => {
+                let cookie = u64::from_le_bytes(random::bytes()?).max(1);
+                (cookie, Connector::new(Arc::clone(self.device(index)?), handle))
+            }
         };
         // Not locked meanwhile: creating queue pairs takes time.
         let done = connector.advance();
         handle::set_cookie(bytes, 0);
         if let Ok(None) = done {
-            let cookie = u64::from_le_bytes(random::bytes()?).max(1);
             handle::set_cookie(bytes, cookie);
             self.keep_connector(cookie, connector);
         }

@@ -14,7 +14,7 @@ use crate::proto::wire::{Imm, Slot};
 use crate::proto::{self, MAX_GROUP};
 use crate::verbs::queue::Depths;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Completion, RECV_BATCH, Span, Target, WRITE_BATCH, Write};
+use crate::verbs::work::{Completion, RECV_BATCH, Span, Target, Write};
 use std::sync::Arc;
 
 /// Sizes of a receiver's queues: it sends clear-to-sends only, inline, and keeps receives for all it has announced.
@@ -85,26 +85,24 @@ impl RecvComm {
         Self { path: SingleCaller::new(path), link, device }
     }
 
-    /// Begins to receive a group of messages. `None`: too much is outstanding, try again.
+    /// Begins to receive a group of `count` messages, of which `expected` tells each. `None`: too much is outstanding,
+    /// try again.
     ///
     /// # Errors
     /// The connection has failed, or the group is impossible.
-    pub fn irecv<'a>(&self, expected: impl ExactSizeIterator<Item = Expected<'a>>) -> Result<Option<RequestId>> {
+    #[inline]
+    pub fn irecv<'a>(
+        &self,
+        count: usize,
+        expected: impl Fn(usize) -> Result<Expected<'a>>,
+    ) -> Result<Option<RequestId>> {
         let mut path = self.path.enter()?;
         path.check(&self.link, false)?;
-        let count = expected.len();
-        let mut buffers = [Buffer { addr: 0, length: 0, rkeys: [0; 2], tag: 0 }; MAX_GROUP];
-        if count > MAX_GROUP {
-            return Err(Error::argument(format!("irecv of {count} messages; 1 to {MAX_GROUP} are possible")));
-        }
-        for (buffer, Expected { addr, length, tag, memory }) in buffers.iter_mut().zip(expected) {
-            if !memory.covers(addr, length) {
-                let text = format!("irecv of {length} bytes at {addr:#x}: outside of the memory handle");
-                return Err(Error::argument(text));
-            }
-            *buffer = Buffer { addr, length, rkeys: [memory.rkey(), 0], tag };
-        }
-        let posted = path.flow.post(&buffers[..count]).map_err(|v| Error::argument(v.0))?;
+        let posted = path.flow.post(count, |i| {
+            let Expected { addr, length, tag, memory } = expected(i)?;
+            memory.require("irecv", addr, length)?;
+            Ok::<_, Error>(Buffer { addr, length, rkeys: [memory.rkey, 0], tag })
+        })?;
         path.announce().map_err(|e| path.fail(&self.link, e))?;
         Ok(posted)
     }
@@ -113,6 +111,7 @@ impl RecvComm {
     ///
     /// # Errors
     /// The connection has failed; the same error each time.
+    #[inline]
     pub fn test(&self, id: RequestId) -> Result<Option<Received>> {
         let mut path = self.path.enter()?;
         if let Some(done) = path.flow.poll_done(id).map_err(stale)? {
@@ -139,7 +138,7 @@ impl RecvComm {
             path.flush = Some(FlushLane::new(&self.device)?);
         }
         let Some(flush) = &mut path.flush else { return Ok(None) };
-        flush.post(addr, memory.rkey())
+        flush.post(addr, memory.rkey)
     }
 
     /// Whether a flush is complete.
@@ -158,14 +157,15 @@ impl RecvComm {
 }
 
 impl RecvPath {
+    #[inline]
     fn check(&self, link: &Link, collecting: bool) -> Result<()> {
-        match &self.failed {
-            Some(e) => Err(e.clone()),
-            None if !collecting && link.is_gone() => {
-                Err(Error::remote(format!("receiving from {}: {}", link.peer(), link.reason())))
-            }
-            None => Ok(()),
-        }
+        if self.failed.is_none() && (collecting || !link.is_gone()) { Ok(()) } else { Err(self.refusal(link)) }
+    }
+
+    #[cold]
+    fn refusal(&self, link: &Link) -> Error {
+        let gone = || Error::remote(format!("receiving from {}: {}", link.peer(), link.reason()));
+        self.failed.clone().unwrap_or_else(gone)
     }
 
     #[cold]
@@ -182,47 +182,36 @@ impl RecvPath {
         if polled == 0 {
             self.flow.handle_fruitless_poll();
             if gone {
-                let error = Error::remote(format!("receiving from {}: {}", link.peer(), link.reason()));
+                let error = self.refusal(link);
                 return Err(self.fail(link, error));
             }
         }
         self.announce().map_err(|e| self.fail(link, e))
     }
 
-    /// Writes due clear-to-sends into the sender's ring: inline, one doorbell for as many as fit one call.
+    /// Writes due clear-to-sends into the sender's ring, inline: one doorbell for as many as fit one write.
+    #[inline]
     fn announce(&mut self) -> Result<()> {
         let Self { flow, lanes, ring, unsignaled, .. } = self;
         let Some(lane) = lanes.lanes.get_mut(ANNOUNCE_LANE) else { return Ok(()) };
-        let per_write = lane.pair.inline_bytes() / Slot::BYTES as u32;
-        loop {
-            let room = (RECEIVER_DEPTHS.send - lane.in_flight).min(WRITE_BATCH as u32);
-            let Some(places) = flow.poll_announcement(room * per_write) else { return Ok(()) };
-            let first = places.start;
+        while lane.in_flight < RECEIVER_DEPTHS.send {
+            let Some(places) = flow.poll_announcement(lane.pair.inline_bytes() / Slot::BYTES as u32) else { break };
+            let at = places.start * Slot::BYTES;
             let slots = flow.encoded(places);
-            let mut writes = [Write::default(); WRITE_BATCH];
-            let mut count = 0;
-            for (i, chunk) in slots.chunks(per_write as usize).enumerate() {
-                let place = first + i * per_write as usize;
-                writes[i] = Write {
-                    local: Span { addr: chunk.as_ptr() as u64, length: size_of_val(chunk) as u32, lkey: 0 },
-                    target: Target { addr: ring.addr + (place * Slot::BYTES) as u64, rkey: ring.rkey },
-                    inline: true,
-                    ..Write::default()
-                };
-                count += 1;
-            }
-            *unsignaled += count as u32;
-            let id = WorkId::Announce { lane: ANNOUNCE_LANE as u8, retires: *unsignaled as u8 };
-            for write in &mut writes[..count] {
-                write.id = id.to_bits();
-            }
-            writes[count - 1].signaled = *unsignaled >= SIGNAL_EVERY;
-            if writes[count - 1].signaled {
-                *unsignaled = 0;
-            }
-            lane.in_flight += count as u32;
-            lane.pair.post_writes(&writes[..count])?;
+            *unsignaled += 1;
+            let signaled = *unsignaled >= SIGNAL_EVERY;
+            lane.pair.post_write(&Write {
+                id: WorkId::Announce { lane: ANNOUNCE_LANE as u8, retires: *unsignaled as u8 }.to_bits(),
+                local: Span { addr: slots.as_ptr() as u64, length: size_of_val(slots) as u32, lkey: 0 },
+                target: Target { addr: ring.addr + at as u64, rkey: ring.rkey },
+                imm: None,
+                inline: true,
+                signaled,
+            })?;
+            lane.in_flight += 1;
+            *unsignaled *= u32::from(!signaled);
         }
+        Ok(())
     }
 
     fn poll(&mut self, device: &Device, link: &Link) -> Result<usize> {

@@ -18,28 +18,32 @@ pub enum MemoryKind {
 /// What NCCL holds for a registration.
 #[derive(Debug, Clone)]
 pub struct Registration {
-    region: Arc<MemoryRegion>,
+    // Kept for as long as NCCL holds this.
+    _region: Arc<MemoryRegion>,
+    /// Key for local use.
+    pub lkey: u32,
+    /// Key for the peer.
+    pub rkey: u32,
     /// Where the memory lives.
     pub kind: MemoryKind,
     range: (u64, u64),
 }
 
 impl Registration {
-    /// Key for local use.
-    pub fn lkey(&self) -> u32 {
-        self.region.lkey()
-    }
-
-    /// Key for the peer.
-    pub fn rkey(&self) -> u32 {
-        self.region.rkey()
-    }
-
-    /// Whether `length` bytes at `addr` are inside.
+    /// Checks that `length` bytes at `addr` are inside.
+    ///
+    /// # Errors
+    /// They are not.
     #[inline]
-    pub fn covers(&self, addr: u64, length: u32) -> bool {
-        addr >= self.range.0 && addr.checked_add(u64::from(length)).is_some_and(|end| end <= self.range.1)
+    pub fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
+        let inside = addr >= self.range.0 && addr.checked_add(u64::from(length)).is_some_and(|end| end <= self.range.1);
+        if inside { Ok(()) } else { Err(outside(call, addr, length)) }
     }
+}
+
+#[cold]
+fn outside(call: &str, addr: u64, length: u32) -> Error {
+    Error::argument(format!("{call} of {length} bytes at {addr:#x}: outside of the memory handle"))
 }
 
 /// Registrations that are in use, by page range: NCCL registers the same buffers again and again.
@@ -109,7 +113,8 @@ impl RegionCache {
                 made
             }
         };
-        Ok(Registration { region, kind, range: (start, end) })
+        let (lkey, rkey) = (region.lkey(), region.rkey());
+        Ok(Registration { _region: region, lkey, rkey, kind, range: (start, end) })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<(u64, usize, MemoryKind), Weak<MemoryRegion>>> {

@@ -6,10 +6,11 @@ use super::link::Link;
 use super::region::Registration;
 use super::single::{SingleCaller, stale};
 use crate::error::{Error, Result};
+use crate::proto::Lane as LaneId;
 use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
 use crate::proto::send::{SendFlow, Transfer};
-use crate::proto::wire::{Place, Slot};
+use crate::proto::wire::{Imm, Place, Slot, SlotWords};
 use crate::verbs::queue::Depths;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
@@ -22,7 +23,7 @@ pub const SENDER_DEPTHS: Depths = Depths { send: 512, recv: 1, inline_bytes: 0 }
 const STRIPE_REQUESTS_MAX: u32 = 3;
 
 /// The ring of clear-to-sends.
-pub type SlotRing = SharedRing<{ Slot::BYTES }>;
+pub type SlotRing = SharedRing<{ size_of::<SlotWords>() / 8 }>;
 
 /// The sending end of a connection.
 #[derive(Debug)]
@@ -58,30 +59,31 @@ impl SendComm {
     ///
     /// # Errors
     /// The connection has failed.
+    #[inline]
     pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &Registration) -> Result<Option<RequestId>> {
         let mut path = self.path.enter()?;
         path.check(&self.link, false)?;
-        if !memory.covers(addr, length) {
-            return Err(Error::argument(format!("isend of {length} bytes at {addr:#x}: outside of the memory handle")));
-        }
-        path.send(addr, length, tag, memory.lkey()).map_err(|e| path.fail(&self.link, e))
+        memory.require("isend", addr, length)?;
+        path.send(addr, length, tag, memory.lkey).map_err(|e| path.fail(&self.link, e))
     }
 
     /// Bytes sent, once the request is complete.
     ///
     /// # Errors
     /// The connection has failed; the same error each time.
+    #[inline]
     pub fn test(&self, id: RequestId) -> Result<Option<u32>> {
         let mut path = self.path.enter()?;
         if let Some(done) = path.flow.poll_done(id).map_err(stale)? {
             return Ok(Some(done));
         }
         path.check(&self.link, true)?;
-        let gone = self.link.is_gone();
+        // A peer that has closed in good order has received what it waited for; its device's word on that is awaited.
+        let broken = self.link.is_broken();
         let polled = path.poll(&self.device, &self.link).map_err(|e| path.fail(&self.link, e))?;
         let done = path.flow.poll_done(id).map_err(stale)?;
-        if done.is_none() && polled == 0 && gone {
-            let error = Error::remote(format!("sending to {}: {}", self.link.peer(), self.link.reason()));
+        if done.is_none() && polled == 0 && broken {
+            let error = path.refusal(&self.link);
             return Err(path.fail(&self.link, error));
         }
         Ok(done)
@@ -92,13 +94,13 @@ impl SendPath {
     /// A failed connection stays failed. What has arrived may still be collected (`collecting`) after the peer has gone.
     #[inline]
     fn check(&self, link: &Link, collecting: bool) -> Result<()> {
-        match &self.failed {
-            Some(e) => Err(e.clone()),
-            None if !collecting && link.is_gone() => {
-                Err(Error::remote(format!("sending to {}: {}", link.peer(), link.reason())))
-            }
-            None => Ok(()),
-        }
+        if self.failed.is_none() && (collecting || !link.is_gone()) { Ok(()) } else { Err(self.refusal(link)) }
+    }
+
+    #[cold]
+    fn refusal(&self, link: &Link) -> Error {
+        let gone = || Error::remote(format!("sending to {}: {}", link.peer(), link.reason()));
+        self.failed.clone().unwrap_or_else(gone)
     }
 
     #[cold]
@@ -119,15 +121,37 @@ impl SendPath {
                 transfer
             }
         };
-        self.post(addr, lkey, &transfer)?;
+        match transfer.as_single() {
+            Some((lane, imm)) if self.apart_above.is_none_or(|limit| transfer.length <= limit) => {
+                self.post_single(addr, lkey, &transfer, lane, imm)?;
+            }
+            _ => self.post(addr, lkey, &transfer)?,
+        }
         Ok(Some(transfer.id))
     }
 
     fn collect_slots(&mut self) -> Result<()> {
         while let Some(seq) = self.flow.awaited_slot() {
-            let Some(bytes) = self.ring.read(Place::of(seq).index(), seq) else { break };
-            self.flow.handle_slot(Slot::parse(&bytes)?)?;
+            let found = self.ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
+            let Some(words) = found else { break };
+            self.flow.handle_slot(Slot::parse(&words)?)?;
         }
+        Ok(())
+    }
+
+    /// The usual case: data and notice are one write.
+    #[inline]
+    fn post_single(&mut self, addr: u64, lkey: u32, transfer: &Transfer, lane: LaneId, imm: Imm) -> Result<()> {
+        let Some(on) = self.lanes.lanes.get_mut(usize::from(lane.0)) else { return Err(no_such_lane(lane)) };
+        on.pair.post_write(&Write {
+            id: WorkId::Data { request: transfer.id, lane: lane.0, retires: 1 }.to_bits(),
+            local: Span { addr, length: transfer.length, lkey },
+            target: Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] },
+            imm: Some(imm.emit()),
+            inline: false,
+            signaled: true,
+        })?;
+        on.in_flight += 1;
         Ok(())
     }
 
@@ -154,7 +178,7 @@ impl SendPath {
                 count += 1;
             }
             let Some(lane) = self.lanes.lanes.get_mut(usize::from(stripe.lane.0)) else {
-                return Err(Error::internal(format!("{:?} of {} lanes", stripe.lane, self.lanes.lanes.len())));
+                return Err(no_such_lane(stripe.lane));
             };
             let id = WorkId::Data { request: transfer.id, lane: stripe.lane.0, retires: count as u8 };
             writes[count - 1].id = id.to_bits();
@@ -194,4 +218,9 @@ impl SendPath {
             Some(completion) => Err(lanes.explain(device, link, &completion)),
         }
     }
+}
+
+#[cold]
+fn no_such_lane(lane: LaneId) -> Error {
+    Error::internal(format!("{lane:?} does not exist"))
 }

@@ -34,10 +34,17 @@ impl<T> SingleCaller<T> {
     pub fn enter(&self) -> Result<Entered<'_, T>> {
         // Acquire pairs with the Release in `drop`: what the thread before us wrote is seen.
         if self.entered.swap(true, Ordering::Acquire) {
-            return Err(Error::internal("two threads call isend, irecv, iflush or test on one communicator at once"));
+            return Err(occupied());
         }
         Ok(Entered(self))
     }
+}
+
+#[cold]
+fn occupied() -> Error {
+    Error::internal(
+        "two threads are in one communicator's isend, irecv, iflush or test at once, or one has panicked there",
+    )
 }
 
 impl<T> Deref for Entered<'_, T> {
@@ -60,7 +67,10 @@ impl<T> DerefMut for Entered<'_, T> {
 impl<T> Drop for Entered<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.0.entered.store(false, Ordering::Release);
+        // After a panic the state may be anything: it stays shut.
+        if !std::thread::panicking() {
+            self.0.entered.store(false, Ordering::Release);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::requests::{RequestId, Requests};
 use super::stripe::Striping;
-use super::wire::{Extent, Imm, Place, Slot};
+use super::wire::{Extent, Imm, Place, Slot, SlotWords};
 use super::{Lane, MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation, violation};
 use std::ops::Range;
 
@@ -40,13 +40,21 @@ struct Incoming {
 }
 
 /// What is known of the message in one place of the ring.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Arrival {
-    request: Option<(RequestId, u8)>,
+    /// Whose it is; `None` when nothing is posted here.
+    request: Option<RequestId>,
+    /// Which buffer of the request.
+    index: u8,
     posted: u32,
     length: Option<u32>,
     low: Option<u16>,
+    /// Lanes on which a stripe has arrived.
     lanes: u32,
+}
+
+impl Arrival {
+    const NONE: Self = Self { request: None, index: 0, posted: 0, length: None, low: None, lanes: 0 };
 }
 
 /// State of the receiving side. All memory is allocated by [`RecvFlow::new`].
@@ -59,8 +67,8 @@ struct Arrival {
 pub struct RecvFlow {
     striping: Striping,
     /// The encoded slots, by place: what is written into the sender's ring.
-    ring: Box<[[u8; Slot::BYTES]]>,
-    arrivals: Box<[Arrival]>,
+    ring: Box<[SlotWords; RING_SLOTS]>,
+    arrivals: Box<[Arrival; RING_SLOTS]>,
     /// Oldest slot whose message has not arrived.
     oldest: u32,
     /// First slot that the sender has not been told of.
@@ -79,8 +87,8 @@ impl RecvFlow {
     pub fn new(striping: Striping) -> Self {
         Self {
             striping,
-            ring: vec![[0; Slot::BYTES]; RING_SLOTS].into(),
-            arrivals: vec![Arrival::default(); RING_SLOTS].into(),
+            ring: Box::new([SlotWords::default(); RING_SLOTS]),
+            arrivals: Box::new([Arrival::NONE; RING_SLOTS]),
             oldest: 1,
             unannounced: 1,
             next: 1,
@@ -91,34 +99,44 @@ impl RecvFlow {
         }
     }
 
-    /// Accepts a grouped receive of 1 to [`MAX_GROUP`] buffers. `None`: too much is outstanding, try later.
+    /// Accepts a grouped receive of `count` buffers, 1 to [`MAX_GROUP`]; `buffer` tells each. `None`: too much is
+    /// outstanding, try later.
     ///
     /// # Errors
-    /// The group has no or too many members.
-    pub fn post(&mut self, buffers: &[Buffer]) -> Result<Option<RequestId>, Violation> {
-        let count = match u8::try_from(buffers.len()) {
-            Ok(n) if (1..=MAX_GROUP).contains(&buffers.len()) => n,
-            _ => return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are possible", buffers.len())),
-        };
-        if self.next.wrapping_sub(self.oldest) as usize + buffers.len() > RING_SLOTS {
+    /// The group has no or too many members, or `buffer` says so; nothing is posted then.
+    #[inline]
+    pub fn post<E: From<Violation>>(
+        &mut self,
+        count: usize,
+        mut buffer: impl FnMut(usize) -> Result<Buffer, E>,
+    ) -> Result<Option<RequestId>, E> {
+        if !(1..=MAX_GROUP).contains(&count) {
+            return Err(violation!("a receive of {count} messages; 1 to {MAX_GROUP} are possible").into());
+        }
+        if self.next.wrapping_sub(self.oldest) as usize + count > RING_SLOTS || self.requests.available() == 0 {
             return Ok(None);
         }
-        let received = Received { count, lengths: [0; MAX_GROUP] };
-        let Some(id) = self.requests.allocate(Incoming { received, pending: count }) else {
-            return Ok(None);
-        };
-        for (index, buffer) in (0..count).zip(buffers) {
-            let place = Place::of(self.next).index();
-            let Buffer { addr, length, rkeys, tag } = *buffer;
-            self.ring[place] = Slot { addr, length, rkeys, tag, group: (index, count), seq: self.next }.emit();
-            self.arrivals[place] = Arrival { request: Some((id, index)), posted: length, ..Arrival::default() };
-            self.urgent |= length > COALESCE_MAX_BYTES;
-            self.next = self.next.wrapping_add(1);
+        let mut large = false;
+        for index in 0..count {
+            let Buffer { addr, length, rkeys, tag } = buffer(index)?;
+            let seq = self.next.wrapping_add(index as u32);
+            let place = Place::of(seq).index();
+            self.ring[place] = Slot { addr, length, rkeys, tag, group: (index as u8, count as u8), seq }.emit();
+            self.arrivals[place] = Arrival { index: index as u8, posted: length, ..Arrival::NONE };
+            large |= length > COALESCE_MAX_BYTES;
         }
-        Ok(Some(id))
+        let received = Received { count: count as u8, lengths: [0; MAX_GROUP] };
+        let id = self.requests.allocate(Incoming { received, pending: count as u8 });
+        for index in 0..count as u32 {
+            self.arrivals[Place::of(self.next.wrapping_add(index)).index()].request = id;
+        }
+        self.next = self.next.wrapping_add(count as u32);
+        self.urgent |= large;
+        Ok(id)
     }
 
     /// The places to be written into the sender's ring now: contiguous, at most `limit`. Call until `None`.
+    #[inline]
     pub fn poll_announcement(&mut self, limit: u32) -> Option<Range<usize>> {
         let waiting = self.next.wrapping_sub(self.unannounced);
         if waiting == 0 || limit == 0 || (waiting < self.open && !self.urgent) {
@@ -138,11 +156,13 @@ impl RecvFlow {
     }
 
     /// The encoded slots behind [`Self::poll_announcement`].
-    pub fn encoded(&self, places: Range<usize>) -> &[[u8; Slot::BYTES]] {
+    #[inline]
+    pub fn encoded(&self, places: Range<usize>) -> &[SlotWords] {
         &self.ring[places]
     }
 
     /// A poll of the completion queue found nothing.
+    #[inline]
     pub fn handle_fruitless_poll(&mut self) {
         self.fruitless_polls += 1;
         if self.fruitless_polls >= PATIENCE_POLLS {
@@ -155,27 +175,29 @@ impl RecvFlow {
     ///
     /// # Errors
     /// It fits no message that may arrive now. The connection cannot go on.
+    #[inline]
     pub fn handle_immediate(&mut self, lane: Lane, imm: Imm) -> Result<(), Violation> {
         let place = imm.place.index();
         if !self.is_announced(place) {
             return Err(violation!("data for slot place {place}, which has not been announced"));
         }
         let arrival = &mut self.arrivals[place];
-        let Some((id, index)) = arrival.request else {
+        let Some(id) = arrival.request else {
             return Err(violation!("data for slot place {place}, where nothing is posted"));
         };
         if !arrival.accept(lane, imm.extent)? {
             return Ok(());
         }
         let Some(length) = arrival.length else { return Ok(()) };
-        let expected = self.striping.count(length);
-        if arrival.lanes.count_ones() < expected {
+        let (arrived, expected) = (arrival.lanes.count_ones(), self.striping.count(length));
+        if arrived < expected {
             return Ok(());
         }
-        if arrival.lanes.count_ones() > expected {
+        if arrived > expected {
             return Err(violation!("more than {expected} stripes for a message of {length} bytes"));
         }
-        *arrival = Arrival::default();
+        arrival.request = None;
+        let index = arrival.index;
         self.complete(id, index, length)
     }
 
@@ -183,6 +205,7 @@ impl RecvFlow {
     ///
     /// # Errors
     /// The id is stale.
+    #[inline]
     pub fn poll_done(&mut self, id: RequestId) -> Result<Option<Received>, Violation> {
         let request = self.requests.get_mut(id).ok_or_else(|| violation!("{id:?} was tested after its end"))?;
         if request.pending > 0 {
@@ -194,11 +217,13 @@ impl RecvFlow {
     }
 
     /// Whether the slot that now has `place` has been announced. Between `oldest` and `unannounced` a place is unique.
+    #[inline]
     fn is_announced(&self, place: usize) -> bool {
         let distance = place.wrapping_sub(Place::of(self.oldest).index()) % RING_SLOTS;
         distance < self.unannounced.wrapping_sub(self.oldest) as usize
     }
 
+    #[inline]
     fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
         let request =
             self.requests.get_mut(id).ok_or_else(|| violation!("a slot belongs to {id:?}, which has ended"))?;
@@ -214,6 +239,7 @@ impl RecvFlow {
 
 impl Arrival {
     /// Notes one immediate; whether its stripe is thereby complete.
+    #[inline]
     fn accept(&mut self, lane: Lane, extent: Extent) -> Result<bool, Violation> {
         if self.lanes & 1 << lane.0 != 0 {
             return Err(violation!("a stripe arrived twice on queue pair {}", lane.0));
@@ -236,6 +262,7 @@ impl Arrival {
         Ok(true)
     }
 
+    #[inline]
     fn set_length(&mut self, length: u32) -> Result<(), Violation> {
         if length > self.posted {
             return Err(violation!("a message of {length} bytes for a buffer of {}", self.posted));
@@ -258,9 +285,13 @@ mod tests {
         Buffer { addr: 0x1000, length, rkeys: [1, 0], tag: 0 }
     }
 
+    fn post(flow: &mut RecvFlow, buffers: &[Buffer]) -> Result<Option<RequestId>, Violation> {
+        flow.post(buffers.len(), |i| Ok(buffers[i]))
+    }
+
     fn flow_with(lengths: &[u32]) -> (RecvFlow, Vec<RequestId>) {
         let mut flow = RecvFlow::new(ONE_LANE);
-        let ids = lengths.iter().map(|n| flow.post(&[buffer(*n)]).expect("valid").expect("room")).collect();
+        let ids = lengths.iter().map(|n| post(&mut flow, &[buffer(*n)]).expect("valid").expect("room")).collect();
         while flow.poll_announcement(8).is_some() {}
         (flow, ids)
     }
@@ -272,7 +303,7 @@ mod tests {
     #[test]
     fn a_grouped_receive_completes_with_its_last_message() {
         let mut flow = RecvFlow::new(ONE_LANE);
-        let id = flow.post(&[buffer(100), buffer(200), buffer(0)]).expect("valid").expect("room");
+        let id = post(&mut flow, &[buffer(100), buffer(200), buffer(0)]).expect("valid").expect("room");
         assert_eq!(flow.poll_announcement(8), Some(1..4), "sequence numbers start with 1");
         for (seq, n) in [(3, 0), (1, 99), (2, 200)] {
             assert_eq!(flow.poll_done(id), Ok(None));
@@ -307,37 +338,38 @@ mod tests {
     fn the_257th_request_waits() {
         let mut flow = RecvFlow::new(ONE_LANE);
         for _ in 0..MAX_REQUESTS {
-            assert!(flow.post(&[buffer(1)]).expect("valid").is_some());
+            assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
         }
-        assert_eq!(flow.post(&[buffer(1)]), Ok(None));
-        assert!(flow.post(&[]).is_err());
-        assert!(flow.post(&[buffer(1); 9]).is_err());
+        assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None));
+        assert!(post(&mut flow, &[]).is_err());
+        assert!(post(&mut flow, &[buffer(1); 9]).is_err());
     }
 
     #[test]
     fn a_full_ring_waits_for_the_oldest_message() {
         let mut flow = RecvFlow::new(ONE_LANE);
         let groups = RING_SLOTS / MAX_GROUP;
-        let ids: Vec<_> = (0..groups).map(|_| flow.post(&[buffer(1); 8]).expect("valid").expect("room")).collect();
+        let ids: Vec<_> =
+            (0..groups).map(|_| post(&mut flow, &[buffer(1); 8]).expect("valid").expect("room")).collect();
         while flow.poll_announcement(8).is_some() {}
-        assert_eq!(flow.post(&[buffer(1)]), Ok(None));
+        assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None));
         flow.handle_immediate(Lane(0), imm(2, Extent::Full)).expect("outstanding");
-        assert_eq!(flow.post(&[buffer(1)]), Ok(None), "slot 1 still holds its place");
+        assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None), "slot 1 still holds its place");
         flow.handle_immediate(Lane(0), imm(1, Extent::Full)).expect("outstanding");
-        assert!(flow.post(&[buffer(1); 2]).expect("valid").is_some());
+        assert!(post(&mut flow, &[buffer(1); 2]).expect("valid").is_some());
         assert_eq!(flow.poll_done(ids[0]), Ok(None));
     }
 
     #[test]
     fn small_receives_are_announced_together_and_none_is_forgotten() {
         let mut flow = RecvFlow::new(ONE_LANE);
-        let post = |flow: &mut RecvFlow| {
-            flow.post(&[buffer(8)]).expect("valid").expect("room");
+        let announced = |flow: &mut RecvFlow| {
+            post(flow, &[buffer(8)]).expect("valid").expect("room");
             flow.poll_announcement(8).map(|r| r.len())
         };
-        let runs: Vec<_> = (0..8).map(|_| post(&mut flow)).collect();
+        let runs: Vec<_> = (0..8).map(|_| announced(&mut flow)).collect();
         assert_eq!(runs, [Some(1), Some(1), None, Some(2), None, None, None, Some(4)]);
-        assert_eq!(post(&mut flow), None);
+        assert_eq!(announced(&mut flow), None);
         for _ in 0..PATIENCE_POLLS {
             assert_eq!(flow.poll_announcement(8), None);
             flow.handle_fruitless_poll();
@@ -348,7 +380,7 @@ mod tests {
     #[test]
     fn data_for_a_slot_the_sender_cannot_know_is_a_violation() {
         let mut flow = flow_with(&[8, 8]).0;
-        flow.post(&[buffer(8)]).expect("valid").expect("room");
+        post(&mut flow, &[buffer(8)]).expect("valid").expect("room");
         assert_eq!(flow.poll_announcement(8), None);
         assert!(flow.handle_immediate(Lane(0), imm(3, Extent::Full)).is_err());
     }
@@ -356,7 +388,7 @@ mod tests {
     #[test]
     fn a_large_receive_is_announced_at_once() {
         let mut flow = flow_with(&[8, 8]).0;
-        flow.post(&[buffer(COALESCE_MAX_BYTES + 1)]).expect("valid").expect("room");
+        post(&mut flow, &[buffer(COALESCE_MAX_BYTES + 1)]).expect("valid").expect("room");
         assert!(flow.poll_announcement(8).is_some());
     }
 }

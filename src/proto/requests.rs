@@ -14,16 +14,19 @@ const GENERATION_BITS: u32 = 24;
 
 impl RequestId {
     /// Index of the entry, below [`MAX_REQUESTS`].
+    #[inline]
     pub fn index(self) -> usize {
         usize::from(self.index)
     }
 
     /// 32 bits for a work request's id.
+    #[inline]
     pub fn to_bits(self) -> u32 {
         self.generation << 8 | u32::from(self.index)
     }
 
     /// The id behind [`Self::to_bits`].
+    #[inline]
     pub fn from_bits(bits: u32) -> Self {
         Self { index: bits as u8, generation: bits >> 8 }
     }
@@ -40,16 +43,17 @@ struct Entry<T> {
 /// [`MAX_REQUESTS`] entries, allocated once.
 #[derive(Debug)]
 pub struct Requests<T> {
-    entries: Box<[Entry<T>]>,
-    free: Box<[u8]>,
+    entries: Box<[Entry<T>; MAX_REQUESTS]>,
+    free: Box<[u8; MAX_REQUESTS]>,
     free_count: usize,
 }
 
 impl<T: Copy> Default for Requests<T> {
     fn default() -> Self {
         Self {
-            entries: vec![Entry { generation: 0, value: None }; MAX_REQUESTS].into(),
-            free: (0..MAX_REQUESTS).rev().map(|i| i as u8).collect(),
+            entries: Box::new([Entry { generation: 0, value: None }; MAX_REQUESTS]),
+            // Low indices are used first.
+            free: Box::new(std::array::from_fn(|i| (MAX_REQUESTS - 1 - i) as u8)),
             free_count: MAX_REQUESTS,
         }
     }
@@ -62,6 +66,7 @@ impl<T: Copy> Requests<T> {
     }
 
     /// Takes a free entry; `None` when all are in use.
+    #[inline]
     pub fn allocate(&mut self, value: T) -> Option<RequestId> {
         let index = *self.free[..self.free_count].last()?;
         self.free_count -= 1;
@@ -71,12 +76,14 @@ impl<T: Copy> Requests<T> {
     }
 
     /// The value of a live id.
+    #[inline]
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut T> {
         let entry = &mut self.entries[id.index()];
         if entry.generation == id.generation { entry.value.as_mut() } else { None }
     }
 
     /// Gives a live id's entry back; the id is stale from then on.
+    #[inline]
     pub fn release(&mut self, id: RequestId) {
         let entry = &mut self.entries[id.index()];
         if entry.generation == id.generation && entry.value.take().is_some() {

@@ -3,7 +3,7 @@
 use super::requests::{RequestId, Requests};
 use super::stripe::{Stripe, Striping};
 use super::wire::{Extent, Imm, Place, Slot};
-use super::{MAX_RAILS, RING_SLOTS, Violation, violation};
+use super::{Lane, MAX_RAILS, RING_SLOTS, Violation, violation};
 
 /// How far past the oldest unclaimed slot a message looks for its tag.
 const SCAN_SLOTS: u32 = 64;
@@ -22,13 +22,20 @@ pub struct Transfer {
     place: Place,
     posted: u32,
     striping: Striping,
-    turn: u32,
+    lane: Lane,
 }
 
 impl Transfer {
+    /// The lane and the immediate, if the message is one write.
+    #[inline]
+    pub fn as_single(&self) -> Option<(Lane, Imm)> {
+        let whole = self.length < Imm::EXPLICIT_LIMIT && self.striping.count(self.length) == 1;
+        whole.then_some((self.lane, Imm { place: self.place, extent: Extent::Bytes(self.length) }))
+    }
+
     /// The stripes in the order in which they are to be posted, each with its immediates.
     pub fn stripes(&self) -> impl Iterator<Item = (Stripe, Immediates)> {
-        self.striping.stripes(self.length, self.turn).enumerate().map(|(i, stripe)| (stripe, self.immediates(i == 0)))
+        self.striping.stripes(self.length, self.lane).enumerate().map(|(i, stripe)| (stripe, self.immediates(i == 0)))
     }
 
     fn immediates(&self, first: bool) -> Immediates {
@@ -66,13 +73,13 @@ struct Outgoing {
 pub struct SendFlow {
     striping: Striping,
     /// Copies of the slots in `head..next`, by place: what a peer overwrites later has no effect.
-    slots: Box<[Slot]>,
-    claimed: Box<[bool]>,
+    slots: Box<[Slot; RING_SLOTS]>,
+    claimed: Box<[bool; RING_SLOTS]>,
     /// Oldest slot that no message has claimed.
     head: u32,
     /// The slot that the peer announces next.
     next: u32,
-    turn: u32,
+    lane: Lane,
     requests: Requests<Outgoing>,
 }
 
@@ -81,16 +88,17 @@ impl SendFlow {
     pub fn new(striping: Striping) -> Self {
         Self {
             striping,
-            slots: vec![Slot::default(); RING_SLOTS].into(),
-            claimed: vec![false; RING_SLOTS].into(),
+            slots: Box::new([Slot::default(); RING_SLOTS]),
+            claimed: Box::new([false; RING_SLOTS]),
             head: 1,
             next: 1,
-            turn: 0,
+            lane: Lane(0),
             requests: Requests::default(),
         }
     }
 
     /// Sequence number of the slot to look for in the ring, or `None` while the ring is full of unclaimed ones.
+    #[inline]
     pub fn awaited_slot(&self) -> Option<u32> {
         (self.next.wrapping_sub(self.head) < RING_SLOTS as u32).then_some(self.next)
     }
@@ -99,6 +107,7 @@ impl SendFlow {
     ///
     /// # Errors
     /// The slot has another sequence number.
+    #[inline]
     pub fn handle_slot(&mut self, slot: Slot) -> Result<(), Violation> {
         if Some(slot.seq) != self.awaited_slot() {
             return Err(violation!("clear-to-send {} came where {} was due", slot.seq, self.next));
@@ -112,6 +121,7 @@ impl SendFlow {
 
     /// Matches a message of `length` bytes with the oldest unclaimed slot of its tag.
     /// `None`: there is none yet, or too many requests are outstanding.
+    #[inline]
     pub fn submit(&mut self, tag: u32, length: u32) -> Option<Transfer> {
         let seq = self.find(tag)?;
         let place = Place::of(seq);
@@ -119,8 +129,8 @@ impl SendFlow {
         let length = length.min(slot.length);
         let id = self.requests.allocate(Outgoing { length, pending_stripes: self.striping.count(length) })?;
         self.claim(seq);
-        let turn = self.turn;
-        self.turn = turn.wrapping_add(1);
+        let lane = self.lane;
+        self.lane = self.striping.after(lane);
         Some(Transfer {
             id,
             remote_addr: slot.addr,
@@ -129,7 +139,7 @@ impl SendFlow {
             place,
             posted: slot.length,
             striping: self.striping,
-            turn,
+            lane,
         })
     }
 
@@ -137,6 +147,7 @@ impl SendFlow {
     ///
     /// # Errors
     /// No such request: a completion came twice, or from nowhere.
+    #[inline]
     pub fn handle_completion(&mut self, id: RequestId) -> Result<(), Violation> {
         match self.requests.get_mut(id) {
             Some(request) if request.pending_stripes > 0 => {
@@ -151,6 +162,7 @@ impl SendFlow {
     ///
     /// # Errors
     /// The id is stale.
+    #[inline]
     pub fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
         let request = self.requests.get_mut(id).ok_or_else(|| violation!("{id:?} was tested after its end"))?;
         if request.pending_stripes > 0 {
@@ -161,6 +173,7 @@ impl SendFlow {
         Ok(Some(length))
     }
 
+    #[inline]
     fn find(&self, tag: u32) -> Option<u32> {
         let known = self.next.wrapping_sub(self.head).min(SCAN_SLOTS);
         (0..known).map(|i| self.head.wrapping_add(i)).find(|&seq| {
@@ -169,6 +182,7 @@ impl SendFlow {
         })
     }
 
+    #[inline]
     fn claim(&mut self, seq: u32) {
         self.claimed[Place::of(seq).index()] = true;
         while self.head != self.next && self.claimed[Place::of(self.head).index()] {

@@ -10,7 +10,7 @@ use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
 use super::send::SendFlow;
 use super::stripe::Striping;
-use super::wire::{Imm, Place, Slot};
+use super::wire::{Imm, Place, Slot, SlotWords};
 use super::{Lane, MAX_GROUP, RING_SLOTS, Violation};
 use std::collections::{HashMap, VecDeque};
 
@@ -71,8 +71,8 @@ struct World {
     striping: Striping,
     sender: SendFlow,
     receiver: RecvFlow,
-    ring: Vec<[u8; Slot::BYTES]>,
-    announcements: VecDeque<(usize, [u8; Slot::BYTES])>,
+    ring: Vec<SlotWords>,
+    announcements: VecDeque<(usize, SlotWords)>,
     lanes: Vec<VecDeque<Packet>>,
     acks: Vec<VecDeque<RequestId>>,
     cut: Option<usize>,
@@ -114,7 +114,7 @@ impl World {
             striping,
             sender: SendFlow::new(striping),
             receiver: RecvFlow::new(striping),
-            ring: vec![[0; Slot::BYTES]; RING_SLOTS],
+            ring: vec![SlotWords::default(); RING_SLOTS],
             announcements: VecDeque::new(),
             lanes: vec![VecDeque::new(); lanes],
             acks: vec![VecDeque::new(); lanes],
@@ -157,7 +157,7 @@ impl World {
                 Buffer { addr: address(i), length: posted, rkeys: [7, 0], tag }
             };
             let buffers: Vec<_> = members.iter().map(buffer).collect();
-            if let Some(id) = self.receiver.post(&buffers)? {
+            if let Some(id) = self.receiver.post(buffers.len(), |i| Ok::<_, Violation>(buffers[i]))? {
                 self.receiving.push_back((id, members[0]));
                 self.next_group += 1;
             }
@@ -176,8 +176,8 @@ impl World {
     }
 
     fn deliver_announcement(&mut self) -> Result<(), Violation> {
-        if let Some((place, bytes)) = self.announcements.pop_front() {
-            self.ring[place] = bytes;
+        if let Some((place, words)) = self.announcements.pop_front() {
+            self.ring[place] = words;
         }
         Ok(())
     }
@@ -191,11 +191,11 @@ impl World {
         tags.sort_unstable();
         let tag = tags[self.dice.roll(tags.len() as u64) as usize];
         while let Some(seq) = self.sender.awaited_slot() {
-            let bytes = self.ring[Place::of(seq).index()];
-            if u32::from_le_bytes([bytes[28], bytes[29], bytes[30], bytes[31]]) != seq {
+            let words = self.ring[Place::of(seq).index()];
+            if Slot::seq_of(words[3]) != seq {
                 break;
             }
-            self.sender.handle_slot(Slot::parse(&bytes)?)?;
+            self.sender.handle_slot(Slot::parse(&words)?)?;
         }
         let message = self.to_send[&tag][0];
         let Some(transfer) = self.sender.submit(tag, self.messages[message].length) else { return Ok(()) };

@@ -28,24 +28,29 @@ pub struct Stripe {
 }
 
 impl Striping {
-    fn chunk(self, length: u32) -> u32 {
-        let lanes = if self.split { u32::from(self.lanes) } else { 1 };
-        length.div_ceil(lanes).max(STRIPE_MIN_BYTES).next_multiple_of(LINE_BYTES)
-    }
-
     /// Number of stripes of a message of `length` bytes: at least one, at most one per lane.
+    #[inline]
     pub fn count(self, length: u32) -> u32 {
-        length.div_ceil(self.chunk(length)).max(1)
+        if !self.split || length <= STRIPE_MIN_BYTES { 1 } else { length.div_ceil(self.chunk(length)) }
     }
 
-    /// The stripes of a message of `length` bytes; `turn` rotates the lane of the first one.
-    pub fn stripes(self, length: u32, turn: u32) -> impl Iterator<Item = Stripe> {
-        let chunk = self.chunk(length);
-        (0..self.count(length)).map(move |i| Stripe {
-            lane: Lane((turn.wrapping_add(i) % u32::from(self.lanes)) as u8),
-            offset: i * chunk,
-            length: chunk.min(length - i * chunk),
-        })
+    fn chunk(self, length: u32) -> u32 {
+        length.div_ceil(u32::from(self.lanes)).max(STRIPE_MIN_BYTES).next_multiple_of(LINE_BYTES)
+    }
+
+    /// The lane after `lane`, round and round.
+    #[inline]
+    pub fn after(self, lane: Lane) -> Lane {
+        if lane.0 + 1 < self.lanes { Lane(lane.0 + 1) } else { Lane(0) }
+    }
+
+    /// The stripes of a message of `length` bytes, of which the first goes to `lane` and each next one to the lane after.
+    pub fn stripes(self, length: u32, lane: Lane) -> impl Iterator<Item = Stripe> {
+        let count = self.count(length);
+        let chunk = if count == 1 { length } else { self.chunk(length) };
+        let lanes = std::iter::successors(Some(lane), move |l| Some(self.after(*l)));
+        let stripe = move |(i, lane)| Stripe { lane, offset: i * chunk, length: chunk.min(length - i * chunk) };
+        (0..count).zip(lanes).map(stripe)
     }
 }
 
@@ -59,9 +64,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn stripes_tile_the_message(lanes in 1u8..=32, split: bool, length in 0..=MAX_MESSAGE, turn: u32) {
+        fn stripes_tile_the_message(lanes in 1u8..=32, split: bool, length in 0..=MAX_MESSAGE, first in 0u8..32) {
             let striping = Striping { lanes, split };
-            let stripes: Vec<_> = striping.stripes(length, turn).collect();
+            let stripes: Vec<_> = striping.stripes(length, Lane(first % lanes)).collect();
             prop_assert_eq!(stripes.len() as u32, striping.count(length));
             prop_assert!(split || stripes.len() == 1);
             let mut end = 0;

@@ -28,46 +28,49 @@ pub struct Slot {
     pub seq: u32,
 }
 
+/// A slot as it is written and read: four little-endian words, the sequence number in the upper half of the last.
+pub type SlotWords = [u64; Slot::BYTES / 8];
+
 impl Slot {
     /// Bytes on the wire and in the ring.
     pub const BYTES: usize = 32;
-    /// Offset of `seq`.
-    pub const SEQ_OFFSET: usize = 28;
 
-    /// The bytes to be written into the sender's ring.
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut b = [0; Self::BYTES];
-        b[0..8].copy_from_slice(&self.addr.to_le_bytes());
-        b[8..12].copy_from_slice(&self.length.to_le_bytes());
-        b[12..16].copy_from_slice(&self.rkeys[0].to_le_bytes());
-        b[16..20].copy_from_slice(&self.rkeys[1].to_le_bytes());
-        b[20..24].copy_from_slice(&self.tag.to_le_bytes());
-        b[24] = self.group.0;
-        b[25] = self.group.1;
-        b[28..32].copy_from_slice(&self.seq.to_le_bytes());
-        b
+    /// The words to be written into the sender's ring.
+    #[inline]
+    pub fn emit(&self) -> SlotWords {
+        let pair = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le();
+        let group = u32::from(self.group.0) | u32::from(self.group.1) << 8;
+        [self.addr.to_le(), pair(self.length, self.rkeys[0]), pair(self.rkeys[1], self.tag), pair(group, self.seq)]
+    }
+
+    /// The sequence number in the last word of a slot.
+    #[inline]
+    pub fn seq_of(last_word: u64) -> u32 {
+        (u64::from_le(last_word) >> 32) as u32
     }
 
     /// Reads a slot that a peer has written.
     ///
     /// # Errors
     /// A group or a length that no Ferrite announces.
-    pub fn parse(b: &[u8; Self::BYTES]) -> Result<Self, Violation> {
-        let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
+    #[inline]
+    pub fn parse(words: &SlotWords) -> Result<Self, Violation> {
+        let [addr, first, second, last] = words.map(u64::from_le);
         let slot = Self {
-            addr: u64::from(u32_at(0)) | u64::from(u32_at(4)) << 32,
-            length: u32_at(8),
-            rkeys: [u32_at(12), u32_at(16)],
-            tag: u32_at(20),
-            group: (b[24], b[25]),
-            seq: u32_at(28),
+            addr,
+            length: first as u32,
+            rkeys: [(first >> 32) as u32, second as u32],
+            tag: (second >> 32) as u32,
+            group: (last as u8, (last >> 8) as u8),
+            seq: (last >> 32) as u32,
         };
         let (index, count) = slot.group;
-        if usize::from(count) > MAX_GROUP || index >= count {
-            return Err(violation!("clear-to-send {} is number {index} of a group of {count}", slot.seq));
-        }
-        if slot.length > MAX_MESSAGE {
-            return Err(violation!("clear-to-send {} announces {} bytes", slot.seq, slot.length));
+        if usize::from(count) > MAX_GROUP || index >= count || slot.length > MAX_MESSAGE {
+            return Err(violation!(
+                "clear-to-send {} announces {} bytes, as number {index} of a group of {count}",
+                slot.seq,
+                slot.length
+            ));
         }
         Ok(slot)
     }
@@ -79,11 +82,13 @@ pub struct Place(u16);
 
 impl Place {
     /// The place of sequence number `seq`.
+    #[inline]
     pub fn of(seq: u32) -> Self {
         Self((seq as usize % RING_SLOTS) as u16)
     }
 
     /// As an index into an array of [`RING_SLOTS`].
+    #[inline]
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
@@ -139,6 +144,7 @@ impl Imm {
     pub const EXPLICIT_LIMIT: u32 = CODED;
 
     /// The 32 bits, in host order.
+    #[inline]
     pub fn emit(self) -> u32 {
         let extent = match self.extent {
             Extent::Bytes(n) => n & (CODED - 1),
@@ -151,6 +157,7 @@ impl Imm {
     }
 
     /// Reads the 32 bits, in host order. Every value means something; whether it fits is for the flow to judge.
+    #[inline]
     pub fn parse(bits: u32) -> Self {
         let place = Place((bits >> EXTENT_BITS) as u16);
         let half = (bits & 0xffff) as u16;
@@ -181,8 +188,8 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_parse_or_are_refused(bytes: [u8; 32]) {
-            if let Ok(slot) = Slot::parse(&bytes) {
+        fn any_bytes_parse_or_are_refused(words: [u64; 4]) {
+            if let Ok(slot) = Slot::parse(&words) {
                 prop_assert!(slot.length <= MAX_MESSAGE);
                 prop_assert!(slot.group.0 < slot.group.1 && usize::from(slot.group.1) <= MAX_GROUP);
             }
@@ -203,8 +210,18 @@ mod tests {
     }
 
     #[test]
-    fn the_sequence_number_is_the_last_word_of_a_slot() {
-        let bytes = Slot { seq: 0x0403_0201, group: (0, 1), ..Slot::default() }.emit();
-        assert_eq!(bytes[Slot::SEQ_OFFSET..], [1, 2, 3, 4]);
+    fn a_slot_on_the_wire() {
+        let slot = Slot {
+            addr: 0x0807_0605_0403_0201,
+            length: 0x0c0b_0a09,
+            rkeys: [0x100f_0e0d, 0x1413_1211],
+            tag: 0x1817_1615,
+            group: (2, 3),
+            seq: 0x201f_1e1d,
+        };
+        let bytes: Vec<u8> = slot.emit().into_iter().flat_map(u64::to_ne_bytes).collect();
+        let expected: Vec<u8> = (1..=24).chain([2, 3, 0, 0]).chain(29..=32).collect();
+        assert_eq!(bytes, expected);
+        assert_eq!(Slot::seq_of(slot.emit()[3]), slot.seq);
     }
 }

@@ -77,7 +77,7 @@ impl Library {
                 Err(reason) => reasons.push(reason),
             }
         }
-        Err(Error { class: crate::error::Class::System, text: format!("no libibverbs: {}", reasons.join("; ")) })
+        Err(Error::system(format!("no libibverbs: {}", reasons.join("; "))))
     }
 }
 

@@ -5,12 +5,13 @@ use crate::error::{Error, Result, errno};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// An array of records that a peer fills by RDMA WRITE, each with a sequence number in its last four bytes.
+/// An array of records of `WORDS` 64-bit words that a peer fills by RDMA WRITE. The last word of a record tells whether
+/// the rest is there.
 ///
 /// The pages are this object's own: libibverbs marks registered pages as not to be inherited by forked children, and
 /// nothing else may share that fate.
 #[derive(Debug)]
-pub struct SharedRing<const RECORD: usize> {
+pub struct SharedRing<const WORDS: usize> {
     // Declared first: the region has to go before the memory.
     region: MemoryRegion,
     memory: Mapping,
@@ -24,20 +25,18 @@ struct Mapping {
 }
 
 // SAFETY: the mapping is owned, and read only through volatile loads.
-unsafe impl<const RECORD: usize> Send for SharedRing<RECORD> {}
+unsafe impl<const WORDS: usize> Send for SharedRing<WORDS> {}
 // SAFETY: as above; no method writes.
-unsafe impl<const RECORD: usize> Sync for SharedRing<RECORD> {}
+unsafe impl<const WORDS: usize> Sync for SharedRing<WORDS> {}
 
-impl<const RECORD: usize> SharedRing<RECORD> {
-    const WORDS: usize = RECORD / 8;
-
+impl<const WORDS: usize> SharedRing<WORDS> {
     /// A ring of `records` zeroed records that remote peers may write.
     ///
     /// # Errors
     /// No memory, or it cannot be registered.
     pub fn new(domain: &Arc<ProtectionDomain>, records: usize) -> Result<Self> {
-        const { assert!(RECORD.is_multiple_of(8) && RECORD <= 64) };
-        let memory = Mapping::new(records * RECORD)?;
+        const { assert!(WORDS <= 8, "a record must not straddle a cache line") };
+        let memory = Mapping::new(records * WORDS * 8)?;
         // No relaxed ordering here: the sequence number must not overtake the rest of its record.
         // SAFETY: the mapping is ours and outlives the region by the order of the fields.
         let region =
@@ -60,25 +59,22 @@ impl<const RECORD: usize> SharedRing<RECORD> {
         self.region.lkey()
     }
 
-    /// A copy of record `index` (modulo the size of the ring), if its sequence number is `seq`.
+    /// A copy of record `index` (modulo the size of the ring), if `is_there` says so of its last word.
     #[inline]
-    pub fn read(&self, index: usize, seq: u32) -> Option<[u8; RECORD]> {
-        let words = self.memory.base.cast::<u64>().wrapping_add(index % self.records * Self::WORDS);
+    pub fn read(&self, index: usize, is_there: impl FnOnce(u64) -> bool) -> Option<[u64; WORDS]> {
+        let words = self.memory.base.cast::<u64>().wrapping_add(index % self.records * WORDS);
+        let mut record = [0; WORDS];
         // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
-        let last = unsafe { words.add(Self::WORDS - 1).read_volatile() };
-        let mut record = [0; RECORD];
-        let (_, tail) = record.split_at_mut(RECORD - 8);
-        tail.copy_from_slice(&last.to_ne_bytes());
-        if u32::from_le_bytes([tail[4], tail[5], tail[6], tail[7]]) != seq {
+        record[WORDS - 1] = unsafe { words.add(WORDS - 1).read_volatile() };
+        if !is_there(record[WORDS - 1]) {
             return None;
         }
-        // Pairs with the device's ascending write of the record: what precedes the sequence number is there already,
-        // and must not be read before it.
+        // Pairs with the device's ascending write of the record: what precedes the last word is there already, and must
+        // not be read before it.
         fence(Ordering::Acquire);
-        for (i, bytes) in record.chunks_exact_mut(8).take(Self::WORDS - 1).enumerate() {
+        for (i, word) in record.iter_mut().enumerate().take(WORDS - 1) {
             // SAFETY: as above.
-            let word = unsafe { words.add(i).read_volatile() };
-            bytes.copy_from_slice(&word.to_ne_bytes());
+            *word = unsafe { words.add(i).read_volatile() };
         }
         Some(record)
     }

@@ -64,12 +64,22 @@ pub struct Completion {
 }
 
 impl QueuePair {
+    /// Posts one write.
+    ///
+    /// # Errors
+    /// As [`Self::post_writes`].
+    #[inline]
+    pub fn post_write(&mut self, write: &Write) -> Result<()> {
+        let mut span = write.local.into();
+        let mut request = write.request(&mut span, std::ptr::null_mut());
+        self.post_send(&raw mut request)
+    }
+
     /// Posts up to [`WRITE_BATCH`] writes with one doorbell.
     ///
     /// # Errors
     /// The send queue is full or the queue pair is not connected any more: none or some are posted, and the connection
     /// cannot go on.
-    #[inline]
     pub fn post_writes(&mut self, writes: &[Write]) -> Result<()> {
         let count = writes.len();
         if count == 0 || count > WRITE_BATCH {
@@ -154,7 +164,7 @@ impl CompletionQueue {
 }
 
 impl Write {
-    #[inline]
+    #[inline(always)]
     fn request(&self, span: *mut sys::ibv_sge, next: *mut sys::ibv_send_wr) -> sys::ibv_send_wr {
         let mut flags = 0;
         if self.signaled {
