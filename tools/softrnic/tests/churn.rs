@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::time::Duration;
 
-use common::node::{CAP, Node, Terms, Work, create_qp};
-use common::process::{Line, assert_clean, fabric_name, finish, is_side, line, start};
+use common::node::{CAP, Node, Terms, Work, create_qp, to_state};
+use common::process::{Line, assert_clean, fabric_name, finish, is_side, line, pair, start};
 use common::verbs::*;
 
 /// Tables with room for little more than what one process needs: only what the dead left being cleared up lets the
@@ -72,4 +72,46 @@ fn survive(mut line: Line, rounds: u64) {
         line.send(&2u8);
     }
     base.close();
+}
+
+/// The owner deregisters a region and unmaps it at once, while its peer keeps writing there. The device must have let
+/// go of it by then: the writer hears of the missing key, never of missing memory.
+#[test]
+fn deregistration_waits_for_accesses_under_way() {
+    pair("deregistration_waits_for_accesses_under_way", &[], |side, mut line| {
+        // Long enough that the kernel takes it in several steps, looking at the mapping before each.
+        const BYTES: usize = 32 << 20;
+        let terms = Terms::default();
+        let node = Node::new(side, BYTES);
+        let mut seed = 7u64;
+        for round in 0..20 {
+            node.join(&mut line, &terms);
+            if side == 0 {
+                let [addr, rkey]: [u64; 2] = line.recv();
+                let status = loop {
+                    node.send(Work { sges: &[node.sge(0, BYTES)], to: (addr, rkey), ..Work::default() });
+                    let wc = node.next();
+                    if wc.status != OK {
+                        break wc.status;
+                    }
+                };
+                assert_eq!(status, REM_ACCESS, "round {round}");
+            } else {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+                // SAFETY: a fresh mapping that goes when the device has let go of it.
+                unsafe {
+                    let at = libc::mmap(ptr::null_mut(), BYTES, 3, flags, -1, 0);
+                    let mr = ibv_reg_mr(node.pd, at, BYTES, ALL_ACCESS);
+                    line.send(&[at as u64, u64::from((*mr).rkey)]);
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    std::thread::sleep(Duration::from_micros((seed >> 33) % 20_000));
+                    assert_eq!(ibv_dereg_mr(mr), 0);
+                    libc::munmap(at, BYTES);
+                }
+            }
+            line.meet();
+            assert_eq!(to_state(node.qp, RESET), 0);
+            line.meet();
+        }
+    });
 }
