@@ -23,7 +23,7 @@ unsafe impl Sync for Context {}
 /// What a device says of itself.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceAttributes {
-    /// Identity of the card, host order.
+    /// Identity of the card, in the byte order in which the verbs give it, as NCCL's built-in transport reports it.
     pub system_image_guid: u64,
     /// Ports are numbered from 1 to this.
     pub port_count: u8,
@@ -141,7 +141,7 @@ impl Context {
         // SAFETY: zeroed numbers are valid, and the call has filled them in.
         let attr = unsafe { attr.assume_init() };
         Ok(DeviceAttributes {
-            system_image_guid: u64::from_be(attr.sys_image_guid),
+            system_image_guid: attr.sys_image_guid,
             port_count: attr.phys_port_cnt,
             max_queue_pairs: attr.max_qp,
         })
