@@ -7,6 +7,10 @@ step() { printf '\n== %s\n' "$*"; }
 step build
 scripts/build.sh
 
+# The tests drive it as well; it is fetched once and kept outside of this repository.
+step "stock NCCL"
+dist/bin/ferrite wheel
+
 step format
 cargo fmt --all --check
 

@@ -3,6 +3,7 @@
 mod common;
 
 use std::ffi::CString;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -125,7 +126,7 @@ fn may_mount() -> bool {
     // SAFETY: no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
     if !is_root {
-        eprintln!("SKIPPED: mounting needs root");
+        let _ = writeln!(std::io::stderr(), "skipped: root, to mount a folder");
     }
     is_root
 }
