@@ -71,6 +71,7 @@
 //! | `SOFTRNIC_SHM_DIR` | absolute path of a folder on a tmpfs | `/dev/shm` |
 //! | `SOFTRNIC_QUIET` | 1: no banner | 0 |
 //! | `SOFTRNIC_STRICT` | 1: junk in undefined fields of failed completions; data of requests is read 50 µs late | 0 |
+//! | `SOFTRNIC_STAT` | 1: a line at the end of the process with the most objects and registered bytes it has had | 0 |
 //! | `SOFTRNIC_TIME_SCALE` | factor for all modelled waits | 1 |
 //! | `SOFTRNIC_MAX_QP`, `_MAX_CQ`, `_MAX_MR` | objects of a device in use, of all processes | 4096, 4096, 16384 |
 //! | `SOFTRNIC_MAX_QP_WR` | 1 to 16384 | 16384 |
@@ -98,3 +99,4 @@ mod service;
 mod settings;
 mod shim;
 mod transition;
+mod usage;

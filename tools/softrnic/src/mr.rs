@@ -9,6 +9,7 @@ use crate::fabric::layout::{PAGE, Table};
 use crate::fabric::{Fabric, lock};
 use crate::notice::last_errno;
 use crate::pd::Pd;
+use crate::usage;
 
 /// What the application holds as `ibv_mr*` is its first field.
 #[repr(C)]
@@ -53,6 +54,7 @@ impl Mr {
         slot.length.store(length as u64, Relaxed);
         slot.key.store(key, SeqCst);
         pd.users.fetch_add(1, SeqCst);
+        usage::registered(length);
         let abi = types::Mr {
             context: pd.context.as_abi(),
             pd: pd.as_abi(),
@@ -82,6 +84,7 @@ impl Mr {
         let control = fabric.file.control();
         fabric.free(&control, Table::Mr, device, self.index);
         self.pd.users.fetch_sub(1, SeqCst);
+        usage::deregistered(self.abi.length);
     }
 }
 

@@ -193,6 +193,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 extern "C" fn at_exit() {
     if let Some(fabric) = Fabric::current() {
+        if fabric.settings.stat {
+            crate::usage::tell();
+        }
         fabric.leave();
     }
 }

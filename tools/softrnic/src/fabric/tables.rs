@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use super::Fabric;
 use super::file::Control;
 use super::layout::{self, CHUNK, CqSlot, DEVICES, MrSlot, NO_PEER, PAGE, QpSlot, RINGS_AT, RINGS_BYTES, Table};
+use crate::usage;
 
 impl Fabric {
     /// The owner word of entry `index`, if that entry has storage.
@@ -32,6 +33,7 @@ impl Fabric {
         .inspect(|&index| {
             self.owner_of(table, device, index).store(self.me, SeqCst);
             self.header().hint[device][table as usize].store(index + 1, Relaxed);
+            usage::created(table);
         })
     }
 
@@ -70,7 +72,10 @@ impl Fabric {
     pub(crate) fn free(&self, _control: &Control<'_>, table: Table, device: usize, index: u32) {
         let hint = &self.header().hint[device][table as usize];
         hint.fetch_min(index, Relaxed);
-        self.owner_of(table, device, index).store(0, SeqCst);
+        // What a dead process left was never counted here.
+        if self.owner_of(table, device, index).swap(0, SeqCst) == self.me {
+            usage::destroyed(table);
+        }
     }
 
     /// Finds room for a receive ring and gives it storage; 0 bytes need none.

@@ -1,0 +1,64 @@
+//! How much this process has had at most, told at its end when `SOFTRNIC_STAT=1` asks for it.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::fabric::layout::Table;
+use crate::notice;
+
+/// A number and the highest it has been.
+#[derive(Debug, Default)]
+struct Gauge {
+    now: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Gauge {
+    const fn new() -> Self {
+        Self { now: AtomicU64::new(0), peak: AtomicU64::new(0) }
+    }
+
+    fn add(&self, count: u64) {
+        let now = self.now.fetch_add(count, Relaxed) + count;
+        self.peak.fetch_max(now, Relaxed);
+    }
+
+    fn take(&self, count: u64) {
+        self.now.fetch_sub(count, Relaxed);
+    }
+}
+
+/// By [`Table`].
+static OBJECTS: [Gauge; 3] = [const { Gauge::new() }; 3];
+static REGISTERED_BYTES: Gauge = Gauge::new();
+
+/// An object of `table` came to be.
+pub(crate) fn created(table: Table) {
+    OBJECTS[table as usize].add(1);
+}
+
+/// An object of `table` is gone.
+pub(crate) fn destroyed(table: Table) {
+    OBJECTS[table as usize].take(1);
+}
+
+/// So many bytes have been registered.
+pub(crate) fn registered(bytes: usize) {
+    REGISTERED_BYTES.add(bytes as u64);
+}
+
+/// So many bytes have been deregistered.
+pub(crate) fn deregistered(bytes: usize) {
+    REGISTERED_BYTES.take(bytes as u64);
+}
+
+/// Says it.
+pub(crate) fn tell() {
+    let peak = |table: Table| OBJECTS[table as usize].peak.load(Relaxed);
+    notice::say(format_args!(
+        "at most {} queue pairs, {} completion queues, {} memory regions of {} bytes",
+        peak(Table::Qp),
+        peak(Table::Cq),
+        peak(Table::Mr),
+        REGISTERED_BYTES.peak.load(Relaxed)
+    ));
+}
