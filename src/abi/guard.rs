@@ -2,6 +2,7 @@
 
 use super::nccl;
 use crate::error::{Class, Error, Result};
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs the body of a vtable function.
@@ -11,17 +12,24 @@ pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> nccl::ncc
     // call on it fails.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => nccl::ncclSuccess,
-        Ok(Err(error)) => report(call, &error),
-        Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            report(call, &Error::internal(format!("a bug in Ferrite: {text}")))
-        }
+        Ok(Err(error)) => report(call, error),
+        Err(panic) => report(call, bug(panic)),
     }
 }
 
 #[cold]
-fn report(call: &str, error: &Error) -> nccl::ncclResult_t {
+#[inline(never)]
+#[allow(clippy::needless_pass_by_value)]
+fn bug(panic: Box<dyn Any + Send>) -> Error {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    Error::internal(format!("a bug in Ferrite: {text}"))
+}
+
+#[cold]
+#[inline(never)]
+#[allow(clippy::needless_pass_by_value)]
+fn report(call: &str, error: Error) -> nccl::ncclResult_t {
     if !error.quiet {
         log::warn!("{call}: {error}");
     }

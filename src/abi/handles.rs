@@ -62,7 +62,9 @@ tagged!(Request, b"FerReqst", "request");
 pub struct Comm<T> {
     /// The communicator.
     pub comm: T,
-    requests: Box<[RequestHandle]>,
+    requests: Box<[RequestHandle; MAX_REQUESTS]>,
+    /// Those of flushes; a sender has none.
+    flushes: Box<[RequestHandle]>,
     error_logged: AtomicBool,
 }
 
@@ -90,7 +92,18 @@ where
 {
     /// Gives an object to NCCL.
     pub fn into_raw(inner: T) -> *mut c_void {
-        Box::into_raw(Box::new(Self { tag: T::TAG, inner })).cast()
+        Self::into_raw_with(|_| inner)
+    }
+
+    /// Gives an object to NCCL that knows its own address; what is there may be used once this has returned.
+    fn into_raw_with(inner: impl FnOnce(*const T) -> T) -> *mut c_void {
+        let raw = Box::into_raw(Box::<Self>::new_uninit()).cast::<Self>();
+        // SAFETY: a place inside of the box just made, which is not read.
+        let address = unsafe { &raw const (*raw).inner };
+        let handle = Self { tag: T::TAG, inner: inner(address) };
+        // SAFETY: the box is ours alone, and nothing is in it yet.
+        unsafe { raw.write(handle) };
+        raw.cast()
     }
 
     /// Looks at what NCCL holds.
@@ -131,6 +144,7 @@ where
 }
 
 #[cold]
+#[inline(never)]
 fn stranger(raw: *mut c_void, name: &str) -> Error {
     Error::argument(format!("{raw:?} is no {name} of Ferrite's"))
 }
@@ -138,52 +152,59 @@ fn stranger(raw: *mut c_void, name: &str) -> Error {
 impl Handle<Comm<SendComm>> {
     /// Gives a send communicator to NCCL.
     pub fn new_send(comm: SendComm) -> *mut c_void {
-        let raw = Self::into_raw(Comm { comm, requests: Box::default(), error_logged: AtomicBool::new(false) });
-        // SAFETY: just made, and nobody else knows it yet.
-        let inner = unsafe { &raw mut (*raw.cast::<Self>()).inner };
-        let requests = requests(|| Owner::Send(inner), MAX_REQUESTS);
-        // SAFETY: as above.
-        unsafe { (*inner).requests = requests };
-        raw
+        Self::into_raw_with(|place| Comm {
+            comm,
+            requests: requests(Owner::Send(place)),
+            flushes: Box::default(),
+            error_logged: AtomicBool::new(false),
+        })
     }
 }
 
 impl Handle<Comm<RecvComm>> {
     /// Gives a receive communicator to NCCL.
     pub fn new_recv(comm: RecvComm) -> *mut c_void {
-        let raw = Self::into_raw(Comm { comm, requests: Box::default(), error_logged: AtomicBool::new(false) });
-        // SAFETY: just made, and nobody else knows it yet.
-        let inner = unsafe { &raw mut (*raw.cast::<Self>()).inner };
-        let mut all = requests(|| Owner::Receive(inner), MAX_REQUESTS).into_vec();
-        all.extend(requests(|| Owner::Flush(inner), MAX_REQUESTS));
-        // SAFETY: as above.
-        unsafe { (*inner).requests = all.into() };
-        raw
+        Self::into_raw_with(|place| Comm {
+            comm,
+            requests: requests(Owner::Receive(place)),
+            flushes: requests(Owner::Flush(place)),
+            error_logged: AtomicBool::new(false),
+        })
     }
 }
 
-fn requests(owner: impl Fn() -> Owner, count: usize) -> Box<[RequestHandle]> {
-    let request = || Request { owner: owner(), id: AtomicU32::new(0) };
-    (0..count).map(|_| Handle { tag: Request::TAG, inner: request() }).collect()
+fn requests(owner: Owner) -> Box<[RequestHandle; MAX_REQUESTS]> {
+    let request = |_| Handle { tag: Request::TAG, inner: Request { owner, id: AtomicU32::new(0) } };
+    Box::new(std::array::from_fn(request))
 }
 
 impl<T> Comm<T> {
-    /// The object that stands for request `id`: what NCCL gets; NULL for none. Flushes have objects of their own behind the
-    /// others.
+    /// The object that stands for request `id`: what NCCL gets; NULL for none.
     #[inline]
-    pub fn request(&self, id: Option<RequestId>, flush: bool) -> *mut c_void {
-        let Some(id) = id else { return std::ptr::null_mut() };
-        let index = id.index() + if flush { MAX_REQUESTS } else { 0 };
-        let Some(handle) = self.requests.get(index) else { return std::ptr::null_mut() };
-        handle.inner.id.store(id.to_bits(), Ordering::Relaxed);
-        std::ptr::from_ref(handle).cast_mut().cast()
+    pub fn request(&self, id: Option<RequestId>) -> *mut c_void {
+        id.map_or(std::ptr::null_mut(), |id| self.requests[id.index()].begin(id))
+    }
+
+    /// The same for a flush.
+    pub fn flush(&self, id: Option<RequestId>) -> *mut c_void {
+        let of = |id: RequestId| self.flushes.get(id.index()).map(|handle| handle.begin(id));
+        id.and_then(of).unwrap_or(std::ptr::null_mut())
     }
 
     /// An error of this communicator, which is not to be logged if one has been: NCCL asks a failed one again and again.
     #[cold]
-    pub fn first_or_quiet(&self, error: Error) -> Error {
-        let quiet = error.class != Class::Argument && self.error_logged.swap(true, Ordering::Relaxed);
-        Error { quiet, ..error }
+    pub fn first_or_quiet(&self, mut error: Error) -> Error {
+        error.quiet = error.class != Class::Argument && self.error_logged.swap(true, Ordering::Relaxed);
+        error
+    }
+}
+
+impl RequestHandle {
+    /// From now on this is request `id`; what NCCL gets.
+    #[inline]
+    fn begin(&self, id: RequestId) -> *mut c_void {
+        self.inner.id.store(id.to_bits(), Ordering::Relaxed);
+        std::ptr::from_ref(self).cast_mut().cast()
     }
 }
 

@@ -14,7 +14,6 @@ use crate::net::region::{MemoryKind, Registration};
 use crate::net::sender::SendComm;
 use crate::proto::MAX_GROUP;
 use crate::proto::handle::HANDLE_BYTES;
-use crate::proto::recv::Received;
 use nccl::ncclResult_t;
 use once_cell::sync::OnceCell;
 use std::ffi::{CString, c_int, c_void};
@@ -283,7 +282,7 @@ unsafe extern "C" fn isend(
         let memory = unsafe { MemoryHandle::borrow(mhandle)? };
         let id = comm.comm.isend(data as u64, length(size)?, tag as u32, memory)?;
         // SAFETY: NCCL's output pointer.
-        unsafe { put(request, comm.request(id, false), "request") }
+        unsafe { put(request, comm.request(id), "request") }
     })
 }
 
@@ -346,7 +345,7 @@ unsafe extern "C" fn irecv(
         // SAFETY: NCCL's arrays have n members, and irecv asks for those below n.
         let id = comm.comm.irecv(group.count, |i| unsafe { group.member(i) })?;
         // SAFETY: NCCL's output pointer.
-        unsafe { put(request, comm.request(id, false), "request") }
+        unsafe { put(request, comm.request(id), "request") }
     })
 }
 
@@ -366,7 +365,7 @@ unsafe extern "C" fn iflush(
         let members = (0..group.count).map(|i| unsafe { group.member(i) }).collect::<Result<Vec<_>>>()?;
         let id = comm.comm.iflush(members.into_iter())?;
         // SAFETY: NCCL's output pointer.
-        unsafe { put(request, comm.request(id, true), "request") }
+        unsafe { put(request, comm.flush(id), "request") }
     })
 }
 
@@ -388,7 +387,10 @@ unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_
         unsafe {
             *done = 1;
             if !sizes.is_null() {
-                sizes.cast::<u32>().copy_from_nonoverlapping(lengths.as_ptr(), lengths.len());
+                match lengths {
+                    [one] => *sizes.cast::<u32>() = *one,
+                    many => sizes.cast::<u32>().copy_from_nonoverlapping(many.as_ptr(), many.len()),
+                }
             }
         }
     };
@@ -401,8 +403,7 @@ unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_
         Owner::Receive(comm) => {
             // SAFETY: as above.
             let comm = unsafe { &*comm };
-            let received = |r: &Received| finish(&r.lengths[..usize::from(r.count).min(MAX_GROUP)]);
-            on_comm("test", Ok(comm), |c| c.comm.test(id).map(|done| done.iter().for_each(received)))
+            on_comm("test", Ok(comm), |c| c.comm.test(id, finish))
         }
         Owner::Flush(comm) => {
             // SAFETY: as above.

@@ -283,7 +283,7 @@ mod tests {
                 Kind::Text => continue,
             };
             for value in wrong {
-                let text = with(variable.name, &value).expect_err("out of range").text;
+                let text = with(variable.name, &value).expect_err("out of range").text.clone();
                 assert!(text.contains(&format!("{}={value}: ", variable.name)), "{text}");
                 assert!(text.contains("expected"), "{text}");
             }

@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_bad_port_is_named() {
-        let text = HcaFilter::parse("mlx5_0:x").expect_err("no number").text;
+        let text = HcaFilter::parse("mlx5_0:x").expect_err("no number").text.clone();
         assert!(text.contains("NCCL_IB_HCA=mlx5_0:x") && text.contains("1 to 255"), "{text}");
     }
 }

@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn nothing_fits() {
-        let text = chosen("wlan", None).expect_err("there is none").text;
+        let text = chosen("wlan", None).expect_err("there is none").text.clone();
         assert!(text.contains("NCCL_SOCKET_IFNAME=wlan") && text.contains("eth10 (10.0.0.2)"), "{text}");
     }
 

@@ -5,6 +5,7 @@
 
 use super::device::Device;
 use super::lanes::WorkId;
+use super::single::stale;
 use crate::error::{Error, Result};
 use crate::proto::requests::{RequestId, Requests};
 use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair};
@@ -60,7 +61,8 @@ impl FlushLane {
     /// # Errors
     /// The read cannot be posted.
     pub fn post(&mut self, addr: u64, rkey: u32) -> Result<Option<RequestId>> {
-        let Some(request) = self.requests.allocate(false) else { return Ok(None) };
+        let Some((request, done)) = self.requests.allocate() else { return Ok(None) };
+        *done = false;
         let local = Span { addr: self.landing.addr(), length: 1, lkey: self.landing.lkey() };
         self.pair.post_read(WorkId::Flush { request }.to_bits(), local, Target { addr, rkey })?;
         Ok(Some(request))
@@ -84,11 +86,6 @@ impl FlushLane {
             }
             Ok(())
         })?;
-        let done = self.requests.get_mut(id).copied();
-        let done = done.ok_or_else(|| Error::internal("a flush was tested after its end"))?;
-        if done {
-            self.requests.release(id);
-        }
-        Ok(done)
+        Ok(self.requests.release_if(id, |done| *done).map_err(stale)?.is_some())
     }
 }

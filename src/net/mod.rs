@@ -158,11 +158,11 @@ fn find_devices(config: &Arc<Config>) -> Vec<Arc<Device>> {
     }
     let library = match Library::load(config.verbs_library.as_deref()) {
         Ok(library) => Arc::new(library),
-        Err(e) => return none(e.text),
+        Err(e) => return none(e.text.clone()),
     };
     let (contexts, failures) = match Context::open_all(&library) {
         Ok(opened) => opened,
-        Err(e) => return none(e.text),
+        Err(e) => return none(e.text.clone()),
     };
     for failure in &failures {
         log::info!(target: INIT, "Ferrite: {failure} (in a container: is /dev/infiniband passed in?)");

@@ -8,7 +8,7 @@ use super::region::{MemoryKind, Registration};
 use super::single::{SingleCaller, stale};
 use crate::error::{Error, Result};
 use crate::proto::handshake::{Ring, Terms};
-use crate::proto::recv::{Buffer, Received, RecvFlow};
+use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
 use crate::proto::wire::{Imm, Slot};
 use crate::proto::{self, MAX_GROUP};
@@ -90,35 +90,41 @@ impl RecvComm {
     ///
     /// # Errors
     /// The connection has failed, or the group is impossible.
-    #[inline]
+    #[inline(always)]
     pub fn irecv<'a>(
         &self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>>,
     ) -> Result<Option<RequestId>> {
-        let mut path = self.path.enter()?;
-        path.check(&self.link, false)?;
-        let posted = path.flow.post(count, |i| {
-            let Expected { addr, length, tag, memory } = expected(i)?;
-            memory.require("irecv", addr, length)?;
-            Ok::<_, Error>(Buffer { addr, length, rkeys: [memory.rkey, 0], tag })
-        })?;
-        path.announce().map_err(|e| path.fail(&self.link, e))?;
-        Ok(posted)
+        self.path.enter(|path| {
+            path.check(&self.link, false)?;
+            let posted = path.flow.post(count, |i| {
+                let Expected { addr, length, tag, memory } = expected(i)?;
+                memory.require("irecv", addr, length)?;
+                Ok::<_, Error>(Buffer { addr, length, rkeys: [memory.rkey, 0], tag })
+            })?;
+            path.announce().map_err(|e| path.fail(&self.link, e))?;
+            Ok(posted)
+        })
     }
 
-    /// What has been received, once the request is complete.
+    /// Tells `done` the bytes of each message, once the request is complete.
     ///
     /// # Errors
     /// The connection has failed; the same error each time.
-    #[inline]
-    pub fn test(&self, id: RequestId) -> Result<Option<Received>> {
-        let mut path = self.path.enter()?;
-        if let Some(done) = path.flow.poll_done(id).map_err(stale)? {
-            return Ok(Some(done));
-        }
-        path.progress(&self.device, &self.link)?;
-        path.flow.poll_done(id).map_err(stale)
+    #[inline(always)]
+    pub fn test(&self, id: RequestId, done: impl FnOnce(&[u32])) -> Result<()> {
+        self.path.enter(|path| {
+            let mut lengths = path.flow.poll_done(id).map_err(stale)?;
+            if lengths.is_none() {
+                path.progress(&self.device, &self.link)?;
+                lengths = path.flow.poll_done(id).map_err(stale)?;
+            }
+            if let Some(lengths) = lengths {
+                done(lengths);
+            }
+            Ok(())
+        })
     }
 
     /// Begins to make received data visible to the GPU. `None`: there is nothing to wait for.
@@ -132,27 +138,30 @@ impl RecvComm {
         // One read behind the last bytes is behind all of them: they came over the same device.
         let last = received.filter(|e| e.length > 0 && e.memory.kind == MemoryKind::Gpu).last();
         let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
-        let mut path = self.path.enter()?;
-        path.check(&self.link, true)?;
-        if path.flush.is_none() {
-            path.flush = Some(FlushLane::new(&self.device)?);
-        }
-        let Some(flush) = &mut path.flush else { return Ok(None) };
-        flush.post(addr, memory.rkey)
+        self.path.enter(|path| {
+            path.check(&self.link, true)?;
+            if path.flush.is_none() {
+                path.flush = Some(FlushLane::new(&self.device)?);
+            }
+            let Some(flush) = &mut path.flush else { return Ok(None) };
+            flush.post(addr, memory.rkey)
+        })
     }
 
     /// Whether a flush is complete.
     ///
     /// # Errors
     /// It failed.
+    #[inline(never)]
     pub fn test_flush(&self, id: RequestId) -> Result<bool> {
-        let mut path = self.path.enter()?;
-        path.check(&self.link, true)?;
-        let result = match &mut path.flush {
-            Some(flush) => flush.test(id),
-            None => Err(Error::internal("a flush is tested that never began")),
-        };
-        result.map_err(|e| path.fail(&self.link, e))
+        self.path.enter(|path| {
+            path.check(&self.link, true)?;
+            let result = match &mut path.flush {
+                Some(flush) => flush.test(id),
+                None => Err(Error::internal("a flush is tested that never began")),
+            };
+            result.map_err(|e| path.fail(&self.link, e))
+        })
     }
 }
 
@@ -163,17 +172,20 @@ impl RecvPath {
     }
 
     #[cold]
+    #[inline(never)]
     fn refusal(&self, link: &Link) -> Error {
         let gone = || Error::remote(format!("receiving from {}: {}", link.peer(), link.reason()));
         self.failed.clone().unwrap_or_else(gone)
     }
 
     #[cold]
+    #[inline(never)]
     fn fail(&mut self, link: &Link, error: Error) -> Error {
         link.fail(&error.text);
         self.failed.get_or_insert(error).clone()
     }
 
+    #[inline(always)]
     fn progress(&mut self, device: &Device, link: &Link) -> Result<()> {
         self.check(link, true)?;
         // Looked at before the queue: what the peer sent before it went is in the queue by then.
@@ -190,7 +202,7 @@ impl RecvPath {
     }
 
     /// Writes due clear-to-sends into the sender's ring, inline: one doorbell for as many as fit one write.
-    #[inline]
+    #[inline(always)]
     fn announce(&mut self) -> Result<()> {
         let Self { flow, lanes, ring, unsignaled, .. } = self;
         let Some(lane) = lanes.lanes.get_mut(ANNOUNCE_LANE) else { return Ok(()) };
@@ -214,6 +226,7 @@ impl RecvPath {
         Ok(())
     }
 
+    #[inline(always)]
     fn poll(&mut self, device: &Device, link: &Link) -> Result<usize> {
         let Self { flow, lanes, .. } = self;
         let mut bad: Option<Completion> = None;
@@ -228,6 +241,7 @@ impl RecvPath {
                 WorkId::Receive { lane } => {
                     if let Some(lane) = pairs.get_mut(usize::from(lane)) {
                         lane.receives = lane.receives.saturating_sub(1);
+                        lane.refill()?;
                     }
                     Ok(flow.handle_immediate(proto::Lane(lane), Imm::parse(completion.imm))?)
                 }
@@ -237,19 +251,20 @@ impl RecvPath {
                     }
                     Ok(())
                 }
-                other => Err(Error::internal(format!("a receiver's completion queue reports {other:?}"))),
+                _ => Err(misplaced(completion.id)),
             }
         })?;
-        if let Some(completion) = bad {
-            return Err(lanes.explain(device, link, &completion));
+        match bad {
+            None => Ok(polled),
+            Some(completion) => Err(lanes.explain(device, link, &completion)),
         }
-        if polled > 0 {
-            for lane in pairs {
-                lane.refill()?;
-            }
-        }
-        Ok(polled)
     }
+}
+
+#[cold]
+#[inline(never)]
+fn misplaced(id: u64) -> Error {
+    Error::internal(format!("a receiver's completion queue reports {:?}", WorkId::from_bits(id)))
 }
 
 impl Lane {

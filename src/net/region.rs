@@ -42,6 +42,7 @@ impl Registration {
 }
 
 #[cold]
+#[inline(never)]
 fn outside(call: &str, addr: u64, length: u32) -> Error {
     Error::argument(format!("{call} of {length} bytes at {addr:#x}: outside of the memory handle"))
 }

@@ -41,15 +41,15 @@ struct SendPath {
     // Queue pairs before the ring: the peer's writes end before the memory goes.
     lanes: Lanes,
     ring: SlotRing,
-    /// Bytes above which data and notice are posted apart; `None`: never.
-    apart_above: Option<u32>,
+    /// Bytes above which data and notice are posted apart; no message is as long as the greatest number.
+    apart_above: u32,
     failed: Option<Error>,
 }
 
 impl SendComm {
     /// A sender over connected queue pairs.
     pub fn new(device: Arc<Device>, link: Arc<Link>, lanes: Lanes, ring: SlotRing, terms: &Terms) -> Self {
-        let apart_above = terms.adaptive_routing.then_some(device.config.ar_threshold);
+        let apart_above = if terms.adaptive_routing { device.config.ar_threshold } else { u32::MAX };
         let flow = SendFlow::new(terms.striping);
         let path = SendPath { flow, lanes, ring, apart_above, failed: None };
         Self { path: SingleCaller::new(path), link, device }
@@ -59,34 +59,38 @@ impl SendComm {
     ///
     /// # Errors
     /// The connection has failed.
-    #[inline]
+    #[inline(always)]
     pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &Registration) -> Result<Option<RequestId>> {
-        let mut path = self.path.enter()?;
-        path.check(&self.link, false)?;
-        memory.require("isend", addr, length)?;
-        path.send(addr, length, tag, memory.lkey).map_err(|e| path.fail(&self.link, e))
+        self.path.enter(|path| {
+            path.check(&self.link, false)?;
+            memory.require("isend", addr, length)?;
+            path.send(addr, length, tag, memory.lkey).map_err(|e| path.fail(&self.link, e))
+        })
     }
 
     /// Bytes sent, once the request is complete.
     ///
     /// # Errors
     /// The connection has failed; the same error each time.
-    #[inline]
+    #[inline(always)]
     pub fn test(&self, id: RequestId) -> Result<Option<u32>> {
-        let mut path = self.path.enter()?;
-        if let Some(done) = path.flow.poll_done(id).map_err(stale)? {
-            return Ok(Some(done));
-        }
-        path.check(&self.link, true)?;
-        // A peer that has closed in good order has received what it waited for; its device's word on that is awaited.
-        let broken = self.link.is_broken();
-        let polled = path.poll(&self.device, &self.link).map_err(|e| path.fail(&self.link, e))?;
-        let done = path.flow.poll_done(id).map_err(stale)?;
-        if done.is_none() && polled == 0 && broken {
-            let error = path.refusal(&self.link);
-            return Err(path.fail(&self.link, error));
-        }
-        Ok(done)
+        self.path.enter(|path| {
+            if let Some(done) = path.flow.poll_done(id).map_err(stale)? {
+                return Ok(Some(done));
+            }
+            path.check(&self.link, true)?;
+            // A peer that has closed in good order has received what it waited for; its device's word on that is awaited.
+            let broken = self.link.is_broken();
+            let polled = path.poll(&self.device, &self.link).map_err(|e| path.fail(&self.link, e))?;
+            if polled > 0 {
+                return path.flow.poll_done(id).map_err(stale);
+            }
+            if broken {
+                let error = path.refusal(&self.link);
+                return Err(path.fail(&self.link, error));
+            }
+            Ok(None)
+        })
     }
 }
 
@@ -98,49 +102,52 @@ impl SendPath {
     }
 
     #[cold]
+    #[inline(never)]
     fn refusal(&self, link: &Link) -> Error {
         let gone = || Error::remote(format!("sending to {}: {}", link.peer(), link.reason()));
         self.failed.clone().unwrap_or_else(gone)
     }
 
     #[cold]
+    #[inline(never)]
     fn fail(&mut self, link: &Link, error: Error) -> Error {
         link.fail(&error.text);
         self.failed.get_or_insert(error).clone()
     }
 
+    #[inline(always)]
     fn send(&mut self, addr: u64, length: u32, tag: u32, lkey: u32) -> Result<Option<RequestId>> {
         if self.lanes.lanes.iter().any(|lane| lane.in_flight + STRIPE_REQUESTS_MAX > SENDER_DEPTHS.send) {
             return Ok(None);
         }
-        let transfer = match self.flow.submit(tag, length) {
-            Some(transfer) => transfer,
-            None => {
-                self.collect_slots()?;
-                let Some(transfer) = self.flow.submit(tag, length) else { return Ok(None) };
-                transfer
+        let transfer = loop {
+            match self.flow.submit(tag, length) {
+                Some(transfer) => break transfer,
+                None if self.collect_slot()? => {}
+                None => return Ok(None),
             }
         };
         match transfer.as_single() {
-            Some((lane, imm)) if self.apart_above.is_none_or(|limit| transfer.length <= limit) => {
+            Some((lane, imm)) if transfer.length <= self.apart_above => {
                 self.post_single(addr, lkey, &transfer, lane, imm)?;
             }
-            _ => self.post(addr, lkey, &transfer)?,
+            _ => self.post(addr, lkey, transfer)?,
         }
         Ok(Some(transfer.id))
     }
 
-    fn collect_slots(&mut self) -> Result<()> {
-        while let Some(seq) = self.flow.awaited_slot() {
-            let found = self.ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
-            let Some(words) = found else { break };
-            self.flow.handle_slot(Slot::parse(&words)?)?;
-        }
-        Ok(())
+    /// Takes the next clear-to-send out of the ring; whether there was one.
+    #[inline(always)]
+    fn collect_slot(&mut self) -> Result<bool> {
+        let Some(seq) = self.flow.awaited_slot() else { return Ok(false) };
+        let found = self.ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
+        let Some(words) = found else { return Ok(false) };
+        self.flow.handle_slot(Slot::parse(&words)?)?;
+        Ok(true)
     }
 
     /// The usual case: data and notice are one write.
-    #[inline]
+    #[inline(always)]
     fn post_single(&mut self, addr: u64, lkey: u32, transfer: &Transfer, lane: LaneId, imm: Imm) -> Result<()> {
         let Some(on) = self.lanes.lanes.get_mut(usize::from(lane.0)) else { return Err(no_such_lane(lane)) };
         on.pair.post_write(&Write {
@@ -156,9 +163,10 @@ impl SendPath {
     }
 
     /// One doorbell per stripe: data with its notice, or, where the fabric may reorder, the notice in a write of its own.
-    fn post(&mut self, addr: u64, lkey: u32, transfer: &Transfer) -> Result<()> {
+    #[inline(never)]
+    fn post(&mut self, addr: u64, lkey: u32, transfer: Transfer) -> Result<()> {
         for (stripe, imms) in transfer.stripes() {
-            let apart = stripe.length > 0 && self.apart_above.is_some_and(|limit| stripe.length > limit);
+            let apart = stripe.length > 0 && stripe.length > self.apart_above;
             let at = u64::from(stripe.offset);
             let data = Write {
                 local: Span { addr: addr + at, length: stripe.length, lkey },
@@ -193,6 +201,7 @@ impl SendPath {
         Ok(())
     }
 
+    #[inline(always)]
     fn poll(&mut self, device: &Device, link: &Link) -> Result<usize> {
         let Self { flow, lanes, .. } = self;
         let mut bad: Option<Completion> = None;
@@ -210,7 +219,7 @@ impl SendPath {
                     }
                     Ok(flow.handle_completion(request)?)
                 }
-                other => Err(Error::internal(format!("a sender's completion queue reports {other:?}"))),
+                _ => Err(misplaced(completion.id)),
             }
         })?;
         match bad {
@@ -221,6 +230,13 @@ impl SendPath {
 }
 
 #[cold]
+#[inline(never)]
+fn misplaced(id: u64) -> Error {
+    Error::internal(format!("a sender's completion queue reports {:?}", WorkId::from_bits(id)))
+}
+
+#[cold]
+#[inline(never)]
 fn no_such_lane(lane: LaneId) -> Error {
     Error::internal(format!("{lane:?} does not exist"))
 }

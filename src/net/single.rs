@@ -3,7 +3,6 @@
 use crate::error::{Error, Result};
 use std::cell::UnsafeCell;
 use std::fmt;
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// State of the data path. NCCL calls it from one thread at a time; if it ever does not, the second caller gets an error
@@ -13,12 +12,8 @@ pub struct SingleCaller<T> {
     state: UnsafeCell<T>,
 }
 
-// SAFETY: `enter` gives out one guard at a time, so `T` moves between threads but is never shared.
+// SAFETY: `enter` lets one caller in at a time, so `T` moves between threads but is never shared.
 unsafe impl<T: Send> Sync for SingleCaller<T> {}
-
-/// Access to the state; ends when dropped.
-#[must_use]
-pub struct Entered<'a, T>(&'a SingleCaller<T>);
 
 impl<T> SingleCaller<T> {
     /// Wraps `state`.
@@ -26,52 +21,29 @@ impl<T> SingleCaller<T> {
         Self { entered: AtomicBool::new(false), state: UnsafeCell::new(state) }
     }
 
-    /// Exclusive access.
+    /// Runs `body` with exclusive access to the state. If it panics, the state may be anything: it stays shut.
     ///
     /// # Errors
-    /// Another thread is inside.
-    #[inline]
-    pub fn enter(&self) -> Result<Entered<'_, T>> {
-        // Acquire pairs with the Release in `drop`: what the thread before us wrote is seen.
+    /// Another thread is inside, or what `body` says.
+    #[inline(always)]
+    pub fn enter<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
+        // Acquire pairs with the Release below: what the thread before us wrote is seen.
         if self.entered.swap(true, Ordering::Acquire) {
             return Err(occupied());
         }
-        Ok(Entered(self))
+        // SAFETY: `entered` was not set and is now, so nobody else has a reference, nor gets one before it is cleared.
+        let result = body(unsafe { &mut *self.state.get() });
+        self.entered.store(false, Ordering::Release);
+        result
     }
 }
 
 #[cold]
+#[inline(never)]
 fn occupied() -> Error {
     Error::internal(
         "two threads are in one communicator's isend, irecv, iflush or test at once, or one has panicked there",
     )
-}
-
-impl<T> Deref for Entered<'_, T> {
-    type Target = T;
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: this guard is the only one, by `entered`.
-        unsafe { &*self.0.state.get() }
-    }
-}
-
-impl<T> DerefMut for Entered<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and the guard is exclusively borrowed.
-        unsafe { &mut *self.0.state.get() }
-    }
-}
-
-impl<T> Drop for Entered<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        // After a panic the state may be anything: it stays shut.
-        if !std::thread::panicking() {
-            self.0.entered.store(false, Ordering::Release);
-        }
-    }
 }
 
 impl<T> fmt::Debug for SingleCaller<T> {
@@ -80,13 +52,8 @@ impl<T> fmt::Debug for SingleCaller<T> {
     }
 }
 
-impl<T> fmt::Debug for Entered<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entered").finish_non_exhaustive()
-    }
-}
-
 /// A request was tested after it had ended: the caller's mistake.
+#[cold]
 pub fn stale(violation: crate::proto::Violation) -> Error {
     Error::internal(violation.0)
 }
@@ -94,14 +61,25 @@ pub fn stale(violation: crate::proto::Violation) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::panic::AssertUnwindSafe;
 
     #[test]
     fn the_second_caller_is_turned_away() {
         let cell = SingleCaller::new(1);
-        let mut first = cell.enter().expect("nobody is inside");
-        *first += 1;
-        assert!(cell.enter().is_err());
-        drop(first);
-        assert_eq!(*cell.enter().expect("nobody is inside"), 2);
+        let inside = |state: &mut i32| {
+            *state += 1;
+            assert!(cell.enter(|_| Ok(())).is_err());
+            Ok(*state)
+        };
+        assert_eq!(cell.enter(inside), Ok(2));
+        assert_eq!(cell.enter(inside), Ok(3));
+    }
+
+    #[test]
+    fn a_panic_leaves_it_shut() {
+        let cell = SingleCaller::new(());
+        let panicked = std::panic::catch_unwind(AssertUnwindSafe(|| cell.enter(|()| -> Result<()> { panic!("on purpose") })));
+        assert!(panicked.is_err());
+        assert!(cell.enter(|()| Ok(())).is_err());
     }
 }

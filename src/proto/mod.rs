@@ -60,6 +60,15 @@ pub struct Lane(pub u8);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation(pub String);
 
+impl Violation {
+    /// With a text; out of line, since it is rare.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn new(text: fmt::Arguments<'_>) -> Self {
+        Self(text.to_string())
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -70,6 +79,6 @@ impl std::error::Error for Violation {}
 
 /// Shorthand for a [`Violation`] with a formatted text.
 macro_rules! violation {
-    ($($arg:tt)*) => { $crate::proto::Violation(format!($($arg)*)) };
+    ($($arg:tt)*) => { $crate::proto::Violation::new(format_args!($($arg)*)) };
 }
 pub(crate) use violation;

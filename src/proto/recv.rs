@@ -24,19 +24,12 @@ pub struct Buffer {
     pub tag: u32,
 }
 
-/// A finished receive: the number of messages and the bytes of each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Received {
-    /// Messages in the group.
-    pub count: u8,
-    /// Bytes of each, in the order of the receive's buffers.
-    pub lengths: [u32; MAX_GROUP],
-}
-
-#[derive(Debug, Clone, Copy)]
+/// A receive: the number of its messages, how many of them are missing, and the bytes of the others.
+#[derive(Debug, Clone, Copy, Default)]
 struct Incoming {
-    received: Received,
+    count: u8,
     pending: u8,
+    lengths: [u32; MAX_GROUP],
 }
 
 /// What is known of the message in one place of the ring.
@@ -49,12 +42,14 @@ struct Arrival {
     posted: u32,
     length: Option<u32>,
     low: Option<u16>,
-    /// Lanes on which a stripe has arrived.
+    /// Stripes that have arrived.
+    stripes: u8,
+    /// Their lanes.
     lanes: u32,
 }
 
 impl Arrival {
-    const NONE: Self = Self { request: None, index: 0, posted: 0, length: None, low: None, lanes: 0 };
+    const NONE: Self = Self { request: None, index: 0, posted: 0, length: None, low: None, stripes: 0, lanes: 0 };
 }
 
 /// State of the receiving side. All memory is allocated by [`RecvFlow::new`].
@@ -111,28 +106,31 @@ impl RecvFlow {
         mut buffer: impl FnMut(usize) -> Result<Buffer, E>,
     ) -> Result<Option<RequestId>, E> {
         if !(1..=MAX_GROUP).contains(&count) {
-            return Err(violation!("a receive of {count} messages; 1 to {MAX_GROUP} are possible").into());
+            return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are possible", { count }).into());
         }
-        if self.next.wrapping_sub(self.oldest) as usize + count > RING_SLOTS || self.requests.available() == 0 {
+        if self.next.wrapping_sub(self.oldest) as usize + count > RING_SLOTS {
             return Ok(None);
         }
+        let Some((id, request)) = self.requests.allocate() else { return Ok(None) };
+        (request.count, request.pending) = (count as u8, count as u8);
         let mut large = false;
         for index in 0..count {
-            let Buffer { addr, length, rkeys, tag } = buffer(index)?;
+            let Buffer { addr, length, rkeys, tag } = match buffer(index) {
+                Ok(buffer) => buffer,
+                Err(e) => {
+                    self.requests.release_if(id, |_| true)?;
+                    return Err(e);
+                }
+            };
             let seq = self.next.wrapping_add(index as u32);
             let place = Place::of(seq).index();
             self.ring[place] = Slot { addr, length, rkeys, tag, group: (index as u8, count as u8), seq }.emit();
-            self.arrivals[place] = Arrival { index: index as u8, posted: length, ..Arrival::NONE };
+            self.arrivals[place] = Arrival { request: Some(id), index: index as u8, posted: length, ..Arrival::NONE };
             large |= length > COALESCE_MAX_BYTES;
-        }
-        let received = Received { count: count as u8, lengths: [0; MAX_GROUP] };
-        let id = self.requests.allocate(Incoming { received, pending: count as u8 });
-        for index in 0..count as u32 {
-            self.arrivals[Place::of(self.next.wrapping_add(index)).index()].request = id;
         }
         self.next = self.next.wrapping_add(count as u32);
         self.urgent |= large;
-        Ok(id)
+        Ok(Some(id))
     }
 
     /// The places to be written into the sender's ring now: contiguous, at most `limit`. Call until `None`.
@@ -179,41 +177,36 @@ impl RecvFlow {
     pub fn handle_immediate(&mut self, lane: Lane, imm: Imm) -> Result<(), Violation> {
         let place = imm.place.index();
         if !self.is_announced(place) {
-            return Err(violation!("data for slot place {place}, which has not been announced"));
+            return Err(violation!("data for slot place {}, which has not been announced", { place }));
         }
         let arrival = &mut self.arrivals[place];
         let Some(id) = arrival.request else {
-            return Err(violation!("data for slot place {place}, where nothing is posted"));
+            return Err(violation!("data for slot place {}, where nothing is posted", { place }));
         };
         if !arrival.accept(lane, imm.extent)? {
             return Ok(());
         }
         let Some(length) = arrival.length else { return Ok(()) };
-        let (arrived, expected) = (arrival.lanes.count_ones(), self.striping.count(length));
+        let (arrived, expected) = (u32::from(arrival.stripes), self.striping.count(length));
         if arrived < expected {
             return Ok(());
         }
         if arrived > expected {
-            return Err(violation!("more than {expected} stripes for a message of {length} bytes"));
+            return Err(violation!("more than {} stripes for a message of {} bytes", { expected }, { length }));
         }
         arrival.request = None;
         let index = arrival.index;
         self.complete(id, index, length)
     }
 
-    /// The finished receive, if `id` is complete. The id is stale afterwards.
+    /// The bytes of each message, in the order of the receive's buffers, if `id` is complete. The id is stale afterwards.
     ///
     /// # Errors
     /// The id is stale.
     #[inline]
-    pub fn poll_done(&mut self, id: RequestId) -> Result<Option<Received>, Violation> {
-        let request = self.requests.get_mut(id).ok_or_else(|| violation!("{id:?} was tested after its end"))?;
-        if request.pending > 0 {
-            return Ok(None);
-        }
-        let received = request.received;
-        self.requests.release(id);
-        Ok(Some(received))
+    pub fn poll_done(&mut self, id: RequestId) -> Result<Option<&[u32]>, Violation> {
+        let done = self.requests.release_if(id, |request| request.pending == 0)?;
+        Ok(done.map(|request| &request.lengths[..usize::from(request.count).min(MAX_GROUP)]))
     }
 
     /// Whether the slot that now has `place` has been announced. Between `oldest` and `unannounced` a place is unique.
@@ -226,8 +219,8 @@ impl RecvFlow {
     #[inline]
     fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
         let request =
-            self.requests.get_mut(id).ok_or_else(|| violation!("a slot belongs to {id:?}, which has ended"))?;
-        request.received.lengths[usize::from(index)] = length;
+            self.requests.get_mut(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", { id }))?;
+        request.lengths[usize::from(index) % MAX_GROUP] = length;
         request.pending -= 1;
         self.open -= 1;
         while self.oldest != self.unannounced && self.arrivals[Place::of(self.oldest).index()].request.is_none() {
@@ -242,7 +235,7 @@ impl Arrival {
     #[inline]
     fn accept(&mut self, lane: Lane, extent: Extent) -> Result<bool, Violation> {
         if self.lanes & 1 << lane.0 != 0 {
-            return Err(violation!("a stripe arrived twice on queue pair {}", lane.0));
+            return Err(violation!("a stripe arrived twice on queue pair {}", { lane.0 }));
         }
         match extent {
             Extent::Stripe => {}
@@ -259,13 +252,14 @@ impl Arrival {
             },
         }
         self.lanes |= 1 << lane.0;
+        self.stripes += 1;
         Ok(true)
     }
 
     #[inline]
     fn set_length(&mut self, length: u32) -> Result<(), Violation> {
         if length > self.posted {
-            return Err(violation!("a message of {length} bytes for a buffer of {}", self.posted));
+            return Err(violation!("a message of {} bytes for a buffer of {}", { length }, { self.posted }));
         }
         if self.length.replace(length).is_some() {
             return Err(violation!("the length of a message came twice"));
@@ -309,8 +303,7 @@ mod tests {
             assert_eq!(flow.poll_done(id), Ok(None));
             flow.handle_immediate(Lane(0), imm(seq, Extent::Bytes(n))).expect("outstanding");
         }
-        let done = flow.poll_done(id).expect("live").expect("complete");
-        assert_eq!((done.count, &done.lengths[..3]), (3, &[99, 200, 0][..]));
+        assert_eq!(flow.poll_done(id), Ok(Some(&[99, 200, 0][..])));
         assert!(flow.poll_done(id).is_err());
     }
 

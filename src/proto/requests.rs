@@ -1,43 +1,49 @@
 //! A fixed table of requests with constant-time allocation and ids that expire.
 
-use super::MAX_REQUESTS;
+use super::{MAX_REQUESTS, Violation, violation};
 
 /// Names one use of one entry of a [`Requests`] table. Stale ids, from before the entry was released, are recognised.
+///
+/// ```text
+/// bit 31            8 7      0
+///      generation (24) index
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RequestId {
-    index: u8,
-    generation: u32,
-}
+pub struct RequestId(u32);
 
-/// Bits of a generation that survive [`RequestId::to_bits`].
-const GENERATION_BITS: u32 = 24;
+const _: () = assert!(MAX_REQUESTS == 1 << 8, "an index is one byte of an id");
 
 impl RequestId {
     /// Index of the entry, below [`MAX_REQUESTS`].
     #[inline]
     pub fn index(self) -> usize {
-        usize::from(self.index)
+        usize::from(self.0 as u8)
     }
 
     /// 32 bits for a work request's id.
     #[inline]
     pub fn to_bits(self) -> u32 {
-        self.generation << 8 | u32::from(self.index)
+        self.0
     }
 
     /// The id behind [`Self::to_bits`].
     #[inline]
     pub fn from_bits(bits: u32) -> Self {
-        Self { index: bits as u8, generation: bits >> 8 }
+        Self(bits)
+    }
+
+    /// The same entry, one generation later.
+    #[inline]
+    fn next(self) -> Self {
+        Self(self.0.wrapping_add(1 << 8))
     }
 }
 
-const _: () = assert!(MAX_REQUESTS == 1 << 8, "an index is one byte of a work request's id");
-
 #[derive(Debug, Clone, Copy)]
 struct Entry<T> {
-    generation: u32,
-    value: Option<T>,
+    /// The id in use. While the entry is free, its generation is odd, and those are never given out: no id finds it.
+    id: RequestId,
+    value: T,
 }
 
 /// [`MAX_REQUESTS`] entries, allocated once.
@@ -48,10 +54,11 @@ pub struct Requests<T> {
     free_count: usize,
 }
 
-impl<T: Copy> Default for Requests<T> {
+impl<T: Copy + Default> Default for Requests<T> {
     fn default() -> Self {
+        let entry = |index| Entry { id: RequestId(index as u32).next(), value: T::default() };
         Self {
-            entries: Box::new([Entry { generation: 0, value: None }; MAX_REQUESTS]),
+            entries: Box::new(std::array::from_fn(entry)),
             // Low indices are used first.
             free: Box::new(std::array::from_fn(|i| (MAX_REQUESTS - 1 - i) as u8)),
             free_count: MAX_REQUESTS,
@@ -59,77 +66,103 @@ impl<T: Copy> Default for Requests<T> {
     }
 }
 
-impl<T: Copy> Requests<T> {
-    /// Entries that are free.
-    pub fn available(&self) -> usize {
-        self.free_count
-    }
-
-    /// Takes a free entry; `None` when all are in use.
+impl<T> Requests<T> {
+    /// Takes a free entry, whose value is that of an earlier use; `None` when all are in use.
     #[inline]
-    pub fn allocate(&mut self, value: T) -> Option<RequestId> {
-        let index = *self.free[..self.free_count].last()?;
-        self.free_count -= 1;
-        let entry = &mut self.entries[usize::from(index)];
-        entry.value = Some(value);
-        Some(RequestId { index, generation: entry.generation })
+    pub fn allocate(&mut self) -> Option<(RequestId, &mut T)> {
+        let count = self.free_count.checked_sub(1)?;
+        self.free_count = count;
+        let entry = &mut self.entries[usize::from(self.free[count % MAX_REQUESTS])];
+        entry.id = entry.id.next();
+        Some((entry.id, &mut entry.value))
     }
 
     /// The value of a live id.
     #[inline]
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut T> {
         let entry = &mut self.entries[id.index()];
-        if entry.generation == id.generation { entry.value.as_mut() } else { None }
+        (entry.id == id).then_some(&mut entry.value)
     }
 
-    /// Gives a live id's entry back; the id is stale from then on.
+    /// Gives a live id's entry back if `is_done` says so of its value; the id is stale from then on. The value, or `None`
+    /// if it is not done yet.
+    ///
+    /// # Errors
+    /// The id is stale.
     #[inline]
-    pub fn release(&mut self, id: RequestId) {
+    pub fn release_if(&mut self, id: RequestId, is_done: impl FnOnce(&T) -> bool) -> Result<Option<&T>, Violation> {
         let entry = &mut self.entries[id.index()];
-        if entry.generation == id.generation && entry.value.take().is_some() {
-            entry.generation = (entry.generation + 1) & ((1 << GENERATION_BITS) - 1);
-            self.free[self.free_count] = id.index;
-            self.free_count += 1;
+        if entry.id != id {
+            return Err(tested_after_its_end(id));
         }
+        if !is_done(&entry.value) {
+            return Ok(None);
+        }
+        entry.id = id.next();
+        self.free[self.free_count % MAX_REQUESTS] = id.index() as u8;
+        self.free_count += 1;
+        Ok(Some(&entry.value))
     }
+}
+
+#[cold]
+#[inline(never)]
+fn tested_after_its_end(id: RequestId) -> Violation {
+    violation!("{id:?} was tested after its end")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn allocate<T>(table: &mut Requests<T>, value: T) -> Option<RequestId> {
+        let (id, place) = table.allocate()?;
+        *place = value;
+        Some(id)
+    }
+
     #[test]
     fn all_entries_can_be_taken_and_the_next_must_wait() {
         let mut table = Requests::default();
-        let ids: Vec<_> = (0..MAX_REQUESTS).map(|i| table.allocate(i).expect("a free entry")).collect();
-        assert_eq!(table.allocate(0), None);
+        let ids: Vec<_> = (0..MAX_REQUESTS).map(|i| allocate(&mut table, i).expect("a free entry")).collect();
+        assert_eq!(allocate(&mut table, 0), None);
         for (i, id) in ids.iter().enumerate() {
             assert_eq!(table.get_mut(*id), Some(&mut { i }));
         }
-        table.release(ids[7]);
-        assert_eq!(table.available(), 1);
-        assert!(table.allocate(7).is_some());
+        assert_eq!(table.release_if(ids[7], |_| false), Ok(None));
+        assert_eq!(allocate(&mut table, 0), None);
+        assert_eq!(table.release_if(ids[7], |i| *i == 7), Ok(Some(&7)));
+        assert!(allocate(&mut table, 7).is_some());
     }
 
     #[test]
     fn a_stale_id_finds_nothing_and_frees_nothing() {
         let mut table = Requests::default();
-        let old = table.allocate(1).expect("a free entry");
-        table.release(old);
-        let new = table.allocate(2).expect("a free entry");
+        let old = allocate(&mut table, 1).expect("a free entry");
+        assert_eq!(table.release_if(old, |_| true), Ok(Some(&1)));
+        assert_eq!(table.get_mut(old), None, "the entry is free");
+        let new = allocate(&mut table, 2).expect("a free entry");
         assert_eq!(old.index(), new.index());
         assert_eq!(table.get_mut(old), None);
-        table.release(old);
+        assert!(table.release_if(old, |_| true).is_err());
         assert_eq!(table.get_mut(new), Some(&mut 2));
+    }
+
+    #[test]
+    fn an_id_that_was_never_given_out_finds_nothing() {
+        let mut table = Requests::<()>::default();
+        for index in 0..=255 {
+            assert_eq!(table.get_mut(RequestId::from_bits(index)), None);
+        }
     }
 
     #[test]
     fn an_id_survives_a_work_request() {
         let mut table = Requests::default();
         for _ in 0..1000 {
-            let id = table.allocate(()).expect("a free entry");
+            let id = allocate(&mut table, ()).expect("a free entry");
             assert_eq!(RequestId::from_bits(id.to_bits()), id);
-            table.release(id);
+            assert!(table.release_if(id, |()| true).is_ok());
         }
     }
 }

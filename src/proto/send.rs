@@ -62,7 +62,16 @@ pub struct Immediates {
     pub second: Option<Imm>,
 }
 
+/// What a clear-to-send offers.
 #[derive(Debug, Clone, Copy)]
+struct Offer {
+    addr: u64,
+    length: u32,
+    rkeys: [u32; MAX_RAILS],
+    tag: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
 struct Outgoing {
     length: u32,
     pending_stripes: u32,
@@ -72,9 +81,8 @@ struct Outgoing {
 #[derive(Debug)]
 pub struct SendFlow {
     striping: Striping,
-    /// Copies of the slots in `head..next`, by place: what a peer overwrites later has no effect.
-    slots: Box<[Slot; RING_SLOTS]>,
-    claimed: Box<[bool; RING_SLOTS]>,
+    /// Copies of the slots in `head..next`, by place: what a peer overwrites later has no effect. A claimed one is gone.
+    offers: Box<[Option<Offer>; RING_SLOTS]>,
     /// Oldest slot that no message has claimed.
     head: u32,
     /// The slot that the peer announces next.
@@ -88,8 +96,7 @@ impl SendFlow {
     pub fn new(striping: Striping) -> Self {
         Self {
             striping,
-            slots: Box::new([Slot::default(); RING_SLOTS]),
-            claimed: Box::new([false; RING_SLOTS]),
+            offers: Box::new([None; RING_SLOTS]),
             head: 1,
             next: 1,
             lane: Lane(0),
@@ -109,12 +116,11 @@ impl SendFlow {
     /// The slot has another sequence number.
     #[inline]
     pub fn handle_slot(&mut self, slot: Slot) -> Result<(), Violation> {
-        if Some(slot.seq) != self.awaited_slot() {
-            return Err(violation!("clear-to-send {} came where {} was due", slot.seq, self.next));
+        let Slot { addr, length, rkeys, tag, seq, .. } = slot;
+        if Some(seq) != self.awaited_slot() {
+            return Err(violation!("clear-to-send {} came where {} was due", { seq }, { self.next }));
         }
-        let place = Place::of(slot.seq).index();
-        self.slots[place] = slot;
-        self.claimed[place] = false;
+        self.offers[Place::of(seq).index()] = Some(Offer { addr, length, rkeys, tag });
         self.next = self.next.wrapping_add(1);
         Ok(())
     }
@@ -123,21 +129,20 @@ impl SendFlow {
     /// `None`: there is none yet, or too many requests are outstanding.
     #[inline]
     pub fn submit(&mut self, tag: u32, length: u32) -> Option<Transfer> {
-        let seq = self.find(tag)?;
-        let place = Place::of(seq);
-        let slot = self.slots[place.index()];
-        let length = length.min(slot.length);
-        let id = self.requests.allocate(Outgoing { length, pending_stripes: self.striping.count(length) })?;
-        self.claim(seq);
+        let (place, offer) = self.find(tag)?;
+        let length = length.min(offer.length);
+        let (id, request) = self.requests.allocate()?;
+        *request = Outgoing { length, pending_stripes: self.striping.count(length) };
+        self.claim(place);
         let lane = self.lane;
         self.lane = self.striping.after(lane);
         Some(Transfer {
             id,
-            remote_addr: slot.addr,
-            rkeys: slot.rkeys,
+            remote_addr: offer.addr,
+            rkeys: offer.rkeys,
             length,
             place,
-            posted: slot.length,
+            posted: offer.length,
             striping: self.striping,
             lane,
         })
@@ -154,7 +159,7 @@ impl SendFlow {
                 request.pending_stripes -= 1;
                 Ok(())
             }
-            _ => Err(violation!("send completion for {id:?}, which is not outstanding")),
+            _ => Err(violation!("send completion for {:?}, which is not outstanding", { id })),
         }
     }
 
@@ -164,28 +169,23 @@ impl SendFlow {
     /// The id is stale.
     #[inline]
     pub fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
-        let request = self.requests.get_mut(id).ok_or_else(|| violation!("{id:?} was tested after its end"))?;
-        if request.pending_stripes > 0 {
-            return Ok(None);
-        }
-        let length = request.length;
-        self.requests.release(id);
-        Ok(Some(length))
+        Ok(self.requests.release_if(id, |request| request.pending_stripes == 0)?.map(|request| request.length))
     }
 
     #[inline]
-    fn find(&self, tag: u32) -> Option<u32> {
+    fn find(&self, tag: u32) -> Option<(Place, Offer)> {
         let known = self.next.wrapping_sub(self.head).min(SCAN_SLOTS);
-        (0..known).map(|i| self.head.wrapping_add(i)).find(|&seq| {
-            let place = Place::of(seq).index();
-            self.slots[place].tag == tag && !self.claimed[place]
+        (0..known).find_map(|i| {
+            let place = Place::of(self.head.wrapping_add(i));
+            let offer = self.offers[place.index()].as_ref()?;
+            (offer.tag == tag).then_some((place, *offer))
         })
     }
 
     #[inline]
-    fn claim(&mut self, seq: u32) {
-        self.claimed[Place::of(seq).index()] = true;
-        while self.head != self.next && self.claimed[Place::of(self.head).index()] {
+    fn claim(&mut self, place: Place) {
+        self.offers[place.index()] = None;
+        while self.head != self.next && self.offers[Place::of(self.head).index()].is_none() {
             self.head = self.head.wrapping_add(1);
         }
     }

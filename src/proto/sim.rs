@@ -275,8 +275,8 @@ impl World {
             None => self.receiver.handle_fruitless_poll(),
             Some(received) => {
                 self.receiving.pop_front();
-                for (i, length) in received.lengths.iter().take(usize::from(received.count)).enumerate() {
-                    self.check(first + i, *length);
+                for (i, length) in received.to_vec().into_iter().enumerate() {
+                    self.check(first + i, length);
                 }
             }
         }

@@ -158,7 +158,7 @@ impl Drop for MemoryRegion {
     }
 }
 
-fn explain_memlock(error: Error, reason: i32) -> Error {
+fn explain_memlock(mut error: Error, reason: i32) -> Error {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid place for the answer.
     let rc = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
@@ -166,5 +166,6 @@ fn explain_memlock(error: Error, reason: i32) -> Error {
         return error;
     }
     let kib = limit.rlim_cur / 1024;
-    Error { text: format!("{} (locked memory is limited to {kib} KiB: ulimit -l unlimited)", error.text), ..error }
+    error.text += &format!(" (locked memory is limited to {kib} KiB: ulimit -l unlimited)");
+    error
 }

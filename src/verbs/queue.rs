@@ -245,13 +245,14 @@ impl RawQueuePair {
             return Ok(());
         }
         let (name, number) = (self.domain.context.name(), self.number());
-        let error = Error::os(format_args!("ibv_modify_qp({name}, queue pair {number}) to {state}"), rc.abs());
+        let mut error = Error::os(format_args!("ibv_modify_qp({name}, queue pair {number}) to {state}"), rc.abs());
         let hint = match (rc.abs(), state) {
             (libc::EINVAL, "RTR") => " (is the GID index right? NCCL_IB_GID_INDEX chooses it)",
             (libc::ETIMEDOUT, _) => " (the peer's address cannot be resolved: are both ports in one network?)",
             _ => "",
         };
-        Err(Error { text: error.text + hint, ..error })
+        error.text += hint;
+        Err(error)
     }
 }
 

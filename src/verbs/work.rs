@@ -68,11 +68,12 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`Self::post_writes`].
-    #[inline]
+    #[inline(always)]
     pub fn post_write(&mut self, write: &Write) -> Result<()> {
         let mut span = write.local.into();
-        let mut request = write.request(&mut span, std::ptr::null_mut());
-        self.post_send(&raw mut request)
+        let mut request = MaybeUninit::uninit();
+        write.put(&mut request, &mut span, std::ptr::null_mut());
+        self.post_send(request.as_mut_ptr())
     }
 
     /// Posts up to [`WRITE_BATCH`] writes with one doorbell.
@@ -90,7 +91,7 @@ impl QueuePair {
         for (i, write) in writes.iter().enumerate() {
             let next = if i + 1 < count { requests[i + 1].as_mut_ptr() } else { std::ptr::null_mut() };
             let span = spans[i].write(write.local.into());
-            requests[i].write(write.request(span, next));
+            write.put(&mut requests[i], span, next);
         }
         self.post_send(requests[0].as_mut_ptr())
     }
@@ -102,17 +103,19 @@ impl QueuePair {
     pub fn post_read(&mut self, id: u64, local: Span, target: Target) -> Result<()> {
         let mut span: sys::ibv_sge = local.into();
         let write = Write { id, local, target, signaled: true, ..Write::default() };
-        let mut request = write.request(&mut span, std::ptr::null_mut());
-        request.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_READ;
-        self.post_send(&raw mut request)
+        let mut request = MaybeUninit::uninit();
+        write.put(&mut request, &mut span, std::ptr::null_mut());
+        // SAFETY: inside of `request`.
+        unsafe { (*request.as_mut_ptr()).opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_READ };
+        self.post_send(request.as_mut_ptr())
     }
 
-    #[inline]
+    #[inline(always)]
     fn post_send(&mut self, first: *mut sys::ibv_send_wr) -> Result<()> {
-        let mut bad = std::ptr::null_mut();
+        let mut bad = MaybeUninit::uninit();
         // SAFETY: the queue pair is live and exclusively borrowed; the chain and its spans live until the call returns,
         // which is as long as the library may look at them.
-        let rc = unsafe { sys::ibv_post_send(self.raw(), first, &raw mut bad) };
+        let rc = unsafe { sys::ibv_post_send(self.raw(), first, bad.as_mut_ptr()) };
         if rc == 0 { Ok(()) } else { Err(self.post_error("ibv_post_send", rc)) }
     }
 
@@ -121,7 +124,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// The receive queue is full, or the device is lost.
-    #[inline]
+    #[inline(never)]
     pub fn post_receives(&mut self, count: usize) -> Result<()> {
         let Some(first) = self.recv_chain().last(count) else {
             return Err(Error::internal(format!("{count} receives in one call; 1 to {RECV_BATCH} are possible")));
@@ -133,6 +136,7 @@ impl QueuePair {
     }
 
     #[cold]
+    #[inline(never)]
     fn post_error(&self, call: &str, rc: i32) -> Error {
         Error::os(format_args!("{call}({}, queue pair {})", self.device_name(), self.number()), rc.abs())
     }
@@ -143,13 +147,13 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// The queue itself has failed (overrun), or `handle` says so; later completions of the batch are then dropped.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&self, mut handle: impl FnMut(Completion) -> Result<()>) -> Result<usize> {
         let mut batch = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; POLL_BATCH];
         // SAFETY: the queue is live and the batch has room for as many as it says.
         let count = unsafe { sys::ibv_poll_cq(self.raw, POLL_BATCH as i32, batch.as_mut_ptr().cast()) };
         let Ok(count) = usize::try_from(count) else {
-            return Err(Error::os("ibv_poll_cq (has the completion queue overrun?)", libc::EIO));
+            return Err(overrun());
         };
         for entry in batch.iter().take(count) {
             // SAFETY: the call has written this entry: it is below `count`. Numbers only, so junk in undefined fields is
@@ -163,9 +167,16 @@ impl CompletionQueue {
     }
 }
 
+#[cold]
+#[inline(never)]
+fn overrun() -> Error {
+    Error::os("ibv_poll_cq (has the completion queue overrun?)", libc::EIO)
+}
+
 impl Write {
+    /// Fills in what an RDMA request has; the rest, which is for other operations, nobody reads.
     #[inline(always)]
-    fn request(&self, span: *mut sys::ibv_sge, next: *mut sys::ibv_send_wr) -> sys::ibv_send_wr {
+    fn put(&self, at: &mut MaybeUninit<sys::ibv_send_wr>, span: *mut sys::ibv_sge, next: *mut sys::ibv_send_wr) {
         let mut flags = 0;
         if self.signaled {
             flags |= sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -177,17 +188,21 @@ impl Write {
             Some(_) => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
             None => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
         };
-        // SAFETY: a struct of numbers, pointers and unions of such, for which zero is valid.
-        let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
-        request.wr_id = self.id;
-        request.next = next;
-        request.sg_list = span;
-        request.num_sge = i32::from(self.local.length > 0);
-        request.opcode = opcode;
-        request.send_flags = flags;
-        request.imm_data_invalidated_rkey_union.imm_data = self.imm.unwrap_or(0).to_be();
-        request.wr.rdma = sys::rdma_t { remote_addr: self.target.addr, rkey: self.target.rkey };
-        request
+        let request = at.as_mut_ptr();
+        // SAFETY: the fields are inside of `at` and plain data, and nothing is read.
+        unsafe {
+            (*request).wr_id = self.id;
+            (*request).next = next;
+            (*request).sg_list = span;
+            (*request).num_sge = i32::from(self.local.length > 0);
+            (*request).opcode = opcode;
+            (*request).send_flags = flags;
+            if let Some(imm) = self.imm {
+                (*request).imm_data_invalidated_rkey_union.imm_data = imm.to_be();
+            }
+            (*request).wr.rdma.remote_addr = self.target.addr;
+            (*request).wr.rdma.rkey = self.target.rkey;
+        }
     }
 }
 
