@@ -1,5 +1,7 @@
 //! The command line: arguments into a [`Request`], a run into output and an exit code.
 
+mod solo;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -45,6 +47,8 @@ enum Command {
     Compare(Compare),
     /// Measure one transport
     Bench(Bench),
+    /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
+    Solo(solo::Solo),
     /// Find, fetch or verify the stock NCCL library and print its path
     Wheel {
         /// libnccl.so.2 of NCCL 2.21.5 [default: $FERRITE_NCCL, else the cache, else fetched with pip]
@@ -101,7 +105,7 @@ enum VerbsName {
 }
 
 #[derive(Debug, Args)]
-struct Common {
+struct Where {
     /// Which libibverbs the transports get
     #[arg(long, value_enum, default_value = "softrnic")]
     verbs: VerbsName,
@@ -114,6 +118,12 @@ struct Common {
     /// Device index of rank 1 [default: 1 if there are two devices, else 0]
     #[arg(long, value_name = "N")]
     dev1: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    #[command(flatten)]
+    place: Where,
     /// Repetitions, each in fresh processes; six or more give intervals of 95 % and above
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     reps: Option<u16>,
@@ -159,6 +169,7 @@ pub fn main() -> i32 {
         }
         Command::Compare(compare) => compare.run(command),
         Command::Bench(bench) => bench.run(command),
+        Command::Solo(solo) => solo.run(),
     };
     match outcome {
         Ok(()) => VALID,
@@ -183,13 +194,35 @@ impl Compare {
 
 impl Bench {
     fn run(self, command: Vec<String>) -> Result<()> {
-        let source = match self.what {
-            What { plugin: Some(path), .. } => Source::plugin(path),
-            What { stock: Some(path), .. } => Source::stock(wheel::find(path.as_deref())?),
-            What { loader: Some(plugin), .. } => Source::Loader { nccl: wheel::find(None)?, plugin },
-            _ => return Err(Error::Usage("name --plugin, --stock or --loader".into())),
-        };
-        self.common.run(vec![source], command)
+        self.common.run(vec![self.what.source()?], command)
+    }
+}
+
+impl What {
+    fn source(self) -> Result<Source> {
+        match self {
+            Self { plugin: Some(path), .. } => Ok(Source::plugin(path)),
+            Self { stock: Some(path), .. } => Ok(Source::stock(wheel::find(path.as_deref())?)),
+            Self { loader: Some(plugin), .. } => Ok(Source::Loader { nccl: wheel::find(None)?, plugin }),
+            _ => Err(Error::Usage("name --plugin, --stock or --loader".into())),
+        }
+    }
+}
+
+impl Where {
+    fn verbs(&self) -> Result<Verbs> {
+        match (self.verbs, &self.softrnic) {
+            (VerbsName::System, None) => Ok(Verbs::System),
+            (VerbsName::System, Some(_)) => {
+                Err(Error::Usage("--softrnic and --verbs system exclude each other".into()))
+            }
+            (VerbsName::Softrnic, Some(folder)) => Verbs::softrnic(folder),
+            (VerbsName::Softrnic, None) => Verbs::softrnic(&Dist::find()?.softrnic()),
+        }
+    }
+
+    fn devices(&self) -> [Option<usize>; 2] {
+        [self.dev0, self.dev1]
     }
 }
 
@@ -200,8 +233,8 @@ impl Common {
             silence: Duration::from_secs(self.timeout),
             pin: !self.no_pin,
         };
-        let request =
-            Request { sources, verbs: self.verbs()?, devices: [self.dev0, self.dev1], scope: self.scope(), command };
+        let (verbs, devices) = (self.place.verbs()?, self.place.devices());
+        let request = Request { sources, verbs, devices, scope: self.scope(), command };
         if host::cpus()?.len() < 2 {
             log::warn!("there is one CPU only: two polling processes share it, times mean little");
         }
@@ -209,17 +242,6 @@ impl Common {
         report::write(&record, &self.report)?;
         host::print(&summary(&record, &self.report));
         Ok(())
-    }
-
-    fn verbs(&self) -> Result<Verbs> {
-        match (self.verbs, &self.softrnic) {
-            (VerbsName::System, None) => Ok(Verbs::System),
-            (VerbsName::System, Some(_)) => {
-                Err(Error::Usage("--softrnic and --verbs system exclude each other".into()))
-            }
-            (VerbsName::Softrnic, Some(folder)) => Verbs::softrnic(folder),
-            (VerbsName::Softrnic, None) => Verbs::softrnic(&Dist::find()?.softrnic()),
-        }
     }
 
     fn scope(&self) -> Scope {

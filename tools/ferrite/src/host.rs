@@ -119,6 +119,33 @@ fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
     Some((total - idle, total))
 }
 
+/// Memory of this process that is in RAM; bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resident {
+    /// All of it.
+    pub all: u64,
+    /// The part that lies in shared memory, as the state of the software device does.
+    pub shared: u64,
+}
+
+/// What this process has in RAM now, as the kernel counts it: to some dozens of pages.
+///
+/// # Errors
+/// [`Error::Io`] if the system does not say, [`Error::Data`] if it is not understood.
+pub fn resident() -> Result<Resident> {
+    let status =
+        std::fs::read_to_string("/proc/self/status").map_err(|e| Error::io("cannot read /proc/self/status", e))?;
+    parse_resident(&status).ok_or_else(|| Error::Data("/proc/self/status does not say VmRSS and RssShmem".into()))
+}
+
+fn parse_resident(status: &str) -> Option<Resident> {
+    let bytes = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim_start_matches(':').trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+    };
+    Some(Resident { all: bytes("VmRSS")?, shared: bytes("RssShmem")? })
+}
+
 /// A duration in seconds for a message.
 pub(crate) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
@@ -134,5 +161,13 @@ mod tests {
         assert_eq!(cpu_ticks(stat), Some((36, 341)));
         assert_eq!(cpu_ticks("cpu 1 2"), None);
         assert!(busy_cpus(Duration::from_millis(30)).is_some_and(|busy| busy >= 0.0));
+    }
+
+    #[test]
+    fn resident_memory_is_read() {
+        let status = "Name:\tx\nVmRSS:\t    5120 kB\nRssAnon:\t 12 kB\nRssShmem:\t       4 kB\n";
+        assert_eq!(parse_resident(status), Some(Resident { all: 5120 << 10, shared: 4096 }));
+        assert_eq!(parse_resident("VmRSS:\t5120 kB\n"), None);
+        assert!(resident().is_ok_and(|now| now.all > now.shared));
     }
 }

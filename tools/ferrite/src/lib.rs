@@ -5,6 +5,7 @@
 //! | a vtable and where it came from | [`abi`], [`elf`], [`maps`], [`library`], [`wheel`] |
 //! | its calls with Rust's types | [`transport`], [`comm`], [`buffer`], [`nccl_log`] |
 //! | two processes | [`pair`] (the parent), [`seat`] and [`link`] (the children), [`verbs`], [`host`] |
+//! | one process, for counting | [`solo`] |
 //! | what they do | [`plan`], [`worker`], [`measure`], [`sample`], [`traffic`] |
 //! | a run | [`session`] (one pair), [`compare`] (all of them), [`stats`], [`record`] |
 //! | what a user sees | [`cli`], [`dist`], [`progress`], [`report`] |
@@ -35,6 +36,7 @@ pub mod report;
 pub mod sample;
 pub mod seat;
 pub mod session;
+pub mod solo;
 pub mod stats;
 pub mod traffic;
 pub mod transport;

@@ -126,6 +126,20 @@ impl Transport {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
+    /// The device that `rank` uses: `wanted`, else the second one for rank 1 where there are two,
+    /// else the first.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; [`Error::NoDevice`].
+    pub fn device_of(&self, rank: usize, wanted: Option<usize>) -> Result<usize> {
+        let count = self.devices()?;
+        let device = wanted.unwrap_or_else(|| usize::from(rank == 1 && count >= 2));
+        if device >= count {
+            return Err(Error::NoDevice { transport: self.name().into(), wanted: device, count });
+        }
+        Ok(device)
+    }
+
     /// What device `device` is.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host;
 use crate::library::Identity;
 use crate::measure::verify::{self, Check};
@@ -81,7 +81,8 @@ fn work(seat: &mut Seat) -> Result<()> {
     let start = Instant::now();
     transport.init()?;
     let init_ms = start.elapsed().as_secs_f64() * 1e3;
-    let (devices, device) = choose_device(seat, &transport, &job)?;
+    let device = transport.device_of(seat.rank(), job.devices[seat.rank()])?;
+    let devices = (0..transport.devices()?).map(|device| transport.properties(device)).collect::<Result<_>>()?;
     let opened = Opened {
         identity: transport.identity().clone(),
         version: version_in_log(transport.name(), &nccl_log::lines()),
@@ -99,17 +100,6 @@ fn work(seat: &mut Seat) -> Result<()> {
         seat.report(&Report::Traffic(traffic))?;
     }
     seat.barrier()
-}
-
-fn choose_device(seat: &Seat, transport: &Transport, job: &Job) -> Result<(Vec<Properties>, usize)> {
-    let count = transport.devices()?;
-    let default = if seat.rank() == 1 && count >= 2 { 1 } else { 0 };
-    let wanted = job.devices[seat.rank()].unwrap_or(default);
-    if wanted >= count {
-        return Err(Error::NoDevice { transport: transport.name().into(), wanted, count });
-    }
-    let devices = (0..count).map(|device| transport.properties(device));
-    Ok((devices.collect::<Result<_>>()?, wanted))
 }
 
 fn perform(seat: &mut Seat, transport: &Transport, opened: &Opened, job: &Job) -> Result<()> {

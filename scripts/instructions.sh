@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# CPU instructions that a transport executes per message: A is NCCL 2.21.5's built-in IB transport, B the plugin, both on
+# the software RDMA device. `ferrite solo` makes all calls in one thread in a fixed order, valgrind's callgrind counts.
+#
+# What counts: every instruction of the transport's own library, and every one that its calls into other libraries take
+# (memcpy, memset, malloc, ...), for a send and its receive together, from isend and irecv to the last test. What does
+# not: libibverbs with its device, which is the same for both; ferrite itself; the kernel. Starting, connecting and
+# ending do not count either: the number is the difference of two runs that differ in their messages only.
+#
+#   scripts/instructions.sh            uses dist/, or FERRITE_DIST; builds dist/ if it is not there
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+# So that a failure inside $(...) ends the script.
+shopt -s inherit_errexit
+
+missing_packages() {
+    command -v valgrind >/dev/null || echo valgrind
+}
+install_packages
+
+FEW=1000
+MANY=3000
+dist=${FERRITE_DIST:-dist}
+if [ ! -x "$dist/bin/ferrite" ] || [ ! -e "$dist/lib/libnccl-net.so" ] || [ ! -e "$dist/softrnic/libibverbs.so.1" ]; then
+    [ -z "${FERRITE_DIST:-}" ] || die "FERRITE_DIST=$dist is not complete"
+    scripts/build.sh
+fi
+dist=$(cd "$dist" && pwd)
+nccl=$(readlink -f "$("$dist/bin/ferrite" wheel)")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# The cost of a library in a callgrind file: its own lines, and the inclusive cost of its calls into other libraries but
+# libibverbs. Read from the file itself: callgrind_annotate drops what was inlined from another source file.
+cost() {
+    LC_ALL=C awk -v library="$1" '
+        /^ob=/ { own = index($0, library) > 0; next }
+        /^cob=/ { away = index($0, library) == 0 && $0 !~ /libibverbs/; next }
+        /^calls=/ { getline; if (own && away) sum += $2; away = 0; next }
+        own && /^[0-9]/ { sum += $2 }
+        END { printf "%.0f\n", sum }' "$2"
+}
+
+# count LIBRARY SIZE DEPTH MESSAGES --plugin PATH|--stock PATH
+count() {
+    local library=$1 size=$2 depth=$3 messages=$4 file=$work/out
+    shift 4
+    rm -f "$file"
+    valgrind --tool=callgrind --trace-children=yes --compress-strings=no --compress-pos=no \
+        --callgrind-out-file="$file" "$dist/bin/ferrite" solo "$@" --softrnic "$dist/softrnic" \
+        --size "$size" --depth "$depth" --messages "$messages" >"$work/log" 2>&1 ||
+        die "a run failed: $* of $size B, depth $depth: $(tail -n 5 "$work/log")"
+    cost "$library" "$file"
+}
+
+# The same, per message.
+per_message() {
+    local few many
+    few=$(count "$1" "$2" "$3" "$FEW" "${@:4}")
+    many=$(count "$1" "$2" "$3" "$MANY" "${@:4}")
+    [ "$many" -gt "$few" ] || die "no instructions of $1 were seen"
+    awk -v few="$few" -v many="$many" -v messages=$((MANY - FEW)) 'BEGIN { printf "%.0f\n", (many - few) / messages }'
+}
+
+printf '%8s %6s %15s %15s %6s\n' "size [B]" depth "A [instr/msg]" "B [instr/msg]" B/A
+for size in 8 65536; do
+    for depth in 1 8; do
+        a=$(per_message "/$(basename "$nccl")" "$size" "$depth" --stock "$nccl")
+        b=$(per_message /libnccl-net.so "$size" "$depth" --plugin "$dist/lib/libnccl-net.so")
+        awk -v size="$size" -v depth="$depth" -v a="$a" -v b="$b" \
+            'BEGIN { printf "%8d %6d %15d %15d %6.2f\n", size, depth, a, b, b / a }'
+    done
+done

@@ -1,0 +1,58 @@
+//! The arguments of `ferrite solo`.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::cli::{What, Where, parse_size};
+use crate::error::Result;
+use crate::host;
+use crate::solo::{Job, Work};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Listens on dev0 and connects from dev1. One thread does all in a fixed order (receives, sends, then tests), so the \
+transport's instructions can be counted: valgrind --tool=callgrind --trace-children=yes ferrite solo ... The transport says nothing unless NCCL_DEBUG is set.")]
+pub(super) struct Solo {
+    #[command(flatten)]
+    what: What,
+    #[command(flatten)]
+    place: Where,
+    /// Size of each message, such as 8 or 64K
+    #[arg(long, value_name = "BYTES", default_value = "8", value_parser = parse_size)]
+    size: usize,
+    /// How many messages to send
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    messages: u64,
+    /// Messages in flight
+    #[arg(long, value_name = "D", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=32))]
+    depth: u16,
+    /// Make and close so many connections instead of sending
+    #[arg(long, value_name = "C", conflicts_with_all = ["size", "messages", "depth"])]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    connections: Option<u32>,
+    /// Keep the connections open until the last is there, and say what memory they take
+    #[arg(long, requires = "connections")]
+    hold: bool,
+    /// Nothing happening for so long counts as hung; s
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+}
+
+impl Solo {
+    pub(super) fn run(self) -> Result<()> {
+        let work = match self.connections {
+            Some(count) => Work::Connections { count, hold: self.hold },
+            None => Work::Messages { bytes: self.size, count: self.messages, depth: self.depth.into() },
+        };
+        let job = Job {
+            verbs: self.place.verbs()?,
+            devices: self.place.devices(),
+            source: self.what.source()?,
+            silence: Duration::from_secs(self.timeout),
+            work,
+        };
+        host::print(&format!("{}\n", job.run()?));
+        Ok(())
+    }
+}

@@ -1,0 +1,149 @@
+//! Messages from this process to itself, in rounds of a fixed order: all receives, all sends, the
+//! tests of the sends, the tests of the receives.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::buffer::Buffer;
+use crate::comm::{Region, Request};
+use crate::error::{Error, Result};
+use crate::link::{Deadline, finished, posted};
+use crate::measure::{TAG, pattern};
+use crate::solo::Stage;
+use crate::solo::wire::Wire;
+
+/// Sends `count` messages of `bytes` bytes, `depth` to a round, and checks those of the last one.
+pub(super) fn run(stage: &Stage, bytes: usize, count: u64, depth: usize) -> Result<String> {
+    let wire = Wire::open(stage)?;
+    let mut path = Path::new(stage, &wire, bytes, depth)?;
+    let last = ((count - 1) % depth as u64) as usize + 1;
+    let rounds = (count - last as u64) / depth as u64;
+    path.fill(0)?;
+    let start = Instant::now();
+    for _ in 0..rounds {
+        path.round(depth)?;
+    }
+    let mut spent = start.elapsed();
+    path.fill(1)?;
+    let start = Instant::now();
+    path.round(last)?;
+    spent += start.elapsed();
+    path.check(1, last)?;
+    drop(path);
+    wire.close()?;
+    let us = spent.as_secs_f64() * 1e6 / count as f64;
+    Ok(format!("{count} messages of {bytes} B, {depth} in flight, {us:.3} us per message"))
+}
+
+/// A connection with registered memory at both ends.
+struct Path<'w> {
+    wire: &'w Wire,
+    out: Region,
+    into: Region,
+    bytes: usize,
+    /// Between the places of two messages in flight; bytes.
+    stride: usize,
+    depth: usize,
+    deadline: Deadline,
+}
+
+impl<'w> Path<'w> {
+    fn new(stage: &Stage, wire: &'w Wire, bytes: usize, depth: usize) -> Result<Self> {
+        let stride = bytes.next_multiple_of(4096);
+        Ok(Self {
+            wire,
+            out: wire.send.register(&Arc::new(Buffer::new(depth * stride)?))?,
+            into: wire.recv.register(&Arc::new(Buffer::new(depth * stride)?))?,
+            bytes,
+            stride,
+            depth,
+            deadline: stage.deadline("a message to itself"),
+        })
+    }
+
+    /// Writes what the messages of the next rounds contain.
+    fn fill(&self, test: u64) -> Result<()> {
+        (0..self.depth).try_for_each(|index| {
+            pattern::fill(self.out.memory(), index * self.stride, self.bytes, pattern::seed(test, 0, index as u64))
+        })
+    }
+
+    /// Compares what the first `count` messages of the last round brought.
+    fn check(&self, test: u64, count: usize) -> Result<()> {
+        for index in 0..count {
+            let seed = pattern::seed(test, 0, index as u64);
+            if let Some(wrong) = pattern::check(self.into.memory(), index * self.stride, self.bytes, seed)? {
+                return Err(Error::Data(format!(
+                    "message {index} of the last {count}, offset {}: expected {:#04x}, got {:#04x}",
+                    wrong.offset, wrong.expected, wrong.got
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// One round of `count` messages.
+    fn round(&mut self, count: usize) -> Result<()> {
+        let Self { wire, ref out, ref into, bytes, stride, ref mut deadline, .. } = *self;
+        let mut receives = Receives::new(bytes);
+        for index in 0..count {
+            receives.push(posted(deadline, || wire.recv.receive(into, index * stride, bytes, TAG))?);
+        }
+        let mut sends = Vec::with_capacity(count);
+        for index in 0..count {
+            let send = || wire.send.send(out, index * stride, bytes, TAG);
+            sends.push(loop {
+                if let Some(request) = send()? {
+                    break request;
+                }
+                // A transport may announce receives in batches: testing one announces them.
+                receives.test_oldest()?;
+                deadline.idle()?;
+            });
+        }
+        for request in sends {
+            finished(deadline, request, &mut [0])?;
+        }
+        while !receives.is_empty() {
+            if !receives.test_oldest()? {
+                deadline.idle()?;
+            }
+        }
+        deadline.progress();
+        Ok(())
+    }
+}
+
+/// The receives of a round, oldest first.
+struct Receives<'c> {
+    requests: std::collections::VecDeque<Request<'c>>,
+    bytes: usize,
+}
+
+impl<'c> Receives<'c> {
+    fn new(bytes: usize) -> Self {
+        Self { requests: std::collections::VecDeque::new(), bytes }
+    }
+
+    fn push(&mut self, request: Request<'c>) {
+        self.requests.push_back(request);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Tests the oldest one once; whether it is done.
+    fn test_oldest(&mut self) -> Result<bool> {
+        let mut size = [0];
+        let Some(request) = self.requests.front_mut() else { return Ok(false) };
+        if !request.test(&mut size)? {
+            return Ok(false);
+        }
+        self.requests.pop_front();
+        if size[0] as usize == self.bytes {
+            return Ok(true);
+        }
+        Err(Error::Data(format!("a message of {} B came with {} B", self.bytes, size[0])))
+    }
+}
