@@ -5,7 +5,7 @@
 #   dist/bin/ferrite                 the companion
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-cargo build --release --workspace --quiet
+cargo build --release --workspace --locked --quiet
 release=$CARGO_TARGET_DIR/release
 
 # By rename, so that a process that has the old file mapped keeps it.

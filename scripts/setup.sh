@@ -16,7 +16,7 @@ die() {
 # The newest directory with a libclang that rdma-sys 0.3.0's old bindgen can use.
 find_libclang() {
     local dir
-    for dir in ${LIBCLANG_PATH:-} /usr/lib/llvm-15/lib /usr/lib/llvm-14/lib /usr/lib64/llvm15/lib /usr/lib64/llvm14/lib; do
+    for dir in /usr/lib/llvm-15/lib /usr/lib/llvm-14/lib /usr/lib64/llvm15/lib /usr/lib64/llvm14/lib; do
         if compgen -G "$dir/libclang*.so*" >/dev/null; then
             echo "$dir"
             return
@@ -33,7 +33,8 @@ missing_packages() {
     pkg-config --exists libibverbs 2>/dev/null || echo libibverbs-dev
     pkg-config --exists librdmacm 2>/dev/null || echo librdmacm-dev
     [ -n "$(find_libclang)" ] || echo libclang-14-dev
-    python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
+    # For fetching stock NCCL, which building does not do.
+    [ "$(basename "$0")" = build.sh ] || python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
 }
 
 install_packages() {
@@ -44,9 +45,12 @@ install_packages() {
         die "missing: $missing(Debian and Ubuntu package names; as root this script installs them itself)"
     fi
     echo "installing: $missing"
+    local log
+    log=$(mktemp)
     # shellcheck disable=SC2086
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } \
-        >"${TMPDIR:-/tmp}/ferrite-apt.log" 2>&1 || die "apt-get failed: $(tail -n 3 "${TMPDIR:-/tmp}/ferrite-apt.log")"
+        >"$log" 2>&1 || die "apt-get failed: $(tail -n 3 "$log")"
+    rm -f "$log"
 }
 
 install_rust() {
@@ -64,7 +68,14 @@ install_rust() {
         die "Rust $version is too old: $RUST_MIN or newer is needed (rustup update)"
 }
 
+# A slim installation of Rust comes without these.
+install_components() {
+    cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 && return
+    command -v rustup >/dev/null || die "missing: cargo fmt and cargo clippy"
+    rustup component add rustfmt clippy
+}
+
 install_packages
 install_rust
-LIBCLANG_PATH=$(find_libclang)
-export LIBCLANG_PATH
+# What the user chose is taken as it is.
+export LIBCLANG_PATH=${LIBCLANG_PATH:-$(find_libclang)}
