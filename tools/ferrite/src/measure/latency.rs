@@ -49,11 +49,11 @@ pub fn measure(seat: &mut Seat, bench: &Bench, bytes: usize, slice_ms: u64) -> R
     Ok(Some(Sample::new(key, &values)))
 }
 
-/// Half round trips in microseconds, one per round.
+/// Half round trips in microseconds, one per round; none on rank 1, which answers.
 fn rounds(seat: &mut Seat, bench: &Bench, bytes: usize, count: u64) -> Result<Vec<f64>> {
-    let mut times_us = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
-    let mut deadline = seat.deadline("a ping-pong");
     let first = seat.rank() == 0;
+    let mut times_us = Vec::with_capacity(if first { usize::try_from(count).unwrap_or(0) } else { 0 });
+    let mut deadline = seat.deadline("a ping-pong");
     let Bench { out, into, link } = bench;
     // Two places, so that a receive is never posted over bytes that just came.
     let place = |round: u64| (round % 2) as usize * bytes.next_multiple_of(4096);
@@ -62,8 +62,9 @@ fn rounds(seat: &mut Seat, bench: &Bench, bytes: usize, count: u64) -> Result<Ve
     let mut expected = receive(0, &mut deadline)?;
     let mut answer = None;
     seat.barrier()?;
+    // One look at the clock a round: it lies between an answer and the next message.
+    let mut start = Instant::now();
     for round in 0..count {
-        let start = Instant::now();
         if first {
             answer = Some(send(&mut deadline)?);
         }
@@ -75,8 +76,11 @@ fn rounds(seat: &mut Seat, bench: &Bench, bytes: usize, count: u64) -> Result<Ve
         expected = receive(round + 1, &mut deadline)?;
         if !first {
             answer = Some(send(&mut deadline)?);
+            continue;
         }
-        times_us.push(start.elapsed().as_secs_f64() * 1e6 / 2.0);
+        let end = Instant::now();
+        times_us.push((end - start).as_secs_f64() * 1e6 / 2.0);
+        start = end;
     }
     if let Some(answer) = answer {
         finished(&mut deadline, answer, &mut [0])?;
