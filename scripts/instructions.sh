@@ -49,7 +49,7 @@ count() {
     valgrind --tool=callgrind --trace-children=yes --compress-strings=no --compress-pos=no \
         --callgrind-out-file="$file" "$dist/bin/ferrite" solo "$@" --softrnic "$dist/softrnic" \
         --size "$size" --depth "$depth" --messages "$messages" >"$work/log" 2>&1 ||
-        die "a run failed: $* of $size B, depth $depth: $(tail -n 5 "$work/log")"
+        die "a run failed: $* of $size B, depth $depth: $(sed '/^==/d' "$work/log" | tail -n 5)"
     cost "$library" "$file"
 }
 
