@@ -14,6 +14,7 @@ use crate::net::region::{MemoryKind, Registration};
 use crate::net::sender::SendComm;
 use crate::proto::MAX_GROUP;
 use crate::proto::handle::HANDLE_BYTES;
+use crate::proto::requests::RequestId;
 use nccl::ncclResult_t;
 use once_cell::sync::OnceCell;
 use std::ffi::{CString, c_int, c_void};
@@ -74,11 +75,29 @@ fn process() -> Result<&'static Process> {
 #[inline]
 unsafe fn put<T>(place: *mut T, value: T, name: &str) -> Result<()> {
     if place.is_null() {
-        return Err(Error::argument(format!("{name} is NULL")));
+        return Err(missing(name));
     }
     // SAFETY: not NULL, and valid by NCCL's contract.
     unsafe { place.write(value) };
     Ok(())
+}
+
+#[cold]
+#[inline(never)]
+fn bad_group(n: c_int) -> Error {
+    Error::argument(format!("n is {n}; 1 to {MAX_GROUP} are possible"))
+}
+
+#[cold]
+#[inline(never)]
+fn bad_length(size: c_int) -> Error {
+    Error::argument(format!("a length of {size} bytes"))
+}
+
+#[cold]
+#[inline(never)]
+fn missing(name: &str) -> Error {
+    Error::argument(format!("{name} is NULL"))
 }
 
 unsafe extern "C" fn init(log_function: nccl::ncclDebugLogger_t) -> ncclResult_t {
@@ -254,7 +273,7 @@ unsafe extern "C" fn dereg_mr(_comm: *mut c_void, mhandle: *mut c_void) -> ncclR
 /// A length of NCCL's.
 #[inline]
 fn length(size: c_int) -> Result<u32> {
-    u32::try_from(size).map_err(|_| Error::argument(format!("a length of {size} bytes")))
+    u32::try_from(size).map_err(|_| bad_length(size))
 }
 
 /// Runs a data path function. A failed communicator is reported once and then only returned: NCCL asks again and again.
@@ -297,7 +316,7 @@ struct Group {
 }
 
 impl Group {
-    #[inline]
+    #[inline(always)]
     fn new(
         n: c_int,
         data: *mut *mut c_void,
@@ -305,10 +324,12 @@ impl Group {
         tags: *mut c_int,
         mhandles: *mut *mut c_void,
     ) -> Result<Self> {
-        let count = usize::try_from(n).ok().filter(|n| (1..=MAX_GROUP).contains(n));
-        let count = count.ok_or_else(|| Error::argument(format!("n is {n}; 1 to {MAX_GROUP} are possible")))?;
+        if !(1..=MAX_GROUP as c_int).contains(&n) {
+            return Err(bad_group(n));
+        }
+        let count = n as usize;
         if data.is_null() || sizes.is_null() || mhandles.is_null() {
-            return Err(Error::argument("an array is NULL"));
+            return Err(missing("an array"));
         }
         Ok(Self { count, data, sizes, tags, mhandles })
     }
@@ -317,7 +338,7 @@ impl Group {
     ///
     /// # Safety
     /// `i` is below `count`, and the arrays have as many members; `tags` may be NULL.
-    #[inline]
+    #[inline(always)]
     unsafe fn member<'a>(&self, i: usize) -> Result<Expected<'a>> {
         // SAFETY: as the caller says.
         let (data, size) = unsafe { (*self.data.add(i), *self.sizes.add(i)) };
@@ -371,52 +392,82 @@ unsafe extern "C" fn iflush(
 
 unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
     if done.is_null() {
-        return guard("test", || Err(Error::argument("done is NULL")));
+        return refuse("test", missing("done"));
     }
     // SAFETY: NCCL's output pointer.
     unsafe { *done = 0 };
     // SAFETY: by NCCL's contract.
     let request = match unsafe { RequestHandle::borrow(request) } {
         Ok(request) => request,
-        Err(e) => return guard("test", || Err(e)),
+        Err(e) => return refuse("test", e),
     };
-    let id = request.id();
-    // Finished: what `sizes` gets, which may be nothing.
-    let finish = |lengths: &[u32]| {
-        // SAFETY: NCCL's output pointers; `sizes` has as many members as the group, or is NULL.
+    let (id, answer) = (request.id(), Answer { done, sizes });
+    match request.owner() {
+        // SAFETY: a request is part of its communicator and lives as long.
+        Owner::Send(comm) => test_send(unsafe { &*comm }, id, answer),
+        // SAFETY: as above.
+        Owner::Receive(comm) => test_receive(unsafe { &*comm }, id, answer),
+        // SAFETY: as above.
+        Owner::Flush(comm) => test_flush(unsafe { &*comm }, id, answer),
+    }
+}
+
+/// NCCL's places for what has become of a request: `sizes` has as many members as its group, or is NULL.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Answer {
+    done: *mut c_int,
+    sizes: *mut c_int,
+}
+
+impl Answer {
+    /// The request is complete; `lengths` is what `sizes` gets, which may be nothing.
+    #[inline(always)]
+    fn finish(self, lengths: &[u32]) {
+        // SAFETY: valid by NCCL's contract, which `test` has been called under.
         unsafe {
-            *done = 1;
-            if !sizes.is_null() {
-                match lengths {
-                    [one] => *sizes.cast::<u32>() = *one,
-                    many => sizes.cast::<u32>().copy_from_nonoverlapping(many.as_ptr(), many.len()),
-                }
+            *self.done = 1;
+            if self.sizes.is_null() {
+                return;
+            }
+            match lengths {
+                [one] => *self.sizes.cast::<u32>() = *one,
+                many => self.sizes.cast::<u32>().copy_from_nonoverlapping(many.as_ptr(), many.len()),
             }
         }
-    };
-    match request.owner() {
-        Owner::Send(comm) => {
-            // SAFETY: a request is part of its communicator and lives as long.
-            let comm = unsafe { &*comm };
-            on_comm("test", Ok(comm), |c| c.comm.test(id).map(|sent| sent.iter().for_each(|n| finish(&[*n]))))
-        }
-        Owner::Receive(comm) => {
-            // SAFETY: as above.
-            let comm = unsafe { &*comm };
-            on_comm("test", Ok(comm), |c| c.comm.test(id, finish))
-        }
-        Owner::Flush(comm) => {
-            // SAFETY: as above.
-            let comm = unsafe { &*comm };
-            on_comm("test", Ok(comm), |c| {
-                c.comm.test_flush(id).map(|flushed| {
-                    if flushed {
-                        finish(&[])
-                    }
-                })
-            })
-        }
     }
+}
+
+#[inline(never)]
+extern "C" fn test_send(comm: &Comm<SendComm>, id: RequestId, answer: Answer) -> ncclResult_t {
+    on_comm("test", Ok(comm), |c| {
+        if let Some(length) = c.comm.test(id)? {
+            answer.finish(&[length]);
+        }
+        Ok(())
+    })
+}
+
+#[inline(never)]
+extern "C" fn test_receive(comm: &Comm<RecvComm>, id: RequestId, answer: Answer) -> ncclResult_t {
+    on_comm("test", Ok(comm), |c| c.comm.test(id, |lengths| answer.finish(lengths)))
+}
+
+#[inline(never)]
+extern "C" fn test_flush(comm: &Comm<RecvComm>, id: RequestId, answer: Answer) -> ncclResult_t {
+    on_comm("test", Ok(comm), |c| {
+        if c.comm.test_flush(id)? {
+            answer.finish(&[]);
+        }
+        Ok(())
+    })
+}
+
+/// An error before there is a communicator.
+#[cold]
+#[inline(never)]
+fn refuse(call: &'static str, error: Error) -> ncclResult_t {
+    guard(call, || Err(error))
 }
 
 unsafe fn close<T: Tagged>(call: &'static str, raw: *mut c_void) -> ncclResult_t {

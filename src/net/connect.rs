@@ -141,7 +141,7 @@ impl Connector {
 
     fn offer(&self, mut socket: ControlSocket) -> Result<Offer> {
         let lanes = IdleLanes::new(&self.device, self.device.config.lanes, SENDER_DEPTHS)?;
-        let ring = SlotRing::new(&self.device.card.domain, RING_SLOTS)?;
+        let ring = SlotRing::new(&self.device.card.domain)?;
         let place = Ring { addr: ring.addr(), rkey: ring.rkey(), slots: RING_SLOTS as u32 };
         let hello = Hello { endpoint: lanes.endpoint.clone(), ring: place };
         socket.send(&hello.frame(self.handle.token));

@@ -5,13 +5,13 @@
 
 use super::device::Device;
 use super::lanes::WorkId;
-use super::single::stale;
 use crate::error::{Error, Result};
+use crate::proto::Violation;
 use crate::proto::requests::{RequestId, Requests};
 use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Span, Target};
+use crate::verbs::work::{Batch, Span, Target};
 use std::sync::Arc;
 
 /// As many flushes as requests, so that the queue never fills.
@@ -22,7 +22,7 @@ const DEPTHS: Depths = Depths { send: crate::proto::MAX_REQUESTS as u32, recv: 1
 pub struct FlushLane {
     pair: QueuePair,
     queue: Arc<CompletionQueue>,
-    landing: SharedRing<8>,
+    landing: SharedRing<8, 1>,
     /// Whether each flush is complete.
     requests: Requests<bool>,
 }
@@ -51,7 +51,7 @@ impl FlushLane {
             timeout: config.timeout,
             retry_count: config.retry_count,
         };
-        let landing = SharedRing::new(&device.card.domain, 1)?;
+        let landing = SharedRing::new(&device.card.domain)?;
         let pair = idle.connect(&path, WorkId::Receive { lane: 0 }.to_bits())?;
         Ok(Self { pair, queue, landing, requests: Requests::default() })
     }
@@ -74,18 +74,17 @@ impl FlushLane {
     /// It failed.
     pub fn test(&mut self, id: RequestId) -> Result<bool> {
         let requests = &mut self.requests;
-        self.queue.poll(|completion| {
-            if completion.status != Status::SUCCESS {
-                let cause = completion.status.cause();
-                return Err(Error::remote(format!("flushing GPU memory: {}; likely: {cause}", completion.status)));
+        for completion in self.queue.poll(&mut Batch::default())? {
+            let status = completion.status();
+            if status != Status::SUCCESS {
+                return Err(Error::remote(format!("flushing GPU memory: {status}; likely: {}", status.cause())));
             }
-            if let WorkId::Flush { request } = WorkId::from_bits(completion.id)
+            if let WorkId::Flush { request } = WorkId::from_bits(completion.id())
                 && let Some(done) = requests.get_mut(request)
             {
                 *done = true;
             }
-            Ok(())
-        })?;
-        Ok(self.requests.release_if(id, |done| *done).map_err(stale)?.is_some())
+        }
+        Ok(self.requests.release_if(id, |done| *done).map_err(Violation::into_misuse)?.is_some())
     }
 }

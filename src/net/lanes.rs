@@ -27,8 +27,6 @@ pub struct IdleLanes {
 pub struct Lane {
     /// The queue pair.
     pub pair: QueuePair,
-    /// Send work requests that have not been accounted for by a completion.
-    pub in_flight: u32,
     /// Receive work requests that are posted.
     pub receives: u32,
 }
@@ -111,7 +109,7 @@ impl IdleLanes {
                 retry_count: config.retry_count,
             };
             let pair = pair.connect(&path, WorkId::Receive { lane: number }.to_bits())?;
-            lanes.push(Lane { pair, in_flight: 0, receives: 0 });
+            lanes.push(Lane { pair, receives: 0 });
         }
         Ok(Lanes { queue: self.queue, lanes, address: self.address, remote })
     }
@@ -121,11 +119,11 @@ impl Lanes {
     /// The error behind a failed completion, told so that somebody can act on it.
     #[cold]
     pub fn explain(&self, device: &Device, link: &Link, completion: &Completion) -> Error {
-        let work = WorkId::from_bits(completion.id);
+        let work = WorkId::from_bits(completion.id());
         let lane = work.lane();
         let qpn = self.lanes.get(lane).map_or(0, |l| l.pair.number());
         let remote_qpn = self.remote.lanes.get(lane).map_or(0, |l| l.qpn);
-        let Completion { status, vendor_error, .. } = *completion;
+        let (status, vendor_error) = (completion.status(), completion.vendor_error());
         let peer_state = if link.is_gone() {
             format!("; {}", link.reason())
         } else if status == Status::RETRY_EXCEEDED {
@@ -155,26 +153,22 @@ impl Lanes {
 /// What a work request's id tells when its completion comes.
 ///
 /// ```text
-/// bit 63      56 55     48 47      40 39    32 31        0
-///      kind      zero      retires    lane     request
+/// bit 63      56 55     40 39    32 31        0
+///      kind      zero      lane     request
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkId {
-    /// A stripe of a message; its completion retires this many work requests.
+    /// A stripe of a message.
     Data {
         /// The message.
         request: RequestId,
         /// The queue pair.
         lane: u8,
-        /// Work requests.
-        retires: u8,
     },
     /// Clear-to-sends.
     Announce {
         /// The queue pair.
         lane: u8,
-        /// Work requests.
-        retires: u8,
     },
     /// A receive work request.
     Receive {
@@ -190,24 +184,24 @@ pub enum WorkId {
 
 impl WorkId {
     /// The 64 bits of a work request's id.
-    #[inline]
+    #[inline(always)]
     pub fn to_bits(self) -> u64 {
-        let (kind, retires, lane, request) = match self {
-            Self::Data { request, lane, retires } => (1, retires, lane, request.to_bits()),
-            Self::Announce { lane, retires } => (2, retires, lane, 0),
-            Self::Receive { lane } => (3, 0, lane, 0),
-            Self::Flush { request } => (4, 0, 0, request.to_bits()),
+        let (kind, lane, request) = match self {
+            Self::Data { request, lane } => (1, lane, request.to_bits()),
+            Self::Announce { lane } => (2, lane, 0),
+            Self::Receive { lane } => (3, lane, 0),
+            Self::Flush { request } => (4, 0, request.to_bits()),
         };
-        kind << 56 | u64::from(retires) << 40 | u64::from(lane) << 32 | u64::from(request)
+        kind << 56 | u64::from(lane) << 32 | u64::from(request)
     }
 
     /// The meaning of a work request's id. Ids come back from the device as they were given to it.
-    #[inline]
+    #[inline(always)]
     pub fn from_bits(bits: u64) -> Self {
-        let (lane, retires, request) = ((bits >> 32) as u8, (bits >> 40) as u8, RequestId::from_bits(bits as u32));
+        let (lane, request) = ((bits >> 32) as u8, RequestId::from_bits(bits as u32));
         match bits >> 56 {
-            1 => Self::Data { request, lane, retires },
-            2 => Self::Announce { lane, retires },
+            1 => Self::Data { request, lane },
+            2 => Self::Announce { lane },
             3 => Self::Receive { lane },
             _ => Self::Flush { request },
         }
@@ -238,8 +232,8 @@ mod tests {
     fn a_work_id_survives_the_device() {
         let request = RequestId::from_bits(0xabcd_ef12);
         for id in [
-            WorkId::Data { request, lane: 31, retires: 3 },
-            WorkId::Announce { lane: 2, retires: 255 },
+            WorkId::Data { request, lane: 31 },
+            WorkId::Announce { lane: 2 },
             WorkId::Receive { lane: 7 },
             WorkId::Flush { request },
         ] {

@@ -89,7 +89,7 @@ impl Link {
             },
             Ok(Incoming::Frame(f)) => (BROKEN, format!("the peer sent an unexpected {:?}", f.kind)),
             Ok(Incoming::Closed) => (BROKEN, "the peer's process has died, or the network to its host is down".into()),
-            Err(violation) => (BROKEN, violation.0),
+            Err(violation) => (BROKEN, violation.to_string()),
         };
         self.end(&mut control, state, &reason);
         false

@@ -136,8 +136,8 @@ impl Listener {
             Ok(Incoming::Nothing) => return Ok(Verdict::Dismiss("it stayed silent".into())),
             Ok(Incoming::Closed) => return Ok(Verdict::Dismiss("it closed the connection".into())),
             Err(violation) => {
-                candidate.refuse(&self.handle, &violation.0);
-                return Ok(Verdict::Dismiss(violation.0));
+                candidate.refuse(&self.handle, violation.text());
+                return Ok(Verdict::Dismiss(violation.to_string()));
             }
         };
         if frame.token != self.handle.token {

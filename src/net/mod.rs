@@ -87,7 +87,7 @@ impl Net {
     /// # Errors
     /// The handle is not Ferrite's, or the connection fails.
     pub fn connect(&self, index: i32, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
-        let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.0))?;
+        let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
         let cookie = handle::cookie(bytes);
         let known = self.take_connector(cookie).filter(|c| c.leads_to(&handle));
         let (cookie, mut connector) = match known {

@@ -5,22 +5,22 @@ use super::flush::FlushLane;
 use super::lanes::{Lane, Lanes, WorkId};
 use super::link::Link;
 use super::region::{MemoryKind, Registration};
-use super::single::{SingleCaller, stale};
+use super::single::SingleCaller;
 use crate::error::{Error, Result};
 use crate::proto::handshake::{Ring, Terms};
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
 use crate::proto::wire::{Imm, Slot};
-use crate::proto::{self, MAX_GROUP};
+use crate::proto::{self, MAX_GROUP, Violation};
 use crate::verbs::queue::Depths;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Completion, RECV_BATCH, Span, Target, Write};
+use crate::verbs::work::{Batch, Completion, RECV_BATCH, Span, Target, Write};
 use std::sync::Arc;
 
 /// Sizes of a receiver's queues: it sends clear-to-sends only, inline, and keeps receives for all it has announced.
 pub const RECEIVER_DEPTHS: Depths =
     Depths { send: 128, recv: proto::RING_SLOTS as u32, inline_bytes: (MAX_GROUP * Slot::BYTES) as u32 };
-/// Clear-to-send work requests between two that report their completion.
+/// One of so many clear-to-send work requests reports its completion, and with it that of those before it.
 const SIGNAL_EVERY: u32 = 32;
 /// The lane that carries clear-to-sends.
 const ANNOUNCE_LANE: usize = 0;
@@ -54,7 +54,10 @@ pub struct RecvPath {
     flow: RecvFlow,
     lanes: Lanes,
     ring: Ring,
-    unsignaled: u32,
+    slots_per_write: u32,
+    /// Clear-to-send work requests that have been posted, and those that are known to be complete.
+    announcements: u32,
+    retired: u32,
     flush: Option<FlushLane>,
     failed: Option<Error>,
 }
@@ -66,12 +69,14 @@ impl RecvPath {
     /// The device offers no inline data, or refuses the receives.
     pub fn new(lanes: Lanes, ring: Ring, terms: &Terms) -> Result<Self> {
         let flow = RecvFlow::new(terms.striping);
-        let mut path = Self { flow, lanes, ring, unsignaled: 0, flush: None, failed: None };
-        let inline_bytes = path.lanes.lanes.first().map_or(0, |lane| lane.pair.inline_bytes());
-        if (inline_bytes as usize) < Slot::BYTES {
+        let inline_bytes = lanes.lanes.first().map_or(0, |lane| lane.pair.inline_bytes());
+        let slots_per_write = inline_bytes / Slot::BYTES as u32;
+        if slots_per_write == 0 {
             let text = format!("the device takes {inline_bytes} bytes of inline data; {} are needed", Slot::BYTES);
             return Err(Error::os(text, libc::EOPNOTSUPP));
         }
+        let (announcements, retired, flush, failed) = (0, 0, None, None);
+        let mut path = Self { flow, lanes, ring, slots_per_write, announcements, retired, flush, failed };
         for lane in &mut path.lanes.lanes {
             lane.refill()?;
         }
@@ -115,12 +120,10 @@ impl RecvComm {
     #[inline(always)]
     pub fn test(&self, id: RequestId, done: impl FnOnce(&[u32])) -> Result<()> {
         self.path.enter(|path| {
-            let mut lengths = path.flow.poll_done(id).map_err(stale)?;
-            if lengths.is_none() {
+            if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
                 path.progress(&self.device, &self.link)?;
-                lengths = path.flow.poll_done(id).map_err(stale)?;
             }
-            if let Some(lengths) = lengths {
+            if let Some(lengths) = path.flow.poll_done(id).map_err(Violation::into_misuse)? {
                 done(lengths);
             }
             Ok(())
@@ -167,26 +170,26 @@ impl RecvComm {
 
 impl RecvPath {
     #[inline]
-    fn check(&self, link: &Link, collecting: bool) -> Result<()> {
+    fn check(&self, link: &Arc<Link>, collecting: bool) -> Result<()> {
         if self.failed.is_none() && (collecting || !link.is_gone()) { Ok(()) } else { Err(self.refusal(link)) }
     }
 
     #[cold]
     #[inline(never)]
-    fn refusal(&self, link: &Link) -> Error {
+    fn refusal(&self, link: &Arc<Link>) -> Error {
         let gone = || Error::remote(format!("receiving from {}: {}", link.peer(), link.reason()));
         self.failed.clone().unwrap_or_else(gone)
     }
 
     #[cold]
     #[inline(never)]
-    fn fail(&mut self, link: &Link, error: Error) -> Error {
+    fn fail(&mut self, link: &Arc<Link>, error: Error) -> Error {
         link.fail(&error.text);
         self.failed.get_or_insert(error).clone()
     }
 
     #[inline(always)]
-    fn progress(&mut self, device: &Device, link: &Link) -> Result<()> {
+    fn progress(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<()> {
         self.check(link, true)?;
         // Looked at before the queue: what the peer sent before it went is in the queue by then.
         let gone = link.is_gone();
@@ -201,64 +204,89 @@ impl RecvPath {
         self.announce().map_err(|e| self.fail(link, e))
     }
 
-    /// Writes due clear-to-sends into the sender's ring, inline: one doorbell for as many as fit one write.
+    /// Writes due clear-to-sends into the sender's ring.
     #[inline(always)]
     fn announce(&mut self) -> Result<()> {
-        let Self { flow, lanes, ring, unsignaled, .. } = self;
-        let Some(lane) = lanes.lanes.get_mut(ANNOUNCE_LANE) else { return Ok(()) };
-        while lane.in_flight < RECEIVER_DEPTHS.send {
-            let Some(places) = flow.poll_announcement(lane.pair.inline_bytes() / Slot::BYTES as u32) else { break };
-            let at = places.start * Slot::BYTES;
-            let slots = flow.encoded(places);
-            *unsignaled += 1;
-            let signaled = *unsignaled >= SIGNAL_EVERY;
-            lane.pair.post_write(&Write {
-                id: WorkId::Announce { lane: ANNOUNCE_LANE as u8, retires: *unsignaled as u8 }.to_bits(),
-                local: Span { addr: slots.as_ptr() as u64, length: size_of_val(slots) as u32, lkey: 0 },
-                target: Target { addr: ring.addr + at as u64, rkey: ring.rkey },
-                imm: None,
-                inline: true,
-                signaled,
-            })?;
-            lane.in_flight += 1;
-            *unsignaled *= u32::from(!signaled);
+        while self.flow.is_announcement_due() && self.has_room() {
+            self.announce_some()?;
         }
         Ok(())
     }
 
+    /// Whether another clear-to-send work request fits the queue.
+    #[inline]
+    fn has_room(&self) -> bool {
+        self.announcements.wrapping_sub(self.retired) < RECEIVER_DEPTHS.send
+    }
+
+    /// Writes as many as fit one write, inline, with one doorbell.
+    #[inline(never)]
+    fn announce_some(&mut self) -> Result<()> {
+        let Self { flow, lanes, ring, announcements, .. } = self;
+        let Some(lane) = lanes.lanes.get_mut(ANNOUNCE_LANE) else { return Err(no_lane()) };
+        let Some(places) = flow.poll_announcement(self.slots_per_write) else { return Ok(()) };
+        let at = places.start * Slot::BYTES;
+        let slots = flow.encoded(places);
+        *announcements = announcements.wrapping_add(1);
+        lane.pair.post_write(&Write {
+            id: WorkId::Announce { lane: ANNOUNCE_LANE as u8 }.to_bits(),
+            local: Span { addr: slots.as_ptr() as u64, length: size_of_val(slots) as u32, lkey: 0 },
+            target: Target { addr: ring.addr + at as u64, rkey: ring.rkey },
+            imm: None,
+            inline: true,
+            signaled: announcements.is_multiple_of(SIGNAL_EVERY),
+        })
+    }
+
     #[inline(always)]
-    fn poll(&mut self, device: &Device, link: &Link) -> Result<usize> {
-        let Self { flow, lanes, .. } = self;
-        let mut bad: Option<Completion> = None;
-        let queue = &lanes.queue;
-        let pairs = &mut lanes.lanes;
-        let polled = queue.poll(|completion| {
-            if completion.status != Status::SUCCESS {
-                bad.get_or_insert(completion);
-                return Ok(());
+    fn poll(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<usize> {
+        let mut batch = Batch::default();
+        let completions = self.lanes.queue.poll(&mut batch)?;
+        let mut rest = completions.iter();
+        while let Some(completion) = rest.next() {
+            if completion.status() != Status::SUCCESS {
+                return Err(self.salvage(completion, rest.as_slice(), device, link));
             }
-            match WorkId::from_bits(completion.id) {
-                WorkId::Receive { lane } => {
-                    if let Some(lane) = pairs.get_mut(usize::from(lane)) {
-                        lane.receives = lane.receives.saturating_sub(1);
-                        lane.refill()?;
-                    }
-                    Ok(flow.handle_immediate(proto::Lane(lane), Imm::parse(completion.imm))?)
-                }
-                WorkId::Announce { lane, retires } => {
-                    if let Some(lane) = pairs.get_mut(usize::from(lane)) {
-                        lane.in_flight = lane.in_flight.saturating_sub(u32::from(retires));
-                    }
-                    Ok(())
-                }
-                _ => Err(misplaced(completion.id)),
+            self.handle(completion)?;
+        }
+        Ok(completions.len())
+    }
+
+    /// `failed` has; the others with it are not lost.
+    #[cold]
+    #[inline(never)]
+    fn salvage(&mut self, failed: &Completion, others: &[Completion], device: &Arc<Device>, link: &Arc<Link>) -> Error {
+        for completion in others.iter().filter(|c| c.status() == Status::SUCCESS) {
+            if let Err(error) = self.handle(completion) {
+                return error;
             }
-        })?;
-        match bad {
-            None => Ok(polled),
-            Some(completion) => Err(lanes.explain(device, link, &completion)),
+        }
+        self.lanes.explain(device, link, failed)
+    }
+
+    #[inline(always)]
+    fn handle(&mut self, completion: &Completion) -> Result<()> {
+        match WorkId::from_bits(completion.id()) {
+            WorkId::Receive { lane } => {
+                self.flow.handle_immediate(proto::Lane(lane), Imm::from_bits(completion.imm()))?;
+                match self.lanes.lanes.get_mut(usize::from(lane)) {
+                    Some(lane) => lane.handle_receive(),
+                    None => Err(no_lane()),
+                }
+            }
+            WorkId::Announce { .. } => {
+                self.retired = self.retired.wrapping_add(SIGNAL_EVERY);
+                Ok(())
+            }
+            _ => Err(misplaced(completion.id())),
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn no_lane() -> Error {
+    Error::internal("a queue pair that does not exist")
 }
 
 #[cold]
@@ -268,8 +296,15 @@ fn misplaced(id: u64) -> Error {
 }
 
 impl Lane {
+    /// A receive has been used up.
+    #[inline(always)]
+    fn handle_receive(&mut self) -> Result<()> {
+        self.receives = self.receives.saturating_sub(1);
+        if self.receives + RECV_BATCH as u32 <= RECEIVER_DEPTHS.recv { self.refill() } else { Ok(()) }
+    }
+
     /// Posts receives as long as a whole batch fits.
-    #[inline]
+    #[inline(never)]
     fn refill(&mut self) -> Result<()> {
         while self.receives + RECV_BATCH as u32 <= RECEIVER_DEPTHS.recv {
             self.pair.post_receives(RECV_BATCH)?;

@@ -26,7 +26,8 @@ pub struct Registration {
     pub rkey: u32,
     /// Where the memory lives.
     pub kind: MemoryKind,
-    range: (u64, u64),
+    start: u64,
+    size: u64,
 }
 
 impl Registration {
@@ -36,8 +37,12 @@ impl Registration {
     /// They are not.
     #[inline]
     pub fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
-        let inside = addr >= self.range.0 && addr.checked_add(u64::from(length)).is_some_and(|end| end <= self.range.1);
-        if inside { Ok(()) } else { Err(outside(call, addr, length)) }
+        let offset = addr.wrapping_sub(self.start);
+        if offset <= self.size && u64::from(length) <= self.size - offset {
+            Ok(())
+        } else {
+            Err(outside(call, addr, length))
+        }
     }
 }
 
@@ -115,7 +120,7 @@ impl RegionCache {
             }
         };
         let (lkey, rkey) = (region.lkey(), region.rkey());
-        Ok(Registration { _region: region, lkey, rkey, kind, range: (start, end) })
+        Ok(Registration { _region: region, lkey, rkey, kind, start, size: end - start })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<(u64, usize, MemoryKind), Weak<MemoryRegion>>> {

@@ -4,26 +4,28 @@ use super::device::Device;
 use super::lanes::{Lanes, WorkId};
 use super::link::Link;
 use super::region::Registration;
-use super::single::{SingleCaller, stale};
+use super::single::SingleCaller;
 use crate::error::{Error, Result};
-use crate::proto::Lane as LaneId;
 use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
 use crate::proto::send::{SendFlow, Transfer};
 use crate::proto::wire::{Imm, Place, Slot, SlotWords};
+use crate::proto::{Lane as LaneId, MAX_REQUESTS, RING_SLOTS, Violation};
 use crate::verbs::queue::Depths;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Completion, Span, Target, Write};
+use crate::verbs::work::{Batch, Completion, Span, Target, Write};
 use std::sync::Arc;
 
-/// Sizes of a sender's queues. It receives nothing; one receive work request is the least every device accepts.
-pub const SENDER_DEPTHS: Depths = Depths { send: 512, recv: 1, inline_bytes: 0 };
+/// Sizes of a sender's queues. A request keeps its place until all it has posted is complete, so a queue that has room
+/// for one stripe of each request is never full. It receives nothing; one receive work request is the least every device
+/// accepts.
+pub const SENDER_DEPTHS: Depths = Depths { send: MAX_REQUESTS as u32 * STRIPE_REQUESTS_MAX, recv: 1, inline_bytes: 0 };
 /// Most work requests that one stripe needs: data, and two notices.
 const STRIPE_REQUESTS_MAX: u32 = 3;
 
 /// The ring of clear-to-sends.
-pub type SlotRing = SharedRing<{ size_of::<SlotWords>() / 8 }>;
+pub type SlotRing = SharedRing<{ size_of::<SlotWords>() / 8 }, RING_SLOTS>;
 
 /// The sending end of a connection.
 #[derive(Debug)]
@@ -75,21 +77,10 @@ impl SendComm {
     #[inline(always)]
     pub fn test(&self, id: RequestId) -> Result<Option<u32>> {
         self.path.enter(|path| {
-            if let Some(done) = path.flow.poll_done(id).map_err(stale)? {
-                return Ok(Some(done));
+            if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
+                path.progress(&self.device, &self.link)?;
             }
-            path.check(&self.link, true)?;
-            // A peer that has closed in good order has received what it waited for; its device's word on that is awaited.
-            let broken = self.link.is_broken();
-            let polled = path.poll(&self.device, &self.link).map_err(|e| path.fail(&self.link, e))?;
-            if polled > 0 {
-                return path.flow.poll_done(id).map_err(stale);
-            }
-            if broken {
-                let error = path.refusal(&self.link);
-                return Err(path.fail(&self.link, error));
-            }
-            Ok(None)
+            path.flow.poll_done(id).map_err(Violation::into_misuse)
         })
     }
 }
@@ -97,36 +88,42 @@ impl SendComm {
 impl SendPath {
     /// A failed connection stays failed. What has arrived may still be collected (`collecting`) after the peer has gone.
     #[inline]
-    fn check(&self, link: &Link, collecting: bool) -> Result<()> {
+    fn check(&self, link: &Arc<Link>, collecting: bool) -> Result<()> {
         if self.failed.is_none() && (collecting || !link.is_gone()) { Ok(()) } else { Err(self.refusal(link)) }
     }
 
     #[cold]
     #[inline(never)]
-    fn refusal(&self, link: &Link) -> Error {
+    fn refusal(&self, link: &Arc<Link>) -> Error {
         let gone = || Error::remote(format!("sending to {}: {}", link.peer(), link.reason()));
         self.failed.clone().unwrap_or_else(gone)
     }
 
     #[cold]
     #[inline(never)]
-    fn fail(&mut self, link: &Link, error: Error) -> Error {
+    fn fail(&mut self, link: &Arc<Link>, error: Error) -> Error {
         link.fail(&error.text);
         self.failed.get_or_insert(error).clone()
     }
 
     #[inline(always)]
-    fn send(&mut self, addr: u64, length: u32, tag: u32, lkey: u32) -> Result<Option<RequestId>> {
-        if self.lanes.lanes.iter().any(|lane| lane.in_flight + STRIPE_REQUESTS_MAX > SENDER_DEPTHS.send) {
-            return Ok(None);
+    fn progress(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<()> {
+        self.check(link, true)?;
+        // A peer that has closed in good order has received what it waited for; its device's word on that is awaited.
+        let broken = link.is_broken();
+        let polled = self.poll(device, link).map_err(|e| self.fail(link, e))?;
+        if polled == 0 && broken {
+            let error = self.refusal(link);
+            return Err(self.fail(link, error));
         }
-        let transfer = loop {
-            match self.flow.submit(tag, length) {
-                Some(transfer) => break transfer,
-                None if self.collect_slot()? => {}
-                None => return Ok(None),
-            }
-        };
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn send(&mut self, addr: u64, length: u32, tag: u32, lkey: u32) -> Result<Option<RequestId>> {
+        let Self { flow, ring, .. } = self;
+        let read = |seq| ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
+        let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
         match transfer.as_single() {
             Some((lane, imm)) if transfer.length <= self.apart_above => {
                 self.post_single(addr, lkey, &transfer, lane, imm)?;
@@ -136,30 +133,18 @@ impl SendPath {
         Ok(Some(transfer.id))
     }
 
-    /// Takes the next clear-to-send out of the ring; whether there was one.
-    #[inline(always)]
-    fn collect_slot(&mut self) -> Result<bool> {
-        let Some(seq) = self.flow.awaited_slot() else { return Ok(false) };
-        let found = self.ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
-        let Some(words) = found else { return Ok(false) };
-        self.flow.handle_slot(Slot::parse(&words)?)?;
-        Ok(true)
-    }
-
     /// The usual case: data and notice are one write.
     #[inline(always)]
     fn post_single(&mut self, addr: u64, lkey: u32, transfer: &Transfer, lane: LaneId, imm: Imm) -> Result<()> {
         let Some(on) = self.lanes.lanes.get_mut(usize::from(lane.0)) else { return Err(no_such_lane(lane)) };
         on.pair.post_write(&Write {
-            id: WorkId::Data { request: transfer.id, lane: lane.0, retires: 1 }.to_bits(),
+            id: WorkId::Data { request: transfer.id, lane: lane.0 }.to_bits(),
             local: Span { addr, length: transfer.length, lkey },
             target: Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] },
-            imm: Some(imm.emit()),
+            imm: Some(imm.to_bits()),
             inline: false,
             signaled: true,
-        })?;
-        on.in_flight += 1;
-        Ok(())
+        })
     }
 
     /// One doorbell per stripe: data with its notice, or, where the fabric may reorder, the notice in a write of its own.
@@ -171,24 +156,24 @@ impl SendPath {
             let data = Write {
                 local: Span { addr: addr + at, length: stripe.length, lkey },
                 target: Target { addr: transfer.remote_addr + at, rkey: transfer.rkeys[0] },
-                imm: (!apart).then(|| imms.first.emit()),
+                imm: (!apart).then(|| imms.first.to_bits()),
                 ..Write::default()
             };
             let notice = |imm: u32| Write { imm: Some(imm), ..Write::default() };
             let mut writes = [data; STRIPE_REQUESTS_MAX as usize];
             let mut count = 1;
             if apart {
-                writes[count] = notice(imms.first.emit());
+                writes[count] = notice(imms.first.to_bits());
                 count += 1;
             }
             if let Some(second) = imms.second {
-                writes[count] = notice(second.emit());
+                writes[count] = notice(second.to_bits());
                 count += 1;
             }
             let Some(lane) = self.lanes.lanes.get_mut(usize::from(stripe.lane.0)) else {
                 return Err(no_such_lane(stripe.lane));
             };
-            let id = WorkId::Data { request: transfer.id, lane: stripe.lane.0, retires: count as u8 };
+            let id = WorkId::Data { request: transfer.id, lane: stripe.lane.0 };
             writes[count - 1].id = id.to_bits();
             writes[count - 1].signaled = true;
             // A failure before the signalled write is reported with its own id.
@@ -196,35 +181,41 @@ impl SendPath {
                 write.id = id.to_bits();
             }
             lane.pair.post_writes(&writes[..count])?;
-            lane.in_flight += count as u32;
         }
         Ok(())
     }
 
     #[inline(always)]
-    fn poll(&mut self, device: &Device, link: &Link) -> Result<usize> {
-        let Self { flow, lanes, .. } = self;
-        let mut bad: Option<Completion> = None;
-        let queue = &lanes.queue;
-        let pairs = &mut lanes.lanes;
-        let polled = queue.poll(|completion| {
-            if completion.status != Status::SUCCESS {
-                bad.get_or_insert(completion);
-                return Ok(());
+    fn poll(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<usize> {
+        let mut batch = Batch::default();
+        let completions = self.lanes.queue.poll(&mut batch)?;
+        let mut rest = completions.iter();
+        while let Some(completion) = rest.next() {
+            if completion.status() != Status::SUCCESS {
+                return Err(self.salvage(completion, rest.as_slice(), device, link));
             }
-            match WorkId::from_bits(completion.id) {
-                WorkId::Data { request, lane, retires } => {
-                    if let Some(lane) = pairs.get_mut(usize::from(lane)) {
-                        lane.in_flight = lane.in_flight.saturating_sub(u32::from(retires));
-                    }
-                    Ok(flow.handle_completion(request)?)
-                }
-                _ => Err(misplaced(completion.id)),
+            self.handle(completion)?;
+        }
+        Ok(completions.len())
+    }
+
+    /// `failed` has; the others with it are not lost.
+    #[cold]
+    #[inline(never)]
+    fn salvage(&mut self, failed: &Completion, others: &[Completion], device: &Arc<Device>, link: &Arc<Link>) -> Error {
+        for completion in others.iter().filter(|c| c.status() == Status::SUCCESS) {
+            if let Err(error) = self.handle(completion) {
+                return error;
             }
-        })?;
-        match bad {
-            None => Ok(polled),
-            Some(completion) => Err(lanes.explain(device, link, &completion)),
+        }
+        self.lanes.explain(device, link, failed)
+    }
+
+    #[inline(always)]
+    fn handle(&mut self, completion: &Completion) -> Result<()> {
+        match WorkId::from_bits(completion.id()) {
+            WorkId::Data { request, .. } => Ok(self.flow.handle_completion(request)?),
+            _ => Err(misplaced(completion.id())),
         }
     }
 }

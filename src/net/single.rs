@@ -52,12 +52,6 @@ impl<T> fmt::Debug for SingleCaller<T> {
     }
 }
 
-/// A request was tested after it had ended: the caller's mistake.
-#[cold]
-pub fn stale(violation: crate::proto::Violation) -> Error {
-    Error::internal(violation.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,7 +72,8 @@ mod tests {
     #[test]
     fn a_panic_leaves_it_shut() {
         let cell = SingleCaller::new(());
-        let panicked = std::panic::catch_unwind(AssertUnwindSafe(|| cell.enter(|()| -> Result<()> { panic!("on purpose") })));
+        let panicked =
+            std::panic::catch_unwind(AssertUnwindSafe(|| cell.enter(|()| -> Result<()> { panic!("on purpose") })));
         assert!(panicked.is_err());
         assert!(cell.enter(|()| Ok(())).is_err());
     }

@@ -286,7 +286,7 @@ mod tests {
     fn unlike_links_are_refused_by_name() {
         let a = endpoint(1, 5);
         let b = Endpoint { infiniband: true, ..endpoint(1, 5) };
-        assert!(Terms::agree(&a, &b).expect_err("refused").0.contains("rdma5/1 host 42 is on Ethernet"));
+        assert!(Terms::agree(&a, &b).expect_err("refused").text().contains("rdma5/1 host 42 is on Ethernet"));
     }
 
     #[test]

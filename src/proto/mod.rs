@@ -35,6 +35,7 @@ mod sim;
 pub mod stripe;
 pub mod wire;
 
+use crate::error::Error;
 use std::fmt;
 
 /// Version of everything in this module that peers see. Peers of different versions refuse each other.
@@ -58,20 +59,30 @@ pub struct Lane(pub u8);
 
 /// The peer did something that the protocol does not allow. The connection cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation(pub String);
+pub struct Violation(Error);
 
 impl Violation {
-    /// With a text; out of line, since it is rare.
+    /// With the text that `tell` composes: out of line, so that the usual way is not burdened with it.
     #[cold]
     #[inline(never)]
-    pub(crate) fn new(text: fmt::Arguments<'_>) -> Self {
-        Self(text.to_string())
+    pub(crate) fn new(tell: impl FnOnce() -> String) -> Self {
+        Self(Error::internal(tell()))
+    }
+
+    /// What it was.
+    pub fn text(&self) -> &str {
+        &self.0.text
+    }
+
+    /// As an error that is not the peer's doing but the caller's.
+    pub fn into_misuse(self) -> Error {
+        self.0
     }
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(self.text())
     }
 }
 
@@ -79,6 +90,6 @@ impl std::error::Error for Violation {}
 
 /// Shorthand for a [`Violation`] with a formatted text.
 macro_rules! violation {
-    ($($arg:tt)*) => { $crate::proto::Violation::new(format_args!($($arg)*)) };
+    ($($arg:tt)*) => { $crate::proto::Violation::new(move || format!($($arg)*)) };
 }
 pub(crate) use violation;

@@ -35,21 +35,28 @@ struct Incoming {
 /// What is known of the message in one place of the ring.
 #[derive(Debug, Clone, Copy)]
 struct Arrival {
-    /// Whose it is; `None` when nothing is posted here.
-    request: Option<RequestId>,
+    /// Whose it is.
+    request: RequestId,
+    posted: u32,
+    /// As much as `told` says.
+    length: u32,
+    /// Lanes on which a stripe has arrived.
+    lanes: u32,
     /// Which buffer of the request.
     index: u8,
-    posted: u32,
-    length: Option<u32>,
-    low: Option<u16>,
+    /// Whether it is still to come.
+    pending: bool,
+    told: Told,
     /// Stripes that have arrived.
     stripes: u8,
-    /// Their lanes.
-    lanes: u32,
 }
 
-impl Arrival {
-    const NONE: Self = Self { request: None, index: 0, posted: 0, length: None, low: None, stripes: 0, lanes: 0 };
+/// What the peer has told of a message's length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    LowHalf,
+    All,
 }
 
 /// State of the receiving side. All memory is allocated by [`RecvFlow::new`].
@@ -83,7 +90,7 @@ impl RecvFlow {
         Self {
             striping,
             ring: Box::new([SlotWords::default(); RING_SLOTS]),
-            arrivals: Box::new([Arrival::NONE; RING_SLOTS]),
+            arrivals: Box::new([Arrival::new(RequestId::from_bits(0), 0, 0); RING_SLOTS]),
             oldest: 1,
             unannounced: 1,
             next: 1,
@@ -99,7 +106,7 @@ impl RecvFlow {
     ///
     /// # Errors
     /// The group has no or too many members, or `buffer` says so; nothing is posted then.
-    #[inline]
+    #[inline(always)]
     pub fn post<E: From<Violation>>(
         &mut self,
         count: usize,
@@ -118,14 +125,14 @@ impl RecvFlow {
             let Buffer { addr, length, rkeys, tag } = match buffer(index) {
                 Ok(buffer) => buffer,
                 Err(e) => {
-                    self.requests.release_if(id, |_| true)?;
+                    self.withdraw(id);
                     return Err(e);
                 }
             };
             let seq = self.next.wrapping_add(index as u32);
             let place = Place::of(seq).index();
             self.ring[place] = Slot { addr, length, rkeys, tag, group: (index as u8, count as u8), seq }.emit();
-            self.arrivals[place] = Arrival { request: Some(id), index: index as u8, posted: length, ..Arrival::NONE };
+            self.arrivals[place] = Arrival::new(id, index as u8, length);
             large |= length > COALESCE_MAX_BYTES;
         }
         self.next = self.next.wrapping_add(count as u32);
@@ -133,13 +140,28 @@ impl RecvFlow {
         Ok(Some(id))
     }
 
-    /// The places to be written into the sender's ring now: contiguous, at most `limit`. Call until `None`.
-    #[inline]
-    pub fn poll_announcement(&mut self, limit: u32) -> Option<Range<usize>> {
+    /// The receive of which this is the request is not going to be.
+    #[cold]
+    #[inline(never)]
+    fn withdraw(&mut self, id: RequestId) {
+        // A live id, so there is no error.
+        let _ = self.requests.release_if(id, |_| true);
+    }
+
+    /// Whether [`Self::poll_announcement`] has anything to say.
+    #[inline(always)]
+    pub fn is_announcement_due(&self) -> bool {
         let waiting = self.next.wrapping_sub(self.unannounced);
-        if waiting == 0 || limit == 0 || (waiting < self.open && !self.urgent) {
+        waiting != 0 && (waiting >= self.open || self.urgent)
+    }
+
+    /// The places to be written into the sender's ring now: contiguous, at most `limit`. Call until `None`.
+    #[inline(always)]
+    pub fn poll_announcement(&mut self, limit: u32) -> Option<Range<usize>> {
+        if limit == 0 || !self.is_announcement_due() {
             return None;
         }
+        let waiting = self.next.wrapping_sub(self.unannounced);
         let start = Place::of(self.unannounced).index();
         let count = waiting.min(limit).min((RING_SLOTS - start) as u32);
         self.unannounced = self.unannounced.wrapping_add(count);
@@ -173,30 +195,64 @@ impl RecvFlow {
     ///
     /// # Errors
     /// It fits no message that may arrive now. The connection cannot go on.
-    #[inline]
+    #[inline(always)]
     pub fn handle_immediate(&mut self, lane: Lane, imm: Imm) -> Result<(), Violation> {
-        let place = imm.place.index();
+        let place = imm.place().index();
         if !self.is_announced(place) {
-            return Err(violation!("data for slot place {}, which has not been announced", { place }));
+            return Err(violation!("data for slot place {}, which has not been announced", place));
         }
         let arrival = &mut self.arrivals[place];
-        let Some(id) = arrival.request else {
-            return Err(violation!("data for slot place {}, where nothing is posted", { place }));
-        };
-        if !arrival.accept(lane, imm.extent)? {
+        if !arrival.pending {
+            return Err(violation!("data for slot place {}, where nothing is posted", place));
+        }
+        if arrival.lanes & 1 << lane.0 != 0 {
+            return Err(violation!("a stripe arrived twice on queue pair {}", lane.0));
+        }
+        let Extent::Bytes(length) = imm.extent() else { return self.handle_coded(lane, imm) };
+        arrival.set_length(length)?;
+        self.handle_stripe(lane, place, length)
+    }
+
+    /// The same for an immediate that does not tell the length in bytes.
+    #[inline(never)]
+    fn handle_coded(&mut self, lane: Lane, imm: Imm) -> Result<(), Violation> {
+        let place = imm.place().index();
+        let arrival = &mut self.arrivals[place];
+        if !arrival.accept(imm.extent())? {
             return Ok(());
         }
-        let Some(length) = arrival.length else { return Ok(()) };
-        let (arrived, expected) = (u32::from(arrival.stripes), self.striping.count(length));
+        if arrival.told != Told::All {
+            arrival.count_stripe(lane);
+            return Ok(());
+        }
+        let length = arrival.length;
+        self.handle_stripe(lane, place, length)
+    }
+
+    /// A stripe has arrived whole, of a message of `length` bytes.
+    #[inline(always)]
+    fn handle_stripe(&mut self, lane: Lane, place: usize, length: u32) -> Result<(), Violation> {
+        let expected = self.striping.count(length);
+        let arrival = &mut self.arrivals[place];
+        let arrived = u32::from(arrival.count_stripe(lane));
         if arrived < expected {
             return Ok(());
         }
         if arrived > expected {
-            return Err(violation!("more than {} stripes for a message of {} bytes", { expected }, { length }));
+            return Err(violation!("more than {expected} stripes for a message of {length} bytes"));
         }
-        arrival.request = None;
-        let index = arrival.index;
+        arrival.pending = false;
+        let (id, index) = (arrival.request, arrival.index);
         self.complete(id, index, length)
+    }
+
+    /// Whether request `id` is complete.
+    ///
+    /// # Errors
+    /// The id is stale.
+    #[inline]
+    pub fn is_done(&self, id: RequestId) -> Result<bool, Violation> {
+        self.requests.check(id, |request| request.pending == 0)
     }
 
     /// The bytes of each message, in the order of the receive's buffers, if `id` is complete. The id is stale afterwards.
@@ -216,14 +272,14 @@ impl RecvFlow {
         distance < self.unannounced.wrapping_sub(self.oldest) as usize
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
         let request =
-            self.requests.get_mut(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", { id }))?;
+            self.requests.get_mut(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
         request.lengths[usize::from(index) % MAX_GROUP] = length;
         request.pending -= 1;
         self.open -= 1;
-        while self.oldest != self.unannounced && self.arrivals[Place::of(self.oldest).index()].request.is_none() {
+        while self.oldest != self.unannounced && !self.arrivals[Place::of(self.oldest).index()].pending {
             self.oldest = self.oldest.wrapping_add(1);
         }
         Ok(())
@@ -231,39 +287,53 @@ impl RecvFlow {
 }
 
 impl Arrival {
-    /// Notes one immediate; whether its stripe is thereby complete.
+    /// Nothing has arrived yet.
     #[inline]
-    fn accept(&mut self, lane: Lane, extent: Extent) -> Result<bool, Violation> {
-        if self.lanes & 1 << lane.0 != 0 {
-            return Err(violation!("a stripe arrived twice on queue pair {}", { lane.0 }));
-        }
+    fn new(request: RequestId, index: u8, posted: u32) -> Self {
+        Self { request, posted, length: 0, lanes: 0, index, pending: true, told: Told::Nothing, stripes: 0 }
+    }
+
+    /// Notes what an immediate says of the length; whether a stripe is thereby complete.
+    fn accept(&mut self, extent: Extent) -> Result<bool, Violation> {
         match extent {
             Extent::Stripe => {}
             Extent::Bytes(n) => self.set_length(n)?,
             Extent::Full => self.set_length(self.posted)?,
-            Extent::Low(_) if self.low.is_some() => return Err(violation!("the low half of a length came twice")),
+            Extent::Low(_) if self.told != Told::Nothing => {
+                return Err(violation!("the low half of a length came after the length, or twice"));
+            }
             Extent::Low(n) => {
-                self.low = Some(n);
+                (self.told, self.length) = (Told::LowHalf, u32::from(n));
                 return Ok(false);
             }
-            Extent::High(n) => match self.low {
-                Some(low) => self.set_length(u32::from(n) << 16 | u32::from(low))?,
-                None => return Err(violation!("the high half of a length came before the low one")),
-            },
+            Extent::High(_) if self.told != Told::LowHalf => {
+                return Err(violation!("the high half of a length came before the low one"));
+            }
+            Extent::High(n) => {
+                self.told = Told::Nothing;
+                self.set_length(u32::from(n) << 16 | self.length)?;
+            }
         }
-        self.lanes |= 1 << lane.0;
-        self.stripes += 1;
         Ok(true)
     }
 
-    #[inline]
+    /// A stripe has come on `lane`; how many there are.
+    #[inline(always)]
+    fn count_stripe(&mut self, lane: Lane) -> u8 {
+        self.lanes |= 1 << lane.0;
+        self.stripes += 1;
+        self.stripes
+    }
+
+    #[inline(always)]
     fn set_length(&mut self, length: u32) -> Result<(), Violation> {
         if length > self.posted {
-            return Err(violation!("a message of {} bytes for a buffer of {}", { length }, { self.posted }));
+            return Err(violation!("a message of {} bytes for a buffer of {}", length, self.posted));
         }
-        if self.length.replace(length).is_some() {
+        if self.told != Told::Nothing {
             return Err(violation!("the length of a message came twice"));
         }
+        (self.told, self.length) = (Told::All, length);
         Ok(())
     }
 }
@@ -291,7 +361,7 @@ mod tests {
     }
 
     fn imm(seq: u32, extent: Extent) -> Imm {
-        Imm { place: Place::of(seq), extent }
+        Imm::new(Place::of(seq), extent)
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::{MAX_REQUESTS, Violation, violation};
 ///      generation (24) index
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
 pub struct RequestId(u32);
 
 const _: () = assert!(MAX_REQUESTS == 1 << 8, "an index is one byte of an id");
@@ -43,6 +44,8 @@ impl RequestId {
 struct Entry<T> {
     /// The id in use. While the entry is free, its generation is odd, and those are never given out: no id finds it.
     id: RequestId,
+    /// The entry that is taken after this one, when free; [`MAX_REQUESTS`] after the last.
+    next_free: u16,
     value: T,
 }
 
@@ -50,19 +53,14 @@ struct Entry<T> {
 #[derive(Debug)]
 pub struct Requests<T> {
     entries: Box<[Entry<T>; MAX_REQUESTS]>,
-    free: Box<[u8; MAX_REQUESTS]>,
-    free_count: usize,
+    first_free: u16,
 }
 
 impl<T: Copy + Default> Default for Requests<T> {
     fn default() -> Self {
-        let entry = |index| Entry { id: RequestId(index as u32).next(), value: T::default() };
-        Self {
-            entries: Box::new(std::array::from_fn(entry)),
-            // Low indices are used first.
-            free: Box::new(std::array::from_fn(|i| (MAX_REQUESTS - 1 - i) as u8)),
-            free_count: MAX_REQUESTS,
-        }
+        let entry =
+            |index| Entry { id: RequestId(index as u32).next(), next_free: index as u16 + 1, value: T::default() };
+        Self { entries: Box::new(std::array::from_fn(entry)), first_free: 0 }
     }
 }
 
@@ -70,11 +68,16 @@ impl<T> Requests<T> {
     /// Takes a free entry, whose value is that of an earlier use; `None` when all are in use.
     #[inline]
     pub fn allocate(&mut self) -> Option<(RequestId, &mut T)> {
-        let count = self.free_count.checked_sub(1)?;
-        self.free_count = count;
-        let entry = &mut self.entries[usize::from(self.free[count % MAX_REQUESTS])];
+        let entry = self.entries.get_mut(usize::from(self.first_free))?;
+        self.first_free = entry.next_free;
         entry.id = entry.id.next();
         Some((entry.id, &mut entry.value))
+    }
+
+    /// Whether all are in use.
+    #[inline]
+    pub fn is_exhausted(&self) -> bool {
+        usize::from(self.first_free) >= MAX_REQUESTS
     }
 
     /// The value of a live id.
@@ -82,6 +85,16 @@ impl<T> Requests<T> {
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut T> {
         let entry = &mut self.entries[id.index()];
         (entry.id == id).then_some(&mut entry.value)
+    }
+
+    /// Whether a live id's value is what `is_done` asks for.
+    ///
+    /// # Errors
+    /// The id is stale.
+    #[inline]
+    pub fn check(&self, id: RequestId, is_done: impl FnOnce(&T) -> bool) -> Result<bool, Violation> {
+        let entry = &self.entries[id.index()];
+        if entry.id == id { Ok(is_done(&entry.value)) } else { Err(tested_after_its_end(id)) }
     }
 
     /// Gives a live id's entry back if `is_done` says so of its value; the id is stale from then on. The value, or `None`
@@ -99,8 +112,8 @@ impl<T> Requests<T> {
             return Ok(None);
         }
         entry.id = id.next();
-        self.free[self.free_count % MAX_REQUESTS] = id.index() as u8;
-        self.free_count += 1;
+        entry.next_free = self.first_free;
+        self.first_free = id.index() as u16;
         Ok(Some(&entry.value))
     }
 }

@@ -2,11 +2,11 @@
 
 use super::requests::{RequestId, Requests};
 use super::stripe::{Stripe, Striping};
-use super::wire::{Extent, Imm, Place, Slot};
-use super::{Lane, MAX_RAILS, RING_SLOTS, Violation, violation};
+use super::wire::{Extent, Imm, Place, Slot, SlotWords};
+use super::{Lane, MAX_RAILS, Violation, violation};
 
-/// How far past the oldest unclaimed slot a message looks for its tag.
-const SCAN_SLOTS: u32 = 64;
+/// Slots, from the oldest unclaimed one on, among which a message looks for its tag. Later ones stay in the ring.
+const WINDOW_SLOTS: usize = 64;
 
 /// One message on its way: what the queue pairs are to be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,7 @@ pub struct Transfer {
     pub length: u32,
     place: Place,
     posted: u32,
+    stripes: u32,
     striping: Striping,
     lane: Lane,
 }
@@ -29,8 +30,8 @@ impl Transfer {
     /// The lane and the immediate, if the message is one write.
     #[inline]
     pub fn as_single(&self) -> Option<(Lane, Imm)> {
-        let whole = self.length < Imm::EXPLICIT_LIMIT && self.striping.count(self.length) == 1;
-        whole.then_some((self.lane, Imm { place: self.place, extent: Extent::Bytes(self.length) }))
+        let whole = self.stripes == 1 && self.length < Imm::EXPLICIT_LIMIT;
+        whole.then_some((self.lane, Imm::new(self.place, Extent::Bytes(self.length))))
     }
 
     /// The stripes in the order in which they are to be posted, each with its immediates.
@@ -39,7 +40,7 @@ impl Transfer {
     }
 
     fn immediates(&self, first: bool) -> Immediates {
-        let imm = |extent| Imm { place: self.place, extent };
+        let imm = |extent| Imm::new(self.place, extent);
         let (first, second) = if !first {
             (Extent::Stripe, None)
         } else if self.length < Imm::EXPLICIT_LIMIT {
@@ -81,8 +82,8 @@ struct Outgoing {
 #[derive(Debug)]
 pub struct SendFlow {
     striping: Striping,
-    /// Copies of the slots in `head..next`, by place: what a peer overwrites later has no effect. A claimed one is gone.
-    offers: Box<[Option<Offer>; RING_SLOTS]>,
+    /// What the slots in `head..next` say, by sequence number modulo the window. A claimed one is gone.
+    offers: Box<[Option<Offer>; WINDOW_SLOTS]>,
     /// Oldest slot that no message has claimed.
     head: u32,
     /// The slot that the peer announces next.
@@ -96,7 +97,7 @@ impl SendFlow {
     pub fn new(striping: Striping) -> Self {
         Self {
             striping,
-            offers: Box::new([None; RING_SLOTS]),
+            offers: Box::new([None; WINDOW_SLOTS]),
             head: 1,
             next: 1,
             lane: Lane(0),
@@ -104,36 +105,77 @@ impl SendFlow {
         }
     }
 
-    /// Sequence number of the slot to look for in the ring, or `None` while the ring is full of unclaimed ones.
-    #[inline]
-    pub fn awaited_slot(&self) -> Option<u32> {
-        (self.next.wrapping_sub(self.head) < RING_SLOTS as u32).then_some(self.next)
-    }
-
-    /// Takes in the slot that [`Self::awaited_slot`] named.
+    /// Matches a message of `length` bytes with the oldest unclaimed slot of its tag. `read` looks for the slot of
+    /// a sequence number in the ring; what it has found once is not asked for again, so that it does not matter what
+    /// a peer overwrites later. `None`: there is no such slot yet, or too many requests are outstanding.
     ///
     /// # Errors
-    /// The slot has another sequence number.
-    #[inline]
-    pub fn handle_slot(&mut self, slot: Slot) -> Result<(), Violation> {
-        let Slot { addr, length, rkeys, tag, seq, .. } = slot;
-        if Some(seq) != self.awaited_slot() {
-            return Err(violation!("clear-to-send {} came where {} was due", { seq }, { self.next }));
+    /// A slot is not what may be there.
+    #[inline(always)]
+    pub fn submit(
+        &mut self,
+        tag: u32,
+        length: u32,
+        mut read: impl FnMut(u32) -> Option<SlotWords>,
+    ) -> Result<Option<Transfer>, Violation> {
+        if self.requests.is_exhausted() {
+            return Ok(None);
         }
-        self.offers[Place::of(seq).index()] = Some(Offer { addr, length, rkeys, tag });
-        self.next = self.next.wrapping_add(1);
-        Ok(())
+        if self.head != self.next
+            && let Some((place, offer)) = self.claim(tag)
+        {
+            return Ok(self.begin(place, offer, length));
+        }
+        while self.next.wrapping_sub(self.head) < WINDOW_SLOTS as u32 {
+            let Some(words) = read(self.next) else { break };
+            if let Some((place, offer)) = self.handle_slot(Slot::parse(&words)?, tag)? {
+                return Ok(self.begin(place, offer, length));
+            }
+        }
+        Ok(None)
     }
 
-    /// Matches a message of `length` bytes with the oldest unclaimed slot of its tag.
-    /// `None`: there is none yet, or too many requests are outstanding.
-    #[inline]
-    pub fn submit(&mut self, tag: u32, length: u32) -> Option<Transfer> {
-        let (place, offer) = self.find(tag)?;
+    /// Takes in the next slot: for a message of tag `wanted`, which has found none before it, or to be kept for others.
+    #[inline(always)]
+    fn handle_slot(&mut self, slot: Slot, wanted: u32) -> Result<Option<(Place, Offer)>, Violation> {
+        let Slot { addr, length, rkeys, tag, seq, .. } = slot;
+        if seq != self.next {
+            return Err(violation!("clear-to-send {} came where {} was due", seq, self.next));
+        }
+        let offer = Offer { addr, length, rkeys, tag };
+        let is_oldest = self.head == seq;
+        self.next = seq.wrapping_add(1);
+        if tag != wanted {
+            self.offers[index(seq)] = Some(offer);
+            return Ok(None);
+        }
+        if is_oldest {
+            self.head = self.next;
+        } else {
+            self.offers[index(seq)] = None;
+        }
+        Ok(Some((Place::of(seq), offer)))
+    }
+
+    /// Takes the oldest slot of `tag` out of those that are kept.
+    #[inline(never)]
+    fn claim(&mut self, tag: u32) -> Option<(Place, Offer)> {
+        let known = self.next.wrapping_sub(self.head);
+        let mut kept = (0..known).map(|i| self.head.wrapping_add(i));
+        let seq = kept.find(|seq| self.offers[index(*seq)].is_some_and(|offer| offer.tag == tag))?;
+        let offer = self.offers[index(seq)].take()?;
+        while self.head != self.next && self.offers[index(self.head)].is_none() {
+            self.head = self.head.wrapping_add(1);
+        }
+        Some((Place::of(seq), offer))
+    }
+
+    #[inline(always)]
+    fn begin(&mut self, place: Place, offer: Offer, length: u32) -> Option<Transfer> {
         let length = length.min(offer.length);
+        let stripes = self.striping.count(length);
         let (id, request) = self.requests.allocate()?;
-        *request = Outgoing { length, pending_stripes: self.striping.count(length) };
-        self.claim(place);
+        *request = Outgoing { length, pending_stripes: stripes };
         let lane = self.lane;
         self.lane = self.striping.after(lane);
         Some(Transfer {
@@ -143,6 +185,7 @@ impl SendFlow {
             length,
             place,
             posted: offer.length,
+            stripes,
             striping: self.striping,
             lane,
         })
@@ -159,8 +202,17 @@ impl SendFlow {
                 request.pending_stripes -= 1;
                 Ok(())
             }
-            _ => Err(violation!("send completion for {:?}, which is not outstanding", { id })),
+            _ => Err(violation!("send completion for {:?}, which is not outstanding", id)),
         }
+    }
+
+    /// Whether request `id` is complete.
+    ///
+    /// # Errors
+    /// The id is stale.
+    #[inline]
+    pub fn is_done(&self, id: RequestId) -> Result<bool, Violation> {
+        self.requests.check(id, |request| request.pending_stripes == 0)
     }
 
     /// Bytes sent, once request `id` is complete. The id is stale afterwards.
@@ -171,24 +223,12 @@ impl SendFlow {
     pub fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
         Ok(self.requests.release_if(id, |request| request.pending_stripes == 0)?.map(|request| request.length))
     }
+}
 
-    #[inline]
-    fn find(&self, tag: u32) -> Option<(Place, Offer)> {
-        let known = self.next.wrapping_sub(self.head).min(SCAN_SLOTS);
-        (0..known).find_map(|i| {
-            let place = Place::of(self.head.wrapping_add(i));
-            let offer = self.offers[place.index()].as_ref()?;
-            (offer.tag == tag).then_some((place, *offer))
-        })
-    }
-
-    #[inline]
-    fn claim(&mut self, place: Place) {
-        self.offers[place.index()] = None;
-        while self.head != self.next && self.offers[Place::of(self.head).index()].is_none() {
-            self.head = self.head.wrapping_add(1);
-        }
-    }
+/// Where the slot of sequence number `seq` is kept.
+#[inline]
+fn index(seq: u32) -> usize {
+    seq as usize % WINDOW_SLOTS
 }
 
 #[cfg(test)]
@@ -201,40 +241,56 @@ mod tests {
         Slot { addr: 0x1000 * u64::from(seq), length, rkeys: [9, 0], tag, group: (0, 1), seq }
     }
 
+    /// Submits a message when the ring holds `slots`.
+    fn submit(flow: &mut SendFlow, slots: &[Slot], tag: u32, length: u32) -> Option<Transfer> {
+        let read = |seq| slots.iter().find(|slot| slot.seq == seq).map(Slot::emit);
+        flow.submit(tag, length, read).expect("the slots are good")
+    }
+
     #[test]
     fn a_message_waits_for_its_slot() {
         let mut flow = SendFlow::new(ONE_LANE);
-        assert_eq!(flow.submit(7, 100), None);
-        flow.handle_slot(slot(1, 7, 64)).expect("slot 1 is due");
-        let transfer = flow.submit(7, 100).expect("there is a slot");
+        assert_eq!(submit(&mut flow, &[], 7, 100), None);
+        let slots = [slot(1, 7, 64)];
+        let transfer = submit(&mut flow, &slots, 7, 100).expect("there is a slot");
         assert_eq!((transfer.length, transfer.remote_addr), (64, 0x1000), "truncated to what the peer has room for");
-        assert_eq!(flow.submit(7, 100), None, "a slot is used once");
+        assert_eq!(submit(&mut flow, &slots, 7, 100), None, "a slot is used once");
     }
 
     #[test]
     fn tags_are_matched_in_order_and_do_not_block_each_other() {
         let mut flow = SendFlow::new(ONE_LANE);
-        for (seq, tag) in [(1, 10), (2, 20), (3, 10)] {
-            flow.handle_slot(slot(seq, tag, 8)).expect("in order");
-        }
-        let addr = |t: Option<Transfer>| t.map(|t| t.remote_addr);
-        assert_eq!(addr(flow.submit(20, 8)), Some(0x2000));
-        assert_eq!(addr(flow.submit(20, 8)), None);
-        assert_eq!(addr(flow.submit(10, 8)), Some(0x1000));
-        assert_eq!(addr(flow.submit(10, 8)), Some(0x3000));
+        let slots = [slot(1, 10, 8), slot(2, 20, 8), slot(3, 10, 8), slot(4, 10, 8)];
+        let mut addr = |tag| submit(&mut flow, &slots, tag, 8).map(|t| t.remote_addr);
+        assert_eq!(addr(20), Some(0x2000));
+        assert_eq!(addr(20), None);
+        assert_eq!(addr(10), Some(0x1000));
+        assert_eq!(addr(10), Some(0x3000));
+        assert_eq!(addr(10), Some(0x4000));
+        assert_eq!(addr(10), None);
+    }
+
+    #[test]
+    fn a_tag_behind_the_window_waits() {
+        let mut flow = SendFlow::new(ONE_LANE);
+        let window = WINDOW_SLOTS as u32;
+        let mut slots: Vec<_> = (1..=window).map(|seq| slot(seq, 10, 8)).collect();
+        slots.push(slot(window + 1, 20, 8));
+        assert_eq!(submit(&mut flow, &slots, 20, 8), None);
+        assert!(submit(&mut flow, &slots, 10, 8).is_some());
+        assert!(submit(&mut flow, &slots, 20, 8).is_some());
     }
 
     #[test]
     fn a_slot_out_of_order_is_a_violation() {
         let mut flow = SendFlow::new(ONE_LANE);
-        assert!(flow.handle_slot(slot(2, 0, 0)).is_err());
+        assert!(flow.submit(0, 8, |_| Some(slot(2, 0, 0).emit())).is_err());
     }
 
     #[test]
     fn a_completion_from_nowhere_is_a_violation() {
         let mut flow = SendFlow::new(ONE_LANE);
-        flow.handle_slot(slot(1, 0, 8)).expect("due");
-        let id = flow.submit(0, 8).expect("there is a slot").id;
+        let id = submit(&mut flow, &[slot(1, 0, 8)], 0, 8).expect("there is a slot").id;
         assert_eq!(flow.poll_done(id), Ok(None));
         assert_eq!(flow.handle_completion(id), Ok(()));
         assert!(flow.handle_completion(id).is_err(), "twice");
@@ -247,14 +303,13 @@ mod tests {
     fn a_length_that_fits_no_immediate_travels_in_two() {
         let mut flow = SendFlow::new(ONE_LANE);
         let long = Imm::EXPLICIT_LIMIT + 0x2_0003;
-        flow.handle_slot(slot(1, 0, long + 1)).expect("due");
-        flow.handle_slot(slot(2, 0, long)).expect("due");
-        let partial = flow.submit(0, long).expect("slot 1");
+        let slots = [slot(1, 0, long + 1), slot(2, 0, long)];
+        let partial = submit(&mut flow, &slots, 0, long).expect("slot 1");
         let (_, imms) = partial.stripes().next().expect("one stripe");
-        assert_eq!(imms.first.extent, Extent::Low(3));
-        assert_eq!(imms.second.map(|i| i.extent), Some(Extent::High((long >> 16) as u16)));
-        let full = flow.submit(0, long).expect("slot 2");
+        assert_eq!(imms.first.extent(), Extent::Low(3));
+        assert_eq!(imms.second.map(|i| i.extent()), Some(Extent::High((long >> 16) as u16)));
+        let full = submit(&mut flow, &slots, 0, long).expect("slot 2");
         let (_, imms) = full.stripes().next().expect("one stripe");
-        assert_eq!((imms.first.extent, imms.second), (Extent::Full, None));
+        assert_eq!((imms.first.extent(), imms.second), (Extent::Full, None));
     }
 }

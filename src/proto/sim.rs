@@ -190,22 +190,17 @@ impl World {
         let mut tags = tags;
         tags.sort_unstable();
         let tag = tags[self.dice.roll(tags.len() as u64) as usize];
-        while let Some(seq) = self.sender.awaited_slot() {
-            let words = self.ring[Place::of(seq).index()];
-            if Slot::seq_of(words[3]) != seq {
-                break;
-            }
-            self.sender.handle_slot(Slot::parse(&words)?)?;
-        }
         let message = self.to_send[&tag][0];
-        let Some(transfer) = self.sender.submit(tag, self.messages[message].length) else { return Ok(()) };
+        let ring = &self.ring;
+        let read = |seq| Some(ring[Place::of(seq).index()]).filter(|words| Slot::seq_of(words[3]) == seq);
+        let Some(transfer) = self.sender.submit(tag, self.messages[message].length, read)? else { return Ok(()) };
         assert!(self.sending.iter().all(|(id, _)| *id != transfer.id), "a request id is used twice at once");
         for (stripe, imms) in transfer.stripes() {
             let lane = &mut self.lanes[usize::from(stripe.lane.0)];
             let (offset, length) = (stripe.offset, stripe.length);
             lane.push_back(Packet::Data { addr: transfer.remote_addr + u64::from(offset), message, offset, length });
-            lane.push_back(Packet::Notice(imms.first.emit()));
-            lane.extend(imms.second.map(|imm| Packet::Notice(imm.emit())));
+            lane.push_back(Packet::Notice(imms.first.to_bits()));
+            lane.extend(imms.second.map(|imm| Packet::Notice(imm.to_bits())));
             lane.push_back(Packet::Ack(transfer.id));
         }
         self.sending.push((transfer.id, message));
@@ -224,7 +219,7 @@ impl World {
                 self.write(addr, message, offset, length);
                 Ok(())
             }
-            Some(Packet::Notice(bits)) => self.receiver.handle_immediate(Lane(number as u8), Imm::parse(bits)),
+            Some(Packet::Notice(bits)) => self.receiver.handle_immediate(Lane(number as u8), Imm::from_bits(bits)),
             Some(Packet::Ack(id)) => {
                 self.acks[number].push_back(id);
                 Ok(())
@@ -271,11 +266,11 @@ impl World {
     /// As NCCL does: only the oldest.
     fn test_receive(&mut self) -> Result<(), Violation> {
         let Some((id, first)) = self.receiving.front().copied() else { return Ok(()) };
-        match self.receiver.poll_done(id)? {
+        match self.receiver.poll_done(id)?.map(<[u32]>::to_vec) {
             None => self.receiver.handle_fruitless_poll(),
             Some(received) => {
                 self.receiving.pop_front();
-                for (i, length) in received.to_vec().into_iter().enumerate() {
+                for (i, length) in received.into_iter().enumerate() {
                     self.check(first + i, length);
                 }
             }

@@ -67,9 +67,11 @@ impl Slot {
         let (index, count) = slot.group;
         if usize::from(count) > MAX_GROUP || index >= count || slot.length > MAX_MESSAGE {
             return Err(violation!(
-                "clear-to-send {} announces {} bytes, as number {index} of a group of {count}",
+                "clear-to-send {} announces {} bytes, as number {} of a group of {}",
                 slot.seq,
-                slot.length
+                slot.length,
+                index,
+                count
             ));
         }
         Ok(slot)
@@ -120,12 +122,7 @@ pub enum Extent {
 ///     place (9)    1  11 0…                      Stripe
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Imm {
-    /// Place of the message's slot.
-    pub place: Place,
-    /// Length, or part of it.
-    pub extent: Extent,
-}
+pub struct Imm(u32);
 
 const PLACE_BITS: u32 = RING_SLOTS.ilog2();
 const EXTENT_BITS: u32 = 32 - PLACE_BITS;
@@ -143,35 +140,50 @@ impl Imm {
     /// Lengths from here on need [`Extent::Full`] or a low and a high half.
     pub const EXPLICIT_LIMIT: u32 = CODED;
 
-    /// The 32 bits, in host order.
+    /// Says `extent` of the slot in `place`.
     #[inline]
-    pub fn emit(self) -> u32 {
-        let extent = match self.extent {
+    pub fn new(place: Place, extent: Extent) -> Self {
+        let extent = match extent {
             Extent::Bytes(n) => n & (CODED - 1),
             Extent::Full => CODED | KIND_FULL << KIND_SHIFT,
             Extent::Low(n) => CODED | KIND_LOW << KIND_SHIFT | u32::from(n),
             Extent::High(n) => CODED | KIND_HIGH << KIND_SHIFT | u32::from(n),
             Extent::Stripe => CODED | KIND_STRIPE << KIND_SHIFT,
         };
-        u32::from(self.place.0) << EXTENT_BITS | extent
+        Self(u32::from(place.0) << EXTENT_BITS | extent)
     }
 
-    /// Reads the 32 bits, in host order. Every value means something; whether it fits is for the flow to judge.
+    /// The 32 bits, in host order.
     #[inline]
-    pub fn parse(bits: u32) -> Self {
-        let place = Place((bits >> EXTENT_BITS) as u16);
-        let half = (bits & 0xffff) as u16;
-        let extent = if bits & CODED == 0 {
-            Extent::Bytes(bits & (CODED - 1))
-        } else {
-            match bits >> KIND_SHIFT & 3 {
-                KIND_FULL => Extent::Full,
-                KIND_LOW => Extent::Low(half),
-                KIND_HIGH => Extent::High(half),
-                _ => Extent::Stripe,
-            }
-        };
-        Self { place, extent }
+    pub fn to_bits(self) -> u32 {
+        self.0
+    }
+
+    /// The immediate of 32 bits, in host order. Every value means something; whether it fits is for the flow to judge.
+    #[inline]
+    pub fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    /// Place of the message's slot.
+    #[inline]
+    pub fn place(self) -> Place {
+        Place((self.0 >> EXTENT_BITS) as u16)
+    }
+
+    /// Length, or part of it.
+    #[inline(always)]
+    pub fn extent(self) -> Extent {
+        if self.0 & CODED == 0 {
+            return Extent::Bytes(self.0 & (CODED - 1));
+        }
+        let half = self.0 as u16;
+        match self.0 >> KIND_SHIFT & 3 {
+            KIND_FULL => Extent::Full,
+            KIND_LOW => Extent::Low(half),
+            KIND_HIGH => Extent::High(half),
+            _ => Extent::Stripe,
+        }
     }
 }
 
@@ -198,14 +210,14 @@ mod tests {
         #[test]
         fn an_immediate_survives_the_wire(seq: u32, n in 0..Imm::EXPLICIT_LIMIT, half: u16) {
             for extent in [Extent::Bytes(n), Extent::Full, Extent::Low(half), Extent::High(half), Extent::Stripe] {
-                let imm = Imm { place: Place::of(seq), extent };
-                prop_assert_eq!(Imm::parse(imm.emit()), imm);
+                let imm = Imm::from_bits(Imm::new(Place::of(seq), extent).to_bits());
+                prop_assert_eq!((imm.place(), imm.extent()), (Place::of(seq), extent));
             }
         }
 
         #[test]
         fn any_immediate_names_a_place_in_the_ring(bits: u32) {
-            prop_assert!(Imm::parse(bits).place.index() < RING_SLOTS);
+            prop_assert!(Imm::from_bits(bits).place().index() < RING_SLOTS);
         }
     }
 

@@ -7,10 +7,18 @@ use super::work::RecvChain;
 use crate::error::{Error, Result, errno};
 use std::sync::Arc;
 
+/// A device's `ibv_poll_cq`.
+pub(super) type PollCq = unsafe extern "C" fn(*mut sys::ibv_cq, i32, *mut sys::ibv_wc) -> i32;
+/// A device's `ibv_post_send`.
+pub(super) type PostSend =
+    unsafe extern "C" fn(*mut sys::ibv_qp, *mut sys::ibv_send_wr, *mut *mut sys::ibv_send_wr) -> i32;
+
 /// A completion queue, polled.
 #[derive(Debug)]
 pub struct CompletionQueue {
     pub(super) raw: *mut sys::ibv_cq,
+    /// Its device's `ibv_poll_cq`.
+    pub(super) poll: PollCq,
     context: Arc<Context>,
 }
 
@@ -25,6 +33,11 @@ impl CompletionQueue {
     /// # Errors
     /// The device has no more of them, or none so large.
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Self>> {
+        // SAFETY: the context is open, and its device filled the table in when it was.
+        let poll = unsafe { (*context.raw()).ops.poll_cq };
+        let Some(poll) = poll else {
+            return Err(Error::internal(format!("{} has no ibv_poll_cq", context.name())));
+        };
         let null = std::ptr::null_mut();
         // SAFETY: the context is open; no channel is asked for.
         let raw =
@@ -33,7 +46,7 @@ impl CompletionQueue {
             let name = context.name();
             return Err(Error::os(format_args!("ibv_create_cq({name}, {entries} entries)"), errno()));
         }
-        Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
+        Ok(Arc::new(Self { raw, poll, context: Arc::clone(context) }))
     }
 }
 
@@ -107,6 +120,8 @@ pub struct IdleQueuePair {
 #[derive(Debug)]
 pub struct QueuePair {
     inner: RawQueuePair,
+    /// Its device's `ibv_post_send`.
+    pub(super) post_send: PostSend,
     inline_bytes: u32,
     recv_chain: RecvChain,
 }
@@ -204,7 +219,17 @@ impl IdleQueuePair {
         attr.max_rd_atomic = 1;
         let rts = mask::TIMEOUT | mask::RETRY | mask::RNR_RETRY | mask::SQ_PSN | mask::MAX_RD;
         self.inner.modify(&mut attr, mask::STATE | rts, "RTS")?;
-        Ok(QueuePair { inner: self.inner, inline_bytes: self.inline_bytes, recv_chain: RecvChain::new(recv_id) })
+        // SAFETY: the queue pair and its context are live; their device filled the table in when it was opened.
+        let post_send = unsafe { (*(*self.inner.raw).context).ops.post_send };
+        let Some(post_send) = post_send else {
+            return Err(Error::internal(format!("{} has no ibv_post_send", self.inner.domain.context.name())));
+        };
+        Ok(QueuePair {
+            post_send,
+            inner: self.inner,
+            inline_bytes: self.inline_bytes,
+            recv_chain: RecvChain::new(recv_id),
+        })
     }
 }
 

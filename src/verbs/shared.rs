@@ -5,17 +5,16 @@ use crate::error::{Error, Result, errno};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// An array of records of `WORDS` 64-bit words that a peer fills by RDMA WRITE. The last word of a record tells whether
+/// An array of `RECORDS` records of `WORDS` 64-bit words that a peer fills by RDMA WRITE. The last word of a record tells whether
 /// the rest is there.
 ///
 /// The pages are this object's own: libibverbs marks registered pages as not to be inherited by forked children, and
 /// nothing else may share that fate.
 #[derive(Debug)]
-pub struct SharedRing<const WORDS: usize> {
+pub struct SharedRing<const WORDS: usize, const RECORDS: usize> {
     // Declared first: the region has to go before the memory.
     region: MemoryRegion,
     memory: Mapping,
-    records: usize,
 }
 
 #[derive(Debug)]
@@ -25,23 +24,23 @@ struct Mapping {
 }
 
 // SAFETY: the mapping is owned, and read only through volatile loads.
-unsafe impl<const WORDS: usize> Send for SharedRing<WORDS> {}
+unsafe impl<const WORDS: usize, const RECORDS: usize> Send for SharedRing<WORDS, RECORDS> {}
 // SAFETY: as above; no method writes.
-unsafe impl<const WORDS: usize> Sync for SharedRing<WORDS> {}
+unsafe impl<const WORDS: usize, const RECORDS: usize> Sync for SharedRing<WORDS, RECORDS> {}
 
-impl<const WORDS: usize> SharedRing<WORDS> {
-    /// A ring of `records` zeroed records that remote peers may write.
+impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
+    /// A ring of zeroed records that remote peers may write.
     ///
     /// # Errors
     /// No memory, or it cannot be registered.
-    pub fn new(domain: &Arc<ProtectionDomain>, records: usize) -> Result<Self> {
+    pub fn new(domain: &Arc<ProtectionDomain>) -> Result<Self> {
         const { assert!(WORDS <= 8, "a record must not straddle a cache line") };
-        let memory = Mapping::new(records * WORDS * 8)?;
+        let memory = Mapping::new(RECORDS * WORDS * 8)?;
         // No relaxed ordering here: the sequence number must not overtake the rest of its record.
         // SAFETY: the mapping is ours and outlives the region by the order of the fields.
         let region =
             unsafe { MemoryRegion::register(domain, memory.base as u64, memory.bytes, Source::Address, false)? };
-        Ok(Self { region, memory, records })
+        Ok(Self { region, memory })
     }
 
     /// Its address, for the peer.
@@ -62,7 +61,7 @@ impl<const WORDS: usize> SharedRing<WORDS> {
     /// A copy of record `index` (modulo the size of the ring), if `is_there` says so of its last word.
     #[inline]
     pub fn read(&self, index: usize, is_there: impl FnOnce(u64) -> bool) -> Option<[u64; WORDS]> {
-        let words = self.memory.base.cast::<u64>().wrapping_add(index % self.records * WORDS);
+        let words = self.memory.base.cast::<u64>().wrapping_add(index % RECORDS * WORDS);
         let mut record = [0; WORDS];
         // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
         record[WORDS - 1] = unsafe { words.add(WORDS - 1).read_volatile() };

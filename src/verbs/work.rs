@@ -4,6 +4,7 @@ use super::queue::{CompletionQueue, QueuePair};
 use super::status::Status;
 use super::sys;
 use crate::error::{Error, Result};
+use std::fmt;
 use std::mem::MaybeUninit;
 
 /// Receive work requests that can be posted in one call.
@@ -51,16 +52,50 @@ pub struct Write {
 }
 
 /// A completion.
-#[derive(Debug, Clone, Copy)]
-pub struct Completion {
+#[repr(transparent)]
+pub struct Completion(sys::ibv_wc);
+
+impl Completion {
     /// The work request's id.
-    pub id: u64,
+    #[inline]
+    pub fn id(&self) -> u64 {
+        self.0.wr_id
+    }
+
     /// How it ended.
-    pub status: Status,
+    #[inline]
+    pub fn status(&self) -> Status {
+        Status(self.0.status)
+    }
+
     /// Immediate data of a receive; undefined unless the status is success.
-    pub imm: u32,
+    #[inline]
+    pub fn imm(&self) -> u32 {
+        // SAFETY: both variants are 32 bits of plain data.
+        u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data })
+    }
+
     /// The device's own error code.
-    pub vendor_error: u32,
+    pub fn vendor_error(&self) -> u32 {
+        self.0.vendor_err
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Completion").field("id", &self.id()).field("status", &self.status()).finish_non_exhaustive()
+    }
+}
+
+/// Room for the completions of one poll.
+#[derive(Debug)]
+pub struct Batch([MaybeUninit<Completion>; POLL_BATCH]);
+
+impl Default for Batch {
+    #[inline(always)]
+    fn default() -> Self {
+        Self([const { MaybeUninit::uninit() }; POLL_BATCH])
+    }
 }
 
 impl QueuePair {
@@ -115,7 +150,7 @@ impl QueuePair {
         let mut bad = MaybeUninit::uninit();
         // SAFETY: the queue pair is live and exclusively borrowed; the chain and its spans live until the call returns,
         // which is as long as the library may look at them.
-        let rc = unsafe { sys::ibv_post_send(self.raw(), first, bad.as_mut_ptr()) };
+        let rc = unsafe { (self.post_send)(self.raw(), first, bad.as_mut_ptr()) };
         if rc == 0 { Ok(()) } else { Err(self.post_error("ibv_post_send", rc)) }
     }
 
@@ -143,27 +178,20 @@ impl QueuePair {
 }
 
 impl CompletionQueue {
-    /// Takes up to [`POLL_BATCH`] completions and hands each to `handle`; how many there were.
+    /// Takes up to [`POLL_BATCH`] completions.
     ///
     /// # Errors
-    /// The queue itself has failed (overrun), or `handle` says so; later completions of the batch are then dropped.
+    /// The queue itself has failed (overrun).
     #[inline(always)]
-    pub fn poll(&self, mut handle: impl FnMut(Completion) -> Result<()>) -> Result<usize> {
-        let mut batch = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; POLL_BATCH];
+    pub fn poll<'a>(&self, batch: &'a mut Batch) -> Result<&'a [Completion]> {
         // SAFETY: the queue is live and the batch has room for as many as it says.
-        let count = unsafe { sys::ibv_poll_cq(self.raw, POLL_BATCH as i32, batch.as_mut_ptr().cast()) };
-        let Ok(count) = usize::try_from(count) else {
+        let count = unsafe { (self.poll)(self.raw, POLL_BATCH as i32, batch.0.as_mut_ptr().cast()) };
+        let count = count as usize;
+        if count > POLL_BATCH {
             return Err(overrun());
-        };
-        for entry in batch.iter().take(count) {
-            // SAFETY: the call has written this entry: it is below `count`. Numbers only, so junk in undefined fields is
-            // harmless.
-            let wc = unsafe { entry.assume_init_ref() };
-            // SAFETY: both variants are 32 bits of plain data.
-            let imm = u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data });
-            handle(Completion { id: wc.wr_id, status: Status(wc.status), imm, vendor_error: wc.vendor_err })?;
         }
-        Ok(count)
+        // SAFETY: the call has written so many entries. They are numbers only, so junk in undefined fields is harmless.
+        Ok(unsafe { std::slice::from_raw_parts(batch.0.as_ptr().cast(), count) })
     }
 }
 
