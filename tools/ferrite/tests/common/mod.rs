@@ -100,6 +100,8 @@ pub(crate) fn ferrite(arguments: &[&str], environment: &[(&str, &str)]) -> (i32,
     let _turn = Turn::wait();
     let output = Command::new(env!("CARGO_BIN_EXE_ferrite"))
         .args(arguments)
+        // Where a report goes that no argument sends elsewhere.
+        .current_dir(scratch(&format!("working-folder-{arguments:p}")))
         .env_remove("RUST_LOG")
         .envs(environment.iter().copied())
         .output()
