@@ -101,16 +101,20 @@ impl RecvComm {
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>>,
     ) -> Result<Option<RequestId>> {
-        self.path.enter(|path| {
-            path.check(&self.link, false)?;
-            let posted = path.flow.post(count, |i| {
-                let Expected { addr, length, tag, memory } = expected(i)?;
-                memory.require("irecv", addr, length)?;
-                Ok::<_, Error>(Buffer { addr, length, rkeys: [memory.rkey, 0], tag })
-            })?;
-            path.announce().map_err(|e| path.fail(&self.link, e))?;
-            Ok(posted)
-        })
+        // Nearly all groups are of one: for them the compiler knows the number.
+        if count == 1 {
+            return self.path.enter(|path| path.receive(1, expected, &self.link));
+        }
+        self.irecv_group(count, expected)
+    }
+
+    #[inline(never)]
+    fn irecv_group<'a>(
+        &self,
+        count: usize,
+        expected: impl Fn(usize) -> Result<Expected<'a>>,
+    ) -> Result<Option<RequestId>> {
+        self.path.enter(|path| path.receive(count, expected, &self.link))
     }
 
     /// Tells `done` the bytes of each message, once the request is complete.
@@ -142,7 +146,7 @@ impl RecvComm {
         let last = received.filter(|e| e.length > 0 && e.memory.kind == MemoryKind::Gpu).last();
         let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
         self.path.enter(|path| {
-            path.check(&self.link, true)?;
+            path.check_failed()?;
             if path.flush.is_none() {
                 path.flush = Some(FlushLane::new(&self.device)?);
             }
@@ -158,7 +162,7 @@ impl RecvComm {
     #[inline(never)]
     pub fn test_flush(&self, id: RequestId) -> Result<bool> {
         self.path.enter(|path| {
-            path.check(&self.link, true)?;
+            path.check_failed()?;
             let result = match &mut path.flush {
                 Some(flush) => flush.test(id),
                 None => Err(Error::internal("a flush is tested that never began")),
@@ -169,9 +173,17 @@ impl RecvComm {
 }
 
 impl RecvPath {
+    /// Nothing new begins after the peer has gone, nor after this end has failed, which its link tells too.
     #[inline]
-    fn check(&self, link: &Arc<Link>, collecting: bool) -> Result<()> {
-        if self.failed.is_none() && (collecting || !link.is_gone()) { Ok(()) } else { Err(self.refusal(link)) }
+    fn check(&self, link: &Arc<Link>) -> Result<()> {
+        if link.is_gone() { Err(self.refusal(link)) } else { Ok(()) }
+    }
+
+    /// What has arrived may still be collected after the peer has gone, unless this end has failed.
+    #[cold]
+    #[inline(never)]
+    fn check_failed(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
     }
 
     #[cold]
@@ -189,10 +201,29 @@ impl RecvPath {
     }
 
     #[inline(always)]
+    fn receive<'a>(
+        &mut self,
+        count: usize,
+        expected: impl Fn(usize) -> Result<Expected<'a>>,
+        link: &Arc<Link>,
+    ) -> Result<Option<RequestId>> {
+        self.check(link)?;
+        let posted = self.flow.post(count, |i| {
+            let Expected { addr, length, tag, memory } = expected(i)?;
+            memory.require("irecv", addr, length)?;
+            Ok::<_, Error>(Buffer { addr, length, rkeys: [memory.rkey, 0], tag })
+        })?;
+        self.announce().map_err(|e| self.fail(link, e))?;
+        Ok(posted)
+    }
+
+    #[inline(always)]
     fn progress(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<()> {
-        self.check(link, true)?;
         // Looked at before the queue: what the peer sent before it went is in the queue by then.
         let gone = link.is_gone();
+        if gone {
+            self.check_failed()?;
+        }
         let polled = self.poll(device, link).map_err(|e| self.fail(link, e))?;
         if polled == 0 {
             self.flow.handle_fruitless_poll();

@@ -64,7 +64,7 @@ impl SendComm {
     #[inline(always)]
     pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &Registration) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
-            path.check(&self.link, false)?;
+            path.check(&self.link)?;
             memory.require("isend", addr, length)?;
             path.send(addr, length, tag, memory.lkey).map_err(|e| path.fail(&self.link, e))
         })
@@ -86,10 +86,17 @@ impl SendComm {
 }
 
 impl SendPath {
-    /// A failed connection stays failed. What has arrived may still be collected (`collecting`) after the peer has gone.
+    /// Nothing new begins after the peer has gone, nor after this end has failed, which its link tells too.
     #[inline]
-    fn check(&self, link: &Arc<Link>, collecting: bool) -> Result<()> {
-        if self.failed.is_none() && (collecting || !link.is_gone()) { Ok(()) } else { Err(self.refusal(link)) }
+    fn check(&self, link: &Arc<Link>) -> Result<()> {
+        if link.is_gone() { Err(self.refusal(link)) } else { Ok(()) }
+    }
+
+    /// What has arrived may still be collected after the peer has gone, unless this end has failed.
+    #[cold]
+    #[inline(never)]
+    fn check_failed(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
     }
 
     #[cold]
@@ -108,9 +115,11 @@ impl SendPath {
 
     #[inline(always)]
     fn progress(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<()> {
-        self.check(link, true)?;
         // A peer that has closed in good order has received what it waited for; its device's word on that is awaited.
         let broken = link.is_broken();
+        if broken {
+            self.check_failed()?;
+        }
         let polled = self.poll(device, link).map_err(|e| self.fail(link, e))?;
         if polled == 0 && broken {
             let error = self.refusal(link);
