@@ -391,6 +391,58 @@ fn a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators() -> Resu
     Ok(())
 }
 
+/// NCCL aborts a communicator with messages on their way: the other side is told, and need not wait for its device.
+#[test]
+fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_receiver_closed_with_receives_outstanding_ends_the_sender", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let (send, recv) = connect(seat, &transport, &handle, &mut listener)?;
+        let memory = Arc::new(Buffer::new(8192)?);
+        let (out, into) = (send.register(&memory)?, recv.register(&memory)?);
+        let mut deadline = seat.deadline("the end");
+        let _never_tested = recv.receive(&into, 4096, 64, 7)?.expect("room");
+        drop(into);
+        recv.close()?;
+        while send.send(&out, 0, 64, 0).is_ok() {
+            deadline.idle()?;
+        }
+        logged("the peer gave up: the receiver was closed with receives outstanding");
+        Ok(())
+    })
+}
+
+/// Every caller is heard before another has to go, so a peer in the middle of a flood gets through.
+#[test]
+fn a_peer_in_the_middle_of_a_flood_is_heard() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_peer_in_the_middle_of_a_flood_is_heard", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let to = address(&handle).address;
+        let flood = || (0..60).map(|_| TcpStream::connect(to).expect("the port is open")).collect::<Vec<_>>();
+        let _before = flood();
+        let mut mine = Handle(handle.0);
+        // Dials and says hello, in between.
+        for _ in 0..3 {
+            assert!(transport.connect(1, &mut mine)?.is_none());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _after = flood();
+        let mut deadline = seat.deadline("a connection in a flood");
+        let (mut send, mut recv) = (None, None);
+        while send.is_none() || recv.is_none() {
+            if send.is_none() {
+                send = transport.connect(1, &mut mine)?;
+            }
+            recv = recv.or(listener.accept()?);
+            deadline.idle()?;
+        }
+        works(seat, (send.expect("just made"), recv.expect("just made")))
+    })
+}
+
 /// Initialises the plugin in a process with `env`, and returns the code of `init`, the number of devices and the log.
 fn init_with(test: &str, env: &[(&str, &str)], softrnic: bool) -> Result<Option<(u32, i32, Vec<String>)>> {
     let Some(mut setting) = setting() else { return Ok(None) };

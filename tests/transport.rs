@@ -324,6 +324,7 @@ fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
         // SAFETY: live objects or NULL; refused before any memory is touched.
         unsafe {
             assert_eq!(isend(send, inside, -1, 0, handle, &raw mut request), invalid, "a negative size");
+            assert_eq!(isend(send, inside, (1 << 30) + 1, 0, handle, &raw mut request), invalid, "more than 1 GiB");
             assert_eq!(isend(send, inside, 8, 0, std::ptr::null_mut(), &raw mut request), invalid, "no memory handle");
             assert_eq!(isend(send, inside, 1 << 20, 0, handle, &raw mut request), invalid, "past the registration");
             assert_eq!(isend(recv, inside, 8, 0, handle, &raw mut request), invalid, "the wrong communicator");

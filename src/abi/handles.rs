@@ -3,7 +3,7 @@
 //! Each begins with a tag, so a pointer of the wrong kind is refused. A communicator brings its request objects along:
 //! NCCL is given the address of one, and nothing is allocated when a request begins.
 
-use crate::error::{Class, Error, Result};
+use crate::error::{Error, Result};
 use crate::net::listen::Listener;
 use crate::net::receiver::RecvComm;
 use crate::net::region::Registration;
@@ -11,8 +11,8 @@ use crate::net::sender::SendComm;
 use crate::proto::MAX_REQUESTS;
 use crate::proto::requests::RequestId;
 use std::ffi::c_void;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// What an object is.
 pub trait Tagged {
@@ -65,7 +65,8 @@ pub struct Comm<T> {
     requests: Box<[RequestHandle; MAX_REQUESTS]>,
     /// Those of flushes; a sender has none.
     flushes: Box<[RequestHandle]>,
-    error_logged: AtomicBool,
+    /// The error that was logged last.
+    logged: Mutex<String>,
 }
 
 /// A request object: which communicator, what of it, and which of its requests at present.
@@ -156,7 +157,7 @@ impl Handle<Comm<SendComm>> {
             comm,
             requests: requests(Owner::Send(place)),
             flushes: Box::default(),
-            error_logged: AtomicBool::new(false),
+            logged: Mutex::default(),
         })
     }
 }
@@ -168,7 +169,7 @@ impl Handle<Comm<RecvComm>> {
             comm,
             requests: requests(Owner::Receive(place)),
             flushes: requests(Owner::Flush(place)),
-            error_logged: AtomicBool::new(false),
+            logged: Mutex::default(),
         })
     }
 }
@@ -191,10 +192,13 @@ impl<T> Comm<T> {
         id.and_then(of).unwrap_or(std::ptr::null_mut())
     }
 
-    /// An error of this communicator, which is not to be logged if one has been: NCCL asks a failed one again and again.
+    /// An error of this communicator, which is not to be logged if it was the last one that was: NCCL asks a failed one
+    /// again and again.
     #[cold]
     pub fn first_or_quiet(&self, mut error: Error) -> Error {
-        error.quiet = error.class != Class::Argument && self.error_logged.swap(true, Ordering::Relaxed);
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        error.quiet = *logged == error.text;
+        error.text.clone_into(&mut logged);
         error
     }
 }

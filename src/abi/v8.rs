@@ -12,9 +12,9 @@ use crate::net::device::Device;
 use crate::net::receiver::{Expected, RecvComm};
 use crate::net::region::{MemoryKind, Registration};
 use crate::net::sender::SendComm;
-use crate::proto::MAX_GROUP;
 use crate::proto::handle::HANDLE_BYTES;
 use crate::proto::requests::RequestId;
+use crate::proto::{MAX_GROUP, MAX_MESSAGE};
 use nccl::ncclResult_t;
 use once_cell::sync::OnceCell;
 use std::ffi::{CString, c_int, c_void};
@@ -91,7 +91,7 @@ fn bad_group(n: c_int) -> Error {
 #[cold]
 #[inline(never)]
 fn bad_length(size: c_int) -> Error {
-    Error::argument(format!("a length of {size} bytes"))
+    Error::argument(format!("a length of {size} bytes; 0 to {MAX_MESSAGE} are possible"))
 }
 
 #[cold]
@@ -273,11 +273,14 @@ unsafe extern "C" fn dereg_mr(_comm: *mut c_void, mhandle: *mut c_void) -> ncclR
 /// A length of NCCL's.
 #[inline]
 fn length(size: c_int) -> Result<u32> {
-    u32::try_from(size).map_err(|_| bad_length(size))
+    match u32::try_from(size) {
+        Ok(length) if length <= MAX_MESSAGE => Ok(length),
+        _ => Err(bad_length(size)),
+    }
 }
 
-/// Runs a data path function. A failed communicator is reported once and then only returned: NCCL asks again and again.
-/// Impossible arguments are reported each time.
+/// Runs a data path function. An error that repeats itself is reported once: NCCL asks a failed communicator again and
+/// again.
 #[inline(always)]
 fn on_comm<T>(call: &'static str, comm: Result<&Comm<T>>, body: impl FnOnce(&Comm<T>) -> Result<()>) -> ncclResult_t {
     guard(call, || {

@@ -1,6 +1,6 @@
 //! Every environment variable that Ferrite reads: name, range, default and effect in one table.
 
-use super::gid::Family;
+use super::gid::{Family, Range};
 use super::hca::HcaFilter;
 use super::iface::InterfaceFilter;
 use crate::error::{Error, Result};
@@ -42,6 +42,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("NCCL_IB_GID_INDEX", Kind::Number(-1, 255, -1), "entry of the GID table; -1: chosen automatically"),
     variable("NCCL_IB_ADDR_FAMILY", Kind::Choice(&["AF_INET", "AF_INET6"]), "preferred family of the automatic GID"),
     variable("NCCL_IB_ROCE_VERSION_NUM", Kind::Number(1, 2, 2), "preferred RoCE version of the automatic GID"),
+    variable("NCCL_IB_ADDR_RANGE", Kind::Text, "network that the automatic GID has to be in, such as `10.1.0.0/16`"),
     variable("NCCL_IB_TIMEOUT", Kind::Number(0, 31, 18), "local acknowledge timeout, 4.096 us · 2^n; 0: for ever"),
     variable("NCCL_IB_RETRY_CNT", Kind::Number(0, 7, 7), "how often the device retries before it gives up"),
     variable("NCCL_IB_PKEY", Kind::Number(0, 65535, 0), "index into the partition key table"),
@@ -49,8 +50,8 @@ pub const VARIABLES: &[Variable] = &[
     variable("NCCL_IB_TC", Kind::Number(0, 255, 0), "traffic class (RoCE)"),
     variable(
         "NCCL_IB_QPS_PER_CONNECTION",
-        Kind::Number(1, 32, 1),
-        "queue pairs per connection; the lesser of both ends",
+        Kind::Number(1, 128, 1),
+        "queue pairs per connection, of which 32 at most are used; the lesser of both ends",
     ),
     variable(
         "NCCL_IB_SPLIT_DATA_ON_QPS",
@@ -89,6 +90,19 @@ pub const VARIABLES: &[Variable] = &[
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 
+/// Queue pairs of one connection that are of use.
+const MAX_LANES: i64 = 32;
+
+/// Variables of NCCL's built-in IB transport that Ferrite does not honour, and why.
+pub const UNHEEDED: &[(&str, &str)] = &[
+    ("NCCL_IB_MERGE_NICS", "ports are not fused; each is a device of its own"),
+    ("NCCL_IB_USE_INLINE", "clear-to-sends are always inline"),
+    ("NCCL_IB_FIFO_TC", "clear-to-sends have the traffic class of data"),
+    ("NCCL_IB_ECE_ENABLE", "enhanced connection establishment is not negotiated"),
+    ("NCCL_IB_RETURN_ASYNC_EVENTS", "fatal events always end connections"),
+    ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "there is no failover yet"),
+];
+
 /// Settings, parsed once from the environment.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -106,6 +120,8 @@ pub struct Config {
     pub gid_family: Family,
     /// Preferred RoCE version of the automatic GID.
     pub roce_version: u8,
+    /// Network of the automatic GID.
+    pub gid_range: Option<Range>,
     /// Local acknowledge timeout, exponent.
     pub timeout: u8,
     /// Retries.
@@ -139,6 +155,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// What the user has set and Ferrite does not honour, with the reason.
+    pub fn unheeded() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        UNHEEDED.iter().filter(|(name, _)| std::env::var_os(name).is_some())
+    }
+
     /// Reads the process environment.
     ///
     /// # Errors
@@ -168,12 +189,13 @@ impl Config {
             gid_index: u8::try_from(reader.number("NCCL_IB_GID_INDEX")?).ok(),
             gid_family: family("NCCL_IB_ADDR_FAMILY")?.unwrap_or(Family::V4),
             roce_version: reader.number("NCCL_IB_ROCE_VERSION_NUM")? as u8,
+            gid_range: reader.text("NCCL_IB_ADDR_RANGE").map(|text| Range::parse(&text)).transpose()?,
             timeout: reader.number("NCCL_IB_TIMEOUT")? as u8,
             retry_count: reader.number("NCCL_IB_RETRY_CNT")? as u8,
             pkey_index: reader.number("NCCL_IB_PKEY")? as u16,
             service_level: reader.number("NCCL_IB_SL")? as u8,
             traffic_class: reader.number("NCCL_IB_TC")? as u8,
-            lanes: reader.number("NCCL_IB_QPS_PER_CONNECTION")? as u8,
+            lanes: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.min(MAX_LANES) as u8,
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")?,
             ar_threshold: reader.number("NCCL_IB_AR_THRESHOLD")? as u32,
             adaptive_routing: match reader.number("NCCL_IB_ADAPTIVE_ROUTING")? {
@@ -240,6 +262,7 @@ fn parse_number(text: &str) -> Option<i64> {
     };
     let magnitude = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
         Some(hex) => i64::from_str_radix(hex, 16).ok()?,
+        None if digits.len() > 1 && digits.starts_with('0') => i64::from_str_radix(digits, 8).ok()?,
         None if digits.starts_with(|c: char| c.is_ascii_digit()) => digits.parse().ok()?,
         None => return None,
     };
@@ -266,6 +289,7 @@ mod tests {
     fn values_are_taken() {
         assert_eq!(with("NCCL_IB_GID_INDEX", "3").expect("valid").gid_index, Some(3));
         assert_eq!(with("NCCL_IB_TC", "0x6a").expect("valid").traffic_class, 106);
+        assert_eq!(with("NCCL_IB_TC", "0152").expect("valid").traffic_class, 106, "octal, as NCCL reads it");
         assert_eq!(with("NCCL_IB_ADDR_FAMILY", "AF_INET6").expect("valid").gid_family, Family::V6);
         assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").expect("valid").adaptive_routing, Some(true));
         assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 18);

@@ -1,5 +1,6 @@
 //! Choice of an entry of a port's GID table.
 
+use crate::error::{Error, Result};
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Address family.
@@ -29,6 +30,45 @@ pub struct Preference {
     pub family: Family,
     /// RoCE version.
     pub roce_version: u8,
+    /// The network it has to be in.
+    pub range: Option<Range>,
+}
+
+/// A network: an address and the number of its leading bits that count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl Range {
+    /// Reads `address/prefix`.
+    ///
+    /// # Errors
+    /// It is no such thing; the text names the variable and what is expected.
+    pub fn parse(text: &str) -> Result<Self> {
+        let parsed = text.split_once('/').and_then(|(address, prefix)| {
+            let range = Self { address: address.parse().ok()?, prefix: prefix.parse().ok()? };
+            (range.prefix <= if range.address.is_ipv4() { 32 } else { 128 }).then_some(range)
+        });
+        let expected = "an address and a prefix length such as 10.1.0.0/16 is expected";
+        parsed.ok_or_else(|| Error::usage(format!("NCCL_IB_ADDR_RANGE={text}: {expected}")))
+    }
+
+    /// Whether `address` is in it.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let differ = u32::from(a) ^ u32::from(b);
+                differ.checked_shr(32 - u32::from(self.prefix)).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let differ = u128::from(a) ^ u128::from(b);
+                differ.checked_shr(128 - u32::from(self.prefix)).unwrap_or(0) == 0
+            }
+            _ => false,
+        }
+    }
 }
 
 impl GidEntry {
@@ -46,15 +86,19 @@ impl GidEntry {
         if self.address().is_ipv4() { Family::V4 } else { Family::V6 }
     }
 
-    /// Higher is better: routable before link-local, then the right RoCE version before an unknown and before a wrong one,
-    /// then the right family.
-    fn score(&self, want: &Preference) -> (bool, u8, bool) {
+    fn is_in_range(&self, want: &Preference) -> bool {
+        want.range.is_none_or(|range| range.contains(self.address()))
+    }
+
+    /// Higher is better: in the range asked for, then routable before link-local, then the right RoCE version before an
+    /// unknown and before a wrong one, then the right family.
+    fn score(&self, want: &Preference) -> (bool, bool, u8, bool) {
         let version = match self.roce_version {
             Some(v) if v == want.roce_version => 2,
             None => 1,
             Some(_) => 0,
         };
-        (!self.is_link_local(), version, self.family() == want.family)
+        (self.is_in_range(want), !self.is_link_local(), version, self.family() == want.family)
     }
 }
 
@@ -77,14 +121,15 @@ pub fn reason(entry: &GidEntry, want: &Preference) -> String {
         Some(v) => format!("RoCE v{v}, no v{} found", want.roce_version),
         None => "RoCE version not told by the kernel".into(),
     };
-    format!("{reach}, {version}")
+    let range = if entry.is_in_range(want) { "" } else { ", none found in NCCL_IB_ADDR_RANGE" };
+    format!("{reach}, {version}{range}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const WANT: Preference = Preference { family: Family::V4, roce_version: 2 };
+    const WANT: Preference = Preference { family: Family::V4, roce_version: 2, range: None };
 
     fn entry(index: u8, address: &str, roce_version: Option<u8>) -> GidEntry {
         let gid = match address.parse().expect("an address") {
@@ -107,6 +152,20 @@ mod tests {
             entry(3, "10.0.0.1", Some(2)),
         ];
         assert_eq!(chosen(&table), Some(3));
+    }
+
+    #[test]
+    fn a_range_comes_first() {
+        let table = [entry(0, "fe80::1", Some(2)), entry(1, "10.0.0.1", Some(2)), entry(2, "10.1.2.3", Some(1))];
+        let want = |range| Preference { range: Range::parse(range).ok(), ..WANT };
+        assert_eq!(choose(&table, &want("10.1.0.0/16")).map(|e| e.index), Some(2));
+        assert_eq!(choose(&table, &want("fe80::/10")).map(|e| e.index), Some(0));
+        assert_eq!(choose(&table, &want("0.0.0.0/0")).map(|e| e.index), Some(1));
+        let none = choose(&table, &want("192.168.0.0/24")).expect("something is better than nothing");
+        assert!(reason(&none, &want("192.168.0.0/24")).contains("none found in NCCL_IB_ADDR_RANGE"));
+        for bad in ["10.1.0.0", "10.1.0.0/33", "10.1/16", "/8", "x/y"] {
+            assert!(Range::parse(bad).expect_err("refused").text.contains(&format!("NCCL_IB_ADDR_RANGE={bad}: ")));
+        }
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub struct Connector {
     device: Arc<Device>,
     handle: Handle,
     deadline: Instant,
+    /// Whether a listener has taken a connection and closed it without a word: it may have had too many callers.
+    turned_away: bool,
     stage: Stage,
 }
 
@@ -69,7 +71,7 @@ impl Connector {
     /// Begins to connect `device` to the listener behind `handle`.
     pub fn new(device: Arc<Device>, handle: Handle) -> Self {
         let deadline = Instant::now() + Duration::from_secs(device.config.handshake_timeout_s);
-        Self { device, handle, deadline, stage: Stage::Dialing(Dial::Again(Instant::now())) }
+        Self { device, handle, deadline, turned_away: false, stage: Stage::Dialing(Dial::Again(Instant::now())) }
     }
 
     /// Whether nobody can be waiting for it any more.
@@ -124,13 +126,14 @@ impl Connector {
         Err(Error::remote(format!("connecting to {to}: {waiting} within FERRITE_HANDSHAKE_TIMEOUT={seconds} s")))
     }
 
-    fn dial(&self, dial: Dial) -> Result<(Stage, bool)> {
+    fn dial(&mut self, dial: Dial) -> Result<(Stage, bool)> {
         match dial {
             Dial::Again(when) if Instant::now() < when => Ok((Stage::Dialing(Dial::Again(when)), false)),
             Dial::Again(_) => Ok((Stage::Dialing(Dial::Trying(ControlSocket::dial(self.handle.address)?)), true)),
             Dial::Trying(mut socket) => match socket.poll_connected() {
                 Ok(false) => Ok((Stage::Dialing(Dial::Trying(socket)), false)),
                 Ok(true) => Ok((Stage::Greeting(Box::new(self.offer(socket)?)), true)),
+                Err(libc::ECONNREFUSED) if self.turned_away => Err(self.abandoned()),
                 Err(libc::ECONNREFUSED | libc::ETIMEDOUT | libc::ECONNRESET | libc::EAGAIN) => {
                     Ok((Stage::Dialing(Dial::Again(Instant::now() + REDIAL_AFTER)), false))
                 }
@@ -148,14 +151,23 @@ impl Connector {
         Ok(Offer { socket, lanes, ring })
     }
 
-    fn await_reply(&self, mut offer: Box<Offer>) -> Result<(Stage, bool)> {
+    fn abandoned(&self) -> Error {
+        let text = "the listener closed the connection: its process has died, or it took another peer";
+        Error::remote(format!("connecting to {}: {text}", self.handle.address))
+    }
+
+    fn await_reply(&mut self, mut offer: Box<Offer>) -> Result<(Stage, bool)> {
         let to = self.handle.address;
         let frame = match offer.socket.poll_frame() {
             Ok(Incoming::Nothing) => return Ok((Stage::Awaiting(offer), false)),
             Ok(Incoming::Frame(frame)) => frame,
-            Ok(Incoming::Closed) => {
-                let text = "the listener closed the connection: its process has died, or it took another peer";
-                return Err(Error::remote(format!("connecting to {to}: {text}")));
+            Ok(Incoming::Closed) if !self.turned_away => {
+                self.turned_away = true;
+                return Ok((Stage::Dialing(Dial::Again(Instant::now() + REDIAL_AFTER)), false));
+            }
+            Ok(Incoming::Closed) => return Err(self.abandoned()),
+            Ok(Incoming::Lost(why)) => {
+                return Err(Error::remote(format!("connecting to {to}: connection lost: {why}")));
             }
             Err(violation) => return Err(Error::remote(format!("connecting to {to}: {violation}"))),
         };

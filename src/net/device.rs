@@ -210,7 +210,8 @@ impl Device {
     }
 
     fn preference(&self) -> Preference {
-        Preference { family: self.config.gid_family, roce_version: self.config.roce_version }
+        let Config { gid_family: family, roce_version, gid_range: range, .. } = *self.config;
+        Preference { family, roce_version, range }
     }
 }
 

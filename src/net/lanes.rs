@@ -124,8 +124,9 @@ impl Lanes {
         let qpn = self.lanes.get(lane).map_or(0, |l| l.pair.number());
         let remote_qpn = self.remote.lanes.get(lane).map_or(0, |l| l.qpn);
         let (status, vendor_error) = (completion.status(), completion.vendor_error());
-        let peer_state = if link.is_gone() {
-            format!("; {}", link.reason())
+        let reason = link.reason();
+        let peer_state = if !reason.is_empty() {
+            format!("; {reason}")
         } else if status == Status::RETRY_EXCEEDED {
             "; the peer's control connection still stands, so its process lives and the path is at fault".into()
         } else {

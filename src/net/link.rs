@@ -61,7 +61,7 @@ impl Link {
         self.state.load(Ordering::Acquire)
     }
 
-    /// Why.
+    /// Why; empty while all is well.
     pub fn reason(&self) -> String {
         self.lock().reason.clone()
     }
@@ -88,7 +88,12 @@ impl Link {
                 text => (BROKEN, format!("the peer gave up: {text}")),
             },
             Ok(Incoming::Frame(f)) => (BROKEN, format!("the peer sent an unexpected {:?}", f.kind)),
-            Ok(Incoming::Closed) => (BROKEN, "the peer's process has died, or the network to its host is down".into()),
+            // The data goes another way: as long as that holds, nobody is harmed.
+            Ok(Incoming::Lost(why)) => {
+                log::warn!("the control connection to {} is lost ({why}); data goes on over RDMA", self.peer);
+                (OPEN, format!("the control connection was lost before ({why})"))
+            }
+            Ok(Incoming::Closed) => (BROKEN, "the peer's process has died".into()),
             Err(violation) => (BROKEN, violation.to_string()),
         };
         self.end(&mut control, state, &reason);
@@ -121,6 +126,8 @@ impl Control {
 impl Drop for Link {
     fn drop(&mut self) {
         let token = self.token;
-        self.lock().goodbye(token, "");
+        let mut control = self.lock();
+        control.goodbye(token, "");
+        control.socket.finish();
     }
 }

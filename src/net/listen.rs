@@ -19,10 +19,8 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Callers that are heard at once; one more, and the oldest that has shown nothing has to go.
+/// Callers that are heard at once; one more, and the oldest that has been heard and has shown nothing has to go.
 const MAX_CANDIDATES: usize = 32;
-/// Seconds in which a caller has to show the token.
-const INTRODUCTION_S: u64 = 10;
 
 /// A listener for one peer.
 #[derive(Debug)]
@@ -92,12 +90,12 @@ impl Listener {
             match self.hear(i)? {
                 Verdict::Wait => i += 1,
                 Verdict::Dismiss(why) => {
-                    let candidate = self.candidates.swap_remove(i);
+                    let candidate = self.candidates.remove(i);
                     let (at, from) = (self.handle.address, candidate.socket.peer());
                     log::info!("listener {at} for {}: dismissed {from}: {why}", self.device.name);
                 }
                 Verdict::Take(prepared) => {
-                    let Candidate { socket, .. } = self.candidates.swap_remove(i);
+                    let Candidate { socket, .. } = self.candidates.remove(i);
                     return self.complete(socket, *prepared).map(Some);
                 }
             }
@@ -114,13 +112,18 @@ impl Listener {
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => continue,
                 Err(e) => return Err(Error::io(format_args!("accepting on {}", self.handle.address), &e)),
             };
-            if self.candidates.len() == MAX_CANDIDATES {
+            let evicting = self.candidates.len() == MAX_CANDIDATES;
+            if evicting {
                 let oldest = self.candidates.iter().position(|c| matches!(c.stage, Stage::Stranger));
                 self.candidates.remove(oldest.unwrap_or(0));
             }
-            let deadline = Instant::now() + Duration::from_secs(INTRODUCTION_S);
+            let deadline = Instant::now() + Duration::from_secs(self.device.config.handshake_timeout_s);
             let socket = ControlSocket::accepted(stream, peer)?;
             self.candidates.push(Candidate { socket, deadline, stage: Stage::Stranger });
+            // Everybody is heard once before anybody else has to go.
+            if evicting {
+                break;
+            }
         }
         Ok(())
     }
@@ -135,6 +138,7 @@ impl Listener {
             Ok(Incoming::Nothing) if Instant::now() < candidate.deadline => return Ok(Verdict::Wait),
             Ok(Incoming::Nothing) => return Ok(Verdict::Dismiss("it stayed silent".into())),
             Ok(Incoming::Closed) => return Ok(Verdict::Dismiss("it closed the connection".into())),
+            Ok(Incoming::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
             Err(violation) => {
                 candidate.refuse(&self.handle, violation.text());
                 return Ok(Verdict::Dismiss(violation.to_string()));
@@ -172,7 +176,7 @@ impl Listener {
             Err(e) => {
                 let from = candidate.socket.peer();
                 candidate.refuse(&self.handle, &e.text);
-                self.candidates.swap_remove(index);
+                self.candidates.remove(index);
                 Err(e.during(format_args!("accepting {from} on {}", device.name)))
             }
         }

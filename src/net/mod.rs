@@ -76,6 +76,7 @@ impl Net {
     /// # Errors
     /// No such device, or no port can be had.
     pub fn listen(&self, index: i32) -> Result<Listener> {
+        self.sweep();
         let device = self.device(index)?;
         let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
         Listener::new(Arc::clone(device), interface)
@@ -88,6 +89,7 @@ impl Net {
     /// The handle is not Ferrite's, or the connection fails.
     pub fn connect(&self, index: i32, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
         let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
+        self.sweep();
         let cookie = handle::cookie(bytes);
         let known = self.take_connector(cookie).filter(|c| c.leads_to(&handle));
         let (cookie, mut connector) = match known {
@@ -102,7 +104,7 @@ impl Net {
         handle::set_cookie(bytes, 0);
         if let Ok(None) = done {
             handle::set_cookie(bytes, cookie);
-            self.keep_connector(cookie, connector);
+            self.lock().insert(cookie, connector);
         }
         done
     }
@@ -111,12 +113,11 @@ impl Net {
         if cookie == 0 { None } else { self.lock().remove(&cookie) }
     }
 
-    /// NCCL may give up on a connection without a word: such ones are dropped here.
-    fn keep_connector(&self, cookie: u64, connector: Connector) {
+    /// NCCL may give up on a connection without a word: such ones are dropped here, after the lock is given back.
+    fn sweep(&self) {
         let now = Instant::now();
-        let mut connectors = self.lock();
-        connectors.retain(|_, c| !c.is_abandoned(now));
-        connectors.insert(cookie, connector);
+        let abandoned: Vec<_> = self.lock().extract_if(|_, c| c.is_abandoned(now)).collect();
+        drop(abandoned);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Connector>> {
@@ -137,6 +138,9 @@ impl Net {
             interface.address.ip(),
             config.lanes,
         );
+        for (name, why) in Config::unheeded() {
+            log::info!(target: INIT, "Ferrite does not honour {name}: {why}");
+        }
     }
 }
 

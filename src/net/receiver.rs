@@ -151,7 +151,7 @@ impl RecvComm {
                 path.flush = Some(FlushLane::new(&self.device)?);
             }
             let Some(flush) = &mut path.flush else { return Ok(None) };
-            flush.post(addr, memory.rkey)
+            flush.post(addr, memory.rkey).map_err(|e| path.fail(&self.link, e))
         })
     }
 
@@ -169,6 +169,17 @@ impl RecvComm {
             };
             result.map_err(|e| path.fail(&self.link, e))
         })
+    }
+}
+
+impl Drop for RecvComm {
+    /// A sender whose messages were expected is told that they are not any more, so that it does not wait for its device
+    /// to find out.
+    fn drop(&mut self) {
+        let outstanding = self.path.enter(|path| Ok(path.flow.outstanding()));
+        if outstanding != Ok(0) {
+            self.link.fail("the receiver was closed with receives outstanding");
+        }
     }
 }
 
@@ -262,7 +273,7 @@ impl RecvPath {
         lane.pair.post_write(&Write {
             id: WorkId::Announce { lane: ANNOUNCE_LANE as u8 }.to_bits(),
             local: Span { addr: slots.as_ptr() as u64, length: size_of_val(slots) as u32, lkey: 0 },
-            target: Target { addr: ring.addr + at as u64, rkey: ring.rkey },
+            target: Target { addr: ring.addr.wrapping_add(at as u64), rkey: ring.rkey },
             imm: None,
             inline: true,
             signaled: announcements.is_multiple_of(SIGNAL_EVERY),
@@ -278,7 +289,11 @@ impl RecvPath {
             if completion.status() != Status::SUCCESS {
                 return Err(self.salvage(completion, rest.as_slice(), device, link));
             }
-            self.handle(completion)?;
+            if let Err(error) = self.handle(completion) {
+                // What the device says of the same queue pair tells more than that it takes no more work.
+                let failed = rest.find(|c| c.status() != Status::SUCCESS);
+                return Err(failed.map_or(error, |c| self.lanes.explain(device, link, c)));
+            }
         }
         Ok(completions.len())
     }

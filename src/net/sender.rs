@@ -164,7 +164,7 @@ impl SendPath {
             let at = u64::from(stripe.offset);
             let data = Write {
                 local: Span { addr: addr + at, length: stripe.length, lkey },
-                target: Target { addr: transfer.remote_addr + at, rkey: transfer.rkeys[0] },
+                target: Target { addr: transfer.remote_addr.wrapping_add(at), rkey: transfer.rkeys[0] },
                 imm: (!apart).then(|| imms.first.to_bits()),
                 ..Write::default()
             };

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result, errno};
 use crate::proto::frame::{Assembler, Frame};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// A control connection.
@@ -23,8 +23,10 @@ pub enum Incoming {
     Frame(Frame),
     /// Nothing yet.
     Nothing,
-    /// The peer has closed the connection, or it broke.
+    /// The peer has closed the connection, or its process has ended.
     Closed,
+    /// The network between the hosts has failed, for this reason. The peer may well live.
+    Lost(String),
 }
 
 const KEEPALIVE_IDLE_S: i32 = 20;
@@ -119,6 +121,11 @@ impl ControlSocket {
         self.outgoing.extend_from_slice(&frame.emit());
     }
 
+    /// Tells the peer that nothing more will come, even if a forked child of this process still has the socket.
+    pub fn finish(&self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
     /// Hands over what is in line; whether all of it has gone.
     ///
     /// # Errors
@@ -151,10 +158,17 @@ impl ControlSocket {
                 Ok(n) => self.assembler.handle_bytes(&buffer[..n]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Incoming::Nothing),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if is_of_the_network(&e) => return Ok(Incoming::Lost(e.to_string())),
                 Err(_) => return Ok(Incoming::Closed),
             }
         }
     }
+}
+
+/// Whether an error tells of the way to the peer and not of the peer.
+fn is_of_the_network(error: &std::io::Error) -> bool {
+    let network = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ENETDOWN, libc::EHOSTDOWN];
+    error.raw_os_error().is_some_and(|errno| network.contains(&errno))
 }
 
 fn start_connect(fd: RawFd, address: SocketAddr) -> i32 {

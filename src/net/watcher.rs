@@ -49,10 +49,9 @@ impl Watcher {
         shared.wait_for(shared.stop.as_raw_fd(), STOP)?;
         shared.wait_for(context.event_fd().as_raw_fd(), DEVICE)?;
         let run = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name(format!("ferrite-{}", context.name()).chars().take(15).collect())
-            .spawn(move || run.run())
-            .map_err(|e| Error::io("starting the watcher thread", &e))?;
+        let name = format!("ferrite-{}", context.name()).chars().take(15).collect();
+        let thread = without_signals(|| std::thread::Builder::new().name(name).spawn(move || run.run()));
+        let thread = thread.map_err(|e| Error::io("starting the watcher thread", &e))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -79,7 +78,9 @@ impl Shared {
     }
 
     fn wait_for(&self, fd: RawFd, key: u64) -> Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: key };
+        // By edges: a forked child of this process may keep a closed socket alive, and what comes to that must not be
+        // reported for ever. All readers read until there is nothing.
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: key };
         // SAFETY: open descriptors and a valid event.
         match unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } {
             0 => Ok(()),
@@ -128,7 +129,9 @@ impl Shared {
                     log::warn!("{name}:{port} is down; traffic over it waits until the device's retries are exhausted");
                 }
                 AsyncEvent::GidChange(port) => log::info!("{name}:{port}: the GID table has changed"),
-                AsyncEvent::QueueFatal(what) => log::warn!("{name}: {what}"),
+                AsyncEvent::QueuePairError(what) => log::warn!("{name}: {what}"),
+                // Nothing more would be reported by the queue, and it cannot be told whose it is.
+                AsyncEvent::CompletionQueueError => self.fail_all(&format!("{name}: a completion queue has failed")),
                 AsyncEvent::DeviceFatal => self.fail_all(&format!("{name}: fatal device error")),
                 AsyncEvent::Other(number) => log::debug!("{name}: event {number}"),
             }
@@ -153,6 +156,20 @@ impl Drop for Watcher {
             let _ = thread.join();
         }
     }
+}
+
+/// Runs `body` with all signals blocked, which a thread started in it inherits: the host's handlers are not to run on it.
+fn without_signals<T>(body: impl FnOnce() -> T) -> T {
+    // SAFETY: signal sets are plain data, filled in by the calls below.
+    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: valid places for sets.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+    let result = body();
+    // SAFETY: the set that the call above has filled in.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    result
 }
 
 fn owned(fd: RawFd, call: &str) -> Result<OwnedFd> {

@@ -148,6 +148,11 @@ impl RecvFlow {
         let _ = self.requests.release_if(id, |_| true);
     }
 
+    /// Messages that are expected and have not arrived.
+    pub fn outstanding(&self) -> u32 {
+        self.next.wrapping_sub(self.unannounced) + self.open
+    }
+
     /// Whether [`Self::poll_announcement`] has anything to say.
     #[inline(always)]
     pub fn is_announcement_due(&self) -> bool {

@@ -71,8 +71,10 @@ pub enum AsyncEvent {
     GidChange(u8),
     /// The device is lost.
     DeviceFatal,
-    /// A queue of some connection is lost; the name of the event.
-    QueueFatal(&'static str),
+    /// A completion queue is lost: it will report nothing more.
+    CompletionQueueError,
+    /// A queue pair is lost, which its completions will tell as well; the name of the event.
+    QueuePairError(&'static str),
     /// Something that needs no action; its number.
     Other(i32),
 }
@@ -219,10 +221,10 @@ impl RawAsyncEvent {
     fn decode(&self) -> AsyncEvent {
         let port = self.element as u32 as u8;
         match self.event_type {
-            0 => AsyncEvent::QueueFatal("completion queue error (overrun)"),
-            1 => AsyncEvent::QueueFatal("queue pair fatal error"),
-            2 => AsyncEvent::QueueFatal("queue pair got an invalid request"),
-            3 => AsyncEvent::QueueFatal("queue pair got a request it may not have (access error)"),
+            0 => AsyncEvent::CompletionQueueError,
+            1 => AsyncEvent::QueuePairError("queue pair fatal error"),
+            2 => AsyncEvent::QueuePairError("queue pair got an invalid request"),
+            3 => AsyncEvent::QueuePairError("queue pair got a request it may not have (access error)"),
             8 => AsyncEvent::DeviceFatal,
             9 => AsyncEvent::PortActive(port),
             10 => AsyncEvent::PortDown(port),

@@ -35,7 +35,7 @@ pub(crate) fn setting() -> Option<Setting> {
             return None;
         }
     }
-    let verbs = Verbs::softrnic(&dist().join("softrnic")).ok()?;
+    let verbs = Verbs::softrnic(&dist().join("softrnic")).expect("it is there");
     let mut setting = Setting::new(verbs);
     setting.silence = Duration::from_secs(30);
     Some(setting.env("FERRITE_HANDSHAKE_TIMEOUT", "20").env("SOFTRNIC_STRICT", "1"))
