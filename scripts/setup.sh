@@ -17,7 +17,8 @@ die() {
 find_libclang() {
     local dir
     for dir in /usr/lib/llvm-15/lib /usr/lib/llvm-14/lib /usr/lib64/llvm15/lib /usr/lib64/llvm14/lib; do
-        if compgen -G "$dir/libclang*.so*" >/dev/null; then
+        # Not libclang-cpp, which comes without the C library that bindgen loads.
+        if compgen -G "$dir/libclang.so*" >/dev/null || compgen -G "$dir/libclang-1[45].so*" >/dev/null; then
             echo "$dir"
             return
         fi
