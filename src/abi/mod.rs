@@ -1,8 +1,10 @@
 //! What NCCL sees: the only code that knows its C types.
 
+pub mod datapath;
 pub mod guard;
 pub mod handles;
 pub mod logger;
+mod output;
 pub mod v8;
 
 /// The ncclNet v8 types, generated from `include/nccl/net_v8.h`.

@@ -1,0 +1,228 @@
+//! What NCCL's progress thread calls: isend, irecv, iflush and test.
+
+use super::guard::guard;
+use super::handles::{Comm, MemoryHandle, Owner, RecvHandle, RequestHandle, SendHandle};
+use super::nccl::ncclResult_t;
+use super::output::{missing, put};
+use crate::error::{Error, Result};
+use crate::net::receiver::{Expected, RecvComm};
+use crate::net::region::Registration;
+use crate::net::sender::SendComm;
+use crate::proto::requests::RequestId;
+use crate::proto::{MAX_GROUP, MAX_MESSAGE};
+use std::ffi::{c_int, c_void};
+
+#[cold]
+#[inline(never)]
+fn bad_group(n: c_int) -> Error {
+    Error::argument(format!("n is {n}; 1 to {MAX_GROUP} are possible"))
+}
+
+#[cold]
+#[inline(never)]
+fn bad_length(size: c_int) -> Error {
+    Error::argument(format!("a length of {size} bytes; 0 to {MAX_MESSAGE} are possible"))
+}
+
+/// A length of NCCL's.
+#[inline]
+fn length(size: c_int) -> Result<u32> {
+    match u32::try_from(size) {
+        Ok(length) if length <= MAX_MESSAGE => Ok(length),
+        _ => Err(bad_length(size)),
+    }
+}
+
+/// Runs a data path function. An error that repeats itself is reported once: NCCL asks a failed communicator again and
+/// again.
+#[inline(always)]
+fn on_comm<T>(call: &'static str, comm: Result<&Comm<T>>, body: impl FnOnce(&Comm<T>) -> Result<()>) -> ncclResult_t {
+    guard(call, || {
+        let comm = comm?;
+        body(comm).map_err(|e| comm.first_or_quiet(e))
+    })
+}
+
+pub(super) unsafe extern "C" fn isend(
+    send_comm: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    let comm = unsafe { SendHandle::borrow(send_comm) };
+    on_comm("isend", comm, |comm| {
+        // SAFETY: by NCCL's contract.
+        let memory = unsafe { MemoryHandle::borrow(mhandle)? };
+        let id = comm.comm.isend(data as u64, length(size)?, tag as u32, memory)?;
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(request, comm.request(id), "request") }
+    })
+}
+
+/// A group's arrays of NCCL's.
+#[derive(Clone, Copy)]
+struct Group {
+    count: usize,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+}
+
+impl Group {
+    #[inline(always)]
+    fn new(
+        n: c_int,
+        data: *mut *mut c_void,
+        sizes: *mut c_int,
+        tags: *mut c_int,
+        mhandles: *mut *mut c_void,
+    ) -> Result<Self> {
+        if !(1..=MAX_GROUP as c_int).contains(&n) {
+            return Err(bad_group(n));
+        }
+        let count = n as usize;
+        if data.is_null() || sizes.is_null() || mhandles.is_null() {
+            return Err(missing("an array"));
+        }
+        Ok(Self { count, data, sizes, tags, mhandles })
+    }
+
+    /// Member `i`.
+    ///
+    /// # Safety
+    /// `i` is below `count`, and the arrays have as many members; `tags` may be NULL.
+    #[inline(always)]
+    unsafe fn member<'a>(&self, i: usize) -> Result<Expected<'a>> {
+        // SAFETY: as the caller says.
+        let (data, size) = unsafe { (*self.data.add(i), *self.sizes.add(i)) };
+        // SAFETY: as the caller says.
+        let tag = if self.tags.is_null() { 0 } else { unsafe { *self.tags.add(i) } };
+        // SAFETY: as the caller says, and by NCCL's contract.
+        let memory: &'a Registration = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
+        Ok(Expected { addr: data as u64, length: length(size)?, tag: tag as u32, memory })
+    }
+}
+
+pub(super) unsafe extern "C" fn irecv(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    let comm = unsafe { RecvHandle::borrow(recv_comm) };
+    on_comm("irecv", comm, |comm| {
+        let group = Group::new(n, data, sizes, tags, mhandles)?;
+        // SAFETY: NCCL's arrays have n members, and irecv asks for those below n.
+        let id = comm.comm.irecv(group.count, |i| unsafe { group.member(i) })?;
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(request, comm.request(id), "request") }
+    })
+}
+
+pub(super) unsafe extern "C" fn iflush(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    let comm = unsafe { RecvHandle::borrow(recv_comm) };
+    on_comm("iflush", comm, |comm| {
+        let group = Group::new(n, data, sizes, std::ptr::null_mut(), mhandles)?;
+        // SAFETY: NCCL's arrays have n members.
+        let members = (0..group.count).map(|i| unsafe { group.member(i) }).collect::<Result<Vec<_>>>()?;
+        let id = comm.comm.iflush(members.into_iter())?;
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(request, comm.flush(id), "request") }
+    })
+}
+
+pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
+    if done.is_null() {
+        return refuse("test", missing("done"));
+    }
+    // SAFETY: NCCL's output pointer.
+    unsafe { *done = 0 };
+    // SAFETY: by NCCL's contract.
+    let request = match unsafe { RequestHandle::borrow(request) } {
+        Ok(request) => request,
+        Err(e) => return refuse("test", e),
+    };
+    let (id, answer) = (request.id(), Answer { done, sizes });
+    match request.owner() {
+        // SAFETY: a request is part of its communicator and lives as long.
+        Owner::Send(comm) => test_send(unsafe { &*comm }, id, answer),
+        // SAFETY: as above.
+        Owner::Receive(comm) => test_receive(unsafe { &*comm }, id, answer),
+        // SAFETY: as above.
+        Owner::Flush(comm) => test_flush(unsafe { &*comm }, id, answer),
+    }
+}
+
+/// NCCL's places for what has become of a request: `sizes` has as many members as its group, or is NULL.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Answer {
+    done: *mut c_int,
+    sizes: *mut c_int,
+}
+
+impl Answer {
+    /// The request is complete; `lengths` is what `sizes` gets, which may be nothing.
+    #[inline(always)]
+    fn finish(self, lengths: &[u32]) {
+        // SAFETY: valid by NCCL's contract, which `test` has been called under.
+        unsafe {
+            *self.done = 1;
+            if self.sizes.is_null() {
+                return;
+            }
+            match lengths {
+                [one] => *self.sizes.cast::<u32>() = *one,
+                many => self.sizes.cast::<u32>().copy_from_nonoverlapping(many.as_ptr(), many.len()),
+            }
+        }
+    }
+}
+
+#[inline(never)]
+extern "C" fn test_send(comm: &Comm<SendComm>, id: RequestId, answer: Answer) -> ncclResult_t {
+    on_comm("test", Ok(comm), |c| {
+        if let Some(length) = c.comm.test(id)? {
+            answer.finish(&[length]);
+        }
+        Ok(())
+    })
+}
+
+#[inline(never)]
+extern "C" fn test_receive(comm: &Comm<RecvComm>, id: RequestId, answer: Answer) -> ncclResult_t {
+    on_comm("test", Ok(comm), |c| c.comm.test(id, |lengths| answer.finish(lengths)))
+}
+
+#[inline(never)]
+extern "C" fn test_flush(comm: &Comm<RecvComm>, id: RequestId, answer: Answer) -> ncclResult_t {
+    on_comm("test", Ok(comm), |c| {
+        if c.comm.test_flush(id)? {
+            answer.finish(&[]);
+        }
+        Ok(())
+    })
+}
+
+/// An error before there is a communicator.
+#[cold]
+#[inline(never)]
+fn refuse(call: &'static str, error: Error) -> ncclResult_t {
+    guard(call, || Err(error))
+}

@@ -1,0 +1,93 @@
+//! What `init` makes of the machine and the environment: a clear line and an end, never a crash.
+
+mod common;
+
+use common::{plugin, setting, skipped};
+use ferrite::abi;
+use ferrite::error::{Error, Result};
+use ferrite::library::{Library, Source};
+use ferrite::pair;
+use ferrite::transport::Transport;
+
+/// Initialises the plugin in a process with `env`, and returns the code of `init`, the number of devices and the log.
+fn init_with(test: &str, env: &[(&str, &str)], softrnic: bool) -> Result<Option<(u32, i32, Vec<String>)>> {
+    let Some(mut setting) = setting() else { return Ok(None) };
+    if !softrnic {
+        setting.verbs = ferrite::verbs::Verbs::System;
+    }
+    for (name, value) in env {
+        setting = setting.env(name, value);
+    }
+    let [result, _] = pair::run(test, &setting, |_| {
+        let transport = Transport::without_init(Library::open(&Source::plugin(plugin()))?);
+        let code = match transport.init() {
+            Ok(()) => 0,
+            Err(Error::Call { code, .. }) => code,
+            Err(other) => return Err(other),
+        };
+        let mut devices = -1;
+        // SAFETY: a valid place for the number.
+        let _ = unsafe { transport.vtable().devices.expect("a slot")(&raw mut devices) };
+        Ok((code, devices, ferrite::nccl_log::lines()))
+    })?;
+    Ok(Some(result))
+}
+
+#[test]
+fn a_setting_out_of_range_is_refused_by_name_value_and_range() -> Result<()> {
+    let test = "a_setting_out_of_range_is_refused_by_name_value_and_range";
+    let Some((code, devices, log)) = init_with(test, &[("NCCL_IB_TIMEOUT", "99")], true)? else { return Ok(()) };
+    assert_eq!((code, devices), (abi::ncclInvalidUsage, -1));
+    assert!(log.iter().any(|l| l.contains("NCCL_IB_TIMEOUT=99: a whole number from 0 to 31 is expected")), "{log:?}");
+    Ok(())
+}
+
+#[test]
+fn an_interface_that_does_not_exist_is_named() -> Result<()> {
+    let test = "an_interface_that_does_not_exist_is_named";
+    let Some((code, _, log)) = init_with(test, &[("NCCL_SOCKET_IFNAME", "nowhere9")], true)? else { return Ok(()) };
+    assert_eq!(code, abi::ncclInvalidUsage);
+    assert!(log.iter().any(|l| l.contains("NCCL_SOCKET_IFNAME=nowhere9: no interface fits; there are: ")), "{log:?}");
+    Ok(())
+}
+
+/// Without a device there is one line and nothing else.
+fn nothing_but_one_line(result: Option<(u32, i32, Vec<String>)>, words: &str) {
+    let Some((code, devices, log)) = result else { return };
+    assert_eq!((code, devices), (abi::ncclSuccess, 0));
+    assert_eq!(log.len(), 1, "{log:#?}");
+    assert!(log[0].contains("Ferrite has no device: ") && log[0].contains(words), "{log:?}");
+}
+
+#[test]
+fn no_libibverbs_means_no_device_and_one_line() -> Result<()> {
+    let env = [("NCCL_IBVERBS_LIB", "/nonexistent/libibverbs.so.1")];
+    nothing_but_one_line(
+        init_with("no_libibverbs_means_no_device_and_one_line", &env, true)?,
+        "/nonexistent/libibverbs.so.1",
+    );
+    Ok(())
+}
+
+#[test]
+fn no_device_means_one_line() -> Result<()> {
+    if std::path::Path::new("/sys/class/infiniband").read_dir().is_ok_and(|mut dir| dir.next().is_some()) {
+        skipped("a machine without RDMA devices: this one has some");
+        return Ok(());
+    }
+    nothing_but_one_line(init_with("no_device_means_one_line", &[], false)?, "");
+    Ok(())
+}
+
+#[test]
+fn a_filter_that_admits_nothing_is_named() -> Result<()> {
+    let env = [("NCCL_IB_HCA", "mlx5"), ("NCCL_NET", "Ferrite")];
+    nothing_but_one_line(init_with("a_filter_that_admits_nothing_is_named", &env, true)?, "NCCL_IB_HCA");
+    Ok(())
+}
+
+#[test]
+fn disabled_means_one_line() -> Result<()> {
+    nothing_but_one_line(init_with("disabled_means_one_line", &[("NCCL_IB_DISABLE", "1")], true)?, "NCCL_IB_DISABLE=1");
+    Ok(())
+}
