@@ -15,6 +15,7 @@ pub mod region;
 pub mod sender;
 pub mod single;
 pub mod socket;
+pub mod standing;
 pub mod watcher;
 
 use crate::error::{Error, Result};

@@ -6,6 +6,7 @@ use super::lanes::{Lane, Lanes, WorkId};
 use super::link::Link;
 use super::region::{MemoryKind, Registration};
 use super::single::SingleCaller;
+use super::standing::Standing;
 use crate::error::{Error, Result};
 use crate::proto::handshake::{Ring, Terms};
 use crate::proto::recv::{Buffer, RecvFlow};
@@ -59,7 +60,7 @@ pub struct RecvPath {
     announcements: u32,
     retired: u32,
     flush: Option<FlushLane>,
-    failed: Option<Error>,
+    standing: Standing,
 }
 
 impl RecvPath {
@@ -75,8 +76,8 @@ impl RecvPath {
             let text = format!("the device takes {inline_bytes} bytes of inline data; {} are needed", Slot::BYTES);
             return Err(Error::os(text, libc::EOPNOTSUPP));
         }
-        let (announcements, retired, flush, failed) = (0, 0, None, None);
-        let mut path = Self { flow, lanes, ring, slots_per_write, announcements, retired, flush, failed };
+        let (announcements, retired, flush, standing) = (0, 0, None, Standing::new("receiving from"));
+        let mut path = Self { flow, lanes, ring, slots_per_write, announcements, retired, flush, standing };
         for lane in &mut path.lanes.lanes {
             lane.refill()?;
         }
@@ -146,12 +147,12 @@ impl RecvComm {
         let last = received.filter(|e| e.length > 0 && e.memory.kind == MemoryKind::Gpu).last();
         let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
         self.path.enter(|path| {
-            path.check_failed()?;
+            path.standing.check_failed()?;
             if path.flush.is_none() {
                 path.flush = Some(FlushLane::new(&self.device)?);
             }
             let Some(flush) = &mut path.flush else { return Ok(None) };
-            flush.post(addr, memory.rkey).map_err(|e| path.fail(&self.link, e))
+            flush.post(addr, memory.rkey).map_err(|e| path.standing.fail(&self.link, e))
         })
     }
 
@@ -162,12 +163,12 @@ impl RecvComm {
     #[inline(never)]
     pub fn test_flush(&self, id: RequestId) -> Result<bool> {
         self.path.enter(|path| {
-            path.check_failed()?;
+            path.standing.check_failed()?;
             let result = match &mut path.flush {
                 Some(flush) => flush.test(id),
                 None => Err(Error::internal("a flush is tested that never began")),
             };
-            result.map_err(|e| path.fail(&self.link, e))
+            result.map_err(|e| path.standing.fail(&self.link, e))
         })
     }
 }
@@ -184,33 +185,6 @@ impl Drop for RecvComm {
 }
 
 impl RecvPath {
-    /// Nothing new begins after the peer has gone, nor after this end has failed, which its link tells too.
-    #[inline]
-    fn check(&self, link: &Arc<Link>) -> Result<()> {
-        if link.is_gone() { Err(self.refusal(link)) } else { Ok(()) }
-    }
-
-    /// What has arrived may still be collected after the peer has gone, unless this end has failed.
-    #[cold]
-    #[inline(never)]
-    fn check_failed(&self) -> Result<()> {
-        self.failed.clone().map_or(Ok(()), Err)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn refusal(&self, link: &Arc<Link>) -> Error {
-        let gone = || Error::remote(format!("receiving from {}: {}", link.peer(), link.reason()));
-        self.failed.clone().unwrap_or_else(gone)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn fail(&mut self, link: &Arc<Link>, error: Error) -> Error {
-        link.fail(&error.text);
-        self.failed.get_or_insert(error).clone()
-    }
-
     #[inline(always)]
     fn receive<'a>(
         &mut self,
@@ -218,13 +192,13 @@ impl RecvPath {
         expected: impl Fn(usize) -> Result<Expected<'a>>,
         link: &Arc<Link>,
     ) -> Result<Option<RequestId>> {
-        self.check(link)?;
+        self.standing.check(link)?;
         let posted = self.flow.post(count, |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
             memory.require("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: [memory.rkey, 0], tag })
         })?;
-        self.announce().map_err(|e| self.fail(link, e))?;
+        self.announce().map_err(|e| self.standing.fail(link, e))?;
         Ok(posted)
     }
 
@@ -233,17 +207,17 @@ impl RecvPath {
         // Looked at before the queue: what the peer sent before it went is in the queue by then.
         let gone = link.is_gone();
         if gone {
-            self.check_failed()?;
+            self.standing.check_failed()?;
         }
-        let polled = self.poll(device, link).map_err(|e| self.fail(link, e))?;
+        let polled = self.poll(device, link).map_err(|e| self.standing.fail(link, e))?;
         if polled == 0 {
             self.flow.handle_fruitless_poll();
             if gone {
-                let error = self.refusal(link);
-                return Err(self.fail(link, error));
+                let error = self.standing.refusal(link);
+                return Err(self.standing.fail(link, error));
             }
         }
-        self.announce().map_err(|e| self.fail(link, e))
+        self.announce().map_err(|e| self.standing.fail(link, e))
     }
 
     /// Writes due clear-to-sends into the sender's ring.

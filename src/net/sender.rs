@@ -5,6 +5,7 @@ use super::lanes::{Lanes, WorkId};
 use super::link::Link;
 use super::region::Registration;
 use super::single::SingleCaller;
+use super::standing::Standing;
 use crate::error::{Error, Result};
 use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
@@ -45,7 +46,7 @@ struct SendPath {
     ring: SlotRing,
     /// Bytes above which data and notice are posted apart; no message is as long as the greatest number.
     apart_above: u32,
-    failed: Option<Error>,
+    standing: Standing,
 }
 
 impl SendComm {
@@ -53,7 +54,7 @@ impl SendComm {
     pub fn new(device: Arc<Device>, link: Arc<Link>, lanes: Lanes, ring: SlotRing, terms: &Terms) -> Self {
         let apart_above = if terms.adaptive_routing { device.config.ar_threshold } else { u32::MAX };
         let flow = SendFlow::new(terms.striping);
-        let path = SendPath { flow, lanes, ring, apart_above, failed: None };
+        let path = SendPath { flow, lanes, ring, apart_above, standing: Standing::new("sending to") };
         Self { path: SingleCaller::new(path), link, device }
     }
 
@@ -64,9 +65,9 @@ impl SendComm {
     #[inline(always)]
     pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &Registration) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
-            path.check(&self.link)?;
+            path.standing.check(&self.link)?;
             memory.require("isend", addr, length)?;
-            path.send(addr, length, tag, memory.lkey).map_err(|e| path.fail(&self.link, e))
+            path.send(addr, length, tag, memory.lkey).map_err(|e| path.standing.fail(&self.link, e))
         })
     }
 
@@ -86,44 +87,17 @@ impl SendComm {
 }
 
 impl SendPath {
-    /// Nothing new begins after the peer has gone, nor after this end has failed, which its link tells too.
-    #[inline]
-    fn check(&self, link: &Arc<Link>) -> Result<()> {
-        if link.is_gone() { Err(self.refusal(link)) } else { Ok(()) }
-    }
-
-    /// What has arrived may still be collected after the peer has gone, unless this end has failed.
-    #[cold]
-    #[inline(never)]
-    fn check_failed(&self) -> Result<()> {
-        self.failed.clone().map_or(Ok(()), Err)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn refusal(&self, link: &Arc<Link>) -> Error {
-        let gone = || Error::remote(format!("sending to {}: {}", link.peer(), link.reason()));
-        self.failed.clone().unwrap_or_else(gone)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn fail(&mut self, link: &Arc<Link>, error: Error) -> Error {
-        link.fail(&error.text);
-        self.failed.get_or_insert(error).clone()
-    }
-
     #[inline(always)]
     fn progress(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<()> {
         // A peer that has closed in good order has received what it waited for; its device's word on that is awaited.
         let broken = link.is_broken();
         if broken {
-            self.check_failed()?;
+            self.standing.check_failed()?;
         }
-        let polled = self.poll(device, link).map_err(|e| self.fail(link, e))?;
+        let polled = self.poll(device, link).map_err(|e| self.standing.fail(link, e))?;
         if polled == 0 && broken {
-            let error = self.refusal(link);
-            return Err(self.fail(link, error));
+            let error = self.standing.refusal(link);
+            return Err(self.standing.fail(link, error));
         }
         Ok(())
     }
