@@ -8,7 +8,7 @@ use crate::proto::handshake::{Endpoint, LaneEnd, Terms};
 use crate::proto::requests::RequestId;
 use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair};
 use crate::verbs::status::Status;
-use crate::verbs::work::Completion;
+use crate::verbs::work::{Batch, Completion};
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 
@@ -116,6 +116,33 @@ impl IdleLanes {
 }
 
 impl Lanes {
+    /// Takes a batch of completions and hands those that succeeded to `handle`; how many there were.
+    ///
+    /// # Errors
+    /// One has failed, which tells more than what `handle` makes of the others; or else what `handle` says.
+    #[inline(always)]
+    pub fn poll(
+        &mut self,
+        device: &Arc<Device>,
+        link: &Arc<Link>,
+        mut handle: impl FnMut(&mut [Lane], &Completion) -> Result<()>,
+    ) -> Result<usize> {
+        let mut batch = Batch::default();
+        let completions = self.queue.poll(&mut batch)?;
+        let (mut failed, mut outcome) = (None, Ok(()));
+        for completion in completions {
+            if completion.status() != Status::SUCCESS {
+                failed = failed.or(Some(completion));
+            } else if outcome.is_ok() {
+                outcome = handle(&mut self.lanes, completion);
+            }
+        }
+        match failed {
+            Some(completion) => Err(self.explain(device, link, completion)),
+            None => outcome.map(|()| completions.len()),
+        }
+    }
+
     /// The error behind a failed completion, told so that somebody can act on it.
     #[cold]
     pub fn explain(&self, device: &Device, link: &Link, completion: &Completion) -> Error {

@@ -14,8 +14,7 @@ use crate::proto::requests::RequestId;
 use crate::proto::wire::{Imm, Slot};
 use crate::proto::{self, MAX_GROUP, Violation};
 use crate::verbs::queue::Depths;
-use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Completion, RECV_BATCH, Span, Target, Write};
+use crate::verbs::work::{RECV_BATCH, Span, Target, Write};
 use std::sync::Arc;
 
 /// Sizes of a receiver's queues: it sends clear-to-sends only, inline, and keeps receives for all it has announced.
@@ -209,7 +208,19 @@ impl RecvPath {
         if gone {
             self.standing.check_failed()?;
         }
-        let polled = self.poll(device, link).map_err(|e| self.standing.fail(link, e))?;
+        let Self { flow, lanes, retired, standing, .. } = self;
+        let polled = lanes.poll(device, link, |lanes, completion| match WorkId::from_bits(completion.id()) {
+            WorkId::Receive { lane } => {
+                flow.handle_immediate(proto::Lane(lane), Imm::from_bits(completion.imm()))?;
+                lanes.get_mut(usize::from(lane)).map_or_else(|| Err(no_lane()), Lane::handle_receive)
+            }
+            WorkId::Announce { .. } => {
+                *retired = retired.wrapping_add(SIGNAL_EVERY);
+                Ok(())
+            }
+            _ => Err(misplaced(completion.id())),
+        });
+        let polled = polled.map_err(|e| standing.fail(link, e))?;
         if polled == 0 {
             self.flow.handle_fruitless_poll();
             if gone {
@@ -252,54 +263,6 @@ impl RecvPath {
             inline: true,
             signaled: announcements.is_multiple_of(SIGNAL_EVERY),
         })
-    }
-
-    #[inline(always)]
-    fn poll(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<usize> {
-        let mut batch = Batch::default();
-        let completions = self.lanes.queue.poll(&mut batch)?;
-        let mut rest = completions.iter();
-        while let Some(completion) = rest.next() {
-            if completion.status() != Status::SUCCESS {
-                return Err(self.salvage(completion, rest.as_slice(), device, link));
-            }
-            if let Err(error) = self.handle(completion) {
-                // What the device says of the same queue pair tells more than that it takes no more work.
-                let failed = rest.find(|c| c.status() != Status::SUCCESS);
-                return Err(failed.map_or(error, |c| self.lanes.explain(device, link, c)));
-            }
-        }
-        Ok(completions.len())
-    }
-
-    /// `failed` has; the others with it are not lost.
-    #[cold]
-    #[inline(never)]
-    fn salvage(&mut self, failed: &Completion, others: &[Completion], device: &Arc<Device>, link: &Arc<Link>) -> Error {
-        for completion in others.iter().filter(|c| c.status() == Status::SUCCESS) {
-            if let Err(error) = self.handle(completion) {
-                return error;
-            }
-        }
-        self.lanes.explain(device, link, failed)
-    }
-
-    #[inline(always)]
-    fn handle(&mut self, completion: &Completion) -> Result<()> {
-        match WorkId::from_bits(completion.id()) {
-            WorkId::Receive { lane } => {
-                self.flow.handle_immediate(proto::Lane(lane), Imm::from_bits(completion.imm()))?;
-                match self.lanes.lanes.get_mut(usize::from(lane)) {
-                    Some(lane) => lane.handle_receive(),
-                    None => Err(no_lane()),
-                }
-            }
-            WorkId::Announce { .. } => {
-                self.retired = self.retired.wrapping_add(SIGNAL_EVERY);
-                Ok(())
-            }
-            _ => Err(misplaced(completion.id())),
-        }
     }
 }
 

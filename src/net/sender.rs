@@ -14,8 +14,7 @@ use crate::proto::wire::{Imm, Place, Slot, SlotWords};
 use crate::proto::{Lane as LaneId, MAX_REQUESTS, RING_SLOTS, Violation};
 use crate::verbs::queue::Depths;
 use crate::verbs::shared::SharedRing;
-use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Completion, Span, Target, Write};
+use crate::verbs::work::{Span, Target, Write};
 use std::sync::Arc;
 
 /// Sizes of a sender's queues. A request keeps its place until all it has posted is complete, so a queue that has room
@@ -94,7 +93,12 @@ impl SendPath {
         if broken {
             self.standing.check_failed()?;
         }
-        let polled = self.poll(device, link).map_err(|e| self.standing.fail(link, e))?;
+        let Self { flow, lanes, standing, .. } = self;
+        let polled = lanes.poll(device, link, |_, completion| match WorkId::from_bits(completion.id()) {
+            WorkId::Data { request, .. } => Ok(flow.handle_completion(request)?),
+            _ => Err(misplaced(completion.id())),
+        });
+        let polled = polled.map_err(|e| standing.fail(link, e))?;
         if polled == 0 && broken {
             let error = self.standing.refusal(link);
             return Err(self.standing.fail(link, error));
@@ -166,40 +170,6 @@ impl SendPath {
             lane.pair.post_writes(&writes[..count])?;
         }
         Ok(())
-    }
-
-    #[inline(always)]
-    fn poll(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<usize> {
-        let mut batch = Batch::default();
-        let completions = self.lanes.queue.poll(&mut batch)?;
-        let mut rest = completions.iter();
-        while let Some(completion) = rest.next() {
-            if completion.status() != Status::SUCCESS {
-                return Err(self.salvage(completion, rest.as_slice(), device, link));
-            }
-            self.handle(completion)?;
-        }
-        Ok(completions.len())
-    }
-
-    /// `failed` has; the others with it are not lost.
-    #[cold]
-    #[inline(never)]
-    fn salvage(&mut self, failed: &Completion, others: &[Completion], device: &Arc<Device>, link: &Arc<Link>) -> Error {
-        for completion in others.iter().filter(|c| c.status() == Status::SUCCESS) {
-            if let Err(error) = self.handle(completion) {
-                return error;
-            }
-        }
-        self.lanes.explain(device, link, failed)
-    }
-
-    #[inline(always)]
-    fn handle(&mut self, completion: &Completion) -> Result<()> {
-        match WorkId::from_bits(completion.id()) {
-            WorkId::Data { request, .. } => Ok(self.flow.handle_completion(request)?),
-            _ => Err(misplaced(completion.id())),
-        }
     }
 }
 

@@ -24,6 +24,7 @@
 //! agree on full sequence numbers first, and to have retired the queue pairs from which late writes could come.
 #![forbid(unsafe_code)]
 
+mod arrival;
 pub mod frame;
 pub mod handle;
 pub mod handshake;

@@ -1,5 +1,6 @@
 //! The receiving side of a connection: buffers in, clear-to-sends out, completions by identity.
 
+use super::arrival::Arrival;
 use super::requests::{RequestId, Requests};
 use super::stripe::Striping;
 use super::wire::{Extent, Imm, Place, Slot, SlotWords};
@@ -30,33 +31,6 @@ struct Incoming {
     count: u8,
     pending: u8,
     lengths: [u32; MAX_GROUP],
-}
-
-/// What is known of the message in one place of the ring.
-#[derive(Debug, Clone, Copy)]
-struct Arrival {
-    /// Whose it is.
-    request: RequestId,
-    posted: u32,
-    /// As much as `told` says.
-    length: u32,
-    /// Lanes on which a stripe has arrived.
-    lanes: u32,
-    /// Which buffer of the request.
-    index: u8,
-    /// Whether it is still to come.
-    pending: bool,
-    told: Told,
-    /// Stripes that have arrived.
-    stripes: u8,
-}
-
-/// What the peer has told of a message's length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
-    Nothing,
-    LowHalf,
-    All,
 }
 
 /// State of the receiving side. All memory is allocated by [`RecvFlow::new`].
@@ -226,7 +200,7 @@ impl RecvFlow {
         if !arrival.accept(imm.extent())? {
             return Ok(());
         }
-        if arrival.told != Told::All {
+        if !arrival.is_length_known() {
             arrival.count_stripe(lane);
             return Ok(());
         }
@@ -287,58 +261,6 @@ impl RecvFlow {
         while self.oldest != self.unannounced && !self.arrivals[Place::of(self.oldest).index()].pending {
             self.oldest = self.oldest.wrapping_add(1);
         }
-        Ok(())
-    }
-}
-
-impl Arrival {
-    /// Nothing has arrived yet.
-    #[inline]
-    fn new(request: RequestId, index: u8, posted: u32) -> Self {
-        Self { request, posted, length: 0, lanes: 0, index, pending: true, told: Told::Nothing, stripes: 0 }
-    }
-
-    /// Notes what an immediate says of the length; whether a stripe is thereby complete.
-    fn accept(&mut self, extent: Extent) -> Result<bool, Violation> {
-        match extent {
-            Extent::Stripe => {}
-            Extent::Bytes(n) => self.set_length(n)?,
-            Extent::Full => self.set_length(self.posted)?,
-            Extent::Low(_) if self.told != Told::Nothing => {
-                return Err(violation!("the low half of a length came after the length, or twice"));
-            }
-            Extent::Low(n) => {
-                (self.told, self.length) = (Told::LowHalf, u32::from(n));
-                return Ok(false);
-            }
-            Extent::High(_) if self.told != Told::LowHalf => {
-                return Err(violation!("the high half of a length came before the low one"));
-            }
-            Extent::High(n) => {
-                self.told = Told::Nothing;
-                self.set_length(u32::from(n) << 16 | self.length)?;
-            }
-        }
-        Ok(true)
-    }
-
-    /// A stripe has come on `lane`; how many there are.
-    #[inline(always)]
-    fn count_stripe(&mut self, lane: Lane) -> u8 {
-        self.lanes |= 1 << lane.0;
-        self.stripes += 1;
-        self.stripes
-    }
-
-    #[inline(always)]
-    fn set_length(&mut self, length: u32) -> Result<(), Violation> {
-        if length > self.posted {
-            return Err(violation!("a message of {} bytes for a buffer of {}", length, self.posted));
-        }
-        if self.told != Told::Nothing {
-            return Err(violation!("the length of a message came twice"));
-        }
-        (self.told, self.length) = (Told::All, length);
         Ok(())
     }
 }
