@@ -412,6 +412,44 @@ fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
     })
 }
 
+/// A buffer is freed too early: the device refuses the write, and the line says which write, where, and the likely cause.
+#[test]
+fn a_failed_completion_names_both_ends_and_the_likely_cause() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_failed_completion_names_both_ends_and_the_likely_cause", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let (send, recv) = connect(seat, &transport, &handle, &mut listener)?;
+        let (mine, theirs) = (Arc::new(Buffer::new(4096)?), Arc::new(Buffer::new(4096)?));
+        let (out, into) = (send.register(&mine)?, recv.register(&theirs)?);
+        let mut deadline = seat.deadline("the failure");
+        let _never_arrives = recv.receive(&into, 0, 64, 7)?.expect("room");
+        drop(into);
+        let mut sending = posted(&mut deadline, || send.send(&out, 0, 64, 7))?;
+        let failure = loop {
+            match sending.test(&mut [0]) {
+                Ok(done) => assert!(!done, "the buffer is gone"),
+                Err(error) => break error,
+            }
+            deadline.idle()?;
+        };
+        assert!(matches!(failure, Error::Call { code: abi::ncclRemoteError, .. }), "{failure}");
+        let line =
+            ferrite::nccl_log::lines().into_iter().find(|l| l.contains("sending data on softrnic1")).expect("a line");
+        for part in [
+            "remote access error (status 10)",
+            "local GID ",
+            "remote GID ",
+            "queue pair ",
+            "peer softrnic0 port 1",
+            "likely: ",
+        ] {
+            assert!(line.contains(part), "{part:?} is not in {line}");
+        }
+        Ok(())
+    })
+}
+
 /// Every caller is heard before another has to go, so a peer in the middle of a flood gets through.
 #[test]
 fn a_peer_in_the_middle_of_a_flood_is_heard() -> Result<()> {
