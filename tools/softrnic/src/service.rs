@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::{mem, ptr, thread};
 
 use crate::engine;
-use crate::fabric::layout::ProcSlot;
 use crate::fabric::process::slot_of;
+use crate::fabric::slots::ProcSlot;
 use crate::fabric::{Fabric, lock};
 use crate::qp::Qp;
 

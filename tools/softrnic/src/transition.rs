@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::abi::consts::{access, qp_attr as mask, qp_state as state, qp_type};
 use crate::abi::types::QpAttr;
 use crate::device::{Device, GIDS, MAX_READS, MTU_4096};
-use crate::fabric::layout::NO_PEER;
 use crate::fabric::lock;
+use crate::fabric::slots::NO_PEER;
 use crate::qp::Qp;
 
 /// Attribute bits that a transition needs, and those it allows besides.

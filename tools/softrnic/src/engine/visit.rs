@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::abi::consts::qp_state;
 use crate::fabric::Fabric;
-use crate::fabric::layout::{NO_PEER, QpSlot};
+use crate::fabric::slots::{NO_PEER, QpSlot};
 
 /// A peer's QP while we execute against it.
 pub(super) struct Visit<'a> {

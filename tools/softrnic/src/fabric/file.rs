@@ -10,7 +10,8 @@ use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::layout::{self, FILE_BYTES, Header, MAGIC, PROC_ALIVE, PROCS, ProcSlot, VERSION};
+use super::layout::{self, FILE_BYTES, MAGIC, PROCS, VERSION};
+use super::slots::{Header, PROC_ALIVE, ProcSlot};
 use crate::notice::{errno_text, last_errno};
 use crate::settings::Settings;
 

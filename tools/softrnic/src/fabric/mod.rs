@@ -6,6 +6,7 @@
 pub(crate) mod file;
 pub(crate) mod layout;
 pub(crate) mod process;
+pub(crate) mod slots;
 mod tables;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -18,7 +19,8 @@ use crate::qp::Qp;
 use crate::service::Timers;
 use crate::settings::Settings;
 use file::{Failure, File};
-use layout::{CqSlot, Header, MrSlot, PROC_ALIVE, PROCS, PROCS_AT, ProcSlot, QpSlot, Table};
+use layout::{DEVICES, PORTS, PORTS_AT, PROCS, PROCS_AT, RULES, RULES_AT, Table};
+use slots::{CqSlot, Header, MrSlot, PROC_ALIVE, PortSlot, ProcSlot, QpSlot, RuleSlot};
 
 /// This process's place in a fabric. Lives until the process ends.
 #[derive(Debug)]
@@ -136,9 +138,24 @@ impl Fabric {
         unsafe { &*self.file.base().add(PROCS_AT).cast::<ProcSlot>().add(index) }
     }
 
+    /// Port `port` (1 or 2) of `device`.
+    #[inline]
+    pub(crate) fn port(&self, device: usize, port: u32) -> &'static PortSlot {
+        let port = port as usize;
+        assert!(device < DEVICES && (1..=PORTS).contains(&port));
+        // SAFETY: inside the port table (checked), which has storage and consists of atomics.
+        unsafe { &*self.file.base().add(PORTS_AT).cast::<PortSlot>().add(device * PORTS + port - 1) }
+    }
+
+    /// All places for fault rules.
+    pub(crate) fn rules(&self) -> &'static [RuleSlot; RULES] {
+        // SAFETY: the rule table has storage and consists of atomics.
+        unsafe { &*self.file.base().add(RULES_AT).cast() }
+    }
+
     #[inline]
     fn entry<T>(&self, table: Table, device: usize, index: u32) -> &'static T {
-        assert!(device < layout::DEVICES && index < self.header().grown[device][table as usize].load(Relaxed));
+        assert!(device < DEVICES && index < self.header().grown[device][table as usize].load(Relaxed));
         // SAFETY: inside the part of the table that has storage (checked); `T` is the atomics-only slot type of that
         // table, by the three callers below.
         unsafe { &*self.file.base().add(table.at(device, index)).cast::<T>() }

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use super::Fabric;
 use super::file::Control;
-use super::layout::{self, CHUNK, CqSlot, DEVICES, MrSlot, NO_PEER, PAGE, QpSlot, RINGS_AT, RINGS_BYTES, Table};
+use super::layout::{self, CHUNK, DEVICES, PAGE, RINGS_AT, RINGS_BYTES, Table};
+use super::slots::{CqSlot, MrSlot, NO_PEER, QpSlot};
 use crate::usage;
 
 impl Fabric {
