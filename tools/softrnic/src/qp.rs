@@ -138,9 +138,15 @@ impl Qp {
         (&raw const self.abi).cast_mut()
     }
 
-    /// How peers name this QP.
+    /// How peers name this QP, see `QpSlot::peer`.
+    #[inline]
     pub(crate) fn name(&self) -> u64 {
-        (self.device as u64) << 32 | u64::from(self.abi.qp_num)
+        u64::from(self.slot.port.load(Relaxed)) << 40 | (self.device as u64) << 32 | u64::from(self.abi.qp_num)
+    }
+
+    #[inline]
+    pub(crate) fn is_uc(&self) -> bool {
+        self.abi.qp_type == qp_type::UC
     }
 
     /// Posts one receive.
@@ -264,8 +270,7 @@ impl Qp {
         self.fabric.await_visitor(self.slot);
         let send = || {
             let mut send = lock(&self.send);
-            send.advance();
-            send.executed = send.posted;
+            send.discard();
             let thrown = self.send_ring.discard(send.posted);
             self.send_cq.slot.polled.fetch_add(thrown, SeqCst);
         };
@@ -313,7 +318,7 @@ impl Qp {
     /// For the service thread: passes on the events that visitors left here.
     pub(crate) fn deliver(&self) {
         let events = self.slot.events.swap(0, SeqCst);
-        for kind in event::QP_FATAL..=event::QP_ACCESS_ERR {
+        for kind in event::QP_FATAL..=event::COMM_EST {
             if events & 1 << kind != 0 {
                 self.pd.context.events.push(Event { element: self.as_abi() as usize, kind });
             }
@@ -344,8 +349,13 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, order: &Order) -> Result<
     slot.is_uc.store(u32::from(order.qp_type == qp_type::UC), SeqCst);
     slot.send_cq.store(order.send_cq.index, SeqCst);
     slot.recv_cq.store(order.recv_cq.index, SeqCst);
+    slot.port.store(1, SeqCst);
     slot.access.store(0, SeqCst);
     slot.events.store(0, SeqCst);
+    slot.established.store(0, SeqCst);
+    for count in slot.sent.all() {
+        count.store(0, Relaxed);
+    }
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);
     let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1) % 4095 + 1;

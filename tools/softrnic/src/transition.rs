@@ -7,6 +7,7 @@ use crate::abi::types::QpAttr;
 use crate::device::{Device, GIDS, MAX_READS, MTU_4096};
 use crate::fabric::lock;
 use crate::fabric::slots::NO_PEER;
+use crate::faults;
 use crate::qp::Qp;
 
 /// Attribute bits that a transition needs, and those it allows besides.
@@ -57,6 +58,9 @@ pub(crate) fn modify(qp: &Qp, attr: &QpAttr, given: i32) -> Result<(), i32> {
     }
     check_values(attr, given)?;
     let peer = if given & mask::AV != 0 { Some(find_peer(attr)?) } else { None };
+    if let Some(peer) = peer {
+        faults::modify_qp(qp.fabric, qp.device, u32::from(known.port_num), peer)?;
+    }
     remember(&mut known, attr, given);
     publish(qp, &known, given, peer);
     enter(qp, from, to)?;
@@ -128,9 +132,13 @@ fn publish(qp: &Qp, known: &QpAttr, given: i32, peer_device: Option<usize>) {
     qp.slot.access.store(known.qp_access_flags, SeqCst);
     qp.slot.rnr_timer.store(u32::from(known.min_rnr_timer), SeqCst);
     qp.slot.read_depth.store(u32::from(known.max_dest_rd_atomic), SeqCst);
-    let link = &mut lock(&qp.send).link;
+    let queue = &mut *lock(&qp.send);
+    if given & mask::SQ_PSN != 0 {
+        queue.connected();
+    }
+    let link = &mut queue.link;
     if let Some(device) = peer_device {
-        link.peer = (device as u64) << 32 | u64::from(known.dest_qp_num);
+        link.peer = 1 << 40 | (device as u64) << 32 | u64::from(known.dest_qp_num);
         link.mtu_bytes = 128 << known.path_mtu;
         qp.slot.expected_psn.store(known.rq_psn, SeqCst);
         qp.slot.peer.store(link.peer, SeqCst);

@@ -214,7 +214,7 @@ fn requests_in_a_list_run_in_order() {
                 next: ptr::null_mut(),
                 sg_list: sge,
                 num_sge: 1,
-                opcode: if i == 5 { 6 } else { WRITE },
+                opcode: if i == 5 { BIND_MW } else { WRITE },
                 flags: SIGNALED,
                 imm: 0,
                 remote_addr: to.addr,

@@ -42,6 +42,7 @@ pub(crate) mod access {
     pub(crate) const REMOTE_READ: u32 = 1 << 2;
     pub(crate) const REMOTE_ATOMIC: u32 = 1 << 3;
     pub(crate) const HUGETLB: u32 = 1 << 7;
+    pub(crate) const RELAXED_ORDERING: u32 = 1 << 20;
     /// Hints a device may ignore; RELAXED_ORDERING is one.
     pub(crate) const OPTIONAL: u32 = 0x3ff0_0000;
 }
@@ -53,6 +54,8 @@ pub(crate) mod wr_opcode {
     pub(crate) const SEND: u32 = 2;
     pub(crate) const SEND_WITH_IMM: u32 = 3;
     pub(crate) const RDMA_READ: u32 = 4;
+    pub(crate) const ATOMIC_CMP_SWAP: u32 = 5;
+    pub(crate) const ATOMIC_FETCH_ADD: u32 = 6;
 }
 
 /// Send flags.
@@ -68,6 +71,8 @@ pub(crate) mod wc_opcode {
     pub(crate) const SEND: u32 = 0;
     pub(crate) const RDMA_WRITE: u32 = 1;
     pub(crate) const RDMA_READ: u32 = 2;
+    pub(crate) const COMP_SWAP: u32 = 3;
+    pub(crate) const FETCH_ADD: u32 = 4;
     pub(crate) const RECV: u32 = 128;
     pub(crate) const RECV_RDMA_WITH_IMM: u32 = 129;
 }
@@ -92,10 +97,20 @@ pub(crate) enum Status {
     General = 21,
 }
 
+/// Port states (`ibv_port_state`).
+pub(crate) mod port_state {
+    pub(crate) const DOWN: u32 = 1;
+    pub(crate) const ACTIVE: u32 = 4;
+}
+
 /// Asynchronous events (`ibv_event_type`).
 pub(crate) mod event {
     pub(crate) const CQ_ERR: u32 = 0;
     pub(crate) const QP_FATAL: u32 = 1;
     pub(crate) const QP_REQ_ERR: u32 = 2;
     pub(crate) const QP_ACCESS_ERR: u32 = 3;
+    pub(crate) const COMM_EST: u32 = 4;
+    pub(crate) const DEVICE_FATAL: u32 = 8;
+    pub(crate) const PORT_ACTIVE: u32 = 9;
+    pub(crate) const PORT_ERR: u32 = 10;
 }

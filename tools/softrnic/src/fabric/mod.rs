@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::{ptr, thread};
 
+use crate::faults;
 use crate::notice;
 use crate::qp::Qp;
-use crate::service::Timers;
 use crate::settings::Settings;
+use crate::timers::Timers;
 use file::{Failure, File};
 use layout::{DEVICES, PORTS, PORTS_AT, PROCS, PROCS_AT, RULES, RULES_AT, Table};
 use slots::{CqSlot, Header, MrSlot, PROC_ALIVE, PortSlot, ProcSlot, QpSlot, RuleSlot};
@@ -117,6 +118,7 @@ impl Fabric {
         slot.id.store(id, SeqCst);
         // Under the control lock, or the next process would take the file for a stale one.
         slot.state.store(PROC_ALIVE, SeqCst);
+        faults::bring(self, &control)?;
         Ok(id)
     }
 

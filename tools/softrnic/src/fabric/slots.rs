@@ -5,7 +5,7 @@ use std::mem::size_of;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
 
-use super::layout::{DEVICES, PORTS};
+use super::layout::{DEVICES, PORTS, RULES};
 use crate::abi::consts::qp_state;
 
 /// Start of the file.
@@ -34,6 +34,10 @@ pub(crate) struct Header {
     pub(crate) rules_epoch: AtomicU32,
     /// Seed of all random decisions.
     pub(crate) seed: AtomicU64,
+    /// Hashes of the rule texts that environments have brought. Written under the control lock.
+    pub(crate) rule_texts: [AtomicU64; RULES],
+    /// Process that executes an atomic at the device right now, or 0.
+    pub(crate) atomic_turn: [AtomicU32; DEVICES],
 }
 
 /// Words of [`Header::shape`] after the first.
@@ -105,6 +109,7 @@ pub(crate) struct PortSlot {
 }
 
 /// What a requester has done.
+#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Counters {
     pub(crate) messages: AtomicU64,
@@ -117,7 +122,14 @@ pub(crate) struct Counters {
     pub(crate) faults: AtomicU64,
 }
 
+impl Counters {
+    pub(crate) fn all(&self) -> [&AtomicU64; 5] {
+        [&self.messages, &self.bytes, &self.losses, &self.rnr_waits, &self.faults]
+    }
+}
+
 /// A fault rule; `crate::faults` says what the fields mean. Written under the control lock, but for `hits`.
+#[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct RuleSlot {
     /// Identity of the rule in this fabric; 0: no rule. Stored last.
@@ -145,10 +157,23 @@ pub(crate) struct RuleSlot {
     pub(crate) hits: AtomicU64,
 }
 
+/// The device of a QP's name.
+#[inline]
+pub(crate) fn device_of(name: u64) -> usize {
+    (name >> 32) as usize & 0xff
+}
+
+/// The port of a QP's name.
+#[inline]
+pub(crate) fn port_of(name: u64) -> u32 {
+    (name >> 40) as u32
+}
+
 /// [`QpSlot::peer`] of a QP that is connected to nobody.
 pub(crate) const NO_PEER: u64 = u64::MAX;
 
 /// The part of a QP that its peer sees.
+#[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct QpSlot {
     // Identity and connection: written by the owner; `state` also RTR|RTS -> ERR by the visiting peer.
@@ -189,7 +214,9 @@ pub(crate) struct QpSlot {
     pub(crate) expected_psn: AtomicU32,
     /// Bit n: async event n is to be delivered. Cleared by the owner's service thread.
     pub(crate) events: AtomicU32,
-    _pad1: [u64; 5],
+    /// Its owner has been told of the first message.
+    pub(crate) established: AtomicU32,
+    _pad1: [u32; 9],
 
     // Written by the owner.
     /// Receives posted.

@@ -40,7 +40,7 @@ unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
         match event.event_type {
             // SAFETY: the object waits for this acknowledgement before it goes.
             event::CQ_ERR => unsafe { object::<Cq, _>(event.element as *const types::Cq) }.ack_async_event(),
-            event::QP_FATAL..=event::QP_ACCESS_ERR => {
+            event::QP_FATAL..=event::COMM_EST => {
                 // SAFETY: as above.
                 unsafe { object::<Qp, _>(event.element as *const types::Qp) }.ack_async_event();
             }
