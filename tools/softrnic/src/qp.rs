@@ -17,6 +17,7 @@ use crate::fabric::slots::{NO_PEER, QpSlot};
 use crate::fabric::{Fabric, lock};
 use crate::pd::Pd;
 use crate::recv_queue::{Received, RecvRing};
+use crate::route::Place;
 use crate::send_queue::{SendQueue, SendRing};
 
 /// What the application holds as `ibv_qp*` is its first field.
@@ -140,7 +141,12 @@ impl Qp {
 
     /// How peers name this QP.
     pub(crate) fn name(&self) -> u64 {
-        (self.device as u64) << 32 | u64::from(self.abi.qp_num)
+        self.place().qp_name(self.abi.qp_num)
+    }
+
+    /// The port it is bound to.
+    pub(crate) fn place(&self) -> Place {
+        Place { device: self.device, port: self.slot.port.load(Relaxed) }
     }
 
     /// Posts one receive.
@@ -345,6 +351,8 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, order: &Order) -> Result<
     slot.send_cq.store(order.send_cq.index, SeqCst);
     slot.recv_cq.store(order.recv_cq.index, SeqCst);
     slot.access.store(0, SeqCst);
+    slot.port.store(1, SeqCst);
+    slot.flow.store(0, SeqCst);
     slot.events.store(0, SeqCst);
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::abi::types::{QpCap, Sge};
+use crate::route::Route;
 
 /// One posted request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,8 +27,9 @@ pub(crate) struct Request {
 /// How the requester reaches its peer; set by `ibv_modify_qp`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Link {
-    /// Device index << 32 | QPN.
+    /// Port << 40 | device index << 32 | QPN.
     pub(crate) peer: u64,
+    pub(crate) route: Route,
     pub(crate) psn: u32,
     pub(crate) mtu_bytes: u32,
     pub(crate) timeout: u8,

@@ -19,6 +19,7 @@ const PSN_MASK: u32 = 0xff_ffff;
 #[inline]
 pub(super) fn execute(qp: &Qp, queue: &mut SendQueue) -> Verdict {
     queue.visits = queue.visits.wrapping_add(1);
+    queue.link.route.refresh(qp.fabric);
     let (request, sges, inline) = queue.head();
     let is_read = request.opcode == wr_opcode::RDMA_READ;
     let local = if request.flags & send_flag::INLINE != 0 {
@@ -34,6 +35,9 @@ pub(super) fn execute(qp: &Qp, queue: &mut SendQueue) -> Verdict {
         return Verdict::Failed(Status::LocQpOp);
     }
     let link = &queue.link;
+    if !link.route.carries(local.total) {
+        return Verdict::Lost;
+    }
     let Some(visit) = Visit::enter(qp.fabric, link.peer, qp.name(), queue.visits) else { return Verdict::Lost };
     let is_uc = visit.slot.is_uc.load(SeqCst) != 0;
     if is_uc != (qp.slot.is_uc.load(SeqCst) != 0) || (!is_uc && visit.slot.expected_psn.load(SeqCst) != link.psn) {

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use crate::abi::consts::qp_state;
 use crate::fabric::Fabric;
 use crate::fabric::slots::{NO_PEER, QpSlot};
+use crate::route::Place;
 
 /// A peer's QP while we execute against it.
 pub(super) struct Visit<'a> {
@@ -24,13 +25,13 @@ pub(super) struct Visit<'a> {
 const PATIENCE: u32 = 1000;
 
 impl<'a> Visit<'a> {
-    /// Enters QP `peer` as `me` (both device << 32 | QPN). `None`: packets to it vanish.
+    /// Enters QP `peer` as `me` (both port << 40 | device << 32 | QPN). `None`: packets to it vanish.
     #[inline]
     pub(super) fn enter(fabric: &'a Fabric, peer: u64, me: u64, serial: u32) -> Option<Self> {
         if peer == NO_PEER {
             return None;
         }
-        let device = (peer >> 32) as usize;
+        let device = Place::of_name(peer).device;
         let slot = fabric.find_qp(device, peer as u32)?;
         if !is_welcome(slot, peer, me) {
             return None;
@@ -71,5 +72,6 @@ fn is_welcome(slot: &QpSlot, peer: u64, me: u64) -> bool {
     let state = slot.state.load(SeqCst);
     slot.qpn.load(SeqCst) == peer as u32
         && (state == qp_state::RTS || state == qp_state::RTR)
+        && slot.port.load(SeqCst) == Place::of_name(peer).port
         && slot.peer.load(SeqCst) == me
 }

@@ -34,6 +34,8 @@ pub(crate) struct Header {
     pub(crate) rules_epoch: AtomicU32,
     /// Seed of all random decisions.
     pub(crate) seed: AtomicU64,
+    /// Counts what changes the ways of packets: ports, GIDs, devices. Written under the control lock, after the change.
+    pub(crate) changes: AtomicU64,
 }
 
 /// Words of [`Header::shape`] after the first.
