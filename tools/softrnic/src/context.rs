@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::abi::types::{self, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot};
 use crate::device::Device;
 use crate::fabric::Fabric;
+use crate::fabric::slots::PortSlot;
 use crate::queue::TokenQueue;
 
 /// An asynchronous event on its way to the application.
@@ -60,6 +61,12 @@ impl Context {
         verbs.lead[LEAD_SIZE] = size_of::<VerbsContext>();
         verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
         Ok(Arc::new(Self { verbs, fabric, device, events }))
+    }
+
+    /// Port `port` of the device; EINVAL if it has none of that number.
+    pub(crate) fn port(&self, port: u32) -> Result<&'static PortSlot, i32> {
+        let exists = (1..=self.fabric.shape.ports()).contains(&port);
+        if exists { Ok(self.fabric.port(self.device.index, port)) } else { Err(libc::EINVAL) }
     }
 
     pub(crate) fn as_abi(&self) -> *mut types::Context {

@@ -17,6 +17,7 @@ use crate::fabric::slots::{NO_PEER, QpSlot};
 use crate::fabric::{Fabric, lock};
 use crate::pd::Pd;
 use crate::recv_queue::{Received, RecvRing};
+use crate::route::Place;
 use crate::send_queue::{SendQueue, SendRing};
 
 /// What the application holds as `ibv_qp*` is its first field.
@@ -141,12 +142,18 @@ impl Qp {
     /// How peers name this QP, see `QpSlot::peer`.
     #[inline]
     pub(crate) fn name(&self) -> u64 {
-        u64::from(self.slot.port.load(Relaxed)) << 40 | (self.device as u64) << 32 | u64::from(self.abi.qp_num)
+        self.place().qp_name(self.abi.qp_num)
     }
 
     #[inline]
     pub(crate) fn is_uc(&self) -> bool {
         self.abi.qp_type == qp_type::UC
+    }
+
+    /// The port it is bound to.
+    #[inline]
+    pub(crate) fn place(&self) -> Place {
+        Place { device: self.device, port: self.slot.port.load(Relaxed) }
     }
 
     /// Posts one receive.
@@ -349,8 +356,9 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, order: &Order) -> Result<
     slot.is_uc.store(u32::from(order.qp_type == qp_type::UC), SeqCst);
     slot.send_cq.store(order.send_cq.index, SeqCst);
     slot.recv_cq.store(order.recv_cq.index, SeqCst);
-    slot.port.store(1, SeqCst);
     slot.access.store(0, SeqCst);
+    slot.port.store(1, SeqCst);
+    slot.flow.store(0, SeqCst);
     slot.events.store(0, SeqCst);
     slot.established.store(0, SeqCst);
     for count in slot.sent.all() {

@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::abi::consts::Status;
 use crate::abi::types::{QpCap, Sge};
 use crate::faults::Targets;
+use crate::route::Route;
 
 /// One posted request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,6 +44,7 @@ pub(crate) struct Outcome {
 pub(crate) struct Link {
     /// Name of the peer, see `QpSlot::peer`.
     pub(crate) peer: u64,
+    pub(crate) route: Route,
     pub(crate) psn: u32,
     pub(crate) mtu_bytes: u32,
     pub(crate) timeout: u8,

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::fabric::layout;
+use crate::shape::Wish;
 
 /// Validated settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) shm_dir: PathBuf,
     pub(crate) fabric: String,
-    pub(crate) devices: usize,
+    pub(crate) wish: Wish,
     pub(crate) quiet: bool,
     pub(crate) strict: bool,
     pub(crate) stat: bool,
@@ -52,7 +53,7 @@ impl Settings {
         Ok(Self {
             shm_dir: shm_dir.into(),
             fabric,
-            devices: number("SOFTRNIC_DEVICES", 2, 1, layout::DEVICES)?,
+            wish: Wish::from_env()?,
             quiet: switch("SOFTRNIC_QUIET")?,
             strict: switch("SOFTRNIC_STRICT")?,
             stat: switch("SOFTRNIC_STAT")?,
@@ -69,7 +70,8 @@ impl Settings {
     }
 }
 
-fn text(name: &str) -> Result<Option<String>, String> {
+/// The value of a variable; empty counts as absent.
+pub(crate) fn text(name: &str) -> Result<Option<String>, String> {
     match std::env::var(name) {
         Ok(value) if value.is_empty() => Ok(None),
         Ok(value) => Ok(Some(value)),

@@ -97,12 +97,6 @@ pub(crate) enum Status {
     General = 21,
 }
 
-/// Port states (`ibv_port_state`).
-pub(crate) mod port_state {
-    pub(crate) const DOWN: u32 = 1;
-    pub(crate) const ACTIVE: u32 = 4;
-}
-
 /// Asynchronous events (`ibv_event_type`).
 pub(crate) mod event {
     pub(crate) const CQ_ERR: u32 = 0;

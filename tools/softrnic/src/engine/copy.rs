@@ -1,8 +1,9 @@
 //! Moving bytes between this process and the one that owns the other end, in ascending order of address.
 //!
-//! Receivers poll memory that a write is about to change, and expect what real NICs give: bytes appear from low to
-//! high addresses, whole 8-byte words at a time. `process_vm_writev` fills one local piece after the other, so a short
-//! message is cut into the aligned words of its destination, and of a long one the last word is a piece of its own.
+//! Receivers poll memory that a write is about to change, and expect what real NICs give: whoever sees a byte sees all
+//! before it. `process_vm_writev` fills one local piece after the other, so a short message is cut into the aligned words
+//! of its destination, and of a long one the last word is a piece of its own. Real NICs write such a word at once; here
+//! it may be seen half-written, from its low end, because many kernels copy with the processor's string instruction.
 
 use std::mem::MaybeUninit;
 

@@ -106,9 +106,6 @@ fn send(qp: &Qp, queue: &mut SendQueue) -> bool {
         conclude(qp, queue, Status::RetryExceeded);
         return true;
     }
-    if !wire::is_up(qp, queue) {
-        return judge(qp, queue, Verdict::Lost);
-    }
     let verdict = match faults::decide(qp, queue) {
         None => requester::execute(qp, queue, None),
         Some(effect) => suffer(qp, queue, effect),

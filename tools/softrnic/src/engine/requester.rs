@@ -18,6 +18,7 @@ pub(super) const PSN_MASK: u32 = 0xff_ffff;
 #[inline]
 pub(super) fn execute(qp: &Qp, queue: &mut SendQueue, twist: Option<Twist>) -> Verdict {
     queue.visits = queue.visits.wrapping_add(1);
+    queue.link.route.refresh(qp.fabric);
     let (request, sges, inline) = queue.request(queue.executed);
     let brings = brings_data(request.opcode);
     let local = if request.flags & send_flag::INLINE != 0 {
@@ -33,6 +34,9 @@ pub(super) fn execute(qp: &Qp, queue: &mut SendQueue, twist: Option<Twist>) -> V
         return Verdict::Failed(Status::LocQpOp);
     }
     let link = &queue.link;
+    if !link.route.carries(local.total) {
+        return Verdict::Lost;
+    }
     let Some(visit) = Visit::enter(qp.fabric, link.peer, qp.name(), queue.visits) else { return Verdict::Lost };
     if !visit.expects(qp.is_uc(), link.psn) {
         return Verdict::Lost;

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::abi::consts::qp_state;
 use crate::fabric::Fabric;
-use crate::fabric::slots::{NO_PEER, QpSlot, device_of};
+use crate::fabric::slots::{NO_PEER, QpSlot};
+use crate::route::Place;
 
 /// A peer's QP while we execute against it.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ impl Visit {
         if peer == NO_PEER {
             return None;
         }
-        let device = device_of(peer);
+        let device = Place::of_name(peer).device;
         let slot = fabric.find_qp(device, peer as u32)?;
         if !is_welcome(slot, peer, me) {
             return None;
@@ -90,5 +91,6 @@ fn is_welcome(slot: &QpSlot, peer: u64, me: u64) -> bool {
     let state = slot.state.load(SeqCst);
     slot.qpn.load(SeqCst) == peer as u32
         && (state == qp_state::RTS || state == qp_state::RTR)
+        && slot.port.load(SeqCst) == Place::of_name(peer).port
         && slot.peer.load(SeqCst) == me
 }

@@ -8,9 +8,10 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::abi::consts::{port_state, wr_opcode};
-use crate::fabric::slots::{NO_PEER, PortSlot, device_of, port_of};
+use crate::abi::consts::wr_opcode;
+use crate::fabric::slots::{NO_PEER, PortSlot};
 use crate::qp::Qp;
+use crate::route::Place;
 use crate::send_queue::SendQueue;
 use crate::timers::now_ns;
 
@@ -21,15 +22,8 @@ const LATE_NS: u64 = 50_000;
 #[inline]
 fn ports(qp: &Qp, queue: &SendQueue) -> Option<(&'static PortSlot, &'static PortSlot)> {
     let peer = queue.link.peer;
-    (peer != NO_PEER)
-        .then(|| (qp.fabric.port(qp.device, port_of(qp.name())), qp.fabric.port(device_of(peer), port_of(peer))))
-}
-
-/// Whether both ports are up.
-#[inline]
-pub(super) fn is_up(qp: &Qp, queue: &SendQueue) -> bool {
-    let is_down = |port: &PortSlot| port.state.load(Relaxed) == port_state::DOWN;
-    ports(qp, queue).is_some_and(|(ours, theirs)| !is_down(ours) && !is_down(theirs))
+    let port_at = |place: Place| qp.fabric.port(place.device, place.port);
+    (peer != NO_PEER).then(|| (port_at(qp.place()), port_at(Place::of_name(peer))))
 }
 
 /// What the ports at both ends add to every packet, in ns.

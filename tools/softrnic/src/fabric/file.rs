@@ -104,6 +104,11 @@ impl File {
         guard
     }
 
+    pub(crate) fn header(&self) -> &'static Header {
+        // SAFETY: the header begins the mapping, has storage, and consists of atomics.
+        unsafe { &*self.base.cast::<Header>() }
+    }
+
     /// Where the mapping begins.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base

@@ -16,8 +16,10 @@ use std::{ptr, thread};
 
 use crate::faults;
 use crate::notice;
+use crate::port;
 use crate::qp::Qp;
 use crate::settings::Settings;
+use crate::shape::Shape;
 use crate::timers::Timers;
 use file::{Failure, File};
 use layout::{DEVICES, PORTS, PORTS_AT, PROCS, PROCS_AT, RULES, RULES_AT, Table};
@@ -27,6 +29,8 @@ use slots::{CqSlot, Header, MrSlot, PROC_ALIVE, PortSlot, ProcSlot, QpSlot, Rule
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) settings: Settings,
+    /// What the devices are like.
+    pub(crate) shape: Shape,
     pub(crate) file: File,
     /// Our [`ProcSlot::id`].
     pub(crate) me: u32,
@@ -67,15 +71,7 @@ impl Fabric {
     fn attach() -> Result<&'static Self, Failure> {
         let settings = Settings::from_env().map_err(|what| (what, libc::EINVAL))?;
         let file = File::open(&settings)?;
-        let mut fabric = Self {
-            settings,
-            file,
-            me: 0,
-            gone: AtomicBool::new(false),
-            qps: Mutex::default(),
-            cqs: Mutex::default(),
-            timers: Timers::default(),
-        };
+        let mut fabric = Self::on(file, settings)?;
         fabric.me = fabric.join()?;
         let fabric: &'static Self = Box::leak(Box::new(fabric));
         crate::service::start(fabric).map_err(|code| ("cannot start the service thread".to_owned(), code))?;
@@ -92,9 +88,35 @@ impl Fabric {
         if !fabric.settings.quiet {
             notice::say(format_args!(
                 "a software RDMA device for tests; not for production traffic; {} device(s), fabric {}",
-                fabric.settings.devices,
+                fabric.shape.devices(),
                 fabric.settings.shm_dir.join(&fabric.settings.fabric).display()
             ));
+        }
+        Ok(fabric)
+    }
+
+    /// The fabric in `file`, whose control lock is taken; a new one gets its shape.
+    fn on(file: File, settings: Settings) -> Result<Self, Failure> {
+        let found = Shape::load(file.header());
+        let shape = match &found {
+            Some(shape) => shape.admit(&settings.wish, &settings.fabric).map(|()| shape.clone()),
+            // Nobody else has seen the file yet.
+            None => Shape::decide(&settings.wish).inspect_err(|_| file.unlink()),
+        };
+        let shape = shape.map_err(|what| (what, libc::EINVAL))?;
+        let fabric = Self {
+            settings,
+            shape,
+            file,
+            me: 0,
+            gone: AtomicBool::new(false),
+            qps: Mutex::default(),
+            cqs: Mutex::default(),
+            timers: Timers::default(),
+        };
+        if found.is_none() {
+            port::furnish(&fabric, &fabric.shape);
+            fabric.shape.store(fabric.header());
         }
         Ok(fabric)
     }
@@ -128,9 +150,14 @@ impl Fabric {
         self.gone.load(Relaxed)
     }
 
+    /// Whether `device` has failed for good.
+    #[inline]
+    pub(crate) fn is_failed(&self, device: usize) -> bool {
+        self.header().fatal[device].load(SeqCst) != 0
+    }
+
     pub(crate) fn header(&self) -> &'static Header {
-        // SAFETY: the header begins the mapping, has storage, and consists of atomics.
-        unsafe { &*self.file.base().cast::<Header>() }
+        self.file.header()
     }
 
     #[inline]

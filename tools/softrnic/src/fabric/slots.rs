@@ -38,6 +38,8 @@ pub(crate) struct Header {
     pub(crate) rule_texts: [AtomicU64; RULES],
     /// Process that executes an atomic at the device right now, or 0.
     pub(crate) atomic_turn: [AtomicU32; DEVICES],
+    /// Counts what changes the ways of packets: ports, GIDs, devices. Written under the control lock, after the change.
+    pub(crate) changes: AtomicU64,
 }
 
 /// Words of [`Header::shape`] after the first.
@@ -155,18 +157,6 @@ pub(crate) struct RuleSlot {
     /// Most decisions, of the whole fabric; 0 is any number.
     pub(crate) times: AtomicU32,
     pub(crate) hits: AtomicU64,
-}
-
-/// The device of a QP's name.
-#[inline]
-pub(crate) fn device_of(name: u64) -> usize {
-    (name >> 32) as usize & 0xff
-}
-
-/// The port of a QP's name.
-#[inline]
-pub(crate) fn port_of(name: u64) -> u32 {
-    (name >> 40) as u32
 }
 
 /// [`QpSlot::peer`] of a QP that is connected to nobody.

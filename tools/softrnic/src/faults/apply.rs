@@ -3,12 +3,12 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rule::Action;
-use crate::abi::consts::port_state;
 use crate::cq;
 use crate::fabric::Fabric;
-use crate::fabric::slots::port_of;
 use crate::news;
+use crate::port::{STATE_ACTIVE, STATE_DOWN};
 use crate::qp::Qp;
+use crate::route::Place;
 use crate::send_queue::SendQueue;
 use crate::timers::{Task, now_ns};
 
@@ -39,7 +39,7 @@ pub(crate) enum Twist {
 
 /// Does what concerns more than the message; returns what concerns it. `salt`: a random number of its own.
 pub(super) fn apply(qp: &Qp, _queue: &SendQueue, action: Action, salt: u64) -> Effect {
-    let (fabric, device, port) = (qp.fabric, qp.device, port_of(qp.name()));
+    let (fabric, Place { device, port }) = (qp.fabric, qp.place());
     match action {
         Action::Drop => return Effect::Drop,
         Action::DropAck => return Effect::DropAck,
@@ -52,7 +52,7 @@ pub(super) fn apply(qp: &Qp, _queue: &SendQueue, action: Action, salt: u64) -> E
         Action::OperationError => return Effect::Twist(Twist::OperationError),
         Action::CqOverrun => cq::overrun(fabric, qp.send_cq.slot),
         Action::PortDown(ns) => {
-            news::set_port(fabric, device, port, port_state::DOWN);
+            news::set_port(fabric, device, port, STATE_DOWN);
             if ns != 0 {
                 fabric.timers.arm(fabric, now_ns() + ns, Task::PortUp(device, port));
             }
@@ -71,5 +71,5 @@ pub(super) fn apply(qp: &Qp, _queue: &SendQueue, action: Action, salt: u64) -> E
 
 /// A port that a rule took down comes up.
 pub(crate) fn raise_port(fabric: &Fabric, device: usize, port: u32) {
-    news::set_port(fabric, device, port, port_state::ACTIVE);
+    news::set_port(fabric, device, port, STATE_ACTIVE);
 }

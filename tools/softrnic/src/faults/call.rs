@@ -1,5 +1,6 @@
 //! Rules for calls: `ibv_modify_qp` to RTR, and registration of memory. They are numbered as they are asked.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::decide::is_chosen;
@@ -7,12 +8,14 @@ use super::rule::Action;
 use super::table::action_of;
 use crate::fabric::Fabric;
 use crate::fabric::slots::RuleSlot;
+use crate::route::Place;
 
-/// What `ibv_modify_qp` to RTR from a port (0: of any) to a peer device has to answer.
-pub(crate) fn modify_qp(fabric: &Fabric, device: usize, port: u32, peer: usize) -> Result<(), i32> {
+/// What `ibv_modify_qp` to RTR from one port to another has to answer.
+pub(crate) fn modify_qp(fabric: &Fabric, from: Place, to: Place) -> Result<(), i32> {
     ask(fabric, |rule, action| match action {
-        Action::ModifyQp(code) if is_from(rule, device, port) && is(rule.peer.load(Relaxed), peer as u32 + 1) => {
-            Some(code)
+        Action::ModifyQp(code) => {
+            let is_ours = is_at([&rule.device, &rule.port], from) && is_at([&rule.peer, &rule.peer_port], to);
+            is_ours.then_some(code)
         }
         _ => None,
     })
@@ -21,17 +24,18 @@ pub(crate) fn modify_qp(fabric: &Fabric, device: usize, port: u32, peer: usize) 
 /// What a registration at a device has to answer.
 pub(crate) fn reg_mr(fabric: &Fabric, device: usize) -> Result<(), i32> {
     ask(fabric, |rule, action| match action {
-        Action::RegMr(code) if is_from(rule, device, 0) => Some(code),
+        Action::RegMr(code) if is(&rule.device, device as u32 + 1) => Some(code),
         _ => None,
     })
 }
 
-fn is(field: u32, value: u32) -> bool {
+fn is(field: &AtomicU32, value: u32) -> bool {
+    let field = field.load(Relaxed);
     field == 0 || field == value
 }
 
-fn is_from(rule: &RuleSlot, device: usize, port: u32) -> bool {
-    is(rule.device.load(Relaxed), device as u32 + 1) && (port == 0 || is(rule.port.load(Relaxed), port))
+fn is_at([device, port]: [&AtomicU32; 2], place: Place) -> bool {
+    is(device, place.device as u32 + 1) && is(port, place.port)
 }
 
 /// The errno of the first rule that `code_of` finds concerned and whose turn it is.

@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use super::apply::{Effect, apply};
 use super::rule::Action;
 use super::{table, trace};
-use crate::fabric::slots::{RuleSlot, device_of, port_of};
+use crate::fabric::slots::RuleSlot;
 use crate::qp::Qp;
+use crate::route::Place;
 use crate::send_queue::SendQueue;
 
 /// The rules that concern one connection.
@@ -37,15 +38,14 @@ pub(crate) fn decide(qp: &Qp, queue: &mut SendQueue) -> Option<Effect> {
 /// Finds the rules for this connection.
 #[cold]
 fn aim(qp: &Qp, queue: &mut SendQueue, epoch: u32) {
-    let from = (qp.device, port_of(qp.name()));
-    let to = (device_of(queue.link.peer), port_of(queue.link.peer));
+    let (from, to) = (qp.place(), Place::of_name(queue.link.peer));
     let flow = qp.slot.flow.load(Relaxed);
     let concerns = |rule: &&RuleSlot| {
         let is = |field: u32, value: u32| field == 0 || field == value;
-        is(rule.device.load(Relaxed), from.0 as u32 + 1)
-            && is(rule.port.load(Relaxed), from.1)
-            && is(rule.peer.load(Relaxed), to.0 as u32 + 1)
-            && is(rule.peer_port.load(Relaxed), to.1)
+        is(rule.device.load(Relaxed), from.device as u32 + 1)
+            && is(rule.port.load(Relaxed), from.port)
+            && is(rule.peer.load(Relaxed), to.device as u32 + 1)
+            && is(rule.peer_port.load(Relaxed), to.port)
             && is(rule.flow.load(Relaxed), flow + 1)
     };
     let rules = qp.fabric.rules().iter().filter(|rule| rule.id.load(Acquire) != 0).filter(concerns);

@@ -5,20 +5,21 @@ use std::io::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rule::Action;
-use crate::fabric::slots::{device_of, port_of};
 use crate::qp::Qp;
+use crate::route::Place;
 use crate::send_queue::SendQueue;
 
 /// Writes down that `action` struck transmission `attempt` (from 0) of message `number`.
 pub(super) fn tell(qp: &Qp, queue: &SendQueue, number: u64, attempt: u32, action: Action) {
     let Some(path) = &qp.fabric.settings.trace else { return };
-    let (me, peer, flow) = (qp.name(), queue.link.peer, qp.slot.flow.load(Relaxed));
+    let (from, to) = (qp.place(), Place::of_name(queue.link.peer));
+    let flow = qp.slot.flow.load(Relaxed);
     let line = format!(
         "softrnic{}/{} > softrnic{}/{} flow {flow} message {number} transmission {}: {action}\n",
-        device_of(me),
-        port_of(me),
-        device_of(peer),
-        port_of(peer),
+        from.device,
+        from.port,
+        to.device,
+        to.port,
         attempt + 1
     );
     // One write per line: what several processes append does not mix.

@@ -86,6 +86,18 @@ pub fn op(context: Ptr, index: usize) -> Ptr {
     unsafe { *context.cast::<u8>().add(8 + 8 * index).cast::<Ptr>() }
 }
 
+/// What `ibv_query_port` of today's headers gives, or the errno value.
+pub fn port_attr(context: Ptr, port: u8) -> Result<PortAttr, c_int> {
+    let mut attr = PortAttr::default();
+    // SAFETY: the extended context has this function 320 bytes before the context.
+    let rc = unsafe {
+        let f: unsafe extern "C" fn(Ptr, u8, *mut PortAttr, usize) -> c_int =
+            transmute_copy(&*context.cast::<u8>().sub(320).cast::<Ptr>());
+        f(context, port, &mut attr, size_of::<PortAttr>())
+    };
+    if rc == 0 { Ok(attr) } else { Err(rc) }
+}
+
 pub fn post_send(qp: *mut Qp, wr: *mut SendWr, bad: &mut *mut SendWr) -> c_int {
     // SAFETY: the verbs interface's slot 25.
     unsafe {
@@ -110,6 +122,31 @@ pub fn poll_cq(cq: *mut Cq, room: c_int, out: *mut Wc) -> c_int {
         let f: unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int = transmute_copy(&op((*cq).context, 11));
         f(cq, room, out)
     }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PortAttr {
+    pub state: u32,
+    pub max_mtu: u32,
+    pub active_mtu: u32,
+    pub gid_tbl_len: c_int,
+    pub cap_flags: u32,
+    pub max_msg_sz: u32,
+    pub counters: [u32; 2],
+    pub pkey_tbl_len: u16,
+    pub lid: u16,
+    pub sm_lid: u16,
+    pub lmc: u8,
+    pub max_vl_num: u8,
+    pub sm: [u8; 3],
+    pub active_width: u8,
+    pub active_speed: u8,
+    pub phys_state: u8,
+    pub link_layer: u8,
+    pub flags: u8,
+    pub cap_flags2: u16,
+    pub active_speed_ex: u32,
 }
 
 #[repr(C)]
@@ -263,6 +300,7 @@ pub struct AsyncEvent {
 const _: () = {
     assert!(size_of::<QpAttr>() == 136 && std::mem::offset_of!(QpAttr, is_global) == 56 + 29);
     assert!(size_of::<SendWr>() == 80 && size_of::<RecvWr>() == 32 && size_of::<Wc>() == 48);
+    assert!(size_of::<PortAttr>() == 56 && std::mem::offset_of!(PortAttr, link_layer) == 46);
     assert!(size_of::<QpInit>() == 64 && std::mem::offset_of!(Qp, qp_num) == 52);
 };
 
