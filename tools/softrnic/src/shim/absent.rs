@@ -35,3 +35,11 @@ unsafe extern "C" fn no_answer() -> c_int {
 }
 export!("ibv_init_ah_from_wc", "IBVERBS_1.1", no_answer);
 export!("ibv_rereg_mr", "IBVERBS_1.1", no_answer);
+export!("ibv_resolve_eth_l2_from_gid", "IBVERBS_1.1", no_answer);
+
+/// For conversions of what a kernel device said: there is none, so nothing is converted.
+unsafe extern "C" fn nothing() {}
+export!("ibv_copy_ah_attr_from_kern", "IBVERBS_1.1", nothing);
+export!("ibv_copy_qp_attr_from_kern", "IBVERBS_1.0", nothing);
+export!("ibv_copy_path_rec_from_kern", "IBVERBS_1.0", nothing);
+export!("ibv_copy_path_rec_to_kern", "IBVERBS_1.0", nothing);
