@@ -3,6 +3,7 @@
 mod common;
 
 use common::verbs::{library_path, symbol};
+use common::{elf, tools};
 
 const TABLE: &[(&str, &[&str])] = &[
     (
@@ -49,15 +50,32 @@ const TABLE: &[(&str, &[&str])] = &[
             "ibv_detach_mcast",
             "ibv_resize_cq",
             "ibv_rereg_mr",
+            "ibv_dontfork_range",
+            "ibv_dofork_range",
+            "ibv_resolve_eth_l2_from_gid",
+            "ibv_copy_ah_attr_from_kern",
         ],
     ),
-    ("IBVERBS_1.0", &["ibv_create_comp_channel", "ibv_destroy_comp_channel", "ibv_read_sysfs_file"]),
+    (
+        "IBVERBS_1.0",
+        &[
+            "ibv_create_comp_channel",
+            "ibv_destroy_comp_channel",
+            "ibv_read_sysfs_file",
+            "ibv_get_sysfs_path",
+            "ibv_copy_qp_attr_from_kern",
+            "ibv_copy_path_rec_from_kern",
+            "ibv_copy_path_rec_to_kern",
+        ],
+    ),
+    ("IBVERBS_1.5", &["ibv_get_pkey_index"]),
     ("IBVERBS_1.6", &["ibv_qp_to_qp_ex"]),
     ("IBVERBS_1.8", &["ibv_reg_mr_iova2"]),
     ("IBVERBS_1.9", &["ibv_get_device_index"]),
     ("IBVERBS_1.10", &["ibv_query_ece", "ibv_set_ece"]),
     ("IBVERBS_1.11", &["_ibv_query_gid_ex", "_ibv_query_gid_table"]),
     ("IBVERBS_1.12", &["ibv_reg_dmabuf_mr"]),
+    ("IBVERBS_1.13", &["ibv_is_fork_initialized"]),
     ("IBVERBS_1.16", &["ibv_query_port_speed"]),
 ];
 
@@ -82,6 +100,21 @@ fn the_library_calls_itself_libibverbs() {
     let bytes = std::fs::read(library_path()).expect("library");
     let has = |text: &[u8]| bytes.windows(text.len()).any(|w| w == text);
     assert!(has(b"\0libibverbs.so.1\0"), "soname");
-    // With a private node the system's providers would load against us.
-    assert!(!has(b"\0IBVERBS_PRIVATE"), "private version node");
+    // With a private node the system's driver libraries would load against us.
+    assert_eq!(has(b"\0IBVERBS_PRIVATE"), cfg!(feature = "tools"), "private version nodes");
+}
+
+#[test]
+fn the_tools_flavour_has_all_that_installed_programs_want() {
+    let Some(library) = tools::library() else { return };
+    let offered = elf::exports(&library);
+    let files = elf::programs(tools::PROGRAMS).chain(elf::libraries(tools::LIBRARIES));
+    let mut wanted = 0;
+    for file in files {
+        let imports = elf::imports(&file, "IBVERBS_");
+        let missing: Vec<_> = imports.iter().filter(|name| !offered.contains(*name)).collect();
+        assert!(missing.is_empty(), "{} wants {missing:?}", file.display());
+        wanted += imports.len();
+    }
+    assert!(wanted > 100, "{wanted} names: too few to believe");
 }
