@@ -76,6 +76,15 @@
 //! | `ib_write_*`, `ib_send_*`, `ib_read_*` | yes, RC and UC; `-I` is ignored by the tool for devices that it does not know |
 //! | `ibv_ud_pingpong`, `ibv_srq_pingpong`, `-c UD`, `--use-srq`, `-R`, `ib_atomic_*` | end with a message |
 //!
+//! # Stock NCCL
+//!
+//! NCCL's own IB transport runs on these devices. What some of its versions need for it:
+//!
+//! | NCCL | variable | because |
+//! |---|---|---|
+//! | 2.21 to 2.30 | `NCCL_IB_MERGE_NICS=0` with two devices or more | without sysfs it cannot tell which belong together |
+//! | 2.28.7 to 2.28.9 | `NCCL_GIN_TYPE=0` | looks for a device of mlx5 to start network traffic from GPU kernels; where every device is of another kind it calls through an invalid pointer (SIGSEGV after `Initialized NET plugin IB`) |
+//!
 //! # Settings
 //!
 //! | variable | values | default |

@@ -2,7 +2,14 @@
 
 mod common;
 
-use common::verbs::{library_path, symbol};
+use std::ffi::{CStr, CString, c_int};
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::mem::transmute;
+use std::os::fd::{AsRawFd, FromRawFd};
+
+use common::process::alone;
+use common::verbs::{Ptr, library_path, symbol};
 use common::{elf, tools};
 
 const TABLE: &[(&str, &[&str])] = &[
@@ -117,4 +124,66 @@ fn the_tools_flavour_has_all_that_installed_programs_want() {
         wanted += imports.len();
     }
     assert!(wanted > 100, "{wanted} names: too few to believe");
+}
+
+/// A driver library that uses the kernel gets an answer, and the user a line; nothing is aborted.
+#[test]
+fn private_names_answer_that_there_is_no_kernel_device() {
+    let test = "private_names_answer_that_there_is_no_kernel_device";
+    let Some(library) = tools::library() else { return };
+    alone(test, &[], || {
+        let path = CString::new(library.to_str().expect("UTF-8")).expect("path");
+        // SAFETY: a valid path; the library has no initialisers of its own.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        assert!(!handle.is_null());
+        let private = |name: &CStr, version: &CStr| {
+            // SAFETY: valid handle and C strings.
+            let found = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
+            assert!(!found.is_null(), "{name:?}@{version:?}");
+            found
+        };
+        let said = stderr_of(|| {
+            for version in [c"IBVERBS_PRIVATE_25", c"IBVERBS_PRIVATE_34", c"IBVERBS_PRIVATE_64"] {
+                let alloc_pd = private(c"ibv_cmd_alloc_pd", version);
+                let open = private(c"verbs_open_device", version);
+                let register = private(c"verbs_register_driver_34", version);
+                let flag = private(c"verbs_allow_disassociate_destroy", version);
+                // SAFETY: stubs that read no arguments, of these return types; the last is a variable.
+                unsafe {
+                    assert_eq!(transmute::<Ptr, extern "C" fn() -> c_int>(alloc_pd)(), libc::ENOSYS);
+                    assert!(transmute::<Ptr, extern "C" fn() -> Ptr>(open)().is_null());
+                    transmute::<Ptr, extern "C" fn()>(register)();
+                    assert!(!*flag.cast::<bool>());
+                }
+            }
+        });
+        let lines: Vec<_> = said.lines().map(|l| l.split_whitespace().nth(1).unwrap_or_default()).collect();
+        assert_eq!(lines, ["ibv_cmd_alloc_pd", "verbs_open_device"].repeat(3), "{said}");
+    });
+}
+
+/// What is written to descriptor 2 meanwhile.
+fn stderr_of(work: impl FnOnce()) -> String {
+    let mut file = tempfile();
+    // SAFETY: plain system calls on descriptors of this process.
+    let before = unsafe { libc::dup(2) };
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), 2) }, 2);
+    work();
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::dup2(before, 2) }, 2);
+    let mut text = String::new();
+    file.rewind().expect("a file");
+    file.read_to_string(&mut text).expect("text");
+    text
+}
+
+/// A file without a name.
+fn tempfile() -> File {
+    // SAFETY: a valid name; the descriptor is new and ours.
+    unsafe {
+        let fd = libc::memfd_create(c"stderr".as_ptr(), 0);
+        assert!(fd >= 0);
+        File::from_raw_fd(fd)
+    }
 }
