@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::ffi::{CStr, CString, c_int};
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -77,6 +78,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ),
     ("IBVERBS_1.5", &["ibv_get_pkey_index"]),
     ("IBVERBS_1.6", &["ibv_qp_to_qp_ex"]),
+    ("IBVERBS_1.7", &["ibv_reg_mr_iova"]),
     ("IBVERBS_1.8", &["ibv_reg_mr_iova2"]),
     ("IBVERBS_1.9", &["ibv_get_device_index"]),
     ("IBVERBS_1.10", &["ibv_query_ece", "ibv_set_ece"]),
@@ -109,6 +111,20 @@ fn the_library_calls_itself_libibverbs() {
     assert!(has(b"\0libibverbs.so.1\0"), "soname");
     // With a private node the system's driver libraries would load against us.
     assert_eq!(has(b"\0IBVERBS_PRIVATE"), cfg!(feature = "tools"), "private version nodes");
+}
+
+#[test]
+fn versions_are_those_of_the_systems_library() {
+    let Some(system) = elf::libraries(&["libibverbs.so.1"]).next() else {
+        return tools::skipped("libibverbs.so.1 is missing (package libibverbs1)").unwrap_or_default();
+    };
+    let theirs = elf::exports(&system);
+    let known: HashSet<_> = theirs.iter().filter_map(|name| name.split('@').next()).collect();
+    let ours = elf::exports(&library_path());
+    let shared: Vec<_> = ours.iter().filter(|name| known.contains(name.split('@').next().unwrap_or(name))).collect();
+    let wrong: Vec<_> = shared.iter().filter(|name| !name.contains("_PRIVATE_") && !theirs.contains(**name)).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert!(shared.len() > 50, "{} names: too few to believe", shared.len());
 }
 
 #[test]

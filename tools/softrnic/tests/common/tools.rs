@@ -49,7 +49,7 @@ pub fn library() -> Option<PathBuf> {
 }
 
 /// Says on the terminal, past the test harness, that a test cannot run here, and why.
-fn skipped<T>(why: &str) -> Option<T> {
+pub fn skipped<T>(why: &str) -> Option<T> {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
     None
 }
