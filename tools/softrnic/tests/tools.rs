@@ -108,7 +108,7 @@ fn all_sizes() {
     // 2 bytes to 8 MiB.
     let sizes: Vec<f64> = (1..=23).map(|bits| f64::from(1 << bits)).collect();
     for tool in ["ib_write_bw", "ib_send_bw"] {
-        let table = bandwidth(&bench, tool, &["-a"]);
+        let table = bandwidth(&bench, tool, &["-a", "-n", "10"]);
         assert_eq!(table.iter().map(|row| row[0]).collect::<Vec<_>>(), sizes, "{tool}");
     }
 }

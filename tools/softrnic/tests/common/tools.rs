@@ -30,7 +30,7 @@ pub const PROGRAMS: &[&str] = &[
 ];
 pub const LIBRARIES: &[&str] = &["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1", "librdmacm.so.1"];
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// The built library; says so when it or the tools are missing.
 pub fn library() -> Option<PathBuf> {
