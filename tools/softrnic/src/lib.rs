@@ -57,14 +57,37 @@
 //! # What is not
 //!
 //! * SRQ, UD, multicast, memory windows, atomics, extended QPs and CQs: `EOPNOTSUPP` or absent. SQD and SQE states.
-//! * The private symbols of the system's libibverbs: programs that need them (`ibv_devinfo`, perftest, vendor libraries)
-//!   do not load against this one. `ibv_devices` and `ibv_rc_pingpong -g 1` do.
+//! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
+//!   (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see below.
 //! * GPU memory and DMA-BUF: `EOPNOTSUPP`.
 //! * Bandwidth, latency, congestion, PCIe: everything goes as fast as the processor copies.
 //! * Retransmission within a message: it arrives whole or not at all; a receive that is missing is noticed before any
 //!   byte of its message is written.
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.
+//!
+//! # Flavours
+//!
+//! The library proper has the public symbols only. With the feature `tools` it also has the private ones that libibverbs
+//! offers to driver libraries, so that these load, find no device of theirs and stay idle. `ibv_devinfo` and
+//! perftest run on this flavour, unmodified. Under NCCL use the other one: there libmlx5 does not load, and NCCL does
+//! not look for its features.
+//!
+//! | tools | |
+//! |---|---|
+//! | `ibv_devices`, `ibv_devinfo`, `ibv_asyncwatch` | yes |
+//! | `ibv_rc_pingpong`, `ibv_uc_pingpong` | yes, with `-g 0` or `-g 1` |
+//! | `ib_write_*`, `ib_send_*`, `ib_read_*` | yes, RC and UC; `-I` is ignored by the tool for devices that it does not know |
+//! | `ibv_ud_pingpong`, `ibv_srq_pingpong`, `-c UD`, `--use-srq`, `-R`, `ib_atomic_*` | end with a message |
+//!
+//! # Stock NCCL
+//!
+//! NCCL's own IB transport runs on these devices. What some of its versions need for it:
+//!
+//! | NCCL | variable | because |
+//! |---|---|---|
+//! | 2.21 to 2.30 | `NCCL_IB_MERGE_NICS=0` with two devices or more | without sysfs it cannot tell which belong together |
+//! | 2.28.7 to 2.28.9 | `NCCL_GIN_TYPE=0` | looks for a device of mlx5 to start network traffic from GPU kernels; where every device is of another kind it calls through an invalid pointer (SIGSEGV after `Initialized NET plugin IB`) |
 //!
 //! # Settings
 //!
