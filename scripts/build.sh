@@ -3,6 +3,7 @@
 #   dist/lib/libnccl-net.so          the plugin, and the link libnccl-net-ferrite.so
 #   dist/softrnic/libibverbs.so.1    the software RDMA device, and the link libibverbs.so
 #   dist/bin/ferrite                 the companion
+#   dist/bin/softrnic                runs programs on the software device, and controls its network
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 cargo build --release --workspace --locked --quiet
@@ -19,4 +20,5 @@ ln -sfn libnccl-net.so dist/lib/libnccl-net-ferrite.so
 put "$release/libibverbs.so" dist/softrnic/libibverbs.so.1
 ln -sfn libibverbs.so.1 dist/softrnic/libibverbs.so
 put "$release/ferrite" dist/bin/ferrite
-echo "built: dist/lib/libnccl-net.so dist/softrnic/libibverbs.so.1 dist/bin/ferrite"
+put "$release/softrnic" dist/bin/softrnic
+echo "built: dist/lib/libnccl-net.so dist/softrnic/libibverbs.so.1 dist/bin/ferrite dist/bin/softrnic"

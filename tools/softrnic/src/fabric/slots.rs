@@ -119,6 +119,19 @@ pub(crate) struct Counters {
     pub(crate) faults: AtomicU64,
 }
 
+impl Counters {
+    fn words(&self) -> [&AtomicU64; 5] {
+        [&self.messages, &self.bytes, &self.losses, &self.rnr_waits, &self.faults]
+    }
+
+    /// Adds what `gone` counted, and clears it.
+    pub(crate) fn absorb(&self, gone: &Self) {
+        for (sum, part) in self.words().into_iter().zip(gone.words()) {
+            sum.fetch_add(part.swap(0, SeqCst), SeqCst);
+        }
+    }
+}
+
 /// A fault rule; `crate::faults` says what the fields mean. Written under the control lock, but for `hits`.
 #[repr(C, align(128))]
 pub(crate) struct RuleSlot {
