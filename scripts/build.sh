@@ -4,6 +4,7 @@
 #   dist/softrnic/libibverbs.so.1    the software RDMA device, and the link libibverbs.so
 #   dist/softrnic-tools/             the same for RDMA tools (ibv_devinfo, perftest); not for NCCL
 #   dist/bin/ferrite                 the companion
+#   dist/bin/softrnic                runs programs on the software device, and controls its network
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 cargo build --release --workspace --locked --quiet
@@ -24,4 +25,5 @@ ln -sfn libibverbs.so.1 dist/softrnic/libibverbs.so
 put "$CARGO_TARGET_DIR/tools/release/libibverbs.so" dist/softrnic-tools/libibverbs.so.1
 ln -sfn libibverbs.so.1 dist/softrnic-tools/libibverbs.so
 put "$release/ferrite" dist/bin/ferrite
-echo "built: dist/lib/libnccl-net.so dist/softrnic/libibverbs.so.1 dist/softrnic-tools/libibverbs.so.1 dist/bin/ferrite"
+put "$release/softrnic" dist/bin/softrnic
+echo "built: dist/lib/libnccl-net.so dist/softrnic/libibverbs.so.1 dist/softrnic-tools/libibverbs.so.1 dist/bin/ferrite dist/bin/softrnic"

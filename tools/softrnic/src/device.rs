@@ -79,8 +79,7 @@ impl Device {
         DeviceAttr {
             fw_ver: c_text(env!("CARGO_PKG_VERSION")),
             node_guid: self.guid(),
-            // The card's.
-            sys_image_guid: gid::guid(self.index - self.index % shape.devices_on_card(), 0),
+            sys_image_guid: gid::card_guid(shape, self.index),
             max_mr_size: u64::MAX >> 1,
             page_size_cap: 0xffff_f000,
             vendor_id: VENDOR_ID,

@@ -3,6 +3,7 @@
 use std::net::Ipv6Addr;
 
 use crate::abi::types::Gid;
+use crate::shape::Shape;
 
 /// How packets from a GID look on the wire. [`GidSlot::kind`](crate::fabric::slots::GidSlot) holds these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +37,11 @@ pub(crate) struct Entry {
 /// Port 0 is the device itself.
 pub(crate) fn guid(device: usize, port: u32) -> u64 {
     u64::from_ne_bytes([0x02, 0x50, 0xf7, 0xff, 0xfe, 0x00, port as u8, device as u8 + 1])
+}
+
+/// The system image GUID of a device: that of the first one on its card.
+pub(crate) fn card_guid(shape: &Shape, device: usize) -> u64 {
+    guid(device - device % shape.devices_on_card(), 0)
 }
 
 /// The link-local GID of an Ethernet port: its interface identifier is the *modified* EUI-64.

@@ -16,6 +16,7 @@
 //!        │            send_queue recv_queue queue
 //!        │
 //!   shape device port gid route         what the network is like, and the ways through it
+//!   control news                        changing it while programs run, and how they hear of it
 //!        │
 //!   engine               requester ─► visit ─► responder ─► copy        service: what has to wait, and events
 //!        │
@@ -52,6 +53,9 @@
 //! | keys, QPNs | carry a generation: a stale one is caught; QPNs repeat across devices |
 //! | destruction | `EBUSY` for a PD or CQ in use; deregistration waits for accesses under way; QPs and CQs wait for acknowledgement of their events |
 //! | events | `async_fd` and completion channels are pollable and honour `O_NONBLOCK` |
+//! | port down | packets from and to it vanish until it is up again; `PORT_ERR`, `PORT_ACTIVE` in every process that has the device open, after the state shows it |
+//! | GIDs and LIDs | come, go and change while programs run: `GID_CHANGE`, `LID_CHANGE`; packets by the old ones vanish |
+//! | device failed | its QPs go into ERR and flush, `DEVICE_FATAL`, creating and modifying answer `EIO`, peers get no answer |
 //! | fork | the child loses what it inherited (`ENODEV`; destroying does nothing) and may open devices anew |
 //!
 //! # What is not
@@ -88,6 +92,11 @@
 //! |---|---|---|
 //! | 2.21 to 2.30 | `NCCL_IB_MERGE_NICS=0` with two devices or more | without sysfs it cannot tell which belong together |
 //! | 2.28.7 to 2.28.9 | `NCCL_GIN_TYPE=0` | looks for a device of mlx5 to start network traffic from GPU kernels; where every device is of another kind it calls through an invalid pointer (SIGSEGV after `Initialized NET plugin IB`) |
+//! # The command line
+//!
+//! `softrnic run -- PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` shows it as well.
+//! `softrnic port`, `gid` and `fail` change the network while programs run, `softrnic stat` shows it; [`control`] is the
+//! same for programs.
 //!
 //! # Settings
 //!
@@ -120,6 +129,7 @@
 
 mod abi;
 mod context;
+pub mod control;
 mod cq;
 mod device;
 mod engine;

@@ -1,44 +1,72 @@
-//! What happens to ports and devices: changed in the fabric, then told to every process.
+//! Events of ports and devices: told by whoever changes them, heard by every process that has the device open.
 
-use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
-use crate::abi::consts::event;
-use crate::fabric::Fabric;
+use crate::context::Context;
+use crate::fabric::file::Control;
 use crate::fabric::layout::PROCS;
 use crate::fabric::slots::NEWS;
-use crate::port::STATE_ACTIVE;
+use crate::fabric::{Fabric, lock};
+use crate::route::Place;
 
-/// Adds an event for all who have the device open.
-pub(crate) fn publish(fabric: &Fabric, kind: u32, device: usize, port: u32) {
-    let header = fabric.header();
-    {
-        let _control = fabric.file.control();
-        header.changes.fetch_add(1, SeqCst);
-        let number = header.news_count.load(Acquire);
-        let entry = u64::from(kind) | (device as u64) << 8 | u64::from(port) << 16;
-        header.news[number as usize % NEWS].store(entry, Release);
-        header.news_count.store(number + 1, SeqCst);
+/// One event. Port 0: it concerns the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct News {
+    pub(crate) kind: u32,
+    pub(crate) place: Place,
+}
+
+impl News {
+    fn to_word(self) -> u64 {
+        u64::from(self.kind) | (self.place.device as u64) << 8 | u64::from(self.place.port) << 16
     }
-    for index in 0..PROCS {
-        let id = fabric.proc(index).id.load(Acquire);
-        if id != 0 {
-            fabric.ring(id);
+
+    fn from_word(word: u64) -> Self {
+        let [kind, device, port, ..] = word.to_le_bytes();
+        Self { kind: u32::from(kind), place: Place { device: usize::from(device), port: u32::from(port) } }
+    }
+}
+
+impl Fabric {
+    /// Has every route judged anew. The caller has made the change already.
+    pub(crate) fn note_change(&self, _control: &Control<'_>) {
+        self.header().changes.fetch_add(1, SeqCst);
+    }
+
+    /// Tells all processes. What the news is about can be seen already.
+    pub(crate) fn tell(&self, _control: &Control<'_>, news: News) {
+        let header = self.header();
+        let number = header.news_count.load(SeqCst);
+        header.news[number as usize % NEWS].store(news.to_word(), SeqCst);
+        header.news_count.store(number + 1, SeqCst);
+        for id in (0..PROCS).map(|index| self.proc(index).id.load(SeqCst)).filter(|&id| id != 0) {
+            self.ring(id);
         }
     }
-}
 
-/// Changes the state of a port, and tells if that was a change.
-pub(crate) fn set_port(fabric: &Fabric, device: usize, port: u32, state: u32) {
-    let before = fabric.port(device, port).state.swap(state, SeqCst);
-    if before != state {
-        let kind = if state == STATE_ACTIVE { event::PORT_ACTIVE } else { event::PORT_ERR };
-        publish(fabric, kind, device, port);
+    /// News that came since number `since`, and the number to ask from next time. Of very many the oldest are lost.
+    pub(crate) fn news_since(&self, since: u64) -> (Vec<News>, u64) {
+        let header = self.header();
+        let count = header.news_count.load(SeqCst);
+        let oldest = since.max(count.saturating_sub(NEWS as u64));
+        let words = (oldest..count).map(|number| header.news[number as usize % NEWS].load(SeqCst));
+        (words.map(News::from_word).collect(), count)
     }
-}
 
-/// The device fails for good.
-pub(crate) fn fail_device(fabric: &Fabric, device: usize) {
-    if fabric.header().fatal[device].swap(1, SeqCst) == 0 {
-        publish(fabric, event::DEVICE_FATAL, device, 0);
+    /// For the service thread: passes news on to the open contexts, and empties the queues of failed devices.
+    pub(crate) fn hear(&self) {
+        let contexts: Vec<Arc<Context>> = {
+            let mut known = lock(&self.contexts);
+            known.retain(|context| context.strong_count() != 0);
+            known.iter().filter_map(std::sync::Weak::upgrade).collect()
+        };
+        contexts.iter().for_each(|context| context.hear());
+        if (0..self.shape.devices()).any(|device| self.is_failed(device)) {
+            let failed: Vec<_> = lock(&self.qps).iter().filter(|qp| self.is_failed(qp.device)).cloned().collect();
+            for qp in failed {
+                qp.flush_if_failed();
+            }
+        }
     }
 }

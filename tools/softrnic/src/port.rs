@@ -72,19 +72,23 @@ pub(crate) fn parse_device(name: &str) -> Option<usize> {
 pub(crate) fn furnish(fabric: &Fabric, shape: &Shape) {
     for device in 0..shape.devices() {
         for port in 1..=shape.ports() {
-            let slot = fabric.port(device, port);
-            slot.mtu.store(shape.mtu(device, port), SeqCst);
-            slot.link_layer.store(shape.link_layer(device, port), SeqCst);
-            slot.speed.store(shape.speed(device, port), SeqCst);
-            if slot.is_infiniband() {
-                slot.lid.store(u32::from(SM_LID) + 1 + (device * PORTS) as u32 + port - 1, SeqCst);
-            }
-            for (entry, gid) in slot.gids.iter().zip(first_gids(shape, device, port)) {
-                entry.set(&gid);
-            }
-            slot.state.store(STATE_ACTIVE, SeqCst);
+            furnish_one(fabric.port(device, port), shape, device, port);
         }
     }
+}
+
+/// Gives `slot` what the shape says about `port` of `device`.
+pub(crate) fn furnish_one(slot: &PortSlot, shape: &Shape, device: usize, port: u32) {
+    slot.mtu.store(shape.mtu(device, port), SeqCst);
+    slot.link_layer.store(shape.link_layer(device, port), SeqCst);
+    slot.speed.store(shape.speed(device, port), SeqCst);
+    if slot.is_infiniband() {
+        slot.lid.store(u32::from(SM_LID) + 1 + (device * PORTS) as u32 + port - 1, SeqCst);
+    }
+    for (entry, gid) in slot.gids.iter().zip(first_gids(shape, device, port)) {
+        entry.set(&gid);
+    }
+    slot.state.store(STATE_ACTIVE, SeqCst);
 }
 
 /// The GID table of a port at the beginning.

@@ -255,6 +255,13 @@ impl Qp {
         self.flush_recv()
     }
 
+    /// For the service thread: completes what is left on a device that has failed.
+    pub(crate) fn flush_if_failed(&self) {
+        if self.slot.state.load(SeqCst) == qp_state::ERR && !self.flush() {
+            self.ring_recv();
+        }
+    }
+
     /// Call with `recv` locked and the state ERR.
     fn flush_recv(&self) -> bool {
         if self.fabric.is_visited(self.slot) {
@@ -331,6 +338,12 @@ impl Qp {
             }
         }
     }
+}
+
+/// The name of a state.
+pub(crate) fn state_name(state: u32) -> &'static str {
+    const NAMES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+    NAMES.get(state as usize).copied().unwrap_or("?")
 }
 
 /// Takes a table entry and fills in what does not depend on the connection.

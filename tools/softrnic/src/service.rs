@@ -70,6 +70,7 @@ fn serve(fabric: &'static Fabric) {
         }
         lock(&fabric.qps).iter().for_each(|qp| qp.deliver());
         lock(&fabric.cqs).iter().for_each(|cq| cq.deliver());
+        fabric.hear();
         fabric.timers.run_due(fabric);
         let next = fabric.timers.next();
         let timeout = (next != u64::MAX).then(|| {

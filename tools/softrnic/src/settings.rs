@@ -1,7 +1,7 @@
 //! What the environment may say. Read once, when the process first touches the device list.
 
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::fabric::layout;
@@ -35,6 +35,27 @@ pub(crate) struct Settings {
 pub(crate) const MAX_QP_WR: u32 = 16384;
 
 impl Settings {
+    /// For looking at a fabric from outside: nothing but where it is matters.
+    pub(crate) fn of_observer(shm_dir: &Path, fabric: &str) -> Self {
+        Self {
+            shm_dir: shm_dir.to_owned(),
+            fabric: fabric.to_owned(),
+            wish: Wish::default(),
+            quiet: true,
+            strict: false,
+            stat: false,
+            chaos: false,
+            trace: None,
+            faults: None,
+            seed: None,
+            time_scale: 1.0,
+            max_qp: layout::QPS,
+            max_cq: layout::CQS,
+            max_mr: layout::MRS,
+            max_qp_wr: MAX_QP_WR,
+        }
+    }
+
     /// Reads the environment; the error is a sentence that names the variable, its value and what is allowed.
     pub(crate) fn from_env() -> Result<Self, String> {
         // SAFETY: geteuid has no preconditions.

@@ -4,21 +4,12 @@ mod common;
 
 use std::mem::transmute_copy;
 
-use common::node::{Address, Node, Terms, Work, modify, open, rtr};
+use common::node::{Node, Terms, Work, join_ports, modify, open, rtr};
 use common::process::{alone, assert_clean, fabric_name, finish, is_side, line, pair, start};
 use common::verbs::*;
 use std::os::unix::net::UnixStream;
 
 const QUICK: Terms = Terms { timeout: 8, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
-
-/// Connects `a` through port `from` with `b` at port `to`, and back, by the GIDs of entry `index`.
-fn join_ports(a: &Node, from: u8, b: &Node, to: u8, index: u8) {
-    for (node, port, peer, peer_port) in [(a, from, b, to), (b, to, a, from)] {
-        let gid = peer.gid_of(peer_port, i32::from(index));
-        let vector = rtr(&Address { gid, ..peer.address() }, &QUICK);
-        node.connect_by(&QpAttr { ah_port: port, sgid_index: index, ..vector }, &QUICK).expect("connect");
-    }
-}
 
 /// What a request from `a` to `b` comes to.
 fn send(a: &Node, b: &Node) -> u32 {
@@ -90,7 +81,7 @@ fn both_ports_carry_data() {
     alone("both_ports_carry_data", &[("SOFTRNIC_PORTS", "2")], || {
         for (from, to) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
             let (a, b) = (Node::new(0, 64), Node::new(1, 64));
-            join_ports(&a, from, &b, to, 1);
+            join_ports((&a, from), (&b, to), 1, &QUICK);
             assert_eq!(send(&a, &b), OK, "{from} -> {to}");
             assert_eq!(b.next().status, OK);
             a.close();
@@ -169,7 +160,7 @@ fn rich_tables_have_both_kinds_of_every_address() {
         assert!(starts.iter().enumerate().all(|(i, start)| table[2 * i][..3] == *start));
         for index in 0..6 {
             let (a, b) = (Node::new(0, 64), Node::new(1, 64));
-            join_ports(&a, 1, &b, 1, index);
+            join_ports((&a, 1), (&b, 1), index, &QUICK);
             assert_eq!(send(&a, &b), OK, "entry {index}");
         }
         // Source and target of different families, and targets that nobody has.
@@ -191,7 +182,7 @@ fn large_messages_vanish_where_the_mtu_is_too_small() {
     let env = [("SOFTRNIC_MTU", "4096,softrnic1/1=1024")];
     alone("large_messages_vanish_where_the_mtu_is_too_small", &env, || {
         let (a, b) = (Node::new(0, 4096), Node::new(1, 4096));
-        join_ports(&a, 1, &b, 1, 1);
+        join_ports((&a, 1), (&b, 1), 1, &QUICK);
         let to = (b.address().addr, b.address().rkey);
         a.send(Work { sges: &[a.sge(0, 1024)], to, ..Work::default() });
         assert_eq!(a.next().status, OK);

@@ -6,6 +6,8 @@ pub(crate) mod qp_state {
     pub(crate) const INIT: u32 = 1;
     pub(crate) const RTR: u32 = 2;
     pub(crate) const RTS: u32 = 3;
+    pub(crate) const SQD: u32 = 4;
+    pub(crate) const SQE: u32 = 5;
     pub(crate) const ERR: u32 = 6;
 }
 
@@ -104,7 +106,10 @@ pub(crate) mod event {
     pub(crate) const QP_REQ_ERR: u32 = 2;
     pub(crate) const QP_ACCESS_ERR: u32 = 3;
     pub(crate) const COMM_EST: u32 = 4;
+    pub(crate) const SQ_DRAINED: u32 = 5;
     pub(crate) const DEVICE_FATAL: u32 = 8;
     pub(crate) const PORT_ACTIVE: u32 = 9;
     pub(crate) const PORT_ERR: u32 = 10;
+    pub(crate) const LID_CHANGE: u32 = 11;
+    pub(crate) const GID_CHANGE: u32 = 18;
 }

@@ -11,9 +11,10 @@ mod tables;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::{ptr, thread};
 
+use crate::context::Context;
 use crate::faults;
 use crate::notice;
 use crate::port;
@@ -39,6 +40,8 @@ pub(crate) struct Fabric {
     /// All QPs of this process.
     pub(crate) qps: Mutex<Vec<Arc<Qp>>>,
     pub(crate) cqs: Mutex<Vec<Arc<crate::cq::Cq>>>,
+    /// Open devices.
+    pub(crate) contexts: Mutex<Vec<Weak<Context>>>,
     pub(crate) timers: Timers,
 }
 
@@ -104,7 +107,16 @@ impl Fabric {
             None => Shape::decide(&settings.wish).inspect_err(|_| file.unlink()),
         };
         let shape = shape.map_err(|what| (what, libc::EINVAL))?;
-        let fabric = Self {
+        let fabric = Self::made_of(file, settings, shape);
+        if found.is_none() {
+            port::furnish(&fabric, &fabric.shape);
+            fabric.shape.store(fabric.header());
+        }
+        Ok(fabric)
+    }
+
+    fn made_of(file: File, settings: Settings, shape: Shape) -> Self {
+        Self {
             settings,
             shape,
             file,
@@ -112,13 +124,15 @@ impl Fabric {
             gone: AtomicBool::new(false),
             qps: Mutex::default(),
             cqs: Mutex::default(),
+            contexts: Mutex::default(),
             timers: Timers::default(),
-        };
-        if found.is_none() {
-            port::furnish(&fabric, &fabric.shape);
-            fabric.shape.store(fabric.header());
         }
-        Ok(fabric)
+    }
+
+    /// A fabric that others keep, looked at from outside: takes no process slot. `None`: it makes no sense.
+    pub(crate) fn observe(file: File, settings: Settings) -> Option<&'static Self> {
+        let shape = Shape::load(file.header())?;
+        Some(Box::leak(Box::new(Self::made_of(file, settings, shape))))
     }
 
     /// Takes a process slot, with the control lock that opening left us.
@@ -226,7 +240,7 @@ impl Fabric {
     /// The words `[at, at + bytes)` of the ring area.
     pub(crate) fn ring_words(&self, at: u64, bytes: usize) -> Option<&'static [AtomicU64]> {
         let at = usize::try_from(at).ok()?;
-        let fits = at >= layout::RINGS_AT && at.is_multiple_of(8) && at.checked_add(bytes)? <= layout::FILE_BYTES;
+        let fits = at >= layout::RINGS_AT && at.is_multiple_of(8) && at.checked_add(bytes)? <= layout::JOBS_AT;
         // SAFETY: inside the mapping and aligned (checked); the owner allocated storage before publishing the ring.
         fits.then(|| unsafe { std::slice::from_raw_parts(self.file.base().add(at).cast(), bytes / 8) })
     }

@@ -3,10 +3,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rule::Action;
+use crate::control::{DeviceName, Network, PortName};
 use crate::cq;
 use crate::fabric::Fabric;
-use crate::news;
-use crate::port::{STATE_ACTIVE, STATE_DOWN};
 use crate::qp::Qp;
 use crate::route::Place;
 use crate::send_queue::SendQueue;
@@ -52,14 +51,15 @@ pub(super) fn apply(qp: &Qp, _queue: &SendQueue, action: Action, salt: u64) -> E
         Action::OperationError => return Effect::Twist(Twist::OperationError),
         Action::CqOverrun => cq::overrun(fabric, qp.send_cq.slot),
         Action::PortDown(ns) => {
-            news::set_port(fabric, device, port, STATE_DOWN);
+            // What the port's name could be wrong about it is not: a queue pair uses it.
+            let _ = Network::of(fabric).set_port_state(PortName { device, port }, false);
             if ns != 0 {
                 fabric.timers.arm(fabric, now_ns() + ns, Task::PortUp(device, port));
             }
         }
         Action::PortUp => raise_port(fabric, device, port),
         Action::Slow(pace) => fabric.port(device, port).bytes_per_ms.store(pace, Relaxed),
-        Action::DeviceFatal => news::fail_device(fabric, device),
+        Action::DeviceFatal => drop(Network::of(fabric).fail_device(DeviceName(device))),
         // SAFETY: ends this process, as asked.
         Action::Kill => unsafe {
             libc::kill(libc::getpid(), libc::SIGKILL);
@@ -70,6 +70,7 @@ pub(super) fn apply(qp: &Qp, _queue: &SendQueue, action: Action, salt: u64) -> E
 }
 
 /// A port that a rule took down comes up.
-pub(crate) fn raise_port(fabric: &Fabric, device: usize, port: u32) {
-    news::set_port(fabric, device, port, STATE_ACTIVE);
+pub(crate) fn raise_port(fabric: &'static Fabric, device: usize, port: u32) {
+    // A device that has failed meanwhile stays down.
+    let _ = Network::of(fabric).set_port_state(PortName { device, port }, true);
 }

@@ -13,7 +13,7 @@ use crate::pd::Pd;
 unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
     pointer(|| {
         // SAFETY: the caller's handle.
-        let pd = Pd::new(unsafe { context(handle) }?);
+        let pd = Pd::new(unsafe { context(handle) }?)?;
         let handle = pd.as_abi();
         // Given back by `dealloc_pd`.
         let _ = Arc::into_raw(pd);

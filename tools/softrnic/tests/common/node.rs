@@ -301,3 +301,12 @@ pub fn local_pair(bytes: usize, terms: &Terms) -> (Node, Node) {
     b.connect(&a.address(), terms);
     (a, b)
 }
+
+/// Connects two nodes in one process, each through a port, by the GIDs of entry `index`.
+pub fn join_ports(a: (&Node, u8), b: (&Node, u8), index: u8, terms: &Terms) {
+    for ((node, port), (peer, peer_port)) in [(a, b), (b, a)] {
+        let gid = peer.gid_of(peer_port, i32::from(index));
+        let vector = rtr(&Address { gid, ..peer.address() }, terms);
+        node.connect_by(&QpAttr { ah_port: port, sgid_index: index, ..vector }, terms).expect("connect");
+    }
+}

@@ -86,6 +86,24 @@ pub fn op(context: Ptr, index: usize) -> Ptr {
     unsafe { *context.cast::<u8>().add(8 + 8 * index).cast::<Ptr>() }
 }
 
+/// Whether an asynchronous event comes within so many milliseconds.
+pub fn has_event(context: Ptr, wait_ms: c_int) -> bool {
+    // SAFETY: an open context has the descriptor at byte 268.
+    let fd = unsafe { *context.cast::<u8>().add(268).cast::<c_int>() };
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure.
+    unsafe { libc::poll(&mut poll, 1, wait_ms) == 1 }
+}
+
+/// The next asynchronous event, acknowledged: its kind and its element.
+pub fn next_event(context: Ptr) -> (u32, usize) {
+    assert!(has_event(context, 30_000), "no event");
+    let mut event = AsyncEvent::default();
+    assert_eq!(ibv_get_async_event(context, &mut event), 0);
+    ibv_ack_async_event(&mut event);
+    (event.kind, event.element)
+}
+
 /// What `ibv_query_port` of today's headers gives, or the errno value.
 pub fn port_attr(context: Ptr, port: u8) -> Result<PortAttr, c_int> {
     let mut attr = PortAttr::default();
@@ -335,6 +353,13 @@ pub const REM_ACCESS: u32 = 10;
 pub const REM_OP: u32 = 11;
 pub const RETRY_EXC: u32 = 12;
 pub const RNR_EXC: u32 = 13;
+
+/// Asynchronous events.
+pub const DEVICE_FATAL: u32 = 8;
+pub const PORT_ACTIVE: u32 = 9;
+pub const PORT_ERR: u32 = 10;
+pub const LID_CHANGE: u32 = 11;
+pub const GID_CHANGE: u32 = 18;
 
 /// Local write, remote write, remote read.
 pub const ALL_ACCESS: c_int = 7;
