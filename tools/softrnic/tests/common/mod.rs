@@ -3,6 +3,7 @@
 // Every test file uses another part of this.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "shared by several test programs")]
 
+pub mod channel;
 pub mod cli;
 pub mod elf;
 pub mod guard;
