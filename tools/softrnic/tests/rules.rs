@@ -4,6 +4,7 @@ mod common;
 
 use std::time::Duration;
 
+use common::cli::{control, refused};
 use common::node::{Node, Terms, Work, local_pair, to_state};
 use common::process::{Line, alone, is_side, pair};
 use common::verbs::*;
@@ -203,6 +204,40 @@ fn a_delay_holds_up_what_is_behind_it() {
         assert_eq!((a.poll().map(|wc| wc.wr_id), b.memory[0]), (None, 1), "held up");
         assert_eq!([a.next().wr_id, a.next().wr_id], [2, 3]);
         assert_eq!(b.memory[0], 3);
+    });
+}
+
+/// Rules come and go while traffic runs.
+#[test]
+fn rules_can_be_changed_from_outside() {
+    alone("rules_can_be_changed_from_outside", &[], || {
+        let (mut a, b) = local_pair(64, &Terms::default());
+        let mut value = 0;
+        let mut wrong_bits = || {
+            value += 1;
+            write(&mut a, &b, 1, value);
+            assert_eq!(a.next().status, OK);
+            b.memory[..16].iter().map(|byte| (byte ^ value).count_ones()).sum::<u32>()
+        };
+        assert_eq!(wrong_bits(), 0);
+        let listed = control(&["inject", "corrupt", "device=softrnic0;", "drop device=softrnic1"]);
+        assert!(listed.contains("1  corrupt device=softrnic0  struck 0"), "{listed}");
+        assert_eq!(wrong_bits(), 1);
+        let listed = control(&["inject"]);
+        assert!(listed.contains("device=softrnic0  struck 1") && listed.contains("2  drop"), "{listed}");
+        assert!(!control(&["inject", "--remove", "1"]).contains("corrupt"));
+        assert_eq!(wrong_bits(), 0);
+        assert_eq!(control(&["inject", "--clear"]), "");
+        for (args, says) in [
+            (&["inject", "dorp"][..], "no action \"dorp\""),
+            (&["inject", "drop device=softrnic5"][..], "there is no softrnic5 among 2"),
+            (&["inject", "--remove", "7"][..], "no rule in force has the number 7"),
+        ] {
+            let told = refused(args);
+            assert!(told.contains(says), "{args:?}: {told}");
+        }
+        let many = "drop;".repeat(65);
+        assert!(refused(&["inject", &many]).contains("65 fault rules do not fit"));
     });
 }
 

@@ -5,6 +5,7 @@
 //! locks are per process.
 
 mod error;
+mod inject;
 mod report;
 
 use std::net::Ipv6Addr;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use std::{fmt, str};
 
 pub use error::Error;
+pub use inject::InForce;
 pub use report::{Counters, Device, Gid, LinkLayer, Port, Process, Qp, Report};
 
 use crate::abi::consts::{event, qp_state};

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// The request is lost on its way.
     Drop,
     /// The request is executed, its acknowledgement is lost.
@@ -51,37 +51,37 @@ impl Action {
 
 /// One end of a connection: a device, or one port of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct End {
+pub(crate) struct End {
     /// Device number, from 0.
-    pub device: usize,
+    pub(crate) device: usize,
     /// Port number, from 1; `None`: any.
-    pub port: Option<u32>,
+    pub(crate) port: Option<u32>,
 }
 
 /// When what goes wrong. `None` and full ranges match everything.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rule {
+pub(crate) struct Rule {
     /// What happens.
-    pub action: Action,
+    pub(crate) action: Action,
     /// The sender.
-    pub device: Option<End>,
+    pub(crate) device: Option<End>,
     /// The receiver.
-    pub peer: Option<End>,
+    pub(crate) peer: Option<End>,
     /// Number of the connection among those from the sender's port to the receiver's, from 0.
-    pub flow: Option<u32>,
+    pub(crate) flow: Option<u32>,
     /// Bit n: applies to `ibv_wr_opcode` n.
-    pub opcodes: u32,
+    pub(crate) opcodes: u32,
     /// Numbers of the messages on the connection, from 1. For calls: the number of the call that the rule is asked for.
-    pub messages: RangeInclusive<u64>,
+    pub(crate) messages: RangeInclusive<u64>,
     /// Of these every n-th.
-    pub every: u64,
+    pub(crate) every: u64,
     /// Of these a random part, of 2^32; `None`: all.
-    pub chance: Option<u32>,
+    pub(crate) chance: Option<u32>,
     /// Transmissions of each message that are affected, counted from the first.
-    pub attempts: u32,
+    pub(crate) attempts: u32,
     /// Most times that the rule strikes, in the whole fabric; 0: any number. A rule with this is only as reproducible
     /// as the order of the messages.
-    pub times: u32,
+    pub(crate) times: u32,
 }
 
 /// All opcodes.
@@ -89,7 +89,7 @@ pub(super) const ANY_OPCODE: u32 = u32::MAX;
 
 impl Rule {
     /// A rule that matches everything.
-    pub fn new(action: Action) -> Self {
+    pub(crate) fn new(action: Action) -> Self {
         Self {
             action,
             device: None,

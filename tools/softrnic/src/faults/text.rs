@@ -5,10 +5,11 @@ use std::str::FromStr;
 
 use super::rule::{ANY_OPCODE, Action, End, Rule};
 use crate::fabric::layout::{DEVICES, PORTS};
+use crate::port;
 
 /// A rule that could not be read: which, and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseError(String);
+pub(crate) struct ParseError(String);
 
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -47,7 +48,7 @@ const ERRNOS: [(&str, i32); 8] = [
 ///
 /// # Errors
 /// The first rule that is not well-formed, as a sentence.
-pub fn parse(text: &str) -> Result<Vec<Rule>, ParseError> {
+pub(crate) fn parse(text: &str) -> Result<Vec<Rule>, ParseError> {
     text.lines()
         .map(|line| line.split('#').next().unwrap_or_default())
         .flat_map(|line| line.split(';'))
@@ -111,13 +112,12 @@ fn number<T: FromStr + PartialOrd + fmt::Display>(key: &str, value: &str, low: T
 }
 
 /// `softrnic0`, `softrnic0/1`; also `rnic0` and `0`.
-pub(crate) fn end(key: &str, value: &str) -> Result<End, String> {
+fn end(key: &str, value: &str) -> Result<End, String> {
     let bad = || format!("{key}={value}: must be softrnic0 to softrnic{}, with /1 to /{PORTS} for a port", DEVICES - 1);
-    let (device, port) = value.split_once('/').map_or((value, None), |(device, port)| (device, Some(port)));
-    let digits = device.trim_start_matches("soft").trim_start_matches("rnic");
-    let device = digits.parse().ok().filter(|&d| d < DEVICES).ok_or_else(bad)?;
-    let port = port.map(|p| p.parse().ok().filter(|p| (1..=PORTS as u32).contains(p)).ok_or_else(bad)).transpose()?;
-    Ok(End { device, port })
+    if !value.contains('/') {
+        return port::parse_device(value).map(|device| End { device, port: None }).ok_or_else(bad);
+    }
+    port::parse_name(value).map(|(device, port)| End { device, port: Some(port) }).ok_or_else(bad)
 }
 
 fn opcodes(value: &str) -> Result<u32, String> {
