@@ -60,22 +60,25 @@ impl Page {
     }
 }
 
+fn points(default: u64) -> u64 {
+    std::env::var("SOFTRNIC_KILL_POINTS").map_or(default, |text| text.parse().expect("a number"))
+}
+
 /// Wherever the victim dies in its post: the survivor's own request fails, told by the event that was asked for before
 /// that death; what it had posted comes back; and its QP can be connected to the next peer, which gets through.
 #[test]
 fn a_post_may_be_cut_short_anywhere() {
-    alone("a_post_may_be_cut_short_anywhere", &[("SOFTRNIC_STRICT", "0")], || {
-        let points: u64 = std::env::var("SOFTRNIC_KILL_POINTS").map_or(20, |text| text.parse().expect("a number"));
+    alone("a_post_may_be_cut_short_anywhere", &[], || {
         let page = Page::new();
         let survivor = Survivor::new();
         for kind in KINDS {
             let Some(length) = survivor.outlive(page, kind, u64::MAX) else { return };
-            let cuts: Vec<u64> = (0..length).step_by((length / points).max(1) as usize).collect();
-            for cut in &cuts {
+            let cuts = (0..length).step_by((length / points(10)).max(1) as usize);
+            println!("{kind:?}: killed at {} of {length} instructions", cuts.clone().count());
+            for cut in cuts {
                 println!("{kind:?}: instruction {cut} of {length}");
-                survivor.outlive(page, kind, *cut);
+                survivor.outlive(page, kind, cut);
             }
-            eprintln!("{kind:?}: killed at {} of {length} instructions", cuts.len());
         }
         survivor.close();
     });
@@ -98,9 +101,9 @@ impl Survivor {
         Self { node, channel }
     }
 
-    /// A victim makes one post in peace and is killed at instruction `cut` of the next. Returns how many it executed;
-    /// `None` (told) where processes may not trace their children.
-    fn outlive(&self, page: &Page, kind: (u32, bool), cut: u64) -> Option<u64> {
+    /// A new victim has connected, made one post in peace, and is stopped before the next one. `None` (told): processes
+    /// may not trace their children here.
+    fn meet(&self, page: &Page, kind: (u32, bool)) -> Option<Child> {
         // SAFETY: the child uses the library and ends without handlers.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
@@ -113,13 +116,32 @@ impl Survivor {
         }
         page.tell(&self.node.address(), 2);
         assert_eq!(self.node.next().status, OK, "of the post in peace");
-        let Some(steps) = take_steps(pid, cut, || Channel::arm(self.node.cq)) else {
-            let _ = writeln!(std::io::stderr(), "skipped: permission to trace a child process");
-            return None;
-        };
-        self.go_on();
         page.turn.store(0, SeqCst);
+        let child = Child::stopped(pid);
+        if child.is_none() {
+            let _ = writeln!(std::io::stderr(), "skipped: permission to trace a child process");
+        }
+        child
+    }
+
+    /// A victim makes one post in peace and is killed at instruction `cut` of the next. Returns how many it executed;
+    /// `None` (told) where processes may not trace their children.
+    fn outlive(&self, page: &Page, kind: (u32, bool), cut: u64) -> Option<u64> {
+        let victim = self.meet(page, kind)?;
+        self.quieten();
+        Channel::arm(self.node.cq);
+        let steps = victim.take_steps(cut);
+        victim.kill();
+        self.go_on();
         Some(steps)
+    }
+
+    /// No completion and no event is left.
+    fn quieten(&self) {
+        while self.node.poll().is_some() {}
+        while self.channel.is_told(0) {
+            self.channel.take();
+        }
     }
 
     /// After the death.
@@ -143,10 +165,6 @@ impl Survivor {
         }
         assert_eq!(self.node.state(), ERR);
         assert_eq!(to_state(self.node.qp, RESET), 0);
-        // The CQ is armed: a late event is one of completions that have been taken.
-        while self.channel.is_told(0) {
-            self.channel.take();
-        }
     }
 
     fn close(self) {
@@ -196,36 +214,47 @@ fn suffer(page: &Page, (opcode, is_bad): (u32, bool)) -> ! {
         libc::raise(libc::SIGSTOP);
     }
     let rc = post_send(node.qp, &raw mut wr, &mut ptr::null_mut());
-    // SAFETY: ends this process without handlers.
-    unsafe { libc::_exit(rc) };
+    // SAFETY: stops again, and ends this process without handlers.
+    unsafe {
+        if rc == 0 {
+            libc::raise(libc::SIGSTOP);
+        }
+        libc::_exit(1)
+    }
 }
 
-/// Takes the child through at most `most` instructions from where it stops, after `prepare`, and kills it. Returns how
-/// many it took; `None` if it cannot be traced.
-fn take_steps(pid: i32, most: u64, prepare: impl FnOnce()) -> Option<u64> {
-    let wait = || {
+/// A victim under our hands.
+struct Child(i32);
+
+impl Child {
+    /// Child `pid` stops; `None`: it ends, because it cannot be traced.
+    fn stopped(pid: i32) -> Option<Self> {
+        let child = Self(pid);
+        libc::WIFSTOPPED(child.wait()).then_some(child)
+    }
+
+    fn wait(&self) -> i32 {
         let mut status = 0;
         // SAFETY: waits for our child.
-        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) }, pid);
+        assert_eq!(unsafe { libc::waitpid(self.0, &raw mut status, libc::__WALL) }, self.0);
         status
-    };
-    if !libc::WIFSTOPPED(wait()) {
-        return None;
     }
-    prepare();
-    for step in 0..most {
-        // SAFETY: our child, which is stopped.
-        if unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, pid, 0, 0) } != 0 {
-            return None;
-        }
-        let status = wait();
-        if libc::WIFEXITED(status) {
-            assert_eq!(libc::WEXITSTATUS(status), 0, "post_send");
-            return Some(step);
-        }
+
+    /// Lets it execute so many instructions, or up to the end of its post. Returns how many.
+    fn take_steps(&self, most: u64) -> u64 {
+        let is_over = || {
+            // SAFETY: our child, which is stopped.
+            assert_eq!(unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.0, 0, 0) }, 0);
+            let status = self.wait();
+            assert!(libc::WIFSTOPPED(status), "its post fails: {status:#x}");
+            libc::WSTOPSIG(status) == libc::SIGSTOP
+        };
+        (0..most).find(|_| is_over()).unwrap_or(most)
     }
-    // SAFETY: our child, for which nobody has waited yet.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
-    assert!(libc::WIFSIGNALED(wait()));
-    Some(most)
+
+    fn kill(self) {
+        // SAFETY: our child, for which nobody has waited yet.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+        assert!(libc::WIFSIGNALED(self.wait()));
+    }
 }
