@@ -50,6 +50,8 @@ pub(crate) struct SendQueue {
     pub(crate) losses: u32,
     pub(crate) rnr_waits: u32,
     pub(crate) visits: u32,
+    /// In the state SQD: an event is wanted when nothing is under way.
+    pub(crate) wants_drained: bool,
     mask: u64,
     requests: Box<[Request]>,
     sges: Box<[Sge]>,
@@ -70,6 +72,7 @@ impl SendQueue {
             losses: 0,
             rnr_waits: 0,
             visits: 0,
+            wants_drained: false,
             mask: entries as u64 - 1,
             requests: vec![Request::default(); entries].into(),
             sges: vec![Sge::default(); entries * sges_each].into(),
@@ -98,6 +101,11 @@ impl SendQueue {
             &self.sges[at * self.sges_each..][..request.num_sge as usize],
             &self.inline[at * self.inline_each..][..request.inline_len as usize],
         )
+    }
+
+    /// Whether the head request has been sent and waits to be sent again.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.losses != 0 || self.rnr_waits != 0
     }
 
     /// The head request has been dealt with.

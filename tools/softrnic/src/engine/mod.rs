@@ -11,8 +11,9 @@ mod visit;
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use crate::abi::consts::{Status, qp_state, send_flag, wc_opcode, wr_opcode};
+use crate::abi::consts::{Status, event, qp_state, send_flag, wc_opcode, wr_opcode};
 use crate::cq;
+use crate::fabric::lock;
 use crate::qp::Qp;
 use crate::send_queue::SendQueue;
 use crate::service::now_ns;
@@ -32,10 +33,27 @@ pub(crate) enum Verdict {
 
 /// Executes what is posted until the queue is empty or has to wait.
 pub(crate) fn pump(qp: &Qp, queue: &mut SendQueue) {
+    work_off(qp, queue);
+    if queue.wants_drained && !queue.is_under_way() && qp.slot.state.load(Relaxed) == qp_state::SQD {
+        queue.wants_drained = false;
+        qp.tell_owner(event::SQ_DRAINED);
+    }
+}
+
+/// The state has become SQD, or is SQD no more.
+pub(crate) fn drain(qp: &Qp, wants_notice: bool) {
+    let queue = &mut lock(&qp.send);
+    queue.wants_drained = wants_notice;
+    pump(qp, queue);
+}
+
+fn work_off(qp: &Qp, queue: &mut SendQueue) {
     while queue.executed != queue.posted {
         match qp.slot.state.load(SeqCst) {
             qp_state::RTS => {}
-            qp_state::ERR => {
+            // What has been sent is finished, nothing is begun.
+            qp_state::SQD if queue.is_under_way() => {}
+            qp_state::ERR | qp_state::SQE => {
                 if !complete(qp, queue, Status::Flush) {
                     // The CQ has overrun: nothing can be reported any more.
                     queue.executed = queue.posted;
@@ -95,9 +113,13 @@ pub(crate) fn defer(qp: &Qp, until: u64) {
     }
 }
 
-/// The head request failed: it says so, and the QP is in error.
+/// The head request failed: it says so, and the QP is in error; of UC only its send queue.
 fn fail(qp: &Qp, queue: &mut SendQueue, status: Status) {
-    qp.slot.fail();
+    if qp.slot.is_uc.load(Relaxed) == 0 {
+        qp.slot.fail();
+    } else {
+        qp.slot.fail_send();
+    }
     if !complete(qp, queue, status) {
         queue.executed = queue.posted;
     }

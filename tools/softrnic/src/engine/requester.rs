@@ -43,6 +43,7 @@ pub(super) fn execute(qp: &Qp, queue: &mut SendQueue) -> Verdict {
     if is_uc != (qp.slot.is_uc.load(SeqCst) != 0) || (!is_uc && visit.slot.expected_psn.load(SeqCst) != link.psn) {
         return Verdict::Lost;
     }
+    visit.greet();
     let verdict = responder::handle(&visit, request, &local);
     if verdict == Verdict::Done {
         let packets = (local.total as u32).div_ceil(link.mtu_bytes).max(1);

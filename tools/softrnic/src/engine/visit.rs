@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use crate::abi::consts::qp_state;
+use crate::abi::consts::{event, qp_state};
 use crate::fabric::Fabric;
 use crate::fabric::slots::{NO_PEER, QpSlot};
 use crate::route::Place;
@@ -53,6 +53,15 @@ impl<'a> Visit<'a> {
         (is_welcome(slot, peer, me) && slot.owner.load(SeqCst) == owner).then_some(visit)
     }
 
+    /// A valid message has arrived: the owner of a QP that waits for that to go to RTS is told.
+    #[inline]
+    pub(super) fn greet(&self) {
+        if self.slot.state.load(Relaxed) == qp_state::RTR && self.slot.is_established.swap(1, SeqCst) == 0 {
+            self.slot.events.fetch_or(1 << event::COMM_EST, SeqCst);
+            self.fabric.ring(self.slot.owner.load(SeqCst));
+        }
+    }
+
     /// Whether the owner has died meanwhile.
     pub(super) fn is_owner_dead(&self) -> bool {
         self.pid.is_some() && self.fabric.live_process(self.slot.owner.load(SeqCst)).is_none()
@@ -71,7 +80,7 @@ impl Drop for Visit<'_> {
 fn is_welcome(slot: &QpSlot, peer: u64, me: u64) -> bool {
     let state = slot.state.load(SeqCst);
     slot.qpn.load(SeqCst) == peer as u32
-        && (state == qp_state::RTS || state == qp_state::RTR)
+        && (qp_state::RTR..=qp_state::SQE).contains(&state)
         && slot.port.load(SeqCst) == Place::of_name(peer).port
         && slot.peer.load(SeqCst) == me
 }

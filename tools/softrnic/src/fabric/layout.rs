@@ -16,7 +16,7 @@ use super::slots::{CqSlot, Header, MrSlot, PortSlot, ProcSlot, QpSlot, RuleSlot}
 /// First word of the file: the text "softrnic".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
 /// Change it with every change in this file.
-pub(crate) const VERSION: u64 = 3;
+pub(crate) const VERSION: u64 = 4;
 
 pub(crate) const DEVICES: usize = 8;
 /// Ports of a device.

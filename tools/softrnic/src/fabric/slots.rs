@@ -166,7 +166,7 @@ pub(crate) const NO_PEER: u64 = u64::MAX;
 /// The part of a QP that its peer sees.
 #[repr(C, align(64))]
 pub(crate) struct QpSlot {
-    // Identity and connection: written by the owner; `state` also RTR|RTS -> ERR by the visiting peer.
+    // Identity and connection: written by the owner; `state` also RTR|RTS|SQD|SQE -> ERR by the visiting peer.
     /// [`ProcSlot::id`] of the owner; 0 is free.
     pub(crate) owner: AtomicU32,
     pub(crate) qpn: AtomicU32,
@@ -204,7 +204,9 @@ pub(crate) struct QpSlot {
     pub(crate) expected_psn: AtomicU32,
     /// Bit n: async event n is to be delivered. Cleared by the owner's service thread.
     pub(crate) events: AtomicU32,
-    _pad1: [u64; 5],
+    /// A message has come in the state RTR, which was told. Cleared by the owner on the way there.
+    pub(crate) is_established: AtomicU32,
+    _pad1: [u32; 9],
 
     // Written by the owner.
     /// Receives posted.
@@ -217,8 +219,15 @@ pub(crate) struct QpSlot {
 impl QpSlot {
     /// A connected QP goes into the error state; one that its owner has moved on meanwhile stays as it is.
     pub(crate) fn fail(&self) {
-        for connected in [qp_state::RTS, qp_state::RTR] {
+        for connected in [qp_state::RTS, qp_state::RTR, qp_state::SQD, qp_state::SQE] {
             let _ = self.state.compare_exchange(connected, qp_state::ERR, SeqCst, SeqCst);
+        }
+    }
+
+    /// The send queue of a connected QP stops with an error; it goes on receiving.
+    pub(crate) fn fail_send(&self) {
+        for sending in [qp_state::RTS, qp_state::SQD] {
+            let _ = self.state.compare_exchange(sending, qp_state::SQE, SeqCst, SeqCst);
         }
     }
 }

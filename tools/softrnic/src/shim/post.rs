@@ -107,7 +107,7 @@ fn execute_late(qp: &Qp, queue: &mut SendQueue) {
 
 /// Checks a request and puts it into the queue; inline data is copied here, other data when it is executed.
 fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<(), i32> {
-    if !matches!(qp.slot.state.load(SeqCst), qp_state::RTS | qp_state::ERR) {
+    if !(qp_state::RTS..=qp_state::ERR).contains(&qp.slot.state.load(SeqCst)) {
         return Err(libc::EINVAL);
     }
     let is_inline = wr.send_flags & send_flag::INLINE != 0;
