@@ -41,7 +41,7 @@
 //! | UC | WRITE and SEND, loses silently |
 //! | states | all seven, with exact masks; ERR flushes both queues, RESET discards silently. SQD finishes what was sent and begins nothing (`SQ_DRAINED`), an error of UC leads to SQE. A message in RTR is told once (`COMM_EST`) |
 //! | addressing | a packet arrives if both ports are up, the source entry is still there, the target has that GID *in the same RoCE version* (or that LID), packets are no larger than either port's MTU, and the QPN there is one in RTR or RTS, connected back to the sender's port and QPN, with the right PSN |
-//! | order | per QP; a receive completes after all data before it; within a message words of 8 bytes appear in ascending order |
+//! | order | per QP; a receive completes after all data before it; within a message bytes appear in ascending order |
 //! | local checks | key, protection domain, bounds, access: `LOC_PROT_ERR` |
 //! | remote checks | the same: `REM_ACCESS_ERR`, at the responder ERR and `QP_ACCESS_ERR`; none for zero bytes |
 //! | QP access flags, short receive | `REM_INV_REQ_ERR`, at the responder ERR and `QP_REQ_ERR` (`LOC_LEN_ERR` on the receive) |
@@ -61,8 +61,8 @@
 //! # What is not
 //!
 //! * SRQ, UD, multicast, memory windows, atomics, extended QPs and CQs: `EOPNOTSUPP` or absent. Path migration.
-//! * The private symbols of the system's libibverbs: programs that need them (`ibv_devinfo`, perftest, vendor libraries)
-//!   do not load against this one. `ibv_devices` and `ibv_rc_pingpong -g 1` do.
+//! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
+//!   (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see below.
 //! * GPU memory and DMA-BUF: `EOPNOTSUPP`.
 //! * Bandwidth, latency, congestion, PCIe: everything goes as fast as the processor copies.
 //! * Retransmission within a message: it arrives whole or not at all; a receive that is missing is noticed before any
@@ -70,6 +70,28 @@
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.
 //!
+//! # Flavours
+//!
+//! The library proper has the public symbols only. With the feature `tools` it also has the private ones that libibverbs
+//! offers to driver libraries, so that these load, find no device of theirs and stay idle. `ibv_devinfo` and
+//! perftest run on this flavour, unmodified. Under NCCL use the other one: there libmlx5 does not load, and NCCL does
+//! not look for its features.
+//!
+//! | tools | |
+//! |---|---|
+//! | `ibv_devices`, `ibv_devinfo`, `ibv_asyncwatch` | yes |
+//! | `ibv_rc_pingpong`, `ibv_uc_pingpong` | yes, with `-g 0` or `-g 1` |
+//! | `ib_write_*`, `ib_send_*`, `ib_read_*` | yes, RC and UC; `-I` is ignored by the tool for devices that it does not know |
+//! | `ibv_ud_pingpong`, `ibv_srq_pingpong`, `-c UD`, `--use-srq`, `-R`, `ib_atomic_*` | end with a message |
+//!
+//! # Stock NCCL
+//!
+//! NCCL's own IB transport runs on these devices. What some of its versions need for it:
+//!
+//! | NCCL | variable | because |
+//! |---|---|---|
+//! | 2.21 to 2.30 | `NCCL_IB_MERGE_NICS=0` with two devices or more | without sysfs it cannot tell which belong together |
+//! | 2.28.7 to 2.28.9 | `NCCL_GIN_TYPE=0` | looks for a device of mlx5 to start network traffic from GPU kernels; where every device is of another kind it calls through an invalid pointer (SIGSEGV after `Initialized NET plugin IB`) |
 //! # The command line
 //!
 //! `softrnic run -- PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` shows it as well.
@@ -112,6 +134,7 @@ mod cq;
 mod device;
 mod engine;
 mod fabric;
+mod faults;
 mod gid;
 mod mr;
 mod news;
@@ -127,5 +150,6 @@ mod service;
 mod settings;
 mod shape;
 mod shim;
+mod timers;
 mod transition;
 mod usage;

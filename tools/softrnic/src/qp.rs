@@ -139,12 +139,19 @@ impl Qp {
         (&raw const self.abi).cast_mut()
     }
 
-    /// How peers name this QP.
+    /// How peers name this QP, see `QpSlot::peer`.
+    #[inline]
     pub(crate) fn name(&self) -> u64 {
         self.place().qp_name(self.abi.qp_num)
     }
 
+    #[inline]
+    pub(crate) fn is_uc(&self) -> bool {
+        self.abi.qp_type == qp_type::UC
+    }
+
     /// The port it is bound to.
+    #[inline]
     pub(crate) fn place(&self) -> Place {
         Place { device: self.device, port: self.slot.port.load(Relaxed) }
     }
@@ -277,8 +284,7 @@ impl Qp {
         self.fabric.await_visitor(self.slot);
         let send = || {
             let mut send = lock(&self.send);
-            send.advance();
-            send.executed = send.posted;
+            send.discard();
             let thrown = self.send_ring.discard(send.posted);
             self.send_cq.slot.polled.fetch_add(thrown, SeqCst);
         };
@@ -374,6 +380,10 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, order: &Order) -> Result<
     slot.flow.store(0, SeqCst);
     slot.expected_psn.store(0, SeqCst);
     slot.events.store(0, SeqCst);
+    slot.established.store(0, SeqCst);
+    for count in slot.sent.all() {
+        count.store(0, Relaxed);
+    }
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);
     let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1) % 4095 + 1;

@@ -99,6 +99,11 @@ impl Route {
         self.to.map_or(NO_PEER, |to| to.qp_name(qpn))
     }
 
+    /// Where it leads, if anywhere.
+    pub(crate) fn to(&self) -> Option<Place> {
+        self.to
+    }
+
     /// Numbers a new connection among those that go this way.
     pub(crate) fn take_flow(&self, fabric: &Fabric) -> u32 {
         let row = |place: Place| place.device * PORTS + place.port as usize - 1;

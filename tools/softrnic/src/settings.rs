@@ -16,6 +16,14 @@ pub(crate) struct Settings {
     pub(crate) quiet: bool,
     pub(crate) strict: bool,
     pub(crate) stat: bool,
+    /// Writes to memory with relaxed ordering land in no order.
+    pub(crate) chaos: bool,
+    /// Where to write down the faults that strike.
+    pub(crate) trace: Option<PathBuf>,
+    /// Fault rules that the fabric shall have, as text.
+    pub(crate) faults: Option<String>,
+    /// Seed of random decisions, if this process brings one.
+    pub(crate) seed: Option<u64>,
     pub(crate) time_scale: f64,
     pub(crate) max_qp: u32,
     pub(crate) max_cq: u32,
@@ -36,6 +44,10 @@ impl Settings {
             quiet: true,
             strict: false,
             stat: false,
+            chaos: false,
+            trace: None,
+            faults: None,
+            seed: None,
             time_scale: 1.0,
             max_qp: layout::QPS,
             max_cq: layout::CQS,
@@ -66,6 +78,10 @@ impl Settings {
             quiet: switch("SOFTRNIC_QUIET")?,
             strict: switch("SOFTRNIC_STRICT")?,
             stat: switch("SOFTRNIC_STAT")?,
+            chaos: switch("SOFTRNIC_CHAOS")?,
+            trace: text("SOFTRNIC_TRACE")?.map(Into::into),
+            faults: faults()?,
+            seed: text("SOFTRNIC_SEED")?.map(|_| number("SOFTRNIC_SEED", 0, 0, u64::MAX)).transpose()?,
             time_scale,
             max_qp: number("SOFTRNIC_MAX_QP", layout::QPS, 1, layout::QPS)?,
             max_cq: number("SOFTRNIC_MAX_CQ", layout::CQS, 1, layout::CQS)?,
@@ -91,6 +107,17 @@ fn number<T: FromStr + PartialOrd + Display>(name: &str, default: T, low: T, hig
         Ok(parsed) if parsed >= low && parsed <= high => Ok(parsed),
         _ => Err(format!("{name}={value:?}: must be a number from {low} to {high}")),
     }
+}
+
+/// `SOFTRNIC_FAULTS`: rules, or `@` and the path of a file with rules.
+fn faults() -> Result<Option<String>, String> {
+    let Some(value) = text("SOFTRNIC_FAULTS")? else { return Ok(None) };
+    let rules = match value.strip_prefix('@') {
+        None => value,
+        Some(path) => std::fs::read_to_string(path).map_err(|e| format!("SOFTRNIC_FAULTS={value}: {e}"))?,
+    };
+    crate::faults::parse(&rules).map_err(|e| format!("SOFTRNIC_FAULTS: {e}"))?;
+    Ok(Some(rules))
 }
 
 fn switch(name: &str) -> Result<bool, String> {

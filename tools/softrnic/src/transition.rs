@@ -8,6 +8,7 @@ use crate::device::MAX_READS;
 use crate::engine;
 use crate::fabric::lock;
 use crate::fabric::slots::NO_PEER;
+use crate::faults;
 use crate::port::{MTU_4096, mtu_bytes};
 use crate::qp::Qp;
 use crate::route::Route;
@@ -75,6 +76,9 @@ pub(crate) fn modify(qp: &Qp, attr: &QpAttr, given: i32) -> Result<(), i32> {
         place.port = u32::from(attr.port_num);
     }
     let route = if given & mask::AV != 0 { Some(Route::find(qp.fabric, place, &attr.ah_attr)?) } else { None };
+    if let Some(to) = route.and_then(|route| route.to()) {
+        faults::modify_qp(qp.fabric, place, to)?;
+    }
     remember(&mut known, attr, given);
     publish(qp, &known, given, route);
     let wants_notice = given & mask::EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
@@ -137,7 +141,11 @@ fn publish(qp: &Qp, known: &QpAttr, given: i32, route: Option<Route>) {
     if given & mask::PORT != 0 {
         qp.slot.port.store(u32::from(known.port_num), SeqCst);
     }
-    let link = &mut lock(&qp.send).link;
+    let queue = &mut *lock(&qp.send);
+    if given & mask::SQ_PSN != 0 {
+        queue.connected();
+    }
+    let link = &mut queue.link;
     if let Some(route) = route {
         link.mtu_bytes = mtu_bytes(known.path_mtu);
         link.route = route.with_mtu(link.mtu_bytes);
@@ -147,7 +155,7 @@ fn publish(qp: &Qp, known: &QpAttr, given: i32, route: Option<Route>) {
     }
     if given & mask::RQ_PSN != 0 {
         qp.slot.expected_psn.store(known.rq_psn, SeqCst);
-        qp.slot.is_established.store(0, SeqCst);
+        qp.slot.established.store(0, SeqCst);
     }
     if given & mask::SQ_PSN != 0 {
         link.psn = known.sq_psn;

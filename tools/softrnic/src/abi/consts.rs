@@ -45,6 +45,7 @@ pub(crate) mod access {
     pub(crate) const REMOTE_READ: u32 = 1 << 2;
     pub(crate) const REMOTE_ATOMIC: u32 = 1 << 3;
     pub(crate) const HUGETLB: u32 = 1 << 7;
+    pub(crate) const RELAXED_ORDERING: u32 = 1 << 20;
     /// Hints a device may ignore; RELAXED_ORDERING is one.
     pub(crate) const OPTIONAL: u32 = 0x3ff0_0000;
 }
@@ -56,6 +57,8 @@ pub(crate) mod wr_opcode {
     pub(crate) const SEND: u32 = 2;
     pub(crate) const SEND_WITH_IMM: u32 = 3;
     pub(crate) const RDMA_READ: u32 = 4;
+    pub(crate) const ATOMIC_CMP_SWAP: u32 = 5;
+    pub(crate) const ATOMIC_FETCH_ADD: u32 = 6;
 }
 
 /// Send flags.
@@ -71,6 +74,8 @@ pub(crate) mod wc_opcode {
     pub(crate) const SEND: u32 = 0;
     pub(crate) const RDMA_WRITE: u32 = 1;
     pub(crate) const RDMA_READ: u32 = 2;
+    pub(crate) const COMP_SWAP: u32 = 3;
+    pub(crate) const FETCH_ADD: u32 = 4;
     pub(crate) const RECV: u32 = 128;
     pub(crate) const RECV_RDMA_WITH_IMM: u32 = 129;
 }

@@ -25,6 +25,10 @@ pub enum Error {
     Failed(DeviceName),
     /// RoCE entries are of version 1 or 2, InfiniBand entries of neither.
     GidKind(PortName),
+    /// Rules that are not well-formed or do not fit: a sentence.
+    Rule(String),
+    /// There is no rule of that number.
+    NoRule(u32),
     /// What, and what is allowed.
     Value(&'static str, &'static str),
 }
@@ -54,6 +58,8 @@ impl fmt::Display for Error {
             Self::NoPort(name, devices, ports) => {
                 write!(f, "there is no {name} among {devices} device(s) with {ports} port(s) each")
             }
+            Self::Rule(what) => f.write_str(what),
+            Self::NoRule(number) => write!(f, "no rule in force has the number {number}"),
             Self::NoDevice(name, devices) => write!(f, "there is no {name} among {devices} device(s)"),
             Self::Failed(name) => write!(f, "{name} has failed for good"),
             Self::GidKind(name) => {

@@ -5,6 +5,7 @@
 //! locks are per process.
 
 mod error;
+mod inject;
 mod report;
 
 use std::net::Ipv6Addr;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use std::{fmt, str};
 
 pub use error::Error;
+pub use inject::InForce;
 pub use report::{Counters, Device, Gid, LinkLayer, Port, Process, Qp, Report};
 
 use crate::abi::consts::{event, qp_state};
@@ -102,6 +104,11 @@ impl Network {
         let file = File::open_existing(&path).map_err(|what| Error::from_file(&path, what))?;
         let fabric = Fabric::observe(file, Settings::of_observer(dir, name));
         fabric.map(|fabric| Self { fabric }).ok_or(Error::OtherVersion(path))
+    }
+
+    /// The fabric that this process takes part in.
+    pub(crate) fn of(fabric: &'static Fabric) -> Self {
+        Self { fabric }
     }
 
     /// Names of the fabrics in the folder `dir` that processes use and that this user may control.

@@ -6,14 +6,15 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use crate::abi::consts::{event, qp_state};
+use crate::abi::consts::qp_state;
 use crate::fabric::Fabric;
 use crate::fabric::slots::{NO_PEER, QpSlot};
 use crate::route::Place;
 
 /// A peer's QP while we execute against it.
-pub(super) struct Visit<'a> {
-    pub(super) fabric: &'a Fabric,
+#[derive(Debug)]
+pub(super) struct Visit {
+    pub(super) fabric: &'static Fabric,
     pub(super) slot: &'static QpSlot,
     pub(super) device: usize,
     /// Process that owns the QP; `None` is ourselves.
@@ -24,10 +25,10 @@ pub(super) struct Visit<'a> {
 /// How often to look again at a QP that somebody else has marked.
 const PATIENCE: u32 = 1000;
 
-impl<'a> Visit<'a> {
-    /// Enters QP `peer` as `me` (both port << 40 | device << 32 | QPN). `None`: packets to it vanish.
+impl Visit {
+    /// Enters QP `peer` as `me` (names, see `QpSlot::peer`). `None`: packets to it vanish.
     #[inline]
-    pub(super) fn enter(fabric: &'a Fabric, peer: u64, me: u64, serial: u32) -> Option<Self> {
+    pub(super) fn enter(fabric: &'static Fabric, peer: u64, me: u64, serial: u32) -> Option<Self> {
         if peer == NO_PEER {
             return None;
         }
@@ -53,13 +54,22 @@ impl<'a> Visit<'a> {
         (is_welcome(slot, peer, me) && slot.owner.load(SeqCst) == owner).then_some(visit)
     }
 
-    /// A valid message has arrived: the owner of a QP that waits for that to go to RTS is told.
+    /// Whether a packet of that type and number is the next one here. UC takes what comes.
     #[inline]
-    pub(super) fn greet(&self) {
-        if self.slot.state.load(Relaxed) == qp_state::RTR && self.slot.is_established.swap(1, SeqCst) == 0 {
-            self.slot.events.fetch_or(1 << event::COMM_EST, SeqCst);
-            self.fabric.ring(self.slot.owner.load(SeqCst));
-        }
+    pub(super) fn expects(&self, is_uc: bool, psn: u32) -> bool {
+        let is_uc_here = self.slot.is_uc.load(SeqCst) != 0;
+        is_uc == is_uc_here && (is_uc || self.slot.expected_psn.load(SeqCst) == psn)
+    }
+
+    /// The next packet has this number.
+    #[inline]
+    pub(super) fn advance(&self, psn: u32) {
+        self.slot.expected_psn.store(psn, SeqCst);
+    }
+
+    /// Number of this visit among those of the visiting queue.
+    pub(super) fn serial(&self) -> u32 {
+        (self.mark >> 32) as u32
     }
 
     /// Whether the owner has died meanwhile.
@@ -68,7 +78,7 @@ impl<'a> Visit<'a> {
     }
 }
 
-impl Drop for Visit<'_> {
+impl Drop for Visit {
     fn drop(&mut self) {
         // Only if the mark is still ours; the owner may have taken us for dead.
         let _ = self.slot.busy.compare_exchange(self.mark, 0, SeqCst, Relaxed);

@@ -7,16 +7,17 @@
 //! 52 KiB   RULES x RuleSlot
 //! 128 KiB  per device: QPS x QpSlot, MRS x MrSlot, CQS x CqSlot    (storage allocated chunk by chunk, on first use)
 //! ...      receive rings                                           (storage allocated with the QP)
+//! ...      JOBS x JobSlot, JOBS x bytes to stage copies in         (storage allocated when the first is needed)
 //! ```
 
 use std::mem::size_of;
 
-use super::slots::{CqSlot, Header, MrSlot, PortSlot, ProcSlot, QpSlot, RuleSlot};
+use super::slots::{CqSlot, Header, JobSlot, MrSlot, PortSlot, ProcSlot, QpSlot, RuleSlot};
 
 /// First word of the file: the text "softrnic".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
 /// Change it with every change in this file.
-pub(crate) const VERSION: u64 = 4;
+pub(crate) const VERSION: u64 = 5;
 
 pub(crate) const DEVICES: usize = 8;
 /// Ports of a device.
@@ -42,7 +43,13 @@ const DEVICE_TABLES: usize = QP_TABLE + MR_TABLE + CQ_TABLE;
 pub(crate) const RINGS_AT: usize = TABLES_AT + DEVICES * DEVICE_TABLES;
 /// Bound of all receive rings together.
 pub(crate) const RINGS_BYTES: usize = 64 << 20;
-pub(crate) const FILE_BYTES: usize = RINGS_AT + RINGS_BYTES;
+/// Staged copies under way at a time, in the whole fabric: a bit each in a word.
+pub(crate) const JOBS: usize = 64;
+/// Most bytes of one staged copy.
+pub(crate) const STAGE_BYTES: usize = 512 << 10;
+pub(crate) const JOBS_AT: usize = RINGS_AT + RINGS_BYTES;
+pub(crate) const STAGE_AT: usize = JOBS_AT + PAGE;
+pub(crate) const FILE_BYTES: usize = STAGE_AT + JOBS * STAGE_BYTES;
 
 /// The three tables of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +93,7 @@ impl Table {
 
 const _: () = {
     assert!(size_of::<Header>() <= PAGE);
+    assert!(JOBS * size_of::<JobSlot>() <= PAGE && STAGE_AT.is_multiple_of(PAGE));
     assert!(RULES_AT + RULES * size_of::<RuleSlot>() <= TABLES_AT);
     assert!(QP_TABLE.is_multiple_of(CHUNK) && MR_TABLE.is_multiple_of(CHUNK) && CQ_TABLE.is_multiple_of(CHUNK));
 };

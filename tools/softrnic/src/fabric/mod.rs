@@ -15,12 +15,13 @@ use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::{ptr, thread};
 
 use crate::context::Context;
+use crate::faults;
 use crate::notice;
 use crate::port;
 use crate::qp::Qp;
-use crate::service::Timers;
 use crate::settings::Settings;
 use crate::shape::Shape;
+use crate::timers::Timers;
 use file::{Failure, File};
 use layout::{DEVICES, PORTS, PORTS_AT, PROCS, PROCS_AT, RULES, RULES_AT, Table};
 use slots::{CqSlot, Header, MrSlot, PROC_ALIVE, PortSlot, ProcSlot, QpSlot, RuleSlot};
@@ -153,6 +154,7 @@ impl Fabric {
         slot.id.store(id, SeqCst);
         // Under the control lock, or the next process would take the file for a stale one.
         slot.state.store(PROC_ALIVE, SeqCst);
+        faults::bring(self, &control)?;
         Ok(id)
     }
 
@@ -238,7 +240,7 @@ impl Fabric {
     /// The words `[at, at + bytes)` of the ring area.
     pub(crate) fn ring_words(&self, at: u64, bytes: usize) -> Option<&'static [AtomicU64]> {
         let at = usize::try_from(at).ok()?;
-        let fits = at >= layout::RINGS_AT && at.is_multiple_of(8) && at.checked_add(bytes)? <= layout::FILE_BYTES;
+        let fits = at >= layout::RINGS_AT && at.is_multiple_of(8) && at.checked_add(bytes)? <= layout::JOBS_AT;
         // SAFETY: inside the mapping and aligned (checked); the owner allocated storage before publishing the ring.
         fits.then(|| unsafe { std::slice::from_raw_parts(self.file.base().add(at).cast(), bytes / 8) })
     }

@@ -5,7 +5,7 @@ use std::mem::size_of;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
 
-use super::layout::{DEVICES, PORTS};
+use super::layout::{DEVICES, PORTS, RULES};
 use crate::abi::consts::qp_state;
 
 /// Start of the file.
@@ -34,6 +34,14 @@ pub(crate) struct Header {
     pub(crate) rules_epoch: AtomicU32,
     /// Seed of all random decisions.
     pub(crate) seed: AtomicU64,
+    /// Hashes of the rule texts that environments have brought. Written under the control lock.
+    pub(crate) rule_texts: [AtomicU64; RULES],
+    /// Process that executes an atomic at the device right now, or 0.
+    pub(crate) atomic_turn: [AtomicU32; DEVICES],
+    /// Not 0: copies may be staged, the jobs and their bytes have storage. Written under the control lock.
+    pub(crate) is_staging: AtomicU32,
+    /// Staged copies so far: gives them an order.
+    pub(crate) jobs_begun: AtomicU64,
     /// Counts what changes the ways of packets: ports, GIDs, devices. Written under the control lock, after the change.
     pub(crate) changes: AtomicU64,
 }
@@ -42,6 +50,44 @@ pub(crate) struct Header {
 pub(crate) const SHAPE_WORDS: usize = 128;
 /// Device and port events that are kept.
 pub(crate) const NEWS: usize = 64;
+
+/// Bytes that their owner's process has to copy itself, because nobody else can reach its memory.
+///
+/// The requester claims the slot (`owner` 0 to its process id), fills it in and posts it; the target takes it, copies
+/// between the slot's staging bytes and its own memory, and says how that went.
+#[repr(C, align(64))]
+pub(crate) struct JobSlot {
+    /// Process that claimed it; 0 is free.
+    pub(crate) owner: AtomicU32,
+    /// See [`job`].
+    pub(crate) state: AtomicU32,
+    /// Process whose memory it is.
+    pub(crate) target: AtomicU32,
+    /// 0: into that memory, 1: out of it.
+    pub(crate) way: AtomicU32,
+    pub(crate) device: AtomicU32,
+    /// Key of the memory region; the target looks whether it is still valid.
+    pub(crate) key: AtomicU32,
+    pub(crate) addr: AtomicU64,
+    pub(crate) len: AtomicU64,
+    /// Jobs are done in this order.
+    pub(crate) number: AtomicU64,
+}
+
+/// States of a job.
+pub(crate) mod job {
+    /// The requester prepares it.
+    pub(crate) const IDLE: u32 = 0;
+    /// The target may take it.
+    pub(crate) const POSTED: u32 = 1;
+    /// The target copies.
+    pub(crate) const TAKEN: u32 = 2;
+    pub(crate) const DONE: u32 = 3;
+    /// The memory is no longer there.
+    pub(crate) const FAILED: u32 = 4;
+    /// The target copies, but the requester has lost interest: the target frees the slot.
+    pub(crate) const ORPHANED: u32 = 5;
+}
 
 /// [`ProcSlot::state`]: takes part.
 pub(crate) const PROC_ALIVE: u32 = 1;
@@ -62,6 +108,16 @@ pub(crate) struct ProcSlot {
     /// Robust futex word: the service thread's id, to which the kernel adds `FUTEX_OWNER_DIED` at its death.
     pub(crate) life: AtomicU32,
     pub(crate) generation: AtomicU32,
+    /// Bit n: job n has been posted for this process. Set by requesters.
+    pub(crate) jobs: AtomicU64,
+    /// When (monotonic ns) it has last polled a CQ. Kept only while copies are staged.
+    pub(crate) last_poll: AtomicU64,
+    /// Address of [`Self::id`] in that process, to see whether one can read there.
+    pub(crate) id_at: AtomicU64,
+    /// How it reaches the memory of others: bit 0 directly, bit 1 staged.
+    pub(crate) ways: AtomicU32,
+    /// Why it cannot reach some directly (errno), or 0.
+    pub(crate) obstacle: AtomicU32,
 }
 
 /// Entries of a GID table.
@@ -107,6 +163,7 @@ pub(crate) struct PortSlot {
 }
 
 /// What a requester has done.
+#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Counters {
     pub(crate) messages: AtomicU64,
@@ -120,19 +177,20 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    fn words(&self) -> [&AtomicU64; 5] {
+    pub(crate) fn all(&self) -> [&AtomicU64; 5] {
         [&self.messages, &self.bytes, &self.losses, &self.rnr_waits, &self.faults]
     }
 
     /// Adds what `gone` counted, and clears it.
     pub(crate) fn absorb(&self, gone: &Self) {
-        for (sum, part) in self.words().into_iter().zip(gone.words()) {
+        for (sum, part) in self.all().into_iter().zip(gone.all()) {
             sum.fetch_add(part.swap(0, SeqCst), SeqCst);
         }
     }
 }
 
 /// A fault rule; `crate::faults` says what the fields mean. Written under the control lock, but for `hits`.
+#[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct RuleSlot {
     /// Identity of the rule in this fabric; 0: no rule. Stored last.
@@ -164,6 +222,7 @@ pub(crate) struct RuleSlot {
 pub(crate) const NO_PEER: u64 = u64::MAX;
 
 /// The part of a QP that its peer sees.
+#[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct QpSlot {
     // Identity and connection: written by the owner; `state` also RTR|RTS|SQD|SQE -> ERR by the visiting peer.
@@ -204,8 +263,8 @@ pub(crate) struct QpSlot {
     pub(crate) expected_psn: AtomicU32,
     /// Bit n: async event n is to be delivered. Cleared by the owner's service thread.
     pub(crate) events: AtomicU32,
-    /// A message has come in the state RTR, which was told. Cleared by the owner on the way there.
-    pub(crate) is_established: AtomicU32,
+    /// Its owner has been told of the first message.
+    pub(crate) established: AtomicU32,
     _pad1: [u32; 9],
 
     // Written by the owner.
@@ -244,6 +303,8 @@ pub(crate) struct MrSlot {
     pub(crate) addr: AtomicU64,
     pub(crate) length: AtomicU64,
     pub(crate) generation: AtomicU32,
+    /// 0: the host's; else ordinal + 1 of the GPU whose it is.
+    pub(crate) gpu: AtomicU32,
 }
 
 /// The part of a CQ that producers in other processes see.

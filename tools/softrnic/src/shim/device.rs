@@ -154,6 +154,21 @@ unsafe extern "C" fn query_pkey(handle: *mut types::Context, port: u8, index: c_
 }
 export!("ibv_query_pkey", "IBVERBS_1.1", query_pkey);
 
+/// Which entry of the partition table holds `pkey`; the default partition, of which every port is a full member.
+unsafe extern "C" fn get_pkey_index(handle: *mut types::Context, port: u8, pkey: u16) -> c_int {
+    minus_one(|| {
+        // SAFETY: the caller's handle.
+        unsafe { context(handle) }?;
+        if port == 1 && pkey == 0xffff { Ok(()) } else { Err(libc::EINVAL) }
+    })
+}
+export!("ibv_get_pkey_index", "IBVERBS_1.5", get_pkey_index);
+
+unsafe extern "C" fn get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+export!("ibv_get_sysfs_path", "IBVERBS_1.0", get_sysfs_path);
+
 /// There is no sysfs behind these devices.
 unsafe extern "C" fn read_sysfs_file(_: *const c_char, _: *const c_char, _: *mut c_char, _: usize) -> c_int {
     minus_one(|| Err(libc::ENOENT))
@@ -165,6 +180,18 @@ unsafe extern "C" fn fork_init() -> c_int {
     0
 }
 export!("ibv_fork_init", "IBVERBS_1.1", fork_init);
+
+unsafe extern "C" fn fork_range(_: *mut c_void, _: usize) -> c_int {
+    0
+}
+export!("ibv_dontfork_range", "IBVERBS_1.1", fork_range);
+export!("ibv_dofork_range", "IBVERBS_1.1", fork_range);
+
+/// `IBV_FORK_UNNEEDED`: the same.
+unsafe extern "C" fn is_fork_initialized() -> c_int {
+    2
+}
+export!("ibv_is_fork_initialized", "IBVERBS_1.13", is_fork_initialized);
 
 unsafe extern "C" fn query_ece(_: *mut c_void, _: *mut c_void) -> c_int {
     libc::EOPNOTSUPP

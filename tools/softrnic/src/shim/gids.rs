@@ -107,3 +107,24 @@ unsafe extern "C" fn query_gid_table(
     -(rc as isize)
 }
 export!("_ibv_query_gid_table", "IBVERBS_1.11", query_gid_table);
+
+/// The type as sysfs counts it, where RoCE v1 and InfiniBand are one.
+#[cfg(feature = "tools")]
+pub(super) unsafe extern "C" fn query_gid_type(
+    handle: *mut types::Context,
+    port: u8,
+    index: u32,
+    out: *mut u32,
+) -> c_int {
+    const SYSFS_ROCE_V2: u32 = 1;
+    minus_one(|| {
+        // SAFETY: the caller's handle.
+        unsafe { context(handle) }?;
+        if port != 1 || index >= GIDS {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the caller's enumeration.
+        unsafe { out.write(SYSFS_ROCE_V2) };
+        Ok(())
+    })
+}

@@ -65,7 +65,7 @@ unsafe extern "C" fn reg_mr_iova(
 ) -> *mut types::Mr {
     register(pd, addr, length, iova, flags as u32)
 }
-export!("ibv_reg_mr_iova", "IBVERBS_1.8", reg_mr_iova);
+export!("ibv_reg_mr_iova", "IBVERBS_1.7", reg_mr_iova);
 
 unsafe extern "C" fn reg_mr_iova2(
     pd: *mut types::Pd,

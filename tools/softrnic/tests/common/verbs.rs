@@ -342,6 +342,9 @@ pub const WRITE_IMM: u32 = 1;
 pub const SEND: u32 = 2;
 pub const SEND_IMM: u32 = 3;
 pub const READ: u32 = 4;
+pub const CMP_SWAP: u32 = 5;
+pub const FETCH_ADD: u32 = 6;
+pub const BIND_MW: u32 = 8;
 pub const SIGNALED: u32 = 2;
 pub const INLINE: u32 = 8;
 

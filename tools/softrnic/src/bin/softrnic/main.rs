@@ -2,6 +2,7 @@
 
 mod change;
 mod faithful;
+mod inject;
 mod run;
 mod stat;
 
@@ -28,6 +29,7 @@ enum Command {
     Port(change::Port),
     Gid(change::Gid),
     Fail(change::Fail),
+    Inject(inject::Inject),
     Stat(stat::Options),
 }
 
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         Command::Port(port) => find(fabric).and_then(|network| port.apply(&network)),
         Command::Gid(gid) => find(fabric).and_then(|network| gid.apply(&network)),
         Command::Fail(fail) => find(fabric).and_then(|network| fail.apply(&network)),
+        Command::Inject(inject) => find(fabric).and_then(|network| inject.apply(&network)),
         Command::Stat(options) => find(fabric).map(|network| options.show(&network.report())),
     };
     match done {
