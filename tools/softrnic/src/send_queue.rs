@@ -81,6 +81,8 @@ pub(crate) struct SendQueue {
     /// The timer that is set for this queue; `u64::MAX`: none.
     pub(crate) alarm: u64,
     pub(crate) visits: u32,
+    /// In the state SQD: an event is wanted when nothing is under way.
+    pub(crate) wants_drained: bool,
     pub(crate) targets: Targets,
     mask: u64,
     requests: Box<[Request]>,
@@ -130,6 +132,7 @@ impl SendQueue {
             moving: None,
             alarm: u64::MAX,
             visits: 0,
+            wants_drained: false,
             targets: Targets::default(),
             mask: entries as u64 - 1,
             requests: vec![Request::default(); entries].into(),
@@ -161,6 +164,16 @@ impl SendQueue {
             &self.sges[at * self.sges_each..][..request.num_sge as usize],
             &self.inline[at * self.inline_each..][..request.inline_len as usize],
         )
+    }
+
+    /// Whether something has been sent that is not over yet.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.acked != self.executed || self.is_head_sent()
+    }
+
+    /// Whether the head request is on its way, or has been sent and waits to be sent again.
+    pub(crate) fn is_head_sent(&self) -> bool {
+        self.moving.is_some() || self.head.attempts() != 0
     }
 
     /// Number of the head request in its connection, from 1.

@@ -71,6 +71,7 @@ fn serve_others(fabric: &'static Fabric) {
 
 fn serve(fabric: &'static Fabric) {
     let bell = &fabric.proc(slot_of(fabric.me)).bell;
+    let mut heard = 0;
     loop {
         let seen = bell.load(Acquire);
         if fabric.is_gone() {
@@ -78,7 +79,11 @@ fn serve(fabric: &'static Fabric) {
         }
         lock(&fabric.qps).iter().for_each(|qp| qp.deliver());
         lock(&fabric.cqs).iter().for_each(|cq| cq.deliver());
-        fabric.hear();
+        let news = fabric.header().news_count.load(SeqCst);
+        if news != heard {
+            heard = news;
+            fabric.hear();
+        }
         fabric.timers.run_due(fabric);
         serve_others(fabric);
         let next = fabric.timers.next();

@@ -19,7 +19,7 @@ mod wire;
 pub(crate) use copy::{CopyError, Piece, Way, copy_ascending};
 pub(crate) use ghost::Ghost;
 pub(crate) use moving::Moving;
-pub(crate) use pump::{forget, poll, pump, wake};
+pub(crate) use pump::{drain, forget, poll, pump, wake};
 pub(crate) use server::Server;
 pub(crate) use wire::plan;
 

@@ -21,6 +21,22 @@ const GLANCE: u64 = 100_000;
 /// Executes and completes what is posted until the queue is empty or has to wait.
 #[inline]
 pub(crate) fn pump(qp: &Qp, queue: &mut SendQueue) {
+    work_off(qp, queue);
+    if queue.wants_drained && !queue.is_under_way() && qp.slot.state.load(SeqCst) == qp_state::SQD {
+        queue.wants_drained = false;
+        qp.tell_owner(event::SQ_DRAINED);
+    }
+}
+
+/// The state has become SQD, or is SQD no more.
+pub(crate) fn drain(qp: &Qp, wants_notice: bool) {
+    let queue = &mut lock(&qp.send);
+    queue.wants_drained = wants_notice;
+    pump(qp, queue);
+}
+
+#[inline]
+fn work_off(qp: &Qp, queue: &mut SendQueue) {
     loop {
         if queue.acked != queue.executed {
             settle(qp, queue);
@@ -30,7 +46,9 @@ pub(crate) fn pump(qp: &Qp, queue: &mut SendQueue) {
         }
         match qp.slot.state.load(SeqCst) {
             qp_state::RTS => {}
-            qp_state::ERR => return flush(qp, queue),
+            // What has been sent is finished, nothing is begun.
+            qp_state::SQD if queue.is_head_sent() => {}
+            qp_state::ERR | qp_state::SQE => return flush(qp, queue),
             _ => return,
         }
         if !send(qp, queue) {
@@ -105,7 +123,8 @@ fn settle(qp: &Qp, queue: &mut SendQueue) {
 #[inline]
 fn finish(qp: &Qp, queue: &mut SendQueue, status: Status) {
     if status != Status::Success {
-        qp.slot.fail();
+        // Of UC only the sending half fails.
+        if qp.is_uc() { qp.slot.fail_send() } else { qp.slot.fail() }
     }
     if !complete(qp, queue, status) {
         // The CQ has overrun: nothing can be reported any more.
@@ -119,7 +138,7 @@ fn finish(qp: &Qp, queue: &mut SendQueue, status: Status) {
     }
 }
 
-/// In the error state: all that is left is flushed, but what failed says how.
+/// In the error states: all that is left is flushed, but what failed says how.
 fn flush(qp: &Qp, queue: &mut SendQueue) {
     queue.moving = None;
     while queue.acked != queue.posted {
@@ -138,7 +157,7 @@ fn flush(qp: &Qp, queue: &mut SendQueue) {
 #[inline]
 fn send(qp: &Qp, queue: &mut SendQueue) -> bool {
     if queue.moving.is_some() {
-        let verdict = requester::proceed(qp, queue);
+        let verdict = requester::proceed(queue);
         return judge(qp, queue, verdict);
     }
     let due = queue.head.until.max(queue.request(queue.executed).0.due);
@@ -176,6 +195,7 @@ fn suffer(qp: &Qp, queue: &mut SendQueue, effect: Effect) -> Verdict {
             Verdict::Lost
         }
         Effect::QpError => {
+            qp.slot.fail();
             qp.slot.events.fetch_or(1 << event::QP_FATAL, SeqCst);
             qp.fabric.ring(qp.fabric.me);
             Verdict::Failed(Status::LocQpOp)

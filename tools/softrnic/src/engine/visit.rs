@@ -105,7 +105,7 @@ impl Drop for Visit {
 fn is_welcome(slot: &QpSlot, peer: u64, me: u64) -> bool {
     let state = slot.state.load(SeqCst);
     slot.qpn.load(SeqCst) == peer as u32
-        && (state == qp_state::RTS || state == qp_state::RTR)
+        && (qp_state::RTR..=qp_state::SQE).contains(&state)
         && slot.port.load(SeqCst) == Place::of_name(peer).port
         && slot.peer.load(SeqCst) == me
 }

@@ -238,7 +238,7 @@ pub(crate) const NO_PEER: u64 = u64::MAX;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct QpSlot {
-    // Identity and connection: written by the owner; `state` also RTR|RTS -> ERR by the visiting peer.
+    // Identity and connection: written by the owner; `state` also RTR|RTS|SQD|SQE -> ERR by the visiting peer.
     /// [`ProcSlot::id`] of the owner; 0 is free.
     pub(crate) owner: AtomicU32,
     pub(crate) qpn: AtomicU32,
@@ -291,8 +291,15 @@ pub(crate) struct QpSlot {
 impl QpSlot {
     /// A connected QP goes into the error state; one that its owner has moved on meanwhile stays as it is.
     pub(crate) fn fail(&self) {
-        for connected in [qp_state::RTS, qp_state::RTR] {
+        for connected in [qp_state::RTS, qp_state::RTR, qp_state::SQD, qp_state::SQE] {
             let _ = self.state.compare_exchange(connected, qp_state::ERR, SeqCst, SeqCst);
+        }
+    }
+
+    /// The send queue of a connected QP stops with an error; it goes on receiving.
+    pub(crate) fn fail_send(&self) {
+        for sending in [qp_state::RTS, qp_state::SQD] {
+            let _ = self.state.compare_exchange(sending, qp_state::SQE, SeqCst, SeqCst);
         }
     }
 }

@@ -116,15 +116,15 @@ pub(super) unsafe extern "C" fn query_gid_type(
     index: u32,
     out: *mut u32,
 ) -> c_int {
+    const SYSFS_IB_ROCE_V1: u32 = 0;
     const SYSFS_ROCE_V2: u32 = 1;
     minus_one(|| {
         // SAFETY: the caller's handle.
-        unsafe { context(handle) }?;
-        if port != 1 || index >= GIDS {
-            return Err(libc::EINVAL);
-        }
+        let port = unsafe { context(handle) }?.port(u32::from(port))?;
+        let index = usize::try_from(index).ok().filter(|&i| i < GIDS).ok_or(libc::EINVAL)?;
+        let is_v2 = port.gid(index).is_some_and(|entry| entry.kind == Kind::RoceV2);
         // SAFETY: the caller's enumeration.
-        unsafe { out.write(SYSFS_ROCE_V2) };
+        unsafe { out.write(if is_v2 { SYSFS_ROCE_V2 } else { SYSFS_IB_ROCE_V1 }) };
         Ok(())
     })
 }
