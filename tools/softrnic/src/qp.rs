@@ -19,6 +19,7 @@ use crate::pd::Pd;
 use crate::recv_queue::{Received, RecvRing};
 use crate::route::Place;
 use crate::send_queue::{SendQueue, SendRing};
+use crate::timers::{Task, now_ns};
 
 /// What the application holds as `ibv_qp*` is its first field.
 #[repr(C)]
@@ -170,8 +171,8 @@ impl Qp {
         // Pairs with the visitor's load: the entry is complete before it is counted.
         self.slot.posted.store(posted + 1, SeqCst);
         if self.slot.state.load(SeqCst) == qp_state::ERR && !self.flush_recv() {
-            // Someone is still in; the next poll flushes.
-            self.ring_recv();
+            // Someone is still in.
+            self.flush_soon();
         }
         Ok(())
     }
@@ -255,15 +256,49 @@ impl Qp {
         self.flush_recv()
     }
 
-    /// For the service thread: completes what is left on a device that has failed.
-    pub(crate) fn flush_if_failed(&self) {
-        if self.slot.state.load(SeqCst) == qp_state::ERR && !self.flush() {
-            self.ring_recv();
+    /// Has the queues flushed by the next poll, or by the service thread if there is none: the application may be
+    /// waiting for just these completions on a channel.
+    pub(crate) fn flush_soon(&self) {
+        self.ring_recv();
+        self.flush_at(now_ns());
+    }
+
+    fn flush_at(&self, at: u64) {
+        if let Some(this) = self.this.upgrade() {
+            self.fabric.timers.arm(self.fabric, at, Task::Flush(this));
         }
     }
 
-    /// Call with `recv` locked and the state ERR.
+    /// For the service thread: completes what is left in a QP that has failed, or that a visitor meant to fail when it
+    /// died.
+    pub(crate) fn see_failure_through(&self) {
+        const PAUSE: u64 = 1_000_000;
+        let guard = lock(&self.recv);
+        if !self.is_in_fabric() {
+            return;
+        }
+        let holder = self.slot.busy.load(SeqCst);
+        let is_visited = holder != 0 && self.fabric.live_process(holder as u32).is_some();
+        if holder != 0 && !is_visited {
+            self.slot.fail();
+        }
+        drop(guard);
+        if is_visited || (self.slot.state.load(SeqCst) == qp_state::ERR && !self.flush()) {
+            self.flush_at(now_ns() + PAUSE);
+        }
+    }
+
+    /// Whether the entry is still ours. Call with `recv` locked, for it to stay so.
+    fn is_in_fabric(&self) -> bool {
+        self.slot.qpn.load(SeqCst) == self.abi.qp_num
+    }
+
+    /// Call with `recv` locked.
     fn flush_recv(&self) -> bool {
+        // It may have been reset or destroyed since the caller looked.
+        if self.slot.state.load(SeqCst) != qp_state::ERR || !self.is_in_fabric() {
+            return true;
+        }
         if self.fabric.is_visited(self.slot) {
             return false;
         }
@@ -313,7 +348,10 @@ impl Qp {
         self.pd.context.events.purge(|e| e.element == me);
         self.await_acks();
         let control = self.fabric.file.control();
-        self.fabric.free_qp(&control, self.device, self.index);
+        {
+            let _guard = lock(&self.recv);
+            self.fabric.free_qp(&control, self.device, self.index);
+        }
         self.pd.users.fetch_sub(1, SeqCst);
     }
 
@@ -343,6 +381,10 @@ impl Qp {
             if events & 1 << kind != 0 {
                 self.pd.context.events.push(Event { element: self.as_abi() as usize, kind });
             }
+        }
+        let fatal = 1 << event::QP_FATAL | 1 << event::QP_REQ_ERR | 1 << event::QP_ACCESS_ERR;
+        if events & fatal != 0 {
+            self.flush_at(now_ns());
         }
     }
 }

@@ -22,6 +22,8 @@ pub(crate) fn now_ns() -> u64 {
 pub(crate) enum Task {
     /// A send queue that waits for something.
     Pump(Arc<Qp>),
+    /// A QP that fails, whose queues are to be flushed even if nobody polls.
+    Flush(Arc<Qp>),
     /// A packet that lingers in the network.
     Arrive(Box<Ghost>),
     /// Staged copies for others that are under way.
@@ -82,6 +84,7 @@ impl Timers {
         for task in due.into_values() {
             match task {
                 Task::Pump(qp) => engine::wake(&qp),
+                Task::Flush(qp) => qp.see_failure_through(),
                 Task::Arrive(ghost) => ghost.arrive(fabric),
                 // The service thread does so in any case.
                 Task::Serve => fabric.ring(fabric.me),

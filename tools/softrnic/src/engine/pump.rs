@@ -133,8 +133,7 @@ fn finish(qp: &Qp, queue: &mut SendQueue, status: Status) {
     }
     if status != Status::Success {
         queue.is_broken = false;
-        // The receive side is flushed when its CQ is polled.
-        qp.ring_recv();
+        qp.flush_soon();
     }
 }
 

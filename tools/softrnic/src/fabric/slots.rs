@@ -320,6 +320,16 @@ pub(crate) struct MrSlot {
     pub(crate) gpu: AtomicU32,
 }
 
+/// Bits of [`CqSlot::armed`].
+pub(crate) mod armed {
+    /// The next completion that is solicited or failed is to be told.
+    pub(crate) const FOR_SOLICITED: u32 = 1;
+    /// The next completion is to be told.
+    pub(crate) const FOR_ANY: u32 = 2;
+    /// A notification is to be delivered by the owner's service thread.
+    pub(crate) const TELL: u32 = 4;
+}
+
 /// The part of a CQ that producers in other processes see.
 #[repr(C, align(64))]
 pub(crate) struct CqSlot {
@@ -334,10 +344,9 @@ pub(crate) struct CqSlot {
     /// Overrun: takes no more completions.
     pub(crate) dead: AtomicU32,
     pub(crate) events: AtomicU32,
-    /// Completion notification: 0 off, 1 for solicited and failed ones, 2 for any.
+    /// Completion notification: bits [`armed`]. One word, so that whoever takes an arm cannot die before it tells.
     pub(crate) armed: AtomicU32,
-    /// A notification is to be delivered by the owner's service thread.
-    pub(crate) notify: AtomicU32,
+    _pad: u32,
 }
 
 const _: () = {
