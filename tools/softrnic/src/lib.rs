@@ -136,6 +136,7 @@ mod engine;
 mod fabric;
 mod faults;
 mod gid;
+mod gpu;
 mod mr;
 mod news;
 mod notice;

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::abi::consts::access;
 use crate::abi::types;
+use crate::engine::Piece;
 use crate::fabric::layout::{PAGE, Table};
 use crate::fabric::{Fabric, lock};
 use crate::notice::last_errno;
@@ -25,6 +26,16 @@ pub(crate) struct Place {
     /// Address in the process that owns it.
     pub(crate) addr: u64,
     pub(crate) is_relaxed: bool,
+    /// See `MrSlot::gpu`.
+    pub(crate) gpu: u32,
+}
+
+impl Place {
+    /// `len` bytes there, which `key` allows.
+    #[inline]
+    pub(crate) fn piece(&self, key: u32, len: u64) -> Piece {
+        Piece { addr: self.addr, len, key, gpu: self.gpu }
+    }
 }
 
 /// A key does not allow the access.
@@ -87,8 +98,12 @@ impl Mr {
         let users: Vec<_> = lock(&fabric.qps).iter().filter(|qp| qp.pd.id == self.pd.id).cloned().collect();
         for qp in users {
             // Our own threads read and write it under this lock, peers while they visit the QP.
-            drop(lock(&qp.send));
+            // What passes through the stage is sent again from the beginning, and finds the key invalid.
+            lock(&qp.send).moving = None;
             fabric.await_visitor(qp.slot);
+        }
+        if fabric.has_stage() {
+            fabric.server.quiesce(fabric);
         }
         let control = fabric.file.control();
         fabric.free(&control, Table::Mr, device, self.index);
@@ -114,7 +129,8 @@ pub(crate) fn resolve(
     if !fits || mr.pd.load(Relaxed) != pd || flags & need != need {
         return Err(Forbidden);
     }
-    Ok(Place { addr: mr.addr.load(Relaxed) + offset, is_relaxed: flags & access::RELAXED_ORDERING != 0 })
+    let is_relaxed = flags & access::RELAXED_ORDERING != 0;
+    Ok(Place { addr: mr.addr.load(Relaxed) + offset, is_relaxed, gpu: mr.gpu.load(Relaxed) })
 }
 
 /// EFAULT unless every page of the range is mapped, as pinning it would find.

@@ -307,6 +307,7 @@ impl Qp {
         self.discard();
         self.send_cq.part(self);
         self.recv_cq.part(self);
+        engine::forget(self);
         lock(&self.fabric.qps).retain(|qp| !std::ptr::eq(&raw const **qp, self));
         let me = self.as_abi() as usize;
         self.pd.context.events.purge(|e| e.element == me);

@@ -16,6 +16,8 @@ pub(crate) struct Settings {
     pub(crate) quiet: bool,
     pub(crate) strict: bool,
     pub(crate) stat: bool,
+    /// Copies are staged even where they could go directly.
+    pub(crate) staged: bool,
     /// Writes to memory with relaxed ordering land in no order.
     pub(crate) chaos: bool,
     /// Where to write down the faults that strike.
@@ -44,6 +46,7 @@ impl Settings {
             quiet: true,
             strict: false,
             stat: false,
+            staged: false,
             chaos: false,
             trace: None,
             faults: None,
@@ -78,6 +81,7 @@ impl Settings {
             quiet: switch("SOFTRNIC_QUIET")?,
             strict: switch("SOFTRNIC_STRICT")?,
             stat: switch("SOFTRNIC_STAT")?,
+            staged: switch("SOFTRNIC_STAGED")?,
             chaos: switch("SOFTRNIC_CHAOS")?,
             trace: text("SOFTRNIC_TRACE")?.map(Into::into),
             faults: faults()?,
