@@ -171,9 +171,9 @@ impl SendQueue {
         self.acked != self.executed || self.is_head_sent()
     }
 
-    /// Whether the head request is being sent, or waits to be sent again.
+    /// Whether the head request is on its way, or has been sent and waits to be sent again.
     pub(crate) fn is_head_sent(&self) -> bool {
-        self.moving.is_some() || self.head.losses != 0 || self.head.rnr_waits != 0
+        self.moving.is_some() || self.head.attempts() != 0
     }
 
     /// Number of the head request in its connection, from 1.

@@ -157,7 +157,7 @@ fn flush(qp: &Qp, queue: &mut SendQueue) {
 #[inline]
 fn send(qp: &Qp, queue: &mut SendQueue) -> bool {
     if queue.moving.is_some() {
-        let verdict = requester::proceed(qp, queue);
+        let verdict = requester::proceed(queue);
         return judge(qp, queue, verdict);
     }
     let due = queue.head.until.max(queue.request(queue.executed).0.due);

@@ -101,12 +101,12 @@ fn stage(qp: &Qp, queue: &mut SendQueue, (visit, plan, local): (Visit, Plan, Pie
     let spoil = twist.and_then(|twist| if let Twist::Corrupt(bit) = twist { Some(bit) } else { None });
     let (request, ..) = queue.request(queue.executed);
     queue.moving = Some(Box::new(Moving::new(visit, plan, local, request, spoil)));
-    proceed(qp, queue)
+    proceed(queue)
 }
 
 /// Goes on with the head request, whose bytes pass through the stage.
 #[cold]
-pub(super) fn proceed(qp: &Qp, queue: &mut SendQueue) -> Verdict {
+pub(super) fn proceed(queue: &mut SendQueue) -> Verdict {
     let Some(moving) = &mut queue.moving else { return Verdict::Busy };
     let Some(moved) = moving.proceed() else {
         moving.remind();
