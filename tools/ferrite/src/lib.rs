@@ -1,8 +1,8 @@
-//! Drives any ncclNet v8 transport between two processes, measures it and compares two of them.
+//! Drives an ncclNet transport between two processes, verifies and measures it, and compares two of them.
 //!
 //! | layer | modules |
 //! |---|---|
-//! | a vtable and where it came from | [`abi`], [`elf`], [`maps`], [`library`], [`wheel`] |
+//! | a vtable and where it came from | [`abi`], [`elf`], [`maps`], [`vtable`], `object`, [`library`], [`wheel`] |
 //! | its calls with Rust's types | [`transport`], [`comm`], [`buffer`], [`nccl_log`] |
 //! | two processes | [`pair`] (the parent), [`seat`] and [`link`] (the children), [`verbs`], [`host`] |
 //! | one process, for counting | [`solo`] |
@@ -28,6 +28,7 @@ pub mod maps;
 pub mod measure;
 mod member;
 pub mod nccl_log;
+mod object;
 pub mod pair;
 pub mod plan;
 pub mod progress;
@@ -41,5 +42,6 @@ pub mod stats;
 pub mod traffic;
 pub mod transport;
 pub mod verbs;
+pub mod vtable;
 pub mod wheel;
 pub mod worker;
