@@ -1,15 +1,15 @@
-//! Stock NCCL 2.21.5: its own loader takes the plugin, and its own IB transport runs on the software RDMA device, which is
-//! thereby judged by code that was not written here.
+//! Stock NCCL: the loader of 2.21.5 takes the plugin, and the IB transports of three releases run on the software RDMA
+//! device, which is thereby judged by code that was not written here.
 
 mod common;
 
 use common::bench::{Bench, SIZES};
-use common::{dist, plugin, setting};
+use common::{dist, plugin, setting, skipped};
 use ferrite::error::{Error, Result};
 use ferrite::library::Source;
-use ferrite::pair::{self, Setting};
+use ferrite::pair::{self, Setting, Turn};
 use ferrite::transport::Transport;
-use ferrite::wheel;
+use ferrite::wheel::{self, Release};
 use std::process::Command;
 
 /// Every size through the transport that `source` names, in two processes that know `library_path` beside the device.
@@ -52,6 +52,80 @@ fn nccls_own_ib_transport_runs_on_the_software_device() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
     let source = Source::stock(wheel::find(None)?);
     carries_everything("nccls_own_ib_transport_runs_on_the_software_device", &source, "IB", &setting)
+}
+
+/// `ferrite verify` of a release's own transport; what it printed, on stdout and on stderr. `None` (and a line) if a part
+/// is missing: tests do not fetch.
+fn verified(release: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Option<(i32, String, String)>> {
+    let library = wheel::cached(Release::named(release)?)?;
+    if !library.exists() {
+        skipped(&format!("{} is missing (`ferrite wheel {release}` fetches it)", library.display()));
+        return Ok(None);
+    }
+    if setting().is_none() {
+        return Ok(None);
+    }
+    let _turn = Turn::wait();
+    let output = Command::new(dist().join("bin/ferrite"))
+        .args(["verify", "--stock", release])
+        .args(arguments)
+        .env("SOFTRNIC_STRICT", "1")
+        .envs(environment.iter().copied())
+        .output()
+        .map_err(|e| Error::io("dist/bin/ferrite verify", e))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok(Some((output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))))
+}
+
+/// Everything that is checked over `over` is right, and all of it is checked.
+fn is_right(release: &str, over: &str, headline: &str, checks: usize, environment: &[(&str, &str)]) -> Result<()> {
+    let arguments = ["--over", over];
+    let Some((code, stdout, stderr)) = verified(release, &arguments, environment)? else { return Ok(()) };
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    assert!(stdout.starts_with(headline), "{stdout}");
+    let right = stdout.lines().filter(|line| line.starts_with("  right  ")).count();
+    assert_eq!(right, checks, "{stdout}");
+    Ok(())
+}
+
+/// Single messages of 20 sizes, streams of 10, groups of 1 to 8, 5 that are cut.
+const ALL_CHECKS: usize = 43;
+/// Streams of 10 sizes.
+const STREAMS: usize = 10;
+
+#[test]
+fn ib_of_2_21_5_over_one_connection() -> Result<()> {
+    is_right("2.21.5", "single", "single: IB 2.21.5 (interface v8) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
+}
+
+#[test]
+fn ib_of_2_28_9_over_one_connection() -> Result<()> {
+    is_right("2.28.9", "single", "single: IB 2.28.9 (interface v11) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
+}
+
+#[test]
+fn ib_of_2_30_7_over_one_connection() -> Result<()> {
+    is_right("2.30.7", "single", "single: IB 2.30.7 (interface v12) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
+}
+
+#[test]
+fn ib_over_two_devices_at_once() -> Result<()> {
+    for release in ["2.21.5", "2.28.9", "2.30.7"] {
+        is_right(release, "parallel", &format!("parallel: IB {release} "), STREAMS, &[])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn ib_of_2_28_9_over_fused_devices() -> Result<()> {
+    let headline = "fused: IB 2.28.9 (interface v11) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
+    is_right("2.28.9", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
+}
+
+#[test]
+fn ib_of_2_30_7_over_fused_devices() -> Result<()> {
+    let headline = "fused: IB 2.30.7 (interface v12) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
+    is_right("2.30.7", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
 
 /// What a user does first, in short: both transports right on every size, and a report.

@@ -1,6 +1,7 @@
 //! The command line: arguments into a [`Request`], a run into output and an exit code.
 
 mod solo;
+mod verify;
 mod what;
 
 use std::path::{Path, PathBuf};
@@ -50,6 +51,8 @@ enum Command {
     Compare(Compare),
     /// Measure one transport
     Bench(Bench),
+    /// Check every byte that one transport moves, over one device, two at once and two made into one
+    Verify(verify::Verify),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Find, fetch or verify a stock NCCL library and print its path
@@ -162,6 +165,7 @@ pub fn main() -> i32 {
         }
         Command::Compare(compare) => compare.run(command),
         Command::Bench(bench) => bench.run(command),
+        Command::Verify(verify) => verify.run(),
         Command::Solo(solo) => solo.run(),
     };
     match outcome {

@@ -7,7 +7,7 @@
 //! | two processes | [`pair`] (the parent), [`seat`] and [`link`] (the children), [`verbs`], [`host`] |
 //! | one process, for counting | [`solo`] |
 //! | what they do | [`plan`], [`worker`], [`measure`], [`sample`], [`traffic`] |
-//! | a run | [`session`] (one pair), [`compare`] (all of them), [`stats`], [`record`] |
+//! | a run | [`session`] (one pair), [`verification`], [`compare`] (many pairs), [`stats`], [`record`] |
 //! | what a user sees | [`cli`], [`dist`], [`progress`], [`report`] |
 //!
 //! Start at [`pair`] to write a test, at [`transport`] to drive a vtable, at [`compare`] to
@@ -42,6 +42,7 @@ pub mod stats;
 pub mod traffic;
 pub mod transport;
 pub mod verbs;
+pub mod verification;
 pub mod vtable;
 pub mod wheel;
 pub mod worker;
