@@ -11,6 +11,8 @@ use crate::host;
 use crate::measure::verify::Check;
 use crate::session::{Runner, Session};
 use crate::verification::{self, Over, Request};
+use crate::wheel;
+use crate::worker::Opened;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -87,9 +89,9 @@ impl Verify {
 
 fn lines(over: Over, session: &Session, checks: &[Check]) -> String {
     let [zero, one] = &session.opened;
-    let version = zero.identity.nccl_version.map(|version| crate::wheel::version_text(version));
+    let version = zero.identity.nccl_version.map(wheel::version_text);
     let version = version.or_else(|| zero.version.clone()).unwrap_or_default();
-    let device = |opened: &crate::worker::Opened| opened.devices[opened.device].name.clone();
+    let device = |opened: &Opened| opened.devices[opened.device].name.clone();
     let on = match over {
         Over::Parallel => zero.devices.iter().take(2).map(|device| device.name.clone()).collect::<Vec<_>>().join(", "),
         Over::Single | Over::Fused => format!("{} and {}", device(zero), device(one)),
