@@ -128,6 +128,53 @@ fn ib_of_2_30_7_over_fused_devices() -> Result<()> {
     is_right("2.30.7", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
 
+/// Run this under `softrnic run --faithful --`: this release fuses devices that have one PCI path in
+/// /sys/class/infiniband, but for the function, and one system image GUID.
+#[test]
+#[ignore = "needs two devices of one card, with PCI paths in /sys/class/infiniband"]
+fn ib_of_2_21_5_over_fused_devices() -> Result<()> {
+    let headline = "fused: IB 2.21.5 (interface v8) on softrnic0+softrnic1 and softrnic0+softrnic1\n";
+    is_right("2.21.5", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_CARD", "2")])
+}
+
+/// A long stream over two fused devices on each side, one of which dies in the middle of it, on rank 0's side. Messages
+/// of 64 KiB: where a message is not cut into equal stripes, 2.30.7 sends too much when it sends a stripe again.
+fn after_a_device_died(failover: &str) -> Result<Option<(i32, String, String)>> {
+    let environment = [
+        ("SOFTRNIC_DEVICES", "4"),
+        ("SOFTRNIC_FAULTS", "device-fatal device=softrnic1 nth=2000"),
+        // NCCL has a device try again for 34 s.
+        ("SOFTRNIC_TIME_SCALE", "0.01"),
+        ("NCCL_IB_RESILIENCY_PORT_FAILOVER", failover),
+        // The event that goes with a dead device would end the communicator, failover or not.
+        ("NCCL_IB_RETURN_ASYNC_EVENTS", "0"),
+        ("RUST_LOG", "debug"),
+    ];
+    verified("2.30.7", &["--over", "fused", "--long", "4000"], &environment)
+}
+
+#[test]
+#[ignore = "the software device does not know SOFTRNIC_FAULTS yet"]
+fn ib_of_2_30_7_survives_the_death_of_a_device() -> Result<()> {
+    let Some((code, stdout, stderr)) = after_a_device_died("1")? else { return Ok(()) };
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    assert!(stdout.contains("  right  long         65536 B                   8000 checked"), "{stdout}");
+    for rank in ["rank 0", "rank 1"] {
+        let failed = |line: &str| line.contains(rank) && line.contains("Device 1 marked as failed");
+        assert!(stderr.lines().any(failed), "{rank} noticed nothing: {stderr}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "the software device does not know SOFTRNIC_FAULTS yet"]
+fn ib_of_2_30_7_without_failover_does_not() -> Result<()> {
+    let Some((code, stdout, stderr)) = after_a_device_died("0")? else { return Ok(()) };
+    assert_eq!(code, 2, "{stdout}\n{stderr}");
+    assert!(stderr.contains("IB: test returned 6 (ncclRemoteError"), "{stderr}");
+    Ok(())
+}
+
 /// What a user does first, in short: both transports right on every size, and a report.
 #[test]
 fn the_comparison_is_valid_and_its_data_right() -> Result<()> {

@@ -157,14 +157,19 @@ fn perform(seat: &mut Seat, transport: &Transport, opened: &Opened, job: &Job) -
 }
 
 /// The device that is made of two others: by the transport itself, if it has one (a v8 transport fuses the ports of a
-/// card on its own), else made here. Rank 1 takes the third and fourth where there are four.
+/// card on its own), else made here. Rank 1 takes the second fused device, or the third and fourth plain one, where
+/// there are so many.
 fn fused_device(transport: &Transport, rank: usize) -> Result<usize> {
     let count = transport.devices()?;
+    let mut fused = Vec::new();
     for device in 0..count {
         // Version 8 has no field for it: the built-in transport joins the names.
         if transport.properties(device)?.name.contains('+') {
-            return Ok(device);
+            fused.push(device);
         }
+    }
+    if let Some(device) = fused.get(rank).or_else(|| fused.first()) {
+        return Ok(*device);
     }
     if count < 2 || transport.identity().interface == 8 {
         return Err(Error::Refused(format!("{} fused no devices: it shows {count}", transport.name())));
