@@ -25,6 +25,10 @@ find_libclang() {
     done
 }
 
+may_install() {
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null
+}
+
 missing_packages() {
     command -v cc >/dev/null || echo gcc
     command -v ld >/dev/null || echo binutils
@@ -36,13 +40,18 @@ missing_packages() {
     [ -n "$(find_libclang)" ] || echo libclang-14-dev
     # For fetching stock NCCL, which building does not do.
     [ "$(basename "$0")" = build.sh ] || python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
+    # For tests that are skipped without them.
+    if [ "$(basename "$0")" != build.sh ] && may_install; then
+        command -v ibv_devinfo >/dev/null || echo ibverbs-utils
+        command -v ib_write_bw >/dev/null || echo perftest
+    fi
 }
 
 install_packages() {
     local missing
     missing=$(missing_packages | tr '\n' ' ')
     [ -n "${missing// /}" ] || return 0
-    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    if ! may_install; then
         die "missing: $missing(Debian and Ubuntu package names; as root this script installs them itself)"
     fi
     echo "installing: $missing"

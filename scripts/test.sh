@@ -25,6 +25,8 @@ cargo fmt --all --check || [ -z "$deny" ]
 step lints
 # shellcheck disable=SC2086
 cargo clippy --workspace --all-targets --locked --quiet -- $deny
+# shellcheck disable=SC2086
+cargo clippy -p softrnic --features tools --all-targets --locked --quiet -- $deny
 
 step documentation
 RUSTDOCFLAGS=$deny cargo doc --workspace --no-deps --locked --quiet

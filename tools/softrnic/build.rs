@@ -2,15 +2,17 @@
 
 fn main() {
     let here = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
-    for arg in [
-        "-Wl,-soname,libibverbs.so.1".to_owned(),
-        // Empty version nodes; the symbols join them through `.symver` (see src/abi/export.rs).
-        format!("-Wl,--version-script={here}/nodes.map"),
-        // A thread and an exit handler outlive any dlclose.
-        "-Wl,-z,nodelete".to_owned(),
-    ] {
-        println!("cargo:rustc-cdylib-link-arg={arg}");
+    // Empty version nodes; the symbols join them through `.symver` (see src/abi/export.rs).
+    let mut maps = vec!["nodes.map"];
+    if std::env::var_os("CARGO_FEATURE_TOOLS").is_some() {
+        maps.push("private.map");
     }
-    println!("cargo:rerun-if-changed=nodes.map");
+    for map in maps {
+        println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={here}/{map}");
+        println!("cargo:rerun-if-changed={map}");
+    }
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
+    // A thread and an exit handler outlive any dlclose.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=build.rs");
 }

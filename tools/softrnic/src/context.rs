@@ -1,16 +1,19 @@
 //! An open device.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 
 use crate::abi::types::{self, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot};
 use crate::device::Device;
-use crate::fabric::Fabric;
+use crate::fabric::slots::PortSlot;
+use crate::fabric::{Fabric, lock};
 use crate::queue::TokenQueue;
 
 /// An asynchronous event on its way to the application.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
-    /// The application's `ibv_qp*` or `ibv_cq*`.
+    /// The application's `ibv_qp*` or `ibv_cq*`, or the number of a port.
     pub(crate) element: usize,
     pub(crate) kind: u32,
 }
@@ -22,6 +25,8 @@ pub(crate) struct Context {
     pub(crate) fabric: &'static Fabric,
     pub(crate) device: &'static Device,
     pub(crate) events: TokenQueue<Event>,
+    /// News up to this number have been passed on.
+    heard: AtomicU64,
 }
 
 // SAFETY: the raw pointers inside are to statics; the rest synchronises itself.
@@ -40,6 +45,9 @@ pub(crate) struct Ops {
 
 impl Context {
     pub(crate) fn open(fabric: &'static Fabric, device: &'static Device, ops: &Ops) -> Result<Arc<Self>, i32> {
+        if fabric.is_failed(device.index) {
+            return Err(libc::EIO);
+        }
         let events = TokenQueue::new()?;
         let mut table = [0; 32];
         table[op_slot::POLL_CQ] = ops.poll_cq;
@@ -59,7 +67,25 @@ impl Context {
         let mut verbs = VerbsContext { lead: [0; LEAD_SIZE + 1], context };
         verbs.lead[LEAD_SIZE] = size_of::<VerbsContext>();
         verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
-        Ok(Arc::new(Self { verbs, fabric, device, events }))
+        let heard = AtomicU64::new(fabric.header().news_count.load(SeqCst));
+        let context = Arc::new(Self { verbs, fabric, device, events, heard });
+        lock(&fabric.contexts).push(Arc::downgrade(&context));
+        Ok(context)
+    }
+
+    /// For the service thread: passes on the news of this device.
+    pub(crate) fn hear(&self) {
+        let (news, count) = self.fabric.news_since(self.heard.load(SeqCst));
+        self.heard.store(count, SeqCst);
+        for one in news.iter().filter(|one| one.place.device == self.device.index) {
+            self.events.push(Event { element: one.place.port as usize, kind: one.kind });
+        }
+    }
+
+    /// Port `port` of the device; EINVAL if it has none of that number.
+    pub(crate) fn port(&self, port: u32) -> Result<&'static PortSlot, i32> {
+        let exists = (1..=self.fabric.shape.ports()).contains(&port);
+        if exists { Ok(self.fabric.port(self.device.index, port)) } else { Err(libc::EINVAL) }
     }
 
     pub(crate) fn as_abi(&self) -> *mut types::Context {

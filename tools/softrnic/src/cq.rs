@@ -11,7 +11,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use crate::abi::consts::event;
 use crate::abi::types::{self, Wc};
 use crate::context::Context;
-use crate::fabric::layout::{CqSlot, Table};
+use crate::fabric::layout::Table;
+use crate::fabric::slots::CqSlot;
 use crate::fabric::{Fabric, lock};
 use crate::qp::Qp;
 use crate::queue::TokenQueue;
@@ -156,7 +157,7 @@ impl Cq {
     /// Takes completions; returns how many.
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<Wc>]) -> usize {
         let fabric = self.context.fabric;
-        fabric.timers.run_due();
+        fabric.timers.run_due(fabric);
         if self.slot.bell.load(Relaxed) == 0 && self.carry.load(Relaxed) == 0 {
             return 0;
         }
@@ -226,6 +227,7 @@ impl Cq {
     /// For the service thread: passes on what producers asked to be told.
     pub(crate) fn deliver(&self) {
         if self.slot.events.swap(0, SeqCst) != 0 {
+            lock(&self.members).iter().flatten().for_each(|qp| qp.slot.fail());
             self.context.events.push(crate::context::Event { element: self.as_abi() as usize, kind: event::CQ_ERR });
         }
         if self.slot.notify.swap(0, SeqCst) != 0
@@ -243,11 +245,17 @@ pub(crate) fn admit(fabric: &Fabric, cq: &CqSlot) -> bool {
     if cq.dead.load(Relaxed) == 0 && waiting < i64::from(cq.capacity.load(Relaxed)) {
         return true;
     }
+    overrun(fabric, cq);
+    false
+}
+
+/// The CQ takes nothing more, and its QPs fail.
+#[cold]
+pub(crate) fn overrun(fabric: &Fabric, cq: &CqSlot) {
     if cq.dead.swap(1, SeqCst) == 0 {
         cq.events.store(1, SeqCst);
         fabric.ring(cq.owner.load(SeqCst));
     }
-    false
 }
 
 /// Tells the owner that QP number `number` has one completion more. `is_urgent`: solicited or failed.

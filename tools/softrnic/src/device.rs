@@ -1,14 +1,14 @@
-//! The devices: names, addresses, attributes. The same in every process of a fabric.
+//! The devices: names and attributes. The same in every process of a fabric.
 
 use std::ffi::c_char;
 use std::sync::OnceLock;
 
-use crate::abi::types::{self, DeviceAttr, Gid, PortAttr};
+use crate::abi::types::{self, DeviceAttr};
 use crate::fabric::layout::{DEVICES, Table};
+use crate::gid;
 use crate::settings::Settings;
+use crate::shape::Shape;
 
-/// Entries of the GID table: link-local, IPv4-mapped; both RoCE v2.
-pub(crate) const GIDS: u32 = 2;
 /// Largest message.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
 /// Most scatter/gather elements of a work request.
@@ -19,19 +19,9 @@ pub(crate) const MAX_INLINE: u32 = 1024;
 pub(crate) const MAX_CQE: u32 = (1 << 20) - 1;
 /// Most outstanding READs of a QP, either side.
 pub(crate) const MAX_READS: u8 = 16;
-/// 4096 bytes, as `ibv_mtu`.
-pub(crate) const MTU_4096: u32 = 5;
 
 /// `0xf00000`: in no vendor's range.
 const VENDOR_ID: u32 = 0x00f0_0000;
-const PORT_ACTIVE: u32 = 4;
-const PHYS_LINK_UP: u8 = 5;
-const LINK_LAYER_ETHERNET: u8 = 2;
-const WIDTH_4X: u8 = 2;
-const SPEED_NDR: u8 = 128;
-const GRH_REQUIRED: u8 = 1;
-/// 4 lanes of 100 Gb/s, in units of 100 Mb/s.
-pub(crate) const SPEED_100MBPS: u64 = 4000;
 
 /// What the application holds as `ibv_device*`. Never freed.
 #[repr(C)]
@@ -79,38 +69,17 @@ impl Device {
         self.abi.name.as_ptr()
     }
 
-    /// The node GUID, network order in memory: an EUI-64 of a locally administered address.
+    /// The node GUID, network order in memory.
     pub(crate) fn guid(&self) -> u64 {
-        u64::from_ne_bytes([0x02, 0x50, 0xf7, 0xff, 0xfe, 0x00, 0x00, self.index as u8 + 1])
+        gid::guid(self.index, 0)
     }
 
-    /// Entry `index` of the GID table; zero outside of it.
-    pub(crate) fn gid(&self, index: u32) -> Gid {
-        let mut gid = [0; 16];
-        match index {
-            0 => {
-                gid[..2].copy_from_slice(&[0xfe, 0x80]);
-                gid[8..].copy_from_slice(&self.guid().to_ne_bytes());
-                // The modified EUI-64 of an interface identifier.
-                gid[8] ^= 2;
-            }
-            1 => gid[10..].copy_from_slice(&[0xff, 0xff, 10, 82, 0, self.index as u8 + 1]),
-            _ => {}
-        }
-        gid
-    }
-
-    /// The device that answers to `gid`.
-    pub(crate) fn by_gid(gid: &Gid) -> Option<usize> {
-        all().iter().find(|d| (0..GIDS).any(|i| d.gid(i) == *gid)).map(|d| d.index)
-    }
-
-    pub(crate) fn attributes(&self, settings: &Settings) -> DeviceAttr {
+    pub(crate) fn attributes(&self, settings: &Settings, shape: &Shape) -> DeviceAttr {
         let capacity = |table: Table| table.capacity() as i32;
         DeviceAttr {
             fw_ver: c_text(env!("CARGO_PKG_VERSION")),
             node_guid: self.guid(),
-            sys_image_guid: self.guid(),
+            sys_image_guid: gid::card_guid(shape, self.index),
             max_mr_size: u64::MAX >> 1,
             page_size_cap: 0xffff_f000,
             vendor_id: VENDOR_ID,
@@ -132,26 +101,7 @@ impl Device {
             absent: [0; 16],
             max_pkeys: 1,
             local_ca_ack_delay: 0,
-            phys_port_cnt: 1,
-        }
-    }
-
-    pub(crate) fn port(&self) -> PortAttr {
-        PortAttr {
-            state: PORT_ACTIVE,
-            max_mtu: MTU_4096,
-            active_mtu: MTU_4096,
-            gid_tbl_len: GIDS as i32,
-            max_msg_sz: MAX_MESSAGE,
-            pkey_tbl_len: 1,
-            max_vl_num: 1,
-            active_width: WIDTH_4X,
-            active_speed: SPEED_NDR,
-            phys_state: PHYS_LINK_UP,
-            link_layer: LINK_LAYER_ETHERNET,
-            flags: GRH_REQUIRED,
-            active_speed_ex: u32::from(SPEED_NDR),
-            ..PortAttr::default()
+            phys_port_cnt: shape.ports() as u8,
         }
     }
 }

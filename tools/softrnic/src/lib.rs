@@ -15,9 +15,12 @@
 //!   context pd mr cq qp transition      the objects of one process
 //!        │            send_queue recv_queue queue
 //!        │
+//!   shape device port gid route         what the network is like, and the ways through it
+//!   control news                        changing it while programs run, and how they hear of it
+//!        │
 //!   engine               requester ─► visit ─► responder ─► copy        service: what has to wait, and events
 //!        │
-//!   fabric               one shared file: processes, QPs, MRs, CQs, receive rings
+//!   fabric               one shared file: processes, ports, QPs, MRs, CQs, receive rings
 //! ```
 //!
 //! Whoever posts a request also executes it, on both sides, before the post returns: checks its own queue, enters the
@@ -30,13 +33,15 @@
 //!
 //! | subject | behaviour |
 //! |---|---|
-//! | devices | one port each, RoCE v2, 400 Gb/s, MTU 4096; device *i* is one NIC that all processes share |
-//! | GIDs | `[0]` link-local, `[1]` IPv4-mapped `10.82.0.i`, the same in every process |
+//! | devices | 1 to 8, of one or two ports; each is one NIC that all processes share. The first process of a fabric decides what they are like |
+//! | ports | RoCE or InfiniBand, 5 to 800 Gb/s, MTU 256 to 4096; live values, kept in the fabric |
+//! | GIDs | RoCE: `[0]` link-local, `[1]` IPv4-mapped `10.82.<port>.<device + 1>`, both v2; or rich: pairs of v1 and v2 of these and of a global IPv6 address. InfiniBand: the subnet prefix and the port's GUID |
+//! | address vectors | RoCE: global, from an entry that is not empty, in one address family (`EINVAL`), to somebody who is there and up (`ETIMEDOUT`). InfiniBand: by LID, to whomever |
 //! | RC | WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ; inline; gather and scatter lists of 16 |
 //! | UC | WRITE and SEND, loses silently |
 //! | states | RESET, INIT, RTR, RTS, ERR with exact masks; ERR flushes both queues, RESET discards silently |
-//! | addressing | a packet arrives if GID and QPN lead to a QP in RTR or RTS that is connected back, with the right PSN |
-//! | order | per QP; a receive completes after all data before it; within a message words of 8 bytes appear in ascending order |
+//! | addressing | a packet arrives if both ports are up, the source entry is still there, the target has that GID *in the same RoCE version* (or that LID), packets are no larger than either port's MTU, and the QPN there is one in RTR or RTS, connected back to the sender's port and QPN, with the right PSN |
+//! | order | per QP; a receive completes after all data before it; within a message bytes appear in ascending order |
 //! | local checks | key, protection domain, bounds, access: `LOC_PROT_ERR` |
 //! | remote checks | the same: `REM_ACCESS_ERR`, at the responder ERR and `QP_ACCESS_ERR`; none for zero bytes |
 //! | QP access flags, short receive | `REM_INV_REQ_ERR`, at the responder ERR and `QP_REQ_ERR` (`LOC_LEN_ERR` on the receive) |
@@ -48,13 +53,16 @@
 //! | keys, QPNs | carry a generation: a stale one is caught; QPNs repeat across devices |
 //! | destruction | `EBUSY` for a PD or CQ in use; deregistration waits for accesses under way; QPs and CQs wait for acknowledgement of their events |
 //! | events | `async_fd` and completion channels are pollable and honour `O_NONBLOCK` |
+//! | port down | packets from and to it vanish until it is up again; `PORT_ERR`, `PORT_ACTIVE` in every process that has the device open, after the state shows it |
+//! | GIDs and LIDs | come, go and change while programs run: `GID_CHANGE`, `LID_CHANGE`; packets by the old ones vanish |
+//! | device failed | its QPs go into ERR and flush, `DEVICE_FATAL`, creating and modifying answer `EIO`, peers get no answer |
 //! | fork | the child loses what it inherited (`ENODEV`; destroying does nothing) and may open devices anew |
 //!
 //! # What is not
 //!
 //! * SRQ, UD, multicast, memory windows, atomics, extended QPs and CQs: `EOPNOTSUPP` or absent. SQD and SQE states.
-//! * The private symbols of the system's libibverbs: programs that need them (`ibv_devinfo`, perftest, vendor libraries)
-//!   do not load against this one. `ibv_devices` and `ibv_rc_pingpong -g 1` do.
+//! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
+//!   (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see below.
 //! * GPU memory and DMA-BUF: `EOPNOTSUPP`.
 //! * Bandwidth, latency, congestion, PCIe: everything goes as fast as the processor copies.
 //! * Retransmission within a message: it arrives whole or not at all; a receive that is missing is noticed before any
@@ -62,13 +70,47 @@
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.
 //!
+//! # Flavours
+//!
+//! The library proper has the public symbols only. With the feature `tools` it also has the private ones that libibverbs
+//! offers to driver libraries, so that these load, find no device of theirs and stay idle. `ibv_devinfo` and
+//! perftest run on this flavour, unmodified. Under NCCL use the other one: there libmlx5 does not load, and NCCL does
+//! not look for its features.
+//!
+//! | tools | |
+//! |---|---|
+//! | `ibv_devices`, `ibv_devinfo`, `ibv_asyncwatch` | yes |
+//! | `ibv_rc_pingpong`, `ibv_uc_pingpong` | yes, with `-g 0` or `-g 1` |
+//! | `ib_write_*`, `ib_send_*`, `ib_read_*` | yes, RC and UC; `-I` is ignored by the tool for devices that it does not know |
+//! | `ibv_ud_pingpong`, `ibv_srq_pingpong`, `-c UD`, `--use-srq`, `-R`, `ib_atomic_*` | end with a message |
+//!
+//! # Stock NCCL
+//!
+//! NCCL's own IB transport runs on these devices. What some of its versions need for it:
+//!
+//! | NCCL | variable | because |
+//! |---|---|---|
+//! | 2.21 to 2.30 | `NCCL_IB_MERGE_NICS=0` with two devices or more | without sysfs it cannot tell which belong together |
+//! | 2.28.7 to 2.28.9 | `NCCL_GIN_TYPE=0` | looks for a device of mlx5 to start network traffic from GPU kernels; where every device is of another kind it calls through an invalid pointer (SIGSEGV after `Initialized NET plugin IB`) |
+//! # The command line
+//!
+//! `softrnic run -- PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` shows it as well.
+//! `softrnic port`, `gid` and `fail` change the network while programs run, `softrnic stat` shows it; [`control`] is the
+//! same for programs.
+//!
 //! # Settings
 //!
 //! | variable | values | default |
 //! |---|---|---|
-//! | `SOFTRNIC_DEVICES` | 1 to 8 | 2 |
 //! | `SOFTRNIC_FABRIC` | name of the shared file; who uses the same name is on the same network | `softrnic-<uid>` |
 //! | `SOFTRNIC_SHM_DIR` | absolute path of a folder on a tmpfs | `/dev/shm` |
+//! | `SOFTRNIC_DEVICES` | 1 to 8 | 2 |
+//! | `SOFTRNIC_PORTS` | 1 or 2 for each device | 1 |
+//! | `SOFTRNIC_CARD` | 1 or 2 devices on one card: they share the system image GUID | 1 |
+//! | `SOFTRNIC_LINK` | `roce` or `ib` | `roce` |
+//! | `SOFTRNIC_GIDS` | `plain` or `rich` | `plain` |
+//! | `SOFTRNIC_SPEED` | 5, 10, 20, 25, 40, 50, 56, 100, 200, 400, 800 (Gb/s) | 400 |
+//! | `SOFTRNIC_MTU` | 256, 512, 1024, 2048, 4096 | 4096 |
 //! | `SOFTRNIC_QUIET` | 1: no banner | 0 |
 //! | `SOFTRNIC_STRICT` | 1: junk in undefined fields of failed completions; data of requests is read 50 µs late | 0 |
 //! | `SOFTRNIC_STAT` | 1: a line at the end of the process with the most objects and registered bytes it has had | 0 |
@@ -76,7 +118,10 @@
 //! | `SOFTRNIC_MAX_QP`, `_MAX_CQ`, `_MAX_MR` | objects of a device in use, of all processes | 4096, 4096, 16384 |
 //! | `SOFTRNIC_MAX_QP_WR` | 1 to 16384 | 16384 |
 //!
-//! A setting that is wrong is named on standard error, and there are no devices (`EINVAL`).
+//! A setting that is wrong is named on standard error, and there are no devices (`EINVAL`). Link, speed and MTU take
+//! exceptions for single ports: `SOFTRNIC_SPEED=400,softrnic1/2=100`. From devices to MTU they are those of the fabric: a
+//! process that sets none of them takes the fabric as it is, one that sets another value is refused. The rest is each
+//! process's own.
 //!
 //! The processes of a fabric need the same user, the same process id namespace, and permission for
 //! `process_vm_writev` (the default outside of sandboxes). The last process to exit removes the shared file; after a
@@ -84,19 +129,27 @@
 
 mod abi;
 mod context;
+pub mod control;
 mod cq;
 mod device;
 mod engine;
 mod fabric;
+mod faults;
+mod gid;
 mod mr;
+mod news;
 mod notice;
 mod pd;
+mod port;
 mod qp;
 mod queue;
 mod recv_queue;
+mod route;
 mod send_queue;
 mod service;
 mod settings;
+mod shape;
 mod shim;
+mod timers;
 mod transition;
 mod usage;

@@ -19,6 +19,14 @@ pub(crate) struct Mr {
     index: u32,
 }
 
+/// Memory that a key has been found to allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Address in the process that owns it.
+    pub(crate) addr: u64,
+    pub(crate) is_relaxed: bool,
+}
+
 /// A key does not allow the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forbidden;
@@ -40,8 +48,9 @@ impl Mr {
         if flags & !KNOWN != 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        require_mapped(addr, length)?;
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
+        crate::faults::reg_mr(fabric, device)?;
+        require_mapped(addr, length)?;
         let control = fabric.file.control();
         let index = fabric.claim(&control, Table::Mr, device, fabric.settings.max_mr)?;
         let slot = fabric.mr(device, index);
@@ -88,7 +97,7 @@ impl Mr {
     }
 }
 
-/// Checks that `key` of `device` and `pd` allows `need` on `[at, at + length)`; returns the owner's address of `at`.
+/// Checks that `key` of `device` and `pd` allows `need` on `[at, at + length)`; returns where that is.
 #[inline]
 pub(crate) fn resolve(
     fabric: &Fabric,
@@ -96,13 +105,16 @@ pub(crate) fn resolve(
     key: u32,
     (at, length): (u64, u64),
     need: u32,
-) -> Result<u64, Forbidden> {
+) -> Result<Place, Forbidden> {
     let mr = fabric.find_mr(device, key).ok_or(Forbidden)?;
     let offset = at.wrapping_sub(mr.iova.load(Relaxed));
     let size = mr.length.load(Relaxed);
     let fits = offset <= size && length <= size - offset;
-    let allowed = mr.pd.load(Relaxed) == pd && mr.access.load(Relaxed) & need == need;
-    if fits && allowed { Ok(mr.addr.load(Relaxed) + offset) } else { Err(Forbidden) }
+    let flags = mr.access.load(Relaxed);
+    if !fits || mr.pd.load(Relaxed) != pd || flags & need != need {
+        return Err(Forbidden);
+    }
+    Ok(Place { addr: mr.addr.load(Relaxed) + offset, is_relaxed: flags & access::RELAXED_ORDERING != 0 })
 }
 
 /// EFAULT unless every page of the range is mapped, as pinning it would find.

@@ -24,10 +24,13 @@ unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
-    pub(crate) fn new(context: Arc<Context>) -> Arc<Self> {
+    pub(crate) fn new(context: Arc<Context>) -> Result<Arc<Self>, i32> {
+        if context.fabric.is_failed(context.device.index) {
+            return Err(libc::EIO);
+        }
         let id = context.fabric.header().next_pd.fetch_add(1, SeqCst);
         let abi = types::Pd { context: context.as_abi(), handle: id };
-        Arc::new(Self { abi, context, id, users: AtomicU32::new(0) })
+        Ok(Arc::new(Self { abi, context, id, users: AtomicU32::new(0) }))
     }
 
     pub(crate) fn as_abi(&self) -> *mut types::Pd {

@@ -12,10 +12,12 @@ use crate::context::Event;
 use crate::cq::{self, Cq};
 use crate::device::{MAX_INLINE, MAX_SGE};
 use crate::engine;
-use crate::fabric::layout::{NO_PEER, QPS, QpSlot, Table};
+use crate::fabric::layout::{QPS, Table};
+use crate::fabric::slots::{NO_PEER, QpSlot};
 use crate::fabric::{Fabric, lock};
 use crate::pd::Pd;
 use crate::recv_queue::{Received, RecvRing};
+use crate::route::Place;
 use crate::send_queue::{SendQueue, SendRing};
 
 /// What the application holds as `ibv_qp*` is its first field.
@@ -137,9 +139,21 @@ impl Qp {
         (&raw const self.abi).cast_mut()
     }
 
-    /// How peers name this QP.
+    /// How peers name this QP, see `QpSlot::peer`.
+    #[inline]
     pub(crate) fn name(&self) -> u64 {
-        (self.device as u64) << 32 | u64::from(self.abi.qp_num)
+        self.place().qp_name(self.abi.qp_num)
+    }
+
+    #[inline]
+    pub(crate) fn is_uc(&self) -> bool {
+        self.abi.qp_type == qp_type::UC
+    }
+
+    /// The port it is bound to.
+    #[inline]
+    pub(crate) fn place(&self) -> Place {
+        Place { device: self.device, port: self.slot.port.load(Relaxed) }
     }
 
     /// Posts one receive.
@@ -241,6 +255,13 @@ impl Qp {
         self.flush_recv()
     }
 
+    /// For the service thread: completes what is left on a device that has failed.
+    pub(crate) fn flush_if_failed(&self) {
+        if self.slot.state.load(SeqCst) == qp_state::ERR && !self.flush() {
+            self.ring_recv();
+        }
+    }
+
     /// Call with `recv` locked and the state ERR.
     fn flush_recv(&self) -> bool {
         if self.fabric.is_visited(self.slot) {
@@ -263,8 +284,7 @@ impl Qp {
         self.fabric.await_visitor(self.slot);
         let send = || {
             let mut send = lock(&self.send);
-            send.advance();
-            send.executed = send.posted;
+            send.discard();
             let thrown = self.send_ring.discard(send.posted);
             self.send_cq.slot.polled.fetch_add(thrown, SeqCst);
         };
@@ -312,12 +332,18 @@ impl Qp {
     /// For the service thread: passes on the events that visitors left here.
     pub(crate) fn deliver(&self) {
         let events = self.slot.events.swap(0, SeqCst);
-        for kind in event::QP_FATAL..=event::QP_ACCESS_ERR {
+        for kind in event::QP_FATAL..=event::COMM_EST {
             if events & 1 << kind != 0 {
                 self.pd.context.events.push(Event { element: self.as_abi() as usize, kind });
             }
         }
     }
+}
+
+/// The name of a state.
+pub(crate) fn state_name(state: u32) -> &'static str {
+    const NAMES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+    NAMES.get(state as usize).copied().unwrap_or("?")
 }
 
 /// Takes a table entry and fills in what does not depend on the connection.
@@ -344,7 +370,13 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, order: &Order) -> Result<
     slot.send_cq.store(order.send_cq.index, SeqCst);
     slot.recv_cq.store(order.recv_cq.index, SeqCst);
     slot.access.store(0, SeqCst);
+    slot.port.store(1, SeqCst);
+    slot.flow.store(0, SeqCst);
     slot.events.store(0, SeqCst);
+    slot.established.store(0, SeqCst);
+    for count in slot.sent.all() {
+        count.store(0, Relaxed);
+    }
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);
     let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1) % 4095 + 1;

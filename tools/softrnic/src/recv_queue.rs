@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::abi::types::{QpCap, Sge};
 use crate::fabric::Fabric;
-use crate::fabric::layout::QpSlot;
+use crate::fabric::slots::QpSlot;
 
 /// Words of an entry before its elements: wr_id; status, opcode; byte count, immediate; flags, number of elements.
 const HEAD: usize = 4;

@@ -1,14 +1,19 @@
-//! The send queue: requests between post and execution, and their records between execution and poll.
+//! The send queue: requests between post and completion, and their records between completion and poll.
 //!
 //! ```text
-//!   freed <= polled <= done <= executed <= posted <= freed + max_send_wr
+//!   freed <= polled <= acked <= executed <= posted <= freed + max_send_wr
 //! ```
-//! A slot is free again only when a completion *after* it has been polled: unsignaled requests hold theirs.
+//! A request is executed when its bytes are at the peer, and acknowledged when we know it: at once, unless the wire has
+//! a latency. A slot is free again only when a completion *after* it has been polled: unsignaled requests hold theirs.
 
+use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use crate::abi::consts::Status;
 use crate::abi::types::{QpCap, Sge};
+use crate::faults::Targets;
+use crate::route::Route;
 
 /// One posted request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,13 +26,25 @@ pub(crate) struct Request {
     pub(crate) inline_len: u32,
     pub(crate) rkey: u32,
     pub(crate) remote_addr: u64,
+    /// Atomics: value to add, or to compare with and to swap in.
+    pub(crate) operands: [u64; 2],
+    /// When (monotonic ns) it reaches the peer; 0 is at once.
+    pub(crate) due: u64,
+}
+
+/// What came of a request that is executed, to be known when its acknowledgement is here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) status: Status,
+    pub(crate) ack_at: u64,
 }
 
 /// How the requester reaches its peer; set by `ibv_modify_qp`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Link {
-    /// Device index << 32 | QPN.
+    /// Name of the peer, see `QpSlot::peer`.
     pub(crate) peer: u64,
+    pub(crate) route: Route,
     pub(crate) psn: u32,
     pub(crate) mtu_bytes: u32,
     pub(crate) timeout: u8,
@@ -36,24 +53,60 @@ pub(crate) struct Link {
     pub(crate) reads: u8,
 }
 
+impl Link {
+    /// Packets that a message of `bytes` takes.
+    #[inline]
+    pub(crate) fn packets(&self, bytes: u64) -> u32 {
+        (bytes as u32).div_ceil(self.mtu_bytes).max(1)
+    }
+}
+
 /// Requester state, under the queue's lock.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     pub(crate) posted: u64,
     pub(crate) executed: u64,
+    pub(crate) acked: u64,
+    /// Value of `posted` when the QP was connected: request number n of the connection is the n-th after it.
+    pub(crate) origin: u64,
     pub(crate) link: Link,
-    /// The head request is not tried before this time (ns); 0 is "at once".
-    pub(crate) until: u64,
-    /// Transmissions of the head request that got no answer, and those that found no receive.
-    pub(crate) losses: u32,
-    pub(crate) rnr_waits: u32,
+    pub(crate) head: Head,
+    /// When the last request reaches the peer, as far as the wire has been planned.
+    pub(crate) planned: u64,
+    /// A failure is on its way back: nothing more is sent.
+    pub(crate) is_broken: bool,
+    /// The timer that is set for this queue; `u64::MAX`: none.
+    pub(crate) alarm: u64,
     pub(crate) visits: u32,
+    pub(crate) targets: Targets,
     mask: u64,
     requests: Box<[Request]>,
+    outcomes: VecDeque<Outcome>,
     sges: Box<[Sge]>,
     sges_each: usize,
     inline: Box<[u8]>,
     inline_each: usize,
+}
+
+/// How far the oldest request not executed has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Head {
+    /// It is not tried before this time (ns); 0 is "at once".
+    pub(crate) until: u64,
+    /// Transmissions that got no answer, and those that found no receive.
+    pub(crate) losses: u32,
+    pub(crate) rnr_waits: u32,
+    /// A rule has held it up.
+    pub(crate) is_delayed: bool,
+    /// The peer has executed it, but its acknowledgement was lost.
+    pub(crate) is_delivered: bool,
+}
+
+impl Head {
+    /// Transmissions so far.
+    pub(crate) fn attempts(&self) -> u32 {
+        self.losses + self.rnr_waits
+    }
 }
 
 impl SendQueue {
@@ -63,13 +116,18 @@ impl SendQueue {
         Self {
             posted: 0,
             executed: 0,
+            acked: 0,
+            origin: 0,
             link: Link::default(),
-            until: 0,
-            losses: 0,
-            rnr_waits: 0,
+            head: Head::default(),
+            planned: 0,
+            is_broken: false,
+            alarm: u64::MAX,
             visits: 0,
+            targets: Targets::default(),
             mask: entries as u64 - 1,
             requests: vec![Request::default(); entries].into(),
+            outcomes: VecDeque::new(),
             sges: vec![Sge::default(); entries * sges_each].into(),
             sges_each,
             inline: vec![0; entries * inline_each].into(),
@@ -87,9 +145,10 @@ impl SendQueue {
         )
     }
 
-    /// The oldest request not executed, its elements and its inline data.
-    pub(crate) fn head(&self) -> (&Request, &[Sge], &[u8]) {
-        let at = (self.executed & self.mask) as usize;
+    /// Request `at`, its elements and its inline data.
+    #[inline]
+    pub(crate) fn request(&self, at: u64) -> (&Request, &[Sge], &[u8]) {
+        let at = (at & self.mask) as usize;
         let request = &self.requests[at];
         (
             request,
@@ -98,10 +157,50 @@ impl SendQueue {
         )
     }
 
-    /// The head request has been dealt with.
-    pub(crate) fn advance(&mut self) {
+    /// Number of the head request in its connection, from 1.
+    pub(crate) fn number(&self) -> u64 {
+        self.executed - self.origin + 1
+    }
+
+    /// The head request is executed; what came of it is known at `ack_at`.
+    pub(crate) fn executed_until(&mut self, status: Status, ack_at: u64) {
+        self.is_broken |= status != Status::Success;
+        self.outcomes.push_back(Outcome { status, ack_at });
         self.executed += 1;
-        (self.until, self.losses, self.rnr_waits) = (0, 0, 0);
+        self.head = Head::default();
+    }
+
+    /// What came of the oldest request not acknowledged, if it is executed.
+    #[inline]
+    pub(crate) fn outcome(&self) -> Option<Outcome> {
+        self.outcomes.front().copied()
+    }
+
+    /// The oldest request not acknowledged has been dealt with.
+    #[inline]
+    pub(crate) fn advance(&mut self) {
+        if self.acked == self.executed {
+            self.executed += 1;
+            self.head = Head::default();
+        } else {
+            self.outcomes.pop_front();
+        }
+        self.acked += 1;
+    }
+
+    /// From here on a connection counts its messages.
+    pub(crate) fn connected(&mut self) {
+        self.origin = self.posted;
+        self.targets.forget();
+    }
+
+    /// Forgets all requests.
+    pub(crate) fn discard(&mut self) {
+        self.outcomes.clear();
+        self.head = Head::default();
+        self.is_broken = false;
+        self.planned = 0;
+        (self.acked, self.executed) = (self.posted, self.posted);
     }
 }
 

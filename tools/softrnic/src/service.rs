@@ -3,71 +3,14 @@
 //! It runs requests whose time has come when the application does not poll, and passes on what peers left for the
 //! application's event descriptors. Its robust futex word is this process's sign of life (see `fabric::process`).
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::mpsc;
 use std::{mem, ptr, thread};
 
-use crate::engine;
-use crate::fabric::layout::ProcSlot;
 use crate::fabric::process::slot_of;
+use crate::fabric::slots::ProcSlot;
 use crate::fabric::{Fabric, lock};
-use crate::qp::Qp;
-
-/// Monotonic time in nanoseconds.
-pub(crate) fn now_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// QPs that have to be looked at later.
-#[derive(Debug)]
-pub(crate) struct Timers {
-    /// Earliest time in `list`; `u64::MAX` if it is empty.
-    next: AtomicU64,
-    list: Mutex<Vec<(u64, Arc<Qp>)>>,
-}
-
-impl Default for Timers {
-    fn default() -> Self {
-        Self { next: AtomicU64::new(u64::MAX), list: Mutex::default() }
-    }
-}
-
-impl Timers {
-    pub(crate) fn arm(&self, fabric: &Fabric, at: u64, qp: Arc<Qp>) {
-        let mut list = lock(&self.list);
-        list.push((at, qp));
-        if at < self.next.load(Relaxed) {
-            self.next.store(at, SeqCst);
-            drop(list);
-            fabric.ring(fabric.me);
-        }
-    }
-
-    /// Works off what is due.
-    #[inline]
-    pub(crate) fn run_due(&self) {
-        let next = self.next.load(Relaxed);
-        if next != u64::MAX && next <= now_ns() {
-            self.run();
-        }
-    }
-
-    #[cold]
-    fn run(&self) {
-        let now = now_ns();
-        let mut list = lock(&self.list);
-        let due: Vec<_> = list.extract_if(.., |(at, _)| *at <= now).collect();
-        self.next.store(list.iter().map(|(at, _)| *at).min().unwrap_or(u64::MAX), SeqCst);
-        drop(list);
-        for (_, qp) in due {
-            engine::pump(&qp, &mut lock(&qp.send));
-        }
-    }
-}
+use crate::timers::now_ns;
 
 /// `struct robust_list_head` of the kernel.
 #[repr(C)]
@@ -127,8 +70,9 @@ fn serve(fabric: &'static Fabric) {
         }
         lock(&fabric.qps).iter().for_each(|qp| qp.deliver());
         lock(&fabric.cqs).iter().for_each(|cq| cq.deliver());
-        fabric.timers.run_due();
-        let next = fabric.timers.next.load(SeqCst);
+        fabric.hear();
+        fabric.timers.run_due(fabric);
+        let next = fabric.timers.next();
         let timeout = (next != u64::MAX).then(|| {
             let ns = next.saturating_sub(now_ns());
             libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }

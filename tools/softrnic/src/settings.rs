@@ -1,20 +1,29 @@
 //! What the environment may say. Read once, when the process first touches the device list.
 
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::fabric::layout;
+use crate::shape::Wish;
 
 /// Validated settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) shm_dir: PathBuf,
     pub(crate) fabric: String,
-    pub(crate) devices: usize,
+    pub(crate) wish: Wish,
     pub(crate) quiet: bool,
     pub(crate) strict: bool,
     pub(crate) stat: bool,
+    /// Writes to memory with relaxed ordering land in no order.
+    pub(crate) chaos: bool,
+    /// Where to write down the faults that strike.
+    pub(crate) trace: Option<PathBuf>,
+    /// Fault rules that the fabric shall have, as text.
+    pub(crate) faults: Option<String>,
+    /// Seed of random decisions, if this process brings one.
+    pub(crate) seed: Option<u64>,
     pub(crate) time_scale: f64,
     pub(crate) max_qp: u32,
     pub(crate) max_cq: u32,
@@ -26,6 +35,27 @@ pub(crate) struct Settings {
 pub(crate) const MAX_QP_WR: u32 = 16384;
 
 impl Settings {
+    /// For looking at a fabric from outside: nothing but where it is matters.
+    pub(crate) fn of_observer(shm_dir: &Path, fabric: &str) -> Self {
+        Self {
+            shm_dir: shm_dir.to_owned(),
+            fabric: fabric.to_owned(),
+            wish: Wish::default(),
+            quiet: true,
+            strict: false,
+            stat: false,
+            chaos: false,
+            trace: None,
+            faults: None,
+            seed: None,
+            time_scale: 1.0,
+            max_qp: layout::QPS,
+            max_cq: layout::CQS,
+            max_mr: layout::MRS,
+            max_qp_wr: MAX_QP_WR,
+        }
+    }
+
     /// Reads the environment; the error is a sentence that names the variable, its value and what is allowed.
     pub(crate) fn from_env() -> Result<Self, String> {
         // SAFETY: geteuid has no preconditions.
@@ -44,10 +74,14 @@ impl Settings {
         Ok(Self {
             shm_dir: shm_dir.into(),
             fabric,
-            devices: number("SOFTRNIC_DEVICES", 2, 1, layout::DEVICES)?,
+            wish: Wish::from_env()?,
             quiet: switch("SOFTRNIC_QUIET")?,
             strict: switch("SOFTRNIC_STRICT")?,
             stat: switch("SOFTRNIC_STAT")?,
+            chaos: switch("SOFTRNIC_CHAOS")?,
+            trace: text("SOFTRNIC_TRACE")?.map(Into::into),
+            faults: faults()?,
+            seed: text("SOFTRNIC_SEED")?.map(|_| number("SOFTRNIC_SEED", 0, 0, u64::MAX)).transpose()?,
             time_scale,
             max_qp: number("SOFTRNIC_MAX_QP", layout::QPS, 1, layout::QPS)?,
             max_cq: number("SOFTRNIC_MAX_CQ", layout::CQS, 1, layout::CQS)?,
@@ -57,7 +91,8 @@ impl Settings {
     }
 }
 
-fn text(name: &str) -> Result<Option<String>, String> {
+/// The value of a variable; empty counts as absent.
+pub(crate) fn text(name: &str) -> Result<Option<String>, String> {
     match std::env::var(name) {
         Ok(value) if value.is_empty() => Ok(None),
         Ok(value) => Ok(Some(value)),
@@ -72,6 +107,17 @@ fn number<T: FromStr + PartialOrd + Display>(name: &str, default: T, low: T, hig
         Ok(parsed) if parsed >= low && parsed <= high => Ok(parsed),
         _ => Err(format!("{name}={value:?}: must be a number from {low} to {high}")),
     }
+}
+
+/// `SOFTRNIC_FAULTS`: rules, or `@` and the path of a file with rules.
+fn faults() -> Result<Option<String>, String> {
+    let Some(value) = text("SOFTRNIC_FAULTS")? else { return Ok(None) };
+    let rules = match value.strip_prefix('@') {
+        None => value,
+        Some(path) => std::fs::read_to_string(path).map_err(|e| format!("SOFTRNIC_FAULTS={value}: {e}"))?,
+    };
+    crate::faults::parse(&rules).map_err(|e| format!("SOFTRNIC_FAULTS: {e}"))?;
+    Ok(Some(rules))
 }
 
 fn switch(name: &str) -> Result<bool, String> {

@@ -4,10 +4,13 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::abi::consts::{access, qp_attr as mask, qp_state as state, qp_type};
 use crate::abi::types::QpAttr;
-use crate::device::{Device, GIDS, MAX_READS, MTU_4096};
-use crate::fabric::layout::NO_PEER;
+use crate::device::MAX_READS;
 use crate::fabric::lock;
+use crate::fabric::slots::NO_PEER;
+use crate::faults;
+use crate::port::{MTU_4096, mtu_bytes};
 use crate::qp::Qp;
+use crate::route::Route;
 
 /// Attribute bits that a transition needs, and those it allows besides.
 struct Rule {
@@ -48,6 +51,9 @@ pub(crate) fn modify(qp: &Qp, attr: &QpAttr, given: i32) -> Result<(), i32> {
     let mut known = lock(&qp.attributes);
     let from = qp.slot.state.load(SeqCst);
     let to = if given & mask::STATE != 0 { attr.qp_state } else { from };
+    if qp.fabric.is_failed(qp.device) && !matches!(to, state::RESET | state::ERR) {
+        return Err(libc::EIO);
+    }
     if given & mask::CUR_STATE != 0 && attr.cur_qp_state != from {
         return Err(libc::EINVAL);
     }
@@ -55,10 +61,13 @@ pub(crate) fn modify(qp: &Qp, attr: &QpAttr, given: i32) -> Result<(), i32> {
     if given & rule.needs != rule.needs || given & !(rule.needs | rule.allows | ANY) != 0 {
         return Err(libc::EINVAL);
     }
-    check_values(attr, given)?;
-    let peer = if given & mask::AV != 0 { Some(find_peer(attr)?) } else { None };
+    check_values(attr, given, qp.fabric.shape.ports())?;
+    let route = if given & mask::AV != 0 { Some(Route::find(qp.fabric, qp.place(), &attr.ah_attr)?) } else { None };
+    if let Some(to) = route.and_then(|route| route.to()) {
+        faults::modify_qp(qp.fabric, qp.place(), to)?;
+    }
     remember(&mut known, attr, given);
-    publish(qp, &known, given, peer);
+    publish(qp, &known, given, route);
     enter(qp, from, to)?;
     if to == state::RESET {
         let cap = known.cap;
@@ -69,11 +78,11 @@ pub(crate) fn modify(qp: &Qp, attr: &QpAttr, given: i32) -> Result<(), i32> {
     Ok(())
 }
 
-fn check_values(attr: &QpAttr, given: i32) -> Result<(), i32> {
+fn check_values(attr: &QpAttr, given: i32, ports: u32) -> Result<(), i32> {
     let has = |bit: i32| given & bit != 0;
     let flags = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
     let is_bad = has(mask::PKEY_INDEX) && attr.pkey_index != 0
-        || has(mask::PORT) && attr.port_num != 1
+        || has(mask::PORT) && !(1..=ports).contains(&u32::from(attr.port_num))
         || has(mask::ACCESS_FLAGS) && attr.qp_access_flags & !(flags | access::OPTIONAL) != 0
         || has(mask::PATH_MTU) && !(1..=MTU_4096).contains(&attr.path_mtu)
         || has(mask::MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > MAX_READS
@@ -84,19 +93,6 @@ fn check_values(attr: &QpAttr, given: i32) -> Result<(), i32> {
         || has(mask::RNR_RETRY) && attr.rnr_retry > 7
         || has(mask::DEST_QPN) && attr.dest_qp_num >= 1 << 24;
     if is_bad { Err(libc::EINVAL) } else { Ok(()) }
-}
-
-/// The device that the address vector leads to. RoCE: it must be global and start from a valid GID.
-fn find_peer(attr: &QpAttr) -> Result<usize, i32> {
-    let path = &attr.ah_attr;
-    if path.is_global == 0 || u32::from(path.sgid_index) >= GIDS || path.port_num != 1 {
-        return Err(libc::EINVAL);
-    }
-    let mut gid = [0; 16];
-    gid[..8].copy_from_slice(&path.dgid[0].to_ne_bytes());
-    gid[8..].copy_from_slice(&path.dgid[1].to_ne_bytes());
-    // What address resolution says about a host that does not answer.
-    Device::by_gid(&gid).ok_or(libc::ETIMEDOUT)
 }
 
 fn remember(known: &mut QpAttr, attr: &QpAttr, given: i32) {
@@ -124,14 +120,23 @@ fn remember(known: &mut QpAttr, attr: &QpAttr, given: i32) {
 }
 
 /// Hands the attributes to those who use them: the visiting peer (slot) and the requester (link).
-fn publish(qp: &Qp, known: &QpAttr, given: i32, peer_device: Option<usize>) {
+fn publish(qp: &Qp, known: &QpAttr, given: i32, route: Option<Route>) {
     qp.slot.access.store(known.qp_access_flags, SeqCst);
     qp.slot.rnr_timer.store(u32::from(known.min_rnr_timer), SeqCst);
     qp.slot.read_depth.store(u32::from(known.max_dest_rd_atomic), SeqCst);
-    let link = &mut lock(&qp.send).link;
-    if let Some(device) = peer_device {
-        link.peer = (device as u64) << 32 | u64::from(known.dest_qp_num);
-        link.mtu_bytes = 128 << known.path_mtu;
+    if given & mask::PORT != 0 {
+        qp.slot.port.store(u32::from(known.port_num), SeqCst);
+    }
+    let queue = &mut *lock(&qp.send);
+    if given & mask::SQ_PSN != 0 {
+        queue.connected();
+    }
+    let link = &mut queue.link;
+    if let Some(route) = route {
+        link.mtu_bytes = mtu_bytes(known.path_mtu);
+        link.route = route.with_mtu(link.mtu_bytes);
+        link.peer = route.peer(known.dest_qp_num);
+        qp.slot.flow.store(route.take_flow(qp.fabric), SeqCst);
         qp.slot.expected_psn.store(known.rq_psn, SeqCst);
         qp.slot.peer.store(link.peer, SeqCst);
     }

@@ -169,7 +169,8 @@ fn gid_entries_are_the_same_everywhere() {
                 let short = AtPageEnd::new([0u8; 24]);
                 assert_eq!(one(context, 1, 1, short.as_ptr().cast(), 0, 24), 0);
                 assert_eq!(short.get(), table.get()[1][..24]);
-                assert_eq!(one(context, 1, 2, short.as_ptr().cast(), 0, 24), libc::EINVAL);
+                assert_eq!(one(context, 1, 2, short.as_ptr().cast(), 0, 24), libc::ENODATA);
+                assert_eq!(one(context, 1, 16, short.as_ptr().cast(), 0, 24), libc::EINVAL);
             }
             for (index, entry) in table.get().iter().enumerate() {
                 let gid = AtPageEnd::new([0u8; 16]);

@@ -6,6 +6,8 @@ pub(crate) mod qp_state {
     pub(crate) const INIT: u32 = 1;
     pub(crate) const RTR: u32 = 2;
     pub(crate) const RTS: u32 = 3;
+    pub(crate) const SQD: u32 = 4;
+    pub(crate) const SQE: u32 = 5;
     pub(crate) const ERR: u32 = 6;
 }
 
@@ -42,6 +44,7 @@ pub(crate) mod access {
     pub(crate) const REMOTE_READ: u32 = 1 << 2;
     pub(crate) const REMOTE_ATOMIC: u32 = 1 << 3;
     pub(crate) const HUGETLB: u32 = 1 << 7;
+    pub(crate) const RELAXED_ORDERING: u32 = 1 << 20;
     /// Hints a device may ignore; RELAXED_ORDERING is one.
     pub(crate) const OPTIONAL: u32 = 0x3ff0_0000;
 }
@@ -53,6 +56,8 @@ pub(crate) mod wr_opcode {
     pub(crate) const SEND: u32 = 2;
     pub(crate) const SEND_WITH_IMM: u32 = 3;
     pub(crate) const RDMA_READ: u32 = 4;
+    pub(crate) const ATOMIC_CMP_SWAP: u32 = 5;
+    pub(crate) const ATOMIC_FETCH_ADD: u32 = 6;
 }
 
 /// Send flags.
@@ -68,6 +73,8 @@ pub(crate) mod wc_opcode {
     pub(crate) const SEND: u32 = 0;
     pub(crate) const RDMA_WRITE: u32 = 1;
     pub(crate) const RDMA_READ: u32 = 2;
+    pub(crate) const COMP_SWAP: u32 = 3;
+    pub(crate) const FETCH_ADD: u32 = 4;
     pub(crate) const RECV: u32 = 128;
     pub(crate) const RECV_RDMA_WITH_IMM: u32 = 129;
 }
@@ -98,4 +105,11 @@ pub(crate) mod event {
     pub(crate) const QP_FATAL: u32 = 1;
     pub(crate) const QP_REQ_ERR: u32 = 2;
     pub(crate) const QP_ACCESS_ERR: u32 = 3;
+    pub(crate) const COMM_EST: u32 = 4;
+    pub(crate) const SQ_DRAINED: u32 = 5;
+    pub(crate) const DEVICE_FATAL: u32 = 8;
+    pub(crate) const PORT_ACTIVE: u32 = 9;
+    pub(crate) const PORT_ERR: u32 = 10;
+    pub(crate) const LID_CHANGE: u32 = 11;
+    pub(crate) const GID_CHANGE: u32 = 18;
 }

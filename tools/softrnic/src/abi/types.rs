@@ -217,6 +217,15 @@ pub(crate) struct SendWr {
     pub(crate) rest: [u32; 7],
 }
 
+impl SendWr {
+    /// What an atomic has in place of `rkey`: the value to add or to compare with, the one to swap in; and the key behind them.
+    pub(crate) fn atomic(&self) -> ([u64; 2], u32) {
+        let [add_high, swap_low, swap_high, key, ..] = self.rest;
+        let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        ([join(self.rkey, add_high), join(swap_low, swap_high)], key)
+    }
+}
+
 /// `struct ibv_recv_wr`.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -1,8 +1,9 @@
 //! Moving bytes between this process and the one that owns the other end, in ascending order of address.
 //!
-//! Receivers poll memory that a write is about to change, and expect what real NICs give: bytes appear from low to
-//! high addresses, whole 8-byte words at a time. `process_vm_writev` fills one local piece after the other, so a short
-//! message is cut into the aligned words of its destination, and of a long one the last word is a piece of its own.
+//! Receivers poll memory that a write is about to change, and expect what real NICs give: whoever sees a byte sees all
+//! before it. `process_vm_writev` fills one local piece after the other, so a short message is cut into the aligned words
+//! of its destination, and of a long one the last word is a piece of its own. Real NICs write such a word at once; here
+//! it may be seen half-written, from its low end, because many kernels copy with the processor's string instruction.
 
 use std::mem::MaybeUninit;
 
@@ -39,6 +40,19 @@ impl Pieces {
             self.count += 1;
             self.total += len;
         }
+    }
+
+    /// Address of byte `at` of the message, counted round.
+    pub(super) fn byte(&self, at: u64) -> Option<u64> {
+        let at = at.checked_rem(self.total)?;
+        self.window(at, 1).next().map(|piece| piece.addr)
+    }
+
+    /// `[from, from + len)` of the message.
+    fn part(&self, from: u64, len: u64) -> Self {
+        let mut part = Self::default();
+        self.window(from, len).for_each(|piece| part.push(piece.addr, piece.len));
+        part
     }
 
     fn as_slice(&self) -> &[Piece] {
@@ -96,6 +110,23 @@ pub(super) fn transfer(pid: Option<i32>, way: Way, local: &Pieces, remote: &Piec
         }
         Some(pid) => between_processes(pid, way, local, remote),
     }
+}
+
+/// As [`transfer`] outwards, but in no order: what a device may do to memory with relaxed ordering. `salt` picks one.
+#[cold]
+pub(super) fn transfer_shuffled(pid: Option<i32>, local: &Pieces, remote: &Pieces, salt: u64) -> Result<(), CopyError> {
+    const LINE: u64 = 64;
+    const MOST: u64 = 16;
+    let lines = local.total.div_ceil(LINE);
+    let step = lines.div_ceil(MOST).max(1) * LINE;
+    let count = local.total.div_ceil(step);
+    // An odd factor permutes 0..16; what lies beyond the message is left out.
+    let order = (0..MOST).map(|i| (i * (2 * salt + 5) + salt) % MOST).filter(|&i| i < count);
+    for from in order.map(|i| i * step) {
+        let len = step.min(local.total - from);
+        transfer(pid, Way::Out, &local.part(from, len), &remote.part(from, len))?;
+    }
+    Ok(())
 }
 
 type Parts = [MaybeUninit<libc::iovec>; MAX_PARTS];

@@ -8,11 +8,13 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::abi::consts::qp_state;
 use crate::fabric::Fabric;
-use crate::fabric::layout::{NO_PEER, QpSlot};
+use crate::fabric::slots::{NO_PEER, QpSlot};
+use crate::route::Place;
 
 /// A peer's QP while we execute against it.
-pub(super) struct Visit<'a> {
-    pub(super) fabric: &'a Fabric,
+#[derive(Debug)]
+pub(super) struct Visit {
+    pub(super) fabric: &'static Fabric,
     pub(super) slot: &'static QpSlot,
     pub(super) device: usize,
     /// Process that owns the QP; `None` is ourselves.
@@ -23,14 +25,14 @@ pub(super) struct Visit<'a> {
 /// How often to look again at a QP that somebody else has marked.
 const PATIENCE: u32 = 1000;
 
-impl<'a> Visit<'a> {
-    /// Enters QP `peer` as `me` (both device << 32 | QPN). `None`: packets to it vanish.
+impl Visit {
+    /// Enters QP `peer` as `me` (names, see `QpSlot::peer`). `None`: packets to it vanish.
     #[inline]
-    pub(super) fn enter(fabric: &'a Fabric, peer: u64, me: u64, serial: u32) -> Option<Self> {
+    pub(super) fn enter(fabric: &'static Fabric, peer: u64, me: u64, serial: u32) -> Option<Self> {
         if peer == NO_PEER {
             return None;
         }
-        let device = (peer >> 32) as usize;
+        let device = Place::of_name(peer).device;
         let slot = fabric.find_qp(device, peer as u32)?;
         if !is_welcome(slot, peer, me) {
             return None;
@@ -52,13 +54,31 @@ impl<'a> Visit<'a> {
         (is_welcome(slot, peer, me) && slot.owner.load(SeqCst) == owner).then_some(visit)
     }
 
+    /// Whether a packet of that type and number is the next one here. UC takes what comes.
+    #[inline]
+    pub(super) fn expects(&self, is_uc: bool, psn: u32) -> bool {
+        let is_uc_here = self.slot.is_uc.load(SeqCst) != 0;
+        is_uc == is_uc_here && (is_uc || self.slot.expected_psn.load(SeqCst) == psn)
+    }
+
+    /// The next packet has this number.
+    #[inline]
+    pub(super) fn advance(&self, psn: u32) {
+        self.slot.expected_psn.store(psn, SeqCst);
+    }
+
+    /// Number of this visit among those of the visiting queue.
+    pub(super) fn serial(&self) -> u32 {
+        (self.mark >> 32) as u32
+    }
+
     /// Whether the owner has died meanwhile.
     pub(super) fn is_owner_dead(&self) -> bool {
         self.pid.is_some() && self.fabric.live_process(self.slot.owner.load(SeqCst)).is_none()
     }
 }
 
-impl Drop for Visit<'_> {
+impl Drop for Visit {
     fn drop(&mut self) {
         // Only if the mark is still ours; the owner may have taken us for dead.
         let _ = self.slot.busy.compare_exchange(self.mark, 0, SeqCst, Relaxed);
@@ -71,5 +91,6 @@ fn is_welcome(slot: &QpSlot, peer: u64, me: u64) -> bool {
     let state = slot.state.load(SeqCst);
     slot.qpn.load(SeqCst) == peer as u32
         && (state == qp_state::RTS || state == qp_state::RTR)
+        && slot.port.load(SeqCst) == Place::of_name(peer).port
         && slot.peer.load(SeqCst) == me
 }

@@ -5,12 +5,13 @@
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::layout::{self, FILE_BYTES, Header, MAGIC, PROC_ALIVE, PROCS, ProcSlot, VERSION};
+use super::layout::{self, FILE_BYTES, MAGIC, PROCS, VERSION};
+use super::slots::{Header, PROC_ALIVE, ProcSlot};
 use crate::notice::{errno_text, last_errno};
 use crate::settings::Settings;
 
@@ -50,6 +51,16 @@ impl Drop for File {
 
 /// Why there is no fabric: a sentence, and the errno to report.
 pub(crate) type Failure = (String, i32);
+
+/// Why a fabric cannot be looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unusable {
+    /// There is no file, or nobody has it.
+    Unused,
+    OtherLayout,
+    /// errno
+    System(i32),
+}
 
 /// Holds the control lock.
 #[derive(Debug)]
@@ -91,6 +102,35 @@ impl File {
         }
     }
 
+    /// Opens the file of a fabric that live processes use, to look at it.
+    pub(crate) fn open_existing(path: &Path) -> Result<Self, Unusable> {
+        let c_path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Unusable::System(libc::EINVAL))?;
+        // SAFETY: `c_path` is a valid C string.
+        let fd = unsafe { libc::open(c_path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW) };
+        if fd < 0 {
+            let code = last_errno();
+            return Err(if code == libc::ENOENT { Unusable::Unused } else { Unusable::System(code) });
+        }
+        let fd = Descriptor(fd);
+        set_lock(fd.0, CONTROL, libc::F_WRLCK, libc::F_SETLKW);
+        let is_used = is_locked(fd.0, life_lock(0), PROCS as i64);
+        if !is_used || !is_same_file(fd.0, &c_path) {
+            return Err(Unusable::Unused);
+        }
+        if !fd.has_our_layout(file_size(fd.0)) {
+            return Err(Unusable::OtherLayout);
+        }
+        let base = fd.map().map_err(Unusable::System)?;
+        set_lock(fd.0, CONTROL, libc::F_UNLCK, libc::F_SETLK);
+        Ok(Self { fd: fd.keep(), path: path.to_owned(), base, threads: Mutex::new(()) })
+    }
+
+    /// Whether `path` is a fabric of this version that some process uses.
+    pub(crate) fn is_used(path: &Path) -> bool {
+        let is_likely = path.metadata().is_ok_and(|found| found.is_file() && found.len() == FILE_BYTES as u64);
+        is_likely && Self::open_existing(path).is_ok()
+    }
+
     /// The guard for the lock that [`Self::open`] took.
     pub(crate) fn assume_control(&self) -> Control<'_> {
         Control { file: self, _threads: self.threads.lock().unwrap_or_else(PoisonError::into_inner) }
@@ -101,6 +141,11 @@ impl File {
         let guard = self.assume_control();
         set_lock(self.fd, CONTROL, libc::F_WRLCK, libc::F_SETLKW);
         guard
+    }
+
+    pub(crate) fn header(&self) -> &'static Header {
+        // SAFETY: the header begins the mapping, has storage, and consists of atomics.
+        unsafe { &*self.base.cast::<Header>() }
     }
 
     /// Where the mapping begins.
@@ -232,7 +277,7 @@ impl Descriptor {
     }
 }
 
-fn open_or_create(c_path: &CString, path: &std::path::Path) -> Result<Descriptor, Failure> {
+fn open_or_create(c_path: &CString, path: &Path) -> Result<Descriptor, Failure> {
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: `c_path` is a valid C string.
     let fd = unsafe { libc::open(c_path.as_ptr(), flags, 0o600) };

@@ -6,24 +6,32 @@
 pub(crate) mod file;
 pub(crate) mod layout;
 pub(crate) mod process;
+pub(crate) mod slots;
 mod tables;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::{ptr, thread};
 
+use crate::context::Context;
+use crate::faults;
 use crate::notice;
+use crate::port;
 use crate::qp::Qp;
-use crate::service::Timers;
 use crate::settings::Settings;
+use crate::shape::Shape;
+use crate::timers::Timers;
 use file::{Failure, File};
-use layout::{CqSlot, Header, MrSlot, PROC_ALIVE, PROCS, PROCS_AT, ProcSlot, QpSlot, Table};
+use layout::{DEVICES, PORTS, PORTS_AT, PROCS, PROCS_AT, RULES, RULES_AT, Table};
+use slots::{CqSlot, Header, MrSlot, PROC_ALIVE, PortSlot, ProcSlot, QpSlot, RuleSlot};
 
 /// This process's place in a fabric. Lives until the process ends.
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) settings: Settings,
+    /// What the devices are like.
+    pub(crate) shape: Shape,
     pub(crate) file: File,
     /// Our [`ProcSlot::id`].
     pub(crate) me: u32,
@@ -32,6 +40,8 @@ pub(crate) struct Fabric {
     /// All QPs of this process.
     pub(crate) qps: Mutex<Vec<Arc<Qp>>>,
     pub(crate) cqs: Mutex<Vec<Arc<crate::cq::Cq>>>,
+    /// Open devices.
+    pub(crate) contexts: Mutex<Vec<Weak<Context>>>,
     pub(crate) timers: Timers,
 }
 
@@ -64,15 +74,7 @@ impl Fabric {
     fn attach() -> Result<&'static Self, Failure> {
         let settings = Settings::from_env().map_err(|what| (what, libc::EINVAL))?;
         let file = File::open(&settings)?;
-        let mut fabric = Self {
-            settings,
-            file,
-            me: 0,
-            gone: AtomicBool::new(false),
-            qps: Mutex::default(),
-            cqs: Mutex::default(),
-            timers: Timers::default(),
-        };
+        let mut fabric = Self::on(file, settings)?;
         fabric.me = fabric.join()?;
         let fabric: &'static Self = Box::leak(Box::new(fabric));
         crate::service::start(fabric).map_err(|code| ("cannot start the service thread".to_owned(), code))?;
@@ -89,11 +91,48 @@ impl Fabric {
         if !fabric.settings.quiet {
             notice::say(format_args!(
                 "a software RDMA device for tests; not for production traffic; {} device(s), fabric {}",
-                fabric.settings.devices,
+                fabric.shape.devices(),
                 fabric.settings.shm_dir.join(&fabric.settings.fabric).display()
             ));
         }
         Ok(fabric)
+    }
+
+    /// The fabric in `file`, whose control lock is taken; a new one gets its shape.
+    fn on(file: File, settings: Settings) -> Result<Self, Failure> {
+        let found = Shape::load(file.header());
+        let shape = match &found {
+            Some(shape) => shape.admit(&settings.wish, &settings.fabric).map(|()| shape.clone()),
+            // Nobody else has seen the file yet.
+            None => Shape::decide(&settings.wish).inspect_err(|_| file.unlink()),
+        };
+        let shape = shape.map_err(|what| (what, libc::EINVAL))?;
+        let fabric = Self::made_of(file, settings, shape);
+        if found.is_none() {
+            port::furnish(&fabric, &fabric.shape);
+            fabric.shape.store(fabric.header());
+        }
+        Ok(fabric)
+    }
+
+    fn made_of(file: File, settings: Settings, shape: Shape) -> Self {
+        Self {
+            settings,
+            shape,
+            file,
+            me: 0,
+            gone: AtomicBool::new(false),
+            qps: Mutex::default(),
+            cqs: Mutex::default(),
+            contexts: Mutex::default(),
+            timers: Timers::default(),
+        }
+    }
+
+    /// A fabric that others keep, looked at from outside: takes no process slot. `None`: it makes no sense.
+    pub(crate) fn observe(file: File, settings: Settings) -> Option<&'static Self> {
+        let shape = Shape::load(file.header())?;
+        Some(Box::leak(Box::new(Self::made_of(file, settings, shape))))
     }
 
     /// Takes a process slot, with the control lock that opening left us.
@@ -115,6 +154,7 @@ impl Fabric {
         slot.id.store(id, SeqCst);
         // Under the control lock, or the next process would take the file for a stale one.
         slot.state.store(PROC_ALIVE, SeqCst);
+        faults::bring(self, &control)?;
         Ok(id)
     }
 
@@ -124,9 +164,14 @@ impl Fabric {
         self.gone.load(Relaxed)
     }
 
+    /// Whether `device` has failed for good.
+    #[inline]
+    pub(crate) fn is_failed(&self, device: usize) -> bool {
+        self.header().fatal[device].load(SeqCst) != 0
+    }
+
     pub(crate) fn header(&self) -> &'static Header {
-        // SAFETY: the header begins the mapping, has storage, and consists of atomics.
-        unsafe { &*self.file.base().cast::<Header>() }
+        self.file.header()
     }
 
     #[inline]
@@ -136,9 +181,24 @@ impl Fabric {
         unsafe { &*self.file.base().add(PROCS_AT).cast::<ProcSlot>().add(index) }
     }
 
+    /// Port `port` (1 or 2) of `device`.
+    #[inline]
+    pub(crate) fn port(&self, device: usize, port: u32) -> &'static PortSlot {
+        let port = port as usize;
+        assert!(device < DEVICES && (1..=PORTS).contains(&port));
+        // SAFETY: inside the port table (checked), which has storage and consists of atomics.
+        unsafe { &*self.file.base().add(PORTS_AT).cast::<PortSlot>().add(device * PORTS + port - 1) }
+    }
+
+    /// All places for fault rules.
+    pub(crate) fn rules(&self) -> &'static [RuleSlot; RULES] {
+        // SAFETY: the rule table has storage and consists of atomics.
+        unsafe { &*self.file.base().add(RULES_AT).cast() }
+    }
+
     #[inline]
     fn entry<T>(&self, table: Table, device: usize, index: u32) -> &'static T {
-        assert!(device < layout::DEVICES && index < self.header().grown[device][table as usize].load(Relaxed));
+        assert!(device < DEVICES && index < self.header().grown[device][table as usize].load(Relaxed));
         // SAFETY: inside the part of the table that has storage (checked); `T` is the atomics-only slot type of that
         // table, by the three callers below.
         unsafe { &*self.file.base().add(table.at(device, index)).cast::<T>() }
@@ -180,7 +240,7 @@ impl Fabric {
     /// The words `[at, at + bytes)` of the ring area.
     pub(crate) fn ring_words(&self, at: u64, bytes: usize) -> Option<&'static [AtomicU64]> {
         let at = usize::try_from(at).ok()?;
-        let fits = at >= layout::RINGS_AT && at.is_multiple_of(8) && at.checked_add(bytes)? <= layout::FILE_BYTES;
+        let fits = at >= layout::RINGS_AT && at.is_multiple_of(8) && at.checked_add(bytes)? <= layout::JOBS_AT;
         // SAFETY: inside the mapping and aligned (checked); the owner allocated storage before publishing the ring.
         fits.then(|| unsafe { std::slice::from_raw_parts(self.file.base().add(at).cast(), bytes / 8) })
     }

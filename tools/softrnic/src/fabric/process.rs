@@ -6,7 +6,8 @@
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use super::Fabric;
-use super::layout::{PROC_ALIVE, PROC_EXITING, PROCS, ProcSlot, QpSlot};
+use super::layout::PROCS;
+use super::slots::{PROC_ALIVE, PROC_EXITING, ProcSlot, QpSlot};
 
 const SLOT_BITS: u32 = 8;
 const _: () = assert!(PROCS == 1 << SLOT_BITS);

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use super::Fabric;
 use super::file::Control;
-use super::layout::{self, CHUNK, CqSlot, DEVICES, MrSlot, NO_PEER, PAGE, QpSlot, RINGS_AT, RINGS_BYTES, Table};
+use super::layout::{self, CHUNK, DEVICES, PAGE, PORTS, RINGS_AT, RINGS_BYTES, Table};
+use super::slots::{CqSlot, MrSlot, NO_PEER, QpSlot};
 use crate::usage;
 
 impl Fabric {
@@ -23,6 +24,9 @@ impl Fabric {
 
     /// Finds a free entry below `limit` entries in use, gives it storage and marks it ours.
     pub(crate) fn claim(&self, control: &Control<'_>, table: Table, device: usize, limit: u32) -> Result<u32, i32> {
+        if self.is_failed(device) {
+            return Err(libc::EIO);
+        }
         match self.find_free(table, device, limit) {
             Err(libc::ENOMEM) => {
                 self.reap_dead(control);
@@ -122,6 +126,7 @@ impl Fabric {
         let qp = self.qp(device, index);
         qp.qpn.store(0, SeqCst);
         qp.peer.store(NO_PEER, SeqCst);
+        self.port(device, qp.port.load(Relaxed).clamp(1, PORTS as u32)).past.absorb(&qp.sent);
         let (at, bytes) = (qp.ring_at.load(Relaxed) as usize, qp.ring_bytes.swap(0, SeqCst) as usize);
         if bytes != 0 {
             self.file.release(at, bytes.next_multiple_of(PAGE));

@@ -3,20 +3,21 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use super::{code, context, minus_one, pointer};
 use crate::abi::export::export;
 use crate::abi::names;
 use crate::abi::types::{self, DeviceAttr, PORT_ATTR_SHORT, PortAttr};
 use crate::context::{Context, Ops};
-use crate::device::{self, Device, SPEED_100MBPS};
+use crate::device::{self, Device};
 use crate::fabric::Fabric;
 
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut types::Device {
     let mut found = 0;
     let list = pointer(|| {
         let fabric = Fabric::get()?;
-        found = fabric.settings.devices;
+        found = fabric.shape.devices();
         // Ends with a NULL.
         // SAFETY: plain allocation, released by `free_device_list`.
         let list = unsafe { libc::calloc(found + 1, size_of::<*mut types::Device>()) }.cast::<*mut types::Device>();
@@ -97,7 +98,7 @@ unsafe extern "C" fn query_device(handle: *mut types::Context, out: *mut DeviceA
         // SAFETY: the caller's handle.
         let context = unsafe { context(handle) }?;
         // SAFETY: the caller's structure.
-        unsafe { out.write(context.device.attributes(&context.fabric.settings)) };
+        unsafe { out.write(context.device.attributes(&context.fabric.settings, &context.fabric.shape)) };
         Ok(())
     })
 }
@@ -107,10 +108,7 @@ export!("ibv_query_device", "IBVERBS_1.1", query_device);
 fn write_port(handle: *mut types::Context, port: u8, out: *mut u8, room: usize) -> Result<(), i32> {
     // SAFETY: the caller's handle.
     let context = unsafe { context(handle) }?;
-    if port != 1 {
-        return Err(libc::EINVAL);
-    }
-    let attr = context.device.port();
+    let attr = context.port(u32::from(port))?.attributes();
     let bytes = room.min(size_of::<PortAttr>());
     // SAFETY: the caller's structure has `room` bytes; `attr` has at least `bytes`.
     unsafe {
@@ -134,12 +132,9 @@ unsafe extern "C" fn query_port_ex(handle: *mut types::Context, port: u8, out: *
 unsafe extern "C" fn query_port_speed(handle: *mut types::Context, port: u32, out: *mut u64) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
-        unsafe { context(handle) }?;
-        if port != 1 {
-            return Err(libc::EINVAL);
-        }
+        let speed = unsafe { context(handle) }?.port(port)?.speed.load(SeqCst);
         // SAFETY: the caller's structure.
-        unsafe { out.write(SPEED_100MBPS) };
+        unsafe { out.write(u64::from(speed)) };
         Ok(())
     })
 }
@@ -148,8 +143,8 @@ export!("ibv_query_port_speed", "IBVERBS_1.16", query_port_speed);
 unsafe extern "C" fn query_pkey(handle: *mut types::Context, port: u8, index: c_int, out: *mut u16) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle.
-        unsafe { context(handle) }?;
-        if port != 1 || index != 0 {
+        unsafe { context(handle) }?.port(u32::from(port))?;
+        if index != 0 {
             return Err(libc::EINVAL);
         }
         // SAFETY: the caller's structure. The default partition reads the same in either byte order.
@@ -158,6 +153,21 @@ unsafe extern "C" fn query_pkey(handle: *mut types::Context, port: u8, index: c_
     })
 }
 export!("ibv_query_pkey", "IBVERBS_1.1", query_pkey);
+
+/// Which entry of the partition table holds `pkey`; the default partition, of which every port is a full member.
+unsafe extern "C" fn get_pkey_index(handle: *mut types::Context, port: u8, pkey: u16) -> c_int {
+    minus_one(|| {
+        // SAFETY: the caller's handle.
+        unsafe { context(handle) }?;
+        if port == 1 && pkey == 0xffff { Ok(()) } else { Err(libc::EINVAL) }
+    })
+}
+export!("ibv_get_pkey_index", "IBVERBS_1.5", get_pkey_index);
+
+unsafe extern "C" fn get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+export!("ibv_get_sysfs_path", "IBVERBS_1.0", get_sysfs_path);
 
 /// There is no sysfs behind these devices.
 unsafe extern "C" fn read_sysfs_file(_: *const c_char, _: *const c_char, _: *mut c_char, _: usize) -> c_int {
@@ -170,6 +180,18 @@ unsafe extern "C" fn fork_init() -> c_int {
     0
 }
 export!("ibv_fork_init", "IBVERBS_1.1", fork_init);
+
+unsafe extern "C" fn fork_range(_: *mut c_void, _: usize) -> c_int {
+    0
+}
+export!("ibv_dontfork_range", "IBVERBS_1.1", fork_range);
+export!("ibv_dofork_range", "IBVERBS_1.1", fork_range);
+
+/// `IBV_FORK_UNNEEDED`: the same.
+unsafe extern "C" fn is_fork_initialized() -> c_int {
+    2
+}
+export!("ibv_is_fork_initialized", "IBVERBS_1.13", is_fork_initialized);
 
 unsafe extern "C" fn query_ece(_: *mut c_void, _: *mut c_void) -> c_int {
     libc::EOPNOTSUPP

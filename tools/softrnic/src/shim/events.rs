@@ -10,11 +10,17 @@ use crate::abi::types::{self, AsyncEvent};
 use crate::cq::{Channel, Cq};
 use crate::qp::Qp;
 
+/// Whether an event concerns a CQ or QP, which then waits for the acknowledgement; not a port or device.
+fn is_of_object(kind: u32) -> bool {
+    (event::CQ_ERR..=event::SQ_DRAINED).contains(&kind)
+}
+
 unsafe extern "C" fn get_async_event(handle: *mut types::Context, out: *mut AsyncEvent) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle.
         let context = unsafe { context(handle) }?;
         let taken = context.events.pop(|e| match e.kind {
+            kind if !is_of_object(kind) => {}
             event::CQ_ERR => {
                 // SAFETY: events of a CQ that is gone have been purged; this one still exists.
                 let cq: &Cq = unsafe { object(e.element as *const types::Cq) };
@@ -40,7 +46,7 @@ unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
         match event.event_type {
             // SAFETY: the object waits for this acknowledgement before it goes.
             event::CQ_ERR => unsafe { object::<Cq, _>(event.element as *const types::Cq) }.ack_async_event(),
-            event::QP_FATAL..=event::QP_ACCESS_ERR => {
+            kind if is_of_object(kind) => {
                 // SAFETY: as above.
                 unsafe { object::<Qp, _>(event.element as *const types::Qp) }.ack_async_event();
             }

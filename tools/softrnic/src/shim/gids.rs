@@ -6,25 +6,38 @@ use std::ptr;
 use super::{code, context, minus_one};
 use crate::abi::export::export;
 use crate::abi::types::{self, Gid, GidEntry};
-use crate::device::{Device, GIDS};
+use crate::fabric::slots::{GIDS, PortSlot};
+use crate::gid::{Entry, Kind};
 use crate::notice::set_errno;
 
+// `ibv_gid_type`
+const INFINIBAND: u32 = 0;
+const ROCE_V1: u32 = 1;
 const ROCE_V2: u32 = 2;
 
+/// Empty entries read as zeros.
 unsafe extern "C" fn query_gid(handle: *mut types::Context, port: u8, index: c_int, out: *mut Gid) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle.
-        let context = unsafe { context(handle) }?;
-        let index = u32::try_from(index).ok().filter(|&i| i < GIDS && port == 1).ok_or(libc::EINVAL)?;
+        let port = unsafe { context(handle) }?.port(u32::from(port))?;
+        let index = usize::try_from(index).ok().filter(|&i| i < GIDS).ok_or(libc::EINVAL)?;
+        let gid = port.gid(index).unwrap_or_default().gid;
         // SAFETY: the caller's structure.
-        unsafe { out.write(context.device.gid(index)) };
+        unsafe { out.write(gid) };
         Ok(())
     })
 }
 export!("ibv_query_gid", "IBVERBS_1.1", query_gid);
 
-fn entry(device: &Device, index: u32) -> GidEntry {
-    GidEntry { gid: device.gid(index), gid_index: index, port_num: 1, gid_type: ROCE_V2, ndev_ifindex: 0 }
+/// Entry `index` of a table, unless it is empty.
+fn entry(port: &PortSlot, port_num: u32, index: usize) -> Option<GidEntry> {
+    let Entry { gid, kind } = port.gid(index)?;
+    let gid_type = match kind {
+        Kind::RoceV2 => ROCE_V2,
+        Kind::Plain if port.is_infiniband() => INFINIBAND,
+        Kind::Plain => ROCE_V1,
+    };
+    Some(GidEntry { gid, gid_index: index as u32, port_num, gid_type, ndev_ifindex: 0 })
 }
 
 /// Writes the part of `entry` that the caller's structure of `size` bytes has room for.
@@ -49,18 +62,19 @@ unsafe extern "C" fn query_gid_ex(
 ) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
-        let context = unsafe { context(handle) }?;
-        if port != 1 || index >= GIDS || flags != 0 {
+        let slot = unsafe { context(handle) }?.port(port)?;
+        if index as usize >= GIDS || flags != 0 {
             return Err(libc::EINVAL);
         }
+        let found = entry(slot, port, index as usize).ok_or(libc::ENODATA)?;
         // SAFETY: the caller's structure.
-        unsafe { write_entry(out, size, &entry(context.device, index)) };
+        unsafe { write_entry(out, size, &found) };
         Ok(())
     })
 }
 export!("_ibv_query_gid_ex", "IBVERBS_1.11", query_gid_ex);
 
-/// Returns how many entries there are, or a negative errno value.
+/// All entries of all ports that are not empty. Returns how many there are, or a negative errno value.
 unsafe extern "C" fn query_gid_table(
     handle: *mut types::Context,
     out: *mut u8,
@@ -68,22 +82,49 @@ unsafe extern "C" fn query_gid_table(
     flags: u32,
     size: usize,
 ) -> isize {
+    let mut count = 0;
     let rc = code(|| {
         // SAFETY: the caller's handle.
         let context = unsafe { context(handle) }?;
-        if room < GIDS as usize || flags != 0 {
+        if flags != 0 {
             return Err(libc::EINVAL);
         }
-        for index in 0..GIDS {
+        for (port, index) in (1..=context.fabric.shape.ports()).flat_map(|port| (0..GIDS).map(move |i| (port, i))) {
+            let Some(found) = entry(context.port(port)?, port, index) else { continue };
+            if count == room {
+                return Err(libc::EINVAL);
+            }
             // SAFETY: the caller's array of `room` structures.
-            unsafe { write_entry(out.add(index as usize * size), size, &entry(context.device, index)) };
+            unsafe { write_entry(out.add(count * size), size, &found) };
+            count += 1;
         }
         Ok(())
     });
     if rc == 0 {
-        return GIDS as isize;
+        return count as isize;
     }
     set_errno(rc);
     -(rc as isize)
 }
 export!("_ibv_query_gid_table", "IBVERBS_1.11", query_gid_table);
+
+/// The type as sysfs counts it, where RoCE v1 and InfiniBand are one.
+#[cfg(feature = "tools")]
+pub(super) unsafe extern "C" fn query_gid_type(
+    handle: *mut types::Context,
+    port: u8,
+    index: u32,
+    out: *mut u32,
+) -> c_int {
+    const SYSFS_ROCE_V2: u32 = 1;
+    minus_one(|| {
+        // SAFETY: the caller's handle.
+        unsafe { context(handle) }?;
+        if port != 1 || index >= GIDS {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the caller's enumeration.
+        unsafe { out.write(SYSFS_ROCE_V2) };
+        Ok(())
+    })
+}

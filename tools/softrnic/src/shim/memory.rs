@@ -13,7 +13,7 @@ use crate::pd::Pd;
 unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
     pointer(|| {
         // SAFETY: the caller's handle.
-        let pd = Pd::new(unsafe { context(handle) }?);
+        let pd = Pd::new(unsafe { context(handle) }?)?;
         let handle = pd.as_abi();
         // Given back by `dealloc_pd`.
         let _ = Arc::into_raw(pd);
@@ -65,7 +65,7 @@ unsafe extern "C" fn reg_mr_iova(
 ) -> *mut types::Mr {
     register(pd, addr, length, iova, flags as u32)
 }
-export!("ibv_reg_mr_iova", "IBVERBS_1.8", reg_mr_iova);
+export!("ibv_reg_mr_iova", "IBVERBS_1.7", reg_mr_iova);
 
 unsafe extern "C" fn reg_mr_iova2(
     pd: *mut types::Pd,

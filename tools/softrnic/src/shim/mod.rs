@@ -10,6 +10,8 @@ mod events;
 mod gids;
 mod memory;
 mod post;
+#[cfg(feature = "tools")]
+mod private;
 mod queues;
 
 use std::mem::ManuallyDrop;

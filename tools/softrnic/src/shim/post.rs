@@ -14,10 +14,6 @@ use crate::engine;
 use crate::fabric::lock;
 use crate::qp::Qp;
 use crate::send_queue::{Request, SendQueue};
-use crate::service::now_ns;
-
-/// In strict mode requests are executed this much after their post, so that a buffer that is reused too early shows.
-const LATE_NS: u64 = 50_000;
 
 /// The elements of a work request.
 ///
@@ -83,11 +79,7 @@ pub(super) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut Sen
             // SAFETY: the caller's array.
             enqueue(qp, &mut queue, wr, unsafe { elements(wr.sg_list, wr.num_sge) }?)?;
             at = wr.next;
-            if qp.fabric.settings.strict && qp.slot.state.load(SeqCst) == qp_state::RTS {
-                execute_late(qp, &mut queue);
-            } else {
-                engine::pump(qp, &mut queue);
-            }
+            engine::pump(qp, &mut queue);
         }
         Ok(())
     });
@@ -98,22 +90,51 @@ pub(super) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut Sen
     rc
 }
 
-fn execute_late(qp: &Qp, queue: &mut SendQueue) {
-    if queue.until == 0 {
-        queue.until = now_ns();
-        engine::defer(qp, queue.until + LATE_NS);
-    }
-}
-
 /// Checks a request and puts it into the queue; inline data is copied here, other data when it is executed.
 fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<(), i32> {
+    let bytes = check(qp, queue, wr, sges)?;
+    let is_inline = wr.send_flags & send_flag::INLINE != 0;
+    let mut request = Request {
+        wr_id: wr.wr_id,
+        opcode: wr.opcode,
+        flags: wr.send_flags,
+        imm: wr.imm_data,
+        num_sge: if is_inline { 0 } else { sges.len() as u32 },
+        inline_len: if is_inline { bytes as u32 } else { 0 },
+        rkey: wr.rkey,
+        remote_addr: wr.remote_addr,
+        ..Request::default()
+    };
+    if is_atomic(wr) {
+        (request.operands, request.rkey) = wr.atomic();
+    }
+    request.due = engine::plan(qp, queue, wr.opcode, bytes);
+    queue.planned = request.due;
+    let (slot, elements, inline) = queue.next_slot();
+    *slot = request;
+    if is_inline {
+        copy_inline(sges, inline);
+    } else {
+        elements[..sges.len()].copy_from_slice(sges);
+    }
+    queue.posted += 1;
+    Ok(())
+}
+
+fn is_atomic(wr: &SendWr) -> bool {
+    matches!(wr.opcode, wr_opcode::ATOMIC_CMP_SWAP | wr_opcode::ATOMIC_FETCH_ADD)
+}
+
+/// Whether the request may be posted, and how many bytes it has.
+fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<u64, i32> {
     if !matches!(qp.slot.state.load(SeqCst), qp_state::RTS | qp_state::ERR) {
         return Err(libc::EINVAL);
     }
     let is_inline = wr.send_flags & send_flag::INLINE != 0;
     match wr.opcode {
-        wr_opcode::RDMA_READ if is_inline => return Err(libc::EINVAL),
-        wr_opcode::RDMA_WRITE..=wr_opcode::RDMA_READ => {}
+        wr_opcode::RDMA_WRITE..=wr_opcode::SEND_WITH_IMM => {}
+        wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD if !is_inline && !qp.is_uc() => {}
+        wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD => return Err(libc::EINVAL),
         _ => return Err(libc::EOPNOTSUPP),
     }
     let known = send_flag::FENCE | send_flag::SIGNALED | send_flag::SOLICITED | send_flag::INLINE;
@@ -123,32 +144,20 @@ fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<
     if qp.send_ring.in_use(queue.posted) >= u64::from(qp.cap.max_send_wr) {
         return Err(libc::ENOMEM);
     }
-    let inline_bytes: u64 = if is_inline { sges.iter().map(|s| u64::from(s.length)).sum() } else { 0 };
-    if inline_bytes > u64::from(qp.cap.max_inline_data) {
+    let bytes = sges.iter().map(|s| u64::from(s.length)).sum();
+    if is_inline && bytes > u64::from(qp.cap.max_inline_data) {
         return Err(libc::EINVAL);
     }
-    let (request, elements, inline) = queue.next_slot();
-    *request = Request {
-        wr_id: wr.wr_id,
-        opcode: wr.opcode,
-        flags: wr.send_flags,
-        imm: wr.imm_data,
-        num_sge: if is_inline { 0 } else { sges.len() as u32 },
-        inline_len: inline_bytes as u32,
-        rkey: wr.rkey,
-        remote_addr: wr.remote_addr,
-    };
-    if is_inline {
-        let mut at = 0;
-        for sge in sges.iter().filter(|s| s.length != 0) {
-            // SAFETY: inline elements name the caller's own memory; no key is involved.
-            let bytes = unsafe { slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
-            inline[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        }
-    } else {
-        elements[..sges.len()].copy_from_slice(sges);
+    Ok(bytes)
+}
+
+/// Copies the elements of an inline request to its slot; they fit (checked).
+fn copy_inline(sges: &[Sge], slot: &mut [u8]) {
+    let mut at = 0;
+    for sge in sges.iter().filter(|s| s.length != 0) {
+        // SAFETY: inline elements name the caller's own memory; no key is involved.
+        let bytes = unsafe { slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
+        slot[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
     }
-    queue.posted += 1;
-    Ok(())
 }

@@ -79,13 +79,11 @@ impl Node {
         let mut memory = vec![0u8; bytes];
         let mr = ibv_reg_mr(pd, memory.as_mut_ptr().cast(), bytes, ALL_ACCESS);
         assert!(!mr.is_null(), "reg_mr: {}", std::io::Error::last_os_error());
-        let mut gid = [0u8; 16];
-        assert_eq!(ibv_query_gid(context, 1, 1, &mut gid), 0);
-        // SAFETY: same size, any bits are valid.
-        let gid = unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(gid) };
         // SAFETY: a live QP.
         let psn = (unsafe { (*qp).qp_num } * 7) & 0xff_ffff;
-        Self { context, pd, cq, qp, mr, memory, gid, psn }
+        let mut node = Self { context, pd, cq, qp, mr, memory, gid: [0; 2], psn };
+        node.gid = node.gid_of(1, 1);
+        node
     }
 
     pub fn qpn(&self) -> u32 {
@@ -96,6 +94,14 @@ impl Node {
     pub fn key(&self) -> u32 {
         // SAFETY: a live MR.
         unsafe { (*self.mr).lkey }
+    }
+
+    /// Entry `index` of the GID table of `port`.
+    pub fn gid_of(&self, port: u8, index: i32) -> [u64; 2] {
+        let mut gid = [0u8; 16];
+        assert_eq!(ibv_query_gid(self.context, port, index, &mut gid), 0);
+        // SAFETY: same size, any bits are valid.
+        unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(gid) }
     }
 
     pub fn address(&self) -> Address {
@@ -119,6 +125,17 @@ impl Node {
         assert_eq!(self.to_init(terms.access), 0);
         assert_eq!(self.to_rtr(peer, terms), 0);
         assert_eq!(self.to_rts(terms), 0);
+    }
+
+    /// Connects through the port of `rtr` and by its address vector; the error is that of the step to RTR.
+    pub fn connect_by(&self, rtr: &QpAttr, terms: &Terms) -> Result<(), i32> {
+        let init = QpAttr { state: INIT, port: rtr.ah_port, access: terms.access, ..QpAttr::default() };
+        assert_eq!(modify(self.qp, &init, INIT_MASK), 0);
+        match modify(self.qp, rtr, RTR_MASK) {
+            0 => assert_eq!(self.to_rts(terms), 0),
+            code => return Err(code),
+        }
+        Ok(())
     }
 
     /// Connects with the node at the other end of the line; both are ready afterwards.
@@ -283,4 +300,13 @@ pub fn local_pair(bytes: usize, terms: &Terms) -> (Node, Node) {
     a.connect(&b.address(), terms);
     b.connect(&a.address(), terms);
     (a, b)
+}
+
+/// Connects two nodes in one process, each through a port, by the GIDs of entry `index`.
+pub fn join_ports(a: (&Node, u8), b: (&Node, u8), index: u8, terms: &Terms) {
+    for ((node, port), (peer, peer_port)) in [(a, b), (b, a)] {
+        let gid = peer.gid_of(peer_port, i32::from(index));
+        let vector = rtr(&Address { gid, ..peer.address() }, terms);
+        node.connect_by(&QpAttr { ah_port: port, sgid_index: index, ..vector }, terms).expect("connect");
+    }
 }

@@ -81,6 +81,16 @@ pub fn finish(child: Child) {
     );
 }
 
+/// All ended well, or the output of those that did not is shown: the first to fail is seldom the first in the list.
+fn finish_all(children: [Child; 2]) {
+    let outputs = children.map(|child| child.wait_with_output().expect("wait"));
+    for (side, output) in outputs.iter().enumerate().filter(|(_, output)| !output.status.success()) {
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        eprintln!("side {side}: {}\n{out}\n{err}", output.status);
+    }
+    assert!(outputs.iter().all(|output| output.status.success()));
+}
+
 /// Runs `body` in a process of its own.
 pub fn alone(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     if side_of(test).is_some() {
@@ -104,9 +114,7 @@ pub fn pair(test: &str, env: &[(&str, &str)], body: impl FnOnce(usize, Line)) {
     let mut all = vec![("SOFTRNIC_FABRIC", fabric.as_str())];
     all.extend_from_slice(env);
     let children = [start(test, 0, a, &all), start(test, 1, b, &all)];
-    for child in children {
-        finish(child);
-    }
+    finish_all(children);
     assert_clean(&fabric);
 }
 

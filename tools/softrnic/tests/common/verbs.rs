@@ -86,6 +86,36 @@ pub fn op(context: Ptr, index: usize) -> Ptr {
     unsafe { *context.cast::<u8>().add(8 + 8 * index).cast::<Ptr>() }
 }
 
+/// Whether an asynchronous event comes within so many milliseconds.
+pub fn has_event(context: Ptr, wait_ms: c_int) -> bool {
+    // SAFETY: an open context has the descriptor at byte 268.
+    let fd = unsafe { *context.cast::<u8>().add(268).cast::<c_int>() };
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure.
+    unsafe { libc::poll(&mut poll, 1, wait_ms) == 1 }
+}
+
+/// The next asynchronous event, acknowledged: its kind and its element.
+pub fn next_event(context: Ptr) -> (u32, usize) {
+    assert!(has_event(context, 30_000), "no event");
+    let mut event = AsyncEvent::default();
+    assert_eq!(ibv_get_async_event(context, &mut event), 0);
+    ibv_ack_async_event(&mut event);
+    (event.kind, event.element)
+}
+
+/// What `ibv_query_port` of today's headers gives, or the errno value.
+pub fn port_attr(context: Ptr, port: u8) -> Result<PortAttr, c_int> {
+    let mut attr = PortAttr::default();
+    // SAFETY: the extended context has this function 320 bytes before the context.
+    let rc = unsafe {
+        let f: unsafe extern "C" fn(Ptr, u8, *mut PortAttr, usize) -> c_int =
+            transmute_copy(&*context.cast::<u8>().sub(320).cast::<Ptr>());
+        f(context, port, &mut attr, size_of::<PortAttr>())
+    };
+    if rc == 0 { Ok(attr) } else { Err(rc) }
+}
+
 pub fn post_send(qp: *mut Qp, wr: *mut SendWr, bad: &mut *mut SendWr) -> c_int {
     // SAFETY: the verbs interface's slot 25.
     unsafe {
@@ -110,6 +140,31 @@ pub fn poll_cq(cq: *mut Cq, room: c_int, out: *mut Wc) -> c_int {
         let f: unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int = transmute_copy(&op((*cq).context, 11));
         f(cq, room, out)
     }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PortAttr {
+    pub state: u32,
+    pub max_mtu: u32,
+    pub active_mtu: u32,
+    pub gid_tbl_len: c_int,
+    pub cap_flags: u32,
+    pub max_msg_sz: u32,
+    pub counters: [u32; 2],
+    pub pkey_tbl_len: u16,
+    pub lid: u16,
+    pub sm_lid: u16,
+    pub lmc: u8,
+    pub max_vl_num: u8,
+    pub sm: [u8; 3],
+    pub active_width: u8,
+    pub active_speed: u8,
+    pub phys_state: u8,
+    pub link_layer: u8,
+    pub flags: u8,
+    pub cap_flags2: u16,
+    pub active_speed_ex: u32,
 }
 
 #[repr(C)]
@@ -263,6 +318,7 @@ pub struct AsyncEvent {
 const _: () = {
     assert!(size_of::<QpAttr>() == 136 && std::mem::offset_of!(QpAttr, is_global) == 56 + 29);
     assert!(size_of::<SendWr>() == 80 && size_of::<RecvWr>() == 32 && size_of::<Wc>() == 48);
+    assert!(size_of::<PortAttr>() == 56 && std::mem::offset_of!(PortAttr, link_layer) == 46);
     assert!(size_of::<QpInit>() == 64 && std::mem::offset_of!(Qp, qp_num) == 52);
 };
 
@@ -281,6 +337,9 @@ pub const WRITE_IMM: u32 = 1;
 pub const SEND: u32 = 2;
 pub const SEND_IMM: u32 = 3;
 pub const READ: u32 = 4;
+pub const CMP_SWAP: u32 = 5;
+pub const FETCH_ADD: u32 = 6;
+pub const BIND_MW: u32 = 8;
 pub const SIGNALED: u32 = 2;
 pub const INLINE: u32 = 8;
 
@@ -294,6 +353,13 @@ pub const REM_ACCESS: u32 = 10;
 pub const REM_OP: u32 = 11;
 pub const RETRY_EXC: u32 = 12;
 pub const RNR_EXC: u32 = 13;
+
+/// Asynchronous events.
+pub const DEVICE_FATAL: u32 = 8;
+pub const PORT_ACTIVE: u32 = 9;
+pub const PORT_ERR: u32 = 10;
+pub const LID_CHANGE: u32 = 11;
+pub const GID_CHANGE: u32 = 18;
 
 /// Local write, remote write, remote read.
 pub const ALL_ACCESS: c_int = 7;

@@ -1,0 +1,131 @@
+//! What can be changed while programs run.
+
+use std::net::Ipv6Addr;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use ibverbs::control::{DeviceName, Error, GidKind, Network, PortName};
+
+/// Takes a port down or up, or changes its limits.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct Port {
+    /// softrnic0/1, or rnic0/1, or 0/1
+    name: PortName,
+    state: Option<State>,
+    /// Latency of the modelled wire, in microseconds
+    #[arg(long, value_name = "US", value_parser = positive)]
+    latency_us: Option<f64>,
+    /// Bandwidth of the modelled wire in GB/s; 0 is as fast as it goes
+    #[arg(long, value_name = "GBPS", value_parser = positive)]
+    bandwidth: Option<f64>,
+    /// In bytes; larger packets vanish
+    #[arg(long)]
+    mtu: Option<u32>,
+    /// What the attributes say, in Gb/s
+    #[arg(long)]
+    speed: Option<u32>,
+    /// InfiniBand only
+    #[arg(long)]
+    lid: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum State {
+    Up,
+    Down,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok();
+    number.filter(|n| (0.0..=1e6).contains(n)).ok_or_else(|| "must be a number from 0 to 1000000".to_owned())
+}
+
+impl Port {
+    pub(crate) fn apply(&self, network: &Network) -> Result<(), String> {
+        self.set(network).map_err(|error| error.to_string())
+    }
+
+    fn set(&self, network: &Network) -> Result<(), Error> {
+        let name = self.name;
+        if let Some(us) = self.latency_us {
+            network.set_latency(name, Duration::from_secs_f64(us / 1e6))?;
+        }
+        if let Some(gbps) = self.bandwidth {
+            network.set_bandwidth(name, Some((gbps * 1e9) as u64).filter(|&bytes| bytes != 0))?;
+        }
+        if let Some(bytes) = self.mtu {
+            network.set_mtu(name, bytes)?;
+        }
+        if let Some(gbps) = self.speed {
+            network.set_speed(name, gbps)?;
+        }
+        if let Some(lid) = self.lid {
+            network.set_lid(name, lid)?;
+        }
+        self.state.map_or(Ok(()), |state| network.set_port_state(name, state == State::Up))
+    }
+}
+
+/// Changes the GID table of a port.
+#[derive(Debug, Args)]
+pub(crate) struct Gid {
+    /// softrnic0/1, or rnic0/1, or 0/1
+    name: PortName,
+    #[command(subcommand)]
+    change: GidChange,
+}
+
+#[derive(Debug, Subcommand)]
+enum GidChange {
+    /// Fills an entry, or replaces what is in it
+    Add {
+        /// 0 to 15
+        index: usize,
+        /// As IPv6, such as ::ffff:10.82.1.9
+        gid: Ipv6Addr,
+        /// Of RoCE; InfiniBand has none
+        version: Option<Version>,
+    },
+    /// Empties an entry; packets from and to it vanish
+    Remove {
+        /// 0 to 15
+        index: usize,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Version {
+    V1,
+    V2,
+}
+
+impl Gid {
+    pub(crate) fn apply(&self, network: &Network) -> Result<(), String> {
+        let done = match self.change {
+            GidChange::Remove { index } => network.remove_gid(self.name, index),
+            GidChange::Add { index, gid, version } => {
+                let kind = match version {
+                    Some(Version::V1) => GidKind::RoceV1,
+                    Some(Version::V2) => GidKind::RoceV2,
+                    None => network.gid_kind(self.name).map_err(|error| error.to_string())?,
+                };
+                network.set_gid(self.name, index, gid, kind)
+            }
+        };
+        done.map_err(|error| error.to_string())
+    }
+}
+
+/// Fails a device for good.
+#[derive(Debug, Args)]
+pub(crate) struct Fail {
+    /// softrnic0, or rnic0, or 0
+    name: DeviceName,
+}
+
+impl Fail {
+    pub(crate) fn apply(&self, network: &Network) -> Result<(), String> {
+        network.fail_device(self.name).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,148 @@
+//! What there is: devices, ports, processes, objects, counters.
+
+use clap::Args;
+use ibverbs::control::{Counters, Device, GidKind, LinkLayer, Port, Qp, Report};
+use serde_json::{Value, json};
+
+/// Shows devices, ports, processes, objects and counters.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+impl Options {
+    pub(crate) fn show(&self, report: &Report) {
+        let text = if self.json { format!("{:#}\n", as_json(report)) } else { as_text(report) };
+        // Whoever reads it may have seen enough.
+        let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
+    }
+}
+
+fn kind_name(kind: GidKind) -> &'static str {
+    match kind {
+        GidKind::InfiniBand => "ib",
+        GidKind::RoceV1 => "v1",
+        GidKind::RoceV2 => "v2",
+    }
+}
+
+fn link_name(port: &Port) -> &'static str {
+    if port.link_layer == LinkLayer::InfiniBand { "ib" } else { "roce" }
+}
+
+fn as_text(report: &Report) -> String {
+    let mut text = format!("fabric {}\n", report.fabric);
+    let processes = report.processes.iter().map(|p| format!(" {}{}", p.pid, if p.is_alive { "" } else { " (dead)" }));
+    text += &format!("processes{}\n", processes.collect::<String>());
+    for device in &report.devices {
+        text += &format!(
+            "{}{}: {} queue pairs, {} completion queues, {} memory regions of {} bytes\n",
+            device.name,
+            if device.has_failed { " FAILED" } else { "" },
+            device.queue_pairs.len(),
+            device.completion_queues,
+            device.memory_regions,
+            device.registered_bytes
+        );
+        device.ports.iter().for_each(|port| text += &port_text(port));
+        device.queue_pairs.iter().for_each(|qp| text += &qp_text(qp));
+    }
+    text
+}
+
+fn port_text(port: &Port) -> String {
+    let lid = if port.lid == 0 { String::new() } else { format!(" lid {}", port.lid) };
+    let wire = port.bandwidth.map_or_else(String::new, |bytes| format!(" {} GB/s", bytes as f64 / 1e9));
+    let state = if port.is_active { "up" } else { "down" };
+    let mut text = format!(
+        "  {} {state} {} {} Gb/s mtu {}{lid}, wire {:?}{wire}: {}\n",
+        port.name,
+        link_name(port),
+        port.gbps,
+        port.mtu,
+        port.latency,
+        counters_text(&port.counters)
+    );
+    for gid in &port.gids {
+        text += &format!("    gid {:2} {} {}\n", gid.index, kind_name(gid.kind), gid.gid);
+    }
+    text
+}
+
+fn qp_text(qp: &Qp) -> String {
+    let peer = qp.peer.map_or_else(|| "nobody".to_owned(), |(port, number)| format!("{port} qp {number}"));
+    format!(
+        "  qp {} {} {} port {} of process {} to {peer} flow {}: {}\n",
+        qp.number,
+        if qp.is_reliable { "RC" } else { "UC" },
+        qp.state,
+        qp.port,
+        qp.pid,
+        qp.flow,
+        counters_text(&qp.counters)
+    )
+}
+
+fn counters_text(c: &Counters) -> String {
+    let Counters { messages, bytes, losses, rnr_waits, faults } = c;
+    format!("{messages} messages, {bytes} bytes, {losses} losses, {rnr_waits} rnr waits, {faults} faults")
+}
+
+fn as_json(report: &Report) -> Value {
+    json!({
+        "fabric": report.fabric,
+        "processes": report.processes.iter().map(|p| json!({ "pid": p.pid, "alive": p.is_alive })).collect::<Vec<_>>(),
+        "devices": report.devices.iter().map(device_json).collect::<Vec<_>>(),
+    })
+}
+
+fn device_json(device: &Device) -> Value {
+    json!({
+        "name": device.name.to_string(),
+        "failed": device.has_failed,
+        "node_guid": format!("{:016x}", device.guid),
+        "completion_queues": device.completion_queues,
+        "memory_regions": device.memory_regions,
+        "registered_bytes": device.registered_bytes,
+        "ports": device.ports.iter().map(port_json).collect::<Vec<_>>(),
+        "queue_pairs": device.queue_pairs.iter().map(qp_json).collect::<Vec<_>>(),
+    })
+}
+
+fn port_json(port: &Port) -> Value {
+    let gid = |gid: &ibverbs::control::Gid| json!({ "index": gid.index, "gid": gid.gid.to_string(), "kind": kind_name(gid.kind) });
+    json!({
+        "name": port.name.to_string(),
+        "up": port.is_active,
+        "link": link_name(port),
+        "mtu": port.mtu,
+        "gbps": port.gbps,
+        "lid": port.lid,
+        "latency_ns": port.latency.as_nanos() as u64,
+        "bytes_per_second": port.bandwidth,
+        "gids": port.gids.iter().map(gid).collect::<Vec<_>>(),
+        "counters": counters_json(&port.counters),
+    })
+}
+
+fn qp_json(qp: &Qp) -> Value {
+    let peer = qp.peer.map(|(port, number)| json!({ "port": port.to_string(), "number": number }));
+    json!({
+        "number": qp.number,
+        "type": if qp.is_reliable { "RC" } else { "UC" },
+        "state": qp.state,
+        "port": qp.port,
+        "pid": qp.pid,
+        "peer": peer,
+        "flow": qp.flow,
+        "counters": counters_json(&qp.counters),
+    })
+}
+
+fn counters_json(c: &Counters) -> Value {
+    json!({
+        "messages": c.messages, "bytes": c.bytes, "losses": c.losses, "rnr_waits": c.rnr_waits, "faults": c.faults,
+    })
+}

@@ -1,0 +1,59 @@
+//! Fault rules, put into force while programs run.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::{Error, Network};
+use crate::faults::{self, Rule};
+
+/// A rule in force.
+#[derive(Clone, Debug)]
+pub struct InForce {
+    /// By which it can be removed.
+    pub number: u32,
+    /// As text, which [`Network::inject`] understands.
+    pub rule: String,
+    /// How often it has struck. A rule for calls: how often it was asked.
+    pub strikes: u64,
+}
+
+impl Network {
+    /// Puts rules into force, behind those that are; returns their numbers. `text`: `ACTION[=VALUE] [key=value …]`, rules
+    /// separated by `;` or line ends.
+    pub fn inject(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let rules = faults::parse(text).map_err(|error| Error::Rule(error.to_string()))?;
+        self.require(&rules)?;
+        let control = self.fabric.file.control();
+        faults::install(self.fabric, &control, &rules).map_err(Error::Rule)
+    }
+
+    /// The devices that rules name must be there.
+    fn require(&self, rules: &[Rule]) -> Result<(), Error> {
+        let devices = self.fabric.shape.devices();
+        let ends = rules.iter().flat_map(|rule| [rule.device, rule.peer]).flatten();
+        let strangers = ends.filter(|end| end.device >= devices).map(|end| super::DeviceName(end.device));
+        strangers.map(|name| Err(Error::NoDevice(name, devices))).next().unwrap_or(Ok(()))
+    }
+
+    /// The rules in force, in their order.
+    pub fn rules(&self) -> Vec<InForce> {
+        let rules = faults::list(self.fabric).into_iter();
+        rules.map(|(number, rule, strikes)| InForce { number, rule: rule.to_string(), strikes }).collect()
+    }
+
+    /// Removes rule `number`.
+    pub fn remove_rule(&self, number: u32) -> Result<(), Error> {
+        let control = self.fabric.file.control();
+        if faults::remove(self.fabric, &control, number) { Ok(()) } else { Err(Error::NoRule(number)) }
+    }
+
+    /// Removes all rules.
+    pub fn clear_rules(&self) {
+        let control = self.fabric.file.control();
+        faults::clear(self.fabric, &control);
+    }
+
+    /// Sets the seed of all random decisions from now on.
+    pub fn set_seed(&self, seed: u64) {
+        self.fabric.header().seed.store(seed, SeqCst);
+    }
+}

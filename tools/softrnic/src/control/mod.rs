@@ -1,0 +1,277 @@
+//! Control of a fabric from outside: takes ports down and up, changes their addresses and limits, fails devices, and
+//! reports. What it changes is at once true for all processes of the fabric; events reach them shortly afterwards.
+//!
+//! A controlling process takes no place in the fabric. It must not use the devices of the same fabric itself: record
+//! locks are per process.
+
+mod error;
+mod inject;
+mod report;
+
+use std::net::Ipv6Addr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+use std::{fmt, str};
+
+pub use error::Error;
+pub use inject::InForce;
+pub use report::{Counters, Device, Gid, LinkLayer, Port, Process, Qp, Report};
+
+use crate::abi::consts::{event, qp_state};
+use crate::fabric::Fabric;
+use crate::fabric::file::{Control, File};
+use crate::fabric::layout::Table;
+use crate::fabric::slots::{GIDS, PortSlot, QpSlot};
+use crate::gid::{Entry, Kind};
+use crate::news::News;
+use crate::port::{self, STATE_ACTIVE, STATE_DOWN};
+use crate::route::Place;
+use crate::settings::Settings;
+use crate::shape::{Shape, Wish};
+
+/// A port of a device: `softrnic1/2`. `rnic1/2` and `1/2` are understood as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortName {
+    /// Index of the device.
+    pub device: usize,
+    /// 1 or 2.
+    pub port: u32,
+}
+
+impl str::FromStr for PortName {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        let (device, port) = port::parse_name(name).ok_or_else(|| Error::Name(name.to_owned(), "softrnic0/1"))?;
+        Ok(Self { device, port })
+    }
+}
+
+impl fmt::Display for PortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "softrnic{}/{}", self.device, self.port)
+    }
+}
+
+/// A device: `softrnic1`. `rnic1` and `1` are understood as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceName(
+    /// Its index.
+    pub usize,
+);
+
+impl str::FromStr for DeviceName {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        port::parse_device(name).map(Self).ok_or_else(|| Error::Name(name.to_owned(), "softrnic0"))
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "softrnic{}", self.0)
+    }
+}
+
+/// What packets from a GID look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidKind {
+    /// The only kind of an InfiniBand port.
+    InfiniBand,
+    /// RoCE v1.
+    RoceV1,
+    /// RoCE v2.
+    RoceV2,
+}
+
+/// The devices that a fabric will have whose first process starts with this environment. The error is a sentence.
+pub fn planned() -> Result<Vec<Device>, String> {
+    Ok(report::planned(&Shape::decide(&Wish::from_env()?)?))
+}
+
+/// A fabric in use.
+#[derive(Clone, Copy, Debug)]
+pub struct Network {
+    fabric: &'static Fabric,
+}
+
+impl Network {
+    /// The fabric `name` in the folder `dir`. It stays mapped until the process ends.
+    pub fn open(dir: &Path, name: &str) -> Result<Self, Error> {
+        let path = dir.join(name);
+        let file = File::open_existing(&path).map_err(|what| Error::from_file(&path, what))?;
+        let fabric = Fabric::observe(file, Settings::of_observer(dir, name));
+        fabric.map(|fabric| Self { fabric }).ok_or_else(|| Error::OtherVersion(path))
+    }
+
+    /// The fabric that this process takes part in.
+    pub(crate) fn of(fabric: &'static Fabric) -> Self {
+        Self { fabric }
+    }
+
+    /// Names of the fabrics in the folder `dir` that processes use and that this user may control.
+    pub fn names(dir: &Path) -> Result<Vec<String>, Error> {
+        let entries = std::fs::read_dir(dir).map_err(|error| Error::System(dir.to_owned(), error))?;
+        let paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|p| File::is_used(p)).collect();
+        let mut names: Vec<String> =
+            paths.iter().filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Takes a port down or up. Down, nothing gets through it; queue pairs notice when their retries run out.
+    pub fn set_port_state(&self, name: PortName, is_active: bool) -> Result<(), Error> {
+        let (state, kind) = if is_active { (STATE_ACTIVE, event::PORT_ACTIVE) } else { (STATE_DOWN, event::PORT_ERR) };
+        self.change(name, |slot, control| {
+            if is_active && self.fabric.is_failed(name.device) {
+                return Err(Error::Failed(DeviceName(name.device)));
+            }
+            if slot.state.swap(state, SeqCst) != state {
+                self.announce(control, kind, name);
+            }
+            Ok(())
+        })
+    }
+
+    /// Sets the MTU in bytes. Larger packets vanish from then on.
+    pub fn set_mtu(&self, name: PortName, bytes: u32) -> Result<(), Error> {
+        let code = port::mtu_code(bytes).ok_or(Error::Value("the MTU", "256, 512, 1024, 2048 or 4096"))?;
+        self.change(name, |slot, control| {
+            slot.mtu.store(code, SeqCst);
+            self.fabric.note_change(control);
+            Ok(())
+        })
+    }
+
+    /// Sets the speed, in Gb/s, that the port's attributes report.
+    pub fn set_speed(&self, name: PortName, gbps: u32) -> Result<(), Error> {
+        let speed = gbps.saturating_mul(10);
+        port::signalling(speed).ok_or(Error::Value("the speed", "5, 10, 20, 25, 40, 50, 56, 100, 200, 400 or 800"))?;
+        self.change(name, |slot, _| {
+            slot.speed.store(speed, SeqCst);
+            Ok(())
+        })
+    }
+
+    /// Sets the latency of the modelled wire at this port.
+    pub fn set_latency(&self, name: PortName, latency: Duration) -> Result<(), Error> {
+        self.change(name, |slot, _| {
+            slot.latency_ns.store(latency.as_nanos() as u64, SeqCst);
+            Ok(())
+        })
+    }
+
+    /// Sets the bandwidth of the modelled wire at this port, in bytes per second; `None` is as fast as it goes.
+    pub fn set_bandwidth(&self, name: PortName, bytes_per_second: Option<u64>) -> Result<(), Error> {
+        self.change(name, |slot, _| {
+            let per_ms = bytes_per_second.map_or(0, |bytes| (bytes / 1000).max(1));
+            slot.bytes_per_ms.store(per_ms, SeqCst);
+            Ok(())
+        })
+    }
+
+    /// The kind that entries of a port mostly have.
+    pub fn gid_kind(&self, name: PortName) -> Result<GidKind, Error> {
+        self.change(name, |slot, _| Ok(if slot.is_infiniband() { GidKind::InfiniBand } else { GidKind::RoceV2 }))
+    }
+
+    /// Puts a GID into an entry of the port's table, in place of what was there.
+    pub fn set_gid(&self, name: PortName, index: usize, gid: Ipv6Addr, kind: GidKind) -> Result<(), Error> {
+        self.change(name, |slot, control| {
+            let entry = slot.gids.get(index).filter(|_| index < GIDS).ok_or(Error::Value("the index", "0 to 15"))?;
+            if slot.is_infiniband() != (kind == GidKind::InfiniBand) {
+                return Err(Error::GidKind(name));
+            }
+            let kind = if kind == GidKind::RoceV2 { Kind::RoceV2 } else { Kind::Plain };
+            entry.set(&Entry { gid: gid.octets(), kind });
+            self.announce(control, event::GID_CHANGE, name);
+            Ok(())
+        })
+    }
+
+    /// Empties an entry of the port's GID table. Packets from and to it vanish.
+    pub fn remove_gid(&self, name: PortName, index: usize) -> Result<(), Error> {
+        self.change(name, |slot, control| {
+            slot.gids.get(index).ok_or(Error::Value("the index", "0 to 15"))?.clear();
+            self.announce(control, event::GID_CHANGE, name);
+            Ok(())
+        })
+    }
+
+    /// Gives an InfiniBand port another LID.
+    pub fn set_lid(&self, name: PortName, lid: u16) -> Result<(), Error> {
+        self.change(name, |slot, control| {
+            let ports =
+                (0..self.fabric.shape.devices()).flat_map(|d| (1..=self.fabric.shape.ports()).map(move |p| (d, p)));
+            let is_taken = ports.into_iter().any(|(d, p)| self.fabric.port(d, p).lid.load(SeqCst) == u32::from(lid));
+            if !slot.is_infiniband() || is_taken || !(1..0xc000).contains(&lid) {
+                return Err(Error::Value("the LID", "1 to 49151, unused so far, and of an InfiniBand port"));
+            }
+            slot.lid.store(u32::from(lid), SeqCst);
+            self.announce(control, event::LID_CHANGE, name);
+            Ok(())
+        })
+    }
+
+    /// Fails a device for good: its queue pairs go into the error state, calls answer `EIO`, peers get no answer.
+    pub fn fail_device(&self, name: DeviceName) -> Result<(), Error> {
+        let device = name.0;
+        let shape = &self.fabric.shape;
+        if device >= shape.devices() {
+            return Err(Error::NoDevice(name, shape.devices()));
+        }
+        let control = self.fabric.file.control();
+        if self.fabric.header().fatal[device].swap(1, SeqCst) != 0 {
+            return Ok(());
+        }
+        for port in 1..=shape.ports() {
+            self.fabric.port(device, port).state.store(STATE_DOWN, SeqCst);
+        }
+        self.fabric.note_change(&control);
+        for index in self.fabric.entries(Table::Qp, device) {
+            self.fail_qp(device, self.fabric.qp(device, index));
+        }
+        self.fabric.tell(&control, News { kind: event::DEVICE_FATAL, place: Place { device, port: 0 } });
+        Ok(())
+    }
+
+    fn fail_qp(&self, device: usize, qp: &QpSlot) {
+        let state = qp.state.fetch_update(SeqCst, SeqCst, |s| {
+            let is_alive = s != qp_state::RESET && s != qp_state::ERR;
+            is_alive.then_some(qp_state::ERR)
+        });
+        if qp.owner.load(SeqCst) == 0 || state.is_err() {
+            return;
+        }
+        // The next poll of its CQs flushes it.
+        for (cq, bit) in [(&qp.send_cq, &qp.send_bit), (&qp.recv_cq, &qp.recv_bit)] {
+            self.fabric.cq(device, cq.load(SeqCst)).bell.fetch_or(1 << (bit.load(SeqCst) % 64), SeqCst);
+        }
+    }
+
+    /// Everything there is to see.
+    pub fn report(&self) -> Report {
+        let _control = self.fabric.file.control();
+        report::of(self.fabric)
+    }
+
+    fn change<R>(
+        &self,
+        name: PortName,
+        work: impl FnOnce(&PortSlot, &Control<'_>) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let shape = &self.fabric.shape;
+        if name.device >= shape.devices() || !(1..=shape.ports()).contains(&name.port) {
+            return Err(Error::NoPort(name, shape.devices(), shape.ports()));
+        }
+        let control = self.fabric.file.control();
+        work(self.fabric.port(name.device, name.port), &control)
+    }
+
+    fn announce(&self, control: &Control<'_>, kind: u32, name: PortName) {
+        self.fabric.note_change(control);
+        self.fabric.tell(control, News { kind, place: Place { device: name.device, port: name.port } });
+    }
+}

@@ -1,0 +1,261 @@
+//! The state of a fabric, in plain values.
+
+use std::net::Ipv6Addr;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use super::{DeviceName, GidKind, PortName};
+use crate::fabric::Fabric;
+use crate::fabric::layout::{PROCS, Table};
+use crate::fabric::process::slot_of;
+use crate::fabric::slots::{self, GIDS, NO_PEER, PROC_ALIVE, PortSlot, QpSlot};
+use crate::gid::{self, Kind};
+use crate::port::{furnish_one, mtu_bytes};
+use crate::qp::state_name;
+use crate::route::Place;
+use crate::shape::Shape;
+
+/// A fabric.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Its name.
+    pub fabric: String,
+    /// All devices.
+    pub devices: Vec<Device>,
+    /// All processes that take part.
+    pub processes: Vec<Process>,
+}
+
+/// A process.
+#[derive(Clone, Copy, Debug)]
+pub struct Process {
+    /// Its process id.
+    pub pid: i32,
+    /// False: it has died, and what it left will be cleared up.
+    pub is_alive: bool,
+}
+
+/// A device.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// Its name.
+    pub name: DeviceName,
+    /// Its node GUID, as the host's integer.
+    pub guid: u64,
+    /// Its system image GUID: that of the first device on the same card.
+    pub card_guid: u64,
+    /// It has failed for good.
+    pub has_failed: bool,
+    /// Its ports.
+    pub ports: Vec<Port>,
+    /// Its queue pairs, of all processes.
+    pub queue_pairs: Vec<Qp>,
+    /// Completion queues, of all processes.
+    pub completion_queues: usize,
+    /// Memory regions, of all processes.
+    pub memory_regions: usize,
+    /// Their bytes.
+    pub registered_bytes: u64,
+}
+
+/// What packets look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// InfiniBand.
+    InfiniBand,
+    /// RoCE.
+    Ethernet,
+}
+
+/// A port.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Its name.
+    pub name: PortName,
+    /// Up.
+    pub is_active: bool,
+    /// Its link layer.
+    pub link_layer: LinkLayer,
+    /// In bytes.
+    pub mtu: u32,
+    /// In Gb/s, as its attributes say.
+    pub gbps: u32,
+    /// 0 unless InfiniBand.
+    pub lid: u16,
+    /// Of the modelled wire.
+    pub latency: Duration,
+    /// Of the modelled wire, in bytes per second.
+    pub bandwidth: Option<u64>,
+    /// Entries of the GID table that are not empty.
+    pub gids: Vec<Gid>,
+    /// What was sent from here, in all.
+    pub counters: Counters,
+}
+
+/// An entry of a GID table.
+#[derive(Clone, Copy, Debug)]
+pub struct Gid {
+    /// Its index.
+    pub index: usize,
+    /// The address.
+    pub gid: Ipv6Addr,
+    /// What packets from it look like.
+    pub kind: GidKind,
+}
+
+/// A queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct Qp {
+    /// Its number.
+    pub number: u32,
+    /// RC, otherwise UC.
+    pub is_reliable: bool,
+    /// As the verbs interface calls it: RESET, INIT, RTR, …
+    pub state: &'static str,
+    /// Its port.
+    pub port: u32,
+    /// The process it belongs to.
+    pub pid: i32,
+    /// The queue pair it is connected to: port, number.
+    pub peer: Option<(PortName, u32)>,
+    /// Which connection it is among those from its port to the peer's, from 0.
+    pub flow: u32,
+    /// What it has sent.
+    pub counters: Counters,
+}
+
+/// What requesters have done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Messages acknowledged.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Transmissions that got no answer.
+    pub losses: u64,
+    /// Transmissions that found no receive.
+    pub rnr_waits: u64,
+    /// Faults injected.
+    pub faults: u64,
+}
+
+impl Counters {
+    fn of(slot: &slots::Counters) -> Self {
+        Self {
+            messages: slot.messages.load(SeqCst),
+            bytes: slot.bytes.load(SeqCst),
+            losses: slot.losses.load(SeqCst),
+            rnr_waits: slot.rnr_waits.load(SeqCst),
+            faults: slot.faults.load(SeqCst),
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+        self.losses += other.losses;
+        self.rnr_waits += other.rnr_waits;
+        self.faults += other.faults;
+    }
+}
+
+/// Looks at everything. Call under the control lock.
+pub(super) fn of(fabric: &Fabric) -> Report {
+    let processes = (0..PROCS).filter(|&index| fabric.proc(index).id.load(SeqCst) != 0).map(|index| {
+        let slot = fabric.proc(index);
+        Process {
+            pid: slot.pid.load(SeqCst),
+            is_alive: slot.state.load(SeqCst) == PROC_ALIVE && fabric.file.is_held(index),
+        }
+    });
+    Report {
+        fabric: fabric.settings.fabric.clone(),
+        processes: processes.collect(),
+        devices: (0..fabric.shape.devices()).map(|device| device_of(fabric, device)).collect(),
+    }
+}
+
+/// The devices that a fabric has whose first process has these wishes.
+pub(super) fn planned(shape: &Shape) -> Vec<Device> {
+    let port_of = |device: usize, port: u32| {
+        // SAFETY: atomics that are all zeros, as in a new file.
+        let slot: PortSlot = unsafe { std::mem::zeroed() };
+        furnish_one(&slot, shape, device, port);
+        port_of(&slot, PortName { device, port })
+    };
+    let device_of = |device: usize| Device {
+        name: DeviceName(device),
+        guid: u64::from_be(gid::guid(device, 0)),
+        card_guid: u64::from_be(gid::card_guid(shape, device)),
+        has_failed: false,
+        ports: (1..=shape.ports()).map(|port| port_of(device, port)).collect(),
+        queue_pairs: Vec::new(),
+        completion_queues: 0,
+        memory_regions: 0,
+        registered_bytes: 0,
+    };
+    (0..shape.devices()).map(device_of).collect()
+}
+
+fn device_of(fabric: &Fabric, device: usize) -> Device {
+    let qps = fabric.entries(Table::Qp, device).map(|index| fabric.qp(device, index));
+    let queue_pairs: Vec<Qp> = qps.filter(|qp| qp.owner.load(SeqCst) != 0).map(|qp| qp_of(fabric, qp)).collect();
+    let cqs = fabric.entries(Table::Cq, device).map(|index| fabric.cq(device, index));
+    let mrs = fabric.entries(Table::Mr, device).map(|index| fabric.mr(device, index));
+    let mrs: Vec<_> = mrs.filter(|mr| mr.owner.load(SeqCst) != 0).collect();
+    let ports = (1..=fabric.shape.ports()).map(|port| {
+        let mut found = port_of(fabric.port(device, port), PortName { device, port });
+        queue_pairs.iter().filter(|qp| qp.port == port).for_each(|qp| found.counters.add(&qp.counters));
+        found
+    });
+    Device {
+        name: DeviceName(device),
+        guid: u64::from_be(gid::guid(device, 0)),
+        card_guid: u64::from_be(gid::card_guid(&fabric.shape, device)),
+        has_failed: fabric.is_failed(device),
+        ports: ports.collect(),
+        completion_queues: cqs.filter(|cq| cq.owner.load(SeqCst) != 0).count(),
+        memory_regions: mrs.len(),
+        registered_bytes: mrs.iter().map(|mr| mr.length.load(SeqCst)).sum(),
+        queue_pairs,
+    }
+}
+
+fn port_of(slot: &PortSlot, name: PortName) -> Port {
+    let kind_of = |kind| match kind {
+        Kind::RoceV2 => GidKind::RoceV2,
+        Kind::Plain if slot.is_infiniband() => GidKind::InfiniBand,
+        Kind::Plain => GidKind::RoceV1,
+    };
+    let gids = (0..GIDS).filter_map(|index| {
+        let entry = slot.gid(index)?;
+        Some(Gid { index, gid: entry.gid.into(), kind: kind_of(entry.kind) })
+    });
+    Port {
+        name,
+        is_active: slot.is_active(),
+        link_layer: if slot.is_infiniband() { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
+        mtu: mtu_bytes(slot.mtu.load(SeqCst)),
+        gbps: slot.speed.load(SeqCst) / 10,
+        lid: slot.lid.load(SeqCst) as u16,
+        latency: Duration::from_nanos(slot.latency_ns.load(SeqCst)),
+        bandwidth: Some(slot.bytes_per_ms.load(SeqCst)).filter(|&b| b != 0).map(|b| b * 1000),
+        gids: gids.collect(),
+        counters: Counters::of(&slot.past),
+    }
+}
+
+fn qp_of(fabric: &Fabric, qp: &QpSlot) -> Qp {
+    let peer = qp.peer.load(SeqCst);
+    let place = Place::of_name(peer);
+    Qp {
+        number: qp.qpn.load(SeqCst),
+        is_reliable: qp.is_uc.load(SeqCst) == 0,
+        state: state_name(qp.state.load(SeqCst)),
+        port: qp.port.load(SeqCst),
+        pid: fabric.proc(slot_of(qp.owner.load(SeqCst))).pid.load(SeqCst),
+        peer: (peer != NO_PEER).then_some((PortName { device: place.device, port: place.port }, peer as u32)),
+        flow: qp.flow.load(SeqCst),
+        counters: Counters::of(&qp.sent),
+    }
+}

@@ -1,0 +1,55 @@
+//! Rules for calls: `ibv_modify_qp` to RTR, and registration of memory. They are numbered as they are asked.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use super::decide::is_chosen;
+use super::rule::Action;
+use super::table::action_of;
+use crate::fabric::Fabric;
+use crate::fabric::slots::RuleSlot;
+use crate::route::Place;
+
+/// What `ibv_modify_qp` to RTR from one port to another has to answer.
+pub(crate) fn modify_qp(fabric: &Fabric, from: Place, to: Place) -> Result<(), i32> {
+    ask(fabric, |rule, action| match action {
+        Action::ModifyQp(code) => {
+            let is_ours = is_at([&rule.device, &rule.port], from) && is_at([&rule.peer, &rule.peer_port], to);
+            is_ours.then_some(code)
+        }
+        _ => None,
+    })
+}
+
+/// What a registration at a device has to answer.
+pub(crate) fn reg_mr(fabric: &Fabric, device: usize) -> Result<(), i32> {
+    ask(fabric, |rule, action| match action {
+        Action::RegMr(code) if is(&rule.device, device as u32 + 1) => Some(code),
+        _ => None,
+    })
+}
+
+fn is(field: &AtomicU32, value: u32) -> bool {
+    let field = field.load(Relaxed);
+    field == 0 || field == value
+}
+
+fn is_at([device, port]: [&AtomicU32; 2], place: Place) -> bool {
+    is(device, place.device as u32 + 1) && is(port, place.port)
+}
+
+/// The errno of the first rule that `code_of` finds concerned and whose turn it is.
+fn ask(fabric: &Fabric, code_of: impl Fn(&RuleSlot, Action) -> Option<i32>) -> Result<(), i32> {
+    if fabric.header().rules_epoch.load(Acquire) == 0 {
+        return Ok(());
+    }
+    for rule in fabric.rules().iter().filter(|rule| rule.id.load(Acquire) != 0) {
+        let Some(code) = action_of(rule).and_then(|action| code_of(rule, action)) else { continue };
+        let number = rule.hits.fetch_add(1, Relaxed) + 1;
+        let times = u64::from(rule.times.load(Relaxed));
+        if is_chosen(rule, number) && (times == 0 || number <= times) {
+            return Err(code);
+        }
+    }
+    Ok(())
+}

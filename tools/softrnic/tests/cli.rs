@@ -1,0 +1,253 @@
+//! The command line.
+
+mod common;
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+
+use common::cli::{LibraryDir, control, refused, softrnic};
+use common::node::{Node, Terms, Work, local_pair};
+use common::process::{alone, assert_clean, pair};
+use common::verbs::*;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// `softrnic run`, with the library that is tested.
+fn run(test: &str, args: &[&str]) -> Output {
+    let library = LibraryDir::new(test);
+    let folder = library.path().to_str().expect("UTF-8").to_owned();
+    let all = [&["run", "--library", &folder], args].concat();
+    softrnic(&all)
+}
+
+#[test]
+fn what_it_says_of_a_wrong_request() {
+    assert!(
+        refused(&["stat", "--fabric", "no-such-fabric"]).contains("no process uses a fabric /dev/shm/no-such-fabric")
+    );
+    alone("what_it_says_of_a_wrong_request", &[], || {
+        let _node = Node::new(0, 64);
+        for (args, says) in [
+            (&["port", "0/2", "down"][..], "there is no softrnic0/2 among 2 device(s) with 1 port(s) each"),
+            (&["port", "eth0", "down"][..], "must be a name such as softrnic0/1"),
+            (&["port", "0/1", "--mtu", "1500"][..], "must be 256, 512, 1024, 2048 or 4096"),
+            (&["port", "0/1", "--speed", "300"][..], "must be 5, 10"),
+            (&["port", "0/1", "--lid", "9"][..], "of an InfiniBand port"),
+            (&["gid", "0/1", "remove", "16"][..], "must be 0 to 15"),
+            (&["gid", "0/1", "add", "3", "10.0.0.1"][..], "IPv6"),
+            (&["fail", "softrnic2"][..], "there is no softrnic2 among 2 device(s)"),
+        ] {
+            let told = refused(args);
+            assert!(told.contains(says), "{args:?}: {told}");
+        }
+    });
+}
+
+#[test]
+fn stat_shows_what_there_is() {
+    alone("stat_shows_what_there_is", &[("SOFTRNIC_PORTS", "2")], || {
+        let (a, b) = local_pair(4096, &Terms::default());
+        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let me = std::process::id();
+        assert_eq!(seen["processes"][0]["pid"], me);
+        assert_eq!(seen["processes"][0]["alive"], true);
+        let device = &seen["devices"][0];
+        assert_eq!((device["memory_regions"].as_u64(), device["registered_bytes"].as_u64()), (Some(1), Some(4096)));
+        let qp = &device["queue_pairs"][0];
+        assert_eq!((qp["number"].as_u64(), qp["pid"].as_u64()), (Some(a.qpn().into()), Some(me.into())));
+        assert_eq!((qp["state"].as_str(), qp["peer"]["port"].as_str()), (Some("RTS"), Some("softrnic1/1")));
+        assert_eq!(qp["peer"]["number"], b.qpn());
+        assert_eq!(device["ports"][1]["gids"][1]["gid"], "::ffff:10.82.2.1");
+        let shown = control(&["stat"]);
+        let line = format!("qp {} RC RTS port 1 of process {me} to softrnic1/1 qp {} flow 0", a.qpn(), b.qpn());
+        assert!(shown.contains(&line) && shown.contains("softrnic0/2 up roce 400 Gb/s mtu 4096"), "{shown}");
+    });
+}
+
+#[test]
+fn flows_are_numbered_by_their_ports() {
+    alone("flows_are_numbered_by_their_ports", &[], || {
+        let nodes: Vec<_> = (0..3).map(|_| local_pair(64, &Terms::default())).collect();
+        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        for (flow, (a, b)) in nodes.iter().enumerate() {
+            for (device, node) in [a, b].into_iter().enumerate() {
+                let qps = seen["devices"][device]["queue_pairs"].as_array().expect("array");
+                let qp = qps.iter().find(|qp| qp["number"] == node.qpn()).expect("the QP");
+                assert_eq!(qp["flow"], flow);
+            }
+        }
+    });
+}
+
+#[test]
+fn run_sets_the_stage_and_becomes_the_program() {
+    let show = "echo $SOFTRNIC_DEVICES,$SOFTRNIC_PORTS,$SOFTRNIC_LINK,$SOFTRNIC_STRICT; \
+                echo $SOFTRNIC_FABRIC; ls ${LD_LIBRARY_PATH%%:*} $NCCL_IBVERBS_LIB >&2 || exit 1; exit 7";
+    let args = ["--devices", "3", "--ports", "2", "--link", "ib", "--strict", "--", "sh", "-c", show];
+    let outputs = [(); 2].map(|()| run("run_sets", &args));
+    let fabrics = outputs.map(|output| {
+        assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+        let shown = text(&output.stdout);
+        let (settings, fabric) = shown.split_once('\n').expect("two lines");
+        assert_eq!(settings, "3,2,ib,1");
+        fabric.to_owned()
+    });
+    assert_ne!(fabrics[0], fabrics[1], "two runs do not meet");
+    let output = run("run_sets", &["--fabric", "mine", "--verbose", "--", "true"]);
+    assert!(text(&output.stderr).contains("softrnic: SOFTRNIC_FABRIC=mine"), "{}", text(&output.stderr));
+    let output = run("run_sets", &["--", "/no/such/program"]);
+    assert!(text(&output.stderr).contains("cannot run /no/such/program"), "{}", text(&output.stderr));
+    let output = run("run_sets", &["--devices", "9", "--", "true"]);
+    assert!(text(&output.stderr).contains("SOFTRNIC_DEVICES=\"9\""), "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_only_fabric_is_taken_by_default() {
+    let dir = std::env::temp_dir().join(format!("softrnic-only-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a folder");
+    let folder = dir.to_str().expect("UTF-8").to_owned();
+    let output = Command::new(env!("CARGO_BIN_EXE_softrnic")).arg("stat").env("SOFTRNIC_SHM_DIR", &folder).output();
+    assert!(text(&output.expect("runs").stderr).contains("no fabric is in use"));
+    let listen = |fabric: &str| {
+        let mut sleeper = Command::new(std::env::current_exe().expect("own path"));
+        sleeper.args(["holds_a_fabric_until_its_input_ends", "--exact", "--nocapture"]);
+        sleeper.env("SOFTRNIC_HOLD", "1").env("SOFTRNIC_FABRIC", fabric).env("SOFTRNIC_SHM_DIR", &folder);
+        sleeper.env("SOFTRNIC_QUIET", "1").stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut child = sleeper.spawn().expect("start");
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.as_mut().expect("piped")));
+        while !lines.next().expect("the line").expect("text").contains("holding") {}
+        child
+    };
+    let stat = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_softrnic"));
+        command.arg("stat").env("SOFTRNIC_SHM_DIR", &folder).env_remove("SOFTRNIC_FABRIC").output().expect("runs")
+    };
+    let mut children = vec![listen("one")];
+    assert!(text(&stat().stdout).starts_with("fabric one\n"));
+    children.push(listen("two"));
+    assert!(text(&stat().stderr).contains("--fabric: one, two"), "{}", text(&stat().stderr));
+    for mut child in children {
+        drop(child.stdin.take());
+        assert!(child.wait().expect("wait").success());
+    }
+    std::fs::remove_dir(&dir).expect("nothing is left in it");
+}
+
+#[test]
+fn holds_a_fabric_until_its_input_ends() {
+    if std::env::var_os("SOFTRNIC_HOLD").is_some() {
+        let mut count = 0;
+        assert!(!ibv_get_device_list(&mut count).is_null());
+        println!("holding");
+        let _ = std::io::Read::read(&mut std::io::stdin(), &mut [0]);
+    }
+}
+
+/// Whether a namespace with a mount of its own can be had; if not, that is told.
+fn has_namespaces(as_nobody: bool) -> bool {
+    let mut probe = Command::new("unshare");
+    let flags = if as_nobody { "-Urm" } else { "-m" };
+    probe.args([flags, "mount", "-t", "tmpfs", "none", "/sys/class"]);
+    if as_nobody {
+        probe.uid(65534).gid(65534);
+    }
+    let is_possible = probe.output().is_ok_and(|output| output.status.success());
+    if !is_possible {
+        println!("skipped: user namespaces");
+    }
+    is_possible
+}
+
+/// What a program sees of sysfs.
+const LOOK: &str = "cd /sys/class/infiniband && for d in *; do echo $d $(cat $d/node_guid) $(cat $d/sys_image_guid) \
+                    $(realpath $d/device) $(cat $d/device/class); done; cd softrnic1/ports/2; cat rate state link_layer \
+                    gids/2 gid_attrs/types/2 gid_attrs/types/3; ls gids | wc -l; test -e /sys/class/net/lo && echo net";
+
+fn check_look(output: &Output) -> Vec<String> {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    let lines: Vec<&str> = shown.lines().collect();
+    let rest = [
+        "100 Gb/sec (4X EDR)",
+        "4: ACTIVE",
+        "Ethernet",
+        "0000:0000:0000:0000:0000:ffff:0a52:0202",
+        "IB/RoCE v1",
+        "RoCE v2",
+        "16",
+        "net",
+    ];
+    assert_eq!(lines[2..], rest, "{shown}");
+    assert!(lines[0].starts_with("softrnic0 0250:f7ff:fe00:0001 0250:f7ff:fe00:0001 /sys/"), "{shown}");
+    lines[..2].iter().map(|line| (*line).to_owned()).collect()
+}
+
+const SHAPE: [&str; 7] = ["--ports", "2", "--gids", "rich", "--speed", "400,softrnic1/2=100", "--faithful"];
+
+#[test]
+fn a_faithful_run_has_a_sysfs() {
+    if !has_namespaces(false) && !has_namespaces(true) {
+        return;
+    }
+    let look = |more: &[&str]| check_look(&run("faithful", &[&SHAPE, more, &["--", "sh", "-c", LOOK]].concat()));
+    let path = |line: &str| line.split(' ').nth(3).expect("path").to_owned();
+    let apart = look(&[]);
+    assert!(apart[1].starts_with("softrnic1 0250:f7ff:fe00:0002 0250:f7ff:fe00:0002 /sys/"), "{apart:?}");
+    assert_ne!(path(&apart[0]), path(&apart[1]));
+    let paired = look(&["--same-card"]);
+    assert!(paired[1].starts_with("softrnic1 0250:f7ff:fe00:0002 0250:f7ff:fe00:0001 /sys/"), "{paired:?}");
+    let card = |line: &str| path(line).rsplit_once('.').expect("a function").0.to_owned();
+    assert_eq!(card(&paired[0]), card(&paired[1]));
+    assert_ne!(path(&paired[0]), path(&paired[1]), "two functions");
+    assert!(!std::path::Path::new("/sys/class/infiniband/softrnic0").exists(), "outside of it");
+    let told = run("faithful", &["--faithful", "--pci", "softrnic0=/sys/class", "--", "true"]);
+    assert!(text(&told.stderr).contains("no PCI device"), "{}", text(&told.stderr));
+}
+
+#[test]
+fn a_faithful_run_needs_no_root() {
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } != 0 || !has_namespaces(true) {
+        return;
+    }
+    let library = LibraryDir::new("no-root");
+    // The build folder may be out of that user's reach: copies are not.
+    let program = library.path().join("softrnic");
+    std::fs::copy(env!("CARGO_BIN_EXE_softrnic"), &program).expect("copy");
+    let real = library.path().join("libibverbs.so.1");
+    std::fs::remove_file(&real).expect("the link");
+    std::fs::copy(library_path(), &real).expect("copy");
+    let mut command = Command::new(&program);
+    command.arg("run").arg("--library").arg(library.path()).args(SHAPE).args(["--", "sh", "-c", LOOK]);
+    check_look(&command.uid(65534).gid(65534).current_dir("/").output().expect("start"));
+}
+
+#[test]
+fn two_processes_exchange_data() {
+    pair("two_processes_exchange_data", &[], |side, mut line| {
+        let mut node = Node::new(side, 4096);
+        node.memory.fill(side as u8 + 1);
+        let peer = node.join(&mut line, &Terms::default());
+        let sges = [node.sge(0, 2048)];
+        node.send(Work { sges: &sges, to: (peer.addr + 2048, peer.rkey), ..Work::default() });
+        assert_eq!(node.next().status, OK);
+        line.meet();
+        let expected = [side as u8 + 1, 2 - side as u8];
+        assert!(node.memory[..2048].iter().all(|&byte| byte == expected[0]));
+        assert!(node.memory[2048..].iter().all(|&byte| byte == expected[1]));
+    });
+}
+
+#[test]
+fn processes_in_a_faithful_run_reach_each_other() {
+    if !has_namespaces(false) && !has_namespaces(true) {
+        return;
+    }
+    let me = std::env::current_exe().expect("own path");
+    let args = ["--faithful", "--", me.to_str().expect("UTF-8"), "two_processes_exchange_data", "--exact"];
+    let output = run("reach", &args);
+    assert!(output.status.success() && text(&output.stdout).contains("1 passed"), "{}", text(&output.stdout));
+    assert_clean("reach");
+}

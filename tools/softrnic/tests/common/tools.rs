@@ -1,0 +1,198 @@
+//! RDMA tools of the system, run on the flavour of the library that is made for them.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{elf, process};
+
+pub const PROGRAMS: &[&str] = &[
+    "ibv_devices",
+    "ibv_devinfo",
+    "ibv_asyncwatch",
+    "ibv_rc_pingpong",
+    "ibv_uc_pingpong",
+    "ibv_ud_pingpong",
+    "ibv_srq_pingpong",
+    "ibv_xsrq_pingpong",
+    "ib_write_bw",
+    "ib_write_lat",
+    "ib_send_bw",
+    "ib_send_lat",
+    "ib_read_bw",
+    "ib_read_lat",
+    "ib_atomic_bw",
+    "ib_atomic_lat",
+];
+pub const LIBRARIES: &[&str] = &["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1", "librdmacm.so.1"];
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The built library; says so when it or the tools are missing.
+pub fn library() -> Option<PathBuf> {
+    let dist = std::env::var_os("FERRITE_DIST")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"), PathBuf::from);
+    let path = dist.join("softrnic-tools/libibverbs.so.1");
+    if !path.exists() {
+        return skipped(&format!("{} is missing (scripts/build.sh makes it)", path.display()));
+    }
+    for (program, package) in [("ibv_devinfo", "ibverbs-utils"), ("ib_write_bw", "perftest")] {
+        if elf::programs(&[program]).next().is_none() {
+            return skipped(&format!("{program} is missing (package {package})"));
+        }
+    }
+    Some(path)
+}
+
+/// Says on the terminal, past the test harness, that a test cannot run here, and why.
+pub fn skipped<T>(why: &str) -> Option<T> {
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
+    None
+}
+
+/// A fabric of its own to run tools on. One at a time: each of them keeps a core busy.
+pub struct Bench {
+    folder: PathBuf,
+    fabric: String,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Bench {
+    pub fn new(test: &str) -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = library()?.parent().expect("in a folder").to_owned();
+        Some(Self { folder, fabric: process::fabric_name(test), _turn: turn })
+    }
+
+    pub fn run(&self, tool: &str, arguments: &[&str]) -> Outcome {
+        Running::start(self, tool, arguments).finish()
+    }
+
+    /// Server and client of the same tool with the same arguments: what they did, in this order.
+    pub fn pair(&self, tool: &str, arguments: &[&str]) -> [Outcome; 2] {
+        self.pair_of(tool, &[arguments, &[]], &[arguments, &[]])
+    }
+
+    /// As `pair`, with arguments of their own.
+    pub fn pair_of(&self, tool: &str, server: &[&[&str]; 2], client: &[&[&str]; 2]) -> [Outcome; 2] {
+        let port = free_port();
+        let number = port.to_string();
+        let port_argument: &[&str] = &["-p", &number];
+        let mut server = Running::start(self, tool, &[port_argument, &server.concat()].concat());
+        if server.listens(port) {
+            let client = [port_argument, &client.concat(), &["127.0.0.1"]].concat();
+            let client = Running::start(self, tool, &client).finish();
+            return [server.finish(), client];
+        }
+        panic!("the server does not listen: {:?}", server.finish());
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            process::assert_clean(&self.fabric);
+        }
+    }
+}
+
+/// How a tool ended and what it said.
+#[derive(Debug)]
+pub struct Outcome {
+    pub command: String,
+    /// `None`: by a signal, or not within the limit.
+    pub code: Option<i32>,
+    pub text: String,
+}
+
+impl Outcome {
+    /// It went well and no driver library asked for a kernel device.
+    pub fn well(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        assert!(!self.text.contains("softrnic:"), "{self:?}");
+        self.text
+    }
+}
+
+/// A tool at work; killed when it is dropped.
+struct Running {
+    command: String,
+    child: Child,
+    output: PathBuf,
+}
+
+impl Running {
+    fn start(bench: &Bench, tool: &str, arguments: &[&str]) -> Self {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{count}.log", bench.fabric));
+        let file = File::create(&output).expect("a file for the output");
+        let child = Command::new(tool)
+            .args(arguments)
+            .env("LD_LIBRARY_PATH", &bench.folder)
+            .env("SOFTRNIC_FABRIC", &bench.fabric)
+            .env("SOFTRNIC_QUIET", "1")
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().expect("a second descriptor"))
+            .stderr(file)
+            .spawn()
+            .expect("the tool starts");
+        Self { command: format!("{tool} {}", arguments.join(" ")), child, output }
+    }
+
+    /// Waits until the tool accepts connections; false if it ended instead.
+    fn listens(&mut self, port: u16) -> bool {
+        let end = Instant::now() + LIMIT;
+        while Instant::now() < end && self.child.try_wait().expect("wait").is_none() {
+            if is_listening(port) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
+    }
+
+    fn finish(mut self) -> Outcome {
+        let end = Instant::now() + LIMIT;
+        let mut status = self.child.try_wait().expect("wait");
+        while status.is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+            status = self.child.try_wait().expect("wait");
+        }
+        let text = fs::read(&self.output).expect("the output");
+        let text = String::from_utf8_lossy(&text).into_owned();
+        Outcome { command: self.command.clone(), code: status.and_then(|s| s.code()), text }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_file(&self.output);
+    }
+}
+
+/// A port that nobody uses at the moment.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// Whether somebody listens there, without connecting: the tools take a connection for their peer.
+fn is_listening(port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let end = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let text = fs::read_to_string(table).unwrap_or_default();
+        text.lines().skip(1).any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            fields.next().is_some_and(|local| local.ends_with(&end)) && fields.nth(1) == Some(LISTEN)
+        })
+    })
+}

@@ -1,0 +1,157 @@
+//! The system's RDMA tools, unmodified, between two processes. What they measure is not judged: only that they come to
+//! an end, and that what they report can be true.
+
+mod common;
+
+use common::tools::{Bench, Outcome};
+
+/// Iterations of a test.
+const FEW: &[&str] = &["-n", "50"];
+
+/// The table at the end of a report: lines that begin with a number of bytes.
+fn rows(text: &str) -> Vec<Vec<f64>> {
+    let numbers = |line: &str| line.split_whitespace().map(|field| field.parse().ok()).collect::<Option<Vec<f64>>>();
+    text.lines().filter_map(numbers).filter(|row| row.len() >= 5).collect()
+}
+
+/// Runs a tool of perftest; the client's table, of which `columns` of each row must be more than nothing.
+fn measure(bench: &Bench, tool: &str, arguments: &[&str], columns: usize) -> Vec<Vec<f64>> {
+    let [server, client] = bench.pair(tool, &[FEW, arguments].concat());
+    server.well();
+    let text = client.well();
+    let table = rows(&text);
+    assert!(!table.is_empty(), "{text}");
+    for row in &table {
+        assert!(row.iter().take(columns).all(|&value| value > 0.0), "{text}");
+    }
+    table
+}
+
+/// Bytes, iterations, peak, average, and messages in a time so short that it may read 0.
+fn bandwidth(bench: &Bench, tool: &str, arguments: &[&str]) -> Vec<Vec<f64>> {
+    measure(bench, tool, arguments, 4)
+}
+
+/// Bytes, iterations, least, most, typical, average; then what may read 0.
+fn latency(bench: &Bench, tool: &str, arguments: &[&str]) -> Vec<Vec<f64>> {
+    let table = measure(bench, tool, arguments, 6);
+    for row in &table {
+        let (least, most, typical) = (row[2], row[3], row[4]);
+        assert!(least <= typical && typical <= most, "{row:?}");
+    }
+    table
+}
+
+#[test]
+fn devices_are_listed() {
+    let Some(bench) = Bench::new("devices_are_listed") else { return };
+    let text = bench.run("ibv_devices", &[]).well();
+    for line in [["softrnic0", "0250f7fffe000001"], ["softrnic1", "0250f7fffe000002"]] {
+        assert!(text.lines().any(|l| l.split_whitespace().eq(line)), "{text}");
+    }
+}
+
+#[test]
+fn devices_are_described() {
+    let Some(bench) = Bench::new("devices_are_described") else { return };
+    let text = bench.run("ibv_devinfo", &["-d", "softrnic1", "-v"]).well();
+    let squeezed = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for fact in [
+        "hca_id: softrnic1",
+        "state: PORT_ACTIVE (4)",
+        "active_mtu: 4096 (5)",
+        "link_layer: Ethernet",
+        "active_width: 4X (2)",
+        "active_speed: 100.0 Gbps (128)",
+        "GID[ 0]: fe80::50:f7ff:fe00:2, RoCE v2",
+        "GID[ 1]: ::ffff:10.82.0.2, RoCE v2",
+    ] {
+        assert!(squeezed.contains(fact), "{fact}: {text}");
+    }
+    assert!(!text.contains("softrnic0"), "{text}");
+}
+
+#[test]
+fn ping_pong() {
+    let Some(bench) = Bench::new("ping_pong") else { return };
+    for (tool, more) in [("ibv_rc_pingpong", [].as_slice()), ("ibv_rc_pingpong", &["-e"]), ("ibv_uc_pingpong", &[])] {
+        // With a check of what arrived.
+        let [server, client] = bench.pair(tool, &[FEW, &["-g", "1", "-c"], more].concat());
+        for text in [server.well(), client.well()] {
+            assert!(text.contains("50 iters in "), "{text}");
+            assert!(!text.contains("invalid data"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn bandwidth_of_each_operation() {
+    let Some(bench) = Bench::new("bandwidth_of_each_operation") else { return };
+    for tool in ["ib_write_bw", "ib_send_bw", "ib_read_bw"] {
+        assert_eq!(bandwidth(&bench, tool, &[])[0][..2], [65536.0, 50.0], "{tool}");
+        // Both directions, over several QPs.
+        assert_eq!(bandwidth(&bench, tool, &["-b", "-q", "4"])[0][1], 200.0, "{tool}");
+    }
+}
+
+#[test]
+fn latency_of_each_operation() {
+    let Some(bench) = Bench::new("latency_of_each_operation") else { return };
+    for tool in ["ib_write_lat", "ib_send_lat", "ib_read_lat"] {
+        assert_eq!(latency(&bench, tool, &[])[0][0], 2.0, "{tool}");
+    }
+}
+
+#[test]
+fn all_sizes() {
+    let Some(bench) = Bench::new("all_sizes") else { return };
+    // 2 bytes to 8 MiB.
+    let sizes: Vec<f64> = (1..=23).map(|bits| f64::from(1 << bits)).collect();
+    for tool in ["ib_write_bw", "ib_send_bw"] {
+        let table = bandwidth(&bench, tool, &["-a", "-n", "10"]);
+        assert_eq!(table.iter().map(|row| row[0]).collect::<Vec<_>>(), sizes, "{tool}");
+    }
+}
+
+#[test]
+fn completion_events() {
+    let Some(bench) = Bench::new("completion_events") else { return };
+    bandwidth(&bench, "ib_send_bw", &["-e"]);
+    bandwidth(&bench, "ib_read_bw", &["-e"]);
+    latency(&bench, "ib_send_lat", &["-e"]);
+}
+
+#[test]
+fn other_transports_and_shapes() {
+    let Some(bench) = Bench::new("other_transports_and_shapes") else { return };
+    bandwidth(&bench, "ib_write_bw", &["-c", "UC"]);
+    bandwidth(&bench, "ib_send_bw", &["-c", "UC"]);
+    // Lists of work requests, few completions, a short queue.
+    bandwidth(&bench, "ib_write_bw", &["-l", "5"]);
+    bandwidth(&bench, "ib_write_bw", &["-Q", "10", "-t", "20"]);
+    latency(&bench, "ib_send_lat", &["-s", "64", "-I", "64"]);
+}
+
+#[test]
+fn from_one_device_to_the_other() {
+    let Some(bench) = Bench::new("from_one_device_to_the_other") else { return };
+    let (server, client) = ([FEW, &["-d", "softrnic1"]], [FEW, &["-d", "softrnic0"]]);
+    let [server, client] = bench.pair_of("ib_write_bw", &server, &client);
+    assert!(server.well().contains("softrnic1"));
+    let text = client.well();
+    assert_eq!(rows(&text).len(), 1, "{text}");
+}
+
+/// It ended by itself, as a failure, with these words.
+fn refused(outcome: &Outcome, words: &str) {
+    assert!(outcome.code.is_some_and(|code| code != 0) && outcome.text.contains(words), "{outcome:?}");
+}
+
+#[test]
+fn what_is_absent_is_refused() {
+    let Some(bench) = Bench::new("what_is_absent_is_refused") else { return };
+    refused(&bench.run("ibv_ud_pingpong", &["-g", "1"]), "Couldn't create QP");
+    refused(&bench.run("ibv_srq_pingpong", &["-g", "1"]), "Couldn't create SRQ");
+    refused(&bench.run("ibv_xsrq_pingpong", &["-g", "1"]), "Couldn't Open the XRC Domain");
+    refused(&bench.run("ib_write_bw", &["-R"]), "rdma_create_event_channel failed");
+}
