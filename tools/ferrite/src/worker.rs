@@ -17,6 +17,7 @@ use crate::sample::{Key, Sample};
 use crate::seat::Seat;
 use crate::traffic::Traffic;
 use crate::transport::{Properties, Transport};
+use crate::verification;
 
 /// What a worker found when it had loaded the transport: the evidence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -146,8 +147,7 @@ fn perform(seat: &mut Seat, transport: &Transport, opened: &Opened, job: &Job) -
                 seat.report(&Report::Checks { checks })?;
             }
             Task::Long { bytes, messages } => {
-                let long = Stream { kind: "long", bytes: *bytes, messages: *messages };
-                let checks = streams::run(seat, &[bench], long, 400)?;
+                let checks = long(seat, bench, *bytes, *messages)?;
                 seat.report(&Report::Checks { checks })?;
             }
         }
@@ -193,6 +193,20 @@ fn parallel(seat: &mut Seat, transport: &Transport, sizes: &[usize]) -> Result<V
     }
     benches.into_iter().try_for_each(Bench::close)?;
     Ok(checks)
+}
+
+/// A long stream, in parts: between two of them this process shows that it is alive.
+fn long(seat: &mut Seat, bench: &Bench, bytes: usize, messages: u64) -> Result<Vec<Check>> {
+    const PART: u64 = 1000;
+    let mut checks = Vec::new();
+    let mut done = 0;
+    while done < messages {
+        seat.begin(format!("verifying messages from {done} on of {messages}"))?;
+        let part = Stream { kind: "long", bytes, messages: PART.min(messages - done) };
+        checks.extend(streams::run(seat, &[bench], part, 1000 + done)?);
+        done += part.messages;
+    }
+    Ok(verification::merged(&checks))
 }
 
 fn report(seat: &mut Seat, sample: Option<Sample>) -> Result<()> {
