@@ -169,6 +169,26 @@ fn ib_of_2_21_5_over_fused_devices() -> Result<()> {
     Ok(())
 }
 
+/// Every seventh message of each connection has to be sent again, or its acknowledgement does.
+#[test]
+fn ib_over_a_wire_that_loses_messages() -> Result<()> {
+    for (release, fault) in [("2.21.5", "drop every=7"), ("2.28.9", "drop-ack every=7"), ("2.30.7", "drop every=7")] {
+        let environment = [("SOFTRNIC_FAULTS", fault), ("SOFTRNIC_TIME_SCALE", "0.01"), ("NCCL_IB_TIMEOUT", "14")];
+        is_right(release, "single", &format!("single: IB {release} "), ALL_CHECKS, &environment)?;
+    }
+    Ok(())
+}
+
+/// The checks themselves are checked: a device that turns one bit does not pass.
+#[test]
+fn ib_over_a_wire_that_turns_a_bit() -> Result<()> {
+    let fault = [("SOFTRNIC_FAULTS", "corrupt opcode=write-imm every=5")];
+    let Some((code, stdout, stderr)) = verified("2.28.9", &[], &["--over", "single"], &fault)? else { return Ok(()) };
+    assert_eq!(code, 2, "{stdout}\n{stderr}");
+    assert!(stdout.contains("\n  WRONG  ") && stderr.contains("of them wrong"), "{stdout}\n{stderr}");
+    Ok(())
+}
+
 /// A long stream of 2.30.7 over two fused devices on each side, with a fault in it on rank 0's side. Messages of 64 KiB:
 /// where messages are not cut into equal stripes, this release sends too much when it sends a stripe again.
 fn despite(fault: &str, messages: &str, settings: &[(&str, &str)]) -> Result<Option<(i32, String, String)>> {
