@@ -67,9 +67,11 @@ impl Context {
         let mut verbs = VerbsContext { lead: [0; LEAD_SIZE + 1], context };
         verbs.lead[LEAD_SIZE] = size_of::<VerbsContext>();
         verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
+        // Under this lock, or the service thread could pass on news before it knows of us, and we not ask for it.
+        let mut contexts = lock(&fabric.contexts);
         let heard = AtomicU64::new(fabric.header().news_count.load(SeqCst));
         let context = Arc::new(Self { verbs, fabric, device, events, heard });
-        lock(&fabric.contexts).push(Arc::downgrade(&context));
+        contexts.push(Arc::downgrade(&context));
         Ok(context)
     }
 

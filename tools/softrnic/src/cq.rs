@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use crate::abi::consts::event;
 use crate::abi::types::{self, Wc};
 use crate::context::Context;
+use crate::engine;
 use crate::fabric::layout::Table;
 use crate::fabric::slots::CqSlot;
 use crate::fabric::{Fabric, lock};
@@ -158,6 +159,9 @@ impl Cq {
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<Wc>]) -> usize {
         let fabric = self.context.fabric;
         fabric.timers.run_due(fabric);
+        if fabric.has_stage() {
+            engine::poll(fabric);
+        }
         if self.slot.bell.load(Relaxed) == 0 && self.carry.load(Relaxed) == 0 {
             return 0;
         }

@@ -39,7 +39,7 @@
 //! | address vectors | RoCE: global, from an entry that is not empty, in one address family (`EINVAL`), to somebody who is there and up (`ETIMEDOUT`). InfiniBand: by LID, to whomever |
 //! | RC | WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ; inline; gather and scatter lists of 16 |
 //! | UC | WRITE and SEND, loses silently |
-//! | states | RESET, INIT, RTR, RTS, ERR with exact masks; ERR flushes both queues, RESET discards silently |
+//! | states | all seven, with exact masks; ERR flushes both queues, RESET discards silently. SQD finishes what was sent and begins nothing (`SQ_DRAINED`), an error of UC leads to SQE. A message in RTR is told once (`COMM_EST`) |
 //! | addressing | a packet arrives if both ports are up, the source entry is still there, the target has that GID *in the same RoCE version* (or that LID), packets are no larger than either port's MTU, and the QPN there is one in RTR or RTS, connected back to the sender's port and QPN, with the right PSN |
 //! | order | per QP; a receive completes after all data before it; within a message bytes appear in ascending order |
 //! | local checks | key, protection domain, bounds, access: `LOC_PROT_ERR` |
@@ -60,7 +60,7 @@
 //!
 //! # What is not
 //!
-//! * SRQ, UD, multicast, memory windows, atomics, extended QPs and CQs: `EOPNOTSUPP` or absent. SQD and SQE states.
+//! * SRQ, UD, multicast, memory windows, atomics, extended QPs and CQs: `EOPNOTSUPP` or absent. Path migration.
 //! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
 //!   (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see below.
 //! * GPU memory and DMA-BUF: `EOPNOTSUPP`.
@@ -136,6 +136,7 @@ mod engine;
 mod fabric;
 mod faults;
 mod gid;
+mod gpu;
 mod mr;
 mod news;
 mod notice;

@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::abi::consts::access;
 use crate::abi::types;
+use crate::engine::Piece;
 use crate::fabric::layout::{PAGE, Table};
 use crate::fabric::{Fabric, lock};
+use crate::gpu;
 use crate::notice::last_errno;
 use crate::pd::Pd;
 use crate::usage;
@@ -25,6 +27,16 @@ pub(crate) struct Place {
     /// Address in the process that owns it.
     pub(crate) addr: u64,
     pub(crate) is_relaxed: bool,
+    /// See `MrSlot::gpu`.
+    pub(crate) gpu: u32,
+}
+
+impl Place {
+    /// `len` bytes there, which `key` allows.
+    #[inline]
+    pub(crate) fn piece(&self, key: u32, len: u64) -> Piece {
+        Piece { addr: self.addr, len, key, gpu: self.gpu }
+    }
 }
 
 /// A key does not allow the access.
@@ -38,8 +50,35 @@ const KNOWN: u32 = access::LOCAL_WRITE
     | access::HUGETLB
     | access::OPTIONAL;
 
+/// What is to be registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    /// Address in this process; with a dma-buf, its `iova`.
+    pub(crate) addr: u64,
+    pub(crate) length: usize,
+    /// Address that requests use.
+    pub(crate) iova: u64,
+    /// The dma-buf that it is, if it is one.
+    pub(crate) dmabuf: Option<i32>,
+}
+
+impl Range {
+    /// Whose memory it is, see `MrSlot::gpu`; an error if it cannot be registered.
+    fn owner(&self, fabric: &Fabric) -> Result<u32, i32> {
+        if let Some(fd) = self.dmabuf {
+            return gpu::find_dmabuf(fabric, fd, self.addr);
+        }
+        let gpu = gpu::find(fabric, self.addr)?;
+        if gpu == 0 {
+            require_mapped(self.addr, self.length)?;
+        }
+        Ok(gpu)
+    }
+}
+
 impl Mr {
-    pub(crate) fn register(pd: &Arc<Pd>, addr: u64, length: usize, iova: u64, flags: u32) -> Result<Box<Self>, i32> {
+    pub(crate) fn register(pd: &Arc<Pd>, range: Range, flags: u32) -> Result<Box<Self>, i32> {
+        let Range { addr, length, iova, .. } = range;
         let writes_remotely = flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
         let wraps = addr.checked_add(length as u64).is_none() || iova.checked_add(length as u64).is_none();
         if length == 0 || wraps || (writes_remotely && flags & access::LOCAL_WRITE == 0) {
@@ -50,7 +89,7 @@ impl Mr {
         }
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
         crate::faults::reg_mr(fabric, device)?;
-        require_mapped(addr, length)?;
+        let gpu = range.owner(fabric)?;
         let control = fabric.file.control();
         let index = fabric.claim(&control, Table::Mr, device, fabric.settings.max_mr)?;
         let slot = fabric.mr(device, index);
@@ -61,6 +100,7 @@ impl Mr {
         slot.iova.store(iova, Relaxed);
         slot.addr.store(addr, Relaxed);
         slot.length.store(length as u64, Relaxed);
+        slot.gpu.store(gpu, Relaxed);
         slot.key.store(key, SeqCst);
         pd.users.fetch_add(1, SeqCst);
         usage::registered(length);
@@ -87,8 +127,12 @@ impl Mr {
         let users: Vec<_> = lock(&fabric.qps).iter().filter(|qp| qp.pd.id == self.pd.id).cloned().collect();
         for qp in users {
             // Our own threads read and write it under this lock, peers while they visit the QP.
-            drop(lock(&qp.send));
+            // What passes through the stage is sent again from the beginning, and finds the key invalid.
+            lock(&qp.send).moving = None;
             fabric.await_visitor(qp.slot);
+        }
+        if fabric.has_stage() {
+            fabric.server.quiesce(fabric);
         }
         let control = fabric.file.control();
         fabric.free(&control, Table::Mr, device, self.index);
@@ -114,7 +158,8 @@ pub(crate) fn resolve(
     if !fits || mr.pd.load(Relaxed) != pd || flags & need != need {
         return Err(Forbidden);
     }
-    Ok(Place { addr: mr.addr.load(Relaxed) + offset, is_relaxed: flags & access::RELAXED_ORDERING != 0 })
+    let is_relaxed = flags & access::RELAXED_ORDERING != 0;
+    Ok(Place { addr: mr.addr.load(Relaxed) + offset, is_relaxed, gpu: mr.gpu.load(Relaxed) })
 }
 
 /// EFAULT unless every page of the range is mapped, as pinning it would find.

@@ -307,6 +307,7 @@ impl Qp {
         self.discard();
         self.send_cq.part(self);
         self.recv_cq.part(self);
+        engine::forget(self);
         lock(&self.fabric.qps).retain(|qp| !std::ptr::eq(&raw const **qp, self));
         let me = self.as_abi() as usize;
         self.pd.context.events.purge(|e| e.element == me);
@@ -329,10 +330,16 @@ impl Qp {
         self.acked.1.notify_all();
     }
 
+    /// Leaves an event of this QP for the service thread.
+    pub(crate) fn tell_owner(&self, kind: u32) {
+        self.slot.events.fetch_or(1 << kind, SeqCst);
+        self.fabric.ring(self.fabric.me);
+    }
+
     /// For the service thread: passes on the events that visitors left here.
     pub(crate) fn deliver(&self) {
         let events = self.slot.events.swap(0, SeqCst);
-        for kind in event::QP_FATAL..=event::COMM_EST {
+        for kind in event::QP_FATAL..=event::SQ_DRAINED {
             if events & 1 << kind != 0 {
                 self.pd.context.events.push(Event { element: self.as_abi() as usize, kind });
             }
@@ -372,6 +379,7 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, order: &Order) -> Result<
     slot.access.store(0, SeqCst);
     slot.port.store(1, SeqCst);
     slot.flow.store(0, SeqCst);
+    slot.expected_psn.store(0, SeqCst);
     slot.events.store(0, SeqCst);
     slot.established.store(0, SeqCst);
     for count in slot.sent.all() {

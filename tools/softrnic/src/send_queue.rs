@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::abi::consts::Status;
 use crate::abi::types::{QpCap, Sge};
+use crate::engine::Moving;
 use crate::faults::Targets;
 use crate::route::Route;
 
@@ -75,9 +76,13 @@ pub(crate) struct SendQueue {
     pub(crate) planned: u64,
     /// A failure is on its way back: nothing more is sent.
     pub(crate) is_broken: bool,
+    /// The head request, if its bytes pass through the stage.
+    pub(crate) moving: Option<Box<Moving>>,
     /// The timer that is set for this queue; `u64::MAX`: none.
     pub(crate) alarm: u64,
     pub(crate) visits: u32,
+    /// In the state SQD: an event is wanted when nothing is under way.
+    pub(crate) wants_drained: bool,
     pub(crate) targets: Targets,
     mask: u64,
     requests: Box<[Request]>,
@@ -100,6 +105,8 @@ pub(crate) struct Head {
     pub(crate) is_delayed: bool,
     /// The peer has executed it, but its acknowledgement was lost.
     pub(crate) is_delivered: bool,
+    /// A rule takes the acknowledgement of this transmission away.
+    pub(crate) loses_ack: bool,
 }
 
 impl Head {
@@ -122,8 +129,10 @@ impl SendQueue {
             head: Head::default(),
             planned: 0,
             is_broken: false,
+            moving: None,
             alarm: u64::MAX,
             visits: 0,
+            wants_drained: false,
             targets: Targets::default(),
             mask: entries as u64 - 1,
             requests: vec![Request::default(); entries].into(),
@@ -155,6 +164,16 @@ impl SendQueue {
             &self.sges[at * self.sges_each..][..request.num_sge as usize],
             &self.inline[at * self.inline_each..][..request.inline_len as usize],
         )
+    }
+
+    /// Whether something has been sent that is not over yet.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.acked != self.executed || self.is_head_sent()
+    }
+
+    /// Whether the head request is on its way, or has been sent and waits to be sent again.
+    pub(crate) fn is_head_sent(&self) -> bool {
+        self.moving.is_some() || self.head.attempts() != 0
     }
 
     /// Number of the head request in its connection, from 1.
@@ -196,6 +215,7 @@ impl SendQueue {
 
     /// Forgets all requests.
     pub(crate) fn discard(&mut self) {
+        self.moving = None;
         self.outcomes.clear();
         self.head = Head::default();
         self.is_broken = false;

@@ -10,7 +10,7 @@ use std::{mem, ptr, thread};
 use crate::fabric::process::slot_of;
 use crate::fabric::slots::ProcSlot;
 use crate::fabric::{Fabric, lock};
-use crate::timers::now_ns;
+use crate::timers::{Task, now_ns};
 
 /// `struct robust_list_head` of the kernel.
 #[repr(C)]
@@ -61,8 +61,17 @@ fn show_life(slot: &'static ProcSlot) {
     unsafe { libc::syscall(libc::SYS_set_robust_list, ptr::from_ref(head), size_of::<RobustHead>()) };
 }
 
+/// Staged copies that others want; while some are under way, there is something to look for again soon.
+fn serve_others(fabric: &'static Fabric) {
+    const SOON: u64 = 50_000;
+    if fabric.has_stage() && fabric.server.serve(fabric) {
+        fabric.timers.arm(fabric, now_ns() + SOON, Task::Serve);
+    }
+}
+
 fn serve(fabric: &'static Fabric) {
     let bell = &fabric.proc(slot_of(fabric.me)).bell;
+    let mut heard = 0;
     loop {
         let seen = bell.load(Acquire);
         if fabric.is_gone() {
@@ -70,8 +79,13 @@ fn serve(fabric: &'static Fabric) {
         }
         lock(&fabric.qps).iter().for_each(|qp| qp.deliver());
         lock(&fabric.cqs).iter().for_each(|cq| cq.deliver());
-        fabric.hear();
+        let news = fabric.header().news_count.load(SeqCst);
+        if news != heard {
+            heard = news;
+            fabric.hear();
+        }
         fabric.timers.run_due(fabric);
+        serve_others(fabric);
         let next = fabric.timers.next();
         let timeout = (next != u64::MAX).then(|| {
             let ns = next.saturating_sub(now_ns());

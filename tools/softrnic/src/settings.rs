@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::fabric::layout;
+use crate::gpu::Direct;
 use crate::shape::Wish;
 
 /// Validated settings.
@@ -16,6 +17,10 @@ pub(crate) struct Settings {
     pub(crate) quiet: bool,
     pub(crate) strict: bool,
     pub(crate) stat: bool,
+    /// How GPU memory can be registered.
+    pub(crate) gpu: Direct,
+    /// Copies are staged even where they could go directly.
+    pub(crate) staged: bool,
     /// Writes to memory with relaxed ordering land in no order.
     pub(crate) chaos: bool,
     /// Where to write down the faults that strike.
@@ -44,6 +49,8 @@ impl Settings {
             quiet: true,
             strict: false,
             stat: false,
+            gpu: Direct::default(),
+            staged: false,
             chaos: false,
             trace: None,
             faults: None,
@@ -78,6 +85,8 @@ impl Settings {
             quiet: switch("SOFTRNIC_QUIET")?,
             strict: switch("SOFTRNIC_STRICT")?,
             stat: switch("SOFTRNIC_STAT")?,
+            gpu: gpu()?,
+            staged: switch("SOFTRNIC_STAGED")?,
             chaos: switch("SOFTRNIC_CHAOS")?,
             trace: text("SOFTRNIC_TRACE")?.map(Into::into),
             faults: faults()?,
@@ -118,6 +127,18 @@ fn faults() -> Result<Option<String>, String> {
     };
     crate::faults::parse(&rules).map_err(|e| format!("SOFTRNIC_FAULTS: {e}"))?;
     Ok(Some(rules))
+}
+
+/// `SOFTRNIC_GPU`.
+fn gpu() -> Result<Direct, String> {
+    let (by_address, by_dmabuf) = match text("SOFTRNIC_GPU")?.as_deref() {
+        None | Some("none") => (false, false),
+        Some("peermem") => (true, false),
+        Some("dmabuf") => (false, true),
+        Some("both") => (true, true),
+        Some(value) => return Err(format!("SOFTRNIC_GPU={value:?}: must be none, peermem, dmabuf or both")),
+    };
+    Ok(Direct { by_address, by_dmabuf })
 }
 
 fn switch(name: &str) -> Result<bool, String> {

@@ -24,6 +24,8 @@ pub(crate) enum Task {
     Pump(Arc<Qp>),
     /// A packet that lingers in the network.
     Arrive(Box<Ghost>),
+    /// Staged copies for others that are under way.
+    Serve,
     /// Device and port that come up again.
     PortUp(usize, u32),
 }
@@ -81,6 +83,8 @@ impl Timers {
             match task {
                 Task::Pump(qp) => engine::wake(&qp),
                 Task::Arrive(ghost) => ghost.arrive(fabric),
+                // The service thread does so in any case.
+                Task::Serve => fabric.ring(fabric.me),
                 Task::PortUp(device, port) => crate::faults::raise_port(fabric, device, port),
             }
         }

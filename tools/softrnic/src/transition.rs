@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::abi::consts::{access, qp_attr as mask, qp_state as state, qp_type};
 use crate::abi::types::QpAttr;
 use crate::device::MAX_READS;
+use crate::engine;
 use crate::fabric::lock;
 use crate::fabric::slots::NO_PEER;
 use crate::faults;
@@ -18,12 +19,14 @@ struct Rule {
     allows: i32,
 }
 
-const ANY: i32 = mask::STATE | mask::CUR_STATE;
-
-/// The rule for `from` -> `to`, if there is such a transition. UC has neither READs nor retries.
+/// The rule for `from` -> `to`, if there is such a transition. UC has neither READs nor retries. There is no path
+/// migration.
 fn rule(from: u32, to: u32, is_rc: bool) -> Option<Rule> {
     let only_rc = |bits: i32| if is_rc { bits } else { 0 };
     let basics = mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS;
+    let timing = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
+    // To and from the states in which something may be sent.
+    let sending = mask::CUR_STATE | mask::ACCESS_FLAGS | only_rc(mask::MIN_RNR_TIMER);
     let (needs, allows) = match (from, to) {
         (_, state::RESET | state::ERR) => (0, 0),
         (state::RESET, state::INIT) => (basics, 0),
@@ -36,11 +39,17 @@ fn rule(from: u32, to: u32, is_rc: bool) -> Option<Rule> {
                 | only_rc(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
             mask::PKEY_INDEX | mask::ACCESS_FLAGS,
         ),
-        (state::RTR, state::RTS) => (
-            mask::SQ_PSN | only_rc(mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC),
-            mask::ACCESS_FLAGS | only_rc(mask::MIN_RNR_TIMER),
+        (state::RTR, state::RTS) => (mask::SQ_PSN | only_rc(timing), sending),
+        (state::RTS | state::SQD, state::RTS) => (0, sending),
+        (state::SQE, state::RTS) if !is_rc => (0, mask::CUR_STATE | mask::ACCESS_FLAGS),
+        (state::RTS, state::SQD) => (0, mask::EN_SQD_ASYNC_NOTIFY),
+        (state::SQD, state::SQD) => (
+            0,
+            mask::AV
+                | mask::PKEY_INDEX
+                | mask::ACCESS_FLAGS
+                | only_rc(timing | mask::PORT | mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
         ),
-        (state::RTS, state::RTS) => (0, mask::ACCESS_FLAGS | only_rc(mask::MIN_RNR_TIMER)),
         _ => return None,
     };
     Some(Rule { needs, allows })
@@ -58,17 +67,22 @@ pub(crate) fn modify(qp: &Qp, attr: &QpAttr, given: i32) -> Result<(), i32> {
         return Err(libc::EINVAL);
     }
     let rule = rule(from, to, qp.abi.qp_type == qp_type::RC).ok_or(libc::EINVAL)?;
-    if given & rule.needs != rule.needs || given & !(rule.needs | rule.allows | ANY) != 0 {
+    if given & rule.needs != rule.needs || given & !(rule.needs | rule.allows | mask::STATE) != 0 {
         return Err(libc::EINVAL);
     }
     check_values(attr, given, qp.fabric.shape.ports())?;
-    let route = if given & mask::AV != 0 { Some(Route::find(qp.fabric, qp.place(), &attr.ah_attr)?) } else { None };
+    let mut place = qp.place();
+    if given & mask::PORT != 0 {
+        place.port = u32::from(attr.port_num);
+    }
+    let route = if given & mask::AV != 0 { Some(Route::find(qp.fabric, place, &attr.ah_attr)?) } else { None };
     if let Some(to) = route.and_then(|route| route.to()) {
-        faults::modify_qp(qp.fabric, qp.place(), to)?;
+        faults::modify_qp(qp.fabric, place, to)?;
     }
     remember(&mut known, attr, given);
     publish(qp, &known, given, route);
-    enter(qp, from, to)?;
+    let wants_notice = given & mask::EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
+    enter(qp, from, to, wants_notice)?;
     if to == state::RESET {
         let cap = known.cap;
         *known = QpAttr { cap, port_num: 1, ..QpAttr::default() };
@@ -137,23 +151,28 @@ fn publish(qp: &Qp, known: &QpAttr, given: i32, route: Option<Route>) {
         link.route = route.with_mtu(link.mtu_bytes);
         link.peer = route.peer(known.dest_qp_num);
         qp.slot.flow.store(route.take_flow(qp.fabric), SeqCst);
-        qp.slot.expected_psn.store(known.rq_psn, SeqCst);
         qp.slot.peer.store(link.peer, SeqCst);
+    }
+    if given & mask::RQ_PSN != 0 {
+        qp.slot.expected_psn.store(known.rq_psn, SeqCst);
+        qp.slot.established.store(0, SeqCst);
     }
     if given & mask::SQ_PSN != 0 {
         link.psn = known.sq_psn;
-        link.timeout = known.timeout;
-        link.retry_cnt = known.retry_cnt;
-        link.rnr_retry = known.rnr_retry;
-        link.reads = known.max_rd_atomic;
     }
+    link.timeout = known.timeout;
+    link.retry_cnt = known.retry_cnt;
+    link.rnr_retry = known.rnr_retry;
+    link.reads = known.max_rd_atomic;
 }
 
-fn enter(qp: &Qp, from: u32, to: u32) -> Result<(), i32> {
+fn enter(qp: &Qp, from: u32, to: u32, wants_notice: bool) -> Result<(), i32> {
     match to {
         state::RESET => {
             qp.slot.state.store(state::RESET, SeqCst);
             qp.slot.peer.store(NO_PEER, SeqCst);
+            qp.slot.expected_psn.store(0, SeqCst);
+            lock(&qp.send).link.psn = 0;
             qp.discard();
         }
         state::ERR => {
@@ -166,6 +185,9 @@ fn enter(qp: &Qp, from: u32, to: u32) -> Result<(), i32> {
         // A peer may have put the QP into the error state meanwhile.
         _ => {
             qp.slot.state.compare_exchange(from, to, SeqCst, SeqCst).map_err(|_| libc::EINVAL)?;
+            if to == state::SQD || from == state::SQD {
+                engine::drain(qp, wants_notice);
+            }
         }
     }
     Ok(())

@@ -150,7 +150,8 @@ fn has_namespaces(as_nobody: bool) -> bool {
     let mut probe = Command::new("unshare");
     let flags = if as_nobody { "-Urm" } else { "-m" };
     probe.args([flags, "mount", "-t", "tmpfs", "none", "/sys/class"]);
-    if as_nobody {
+    // SAFETY: no preconditions.
+    if as_nobody && unsafe { libc::geteuid() } == 0 {
         probe.uid(65534).gid(65534);
     }
     let is_possible = probe.output().is_ok_and(|output| output.status.success());
@@ -204,6 +205,23 @@ fn a_faithful_run_has_a_sysfs() {
     assert!(!std::path::Path::new("/sys/class/infiniband/softrnic0").exists(), "outside of it");
     let told = run("faithful", &["--faithful", "--pci", "softrnic0=/sys/class", "--", "true"]);
     assert!(text(&told.stderr).contains("no PCI device"), "{}", text(&told.stderr));
+}
+
+#[test]
+fn a_faithful_run_shows_the_fabric_that_is_there() {
+    alone("a_faithful_run_shows_the_fabric_that_is_there", &[("SOFTRNIC_DEVICES", "3")], || {
+        if !has_namespaces(false) && !has_namespaces(true) {
+            return;
+        }
+        let _node = Node::new(0, 64);
+        control(&["port", "2/1", "down"]);
+        let library = LibraryDir::new("there");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_softrnic"));
+        command.args(["run", "--faithful", "--library"]).arg(library.path());
+        command.args(["--", "cat", "/sys/class/infiniband/softrnic2/ports/1/state"]);
+        let output = command.env_remove("SOFTRNIC_DEVICES").output().expect("start");
+        assert_eq!(text(&output.stdout), "1: DOWN\n", "{}", text(&output.stderr));
+    });
 }
 
 #[test]

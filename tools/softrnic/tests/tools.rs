@@ -63,8 +63,8 @@ fn devices_are_described() {
         "link_layer: Ethernet",
         "active_width: 4X (2)",
         "active_speed: 100.0 Gbps (128)",
-        "GID[ 0]: fe80::50:f7ff:fe00:2, RoCE v2",
-        "GID[ 1]: ::ffff:10.82.0.2, RoCE v2",
+        "GID[ 0]: fe80::50:f7ff:fe00:102, RoCE v2",
+        "GID[ 1]: ::ffff:10.82.1.2, RoCE v2",
     ] {
         assert!(squeezed.contains(fact), "{fact}: {text}");
     }

@@ -21,6 +21,7 @@ pub(crate) mod qp_type {
 pub(crate) mod qp_attr {
     pub(crate) const STATE: i32 = 1;
     pub(crate) const CUR_STATE: i32 = 1 << 1;
+    pub(crate) const EN_SQD_ASYNC_NOTIFY: i32 = 1 << 2;
     pub(crate) const ACCESS_FLAGS: i32 = 1 << 3;
     pub(crate) const PKEY_INDEX: i32 = 1 << 4;
     pub(crate) const PORT: i32 = 1 << 5;

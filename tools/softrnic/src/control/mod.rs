@@ -103,7 +103,7 @@ impl Network {
         let path = dir.join(name);
         let file = File::open_existing(&path).map_err(|what| Error::from_file(&path, what))?;
         let fabric = Fabric::observe(file, Settings::of_observer(dir, name));
-        fabric.map(|fabric| Self { fabric }).ok_or_else(|| Error::OtherVersion(path))
+        fabric.map(|fabric| Self { fabric }).ok_or(Error::OtherVersion(path))
     }
 
     /// The fabric that this process takes part in.

@@ -36,19 +36,49 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// What an atomic makes of `old`.
+fn changed(is_addition: bool, old: u64, operands: [u64; 2]) -> u64 {
+    if is_addition {
+        old.wrapping_add(operands[0])
+    } else if old == operands[0] {
+        operands[1]
+    } else {
+        old
+    }
+}
+
+/// An atomic on the memory at `at` of this process, whose operands are at `stage`; there goes the old value. False: another
+/// one is under way at the device.
+///
+/// # Safety
+/// Both addresses are aligned; there are 8 bytes at `at` and 16 at `stage`.
+pub(super) unsafe fn execute_here(
+    fabric: &Fabric,
+    device: usize,
+    is_addition: bool,
+    at: *mut u64,
+    stage: *mut u8,
+) -> bool {
+    let Some(_turn) = Turn::take(fabric, device) else { return false };
+    let stage = stage.cast::<[u64; 2]>();
+    // SAFETY: by the caller.
+    unsafe {
+        let old = at.read_volatile();
+        at.write_volatile(changed(is_addition, old, stage.read_volatile()));
+        stage.write_volatile([old, 0]);
+    }
+    true
+}
+
 /// Executes an atomic that the responder has admitted; the old value goes to `local`.
 pub(super) fn execute(visit: &Visit, request: &Request, local: &Pieces, plan: &Plan) -> Result<Verdict, CopyError> {
     let Some(_turn) = Turn::take(visit.fabric, visit.device) else { return Ok(Verdict::Busy) };
     let mut old = 0u64;
-    let ours = Pieces::one((&raw mut old) as u64, 8);
+    let ours = Pieces::host((&raw mut old) as u64, 8);
     transfer(visit.pid, Way::In, &ours, &plan.remote)?;
-    let new = match request.opcode {
-        wr_opcode::ATOMIC_FETCH_ADD => old.wrapping_add(request.operands[0]),
-        _ if old == request.operands[0] => request.operands[1],
-        _ => old,
-    };
-    transfer(visit.pid, Way::Out, &Pieces::one((&raw const new) as u64, 8), &plan.remote)?;
+    let new = changed(request.opcode == wr_opcode::ATOMIC_FETCH_ADD, old, request.operands);
+    transfer(visit.pid, Way::Out, &Pieces::host((&raw const new) as u64, 8), &plan.remote)?;
     // Our own memory: both ends are in this process.
-    transfer(None, Way::Out, &Pieces::one((&raw const old) as u64, 8), local).map_err(|_| CopyError::LocalFault)?;
+    transfer(None, Way::Out, &Pieces::host((&raw const old) as u64, 8), local).map_err(|_| CopyError::LocalFault)?;
     Ok(Verdict::Done)
 }

@@ -12,9 +12,20 @@ use crate::notice::last_errno;
 
 /// A range of memory: in this process or in the peer's.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Piece {
-    pub(super) addr: u64,
-    pub(super) len: u64,
+pub(crate) struct Piece {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    /// Of its memory region; 0: needs none.
+    pub(crate) key: u32,
+    /// 0: the host's memory; else ordinal + 1 of a GPU.
+    pub(crate) gpu: u32,
+}
+
+impl Piece {
+    /// Host memory of this process.
+    pub(super) fn host(addr: u64, len: u64) -> Self {
+        Self { addr, len, ..Self::default() }
+    }
 }
 
 /// Ranges that make up one side of a message.
@@ -23,22 +34,31 @@ pub(super) struct Pieces {
     list: [Piece; MAX_SGE as usize],
     count: usize,
     pub(super) total: u64,
+    /// Some of it is a GPU's.
+    pub(super) has_gpu: bool,
 }
 
 impl Pieces {
-    pub(super) fn one(addr: u64, len: u64) -> Self {
+    #[inline]
+    pub(super) fn one(piece: Piece) -> Self {
         let mut pieces = Self::default();
-        pieces.push(addr, len);
+        pieces.push(piece);
         pieces
+    }
+
+    /// Host memory of this process, which needs no key.
+    pub(super) fn host(addr: u64, len: u64) -> Self {
+        Self::one(Piece::host(addr, len))
     }
 
     /// Adds a range; an empty one is left out. At most `MAX_SGE` are added (checked at post).
     #[inline]
-    pub(super) fn push(&mut self, addr: u64, len: u64) {
-        if len != 0 && self.count < self.list.len() {
-            self.list[self.count] = Piece { addr, len };
+    pub(super) fn push(&mut self, piece: Piece) {
+        if piece.len != 0 && self.count < self.list.len() {
+            self.list[self.count] = piece;
             self.count += 1;
-            self.total += len;
+            self.total += piece.len;
+            self.has_gpu |= piece.gpu != 0;
         }
     }
 
@@ -51,7 +71,7 @@ impl Pieces {
     /// `[from, from + len)` of the message.
     fn part(&self, from: u64, len: u64) -> Self {
         let mut part = Self::default();
-        self.window(from, len).for_each(|piece| part.push(piece.addr, piece.len));
+        self.window(from, len).for_each(|piece| part.push(piece));
         part
     }
 
@@ -60,20 +80,20 @@ impl Pieces {
     }
 
     /// The ranges of `[from, from + len)` of the message.
-    fn window(&self, mut from: u64, mut len: u64) -> impl Iterator<Item = Piece> {
+    pub(super) fn window(&self, mut from: u64, mut len: u64) -> impl Iterator<Item = Piece> {
         self.as_slice().iter().filter_map(move |piece| {
             let skip = from.min(piece.len);
             from -= skip;
             let take = len.min(piece.len - skip);
             len -= take;
-            (take != 0).then_some(Piece { addr: piece.addr + skip, len: take })
+            (take != 0).then_some(Piece { addr: piece.addr + skip, len: take, ..*piece })
         })
     }
 }
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     /// Local to peer.
     Out,
     /// Peer to local.
@@ -82,12 +102,14 @@ pub(super) enum Way {
 
 /// Why bytes could not be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CopyError {
+pub(crate) enum CopyError {
     /// The peer's process is no more.
     Gone,
     /// Memory that was registered is no longer there, on our side or the peer's.
     LocalFault,
     RemoteFault,
+    /// The peer has deregistered the memory meanwhile.
+    Forbidden,
     /// The system does not let us; errno.
     Denied(i32),
 }
@@ -239,7 +261,7 @@ fn within_process(way: Way, local: &Pieces, remote: &Pieces) {
 
 /// # Safety
 /// Both ranges are valid. They may overlap and others may access them: bytes go through volatile accesses or memmove.
-unsafe fn copy_ascending(from: *const u8, to: *mut u8, len: usize) {
+pub(crate) unsafe fn copy_ascending(from: *const u8, to: *mut u8, len: usize) {
     if len as u64 > SHORT {
         // SAFETY: by the caller; the last word is copied after the rest.
         unsafe {
@@ -273,18 +295,18 @@ unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pieces, Vector, WORD, cut};
+    use super::{Piece, Pieces, Vector, WORD, cut};
 
     fn pieces(list: &[(u64, u64)]) -> Pieces {
         let mut pieces = Pieces::default();
-        list.iter().for_each(|(addr, len)| pieces.push(*addr, *len));
+        list.iter().for_each(|(addr, len)| pieces.push(Piece::host(*addr, *len)));
         pieces
     }
 
     /// Lengths of the local parts for a message to address `to`.
     fn parts(local: &[(u64, u64)], to: u64) -> Vec<u64> {
         let local = pieces(local);
-        let remote = Pieces::one(to, local.total);
+        let remote = Pieces::host(to, local.total);
         let mut vector = Vector::new();
         cut(&mut vector, &local, &remote, 0, local.total);
         // SAFETY: initialised up to the count.

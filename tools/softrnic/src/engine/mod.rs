@@ -7,14 +7,20 @@
 mod atomic;
 mod copy;
 mod ghost;
+mod job;
+mod moving;
 mod pump;
 mod requester;
 mod responder;
+mod server;
 mod visit;
 mod wire;
 
+pub(crate) use copy::{CopyError, Piece, Way, copy_ascending};
 pub(crate) use ghost::Ghost;
-pub(crate) use pump::{pump, wake};
+pub(crate) use moving::Moving;
+pub(crate) use pump::{drain, forget, poll, pump, wake};
+pub(crate) use server::Server;
 pub(crate) use wire::plan;
 
 use crate::abi::consts::Status;
@@ -28,6 +34,8 @@ pub(crate) enum Verdict {
     Lost,
     /// "Receiver not ready", with the responder's timer code.
     NotReady(u32),
+    /// Its bytes are on their way through the stage.
+    Moving,
     /// Someone else is at it: to be tried again in a moment, without a trace.
     Busy,
     /// Failed for good.

@@ -1,11 +1,13 @@
 //! Working off a send queue.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use super::{Ghost, Verdict, requester, wire};
 use crate::abi::consts::{Status, event, qp_state, send_flag, wc_opcode, wr_opcode};
 use crate::cq;
-use crate::fabric::lock;
+use crate::fabric::process::slot_of;
+use crate::fabric::{Fabric, lock};
 use crate::faults::{self, Effect};
 use crate::qp::Qp;
 use crate::send_queue::SendQueue;
@@ -13,10 +15,28 @@ use crate::timers::{Task, now_ns};
 
 /// How soon to look again at what another process holds for a moment, in ns.
 const MOMENT: u64 = 20_000;
+/// How soon the service thread looks after bytes that pass through the stage, if no poll does, in ns.
+const GLANCE: u64 = 100_000;
 
 /// Executes and completes what is posted until the queue is empty or has to wait.
 #[inline]
 pub(crate) fn pump(qp: &Qp, queue: &mut SendQueue) {
+    work_off(qp, queue);
+    if queue.wants_drained && !queue.is_under_way() && qp.slot.state.load(SeqCst) == qp_state::SQD {
+        queue.wants_drained = false;
+        qp.tell_owner(event::SQ_DRAINED);
+    }
+}
+
+/// The state has become SQD, or is SQD no more.
+pub(crate) fn drain(qp: &Qp, wants_notice: bool) {
+    let queue = &mut lock(&qp.send);
+    queue.wants_drained = wants_notice;
+    pump(qp, queue);
+}
+
+#[inline]
+fn work_off(qp: &Qp, queue: &mut SendQueue) {
     loop {
         if queue.acked != queue.executed {
             settle(qp, queue);
@@ -26,7 +46,9 @@ pub(crate) fn pump(qp: &Qp, queue: &mut SendQueue) {
         }
         match qp.slot.state.load(SeqCst) {
             qp_state::RTS => {}
-            qp_state::ERR => return flush(qp, queue),
+            // What has been sent is finished, nothing is begun.
+            qp_state::SQD if queue.is_head_sent() => {}
+            qp_state::ERR | qp_state::SQE => return flush(qp, queue),
             _ => return,
         }
         if !send(qp, queue) {
@@ -35,11 +57,46 @@ pub(crate) fn pump(qp: &Qp, queue: &mut SendQueue) {
     }
 }
 
+/// What every poll of a CQ does while copies are staged.
+#[cold]
+pub(crate) fn poll(fabric: &'static Fabric) {
+    fabric.proc(slot_of(fabric.me)).last_poll.store(now_ns(), Relaxed);
+    fabric.server.serve(fabric);
+    let movers = lock(&fabric.movers).clone();
+    for qp in movers {
+        // Another thread may be at it.
+        if let Ok(mut queue) = qp.send.try_lock() {
+            pump(&qp, &mut queue);
+            if queue.moving.is_none() {
+                forget(&qp);
+            }
+        }
+    }
+}
+
+/// Nothing of `qp` passes through the stage any more.
+#[cold]
+pub(crate) fn forget(qp: &Qp) {
+    lock(&qp.fabric.movers).retain(|mover| !std::ptr::eq(&raw const **mover, qp));
+}
+
 /// What the timer of a send queue does.
 pub(crate) fn wake(qp: &Qp) {
     let mut queue = lock(&qp.send);
     queue.alarm = u64::MAX;
     pump(qp, &mut queue);
+}
+
+/// The head request passes through the stage: polls and a timer see to it.
+#[cold]
+fn follow(qp: &Qp, queue: &mut SendQueue) {
+    let Some(this) = qp.this.upgrade() else { return };
+    let mut movers = lock(&qp.fabric.movers);
+    if !movers.iter().any(|known| Arc::ptr_eq(known, &this)) {
+        movers.push(this);
+    }
+    drop(movers);
+    defer(qp, queue, now_ns() + GLANCE);
 }
 
 /// Has the queue pumped at `at` (ns).
@@ -66,7 +123,8 @@ fn settle(qp: &Qp, queue: &mut SendQueue) {
 #[inline]
 fn finish(qp: &Qp, queue: &mut SendQueue, status: Status) {
     if status != Status::Success {
-        qp.slot.fail();
+        // Of UC only the sending half fails.
+        if qp.is_uc() { qp.slot.fail_send() } else { qp.slot.fail() }
     }
     if !complete(qp, queue, status) {
         // The CQ has overrun: nothing can be reported any more.
@@ -80,8 +138,9 @@ fn finish(qp: &Qp, queue: &mut SendQueue, status: Status) {
     }
 }
 
-/// In the error state: all that is left is flushed, but what failed says how.
+/// In the error states: all that is left is flushed, but what failed says how.
 fn flush(qp: &Qp, queue: &mut SendQueue) {
+    queue.moving = None;
     while queue.acked != queue.posted {
         let status = match queue.outcome() {
             Some(outcome) if outcome.status != Status::Success => outcome.status,
@@ -97,6 +156,10 @@ fn flush(qp: &Qp, queue: &mut SendQueue) {
 /// Sends the head request if its time has come. False if it has to wait.
 #[inline]
 fn send(qp: &Qp, queue: &mut SendQueue) -> bool {
+    if queue.moving.is_some() {
+        let verdict = requester::proceed(queue);
+        return judge(qp, queue, verdict);
+    }
     let due = queue.head.until.max(queue.request(queue.executed).0.due);
     if due != 0 && due > now_ns() {
         defer(qp, queue, due);
@@ -119,9 +182,8 @@ fn suffer(qp: &Qp, queue: &mut SendQueue, effect: Effect) -> Verdict {
     match effect {
         Effect::Drop => Verdict::Lost,
         Effect::DropAck => {
-            let verdict = requester::execute(qp, queue, None);
-            queue.head.is_delivered |= verdict == Verdict::Done;
-            if verdict == Verdict::Done { Verdict::Lost } else { verdict }
+            queue.head.loses_ack = true;
+            requester::execute(qp, queue, None)
         }
         Effect::Delay(ns) if !queue.head.is_delayed => {
             queue.head.is_delayed = true;
@@ -133,6 +195,7 @@ fn suffer(qp: &Qp, queue: &mut SendQueue, effect: Effect) -> Verdict {
             Verdict::Lost
         }
         Effect::QpError => {
+            qp.slot.fail();
             qp.slot.events.fetch_or(1 << event::QP_FATAL, SeqCst);
             qp.fabric.ring(qp.fabric.me);
             Verdict::Failed(Status::LocQpOp)
@@ -146,7 +209,14 @@ fn suffer(qp: &Qp, queue: &mut SendQueue, effect: Effect) -> Verdict {
 #[inline]
 fn judge(qp: &Qp, queue: &mut SendQueue, verdict: Verdict) -> bool {
     let is_rc = qp.slot.is_uc.load(Relaxed) == 0;
-    match verdict {
+    let is_unheard = verdict == Verdict::Done && queue.head.loses_ack && is_rc;
+    queue.head.is_delivered |= is_unheard;
+    queue.head.loses_ack &= verdict == Verdict::Moving;
+    match if is_unheard { Verdict::Lost } else { verdict } {
+        Verdict::Moving => {
+            follow(qp, queue);
+            return false;
+        }
         Verdict::Failed(status) => conclude(qp, queue, status),
         Verdict::Busy => {
             queue.head.until = queue.head.until.max(now_ns() + MOMENT);

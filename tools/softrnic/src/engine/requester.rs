@@ -1,6 +1,7 @@
 //! The requester: checks the local side of the head request and sends it.
 
-use super::copy::{CopyError, Pieces, Way, transfer, transfer_shuffled};
+use super::copy::{Pieces, Way, transfer, transfer_shuffled};
+use super::moving::Moving;
 use super::responder::{self, Plan};
 use super::visit::Visit;
 use super::{Verdict, atomic};
@@ -10,7 +11,7 @@ use crate::device::MAX_MESSAGE;
 use crate::faults::Twist;
 use crate::mr::{Forbidden, resolve};
 use crate::qp::Qp;
-use crate::send_queue::{Request, SendQueue};
+use crate::send_queue::{Link, Request, SendQueue};
 
 pub(super) const PSN_MASK: u32 = 0xff_ffff;
 
@@ -22,7 +23,7 @@ pub(super) fn execute(qp: &Qp, queue: &mut SendQueue, twist: Option<Twist>) -> V
     let (request, sges, inline) = queue.request(queue.executed);
     let brings = brings_data(request.opcode);
     let local = if request.flags & send_flag::INLINE != 0 {
-        Ok(Pieces::one(inline.as_ptr() as u64, inline.len() as u64))
+        Ok(Pieces::host(inline.as_ptr() as u64, inline.len() as u64))
     } else {
         gather(qp, sges, if brings { access::LOCAL_WRITE } else { 0 })
     };
@@ -45,43 +46,79 @@ pub(super) fn execute(qp: &Qp, queue: &mut SendQueue, twist: Option<Twist>) -> V
         // A duplicate: the responder only acknowledges it.
         return Verdict::Done;
     }
-    let next = link.psn.wrapping_add(link.packets(local.total)) & PSN_MASK;
-    let verdict = deliver(qp, &visit, request, &local, twist);
+    if let Some(verdict) = twist.and_then(|twist| responder::twisted(&visit, twist)) {
+        return verdict;
+    }
+    let plan = match responder::admit(&visit, request, local.total) {
+        Ok(plan) => plan,
+        Err(verdict) => return verdict,
+    };
+    let total = local.total;
+    if total != 0 && (local.has_gpu || plan.remote.has_gpu || !visit.is_reached()) {
+        return stage(qp, queue, (visit, plan, local), twist);
+    }
+    let verdict = deliver(qp, &visit, request, &local, &plan, twist);
     if verdict == Verdict::Done {
-        visit.advance(next);
-        drop(visit);
-        queue.link.psn = next;
+        take_number(&visit, &mut queue.link, total);
     }
     verdict
 }
 
-/// The responder's part.
+/// The message has taken its numbers at both ends.
 #[inline]
-fn deliver(qp: &Qp, visit: &Visit, request: &Request, local: &Pieces, twist: Option<Twist>) -> Verdict {
-    if let Some(verdict) = twist.and_then(|twist| responder::twisted(visit, twist)) {
-        return verdict;
-    }
-    let plan = match responder::admit(visit, request, local.total) {
-        Ok(plan) => plan,
-        Err(verdict) => return verdict,
-    };
-    if plan.is_atomic {
-        let verdict = atomic::execute(visit, request, local, &plan);
-        return verdict.unwrap_or_else(|error| responder::conclude(visit, request, &plan, local.total, Err(error)));
-    }
-    let moved = move_bytes(qp, visit, local, &plan);
-    if let (Some(Twist::Corrupt(at)), Ok(())) = (twist, moved) {
-        responder::corrupt(visit, &plan, at);
-    }
-    responder::conclude(visit, request, &plan, local.total, moved)
+fn take_number(visit: &Visit, link: &mut Link, bytes: u64) {
+    link.psn = link.psn.wrapping_add(link.packets(bytes)) & PSN_MASK;
+    visit.advance(link.psn);
 }
 
+/// Moves the bytes at once, and has the responder conclude.
 #[inline]
-fn move_bytes(qp: &Qp, visit: &Visit, local: &Pieces, plan: &Plan) -> Result<(), CopyError> {
-    if plan.is_relaxed && qp.fabric.settings.chaos && plan.way == Way::Out {
-        return transfer_shuffled(visit.pid, local, &plan.remote, u64::from(visit.serial()));
+fn deliver(qp: &Qp, visit: &Visit, request: &Request, local: &Pieces, plan: &Plan, twist: Option<Twist>) -> Verdict {
+    if plan.is_atomic {
+        let verdict = atomic::execute(visit, request, local, plan);
+        return verdict.unwrap_or_else(|error| responder::conclude(visit, request, plan, local.total, Err(error)));
     }
-    transfer(visit.pid, plan.way, local, &plan.remote)
+    let moved = if plan.is_relaxed && qp.fabric.settings.chaos && plan.way == Way::Out {
+        transfer_shuffled(visit.pid, local, &plan.remote, u64::from(visit.serial()))
+    } else {
+        transfer(visit.pid, plan.way, local, &plan.remote)
+    };
+    if let (Some(Twist::Corrupt(at)), Ok(())) = (twist, moved) {
+        responder::corrupt(visit, plan, at);
+    }
+    responder::conclude(visit, request, plan, local.total, moved)
+}
+
+/// Sends the bytes through the stage.
+#[cold]
+fn stage(qp: &Qp, queue: &mut SendQueue, (visit, plan, local): (Visit, Plan, Pieces), twist: Option<Twist>) -> Verdict {
+    if plan.is_atomic && plan.remote.has_gpu {
+        return responder::refuse_atomic(&visit);
+    }
+    if qp.fabric.open_stage().is_err() {
+        return Verdict::Failed(Status::General);
+    }
+    let spoil = twist.and_then(|twist| if let Twist::Corrupt(bit) = twist { Some(bit) } else { None });
+    let (request, ..) = queue.request(queue.executed);
+    queue.moving = Some(Box::new(Moving::new(visit, plan, local, request, spoil)));
+    proceed(queue)
+}
+
+/// Goes on with the head request, whose bytes pass through the stage.
+#[cold]
+pub(super) fn proceed(queue: &mut SendQueue) -> Verdict {
+    let Some(moving) = &mut queue.moving else { return Verdict::Busy };
+    let Some(moved) = moving.proceed() else {
+        moving.remind();
+        return Verdict::Moving;
+    };
+    let Some(moving) = queue.moving.take() else { return Verdict::Busy };
+    let (request, ..) = queue.request(queue.executed);
+    let verdict = responder::conclude(&moving.visit, request, &moving.plan, moving.total(), moved);
+    if verdict == Verdict::Done {
+        take_number(&moving.visit, &mut queue.link, moving.total());
+    }
+    verdict
 }
 
 /// The local ranges of a request, each allowed by its key.
@@ -91,7 +128,7 @@ pub(super) fn gather(qp: &Qp, sges: &[Sge], need: u32) -> Result<Pieces, Forbidd
     for sge in sges.iter().filter(|s| s.length != 0) {
         let range = (sge.addr, u64::from(sge.length));
         let place = resolve(qp.fabric, (qp.device, qp.pd.id), sge.lkey, range, need)?;
-        pieces.push(place.addr, range.1);
+        pieces.push(place.piece(sge.lkey, range.1));
     }
     Ok(pieces)
 }

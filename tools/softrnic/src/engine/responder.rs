@@ -20,6 +20,7 @@ use crate::send_queue::Request;
 pub(super) struct Plan {
     pub(super) way: Way,
     pub(super) remote: Pieces,
+    /// The bytes are changed, not copied.
     pub(super) is_atomic: bool,
     /// The order of the bytes does not matter to the owner of the memory.
     pub(super) is_relaxed: bool,
@@ -116,7 +117,13 @@ fn memory(visit: &Visit, request: &Request, total: u64, need: u32) -> Result<(Pi
     let domain = (visit.device, visit.slot.pd.load(Relaxed));
     let place = resolve(visit.fabric, domain, request.rkey, (request.remote_addr, total), need)
         .map_err(|Forbidden| refuse(visit, event::QP_ACCESS_ERR, Status::RemAccess))?;
-    Ok((Pieces::one(place.addr, total), place.is_relaxed))
+    Ok((Pieces::one(place.piece(request.rkey, total)), place.is_relaxed))
+}
+
+/// Atomics need memory that a processor can change.
+#[cold]
+pub(super) fn refuse_atomic(visit: &Visit) -> Verdict {
+    refuse(visit, event::QP_REQ_ERR, Status::RemInvReq)
 }
 
 /// What a fault makes of a request that has arrived; `None`: it only shows later.
@@ -135,11 +142,11 @@ pub(super) fn twisted(visit: &Visit, twist: Twist) -> Option<Verdict> {
 pub(super) fn corrupt(visit: &Visit, plan: &Plan, at: u64) {
     let Some(victim) = plan.remote.byte(at) else { return };
     let mut byte = 0u8;
-    let ours = Pieces::one((&raw mut byte) as u64, 1);
-    let theirs = Pieces::one(victim, 1);
+    let ours = Pieces::host((&raw mut byte) as u64, 1);
+    let theirs = Pieces::host(victim, 1);
     if plan.way == Way::Out && transfer(visit.pid, Way::In, &ours, &theirs).is_ok() {
         let turned = byte ^ 1 << (at % 8);
-        let _ = transfer(visit.pid, Way::Out, &Pieces::one((&raw const turned) as u64, 1), &theirs);
+        let _ = transfer(visit.pid, Way::Out, &Pieces::host((&raw const turned) as u64, 1), &theirs);
     }
 }
 
@@ -178,7 +185,7 @@ impl Receive {
         for sge in self.ring.elements(self.at).filter(|s| s.length != 0) {
             let range = (sge.addr, u64::from(sge.length));
             let place = resolve(visit.fabric, domain, sge.lkey, range, access::LOCAL_WRITE)?;
-            pieces.push(place.addr, range.1);
+            pieces.push(place.piece(sge.lkey, range.1));
         }
         Ok(pieces)
     }
@@ -235,6 +242,7 @@ fn explain(visit: &Visit, error: CopyError) -> Verdict {
         CopyError::Gone => Verdict::Lost,
         _ if visit.is_owner_dead() => Verdict::Lost,
         CopyError::LocalFault => Verdict::Failed(Status::LocProt),
+        CopyError::Forbidden => refuse(visit, event::QP_ACCESS_ERR, Status::RemAccess),
         CopyError::RemoteFault => refuse(visit, event::QP_FATAL, Status::RemOp),
         CopyError::Denied(code) => {
             static TOLD: AtomicBool = AtomicBool::new(false);

@@ -72,6 +72,21 @@ impl Visit {
         (self.mark >> 32) as u32
     }
 
+    /// Whether the queue pair is still as we found it.
+    pub(super) fn is_still_welcome(&self) -> bool {
+        let state = self.slot.state.load(SeqCst);
+        state == qp_state::RTS || state == qp_state::RTR
+    }
+
+    /// Whether copies to and from its owner's memory go directly.
+    #[inline]
+    pub(super) fn is_reached(&self) -> bool {
+        match self.pid {
+            None => !self.fabric.settings.staged,
+            Some(pid) => self.fabric.reaches(self.slot.owner.load(Relaxed), pid),
+        }
+    }
+
     /// Whether the owner has died meanwhile.
     pub(super) fn is_owner_dead(&self) -> bool {
         self.pid.is_some() && self.fabric.live_process(self.slot.owner.load(SeqCst)).is_none()
@@ -90,7 +105,7 @@ impl Drop for Visit {
 fn is_welcome(slot: &QpSlot, peer: u64, me: u64) -> bool {
     let state = slot.state.load(SeqCst);
     slot.qpn.load(SeqCst) == peer as u32
-        && (state == qp_state::RTS || state == qp_state::RTR)
+        && (qp_state::RTR..=qp_state::SQE).contains(&state)
         && slot.port.load(SeqCst) == Place::of_name(peer).port
         && slot.peer.load(SeqCst) == me
 }

@@ -17,7 +17,7 @@ use super::slots::{CqSlot, Header, JobSlot, MrSlot, PortSlot, ProcSlot, QpSlot, 
 /// First word of the file: the text "softrnic".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
 /// Change it with every change in this file.
-pub(crate) const VERSION: u64 = 3;
+pub(crate) const VERSION: u64 = 5;
 
 pub(crate) const DEVICES: usize = 8;
 /// Ports of a device.

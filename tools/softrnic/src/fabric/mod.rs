@@ -6,7 +6,9 @@
 pub(crate) mod file;
 pub(crate) mod layout;
 pub(crate) mod process;
+pub(crate) mod reach;
 pub(crate) mod slots;
+mod stage;
 mod tables;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -15,6 +17,7 @@ use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::{ptr, thread};
 
 use crate::context::Context;
+use crate::engine::Server;
 use crate::faults;
 use crate::notice;
 use crate::port;
@@ -43,6 +46,11 @@ pub(crate) struct Fabric {
     /// Open devices.
     pub(crate) contexts: Mutex<Vec<Weak<Context>>>,
     pub(crate) timers: Timers,
+    /// By process slot: the process's id << 2 | how its memory is reached from here.
+    reached: Box<[AtomicU64; PROCS]>,
+    pub(crate) server: Server,
+    /// Queue pairs whose head request passes through the stage.
+    pub(crate) movers: Mutex<Vec<Arc<Qp>>>,
 }
 
 static CURRENT: AtomicPtr<Fabric> = AtomicPtr::new(ptr::null_mut());
@@ -126,6 +134,9 @@ impl Fabric {
             cqs: Mutex::default(),
             contexts: Mutex::default(),
             timers: Timers::default(),
+            reached: Box::new([const { AtomicU64::new(0) }; PROCS]),
+            server: Server::default(),
+            movers: Mutex::default(),
         }
     }
 
@@ -151,6 +162,10 @@ impl Fabric {
         slot.life.store(0, SeqCst);
         // SAFETY: getpid has no preconditions.
         slot.pid.store(unsafe { libc::getpid() }, SeqCst);
+        slot.jobs.store(0, SeqCst);
+        slot.ways.store(0, SeqCst);
+        slot.obstacle.store(0, SeqCst);
+        slot.id_at.store((&raw const slot.id) as u64, SeqCst);
         slot.id.store(id, SeqCst);
         // Under the control lock, or the next process would take the file for a stale one.
         slot.state.store(PROC_ALIVE, SeqCst);

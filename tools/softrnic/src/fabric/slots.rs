@@ -63,8 +63,8 @@ pub(crate) struct JobSlot {
     pub(crate) state: AtomicU32,
     /// Process whose memory it is.
     pub(crate) target: AtomicU32,
-    /// 0: into that memory, 1: out of it.
-    pub(crate) way: AtomicU32,
+    /// What to do with that memory, see [`task`].
+    pub(crate) task: AtomicU32,
     pub(crate) device: AtomicU32,
     /// Key of the memory region; the target looks whether it is still valid.
     pub(crate) key: AtomicU32,
@@ -85,8 +85,21 @@ pub(crate) mod job {
     pub(crate) const DONE: u32 = 3;
     /// The memory is no longer there.
     pub(crate) const FAILED: u32 = 4;
+    /// The key does not allow it any more.
+    pub(crate) const DENIED: u32 = 5;
     /// The target copies, but the requester has lost interest: the target frees the slot.
-    pub(crate) const ORPHANED: u32 = 5;
+    pub(crate) const ORPHANED: u32 = 6;
+}
+
+/// What a job is about.
+pub(crate) mod task {
+    /// The stage's bytes go into the memory.
+    pub(crate) const FILL: u32 = 0;
+    /// The memory's bytes go into the stage.
+    pub(crate) const FETCH: u32 = 1;
+    /// Atomics: the stage holds the operands, and then what was in the memory before.
+    pub(crate) const CMP_SWAP: u32 = 2;
+    pub(crate) const FETCH_ADD: u32 = 3;
 }
 
 /// [`ProcSlot::state`]: takes part.
@@ -225,7 +238,7 @@ pub(crate) const NO_PEER: u64 = u64::MAX;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct QpSlot {
-    // Identity and connection: written by the owner; `state` also RTR|RTS -> ERR by the visiting peer.
+    // Identity and connection: written by the owner; `state` also RTR|RTS|SQD|SQE -> ERR by the visiting peer.
     /// [`ProcSlot::id`] of the owner; 0 is free.
     pub(crate) owner: AtomicU32,
     pub(crate) qpn: AtomicU32,
@@ -278,8 +291,15 @@ pub(crate) struct QpSlot {
 impl QpSlot {
     /// A connected QP goes into the error state; one that its owner has moved on meanwhile stays as it is.
     pub(crate) fn fail(&self) {
-        for connected in [qp_state::RTS, qp_state::RTR] {
+        for connected in [qp_state::RTS, qp_state::RTR, qp_state::SQD, qp_state::SQE] {
             let _ = self.state.compare_exchange(connected, qp_state::ERR, SeqCst, SeqCst);
+        }
+    }
+
+    /// The send queue of a connected QP stops with an error; it goes on receiving.
+    pub(crate) fn fail_send(&self) {
+        for sending in [qp_state::RTS, qp_state::SQD] {
+            let _ = self.state.compare_exchange(sending, qp_state::SQE, SeqCst, SeqCst);
         }
     }
 }

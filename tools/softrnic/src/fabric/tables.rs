@@ -60,7 +60,7 @@ impl Fabric {
         Ok(have)
     }
 
-    fn complain_of_space(&self, code: i32) -> i32 {
+    pub(super) fn complain_of_space(&self, code: i32) -> i32 {
         static TOLD: AtomicBool = AtomicBool::new(false);
         if !TOLD.swap(true, Relaxed) {
             crate::notice::say(format_args!(

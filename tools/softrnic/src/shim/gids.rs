@@ -108,7 +108,7 @@ unsafe extern "C" fn query_gid_table(
 }
 export!("_ibv_query_gid_table", "IBVERBS_1.11", query_gid_table);
 
-/// The type as sysfs counts it: 1 for RoCE v2, else 0; so for an empty entry.
+/// The type as sysfs counts it, where RoCE v1 and InfiniBand are one.
 #[cfg(feature = "tools")]
 pub(super) unsafe extern "C" fn query_gid_type(
     handle: *mut types::Context,
@@ -116,14 +116,15 @@ pub(super) unsafe extern "C" fn query_gid_type(
     index: u32,
     out: *mut u32,
 ) -> c_int {
+    const SYSFS_IB_ROCE_V1: u32 = 0;
+    const SYSFS_ROCE_V2: u32 = 1;
     minus_one(|| {
-        let port_num = u32::from(port);
         // SAFETY: the caller's handle.
-        let slot = unsafe { context(handle) }?.port(port_num)?;
+        let port = unsafe { context(handle) }?.port(u32::from(port))?;
         let index = usize::try_from(index).ok().filter(|&i| i < GIDS).ok_or(libc::EINVAL)?;
-        let is_v2 = entry(slot, port_num, index).is_some_and(|found| found.gid_type == ROCE_V2);
+        let is_v2 = port.gid(index).is_some_and(|entry| entry.kind == Kind::RoceV2);
         // SAFETY: the caller's enumeration.
-        unsafe { out.write(u32::from(is_v2)) };
+        unsafe { out.write(if is_v2 { SYSFS_ROCE_V2 } else { SYSFS_IB_ROCE_V1 }) };
         Ok(())
     })
 }

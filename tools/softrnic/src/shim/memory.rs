@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use super::{code, context, object, pointer, shared};
 use crate::abi::export::export;
 use crate::abi::types;
-use crate::mr::Mr;
+use crate::gpu;
+use crate::mr::{Mr, Range};
 use crate::pd::Pd;
 
 unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
@@ -36,14 +37,14 @@ unsafe extern "C" fn dealloc_pd(handle: *mut types::Pd) -> c_int {
 }
 export!("ibv_dealloc_pd", "IBVERBS_1.1", dealloc_pd);
 
-fn register(pd: *mut types::Pd, addr: *mut c_void, length: usize, iova: u64, flags: u32) -> *mut types::Mr {
+fn register(pd: *mut types::Pd, range: Range, flags: u32) -> *mut types::Mr {
     pointer(|| {
         // SAFETY: the caller's handle.
         let pd: Arc<Pd> = unsafe { shared(pd) };
         if pd.context.fabric.is_gone() {
             return Err(libc::ENODEV);
         }
-        let mr = Mr::register(&pd, addr as u64, length, iova, flags)?;
+        let mr = Mr::register(&pd, range, flags)?;
         let handle = mr.as_abi();
         // Given back by `dereg_mr`.
         let _ = Box::into_raw(mr);
@@ -51,8 +52,12 @@ fn register(pd: *mut types::Pd, addr: *mut c_void, length: usize, iova: u64, fla
     })
 }
 
+fn host(addr: *mut c_void, length: usize, iova: u64) -> Range {
+    Range { addr: addr as u64, length, iova, dmabuf: None }
+}
+
 unsafe extern "C" fn reg_mr(pd: *mut types::Pd, addr: *mut c_void, length: usize, flags: c_int) -> *mut types::Mr {
-    register(pd, addr, length, addr as u64, flags as u32)
+    register(pd, host(addr, length, addr as u64), flags as u32)
 }
 export!("ibv_reg_mr", "IBVERBS_1.1", reg_mr);
 
@@ -63,7 +68,7 @@ unsafe extern "C" fn reg_mr_iova(
     iova: u64,
     flags: c_int,
 ) -> *mut types::Mr {
-    register(pd, addr, length, iova, flags as u32)
+    register(pd, host(addr, length, iova), flags as u32)
 }
 export!("ibv_reg_mr_iova", "IBVERBS_1.7", reg_mr_iova);
 
@@ -74,13 +79,26 @@ unsafe extern "C" fn reg_mr_iova2(
     iova: u64,
     flags: u32,
 ) -> *mut types::Mr {
-    register(pd, addr, length, iova, flags)
+    register(pd, host(addr, length, iova), flags)
 }
 export!("ibv_reg_mr_iova2", "IBVERBS_1.8", reg_mr_iova2);
 
-/// Not supported; callers probe for it and tell by errno.
-unsafe extern "C" fn reg_dmabuf_mr(_: *mut types::Pd, _: u64, _: usize, _: u64, _: c_int, _: c_int) -> *mut types::Mr {
-    pointer(|| Err(libc::EOPNOTSUPP))
+/// Callers probe with no descriptor and tell by errno: EBADF where dma-bufs can be registered, else EOPNOTSUPP.
+unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut types::Pd,
+    _offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    flags: c_int,
+) -> *mut types::Mr {
+    // A probe has no length either.
+    if fd < 0 {
+        // SAFETY: the caller's handle.
+        let pd: Arc<Pd> = unsafe { shared(pd) };
+        return pointer(|| gpu::find_dmabuf(pd.context.fabric, fd, iova).and(Err(libc::EBADF)));
+    }
+    register(pd, Range { addr: iova, length, iova, dmabuf: Some(fd) }, flags as u32)
 }
 export!("ibv_reg_dmabuf_mr", "IBVERBS_1.12", reg_dmabuf_mr);
 

@@ -127,7 +127,7 @@ fn is_atomic(wr: &SendWr) -> bool {
 
 /// Whether the request may be posted, and how many bytes it has.
 fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<u64, i32> {
-    if !matches!(qp.slot.state.load(SeqCst), qp_state::RTS | qp_state::ERR) {
+    if !(qp_state::RTS..=qp_state::ERR).contains(&qp.slot.state.load(SeqCst)) {
         return Err(libc::EINVAL);
     }
     let is_inline = wr.send_flags & send_flag::INLINE != 0;

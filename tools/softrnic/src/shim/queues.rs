@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::{code, context, object, pointer, shared};
+use crate::abi::consts::qp_state;
 use crate::abi::export::export;
 use crate::abi::types::{self, QpAttr, QpInitAttr};
 use crate::cq::{Channel, Cq};
@@ -123,6 +124,13 @@ unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: 
         let mut known = *lock(&qp.attributes);
         known.qp_state = qp.slot.state.load(SeqCst);
         known.cur_qp_state = known.qp_state;
+        {
+            // As far as they have come.
+            let queue = lock(&qp.send);
+            known.sq_psn = queue.link.psn;
+            known.sq_draining = u8::from(known.qp_state == qp_state::SQD && queue.is_under_way());
+        }
+        known.rq_psn = qp.slot.expected_psn.load(SeqCst);
         qp.abi.state.store(known.qp_state, SeqCst);
         // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
         unsafe { attr.write(known) };

@@ -59,8 +59,13 @@ pub struct Node {
 pub const CAP: Cap = Cap { max_send_wr: 32, max_recv_wr: 32, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
 
 pub fn create_qp(pd: Ptr, send_cq: *mut Cq, recv_cq: *mut Cq, cap: Cap) -> *mut Qp {
+    create_qp_of(2, pd, send_cq, recv_cq, cap)
+}
+
+/// RC is 2, UC is 3.
+pub fn create_qp_of(qp_type: i32, pd: Ptr, send_cq: *mut Cq, recv_cq: *mut Cq, cap: Cap) -> *mut Qp {
     let mut init =
-        QpInit { user: ptr::null_mut(), send_cq, recv_cq, srq: ptr::null_mut(), cap, qp_type: 2, sq_sig_all: 0 };
+        QpInit { user: ptr::null_mut(), send_cq, recv_cq, srq: ptr::null_mut(), cap, qp_type, sq_sig_all: 0 };
     ibv_create_qp(pd, &mut init)
 }
 

@@ -326,11 +326,16 @@ pub const RESET: u32 = 0;
 pub const INIT: u32 = 1;
 pub const RTR: u32 = 2;
 pub const RTS: u32 = 3;
+pub const SQD: u32 = 4;
+pub const SQE: u32 = 5;
 pub const ERR: u32 = 6;
 
 pub const INIT_MASK: c_int = 1 | 1 << 4 | 1 << 5 | 1 << 3;
 pub const RTR_MASK: c_int = 1 | 1 << 7 | 1 << 8 | 1 << 20 | 1 << 12 | 1 << 17 | 1 << 15;
 pub const RTS_MASK: c_int = 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 16 | 1 << 13;
+
+pub const UC_RTR_MASK: c_int = 1 | 1 << 7 | 1 << 8 | 1 << 20 | 1 << 12;
+pub const UC_RTS_MASK: c_int = 1 | 1 << 16;
 
 pub const WRITE: u32 = 0;
 pub const WRITE_IMM: u32 = 1;
@@ -355,6 +360,8 @@ pub const RETRY_EXC: u32 = 12;
 pub const RNR_EXC: u32 = 13;
 
 /// Asynchronous events.
+pub const COMM_EST: u32 = 4;
+pub const SQ_DRAINED: u32 = 5;
 pub const DEVICE_FATAL: u32 = 8;
 pub const PORT_ACTIVE: u32 = 9;
 pub const PORT_ERR: u32 = 10;

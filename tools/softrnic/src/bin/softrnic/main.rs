@@ -25,7 +25,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::Options),
+    Run(Box<run::Options>),
     Port(change::Port),
     Gid(change::Gid),
     Fail(change::Fail),

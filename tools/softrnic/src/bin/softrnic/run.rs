@@ -7,7 +7,7 @@ use std::process::Command;
 
 use clap::Args;
 
-use crate::{faithful, variable};
+use crate::{faithful, find, variable};
 
 /// Runs a program on the software device. What it starts takes part as well.
 #[derive(Debug, Args)]
@@ -67,8 +67,10 @@ pub(crate) fn run(options: &Options, fabric: Option<&str>) -> Result<(), String>
         // SAFETY: this program has one thread.
         unsafe { std::env::set_var(name, value) };
     }
-    let devices = ibverbs::control::planned()?;
+    let planned = ibverbs::control::planned()?;
     if options.faithful {
+        // Others may use the fabric already, and have decided what its devices are like.
+        let devices = find(fabric).map_or(planned, |network| network.report().devices);
         faithful::enter(&devices, &options.pci, options.verbose)?;
     }
     let error = Command::new(&options.command[0]).args(&options.command[1..]).exec();

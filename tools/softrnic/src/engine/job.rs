@@ -1,0 +1,86 @@
+//! A staged copy, as the requester sees it: a slot of the fabric that is ours.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use super::copy::{CopyError, Piece};
+use crate::fabric::Fabric;
+use crate::fabric::process::slot_of;
+use crate::fabric::slots::{JobSlot, job};
+use crate::timers::now_ns;
+
+/// A process that has polled so recently looks for jobs itself; others are woken.
+const ATTENTIVE_NS: u64 = 50_000;
+
+/// A claimed slot. Dropped, it is given back; if the target copies just then, by the target.
+#[derive(Debug)]
+pub(super) struct Job {
+    fabric: &'static Fabric,
+    index: usize,
+    target: u32,
+}
+
+impl Job {
+    pub(super) fn claim(fabric: &'static Fabric) -> Option<Self> {
+        Some(Self { fabric, index: fabric.claim_job()?, target: 0 })
+    }
+
+    fn slot(&self) -> &'static JobSlot {
+        &self.fabric.jobs()[self.index]
+    }
+
+    /// Where its bytes are.
+    pub(super) fn stage(&self) -> *mut u8 {
+        self.fabric.stage(self.index)
+    }
+
+    /// Has process `target` do `task` between the stage and its memory on `device`.
+    pub(super) fn post(&mut self, target: u32, device: usize, task: u32, theirs: &Piece) {
+        let slot = self.slot();
+        self.target = target;
+        slot.target.store(target, Relaxed);
+        slot.device.store(device as u32, Relaxed);
+        slot.task.store(task, Relaxed);
+        slot.key.store(theirs.key, Relaxed);
+        slot.addr.store(theirs.addr, Relaxed);
+        slot.len.store(theirs.len, Relaxed);
+        slot.number.store(self.fabric.header().jobs_begun.fetch_add(1, SeqCst), Relaxed);
+        slot.state.store(job::POSTED, SeqCst);
+        self.fabric.proc(slot_of(target)).jobs.fetch_or(1 << self.index, SeqCst);
+        self.remind();
+    }
+
+    /// Wakes the target's service thread, unless its application polls or it is us.
+    pub(super) fn remind(&self) {
+        let last = self.fabric.proc(slot_of(self.target)).last_poll.load(Relaxed);
+        if self.slot().state.load(SeqCst) == job::POSTED && now_ns().saturating_sub(last) > ATTENTIVE_NS {
+            self.fabric.ring(self.target);
+        }
+    }
+
+    /// How it went; `None`: not over yet.
+    pub(super) fn outcome(&self) -> Option<Result<(), CopyError>> {
+        match self.slot().state.load(SeqCst) {
+            job::DONE => Some(Ok(())),
+            job::FAILED => Some(Err(CopyError::RemoteFault)),
+            job::DENIED => Some(Err(CopyError::Forbidden)),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let slot = self.slot();
+        if slot.state.compare_exchange(job::TAKEN, job::ORPHANED, SeqCst, SeqCst).is_ok() {
+            return;
+        }
+        // Not taken yet, or over: but it may be taken right now.
+        let withdrawn = slot.state.compare_exchange(job::POSTED, job::IDLE, SeqCst, SeqCst);
+        if withdrawn == Err(job::TAKEN)
+            && slot.state.compare_exchange(job::TAKEN, job::ORPHANED, SeqCst, SeqCst).is_ok()
+        {
+            return;
+        }
+        slot.owner.store(0, SeqCst);
+    }
+}
