@@ -245,6 +245,9 @@ fn ib_of_2_30_7_takes_a_port_back() -> Result<()> {
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY", "1"),
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY", "20"),
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL", "20"),
+        // One at a time: 2.30.7 asserts that none of them comes when it has heard enough, which the rest of a batch does.
+        ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE", "1"),
+        ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE", "1"),
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT", "200"),
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT", "200"),
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX", "100"),
