@@ -1,15 +1,15 @@
-//! Stock NCCL 2.21.5: its own loader takes the plugin, and its own IB transport runs on the software RDMA device, which is
-//! thereby judged by code that was not written here.
+//! Stock NCCL: the loader of 2.21.5 takes the plugin, and the IB transports of three releases run on the software RDMA
+//! device, which is thereby judged by code that was not written here.
 
 mod common;
 
 use common::bench::{Bench, SIZES};
-use common::{dist, plugin, setting};
+use common::{dist, plugin, setting, skipped};
 use ferrite::error::{Error, Result};
 use ferrite::library::Source;
-use ferrite::pair::{self, Setting};
+use ferrite::pair::{self, Setting, Turn};
 use ferrite::transport::Transport;
-use ferrite::wheel;
+use ferrite::wheel::{self, Release};
 use std::process::Command;
 
 /// Every size through the transport that `source` names, in two processes that know `library_path` beside the device.
@@ -52,6 +52,209 @@ fn nccls_own_ib_transport_runs_on_the_software_device() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
     let source = Source::stock(wheel::find(None)?);
     carries_everything("nccls_own_ib_transport_runs_on_the_software_device", &source, "IB", &setting)
+}
+
+/// A release's library in the cache; `None` (and a line) if something is missing: tests do not fetch.
+fn cached(release: &str) -> Result<Option<()>> {
+    let library = wheel::cached(Release::named(release)?)?;
+    if !library.exists() {
+        skipped(&format!("{} is missing (`ferrite wheel {release}` fetches it)", library.display()));
+        return Ok(None);
+    }
+    Ok(setting().map(|_| ()))
+}
+
+/// `ferrite verify` of a release's own transport, run by `wrapper` if there is one: exit code, stdout and stderr. `None` if
+/// a part is missing.
+fn verified(
+    release: &str,
+    wrapper: &[&str],
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+) -> Result<Option<(i32, String, String)>> {
+    if cached(release)?.is_none() {
+        return Ok(None);
+    }
+    let _turn = Turn::wait();
+    let bin = dist().join("bin");
+    let ferrite = bin.join("ferrite");
+    let mut command = match wrapper {
+        [] => Command::new(&ferrite),
+        [program, more @ ..] => {
+            let mut command = Command::new(bin.join(program));
+            command.args(more).arg(&ferrite);
+            command
+        }
+    };
+    let output = command
+        .args(["verify", "--stock", release])
+        .args(arguments)
+        .env("SOFTRNIC_STRICT", "1")
+        .envs(environment.iter().copied())
+        .output()
+        .map_err(|e| Error::io("dist/bin/ferrite verify", e))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok(Some((output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))))
+}
+
+/// Everything that is checked is right, and all of it is checked.
+fn all_right(outcome: Option<(i32, String, String)>, headline: &str, checks: usize) {
+    let Some((code, stdout, stderr)) = outcome else { return };
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    assert!(stdout.starts_with(headline), "{stdout}");
+    let right = stdout.lines().filter(|line| line.starts_with("  right  ")).count();
+    assert_eq!(right, checks, "{stdout}");
+}
+
+fn is_right(release: &str, over: &str, headline: &str, checks: usize, environment: &[(&str, &str)]) -> Result<()> {
+    all_right(verified(release, &[], &["--over", over], environment)?, headline, checks);
+    Ok(())
+}
+
+/// Single messages of 20 sizes, streams of 10, groups of 1 to 8, 5 that are cut.
+const ALL_CHECKS: usize = 43;
+/// Streams of 10 sizes.
+const STREAMS: usize = 10;
+
+#[test]
+fn ib_of_2_21_5_over_one_connection() -> Result<()> {
+    is_right("2.21.5", "single", "single: IB 2.21.5 (interface v8) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
+}
+
+#[test]
+fn ib_of_2_28_9_over_one_connection() -> Result<()> {
+    is_right("2.28.9", "single", "single: IB 2.28.9 (interface v11) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
+}
+
+#[test]
+fn ib_of_2_30_7_over_one_connection() -> Result<()> {
+    is_right("2.30.7", "single", "single: IB 2.30.7 (interface v12) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
+}
+
+#[test]
+fn ib_over_two_devices_at_once() -> Result<()> {
+    for release in ["2.21.5", "2.28.9", "2.30.7"] {
+        is_right(release, "parallel", &format!("parallel: IB {release} "), STREAMS, &[])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn ib_of_2_28_9_over_fused_devices() -> Result<()> {
+    let headline = "fused: IB 2.28.9 (interface v11) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
+    is_right("2.28.9", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
+}
+
+#[test]
+fn ib_of_2_30_7_over_fused_devices() -> Result<()> {
+    let headline = "fused: IB 2.30.7 (interface v12) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
+    is_right("2.30.7", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
+}
+
+/// This release fuses devices by itself, if their links in /sys/class/infiniband lead to one PCI device and they have one
+/// system image GUID.
+#[test]
+fn ib_of_2_21_5_over_fused_devices() -> Result<()> {
+    if cached("2.21.5")?.is_none() {
+        return Ok(());
+    }
+    const PROBE: &str = "m='mount -t tmpfs none /sys/class'; unshare -m $m || unshare -Urm $m";
+    if !Command::new("sh").args(["-c", PROBE]).output().is_ok_and(|output| output.status.success()) {
+        skipped("mount namespaces are not to be had");
+        return Ok(());
+    }
+    let faithful = ["softrnic", "run", "--faithful", "--same-card", "--devices", "4", "--"];
+    let headline = "fused: IB 2.21.5 (interface v8) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
+    all_right(verified("2.21.5", &faithful, &["--over", "fused"], &[])?, headline, ALL_CHECKS);
+    Ok(())
+}
+
+/// Every seventh message of each connection has to be sent again, or its acknowledgement does.
+#[test]
+fn ib_over_a_wire_that_loses_messages() -> Result<()> {
+    for (release, fault) in [("2.21.5", "drop every=7"), ("2.28.9", "drop-ack every=7"), ("2.30.7", "drop every=7")] {
+        let environment = [("SOFTRNIC_FAULTS", fault), ("SOFTRNIC_TIME_SCALE", "0.01"), ("NCCL_IB_TIMEOUT", "14")];
+        is_right(release, "single", &format!("single: IB {release} "), ALL_CHECKS, &environment)?;
+    }
+    Ok(())
+}
+
+/// The checks themselves are checked: a device that turns one bit does not pass.
+#[test]
+fn ib_over_a_wire_that_turns_a_bit() -> Result<()> {
+    let fault = [("SOFTRNIC_FAULTS", "corrupt opcode=write-imm every=5")];
+    let Some((code, stdout, stderr)) = verified("2.28.9", &[], &["--over", "single"], &fault)? else { return Ok(()) };
+    assert_eq!(code, 2, "{stdout}\n{stderr}");
+    assert!(stdout.contains("\n  WRONG  ") && stderr.contains("of them wrong"), "{stdout}\n{stderr}");
+    Ok(())
+}
+
+/// A long stream of 2.30.7 over two fused devices on each side, with a fault in it on rank 0's side. Messages of 64 KiB:
+/// where messages are not cut into equal stripes, this release sends too much when it sends a stripe again.
+fn despite(fault: &str, messages: &str, settings: &[(&str, &str)]) -> Result<Option<(i32, String, String)>> {
+    let mut environment = vec![("SOFTRNIC_DEVICES", "4"), ("SOFTRNIC_FAULTS", fault), ("RUST_LOG", "debug")];
+    // For some tens of milliseconds a device tries again; the default is 34 s.
+    environment.extend([("NCCL_IB_TIMEOUT", "10"), ("NCCL_DEBUG_SUBSYS", "INIT,NET")]);
+    environment.extend(settings);
+    verified("2.30.7", &[], &["--over", "fused", "--long", messages], &environment)
+}
+
+/// It came to its end with all data right, and both ranks said `words`.
+fn survived((code, stdout, stderr): &(i32, String, String), words: &str) {
+    assert_eq!(*code, 0, "{stdout}\n{stderr}");
+    assert!(stdout.contains("  right  long         65536 B"), "{stdout}");
+    for rank in ["rank 0", "rank 1"] {
+        let said = |line: &str| line.contains(rank) && line.contains(words);
+        assert!(stderr.lines().any(said), "{rank} does not say {words:?}: {stderr}");
+    }
+}
+
+const DEVICE_DIES: &str = "device-fatal device=softrnic1 message=1000";
+/// The event that goes with a dead device would end the communicator, failover or not.
+const NO_EVENTS: (&str, &str) = ("NCCL_IB_RETURN_ASYNC_EVENTS", "0");
+const FAILOVER: (&str, &str) = ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1");
+
+#[test]
+fn ib_of_2_30_7_survives_the_death_of_a_device() -> Result<()> {
+    let outcome = despite(DEVICE_DIES, "4000", &[FAILOVER, NO_EVENTS])?;
+    outcome.iter().for_each(|outcome| survived(outcome, "Device 1 marked as failed"));
+    Ok(())
+}
+
+#[test]
+fn ib_of_2_30_7_without_failover_does_not() -> Result<()> {
+    let Some((code, stdout, stderr)) = despite(DEVICE_DIES, "4000", &[NO_EVENTS])? else { return Ok(()) };
+    assert_eq!(code, 2, "{stdout}\n{stderr}");
+    assert!(stderr.contains("IB: test returned 6 (ncclRemoteError"), "{stderr}");
+    Ok(())
+}
+
+#[test]
+fn ib_of_2_30_7_survives_a_port_that_stays_down() -> Result<()> {
+    let outcome = despite("port-down device=softrnic1 message=1000", "4000", &[FAILOVER])?;
+    outcome.iter().for_each(|outcome| survived(outcome, "Device 1 marked as failed"));
+    Ok(())
+}
+
+/// Its queue pairs go through reset and all states again, after messages over others of the UC type have told that the
+/// way is free.
+#[test]
+fn ib_of_2_30_7_takes_a_port_back() -> Result<()> {
+    let quick = [
+        FAILOVER,
+        ("NCCL_IB_RESILIENCY_PORT_RECOVERY", "1"),
+        ("NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY", "20"),
+        ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL", "20"),
+        // One at a time: 2.30.7 asserts that none of them comes when it has heard enough, which the rest of a batch does.
+        ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE", "1"),
+        ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE", "1"),
+        ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT", "200"),
+        ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT", "200"),
+        ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX", "100"),
+    ];
+    let outcome = despite("port-down=200ms device=softrnic1 message=1000 times=1", "20000", &quick)?;
+    outcome.iter().for_each(|outcome| survived(outcome, "Device 1 has been recovered"));
+    Ok(())
 }
 
 /// What a user does first, in short: both transports right on every size, and a report.

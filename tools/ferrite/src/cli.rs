@@ -1,12 +1,15 @@
 //! The command line: arguments into a [`Request`], a run into output and an exit code.
 
 mod solo;
+mod verify;
+mod what;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::cli::what::What;
 use crate::compare::{self, Request};
 use crate::dist::Dist;
 use crate::error::{Error, Result};
@@ -16,6 +19,7 @@ use crate::record::{Record, Side};
 use crate::report::{self, table};
 use crate::session::Runner;
 use crate::verbs::Verbs;
+use crate::wheel::Release;
 use crate::{host, wheel, worker};
 
 /// The run was valid and the data right.
@@ -27,14 +31,14 @@ const HELP: &str = "\
 Exit codes: 0 valid run and data right; 2 invalid (also a wrong command line).
 
 Environment:
-  FERRITE_NCCL    libnccl.so.2 of NCCL 2.21.5, instead of the cache
+  FERRITE_NCCL    libnccl.so.2 to use where no version is named, instead of 2.21.5 in the cache
   XDG_CACHE_HOME  where it is cached (ferrite/nccl-2.21.5/) [default: ~/.cache]
   FERRITE_DIST    folder of lib/libnccl-net.so and softrnic/ [default: above this program's]
   RUST_LOG        debug shows every line that the workers and their transports print
   NCCL_*          reach both sides alike";
 
 #[derive(Debug, Parser)]
-#[command(name = "ferrite", version, about = "Measures and compares NCCL network transports (ncclNet v8)")]
+#[command(name = "ferrite", version, about = "Verifies, measures and compares NCCL network transports")]
 #[command(after_help = HELP)]
 struct Cli {
     #[command(subcommand)]
@@ -47,11 +51,16 @@ enum Command {
     Compare(Compare),
     /// Measure one transport
     Bench(Bench),
+    /// Check every byte that one transport moves, over one device, two at once and two made into one
+    Verify(verify::Verify),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
-    /// Find, fetch or verify the stock NCCL library and print its path
+    /// Find, fetch or verify a stock NCCL library and print its path
     Wheel {
-        /// libnccl.so.2 of NCCL 2.21.5 [default: $FERRITE_NCCL, else the cache, else fetched with pip]
+        /// 2.21.5, 2.28.9 or 2.30.7: from the cache, else fetched with pip [default: as --nccl of `compare`]
+        #[arg(conflicts_with = "nccl", value_parser = what::parse_release)]
+        version: Option<Release>,
+        /// A libnccl.so.2 of one of these
         #[arg(long, value_name = "PATH")]
         nccl: Option<PathBuf>,
     },
@@ -67,7 +76,7 @@ struct Compare {
     /// A: another plugin instead of the built-in transport
     #[arg(long, value_name = "PLUGIN", conflicts_with = "nccl")]
     baseline: Option<PathBuf>,
-    /// libnccl.so.2 of NCCL 2.21.5 [default: $FERRITE_NCCL, else the cache, else fetched with pip]
+    /// libnccl.so.2 of A [default: $FERRITE_NCCL, else NCCL 2.21.5 in the cache, else fetched with pip]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
     #[command(flatten)]
@@ -80,20 +89,6 @@ struct Bench {
     what: What,
     #[command(flatten)]
     common: Common,
-}
-
-#[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
-struct What {
-    /// A plugin's shared object
-    #[arg(long, value_name = "PATH")]
-    plugin: Option<PathBuf>,
-    /// The built-in IB transport [default: as --nccl of `compare`]
-    #[arg(long, value_name = "LIBNCCL", num_args = 0..=1)]
-    stock: Option<Option<PathBuf>>,
-    /// What NCCL's own loader makes of this value of NCCL_NET_PLUGIN
-    #[arg(long, value_name = "NCCL_NET_PLUGIN")]
-    loader: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -164,11 +159,13 @@ pub fn main() -> i32 {
     let command = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let outcome = match cli.command {
         Command::Worker => return worker::main(),
-        Command::Wheel { nccl } => {
-            wheel::find(nccl.as_deref()).map(|path| host::print(&format!("{}\n", path.display())))
+        Command::Wheel { version, nccl } => {
+            let found = version.map_or_else(|| wheel::find(nccl.as_deref()), wheel::fetched);
+            found.map(|path| host::print(&format!("{}\n", path.display())))
         }
         Command::Compare(compare) => compare.run(command),
         Command::Bench(bench) => bench.run(command),
+        Command::Verify(verify) => verify.run(),
         Command::Solo(solo) => solo.run(),
     };
     match outcome {
@@ -195,17 +192,6 @@ impl Compare {
 impl Bench {
     fn run(self, command: Vec<String>) -> Result<()> {
         self.common.run(vec![self.what.source()?], command)
-    }
-}
-
-impl What {
-    fn source(self) -> Result<Source> {
-        match self {
-            Self { plugin: Some(path), .. } => Ok(Source::plugin(path)),
-            Self { stock: Some(path), .. } => Ok(Source::stock(wheel::find(path.as_deref())?)),
-            Self { loader: Some(plugin), .. } => Ok(Source::Loader { nccl: wheel::find(None)?, plugin }),
-            _ => Err(Error::Usage("name --plugin, --stock or --loader".into())),
-        }
     }
 }
 

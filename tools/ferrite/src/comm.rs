@@ -10,6 +10,7 @@ use crate::abi;
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::transport::{Transport, call};
+use crate::vtable::{Vtable, slot};
 
 /// Most messages of one grouped receive that this driver posts (NCCL's own upper bound is 32, the
 /// built-in transport's 8).
@@ -101,7 +102,14 @@ impl SendComm {
     pub fn send(&self, region: &Region, offset: usize, len: usize, tag: i32) -> Result<Option<Request<'_>>> {
         let start = region.memory.address(offset, len)?;
         let mut raw = std::ptr::null_mut();
-        call!(&self.0.transport, isend(self.0.raw, start.cast(), len as c_int, tag, region.raw, &raw mut raw))?;
+        let (transport, comm, start) = (&self.0.transport, self.0.raw, start.cast());
+        match transport.vtable {
+            Vtable::V8(net) => call!(transport, net.isend(comm, start, len as c_int, tag, region.raw, &raw mut raw)),
+            Vtable::V11(net) | Vtable::V12(net) => {
+                let profile = std::ptr::null_mut();
+                call!(transport, net.isend(comm, start, len, tag, region.raw, profile, &raw mut raw))
+            }
+        }?;
         Ok(self.0.request(raw, 1))
     }
 
@@ -133,26 +141,26 @@ pub struct Place<'r> {
     pub tag: i32,
 }
 
-/// The parallel arrays that `irecv` and `iflush` take.
-struct Arrays<const N: usize> {
+/// The parallel arrays that `irecv` and `iflush` take, with sizes of the type that the call wants.
+struct Arrays<const N: usize, Size> {
     starts: [*mut c_void; N],
     regions: [*mut c_void; N],
-    sizes: [c_int; N],
+    sizes: [Size; N],
     tags: [c_int; N],
 }
 
-impl<const N: usize> Arrays<N> {
+impl<const N: usize, Size: Copy> Arrays<N, Size> {
     #[inline]
-    fn fill(places: &[Place<'_>]) -> Result<Self> {
+    fn fill(places: &[Place<'_>], size: impl Fn(usize) -> Size) -> Result<Self> {
         if places.is_empty() || places.len() > N {
             return Err(Error::Misuse("a group has 1 to 32 messages"));
         }
-        let mut arrays =
-            Self { starts: [std::ptr::null_mut(); N], regions: [std::ptr::null_mut(); N], sizes: [0; N], tags: [0; N] };
+        let nowhere = [std::ptr::null_mut(); N];
+        let mut arrays = Self { starts: nowhere, regions: nowhere, sizes: [size(0); N], tags: [0; N] };
         for (i, place) in places.iter().enumerate() {
             arrays.starts[i] = place.region.memory.address(place.offset, place.len)?.cast();
             arrays.regions[i] = place.region.raw;
-            arrays.sizes[i] = place.len as c_int;
+            arrays.sizes[i] = size(place.len);
             arrays.tags[i] = place.tag;
         }
         Ok(arrays)
@@ -199,20 +207,26 @@ impl RecvComm {
     /// `irecv` with arrays of `N` places, of which `places` fills the first.
     #[inline]
     fn post<const N: usize>(&self, places: &[Place<'_>]) -> Result<Option<Request<'_>>> {
-        let mut arrays = Arrays::<N>::fill(places)?;
+        let (transport, comm, count) = (&self.0.transport, self.0.raw, places.len() as c_int);
         let mut raw = std::ptr::null_mut();
-        call!(
-            &self.0.transport,
-            irecv(
-                self.0.raw,
-                places.len() as c_int,
-                arrays.starts.as_mut_ptr(),
-                arrays.sizes.as_mut_ptr(),
-                arrays.tags.as_mut_ptr(),
-                arrays.regions.as_mut_ptr(),
-                &raw mut raw
-            )
-        )?;
+        match transport.vtable {
+            Vtable::V8(net) => {
+                let Arrays { mut starts, mut regions, mut sizes, mut tags } =
+                    Arrays::<N, c_int>::fill(places, |len| len as c_int)?;
+                let (starts, sizes) = (starts.as_mut_ptr(), sizes.as_mut_ptr());
+                let (tags, regions) = (tags.as_mut_ptr(), regions.as_mut_ptr());
+                call!(transport, net.irecv(comm, count, starts, sizes, tags, regions, &raw mut raw))
+            }
+            Vtable::V11(net) | Vtable::V12(net) => {
+                let Arrays { mut starts, mut regions, mut sizes, mut tags } =
+                    Arrays::<N, usize>::fill(places, |len| len)?;
+                let mut profiles = [std::ptr::null_mut(); N];
+                let (starts, sizes) = (starts.as_mut_ptr(), sizes.as_mut_ptr());
+                let (tags, regions) = (tags.as_mut_ptr(), regions.as_mut_ptr());
+                let profiles = profiles.as_mut_ptr();
+                call!(transport, net.irecv(comm, count, starts, sizes, tags, regions, profiles, &raw mut raw))
+            }
+        }?;
         Ok(self.0.request(raw, places.len()))
     }
 
@@ -222,7 +236,7 @@ impl RecvComm {
     /// # Errors
     /// [`Error::Call`]; [`Error::Misuse`] if a range lies outside or there are too many.
     pub fn flush(&self, places: &[Place<'_>]) -> Result<Option<Request<'_>>> {
-        let mut arrays = Arrays::<MAX_GROUP>::fill(places)?;
+        let mut arrays = Arrays::<MAX_GROUP, c_int>::fill(places, |len| len as c_int)?;
         let mut raw = std::ptr::null_mut();
         call!(
             &self.0.transport,

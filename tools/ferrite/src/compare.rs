@@ -121,6 +121,7 @@ fn one(
         source: source.clone(),
         verbs: request.verbs.clone(),
         devices: request.devices,
+        fused: false,
         slice_ms: request.scope.slice_ms,
         tasks: tasks.to_vec(),
     };

@@ -1,13 +1,13 @@
-//! Drives any ncclNet v8 transport between two processes, measures it and compares two of them.
+//! Drives an ncclNet transport between two processes, verifies and measures it, and compares two of them.
 //!
 //! | layer | modules |
 //! |---|---|
-//! | a vtable and where it came from | [`abi`], [`elf`], [`maps`], [`library`], [`wheel`] |
+//! | a vtable and where it came from | [`abi`], [`elf`], [`maps`], [`vtable`], `object`, [`library`], [`wheel`] |
 //! | its calls with Rust's types | [`transport`], [`comm`], [`buffer`], [`nccl_log`] |
 //! | two processes | [`pair`] (the parent), [`seat`] and [`link`] (the children), [`verbs`], [`host`] |
 //! | one process, for counting | [`solo`] |
 //! | what they do | [`plan`], [`worker`], [`measure`], [`sample`], [`traffic`] |
-//! | a run | [`session`] (one pair), [`compare`] (all of them), [`stats`], [`record`] |
+//! | a run | [`session`] (one pair), [`verification`], [`compare`] (many pairs), [`stats`], [`record`] |
 //! | what a user sees | [`cli`], [`dist`], [`progress`], [`report`] |
 //!
 //! Start at [`pair`] to write a test, at [`transport`] to drive a vtable, at [`compare`] to
@@ -28,6 +28,7 @@ pub mod maps;
 pub mod measure;
 mod member;
 pub mod nccl_log;
+mod object;
 pub mod pair;
 pub mod plan;
 pub mod progress;
@@ -41,5 +42,7 @@ pub mod stats;
 pub mod traffic;
 pub mod transport;
 pub mod verbs;
+pub mod verification;
+pub mod vtable;
 pub mod wheel;
 pub mod worker;

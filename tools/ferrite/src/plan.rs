@@ -65,6 +65,18 @@ pub enum Task {
         /// The sizes that will be, or were, measured.
         sizes: Vec<usize>,
     },
+    /// Check every byte of streams over two connections at once, which lie on the first two devices.
+    Parallel {
+        /// The sizes of the messages.
+        sizes: Vec<usize>,
+    },
+    /// Check every byte of a long stream both ways: time for something to go wrong in.
+    Long {
+        /// The message size.
+        bytes: usize,
+        /// How many each way.
+        messages: u64,
+    },
 }
 
 impl Task {
@@ -78,6 +90,8 @@ impl Task {
             }
             Self::Stream { bytes, direction, .. } => format!("bandwidth of {bytes} B {direction}"),
             Self::Verify { .. } => "verifying every byte".into(),
+            Self::Parallel { .. } => "verifying two connections at once".into(),
+            Self::Long { bytes, messages } => format!("verifying a stream of {messages} messages of {bytes} B"),
         }
     }
 }
@@ -91,6 +105,8 @@ pub struct Job {
     pub verbs: Verbs,
     /// Device index of each rank; `None`: 0, and for rank 1 the second device if there is one.
     pub devices: [Option<usize>; 2],
+    /// Whether two devices are made into one, and that is used instead.
+    pub fused: bool,
     /// How long each measurement lasts, roughly; ms.
     pub slice_ms: u64,
     /// In this order.

@@ -58,6 +58,7 @@ impl Runner {
             silence: self.silence,
             ..Setting::new(job.verbs.clone())
         };
+        let setting = if job.fused { setting.env("NCCL_IB_MERGE_NICS", "1") } else { setting };
         let mut pair = Pair::spawn(&self.program, &[OsString::from(WORKER)], &setting)?;
         pair.send(job)?;
         let mut opened = [None, None];

@@ -1,30 +1,84 @@
-//! The stock library to compare against: libnccl.so.2 out of the public wheel, kept in a cache
-//! outside the build tree.
+//! The stock libraries: libnccl.so.2 out of the public wheels, kept in a cache outside the build tree.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::elf;
 use crate::error::{Error, Result};
-use crate::library::{Object, STOCK_SYMBOL};
+use crate::library::STOCK_SYMBOL;
+use crate::object::Object;
 
-/// The version that is compared against, as `ncclGetVersion` reports it.
-pub const VERSION: i32 = 22105;
-/// The same, as people write it.
-pub const VERSION_TEXT: &str = "2.21.5";
+/// A release of NCCL whose built-in transport this driver knows how to call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Release {
+    /// As `ncclGetVersion` reports it.
+    pub version: i32,
+    /// As people write it.
+    pub text: &'static str,
+    /// The version of the vtable of its built-in transports.
+    pub interface: u32,
+    /// The size of the wheel; MB.
+    megabytes: u32,
+}
+
+/// All of them, oldest first.
+pub const RELEASES: [Release; 3] = [
+    Release { version: 22105, text: "2.21.5", interface: 8, megabytes: 189 },
+    Release { version: 22809, text: "2.28.9", interface: 11, megabytes: 297 },
+    Release { version: 23007, text: "2.30.7", interface: 12, megabytes: 303 },
+];
+
 /// The name of the library.
 const FILE: &str = "libnccl.so.2";
-/// The package, for the package index.
-const PACKAGE: &str = "nvidia-nccl-cu12==2.21.5";
 /// Where the library lies inside the wheel.
 const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
 
-/// `found` if it is [`VERSION`].
-pub(crate) fn require_version(path: &Path, found: i32) -> Result<i32> {
-    if found == VERSION {
-        return Ok(found);
+impl Release {
+    /// The one that plugins are compared with.
+    pub const DEFAULT: Self = RELEASES[0];
+
+    /// The release that people call `text`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for one that is not known.
+    pub fn named(text: &str) -> Result<Self> {
+        RELEASES
+            .into_iter()
+            .find(|release| release.text == text)
+            .ok_or_else(|| Error::Usage(format!("NCCL {text} is not known here; known are {}", known())))
     }
-    Err(Error::Refused(format!("{} is NCCL {}, not {VERSION_TEXT}", path.display(), version_text(found))))
+
+    /// The package, for the package index.
+    fn package(self) -> String {
+        format!("nvidia-nccl-cu12=={}", self.text)
+    }
+}
+
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text)
+    }
+}
+
+fn known() -> String {
+    RELEASES.map(|release| release.text).join(", ")
+}
+
+/// The known release that the library at `path` is, which says it is `found`.
+pub(crate) fn release_of(path: &Path, found: i32) -> Result<Release> {
+    let release = RELEASES.into_iter().find(|release| release.version == found);
+    release.ok_or_else(|| {
+        Error::Refused(format!("{} is NCCL {}; known are {}", path.display(), version_text(found), known()))
+    })
+}
+
+/// An error unless `found` is `wanted`.
+pub(crate) fn require(path: &Path, found: Release, wanted: Release) -> Result<()> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(Error::Refused(format!("{} is NCCL {found}, not {wanted}", path.display())))
 }
 
 /// `22105` as `2.21.5`.
@@ -34,116 +88,140 @@ pub fn version_text(version: i32) -> String {
     format!("{major}.{}.{}", rest / 100, rest % 100)
 }
 
-/// Finds the stock library: `given`, else `$FERRITE_NCCL`, else the cache, else fetches it into
-/// the cache with pip. Whatever is found is verified.
+/// Finds the stock library to compare with: `given`, else `$FERRITE_NCCL`, else as [`fetched`] for
+/// [`Release::DEFAULT`]. Whatever is found is verified.
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if the file is not the
-/// right library; [`Error::Fetch`] if it could not be fetched, with pip's last words and the way
-/// to provide it by hand.
+/// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if the file is none of [`RELEASES`];
+/// else as [`fetched`].
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     let named = given
         .map(Path::to_path_buf)
         .or_else(|| std::env::var_os("FERRITE_NCCL").filter(|value| !value.is_empty()).map(PathBuf::from));
-    if let Some(path) = named {
-        verify(&path)?;
-        return Ok(path);
+    match named {
+        Some(path) => verify(&path).map(|_| path),
+        None => fetched(Release::DEFAULT),
     }
-    let cached = cache_folder()?.join(FILE);
+}
+
+/// The library of `release` in the cache; fetches it with pip if it is not there.
+///
+/// # Errors
+/// [`Error::Refused`] if the cached file is not usable; [`Error::Fetch`] if it could not be fetched, with pip's last
+/// words and the way to provide it by hand.
+pub fn fetched(release: Release) -> Result<PathBuf> {
+    let cached = cached(release)?;
     if cached.exists() {
-        verify(&cached).map_err(|problem| {
+        verify_as(&cached, release).map_err(|problem| {
             Error::Refused(format!(
                 "the cached {} is not usable ({problem}); delete it to have it fetched again",
                 cached.display()
             ))
         })?;
     } else {
-        fetch(&cached)?;
+        fetch(&cached, release)?;
     }
     Ok(cached)
 }
 
-/// Checks that the file is NCCL [`VERSION`] with the built-in IB transport's symbol in it.
+/// Checks that the file is one of [`RELEASES`] with the built-in IB transport's symbol in it, and says which.
 ///
 /// # Errors
 /// As [`find`], without the fetching.
-pub fn verify(path: &Path) -> Result<()> {
+pub fn verify(path: &Path) -> Result<Release> {
     let path =
         std::fs::canonicalize(path).map_err(|source| Error::io(format!("cannot open {}", path.display()), source))?;
     elf::local_symbol(&path, STOCK_SYMBOL)?;
-    require_version(&path, Object::open(&path)?.nccl_version()?)?;
-    Ok(())
+    Object::open(&path)?.release()
 }
 
-/// `${XDG_CACHE_HOME:-~/.cache}/ferrite/nccl-2.21.5`
-fn cache_folder() -> Result<PathBuf> {
+fn verify_as(path: &Path, release: Release) -> Result<()> {
+    require(path, verify(path)?, release)
+}
+
+/// Where the library of `release` is kept: `${XDG_CACHE_HOME:-~/.cache}/ferrite/nccl-2.21.5/libnccl.so.2`.
+///
+/// # Errors
+/// [`Error::Fetch`] if there is no place for a cache.
+pub fn cached(release: Release) -> Result<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let base = set("XDG_CACHE_HOME")
         .map(PathBuf::from)
         .or_else(|| set("HOME").map(|home| Path::new(&home).join(".cache")))
         .ok_or_else(|| {
-            Error::Fetch(format!("no place to keep {FILE}: neither XDG_CACHE_HOME nor HOME is set; {}", by_hand()))
+            Error::Fetch(format!(
+                "no place to keep {FILE}: neither XDG_CACHE_HOME nor HOME is set; {}",
+                by_hand(release)
+            ))
         })?;
-    Ok(base.join("ferrite").join(format!("nccl-{VERSION_TEXT}")))
+    Ok(base.join("ferrite").join(format!("nccl-{release}")).join(FILE))
 }
 
-fn by_hand() -> String {
+fn by_hand(release: Release) -> String {
+    let option = if release == Release::DEFAULT { "pass --nccl PATH, set FERRITE_NCCL=PATH" } else { "pass its path" };
     format!(
-        "to provide it by hand, take {INSIDE} out of the wheel of {PACKAGE} and pass --nccl PATH, \
-         set FERRITE_NCCL=PATH, or put it at ~/.cache/ferrite/nccl-{VERSION_TEXT}/{FILE}"
+        "to provide it by hand, take {INSIDE} out of the wheel of {} and {option}, or put it at \
+         ~/.cache/ferrite/nccl-{release}/{FILE}",
+        release.package()
     )
 }
 
 /// Downloads the wheel beside its final place and renames the verified library into it, so that a
 /// half-fetched file is never seen.
-fn fetch(target: &Path) -> Result<()> {
+fn fetch(target: &Path, release: Release) -> Result<()> {
     let Some(folder) = target.parent() else {
         return Err(Error::Misuse("the cache is a folder"));
     };
     let scratch = folder.join(format!("fetch-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)
         .map_err(|source| Error::io(format!("cannot create {}", scratch.display()), source))?;
-    log::info!("fetching {PACKAGE} (190 MB, once) into {}", folder.display());
-    let outcome = fetch_into(&scratch, target);
+    log::info!("fetching {} ({} MB, once) into {}", release.package(), release.megabytes, folder.display());
+    let outcome = fetch_into(&scratch, target, release);
     if let Err(problem) = std::fs::remove_dir_all(&scratch) {
         log::warn!("cannot remove {}: {problem}", scratch.display());
     }
     outcome
 }
 
-fn fetch_into(scratch: &Path, target: &Path) -> Result<()> {
+fn fetch_into(scratch: &Path, target: &Path, release: Release) -> Result<()> {
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "download", "--disable-pip-version-check"])
         .args(["--no-input", "--no-deps", "--only-binary", ":all:"])
         .args(["--progress-bar", "off", "--dest"])
         .arg(scratch)
-        .arg(PACKAGE);
-    run(&mut pip, "pip could not download it")?;
+        .arg(release.package());
+    run(&mut pip, release, "pip could not download it")?;
     let wheel = std::fs::read_dir(scratch)
         .map_err(|source| Error::io(format!("cannot read {}", scratch.display()), source))?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .find(|path| path.extension().is_some_and(|ext| ext == "whl"))
-        .ok_or_else(|| cannot("pip said it succeeded but left no wheel"))?;
+        .ok_or_else(|| cannot(release, "pip said it succeeded but left no wheel"))?;
     let mut unpack = Command::new("python3");
     unpack.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(scratch);
-    run(&mut unpack, "the wheel could not be unpacked")?;
+    run(&mut unpack, release, "the wheel could not be unpacked")?;
     let library = scratch.join(INSIDE);
-    verify(&library)?;
+    verify_as(&library, release)?;
     std::fs::rename(&library, target)
         .map_err(|source| Error::io(format!("cannot move it to {}", target.display()), source))
 }
 
-fn run(command: &mut Command, failure: &str) -> Result<()> {
-    let output =
-        command.stdin(Stdio::null()).output().map_err(|source| cannot(&format!("python3 did not start: {source}")))?;
+fn run(command: &mut Command, release: Release, failure: &str) -> Result<()> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| cannot(release, &format!("python3 did not start: {source}")))?;
     if output.status.success() {
         return Ok(());
     }
-    Err(cannot(&format!("{failure}:{}", last_lines(&output))))
+    Err(cannot(release, &format!("{failure}:{}", last_lines(&output))))
 }
 
-fn cannot(why: &str) -> Error {
-    Error::Fetch(format!("could not fetch {FILE} of NCCL {VERSION_TEXT} ({PACKAGE}): {why}\n{}", by_hand()))
+fn cannot(release: Release, why: &str) -> Error {
+    Error::Fetch(format!(
+        "could not fetch {FILE} of NCCL {release} ({}): {why}\n{}",
+        release.package(),
+        by_hand(release)
+    ))
 }
 
 /// The last lines that a failed command printed, indented.
@@ -160,6 +238,16 @@ fn last_lines(output: &Output) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn releases_are_known_by_name() {
+        for release in RELEASES {
+            assert_eq!(version_text(release.version), release.text);
+            assert!(Release::named(release.text).is_ok_and(|found| found == release));
+        }
+        let words = Release::named("2.19.3").map_err(|problem| problem.to_string());
+        assert_eq!(words, Err("NCCL 2.19.3 is not known here; known are 2.21.5, 2.28.9, 2.30.7".into()));
+    }
 
     #[test]
     fn versions_in_words() {

@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host;
 use crate::library::Identity;
+use crate::measure::streams::{self, Stream};
 use crate::measure::verify::{self, Check};
 use crate::measure::{Bench, latency, setup, stream};
 use crate::nccl_log;
@@ -16,6 +17,7 @@ use crate::sample::{Key, Sample};
 use crate::seat::Seat;
 use crate::traffic::Traffic;
 use crate::transport::{Properties, Transport};
+use crate::verification;
 
 /// What a worker found when it had loaded the transport: the evidence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -81,7 +83,10 @@ fn work(seat: &mut Seat) -> Result<()> {
     let start = Instant::now();
     transport.init()?;
     let init_ms = start.elapsed().as_secs_f64() * 1e3;
-    let device = transport.device_of(seat.rank(), job.devices[seat.rank()])?;
+    let device = match job.fused {
+        true => fused_device(&transport, seat.rank())?,
+        false => transport.device_of(seat.rank(), job.devices[seat.rank()])?,
+    };
     let devices = (0..transport.devices()?).map(|device| transport.properties(device)).collect::<Result<_>>()?;
     let opened = Opened {
         identity: transport.identity().clone(),
@@ -107,17 +112,25 @@ fn perform(seat: &mut Seat, transport: &Transport, opened: &Opened, job: &Job) -
     let mut bench = None;
     for task in &job.tasks {
         seat.begin(task.words())?;
-        if let Task::Setup { connections, at_once } = *task {
-            let sample = setup::measure(seat, transport, device, connections, at_once)?;
-            report(seat, sample)?;
-            continue;
+        match task {
+            Task::Setup { connections, at_once } => {
+                let sample = setup::measure(seat, transport, device, *connections, *at_once)?;
+                report(seat, sample)?;
+                continue;
+            }
+            Task::Parallel { sizes } => {
+                let checks = parallel(seat, transport, sizes)?;
+                seat.report(&Report::Checks { checks })?;
+                continue;
+            }
+            _ => {}
         }
         let bench = match &mut bench {
             Some(bench) => bench,
             empty => empty.insert(Bench::open(seat, transport, device, memory_for(&job.tasks))?),
         };
         match task {
-            Task::Setup { .. } => {}
+            Task::Setup { .. } | Task::Parallel { .. } => {}
             Task::Latency { bytes } => {
                 let sample = latency::measure(seat, bench, *bytes, job.slice_ms)?;
                 report(seat, sample)?;
@@ -133,10 +146,67 @@ fn perform(seat: &mut Seat, transport: &Transport, opened: &Opened, job: &Job) -
                 let checks = verify::all(seat, bench, sizes, groups)?;
                 seat.report(&Report::Checks { checks })?;
             }
+            Task::Long { bytes, messages } => {
+                let checks = long(seat, bench, *bytes, *messages)?;
+                seat.report(&Report::Checks { checks })?;
+            }
         }
     }
     seat.begin("closing")?;
     bench.map_or(Ok(()), Bench::close)
+}
+
+/// The device that is made of two others: by the transport itself, if it has one (a v8 transport fuses the ports of a
+/// card on its own), else made here. Rank 1 takes the second fused device, or the third and fourth plain one, where
+/// there are so many.
+fn fused_device(transport: &Transport, rank: usize) -> Result<usize> {
+    let count = transport.devices()?;
+    let mut fused = Vec::new();
+    for device in 0..count {
+        // Version 8 has no field for it: the built-in transport joins the names.
+        if transport.properties(device)?.name.contains('+') {
+            fused.push(device);
+        }
+    }
+    if let Some(device) = fused.get(rank).or_else(|| fused.first()) {
+        return Ok(*device);
+    }
+    if count < 2 || transport.identity().interface == 8 {
+        return Err(Error::Refused(format!("{} fused no devices: it shows {count}", transport.name())));
+    }
+    let first = if count >= 4 { 2 * rank } else { 0 };
+    transport.fuse(&[first, first + 1])
+}
+
+/// One connection each way on the first device and one on the second, used at once by this thread.
+fn parallel(seat: &mut Seat, transport: &Transport, sizes: &[usize]) -> Result<Vec<Check>> {
+    let mut benches = Vec::new();
+    for device in 0..2 {
+        let device = transport.device_of(seat.rank(), Some(device))?;
+        benches.push(Bench::open(seat, transport, device, verify::memory_needed(sizes))?);
+    }
+    let mut checks = Vec::new();
+    for (test, &bytes) in sizes.iter().enumerate() {
+        seat.begin(format!("verifying two streams of {bytes} B at once"))?;
+        let both: Vec<&Bench> = benches.iter().collect();
+        checks.extend(streams::run(seat, &both, Stream::usual("parallel", bytes), 500 + test as u64)?);
+    }
+    benches.into_iter().try_for_each(Bench::close)?;
+    Ok(checks)
+}
+
+/// A long stream, in parts: between two of them this process shows that it is alive.
+fn long(seat: &mut Seat, bench: &Bench, bytes: usize, messages: u64) -> Result<Vec<Check>> {
+    const PART: u64 = 1000;
+    let mut checks = Vec::new();
+    let mut done = 0;
+    while done < messages {
+        seat.begin(format!("verifying messages from {done} on of {messages}"))?;
+        let part = Stream { kind: "long", bytes, messages: PART.min(messages - done) };
+        checks.extend(streams::run(seat, &[bench], part, 1000 + done)?);
+        done += part.messages;
+    }
+    Ok(verification::merged(&checks))
 }
 
 fn report(seat: &mut Seat, sample: Option<Sample>) -> Result<()> {
@@ -146,10 +216,11 @@ fn report(seat: &mut Seat, sample: Option<Sample>) -> Result<()> {
 /// Bytes of each region that the largest of the tasks needs.
 fn memory_for(tasks: &[Task]) -> usize {
     let need = |task: &Task| match task {
-        Task::Setup { .. } => 0,
+        Task::Setup { .. } | Task::Parallel { .. } => 0,
         Task::Latency { bytes } => 2 * bytes.next_multiple_of(4096),
         Task::Stream { bytes, .. } => DEPTH as usize * bytes.next_multiple_of(4096).max(4096),
         Task::Verify { sizes } => verify::memory_needed(sizes),
+        Task::Long { bytes, .. } => verify::memory_needed(&[*bytes]),
     };
     tasks.iter().map(need).max().unwrap_or(LARGEST)
 }

@@ -92,11 +92,16 @@
 //! |---|---|---|
 //! | 2.21 to 2.30 | `NCCL_IB_MERGE_NICS=0` with two devices or more | without sysfs it cannot tell which belong together |
 //! | 2.28.7 to 2.28.9 | `NCCL_GIN_TYPE=0` | looks for a device of mlx5 to start network traffic from GPU kernels; where every device is of another kind it calls through an invalid pointer (SIGSEGV after `Initialized NET plugin IB`) |
+//!
+//! Under `softrnic run --faithful` it finds their places on the PCI bus, and with `--same-card` or two ports fuses them
+//! as it fuses those of a real card. Rich GID tables need that as well: NCCL reads the types from sysfs.
+//!
 //! # The command line
 //!
 //! `softrnic run -- PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` shows it as well.
 //! `softrnic port`, `gid` and `fail` change the network while programs run, `softrnic stat` shows it; [`control`] is the
-//! same for programs.
+//! same for programs. What `--faithful` shows is the state at the start; it is not kept up to date. It needs a mount
+//! namespace, so root or user namespaces.
 //!
 //! # Settings
 //!

@@ -67,6 +67,31 @@ fn stat_shows_what_there_is() {
 }
 
 #[test]
+fn a_port_remembers_what_went_through_it() {
+    alone("a_port_remembers_what_went_through_it", &[], || {
+        let sent = || {
+            let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let device = &seen["devices"][0];
+            let counters = &device["ports"][0]["counters"];
+            let qps = device["queue_pairs"].as_array().expect("array").len();
+            (qps, counters["messages"].as_u64(), counters["bytes"].as_u64())
+        };
+        for round in 1..=2 {
+            let (a, b) = local_pair(64, &Terms::default());
+            let to = (b.address().addr, b.address().rkey);
+            for _ in 0..3 {
+                a.send(Work { sges: &[a.sge(0, 10)], to, ..Work::default() });
+                assert_eq!(a.next().status, OK);
+            }
+            assert_eq!(sent(), (1, Some(3 * round), Some(30 * round)));
+            a.close();
+            b.close();
+            assert_eq!(sent(), (0, Some(3 * round), Some(30 * round)), "their queue pair is gone");
+        }
+    });
+}
+
+#[test]
 fn flows_are_numbered_by_their_ports() {
     alone("flows_are_numbered_by_their_ports", &[], || {
         let nodes: Vec<_> = (0..3).map(|_| local_pair(64, &Terms::default())).collect();

@@ -55,11 +55,20 @@ impl Driver {
         at
     }
 
+    fn shadow(&self, at: u64) -> *mut u8 {
+        self.function::<extern "C" fn(u64) -> *mut u8>("fake_shadow")(at)
+    }
+
     /// What is in it.
-    fn bytes(&self, at: u64, len: usize) -> &mut [u8] {
-        let shadow: extern "C" fn(u64) -> *mut u8 = self.function("fake_shadow");
-        // SAFETY: inside an allocation, readable and writable for good.
-        unsafe { std::slice::from_raw_parts_mut(shadow(at), len) }
+    fn bytes(&self, at: u64, len: usize) -> &[u8] {
+        // SAFETY: inside an allocation, which stays for good.
+        unsafe { std::slice::from_raw_parts(self.shadow(at), len) }
+    }
+
+    /// Puts `data` there.
+    fn put(&self, at: u64, data: &[u8]) {
+        // SAFETY: inside an allocation; no slice of it is alive.
+        unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.shadow(at), data.len()) };
     }
 
     fn copies(&self) -> c_int {
@@ -192,7 +201,7 @@ fn bytes_go_between_gpus_and_hosts_of_two_processes() {
                 let data = pattern(size, round);
                 if side == 0 {
                     let nothing = vec![0; size];
-                    driver.bytes(gpu.at, size).copy_from_slice(if from_gpu { &data } else { &nothing });
+                    driver.put(gpu.at, if from_gpu { &data } else { &nothing });
                     host[..size].copy_from_slice(if from_gpu { &nothing } else { &data });
                     let from = if from_gpu {
                         gpu.sge(0, size)
@@ -205,7 +214,7 @@ fn bytes_go_between_gpus_and_hosts_of_two_processes() {
                     assert_eq!(gpu.node.next().status, OK);
                     line.meet();
                 } else {
-                    driver.bytes(gpu.at, MOST).copy_from_slice(&untouched);
+                    driver.put(gpu.at, &untouched);
                     host.copy_from_slice(&untouched);
                     gpu.node.recv(3, &[]);
                     line.meet();
@@ -231,7 +240,7 @@ fn reads_and_sends_reach_gpu_memory() {
         b.node.connect(&a.node.address(), &Terms::default());
         let before = driver.copies();
 
-        driver.bytes(b.at, 8192).copy_from_slice(&pattern(8192, 1));
+        driver.put(b.at, &pattern(8192, 1));
         let to = (b.address().addr + 100, b.address().rkey);
         a.node.send(Work { opcode: READ, sges: &[a.sge(5, 3000), a.sge(4000, 1)], to, ..Work::default() });
         assert_eq!(a.node.next().status, OK);
@@ -239,7 +248,7 @@ fn reads_and_sends_reach_gpu_memory() {
         assert!(driver.bytes(a.at + 5, 3000) == &want[100..3100] && driver.bytes(a.at + 4000, 1)[0] == want[3100]);
 
         b.node.recv(4, &[b.sge(0, 10), b.sge(100, 4000)]);
-        driver.bytes(a.at, 4000).copy_from_slice(&pattern(4000, 9));
+        driver.put(a.at, &pattern(4000, 9));
         a.node.send(Work { opcode: SEND_IMM, imm: 3, sges: &[a.sge(0, 1000), a.sge(1000, 3000)], ..Work::default() });
         assert_eq!(a.node.next().status, OK);
         let got = b.node.next();
@@ -262,7 +271,7 @@ fn a_flush_over_a_queue_pair_connected_with_itself() {
         drop(file);
         assert!(!mr.is_null());
         node.connect(&node.address(), &Terms::default());
-        driver.bytes(at, 1)[0] = 77;
+        driver.put(at, &[77]);
         node.memory[0] = 0;
         // SAFETY: a live region.
         let key = unsafe { (*mr).rkey };

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::{What, Where, parse_size};
+use crate::cli::what::What;
+use crate::cli::{Where, parse_size};
 use crate::error::Result;
 use crate::host;
 use crate::solo::{Job, Work};

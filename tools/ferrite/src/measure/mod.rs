@@ -4,6 +4,7 @@ pub mod latency;
 pub mod pattern;
 pub mod setup;
 pub mod stream;
+pub mod streams;
 pub mod verify;
 
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 //! Each pass of the loop posts at most one receive and one send and tests the oldest of each, as
 //! NCCL's progress thread does.
 
+use std::fmt;
 use std::time::Instant;
 
 use crate::comm::Request;
@@ -116,15 +117,37 @@ impl<'c> Window<'c> {
     }
 }
 
-/// Runs the flow to its end on this side.
-///
-/// # Errors
-/// Those of the transport and of `contents`; [`Error::Stalled`].
-pub fn run(seat: &Seat, bench: &Bench, flow: Flow, contents: &mut impl Contents) -> Result<()> {
-    let mut deadline = seat.deadline("a stream");
-    let (mut receives, mut sends) = (Window::new(), Window::new());
-    let Bench { out, into, link } = bench;
-    while receives.done < flow.receives || sends.done < flow.sends {
+/// A flow on its way over one connection.
+pub struct Running<'b, C> {
+    bench: &'b Bench,
+    flow: Flow,
+    /// What to do with the contents.
+    pub contents: C,
+    receives: Window<'b>,
+    sends: Window<'b>,
+}
+
+impl<C> fmt::Debug for Running<'_, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").field("flow", &self.flow).finish_non_exhaustive()
+    }
+}
+
+impl<'b, C: Contents> Running<'b, C> {
+    /// Before its first message.
+    pub fn new(bench: &'b Bench, flow: Flow, contents: C) -> Self {
+        Self { bench, flow, contents, receives: Window::new(), sends: Window::new() }
+    }
+
+    #[inline]
+    fn is_done(&self) -> bool {
+        self.receives.done >= self.flow.receives && self.sends.done >= self.flow.sends
+    }
+
+    /// One pass; whether anything happened.
+    #[inline]
+    fn step(&mut self) -> Result<bool> {
+        let Self { bench: Bench { out, into, link }, flow, contents, receives, sends } = self;
         let before = receives.posted + receives.done + sends.posted + sends.done;
         if receives.has_room(flow.receives) {
             let place = flow.place(receives.posted);
@@ -144,10 +167,25 @@ pub fn run(seat: &Seat, bench: &Bench, flow: Flow, contents: &mut impl Contents)
             contents.arrived(next, place, size)?;
         }
         sends.pop()?;
-        if before == receives.posted + receives.done + sends.posted + sends.done {
-            deadline.idle()?;
-        } else {
+        Ok(before != receives.posted + receives.done + sends.posted + sends.done)
+    }
+}
+
+/// Runs the flows to their end on this side, in turn, in this thread.
+///
+/// # Errors
+/// Those of the transport and of the contents; [`Error::Stalled`].
+pub fn run<C: Contents>(seat: &Seat, flows: &mut [Running<'_, C>]) -> Result<()> {
+    let mut deadline = seat.deadline("a stream");
+    while flows.iter().any(|flow| !flow.is_done()) {
+        let mut moved = false;
+        for flow in flows.iter_mut() {
+            moved |= flow.step()?;
+        }
+        if moved {
             deadline.progress();
+        } else {
+            deadline.idle()?;
         }
     }
     Ok(())
@@ -195,7 +233,7 @@ fn timed(seat: &mut Seat, bench: &Bench, bytes: usize, direction: Direction, cou
     let flow = Flow::new(bytes, seat.rank(), direction, count);
     seat.barrier()?;
     let start = Instant::now();
-    run(seat, bench, flow, &mut SizesOnly(bytes))?;
+    run(seat, &mut [Running::new(bench, flow, SizesOnly(bytes))])?;
     let mine = start.elapsed().as_nanos() as u64;
     let theirs = seat.swap(mine)?;
     Ok(mine.max(theirs) as f64 / 1e9)

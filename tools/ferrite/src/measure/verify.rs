@@ -6,18 +6,13 @@ use crate::comm::Place;
 use crate::error::Result;
 use crate::link::{Deadline, finished, posted};
 use crate::measure::pattern::{self, Difference, seed};
-use crate::measure::stream::{self, Contents, Flow};
+use crate::measure::streams::{self, Stream};
 use crate::measure::{Bench, GUARD, TAG};
 use crate::plan::{DEPTH, ODD_SIZES};
-use crate::sample::Direction;
 use crate::seat::Seat;
 
 /// What memory holds before a receive.
-const UNTOUCHED: u8 = 0xee;
-/// Messages of each verified stream.
-const STREAMED: u64 = 3 * DEPTH as u64;
-/// Most bytes of one verified stream.
-const STREAMED_BYTES: u64 = 40 << 20;
+pub(super) const UNTOUCHED: u8 = 0xee;
 /// Sends that are longer than the receive: bytes sent, bytes posted.
 const TRUNCATED: [(usize, usize); 5] = [(8, 3), (64, 63), (4096, 1000), (65537, 4096), (1 << 20, 65536)];
 
@@ -26,7 +21,7 @@ const TRUNCATED: [(usize, usize); 5] = [(8, 3), (64, 63), (4096, 1000), (65537, 
 pub struct Check {
     /// The rank that received.
     pub rank: usize,
-    /// `single`, `stream`, `group` or `truncate`.
+    /// `single`, `stream`, `group`, `truncate`, `parallel` or `long`.
     pub kind: String,
     /// The size of the messages; of a group, how many.
     pub bytes: u64,
@@ -39,12 +34,12 @@ pub struct Check {
 }
 
 impl Check {
-    fn new(rank: usize, kind: &str, bytes: usize) -> Self {
+    pub(super) fn new(rank: usize, kind: &str, bytes: usize) -> Self {
         Self { rank, kind: kind.into(), bytes: bytes as u64, messages: 0, wrong: 0, fault: None }
     }
 
     /// Counts a message whose size should be `len`, and its fault if it has one.
-    fn count(&mut self, bench: &Bench, expected: &Expected, got: i32) -> Result<()> {
+    pub(super) fn count(&mut self, bench: &Bench, expected: &Expected, got: i32) -> Result<()> {
         self.messages += 1;
         if let Some(fault) = expected.fault(bench, got)? {
             let index = self.messages - 1;
@@ -73,12 +68,12 @@ impl Check {
 }
 
 /// What should be found in the receiving memory.
-struct Expected {
-    place: usize,
-    len: usize,
-    seed: u64,
+pub(super) struct Expected {
+    pub(super) place: usize,
+    pub(super) len: usize,
+    pub(super) seed: u64,
     /// Bytes after the message that nothing may have touched.
-    guard: usize,
+    pub(super) guard: usize,
 }
 
 impl Expected {
@@ -118,7 +113,7 @@ pub fn all(seat: &mut Seat, bench: &Bench, sizes: &[usize], groups: usize) -> Re
     }
     for (test, &bytes) in sizes.iter().enumerate() {
         seat.begin(format!("verifying a stream of {bytes} B"))?;
-        checks.push(streamed(seat, bench, bytes, 100 + test as u64)?);
+        checks.extend(streams::run(seat, &[bench], Stream::usual("stream", bytes), 100 + test as u64)?);
     }
     seat.begin("verifying grouped receives")?;
     for messages in 1..=groups {
@@ -174,48 +169,6 @@ fn single(seat: &mut Seat, bench: &Bench, bytes: usize, test: u64) -> Result<Che
     }
     seat.barrier()?;
     Ok(check)
-}
-
-/// Both ways at once with [`DEPTH`] in flight.
-fn streamed(seat: &mut Seat, bench: &Bench, bytes: usize, test: u64) -> Result<Check> {
-    let count = (STREAMED_BYTES / bytes.max(1) as u64).clamp(DEPTH.into(), STREAMED);
-    let mut flow = Flow::new(bytes, seat.rank(), Direction::Both, count);
-    flow.stride += 4096;
-    let mut contents =
-        Checked { bench, bytes, test, rank: seat.rank(), prepared: 0, check: Check::new(seat.rank(), "stream", bytes) };
-    let window = DEPTH as usize * flow.stride;
-    bench.into.memory().set(0, window, UNTOUCHED)?;
-    seat.barrier()?;
-    stream::run(seat, bench, flow, &mut contents)?;
-    seat.barrier()?;
-    Ok(contents.check)
-}
-
-struct Checked<'b> {
-    bench: &'b Bench,
-    bytes: usize,
-    test: u64,
-    rank: usize,
-    /// Messages below this index are filled in: a send may be tried many times.
-    prepared: u64,
-    check: Check,
-}
-
-impl Contents for Checked<'_> {
-    fn prepare(&mut self, index: u64, offset: usize) -> Result<()> {
-        if index < self.prepared {
-            return Ok(());
-        }
-        self.prepared = index + 1;
-        let seed = seed(self.test, self.rank, index);
-        pattern::fill(self.bench.out.memory(), offset, self.bytes, seed)
-    }
-
-    fn arrived(&mut self, index: u64, offset: usize, size: i32) -> Result<()> {
-        let expected =
-            Expected { place: offset, len: self.bytes, seed: seed(self.test, 1 - self.rank, index), guard: GUARD };
-        self.check.count(self.bench, &expected, size)
-    }
 }
 
 /// Rounds of a grouped receive of `messages`, sent by `sender` in another order than posted.

@@ -8,6 +8,7 @@ use super::{DeviceName, GidKind, PortName};
 use crate::fabric::Fabric;
 use crate::fabric::layout::{PROCS, Table};
 use crate::fabric::process::slot_of;
+use crate::fabric::reach::{DIRECT, STAGED};
 use crate::fabric::slots::{self, GIDS, NO_PEER, PROC_ALIVE, PortSlot, QpSlot};
 use crate::gid::{self, Kind};
 use crate::port::{furnish_one, mtu_bytes};
@@ -33,6 +34,12 @@ pub struct Process {
     pub pid: i32,
     /// False: it has died, and what it left will be cleared up.
     pub is_alive: bool,
+    /// It copies to and from others' memory itself.
+    pub copies_directly: bool,
+    /// It has others copy, through the fabric.
+    pub copies_staged: bool,
+    /// Why it cannot reach some directly, if it has tried: errno.
+    pub obstacle: Option<i32>,
 }
 
 /// A device.
@@ -163,7 +170,11 @@ impl Counters {
 pub(super) fn of(fabric: &Fabric) -> Report {
     let processes = (0..PROCS).filter(|&index| fabric.proc(index).id.load(SeqCst) != 0).map(|index| {
         let slot = fabric.proc(index);
+        let (ways, obstacle) = (slot.ways.load(SeqCst), slot.obstacle.load(SeqCst) as i32);
         Process {
+            copies_directly: ways & DIRECT != 0,
+            copies_staged: ways & STAGED != 0,
+            obstacle: (obstacle != 0).then_some(obstacle),
             pid: slot.pid.load(SeqCst),
             is_alive: slot.state.load(SeqCst) == PROC_ALIVE && fabric.file.is_held(index),
         }

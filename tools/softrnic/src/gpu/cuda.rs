@@ -198,13 +198,12 @@ impl Cuda {
     pub(super) fn name(&self, code: Code) -> String {
         let mut name = std::ptr::null();
         // SAFETY: writes one pointer, to a string of the driver's own.
-        let known = unsafe { (self.error_name)(code, &raw mut name) } == SUCCESS && !name.is_null();
-        // SAFETY: checked.
-        if known {
-            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
-        } else {
-            format!("CUDA error {code}")
+        let is_known = unsafe { (self.error_name)(code, &raw mut name) } == SUCCESS && !name.is_null();
+        if !is_known {
+            return format!("CUDA error {code}");
         }
+        // SAFETY: not null (checked), and a C string.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 }
 

@@ -30,9 +30,24 @@ pub(crate) struct Options {
     /// In bytes; with exceptions
     #[arg(long)]
     mtu: Option<String>,
-    /// Fault rules
+    /// Fault rules, or @FILE
     #[arg(long, value_name = "RULES")]
     faults: Option<String>,
+    /// Seed of all random decisions
+    #[arg(long)]
+    seed: Option<String>,
+    /// File to write down the faults that strike
+    #[arg(long, value_name = "FILE")]
+    trace: Option<String>,
+    /// How GPU memory can be registered: none, peermem, dmabuf or both
+    #[arg(long)]
+    gpu: Option<String>,
+    /// Write memory with relaxed ordering in no order
+    #[arg(long)]
+    chaos: bool,
+    /// Stage all copies, as where processes may not look into each other
+    #[arg(long)]
+    staged: bool,
     /// Junk where nothing is defined, and data read late
     #[arg(long)]
     strict: bool,
@@ -71,7 +86,8 @@ pub(crate) fn run(options: &Options, fabric: Option<&str>) -> Result<(), String>
     if options.faithful {
         // Others may use the fabric already, and have decided what its devices are like.
         let devices = find(fabric).map_or(planned, |network| network.report().devices);
-        faithful::enter(&devices, &options.pci, options.verbose)?;
+        let has_peermem = matches!(variable("SOFTRNIC_GPU").as_deref(), Some("peermem" | "both"));
+        faithful::enter(&devices, &options.pci, has_peermem, options.verbose)?;
     }
     let error = Command::new(&options.command[0]).args(&options.command[1..]).exec();
     Err(format!("cannot run {}: {error}", options.command[0].to_string_lossy()))
@@ -96,15 +112,21 @@ fn environment(options: &Options, fabric: Option<&str>) -> Result<Vec<(&'static 
         ("SOFTRNIC_SPEED", &options.speed),
         ("SOFTRNIC_MTU", &options.mtu),
         ("SOFTRNIC_FAULTS", &options.faults),
+        ("SOFTRNIC_SEED", &options.seed),
+        ("SOFTRNIC_TRACE", &options.trace),
+        ("SOFTRNIC_GPU", &options.gpu),
         ("SOFTRNIC_TIME_SCALE", &options.time_scale),
     ];
     set.extend(given.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?.into()))));
-    if options.strict {
-        set.push(("SOFTRNIC_STRICT", "1".into()));
-    }
-    if options.pci.same_card {
-        set.push(("SOFTRNIC_CARD", "2".into()));
-    }
+    let switches = [
+        ("SOFTRNIC_STRICT", options.strict, "1"),
+        ("SOFTRNIC_CHAOS", options.chaos, "1"),
+        ("SOFTRNIC_STAGED", options.staged, "1"),
+        ("SOFTRNIC_CARD", options.pci.same_card, "2"),
+        // NCCL 2.28.7 to 2.28.9 crash in their look for an mlx5 device where every device is of another kind.
+        ("NCCL_GIN_TYPE", variable("NCCL_GIN_TYPE").is_none(), "0"),
+    ];
+    set.extend(switches.into_iter().filter(|(_, is_on, _)| *is_on).map(|(name, _, value)| (name, value.into())));
     Ok(set)
 }
 

@@ -1,7 +1,7 @@
 //! What there is: devices, ports, processes, objects, counters.
 
 use clap::Args;
-use ibverbs::control::{Counters, Device, GidKind, LinkLayer, Port, Qp, Report};
+use ibverbs::control::{Counters, Device, GidKind, LinkLayer, Port, Process, Qp, Report};
 use serde_json::{Value, json};
 
 /// Shows devices, ports, processes, objects and counters.
@@ -34,8 +34,7 @@ fn link_name(port: &Port) -> &'static str {
 
 fn as_text(report: &Report) -> String {
     let mut text = format!("fabric {}\n", report.fabric);
-    let processes = report.processes.iter().map(|p| format!(" {}{}", p.pid, if p.is_alive { "" } else { " (dead)" }));
-    text += &format!("processes{}\n", processes.collect::<String>());
+    report.processes.iter().for_each(|process| text += &process_text(process));
     for device in &report.devices {
         text += &format!(
             "{}{}: {} queue pairs, {} completion queues, {} memory regions of {} bytes\n",
@@ -50,6 +49,17 @@ fn as_text(report: &Report) -> String {
         device.queue_pairs.iter().for_each(|qp| text += &qp_text(qp));
     }
     text
+}
+
+fn process_text(process: &Process) -> String {
+    let state = if process.is_alive { "" } else { " (dead)" };
+    let why = process.obstacle.map(|code| format!(" ({})", std::io::Error::from_raw_os_error(code)));
+    let ways = match (process.copies_directly, process.copies_staged) {
+        (false, false) => "none with others yet".to_owned(),
+        (true, false) => "direct".to_owned(),
+        (is_both, true) => format!("{}staged{}", if is_both { "direct and " } else { "" }, why.unwrap_or_default()),
+    };
+    format!("process {}{state}, copies {ways}\n", process.pid)
 }
 
 fn port_text(port: &Port) -> String {
@@ -93,8 +103,18 @@ fn counters_text(c: &Counters) -> String {
 fn as_json(report: &Report) -> Value {
     json!({
         "fabric": report.fabric,
-        "processes": report.processes.iter().map(|p| json!({ "pid": p.pid, "alive": p.is_alive })).collect::<Vec<_>>(),
+        "processes": report.processes.iter().map(process_json).collect::<Vec<_>>(),
         "devices": report.devices.iter().map(device_json).collect::<Vec<_>>(),
+    })
+}
+
+fn process_json(process: &Process) -> Value {
+    json!({
+        "pid": process.pid,
+        "alive": process.is_alive,
+        "copies_directly": process.copies_directly,
+        "copies_staged": process.copies_staged,
+        "obstacle": process.obstacle,
     })
 }
 

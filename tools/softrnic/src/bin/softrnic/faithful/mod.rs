@@ -31,9 +31,12 @@ fn parse_pci(text: &str) -> Result<(DeviceName, PathBuf), String> {
 }
 
 const CLASS: &str = "/sys/class";
+/// Where kernel modules that lend memory to NICs show themselves.
+const MEMORY: &str = "/sys/kernel/mm";
 
 /// Puts this process into a namespace where sysfs shows `devices`.
-pub(crate) fn enter(devices: &[Device], places: &Places, is_verbose: bool) -> Result<(), String> {
+/// With `has_peermem` also the sign by which NCCL knows that GPU memory can be registered by its address.
+pub(crate) fn enter(devices: &[Device], places: &Places, has_peermem: bool, is_verbose: bool) -> Result<(), String> {
     let found = pci::choose(devices.len(), places);
     namespace::enter().map_err(|(what, error)| {
         format!(
@@ -42,7 +45,13 @@ pub(crate) fn enter(devices: &[Device], places: &Places, is_verbose: bool) -> Re
              without --faithful"
         )
     })?;
-    namespace::overlay(Path::new(CLASS)).map_err(|(what, error)| format!("--faithful: {what}: {error}"))?;
+    let told = |dir: &str, (what, error): namespace::Failure| format!("--faithful: {dir}: {what}: {error}");
+    namespace::overlay(Path::new(CLASS)).map_err(|failure| told(CLASS, failure))?;
+    if has_peermem {
+        namespace::overlay(Path::new(MEMORY)).map_err(|failure| told(MEMORY, failure))?;
+        let built = tree::memory_peer(Path::new(MEMORY));
+        built.map_err(|error| format!("--faithful: cannot fill {MEMORY}/memory_peers: {error}"))?;
+    }
     let built = tree::build(Path::new(CLASS), devices, found.as_deref());
     let paths = built.map_err(|error| format!("--faithful: cannot fill {CLASS}/infiniband: {error}"))?;
     for (device, path) in devices.iter().zip(&paths).filter(|_| is_verbose) {

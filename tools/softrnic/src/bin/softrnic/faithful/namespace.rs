@@ -34,7 +34,7 @@ pub(super) fn enter() -> Result<(), Failure> {
 
 /// Makes `dir` writable: an overlay on what it shows, which lives in memory.
 pub(super) fn overlay(dir: &Path) -> Result<(), Failure> {
-    let lower = fs::File::open(dir).map_err(|error| ("/sys/class cannot be opened", error))?;
+    let lower = fs::File::open(dir).map_err(|error| ("it cannot be opened", error))?;
     mount("tmpfs", dir, Some("tmpfs"), 0, "mode=755").map_err(|error| ("no tmpfs can be mounted", error))?;
     for name in ["upper", "work"] {
         fs::create_dir(dir.join(name)).map_err(|error| ("the tmpfs cannot be used", error))?;
@@ -44,7 +44,7 @@ pub(super) fn overlay(dir: &Path) -> Result<(), Failure> {
     let options = format!("lowerdir={lower},upperdir={0}/upper,workdir={0}/work", dir.display());
     mount("overlay", dir, Some("overlay"), 0, &format!("{options},userxattr"))
         .or_else(|_| mount("overlay", dir, Some("overlay"), 0, &options))
-        .map_err(|error| ("no overlay can be mounted on /sys/class", error))
+        .map_err(|error| ("no overlay can be mounted on it", error))
 }
 
 fn mount(source: &str, target: &Path, kind: Option<&str>, flags: u64, options: &str) -> io::Result<()> {

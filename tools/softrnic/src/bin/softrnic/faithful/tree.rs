@@ -38,6 +38,13 @@ pub(super) fn build(class: &Path, devices: &[Device], places: Option<&[PathBuf]>
     Ok(paths)
 }
 
+/// What the module nvidia-peermem leaves in `memory`.
+pub(super) fn memory_peer(memory: &Path) -> Result<()> {
+    let dir = memory.join("memory_peers/nv_mem");
+    fs::create_dir_all(&dir)?;
+    put(&dir, &[("version", format!("softrnic {}", env!("CARGO_PKG_VERSION")))])
+}
+
 fn is_paired(devices: &[Device]) -> bool {
     devices.iter().any(|device| device.card_guid != device.guid)
 }

@@ -1,0 +1,125 @@
+//! The arguments of `ferrite verify`, and its lines.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::cli::Where;
+use crate::cli::what::What;
+use crate::error::{Error, Result};
+use crate::host;
+use crate::measure::verify::Check;
+use crate::session::{Runner, Session};
+use crate::verification::{self, Over, Request};
+use crate::wheel;
+use crate::worker::Opened;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Prints one line per kind and size of message, every byte of which was checked in both directions. \
+Each way of connecting runs in two fresh processes. What is named by --over has to be possible; \
+without it, what is not possible is said and left out.")]
+pub(super) struct Verify {
+    #[command(flatten)]
+    what: What,
+    #[command(flatten)]
+    place: Where,
+    /// What the connections lie on [default: all that the transport can do here]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    over: Vec<OverName>,
+    /// Instead of all other checks, stream so many messages of 64 KiB each way: time for faults to happen in
+    #[arg(long, value_name = "MESSAGES", value_parser = clap::value_parser!(u64).range(1..))]
+    long: Option<u64>,
+    /// A worker that is silent for so long counts as hung; s
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OverName {
+    /// One connection each way, rank 0 on dev0 and rank 1 on dev1
+    Single,
+    /// Two connections each way at once, on the first two devices
+    Parallel,
+    /// One connection each way over two devices made into one
+    Fused,
+}
+
+impl From<OverName> for Over {
+    fn from(name: OverName) -> Self {
+        match name {
+            OverName::Single => Self::Single,
+            OverName::Parallel => Self::Parallel,
+            OverName::Fused => Self::Fused,
+        }
+    }
+}
+
+impl Verify {
+    pub(super) fn run(self) -> Result<()> {
+        let runner = Runner {
+            program: std::env::current_exe().map_err(|e| Error::io("no own program", e))?,
+            silence: Duration::from_secs(self.timeout),
+            pin: true,
+        };
+        let named = !self.over.is_empty();
+        let mut over: Vec<Over> = self.over.iter().map(|name| Over::from(*name)).collect();
+        if !named {
+            over = Over::ALL.into_iter().filter(|over| self.long.is_none() || *over != Over::Parallel).collect();
+        }
+        let (verbs, devices) = (self.place.verbs()?, self.place.devices());
+        let request = Request { source: self.what.source()?, verbs, devices, long: self.long };
+        request.verbs.clean_stale();
+        let mut all = Vec::new();
+        for over in over {
+            match over.obstacle(&request.source)? {
+                Some(why) if named => return Err(Error::Usage(format!("{over}: {why}"))),
+                Some(why) => host::print(&format!("{over}: left out; {why}\n")),
+                None => {
+                    let session = request.run(over, &runner, &mut |what| log::debug!("{over}: {what}"))?;
+                    let checks = verification::merged(&session.checks);
+                    host::print(&lines(over, &session, &checks));
+                    all.extend(checks);
+                }
+            }
+        }
+        summary(&all)
+    }
+}
+
+fn lines(over: Over, session: &Session, checks: &[Check]) -> String {
+    let [zero, one] = &session.opened;
+    let version = zero.identity.nccl_version.map(wheel::version_text);
+    let version = version.or_else(|| zero.version.clone()).unwrap_or_default();
+    let device = |opened: &Opened| opened.devices[opened.device].name.clone();
+    let on = match over {
+        Over::Parallel => zero.devices.iter().take(2).map(|device| device.name.clone()).collect::<Vec<_>>().join(", "),
+        Over::Single | Over::Fused => format!("{} and {}", device(zero), device(one)),
+    };
+    let mut text =
+        format!("{over}: {} {version} (interface v{}) on {on}\n", zero.identity.name, zero.identity.interface);
+    for check in checks {
+        let verdict = if check.wrong == 0 { "right" } else { "WRONG" };
+        let unit = if check.kind == "group" { "messages together" } else { "B" };
+        text += &format!("  {verdict}  {:<9} {:>8} {unit:<17} {:>6} checked", check.kind, check.bytes, check.messages);
+        if check.wrong > 0 {
+            text += &format!(", {} wrong: {}", check.wrong, check.fault.as_deref().unwrap_or("?"));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn summary(checks: &[Check]) -> Result<()> {
+    let messages: u64 = checks.iter().map(|check| check.messages).sum();
+    let wrong: u64 = checks.iter().map(|check| check.wrong).sum();
+    if messages == 0 {
+        return Err(Error::Data("nothing was checked".into()));
+    }
+    let text = format!("{} checks, {messages} messages checked byte by byte", checks.len());
+    if wrong > 0 {
+        return Err(Error::Data(format!("{text}, {wrong} of them wrong")));
+    }
+    host::print(&format!("valid run, data right: {text}\n"));
+    Ok(())
+}
