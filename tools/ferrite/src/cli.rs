@@ -1,5 +1,6 @@
 //! The command line: arguments into a [`Request`], a run into output and an exit code.
 
+mod memcpy;
 mod solo;
 mod verify;
 mod what;
@@ -53,6 +54,8 @@ enum Command {
     Bench(Bench),
     /// Check every byte that one transport moves, over one device, two at once and two made into one
     Verify(verify::Verify),
+    /// Hold a transport's bandwidth against plain memcpy of the same buffers
+    Memcpy(memcpy::Memcpy),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Find, fetch or verify a stock NCCL library and print its path
@@ -166,6 +169,7 @@ pub fn main() -> i32 {
         Command::Compare(compare) => compare.run(command),
         Command::Bench(bench) => bench.run(command),
         Command::Verify(verify) => verify.run(),
+        Command::Memcpy(memcpy) => memcpy.run(),
         Command::Solo(solo) => solo.run(),
     };
     match outcome {
