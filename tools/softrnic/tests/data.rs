@@ -156,12 +156,16 @@ fn inline_data_is_taken_at_the_post() {
 fn strict_mode_reads_other_data_late() {
     alone("strict_mode_reads_other_data_late", &[("SOFTRNIC_STRICT", "1")], || {
         let (mut a, b) = local_pair(64, &Terms::default());
-        a.memory[0] = 1;
         let to = (b.address().addr, b.address().rkey);
-        a.send(Work { sges: &[a.sge(0, 1)], to, ..Work::default() });
-        a.memory[0] = 2;
-        assert_eq!(a.next().status, OK);
-        assert_eq!(b.memory[0], 2, "a buffer that was changed after the post");
+        // On a busy machine we may be too late ourselves, but not always.
+        let shows = (0..1000).any(|_| {
+            a.memory[0] = 1;
+            a.send(Work { sges: &[a.sge(0, 1)], to, ..Work::default() });
+            a.memory[0] = 2;
+            assert_eq!(a.next().status, OK);
+            b.memory[0] == 2
+        });
+        assert!(shows, "a buffer that was changed after the post");
     });
 }
 

@@ -27,9 +27,13 @@ fn measure(bench: &Bench, tool: &str, arguments: &[&str], columns: usize) -> Vec
     table
 }
 
-/// Bytes, iterations, peak, average, and messages in a time so short that it may read 0.
+/// Bytes and iterations; then peak, average and messages in a time, which a few small messages may leave at 0.00.
 fn bandwidth(bench: &Bench, tool: &str, arguments: &[&str]) -> Vec<Vec<f64>> {
-    measure(bench, tool, arguments, 4)
+    let table = measure(bench, tool, arguments, 2);
+    for row in table.iter().filter(|row| row[0] >= 4096.0) {
+        assert!(row[2] > 0.0 && row[3] > 0.0, "{row:?}");
+    }
+    table
 }
 
 /// Bytes, iterations, least, most, typical, average; then what may read 0.
