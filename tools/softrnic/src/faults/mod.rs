@@ -8,6 +8,8 @@
 mod apply;
 mod call;
 mod decide;
+#[cfg(test)]
+mod documented;
 mod environment;
 mod rule;
 mod table;
