@@ -299,7 +299,7 @@ impl Qp {
         if self.slot.state.load(SeqCst) != qp_state::ERR || !self.is_in_fabric() {
             return true;
         }
-        if self.fabric.is_visited(self.slot) {
+        if self.fabric.is_visited(self.slot) || (self.fabric.has_stage() && self.fabric.server.is_busy()) {
             return false;
         }
         let posted = self.slot.posted.load(Relaxed);
@@ -316,7 +316,12 @@ impl Qp {
 
     /// Forgets all requests and completions. The state is RESET already.
     pub(crate) fn discard(&self) {
+        lock(&self.send).moving = None;
         self.fabric.await_visitor(self.slot);
+        if self.fabric.has_stage() {
+            // What peers have asked us to copy for this QP.
+            self.fabric.server.quiesce(self.fabric);
+        }
         let send = || {
             let mut send = lock(&self.send);
             send.discard();

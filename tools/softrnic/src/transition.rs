@@ -185,7 +185,7 @@ fn enter(qp: &Qp, from: u32, to: u32, wants_notice: bool) -> Result<(), i32> {
         // A peer may have put the QP into the error state meanwhile.
         _ => {
             qp.slot.state.compare_exchange(from, to, SeqCst, SeqCst).map_err(|_| libc::EINVAL)?;
-            if to == state::SQD || from == state::SQD {
+            if (to == state::SQD) != (from == state::SQD) {
                 engine::drain(qp, wants_notice);
             }
         }

@@ -72,12 +72,6 @@ impl Visit {
         (self.mark >> 32) as u32
     }
 
-    /// Whether the queue pair is still as we found it.
-    pub(super) fn is_still_welcome(&self) -> bool {
-        let state = self.slot.state.load(SeqCst);
-        state == qp_state::RTS || state == qp_state::RTR
-    }
-
     /// Whether copies to and from its owner's memory go directly.
     #[inline]
     pub(super) fn is_reached(&self) -> bool {

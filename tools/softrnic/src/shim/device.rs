@@ -158,8 +158,9 @@ export!("ibv_query_pkey", "IBVERBS_1.1", query_pkey);
 unsafe extern "C" fn get_pkey_index(handle: *mut types::Context, port: u8, pkey: u16) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle.
-        unsafe { context(handle) }?;
-        if port == 1 && pkey == 0xffff { Ok(()) } else { Err(libc::EINVAL) }
+        let context = unsafe { context(handle) }?;
+        context.port(u32::from(port))?;
+        if pkey == 0xffff { Ok(()) } else { Err(libc::EINVAL) }
     })
 }
 export!("ibv_get_pkey_index", "IBVERBS_1.5", get_pkey_index);
