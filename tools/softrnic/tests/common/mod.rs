@@ -6,6 +6,7 @@
 pub mod channel;
 pub mod cli;
 pub mod elf;
+pub mod gpu;
 pub mod guard;
 pub mod node;
 pub mod process;

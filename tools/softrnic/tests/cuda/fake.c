@@ -1,7 +1,8 @@
 /* A CUDA driver without a GPU, for tests: what softrnic needs of it, and no call that waits.
  *
  * "Device memory" is a mapping without access, so that a processor that touches it by mistake faults; a second
- * mapping of the same pages is what copies and tests use. Copies are done by a thread of their own, some time later.
+ * mapping of the same pages is what copies and tests use. Copies are done by a thread of their own, some time later:
+ * FAKE_CUDA_SLOW_US says how much.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -51,6 +52,8 @@ static void *work(void *unused)
             continue;
         }
         struct work *todo = &queue[now % QUEUE];
+        if (!todo->event && getenv("FAKE_CUDA_SLOW_US"))
+            usleep(atoi(getenv("FAKE_CUDA_SLOW_US")));
         if (todo->event)
             *todo->event = failing ? FAILED : OK;
         else
