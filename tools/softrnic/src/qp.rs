@@ -1,15 +1,17 @@
 //! Queue pairs: creation, posting of receives, draining, destruction.
 
+mod flush;
+
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
-use crate::abi::consts::{Status, event, qp_state, qp_type};
+use crate::abi::consts::{event, qp_state, qp_type};
 use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
 use crate::context::Event;
-use crate::cq::{self, Cq};
+use crate::cq::Cq;
 use crate::device::{MAX_INLINE, MAX_SGE};
 use crate::engine;
 use crate::fabric::layout::{QPS, Table};
@@ -19,7 +21,7 @@ use crate::pd::Pd;
 use crate::recv_queue::{Received, RecvRing};
 use crate::route::Place;
 use crate::send_queue::{SendQueue, SendRing};
-use crate::timers::{Task, now_ns};
+use crate::timers::now_ns;
 
 /// What the application holds as `ibv_qp*` is its first field.
 #[repr(C)]
@@ -247,71 +249,6 @@ impl Qp {
             wc_flags: junk,
             ..wc
         }
-    }
-
-    /// In the error state: completes both queues as flushed. False while a peer is still in the QP.
-    pub(crate) fn flush(&self) -> bool {
-        engine::pump(self, &mut lock(&self.send));
-        let _guard = lock(&self.recv);
-        self.flush_recv()
-    }
-
-    /// Has the queues flushed by the next poll, or by the service thread if there is none: the application may be
-    /// waiting for just these completions on a channel.
-    pub(crate) fn flush_soon(&self) {
-        self.ring_recv();
-        self.flush_at(now_ns());
-    }
-
-    fn flush_at(&self, at: u64) {
-        if let Some(this) = self.this.upgrade() {
-            self.fabric.timers.arm(self.fabric, at, Task::Flush(this));
-        }
-    }
-
-    /// For the service thread: completes what is left in a QP that has failed, or that a visitor meant to fail when it
-    /// died.
-    pub(crate) fn see_failure_through(&self) {
-        const PAUSE: u64 = 1_000_000;
-        let guard = lock(&self.recv);
-        if !self.is_in_fabric() {
-            return;
-        }
-        let holder = self.slot.busy.load(SeqCst);
-        let is_visited = holder != 0 && self.fabric.live_process(holder as u32).is_some();
-        if holder != 0 && !is_visited {
-            self.slot.fail();
-        }
-        drop(guard);
-        if is_visited || (self.slot.state.load(SeqCst) == qp_state::ERR && !self.flush()) {
-            self.flush_at(now_ns() + PAUSE);
-        }
-    }
-
-    /// Whether the entry is still ours. Call with `recv` locked, for it to stay so.
-    fn is_in_fabric(&self) -> bool {
-        self.slot.qpn.load(SeqCst) == self.abi.qp_num
-    }
-
-    /// Call with `recv` locked.
-    fn flush_recv(&self) -> bool {
-        // It may have been reset or destroyed since the caller looked.
-        if self.slot.state.load(SeqCst) != qp_state::ERR || !self.is_in_fabric() {
-            return true;
-        }
-        if self.fabric.is_visited(self.slot) || (self.fabric.has_stage() && self.fabric.server.is_busy()) {
-            return false;
-        }
-        let posted = self.slot.posted.load(Relaxed);
-        let flushed = Received { status: Status::Flush as u32, ..Received::default() };
-        for at in self.slot.done.load(Acquire)..posted {
-            if !cq::admit(self.fabric, self.recv_cq.slot) {
-                break;
-            }
-            self.recv_ring.finish(self.slot, at, &flushed);
-            cq::announce(self.fabric, self.recv_cq.slot, self.slot.recv_bit.load(Relaxed), true);
-        }
-        true
     }
 
     /// Forgets all requests and completions. The state is RESET already.

@@ -20,6 +20,5 @@ pub(crate) use apply::{Effect, Twist, raise_port};
 pub(crate) use call::{modify_qp, reg_mr};
 pub(crate) use decide::{Targets, decide};
 pub(crate) use environment::bring;
-pub(crate) use rule::Rule;
 pub(crate) use table::{clear, install, list, remove, require};
 pub(crate) use text::parse;

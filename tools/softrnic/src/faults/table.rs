@@ -14,9 +14,9 @@ pub(crate) fn require(shape: &Shape, rules: &[Rule]) -> Result<(), String> {
     let (devices, ports) = (shape.devices(), shape.ports());
     let ends = rules.iter().flat_map(|rule| [rule.device, rule.peer]).flatten();
     let mut strangers = ends.filter(|end| end.device >= devices || end.port.is_some_and(|port| port > ports));
-    strangers.next().map_or(Ok(()), |end| {
-        Err(format!("there is no {end} among {devices} device(s) with {ports} port(s) each"))
-    })
+    strangers
+        .next()
+        .map_or(Ok(()), |end| Err(format!("there is no {end} among {devices} device(s) with {ports} port(s) each")))
 }
 
 /// Adds rules behind those in force; returns their numbers. Either all fit or none is added.
