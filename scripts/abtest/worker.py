@@ -16,6 +16,8 @@ from abtest import evidence, plan  # noqa: E402
 BATCH_US = 50_000
 MOST_CALLS = 200
 BATCHES = 5
+# Bytes that a rank may have to say about itself.
+MOST_TEXT = 4096
 
 
 class Collective:
@@ -96,6 +98,20 @@ def measure(one: Collective) -> float:
     return sorted(times)[BATCHES // 2]
 
 
+def gather(value, world: int) -> list:
+    """What all ranks say, as JSON. Nothing is in flight when the processor asks for it: a device that copies GPU memory in
+    software cannot do so while a copy to pageable memory holds the driver."""
+    text = json.dumps(value).encode()
+    if len(text) > MOST_TEXT:
+        raise ValueError(f"{len(text)} bytes to gather; at most {MOST_TEXT}")
+    mine = torch.tensor(list(text.ljust(MOST_TEXT)), dtype=torch.uint8, device="cuda")
+    all_of_them = torch.empty(world * MOST_TEXT, dtype=torch.uint8, device="cuda")
+    dist.all_gather_into_tensor(all_of_them, mine)
+    torch.cuda.synchronize()
+    said = bytes(all_of_them.tolist())
+    return [json.loads(said[rank * MOST_TEXT:(rank + 1) * MOST_TEXT]) for rank in range(world)]
+
+
 def main() -> None:
     task = json.loads(os.environ["AB_TASK"])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -113,10 +129,8 @@ def main() -> None:
             rows.append({"collective": name, "size": size, "bytes": one.bytes, "us": time, "wrong": int(wrong.item())})
             if rank == 0:
                 print(f"{name} {plan.text_of(size)}", flush=True)
-    found = [None] * world
-    dist.all_gather_object(found, evidence.of_file(Path(os.environ["NCCL_DEBUG_FILE"])))
-    gpus = [None] * world
-    dist.all_gather_object(gpus, f"{os.uname().nodename}: {torch.cuda.get_device_name()}")
+    found = gather(evidence.of_file(Path(os.environ["NCCL_DEBUG_FILE"])), world)
+    gpus = gather(f"{os.uname().nodename}: {torch.cuda.get_device_name()}", world)
     if rank == 0:
         versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
         result = {"rows": rows, "evidence": found, "gpus": gpus, "versions": versions}

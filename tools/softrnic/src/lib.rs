@@ -18,7 +18,10 @@
 //!   shape device port gid route         what the network is like, and the ways through it
 //!   control news                        changing it while programs run, and how they hear of it
 //!        │
-//!   engine               requester ─► visit ─► responder ─► copy        service: what has to wait, and events
+//!   faults               which rule strikes which message
+//!        │
+//!   engine               requester ─► visit ─► responder ─► copy        service timers: what has to wait, and events
+//!        │                                         └─► moving ─► job ─► server     gpu: memory that only its owner reaches
 //!        │
 //!   fabric               one shared file: processes, ports, QPs, MRs, CQs, receive rings
 //! ```
@@ -28,6 +31,9 @@
 //! the peer's receive and completes both ends. The target process is passive, as it is with a NIC. Nothing on this path
 //! waits for another process, so one that is killed or stopped holds up nobody's data; only creating and destroying
 //! objects takes a lock that a *stopped* process can hold.
+//!
+//! Where a peer's memory cannot be reached – a GPU's, or that of a process in another sandbox – the bytes are staged in the
+//! shared file, and each process copies its own memory, in its polls or in its service thread.
 //!
 //! # What is modelled
 //!
@@ -69,6 +75,9 @@
 //!   byte of its message is written.
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.
+//! * The independence of a NIC from the processor: GPU memory is copied by calls of the CUDA driver. An application that
+//!   blocks in the driver and holds it – `cudaFree`, or a copy to pageable memory on the default stream – while it waits for
+//!   a collective whose data passes here waits for ever. Synchronise before; with a NIC there is no need to.
 //!
 //! # Flavours
 //!
@@ -81,8 +90,8 @@
 //! |---|---|
 //! | `ibv_devices`, `ibv_devinfo`, `ibv_asyncwatch` | yes |
 //! | `ibv_rc_pingpong`, `ibv_uc_pingpong` | yes, with `-g 0` or `-g 1` |
-//! | `ib_write_*`, `ib_send_*`, `ib_read_*` | yes, RC and UC; `-I` is ignored by the tool for devices that it does not know |
-//! | `ibv_ud_pingpong`, `ibv_srq_pingpong`, `-c UD`, `--use-srq`, `-R`, `ib_atomic_*` | end with a message |
+//! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC; `-I` is ignored by the tool for devices that it does not know |
+//! | `ibv_ud_pingpong`, `ibv_srq_pingpong`, `-c UD`, `--use-srq`, `-R` | end with a message |
 //!
 //! # Stock NCCL
 //!
@@ -134,8 +143,8 @@
 //! process that sets none of them takes the fabric as it is, one that sets another value is refused. The rest is each
 //! process's own.
 //!
-//! The processes of a fabric need the same user, the same process id namespace, and permission for
-//! `process_vm_writev` (the default outside of sandboxes). The last process to exit removes the shared file; after a
+//! The processes of a fabric need the same user. In one process id namespace, with permission for `process_vm_writev` (the
+//! default outside of sandboxes), they copy directly; else copies are staged, which `softrnic stat` tells. The last process to exit removes the shared file; after a
 //! death of all of them the next one to come replaces it.
 
 mod abi;
