@@ -3,6 +3,8 @@
 pub mod config;
 pub mod gid;
 pub mod hca;
+pub mod ib;
 pub mod iface;
 pub mod random;
 pub mod sysfs;
+pub mod variables;

@@ -8,6 +8,8 @@
 pub mod context;
 pub mod library;
 pub mod memory;
+pub mod path;
+pub mod port;
 pub mod queue;
 pub mod shared;
 pub mod status;
