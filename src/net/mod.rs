@@ -5,6 +5,7 @@
 //! queue pairs.
 
 pub mod address;
+pub mod claims;
 pub mod connect;
 pub mod device;
 pub mod flush;

@@ -7,6 +7,7 @@
 
 pub mod context;
 pub mod library;
+mod limit;
 pub mod memory;
 pub mod path;
 pub mod port;

@@ -2,8 +2,8 @@
 
 use super::context::Context;
 use super::memory::ProtectionDomain;
-use super::sys;
 use super::work::RecvChain;
+use super::{limit, sys};
 use crate::error::{Error, Result, errno};
 use std::sync::Arc;
 
@@ -46,7 +46,11 @@ impl CompletionQueue {
             unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, null, std::ptr::null_mut(), 0) };
         if raw.is_null() {
             let name = context.name();
-            return Err(Error::os(format_args!("ibv_create_cq({name}, {entries} entries)"), errno()));
+            let reason = errno();
+            return Err(limit::explain(
+                Error::os(format_args!("ibv_create_cq({name}, {entries} entries)"), reason),
+                reason,
+            ));
         }
         Ok(Arc::new(Self { raw, poll, context: Arc::clone(context) }))
     }
@@ -133,7 +137,7 @@ impl IdleQueuePair {
                     let name = domain.context.name();
                     let Depths { send, recv, .. } = depths;
                     let what = format!("ibv_create_qp({name}, {send} send and {recv} receive work requests)");
-                    return Err(Error::os(what, e));
+                    return Err(limit::explain(Error::os(what, e), e));
                 }
             }
         };
