@@ -263,3 +263,44 @@ fn infiniband_goes_by_gid_between_subnets() -> Result<()> {
     };
     over_infiniband(test, route, ": GID 1 fec0:0:")
 }
+
+/// What the devices of two ends agree on: bits that both have, or nothing where one end does not ask.
+fn agree_on(test: &str, enable: [&str; 2], words: Option<&str>) -> Result<()> {
+    let Some(setting) = talkative(&[]) else { return Ok(()) };
+    pair::run(test, &setting, |seat| {
+        set("SOFTRNIC_ECE", ["13", "7"][seat.rank()]);
+        set("NCCL_IB_ECE_ENABLE", enable[seat.rank()]);
+        works(seat)?;
+        match words {
+            Some(words) => {
+                assert_eq!(log().matches(words).count(), 2, "sender and receiver: {}", log());
+            }
+            None => assert!(!said(&["ECE options"]), "{}", log()),
+        }
+        seat.barrier()
+    })?;
+    Ok(())
+}
+
+#[test]
+fn devices_agree_on_their_makers_options() -> Result<()> {
+    agree_on("devices_agree_on_their_makers_options", ["1", "1"], Some("use ECE options 0x5 of 0xf000"))
+}
+
+#[test]
+fn options_that_one_end_does_not_want_are_not_used() -> Result<()> {
+    agree_on("options_that_one_end_does_not_want_are_not_used", ["1", "0"], None)
+}
+
+#[test]
+fn clear_to_sends_have_a_traffic_class_of_their_own() -> Result<()> {
+    let Some(setting) = talkative(&[("NCCL_IB_TC", "106"), ("NCCL_IB_FIFO_TC", "184")]) else { return Ok(()) };
+    pair::run("clear_to_sends_have_a_traffic_class_of_their_own", &setting, |seat| {
+        works(seat)?;
+        for class in ["traffic class 106", "traffic class 184"] {
+            assert_eq!(log().matches(class).count(), 1, "{class}: {}", log());
+        }
+        seat.barrier()
+    })?;
+    Ok(())
+}
