@@ -37,7 +37,7 @@ pub struct Device {
     pub name: String,
     /// The port, from 1.
     pub port: u8,
-    /// Number of the port among all functions of its card, as NCCL's built-in transport counts.
+    /// The port's number as NCCL's built-in transport counts it.
     pub port_of_card: i32,
     /// Bandwidth in Mbit/s.
     pub speed_mbps: u32,
@@ -111,11 +111,11 @@ impl Device {
                     continue;
                 }
             };
-            // NCCL's built-in transport numbers the ports of several functions of one card through.
-            let siblings = devices.iter().filter(|d| card.pci_path.is_some() && d.card.pci_path == card.pci_path);
-            let first_port = siblings.count() as i32;
             for port in 1..=card.attributes.port_count {
-                match Self::open(&card, port, first_port, peer_memory, config) {
+                // NCCL's built-in transport adds the number of devices before it on the same card, its own ports included.
+                let siblings = devices.iter().filter(|d| card.pci_path.is_some() && d.card.pci_path == card.pci_path);
+                let before = siblings.count() as i32;
+                match Self::open(&card, port, before, peer_memory, config) {
                     Ok(Some(device)) => devices.push(Arc::new(device)),
                     Ok(None) => {}
                     Err(e) => log::warn!("{}:{port} is not used: {e}", context.name()),
@@ -125,7 +125,7 @@ impl Device {
         devices
     }
 
-    fn open(card: &Arc<Card>, port: u8, first: i32, peer_memory: bool, config: &Arc<Config>) -> Result<Option<Self>> {
+    fn open(card: &Arc<Card>, port: u8, before: i32, peer_memory: bool, config: &Arc<Config>) -> Result<Option<Self>> {
         let context = &card.context;
         let attributes = context.port(port)?;
         if !attributes.active || !config.hca.admits(context.name(), port) {
@@ -142,7 +142,7 @@ impl Device {
             card: Arc::clone(card),
             name,
             port,
-            port_of_card: i32::from(port) + first,
+            port_of_card: i32::from(port) + before,
             speed_mbps: told_speed.unwrap_or_else(|| speed_mbps(attributes.speed, attributes.width)),
             peer_memory,
             config: Arc::clone(config),
