@@ -133,3 +133,9 @@ fn gpu_memory_by_address() -> Result<()> {
 fn a_speed_beyond_ndr() -> Result<()> {
     are_equal("a_speed_beyond_ndr", &["--speed", "800"], &[], 2, |(_, stock)| stock.speed_mbps = 800_000)
 }
+
+#[test]
+fn a_speed_beyond_ndr_by_its_bits() -> Result<()> {
+    let env = [("NCCL_IB_QUERY_PORT_SPEED", "0")];
+    are_equal("a_speed_beyond_ndr_by_its_bits", &["--speed", "800"], &env, 2, |(_, stock)| stock.speed_mbps = 800_000)
+}

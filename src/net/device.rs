@@ -1,6 +1,7 @@
 //! What NCCL calls a network device: an active port of an RDMA card.
 
 use super::address::Addresses;
+use super::gdr::Gdr;
 use super::region::RegionCache;
 use super::watcher::Watcher;
 use crate::error::Result;
@@ -102,7 +103,7 @@ impl Device {
     /// The devices among `contexts`: every active port that the settings admit, in libibverbs' order.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>) -> Vec<Arc<Self>> {
         let mut devices: Vec<Arc<Self>> = Vec::new();
-        let peer_memory = sysfs::has_peer_memory();
+        let gdr = Gdr::look();
         for context in contexts {
             let card = match Card::open(context, config) {
                 Ok(card) => card,
@@ -111,6 +112,7 @@ impl Device {
                     continue;
                 }
             };
+            let peer_memory = gdr.works_by_address(&card);
             for port in 1..=card.attributes.port_count {
                 // NCCL's built-in transport adds the number of devices before it on the same card, its own ports included.
                 let siblings = devices.iter().filter(|d| card.pci_path.is_some() && d.card.pci_path == card.pci_path);
@@ -122,6 +124,7 @@ impl Device {
                 }
             }
         }
+        gdr.complain(&devices);
         devices
     }
 

@@ -9,6 +9,7 @@ pub mod claims;
 pub mod connect;
 pub mod device;
 pub mod flush;
+pub mod gdr;
 pub mod joining;
 pub mod lanes;
 pub mod link;

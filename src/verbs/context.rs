@@ -132,6 +132,11 @@ impl Context {
         })
     }
 
+    /// Whether the library can register dma-bufs at all.
+    pub fn knows_dmabuf(&self) -> bool {
+        self.library.ibv_reg_dmabuf_mr.is_some()
+    }
+
     /// How often a GID table of the device has been reported to have changed.
     pub fn gid_changes(&self) -> u32 {
         self.gid_changes.load(Ordering::Acquire)
