@@ -53,7 +53,7 @@
 //! | question | place |
 //! |---|---|
 //! | what does a peer see on the wire? | [`proto::wire`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
-//! | which environment variables are there? | [`host::config::VARIABLES`] |
+//! | which environment variables are there? | [`host::variables::VARIABLES`] |
 //! | which GID is used, and why? | [`host::gid`] |
 //! | how large are the queues? | [`net::sender::SENDER_DEPTHS`], [`net::receiver::RECEIVER_DEPTHS`] |
 //! | what does an error say? | [`verbs::status`], `net::lanes` |

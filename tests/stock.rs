@@ -155,12 +155,7 @@ fn ib_of_2_30_7_over_fused_devices() -> Result<()> {
 /// system image GUID.
 #[test]
 fn ib_of_2_21_5_over_fused_devices() -> Result<()> {
-    if cached("2.21.5")?.is_none() {
-        return Ok(());
-    }
-    const PROBE: &str = "m='mount -t tmpfs none /sys/class'; unshare -m $m || unshare -Urm $m";
-    if !Command::new("sh").args(["-c", PROBE]).output().is_ok_and(|output| output.status.success()) {
-        skipped("mount namespaces are not to be had");
+    if cached("2.21.5")?.is_none() || !common::namespaces() {
         return Ok(());
     }
     let faithful = ["softrnic", "run", "--faithful", "--same-card", "--devices", "4", "--"];

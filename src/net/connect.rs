@@ -1,12 +1,13 @@
 //! The connecting side of a connection's set-up.
 //!
 //! ```text
-//! Dialing ──► Greeting ──► Awaiting ──► Committing ──► SendComm
+//! Dialing ──► Greeting ──► Awaiting ──► Joining ──► Committing ──► SendComm
 //!    ▲ refused: again, until the deadline
 //! ```
 
 use super::device::Device;
-use super::lanes::IdleLanes;
+use super::joining::Joining;
+use super::lanes::{IdleLanes, Lanes};
 use super::link::Link;
 use super::sender::{SENDER_DEPTHS, SendComm, SlotRing};
 use super::socket::{ControlSocket, Incoming};
@@ -37,8 +38,10 @@ enum Stage {
     Greeting(Box<Offer>),
     /// The hello is out; the peer's reply is due.
     Awaiting(Box<Offer>),
+    /// The reply is there; the queue pairs are being connected.
+    Joining(Box<Pending>),
     /// The queue pairs are connected; the commit is going out.
-    Committing(ControlSocket, Box<Pending>),
+    Committing(Box<Agreed>),
     /// Over, one way or the other.
     Done,
 }
@@ -57,10 +60,20 @@ struct Offer {
     ring: SlotRing,
 }
 
-/// All that makes a communicator but the last word.
+/// What is agreed, and on its way.
 #[derive(Debug)]
 struct Pending {
-    lanes: super::lanes::Lanes,
+    socket: ControlSocket,
+    joining: Joining,
+    ring: SlotRing,
+    reply: Reply,
+}
+
+/// All that makes a communicator but the last word.
+#[derive(Debug)]
+struct Agreed {
+    socket: ControlSocket,
+    lanes: Lanes,
     ring: SlotRing,
     reply: Reply,
 }
@@ -95,11 +108,12 @@ impl Connector {
                 Stage::Dialing(dial) => self.dial(dial)?,
                 Stage::Greeting(offer) => greet(offer)?,
                 Stage::Awaiting(offer) => self.await_reply(offer)?,
-                Stage::Committing(mut socket, pending) => {
-                    if socket.poll_sent()? {
-                        return self.complete(socket, *pending).map(Some);
+                Stage::Joining(pending) => self.join(pending)?,
+                Stage::Committing(mut agreed) => {
+                    if agreed.socket.poll_sent()? {
+                        return self.complete(*agreed).map(Some);
                     }
-                    (Stage::Committing(socket, pending), false)
+                    (Stage::Committing(agreed), false)
                 }
                 Stage::Done => return Err(Error::internal("connect was called after it had failed")),
             };
@@ -119,7 +133,8 @@ impl Connector {
         let waiting = match stage {
             Stage::Dialing(_) => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
             Stage::Greeting(_) | Stage::Awaiting(_) => "the listener took the connection but did not answer",
-            Stage::Committing(..) | Stage::Done => "the listener stopped reading",
+            Stage::Joining(_) => "the queue pairs could not be connected",
+            Stage::Committing(_) | Stage::Done => "the listener stopped reading",
         };
         let seconds = self.device.config.handshake_timeout_s;
         let to = self.handle.address;
@@ -143,7 +158,11 @@ impl Connector {
     }
 
     fn offer(&self, mut socket: ControlSocket) -> Result<Offer> {
-        let lanes = IdleLanes::new(&self.device, self.device.config.lanes, SENDER_DEPTHS)?;
+        let config = &self.device.config;
+        let mut lanes = IdleLanes::new(&self.device, config.lanes, SENDER_DEPTHS, None)?;
+        if config.ece {
+            lanes.offer_ece();
+        }
         let ring = SlotRing::new(&self.device.card.domain)?;
         let place = Ring { addr: ring.addr(), rkey: ring.rkey(), slots: RING_SLOTS as u32 };
         let hello = Hello { endpoint: lanes.endpoint.clone(), ring: place };
@@ -177,18 +196,27 @@ impl Connector {
         if frame.kind != Kind::Reply || frame.token != self.handle.token {
             return Err(Error::remote(format!("connecting to {to}: a {:?} came instead of a reply", frame.kind)));
         }
-        let Offer { mut socket, lanes, ring } = *offer;
+        let Offer { socket, lanes, ring } = *offer;
         let reply = Reply::parse(&frame.body, &lanes.endpoint)
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
-        let lanes = lanes
-            .connect(&self.device, reply.endpoint.clone(), &reply.terms)
-            .map_err(|e| e.during(format_args!("connecting to {to}")))?;
-        socket.send(&Frame { kind: Kind::Commit, token: self.handle.token, body: Vec::new() });
-        Ok((Stage::Committing(socket, Box::new(Pending { lanes, ring, reply })), true))
+        let traffic_class = self.device.config.traffic_class;
+        let joining = lanes.join(&self.device, reply.endpoint.clone(), &reply.terms, traffic_class);
+        Ok((Stage::Joining(Box::new(Pending { socket, joining, ring, reply })), true))
     }
 
-    fn complete(&self, socket: ControlSocket, pending: Pending) -> Result<SendComm> {
-        let Pending { lanes, ring, reply } = pending;
+    fn join(&self, mut pending: Box<Pending>) -> Result<(Stage, bool)> {
+        let done = pending.joining.advance(&self.device);
+        if !done.map_err(|e| e.during(format_args!("connecting to {}", self.handle.address)))? {
+            return Ok((Stage::Joining(pending), false));
+        }
+        let Pending { mut socket, joining, ring, reply } = *pending;
+        let (lanes, _) = joining.finish();
+        socket.send(&Frame { kind: Kind::Commit, token: self.handle.token, body: Vec::new() });
+        Ok((Stage::Committing(Box::new(Agreed { socket, lanes, ring, reply })), true))
+    }
+
+    fn complete(&self, agreed: Agreed) -> Result<SendComm> {
+        let Agreed { socket, lanes, ring, reply } = agreed;
         let peer = format!("{} ({})", reply.endpoint.name, socket.peer());
         let link = Arc::new(Link::new(peer, self.handle.token, socket));
         self.device.card.watcher()?.watch(&link)?;

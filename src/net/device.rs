@@ -1,15 +1,16 @@
 //! What NCCL calls a network device: an active port of an RDMA card.
 
+use super::address::Addresses;
+use super::gdr::Gdr;
 use super::region::RegionCache;
 use super::watcher::Watcher;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::config::Config;
-use crate::host::gid::{self, GidEntry, Preference};
 use crate::host::sysfs;
-use crate::verbs::context::{Context, DeviceAttributes, PortAttributes};
+use crate::verbs::context::{Context, DeviceAttributes};
 use crate::verbs::memory::ProtectionDomain;
 use once_cell::sync::OnceCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A card: what its ports share.
 #[derive(Debug)]
@@ -24,6 +25,7 @@ pub struct Card {
     pub context: Arc<Context>,
     attributes: DeviceAttributes,
     dmabuf: bool,
+    heeds_events: bool,
     pci_path: Option<String>,
 }
 
@@ -36,7 +38,7 @@ pub struct Device {
     pub name: String,
     /// The port, from 1.
     pub port: u8,
-    /// Number of the port among all functions of its card, as NCCL's built-in transport counts.
+    /// The port's number as NCCL's built-in transport counts it.
     pub port_of_card: i32,
     /// Bandwidth in Mbit/s.
     pub speed_mbps: u32,
@@ -44,17 +46,8 @@ pub struct Device {
     pub peer_memory: bool,
     /// Settings.
     pub config: Arc<Config>,
-    /// The GID last chosen: tables are long, and reading one for every connection takes its time.
-    chosen_gid: Mutex<Option<GidEntry>>,
-}
-
-/// How this device is addressed, right now.
-#[derive(Debug, Clone, Copy)]
-pub struct LocalAddress {
-    /// What the port says.
-    pub port: PortAttributes,
-    /// Entry of the GID table.
-    pub gid: GidEntry,
+    /// What is known of its GIDs.
+    pub addresses: Addresses,
 }
 
 impl Card {
@@ -64,6 +57,7 @@ impl Card {
             watcher: OnceCell::new(),
             regions: RegionCache::new(&domain, config.relaxed_ordering),
             dmabuf: domain.supports_dmabuf(),
+            heeds_events: config.heed_events,
             attributes: context.attributes()?,
             pci_path: sysfs::pci_path(context.name(), config.merge_vfs),
             context: Arc::clone(context),
@@ -76,7 +70,12 @@ impl Card {
     /// # Errors
     /// It cannot be started.
     pub fn watcher(&self) -> Result<&Watcher> {
-        self.watcher.get_or_try_init(|| Watcher::start(&self.context))
+        self.watcher.get_or_try_init(|| Watcher::start(&self.context, self.heeds_events))
+    }
+
+    /// Whether somebody hears of changes.
+    pub fn is_watched(&self) -> bool {
+        self.watcher.get().is_some()
     }
 
     /// Identity of the card.
@@ -104,7 +103,7 @@ impl Device {
     /// The devices among `contexts`: every active port that the settings admit, in libibverbs' order.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>) -> Vec<Arc<Self>> {
         let mut devices: Vec<Arc<Self>> = Vec::new();
-        let peer_memory = sysfs::has_peer_memory();
+        let gdr = Gdr::look();
         for context in contexts {
             let card = match Card::open(context, config) {
                 Ok(card) => card,
@@ -113,21 +112,23 @@ impl Device {
                     continue;
                 }
             };
-            // NCCL's built-in transport numbers the ports of several functions of one card through.
-            let siblings = devices.iter().filter(|d| card.pci_path.is_some() && d.card.pci_path == card.pci_path);
-            let first_port = siblings.count() as i32;
+            let peer_memory = gdr.works_by_address(&card);
             for port in 1..=card.attributes.port_count {
-                match Self::open(&card, port, first_port, peer_memory, config) {
+                // NCCL's built-in transport adds the number of devices before it on the same card, its own ports included.
+                let siblings = devices.iter().filter(|d| card.pci_path.is_some() && d.card.pci_path == card.pci_path);
+                let before = siblings.count() as i32;
+                match Self::open(&card, port, before, peer_memory, config) {
                     Ok(Some(device)) => devices.push(Arc::new(device)),
                     Ok(None) => {}
                     Err(e) => log::warn!("{}:{port} is not used: {e}", context.name()),
                 }
             }
         }
+        gdr.complain(&devices);
         devices
     }
 
-    fn open(card: &Arc<Card>, port: u8, first: i32, peer_memory: bool, config: &Arc<Config>) -> Result<Option<Self>> {
+    fn open(card: &Arc<Card>, port: u8, before: i32, peer_memory: bool, config: &Arc<Config>) -> Result<Option<Self>> {
         let context = &card.context;
         let attributes = context.port(port)?;
         if !attributes.active || !config.hca.admits(context.name(), port) {
@@ -139,79 +140,17 @@ impl Device {
             1 => context.name().to_owned(),
             _ => format!("{}:{port}", context.name()),
         };
+        let told_speed = context.port_speed_mbps(port).filter(|_| config.query_port_speed);
         Ok(Some(Self {
             card: Arc::clone(card),
             name,
             port,
-            port_of_card: i32::from(port) + first,
-            speed_mbps: speed_mbps(attributes.speed, attributes.width),
+            port_of_card: i32::from(port) + before,
+            speed_mbps: told_speed.unwrap_or_else(|| speed_mbps(attributes.speed, attributes.width)),
             peer_memory,
             config: Arc::clone(config),
-            chosen_gid: Mutex::default(),
+            addresses: Addresses::default(),
         }))
-    }
-
-    /// Reads the port and chooses the GID.
-    ///
-    /// # Errors
-    /// The port is down or has no usable GID.
-    pub fn local_address(&self) -> Result<LocalAddress> {
-        let port = self.card.context.port(self.port)?;
-        if !port.active {
-            return Err(Error::os(format_args!("using {}: the port is down", self.name), libc::ENETDOWN));
-        }
-        let gid = match self.config.gid_index {
-            Some(index) => self.entry(i32::from(index)).ok_or_else(|| {
-                let (name, size) = (&self.name, port.gid_count);
-                let text = format!("NCCL_IB_GID_INDEX={index}: {name} has no GID there (its table has {size} entries)");
-                Error::usage(text)
-            })?,
-            None if port.infiniband => self.entry(0).unwrap_or(GidEntry { index: 0, gid: [0; 16], roce_version: None }),
-            None => self.automatic_gid(port.gid_count)?,
-        };
-        Ok(LocalAddress { port, gid })
-    }
-
-    /// The entry chosen last if it is still what it was, else the best of the table.
-    fn automatic_gid(&self, count: i32) -> Result<GidEntry> {
-        let mut chosen = self.chosen_gid.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = *chosen
-            && self.card.context.gid(self.port, i32::from(entry.index)) == Some(entry.gid)
-        {
-            return Ok(entry);
-        }
-        let entries: Vec<_> = (0..count.min(256)).filter_map(|index| self.entry(index)).collect();
-        *chosen = gid::choose(&entries, &self.preference());
-        chosen.ok_or_else(|| {
-            Error::os(format_args!("{}: the port has no GID (no IP address?)", self.name), libc::EADDRNOTAVAIL)
-        })
-    }
-
-    fn entry(&self, index: i32) -> Option<GidEntry> {
-        let context = &self.card.context;
-        let gid = context.gid(self.port, index)?;
-        let roce_version = sysfs::roce_version(context.name(), self.port, index);
-        Some(GidEntry { index: u8::try_from(index).ok()?, gid, roce_version })
-    }
-
-    /// One line for people: how this device is used.
-    pub fn describe(&self) -> String {
-        let speed = self.speed_mbps / 1000;
-        match self.local_address() {
-            Ok(LocalAddress { port, .. }) if port.infiniband => {
-                format!("{} InfiniBand {speed} Gb/s LID {}", self.name, port.lid)
-            }
-            Ok(LocalAddress { gid, .. }) => {
-                let why = gid::reason(&gid, &self.preference());
-                format!("{} RoCE {speed} Gb/s GID {} {} ({why})", self.name, gid.index, gid.address())
-            }
-            Err(e) => format!("{} ({e})", self.name),
-        }
-    }
-
-    fn preference(&self) -> Preference {
-        let Config { gid_family: family, roce_version, gid_range: range, .. } = *self.config;
-        Preference { family, roce_version, range }
     }
 }
 

@@ -4,6 +4,7 @@
 //! flush has been asked for: recent GPUs never need one.
 
 use super::device::Device;
+use super::joining::path_to;
 use super::lanes::WorkId;
 use crate::error::{Error, Result};
 use crate::proto::Violation;
@@ -37,20 +38,8 @@ impl FlushLane {
         let address = device.local_address()?;
         let queue = CompletionQueue::new(&device.card.context, DEPTHS.send + DEPTHS.recv)?;
         let idle = IdleQueuePair::new(&device.card.domain, &queue, device.port, config.pkey_index, DEPTHS)?;
-        let path = Path {
-            dest_qpn: idle.number(),
-            dest_psn: 0,
-            psn: 0,
-            dest_gid: address.gid.gid,
-            dest_lid: address.port.lid,
-            global: !address.port.infiniband,
-            gid_index: address.gid.index,
-            mtu: address.port.mtu,
-            service_level: config.service_level,
-            traffic_class: config.traffic_class,
-            timeout: config.timeout,
-            retry_count: config.retry_count,
-        };
+        let path = path_to(device, &address, &address.gid.gid, address.port.lid)?;
+        let path = Path { dest_qpn: idle.number(), ..path };
         let landing = SharedRing::new(&device.card.domain)?;
         let pair = idle.connect(&path, WorkId::Receive { lane: 0 }.to_bits())?;
         Ok(Self { pair, queue, landing, requests: Requests::default() })

@@ -1,12 +1,13 @@
 //! The queue pairs of one end of a connection, from creation to failure.
 
-use super::device::{Device, LocalAddress};
+use super::address::LocalAddress;
+use super::device::Device;
 use super::link::Link;
 use crate::error::{Error, Result};
 use crate::host::{random, sysfs};
-use crate::proto::handshake::{Endpoint, LaneEnd, Terms};
+use crate::proto::handshake::{Endpoint, LaneEnd};
 use crate::proto::requests::RequestId;
-use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair};
+use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, QueuePair};
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion};
 use std::net::Ipv6Addr;
@@ -15,9 +16,9 @@ use std::sync::Arc;
 /// The queue pairs of one end, before the other end is known.
 #[derive(Debug)]
 pub struct IdleLanes {
-    queue: Arc<CompletionQueue>,
-    pairs: Vec<IdleQueuePair>,
-    address: LocalAddress,
+    pub(super) queue: Arc<CompletionQueue>,
+    pub(super) pairs: Vec<IdleQueuePair>,
+    pub(super) address: LocalAddress,
     /// What the peer is told.
     pub endpoint: Endpoint,
 }
@@ -38,25 +39,25 @@ pub struct Lanes {
     pub queue: Arc<CompletionQueue>,
     /// By lane number.
     pub lanes: Vec<Lane>,
-    address: LocalAddress,
-    remote: Endpoint,
+    pub(super) address: LocalAddress,
+    pub(super) remote: Endpoint,
 }
 
 impl IdleLanes {
-    /// `count` queue pairs on `device`, sized by `depths`.
+    /// `count` queue pairs on `device`, sized by `depths`; `peer` is the peer's GID, if that is known.
     ///
     /// # Errors
     /// The port is down, or the device has no more queues.
-    pub fn new(device: &Device, count: u8, depths: Depths) -> Result<Self> {
+    pub fn new(device: &Device, count: u8, depths: Depths, peer: Option<[u8; 16]>) -> Result<Self> {
         let config = &device.config;
-        let address = device.local_address()?;
+        let address = device.address_towards(peer)?;
         let entries = (depths.send + depths.recv) * u32::from(count);
         let queue = CompletionQueue::new(&device.card.context, entries)?;
         let pair = |_| IdleQueuePair::new(&device.card.domain, &queue, device.port, config.pkey_index, depths);
         let pairs = (0..count).map(pair).collect::<Result<Vec<_>>>()?;
         let lane = |pair: &IdleQueuePair| {
             let psn = u32::from_le_bytes(random::bytes()?) & 0xff_ffff;
-            Ok(LaneEnd { qpn: pair.number(), psn })
+            Ok(LaneEnd { qpn: pair.number(), psn, ece: None })
         };
         let endpoint = Endpoint {
             name: format!(
@@ -81,37 +82,6 @@ impl IdleLanes {
     pub fn truncate(&mut self, count: u8) {
         self.pairs.truncate(usize::from(count));
         self.endpoint.lanes.truncate(usize::from(count));
-    }
-
-    /// Connects each to its counterpart in `remote`, on `terms`.
-    ///
-    /// # Errors
-    /// The device refuses the path.
-    pub fn connect(mut self, device: &Device, remote: Endpoint, terms: &Terms) -> Result<Lanes> {
-        self.truncate(terms.striping.lanes);
-        let config = &device.config;
-        let mut lanes = Vec::with_capacity(self.pairs.len());
-        for (number, (pair, (local, far))) in
-            (0u8..).zip(self.pairs.into_iter().zip(self.endpoint.lanes.iter().zip(&remote.lanes)))
-        {
-            let path = Path {
-                dest_qpn: far.qpn,
-                dest_psn: far.psn,
-                psn: local.psn,
-                dest_gid: remote.gid,
-                dest_lid: remote.lid,
-                global: !remote.infiniband,
-                gid_index: self.address.gid.index,
-                mtu: terms.mtu,
-                service_level: config.service_level,
-                traffic_class: config.traffic_class,
-                timeout: config.timeout,
-                retry_count: config.retry_count,
-            };
-            let pair = pair.connect(&path, WorkId::Receive { lane: number }.to_bits())?;
-            lanes.push(Lane { pair, receives: 0 });
-        }
-        Ok(Lanes { queue: self.queue, lanes, address: self.address, remote })
     }
 }
 

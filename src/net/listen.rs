@@ -4,6 +4,7 @@
 //! listener's token costs more than a socket, and only one that commits becomes a communicator.
 
 use super::device::Device;
+use super::joining::Joining;
 use super::lanes::IdleLanes;
 use super::link::Link;
 use super::receiver::{RECEIVER_DEPTHS, RecvComm, RecvPath};
@@ -42,8 +43,18 @@ struct Candidate {
 enum Stage {
     /// Has not shown the token.
     Stranger,
+    /// Has said hello; our queue pairs are being connected to its.
+    Joining(Box<Preparing>),
     /// Has got our reply; its commit is due.
     Replied(Box<Prepared>),
+}
+
+/// What the reply waits for.
+#[derive(Debug)]
+struct Preparing {
+    joining: Joining,
+    hello: Hello,
+    terms: Terms,
 }
 
 /// All that makes a communicator but the peer's commit.
@@ -135,7 +146,7 @@ impl Listener {
         }
         let frame = match candidate.socket.poll_frame() {
             Ok(Incoming::Frame(frame)) => frame,
-            Ok(Incoming::Nothing) if Instant::now() < candidate.deadline => return Ok(Verdict::Wait),
+            Ok(Incoming::Nothing) if Instant::now() < candidate.deadline => return self.proceed(index),
             Ok(Incoming::Nothing) => return Ok(Verdict::Dismiss("it stayed silent".into())),
             Ok(Incoming::Closed) => return Ok(Verdict::Dismiss("it closed the connection".into())),
             Ok(Incoming::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
@@ -158,28 +169,44 @@ impl Listener {
         }
     }
 
-    /// The right peer has come: make our end and say so.
+    /// The right peer has come: make our end.
     fn reply(&mut self, index: usize, frame: &Frame) -> Result<Verdict> {
-        let device = Arc::clone(&self.device);
+        let begun = Hello::parse(&frame.body).map_err(Error::from).and_then(|hello| begin(&self.device, hello));
+        let preparing = begun.map_err(|e| self.turn_down(index, e))?;
         let candidate = &mut self.candidates[index];
-        let prepared = Hello::parse(&frame.body).map_err(Error::from).and_then(|hello| prepare(&device, &hello));
-        match prepared {
-            Ok((prepared, reply)) => {
-                candidate.socket.send(&reply.frame(self.handle.token));
-                candidate.deadline = Instant::now() + Duration::from_secs(device.config.handshake_timeout_s);
-                candidate.stage = Stage::Replied(Box::new(prepared));
-                if candidate.socket.poll_sent().is_err() {
-                    return Ok(Verdict::Dismiss("it closed the connection".into()));
-                }
-                Ok(Verdict::Wait)
-            }
-            Err(e) => {
-                let from = candidate.socket.peer();
-                candidate.refuse(&self.handle, &e.text);
-                self.candidates.remove(index);
-                Err(e.during(format_args!("accepting {from} on {}", device.name)))
-            }
+        candidate.deadline = Instant::now() + Duration::from_secs(self.device.config.handshake_timeout_s);
+        candidate.stage = Stage::Joining(Box::new(preparing));
+        self.proceed(index)
+    }
+
+    /// Goes on with what does not wait for the peer; once it is done, the peer is told.
+    fn proceed(&mut self, index: usize) -> Result<Verdict> {
+        let Stage::Joining(preparing) = &mut self.candidates[index].stage else { return Ok(Verdict::Wait) };
+        match preparing.joining.advance(&self.device) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Verdict::Wait),
+            Err(e) => return Err(self.turn_down(index, e)),
         }
+        let candidate = &mut self.candidates[index];
+        let Stage::Joining(preparing) = std::mem::replace(&mut candidate.stage, Stage::Stranger) else {
+            return Ok(Verdict::Wait);
+        };
+        let (prepared, reply) = preparing.finish().map_err(|e| self.turn_down(index, e))?;
+        let candidate = &mut self.candidates[index];
+        candidate.socket.send(&reply.frame(self.handle.token));
+        candidate.deadline = Instant::now() + Duration::from_secs(self.device.config.handshake_timeout_s);
+        candidate.stage = Stage::Replied(Box::new(prepared));
+        if candidate.socket.poll_sent().is_err() {
+            return Ok(Verdict::Dismiss("it closed the connection".into()));
+        }
+        Ok(Verdict::Wait)
+    }
+
+    /// The right peer cannot be served, and is told why.
+    fn turn_down(&mut self, index: usize, error: Error) -> Error {
+        let mut candidate = self.candidates.remove(index);
+        candidate.refuse(&self.handle, &error.text);
+        error.during(format_args!("accepting {} on {}", candidate.socket.peer(), self.device.name))
     }
 
     fn complete(&self, socket: ControlSocket, prepared: Prepared) -> Result<RecvComm> {
@@ -200,13 +227,23 @@ impl Candidate {
     }
 }
 
-fn prepare(device: &Device, hello: &Hello) -> Result<(Prepared, Reply)> {
+/// Makes our end for the peer that said `hello`.
+fn begin(device: &Device, hello: Hello) -> Result<Preparing> {
+    let config = &device.config;
     let offered = u8::try_from(hello.endpoint.lanes.len()).unwrap_or(u8::MAX);
-    let mut idle = IdleLanes::new(device, device.config.lanes.min(offered), RECEIVER_DEPTHS)?;
+    let count = config.lanes.min(offered);
+    let mut idle = IdleLanes::new(device, count, RECEIVER_DEPTHS, Some(hello.endpoint.gid))?;
     let terms = Terms::agree(&hello.endpoint, &idle.endpoint)?;
     idle.truncate(terms.striping.lanes);
-    let reply = Reply { endpoint: idle.endpoint.clone(), terms };
-    let lanes = idle.connect(device, hello.endpoint.clone(), &terms)?;
-    let path = RecvPath::new(lanes, hello.ring, &terms)?;
-    Ok((Prepared { path, peer: hello.endpoint.name.clone() }, reply))
+    let joining = idle.join(device, hello.endpoint.clone(), &terms, config.announce_traffic_class);
+    Ok(Preparing { joining, hello, terms })
+}
+
+impl Preparing {
+    fn finish(self) -> Result<(Prepared, Reply)> {
+        let Self { joining, hello, terms } = self;
+        let (lanes, endpoint) = joining.finish();
+        let path = RecvPath::new(lanes, hello.ring, &terms)?;
+        Ok((Prepared { path, peer: hello.endpoint.name }, Reply { endpoint, terms }))
+    }
 }

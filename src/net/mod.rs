@@ -4,9 +4,13 @@
 //! [`connect::Connector`] make [`receiver::RecvComm`] and [`sender::SendComm`], which translate between flows and
 //! queue pairs.
 
+pub mod address;
+pub mod claims;
 pub mod connect;
 pub mod device;
 pub mod flush;
+pub mod gdr;
+pub mod joining;
 pub mod lanes;
 pub mod link;
 pub mod listen;
@@ -139,6 +143,9 @@ impl Net {
             interface.address.ip(),
             config.lanes,
         );
+        for refusal in self.devices.iter().filter_map(|d| d.local_address().err()) {
+            log::warn!(target: INIT, "{refusal}");
+        }
         for (name, why) in Config::unheeded() {
             log::info!(target: INIT, "Ferrite does not honour {name}: {why}");
         }

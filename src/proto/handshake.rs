@@ -12,6 +12,19 @@ pub struct LaneEnd {
     pub qpn: u32,
     /// First packet sequence number that this end sends, 24 bits.
     pub psn: u32,
+    /// In a hello what the device offers beyond the standard, in a reply what of it the other one takes up.
+    pub ece: Option<Ece>,
+}
+
+/// Enhanced connection establishment: options of a maker's devices, whose meaning is theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ece {
+    /// The maker, never 0.
+    pub vendor_id: u32,
+    /// The options.
+    pub options: u32,
+    /// Further fields that are set.
+    pub comp_mask: u32,
 }
 
 /// Where and how one end is reached.
@@ -194,6 +207,9 @@ impl Writer {
         for lane in e.lanes.iter().take(MAX_LANES) {
             self.u32(lane.qpn);
             self.u32(lane.psn);
+            let none = Ece { vendor_id: 0, options: 0, comp_mask: 0 };
+            let Ece { vendor_id, options, comp_mask } = lane.ece.unwrap_or(none);
+            [vendor_id, options, comp_mask].into_iter().for_each(|word| self.u32(word));
         }
     }
 }
@@ -231,6 +247,10 @@ impl Reader<'_> {
             n => Err(violation!("{n} is no 24-bit number")),
         }
     }
+    fn ece(&mut self) -> Result<Option<Ece>, Violation> {
+        let ece = Ece { vendor_id: self.u32()?, options: self.u32()?, comp_mask: self.u32()? };
+        Ok(Some(ece).filter(|ece| ece.vendor_id != 0))
+    }
     fn endpoint(&mut self) -> Result<Endpoint, Violation> {
         let length = usize::from(self.u8()?);
         let (name, rest) =
@@ -246,7 +266,7 @@ impl Reader<'_> {
         if !(1..=MAX_LANES).contains(&usize::from(count)) {
             return Err(violation!("{count} queue pairs; 1 to {MAX_LANES} are possible"));
         }
-        let lane = |r: &mut Self| Ok(LaneEnd { qpn: r.number24()?, psn: r.number24()? });
+        let lane = |r: &mut Self| Ok(LaneEnd { qpn: r.number24()?, psn: r.number24()?, ece: r.ece()? });
         let lanes = (0..count).map(|_| lane(self)).collect::<Result<_, Violation>>()?;
         Ok(Endpoint { name, infiniband, lid, gid, mtu, adaptive_routing, split, lanes })
     }
@@ -260,8 +280,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn lane(i: u32) -> LaneEnd {
+        let ece = Ece { vendor_id: 0x15b3, options: 1 << i, comp_mask: 0 };
+        LaneEnd { qpn: 100 + i, psn: 7 * i, ece: Some(ece).filter(|_| i % 2 == 1) }
+    }
+
     fn endpoint(lanes: usize, mtu: u8) -> Endpoint {
-        let lanes = (0..lanes as u32).map(|i| LaneEnd { qpn: 100 + i, psn: 7 * i }).collect();
+        let lanes = (0..lanes as u32).map(lane).collect();
         let name = format!("rdma{mtu}/1 host 42");
         Endpoint { name, infiniband: false, lid: 0, gid: [3; 16], mtu, adaptive_routing: mtu == 4, split: true, lanes }
     }
@@ -277,7 +302,7 @@ mod tests {
         assert_eq!(terms, Terms { striping: Striping { lanes: 2, split: true }, mtu: 4, adaptive_routing: true });
         let reply = Reply { endpoint: end.clone(), terms };
         assert_eq!(Reply::parse(&reply.frame([0; 16]).body, &hello.endpoint), Ok(reply));
-        end.lanes.push(LaneEnd { qpn: 1, psn: 1 });
+        end.lanes.push(lane(1));
         let wrong = Reply { endpoint: end, terms };
         assert!(Reply::parse(&wrong.frame([0; 16]).body, &hello.endpoint).is_err());
     }

@@ -41,6 +41,8 @@ pub(crate) struct Qp {
     pub(crate) attributes: Mutex<QpAttr>,
     pub(crate) send: Mutex<SendQueue>,
     pub(crate) send_ring: SendRing,
+    /// Options of enhanced connection establishment.
+    pub(crate) ece: AtomicU32,
     /// Serialises posting of receives, flushing and reset.
     recv: Mutex<()>,
     recv_ring: RecvRing,
@@ -120,6 +122,7 @@ impl Qp {
             attributes: Mutex::new(QpAttr { cap, port_num: 1, ..QpAttr::default() }),
             send: Mutex::new(SendQueue::new(&cap)),
             send_ring: SendRing::new(&cap),
+            ece: AtomicU32::new(fabric.settings.ece),
             recv: Mutex::default(),
             recv_ring,
             recv_polled: AtomicU64::new(0),

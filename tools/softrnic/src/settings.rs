@@ -19,6 +19,8 @@ pub(crate) struct Settings {
     pub(crate) stat: bool,
     /// How GPU memory can be registered.
     pub(crate) gpu: Direct,
+    /// Options of enhanced connection establishment that the devices have; 0: they know nothing of it.
+    pub(crate) ece: u32,
     /// Copies are staged even where they could go directly.
     pub(crate) staged: bool,
     /// Writes to memory with relaxed ordering land in no order.
@@ -77,6 +79,7 @@ impl Settings {
             strict: false,
             stat: false,
             gpu: Direct::default(),
+            ece: 0,
             staged: false,
             chaos: false,
             trace: None,
@@ -121,6 +124,7 @@ impl Settings {
             strict: switch("SOFTRNIC_STRICT")?,
             stat: switch("SOFTRNIC_STAT")?,
             gpu: gpu()?,
+            ece: number("SOFTRNIC_ECE", 0, 0, u32::MAX)?,
             staged: switch("SOFTRNIC_STAGED")?,
             chaos: switch("SOFTRNIC_CHAOS")?,
             trace: text("SOFTRNIC_TRACE")?.map(Into::into),

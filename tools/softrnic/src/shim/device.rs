@@ -194,16 +194,6 @@ unsafe extern "C" fn is_fork_initialized() -> c_int {
 }
 export!("ibv_is_fork_initialized", "IBVERBS_1.13", is_fork_initialized);
 
-unsafe extern "C" fn query_ece(_: *mut c_void, _: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
-}
-export!("ibv_query_ece", "IBVERBS_1.10", query_ece);
-
-unsafe extern "C" fn set_ece(_: *mut c_void, _: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
-}
-export!("ibv_set_ece", "IBVERBS_1.10", set_ece);
-
 unsafe extern "C" fn wc_status_str(status: c_int) -> *const c_char {
     names::status(status).as_ptr()
 }
