@@ -113,11 +113,10 @@ impl Device {
                     continue;
                 }
             };
-            // NCCL's built-in transport numbers the ports of several functions of one card through.
-            let siblings = devices.iter().filter(|d| card.pci_path.is_some() && d.card.pci_path == card.pci_path);
-            let first_port = siblings.count() as i32;
             for port in 1..=card.attributes.port_count {
-                match Self::open(&card, port, first_port, peer_memory, config) {
+                // As NCCL's built-in transport numbers them: the port, and the ports before it at the same PCI path.
+                let siblings = devices.iter().filter(|d| card.pci_path.is_some() && d.card.pci_path == card.pci_path);
+                match Self::open(&card, port, siblings.count() as i32, peer_memory, config) {
                     Ok(Some(device)) => devices.push(Arc::new(device)),
                     Ok(None) => {}
                     Err(e) => log::warn!("{}:{port} is not used: {e}", context.name()),
