@@ -4,37 +4,11 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
-use common::{dist, plugin_transport, setting};
+use common::plugin_transport;
+use common::talk::{log, said, set, softrnic, talkative};
 use ferrite::error::{Error, Result};
-use ferrite::pair::{self, Setting};
+use ferrite::pair;
 use ferrite::seat::Seat;
-use std::process::Command;
-
-/// The usual setting with the plugin's whole log, and `env` beside.
-fn talkative(env: &[(&str, &str)]) -> Option<Setting> {
-    let setting = setting()?.env("NCCL_DEBUG_SUBSYS", "INIT,NET");
-    Some(env.iter().fold(setting, |setting, (name, value)| setting.env(name, value)))
-}
-
-/// Whether the plugin has said all of `words` in one line.
-fn said(words: &[&str]) -> bool {
-    ferrite::nccl_log::lines().iter().any(|line| words.iter().all(|word| line.contains(word)))
-}
-
-fn log() -> String {
-    ferrite::nccl_log::lines().join("\n")
-}
-
-/// Changes the network of this process.
-fn softrnic(arguments: &str) {
-    let output = Command::new(dist().join("bin/softrnic")).args(arguments.split(' ')).output().expect("softrnic runs");
-    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-fn set(name: &str, value: &str) {
-    // SAFETY: the process has one thread that looks at the environment: this one.
-    unsafe { std::env::set_var(name, value) };
-}
 
 /// A bench that carries some messages.
 fn works(seat: &mut Seat) -> Result<()> {
@@ -301,6 +275,25 @@ fn clear_to_sends_have_a_traffic_class_of_their_own() -> Result<()> {
             assert_eq!(log().matches(class).count(), 1, "{class}: {}", log());
         }
         seat.barrier()
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_partition_key_that_is_not_there_is_named() -> Result<()> {
+    let Some(setting) = talkative(&[("NCCL_IB_PKEY", "3")]) else { return Ok(()) };
+    pair::run("a_partition_key_that_is_not_there_is_named", &setting, |_| {
+        let transport = plugin_transport()?;
+        let (mut handle, _listener) = transport.listen(0)?;
+        while transport.connect(0, &mut handle).is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(
+            said(&["WARN", "to INIT failed: Invalid argument", "NCCL_IB_PKEY=3", "has 1 partition key(s)"]),
+            "{}",
+            log()
+        );
+        Ok(())
     })?;
     Ok(())
 }

@@ -154,7 +154,13 @@ impl IdleQueuePair {
         attr.port_num = self.port;
         attr.qp_access_flags = REMOTE_ACCESS;
         let given = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS;
-        self.inner.modify(&mut attr, given, "INIT").map_err(|(_, error)| error)
+        self.inner.modify(&mut attr, given, "INIT").map_err(|(errno, mut error)| {
+            let keys = self.inner.domain.context.port(self.port).map_or(0, |port| port.pkey_count);
+            if errno == libc::EINVAL && keys <= pkey_index {
+                error.text += &format!(" (NCCL_IB_PKEY={pkey_index}: the port has {keys} partition key(s), from 0)");
+            }
+            error
+        })
     }
 
     /// Its number, for the peer.
@@ -211,7 +217,6 @@ impl RawQueuePair {
         }
         let mut error = Error::os(format_args!("ibv_modify_qp({}) to {state}", self.name()), rc.abs());
         let hint = match (rc.abs(), state) {
-            (libc::EINVAL, "INIT") => " (is there such a partition key? NCCL_IB_PKEY is its index)",
             (libc::EINVAL, "RTR") => " (is the GID index right? NCCL_IB_GID_INDEX chooses it)",
             (libc::ETIMEDOUT, _) => " (the peer's address cannot be resolved: are both ports in one network?)",
             _ => "",
