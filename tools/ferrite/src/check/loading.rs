@@ -212,10 +212,10 @@ fn log_lines(stage: &mut Stage<'_>) -> Result<Finding> {
     // Longer than the 1024 bytes that NCCL's own logger keeps.
     let value = format!("{PER_CENTS}{}", "x".repeat(1500));
     // SAFETY: this process has one thread so far, and no library is loaded.
-    unsafe { std::env::set_var("NCCL_SOCKET_IFNAME", &value) };
+    unsafe { std::env::set_var("NCCL_SOCKET_FAMILY", &value) };
     let transport = Transport::without_init(Library::open(&stage.order.source)?);
     let result = transport.init();
     let words = format!("a setting of {} bytes with %s and %n is told as it is (init: {})", value.len(), code(&result));
-    let otherwise = "the value of NCCL_SOCKET_IFNAME is not told, or not as it is";
-    Ok(Finding::passed(words).logging(&["NCCL_SOCKET_IFNAME", PER_CENTS, "xxxx"], otherwise))
+    let otherwise = "the value of NCCL_SOCKET_FAMILY is not told, or not as it is";
+    Ok(Finding::passed(words).logging(&["NCCL_SOCKET_FAMILY", PER_CENTS, "xxxx"], otherwise))
 }

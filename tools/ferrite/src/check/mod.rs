@@ -5,7 +5,7 @@
 //!
 //! | module | |
 //! |---|---|
-//! | [`point`] | what a point is, and the table of all: [`point::ALL`] |
+//! | [`point`] | what a point is, and the table of all: [`point::all`] |
 //! | `loading`, `properties`, `connection`, `peers`, `registration`, `datapath`, `order`, `teardown`, `faults`, `settings` | the points, a chapter each |
 //! | [`stage`] | what a point has to work with, in each of its two processes |
 //! | `raw` | calls that break the rules which [`Transport`](crate::transport::Transport) keeps |

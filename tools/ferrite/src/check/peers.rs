@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::check::ensure;
 use crate::check::point::{ALONE, Act, Point, Scene, TWO, Trial};
 use crate::check::relay::{self, Lead, Relay};
-use crate::check::stage::{Loop, SOON, Stage, arrived, belongings, connect_here, exchange, meet, within};
+use crate::check::stage::{Loop, SETTLED, SOON, Stage, arrived, belongings, connect_here, exchange, meet, within};
 use crate::check::verdict::Finding;
 use crate::error::{Error, Result};
 use crate::library::Source;
@@ -398,7 +398,7 @@ fn limit(stage: &mut Stage<'_>) -> Result<Finding> {
     kept.pop().map_or(Ok(()), |pair| pair.carries(&[5000]))?;
     connect_here(&transport, 0, 0)?.carries(&[5000])?;
     drop(kept);
-    let clean = within(SOON, || Ok(Some(hardware.objects()?).filter(|now| *now == before)))?;
+    let clean = within(SETTLED, || Ok(Some(hardware.objects()?).filter(|now| *now == before)))?;
     ensure!(clean.is_some(), "before {before}; after the error and closing everything {}", hardware.objects()?);
     Ok(Finding::passed(format!("{count} connections fit, then {problem}; all given back")))
 }

@@ -7,7 +7,7 @@ use crate::check::device::Device;
 use crate::check::ensure;
 use crate::check::point::{ALONE, Act, Point, Scene, Trial};
 use crate::check::raw::Object;
-use crate::check::stage::{SOON, Stage, code, connect_here, done, within};
+use crate::check::stage::{SETTLED, SOON, Stage, code, connect_here, done, within};
 use crate::check::verdict::Finding;
 use crate::comm::SendComm;
 use crate::error::{Error, Result};
@@ -69,7 +69,7 @@ pub(super) const POINTS: &[Point] = &[
 /// Memory regions of the device, once the transport has given back what it gives back late.
 fn regions_are(hardware: &Device, count: u64) -> Result<()> {
     let mut now = 0;
-    let same = within(SOON, || {
+    let same = within(SETTLED, || {
         now = hardware.objects()?.memory_regions;
         Ok((now == count).then_some(()))
     })?;

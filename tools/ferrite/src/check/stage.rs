@@ -52,6 +52,9 @@ pub struct Stage<'s> {
 /// How long something may take that the peer or the device has to do.
 pub const SOON: Duration = Duration::from_secs(8);
 
+/// How long what is closed may be in the device's and the system's books.
+pub const SETTLED: Duration = Duration::from_secs(2);
+
 /// The body of the hidden subcommand `check-worker`; the exit code.
 pub fn main() -> i32 {
     let seat = match Seat::take() {
@@ -77,16 +80,16 @@ fn play(seat: &mut Seat, order: &Order) -> Result<Finding> {
         return Err(Error::Misuse("a point that is not tried"));
     };
     let act = acts.get(order.act).ok_or(Error::Misuse("a point without such an act"))?;
+    seat.begin(format!("trying {name}"))?;
     if seat.rank() == 1 {
-        for (name, value) in act.scene.rank1 {
+        for (variable, value) in act.scene.rank1 {
             // SAFETY: this process has one thread so far, and no library is loaded.
-            unsafe { std::env::set_var(name, value) };
+            unsafe { std::env::set_var(variable, value) };
         }
         if act.scene.alone {
             return Ok(Finding::nothing());
         }
     }
-    seat.begin(format!("trying {name}"))?;
     (act.play)(&mut Stage { seat, order, transport: None })
 }
 
