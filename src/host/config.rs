@@ -51,7 +51,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_QPS_PER_CONNECTION",
         Kind::Number(1, 128, 1),
-        "queue pairs per connection, of which 32 at most are used; the lesser of both ends",
+        "queue pairs per connection and rail, of which 32 in all are used at most; the lesser of both ends",
     ),
     variable(
         "NCCL_IB_SPLIT_DATA_ON_QPS",
@@ -72,6 +72,11 @@ pub const VARIABLES: &[Variable] = &[
         "NCCL_IB_PCI_RELAXED_ORDERING",
         Kind::Number(0, 2, 2),
         "0: the device writes payload in order on the bus; 1, 2: it need not, where libibverbs knows how to say so",
+    ),
+    variable(
+        "NCCL_IB_MERGE_NICS",
+        Kind::Number(0, 1, 1),
+        "1: like ports of one card are one device, up to 4; 0: each port is a device of its own",
     ),
     variable("NCCL_IB_MERGE_VFS", Kind::Number(0, 1, 1), "1: virtual functions of one card share a PCI path"),
     variable("NCCL_GDR_FLUSH_DISABLE", Kind::Number(0, 1, 0), "1: flushes of GPU memory do nothing"),
@@ -95,7 +100,6 @@ const MAX_LANES: i64 = 32;
 
 /// Variables of NCCL's built-in IB transport that Ferrite does not honour, and why.
 pub const UNHEEDED: &[(&str, &str)] = &[
-    ("NCCL_IB_MERGE_NICS", "ports are not fused; each is a device of its own"),
     ("NCCL_IB_USE_INLINE", "clear-to-sends are always inline"),
     ("NCCL_IB_FIFO_TC", "clear-to-sends have the traffic class of data"),
     ("NCCL_IB_ECE_ENABLE", "enhanced connection establishment is not negotiated"),
@@ -132,7 +136,7 @@ pub struct Config {
     pub service_level: u8,
     /// Traffic class.
     pub traffic_class: u8,
-    /// Queue pairs per connection.
+    /// Queue pairs per connection and rail.
     pub lanes: u8,
     /// Cut messages over all queue pairs.
     pub split: bool,
@@ -142,6 +146,8 @@ pub struct Config {
     pub adaptive_routing: Option<bool>,
     /// Ask for relaxed ordering of payload.
     pub relaxed_ordering: bool,
+    /// Like ports of one card are one device.
+    pub merge_nics: bool,
     /// Virtual functions of one card share a PCI path.
     pub merge_vfs: bool,
     /// Flushes do something.
@@ -204,6 +210,7 @@ impl Config {
                 _ => None,
             },
             relaxed_ordering: reader.number("NCCL_IB_PCI_RELAXED_ORDERING")? != 0,
+            merge_nics: reader.flag("NCCL_IB_MERGE_NICS")?,
             merge_vfs: reader.flag("NCCL_IB_MERGE_VFS")?,
             flush: !reader.flag("NCCL_GDR_FLUSH_DISABLE")?,
             interfaces: InterfaceFilter::parse(&reader.text("NCCL_SOCKET_IFNAME").unwrap_or_default()),

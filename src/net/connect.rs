@@ -5,23 +5,25 @@
 //!    ▲ refused: again, until the deadline
 //! ```
 
-use super::device::Device;
-use super::lanes::IdleLanes;
+use super::lanes::{IdleLanes, Lanes};
 use super::link::Link;
+use super::nic::Nic;
 use super::sender::{SENDER_DEPTHS, SendComm, SlotRing};
 use super::socket::{ControlSocket, Incoming};
 use crate::error::{Error, Result};
-use crate::proto::RING_SLOTS;
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Reply, Ring};
+use crate::proto::shares::Shares;
+use crate::proto::wire::{Slot, slot_halves};
+use crate::proto::{MAX_RAILS, RING_SLOTS};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A connection on its way. Every call of [`Self::advance`] does what can be done without waiting.
 #[derive(Debug)]
 pub struct Connector {
-    device: Arc<Device>,
+    nic: Arc<Nic>,
     handle: Handle,
     deadline: Instant,
     /// Whether a listener has taken a connection and closed it without a word: it may have had too many callers.
@@ -60,7 +62,8 @@ struct Offer {
 /// All that makes a communicator but the last word.
 #[derive(Debug)]
 struct Pending {
-    lanes: super::lanes::Lanes,
+    lanes: Lanes,
+    shares: Shares,
     ring: SlotRing,
     reply: Reply,
 }
@@ -68,15 +71,15 @@ struct Pending {
 const REDIAL_AFTER: Duration = Duration::from_millis(20);
 
 impl Connector {
-    /// Begins to connect `device` to the listener behind `handle`.
-    pub fn new(device: Arc<Device>, handle: Handle) -> Self {
-        let deadline = Instant::now() + Duration::from_secs(device.config.handshake_timeout_s);
-        Self { device, handle, deadline, turned_away: false, stage: Stage::Dialing(Dial::Again(Instant::now())) }
+    /// Begins to connect `nic` to the listener behind `handle`.
+    pub fn new(nic: Arc<Nic>, handle: Handle) -> Self {
+        let deadline = Instant::now() + Duration::from_secs(nic.config.handshake_timeout_s);
+        Self { nic, handle, deadline, turned_away: false, stage: Stage::Dialing(Dial::Again(Instant::now())) }
     }
 
     /// Whether nobody can be waiting for it any more.
     pub fn is_abandoned(&self, now: Instant) -> bool {
-        now > self.deadline + Duration::from_secs(self.device.config.handshake_timeout_s)
+        now > self.deadline + Duration::from_secs(self.nic.config.handshake_timeout_s)
     }
 
     /// Whether it leads to the listener behind `handle`.
@@ -121,7 +124,7 @@ impl Connector {
             Stage::Greeting(_) | Stage::Awaiting(_) => "the listener took the connection but did not answer",
             Stage::Committing(..) | Stage::Done => "the listener stopped reading",
         };
-        let seconds = self.device.config.handshake_timeout_s;
+        let seconds = self.nic.config.handshake_timeout_s;
         let to = self.handle.address;
         Err(Error::remote(format!("connecting to {to}: {waiting} within FERRITE_HANDSHAKE_TIMEOUT={seconds} s")))
     }
@@ -143,9 +146,16 @@ impl Connector {
     }
 
     fn offer(&self, mut socket: ControlSocket) -> Result<Offer> {
-        let lanes = IdleLanes::new(&self.device, self.device.config.lanes, SENDER_DEPTHS)?;
-        let ring = SlotRing::new(&self.device.card.domain)?;
-        let place = Ring { addr: ring.addr(), rkey: ring.rkey(), slots: RING_SLOTS as u32 };
+        let nic = &self.nic;
+        let lanes = IdleLanes::new(nic, MAX_RAILS, nic.config.lanes.into(), SENDER_DEPTHS)?;
+        let halves = slot_halves(nic.rails.len());
+        let ring = SlotRing::new(nic.cards.iter().map(|card| &card.domain), halves)?;
+        let place = Ring {
+            addr: ring.addr(),
+            rkeys: std::array::from_fn(|rail| ring.rkey(nic.card_of(rail))),
+            slots: RING_SLOTS as u32,
+            slot_room: (halves * Slot::BYTES) as u32,
+        };
         let hello = Hello { endpoint: lanes.endpoint.clone(), ring: place };
         socket.send(&hello.frame(self.handle.token));
         Ok(Offer { socket, lanes, ring })
@@ -177,23 +187,25 @@ impl Connector {
         if frame.kind != Kind::Reply || frame.token != self.handle.token {
             return Err(Error::remote(format!("connecting to {to}: a {:?} came instead of a reply", frame.kind)));
         }
-        let Offer { mut socket, lanes, ring } = *offer;
+        let Offer { mut socket, lanes, mut ring } = *offer;
         let reply = Reply::parse(&frame.body, &lanes.endpoint)
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
+        ring.lay_out(slot_halves(reply.terms.striping.rails().into()));
+        let shares = lanes.endpoint.shares_with(&reply.endpoint);
         let lanes = lanes
-            .connect(&self.device, reply.endpoint.clone(), &reply.terms)
+            .connect(&self.nic, reply.endpoint.clone(), &reply.terms)
             .map_err(|e| e.during(format_args!("connecting to {to}")))?;
         socket.send(&Frame { kind: Kind::Commit, token: self.handle.token, body: Vec::new() });
-        Ok((Stage::Committing(socket, Box::new(Pending { lanes, ring, reply })), true))
+        Ok((Stage::Committing(socket, Box::new(Pending { lanes, shares, ring, reply })), true))
     }
 
     fn complete(&self, socket: ControlSocket, pending: Pending) -> Result<SendComm> {
-        let Pending { lanes, ring, reply } = pending;
+        let Pending { lanes, shares, ring, reply } = pending;
         let peer = format!("{} ({})", reply.endpoint.name, socket.peer());
         let link = Arc::new(Link::new(peer, self.handle.token, socket));
-        self.device.card.watcher()?.watch(&link)?;
-        log::debug!("{} sends to {}: {:?}", self.device.name, link.peer(), reply.terms);
-        Ok(SendComm::new(Arc::clone(&self.device), link, lanes, ring, &reply.terms))
+        self.nic.watch(&link)?;
+        log::debug!("{} sends to {}: {:?}", self.nic.name, link.peer(), reply.terms);
+        Ok(SendComm::new(Arc::clone(&self.nic), link, lanes, ring, &reply.terms, shares))
     }
 }
 

@@ -81,6 +81,10 @@ impl Link {
     /// The descriptor is readable; whether it is worth waiting for more.
     pub fn handle_readable(&self) -> bool {
         let mut control = self.lock();
+        // Every card of a device has a watcher, and one of them was first.
+        if !control.reason.is_empty() {
+            return false;
+        }
         let (state, reason) = match control.socket.poll_frame() {
             Ok(Incoming::Nothing) => return true,
             Ok(Incoming::Frame(f)) if f.kind == Kind::Goodbye && f.token == self.token => match f.body_text() {

@@ -3,9 +3,9 @@
 //! Anybody may come to the port. Each caller is a candidate with a deadline of its own; only one that shows the
 //! listener's token costs more than a socket, and only one that commits becomes a communicator.
 
-use super::device::Device;
 use super::lanes::IdleLanes;
 use super::link::Link;
+use super::nic::Nic;
 use super::receiver::{RECEIVER_DEPTHS, RecvComm, RecvPath};
 use super::socket::{ControlSocket, Incoming};
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ const MAX_CANDIDATES: usize = 32;
 /// A listener for one peer.
 #[derive(Debug)]
 pub struct Listener {
-    device: Arc<Device>,
+    nic: Arc<Nic>,
     socket: TcpListener,
     handle: Handle,
     candidates: Vec<Candidate>,
@@ -60,18 +60,18 @@ enum Verdict {
 }
 
 impl Listener {
-    /// Listens on `interface` for the peer of `device`.
+    /// Listens on `interface` for the peer of `nic`.
     ///
     /// # Errors
     /// No port can be had.
-    pub fn new(device: Arc<Device>, interface: &Interface) -> Result<Self> {
+    pub fn new(nic: Arc<Nic>, interface: &Interface) -> Result<Self> {
         let what = || format!("listening on {} ({})", interface.name, interface.address.ip());
         let socket = TcpListener::bind(interface.address).map_err(|e| Error::io(what(), &e))?;
         socket.set_nonblocking(true).map_err(|e| Error::io(what(), &e))?;
         let mut address = socket.local_addr().map_err(|e| Error::io(what(), &e))?;
         address.set_ip(interface.address.ip());
         let handle = Handle { address, token: random::bytes()? };
-        Ok(Self { device, socket, handle, candidates: Vec::new() })
+        Ok(Self { nic, socket, handle, candidates: Vec::new() })
     }
 
     /// What the peer has to be given.
@@ -92,7 +92,7 @@ impl Listener {
                 Verdict::Dismiss(why) => {
                     let candidate = self.candidates.remove(i);
                     let (at, from) = (self.handle.address, candidate.socket.peer());
-                    log::info!("listener {at} for {}: dismissed {from}: {why}", self.device.name);
+                    log::info!("listener {at} for {}: dismissed {from}: {why}", self.nic.name);
                 }
                 Verdict::Take(prepared) => {
                     let Candidate { socket, .. } = self.candidates.remove(i);
@@ -117,7 +117,7 @@ impl Listener {
                 let oldest = self.candidates.iter().position(|c| matches!(c.stage, Stage::Stranger));
                 self.candidates.remove(oldest.unwrap_or(0));
             }
-            let deadline = Instant::now() + Duration::from_secs(self.device.config.handshake_timeout_s);
+            let deadline = Instant::now() + Duration::from_secs(self.nic.config.handshake_timeout_s);
             let socket = ControlSocket::accepted(stream, peer)?;
             self.candidates.push(Candidate { socket, deadline, stage: Stage::Stranger });
             // Everybody is heard once before anybody else has to go.
@@ -160,13 +160,13 @@ impl Listener {
 
     /// The right peer has come: make our end and say so.
     fn reply(&mut self, index: usize, frame: &Frame) -> Result<Verdict> {
-        let device = Arc::clone(&self.device);
+        let nic = Arc::clone(&self.nic);
         let candidate = &mut self.candidates[index];
-        let prepared = Hello::parse(&frame.body).map_err(Error::from).and_then(|hello| prepare(&device, &hello));
+        let prepared = Hello::parse(&frame.body).map_err(Error::from).and_then(|hello| prepare(&nic, &hello));
         match prepared {
             Ok((prepared, reply)) => {
                 candidate.socket.send(&reply.frame(self.handle.token));
-                candidate.deadline = Instant::now() + Duration::from_secs(device.config.handshake_timeout_s);
+                candidate.deadline = Instant::now() + Duration::from_secs(nic.config.handshake_timeout_s);
                 candidate.stage = Stage::Replied(Box::new(prepared));
                 if candidate.socket.poll_sent().is_err() {
                     return Ok(Verdict::Dismiss("it closed the connection".into()));
@@ -177,7 +177,7 @@ impl Listener {
                 let from = candidate.socket.peer();
                 candidate.refuse(&self.handle, &e.text);
                 self.candidates.remove(index);
-                Err(e.during(format_args!("accepting {from} on {}", device.name)))
+                Err(e.during(format_args!("accepting {from} on {}", nic.name)))
             }
         }
     }
@@ -185,9 +185,9 @@ impl Listener {
     fn complete(&self, socket: ControlSocket, prepared: Prepared) -> Result<RecvComm> {
         let peer = format!("{} ({})", prepared.peer, socket.peer());
         let link = Arc::new(Link::new(peer, self.handle.token, socket));
-        self.device.card.watcher()?.watch(&link)?;
-        log::debug!("{} receives from {}", self.device.name, link.peer());
-        Ok(RecvComm::new(Arc::clone(&self.device), link, prepared.path))
+        self.nic.watch(&link)?;
+        log::debug!("{} receives from {}", self.nic.name, link.peer());
+        Ok(RecvComm::new(Arc::clone(&self.nic), link, prepared.path))
     }
 }
 
@@ -200,13 +200,14 @@ impl Candidate {
     }
 }
 
-fn prepare(device: &Device, hello: &Hello) -> Result<(Prepared, Reply)> {
-    let offered = u8::try_from(hello.endpoint.lanes.len()).unwrap_or(u8::MAX);
-    let mut idle = IdleLanes::new(device, device.config.lanes.min(offered), RECEIVER_DEPTHS)?;
+fn prepare(nic: &Nic, hello: &Hello) -> Result<(Prepared, Reply)> {
+    let offered = hello.endpoint.rails.iter().map(|rail| rail.lanes.len()).min().unwrap_or(0);
+    let lanes = usize::from(nic.config.lanes).min(offered);
+    let mut idle = IdleLanes::new(nic, hello.endpoint.rails.len(), lanes, RECEIVER_DEPTHS)?;
     let terms = Terms::agree(&hello.endpoint, &idle.endpoint)?;
-    idle.truncate(terms.striping.lanes);
+    idle.truncate(&terms);
     let reply = Reply { endpoint: idle.endpoint.clone(), terms };
-    let lanes = idle.connect(device, hello.endpoint.clone(), &terms)?;
+    let lanes = idle.connect(nic, hello.endpoint.clone(), &terms)?;
     let path = RecvPath::new(lanes, hello.ring, &terms)?;
     Ok((Prepared { path, peer: hello.endpoint.name.clone() }, reply))
 }

@@ -1,4 +1,4 @@
-//! What NCCL calls a network device: an active port of an RDMA card.
+//! An active port of an RDMA card: by itself a device to NCCL, or one rail of several.
 
 use super::region::RegionCache;
 use super::watcher::Watcher;
@@ -29,10 +29,10 @@ pub struct Card {
 
 /// An active port of a card.
 #[derive(Debug)]
-pub struct Device {
+pub struct Rail {
     /// The card.
     pub card: Arc<Card>,
-    /// Unique among the devices.
+    /// Unique among the rails.
     pub name: String,
     /// The port, from 1.
     pub port: u8,
@@ -40,6 +40,8 @@ pub struct Device {
     pub port_of_card: i32,
     /// Bandwidth in Mbit/s.
     pub speed_mbps: u32,
+    /// Whether its link layer is InfiniBand, or else Ethernet.
+    pub infiniband: bool,
     /// Whether GPU memory can be registered by address.
     pub peer_memory: bool,
     /// Settings.
@@ -48,7 +50,7 @@ pub struct Device {
     chosen_gid: Mutex<Option<GidEntry>>,
 }
 
-/// How this device is addressed, right now.
+/// How this rail is addressed, right now.
 #[derive(Debug, Clone, Copy)]
 pub struct LocalAddress {
     /// What the port says.
@@ -100,10 +102,10 @@ impl Card {
     }
 }
 
-impl Device {
-    /// The devices among `contexts`: every active port that the settings admit, in libibverbs' order.
+impl Rail {
+    /// The rails among `contexts`: every active port that the settings admit, in libibverbs' order.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>) -> Vec<Arc<Self>> {
-        let mut devices: Vec<Arc<Self>> = Vec::new();
+        let mut rails: Vec<Arc<Self>> = Vec::new();
         let peer_memory = sysfs::has_peer_memory();
         for context in contexts {
             let card = match Card::open(context, config) {
@@ -114,17 +116,17 @@ impl Device {
                 }
             };
             // NCCL's built-in transport numbers the ports of several functions of one card through.
-            let siblings = devices.iter().filter(|d| card.pci_path.is_some() && d.card.pci_path == card.pci_path);
+            let siblings = rails.iter().filter(|r| card.pci_path.is_some() && r.card.pci_path == card.pci_path);
             let first_port = siblings.count() as i32;
             for port in 1..=card.attributes.port_count {
                 match Self::open(&card, port, first_port, peer_memory, config) {
-                    Ok(Some(device)) => devices.push(Arc::new(device)),
+                    Ok(Some(rail)) => rails.push(Arc::new(rail)),
                     Ok(None) => {}
                     Err(e) => log::warn!("{}:{port} is not used: {e}", context.name()),
                 }
             }
         }
-        devices
+        rails
     }
 
     fn open(card: &Arc<Card>, port: u8, first: i32, peer_memory: bool, config: &Arc<Config>) -> Result<Option<Self>> {
@@ -145,6 +147,7 @@ impl Device {
             port,
             port_of_card: i32::from(port) + first,
             speed_mbps: speed_mbps(attributes.speed, attributes.width),
+            infiniband: attributes.infiniband,
             peer_memory,
             config: Arc::clone(config),
             chosen_gid: Mutex::default(),
@@ -194,7 +197,7 @@ impl Device {
         Some(GidEntry { index: u8::try_from(index).ok()?, gid, roce_version })
     }
 
-    /// One line for people: how this device is used.
+    /// One line for people: how this rail is used.
     pub fn describe(&self) -> String {
         let speed = self.speed_mbps / 1000;
         match self.local_address() {
