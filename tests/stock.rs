@@ -4,7 +4,7 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
-use common::{dist, plugin, setting, skipped};
+use common::{dist, faithful, plugin, setting, skipped};
 use ferrite::error::{Error, Result};
 use ferrite::library::Source;
 use ferrite::pair::{self, Setting, Turn};
@@ -158,14 +158,12 @@ fn ib_of_2_21_5_over_fused_devices() -> Result<()> {
     if cached("2.21.5")?.is_none() {
         return Ok(());
     }
-    const PROBE: &str = "m='mount -t tmpfs none /sys/class'; unshare -m $m || unshare -Urm $m";
-    if !Command::new("sh").args(["-c", PROBE]).output().is_ok_and(|output| output.status.success()) {
-        skipped("mount namespaces are not to be had");
+    if !faithful::is_possible() {
         return Ok(());
     }
-    let faithful = ["softrnic", "run", "--faithful", "--same-card", "--devices", "4", "--"];
+    let wrapper = ["softrnic", "run", "--faithful", "--same-card", "--devices", "4", "--"];
     let headline = "fused: IB 2.21.5 (interface v8) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
-    all_right(verified("2.21.5", &faithful, &["--over", "fused"], &[])?, headline, ALL_CHECKS);
+    all_right(verified("2.21.5", &wrapper, &["--over", "fused"], &[])?, headline, ALL_CHECKS);
     Ok(())
 }
 

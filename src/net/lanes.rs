@@ -8,6 +8,7 @@ use crate::host::config::Config;
 use crate::host::{random, sysfs};
 use crate::proto::handshake::{Endpoint, LaneEnd, RailEnd, Terms};
 use crate::proto::requests::RequestId;
+use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_LANES};
 use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair};
 use crate::verbs::status::Status;
@@ -57,6 +58,7 @@ pub struct Lanes {
     rails: Vec<OnRail>,
     /// The device, for messages.
     name: String,
+    striping: Striping,
     remote: Endpoint,
 }
 
@@ -108,7 +110,8 @@ impl IdleLanes {
         let mut lanes = Vec::with_capacity(terms.striping.lanes().into());
         for lane in (0..terms.striping.lanes()).map(proto::Lane) {
             let rail = usize::from(terms.striping.rail_of(lane));
-            let ends = (waiting[rail].next(), self.endpoint.lane(lane), remote.lane(lane));
+            let ends =
+                (waiting[rail].next(), self.endpoint.lane(lane, terms.striping), remote.lane(lane, terms.striping));
             let (Some(pair), Some(local), Some(far)) = ends else {
                 return Err(Error::internal(format!("{lane:?} is missing")));
             };
@@ -118,7 +121,7 @@ impl IdleLanes {
             lanes.push(Lane { pair, receives: 0 });
         }
         let queue = rails.first().map(|on| Arc::clone(&on.queue)).ok_or_else(|| Error::internal("no rail"))?;
-        Ok(Lanes { queue, lanes, rails, name: nic.name.clone(), remote })
+        Ok(Lanes { queue, lanes, rails, name: nic.name.clone(), striping: terms.striping, remote })
     }
 }
 
@@ -264,7 +267,7 @@ impl Lanes {
             _ => format!("{name} (rail {number} of {})", self.name),
         };
         let qpn = self.lanes.get(usize::from(lane)).map_or(0, |l| l.pair.number());
-        let remote_qpn = self.remote.lane(proto::Lane(lane)).map_or(0, |l| l.qpn);
+        let remote_qpn = self.remote.lane(proto::Lane(lane), self.striping).map_or(0, |l| l.qpn);
         let between = format!(
             "local GID {} (index {}) LID {} queue pair {qpn}, remote GID {} LID {} queue pair {remote_qpn} of {}",
             Ipv6Addr::from(address.gid.gid),

@@ -50,11 +50,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// The queue pair behind `lane`; see [`super::stripe`] for the order.
-    pub fn lane(&self, lane: Lane) -> Option<LaneEnd> {
-        let lane = usize::from(lane.0);
-        let rail = self.rails.get(lane % self.rails.len().max(1))?;
-        rail.lanes.get(lane / self.rails.len()).copied()
+    /// The queue pair behind `lane` of a connection that is striped so; this end may have more than that uses.
+    pub fn lane(&self, lane: Lane, striping: Striping) -> Option<LaneEnd> {
+        let rail = self.rails.get(usize::from(striping.rail_of(lane)))?;
+        rail.lanes.get(usize::from(lane.0 / striping.rails())).copied()
     }
 
     /// What is left of it on `terms`.
@@ -312,10 +311,13 @@ mod tests {
 
     #[test]
     fn lanes_are_dealt_out_to_rails_in_turn() {
-        let end = endpoint(3, 2, false);
-        let numbers: Vec<_> = (0..6).map(|lane| end.lane(Lane(lane)).expect("it exists").qpn).collect();
-        assert_eq!(numbers, [0, 100, 200, 1, 101, 201]);
-        assert_eq!(end.lane(Lane(6)), None);
+        let striping = Striping::new(3, 2, false);
+        for end in [endpoint(3, 2, false), endpoint(4, 2, false), endpoint(3, 5, false)] {
+            let number = |lane| end.lane(Lane(lane), striping).map(|lane| lane.qpn);
+            let numbers: Vec<_> = (0..6).filter_map(number).collect();
+            assert_eq!(numbers, [0, 100, 200, 1, 101, 201]);
+        }
+        assert_eq!(endpoint(3, 2, false).lane(Lane(6), striping), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod bench;
+pub(crate) mod faithful;
 
 use ferrite::library::Source;
 use ferrite::pair::Setting;
