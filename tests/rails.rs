@@ -4,13 +4,17 @@ mod common;
 
 use common::bench::{Bench, SIZES};
 use common::{dist, faithful, plugin, plugin_transport, setting, skipped};
+use ferrite::buffer::Buffer;
+use ferrite::comm::Region;
 use ferrite::error::{Error, Result};
 use ferrite::library::Source;
 use ferrite::link::{Link, finished, posted};
-use ferrite::pair::Turn;
+use ferrite::pair::{Setting, Turn};
 use ferrite::seat::Seat;
 use ferrite::transport::Transport;
 use ferrite::{abi, wheel};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 /// Sets what is different in this process, before the plugin looks.
 fn set(name: &str, value: &str) {
@@ -60,8 +64,7 @@ fn every_size_arrives_over_four_rails() -> Result<()> {
 #[test]
 fn messages_are_cut_over_all_queue_pairs_of_all_rails() -> Result<()> {
     let test = "messages_are_cut_over_all_queue_pairs_of_all_rails";
-    let adapt =
-        |s: ferrite::pair::Setting| s.env("NCCL_IB_QPS_PER_CONNECTION", "3").env("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
+    let adapt = |s: Setting| s.env("NCCL_IB_QPS_PER_CONNECTION", "3").env("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
     faithful::run(test, &["--devices", "4", "--ports", "2"], adapt, |seat| exchange_all(seat, FOURS))
 }
 
@@ -96,7 +99,7 @@ fn two_rails_to_three() -> Result<()> {
 
 /// The names of all devices, as the plugin sees them with these settings.
 fn shown(test: &str, arguments: &[&str], env: (&str, &str), expected: &[&str]) -> Result<()> {
-    let adapt = |setting: ferrite::pair::Setting| setting.env(env.0, env.1);
+    let adapt = |setting: Setting| setting.env(env.0, env.1);
     faithful::run(test, arguments, adapt, |_| {
         assert_eq!(names(&plugin_transport()?)?, expected);
         Ok(())
@@ -239,14 +242,14 @@ fn a_rail_that_dies_ends_the_connection_by_name() -> Result<()> {
 #[test]
 fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
     let test = "memory_is_registered_on_all_cards_or_on_none";
-    let adapt = |s: ferrite::pair::Setting| {
+    let adapt = |s: Setting| {
         // The first two are the rings of the connections, one each way.
         s.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=3..60 device=softrnic1").env("SOFTRNIC_MAX_MR", "20")
     };
     faithful::run(test, &["--devices", "2"], adapt, |seat| {
         let transport = plugin_transport()?;
         let link = Link::open(seat, &transport, 0)?;
-        let memory = std::sync::Arc::new(ferrite::buffer::Buffer::new(1 << 16)?);
+        let memory = Arc::new(Buffer::new(1 << 16)?);
         // Were what the first card has registered left there, it would be full before the second one relents.
         for attempt in 3..=60 * usize::from(seat.rank() == 0) {
             let refused = matches!(link.send.register(&memory), Err(Error::Call { code: abi::ncclSystemError, .. }));
@@ -260,4 +263,93 @@ fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
         finished(&mut deadline, send, &mut [0])?;
         finished(&mut deadline, receive, &mut [0])
     })
+}
+
+/// One read for each rail that has carried the message; the last one of them ends the flush.
+#[test]
+fn a_flush_reads_over_the_rails_that_have_carried_the_message() -> Result<()> {
+    let test = "a_flush_reads_over_the_rails_that_have_carried_the_message";
+    faithful::run(
+        test,
+        &["--devices", "4", "--ports", "2"],
+        |s| s,
+        |seat| {
+            let flushes = Flushes::open(seat)?;
+            for bytes in [64, 100_000, 64, 64, 0, 20_000, 64] {
+                assert_eq!(flushes.message(seat, bytes)?, Ok(()), "{bytes} bytes");
+            }
+            Ok(())
+        },
+    )
+}
+
+/// A read over the second port fails here: a flush notices that only if the message has come that way.
+#[test]
+fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
+    let test = "a_flush_leaves_rails_alone_that_have_carried_nothing";
+    let adapt = |s: Setting| s.env("SOFTRNIC_FAULTS", "operation-error opcode=read device=softrnic1");
+    faithful::run(test, &["--devices", "4"], adapt, |seat| {
+        let flushes = Flushes::open(seat)?;
+        assert_eq!(flushes.message(seat, 64)?, Ok(()), "a small message on the first rail");
+        seat.barrier()?;
+        let outcome = flushes.message(seat, 100_000)?;
+        if seat.rank() == 0 {
+            assert_eq!(outcome, Err(abi::ncclRemoteError));
+            let lines = ferrite::nccl_log::lines();
+            assert!(lines.iter().any(|line| line.contains("flushing GPU memory on softrnic1: ")), "{lines:#?}");
+        }
+        seat.barrier()
+    })
+}
+
+/// A connection each way, and memory at its end that counts as a GPU's: to the software device it is like any other.
+struct Flushes {
+    out: Region,
+    into: Region,
+    gpu: *mut c_void,
+    link: Link,
+    transport: Transport,
+}
+
+impl Flushes {
+    fn open(seat: &mut Seat) -> Result<Self> {
+        let transport = plugin_transport()?;
+        let link = Link::open(seat, &transport, seat.rank())?;
+        let (mine, theirs) = (Arc::new(Buffer::new(1 << 17)?), Arc::new(Buffer::new(1 << 17)?));
+        let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);
+        let (mut gpu, start) = (std::ptr::null_mut(), theirs.address(0, theirs.len())?.cast());
+        let register = transport.vtable().regMr.expect("a slot");
+        // SAFETY: a live communicator and memory that outlives the handle.
+        let code = unsafe { register(link.recv.raw(), start, theirs.len(), abi::NCCL_PTR_CUDA as c_int, &raw mut gpu) };
+        assert_eq!(code, abi::ncclSuccess);
+        Ok(Self { out, into, gpu, link, transport })
+    }
+
+    /// One message each way and a flush of it, which there is unless it is empty; what `test` says of the flush.
+    fn message(&self, seat: &Seat, bytes: usize) -> Result<std::result::Result<(), abi::ncclResult_t>> {
+        let mut deadline = seat.deadline("a message and its flush");
+        let receive = posted(&mut deadline, || self.link.recv.receive(&self.into, 0, bytes, 0))?;
+        let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, bytes, 0))?;
+        finished(&mut deadline, send, &mut [0])?;
+        finished(&mut deadline, receive, &mut [0])?;
+        // Whoever fails here takes the other one's connection with it: both have got their message by then.
+        let vtable = self.transport.vtable();
+        let (iflush, test) = (vtable.iflush.expect("a slot"), vtable.test.expect("a slot"));
+        let start: *mut c_void = self.into.memory().address(0, 1)?.cast();
+        let (mut request, mut data, mut sizes, mut handles) =
+            (std::ptr::null_mut(), [start], [bytes as c_int], [self.gpu]);
+        let (data, sizes, handles) = (data.as_mut_ptr(), sizes.as_mut_ptr(), handles.as_mut_ptr());
+        // SAFETY: arrays of one, and a live communicator.
+        let code = unsafe { iflush(self.link.recv.raw(), 1, data, sizes, handles, &raw mut request) };
+        assert_eq!((code, request.is_null()), (abi::ncclSuccess, bytes == 0));
+        let mut done = c_int::from(request.is_null());
+        while done == 0 {
+            // SAFETY: a live request; a flush has no sizes.
+            match unsafe { test(request, &raw mut done, std::ptr::null_mut()) } {
+                abi::ncclSuccess => deadline.idle()?,
+                code => return Ok(Err(code)),
+            }
+        }
+        Ok(Ok(()))
+    }
 }

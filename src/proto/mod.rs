@@ -32,6 +32,7 @@ pub mod handshake;
 pub mod recv;
 pub mod requests;
 pub mod send;
+mod shadow;
 pub mod shares;
 #[cfg(test)]
 mod sim;

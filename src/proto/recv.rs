@@ -2,8 +2,9 @@
 
 use super::arrival::Arrival;
 use super::requests::{RequestId, Requests};
+use super::shadow::Shadow;
 use super::stripe::Striping;
-use super::wire::{Extent, Imm, Place, Slot, SlotWords, emit_further, slot_halves};
+use super::wire::{Extent, Imm, Place, Slot, SlotWords};
 use super::{Lane, MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation, violation};
 use std::ops::Range;
 
@@ -42,10 +43,8 @@ struct Incoming {
 #[derive(Debug)]
 pub struct RecvFlow {
     striping: Striping,
-    /// The encoded slots, by place: what is written into the sender's ring.
-    ring: Box<[SlotWords; RING_SLOTS]>,
-    /// The same with the further keys in front, if slots have two halves.
-    wide: Option<Box<[[SlotWords; 2]; RING_SLOTS]>>,
+    /// What is written into the sender's ring.
+    ring: Shadow,
     arrivals: Box<[Arrival; RING_SLOTS]>,
     /// Oldest slot whose message has not arrived.
     oldest: u32,
@@ -65,8 +64,7 @@ impl RecvFlow {
     pub fn new(striping: Striping) -> Self {
         Self {
             striping,
-            ring: Box::new([SlotWords::default(); RING_SLOTS]),
-            wide: (slot_halves(striping.rails().into()) == 2).then(|| Box::new([Default::default(); RING_SLOTS])),
+            ring: Shadow::new(striping.rails()),
             arrivals: Box::new([Arrival::new(RequestId::from_bits(0), 0, 0); RING_SLOTS]),
             oldest: 1,
             unannounced: 1,
@@ -110,10 +108,7 @@ impl RecvFlow {
             let place = Place::of(seq).index();
             let [key, second, further @ ..] = *rkeys;
             let group = (index as u8, count as u8);
-            self.ring[place] = Slot { addr, length, rkeys: [key, second], tag, group, seq }.emit();
-            if let Some(wide) = &mut self.wide {
-                wide[place] = [emit_further(further), self.ring[place]];
-            }
+            self.ring.put(place, &Slot { addr, length, rkeys: [key, second], tag, group, seq }, further);
             self.arrivals[place] = Arrival::new(id, index as u8, length);
             large |= length > COALESCE_MAX_BYTES;
         }
@@ -165,15 +160,12 @@ impl RecvFlow {
     /// The encoded slots behind [`Self::poll_announcement`], where there are one or two rails.
     #[inline]
     pub fn encoded_narrow(&self, places: Range<usize>) -> &[SlotWords] {
-        &self.ring[places]
+        self.ring.narrow(places)
     }
 
     /// The encoded slots behind [`Self::poll_announcement`]: one or two halves each.
     pub fn encoded(&self, places: Range<usize>) -> &[SlotWords] {
-        match &self.wide {
-            None => self.encoded_narrow(places),
-            Some(wide) => wide[places].as_flattened(),
-        }
+        self.ring.any(places)
     }
 
     /// The rails over which the latest message into the buffer at `addr` has come, as a bit mask; all, if it is too long
@@ -183,10 +175,11 @@ impl RecvFlow {
         if all == 1 {
             return all;
         }
-        let places = (1..=RING_SLOTS as u32).map(|back| Place::of(self.next.wrapping_sub(back)).index());
-        let mut arrived = places.filter(|place| !self.arrivals[*place].pending);
-        let Some(place) = arrived.find(|place| u64::from_le(self.ring[*place][0]) == addr) else { return all };
-        let lanes = (0..self.striping.lanes()).filter(|lane| self.arrivals[place].lanes & 1 << lane != 0);
+        let mut places = (1..=RING_SLOTS as u32).map(|back| Place::of(self.next.wrapping_sub(back)));
+        let is_it = |place: &Place| !self.arrivals[place.index()].pending && self.ring.address(*place) == addr;
+        let Some(place) = places.find(is_it) else { return all };
+        let arrived = self.arrivals[place.index()].lanes;
+        let lanes = (0..self.striping.lanes()).filter(|lane| arrived & 1 << lane != 0);
         lanes.fold(0, |rails, lane| rails | 1 << self.striping.rail_of(Lane(lane)))
     }
 
@@ -412,5 +405,26 @@ mod tests {
         let mut flow = flow_with(&[8, 8]).0;
         post(&mut flow, &[buffer(COALESCE_MAX_BYTES + 1)]).expect("valid").expect("room");
         assert!(flow.poll_announcement(8).is_some());
+    }
+    #[test]
+    fn the_rails_of_a_message_are_those_that_have_carried_it() {
+        let mut flow = RecvFlow::new(Striping::new(3, 2, false));
+        let at = |addr, length| Buffer { addr, ..buffer(length) };
+        let post = |flow: &mut RecvFlow, addr, length| {
+            post(flow, &[at(addr, length)]).expect("valid").expect("room");
+            while flow.poll_announcement(8).is_some() {}
+        };
+        post(&mut flow, 0x1000, 100);
+        post(&mut flow, 0x2000, 20_000);
+        assert_eq!(flow.rails_of(0x1000), 0b111, "nothing has arrived there");
+        flow.handle_immediate(Lane(4), imm(1, Extent::Full)).expect("outstanding");
+        flow.handle_immediate(Lane(5), imm(2, Extent::Full)).expect("outstanding");
+        flow.handle_immediate(Lane(1), imm(2, Extent::Stripe)).expect("outstanding");
+        assert_eq!(flow.rails_of(0x2000), 0b111, "a stripe is missing");
+        flow.handle_immediate(Lane(0), imm(2, Extent::Stripe)).expect("outstanding");
+        assert_eq!((flow.rails_of(0x1000), flow.rails_of(0x2000)), (0b010, 0b111));
+        post(&mut flow, 0x1000, 100);
+        flow.handle_immediate(Lane(2), imm(3, Extent::Full)).expect("outstanding");
+        assert_eq!(flow.rails_of(0x1000), 0b100, "the latest message counts");
     }
 }

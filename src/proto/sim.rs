@@ -84,6 +84,8 @@ struct World {
     acks: Vec<VecDeque<RequestId>>,
     cut: Option<usize>,
     messages: Vec<Message>,
+    /// Of each message's buffer, by rail.
+    keys: Vec<[u32; MAX_RAILS]>,
     groups: usize,
     next_group: usize,
     to_send: HashMap<u32, VecDeque<usize>>,
@@ -155,6 +157,7 @@ impl World {
             acks: vec![VecDeque::new(); lanes],
             cut: None,
             contents: messages.iter().map(|_| Contents::default()).collect(),
+            keys: (0..messages.len()).map(|i| std::array::from_fn(|rail| rkey(i, rail))).collect(),
             messages,
             groups,
             next_group: 0,
@@ -187,10 +190,9 @@ impl World {
         if self.next_group < self.groups {
             let members: Vec<_> =
                 (0..self.messages.len()).filter(|&i| self.messages[i].group == self.next_group).collect();
-            let keys: Vec<_> = (0..self.messages.len()).map(|i| std::array::from_fn(|rail| rkey(i, rail))).collect();
             let buffer = |&i: &usize| {
                 let Message { tag, posted, .. } = self.messages[i];
-                Buffer { addr: address(i), length: posted, rkeys: &keys[i], tag }
+                Buffer { addr: address(i), length: posted, rkeys: &self.keys[i], tag }
             };
             let buffers: Vec<_> = members.iter().map(buffer).collect();
             if let Some(id) = self.receiver.post(buffers.len(), |i| Ok::<_, Violation>(buffers[i]))? {
