@@ -251,8 +251,9 @@ fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
         let link = Link::open(seat, &transport, 0)?;
         let attempts = if seat.rank() == 0 { 40_usize } else { 0 };
         let mut kept = Vec::new();
-        for attempt in 0..attempts {
-            match link.send.register(&Arc::new(Buffer::new(4096)?)) {
+        let buffers = (0..attempts).map(|_| Buffer::new(4096).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        for (attempt, buffer) in buffers.iter().enumerate() {
+            match link.send.register(buffer) {
                 Ok(region) => kept.push(region),
                 Err(Error::Call { code: abi::ncclSystemError, .. }) => {}
                 Err(other) => return Err(other),

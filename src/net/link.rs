@@ -135,3 +135,35 @@ impl Drop for Link {
         control.socket.finish();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    fn pair() -> (Link, Link) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+        let (far, _) = listener.accept().expect("a caller");
+        let link = |stream: TcpStream| {
+            stream.set_nonblocking(true).expect("non-blocking");
+            let peer = stream.peer_addr().expect("an address");
+            Link::new("peer".into(), [7; 16], ControlSocket::accepted(stream, peer).expect("a socket"))
+        };
+        (link(near), link(far))
+    }
+
+    /// Where there are several watchers, the second one finds the end of the connection behind the goodbye: that is no death.
+    #[test]
+    fn a_goodbye_is_the_last_word() {
+        let (near, far) = pair();
+        drop(far);
+        while near.handle_readable() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(near.is_gone() && !near.is_broken());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!near.handle_readable() && !near.is_broken(), "{}", near.reason());
+    }
+}
