@@ -43,8 +43,9 @@
 //! ## Setting up a connection
 //!
 //! `listen` opens a TCP port and a random token, both of which travel in NCCL's handle. `connect` says hello with the
-//! token, its rails with their queue pairs, and its ring; the listener answers with its queue pairs and the terms, and is ready to receive;
-//! `connect` commits and is done; `accept` is done when the commit has come. Every step is non-blocking and has a deadline.
+//! token, its rails with their queue pairs, and its ring; the listener answers with its queue pairs and the terms, and is
+//! ready to receive; `connect` commits and is done; `accept` is done when the commit has come. Every step is non-blocking
+//! and has a deadline; queue pairs whose peer cannot be resolved yet are tried again between calls.
 //! Whoever does not know the token, or speaks another version, is refused in words and costs nothing but a socket. The
 //! TCP connection stays open: its end tells a dead peer from a broken path, and a failing side says why on it.
 //!
@@ -61,8 +62,11 @@
 //! | question | place |
 //! |---|---|
 //! | what does a peer see on the wire? | [`proto::wire`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
-//! | which environment variables are there? | [`host::config::VARIABLES`] |
-//! | which GID is used, and why? | [`host::gid`] |
+//! | which environment variables are there? | [`host::variables::VARIABLES`] |
+//! | which GID is used, and why? | [`host::gid`], [`net::address`] |
+//! | how are queue pairs connected, and how often is it tried? | [`net::joining`] |
+//! | which registration serves which memory? | [`net::claims`] |
+//! | can GPU memory be registered, and what is missing? | [`net::gdr`] |
 //! | which ports are one device? | [`net::nic`] |
 //! | how much of a message does a rail get? | [`proto::stripe`], [`proto::shares`] |
 //! | how large are the queues? | [`net::sender::SENDER_DEPTHS`], [`net::receiver::RECEIVER_DEPTHS`] |

@@ -544,3 +544,37 @@ fn a_connector_killed_after_any_call_leaves_the_listener_usable() -> Result<()> 
     })?;
     Ok(())
 }
+
+/// What a registration and a queue say where locked memory is limited.
+#[test]
+fn the_limit_of_locked_memory_is_named() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    let setting = setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=4; reg-mr=EFAULT message=5");
+    alone("the_limit_of_locked_memory_is_named", &setting, |seat| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a valid place, then a valid limit.
+        let codes = unsafe {
+            let read = libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit);
+            limit.rlim_cur = 48 << 10;
+            (read, libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit))
+        };
+        assert_eq!(codes, (0, 0));
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let (send, _recv) = connect(seat, &transport, &handle, &mut listener)?;
+        let (mut refusals, mut held) = (0, Vec::new());
+        for _ in 0..8 {
+            match send.register(&Arc::new(Buffer::new(1 << 16)?)) {
+                Ok(region) => held.push(region),
+                Err(_) => refusals += 1,
+            }
+        }
+        assert_eq!(refusals, 2);
+        let lines = ferrite::nccl_log::lines();
+        let about = |errno: &str| lines.iter().find(|l| l.contains("ibv_reg_mr") && l.contains(errno)).cloned();
+        let enomem = about("Cannot allocate memory").expect("it is reported");
+        assert!(enomem.contains("RLIMIT_MEMLOCK, 48 KiB here") && enomem.contains("ulimit -l unlimited"), "{enomem}");
+        assert!(!about("Bad address").expect("it is reported").contains("MEMLOCK"), "{lines:?}");
+        Ok(())
+    })
+}

@@ -3,6 +3,7 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
+use common::talk::set;
 use common::{dist, faithful, plugin, plugin_transport, setting, skipped};
 use ferrite::buffer::Buffer;
 use ferrite::comm::Region;
@@ -16,12 +17,6 @@ use ferrite::{abi, wheel};
 use std::ffi::{c_int, c_void};
 use std::process::Command;
 use std::sync::Arc;
-
-/// Sets what is different in this process, before the plugin looks.
-fn set(name: &str, value: &str) {
-    // SAFETY: the process has one thread that looks at the environment: this one.
-    unsafe { std::env::set_var(name, value) };
-}
 
 fn names(transport: &Transport) -> Result<Vec<String>> {
     (0..transport.devices()?).map(|device| Ok(transport.properties(device)?.name)).collect()
@@ -162,7 +157,7 @@ fn properties_are_those_of_the_built_in_transport() -> Result<()> {
 
 /// `ferrite verify` over fused devices, with a fault: exit code, stdout, stderr.
 fn verified(arguments: &[&str], more: &[&str], fault: &str) -> Result<Option<(i32, String, String)>> {
-    if setting().is_none() || !faithful::is_possible() {
+    if setting().is_none() || !common::namespaces() {
         return Ok(None);
     }
     let _turn = Turn::wait();

@@ -43,6 +43,19 @@ fn a_setting_out_of_range_is_refused_by_name_value_and_range() -> Result<()> {
 }
 
 #[test]
+fn what_is_not_honoured_and_what_does_not_exist_is_named() -> Result<()> {
+    let env = [("NCCL_IB_OOO_RQ", "1"), ("NCCL_IB_TIMOUT", "22"), ("NCCL_IB_TIMEOUT", "20")];
+    let test = "what_is_not_honoured_and_what_does_not_exist_is_named";
+    let Some((code, _, log)) = init_with(test, &env, true)? else { return Ok(()) };
+    assert_eq!(code, abi::ncclSuccess);
+    let about = |name: &str| log.iter().find(|l| l.contains("does not honour") && l.contains(&format!(" {name}: ")));
+    assert!(about("NCCL_IB_OOO_RQ").is_some_and(|l| l.contains("out-of-order")), "{log:?}");
+    assert!(about("NCCL_IB_TIMOUT").is_some_and(|l| l.contains("there is no such variable")), "{log:?}");
+    assert!(about("NCCL_IB_TIMEOUT").is_none(), "{log:?}");
+    Ok(())
+}
+
+#[test]
 fn an_interface_that_does_not_exist_is_named() -> Result<()> {
     let test = "an_interface_that_does_not_exist_is_named";
     let Some((code, _, log)) = init_with(test, &[("NCCL_SOCKET_IFNAME", "nowhere9")], true)? else { return Ok(()) };

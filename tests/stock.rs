@@ -4,7 +4,7 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
-use common::{dist, faithful, plugin, setting, skipped};
+use common::{dist, plugin, setting, skipped};
 use ferrite::error::{Error, Result};
 use ferrite::library::Source;
 use ferrite::pair::{self, Setting, Turn};
@@ -155,10 +155,7 @@ fn ib_of_2_30_7_over_fused_devices() -> Result<()> {
 /// system image GUID.
 #[test]
 fn ib_of_2_21_5_over_fused_devices() -> Result<()> {
-    if cached("2.21.5")?.is_none() {
-        return Ok(());
-    }
-    if !faithful::is_possible() {
+    if cached("2.21.5")?.is_none() || !common::namespaces() {
         return Ok(());
     }
     let wrapper = ["softrnic", "run", "--faithful", "--same-card", "--devices", "4", "--"];

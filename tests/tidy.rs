@@ -9,8 +9,10 @@ const LAYERS: &[(&str, &[&str])] =
 
 /// Files outside of `abi` and `verbs` that make system calls or keep a promise that the compiler cannot see.
 const UNSAFE_FILES: &[&str] = &[
+    "host/cuda.rs",
     "host/iface.rs",
     "host/random.rs",
+    "net/gdr.rs",
     "net/memory.rs",
     "net/region.rs",
     "net/single.rs",

@@ -126,7 +126,7 @@ unsafe extern "C" fn get_properties(dev: c_int, props: *mut nccl::ncclNetPropert
 }
 
 fn pointer_support(device: &Nic) -> c_int {
-    let gpu = if device.first().peer_memory { nccl::NCCL_PTR_CUDA } else { 0 };
+    let gpu = if device.supports_peer_memory() { nccl::NCCL_PTR_CUDA } else { 0 };
     let dmabuf = if device.supports_dmabuf() { nccl::NCCL_PTR_DMABUF } else { 0 };
     (nccl::NCCL_PTR_HOST | gpu | dmabuf) as c_int
 }

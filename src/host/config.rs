@@ -1,111 +1,15 @@
-//! Every environment variable that Ferrite reads: name, range, default and effect in one table.
+//! Settings: the environment, parsed once.
 
 use super::gid::{Family, Range};
 use super::hca::HcaFilter;
 use super::iface::InterfaceFilter;
+use super::variables::{Kind, VARIABLES, objection};
 use crate::error::{Error, Result};
-
-/// What a variable may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A whole number between two bounds, and its default.
-    Number(i64, i64, i64),
-    /// A text.
-    Text,
-    /// One of these, of which the first is the default.
-    Choice(&'static [&'static str]),
-}
-
-/// One environment variable.
-#[derive(Debug, Clone, Copy)]
-pub struct Variable {
-    /// Its name.
-    pub name: &'static str,
-    /// What it may be.
-    pub kind: Kind,
-    /// What it does, with its unit.
-    pub effect: &'static str,
-}
-
-const fn variable(name: &'static str, kind: Kind, effect: &'static str) -> Variable {
-    Variable { name, kind, effect }
-}
-
-/// All variables. `NCCL_*` ones mean what they mean to NCCL's built-in IB transport.
-pub const VARIABLES: &[Variable] = &[
-    variable("NCCL_IB_DISABLE", Kind::Number(0, 1, 0), "1: Ferrite reports no device"),
-    variable(
-        "NCCL_IB_HCA",
-        Kind::Text,
-        "devices to use: `[^][=]name[:port],…`; `^` excludes, `=` exact, else by prefix",
-    ),
-    variable("NCCL_IB_GID_INDEX", Kind::Number(-1, 255, -1), "entry of the GID table; -1: chosen automatically"),
-    variable("NCCL_IB_ADDR_FAMILY", Kind::Choice(&["AF_INET", "AF_INET6"]), "preferred family of the automatic GID"),
-    variable("NCCL_IB_ROCE_VERSION_NUM", Kind::Number(1, 2, 2), "preferred RoCE version of the automatic GID"),
-    variable("NCCL_IB_ADDR_RANGE", Kind::Text, "network that the automatic GID has to be in, such as `10.1.0.0/16`"),
-    variable("NCCL_IB_TIMEOUT", Kind::Number(0, 31, 18), "local acknowledge timeout, 4.096 us · 2^n; 0: for ever"),
-    variable("NCCL_IB_RETRY_CNT", Kind::Number(0, 7, 7), "how often the device retries before it gives up"),
-    variable("NCCL_IB_PKEY", Kind::Number(0, 65535, 0), "index into the partition key table"),
-    variable("NCCL_IB_SL", Kind::Number(0, 15, 0), "service level"),
-    variable("NCCL_IB_TC", Kind::Number(0, 255, 0), "traffic class (RoCE)"),
-    variable(
-        "NCCL_IB_QPS_PER_CONNECTION",
-        Kind::Number(1, 128, 1),
-        "queue pairs per connection and rail, of which 32 in all are used at most; the lesser of both ends",
-    ),
-    variable(
-        "NCCL_IB_SPLIT_DATA_ON_QPS",
-        Kind::Number(0, 1, 0),
-        "1: a message is cut over all queue pairs, if both ends say so; 0: messages take turns",
-    ),
-    variable(
-        "NCCL_IB_AR_THRESHOLD",
-        Kind::Number(0, 1 << 30, 8192),
-        "bytes above which data and notice are posted apart",
-    ),
-    variable(
-        "NCCL_IB_ADAPTIVE_ROUTING",
-        Kind::Number(-2, 1, -2),
-        "1: the fabric may reorder packets; 0: it does not; -2: yes on InfiniBand, no on RoCE",
-    ),
-    variable(
-        "NCCL_IB_PCI_RELAXED_ORDERING",
-        Kind::Number(0, 2, 2),
-        "0: the device writes payload in order on the bus; 1, 2: it need not, where libibverbs knows how to say so",
-    ),
-    variable(
-        "NCCL_IB_MERGE_NICS",
-        Kind::Number(0, 1, 1),
-        "1: like ports of one card are one device, up to 4; 0: each port is a device of its own",
-    ),
-    variable("NCCL_IB_MERGE_VFS", Kind::Number(0, 1, 1), "1: virtual functions of one card share a PCI path"),
-    variable("NCCL_GDR_FLUSH_DISABLE", Kind::Number(0, 1, 0), "1: flushes of GPU memory do nothing"),
-    variable(
-        "NCCL_SOCKET_IFNAME",
-        Kind::Text,
-        "interface for connection set-up: `[^][=]name,…`; `^` excludes, `=` exact, else by prefix",
-    ),
-    variable("NCCL_SOCKET_FAMILY", Kind::Choice(&["", "AF_INET", "AF_INET6"]), "address family for connection set-up"),
-    variable("NCCL_IBVERBS_LIB", Kind::Text, "libibverbs to load instead of the system's"),
-    variable(
-        "FERRITE_HANDSHAKE_TIMEOUT",
-        Kind::Number(1, 3600, 60),
-        "seconds that connection set-up may take before `connect` fails",
-    ),
-    variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
-];
 
 /// Queue pairs of one connection that are of use.
 const MAX_LANES: i64 = 32;
-
-/// Variables of NCCL's built-in IB transport that Ferrite does not honour, and why.
-pub const UNHEEDED: &[(&str, &str)] = &[
-    ("NCCL_IB_USE_INLINE", "clear-to-sends are always inline"),
-    ("NCCL_IB_FIFO_TC", "clear-to-sends have the traffic class of data"),
-    ("NCCL_IB_ECE_ENABLE", "enhanced connection establishment is not negotiated"),
-    ("NCCL_IB_RETURN_ASYNC_EVENTS", "fatal events always end connections"),
-    ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "there is no failover yet"),
-];
+/// What the later built-in transports' "choose for me" stands for.
+const AR_THRESHOLD: i64 = 8192;
 
 /// Settings, parsed once from the environment.
 #[derive(Debug, Clone)]
@@ -126,6 +30,14 @@ pub struct Config {
     pub roce_version: u8,
     /// Network of the automatic GID.
     pub gid_range: Option<Range>,
+    /// Leading bits by which IPv4 addresses of one network agree.
+    pub subnet_bits: u8,
+    /// Entry of the GID table for other InfiniBand subnets.
+    pub routable_flid_gid_index: u8,
+    /// Connections between networks are warned of.
+    pub warn_of_networks: bool,
+    /// How connecting a queue pair is tried again.
+    pub retries: Retries,
     /// Local acknowledge timeout, exponent.
     pub timeout: u8,
     /// Retries.
@@ -136,6 +48,10 @@ pub struct Config {
     pub service_level: u8,
     /// Traffic class.
     pub traffic_class: u8,
+    /// Traffic class of clear-to-sends.
+    pub announce_traffic_class: u8,
+    /// Agree on the devices' own options.
+    pub ece: bool,
     /// Queue pairs per connection and rail.
     pub lanes: u8,
     /// Cut messages over all queue pairs.
@@ -146,6 +62,10 @@ pub struct Config {
     pub adaptive_routing: Option<bool>,
     /// Ask for relaxed ordering of payload.
     pub relaxed_ordering: bool,
+    /// The speed is what the device says.
+    pub query_port_speed: bool,
+    /// A fatal event of a device ends its connections.
+    pub heed_events: bool,
     /// Like ports of one card are one device.
     pub merge_nics: bool,
     /// Virtual functions of one card share a PCI path.
@@ -160,10 +80,22 @@ pub struct Config {
     pub handshake_timeout_s: u64,
 }
 
+/// How often and how soon something is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retries {
+    /// Whatever failed, and not only what may pass.
+    pub all: bool,
+    /// Times.
+    pub count: u32,
+    /// Pause before each, in milliseconds.
+    pub pause_ms: u64,
+}
+
 impl Config {
     /// What the user has set and Ferrite does not honour, with the reason.
-    pub fn unheeded() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-        UNHEEDED.iter().filter(|(name, _)| std::env::var_os(name).is_some())
+    pub fn unheeded() -> impl Iterator<Item = (String, &'static str)> {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        names.filter_map(|name| objection(&name).map(|why| (name, why)))
     }
 
     /// Reads the process environment.
@@ -187,6 +119,7 @@ impl Config {
                 _ => None,
             })
         };
+        let traffic_class = reader.number("NCCL_IB_TC")?.max(0) as u8;
         Ok(Self {
             disabled: reader.flag("NCCL_IB_DISABLE")?,
             insisted: reader.text("NCCL_NET").is_some_and(|v| v.eq_ignore_ascii_case("Ferrite")),
@@ -196,20 +129,35 @@ impl Config {
             gid_family: family("NCCL_IB_ADDR_FAMILY")?.unwrap_or(Family::V4),
             roce_version: reader.number("NCCL_IB_ROCE_VERSION_NUM")? as u8,
             gid_range: reader.text("NCCL_IB_ADDR_RANGE").map(|text| Range::parse(&text)).transpose()?,
+            subnet_bits: reader.number("NCCL_IB_SUBNET_PREFIX_LEN")? as u8,
+            routable_flid_gid_index: reader.number("NCCL_IB_ROUTABLE_FLID_GID_INDEX")? as u8,
+            warn_of_networks: reader.flag("NCCL_IB_WARN_RAIL_LOCAL")?,
+            retries: Retries {
+                all: reader.flag("NCCL_IB_MQP_RETRY_ALL")?,
+                count: reader.number("NCCL_IB_MQP_RETRY_CNT")? as u32,
+                pause_ms: reader.number("NCCL_IB_MQP_RETRY_SLEEP_MSEC")? as u64,
+            },
             timeout: reader.number("NCCL_IB_TIMEOUT")? as u8,
             retry_count: reader.number("NCCL_IB_RETRY_CNT")? as u8,
             pkey_index: reader.number("NCCL_IB_PKEY")? as u16,
-            service_level: reader.number("NCCL_IB_SL")? as u8,
-            traffic_class: reader.number("NCCL_IB_TC")? as u8,
+            service_level: reader.number("NCCL_IB_SL")?.max(0) as u8,
+            traffic_class,
+            announce_traffic_class: u8::try_from(reader.number("NCCL_IB_FIFO_TC")?).unwrap_or(traffic_class),
+            ece: reader.flag("NCCL_IB_ECE_ENABLE")?,
             lanes: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.min(MAX_LANES) as u8,
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")?,
-            ar_threshold: reader.number("NCCL_IB_AR_THRESHOLD")? as u32,
+            ar_threshold: match reader.number("NCCL_IB_AR_THRESHOLD")? {
+                n if n < 0 => AR_THRESHOLD as u32,
+                n => n as u32,
+            },
             adaptive_routing: match reader.number("NCCL_IB_ADAPTIVE_ROUTING")? {
                 0 => Some(false),
                 1 => Some(true),
                 _ => None,
             },
             relaxed_ordering: reader.number("NCCL_IB_PCI_RELAXED_ORDERING")? != 0,
+            query_port_speed: reader.flag("NCCL_IB_QUERY_PORT_SPEED")?,
+            heed_events: reader.flag("NCCL_IB_RETURN_ASYNC_EVENTS")?,
             merge_nics: reader.flag("NCCL_IB_MERGE_NICS")?,
             merge_vfs: reader.flag("NCCL_IB_MERGE_VFS")?,
             flush: !reader.flag("NCCL_GDR_FLUSH_DISABLE")?,
@@ -300,6 +248,10 @@ mod tests {
         assert_eq!(with("NCCL_IB_ADDR_FAMILY", "AF_INET6").expect("valid").gid_family, Family::V6);
         assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").expect("valid").adaptive_routing, Some(true));
         assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 18);
+        assert_eq!(with("NCCL_IB_AR_THRESHOLD", "-2").expect("valid").ar_threshold, 8192);
+        let classes = |name, value| with(name, value).map(|c| (c.traffic_class, c.announce_traffic_class));
+        assert_eq!(classes("NCCL_IB_TC", "106").expect("valid"), (106, 106));
+        assert_eq!(classes("NCCL_IB_FIFO_TC", "184").expect("valid"), (0, 184));
         assert!(with("NCCL_NET", "ferrite").expect("valid").insisted);
     }
 

@@ -23,7 +23,7 @@ pub struct GidEntry {
     pub roce_version: Option<u8>,
 }
 
-/// What the user prefers.
+/// What the user prefers, and what suits the peer.
 #[derive(Debug, Clone, Copy)]
 pub struct Preference {
     /// Family.
@@ -32,7 +32,14 @@ pub struct Preference {
     pub roce_version: u8,
     /// The network it has to be in.
     pub range: Option<Range>,
+    /// Leading bits by which IPv4 addresses of one network agree.
+    pub subnet_bits: u8,
+    /// The peer's GID, once it is known.
+    pub peer: Option<[u8; 16]>,
 }
+
+/// Leading bits by which IPv6 addresses of one network agree.
+const IPV6_SUBNET_BITS: u32 = 64;
 
 /// A network: an address and the number of its leading bits that count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,23 +66,41 @@ impl Range {
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address) {
             (IpAddr::V4(a), IpAddr::V4(b)) => {
-                let differ = u32::from(a) ^ u32::from(b);
-                differ.checked_shr(32 - u32::from(self.prefix)).unwrap_or(0) == 0
+                agree(u128::from(u32::from(a)), u128::from(u32::from(b)), 32 - u32::from(self.prefix))
             }
-            (IpAddr::V6(a), IpAddr::V6(b)) => {
-                let differ = u128::from(a) ^ u128::from(b);
-                differ.checked_shr(128 - u32::from(self.prefix)).unwrap_or(0) == 0
-            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => agree(u128::from(a), u128::from(b), 128 - u32::from(self.prefix)),
             _ => false,
         }
+    }
+}
+
+/// Whether two addresses agree in all but their last `host_bits` bits.
+fn agree(a: u128, b: u128, host_bits: u32) -> bool {
+    (a ^ b).checked_shr(host_bits).unwrap_or(0) == 0
+}
+
+/// The address that a GID stands for.
+pub fn address(gid: &[u8; 16]) -> IpAddr {
+    let v6 = Ipv6Addr::from(*gid);
+    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+}
+
+/// Whether two GIDs are, as far as they tell, in one network, in which neighbours resolve each other without a router.
+/// `subnet_bits`: of IPv4.
+pub fn are_neighbours(a: &[u8; 16], b: &[u8; 16], subnet_bits: u8) -> bool {
+    match (address(a), address(b)) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => {
+            agree(u128::from(u32::from(a)), u128::from(u32::from(b)), 32 - u32::from(subnet_bits.min(32)))
+        }
+        (IpAddr::V6(a), IpAddr::V6(b)) => agree(u128::from(a), u128::from(b), 128 - IPV6_SUBNET_BITS),
+        _ => false,
     }
 }
 
 impl GidEntry {
     /// As an address.
     pub fn address(&self) -> IpAddr {
-        let v6 = Ipv6Addr::from(self.gid);
-        v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+        address(&self.gid)
     }
 
     fn is_link_local(&self) -> bool {
@@ -90,15 +115,25 @@ impl GidEntry {
         want.range.is_none_or(|range| range.contains(self.address()))
     }
 
-    /// Higher is better: in the range asked for, then routable before link-local, then the right RoCE version before an
-    /// unknown and before a wrong one, then the right family.
-    fn score(&self, want: &Preference) -> (bool, bool, u8, bool) {
+    fn is_near_peer(&self, want: &Preference) -> bool {
+        want.peer.is_some_and(|peer| are_neighbours(&self.gid, &peer, want.subnet_bits))
+    }
+
+    /// An address reaches only those of its own family.
+    fn suits_peer(&self, want: &Preference) -> bool {
+        want.peer.is_some_and(|peer| address(&peer).is_ipv4() == self.address().is_ipv4())
+    }
+
+    /// Higher is better: in the range asked for, then of the peer's family, then in its network, then routable before
+    /// link-local, then the right RoCE version before an unknown and before a wrong one, then the right family.
+    fn score(&self, want: &Preference) -> (bool, (bool, bool), bool, u8, bool) {
         let version = match self.roce_version {
             Some(v) if v == want.roce_version => 2,
             None => 1,
             Some(_) => 0,
         };
-        (self.is_in_range(want), !self.is_link_local(), version, self.family() == want.family)
+        let towards_peer = (self.suits_peer(want), self.is_near_peer(want));
+        (self.is_in_range(want), towards_peer, !self.is_link_local(), version, self.family() == want.family)
     }
 }
 
@@ -122,14 +157,28 @@ pub fn reason(entry: &GidEntry, want: &Preference) -> String {
         None => "RoCE version not told by the kernel".into(),
     };
     let range = if entry.is_in_range(want) { "" } else { ", none found in NCCL_IB_ADDR_RANGE" };
-    format!("{reach}, {version}{range}")
+    let near = if entry.is_near_peer(want) { ", in the peer's network" } else { "" };
+    format!("{reach}, {version}{range}{near}")
+}
+
+/// A table in one line, for messages: index, address and RoCE version of each entry.
+pub fn describe_table(entries: &[GidEntry]) -> String {
+    const SHOWN: usize = 16;
+    let version = |e: &GidEntry| e.roce_version.map_or(String::new(), |v| format!(" (RoCE v{v})"));
+    let mut lines: Vec<_> =
+        entries.iter().take(SHOWN).map(|e| format!("{}: {}{}", e.index, e.address(), version(e))).collect();
+    if entries.len() > SHOWN {
+        lines.push(format!("and {} more", entries.len() - SHOWN));
+    }
+    if lines.is_empty() { "it is empty".into() } else { lines.join(", ") }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const WANT: Preference = Preference { family: Family::V4, roce_version: 2, range: None };
+    const WANT: Preference =
+        Preference { family: Family::V4, roce_version: 2, range: None, subnet_bits: 24, peer: None };
 
     fn entry(index: u8, address: &str, roce_version: Option<u8>) -> GidEntry {
         let gid = match address.parse().expect("an address") {
@@ -171,6 +220,38 @@ mod tests {
     #[test]
     fn a_fabric_of_ipv6_only() {
         assert_eq!(chosen(&[entry(0, "fe80::1", Some(2)), entry(5, "2001:db8::1", Some(2))]), Some(5));
+    }
+
+    #[test]
+    fn the_peers_network_comes_before_the_first_routable_one() {
+        let table = [
+            entry(0, "fe80::1", Some(2)),
+            entry(1, "10.0.0.1", Some(2)),
+            entry(2, "10.0.7.1", Some(1)),
+            entry(3, "10.0.7.1", Some(2)),
+            entry(4, "2001:db8::1", Some(2)),
+        ];
+        let towards = |peer| {
+            let want = Preference { peer: Some(entry(0, peer, None).gid), ..WANT };
+            choose(&table, &want).map(|e| (e.index, reason(&e, &want).contains("in the peer's network")))
+        };
+        assert_eq!(towards("10.0.7.99"), Some((3, true)));
+        assert_eq!(towards("10.0.0.99"), Some((1, true)));
+        assert_eq!(towards("192.168.0.1"), Some((1, false)), "by a router");
+        assert_eq!(towards("fe80::99"), Some((0, true)), "a peer that has nothing else");
+        assert_eq!(towards("2001:db8::99"), Some((4, true)));
+        assert_eq!(towards("2001:db8:1::99"), Some((4, false)), "of its family at least");
+        let wide = Preference { subnet_bits: 16, peer: Some(entry(0, "10.0.99.1", None).gid), ..WANT };
+        assert_eq!(choose(&table, &wide).map(|e| e.index), Some(1));
+    }
+
+    #[test]
+    fn a_table_is_told_in_one_line() {
+        let table = [entry(0, "fe80::1", Some(1)), entry(3, "10.0.0.1", None)];
+        assert_eq!(describe_table(&table), "0: fe80::1 (RoCE v1), 3: 10.0.0.1");
+        assert_eq!(describe_table(&[]), "it is empty");
+        let long: Vec<_> = (0..20).map(|i| entry(i, "10.0.0.1", None)).collect();
+        assert!(describe_table(&long).ends_with("and 4 more"));
     }
 
     #[test]

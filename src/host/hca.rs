@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 
-/// A parsed `[^][=]name[:port],…`.
+/// A parsed `[^][=]name[:port[:rail:plane]],…`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HcaFilter {
     exclude: bool,
@@ -24,10 +24,11 @@ impl HcaFilter {
             .filter(|entry| !entry.is_empty())
             .map(|entry| match entry.split_once(':') {
                 None => Ok((entry.to_owned(), None)),
-                Some((name, port)) => match port.parse::<u8>() {
+                // NCCL 2.30 lets rail and plane follow, of which an ncclNet of version 8 cannot tell.
+                Some((name, place)) => match place.split(':').next().unwrap_or_default().parse::<u8>() {
                     Ok(n) if n > 0 => Ok((name.to_owned(), Some(n))),
                     _ => Err(Error::usage(format!(
-                        "NCCL_IB_HCA={text}: port {port:?} of {name:?}: a number from 1 to 255 is expected"
+                        "NCCL_IB_HCA={text}: port {place:?} of {name:?}: a number from 1 to 255 is expected"
                     ))),
                 },
             })
@@ -37,13 +38,12 @@ impl HcaFilter {
 
     /// Whether `port` of device `name` is to be used.
     pub fn admits(&self, name: &str, port: u8) -> bool {
-        if self.entries.is_empty() {
-            return true;
-        }
-        let listed = self.entries.iter().any(|(wanted, wanted_port)| {
-            let named = if self.exact { name == wanted } else { name.starts_with(wanted.as_str()) };
-            named && wanted_port.is_none_or(|p| p == port)
-        });
+        // A list that is empty lists everything, for `^` as well, as with NCCL's built-in transport.
+        let listed = self.entries.is_empty()
+            || self.entries.iter().any(|(wanted, wanted_port)| {
+                let named = if self.exact { name == wanted } else { name.starts_with(wanted.as_str()) };
+                named && wanted_port.is_none_or(|p| p == port)
+            });
         listed != self.exclude
     }
 }
@@ -68,6 +68,12 @@ mod tests {
         assert!(admits("mlx5_0:2", "mlx5_0", 2));
         assert!(!admits("mlx5_0:2", "mlx5_0", 1));
         assert!(admits("^mlx5_0:2", "mlx5_0", 1));
+        assert!(!admits("^mlx5_0:2", "mlx5_0", 2));
+        assert!(admits("mlx5_0:1:3:0", "mlx5_0", 1) && !admits("mlx5_0:1:3:0", "mlx5_0", 2));
+        assert!(!admits("^", "mlx5_0", 1), "excludes everything");
+        assert!(admits("=", "mlx5_0", 1), "lists everything");
+        assert!(!admits("=^mlx5_0", "mlx5_0", 1), "the other order is a name");
+        assert!(admits("mlx5_1, mlx5_0:1", "mlx5_0", 1));
     }
 
     #[test]

@@ -37,16 +37,20 @@ pub fn roce_version(device: &str, port: u8, index: i32) -> Option<u8> {
     }
 }
 
-/// Whether a kernel module lets RDMA devices register GPU memory by address.
-pub fn has_peer_memory() -> bool {
-    [
-        "/sys/kernel/mm/memory_peers/nv_mem/version",
-        "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
-        "/sys/kernel/mm/memory_peers/nvidia-peermem/version",
-        "/sys/module/nvidia_peermem/version",
-    ]
-    .iter()
-    .any(|file| Path::new(file).exists())
+/// The kernel module that lets RDMA devices register GPU memory by address, if one is loaded.
+pub fn peer_memory_module() -> Option<&'static str> {
+    const MODULES: [(&str, &str); 4] = [
+        ("/sys/module/nvidia_peermem/version", "nvidia-peermem"),
+        ("/sys/kernel/mm/memory_peers/nvidia-peermem/version", "nvidia-peermem"),
+        ("/sys/kernel/mm/memory_peers/nv_mem/version", "nv_peer_mem"),
+        ("/sys/kernel/mm/memory_peers/nv_mem_nc/version", "nv_peer_mem"),
+    ];
+    MODULES.iter().find(|(file, _)| Path::new(file).exists()).map(|(_, name)| *name)
+}
+
+/// Whether NVIDIA's driver knows a GPU.
+pub fn has_nvidia_gpu() -> bool {
+    fs::read_dir("/proc/driver/nvidia/gpus").is_ok_and(|mut gpus| gpus.next().is_some())
 }
 
 /// This host's name, as it was when first asked for.

@@ -1,22 +1,23 @@
 //! The connecting side of a connection's set-up.
 //!
 //! ```text
-//! Dialing ──► Greeting ──► Awaiting ──► Committing ──► SendComm
+//! Dialing ──► Greeting ──► Awaiting ──► Joining ──► Committing ──► SendComm
 //!    ▲ refused: again, until the deadline
 //! ```
 
+use super::joining::Joining;
 use super::lanes::{IdleLanes, Lanes};
 use super::link::Link;
 use super::nic::Nic;
 use super::sender::{SENDER_DEPTHS, SendComm, SlotRing};
 use super::socket::{ControlSocket, Incoming};
 use crate::error::{Error, Result};
+use crate::proto::RING_SLOTS;
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Reply, Ring};
 use crate::proto::shares::Shares;
 use crate::proto::wire::{Slot, slot_halves};
-use crate::proto::{MAX_RAILS, RING_SLOTS};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,8 +40,10 @@ enum Stage {
     Greeting(Box<Offer>),
     /// The hello is out; the peer's reply is due.
     Awaiting(Box<Offer>),
+    /// The reply is there; the queue pairs are being connected.
+    Joining(Box<Pending>),
     /// The queue pairs are connected; the commit is going out.
-    Committing(ControlSocket, Box<Pending>),
+    Committing(Box<Agreed>),
     /// Over, one way or the other.
     Done,
 }
@@ -59,9 +62,19 @@ struct Offer {
     ring: SlotRing,
 }
 
-/// All that makes a communicator but the last word.
+/// What is agreed, and on its way.
 #[derive(Debug)]
 struct Pending {
+    socket: ControlSocket,
+    joining: Joining,
+    ring: SlotRing,
+    reply: Reply,
+}
+
+/// All that makes a communicator but the last word.
+#[derive(Debug)]
+struct Agreed {
+    socket: ControlSocket,
     lanes: Lanes,
     shares: Shares,
     ring: SlotRing,
@@ -98,11 +111,12 @@ impl Connector {
                 Stage::Dialing(dial) => self.dial(dial)?,
                 Stage::Greeting(offer) => greet(offer)?,
                 Stage::Awaiting(offer) => self.await_reply(offer)?,
-                Stage::Committing(mut socket, pending) => {
-                    if socket.poll_sent()? {
-                        return self.complete(socket, *pending).map(Some);
+                Stage::Joining(pending) => self.join(pending)?,
+                Stage::Committing(mut agreed) => {
+                    if agreed.socket.poll_sent()? {
+                        return self.complete(*agreed).map(Some);
                     }
-                    (Stage::Committing(socket, pending), false)
+                    (Stage::Committing(agreed), false)
                 }
                 Stage::Done => return Err(Error::internal("connect was called after it had failed")),
             };
@@ -122,7 +136,8 @@ impl Connector {
         let waiting = match stage {
             Stage::Dialing(_) => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
             Stage::Greeting(_) | Stage::Awaiting(_) => "the listener took the connection but did not answer",
-            Stage::Committing(..) | Stage::Done => "the listener stopped reading",
+            Stage::Joining(_) => "the queue pairs could not be connected",
+            Stage::Committing(_) | Stage::Done => "the listener stopped reading",
         };
         let seconds = self.nic.config.handshake_timeout_s;
         let to = self.handle.address;
@@ -147,7 +162,10 @@ impl Connector {
 
     fn offer(&self, mut socket: ControlSocket) -> Result<Offer> {
         let nic = &self.nic;
-        let lanes = IdleLanes::new(nic, MAX_RAILS, nic.config.lanes.into(), SENDER_DEPTHS)?;
+        let mut lanes = IdleLanes::new(nic, nic.config.lanes.into(), SENDER_DEPTHS, None)?;
+        if nic.config.ece {
+            lanes.offer_ece();
+        }
         let halves = slot_halves(nic.rails.len());
         let ring = SlotRing::new(nic.cards.iter().map(|card| &card.domain), halves)?;
         let place = Ring {
@@ -187,20 +205,29 @@ impl Connector {
         if frame.kind != Kind::Reply || frame.token != self.handle.token {
             return Err(Error::remote(format!("connecting to {to}: a {:?} came instead of a reply", frame.kind)));
         }
-        let Offer { mut socket, lanes, mut ring } = *offer;
+        let Offer { socket, lanes, ring } = *offer;
         let reply = Reply::parse(&frame.body, &lanes.endpoint)
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
-        ring.lay_out(slot_halves(reply.terms.striping.rails().into()));
-        let shares = lanes.endpoint.shares_with(&reply.endpoint);
-        let lanes = lanes
-            .connect(&self.nic, reply.endpoint.clone(), &reply.terms)
-            .map_err(|e| e.during(format_args!("connecting to {to}")))?;
-        socket.send(&Frame { kind: Kind::Commit, token: self.handle.token, body: Vec::new() });
-        Ok((Stage::Committing(socket, Box::new(Pending { lanes, shares, ring, reply })), true))
+        let traffic_class = self.nic.config.traffic_class;
+        let joining = lanes.join(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
+        Ok((Stage::Joining(Box::new(Pending { socket, joining, ring, reply })), true))
     }
 
-    fn complete(&self, socket: ControlSocket, pending: Pending) -> Result<SendComm> {
-        let Pending { lanes, shares, ring, reply } = pending;
+    fn join(&self, mut pending: Box<Pending>) -> Result<(Stage, bool)> {
+        let done = pending.joining.advance(&self.nic);
+        if !done.map_err(|e| e.during(format_args!("connecting to {}", self.handle.address)))? {
+            return Ok((Stage::Joining(pending), false));
+        }
+        let Pending { mut socket, joining, mut ring, reply } = *pending;
+        let (lanes, endpoint) = joining.finish();
+        let shares = endpoint.shares_with(&reply.endpoint);
+        ring.lay_out(slot_halves(reply.terms.striping.rails().into()));
+        socket.send(&Frame { kind: Kind::Commit, token: self.handle.token, body: Vec::new() });
+        Ok((Stage::Committing(Box::new(Agreed { socket, lanes, shares, ring, reply })), true))
+    }
+
+    fn complete(&self, agreed: Agreed) -> Result<SendComm> {
+        let Agreed { socket, lanes, shares, ring, reply } = agreed;
         let peer = format!("{} ({})", reply.endpoint.name, socket.peer());
         let link = Arc::new(Link::new(peer, self.handle.token, socket));
         self.nic.watch(&link)?;

@@ -4,6 +4,7 @@
 //! port: each rail that has carried data needs a read of its own. The queue pairs exist only once a flush has been asked
 //! for: recent GPUs never need one.
 
+use super::joining::path_to;
 use super::lanes::WorkId;
 use super::memory::Memory;
 use super::nic::Nic;
@@ -88,24 +89,11 @@ impl Flushes {
 
 impl FlushRail {
     fn new(rail: &Rail) -> Result<Self> {
-        let config = &rail.config;
         let address = rail.local_address()?;
         let queue = CompletionQueue::new(&rail.card.context, DEPTHS.send + DEPTHS.recv)?;
-        let idle = IdleQueuePair::new(&rail.card.domain, &queue, rail.port, config.pkey_index, DEPTHS)?;
-        let path = Path {
-            dest_qpn: idle.number(),
-            dest_psn: 0,
-            psn: 0,
-            dest_gid: address.gid.gid,
-            dest_lid: address.port.lid,
-            global: !address.port.infiniband,
-            gid_index: address.gid.index,
-            mtu: address.port.mtu,
-            service_level: config.service_level,
-            traffic_class: config.traffic_class,
-            timeout: config.timeout,
-            retry_count: config.retry_count,
-        };
+        let idle = IdleQueuePair::new(&rail.card.domain, &queue, rail.port, rail.config.pkey_index, DEPTHS)?;
+        let path = path_to(rail, &address, &address.gid.gid, address.port.lid)?;
+        let path = Path { dest_qpn: idle.number(), ..path };
         let landing = SharedRing::new([&rail.card.domain], 1)?;
         let pair = idle.connect(&path, WorkId::Receive { lane: 0 }.to_bits())?;
         Ok(Self { name: rail.name.clone(), pair, queue, landing })

@@ -1,16 +1,17 @@
 //! The queue pairs of one end of a connection, over all its rails, from creation to failure.
 
+use super::address::LocalAddress;
 use super::link::Link;
 use super::nic::Nic;
-use super::rail::{LocalAddress, Rail};
+use super::rail::Rail;
 use crate::error::{Error, Result};
-use crate::host::config::Config;
 use crate::host::{random, sysfs};
-use crate::proto::handshake::{Endpoint, LaneEnd, RailEnd, Terms};
+use crate::proto::endpoint::{Endpoint, LaneEnd, RailEnd};
+use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
 use crate::proto::stripe::Striping;
-use crate::proto::{self, MAX_LANES};
-use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair};
+use crate::proto::{self, MAX_LANES, MAX_RAILS};
+use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, QueuePair};
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion};
 use std::net::Ipv6Addr;
@@ -19,24 +20,24 @@ use std::sync::Arc;
 /// The queue pairs of one end, before the other end is known.
 #[derive(Debug)]
 pub struct IdleLanes {
-    rails: Vec<IdleRail>,
+    pub(super) rails: Vec<IdleRail>,
     /// What the peer is told.
     pub endpoint: Endpoint,
 }
 
 /// Those on one rail.
 #[derive(Debug)]
-struct IdleRail {
-    on: OnRail,
-    pairs: Vec<IdleQueuePair>,
+pub(super) struct IdleRail {
+    pub(super) on: OnRail,
+    pub(super) pairs: Vec<IdleQueuePair>,
 }
 
 /// What the lanes of one rail share.
 #[derive(Debug)]
-struct OnRail {
+pub(super) struct OnRail {
     name: String,
-    address: LocalAddress,
-    queue: Arc<CompletionQueue>,
+    pub(super) address: LocalAddress,
+    pub(super) queue: Arc<CompletionQueue>,
 }
 
 /// One connected queue pair with its accounts.
@@ -52,26 +53,29 @@ pub struct Lane {
 #[derive(Debug)]
 pub struct Lanes {
     /// The first rail's completion queue, which is the only one of most connections.
-    queue: Arc<CompletionQueue>,
+    pub(super) queue: Arc<CompletionQueue>,
     /// By lane number.
     pub lanes: Vec<Lane>,
-    rails: Vec<OnRail>,
+    pub(super) rails: Vec<OnRail>,
     /// The device, for messages.
-    name: String,
-    striping: Striping,
-    remote: Endpoint,
+    pub(super) name: String,
+    pub(super) striping: Striping,
+    pub(super) remote: Endpoint,
 }
 
 impl IdleLanes {
-    /// At most `per_rail` queue pairs, sized by `depths`, on each of the first `rails` rails of `nic`.
+    /// At most `per_rail` queue pairs, sized by `depths`, on each rail of `nic`; or, if the peer's end is known, on as many
+    /// rails as both have, each of which is addressed as suits its other end.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
-    pub fn new(nic: &Nic, rails: usize, per_rail: usize, depths: Depths) -> Result<Self> {
+    pub fn new(nic: &Nic, per_rail: usize, depths: Depths, peer: Option<&Endpoint>) -> Result<Self> {
         let config = &nic.config;
-        let used: Vec<_> = nic.rails.iter().take(rails).collect();
+        let used: Vec<_> = nic.rails.iter().take(peer.map_or(MAX_RAILS, |peer| peer.rails.len())).collect();
         let count = per_rail.min(MAX_LANES / used.len().max(1));
-        let idle = used.iter().map(|rail| IdleRail::new(rail, count, depths)).collect::<Result<Vec<_>>>()?;
+        let far = |rail: usize| peer.and_then(|peer| peer.rails.get(rail)).map(|end| end.gid);
+        let idle = |(number, rail): (usize, &&Arc<Rail>)| IdleRail::new(rail, count, depths, far(number));
+        let idle = used.iter().enumerate().map(idle).collect::<Result<Vec<_>>>()?;
         let infiniband = nic.first().infiniband;
         let ends = used.iter().zip(&idle).map(|(rail, idle)| idle.end(rail)).collect::<Result<_>>()?;
         let port = match nic.rails.as_slice() {
@@ -95,39 +99,11 @@ impl IdleLanes {
             rail.pairs.truncate(terms.lanes_per_rail());
         }
     }
-
-    /// Connects each to its counterpart in `remote`, on `terms`.
-    ///
-    /// # Errors
-    /// A device refuses the path.
-    pub fn connect(mut self, nic: &Nic, remote: Endpoint, terms: &Terms) -> Result<Lanes> {
-        self.truncate(terms);
-        let (mut rails, mut waiting) = (Vec::new(), Vec::new());
-        for IdleRail { on, pairs } in self.rails {
-            rails.push(on);
-            waiting.push(pairs.into_iter());
-        }
-        let mut lanes = Vec::with_capacity(terms.striping.lanes().into());
-        for lane in (0..terms.striping.lanes()).map(proto::Lane) {
-            let rail = usize::from(terms.striping.rail_of(lane));
-            let ends =
-                (waiting[rail].next(), self.endpoint.lane(lane, terms.striping), remote.lane(lane, terms.striping));
-            let (Some(pair), Some(local), Some(far)) = ends else {
-                return Err(Error::internal(format!("{lane:?} is missing")));
-            };
-            let (near, peer) = (&self.endpoint.rails[rail], &remote.rails[rail]);
-            let path = path(&rails[rail].address, near, peer, local, far, &nic.config);
-            let pair = pair.connect(&path, WorkId::Receive { lane: lane.0 }.to_bits())?;
-            lanes.push(Lane { pair, receives: 0 });
-        }
-        let queue = rails.first().map(|on| Arc::clone(&on.queue)).ok_or_else(|| Error::internal("no rail"))?;
-        Ok(Lanes { queue, lanes, rails, name: nic.name.clone(), striping: terms.striping, remote })
-    }
 }
 
 impl IdleRail {
-    fn new(rail: &Rail, count: usize, depths: Depths) -> Result<Self> {
-        let address = rail.local_address()?;
+    fn new(rail: &Rail, count: usize, depths: Depths, peer: Option<[u8; 16]>) -> Result<Self> {
+        let address = rail.address_towards(peer)?;
         let entries = (depths.send + depths.recv) * count as u32;
         let queue = CompletionQueue::new(&rail.card.context, entries)?;
         let pair = |_| IdleQueuePair::new(&rail.card.domain, &queue, rail.port, rail.config.pkey_index, depths);
@@ -139,7 +115,7 @@ impl IdleRail {
         let LocalAddress { port, gid } = self.on.address;
         let lane = |pair: &IdleQueuePair| {
             let psn = u32::from_le_bytes(random::bytes()?) & 0xff_ffff;
-            Ok(LaneEnd { qpn: pair.number(), psn })
+            Ok(LaneEnd { qpn: pair.number(), psn, ece: None })
         };
         Ok(RailEnd {
             name: format!("{} port {}", rail.name, rail.port),
@@ -150,24 +126,6 @@ impl IdleRail {
             speed_mbps: rail.speed_mbps,
             lanes: self.pairs.iter().map(lane).collect::<Result<_>>()?,
         })
-    }
-}
-
-/// The way from queue pair `local` of the rail end `near` to `far` of the rail end `peer`.
-fn path(address: &LocalAddress, near: &RailEnd, peer: &RailEnd, local: LaneEnd, far: LaneEnd, config: &Config) -> Path {
-    Path {
-        dest_qpn: far.qpn,
-        dest_psn: far.psn,
-        psn: local.psn,
-        dest_gid: peer.gid,
-        dest_lid: peer.lid,
-        global: !peer.infiniband,
-        gid_index: address.gid.index,
-        mtu: near.mtu.min(peer.mtu),
-        service_level: config.service_level,
-        traffic_class: config.traffic_class,
-        timeout: config.timeout,
-        retry_count: config.retry_count,
     }
 }
 

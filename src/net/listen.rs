@@ -3,6 +3,7 @@
 //! Anybody may come to the port. Each caller is a candidate with a deadline of its own; only one that shows the
 //! listener's token costs more than a socket, and only one that commits becomes a communicator.
 
+use super::joining::Joining;
 use super::lanes::IdleLanes;
 use super::link::Link;
 use super::nic::Nic;
@@ -42,8 +43,18 @@ struct Candidate {
 enum Stage {
     /// Has not shown the token.
     Stranger,
+    /// Has said hello; our queue pairs are being connected to its.
+    Joining(Box<Preparing>),
     /// Has got our reply; its commit is due.
     Replied(Box<Prepared>),
+}
+
+/// What the reply waits for.
+#[derive(Debug)]
+struct Preparing {
+    joining: Joining,
+    hello: Hello,
+    terms: Terms,
 }
 
 /// All that makes a communicator but the peer's commit.
@@ -135,7 +146,7 @@ impl Listener {
         }
         let frame = match candidate.socket.poll_frame() {
             Ok(Incoming::Frame(frame)) => frame,
-            Ok(Incoming::Nothing) if Instant::now() < candidate.deadline => return Ok(Verdict::Wait),
+            Ok(Incoming::Nothing) if Instant::now() < candidate.deadline => return self.proceed(index),
             Ok(Incoming::Nothing) => return Ok(Verdict::Dismiss("it stayed silent".into())),
             Ok(Incoming::Closed) => return Ok(Verdict::Dismiss("it closed the connection".into())),
             Ok(Incoming::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
@@ -158,28 +169,44 @@ impl Listener {
         }
     }
 
-    /// The right peer has come: make our end and say so.
+    /// The right peer has come: make our end.
     fn reply(&mut self, index: usize, frame: &Frame) -> Result<Verdict> {
-        let nic = Arc::clone(&self.nic);
+        let begun = Hello::parse(&frame.body).map_err(Error::from).and_then(|hello| begin(&self.nic, hello));
+        let preparing = begun.map_err(|e| self.turn_down(index, e))?;
         let candidate = &mut self.candidates[index];
-        let prepared = Hello::parse(&frame.body).map_err(Error::from).and_then(|hello| prepare(&nic, &hello));
-        match prepared {
-            Ok((prepared, reply)) => {
-                candidate.socket.send(&reply.frame(self.handle.token));
-                candidate.deadline = Instant::now() + Duration::from_secs(nic.config.handshake_timeout_s);
-                candidate.stage = Stage::Replied(Box::new(prepared));
-                if candidate.socket.poll_sent().is_err() {
-                    return Ok(Verdict::Dismiss("it closed the connection".into()));
-                }
-                Ok(Verdict::Wait)
-            }
-            Err(e) => {
-                let from = candidate.socket.peer();
-                candidate.refuse(&self.handle, &e.text);
-                self.candidates.remove(index);
-                Err(e.during(format_args!("accepting {from} on {}", nic.name)))
-            }
+        candidate.deadline = Instant::now() + Duration::from_secs(self.nic.config.handshake_timeout_s);
+        candidate.stage = Stage::Joining(Box::new(preparing));
+        self.proceed(index)
+    }
+
+    /// Goes on with what does not wait for the peer; once it is done, the peer is told.
+    fn proceed(&mut self, index: usize) -> Result<Verdict> {
+        let Stage::Joining(preparing) = &mut self.candidates[index].stage else { return Ok(Verdict::Wait) };
+        match preparing.joining.advance(&self.nic) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Verdict::Wait),
+            Err(e) => return Err(self.turn_down(index, e)),
         }
+        let candidate = &mut self.candidates[index];
+        let Stage::Joining(preparing) = std::mem::replace(&mut candidate.stage, Stage::Stranger) else {
+            return Ok(Verdict::Wait);
+        };
+        let (prepared, reply) = preparing.finish().map_err(|e| self.turn_down(index, e))?;
+        let candidate = &mut self.candidates[index];
+        candidate.socket.send(&reply.frame(self.handle.token));
+        candidate.deadline = Instant::now() + Duration::from_secs(self.nic.config.handshake_timeout_s);
+        candidate.stage = Stage::Replied(Box::new(prepared));
+        if candidate.socket.poll_sent().is_err() {
+            return Ok(Verdict::Dismiss("it closed the connection".into()));
+        }
+        Ok(Verdict::Wait)
+    }
+
+    /// The right peer cannot be served, and is told why.
+    fn turn_down(&mut self, index: usize, error: Error) -> Error {
+        let mut candidate = self.candidates.remove(index);
+        candidate.refuse(&self.handle, &error.text);
+        error.during(format_args!("accepting {} on {}", candidate.socket.peer(), self.nic.name))
     }
 
     fn complete(&self, socket: ControlSocket, prepared: Prepared) -> Result<RecvComm> {
@@ -200,14 +227,21 @@ impl Candidate {
     }
 }
 
-fn prepare(nic: &Nic, hello: &Hello) -> Result<(Prepared, Reply)> {
+/// Makes our end for the peer that said `hello`.
+fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.lanes.len()).min().unwrap_or(0);
-    let lanes = usize::from(nic.config.lanes).min(offered);
-    let mut idle = IdleLanes::new(nic, hello.endpoint.rails.len(), lanes, RECEIVER_DEPTHS)?;
+    let count = usize::from(nic.config.lanes).min(offered);
+    let idle = IdleLanes::new(nic, count, RECEIVER_DEPTHS, Some(&hello.endpoint))?;
     let terms = Terms::agree(&hello.endpoint, &idle.endpoint)?;
-    idle.truncate(&terms);
-    let reply = Reply { endpoint: idle.endpoint.clone(), terms };
-    let lanes = idle.connect(nic, hello.endpoint.clone(), &terms)?;
-    let path = RecvPath::new(lanes, hello.ring, &terms)?;
-    Ok((Prepared { path, peer: hello.endpoint.name.clone() }, reply))
+    let joining = idle.join(nic, hello.endpoint.clone(), &terms, nic.config.announce_traffic_class)?;
+    Ok(Preparing { joining, hello, terms })
+}
+
+impl Preparing {
+    fn finish(self) -> Result<(Prepared, Reply)> {
+        let Self { joining, hello, terms } = self;
+        let (lanes, endpoint) = joining.finish();
+        let path = RecvPath::new(lanes, hello.ring, &terms)?;
+        Ok((Prepared { path, peer: hello.endpoint.name }, Reply { endpoint, terms }))
+    }
 }

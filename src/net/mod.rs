@@ -1,13 +1,18 @@
 //! The plugin's objects: the only place where the protocol meets the verbs and the machine.
 //!
 //! [`Net`] is built once from the environment. A [`nic::Nic`] is what NCCL calls a device: an active port, or several like
-//! ports of one card, each of which is a [`rail::Rail`] then. [`listen::Listener`] and
+//! ports of one [`card::Card`], each of which is a [`rail::Rail`] then. [`listen::Listener`] and
 //! [`connect::Connector`] make [`receiver::RecvComm`] and [`sender::SendComm`], which translate between flows and
 //! queue pairs.
 
+pub mod address;
 pub mod announcer;
+pub mod card;
+pub mod claims;
 pub mod connect;
 pub mod flush;
+pub mod gdr;
+pub mod joining;
 pub mod lanes;
 pub mod link;
 pub mod listen;
@@ -32,7 +37,6 @@ use crate::verbs::library::Library;
 use connect::Connector;
 use listen::Listener;
 use nic::Nic;
-use rail::Rail;
 use sender::SendComm;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -149,6 +153,9 @@ impl Net {
             let ports = "are ports of one card and one device to NCCL";
             log::info!(target: INIT, "Ferrite: the {rails} rails of {} {ports}, {speed} Gb/s (NCCL_IB_MERGE_NICS=0 keeps them apart)", fused.name);
         }
+        for refusal in self.devices.iter().flat_map(|d| &d.rails).filter_map(|rail| rail.local_address().err()) {
+            log::warn!(target: INIT, "{refusal}");
+        }
         for (name, why) in Config::unheeded() {
             log::info!(target: INIT, "Ferrite does not honour {name}: {why}");
         }
@@ -182,7 +189,7 @@ fn find_devices(config: &Arc<Config>) -> Vec<Arc<Nic>> {
     for failure in &failures {
         log::info!(target: INIT, "Ferrite: {failure} (in a container: is /dev/infiniband passed in?)");
     }
-    let devices = Nic::assemble(Rail::discover(&contexts, config), config);
+    let devices = Nic::discover(&contexts, config);
     if devices.is_empty() {
         let opened = contexts.len();
         let (found, refused) = (opened + failures.len(), failures.len());

@@ -1,10 +1,13 @@
 //! What NCCL calls a network device: a port, or several like ports of one card, which are its rails.
 
+use super::card::Card;
+use super::gdr::Gdr;
 use super::link::Link;
-use super::rail::{Card, Rail};
+use super::rail::Rail;
 use crate::error::Result;
 use crate::host::config::Config;
 use crate::proto::MAX_RAILS;
+use crate::verbs::context::Context;
 use std::sync::Arc;
 
 /// One to [`MAX_RAILS`] ports that NCCL sees as one.
@@ -21,8 +24,16 @@ pub struct Nic {
 }
 
 impl Nic {
+    /// The devices among `contexts`, as the settings want them; what keeps them from a GPU's memory is said.
+    pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>) -> Vec<Arc<Self>> {
+        let gdr = Gdr::look();
+        let nics = Self::assemble(Rail::discover(contexts, config, &gdr), config);
+        gdr.complain(&nics);
+        nics
+    }
+
     /// The devices that `rails` make, in the order of their first ones.
-    pub fn assemble(rails: Vec<Arc<Rail>>, config: &Arc<Config>) -> Vec<Arc<Self>> {
+    fn assemble(rails: Vec<Arc<Rail>>, config: &Arc<Config>) -> Vec<Arc<Self>> {
         let mut groups: Vec<Vec<Arc<Rail>>> = Vec::new();
         for rail in rails {
             let may_join = |group: &&mut Vec<Arc<Rail>>| group.len() < MAX_RAILS && are_alike(&group[0], &rail);
@@ -62,7 +73,12 @@ impl Nic {
         self.rails.iter().map(|rail| rail.speed_mbps).sum()
     }
 
-    /// Whether GPU memory can be registered by dma-buf.
+    /// Whether GPU memory can be registered by address, on every card.
+    pub fn supports_peer_memory(&self) -> bool {
+        self.cards.iter().all(|card| card.supports_peer_memory())
+    }
+
+    /// Whether GPU memory can be registered by dma-buf, on every card.
     pub fn supports_dmabuf(&self) -> bool {
         self.cards.iter().all(|card| card.supports_dmabuf())
     }

@@ -1,25 +1,18 @@
 //! Registered memory of a card, shared by all its connections.
 
+use super::claims::{Claims, Range};
 use crate::error::{Error, Result};
 use crate::verbs::memory::{MemoryRegion, ProtectionDomain, Source};
-use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 
-/// Where registered memory lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MemoryKind {
-    /// Host memory.
-    Host,
-    /// GPU memory.
-    Gpu,
-}
+pub use super::claims::MemoryKind;
 
 /// What NCCL holds for a registration.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Registration {
-    // Kept for as long as NCCL holds this.
-    _region: Arc<MemoryRegion>,
+    claims: Arc<Claims<MemoryRegion>>,
+    range: Range,
     /// Key for local use.
     pub lkey: u32,
     /// Key for the peer.
@@ -52,15 +45,21 @@ fn outside(call: &str, addr: u64, length: u32) -> Error {
     Error::argument(format!("{call} of {length} bytes at {addr:#x}: outside of the memory handle"))
 }
 
-/// Registrations that are in use, by page range: NCCL registers the same buffers again and again.
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.claims.release(self.range);
+    }
+}
+
+/// Registrations that are in use, by page range: NCCL registers the same buffers, and parts of them, again and again.
 ///
-/// An entry lives as long as somebody holds its [`Registration`]. Nothing is kept after that: the same addresses may then
-/// be other memory.
+/// A region lives as long as somebody holds a [`Registration`] that it serves. Nothing is kept after that: the same
+/// addresses may then be other memory.
 #[derive(Debug)]
 pub struct RegionCache {
     domain: Arc<ProtectionDomain>,
     relaxed_ordering: bool,
-    regions: Mutex<HashMap<(u64, usize, MemoryKind), Weak<MemoryRegion>>>,
+    claims: Arc<Claims<MemoryRegion>>,
 }
 
 const PAGE: u64 = 4096;
@@ -68,7 +67,7 @@ const PAGE: u64 = 4096;
 impl RegionCache {
     /// An empty cache.
     pub fn new(domain: &Arc<ProtectionDomain>, relaxed_ordering: bool) -> Self {
-        Self { domain: Arc::clone(domain), relaxed_ordering, regions: Mutex::default() }
+        Self { domain: Arc::clone(domain), relaxed_ordering, claims: Arc::default() }
     }
 
     /// Registers `size` bytes at `addr`, by a dma-buf descriptor and offset if there is one. The descriptor may be closed
@@ -86,44 +85,60 @@ impl RegionCache {
         kind: MemoryKind,
         dmabuf: Option<(RawFd, u64)>,
     ) -> Result<Registration> {
-        let end = addr.checked_add(size as u64).and_then(|end| end.checked_next_multiple_of(PAGE));
-        let Some(end) = end.filter(|_| addr != 0 && size != 0) else {
+        let Some(range) = whole_pages(addr, size, kind) else {
             return Err(Error::argument(format!("{size} bytes at {addr:#x} cannot be registered")));
         };
-        let start = addr & !(PAGE - 1);
         let source = match dmabuf {
             None => Source::Address,
-            Some((fd, offset)) => {
-                let offset = offset.checked_sub(addr - start).ok_or_else(|| {
-                    Error::argument(format!(
-                        "dma-buf offset {offset} does not suit address {addr:#x}: not page-aligned"
-                    ))
-                })?;
-                Source::DmaBuf(fd, offset)
+            Some((fd, offset)) => Source::DmaBuf(fd, whole_page_offset(addr, offset)?),
+        };
+        let Range { start, end, .. } = range;
+        let make = || {
+            // SAFETY: the caller keeps the memory mapped.
+            unsafe {
+                MemoryRegion::register(&self.domain, start, (end - start) as usize, source, self.relaxed_ordering)
             }
         };
-        let length = (end - start) as usize;
-        let key = (start, length, kind);
-        let known = self.lock().get(&key).and_then(Weak::upgrade);
-        let region = match known {
-            Some(region) => region,
-            None => {
-                // The lock is not held: registering can take milliseconds. Two threads may both register; both are right.
-                // SAFETY: the caller keeps the memory mapped.
-                let made =
-                    unsafe { MemoryRegion::register(&self.domain, start, length, source, self.relaxed_ordering)? };
-                let made = Arc::new(made);
-                let mut regions = self.lock();
-                regions.retain(|_, region| region.strong_count() > 0);
-                regions.insert(key, Arc::downgrade(&made));
-                made
-            }
-        };
+        let region = self.claims.claim(range, make)?;
         let (lkey, rkey) = (region.lkey(), region.rkey());
-        Ok(Registration { _region: region, lkey, rkey, kind, start, size: end - start })
+        let claims = Arc::clone(&self.claims);
+        Ok(Registration { claims, range, lkey, rkey, kind, start, size: end - start })
+    }
+}
+
+/// The pages of `size` bytes at `addr`, if there are any.
+fn whole_pages(addr: u64, size: usize, kind: MemoryKind) -> Option<Range> {
+    let end = addr.checked_add(size as u64)?.checked_next_multiple_of(PAGE)?;
+    (addr != 0 && size != 0).then_some(Range { kind, start: addr & !(PAGE - 1), end })
+}
+
+/// The offset in its dma-buf of the page of `addr`, which is itself at `offset`.
+fn whole_page_offset(addr: u64, offset: u64) -> Result<u64> {
+    offset.checked_sub(addr & (PAGE - 1)).filter(|offset| offset.is_multiple_of(PAGE)).ok_or_else(|| {
+        Error::argument(format!("dma-buf offset {offset} does not suit address {addr:#x}: not page-aligned"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_whole_pages() {
+        let pages = |addr, size| whole_pages(addr, size, MemoryKind::Host).map(|r| (r.start, r.end));
+        assert_eq!(pages(0x5001, 1), Some((0x5000, 0x6000)));
+        assert_eq!(pages(0x5fff, 2), Some((0x5000, 0x7000)));
+        assert_eq!(pages(0x5000, 0x1000), Some((0x5000, 0x6000)));
+        assert_eq!((pages(0x5000, 0), pages(0, 8), pages(u64::MAX - 8, 8)), (None, None, None));
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(u64, usize, MemoryKind), Weak<MemoryRegion>>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    #[test]
+    fn a_dma_buf_begins_with_the_page_of_the_address() {
+        assert_eq!(whole_page_offset(0x5000, 0x2000), Ok(0x2000));
+        assert_eq!(whole_page_offset(0x5010, 0x2010), Ok(0x2000));
+        assert_eq!(whole_page_offset(0x5000, 0), Ok(0));
+        for (addr, offset) in [(0x5010, 0), (0x5000, 0x10), (0x5010, 0x2000)] {
+            assert!(whole_page_offset(addr, offset).expect_err("refused").text.contains("not page-aligned"));
+        }
     }
 }

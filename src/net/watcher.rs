@@ -18,6 +18,8 @@ pub struct Watcher {
 #[derive(Debug)]
 struct Shared {
     context: Arc<Context>,
+    /// Whether a fatal event ends the connections.
+    heeds: bool,
     epoll: OwnedFd,
     stop: OwnedFd,
     links: Mutex<Links>,
@@ -34,18 +36,18 @@ const DEVICE: u64 = 1;
 const FIRST_LINK: u64 = 2;
 
 impl Watcher {
-    /// Starts the thread.
+    /// Starts the thread. `heeds`: a fatal event ends the connections; else it is only logged.
     ///
     /// # Errors
     /// No descriptors or no thread can be had.
-    pub fn start(context: &Arc<Context>) -> Result<Self> {
+    pub fn start(context: &Arc<Context>, heeds: bool) -> Result<Self> {
         // SAFETY: plain numbers.
         let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }, "epoll_create1")?;
         // SAFETY: plain numbers.
         let stop = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }, "eventfd")?;
         context.make_events_nonblocking();
         let links = Mutex::new(Links { next_key: FIRST_LINK, ..Links::default() });
-        let shared = Arc::new(Shared { context: Arc::clone(context), epoll, stop, links });
+        let shared = Arc::new(Shared { context: Arc::clone(context), heeds, epoll, stop, links });
         shared.wait_for(shared.stop.as_raw_fd(), STOP)?;
         shared.wait_for(context.event_fd().as_raw_fd(), DEVICE)?;
         let run = Arc::clone(&shared);
@@ -139,6 +141,10 @@ impl Shared {
     }
 
     fn fail_all(&self, reason: &str) {
+        if !self.heeds {
+            log::warn!("{reason}; NCCL_IB_RETURN_ASYNC_EVENTS=0: its connections go on as far as they can");
+            return;
+        }
         log::warn!("{reason}; its connections end");
         let links: Vec<_> = self.lock().by_key.values().filter_map(Weak::upgrade).collect();
         for link in links {

@@ -1,76 +1,12 @@
 //! What the two ends of a connection tell each other, and what they make of it.
 
 use super::codec::{Reader, Writer};
+use super::endpoint::{Endpoint, RailEnd};
 use super::frame::{Frame, Kind};
 use super::handle::Token;
-use super::shares::Shares;
 use super::stripe::Striping;
 use super::wire::{Slot, slot_halves};
-use super::{Lane, MAX_LANES, MAX_RAILS, RING_SLOTS, Violation, violation};
-
-/// One end of a queue pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaneEnd {
-    /// Queue pair number, 24 bits.
-    pub qpn: u32,
-    /// First packet sequence number that this end sends, 24 bits.
-    pub psn: u32,
-}
-
-/// One end of a rail: a port, how it is reached, and its queue pairs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RailEnd {
-    /// For messages: device and port.
-    pub name: String,
-    /// Whether the link layer is InfiniBand (addressed by `lid`) or Ethernet (by `gid`).
-    pub infiniband: bool,
-    /// Local identifier; 0 on Ethernet.
-    pub lid: u16,
-    /// Global identifier.
-    pub gid: [u8; 16],
-    /// Path MTU as the verbs' enumeration: 1 = 256 … 5 = 4096 bytes.
-    pub mtu: u8,
-    /// What the port promises, in Mbit/s.
-    pub speed_mbps: u32,
-    /// Its queue pairs.
-    pub lanes: Vec<LaneEnd>,
-}
-
-/// One end of a connection. Rails are numbered alike on both ends: rail 0 of one is connected to rail 0 of the other.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint {
-    /// For messages: device, host name, process.
-    pub name: String,
-    /// Whether the fabric may reorder packets, so that data and immediate of a large message are posted apart.
-    pub adaptive_routing: bool,
-    /// Whether this end would cut messages over all lanes.
-    pub split: bool,
-    /// Its rails, 1 to [`MAX_RAILS`], with as many queue pairs each.
-    pub rails: Vec<RailEnd>,
-}
-
-impl Endpoint {
-    /// The queue pair behind `lane` of a connection that is striped so; this end may have more than that uses.
-    pub fn lane(&self, lane: Lane, striping: Striping) -> Option<LaneEnd> {
-        let rail = self.rails.get(usize::from(striping.rail_of(lane)))?;
-        rail.lanes.get(usize::from(lane.0 / striping.rails())).copied()
-    }
-
-    /// What is left of it on `terms`.
-    pub fn truncate(&mut self, terms: &Terms) {
-        self.rails.truncate(terms.striping.rails().into());
-        for rail in &mut self.rails {
-            rail.lanes.truncate(terms.lanes_per_rail());
-        }
-    }
-
-    /// The shares with which rails begin that this end and `peer` have in common.
-    pub fn shares_with(&self, peer: &Self) -> Shares {
-        Shares::by_speed(
-            self.rails.iter().zip(&peer.rails).map(|(mine, theirs)| mine.speed_mbps.min(theirs.speed_mbps)),
-        )
-    }
-}
+use super::{MAX_LANES, MAX_RAILS, RING_SLOTS, Violation, violation};
 
 /// The ring of clear-to-sends, in the sender's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -225,55 +161,10 @@ impl Reply {
     }
 }
 
-impl Endpoint {
-    fn emit(&self, to: &mut Writer) {
-        to.name(&self.name);
-        to.u8(u8::from(self.adaptive_routing));
-        to.u8(u8::from(self.split));
-        to.u8(self.rails.len().min(MAX_RAILS) as u8);
-        self.rails.iter().take(MAX_RAILS).for_each(|rail| rail.emit(to));
-    }
-
-    fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
-        let (name, adaptive_routing, split) = (from.name()?, from.flag()?, from.flag()?);
-        let count = from.count(MAX_RAILS, "rails")?;
-        let rails = (0..count).map(|_| RailEnd::parse(from)).collect::<Result<_, _>>()?;
-        Ok(Self { name, adaptive_routing, split, rails })
-    }
-}
-
-impl RailEnd {
-    fn emit(&self, to: &mut Writer) {
-        to.name(&self.name);
-        to.u8(u8::from(self.infiniband));
-        to.u16(self.lid);
-        to.bytes(&self.gid);
-        to.u8(self.mtu);
-        to.u32(self.speed_mbps);
-        to.u8(self.lanes.len().min(MAX_LANES) as u8);
-        for lane in self.lanes.iter().take(MAX_LANES) {
-            to.u32(lane.qpn);
-            to.u32(lane.psn);
-        }
-    }
-
-    fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
-        let (name, infiniband) = (from.name()?, from.flag()?);
-        let (lid, gid, mtu) = (from.u16()?, from.array()?, from.u8()?);
-        if !(1..=5).contains(&mtu) {
-            return Err(violation!("MTU code {mtu}; 1 (256 bytes) to 5 (4096) are possible"));
-        }
-        let speed_mbps = from.u32()?;
-        let count = from.count(MAX_LANES, "queue pairs")?;
-        let lane = |from: &mut Reader<'_>| Ok(LaneEnd { qpn: from.number24()?, psn: from.number24()? });
-        let lanes = (0..count).map(|_| lane(from)).collect::<Result<_, Violation>>()?;
-        Ok(Self { name, infiniband, lid, gid, mtu, speed_mbps, lanes })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::endpoint::LaneEnd;
     use crate::proto::sim::endpoint;
     use proptest::prelude::*;
 
@@ -295,7 +186,7 @@ mod tests {
             end.truncate(&terms);
             let reply = Reply { endpoint: end.clone(), terms };
             assert_eq!(Reply::parse(&reply.frame([0; 16]).body, &hello.endpoint), Ok(reply));
-            end.rails[0].lanes.push(LaneEnd { qpn: 1, psn: 1 });
+            end.rails[0].lanes.push(LaneEnd { qpn: 1, psn: 1, ece: None });
             let wrong = Reply { endpoint: end, terms };
             assert!(Reply::parse(&wrong.frame([0; 16]).body, &hello.endpoint).is_err());
         }
@@ -307,17 +198,6 @@ mod tests {
         hello.endpoint.name = "x".repeat(300);
         hello.endpoint.rails.iter_mut().for_each(|rail| rail.name = "y".repeat(300));
         assert!(hello.frame([0; 16]).body.len() <= crate::proto::frame::MAX_BODY_BYTES);
-    }
-
-    #[test]
-    fn lanes_are_dealt_out_to_rails_in_turn() {
-        let striping = Striping::new(3, 2, false);
-        for end in [endpoint(3, 2, false), endpoint(4, 2, false), endpoint(3, 5, false)] {
-            let number = |lane| end.lane(Lane(lane), striping).map(|lane| lane.qpn);
-            let numbers: Vec<_> = (0..6).filter_map(number).collect();
-            assert_eq!(numbers, [0, 100, 200, 1, 101, 201]);
-        }
-        assert_eq!(endpoint(3, 2, false).lane(Lane(6), striping), None);
     }
 
     #[test]

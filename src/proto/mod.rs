@@ -26,6 +26,7 @@
 
 mod arrival;
 mod codec;
+pub mod endpoint;
 pub mod frame;
 pub mod handle;
 pub mod handshake;

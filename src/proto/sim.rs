@@ -2,12 +2,14 @@
 //!
 //! The fabric keeps order within a lane and direction and nothing else: it delays, interleaves, and on a bad day cuts a
 //! lane for good, failing what was on it. Lanes are dealt out to one to four rails, each of which has a speed and keys of
-//! its own; the two ends may have different numbers of rails and lanes. Whatever the seed, a receive that completes has the bytes of the one message it
-//! was meant for, nothing is written into a buffer that has completed, and unless a lane was cut everything completes.
+//! its own; the two ends may have different numbers of rails and lanes. Whatever the seed, a receive that completes has
+//! the bytes of the one message it was meant for, nothing is written into a buffer that has completed, and unless a lane
+//! was cut everything completes.
 //!
 //! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one.
 
-use super::handshake::{Endpoint, LaneEnd, RailEnd, Terms};
+use super::endpoint::{Ece, Endpoint, LaneEnd, RailEnd};
+use super::handshake::Terms;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
 use super::send::SendFlow;
@@ -100,13 +102,18 @@ pub(super) fn endpoint(rails: usize, lanes: usize, split: bool) -> Endpoint {
         name: format!("rdma{rail} port 1"),
         infiniband: false,
         lid: 0,
-        gid: [3; 16],
+        gid: [3 + rail as u8; 16],
         mtu: 5 - rail as u8,
         speed_mbps: 400_000 >> rail,
-        lanes: (0..lanes as u32).map(|i| LaneEnd { qpn: 100 * rail as u32 + i, psn: 7 * i }).collect(),
+        lanes: (0..lanes as u32).map(|i| lane(rail as u32, i)).collect(),
     };
     let rails = (0..rails).map(rail).collect();
     Endpoint { name: "rdma of process 42 on host".into(), adaptive_routing: lanes == 2, split, rails }
+}
+
+fn lane(rail: u32, i: u32) -> LaneEnd {
+    let ece = Ece { vendor_id: 0x15b3, options: rail << 8 | i, comp_mask: 0 };
+    LaneEnd { qpn: 100 * rail + i, psn: 7 * i, ece: Some(ece).filter(|_| i % 2 == 1) }
 }
 
 /// Key of message `i`'s buffer on a rail.

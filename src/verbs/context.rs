@@ -1,4 +1,4 @@
-//! Devices, their ports and GIDs, and the events they report.
+//! Devices, and the events they report.
 
 use super::library::Library;
 use super::sys;
@@ -6,12 +6,14 @@ use crate::error::{Error, Result, errno};
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// An open RDMA device.
 #[derive(Debug)]
 pub struct Context {
     raw: *mut sys::ibv_context,
     name: String,
+    gid_changes: AtomicU32,
     pub(super) library: Arc<Library>,
 }
 
@@ -29,25 +31,6 @@ pub struct DeviceAttributes {
     pub port_count: u8,
     /// Queue pairs it can have.
     pub max_queue_pairs: i32,
-}
-
-/// What a port says of itself.
-#[derive(Debug, Clone, Copy)]
-pub struct PortAttributes {
-    /// Whether it can carry traffic now.
-    pub active: bool,
-    /// InfiniBand or else Ethernet.
-    pub infiniband: bool,
-    /// Local identifier (InfiniBand).
-    pub lid: u16,
-    /// Path MTU as the verbs' enumeration.
-    pub mtu: u8,
-    /// Entries of the GID table.
-    pub gid_count: i32,
-    /// Speed bits of one link, as the verbs' enumeration.
-    pub speed: u32,
-    /// Number of links, as the verbs' bit mask.
-    pub width: u8,
 }
 
 /// `struct ibv_async_event`, with the event type as a plain number: a newer library may report one that no enum knows.
@@ -117,7 +100,7 @@ impl Context {
         if raw.is_null() {
             return Err(Error::os(format_args!("ibv_open_device({name})"), errno()));
         }
-        Ok(Self { raw, name, library: Arc::clone(library) })
+        Ok(Self { raw, name, gid_changes: AtomicU32::new(0), library: Arc::clone(library) })
     }
 
     /// The device's name, such as `mlx5_0`.
@@ -149,39 +132,14 @@ impl Context {
         })
     }
 
-    /// What port `port` (from 1) says of itself.
-    ///
-    /// # Errors
-    /// The device does not answer.
-    pub fn port(&self, port: u8) -> Result<PortAttributes> {
-        // The exported function fills only the old, shorter struct: the rest stays zero.
-        let mut attr = std::mem::MaybeUninit::<sys::ibv_port_attr>::zeroed();
-        // SAFETY: the context is open and the place is at least as large as the struct that the call fills in.
-        let rc = unsafe { (self.library.ibv_query_port)(self.raw, port, attr.as_mut_ptr()) };
-        if rc != 0 {
-            return Err(Error::os(format_args!("ibv_query_port({}:{port})", self.name), rc));
-        }
-        // SAFETY: zeroed numbers are valid, and the call has filled in its part.
-        let attr = unsafe { attr.assume_init() };
-        Ok(PortAttributes {
-            active: attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE,
-            infiniband: u32::from(attr.link_layer) != LINK_LAYER_ETHERNET,
-            lid: attr.lid,
-            mtu: attr.active_mtu as u8,
-            gid_count: attr.gid_tbl_len,
-            speed: u32::from(attr.active_speed),
-            width: attr.active_width,
-        })
+    /// Whether the library can register dma-bufs at all.
+    pub fn knows_dmabuf(&self) -> bool {
+        self.library.ibv_reg_dmabuf_mr.is_some()
     }
 
-    /// Entry `index` of the GID table of `port`; `None` when it is empty or unreadable.
-    pub fn gid(&self, port: u8, index: i32) -> Option<[u8; 16]> {
-        let mut gid = sys::ibv_gid { raw: [0; 16] };
-        // SAFETY: the context is open and `gid` is a valid place.
-        let rc = unsafe { (self.library.ibv_query_gid)(self.raw, port, index, &raw mut gid) };
-        // SAFETY: every 16 bytes are a valid `raw`.
-        let bytes = unsafe { gid.raw };
-        (rc == 0 && bytes != [0; 16]).then_some(bytes)
+    /// How often a GID table of the device has been reported to have changed.
+    pub fn gid_changes(&self) -> u32 {
+        self.gid_changes.load(Ordering::Acquire)
     }
 
     /// The descriptor that becomes readable when there is an event.
@@ -209,13 +167,14 @@ impl Context {
             return None;
         }
         let event = raw.decode();
+        if let AsyncEvent::GidChange(_) = event {
+            self.gid_changes.fetch_add(1, Ordering::Release);
+        }
         // SAFETY: the event came from ibv_get_async_event and is acknowledged once.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut raw) };
         Some(event)
     }
 }
-
-const LINK_LAYER_ETHERNET: u32 = 2;
 
 impl RawAsyncEvent {
     fn decode(&self) -> AsyncEvent {

@@ -44,7 +44,7 @@ functions! {
         ibv_get_async_event @ "IBVERBS_1.1": fn(*mut sys::ibv_context, *mut super::context::RawAsyncEvent) -> c_int;
         ibv_ack_async_event @ "IBVERBS_1.1": fn(*mut super::context::RawAsyncEvent);
         ibv_query_device @ "IBVERBS_1.1": fn(*mut sys::ibv_context, *mut sys::ibv_device_attr) -> c_int;
-        ibv_query_port @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, *mut sys::ibv_port_attr) -> c_int;
+        ibv_query_port @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, *mut super::port::RawPort) -> c_int;
         ibv_query_gid @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, c_int, *mut sys::ibv_gid) -> c_int;
         ibv_alloc_pd @ "IBVERBS_1.1": fn(*mut sys::ibv_context) -> *mut sys::ibv_pd;
         ibv_dealloc_pd @ "IBVERBS_1.1": fn(*mut sys::ibv_pd) -> c_int;
@@ -58,6 +58,10 @@ functions! {
         ibv_fork_init @ "IBVERBS_1.1": fn() -> c_int;
     }
     optional {
+        _ibv_query_gid_ex @ "IBVERBS_1.11": fn(*mut sys::ibv_context, u32, u32, *mut super::port::RawGidEntry, u32, usize) -> c_int;
+        ibv_query_port_speed @ "IBVERBS_1.16": fn(*mut sys::ibv_context, u32, *mut u64) -> c_int;
+        ibv_query_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut super::path::Ece) -> c_int;
+        ibv_set_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut super::path::Ece) -> c_int;
         ibv_reg_mr_iova2 @ "IBVERBS_1.8": fn(*mut sys::ibv_pd, *mut c_void, usize, u64, u32) -> *mut sys::ibv_mr;
         ibv_reg_dmabuf_mr @ "IBVERBS_1.12": fn(*mut sys::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut sys::ibv_mr;
     }

@@ -1,7 +1,7 @@
 //! Protection domains and memory regions.
 
 use super::context::Context;
-use super::sys;
+use super::{limit, sys};
 use crate::error::{Error, Result, errno};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -130,7 +130,7 @@ impl MemoryRegion {
             let reason = errno();
             let name = domain.context.name();
             let error = Error::os(format_args!("{what} of {length} bytes at {addr:#x} on {name}"), reason);
-            return Err(explain_memlock(error, reason));
+            return Err(limit::explain(error, reason));
         }
         // SAFETY: not NULL, so a live region whose keys may be read.
         let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
@@ -156,16 +156,4 @@ impl Drop for MemoryRegion {
             log::warn!("ibv_dereg_mr({}) returned {rc}", self.domain.context.name());
         }
     }
-}
-
-fn explain_memlock(mut error: Error, reason: i32) -> Error {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid place for the answer.
-    let rc = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    if reason != libc::ENOMEM || rc != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
-        return error;
-    }
-    let kib = limit.rlim_cur / 1024;
-    error.text += &format!(" (locked memory is limited to {kib} KiB: ulimit -l unlimited)");
-    error
 }

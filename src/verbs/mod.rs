@@ -7,7 +7,10 @@
 
 pub mod context;
 pub mod library;
+mod limit;
 pub mod memory;
+pub mod path;
+pub mod port;
 pub mod queue;
 pub mod shared;
 pub mod status;

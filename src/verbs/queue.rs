@@ -2,10 +2,12 @@
 
 use super::context::Context;
 use super::memory::ProtectionDomain;
-use super::sys;
 use super::work::RecvChain;
+use super::{limit, sys};
 use crate::error::{Error, Result, errno};
 use std::sync::Arc;
+
+pub use super::path::Path;
 
 /// A device's `ibv_poll_cq`.
 pub(super) type PollCq = unsafe extern "C" fn(*mut sys::ibv_cq, i32, *mut sys::ibv_wc) -> i32;
@@ -44,7 +46,11 @@ impl CompletionQueue {
             unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, null, std::ptr::null_mut(), 0) };
         if raw.is_null() {
             let name = context.name();
-            return Err(Error::os(format_args!("ibv_create_cq({name}, {entries} entries)"), errno()));
+            let reason = errno();
+            return Err(limit::explain(
+                Error::os(format_args!("ibv_create_cq({name}, {entries} entries)"), reason),
+                reason,
+            ));
         }
         Ok(Arc::new(Self { raw, poll, context: Arc::clone(context) }))
     }
@@ -71,59 +77,32 @@ pub struct Depths {
     pub inline_bytes: u32,
 }
 
-/// What both ends of a queue pair have to know of each other, and how it shall behave.
-#[derive(Debug, Clone, Copy)]
-pub struct Path {
-    /// The peer's queue pair.
-    pub dest_qpn: u32,
-    /// The peer's first packet sequence number.
-    pub dest_psn: u32,
-    /// Our first packet sequence number.
-    pub psn: u32,
-    /// The peer's GID.
-    pub dest_gid: [u8; 16],
-    /// The peer's LID (InfiniBand).
-    pub dest_lid: u16,
-    /// Whether packets are addressed by GID.
-    pub global: bool,
-    /// Our entry in the GID table.
-    pub gid_index: u8,
-    /// Path MTU as the verbs' enumeration.
-    pub mtu: u8,
-    /// Service level.
-    pub service_level: u8,
-    /// Traffic class (RoCE).
-    pub traffic_class: u8,
-    /// Local acknowledge timeout, as an exponent: 4.096 us · 2^n.
-    pub timeout: u8,
-    /// How often the device retries.
-    pub retry_count: u8,
-}
-
 #[derive(Debug)]
-struct RawQueuePair {
-    raw: *mut sys::ibv_qp,
+pub(super) struct RawQueuePair {
+    pub(super) raw: *mut sys::ibv_qp,
     // Kept so that both outlive the queue pair.
-    domain: Arc<ProtectionDomain>,
+    pub(super) domain: Arc<ProtectionDomain>,
     _queue: Arc<CompletionQueue>,
 }
 
 /// A queue pair in state INIT: it can be told its peer, and nothing else.
 #[derive(Debug)]
 pub struct IdleQueuePair {
-    inner: RawQueuePair,
-    port: u8,
-    inline_bytes: u32,
+    pub(super) inner: RawQueuePair,
+    pub(super) port: u8,
+    pub(super) inline_bytes: u32,
+    /// Already in state RTR: an attempt to connect it got this far.
+    pub(super) ready_to_receive: bool,
 }
 
 /// A connected queue pair. Posting needs exclusive access.
 #[derive(Debug)]
 pub struct QueuePair {
-    inner: RawQueuePair,
+    pub(super) inner: RawQueuePair,
     /// Its device's `ibv_post_send`.
     pub(super) post_send: PostSend,
-    inline_bytes: u32,
-    recv_chain: RecvChain,
+    pub(super) inline_bytes: u32,
+    pub(super) recv_chain: RecvChain,
 }
 
 // SAFETY: the raw pointers are owned; libibverbs' queue pairs may be used by any thread, one at a time.
@@ -133,9 +112,6 @@ unsafe impl Send for QueuePair {}
 
 const REMOTE_ACCESS: u32 =
     sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
-const RNR_TIMER_0_64_MS: u8 = 12;
-const RNR_RETRY_FOREVER: u8 = 7;
-const HOP_LIMIT: u8 = 255;
 
 impl IdleQueuePair {
     /// A new queue pair on `port`, completing into `queue`, whose sends complete only when asked to.
@@ -161,12 +137,12 @@ impl IdleQueuePair {
                     let name = domain.context.name();
                     let Depths { send, recv, .. } = depths;
                     let what = format!("ibv_create_qp({name}, {send} send and {recv} receive work requests)");
-                    return Err(Error::os(what, e));
+                    return Err(limit::explain(Error::os(what, e), e));
                 }
             }
         };
         let inner = RawQueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) };
-        let idle = Self { inner, port, inline_bytes };
+        let idle = Self { inner, port, inline_bytes, ready_to_receive: false };
         idle.initialise(pkey_index)?;
         Ok(idle)
     }
@@ -177,59 +153,19 @@ impl IdleQueuePair {
         attr.pkey_index = pkey_index;
         attr.port_num = self.port;
         attr.qp_access_flags = REMOTE_ACCESS;
-        self.inner.modify(&mut attr, mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS, "INIT")
+        let given = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS;
+        self.inner.modify(&mut attr, given, "INIT").map_err(|(errno, mut error)| {
+            let keys = self.inner.domain.context.port(self.port).map_or(0, |port| port.pkey_count);
+            if errno == libc::EINVAL && keys <= pkey_index {
+                error.text += &format!(" (NCCL_IB_PKEY={pkey_index}: the port has {keys} partition key(s), from 0)");
+            }
+            error
+        })
     }
 
     /// Its number, for the peer.
     pub fn number(&self) -> u32 {
         self.inner.number()
-    }
-
-    /// Connects it: states RTR and RTS. Completions of receives will carry `recv_id`.
-    ///
-    /// # Errors
-    /// The device refuses the path, or cannot resolve the peer's address.
-    pub fn connect(self, path: &Path, recv_id: u64) -> Result<QueuePair> {
-        let mut attr = zeroed_attributes();
-        attr.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
-        attr.path_mtu = u32::from(path.mtu);
-        attr.dest_qp_num = path.dest_qpn;
-        attr.rq_psn = path.dest_psn;
-        attr.max_dest_rd_atomic = 1;
-        attr.min_rnr_timer = RNR_TIMER_0_64_MS;
-        attr.ah_attr.port_num = self.port;
-        attr.ah_attr.sl = path.service_level;
-        attr.ah_attr.dlid = path.dest_lid;
-        if path.global {
-            attr.ah_attr.is_global = 1;
-            attr.ah_attr.grh.dgid = sys::ibv_gid { raw: path.dest_gid };
-            attr.ah_attr.grh.sgid_index = path.gid_index;
-            attr.ah_attr.grh.hop_limit = HOP_LIMIT;
-            attr.ah_attr.grh.traffic_class = path.traffic_class;
-        }
-        let rtr = mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN | mask::MAX_DEST_RD | mask::MIN_RNR;
-        self.inner.modify(&mut attr, mask::STATE | rtr, "RTR")?;
-
-        let mut attr = zeroed_attributes();
-        attr.qp_state = sys::ibv_qp_state::IBV_QPS_RTS;
-        attr.timeout = path.timeout;
-        attr.retry_cnt = path.retry_count;
-        attr.rnr_retry = RNR_RETRY_FOREVER;
-        attr.sq_psn = path.psn;
-        attr.max_rd_atomic = 1;
-        let rts = mask::TIMEOUT | mask::RETRY | mask::RNR_RETRY | mask::SQ_PSN | mask::MAX_RD;
-        self.inner.modify(&mut attr, mask::STATE | rts, "RTS")?;
-        // SAFETY: the queue pair and its context are live; their device filled the table in when it was opened.
-        let post_send = unsafe { (*(*self.inner.raw).context).ops.post_send };
-        let Some(post_send) = post_send else {
-            return Err(Error::internal(format!("{} has no ibv_post_send", self.inner.domain.context.name())));
-        };
-        Ok(QueuePair {
-            post_send,
-            inner: self.inner,
-            inline_bytes: self.inline_bytes,
-            recv_chain: RecvChain::new(recv_id),
-        })
     }
 }
 
@@ -263,21 +199,30 @@ impl RawQueuePair {
         unsafe { (*self.raw).qp_num }
     }
 
-    fn modify(&self, attr: &mut sys::ibv_qp_attr, mask: i32, state: &str) -> Result<()> {
+    /// For messages.
+    pub(super) fn name(&self) -> String {
+        format!("{}, queue pair {}", self.domain.context.name(), self.number())
+    }
+
+    pub(super) fn modify(
+        &self,
+        attr: &mut sys::ibv_qp_attr,
+        mask: i32,
+        state: &str,
+    ) -> std::result::Result<(), (i32, Error)> {
         // SAFETY: the queue pair is live and the attributes are a whole struct.
         let rc = unsafe { (self.domain.context.library.ibv_modify_qp)(self.raw, attr, mask) };
         if rc == 0 {
             return Ok(());
         }
-        let (name, number) = (self.domain.context.name(), self.number());
-        let mut error = Error::os(format_args!("ibv_modify_qp({name}, queue pair {number}) to {state}"), rc.abs());
+        let mut error = Error::os(format_args!("ibv_modify_qp({}) to {state}", self.name()), rc.abs());
         let hint = match (rc.abs(), state) {
             (libc::EINVAL, "RTR") => " (is the GID index right? NCCL_IB_GID_INDEX chooses it)",
             (libc::ETIMEDOUT, _) => " (the peer's address cannot be resolved: are both ports in one network?)",
             _ => "",
         };
         error.text += hint;
-        Err(error)
+        Err((rc.abs(), error))
     }
 }
 
@@ -317,28 +262,28 @@ fn create(
     if raw.is_null() { Err(errno()) } else { Ok(raw) }
 }
 
-fn zeroed_attributes() -> sys::ibv_qp_attr {
+pub(super) fn zeroed_attributes() -> sys::ibv_qp_attr {
     // SAFETY: a struct of numbers, for which zero is valid.
     unsafe { std::mem::zeroed() }
 }
 
 /// Bits of `enum ibv_qp_attr_mask`, as `ibv_modify_qp` takes them.
-mod mask {
+pub(super) mod mask {
     use super::sys::ibv_qp_attr_mask as bits;
 
-    pub(super) const STATE: i32 = bits::IBV_QP_STATE.0 as i32;
-    pub(super) const ACCESS_FLAGS: i32 = bits::IBV_QP_ACCESS_FLAGS.0 as i32;
-    pub(super) const PKEY_INDEX: i32 = bits::IBV_QP_PKEY_INDEX.0 as i32;
-    pub(super) const PORT: i32 = bits::IBV_QP_PORT.0 as i32;
-    pub(super) const AV: i32 = bits::IBV_QP_AV.0 as i32;
-    pub(super) const PATH_MTU: i32 = bits::IBV_QP_PATH_MTU.0 as i32;
-    pub(super) const TIMEOUT: i32 = bits::IBV_QP_TIMEOUT.0 as i32;
-    pub(super) const RETRY: i32 = bits::IBV_QP_RETRY_CNT.0 as i32;
-    pub(super) const RNR_RETRY: i32 = bits::IBV_QP_RNR_RETRY.0 as i32;
-    pub(super) const RQ_PSN: i32 = bits::IBV_QP_RQ_PSN.0 as i32;
-    pub(super) const MAX_RD: i32 = bits::IBV_QP_MAX_QP_RD_ATOMIC.0 as i32;
-    pub(super) const MIN_RNR: i32 = bits::IBV_QP_MIN_RNR_TIMER.0 as i32;
-    pub(super) const SQ_PSN: i32 = bits::IBV_QP_SQ_PSN.0 as i32;
-    pub(super) const MAX_DEST_RD: i32 = bits::IBV_QP_MAX_DEST_RD_ATOMIC.0 as i32;
-    pub(super) const DEST_QPN: i32 = bits::IBV_QP_DEST_QPN.0 as i32;
+    pub(in crate::verbs) const STATE: i32 = bits::IBV_QP_STATE.0 as i32;
+    pub(in crate::verbs) const ACCESS_FLAGS: i32 = bits::IBV_QP_ACCESS_FLAGS.0 as i32;
+    pub(in crate::verbs) const PKEY_INDEX: i32 = bits::IBV_QP_PKEY_INDEX.0 as i32;
+    pub(in crate::verbs) const PORT: i32 = bits::IBV_QP_PORT.0 as i32;
+    pub(in crate::verbs) const AV: i32 = bits::IBV_QP_AV.0 as i32;
+    pub(in crate::verbs) const PATH_MTU: i32 = bits::IBV_QP_PATH_MTU.0 as i32;
+    pub(in crate::verbs) const TIMEOUT: i32 = bits::IBV_QP_TIMEOUT.0 as i32;
+    pub(in crate::verbs) const RETRY: i32 = bits::IBV_QP_RETRY_CNT.0 as i32;
+    pub(in crate::verbs) const RNR_RETRY: i32 = bits::IBV_QP_RNR_RETRY.0 as i32;
+    pub(in crate::verbs) const RQ_PSN: i32 = bits::IBV_QP_RQ_PSN.0 as i32;
+    pub(in crate::verbs) const MAX_RD: i32 = bits::IBV_QP_MAX_QP_RD_ATOMIC.0 as i32;
+    pub(in crate::verbs) const MIN_RNR: i32 = bits::IBV_QP_MIN_RNR_TIMER.0 as i32;
+    pub(in crate::verbs) const SQ_PSN: i32 = bits::IBV_QP_SQ_PSN.0 as i32;
+    pub(in crate::verbs) const MAX_DEST_RD: i32 = bits::IBV_QP_MAX_DEST_RD_ATOMIC.0 as i32;
+    pub(in crate::verbs) const DEST_QPN: i32 = bits::IBV_QP_DEST_QPN.0 as i32;
 }

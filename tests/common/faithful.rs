@@ -1,6 +1,6 @@
 //! Tests that need /sys/class/infiniband to show the software devices as functions of cards.
 
-use super::{dist, setting, skipped};
+use super::{dist, namespaces, setting};
 use ferrite::error::{Error, Result};
 use ferrite::pair::{self, Setting, Turn};
 use ferrite::seat::Seat;
@@ -8,16 +8,6 @@ use std::process::Command;
 
 /// Set within `softrnic run --faithful`.
 const INSIDE: &str = "FERRITE_TEST_FAITHFUL";
-
-/// Whether mount namespaces are to be had here; says so if not.
-pub(crate) fn is_possible() -> bool {
-    const PROBE: &str = "m='mount -t tmpfs none /sys/class'; unshare -m $m || unshare -Urm $m";
-    let possible = Command::new("sh").args(["-c", PROBE]).output().is_ok_and(|output| output.status.success());
-    if !possible {
-        skipped("mount namespaces are not to be had");
-    }
-    possible
-}
 
 /// `dist/bin/softrnic run --faithful --same-card`, with more arguments: two devices each are functions of one card.
 pub(crate) fn softrnic_run(arguments: &[&str]) -> Command {
@@ -37,7 +27,7 @@ pub(crate) fn run(
         let Some(setting) = setting() else { return Ok(()) };
         return pair::run(test, &adapt(setting.env("NCCL_IB_MERGE_NICS", "1")), body).map(|_| ());
     }
-    if setting().is_none() || !is_possible() {
+    if setting().is_none() || !namespaces() {
         return Ok(());
     }
     let _turn = Turn::wait();

@@ -3,6 +3,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod faithful;
+pub(crate) mod talk;
 
 use ferrite::library::Source;
 use ferrite::pair::Setting;
@@ -10,6 +11,7 @@ use ferrite::transport::Transport;
 use ferrite::verbs::Verbs;
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 /// The folder that `scripts/build.sh` fills.
@@ -26,6 +28,16 @@ pub(crate) fn plugin() -> PathBuf {
 /// Says on the terminal, past the test harness, that a test cannot run here, and why.
 pub(crate) fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
+}
+
+/// Whether a process may have a mount namespace of its own; if not, a line.
+pub(crate) fn namespaces() -> bool {
+    const PROBE: &str = "m='mount -t tmpfs none /sys/class'; unshare -m $m || unshare -Urm $m";
+    let works = Command::new("sh").args(["-c", PROBE]).output().is_ok_and(|output| output.status.success());
+    if !works {
+        skipped("mount namespaces are not to be had");
+    }
+    works
 }
 
 /// Two processes over the software RDMA device; `None` (and a line) if something has not been built.

@@ -1,5 +1,7 @@
 //! The command line: arguments into a [`Request`], a run into output and an exit code.
 
+mod check;
+mod memcpy;
 mod solo;
 mod verify;
 mod what;
@@ -9,6 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::check::stage;
 use crate::cli::what::What;
 use crate::compare::{self, Request};
 use crate::dist::Dist;
@@ -53,6 +56,10 @@ enum Command {
     Bench(Bench),
     /// Check every byte that one transport moves, over one device, two at once and two made into one
     Verify(verify::Verify),
+    /// Hold a transport's bandwidth against plain memcpy of the same buffers
+    Memcpy(memcpy::Memcpy),
+    /// Check a transport against NCCL's contract, point by point
+    Check(check::Check),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Find, fetch or verify a stock NCCL library and print its path
@@ -66,6 +73,8 @@ enum Command {
     },
     #[command(hide = true)]
     Worker,
+    #[command(hide = true)]
+    CheckWorker,
 }
 
 #[derive(Debug, Args)]
@@ -159,6 +168,7 @@ pub fn main() -> i32 {
     let command = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let outcome = match cli.command {
         Command::Worker => return worker::main(),
+        Command::CheckWorker => return stage::main(),
         Command::Wheel { version, nccl } => {
             let found = version.map_or_else(|| wheel::find(nccl.as_deref()), wheel::fetched);
             found.map(|path| host::print(&format!("{}\n", path.display())))
@@ -166,6 +176,8 @@ pub fn main() -> i32 {
         Command::Compare(compare) => compare.run(command),
         Command::Bench(bench) => bench.run(command),
         Command::Verify(verify) => verify.run(),
+        Command::Memcpy(memcpy) => memcpy.run(),
+        Command::Check(check) => check.run(),
         Command::Solo(solo) => solo.run(),
     };
     match outcome {

@@ -3,8 +3,10 @@
 use std::fs::File;
 use std::path::Path;
 
+use object::elf::{DF_1_NODELETE, DT_FLAGS_1, FileHeader64};
 use object::read::ReadCache;
-use object::{Object, ObjectSymbol};
+use object::read::elf::{Dyn, FileHeader};
+use object::{Endianness, Object, ObjectSymbol};
 
 use crate::error::{Error, Result};
 
@@ -55,4 +57,41 @@ pub fn exports(path: &Path, prefix: &str) -> Result<Vec<String>> {
     names.sort();
     names.dedup();
     Ok(names)
+}
+
+/// The size of the defined data symbol `name`, dynamic or local.
+///
+/// # Errors
+/// As [`local_symbol`]; [`Error::Refused`] if the symbol is no data.
+pub fn data_size(path: &Path, name: &str) -> Result<u64> {
+    let file = File::open(path).map_err(|source| Error::io(format!("cannot open {}", path.display()), source))?;
+    let cache = ReadCache::new(file);
+    let elf = object::File::parse(&cache)
+        .map_err(|problem| Error::Load { path: path.into(), reason: format!("not a whole ELF file ({problem})") })?;
+    let mut symbols = elf.dynamic_symbols().chain(elf.symbols());
+    let found = symbols.find(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(name.as_bytes()));
+    match found {
+        Some(symbol) if symbol.kind() == object::SymbolKind::Data => Ok(symbol.size()),
+        Some(symbol) => Err(Error::Refused(format!("{name} is no data object but {:?}", symbol.kind()))),
+        None => Err(Error::Symbol {
+            path: path.into(),
+            symbol: name.into(),
+            hint: "it is neither exported nor in .symtab".into(),
+        }),
+    }
+}
+
+/// Whether the file asks the loader never to unmap it.
+///
+/// # Errors
+/// As [`local_symbol`], without the symbol.
+pub fn is_nodelete(path: &Path) -> Result<bool> {
+    let bytes = std::fs::read(path).map_err(|source| Error::io(format!("cannot read {}", path.display()), source))?;
+    let failed = |problem| Error::Load { path: path.into(), reason: format!("not a whole ELF file ({problem})") };
+    let header = FileHeader64::<Endianness>::parse(&*bytes).map_err(failed)?;
+    let endian = header.endian().map_err(failed)?;
+    let sections = header.sections(endian, &*bytes).map_err(failed)?;
+    let entries = sections.dynamic(endian, &*bytes).map_err(failed)?.map_or(&[][..], |(entries, _)| entries);
+    let flags = entries.iter().find(|entry| entry.d_tag(endian) == DT_FLAGS_1);
+    Ok(flags.is_some_and(|entry| entry.d_val(endian) & u64::from(DF_1_NODELETE) != 0))
 }

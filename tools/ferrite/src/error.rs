@@ -62,6 +62,8 @@ pub enum Error {
     },
     /// The data or the sizes are not what was sent.
     Data(String),
+    /// The transport does not keep NCCL's contract, in words.
+    Contract(String),
     /// A worker process died, hung or reported an error.
     Worker {
         /// Its rank, 0 or 1.
@@ -141,7 +143,7 @@ impl fmt::Display for Error {
                 Ok(())
             }
             Self::PeerGone => f.write_str("the other process of the pair is gone"),
-            Self::Fetch(what) | Self::Usage(what) => f.write_str(what),
+            Self::Fetch(what) | Self::Usage(what) | Self::Contract(what) => f.write_str(what),
             Self::Misuse(rule) => write!(f, "misuse of the driver: {rule}"),
         }
     }

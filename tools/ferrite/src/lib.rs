@@ -8,6 +8,7 @@
 //! | one process, for counting | [`solo`] |
 //! | what they do | [`plan`], [`worker`], [`measure`], [`sample`], [`traffic`] |
 //! | a run | [`session`] (one pair), [`verification`], [`compare`] (many pairs), [`stats`], [`record`] |
+//! | the contract, point by point | [`check`] |
 //! | what a user sees | [`cli`], [`dist`], [`progress`], [`report`] |
 //!
 //! Start at [`pair`] to write a test, at [`transport`] to drive a vtable, at [`compare`] to
@@ -15,6 +16,7 @@
 
 pub mod abi;
 pub mod buffer;
+pub mod check;
 pub mod cli;
 pub mod comm;
 pub mod compare;

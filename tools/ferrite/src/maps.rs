@@ -56,6 +56,20 @@ impl Maps {
     }
 }
 
+/// The addresses that are mapped in this process, from files or not.
+///
+/// # Errors
+/// [`Error::Io`] if `/proc` is not mounted.
+pub fn ranges() -> Result<Vec<std::ops::Range<usize>>> {
+    let text = std::fs::read_to_string("/proc/self/maps")
+        .map_err(|source| Error::io("cannot read /proc/self/maps", source))?;
+    let range = |line: &str| {
+        let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
+        Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
+    };
+    Ok(text.lines().filter_map(range).collect())
+}
+
 impl Mapping {
     /// Whether the file behind the mapping is the one at `path`.
     pub fn is(&self, path: &Path) -> bool {

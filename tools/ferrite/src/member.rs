@@ -74,6 +74,10 @@ impl Member {
         Ok(Self { child, control, log, readers, doing: "starting".into(), done: false })
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The exit status, if the process ends within `limit`.
     pub(crate) fn reap(&mut self, limit: Duration) -> Option<ExitStatus> {
         let end = Instant::now() + limit;

@@ -32,6 +32,14 @@ impl Object {
         Ok(Self { handle, path: path.into() })
     }
 
+    /// Gives this reference back; the loader unmaps the object if it was the last one.
+    pub(crate) fn close(self) {
+        // SAFETY: the handle came from dlopen, and this object does not come back; the caller uses nothing of it.
+        if unsafe { libc::dlclose(self.handle) } != 0 {
+            log::warn!("dlclose: {}", loader_words());
+        }
+    }
+
     /// The address of a dynamic symbol.
     pub(crate) fn exported(&self, name: &str) -> Option<usize> {
         let name = CString::new(name).ok()?;

@@ -165,6 +165,32 @@ impl Pair {
         }
     }
 
+    /// To be called when both are done: waits until both processes have ended, each with exit code 0.
+    ///
+    /// # Errors
+    /// [`Error::Worker`] if one crashes on its way out, or does not end within `limit`.
+    pub fn ended(&mut self, limit: Duration) -> Result<()> {
+        for rank in 0..2 {
+            let what = match self.members[rank].reap(limit) {
+                Some(status) if status.success() => continue,
+                Some(status) => format!("the process died after its work ({})", status_words(status)),
+                None => format!("the process did not end within {}", host::seconds(limit)),
+            };
+            return Err(self.worker_error(rank, what));
+        }
+        Ok(())
+    }
+
+    /// The process id of `rank`.
+    pub fn pid(&self, rank: usize) -> u32 {
+        self.members[rank].pid()
+    }
+
+    /// The name of the pair's fabric on the software device.
+    pub fn fabric(&self) -> &str {
+        &self.fabric
+    }
+
     /// The last lines that the process of `rank` and its transport printed.
     pub fn log(&self, rank: usize) -> Vec<String> {
         self.members[rank].last_lines(LINES_KEPT)

@@ -60,6 +60,11 @@ pub enum Task {
         /// Who sends.
         direction: Direction,
     },
+    /// Plain memcpy over the memory of such a stream, by rank 0.
+    Copy {
+        /// The size of each copy.
+        bytes: usize,
+    },
     /// Check every byte: single messages, streams, groups, truncation.
     Verify {
         /// The sizes that will be, or were, measured.
@@ -89,6 +94,7 @@ impl Task {
                 format!("message rate of {bytes} B {direction}")
             }
             Self::Stream { bytes, direction, .. } => format!("bandwidth of {bytes} B {direction}"),
+            Self::Copy { bytes } => format!("memcpy of {bytes} B"),
             Self::Verify { .. } => "verifying every byte".into(),
             Self::Parallel { .. } => "verifying two connections at once".into(),
             Self::Long { bytes, messages } => format!("verifying a stream of {messages} messages of {bytes} B"),

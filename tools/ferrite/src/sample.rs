@@ -19,6 +19,8 @@ pub enum Metric {
     MessageRate,
     /// Bytes a second of a stream; 10^9.
     Bandwidth,
+    /// Bytes a second of plain memcpy over the same memory; 10^9.
+    Copy,
 }
 
 /// Which way a quantity gets better.
@@ -37,7 +39,7 @@ impl Metric {
             Self::SetupOne | Self::SetupMany => "ms",
             Self::Latency => "us",
             Self::MessageRate => "Mmsg/s",
-            Self::Bandwidth => "GB/s",
+            Self::Bandwidth | Self::Copy => "GB/s",
         }
     }
 
@@ -45,7 +47,7 @@ impl Metric {
     pub fn headline(self) -> &'static str {
         match self {
             Self::SetupMany => "total",
-            Self::SetupOne | Self::Latency | Self::MessageRate | Self::Bandwidth => "typ",
+            Self::SetupOne | Self::Latency | Self::MessageRate | Self::Bandwidth | Self::Copy => "typ",
         }
     }
 
@@ -53,7 +55,7 @@ impl Metric {
     pub fn better(self) -> Better {
         match self {
             Self::SetupOne | Self::SetupMany | Self::Latency => Better::Lower,
-            Self::MessageRate | Self::Bandwidth => Better::Higher,
+            Self::MessageRate | Self::Bandwidth | Self::Copy => Better::Higher,
         }
     }
 }

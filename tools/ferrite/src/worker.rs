@@ -10,7 +10,7 @@ use crate::host;
 use crate::library::Identity;
 use crate::measure::streams::{self, Stream};
 use crate::measure::verify::{self, Check};
-use crate::measure::{Bench, latency, setup, stream};
+use crate::measure::{Bench, copy, latency, setup, stream};
 use crate::nccl_log;
 use crate::plan::{DEPTH, Job, LARGEST, Task};
 use crate::sample::{Key, Sample};
@@ -140,6 +140,10 @@ fn perform(seat: &mut Seat, transport: &Transport, opened: &Opened, job: &Job) -
                 let sample = stream::measure(seat, bench, key, job.slice_ms)?;
                 report(seat, sample)?;
             }
+            Task::Copy { bytes } => {
+                let sample = copy::measure(seat, bench, *bytes, job.slice_ms)?;
+                report(seat, sample)?;
+            }
             Task::Verify { sizes } => {
                 let groups = opened.devices[device].max_receives.clamp(1, 8);
                 let groups = seat.agree(groups as u64)? as usize;
@@ -218,7 +222,7 @@ fn memory_for(tasks: &[Task]) -> usize {
     let need = |task: &Task| match task {
         Task::Setup { .. } | Task::Parallel { .. } => 0,
         Task::Latency { bytes } => 2 * bytes.next_multiple_of(4096),
-        Task::Stream { bytes, .. } => DEPTH as usize * bytes.next_multiple_of(4096).max(4096),
+        Task::Stream { bytes, .. } | Task::Copy { bytes } => DEPTH as usize * bytes.next_multiple_of(4096).max(4096),
         Task::Verify { sizes } => verify::memory_needed(sizes),
         Task::Long { bytes, .. } => verify::memory_needed(&[*bytes]),
     };

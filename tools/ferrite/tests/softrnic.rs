@@ -25,6 +25,18 @@ fn the_built_in_transport_runs() {
 }
 
 #[test]
+fn the_built_in_transport_is_held_against_memcpy() {
+    let (Some(dist), Some(nccl)) = (dist(&["softrnic/libibverbs.so.1"]), stock_nccl()) else { return };
+    let arguments = ["memcpy", "--stock", text(&nccl), "--sizes", "64K", "--reps", "2", "--slice", "5"];
+    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    let row = stdout.lines().find(|line| line.trim_start().starts_with("64K ")).expect("a row");
+    let numbers: Vec<f64> = row.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert!(numbers.len() == 5 && numbers.iter().all(|number| *number > 0.0), "{row}");
+    assert!(stdout.contains("us a message") && stdout.contains("us one way"), "{stdout}");
+}
+
+#[test]
 fn the_plugin_is_compared_with_the_built_in_transport() {
     let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
     let (Some(dist), Some(nccl)) = (dist(&parts), stock_nccl()) else { return };

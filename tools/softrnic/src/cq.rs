@@ -13,7 +13,7 @@ use crate::abi::types::{self, Wc};
 use crate::context::Context;
 use crate::engine;
 use crate::fabric::layout::Table;
-use crate::fabric::slots::CqSlot;
+use crate::fabric::slots::{CqSlot, armed};
 use crate::fabric::{Fabric, lock};
 use crate::qp::Qp;
 use crate::queue::TokenQueue;
@@ -91,7 +91,7 @@ impl Cq {
         for word in [&slot.bell, &slot.pushed, &slot.polled] {
             word.store(0, SeqCst);
         }
-        for word in [&slot.dead, &slot.events, &slot.armed, &slot.notify] {
+        for word in [&slot.dead, &slot.events, &slot.armed] {
             word.store(0, SeqCst);
         }
         drop(control);
@@ -228,13 +228,21 @@ impl Cq {
         self.acked.1.notify_all();
     }
 
+    /// Asks for a notification of the next completion.
+    pub(crate) fn arm(&self, is_for_any: bool) {
+        let bit = if is_for_any { armed::FOR_ANY } else { armed::FOR_SOLICITED };
+        // What is to be told of an arm before this one is told.
+        self.slot.armed.fetch_and(armed::TELL, SeqCst);
+        self.slot.armed.fetch_or(bit, SeqCst);
+    }
+
     /// For the service thread: passes on what producers asked to be told.
     pub(crate) fn deliver(&self) {
         if self.slot.events.swap(0, SeqCst) != 0 {
             lock(&self.members).iter().flatten().for_each(|qp| qp.slot.fail());
             self.context.events.push(crate::context::Event { element: self.as_abi() as usize, kind: event::CQ_ERR });
         }
-        if self.slot.notify.swap(0, SeqCst) != 0
+        if self.slot.armed.fetch_and(!armed::TELL, SeqCst) & armed::TELL != 0
             && let Some(channel) = self.channel
         {
             channel.tokens.push(self.as_abi() as usize);
@@ -267,9 +275,20 @@ pub(crate) fn overrun(fabric: &Fabric, cq: &CqSlot) {
 pub(crate) fn announce(fabric: &Fabric, cq: &CqSlot, number: u32, is_urgent: bool) {
     cq.pushed.fetch_add(1, SeqCst);
     cq.bell.fetch_or(1 << (number % 64), SeqCst);
-    let armed = cq.armed.load(SeqCst);
-    if (armed == 2 || (armed == 1 && is_urgent)) && cq.armed.swap(0, SeqCst) != 0 {
-        cq.notify.store(1, SeqCst);
+    if cq.armed.load(SeqCst) & concerned(is_urgent) != 0 {
+        notify(fabric, cq, is_urgent);
+    }
+}
+
+/// The arms that a completion fires.
+fn concerned(is_urgent: bool) -> u32 {
+    if is_urgent { armed::FOR_ANY | armed::FOR_SOLICITED } else { armed::FOR_ANY }
+}
+
+#[cold]
+fn notify(fabric: &Fabric, cq: &CqSlot, is_urgent: bool) {
+    let fire = |word: u32| (word & concerned(is_urgent) != 0).then_some(armed::TELL);
+    if cq.armed.fetch_update(SeqCst, SeqCst, fire).is_ok() {
         fabric.ring(cq.owner.load(SeqCst));
     }
 }

@@ -18,7 +18,10 @@
 //!   shape device port gid route         what the network is like, and the ways through it
 //!   control news                        changing it while programs run, and how they hear of it
 //!        │
-//!   engine               requester ─► visit ─► responder ─► copy        service: what has to wait, and events
+//!   faults               which rule strikes which message
+//!        │
+//!   engine               requester ─► visit ─► responder ─► copy        service timers: what has to wait, and events
+//!        │                                         └─► moving ─► job ─► server     gpu: memory that only its owner reaches
 //!        │
 //!   fabric               one shared file: processes, ports, QPs, MRs, CQs, receive rings
 //! ```
@@ -29,6 +32,9 @@
 //! waits for another process, so one that is killed or stopped holds up nobody's data; only creating and destroying
 //! objects takes a lock that a *stopped* process can hold.
 //!
+//! Where a peer's memory cannot be reached – a GPU's, or that of a process in another sandbox – the bytes are staged in the
+//! shared file, and each process copies its own memory, in its polls or in its service thread.
+//!
 //! # What is modelled
 //!
 //! | subject | behaviour |
@@ -37,7 +43,7 @@
 //! | ports | RoCE or InfiniBand, 5 to 800 Gb/s, MTU 256 to 4096; live values, kept in the fabric |
 //! | GIDs | RoCE: `[0]` link-local, `[1]` IPv4-mapped `10.82.<port>.<device + 1>`, both v2; or rich: pairs of v1 and v2 of these and of a global IPv6 address. InfiniBand: the subnet prefix and the port's GUID |
 //! | address vectors | RoCE: global, from an entry that is not empty, in one address family (`EINVAL`), to somebody who is there and up (`ETIMEDOUT`). InfiniBand: by LID, to whomever |
-//! | RC | WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ; inline; gather and scatter lists of 16 |
+//! | RC | WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ, FETCH_ADD, CMP_SWP; inline; gather and scatter lists of 16 |
 //! | UC | WRITE and SEND, loses silently |
 //! | states | all seven, with exact masks; ERR flushes both queues, RESET discards silently. SQD finishes what was sent and begins nothing (`SQ_DRAINED`), an error of UC leads to SQE. A message in RTR is told once (`COMM_EST`) |
 //! | addressing | a packet arrives if both ports are up, the source entry is still there, the target has that GID *in the same RoCE version* (or that LID), packets are no larger than either port's MTU, and the QPN there is one in RTR or RTS, connected back to the sender's port and QPN, with the right PSN |
@@ -60,15 +66,18 @@
 //!
 //! # What is not
 //!
-//! * SRQ, UD, multicast, memory windows, atomics, extended QPs and CQs: `EOPNOTSUPP` or absent. Path migration.
+//! * SRQ, UD, multicast, memory windows, extended QPs and CQs: `EOPNOTSUPP` or absent. Path migration.
 //! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
 //!   (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see below.
-//! * GPU memory and DMA-BUF: `EOPNOTSUPP`.
-//! * Bandwidth, latency, congestion, PCIe: everything goes as fast as the processor copies.
+//! * GPU memory and DMA-BUF, unless `SOFTRNIC_GPU` asks for them: `EOPNOTSUPP`.
+//! * Congestion, PCIe. Bandwidth and latency only where they are asked for: else all goes as fast as the processor copies.
 //! * Retransmission within a message: it arrives whole or not at all; a receive that is missing is noticed before any
 //!   byte of its message is written.
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.
+//! * The independence of a NIC from the processor: GPU memory is copied by calls of the CUDA driver. An application that
+//!   blocks in the driver and holds it – `cudaFree`, or a copy to pageable memory on the default stream – while it waits for
+//!   a collective whose data passes here waits for ever. Synchronise before; with a NIC there is no need to.
 //!
 //! # Flavours
 //!
@@ -81,8 +90,8 @@
 //! |---|---|
 //! | `ibv_devices`, `ibv_devinfo`, `ibv_asyncwatch` | yes |
 //! | `ibv_rc_pingpong`, `ibv_uc_pingpong` | yes, with `-g 0` or `-g 1` |
-//! | `ib_write_*`, `ib_send_*`, `ib_read_*` | yes, RC and UC; `-I` is ignored by the tool for devices that it does not know |
-//! | `ibv_ud_pingpong`, `ibv_srq_pingpong`, `-c UD`, `--use-srq`, `-R`, `ib_atomic_*` | end with a message |
+//! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC; `-I` is ignored by the tool for devices that it does not know |
+//! | `ibv_ud_pingpong`, `ibv_srq_pingpong`, `-c UD`, `--use-srq`, `-R` | end with a message |
 //!
 //! # Stock NCCL
 //!
@@ -118,8 +127,15 @@
 //! | `SOFTRNIC_MTU` | 256, 512, 1024, 2048, 4096 | 4096 |
 //! | `SOFTRNIC_QUIET` | 1: no banner | 0 |
 //! | `SOFTRNIC_STRICT` | 1: junk in undefined fields of failed completions; data of requests is read 50 µs late | 0 |
+//! | `SOFTRNIC_ECE` | options of enhanced connection establishment, as a number; they are agreed on and change nothing. 0: not supported | 0 |
 //! | `SOFTRNIC_STAT` | 1: a line at the end of the process with the most objects and registered bytes it has had | 0 |
 //! | `SOFTRNIC_TIME_SCALE` | factor for all modelled waits | 1 |
+//! | `SOFTRNIC_FAULTS` | fault rules, or `@` and a file with them; docs/faults.md is their language | none |
+//! | `SOFTRNIC_SEED` | seed of all random decisions | 0 |
+//! | `SOFTRNIC_TRACE` | file for a line on each message that a rule strikes | none |
+//! | `SOFTRNIC_GPU` | how GPU memory can be registered: `none`, `peermem` (by address), `dmabuf` or `both` | `none` |
+//! | `SOFTRNIC_STAGED` | 1: all copies go through the fabric, as where processes may not look into each other | 0 |
+//! | `SOFTRNIC_CHAOS` | 1: memory with relaxed ordering is written in no order | 0 |
 //! | `SOFTRNIC_MAX_QP`, `_MAX_CQ`, `_MAX_MR` | objects of a device in use, of all processes | 4096, 4096, 16384 |
 //! | `SOFTRNIC_MAX_QP_WR` | 1 to 16384 | 16384 |
 //!
@@ -128,8 +144,8 @@
 //! process that sets none of them takes the fabric as it is, one that sets another value is refused. The rest is each
 //! process's own.
 //!
-//! The processes of a fabric need the same user, the same process id namespace, and permission for
-//! `process_vm_writev` (the default outside of sandboxes). The last process to exit removes the shared file; after a
+//! The processes of a fabric need the same user. In one process id namespace, with permission for `process_vm_writev` (the
+//! default outside of sandboxes), they copy directly; else copies are staged, which `softrnic stat` tells. The last process to exit removes the shared file; after a
 //! death of all of them the next one to come replaces it.
 
 mod abi;

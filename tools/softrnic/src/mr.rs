@@ -128,7 +128,7 @@ impl Mr {
         for qp in users {
             // Our own threads read and write it under this lock, peers while they visit the QP.
             // What passes through the stage is sent again from the beginning, and finds the key invalid.
-            lock(&qp.send).moving = None;
+            lock(&qp.send).moving.take_if(|moving| moving.uses(self.abi.lkey));
             fabric.await_visitor(qp.slot);
         }
         if fabric.has_stage() {

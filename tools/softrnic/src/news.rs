@@ -65,7 +65,7 @@ impl Fabric {
         if (0..self.shape.devices()).any(|device| self.is_failed(device)) {
             let failed: Vec<_> = lock(&self.qps).iter().filter(|qp| self.is_failed(qp.device)).cloned().collect();
             for qp in failed {
-                qp.flush_if_failed();
+                qp.see_failure_through();
             }
         }
     }

@@ -1,15 +1,17 @@
 //! Queue pairs: creation, posting of receives, draining, destruction.
 
+mod flush;
+
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
-use crate::abi::consts::{Status, event, qp_state, qp_type};
+use crate::abi::consts::{event, qp_state, qp_type};
 use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
 use crate::context::Event;
-use crate::cq::{self, Cq};
+use crate::cq::Cq;
 use crate::device::{MAX_INLINE, MAX_SGE};
 use crate::engine;
 use crate::fabric::layout::{QPS, Table};
@@ -19,6 +21,7 @@ use crate::pd::Pd;
 use crate::recv_queue::{Received, RecvRing};
 use crate::route::Place;
 use crate::send_queue::{SendQueue, SendRing};
+use crate::timers::now_ns;
 
 /// What the application holds as `ibv_qp*` is its first field.
 #[repr(C)]
@@ -38,6 +41,8 @@ pub(crate) struct Qp {
     pub(crate) attributes: Mutex<QpAttr>,
     pub(crate) send: Mutex<SendQueue>,
     pub(crate) send_ring: SendRing,
+    /// Options of enhanced connection establishment.
+    pub(crate) ece: AtomicU32,
     /// Serialises posting of receives, flushing and reset.
     recv: Mutex<()>,
     recv_ring: RecvRing,
@@ -117,6 +122,7 @@ impl Qp {
             attributes: Mutex::new(QpAttr { cap, port_num: 1, ..QpAttr::default() }),
             send: Mutex::new(SendQueue::new(&cap)),
             send_ring: SendRing::new(&cap),
+            ece: AtomicU32::new(fabric.settings.ece),
             recv: Mutex::default(),
             recv_ring,
             recv_polled: AtomicU64::new(0),
@@ -170,8 +176,8 @@ impl Qp {
         // Pairs with the visitor's load: the entry is complete before it is counted.
         self.slot.posted.store(posted + 1, SeqCst);
         if self.slot.state.load(SeqCst) == qp_state::ERR && !self.flush_recv() {
-            // Someone is still in; the next poll flushes.
-            self.ring_recv();
+            // Someone is still in.
+            self.flush_soon();
         }
         Ok(())
     }
@@ -248,40 +254,14 @@ impl Qp {
         }
     }
 
-    /// In the error state: completes both queues as flushed. False while a peer is still in the QP.
-    pub(crate) fn flush(&self) -> bool {
-        engine::pump(self, &mut lock(&self.send));
-        let _guard = lock(&self.recv);
-        self.flush_recv()
-    }
-
-    /// For the service thread: completes what is left on a device that has failed.
-    pub(crate) fn flush_if_failed(&self) {
-        if self.slot.state.load(SeqCst) == qp_state::ERR && !self.flush() {
-            self.ring_recv();
-        }
-    }
-
-    /// Call with `recv` locked and the state ERR.
-    fn flush_recv(&self) -> bool {
-        if self.fabric.is_visited(self.slot) {
-            return false;
-        }
-        let posted = self.slot.posted.load(Relaxed);
-        let flushed = Received { status: Status::Flush as u32, ..Received::default() };
-        for at in self.slot.done.load(Acquire)..posted {
-            if !cq::admit(self.fabric, self.recv_cq.slot) {
-                break;
-            }
-            self.recv_ring.finish(self.slot, at, &flushed);
-            cq::announce(self.fabric, self.recv_cq.slot, self.slot.recv_bit.load(Relaxed), true);
-        }
-        true
-    }
-
     /// Forgets all requests and completions. The state is RESET already.
     pub(crate) fn discard(&self) {
+        lock(&self.send).moving = None;
         self.fabric.await_visitor(self.slot);
+        if self.fabric.has_stage() {
+            // What peers have asked us to copy for this QP.
+            self.fabric.server.quiesce(self.fabric);
+        }
         let send = || {
             let mut send = lock(&self.send);
             send.discard();
@@ -313,7 +293,10 @@ impl Qp {
         self.pd.context.events.purge(|e| e.element == me);
         self.await_acks();
         let control = self.fabric.file.control();
-        self.fabric.free_qp(&control, self.device, self.index);
+        {
+            let _guard = lock(&self.recv);
+            self.fabric.free_qp(&control, self.device, self.index);
+        }
         self.pd.users.fetch_sub(1, SeqCst);
     }
 
@@ -343,6 +326,10 @@ impl Qp {
             if events & 1 << kind != 0 {
                 self.pd.context.events.push(Event { element: self.as_abi() as usize, kind });
             }
+        }
+        let fatal = 1 << event::QP_FATAL | 1 << event::QP_REQ_ERR | 1 << event::QP_ACCESS_ERR;
+        if events & fatal != 0 {
+            self.flush_at(now_ns());
         }
     }
 }

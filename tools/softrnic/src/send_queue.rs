@@ -219,6 +219,7 @@ impl SendQueue {
         self.outcomes.clear();
         self.head = Head::default();
         self.is_broken = false;
+        self.wants_drained = false;
         self.planned = 0;
         (self.acked, self.executed) = (self.posted, self.posted);
     }

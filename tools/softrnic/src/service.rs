@@ -10,7 +10,7 @@ use std::{mem, ptr, thread};
 use crate::fabric::process::slot_of;
 use crate::fabric::slots::ProcSlot;
 use crate::fabric::{Fabric, lock};
-use crate::timers::{Task, now_ns};
+use crate::timers::now_ns;
 
 /// `struct robust_list_head` of the kernel.
 #[repr(C)]
@@ -61,14 +61,6 @@ fn show_life(slot: &'static ProcSlot) {
     unsafe { libc::syscall(libc::SYS_set_robust_list, ptr::from_ref(head), size_of::<RobustHead>()) };
 }
 
-/// Staged copies that others want; while some are under way, there is something to look for again soon.
-fn serve_others(fabric: &'static Fabric) {
-    const SOON: u64 = 50_000;
-    if fabric.has_stage() && fabric.server.serve(fabric) {
-        fabric.timers.arm(fabric, now_ns() + SOON, Task::Serve);
-    }
-}
-
 fn serve(fabric: &'static Fabric) {
     let bell = &fabric.proc(slot_of(fabric.me)).bell;
     let mut heard = 0;
@@ -85,7 +77,9 @@ fn serve(fabric: &'static Fabric) {
             fabric.hear();
         }
         fabric.timers.run_due(fabric);
-        serve_others(fabric);
+        if fabric.has_stage() {
+            fabric.server.serve(fabric);
+        }
         let next = fabric.timers.next();
         let timeout = (next != u64::MAX).then(|| {
             let ns = next.saturating_sub(now_ns());

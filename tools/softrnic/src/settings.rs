@@ -19,6 +19,8 @@ pub(crate) struct Settings {
     pub(crate) stat: bool,
     /// How GPU memory can be registered.
     pub(crate) gpu: Direct,
+    /// Options of enhanced connection establishment that the devices have; 0: they know nothing of it.
+    pub(crate) ece: u32,
     /// Copies are staged even where they could go directly.
     pub(crate) staged: bool,
     /// Writes to memory with relaxed ordering land in no order.
@@ -39,6 +41,33 @@ pub(crate) struct Settings {
 /// Most work requests a queue may hold.
 pub(crate) const MAX_QP_WR: u32 = 16384;
 
+/// All variables that are read, here and for the [`Wish`].
+const KNOWN: &[&str] = &[
+    "SOFTRNIC_CARD",
+    "SOFTRNIC_CHAOS",
+    "SOFTRNIC_DEVICES",
+    "SOFTRNIC_FABRIC",
+    "SOFTRNIC_FAULTS",
+    "SOFTRNIC_GIDS",
+    "SOFTRNIC_GPU",
+    "SOFTRNIC_LINK",
+    "SOFTRNIC_MAX_CQ",
+    "SOFTRNIC_MAX_MR",
+    "SOFTRNIC_MAX_QP",
+    "SOFTRNIC_MAX_QP_WR",
+    "SOFTRNIC_MTU",
+    "SOFTRNIC_PORTS",
+    "SOFTRNIC_QUIET",
+    "SOFTRNIC_SEED",
+    "SOFTRNIC_SHM_DIR",
+    "SOFTRNIC_SPEED",
+    "SOFTRNIC_STAGED",
+    "SOFTRNIC_STAT",
+    "SOFTRNIC_STRICT",
+    "SOFTRNIC_TIME_SCALE",
+    "SOFTRNIC_TRACE",
+];
+
 impl Settings {
     /// For looking at a fabric from outside: nothing but where it is matters.
     pub(crate) fn of_observer(shm_dir: &Path, fabric: &str) -> Self {
@@ -50,6 +79,7 @@ impl Settings {
             strict: false,
             stat: false,
             gpu: Direct::default(),
+            ece: 0,
             staged: false,
             chaos: false,
             trace: None,
@@ -61,6 +91,14 @@ impl Settings {
             max_mr: layout::MRS,
             max_qp_wr: MAX_QP_WR,
         }
+    }
+
+    /// Variables of the environment that begin like ours but are none: most likely misspelt.
+    pub(crate) fn strangers() -> Vec<String> {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        // Tests of softrnic mark their processes in the same style.
+        let is_ours = |name: &String| name.strip_prefix("SOFTRNIC_").is_some_and(|rest| !rest.starts_with("TEST_"));
+        names.filter(is_ours).filter(|name| !KNOWN.contains(&name.as_str())).collect()
     }
 
     /// Reads the environment; the error is a sentence that names the variable, its value and what is allowed.
@@ -86,6 +124,7 @@ impl Settings {
             strict: switch("SOFTRNIC_STRICT")?,
             stat: switch("SOFTRNIC_STAT")?,
             gpu: gpu()?,
+            ece: number("SOFTRNIC_ECE", 0, 0, u32::MAX)?,
             staged: switch("SOFTRNIC_STAGED")?,
             chaos: switch("SOFTRNIC_CHAOS")?,
             trace: text("SOFTRNIC_TRACE")?.map(Into::into),

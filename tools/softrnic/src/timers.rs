@@ -1,8 +1,8 @@
 //! What has to be done later: by a poll of the application or by the service thread, whoever comes first.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use crate::engine::{self, Ghost};
@@ -22,6 +22,8 @@ pub(crate) fn now_ns() -> u64 {
 pub(crate) enum Task {
     /// A send queue that waits for something.
     Pump(Arc<Qp>),
+    /// A QP that fails, whose queues are to be flushed even if nobody polls.
+    Flush(Arc<Qp>),
     /// A packet that lingers in the network.
     Arrive(Box<Ghost>),
     /// Staged copies for others that are under way.
@@ -38,11 +40,18 @@ pub(crate) struct Timers {
     /// Key: time, and a serial number that keeps tasks of the same time apart.
     tasks: Mutex<BTreeMap<(u64, u64), Task>>,
     serial: AtomicU64,
+    /// A look at staged copies is among the tasks.
+    is_serving: AtomicBool,
 }
 
 impl Default for Timers {
     fn default() -> Self {
-        Self { next: AtomicU64::new(u64::MAX), tasks: Mutex::default(), serial: AtomicU64::new(0) }
+        Self {
+            next: AtomicU64::new(u64::MAX),
+            tasks: Mutex::default(),
+            serial: AtomicU64::new(0),
+            is_serving: AtomicBool::new(false),
+        }
     }
 }
 
@@ -55,6 +64,13 @@ impl Timers {
             self.next.store(at, SeqCst);
             drop(tasks);
             fabric.ring(fabric.me);
+        }
+    }
+
+    /// Has staged copies looked at again at `at`, if that is not arranged yet.
+    pub(crate) fn arm_serving(&self, fabric: &Fabric, at: u64) {
+        if !self.is_serving.swap(true, SeqCst) {
+            self.arm(fabric, at, Task::Serve);
         }
     }
 
@@ -82,9 +98,12 @@ impl Timers {
         for task in due.into_values() {
             match task {
                 Task::Pump(qp) => engine::wake(&qp),
+                Task::Flush(qp) => qp.see_failure_through(),
                 Task::Arrive(ghost) => ghost.arrive(fabric),
-                // The service thread does so in any case.
-                Task::Serve => fabric.ring(fabric.me),
+                Task::Serve => {
+                    self.is_serving.store(false, SeqCst);
+                    fabric.server.serve(fabric);
+                }
                 Task::PortUp(device, port) => crate::faults::raise_port(fabric, device, port),
             }
         }

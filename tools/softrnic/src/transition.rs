@@ -178,14 +178,14 @@ fn enter(qp: &Qp, from: u32, to: u32, wants_notice: bool) -> Result<(), i32> {
         state::ERR => {
             qp.slot.state.store(state::ERR, SeqCst);
             if !qp.flush() {
-                // A peer is still in; the next poll flushes the rest.
-                qp.ring_recv();
+                // A peer is still in.
+                qp.flush_soon();
             }
         }
         // A peer may have put the QP into the error state meanwhile.
         _ => {
             qp.slot.state.compare_exchange(from, to, SeqCst, SeqCst).map_err(|_| libc::EINVAL)?;
-            if to == state::SQD || from == state::SQD {
+            if (to == state::SQD) != (from == state::SQD) {
                 engine::drain(qp, wants_notice);
             }
         }

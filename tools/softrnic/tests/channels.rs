@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::time::Duration;
 
+use common::channel::Channel;
 use common::node::{CAP, Node, Terms, Work, create_qp, empty_init, local_pair, modify, rtr};
 use common::process::{alone, assert_clean, fabric_name, finish, is_side, line, pair, start};
 use common::verbs::*;
@@ -165,4 +166,38 @@ fn many_processes_come_and_go() {
         }
         assert_clean(&fabric);
     }
+}
+
+/// A QP on whose receive CQ, apart from that for sends, an event is waited for.
+fn wait_for_receives() -> (Node, Node, Channel) {
+    let (a, mut b) = (Node::new(0, 64), Node::new(1, 64));
+    let channel = Channel::new(b.context);
+    let recv_cq = ibv_create_cq(b.context, 16, ptr::null_mut(), channel.handle, 0);
+    assert_eq!(ibv_destroy_qp(b.qp), 0);
+    b.qp = create_qp(b.pd, b.cq, recv_cq, CAP);
+    b.psn = b.qpn() & 0xff;
+    a.connect(&b.address(), &Terms::default());
+    b.connect(&a.address(), &Terms::default());
+    b.recv(7, &[]);
+    Channel::arm(recv_cq);
+    b.cq = recv_cq;
+    (a, b, channel)
+}
+
+/// Who waits for an event polls no CQ: the receives of a QP that fails are flushed all the same.
+#[test]
+fn the_receives_of_a_failed_qp_are_told() {
+    alone("the_receives_of_a_failed_qp_are_told", &[], || {
+        for fails_by_itself in [false, true] {
+            let (a, b, channel) = wait_for_receives();
+            let (bad, sender) = (Sge { addr: 0, length: 8, lkey: 0 }, if fails_by_itself { &b } else { &a });
+            // With a key of nobody, at home or at the peer.
+            let sges = if fails_by_itself { [bad] } else { [a.sge(0, 8)] };
+            sender.send(Work { sges: &sges, ..Work::default() });
+            assert!(channel.is_told(10_000), "of its own request: {fails_by_itself}");
+            channel.take();
+            let wc = b.next();
+            assert_eq!((wc.wr_id, wc.status), (7, FLUSH));
+        }
+    });
 }

@@ -34,6 +34,8 @@ fn what_is_under_way_is_finished_and_nothing_begun() {
         a.send(Work { id: 2, ..Work::default() });
         assert_eq!(drain(&a), 0);
         assert_eq!((a.state(), query(&a).drain), (SQD, [0, 1]), "draining");
+        // Another attribute changes meanwhile; the event is still wanted.
+        assert_eq!(modify(a.qp, &QpAttr { state: SQD, timeout: 12, ..QpAttr::default() }, 1 | TIMEOUT), 0);
         a.send(Work { id: 3, ..Work::default() });
         assert!(!has_event(a.context, 20), "not drained yet");
         b.recv(10, &[]);

@@ -3,90 +3,14 @@
 
 mod common;
 
-use std::ffi::{CString, c_int};
-use std::path::PathBuf;
-use std::process::Command;
+use std::ffi::c_int;
 use std::ptr;
+use std::time::Duration;
 
-use common::node::{Address, Node, Terms, Work};
+use common::gpu::{Driver, GpuNode, pattern};
+use common::node::{Address, Node, Terms, Work, to_state};
 use common::process::{alone, pair};
 use common::verbs::*;
-
-/// The driver, loaded into this process as an application would have it.
-struct Driver {
-    handle: Ptr,
-}
-
-impl Driver {
-    fn load() -> Self {
-        let built = Self::build();
-        let path = CString::new(built.to_str().expect("UTF-8")).expect("path");
-        // SAFETY: a library of ours.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        assert!(!handle.is_null(), "{}", built.display());
-        Self { handle }
-    }
-
-    /// Compiled for each process that wants it, which is quick and needs no agreement.
-    fn build() -> PathBuf {
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda/fake.c");
-        let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fake-cuda-{}.so", std::process::id()));
-        let mut cc = Command::new("cc");
-        cc.args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"]).arg(&library).arg(source);
-        assert!(cc.status().expect("a C compiler").success());
-        library
-    }
-
-    fn function<F>(&self, name: &str) -> F {
-        let name = CString::new(name).expect("name");
-        // SAFETY: the callers name functions of fake.c with their types.
-        unsafe {
-            let found = libc::dlsym(self.handle, name.as_ptr());
-            assert!(!found.is_null());
-            std::mem::transmute_copy(&found)
-        }
-    }
-
-    /// Memory of the GPU.
-    fn allocate(&self, bytes: usize) -> u64 {
-        let allocate: extern "C" fn(usize) -> u64 = self.function("fake_allocate");
-        let at = allocate(bytes);
-        assert_ne!(at, 0);
-        at
-    }
-
-    fn shadow(&self, at: u64) -> *mut u8 {
-        self.function::<extern "C" fn(u64) -> *mut u8>("fake_shadow")(at)
-    }
-
-    /// What is in it.
-    fn bytes(&self, at: u64, len: usize) -> &[u8] {
-        // SAFETY: inside an allocation, which stays for good.
-        unsafe { std::slice::from_raw_parts(self.shadow(at), len) }
-    }
-
-    /// Puts `data` there.
-    fn put(&self, at: u64, data: &[u8]) {
-        // SAFETY: inside an allocation; no slice of it is alive.
-        unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.shadow(at), data.len()) };
-    }
-
-    fn copies(&self) -> c_int {
-        self.function::<extern "C" fn() -> c_int>("fake_copies")()
-    }
-
-    fn fail(&self, is_failing: bool) {
-        self.function::<extern "C" fn(c_int)>("fake_fail")(is_failing.into());
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(
-            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fake-cuda-{}.so", std::process::id())),
-        );
-    }
-}
 
 fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
@@ -97,35 +21,6 @@ fn dmabuf_mr(pd: Ptr, length: usize, iova: u64, fd: c_int) -> *mut Mr {
     // SAFETY: the verbs interface's type.
     let register: extern "C" fn(Ptr, u64, usize, u64, c_int, c_int) -> *mut Mr = unsafe { std::mem::transmute(found) };
     register(pd, 0, length, iova, fd, ALL_ACCESS)
-}
-
-/// A node whose memory region is `bytes` of the GPU.
-struct GpuNode {
-    node: Node,
-    at: u64,
-}
-
-impl GpuNode {
-    fn new(driver: &Driver, device: usize, bytes: usize) -> Self {
-        let mut node = Node::new(device, 4096);
-        let at = driver.allocate(bytes);
-        assert_eq!(ibv_dereg_mr(node.mr), 0);
-        node.mr = ibv_reg_mr(node.pd, at as Ptr, bytes, ALL_ACCESS);
-        assert!(!node.mr.is_null(), "reg_mr: {}", std::io::Error::last_os_error());
-        Self { node, at }
-    }
-
-    fn address(&self) -> Address {
-        Address { addr: self.at, ..self.node.address() }
-    }
-
-    fn sge(&self, at: usize, length: usize) -> Sge {
-        Sge { addr: self.at + at as u64, length: length as u32, lkey: self.node.key() }
-    }
-}
-
-fn pattern(len: usize, seed: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 31 + i / 251 + seed) as u8).collect()
 }
 
 /// What a machine with neither, one or both of the ways to register GPU memory answers.
@@ -313,5 +208,56 @@ fn gpu_memory_has_keys_and_bounds() {
         }
         let node = Node::new(0, 64);
         assert!(ibv_reg_mr(node.pd, ptr::null_mut(), 64, ALL_ACCESS).is_null());
+    });
+}
+
+/// Side 0 sends 4096 bytes to the GPU of side 1, which does `and_then` once its GPU has begun to copy.
+fn while_a_gpu_copies(test: &str, and_then: impl Fn(&Driver, &GpuNode)) {
+    let env = [("SOFTRNIC_GPU", "peermem"), ("FAKE_CUDA_SLOW_US", "3000")];
+    pair(test, &env, |side, mut line| {
+        let driver = Driver::load();
+        let gpu = GpuNode::new(&driver, side, 4096);
+        let peer: Address = line.swap(&gpu.address());
+        gpu.node.connect(&peer, &Terms { timeout: 8, retry_cnt: 1, ..Terms::default() });
+        let before = driver.copies();
+        line.meet();
+        if side == 0 {
+            // Not before the other side polls: who polls is not woken.
+            line.meet();
+            let host = vec![1u8; 4096];
+            let mr = ibv_reg_mr(gpu.node.pd, host.as_ptr() as Ptr, 4096, ALL_ACCESS);
+            // SAFETY: a live region.
+            let sge = Sge { addr: host.as_ptr() as u64, length: 4096, lkey: unsafe { (*mr).lkey } };
+            gpu.node.send(Work { sges: &[sge], to: (peer.addr, peer.rkey), ..Work::default() });
+            gpu.node.next();
+        } else {
+            assert!(gpu.node.poll().is_none());
+            line.meet();
+            while driver.copies() == before {
+                assert!(gpu.node.poll().is_none());
+            }
+            and_then(&driver, &gpu);
+        }
+        line.meet();
+    });
+}
+
+/// The application that took the job goes off to do something else.
+#[test]
+fn a_copy_ends_although_nobody_polls_any_more() {
+    while_a_gpu_copies("a_copy_ends_although_nobody_polls_any_more", |driver, gpu| {
+        while driver.bytes(gpu.at, 4096) != [1; 4096] {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+}
+
+#[test]
+fn nothing_is_written_after_a_reset() {
+    while_a_gpu_copies("nothing_is_written_after_a_reset", |driver, gpu| {
+        assert_eq!(to_state(gpu.node.qp, RESET), 0);
+        driver.put(gpu.at, &[0xaa; 4096]);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(driver.bytes(gpu.at, 4096) == [0xaa; 4096]);
     });
 }

@@ -2,9 +2,13 @@
 
 mod common;
 
+use std::ptr;
+use std::time::Duration;
+
 use common::cli::control;
-use common::node::{Node, Terms, Work};
-use common::process::pair;
+use common::gpu::pattern;
+use common::node::{Address, Node, Terms, Work, local_pair, to_state};
+use common::process::{Line, alone, pair};
 use common::verbs::*;
 
 /// Has the kernel refuse what the default profiles of container runtimes refuse.
@@ -28,10 +32,6 @@ fn enter_sandbox() {
             | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
     };
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
-}
-
-fn pattern(len: usize, seed: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 31 + i / 251 + seed) as u8).collect()
 }
 
 #[test]
@@ -70,6 +70,135 @@ fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
             assert_eq!((&me["copies_staged"], &me["copies_directly"]), (&true.into(), &false.into()));
             assert_eq!(me["obstacle"], libc::EPERM);
             assert!(control(&["stat"]).contains("copies staged (Operation not permitted"));
+        }
+        line.meet();
+    });
+}
+
+const STAGED: (&str, &str) = ("SOFTRNIC_STAGED", "1");
+
+/// A READ over a queue pair that is connected with itself, as transports use it to flush, is under way.
+#[test]
+fn a_queue_pair_goes_while_its_message_is_under_way() {
+    alone("a_queue_pair_goes_while_its_message_is_under_way", &[STAGED], || {
+        for round in 0..100 {
+            let node = Node::new(0, 4_000_000);
+            node.connect(&node.address(), &Terms::default());
+            let to = (node.memory.as_ptr() as u64, u64::from(node.key()));
+            node.send(Work { opcode: READ, sges: &[node.sge(2_000_000, 1_900_000)], to, ..Work::default() });
+            if round % 2 == 0 {
+                assert_eq!(to_state(node.qp, RESET), 0);
+            }
+            node.close();
+        }
+    });
+}
+
+#[test]
+fn a_queue_pair_that_drains_still_receives() {
+    alone("a_queue_pair_that_drains_still_receives", &[STAGED], || {
+        let (a, b) = local_pair(64, &Terms::default());
+        assert_eq!(to_state(a.qp, SQD), 0);
+        let to = (a.address().addr, a.address().rkey);
+        b.send(Work { sges: &[b.sge(0, 8)], to, ..Work::default() });
+        assert_eq!(b.next().status, OK);
+    });
+}
+
+/// The message that is under way does not use the memory that goes.
+#[test]
+fn another_region_that_goes_disturbs_no_message() {
+    alone("another_region_that_goes_disturbs_no_message", &[STAGED], || {
+        const ROUNDS: u64 = 300;
+        let (mut a, mut b) = (Node::new(0, 64), Node::new(1, 64));
+        for node in [&mut a, &mut b] {
+            assert_eq!(ibv_dereg_mr(node.mr), 0);
+            node.mr = ibv_reg_mr(node.pd, node.memory.as_mut_ptr().cast(), 64, 15);
+        }
+        let terms = Terms { access: 15, ..Terms::default() };
+        a.connect(&b.address(), &terms);
+        b.connect(&a.address(), &terms);
+        let at = [&a, &b].map(|node| node.memory.as_ptr().align_offset(8));
+        let other = vec![0u8; 4096];
+        for _ in 0..ROUNDS {
+            let mr = ibv_reg_mr(a.pd, other.as_ptr() as Ptr, 4096, ALL_ACCESS);
+            let mut sge = a.sge(at[0], 8);
+            let remote_addr = b.address().addr + at[1] as u64;
+            let mut wr = SendWr {
+                wr_id: 9,
+                next: ptr::null_mut(),
+                sg_list: &raw mut sge,
+                num_sge: 1,
+                opcode: FETCH_ADD,
+                flags: SIGNALED,
+                imm: 0,
+                remote_addr,
+                rkey: 1,
+                rest: [0, b.address().rkey, 0],
+            };
+            assert_eq!(post_send(a.qp, &mut wr, &mut ptr::null_mut()), 0);
+            assert_eq!(ibv_dereg_mr(mr), 0);
+            assert_eq!(a.next().status, OK);
+        }
+        // SAFETY: eight aligned bytes inside the node's memory.
+        assert_eq!(unsafe { b.memory.as_ptr().add(at[1]).cast::<u64>().read_volatile() }, ROUNDS);
+    });
+}
+
+/// Stops this process until the other side continues it.
+fn stop() {
+    // SAFETY: no memory is involved.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+fn go_on(pid: i32) {
+    // SAFETY: as above.
+    unsafe { libc::kill(pid, libc::SIGCONT) };
+}
+
+fn swap_pids(line: &mut Line) -> i32 {
+    line.swap(&(std::process::id() as i32))
+}
+
+#[test]
+fn a_stopped_requester_holds_nobody_up() {
+    pair("a_stopped_requester_holds_nobody_up", &[STAGED], |side, mut line| {
+        let node = Node::new(side, 8 << 20);
+        let peer = node.join(&mut line, &Terms::default());
+        let pid = swap_pids(&mut line);
+        if side == 0 {
+            node.send(Work { sges: &[node.sge(0, 8 << 20)], to: (peer.addr, peer.rkey), ..Work::default() });
+            stop();
+        } else {
+            std::thread::sleep(Duration::from_millis(100));
+            node.recv(5, &[]);
+            assert_eq!(to_state(node.qp, ERR), 0);
+            assert_eq!(node.next().status, FLUSH);
+            // While the other side is stopped: it would hang here.
+            node.close();
+            go_on(pid);
+        }
+        line.meet();
+    });
+}
+
+#[test]
+fn a_stopped_target_leaves_room_for_others() {
+    pair("a_stopped_target_leaves_room_for_others", &[STAGED], |side, mut line| {
+        let nodes: Vec<Node> = (0..16).map(|_| Node::new(side, 4 << 20)).collect();
+        let peers: Vec<Address> = nodes.iter().map(|node| node.join(&mut line, &Terms::default())).collect();
+        let pid = swap_pids(&mut line);
+        if side == 1 {
+            stop();
+        } else {
+            std::thread::sleep(Duration::from_millis(100));
+            let (a, b) = local_pair(64, &Terms::default());
+            for (node, peer) in nodes.iter().zip(&peers) {
+                node.send(Work { sges: &[node.sge(0, 4 << 20)], to: (peer.addr, peer.rkey), ..Work::default() });
+            }
+            a.send(Work { sges: &[a.sge(0, 8)], to: (b.address().addr, b.address().rkey), ..Work::default() });
+            assert_eq!(a.next().status, OK);
+            go_on(pid);
         }
         line.meet();
     });

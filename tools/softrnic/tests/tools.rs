@@ -126,6 +126,13 @@ fn completion_events() {
 }
 
 #[test]
+fn atomics() {
+    let Some(bench) = Bench::new("atomics") else { return };
+    bandwidth(&bench, "ib_atomic_bw", &["-A", "FETCH_AND_ADD"]);
+    latency(&bench, "ib_atomic_lat", &["-A", "CMP_AND_SWAP"]);
+}
+
+#[test]
 fn other_transports_and_shapes() {
     let Some(bench) = Bench::new("other_transports_and_shapes") else { return };
     bandwidth(&bench, "ib_write_bw", &["-c", "UC"]);

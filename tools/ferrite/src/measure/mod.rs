@@ -1,5 +1,6 @@
 //! The measurements and the checks, as both processes of a pair run them in step.
 
+pub mod copy;
 pub mod latency;
 pub mod pattern;
 pub mod setup;

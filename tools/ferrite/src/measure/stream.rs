@@ -46,7 +46,8 @@ impl Flow {
         }
     }
 
-    fn place(&self, index: u64) -> usize {
+    /// Where message `index` lies.
+    pub(super) fn place(&self, index: u64) -> usize {
         (index % IN_FLIGHT as u64) as usize * self.stride
     }
 }

@@ -39,7 +39,7 @@ fn shown(metric: Metric) -> &'static [&'static str] {
     match metric {
         Metric::Latency | Metric::SetupOne => &["min", "typ", "p99"],
         Metric::SetupMany => &["total"],
-        Metric::MessageRate | Metric::Bandwidth => &["typ", "peak"],
+        Metric::MessageRate | Metric::Bandwidth | Metric::Copy => &["typ", "peak"],
     }
 }
 
@@ -48,7 +48,7 @@ fn table(record: &Record, metric: Metric, title: &str, rows: &[&Row]) -> Table {
     let sides: &[&str] = if two { &["A", "B"] } else { &["A"] };
     let mut columns: Vec<String> = match metric {
         Metric::Latency => vec!["size".into(), "#wrong".into()],
-        Metric::MessageRate | Metric::Bandwidth => vec!["size".into(), "dir".into(), "#wrong".into()],
+        Metric::MessageRate | Metric::Bandwidth | Metric::Copy => vec!["size".into(), "dir".into(), "#wrong".into()],
         Metric::SetupOne | Metric::SetupMany => vec!["connections".into(), "at once".into()],
     };
     for side in sides {
@@ -69,7 +69,7 @@ fn cells(record: &Record, row: &Row, two: bool) -> Vec<String> {
     let wrong: u64 = record.sides.iter().map(|side| side.wrong(key.bytes)).sum();
     let mut cells = match key.metric {
         Metric::Latency => vec![size_text(key.bytes), wrong.to_string()],
-        Metric::MessageRate | Metric::Bandwidth => {
+        Metric::MessageRate | Metric::Bandwidth | Metric::Copy => {
             vec![size_text(key.bytes), key.direction.to_string(), wrong.to_string()]
         }
         Metric::SetupOne | Metric::SetupMany => {

@@ -298,7 +298,10 @@ pub(crate) struct DeviceAttr {
     pub(crate) max_res_rd_atom: c_int,
     pub(crate) max_qp_init_rd_atom: c_int,
     /// `max_ee_init_rd_atom` up to `max_srq_sge`: features this device does not have.
-    pub(crate) absent: [c_int; 16],
+    pub(crate) max_ee_init_rd_atom: c_int,
+    /// 1: atomic as other atomics of the same device see it.
+    pub(crate) atomic_cap: c_int,
+    pub(crate) absent: [c_int; 14],
     pub(crate) max_pkeys: u16,
     pub(crate) local_ca_ack_delay: u8,
     pub(crate) phys_port_cnt: u8,
@@ -353,7 +356,11 @@ const _: () = {
     assert!(size_of::<Wc>() == 48 && offset_of!(Wc, wc_flags) == 36);
     assert!(size_of::<AsyncEvent>() == 16 && size_of::<GidEntry>() == 32);
     assert!(size_of::<DeviceAttr>() == 232 && offset_of!(DeviceAttr, max_qp) == 108);
-    assert!(offset_of!(DeviceAttr, max_qp_rd_atom) == 144 && offset_of!(DeviceAttr, phys_port_cnt) == 227);
+    assert!(
+        offset_of!(DeviceAttr, max_qp_rd_atom) == 144
+            && offset_of!(DeviceAttr, atomic_cap) == 164
+            && offset_of!(DeviceAttr, phys_port_cnt) == 227
+    );
     assert!(size_of::<PortAttr>() == 56 && offset_of!(PortAttr, flags) == PORT_ATTR_SHORT - 1);
     assert!(offset_of!(PortAttr, active_speed_ex) == 52);
 };

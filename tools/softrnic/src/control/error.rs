@@ -29,13 +29,17 @@ pub enum Error {
     Rule(String),
     /// There is no rule of that number.
     NoRule(u32),
-    /// What, and what is allowed.
-    Value(&'static str, &'static str),
+    /// What, its value, and what is allowed.
+    Value(&'static str, String, &'static str),
 }
 
 impl std::error::Error for Error {}
 
 impl Error {
+    pub(super) fn value(what: &'static str, value: impl fmt::Display, allowed: &'static str) -> Self {
+        Self::Value(what, value.to_string(), allowed)
+    }
+
     pub(super) fn from_file(path: &Path, what: Unusable) -> Self {
         let path = path.to_owned();
         match what {
@@ -65,7 +69,7 @@ impl fmt::Display for Error {
             Self::GidKind(name) => {
                 write!(f, "{name}: entries of a RoCE port are v1 or v2, those of an InfiniBand port neither")
             }
-            Self::Value(what, allowed) => write!(f, "{what} must be {allowed}"),
+            Self::Value(what, value, allowed) => write!(f, "{what} must be {allowed}; {value} is not"),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::{Error, Network};
-use crate::faults::{self, Rule};
+use crate::faults;
 
 /// A rule in force.
 #[derive(Clone, Debug)]
@@ -21,17 +21,9 @@ impl Network {
     /// separated by `;` or line ends.
     pub fn inject(&self, text: &str) -> Result<Vec<u32>, Error> {
         let rules = faults::parse(text).map_err(|error| Error::Rule(error.to_string()))?;
-        self.require(&rules)?;
+        faults::require(&self.fabric.shape, &rules).map_err(Error::Rule)?;
         let control = self.fabric.file.control();
         faults::install(self.fabric, &control, &rules).map_err(Error::Rule)
-    }
-
-    /// The devices that rules name must be there.
-    fn require(&self, rules: &[Rule]) -> Result<(), Error> {
-        let devices = self.fabric.shape.devices();
-        let ends = rules.iter().flat_map(|rule| [rule.device, rule.peer]).flatten();
-        let strangers = ends.filter(|end| end.device >= devices).map(|end| super::DeviceName(end.device));
-        strangers.map(|name| Err(Error::NoDevice(name, devices))).next().unwrap_or(Ok(()))
     }
 
     /// The rules in force, in their order.

@@ -28,7 +28,7 @@ use crate::news::News;
 use crate::port::{self, STATE_ACTIVE, STATE_DOWN};
 use crate::route::Place;
 use crate::settings::Settings;
-use crate::shape::{Shape, Wish};
+use crate::shape::Shape;
 
 /// A port of a device: `softrnic1/2`. `rnic1/2` and `1/2` are understood as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,8 @@ pub enum GidKind {
 
 /// The devices that a fabric will have whose first process starts with this environment. The error is a sentence.
 pub fn planned() -> Result<Vec<Device>, String> {
-    Ok(report::planned(&Shape::decide(&Wish::from_env()?)?))
+    let settings = Settings::from_env()?;
+    Ok(report::planned(&Shape::decide(&settings.wish)?))
 }
 
 /// A fabric in use.
@@ -135,9 +136,22 @@ impl Network {
         })
     }
 
+    /// Whether all of this could be set at a port; nothing is changed.
+    pub fn check_port(
+        &self,
+        name: PortName,
+        mtu: Option<u32>,
+        gbps: Option<u32>,
+        lid: Option<u16>,
+    ) -> Result<(), Error> {
+        mtu.map_or(Ok(0), mtu_code)?;
+        gbps.map_or(Ok(0), speed_code)?;
+        self.change(name, |slot, _| lid.map_or(Ok(()), |lid| self.require_lid(slot, lid)))
+    }
+
     /// Sets the MTU in bytes. Larger packets vanish from then on.
     pub fn set_mtu(&self, name: PortName, bytes: u32) -> Result<(), Error> {
-        let code = port::mtu_code(bytes).ok_or(Error::Value("the MTU", "256, 512, 1024, 2048 or 4096"))?;
+        let code = mtu_code(bytes)?;
         self.change(name, |slot, control| {
             slot.mtu.store(code, SeqCst);
             self.fabric.note_change(control);
@@ -147,8 +161,7 @@ impl Network {
 
     /// Sets the speed, in Gb/s, that the port's attributes report.
     pub fn set_speed(&self, name: PortName, gbps: u32) -> Result<(), Error> {
-        let speed = gbps.saturating_mul(10);
-        port::signalling(speed).ok_or(Error::Value("the speed", "5, 10, 20, 25, 40, 50, 56, 100, 200, 400 or 800"))?;
+        let speed = speed_code(gbps)?;
         self.change(name, |slot, _| {
             slot.speed.store(speed, SeqCst);
             Ok(())
@@ -180,7 +193,11 @@ impl Network {
     /// Puts a GID into an entry of the port's table, in place of what was there.
     pub fn set_gid(&self, name: PortName, index: usize, gid: Ipv6Addr, kind: GidKind) -> Result<(), Error> {
         self.change(name, |slot, control| {
-            let entry = slot.gids.get(index).filter(|_| index < GIDS).ok_or(Error::Value("the index", "0 to 15"))?;
+            let entry = slot
+                .gids
+                .get(index)
+                .filter(|_| index < GIDS)
+                .ok_or_else(|| Error::value("the index", index, "0 to 15"))?;
             if slot.is_infiniband() != (kind == GidKind::InfiniBand) {
                 return Err(Error::GidKind(name));
             }
@@ -194,7 +211,7 @@ impl Network {
     /// Empties an entry of the port's GID table. Packets from and to it vanish.
     pub fn remove_gid(&self, name: PortName, index: usize) -> Result<(), Error> {
         self.change(name, |slot, control| {
-            slot.gids.get(index).ok_or(Error::Value("the index", "0 to 15"))?.clear();
+            slot.gids.get(index).ok_or_else(|| Error::value("the index", index, "0 to 15"))?.clear();
             self.announce(control, event::GID_CHANGE, name);
             Ok(())
         })
@@ -203,16 +220,21 @@ impl Network {
     /// Gives an InfiniBand port another LID.
     pub fn set_lid(&self, name: PortName, lid: u16) -> Result<(), Error> {
         self.change(name, |slot, control| {
-            let ports =
-                (0..self.fabric.shape.devices()).flat_map(|d| (1..=self.fabric.shape.ports()).map(move |p| (d, p)));
-            let is_taken = ports.into_iter().any(|(d, p)| self.fabric.port(d, p).lid.load(SeqCst) == u32::from(lid));
-            if !slot.is_infiniband() || is_taken || !(1..0xc000).contains(&lid) {
-                return Err(Error::Value("the LID", "1 to 49151, unused so far, and of an InfiniBand port"));
-            }
+            self.require_lid(slot, lid)?;
             slot.lid.store(u32::from(lid), SeqCst);
             self.announce(control, event::LID_CHANGE, name);
             Ok(())
         })
+    }
+
+    fn require_lid(&self, slot: &PortSlot, lid: u16) -> Result<(), Error> {
+        let shape = &self.fabric.shape;
+        let mut ports = (0..shape.devices()).flat_map(|d| (1..=shape.ports()).map(move |p| (d, p)));
+        let is_taken = ports.any(|(d, p)| self.fabric.port(d, p).lid.load(SeqCst) == u32::from(lid));
+        if !slot.is_infiniband() || is_taken || !(1..0xc000).contains(&lid) {
+            return Err(Error::value("the LID", lid, "1 to 49151, unused so far, and of an InfiniBand port"));
+        }
+        Ok(())
     }
 
     /// Fails a device for good: its queue pairs go into the error state, calls answer `EIO`, peers get no answer.
@@ -274,4 +296,15 @@ impl Network {
         self.fabric.note_change(control);
         self.fabric.tell(control, News { kind, place: Place { device: name.device, port: name.port } });
     }
+}
+
+fn mtu_code(bytes: u32) -> Result<u32, Error> {
+    port::mtu_code(bytes).ok_or_else(|| Error::value("the MTU", bytes, "256, 512, 1024, 2048 or 4096"))
+}
+
+/// In units of 100 Mb/s.
+fn speed_code(gbps: u32) -> Result<u32, Error> {
+    let speed = gbps.saturating_mul(10);
+    let allowed = "5, 10, 20, 25, 40, 50, 56, 100, 200, 400 or 800";
+    port::signalling(speed).map(|_| speed).ok_or_else(|| Error::value("the speed", gbps, allowed))
 }

@@ -28,11 +28,12 @@ impl Piece {
     }
 }
 
-/// Ranges that make up one side of a message.
+/// Ranges that make up one side of a message: nearly always one, so that it is cheap to hand on.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
-    list: [Piece; MAX_SGE as usize],
-    count: usize,
+    /// Of length 0 if there are none.
+    first: Piece,
+    rest: Vec<Piece>,
     pub(super) total: u64,
     /// Some of it is a GPU's.
     pub(super) has_gpu: bool,
@@ -54,12 +55,16 @@ impl Pieces {
     /// Adds a range; an empty one is left out. At most `MAX_SGE` are added (checked at post).
     #[inline]
     pub(super) fn push(&mut self, piece: Piece) {
-        if piece.len != 0 && self.count < self.list.len() {
-            self.list[self.count] = piece;
-            self.count += 1;
-            self.total += piece.len;
-            self.has_gpu |= piece.gpu != 0;
+        if piece.len == 0 || self.rest.len() + 1 == MAX_SGE as usize {
+            return;
         }
+        if self.total == 0 {
+            self.first = piece;
+        } else {
+            self.rest.push(piece);
+        }
+        self.total += piece.len;
+        self.has_gpu |= piece.gpu != 0;
     }
 
     /// Address of byte `at` of the message, counted round.
@@ -75,13 +80,13 @@ impl Pieces {
         part
     }
 
-    fn as_slice(&self) -> &[Piece] {
-        &self.list[..self.count]
+    fn iter(&self) -> impl Iterator<Item = &Piece> {
+        std::iter::once(&self.first).filter(|first| first.len != 0).chain(&self.rest)
     }
 
     /// The ranges of `[from, from + len)` of the message.
     pub(super) fn window(&self, mut from: u64, mut len: u64) -> impl Iterator<Item = Piece> {
-        self.as_slice().iter().filter_map(move |piece| {
+        self.iter().filter_map(move |piece| {
             let skip = from.min(piece.len);
             from -= skip;
             let take = len.min(piece.len - skip);
@@ -225,7 +230,7 @@ fn cut(ours: &mut Vector, local: &Pieces, remote: &Pieces, moved: u64, len: u64)
 fn classify(code: i32, local: &Pieces) -> CopyError {
     match code {
         libc::ESRCH => CopyError::Gone,
-        libc::EFAULT if local.as_slice().iter().all(is_readable) => CopyError::RemoteFault,
+        libc::EFAULT if local.iter().all(is_readable) => CopyError::RemoteFault,
         libc::EFAULT => CopyError::LocalFault,
         code => CopyError::Denied(code),
     }

@@ -3,9 +3,11 @@
 //! The QP that sent it may have been reset or destroyed meanwhile, its buffer used for something else. If the responder
 //! still expects exactly this packet, it takes it: a late write.
 
-use super::copy::{Pieces, Way, transfer};
-use super::moving::Moving;
+use super::copy::{CopyError, Pieces, Way, transfer};
+use super::moving::{Moving, Path};
+use super::pump::GLANCE;
 use super::requester::{PSN_MASK, gather};
+use super::responder::Plan;
 use super::visit::Visit;
 use super::{Verdict, responder};
 use crate::abi::consts::{send_flag, wr_opcode};
@@ -22,6 +24,8 @@ pub(crate) struct Ghost {
     serial: u32,
     is_uc: bool,
     request: Request,
+    /// If its bytes pass through the stage. In front of them: it refers to them.
+    moving: Option<Moving>,
     bytes: Vec<u8>,
 }
 
@@ -52,13 +56,17 @@ impl Ghost {
             serial: queue.visits,
             is_uc: qp.is_uc(),
             request: *request,
+            moving: None,
             bytes,
         };
         qp.fabric.timers.arm(qp.fabric, at, Task::Arrive(Box::new(ghost)));
     }
 
     /// The packet arrives.
-    pub(crate) fn arrive(&self, fabric: &'static Fabric) {
+    pub(crate) fn arrive(mut self: Box<Self>, fabric: &'static Fabric) {
+        if self.moving.is_some() {
+            return self.pass_through(fabric);
+        }
         let Some(visit) = Visit::enter(fabric, self.link.peer, self.from, self.serial) else { return };
         if !visit.expects(self.is_uc, self.link.psn) {
             return;
@@ -66,31 +74,43 @@ impl Ghost {
         let total = self.bytes.len() as u64;
         let local = Pieces::host(self.bytes.as_ptr() as u64, total);
         let Ok(plan) = responder::admit(&visit, &self.request, total) else { return };
-        let next = self.link.psn.wrapping_add(self.link.packets(total)) & PSN_MASK;
         if total != 0 && (plan.remote.has_gpu || !visit.is_reached()) {
-            return self.pass_through(fabric, Moving::new(visit, plan, local, &self.request, None), next);
+            let path = Path {
+                from: self.from,
+                to: self.link.peer,
+                is_uc: self.is_uc,
+                psn: self.link.psn,
+                serial: self.serial,
+            };
+            self.moving = Some(Moving::new(&visit, path, plan, local, &self.request, None));
+            drop(visit);
+            return self.pass_through(fabric);
         }
         let moved = transfer(visit.pid, plan.way, &local, &plan.remote);
-        if responder::conclude(&visit, &self.request, &plan, total, moved) == Verdict::Done {
-            visit.advance(next);
+        self.conclude(&visit, &plan, moved);
+    }
+
+    /// Through the stage, for as long as the peer's queue pair waits for it.
+    fn pass_through(mut self: Box<Self>, fabric: &'static Fabric) {
+        let Some(mut moving) = self.moving.take().filter(|_| fabric.open_stage().is_ok()) else { return };
+        match moving.proceed() {
+            Some((visit, moved)) => {
+                if let Some(visit) = visit {
+                    self.conclude(&visit, &moving.plan, moved);
+                }
+            }
+            None => {
+                moving.remind();
+                self.moving = Some(moving);
+                fabric.timers.arm(fabric, now_ns() + GLANCE, Task::Arrive(self));
+            }
         }
     }
 
-    /// Through the stage. Waits for the peer's process, but not for ever: packets may also be lost.
-    fn pass_through(&self, fabric: &'static Fabric, mut moving: Moving, next: u32) {
-        const PATIENCE: u64 = 1_000_000_000;
-        let end = now_ns() + PATIENCE;
-        while fabric.open_stage().is_ok() && now_ns() < end {
-            if let Some(moved) = moving.proceed() {
-                let (visit, plan) = (&moving.visit, &moving.plan);
-                if responder::conclude(visit, &self.request, plan, moving.total(), moved) == Verdict::Done {
-                    visit.advance(next);
-                }
-                return;
-            }
-            fabric.server.serve(fabric);
-            moving.remind();
-            std::thread::yield_now();
+    fn conclude(&self, visit: &Visit, plan: &Plan, moved: Result<(), CopyError>) {
+        let total = self.bytes.len() as u64;
+        if responder::conclude(visit, &self.request, plan, total, moved) == Verdict::Done {
+            visit.advance(self.link.psn.wrapping_add(self.link.packets(total)) & PSN_MASK);
         }
     }
 }

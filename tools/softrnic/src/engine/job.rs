@@ -44,22 +44,23 @@ impl Job {
         slot.addr.store(theirs.addr, Relaxed);
         slot.len.store(theirs.len, Relaxed);
         slot.number.store(self.fabric.header().jobs_begun.fetch_add(1, SeqCst), Relaxed);
-        slot.state.store(job::POSTED, SeqCst);
+        // Nobody else changes a slot that is idle and whose owner lives.
+        slot.hold.store(slot.hold().to(job::POSTED).word(), SeqCst);
         self.fabric.proc(slot_of(target)).jobs.fetch_or(1 << self.index, SeqCst);
         self.remind();
     }
 
-    /// Wakes the target's service thread, unless its application polls or it is us.
+    /// Wakes the target's service thread, unless its application polls.
     pub(super) fn remind(&self) {
         let last = self.fabric.proc(slot_of(self.target)).last_poll.load(Relaxed);
-        if self.slot().state.load(SeqCst) == job::POSTED && now_ns().saturating_sub(last) > ATTENTIVE_NS {
+        if self.slot().hold().state == job::POSTED && now_ns().saturating_sub(last) > ATTENTIVE_NS {
             self.fabric.ring(self.target);
         }
     }
 
     /// How it went; `None`: not over yet.
     pub(super) fn outcome(&self) -> Option<Result<(), CopyError>> {
-        match self.slot().state.load(SeqCst) {
+        match self.slot().hold().state {
             job::DONE => Some(Ok(())),
             job::FAILED => Some(Err(CopyError::RemoteFault)),
             job::DENIED => Some(Err(CopyError::Forbidden)),
@@ -71,16 +72,21 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         let slot = self.slot();
-        if slot.state.compare_exchange(job::TAKEN, job::ORPHANED, SeqCst, SeqCst).is_ok() {
-            return;
+        loop {
+            let seen = slot.hold();
+            if seen.state != job::TAKEN {
+                // Withdrawn, or over.
+                if slot.release(seen) {
+                    return;
+                }
+            } else if slot.change(seen, seen.to(job::ORPHANED)) {
+                // Nobody will free what a dead target was copying.
+                let orphan = seen.to(job::ORPHANED);
+                if self.fabric.is_abandoned(slot, orphan) {
+                    slot.release(orphan);
+                }
+                return;
+            }
         }
-        // Not taken yet, or over: but it may be taken right now.
-        let withdrawn = slot.state.compare_exchange(job::POSTED, job::IDLE, SeqCst, SeqCst);
-        if withdrawn == Err(job::TAKEN)
-            && slot.state.compare_exchange(job::TAKEN, job::ORPHANED, SeqCst, SeqCst).is_ok()
-        {
-            return;
-        }
-        slot.owner.store(0, SeqCst);
     }
 }

@@ -2,8 +2,8 @@
 //! a GPU's memory, or that of a process which may not be looked into.
 //!
 //! We copy between our memory and the stage, the peer's process between the stage and its own. The message is cut
-//! into parts; several are under way at a time, and they are handed over in ascending order. Meanwhile the peer's
-//! queue pair stays entered, so that what was agreed with it holds.
+//! into parts; several are under way at a time, and they are handed over in ascending order. The peer's queue pair is
+//! entered anew each time something is done, and left again: nobody waits for us.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,6 +13,7 @@ use super::job::Job;
 use super::responder::Plan;
 use super::visit::Visit;
 use crate::abi::consts::wr_opcode;
+use crate::fabric::Fabric;
 use crate::fabric::layout::STAGE_BYTES;
 use crate::fabric::slots::task;
 use crate::gpu::{self, Ticket};
@@ -20,13 +21,29 @@ use crate::send_queue::Request;
 
 /// Parts of a message under way at a time.
 const PARTS: usize = 4;
+/// Jobs that one process has to do at a time: one that does not do any leaves room for others.
+const JOBS_EACH: usize = 16;
+
+/// Whose message it is, and whom it is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Path {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) is_uc: bool,
+    pub(super) psn: u32,
+    /// Numbers the visits.
+    pub(super) serial: u32,
+}
 
 /// A message on its way.
 #[derive(Debug)]
 pub(crate) struct Moving {
-    pub(super) visit: Visit,
+    fabric: &'static Fabric,
+    path: Path,
     pub(super) plan: Plan,
     local: Pieces,
+    /// Process that the peer's queue pair belongs to.
+    target: u32,
     /// Bytes in parts that have begun.
     begun: u64,
     parts: VecDeque<Part>,
@@ -52,15 +69,24 @@ struct Part {
 }
 
 impl Moving {
-    /// `spoil`: a fault, the bit to turn.
-    pub(super) fn new(visit: Visit, plan: Plan, local: Pieces, request: &Request, spoil: Option<u64>) -> Self {
+    /// What `visit` has agreed to. `spoil`: a fault, the bit to turn.
+    pub(super) fn new(
+        visit: &Visit,
+        path: Path,
+        plan: Plan,
+        local: Pieces,
+        request: &Request,
+        spoil: Option<u64>,
+    ) -> Self {
         let (task, operands) = match request.opcode {
             wr_opcode::ATOMIC_CMP_SWAP => (task::CMP_SWAP, Some(request.operands)),
             wr_opcode::ATOMIC_FETCH_ADD => (task::FETCH_ADD, Some(request.operands)),
             _ if plan.way == Way::Out => (task::FILL, None),
             _ => (task::FETCH, None),
         };
-        Self { visit, plan, local, begun: 0, parts: VecDeque::new(), task, operands, spoil }
+        let target = visit.slot.owner.load(SeqCst);
+        let parts = VecDeque::new();
+        Self { fabric: visit.fabric, path, plan, local, target, begun: 0, parts, task, operands, spoil }
     }
 
     /// Bytes of the message.
@@ -68,17 +94,27 @@ impl Moving {
         self.local.total
     }
 
-    /// Does what can be done now; `None`: it is not over yet.
-    pub(super) fn proceed(&mut self) -> Option<Result<(), CopyError>> {
-        if self.visit.is_owner_dead() || !self.visit.is_still_welcome() {
-            return Some(Err(CopyError::Gone));
-        }
+    /// Whether it reads or writes memory of ours under this key.
+    pub(crate) fn uses(&self, key: u32) -> bool {
+        self.local.window(0, u64::MAX).any(|piece| piece.key == key)
+    }
+
+    /// Does what can be done now; `None`: it is not over yet. Else how it went, and the visit in which it is concluded;
+    /// without one the peer's queue pair is no longer what it was.
+    pub(super) fn proceed(&mut self) -> Option<(Option<Visit>, Result<(), CopyError>)> {
+        self.path.serial = self.path.serial.wrapping_add(1);
+        let visit = Visit::enter(self.fabric, self.path.to, self.path.from, self.path.serial);
+        let Some(visit) = visit.filter(|visit| visit.expects(self.path.is_uc, self.path.psn)) else {
+            return Some((None, Err(CopyError::Gone)));
+        };
         loop {
-            match self.step() {
+            match self.step(visit.device) {
                 Ok(true) => {}
-                Ok(false) if self.begun == self.local.total && self.parts.is_empty() => return Some(Ok(())),
+                Ok(false) if self.begun == self.local.total && self.parts.is_empty() => {
+                    return Some((Some(visit), Ok(())));
+                }
                 Ok(false) => return None,
-                Err(error) => return Some(Err(error)),
+                Err(error) => return Some((Some(visit), Err(error))),
             }
         }
     }
@@ -89,9 +125,9 @@ impl Moving {
     }
 
     /// True if something has moved.
-    fn step(&mut self) -> Result<bool, CopyError> {
+    fn step(&mut self, device: usize) -> Result<bool, CopyError> {
         let begun = self.begin()?;
-        let posted = self.post_ready()?;
+        let posted = self.post_ready(device)?;
         let over = match self.parts.front_mut() {
             Some(part) => finish(part, self.plan.way, &self.local)?,
             None => false,
@@ -104,10 +140,11 @@ impl Moving {
 
     /// Begins the next part, if there is one and room for it.
     fn begin(&mut self) -> Result<bool, CopyError> {
-        if self.parts.len() == PARTS || self.begun == self.local.total {
+        let is_full = self.parts.len() == PARTS || self.begun == self.local.total;
+        if is_full || self.fabric.jobs_for(self.target) >= JOBS_EACH {
             return Ok(false);
         }
-        let Some(job) = Job::claim(self.visit.fabric) else { return Ok(false) };
+        let Some(job) = Job::claim(self.fabric) else { return Ok(false) };
         let Some(theirs) = self.plan.remote.window(self.begun, STAGE_BYTES as u64).next() else { return Ok(false) };
         let theirs = Piece { len: theirs.len.min(self.local.total - self.begun), ..theirs };
         let mut part = Part { job, from: self.begun, theirs, is_posted: false, ours: Vec::new(), is_landing: false };
@@ -115,7 +152,7 @@ impl Moving {
             // SAFETY: the first bytes of the stage, aligned, ours until the part is posted.
             unsafe { part.job.stage().cast::<[u64; 2]>().write(operands) };
         } else if self.plan.way == Way::Out {
-            part.ours = between_stage(&part, Way::Out, &self.local)?;
+            between_stage(&mut part, Way::Out, &self.local)?;
         }
         self.begun += theirs.len;
         self.parts.push_back(part);
@@ -123,7 +160,7 @@ impl Moving {
     }
 
     /// Hands over the parts whose bytes are in the stage, none before one in front of it.
-    fn post_ready(&mut self) -> Result<bool, CopyError> {
+    fn post_ready(&mut self, device: usize) -> Result<bool, CopyError> {
         let mut has_posted = false;
         for part in self.parts.iter_mut().filter(|part| !part.is_posted) {
             if !all_done(&mut part.ours)? {
@@ -133,7 +170,7 @@ impl Moving {
                 // SAFETY: inside the part's bytes, which are ours until it is posted.
                 unsafe { *part.job.stage().add((bit % part.theirs.len) as usize) ^= 1 << (bit % 8) };
             }
-            part.job.post(self.visit.slot.owner.load(SeqCst), self.visit.device, self.task, &part.theirs);
+            part.job.post(self.target, device, self.task, &part.theirs);
             part.is_posted = true;
             has_posted = true;
         }
@@ -151,7 +188,7 @@ fn finish(part: &mut Part, way: Way, local: &Pieces) -> Result<bool, CopyError> 
         Some(Err(error)) => Err(error),
         Some(Ok(())) if way == Way::Out => Ok(true),
         Some(Ok(())) => {
-            part.ours = between_stage(part, Way::In, local)?;
+            between_stage(part, Way::In, local)?;
             part.is_landing = true;
             all_done(&mut part.ours)
         }
@@ -159,15 +196,15 @@ fn finish(part: &mut Part, way: Way, local: &Pieces) -> Result<bool, CopyError> 
 }
 
 /// Copies the part's bytes from our memory to the stage (out) or back (in). What a GPU does is not over yet.
-fn between_stage(part: &Part, way: Way, local: &Pieces) -> Result<Vec<Ticket>, CopyError> {
+fn between_stage(part: &mut Part, way: Way, local: &Pieces) -> Result<(), CopyError> {
     let mut at = part.job.stage();
-    let mut tickets = Vec::new();
     for ours in local.window(part.from, part.theirs.len) {
-        tickets.extend(gpu::copy(&ours, way, at)?);
+        // Kept with the part, which waits for them even if one behind them fails.
+        part.ours.extend(gpu::copy(&ours, way, at)?);
         // SAFETY: the pieces together are as long as the part, which fits the slot's bytes.
         at = unsafe { at.add(ours.len as usize) };
     }
-    Ok(tickets)
+    Ok(())
 }
 
 /// Whether all these copies are over.

@@ -16,7 +16,7 @@ use crate::timers::{Task, now_ns};
 /// How soon to look again at what another process holds for a moment, in ns.
 const MOMENT: u64 = 20_000;
 /// How soon the service thread looks after bytes that pass through the stage, if no poll does, in ns.
-const GLANCE: u64 = 100_000;
+pub(super) const GLANCE: u64 = 100_000;
 
 /// Executes and completes what is posted until the queue is empty or has to wait.
 #[inline]
@@ -133,8 +133,7 @@ fn finish(qp: &Qp, queue: &mut SendQueue, status: Status) {
     }
     if status != Status::Success {
         queue.is_broken = false;
-        // The receive side is flushed when its CQ is polled.
-        qp.ring_recv();
+        qp.flush_soon();
     }
 }
 

@@ -1,7 +1,7 @@
 //! The requester: checks the local side of the head request and sends it.
 
 use super::copy::{Pieces, Way, transfer, transfer_shuffled};
-use super::moving::Moving;
+use super::moving::{Moving, Path};
 use super::responder::{self, Plan};
 use super::visit::Visit;
 use super::{Verdict, atomic};
@@ -100,7 +100,11 @@ fn stage(qp: &Qp, queue: &mut SendQueue, (visit, plan, local): (Visit, Plan, Pie
     }
     let spoil = twist.and_then(|twist| if let Twist::Corrupt(bit) = twist { Some(bit) } else { None });
     let (request, ..) = queue.request(queue.executed);
-    queue.moving = Some(Box::new(Moving::new(visit, plan, local, request, spoil)));
+    let path =
+        Path { from: qp.name(), to: queue.link.peer, is_uc: qp.is_uc(), psn: queue.link.psn, serial: queue.visits };
+    let moving = Moving::new(&visit, path, plan, local, request, spoil);
+    drop(visit);
+    queue.moving = Some(Box::new(moving));
     proceed(queue)
 }
 
@@ -108,15 +112,16 @@ fn stage(qp: &Qp, queue: &mut SendQueue, (visit, plan, local): (Visit, Plan, Pie
 #[cold]
 pub(super) fn proceed(queue: &mut SendQueue) -> Verdict {
     let Some(moving) = &mut queue.moving else { return Verdict::Busy };
-    let Some(moved) = moving.proceed() else {
+    let Some((visit, moved)) = moving.proceed() else {
         moving.remind();
         return Verdict::Moving;
     };
     let Some(moving) = queue.moving.take() else { return Verdict::Busy };
+    let Some(visit) = visit else { return Verdict::Lost };
     let (request, ..) = queue.request(queue.executed);
-    let verdict = responder::conclude(&moving.visit, request, &moving.plan, moving.total(), moved);
+    let verdict = responder::conclude(&visit, request, &moving.plan, moving.total(), moved);
     if verdict == Verdict::Done {
-        take_number(&moving.visit, &mut queue.link, moving.total());
+        take_number(&visit, &mut queue.link, moving.total());
     }
     verdict
 }

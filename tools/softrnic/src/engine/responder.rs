@@ -224,14 +224,15 @@ fn refuse(visit: &Visit, kind: u32, status: Status) -> Verdict {
     if slot.is_uc.load(Relaxed) != 0 {
         return Verdict::Done;
     }
-    slot.fail();
+    // First of all the owner is told: should we die from here on, it sees this through itself.
     slot.events.fetch_or(1 << kind, SeqCst);
-    // Its queues are flushed when their CQs are polled.
+    fabric.ring(slot.owner.load(SeqCst));
+    slot.fail();
+    // Its queues are flushed when their CQs are polled, or else by its service thread.
     for (queue, number) in [(&slot.send_cq, &slot.send_bit), (&slot.recv_cq, &slot.recv_bit)] {
         let queue = fabric.cq(visit.device, queue.load(Relaxed));
         queue.bell.fetch_or(1 << (number.load(Relaxed) % 64), SeqCst);
     }
-    fabric.ring(slot.owner.load(SeqCst));
     Verdict::Failed(status)
 }
 

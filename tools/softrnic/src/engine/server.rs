@@ -2,59 +2,100 @@
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use super::atomic;
-use super::copy::{Piece, Way};
+use super::copy::{CopyError, Piece, Way};
 use crate::fabric::layout::{JOBS, STAGE_BYTES};
 use crate::fabric::process::slot_of;
-use crate::fabric::slots::{JobSlot, job, task};
+use crate::fabric::slots::{Hold, JobSlot, job, task};
 use crate::fabric::{Fabric, lock};
 use crate::gpu::{self, Ticket};
+use crate::timers::now_ns;
 
-/// Copies of our GPUs' memory that are under way, by slot.
+/// How soon to look again at copies that are under way, in ns.
+const SOON: u64 = 50_000;
+
+/// Copies of our GPUs' memory that are under way, in the order in which they were asked for.
 #[derive(Debug, Default)]
 pub(crate) struct Server {
-    active: Mutex<VecDeque<(usize, Ticket)>>,
+    active: Mutex<VecDeque<Active>>,
+    begun: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Active {
+    index: usize,
+    hold: Hold,
+    ticket: Ticket,
+    number: u64,
 }
 
 impl Server {
-    /// Does what has been asked. True if something is still under way.
-    pub(crate) fn serve(&self, fabric: &'static Fabric) -> bool {
+    /// Does what has been asked of this process, as far as it goes at once; a timer sees to the rest.
+    pub(crate) fn serve(&self, fabric: &'static Fabric) {
         let mut active = lock(&self.active);
-        let bits = fabric.proc(slot_of(fabric.me)).jobs.swap(0, SeqCst);
+        let asked = &fabric.proc(slot_of(fabric.me)).jobs;
+        if asked.load(Relaxed) != 0 {
+            self.take(fabric, asked.swap(0, SeqCst), &mut active);
+        }
+        while let Some(one) = active.front() {
+            match one.ticket.is_done() {
+                Ok(false) => break,
+                Ok(true) => end(&fabric.jobs()[one.index], one.hold, job::DONE),
+                // The driver is gone, and soon we are: a NIC would fall silent.
+                Err(CopyError::Gone) => {}
+                Err(_) => end(&fabric.jobs()[one.index], one.hold, job::FAILED),
+            }
+            active.pop_front();
+        }
+        if !active.is_empty() || asked.load(Relaxed) != 0 {
+            fabric.timers.arm_serving(fabric, now_ns() + SOON);
+        }
+    }
+
+    fn take(&self, fabric: &'static Fabric, bits: u64, active: &mut VecDeque<Active>) {
         let mut asked: Vec<usize> = (0..JOBS).filter(|index| bits & 1 << index != 0).collect();
         asked.sort_unstable_by_key(|&index| fabric.jobs()[index].number.load(Relaxed));
         for index in asked {
             let slot = &fabric.jobs()[index];
-            if slot.target.load(SeqCst) != fabric.me
-                || slot.state.compare_exchange(job::POSTED, job::TAKEN, SeqCst, SeqCst).is_err()
-            {
+            // The target first: if the slot is posted anew in between, its hold is another.
+            let seen = slot.hold();
+            let is_ours = slot.target.load(SeqCst) == fabric.me && seen.state == job::POSTED;
+            let hold = seen.to(job::TAKEN);
+            if !is_ours || !slot.change(seen, hold) {
                 continue;
             }
-            match begin(fabric, index, slot) {
-                Begun::Over(state) => end(slot, state),
-                Begun::Copies(ticket) => active.push_back((index, ticket)),
+            match begin(fabric, index, hold.owner) {
+                Begun::Over(state) => end(slot, hold, state),
+                Begun::Copies(ticket) => {
+                    let number = self.begun.fetch_add(1, Relaxed);
+                    active.push_back(Active { index, hold, ticket, number });
+                }
                 Begun::Later => {
-                    let _ = slot.state.compare_exchange(job::TAKEN, job::POSTED, SeqCst, SeqCst);
-                    fabric.proc(slot_of(fabric.me)).jobs.fetch_or(1 << index, SeqCst);
+                    if slot.change(hold, seen) {
+                        fabric.proc(slot_of(fabric.me)).jobs.fetch_or(1 << index, SeqCst);
+                    } else {
+                        // The requester has lost interest.
+                        slot.release(hold.to(job::ORPHANED));
+                    }
                 }
             }
         }
-        while let Some((index, ticket)) = active.front() {
-            match ticket.is_done() {
-                Ok(false) => break,
-                Ok(true) => end(&fabric.jobs()[*index], job::DONE),
-                Err(_) => end(&fabric.jobs()[*index], job::FAILED),
-            }
-            active.pop_front();
-        }
-        !active.is_empty()
     }
 
-    /// Waits until no copy is under way. What is asked from then on finds the keys as they are now.
+    /// Whether copies are under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        !lock(&self.active).is_empty()
+    }
+
+    /// Waits for the copies that are under way now. What is asked from here on finds keys and states as they are now.
     pub(crate) fn quiesce(&self, fabric: &'static Fabric) {
-        while self.serve(fabric) {
+        self.serve(fabric);
+        let Some(last) = lock(&self.active).back().map(|one| one.number) else { return };
+        while lock(&self.active).front().is_some_and(|one| one.number <= last) {
+            self.serve(fabric);
             std::hint::spin_loop();
         }
     }
@@ -63,16 +104,16 @@ impl Server {
 /// How far a job has come at once.
 enum Begun {
     /// State that it ends in.
-    Over(u32),
+    Over(u8),
     /// A GPU copies.
     Copies(Ticket),
     /// It has to wait for another one.
     Later,
 }
 
-/// Begins a job. Its requester must live and the memory still be registered.
-fn begin(fabric: &'static Fabric, index: usize, slot: &JobSlot) -> Begun {
-    let requester = slot.owner.load(SeqCst);
+/// Begins the job in slot `index`. Its requester must live and the memory still be registered.
+fn begin(fabric: &'static Fabric, index: usize, requester: u32) -> Begun {
+    let slot = &fabric.jobs()[index];
     let is_wanted = requester == fabric.me || fabric.live_process(requester).is_some();
     let (device, key) = (slot.device.load(Relaxed) as usize, slot.key.load(Relaxed));
     let mr = fabric.find_mr(device, key).filter(|mr| is_wanted && mr.owner.load(SeqCst) == fabric.me);
@@ -107,9 +148,9 @@ fn change(fabric: &Fabric, device: usize, kind: u32, (addr, len): (u64, u64), st
 }
 
 /// The job is over.
-fn end(slot: &JobSlot, state: u32) {
-    let before = slot.state.swap(state, SeqCst);
-    if before == job::ORPHANED {
-        slot.owner.store(0, SeqCst);
+fn end(slot: &JobSlot, hold: Hold, state: u8) {
+    if !slot.change(hold, hold.to(state)) {
+        // The requester has lost interest.
+        slot.release(hold.to(job::ORPHANED));
     }
 }

@@ -41,10 +41,10 @@ impl Visit {
         let pid = if owner == fabric.me { None } else { Some(fabric.live_process(owner)?.pid.load(Relaxed)) };
         let mark = u64::from(serial) << 32 | u64::from(fabric.me);
         let mut tries = 0;
-        while slot.busy.compare_exchange_weak(0, mark, SeqCst, Relaxed).is_err() {
+        while let Err(holder) = slot.busy.compare_exchange_weak(0, mark, SeqCst, Relaxed) {
             // Only a latecomer that will find itself unwelcome can be in there.
             tries += 1;
-            if tries == PATIENCE {
+            if tries == PATIENCE && !evict(fabric, slot, holder) {
                 return None;
             }
             std::hint::spin_loop();
@@ -72,12 +72,6 @@ impl Visit {
         (self.mark >> 32) as u32
     }
 
-    /// Whether the queue pair is still as we found it.
-    pub(super) fn is_still_welcome(&self) -> bool {
-        let state = self.slot.state.load(SeqCst);
-        state == qp_state::RTS || state == qp_state::RTR
-    }
-
     /// Whether copies to and from its owner's memory go directly.
     #[inline]
     pub(super) fn is_reached(&self) -> bool {
@@ -100,6 +94,15 @@ impl Drop for Visit {
     }
 }
 
+/// Takes the mark of a latecomer away that has died with it. False: it lives.
+#[cold]
+fn evict(fabric: &Fabric, slot: &QpSlot, holder: u64) -> bool {
+    fabric.live_process(holder as u32).is_none() && {
+        let _ = slot.busy.compare_exchange(holder, 0, SeqCst, Relaxed);
+        true
+    }
+}
+
 /// Whether `slot` is QP `peer`, able to receive, and connected to `me`.
 #[inline]
 fn is_welcome(slot: &QpSlot, peer: u64, me: u64) -> bool {
@@ -108,4 +111,38 @@ fn is_welcome(slot: &QpSlot, peer: u64, me: u64) -> bool {
         && (qp_state::RTR..=qp_state::SQE).contains(&state)
         && slot.port.load(SeqCst) == Place::of_name(peer).port
         && slot.peer.load(SeqCst) == me
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use super::Visit;
+    use crate::abi::consts::qp_state;
+    use crate::fabric::Fabric;
+    use crate::fabric::layout::{QPS, Table};
+    use crate::fabric::process::slot_of;
+    use crate::route::Place;
+
+    #[test]
+    fn the_mark_of_a_dead_latecomer_keeps_nobody_out() {
+        // SAFETY: no other test of this program reads or writes the environment.
+        unsafe { std::env::set_var("SOFTRNIC_FABRIC", format!("test-{}-latecomer", std::process::id())) };
+        let fabric = Fabric::get().expect("a fabric");
+        let index = fabric.claim(&fabric.file.control(), Table::Qp, 0, QPS).expect("an entry");
+        let slot = fabric.qp(0, index);
+        let name = Place { device: 0, port: 1 }.qp_name(QPS + index);
+        slot.qpn.store(QPS + index, SeqCst);
+        slot.port.store(1, SeqCst);
+        slot.peer.store(name, SeqCst);
+        slot.state.store(qp_state::RTS, SeqCst);
+        let enters = || Visit::enter(fabric, name, name, 7).is_some();
+
+        slot.busy.store(u64::from(fabric.me), SeqCst);
+        assert!(!enters(), "a process that lives is in it");
+        let dead = (1 << 30) | (slot_of(fabric.me) as u32 + 1);
+        slot.busy.store(1 << 32 | u64::from(dead), SeqCst);
+        assert!(enters(), "a process that is dead has left its mark");
+        assert_eq!(slot.busy.load(SeqCst), 0);
+    }
 }

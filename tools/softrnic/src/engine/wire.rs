@@ -58,8 +58,9 @@ fn slowly(qp: &Qp, queue: &SendQueue, ends: (&PortSlot, &PortSlot), opcode: u32,
         let begin = now.max(from.tx_until.load(Relaxed)).max(to.rx_until.load(Relaxed));
         due += occupy(&from.tx_until, begin, ns).max(occupy(&to.rx_until, begin, ns)) - now;
     }
-    // Nothing overtakes on a connection. A plan that lies in the past binds nobody.
-    if queue.planned > now { due.max(queue.planned) } else { due }
+    // Nothing overtakes on a connection. A plan that lies in the past binds nobody, and one for now is none.
+    let due = if queue.planned > now { due.max(queue.planned) } else { due };
+    if due > now { due } else { 0 }
 }
 
 /// Takes `ns` of a port's time, not before `begin`; returns when that is over.

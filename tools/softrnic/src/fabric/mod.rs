@@ -96,6 +96,9 @@ impl Fabric {
             }
         });
         CURRENT.store(ptr::from_ref(fabric).cast_mut(), SeqCst);
+        for name in Settings::strangers() {
+            notice::say(format_args!("{name} is no setting, and is ignored; the crate page of softrnic lists them"));
+        }
         if !fabric.settings.quiet {
             notice::say(format_args!(
                 "a software RDMA device for tests; not for production traffic; {} device(s), fabric {}",

@@ -53,14 +53,13 @@ pub(crate) const NEWS: usize = 64;
 
 /// Bytes that their owner's process has to copy itself, because nobody else can reach its memory.
 ///
-/// The requester claims the slot (`owner` 0 to its process id), fills it in and posts it; the target takes it, copies
-/// between the slot's staging bytes and its own memory, and says how that went.
+/// The requester claims the slot, fills it in and posts it; the target takes it, copies between the slot's staging
+/// bytes and its own memory, and says how that went.
 #[repr(C, align(64))]
 pub(crate) struct JobSlot {
-    /// Process that claimed it; 0 is free.
-    pub(crate) owner: AtomicU32,
-    /// See [`job`].
-    pub(crate) state: AtomicU32,
+    /// [`Hold`]; 0 is free.
+    pub(crate) hold: AtomicU64,
+    // What follows is written by whoever has claimed the slot, before it is posted.
     /// Process whose memory it is.
     pub(crate) target: AtomicU32,
     /// What to do with that memory, see [`task`].
@@ -74,21 +73,63 @@ pub(crate) struct JobSlot {
     pub(crate) number: AtomicU64,
 }
 
+/// Who holds a job's slot, in which state, and the how-manieth job of the slot it is. One word, so that whoever changes
+/// it changes what he has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hold {
+    /// Process that claimed it.
+    pub(crate) owner: u32,
+    pub(crate) serial: u16,
+    /// See [`job`].
+    pub(crate) state: u8,
+}
+
+impl Hold {
+    pub(crate) fn of(word: u64) -> Self {
+        Self { owner: (word >> 32) as u32, serial: (word >> 8) as u16, state: word as u8 }
+    }
+
+    pub(crate) fn word(self) -> u64 {
+        u64::from(self.owner) << 32 | u64::from(self.serial) << 8 | u64::from(self.state)
+    }
+
+    /// The same in another state.
+    pub(crate) fn to(self, state: u8) -> Self {
+        Self { state, ..self }
+    }
+}
+
+impl JobSlot {
+    pub(crate) fn hold(&self) -> Hold {
+        Hold::of(self.hold.load(SeqCst))
+    }
+
+    /// From `seen` to `next`; false if it is no longer as seen.
+    pub(crate) fn change(&self, seen: Hold, next: Hold) -> bool {
+        self.hold.compare_exchange(seen.word(), next.word(), SeqCst, SeqCst).is_ok()
+    }
+
+    /// From `seen` to free.
+    pub(crate) fn release(&self, seen: Hold) -> bool {
+        self.hold.compare_exchange(seen.word(), 0, SeqCst, SeqCst).is_ok()
+    }
+}
+
 /// States of a job.
 pub(crate) mod job {
     /// The requester prepares it.
-    pub(crate) const IDLE: u32 = 0;
+    pub(crate) const IDLE: u8 = 1;
     /// The target may take it.
-    pub(crate) const POSTED: u32 = 1;
+    pub(crate) const POSTED: u8 = 2;
     /// The target copies.
-    pub(crate) const TAKEN: u32 = 2;
-    pub(crate) const DONE: u32 = 3;
+    pub(crate) const TAKEN: u8 = 3;
+    pub(crate) const DONE: u8 = 4;
     /// The memory is no longer there.
-    pub(crate) const FAILED: u32 = 4;
+    pub(crate) const FAILED: u8 = 5;
     /// The key does not allow it any more.
-    pub(crate) const DENIED: u32 = 5;
+    pub(crate) const DENIED: u8 = 6;
     /// The target copies, but the requester has lost interest: the target frees the slot.
-    pub(crate) const ORPHANED: u32 = 6;
+    pub(crate) const ORPHANED: u8 = 7;
 }
 
 /// What a job is about.
@@ -121,6 +162,8 @@ pub(crate) struct ProcSlot {
     /// Robust futex word: the service thread's id, to which the kernel adds `FUTEX_OWNER_DIED` at its death.
     pub(crate) life: AtomicU32,
     pub(crate) generation: AtomicU32,
+    // What peers look at with every message ends here.
+    _pad: [u32; 7],
     /// Bit n: job n has been posted for this process. Set by requesters.
     pub(crate) jobs: AtomicU64,
     /// When (monotonic ns) it has last polled a CQ. Kept only while copies are staged.
@@ -320,6 +363,16 @@ pub(crate) struct MrSlot {
     pub(crate) gpu: AtomicU32,
 }
 
+/// Bits of [`CqSlot::armed`].
+pub(crate) mod armed {
+    /// The next completion that is solicited or failed is to be told.
+    pub(crate) const FOR_SOLICITED: u32 = 1;
+    /// The next completion is to be told.
+    pub(crate) const FOR_ANY: u32 = 2;
+    /// A notification is to be delivered by the owner's service thread.
+    pub(crate) const TELL: u32 = 4;
+}
+
 /// The part of a CQ that producers in other processes see.
 #[repr(C, align(64))]
 pub(crate) struct CqSlot {
@@ -334,10 +387,9 @@ pub(crate) struct CqSlot {
     /// Overrun: takes no more completions.
     pub(crate) dead: AtomicU32,
     pub(crate) events: AtomicU32,
-    /// Completion notification: 0 off, 1 for solicited and failed ones, 2 for any.
+    /// Completion notification: bits [`armed`]. One word, so that whoever takes an arm cannot die before it tells.
     pub(crate) armed: AtomicU32,
-    /// A notification is to be delivered by the owner's service thread.
-    pub(crate) notify: AtomicU32,
+    _pad: u32,
 }
 
 const _: () = {

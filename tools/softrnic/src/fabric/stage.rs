@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::Fabric;
 use super::layout::{FILE_BYTES, JOBS, JOBS_AT, STAGE_AT, STAGE_BYTES};
-use super::slots::{JobSlot, job};
+use super::slots::{Hold, JobSlot, job};
 
 impl Fabric {
     /// Gives the slots and their bytes storage, once for the whole fabric.
@@ -46,19 +46,26 @@ impl Fabric {
     pub(crate) fn claim_job(&self) -> Option<usize> {
         (0..JOBS).find(|&index| {
             let slot = &self.jobs()[index];
-            let owner = slot.owner.load(Relaxed);
-            let is_free = owner == 0 || (self.live_process(owner).is_none() && !self.is_copied(slot));
-            let is_ours = is_free && slot.owner.compare_exchange(owner, self.me, SeqCst, Relaxed).is_ok();
-            if is_ours {
-                slot.state.store(job::IDLE, SeqCst);
-            }
-            is_ours
+            let seen = slot.hold();
+            let mine = Hold { owner: self.me, serial: seen.serial.wrapping_add(1), state: job::IDLE };
+            self.is_abandoned(slot, seen) && slot.change(seen, mine)
         })
     }
 
-    /// Whether a live process is copying to or from the slot's bytes.
-    fn is_copied(&self, slot: &JobSlot) -> bool {
-        matches!(slot.state.load(SeqCst), job::TAKEN | job::ORPHANED)
-            && self.live_process(slot.target.load(SeqCst)).is_some()
+    /// Whether nobody holds the slot and nobody copies to or from its bytes.
+    pub(crate) fn is_abandoned(&self, slot: &JobSlot, seen: Hold) -> bool {
+        let lives = |id: u32| id == self.me || self.live_process(id).is_some();
+        match seen.state {
+            0 => true,
+            job::ORPHANED => !lives(slot.target.load(SeqCst)),
+            job::TAKEN => !lives(seen.owner) && !lives(slot.target.load(SeqCst)),
+            _ => !lives(seen.owner),
+        }
+    }
+
+    /// Jobs that wait for process `target` or are being done by it.
+    pub(crate) fn jobs_for(&self, target: u32) -> usize {
+        let is_busy = |slot: &&JobSlot| matches!(slot.hold().state, job::POSTED | job::TAKEN | job::ORPHANED);
+        self.jobs().iter().filter(is_busy).filter(|slot| slot.target.load(Relaxed) == target).count()
     }
 }

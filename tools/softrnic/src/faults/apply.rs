@@ -8,7 +8,6 @@ use crate::cq;
 use crate::fabric::Fabric;
 use crate::qp::Qp;
 use crate::route::Place;
-use crate::send_queue::SendQueue;
 use crate::timers::{Task, now_ns};
 
 /// What a fault does to the transmission that it struck.
@@ -37,7 +36,7 @@ pub(crate) enum Twist {
 }
 
 /// Does what concerns more than the message; returns what concerns it. `salt`: a random number of its own.
-pub(super) fn apply(qp: &Qp, _queue: &SendQueue, action: Action, salt: u64) -> Effect {
+pub(super) fn apply(qp: &Qp, action: Action, salt: u64) -> Effect {
     let (fabric, Place { device, port }) = (qp.fabric, qp.place());
     match action {
         Action::Drop => return Effect::Drop,

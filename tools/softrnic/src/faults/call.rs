@@ -43,7 +43,9 @@ fn ask(fabric: &Fabric, code_of: impl Fn(&RuleSlot, Action) -> Option<i32>) -> R
     if fabric.header().rules_epoch.load(Acquire) == 0 {
         return Ok(());
     }
-    for rule in fabric.rules().iter().filter(|rule| rule.id.load(Acquire) != 0) {
+    let mut rules: Vec<_> = fabric.rules().iter().filter(|rule| rule.id.load(Acquire) != 0).collect();
+    rules.sort_unstable_by_key(|rule| rule.id.load(Acquire));
+    for rule in rules {
         let Some(code) = action_of(rule).and_then(|action| code_of(rule, action)) else { continue };
         let number = rule.hits.fetch_add(1, Relaxed) + 1;
         let times = u64::from(rule.times.load(Relaxed));

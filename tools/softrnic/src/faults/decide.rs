@@ -50,7 +50,10 @@ fn aim(qp: &Qp, queue: &mut SendQueue, epoch: u32) {
     };
     let rules = qp.fabric.rules().iter().filter(|rule| rule.id.load(Acquire) != 0).filter(concerns);
     let rules = rules.filter_map(|rule| Some((rule, rule.id.load(Acquire), table::action_of(rule)?)));
-    queue.targets = Targets { epoch, rules: rules.filter(|(_, _, action)| !action.is_for_calls()).collect() };
+    let mut rules: Vec<_> = rules.filter(|(_, _, action)| !action.is_for_calls()).collect();
+    // In the order in which they were put into force, wherever there was room for them.
+    rules.sort_unstable_by_key(|(_, id, _)| *id);
+    queue.targets = Targets { epoch, rules };
 }
 
 #[cold]
@@ -73,7 +76,7 @@ fn strike(qp: &Qp, queue: &mut SendQueue) -> Option<Effect> {
     qp.slot.sent.faults.store(qp.slot.sent.faults.load(Relaxed) + 1, Relaxed);
     trace::tell(qp, queue, number, attempt, action);
     let salt = random(qp.fabric.header().seed.load(Relaxed), &[path, number, u64::from(id), 1]);
-    Some(apply(qp, queue, action, salt))
+    Some(apply(qp, action, salt))
 }
 
 /// Ports and number of the connection in one word.

@@ -23,6 +23,7 @@ pub(crate) fn bring(fabric: &Fabric, control: &Control<'_>) -> Result<(), Failur
     }
     let refused = |what: String| (format!("SOFTRNIC_FAULTS: {what}"), libc::EINVAL);
     let rules = text::parse(rules).map_err(|e| refused(e.to_string()))?;
+    table::require(&fabric.shape, &rules).map_err(refused)?;
     table::install(fabric, control, &rules).map_err(refused)?;
     if let Some(free) = header.rule_texts.iter().find(|known| known.load(Relaxed) == 0) {
         free.store(hash, Relaxed);

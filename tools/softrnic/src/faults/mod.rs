@@ -8,6 +8,8 @@
 mod apply;
 mod call;
 mod decide;
+#[cfg(test)]
+mod documented;
 mod environment;
 mod rule;
 mod table;
@@ -18,6 +20,5 @@ pub(crate) use apply::{Effect, Twist, raise_port};
 pub(crate) use call::{modify_qp, reg_mr};
 pub(crate) use decide::{Targets, decide};
 pub(crate) use environment::bring;
-pub(crate) use rule::Rule;
-pub(crate) use table::{clear, install, list, remove};
+pub(crate) use table::{clear, install, list, remove, require};
 pub(crate) use text::parse;

@@ -7,6 +7,17 @@ use crate::fabric::Fabric;
 use crate::fabric::file::Control;
 use crate::fabric::layout::RULES;
 use crate::fabric::slots::RuleSlot;
+use crate::shape::Shape;
+
+/// The ports that rules name must be there. The error is a sentence.
+pub(crate) fn require(shape: &Shape, rules: &[Rule]) -> Result<(), String> {
+    let (devices, ports) = (shape.devices(), shape.ports());
+    let ends = rules.iter().flat_map(|rule| [rule.device, rule.peer]).flatten();
+    let mut strangers = ends.filter(|end| end.device >= devices || end.port.is_some_and(|port| port > ports));
+    strangers
+        .next()
+        .map_or(Ok(()), |end| Err(format!("there is no {end} among {devices} device(s) with {ports} port(s) each")))
+}
 
 /// Adds rules behind those in force; returns their numbers. Either all fit or none is added.
 pub(crate) fn install(fabric: &Fabric, _control: &Control<'_>, rules: &[Rule]) -> Result<Vec<u32>, String> {

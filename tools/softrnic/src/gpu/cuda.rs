@@ -8,6 +8,8 @@ pub(super) type Code = c_uint;
 pub(super) const SUCCESS: Code = 0;
 /// The work that an event stands for is not over.
 pub(super) const NOT_READY: Code = 600;
+/// The driver has shut down, as it does at the end of a process.
+pub(super) const DEINITIALIZED: Code = 4;
 const ALREADY_REGISTERED: Code = 712;
 
 const ATTRIBUTE_MEMORY_TYPE: c_int = 2;

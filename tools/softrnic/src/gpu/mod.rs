@@ -10,7 +10,7 @@ use crate::engine::{CopyError, Piece, Way, copy_ascending};
 use crate::fabric::Fabric;
 use crate::notice::{self, last_errno};
 use card::Flight;
-use cuda::{Code, Cuda};
+use cuda::{Code, Cuda, DEINITIALIZED};
 
 /// How this machine lets a NIC register a GPU's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +70,10 @@ impl Ticket {
 }
 
 fn failed(card: &card::Card, code: Code) -> CopyError {
+    if code == DEINITIALIZED {
+        // The process is about to end.
+        return CopyError::Gone;
+    }
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Relaxed) {
         notice::say(format_args!("a copy of a GPU's memory failed: {}", card.name_of(code)));

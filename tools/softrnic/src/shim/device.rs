@@ -158,8 +158,9 @@ export!("ibv_query_pkey", "IBVERBS_1.1", query_pkey);
 unsafe extern "C" fn get_pkey_index(handle: *mut types::Context, port: u8, pkey: u16) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle.
-        unsafe { context(handle) }?;
-        if port == 1 && pkey == 0xffff { Ok(()) } else { Err(libc::EINVAL) }
+        let context = unsafe { context(handle) }?;
+        context.port(u32::from(port))?;
+        if pkey == 0xffff { Ok(()) } else { Err(libc::EINVAL) }
     })
 }
 export!("ibv_get_pkey_index", "IBVERBS_1.5", get_pkey_index);
@@ -192,16 +193,6 @@ unsafe extern "C" fn is_fork_initialized() -> c_int {
     2
 }
 export!("ibv_is_fork_initialized", "IBVERBS_1.13", is_fork_initialized);
-
-unsafe extern "C" fn query_ece(_: *mut c_void, _: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
-}
-export!("ibv_query_ece", "IBVERBS_1.10", query_ece);
-
-unsafe extern "C" fn set_ece(_: *mut c_void, _: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
-}
-export!("ibv_set_ece", "IBVERBS_1.10", set_ece);
 
 unsafe extern "C" fn wc_status_str(status: c_int) -> *const c_char {
     names::status(status).as_ptr()

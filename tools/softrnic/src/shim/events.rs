@@ -89,7 +89,7 @@ pub(super) unsafe extern "C" fn req_notify_cq(handle: *mut types::Cq, solicited_
     // SAFETY: the caller's handle.
     let cq: &Cq = unsafe { object(handle) };
     if !cq.context.fabric.is_gone() {
-        cq.slot.armed.store(if solicited_only == 0 { 2 } else { 1 }, SeqCst);
+        cq.arm(solicited_only == 0);
     }
     0
 }

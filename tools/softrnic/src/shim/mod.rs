@@ -6,6 +6,7 @@
 
 mod absent;
 mod device;
+mod ece;
 mod events;
 mod gids;
 mod memory;

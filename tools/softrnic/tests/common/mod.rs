@@ -3,8 +3,10 @@
 // Every test file uses another part of this.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "shared by several test programs")]
 
+pub mod channel;
 pub mod cli;
 pub mod elf;
+pub mod gpu;
 pub mod guard;
 pub mod node;
 pub mod process;

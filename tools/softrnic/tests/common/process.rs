@@ -3,7 +3,7 @@
 //! A test function runs twice: the first time it starts this program again, once per side, and waits; in the started
 //! process it runs the body.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -42,6 +42,25 @@ impl Line {
         let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut value).cast::<u8>(), size_of::<T>()) };
         self.0.read_exact(bytes).expect("the other side lives");
         value
+    }
+
+    /// As [`Self::send`], to somebody who may be dead. False: he is.
+    pub fn try_send<T: Copy>(&mut self, value: &T) -> bool {
+        // SAFETY: plain data, sent to the same program on the same machine.
+        let bytes = unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) };
+        self.0.write_all(bytes).is_ok()
+    }
+
+    /// As [`Self::recv`], from somebody who may be dead. `None`: he is.
+    pub fn try_recv<T: Copy + Default>(&mut self) -> Option<T> {
+        let mut value = T::default();
+        // SAFETY: plain data, as sent.
+        let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut value).cast::<u8>(), size_of::<T>()) };
+        match self.0.read_exact(bytes) {
+            Ok(()) => Some(value),
+            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => None,
+            Err(error) => panic!("neither word nor death of the other side: {error}"),
+        }
     }
 
     pub fn swap<T: Copy + Default>(&mut self, mine: &T) -> T {

@@ -1,7 +1,8 @@
 /* A CUDA driver without a GPU, for tests: what softrnic needs of it, and no call that waits.
  *
  * "Device memory" is a mapping without access, so that a processor that touches it by mistake faults; a second
- * mapping of the same pages is what copies and tests use. Copies are done by a thread of their own, some time later.
+ * mapping of the same pages is what copies and tests use. Copies are done by a thread of their own, some time later:
+ * FAKE_CUDA_SLOW_US says how much.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -12,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID = 1, NOT_READY = 600, FAILED = 719, RANGES = 64, QUEUE = 4096 };
+enum { OK = 0, INVALID = 1, NOT_INITIALISED = 3, NOT_READY = 600, FAILED = 719, RANGES = 64, QUEUE = 4096 };
 
 struct range { uintptr_t at; char *shadow; size_t bytes; };
 static struct range ranges[RANGES];
@@ -24,7 +25,7 @@ static struct work queue[QUEUE];
 static atomic_uint posted, done;
 static pthread_mutex_t posting = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t started = PTHREAD_ONCE_INIT;
-static atomic_int failing, copies, contexts;
+static atomic_int failing, copies, contexts, allocations, uninitialised, without_dmabuf;
 static __thread int depth;
 
 static struct range *find(uintptr_t at)
@@ -51,6 +52,8 @@ static void *work(void *unused)
             continue;
         }
         struct work *todo = &queue[now % QUEUE];
+        if (!todo->event && getenv("FAKE_CUDA_SLOW_US"))
+            usleep(atoi(getenv("FAKE_CUDA_SLOW_US")));
         if (todo->event)
             *todo->event = failing ? FAILED : OK;
         else
@@ -95,6 +98,10 @@ uintptr_t fake_allocate(size_t bytes)
 char *fake_shadow(uintptr_t at) { return shadow_of(at); }
 void fake_fail(int is_failing) { failing = is_failing; }
 int fake_copies(void) { return copies; }
+int fake_allocations(void) { return allocations; }
+/* As before cuInit. */
+void fake_sleep(int is_asleep) { uninitialised = is_asleep; }
+void fake_keep_dmabuf(int is_kept) { without_dmabuf = is_kept; }
 
 /* The driver. */
 int cuPointerGetAttribute(void *out, int attribute, uintptr_t at)
@@ -103,6 +110,20 @@ int cuPointerGetAttribute(void *out, int attribute, uintptr_t at)
         return INVALID;
     *(int *)out = attribute == 2 ? 2 : 0;
     return attribute == 2 || attribute == 9 ? OK : INVALID;
+}
+/* No thread has made a context current by itself; that of the device is active. */
+int cuCtxGetCurrent(void **context) { *context = NULL; return uninitialised ? NOT_INITIALISED : OK; }
+int cuDeviceGetCount(int *count) { *count = 1; return OK; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *is_active)
+{
+    *flags = 0;
+    *is_active = 1;
+    return device ? INVALID : OK;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    *value = !without_dmabuf;
+    return attribute == 124 && !device ? OK : INVALID;
 }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return OK; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = &contexts; return OK; }
@@ -143,7 +164,7 @@ int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
     (void)at;
     return bytes && flags == 1 ? OK : INVALID;
 }
-int cuMemAlloc_v2(uintptr_t *at, size_t bytes) { *at = fake_allocate(bytes); return *at ? OK : INVALID; }
+int cuMemAlloc_v2(uintptr_t *at, size_t bytes) { allocations++; *at = fake_allocate(bytes); return *at ? OK : INVALID; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { *mode = 2 - *mode; return OK; }
 int cuGetErrorName(int code, const char **name)
 {

@@ -43,16 +43,22 @@ fn positive(text: &str) -> Result<f64, String> {
 
 impl Port {
     pub(crate) fn apply(&self, network: &Network) -> Result<(), String> {
+        let numbers = [self.mtu, self.speed, self.lid.map(u32::from)].iter().any(Option::is_some);
+        if !numbers && self.state.is_none() && self.latency_us.is_none() && self.bandwidth.is_none() {
+            return Err(format!("what of {}? up, down, or an option; see --help", self.name));
+        }
         self.set(network).map_err(|error| error.to_string())
     }
 
+    /// All that can be wrong is looked at before anything is changed.
     fn set(&self, network: &Network) -> Result<(), Error> {
         let name = self.name;
+        network.check_port(name, self.mtu, self.speed, self.lid)?;
         if let Some(us) = self.latency_us {
             network.set_latency(name, Duration::from_secs_f64(us / 1e6))?;
         }
         if let Some(gbps) = self.bandwidth {
-            network.set_bandwidth(name, Some((gbps * 1e9) as u64).filter(|&bytes| bytes != 0))?;
+            network.set_bandwidth(name, (gbps != 0.0).then_some((gbps * 1e9) as u64))?;
         }
         if let Some(bytes) = self.mtu {
             network.set_mtu(name, bytes)?;

@@ -1,0 +1,175 @@
+//! Every environment variable that Ferrite reads: name, range, default and effect in one table.
+
+/// What a variable may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole number between two bounds, and its default.
+    Number(i64, i64, i64),
+    /// A text.
+    Text,
+    /// One of these, of which the first is the default.
+    Choice(&'static [&'static str]),
+}
+
+/// One environment variable.
+#[derive(Debug, Clone, Copy)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it may be.
+    pub kind: Kind,
+    /// What it does, with its unit.
+    pub effect: &'static str,
+}
+
+const fn variable(name: &'static str, kind: Kind, effect: &'static str) -> Variable {
+    Variable { name, kind, effect }
+}
+
+/// All variables. `NCCL_*` ones mean what they mean to NCCL's built-in IB transport.
+pub const VARIABLES: &[Variable] = &[
+    variable("NCCL_IB_DISABLE", Kind::Number(0, 1, 0), "1: Ferrite reports no device"),
+    variable(
+        "NCCL_IB_HCA",
+        Kind::Text,
+        "devices to use: `[^][=]name[:port[:rail:plane]],…`; `^` excludes, `=` exact, else by prefix",
+    ),
+    variable("NCCL_IB_GID_INDEX", Kind::Number(-1, 255, -1), "entry of the GID table; -1: chosen automatically"),
+    variable("NCCL_IB_ADDR_FAMILY", Kind::Choice(&["AF_INET", "AF_INET6"]), "preferred family of the automatic GID"),
+    variable("NCCL_IB_ROCE_VERSION_NUM", Kind::Number(1, 2, 2), "preferred RoCE version of the automatic GID"),
+    variable("NCCL_IB_ADDR_RANGE", Kind::Text, "network that the automatic GID has to be in, such as `10.1.0.0/16`"),
+    variable("NCCL_IB_TIMEOUT", Kind::Number(0, 31, 18), "local acknowledge timeout, 4.096 us · 2^n; 0: for ever"),
+    variable("NCCL_IB_RETRY_CNT", Kind::Number(0, 7, 7), "how often the device retries before it gives up"),
+    variable(
+        "NCCL_IB_SUBNET_PREFIX_LEN",
+        Kind::Number(1, 32, 24),
+        "leading bits by which IPv4 addresses of one network agree; the receiver prefers a GID in the sender's network",
+    ),
+    variable(
+        "NCCL_IB_ROUTABLE_FLID_GID_INDEX",
+        Kind::Number(0, 255, 1),
+        "InfiniBand: entry of the GID table for other subnets, where it holds an FLID",
+    ),
+    variable("NCCL_IB_WARN_RAIL_LOCAL", Kind::Number(0, 1, 0), "1: warn of connections between networks"),
+    variable(
+        "NCCL_IB_MQP_RETRY_ALL",
+        Kind::Number(0, 1, 0),
+        "1: connecting a queue pair is tried again whatever failed",
+    ),
+    variable(
+        "NCCL_IB_MQP_RETRY_CNT",
+        Kind::Number(0, 10_000, 34),
+        "how often connecting a queue pair is tried again when the peer's address cannot be resolved (ETIMEDOUT)",
+    ),
+    variable("NCCL_IB_MQP_RETRY_SLEEP_MSEC", Kind::Number(0, 60_000, 100), "milliseconds between these attempts"),
+    variable("NCCL_IB_PKEY", Kind::Number(0, 65535, 0), "index into the partition key table"),
+    variable("NCCL_IB_SL", Kind::Number(-1, 15, 0), "service level; -1: 0"),
+    variable("NCCL_IB_TC", Kind::Number(-1, 255, 0), "traffic class, where packets carry GIDs (RoCE); -1: 0"),
+    variable("NCCL_IB_FIFO_TC", Kind::Number(-1, 255, -1), "traffic class of clear-to-sends; -1: as NCCL_IB_TC"),
+    variable(
+        "NCCL_IB_ECE_ENABLE",
+        Kind::Number(0, 1, 1),
+        "1: devices agree on their maker's options (enhanced connection establishment), if both ends can",
+    ),
+    variable(
+        "NCCL_IB_QPS_PER_CONNECTION",
+        Kind::Number(1, 128, 1),
+        "queue pairs per connection and rail, of which 32 in all are used at most; the lesser of both ends",
+    ),
+    variable(
+        "NCCL_IB_SPLIT_DATA_ON_QPS",
+        Kind::Number(0, 1, 0),
+        "1: a message is cut over all queue pairs, if both ends say so; 0: messages take turns",
+    ),
+    variable(
+        "NCCL_IB_AR_THRESHOLD",
+        Kind::Number(-2, 1 << 30, 8192),
+        "bytes above which data and notice are posted apart; -2: 8192",
+    ),
+    variable(
+        "NCCL_IB_ADAPTIVE_ROUTING",
+        Kind::Number(-2, 1, -2),
+        "1: the fabric may reorder packets; 0: it does not; -2: yes on InfiniBand, no on RoCE",
+    ),
+    variable(
+        "NCCL_IB_PCI_RELAXED_ORDERING",
+        Kind::Number(0, 2, 2),
+        "0: the device writes payload in order on the bus; 1, 2: it need not, where libibverbs knows how to say so",
+    ),
+    variable(
+        "NCCL_IB_QUERY_PORT_SPEED",
+        Kind::Number(0, 1, 1),
+        "1: the speed is what the device says, where libibverbs can ask; 0: what its bits say",
+    ),
+    variable(
+        "NCCL_IB_RETURN_ASYNC_EVENTS",
+        Kind::Number(0, 1, 1),
+        "1: a fatal event of a device ends its connections; 0: it is logged",
+    ),
+    variable(
+        "NCCL_IB_MERGE_NICS",
+        Kind::Number(0, 1, 1),
+        "1: like ports of one card are one device, up to 4; 0: each port is a device of its own",
+    ),
+    variable("NCCL_IB_MERGE_VFS", Kind::Number(0, 1, 1), "1: virtual functions of one card share a PCI path"),
+    variable("NCCL_GDR_FLUSH_DISABLE", Kind::Number(0, 1, 0), "1: flushes of GPU memory do nothing"),
+    variable(
+        "NCCL_SOCKET_IFNAME",
+        Kind::Text,
+        "interface for connection set-up: `[^][=]name,…`; `^` excludes, `=` exact, else by prefix",
+    ),
+    variable("NCCL_SOCKET_FAMILY", Kind::Choice(&["", "AF_INET", "AF_INET6"]), "address family for connection set-up"),
+    variable("NCCL_IBVERBS_LIB", Kind::Text, "libibverbs to load instead of the system's"),
+    variable(
+        "FERRITE_HANDSHAKE_TIMEOUT",
+        Kind::Number(1, 3600, 60),
+        "seconds that connection set-up may take before `connect` fails",
+    ),
+    variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
+];
+
+/// Variables of NCCL's built-in IB transports, up to 2.30, that Ferrite does not honour, and why.
+pub const UNHEEDED: &[(&str, &str)] = &[
+    ("NCCL_IB_USE_INLINE", "clear-to-sends are always inline"),
+    ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
+    ("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "messages are always matched by identity"),
+    ("NCCL_IB_OOO_RQ", "out-of-order receive queues are not used"),
+    ("NCCL_IB_DATA_DIRECT", "Data Direct functions are not used"),
+    ("NCCL_IB_DEVICE_PCI_ORDER", "devices come in libibverbs' order"),
+    ("NCCL_IB_SUBNET_AWARE_ROUTING", "the receiver always prefers the sender's network"),
+    ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "there is no failover yet"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY", "there is no failover yet"),
+    ("NCCL_GIN_IB_TC", "there are no GPU-initiated transfers"),
+    ("NCCL_SOCKET_RETRY_CNT", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),
+    ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),
+];
+
+/// What one would say of the variable `name`, which the user has set: why it is not honoured, if it is not.
+pub fn objection(name: &str) -> Option<&'static str> {
+    const OURS: [&str; 1] = ["NCCL_IB_"];
+    if let Some((_, why)) = UNHEEDED.iter().find(|(unheeded, _)| *unheeded == name) {
+        return Some(why);
+    }
+    let is_known = VARIABLES.iter().any(|v| v.name == name);
+    (!is_known && OURS.iter().any(|prefix| name.starts_with(prefix))).then_some("there is no such variable")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_variable_is_honoured_or_not_and_once() {
+        let all: Vec<_> = VARIABLES.iter().map(|v| v.name).chain(UNHEEDED.iter().map(|(name, _)| *name)).collect();
+        for name in &all {
+            assert_eq!(all.iter().filter(|n| n == &name).count(), 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_honoured_is_said_so() {
+        assert_eq!(objection("NCCL_IB_OOO_RQ"), Some("out-of-order receive queues are not used"));
+        assert_eq!(objection("NCCL_IB_TIMOUT"), Some("there is no such variable"));
+        assert_eq!((objection("NCCL_IB_TIMEOUT"), objection("NCCL_DEBUG"), objection("PATH")), (None, None, None));
+    }
+}

@@ -1,0 +1,186 @@
+//! What a port says of itself: its state, its addresses, its speed.
+
+use super::context::Context;
+use super::sys;
+use crate::error::{Error, Result};
+use std::mem::offset_of;
+
+/// What a port says of itself.
+#[derive(Debug, Clone, Copy)]
+pub struct PortAttributes {
+    /// Whether it can carry traffic now.
+    pub active: bool,
+    /// InfiniBand or else Ethernet.
+    pub infiniband: bool,
+    /// Whether packets have to be addressed by GID even on InfiniBand.
+    pub grh_required: bool,
+    /// Local identifier (InfiniBand).
+    pub lid: u16,
+    /// Path MTU as the verbs' enumeration.
+    pub mtu: u8,
+    /// Entries of the GID table.
+    pub gid_count: i32,
+    /// Entries of the partition key table.
+    pub pkey_count: u16,
+    /// Speed bits of one link, as the verbs' enumeration.
+    pub speed: u32,
+    /// Number of links, as the verbs' bit mask.
+    pub width: u8,
+}
+
+/// An entry of a GID table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gid {
+    /// The identifier.
+    pub bytes: [u8; 16],
+    /// RoCE version, where libibverbs tells.
+    pub roce_version: Option<u8>,
+}
+
+/// `struct ibv_port_attr` of rdma-core 56; older libraries fill in the beginning of it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RawPort {
+    state: u32,
+    max_mtu: u32,
+    active_mtu: u32,
+    gid_tbl_len: i32,
+    capabilities_and_counters: [u32; 4],
+    pkey_tbl_len: u16,
+    lid: u16,
+    sm_lid: u16,
+    lmc_to_init_type: [u8; 5],
+    active_width: u8,
+    active_speed: u8,
+    phys_state: u8,
+    link_layer: u8,
+    flags: u8,
+    port_cap_flags2: u16,
+    active_speed_ex: u32,
+}
+
+/// `struct ibv_gid_entry`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RawGidEntry {
+    gid: [u8; 16],
+    gid_index: u32,
+    port_num: u32,
+    gid_type: u32,
+    ndev_ifindex: u32,
+}
+
+const _: () = assert!(size_of::<RawGidEntry>() == size_of::<sys::ibv_gid_entry>());
+const _: () = assert!(offset_of!(RawPort, flags) == offset_of!(sys::ibv_port_attr, flags));
+const _: () = assert!(offset_of!(RawPort, lid) == offset_of!(sys::ibv_port_attr, lid));
+const _: () = assert!(size_of::<RawPort>() == 56 && offset_of!(RawPort, active_speed_ex) == 52);
+
+const ACTIVE: u32 = 4;
+const LINK_LAYER_ETHERNET: u8 = 2;
+const GRH_REQUIRED: u8 = 1;
+
+type QueryPort = unsafe extern "C" fn(*mut sys::ibv_context, u8, *mut RawPort, usize) -> i32;
+
+/// What lies before the `ibv_context` of an extended one: its size, and further up the table of newer operations, which
+/// only ever grows upwards.
+const SIZE_BEFORE_CONTEXT: usize = 8;
+const QUERY_PORT_BEFORE_CONTEXT: usize = 320;
+/// `abi_compat` of an extended context.
+const EXTENDED: usize = usize::MAX;
+
+impl Context {
+    /// What port `port` (from 1) says of itself.
+    ///
+    /// # Errors
+    /// The device does not answer.
+    pub fn port(&self, port: u8) -> Result<PortAttributes> {
+        let mut raw = RawPort::default();
+        let rc = match self.sized_query_port() {
+            // SAFETY: the context is open, and the size of the place is told.
+            Some(query) => unsafe { query(self.raw(), port, &raw mut raw, size_of::<RawPort>()) },
+            // This fills in the old, shorter struct: the rest stays zero.
+            // SAFETY: the context is open and the place is larger than the struct that the call fills in.
+            None => unsafe { (self.library.ibv_query_port)(self.raw(), port, &raw mut raw) },
+        };
+        if rc != 0 {
+            return Err(Error::os(format_args!("ibv_query_port({}:{port})", self.name()), rc.abs()));
+        }
+        Ok(PortAttributes {
+            active: raw.state == ACTIVE,
+            infiniband: raw.link_layer != LINK_LAYER_ETHERNET,
+            grh_required: raw.flags & GRH_REQUIRED != 0,
+            lid: raw.lid,
+            mtu: raw.active_mtu as u8,
+            gid_count: raw.gid_tbl_len,
+            pkey_count: raw.pkey_tbl_len,
+            // The older field is too narrow for what is faster than NDR.
+            speed: if raw.active_speed_ex != 0 { raw.active_speed_ex } else { u32::from(raw.active_speed) },
+            width: raw.active_width,
+        })
+    }
+
+    /// The query that takes the size of the struct, as the header's own inline function finds it.
+    fn sized_query_port(&self) -> Option<QueryPort> {
+        // SAFETY: the context is open.
+        if unsafe { (*self.raw()).abi_compat } as usize != EXTENDED {
+            return None;
+        }
+        let before = |bytes: usize| self.raw().cast::<u8>().wrapping_sub(bytes).cast::<usize>();
+        // SAFETY: an extended context has its size in front of it.
+        let size = unsafe { *before(SIZE_BEFORE_CONTEXT) };
+        if size < size_of::<sys::ibv_context>() + QUERY_PORT_BEFORE_CONTEXT {
+            return None;
+        }
+        // SAFETY: the size says that the table reaches up to here.
+        let address = unsafe { *before(QUERY_PORT_BEFORE_CONTEXT) };
+        // SAFETY: NULL, which is `None`, or an operation of this type, by libibverbs' header.
+        unsafe { std::mem::transmute::<usize, Option<QueryPort>>(address) }
+    }
+
+    /// Bandwidth of `port` in Mbit/s as the device itself tells it, also where no bit stands for it; newer libraries only.
+    pub fn port_speed_mbps(&self, port: u8) -> Option<u32> {
+        const UNIT_MBPS: u64 = 100;
+        let query = self.library.ibv_query_port_speed?;
+        let mut speed = 0;
+        // SAFETY: the context is open and `speed` is a valid place.
+        let rc = unsafe { query(self.raw(), u32::from(port), &raw mut speed) };
+        u32::try_from(speed * UNIT_MBPS).ok().filter(|speed| rc == 0 && *speed != 0)
+    }
+
+    /// Entry `index` of the GID table of `port`; `None` when it is empty or unreadable.
+    pub fn gid(&self, port: u8, index: i32) -> Option<Gid> {
+        let mut entry = RawGidEntry::default();
+        let rc = match (self.library._ibv_query_gid_ex, u32::try_from(index)) {
+            (Some(query), Ok(index)) => {
+                let size = size_of::<RawGidEntry>();
+                // SAFETY: the context is open, and the size of the place is told.
+                unsafe { query(self.raw(), u32::from(port), index, &raw mut entry, 0, size) }
+            }
+            _ => libc::EOPNOTSUPP,
+        };
+        let gid = match rc {
+            0 => Gid { bytes: entry.gid, roce_version: roce_version(entry.gid_type) },
+            libc::ENODATA => return None,
+            _ => Gid { bytes: self.untyped_gid(port, index)?, roce_version: None },
+        };
+        (gid.bytes != [0; 16]).then_some(gid)
+    }
+
+    fn untyped_gid(&self, port: u8, index: i32) -> Option<[u8; 16]> {
+        let mut gid = sys::ibv_gid { raw: [0; 16] };
+        // SAFETY: the context is open and `gid` is a valid place.
+        let rc = unsafe { (self.library.ibv_query_gid)(self.raw(), port, index, &raw mut gid) };
+        // SAFETY: every 16 bytes are a valid `raw`.
+        let bytes = unsafe { gid.raw };
+        (rc == 0).then_some(bytes)
+    }
+}
+
+/// Of `enum ibv_gid_type`; InfiniBand has none.
+fn roce_version(gid_type: u32) -> Option<u8> {
+    match gid_type {
+        1 => Some(1),
+        2 => Some(2),
+        _ => None,
+    }
+}

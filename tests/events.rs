@@ -1,0 +1,45 @@
+//! What devices report while connections stand.
+
+mod common;
+
+use common::bench::Bench;
+use common::plugin_transport;
+use common::talk::{log, said, softrnic, talkative};
+use ferrite::error::{Error, Result};
+use ferrite::pair;
+
+/// A device dies under an idle connection: what its process says, and whether the next send is refused at once.
+fn a_device_dies(test: &str, heed: &str, words: &str, refused: bool) -> Result<()> {
+    let Some(setting) = talkative(&[("NCCL_IB_RETURN_ASYNC_EVENTS", heed)]) else { return Ok(()) };
+    pair::run(test, &setting, |seat| {
+        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+        bench.exchange(seat, 1, 5000, 5000)?;
+        seat.barrier()?;
+        if seat.rank() == 1 {
+            softrnic("fail 1");
+            let mut deadline = seat.deadline("the event");
+            while !said(&["WARN", "softrnic1: fatal device error", words]) {
+                deadline.idle()?;
+            }
+            // Nobody receives: one that is not refused has to wait.
+            match bench.link.send.send(&bench.out, 0, 64, 3) {
+                Ok(None) => assert!(!refused, "{}", log()),
+                Ok(Some(_)) => panic!("nobody receives"),
+                Err(Error::Call { .. }) => assert!(refused && said(&["sending to", "fatal device error"]), "{}", log()),
+                Err(other) => return Err(other),
+            };
+        }
+        seat.barrier()
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_fatal_event_ends_the_connections_of_the_device() -> Result<()> {
+    a_device_dies("a_fatal_event_ends_the_connections_of_the_device", "1", "its connections end", true)
+}
+
+#[test]
+fn a_fatal_event_is_only_told_if_wanted_so() -> Result<()> {
+    a_device_dies("a_fatal_event_is_only_told_if_wanted_so", "0", "NCCL_IB_RETURN_ASYNC_EVENTS=0", false)
+}

@@ -1,0 +1,203 @@
+//! GPU memory: what is promised of it is what works, and its bytes arrive. On the CUDA driver without a GPU that softrnic's
+//! own tests have.
+
+mod common;
+
+use common::{pattern, plugin_transport, setting};
+use ferrite::abi;
+use ferrite::error::Result;
+use ferrite::link::Link;
+use ferrite::pair;
+use ferrite::transport::Transport;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The driver, loaded into this process as an application would have it.
+struct Driver(*mut c_void);
+
+impl Driver {
+    fn load() -> Self {
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tools/softrnic/tests/cuda/fake.c");
+        let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cuda-{}.so", std::process::id()));
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"]).arg(&library).arg(source);
+        assert!(cc.status().expect("a C compiler").success());
+        let path = CString::new(library.to_str().expect("UTF-8")).expect("a path");
+        // SAFETY: a library of ours.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        assert!(!handle.is_null(), "{}", library.display());
+        let _ = std::fs::remove_file(library);
+        Self(handle)
+    }
+
+    fn function<F>(&self, name: &CStr) -> F {
+        // SAFETY: callers name functions of fake.c with their types.
+        unsafe {
+            let found = libc::dlsym(self.0, name.as_ptr());
+            assert!(!found.is_null(), "{name:?}");
+            std::mem::transmute_copy(&found)
+        }
+    }
+
+    fn switch(&self, name: &CStr) {
+        self.function::<extern "C" fn(c_int)>(name)(1);
+    }
+
+    fn allocations(&self) -> c_int {
+        self.function::<extern "C" fn() -> c_int>(c"fake_allocations")()
+    }
+
+    /// `BYTES` of the GPU's memory, and where a copy of it reads and writes.
+    fn allocate(&self) -> (u64, *mut u8) {
+        let at = self.function::<extern "C" fn(usize) -> u64>(c"fake_allocate")(BYTES);
+        (at, self.function::<extern "C" fn(u64) -> *mut u8>(c"fake_shadow")(at))
+    }
+}
+
+const HOST: i32 = abi::NCCL_PTR_HOST as i32;
+const CUDA: i32 = abi::NCCL_PTR_CUDA as i32;
+const DMABUF: i32 = abi::NCCL_PTR_DMABUF as i32;
+const WARNING: &str = "WARN";
+
+/// What is promised where the machine can do `gpu`, in a process with a driver that is `prepare`d: and the words of the
+/// warning, or none if there is to be none.
+fn promised(test: &str, gpu: &str, prepare: impl FnOnce(&Driver), expected: i32, words: &[&str]) -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    if std::path::Path::new("/proc/driver/nvidia").exists() {
+        common::skipped("a machine without GPUs: this one has some");
+        return Ok(());
+    }
+    pair::run(test, &setting.env("SOFTRNIC_GPU", gpu), |_| {
+        let driver = Driver::load();
+        prepare(&driver);
+        let transport = plugin_transport()?;
+        for device in 0..transport.devices()? {
+            assert_eq!(transport.properties(device)?.pointer_support, expected, "device {device}");
+        }
+        let lines = ferrite::nccl_log::lines();
+        let warnings: Vec<_> = lines.iter().filter(|line| line.starts_with(WARNING)).collect();
+        assert_eq!(warnings.len(), usize::from(!words.is_empty()), "{lines:#?}");
+        assert!(words.iter().all(|word| warnings[0].contains(word)), "{warnings:?}");
+        let asleep = expected == HOST && words.is_empty();
+        // One piece of memory to try with, for all devices; the software device takes one as well where it works.
+        let allowed = if asleep { 0..=0 } else { 1..=2 };
+        assert!(allowed.contains(&driver.allocations()), "{} allocations", driver.allocations());
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn by_address_if_a_registration_works() -> Result<()> {
+    promised("by_address_if_a_registration_works", "peermem", |_| {}, HOST | CUDA, &[])
+}
+
+#[test]
+fn by_dmabuf_if_the_device_takes_it() -> Result<()> {
+    promised("by_dmabuf_if_the_device_takes_it", "dmabuf", |_| {}, HOST | DMABUF, &[])
+}
+
+#[test]
+fn without_either_the_missing_pieces_are_named() -> Result<()> {
+    let words = ["no GPUDirect RDMA", "modprobe nvidia-peermem", "Linux 5.12 or newer"];
+    promised("without_either_the_missing_pieces_are_named", "none", |_| {}, HOST, &words)
+}
+
+#[test]
+fn a_gpu_driver_that_lends_no_dmabuf_is_named() -> Result<()> {
+    let test = "a_gpu_driver_that_lends_no_dmabuf_is_named";
+    let prepare = |driver: &Driver| driver.switch(c"fake_keep_dmabuf");
+    promised(test, "dmabuf", prepare, HOST | DMABUF, &["no GPUDirect RDMA", "open kernel modules"])
+}
+
+#[test]
+fn a_driver_that_the_application_has_not_initialised_is_left_alone() -> Result<()> {
+    let test = "a_driver_that_the_application_has_not_initialised_is_left_alone";
+    promised(test, "peermem", |driver| driver.switch(c"fake_sleep"), HOST, &[])
+}
+
+const BYTES: usize = 256 << 10;
+
+/// Registers `BYTES` at `at` for a communicator: by a dma-buf, or by address.
+fn register(transport: &Transport, comm: *mut c_void, at: u64, fd: Option<c_int>) -> *mut c_void {
+    let (net, mut handle) = (transport.vtable(), std::ptr::null_mut());
+    // SAFETY: a live communicator, and memory that stays.
+    let code = unsafe {
+        match fd {
+            None => net.regMr.expect("a slot")(comm, at as *mut c_void, BYTES, CUDA, &raw mut handle),
+            Some(fd) => net.regMrDmaBuf.expect("a slot")(comm, at as *mut c_void, BYTES, CUDA, 0, fd, &raw mut handle),
+        }
+    };
+    assert_eq!(code, abi::ncclSuccess);
+    handle
+}
+
+/// From one GPU's memory into another's.
+fn arrives(test: &str, gpu: &str, by_dmabuf: bool) -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    pair::run(test, &setting.env("SOFTRNIC_GPU", gpu), |seat| {
+        let driver = Driver::load();
+        let transport = plugin_transport()?;
+        let link = Link::open(seat, &transport, seat.rank())?;
+        let (from, out) = driver.allocate();
+        let (into, came) = driver.allocate();
+        // SAFETY: as many bytes, of which nobody else knows yet.
+        unsafe { out.copy_from_nonoverlapping(pattern(seat.rank(), BYTES).as_ptr(), BYTES) };
+        // SAFETY: a descriptor of no meaning: the software device goes by the address.
+        let fd = by_dmabuf.then(|| unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) });
+        let handles = [(link.send.raw(), from), (link.recv.raw(), into)]
+            .map(|(comm, at)| (comm, register(&transport, comm, at, fd)));
+        let [(send, source), (recv, target)] = handles;
+        if let Some(fd) = fd {
+            // SAFETY: ours; the plugin must not need it any more.
+            assert_eq!(unsafe { libc::close(fd) }, 0);
+        }
+        let (net, mut deadline) = (transport.vtable(), seat.deadline("a message between GPUs"));
+        let [mut receive, mut sending] = [std::ptr::null_mut::<c_void>(); 2];
+        let (mut data, mut sizes, mut tags, mut memory) = (into as *mut c_void, BYTES as c_int, 7, target);
+        // SAFETY: a group of one; the handles are live.
+        let code = unsafe {
+            let irecv = net.irecv.expect("a slot");
+            irecv(recv, 1, &raw mut data, &raw mut sizes, &raw mut tags, &raw mut memory, &raw mut receive)
+        };
+        assert_eq!((code, receive.is_null()), (abi::ncclSuccess, false));
+        while sending.is_null() {
+            let isend = net.isend.expect("a slot");
+            // SAFETY: as above.
+            let code = unsafe { isend(send, from as *mut c_void, BYTES as c_int, 7, source, &raw mut sending) };
+            assert_eq!(code, abi::ncclSuccess);
+            deadline.idle()?;
+        }
+        for request in [sending, receive] {
+            let (mut done, mut size) = (0, 0);
+            while done == 0 {
+                // SAFETY: a live request.
+                let code = unsafe { net.test.expect("a slot")(request, &raw mut done, &raw mut size) };
+                assert_eq!(code, abi::ncclSuccess);
+                deadline.idle()?;
+            }
+            assert_eq!(size, BYTES as c_int);
+        }
+        // SAFETY: the message is complete, and nothing writes there any more.
+        let came = unsafe { std::slice::from_raw_parts(came, BYTES) };
+        assert!(*came == pattern(1 - seat.rank(), BYTES)[..], "wrong data");
+        for (comm, handle) in handles {
+            // SAFETY: not used again.
+            assert_eq!(unsafe { net.deregMr.expect("a slot")(comm, handle) }, abi::ncclSuccess);
+        }
+        seat.barrier()?;
+        link.close()
+    })?;
+    Ok(())
+}
+
+#[test]
+fn gpu_memory_by_address_arrives() -> Result<()> {
+    arrives("gpu_memory_by_address_arrives", "peermem", false)
+}
+
+#[test]
+fn gpu_memory_by_dmabuf_arrives() -> Result<()> {
+    arrives("gpu_memory_by_dmabuf_arrives", "dmabuf", true)
+}

@@ -1,0 +1,404 @@
+//! Points 21 to 26: strangers, silence, and peers that are unlike.
+
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::check::ensure;
+use crate::check::point::{ALONE, Act, Point, Scene, TWO, Trial};
+use crate::check::relay::{self, Lead, Relay};
+use crate::check::stage::{Loop, SETTLED, SOON, Stage, arrived, belongings, connect_here, exchange, meet, within};
+use crate::check::verdict::Finding;
+use crate::error::{Error, Result};
+use crate::library::Source;
+use crate::link::{Deadline, Link};
+use crate::measure::{Bench, pattern};
+use crate::transport::{Handle, Listener, Transport};
+
+/// A deadline for handshakes that is short for whoever has one.
+const IMPATIENT: (&str, &str) = ("FERRITE_HANDSHAKE_TIMEOUT", "2");
+/// Longer than that.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// Bytes of the caller's first words that are turned, one at a time.
+const TURNED: [usize; 8] = [0, 7, 8, 9, 10, 12, 16, 31];
+
+pub(super) const POINTS: &[Point] = &[
+    Point {
+        number: 21,
+        name: "strangers",
+        claim: "garbage, port scans and cut-off greetings at the listener are ignored without waiting; the peer is served",
+        trial: Trial::Acts(&[Act { scene: Scene { env: &[IMPATIENT], ..ALONE }, play: strangers }]),
+    },
+    Point {
+        number: 22,
+        name: "silent-listener",
+        claim: "when nobody answers, connect goes on asking to be called again, holds nothing more, and fails at last",
+        trial: Trial::Acts(&[Act { scene: Scene { env: &[IMPATIENT], ..ALONE }, play: silence }]),
+    },
+    Point {
+        number: 23,
+        name: "unequal-peers",
+        claim: "other MTU, other port, other settings at the other end: data right, or a clear error on both sides",
+        trial: Trial::Acts(&[
+            Act { scene: Scene { env: &[("SOFTRNIC_MTU", "4096,softrnic1/1=1024")], ..TWO }, play: unequal },
+            Act {
+                scene: Scene {
+                    rank1: &[("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")],
+                    ..TWO
+                },
+                play: unequal,
+            },
+            Act {
+                scene: Scene { rank1: &[("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "0")], ..TWO },
+                play: unequal,
+            },
+            Act { scene: Scene { env: &[("SOFTRNIC_PORTS", "2")], ..TWO }, play: unequal_ports },
+        ]),
+    },
+    Point {
+        number: 24,
+        name: "foreign-peers",
+        claim: "another version, another network and the built-in transport at the other end are errors, never a hang",
+        trial: Trial::Acts(&[
+            Act { scene: Scene { env: &[IMPATIENT], patience: 60, ..ALONE }, play: turned_bytes },
+            Act { scene: Scene { env: &[IMPATIENT], ..ALONE }, play: foreign_handles },
+            Act { scene: Scene { env: &[IMPATIENT], ..ALONE }, play: built_in_peer },
+        ]),
+    },
+    Point {
+        number: 25,
+        name: "loopback",
+        claim: "a device connects to itself and to another of the host, within one process and thread",
+        trial: Trial::Acts(&[Act { scene: ALONE, play: loopback }]),
+    },
+    Point {
+        number: 26,
+        name: "queue-pair-limit",
+        claim: "more communicators than the device has queue pairs: an error, nothing left behind, the rest works",
+        trial: Trial::Acts(&[Act {
+            scene: Scene { env: &[("SOFTRNIC_MAX_QP", "9"), IMPATIENT], ..ALONE },
+            play: limit,
+        }]),
+    },
+];
+
+/// A listener, and where strangers find it.
+fn listen(transport: &Transport) -> Result<(Handle, Listener, Lead)> {
+    let before = relay::ports()?;
+    let (handle, listener) = transport.listen(0)?;
+    let lead = Lead::find(&handle, &before)?;
+    Ok((handle, listener, lead))
+}
+
+/// What the transport says first to a listener.
+fn greeting(transport: &Transport) -> Result<Vec<u8>> {
+    let (handle, listener, lead) = listen(transport)?;
+    let (socket, port) = relay::booth()?;
+    let mut diverted = lead.diverted(&handle, port);
+    let (mut caller, mut words) = (None, Vec::new());
+    within(Duration::from_millis(300), || {
+        ensure!(transport.connect(0, &mut diverted)?.is_none(), "connected to somebody who says nothing");
+        caller = caller.take().or_else(|| relay::caller(&socket));
+        if let Some(more) = caller.as_mut().and_then(relay::heard) {
+            words.extend(more);
+        }
+        Ok(None::<()>)
+    })?;
+    listener.close()?;
+    Ok(words)
+}
+
+fn strangers(stage: &mut Stage<'_>) -> Result<Finding> {
+    let transport = stage.transport()?;
+    let whole = greeting(&transport)?;
+    ensure!(!whole.is_empty(), "connect says nothing to a listener: this check knows no other way to tell");
+    let mut bent = whole.clone();
+    bent[0] ^= 0xff;
+    let speeches: Vec<Vec<u8>> = vec![
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        vec![0; 4096],
+        Vec::new(),
+        vec![0xff; 3],
+        whole[..1].to_vec(),
+        whole[..whole.len() / 2].to_vec(),
+        bent,
+    ];
+    let (handle, mut listener, lead) = listen(&transport)?;
+    let mut kept = Vec::new();
+    for (i, speech) in speeches.iter().enumerate() {
+        for hangs_up in [false, true] {
+            let mut stranger = lead.visit()?;
+            stranger.write_all(speech).unwrap_or_default();
+            if hangs_up {
+                stranger.shutdown(Shutdown::Both).unwrap_or_default();
+            }
+            hear(&mut listener, i)?;
+            kept.push(stranger);
+        }
+    }
+    let mut mine = handle;
+    meet(&transport, 0, &mut mine, &mut listener)
+        .map_err(|problem| {
+            Error::Contract(format!("after {} strangers the peer is not served: {problem}", kept.len()))
+        })?
+        .carries(&[1000])?;
+    Ok(Finding::passed(format!("{} strangers, silent and not; then the peer is served", kept.len())))
+}
+
+/// Accepts for a moment: nobody comes, no error, no waiting.
+fn hear(listener: &mut Listener, stranger: usize) -> Result<()> {
+    for _ in 0..4 {
+        let start = Instant::now();
+        let came = listener.accept().map_err(|problem| {
+            Error::Contract(format!("stranger {stranger} (of 7 kinds) makes accept fail: {problem}"))
+        })?;
+        ensure!(came.is_none(), "stranger {stranger} was accepted");
+        ensure!(
+            start.elapsed() < Duration::from_secs(1),
+            "accept waited {:?} for stranger {stranger}",
+            start.elapsed()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn silence(stage: &mut Stage<'_>) -> Result<Finding> {
+    let transport = stage.transport()?;
+    let (handle, listener, lead) = listen(&transport)?;
+    let (socket, port) = relay::booth()?;
+    let mut diverted = lead.diverted(&handle, port);
+    let mut callers: Vec<TcpStream> = Vec::new();
+    let mut files = [0; 2];
+    let start = Instant::now();
+    let outcome = within(PATIENCE, || {
+        callers.extend(relay::caller(&socket));
+        ensure!(transport.connect(0, &mut diverted)?.is_none(), "connected to somebody who says nothing");
+        let now = belongings().0 - callers.len();
+        files[0] = if files[0] == 0 && start.elapsed() > Duration::from_millis(200) { now } else { files[0] };
+        files[1] = now;
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(None::<()>)
+    });
+    let took = start.elapsed();
+    listener.close()?;
+    ensure!(files[1] <= files[0] + 1, "{} files after 0.2 s, {} at the end", files[0], files[1]);
+    match outcome {
+        Err(problem @ Error::Call { .. }) => {
+            ensure!(took > Duration::from_secs(1), "it gives up after {took:?} already: {problem}");
+            Ok(Finding::passed(format!("after {:.1} s: {problem}", took.as_secs_f64())))
+        }
+        Err(problem) => Err(problem),
+        Ok(_) => Err(Error::Contract(format!(
+            "connect still asks to be called again after {:.0} s of silence; there is no deadline",
+            took.as_secs_f64()
+        ))),
+    }
+}
+
+/// What is unlike in each act.
+const UNLIKE: [&str; 4] = ["MTU", "queue pairs", "routing", "port"];
+
+/// A connection each way, whose ends are unlike, and messages of some sizes over it.
+fn unequal(stage: &mut Stage<'_>) -> Result<Finding> {
+    let device = stage.device()?;
+    talk(stage, device)
+}
+
+/// The two ports of a device count as devices: an even one here, an odd one there.
+fn unequal_ports(stage: &mut Stage<'_>) -> Result<Finding> {
+    let last = stage.transport()?.devices()? - 1;
+    let device = if stage.rank() == 0 { 0 } else { last };
+    talk(stage, device)
+}
+
+fn talk(stage: &mut Stage<'_>, device: usize) -> Result<Finding> {
+    let mine = match messages(stage, device) {
+        Ok(()) => 0,
+        Err(Error::Call { code, .. }) => u64::from(code),
+        Err(other) => return Err(other),
+    };
+    let theirs = stage.seat.swap(mine)?;
+    ensure!((mine == 0) == (theirs == 0), "one end fails, the other one does not: codes {mine} and {theirs}");
+    let unlike = UNLIKE.get(stage.order.act).copied().unwrap_or_default();
+    Ok(Finding::passed(match mine {
+        0 => format!("other {unlike}: data right"),
+        _ => format!("other {unlike}: codes {mine} and {theirs}"),
+    }))
+}
+
+fn messages(stage: &mut Stage<'_>, device: usize) -> Result<()> {
+    const SIZES: [usize; 6] = [0, 8, 1025, 8193, 65537, 1 << 20];
+    let transport = stage.transport()?;
+    let bench = Bench::open(stage.seat, &transport, device, 1 << 20)?;
+    for round in 0..5 {
+        for (i, size) in SIZES.into_iter().enumerate() {
+            let seed = |rank| pattern::seed(round, rank, i as u64);
+            pattern::fill(bench.out.memory(), 0, size, seed(stage.rank()))?;
+            let Link { send, recv } = &bench.link;
+            let (_, came) = exchange((send, &bench.out, 0, size), (recv, &bench.into, 0, size))?;
+            arrived(&bench.into, 0, size, seed(1 - stage.rank()), came)?;
+        }
+    }
+    Ok(())
+}
+
+/// Somebody turns a byte of what the sender says first: who gets it has to say so, and nobody may wait for ever.
+fn turned_bytes(stage: &mut Stage<'_>) -> Result<Finding> {
+    let transport = stage.transport()?;
+    let length = greeting(&transport)?.len();
+    let mut ends = Vec::new();
+    for at in TURNED.into_iter().filter(|at| *at < length) {
+        ends.push(turned(&transport, at)?);
+    }
+    connect_here(&transport, 0, 0)?.carries(&[1000])?;
+    let told = ends.iter().filter(|told| **told).count();
+    Ok(Finding::passed(format!(
+        "{} bytes of the greeting turned: {told} told as errors, the rest harmless",
+        ends.len()
+    )))
+}
+
+/// Whether a turned byte at `at` led to an error.
+fn turned(transport: &Transport, at: usize) -> Result<bool> {
+    let (handle, mut listener, lead) = listen(transport)?;
+    let (socket, port) = relay::booth()?;
+    let mut diverted = lead.diverted(&handle, port);
+    let (mut relays, mut send, mut recv) = (Vec::new(), None, None);
+    let outcome = within(PATIENCE, || {
+        if let Some(caller) = relay::caller(&socket) {
+            relays.push(Relay::new(caller, lead.port, Some(at))?);
+        }
+        relays.retain_mut(Relay::pass);
+        if send.is_none() {
+            send = transport.connect(0, &mut diverted)?;
+        }
+        if recv.is_none() {
+            recv = listener.accept()?;
+        }
+        Ok((send.is_some() && recv.is_some()).then_some(()))
+    });
+    match outcome {
+        Ok(Some(())) => {
+            let (Some(send), Some(recv)) = (send, recv) else { return Ok(false) };
+            let carried = Loop { send, recv }.carries(&[1000]);
+            let told = |problem| format!("byte {at} of the greeting is wrong, both connect, and then: {problem}");
+            carried.map_or_else(|problem| Err(Error::Contract(told(problem))), |()| Ok(false))
+        }
+        Err(Error::Call { .. }) => Ok(true),
+        Err(problem) => Err(problem),
+        Ok(None) => {
+            let passed = relays.iter().map(Relay::passed).sum::<usize>();
+            let words =
+                format!("byte {at} of the greeting is wrong, and both wait on after 4 s ({passed} bytes passed)");
+            Err(Error::Contract(words))
+        }
+    }
+}
+
+fn foreign_handles(stage: &mut Stage<'_>) -> Result<Finding> {
+    let transport = stage.transport()?;
+    let (mine, _listener) = transport.listen(0)?;
+    // The first bytes say whose it is and in which version.
+    let mut foreign = vec![Handle([0; _]), Handle([0x42; _]), Handle([0xff; _])];
+    foreign.extend([0, 1, 8].map(|at| {
+        let mut handle = mine;
+        handle.0[at] ^= 0xff;
+        handle
+    }));
+    for (i, handle) in foreign.iter_mut().enumerate() {
+        let outcome = within(PATIENCE, || transport.connect(0, handle));
+        ensure!(outcome.is_err(), "handle {i}, which is not the listener's: no error after {PATIENCE:?}");
+    }
+    Ok(Finding::passed(format!("{} foreign handles refused", foreign.len())))
+}
+
+fn built_in_peer(stage: &mut Stage<'_>) -> Result<Finding> {
+    let Some(nccl) = stage.order.built_in.clone().filter(|_| !matches!(stage.order.source, Source::Stock { .. }))
+    else {
+        return Ok(Finding::skipped(
+            "a peer of another kind: needs a plugin, and NCCL 2.21.5 in the cache (ferrite wheel)",
+        ));
+    };
+    let (mine, built_in) = (stage.transport()?, Transport::open(&Source::stock(nccl))?);
+    // Here the plugin connects to the built-in's listener.
+    let (mut handle, _listener) = built_in.listen(0)?;
+    let outcome = within(PATIENCE, || mine.connect(0, &mut handle));
+    let Err(words) = outcome else {
+        return Err(Error::Contract("the built-in's handle is not refused".into()));
+    };
+    // And there the built-in calls the plugin's listener.
+    let (handle, mut listener, lead) = listen(&mine)?;
+    let (theirs, _other, other) = listen(&built_in)?;
+    let mut diverted = other.diverted(&theirs, lead.port);
+    let mut told = None;
+    within(Duration::from_secs(1), || {
+        if told.is_none() {
+            told = built_in.connect(0, &mut diverted).err();
+        }
+        ensure!(listener.accept()?.is_none(), "the built-in transport was accepted");
+        Ok(None::<()>)
+    })?;
+    let mut handle = handle;
+    meet(&mine, 0, &mut handle, &mut listener)?.carries(&[1000])?;
+    Ok(Finding::passed(format!(
+        "to the built-in: {words}; the built-in as a caller is dismissed and the listener lives"
+    )))
+}
+
+fn loopback(stage: &mut Stage<'_>) -> Result<Finding> {
+    let transport = stage.transport()?;
+    let count = transport.devices()?;
+    for (from, to) in [(0, 0), (0, count - 1), (count - 1, 0)] {
+        connect_here(&transport, from, to)?.carries(&[0, 1, 100_000])?;
+    }
+    Ok(Finding::passed(format!("device 0 to itself, and to and from device {}", count - 1)))
+}
+
+/// Connects within this process; where one end fails, the other one is called until it has failed too.
+fn connect_or_fail(transport: &Transport) -> Result<Result<Loop>> {
+    let (mut handle, mut listener) = transport.listen(0)?;
+    let (mut send, mut recv) = (Ok(None), Ok(None));
+    let mut deadline = Deadline::new("the end of a connection that cannot be", SOON);
+    loop {
+        if let Ok(None) = send {
+            send = transport.connect(0, &mut handle);
+        }
+        if let Ok(None) = recv {
+            recv = listener.accept();
+        }
+        match (send, recv) {
+            (Ok(Some(send)), Ok(Some(recv))) => return Ok(Ok(Loop { send, recv })),
+            // An end that is there is dropped; one that is not has nobody any more.
+            (Err(problem), _) | (Ok(Some(_)), Err(problem)) => return Ok(Err(problem)),
+            (pending_send, pending_recv) => (send, recv) = (pending_send, pending_recv),
+        }
+        if deadline.idle().is_err() {
+            let words = recv.err().map_or_else(|| "neither end fails".into(), |problem| problem.to_string());
+            return Err(Error::Contract(format!("{words}; the connecting end is never told")));
+        }
+    }
+}
+
+fn limit(stage: &mut Stage<'_>) -> Result<Finding> {
+    let transport = stage.transport()?;
+    let hardware = stage.hardware();
+    let before = hardware.objects()?;
+    let mut kept = Vec::new();
+    let problem = loop {
+        ensure!(kept.len() < 10, "the limit of 9 queue pairs is not felt");
+        match connect_or_fail(&transport)? {
+            Ok(pair) => kept.push(pair),
+            Err(problem) => break problem,
+        }
+    };
+    ensure!(matches!(problem, Error::Call { .. }), "no error: {problem}");
+    let count = kept.len();
+    ensure!(count > 0, "not even one connection within 9 queue pairs: {problem}");
+    kept.pop().map_or(Ok(()), |pair| pair.carries(&[5000]))?;
+    connect_here(&transport, 0, 0)?.carries(&[5000])?;
+    drop(kept);
+    let clean = within(SETTLED, || Ok(Some(hardware.objects()?).filter(|now| *now == before)))?;
+    ensure!(clean.is_some(), "before {before}; after the error and closing everything {}", hardware.objects()?);
+    Ok(Finding::passed(format!("{count} connections fit, then {problem}; all given back")))
+}

@@ -1,0 +1,187 @@
+//! Somebody between a connection's two ends: the port that a handle leads to, and a way round it.
+//!
+//! What is in a handle is a transport's own affair, but for one thing: somewhere in it is the number of the port where
+//! its listener waits, which the system knows as well.
+
+use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::transport::Handle;
+
+/// The ports on which this process listens.
+///
+/// # Errors
+/// [`Error::Io`] if the system does not say.
+pub(super) fn ports() -> Result<HashSet<u16>> {
+    let mine = sockets()?;
+    let mut ports = HashSet::new();
+    for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
+        let text = std::fs::read_to_string(table).unwrap_or_default();
+        ports.extend(text.lines().skip(1).filter_map(|line| listening(line, &mine)));
+    }
+    Ok(ports)
+}
+
+/// The inodes of this process's sockets.
+fn sockets() -> Result<HashSet<String>> {
+    let entries = std::fs::read_dir("/proc/self/fd").map_err(|e| Error::io("cannot read /proc/self/fd", e))?;
+    let links = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let inode = |link: std::path::PathBuf| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned());
+    Ok(links.filter_map(inode).collect())
+}
+
+/// The local port in a line of the table, if the socket listens and is one of `mine`.
+fn listening(line: &str, mine: &HashSet<String>) -> Option<u16> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let (local, state, inode) = (words.get(1)?, words.get(3)?, words.get(9)?);
+    if *state != "0A" || !mine.contains(*inode) {
+        return None;
+    }
+    u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()
+}
+
+/// Where a listener's handle leads to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lead {
+    /// The port.
+    pub(super) port: u16,
+    /// Where in the handle it is, as two bytes.
+    place: usize,
+    big_endian: bool,
+}
+
+impl Lead {
+    /// Finds it: the port is in the handle, and this process has listened on it only since `before` was read.
+    ///
+    /// # Errors
+    /// [`Error::Data`] if it is not found: the transport does not listen on TCP, or hides the port.
+    pub(super) fn find(handle: &Handle, before: &HashSet<u16>) -> Result<Self> {
+        let new: Vec<u16> = ports()?.difference(before).copied().collect();
+        for port in new {
+            for big_endian in [false, true] {
+                let bytes = if big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
+                if let Some(place) = handle.0.windows(2).position(|pair| pair == bytes) {
+                    return Ok(Self { port, place, big_endian });
+                }
+            }
+        }
+        Err(Error::Data("the port that the listener waits on is not in its handle".into()))
+    }
+
+    /// The handle, leading to another port.
+    pub(super) fn diverted(self, handle: &Handle, port: u16) -> Handle {
+        let bytes = if self.big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
+        let mut other = *handle;
+        other.0[self.place..self.place + 2].copy_from_slice(&bytes);
+        other
+    }
+
+    /// A connection to the listener, as a stranger makes it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if nobody listens.
+    pub(super) fn visit(self) -> Result<TcpStream> {
+        visit(self.port)
+    }
+}
+
+/// A connection to `port` of this host, where nothing waits for long.
+pub(super) fn visit(port: u16) -> Result<TcpStream> {
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let stream = TcpStream::connect(to).map_err(|e| Error::io(format!("cannot connect to {to}"), e))?;
+    patience(&stream)?;
+    Ok(stream)
+}
+
+fn patience(stream: &TcpStream) -> Result<()> {
+    stream.set_read_timeout(Some(Duration::from_millis(2))).map_err(|e| Error::io("cannot set a timeout", e))
+}
+
+/// A port of this host that takes callers.
+///
+/// # Errors
+/// [`Error::Io`] if there is none.
+pub(super) fn booth() -> Result<(TcpListener, u16)> {
+    let failed = |e| Error::io("cannot listen on 127.0.0.1", e);
+    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+    socket.set_nonblocking(true).map_err(failed)?;
+    let port = socket.local_addr().map_err(failed)?.port();
+    Ok((socket, port))
+}
+
+/// The next caller, if there is one.
+pub(super) fn caller(socket: &TcpListener) -> Option<TcpStream> {
+    let (stream, _) = socket.accept().ok()?;
+    stream.set_nonblocking(false).ok()?;
+    patience(&stream).ok()?;
+    Some(stream)
+}
+
+/// What has come so far; `None` when the other end has closed.
+pub(super) fn heard(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut bytes = [0; 8192];
+    match stream.read(&mut bytes) {
+        Ok(0) => None,
+        Ok(count) => Some(bytes[..count].to_vec()),
+        Err(problem) if matches!(problem.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
+            Some(Vec::new())
+        }
+        Err(_) => None,
+    }
+}
+
+/// Passes bytes on between a caller and a listener, and turns the bits of one of the caller's.
+#[derive(Debug)]
+pub(super) struct Relay {
+    caller: TcpStream,
+    listener: TcpStream,
+    /// Which of the caller's bytes is to be wrong.
+    wrong: Option<usize>,
+    passed: usize,
+}
+
+impl Relay {
+    pub(super) fn new(caller: TcpStream, port: u16, wrong: Option<usize>) -> Result<Self> {
+        Ok(Self { caller, listener: visit(port)?, wrong, passed: 0 })
+    }
+
+    /// Passes on what there is; false when one of the two has gone.
+    pub(super) fn pass(&mut self) -> bool {
+        let Some(mut forth) = heard(&mut self.caller) else {
+            return false;
+        };
+        if let Some(byte) = self.wrong.and_then(|at| at.checked_sub(self.passed)).and_then(|at| forth.get_mut(at)) {
+            *byte ^= 0xff;
+        }
+        self.passed += forth.len();
+        let Some(back) = heard(&mut self.listener) else {
+            return false;
+        };
+        self.listener.write_all(&forth).is_ok() && self.caller.write_all(&back).is_ok()
+    }
+
+    /// How many bytes the caller has said.
+    pub(super) fn passed(&self) -> usize {
+        self.passed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_found_and_diverted() {
+        let before = ports().expect("readable");
+        let (_socket, port) = booth().expect("a port");
+        let mut handle = Handle([0xee; _]);
+        handle.0[30..32].copy_from_slice(&port.to_be_bytes());
+        let lead = Lead::find(&handle, &before).expect("it is there");
+        assert_eq!(lead.port, port);
+        let other = lead.diverted(&handle, 4660);
+        assert_eq!(other.0[29..33], [0xee, 0x12, 0x34, 0xee]);
+    }
+}

@@ -1,0 +1,223 @@
+//! The process that starts a point's two others, waits for them with a limit, and judges.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::check::point::{Act, Host, Point, Trial};
+use crate::check::stage::Order;
+use crate::check::verdict::{Finding, Outcome, Verdict};
+use crate::error::{Error, Result};
+use crate::library::Source;
+use crate::pair::{Pair, Setting};
+use crate::seat::{Note, json_error};
+use crate::verbs::Verbs;
+
+/// The hidden subcommand that makes one of the two processes of this program.
+pub const WORKER: &str = "check-worker";
+/// How long a process may take to end when its work is done.
+const LEAVING: Duration = Duration::from_secs(5);
+
+/// What the software device is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// InfiniBand, else RoCE.
+    pub infiniband: bool,
+    /// Devices that the transport is to fuse into one: 1 or 2.
+    pub rails: usize,
+    /// Junk in undefined fields, and data read late.
+    pub strict: bool,
+}
+
+/// What to check, and on what.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// This program.
+    pub program: PathBuf,
+    /// The transport.
+    pub source: Source,
+    /// Whether the transport speaks version 8.
+    pub version8: bool,
+    /// NCCL 2.21.5, if it is in the cache.
+    pub built_in: Option<PathBuf>,
+    /// The folder of the software device's libibverbs.so.1.
+    pub softrnic: PathBuf,
+    /// Its command line.
+    pub control: PathBuf,
+    /// What it is like.
+    pub shape: Shape,
+    /// With the points that take minutes.
+    pub long: bool,
+}
+
+impl Request {
+    /// Tries one point.
+    pub fn run(&self, point: &Point) -> Outcome {
+        let start = Instant::now();
+        let (verdict, detail, log) = match point.trial {
+            Trial::Needs(what) => (Verdict::Skipped, format!("needs {what}"), Vec::new()),
+            Trial::Acts(acts) => self.perform(point, acts),
+        };
+        Outcome {
+            number: point.number,
+            name: point.name.into(),
+            claim: point.claim.into(),
+            verdict,
+            detail,
+            seconds: start.elapsed().as_secs_f64(),
+            log,
+        }
+    }
+
+    fn perform(&self, point: &Point, acts: &[Act]) -> (Verdict, String, Vec<String>) {
+        let mut details: Vec<String> = Vec::new();
+        let mut skipped: Vec<String> = Vec::new();
+        for (index, act) in acts.iter().enumerate().filter(|(_, act)| self.long || !act.scene.long) {
+            if act.scene.raw && !self.version8 {
+                skipped.push("needs a transport of interface v8".into());
+                continue;
+            }
+            match self.act(point, index, act) {
+                Ok(finding) if finding.skipped => skipped.push(finding.detail),
+                Ok(finding) => details.push(finding.detail),
+                Err(Error::Worker { rank, what, log }) => {
+                    return (Verdict::Failed, format!("{what} (rank {rank}{})", part(index, acts)), log);
+                }
+                Err(problem) => return (Verdict::Failed, format!("{problem}{}", part(index, acts)), Vec::new()),
+            }
+        }
+        details.retain(|detail| !detail.is_empty());
+        details.dedup();
+        skipped.dedup();
+        if details.is_empty() && !skipped.is_empty() {
+            return (Verdict::Skipped, skipped.join("; "), Vec::new());
+        }
+        skipped.iter_mut().for_each(|why| why.insert_str(0, "left out: "));
+        details.extend(skipped);
+        (Verdict::Passed, details.join("; "), Vec::new())
+    }
+
+    /// One pair of processes from start to end; the finding of rank 0.
+    fn act(&self, point: &Point, index: usize, act: &Act) -> Result<Finding> {
+        let order = Order {
+            number: point.number,
+            act: index,
+            source: self.source.clone(),
+            built_in: self.built_in.clone(),
+            softrnic: self.control.clone(),
+            rails: self.shape.rails,
+            infiniband: self.shape.infiniband,
+        };
+        let mask = Mask::new(act.scene.host == Host::WithoutVerbs)?;
+        let setting = self.setting(act, &mask)?;
+        let (program, arguments) = self.command(act);
+        let mut pair = Pair::spawn(&program, &arguments, &setting)?;
+        pair.send(&order)?;
+        let mut findings = [Finding::nothing(), Finding::nothing()];
+        while let Some((rank, note)) = pair.next_note()? {
+            if let Note::Value { value } = note {
+                findings[rank] = serde_json::from_value(value).map_err(|e| json_error(&e))?;
+            }
+        }
+        pair.ended(LEAVING)?;
+        for (rank, finding) in findings.iter().enumerate() {
+            let log = pair.log(rank);
+            if let Some(what) = finding.objection(&log) {
+                let log = log.into_iter().rev().take(8).rev().collect();
+                return Err(Error::Worker { rank, what, log });
+            }
+        }
+        let [zero, _] = findings;
+        Ok(zero)
+    }
+
+    fn is_faithful(&self, act: &Act) -> bool {
+        act.scene.host == Host::Faithful || self.shape.rails == 2 && act.scene.host == Host::Plain
+    }
+
+    fn command(&self, act: &Act) -> (PathBuf, Vec<OsString>) {
+        if !self.is_faithful(act) {
+            return (self.program.clone(), vec![WORKER.into()]);
+        }
+        let mut words: Vec<OsString> = vec!["run".into(), "--library".into(), self.softrnic.clone().into()];
+        words.push("--faithful".into());
+        if self.shape.rails == 2 {
+            words.push("--same-card".into());
+        }
+        words.extend(["--".into(), self.program.clone().into(), WORKER.into()]);
+        (self.control.clone(), words)
+    }
+
+    fn setting(&self, act: &Act, mask: &Mask) -> Result<Setting> {
+        let verbs = if mask.0.is_some() { Verbs::System } else { Verbs::softrnic(&self.softrnic)? };
+        let mut setting = Setting::new(verbs);
+        setting.net_plugin = self.source.net_plugin().into();
+        setting.silence = Duration::from_secs(act.scene.patience);
+        let fused = if self.shape.rails == 2 { "1" } else { "0" };
+        let devices = if self.shape.rails == 2 { "4" } else { "2" };
+        setting = setting
+            .env("NCCL_DEBUG", "INFO")
+            .env("NCCL_DEBUG_SUBSYS", "INIT,ENV,NET")
+            .env("NCCL_SOCKET_IFNAME", "lo")
+            .env("NCCL_IB_MERGE_NICS", fused)
+            .env("SOFTRNIC_QUIET", "1")
+            .env("SOFTRNIC_DEVICES", devices)
+            .env("SOFTRNIC_LINK", if self.shape.infiniband { "ib" } else { "roce" })
+            .env("SOFTRNIC_STRICT", if self.shape.strict { "1" } else { "0" });
+        if let Some(folder) = &mask.0 {
+            setting = setting.env("LD_LIBRARY_PATH", folder);
+        }
+        Ok(act.scene.env.iter().fold(setting, |setting, (name, value)| setting.env(name, value)))
+    }
+}
+
+/// Which act it was, where there are several.
+fn part(index: usize, acts: &[Act]) -> String {
+    if acts.len() == 1 {
+        return String::new();
+    }
+    let env = acts[index].scene.env.iter().chain(acts[index].scene.rank1);
+    let env: Vec<String> = env.map(|(name, value)| format!("{name}={value}")).collect();
+    let with = if env.is_empty() { String::new() } else { format!(" with {}", env.join(" ")) };
+    format!(", act {}{with}", index + 1)
+}
+
+/// A folder with files of libibverbs's names that are no libraries, put before the system's own.
+struct Mask(Option<PathBuf>);
+
+impl Mask {
+    fn new(wanted: bool) -> Result<Self> {
+        if !wanted {
+            return Ok(Self(None));
+        }
+        let folder = std::env::temp_dir().join(format!("ferrite-no-verbs-{}", std::process::id()));
+        let failed = |source| Error::io(format!("cannot make {}", folder.display()), source);
+        std::fs::create_dir_all(&folder).map_err(failed)?;
+        for name in ["libibverbs.so", "libibverbs.so.1"] {
+            std::fs::write(folder.join(name), "no library").map_err(failed)?;
+        }
+        Ok(Self(Some(folder)))
+    }
+}
+
+impl Drop for Mask {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.0 {
+            std::fs::remove_dir_all(folder).unwrap_or_default();
+        }
+    }
+}
+
+/// The command line of the software device whose library is in `folder`.
+///
+/// # Errors
+/// [`Error::Io`] if it is not where it is built.
+pub fn control_of(folder: &Path) -> Result<PathBuf> {
+    let path = folder.join("../bin/softrnic");
+    std::fs::canonicalize(&path).map_err(|source| {
+        Error::io(
+            format!("no command line of the software device at {} (scripts/build.sh makes it)", path.display()),
+            source,
+        )
+    })
+}

@@ -1,0 +1,143 @@
+//! The arguments of `ferrite check`, and its lines.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+
+use crate::check::point;
+use crate::check::report;
+use crate::check::runner::{self, Request, Shape};
+use crate::check::verdict::Outcome;
+use crate::cli::what::What;
+use crate::dist::Dist;
+use crate::error::{Error, Result};
+use crate::host;
+use crate::library::Source;
+use crate::verbs::Verbs;
+use crate::wheel::{self, Release};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Tries NCCL's contract for a network transport, 60 points, each in two fresh processes on a software RDMA device of their \
+own. Prints a line for each: number, name, pass, FAIL or `skipped: why`, and what was seen. Exit code 0: none failed; \
+2 otherwise. What a point means is in docs/conformance.md.")]
+pub(super) struct Check {
+    #[command(flatten)]
+    what: What,
+    /// What the software device's links are
+    #[arg(long, value_enum, default_value = "roce")]
+    link: LinkName,
+    /// Devices that the transport has to fuse into one, two on each side; needs a mount namespace
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    rails: u8,
+    /// Junk where nothing is defined, and data read as late as a device may
+    #[arg(long)]
+    strict: bool,
+    /// Only these, by number or name
+    #[arg(long, value_name = "NAME|NUMBER", value_delimiter = ',')]
+    only: Vec<String>,
+    /// With the checks that take minutes
+    #[arg(long)]
+    long: bool,
+    /// Names all checks and what they claim, and does nothing
+    #[arg(long, group = "What")]
+    list: bool,
+    /// Folder of the software device's libibverbs.so.1 [default: ../softrnic beside this program]
+    #[arg(long, value_name = "DIR")]
+    softrnic: Option<PathBuf>,
+    /// Write JUnit XML as well
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Write JSON as well
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LinkName {
+    /// RoCE
+    Roce,
+    /// InfiniBand
+    Ib,
+}
+
+impl Check {
+    pub(super) fn run(self) -> Result<()> {
+        let points = point::chosen(&self.only)?;
+        if self.list {
+            for point in points {
+                host::print(&format!("{:>2}  {:<26}  {}\n", point.number, point.name, point.claim));
+            }
+            return Ok(());
+        }
+        let (only, junit, json) = (!self.only.is_empty(), self.junit.clone(), self.json.clone());
+        let request = self.request()?;
+        let title = title(&request);
+        let mut outcomes: Vec<Outcome> = Vec::new();
+        for point in &points {
+            let outcome = request.run(point);
+            host::print(&report::line(&outcome));
+            outcomes.push(outcome);
+        }
+        host::print(&report::summary(&title, &outcomes));
+        if let Some(path) = junit {
+            write(&path, &report::junit(&title, &outcomes))?;
+        }
+        if let Some(path) = json {
+            write(&path, &report::json(&title, &outcomes)?)?;
+        }
+        let [_, failed, _] = report::counts(&outcomes);
+        let all = if only { "the checks that were named" } else { "60 checks" };
+        if failed == 0 { Ok(()) } else { Err(Error::Contract(format!("{failed} of {all} failed"))) }
+    }
+
+    fn request(self) -> Result<Request> {
+        let softrnic = self.softrnic.map_or_else(|| Dist::find().map(|dist| dist.softrnic()), Ok)?;
+        // Says it if there is none, and tidies up after runs that were killed.
+        Verbs::softrnic(&softrnic)?.clean_stale();
+        let softrnic = std::fs::canonicalize(&softrnic).unwrap_or(softrnic);
+        let source = absolute(self.what.source()?)?;
+        let version8 = match &source {
+            Source::Stock { nccl } => wheel::verify(nccl)?.interface == 8,
+            Source::Plugin { .. } | Source::Loader { .. } => true,
+        };
+        let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
+        let control = runner::control_of(&softrnic)?;
+        let infiniband = self.link == LinkName::Ib;
+        let shape = Shape { infiniband, rails: self.rails.into(), strict: self.strict };
+        let built_in = wheel::cached(Release::DEFAULT).ok().filter(|path| path.exists());
+        Ok(Request { program, source, version8, built_in, softrnic, control, shape, long: self.long })
+    }
+}
+
+/// Processes of a point may be in another folder.
+fn absolute(source: Source) -> Result<Source> {
+    match source {
+        Source::Plugin { path } => std::fs::canonicalize(&path)
+            .map(Source::plugin)
+            .map_err(|e| Error::io(format!("cannot open {}", path.display()), e)),
+        other => Ok(other),
+    }
+}
+
+fn title(request: &Request) -> String {
+    let what = match &request.source {
+        Source::Plugin { path } => {
+            path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+        }
+        Source::Stock { nccl } => match wheel::verify(nccl) {
+            Ok(release) => format!("the IB transport of NCCL {release}"),
+            Err(_) => "a built-in IB transport".into(),
+        },
+        Source::Loader { plugin, .. } => format!("NCCL_NET_PLUGIN={plugin}"),
+    };
+    let Shape { infiniband, rails, strict } = request.shape;
+    let link = if infiniband { "InfiniBand" } else { "RoCE" };
+    let rails = if rails == 2 { ", two rails" } else { "" };
+    let strict = if strict { ", strict" } else { "" };
+    format!("{what} on softrnic, {link}{rails}{strict}")
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|e| Error::io(format!("cannot write {}", path.display()), e))
+}
