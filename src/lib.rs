@@ -29,15 +29,23 @@
 //!    Receive work requests carry no memory and belong to nobody: they are posted 32 at a time.
 //!
 //! A grouped receive is as many slots as it has members; each member completes by itself and the group with the last.
-//! A message is cut over several queue pairs at 128-byte multiples when both ends want it; the receiver counts stripes.
-//! Lengths that the immediate's 22 bits cannot tell are told in two of them.
+//! A message is cut over several queue pairs at 128-byte multiples when both ends want it, and over all rails where there
+//! are several; the receiver counts stripes, however they come. Where the cuts are is the sender's affair: see
+//! [`proto::shares`]. Lengths that the immediate's 22 bits cannot tell are told in two of them.
+//!
+//! ## Rails
+//!
+//! Like ports of one card are one device to NCCL ([`net::nic`]). A connection lies on as many rails as both ends have: each
+//! has its queue pairs and its completion queue, and a clear-to-send goes over any of them. Two keys fit a clear-to-send;
+//! with three or four rails it takes 64 bytes, still one packet. Memory is registered on every card ([`net::memory`]).
+//! A connection of one rail takes the short way through all of it, which branches off before anything is polled or posted.
 //!
 //! ## Setting up a connection
 //!
 //! `listen` opens a TCP port and a random token, both of which travel in NCCL's handle. `connect` says hello with the
-//! token, its queue pairs and its ring; the listener answers with its queue pairs and the terms, and is ready to receive;
-//! `connect` commits and is done; `accept` is done when the commit has come. Every step is non-blocking and has a deadline;
-//! queue pairs whose peer cannot be resolved yet are tried again between calls.
+//! token, its rails with their queue pairs, and its ring; the listener answers with its queue pairs and the terms, and is
+//! ready to receive; `connect` commits and is done; `accept` is done when the commit has come. Every step is non-blocking
+//! and has a deadline; queue pairs whose peer cannot be resolved yet are tried again between calls.
 //! Whoever does not know the token, or speaks another version, is refused in words and costs nothing but a socket. The
 //! TCP connection stays open: its end tells a dead peer from a broken path, and a failing side says why on it.
 //!
@@ -59,6 +67,8 @@
 //! | how are queue pairs connected, and how often is it tried? | [`net::joining`] |
 //! | which registration serves which memory? | [`net::claims`] |
 //! | can GPU memory be registered, and what is missing? | [`net::gdr`] |
+//! | which ports are one device? | [`net::nic`] |
+//! | how much of a message does a rail get? | [`proto::stripe`], [`proto::shares`] |
 //! | how large are the queues? | [`net::sender::SENDER_DEPTHS`], [`net::receiver::RECEIVER_DEPTHS`] |
 //! | what does an error say? | [`verbs::status`], `net::lanes` |
 //! | how is libibverbs found? | [`verbs::library`] |

@@ -158,9 +158,9 @@ fn ib_of_2_21_5_over_fused_devices() -> Result<()> {
     if cached("2.21.5")?.is_none() || !common::namespaces() {
         return Ok(());
     }
-    let faithful = ["softrnic", "run", "--faithful", "--same-card", "--devices", "4", "--"];
+    let wrapper = ["softrnic", "run", "--faithful", "--same-card", "--devices", "4", "--"];
     let headline = "fused: IB 2.21.5 (interface v8) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
-    all_right(verified("2.21.5", &faithful, &["--over", "fused"], &[])?, headline, ALL_CHECKS);
+    all_right(verified("2.21.5", &wrapper, &["--over", "fused"], &[])?, headline, ALL_CHECKS);
     Ok(())
 }
 

@@ -5,8 +5,8 @@ use super::handles::{Comm, MemoryHandle, Owner, RecvHandle, RequestHandle, SendH
 use super::nccl::ncclResult_t;
 use super::output::{missing, put};
 use crate::error::{Error, Result};
+use crate::net::memory::Memory;
 use crate::net::receiver::{Expected, RecvComm};
-use crate::net::region::Registration;
 use crate::net::sender::SendComm;
 use crate::proto::requests::RequestId;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
@@ -102,7 +102,7 @@ impl Group {
         // SAFETY: as the caller says.
         let tag = if self.tags.is_null() { 0 } else { unsafe { *self.tags.add(i) } };
         // SAFETY: as the caller says, and by NCCL's contract.
-        let memory: &'a Registration = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
+        let memory: &'a Memory = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
         Ok(Expected { addr: data as u64, length: length(size)?, tag: tag as u32, memory })
     }
 }

@@ -5,8 +5,8 @@
 
 use crate::error::{Error, Result};
 use crate::net::listen::Listener;
+use crate::net::memory::Memory;
 use crate::net::receiver::RecvComm;
-use crate::net::region::Registration;
 use crate::net::sender::SendComm;
 use crate::proto::MAX_REQUESTS;
 use crate::proto::requests::RequestId;
@@ -47,14 +47,14 @@ pub type SendHandle = Handle<Comm<SendComm>>;
 /// `recvComm`.
 pub type RecvHandle = Handle<Comm<RecvComm>>;
 /// `mhandle`.
-pub type MemoryHandle = Handle<Registration>;
+pub type MemoryHandle = Handle<Memory>;
 /// `request`.
 pub type RequestHandle = Handle<Request>;
 
 tagged!(Mutex<Listener>, b"FerListn", "listenComm");
 tagged!(Comm<SendComm>, b"FerSendC", "sendComm");
 tagged!(Comm<RecvComm>, b"FerRecvC", "recvComm");
-tagged!(Registration, b"FerMemry", "mhandle");
+tagged!(Memory, b"FerMemry", "mhandle");
 tagged!(Request, b"FerReqst", "request");
 
 /// A communicator with its request objects.

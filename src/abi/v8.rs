@@ -10,7 +10,8 @@ use super::output::put;
 use super::{logger, nccl};
 use crate::error::{Error, Result};
 use crate::net::Net;
-use crate::net::device::Device;
+use crate::net::memory::Memory;
+use crate::net::nic::Nic;
 use crate::net::receiver::RecvComm;
 use crate::net::region::MemoryKind;
 use crate::net::sender::SendComm;
@@ -79,7 +80,7 @@ unsafe extern "C" fn init(log_function: nccl::ncclDebugLogger_t) -> ncclResult_t
             let net = Net::from_env()?;
             let string = |text: &str| CString::new(text).map_err(|_| Error::internal(format!("{text:?} has a NUL")));
             let strings = net.devices().iter().map(|d| {
-                let path = d.card.pci_path().map(string).transpose()?;
+                let path = d.first().card.pci_path().map(string).transpose()?;
                 Ok((string(&d.name)?, path))
             });
             let strings = strings.collect::<Result<_>>()?;
@@ -103,17 +104,18 @@ unsafe extern "C" fn get_properties(dev: c_int, props: *mut nccl::ncclNetPropert
         let device = process.net.device(dev)?;
         let strings = usize::try_from(dev).ok().and_then(|i| process.strings.get(i));
         let (name, path) = strings.ok_or_else(|| Error::internal(format!("device {dev} has no name")))?;
+        let first = device.first();
         let number = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
         let properties = nccl::ncclNetProperties_v8_t {
             name: name.as_ptr().cast_mut(),
             pciPath: path.as_ref().map_or(std::ptr::null_mut(), |p| p.as_ptr().cast_mut()),
-            guid: device.card.guid(),
+            guid: first.card.guid(),
             ptrSupport: pointer_support(device),
             regIsGlobal: 1,
-            speed: number(device.speed_mbps),
-            port: device.port_of_card,
+            speed: number(device.speed_mbps()),
+            port: first.port_of_card,
             latency: 0.0,
-            maxComms: device.card.max_queue_pairs(),
+            maxComms: first.card.max_queue_pairs(),
             maxRecvs: MAX_GROUP as c_int,
             netDeviceType: nccl::NCCL_NET_DEVICE_HOST,
             netDeviceVersion: nccl::NCCL_NET_DEVICE_INVALID_VERSION as c_int,
@@ -123,9 +125,9 @@ unsafe extern "C" fn get_properties(dev: c_int, props: *mut nccl::ncclNetPropert
     })
 }
 
-fn pointer_support(device: &Device) -> c_int {
-    let gpu = if device.peer_memory { nccl::NCCL_PTR_CUDA } else { 0 };
-    let dmabuf = if device.card.supports_dmabuf() { nccl::NCCL_PTR_DMABUF } else { 0 };
+fn pointer_support(device: &Nic) -> c_int {
+    let gpu = if device.supports_peer_memory() { nccl::NCCL_PTR_CUDA } else { 0 };
+    let dmabuf = if device.supports_dmabuf() { nccl::NCCL_PTR_DMABUF } else { 0 };
     (nccl::NCCL_PTR_HOST | gpu | dmabuf) as c_int
 }
 
@@ -181,12 +183,12 @@ unsafe extern "C" fn accept(
 }
 
 /// The device of a send or receive communicator.
-unsafe fn device_of<'a>(comm: *mut c_void) -> Result<&'a Device> {
+unsafe fn device_of<'a>(comm: *mut c_void) -> Result<&'a Nic> {
     // SAFETY: by NCCL's contract; the tag tells which of the two it is.
     match unsafe { SendHandle::borrow(comm) } {
-        Ok(send) => Ok(&send.comm.device),
+        Ok(send) => Ok(&send.comm.nic),
         // SAFETY: as above.
-        Err(_) => Ok(&unsafe { RecvHandle::borrow(comm)? }.comm.device),
+        Err(_) => Ok(&unsafe { RecvHandle::borrow(comm)? }.comm.nic),
     }
 }
 
@@ -208,9 +210,9 @@ unsafe fn register(
         other => return Err(Error::argument(format!("memory of type {other}; 1 (host) and 2 (CUDA) are known"))),
     };
     // SAFETY: NCCL keeps the memory until it has deregistered it.
-    let registration = unsafe { device.card.regions.register(data as u64, size, kind, dmabuf)? };
+    let memory = unsafe { Memory::register(device, data as u64, size, kind, dmabuf)? };
     // SAFETY: NCCL's output pointer.
-    unsafe { put(mhandle, MemoryHandle::into_raw(registration), "mhandle") }
+    unsafe { put(mhandle, MemoryHandle::into_raw(memory), "mhandle") }
 }
 
 unsafe extern "C" fn reg_mr(

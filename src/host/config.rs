@@ -52,7 +52,7 @@ pub struct Config {
     pub announce_traffic_class: u8,
     /// Agree on the devices' own options.
     pub ece: bool,
-    /// Queue pairs per connection.
+    /// Queue pairs per connection and rail.
     pub lanes: u8,
     /// Cut messages over all queue pairs.
     pub split: bool,
@@ -66,6 +66,8 @@ pub struct Config {
     pub query_port_speed: bool,
     /// A fatal event of a device ends its connections.
     pub heed_events: bool,
+    /// Like ports of one card are one device.
+    pub merge_nics: bool,
     /// Virtual functions of one card share a PCI path.
     pub merge_vfs: bool,
     /// Flushes do something.
@@ -156,6 +158,7 @@ impl Config {
             relaxed_ordering: reader.number("NCCL_IB_PCI_RELAXED_ORDERING")? != 0,
             query_port_speed: reader.flag("NCCL_IB_QUERY_PORT_SPEED")?,
             heed_events: reader.flag("NCCL_IB_RETURN_ASYNC_EVENTS")?,
+            merge_nics: reader.flag("NCCL_IB_MERGE_NICS")?,
             merge_vfs: reader.flag("NCCL_IB_MERGE_VFS")?,
             flush: !reader.flag("NCCL_GDR_FLUSH_DISABLE")?,
             interfaces: InterfaceFilter::parse(&reader.text("NCCL_SOCKET_IFNAME").unwrap_or_default()),

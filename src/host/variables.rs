@@ -74,7 +74,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_QPS_PER_CONNECTION",
         Kind::Number(1, 128, 1),
-        "queue pairs per connection, of which 32 at most are used; the lesser of both ends",
+        "queue pairs per connection and rail, of which 32 in all are used at most; the lesser of both ends",
     ),
     variable(
         "NCCL_IB_SPLIT_DATA_ON_QPS",
@@ -106,6 +106,11 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(0, 1, 1),
         "1: a fatal event of a device ends its connections; 0: it is logged",
     ),
+    variable(
+        "NCCL_IB_MERGE_NICS",
+        Kind::Number(0, 1, 1),
+        "1: like ports of one card are one device, up to 4; 0: each port is a device of its own",
+    ),
     variable("NCCL_IB_MERGE_VFS", Kind::Number(0, 1, 1), "1: virtual functions of one card share a PCI path"),
     variable("NCCL_GDR_FLUSH_DISABLE", Kind::Number(0, 1, 0), "1: flushes of GPU memory do nothing"),
     variable(
@@ -125,7 +130,6 @@ pub const VARIABLES: &[Variable] = &[
 
 /// Variables of NCCL's built-in IB transports, up to 2.30, that Ferrite does not honour, and why.
 pub const UNHEEDED: &[(&str, &str)] = &[
-    ("NCCL_IB_MERGE_NICS", "ports are not fused; each is a device of its own"),
     ("NCCL_IB_USE_INLINE", "clear-to-sends are always inline"),
     ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
     ("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "messages are always matched by identity"),

@@ -1,6 +1,6 @@
 //! How a port is addressed: which entry of its GID table it uses towards a peer, and why.
 
-use super::device::Device;
+use super::rail::Rail;
 use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::gid::{self, GidEntry, Preference};
@@ -9,7 +9,7 @@ use crate::verbs::port::PortAttributes;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How this device is addressed, right now.
+/// How a rail is addressed, right now.
 #[derive(Debug, Clone, Copy)]
 pub struct LocalAddress {
     /// What the port says.
@@ -27,7 +27,7 @@ pub struct Addresses {
 
 #[derive(Debug)]
 struct Table {
-    /// The device's count of changes when it was read.
+    /// The card's count of changes when it was read.
     changes: u32,
     entries: Vec<GidEntry>,
 }
@@ -35,7 +35,7 @@ struct Table {
 /// Entries of the longest table that the index of an entry can name.
 const LONGEST_TABLE: i32 = 256;
 
-impl Device {
+impl Rail {
     /// Reads the port and chooses the GID.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl Device {
         ))
     }
 
-    /// Says, once for each device, that its peers are in another network: that may be meant so, or the reason for what fails
+    /// Says, once for each rail, that its peers are in another network: that may be meant so, or the reason for what fails
     /// later.
     pub fn tell_of_networks(&self, local: &LocalAddress, remote: &[u8; 16], peer: &str) {
         let bits = self.config.subnet_bits;
@@ -149,7 +149,7 @@ impl Device {
         log::log!(if self.config.warn_of_networks { log::Level::Warn } else { log::Level::Info }, "{text}");
     }
 
-    /// One line for people: how this device is used.
+    /// One line for people: how this rail is used.
     pub fn describe(&self) -> String {
         let speed = self.speed_mbps / 1000;
         match self.local_address() {

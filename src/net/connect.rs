@@ -5,10 +5,10 @@
 //!    ▲ refused: again, until the deadline
 //! ```
 
-use super::device::Device;
 use super::joining::Joining;
 use super::lanes::{IdleLanes, Lanes};
 use super::link::Link;
+use super::nic::Nic;
 use super::sender::{SENDER_DEPTHS, SendComm, SlotRing};
 use super::socket::{ControlSocket, Incoming};
 use crate::error::{Error, Result};
@@ -16,13 +16,15 @@ use crate::proto::RING_SLOTS;
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Reply, Ring};
+use crate::proto::shares::Shares;
+use crate::proto::wire::{Slot, slot_halves};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A connection on its way. Every call of [`Self::advance`] does what can be done without waiting.
 #[derive(Debug)]
 pub struct Connector {
-    device: Arc<Device>,
+    nic: Arc<Nic>,
     handle: Handle,
     deadline: Instant,
     /// Whether a listener has taken a connection and closed it without a word: it may have had too many callers.
@@ -74,6 +76,7 @@ struct Pending {
 struct Agreed {
     socket: ControlSocket,
     lanes: Lanes,
+    shares: Shares,
     ring: SlotRing,
     reply: Reply,
 }
@@ -81,15 +84,15 @@ struct Agreed {
 const REDIAL_AFTER: Duration = Duration::from_millis(20);
 
 impl Connector {
-    /// Begins to connect `device` to the listener behind `handle`.
-    pub fn new(device: Arc<Device>, handle: Handle) -> Self {
-        let deadline = Instant::now() + Duration::from_secs(device.config.handshake_timeout_s);
-        Self { device, handle, deadline, turned_away: false, stage: Stage::Dialing(Dial::Again(Instant::now())) }
+    /// Begins to connect `nic` to the listener behind `handle`.
+    pub fn new(nic: Arc<Nic>, handle: Handle) -> Self {
+        let deadline = Instant::now() + Duration::from_secs(nic.config.handshake_timeout_s);
+        Self { nic, handle, deadline, turned_away: false, stage: Stage::Dialing(Dial::Again(Instant::now())) }
     }
 
     /// Whether nobody can be waiting for it any more.
     pub fn is_abandoned(&self, now: Instant) -> bool {
-        now > self.deadline + Duration::from_secs(self.device.config.handshake_timeout_s)
+        now > self.deadline + Duration::from_secs(self.nic.config.handshake_timeout_s)
     }
 
     /// Whether it leads to the listener behind `handle`.
@@ -136,7 +139,7 @@ impl Connector {
             Stage::Joining(_) => "the queue pairs could not be connected",
             Stage::Committing(_) | Stage::Done => "the listener stopped reading",
         };
-        let seconds = self.device.config.handshake_timeout_s;
+        let seconds = self.nic.config.handshake_timeout_s;
         let to = self.handle.address;
         Err(Error::remote(format!("connecting to {to}: {waiting} within FERRITE_HANDSHAKE_TIMEOUT={seconds} s")))
     }
@@ -158,13 +161,19 @@ impl Connector {
     }
 
     fn offer(&self, mut socket: ControlSocket) -> Result<Offer> {
-        let config = &self.device.config;
-        let mut lanes = IdleLanes::new(&self.device, config.lanes, SENDER_DEPTHS, None)?;
-        if config.ece {
+        let nic = &self.nic;
+        let mut lanes = IdleLanes::new(nic, nic.config.lanes.into(), SENDER_DEPTHS, None)?;
+        if nic.config.ece {
             lanes.offer_ece();
         }
-        let ring = SlotRing::new(&self.device.card.domain)?;
-        let place = Ring { addr: ring.addr(), rkey: ring.rkey(), slots: RING_SLOTS as u32 };
+        let halves = slot_halves(nic.rails.len());
+        let ring = SlotRing::new(nic.cards.iter().map(|card| &card.domain), halves)?;
+        let place = Ring {
+            addr: ring.addr(),
+            rkeys: std::array::from_fn(|rail| ring.rkey(nic.card_of(rail))),
+            slots: RING_SLOTS as u32,
+            slot_room: (halves * Slot::BYTES) as u32,
+        };
         let hello = Hello { endpoint: lanes.endpoint.clone(), ring: place };
         socket.send(&hello.frame(self.handle.token));
         Ok(Offer { socket, lanes, ring })
@@ -199,29 +208,31 @@ impl Connector {
         let Offer { socket, lanes, ring } = *offer;
         let reply = Reply::parse(&frame.body, &lanes.endpoint)
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
-        let traffic_class = self.device.config.traffic_class;
-        let joining = lanes.join(&self.device, reply.endpoint.clone(), &reply.terms, traffic_class);
+        let traffic_class = self.nic.config.traffic_class;
+        let joining = lanes.join(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
         Ok((Stage::Joining(Box::new(Pending { socket, joining, ring, reply })), true))
     }
 
     fn join(&self, mut pending: Box<Pending>) -> Result<(Stage, bool)> {
-        let done = pending.joining.advance(&self.device);
+        let done = pending.joining.advance(&self.nic);
         if !done.map_err(|e| e.during(format_args!("connecting to {}", self.handle.address)))? {
             return Ok((Stage::Joining(pending), false));
         }
-        let Pending { mut socket, joining, ring, reply } = *pending;
-        let (lanes, _) = joining.finish();
+        let Pending { mut socket, joining, mut ring, reply } = *pending;
+        let (lanes, endpoint) = joining.finish();
+        let shares = endpoint.shares_with(&reply.endpoint);
+        ring.lay_out(slot_halves(reply.terms.striping.rails().into()));
         socket.send(&Frame { kind: Kind::Commit, token: self.handle.token, body: Vec::new() });
-        Ok((Stage::Committing(Box::new(Agreed { socket, lanes, ring, reply })), true))
+        Ok((Stage::Committing(Box::new(Agreed { socket, lanes, shares, ring, reply })), true))
     }
 
     fn complete(&self, agreed: Agreed) -> Result<SendComm> {
-        let Agreed { socket, lanes, ring, reply } = agreed;
+        let Agreed { socket, lanes, shares, ring, reply } = agreed;
         let peer = format!("{} ({})", reply.endpoint.name, socket.peer());
         let link = Arc::new(Link::new(peer, self.handle.token, socket));
-        self.device.card.watcher()?.watch(&link)?;
-        log::debug!("{} sends to {}: {:?}", self.device.name, link.peer(), reply.terms);
-        Ok(SendComm::new(Arc::clone(&self.device), link, lanes, ring, &reply.terms))
+        self.nic.watch(&link)?;
+        log::debug!("{} sends to {}: {:?}", self.nic.name, link.peer(), reply.terms);
+        Ok(SendComm::new(Arc::clone(&self.nic), link, lanes, ring, &reply.terms, shares))
     }
 }
 

@@ -3,11 +3,11 @@
 //! By address it takes a kernel module, which shows in sysfs in places that depend on its version, and even then a
 //! device may refuse. So it is tried, where the process uses CUDA already; where not, sysfs is believed.
 
-use super::device::{Card, Device};
+use super::nic::Nic;
 use crate::error::{Error, Result};
 use crate::host::cuda::{Cuda, GpuMemory};
 use crate::host::sysfs;
-use crate::verbs::memory::{MemoryRegion, Source};
+use crate::verbs::memory::{MemoryRegion, ProtectionDomain, Source};
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct Gdr {
     module: Option<&'static str>,
     cuda: Option<Cuda>,
     memory: Option<GpuMemory>,
-    /// What the last device that refused said.
+    /// What the last card that refused said.
     refusal: RefCell<Option<Error>>,
 }
 
@@ -30,10 +30,10 @@ impl Gdr {
         Self { module: sysfs::peer_memory_module(), cuda, memory, refusal: RefCell::default() }
     }
 
-    /// Whether `card` can register a GPU's memory by its address.
-    pub fn works_by_address(&self, card: &Card) -> bool {
+    /// Whether the card of `domain` can register a GPU's memory by its address.
+    pub fn works_by_address(&self, domain: &Arc<ProtectionDomain>) -> bool {
         let Some(memory) = self.memory else { return self.module.is_some() };
-        match register(card, memory) {
+        match register(domain, memory) {
             Ok(()) => true,
             Err(e) => {
                 log::debug!("GPU memory by address: {e}");
@@ -44,14 +44,14 @@ impl Gdr {
     }
 
     /// Says once what is missing, if there are GPUs and none of `devices` can reach their memory.
-    pub fn complain(&self, devices: &[Arc<Device>]) {
+    pub fn complain(&self, devices: &[Arc<Nic>]) {
         let lends = self.cuda.as_ref().and_then(Cuda::lends_dmabuf);
-        let by_dmabuf = lends != Some(false) && devices.iter().any(|d| d.card.supports_dmabuf());
+        let by_dmabuf = lends != Some(false) && devices.iter().any(|d| d.supports_dmabuf());
         let has_gpu = self.memory.is_some() || sysfs::has_nvidia_gpu();
-        if devices.is_empty() || !has_gpu || by_dmabuf || devices.iter().any(|d| d.peer_memory) {
+        if devices.is_empty() || !has_gpu || by_dmabuf || devices.iter().any(|d| d.supports_peer_memory()) {
             return;
         }
-        let knows_dmabuf = devices.iter().any(|d| d.card.context.knows_dmabuf());
+        let knows_dmabuf = devices.iter().flat_map(|d| &d.cards).any(|card| card.context.knows_dmabuf());
         let refusal = self.refusal.borrow();
         let by_address = lack_by_address(self.module, refusal.as_ref().map(|e| e.text.as_str()));
         log::warn!(
@@ -62,10 +62,10 @@ impl Gdr {
 }
 
 /// Registers and deregisters.
-fn register(card: &Card, memory: GpuMemory) -> Result<()> {
+fn register(domain: &Arc<ProtectionDomain>, memory: GpuMemory) -> Result<()> {
     let GpuMemory { addr, bytes } = memory;
     // SAFETY: such memory is never freed.
-    unsafe { MemoryRegion::register(&card.domain, addr, bytes, Source::Address, false) }.map(drop)
+    unsafe { MemoryRegion::register(domain, addr, bytes, Source::Address, false) }.map(drop)
 }
 
 fn lack_by_address(module: Option<&str>, refusal: Option<&str>) -> String {

@@ -2,12 +2,15 @@
 //! yet. Never waits: NCCL calls until it is done.
 
 use super::address::LocalAddress;
-use super::device::Device;
-use super::lanes::{IdleLanes, Lane, Lanes, WorkId};
+use super::lanes::{IdleLanes, IdleRail, Lane, Lanes, WorkId};
+use super::nic::Nic;
+use super::rail::Rail;
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
 use crate::host::{gid, ib};
-use crate::proto::handshake::{self, Endpoint, LaneEnd, Terms};
+use crate::proto;
+use crate::proto::endpoint::{self, Endpoint, LaneEnd, RailEnd};
+use crate::proto::handshake::Terms;
 use crate::verbs::path::{Ece, Path, Refused};
 use crate::verbs::queue::IdleQueuePair;
 use std::time::{Duration, Instant};
@@ -18,11 +21,20 @@ pub struct Joining {
     /// What the peer is told of this end.
     pub endpoint: Endpoint,
     lanes: Lanes,
-    /// Those not connected yet, the next one last.
+    /// Those of all rails that are not connected yet, in the order of their lanes, the next one last.
     idle: Vec<IdleQueuePair>,
-    mtu: u8,
     traffic_class: u8,
     attempts: Attempts,
+}
+
+/// The two ends of a rail.
+#[derive(Debug, Clone, Copy)]
+struct Ends<'a> {
+    rail: &'a Rail,
+    local: &'a LocalAddress,
+    far: &'a RailEnd,
+    remote: &'a Endpoint,
+    number: usize,
 }
 
 /// Attempts at one queue pair.
@@ -36,28 +48,41 @@ struct Attempts {
 
 impl IdleLanes {
     /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`; what it sends has `traffic_class`.
-    pub fn join(mut self, device: &Device, remote: Endpoint, terms: &Terms, traffic_class: u8) -> Joining {
-        self.truncate(terms.striping.lanes);
-        device.tell_of_networks(&self.address, &remote.gid, &remote.name);
-        let Self { queue, pairs, address, endpoint } = self;
-        let mut idle = Vec::with_capacity(pairs.len());
-        for (pair, far) in pairs.into_iter().zip(&remote.lanes) {
+    ///
+    /// # Errors
+    /// There are fewer queue pairs than the terms have lanes.
+    pub fn join(mut self, nic: &Nic, remote: Endpoint, terms: &Terms, traffic_class: u8) -> Result<Joining> {
+        self.truncate(terms);
+        let striping = terms.striping;
+        let (mut rails, mut waiting) = (Vec::new(), Vec::new());
+        for IdleRail { on, pairs } in self.rails {
+            rails.push(on);
+            waiting.push(pairs.into_iter());
+        }
+        let mut idle = Vec::with_capacity(striping.lanes().into());
+        for lane in (0..striping.lanes()).map(proto::Lane) {
+            let pair = waiting.get_mut(usize::from(striping.rail_of(lane))).and_then(Iterator::next);
+            let (Some(pair), Some(far)) = (pair, remote.lane(lane, striping)) else { return Err(is_missing(lane)) };
             // Both ends have it, or the peer would not have said so.
-            if let Some(offered) = far.ece.filter(|_| device.config.ece) {
+            if let Some(offered) = far.ece.filter(|_| nic.config.ece) {
                 pair.adopt_ece(from_wire(offered));
             }
             idle.push(pair);
         }
         idle.reverse();
-        let lanes = Lanes { queue, lanes: Vec::with_capacity(idle.len()), address, remote };
-        let attempts = Attempts::new(device.config.retries);
-        Joining { endpoint, lanes, idle, mtu: terms.mtu, traffic_class, attempts }
+        let queue = rails.first().map(|on| on.queue.clone()).ok_or_else(|| Error::internal("no rail"))?;
+        let lanes = Vec::with_capacity(idle.len());
+        let lanes = Lanes { queue, lanes, rails, name: nic.name.clone(), striping, remote };
+        let attempts = Attempts::new(nic.config.retries);
+        Ok(Joining { endpoint: self.endpoint, lanes, idle, traffic_class, attempts })
     }
 
     /// Tells the peer what each device offers beyond the standard.
     pub fn offer_ece(&mut self) {
-        for (lane, pair) in self.endpoint.lanes.iter_mut().zip(&self.pairs) {
-            lane.ece = pair.ece().map(to_wire);
+        for (end, rail) in self.endpoint.rails.iter_mut().zip(&self.rails) {
+            for (lane, pair) in end.lanes.iter_mut().zip(&rail.pairs) {
+                lane.ece = pair.ece().map(to_wire);
+            }
         }
     }
 }
@@ -67,32 +92,34 @@ impl Joining {
     ///
     /// # Errors
     /// A device refuses the path for good.
-    pub fn advance(&mut self, device: &Device) -> Result<bool> {
+    pub fn advance(&mut self, nic: &Nic) -> Result<bool> {
+        let striping = self.lanes.striping;
         while let Some(pair) = self.idle.pop_if(|_| self.attempts.next <= Instant::now()) {
-            let number = self.lanes.lanes.len();
-            let (Some(local), Some(far)) = (self.endpoint.lanes.get(number), self.lanes.remote.lanes.get(number))
+            let lane = proto::Lane(u8::try_from(self.lanes.lanes.len()).unwrap_or(u8::MAX));
+            let ends = Ends::of(lane, nic, &self.lanes).ok_or_else(|| is_missing(lane))?;
+            let (Some(local), Some(far)) = (self.endpoint.lane_mut(lane, striping), ends.remote.lane(lane, striping))
             else {
-                return Err(Error::internal("more queue pairs than the two ends have told of"));
+                return Err(is_missing(lane));
             };
-            let path = path(device, &self.lanes, (*local, *far), self.mtu, self.traffic_class)?;
-            if number == 0 && self.attempts.failed == 0 {
-                tell(device, &self.lanes, &path);
+            let path = ends.path(*local, far, self.traffic_class)?;
+            let is_first = lane.0 < striping.rails();
+            if is_first && self.attempts.failed == 0 {
+                ends.tell(&path);
             }
-            let id = WorkId::Receive { lane: u8::try_from(number).unwrap_or(u8::MAX) };
-            match pair.try_connect(&path, id.to_bits()) {
+            match pair.try_connect(&path, WorkId::Receive { lane: lane.0 }.to_bits()) {
                 Ok(pair) => {
-                    self.attempts.succeed(device);
-                    let agreed = pair.ece().filter(|_| far.ece.is_some() && device.config.ece);
-                    if let Some(ece) = agreed.filter(|_| number == 0) {
-                        let (name, peer) = (&device.name, &self.lanes.remote.name);
+                    self.attempts.succeed(&ends);
+                    let agreed = pair.ece().filter(|_| far.ece.is_some() && nic.config.ece);
+                    if let Some(ece) = agreed.filter(|_| is_first) {
+                        let (name, peer) = (&ends.rail.name, ends.peer());
                         log::debug!("{name} and {peer} use ECE options {:#x} of {:#x}", ece.options, ece.vendor_id);
                     }
-                    self.endpoint.lanes[number].ece = agreed.map(to_wire);
+                    local.ece = agreed.map(to_wire);
                     self.lanes.lanes.push(Lane { pair, receives: 0 });
                 }
                 Err(refused) => {
                     let Refused { pair, errno, error } = *refused;
-                    self.attempts.fail(device, &self.lanes, errno, error)?;
+                    self.attempts.fail(&ends, errno, error)?;
                     self.idle.push(pair);
                 }
             }
@@ -106,55 +133,96 @@ impl Joining {
     }
 }
 
+fn is_missing(lane: proto::Lane) -> Error {
+    Error::internal(format!("{lane:?} is missing"))
+}
+
+impl<'a> Ends<'a> {
+    /// Those of the rail that `lane` is on.
+    fn of(lane: proto::Lane, nic: &'a Nic, lanes: &'a Lanes) -> Option<Self> {
+        let number = usize::from(lanes.striping.rail_of(lane));
+        let (rail, local) = (nic.rails.get(number)?, &lanes.rails.get(number)?.address);
+        Some(Self { rail, local, far: lanes.remote.rails.get(number)?, remote: &lanes.remote, number })
+    }
+
+    /// For messages: the far end.
+    fn peer(&self) -> String {
+        self.remote.name_of(self.number)
+    }
+
+    /// The way of a queue pair from its `local` end to its `far` one.
+    fn path(&self, local: LaneEnd, far: LaneEnd, traffic_class: u8) -> Result<Path> {
+        let way = path_to(self.rail, self.local, &self.far.gid, self.far.lid)?;
+        let way = Path { mtu: way.mtu.min(self.far.mtu), traffic_class, ..way };
+        Ok(Path { psn: local.psn, dest_qpn: far.qpn, dest_psn: far.psn, ..way })
+    }
+
+    /// Says by which addresses they find each other.
+    fn tell(&self, path: &Path) {
+        let (Self { local, rail, .. }, peer, class) = (self, self.peer(), path.traffic_class);
+        rail.tell_of_networks(local, &self.far.gid, &peer);
+        match path.global {
+            false => log::debug!("{}: LID {} to LID {} of {peer}", rail.name, local.port.lid, path.dest_lid),
+            true => log::debug!(
+                "{}: GID {} {} to GID {}, LID {}, traffic class {class} of {peer}",
+                rail.name,
+                path.gid_index,
+                local.gid.address(),
+                gid::address(&path.dest_gid),
+                path.dest_lid
+            ),
+        }
+    }
+}
+
 impl Attempts {
     fn new(retries: Retries) -> Self {
         let now = Instant::now();
         Self { retries, failed: 0, first: now, next: now }
     }
 
-    fn succeed(&mut self, device: &Device) {
+    fn succeed(&mut self, ends: &Ends<'_>) {
         if self.failed > 0 {
-            log::info!("{}: connected at attempt {}", device.name, self.failed + 1);
+            log::info!("{}: connected at attempt {}", ends.rail.name, self.failed + 1);
         }
         *self = Self::new(self.retries);
     }
 
     /// # Errors
     /// It has failed too often, or for a reason that does not pass.
-    fn fail(&mut self, device: &Device, lanes: &Lanes, errno: i32, error: Error) -> Result<()> {
+    fn fail(&mut self, ends: &Ends<'_>, errno: i32, error: Error) -> Result<()> {
         let Retries { all, count, pause_ms } = self.retries;
         self.failed += 1;
         if self.failed > count || (errno != libc::ETIMEDOUT && !all) {
-            return Err(self.give_up(device, lanes, error));
+            return Err(self.give_up(ends, error));
         }
         if self.failed == 1 {
             self.first = Instant::now();
             log::info!(
                 "{}: {error}; up to {count} more attempts, {pause_ms} ms apart (NCCL_IB_MQP_RETRY_CNT, \
                  NCCL_IB_MQP_RETRY_SLEEP_MSEC)",
-                device.name
+                ends.rail.name
             );
         }
         self.next = Instant::now() + Duration::from_millis(pause_ms);
         Ok(())
     }
 
-    fn give_up(&self, device: &Device, lanes: &Lanes, mut error: Error) -> Error {
-        let (local, remote) = (&lanes.address, &lanes.remote);
+    fn give_up(&self, ends: &Ends<'_>, mut error: Error) -> Error {
+        let Ends { rail, local, far, .. } = ends;
         let seconds = self.first.elapsed().as_secs_f32();
         if self.failed > 1 {
             error.text += &format!("; {} attempts in {seconds:.1} s (NCCL_IB_MQP_RETRY_CNT)", self.failed);
         }
         error.text += &format!(
             "; {} with GID {} (index {}), peer {} with GID {}",
-            device.name,
+            rail.name,
             local.gid.address(),
             local.gid.index,
-            remote.name,
-            gid::address(&remote.gid)
+            ends.peer(),
+            gid::address(&far.gid)
         );
-        let bits = device.config.subnet_bits;
-        if !local.port.infiniband && !gid::are_neighbours(&local.gid.gid, &remote.gid, bits) {
+        if !local.port.infiniband && !gid::are_neighbours(&local.gid.gid, &far.gid, rail.config.subnet_bits) {
             error.text += "; likely: the two are in different networks, and no router joins them (where rails are not \
                            connected, NCCL_CROSS_NIC=0 keeps to one)";
         }
@@ -162,36 +230,12 @@ impl Attempts {
     }
 }
 
-/// Says by which addresses the two ends find each other.
-fn tell(device: &Device, lanes: &Lanes, path: &Path) {
-    let Lanes { address, remote, .. } = lanes;
-    let (name, peer) = (&device.name, &remote.name);
-    let class = path.traffic_class;
-    match path.global {
-        false => log::debug!("{name}: LID {} to LID {} of {peer}", address.port.lid, path.dest_lid),
-        true => log::debug!(
-            "{name}: GID {} {} to GID {}, LID {}, traffic class {class} of {peer}",
-            path.gid_index,
-            address.gid.address(),
-            gid::address(&path.dest_gid),
-            path.dest_lid
-        ),
-    }
-}
-
-/// The way of a queue pair from its `local` end to its `far` one.
-fn path(device: &Device, lanes: &Lanes, (local, far): (LaneEnd, LaneEnd), mtu: u8, traffic_class: u8) -> Result<Path> {
-    let Lanes { address, remote, .. } = lanes;
-    let path = Path { mtu, traffic_class, psn: local.psn, ..path_to(device, address, &remote.gid, remote.lid)? };
-    Ok(Path { dest_qpn: far.qpn, dest_psn: far.psn, ..path })
-}
-
-/// The way from `device`, which is at `local`, to a port, as far as it is the same for all queue pairs.
+/// The way from `rail`, which is at `local`, to a port, as far as it is the same for all queue pairs.
 ///
 /// # Errors
 /// The local GID has gone.
-pub fn path_to(device: &Device, local: &LocalAddress, gid: &[u8; 16], lid: u16) -> Result<Path> {
-    let config = &device.config;
+pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16) -> Result<Path> {
+    let config = &rail.config;
     let reach = match local.port.infiniband {
         true => ib::reach(&local.gid.gid, gid, lid, local.port.grh_required),
         false => ib::Reach { lid, global: true },
@@ -203,7 +247,7 @@ pub fn path_to(device: &Device, local: &LocalAddress, gid: &[u8; 16], lid: u16) 
         dest_gid: *gid,
         dest_lid: reach.lid,
         global: reach.global,
-        gid_index: if reach.global { device.index_of(local)? } else { 0 },
+        gid_index: if reach.global { rail.index_of(local)? } else { 0 },
         mtu: local.port.mtu,
         service_level: config.service_level,
         traffic_class: config.traffic_class,
@@ -212,12 +256,12 @@ pub fn path_to(device: &Device, local: &LocalAddress, gid: &[u8; 16], lid: u16) 
     })
 }
 
-fn to_wire(ece: Ece) -> handshake::Ece {
+fn to_wire(ece: Ece) -> endpoint::Ece {
     let Ece { vendor_id, options, comp_mask } = ece;
-    handshake::Ece { vendor_id, options, comp_mask }
+    endpoint::Ece { vendor_id, options, comp_mask }
 }
 
-fn from_wire(ece: handshake::Ece) -> Ece {
-    let handshake::Ece { vendor_id, options, comp_mask } = ece;
+fn from_wire(ece: endpoint::Ece) -> Ece {
+    let endpoint::Ece { vendor_id, options, comp_mask } = ece;
     Ece { vendor_id, options, comp_mask }
 }

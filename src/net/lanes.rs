@@ -1,12 +1,16 @@
-//! The queue pairs of one end of a connection, from creation to failure.
+//! The queue pairs of one end of a connection, over all its rails, from creation to failure.
 
 use super::address::LocalAddress;
-use super::device::Device;
 use super::link::Link;
+use super::nic::Nic;
+use super::rail::Rail;
 use crate::error::{Error, Result};
 use crate::host::{random, sysfs};
-use crate::proto::handshake::{Endpoint, LaneEnd};
+use crate::proto::endpoint::{Endpoint, LaneEnd, RailEnd};
+use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
+use crate::proto::stripe::Striping;
+use crate::proto::{self, MAX_LANES, MAX_RAILS};
 use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, QueuePair};
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion};
@@ -16,11 +20,24 @@ use std::sync::Arc;
 /// The queue pairs of one end, before the other end is known.
 #[derive(Debug)]
 pub struct IdleLanes {
-    pub(super) queue: Arc<CompletionQueue>,
-    pub(super) pairs: Vec<IdleQueuePair>,
-    pub(super) address: LocalAddress,
+    pub(super) rails: Vec<IdleRail>,
     /// What the peer is told.
     pub endpoint: Endpoint,
+}
+
+/// Those on one rail.
+#[derive(Debug)]
+pub(super) struct IdleRail {
+    pub(super) on: OnRail,
+    pub(super) pairs: Vec<IdleQueuePair>,
+}
+
+/// What the lanes of one rail share.
+#[derive(Debug)]
+pub(super) struct OnRail {
+    name: String,
+    pub(super) address: LocalAddress,
+    pub(super) queue: Arc<CompletionQueue>,
 }
 
 /// One connected queue pair with its accounts.
@@ -35,70 +52,127 @@ pub struct Lane {
 /// The connected queue pairs of one end.
 #[derive(Debug)]
 pub struct Lanes {
-    /// Their common completion queue.
-    pub queue: Arc<CompletionQueue>,
+    /// The first rail's completion queue, which is the only one of most connections.
+    pub(super) queue: Arc<CompletionQueue>,
     /// By lane number.
     pub lanes: Vec<Lane>,
-    pub(super) address: LocalAddress,
+    pub(super) rails: Vec<OnRail>,
+    /// The device, for messages.
+    pub(super) name: String,
+    pub(super) striping: Striping,
     pub(super) remote: Endpoint,
 }
 
 impl IdleLanes {
-    /// `count` queue pairs on `device`, sized by `depths`; `peer` is the peer's GID, if that is known.
+    /// At most `per_rail` queue pairs, sized by `depths`, on each rail of `nic`; or, if the peer's end is known, on as many
+    /// rails as both have, each of which is addressed as suits its other end.
     ///
     /// # Errors
-    /// The port is down, or the device has no more queues.
-    pub fn new(device: &Device, count: u8, depths: Depths, peer: Option<[u8; 16]>) -> Result<Self> {
-        let config = &device.config;
-        let address = device.address_towards(peer)?;
-        let entries = (depths.send + depths.recv) * u32::from(count);
-        let queue = CompletionQueue::new(&device.card.context, entries)?;
-        let pair = |_| IdleQueuePair::new(&device.card.domain, &queue, device.port, config.pkey_index, depths);
+    /// A port is down, or a device has no more queues.
+    pub fn new(nic: &Nic, per_rail: usize, depths: Depths, peer: Option<&Endpoint>) -> Result<Self> {
+        let config = &nic.config;
+        let used: Vec<_> = nic.rails.iter().take(peer.map_or(MAX_RAILS, |peer| peer.rails.len())).collect();
+        let count = per_rail.min(MAX_LANES / used.len().max(1));
+        let far = |rail: usize| peer.and_then(|peer| peer.rails.get(rail)).map(|end| end.gid);
+        let idle = |(number, rail): (usize, &&Arc<Rail>)| IdleRail::new(rail, count, depths, far(number));
+        let idle = used.iter().enumerate().map(idle).collect::<Result<Vec<_>>>()?;
+        let infiniband = nic.first().infiniband;
+        let ends = used.iter().zip(&idle).map(|(rail, idle)| idle.end(rail)).collect::<Result<_>>()?;
+        let port = match nic.rails.as_slice() {
+            [one] => format!(" port {}", one.port),
+            _ => String::new(),
+        };
+        let endpoint = Endpoint {
+            name: format!("{}{port} of process {} on {}", nic.name, std::process::id(), sysfs::host_name()),
+            adaptive_routing: config.adaptive_routing.unwrap_or(infiniband),
+            split: config.split,
+            rails: ends,
+        };
+        Ok(Self { rails: idle, endpoint })
+    }
+
+    /// Keeps what `terms` have use for; the rest is given back.
+    pub fn truncate(&mut self, terms: &Terms) {
+        self.endpoint.truncate(terms);
+        self.rails.truncate(terms.striping.rails().into());
+        for rail in &mut self.rails {
+            rail.pairs.truncate(terms.lanes_per_rail());
+        }
+    }
+}
+
+impl IdleRail {
+    fn new(rail: &Rail, count: usize, depths: Depths, peer: Option<[u8; 16]>) -> Result<Self> {
+        let address = rail.address_towards(peer)?;
+        let entries = (depths.send + depths.recv) * count as u32;
+        let queue = CompletionQueue::new(&rail.card.context, entries)?;
+        let pair = |_| IdleQueuePair::new(&rail.card.domain, &queue, rail.port, rail.config.pkey_index, depths);
         let pairs = (0..count).map(pair).collect::<Result<Vec<_>>>()?;
+        Ok(Self { on: OnRail { name: rail.name.clone(), address, queue }, pairs })
+    }
+
+    fn end(&self, rail: &Rail) -> Result<RailEnd> {
+        let LocalAddress { port, gid } = self.on.address;
         let lane = |pair: &IdleQueuePair| {
             let psn = u32::from_le_bytes(random::bytes()?) & 0xff_ffff;
             Ok(LaneEnd { qpn: pair.number(), psn, ece: None })
         };
-        let endpoint = Endpoint {
-            name: format!(
-                "{} port {} of process {} on {}",
-                device.name,
-                device.port,
-                std::process::id(),
-                sysfs::host_name()
-            ),
-            infiniband: address.port.infiniband,
-            lid: address.port.lid,
-            gid: address.gid.gid,
-            mtu: address.port.mtu,
-            adaptive_routing: config.adaptive_routing.unwrap_or(address.port.infiniband),
-            split: config.split,
-            lanes: pairs.iter().map(lane).collect::<Result<_>>()?,
-        };
-        Ok(Self { queue, pairs, address, endpoint })
-    }
-
-    /// Keeps the first `count` queue pairs; the rest is given back.
-    pub fn truncate(&mut self, count: u8) {
-        self.pairs.truncate(usize::from(count));
-        self.endpoint.lanes.truncate(usize::from(count));
+        Ok(RailEnd {
+            name: format!("{} port {}", rail.name, rail.port),
+            infiniband: port.infiniband,
+            lid: port.lid,
+            gid: gid.gid,
+            mtu: port.mtu,
+            speed_mbps: rail.speed_mbps,
+            lanes: self.pairs.iter().map(lane).collect::<Result<_>>()?,
+        })
     }
 }
 
 impl Lanes {
-    /// Takes a batch of completions and hands those that succeeded to `handle`; how many there were.
+    /// Whether there is more than one rail.
+    #[inline(always)]
+    pub fn are_on_several_rails(&self) -> bool {
+        self.rails.len() > 1
+    }
+
+    /// Takes a batch of completions of the first rail, which most connections have only, and hands those that succeeded to
+    /// `handle`; how many there were.
     ///
     /// # Errors
     /// One has failed, which tells more than what `handle` makes of the others; or else what `handle` says.
     #[inline(always)]
     pub fn poll(
         &mut self,
-        device: &Arc<Device>,
+        link: &Arc<Link>,
+        handle: impl FnMut(&mut [Lane], &Completion) -> Result<()>,
+    ) -> Result<usize> {
+        self.poll_rail(0, link, handle)
+    }
+
+    /// The same over all rails.
+    ///
+    /// # Errors
+    /// As [`Self::poll`], of the first rail that has one.
+    #[inline(never)]
+    pub fn poll_rails(
+        &mut self,
         link: &Arc<Link>,
         mut handle: impl FnMut(&mut [Lane], &Completion) -> Result<()>,
     ) -> Result<usize> {
+        (0..self.rails.len()).try_fold(0, |before, rail| Ok(before + self.poll_rail(rail, link, &mut handle)?))
+    }
+
+    #[inline(always)]
+    fn poll_rail(
+        &mut self,
+        rail: usize,
+        link: &Arc<Link>,
+        mut handle: impl FnMut(&mut [Lane], &Completion) -> Result<()>,
+    ) -> Result<usize> {
+        let queue = if rail == 0 { &self.queue } else { &self.rails[rail].queue };
         let mut batch = Batch::default();
-        let completions = self.queue.poll(&mut batch)?;
+        let completions = queue.poll(&mut batch)?;
         let (mut failed, mut outcome) = (None, Ok(()));
         for completion in completions {
             if completion.status() != Status::SUCCESS {
@@ -108,18 +182,16 @@ impl Lanes {
             }
         }
         match failed {
-            Some(completion) => Err(self.explain(device, link, completion)),
+            Some(completion) => Err(self.explain(link, completion)),
             None => outcome.map(|()| completions.len()),
         }
     }
 
     /// The error behind a failed completion, told so that somebody can act on it.
     #[cold]
-    pub fn explain(&self, device: &Device, link: &Link, completion: &Completion) -> Error {
+    #[inline(never)]
+    fn explain(&self, link: &Link, completion: &Completion) -> Error {
         let work = WorkId::from_bits(completion.id());
-        let lane = work.lane();
-        let qpn = self.lanes.get(lane).map_or(0, |l| l.pair.number());
-        let remote_qpn = self.remote.lanes.get(lane).map_or(0, |l| l.qpn);
         let (status, vendor_error) = (completion.status(), completion.vendor_error());
         let reason = link.reason();
         let peer_state = if !reason.is_empty() {
@@ -133,18 +205,37 @@ impl Lanes {
             "" => String::new(),
             cause => format!("; likely: {cause}"),
         };
+        let operation = work.operation();
+        let (on, between) = self.place(work.lane());
+        let peer = link.peer();
         Error::remote(format!(
-            "{} on {}: {status}, vendor error {vendor_error}; local GID {} (index {}) LID {} queue pair {qpn}, \
-             remote GID {} LID {} queue pair {remote_qpn}, peer {}{peer_state}{cause}",
-            work.operation(),
-            device.name,
-            Ipv6Addr::from(self.address.gid.gid),
-            self.address.gid.index,
-            self.address.port.lid,
-            Ipv6Addr::from(self.remote.gid),
-            self.remote.lid,
-            link.peer(),
+            "{operation} on {on}: {status}, vendor error {vendor_error}; {between}, peer {peer}{peer_state}{cause}"
         ))
+    }
+
+    /// For messages: the port that `lane` is on, and the lane's two ends.
+    fn place(&self, lane: u8) -> (String, String) {
+        let number = usize::from(lane) % self.rails.len().max(1);
+        let (Some(OnRail { name, address, .. }), Some(far)) = (self.rails.get(number), self.remote.rails.get(number))
+        else {
+            return (self.name.clone(), String::new());
+        };
+        let on = match self.rails.len() {
+            1 => name.clone(),
+            _ => format!("{name} (rail {number} of {})", self.name),
+        };
+        let qpn = self.lanes.get(usize::from(lane)).map_or(0, |l| l.pair.number());
+        let remote_qpn = self.remote.lane(proto::Lane(lane), self.striping).map_or(0, |l| l.qpn);
+        let between = format!(
+            "local GID {} (index {}) LID {} queue pair {qpn}, remote GID {} LID {} queue pair {remote_qpn} of {}",
+            Ipv6Addr::from(address.gid.gid),
+            address.gid.index,
+            address.port.lid,
+            Ipv6Addr::from(far.gid),
+            far.lid,
+            far.name,
+        );
+        (on, between)
     }
 }
 
@@ -205,10 +296,10 @@ impl WorkId {
         }
     }
 
-    fn lane(self) -> usize {
+    fn lane(self) -> u8 {
         match self {
-            Self::Data { lane, .. } | Self::Announce { lane, .. } | Self::Receive { lane } => usize::from(lane),
-            Self::Flush { .. } => usize::MAX,
+            Self::Data { lane, .. } | Self::Announce { lane, .. } | Self::Receive { lane } => lane,
+            Self::Flush { .. } => 0,
         }
     }
 

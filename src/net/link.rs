@@ -81,6 +81,10 @@ impl Link {
     /// The descriptor is readable; whether it is worth waiting for more.
     pub fn handle_readable(&self) -> bool {
         let mut control = self.lock();
+        // Every card of a device has a watcher, and one of them was first.
+        if !control.reason.is_empty() {
+            return false;
+        }
         let (state, reason) = match control.socket.poll_frame() {
             Ok(Incoming::Nothing) => return true,
             Ok(Incoming::Frame(f)) if f.kind == Kind::Goodbye && f.token == self.token => match f.body_text() {
@@ -129,5 +133,37 @@ impl Drop for Link {
         let mut control = self.lock();
         control.goodbye(token, "");
         control.socket.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    fn pair() -> (Link, Link) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+        let (far, _) = listener.accept().expect("a caller");
+        let link = |stream: TcpStream| {
+            stream.set_nonblocking(true).expect("non-blocking");
+            let peer = stream.peer_addr().expect("an address");
+            Link::new("peer".into(), [7; 16], ControlSocket::accepted(stream, peer).expect("a socket"))
+        };
+        (link(near), link(far))
+    }
+
+    /// Where there are several watchers, the second one finds the end of the connection behind the goodbye: that is no death.
+    #[test]
+    fn a_goodbye_is_the_last_word() {
+        let (near, far) = pair();
+        drop(far);
+        while near.handle_readable() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(near.is_gone() && !near.is_broken());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!near.handle_readable() && !near.is_broken(), "{}", near.reason());
     }
 }

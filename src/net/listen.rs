@@ -3,10 +3,10 @@
 //! Anybody may come to the port. Each caller is a candidate with a deadline of its own; only one that shows the
 //! listener's token costs more than a socket, and only one that commits becomes a communicator.
 
-use super::device::Device;
 use super::joining::Joining;
 use super::lanes::IdleLanes;
 use super::link::Link;
+use super::nic::Nic;
 use super::receiver::{RECEIVER_DEPTHS, RecvComm, RecvPath};
 use super::socket::{ControlSocket, Incoming};
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ const MAX_CANDIDATES: usize = 32;
 /// A listener for one peer.
 #[derive(Debug)]
 pub struct Listener {
-    device: Arc<Device>,
+    nic: Arc<Nic>,
     socket: TcpListener,
     handle: Handle,
     candidates: Vec<Candidate>,
@@ -71,18 +71,18 @@ enum Verdict {
 }
 
 impl Listener {
-    /// Listens on `interface` for the peer of `device`.
+    /// Listens on `interface` for the peer of `nic`.
     ///
     /// # Errors
     /// No port can be had.
-    pub fn new(device: Arc<Device>, interface: &Interface) -> Result<Self> {
+    pub fn new(nic: Arc<Nic>, interface: &Interface) -> Result<Self> {
         let what = || format!("listening on {} ({})", interface.name, interface.address.ip());
         let socket = TcpListener::bind(interface.address).map_err(|e| Error::io(what(), &e))?;
         socket.set_nonblocking(true).map_err(|e| Error::io(what(), &e))?;
         let mut address = socket.local_addr().map_err(|e| Error::io(what(), &e))?;
         address.set_ip(interface.address.ip());
         let handle = Handle { address, token: random::bytes()? };
-        Ok(Self { device, socket, handle, candidates: Vec::new() })
+        Ok(Self { nic, socket, handle, candidates: Vec::new() })
     }
 
     /// What the peer has to be given.
@@ -103,7 +103,7 @@ impl Listener {
                 Verdict::Dismiss(why) => {
                     let candidate = self.candidates.remove(i);
                     let (at, from) = (self.handle.address, candidate.socket.peer());
-                    log::info!("listener {at} for {}: dismissed {from}: {why}", self.device.name);
+                    log::info!("listener {at} for {}: dismissed {from}: {why}", self.nic.name);
                 }
                 Verdict::Take(prepared) => {
                     let Candidate { socket, .. } = self.candidates.remove(i);
@@ -128,7 +128,7 @@ impl Listener {
                 let oldest = self.candidates.iter().position(|c| matches!(c.stage, Stage::Stranger));
                 self.candidates.remove(oldest.unwrap_or(0));
             }
-            let deadline = Instant::now() + Duration::from_secs(self.device.config.handshake_timeout_s);
+            let deadline = Instant::now() + Duration::from_secs(self.nic.config.handshake_timeout_s);
             let socket = ControlSocket::accepted(stream, peer)?;
             self.candidates.push(Candidate { socket, deadline, stage: Stage::Stranger });
             // Everybody is heard once before anybody else has to go.
@@ -171,10 +171,10 @@ impl Listener {
 
     /// The right peer has come: make our end.
     fn reply(&mut self, index: usize, frame: &Frame) -> Result<Verdict> {
-        let begun = Hello::parse(&frame.body).map_err(Error::from).and_then(|hello| begin(&self.device, hello));
+        let begun = Hello::parse(&frame.body).map_err(Error::from).and_then(|hello| begin(&self.nic, hello));
         let preparing = begun.map_err(|e| self.turn_down(index, e))?;
         let candidate = &mut self.candidates[index];
-        candidate.deadline = Instant::now() + Duration::from_secs(self.device.config.handshake_timeout_s);
+        candidate.deadline = Instant::now() + Duration::from_secs(self.nic.config.handshake_timeout_s);
         candidate.stage = Stage::Joining(Box::new(preparing));
         self.proceed(index)
     }
@@ -182,7 +182,7 @@ impl Listener {
     /// Goes on with what does not wait for the peer; once it is done, the peer is told.
     fn proceed(&mut self, index: usize) -> Result<Verdict> {
         let Stage::Joining(preparing) = &mut self.candidates[index].stage else { return Ok(Verdict::Wait) };
-        match preparing.joining.advance(&self.device) {
+        match preparing.joining.advance(&self.nic) {
             Ok(true) => {}
             Ok(false) => return Ok(Verdict::Wait),
             Err(e) => return Err(self.turn_down(index, e)),
@@ -194,7 +194,7 @@ impl Listener {
         let (prepared, reply) = preparing.finish().map_err(|e| self.turn_down(index, e))?;
         let candidate = &mut self.candidates[index];
         candidate.socket.send(&reply.frame(self.handle.token));
-        candidate.deadline = Instant::now() + Duration::from_secs(self.device.config.handshake_timeout_s);
+        candidate.deadline = Instant::now() + Duration::from_secs(self.nic.config.handshake_timeout_s);
         candidate.stage = Stage::Replied(Box::new(prepared));
         if candidate.socket.poll_sent().is_err() {
             return Ok(Verdict::Dismiss("it closed the connection".into()));
@@ -206,15 +206,15 @@ impl Listener {
     fn turn_down(&mut self, index: usize, error: Error) -> Error {
         let mut candidate = self.candidates.remove(index);
         candidate.refuse(&self.handle, &error.text);
-        error.during(format_args!("accepting {} on {}", candidate.socket.peer(), self.device.name))
+        error.during(format_args!("accepting {} on {}", candidate.socket.peer(), self.nic.name))
     }
 
     fn complete(&self, socket: ControlSocket, prepared: Prepared) -> Result<RecvComm> {
         let peer = format!("{} ({})", prepared.peer, socket.peer());
         let link = Arc::new(Link::new(peer, self.handle.token, socket));
-        self.device.card.watcher()?.watch(&link)?;
-        log::debug!("{} receives from {}", self.device.name, link.peer());
-        Ok(RecvComm::new(Arc::clone(&self.device), link, prepared.path))
+        self.nic.watch(&link)?;
+        log::debug!("{} receives from {}", self.nic.name, link.peer());
+        Ok(RecvComm::new(Arc::clone(&self.nic), link, prepared.path))
     }
 }
 
@@ -228,14 +228,12 @@ impl Candidate {
 }
 
 /// Makes our end for the peer that said `hello`.
-fn begin(device: &Device, hello: Hello) -> Result<Preparing> {
-    let config = &device.config;
-    let offered = u8::try_from(hello.endpoint.lanes.len()).unwrap_or(u8::MAX);
-    let count = config.lanes.min(offered);
-    let mut idle = IdleLanes::new(device, count, RECEIVER_DEPTHS, Some(hello.endpoint.gid))?;
+fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
+    let offered = hello.endpoint.rails.iter().map(|rail| rail.lanes.len()).min().unwrap_or(0);
+    let count = usize::from(nic.config.lanes).min(offered);
+    let idle = IdleLanes::new(nic, count, RECEIVER_DEPTHS, Some(&hello.endpoint))?;
     let terms = Terms::agree(&hello.endpoint, &idle.endpoint)?;
-    idle.truncate(terms.striping.lanes);
-    let joining = idle.join(device, hello.endpoint.clone(), &terms, config.announce_traffic_class);
+    let joining = idle.join(nic, hello.endpoint.clone(), &terms, nic.config.announce_traffic_class)?;
     Ok(Preparing { joining, hello, terms })
 }
 

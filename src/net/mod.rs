@@ -1,19 +1,24 @@
 //! The plugin's objects: the only place where the protocol meets the verbs and the machine.
 //!
-//! [`Net`] is built once from the environment. A [`device::Device`] is an active port; [`listen::Listener`] and
+//! [`Net`] is built once from the environment. A [`nic::Nic`] is what NCCL calls a device: an active port, or several like
+//! ports of one [`card::Card`], each of which is a [`rail::Rail`] then. [`listen::Listener`] and
 //! [`connect::Connector`] make [`receiver::RecvComm`] and [`sender::SendComm`], which translate between flows and
 //! queue pairs.
 
 pub mod address;
+pub mod announcer;
+pub mod card;
 pub mod claims;
 pub mod connect;
-pub mod device;
 pub mod flush;
 pub mod gdr;
 pub mod joining;
 pub mod lanes;
 pub mod link;
 pub mod listen;
+pub mod memory;
+pub mod nic;
+pub mod rail;
 pub mod receiver;
 pub mod region;
 pub mod sender;
@@ -30,8 +35,8 @@ use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::verbs::context::Context;
 use crate::verbs::library::Library;
 use connect::Connector;
-use device::Device;
 use listen::Listener;
+use nic::Nic;
 use sender::SendComm;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,7 +45,7 @@ use std::time::Instant;
 /// Everything there is in a process.
 #[derive(Debug)]
 pub struct Net {
-    devices: Vec<Arc<Device>>,
+    devices: Vec<Arc<Nic>>,
     interface: Option<Interface>,
     connectors: Mutex<HashMap<u64, Connector>>,
 }
@@ -63,7 +68,7 @@ impl Net {
     }
 
     /// The devices.
-    pub fn devices(&self) -> &[Arc<Device>] {
+    pub fn devices(&self) -> &[Arc<Nic>] {
         &self.devices
     }
 
@@ -71,7 +76,7 @@ impl Net {
     ///
     /// # Errors
     /// There is no such device.
-    pub fn device(&self, index: i32) -> Result<&Arc<Device>> {
+    pub fn device(&self, index: i32) -> Result<&Arc<Nic>> {
         let found = usize::try_from(index).ok().and_then(|i| self.devices.get(i));
         found.ok_or_else(|| Error::argument(format!("device {index}: there are {}", self.devices.len())))
     }
@@ -135,7 +140,7 @@ impl Net {
         let devices: Vec<_> = self.devices.iter().map(|d| d.describe()).collect();
         log::info!(
             target: INIT,
-            "Ferrite {}: {} device(s): {}; connection set-up over {} ({}); {} queue pair(s) per connection",
+            "Ferrite {}: {} device(s): {}; connection set-up over {} ({}); {} queue pair(s) per connection and rail",
             env!("CARGO_PKG_VERSION"),
             devices.len(),
             devices.join(", "),
@@ -143,7 +148,12 @@ impl Net {
             interface.address.ip(),
             config.lanes,
         );
-        for refusal in self.devices.iter().filter_map(|d| d.local_address().err()) {
+        for fused in self.devices.iter().filter(|device| device.rails.len() > 1) {
+            let (rails, speed) = (fused.rails.len(), fused.speed_mbps() / 1000);
+            let ports = "are ports of one card and one device to NCCL";
+            log::info!(target: INIT, "Ferrite: the {rails} rails of {} {ports}, {speed} Gb/s (NCCL_IB_MERGE_NICS=0 keeps them apart)", fused.name);
+        }
+        for refusal in self.devices.iter().flat_map(|d| &d.rails).filter_map(|rail| rail.local_address().err()) {
             log::warn!(target: INIT, "{refusal}");
         }
         for (name, why) in Config::unheeded() {
@@ -155,7 +165,7 @@ impl Net {
 /// Log target of lines that NCCL shows without `NCCL_DEBUG_SUBSYS`.
 pub const INIT: &str = "init";
 
-fn find_devices(config: &Arc<Config>) -> Vec<Arc<Device>> {
+fn find_devices(config: &Arc<Config>) -> Vec<Arc<Nic>> {
     let none = |why: String| {
         let next = "NCCL will use another network";
         if config.insisted {
@@ -179,7 +189,7 @@ fn find_devices(config: &Arc<Config>) -> Vec<Arc<Device>> {
     for failure in &failures {
         log::info!(target: INIT, "Ferrite: {failure} (in a container: is /dev/infiniband passed in?)");
     }
-    let devices = Device::discover(&contexts, config);
+    let devices = Nic::discover(&contexts, config);
     if devices.is_empty() {
         let opened = contexts.len();
         let (found, refused) = (opened + failures.len(), failures.len());

@@ -1,10 +1,12 @@
 //! A receive communicator: buffers in, clear-to-sends out, completions by identity.
 
-use super::device::Device;
-use super::flush::FlushLane;
+use super::announcer::Announcer;
+use super::flush::Flushes;
 use super::lanes::{Lane, Lanes, WorkId};
 use super::link::Link;
-use super::region::{MemoryKind, Registration};
+use super::memory::Memory;
+use super::nic::Nic;
+use super::region::MemoryKind;
 use super::single::SingleCaller;
 use super::standing::Standing;
 use crate::error::{Error, Result};
@@ -14,16 +16,12 @@ use crate::proto::requests::RequestId;
 use crate::proto::wire::{Imm, Slot};
 use crate::proto::{self, MAX_GROUP, Violation};
 use crate::verbs::queue::Depths;
-use crate::verbs::work::{RECV_BATCH, Span, Target, Write};
+use crate::verbs::work::{Completion, RECV_BATCH};
 use std::sync::Arc;
 
 /// Sizes of a receiver's queues: it sends clear-to-sends only, inline, and keeps receives for all it has announced.
 pub const RECEIVER_DEPTHS: Depths =
     Depths { send: 128, recv: proto::RING_SLOTS as u32, inline_bytes: (MAX_GROUP * Slot::BYTES) as u32 };
-/// One of so many clear-to-send work requests reports its completion, and with it that of those before it.
-const SIGNAL_EVERY: u32 = 32;
-/// The lane that carries clear-to-sends.
-const ANNOUNCE_LANE: usize = 0;
 
 /// The receiving end of a connection.
 #[derive(Debug)]
@@ -32,7 +30,7 @@ pub struct RecvComm {
     /// The peer.
     pub link: Arc<Link>,
     /// The device it is on.
-    pub device: Arc<Device>,
+    pub nic: Arc<Nic>,
 }
 
 /// A message that a receive expects.
@@ -45,7 +43,7 @@ pub struct Expected<'a> {
     /// The message's tag.
     pub tag: u32,
     /// The buffer's registration.
-    pub memory: &'a Registration,
+    pub memory: &'a Memory,
 }
 
 /// The state behind the data path.
@@ -53,12 +51,8 @@ pub struct Expected<'a> {
 pub struct RecvPath {
     flow: RecvFlow,
     lanes: Lanes,
-    ring: Ring,
-    slots_per_write: u32,
-    /// Clear-to-send work requests that have been posted, and those that are known to be complete.
-    announcements: u32,
-    retired: u32,
-    flush: Option<FlushLane>,
+    announcer: Announcer,
+    flushes: Option<Box<Flushes>>,
     standing: Standing,
 }
 
@@ -69,14 +63,8 @@ impl RecvPath {
     /// The device offers no inline data, or refuses the receives.
     pub fn new(lanes: Lanes, ring: Ring, terms: &Terms) -> Result<Self> {
         let flow = RecvFlow::new(terms.striping);
-        let inline_bytes = lanes.lanes.first().map_or(0, |lane| lane.pair.inline_bytes());
-        let slots_per_write = inline_bytes / Slot::BYTES as u32;
-        if slots_per_write == 0 {
-            let text = format!("the device takes {inline_bytes} bytes of inline data; {} are needed", Slot::BYTES);
-            return Err(Error::os(text, libc::EOPNOTSUPP));
-        }
-        let (announcements, retired, flush, standing) = (0, 0, None, Standing::new("receiving from"));
-        let mut path = Self { flow, lanes, ring, slots_per_write, announcements, retired, flush, standing };
+        let announcer = Announcer::new(&lanes.lanes, ring, terms)?;
+        let mut path = Self { flow, lanes, announcer, flushes: None, standing: Standing::new("receiving from") };
         for lane in &mut path.lanes.lanes {
             lane.refill()?;
         }
@@ -86,8 +74,8 @@ impl RecvPath {
 
 impl RecvComm {
     /// A receiver.
-    pub fn new(device: Arc<Device>, link: Arc<Link>, path: RecvPath) -> Self {
-        Self { path: SingleCaller::new(path), link, device }
+    pub fn new(nic: Arc<Nic>, link: Arc<Link>, path: RecvPath) -> Self {
+        Self { path: SingleCaller::new(path), link, nic }
     }
 
     /// Begins to receive a group of `count` messages, of which `expected` tells each. `None`: too much is outstanding,
@@ -125,7 +113,11 @@ impl RecvComm {
     pub fn test(&self, id: RequestId, done: impl FnOnce(&[u32])) -> Result<()> {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
-                path.progress(&self.device, &self.link)?;
+                if path.lanes.are_on_several_rails() {
+                    path.progress_on_rails(&self.link)?;
+                } else {
+                    path.progress(&self.link)?;
+                }
             }
             if let Some(lengths) = path.flow.poll_done(id).map_err(Violation::into_misuse)? {
                 done(lengths);
@@ -139,19 +131,20 @@ impl RecvComm {
     /// # Errors
     /// The connection has failed, or the flush cannot be posted.
     pub fn iflush<'a>(&self, received: impl Iterator<Item = Expected<'a>>) -> Result<Option<RequestId>> {
-        if !self.device.config.flush {
+        if !self.nic.config.flush {
             return Ok(None);
         }
-        // One read behind the last bytes is behind all of them: they came over the same device.
-        let last = received.filter(|e| e.length > 0 && e.memory.kind == MemoryKind::Gpu).last();
-        let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
         self.path.enter(|path| {
             path.standing.check_failed()?;
-            if path.flush.is_none() {
-                path.flush = Some(FlushLane::new(&self.device)?);
+            let (mut rails, mut last) = (0, None);
+            for expected in received.filter(|e| e.length > 0 && e.memory.kind() == MemoryKind::Gpu) {
+                rails |= path.flow.rails_of(expected.addr);
+                last = Some(expected);
             }
-            let Some(flush) = &mut path.flush else { return Ok(None) };
-            flush.post(addr, memory.rkey).map_err(|e| path.standing.fail(&self.link, e))
+            // One read behind the last bytes of a rail is behind all of its bytes.
+            let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
+            let flushes = path.flushes.get_or_insert_default();
+            flushes.post(&self.nic, rails, addr, memory).map_err(|e| path.standing.fail(&self.link, e))
         })
     }
 
@@ -163,8 +156,8 @@ impl RecvComm {
     pub fn test_flush(&self, id: RequestId) -> Result<bool> {
         self.path.enter(|path| {
             path.standing.check_failed()?;
-            let result = match &mut path.flush {
-                Some(flush) => flush.test(id),
+            let result = match &mut path.flushes {
+                Some(flushes) => flushes.test(id),
                 None => Err(Error::internal("a flush is tested that never began")),
             };
             result.map_err(|e| path.standing.fail(&self.link, e))
@@ -195,32 +188,34 @@ impl RecvPath {
         let posted = self.flow.post(count, |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
             memory.require("irecv", addr, length)?;
-            Ok::<_, Error>(Buffer { addr, length, rkeys: [memory.rkey, 0], tag })
+            Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         })?;
         self.announce().map_err(|e| self.standing.fail(link, e))?;
         Ok(posted)
     }
 
     #[inline(always)]
-    fn progress(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<()> {
+    fn progress(&mut self, link: &Arc<Link>) -> Result<()> {
+        self.progress_by(link, Self::poll)
+    }
+
+    #[inline(never)]
+    fn progress_on_rails(&mut self, link: &Arc<Link>) -> Result<()> {
+        self.progress_by(link, Self::poll_rails)
+    }
+
+    #[inline(always)]
+    fn progress_by(
+        &mut self,
+        link: &Arc<Link>,
+        poll: impl FnOnce(&mut Self, &Arc<Link>) -> Result<usize>,
+    ) -> Result<()> {
         // Looked at before the queue: what the peer sent before it went is in the queue by then.
         let gone = link.is_gone();
         if gone {
             self.standing.check_failed()?;
         }
-        let Self { flow, lanes, retired, standing, .. } = self;
-        let polled = lanes.poll(device, link, |lanes, completion| match WorkId::from_bits(completion.id()) {
-            WorkId::Receive { lane } => {
-                flow.handle_immediate(proto::Lane(lane), Imm::from_bits(completion.imm()))?;
-                lanes.get_mut(usize::from(lane)).map_or_else(|| Err(no_lane()), Lane::handle_receive)
-            }
-            WorkId::Announce { .. } => {
-                *retired = retired.wrapping_add(SIGNAL_EVERY);
-                Ok(())
-            }
-            _ => Err(misplaced(completion.id())),
-        });
-        let polled = polled.map_err(|e| standing.fail(link, e))?;
+        let polled = poll(self, link).map_err(|e| self.standing.fail(link, e))?;
         if polled == 0 {
             self.flow.handle_fruitless_poll();
             if gone {
@@ -231,38 +226,57 @@ impl RecvPath {
         self.announce().map_err(|e| self.standing.fail(link, e))
     }
 
-    /// Writes due clear-to-sends into the sender's ring.
+    #[inline(always)]
+    fn poll(&mut self, link: &Arc<Link>) -> Result<usize> {
+        let Self { flow, lanes, announcer, .. } = self;
+        lanes.poll(link, |lanes, completion| handle(flow, announcer, lanes, completion))
+    }
+
+    fn poll_rails(&mut self, link: &Arc<Link>) -> Result<usize> {
+        let Self { flow, lanes, announcer, .. } = self;
+        lanes.poll_rails(link, |lanes, completion| handle(flow, announcer, lanes, completion))
+    }
+
+    /// Writes due clear-to-sends into the sender's ring, as far as the queues have room.
     #[inline(always)]
     fn announce(&mut self) -> Result<()> {
-        while self.flow.is_announcement_due() && self.has_room() {
+        while self.flow.is_announcement_due() && self.announcer.has_room() {
             self.announce_some()?;
         }
         Ok(())
     }
 
-    /// Whether another clear-to-send work request fits the queue.
-    #[inline]
-    fn has_room(&self) -> bool {
-        self.announcements.wrapping_sub(self.retired) < RECEIVER_DEPTHS.send
-    }
-
-    /// Writes as many as fit one write, inline, with one doorbell.
     #[inline(never)]
     fn announce_some(&mut self) -> Result<()> {
-        let Self { flow, lanes, ring, announcements, .. } = self;
-        let Some(lane) = lanes.lanes.get_mut(ANNOUNCE_LANE) else { return Err(no_lane()) };
-        let Some(places) = flow.poll_announcement(self.slots_per_write) else { return Ok(()) };
-        let at = places.start * Slot::BYTES;
-        let slots = flow.encoded(places);
-        *announcements = announcements.wrapping_add(1);
-        lane.pair.post_write(&Write {
-            id: WorkId::Announce { lane: ANNOUNCE_LANE as u8 }.to_bits(),
-            local: Span { addr: slots.as_ptr() as u64, length: size_of_val(slots) as u32, lkey: 0 },
-            target: Target { addr: ring.addr.wrapping_add(at as u64), rkey: ring.rkey },
-            imm: None,
-            inline: true,
-            signaled: announcements.is_multiple_of(SIGNAL_EVERY),
-        })
+        let Self { flow, lanes, announcer, .. } = self;
+        if announcer.has_turns() {
+            return self.announce_in_turn();
+        }
+        announcer.announce_some::<false>(flow, &mut lanes.lanes)
+    }
+
+    #[inline(never)]
+    fn announce_in_turn(&mut self) -> Result<()> {
+        let Self { flow, lanes, announcer, .. } = self;
+        let outcome = announcer.announce_some::<true>(flow, &mut lanes.lanes);
+        announcer.pass_on();
+        outcome
+    }
+}
+
+/// A work request has succeeded.
+#[inline(always)]
+fn handle(flow: &mut RecvFlow, announcer: &mut Announcer, lanes: &mut [Lane], completion: &Completion) -> Result<()> {
+    match WorkId::from_bits(completion.id()) {
+        WorkId::Receive { lane } => {
+            flow.handle_immediate(proto::Lane(lane), Imm::from_bits(completion.imm()))?;
+            lanes.get_mut(usize::from(lane)).map_or_else(|| Err(no_lane()), Lane::handle_receive)
+        }
+        WorkId::Announce { lane } => {
+            announcer.handle_completion(lane);
+            Ok(())
+        }
+        _ => Err(misplaced(completion.id())),
     }
 }
 

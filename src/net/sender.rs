@@ -1,15 +1,16 @@
 //! A send communicator: slots in, work requests out, completions in.
 
-use super::device::Device;
 use super::lanes::{Lanes, WorkId};
 use super::link::Link;
-use super::region::Registration;
+use super::memory::Memory;
+use super::nic::Nic;
 use super::single::SingleCaller;
 use super::standing::Standing;
 use crate::error::{Error, Result};
 use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
 use crate::proto::send::{SendFlow, Transfer};
+use crate::proto::shares::Shares;
 use crate::proto::wire::{Imm, Place, Slot, SlotWords};
 use crate::proto::{Lane as LaneId, MAX_REQUESTS, RING_SLOTS, Violation};
 use crate::verbs::queue::Depths;
@@ -34,7 +35,7 @@ pub struct SendComm {
     /// The peer.
     pub link: Arc<Link>,
     /// The device it is on.
-    pub device: Arc<Device>,
+    pub nic: Arc<Nic>,
 }
 
 #[derive(Debug)]
@@ -45,16 +46,20 @@ struct SendPath {
     ring: SlotRing,
     /// Bytes above which data and notice are posted apart; no message is as long as the greatest number.
     apart_above: u32,
+    /// Shorter ones are posted in the usual way: as one write, on the only rail.
+    usual_below: u32,
     standing: Standing,
 }
 
 impl SendComm {
     /// A sender over connected queue pairs.
-    pub fn new(device: Arc<Device>, link: Arc<Link>, lanes: Lanes, ring: SlotRing, terms: &Terms) -> Self {
-        let apart_above = if terms.adaptive_routing { device.config.ar_threshold } else { u32::MAX };
-        let flow = SendFlow::new(terms.striping);
-        let path = SendPath { flow, lanes, ring, apart_above, standing: Standing::new("sending to") };
-        Self { path: SingleCaller::new(path), link, device }
+    pub fn new(nic: Arc<Nic>, link: Arc<Link>, lanes: Lanes, ring: SlotRing, terms: &Terms, shares: Shares) -> Self {
+        let apart_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
+        let usual_below = if lanes.are_on_several_rails() { 0 } else { apart_above.saturating_add(1) };
+        let flow = SendFlow::new(terms.striping, shares);
+        let standing = Standing::new("sending to");
+        let path = SendPath { flow, lanes, ring, apart_above, usual_below, standing };
+        Self { path: SingleCaller::new(path), link, nic }
     }
 
     /// Begins to send `span` of registered memory. `None`: the receiver is not ready, try again.
@@ -62,11 +67,11 @@ impl SendComm {
     /// # Errors
     /// The connection has failed.
     #[inline(always)]
-    pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &Registration) -> Result<Option<RequestId>> {
+    pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
             path.standing.check(&self.link)?;
             memory.require("isend", addr, length)?;
-            path.send(addr, length, tag, memory.lkey).map_err(|e| path.standing.fail(&self.link, e))
+            path.send(addr, length, tag, memory).map_err(|e| path.standing.fail(&self.link, e))
         })
     }
 
@@ -78,7 +83,11 @@ impl SendComm {
     pub fn test(&self, id: RequestId) -> Result<Option<u32>> {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
-                path.progress(&self.device, &self.link)?;
+                if path.lanes.are_on_several_rails() {
+                    path.progress_on_rails(&self.link)?;
+                } else {
+                    path.progress(&self.link)?;
+                }
             }
             path.flow.poll_done(id).map_err(Violation::into_misuse)
         })
@@ -87,18 +96,27 @@ impl SendComm {
 
 impl SendPath {
     #[inline(always)]
-    fn progress(&mut self, device: &Arc<Device>, link: &Arc<Link>) -> Result<()> {
+    fn progress(&mut self, link: &Arc<Link>) -> Result<()> {
+        self.progress_by(link, Self::poll)
+    }
+
+    #[inline(never)]
+    fn progress_on_rails(&mut self, link: &Arc<Link>) -> Result<()> {
+        self.progress_by(link, Self::poll_rails)
+    }
+
+    #[inline(always)]
+    fn progress_by(
+        &mut self,
+        link: &Arc<Link>,
+        poll: impl FnOnce(&mut Self, &Arc<Link>) -> Result<usize>,
+    ) -> Result<()> {
         // A peer that has closed in good order has received what it waited for; its device's word on that is awaited.
         let broken = link.is_broken();
         if broken {
             self.standing.check_failed()?;
         }
-        let Self { flow, lanes, standing, .. } = self;
-        let polled = lanes.poll(device, link, |_, completion| match WorkId::from_bits(completion.id()) {
-            WorkId::Data { request, .. } => Ok(flow.handle_completion(request)?),
-            _ => Err(misplaced(completion.id())),
-        });
-        let polled = polled.map_err(|e| standing.fail(link, e))?;
+        let polled = poll(self, link).map_err(|e| self.standing.fail(link, e))?;
         if polled == 0 && broken {
             let error = self.standing.refusal(link);
             return Err(self.standing.fail(link, error));
@@ -107,15 +125,33 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn send(&mut self, addr: u64, length: u32, tag: u32, lkey: u32) -> Result<Option<RequestId>> {
+    fn poll(&mut self, link: &Arc<Link>) -> Result<usize> {
+        let Self { flow, lanes, .. } = self;
+        lanes.poll(link, |_, completion| match WorkId::from_bits(completion.id()) {
+            WorkId::Data { request, .. } => Ok(flow.handle_completion(request)?),
+            _ => Err(misplaced(completion.id())),
+        })
+    }
+
+    fn poll_rails(&mut self, link: &Arc<Link>) -> Result<usize> {
+        let Self { flow, lanes, .. } = self;
+        flow.handle_poll();
+        lanes.poll_rails(link, |_, completion| match WorkId::from_bits(completion.id()) {
+            WorkId::Data { request, lane } => Ok(flow.handle_completion_on(request, LaneId(lane))?),
+            _ => Err(misplaced(completion.id())),
+        })
+    }
+
+    #[inline(always)]
+    fn send(&mut self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
         match transfer.as_single() {
-            Some((lane, imm)) if transfer.length <= self.apart_above => {
-                self.post_single(addr, lkey, &transfer, lane, imm)?;
+            Some((lane, imm)) if transfer.length < self.usual_below => {
+                self.post_single(addr, memory.lkey(0), &transfer, lane, imm)?;
             }
-            _ => self.post(addr, lkey, transfer)?,
+            _ => self.post(addr, memory, transfer)?,
         }
         Ok(Some(transfer.id))
     }
@@ -136,13 +172,15 @@ impl SendPath {
 
     /// One doorbell per stripe: data with its notice, or, where the fabric may reorder, the notice in a write of its own.
     #[inline(never)]
-    fn post(&mut self, addr: u64, lkey: u32, transfer: Transfer) -> Result<()> {
-        for (stripe, imms) in transfer.stripes() {
+    fn post(&mut self, addr: u64, memory: &Memory, transfer: Transfer) -> Result<()> {
+        for (stripe, imms) in transfer.stripes(self.flow.shares()) {
             let apart = stripe.length > 0 && stripe.length > self.apart_above;
             let at = u64::from(stripe.offset);
+            let rail = transfer.rail_of(stripe.lane);
+            let rkey = transfer.rkey(rail, |place| self.ring.read_front(place.index()));
             let data = Write {
-                local: Span { addr: addr + at, length: stripe.length, lkey },
-                target: Target { addr: transfer.remote_addr.wrapping_add(at), rkey: transfer.rkeys[0] },
+                local: Span { addr: addr + at, length: stripe.length, lkey: memory.lkey(rail) },
+                target: Target { addr: transfer.remote_addr.wrapping_add(at), rkey },
                 imm: (!apart).then(|| imms.first.to_bits()),
                 ..Write::default()
             };

@@ -25,12 +25,16 @@
 #![forbid(unsafe_code)]
 
 mod arrival;
+mod codec;
+pub mod endpoint;
 pub mod frame;
 pub mod handle;
 pub mod handshake;
 pub mod recv;
 pub mod requests;
 pub mod send;
+mod shadow;
+pub mod shares;
 #[cfg(test)]
 mod sim;
 pub mod stripe;
@@ -49,8 +53,8 @@ pub const MAX_REQUESTS: usize = 256;
 pub const MAX_GROUP: usize = 8;
 /// Queue pairs of one connection.
 pub const MAX_LANES: usize = 32;
-/// Remote keys a slot has room for, one per rail.
-pub const MAX_RAILS: usize = 2;
+/// Ports that one connection may lie on, as its rails.
+pub const MAX_RAILS: usize = 4;
 /// Longest message, in bytes. NCCL never passes more.
 pub const MAX_MESSAGE: u32 = 1 << 30;
 

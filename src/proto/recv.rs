@@ -2,6 +2,7 @@
 
 use super::arrival::Arrival;
 use super::requests::{RequestId, Requests};
+use super::shadow::Shadow;
 use super::stripe::Striping;
 use super::wire::{Extent, Imm, Place, Slot, SlotWords};
 use super::{Lane, MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation, violation};
@@ -14,13 +15,13 @@ const PATIENCE_POLLS: u32 = 32;
 
 /// One buffer of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Buffer {
+pub struct Buffer<'a> {
     /// Its address in this process.
     pub addr: u64,
     /// Its size in bytes.
     pub length: u32,
-    /// Keys of its memory region, per rail.
-    pub rkeys: [u32; MAX_RAILS],
+    /// Keys of its memory region, one per rail.
+    pub rkeys: &'a [u32; MAX_RAILS],
     /// The tag that its message has to carry.
     pub tag: u32,
 }
@@ -42,8 +43,8 @@ struct Incoming {
 #[derive(Debug)]
 pub struct RecvFlow {
     striping: Striping,
-    /// The encoded slots, by place: what is written into the sender's ring.
-    ring: Box<[SlotWords; RING_SLOTS]>,
+    /// What is written into the sender's ring.
+    ring: Shadow,
     arrivals: Box<[Arrival; RING_SLOTS]>,
     /// Oldest slot whose message has not arrived.
     oldest: u32,
@@ -63,7 +64,7 @@ impl RecvFlow {
     pub fn new(striping: Striping) -> Self {
         Self {
             striping,
-            ring: Box::new([SlotWords::default(); RING_SLOTS]),
+            ring: Shadow::new(striping.rails()),
             arrivals: Box::new([Arrival::new(RequestId::from_bits(0), 0, 0); RING_SLOTS]),
             oldest: 1,
             unannounced: 1,
@@ -81,10 +82,10 @@ impl RecvFlow {
     /// # Errors
     /// The group has no or too many members, or `buffer` says so; nothing is posted then.
     #[inline(always)]
-    pub fn post<E: From<Violation>>(
+    pub fn post<'a, E: From<Violation>>(
         &mut self,
         count: usize,
-        mut buffer: impl FnMut(usize) -> Result<Buffer, E>,
+        mut buffer: impl FnMut(usize) -> Result<Buffer<'a>, E>,
     ) -> Result<Option<RequestId>, E> {
         if !(1..=MAX_GROUP).contains(&count) {
             return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are possible", { count }).into());
@@ -105,7 +106,9 @@ impl RecvFlow {
             };
             let seq = self.next.wrapping_add(index as u32);
             let place = Place::of(seq).index();
-            self.ring[place] = Slot { addr, length, rkeys, tag, group: (index as u8, count as u8), seq }.emit();
+            let [key, second, further @ ..] = *rkeys;
+            let group = (index as u8, count as u8);
+            self.ring.put(place, &Slot { addr, length, rkeys: [key, second], tag, group, seq }, further);
             self.arrivals[place] = Arrival::new(id, index as u8, length);
             large |= length > COALESCE_MAX_BYTES;
         }
@@ -154,10 +157,30 @@ impl RecvFlow {
         Some(start..start + count as usize)
     }
 
-    /// The encoded slots behind [`Self::poll_announcement`].
+    /// The encoded slots behind [`Self::poll_announcement`], where there are one or two rails.
     #[inline]
+    pub fn encoded_narrow(&self, places: Range<usize>) -> &[SlotWords] {
+        self.ring.narrow(places)
+    }
+
+    /// The encoded slots behind [`Self::poll_announcement`]: one or two halves each.
     pub fn encoded(&self, places: Range<usize>) -> &[SlotWords] {
-        &self.ring[places]
+        self.ring.any(places)
+    }
+
+    /// The rails over which the latest message into the buffer at `addr` has come, as a bit mask; all, if it is too long
+    /// ago. Takes its time.
+    pub fn rails_of(&self, addr: u64) -> u32 {
+        let all = (1 << self.striping.rails()) - 1;
+        if all == 1 {
+            return all;
+        }
+        let mut places = (1..=RING_SLOTS as u32).map(|back| Place::of(self.next.wrapping_sub(back)));
+        let is_it = |place: &Place| !self.arrivals[place.index()].pending && self.ring.address(*place) == addr;
+        let Some(place) = places.find(is_it) else { return all };
+        let arrived = self.arrivals[place.index()].lanes;
+        let lanes = (0..self.striping.lanes()).filter(|lane| arrived & 1 << lane != 0);
+        lanes.fold(0, |rails, lane| rails | 1 << self.striping.rail_of(Lane(lane)))
     }
 
     /// A poll of the completion queue found nothing.
@@ -270,18 +293,20 @@ mod tests {
     use super::*;
     use crate::proto::MAX_REQUESTS;
 
-    const ONE_LANE: Striping = Striping { lanes: 1, split: false };
-
-    fn buffer(length: u32) -> Buffer {
-        Buffer { addr: 0x1000, length, rkeys: [1, 0], tag: 0 }
+    fn one_lane() -> Striping {
+        Striping::new(1, 1, false)
     }
 
-    fn post(flow: &mut RecvFlow, buffers: &[Buffer]) -> Result<Option<RequestId>, Violation> {
+    fn buffer(length: u32) -> Buffer<'static> {
+        Buffer { addr: 0x1000, length, rkeys: &[1, 0, 0, 0], tag: 0 }
+    }
+
+    fn post(flow: &mut RecvFlow, buffers: &[Buffer<'_>]) -> Result<Option<RequestId>, Violation> {
         flow.post(buffers.len(), |i| Ok(buffers[i]))
     }
 
     fn flow_with(lengths: &[u32]) -> (RecvFlow, Vec<RequestId>) {
-        let mut flow = RecvFlow::new(ONE_LANE);
+        let mut flow = RecvFlow::new(one_lane());
         let ids = lengths.iter().map(|n| post(&mut flow, &[buffer(*n)]).expect("valid").expect("room")).collect();
         while flow.poll_announcement(8).is_some() {}
         (flow, ids)
@@ -293,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_grouped_receive_completes_with_its_last_message() {
-        let mut flow = RecvFlow::new(ONE_LANE);
+        let mut flow = RecvFlow::new(one_lane());
         let id = post(&mut flow, &[buffer(100), buffer(200), buffer(0)]).expect("valid").expect("room");
         assert_eq!(flow.poll_announcement(8), Some(1..4), "sequence numbers start with 1");
         for (seq, n) in [(3, 0), (1, 99), (2, 200)] {
@@ -326,7 +351,7 @@ mod tests {
 
     #[test]
     fn the_257th_request_waits() {
-        let mut flow = RecvFlow::new(ONE_LANE);
+        let mut flow = RecvFlow::new(one_lane());
         for _ in 0..MAX_REQUESTS {
             assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
         }
@@ -337,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_full_ring_waits_for_the_oldest_message() {
-        let mut flow = RecvFlow::new(ONE_LANE);
+        let mut flow = RecvFlow::new(one_lane());
         let groups = RING_SLOTS / MAX_GROUP;
         let ids: Vec<_> =
             (0..groups).map(|_| post(&mut flow, &[buffer(1); 8]).expect("valid").expect("room")).collect();
@@ -352,7 +377,7 @@ mod tests {
 
     #[test]
     fn small_receives_are_announced_together_and_none_is_forgotten() {
-        let mut flow = RecvFlow::new(ONE_LANE);
+        let mut flow = RecvFlow::new(one_lane());
         let announced = |flow: &mut RecvFlow| {
             post(flow, &[buffer(8)]).expect("valid").expect("room");
             flow.poll_announcement(8).map(|r| r.len())
@@ -380,5 +405,26 @@ mod tests {
         let mut flow = flow_with(&[8, 8]).0;
         post(&mut flow, &[buffer(COALESCE_MAX_BYTES + 1)]).expect("valid").expect("room");
         assert!(flow.poll_announcement(8).is_some());
+    }
+    #[test]
+    fn the_rails_of_a_message_are_those_that_have_carried_it() {
+        let mut flow = RecvFlow::new(Striping::new(3, 2, false));
+        let at = |addr, length| Buffer { addr, ..buffer(length) };
+        let post = |flow: &mut RecvFlow, addr, length| {
+            post(flow, &[at(addr, length)]).expect("valid").expect("room");
+            while flow.poll_announcement(8).is_some() {}
+        };
+        post(&mut flow, 0x1000, 100);
+        post(&mut flow, 0x2000, 20_000);
+        assert_eq!(flow.rails_of(0x1000), 0b111, "nothing has arrived there");
+        flow.handle_immediate(Lane(4), imm(1, Extent::Full)).expect("outstanding");
+        flow.handle_immediate(Lane(5), imm(2, Extent::Full)).expect("outstanding");
+        flow.handle_immediate(Lane(1), imm(2, Extent::Stripe)).expect("outstanding");
+        assert_eq!(flow.rails_of(0x2000), 0b111, "a stripe is missing");
+        flow.handle_immediate(Lane(0), imm(2, Extent::Stripe)).expect("outstanding");
+        assert_eq!((flow.rails_of(0x1000), flow.rails_of(0x2000)), (0b010, 0b111));
+        post(&mut flow, 0x1000, 100);
+        flow.handle_immediate(Lane(2), imm(3, Extent::Full)).expect("outstanding");
+        assert_eq!(flow.rails_of(0x1000), 0b100, "the latest message counts");
     }
 }

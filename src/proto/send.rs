@@ -1,9 +1,10 @@
 //! The sending side of a connection: clear-to-sends in, transfers out.
 
 use super::requests::{RequestId, Requests};
+use super::shares::Shares;
 use super::stripe::{Stripe, Striping};
-use super::wire::{Extent, Imm, Place, Slot, SlotWords};
-use super::{Lane, MAX_RAILS, Violation, violation};
+use super::wire::{Extent, Imm, Place, Slot, SlotWords, parse_further};
+use super::{Lane, Violation, violation};
 
 /// Slots, from the oldest unclaimed one on, among which a message looks for its tag. Later ones stay in the ring.
 const WINDOW_SLOTS: usize = 64;
@@ -15,11 +16,12 @@ pub struct Transfer {
     pub id: RequestId,
     /// Address of the peer's buffer.
     pub remote_addr: u64,
-    /// Keys of the peer's buffer, per rail.
-    pub rkeys: [u32; MAX_RAILS],
+    /// Keys of the peer's buffer on the first two rails.
+    pub rkeys: [u32; Slot::KEYS],
     /// Bytes to be sent: the lesser of the message and the buffer.
     pub length: u32,
-    place: Place,
+    /// Where its slot is in the ring. Until the message has arrived, no other slot gets this place.
+    pub place: Place,
     posted: u32,
     stripes: u32,
     striping: Striping,
@@ -34,9 +36,28 @@ impl Transfer {
         whole.then_some((self.lane, Imm::new(self.place, Extent::Bytes(self.length))))
     }
 
-    /// The stripes in the order in which they are to be posted, each with its immediates.
-    pub fn stripes(&self) -> impl Iterator<Item = (Stripe, Immediates)> {
-        self.striping.stripes(self.length, self.lane).enumerate().map(|(i, stripe)| (stripe, self.immediates(i == 0)))
+    /// Key of the peer's buffer on rail number `rail`; `further` reads what precedes the slot in its place, where slots
+    /// have two halves.
+    pub fn rkey(&self, rail: u8, further: impl FnOnce(Place) -> SlotWords) -> u32 {
+        let rail = usize::from(rail);
+        match self.rkeys.get(rail) {
+            Some(key) => *key,
+            None => parse_further(&further(self.place)).get(rail - Slot::KEYS).copied().unwrap_or_default(),
+        }
+    }
+
+    /// The rail that `lane` belongs to.
+    #[inline]
+    pub fn rail_of(&self, lane: Lane) -> u8 {
+        self.striping.rail_of(lane)
+    }
+
+    /// The stripes in the order in which they are to be posted, each with its immediates; `shares` are the flow's.
+    pub fn stripes(&self, shares: Shares) -> impl Iterator<Item = (Stripe, Immediates)> {
+        self.striping
+            .stripes(self.length, self.lane, shares)
+            .enumerate()
+            .map(|(i, stripe)| (stripe, self.immediates(i == 0)))
     }
 
     fn immediates(&self, first: bool) -> Immediates {
@@ -68,7 +89,7 @@ pub struct Immediates {
 struct Offer {
     addr: u64,
     length: u32,
-    rkeys: [u32; MAX_RAILS],
+    rkeys: [u32; Slot::KEYS],
     tag: u32,
 }
 
@@ -76,6 +97,8 @@ struct Offer {
 struct Outgoing {
     length: u32,
     pending_stripes: u32,
+    /// The poll in which a stripe completed that was not the last.
+    poll: u32,
 }
 
 /// State of the sending side. All memory is allocated by [`SendFlow::new`].
@@ -89,18 +112,23 @@ pub struct SendFlow {
     /// The slot that the peer announces next.
     next: u32,
     lane: Lane,
+    shares: Shares,
+    /// Number of the poll that goes on, where there are several rails.
+    poll: u32,
     requests: Requests<Outgoing>,
 }
 
 impl SendFlow {
-    /// A flow that has seen no slot.
-    pub fn new(striping: Striping) -> Self {
+    /// A flow that has seen no slot, over rails that begin with `shares`.
+    pub fn new(striping: Striping, shares: Shares) -> Self {
         Self {
             striping,
             offers: Box::new([None; WINDOW_SLOTS]),
             head: 1,
             next: 1,
             lane: Lane(0),
+            shares,
+            poll: 0,
             requests: Requests::default(),
         }
     }
@@ -175,7 +203,7 @@ impl SendFlow {
         let length = length.min(offer.length);
         let stripes = self.striping.count(length);
         let (id, request) = self.requests.allocate()?;
-        *request = Outgoing { length, pending_stripes: stripes };
+        (request.length, request.pending_stripes) = (length, stripes);
         let lane = self.lane;
         self.lane = self.striping.after(lane);
         Some(Transfer {
@@ -204,6 +232,32 @@ impl SendFlow {
             }
             _ => Err(violation!("send completion for {:?}, which is not outstanding", id)),
         }
+    }
+
+    /// How much of a message each rail gets at present.
+    pub fn shares(&self) -> Shares {
+        self.shares
+    }
+
+    /// The completions from here on are found in another poll than those before.
+    pub fn handle_poll(&mut self) {
+        self.poll = self.poll.wrapping_add(1);
+    }
+
+    /// As [`Self::handle_completion`], where there are several rails: which of them is the last one with a message is
+    /// what their shares are learnt from.
+    ///
+    /// # Errors
+    /// As [`Self::handle_completion`].
+    pub fn handle_completion_on(&mut self, id: RequestId, lane: Lane) -> Result<(), Violation> {
+        self.handle_completion(id)?;
+        let Some(request) = self.requests.get_mut(id) else { return Ok(()) };
+        if request.pending_stripes > 0 {
+            request.poll = self.poll;
+        } else if self.striping.count(request.length) > 1 && request.poll != self.poll {
+            self.shares.handle_late(self.striping.rail_of(lane));
+        }
+        Ok(())
     }
 
     /// Whether request `id` is complete.
@@ -235,7 +289,9 @@ fn index(seq: u32) -> usize {
 mod tests {
     use super::*;
 
-    const ONE_LANE: Striping = Striping { lanes: 1, split: false };
+    fn flow() -> SendFlow {
+        SendFlow::new(Striping::new(1, 1, false), Shares::by_speed([1]))
+    }
 
     fn slot(seq: u32, tag: u32, length: u32) -> Slot {
         Slot { addr: 0x1000 * u64::from(seq), length, rkeys: [9, 0], tag, group: (0, 1), seq }
@@ -249,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_message_waits_for_its_slot() {
-        let mut flow = SendFlow::new(ONE_LANE);
+        let mut flow = flow();
         assert_eq!(submit(&mut flow, &[], 7, 100), None);
         let slots = [slot(1, 7, 64)];
         let transfer = submit(&mut flow, &slots, 7, 100).expect("there is a slot");
@@ -259,7 +315,7 @@ mod tests {
 
     #[test]
     fn tags_are_matched_in_order_and_do_not_block_each_other() {
-        let mut flow = SendFlow::new(ONE_LANE);
+        let mut flow = flow();
         let slots = [slot(1, 10, 8), slot(2, 20, 8), slot(3, 10, 8), slot(4, 10, 8)];
         let mut addr = |tag| submit(&mut flow, &slots, tag, 8).map(|t| t.remote_addr);
         assert_eq!(addr(20), Some(0x2000));
@@ -272,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_tag_behind_the_window_waits() {
-        let mut flow = SendFlow::new(ONE_LANE);
+        let mut flow = flow();
         let window = WINDOW_SLOTS as u32;
         let mut slots: Vec<_> = (1..=window).map(|seq| slot(seq, 10, 8)).collect();
         slots.push(slot(window + 1, 20, 8));
@@ -283,13 +339,13 @@ mod tests {
 
     #[test]
     fn a_slot_out_of_order_is_a_violation() {
-        let mut flow = SendFlow::new(ONE_LANE);
+        let mut flow = flow();
         assert!(flow.submit(0, 8, |_| Some(slot(2, 0, 0).emit())).is_err());
     }
 
     #[test]
     fn a_completion_from_nowhere_is_a_violation() {
-        let mut flow = SendFlow::new(ONE_LANE);
+        let mut flow = flow();
         let id = submit(&mut flow, &[slot(1, 0, 8)], 0, 8).expect("there is a slot").id;
         assert_eq!(flow.poll_done(id), Ok(None));
         assert_eq!(flow.handle_completion(id), Ok(()));
@@ -301,15 +357,38 @@ mod tests {
 
     #[test]
     fn a_length_that_fits_no_immediate_travels_in_two() {
-        let mut flow = SendFlow::new(ONE_LANE);
+        let mut flow = flow();
         let long = Imm::EXPLICIT_LIMIT + 0x2_0003;
         let slots = [slot(1, 0, long + 1), slot(2, 0, long)];
         let partial = submit(&mut flow, &slots, 0, long).expect("slot 1");
-        let (_, imms) = partial.stripes().next().expect("one stripe");
+        let (_, imms) = partial.stripes(flow.shares()).next().expect("one stripe");
         assert_eq!(imms.first.extent(), Extent::Low(3));
         assert_eq!(imms.second.map(|i| i.extent()), Some(Extent::High((long >> 16) as u16)));
         let full = submit(&mut flow, &slots, 0, long).expect("slot 2");
-        let (_, imms) = full.stripes().next().expect("one stripe");
+        let (_, imms) = full.stripes(flow.shares()).next().expect("one stripe");
         assert_eq!((imms.first.extent(), imms.second), (Extent::Full, None));
+    }
+    #[test]
+    fn a_rail_that_completes_later_gets_less() {
+        let mut flow = SendFlow::new(Striping::new(2, 1, false), Shares::by_speed([1, 1]));
+        let mut seq = 0;
+        // The lengths of a message's stripes on lanes 0 and 1, which complete in this order, in one poll or in two.
+        let mut message = |polls: u32| {
+            seq += 1;
+            let transfer = submit(&mut flow, &[slot(seq, 0, 1 << 20)], 0, 1 << 20).expect("there is a slot");
+            let stripes: Vec<_> = transfer.stripes(flow.shares()).map(|(stripe, _)| stripe).collect();
+            let lengths = [0, 1].map(|lane| stripes.iter().find(|s| s.lane == Lane(lane)).expect("a stripe").length);
+            for lane in [0, 1] {
+                flow.handle_completion_on(transfer.id, Lane(lane)).expect("outstanding");
+                (1..polls).for_each(|_| flow.handle_poll());
+            }
+            flow.handle_poll();
+            assert_eq!(flow.poll_done(transfer.id), Ok(Some(1 << 20)));
+            lengths
+        };
+        (0..50).for_each(|_| assert_eq!(message(1), [1 << 19; 2], "no order can be seen"));
+        assert_eq!(message(2), [1 << 19; 2], "nothing is known yet");
+        let late: Vec<_> = (0..50).map(|_| message(2)[1]).collect();
+        assert!(late.is_sorted_by(|a, b| a > b) && late[49] < 450_000, "{late:?}");
     }
 }

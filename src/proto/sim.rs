@@ -1,17 +1,21 @@
 //! Two flows over an in-memory fabric, driven by a seed.
 //!
 //! The fabric keeps order within a lane and direction and nothing else: it delays, interleaves, and on a bad day cuts a
-//! lane for good, failing what was on it. Whatever the seed, a receive that completes has the bytes of the one message it
-//! was meant for, nothing is written into a buffer that has completed, and unless a lane was cut everything completes.
+//! lane for good, failing what was on it. Lanes are dealt out to one to four rails, each of which has a speed and keys of
+//! its own; the two ends may have different numbers of rails and lanes. Whatever the seed, a receive that completes has
+//! the bytes of the one message it was meant for, nothing is written into a buffer that has completed, and unless a lane
+//! was cut everything completes.
 //!
 //! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one.
 
+use super::endpoint::{Ece, Endpoint, LaneEnd, RailEnd};
+use super::handshake::Terms;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
 use super::send::SendFlow;
-use super::stripe::Striping;
-use super::wire::{Imm, Place, Slot, SlotWords};
-use super::{Lane, MAX_GROUP, RING_SLOTS, Violation};
+use super::stripe::{LINE_BYTES, Striping};
+use super::wire::{Imm, Place, Slot, SlotWords, slot_halves};
+use super::{Lane, MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation};
 use std::collections::{HashMap, VecDeque};
 
 /// splitmix64: every seed is a different schedule.
@@ -41,6 +45,7 @@ impl Dice {
 enum Packet {
     Data {
         addr: u64,
+        rkey: u32,
         message: usize,
         offset: u32,
         length: u32,
@@ -71,18 +76,49 @@ struct World {
     striping: Striping,
     sender: SendFlow,
     receiver: RecvFlow,
+    /// The sender's memory: as many halves as a slot has, for each place.
     ring: Vec<SlotWords>,
-    announcements: VecDeque<(usize, SlotWords)>,
+    /// By the rail that carries them.
+    announcements: Vec<VecDeque<(usize, Vec<SlotWords>)>>,
+    /// How fast each rail really is, of 16.
+    speeds: [u64; MAX_RAILS],
     lanes: Vec<VecDeque<Packet>>,
     acks: Vec<VecDeque<RequestId>>,
     cut: Option<usize>,
     messages: Vec<Message>,
+    /// Of each message's buffer, by rail.
+    keys: Vec<[u32; MAX_RAILS]>,
     groups: usize,
     next_group: usize,
     to_send: HashMap<u32, VecDeque<usize>>,
     sending: Vec<(RequestId, usize)>,
     receiving: VecDeque<(RequestId, usize)>,
     contents: Vec<Contents>,
+}
+
+/// An end with `lanes` queue pairs on each of `rails` rails.
+pub(super) fn endpoint(rails: usize, lanes: usize, split: bool) -> Endpoint {
+    let rail = |rail: usize| RailEnd {
+        name: format!("rdma{rail} port 1"),
+        infiniband: false,
+        lid: 0,
+        gid: [3 + rail as u8; 16],
+        mtu: 5 - rail as u8,
+        speed_mbps: 400_000 >> rail,
+        lanes: (0..lanes as u32).map(|i| lane(rail as u32, i)).collect(),
+    };
+    let rails = (0..rails).map(rail).collect();
+    Endpoint { name: "rdma of process 42 on host".into(), adaptive_routing: lanes == 2, split, rails }
+}
+
+fn lane(rail: u32, i: u32) -> LaneEnd {
+    let ece = Ece { vendor_id: 0x15b3, options: rail << 8 | i, comp_mask: 0 };
+    LaneEnd { qpn: 100 * rail + i, psn: 7 * i, ece: Some(ece).filter(|_| i % 2 == 1) }
+}
+
+/// Key of message `i`'s buffer on a rail.
+fn rkey(i: usize, rail: usize) -> u32 {
+    (i * MAX_RAILS + rail + 1) as u32
 }
 
 /// Address of message `i`'s buffer.
@@ -93,7 +129,14 @@ fn address(i: usize) -> u64 {
 impl World {
     fn new(seed: u64) -> Self {
         let mut dice = Dice(seed);
-        let striping = Striping { lanes: 1 + dice.roll(4) as u8, split: dice.one_in(2) };
+        let mut end = || {
+            let rails = if dice.one_in(2) { 1 } else { 1 + dice.roll(MAX_RAILS as u64) as usize };
+            endpoint(rails, 1 + dice.roll(4) as usize, !dice.one_in(3))
+        };
+        let (near, far) = (end(), end());
+        let striping = Terms::agree(&near, &far).expect("ends of one kind").striping;
+        let uneven = dice.one_in(2);
+        let speeds = std::array::from_fn(|_| if uneven { 1 + dice.roll(16) } else { 16 });
         let many = if dice.one_in(8) { 400 } else { 60 };
         let groups = 1 + dice.roll(many) as usize;
         let mut messages = Vec::new();
@@ -108,18 +151,20 @@ impl World {
                 messages.push(Message { tag, length, posted, group });
             }
         }
-        let lanes = usize::from(striping.lanes);
+        let (lanes, rails) = (usize::from(striping.lanes()), usize::from(striping.rails()));
         Self {
             dice,
             striping,
-            sender: SendFlow::new(striping),
+            sender: SendFlow::new(striping, near.shares_with(&far)),
             receiver: RecvFlow::new(striping),
-            ring: vec![SlotWords::default(); RING_SLOTS],
-            announcements: VecDeque::new(),
+            ring: vec![SlotWords::default(); RING_SLOTS * slot_halves(rails)],
+            announcements: vec![VecDeque::new(); rails],
+            speeds,
             lanes: vec![VecDeque::new(); lanes],
             acks: vec![VecDeque::new(); lanes],
             cut: None,
             contents: messages.iter().map(|_| Contents::default()).collect(),
+            keys: (0..messages.len()).map(|i| std::array::from_fn(|rail| rkey(i, rail))).collect(),
             messages,
             groups,
             next_group: 0,
@@ -154,7 +199,7 @@ impl World {
                 (0..self.messages.len()).filter(|&i| self.messages[i].group == self.next_group).collect();
             let buffer = |&i: &usize| {
                 let Message { tag, posted, .. } = self.messages[i];
-                Buffer { addr: address(i), length: posted, rkeys: [7, 0], tag }
+                Buffer { addr: address(i), length: posted, rkeys: &self.keys[i], tag }
             };
             let buffers: Vec<_> = members.iter().map(buffer).collect();
             if let Some(id) = self.receiver.post(buffers.len(), |i| Ok::<_, Violation>(buffers[i]))? {
@@ -169,17 +214,23 @@ impl World {
     fn announce(&mut self) {
         let limit = 1 + self.dice.roll(8) as u32;
         while let Some(places) = self.receiver.poll_announcement(limit) {
-            let first = places.start;
-            let slots = self.receiver.encoded(places).iter().enumerate();
-            self.announcements.extend(slots.map(|(i, slot)| (first + i, *slot)));
+            let first = places.start * self.halves();
+            let rail = self.dice.roll(self.announcements.len() as u64) as usize;
+            self.announcements[rail].push_back((first, self.receiver.encoded(places).to_vec()));
         }
     }
 
     fn deliver_announcement(&mut self) -> Result<(), Violation> {
-        if let Some((place, words)) = self.announcements.pop_front() {
-            self.ring[place] = words;
+        let rail = self.dice.roll(self.announcements.len() as u64) as usize;
+        if let Some((first, slots)) = self.announcements[rail].pop_front() {
+            self.ring[first..first + slots.len()].copy_from_slice(&slots);
         }
         Ok(())
+    }
+
+    /// Halves of a slot.
+    fn halves(&self) -> usize {
+        self.ring.len() / RING_SLOTS
     }
 
     fn submit(&mut self) -> Result<(), Violation> {
@@ -191,14 +242,18 @@ impl World {
         tags.sort_unstable();
         let tag = tags[self.dice.roll(tags.len() as u64) as usize];
         let message = self.to_send[&tag][0];
-        let ring = &self.ring;
-        let read = |seq| Some(ring[Place::of(seq).index()]).filter(|words| Slot::seq_of(words[3]) == seq);
+        let (ring, halves) = (&self.ring, self.halves());
+        let slot = |place: Place, half| ring[place.index() * halves + half];
+        let read = |seq| Some(slot(Place::of(seq), halves - 1)).filter(|words| Slot::seq_of(words[3]) == seq);
         let Some(transfer) = self.sender.submit(tag, self.messages[message].length, read)? else { return Ok(()) };
         assert!(self.sending.iter().all(|(id, _)| *id != transfer.id), "a request id is used twice at once");
-        for (stripe, imms) in transfer.stripes() {
+        for (stripe, imms) in transfer.stripes(self.sender.shares()) {
             let lane = &mut self.lanes[usize::from(stripe.lane.0)];
             let (offset, length) = (stripe.offset, stripe.length);
-            lane.push_back(Packet::Data { addr: transfer.remote_addr + u64::from(offset), message, offset, length });
+            let rkey = transfer.rkey(transfer.rail_of(stripe.lane), |place| slot(place, 0));
+            assert_eq!(offset % LINE_BYTES, 0, "a line is cut");
+            let addr = transfer.remote_addr + u64::from(offset);
+            lane.push_back(Packet::Data { addr, rkey, message, offset, length });
             lane.push_back(Packet::Notice(imms.first.to_bits()));
             lane.extend(imms.second.map(|imm| Packet::Notice(imm.to_bits())));
             lane.push_back(Packet::Ack(transfer.id));
@@ -210,12 +265,14 @@ impl World {
 
     fn deliver_packet(&mut self) -> Result<(), Violation> {
         let number = self.dice.roll(self.lanes.len() as u64) as usize;
-        if self.cut == Some(number) {
+        let rail = self.striping.rail_of(Lane(number as u8));
+        if self.cut == Some(number) || self.dice.roll(16) >= self.speeds[usize::from(rail)] {
             return Ok(());
         }
         match self.lanes[number].pop_front() {
             None => Ok(()),
-            Some(Packet::Data { addr, message, offset, length }) => {
+            Some(Packet::Data { addr, rkey: key, message, offset, length }) => {
+                assert!(length == 0 || key == rkey((addr >> 32) as usize - 1, rail.into()), "a key of another rail");
                 self.write(addr, message, offset, length);
                 Ok(())
             }
@@ -242,6 +299,12 @@ impl World {
     fn deliver_ack(&mut self) -> Result<(), Violation> {
         let number = self.dice.roll(self.acks.len() as u64) as usize;
         match self.acks[number].pop_front() {
+            Some(id) if self.striping.rails() > 1 => {
+                if self.dice.one_in(2) {
+                    self.sender.handle_poll();
+                }
+                self.sender.handle_completion_on(id, Lane(number as u8))
+            }
             Some(id) => self.sender.handle_completion(id),
             None => Ok(()),
         }
@@ -302,7 +365,7 @@ fn run(seed: u64) {
             return;
         }
         if cut_at == Some(step) {
-            world.cut = Some(world.dice.roll(u64::from(world.striping.lanes)) as usize);
+            world.cut = Some(world.dice.roll(u64::from(world.striping.lanes())) as usize);
         }
         world.step().unwrap_or_else(|violation| panic!("step {step}: {violation}"));
         if step > 2_000_000 {

@@ -12,14 +12,17 @@ use super::{MAX_GROUP, MAX_MESSAGE, MAX_RAILS, RING_SLOTS, Violation, violation}
 /// All little-endian. `seq` is last because a remote write becomes visible in ascending address order: a reader that
 /// finds the sequence number it waits for may trust the bytes before it. A slot is 32-byte aligned, so it never straddles
 /// a cache line.
+///
+/// A connection of one or two rails has such slots. One of three or four has slots of 64 bytes: the [`FurtherKeys`] first,
+/// then this. They travel in one write, and therefore in one packet, since packets may overtake each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Slot {
     /// Address of the receive buffer in the receiver's process.
     pub addr: u64,
     /// Bytes the buffer has room for.
     pub length: u32,
-    /// Key of the buffer's memory region, per rail.
-    pub rkeys: [u32; MAX_RAILS],
+    /// Key of the buffer's memory region, for each of the first two rails.
+    pub rkeys: [u32; Self::KEYS],
     /// NCCL's tag of this message.
     pub tag: u32,
     /// Position in its grouped receive, and the size of the group.
@@ -34,6 +37,8 @@ pub type SlotWords = [u64; Slot::BYTES / 8];
 impl Slot {
     /// Bytes on the wire and in the ring.
     pub const BYTES: usize = 32;
+    /// Keys it has room for.
+    pub const KEYS: usize = 2;
 
     /// The words to be written into the sender's ring.
     #[inline]
@@ -76,6 +81,27 @@ impl Slot {
         }
         Ok(slot)
     }
+}
+
+/// The keys of the third and the fourth rail; the rest is zero.
+pub type FurtherKeys = [u32; MAX_RAILS - Slot::KEYS];
+
+/// What precedes a slot of 64 bytes.
+#[inline]
+pub fn emit_further(keys: FurtherKeys) -> SlotWords {
+    [(u64::from(keys[0]) | u64::from(keys[1]) << 32).to_le(), 0, 0, 0]
+}
+
+/// Reads what precedes a slot of 64 bytes.
+#[inline]
+pub fn parse_further(words: &SlotWords) -> FurtherKeys {
+    let keys = u64::from_le(words[0]);
+    [keys as u32, (keys >> 32) as u32]
+}
+
+/// 32-byte halves of a slot of a connection of `rails` rails.
+pub const fn slot_halves(rails: usize) -> usize {
+    if rails > Slot::KEYS { 2 } else { 1 }
 }
 
 /// Place of a slot in the ring.
@@ -134,7 +160,7 @@ const KIND_HIGH: u32 = 2;
 const KIND_STRIPE: u32 = 3;
 
 const _: () = assert!(RING_SLOTS.is_power_of_two() && EXTENT_BITS == 23);
-const _: () = assert!(64 % Slot::BYTES == 0, "a slot must not straddle a cache line");
+const _: () = assert!(64 == 2 * Slot::BYTES, "a slot of one or two halves must not straddle a cache line");
 
 impl Imm {
     /// Lengths from here on need [`Extent::Full`] or a low and a high half.
@@ -197,6 +223,11 @@ mod tests {
         fn a_slot_survives_the_wire(addr: u64, length in 0..=MAX_MESSAGE, rkeys: [u32; 2], tag: u32, count in 1u8..=8, seq: u32) {
             let slot = Slot { addr, length, rkeys, tag, group: (count - 1, count), seq };
             prop_assert_eq!(Slot::parse(&slot.emit()), Ok(slot));
+        }
+
+        #[test]
+        fn further_keys_survive_the_wire(keys: [u32; 2]) {
+            prop_assert_eq!(parse_further(&emit_further(keys)), keys);
         }
 
         #[test]

@@ -5,16 +5,21 @@ use crate::error::{Error, Result, errno};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// An array of `RECORDS` records of `WORDS` 64-bit words that a peer fills by RDMA WRITE. The last word of a record tells whether
-/// the rest is there.
+/// An array of `RECORDS` records that a peer fills by RDMA WRITE. The last word of a record tells whether the rest is there.
+///
+/// A record is `WORDS` 64-bit words; where there is room, as many again may come before them.
 ///
 /// The pages are this object's own: libibverbs marks registered pages as not to be inherited by forked children, and
 /// nothing else may share that fate.
 #[derive(Debug)]
 pub struct SharedRing<const WORDS: usize, const RECORDS: usize> {
-    // Declared first: the region has to go before the memory.
-    region: MemoryRegion,
+    // Declared first: the regions have to go before the memory.
+    regions: Vec<MemoryRegion>,
     memory: Mapping,
+    /// Words from one record to the next.
+    pitch: usize,
+    /// The last `WORDS` words of the first record.
+    tail: *const u64,
 }
 
 #[derive(Debug)]
@@ -29,18 +34,33 @@ unsafe impl<const WORDS: usize, const RECORDS: usize> Send for SharedRing<WORDS,
 unsafe impl<const WORDS: usize, const RECORDS: usize> Sync for SharedRing<WORDS, RECORDS> {}
 
 impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
-    /// A ring of zeroed records that remote peers may write.
+    /// A ring of zeroed records, with room for each of one or two times `WORDS` words, that remote peers may write through
+    /// any of `domains`.
     ///
     /// # Errors
     /// No memory, or it cannot be registered.
-    pub fn new(domain: &Arc<ProtectionDomain>) -> Result<Self> {
-        const { assert!(WORDS <= 8, "a record must not straddle a cache line") };
-        let memory = Mapping::new(RECORDS * WORDS * 8)?;
+    pub fn new<'a>(domains: impl IntoIterator<Item = &'a Arc<ProtectionDomain>>, halves: usize) -> Result<Self> {
+        let pitch = Self::pitch(halves);
+        let memory = Mapping::new(RECORDS * pitch * 8)?;
         // No relaxed ordering here: the sequence number must not overtake the rest of its record.
-        // SAFETY: the mapping is ours and outlives the region by the order of the fields.
-        let region =
-            unsafe { MemoryRegion::register(domain, memory.base as u64, memory.bytes, Source::Address, false)? };
-        Ok(Self { region, memory })
+        let region = |domain| {
+            // SAFETY: the mapping is ours and outlives the regions by the order of the fields.
+            unsafe { MemoryRegion::register(domain, memory.base as u64, memory.bytes, Source::Address, false) }
+        };
+        let regions = domains.into_iter().map(region).collect::<Result<_>>()?;
+        let tail = memory.tail::<WORDS>(pitch);
+        Ok(Self { regions, memory, pitch, tail })
+    }
+
+    /// Lays the records closer together, if there was more room than it takes. To be done before a peer writes.
+    pub fn lay_out(&mut self, halves: usize) {
+        self.pitch = Self::pitch(halves).min(self.pitch);
+        self.tail = self.memory.tail::<WORDS>(self.pitch);
+    }
+
+    fn pitch(halves: usize) -> usize {
+        const { assert!(WORDS <= 8, "a record must not straddle a cache line") };
+        halves.clamp(1, (8 / WORDS).max(1)) * WORDS
     }
 
     /// Its address, for the peer.
@@ -48,20 +68,20 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         self.memory.base as u64
     }
 
-    /// Its key, for the peer.
-    pub fn rkey(&self) -> u32 {
-        self.region.rkey()
+    /// Its key for the peer, by domain.
+    pub fn rkey(&self, domain: usize) -> u32 {
+        self.regions.get(domain).map_or(0, MemoryRegion::rkey)
     }
 
-    /// Its key for local work requests.
-    pub fn lkey(&self) -> u32 {
-        self.region.lkey()
+    /// Its key for local work requests, by domain.
+    pub fn lkey(&self, domain: usize) -> u32 {
+        self.regions.get(domain).map_or(0, MemoryRegion::lkey)
     }
 
-    /// A copy of record `index` (modulo the size of the ring), if `is_there` says so of its last word.
+    /// A copy of the last words of record `index` (modulo the size of the ring), if `is_there` says so of its last word.
     #[inline]
     pub fn read(&self, index: usize, is_there: impl FnOnce(u64) -> bool) -> Option<[u64; WORDS]> {
-        let words = self.memory.base.cast::<u64>().wrapping_add(index % RECORDS * WORDS);
+        let words = self.tail.wrapping_add(index % RECORDS * self.pitch);
         let mut record = [0; WORDS];
         // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
         record[WORDS - 1] = unsafe { words.add(WORDS - 1).read_volatile() };
@@ -77,9 +97,21 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         }
         Some(record)
     }
+
+    /// A copy of the first words of record `index`, which [`Self::read`] has found to be there.
+    pub fn read_front(&self, index: usize) -> [u64; WORDS] {
+        let words = self.memory.base.cast::<u64>().wrapping_add(index % RECORDS * self.pitch);
+        // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
+        std::array::from_fn(|i| unsafe { words.add(i).read_volatile() })
+    }
 }
 
 impl Mapping {
+    /// The last `WORDS` words of the first `pitch`.
+    fn tail<const WORDS: usize>(&self, pitch: usize) -> *const u64 {
+        self.base.cast::<u64>().wrapping_add(pitch - WORDS)
+    }
+
     fn new(bytes: usize) -> Result<Self> {
         // SAFETY: an anonymous mapping at an address of the kernel's choice.
         let base = unsafe {

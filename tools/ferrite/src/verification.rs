@@ -40,14 +40,14 @@ impl Over {
         }
         let later = match source {
             Source::Stock { nccl } => wheel::verify(nccl)?.interface > 8,
-            Source::Plugin { .. } | Source::Loader { .. } => return Ok(Some("plugins are not told to fuse".into())),
+            Source::Plugin { .. } | Source::Loader { .. } => false,
         };
-        // Version 8 has no call for it: the transport itself looks for ports of one card.
+        // Version 8, which plugins are asked for, has no call for it: the transport itself looks for ports of one card.
         let links = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
         if later || links.map(|entry| entry.path().join("device")).any(|link: std::path::PathBuf| link.exists()) {
             return Ok(None);
         }
-        Ok(Some("this version looks for the ports of one card in /sys/class/infiniband, which names no cards".into()))
+        Ok(Some("it looks for the ports of one card in /sys/class/infiniband, which names no cards".into()))
     }
 }
 

@@ -131,9 +131,7 @@ fn ferrite_keeps_the_contract_over_infiniband() {
     ferrite_passes(&["--link", "ib", "--only", LINKED]);
 }
 
-/// For the day on which the plugin makes one device of two.
 #[test]
-#[ignore = "the plugin fuses no devices yet"]
 fn ferrite_keeps_the_contract_over_two_rails() {
     ferrite_passes(&["--link", "roce", "--rails", "2"]);
     ferrite_passes(&["--link", "ib", "--rails", "2", "--only", LINKED]);

@@ -48,7 +48,7 @@ fn a_wrong_byte_is_told_and_ends_in_failure() {
 fn what_cannot_be_tried_is_left_out_unless_it_was_named() {
     let (code, stdout, stderr) = verify(&["--over", "fused"], "");
     assert_eq!((code, stdout.as_str()), (2, ""));
-    assert!(stderr.contains("fused: plugins are not told to fuse"), "{stderr}");
+    assert!(stderr.contains("fused: it looks for the ports of one card in /sys/class/infiniband"), "{stderr}");
     let (code, _, stderr) = verify(&["--over", "parallel"], "");
     assert_eq!(code, 2);
     assert!(stderr.contains("Loopback has no device 1: it found 1"), "{stderr}");

@@ -1,0 +1,175 @@
+//! One end of a connection as it is told to the other: its rails, and the queue pairs on each.
+
+use super::codec::{Reader, Writer};
+use super::handshake::Terms;
+use super::shares::Shares;
+use super::stripe::Striping;
+use super::{Lane, MAX_LANES, MAX_RAILS, Violation, violation};
+
+/// One end of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneEnd {
+    /// Queue pair number, 24 bits.
+    pub qpn: u32,
+    /// First packet sequence number that this end sends, 24 bits.
+    pub psn: u32,
+    /// In a hello what the device offers beyond the standard, in a reply what of it the other one takes up.
+    pub ece: Option<Ece>,
+}
+
+/// Enhanced connection establishment: options of a maker's devices, whose meaning is theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ece {
+    /// The maker, never 0.
+    pub vendor_id: u32,
+    /// The options.
+    pub options: u32,
+    /// Further fields that are set.
+    pub comp_mask: u32,
+}
+
+/// One end of a rail: a port, how it is reached, and its queue pairs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RailEnd {
+    /// For messages: device and port.
+    pub name: String,
+    /// Whether the link layer is InfiniBand (addressed by `lid`) or Ethernet (by `gid`).
+    pub infiniband: bool,
+    /// Local identifier; 0 on Ethernet.
+    pub lid: u16,
+    /// Global identifier.
+    pub gid: [u8; 16],
+    /// Path MTU as the verbs' enumeration: 1 = 256 … 5 = 4096 bytes.
+    pub mtu: u8,
+    /// What the port promises, in Mbit/s.
+    pub speed_mbps: u32,
+    /// Its queue pairs.
+    pub lanes: Vec<LaneEnd>,
+}
+
+/// One end of a connection. Rails are numbered alike on both ends: rail 0 of one is connected to rail 0 of the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// For messages: device, host name, process.
+    pub name: String,
+    /// Whether the fabric may reorder packets, so that data and immediate of a large message are posted apart.
+    pub adaptive_routing: bool,
+    /// Whether this end would cut messages over all lanes.
+    pub split: bool,
+    /// Its rails, 1 to [`MAX_RAILS`], with as many queue pairs each.
+    pub rails: Vec<RailEnd>,
+}
+
+impl Endpoint {
+    /// The queue pair behind `lane` of a connection that is striped so; this end may have more than that uses.
+    pub fn lane(&self, lane: Lane, striping: Striping) -> Option<LaneEnd> {
+        let rail = self.rails.get(usize::from(striping.rail_of(lane)))?;
+        rail.lanes.get(usize::from(lane.0 / striping.rails())).copied()
+    }
+
+    /// The same, to be changed.
+    pub fn lane_mut(&mut self, lane: Lane, striping: Striping) -> Option<&mut LaneEnd> {
+        let rail = self.rails.get_mut(usize::from(striping.rail_of(lane)))?;
+        rail.lanes.get_mut(usize::from(lane.0 / striping.rails()))
+    }
+
+    /// For messages: rail number `rail` of this end.
+    pub fn name_of(&self, rail: usize) -> String {
+        match self.rails.get(rail).filter(|rail| !self.name.starts_with(&rail.name)) {
+            Some(rail) => format!("{} of {}", rail.name, self.name),
+            None => self.name.clone(),
+        }
+    }
+
+    /// What is left of it on `terms`.
+    pub fn truncate(&mut self, terms: &Terms) {
+        self.rails.truncate(terms.striping.rails().into());
+        for rail in &mut self.rails {
+            rail.lanes.truncate(terms.lanes_per_rail());
+        }
+    }
+
+    /// The shares with which rails begin that this end and `peer` have in common.
+    pub fn shares_with(&self, peer: &Self) -> Shares {
+        Shares::by_speed(
+            self.rails.iter().zip(&peer.rails).map(|(mine, theirs)| mine.speed_mbps.min(theirs.speed_mbps)),
+        )
+    }
+}
+
+impl Endpoint {
+    pub(super) fn emit(&self, to: &mut Writer) {
+        to.name(&self.name);
+        to.u8(u8::from(self.adaptive_routing));
+        to.u8(u8::from(self.split));
+        to.u8(self.rails.len().min(MAX_RAILS) as u8);
+        self.rails.iter().take(MAX_RAILS).for_each(|rail| rail.emit(to));
+    }
+
+    /// # Errors
+    /// It is too short, or says something no Ferrite says.
+    pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
+        let (name, adaptive_routing, split) = (from.name()?, from.flag()?, from.flag()?);
+        let count = from.count(MAX_RAILS, "rails")?;
+        let rails = (0..count).map(|_| RailEnd::parse(from)).collect::<Result<_, _>>()?;
+        Ok(Self { name, adaptive_routing, split, rails })
+    }
+}
+
+impl RailEnd {
+    fn emit(&self, to: &mut Writer) {
+        to.name(&self.name);
+        to.u8(u8::from(self.infiniband));
+        to.u16(self.lid);
+        to.bytes(&self.gid);
+        to.u8(self.mtu);
+        to.u32(self.speed_mbps);
+        to.u8(self.lanes.len().min(MAX_LANES) as u8);
+        self.lanes.iter().take(MAX_LANES).for_each(|lane| lane.emit(to));
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
+        let (name, infiniband) = (from.name()?, from.flag()?);
+        let (lid, gid, mtu) = (from.u16()?, from.array()?, from.u8()?);
+        if !(1..=5).contains(&mtu) {
+            return Err(violation!("MTU code {mtu}; 1 (256 bytes) to 5 (4096) are possible"));
+        }
+        let speed_mbps = from.u32()?;
+        let count = from.count(MAX_LANES, "queue pairs")?;
+        let lanes = (0..count).map(|_| LaneEnd::parse(from)).collect::<Result<_, _>>()?;
+        Ok(Self { name, infiniband, lid, gid, mtu, speed_mbps, lanes })
+    }
+}
+
+impl LaneEnd {
+    fn emit(&self, to: &mut Writer) {
+        to.u32(self.qpn);
+        to.u32(self.psn);
+        let none = Ece { vendor_id: 0, options: 0, comp_mask: 0 };
+        let Ece { vendor_id, options, comp_mask } = self.ece.unwrap_or(none);
+        [vendor_id, options, comp_mask].into_iter().for_each(|word| to.u32(word));
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
+        let (qpn, psn) = (from.number24()?, from.number24()?);
+        let ece = Ece { vendor_id: from.u32()?, options: from.u32()?, comp_mask: from.u32()? };
+        Ok(Self { qpn, psn, ece: Some(ece).filter(|ece| ece.vendor_id != 0) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::sim::endpoint;
+
+    #[test]
+    fn lanes_are_dealt_out_to_rails_in_turn() {
+        let striping = Striping::new(3, 2, false);
+        for end in [endpoint(3, 2, false), endpoint(4, 2, false), endpoint(3, 5, false)] {
+            let number = |lane| end.lane(Lane(lane), striping).map(|lane| lane.qpn);
+            let numbers: Vec<_> = (0..6).filter_map(number).collect();
+            assert_eq!(numbers, [0, 100, 200, 1, 101, 201]);
+        }
+        assert_eq!(endpoint(3, 2, false).lane(Lane(6), striping), None);
+    }
+}

@@ -1,0 +1,379 @@
+//! Ports of one card as one device of several rails, on software devices that look like functions of cards.
+
+mod common;
+
+use common::bench::{Bench, SIZES};
+use common::talk::set;
+use common::{dist, faithful, plugin, plugin_transport, setting, skipped};
+use ferrite::buffer::Buffer;
+use ferrite::comm::Region;
+use ferrite::error::{Error, Result};
+use ferrite::library::Source;
+use ferrite::link::{Link, finished, posted};
+use ferrite::pair::{Setting, Turn};
+use ferrite::seat::Seat;
+use ferrite::transport::Transport;
+use ferrite::{abi, wheel};
+use std::ffi::{c_int, c_void};
+use std::process::Command;
+use std::sync::Arc;
+
+fn names(transport: &Transport) -> Result<Vec<String>> {
+    (0..transport.devices()?).map(|device| Ok(transport.properties(device)?.name)).collect()
+}
+
+/// Every size, whole, short and truncated, between devices of these names.
+fn exchange_all(seat: &mut Seat, expected: [&str; 2]) -> Result<()> {
+    let transport = plugin_transport()?;
+    let names = names(&transport)?;
+    let device = seat.rank().min(names.len() - 1);
+    assert_eq!(names[device], expected[seat.rank()]);
+    let bench = Bench::open(seat, transport, 8 << 20)?;
+    for (i, &size) in SIZES.iter().enumerate() {
+        // Twice: messages begin on one rail after the other.
+        for round in 0..2 {
+            bench.exchange(seat, 2 * i + round, size, size)?;
+        }
+        bench.exchange(seat, i, size, size + 37)?;
+        bench.exchange(seat, i, size + 37, size)?;
+    }
+    bench.exchange(seat, 99, (4 << 20) + 70_001, 6 << 20)
+}
+
+const PAIRS: [&str; 2] = ["softrnic0+softrnic1", "softrnic2+softrnic3"];
+const FOURS: [&str; 2] =
+    ["softrnic0:1+softrnic0:2+softrnic1:1+softrnic1:2", "softrnic2:1+softrnic2:2+softrnic3:1+softrnic3:2"];
+
+#[test]
+fn every_size_arrives_over_two_rails() -> Result<()> {
+    let test = "every_size_arrives_over_two_rails";
+    faithful::run(test, &["--devices", "4"], |s| s, |seat| exchange_all(seat, PAIRS))
+}
+
+/// Slots of clear-to-sends are twice as long then.
+#[test]
+fn every_size_arrives_over_four_rails() -> Result<()> {
+    let test = "every_size_arrives_over_four_rails";
+    faithful::run(test, &["--devices", "4", "--ports", "2"], |s| s, |seat| exchange_all(seat, FOURS))
+}
+
+#[test]
+fn messages_are_cut_over_all_queue_pairs_of_all_rails() -> Result<()> {
+    let test = "messages_are_cut_over_all_queue_pairs_of_all_rails";
+    let adapt = |s: Setting| s.env("NCCL_IB_QPS_PER_CONNECTION", "3").env("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
+    faithful::run(test, &["--devices", "4", "--ports", "2"], adapt, |seat| exchange_all(seat, FOURS))
+}
+
+#[test]
+fn data_and_notice_go_apart_on_every_rail_of_infiniband() -> Result<()> {
+    let test = "data_and_notice_go_apart_on_every_rail_of_infiniband";
+    faithful::run(test, &["--devices", "4", "--link", "ib"], |s| s, |seat| exchange_all(seat, PAIRS))
+}
+
+/// `NCCL_IB_HCA` decides which ports there are before any are fused.
+#[test]
+fn four_rails_to_a_single_port() -> Result<()> {
+    let body = |seat: &mut Seat| {
+        if seat.rank() == 1 {
+            set("NCCL_IB_HCA", "softrnic3:1");
+            set("NCCL_IB_QPS_PER_CONNECTION", "5");
+        }
+        exchange_all(seat, [FOURS[0], "softrnic3:1"])
+    };
+    faithful::run("four_rails_to_a_single_port", &["--devices", "4", "--ports", "2"], |s| s, body)
+}
+
+#[test]
+fn two_rails_to_three() -> Result<()> {
+    let body = |seat: &mut Seat| {
+        set("NCCL_IB_HCA", if seat.rank() == 0 { "softrnic0" } else { "^softrnic0,softrnic1,softrnic2:1" });
+        set("NCCL_IB_QPS_PER_CONNECTION", if seat.rank() == 0 { "2" } else { "9" });
+        exchange_all(seat, ["softrnic0:1+softrnic0:2", "softrnic2:2+softrnic3:1+softrnic3:2"])
+    };
+    faithful::run("two_rails_to_three", &["--devices", "4", "--ports", "2"], |s| s, body)
+}
+
+/// The names of all devices, as the plugin sees them with these settings.
+fn shown(test: &str, arguments: &[&str], env: (&str, &str), expected: &[&str]) -> Result<()> {
+    let adapt = |setting: Setting| setting.env(env.0, env.1);
+    faithful::run(test, arguments, adapt, |_| {
+        assert_eq!(names(&plugin_transport()?)?, expected);
+        Ok(())
+    })
+}
+
+#[test]
+fn unlike_ports_are_not_fused() -> Result<()> {
+    let arguments = ["--devices", "4", "--speed", "400,softrnic1/1=200", "--link", "roce,softrnic3/1=ib"];
+    let all = ["softrnic0", "softrnic1", "softrnic2", "softrnic3"];
+    shown("unlike_ports_are_not_fused", &arguments, ("NCCL_IB_TC", "0"), &all)
+}
+
+#[test]
+fn nothing_is_fused_against_the_users_will() -> Result<()> {
+    let all = ["softrnic0", "softrnic1"];
+    shown("nothing_is_fused_against_the_users_will", &[], ("NCCL_IB_MERGE_NICS", "0"), &all)
+}
+
+/// Without a place on the PCI bus nobody knows which ports belong together.
+#[test]
+fn nothing_is_fused_without_sysfs() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    let setting = setting.env("NCCL_IB_MERGE_NICS", "1").env("SOFTRNIC_CARD", "2");
+    ferrite::pair::run("nothing_is_fused_without_sysfs", &setting, |_| {
+        assert_eq!(names(&plugin_transport()?)?, ["softrnic0", "softrnic1"]);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// NCCL draws the same graph with either.
+#[test]
+fn properties_are_those_of_the_built_in_transport() -> Result<()> {
+    if !wheel::cached(wheel::Release::named("2.21.5")?)?.exists() {
+        skipped("NCCL 2.21.5 is missing (`ferrite wheel` fetches it)");
+        return Ok(());
+    }
+    let test = "properties_are_those_of_the_built_in_transport";
+    faithful::run(
+        test,
+        &["--devices", "4"],
+        |s| s,
+        |_| {
+            let built_in = Transport::open(&Source::stock(wheel::find(None)?))?;
+            let ours = plugin_transport()?;
+            assert_eq!(ours.devices()?, built_in.devices()?);
+            for device in 0..ours.devices()? {
+                let (ours, theirs) = (ours.properties(device)?, built_in.properties(device)?);
+                assert_eq!((&ours.name, &ours.pci_path), (&theirs.name, &theirs.pci_path));
+                assert_eq!((ours.guid, ours.port, ours.speed_mbps), (theirs.guid, theirs.port, theirs.speed_mbps));
+                assert_eq!((ours.max_comms, ours.max_receives), (theirs.max_comms, theirs.max_receives));
+            }
+            assert!(ferrite::nccl_log::lines().iter().any(|l| l.contains("the 2 rails of softrnic2+softrnic3")));
+            Ok(())
+        },
+    )
+}
+
+/// `ferrite verify` over fused devices, with a fault: exit code, stdout, stderr.
+fn verified(arguments: &[&str], more: &[&str], fault: &str) -> Result<Option<(i32, String, String)>> {
+    if setting().is_none() || !common::namespaces() {
+        return Ok(None);
+    }
+    let _turn = Turn::wait();
+    let output = faithful::softrnic_run(arguments)
+        .arg(dist().join("bin/ferrite"))
+        .args(["verify", "--over", "fused", "--plugin"])
+        .arg(plugin())
+        .args(more)
+        .env("SOFTRNIC_FAULTS", fault)
+        .env("RUST_LOG", "debug")
+        .output()
+        .map_err(|e| Error::io("dist/bin/ferrite verify", e))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok(Some((output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))))
+}
+
+/// Messages, streams, groups and truncated sends, all of them right.
+#[test]
+fn all_checks_pass_over_fused_devices() -> Result<()> {
+    for (arguments, devices) in [(&["--devices", "4"][..], PAIRS), (&["--devices", "4", "--ports", "2"], FOURS)] {
+        let Some((code, stdout, stderr)) = verified(arguments, &[], "")? else { return Ok(()) };
+        assert_eq!(code, 0, "{stdout}\n{stderr}");
+        let headline = format!(
+            "fused: Ferrite {} (interface v8) on {} and {}\n",
+            env!("CARGO_PKG_VERSION"),
+            devices[0],
+            devices[1]
+        );
+        assert!(stdout.starts_with(&headline), "{stdout}");
+        assert_eq!(stdout.lines().filter(|line| line.starts_with("  right  ")).count(), 43, "{stdout}");
+    }
+    Ok(())
+}
+
+/// Both rails carry data: a device of the card that turns one bit is found out, whichever it is.
+#[test]
+fn a_bit_turned_on_any_rail_is_found() -> Result<()> {
+    for device in ["softrnic0", "softrnic1"] {
+        let fault = format!("corrupt opcode=write-imm every=5 device={device}");
+        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &[], &fault)? else { return Ok(()) };
+        assert_eq!(code, 2, "{stdout}\n{stderr}");
+        assert!(stdout.contains("\n  WRONG  single") && stdout.contains("\n  WRONG  stream"), "{stdout}\n{stderr}");
+    }
+    Ok(())
+}
+
+/// A wire that is slower than its port says: it gets less, and the data is right all the same.
+#[test]
+fn a_slow_rail_carries_what_it_can() -> Result<()> {
+    let adapt = |s: Setting| s.env("SOFTRNIC_FAULTS", "slow=0.05 device=softrnic1 message=1");
+    faithful::run("a_slow_rail_carries_what_it_can", &["--devices", "4"], adapt, |seat| {
+        let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
+        let rounds = |seat: &mut Seat, count: usize| {
+            let before = (sent("softrnic0/1")?, sent("softrnic1/1")?);
+            (0..count).try_for_each(|round| bench.exchange(seat, round, 100_000, 100_000))?;
+            seat.barrier()?;
+            Ok::<_, Error>((sent("softrnic0/1")? - before.0, sent("softrnic1/1")? - before.1))
+        };
+        rounds(seat, 500)?;
+        let (fast, slow) = rounds(seat, 50)?;
+        assert!(slow > 0 && 4 * slow < fast, "{fast} and {slow} bytes");
+        Ok(())
+    })
+}
+
+/// Bytes that a port has sent so far.
+fn sent(port: &str) -> Result<u64> {
+    let output = Command::new(dist().join("bin/softrnic")).arg("stat").output();
+    let text = output.map_err(|e| Error::io("dist/bin/softrnic stat", e))?.stdout;
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().find(|line| line.trim_start().starts_with(port)).expect("a line for the port");
+    let words: Vec<_> = line.split_whitespace().collect();
+    let at = words.iter().position(|word| *word == "bytes,").expect("a number of bytes");
+    Ok(words[at - 1].parse().expect("a number"))
+}
+
+/// There is no failover yet: the connection ends, and says on which rail.
+#[test]
+fn a_rail_that_dies_ends_the_connection_by_name() -> Result<()> {
+    for (fault, words) in [
+        ("device-fatal device=softrnic1 message=100", "softrnic1"),
+        ("port-down device=softrnic1 message=100", "on softrnic1 (rail 1 of softrnic0+softrnic1)"),
+    ] {
+        let fault = format!("{fault} times=1");
+        let quick = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "2")];
+        quick.iter().for_each(|(name, value)| set(name, value));
+        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &["--long", "4000"], &fault)? else {
+            return Ok(());
+        };
+        assert_eq!(code, 2, "{stdout}\n{stderr}");
+        let told = stderr.lines().any(|line| line.contains("Ferrite") && line.contains(words));
+        assert!(told, "{words:?} is not told: {stderr}");
+    }
+    Ok(())
+}
+
+/// Memory that one card of two refuses is not left registered with the other.
+#[test]
+fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
+    let test = "memory_is_registered_on_all_cards_or_on_none";
+    let adapt = |s: Setting| {
+        // The first two are the rings of the connections, one each way; of the next forty every other one is refused.
+        s.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=3..42 every=2 device=softrnic1").env("SOFTRNIC_MAX_MR", "40")
+    };
+    faithful::run(test, &["--devices", "2"], adapt, |seat| {
+        let transport = plugin_transport()?;
+        let link = Link::open(seat, &transport, 0)?;
+        let attempts = if seat.rank() == 0 { 40_usize } else { 0 };
+        let mut kept = Vec::new();
+        let buffers = (0..attempts).map(|_| Buffer::new(4096).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        for (attempt, buffer) in buffers.iter().enumerate() {
+            match link.send.register(buffer) {
+                Ok(region) => kept.push(region),
+                Err(Error::Call { code: abi::ncclSystemError, .. }) => {}
+                Err(other) => return Err(other),
+            }
+            // Were what the first card has registered left there, it would be full before this is over.
+            assert_eq!(kept.len(), attempt.div_ceil(2), "attempt {attempt}");
+        }
+        drop(kept);
+        seat.barrier()?;
+        // From here on the two cards give out different keys, also for the rings: none passes for the other.
+        let bench = Bench::open(seat, transport, 1 << 20)?;
+        for round in 0..10 {
+            bench.exchange(seat, round, 20_000, 20_000)?;
+            bench.exchange(seat, round, 64, 64)?;
+        }
+        Ok(())
+    })
+}
+
+/// One read for each rail that has carried the message; the last one of them ends the flush.
+#[test]
+fn a_flush_reads_over_the_rails_that_have_carried_the_message() -> Result<()> {
+    let test = "a_flush_reads_over_the_rails_that_have_carried_the_message";
+    faithful::run(
+        test,
+        &["--devices", "4", "--ports", "2"],
+        |s| s,
+        |seat| {
+            let flushes = Flushes::open(seat)?;
+            for bytes in [64, 100_000, 64, 64, 0, 20_000, 64] {
+                assert_eq!(flushes.message(seat, bytes)?, Ok(()), "{bytes} bytes");
+            }
+            Ok(())
+        },
+    )
+}
+
+/// A read over the second port fails here: a flush notices that only if the message has come that way.
+#[test]
+fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
+    let test = "a_flush_leaves_rails_alone_that_have_carried_nothing";
+    let adapt = |s: Setting| s.env("SOFTRNIC_FAULTS", "operation-error opcode=read device=softrnic1");
+    faithful::run(test, &["--devices", "4"], adapt, |seat| {
+        let flushes = Flushes::open(seat)?;
+        assert_eq!(flushes.message(seat, 64)?, Ok(()), "a small message on the first rail");
+        seat.barrier()?;
+        let outcome = flushes.message(seat, 100_000)?;
+        if seat.rank() == 0 {
+            assert_eq!(outcome, Err(abi::ncclRemoteError));
+            let lines = ferrite::nccl_log::lines();
+            assert!(lines.iter().any(|line| line.contains("flushing GPU memory on softrnic1: ")), "{lines:#?}");
+        }
+        seat.barrier()
+    })
+}
+
+/// A connection each way, and memory at its end that counts as a GPU's: to the software device it is like any other.
+struct Flushes {
+    out: Region,
+    into: Region,
+    gpu: *mut c_void,
+    link: Link,
+    transport: Transport,
+}
+
+impl Flushes {
+    fn open(seat: &mut Seat) -> Result<Self> {
+        let transport = plugin_transport()?;
+        let link = Link::open(seat, &transport, seat.rank())?;
+        let (mine, theirs) = (Arc::new(Buffer::new(1 << 17)?), Arc::new(Buffer::new(1 << 17)?));
+        let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);
+        let (mut gpu, start) = (std::ptr::null_mut(), theirs.address(0, theirs.len())?.cast());
+        let register = transport.vtable().regMr.expect("a slot");
+        // SAFETY: a live communicator and memory that outlives the handle.
+        let code = unsafe { register(link.recv.raw(), start, theirs.len(), abi::NCCL_PTR_CUDA as c_int, &raw mut gpu) };
+        assert_eq!(code, abi::ncclSuccess);
+        Ok(Self { out, into, gpu, link, transport })
+    }
+
+    /// One message each way and a flush of it, which there is unless it is empty; what `test` says of the flush.
+    fn message(&self, seat: &Seat, bytes: usize) -> Result<std::result::Result<(), abi::ncclResult_t>> {
+        let mut deadline = seat.deadline("a message and its flush");
+        let receive = posted(&mut deadline, || self.link.recv.receive(&self.into, 0, bytes, 0))?;
+        let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, bytes, 0))?;
+        finished(&mut deadline, send, &mut [0])?;
+        finished(&mut deadline, receive, &mut [0])?;
+        // Whoever fails here takes the other one's connection with it: both have got their message by then.
+        let vtable = self.transport.vtable();
+        let (iflush, test) = (vtable.iflush.expect("a slot"), vtable.test.expect("a slot"));
+        let start: *mut c_void = self.into.memory().address(0, 1)?.cast();
+        let (mut request, mut data, mut sizes, mut handles) =
+            (std::ptr::null_mut(), [start], [bytes as c_int], [self.gpu]);
+        let (data, sizes, handles) = (data.as_mut_ptr(), sizes.as_mut_ptr(), handles.as_mut_ptr());
+        // SAFETY: arrays of one, and a live communicator.
+        let code = unsafe { iflush(self.link.recv.raw(), 1, data, sizes, handles, &raw mut request) };
+        assert_eq!((code, request.is_null()), (abi::ncclSuccess, bytes == 0));
+        let mut done = c_int::from(request.is_null());
+        while done == 0 {
+            // SAFETY: a live request; a flush has no sizes.
+            match unsafe { test(request, &raw mut done, std::ptr::null_mut()) } {
+                abi::ncclSuccess => deadline.idle()?,
+                code => return Ok(Err(code)),
+            }
+        }
+        Ok(Ok(()))
+    }
+}
