@@ -233,9 +233,9 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_the_built_in_transports() {
+    fn defaults_are_those_of_the_built_in_transport_but_for_the_timeout() {
         let config = Config::parse(|_| None).expect("defaults are valid");
-        assert_eq!((config.timeout, config.retry_count, config.lanes, config.ar_threshold), (18, 7, 1, 8192));
+        assert_eq!((config.timeout, config.retry_count, config.lanes, config.ar_threshold), (20, 7, 1, 8192));
         assert_eq!((config.gid_index, config.gid_family, config.roce_version), (None, Family::V4, 2));
         assert!(config.relaxed_ordering && config.flush && !config.split && !config.disabled);
     }
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(with("NCCL_IB_TC", "0152").expect("valid").traffic_class, 106, "octal, as NCCL reads it");
         assert_eq!(with("NCCL_IB_ADDR_FAMILY", "AF_INET6").expect("valid").gid_family, Family::V6);
         assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").expect("valid").adaptive_routing, Some(true));
-        assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 18);
+        assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 20);
         assert_eq!(with("NCCL_IB_AR_THRESHOLD", "-2").expect("valid").ar_threshold, 8192);
         let classes = |name, value| with(name, value).map(|c| (c.traffic_class, c.announce_traffic_class));
         assert_eq!(classes("NCCL_IB_TC", "106").expect("valid"), (106, 106));
