@@ -4,11 +4,11 @@ mod common;
 #[path = "common/hush.rs"]
 mod hush;
 
-use common::{plugin_transport, setting, skipped};
+use common::{faithful, plugin_transport, setting, skipped};
 use ferrite::buffer::Buffer;
 use ferrite::comm::{Place, RecvComm, Region, Request, SendComm};
 use ferrite::error::Result;
-use ferrite::pair;
+use ferrite::pair::{self, Setting};
 use ferrite::seat::Seat;
 use ferrite::transport::Transport;
 use hush::{Noise, hush};
@@ -107,28 +107,37 @@ fn each<T>(mut make: impl FnMut(usize) -> Result<T>) -> Result<[T; IN_FLIGHT]> {
     }
 }
 
-/// Messages of `bytes` bytes with `env`: some to warm up, then some that are listened to.
-fn quiet(test: &str, bytes: usize, env: &[(&str, &str)], round: fn(&Own) -> Result<()>) -> Result<()> {
+type Round = fn(&Own) -> Result<()>;
+
+/// The device's strict mode is not silent itself.
+fn without_strictness(setting: Setting) -> Setting {
+    setting.env("SOFTRNIC_STRICT", "0")
+}
+
+/// Rounds of messages of `bytes` bytes within rank 0: some to warm up, then some that are listened to.
+fn listen_to(seat: &Seat, bytes: usize, round: Round) -> Result<()> {
+    if seat.rank() == 1 {
+        return Ok(());
+    }
+    let transport = plugin_transport()?;
+    let own = Own::open(seat, &transport, bytes)?;
+    let rounds = |count| (0..count).try_for_each(|_| round(&own));
+    rounds(100)?;
+    match hush(|| rounds(500)) {
+        Ok((result, noise)) => {
+            result?;
+            assert_eq!(noise, Noise::default(), "500 times {IN_FLIGHT} messages of {bytes} B");
+        }
+        Err(error) => skipped(&format!("syscall user dispatch: {error}")),
+    }
+    Ok(())
+}
+
+/// Over one device, with `env`.
+fn quiet(test: &str, bytes: usize, env: &[(&str, &str)], round: Round) -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
-    // The device's strict mode is not silent itself.
-    let setting = env.iter().fold(setting.env("SOFTRNIC_STRICT", "0"), |s, (name, value)| s.env(*name, *value));
-    pair::run(test, &setting, |seat| {
-        if seat.rank() == 1 {
-            return Ok(());
-        }
-        let transport = plugin_transport()?;
-        let own = Own::open(seat, &transport, bytes)?;
-        let rounds = |count| (0..count).try_for_each(|_| round(&own));
-        rounds(100)?;
-        match hush(|| rounds(500)) {
-            Ok((result, noise)) => {
-                result?;
-                assert_eq!(noise, Noise::default(), "500 times {IN_FLIGHT} messages of {bytes} B, {env:?}");
-            }
-            Err(error) => skipped(&format!("syscall user dispatch: {error}")),
-        }
-        Ok(())
-    })?;
+    let setting = env.iter().fold(without_strictness(setting), |setting, (name, value)| setting.env(*name, *value));
+    pair::run(test, &setting, |seat| listen_to(seat, bytes, round))?;
     Ok(())
 }
 
@@ -154,6 +163,26 @@ fn stripes_are_quiet() -> Result<()> {
     quiet("stripes_are_quiet", 1 << 16, &env, Own::singles)
 }
 
+/// Over the rails of one device.
+fn quiet_over_rails(test: &str, rails: usize, arguments: &[&str], round: Round) -> Result<()> {
+    faithful::run(test, arguments, without_strictness, |seat| {
+        let name = plugin_transport()?.properties(0)?.name;
+        assert_eq!(name.split('+').count(), rails, "{name}");
+        listen_to(seat, 1 << 16, round)
+    })
+}
+
+#[test]
+fn rails_are_quiet() -> Result<()> {
+    quiet_over_rails("rails_are_quiet", 2, &[], Own::singles)
+}
+
+/// Slots of clear-to-sends are twice as long then.
+#[test]
+fn many_rails_are_quiet() -> Result<()> {
+    quiet_over_rails("many_rails_are_quiet", 4, &["--devices", "4", "--ports", "2"], Own::group)
+}
+
 /// The instrument itself hears an allocation and a system call.
 #[test]
 fn noise_is_heard() {
@@ -171,8 +200,9 @@ fn noise_is_heard() {
 /// The rooms that every message passes through have no lock in them.
 #[test]
 fn the_data_path_takes_no_lock() {
-    const ROOMS: [&str; 8] = [
+    const ROOMS: [&str; 9] = [
         "abi/datapath.rs",
+        "net/announcer.rs",
         "net/lanes.rs",
         "net/receiver.rs",
         "net/sender.rs",
