@@ -4,16 +4,15 @@ mod common;
 
 use common::bench::{Bench, SIZES};
 use common::talk::set;
-use common::{dist, faithful, plugin, plugin_transport, setting, skipped};
+use common::{dist, faithful, plugin, plugin_transport, setting};
+use ferrite::abi;
 use ferrite::buffer::Buffer;
 use ferrite::comm::Region;
 use ferrite::error::{Error, Result};
-use ferrite::library::Source;
 use ferrite::link::{Link, finished, posted};
 use ferrite::pair::{Setting, Turn};
 use ferrite::seat::Seat;
 use ferrite::transport::Transport;
-use ferrite::{abi, wheel};
 use std::ffi::{c_int, c_void};
 use std::process::Command;
 use std::sync::Arc;
@@ -127,29 +126,26 @@ fn nothing_is_fused_without_sysfs() -> Result<()> {
     Ok(())
 }
 
-/// NCCL draws the same graph with either.
+/// Unlike ports between them are no obstacle.
 #[test]
-fn properties_are_those_of_the_built_in_transport() -> Result<()> {
-    if !wheel::cached(wheel::Release::named("2.21.5")?)?.exists() {
-        skipped("NCCL 2.21.5 is missing (`ferrite wheel` fetches it)");
-        return Ok(());
-    }
-    let test = "properties_are_those_of_the_built_in_transport";
+fn like_ports_are_fused_and_it_is_told() -> Result<()> {
+    let test = "like_ports_are_fused_and_it_is_told";
+    let arguments = ["--devices", "4", "--ports", "2", "--speed", "400,softrnic0/2=200,softrnic1/2=200"];
     faithful::run(
         test,
-        &["--devices", "4"],
+        &arguments,
         |s| s,
         |_| {
-            let built_in = Transport::open(&Source::stock(wheel::find(None)?))?;
-            let ours = plugin_transport()?;
-            assert_eq!(ours.devices()?, built_in.devices()?);
-            for device in 0..ours.devices()? {
-                let (ours, theirs) = (ours.properties(device)?, built_in.properties(device)?);
-                assert_eq!((&ours.name, &ours.pci_path), (&theirs.name, &theirs.pci_path));
-                assert_eq!((ours.guid, ours.port, ours.speed_mbps), (theirs.guid, theirs.port, theirs.speed_mbps));
-                assert_eq!((ours.max_comms, ours.max_receives), (theirs.max_comms, theirs.max_receives));
+            let transport = plugin_transport()?;
+            let fused = ["softrnic0:1+softrnic1:1", "softrnic0:2+softrnic1:2", FOURS[1]];
+            assert_eq!(names(&transport)?, fused);
+            let told: Vec<_> = (0..3).map(|i| Ok(transport.properties(i)?.speed_mbps)).collect::<Result<_>>()?;
+            assert_eq!(told, [800_000, 400_000, 1_600_000]);
+            let lines = ferrite::nccl_log::lines();
+            for (name, rails) in fused.iter().zip([2, 2, 4]) {
+                let words = format!("the {rails} rails of {name} are ports of one card");
+                assert!(lines.iter().any(|line| line.contains(&words)), "{words}: {lines:#?}");
             }
-            assert!(ferrite::nccl_log::lines().iter().any(|l| l.contains("the 2 rails of softrnic2+softrnic3")));
             Ok(())
         },
     )

@@ -160,11 +160,14 @@ impl<'a> Ends<'a> {
     /// Says by which addresses they find each other.
     fn tell(&self, path: &Path) {
         let (Self { local, rail, .. }, peer, class) = (self, self.peer(), path.traffic_class);
+        let mtu = 128_u32 << path.mtu;
         rail.tell_of_networks(local, &self.far.gid, &peer);
         match path.global {
-            false => log::debug!("{}: LID {} to LID {} of {peer}", rail.name, local.port.lid, path.dest_lid),
+            false => {
+                log::debug!("{}: LID {} to LID {}, MTU {mtu}, of {peer}", rail.name, local.port.lid, path.dest_lid)
+            }
             true => log::debug!(
-                "{}: GID {} {} to GID {}, LID {}, traffic class {class} of {peer}",
+                "{}: GID {} {} to GID {}, LID {}, traffic class {class}, MTU {mtu}, of {peer}",
                 rail.name,
                 path.gid_index,
                 local.gid.address(),
