@@ -114,6 +114,24 @@ fn nothing_is_fused_against_the_users_will() -> Result<()> {
     shown("nothing_is_fused_against_the_users_will", &[], ("NCCL_IB_MERGE_NICS", "0"), &all)
 }
 
+/// They share a port with the physical function: together they are not faster.
+#[test]
+fn virtual_functions_are_not_fused() -> Result<()> {
+    faithful::run(
+        "virtual_functions_are_not_fused",
+        &["--devices", "4"],
+        |s| s,
+        |seat| {
+            if seat.rank() == 0 {
+                let physical = "/sys/class/infiniband/softrnic1/device/physfn";
+                std::fs::create_dir(physical).expect("a /sys/class of its own");
+                assert_eq!(names(&plugin_transport()?)?, ["softrnic0", "softrnic1", "softrnic2+softrnic3"]);
+            }
+            Ok(())
+        },
+    )
+}
+
 /// Without a place on the PCI bus nobody knows which ports belong together.
 #[test]
 fn nothing_is_fused_without_sysfs() -> Result<()> {

@@ -34,7 +34,7 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Text,
         "devices to use: `[^][=]name[:port[:rail:plane]],…`; `^` excludes, `=` exact, else by prefix",
     ),
-    variable("NCCL_IB_GID_INDEX", Kind::Number(-1, 255, -1), "entry of the GID table; -1: chosen automatically"),
+    variable("NCCL_IB_GID_INDEX", Kind::Number(-1, 255, -1), "RoCE: entry of the GID table; -1: chosen automatically"),
     variable("NCCL_IB_ADDR_FAMILY", Kind::Choice(&["AF_INET", "AF_INET6"]), "preferred family of the automatic GID"),
     variable("NCCL_IB_ROCE_VERSION_NUM", Kind::Number(1, 2, 2), "preferred RoCE version of the automatic GID"),
     variable("NCCL_IB_ADDR_RANGE", Kind::Text, "network that the automatic GID has to be in, such as `10.1.0.0/16`"),

@@ -1,5 +1,6 @@
 //! Connecting the queue pairs of one end to those of the other: again and again, where the way to the peer is not there
-//! yet. Never waits: NCCL calls until it is done.
+//! yet. There are no pauses: NCCL calls until it is done. One attempt takes as long as the kernel looks for a neighbour, up to a
+//! second on RoCE.
 
 use super::address::LocalAddress;
 use super::lanes::{IdleLanes, IdleRail, Lane, Lanes, WorkId};
