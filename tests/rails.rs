@@ -170,7 +170,12 @@ fn like_ports_are_fused_and_it_is_told() -> Result<()> {
 }
 
 /// `ferrite verify` over fused devices, with a fault: exit code, stdout, stderr.
-fn verified(arguments: &[&str], more: &[&str], fault: &str) -> Result<Option<(i32, String, String)>> {
+fn verified(
+    arguments: &[&str],
+    more: &[&str],
+    fault: &str,
+    env: &[(&str, &str)],
+) -> Result<Option<(i32, String, String)>> {
     if setting().is_none() || !common::namespaces() {
         return Ok(None);
     }
@@ -182,6 +187,7 @@ fn verified(arguments: &[&str], more: &[&str], fault: &str) -> Result<Option<(i3
         .args(more)
         .env("SOFTRNIC_FAULTS", fault)
         .env("RUST_LOG", "debug")
+        .envs(env.iter().copied())
         .output()
         .map_err(|e| Error::io("dist/bin/ferrite verify", e))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -192,7 +198,7 @@ fn verified(arguments: &[&str], more: &[&str], fault: &str) -> Result<Option<(i3
 #[test]
 fn all_checks_pass_over_fused_devices() -> Result<()> {
     for (arguments, devices) in [(&["--devices", "4"][..], PAIRS), (&["--devices", "4", "--ports", "2"], FOURS)] {
-        let Some((code, stdout, stderr)) = verified(arguments, &[], "")? else { return Ok(()) };
+        let Some((code, stdout, stderr)) = verified(arguments, &[], "", &[])? else { return Ok(()) };
         assert_eq!(code, 0, "{stdout}\n{stderr}");
         let headline = format!(
             "fused: Ferrite {} (interface v8) on {} and {}\n",
@@ -211,7 +217,7 @@ fn all_checks_pass_over_fused_devices() -> Result<()> {
 fn a_bit_turned_on_any_rail_is_found() -> Result<()> {
     for device in ["softrnic0", "softrnic1"] {
         let fault = format!("corrupt opcode=write-imm every=5 device={device}");
-        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &[], &fault)? else { return Ok(()) };
+        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &[], &fault, &[])? else { return Ok(()) };
         assert_eq!(code, 2, "{stdout}\n{stderr}");
         assert!(stdout.contains("\n  WRONG  single") && stdout.contains("\n  WRONG  stream"), "{stdout}\n{stderr}");
     }
@@ -257,8 +263,7 @@ fn a_rail_that_dies_ends_the_connection_by_name() -> Result<()> {
     ] {
         let fault = format!("{fault} times=1");
         let quick = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "2")];
-        quick.iter().for_each(|(name, value)| set(name, value));
-        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &["--long", "4000"], &fault)? else {
+        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &["--long", "4000"], &fault, &quick)? else {
             return Ok(());
         };
         assert_eq!(code, 2, "{stdout}\n{stderr}");
