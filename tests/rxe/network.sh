@@ -34,10 +34,26 @@ END
     rdma link add rxe1 type rxe netdev veth1
 }
 
+# Everything goes with the cable, but for the rules and what stands for links of sysfs.
+down() {
+    local device
+    for device in rxe0 rxe1; do
+        umount "/sys/devices/virtual/infiniband/$device" 2>/dev/null || true
+    done
+    ip link delete veth0 2>/dev/null || true
+    ip -batch - <<END
+rule add pref 0 lookup local
+rule del pref 10
+rule del pref 11
+rule del pref 100
+END
+}
+
 case "${1:-}" in
 up) up ;;
+again) down && up ;;
 *)
-    echo "usage: $(basename "$0") up" >&2
+    echo "usage: $(basename "$0") up|again" >&2
     exit 2
     ;;
 esac

@@ -1,0 +1,44 @@
+//! Ferrite on verbs that were not written here: Linux's soft-RoCE driver, the kernel's uverbs interface and the system's
+//! rdma-core, in a virtual machine. NCCL 2.21.5's own transport goes the same way, to tell what the driver does wrong from
+//! what Ferrite does.
+//!
+//! Each test is two things: on the host it fetches its verdict from one run of the machine, which all tests of this program
+//! share; in the machine, where this program is started again for each test, it is the test itself. Nothing here asserts on
+//! time: the machine is emulated, and anything may be slow in it.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod data;
+mod guest;
+mod machine;
+
+use guest::{Case, Side};
+
+/// The list of tests: each as a function of this program, for the transports named.
+macro_rules! tests {
+    ($($module:ident::$test:ident: $($side:ident),+;)+) => {
+        $(tests!(@one $module $test $($side)+);)+
+    };
+    (@one $module:ident $test:ident $($side:ident)+) => {
+        mod $test {
+            $(
+                #[test]
+                fn $side() -> ferrite::error::Result<()> {
+                    let name = concat!(stringify!($test), "::", stringify!($side));
+                    crate::judge(name, stringify!($side), crate::$module::$test)
+                }
+            )+
+        }
+    };
+}
+
+tests! {
+    data::one_device: plugin;
+}
+
+/// The test in the machine, its verdict outside.
+fn judge(name: &str, side: &str, test: fn(&Case) -> ferrite::error::Result<()>) -> ferrite::error::Result<()> {
+    let side = if side == "stock" { Side::Stock } else { Side::Plugin };
+    if guest::is_here() { test(&Case { name: name.to_owned(), side }) } else { machine::verdict(name, side) }
+}
