@@ -15,6 +15,11 @@ pub(crate) fn is_here() -> bool {
     std::env::var_os("RXE_GUEST").is_some()
 }
 
+/// Whether this process is one of the two that a test has started.
+pub(crate) fn is_worker() -> bool {
+    std::env::var_os("FERRITE_TASK").is_some()
+}
+
 /// Whose transport a test drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -33,6 +38,10 @@ pub(crate) struct Case {
 }
 
 impl Case {
+    pub(crate) fn is_stock(&self) -> bool {
+        self.side == Side::Stock
+    }
+
     pub(crate) fn source(&self) -> Result<Source> {
         match self.side {
             Side::Plugin => Ok(Source::plugin(plugin())),
@@ -68,6 +77,11 @@ impl Case {
 /// What a shell command prints; it has to end well.
 pub(crate) fn shell(command: &str) -> String {
     printed(Command::new("bash").args(["-c", command]))
+}
+
+/// Lays the ways between the addresses over the cable again, which an interface or an address that went has taken along.
+pub(crate) fn lay_ways() {
+    shell(concat!("'", env!("CARGO_MANIFEST_DIR"), "/tests/rxe/network.sh' ways"));
 }
 
 fn printed(command: &mut Command) -> String {

@@ -9,9 +9,12 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod addresses;
 mod data;
+mod faults;
 mod guest;
 mod machine;
+mod resources;
 
 use guest::{Case, Side};
 
@@ -35,6 +38,22 @@ macro_rules! tests {
 
 tests! {
     data::one_device: plugin;
+    data::two_devices: plugin, stock;
+    data::two_devices_at_once: plugin;
+    data::measured: plugin;
+    data::four_queue_pairs: plugin, stock;
+    data::unequal_packets: plugin;
+    data::two_hundred_connections: plugin;
+    addresses::ipv4_by_default: plugin, stock;
+    addresses::ipv6_by_family: plugin, stock;
+    addresses::link_local_by_index: plugin, stock;
+    addresses::an_address_that_goes_and_comes_back: plugin;
+    faults::loss_and_reordering: plugin, stock;
+    faults::black_hole: plugin, stock;
+    faults::link_down: plugin, stock;
+    faults::peer_killed: plugin, stock;
+    resources::everything_is_given_back: plugin, stock;
+    resources::locked_memory_is_limited: plugin, stock;
 }
 
 /// The test in the machine, its verdict outside.

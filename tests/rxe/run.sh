@@ -34,6 +34,7 @@ fi
 machine=$("$HERE/setup.sh")
 job=$(mktemp -d)
 trap 'rm -rf "$job"' EXIT
+{ cat "$machine/initramfs" && (cd "$HERE" && echo init | cpio -o -H newc --quiet); } >"$job/initramfs"
 echo "$PWD" >"$job/shared"
 cat >"$job/start" <<END
 #!/bin/bash
@@ -50,7 +51,7 @@ qemu() {
     timeout --foreground "$limit" qemu-system-x86_64 \
         -machine q35 -accel tcg,thread=multi -cpu max -smp 4 -m 2048 \
         -nodefaults -no-user-config -display none -no-reboot -nic none \
-        -kernel "$machine/vmlinux" -initrd "$machine/initramfs" \
+        -kernel "$machine/vmlinux" -initrd "$job/initramfs" \
         -append "console=ttyS1 quiet panic=-1 mitigations=off nokaslr tsc=reliable preempt=full" \
         -chardev stdio,id=output,signal=off -serial chardev:output \
         -chardev file,id=log,path="$job/console" -serial chardev:log \

@@ -56,7 +56,7 @@ extract_vmlinux() {
         xz -dc --single-stream
 }
 
-# pack_initramfs TREE: busybox, init, and the modules in the order in which they are to be loaded.
+# pack_initramfs TREE: busybox, and the modules in the order in which they are to be loaded; init comes in run.sh.
 pack_initramfs() {
     local tree=$1 version module verb path name root
     version=$(ls "$tree/lib/modules")
@@ -64,7 +64,6 @@ pack_initramfs() {
     root=$(mktemp -d -p "$tree")
     mkdir -p "$root"/{bin,dev,proc,sys,modules}
     cp "$(command -v busybox)" "$root/bin/busybox"
-    install -m 755 "$HERE/init" "$root/init"
     for module in $MODULES; do
         modprobe -d "$tree" -S "$version" --show-depends "$module"
     done | while read -r verb path _; do
@@ -88,7 +87,7 @@ may_install || [ -z "$(missing_packages)" ] || unavailable "missing, and only ro
 install_packages >&2
 
 machine=${XDG_CACHE_HOME:-$HOME/.cache}/ferrite/rxe
-made_from=$(cat "$HERE/setup.sh" "$HERE/init" | sha256sum)
+made_from=$(sha256sum <"$HERE/setup.sh")
 if [ "$(cat "$machine/made-from" 2>/dev/null)" != "$made_from" ]; then
     mkdir -p "$machine"
     work=$(mktemp -d -p "$machine")
