@@ -77,18 +77,21 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
         }
         pair::run(&case.name, &setting, |seat| {
             let bench = Bench::open(seat, case.transport()?, 1 << 20)?;
-            assert!(case.is_stock() || connected_queue_pairs() == 8, "there are not 4 of them each way");
+            assert!(
+                case.is_stock() || connected_queue_pairs(&format!("rxe{}", seat.rank())) == 8,
+                "there are not 4 of them each way"
+            );
             carries(seat, &bench)
         })?;
     }
     Ok(())
 }
 
-/// How many queue pairs of this process are ready to send, as the kernel has it.
-fn connected_queue_pairs() -> usize {
+/// How many queue pairs of a device are ready to send, as the kernel has it.
+fn connected_queue_pairs(device: &str) -> usize {
     let all: serde_json::Value = serde_json::from_str(&shell("rdma -j resource show qp")).expect("JSON");
-    let mine = |qp: &&serde_json::Value| qp["pid"] == std::process::id() && qp["state"] == "RTS";
-    all.as_array().into_iter().flatten().filter(mine).count()
+    let counts = |qp: &&serde_json::Value| qp["ifname"] == device && qp["type"] == "RC" && qp["state"] == "RTS";
+    all.as_array().into_iter().flatten().filter(counts).count()
 }
 
 /// One end of the cable takes packets of 4096 bytes, the other one such of 1024. (The transport of NCCL 2.21.5 does not
