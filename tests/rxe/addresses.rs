@@ -2,7 +2,7 @@
 
 use crate::common::talk::{log, said};
 use crate::data::works;
-use crate::guest::{Case, is_worker, lay_ways, shell};
+use crate::guest::{Case, is_worker, network, shell};
 use ferrite::error::Result;
 use ferrite::pair;
 
@@ -52,7 +52,7 @@ pub(crate) fn an_address_that_goes_and_comes_back(case: &Case) -> Result<()> {
         shell(&format!("ip address add {address}"));
         seat.barrier()?;
         if device == 0 {
-            lay_ways();
+            network("ways");
         }
         seat.barrier()?;
         works(case, seat)?;

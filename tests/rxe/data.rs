@@ -59,11 +59,11 @@ pub(crate) fn two_devices_at_once(case: &Case) -> Result<()> {
 
 /// The counters of the kernel's device are the proof that the bytes went through it.
 pub(crate) fn measured(case: &Case) -> Result<()> {
-    let before = packets_sent();
+    let before = packets_sent("rxe0");
     let short = ["--quick", "--reps", "1", "--slice", "20", "--connections", "10", "--sizes", "8,64K"];
     let printed = case.ferrite("bench", &short, &[])?;
     assert!(printed.contains("rank 0 on rxe0, rank 1 on rxe1"), "{printed}");
-    assert!(packets_sent() > before + 1000, "the device has sent nothing");
+    assert!(packets_sent("rxe0") > before + 1000, "the device has sent nothing");
     Ok(())
 }
 
@@ -102,16 +102,16 @@ pub(crate) fn unequal_packets(case: &Case) -> Result<()> {
         let ports = shell("ibv_devinfo");
         assert!(ports.contains("active_mtu:\t\t4096 (5)") && ports.contains("active_mtu:\t\t1024 (3)"), "{ports}");
     }
-    let before = packets_sent();
+    let before = packets_sent("rxe0");
     pair::run(&case.name, &case.setting(), |seat| works(case, seat))?;
-    let (sent, bytes) = (packets_sent() - before, SIZES.iter().sum::<usize>() as u64);
+    let (sent, bytes) = (packets_sent("rxe0") - before, SIZES.iter().sum::<usize>() as u64);
     assert!(sent > bytes / 1024, "{bytes} bytes in {sent} packets");
     Ok(())
 }
 
-/// Of rxe0, as the kernel has it.
-fn packets_sent() -> u64 {
-    let counter = shell("cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts");
+/// How many packets a device has sent, as the kernel has it.
+pub(crate) fn packets_sent(device: &str) -> u64 {
+    let counter = shell(&format!("cat /sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts"));
     counter.trim().parse().expect("a number")
 }
 

@@ -5,7 +5,7 @@ use crate::common::doom::{in_a_doomed_child, vanish};
 use crate::common::pattern;
 use crate::common::talk::log;
 use crate::data::{carries, works};
-use crate::guest::{Case, is_worker, lay_ways, shell};
+use crate::guest::{Case, is_worker, network, shell};
 use ferrite::abi;
 use ferrite::error::{Error, Result};
 use ferrite::link::{Deadline, finished, posted};
@@ -142,7 +142,7 @@ pub(crate) fn link_down(case: &Case) -> Result<()> {
         seat.barrier()?;
         if seat.rank() == 0 {
             shell("ip link set veth0 up");
-            lay_ways();
+            network("ways");
             shell(
                 "until [ \"$(cat /sys/class/infiniband/rxe[01]/ports/1/state | grep -c ACTIVE)\" = 2 ]; do sleep 0.1; done",
             );
@@ -156,6 +156,9 @@ pub(crate) fn link_down(case: &Case) -> Result<()> {
         Ok(end)
     })?;
     given_up(case, OPERATION_ERROR, &ends);
+    if !case.is_stock() {
+        ends[0].is_told(&["(status 2)", "soft-RoCE says so as well of a link that is down"]);
+    }
     for (device, end) in ends.iter().enumerate().filter(|_| !case.is_stock()) {
         assert!(end.log.contains(&format!("rxe{device}:1 is down; traffic over it waits")), "{end:#?}");
     }

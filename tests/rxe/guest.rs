@@ -79,9 +79,9 @@ pub(crate) fn shell(command: &str) -> String {
     printed(Command::new("bash").args(["-c", command]))
 }
 
-/// Lays the ways between the addresses over the cable again, which an interface or an address that went has taken along.
-pub(crate) fn lay_ways() {
-    shell(concat!("'", env!("CARGO_MANIFEST_DIR"), "/tests/rxe/network.sh' ways"));
+/// `network.sh COMMAND`.
+pub(crate) fn network(command: &str) {
+    shell(&format!(concat!("'", env!("CARGO_MANIFEST_DIR"), "/tests/rxe/network.sh' {}"), command));
 }
 
 fn printed(command: &mut Command) -> String {

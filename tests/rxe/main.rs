@@ -14,6 +14,7 @@ mod data;
 mod faults;
 mod guest;
 mod machine;
+mod rails;
 mod resources;
 
 use guest::{Case, Side};
@@ -52,6 +53,7 @@ tests! {
     faults::black_hole: plugin, stock;
     faults::link_down: plugin, stock;
     faults::peer_killed: plugin, stock;
+    rails::one_device_of_two_rails: stock;
     resources::everything_is_given_back: plugin, stock;
     resources::locked_memory_is_limited: plugin, stock;
 }

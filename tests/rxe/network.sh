@@ -3,8 +3,11 @@
 #
 #   network.sh up      makes it
 #   network.sh again   makes it from scratch, whatever has been done to it
+#   network.sh card    makes the devices two ports of one card: one image GUID, and links to two functions of a PCI device
 #   network.sh ways    lays the ways between its addresses anew, which a link that goes down loses
 set -euo pipefail
+
+SYSFS=/sys/devices/virtual/infiniband
 
 # The ways between the addresses. All are this machine's own, so what goes from one to the other would stay inside, where no
 # rxe device listens: the rules have these two ways looked up before the table of own addresses.
@@ -48,6 +51,32 @@ link add rxe1 type rxe netdev veth1
 END
 }
 
+# The image GUID is made from the address that the interface has at that moment. rxe has no PCI device, so sysfs gets one from
+# an overlay.
+card() {
+    rdma link delete rxe1
+    ip link set veth1 address 02:00:00:00:77:01
+    rdma link add rxe1 type rxe netdev veth1
+    ip link set veth1 address 02:00:00:00:77:02
+    local number layer
+    mkdir -p /run/card
+    mount -t tmpfs card /run/card
+    for number in 0 1; do
+        layer=/run/card/$number
+        mkdir -p "$layer/upper" "$layer/work" "/run/card/0000:00:09.$number"
+        ln -s "/run/card/0000:00:09.$number" "$layer/upper/device"
+        mount -t overlay -o "lowerdir=$SYSFS/rxe$number,upperdir=$layer/upper,workdir=$layer/work" card "$SYSFS/rxe$number"
+    done
+    # The ways go with the address.
+    ways | ip -batch -
+}
+
+no_card() {
+    if mountpoint --quiet /run/card; then
+        umount "$SYSFS/rxe0" "$SYSFS/rxe1" /run/card
+    fi
+}
+
 case "${1:-}" in
 up)
     echo 1 >/proc/sys/net/ipv4/conf/default/accept_local
@@ -56,13 +85,15 @@ up)
     devices
     ;;
 again)
+    no_card
     # With the cable go its addresses, ways and devices.
     { echo link delete veth0 && cable; } | ip -batch -
     devices
     ;;
+card) card ;;
 ways) ways | ip -batch - ;;
 *)
-    echo "usage: $(basename "$0") up|again|ways" >&2
+    echo "usage: $(basename "$0") up|again|card|ways" >&2
     exit 2
     ;;
 esac
