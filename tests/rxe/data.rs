@@ -87,6 +87,17 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
     Ok(())
 }
 
+/// The port says that a message may have 8 MiB.
+pub(crate) fn longer_than_the_port_allows(case: &Case) -> Result<()> {
+    pair::run(&case.name, &case.setting(), |seat| {
+        const BYTES: usize = (8 << 20) + 4097;
+        let bench = Bench::open(seat, case.transport()?, BYTES + 4096)?;
+        bench.exchange(seat, 1, BYTES, BYTES)?;
+        seat.barrier()
+    })?;
+    Ok(())
+}
+
 /// How many queue pairs of a device are ready to send, as the kernel has it.
 fn connected_queue_pairs(device: &str) -> usize {
     let all: serde_json::Value = serde_json::from_str(&shell("rdma -j resource show qp")).expect("JSON");

@@ -14,6 +14,7 @@ mod data;
 mod faults;
 mod guest;
 mod machine;
+mod observations;
 mod rails;
 mod resources;
 
@@ -44,6 +45,7 @@ tests! {
     data::measured: plugin;
     data::four_queue_pairs: plugin, stock;
     data::unequal_packets: plugin;
+    data::longer_than_the_port_allows: plugin, stock;
     data::two_hundred_connections: plugin;
     addresses::ipv4_by_default: plugin, stock;
     addresses::ipv6_by_family: plugin, stock;
@@ -55,6 +57,7 @@ tests! {
     faults::peer_killed: plugin, stock;
     rails::one_device_of_two_rails: stock;
     resources::everything_is_given_back: plugin, stock;
+    observations::as_the_page_says: rxe;
     resources::locked_memory_is_limited: plugin, stock;
 }
 
