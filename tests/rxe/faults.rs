@@ -17,6 +17,8 @@ use std::time::Duration;
 const BYTES: usize = 20_000;
 /// Messages before the fault.
 const BEFORE: usize = 50;
+/// Messages after it that may still come; the log tells more than their number if it does nothing.
+const ENOUGH: usize = 2000;
 /// How long the side that the device tells nothing may wait. The transport of NCCL 2.21.5 would do so for ever.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -69,6 +71,7 @@ fn stream(case: &Case, seat: &mut Seat, fault: impl FnOnce()) -> Result<End> {
         }
         assert!(seat.rank() == 0 || bench.into.memory().read(0, BYTES)? == bytes, "message {messages} is wrong");
         messages += 1;
+        assert!(messages < BEFORE + ENOUGH, "the fault has no effect");
     };
     let code = match failure {
         Error::Call { code, .. } => Some(code),

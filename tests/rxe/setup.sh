@@ -39,6 +39,8 @@ unpack_kernel() {
     (cd "$1" && { apt-get download -qq "$package" || { apt-get update -qq && apt-get download -qq "$package"; }; }) \
         >"$1/log" 2>&1 || die "cannot fetch $package: $(tail -n 3 "$1/log")"
     dpkg -x "$1/$package"_*.deb "$1/tree"
+    # Later releases have one folder for both.
+    [ -e "$1/tree/lib" ] || ln -s usr/lib "$1/tree/lib"
 }
 
 number_at() {
