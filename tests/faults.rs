@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::doom::{in_a_doomed_child, vanish};
 use common::{plugin_transport, setting};
 use ferrite::abi;
 use ferrite::buffer::Buffer;
@@ -321,25 +322,6 @@ fn a_listener_closes_without_and_during_an_accept() -> Result<()> {
         listener.close()?;
         works(seat, pair)
     })
-}
-
-/// Ends this process as a crash would: nothing is closed or said.
-fn vanish() {
-    // SAFETY: ends here.
-    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-}
-
-/// Goes on in a child of this process until the child has ended; the child goes through `body` and then vanishes.
-fn in_a_doomed_child(body: impl FnOnce()) {
-    // SAFETY: the child goes on alone with this one thread; what it uses was made before or is made by itself.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        body();
-        vanish();
-    }
-    let mut status = 0;
-    // SAFETY: our own child.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
 }
 
 /// Both ways one message per round, for so many rounds.

@@ -18,7 +18,10 @@ impl Status {
         match self.0 {
             0 => ("success", ""),
             1 => ("local length error", "a message is longer than the port or the buffer allows"),
-            2 => ("local queue pair operation error", "a bug, or a queue pair in the wrong state"),
+            2 => (
+                "local queue pair operation error",
+                "a bug, or a queue pair in the wrong state; soft-RoCE says so as well of a link that is down",
+            ),
             4 => (
                 "local protection error",
                 "memory was deregistered or freed too early, or the IOMMU or PCI ACS is in the way",

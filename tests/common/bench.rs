@@ -21,6 +21,10 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn open(seat: &mut Seat, transport: Transport, bytes: usize) -> Result<Self> {
         let device = seat.rank().min(transport.devices()? - 1);
+        Self::open_on(seat, transport, device, bytes)
+    }
+
+    pub(crate) fn open_on(seat: &mut Seat, transport: Transport, device: usize, bytes: usize) -> Result<Self> {
         let link = Link::open(seat, &transport, device)?;
         let (mine, theirs) = (Arc::new(Buffer::new(bytes)?), Arc::new(Buffer::new(bytes)?));
         let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod bench;
+pub(crate) mod doom;
 pub(crate) mod faithful;
 pub(crate) mod talk;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use crate::abi::types::{AhAttr, Gid};
 use crate::fabric::Fabric;
 use crate::fabric::layout::PORTS;
-use crate::fabric::slots::{NO_PEER, PortSlot};
+use crate::fabric::slots::{GIDS, NO_PEER, PortSlot};
 use crate::gid::{self, Entry};
 use crate::port;
 
@@ -62,7 +62,8 @@ impl Route {
         let mut route = Self { from, lid: vector.dlid, judged: u64::MAX, ..Self::default() };
         if vector.is_global != 0 {
             let index = usize::from(vector.sgid_index);
-            let source = mine.gid(index).ok_or(libc::EINVAL)?;
+            // The kernel tells an entry that is empty from one that there cannot be, whatever the device.
+            let source = mine.gid(index).ok_or(if index < GIDS { libc::ENODATA } else { libc::EINVAL })?;
             let mut target = [0; 16];
             target[..8].copy_from_slice(&vector.dgid[0].to_ne_bytes());
             target[8..].copy_from_slice(&vector.dgid[1].to_ne_bytes());

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+const PAGES: [&str; 4] = ["docs/semantics.md", "docs/faults.md", "docs/rxe.md", "README.md"];
+
 fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -27,7 +29,7 @@ fn tests_of(file: &str) -> HashSet<String> {
 
 #[test]
 fn every_test_that_is_named_exists() {
-    for page in ["docs/semantics.md", "docs/faults.md", "README.md"] {
+    for page in PAGES {
         for name in named(&read(page)) {
             let (file, test) = name.split_once("::").expect("file::test");
             assert!(tests_of(file).contains(test), "{page} names {name}, which is no test");
@@ -50,7 +52,7 @@ fn every_row_has_its_test() {
 /// The pages do not link to what is not there.
 #[test]
 fn links_lead_somewhere() {
-    for page in ["docs/semantics.md", "docs/faults.md", "README.md"] {
+    for page in PAGES {
         let text = read(page);
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
         for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {

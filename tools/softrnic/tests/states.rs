@@ -52,13 +52,14 @@ fn values_out_of_range_are_refused() {
         let good = rtr(&node.address(), &Terms::default());
         for bad in [
             QpAttr { is_global: 0, ..good },
-            QpAttr { sgid_index: 2, ..good },
+            QpAttr { sgid_index: 16, ..good },
             QpAttr { path_mtu: 6, ..good },
             QpAttr { path_mtu: 0, ..good },
             QpAttr { max_dest_rd_atomic: 200, ..good },
         ] {
             assert_eq!(modify(node.qp, &bad, RTR_MASK), libc::EINVAL, "{bad:?}");
         }
+        assert_eq!(modify(node.qp, &QpAttr { sgid_index: 2, ..good }, RTR_MASK), libc::ENODATA, "an empty entry");
         let nobody = QpAttr { dgid: [0, u64::from_ne_bytes([0, 0, 0xff, 0xff, 10, 82, 9, 9])], ..good };
         assert_eq!(modify(node.qp, &nobody, RTR_MASK), libc::ETIMEDOUT, "unreachable");
         assert_eq!(modify(node.qp, &good, RTR_MASK), 0);

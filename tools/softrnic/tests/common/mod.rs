@@ -9,6 +9,8 @@ pub mod elf;
 pub mod gpu;
 pub mod guard;
 pub mod node;
+pub mod observed;
 pub mod process;
+pub mod table;
 pub mod tools;
 pub mod verbs;

@@ -156,6 +156,13 @@ impl Node {
     }
 
     pub fn try_send(&self, wr: Work<'_>) -> i32 {
+        let (rc, bad) = self.post_send(wr);
+        assert_eq!(bad, rc != 0, "bad_wr is set exactly on failure");
+        rc
+    }
+
+    /// What the post returns, and whether it has named a request that is bad.
+    pub fn post_send(&self, wr: Work<'_>) -> (i32, bool) {
         let mut sges = wr.sges.to_vec();
         let mut raw = SendWr {
             wr_id: wr.id,
@@ -171,8 +178,7 @@ impl Node {
         };
         let mut bad = ptr::null_mut();
         let rc = post_send(self.qp, &mut raw, &mut bad);
-        assert_eq!(bad.is_null(), rc == 0, "bad_wr is set exactly on failure");
-        rc
+        (rc, !bad.is_null())
     }
 
     pub fn send(&self, wr: Work<'_>) {
@@ -180,13 +186,18 @@ impl Node {
     }
 
     pub fn try_recv(&self, id: u64, sges: &[Sge]) -> i32 {
+        let (rc, bad) = self.post_recv(id, sges);
+        assert_eq!(bad, rc != 0, "bad_wr is set exactly on failure");
+        rc
+    }
+
+    pub fn post_recv(&self, id: u64, sges: &[Sge]) -> (i32, bool) {
         let mut sges = sges.to_vec();
         let mut raw =
             RecvWr { wr_id: id, next: ptr::null_mut(), sg_list: sges.as_mut_ptr(), num_sge: sges.len() as i32 };
         let mut bad = ptr::null_mut();
         let rc = post_recv(self.qp, &mut raw, &mut bad);
-        assert_eq!(bad.is_null(), rc == 0, "bad_wr is set exactly on failure");
-        rc
+        (rc, !bad.is_null())
     }
 
     pub fn recv(&self, id: u64, sges: &[Sge]) {

@@ -7,8 +7,11 @@ use std::sync::OnceLock;
 
 pub type Ptr = *mut c_void;
 
-/// The built library: beside the test program's folder.
+/// The built library, beside the test program's folder; or another one, to look at what that does.
 pub fn library_path() -> PathBuf {
+    if let Some(other) = std::env::var_os("SOFTRNIC_TEST_LIBRARY") {
+        return other.into();
+    }
     let exe = std::env::current_exe().expect("own path");
     exe.ancestors()
         .skip(1)

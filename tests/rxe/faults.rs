@@ -1,0 +1,203 @@
+//! Packets that get lost, cables that are cut, peers that die: the data is right, or both sides end with a reason.
+
+use crate::common::bench::Bench;
+use crate::common::doom::{in_a_doomed_child, vanish};
+use crate::common::pattern;
+use crate::common::talk::log;
+use crate::data::{carries, works};
+use crate::guest::{Case, is_worker, network, shell};
+use ferrite::abi;
+use ferrite::error::{Error, Result};
+use ferrite::link::{Deadline, finished, posted};
+use ferrite::pair::{self, Setting};
+use ferrite::seat::Seat;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+const BYTES: usize = 20_000;
+/// Messages before the fault.
+const BEFORE: usize = 50;
+/// Messages after it that may still come; the log tells more than their number if it does nothing.
+const ENOUGH: usize = 2000;
+/// How long the side that the device tells nothing may wait. The transport of NCCL 2.21.5 would do so for ever.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a send ends with when nobody answers.
+const RETRY_EXCEEDED: u32 = 12;
+/// What rxe says where there is no way to the peer.
+const OPERATION_ERROR: u32 = 2;
+
+/// How one side of a stream has ended.
+#[derive(Debug, Serialize, Deserialize)]
+struct End {
+    messages: usize,
+    /// What the call said; `None`: it waits.
+    code: Option<u32>,
+    log: String,
+}
+
+impl End {
+    /// NCCL is told that the peer is the reason, and people what has happened.
+    fn is_told(&self, words: &[&str]) {
+        assert_eq!(self.code, Some(abi::ncclRemoteError), "{self:#?}");
+        let line = self.log.lines().any(|line| line.contains("WARN") && words.iter().all(|word| line.contains(word)));
+        assert!(line, "no line has {words:?}:\n{}", self.log);
+    }
+}
+
+/// Rank 0 sends checked messages to rank 1 for ever; `fault` happens on its side after some of them.
+fn stream(case: &Case, seat: &mut Seat, fault: impl FnOnce()) -> Result<End> {
+    let bench = Bench::open(seat, case.transport()?, 1 << 16)?;
+    let mut fault = Some(fault);
+    let mut messages = 0;
+    let mut deadline = Deadline::new("the end of a stream", PATIENCE);
+    let failure = loop {
+        let bytes = pattern(messages, BYTES);
+        let outcome = if seat.rank() == 0 {
+            if messages == BEFORE
+                && let Some(fault) = fault.take()
+            {
+                fault();
+            }
+            bench.out.memory().write(0, &bytes)?;
+            posted(&mut deadline, || bench.link.send.send(&bench.out, 0, BYTES, 0))
+                .and_then(|send| finished(&mut deadline, send, &mut [0]))
+        } else {
+            posted(&mut deadline, || bench.link.recv.receive(&bench.into, 0, BYTES, 0))
+                .and_then(|receive| finished(&mut deadline, receive, &mut [0]))
+        };
+        if let Err(failure) = outcome {
+            break failure;
+        }
+        assert!(seat.rank() == 0 || bench.into.memory().read(0, BYTES)? == bytes, "message {messages} is wrong");
+        messages += 1;
+        assert!(messages < BEFORE + ENOUGH, "the fault has no effect");
+    };
+    let code = match failure {
+        Error::Call { code, .. } => Some(code),
+        Error::Stalled { .. } => None,
+        other => return Err(other),
+    };
+    Ok(End { messages, code, log: log() })
+}
+
+/// The device gives up after fractions of a second. Seven tries would be endless: rxe takes that number so.
+fn impatient(case: &Case) -> Setting {
+    case.setting().env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "3")
+}
+
+/// One packet in a hundred is lost, one in a thousand overtakes others.
+pub(crate) fn loss_and_reordering(case: &Case) -> Result<()> {
+    if !is_worker() {
+        shell("for i in 0 1; do tc qdisc add dev veth$i root netem limit 10000 delay 200us loss 1% reorder 0.1%; done");
+    }
+    pair::run(&case.name, &case.setting().env("NCCL_IB_TIMEOUT", "14"), |seat| {
+        let bench = Bench::open(seat, case.transport()?, 2 << 20)?;
+        carries(seat, &bench)?;
+        for i in 0..4 {
+            bench.exchange(seat, i, 1_500_000 + i, 1_600_000)?;
+        }
+        seat.barrier()
+    })?;
+    if !is_worker() {
+        let dropped = shell("tc -s qdisc show dev veth0");
+        let dropped = dropped.split("dropped ").nth(1).and_then(|rest| rest.split(',').next()).map(str::to_owned);
+        assert!(dropped.and_then(|n| n.parse::<u32>().ok()).is_some_and(|n| n > 0), "no packet was lost");
+    }
+    Ok(())
+}
+
+/// All packets vanish, in mid-run; and the next connection works when they do not any more.
+pub(crate) fn black_hole(case: &Case) -> Result<()> {
+    let ends = pair::run(&case.name, &impatient(case), |seat| {
+        let end = stream(case, seat, || {
+            shell("for i in 0 1; do tc qdisc add dev veth$i root netem loss 100%; done");
+        })?;
+        seat.barrier()?;
+        if seat.rank() == 0 {
+            shell("for i in 0 1; do tc qdisc del dev veth$i root; done");
+        }
+        seat.barrier()?;
+        works(case, seat)?;
+        Ok(end)
+    })?;
+    given_up(case, RETRY_EXCEEDED, &ends);
+    Ok(())
+}
+
+fn given_up(case: &Case, status: u32, [sender, receiver]: &[End; 2]) {
+    eprintln!("{sender:#?}\n{receiver:#?}");
+    assert!(sender.messages >= BEFORE, "{sender:#?}");
+    if case.is_stock() {
+        assert_eq!(sender.code, Some(abi::ncclRemoteError), "{sender:#?}");
+        return;
+    }
+    sender.is_told(&["sending", "rxe0", &format!("(status {status})")]);
+    receiver.is_told(&["rxe1", "status "]);
+}
+
+/// A port goes down in mid-run: the kernel says so to both devices, since the cable has two ends.
+pub(crate) fn link_down(case: &Case) -> Result<()> {
+    let ends = pair::run(&case.name, &impatient(case), |seat| {
+        let end = stream(case, seat, || {
+            shell("ip link set veth0 down");
+        })?;
+        seat.barrier()?;
+        if seat.rank() == 0 {
+            shell("ip link set veth0 up");
+            network("ways");
+            shell(
+                "until [ \"$(cat /sys/class/infiniband/rxe[01]/ports/1/state | grep -c ACTIVE)\" = 2 ]; do sleep 0.1; done",
+            );
+        }
+        seat.barrier()?;
+        works(case, seat)?;
+        if !case.is_stock() {
+            let device = seat.rank();
+            assert!(log().contains(&format!("rxe{device}:1 is up")), "{}", log());
+        }
+        Ok(end)
+    })?;
+    given_up(case, OPERATION_ERROR, &ends);
+    if !case.is_stock() {
+        ends[0].is_told(&["(status 2)", "soft-RoCE says so as well of a link that is down"]);
+    }
+    for (device, end) in ends.iter().enumerate().filter(|_| !case.is_stock()) {
+        assert!(end.log.contains(&format!("rxe{device}:1 is down; traffic over it waits")), "{end:#?}");
+    }
+    Ok(())
+}
+
+/// The receiver is killed, as the kernel's memory killer does it.
+pub(crate) fn peer_killed(case: &Case) -> Result<()> {
+    let ends = pair::run(&case.name, &impatient(case), |seat| {
+        if seat.rank() == 0 {
+            let end = stream(case, seat, || ())?;
+            seat.barrier()?;
+            return Ok(Some(end));
+        }
+        in_a_doomed_child(|| {
+            let Ok(bench) = case.transport().and_then(|transport| Bench::open(seat, transport, 1 << 16)) else {
+                return;
+            };
+            let mut deadline = seat.deadline("messages before the end");
+            for _ in 0..BEFORE {
+                let received = posted(&mut deadline, || bench.link.recv.receive(&bench.into, 0, BYTES, 0))
+                    .and_then(|receive| finished(&mut deadline, receive, &mut [0]));
+                if received.is_err() {
+                    return;
+                }
+            }
+            vanish();
+        });
+        seat.barrier()?;
+        Ok(None)
+    })?;
+    eprintln!("{ends:#?}");
+    let [Some(sender), None] = &ends else { panic!("{ends:?}") };
+    assert!(sender.messages >= BEFORE - 1, "{sender:#?}");
+    if !case.is_stock() {
+        sender.is_told(&["sending", "has died"]);
+    }
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! On the host: the one run of the virtual machine, and what came of each test.
+
+use crate::common::{dist, plugin, skipped};
+use crate::guest::Side;
+use ferrite::error::Result;
+use ferrite::wheel::{self, Release};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// For the whole run; s.
+const LIMIT: &str = "900";
+/// What setup.sh ends with where there can be no such machine.
+const UNAVAILABLE: i32 = 77;
+/// Arguments of the test harness that change its list of tests into something else.
+const FORMATS: [&str; 3] = ["-q", "--quiet", "--nocapture"];
+
+/// What the run left.
+enum Run {
+    /// Logs and statuses of the tests, and how the machine itself ended.
+    Ended { folder: PathBuf, problem: String },
+    /// There is no such machine here.
+    Unavailable(String),
+}
+
+/// How the test of that name ended in the machine. It fails here if it failed there, or has not been run.
+pub(crate) fn verdict(name: &str, side: Side) -> Result<()> {
+    if let Some(why) = missing(side)? {
+        skipped(&why);
+        return Ok(());
+    }
+    static RUN: OnceLock<Run> = OnceLock::new();
+    match RUN.get_or_init(run) {
+        Run::Unavailable(why) => skipped(&format!("no virtual machine: {why}")),
+        Run::Ended { folder, problem } => {
+            // As it is, but for the harness's own words, which are counted where this program is run.
+            let log = fs::read_to_string(folder.join(format!("{name}.log"))).unwrap_or_default();
+            let passed = log.contains("test result: ok. 1 passed");
+            let log = log.replace("test result:", "result:").replace("skipped:", "left out:");
+            let status = fs::read_to_string(folder.join(format!("{name}.status")));
+            let status = status.unwrap_or_else(|_| panic!("{name} was not run to its end:\n{log}\n{problem}"));
+            assert_eq!(status.trim(), "0", "{name} failed in the machine:\n{log}");
+            assert!(passed, "there is no {name} in the machine:\n{log}");
+        }
+    }
+    Ok(())
+}
+
+/// What has to be built or fetched before.
+fn missing(side: Side) -> Result<Option<String>> {
+    let built = [plugin(), dist().join("bin/ferrite")];
+    if let Some(part) = built.into_iter().find(|part| !part.exists()) {
+        return Ok(Some(format!("{} is missing (scripts/build.sh makes it)", part.display())));
+    }
+    let nccl = wheel::cached(Release::DEFAULT)?;
+    let lacks = side == Side::Stock && !nccl.exists();
+    Ok(lacks.then(|| format!("{} is missing (`ferrite wheel 2.21.5` fetches it)", nccl.display())))
+}
+
+fn run() -> Run {
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rxe");
+    let setup = Command::new(scripts.join("setup.sh")).output().expect("setup.sh runs");
+    let said = String::from_utf8_lossy(&setup.stderr).into_owned();
+    match setup.status.code() {
+        Some(0) => {}
+        Some(UNAVAILABLE) => return Run::Unavailable(said.trim().to_owned()),
+        _ => panic!("setup.sh: {}: {said}", setup.status),
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rxe");
+    // Of an earlier run, if there was one.
+    fs::remove_dir_all(&folder).unwrap_or_default();
+    fs::create_dir_all(&folder).expect("a folder for the results");
+    let program = std::env::current_exe().expect("own path");
+    fs::write(folder.join("tests"), chosen(&program)).expect("the folder takes files");
+    let words = |text: &Path| format!("'{}'", text.display().to_string().replace('\'', "'\\''"));
+    let mut command = String::new();
+    for name in ["FERRITE_NCCL", "XDG_CACHE_HOME"] {
+        if let Some(value) = std::env::var_os(name) {
+            command += &format!("{name}={} ", words(Path::new(&value)));
+        }
+    }
+    command += &format!("FERRITE_DIST={} ", words(&fs::canonicalize(dist()).expect("it is there")));
+    command += &format!("{} {}", words(&scripts.join("suite.sh")), words(&program));
+    // Progress is shown as it comes, the rest if something goes wrong.
+    let output = Command::new(scripts.join("run.sh"))
+        .args(["-t", LIMIT, &command])
+        .current_dir(&folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::inherit())
+        .output()
+        .expect("run.sh runs");
+    Run::Ended { folder, problem: String::from_utf8_lossy(&output.stderr).into_owned() }
+}
+
+/// The names of the tests that this process was asked for, one a line.
+fn chosen(program: &Path) -> String {
+    let arguments = std::env::args_os().skip(1);
+    let arguments: Vec<OsString> = arguments.filter(|a| !FORMATS.iter().any(|format| a == format)).collect();
+    let output = Command::new(program).args(arguments).args(["--list", "--format", "terse"]).output();
+    let output = output.expect("this program runs");
+    let listed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
+    names.map(|name| format!("{name}\n")).collect()
+}

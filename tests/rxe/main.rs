@@ -1,0 +1,68 @@
+//! Ferrite on verbs that were not written here: Linux's soft-RoCE driver, the kernel's uverbs interface and the system's
+//! rdma-core, in a virtual machine. NCCL 2.21.5's own transport goes the same way, to tell what the driver does wrong from
+//! what Ferrite does.
+//!
+//! Each test is two things: on the host it fetches its verdict from one run of the machine, which all tests of this program
+//! share; in the machine, where this program is started again for each test, it is the test itself. Nothing here asserts on
+//! time: the machine is emulated, and anything may be slow in it.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod addresses;
+mod data;
+mod faults;
+mod guest;
+mod machine;
+mod observations;
+mod rails;
+mod resources;
+
+use guest::{Case, Side};
+
+/// The list of tests: each as a function of this program, for the transports named.
+macro_rules! tests {
+    ($($module:ident::$test:ident: $($side:ident),+;)+) => {
+        $(tests!(@one $module $test $($side)+);)+
+    };
+    (@one $module:ident $test:ident $($side:ident)+) => {
+        mod $test {
+            $(
+                #[test]
+                fn $side() -> ferrite::error::Result<()> {
+                    let name = concat!(stringify!($test), "::", stringify!($side));
+                    crate::judge(name, stringify!($side), crate::$module::$test)
+                }
+            )+
+        }
+    };
+}
+
+tests! {
+    data::one_device: plugin;
+    data::two_devices: plugin, stock;
+    data::two_devices_at_once: plugin;
+    data::measured: plugin;
+    data::four_queue_pairs: plugin, stock;
+    data::unequal_packets: plugin;
+    data::longer_than_the_port_allows: plugin, stock;
+    data::two_hundred_connections: plugin;
+    addresses::ipv4_by_default: plugin, stock;
+    addresses::ipv6_by_family: plugin, stock;
+    addresses::link_local_by_index: plugin, stock;
+    addresses::an_address_that_goes_and_comes_back: plugin;
+    faults::loss_and_reordering: plugin, stock;
+    faults::black_hole: plugin, stock;
+    faults::link_down: plugin, stock;
+    faults::peer_killed: plugin, stock;
+    rails::one_device_of_two_rails: stock;
+    resources::everything_is_given_back: plugin, stock;
+    observations::as_the_page_says: rxe;
+    resources::locked_memory_is_limited: plugin, stock;
+}
+
+/// The test in the machine, its verdict outside.
+fn judge(name: &str, side: &str, test: fn(&Case) -> ferrite::error::Result<()>) -> ferrite::error::Result<()> {
+    let side = if side == "stock" { Side::Stock } else { Side::Plugin };
+    if guest::is_here() { test(&Case { name: name.to_owned(), side }) } else { machine::verdict(name, side) }
+}
