@@ -45,7 +45,7 @@ def sides_of(plugin: Path) -> list[Side]:
     stock, ferrite = plan.sides(plugin, [])
     sockets = Side("sockets", "Socket", (("NCCL_NET", "Socket"), ("NCCL_NET_PLUGIN", "none")))
     return [Side("built-in", "IB", stock.variables), Side("Ferrite", "Ferrite", ferrite.variables), sockets,
-            Side("built-in again", "IB", stock.variables)]
+            Side("built-in-again", "IB", stock.variables)]
 
 
 def setup_of(options: argparse.Namespace) -> runs.Setup:

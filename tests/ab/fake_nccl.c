@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { RANKS = 8, SLOT = 8 << 20, FLOAT_BYTES = 4, NOT_READY = 600, REMOTE_ERROR = 6, OPERATIONS = 64 };
+enum { RANKS = 8, SLOT = 80 << 20, FLOAT_BYTES = 4, NOT_READY = 600, REMOTE_ERROR = 6, OPERATIONS = 64 };
 struct room { atomic_int arrived, round, pid[RANKS]; struct { long used; char data[SLOT]; } slot[RANKS]; };
 struct comm { struct room *room; int rank, world, is_broken, calls; };
 struct receive { char *into; size_t bytes; int peer; };
@@ -174,7 +174,7 @@ int ncclAllReduce(const void *given, float *got, size_t count, int type, int op,
     (void)type, (void)op, (void)stream;
     tell_choice(mood("other-algo") ? "Tree" : getenv("NCCL_ALGO") ? getenv("NCCL_ALGO") : "Ring");
     if (comm->calls++ > 2)
-        usleep(5000); /* long enough to die in */
+        usleep(50000); /* long enough to die in */
     return show(comm, given, count) || add(comm, got, 0, count);
 }
 int ncclReduce(const void *given, float *got, size_t count, int type, int op, int root, struct comm *comm, void *stream)
