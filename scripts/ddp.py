@@ -30,6 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=plan.count(2, 64), help="default: the GPUs of this machine, at least 2")
     parser.add_argument("--algo", default="Ring", help="NCCL_ALGO; default Ring")
     parser.add_argument("--proto", default="Simple", help="NCCL_PROTO; default Simple")
+    parser.add_argument("--gdr", choices=["as-is", "on", "off"], default="as-is", help="GPUDirect")
     parser.add_argument("--both", type=plan.setting, action="append", default=[], metavar="NAME=VALUE",
                         help="a variable for all runs; may be repeated")
     parser.add_argument("--softrnic", nargs="?", type=Path, const=root / "dist/softrnic", metavar="DIR",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from abtest import evidence, plan
 from abtest import run as runs
-from abtest.compare import digest, local_seats
+from abtest.compare import digest, gdr_settings, local_seats
 from abtest.plan import Invalid, Side
 from abtest.seat import Seat, free_ports
 
@@ -50,13 +50,17 @@ def sides_of(plugin: Path) -> list[Side]:
 
 def setup_of(options: argparse.Namespace) -> runs.Setup:
     # Sums of more than two ranks depend on who adds first: on algorithm, protocol and channels.
-    fixed = (("NCCL_ALGO", options.algo), ("NCCL_PROTO", options.proto), ("NCCL_MIN_NCHANNELS", "2"),
+    fixed = (*gdr_settings(options), ("NCCL_ALGO", options.algo), ("NCCL_PROTO", options.proto), ("NCCL_MIN_NCHANNELS", "2"),
              ("NCCL_MAX_NCHANNELS", "2"), ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"))
     if options.softrnic:
         tool = options.softrnic.resolve().parent / "bin/softrnic"
         if not tool.is_file():
             raise Invalid(f"--softrnic {options.softrnic}: {tool} is not there; scripts/build.sh makes both")
         fixed += (("DDP_SOFTRNIC_TOOL", str(tool)),)
+        if options.gdr == "on":
+            # Its copies are calls of the driver, which must not be held by somebody who waits for them: kernels are loaded at
+            # the start, and PyTorch waits for a collective before it copies its result.
+            fixed += (("CUDA_MODULE_LOADING", "EAGER"), ("TORCH_NCCL_BLOCKING_WAIT", "1"))
     elif not any(name in os.environ for name in ("NCCL_HOSTID", "NCCL_P2P_DISABLE")):
         # Ranks of one machine would not need a network.
         fixed += (("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"))

@@ -88,8 +88,10 @@ class Rank:
                 comm.all_reduce(a, b, size // ELEMENT)
             comm.wait(self.task["limit"] / 2)
             found = {"code": 0, "error": "no error: all operations ended"}
-        except (NcclError, CudaError) as error:
-            found = {"code": getattr(error, "code", 0), "error": f"no error of NCCL: {error}" if isinstance(error, CudaError) else str(error)}
+        except NcclError as error:
+            found = {"code": error.code, "error": str(error)}
+        except CudaError as error:
+            found = {"code": 0, "error": f"no error of NCCL: {error}"}
         found["error_s"] = time.monotonic() - begin
         begin = time.monotonic()
         comm.abort()
