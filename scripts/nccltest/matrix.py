@@ -8,18 +8,20 @@ from pathlib import Path
 from abtest.compare import digest
 from abtest.plan import Invalid
 
-from . import plan, report, runs, verdict
+from . import counting, plan, report, runs, verdict
 
 
 def run(options: argparse.Namespace) -> int:
     """0, 1 or 2 as scripts/matrix.py promises."""
     cases = plan.cases(options.parts, options.ranks, options.gdr, bool(options.softrnic))
     rows, wrong, nccls, gpus = [], [], [], []
+    options.out.mkdir(parents=True, exist_ok=True)
+    counter = counting.build(options.out.resolve()) if options.network == "Ferrite" else None
     for index, path in enumerate(options.libnccl or [found_nccl()]):
         folder = options.out.resolve() / f"nccl{index}"
         folder.mkdir(parents=True, exist_ok=True)
         setup = runs.Setup(str(path), options.libcuda, options.plugin, options.network, options.softrnic, options.sizes,
-                           folder, options.limit)
+                           folder, options.limit, counter)
         runs.check_files(setup)
         version, outcomes = "?", {}
         for case in cases:
@@ -47,7 +49,7 @@ def one(setup: runs.Setup, case: plan.Case, version: str, outcomes: dict) -> dic
         return report.row_of(version, case, None, [" ".join(str(why).split())], [])
     outcomes[case] = outcome
     version = next(iter(outcome.results.values()))["version"]
-    return report.row_of(version, case, outcome, *verdict.of(outcome, setup.network))
+    return report.row_of(version, case, outcome, *verdict.of(outcome, setup.network, version))
 
 
 def sha256_of(path: Path) -> str:

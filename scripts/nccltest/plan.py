@@ -43,6 +43,10 @@ class Case:
             "abort": "a rank killed in the middle",
         }[self.part]
 
+    def is_counted(self) -> bool:
+        """Whether it is about which calls NCCL makes."""
+        return self.part in ("setups", "flush", "register")
+
     def operations(self) -> list[str]:
         if self.part != "collectives":
             return FEW_OPERATIONS

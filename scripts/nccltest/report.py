@@ -42,7 +42,8 @@ def write(folder: Path, about: dict, rows: list[dict], wrong: list[str]) -> None
                    *(row["line"] for row in rows)]),
         "Each case is a run of fresh processes, each rank a machine of its own to NCCL. A result is one operation at one size on one "
         "rank, every element of it compared; operations that have a form in place are done in place too. \"LL Tree\" and the like are "
-        "NCCL_PROTO and NCCL_ALGO; trees are for all_reduce alone, and sends and receives have no algorithm.",
+        "NCCL_PROTO and NCCL_ALGO; trees are for all_reduce alone, and sends and receives have no algorithm. Calls are those of all ranks, counted by "
+        "a layer between NCCL and the plugin that is there in these cases only.",
         "\n".join([
             f"- command: `{about['command']}`",
             f"- sizes in bytes: {sizes}; cases that are not about collectives have fewer",

@@ -9,6 +9,7 @@ from pathlib import Path
 from abtest import evidence, ranks
 from abtest.plan import Invalid
 
+from . import counting
 from .plan import FEW_SIZES, Case
 
 PROGRAM = Path(__file__).resolve().parent / "rank.py"
@@ -33,6 +34,7 @@ class Setup:
     sizes: list[int]
     folder: Path
     limit: int
+    counter: Path | None  # the layer that counts calls
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Outcome:
     pids: dict[int, int]
     choices: set[tuple[str, str]]  # algorithms and protocols that NCCL says it used
     reads: int | None  # RDMA READs, if they were counted
+    calls: counting.Calls | None  # of all ranks, if they were counted
 
 
 def go(setup: Setup, case: Case) -> Outcome:
@@ -72,16 +75,18 @@ def go(setup: Setup, case: Case) -> Outcome:
     living = [number for number in range(case.ranks) if number != victim]
     outputs = {n: ranks.output_of(setup.folder, name, n).read_text(errors="replace") for n in range(case.ranks)}
     logs = {n: ranks.nccl_log_of(setup.folder, name, n).read_text(errors="replace") for n in range(case.ranks)}
-    counted = {n: usage_of(outputs[n]) for n in living}
+    used = {n: usage_of(outputs[n]) for n in living}
+    calls = [counted for n in living if (counted := counting.read(outputs[n]))]
     return Outcome(
         case=case,
         results={n: json.loads(Path(f"{result_of(setup, name)}{n}.json").read_text()) for n in living},
         evidence={n: vars(evidence.read(log)) for n, log in logs.items()},
         logs=logs,
-        usage={n: usage for n, usage in counted.items() if usage},
+        usage={n: usage for n, usage in used.items() if usage},
         pids={n: int(output.split()[1]) for n, output in outputs.items() if output.startswith("process ")},
         choices={choice for log in logs.values() for choice in choices_of(log)},
         reads=len(trace.read_text().splitlines()) if trace.exists() else 0 if setup.softrnic else None,
+        calls=counting.sum_of(calls) if calls else None,
     )
 
 
@@ -93,7 +98,7 @@ def environment(setup: Setup, case: Case, rank: int, trace: Path) -> dict[str, s
             "limit": setup.limit, "most": max(setup.sizes)}
     given = {
         "RANK": str(rank), "WORLD_SIZE": str(case.ranks), "LOCAL_RANK": str(rank), "MATRIX_TASK": json.dumps(task),
-        "NCCL_NET": setup.network, "NCCL_NET_PLUGIN": str(setup.plugin.resolve()) if setup.network == "Ferrite" else "none",
+        "NCCL_NET": setup.network, **plugin_of(setup, case),
         "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,ENV,TUNING",
         "NCCL_DEBUG_FILE": str(ranks.nccl_log_of(setup.folder, name, rank)), "PYTHONUNBUFFERED": "1",
         # Each rank is a machine of its own to NCCL: they have nothing but the network.
@@ -104,6 +109,16 @@ def environment(setup: Setup, case: Case, rank: int, trace: Path) -> dict[str, s
         given |= ranks.on_softrnic(setup.softrnic, rank, name)
         given |= {"SOFTRNIC_FAULTS": "delay=1us opcode=read", "SOFTRNIC_TRACE": str(trace)}
     return inherited | given | case.variables(bool(setup.softrnic))
+
+
+def plugin_of(setup: Setup, case: Case) -> dict[str, str]:
+    """Where calls are of interest, the layer that counts them is put before the plugin; nowhere else."""
+    if setup.network != "Ferrite":
+        return {"NCCL_NET_PLUGIN": "none"}
+    plugin = str(setup.plugin.resolve())
+    if setup.counter and case.is_counted():
+        return {"NCCL_NET_PLUGIN": str(setup.counter), "COUNTED_PLUGIN": plugin}
+    return {"NCCL_NET_PLUGIN": plugin}
 
 
 def sizes_of(setup: Setup, case: Case) -> list[int]:

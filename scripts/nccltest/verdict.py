@@ -11,8 +11,8 @@ NO_GDR = "no GPUDirect RDMA"
 SYSTEM_ERROR, REMOTE_ERROR = 2, 6
 
 
-def of(outcome: Outcome, network: str) -> tuple[list[str], list[str]]:
-    """What is wrong with it, and what is worth telling."""
+def of(outcome: Outcome, network: str, version: str) -> tuple[list[str], list[str]]:
+    """What is wrong with it, and what is worth telling. `version` is NCCL's."""
     case = outcome.case
     wrong, told = [], []
     try:
@@ -28,7 +28,8 @@ def of(outcome: Outcome, network: str) -> tuple[list[str], list[str]]:
     told.append(f"{count} results")
     check = {"collectives": choice, "setups": setup, "flush": flush, "register": register, "abort": abort}[case.part]
     more_wrong, more_told = check(outcome, network)
-    return wrong + more_wrong, told + more_told
+    counted_wrong, counted_told = calls(outcome, version)
+    return wrong + more_wrong + counted_wrong, told + more_told + counted_told
 
 
 def values(outcome: Outcome) -> list[str]:
@@ -93,6 +94,25 @@ def register(outcome: Outcome, network: str) -> tuple[list[str], list[str]]:
     seen, least = peak(outcome, "registered_bytes"), max(result["registered_bytes"] for result in outcome.results.values())
     wrong = [] if seen >= least else [f"at most {seen} bytes were registered: not the application's {least}"]
     return wrong, [f"{seen >> 20} MiB registered, {least >> 20} MiB of them the application's"]
+
+
+def calls(outcome: Outcome, version: str) -> tuple[list[str], list[str]]:
+    """What NCCL called, where that was counted."""
+    case, seen = outcome.case, outcome.calls
+    if not seen:
+        return [], []
+    told = [f"calls: {seen.by_address} of regMr for GPU memory, {seen.by_dmabuf} of regMrDmaBuf, {seen.flushes} of iflush, "
+            f"{seen.sends} of isend, {seen.truncated} of them truncated"]
+    wrong = []
+    ways = {"off": (False, False), "peermem": (True, False), "dmabuf": (False, True), "both": (False, True)}
+    if case.part == "setups" and case.gdr in ways and (seen.by_address > 0, seen.by_dmabuf > 0) != ways[case.gdr]:
+        wrong.append(f"NCCL called regMr for GPU memory {seen.by_address} times, regMrDmaBuf {seen.by_dmabuf} times")
+    if case.part == "flush" and (seen.flushes > 0) != case.is_flushing:
+        wrong.append(f"{seen.flushes} calls of iflush")
+    # It offers the whole of a registered buffer, to a receiver that posts a step of it at a time; later ones post the whole.
+    if case.part == "register" and version.startswith("2.21.") and not seen.truncated:
+        wrong.append("no send was truncated: the registered buffers were not used")
+    return wrong, told
 
 
 def abort(outcome: Outcome, network: str) -> tuple[list[str], list[str]]:
