@@ -207,7 +207,8 @@ impl Drop for Context {
 fn no_list(errno: i32) -> Error {
     let mut error = Error::os("ibv_get_device_list", errno);
     if errno == libc::ENOSYS {
-        error.text += "; no RDMA driver is loaded (on the host: modprobe ib_uverbs), or /dev/infiniband is not passed in";
+        error.text +=
+            "; no RDMA driver is loaded (on the host: modprobe ib_uverbs), or /dev/infiniband is not passed in";
     }
     error
 }

@@ -76,8 +76,10 @@
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.
 //! * The independence of a NIC from the processor: GPU memory is copied by calls of the CUDA driver. An application that
-//!   blocks in the driver and holds it – `cudaFree`, or a copy to pageable memory on the default stream – while it waits for
-//!   a collective whose data passes here waits for ever. Synchronise before; with a NIC there is no need to.
+//!   blocks in the driver and holds it – `cudaFree`, or a copy to pageable memory on the default stream, or loading a kernel
+//!   at its first launch – while it waits for a collective whose data passes here waits for ever. Synchronise before;
+//!   with a NIC there is no need to. PyTorch's DistributedDataParallel does all of this: with `CUDA_MODULE_LOADING=EAGER`
+//!   and `TORCH_NCCL_BLOCKING_WAIT=1` it does not.
 //!
 //! # Flavours
 //!
