@@ -22,8 +22,8 @@ def run(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     sides = plan.sides(options.plugin, options.only_b)
     both = (*gdr_settings(options), *options.both)
-    setup = runs.Setup(options.collectives, options.sizes, options.dtype, both, options.softrnic,
-                       options.out.resolve(), options.limit)
+    task = {"collectives": options.collectives, "sizes": options.sizes, "dtype": options.dtype}
+    setup = runs.Setup(task, both, options.softrnic, options.out.resolve(), options.limit)
     order = plan.order(options.blocks)
     seats = [launched] if launched else local_seats(options)
     results = all_runs(setup, sides, seats, order, bool(launched))
@@ -100,7 +100,7 @@ def conclude(options, setup: runs.Setup, sides: tuple[Side, Side], order: str, r
     about = {
         "command": " ".join(sys.argv), "order": order, "gdr": gdr["A"].pop(), "versions": results[0]["versions"],
         "gpus": results[0]["gpus"], "plugin": digest(options.plugin), "variables": differing(setup, sides),
-        "ranks": len(results[0]["gpus"]), "dtype": setup.dtype,
+        "ranks": len(results[0]["gpus"]), "dtype": setup.task["dtype"],
         "softrnic": str(options.softrnic) if options.softrnic else None, "evidence": [r["evidence"] for r in results],
     }
     report.write(setup.folder, about, keys, rows, said, times)

@@ -17,7 +17,7 @@ BATCH_US = 50_000
 MOST_CALLS = 200
 BATCHES = 5
 # Bytes that a rank may have to say about itself.
-MOST_TEXT = 4096
+MOST_TEXT = 1 << 16
 
 
 class Collective:

@@ -74,7 +74,7 @@ impl Context {
         // SAFETY: `count` is a valid place for the number.
         let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
         if list.is_null() {
-            return Err(Error::os("ibv_get_device_list", errno()));
+            return Err(no_list(errno()));
         }
         let (mut contexts, mut failures) = (Vec::new(), Vec::new());
         for i in 0..usize::try_from(count).unwrap_or(0) {
@@ -200,5 +200,26 @@ impl Drop for Context {
         if rc != 0 {
             log::warn!("ibv_close_device({}) returned {rc}", self.name);
         }
+    }
+}
+
+/// Why there is no list of devices, not even an empty one.
+fn no_list(errno: i32) -> Error {
+    let mut error = Error::os("ibv_get_device_list", errno);
+    if errno == libc::ENOSYS {
+        error.text +=
+            "; no RDMA driver is loaded (on the host: modprobe ib_uverbs), or /dev/infiniband is not passed in";
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_rdma_is_named() {
+        assert!(no_list(libc::ENOSYS).text.contains("modprobe ib_uverbs"));
+        assert!(!no_list(libc::EPERM).text.contains("modprobe"));
     }
 }

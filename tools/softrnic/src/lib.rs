@@ -76,8 +76,10 @@
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.
 //! * The independence of a NIC from the processor: GPU memory is copied by calls of the CUDA driver. An application that
-//!   blocks in the driver and holds it – `cudaFree`, or a copy to pageable memory on the default stream – while it waits for
-//!   a collective whose data passes here waits for ever. Synchronise before; with a NIC there is no need to.
+//!   blocks in the driver and holds it – `cudaFree`, or a copy to pageable memory on the default stream, or loading a kernel
+//!   at its first launch – while it waits for a collective whose data passes here waits for ever. Synchronise before;
+//!   with a NIC there is no need to. PyTorch's DistributedDataParallel does all of this: with `CUDA_MODULE_LOADING=EAGER`
+//!   and `TORCH_NCCL_BLOCKING_WAIT=1` it does not.
 //!
 //! # Flavours
 //!
@@ -128,7 +130,7 @@
 //! | `SOFTRNIC_QUIET` | 1: no banner | 0 |
 //! | `SOFTRNIC_STRICT` | 1: junk in undefined fields of failed completions; data of requests is read 50 µs late | 0 |
 //! | `SOFTRNIC_ECE` | options of enhanced connection establishment, as a number; they are agreed on and change nothing. 0: not supported | 0 |
-//! | `SOFTRNIC_STAT` | 1: a line at the end of the process with the most objects and registered bytes it has had | 0 |
+//! | `SOFTRNIC_STAT` | 1: a line at the end of the process with the most objects and registered bytes it has had, and how many pieces of GPU memory by which way | 0 |
 //! | `SOFTRNIC_TIME_SCALE` | factor for all modelled waits | 1 |
 //! | `SOFTRNIC_FAULTS` | fault rules, or `@` and a file with them; docs/faults.md is their language | none |
 //! | `SOFTRNIC_SEED` | seed of all random decisions | 0 |

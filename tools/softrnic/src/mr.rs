@@ -11,7 +11,7 @@ use crate::fabric::{Fabric, lock};
 use crate::gpu;
 use crate::notice::last_errno;
 use crate::pd::Pd;
-use crate::usage;
+use crate::usage::{self, Way};
 
 /// What the application holds as `ibv_mr*` is its first field.
 #[repr(C)]
@@ -19,6 +19,7 @@ pub(crate) struct Mr {
     abi: types::Mr,
     pd: Arc<Pd>,
     index: u32,
+    way: Way,
 }
 
 /// Memory that a key has been found to allow.
@@ -103,7 +104,12 @@ impl Mr {
         slot.gpu.store(gpu, Relaxed);
         slot.key.store(key, SeqCst);
         pd.users.fetch_add(1, SeqCst);
-        usage::registered(length);
+        let way = match (gpu, range.dmabuf) {
+            (0, _) => Way::Host,
+            (_, None) => Way::GpuByAddress,
+            (_, Some(_)) => Way::GpuByDmabuf,
+        };
+        usage::registered(length, way);
         let abi = types::Mr {
             context: pd.context.as_abi(),
             pd: pd.as_abi(),
@@ -113,7 +119,7 @@ impl Mr {
             lkey: key,
             rkey: key,
         };
-        Ok(Box::new(Self { abi, pd: Arc::clone(pd), index }))
+        Ok(Box::new(Self { abi, pd: Arc::clone(pd), index, way }))
     }
 
     pub(crate) fn as_abi(&self) -> *mut types::Mr {
@@ -137,7 +143,7 @@ impl Mr {
         let control = fabric.file.control();
         fabric.free(&control, Table::Mr, device, self.index);
         self.pd.users.fetch_sub(1, SeqCst);
-        usage::deregistered(self.abi.length);
+        usage::deregistered(self.abi.length, self.way);
     }
 }
 

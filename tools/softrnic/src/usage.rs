@@ -30,6 +30,16 @@ impl Gauge {
 /// By [`Table`].
 static OBJECTS: [Gauge; 3] = [const { Gauge::new() }; 3];
 static REGISTERED_BYTES: Gauge = Gauge::new();
+/// By [`Way`].
+static REGIONS: [Gauge; 3] = [const { Gauge::new() }; 3];
+
+/// How memory was registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Host,
+    GpuByAddress,
+    GpuByDmabuf,
+}
 
 /// An object of `table` came to be.
 pub(crate) fn created(table: Table) {
@@ -42,23 +52,28 @@ pub(crate) fn destroyed(table: Table) {
 }
 
 /// So many bytes have been registered.
-pub(crate) fn registered(bytes: usize) {
+pub(crate) fn registered(bytes: usize, way: Way) {
     REGISTERED_BYTES.add(bytes as u64);
+    REGIONS[way as usize].add(1);
 }
 
 /// So many bytes have been deregistered.
-pub(crate) fn deregistered(bytes: usize) {
+pub(crate) fn deregistered(bytes: usize, way: Way) {
     REGISTERED_BYTES.take(bytes as u64);
+    REGIONS[way as usize].take(1);
 }
 
 /// Says it.
 pub(crate) fn tell() {
     let peak = |table: Table| OBJECTS[table as usize].peak.load(Relaxed);
+    let regions = |way: Way| REGIONS[way as usize].peak.load(Relaxed);
     notice::say(format_args!(
-        "at most {} queue pairs, {} completion queues, {} memory regions of {} bytes",
+        "at most {} queue pairs, {} completion queues, {} memory regions of {} bytes; GPU memory {} by address, {} by dma-buf",
         peak(Table::Qp),
         peak(Table::Cq),
         peak(Table::Mr),
-        REGISTERED_BYTES.peak.load(Relaxed)
+        REGISTERED_BYTES.peak.load(Relaxed),
+        regions(Way::GpuByAddress),
+        regions(Way::GpuByDmabuf)
     ));
 }

@@ -73,6 +73,30 @@ fn a_machine_with_both_ways_to_register_gpu_memory() {
     ways("a_machine_with_both_ways_to_register_gpu_memory", "both", true, true);
 }
 
+#[test]
+fn what_was_registered_by_which_way_is_told_at_the_end() {
+    let test = "what_was_registered_by_which_way_is_told_at_the_end";
+    let is_side = common::process::is_side(test, |_, _| {
+        let driver = Driver::load();
+        let node = Node::new(0, 64);
+        let at = driver.allocate(8192);
+        let (file, _other) = std::os::unix::net::UnixStream::pair().expect("any descriptor");
+        for _ in 0..2 {
+            assert!(!dmabuf_mr(node.pd, 8192, at, std::os::fd::AsRawFd::as_raw_fd(&file)).is_null());
+        }
+        assert!(!ibv_reg_mr(node.pd, at as Ptr, 8192, ALL_ACCESS).is_null());
+    });
+    if is_side {
+        return;
+    }
+    let fabric = common::process::fabric_name(test);
+    let env = [("SOFTRNIC_FABRIC", fabric.as_str()), ("SOFTRNIC_GPU", "both"), ("SOFTRNIC_STAT", "1")];
+    let (_mine, theirs) = std::os::unix::net::UnixStream::pair().expect("socket pair");
+    let output = common::process::start(test, 0, theirs, &env).wait_with_output().expect("ended");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && told.contains("GPU memory 1 by address, 2 by dma-buf"), "{told}");
+}
+
 const SIZES: [usize; 9] = [1, 7, 8, 4096, 65_536, 524_287, 524_288, 524_289, 3_000_001];
 
 /// Every byte, in every combination of whose memory it comes from and goes to, between processes.

@@ -1,0 +1,1 @@
+"""The parts of scripts/matrix.py. Python's standard library only: NCCL and the CUDA driver are called through ctypes."""

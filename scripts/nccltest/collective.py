@@ -1,0 +1,88 @@
+"""Every operation of NCCL, in place and out of place: what each rank gives, and what must come out."""
+
+from .nccl import Communicator
+from .pattern import ELEMENT, Painter
+
+# Whether there is a form of it in place, and whether it is NCCL_ALGO that decides how it is done.
+OPERATIONS = {
+    "all_reduce": (True, True),
+    "reduce": (True, False),
+    "broadcast": (True, False),
+    "all_gather": (True, False),
+    "reduce_scatter": (True, False),
+    "send_recv": (False, False),
+    "alltoall": (False, False),
+}
+
+
+class Bench:
+    """Two buffers of the device, each of `most` bytes, and those who work on them."""
+
+    def __init__(self, comm: Communicator, painter: Painter, a: int, b: int):
+        self.comm, self.painter, self.a, self.b = comm, painter, a, b
+        self.rank, self.world = comm.rank, comm.world
+        self.everybody = list(range(self.world))
+        self.root = self.world - 1
+
+    def wrong(self, name: str, size: int, in_place: bool) -> str:
+        """Does it once, on data that it has prepared; nothing if all that came out is right."""
+        elements = max(1, size // ELEMENT)
+        return getattr(self, name)(elements, max(1, elements // self.world), in_place)
+
+    def prepare(self, at: int, count: int, got: int, got_count: int) -> None:
+        """Our data into `at`, no numbers into `got`."""
+        if got_count:
+            self.painter.cuda.fill(got, 0xFF, got_count * ELEMENT)
+        self.painter.paint(at, count, self.rank)
+
+    def check(self, *parts: tuple[int, int, list[int], int]) -> str:
+        """`parts`: where, how many, the sum of whose data, from which of their elements."""
+        self.comm.wait()
+        return next(filter(None, (self.painter.wrong(*part) for part in parts)), "")
+
+    def all_reduce(self, count: int, _: int, in_place: bool) -> str:
+        got = self.a if in_place else self.b
+        self.prepare(self.a, count, got, 0 if in_place else count)
+        self.comm.all_reduce(self.a, got, count)
+        return self.check((got, count, self.everybody, 0))
+
+    def reduce(self, count: int, _: int, in_place: bool) -> str:
+        got = self.a if in_place else self.b
+        self.prepare(self.a, count, got, 0 if in_place else count)
+        self.comm.reduce(self.a, got, count, self.root)
+        return self.check(*[(got, count, self.everybody, 0)] if self.rank == self.root else [])
+
+    def broadcast(self, count: int, _: int, in_place: bool) -> str:
+        got = self.a if in_place else self.b
+        self.prepare(self.a, count, got, 0 if in_place else count)
+        self.comm.broadcast(self.a, got, count, self.root)
+        return self.check((got, count, [self.root], 0))
+
+    def all_gather(self, _: int, each: int, in_place: bool) -> str:
+        given = self.b + self.rank * each * ELEMENT if in_place else self.a
+        self.prepare(given, each, self.b, each * self.world)
+        self.comm.all_gather(given, self.b, each)
+        return self.check(*[(self.b + rank * each * ELEMENT, each, [rank], 0) for rank in self.everybody])
+
+    def reduce_scatter(self, _: int, each: int, in_place: bool) -> str:
+        got = self.a + self.rank * each * ELEMENT if in_place else self.b
+        self.prepare(self.a, each * self.world, got, 0 if in_place else each)
+        self.comm.reduce_scatter(self.a, got, each)
+        return self.check((got, each, self.everybody, self.rank * each))
+
+    def send_recv(self, count: int, _: int, __: bool) -> str:
+        """To the right, from the left."""
+        right, left = (self.rank + 1) % self.world, (self.rank - 1) % self.world
+        self.prepare(self.a, count, self.b, count)
+        with self.comm.group():
+            self.comm.send(self.a, count, right)
+            self.comm.receive(self.b, count, left)
+        return self.check((self.b, count, [left], 0))
+
+    def alltoall(self, _: int, each: int, __: bool) -> str:
+        self.prepare(self.a, each * self.world, self.b, each * self.world)
+        with self.comm.group():
+            for rank in self.everybody:
+                self.comm.send(self.a + rank * each * ELEMENT, each, rank)
+                self.comm.receive(self.b + rank * each * ELEMENT, each, rank)
+        return self.check(*[(self.b + rank * each * ELEMENT, each, [rank], self.rank * each) for rank in self.everybody])

@@ -1,0 +1,77 @@
+"""What is needed of the CUDA driver: a device, its memory, a stream. Nothing here waits inside of the driver for longer than a copy."""
+
+import ctypes
+import time
+
+NOT_READY = 600
+NON_BLOCKING = 1
+
+
+class CudaError(Exception):
+    """A call of the driver failed."""
+
+
+class Cuda:
+    """Device `ordinal` modulo their number, its primary context current to this thread."""
+
+    def __init__(self, library: str, ordinal: int):
+        self.driver = ctypes.CDLL(library)
+        self.call("cuInit", ctypes.c_uint(0))
+        count, device, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        if count.value == 0:
+            raise CudaError(f"{library} sees no GPU")
+        self.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal % count.value))
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+        name = ctypes.create_string_buffer(128)
+        self.call("cuDeviceGetName", name, ctypes.c_int(len(name)), device)
+        self.name = name.value.decode()
+        self.stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(self.stream), ctypes.c_uint(NON_BLOCKING))
+
+    def call(self, name: str, *arguments) -> None:
+        code = getattr(self.driver, name)(*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            self.driver.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
+            raise CudaError(f"{name}: {(text.value or b'').decode() or 'error'} ({code})")
+
+    def allocate(self, size: int) -> int:
+        at = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(size))
+        return at.value
+
+    def allocate_host(self, size: int) -> int:
+        """Memory of this process that the device reads and writes by itself."""
+        at = ctypes.c_void_p()
+        self.call("cuMemHostAlloc", ctypes.byref(at), ctypes.c_size_t(size), ctypes.c_uint(0))
+        return at.value
+
+    def fill(self, at: int, byte: int, size: int) -> None:
+        self.call("cuMemsetD8Async", ctypes.c_uint64(at), ctypes.c_ubyte(byte), ctypes.c_size_t(size), self.stream)
+
+    def upload(self, at: int, host: int, size: int) -> None:
+        self.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(at), ctypes.c_void_p(host), ctypes.c_size_t(size), self.stream)
+
+    def download(self, host: int, at: int, size: int) -> None:
+        self.call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(host), ctypes.c_uint64(at), ctypes.c_size_t(size), self.stream)
+
+    def copy(self, to: int, at: int, size: int) -> None:
+        self.call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(at), ctypes.c_size_t(size), self.stream)
+
+    def is_idle(self) -> bool:
+        code = self.driver.cuStreamQuery(self.stream)
+        if code not in (0, NOT_READY):
+            self.call("cuStreamQuery", self.stream)
+        return code == 0
+
+    def wait(self, glance=lambda: None, limit: float = 300.0) -> None:
+        """Until the stream is idle. `glance` is called now and then, and may raise."""
+        begin = time.monotonic()
+        while not self.is_idle():
+            waited = time.monotonic() - begin
+            if waited > limit:
+                raise CudaError(f"the stream is not idle after {limit:.0f} s")
+            glance()
+            time.sleep(0.0 if waited < 0.002 else 0.0005)

@@ -1,0 +1,135 @@
+"""Tests of scripts/matrix.py without a GPU: NCCL and the CUDA driver are played by fake_nccl.c."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = HERE.parent.parent / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from abtest.plan import Invalid  # noqa: E402
+from nccltest import pattern, plan, runs  # noqa: E402
+
+
+@unittest.skipUnless(shutil.which("cc"), "no C compiler")
+class Matrix(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.built = tempfile.TemporaryDirectory()
+        cls.library = Path(cls.built.name) / "libnccl.so.2"
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-pthread", "-o", cls.library, HERE / "fake_nccl.c"], check=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.built.cleanup()
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.out = Path(self.folder.name)
+        (self.out / "libibverbs.so.1").touch()
+        (self.out / "plugin.so").write_bytes(b"a plugin")
+
+    def go(self, *arguments: str, fake: str = "", softrnic: bool = True) -> subprocess.CompletedProcess:
+        """Of the whole program."""
+        command = [sys.executable, SCRIPTS / "matrix.py", "--libnccl", self.library, "--libcuda", self.library, "--out",
+                   self.out / "report", "--plugin", self.out / "plugin.so", "--sizes", "8,1M", *arguments]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("FAKE", "SOFTRNIC", "NCCL"))}
+        return subprocess.run([*command, *(["--softrnic", self.out] if softrnic else [])], env={**clean, "FAKE": fake},
+                              capture_output=True, text=True, check=False)
+
+    def right(self, *arguments: str) -> dict:
+        done = self.go(*arguments)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return json.loads((self.out / "report/raw.json").read_text())
+
+    def wrong(self, fake: str, *arguments: str) -> str:
+        done = self.go(*arguments, fake=fake)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        return done.stdout
+
+    def test_every_operation_of_four_ranks(self):
+        raw = self.right("--parts", "collectives", "--ranks", "4", "--gdr", "off,dmabuf")
+        self.assertEqual(len(raw["rows"]), 8)
+        done = {(one["operation"], one["in_place"]) for row in raw["rows"] for one in row["operations"]}
+        self.assertEqual(len(done), 12)
+        # Seven operations, five of them in place as well, two sizes, four ranks.
+        self.assertEqual(raw["rows"][0]["results"], 96)
+        report = (self.out / "report/report.md").read_text()
+        self.assertIn("| 2.99.1 | 4 | dmabuf | Simple Tree | right | via NET/Ferrite/…/GDRDMA; 16 results |", report)
+
+    def test_the_other_parts(self):
+        raw = self.right("--parts", "setups,flush,register,abort", "--gdr", "off,dmabuf")
+        self.assertEqual([row["case"]["part"] for row in raw["rows"]], ["setups"] * 4 + ["flush"] * 2 + ["register"] + ["abort"] * 2)
+        told = " ".join(raw["rows"][-1]["told"])
+        self.assertRegex(told, r"error 6 after .* log: .*peer softrnic0 port 1 of process \d+ on")
+
+    def test_one_wrong_element_is_found(self):
+        said = self.wrong("wrong", "--parts", "collectives", "--gdr", "off")
+        self.assertIn("rank 1, all_reduce of 1M out of place: element 20000 of 262144 is 8216, not 8215", said)
+
+    def test_a_misplaced_piece_is_found(self):
+        self.assertIn("all_gather of 8", self.wrong("misplaced", "--parts", "collectives"))
+
+    def test_another_network_algorithm_or_path_is_wrong(self):
+        self.assertIn("used network Socket, not Ferrite", self.wrong("fallback", "--parts", "register"))
+        self.assertIn("NCCL used Tree LL", self.wrong("other-algo", "--parts", "collectives"))
+        self.assertIn("GPUDirect is off, not on", self.wrong("no-gdr", "--parts", "setups"))
+
+    def test_the_wrong_registration_or_a_missing_line_is_wrong(self):
+        self.assertIn("wrong: registered 6 by address and 0 by dma-buf", self.wrong("wrong-way", "--parts", "setups"))
+        self.assertIn('0 lines say "no GPUDirect RDMA"', self.wrong("silent", "--parts", "setups"))
+        self.assertIn("not the application's", self.wrong("unregistered", "--parts", "register"))
+
+    def test_flushes_that_do_not_come_and_queues_for_nothing_are_wrong(self):
+        self.assertIn("wrong: 0 flushes", self.wrong("no-flush", "--parts", "flush", "--gdr", "dmabuf"))
+        self.assertIn("4 queue pairs without flushes, 4 with them", self.wrong("flush-queue", "--parts", "flush", "--gdr", "dmabuf"))
+
+    def test_a_death_that_nobody_tells_is_wrong(self):
+        self.assertIn("no warning names the dead process", self.wrong("mute", "--parts", "abort"))
+        self.assertIn("no error of NCCL: the stream is not idle after 2 s", self.wrong("no-error", "--parts", "abort", "--limit", "4"))
+
+    def test_what_cannot_be_tried_is_said(self):
+        for arguments, words in [
+            (["--gdr", "on"], "--gdr on: on the software device it is one of off, dmabuf, peermem, both"),
+            (["--parts", "x"], "no part 'x'; there are collectives, setups"),
+            (["--plugin", "/none.so"], "--plugin /none.so: no such file"),
+            (["--ranks", "1"], "'1' must be a number from 2 to 64"),
+        ]:
+            done = self.go(*arguments)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(words, done.stderr)
+        self.assertIn("sees no GPU", self.wrong("no-gpu", "--parts", "register"))
+
+
+class Pieces(unittest.TestCase):
+    def test_no_two_pieces_of_a_buffer_look_alike(self):
+        tile = pattern.tile([0, 1])
+        self.assertEqual(len(set(pattern.tile([3]))), pattern.TILE)
+        for shift in (1, 128, 1024, 1 << 20):
+            self.assertNotEqual(tile, pattern.tile([0, 1], shift))
+        self.assertEqual(pattern.tile([1], 5)[:3].tolist(), [982.0, 983.0, 984.0])
+
+    def test_cases(self):
+        names = [case.name() for case in plan.cases(["collectives"], [2, 4], ["off"], False)]
+        self.assertEqual(names[0], "collectives-2-off-ll-ring")
+        self.assertEqual(len(set(names)), 8)
+        self.assertEqual(plan.Case("collectives", 2, "off", proto="LL", algo="Tree").operations(), ["all_reduce"])
+        self.assertRaises(Invalid, plan.cases, ["abort"], [2], ["peermem"], False)
+        variables = plan.Case("setups", 2, "off").variables(True)
+        self.assertEqual((variables["SOFTRNIC_GPU"], variables["NCCL_NET_GDR_LEVEL"]), ("none", "SYS"))
+
+    def test_choices_of_old_and_new_logs(self):
+        old = "x NCCL INFO 8 Bytes -> Algo 1 proto 0 time 7.1\n"
+        new = "x NCCL INFO AllReduce: 8 Bytes -> Algo TREE proto SIMPLE channel{Lo..Hi}={0..0}\n"
+        self.assertEqual(runs.choices_of(old + new), {("Ring", "LL"), ("Tree", "Simple")})
+
+
+if __name__ == "__main__":
+    unittest.main()
