@@ -1,5 +1,6 @@
 """Processes of one run, one for each rank on this machine: started together, watched, none left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -22,15 +23,32 @@ class Rank:
 def run(ranks: list[Rank], folder: Path, name: str, limit: int) -> None:
     """Until all have ended as they should; the first that has not ends the run."""
     processes = []
+    with interruptible():
+        try:
+            for rank in ranks:
+                with open(output_of(folder, name, rank.number), "w") as output:
+                    processes.append(subprocess.Popen(
+                        [sys.executable, str(rank.program)], env=rank.environment,
+                        stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True))
+            wait(ranks, processes, folder, name, limit)
+        finally:
+            end(processes)
+
+
+@contextlib.contextmanager
+def interruptible():
+    """A launcher that ends this process is answered as Ctrl-C is: the ranks have sessions of their own, and get no signal."""
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, interrupt)
     try:
-        for rank in ranks:
-            with open(output_of(folder, name, rank.number), "w") as output:
-                processes.append(subprocess.Popen(
-                    [sys.executable, str(rank.program)], env=rank.environment,
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True))
-        wait(ranks, processes, folder, name, limit)
+        yield
     finally:
-        end(processes)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def wait(ranks: list[Rank], processes: list[subprocess.Popen], folder: Path, name: str, limit: int) -> None:

@@ -105,6 +105,11 @@ class Comparison(unittest.TestCase):
 
 class Interruption(unittest.TestCase):
     def test_no_process_is_left(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=number.name):
+                self.interrupt(number)
+
+    def interrupt(self, number: signal.Signals):
         with tempfile.TemporaryDirectory() as folder:
             plugin = Path(folder) / "p.so"
             plugin.write_bytes(b"x")
@@ -114,11 +119,14 @@ class Interruption(unittest.TestCase):
                     f"sys.argv = ['ab.py', '--ranks', '2', '--plugin', {str(plugin)!r}, '--out', {folder + '/out'!r}]\n"
                     f"import ab; sys.exit(ab.main())")
             environment = {**os.environ, "FAKE": "hang", "FAKE_SCRIPTS": str(SCRIPTS)}
-            process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
+            # Who runs the tests in the background may have SIGINT ignored, which is inherited.
+            process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True,
+                                       preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+            self.addCleanup(process.kill)
             while len(children := workers_of(process.pid)) < 2:
                 self.assertIsNone(process.poll())
                 time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             _, told = process.communicate(timeout=30)
             self.assertEqual(process.returncode, 2)
             self.assertIn("interrupted", told)

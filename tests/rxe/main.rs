@@ -55,7 +55,7 @@ tests! {
     faults::black_hole: plugin, stock;
     faults::link_down: plugin, stock;
     faults::peer_killed: plugin, stock;
-    rails::one_device_of_two_rails: stock;
+    rails::one_device_of_two_rails: plugin, stock;
     resources::everything_is_given_back: plugin, stock;
     observations::as_the_page_says: rxe;
     resources::locked_memory_is_limited: plugin, stock;
