@@ -23,7 +23,8 @@ fn taken(transport: &[&str], work: &[&str]) -> Taken {
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{transport:?}: {told}");
     let line = told.lines().find(|line| line.starts_with("softrnic: at most")).expect("the device's line");
-    let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let host = line.split(';').next().unwrap_or(line);
+    let numbers: Vec<u64> = host.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [queue_pairs, completion_queues, _, bytes] = numbers[..] else { panic!("{line}") };
     Taken { queue_pairs, completion_queues, bytes }
 }

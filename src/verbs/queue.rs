@@ -233,7 +233,7 @@ impl RawQueuePair {
         }
         let mut error = Error::os(format_args!("ibv_modify_qp({}) to {state}", self.name()), rc.abs());
         let hint = match (rc.abs(), state) {
-            (libc::EINVAL, "RTR") => " (is the GID index right? NCCL_IB_GID_INDEX chooses it)",
+            (libc::EINVAL | libc::ENODATA, "RTR") => " (is the GID index right? NCCL_IB_GID_INDEX chooses it)",
             (libc::ETIMEDOUT, _) => " (the peer's address cannot be resolved: are both ports in one network?)",
             _ => "",
         };
