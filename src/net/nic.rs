@@ -83,12 +83,18 @@ impl Nic {
         self.cards.iter().all(|card| card.supports_dmabuf())
     }
 
-    /// Listens to `link` as long as it lives, and ends it when one of the cards is lost.
+    /// Listens to the line of `link` as long as it lives, and ends the link when one of the cards is lost.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
     pub fn watch(&self, link: &Arc<Link>) -> Result<()> {
-        self.cards.iter().try_for_each(|card| card.watcher()?.watch(link))
+        for card in &self.cards {
+            card.watcher()?.watch(link);
+        }
+        match self.cards.first().filter(|_| link.line().begin_to_watch()) {
+            Some(card) => card.watcher()?.listen(link.line()),
+            None => Ok(()),
+        }
     }
 
     /// One line for people: how this device is used.

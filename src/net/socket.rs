@@ -14,6 +14,8 @@ pub struct ControlSocket {
     assembler: Assembler,
     outgoing: Vec<u8>,
     connecting: bool,
+    /// What writing has told of the network: the system says it once.
+    lost: Option<String>,
 }
 
 /// How reading ended for now.
@@ -66,7 +68,7 @@ impl ControlSocket {
     }
 
     fn with(stream: TcpStream, peer: SocketAddr, connecting: bool) -> Self {
-        Self { stream, peer, assembler: Assembler::default(), outgoing: Vec::new(), connecting }
+        Self { stream, peer, assembler: Assembler::default(), outgoing: Vec::new(), connecting, lost: None }
     }
 
     /// The other end's address.
@@ -121,6 +123,11 @@ impl ControlSocket {
         self.outgoing.extend_from_slice(&frame.emit());
     }
 
+    /// Bytes that are in line.
+    pub fn backlog(&self) -> usize {
+        self.outgoing.len()
+    }
+
     /// Tells the peer that nothing more will come, even if a forked child of this process still has the socket.
     pub fn finish(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
@@ -136,7 +143,12 @@ impl ControlSocket {
                 Ok(n) => drop(self.outgoing.drain(..n)),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(Error::remote(format!("the connection to {} broke: {e}", self.peer))),
+                Err(e) => {
+                    if is_of_the_network(&e) {
+                        self.lost = Some(e.to_string());
+                    }
+                    return Err(Error::remote(format!("the connection to {} broke: {e}", self.peer)));
+                }
             }
         }
         Ok(true)
@@ -154,7 +166,7 @@ impl ControlSocket {
             }
             let wanted = self.assembler.wanted()?.min(buffer.len());
             match self.stream.read(&mut buffer[..wanted]) {
-                Ok(0) => return Ok(Incoming::Closed),
+                Ok(0) => return Ok(self.lost.take().map_or(Incoming::Closed, Incoming::Lost)),
                 Ok(n) => self.assembler.handle_bytes(&buffer[..n]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Incoming::Nothing),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}

@@ -1,0 +1,465 @@
+//! A line: the one control connection from a process that connects to a process that listens. All connections between the
+//! two share it; the listener's token, which every frame bears, tells whose a frame is.
+//!
+//! A line lives as long as this process has a [`Channel`] on it. Whoever polls a channel reads for all of them, and so do
+//! the [reception](super::reception) and the [watcher](super::watcher).
+//!
+//! ## Order of locks
+//!
+//! The reception's door, or the list of lines; then a line; then the reception's desk. What a line has to tell its links is
+//! told after it has been unlocked. None of them is held while the verbs are called or a channel is dropped, and the data
+//! path takes none.
+
+use super::channel::Channel;
+use super::link::Link;
+use super::reception::Reception;
+use super::socket::{ControlSocket, Incoming};
+use crate::error::Result;
+use crate::proto::frame::{Frame, Kind};
+use crate::proto::handle::Token;
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A control connection between two processes.
+#[derive(Debug)]
+pub struct Line {
+    peer: SocketAddr,
+    /// The process that made it. A forked child has a copy, and must not touch what is its parent's.
+    owner: u32,
+    /// Where callers are led to, on the side that listens.
+    reception: Option<Arc<Reception>>,
+    is_watched: AtomicBool,
+    wire: Mutex<Wire>,
+}
+
+/// What the lock of a line guards.
+#[derive(Debug)]
+pub(super) struct Wire {
+    pub(super) socket: ControlSocket,
+    pub(super) end: Option<End>,
+    pub(super) routes: HashMap<u64, Route>,
+    /// The routes on which something may still come.
+    pub(super) open: HashMap<Token, u64>,
+    next: u64,
+}
+
+/// Where the frames of one connection go.
+#[derive(Debug, Default)]
+pub(super) struct Route {
+    pub(super) inbox: VecDeque<Frame>,
+    pub(super) link: Option<Weak<Link>>,
+    /// Whether the peer knows of it and is to be told when it ends.
+    pub(super) spoken: bool,
+}
+
+/// How a line has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// No TCP connection came about; the errno.
+    Unreachable(i32),
+    /// The peer's process has ended, or has closed the line.
+    Closed,
+    /// The network between the hosts has failed, for this reason. The peer may well live.
+    Lost(String),
+    /// What came is not Ferrite's, or not what a Ferrite says.
+    Wrong(String),
+    /// The listening process wants nothing of this one, for this reason.
+    Refused(String),
+}
+
+/// What a line has to tell a link.
+#[derive(Debug)]
+pub(super) enum News {
+    Frame(Arc<Link>, Frame),
+    End(Arc<Link>, End),
+}
+
+/// Frames that wait on one route: a connection's set-up has at most two, and its end.
+const MAX_INBOX: usize = 4;
+/// Frames that are read at a time, so that a flood cannot hold the thread that reads.
+const MAX_READS: usize = 64;
+/// Bytes that may wait to be sent before callers for nobody are no longer answered.
+const MAX_BACKLOG: usize = 16 << 10;
+
+impl Line {
+    /// Begins to connect to `address`.
+    ///
+    /// # Errors
+    /// The attempt fails at once.
+    pub fn dial(address: SocketAddr) -> Result<Self> {
+        Ok(Self::with(ControlSocket::dial(address)?, None))
+    }
+
+    /// What a caller at `reception` becomes.
+    pub fn accepted(socket: ControlSocket, reception: &Arc<Reception>) -> Self {
+        Self::with(socket, Some(Arc::clone(reception)))
+    }
+
+    fn with(socket: ControlSocket, reception: Option<Arc<Reception>>) -> Self {
+        let peer = socket.peer();
+        let wire = Wire { socket, end: None, routes: HashMap::new(), open: HashMap::new(), next: 0 };
+        let (owner, is_watched) = (std::process::id(), AtomicBool::new(false));
+        Self { peer, owner, reception, is_watched, wire: Mutex::new(wire) }
+    }
+
+    /// The other end's address.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The descriptor, for waiting on.
+    pub fn fd(&self) -> RawFd {
+        self.lock().socket.fd()
+    }
+
+    /// Whether this is the first to watch it.
+    pub fn begin_to_watch(&self) -> bool {
+        !self.is_watched.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether nothing comes of it any more.
+    pub fn has_ended(&self) -> bool {
+        self.lock().end.is_some()
+    }
+
+    /// Whether it belongs to the process that this one was forked from.
+    pub fn is_inherited(&self) -> bool {
+        self.owner != std::process::id()
+    }
+
+    /// A channel for the connection to the listener that knows `token`. `None`: the line has ended, is not this
+    /// process's, or has that connection already.
+    pub fn open(self: &Arc<Self>, token: Token) -> Option<Channel> {
+        if self.is_inherited() {
+            return None;
+        }
+        let mut wire = self.lock();
+        if wire.end.is_some() || wire.open.contains_key(&token) {
+            return None;
+        }
+        let id = wire.add(token, Route::default());
+        Some(Channel::new(Arc::clone(self), token, id))
+    }
+
+    /// Reads what has come, and hands it out; whether there may be more.
+    pub fn read(self: &Arc<Self>) -> bool {
+        if self.is_inherited() {
+            return false;
+        }
+        let mut news = Vec::new();
+        let more = self.read_into(&mut self.lock(), &mut news);
+        tell(news);
+        more
+    }
+
+    /// The same, with the lock held; what links have to be told after that is added to `news`.
+    pub(super) fn read_into(self: &Arc<Self>, wire: &mut Wire, news: &mut Vec<News>) -> bool {
+        for _ in 0..MAX_READS {
+            if wire.end.is_some() {
+                return false;
+            }
+            let end = match wire.socket.poll_frame() {
+                Ok(Incoming::Nothing) => return false,
+                Ok(Incoming::Frame(frame)) => {
+                    self.route(wire, frame, news);
+                    continue;
+                }
+                Ok(Incoming::Closed) => End::Closed,
+                Ok(Incoming::Lost(why)) => End::Lost(why),
+                Err(violation) => End::Wrong(violation.to_string()),
+            };
+            self.finish(wire, end, news);
+        }
+        true
+    }
+
+    /// A frame has come.
+    fn route(self: &Arc<Self>, wire: &mut Wire, frame: Frame, news: &mut Vec<News>) {
+        if let Some(id) = wire.open.get(&frame.token).copied() {
+            if let Err(end) = wire.deliver(id, frame, news) {
+                self.finish(wire, end, news);
+            }
+            return;
+        }
+        match (&self.reception, frame.kind) {
+            (Some(_), Kind::Hello) => self.introduce(wire, frame),
+            // That is for whoever calls, and not for one of its connections.
+            (None, Kind::Refuse) if frame.token == Token::default() => {
+                self.finish(wire, End::Refused(frame.body_text()), news);
+            }
+            // The last words on a connection that is no more.
+            _ => log::debug!("{}: a {:?} for nobody", self.peer, frame.kind),
+        }
+    }
+
+    /// A caller's first words: leads it to its listener.
+    pub(super) fn introduce(self: &Arc<Self>, wire: &mut Wire, hello: Frame) {
+        let Some(reception) = &self.reception else { return };
+        let token = hello.token;
+        let make = || {
+            let id = wire.add(token, Route { inbox: VecDeque::from([hello]), link: None, spoken: true });
+            Channel::new(Arc::clone(self), token, id)
+        };
+        let Err(why) = reception.lead(&token, make) else { return };
+        if wire.socket.backlog() < MAX_BACKLOG {
+            wire.socket.send(&Frame::text(Kind::Refuse, token, why));
+            wire.flush();
+        }
+    }
+
+    /// The line has ended: so have its connections, as far as they had not before.
+    fn finish(&self, wire: &mut Wire, end: End, news: &mut Vec<News>) {
+        if let End::Lost(why) = &end {
+            let (peer, count) = (self.peer, wire.open.len());
+            log::warn!(
+                "the control connection to {peer} is lost ({why}); data of {count} connection(s) goes on over RDMA"
+            );
+        }
+        for (_, id) in wire.open.drain() {
+            let link = wire.routes.get(&id).and_then(|route| route.link.as_ref()).and_then(Weak::upgrade);
+            news.extend(link.map(|link| News::End(link, end.clone())));
+        }
+        if let Some(reception) = &self.reception {
+            reception.leave(wire.socket.fd());
+        }
+        wire.end = Some(end);
+    }
+
+    /// Whether [`Self::dial`] has come through.
+    ///
+    /// # Errors
+    /// It has not, for this errno; `Ok(false)` while it is under way.
+    pub(super) fn poll_connected(&self) -> std::result::Result<bool, i32> {
+        let mut wire = self.lock();
+        match wire.end {
+            Some(End::Unreachable(errno)) => return Err(errno),
+            Some(_) => return Ok(true),
+            None => {}
+        }
+        // Nobody has a link yet who would have to be told.
+        wire.socket
+            .poll_connected()
+            .inspect_err(|errno| self.finish(&mut wire, End::Unreachable(*errno), &mut Vec::new()))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Wire> {
+        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wire {
+    fn add(&mut self, token: Token, route: Route) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.routes.insert(id, route);
+        self.open.insert(token, id);
+        id
+    }
+
+    /// Nothing more comes on route `id`; whether something might have.
+    pub(super) fn close(&mut self, token: Token, id: u64) -> bool {
+        // After a goodbye the token may be in use again.
+        let is_open = self.open.get(&token) == Some(&id);
+        if is_open {
+            self.open.remove(&token);
+        }
+        is_open
+    }
+
+    /// # Errors
+    /// The peer says more than there is to say.
+    fn deliver(&mut self, id: u64, frame: Frame, news: &mut Vec<News>) -> std::result::Result<(), End> {
+        let Some(route) = self.routes.get_mut(&id) else { return Ok(()) };
+        // A goodbye is the last word, and a link expects no other.
+        if frame.kind == Kind::Goodbye || route.link.is_some() {
+            self.open.remove(&frame.token);
+        }
+        match &route.link {
+            Some(link) => news.extend(link.upgrade().map(|link| News::Frame(link, frame))),
+            None if route.inbox.len() < MAX_INBOX => route.inbox.push_back(frame),
+            None => return Err(End::Wrong(format!("more than {MAX_INBOX} control messages at once"))),
+        }
+        Ok(())
+    }
+
+    /// Hands over what is to be sent; whether all of it has gone. An end of the line is left to the reader, who has to see
+    /// first what came before it.
+    pub(super) fn flush(&mut self) -> bool {
+        self.end.is_none() && self.socket.poll_sent().unwrap_or(false)
+    }
+}
+
+/// Tells the links; no line may be locked.
+pub(super) fn tell(news: Vec<News>) {
+    for one in news {
+        match one {
+            News::Frame(link, frame) => link.handle_frame(&frame),
+            News::End(link, end) => link.handle_end(&end),
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if self.is_inherited() {
+            return;
+        }
+        let mut wire = self.lock();
+        wire.flush();
+        wire.socket.finish();
+        if let Some(reception) = &self.reception {
+            reception.leave(wire.socket.fd());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::channel::Heard;
+    use super::super::lines::Lines;
+    use super::*;
+    use crate::host::iface::Interface;
+    use crate::proto::handle::Handle;
+    use std::io::Write;
+    use std::net::TcpStream;
+    use std::time::{Duration, Instant};
+
+    fn reception(tokens: &[Token]) -> Arc<Reception> {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let reception = Reception::open(&Interface { name: "lo".into(), address }).expect("a port");
+        tokens.iter().for_each(|token| reception.expect(*token));
+        reception
+    }
+
+    fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(found) = attempt() {
+                return found;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "it never comes");
+            std::thread::yield_now();
+        }
+    }
+
+    fn caller(reception: &Arc<Reception>, token: &Token) -> Channel {
+        until(|| {
+            reception.poll(Duration::from_secs(20)).expect("no error");
+            reception.fetch(token)
+        })
+    }
+
+    fn heard(channel: &Channel) -> Heard {
+        until(|| Some(channel.poll_frame()).filter(|heard| *heard != Heard::Nothing))
+    }
+
+    fn kind(heard: Heard) -> Kind {
+        let Heard::Frame(frame) = heard else { panic!("{heard:?} instead of a frame") };
+        frame.kind
+    }
+
+    /// Both ends of a connection that is being set up.
+    fn pair(lines: &Lines, reception: &Arc<Reception>, token: Token) -> (Channel, Channel) {
+        let near = lines.reach(&Handle { address: reception.address(), token }).expect("dialled").channel;
+        until(|| Some(near.poll_connected().expect("somebody listens")).filter(|done| *done));
+        near.send(Kind::Hello, vec![token[0]]);
+        let far = caller(reception, &token);
+        assert_eq!(heard(&far), Heard::Frame(Frame { kind: Kind::Hello, token, body: vec![token[0]] }));
+        far.send(Kind::Reply, Vec::new());
+        assert_eq!(kind(heard(&near)), Kind::Reply);
+        (near, far)
+    }
+
+    fn linked((near, far): (Channel, Channel)) -> (Arc<Link>, Arc<Link>) {
+        (Link::open("far".into(), near), Link::open("near".into(), far))
+    }
+
+    fn read_until(link: &Arc<Link>, condition: impl Fn(&Link) -> bool) {
+        until(|| {
+            link.line().read();
+            condition(link).then_some(())
+        });
+    }
+
+    #[test]
+    fn a_goodbye_is_of_one_connection_and_the_end_of_the_line_of_all_others() {
+        let (lines, reception) = (Lines::default(), reception(&[[1; 16], [2; 16], [3; 16]]));
+        let [one, two, three] = [1, 2, 3].map(|token| linked(pair(&lines, &reception, [token; 16])));
+        assert!(Arc::ptr_eq(one.0.line(), three.0.line()) && Arc::ptr_eq(one.1.line(), three.1.line()));
+        drop(one.1);
+        three.1.fail("enough");
+        read_until(&three.0, Link::is_gone);
+        assert!(one.0.is_gone() && !one.0.is_broken(), "{}", one.0.reason());
+        assert_eq!((three.0.is_broken(), three.0.reason().as_str()), (true, "the peer gave up: enough"));
+        assert!(!two.0.is_gone() && !two.1.is_gone());
+        // As if the process had died: nobody says goodbye.
+        two.1.line().lock().socket.finish();
+        read_until(&two.0, Link::is_gone);
+        assert_eq!((two.0.is_broken(), two.0.reason().as_str()), (true, "the peer's process has died"));
+        assert!(!one.0.is_broken(), "a goodbye is the last word");
+        let again = lines.reach(&Handle { address: reception.address(), token: [2; 16] }).expect("dialled");
+        assert!(!again.is_shared, "a line that has ended is not used again");
+    }
+
+    #[test]
+    fn what_came_before_there_was_a_link_is_told_to_it() {
+        let (lines, reception) = (Lines::default(), reception(&[[1; 16], [2; 16]]));
+        let ((near, far), (other, _other)) = (pair(&lines, &reception, [1; 16]), pair(&lines, &reception, [2; 16]));
+        near.send(Kind::Commit, Vec::new());
+        drop(near);
+        assert_eq!(kind(heard(&far)), Kind::Commit, "it comes before the goodbye");
+        until(|| {
+            far.line().read();
+            far.line().lock().open.get(&[1; 16]).is_none().then_some(())
+        });
+        let link = Link::open("near".into(), far);
+        assert!(link.is_gone() && !link.is_broken(), "{}", link.reason());
+        drop(other);
+        let end = until(|| Some(link.line().has_ended()).filter(|_| !link.line().read() && link.line().has_ended()));
+        assert!(end && !link.is_broken(), "without channels a line is closed");
+    }
+
+    #[test]
+    fn strangers_on_a_line_cost_nothing_and_harm_nobody() {
+        let (reception, token) = (reception(&[[1; 16], [2; 16]]), [1; 16]);
+        let mut raw = TcpStream::connect(reception.address()).expect("it listens");
+        let mut say = |kind, token| raw.write_all(&Frame { kind, token, body: vec![7; 100] }.emit());
+        say(Kind::Hello, token).expect("sent");
+        let channel = caller(&reception, &token);
+        assert_eq!(kind(heard(&channel)), Kind::Hello);
+        let line = Arc::clone(channel.line());
+        for i in 0..20_000u32 {
+            let mut unknown = [9; 16];
+            unknown[..4].copy_from_slice(&i.to_le_bytes());
+            let kinds = [Kind::Hello, Kind::Commit, Kind::Goodbye, Kind::Reply, Kind::Refuse];
+            say(kinds[i as usize % 5], unknown).expect("it is read");
+            line.read();
+            let wire = line.lock();
+            assert_eq!((wire.routes.len(), wire.open.len()), (1, 1));
+            assert!(wire.socket.backlog() < 2 * MAX_BACKLOG, "nobody reads the answers");
+        }
+        say(Kind::Commit, token).expect("sent");
+        assert_eq!(kind(heard(&channel)), Kind::Commit);
+    }
+
+    #[test]
+    fn whoever_says_too_much_loses_the_line() {
+        let (reception, token) = (reception(&[[1; 16]]), [1; 16]);
+        let mut raw = TcpStream::connect(reception.address()).expect("it listens");
+        let mut say = |kind| raw.write_all(&Frame { kind, token, body: Vec::new() }.emit()).expect("sent");
+        say(Kind::Hello);
+        let channel = caller(&reception, &token);
+        for _ in 0..MAX_INBOX {
+            say(Kind::Commit);
+        }
+        until(|| {
+            channel.line().read();
+            channel.line().has_ended().then_some(())
+        });
+        (0..MAX_INBOX).for_each(|_| assert!(matches!(heard(&channel), Heard::Frame(_))));
+        assert!(matches!(heard(&channel), Heard::End(End::Wrong(_))));
+    }
+}
