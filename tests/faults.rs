@@ -7,15 +7,14 @@ use common::alone::{address, alone, connect, hello, in_a_doomed_child, vanish, w
 use common::{plugin_transport, setting};
 use ferrite::abi;
 use ferrite::buffer::Buffer;
-use ferrite::comm::{RecvComm, SendComm};
+use ferrite::comm::SendComm;
 use ferrite::error::{Error, Result};
 use ferrite::link::{Link, finished, posted};
-use ferrite::pair::{self, Setting};
+use ferrite::pair;
 use ferrite::seat::Seat;
-use ferrite::transport::{Handle, Listener, Transport};
+use ferrite::transport::{Handle, Listener};
 use nccl_net::proto::frame::{Assembler, Frame, Kind};
 use nccl_net::proto::handle::Handle as Address;
-use nccl_net::proto::handshake::Hello;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;

@@ -76,7 +76,7 @@ impl Listener {
     /// The system gives no token.
     pub fn new(nic: Arc<Nic>, reception: Arc<Reception>) -> Result<Self> {
         let handle = Handle { address: reception.address(), token: random::bytes()? };
-        reception.expect(handle.token);
+        reception.register(handle.token);
         Ok(Self { nic, reception, handle, candidates: Vec::new() })
     }
 
@@ -200,7 +200,7 @@ impl Candidate {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.reception.dismiss(&self.handle.token);
+        self.reception.deregister(&self.handle.token);
     }
 }
 

@@ -7,7 +7,7 @@ use super::channel::Channel;
 use super::epoll::{Epoll, Trigger};
 use super::line::Line;
 use super::roll::Roll;
-use super::socket::{ControlSocket, Incoming};
+use super::socket::{self, ControlSocket, Incoming};
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::proto::frame::{Frame, Kind};
@@ -74,6 +74,7 @@ impl Reception {
         let what = || format!("listening on {} ({})", interface.name, interface.address.ip());
         let socket = TcpListener::bind(interface.address).map_err(|e| Error::io(what(), &e))?;
         socket.set_nonblocking(true).map_err(|e| Error::io(what(), &e))?;
+        socket::lengthen_queue(&socket);
         let mut address = socket.local_addr().map_err(|e| Error::io(what(), &e))?;
         address.set_ip(interface.address.ip());
         let epoll = Epoll::new()?;
@@ -94,12 +95,12 @@ impl Reception {
     }
 
     /// From now on callers that show `token` are led to whoever fetches them with it.
-    pub fn expect(&self, token: Token) {
+    pub fn register(&self, token: Token) {
         self.desk().insert(token, VecDeque::new());
     }
 
     /// Nobody fetches callers for `token` any more. When nobody fetches any, strangers need not wait.
-    pub fn dismiss(&self, token: &Token) {
+    pub fn deregister(&self, token: &Token) {
         let waiting = self.desk().remove(token);
         drop(waiting);
         if self.is_inherited() {
@@ -200,9 +201,8 @@ impl Reception {
             Verdict::Admit(hello) => {
                 let Stranger { socket, .. } = door.strangers.remove(index);
                 let fd = socket.fd();
-                self.epoll.remove(fd);
                 let line = Arc::new(Line::accepted(socket, self));
-                self.epoll.add(fd, door.lines.add(&line) << 1 | LINE, Trigger::Level)?;
+                self.epoll.rename(fd, door.lines.add(&line) << 1 | LINE, Trigger::Level)?;
                 // If the listener has just gone, so has the line.
                 line.introduce(&mut line.lock(), hello);
                 Ok(())

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result, errno};
 use crate::proto::frame::{Assembler, Frame};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// A control connection.
@@ -175,6 +175,12 @@ impl ControlSocket {
             }
         }
     }
+}
+
+/// Has as many callers wait as the system allows, and not the 128 that are usual: all peers of a process may call at once.
+pub fn lengthen_queue(listener: &TcpListener) {
+    // SAFETY: an open socket that listens; if this fails, the queue stays as it is.
+    unsafe { libc::listen(listener.as_raw_fd(), i32::from(i16::MAX)) };
 }
 
 /// Whether an error tells of the way to the peer and not of the peer.

@@ -1,6 +1,5 @@
 //! Connections within one process, which does all by itself, or has a child that does and dies.
 
-use super::plugin_transport;
 use ferrite::buffer::Buffer;
 use ferrite::comm::{RecvComm, SendComm};
 use ferrite::error::Result;
