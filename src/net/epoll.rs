@@ -48,25 +48,13 @@ impl Epoll {
     /// # Errors
     /// The kernel has no memory for it, or knows it already.
     pub fn add(&self, fd: RawFd, key: u64, trigger: Trigger) -> Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd, key, trigger)
-    }
-
-    /// Gives `fd` another key.
-    ///
-    /// # Errors
-    /// It is not there.
-    pub fn rename(&self, fd: RawFd, key: u64, trigger: Trigger) -> Result<()> {
-        self.control(libc::EPOLL_CTL_MOD, fd, key, trigger)
-    }
-
-    fn control(&self, operation: i32, fd: RawFd, key: u64, trigger: Trigger) -> Result<()> {
         let events = match trigger {
             Trigger::Level => libc::EPOLLIN,
             Trigger::Edge => libc::EPOLLIN | libc::EPOLLET,
         };
         let mut event = libc::epoll_event { events: events as u32, u64: key };
         // SAFETY: a valid event; the kernel checks the descriptors.
-        match unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd, &raw mut event) } {
+        match unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } {
             0 => Ok(()),
             _ => Err(Error::os("epoll_ctl", errno())),
         }

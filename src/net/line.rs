@@ -310,7 +310,7 @@ impl Drop for Line {
         let mut wire = self.lock();
         wire.flush();
         wire.socket.finish();
-        if let Some(reception) = &self.reception {
+        if let Some(reception) = self.reception.as_ref().filter(|_| wire.end.is_none()) {
             reception.leave(wire.socket.fd());
         }
     }

@@ -174,13 +174,18 @@ impl Reception {
             let socket = ControlSocket::accepted(stream, peer)?;
             let key = door.next_stranger << 1;
             door.next_stranger += 1;
+            let mut stranger = Stranger { socket, key, deadline: Instant::now() + patience };
+            let verdict = self.judge(&mut stranger);
+            if !matches!(verdict, Verdict::Wait) {
+                self.settle(door, stranger, verdict)?;
+                continue;
+            }
             let is_full = door.strangers.len() == MAX_STRANGERS;
             if is_full {
                 self.send_away(door.strangers.remove(0));
             }
-            self.epoll.add(socket.fd(), key, Trigger::Level)?;
-            door.strangers.push(Stranger { socket, key, deadline: Instant::now() + patience });
-            self.hear(door, key)?;
+            self.epoll.add(stranger.socket.fd(), key, Trigger::Level)?;
+            door.strangers.push(stranger);
             if is_full {
                 return Ok(());
             }
@@ -190,24 +195,28 @@ impl Reception {
 
     fn hear(self: &Arc<Self>, door: &mut Door, key: u64) -> Result<()> {
         let Some(index) = door.strangers.iter().position(|stranger| stranger.key == key) else { return Ok(()) };
-        match self.judge(&mut door.strangers[index]) {
-            Verdict::Wait => Ok(()),
-            Verdict::Dismiss(why) => {
-                let stranger = door.strangers.remove(index);
-                self.say_dismissed(&stranger, &why);
-                self.send_away(stranger);
-                Ok(())
-            }
+        let verdict = self.judge(&mut door.strangers[index]);
+        if matches!(verdict, Verdict::Wait) {
+            return Ok(());
+        }
+        let stranger = door.strangers.remove(index);
+        self.epoll.remove(stranger.socket.fd());
+        self.settle(door, stranger, verdict)
+    }
+
+    /// What becomes of a stranger that has spoken.
+    fn settle(self: &Arc<Self>, door: &mut Door, stranger: Stranger, verdict: Verdict) -> Result<()> {
+        match verdict {
+            Verdict::Wait => {}
+            Verdict::Dismiss(why) => self.say_dismissed(&stranger, &why),
             Verdict::Admit(hello) => {
-                let Stranger { socket, .. } = door.strangers.remove(index);
-                let fd = socket.fd();
-                let line = Arc::new(Line::accepted(socket, self));
-                self.epoll.rename(fd, door.lines.add(&line) << 1 | LINE, Trigger::Level)?;
+                let line = Arc::new(Line::accepted(stranger.socket, self));
+                self.epoll.add(line.fd(), door.lines.add(&line) << 1 | LINE, Trigger::Level)?;
                 // If the listener has just gone, so has the line.
                 line.introduce(&mut line.lock(), hello);
-                Ok(())
             }
         }
+        Ok(())
     }
 
     fn judge(&self, stranger: &mut Stranger) -> Verdict {

@@ -9,6 +9,7 @@ use crate::verbs::context::{AsyncEvent, Context};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Waits on behalf of all connections of a card. Stops when dropped.
 #[derive(Debug)]
@@ -28,6 +29,10 @@ struct Shared {
     links: Mutex<Roll<Link>>,
     lines: Mutex<Roll<Line>>,
 }
+
+/// A pause after lines have been heard. While connections are set up, those who do it read their lines themselves, and the
+/// watcher is not to be woken by each word.
+const PAUSE: Duration = Duration::from_millis(1);
 
 const STOP: u64 = 0;
 const DEVICE: u64 = 1;
@@ -84,15 +89,22 @@ impl Shared {
                     return;
                 }
             };
+            let mut has_heard = false;
             for key in std::mem::take(&mut unread).into_iter().chain(ready) {
                 match key {
                     STOP => return,
                     DEVICE => self.handle_device_events(),
-                    key if self.hear(key) => unread.push(key),
-                    _ => {}
+                    key => {
+                        has_heard = true;
+                        if self.hear(key) && !unread.contains(&key) {
+                            unread.push(key);
+                        }
+                    }
                 }
             }
-            unread.dedup();
+            if has_heard && unread.is_empty() {
+                std::thread::sleep(PAUSE);
+            }
         }
     }
 
@@ -102,7 +114,6 @@ impl Shared {
         let Some(line) = line else { return false };
         let more = line.read();
         if line.has_ended() {
-            self.epoll.remove(line.fd());
             lock(&self.lines).remove(key);
         }
         more
