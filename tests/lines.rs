@@ -185,6 +185,11 @@ fn a_line_that_is_cut_ends_its_connections_and_is_dialled_anew() -> Result<()> {
         }
         let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
         assert_eq!(relay.callers, 2, "a new line");
+        works(seat, (send, recv))?;
+        // Also where it has not been noticed that the line is cut.
+        let (_send, _recv, _other) = connect_through(seat, &transport, &mut relay)?;
+        relay.lines.clear();
+        let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
         works(seat, (send, recv))
     })
 }
