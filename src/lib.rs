@@ -8,7 +8,7 @@
 //!                       │
 //!   abi    what NCCL sees: vtable, handles, logger, the edge where errors become codes and panics stop
 //!    │
-//!   net    our objects: Device, Listener, Connector, SendComm, RecvComm; the only place where the rest meets
+//!   net    our objects: Nic, Rail, Listener, Connector, SendComm, RecvComm; the only place where the rest meets
 //!    ├──────────────────┬──────────────────┐
 //!   proto              verbs              host
 //!   what two peers     libibverbs,        the machine: settings, sysfs, GIDs,

@@ -226,6 +226,12 @@ fn infiniband_goes_by_lid_within_a_subnet() -> Result<()> {
     over_infiniband("infiniband_goes_by_lid_within_a_subnet", |_| {}, ": LID ")
 }
 
+/// A site may set it for its RoCE nodes, and it then is there on the others as well.
+#[test]
+fn infiniband_does_not_heed_the_gid_index() -> Result<()> {
+    over_infiniband("infiniband_does_not_heed_the_gid_index", |_| set("NCCL_IB_GID_INDEX", "77"), ": LID ")
+}
+
 /// A GID of a fabric with routers: entry 1, subnet 1 or 2, and the port's LID as FLID.
 #[test]
 fn infiniband_goes_by_gid_between_subnets() -> Result<()> {

@@ -3,11 +3,11 @@
 
 mod common;
 
-use common::{pattern, plugin_transport, setting};
+use common::{faithful, pattern, plugin_transport, setting};
 use ferrite::abi;
-use ferrite::error::Result;
+use ferrite::error::{Error, Result};
 use ferrite::link::Link;
-use ferrite::pair;
+use ferrite::pair::{self, Setting};
 use ferrite::transport::Transport;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::PathBuf;
@@ -60,12 +60,20 @@ const CUDA: i32 = abi::NCCL_PTR_CUDA as i32;
 const DMABUF: i32 = abi::NCCL_PTR_DMABUF as i32;
 const WARNING: &str = "WARN";
 
+/// Whether this machine has GPUs, which these tests cannot do with; says so.
+fn has_gpu() -> bool {
+    let has = std::path::Path::new("/proc/driver/nvidia").exists();
+    if has {
+        common::skipped("a machine without GPUs: this one has some");
+    }
+    has
+}
+
 /// What is promised where the machine can do `gpu`, in a process with a driver that is `prepare`d: and the words of the
 /// warning, or none if there is to be none.
 fn promised(test: &str, gpu: &str, prepare: impl FnOnce(&Driver), expected: i32, words: &[&str]) -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };
-    if std::path::Path::new("/proc/driver/nvidia").exists() {
-        common::skipped("a machine without GPUs: this one has some");
+    if has_gpu() {
         return Ok(());
     }
     pair::run(test, &setting.env("SOFTRNIC_GPU", gpu), |_| {
@@ -115,6 +123,26 @@ fn a_gpu_driver_that_lends_no_dmabuf_is_named() -> Result<()> {
 fn a_driver_that_the_application_has_not_initialised_is_left_alone() -> Result<()> {
     let test = "a_driver_that_the_application_has_not_initialised_is_left_alone";
     promised(test, "peermem", |driver| driver.switch(c"fake_sleep"), HOST, &[])
+}
+
+/// A fused device reaches GPU memory if all its cards do: here one of the first device's refuses.
+#[test]
+fn by_address_if_it_works_on_every_card() -> Result<()> {
+    if has_gpu() {
+        return Ok(());
+    }
+    let adapt = |setting: Setting| {
+        setting.env("SOFTRNIC_GPU", "peermem").env("SOFTRNIC_FAULTS", "reg-mr=EFAULT message=1 device=softrnic1")
+    };
+    faithful::run("by_address_if_it_works_on_every_card", &["--devices", "4"], adapt, |seat| {
+        if seat.rank() == 0 {
+            let _driver = Driver::load();
+            let transport = plugin_transport()?;
+            let promised = |device| Ok::<_, Error>(transport.properties(device)?.pointer_support);
+            assert_eq!((promised(0)?, promised(1)?), (HOST, HOST | CUDA));
+        }
+        seat.barrier()
+    })
 }
 
 const BYTES: usize = 256 << 10;

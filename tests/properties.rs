@@ -112,6 +112,38 @@ fn two_functions_of_one_card_that_are_not_merged() -> Result<()> {
     are_equal("two_functions_of_one_card_that_are_not_merged", &["--same-card", "--devices", "4"], &env, 4, nothing)
 }
 
+const FUSED: (&str, &str) = ("NCCL_IB_MERGE_NICS", "1");
+
+#[test]
+fn two_functions_of_one_card_as_one_device() -> Result<()> {
+    are_equal("two_functions_of_one_card_as_one_device", &["--same-card", "--devices", "4"], &[FUSED], 2, nothing)
+}
+
+/// Each rail is named by its port.
+#[test]
+fn two_ports_of_one_card_as_one_device() -> Result<()> {
+    let options = ["--ports", "2", "--link", "ib", "--speed", "100,softrnic1/1=56,softrnic1/2=56"];
+    are_equal("two_ports_of_one_card_as_one_device", &options, &[FUSED], 2, |(index, stock)| {
+        assert_eq!(stock.name, format!("softrnic{index}+softrnic{index}"));
+        stock.name = format!("softrnic{index}:1+softrnic{index}:2");
+    })
+}
+
+#[test]
+fn two_ports_of_cards_that_a_filter_admits_as_one_device() -> Result<()> {
+    let test = "two_ports_of_cards_that_a_filter_admits_as_one_device";
+    let env = [FUSED, ("NCCL_IB_HCA", "softrnic0:2,softrnic1:1,softrnic3:1")];
+    are_equal(test, &["--same-card", "--devices", "4", "--ports", "2"], &env, 2, |(index, stock)| {
+        stock.name = ["softrnic0:2+softrnic1:1", "softrnic3:1"][index].into();
+    })
+}
+
+#[test]
+fn gpu_memory_of_fused_devices() -> Result<()> {
+    let options = ["--same-card", "--devices", "4", "--gpu", "both"];
+    are_equal("gpu_memory_of_fused_devices", &options, &[FUSED], 2, nothing)
+}
+
 #[test]
 fn devices_that_a_filter_admits() -> Result<()> {
     let filtered = [("NCCL_IB_HCA", "^=softrnic0,softrnic1:2")];

@@ -4,16 +4,15 @@ mod common;
 
 use common::bench::{Bench, SIZES};
 use common::talk::set;
-use common::{dist, faithful, plugin, plugin_transport, setting, skipped};
+use common::{dist, faithful, plugin, plugin_transport, setting};
+use ferrite::abi;
 use ferrite::buffer::Buffer;
 use ferrite::comm::Region;
 use ferrite::error::{Error, Result};
-use ferrite::library::Source;
 use ferrite::link::{Link, finished, posted};
 use ferrite::pair::{Setting, Turn};
 use ferrite::seat::Seat;
 use ferrite::transport::Transport;
-use ferrite::{abi, wheel};
 use std::ffi::{c_int, c_void};
 use std::process::Command;
 use std::sync::Arc;
@@ -115,6 +114,24 @@ fn nothing_is_fused_against_the_users_will() -> Result<()> {
     shown("nothing_is_fused_against_the_users_will", &[], ("NCCL_IB_MERGE_NICS", "0"), &all)
 }
 
+/// They share a port with the physical function: together they are not faster.
+#[test]
+fn virtual_functions_are_not_fused() -> Result<()> {
+    faithful::run(
+        "virtual_functions_are_not_fused",
+        &["--devices", "4"],
+        |s| s,
+        |seat| {
+            if seat.rank() == 0 {
+                let physical = "/sys/class/infiniband/softrnic1/device/physfn";
+                std::fs::create_dir(physical).expect("a /sys/class of its own");
+                assert_eq!(names(&plugin_transport()?)?, ["softrnic0", "softrnic1", "softrnic2+softrnic3"]);
+            }
+            Ok(())
+        },
+    )
+}
+
 /// Without a place on the PCI bus nobody knows which ports belong together.
 #[test]
 fn nothing_is_fused_without_sysfs() -> Result<()> {
@@ -127,36 +144,38 @@ fn nothing_is_fused_without_sysfs() -> Result<()> {
     Ok(())
 }
 
-/// NCCL draws the same graph with either.
+/// Unlike ports between them are no obstacle.
 #[test]
-fn properties_are_those_of_the_built_in_transport() -> Result<()> {
-    if !wheel::cached(wheel::Release::named("2.21.5")?)?.exists() {
-        skipped("NCCL 2.21.5 is missing (`ferrite wheel` fetches it)");
-        return Ok(());
-    }
-    let test = "properties_are_those_of_the_built_in_transport";
+fn like_ports_are_fused_and_it_is_told() -> Result<()> {
+    let test = "like_ports_are_fused_and_it_is_told";
+    let arguments = ["--devices", "4", "--ports", "2", "--speed", "400,softrnic0/2=200,softrnic1/2=200"];
     faithful::run(
         test,
-        &["--devices", "4"],
+        &arguments,
         |s| s,
         |_| {
-            let built_in = Transport::open(&Source::stock(wheel::find(None)?))?;
-            let ours = plugin_transport()?;
-            assert_eq!(ours.devices()?, built_in.devices()?);
-            for device in 0..ours.devices()? {
-                let (ours, theirs) = (ours.properties(device)?, built_in.properties(device)?);
-                assert_eq!((&ours.name, &ours.pci_path), (&theirs.name, &theirs.pci_path));
-                assert_eq!((ours.guid, ours.port, ours.speed_mbps), (theirs.guid, theirs.port, theirs.speed_mbps));
-                assert_eq!((ours.max_comms, ours.max_receives), (theirs.max_comms, theirs.max_receives));
+            let transport = plugin_transport()?;
+            let fused = ["softrnic0:1+softrnic1:1", "softrnic0:2+softrnic1:2", FOURS[1]];
+            assert_eq!(names(&transport)?, fused);
+            let told: Vec<_> = (0..3).map(|i| Ok(transport.properties(i)?.speed_mbps)).collect::<Result<_>>()?;
+            assert_eq!(told, [800_000, 400_000, 1_600_000]);
+            let lines = ferrite::nccl_log::lines();
+            for (name, rails) in fused.iter().zip([2, 2, 4]) {
+                let words = format!("the {rails} rails of {name} are ports of one card");
+                assert!(lines.iter().any(|line| line.contains(&words)), "{words}: {lines:#?}");
             }
-            assert!(ferrite::nccl_log::lines().iter().any(|l| l.contains("the 2 rails of softrnic2+softrnic3")));
             Ok(())
         },
     )
 }
 
 /// `ferrite verify` over fused devices, with a fault: exit code, stdout, stderr.
-fn verified(arguments: &[&str], more: &[&str], fault: &str) -> Result<Option<(i32, String, String)>> {
+fn verified(
+    arguments: &[&str],
+    more: &[&str],
+    fault: &str,
+    env: &[(&str, &str)],
+) -> Result<Option<(i32, String, String)>> {
     if setting().is_none() || !common::namespaces() {
         return Ok(None);
     }
@@ -168,6 +187,7 @@ fn verified(arguments: &[&str], more: &[&str], fault: &str) -> Result<Option<(i3
         .args(more)
         .env("SOFTRNIC_FAULTS", fault)
         .env("RUST_LOG", "debug")
+        .envs(env.iter().copied())
         .output()
         .map_err(|e| Error::io("dist/bin/ferrite verify", e))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -178,7 +198,7 @@ fn verified(arguments: &[&str], more: &[&str], fault: &str) -> Result<Option<(i3
 #[test]
 fn all_checks_pass_over_fused_devices() -> Result<()> {
     for (arguments, devices) in [(&["--devices", "4"][..], PAIRS), (&["--devices", "4", "--ports", "2"], FOURS)] {
-        let Some((code, stdout, stderr)) = verified(arguments, &[], "")? else { return Ok(()) };
+        let Some((code, stdout, stderr)) = verified(arguments, &[], "", &[])? else { return Ok(()) };
         assert_eq!(code, 0, "{stdout}\n{stderr}");
         let headline = format!(
             "fused: Ferrite {} (interface v8) on {} and {}\n",
@@ -197,7 +217,7 @@ fn all_checks_pass_over_fused_devices() -> Result<()> {
 fn a_bit_turned_on_any_rail_is_found() -> Result<()> {
     for device in ["softrnic0", "softrnic1"] {
         let fault = format!("corrupt opcode=write-imm every=5 device={device}");
-        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &[], &fault)? else { return Ok(()) };
+        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &[], &fault, &[])? else { return Ok(()) };
         assert_eq!(code, 2, "{stdout}\n{stderr}");
         assert!(stdout.contains("\n  WRONG  single") && stdout.contains("\n  WRONG  stream"), "{stdout}\n{stderr}");
     }
@@ -243,8 +263,7 @@ fn a_rail_that_dies_ends_the_connection_by_name() -> Result<()> {
     ] {
         let fault = format!("{fault} times=1");
         let quick = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "2")];
-        quick.iter().for_each(|(name, value)| set(name, value));
-        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &["--long", "4000"], &fault)? else {
+        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &["--long", "4000"], &fault, &quick)? else {
             return Ok(());
         };
         assert_eq!(code, 2, "{stdout}\n{stderr}");

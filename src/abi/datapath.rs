@@ -140,8 +140,7 @@ pub(super) unsafe extern "C" fn iflush(
     on_comm("iflush", comm, |comm| {
         let group = Group::new(n, data, sizes, std::ptr::null_mut(), mhandles)?;
         // SAFETY: NCCL's arrays have n members.
-        let members = (0..group.count).map(|i| unsafe { group.member(i) }).collect::<Result<Vec<_>>>()?;
-        let id = comm.comm.iflush(members.into_iter())?;
+        let id = comm.comm.iflush((0..group.count).map(|i| unsafe { group.member(i) }))?;
         // SAFETY: NCCL's output pointer.
         unsafe { put(request, comm.flush(id), "request") }
     })

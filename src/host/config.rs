@@ -215,7 +215,10 @@ fn parse_number(text: &str) -> Option<i64> {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
-    let magnitude = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+    if digits.contains(['+', '-']) {
+        return None;
+    }
+    let magnitude: i64 = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
         Some(hex) => i64::from_str_radix(hex, 16).ok()?,
         None if digits.len() > 1 && digits.starts_with('0') => i64::from_str_radix(digits, 8).ok()?,
         None if digits.starts_with(|c: char| c.is_ascii_digit()) => digits.parse().ok()?,
@@ -233,9 +236,9 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_the_built_in_transports() {
+    fn defaults_are_those_of_the_built_in_transport_but_for_the_timeout() {
         let config = Config::parse(|_| None).expect("defaults are valid");
-        assert_eq!((config.timeout, config.retry_count, config.lanes, config.ar_threshold), (18, 7, 1, 8192));
+        assert_eq!((config.timeout, config.retry_count, config.lanes, config.ar_threshold), (20, 7, 1, 8192));
         assert_eq!((config.gid_index, config.gid_family, config.roce_version), (None, Family::V4, 2));
         assert!(config.relaxed_ordering && config.flush && !config.split && !config.disabled);
     }
@@ -244,10 +247,13 @@ mod tests {
     fn values_are_taken() {
         assert_eq!(with("NCCL_IB_GID_INDEX", "3").expect("valid").gid_index, Some(3));
         assert_eq!(with("NCCL_IB_TC", "0x6a").expect("valid").traffic_class, 106);
+        for junk in ["0x-6", "-0x-8000000000000000", "0+7", "--1", "1-", "0x", "9223372036854775808"] {
+            assert!(with("NCCL_IB_TC", junk).is_err(), "{junk}");
+        }
         assert_eq!(with("NCCL_IB_TC", "0152").expect("valid").traffic_class, 106, "octal, as NCCL reads it");
         assert_eq!(with("NCCL_IB_ADDR_FAMILY", "AF_INET6").expect("valid").gid_family, Family::V6);
         assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").expect("valid").adaptive_routing, Some(true));
-        assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 18);
+        assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 20);
         assert_eq!(with("NCCL_IB_AR_THRESHOLD", "-2").expect("valid").ar_threshold, 8192);
         let classes = |name, value| with(name, value).map(|c| (c.traffic_class, c.announce_traffic_class));
         assert_eq!(classes("NCCL_IB_TC", "106").expect("valid"), (106, 106));

@@ -14,7 +14,7 @@ const PROBE_BYTES: usize = 64 << 10;
 
 macro_rules! driver {
     ($($field:ident: $symbol:literal ($($arg:ty),*);)*) => {
-        /// The driver's functions, and a GPU that this process uses.
+        /// The driver's functions.
         #[derive(Debug)]
         pub struct Cuda {
             $($field: unsafe extern "C" fn($($arg),*) -> Code,)*

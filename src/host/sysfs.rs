@@ -13,6 +13,11 @@ pub fn pci_path(device: &str, merge_vfs: bool) -> Option<String> {
     Some(trim_function(path.to_str()?, merge_vfs))
 }
 
+/// Whether `device` is a virtual function of a card's physical one.
+pub fn is_virtual_function(device: &str) -> bool {
+    Path::new(CLASS).join(device).join("device/physfn").exists()
+}
+
 fn trim_function(path: &str, merge_vfs: bool) -> String {
     let mut bytes = path.as_bytes().to_vec();
     let n = bytes.len();

@@ -34,11 +34,15 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Text,
         "devices to use: `[^][=]name[:port[:rail:plane]],…`; `^` excludes, `=` exact, else by prefix",
     ),
-    variable("NCCL_IB_GID_INDEX", Kind::Number(-1, 255, -1), "entry of the GID table; -1: chosen automatically"),
+    variable("NCCL_IB_GID_INDEX", Kind::Number(-1, 255, -1), "RoCE: entry of the GID table; -1: chosen automatically"),
     variable("NCCL_IB_ADDR_FAMILY", Kind::Choice(&["AF_INET", "AF_INET6"]), "preferred family of the automatic GID"),
     variable("NCCL_IB_ROCE_VERSION_NUM", Kind::Number(1, 2, 2), "preferred RoCE version of the automatic GID"),
     variable("NCCL_IB_ADDR_RANGE", Kind::Text, "network that the automatic GID has to be in, such as `10.1.0.0/16`"),
-    variable("NCCL_IB_TIMEOUT", Kind::Number(0, 31, 18), "local acknowledge timeout, 4.096 us · 2^n; 0: for ever"),
+    variable(
+        "NCCL_IB_TIMEOUT",
+        Kind::Number(0, 31, 20),
+        "local acknowledge timeout, 4.096 us · 2^n; 0: for ever. 20, as since NCCL 2.23: a link may be away for some 30 s",
+    ),
     variable("NCCL_IB_RETRY_CNT", Kind::Number(0, 7, 7), "how often the device retries before it gives up"),
     variable(
         "NCCL_IB_SUBNET_PREFIX_LEN",

@@ -54,8 +54,9 @@ impl Rail {
             return Err(Error::os(format_args!("using {}: the port is down", self.name), libc::ENETDOWN));
         }
         let gid = match self.config.gid_index {
+            // The setting is about RoCE, here as in the built-in transport: a site may set it for all of its nodes.
+            _ if port.infiniband => self.infiniband_gid(),
             Some(index) => self.entry(i32::from(index)).ok_or_else(|| self.no_such_entry(index, port.gid_count))?,
-            None if port.infiniband => self.infiniband_gid(),
             None => self.automatic_gid(port.gid_count, peer)?,
         };
         Ok(LocalAddress { port, gid })
@@ -68,11 +69,13 @@ impl Rail {
     pub fn index_of(&self, address: &LocalAddress) -> Result<u8> {
         let LocalAddress { port, gid } = address;
         let holds = |index: &i32| self.card.context.gid(self.port, *index).is_some_and(|g| g.bytes == gid.gid);
-        if port.infiniband || holds(&i32::from(gid.index)) {
+        // Tables hold an address once for each version.
+        let versioned = |index: &i32| self.entry(*index).is_some_and(|e| e.roce_version == gid.roce_version);
+        let same = |index: &i32| holds(index) && versioned(index);
+        if port.infiniband || same(&i32::from(gid.index)) {
             return Ok(gid.index);
         }
-        let versioned = |index: &i32| self.entry(*index).is_some_and(|e| e.roce_version == gid.roce_version);
-        let found = (0..port.gid_count.min(LONGEST_TABLE)).find(|i| holds(i) && versioned(i));
+        let found = (0..port.gid_count.min(LONGEST_TABLE)).find(same);
         found.and_then(|i| u8::try_from(i).ok()).ok_or_else(|| {
             let text = format!("{}: GID {} has gone while the connection was set up", self.name, gid.address());
             Error::system(text)

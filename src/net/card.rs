@@ -27,6 +27,7 @@ pub struct Card {
     dmabuf: bool,
     heeds_events: bool,
     pci_path: Option<String>,
+    is_virtual: bool,
 }
 
 impl Card {
@@ -44,6 +45,7 @@ impl Card {
             heeds_events: config.heed_events,
             attributes: context.attributes()?,
             pci_path: sysfs::pci_path(context.name(), config.merge_vfs),
+            is_virtual: sysfs::is_virtual_function(context.name()),
             context: Arc::clone(context),
             domain,
         }))
@@ -85,6 +87,11 @@ impl Card {
     /// Whether GPU memory can be registered by dma-buf.
     pub fn supports_dmabuf(&self) -> bool {
         self.dmabuf
+    }
+
+    /// Whether it is a virtual function: its port is another card's as well.
+    pub fn is_virtual(&self) -> bool {
+        self.is_virtual
     }
 
     /// Path of the PCI function in /sys, if it has one.

@@ -12,7 +12,7 @@ use super::rail::Rail;
 use crate::error::{Error, Result};
 use crate::proto::requests::{RequestId, Requests};
 use crate::proto::{MAX_RAILS, Violation};
-use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair};
+use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair, RemoteAccess};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Span, Target};
@@ -91,7 +91,14 @@ impl FlushRail {
     fn new(rail: &Rail) -> Result<Self> {
         let address = rail.local_address()?;
         let queue = CompletionQueue::new(&rail.card.context, DEPTHS.send + DEPTHS.recv)?;
-        let idle = IdleQueuePair::new(&rail.card.domain, &queue, rail.port, rail.config.pkey_index, DEPTHS)?;
+        let idle = IdleQueuePair::new(
+            &rail.card.domain,
+            &queue,
+            rail.port,
+            rail.config.pkey_index,
+            DEPTHS,
+            RemoteAccess::Read,
+        )?;
         let path = path_to(rail, &address, &address.gid.gid, address.port.lid)?;
         let path = Path { dest_qpn: idle.number(), ..path };
         let landing = SharedRing::new([&rail.card.domain], 1)?;

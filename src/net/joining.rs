@@ -1,5 +1,6 @@
 //! Connecting the queue pairs of one end to those of the other: again and again, where the way to the peer is not there
-//! yet. Never waits: NCCL calls until it is done.
+//! yet. There are no pauses: NCCL calls until it is done. One attempt takes as long as the kernel looks for a neighbour, up to a
+//! second on RoCE.
 
 use super::address::LocalAddress;
 use super::lanes::{IdleLanes, IdleRail, Lane, Lanes, WorkId};
@@ -160,11 +161,14 @@ impl<'a> Ends<'a> {
     /// Says by which addresses they find each other.
     fn tell(&self, path: &Path) {
         let (Self { local, rail, .. }, peer, class) = (self, self.peer(), path.traffic_class);
+        let mtu = 128_u32 << path.mtu;
         rail.tell_of_networks(local, &self.far.gid, &peer);
         match path.global {
-            false => log::debug!("{}: LID {} to LID {} of {peer}", rail.name, local.port.lid, path.dest_lid),
+            false => {
+                log::debug!("{}: LID {} to LID {}, MTU {mtu}, of {peer}", rail.name, local.port.lid, path.dest_lid)
+            }
             true => log::debug!(
-                "{}: GID {} {} to GID {}, LID {}, traffic class {class} of {peer}",
+                "{}: GID {} {} to GID {}, LID {}, traffic class {class}, MTU {mtu}, of {peer}",
                 rail.name,
                 path.gid_index,
                 local.gid.address(),

@@ -11,7 +11,7 @@ use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
 use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_LANES, MAX_RAILS};
-use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, QueuePair};
+use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, QueuePair, RemoteAccess};
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion};
 use std::net::Ipv6Addr;
@@ -106,7 +106,16 @@ impl IdleRail {
         let address = rail.address_towards(peer)?;
         let entries = (depths.send + depths.recv) * count as u32;
         let queue = CompletionQueue::new(&rail.card.context, entries)?;
-        let pair = |_| IdleQueuePair::new(&rail.card.domain, &queue, rail.port, rail.config.pkey_index, depths);
+        let pair = |_| {
+            IdleQueuePair::new(
+                &rail.card.domain,
+                &queue,
+                rail.port,
+                rail.config.pkey_index,
+                depths,
+                RemoteAccess::Write,
+            )
+        };
         let pairs = (0..count).map(pair).collect::<Result<Vec<_>>>()?;
         Ok(Self { on: OnRail { name: rail.name.clone(), address, queue }, pairs })
     }

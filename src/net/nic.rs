@@ -111,5 +111,6 @@ impl Nic {
 fn are_alike(a: &Rail, b: &Rail) -> bool {
     let same_card =
         a.card.pci_path().is_some() && a.card.pci_path() == b.card.pci_path() && a.card.guid() == b.card.guid();
-    same_card && a.infiniband == b.infiniband && a.speed_mbps == b.speed_mbps
+    let physical = !a.card.is_virtual() && !b.card.is_virtual();
+    physical && same_card && a.infiniband == b.infiniband && a.speed_mbps == b.speed_mbps
 }

@@ -130,16 +130,19 @@ impl RecvComm {
     ///
     /// # Errors
     /// The connection has failed, or the flush cannot be posted.
-    pub fn iflush<'a>(&self, received: impl Iterator<Item = Expected<'a>>) -> Result<Option<RequestId>> {
+    pub fn iflush<'a>(&self, received: impl Iterator<Item = Result<Expected<'a>>>) -> Result<Option<RequestId>> {
         if !self.nic.config.flush {
             return Ok(None);
         }
         self.path.enter(|path| {
             path.standing.check_failed()?;
             let (mut rails, mut last) = (0, None);
-            for expected in received.filter(|e| e.length > 0 && e.memory.kind() == MemoryKind::Gpu) {
-                rails |= path.flow.rails_of(expected.addr);
-                last = Some(expected);
+            for expected in received {
+                let expected = expected?;
+                if expected.length > 0 && expected.memory.kind() == MemoryKind::Gpu {
+                    rails |= path.flow.rails_of(expected.addr);
+                    last = Some(expected);
+                }
             }
             // One read behind the last bytes of a rail is behind all of its bytes.
             let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };

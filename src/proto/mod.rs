@@ -30,6 +30,8 @@ pub mod endpoint;
 pub mod frame;
 pub mod handle;
 pub mod handshake;
+#[cfg(test)]
+mod hostile;
 pub mod recv;
 pub mod requests;
 pub mod send;

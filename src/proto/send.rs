@@ -8,6 +8,8 @@ use super::{Lane, Violation, violation};
 
 /// Slots, from the oldest unclaimed one on, among which a message looks for its tag. Later ones stay in the ring.
 const WINDOW_SLOTS: usize = 64;
+/// Messages from here on show how fast rails are; the stripes of shorter ones end in the order in which queues are polled.
+const LEARNING_BYTES: u32 = 64 << 10;
 
 /// One message on its way: what the queue pairs are to be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,7 +256,7 @@ impl SendFlow {
         let Some(request) = self.requests.get_mut(id) else { return Ok(()) };
         if request.pending_stripes > 0 {
             request.poll = self.poll;
-        } else if self.striping.count(request.length) > 1 && request.poll != self.poll {
+        } else if request.length >= LEARNING_BYTES && request.poll != self.poll {
             self.shares.handle_late(self.striping.rail_of(lane));
         }
         Ok(())

@@ -110,8 +110,23 @@ unsafe impl Send for IdleQueuePair {}
 // SAFETY: as above.
 unsafe impl Send for QueuePair {}
 
-const REMOTE_ACCESS: u32 =
-    sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+/// What the other end of a queue pair may do with this end's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RemoteAccess {
+    /// Write to what is registered.
+    Write,
+    /// Read from it.
+    Read,
+}
+
+impl RemoteAccess {
+    fn flag(self) -> u32 {
+        match self {
+            Self::Write => sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+            Self::Read => sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+        }
+    }
+}
 
 impl IdleQueuePair {
     /// A new queue pair on `port`, completing into `queue`, whose sends complete only when asked to.
@@ -125,6 +140,7 @@ impl IdleQueuePair {
         port: u8,
         pkey_index: u16,
         depths: Depths,
+        access: RemoteAccess,
     ) -> Result<Self> {
         let mut inline_bytes = depths.inline_bytes;
         let raw = loop {
@@ -143,16 +159,16 @@ impl IdleQueuePair {
         };
         let inner = RawQueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) };
         let idle = Self { inner, port, inline_bytes, ready_to_receive: false };
-        idle.initialise(pkey_index)?;
+        idle.initialise(pkey_index, access)?;
         Ok(idle)
     }
 
-    fn initialise(&self, pkey_index: u16) -> Result<()> {
+    fn initialise(&self, pkey_index: u16, access: RemoteAccess) -> Result<()> {
         let mut attr = zeroed_attributes();
         attr.qp_state = sys::ibv_qp_state::IBV_QPS_INIT;
         attr.pkey_index = pkey_index;
         attr.port_num = self.port;
-        attr.qp_access_flags = REMOTE_ACCESS;
+        attr.qp_access_flags = access.flag();
         let given = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS;
         self.inner.modify(&mut attr, given, "INIT").map_err(|(errno, mut error)| {
             let keys = self.inner.domain.context.port(self.port).map_or(0, |port| port.pkey_count);

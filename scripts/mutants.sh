@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Plants bugs in the protocol, one at a time, and has the simulator find each: a check that the check works. The sources
+# are changed in a copy. Ends with 1 if a bug was not found, or does not fit the sources any more.
+#
+#   scripts/mutants.sh           some minutes
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+git ls-files -z | tar --null -T - -cf - | tar -xf - -C "$copy"
+export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/mutants
+log=$copy/log
+
+simulate() {
+    (cd "$copy" && cargo test -p nccl-net-ferrite --lib --locked --quiet proto::sim) >"$log" 2>&1
+}
+
+simulate || die "the simulator fails without a bug: $(tail -n 5 "$log")"
+missed=0 planted=0
+
+# plant FILE OLD NEW WHAT: replaces the first OLD, a fixed text, by NEW.
+plant() {
+    local file=$copy/src/proto/$1
+    cp "$file" "$copy/kept"
+    OLD=$2 NEW=$3 perl -0pi -e 's/\Q$ENV{OLD}\E/$ENV{NEW}/' "$file"
+    planted=$((planted + 1))
+    if cmp -s "$file" "$copy/kept"; then
+        echo "DOES NOT FIT  $4 ($1: $2)"
+        missed=$((missed + 1))
+    elif simulate; then
+        echo "MISSED        $4"
+        missed=$((missed + 1))
+    elif grep -q "could not compile" "$log"; then
+        echo "DOES NOT FIT  $4: $(grep -m 1 '^error' "$log")"
+        missed=$((missed + 1))
+    else
+        echo "found         $4: $(grep -m 1 -A 1 panicked "$log" | tail -n 1 | cut -c 1-80)"
+    fi
+    cp "$copy/kept" "$file"
+}
+
+plant recv.rs "+ count > RING_SLOTS" "+ count > RING_SLOTS + MAX_GROUP" "a slot is used again before its message has come"
+plant recv.rs "if arrived < expected" "if arrived < expected.min(2)" "a receive completes before its last stripe"
+plant recv.rs "lengths[usize::from(index) % MAX_GROUP]" "lengths[usize::from(index) % 2]" "the lengths of a group are mixed up"
+plant recv.rs "self.urgent |= self.next != self.unannounced" "self.urgent |= false" "clear-to-sends that are held back are forgotten"
+plant arrival.rs "u32::from(n) << 16 | self.length" "u32::from(n) << 15 | self.length" "a length of two halves is put together wrongly"
+plant send.rs "length.min(offer.length)" "length" "more is written than there is room for"
+plant send.rs "offer.tag == tag)" "offer.tag >= tag)" "a message goes into the buffer of another tag"
+plant send.rs "let mut kept = (0..known)" "let mut kept = (0..known).rev()" "messages of one tag overtake each other"
+plant send.rs "rail - Slot::KEYS" "Slot::KEYS + 1 - rail" "the key of another rail is used"
+plant stripe.rs "before == all { length }" "before == all { length - length % 2 }" "the last byte stays behind"
+plant stripe.rs "as u32 * LINE_BYTES" "as u32 * (LINE_BYTES / 2)" "a line of 128 bytes is cut"
+plant requests.rs "self.first_free = entry.next_free" "self.first_free = entry.next_free % 200" "a request that is in use is given out again"
+
+echo "$((planted - missed)) of $planted planted bugs found"
+[ "$missed" = 0 ]
