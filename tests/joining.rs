@@ -136,6 +136,37 @@ fn a_last_rail_whose_peer_is_not_resolved_yet_is_tried_again() -> Result<()> {
     not_resolved_yet("a_last_rail_whose_peer_is_not_resolved_yet_is_tried_again", "softrnic1")
 }
 
+/// Each has as many attempts as are allowed, no matter how many the one before it took.
+#[test]
+fn attempts_are_counted_for_each_rail() -> Result<()> {
+    let env = [
+        ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT times=4 device=softrnic2; modify-qp=ETIMEDOUT times=4 device=softrnic3"),
+        ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "10"),
+        ("NCCL_IB_MQP_RETRY_CNT", "4"),
+    ];
+    over_two_rails("attempts_are_counted_for_each_rail", &env, &[], |seat| {
+        if seat.rank() == 0 {
+            let transport = plugin_transport()?;
+            let (mut handle, mut listener) = transport.listen(1)?;
+            let mut deadline = seat.deadline("a connection");
+            let (mut send, mut receive) = (None, None);
+            while send.is_none() || receive.is_none() {
+                if send.is_none() {
+                    send = transport.connect(0, &mut handle)?;
+                }
+                if receive.is_none() {
+                    receive = listener.accept()?;
+                }
+                deadline.idle()?;
+            }
+            for device in ["softrnic2", "softrnic3"] {
+                assert!(said(&[device, ": connected at attempt 5"]), "{}", log());
+            }
+        }
+        seat.barrier()
+    })
+}
+
 #[test]
 fn a_rail_that_cannot_be_connected_is_reported_with_both_ends() -> Result<()> {
     let env = [

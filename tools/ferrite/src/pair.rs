@@ -215,6 +215,8 @@ impl Pair {
                 None if other != rank && !self.members[other].done => {
                     return Some(self.death(other));
                 }
+                // The two are heard by threads of their own: what it was about to do may be heard only now.
+                Some(Note::Begin { what }) => self.members[other].doing = what,
                 _ => {}
             }
         }
