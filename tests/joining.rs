@@ -140,7 +140,10 @@ fn a_last_rail_whose_peer_is_not_resolved_yet_is_tried_again() -> Result<()> {
 #[test]
 fn attempts_are_counted_for_each_rail() -> Result<()> {
     let env = [
-        ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT times=4 device=softrnic2; modify-qp=ETIMEDOUT times=4 device=softrnic3"),
+        (
+            "SOFTRNIC_FAULTS",
+            "modify-qp=ETIMEDOUT times=4 device=softrnic2; modify-qp=ETIMEDOUT times=4 device=softrnic3",
+        ),
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "10"),
         ("NCCL_IB_MQP_RETRY_CNT", "4"),
     ];
