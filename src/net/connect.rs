@@ -140,6 +140,7 @@ impl Connector {
             return Ok(());
         }
         let waiting = match stage {
+            Stage::Dialing(_) if self.turned_away => "the listener took connections and closed them without a word",
             Stage::Dialing(_) => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
             Stage::Greeting(_) | Stage::Awaiting(_) => "the listener took the connection but did not answer",
             Stage::Joining(_) => "the queue pairs could not be connected",
@@ -198,11 +199,11 @@ impl Connector {
         match end {
             // It had been used before, and its end has been noticed only now: that says nothing of the listener.
             End::Closed | End::Lost(_) if self.is_shared => Ok(redial()),
-            End::Closed if !self.turned_away => {
+            // If its process is no more, that will be refused.
+            End::Closed => {
                 self.turned_away = true;
                 Ok(redial())
             }
-            End::Closed => Err(self.abandoned()),
             End::Unreachable(_) => Ok(redial()),
             End::Lost(why) => Err(Error::remote(format!("connecting to {to}: connection lost: {why}"))),
             End::Wrong(why) => Err(Error::remote(format!("connecting to {to}: {why}"))),

@@ -13,7 +13,7 @@ pub enum Trigger {
     /// As long as there is something to read. It has to be removed before it is closed, or a copy of it in a forked child
     /// is reported for ever.
     Level,
-    /// Once for whatever comes: readers have to read until there is nothing.
+    /// Once for whatever comes, and when there is room to write again: readers have to read until there is nothing.
     Edge,
 }
 
@@ -50,7 +50,7 @@ impl Epoll {
     pub fn add(&self, fd: RawFd, key: u64, trigger: Trigger) -> Result<()> {
         let events = match trigger {
             Trigger::Level => libc::EPOLLIN,
-            Trigger::Edge => libc::EPOLLIN | libc::EPOLLET,
+            Trigger::Edge => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET,
         };
         let mut event = libc::epoll_event { events: events as u32, u64: key };
         // SAFETY: a valid event; the kernel checks the descriptors.
@@ -66,7 +66,7 @@ impl Epoll {
         unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
 
-    /// The keys of what can be read, after at most `timeout_ms` milliseconds, or -1 for no limit.
+    /// The keys of what is reported, after at most `timeout_ms` milliseconds, or -1 for no limit.
     ///
     /// # Errors
     /// The errno. An interrupted wait is no error, but finds nothing.

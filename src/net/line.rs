@@ -70,9 +70,10 @@ pub enum End {
     Refused(String),
 }
 
-/// What a line has to tell a link.
+/// What a line has to tell a link, or people.
 #[derive(Debug)]
 pub(super) enum News {
+    Warning(String),
     Frame(Arc<Link>, Frame),
     End(Arc<Link>, End),
 }
@@ -120,6 +121,11 @@ impl Line {
         !self.is_watched.swap(true, Ordering::Relaxed)
     }
 
+    /// It could not be watched: the next may try.
+    pub fn is_not_watched(&self) {
+        self.is_watched.store(false, Ordering::Relaxed);
+    }
+
     /// Whether nothing comes of it any more.
     pub fn has_ended(&self) -> bool {
         self.lock().end.is_some()
@@ -144,7 +150,7 @@ impl Line {
         Some(Channel::new(Arc::clone(self), token, id))
     }
 
-    /// Reads what has come, and hands it out; whether there may be more.
+    /// Reads what has come, and hands it out; whether there may be more. What could not be sent before is sent.
     pub fn read(self: &Arc<Self>) -> bool {
         if self.is_inherited() {
             return false;
@@ -157,6 +163,7 @@ impl Line {
 
     /// The same, with the lock held; what links have to be told after that is added to `news`.
     pub(super) fn read_into(self: &Arc<Self>, wire: &mut Wire, news: &mut Vec<News>) -> bool {
+        wire.flush();
         for _ in 0..MAX_READS {
             if wire.end.is_some() {
                 return false;
@@ -214,9 +221,9 @@ impl Line {
     fn finish(&self, wire: &mut Wire, end: End, news: &mut Vec<News>) {
         if let End::Lost(why) = &end {
             let (peer, count) = (self.peer, wire.open.len());
-            log::warn!(
+            news.push(News::Warning(format!(
                 "the control connection to {peer} is lost ({why}); data of {count} connection(s) goes on over RDMA"
-            );
+            )));
         }
         for (_, id) in wire.open.drain() {
             let link = wire.routes.get(&id).and_then(|route| route.link.as_ref()).and_then(Weak::upgrade);
@@ -296,6 +303,7 @@ impl Wire {
 pub(super) fn tell(news: Vec<News>) {
     for one in news {
         match one {
+            News::Warning(text) => log::warn!("{text}"),
             News::Frame(link, frame) => link.handle_frame(&frame),
             News::End(link, end) => link.handle_end(&end),
         }

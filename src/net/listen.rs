@@ -128,7 +128,7 @@ impl Listener {
         let frame = match candidate.channel.poll_frame() {
             Heard::Frame(frame) => frame,
             Heard::Nothing if Instant::now() < candidate.deadline => return self.proceed(index),
-            Heard::Nothing => return Ok(Verdict::Dismiss("it stayed silent".into())),
+            Heard::Nothing => return Ok(self.too_late(index)),
             Heard::End(End::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
             Heard::End(End::Wrong(why)) => return Ok(Verdict::Dismiss(why)),
             Heard::End(_) => return Ok(Verdict::Dismiss("it closed the connection".into())),
@@ -142,6 +142,18 @@ impl Listener {
                 Ok(Verdict::Dismiss(format!("it sent an unexpected {kind:?}")))
             }
         }
+    }
+
+    /// The deadline of a candidate has passed; who is to blame, it or this end.
+    fn too_late(&self, index: usize) -> Verdict {
+        let candidate = &self.candidates[index];
+        if !matches!(candidate.stage, Stage::Joining(_)) {
+            return Verdict::Dismiss("it stayed silent".into());
+        }
+        let seconds = self.nic.config.handshake_timeout_s;
+        let why = format!("its queue pairs could not be reached within FERRITE_HANDSHAKE_TIMEOUT={seconds} s");
+        candidate.refuse(&why);
+        Verdict::Dismiss(why)
     }
 
     /// The right peer has come: make our end.

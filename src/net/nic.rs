@@ -91,10 +91,8 @@ impl Nic {
         for card in &self.cards {
             card.watcher()?.watch(link);
         }
-        match self.cards.first().filter(|_| link.line().begin_to_watch()) {
-            Some(card) => card.watcher()?.listen(link.line()),
-            None => Ok(()),
-        }
+        let Some(card) = self.cards.first().filter(|_| link.line().begin_to_watch()) else { return Ok(()) };
+        card.watcher().and_then(|watcher| watcher.listen(link.line())).inspect_err(|_| link.line().is_not_watched())
     }
 
     /// One line for people: how this device is used.

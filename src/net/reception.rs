@@ -45,6 +45,7 @@ struct Door {
 struct Stranger {
     socket: ControlSocket,
     key: u64,
+    came: Instant,
     deadline: Instant,
 }
 
@@ -54,8 +55,10 @@ enum Verdict {
     Dismiss(String),
 }
 
-/// Strangers that are heard at once; one more, and the oldest, which has been heard and has shown nothing, has to go.
+/// Strangers that are heard at once; one more, and the oldest has to go.
 const MAX_STRANGERS: usize = 128;
+/// What each has to say its first words, however many come after it; these wait in the system's queue until then.
+const GRACE: Duration = Duration::from_millis(50);
 /// Callers that one listener may leave waiting.
 const MAX_WAITING: usize = 32;
 /// Accepted at a time, so that a flood of callers cannot hold NCCL's thread.
@@ -110,6 +113,9 @@ impl Reception {
         if self.desk().is_empty() {
             let strangers = std::mem::take(&mut door.strangers);
             strangers.into_iter().for_each(|stranger| self.send_away(stranger));
+            // Those who have not been let in are told as well: by the end of their connection.
+            let callers = std::iter::from_fn(|| self.socket.accept().ok());
+            callers.take(MAX_STRANGERS).for_each(drop);
         }
     }
 
@@ -159,38 +165,55 @@ impl Reception {
             }
         }
         self.dismiss_late(&mut door);
-        // Last: everybody is heard once before anybody else has to go.
+        // Last: who has come before is heard before.
         if is_called { self.let_in(&mut door, patience) } else { Ok(()) }
     }
 
     fn let_in(self: &Arc<Self>, door: &mut Door, patience: Duration) -> Result<()> {
         for _ in 0..MAX_ACCEPTS {
+            if !self.make_room(door)? {
+                return Ok(());
+            }
             let (stream, peer) = match self.socket.accept() {
                 Ok(accepted) => accepted,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => continue,
-                Err(e) => return Err(Error::io(format_args!("accepting on {}", self.address), &e)),
+                Err(e) if is_of_this_process(&e) => {
+                    return Err(Error::io(format_args!("accepting on {}", self.address), &e));
+                }
+                // That caller has gone again.
+                Err(_) => continue,
             };
             let socket = ControlSocket::accepted(stream, peer)?;
-            let key = door.next_stranger << 1;
+            let (key, came) = (door.next_stranger << 1, Instant::now());
             door.next_stranger += 1;
-            let mut stranger = Stranger { socket, key, deadline: Instant::now() + patience };
-            let verdict = self.judge(&mut stranger);
-            if !matches!(verdict, Verdict::Wait) {
-                self.settle(door, stranger, verdict)?;
-                continue;
-            }
-            let is_full = door.strangers.len() == MAX_STRANGERS;
-            if is_full {
-                self.send_away(door.strangers.remove(0));
-            }
-            self.epoll.add(stranger.socket.fd(), key, Trigger::Level)?;
-            door.strangers.push(stranger);
-            if is_full {
-                return Ok(());
+            let mut stranger = Stranger { socket, key, came, deadline: came + patience };
+            match self.judge(&mut stranger) {
+                Verdict::Wait => {
+                    self.epoll.add(stranger.socket.fd(), key, Trigger::Level)?;
+                    door.strangers.push(stranger);
+                }
+                verdict => self.settle(door, stranger, verdict)?,
             }
         }
         Ok(())
+    }
+
+    /// Whether there is room for one more stranger. The oldest one may have to go for it; it is heard once more before.
+    fn make_room(self: &Arc<Self>, door: &mut Door) -> Result<bool> {
+        let Some(oldest) = door.strangers.first().filter(|_| door.strangers.len() >= MAX_STRANGERS) else {
+            return Ok(true);
+        };
+        if oldest.came.elapsed() < GRACE {
+            return Ok(false);
+        }
+        let key = oldest.key;
+        self.hear(door, key)?;
+        if door.strangers.len() >= MAX_STRANGERS {
+            let oldest = door.strangers.remove(0);
+            self.say_dismissed(&oldest, "it stayed silent while others came");
+            self.send_away(oldest);
+        }
+        Ok(true)
     }
 
     fn hear(self: &Arc<Self>, door: &mut Door, key: u64) -> Result<()> {
@@ -269,6 +292,12 @@ impl Reception {
     fn desk(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether an error of `accept` is no affair of the caller's, whose connection may have failed in many ways by then.
+fn is_of_this_process(error: &std::io::Error) -> bool {
+    let ours = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EBADF, libc::EINVAL, libc::ENOTSOCK];
+    error.raw_os_error().is_none_or(|errno| ours.contains(&errno))
 }
 
 const WRONG_TOKEN: &str = "this listener waits for another peer (wrong token)";

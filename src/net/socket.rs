@@ -103,7 +103,9 @@ impl ControlSocket {
         Ok(true)
     }
 
-    /// Small messages go out at once, and a host that vanishes is noticed.
+    /// Small messages go out at once, and the kernel asks for the peer's host while nothing is said. If that does not answer for
+    /// 40 s, the connection is lost. While something said is unanswered, the kernel repeats that instead, and gives up in its
+    /// own time (`tcp_retries2`, some 15 minutes).
     fn tune(&self) {
         let _ = self.stream.set_nodelay(true);
         for (level, option, value) in [
