@@ -111,13 +111,15 @@ struct Relay {
     to: SocketAddr,
     lines: Vec<(TcpStream, TcpStream)>,
     callers: usize,
+    /// Callers that it hangs up on without a word.
+    turned_away: usize,
 }
 
 impl Relay {
     fn new(to: SocketAddr) -> Self {
         let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         socket.set_nonblocking(true).expect("non-blocking");
-        Self { socket, to, lines: Vec::new(), callers: 0 }
+        Self { socket, to, lines: Vec::new(), callers: 0, turned_away: 0 }
     }
 
     /// The same listener, by way of this relay.
@@ -128,6 +130,10 @@ impl Relay {
 
     fn pass(&mut self) {
         if let Ok((near, _)) = self.socket.accept() {
+            if self.turned_away > 0 {
+                self.turned_away -= 1;
+                return;
+            }
             let far = TcpStream::connect(self.to).expect("it listens");
             near.set_nonblocking(true).expect("non-blocking");
             far.set_nonblocking(true).expect("non-blocking");
@@ -190,6 +196,21 @@ fn a_line_that_is_cut_ends_its_connections_and_is_dialled_anew() -> Result<()> {
         let (_send, _recv, _other) = connect_through(seat, &transport, &mut relay)?;
         relay.lines.clear();
         let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
+        works(seat, (send, recv))
+    })
+}
+
+/// A port with too many callers hangs up on some: those try again.
+#[test]
+fn a_caller_that_is_turned_away_calls_again() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_caller_that_is_turned_away_calls_again", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (first, _first) = transport.listen(0)?;
+        let mut relay = Relay::new(address(&first).address);
+        relay.turned_away = 5;
+        let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
+        assert_eq!((relay.turned_away, relay.callers), (0, 1));
         works(seat, (send, recv))
     })
 }

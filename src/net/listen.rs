@@ -151,7 +151,7 @@ impl Listener {
             return Verdict::Dismiss("it stayed silent".into());
         }
         let seconds = self.nic.config.handshake_timeout_s;
-        let why = format!("its queue pairs could not be reached within FERRITE_HANDSHAKE_TIMEOUT={seconds} s");
+        let why = format!("the queue pairs could not be connected within FERRITE_HANDSHAKE_TIMEOUT={seconds} s");
         candidate.refuse(&why);
         Verdict::Dismiss(why)
     }
