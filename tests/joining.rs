@@ -203,7 +203,7 @@ fn a_listener_that_cannot_connect_its_queue_pairs_in_time_does_not_blame_the_pee
     let env = [
         ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic0"),
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "10"),
-        ("NCCL_IB_MQP_RETRY_CNT", "100000"),
+        ("NCCL_IB_MQP_RETRY_CNT", "10000"),
     ];
     over_two_rails(test, &env, &[], |seat| {
         let words = "the queue pairs could not be connected within FERRITE_HANDSHAKE_TIMEOUT=1 s";

@@ -112,7 +112,8 @@ fn strangers_have_a_moment_and_are_not_let_in_without_end() {
     prompt.write_all(&frame(Kind::Hello, [1; 16])).expect("sent");
     is_kind(&caller(&reception, [1; 16]), Kind::Hello);
     assert!(early.iter_mut().all(is_closed), "the oldest had to go");
-    assert!(!late.iter_mut().any(is_closed), "and no more than had to");
+    let others = late.iter_mut().filter_map(|one| is_closed(one).then_some(())).count();
+    assert!(others <= 1, "and no more than had to make room for the prompt one");
 }
 
 #[test]
@@ -198,7 +199,7 @@ fn what_a_peer_would_not_take_is_sent_once_it_does() {
     let (mut peer, _) = deaf.listener.accept().expect("a caller");
     let epoll = Epoll::new().expect("an epoll");
     let mut batch = Epoll::batch();
-    epoll.add(first.line().fd(), 7, Trigger::Edge).expect("added");
+    epoll.add(first.line().fd(), 7, Trigger::Room).expect("added");
     second.send(Kind::Hello, Vec::new());
     let filled = Deaf::fill(&first);
     while epoll.wait(&mut batch, 0).expect("a wait").count() > 0 {}

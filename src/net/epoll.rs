@@ -13,8 +13,10 @@ pub enum Trigger {
     /// As long as there is something to read. It has to be removed before it is closed, or a copy of it in a forked child
     /// is reported for ever.
     Level,
-    /// Once for whatever comes, and when there is room to write again: readers have to read until there is nothing.
+    /// Once for whatever comes: readers have to read until there is nothing.
     Edge,
+    /// The same, and when there is room to write again. What can be written to from the first is reported at once.
+    Room,
 }
 
 /// How many descriptors one wait reports at most.
@@ -50,7 +52,8 @@ impl Epoll {
     pub fn add(&self, fd: RawFd, key: u64, trigger: Trigger) -> Result<()> {
         let events = match trigger {
             Trigger::Level => libc::EPOLLIN,
-            Trigger::Edge => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET,
+            Trigger::Edge => libc::EPOLLIN | libc::EPOLLET,
+            Trigger::Room => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET,
         };
         let mut event = libc::epoll_event { events: events as u32, u64: key };
         // SAFETY: a valid event; the kernel checks the descriptors.

@@ -72,7 +72,7 @@ impl Watcher {
         let key = lock(&self.shared.lines).add(line);
         // By edges: a forked child of this process may keep a closed socket alive, and what comes to that must not be
         // reported for ever.
-        self.shared.epoll.add(line.fd(), key, Trigger::Edge)
+        self.shared.epoll.add(line.fd(), key, Trigger::Room)
     }
 }
 
