@@ -42,12 +42,15 @@
 //!
 //! ## Setting up a connection
 //!
-//! `listen` opens a TCP port and a random token, both of which travel in NCCL's handle. `connect` says hello with the
+//! `listen` makes a random token, which travels in NCCL's handle with the process's TCP port. `connect` says hello with the
 //! token, its rails with their queue pairs, and its ring; the listener answers with its queue pairs and the terms, and is
 //! ready to receive; `connect` commits and is done; `accept` is done when the commit has come. Every step is non-blocking
 //! and has a deadline; queue pairs whose peer cannot be resolved yet are tried again between calls.
-//! Whoever does not know the token, or speaks another version, is refused in words and costs nothing but a socket. The
-//! TCP connection stays open: its end tells a dead peer from a broken path, and a failing side says why on it.
+//! Whoever does not know the token, or speaks another version, is refused in words and costs nothing but a socket.
+//!
+//! All connections from one process to another share a TCP connection, the [`net::line::Line`]; the token in each frame tells
+//! whose it is. It stays open as long as one of them is there: its end tells a dead peer from a broken path, and a failing
+//! side says why on it.
 //!
 //! ## Threads
 //!
@@ -55,7 +58,7 @@
 //! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::single::SingleCaller`],
 //! the rest is immutable or behind a lock. The data path allocates nothing, takes no lock and makes no system call of its
 //! own. Ferrite's only threads are one [`net::watcher::Watcher`] per card with connections, which waits for device
-//! events and for the ends of control connections. The library is never unmapped (`-z nodelete`).
+//! events and for what comes on lines. The library is never unmapped (`-z nodelete`).
 //!
 //! ## Where things are decided
 //!
@@ -64,6 +67,8 @@
 //! | what does a peer see on the wire? | [`proto::wire`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
 //! | which environment variables are there? | [`host::variables::VARIABLES`] |
 //! | which GID is used, and why? | [`host::gid`], [`net::address`] |
+//! | who shares a control connection, and when does it end? | [`net::line`], [`net::lines`], [`net::reception`] |
+//! | which lock is taken first? | [`net::line`] |
 //! | how are queue pairs connected, and how often is it tried? | [`net::joining`] |
 //! | which registration serves which memory? | [`net::claims`] |
 //! | can GPU memory be registered, and what is missing? | [`net::gdr`] |

@@ -3,102 +3,23 @@
 
 mod common;
 
+use common::alone::{address, alone, connect, hello, works};
 use common::doom::{in_a_doomed_child, vanish};
 use common::{plugin_transport, setting};
 use ferrite::abi;
 use ferrite::buffer::Buffer;
-use ferrite::comm::{RecvComm, SendComm};
+use ferrite::comm::SendComm;
 use ferrite::error::{Error, Result};
 use ferrite::link::{Link, finished, posted};
-use ferrite::pair::{self, Setting};
+use ferrite::pair;
 use ferrite::seat::Seat;
-use ferrite::transport::{Handle, Listener, Transport};
+use ferrite::transport::{Handle, Listener};
 use nccl_net::proto::frame::{Assembler, Frame, Kind};
 use nccl_net::proto::handle::Handle as Address;
-use nccl_net::proto::handshake::Hello;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Runs `body` in a process of its own, with the plugin over the software device; the peer only waits.
-fn alone(test: &str, setting: &Setting, body: impl FnOnce(&mut Seat) -> Result<()>) -> Result<()> {
-    pair::run(test, setting, |seat| {
-        if seat.rank() == 0 {
-            body(seat)?;
-        }
-        seat.barrier()
-    })?;
-    Ok(())
-}
-
-fn address(handle: &Handle) -> Address {
-    Address::parse(&handle.0).expect("the plugin's own handle")
-}
-
-/// Connects to `listener` and accepts, in this one process.
-fn connect(
-    seat: &Seat,
-    transport: &Transport,
-    handle: &Handle,
-    listener: &mut Listener,
-) -> Result<(SendComm, RecvComm)> {
-    let mut handle = Handle(handle.0);
-    let mut deadline = seat.deadline("a connection within one process");
-    let (mut send, mut recv) = (None, None);
-    loop {
-        if send.is_none() {
-            send = transport.connect(1, &mut handle)?;
-        }
-        if recv.is_none() {
-            recv = listener.accept()?;
-        }
-        match (send.take(), recv.take()) {
-            (Some(s), Some(r)) => return Ok((s, r)),
-            (s, r) => (send, recv) = (s, r),
-        }
-        deadline.idle()?;
-    }
-}
-
-/// One message over a connection within this process.
-fn works(seat: &Seat, (send, recv): (SendComm, RecvComm)) -> Result<()> {
-    let memory = Arc::new(Buffer::new(8192)?);
-    memory.write(0, b"after all that")?;
-    let (out, into) = (send.register(&memory)?, recv.register(&memory)?);
-    let mut deadline = seat.deadline("a message");
-    let receive = posted(&mut deadline, || recv.receive(&into, 4096, 64, 0))?;
-    let sending = posted(&mut deadline, || send.send(&out, 0, 14, 0))?;
-    finished(&mut deadline, sending, &mut [0])?;
-    finished(&mut deadline, receive, &mut [0])?;
-    assert_eq!(memory.read(4096, 14)?, b"after all that");
-    Ok(())
-}
-
-/// The hello that the plugin itself says for device 1, made out to the listener `to`; its queue pairs are gone by then.
-fn hello(seat: &Seat, transport: &Transport, to: &Address) -> Result<Vec<u8>> {
-    let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
-    socket.set_nonblocking(true).expect("non-blocking");
-    let decoy = Address { address: socket.local_addr().expect("an address"), token: to.token };
-    let mut handle = Handle(decoy.emit());
-    let mut deadline = seat.deadline("the plugin's hello");
-    let mut caller = None;
-    let mut assembler = Assembler::default();
-    loop {
-        assert!(transport.connect(1, &mut handle)?.is_none(), "nobody has answered");
-        caller = caller.or_else(|| socket.accept().ok());
-        if let Some((stream, _)) = &mut caller {
-            stream.set_read_timeout(Some(Duration::from_millis(10))).expect("a timeout");
-            let mut buffer = [0; 4096];
-            let count = stream.read(&mut buffer).unwrap_or(0);
-            assembler.handle_bytes(&buffer[..count]);
-        }
-        if let Some(frame) = assembler.poll_frame().expect("the plugin's own bytes") {
-            return Ok(Hello::parse(&frame.body).expect("a hello").frame(to.token).emit());
-        }
-        deadline.idle()?;
-    }
-}
 
 fn frame(kind: Kind, token: [u8; 16]) -> Vec<u8> {
     Frame { kind, token, body: Vec::new() }.emit()
@@ -440,7 +361,7 @@ fn a_peer_in_the_middle_of_a_flood_is_heard() -> Result<()> {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle).address;
-        let flood = || (0..60).map(|_| TcpStream::connect(to).expect("the port is open")).collect::<Vec<_>>();
+        let flood = || (0..100).map(|_| TcpStream::connect(to).expect("the port is open")).collect::<Vec<_>>();
         let _before = flood();
         let mut mine = Handle(handle.0);
         // Dials and says hello, in between.

@@ -9,6 +9,8 @@ use common::{faithful, plugin_transport};
 use ferrite::error::{Error, Result};
 use ferrite::pair::Setting;
 use ferrite::seat::Seat;
+use ferrite::transport::Handle;
+use nccl_net::proto::handle::HANDLE_BYTES;
 
 /// The fused devices are softrnic0+softrnic1 and softrnic2+softrnic3; the plugin tells all it does.
 fn over_two_rails(
@@ -189,6 +191,40 @@ fn a_rail_that_cannot_be_connected_is_reported_with_both_ends() -> Result<()> {
                 "with GID 10.82.1.2",
             ];
             assert!(said(&words), "{}", log());
+        }
+        seat.barrier()
+    })
+}
+
+/// The listening end has less patience than its device needs, and says so.
+#[test]
+fn a_listener_that_cannot_connect_its_queue_pairs_in_time_does_not_blame_the_peer() -> Result<()> {
+    let test = "a_listener_that_cannot_connect_its_queue_pairs_in_time_does_not_blame_the_peer";
+    let env = [
+        ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic0"),
+        ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "10"),
+        ("NCCL_IB_MQP_RETRY_CNT", "10000"),
+    ];
+    over_two_rails(test, &env, &[], |seat| {
+        let words = "the queue pairs could not be connected within FERRITE_HANDSHAKE_TIMEOUT=1 s";
+        let mut deadline = seat.deadline("a refusal");
+        if seat.rank() == 0 {
+            set("FERRITE_HANDSHAKE_TIMEOUT", "1");
+            let transport = plugin_transport()?;
+            let (handle, mut listener) = transport.listen(0)?;
+            seat.send_bytes(&handle.0)?;
+            while !said(&["dismissed ", words]) {
+                assert!(listener.accept()?.is_none(), "it cannot be connected");
+                deadline.idle()?;
+            }
+        } else {
+            let transport = plugin_transport()?;
+            let bytes = seat.receive_bytes(HANDLE_BYTES)?;
+            let mut handle = Handle(bytes.try_into().expect("a whole handle"));
+            while transport.connect(1, &mut handle).is_ok() {
+                deadline.idle()?;
+            }
+            assert!(said(&["the listener refuses: ", words]), "{}", log());
         }
         seat.barrier()
     })

@@ -42,7 +42,7 @@ fn scan(ports: &[SocketAddr], stop: &AtomicBool, calls: &AtomicUsize) {
         if stop.load(Ordering::Relaxed) {
             return;
         }
-        // A port closes once its connection has been accepted.
+        // The port closes once all is over.
         if let Ok(mut stream) = TcpStream::connect(ports[n % ports.len()]) {
             let _ = stream.write_all(&speech(n));
             calls.fetch_add(1, Ordering::Relaxed);

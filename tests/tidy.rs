@@ -12,6 +12,7 @@ const UNSAFE_FILES: &[&str] = &[
     "host/cuda.rs",
     "host/iface.rs",
     "host/random.rs",
+    "net/epoll.rs",
     "net/gdr.rs",
     "net/memory.rs",
     "net/region.rs",

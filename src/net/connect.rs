@@ -5,15 +5,17 @@
 //!    ▲ refused: again, until the deadline
 //! ```
 
+use super::channel::{Channel, Heard};
 use super::joining::Joining;
 use super::lanes::{IdleLanes, Lanes};
+use super::line::End;
+use super::lines::{Lines, Reach};
 use super::link::Link;
 use super::nic::Nic;
 use super::sender::{SENDER_DEPTHS, SendComm, SlotRing};
-use super::socket::{ControlSocket, Incoming};
 use crate::error::{Error, Result};
 use crate::proto::RING_SLOTS;
-use crate::proto::frame::{Frame, Kind};
+use crate::proto::frame::Kind;
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Reply, Ring};
 use crate::proto::shares::Shares;
@@ -26,17 +28,20 @@ use std::time::{Duration, Instant};
 pub struct Connector {
     nic: Arc<Nic>,
     handle: Handle,
+    lines: Arc<Lines>,
     deadline: Instant,
-    /// Whether a listener has taken a connection and closed it without a word: it may have had too many callers.
+    /// Whether the line was there before.
+    is_shared: bool,
+    /// Whether a listener's process has taken a line and closed it without a word: it may have had too many callers.
     turned_away: bool,
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// The TCP connection is being made; after a refusal, again at the given time.
+    /// The line is being made, unless there is one; after a refusal, again at the given time.
     Dialing(Dial),
-    /// Connected; the hello is going out.
+    /// There is a line; the hello is going out.
     Greeting(Box<Offer>),
     /// The hello is out; the peer's reply is due.
     Awaiting(Box<Offer>),
@@ -51,13 +56,13 @@ enum Stage {
 #[derive(Debug)]
 enum Dial {
     Again(Instant),
-    Trying(ControlSocket),
+    Trying(Channel),
 }
 
 /// What has been put on the table.
 #[derive(Debug)]
 struct Offer {
-    socket: ControlSocket,
+    channel: Channel,
     lanes: IdleLanes,
     ring: SlotRing,
 }
@@ -65,7 +70,7 @@ struct Offer {
 /// What is agreed, and on its way.
 #[derive(Debug)]
 struct Pending {
-    socket: ControlSocket,
+    channel: Channel,
     joining: Joining,
     ring: SlotRing,
     reply: Reply,
@@ -74,7 +79,7 @@ struct Pending {
 /// All that makes a communicator but the last word.
 #[derive(Debug)]
 struct Agreed {
-    socket: ControlSocket,
+    channel: Channel,
     lanes: Lanes,
     shares: Shares,
     ring: SlotRing,
@@ -84,10 +89,11 @@ struct Agreed {
 const REDIAL_AFTER: Duration = Duration::from_millis(20);
 
 impl Connector {
-    /// Begins to connect `nic` to the listener behind `handle`.
-    pub fn new(nic: Arc<Nic>, handle: Handle) -> Self {
+    /// Begins to connect `nic` to the listener behind `handle`, over one of `lines`.
+    pub fn new(nic: Arc<Nic>, handle: Handle, lines: Arc<Lines>) -> Self {
         let deadline = Instant::now() + Duration::from_secs(nic.config.handshake_timeout_s);
-        Self { nic, handle, deadline, turned_away: false, stage: Stage::Dialing(Dial::Again(Instant::now())) }
+        let stage = Stage::Dialing(Dial::Again(Instant::now()));
+        Self { nic, handle, lines, deadline, is_shared: false, turned_away: false, stage }
     }
 
     /// Whether nobody can be waiting for it any more.
@@ -109,11 +115,11 @@ impl Connector {
             let stage = std::mem::replace(&mut self.stage, Stage::Done);
             let (stage, progress) = match stage {
                 Stage::Dialing(dial) => self.dial(dial)?,
-                Stage::Greeting(offer) => greet(offer)?,
+                Stage::Greeting(offer) => greet(offer),
                 Stage::Awaiting(offer) => self.await_reply(offer)?,
                 Stage::Joining(pending) => self.join(pending)?,
-                Stage::Committing(mut agreed) => {
-                    if agreed.socket.poll_sent()? {
+                Stage::Committing(agreed) => {
+                    if agreed.channel.poll_sent()? {
                         return self.complete(*agreed).map(Some);
                     }
                     (Stage::Committing(agreed), false)
@@ -134,6 +140,7 @@ impl Connector {
             return Ok(());
         }
         let waiting = match stage {
+            Stage::Dialing(_) if self.turned_away => "the listener took connections and closed them without a word",
             Stage::Dialing(_) => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
             Stage::Greeting(_) | Stage::Awaiting(_) => "the listener took the connection but did not answer",
             Stage::Joining(_) => "the queue pairs could not be connected",
@@ -147,20 +154,22 @@ impl Connector {
     fn dial(&mut self, dial: Dial) -> Result<(Stage, bool)> {
         match dial {
             Dial::Again(when) if Instant::now() < when => Ok((Stage::Dialing(Dial::Again(when)), false)),
-            Dial::Again(_) => Ok((Stage::Dialing(Dial::Trying(ControlSocket::dial(self.handle.address)?)), true)),
-            Dial::Trying(mut socket) => match socket.poll_connected() {
-                Ok(false) => Ok((Stage::Dialing(Dial::Trying(socket)), false)),
-                Ok(true) => Ok((Stage::Greeting(Box::new(self.offer(socket)?)), true)),
+            Dial::Again(_) => {
+                let Reach { channel, is_shared } = self.lines.reach(&self.handle)?;
+                self.is_shared = is_shared;
+                Ok((Stage::Dialing(Dial::Trying(channel)), true))
+            }
+            Dial::Trying(channel) => match channel.poll_connected() {
+                Ok(false) => Ok((Stage::Dialing(Dial::Trying(channel)), false)),
+                Ok(true) => Ok((Stage::Greeting(Box::new(self.offer(channel)?)), true)),
                 Err(libc::ECONNREFUSED) if self.turned_away => Err(self.abandoned()),
-                Err(libc::ECONNREFUSED | libc::ETIMEDOUT | libc::ECONNRESET | libc::EAGAIN) => {
-                    Ok((Stage::Dialing(Dial::Again(Instant::now() + REDIAL_AFTER)), false))
-                }
+                Err(libc::ECONNREFUSED | libc::ETIMEDOUT | libc::ECONNRESET | libc::EAGAIN) => Ok(redial()),
                 Err(e) => Err(Error::os(format_args!("connecting to {}", self.handle.address), e)),
             },
         }
     }
 
-    fn offer(&self, mut socket: ControlSocket) -> Result<Offer> {
+    fn offer(&self, channel: Channel) -> Result<Offer> {
         let nic = &self.nic;
         let mut lanes = IdleLanes::new(nic, nic.config.lanes.into(), SENDER_DEPTHS, None)?;
         if nic.config.ece {
@@ -175,8 +184,8 @@ impl Connector {
             slot_room: (halves * Slot::BYTES) as u32,
         };
         let hello = Hello { endpoint: lanes.endpoint.clone(), ring: place };
-        socket.send(&hello.frame(self.handle.token));
-        Ok(Offer { socket, lanes, ring })
+        channel.send(Kind::Hello, hello.frame(self.handle.token).body);
+        Ok(Offer { channel, lanes, ring })
     }
 
     fn abandoned(&self) -> Error {
@@ -184,33 +193,50 @@ impl Connector {
         Error::remote(format!("connecting to {}: {text}", self.handle.address))
     }
 
-    fn await_reply(&mut self, mut offer: Box<Offer>) -> Result<(Stage, bool)> {
+    /// The line has ended before the listener has answered.
+    fn ended(&mut self, end: End) -> Result<(Stage, bool)> {
         let to = self.handle.address;
-        let frame = match offer.socket.poll_frame() {
-            Ok(Incoming::Nothing) => return Ok((Stage::Awaiting(offer), false)),
-            Ok(Incoming::Frame(frame)) => frame,
-            Ok(Incoming::Closed) if !self.turned_away => {
+        match end {
+            // It had been used before, and its end has been noticed only now: that says nothing of the listener.
+            End::Closed | End::Lost(_) if self.is_shared => Ok(redial()),
+            // If its process is no more, that will be refused.
+            End::Closed => {
                 self.turned_away = true;
-                return Ok((Stage::Dialing(Dial::Again(Instant::now() + REDIAL_AFTER)), false));
+                Ok(redial())
             }
-            Ok(Incoming::Closed) => return Err(self.abandoned()),
-            Ok(Incoming::Lost(why)) => {
-                return Err(Error::remote(format!("connecting to {to}: connection lost: {why}")));
-            }
-            Err(violation) => return Err(Error::remote(format!("connecting to {to}: {violation}"))),
+            End::Unreachable(_) => Ok(redial()),
+            End::Lost(why) => Err(Error::remote(format!("connecting to {to}: connection lost: {why}"))),
+            End::Wrong(why) => Err(Error::remote(format!("connecting to {to}: {why}"))),
+            End::Refused(why) => Err(self.refused(&why)),
+        }
+    }
+
+    fn refused(&self, why: &str) -> Error {
+        Error::remote(format!("connecting to {}: the listener refuses: {why}", self.handle.address))
+    }
+
+    fn await_reply(&mut self, offer: Box<Offer>) -> Result<(Stage, bool)> {
+        let to = self.handle.address;
+        let frame = match offer.channel.poll_frame() {
+            Heard::Nothing => return Ok((Stage::Awaiting(offer), false)),
+            Heard::Frame(frame) => frame,
+            Heard::End(end) => return self.ended(end),
         };
         if frame.kind == Kind::Refuse {
-            return Err(Error::remote(format!("connecting to {to}: the listener refuses: {}", frame.body_text())));
+            return Err(self.refused(&frame.body_text()));
         }
-        if frame.kind != Kind::Reply || frame.token != self.handle.token {
+        if frame.kind == Kind::Goodbye {
+            return Err(self.abandoned());
+        }
+        if frame.kind != Kind::Reply {
             return Err(Error::remote(format!("connecting to {to}: a {:?} came instead of a reply", frame.kind)));
         }
-        let Offer { socket, lanes, ring } = *offer;
+        let Offer { channel, lanes, ring } = *offer;
         let reply = Reply::parse(&frame.body, &lanes.endpoint)
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         let traffic_class = self.nic.config.traffic_class;
         let joining = lanes.join(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
-        Ok((Stage::Joining(Box::new(Pending { socket, joining, ring, reply })), true))
+        Ok((Stage::Joining(Box::new(Pending { channel, joining, ring, reply })), true))
     }
 
     fn join(&self, mut pending: Box<Pending>) -> Result<(Stage, bool)> {
@@ -218,24 +244,32 @@ impl Connector {
         if !done.map_err(|e| e.during(format_args!("connecting to {}", self.handle.address)))? {
             return Ok((Stage::Joining(pending), false));
         }
-        let Pending { mut socket, joining, mut ring, reply } = *pending;
+        let Pending { channel, joining, mut ring, reply } = *pending;
         let (lanes, endpoint) = joining.finish();
         let shares = endpoint.shares_with(&reply.endpoint);
         ring.lay_out(slot_halves(reply.terms.striping.rails().into()));
-        socket.send(&Frame { kind: Kind::Commit, token: self.handle.token, body: Vec::new() });
-        Ok((Stage::Committing(Box::new(Agreed { socket, lanes, shares, ring, reply })), true))
+        channel.send(Kind::Commit, Vec::new());
+        Ok((Stage::Committing(Box::new(Agreed { channel, lanes, shares, ring, reply })), true))
     }
 
     fn complete(&self, agreed: Agreed) -> Result<SendComm> {
-        let Agreed { socket, lanes, shares, ring, reply } = agreed;
-        let peer = format!("{} ({})", reply.endpoint.name, socket.peer());
-        let link = Arc::new(Link::new(peer, self.handle.token, socket));
+        let Agreed { channel, lanes, shares, ring, reply } = agreed;
+        let peer = format!("{} ({})", reply.endpoint.name, channel.peer());
+        let link = Link::open(peer, channel);
         self.nic.watch(&link)?;
         log::debug!("{} sends to {}: {:?}", self.nic.name, link.peer(), reply.terms);
         Ok(SendComm::new(Arc::clone(&self.nic), link, lanes, ring, &reply.terms, shares))
     }
 }
 
-fn greet(mut offer: Box<Offer>) -> Result<(Stage, bool)> {
-    if offer.socket.poll_sent()? { Ok((Stage::Awaiting(offer), true)) } else { Ok((Stage::Greeting(offer), false)) }
+fn greet(offer: Box<Offer>) -> (Stage, bool) {
+    match offer.channel.poll_sent() {
+        Ok(false) => (Stage::Greeting(offer), false),
+        // If the line has ended, awaiting the reply will tell.
+        Ok(true) | Err(_) => (Stage::Awaiting(offer), true),
+    }
+}
+
+fn redial() -> (Stage, bool) {
+    (Stage::Dialing(Dial::Again(Instant::now() + REDIAL_AFTER)), false)
 }

@@ -1,48 +1,47 @@
 //! The listening side of a connection's set-up.
 //!
-//! Anybody may come to the port. Each caller is a candidate with a deadline of its own; only one that shows the
-//! listener's token costs more than a socket, and only one that commits becomes a communicator.
+//! The reception leads those to a listener who know its token. Each is a candidate with a deadline of its own; only one that
+//! commits becomes a communicator.
 
+use super::channel::{Channel, Heard};
 use super::joining::Joining;
 use super::lanes::IdleLanes;
+use super::line::End;
 use super::link::Link;
 use super::nic::Nic;
 use super::receiver::{RECEIVER_DEPTHS, RecvComm, RecvPath};
-use super::socket::{ControlSocket, Incoming};
+use super::reception::Reception;
 use crate::error::{Error, Result};
-use crate::host::iface::Interface;
 use crate::host::random;
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Reply, Terms};
-use std::io::ErrorKind;
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Callers that are heard at once; one more, and the oldest that has been heard and has shown nothing has to go.
+/// Candidates that are heard at once; others have to wait.
 const MAX_CANDIDATES: usize = 32;
 
 /// A listener for one peer.
 #[derive(Debug)]
 pub struct Listener {
     nic: Arc<Nic>,
-    socket: TcpListener,
+    reception: Arc<Reception>,
     handle: Handle,
     candidates: Vec<Candidate>,
 }
 
 #[derive(Debug)]
 struct Candidate {
-    socket: ControlSocket,
+    channel: Channel,
     deadline: Instant,
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Has not shown the token.
-    Stranger,
+    /// Is led here, since it knows the token.
+    Caller,
     /// Has said hello; our queue pairs are being connected to its.
     Joining(Box<Preparing>),
     /// Has got our reply; its commit is due.
@@ -71,18 +70,14 @@ enum Verdict {
 }
 
 impl Listener {
-    /// Listens on `interface` for the peer of `nic`.
+    /// Listens at `reception` for the peer of `nic`.
     ///
     /// # Errors
-    /// No port can be had.
-    pub fn new(nic: Arc<Nic>, interface: &Interface) -> Result<Self> {
-        let what = || format!("listening on {} ({})", interface.name, interface.address.ip());
-        let socket = TcpListener::bind(interface.address).map_err(|e| Error::io(what(), &e))?;
-        socket.set_nonblocking(true).map_err(|e| Error::io(what(), &e))?;
-        let mut address = socket.local_addr().map_err(|e| Error::io(what(), &e))?;
-        address.set_ip(interface.address.ip());
-        let handle = Handle { address, token: random::bytes()? };
-        Ok(Self { nic, socket, handle, candidates: Vec::new() })
+    /// The system gives no token.
+    pub fn new(nic: Arc<Nic>, reception: Arc<Reception>) -> Result<Self> {
+        let handle = Handle { address: reception.address(), token: random::bytes()? };
+        reception.register(handle.token);
+        Ok(Self { nic, reception, handle, candidates: Vec::new() })
     }
 
     /// What the peer has to be given.
@@ -95,86 +90,79 @@ impl Listener {
     /// # Errors
     /// The peer came, and could not be served. Strangers and peers that vanish are no error.
     pub fn accept(&mut self) -> Result<Option<RecvComm>> {
-        self.admit()?;
+        self.reception.poll(self.patience())?;
+        self.admit();
         let mut i = 0;
         while i < self.candidates.len() {
             match self.hear(i)? {
                 Verdict::Wait => i += 1,
                 Verdict::Dismiss(why) => {
                     let candidate = self.candidates.remove(i);
-                    let (at, from) = (self.handle.address, candidate.socket.peer());
+                    let (at, from) = (self.handle.address, candidate.channel.peer());
                     log::info!("listener {at} for {}: dismissed {from}: {why}", self.nic.name);
                 }
                 Verdict::Take(prepared) => {
-                    let Candidate { socket, .. } = self.candidates.remove(i);
-                    return self.complete(socket, *prepared).map(Some);
+                    let Candidate { channel, .. } = self.candidates.remove(i);
+                    return self.complete(channel, *prepared).map(Some);
                 }
             }
         }
         Ok(None)
     }
 
-    fn admit(&mut self) -> Result<()> {
-        // Bounded, so that a flood of callers cannot hold NCCL's thread.
-        for _ in 0..MAX_CANDIDATES {
-            let (stream, peer) = match self.socket.accept() {
-                Ok(accepted) => accepted,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => continue,
-                Err(e) => return Err(Error::io(format_args!("accepting on {}", self.handle.address), &e)),
-            };
-            let evicting = self.candidates.len() == MAX_CANDIDATES;
-            if evicting {
-                let oldest = self.candidates.iter().position(|c| matches!(c.stage, Stage::Stranger));
-                self.candidates.remove(oldest.unwrap_or(0));
-            }
-            let deadline = Instant::now() + Duration::from_secs(self.nic.config.handshake_timeout_s);
-            let socket = ControlSocket::accepted(stream, peer)?;
-            self.candidates.push(Candidate { socket, deadline, stage: Stage::Stranger });
-            // Everybody is heard once before anybody else has to go.
-            if evicting {
-                break;
-            }
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.nic.config.handshake_timeout_s)
+    }
+
+    fn admit(&mut self) {
+        while self.candidates.len() < MAX_CANDIDATES
+            && let Some(channel) = self.reception.fetch(&self.handle.token)
+        {
+            let deadline = Instant::now() + self.patience();
+            self.candidates.push(Candidate { channel, deadline, stage: Stage::Caller });
         }
-        Ok(())
     }
 
     fn hear(&mut self, index: usize) -> Result<Verdict> {
         let candidate = &mut self.candidates[index];
-        if candidate.socket.poll_sent().is_err() {
-            return Ok(Verdict::Dismiss("it closed the connection".into()));
-        }
-        let frame = match candidate.socket.poll_frame() {
-            Ok(Incoming::Frame(frame)) => frame,
-            Ok(Incoming::Nothing) if Instant::now() < candidate.deadline => return self.proceed(index),
-            Ok(Incoming::Nothing) => return Ok(Verdict::Dismiss("it stayed silent".into())),
-            Ok(Incoming::Closed) => return Ok(Verdict::Dismiss("it closed the connection".into())),
-            Ok(Incoming::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
-            Err(violation) => {
-                candidate.refuse(&self.handle, violation.text());
-                return Ok(Verdict::Dismiss(violation.to_string()));
-            }
+        let frame = match candidate.channel.poll_frame() {
+            Heard::Frame(frame) => frame,
+            Heard::Nothing if Instant::now() < candidate.deadline => return self.proceed(index),
+            Heard::Nothing => return Ok(self.too_late(index)),
+            Heard::End(End::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
+            Heard::End(End::Wrong(why)) => return Ok(Verdict::Dismiss(why)),
+            Heard::End(_) => return Ok(Verdict::Dismiss("it closed the connection".into())),
         };
-        if frame.token != self.handle.token {
-            candidate.refuse(&self.handle, "this listener waits for another peer (wrong token)");
-            return Ok(Verdict::Dismiss("it does not know this listener's token: another job, or a port scan".into()));
-        }
-        match (frame.kind, std::mem::replace(&mut candidate.stage, Stage::Stranger)) {
-            (Kind::Hello, Stage::Stranger) => self.reply(index, &frame),
+        match (frame.kind, std::mem::replace(&mut candidate.stage, Stage::Caller)) {
+            (Kind::Hello, Stage::Caller) => self.reply(index, &frame),
             (Kind::Commit, Stage::Replied(prepared)) => Ok(Verdict::Take(prepared)),
+            (Kind::Goodbye, _) => Ok(Verdict::Dismiss("it closed the connection".into())),
             (kind, _) => {
-                candidate.refuse(&self.handle, &format!("an unexpected {kind:?}"));
+                candidate.refuse(&format!("an unexpected {kind:?}"));
                 Ok(Verdict::Dismiss(format!("it sent an unexpected {kind:?}")))
             }
         }
+    }
+
+    /// The deadline of a candidate has passed; who is to blame, it or this end.
+    fn too_late(&self, index: usize) -> Verdict {
+        let candidate = &self.candidates[index];
+        if !matches!(candidate.stage, Stage::Joining(_)) {
+            return Verdict::Dismiss("it stayed silent".into());
+        }
+        let seconds = self.nic.config.handshake_timeout_s;
+        let why = format!("the queue pairs could not be connected within FERRITE_HANDSHAKE_TIMEOUT={seconds} s");
+        candidate.refuse(&why);
+        Verdict::Dismiss(why)
     }
 
     /// The right peer has come: make our end.
     fn reply(&mut self, index: usize, frame: &Frame) -> Result<Verdict> {
         let begun = Hello::parse(&frame.body).map_err(Error::from).and_then(|hello| begin(&self.nic, hello));
         let preparing = begun.map_err(|e| self.turn_down(index, e))?;
+        let patience = self.patience();
         let candidate = &mut self.candidates[index];
-        candidate.deadline = Instant::now() + Duration::from_secs(self.nic.config.handshake_timeout_s);
+        candidate.deadline = Instant::now() + patience;
         candidate.stage = Stage::Joining(Box::new(preparing));
         self.proceed(index)
     }
@@ -188,30 +176,28 @@ impl Listener {
             Err(e) => return Err(self.turn_down(index, e)),
         }
         let candidate = &mut self.candidates[index];
-        let Stage::Joining(preparing) = std::mem::replace(&mut candidate.stage, Stage::Stranger) else {
+        let Stage::Joining(preparing) = std::mem::replace(&mut candidate.stage, Stage::Caller) else {
             return Ok(Verdict::Wait);
         };
         let (prepared, reply) = preparing.finish().map_err(|e| self.turn_down(index, e))?;
+        let patience = self.patience();
         let candidate = &mut self.candidates[index];
-        candidate.socket.send(&reply.frame(self.handle.token));
-        candidate.deadline = Instant::now() + Duration::from_secs(self.nic.config.handshake_timeout_s);
+        candidate.channel.send(Kind::Reply, reply.frame(self.handle.token).body);
+        candidate.deadline = Instant::now() + patience;
         candidate.stage = Stage::Replied(Box::new(prepared));
-        if candidate.socket.poll_sent().is_err() {
-            return Ok(Verdict::Dismiss("it closed the connection".into()));
-        }
         Ok(Verdict::Wait)
     }
 
     /// The right peer cannot be served, and is told why.
     fn turn_down(&mut self, index: usize, error: Error) -> Error {
-        let mut candidate = self.candidates.remove(index);
-        candidate.refuse(&self.handle, &error.text);
-        error.during(format_args!("accepting {} on {}", candidate.socket.peer(), self.nic.name))
+        let candidate = self.candidates.remove(index);
+        candidate.refuse(&error.text);
+        error.during(format_args!("accepting {} on {}", candidate.channel.peer(), self.nic.name))
     }
 
-    fn complete(&self, socket: ControlSocket, prepared: Prepared) -> Result<RecvComm> {
-        let peer = format!("{} ({})", prepared.peer, socket.peer());
-        let link = Arc::new(Link::new(peer, self.handle.token, socket));
+    fn complete(&self, channel: Channel, prepared: Prepared) -> Result<RecvComm> {
+        let peer = format!("{} ({})", prepared.peer, channel.peer());
+        let link = Link::open(peer, channel);
         self.nic.watch(&link)?;
         log::debug!("{} receives from {}", self.nic.name, link.peer());
         Ok(RecvComm::new(Arc::clone(&self.nic), link, prepared.path))
@@ -219,11 +205,14 @@ impl Listener {
 }
 
 impl Candidate {
-    fn refuse(&mut self, handle: &Handle, why: &str) {
-        // A stranger is not told the token.
-        let token = if matches!(self.stage, Stage::Stranger) { [0; 16] } else { handle.token };
-        self.socket.send(&Frame::text(Kind::Refuse, token, why));
-        let _ = self.socket.poll_sent();
+    fn refuse(&self, why: &str) {
+        self.channel.send(Kind::Refuse, why.as_bytes().to_vec());
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.reception.deregister(&self.handle.token);
     }
 }
 

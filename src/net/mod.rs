@@ -3,24 +3,31 @@
 //! [`Net`] is built once from the environment. A [`nic::Nic`] is what NCCL calls a device: an active port, or several like
 //! ports of one [`card::Card`], each of which is a [`rail::Rail`] then. [`listen::Listener`] and
 //! [`connect::Connector`] make [`receiver::RecvComm`] and [`sender::SendComm`], which translate between flows and
-//! queue pairs.
+//! queue pairs. Processes talk about their connections over a [`line::Line`]; a listening one is called at its
+//! [`reception::Reception`].
 
 pub mod address;
 pub mod announcer;
 pub mod card;
+pub mod channel;
 pub mod claims;
 pub mod connect;
+pub mod epoll;
 pub mod flush;
 pub mod gdr;
 pub mod joining;
 pub mod lanes;
+pub mod line;
+pub mod lines;
 pub mod link;
 pub mod listen;
 pub mod memory;
 pub mod nic;
 pub mod rail;
 pub mod receiver;
+pub mod reception;
 pub mod region;
+pub mod roll;
 pub mod sender;
 pub mod single;
 pub mod socket;
@@ -35,11 +42,13 @@ use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::verbs::context::Context;
 use crate::verbs::library::Library;
 use connect::Connector;
+use lines::Lines;
 use listen::Listener;
 use nic::Nic;
+use reception::Reception;
 use sender::SendComm;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 /// Everything there is in a process.
@@ -48,6 +57,9 @@ pub struct Net {
     devices: Vec<Arc<Nic>>,
     interface: Option<Interface>,
     connectors: Mutex<HashMap<u64, Connector>>,
+    lines: Arc<Lines>,
+    /// There is one while there are listeners, or lines to them.
+    reception: Mutex<Weak<Reception>>,
 }
 
 impl Net {
@@ -62,7 +74,13 @@ impl Net {
             true => None,
             false => Some(iface::choose(&config.interfaces, config.socket_family)?),
         };
-        let net = Self { devices, interface, connectors: Mutex::default() };
+        let net = Self {
+            devices,
+            interface,
+            connectors: Mutex::default(),
+            lines: Arc::default(),
+            reception: Mutex::default(),
+        };
         net.announce(&config);
         Ok(net)
     }
@@ -89,7 +107,17 @@ impl Net {
         self.sweep();
         let device = self.device(index)?;
         let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
-        Listener::new(Arc::clone(device), interface)
+        Listener::new(Arc::clone(device), self.reception(interface)?)
+    }
+
+    fn reception(&self, interface: &Interface) -> Result<Arc<Reception>> {
+        let mut known = self.reception.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reception) = known.upgrade().filter(|reception| !reception.is_inherited()) {
+            return Ok(reception);
+        }
+        let reception = Reception::open(interface)?;
+        *known = Arc::downgrade(&reception);
+        Ok(reception)
     }
 
     /// Connects device number `index` to the listener behind `bytes`, in as many calls as it takes. The number under which
@@ -106,7 +134,7 @@ impl Net {
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
-                (cookie, Connector::new(Arc::clone(self.device(index)?), handle))
+                (cookie, Connector::new(Arc::clone(self.device(index)?), handle, Arc::clone(&self.lines)))
             }
         };
         // Not locked meanwhile: creating queue pairs takes time.

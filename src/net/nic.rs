@@ -83,12 +83,16 @@ impl Nic {
         self.cards.iter().all(|card| card.supports_dmabuf())
     }
 
-    /// Listens to `link` as long as it lives, and ends it when one of the cards is lost.
+    /// Listens to the line of `link` as long as it lives, and ends the link when one of the cards is lost.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
     pub fn watch(&self, link: &Arc<Link>) -> Result<()> {
-        self.cards.iter().try_for_each(|card| card.watcher()?.watch(link))
+        for card in &self.cards {
+            card.watcher()?.watch(link);
+        }
+        let Some(card) = self.cards.first().filter(|_| link.line().begin_to_watch()) else { return Ok(()) };
+        card.watcher().and_then(|watcher| watcher.listen(link.line())).inspect_err(|_| link.line().is_not_watched())
     }
 
     /// One line for people: how this device is used.

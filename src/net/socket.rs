@@ -3,7 +3,7 @@
 use crate::error::{Error, Result, errno};
 use crate::proto::frame::{Assembler, Frame};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// A control connection.
@@ -14,6 +14,8 @@ pub struct ControlSocket {
     assembler: Assembler,
     outgoing: Vec<u8>,
     connecting: bool,
+    /// What writing has told of the network: the system says it once.
+    lost: Option<String>,
 }
 
 /// How reading ended for now.
@@ -66,7 +68,7 @@ impl ControlSocket {
     }
 
     fn with(stream: TcpStream, peer: SocketAddr, connecting: bool) -> Self {
-        Self { stream, peer, assembler: Assembler::default(), outgoing: Vec::new(), connecting }
+        Self { stream, peer, assembler: Assembler::default(), outgoing: Vec::new(), connecting, lost: None }
     }
 
     /// The other end's address.
@@ -101,7 +103,9 @@ impl ControlSocket {
         Ok(true)
     }
 
-    /// Small messages go out at once, and a host that vanishes is noticed.
+    /// Small messages go out at once, and the kernel asks for the peer's host while nothing is said. If that does not answer for
+    /// 40 s, the connection is lost. While something said is unanswered, the kernel repeats that instead, and gives up in its
+    /// own time (`tcp_retries2`, some 15 minutes).
     fn tune(&self) {
         let _ = self.stream.set_nodelay(true);
         for (level, option, value) in [
@@ -121,6 +125,11 @@ impl ControlSocket {
         self.outgoing.extend_from_slice(&frame.emit());
     }
 
+    /// Bytes that are in line.
+    pub fn backlog(&self) -> usize {
+        self.outgoing.len()
+    }
+
     /// Tells the peer that nothing more will come, even if a forked child of this process still has the socket.
     pub fn finish(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
@@ -136,7 +145,12 @@ impl ControlSocket {
                 Ok(n) => drop(self.outgoing.drain(..n)),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(Error::remote(format!("the connection to {} broke: {e}", self.peer))),
+                Err(e) => {
+                    if is_of_the_network(&e) {
+                        self.lost = Some(e.to_string());
+                    }
+                    return Err(Error::remote(format!("the connection to {} broke: {e}", self.peer)));
+                }
             }
         }
         Ok(true)
@@ -154,7 +168,7 @@ impl ControlSocket {
             }
             let wanted = self.assembler.wanted()?.min(buffer.len());
             match self.stream.read(&mut buffer[..wanted]) {
-                Ok(0) => return Ok(Incoming::Closed),
+                Ok(0) => return Ok(self.lost.take().map_or(Incoming::Closed, Incoming::Lost)),
                 Ok(n) => self.assembler.handle_bytes(&buffer[..n]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Incoming::Nothing),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -163,6 +177,12 @@ impl ControlSocket {
             }
         }
     }
+}
+
+/// Has as many callers wait as the system allows, and not the 128 that are usual: all peers of a process may call at once.
+pub fn lengthen_queue(listener: &TcpListener) {
+    // SAFETY: an open socket that listens; if this fails, the queue stays as it is.
+    unsafe { libc::listen(listener.as_raw_fd(), i32::from(i16::MAX)) };
 }
 
 /// Whether an error tells of the way to the peer and not of the peer.

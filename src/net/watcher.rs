@@ -1,12 +1,15 @@
-//! One thread per card that waits for what nobody polls: the device's events and the peers' control connections.
+//! One thread per card that waits for what nobody polls: the device's events and the lines to peers.
 
+use super::epoll::{Epoll, Trigger};
+use super::line::Line;
 use super::link::Link;
+use super::roll::Roll;
 use crate::error::{Error, Result, errno};
 use crate::verbs::context::{AsyncEvent, Context};
-use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Waits on behalf of all connections of a card. Stops when dropped.
 #[derive(Debug)]
@@ -20,20 +23,20 @@ struct Shared {
     context: Arc<Context>,
     /// Whether a fatal event ends the connections.
     heeds: bool,
-    epoll: OwnedFd,
+    epoll: Epoll,
     stop: OwnedFd,
-    links: Mutex<Links>,
+    /// The connections that a fatal event ends.
+    links: Mutex<Roll<Link>>,
+    lines: Mutex<Roll<Line>>,
 }
 
-#[derive(Debug, Default)]
-struct Links {
-    by_key: HashMap<u64, Weak<Link>>,
-    next_key: u64,
-}
+/// A pause after lines have been heard. While connections are set up, those who do it read their lines themselves, and the
+/// watcher is not to be woken by each word.
+const PAUSE: Duration = Duration::from_millis(1);
 
 const STOP: u64 = 0;
 const DEVICE: u64 = 1;
-const FIRST_LINK: u64 = 2;
+const FIRST_LINE: u64 = 2;
 
 impl Watcher {
     /// Starts the thread. `heeds`: a fatal event ends the connections; else it is only logged.
@@ -41,15 +44,14 @@ impl Watcher {
     /// # Errors
     /// No descriptors or no thread can be had.
     pub fn start(context: &Arc<Context>, heeds: bool) -> Result<Self> {
-        // SAFETY: plain numbers.
-        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }, "epoll_create1")?;
+        let epoll = Epoll::new()?;
         // SAFETY: plain numbers.
         let stop = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }, "eventfd")?;
         context.make_events_nonblocking();
-        let links = Mutex::new(Links { next_key: FIRST_LINK, ..Links::default() });
-        let shared = Arc::new(Shared { context: Arc::clone(context), heeds, epoll, stop, links });
-        shared.wait_for(shared.stop.as_raw_fd(), STOP)?;
-        shared.wait_for(context.event_fd().as_raw_fd(), DEVICE)?;
+        let (links, lines) = (Mutex::new(Roll::new(0)), Mutex::new(Roll::new(FIRST_LINE)));
+        let shared = Arc::new(Shared { context: Arc::clone(context), heeds, epoll, stop, links, lines });
+        shared.epoll.add(shared.stop.as_raw_fd(), STOP, Trigger::Edge)?;
+        shared.epoll.add(context.event_fd().as_raw_fd(), DEVICE, Trigger::Edge)?;
         let run = Arc::clone(&shared);
         let name = format!("ferrite-{}", context.name()).chars().take(15).collect();
         let thread = without_signals(|| std::thread::Builder::new().name(name).spawn(move || run.run()));
@@ -57,69 +59,64 @@ impl Watcher {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Also listens to `link`, as long as it lives.
+    /// From now on a fatal event ends `link`, as long as it lives.
+    pub fn watch(&self, link: &Arc<Link>) {
+        lock(&self.shared.links).add(link);
+    }
+
+    /// Also listens to `line`, as long as it lives.
     ///
     /// # Errors
     /// The kernel has no memory for it.
-    pub fn watch(&self, link: &Arc<Link>) -> Result<()> {
-        let key = {
-            let mut links = self.shared.lock();
-            links.by_key.retain(|_, link| link.strong_count() > 0);
-            let key = links.next_key;
-            links.next_key += 1;
-            links.by_key.insert(key, Arc::downgrade(link));
-            key
-        };
-        self.shared.wait_for(link.fd(), key)
+    pub fn listen(&self, line: &Arc<Line>) -> Result<()> {
+        let key = lock(&self.shared.lines).add(line);
+        // By edges: a forked child of this process may keep a closed socket alive, and what comes to that must not be
+        // reported for ever.
+        self.shared.epoll.add(line.fd(), key, Trigger::Room)
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Links> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait_for(&self, fd: RawFd, key: u64) -> Result<()> {
-        // By edges: a forked child of this process may keep a closed socket alive, and what comes to that must not be
-        // reported for ever. All readers read until there is nothing.
-        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: key };
-        // SAFETY: open descriptors and a valid event.
-        match unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } {
-            0 => Ok(()),
-            _ => Err(Error::os("epoll_ctl", errno())),
-        }
-    }
-
     fn run(&self) {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+        let mut batch = Epoll::batch();
+        // Lines that have more to say than one may say at a time.
+        let mut unread: Vec<u64> = Vec::new();
         loop {
-            // SAFETY: the array is valid for its length.
-            let count =
-                unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, -1) };
-            if count < 0 && errno() != libc::EINTR {
-                log::warn!("{}: nobody watches for device events and dead peers: {}", self.context.name(), errno());
-                return;
-            }
-            for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
-                match event.u64 {
+            let ready = match self.epoll.wait(&mut batch, if unread.is_empty() { -1 } else { 0 }) {
+                Ok(ready) => ready,
+                Err(e) => {
+                    log::warn!("{}: nobody watches for device events and dead peers: {e}", self.context.name());
+                    return;
+                }
+            };
+            let mut has_heard = false;
+            for key in std::mem::take(&mut unread).into_iter().chain(ready) {
+                match key {
                     STOP => return,
                     DEVICE => self.handle_device_events(),
-                    key => self.handle_link(key),
+                    key => {
+                        has_heard = true;
+                        if self.hear(key) && !unread.contains(&key) {
+                            unread.push(key);
+                        }
+                    }
                 }
+            }
+            if has_heard && unread.is_empty() {
+                std::thread::sleep(PAUSE);
             }
         }
     }
 
-    fn handle_link(&self, key: u64) {
-        let link = self.lock().by_key.get(&key).and_then(Weak::upgrade);
-        let Some(link) = link else { return };
-        if !link.handle_readable() {
-            // SAFETY: the link keeps its descriptor open.
-            unsafe {
-                libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, link.fd(), std::ptr::null_mut());
-            }
-            self.lock().by_key.remove(&key);
+    /// Whether there may be more to hear.
+    fn hear(&self, key: u64) -> bool {
+        let line = lock(&self.lines).get(key);
+        let Some(line) = line else { return false };
+        let more = line.read();
+        if line.has_ended() {
+            lock(&self.lines).remove(key);
         }
+        more
     }
 
     fn handle_device_events(&self) {
@@ -146,7 +143,7 @@ impl Shared {
             return;
         }
         log::warn!("{reason}; its connections end");
-        let links: Vec<_> = self.lock().by_key.values().filter_map(Weak::upgrade).collect();
+        let links = lock(&self.links).all();
         for link in links {
             link.fail(reason);
         }
@@ -176,6 +173,10 @@ fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: the set that the call above has filled in.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     result
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn owned(fd: RawFd, call: &str) -> Result<OwnedFd> {

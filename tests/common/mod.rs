@@ -1,6 +1,7 @@
 //! What the tests of the built plugin share: where it is, and how two processes with it are started.
 #![allow(dead_code)]
 
+pub(crate) mod alone;
 pub(crate) mod bench;
 pub(crate) mod doom;
 pub(crate) mod faithful;

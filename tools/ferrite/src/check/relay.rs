@@ -54,13 +54,15 @@ pub(super) struct Lead {
 }
 
 impl Lead {
-    /// Finds it: the port is in the handle, and this process has listened on it only since `before` was read.
+    /// Finds it: the port is in the handle, and this process listens on it, if it can be only since `before` was read.
     ///
     /// # Errors
     /// [`Error::Data`] if it is not found: the transport does not listen on TCP, or hides the port.
     pub(super) fn find(handle: &Handle, before: &HashSet<u16>) -> Result<Self> {
-        let new: Vec<u16> = ports()?.difference(before).copied().collect();
-        for port in new {
+        let now = ports()?;
+        // A transport may have one port for all of its listeners.
+        let (old, new): (Vec<u16>, Vec<u16>) = now.into_iter().partition(|port| before.contains(port));
+        for port in new.into_iter().chain(old) {
             for big_endian in [false, true] {
                 let bytes = if big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
                 if let Some(place) = handle.0.windows(2).position(|pair| pair == bytes) {

@@ -2,6 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Result of a driver call; 0 is success.
 pub(super) type Code = c_uint;
@@ -71,6 +73,19 @@ impl std::fmt::Debug for Cuda {
     }
 }
 
+/// How many libraries this process has loaded so far.
+fn loads() -> u64 {
+    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _size: usize, loads: *mut c_void) -> c_int {
+        // SAFETY: the loader's own record, and the counter that was passed to it.
+        unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
+        1
+    }
+    let mut loads = 0u64;
+    // SAFETY: the function is called before this returns, with the counter.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loads).cast()) };
+    loads
+}
+
 /// Turns a result into an error.
 fn check(code: Code) -> Result<(), Code> {
     if code == SUCCESS { Ok(()) } else { Err(code) }
@@ -80,9 +95,16 @@ impl Cuda {
     /// The driver that this process uses already, if it does: a pointer to a GPU's memory can come from nowhere else.
     pub(super) fn in_use() -> Option<&'static Self> {
         static DRIVER: OnceLock<Option<Cuda>> = OnceLock::new();
+        // Looking for what is not there goes over folders, and is done for each registration: so only after something was loaded.
+        static MISSED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+        let loads = loads();
+        if MISSED_AT.load(Relaxed) == loads {
+            return None;
+        }
         // SAFETY: a C string; the library is only looked for, not loaded.
         let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         if library.is_null() {
+            MISSED_AT.store(loads, Relaxed);
             return None;
         }
         DRIVER.get_or_init(|| Self::load(library)).as_ref()

@@ -1,0 +1,67 @@
+//! A list of objects that others own, each under a number that is never used again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+/// The list. What has gone is struck off now and then: listing one more costs the same however many there are.
+#[derive(Debug)]
+pub struct Roll<T> {
+    by_number: HashMap<u64, Weak<T>>,
+    next: u64,
+    sweep_at: usize,
+}
+
+const FEW: usize = 32;
+
+impl<T> Roll<T> {
+    /// An empty list, whose numbers begin with `first`.
+    pub fn new(first: u64) -> Self {
+        Self { by_number: HashMap::new(), next: first, sweep_at: FEW }
+    }
+
+    /// Lists one more; its number.
+    pub fn add(&mut self, one: &Arc<T>) -> u64 {
+        if self.by_number.len() >= self.sweep_at {
+            self.by_number.retain(|_, one| one.strong_count() > 0);
+            self.sweep_at = FEW.max(2 * self.by_number.len());
+        }
+        let number = self.next;
+        self.next += 1;
+        self.by_number.insert(number, Arc::downgrade(one));
+        number
+    }
+
+    /// The one with this number, if it is still there.
+    pub fn get(&self, number: u64) -> Option<Arc<T>> {
+        self.by_number.get(&number).and_then(Weak::upgrade)
+    }
+
+    /// Strikes one off.
+    pub fn remove(&mut self, number: u64) {
+        self.by_number.remove(&number);
+    }
+
+    /// All that are still there.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        self.by_number.values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_gone_is_struck_off() {
+        let mut roll = Roll::new(2);
+        let kept = Arc::new(0);
+        assert_eq!(roll.add(&kept), 2);
+        for i in 1..10_000 {
+            assert_eq!(roll.add(&Arc::new(i)), 2 + i);
+            assert!(roll.by_number.len() <= 2 * FEW);
+        }
+        assert_eq!((roll.get(2), roll.get(3), roll.all().len()), (Some(kept), None, 1));
+        roll.remove(2);
+        assert!(roll.all().is_empty());
+    }
+}

@@ -1,0 +1,282 @@
+//! The control connections between processes: how many there are, who shares them, and what their ends mean.
+
+mod common;
+
+use common::alone::{address, alone, connect, works};
+use common::doom::in_a_doomed_child;
+use common::{plugin_transport, setting};
+use ferrite::abi;
+use ferrite::buffer::Buffer;
+use ferrite::comm::SendComm;
+use ferrite::error::{Error, Result};
+use ferrite::link::Link;
+use ferrite::pair;
+use ferrite::seat::Seat;
+use ferrite::transport::{Handle, Listener, Transport};
+use nccl_net::proto::handle::Handle as Address;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The sockets and all files of this process.
+fn files() -> (usize, usize) {
+    let links: Vec<_> = std::fs::read_dir("/proc/self/fd")
+        .expect("readable")
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .collect();
+    (links.iter().filter(|to| to.to_string_lossy().starts_with("socket:")).count(), links.len())
+}
+
+#[test]
+fn a_hundred_connections_share_a_line_each_way_which_goes_with_the_last() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    pair::run("a_hundred_connections_share_a_line_each_way_which_goes_with_the_last", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let others = files().0;
+        // What a process needs once.
+        Link::open(seat, &transport, 0)?.close()?;
+        let mut deadline = seat.deadline("the end of the first lines");
+        while files().0 != others {
+            deadline.idle()?;
+        }
+        let before = files();
+        seat.barrier()?;
+        let mut links = Vec::new();
+        for _ in 0..100 {
+            links.push(Link::open(seat, &transport, 0)?);
+        }
+        assert_eq!(files().0, before.0 + 3, "a line to the peer, a line from it, and the port");
+        seat.barrier()?;
+        let last = links.pop().expect("a hundred");
+        links.into_iter().try_for_each(Link::close)?;
+        seat.barrier()?;
+        assert_eq!(files().0, before.0 + 3, "as long as there is one connection");
+        last.close()?;
+        let mut deadline = seat.deadline("the end of the lines");
+        while files() != before {
+            deadline.idle()?;
+        }
+        seat.barrier()
+    })?;
+    Ok(())
+}
+
+/// Sends until that is refused; the peer has to be called dead.
+fn is_told(seat: &Seat, send: &SendComm) -> Result<()> {
+    let memory = Arc::new(Buffer::new(64)?);
+    let region = send.register(&memory)?;
+    let mut deadline = seat.deadline("an error");
+    loop {
+        match send.send(&region, 0, 8, 0) {
+            Ok(_) => deadline.idle()?,
+            Err(Error::Call { code: abi::ncclRemoteError, .. }) => return Ok(()),
+            Err(other) => return Err(other),
+        }
+    }
+}
+
+fn dead_peers() -> usize {
+    let lines = ferrite::nccl_log::lines();
+    lines.iter().filter(|l| l.contains("sending to softrnic") && l.contains("the peer's process has died")).count()
+}
+
+#[test]
+fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    pair::run("all_connections_of_a_killed_peer_end_and_a_new_peer_is_served", &setting, |seat| {
+        const COUNT: usize = 10;
+        let open = |seat: &mut Seat| -> Result<Vec<Link>> {
+            let transport = plugin_transport()?;
+            (0..COUNT).map(|_| Link::open(seat, &transport, seat.rank())).collect()
+        };
+        if seat.rank() == 0 {
+            let links = open(seat)?;
+            for link in &links {
+                is_told(seat, &link.send)?;
+            }
+            assert_eq!(dead_peers(), COUNT, "{:#?}", ferrite::nccl_log::lines());
+            let _new = open(seat)?;
+            return seat.barrier();
+        }
+        in_a_doomed_child(|| std::mem::forget(open(seat)));
+        let _new = open(seat)?;
+        seat.barrier()
+    })?;
+    Ok(())
+}
+
+/// Passes bytes on, one caller at a time, until it is told to hang up; counts callers.
+struct Relay {
+    socket: TcpListener,
+    to: SocketAddr,
+    lines: Vec<(TcpStream, TcpStream)>,
+    callers: usize,
+    /// Callers that it hangs up on without a word.
+    turned_away: usize,
+}
+
+impl Relay {
+    fn new(to: SocketAddr) -> Self {
+        let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+        socket.set_nonblocking(true).expect("non-blocking");
+        Self { socket, to, lines: Vec::new(), callers: 0, turned_away: 0 }
+    }
+
+    /// The same listener, by way of this relay.
+    fn divert(&self, handle: &Handle) -> Handle {
+        let here = self.socket.local_addr().expect("an address");
+        Handle(Address { address: here, ..address(handle) }.emit())
+    }
+
+    fn pass(&mut self) {
+        if let Ok((near, _)) = self.socket.accept() {
+            if self.turned_away > 0 {
+                self.turned_away -= 1;
+                return;
+            }
+            let far = TcpStream::connect(self.to).expect("it listens");
+            near.set_nonblocking(true).expect("non-blocking");
+            far.set_nonblocking(true).expect("non-blocking");
+            self.lines.push((near, far));
+            self.callers += 1;
+        }
+        self.lines.retain_mut(|(near, far)| copy(near, far) && copy(far, near));
+    }
+}
+
+fn copy(from: &mut TcpStream, to: &mut TcpStream) -> bool {
+    let mut bytes = [0; 4096];
+    match from.read(&mut bytes) {
+        Ok(0) => false,
+        Ok(count) => to.write_all(&bytes[..count]).is_ok(),
+        Err(e) => e.kind() == ErrorKind::WouldBlock,
+    }
+}
+
+fn connect_through(
+    seat: &Seat,
+    transport: &Transport,
+    relay: &mut Relay,
+) -> Result<(SendComm, ferrite::comm::RecvComm, Listener)> {
+    let (handle, mut listener) = transport.listen(0)?;
+    let mut diverted = relay.divert(&handle);
+    let mut deadline = seat.deadline("a connection through a relay");
+    let (mut send, mut recv) = (None, None);
+    loop {
+        relay.pass();
+        if send.is_none() {
+            send = transport.connect(1, &mut diverted)?;
+        }
+        recv = recv.or(listener.accept()?);
+        match (send, recv) {
+            (Some(send), Some(recv)) => return Ok((send, recv, listener)),
+            pending => (send, recv) = pending,
+        }
+        deadline.idle()?;
+    }
+}
+
+#[test]
+fn a_line_that_is_cut_ends_its_connections_and_is_dialled_anew() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_line_that_is_cut_ends_its_connections_and_is_dialled_anew", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (first, _first) = transport.listen(0)?;
+        let mut relay = Relay::new(address(&first).address);
+        let cut: Vec<_> = (0..3).map(|_| connect_through(seat, &transport, &mut relay)).collect::<Result<_>>()?;
+        assert_eq!(relay.callers, 1, "one line");
+        relay.lines.clear();
+        for (send, _, _) in &cut {
+            is_told(seat, send)?;
+        }
+        let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
+        assert_eq!(relay.callers, 2, "a new line");
+        works(seat, (send, recv))?;
+        // Also where it has not been noticed that the line is cut.
+        let (_send, _recv, _other) = connect_through(seat, &transport, &mut relay)?;
+        relay.lines.clear();
+        let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
+        works(seat, (send, recv))
+    })
+}
+
+/// A port with too many callers hangs up on some: those try again.
+#[test]
+fn a_caller_that_is_turned_away_calls_again() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_caller_that_is_turned_away_calls_again", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (first, _first) = transport.listen(0)?;
+        let mut relay = Relay::new(address(&first).address);
+        relay.turned_away = 5;
+        let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
+        assert_eq!((relay.turned_away, relay.callers), (0, 1));
+        works(seat, (send, recv))
+    })
+}
+
+/// What is known of one listener's token does not help with another's, and whoever tries harms nobody.
+#[test]
+fn a_refused_connection_leaves_the_others_of_its_line_alive() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_refused_connection_leaves_the_others_of_its_line_alive", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let pair = connect(seat, &transport, &handle, &mut listener)?;
+        let sockets = files().0;
+        let mut wrong = Handle(Address { token: [3; 16], ..address(&handle) }.emit());
+        let mut deadline = seat.deadline("a refusal");
+        let refusal = loop {
+            match transport.connect(1, &mut wrong) {
+                Ok(comm) => assert!(comm.is_none(), "nobody knows that token"),
+                Err(error) => break error,
+            }
+            assert!(listener.accept()?.is_none());
+            deadline.idle()?;
+        };
+        assert!(matches!(refusal, Error::Call { code: abi::ncclRemoteError, .. }), "{refusal}");
+        let lines = ferrite::nccl_log::lines();
+        assert!(
+            lines.iter().any(|l| l.contains("the listener refuses: this listener waits for another peer")),
+            "{lines:?}"
+        );
+        assert_eq!(files().0, sockets, "it went over the line that was there");
+        works(seat, pair)
+    })
+}
+
+#[test]
+fn two_threads_connect_and_accept_at_once() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("two_threads_connect_and_accept_at_once", &setting, |seat| {
+        const COUNT: usize = 25;
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let first = connect(seat, &transport, &handle, &mut listener)?;
+        let sockets = files().0;
+        let made = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(|| -> Result<()> {
+                        let transport = plugin_transport()?;
+                        let mut pairs = Vec::new();
+                        for _ in 0..COUNT {
+                            let (handle, mut listener) = transport.listen(0)?;
+                            pairs.push(connect(seat, &transport, &handle, &mut listener)?);
+                        }
+                        made.fetch_add(COUNT, Ordering::Relaxed);
+                        while made.load(Ordering::Relaxed) < 2 * COUNT {
+                            std::thread::yield_now();
+                        }
+                        assert_eq!(files().0, sockets, "all over one line");
+                        pairs.into_iter().try_for_each(|pair| works(seat, pair))
+                    })
+                })
+                .collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+        })?;
+        works(seat, first)
+    })
+}
