@@ -15,7 +15,7 @@ from nccltest.cuda import Cuda, CudaError  # noqa: E402
 from nccltest.nccl import Communicator, Library, NcclError  # noqa: E402
 from nccltest.pattern import ELEMENT, Painter  # noqa: E402
 
-# Operations that are right before a rank dies, those that it dies in, after how long, and bytes of each.
+# Operations that are right before a rank dies, those that it still takes part in, after how long it dies, and bytes of each.
 BEFORE, AMID, DEATH_S, ABORTED_BYTES = 3, 4, 0.02, 256 << 20
 # Bytes that are sent from and into registered memory, the last in one piece too long for a step of NCCL's.
 REGISTERED = [4, 4096, (1 << 20) + 4, 64 << 20]
@@ -80,12 +80,16 @@ class Rank:
         bench = Bench(comm, painter, a, b)
         rows = [{"operation": "all_reduce", "size": size, "in_place": False, "wrong": bench.wrong("all_reduce", size, False)}
                 for _ in range(BEFORE)]
-        if self.rank == self.world - 1:
+        is_doomed = self.rank == self.world - 1
+        if is_doomed:
             threading.Timer(DEATH_S, os.kill, (os.getpid(), signal.SIGKILL)).start()
         begin = time.monotonic()
         try:
-            for _ in range(AMID):
+            # One that the dead one never begins: however fast the others were, it is not done without it.
+            for _ in range(AMID if is_doomed else AMID + 1):
                 comm.all_reduce(a, b, size // ELEMENT)
+            if is_doomed:
+                time.sleep(self.task["limit"])
             comm.wait(self.task["limit"] / 2)
             found = {"code": 0, "error": "no error: all operations ended"}
         except NcclError as error:
