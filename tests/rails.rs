@@ -257,11 +257,11 @@ fn sent(port: &str) -> Result<u64> {
 /// There is no failover yet: the connection ends, and says on which rail.
 #[test]
 fn a_rail_that_dies_ends_the_connection_by_name() -> Result<()> {
-    // Where the port is down, either end may be the first whose retries are exhausted; it names its own rail and the peer's.
-    let fatal: &[&str] = &["softrnic1"];
+    // Of a port both ends may be the first to hear: the sender by its data, the receiver by its clear-to-sends.
+    let ends = ["on softrnic1 (rail 1 of softrnic0+softrnic1)", "on softrnic3 (rail 1 of softrnic2+softrnic3)"];
     for (fault, words) in [
-        ("device-fatal device=softrnic1 message=100", fatal),
-        ("port-down device=softrnic1 message=100", &["status 12", "(rail 1 of softrnic", "softrnic1 "]),
+        ("device-fatal device=softrnic1 message=100", ["softrnic1"; 2]),
+        ("port-down device=softrnic1 message=100", ends),
     ] {
         let fault = format!("{fault} times=1");
         let quick = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "2")];
@@ -269,7 +269,7 @@ fn a_rail_that_dies_ends_the_connection_by_name() -> Result<()> {
             return Ok(());
         };
         assert_eq!(code, 2, "{stdout}\n{stderr}");
-        let told = stderr.lines().any(|line| line.contains("Ferrite") && words.iter().all(|word| line.contains(word)));
+        let told = stderr.lines().any(|line| line.contains("Ferrite") && words.iter().any(|w| line.contains(w)));
         assert!(told, "{words:?} is not told: {stderr}");
     }
     Ok(())
