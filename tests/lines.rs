@@ -216,6 +216,31 @@ fn a_caller_that_is_turned_away_calls_again() -> Result<()> {
     })
 }
 
+/// Where a line was there before, the port tells whether only that has ended or the process.
+#[test]
+fn a_peer_that_dies_during_set_up_on_a_shared_line_is_told_at_once() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_peer_that_dies_during_set_up_on_a_shared_line_is_told_at_once", &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (handle, _listener) = transport.listen(0)?;
+        let mut relay = Relay::new(address(&handle).address);
+        let _first = connect_through(seat, &transport, &mut relay)?;
+        let mut handle = relay.divert(&handle);
+        assert!(transport.connect(1, &mut handle)?.is_none(), "nobody accepts");
+        drop(relay);
+        let mut deadline = seat.deadline("an error");
+        while transport.connect(1, &mut handle).is_ok() {
+            deadline.idle()?;
+        }
+        let lines = ferrite::nccl_log::lines();
+        assert!(
+            lines.iter().any(|l| l.contains("the listener closed the connection: its process has died")),
+            "{lines:?}"
+        );
+        Ok(())
+    })
+}
+
 /// What is known of one listener's token does not help with another's, and whoever tries harms nobody.
 #[test]
 fn a_refused_connection_leaves_the_others_of_its_line_alive() -> Result<()> {
@@ -237,10 +262,7 @@ fn a_refused_connection_leaves_the_others_of_its_line_alive() -> Result<()> {
         };
         assert!(matches!(refusal, Error::Call { code: abi::ncclRemoteError, .. }), "{refusal}");
         let lines = ferrite::nccl_log::lines();
-        assert!(
-            lines.iter().any(|l| l.contains("the listener refuses: this listener waits for another peer")),
-            "{lines:?}"
-        );
+        assert!(lines.iter().any(|l| l.contains("the listener refuses: no such listener")), "{lines:?}");
         assert_eq!(files().0, sockets, "it went over the line that was there");
         works(seat, pair)
     })

@@ -165,6 +165,24 @@ fn whoever_waits_at_the_door_is_told_that_the_last_listener_has_closed() {
     });
 }
 
+/// Two connections share a line that is new; the listener of the first has closed meanwhile.
+#[test]
+fn a_refusal_at_the_door_is_for_one_connection() {
+    let (reception, lines) = (reception(&[[2; 16]]), Lines::default());
+    let [dead, live] = [[1; 16], [2; 16]].map(|token| reach(&lines, reception.address(), token).channel);
+    for channel in [&dead, &live] {
+        channel.send(Kind::Hello, Vec::new());
+    }
+    until("the refusal", || {
+        reception.poll(PATIENCE).expect("no error");
+        matches!(dead.poll_frame(), Heard::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
+    });
+    assert_eq!(heard(&live), Heard::End(End::Closed), "it may call again");
+    let again = reach(&lines, reception.address(), [2; 16]).channel;
+    again.send(Kind::Hello, Vec::new());
+    is_kind(&caller(&reception, [2; 16]), Kind::Hello);
+}
+
 /// A peer that takes no bytes.
 struct Deaf {
     listener: TcpListener,
@@ -296,6 +314,7 @@ fn a_forked_child_leaves_its_parents_lines_alone() {
     assert_eq!(far.poll_frame(), Heard::Nothing, "it has said nothing");
     far.send(Kind::Reply, Vec::new());
     is_kind(&near, Kind::Reply);
+    assert!(TcpStream::connect(reception.address()).is_ok(), "so does the port");
     let other = reach(&lines, reception.address(), [2; 16]);
     assert!(other.is_shared, "the line goes on");
     other.channel.send(Kind::Hello, Vec::new());

@@ -92,10 +92,14 @@ impl Channel {
 
     /// The next frame.
     pub fn poll_frame(&self) -> Heard {
+        // A forked child must not wait for a lock that its parent held.
+        if self.line.is_inherited() {
+            return Heard::Nothing;
+        }
         let mut news = Vec::new();
         let mut wire = self.line.lock();
         let mut next = wire.routes.get_mut(&self.id).and_then(|route| route.inbox.pop_front());
-        if next.is_none() && !self.line.is_inherited() {
+        if next.is_none() {
             self.line.read_into(&mut wire, &mut news);
             next = wire.routes.get_mut(&self.id).and_then(|route| route.inbox.pop_front());
         }

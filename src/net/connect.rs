@@ -32,7 +32,8 @@ pub struct Connector {
     deadline: Instant,
     /// Whether the line was there before.
     is_shared: bool,
-    /// Whether a listener's process has taken a line and closed it without a word: it may have had too many callers.
+    /// Whether the listener's process has closed a line without a word: it may have had too many callers, or no more
+    /// connections on that one, or it is dead, in which case its port is closed as well.
     turned_away: bool,
     stage: Stage,
 }
@@ -197,8 +198,8 @@ impl Connector {
     fn ended(&mut self, end: End) -> Result<(Stage, bool)> {
         let to = self.handle.address;
         match end {
-            // It had been used before, and its end has been noticed only now: that says nothing of the listener.
-            End::Closed | End::Lost(_) if self.is_shared => Ok(redial()),
+            // It had been used before, and its loss has been noticed only now: that says nothing of the listener.
+            End::Lost(_) if self.is_shared => Ok(redial()),
             // If its process is no more, that will be refused.
             End::Closed => {
                 self.turned_away = true;

@@ -14,7 +14,7 @@ use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Token;
 use std::collections::{HashMap, VecDeque};
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -61,6 +61,8 @@ const MAX_STRANGERS: usize = 128;
 const GRACE: Duration = Duration::from_millis(50);
 /// Callers that one listener may leave waiting.
 const MAX_WAITING: usize = 32;
+/// Callers that may have queued up while nobody listened: about what the system keeps.
+const MAX_QUEUE: usize = 4096;
 /// Accepted at a time, so that a flood of callers cannot hold NCCL's thread.
 const MAX_ACCEPTS: usize = 32;
 
@@ -99,24 +101,35 @@ impl Reception {
 
     /// From now on callers that show `token` are led to whoever fetches them with it.
     pub fn register(&self, token: Token) {
+        let _door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.desk().is_empty() {
+            // Nobody can know this listener yet; who has queued up while there was none must not be in its peer's way.
+            self.clear_queue(MAX_QUEUE);
+        }
         self.desk().insert(token, VecDeque::new());
     }
 
     /// Nobody fetches callers for `token` any more. When nobody fetches any, strangers need not wait.
     pub fn deregister(&self, token: &Token) {
-        let waiting = self.desk().remove(token);
-        drop(waiting);
+        // A forked child must not wait for a lock that its parent held.
         if self.is_inherited() {
             return;
         }
+        let waiting = self.desk().remove(token);
+        drop(waiting);
         let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
         if self.desk().is_empty() {
             let strangers = std::mem::take(&mut door.strangers);
             strangers.into_iter().for_each(|stranger| self.send_away(stranger));
-            // Those who have not been let in are told as well: by the end of their connection.
-            let callers = std::iter::from_fn(|| self.socket.accept().ok());
-            callers.take(MAX_STRANGERS).for_each(drop);
+            // Those who have not been let in are told as well.
+            self.clear_queue(MAX_STRANGERS);
         }
+    }
+
+    /// Hangs up on as many as `most` of those who have not been let in.
+    fn clear_queue(&self, most: usize) {
+        let callers = std::iter::from_fn(|| self.socket.accept().ok());
+        callers.take(most).for_each(|(stream, _)| drop(stream.shutdown(Shutdown::Both)));
     }
 
     /// The next caller for `token`.
@@ -145,6 +158,9 @@ impl Reception {
     /// # Errors
     /// No more callers can be accepted.
     pub fn poll(self: &Arc<Self>, patience: Duration) -> Result<()> {
+        if self.is_inherited() {
+            return Ok(());
+        }
         let mut door = match self.door.try_lock() {
             Ok(door) => door,
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
@@ -231,7 +247,10 @@ impl Reception {
     fn settle(self: &Arc<Self>, door: &mut Door, stranger: Stranger, verdict: Verdict) -> Result<()> {
         match verdict {
             Verdict::Wait => {}
-            Verdict::Dismiss(why) => self.say_dismissed(&stranger, &why),
+            Verdict::Dismiss(why) => {
+                self.say_dismissed(&stranger, &why);
+                stranger.socket.finish();
+            }
             Verdict::Admit(hello) => {
                 let line = Arc::new(Line::accepted(stranger.socket, self));
                 self.epoll.add(line.fd(), door.lines.add(&line) << 1 | LINE, Trigger::Level)?;
@@ -249,16 +268,17 @@ impl Reception {
             Ok(Incoming::Closed) => return Verdict::Dismiss("it closed the connection".into()),
             Ok(Incoming::Lost(why)) => return Verdict::Dismiss(format!("its connection was lost: {why}")),
             Err(violation) => {
-                stranger.refuse(violation.text());
+                stranger.refuse(Token::default(), violation.text());
                 return Verdict::Dismiss(violation.to_string());
             }
         };
         if !self.desk().contains_key(&frame.token) {
-            stranger.refuse(WRONG_TOKEN);
+            // Only this: connections to other listeners may be next on that line, and call again when it ends.
+            stranger.refuse(frame.token, WRONG_TOKEN);
             return Verdict::Dismiss("it does not know this listener's token: another job, or a port scan".into());
         }
         if frame.kind != Kind::Hello {
-            stranger.refuse(&format!("an unexpected {:?}", frame.kind));
+            stranger.refuse(frame.token, &format!("an unexpected {:?}", frame.kind));
             return Verdict::Dismiss(format!("it sent an unexpected {:?}", frame.kind));
         }
         Verdict::Admit(frame)
@@ -281,7 +301,7 @@ impl Reception {
 
     fn send_away(&self, stranger: Stranger) {
         self.epoll.remove(stranger.socket.fd());
-        drop(stranger);
+        stranger.socket.finish();
     }
 
     /// A line has ended and is not listened to any more.
@@ -294,18 +314,27 @@ impl Reception {
     }
 }
 
+impl Drop for Reception {
+    /// A forked child may have the port as well: nobody is to call there in vain.
+    fn drop(&mut self) {
+        if !self.is_inherited() {
+            socket::shut(&self.socket);
+        }
+    }
+}
+
 /// Whether an error of `accept` is no affair of the caller's, whose connection may have failed in many ways by then.
 fn is_of_this_process(error: &std::io::Error) -> bool {
     let ours = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EBADF, libc::EINVAL, libc::ENOTSOCK];
     error.raw_os_error().is_none_or(|errno| ours.contains(&errno))
 }
 
-const WRONG_TOKEN: &str = "this listener waits for another peer (wrong token)";
+const WRONG_TOKEN: &str = "no such listener: it has closed, or is another job's (wrong token)";
 
 impl Stranger {
-    fn refuse(&mut self, why: &str) {
-        // A stranger is not told a token.
-        self.socket.send(&Frame::text(Kind::Refuse, Token::default(), why));
+    /// `token` is what it has said itself; the default one is for all of its connections.
+    fn refuse(&mut self, token: Token, why: &str) {
+        self.socket.send(&Frame::text(Kind::Refuse, token, why));
         let _ = self.socket.poll_sent();
     }
 }

@@ -173,6 +173,8 @@ impl ControlSocket {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Incoming::Nothing),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if is_of_the_network(&e) => return Ok(Incoming::Lost(e.to_string())),
+                // Reset, as a process that is killed does; so does a peer's kernel that has given the connection up, when it
+                // hears of it again. The two cannot be told apart here.
                 Err(_) => return Ok(Incoming::Closed),
             }
         }
@@ -183,6 +185,12 @@ impl ControlSocket {
 pub fn lengthen_queue(listener: &TcpListener) {
     // SAFETY: an open socket that listens; if this fails, the queue stays as it is.
     unsafe { libc::listen(listener.as_raw_fd(), i32::from(i16::MAX)) };
+}
+
+/// Ends a port for good, also where a forked child of this process still has it.
+pub fn shut(listener: &TcpListener) {
+    // SAFETY: an open socket; if this fails, closing it is what is left.
+    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
 /// Whether an error tells of the way to the peer and not of the peer.
