@@ -27,6 +27,9 @@ for link in roce ib; do
     done
 done
 
+step "the software device with staged copies"
+SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo test -p softrnic --locked --quiet
+
 step "processes killed"
 tools/softrnic/scripts/soak.sh 1000
 

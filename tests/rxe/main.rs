@@ -10,6 +10,7 @@
 mod common;
 
 mod addresses;
+mod contract;
 mod data;
 mod faults;
 mod guest;
@@ -47,6 +48,8 @@ tests! {
     data::unequal_packets: plugin;
     data::longer_than_the_port_allows: plugin, stock;
     data::two_hundred_connections: plugin;
+    contract::connections: plugin;
+    contract::messages: plugin;
     addresses::ipv4_by_default: plugin, stock;
     addresses::ipv6_by_family: plugin, stock;
     addresses::link_local_by_index: plugin, stock;

@@ -79,6 +79,8 @@ pub enum Error {
     Fetch(String),
     /// The caller of this crate broke a rule of its interface.
     Misuse(&'static str),
+    /// What was to be done needs this, and it is not here.
+    Missing(&'static str),
     /// The command line makes no sense.
     Usage(String),
 }
@@ -145,6 +147,7 @@ impl fmt::Display for Error {
             Self::PeerGone => f.write_str("the other process of the pair is gone"),
             Self::Fetch(what) | Self::Usage(what) | Self::Contract(what) => f.write_str(what),
             Self::Misuse(rule) => write!(f, "misuse of the driver: {rule}"),
+            Self::Missing(what) => write!(f, "needs {what}"),
         }
     }
 }

@@ -145,6 +145,9 @@ fn sizes(stage: &mut Stage<'_>) -> Result<Finding> {
 }
 
 fn largest(stage: &mut Stage<'_>) -> Result<Finding> {
+    if !stage.can_pin(3 << 30) {
+        return Err(Error::Missing("3 GiB of free memory"));
+    }
     let transport = stage.transport()?;
     let link = connect_here(&transport, 0, 0)?;
     let (mine, theirs) = (Arc::new(Buffer::new(LARGEST)?), Arc::new(Buffer::new(LARGEST)?));

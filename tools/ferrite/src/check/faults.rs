@@ -103,7 +103,7 @@ fn round(stage: &Stage<'_>, bench: &Bench, size: usize, index: u64) -> Result<()
 
 fn address_change(stage: &mut Stage<'_>) -> Result<Finding> {
     let transport = stage.transport()?;
-    let hardware = stage.hardware();
+    let hardware = stage.hardware()?;
     let last = transport.devices()? - 1;
     let before = connect_here(&transport, 0, last)?;
     before.carries(&[1000])?;
@@ -145,9 +145,13 @@ fn fork(stage: &mut Stage<'_>) -> Result<Finding> {
     let link = connect_here(&transport, 0, transport.devices()? - 1)?;
     let (mine, theirs) = (Arc::new(Buffer::new(1 << 16)?), Arc::new(Buffer::new(1 << 16)?));
     let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);
+    // Where libibverbs protects registered pages, a child has none of them.
+    let is_soft = stage.order.softrnic.is_some();
+    let others = (Buffer::new(1 << 16)?, Buffer::new(1 << 16)?);
+    let (first, second) = if is_soft { (&*mine, &*theirs) } else { (&others.0, &others.1) };
     for (round, exit) in [Exit::AtOnce, Exit::WithHandlers, Exit::AtOnce].into_iter().enumerate() {
         link.message(&out, &into, 50_000, round as u64)?;
-        child(&mine, &theirs, exit)?;
+        child(first, second, exit)?;
         link.message(&out, &into, 50_000, 100 + round as u64)?;
     }
     connect_here(&transport, 0, 0)?.carries(&[1000])?;

@@ -107,7 +107,7 @@ fn name(stage: &mut Stage<'_>) -> Result<Finding> {
     let is_built_in = matches!(stage.order.source, Source::Stock { .. });
     let taken = ["IB", "Socket"].iter().any(|taken| name.eq_ignore_ascii_case(taken));
     ensure!(!taken || is_built_in, "{name:?} is the name of a network of NCCL's own");
-    let held = stage.hardware().objects()?;
+    let held = stage.hardware()?.objects()?;
     ensure!(held.queue_pairs == 0, "init alone holds {held}");
     let words = format!("{name:?}, {count} devices; after init: {held}");
     let (Source::Plugin { path }, Some(nccl)) = (&stage.order.source, &stage.order.built_in) else {
@@ -172,6 +172,7 @@ fn init_again(stage: &mut Stage<'_>) -> Result<Finding> {
 
 /// Rank 1 makes the fabric, rank 0 finds all of its ports down.
 fn ports_down(stage: &mut Stage<'_>) -> Result<Finding> {
+    let hardware = stage.hardware()?;
     if stage.rank() == 1 {
         stage.transport()?;
         stage.seat.barrier()?;
@@ -179,7 +180,6 @@ fn ports_down(stage: &mut Stage<'_>) -> Result<Finding> {
         return Ok(Finding::nothing());
     }
     stage.seat.barrier()?;
-    let hardware = stage.hardware();
     for device in 0..2 * stage.order.rails {
         hardware.tell(&["port", &format!("softrnic{device}/1"), "down"])?;
     }

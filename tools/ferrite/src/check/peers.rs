@@ -382,7 +382,7 @@ fn connect_or_fail(transport: &Transport) -> Result<Result<Loop>> {
 
 fn limit(stage: &mut Stage<'_>) -> Result<Finding> {
     let transport = stage.transport()?;
-    let hardware = stage.hardware();
+    let hardware = stage.hardware()?;
     let before = hardware.objects()?;
     let mut kept = Vec::new();
     let problem = loop {

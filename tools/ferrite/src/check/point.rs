@@ -66,6 +66,16 @@ pub struct Scene {
     pub long: bool,
 }
 
+impl Scene {
+    /// Whether it takes a software device to set it up.
+    pub fn is_made_up(&self) -> bool {
+        let names_one = |(name, value): &Variable| {
+            value.contains("softrnic") || name.starts_with("SOFTRNIC_") && *name != "SOFTRNIC_STRICT"
+        };
+        self.host == Host::Faithful || self.env.iter().chain(self.rank1).any(names_one)
+    }
+}
+
 /// What the machine seems to be like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Host {

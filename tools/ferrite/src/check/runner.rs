@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::check::point::{Act, Host, Point, Trial};
-use crate::check::stage::Order;
+use crate::check::stage::{Order, SOFTWARE_DEVICE};
 use crate::check::verdict::{Finding, Outcome, Verdict};
 use crate::error::{Error, Result};
 use crate::library::Source;
@@ -29,6 +29,15 @@ pub struct Shape {
     pub strict: bool,
 }
 
+/// Where the software device is.
+#[derive(Debug, Clone)]
+pub struct Softrnic {
+    /// The folder of its libibverbs.so.1.
+    pub folder: PathBuf,
+    /// Its command line.
+    pub control: PathBuf,
+}
+
 /// What to check, and on what.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -40,10 +49,8 @@ pub struct Request {
     pub version8: bool,
     /// NCCL 2.21.5, if it is in the cache.
     pub built_in: Option<PathBuf>,
-    /// The folder of the software device's libibverbs.so.1.
-    pub softrnic: PathBuf,
-    /// Its command line.
-    pub control: PathBuf,
+    /// The software device; `None`: on the devices of this machine, which nobody breaks.
+    pub softrnic: Option<Softrnic>,
     /// What it is like.
     pub shape: Shape,
     /// With the points that take minutes.
@@ -77,6 +84,10 @@ impl Request {
                 skipped.push("needs a transport of interface v8".into());
                 continue;
             }
+            if self.softrnic.is_none() && act.scene.is_made_up() {
+                skipped.push(format!("needs {SOFTWARE_DEVICE}"));
+                continue;
+            }
             match self.act(point, index, act) {
                 Ok(finding) if finding.skipped => skipped.push(finding.detail),
                 Ok(finding) => details.push(finding.detail),
@@ -104,7 +115,7 @@ impl Request {
             act: index,
             source: self.source.clone(),
             built_in: self.built_in.clone(),
-            softrnic: self.control.clone(),
+            softrnic: self.softrnic.as_ref().map(|device| device.control.clone()),
             rails: self.shape.rails,
             infiniband: self.shape.infiniband,
         };
@@ -136,20 +147,23 @@ impl Request {
     }
 
     fn command(&self, act: &Act) -> (PathBuf, Vec<OsString>) {
-        if !self.is_faithful(act) {
+        let Some(device) = self.softrnic.as_ref().filter(|_| self.is_faithful(act)) else {
             return (self.program.clone(), vec![WORKER.into()]);
-        }
-        let mut words: Vec<OsString> = vec!["run".into(), "--library".into(), self.softrnic.clone().into()];
+        };
+        let mut words: Vec<OsString> = vec!["run".into(), "--library".into(), device.folder.clone().into()];
         words.push("--faithful".into());
         if self.shape.rails == 2 {
             words.push("--same-card".into());
         }
         words.extend(["--".into(), self.program.clone().into(), WORKER.into()]);
-        (self.control.clone(), words)
+        (device.control.clone(), words)
     }
 
     fn setting(&self, act: &Act, mask: &Mask) -> Result<Setting> {
-        let verbs = if mask.0.is_some() { Verbs::System } else { Verbs::softrnic(&self.softrnic)? };
+        let verbs = match &self.softrnic {
+            Some(device) if mask.0.is_none() => Verbs::softrnic(&device.folder)?,
+            _ => Verbs::System,
+        };
         let mut setting = Setting::new(verbs);
         setting.net_plugin = self.source.net_plugin().into();
         setting.silence = Duration::from_secs(act.scene.patience);

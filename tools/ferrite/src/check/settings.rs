@@ -83,10 +83,10 @@ fn by_port(stage: &mut Stage<'_>) -> Result<Finding> {
 
 fn queue_pairs(stage: &mut Stage<'_>) -> Result<Finding> {
     let transport = stage.transport()?;
-    let before = stage.hardware().objects()?.queue_pairs;
+    let before = stage.hardware()?.objects()?.queue_pairs;
     let link = connect_here(&transport, 0, 0)?;
     link.carries(&[1000; 10])?;
-    let more = stage.hardware().objects()?.queue_pairs - before;
+    let more = stage.hardware()?.objects()?.queue_pairs - before;
     let wanted = 6 * stage.order.rails as u64;
     ensure!(more == wanted, "{QPS}=3: a connection has {more} queue pairs at its two ends, not {wanted}");
     Ok(Finding::passed("3 queue pairs a connection"))
@@ -97,7 +97,7 @@ fn busy(stage: &mut Stage<'_>) -> Result<usize> {
     let transport = stage.transport()?;
     let link = connect_here(&transport, 0, 0)?;
     link.carries(&[1 << 20])?;
-    Ok(stage.hardware().messages()?.into_iter().filter(|messages| *messages > 0).count())
+    Ok(stage.hardware()?.messages()?.into_iter().filter(|messages| *messages > 0).count())
 }
 
 fn split(stage: &mut Stage<'_>) -> Result<Finding> {
@@ -120,7 +120,7 @@ fn until_lost(stage: &mut Stage<'_>) -> Result<Duration> {
     let (out, into) = (send.register(&memory)?, recv.register(&memory)?);
     let mut deadline = Deadline::new("a message", SOON);
     let _receive = posted(&mut deadline, || recv.receive(&into, 4096, 64, TAG))?;
-    stage.hardware().inject(&rule(stage, "drop attempts=all"))?;
+    stage.hardware()?.inject(&rule(stage, "drop attempts=all"))?;
     let mut sending = posted(&mut deadline, || send.send(&out, 0, 64, TAG))?;
     let start = Instant::now();
     let failed = within(SOON, || match sending.test(&mut [0]) {

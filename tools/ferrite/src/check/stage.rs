@@ -31,8 +31,8 @@ pub struct Order {
     pub source: Source,
     /// NCCL 2.21.5, where it is in the cache: for a peer of another kind and as a reference.
     pub built_in: Option<PathBuf>,
-    /// The command line of the software device.
-    pub softrnic: PathBuf,
+    /// The command line of the software device, where that is what is used.
+    pub softrnic: Option<PathBuf>,
     /// Devices that are fused into one, 1 or 2.
     pub rails: usize,
     /// The links are InfiniBand, else RoCE.
@@ -48,6 +48,9 @@ pub struct Stage<'s> {
     pub order: &'s Order,
     transport: Option<Transport>,
 }
+
+/// What some points need, to break it or to look into it.
+pub(super) const SOFTWARE_DEVICE: &str = "the software device";
 
 /// How long something may take that the peer or the device has to do.
 pub const SOON: Duration = Duration::from_secs(8);
@@ -90,7 +93,10 @@ fn play(seat: &mut Seat, order: &Order) -> Result<Finding> {
             return Ok(Finding::nothing());
         }
     }
-    (act.play)(&mut Stage { seat, order, transport: None })
+    match (act.play)(&mut Stage { seat, order, transport: None }) {
+        Err(missing @ Error::Missing(_)) => Ok(Finding::skipped(missing.to_string())),
+        finding => finding,
+    }
 }
 
 impl Stage<'_> {
@@ -130,8 +136,21 @@ impl Stage<'_> {
     }
 
     /// The software device, to be changed and looked at.
-    pub(super) fn hardware(&self) -> Device {
-        Device::new(&self.order.softrnic)
+    ///
+    /// # Errors
+    /// [`Error::Missing`] on devices of the machine, which are neither.
+    pub(super) fn hardware(&self) -> Result<Device> {
+        self.order.softrnic.as_deref().map(Device::new).ok_or(Error::Missing(SOFTWARE_DEVICE))
+    }
+
+    /// Whether so much memory can be registered: a device of the kernel's needs all of it there.
+    pub(super) fn can_pin(&self, bytes: u64) -> bool {
+        let free = || -> Option<u64> {
+            let told = std::fs::read_to_string("/proc/meminfo").ok()?;
+            let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+            Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+        };
+        self.order.softrnic.is_some() || free().is_none_or(|free| free >= bytes)
     }
 
     /// Swaps handles with the peer.

@@ -195,7 +195,7 @@ fn failed_again(stage: &mut Stage<'_>) -> Result<Finding> {
     let (out, into) = (link.send.register(&memory)?, link.recv.register(&memory)?);
     let mut deadline = Deadline::new("a failure", SOON);
     let mut receive = posted(&mut deadline, || link.recv.receive(&into, 4096, 64, TAG))?;
-    stage.hardware().inject(&rule(stage, "qp-error"))?;
+    stage.hardware()?.inject(&rule(stage, "qp-error"))?;
     let mut send = posted(&mut deadline, || link.send.send(&out, 0, 64, TAG))?;
     let mut sizes = [0];
     let first = within(SOON, || {
@@ -243,7 +243,7 @@ fn close_in_flight(stage: &mut Stage<'_>) -> Result<Finding> {
         let memory = Arc::new(Buffer::new(1 << 16)?);
         let (out, into) = (link.send.register(&memory)?, link.recv.register(&memory)?);
         let fault = ["delay=3ms times=4", "qp-error times=1", "drop attempts=all times=4"][round % 3];
-        stage.hardware().inject(&rule(stage, fault))?;
+        stage.hardware()?.inject(&rule(stage, fault))?;
         let mut requests = Vec::new();
         for i in 0..4 {
             requests.extend(link.recv.receive(&into, 32_768, 5000, i).unwrap_or_default());
@@ -253,7 +253,7 @@ fn close_in_flight(stage: &mut Stage<'_>) -> Result<Finding> {
         drop((requests, out, into));
         slowest = slowest.max(close(link));
         ensure!(slowest < BOUND, "closing takes {slowest:?}");
-        stage.hardware().tell(&["inject", "--clear"])?;
+        stage.hardware()?.tell(&["inject", "--clear"])?;
     }
     // Time for what is late.
     std::thread::sleep(Duration::from_millis(20));
@@ -271,10 +271,10 @@ fn dereg_in_flight(stage: &mut Stage<'_>) -> Result<Finding> {
         let memory = Arc::new(Buffer::new(1 << 20)?);
         let (out, into) = (link.send.register(&memory)?, link.recv.register(&memory)?);
         let receive = link.recv.receive(&into, 1 << 19, 1 << 18, TAG)?;
-        stage.hardware().inject(&rule(stage, "delay=5ms times=1"))?;
+        stage.hardware()?.inject(&rule(stage, "delay=5ms times=1"))?;
         let send = within(SOON, || link.send.send(&out, 0, 1 << 18, TAG))?;
         ensure!(receive.is_some() && send.is_some(), "nothing is in flight");
-        stage.hardware().tell(&["inject", "--clear"])?;
+        stage.hardware()?.tell(&["inject", "--clear"])?;
         // As an abort does: regions first, both ends.
         drop((send, receive, out, into));
         witness.carries(&[64, 70_000])?;
@@ -347,7 +347,7 @@ fn half_a_group(stage: &mut Stage<'_>, group: usize, sent: usize) -> Result<Dura
 }
 
 fn cycles(stage: &mut Stage<'_>) -> Result<Finding> {
-    let hardware = stage.hardware();
+    let hardware = stage.hardware()?;
     let counts = || -> Result<_> { Ok((hardware.objects()?, belongings())) };
     for _ in 0..3 {
         across(stage)?.carries(&[64])?;

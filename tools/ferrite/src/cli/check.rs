@@ -6,8 +6,9 @@ use clap::{Args, ValueEnum};
 
 use crate::check::point;
 use crate::check::report;
-use crate::check::runner::{self, Request, Shape};
+use crate::check::runner::{self, Request, Shape, Softrnic};
 use crate::check::verdict::Outcome;
+use crate::cli::VerbsName;
 use crate::cli::what::What;
 use crate::dist::Dist;
 use crate::error::{Error, Result};
@@ -24,6 +25,9 @@ own. Prints a line for each: number, name, pass, FAIL or `skipped: why`, and wha
 pub(super) struct Check {
     #[command(flatten)]
     what: What,
+    /// Which libibverbs the transport gets; on the machine's own devices less can be told
+    #[arg(long, value_enum, default_value = "softrnic")]
+    verbs: VerbsName,
     /// What the software device's links are
     #[arg(long, value_enum, default_value = "roce")]
     link: LinkName,
@@ -92,22 +96,35 @@ impl Check {
     }
 
     fn request(self) -> Result<Request> {
-        let softrnic = self.softrnic.map_or_else(|| Dist::find().map(|dist| dist.softrnic()), Ok)?;
-        // Says it if there is none, and tidies up after runs that were killed.
-        Verbs::softrnic(&softrnic)?.clean_stale();
-        let softrnic = std::fs::canonicalize(&softrnic).unwrap_or(softrnic);
+        let infiniband = self.link == LinkName::Ib;
+        let shape = Shape { infiniband, rails: self.rails.into(), strict: self.strict };
+        let softrnic = match self.verbs {
+            VerbsName::Softrnic => Some(software_device(self.softrnic)?),
+            VerbsName::System if self.softrnic.is_some() || infiniband || self.rails != 1 || self.strict => {
+                let words =
+                    "--softrnic, --link, --rails and --strict are about the software device, not --verbs system";
+                return Err(Error::Usage(words.into()));
+            }
+            VerbsName::System => None,
+        };
         let source = absolute(self.what.source()?)?;
         let version8 = match &source {
             Source::Stock { nccl } => wheel::verify(nccl)?.interface == 8,
             Source::Plugin { .. } | Source::Loader { .. } => true,
         };
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
-        let control = runner::control_of(&softrnic)?;
-        let infiniband = self.link == LinkName::Ib;
-        let shape = Shape { infiniband, rails: self.rails.into(), strict: self.strict };
         let built_in = wheel::cached(Release::DEFAULT).ok().filter(|path| path.exists());
-        Ok(Request { program, source, version8, built_in, softrnic, control, shape, long: self.long })
+        Ok(Request { program, source, version8, built_in, softrnic, shape, long: self.long })
     }
+}
+
+fn software_device(folder: Option<PathBuf>) -> Result<Softrnic> {
+    let folder = folder.map_or_else(|| Dist::find().map(|dist| dist.softrnic()), Ok)?;
+    // Says it if there is none, and tidies up after runs that were killed.
+    Verbs::softrnic(&folder)?.clean_stale();
+    let folder = std::fs::canonicalize(&folder).unwrap_or(folder);
+    let control = runner::control_of(&folder)?;
+    Ok(Softrnic { folder, control })
 }
 
 /// Processes of a point may be in another folder.
@@ -131,6 +148,9 @@ fn title(request: &Request) -> String {
         },
         Source::Loader { plugin, .. } => format!("NCCL_NET_PLUGIN={plugin}"),
     };
+    if request.softrnic.is_none() {
+        return format!("{what} on the devices of this machine");
+    }
     let Shape { infiniband, rails, strict } = request.shape;
     let link = if infiniband { "InfiniBand" } else { "RoCE" };
     let rails = if rails == 2 { ", two rails" } else { "" };
