@@ -47,14 +47,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
-    try:
-        return nccltests.compare(*options.read) if options.read else compare.run(options)
-    except plan.Invalid as why:
-        print(f"not valid: {why}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; no process of the comparison is left", file=sys.stderr)
-        return 2
+    return plan.exit_code(lambda: nccltests.compare(*options.read) if options.read else compare.run(options))
 
 
 if __name__ == "__main__":

@@ -45,14 +45,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
-    try:
-        return check.run(options)
-    except plan.Invalid as why:
-        print(f"not valid: {why}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; no process of the check is left", file=sys.stderr)
-        return 2
+    return plan.exit_code(lambda: check.run(options))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from abtest.plan import Invalid, count, sizes  # noqa: E402
+from abtest.plan import count, exit_code, sizes  # noqa: E402
 from nccltest import matrix, plan  # noqa: E402
 
 
@@ -63,14 +63,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
-    try:
-        return matrix.run(options)
-    except Invalid as why:
-        print(f"not valid: {why}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; no process is left", file=sys.stderr)
-        return 2
+    return exit_code(lambda: matrix.run(options))
 
 
 if __name__ == "__main__":

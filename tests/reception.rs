@@ -165,6 +165,35 @@ fn whoever_waits_at_the_door_is_told_that_the_last_listener_has_closed() {
     });
 }
 
+/// Lines keep the port open when nobody listens: who comes then is not in the way of the next listener's peer.
+#[test]
+fn who_queued_up_while_nobody_listened_is_sent_away() {
+    let reception = reception(&[[1; 16]]);
+    reception.deregister(&[1; 16]);
+    let mut early = TcpStream::connect(reception.address()).expect("it is open");
+    reception.register([2; 16]);
+    until("the end", || is_closed(&mut early).then_some(()));
+}
+
+#[test]
+fn a_port_ends_also_where_a_forked_child_has_it() {
+    let reception = reception(&[]);
+    let address = reception.address();
+    // SAFETY: the child goes on alone with this one thread, and only waits to be killed.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            // SAFETY: plain numbers.
+            unsafe { libc::pause() };
+        }
+    }
+    drop(reception);
+    let refused = TcpStream::connect(address).is_err();
+    // SAFETY: our own child, which is waited for once.
+    unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0)) };
+    assert!(refused, "nobody serves it any more");
+}
+
 /// Two connections share a line that is new; the listener of the first has closed meanwhile.
 #[test]
 fn a_refusal_at_the_door_is_for_one_connection() {

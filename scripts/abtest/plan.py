@@ -1,12 +1,25 @@
 """What is run: sides, collectives, sizes, and in which order."""
 
 import argparse
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 
 class Invalid(Exception):
     """The comparison cannot be made, or proves nothing. The text says why."""
+
+
+def exit_code(run: Callable[[], int]) -> int:
+    """What `run` returns; 2, with a line that says why, if it is not valid or was interrupted."""
+    try:
+        return run()
+    except Invalid as why:
+        print(f"not valid: {why}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted; no process of this run is left", file=sys.stderr)
+    return 2
 
 
 # Bus bandwidth over algorithm bandwidth, for n ranks: what a link really carries.

@@ -183,13 +183,13 @@ impl ControlSocket {
 
 /// Has as many callers wait as the system allows, and not the 128 that are usual: all peers of a process may call at once.
 pub fn lengthen_queue(listener: &TcpListener) {
-    // SAFETY: an open socket that listens; if this fails, the queue stays as it is.
+    // SAFETY: plain numbers, and a descriptor that the borrowed listener keeps open; if this fails, the queue stays as it is.
     unsafe { libc::listen(listener.as_raw_fd(), i32::from(i16::MAX)) };
 }
 
 /// Ends a port for good, also where a forked child of this process still has it.
 pub fn shut(listener: &TcpListener) {
-    // SAFETY: an open socket; if this fails, closing it is what is left.
+    // SAFETY: plain numbers, and a descriptor that the borrowed listener keeps open; if this fails, closing it is what is left.
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
