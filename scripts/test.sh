@@ -42,7 +42,7 @@ status=0
 FERRITE_DIST=$ROOT/dist cargo test --workspace --locked --no-fail-fast 2>&1 | tee "$log" || status=$?
 
 # The software device once more, with every copy staged as in a container: the tests that move data (scripts/nightly.sh: all).
-moving=$(printf -- '--test %s ' atomics channels churn data draining errors gpu kill rules semantics staged states)
+moving=$(printf -- '--test %s ' atomics channels churn completions data draining errors gpu kill rules semantics staged states)
 # shellcheck disable=SC2086
 SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo test -p softrnic --locked --no-fail-fast $moving 2>&1 | tee -a "$log" || status=$?
 
