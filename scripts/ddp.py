@@ -7,7 +7,7 @@
 PyTorch's DistributedDataParallel, fresh processes for each run; the built-in runs twice, to show that the training repeats
 itself at all. Each run makes and destroys its process group several times: file descriptors, threads and queue pairs
 are counted after each. Exit code 0: every loss and every parameter is the same, and nothing leaks. 1: something differs, or
-leaks. 2: the check is not valid. report.md, curves.svg and raw.json say more.
+leaks. 2: the check is not valid, or could not be made. 130: interrupted. report.md, curves.svg and raw.json say more.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from abtest import plan  # noqa: E402
+from abtest import ending, plan  # noqa: E402
 from ddptest import check  # noqa: E402
 
 
@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
-    return plan.exit_code(lambda: check.run(options))
+    return ending.exit_code(lambda: check.run(options))
 
 
 if __name__ == "__main__":

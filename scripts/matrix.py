@@ -14,7 +14,8 @@ machine, each with an NCCL_HOSTID of its own, so that all data goes through the 
     register      sends from and into memory that the application has registered
     abort         a rank is killed in the middle of an all_reduce: what the others see, and when
 
-Exit code 0: all right. 1: something is wrong. 2: it could not be tried. report.md and raw.json say more.
+Exit code 0: all right. 1: something is wrong. 2: it could not be tried. 130: interrupted; the cases that were done are in the report.
+report.md and raw.json say more.
 """
 
 import argparse
@@ -23,7 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from abtest.plan import count, exit_code, sizes  # noqa: E402
+from abtest.ending import exit_code  # noqa: E402
+from abtest.plan import count, sizes  # noqa: E402
 from nccltest import matrix, plan  # noqa: E402
 
 

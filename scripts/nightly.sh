@@ -6,6 +6,8 @@
 #   scripts/nightly.sh           an hour on two cores
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
+install_nextest
+
 step() { printf '\n== %s\n' "$*"; }
 
 step build
@@ -27,8 +29,15 @@ for link in roce ib; do
     done
 done
 
+step "the plugin loader of NCCL 2.20"
+dist/bin/ferrite wheel 2.20.5
+FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(=the_loader_of_nccl_2_20_takes_a_name_and_no_path)'
+
 step "the software device with staged copies"
-SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo test -p softrnic --locked --quiet
+SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'package(softrnic)'
+
+step "soft-RoCE, Ferrite and NCCL's own transport"
+FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'binary(rxe)'
 
 step "processes killed"
 tools/softrnic/scripts/soak.sh 1000

@@ -85,6 +85,13 @@ install_components() {
     rustup component add rustfmt clippy
 }
 
+# What runs the tests. A version that is there is taken as it is.
+install_nextest() {
+    cargo nextest --version >/dev/null 2>&1 && return
+    echo "installing: cargo-nextest, built from source once, some minutes"
+    cargo install --locked --quiet cargo-nextest || die "cargo install cargo-nextest failed; it is what runs the tests"
+}
+
 install_packages
 install_rust
 # What the user chose is taken as it is.

@@ -21,8 +21,8 @@
 //! ## The way of a message
 //!
 //! 1. `irecv` gives [`proto::recv::RecvFlow`] a buffer. Its clear-to-send, 32 bytes with address, key, size, tag and
-//!    sequence number, is written into the ring in the sender's memory: inline, unsignalled, one doorbell. Small ones that
-//!    come in quick succession share a write.
+//!    sequence number, is written into the ring in the sender's memory: inline where the device can, unsignalled, one
+//!    doorbell. Small ones that come in quick succession share a write.
 //! 2. `isend` finds the clear-to-send in [`proto::send::SendFlow`] by its tag and posts one RDMA WRITE with immediate:
 //!    one doorbell, one completion.
 //! 3. The immediate names the slot and tells the length. The receiver's `test` polls it off the completion queue.
@@ -44,13 +44,19 @@
 //!
 //! `listen` makes a random token, which travels in NCCL's handle with the process's TCP port. `connect` says hello with the
 //! token, its rails with their queue pairs, and its ring; the listener answers with its queue pairs and the terms, and is
-//! ready to receive; `connect` commits and is done; `accept` is done when the commit has come. Every step is non-blocking
-//! and has a deadline; queue pairs whose peer cannot be resolved yet are tried again between calls.
+//! ready to receive; `connect` commits and is done; `accept` is done when the commit has come. Every step is non-blocking.
+//! What ought to be quick has a deadline: reaching the peer's port, and connecting queue pairs, which are tried again between
+//! calls while the peer cannot be resolved. How long the peer takes to accept has none: NCCL may begin hours later there, and
+//! as long as the control connection stands the peer lives.
 //! Whoever does not know the token, or speaks another version, is refused in words and costs nothing but a socket.
 //!
 //! All connections from one process to another share a TCP connection, the [`net::line::Line`]; the token in each frame tells
 //! whose it is. It stays open as long as one of them is there: its end tells a dead peer from a broken path, and a failing
-//! side says why on it.
+//! side says why on it. One that is lost or reset tells nothing. The side that has dialled dials again, and each connection
+//! goes on over the new line by a secret of its own ([`net::redial`]); a port that is closed, or does not know the connection,
+//! is its end. Meanwhile an end that waits for the peer asks the peer's device whether it is there ([`net::probe`]): that
+//! alone tells of a host that is gone, and tells the side that cannot dial. Forked children keep no control sockets
+//! ([`net::fork`]), so that a process's death is told when it dies and not when its workers have.
 //!
 //! ## Threads
 //!
@@ -58,7 +64,7 @@
 //! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::single::SingleCaller`],
 //! the rest is immutable or behind a lock. The data path allocates nothing, takes no lock and makes no system call of its
 //! own. Ferrite's only threads are one [`net::watcher::Watcher`] per card with connections, which waits for device
-//! events and for what comes on lines. The library is never unmapped (`-z nodelete`).
+//! events and for what comes on lines and at the port, dials again, and clears away what an abort has left half-made. The library is never unmapped (`-z nodelete`).
 //!
 //! ## Where things are decided
 //!
@@ -68,13 +74,16 @@
 //! | which environment variables are there? | [`host::variables::VARIABLES`] |
 //! | which GID is used, and why? | [`host::gid`], [`net::address`] |
 //! | who shares a control connection, and when does it end? | [`net::line`], [`net::lines`], [`net::reception`] |
+//! | what becomes of connections whose line is lost? | [`net::redial`], [`net::probe`], [`net::connections`] |
+//! | what bounds a connection that NCCL has given up half-way? | [`net::connectors`], [`net::listen`] |
 //! | which lock is taken first? | [`net::line`] |
 //! | how are queue pairs connected, and how often is it tried? | [`net::joining`] |
 //! | which registration serves which memory? | [`net::claims`] |
 //! | can GPU memory be registered, and what is missing? | [`net::gdr`] |
 //! | which ports are one device? | [`net::nic`] |
 //! | how much of a message does a rail get? | [`proto::stripe`], [`proto::shares`] |
-//! | how large are the queues? | [`net::sender::SENDER_DEPTHS`], [`net::receiver::RECEIVER_DEPTHS`] |
+//! | how large are the queues, and why do they never overflow? | [`net::sender::SENDER_DEPTHS`], [`proto::room`], [`net::receiver::RECEIVER_DEPTHS`] |
+//! | what if a device takes little inline data, or none? | [`verbs::queue`], [`net::announcer`] |
 //! | what does an error say? | [`verbs::status`], `net::lanes` |
 //! | how is libibverbs found? | [`verbs::library`] |
 #![cfg_attr(

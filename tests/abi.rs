@@ -48,12 +48,9 @@ fn the_plugin_needs_nothing_but_libc_and_its_kin() {
     let (dynamic, strings) = sections.dynamic(endian, &*bytes).expect("readable").expect("dynamic");
     let strings = sections.strings(endian, &*bytes, strings).expect("strings");
     let text = |offset: u64| String::from_utf8_lossy(strings.get(offset as u32).expect("a string")).into_owned();
-    let value = |tag: u32| dynamic.iter().find(|d| d.d_tag(endian) == u64::from(tag)).map(|d| d.d_val(endian));
-    let needed: Vec<_> = dynamic
-        .iter()
-        .filter(|d| d.d_tag(endian) == u64::from(object::elf::DT_NEEDED))
-        .map(|d| text(d.d_val(endian)))
-        .collect();
+    let value = |tag: i64| dynamic.iter().find(|d| d.d_tag(endian) == tag).map(|d| d.d_val(endian));
+    let needed: Vec<_> =
+        dynamic.iter().filter(|d| d.d_tag(endian) == object::elf::DT_NEEDED).map(|d| text(d.d_val(endian))).collect();
     for library in &needed {
         let kin = ["libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "ld-linux", "libgcc_s.so"];
         assert!(kin.iter().any(|k| library.starts_with(k)), "the plugin needs {library}");

@@ -2,21 +2,17 @@
 
 mod common;
 
-use common::alone::{address, alone, connect, works};
+use common::alone::{address, alone, connect, is_told, works};
 use common::doom::in_a_doomed_child;
+use common::relay::{Relay, connect_through};
 use common::{plugin_transport, setting};
 use ferrite::abi;
-use ferrite::buffer::Buffer;
-use ferrite::comm::SendComm;
 use ferrite::error::{Error, Result};
 use ferrite::link::Link;
 use ferrite::pair;
 use ferrite::seat::Seat;
-use ferrite::transport::{Handle, Listener, Transport};
+use ferrite::transport::Handle;
 use nccl_net::proto::handle::Handle as Address;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The sockets and all files of this process.
@@ -62,20 +58,6 @@ fn a_hundred_connections_share_a_line_each_way_which_goes_with_the_last() -> Res
     Ok(())
 }
 
-/// Sends until that is refused; the peer has to be called dead.
-fn is_told(seat: &Seat, send: &SendComm) -> Result<()> {
-    let memory = Arc::new(Buffer::new(64)?);
-    let region = send.register(&memory)?;
-    let mut deadline = seat.deadline("an error");
-    loop {
-        match send.send(&region, 0, 8, 0) {
-            Ok(_) => deadline.idle()?,
-            Err(Error::Call { code: abi::ncclRemoteError, .. }) => return Ok(()),
-            Err(other) => return Err(other),
-        }
-    }
-}
-
 fn dead_peers() -> usize {
     let lines = ferrite::nccl_log::lines();
     lines.iter().filter(|l| l.contains("sending to softrnic") && l.contains("the peer's process has died")).count()
@@ -104,77 +86,6 @@ fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()>
         seat.barrier()
     })?;
     Ok(())
-}
-
-/// Passes bytes on, one caller at a time, until it is told to hang up; counts callers.
-struct Relay {
-    socket: TcpListener,
-    to: SocketAddr,
-    lines: Vec<(TcpStream, TcpStream)>,
-    callers: usize,
-    /// Callers that it hangs up on without a word.
-    turned_away: usize,
-}
-
-impl Relay {
-    fn new(to: SocketAddr) -> Self {
-        let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
-        socket.set_nonblocking(true).expect("non-blocking");
-        Self { socket, to, lines: Vec::new(), callers: 0, turned_away: 0 }
-    }
-
-    /// The same listener, by way of this relay.
-    fn divert(&self, handle: &Handle) -> Handle {
-        let here = self.socket.local_addr().expect("an address");
-        Handle(Address { address: here, ..address(handle) }.emit())
-    }
-
-    fn pass(&mut self) {
-        if let Ok((near, _)) = self.socket.accept() {
-            if self.turned_away > 0 {
-                self.turned_away -= 1;
-                return;
-            }
-            let far = TcpStream::connect(self.to).expect("it listens");
-            near.set_nonblocking(true).expect("non-blocking");
-            far.set_nonblocking(true).expect("non-blocking");
-            self.lines.push((near, far));
-            self.callers += 1;
-        }
-        self.lines.retain_mut(|(near, far)| copy(near, far) && copy(far, near));
-    }
-}
-
-fn copy(from: &mut TcpStream, to: &mut TcpStream) -> bool {
-    let mut bytes = [0; 4096];
-    match from.read(&mut bytes) {
-        Ok(0) => false,
-        Ok(count) => to.write_all(&bytes[..count]).is_ok(),
-        Err(e) => e.kind() == ErrorKind::WouldBlock,
-    }
-}
-
-fn connect_through(
-    seat: &Seat,
-    transport: &Transport,
-    relay: &mut Relay,
-) -> Result<(SendComm, ferrite::comm::RecvComm, Listener)> {
-    let (handle, mut listener) = transport.listen(0)?;
-    let mut diverted = relay.divert(&handle);
-    let mut deadline = seat.deadline("a connection through a relay");
-    let (mut send, mut recv) = (None, None);
-    loop {
-        relay.pass();
-        if send.is_none() {
-            send = transport.connect(1, &mut diverted)?;
-        }
-        recv = recv.or(listener.accept()?);
-        match (send, recv) {
-            (Some(send), Some(recv)) => return Ok((send, recv, listener)),
-            pending => (send, recv) = pending,
-        }
-        deadline.idle()?;
-    }
 }
 
 #[test]

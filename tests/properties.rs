@@ -144,6 +144,16 @@ fn gpu_memory_of_fused_devices() -> Result<()> {
     are_equal("gpu_memory_of_fused_devices", &options, &[FUSED], 2, nothing)
 }
 
+/// Ports that tell no link layer are passed over, and not counted among those of a card either.
+#[test]
+fn ports_without_a_link_layer() -> Result<()> {
+    let options = ["--ports", "2", "--link", "roce,softrnic0/1=unspecified,softrnic2/2=unspecified", "--devices", "3"];
+    let ports = [(0, 2), (1, 1), (1, 2), (2, 1)];
+    are_equal("ports_without_a_link_layer", &options, &[], 4, |(index, stock)| {
+        stock.name = format!("{}:{}", stock.name, ports[index].1);
+    })
+}
+
 #[test]
 fn devices_that_a_filter_admits() -> Result<()> {
     let filtered = [("NCCL_IB_HCA", "^=softrnic0,softrnic1:2")];

@@ -146,6 +146,13 @@ fn small_messages_are_quiet() -> Result<()> {
     quiet("small_messages_are_quiet", 8, &[], Own::singles)
 }
 
+/// Clear-to-sends come from registered memory then.
+#[test]
+fn messages_without_inline_data_are_quiet() -> Result<()> {
+    let env = [("SOFTRNIC_MAX_INLINE", "0"), ("SOFTRNIC_INLINE_EXCESS", "grant")];
+    quiet("messages_without_inline_data_are_quiet", 8, &env, Own::singles)
+}
+
 #[test]
 fn large_messages_are_quiet() -> Result<()> {
     quiet("large_messages_are_quiet", 1 << 16, &[], Own::singles)
@@ -200,7 +207,7 @@ fn noise_is_heard() {
 /// The rooms that every message passes through have no lock in them.
 #[test]
 fn the_data_path_takes_no_lock() {
-    const ROOMS: [&str; 9] = [
+    const ROOMS: [&str; 10] = [
         "abi/datapath.rs",
         "net/announcer.rs",
         "net/lanes.rs",
@@ -209,6 +216,7 @@ fn the_data_path_takes_no_lock() {
         "net/single.rs",
         "net/standing.rs",
         "verbs/queue.rs",
+        "verbs/staging.rs",
         "verbs/work.rs",
     ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

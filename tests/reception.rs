@@ -290,7 +290,7 @@ fn a_lost_line_ends_no_connection_and_new_ones_go_over_a_new_line() {
         (deaf.reach([1; 16]).channel, deaf.reach([2; 16]).channel, deaf.reach([3; 16]).channel);
     let (_peer, _) = deaf.listener.accept().expect("a caller");
     Deaf::fill(&first);
-    let links = [first, second].map(|channel| Link::open("the peer".into(), channel));
+    let links = [first, second].map(|channel| Link::dialled("the peer".into(), [0; 16], channel, &Arc::default()));
     give_up_after(third.line().fd(), 100);
     let end = heard(&third);
     assert!(matches!(&end, Heard::End(End::Lost(why)) if why.contains("timed out")), "{end:?}");
@@ -300,9 +300,11 @@ fn a_lost_line_ends_no_connection_and_new_ones_go_over_a_new_line() {
     }
     let again = deaf.reach([4; 16]);
     assert!(!again.is_shared);
-    let (peer, _) = deaf.listener.accept().expect("a second line");
+    let (mut peer, _) = deaf.listener.accept().expect("a second line");
     again.channel.send(Kind::Hello, Vec::new());
-    let late = Link::open("the peer".into(), again.channel);
+    // A process that is killed has usually read what there was; else its kernel resets the connection.
+    peer.read_exact(&mut [0; 32]).expect("a hello");
+    let late = Link::dialled("the peer".into(), [0; 16], again.channel, &Arc::default());
     drop(peer);
     until("the end of the second line", || {
         late.line().read();

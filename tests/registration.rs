@@ -63,6 +63,113 @@ fn parts_of_a_registration_need_no_other() -> Result<()> {
     Ok(())
 }
 
+/// NCCL hands over addresses behind a buffer with messages of no bytes.
+#[test]
+fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    pair::run("a_message_of_no_bytes_may_have_any_address", &setting, |seat| {
+        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+        let transport = plugin_transport()?;
+        let net = transport.vtable();
+        let (send, recv) = (bench.link.send.raw(), bench.link.recv.raw());
+        let start = bench.out.memory().address(0, 1)? as usize;
+        let behind = [start + (1 << 16), start + (1 << 16) + (32 << 10), start - 4096, 0, usize::MAX];
+        for address in behind.map(|address| address as *mut c_void) {
+            let null = std::ptr::null_mut::<c_void>();
+            let mut request = null;
+            let invalid = abi::ncclInvalidArgument;
+            // SAFETY: live communicators and handles; what is outside of the registration is refused or of no bytes.
+            unsafe {
+                let isend = net.isend.expect("a slot");
+                assert_eq!(isend(send, address, 1, 0, bench.out.raw(), &raw mut request), invalid, "{address:?}");
+                for count in [1, 2] {
+                    let inside = bench.into.memory().address(0, 64)?.cast();
+                    let (mut data, mut sizes, mut tags) = ([address, inside], [0, 64], [0, 1]);
+                    let mut handles = [bench.into.raw(); 2];
+                    let mut deadline = seat.deadline("messages of no bytes");
+                    let mut receive = null;
+                    while receive.is_null() {
+                        let irecv = net.irecv.expect("a slot");
+                        let (data, sizes, tags) = (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr());
+                        let code = irecv(recv, count, data, sizes, tags, handles.as_mut_ptr(), &raw mut receive);
+                        assert_eq!(code, abi::ncclSuccess, "{address:?}");
+                        deadline.idle()?;
+                    }
+                    let mut pending = vec![receive];
+                    for tag in 0..count {
+                        let mut request = null;
+                        while request.is_null() {
+                            let code = isend(send, address, 0, tag, bench.out.raw(), &raw mut request);
+                            assert_eq!(code, abi::ncclSuccess, "{address:?}");
+                            deadline.idle()?;
+                        }
+                        pending.push(request);
+                    }
+                    for request in pending {
+                        let (mut done, mut got) = (0, [7; 2]);
+                        while done == 0 {
+                            let code = net.test.expect("a slot")(request, &raw mut done, got.as_mut_ptr());
+                            assert_eq!(code, abi::ncclSuccess, "{address:?}");
+                            deadline.idle()?;
+                        }
+                        assert_eq!(got[0], 0, "{address:?}");
+                    }
+                }
+            }
+        }
+        seat.barrier()?;
+        bench.exchange(seat, 1, 5000, 5000)
+    })?;
+    Ok(())
+}
+
+/// NCCL takes a flush without a request for one that is complete.
+#[test]
+fn the_257th_flush_is_an_error_and_no_lie() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    pair::run("the_257th_flush_is_an_error_and_no_lie", &setting, |seat| {
+        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+        let transport = plugin_transport()?;
+        let net = transport.vtable();
+        let comm = bench.link.recv.raw();
+        let start: *mut c_void = bench.into.memory().address(0, 64)?.cast();
+        let mut handle = std::ptr::null_mut();
+        // To the software device, memory registered as a GPU's by address is memory like any other.
+        // SAFETY: a live communicator, and memory that outlives the registration.
+        let code = unsafe { net.regMr.expect("a slot")(comm, start, 64, abi::NCCL_PTR_CUDA as c_int, &raw mut handle) };
+        assert_eq!(code, abi::ncclSuccess);
+        let flush = || {
+            let (mut data, mut sizes, mut handles, mut request) = ([start], [64], [handle], std::ptr::null_mut());
+            let iflush = net.iflush.expect("a slot");
+            // SAFETY: arrays of one, and a live communicator.
+            let code = unsafe {
+                iflush(comm, 1, data.as_mut_ptr(), sizes.as_mut_ptr(), handles.as_mut_ptr(), &raw mut request)
+            };
+            (code, request)
+        };
+        for _ in 0..2 {
+            let requests: Vec<_> = (0..256).map(|_| flush()).collect();
+            assert!(requests.iter().all(|(code, request)| *code == abi::ncclSuccess && !request.is_null()));
+            assert_eq!(flush().0, abi::ncclInternalError);
+            let mut deadline = seat.deadline("flushes");
+            for (_, request) in requests {
+                let mut done = 0;
+                while done == 0 {
+                    // SAFETY: a live request; a flush has no sizes.
+                    let code = unsafe { net.test.expect("a slot")(request, &raw mut done, std::ptr::null_mut()) };
+                    assert_eq!(code, abi::ncclSuccess);
+                    deadline.idle()?;
+                }
+            }
+        }
+        seat.barrier()?;
+        bench.exchange(seat, 1, 5000, 5000)?;
+        Calls { net, comm: comm as usize }.deregister(handle);
+        seat.barrier()
+    })?;
+    Ok(())
+}
+
 #[test]
 fn two_threads_register_and_deregister_at_once() -> Result<()> {
     let Some(setting) = setting() else { return Ok(()) };

@@ -54,20 +54,14 @@ fn scan(ports: &[SocketAddr], stop: &AtomicBool, calls: &AtomicUsize) {
     }
 }
 
-/// Accepts all of them in turn, beginning when the scanner has been everywhere.
+/// Accepts all of them in turn, and goes on at least until the scanner has been everywhere. What each brings shows whose it is.
 fn accept_all(seat: &Seat, mut listeners: Vec<Listener>, calls: &AtomicUsize) -> Result<Vec<RecvComm>> {
     let mut deadline = seat.deadline("a hundred connections beside a scanner");
-    while calls.load(Ordering::Relaxed) < 2 * CONNECTIONS {
-        for listener in &mut listeners {
-            assert!(listener.accept()?.is_none(), "the scanner was accepted");
-        }
-        deadline.idle()?;
-    }
     let mut comms: Vec<Option<RecvComm>> = listeners.iter().map(|_| None).collect();
-    while comms.iter().any(Option::is_none) {
+    while comms.iter().any(Option::is_none) || calls.load(Ordering::Relaxed) < 2 * CONNECTIONS {
         for (comm, listener) in comms.iter_mut().zip(&mut listeners) {
-            if comm.is_none() {
-                *comm = listener.accept()?;
+            if let Some(another) = listener.accept()? {
+                assert!(comm.replace(another).is_none(), "the scanner was accepted");
             }
         }
         deadline.idle()?;

@@ -179,7 +179,7 @@ fn ib_over_a_wire_that_loses_messages() -> Result<()> {
 fn ib_over_a_wire_that_turns_a_bit() -> Result<()> {
     let fault = [("SOFTRNIC_FAULTS", "corrupt opcode=write-imm every=5")];
     let Some((code, stdout, stderr)) = verified("2.28.9", &[], &["--over", "single"], &fault)? else { return Ok(()) };
-    assert_eq!(code, 2, "{stdout}\n{stderr}");
+    assert_eq!(code, 1, "{stdout}\n{stderr}");
     assert!(stdout.contains("\n  WRONG  ") && stderr.contains("of them wrong"), "{stdout}\n{stderr}");
     Ok(())
 }
@@ -260,12 +260,13 @@ fn the_comparison_is_valid_and_its_data_right() -> Result<()> {
     }
     let report = std::env::temp_dir().join(format!("ferrite-report-{}", std::process::id()));
     let output = Command::new(dist().join("bin/ferrite"))
-        .args(["compare", "--quick", "--report"])
+        .args(["compare", "--quick", "--reps", "2", "--report"])
         .arg(&report)
         .output()
         .map_err(|e| Error::io("dist/bin/ferrite compare", e))?;
     let (text, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{text}\n{log}");
+    // Two repetitions tell nothing of the times, and say so.
+    assert_eq!(output.status.code(), Some(3), "{text}\n{log}");
     assert!(text.contains("valid run, data right"), "{text}");
     for file in ["report.md", "report.svg", "raw.json"] {
         assert!(report.join(file).exists(), "{file}");

@@ -13,6 +13,7 @@ const UNSAFE_FILES: &[&str] = &[
     "host/iface.rs",
     "host/random.rs",
     "net/epoll.rs",
+    "net/fork.rs",
     "net/gdr.rs",
     "net/memory.rs",
     "net/region.rs",

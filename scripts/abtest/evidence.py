@@ -7,7 +7,9 @@ from pathlib import Path
 from .plan import Invalid
 
 NETWORK = re.compile(r"Using network (\S+)")
-VIA = re.compile(r"via (NET/[A-Za-z]+|P2P|SHM|direct pointer)[^\s]*?(/GDRDMA)?(?:/Shared)?(?:\s|$)")
+# The end of a line about a connection: NET/name/device, then what is said of it, such as /GDRDMA, /GDRDMA(PCI), /flush=None, /Shared.
+VIA_NET = re.compile(r" via NET/([^/\s]+)/(\S+)")
+VIA_OTHER = re.compile(r" via (P2P|SHM|COLLNET|NVLS|direct pointer)\b")
 VERSION = re.compile(r"NCCL version (\S+)")
 
 
@@ -22,14 +24,14 @@ class Evidence:
 def read(log: str) -> Evidence:
     networks = set(NETWORK.findall(log))
     version = VERSION.search(log)
-    ways = VIA.findall(log)
-    over_net = [bool(gdr) for way, gdr in ways if way.startswith("NET/")]
-    gdr = "mixed" if len(set(over_net)) > 1 else "on" if any(over_net) else "off"
+    over_net = VIA_NET.findall(log)
+    with_gdr = {any(word.startswith("GDRDMA") for word in rest.split("/")) for _, rest in over_net}
+    ways = {f"NET/{name}" for name, _ in over_net} | set(VIA_OTHER.findall(log))
     return Evidence(
         version=version.group(1) if version else "",
         network=networks.pop() if len(networks) == 1 else "",
-        channels=tuple(sorted({way for way, _ in ways})),
-        gdr=gdr,
+        channels=tuple(sorted(ways)),
+        gdr="mixed" if len(with_gdr) > 1 else "on" if True in with_gdr else "off",
     )
 
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from .ending import UNTOLD
 from .plan import Invalid, text_of
 
 # size, count, type, (redop, root,) then out-of-place time, algbw, busbw, #wrong.
@@ -30,7 +31,7 @@ def read(path: Path) -> dict[int, tuple[float, float]]:
 
 
 def compare(a: Path, b: Path) -> int:
-    """Prints both side by side. Always 0: without repetitions there is no telling a difference from noise."""
+    """Prints both side by side. Always UNTOLD: without repetitions there is no telling a difference from noise."""
     left, right = read(a), read(b)
     common = sorted(left.keys() & right.keys())
     if not common:
@@ -41,4 +42,4 @@ def compare(a: Path, b: Path) -> int:
         ratio = f"{time_b / time_a:9.3f}" if time_a else f"{'':9}"
         print(f"{text_of(size):>8} {time_a:10.2f} {time_b:10.2f} {speed_a:8.2f} {speed_b:8.2f} {ratio}")
     print("one run of each: no telling a difference from noise; ab.py without --read repeats and tests")
-    return 0
+    return UNTOLD

@@ -1,25 +1,12 @@
 """What is run: sides, collectives, sizes, and in which order."""
 
 import argparse
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 
 class Invalid(Exception):
     """The comparison cannot be made, or proves nothing. The text says why."""
-
-
-def exit_code(run: Callable[[], int]) -> int:
-    """What `run` returns; 2, with a line that says why, if it is not valid or was interrupted."""
-    try:
-        return run()
-    except Invalid as why:
-        print(f"not valid: {why}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("interrupted; no process of this run is left", file=sys.stderr)
-    return 2
 
 
 # Bus bandwidth over algorithm bandwidth, for n ranks: what a link really carries.
@@ -35,6 +22,13 @@ COLLECTIVES = {
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
 
 SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+# How long a timed batch of calls takes, about, in microseconds; its most calls; batches of each size. Short: what differs from one
+# run to the next outweighs what differs within one, and only more runs tell that apart from a difference.
+BATCH_US = 20_000
+MOST_CALLS = 200
+BATCHES = 5
 
 
 @dataclass(frozen=True)
@@ -56,8 +50,8 @@ def sides(plugin: Path, only_b: list[tuple[str, str]]) -> tuple[Side, Side]:
 
 
 def order(blocks: int) -> str:
-    """A B B A, so many times: what drifts over time hits both sides alike."""
-    return "ABBA" * blocks
+    """A B B A, B A A B, in turn: what drifts over time hits both sides alike, and each side is first as often."""
+    return "".join(("ABBA", "BAAB")[block % 2] for block in range(blocks))
 
 
 def names(text: str) -> list[str]:
@@ -113,3 +107,9 @@ def text_of(size_in_bytes: int) -> str:
         if size_in_bytes % factor == 0:
             return f"{size_in_bytes // factor}{suffix}"
     return str(size_in_bytes)
+
+
+def bus_bandwidth(key: tuple[str, int, int], microseconds: float, ranks: int) -> float:
+    """GB/s that a link carried, as nccl-tests defines it."""
+    collective, _, size = key
+    return size / microseconds / 1000 * COLLECTIVES[collective](ranks)

@@ -1,74 +1,115 @@
-"""The picture: bus bandwidth of both sides over size, and the ratio of times with its band, per collective. SVG by hand."""
+"""The picture: for each collective bus bandwidth of both sides over size, and below it the ratio of times with its interval. SVG by hand."""
 
-from math import log10
+from math import ceil, floor, log10
 
-from . import plan, report
+from . import plan
 from .stats import Row
 
-WIDTH, TOP, BOTTOM, GAP = 420, 190, 110, 60
-COLOURS = {"A": "#7a7a7a", "B": "#c1440e"}
+# A panel's plot, two of them beside each other; space to its left and above; what lies below for the sizes.
+WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 480, 220, 80, 44, 56
+COLUMNS, HEADER = 2, 60
+# As `ferrite compare` has them: A, B, and what is noise.
+COLOURS = {"A": "#c2571a", "B": "#1b6ca8"}
+NOISE, GRID = "#777777", "#e8e8e8"
+# Ratios that an axis of them may have a mark at.
+MARKS = [0.1, 0.2, 0.5, 0.67, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 5, 10]
 
 
 def draw(about: dict, keys: list, rows: list[Row]) -> str:
     names = list({key[0]: None for key in keys})
-    panels = [panel(about, name, [(k, r) for k, r in zip(keys, rows) if k[0] == name], index * (WIDTH + GAP) + GAP)
-              for index, name in enumerate(names)]
-    width = len(names) * (WIDTH + GAP) + GAP
-    height = TOP + BOTTOM + 150
-    legend = "".join(
-        f'<text x="{GAP + 170 * i}" y="22" fill="{COLOURS[s]}">{s}: {w}</text>'
-        for i, (s, w) in enumerate([("A", "built-in IB"), ("B", "Ferrite")]))
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
-            f'<rect width="{width}" height="{height}" fill="white"/>{legend}{"".join(panels)}</svg>\n')
+    parts = []
+    for index, name in enumerate(names):
+        points = [(key, row) for key, row in zip(keys, rows) if key[0] == name]
+        left = LEFT + index % COLUMNS * (LEFT + WIDTH)
+        top = HEADER + index // COLUMNS * 2 * (ABOVE + HEIGHT + BELOW)
+        parts.append(speeds(about, name, points, left, top + ABOVE))
+        parts.append(ratios(about, name, points, left, top + 2 * ABOVE + HEIGHT + BELOW))
+    width = min(len(names), COLUMNS) * (LEFT + WIDTH) + 40
+    height = HEADER + ceil(len(names) / COLUMNS) * 2 * (ABOVE + HEIGHT + BELOW)
+    return page(width, height, legend() + "".join(parts))
 
 
-def panel(about: dict, name: str, points: list[tuple[tuple, Row]], left: int) -> str:
-    xs = scale([log10(key[1]) for key, _ in points], left, left + WIDTH)
-    speeds = {side: [report.bus_bandwidth(key, getattr(row, side.lower()), about["ranks"]) for key, row in points]
-              for side in "AB"}
-    both = [log10(value) for side in speeds.values() for value in side]
-    low, high = min(both), max(max(both), min(both) + 0.5)
-    to_y = lambda value: 60 + TOP - (log10(value) - low) / (high - low) * TOP  # noqa: E731
-    parts = [f'<text x="{left}" y="48" font-weight="bold">{name}: bus bandwidth, GB/s</text>', axes(left, 60, TOP)]
-    for power in range(int(low) - 1, int(high) + 2):
-        if low <= power <= high:
-            parts.append(tick(left, to_y(10 ** power), f"{10 ** power:g}"))
-    for side, values in speeds.items():
-        line = " ".join(f"{x:.1f},{to_y(value):.1f}" for x, value in zip(xs, values))
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[side]}" stroke-width="2"/>')
-    parts.append(ratio(points, xs, left, 60 + TOP + 30))
-    return "".join(parts)
+def page(width: float, height: float, inside: str) -> str:
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+            f'font-family="DejaVu Sans,Verdana,sans-serif" font-size="13"><rect width="100%" height="100%" fill="white"/>{inside}</svg>\n')
 
 
-def ratio(points: list[tuple[tuple, Row]], xs: list[float], left: int, top: int) -> str:
-    """Time of B over A; the band is that of B's runs, the grey one the noise of A."""
-    spread = max(0.1, *(abs(value - 1) for _, row in points for value in (row.low, row.high, row.ratio)))
-    spread = min(spread, 1.0)
-    to_y = lambda value: top + BOTTOM / 2 - max(-spread, min(spread, value - 1)) / spread * BOTTOM / 2  # noqa: E731
-    band = lambda upper, lower: " ".join(  # noqa: E731
-        [f"{x:.1f},{to_y(v):.1f}" for x, v in zip(xs, upper)] + [f"{x:.1f},{to_y(v):.1f}" for x, v in reversed([*zip(xs, lower)])])
+def legend() -> str:
+    words = {"A": "A: NCCL's built-in IB transport", "B": "B: Ferrite"}
+    lines = [f'<line x1="{LEFT + 300 * i}" x2="{LEFT + 300 * i + 28}" y1="22" y2="22" stroke="{COLOURS[side]}" stroke-width="3"/>'
+             f'<text x="{LEFT + 300 * i + 36}" y="26">{words[side]}</text>' for i, side in enumerate("AB")]
+    return "".join(lines) + f'<text x="{LEFT}" y="48" fill="{NOISE}">band: interval of the ratio; grey: one run\'s noise to either side</text>'
+
+
+def speeds(about: dict, name: str, points: list[tuple[tuple, Row]], left: float, top: float) -> str:
+    """Bus bandwidth, logarithmic like the sizes."""
+    found = {side: [plan.bus_bandwidth(key, getattr(row, side.lower()), about["ranks"]) for key, row in points] for side in "AB"}
+    both = [log10(value) for side in found.values() for value in side]
+    low, high = floor(min(both)), max(ceil(max(both)), floor(min(both)) + 1)
+    to_y = lambda value: top + HEIGHT - (log10(value) - low) / (high - low) * HEIGHT  # noqa: E731
+    parts = [tick(left, to_y(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)]
+    xs = places(points, left)
+    parts += [curve(xs, [to_y(value) for value in values], COLOURS[side]) for side, values in found.items()]
+    return title(left, top, f"{name}: bus bandwidth, GB/s") + axes(left, top, HEIGHT) + "".join(parts) + sizes(points, left, top)
+
+
+def ratios(about: dict, name: str, points: list[tuple[tuple, Row]], left: float, top: float) -> str:
+    """Time of B over A, logarithmic: twice and half are as far from 1."""
+    shown = [value for _, row in points for value in (row.ratio, row.low, row.high) if value]
+    reach = max(log10(1.1), *(abs(log10(value)) for value in shown))
+    reach = min(reach * 1.05, 1.0)
+    to_y = lambda value: top + HEIGHT / 2 - max(-reach, min(reach, log10(value))) / reach * HEIGHT / 2  # noqa: E731
+    xs = places(points, left)
     rows = [row for _, row in points]
-    noise = band([1 + row.noise for row in rows], [1 - row.noise for row in rows])
-    runs = band([row.high for row in rows], [row.low for row in rows])
-    line = " ".join(f"{x:.1f},{to_y(row.ratio):.1f}" for x, row in zip(xs, rows))
-    labels = "".join(f'<text x="{x:.1f}" y="{top + BOTTOM + 16}" text-anchor="middle">{plan.text_of(key[1])}</text>'
-                     for index, (x, (key, _)) in enumerate(zip(xs, points)) if index % 2 == 0)
-    return (f'<text x="{left}" y="{top - 8}">time B/A: below 1, Ferrite is faster</text>{axes(left, top, BOTTOM)}'
-            f'<polygon points="{noise}" fill="#dddddd"/><polygon points="{runs}" fill="{COLOURS["B"]}" opacity="0.25"/>'
-            f'<polyline points="{line}" fill="none" stroke="{COLOURS["B"]}" stroke-width="2"/>'
-            + "".join(tick(left, to_y(value), f"{value:.2f}") for value in (1 - spread, 1, 1 + spread)) + labels)
+    parts = [band(xs, [to_y(1 + row.noise) for row in rows], [to_y(1 / (1 + row.noise)) for row in rows], "#dddddd", 1.0)]
+    parts += [tick(left, to_y(mark), f"{mark:g}", colour="#888888" if mark == 1 else GRID) for mark in marks(reach)]
+    if all(row.low is not None for row in rows):
+        parts.append(band(xs, [to_y(row.high) for row in rows], [to_y(row.low) for row in rows], COLOURS["B"], 0.25))
+    parts.append(curve(xs, [to_y(row.ratio) for row in rows], COLOURS["B"]))
+    return (title(left, top, f"{name}: time B/A (below 1: Ferrite is faster)") + axes(left, top, HEIGHT) + "".join(parts)
+            + sizes(points, left, top))
 
 
-def scale(values: list[float], low: float, high: float) -> list[float]:
-    least, most = min(values), max(values)
-    span = (most - least) or 1
-    return [low + (value - least) / span * (high - low) for value in values]
+def marks(reach: float) -> list[float]:
+    """Those within `reach`, a power of ten, that leave room for their numbers."""
+    within = [mark for mark in MARKS if abs(log10(mark)) <= reach]
+    near = reach / 8
+    return [mark for mark in within if mark == 1 or abs(log10(mark)) > near]
 
 
-def axes(left: int, top: int, height: int) -> str:
-    return f'<path d="M{left} {top} V{top + height} H{left + WIDTH}" fill="none" stroke="black"/>'
+def places(points: list[tuple[tuple, Row]], left: float) -> list[float]:
+    """Where each size lies, with a little air at both ends."""
+    values = [log10(key[1]) for key, _ in points]
+    span = (max(values) - min(values)) or 1
+    return [left + 14 + (value - min(values)) / span * (WIDTH - 28) for value in values]
 
 
-def tick(left: int, y: float, text: str) -> str:
+def sizes(points: list[tuple[tuple, Row]], left: float, top: float) -> str:
+    step = ceil(len(points) / 8)
+    labels = [f'<text x="{x:.1f}" y="{top + HEIGHT + 18}" text-anchor="middle">{plan.text_of(key[1])}</text>'
+              for x, (key, _) in list(zip(places(points, left), points))[::step]]
+    return "".join(labels) + f'<text x="{left + WIDTH / 2}" y="{top + HEIGHT + 38}" text-anchor="middle">size of the message, bytes</text>'
+
+
+def title(left: float, top: float, text: str) -> str:
+    return f'<text x="{left}" y="{top - 10}" font-weight="bold">{text}</text>'
+
+
+def curve(xs: list[float], ys: list[float], colour: str) -> str:
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys))
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in zip(xs, ys))
+    return f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>{dots}'
+
+
+def band(xs: list[float], upper: list[float], lower: list[float], colour: str, opacity: float) -> str:
+    around = [*zip(xs, upper), *reversed([*zip(xs, lower)])]
+    return f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in around)}" fill="{colour}" opacity="{opacity}"/>'
+
+
+def axes(left: float, top: float, height: float, width: float = WIDTH) -> str:
+    return f'<path d="M{left} {top} V{top + height} H{left + width}" fill="none" stroke="black"/>'
+
+
+def tick(left: float, y: float, text: str, width: float = WIDTH, colour: str = GRID) -> str:
     return (f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
-            f'<line x1="{left}" x2="{left + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e8e8e8"/>')
+            f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>')

@@ -1,15 +1,20 @@
 """Processes of one run, one for each rank on this machine: started together, watched, none left behind."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from .ending import undisturbed
 from .plan import Invalid
+
+
+# How often ranks are looked at.
+GLANCE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -23,32 +28,18 @@ class Rank:
 def run(ranks: list[Rank], folder: Path, name: str, limit: int) -> None:
     """Until all have ended as they should; the first that has not ends the run."""
     processes = []
-    with interruptible():
-        try:
-            for rank in ranks:
-                with open(output_of(folder, name, rank.number), "w") as output:
-                    processes.append(subprocess.Popen(
-                        [sys.executable, str(rank.program)], env=rank.environment,
-                        stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True))
-            wait(ranks, processes, folder, name, limit)
-        finally:
-            end(processes)
-
-
-@contextlib.contextmanager
-def interruptible():
-    """A launcher that ends this process is answered as Ctrl-C is: the ranks have sessions of their own, and get no signal."""
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, interrupt)
     try:
-        yield
+        for rank in ranks:
+            # Nothing comes between the start of a process and the note that it is ours.
+            with open(output_of(folder, name, rank.number), "w") as output, undisturbed() as before:
+                processes.append(subprocess.Popen(
+                    [sys.executable, str(rank.program)], env=rank.environment,
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                    preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)))
+        wait(ranks, processes, folder, name, limit)
     finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+        with undisturbed():
+            end(processes)
 
 
 def wait(ranks: list[Rank], processes: list[subprocess.Popen], folder: Path, name: str, limit: int) -> None:
@@ -62,7 +53,7 @@ def wait(ranks: list[Rank], processes: list[subprocess.Popen], folder: Path, nam
         if not is_over and time.monotonic() > deadline:
             late = next(rank.number for rank, process in zip(ranks, processes) if process.poll() is None)
             raise Invalid(failure(folder, name, late, f"not done after {limit} s (--limit)"))
-        time.sleep(0.05)
+        time.sleep(GLANCE_S)
 
 
 def output_of(folder: Path, name: str, rank: int) -> Path:
@@ -99,11 +90,11 @@ def end(processes: list[subprocess.Popen]) -> None:
                 pass
 
 
-def on_softrnic(library: Path, rank: int, name: str) -> dict[str, str]:
+def on_softrnic(library: Path, rank: int, fabric: str) -> dict[str, str]:
     """Two ranks of one machine are two nodes to NCCL, on a software network that no other run shares."""
     path = [str(library.resolve()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {
         "LD_LIBRARY_PATH": ":".join(path), "NCCL_IBVERBS_LIB": str(library.resolve() / "libibverbs.so.1"),
-        "SOFTRNIC_FABRIC": f"ab-{os.getpid()}-{name}", "SOFTRNIC_QUIET": "1",
+        "SOFTRNIC_FABRIC": f"ab-{fabric}", "SOFTRNIC_QUIET": "1",
         "NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_MERGE_NICS": "0", "NCCL_GIN_TYPE": "0",
     }

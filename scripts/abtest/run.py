@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,13 @@ class Setup:
     softrnic: Path | None
     folder: Path
     limit: int
+    fabric: str  # name of the software network, but for the run
 
 
 def environment(setup: Setup, side: Side, seat: Seat, name: str) -> dict[str, str]:
     """Of the worker in `seat` of run `name`."""
-    inherited = {key: value for key, value in os.environ.items() if key not in OURS}
+    # What torchrun says of its own meeting place would keep the ranks from making theirs.
+    inherited = {key: value for key, value in os.environ.items() if key not in OURS and not key.startswith("TORCHELASTIC_")}
     given = {
         "RANK": str(seat.rank), "WORLD_SIZE": str(seat.world), "LOCAL_RANK": str(seat.local_rank),
         "MASTER_ADDR": seat.master, "MASTER_PORT": str(seat.port),
@@ -36,7 +39,7 @@ def environment(setup: Setup, side: Side, seat: Seat, name: str) -> dict[str, st
         "AB_TASK": json.dumps({**setup.task, "result": str(result_of(setup, name))}), "PYTHONUNBUFFERED": "1",
     }
     if setup.softrnic:
-        given |= ranks.on_softrnic(setup.softrnic, seat.rank, name)
+        given |= ranks.on_softrnic(setup.softrnic, seat.rank, f"{setup.fabric}-{name}")
     return inherited | given | dict(setup.both) | dict(side.variables)
 
 
@@ -47,8 +50,10 @@ def result_of(setup: Setup, name: str) -> Path:
 def go(setup: Setup, side: Side, seats: list[Seat], name: str, worker: Path | None = None) -> dict | None:
     """Runs `side` with this machine's `seats`; what rank 0 has to say, if it is among them."""
     worker = worker or WORKER
+    begin = time.monotonic()
     ranks.run([ranks.Rank(seat.rank, worker, environment(setup, side, seat, name)) for seat in seats],
               setup.folder, name, setup.limit)
     if all(seat.rank for seat in seats):
         return None
-    return json.loads(result_of(setup, name).read_text())
+    # "seconds" of the whole run, with its start, unless the worker says better.
+    return {"seconds": time.monotonic() - begin, **json.loads(result_of(setup, name).read_text())}

@@ -1,16 +1,37 @@
-"""Whether a difference is one: an exact permutation test, an effect that matters, and the noise of A against itself."""
+"""Whether a difference is one: the runs of both sides dealt out anew in every way, for all rows at once.
 
+A block is four runs, two of each side (see plan.order). If the sides were the same, each block's four times could as well have
+been dealt to A and B in any other of the six ways. The statistic of a row is its mean log ratio over that mean's standard error;
+the bar that it has to be above is what the *largest* statistic of all rows stays below in 95 % of all ways to deal
+(Westfall and Young's max-T). So a report in which nothing differs claims something in at most 5 % of cases, whatever the noise of
+each row looks like, and however rows of one run depend on each other.
+"""
+
+import math
 from dataclasses import dataclass
-from itertools import combinations
-from math import comb
+from itertools import combinations, product
 from random import Random
 from statistics import median
 
+# Runs of a block, and the ways to choose two of them as B's; the last three are the first three with the sides changed over.
+BLOCK = 4
+DEALS = list(combinations(range(BLOCK), 2))
+# How often a report in which nothing differs may claim something.
+SIGNIFICANCE = 0.05
 # A ratio nearer to 1 than this is no difference that anybody would feel.
 LEAST_EFFECT = 0.03
-# Part of the rows called different that may be so by chance.
-SIGNIFICANCE = 0.05
-MOST_SPLITS = 20_000
+# Of more ways than this so many are drawn.
+MOST_WAYS = 5000
+# Times further off than so many standard deviations, as the median tells them, are cut to that: one bad run does not drown a quiet row.
+FAR = 3 * 1.4826
+# No clock is better than this; keeps times that are all the same from dividing by nothing.
+CLOCK = 1e-6
+# No interval reaches further than this in logarithms: nobody reads beyond.
+FURTHEST = 7.0
+# Standard deviations by which an expected value is to be above a bar that it clears four times out of five.
+FOUR_OF_FIVE = 1.2
+
+BETTER, WORSE, ALIKE, UNTOLD = "better", "worse", "alike", "too few runs to tell"
 
 
 @dataclass(frozen=True)
@@ -18,49 +39,117 @@ class Row:
     a: float  # median time of A, in microseconds
     b: float
     ratio: float  # time of B over time of A: below 1, B is faster
-    low: float  # least and greatest ratio of a run of B to A's median
-    high: float
-    noise: float  # |ratio - 1| of A's odd runs to A's even runs
-    p: float  # chance that a difference as large comes from noise alone
+    low: float | None  # the interval of `ratio`: in 95 % of reports all intervals hold their true ratios; None: no bound
+    high: float | None
+    finds: float | None  # the smallest ratio above 1 that four of five comparisons like this one would find; None: none
+    noise: float  # standard deviation of one run, as a part of its time
+    a_to_a: float  # A's later run of each block over its earlier one
+    verdict: str
 
 
-def row(a: list[float], b: list[float]) -> Row:
-    """`a`, `b`: one time per run of each side, in the order of the runs."""
-    middle = median(a)
-    noise = abs(median(a[1::2]) / median(a[0::2]) - 1) if len(a) > 1 else 1.0
-    ratios = [time / middle for time in b]
-    return Row(middle, median(b), median(b) / middle, min(ratios), max(ratios), noise, permutation(a, b))
+@dataclass(frozen=True)
+class Fit:
+    """One row's times, taken apart."""
+
+    deals: list[list[float]]  # for each block and deal: how much B's log times are above A's, summed
+    total: float  # sum of squares within blocks
+    effect: float  # mean log ratio
+    error: float  # its standard error
 
 
-def permutation(a: list[float], b: list[float]) -> float:
-    """The part of all ways to deal the times to two sides that puts the means as far apart as they are."""
-    both = a + b
-    total = sum(both)
-
-    def gap(part) -> float:
-        sum_a = sum(part)
-        return abs(sum_a / len(a) - (total - sum_a) / len(b))
-
-    seen = gap(a) - 1e-12 * total
-    if comb(len(both), len(a)) <= MOST_SPLITS:
-        splits = [gap(part) for part in combinations(both, len(a))]
-    else:
-        dice = Random(1)
-        splits = [gap(dice.sample(both, len(a))) for _ in range(MOST_SPLITS)]
-    return sum(one >= seen for one in splits) / len(splits)
+def judge(times: list[list[float]], order: str, effect: float) -> list[Row]:
+    """`times`: for each row the time of each run, in microseconds; `order`: the side of each run; `effect`: a ratio of 1 + `effect`
+    matters, so a row is alike only if its interval stays below that."""
+    dealt = [DEALS.index(tuple(place for place in range(BLOCK) if order[begin + place] == "B"))
+             for begin in range(0, len(order), BLOCK)]
+    fits = [fit(row, dealt) for row in times]
+    bar = threshold(fits, dealt)
+    return [row_of(row, order, one, bar, effect) for row, one in zip(times, fits)]
 
 
-def verdicts(rows: list[Row]) -> list[str]:
-    """"better", "worse" or "no difference" for each row.
+def geometric(rows: list[list[float]]) -> list[float]:
+    """Of many rows' times, one row: the geometric mean of each run."""
+    return [math.exp(sum(map(math.log, run)) / len(run)) for run in zip(*rows)]
 
-    Many rows are many chances to be fooled: Benjamini and Hochberg's rule keeps the false ones among those called different
-    below `SIGNIFICANCE`. Of these, only what is above the noise and matters is called so.
-    """
-    ranked = sorted(row.p for row in rows)
-    passed = [p for place, p in enumerate(ranked, 1) if p <= SIGNIFICANCE * place / len(rows)]
-    bar = max(passed, default=-1.0)
-    said = []
-    for row in rows:
-        is_different = row.p <= bar and abs(row.ratio - 1) > max(LEAST_EFFECT, row.noise)
-        said.append(("better" if row.ratio < 1 else "worse") if is_different else "no difference")
-    return said
+
+def fit(times: list[float], dealt: list[int]) -> Fit:
+    rest = residuals([math.log(time) for time in times])
+    total = sum(value * value for value in rest) + len(rest) * CLOCK**2
+    blocks = [rest[begin:begin + BLOCK] for begin in range(0, len(rest), BLOCK)]
+    # The residuals of a block sum to nothing: B's above A's is twice B's.
+    deals = [[2 * (block[i] + block[j]) for i, j in DEALS] for block in blocks]
+    seen = sum(deal[way] for deal, way in zip(deals, dealt))
+    left = total - seen * seen / len(rest)
+    return Fit(deals, total, 2 * seen / len(rest), 2 * math.sqrt(left / freedom(len(blocks)) / len(rest)))
+
+
+def freedom(blocks: int) -> int:
+    """Of the runs, one is spent on each block's level and one on the difference of the sides."""
+    return (BLOCK - 1) * blocks - 1
+
+
+def residuals(logs: list[float]) -> list[float]:
+    """Log times less the level of their block, outliers cut. It knows nothing of sides, so that any deal is treated alike."""
+    rest = []
+    for begin in range(0, len(logs), BLOCK):
+        block = logs[begin:begin + BLOCK]
+        rest += [value - median(block) for value in block]
+    limit = FAR * median(map(abs, rest)) or math.inf
+    rest = [max(-limit, min(limit, value)) for value in rest]
+    means = [sum(rest[begin:begin + BLOCK]) / BLOCK for begin in range(0, len(rest), BLOCK)]
+    return [value - means[place // BLOCK] for place, value in enumerate(rest)]
+
+
+def ways(dealt: list[int]) -> list[tuple[int, ...]]:
+    """All ways to deal, each without the one that only changes the sides over; of too many some, with the one that was run."""
+    half = len(DEALS) // 2
+    if half * len(DEALS) ** (len(dealt) - 1) <= MOST_WAYS:
+        return list(product(range(half), *[range(len(DEALS))] * (len(dealt) - 1)))
+    dice = Random(1)
+    drawn = [tuple(dice.randrange(len(DEALS)) for _ in dealt) for _ in range(MOST_WAYS - 1)]
+    return [tuple(dealt), *drawn]
+
+
+def threshold(fits: list[Fit], dealt: list[int]) -> float:
+    """What a row's statistic has to be above; infinite if there are too few ways to deal for any claim."""
+    tried = list(zip(*ways(dealt)))
+    allowed = int(SIGNIFICANCE * len(tried[0]))
+    if allowed == 0:
+        return math.inf
+    largest = [0.0] * len(tried[0])
+    for one in fits:
+        scale = 1 / math.sqrt(one.total * BLOCK * len(dealt))
+        columns = [map([part * scale for part in deal].__getitem__, column) for deal, column in zip(one.deals, tried)]
+        largest = list(map(max, largest, map(abs, map(sum, zip(*columns)))))
+    part = sorted(largest, reverse=True)[allowed]
+    return part * math.sqrt(freedom(len(dealt)) / (1 - part * part))
+
+
+def row_of(times: list[float], order: str, one: Fit, bar: float, effect: float) -> Row:
+    a, b = ([time for time, side in zip(times, order) if side == letter] for letter in "AB")
+    earlier, later = a[0::2], a[1::2]
+    a_to_a = math.exp(sum(math.log(y / x) for x, y in zip(earlier, later)) / len(later))
+    noise = one.error * math.sqrt(len(times) / BLOCK)
+    reach = bar * one.error
+    known = math.isfinite(reach)
+    reach = min(reach, FURTHEST)
+    low, high = (math.exp(one.effect - reach), math.exp(one.effect + reach)) if known else (None, None)
+    finds = max(1 + LEAST_EFFECT, math.exp(min(FURTHEST, one.error * needed(bar, len(times) // BLOCK)))) if known else None
+    return Row(median(a), median(b), math.exp(one.effect), low, high, finds, noise, a_to_a,
+               verdict(math.exp(one.effect), low, high, effect))
+
+
+def needed(bar: float, blocks: int) -> float:
+    """The true effect, in standard errors, whose statistic is above `bar` in four of five comparisons: both the mean and its
+    standard error, which is an estimate too, differ from one to the next."""
+    return bar + FOUR_OF_FIVE * math.sqrt(1 + bar * bar / (2 * freedom(blocks)))
+
+
+def verdict(ratio: float, low: float | None, high: float | None, effect: float) -> str:
+    if low is None or high is None:
+        return UNTOLD
+    if low > 1 and ratio >= 1 + LEAST_EFFECT:
+        return WORSE
+    if high < 1 and ratio <= 1 / (1 + LEAST_EFFECT):
+        return BETTER
+    return ALIKE if 1 / (1 + effect) <= low and high <= 1 + effect else UNTOLD

@@ -12,10 +12,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from abtest import evidence, plan  # noqa: E402
 
-# About how long one timed batch takes, in microseconds, and its most calls; batches of each size.
-BATCH_US = 50_000
-MOST_CALLS = 200
-BATCHES = 5
 # Bytes that a rank may have to say about itself.
 MOST_TEXT = 1 << 16
 
@@ -93,9 +89,9 @@ def batch(one: Collective, calls: int) -> float:
 def measure(one: Collective) -> float:
     """Median over batches, after one that warms up and tells how many calls a batch may have."""
     batch(one, 3)
-    calls = max(1, min(MOST_CALLS, int(BATCH_US / batch(one, 3))))
-    times = [batch(one, calls) for _ in range(BATCHES)]
-    return sorted(times)[BATCHES // 2]
+    calls = max(1, min(plan.MOST_CALLS, int(plan.BATCH_US / batch(one, 3))))
+    times = [batch(one, calls) for _ in range(plan.BATCHES)]
+    return sorted(times)[plan.BATCHES // 2]
 
 
 def gather(value, world: int) -> list:

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from abtest import evidence, plan
+from abtest import ending, evidence, plan, probe
 from abtest import run as runs
 from abtest.compare import digest, gdr_settings, local_seats
 from abtest.plan import Invalid, Side
@@ -17,11 +17,11 @@ WORKER = Path(__file__).resolve().parent / "train.py"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains and compares; 0, 1 or 2 as scripts/ddp.py promises."""
+    """Trains and compares; returns a code of abtest/ending.py."""
     sides = sides_of(options.plugin)
-    options.out.mkdir(parents=True, exist_ok=True)
+    probe.writable(options.out)
     setup = setup_of(options)
-    seats = local_seats(options)
+    seats = local_seats(options.ranks, probe.gpus_of_torch())
     results = []
     for side, port in zip(sides, free_ports(len(sides))):
         placed = [Seat(seat.rank, seat.world, seat.local_rank, seat.master, port) for seat in seats]
@@ -34,10 +34,9 @@ def run(options: argparse.Namespace) -> int:
     about = {"command": " ".join(sys.argv), "plugin": digest(options.plugin), "versions": results[0]["versions"],
              "gpus": results[0]["gpus"], "variables": dict(setup.both), "cycles": options.cycles,
              "softrnic": bool(options.softrnic)}
-    report.write(options.out, about, [(side.name, side.network) for side in sides], results, verdict)
-    print(verdict.text)
-    print(f"report: {options.out / 'report.md'}")
-    return 0 if verdict.is_good else 1
+    with ending.telling(verdict.text, options.out):
+        report.write(options.out, about, [(side.name, side.network) for side in sides], results, verdict)
+    return ending.GOOD if verdict.is_good else ending.WRONG
 
 
 def sides_of(plugin: Path) -> list[Side]:
@@ -65,4 +64,4 @@ def setup_of(options: argparse.Namespace) -> runs.Setup:
         # Ranks of one machine would not need a network.
         fixed += (("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"))
     task = {"steps": options.steps, "cycles": options.cycles}
-    return runs.Setup(task, (*fixed, *options.both), options.softrnic, options.out.resolve(), options.limit)
+    return runs.Setup(task, (*fixed, *options.both), options.softrnic, options.out.resolve(), options.limit, str(os.getpid()))

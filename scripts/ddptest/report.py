@@ -3,13 +3,15 @@
 import json
 from pathlib import Path
 
-from abtest.plot import axes, tick
+from abtest.plot import COLOURS, NOISE, axes, page, tick
 
 from .curves import KINDS, Verdict, growth, last_loss
 
-WIDTH, HEIGHT, LEFT, TOP = 420, 260, 70, 60
+WIDTH, HEIGHT, LEFT, TOP = 640, 320, 70, 60
 # Equal curves cover each other: the ones below are drawn wider.
-STROKES = [("#bbbbbb", 9), ("#c1440e", 5), ("#3465a4", 2), ("#000000", 0.7)]
+STROKES = [(COLOURS["A"], 9), (COLOURS["B"], 5), (NOISE, 2), ("#000000", 0.7)]
+# From one name of the legend to the next.
+ENTRY = 160
 
 
 def write(folder: Path, about: dict, sides: list[tuple[str, str]], results: list[dict], verdict: Verdict) -> None:
@@ -66,20 +68,19 @@ def draw(names: list[str], results: list[dict]) -> str:
     every = [loss for curve in curves for loss in curve if loss == loss]
     low, high = min(every), max(max(every), min(every) + 1e-6)
     to_y = lambda loss: TOP + HEIGHT - (loss - low) / (high - low) * HEIGHT  # noqa: E731
-    parts = [axes(LEFT, TOP, HEIGHT)]
+    parts = [axes(LEFT, TOP, HEIGHT, WIDTH)]
     for index in range(5):
         loss = low + (high - low) * index / 4
-        parts.append(tick(LEFT, to_y(loss), f"{loss:.2f}"))
+        parts.append(tick(LEFT, to_y(loss), f"{loss:.2f}", WIDTH))
     for index, (curve, (colour, width)) in enumerate(zip(curves, STROKES)):
         step = WIDTH / max(1, len(curve) - 1)
         line = " ".join(f"{LEFT + place * step:.1f},{to_y(loss):.2f}" for place, loss in enumerate(curve) if loss == loss)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{width}"/>')
-        parts.append(f'<line x1="{LEFT + 130 * index}" x2="{LEFT + 130 * index + 18}" y1="42" y2="42" stroke="{colour}" '
-                     f'stroke-width="{width}"/><text x="{LEFT + 130 * index + 24}" y="46">{names[index]}</text>')
+        parts.append(f'<line x1="{LEFT + ENTRY * index}" x2="{LEFT + ENTRY * index + 18}" y1="42" y2="42" stroke="{colour}" '
+                     f'stroke-width="{width}"/><text x="{LEFT + ENTRY * index + 24}" y="46">{names[index]}</text>')
     last = len(curves[0]) - 1
     parts += [f'<text x="{LEFT}" y="{TOP + HEIGHT + 18}">0</text>',
-              f'<text x="{LEFT + WIDTH}" y="{TOP + HEIGHT + 18}" text-anchor="end">step {last}</text>',
+              f'<text x="{LEFT + WIDTH}" y="{TOP + HEIGHT + 18}" text-anchor="end">{last}</text>',
+              f'<text x="{LEFT + WIDTH / 2}" y="{TOP + HEIGHT + 36}" text-anchor="middle">step</text>',
               f'<text x="{LEFT}" y="20" font-weight="bold">loss of rank 0, one curve upon the other</text>']
-    size = f"{LEFT + WIDTH + 70} {TOP + HEIGHT + 40}"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="12">'
-            f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n')
+    return page(LEFT + WIDTH + 40, TOP + HEIGHT + 50, "".join(parts))

@@ -1,5 +1,7 @@
 """Every operation of NCCL, in place and out of place: what each rank gives, and what must come out."""
 
+from collections.abc import Callable
+
 from .nccl import Communicator
 from .pattern import ELEMENT, Painter
 
@@ -28,6 +30,32 @@ class Bench:
         """Does it once, on data that it has prepared; nothing if all that came out is right."""
         elements = max(1, size // ELEMENT)
         return getattr(self, name)(elements, max(1, elements // self.world), in_place)
+
+    def timed(self, name: str, size: int) -> tuple[Callable[[], None], int]:
+        """The call of `name` as an application makes it over and over, in place where that is all_reduce; the bytes that it moves."""
+        count = max(1, size // ELEMENT)
+        each = max(1, count // self.world)
+        calls = {
+            "all_reduce": lambda: self.comm.all_reduce(self.a, self.a, count),
+            "all_gather": lambda: self.comm.all_gather(self.a, self.b, each),
+            "reduce_scatter": lambda: self.comm.reduce_scatter(self.a, self.b, each),
+            "send_recv": lambda: self.pass_on(count),
+            "alltoall": lambda: self.exchange(each),
+        }
+        is_split = name in ("all_gather", "reduce_scatter", "alltoall")
+        return calls[name], (each * self.world if is_split else count) * ELEMENT
+
+    def pass_on(self, count: int) -> None:
+        """To the right, from the left."""
+        with self.comm.group():
+            self.comm.send(self.a, count, (self.rank + 1) % self.world)
+            self.comm.receive(self.b, count, (self.rank - 1) % self.world)
+
+    def exchange(self, each: int) -> None:
+        with self.comm.group():
+            for rank in self.everybody:
+                self.comm.send(self.a + rank * each * ELEMENT, each, rank)
+                self.comm.receive(self.b + rank * each * ELEMENT, each, rank)
 
     def prepare(self, at: int, count: int, got: int, got_count: int) -> None:
         """Our data into `at`, no numbers into `got`."""
@@ -71,18 +99,11 @@ class Bench:
         return self.check((got, each, self.everybody, self.rank * each))
 
     def send_recv(self, count: int, _: int, __: bool) -> str:
-        """To the right, from the left."""
-        right, left = (self.rank + 1) % self.world, (self.rank - 1) % self.world
         self.prepare(self.a, count, self.b, count)
-        with self.comm.group():
-            self.comm.send(self.a, count, right)
-            self.comm.receive(self.b, count, left)
-        return self.check((self.b, count, [left], 0))
+        self.pass_on(count)
+        return self.check((self.b, count, [(self.rank - 1) % self.world], 0))
 
     def alltoall(self, _: int, each: int, __: bool) -> str:
         self.prepare(self.a, each * self.world, self.b, each * self.world)
-        with self.comm.group():
-            for rank in self.everybody:
-                self.comm.send(self.a + rank * each * ELEMENT, each, rank)
-                self.comm.receive(self.b + rank * each * ELEMENT, each, rank)
+        self.exchange(each)
         return self.check(*[(self.b + rank * each * ELEMENT, each, [rank], self.rank * each) for rank in self.everybody])

@@ -11,24 +11,18 @@ class CudaError(Exception):
     """A call of the driver failed."""
 
 
-class Cuda:
-    """Device `ordinal` modulo their number, its primary context current to this thread."""
+class Driver:
+    """The library itself."""
 
-    def __init__(self, library: str, ordinal: int):
+    def __init__(self, library: str):
         self.driver = ctypes.CDLL(library)
+
+    def count(self) -> int:
+        """GPUs of this machine."""
         self.call("cuInit", ctypes.c_uint(0))
-        count, device, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
-        self.call("cuDeviceGetCount", ctypes.byref(count))
-        if count.value == 0:
-            raise CudaError(f"{library} sees no GPU")
-        self.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal % count.value))
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.call("cuCtxSetCurrent", context)
-        name = ctypes.create_string_buffer(128)
-        self.call("cuDeviceGetName", name, ctypes.c_int(len(name)), device)
-        self.name = name.value.decode()
-        self.stream = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(self.stream), ctypes.c_uint(NON_BLOCKING))
+        found = ctypes.c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(found))
+        return found.value
 
     def call(self, name: str, *arguments) -> None:
         code = getattr(self.driver, name)(*arguments)
@@ -36,6 +30,25 @@ class Cuda:
             text = ctypes.c_char_p()
             self.driver.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
             raise CudaError(f"{name}: {(text.value or b'').decode() or 'error'} ({code})")
+
+
+class Cuda(Driver):
+    """Device `ordinal` modulo their number, its primary context current to this thread."""
+
+    def __init__(self, library: str, ordinal: int):
+        super().__init__(library)
+        count = self.count()
+        if count == 0:
+            raise CudaError(f"{library} sees no GPU")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal % count))
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+        name = ctypes.create_string_buffer(128)
+        self.call("cuDeviceGetName", name, ctypes.c_int(len(name)), device)
+        self.name = name.value.decode()
+        self.stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(self.stream), ctypes.c_uint(NON_BLOCKING))
 
     def allocate(self, size: int) -> int:
         at = ctypes.c_uint64()
@@ -59,6 +72,21 @@ class Cuda:
 
     def copy(self, to: int, at: int, size: int) -> None:
         self.call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(at), ctypes.c_size_t(size), self.stream)
+
+    def event(self) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        self.call("cuEventCreate", ctypes.byref(made), ctypes.c_uint(0))
+        return made
+
+    def record(self, event: ctypes.c_void_p) -> None:
+        """Notes the time when the stream gets here."""
+        self.call("cuEventRecord", event, self.stream)
+
+    def elapsed_us(self, begin: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
+        """Between two events that have passed."""
+        milliseconds = ctypes.c_float()
+        self.call("cuEventElapsedTime", ctypes.byref(milliseconds), begin, end)
+        return milliseconds.value * 1000
 
     def is_idle(self) -> bool:
         code = self.driver.cuStreamQuery(self.stream)

@@ -3,42 +3,80 @@
 import argparse
 import ctypes.util
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+from abtest import probe
 from abtest.compare import digest
+from abtest.ending import GOOD, WRONG, telling
 from abtest.plan import Invalid
 
 from . import counting, plan, report, runs, verdict
 
 
 def run(options: argparse.Namespace) -> int:
-    """0, 1 or 2 as scripts/matrix.py promises."""
+    """Returns a code of abtest/ending.py."""
     cases = plan.cases(options.parts, options.ranks, options.gdr, bool(options.softrnic))
-    rows, wrong, nccls, gpus = [], [], [], []
-    options.out.mkdir(parents=True, exist_ok=True)
-    counter = counting.build(options.out.resolve()) if options.network == "Ferrite" else None
-    for index, path in enumerate(options.libnccl or [found_nccl()]):
-        folder = options.out.resolve() / f"nccl{index}"
-        folder.mkdir(parents=True, exist_ok=True)
-        setup = runs.Setup(str(path), options.libcuda, options.plugin, options.network, options.softrnic, options.sizes,
-                           folder, options.limit, counter)
-        runs.check_files(setup)
-        version, outcomes = "?", {}
-        for case in cases:
-            row = one(setup, case, version, outcomes)
-            rows.append(row)
-            version = row["nccl"]
-            if case in outcomes:
-                gpus = [result["gpu"] for result in outcomes[case].results.values()]
-            print(row["line"], flush=True)
-        wrong += [f"NCCL {version}: {what}" for what in verdict.pairs(cases, outcomes)]
-        nccls.append({"version": version, "sha256": sha256_of(Path(path))})
-    about = {"command": " ".join(sys.argv), "network": options.network, "sizes": options.sizes, "gpus": gpus, "nccl": nccls,
+    libraries = [str(path) for path in options.libnccl or [found_nccl()]]
+    check(options, libraries)
+    is_counting = options.network == "Ferrite" and any(case.is_counted() for case in cases)
+    counter = counting.build(options.out.resolve()) if is_counting else None
+    found = Found([], [], [], [])
+    try:
+        for index, path in enumerate(libraries):
+            folder = options.out.resolve() / f"nccl{index}"
+            folder.mkdir(parents=True, exist_ok=True)
+            all_cases(runs.Setup(path, options.libcuda, options.plugin, options.network, options.softrnic, options.sizes, folder,
+                                 options.limit, counter), cases, found)
+    except KeyboardInterrupt as interrupt:
+        if not found.rows:
+            raise
+        found.wrong.append(f"interrupted after {len(found.rows)} of {len(cases) * len(libraries)} cases")
+        tell(options, found)
+        raise KeyboardInterrupt(f"{found.wrong[-1]}, which {options.out / 'report.md'} has") from interrupt
+    tell(options, found)
+    return WRONG if found.wrong or any(row["wrong"] for row in found.rows) else GOOD
+
+
+@dataclass
+class Found:
+    """What there is to report so far."""
+
+    rows: list[dict]
+    wrong: list[str]
+    nccls: list[dict]
+    gpus: list[str]
+
+
+def check(options: argparse.Namespace, libraries: list[str]) -> None:
+    """All that can be known to be wrong before the first case."""
+    if options.network == "Ferrite" and not options.plugin.is_file():
+        raise Invalid(f"--plugin {options.plugin}: no such file; scripts/build.sh makes it")
+    probe.softrnic(options.softrnic)
+    probe.writable(options.out)
+    for path in libraries:
+        probe.gpus_of_driver(options.libcuda, path)
+
+
+def all_cases(setup: runs.Setup, cases: list[plan.Case], found: Found) -> None:
+    """With one NCCL."""
+    version, outcomes = "?", {}
+    for case in cases:
+        row = one(setup, case, version, outcomes)
+        found.rows.append(row)
+        version = row["nccl"]
+        if case in outcomes:
+            found.gpus = [result["gpu"] for result in outcomes[case].results.values()]
+        print(row["line"], flush=True)
+    found.wrong += [f"NCCL {version}: {what}" for what in verdict.pairs(cases, outcomes)]
+    found.nccls.append({"version": version, "sha256": sha256_of(Path(setup.libnccl))})
+
+
+def tell(options: argparse.Namespace, found: Found) -> None:
+    about = {"command": " ".join(sys.argv), "network": options.network, "sizes": options.sizes, "gpus": found.gpus, "nccl": found.nccls,
              "plugin": sha256_of(options.plugin) if options.network == "Ferrite" else None, "softrnic": bool(options.softrnic)}
-    report.write(options.out, about, rows, wrong)
-    print(report.summary(rows, wrong))
-    print(f"report: {options.out / 'report.md'}")
-    return 1 if wrong or any(row["wrong"] for row in rows) else 0
+    with telling(report.summary(found.rows, found.wrong), options.out):
+        report.write(options.out, about, found.rows, found.wrong)
 
 
 def one(setup: runs.Setup, case: plan.Case, version: str, outcomes: dict) -> dict:

@@ -19,7 +19,8 @@ libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 def tile(ranks: list[int], phase: int = 0) -> array.array:
     """What the sum of these ranks' data is, from element `phase` on."""
-    return array.array("f", (sum((index + phase + 977 * rank) % TILE for rank in ranks) for index in range(TILE)))
+    begins = [(phase + 977 * rank) % TILE for rank in ranks]
+    return array.array("f", map(sum, zip(*([*range(begin, TILE), *range(begin)] for begin in begins))))
 
 
 class Painter:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from abtest import evidence, ranks
-from abtest.plan import Invalid
 
 from . import counting
 from .plan import FEW_SIZES, Case
@@ -63,7 +62,7 @@ class Outcome:
 
 
 def go(setup: Setup, case: Case) -> Outcome:
-    """Raises [`Invalid`] if a rank does not end as it should."""
+    """Raises `abtest.plan.Invalid` if a rank does not end as it should."""
     name = case.name()
     trace = setup.folder / f"{name}.reads"
     for stale in setup.folder.glob(f"{name}[.-]*"):
@@ -106,7 +105,7 @@ def environment(setup: Setup, case: Case, rank: int, trace: Path) -> dict[str, s
     }
     if setup.softrnic:
         # A rule that does nothing but strike, and so count, RDMA READs: a flush is one.
-        given |= ranks.on_softrnic(setup.softrnic, rank, name)
+        given |= ranks.on_softrnic(setup.softrnic, rank, f"{os.getpid()}-{name}")
         given |= {"SOFTRNIC_FAULTS": "delay=1us opcode=read", "SOFTRNIC_TRACE": str(trace)}
     return inherited | given | case.variables(bool(setup.softrnic))
 
@@ -143,9 +142,3 @@ def choices_of(log: str) -> set[tuple[str, str]]:
 
     return {(named("algo", algo), named("proto", proto)) for algo, proto in CHOICE.findall(log)}
 
-
-def check_files(setup: Setup) -> None:
-    if setup.network == "Ferrite" and not setup.plugin.is_file():
-        raise Invalid(f"--plugin {setup.plugin}: no such file; scripts/build.sh makes it")
-    if setup.softrnic and not (setup.softrnic / "libibverbs.so.1").is_file():
-        raise Invalid(f"--softrnic {setup.softrnic}: no libibverbs.so.1 there; scripts/build.sh makes it")

@@ -52,6 +52,31 @@ pub(super) unsafe extern "C" fn isend(
     request: *mut *mut c_void,
 ) -> ncclResult_t {
     // SAFETY: by NCCL's contract.
+    match unsafe { SendHandle::borrow(send_comm) } {
+        // A negative size is none that is usual.
+        Ok(comm) if comm.comm.is_usual(size as u32) => on_comm("isend", Ok(comm), |comm| {
+            // SAFETY: by NCCL's contract.
+            let memory = unsafe { MemoryHandle::borrow(mhandle)? };
+            let id = comm.comm.isend_usual(data as u64, size as u32, tag as u32, memory)?;
+            // SAFETY: NCCL's output pointer.
+            unsafe { put(request, comm.request(id), "request") }
+        }),
+        // SAFETY: as above.
+        _ => unsafe { isend_any(send_comm, data, size, tag, mhandle, request) },
+    }
+}
+
+/// Every other case; and what is no communicator is told here.
+#[inline(never)]
+unsafe extern "C" fn isend_any(
+    send_comm: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
     let comm = unsafe { SendHandle::borrow(send_comm) };
     on_comm("isend", comm, |comm| {
         // SAFETY: by NCCL's contract.

@@ -29,9 +29,11 @@ fn bug(panic: Box<dyn Any + Send>) -> Error {
 #[cold]
 #[inline(never)]
 #[allow(clippy::needless_pass_by_value)]
-fn report(call: &str, error: Error) -> nccl::ncclResult_t {
+fn report(call: &'static str, error: Error) -> nccl::ncclResult_t {
     if !error.quiet {
-        log::warn!("{call}: {error}");
+        // The target is what NCCL shows in front of the line: the operation, for which a place in the source would tell nobody
+        // anything.
+        log::warn!(target: call, "{call}: {error}");
     }
     match error.class {
         Class::System => nccl::ncclSystemError,

@@ -40,6 +40,14 @@ pub struct Handle<T> {
     pub inner: T,
 }
 
+/// What NCCL is given, and takes for a [`Handle`], which it begins with.
+#[repr(C)]
+struct Given<T> {
+    handle: Handle<T>,
+    /// The process that made it.
+    process: u32,
+}
+
 /// `listenComm`.
 pub type ListenHandle = Handle<Mutex<Listener>>;
 /// `sendComm`.
@@ -98,12 +106,12 @@ where
 
     /// Gives an object to NCCL that knows its own address; what is there may be used once this has returned.
     fn into_raw_with(inner: impl FnOnce(*const T) -> T) -> *mut c_void {
-        let raw = Box::into_raw(Box::<Self>::new_uninit()).cast::<Self>();
+        let raw = Box::into_raw(Box::<Given<T>>::new_uninit()).cast::<Given<T>>();
         // SAFETY: a place inside of the box just made, which is not read.
-        let address = unsafe { &raw const (*raw).inner };
+        let address = unsafe { &raw const (*raw).handle.inner };
         let handle = Self { tag: T::TAG, inner: inner(address) };
         // SAFETY: the box is ours alone, and nothing is in it yet.
-        unsafe { raw.write(handle) };
+        unsafe { raw.write(Given { handle, process: std::process::id() }) };
         raw.cast()
     }
 
@@ -124,7 +132,9 @@ where
         Ok(unsafe { &(*raw.cast::<Self>()).inner })
     }
 
-    /// Takes an object back from NCCL. NULL is nothing: NCCL closes what it never got.
+    /// Takes an object back from NCCL. NULL is nothing: NCCL closes what it never got. So is what a forked child has inherited,
+    /// and that stays where it is: to close it would tell the peer that its parent's connection has ended, and end what
+    /// the parent still uses.
     ///
     /// # Errors
     /// Not such an object.
@@ -137,10 +147,15 @@ where
         }
         // SAFETY: as the caller says.
         unsafe { Self::borrow(raw)? };
-        // SAFETY: made by `into_raw` as a box of this type, and given back once.
-        let mut handle = unsafe { Box::from_raw(raw.cast::<Self>()) };
-        handle.tag = 0;
-        Ok(Some(handle.inner))
+        let raw = raw.cast::<Given<T>>();
+        // SAFETY: made by `into_raw` as a box of this type, which `borrow` has found alive.
+        if unsafe { (*raw).process } != std::process::id() {
+            return Ok(None);
+        }
+        // SAFETY: as above, and given back once.
+        let mut given = unsafe { Box::from_raw(raw) };
+        given.handle.tag = 0;
+        Ok(Some(given.handle.inner))
     }
 }
 
@@ -223,5 +238,48 @@ impl Request {
     #[inline]
     pub fn id(&self) -> RequestId {
         RequestId::from_bits(self.id.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    thread_local! {
+        static DROPPED: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// Tells when it goes.
+    struct Probe;
+
+    tagged!(Probe, b"FerProbe", "probe");
+
+    impl Drop for Probe {
+        fn drop(&mut self) {
+            DROPPED.set(DROPPED.get() + 1);
+        }
+    }
+
+    #[test]
+    fn what_a_forked_child_closes_is_still_its_parents() {
+        let raw = Handle::into_raw(Probe);
+        // SAFETY: the child goes on alone with this one thread, allocates little, and ends below.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: a live object of this module's.
+            let inherited = unsafe { Handle::<Probe>::take(raw) }.is_ok_and(|taken| taken.is_none());
+            // SAFETY: as above, the child's own.
+            let own = unsafe { Handle::<Probe>::take(Handle::into_raw(Probe)) }.is_ok_and(|taken| taken.is_some());
+            // SAFETY: ends here.
+            unsafe { libc::_exit(if inherited && own && DROPPED.get() == 1 { 0 } else { 1 }) };
+        }
+        let mut status = -1;
+        // SAFETY: our own child.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0, "the child has closed what it has inherited, or not what it has made");
+        // SAFETY: a live object of this module's.
+        assert!(unsafe { Handle::<Probe>::take(raw) }.is_ok_and(|taken| taken.is_some()));
+        assert_eq!(DROPPED.get(), 1);
     }
 }

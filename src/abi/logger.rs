@@ -22,6 +22,16 @@ pub fn install(function: nccl::ncclDebugLogger_t) {
     log::set_max_level(LevelFilter::Trace);
 }
 
+/// What NCCL shows in front of a warning: the vtable function that failed, which is the target of its line; or the place in
+/// the source, where the target is a module of it, as it is by default.
+fn place<'a>(record: &Record<'a>) -> (&'a str, i32) {
+    let target = record.target();
+    if target != INIT && !target.contains("::") {
+        return (target, 0);
+    }
+    (record.file().unwrap_or("ferrite"), record.line().map_or(0, |line| i32::try_from(line).unwrap_or(0)))
+}
+
 impl Log for NcclLogger {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
@@ -38,13 +48,25 @@ impl Log for NcclLogger {
         let flags = u64::from(nccl::NCCL_SUBSYS_NET) | init;
         let text = record.args().to_string().replace('\0', " ");
         let text = if text.starts_with("Ferrite") { text } else { format!("NET/Ferrite : {text}") };
-        let (Ok(text), Ok(file)) = (CString::new(text), CString::new(record.file().unwrap_or("ferrite"))) else {
-            return;
-        };
-        let line = record.line().map_or(0, |l| i32::try_from(l).unwrap_or(0));
+        let (file, line) = place(record);
+        let (Ok(text), Ok(file)) = (CString::new(text), CString::new(file)) else { return };
         // SAFETY: NCCL's printf-like function; the format takes one string, so the text's own per cents mean nothing.
         unsafe { function(level, flags, file.as_ptr(), line, c"%s".as_ptr(), text.as_ptr()) };
     }
 
     fn flush(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_of_a_call_begins_with_its_name() {
+        let at =
+            |target| place(&Record::builder().target(target).file(Some("src/abi/guard.rs")).line(Some(34)).build());
+        assert_eq!(at("connect"), ("connect", 0));
+        assert_eq!(at("nccl_net::net::link"), ("src/abi/guard.rs", 34));
+        assert_eq!(at(INIT), ("src/abi/guard.rs", 34));
+    }
 }

@@ -6,8 +6,9 @@ use std::sync::OnceLock;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// Path of the PCI function behind `device`, as NCCL's topology search wants it: the function number is 0, so that the
-/// ports of one card share it; with `merge_vfs` virtual functions share it too.
+/// Path of what `device` belongs to. If that is a PCI function, it is told as NCCL's topology search wants it: the function
+/// number is 0, so that the ports of one card share it; with `merge_vfs` virtual functions share it too. Else, as of the
+/// sub-functions of a card, it is told as it is.
 pub fn pci_path(device: &str, merge_vfs: bool) -> Option<String> {
     let path = fs::canonicalize(Path::new(CLASS).join(device).join("device")).ok()?;
     Some(trim_function(path.to_str()?, merge_vfs))
@@ -19,17 +20,25 @@ pub fn is_virtual_function(device: &str) -> bool {
 }
 
 fn trim_function(path: &str, merge_vfs: bool) -> String {
-    let mut bytes = path.as_bytes().to_vec();
-    let n = bytes.len();
-    // A PCI function ends in `dd.f`.
-    if n >= 4 && bytes[n - 2] == b'.' {
-        bytes[n - 1] = b'0';
-        if merge_vfs {
-            bytes[n - 3] = b'0';
-            bytes[n - 4] = b'0';
-        }
+    match path.rsplit_once('/') {
+        Some((_, name)) if is_pci_function(name) => {}
+        _ => return path.to_owned(),
     }
-    String::from_utf8(bytes).unwrap_or_else(|_| path.to_owned())
+    // It ends in `dd.f`, which are ASCII characters.
+    let zeroed = if merge_vfs { ("dd.f".len(), "00.0") } else { ("f".len(), "0") };
+    format!("{}{}", &path[..path.len() - zeroed.0], zeroed.1)
+}
+
+/// Whether `name` is that of a PCI function: domain, bus, device and function as `dddd:bb:dd.f`. A domain may be longer.
+fn is_pci_function(name: &str) -> bool {
+    let is_hex = |text: &str| text.bytes().all(|b| b.is_ascii_hexdigit());
+    let mut parts = name.split(':');
+    let (Some(domain), Some(bus), Some(rest), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+        return false;
+    };
+    let Some((device, function)) = rest.split_once('.') else { return false };
+    let fits = domain.len() >= 4 && bus.len() == 2 && device.len() == 2 && function.len() == 1;
+    fits && [domain, bus, device, function].into_iter().all(is_hex)
 }
 
 /// RoCE version of an entry of a GID table, where the kernel tells.
@@ -77,6 +86,19 @@ mod tests {
         assert!(trim_function(path, false).ends_with("0000:17:00.0"));
         assert!(trim_function("/sys/devices/pci0000:00/0000:17:02.3", true).ends_with("0000:17:00.0"));
         assert!(trim_function("/sys/devices/pci0000:00/0000:17:02.3", false).ends_with("0000:17:02.0"));
-        assert_eq!(trim_function("/sys/devices/virtual/net/eth0", true), "/sys/devices/virtual/net/eth0");
+        let behind_vmd = trim_function("/sys/devices/pci0000:00/pci10000:e0/10000:e1:00.1", false);
+        assert!(behind_vmd.ends_with("/10000:e1:00.0"));
+    }
+
+    /// They would be fused if they shared one.
+    #[test]
+    fn what_is_no_pci_function_keeps_its_path() {
+        let sub_function = |number| format!("/sys/devices/pci0000:00/0000:17:00.0/mlx5_core.sf.{number}");
+        for path in [sub_function(4), sub_function(5), "/sys/devices/virtual/net/eth0".into(), "17:00.1".into()] {
+            assert_eq!([false, true].map(|merge| trim_function(&path, merge)), [path.clone(), path.clone()]);
+        }
+        for name in ["0000:17:00", "000:17:00.1", "0000:17:00.1:2", "0000:17:0g.1", "0000:17:00.12", "x000:17:00.1"] {
+            assert!(!is_pci_function(name), "{name}");
+        }
     }
 }

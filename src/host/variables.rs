@@ -127,7 +127,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_HANDSHAKE_TIMEOUT",
         Kind::Number(1, 3600, 60),
-        "seconds that connection set-up may take before `connect` fails",
+        "seconds to reach a peer's port, to connect queue pairs, and for a caller's first words; how long a peer takes to accept has no limit",
     ),
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];

@@ -55,7 +55,7 @@ impl Rail {
         }
         let gid = match self.config.gid_index {
             // The setting is about RoCE, here as in the built-in transport: a site may set it for all of its nodes.
-            _ if port.infiniband => self.infiniband_gid(),
+            _ if port.is_infiniband() => self.infiniband_gid(),
             Some(index) => self.entry(i32::from(index)).ok_or_else(|| self.no_such_entry(index, port.gid_count))?,
             None => self.automatic_gid(port.gid_count, peer)?,
         };
@@ -72,7 +72,7 @@ impl Rail {
         // Tables hold an address once for each version.
         let versioned = |index: &i32| self.entry(*index).is_some_and(|e| e.roce_version == gid.roce_version);
         let same = |index: &i32| holds(index) && versioned(index);
-        if port.infiniband || same(&i32::from(gid.index)) {
+        if port.is_infiniband() || same(&i32::from(gid.index)) {
             return Ok(gid.index);
         }
         let found = (0..port.gid_count.min(LONGEST_TABLE)).find(same);
@@ -138,7 +138,7 @@ impl Rail {
     /// later.
     pub fn tell_of_networks(&self, local: &LocalAddress, remote: &[u8; 16], peer: &str) {
         let bits = self.config.subnet_bits;
-        let near = local.port.infiniband || gid::are_neighbours(&local.gid.gid, remote, bits);
+        let near = local.port.is_infiniband() || gid::are_neighbours(&local.gid.gid, remote, bits);
         if near || self.addresses.told_of_networks.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -156,7 +156,7 @@ impl Rail {
     pub fn describe(&self) -> String {
         let speed = self.speed_mbps / 1000;
         match self.local_address() {
-            Ok(LocalAddress { port, .. }) if port.infiniband => {
+            Ok(LocalAddress { port, .. }) if port.is_infiniband() => {
                 format!("{} InfiniBand {speed} Gb/s LID {}", self.name, port.lid)
             }
             Ok(LocalAddress { gid, .. }) => {

@@ -1,16 +1,25 @@
 //! The way of clear-to-sends into the sender's memory: over the first lane of each rail in turn.
+//!
+//! They go inline where the devices take that many bytes inline. A device that does not is given registered memory to take
+//! them from, in which each has the place that it has in the ring: the place is filled again only after the message has
+//! arrived that its clear-to-send asked for, and so after the device has read it.
 
 use super::lanes::{Lane, WorkId};
+use super::probe::Probe;
 use super::receiver::RECEIVER_DEPTHS;
 use crate::error::{Error, Result};
-use crate::proto::MAX_RAILS;
 use crate::proto::handshake::{Ring, Terms};
 use crate::proto::recv::RecvFlow;
 use crate::proto::wire::Slot;
+use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
+use crate::verbs::staging::Staging;
 use crate::verbs::work::{Span, Target, Write};
 
 /// One of so many clear-to-send work requests of a rail reports its completion, and with it that of those before it.
 const SIGNAL_EVERY: u32 = 32;
+
+/// Clear-to-send work requests of a rail at a time; one more place is kept for a [probe](super::probe).
+const ROOM: u32 = RECEIVER_DEPTHS.send - 1;
 
 /// Where clear-to-sends go, and whose turn it is to carry them.
 #[derive(Debug)]
@@ -19,6 +28,10 @@ pub struct Announcer {
     slot_bytes: usize,
     slots_per_write: u32,
     rails: usize,
+    /// There is one rail, and all go inline over it.
+    is_plain: bool,
+    /// What a device takes them from that takes too little inline.
+    staging: Option<Box<Staging>>,
     /// The rail whose turn it is.
     turn: usize,
     /// Key of the ring on that rail.
@@ -27,6 +40,8 @@ pub struct Announcer {
     account: Account,
     /// Those of the others.
     waiting: [Account; MAX_RAILS],
+    /// Other writes on the same queue pairs.
+    pub(super) probe: Probe,
 }
 
 /// Work requests of one rail.
@@ -41,17 +56,32 @@ impl Announcer {
     /// Writes into `ring` over the first of `lanes` on each rail.
     ///
     /// # Errors
-    /// A device offers no inline data.
+    /// A device takes too little inline data, and no memory can be registered instead.
     pub fn new(lanes: &[Lane], ring: Ring, terms: &Terms) -> Result<Self> {
         let (rails, slot_bytes) = (usize::from(terms.striping.rails()), terms.slot_bytes());
         let inline_bytes = lanes.iter().take(rails).map(|lane| lane.pair.inline_bytes()).min().unwrap_or(0);
-        let slots_per_write = inline_bytes / slot_bytes as u32;
-        if slots_per_write == 0 {
-            let text = format!("the device takes {inline_bytes} bytes of inline data; {slot_bytes} are needed");
-            return Err(Error::os(text, libc::EOPNOTSUPP));
-        }
+        let (staging, slots_per_write) = match inline_bytes / slot_bytes as u32 {
+            0 => (
+                Some(Box::new(Staging::new(lanes.iter().take(rails).map(|lane| &lane.pair), RING_SLOTS * slot_bytes)?)),
+                MAX_GROUP as u32,
+            ),
+            slots => (None, slots),
+        };
+        let is_plain = rails == 1 && staging.is_none();
         let (account, waiting) = (Account::default(), [Account::default(); MAX_RAILS]);
-        Ok(Self { ring, slot_bytes, slots_per_write, rails, turn: 0, rkey: ring.rkeys[0], account, waiting })
+        Ok(Self {
+            ring,
+            slot_bytes,
+            slots_per_write,
+            rails,
+            is_plain,
+            staging,
+            turn: 0,
+            rkey: ring.rkeys[0],
+            account,
+            waiting,
+            probe: Probe::default(),
+        })
     }
 
     /// Whether there is room for another write.
@@ -60,31 +90,34 @@ impl Announcer {
         self.account.has_room()
     }
 
-    /// Whether there is more than one rail to write over.
+    /// Whether there is one rail, and all go inline over it.
     #[inline(always)]
-    pub fn has_turns(&self) -> bool {
-        self.rails > 1
+    pub fn is_plain(&self) -> bool {
+        self.is_plain
     }
 
-    /// Writes as many as fit one write, inline, with one doorbell: over the rail whose turn it is, which is the first where
-    /// there are no `TURNS`.
+    /// Writes as many as fit one write, with one doorbell, over the rail whose turn it is. `PLAIN`: as [`Self::is_plain`] says.
     ///
     /// # Errors
     /// The device refuses the write.
     #[inline(always)]
-    pub fn announce_some<const TURNS: bool>(&mut self, flow: &mut RecvFlow, lanes: &mut [Lane]) -> Result<()> {
-        let (turn, slot_bytes) = if TURNS { (self.turn, self.slot_bytes) } else { (0, Slot::BYTES) };
+    pub fn announce_some<const PLAIN: bool>(&mut self, flow: &mut RecvFlow, lanes: &mut [Lane]) -> Result<()> {
+        let (turn, slot_bytes) = if PLAIN { (0, Slot::BYTES) } else { (self.turn, self.slot_bytes) };
         let Some(lane) = lanes.get_mut(turn) else { return Err(no_lane()) };
         let Some(places) = flow.poll_announcement(self.slots_per_write) else { return Ok(()) };
         let at = places.start * slot_bytes;
-        let slots = if TURNS { flow.encoded(places) } else { flow.encoded_narrow(places) };
+        let slots = if PLAIN { flow.encoded_narrow(places) } else { flow.encoded(places) };
+        let (addr, lkey, inline) = match &mut self.staging {
+            Some(staging) if !PLAIN => (staging.put(at, slots)?, staging.lkey(turn), false),
+            _ => (slots.as_ptr() as u64, 0, true),
+        };
         self.account.posted = self.account.posted.wrapping_add(1);
         lane.pair.post_write(&Write {
             id: WorkId::Announce { lane: turn as u8 }.to_bits(),
-            local: Span { addr: slots.as_ptr() as u64, length: size_of_val(slots) as u32, lkey: 0 },
+            local: Span { addr, length: size_of_val(slots) as u32, lkey },
             target: Target { addr: self.ring.addr.wrapping_add(at as u64), rkey: self.rkey },
             imm: None,
-            inline: true,
+            inline,
             signaled: self.account.posted.is_multiple_of(SIGNAL_EVERY),
         })
     }
@@ -118,7 +151,7 @@ impl Account {
     /// Whether another work request fits the queue.
     #[inline(always)]
     fn has_room(self) -> bool {
-        self.posted.wrapping_sub(self.retired) < RECEIVER_DEPTHS.send
+        self.posted.wrapping_sub(self.retired) < ROOM
     }
 }
 

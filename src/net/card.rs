@@ -59,9 +59,14 @@ impl Card {
         self.watcher.get_or_try_init(|| Watcher::start(&self.context, self.heeds_events))
     }
 
+    /// The same, if it has been started.
+    pub fn started_watcher(&self) -> Option<&Watcher> {
+        self.watcher.get()
+    }
+
     /// Whether somebody hears of changes.
     pub fn is_watched(&self) -> bool {
-        self.watcher.get().is_some()
+        self.started_watcher().is_some()
     }
 
     /// Identity of the card.

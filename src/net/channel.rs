@@ -37,6 +37,30 @@ impl Channel {
         &self.line
     }
 
+    /// The listener's token.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Whether nothing more is to be expected of the peer: the line has ended or it has said goodbye, and it has not
+    /// committed before.
+    pub(super) fn is_over(&self) -> bool {
+        if self.line.is_inherited() {
+            return false;
+        }
+        let wire = self.line.lock();
+        let Some(route) = wire.routes.get(&self.id) else { return true };
+        let has_ended = wire.end.is_some() || wire.open.get(&self.token) != Some(&self.id);
+        has_ended && !route.inbox.iter().any(|frame| frame.kind == Kind::Commit)
+    }
+
+    /// Leaves without a word.
+    pub(super) fn forsake(self) {
+        if !self.line.is_inherited() {
+            self.line.lock().close(self.token, self.id);
+        }
+    }
+
     /// The other end's address.
     pub fn peer(&self) -> SocketAddr {
         self.line.peer()
@@ -113,22 +137,25 @@ impl Channel {
         }
     }
 
-    /// From now on `link` is told what comes. What has come before is told now.
-    pub(super) fn attach(&self, link: &Arc<Link>) {
+    /// From now on `link` is told what comes. What it has to be told at once is returned.
+    pub(super) fn attach(&self, link: &Arc<Link>) -> Vec<News> {
         let mut news = Vec::new();
         let mut wire = self.line.lock();
         let end = wire.end.clone();
-        let Some(route) = wire.routes.get_mut(&self.id) else { return };
-        match (route.inbox.pop_front(), end) {
+        let Some(route) = wire.routes.get_mut(&self.id) else { return news };
+        let first = route.inbox.pop_front();
+        if first.is_none() && end.is_none() {
+            route.link = Some(Arc::downgrade(link));
+        }
+        match (first, end) {
             (Some(frame), _) => {
                 wire.close(self.token, self.id);
                 news.push(News::Frame(Arc::clone(link), frame));
             }
-            (None, Some(end)) => news.push(News::End(Arc::clone(link), end)),
-            (None, None) => route.link = Some(Arc::downgrade(link)),
+            (None, Some(end)) => news.push(self.line.handle_late(&mut wire, link, end)),
+            (None, None) => {}
         }
-        drop(wire);
-        tell(news);
+        news
     }
 
     /// Tells the peer, unless it was first, that this side ends, and why. Nothing more is heard after that.
@@ -215,7 +242,8 @@ mod tests {
     }
 
     fn linked((near, far): (Channel, Channel)) -> (Arc<Link>, Arc<Link>) {
-        (Link::open("far".into(), near), Link::open("near".into(), far))
+        let lines = Arc::default();
+        (Link::dialled("far".into(), [0; 16], near, &lines), Link::accepted("near".into(), [0; 16], far))
     }
 
     fn read_until(link: &Arc<Link>, condition: impl Fn(&Link) -> bool) {
@@ -229,7 +257,7 @@ mod tests {
     fn a_goodbye_is_of_one_connection_and_the_end_of_the_line_of_all_others() {
         let (lines, reception) = (Lines::default(), reception(&[[1; 16], [2; 16], [3; 16]]));
         let [one, two, three] = [1, 2, 3].map(|token| linked(pair(&lines, &reception, [token; 16])));
-        assert!(Arc::ptr_eq(one.0.line(), three.0.line()) && Arc::ptr_eq(one.1.line(), three.1.line()));
+        assert!(Arc::ptr_eq(&one.0.line(), &three.0.line()) && Arc::ptr_eq(&one.1.line(), &three.1.line()));
         drop(one.1);
         three.1.fail("enough");
         read_until(&three.0, Link::is_gone);
@@ -256,7 +284,7 @@ mod tests {
             far.line().read();
             (!far.line().lock().open.contains_key(&[1; 16])).then_some(())
         });
-        let link = Link::open("near".into(), far);
+        let link = Link::accepted("near".into(), [0; 16], far);
         assert!(link.is_gone() && !link.is_broken(), "{}", link.reason());
         drop(other);
         until(|| {
@@ -278,8 +306,8 @@ mod tests {
         for i in 0..20_000u32 {
             let mut unknown = [9; 16];
             unknown[..4].copy_from_slice(&i.to_le_bytes());
-            let kinds = [Kind::Hello, Kind::Commit, Kind::Goodbye, Kind::Reply, Kind::Refuse];
-            say(kinds[i as usize % 5], unknown).expect("it is read");
+            let kinds = [Kind::Hello, Kind::Commit, Kind::Goodbye, Kind::Reply, Kind::Refuse, Kind::Resume];
+            say(kinds[i as usize % 6], unknown).expect("it is read");
             line.read();
             let wire = line.lock();
             assert_eq!((wire.routes.len(), wire.open.len()), (1, 1));

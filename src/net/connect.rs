@@ -2,21 +2,31 @@
 //!
 //! ```text
 //! Dialing ──► Greeting ──► Awaiting ──► Joining ──► Committing ──► SendComm
-//!    ▲ refused: again, until the deadline
+//!    ▲ refused, or the line has ended: again
 //! ```
+//!
+//! Only what should not take long has a deadline: a TCP connection to the peer's port, and connecting the queue pairs. How
+//! long the peer takes to accept is its own affair, and may be hours: among four ranks that connect in a ring, each may wait
+//! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the line is there, so is
+//! the peer, and its end is noticed.
+//!
+//! A line that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. That is
+//! like any other connection whose line is lost: it is dialled for again, and a peer that never got the commit does not know
+//! the connection, so this end is told at its next call.
 
 use super::channel::{Channel, Heard};
 use super::joining::Joining;
 use super::lanes::{IdleLanes, Lanes};
 use super::line::End;
-use super::lines::{Lines, Reach};
+use super::lines::Lines;
 use super::link::Link;
 use super::nic::Nic;
 use super::sender::{SENDER_DEPTHS, SendComm, SlotRing};
 use crate::error::{Error, Result};
+use crate::host::random;
 use crate::proto::RING_SLOTS;
 use crate::proto::frame::Kind;
-use crate::proto::handle::Handle;
+use crate::proto::handle::{Handle, Secret};
 use crate::proto::handshake::{Hello, Reply, Ring};
 use crate::proto::shares::Shares;
 use crate::proto::wire::{Slot, slot_halves};
@@ -29,12 +39,19 @@ pub struct Connector {
     nic: Arc<Nic>,
     handle: Handle,
     lines: Arc<Lines>,
+    /// When the present attempts at a line, or at connecting the queue pairs, end.
     deadline: Instant,
-    /// Whether the line was there before.
-    is_shared: bool,
-    /// Whether the listener's process has closed a line without a word: it may have had too many callers, or no more
+    /// Since when there is a line.
+    up_since: Option<Instant>,
+    /// When it was gone on with last.
+    asked: Instant,
+    /// What the connection is known by if it has to go on over another line.
+    secret: Secret,
+    /// Whether a line to the listener's process has ended without a word: it may have had too many callers, or no more
     /// connections on that one, or it is dead, in which case its port is closed as well.
     turned_away: bool,
+    /// The errno of the latest attempt at a TCP connection that failed.
+    trouble: Option<i32>,
     stage: Stage,
 }
 
@@ -88,18 +105,30 @@ struct Agreed {
 }
 
 const REDIAL_AFTER: Duration = Duration::from_millis(20);
+/// Failures of an attempt at a TCP connection that may pass.
+const PASSING: [i32; 6] =
+    [libc::ECONNREFUSED, libc::ETIMEDOUT, libc::ECONNRESET, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENETUNREACH];
 
 impl Connector {
     /// Begins to connect `nic` to the listener behind `handle`, over one of `lines`.
-    pub fn new(nic: Arc<Nic>, handle: Handle, lines: Arc<Lines>) -> Self {
-        let deadline = Instant::now() + Duration::from_secs(nic.config.handshake_timeout_s);
-        let stage = Stage::Dialing(Dial::Again(Instant::now()));
-        Self { nic, handle, lines, deadline, is_shared: false, turned_away: false, stage }
+    ///
+    /// # Errors
+    /// The system gives no secret.
+    pub fn new(nic: Arc<Nic>, handle: Handle, lines: Arc<Lines>) -> Result<Self> {
+        let (now, secret) = (Instant::now(), random::bytes()?);
+        let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
+        let stage = Stage::Dialing(Dial::Again(now));
+        let (up_since, turned_away, trouble) = (None, false, None);
+        Ok(Self { nic, handle, lines, deadline, up_since, asked: now, secret, turned_away, trouble, stage })
     }
 
-    /// Whether nobody can be waiting for it any more.
+    /// Whether nobody has asked for it for longer than anybody pauses who still wants it. Who does after all may begin anew.
     pub fn is_abandoned(&self, now: Instant) -> bool {
-        now > self.deadline + Duration::from_secs(self.nic.config.handshake_timeout_s)
+        now > self.asked + self.patience()
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.nic.config.handshake_timeout_s)
     }
 
     /// Whether it leads to the listener behind `handle`.
@@ -110,8 +139,9 @@ impl Connector {
     /// Does what can be done now; the communicator, once there is one.
     ///
     /// # Errors
-    /// The peer refuses, has died or does not answer in time; or the device has no more queues.
+    /// The peer refuses, has died or cannot be reached in time; or the device has no more queues.
     pub fn advance(&mut self) -> Result<Option<SendComm>> {
+        self.asked = Instant::now();
         loop {
             let stage = std::mem::replace(&mut self.stage, Stage::Done);
             let (stage, progress) = match stage {
@@ -120,7 +150,8 @@ impl Connector {
                 Stage::Awaiting(offer) => self.await_reply(offer)?,
                 Stage::Joining(pending) => self.join(pending)?,
                 Stage::Committing(agreed) => {
-                    if agreed.channel.poll_sent()? {
+                    // If the line has ended, the link will tell.
+                    if agreed.channel.poll_sent().unwrap_or(true) {
                         return self.complete(*agreed).map(Some);
                     }
                     (Stage::Committing(agreed), false)
@@ -143,28 +174,35 @@ impl Connector {
         let waiting = match stage {
             Stage::Dialing(_) if self.turned_away => "the listener took connections and closed them without a word",
             Stage::Dialing(_) => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
-            Stage::Greeting(_) | Stage::Awaiting(_) => "the listener took the connection but did not answer",
             Stage::Joining(_) => "the queue pairs could not be connected",
-            Stage::Committing(_) | Stage::Done => "the listener stopped reading",
+            Stage::Greeting(_) | Stage::Awaiting(_) | Stage::Committing(_) | Stage::Done => return Ok(()),
         };
-        let seconds = self.nic.config.handshake_timeout_s;
-        let to = self.handle.address;
-        Err(Error::remote(format!("connecting to {to}: {waiting} within FERRITE_HANDSHAKE_TIMEOUT={seconds} s")))
+        let (to, seconds) = (self.handle.address, self.nic.config.handshake_timeout_s);
+        let trouble =
+            self.trouble.filter(|_| matches!(stage, Stage::Dialing(_))).map(std::io::Error::from_raw_os_error);
+        let latest = trouble.map(|error| format!("; the latest attempt: {error}")).unwrap_or_default();
+        let limit = format!("within FERRITE_HANDSHAKE_TIMEOUT={seconds} s");
+        Err(Error::remote(format!("connecting to {to}: {waiting} {limit}{latest}")))
     }
 
     fn dial(&mut self, dial: Dial) -> Result<(Stage, bool)> {
         match dial {
             Dial::Again(when) if Instant::now() < when => Ok((Stage::Dialing(Dial::Again(when)), false)),
             Dial::Again(_) => {
-                let Reach { channel, is_shared } = self.lines.reach(&self.handle)?;
-                self.is_shared = is_shared;
+                let channel = self.lines.reach(&self.handle)?.channel;
                 Ok((Stage::Dialing(Dial::Trying(channel)), true))
             }
             Dial::Trying(channel) => match channel.poll_connected() {
                 Ok(false) => Ok((Stage::Dialing(Dial::Trying(channel)), false)),
-                Ok(true) => Ok((Stage::Greeting(Box::new(self.offer(channel)?)), true)),
+                Ok(true) => {
+                    self.up_since = Some(Instant::now());
+                    Ok((Stage::Greeting(Box::new(self.offer(channel)?)), true))
+                }
                 Err(libc::ECONNREFUSED) if self.turned_away => Err(self.abandoned()),
-                Err(libc::ECONNREFUSED | libc::ETIMEDOUT | libc::ECONNRESET | libc::EAGAIN) => Ok(redial()),
+                Err(e) if PASSING.contains(&e) => {
+                    self.trouble = Some(e);
+                    Ok(redial())
+                }
                 Err(e) => Err(Error::os(format_args!("connecting to {}", self.handle.address), e)),
             },
         }
@@ -184,7 +222,7 @@ impl Connector {
             slots: RING_SLOTS as u32,
             slot_room: (halves * Slot::BYTES) as u32,
         };
-        let hello = Hello { endpoint: lanes.endpoint.clone(), ring: place };
+        let hello = Hello { endpoint: lanes.endpoint.clone(), ring: place, secret: self.secret };
         channel.send(Kind::Hello, hello.frame(self.handle.token).body);
         Ok(Offer { channel, lanes, ring })
     }
@@ -194,19 +232,20 @@ impl Connector {
         Error::remote(format!("connecting to {}: {text}", self.handle.address))
     }
 
-    /// The line has ended before the listener has answered.
+    /// The line has ended before the listener has answered. If it had been there for a while, the attempts at another one have
+    /// all of the time again; one that ends at once is an attempt that has failed.
     fn ended(&mut self, end: End) -> Result<(Stage, bool)> {
         let to = self.handle.address;
+        if self.up_since.take().is_some_and(|since| since.elapsed() > self.patience() / 10) {
+            self.deadline = Instant::now() + self.patience();
+        }
         match end {
-            // It had been used before, and its loss has been noticed only now: that says nothing of the listener.
-            End::Lost(_) if self.is_shared => Ok(redial()),
-            // If its process is no more, that will be refused.
-            End::Closed => {
+            // If the listener's process is no more, that will be refused.
+            End::Closed | End::Lost(_) => {
                 self.turned_away = true;
                 Ok(redial())
             }
             End::Unreachable(_) => Ok(redial()),
-            End::Lost(why) => Err(Error::remote(format!("connecting to {to}: connection lost: {why}"))),
             End::Wrong(why) => Err(Error::remote(format!("connecting to {to}: {why}"))),
             End::Refused(why) => Err(self.refused(&why)),
         }
@@ -236,6 +275,7 @@ impl Connector {
         let reply = Reply::parse(&frame.body, &lanes.endpoint)
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         let traffic_class = self.nic.config.traffic_class;
+        self.deadline = Instant::now() + self.patience();
         let joining = lanes.join(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
         Ok((Stage::Joining(Box::new(Pending { channel, joining, ring, reply })), true))
     }
@@ -256,7 +296,7 @@ impl Connector {
     fn complete(&self, agreed: Agreed) -> Result<SendComm> {
         let Agreed { channel, lanes, shares, ring, reply } = agreed;
         let peer = format!("{} ({})", reply.endpoint.name, channel.peer());
-        let link = Link::open(peer, channel);
+        let link = Link::dialled(peer, self.secret, channel, &self.lines);
         self.nic.watch(&link)?;
         log::debug!("{} sends to {}: {:?}", self.nic.name, link.peer(), reply.terms);
         Ok(SendComm::new(Arc::clone(&self.nic), link, lanes, ring, &reply.terms, shares))

@@ -1,11 +1,19 @@
 //! Many descriptors that are waited on at once.
 
+use super::fork::Unshared;
 use crate::error::{Error, Result, errno};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// A set of descriptors, each under a key.
 #[derive(Debug)]
-pub struct Epoll(OwnedFd);
+pub struct Epoll {
+    // Declared first: it goes before the descriptor is closed.
+    _unshared: Unshared,
+    fd: OwnedFd,
+    /// How many of the next descriptors are refused, as by a kernel that has no memory.
+    #[cfg(test)]
+    pub(super) refuses: std::sync::atomic::AtomicU32,
+}
 
 /// When a descriptor is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +45,18 @@ impl Epoll {
             return Err(Error::os("epoll_create1", errno()));
         }
         // SAFETY: just made, owned by nobody else.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self {
+            _unshared: Unshared::new(fd.as_raw_fd()),
+            fd,
+            #[cfg(test)]
+            refuses: Default::default(),
+        })
+    }
+
+    /// Its own descriptor, which is ready to read while there is something to report.
+    pub fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
     }
 
     /// A place for a batch.
@@ -50,6 +69,11 @@ impl Epoll {
     /// # Errors
     /// The kernel has no memory for it, or knows it already.
     pub fn add(&self, fd: RawFd, key: u64, trigger: Trigger) -> Result<()> {
+        #[cfg(test)]
+        if self.refuses.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+            self.refuses.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+            return Err(Error::os("epoll_ctl", libc::ENOSPC));
+        }
         let events = match trigger {
             Trigger::Level => libc::EPOLLIN,
             Trigger::Edge => libc::EPOLLIN | libc::EPOLLET,
@@ -57,7 +81,7 @@ impl Epoll {
         };
         let mut event = libc::epoll_event { events: events as u32, u64: key };
         // SAFETY: a valid event; the kernel checks the descriptors.
-        match unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } {
+        match unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } {
             0 => Ok(()),
             _ => Err(Error::os("epoll_ctl", errno())),
         }
@@ -66,7 +90,7 @@ impl Epoll {
     /// Removes `fd`, if it is there.
     pub fn remove(&self, fd: RawFd) {
         // SAFETY: no memory is passed; the kernel checks the descriptors.
-        unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+        unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
 
     /// The keys of what is reported, after at most `timeout_ms` milliseconds, or -1 for no limit.
@@ -79,7 +103,7 @@ impl Epoll {
         timeout_ms: i32,
     ) -> std::result::Result<impl Iterator<Item = u64> + use<'b>, i32> {
         // SAFETY: the batch is valid for its length.
-        let count = unsafe { libc::epoll_wait(self.0.as_raw_fd(), batch.as_mut_ptr(), BATCH as i32, timeout_ms) };
+        let count = unsafe { libc::epoll_wait(self.fd.as_raw_fd(), batch.as_mut_ptr(), BATCH as i32, timeout_ms) };
         if count < 0 && errno() != libc::EINTR {
             return Err(errno());
         }

@@ -39,8 +39,8 @@ struct FlushRail {
 }
 
 impl Flushes {
-    /// Begins to read one byte at `addr` over each rail of which `rails` has the bit set. `None`: too much is outstanding,
-    /// try again.
+    /// Begins to read one byte at `addr` over each rail of which `rails` has the bit set. `None`: as many flushes as there can be
+    /// are outstanding.
     ///
     /// # Errors
     /// A port is down, its device has no more queues or memory regions, or the read cannot be posted.

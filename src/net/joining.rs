@@ -226,7 +226,7 @@ impl Attempts {
             ends.peer(),
             gid::address(&far.gid)
         );
-        if !local.port.infiniband && !gid::are_neighbours(&local.gid.gid, &far.gid, rail.config.subnet_bits) {
+        if !local.port.is_infiniband() && !gid::are_neighbours(&local.gid.gid, &far.gid, rail.config.subnet_bits) {
             error.text += "; likely: the two are in different networks, and no router joins them (where rails are not \
                            connected, NCCL_CROSS_NIC=0 keeps to one)";
         }
@@ -240,7 +240,7 @@ impl Attempts {
 /// The local GID has gone.
 pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16) -> Result<Path> {
     let config = &rail.config;
-    let reach = match local.port.infiniband {
+    let reach = match local.port.is_infiniband() {
         true => ib::reach(&local.gid.gid, gid, lid, local.port.grh_required),
         false => ib::Reach { lid, global: true },
     };

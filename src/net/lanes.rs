@@ -128,7 +128,7 @@ impl IdleRail {
         };
         Ok(RailEnd {
             name: format!("{} port {}", rail.name, rail.port),
-            infiniband: port.infiniband,
+            infiniband: port.is_infiniband(),
             lid: port.lid,
             gid: gid.gid,
             mtu: port.mtu,
@@ -143,6 +143,11 @@ impl Lanes {
     #[inline(always)]
     pub fn are_on_several_rails(&self) -> bool {
         self.rails.len() > 1
+    }
+
+    /// Ids of the completion queues, by rail.
+    pub fn queues(&self) -> impl Iterator<Item = u64> {
+        self.rails.iter().map(|on| on.queue.id())
     }
 
     /// Takes a batch of completions of the first rail, which most connections have only, and hands those that succeeded to
@@ -202,23 +207,12 @@ impl Lanes {
     fn explain(&self, link: &Link, completion: &Completion) -> Error {
         let work = WorkId::from_bits(completion.id());
         let (status, vendor_error) = (completion.status(), completion.vendor_error());
-        let reason = link.reason();
-        let peer_state = if !reason.is_empty() {
-            format!("; {reason}")
-        } else if status == Status::RETRY_EXCEEDED {
-            "; the peer's control connection still stands, so its process lives and the path is at fault".into()
-        } else {
-            String::new()
-        };
-        let cause = match status.cause() {
-            "" => String::new(),
-            cause => format!("; likely: {cause}"),
-        };
+        let circumstances = circumstances(status, &link.reason(), link.is_lost());
         let operation = work.operation();
         let (on, between) = self.place(work.lane());
         let peer = link.peer();
         Error::remote(format!(
-            "{operation} on {on}: {status}, vendor error {vendor_error}; {between}, peer {peer}{peer_state}{cause}"
+            "{operation} on {on}: {status}, vendor error {vendor_error}; {between}, peer {peer}{circumstances}"
         ))
     }
 
@@ -248,11 +242,31 @@ impl Lanes {
     }
 }
 
+/// What is known of the peer when a work request has failed, and the likely cause. `reason` is what the link tells, which is
+/// nothing while its line stands; `is_lost`: that is all it knows.
+fn circumstances(status: Status, reason: &str, is_lost: bool) -> String {
+    let has_no_answer = status == Status::RETRY_EXCEEDED;
+    let peer = match reason {
+        "" if has_no_answer => {
+            "; the peer's control connection still stands, so its process lives and the path is at fault".into()
+        }
+        "" => String::new(),
+        reason => format!("; {reason}"),
+    };
+    let death = if has_no_answer && is_lost { "the peer has died, or " } else { "" };
+    match status.cause() {
+        // Then the path is not to be blamed.
+        _ if has_no_answer && !reason.is_empty() && !is_lost => peer,
+        "" => peer,
+        cause => format!("{peer}; likely: {death}{cause}"),
+    }
+}
+
 /// What a work request's id tells when its completion comes.
 ///
 /// ```text
-/// bit 63      56 55     40 39    32 31        0
-///      kind      zero      lane     request
+/// bit 63      56 55     48 47     40 39    32 31        0
+///      kind      zero      further   lane     request
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkId {
@@ -262,6 +276,15 @@ pub enum WorkId {
         request: RequestId,
         /// The queue pair.
         lane: u8,
+    },
+    /// A stripe of a message in more than one work request.
+    LongData {
+        /// The message.
+        request: RequestId,
+        /// The queue pair.
+        lane: u8,
+        /// Work requests beside the first.
+        further: u8,
     },
     /// Clear-to-sends.
     Announce {
@@ -278,19 +301,26 @@ pub enum WorkId {
         /// The flush.
         request: RequestId,
     },
+    /// A write of no bytes that asks whether the peer is there.
+    Probe {
+        /// The queue pair.
+        lane: u8,
+    },
 }
 
 impl WorkId {
     /// The 64 bits of a work request's id.
     #[inline(always)]
     pub fn to_bits(self) -> u64 {
-        let (kind, lane, request) = match self {
-            Self::Data { request, lane } => (1, lane, request.to_bits()),
-            Self::Announce { lane } => (2, lane, 0),
-            Self::Receive { lane } => (3, lane, 0),
-            Self::Flush { request } => (4, 0, request.to_bits()),
+        let (kind, further, lane, request) = match self {
+            Self::Data { request, lane } => (1, 0, lane, request.to_bits()),
+            Self::Announce { lane } => (2, 0, lane, 0),
+            Self::Receive { lane } => (3, 0, lane, 0),
+            Self::Flush { request } => (4, 0, 0, request.to_bits()),
+            Self::LongData { request, lane, further } => (5, further, lane, request.to_bits()),
+            Self::Probe { lane } => (6, 0, lane, 0),
         };
-        kind << 56 | u64::from(lane) << 32 | u64::from(request)
+        kind << 56 | u64::from(further) << 40 | u64::from(lane) << 32 | u64::from(request)
     }
 
     /// The meaning of a work request's id. Ids come back from the device as they were given to it.
@@ -301,23 +331,30 @@ impl WorkId {
             1 => Self::Data { request, lane },
             2 => Self::Announce { lane },
             3 => Self::Receive { lane },
-            _ => Self::Flush { request },
+            4 => Self::Flush { request },
+            5 => Self::LongData { request, lane, further: (bits >> 40) as u8 },
+            _ => Self::Probe { lane },
         }
     }
 
     fn lane(self) -> u8 {
         match self {
-            Self::Data { lane, .. } | Self::Announce { lane, .. } | Self::Receive { lane } => lane,
+            Self::Data { lane, .. }
+            | Self::LongData { lane, .. }
+            | Self::Announce { lane }
+            | Self::Receive { lane }
+            | Self::Probe { lane } => lane,
             Self::Flush { .. } => 0,
         }
     }
 
     fn operation(self) -> &'static str {
         match self {
-            Self::Data { .. } => "sending data",
+            Self::Data { .. } | Self::LongData { .. } => "sending data",
             Self::Announce { .. } => "sending a clear-to-send",
             Self::Receive { .. } => "receiving",
             Self::Flush { .. } => "flushing GPU memory",
+            Self::Probe { .. } => "asking whether the peer is there",
         }
     }
 }
@@ -326,14 +363,29 @@ impl WorkId {
 mod tests {
     use super::*;
 
+    /// No line says both that the peer lives and that it has died.
+    #[test]
+    fn the_likely_cause_agrees_with_what_is_known_of_the_peer() {
+        let lives = circumstances(Status::RETRY_EXCEEDED, "", false);
+        assert!(lives.contains("its process lives") && lives.contains("likely: a link or switch"), "{lives}");
+        assert!(!lives.contains("died"), "{lives}");
+        let unknown = circumstances(Status::RETRY_EXCEEDED, "the control connection was lost before", true);
+        assert!(unknown.contains("lost before; likely: the peer has died, or a link"), "{unknown}");
+        let dead = circumstances(Status::RETRY_EXCEEDED, "the peer's process has died", false);
+        assert_eq!(dead, "; the peer's process has died");
+        assert!(circumstances(Status(10), "", false).starts_with("; likely: "));
+    }
+
     #[test]
     fn a_work_id_survives_the_device() {
         let request = RequestId::from_bits(0xabcd_ef12);
         for id in [
             WorkId::Data { request, lane: 31 },
+            WorkId::LongData { request, lane: 31, further: 2 },
             WorkId::Announce { lane: 2 },
             WorkId::Receive { lane: 7 },
             WorkId::Flush { request },
+            WorkId::Probe { lane: 3 },
         ] {
             assert_eq!(WorkId::from_bits(id.to_bits()), id);
         }

@@ -6,9 +6,10 @@
 //!
 //! ## Order of locks
 //!
-//! The reception's door, or the list of lines; then a line; then the reception's desk. What a line has to tell its links is
-//! told after it has been unlocked. None of them is held while the verbs are called or a channel is dropped, and the data
-//! path takes none.
+//! The reception's door, or the list of lines; then a link's way; then a line; then the reception's desk and its connections,
+//! or the reason of a link. What a line has to tell its links is told after it has been unlocked. None of them is held while
+//! the verbs are called or a channel is dropped, and the data path takes none. The list of connectors and a listener's
+//! candidates come before all of them; a watcher, which may hold the door, only tries the latter.
 
 use super::channel::Channel;
 use super::link::Link;
@@ -22,11 +23,13 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 /// A control connection between two processes.
 #[derive(Debug)]
 pub struct Line {
     peer: SocketAddr,
+    since: Instant,
     /// The process that made it. A forked child has a copy, and must not touch what is its parent's.
     owner: u32,
     /// Where callers are led to, on the side that listens.
@@ -43,6 +46,8 @@ pub(super) struct Wire {
     pub(super) routes: HashMap<u64, Route>,
     /// The routes on which something may still come.
     pub(super) open: HashMap<Token, u64>,
+    /// Connections that need another line, since this one is lost and this side has dialled it.
+    lost: Vec<Weak<Link>>,
     next: u64,
 }
 
@@ -75,7 +80,10 @@ pub enum End {
 pub(super) enum News {
     Warning(String),
     Frame(Arc<Link>, Frame),
-    End(Arc<Link>, End),
+    /// The line at this address has ended.
+    End(Arc<Link>, *const Line, End),
+    /// The peer has said on this channel that the connection goes on there; the number of its attempt.
+    Resume(Arc<Link>, Channel, u32),
 }
 
 /// Frames that wait on one route: a connection's set-up has at most two, and its end.
@@ -101,14 +109,25 @@ impl Line {
 
     fn with(socket: ControlSocket, reception: Option<Arc<Reception>>) -> Self {
         let peer = socket.peer();
-        let wire = Wire { socket, end: None, routes: HashMap::new(), open: HashMap::new(), next: 0 };
+        let (routes, open, lost) = (HashMap::new(), HashMap::new(), Vec::new());
+        let wire = Wire { socket, end: None, routes, open, lost, next: 0 };
         let (owner, is_watched) = (std::process::id(), AtomicBool::new(false));
-        Self { peer, owner, reception, is_watched, wire: Mutex::new(wire) }
+        Self { peer, since: Instant::now(), owner, reception, is_watched, wire: Mutex::new(wire) }
     }
 
     /// The other end's address.
     pub fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// The port that it was accepted at, on the side that listens.
+    pub fn reception(&self) -> Option<&Arc<Reception>> {
+        self.reception.as_ref()
+    }
+
+    /// Connections of a lost line that this side has to dial again for; each is told once.
+    pub(super) fn take_lost(&self) -> Vec<Weak<Link>> {
+        std::mem::take(&mut self.lock().lost)
     }
 
     /// The descriptor, for waiting on.
@@ -163,6 +182,12 @@ impl Line {
 
     /// The same, with the lock held; what links have to be told after that is added to `news`.
     pub(super) fn read_into(self: &Arc<Self>, wire: &mut Wire, news: &mut Vec<News>) -> bool {
+        // To read would take the error of an attempt to connect, which tells a closed port from a lost line.
+        match wire.end.is_none().then(|| wire.socket.poll_connected()) {
+            Some(Ok(true)) => {}
+            Some(Err(errno)) => self.finish(wire, End::Unreachable(errno), news),
+            None | Some(Ok(false)) => return false,
+        }
         wire.flush();
         for _ in 0..MAX_READS {
             if wire.end.is_some() {
@@ -193,6 +218,7 @@ impl Line {
         }
         match (&self.reception, frame.kind) {
             (Some(_), Kind::Hello) => self.introduce(wire, frame),
+            (Some(_), Kind::Resume) => self.resume(wire, &frame, news),
             // That is for whoever calls, and not for one of its connections.
             (None, Kind::Refuse) if frame.token == Token::default() => {
                 self.finish(wire, End::Refused(frame.body_text()), news);
@@ -211,23 +237,38 @@ impl Line {
             Channel::new(Arc::clone(self), token, id)
         };
         let Err(why) = reception.lead(&token, make) else { return };
-        if wire.socket.backlog() < MAX_BACKLOG {
-            wire.socket.send(&Frame::text(Kind::Refuse, token, why));
-            wire.flush();
+        wire.refuse(token, why);
+    }
+
+    /// A connection of another line goes on here, if the peer knows its secret.
+    pub(super) fn resume(self: &Arc<Self>, wire: &mut Wire, frame: &Frame, news: &mut Vec<News>) {
+        let Some(reception) = &self.reception else { return };
+        match reception.recall(frame) {
+            Ok((link, attempt)) => {
+                let id = wire.add(frame.token, Route { spoken: true, ..Route::default() });
+                news.push(News::Resume(link, Channel::new(Arc::clone(self), frame.token, id), attempt));
+            }
+            Err(why) => wire.refuse(frame.token, &why),
         }
     }
 
     /// The line has ended: so have its connections, as far as they had not before.
-    fn finish(&self, wire: &mut Wire, end: End, news: &mut Vec<News>) {
+    pub(super) fn finish(&self, wire: &mut Wire, end: End, news: &mut Vec<News>) {
         if let End::Lost(why) = &end {
             let (peer, count) = (self.peer, wire.open.len());
             news.push(News::Warning(format!(
-                "the control connection to {peer} is lost ({why}); data of {count} connection(s) goes on over RDMA"
+                "the control connection to {peer} is lost ({why}); data of {count} connection(s) goes on over RDMA, and \
+                 the side that has dialled dials again"
             )));
         }
+        let is_redialled = self.reception.is_none() && matches!(end, End::Lost(_));
         for (_, id) in wire.open.drain() {
             let link = wire.routes.get(&id).and_then(|route| route.link.as_ref()).and_then(Weak::upgrade);
-            news.extend(link.map(|link| News::End(link, end.clone())));
+            let Some(link) = link else { continue };
+            if is_redialled {
+                wire.lost.push(Arc::downgrade(&link));
+            }
+            news.push(News::End(link, self, end.clone()));
         }
         if let Some(reception) = &self.reception {
             reception.leave(wire.socket.fd());
@@ -250,6 +291,22 @@ impl Line {
         wire.socket
             .poll_connected()
             .inspect_err(|errno| self.finish(&mut wire, End::Unreachable(*errno), &mut Vec::new()))
+    }
+
+    /// A TCP connection that has not come about within `limit` never does.
+    pub(super) fn give_up_dialling(&self, limit: Duration) {
+        let mut wire = self.lock();
+        if wire.end.is_none() && self.since.elapsed() > limit && matches!(wire.socket.poll_connected(), Ok(false)) {
+            self.finish(&mut wire, End::Unreachable(libc::ETIMEDOUT), &mut Vec::new());
+        }
+    }
+
+    /// A link comes when the line has ended.
+    pub(super) fn handle_late(&self, wire: &mut Wire, link: &Arc<Link>, end: End) -> News {
+        if self.reception.is_none() && matches!(end, End::Lost(_)) {
+            wire.lost.push(Arc::downgrade(link));
+        }
+        News::End(Arc::clone(link), self, end)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Wire> {
@@ -292,6 +349,14 @@ impl Wire {
         Ok(())
     }
 
+    /// Tells a caller, unless too much waits to be sent.
+    fn refuse(&mut self, token: Token, why: &str) {
+        if self.socket.backlog() < MAX_BACKLOG {
+            self.socket.send(&Frame::text(Kind::Refuse, token, why));
+            self.flush();
+        }
+    }
+
     /// Hands over what is to be sent; whether all of it has gone. An end of the line is left to the reader, who has to see
     /// first what came before it.
     pub(super) fn flush(&mut self) -> bool {
@@ -305,7 +370,10 @@ pub(super) fn tell(news: Vec<News>) {
         match one {
             News::Warning(text) => log::warn!("{text}"),
             News::Frame(link, frame) => link.handle_frame(&frame),
-            News::End(link, end) => link.handle_end(&end),
+            News::End(link, line, end) => link.handle_end(line, &end),
+            News::Resume(link, channel, attempt) => {
+                link.resume(channel, attempt);
+            }
         }
     }
 }

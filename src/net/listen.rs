@@ -1,7 +1,9 @@
 //! The listening side of a connection's set-up.
 //!
-//! The reception leads those to a listener who know its token. Each is a candidate with a deadline of its own; only one that
-//! commits becomes a communicator.
+//! The reception leads those to a listener who know its token. Each is a candidate; only one that commits becomes a
+//! communicator. Connecting our queue pairs to a candidate's has a deadline. A candidate's commit has none: it is waited for
+//! as long as its line is there, and NCCL may leave a listener alone for hours. What is left of candidates whose line has ended
+//! meanwhile is cleared away by a [watcher](super::watcher).
 
 use super::channel::{Channel, Heard};
 use super::joining::Joining;
@@ -11,12 +13,13 @@ use super::link::Link;
 use super::nic::Nic;
 use super::receiver::{RECEIVER_DEPTHS, RecvComm, RecvPath};
 use super::reception::Reception;
-use crate::error::{Error, Result};
+use super::watcher::Chore;
+use crate::error::Result;
 use crate::host::random;
 use crate::proto::frame::{Frame, Kind};
-use crate::proto::handle::Handle;
+use crate::proto::handle::{Handle, Secret};
 use crate::proto::handshake::{Hello, Reply, Terms};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Candidates that are heard at once; others have to wait.
@@ -28,12 +31,17 @@ pub struct Listener {
     nic: Arc<Nic>,
     reception: Arc<Reception>,
     handle: Handle,
-    candidates: Vec<Candidate>,
+    candidates: Arc<Candidates>,
 }
+
+/// Those that have come to a listener. Their lock is held while the listener is asked, and is taken before any other.
+#[derive(Debug, Default)]
+struct Candidates(Mutex<Vec<Candidate>>);
 
 #[derive(Debug)]
 struct Candidate {
     channel: Channel,
+    /// When connecting our queue pairs to its has taken too long.
     deadline: Instant,
     stage: Stage,
 }
@@ -61,6 +69,7 @@ struct Preparing {
 struct Prepared {
     path: RecvPath,
     peer: String,
+    secret: Secret,
 }
 
 enum Verdict {
@@ -77,7 +86,7 @@ impl Listener {
     pub fn new(nic: Arc<Nic>, reception: Arc<Reception>) -> Result<Self> {
         let handle = Handle { address: reception.address(), token: random::bytes()? };
         reception.register(handle.token);
-        Ok(Self { nic, reception, handle, candidates: Vec::new() })
+        Ok(Self { nic, reception, handle, candidates: Arc::default() })
     }
 
     /// What the peer has to be given.
@@ -91,19 +100,28 @@ impl Listener {
     /// The peer came, and could not be served. Strangers and peers that vanish are no error.
     pub fn accept(&mut self) -> Result<Option<RecvComm>> {
         self.reception.poll(self.patience())?;
-        self.admit();
+        let candidates = Arc::clone(&self.candidates);
+        let mut candidates = candidates.lock();
+        self.admit(&mut candidates);
         let mut i = 0;
-        while i < self.candidates.len() {
-            match self.hear(i)? {
-                Verdict::Wait => i += 1,
-                Verdict::Dismiss(why) => {
-                    let candidate = self.candidates.remove(i);
+        while i < candidates.len() {
+            match self.hear(&mut candidates[i]) {
+                Ok(Verdict::Wait) => i += 1,
+                Ok(Verdict::Dismiss(why)) => {
+                    let candidate = candidates.remove(i);
                     let (at, from) = (self.handle.address, candidate.channel.peer());
                     log::info!("listener {at} for {}: dismissed {from}: {why}", self.nic.name);
                 }
-                Verdict::Take(prepared) => {
-                    let Candidate { channel, .. } = self.candidates.remove(i);
+                Ok(Verdict::Take(prepared)) => {
+                    let Candidate { channel, .. } = candidates.remove(i);
                     return self.complete(channel, *prepared).map(Some);
+                }
+                // The right peer cannot be served, and is told why.
+                Err(error) => {
+                    let candidate = candidates.remove(i);
+                    candidate.refuse(&error.text);
+                    let from = candidate.channel.peer();
+                    return Err(error.during(format_args!("accepting {from} on {}", self.nic.name)));
                 }
             }
         }
@@ -114,27 +132,26 @@ impl Listener {
         Duration::from_secs(self.nic.config.handshake_timeout_s)
     }
 
-    fn admit(&mut self) {
-        while self.candidates.len() < MAX_CANDIDATES
+    fn admit(&self, candidates: &mut Vec<Candidate>) {
+        while candidates.len() < MAX_CANDIDATES
             && let Some(channel) = self.reception.fetch(&self.handle.token)
         {
-            let deadline = Instant::now() + self.patience();
-            self.candidates.push(Candidate { channel, deadline, stage: Stage::Caller });
+            candidates.push(Candidate { channel, deadline: Instant::now(), stage: Stage::Caller });
         }
     }
 
-    fn hear(&mut self, index: usize) -> Result<Verdict> {
-        let candidate = &mut self.candidates[index];
+    fn hear(&self, candidate: &mut Candidate) -> Result<Verdict> {
         let frame = match candidate.channel.poll_frame() {
             Heard::Frame(frame) => frame,
-            Heard::Nothing if Instant::now() < candidate.deadline => return self.proceed(index),
-            Heard::Nothing => return Ok(self.too_late(index)),
+            Heard::Nothing => return self.proceed(candidate),
             Heard::End(End::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
             Heard::End(End::Wrong(why)) => return Ok(Verdict::Dismiss(why)),
             Heard::End(_) => return Ok(Verdict::Dismiss("it closed the connection".into())),
         };
         match (frame.kind, std::mem::replace(&mut candidate.stage, Stage::Caller)) {
-            (Kind::Hello, Stage::Caller) => self.reply(index, &frame),
+            // Not answered: the same peer may have said another hello on this line, for which the answer would be taken.
+            (Kind::Hello, _) if candidate.channel.is_over() => Ok(Verdict::Dismiss("it closed the connection".into())),
+            (Kind::Hello, Stage::Caller) => self.reply(candidate, &frame),
             (Kind::Commit, Stage::Replied(prepared)) => Ok(Verdict::Take(prepared)),
             (Kind::Goodbye, _) => Ok(Verdict::Dismiss("it closed the connection".into())),
             (kind, _) => {
@@ -144,60 +161,43 @@ impl Listener {
         }
     }
 
-    /// The deadline of a candidate has passed; who is to blame, it or this end.
-    fn too_late(&self, index: usize) -> Verdict {
-        let candidate = &self.candidates[index];
-        if !matches!(candidate.stage, Stage::Joining(_)) {
-            return Verdict::Dismiss("it stayed silent".into());
+    /// The right peer has come: make our end.
+    fn reply(&self, candidate: &mut Candidate, frame: &Frame) -> Result<Verdict> {
+        // From here on there are queue pairs, which have to go if the peer does and nobody asks the listener.
+        let chore: Arc<dyn Chore> = Arc::clone(&self.candidates) as _;
+        self.nic.watch_set_up(Some(&self.reception), &chore)?;
+        let preparing = begin(&self.nic, Hello::parse(&frame.body)?)?;
+        candidate.deadline = Instant::now() + self.patience();
+        candidate.stage = Stage::Joining(Box::new(preparing));
+        self.proceed(candidate)
+    }
+
+    /// Goes on with what does not wait for the peer; once it is done, the peer is told.
+    fn proceed(&self, candidate: &mut Candidate) -> Result<Verdict> {
+        let Stage::Joining(preparing) = &mut candidate.stage else { return Ok(Verdict::Wait) };
+        if !preparing.joining.advance(&self.nic)? {
+            return Ok(if Instant::now() < candidate.deadline { Verdict::Wait } else { self.too_late(candidate) });
         }
+        let Stage::Joining(preparing) = std::mem::replace(&mut candidate.stage, Stage::Caller) else {
+            return Ok(Verdict::Wait);
+        };
+        let (prepared, reply) = preparing.finish()?;
+        candidate.channel.send(Kind::Reply, reply.frame(self.handle.token).body);
+        candidate.stage = Stage::Replied(Box::new(prepared));
+        Ok(Verdict::Wait)
+    }
+
+    /// Our queue pairs have not been connected in time.
+    fn too_late(&self, candidate: &Candidate) -> Verdict {
         let seconds = self.nic.config.handshake_timeout_s;
         let why = format!("the queue pairs could not be connected within FERRITE_HANDSHAKE_TIMEOUT={seconds} s");
         candidate.refuse(&why);
         Verdict::Dismiss(why)
     }
 
-    /// The right peer has come: make our end.
-    fn reply(&mut self, index: usize, frame: &Frame) -> Result<Verdict> {
-        let begun = Hello::parse(&frame.body).map_err(Error::from).and_then(|hello| begin(&self.nic, hello));
-        let preparing = begun.map_err(|e| self.turn_down(index, e))?;
-        let patience = self.patience();
-        let candidate = &mut self.candidates[index];
-        candidate.deadline = Instant::now() + patience;
-        candidate.stage = Stage::Joining(Box::new(preparing));
-        self.proceed(index)
-    }
-
-    /// Goes on with what does not wait for the peer; once it is done, the peer is told.
-    fn proceed(&mut self, index: usize) -> Result<Verdict> {
-        let Stage::Joining(preparing) = &mut self.candidates[index].stage else { return Ok(Verdict::Wait) };
-        match preparing.joining.advance(&self.nic) {
-            Ok(true) => {}
-            Ok(false) => return Ok(Verdict::Wait),
-            Err(e) => return Err(self.turn_down(index, e)),
-        }
-        let candidate = &mut self.candidates[index];
-        let Stage::Joining(preparing) = std::mem::replace(&mut candidate.stage, Stage::Caller) else {
-            return Ok(Verdict::Wait);
-        };
-        let (prepared, reply) = preparing.finish().map_err(|e| self.turn_down(index, e))?;
-        let patience = self.patience();
-        let candidate = &mut self.candidates[index];
-        candidate.channel.send(Kind::Reply, reply.frame(self.handle.token).body);
-        candidate.deadline = Instant::now() + patience;
-        candidate.stage = Stage::Replied(Box::new(prepared));
-        Ok(Verdict::Wait)
-    }
-
-    /// The right peer cannot be served, and is told why.
-    fn turn_down(&mut self, index: usize, error: Error) -> Error {
-        let candidate = self.candidates.remove(index);
-        candidate.refuse(&error.text);
-        error.during(format_args!("accepting {} on {}", candidate.channel.peer(), self.nic.name))
-    }
-
     fn complete(&self, channel: Channel, prepared: Prepared) -> Result<RecvComm> {
         let peer = format!("{} ({})", prepared.peer, channel.peer());
-        let link = Link::open(peer, channel);
+        let link = Link::accepted(peer, prepared.secret, channel);
         self.nic.watch(&link)?;
         log::debug!("{} receives from {}", self.nic.name, link.peer());
         Ok(RecvComm::new(Arc::clone(&self.nic), link, prepared.path))
@@ -210,9 +210,32 @@ impl Candidate {
     }
 }
 
+impl Candidates {
+    fn lock(&self) -> MutexGuard<'_, Vec<Candidate>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Chore for Candidates {
+    /// Drops those whose line has ended, unless the listener is being asked just now; whether there are any left.
+    fn attend(&self) -> bool {
+        let mut candidates = match self.0.try_lock() {
+            Ok(candidates) => candidates,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return true,
+        };
+        candidates.retain(|candidate| !candidate.channel.is_over());
+        !candidates.is_empty()
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
         self.reception.deregister(&self.handle.token);
+        // Here and now, although a watcher may be looking at them; a forked child must not wait for one of its parent's.
+        if !self.reception.is_inherited() {
+            self.candidates.lock().clear();
+        }
     }
 }
 
@@ -231,6 +254,6 @@ impl Preparing {
         let Self { joining, hello, terms } = self;
         let (lanes, endpoint) = joining.finish();
         let path = RecvPath::new(lanes, hello.ring, &terms)?;
-        Ok((Prepared { path, peer: hello.endpoint.name }, Reply { endpoint, terms }))
+        Ok((Prepared { path, peer: hello.endpoint.name, secret: hello.secret }, Reply { endpoint, terms }))
     }
 }

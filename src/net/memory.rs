@@ -50,7 +50,7 @@ impl Memory {
         Ok(Self { rkeys, lkeys, first, _others: others })
     }
 
-    /// Checks that `length` bytes at `addr` are inside.
+    /// Checks that `length` bytes at `addr` are inside; no bytes are.
     ///
     /// # Errors
     /// They are not.

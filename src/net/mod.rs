@@ -12,8 +12,11 @@ pub mod card;
 pub mod channel;
 pub mod claims;
 pub mod connect;
+pub mod connections;
+pub mod connectors;
 pub mod epoll;
 pub mod flush;
+pub mod fork;
 pub mod gdr;
 pub mod joining;
 pub mod lanes;
@@ -23,15 +26,19 @@ pub mod link;
 pub mod listen;
 pub mod memory;
 pub mod nic;
+pub mod owners;
+pub mod probe;
 pub mod rail;
 pub mod receiver;
 pub mod reception;
+pub mod redial;
 pub mod region;
 pub mod roll;
 pub mod sender;
 pub mod single;
 pub mod socket;
 pub mod standing;
+pub mod stranger;
 pub mod watcher;
 
 use crate::error::{Error, Result};
@@ -42,21 +49,21 @@ use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::verbs::context::Context;
 use crate::verbs::library::Library;
 use connect::Connector;
+use connectors::Connectors;
 use lines::Lines;
 use listen::Listener;
 use nic::Nic;
 use reception::Reception;
 use sender::SendComm;
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use watcher::Chore;
 
 /// Everything there is in a process.
 #[derive(Debug)]
 pub struct Net {
     devices: Vec<Arc<Nic>>,
     interface: Option<Interface>,
-    connectors: Mutex<HashMap<u64, Connector>>,
+    connectors: Arc<Connectors>,
     lines: Arc<Lines>,
     /// There is one while there are listeners, or lines to them.
     reception: Mutex<Weak<Reception>>,
@@ -74,13 +81,8 @@ impl Net {
             true => None,
             false => Some(iface::choose(&config.interfaces, config.socket_family)?),
         };
-        let net = Self {
-            devices,
-            interface,
-            connectors: Mutex::default(),
-            lines: Arc::default(),
-            reception: Mutex::default(),
-        };
+        let net =
+            Self { devices, interface, connectors: Arc::default(), lines: Arc::default(), reception: Mutex::default() };
         net.announce(&config);
         Ok(net)
     }
@@ -104,7 +106,7 @@ impl Net {
     /// # Errors
     /// No such device, or no port can be had.
     pub fn listen(&self, index: i32) -> Result<Listener> {
-        self.sweep();
+        self.connectors.sweep();
         let device = self.device(index)?;
         let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
         Listener::new(Arc::clone(device), self.reception(interface)?)
@@ -127,14 +129,15 @@ impl Net {
     /// The handle is not Ferrite's, or the connection fails.
     pub fn connect(&self, index: i32, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
         let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
-        self.sweep();
         let cookie = handle::cookie(bytes);
-        let known = self.take_connector(cookie).filter(|c| c.leads_to(&handle));
+        let known = self.connectors.take(cookie).filter(|c| c.leads_to(&handle));
+        // After that: this one is asked for, however long ago it was before.
+        self.connectors.sweep();
         let (cookie, mut connector) = match known {
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
-                (cookie, Connector::new(Arc::clone(self.device(index)?), handle, Arc::clone(&self.lines)))
+                (cookie, Connector::new(Arc::clone(self.device(index)?), handle, Arc::clone(&self.lines))?)
             }
         };
         // Not locked meanwhile: creating queue pairs takes time.
@@ -142,24 +145,11 @@ impl Net {
         handle::set_cookie(bytes, 0);
         if let Ok(None) = done {
             handle::set_cookie(bytes, cookie);
-            self.lock().insert(cookie, connector);
+            self.connectors.put(cookie, connector);
+            let chore: Arc<dyn Chore> = Arc::clone(&self.connectors) as _;
+            self.device(index)?.watch_set_up(None, &chore)?;
         }
         done
-    }
-
-    fn take_connector(&self, cookie: u64) -> Option<Connector> {
-        if cookie == 0 { None } else { self.lock().remove(&cookie) }
-    }
-
-    /// NCCL may give up on a connection without a word: such ones are dropped here, after the lock is given back.
-    fn sweep(&self) {
-        let now = Instant::now();
-        let abandoned: Vec<_> = self.lock().extract_if(|_, c| c.is_abandoned(now)).collect();
-        drop(abandoned);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Connector>> {
-        self.connectors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The line to look for in the log.
@@ -226,7 +216,9 @@ fn find_devices(config: &Arc<Config>) -> Vec<Arc<Nic>> {
             _ if opened == 0 => {
                 format!("{refused} RDMA device(s) found, none of which could be opened: {}", failures[0])
             }
-            _ => format!("{opened} RDMA device(s) opened, but no port is active and admitted by NCCL_IB_HCA"),
+            _ => format!(
+                "{opened} RDMA device(s) opened, but no port is active, of InfiniBand or Ethernet, and admitted by NCCL_IB_HCA"
+            ),
         });
     }
     devices

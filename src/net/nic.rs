@@ -2,13 +2,17 @@
 
 use super::card::Card;
 use super::gdr::Gdr;
+use super::lanes::Lanes;
 use super::link::Link;
 use super::rail::Rail;
+use super::reception::Reception;
+use super::watcher::{Chore, Watcher};
 use crate::error::Result;
 use crate::host::config::Config;
 use crate::proto::MAX_RAILS;
 use crate::verbs::context::Context;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One to [`MAX_RAILS`] ports that NCCL sees as one.
 #[derive(Debug)]
@@ -91,8 +95,36 @@ impl Nic {
         for card in &self.cards {
             card.watcher()?.watch(link);
         }
-        let Some(card) = self.cards.first().filter(|_| link.line().begin_to_watch()) else { return Ok(()) };
-        card.watcher().and_then(|watcher| watcher.listen(link.line())).inspect_err(|_| link.line().is_not_watched())
+        let Some(card) = self.cards.first() else { return Ok(()) };
+        let (line, watcher) = (link.line(), card.watcher()?);
+        if let Some(reception) = line.reception() {
+            self.attend(watcher, reception)?;
+        }
+        watcher.listen(&line)
+    }
+
+    /// Looks after what is being set up: what comes to `reception`, if it is given, and what `chore` has to do.
+    ///
+    /// # Errors
+    /// A watcher cannot be started, or the kernel has no memory for it.
+    pub fn watch_set_up(&self, reception: Option<&Arc<Reception>>, chore: &Arc<dyn Chore>) -> Result<()> {
+        let Some(card) = self.cards.first() else { return Ok(()) };
+        let watcher = card.watcher()?;
+        watcher.take_up(chore);
+        reception.map_or(Ok(()), |reception| self.attend(watcher, reception))
+    }
+
+    fn attend(&self, watcher: &Watcher, reception: &Arc<Reception>) -> Result<()> {
+        watcher.attend(reception, Duration::from_secs(self.config.handshake_timeout_s))
+    }
+
+    /// When a completion queue of `lanes` fails, `link` ends and nobody else's connection. To be called after [`Self::watch`].
+    pub fn watch_queues(&self, link: &Arc<Link>, lanes: &Lanes) {
+        for (rail, queue) in lanes.queues().enumerate() {
+            if let Some(watcher) = self.cards.get(self.card_of(rail)).and_then(|card| card.started_watcher()) {
+                watcher.watch_queue(queue, link);
+            }
+        }
     }
 
     /// One line for people: how this device is used.

@@ -6,6 +6,7 @@ use super::gdr::Gdr;
 use crate::error::Result;
 use crate::host::config::Config;
 use crate::verbs::context::Context;
+use crate::verbs::port::{LinkLayer, PortAttributes};
 use std::sync::Arc;
 
 /// An active port of a card.
@@ -30,7 +31,7 @@ pub struct Rail {
 }
 
 impl Rail {
-    /// The rails among `contexts`: every active port that the settings admit, in libibverbs' order.
+    /// The rails among `contexts`: every active port of InfiniBand or Ethernet that the settings admit, in libibverbs' order.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>, gdr: &Gdr) -> Vec<Arc<Self>> {
         let mut rails: Vec<Arc<Self>> = Vec::new();
         for context in contexts {
@@ -59,8 +60,7 @@ impl Rail {
     fn open(card: &Arc<Card>, port: u8, before: i32, config: &Arc<Config>) -> Result<Option<Self>> {
         let context = &card.context;
         let attributes = context.port(port)?;
-        if !attributes.active || !config.hca.admits(context.name(), port) {
-            let why = if attributes.active { "NCCL_IB_HCA excludes it" } else { "it is not active" };
+        if let Some(why) = unfitness(&attributes).or_else(|| excluded(config, context.name(), port)) {
             log::debug!("{}:{port} is not used: {why}", context.name());
             return Ok(None);
         }
@@ -75,11 +75,24 @@ impl Rail {
             port,
             port_of_card: i32::from(port) + before,
             speed_mbps: told_speed.unwrap_or_else(|| speed_mbps(attributes.speed, attributes.width)),
-            infiniband: attributes.infiniband,
+            infiniband: attributes.is_infiniband(),
             config: Arc::clone(config),
             addresses: Addresses::default(),
         }))
     }
+}
+
+/// Why a port cannot be used, if it cannot.
+fn unfitness(attributes: &PortAttributes) -> Option<String> {
+    match attributes.link_layer {
+        _ if !attributes.active => Some("it is not active".into()),
+        LinkLayer::Other(number) => Some(format!("its link layer ({number}) is neither InfiniBand nor Ethernet")),
+        LinkLayer::InfiniBand | LinkLayer::Ethernet => None,
+    }
+}
+
+fn excluded(config: &Config, device: &str, port: u8) -> Option<String> {
+    (!config.hca.admits(device, port)).then(|| "NCCL_IB_HCA excludes it".into())
 }
 
 /// Bandwidth of `width` links of `speed`, both as the verbs' bit masks.

@@ -3,7 +3,7 @@
 use super::announcer::Announcer;
 use super::flush::Flushes;
 use super::lanes::{Lane, Lanes, WorkId};
-use super::link::Link;
+use super::link::{Link, State};
 use super::memory::Memory;
 use super::nic::Nic;
 use super::region::MemoryKind;
@@ -19,7 +19,8 @@ use crate::verbs::queue::Depths;
 use crate::verbs::work::{Completion, RECV_BATCH};
 use std::sync::Arc;
 
-/// Sizes of a receiver's queues: it sends clear-to-sends only, inline, and keeps receives for all it has announced.
+/// Sizes of a receiver's queues: it sends clear-to-sends, inline if the device can, and a probe at times; it keeps receives for
+/// all it has announced.
 pub const RECEIVER_DEPTHS: Depths =
     Depths { send: 128, recv: proto::RING_SLOTS as u32, inline_bytes: (MAX_GROUP * Slot::BYTES) as u32 };
 
@@ -60,11 +61,12 @@ impl RecvPath {
     /// Readies connected queue pairs: receives are posted from here on, so that the peer may send.
     ///
     /// # Errors
-    /// The device offers no inline data, or refuses the receives.
+    /// The device refuses the receives, or the memory for clear-to-sends where it takes too little inline data.
     pub fn new(lanes: Lanes, ring: Ring, terms: &Terms) -> Result<Self> {
         let flow = RecvFlow::new(terms.striping);
         let announcer = Announcer::new(&lanes.lanes, ring, terms)?;
-        let mut path = Self { flow, lanes, announcer, flushes: None, standing: Standing::new("receiving from") };
+        let standing = Standing::new("receiving from");
+        let mut path = Self { flow, lanes, announcer, flushes: None, standing };
         for lane in &mut path.lanes.lanes {
             lane.refill()?;
         }
@@ -75,6 +77,7 @@ impl RecvPath {
 impl RecvComm {
     /// A receiver.
     pub fn new(nic: Arc<Nic>, link: Arc<Link>, path: RecvPath) -> Self {
+        nic.watch_queues(&link, &path.lanes);
         Self { path: SingleCaller::new(path), link, nic }
     }
 
@@ -114,9 +117,9 @@ impl RecvComm {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
                 if path.lanes.are_on_several_rails() {
-                    path.progress_on_rails(&self.link)?;
+                    path.progress_on_rails(&self.link, id)?;
                 } else {
-                    path.progress(&self.link)?;
+                    path.progress(&self.link, id)?;
                 }
             }
             if let Some(lengths) = path.flow.poll_done(id).map_err(Violation::into_misuse)? {
@@ -126,10 +129,11 @@ impl RecvComm {
         })
     }
 
-    /// Begins to make received data visible to the GPU. `None`: there is nothing to wait for.
+    /// Begins to make received data visible to the GPU. `None`: there is nothing to wait for. NCCL takes that for a flush that is
+    /// complete, so it cannot be told in this way to try again later.
     ///
     /// # Errors
-    /// The connection has failed, or the flush cannot be posted.
+    /// The connection has failed, the flush cannot be posted, or as many as there can be are outstanding.
     pub fn iflush<'a>(&self, received: impl Iterator<Item = Result<Expected<'a>>>) -> Result<Option<RequestId>> {
         if !self.nic.config.flush {
             return Ok(None);
@@ -147,7 +151,8 @@ impl RecvComm {
             // One read behind the last bytes of a rail is behind all of its bytes.
             let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
             let flushes = path.flushes.get_or_insert_default();
-            flushes.post(&self.nic, rails, addr, memory).map_err(|e| path.standing.fail(&self.link, e))
+            let posted = flushes.post(&self.nic, rails, addr, memory).map_err(|e| path.standing.fail(&self.link, e))?;
+            posted.map_or_else(|| Err(too_many_flushes()), |id| Ok(Some(id)))
         })
     }
 
@@ -198,35 +203,49 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    fn progress(&mut self, link: &Arc<Link>) -> Result<()> {
-        self.progress_by(link, Self::poll)
+    fn progress(&mut self, link: &Arc<Link>, awaited: RequestId) -> Result<()> {
+        self.progress_by(link, awaited, Self::poll)
     }
 
     #[inline(never)]
-    fn progress_on_rails(&mut self, link: &Arc<Link>) -> Result<()> {
-        self.progress_by(link, Self::poll_rails)
+    fn progress_on_rails(&mut self, link: &Arc<Link>, awaited: RequestId) -> Result<()> {
+        self.progress_by(link, awaited, Self::poll_rails)
     }
 
     #[inline(always)]
     fn progress_by(
         &mut self,
         link: &Arc<Link>,
+        awaited: RequestId,
         poll: impl FnOnce(&mut Self, &Arc<Link>) -> Result<usize>,
     ) -> Result<()> {
         // Looked at before the queue: what the peer sent before it went is in the queue by then.
-        let gone = link.is_gone();
-        if gone {
+        let state = link.state();
+        if !state.is_open() {
             self.standing.check_failed()?;
         }
         let polled = poll(self, link).map_err(|e| self.standing.fail(link, e))?;
         if polled == 0 {
-            self.flow.handle_fruitless_poll();
-            if gone {
-                let error = self.standing.refusal(link);
-                return Err(self.standing.fail(link, error));
+            self.flow.handle_fruitless_poll(awaited);
+            if !state.is_open() {
+                self.attend(link, state)?;
             }
         }
         self.announce().map_err(|e| self.standing.fail(link, e))
+    }
+
+    /// Nothing has come, and the peer has gone, or the line is lost: then it is asked whether it is there.
+    ///
+    /// # Errors
+    /// It has gone.
+    #[cold]
+    #[inline(never)]
+    fn attend(&mut self, link: &Arc<Link>, state: State) -> Result<()> {
+        if state.is_gone() {
+            let error = self.standing.refusal(link);
+            return Err(self.standing.fail(link, error));
+        }
+        self.announcer.probe.send(&mut self.lanes).map_err(|e| self.standing.fail(link, e))
     }
 
     #[inline(always)]
@@ -252,16 +271,16 @@ impl RecvPath {
     #[inline(never)]
     fn announce_some(&mut self) -> Result<()> {
         let Self { flow, lanes, announcer, .. } = self;
-        if announcer.has_turns() {
-            return self.announce_in_turn();
+        if announcer.is_plain() {
+            return announcer.announce_some::<true>(flow, &mut lanes.lanes);
         }
-        announcer.announce_some::<false>(flow, &mut lanes.lanes)
+        self.announce_in_turn()
     }
 
     #[inline(never)]
     fn announce_in_turn(&mut self) -> Result<()> {
         let Self { flow, lanes, announcer, .. } = self;
-        let outcome = announcer.announce_some::<true>(flow, &mut lanes.lanes);
+        let outcome = announcer.announce_some::<false>(flow, &mut lanes.lanes);
         announcer.pass_on();
         outcome
     }
@@ -279,20 +298,21 @@ fn handle(flow: &mut RecvFlow, announcer: &mut Announcer, lanes: &mut [Lane], co
             announcer.handle_completion(lane);
             Ok(())
         }
-        _ => Err(misplaced(completion.id())),
+        _ => announcer.probe.handle_completion(completion.id(), "receiver"),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn too_many_flushes() -> Error {
+    let most = proto::MAX_REQUESTS;
+    Error::internal(format!("{most} flushes are outstanding on this communicator, which is the most; test some first"))
 }
 
 #[cold]
 #[inline(never)]
 fn no_lane() -> Error {
     Error::internal("a queue pair that does not exist")
-}
-
-#[cold]
-#[inline(never)]
-fn misplaced(id: u64) -> Error {
-    Error::internal(format!("a receiver's completion queue reports {:?}", WorkId::from_bits(id)))
 }
 
 impl Lane {

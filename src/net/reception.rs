@@ -4,30 +4,40 @@
 //! socket until then; from then on it is a [`Line`]. The port is there as long as a listener or a line is.
 
 use super::channel::Channel;
+use super::connections::Connections;
 use super::epoll::{Epoll, Trigger};
-use super::line::Line;
+use super::fork::Unshared;
+use super::line::{Line, tell};
+use super::link::Link;
 use super::roll::Roll;
-use super::socket::{self, ControlSocket, Incoming};
+use super::socket::{self, ControlSocket};
+use super::stranger::{Stranger, Verdict, WRONG_TOKEN};
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::proto::frame::{Frame, Kind};
-use crate::proto::handle::Token;
+use crate::proto::handle::{Secret, Token};
+use crate::proto::handshake::Resume;
 use std::collections::{HashMap, VecDeque};
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// The port, and who has come to it.
 #[derive(Debug)]
 pub struct Reception {
+    // Declared first: it goes before the descriptor is closed.
+    _unshared: Unshared,
     socket: TcpListener,
     address: SocketAddr,
     owner: u32,
     epoll: Epoll,
     door: Mutex<Door>,
     desk: Mutex<Desk>,
+    connections: Mutex<Connections>,
+    is_watched: AtomicBool,
 }
 
 /// Callers for each listener that have not been fetched.
@@ -39,20 +49,6 @@ struct Door {
     strangers: Vec<Stranger>,
     next_stranger: u64,
     lines: Roll<Line>,
-}
-
-#[derive(Debug)]
-struct Stranger {
-    socket: ControlSocket,
-    key: u64,
-    came: Instant,
-    deadline: Instant,
-}
-
-enum Verdict {
-    Wait,
-    Admit(Frame),
-    Dismiss(String),
 }
 
 /// Strangers that are heard at once; one more, and the oldest has to go.
@@ -86,7 +82,53 @@ impl Reception {
         epoll.add(socket.as_raw_fd(), SOCKET, Trigger::Level)?;
         let door = Door { strangers: Vec::new(), next_stranger: 1, lines: Roll::new(0) };
         let owner = std::process::id();
-        Ok(Arc::new(Self { socket, address, owner, epoll, door: Mutex::new(door), desk: Mutex::default() }))
+        Ok(Arc::new(Self {
+            _unshared: Unshared::new(socket.as_raw_fd()),
+            socket,
+            address,
+            owner,
+            epoll,
+            door: Mutex::new(door),
+            desk: Mutex::default(),
+            connections: Mutex::default(),
+            is_watched: AtomicBool::new(false),
+        }))
+    }
+
+    /// A descriptor that is ready to read while [`Self::poll`] has something to do, but for deadlines.
+    pub fn fd(&self) -> RawFd {
+        self.epoll.fd()
+    }
+
+    /// Whether this is the first to watch it.
+    pub fn begin_to_watch(&self) -> bool {
+        !self.is_watched.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether somebody is there who has not said anything yet, and has a deadline.
+    pub fn has_strangers(&self) -> bool {
+        self.door.try_lock().map_or(true, |door| !door.strangers.is_empty())
+    }
+
+    /// It could not be watched: the next may try.
+    pub fn is_not_watched(&self) {
+        self.is_watched.store(false, Ordering::Relaxed);
+    }
+
+    /// From now on the connection of `link`, which the listener that knows `token` has made, may go on over another line for
+    /// a peer that knows its secret.
+    pub(super) fn remember(&self, secret: Secret, token: Token, link: &Arc<Link>) {
+        self.connections().add(secret, token, link);
+    }
+
+    /// The connection that is to go on over another line, and the number of the attempt.
+    ///
+    /// # Errors
+    /// There is none, for this reason.
+    pub(super) fn recall(&self, frame: &Frame) -> std::result::Result<(Arc<Link>, u32), String> {
+        let Resume { secret, attempt } = Resume::parse(&frame.body).map_err(|violation| violation.to_string())?;
+        let link = self.connections().get(&secret, &frame.token).ok_or(NO_CONNECTION)?;
+        Ok((link, attempt))
     }
 
     /// Where to call.
@@ -97,6 +139,11 @@ impl Reception {
     /// Whether it belongs to the process that this one was forked from.
     pub fn is_inherited(&self) -> bool {
         self.owner != std::process::id()
+    }
+
+    /// Whether there is a listener that knows `token`.
+    pub(super) fn knows(&self, token: &Token) -> bool {
+        self.desk().contains_key(token)
     }
 
     /// From now on callers that show `token` are led to whoever fetches them with it.
@@ -177,7 +224,7 @@ impl Reception {
                         line.read();
                     }
                 }
-                stranger => self.hear(&mut door, stranger)?,
+                stranger => self.hear(&mut door, stranger),
             }
         }
         self.dismiss_late(&mut door);
@@ -187,7 +234,7 @@ impl Reception {
 
     fn let_in(self: &Arc<Self>, door: &mut Door, patience: Duration) -> Result<()> {
         for _ in 0..MAX_ACCEPTS {
-            if !self.make_room(door)? {
+            if !self.make_room(door) {
                 return Ok(());
             }
             let (stream, peer) = match self.socket.accept() {
@@ -199,89 +246,86 @@ impl Reception {
                 // That caller has gone again.
                 Err(_) => continue,
             };
-            let socket = ControlSocket::accepted(stream, peer)?;
+            let socket = match ControlSocket::accepted(stream, peer) {
+                Ok(socket) => socket,
+                Err(e) => {
+                    log::info!("listener {}: dismissed {peer}: {e}", self.address);
+                    continue;
+                }
+            };
             let (key, came) = (door.next_stranger << 1, Instant::now());
             door.next_stranger += 1;
             let mut stranger = Stranger { socket, key, came, deadline: came + patience };
-            match self.judge(&mut stranger) {
-                Verdict::Wait => {
-                    self.epoll.add(stranger.socket.fd(), key, Trigger::Level)?;
-                    door.strangers.push(stranger);
-                }
-                verdict => self.settle(door, stranger, verdict)?,
+            match stranger.judge(self) {
+                // It is this one that cannot be heard, and not whoever's `accept` has come upon it.
+                Verdict::Wait => match self.epoll.add(stranger.socket.fd(), key, Trigger::Level) {
+                    Ok(()) => door.strangers.push(stranger),
+                    Err(e) => self.settle(door, stranger, Verdict::Dismiss(e.to_string())),
+                },
+                verdict => self.settle(door, stranger, verdict),
             }
         }
         Ok(())
     }
 
     /// Whether there is room for one more stranger. The oldest one may have to go for it; it is heard once more before.
-    fn make_room(self: &Arc<Self>, door: &mut Door) -> Result<bool> {
+    fn make_room(self: &Arc<Self>, door: &mut Door) -> bool {
         let Some(oldest) = door.strangers.first().filter(|_| door.strangers.len() >= MAX_STRANGERS) else {
-            return Ok(true);
+            return true;
         };
         if oldest.came.elapsed() < GRACE {
-            return Ok(false);
+            return false;
         }
         let key = oldest.key;
-        self.hear(door, key)?;
+        self.hear(door, key);
         if door.strangers.len() >= MAX_STRANGERS {
             let oldest = door.strangers.remove(0);
             self.say_dismissed(&oldest, "it stayed silent while others came");
             self.send_away(oldest);
         }
-        Ok(true)
+        true
     }
 
-    fn hear(self: &Arc<Self>, door: &mut Door, key: u64) -> Result<()> {
-        let Some(index) = door.strangers.iter().position(|stranger| stranger.key == key) else { return Ok(()) };
-        let verdict = self.judge(&mut door.strangers[index]);
+    fn hear(self: &Arc<Self>, door: &mut Door, key: u64) {
+        let Some(index) = door.strangers.iter().position(|stranger| stranger.key == key) else { return };
+        let verdict = door.strangers[index].judge(self);
         if matches!(verdict, Verdict::Wait) {
-            return Ok(());
+            return;
         }
         let stranger = door.strangers.remove(index);
         self.epoll.remove(stranger.socket.fd());
-        self.settle(door, stranger, verdict)
+        self.settle(door, stranger, verdict);
     }
 
     /// What becomes of a stranger that has spoken.
-    fn settle(self: &Arc<Self>, door: &mut Door, stranger: Stranger, verdict: Verdict) -> Result<()> {
+    fn settle(self: &Arc<Self>, door: &mut Door, stranger: Stranger, verdict: Verdict) {
         match verdict {
             Verdict::Wait => {}
             Verdict::Dismiss(why) => {
                 self.say_dismissed(&stranger, &why);
                 stranger.socket.finish();
             }
-            Verdict::Admit(hello) => {
-                let line = Arc::new(Line::accepted(stranger.socket, self));
-                self.epoll.add(line.fd(), door.lines.add(&line) << 1 | LINE, Trigger::Level)?;
-                // If the listener has just gone, so has the line.
-                line.introduce(&mut line.lock(), hello);
+            Verdict::Admit(words) => {
+                self.admit(door, stranger, words);
             }
         }
-        Ok(())
     }
 
-    fn judge(&self, stranger: &mut Stranger) -> Verdict {
-        let frame = match stranger.socket.poll_frame() {
-            Ok(Incoming::Frame(frame)) => frame,
-            Ok(Incoming::Nothing) => return Verdict::Wait,
-            Ok(Incoming::Closed) => return Verdict::Dismiss("it closed the connection".into()),
-            Ok(Incoming::Lost(why)) => return Verdict::Dismiss(format!("its connection was lost: {why}")),
-            Err(violation) => {
-                stranger.refuse(Token::default(), violation.text());
-                return Verdict::Dismiss(violation.to_string());
-            }
-        };
-        if !self.desk().contains_key(&frame.token) {
-            // Only this: connections to other listeners may be next on that line, and call again when it ends.
-            stranger.refuse(frame.token, WRONG_TOKEN);
-            return Verdict::Dismiss("it does not know this listener's token: another job, or a port scan".into());
+    /// A stranger that knows a token or a secret becomes a line.
+    fn admit(self: &Arc<Self>, door: &mut Door, stranger: Stranger, words: Frame) {
+        if let Err(e) = self.epoll.add(stranger.socket.fd(), door.lines.next() << 1 | LINE, Trigger::Level) {
+            // It finds the connection closed and calls again.
+            return self.settle(door, stranger, Verdict::Dismiss(e.to_string()));
         }
-        if frame.kind != Kind::Hello {
-            stranger.refuse(frame.token, &format!("an unexpected {:?}", frame.kind));
-            return Verdict::Dismiss(format!("it sent an unexpected {:?}", frame.kind));
+        let line = Arc::new(Line::accepted(stranger.socket, self));
+        door.lines.add(&line);
+        let mut news = Vec::new();
+        match words.kind {
+            Kind::Resume => line.resume(&mut line.lock(), &words, &mut news),
+            // If the listener has just gone, so has the line.
+            _ => line.introduce(&mut line.lock(), words),
         }
-        Verdict::Admit(frame)
+        tell(news);
     }
 
     fn dismiss_late(&self, door: &mut Door) {
@@ -289,7 +333,11 @@ impl Reception {
             return;
         }
         let now = Instant::now();
-        for stranger in door.strangers.extract_if(.., |stranger| now >= stranger.deadline) {
+        for mut stranger in door.strangers.extract_if(.., |stranger| now >= stranger.deadline) {
+            // Who has said nothing calls again; who cannot say more need not try.
+            if stranger.socket.has_begun() {
+                stranger.refuse(Token::default(), "the first message did not come to an end");
+            }
             self.say_dismissed(&stranger, "it stayed silent");
             self.send_away(stranger);
         }
@@ -307,6 +355,10 @@ impl Reception {
     /// A line has ended and is not listened to any more.
     pub(super) fn leave(&self, fd: RawFd) {
         self.epoll.remove(fd);
+    }
+
+    fn connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {
@@ -329,12 +381,42 @@ fn is_of_this_process(error: &std::io::Error) -> bool {
     error.raw_os_error().is_none_or(|errno| ours.contains(&errno))
 }
 
-const WRONG_TOKEN: &str = "no such listener: it has closed, or is another job's (wrong token)";
+const NO_CONNECTION: &str = "no such connection: it has been closed, or is another process's";
 
-impl Stranger {
-    /// `token` is what it has said itself; the default one is for all of its connections.
-    fn refuse(&mut self, token: Token, why: &str) {
-        self.socket.send(&Frame::text(Kind::Refuse, token, why));
-        let _ = self.socket.poll_sent();
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    /// The kernel has no memory for one stranger, and then for one that knows a token: each is sent away, and whoever polls
+    /// for another listener is not bothered.
+    #[test]
+    fn a_caller_that_cannot_be_heard_is_its_own_affair() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let reception = Reception::open(&Interface { name: "lo".into(), address }).expect("a port");
+        reception.register([1; 16]);
+        let hello = Frame { kind: Kind::Hello, token: [1; 16], body: Vec::new() }.emit();
+        for words in [&[] as &[u8], &hello] {
+            let mut caller = TcpStream::connect(reception.address()).expect("it listens");
+            caller.write_all(words).expect("sent");
+            reception.epoll.refuses.store(1, Ordering::Relaxed);
+            let start = Instant::now();
+            while reception.epoll.refuses.load(Ordering::Relaxed) > 0 {
+                reception.poll(Duration::from_secs(20)).expect("no error of this port's");
+                assert!(start.elapsed() < Duration::from_secs(20), "nobody is let in");
+            }
+            caller.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+            // Closed or reset.
+            assert_eq!(caller.read(&mut [0]).unwrap_or(0), 0);
+            assert!(reception.fetch(&[1; 16]).is_none());
+        }
+        let mut caller = TcpStream::connect(reception.address()).expect("it listens");
+        caller.write_all(&hello).expect("sent");
+        let start = Instant::now();
+        while reception.fetch(&[1; 16]).is_none() {
+            reception.poll(Duration::from_secs(20)).expect("no error");
+            assert!(start.elapsed() < Duration::from_secs(20), "the next one is served");
+        }
     }
 }

@@ -31,6 +31,11 @@ impl<T> Roll<T> {
         number
     }
 
+    /// The number that the next one gets.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
     /// The one with this number, if it is still there.
     pub fn get(&self, number: u64) -> Option<Arc<T>> {
         self.by_number.get(&number).and_then(Weak::upgrade)

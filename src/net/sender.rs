@@ -4,26 +4,25 @@ use super::lanes::{Lanes, WorkId};
 use super::link::Link;
 use super::memory::Memory;
 use super::nic::Nic;
+use super::probe::Probe;
 use super::single::SingleCaller;
 use super::standing::Standing;
 use crate::error::{Error, Result};
 use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
+use crate::proto::room::{Room, SEND_QUEUE_DEPTH, STRIPE_REQUESTS_MAX};
 use crate::proto::send::{SendFlow, Transfer};
 use crate::proto::shares::Shares;
 use crate::proto::wire::{Imm, Place, Slot, SlotWords};
-use crate::proto::{Lane as LaneId, MAX_REQUESTS, RING_SLOTS, Violation};
+use crate::proto::{Lane as LaneId, RING_SLOTS, Violation};
 use crate::verbs::queue::Depths;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::work::{Span, Target, Write};
 use std::sync::Arc;
 
-/// Sizes of a sender's queues. A request keeps its place until all it has posted is complete, so a queue that has room
-/// for one stripe of each request is never full. It receives nothing; one receive work request is the least every device
-/// accepts.
-pub const SENDER_DEPTHS: Depths = Depths { send: MAX_REQUESTS as u32 * STRIPE_REQUESTS_MAX, recv: 1, inline_bytes: 0 };
-/// Most work requests that one stripe needs: data, and two notices.
-const STRIPE_REQUESTS_MAX: u32 = 3;
+/// Sizes of a sender's queues; why the send queue is never full is told in [`crate::proto::room`]. It receives nothing; one
+/// receive work request is the least every device accepts.
+pub const SENDER_DEPTHS: Depths = Depths { send: SEND_QUEUE_DEPTH, recv: 1, inline_bytes: 0 };
 
 /// The ring of clear-to-sends.
 pub type SlotRing = SharedRing<{ size_of::<SlotWords>() / 8 }, RING_SLOTS>;
@@ -32,6 +31,8 @@ pub type SlotRing = SharedRing<{ size_of::<SlotWords>() / 8 }, RING_SLOTS>;
 #[derive(Debug)]
 pub struct SendComm {
     path: SingleCaller<SendPath>,
+    /// Shorter messages go the usual way.
+    usual_below: u32,
     /// The peer.
     pub link: Arc<Link>,
     /// The device it is on.
@@ -46,30 +47,77 @@ struct SendPath {
     ring: SlotRing,
     /// Bytes above which data and notice are posted apart; no message is as long as the greatest number.
     apart_above: u32,
-    /// Shorter ones are posted in the usual way: as one write, on the only rail.
-    usual_below: u32,
+    others: Others,
     standing: Standing,
+}
+
+/// Other work requests than those that carry a stripe by themselves.
+#[derive(Debug, Default)]
+struct Others {
+    /// Those of stripes that take more than one.
+    room: Room,
+    probe: Probe,
+}
+
+impl Others {
+    /// The work request `id` is complete; the stripe that it was the last of, if it carries data.
+    ///
+    /// # Errors
+    /// It is none of these.
+    #[inline(never)]
+    fn handle_completion(&mut self, id: u64) -> Result<Option<(RequestId, LaneId)>> {
+        match WorkId::from_bits(id) {
+            WorkId::LongData { request, lane, further } => {
+                self.room.handle_completion(LaneId(lane), further);
+                Ok(Some((request, LaneId(lane))))
+            }
+            _ => self.probe.handle_completion(id, "sender").map(|()| None),
+        }
+    }
 }
 
 impl SendComm {
     /// A sender over connected queue pairs.
     pub fn new(nic: Arc<Nic>, link: Arc<Link>, lanes: Lanes, ring: SlotRing, terms: &Terms, shares: Shares) -> Self {
         let apart_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
-        let usual_below = if lanes.are_on_several_rails() { 0 } else { apart_above.saturating_add(1) };
+        let one_write_below = Imm::EXPLICIT_LIMIT.min(apart_above.saturating_add(1));
+        let usual_below = if lanes.are_on_several_rails() { 0 } else { one_write_below };
+        nic.watch_queues(&link, &lanes);
         let flow = SendFlow::new(terms.striping, shares);
         let standing = Standing::new("sending to");
-        let path = SendPath { flow, lanes, ring, apart_above, usual_below, standing };
-        Self { path: SingleCaller::new(path), link, nic }
+        let others = Others::default();
+        let path = SendPath { flow, lanes, ring, apart_above, others, standing };
+        Self { path: SingleCaller::new(path), usual_below, link, nic }
     }
 
-    /// Begins to send `span` of registered memory. `None`: the receiver is not ready, try again.
+    /// Whether a message of `length` bytes goes the usual way: each stripe as one write, on the only rail, while nothing is known
+    /// against the peer. None does that is longer than [`crate::proto::MAX_MESSAGE`].
+    #[inline(always)]
+    pub fn is_usual(&self, length: u32) -> bool {
+        length < self.usual_below && self.link.state().is_open()
+    }
+
+    /// Begins to send `length` bytes of registered memory, which [`Self::is_usual`]. `None`: the receiver is not ready, try again.
     ///
     /// # Errors
-    /// The connection has failed.
+    /// The connection has failed, or the bytes are outside of `memory`.
     #[inline(always)]
+    pub fn isend_usual(&self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
+        self.path.enter(|path| {
+            memory.require("isend", addr, length)?;
+            path.send_usual(addr, length, tag, memory).map_err(|e| path.standing.fail(&self.link, e))
+        })
+    }
+
+    /// The same for any number of bytes. `None` as well where the queues have no room.
+    ///
+    /// # Errors
+    /// As [`Self::isend_usual`].
     pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
-            path.standing.check(&self.link)?;
+            if !self.link.state().is_open() && !path.attend(&self.link)? {
+                return Ok(None);
+            }
             memory.require("isend", addr, length)?;
             path.send(addr, length, tag, memory).map_err(|e| path.standing.fail(&self.link, e))
         })
@@ -95,6 +143,25 @@ impl SendComm {
 }
 
 impl SendPath {
+    /// The peer has gone, or the line is lost. In the latter case, whether sending goes on: not while an answer is due to
+    /// whether the peer is there, for which there is room in the queues only if nothing else is under way.
+    ///
+    /// # Errors
+    /// The peer has gone, or does not answer.
+    #[cold]
+    #[inline(never)]
+    fn attend(&mut self, link: &Arc<Link>) -> Result<bool> {
+        self.standing.check(link)?;
+        if self.flow.is_idle() {
+            self.others.probe.send(&mut self.lanes).map_err(|e| self.standing.fail(link, e))?;
+        }
+        if self.others.probe.is_outstanding() {
+            let poll = if self.lanes.are_on_several_rails() { Self::poll_rails } else { Self::poll };
+            poll(self, link).map_err(|e| self.standing.fail(link, e))?;
+        }
+        Ok(!self.others.probe.is_outstanding())
+    }
+
     #[inline(always)]
     fn progress(&mut self, link: &Arc<Link>) -> Result<()> {
         self.progress_by(link, Self::poll)
@@ -126,34 +193,57 @@ impl SendPath {
 
     #[inline(always)]
     fn poll(&mut self, link: &Arc<Link>) -> Result<usize> {
-        let Self { flow, lanes, .. } = self;
+        let Self { flow, lanes, others, .. } = self;
         lanes.poll(link, |_, completion| match WorkId::from_bits(completion.id()) {
             WorkId::Data { request, .. } => Ok(flow.handle_completion(request)?),
-            _ => Err(misplaced(completion.id())),
+            _ => match others.handle_completion(completion.id())? {
+                Some((request, _)) => Ok(flow.handle_completion(request)?),
+                None => Ok(()),
+            },
         })
     }
 
     fn poll_rails(&mut self, link: &Arc<Link>) -> Result<usize> {
-        let Self { flow, lanes, .. } = self;
+        let Self { flow, lanes, others, .. } = self;
         flow.handle_poll();
         lanes.poll_rails(link, |_, completion| match WorkId::from_bits(completion.id()) {
             WorkId::Data { request, lane } => Ok(flow.handle_completion_on(request, LaneId(lane))?),
-            _ => Err(misplaced(completion.id())),
+            _ => match others.handle_completion(completion.id())? {
+                Some((request, lane)) => Ok(flow.handle_completion_on(request, lane)?),
+                None => Ok(()),
+            },
         })
     }
 
     #[inline(always)]
-    fn send(&mut self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
+    fn send_usual(&mut self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
         match transfer.as_single() {
-            Some((lane, imm)) if transfer.length < self.usual_below => {
-                self.post_single(addr, memory.lkey(0), &transfer, lane, imm)?;
-            }
-            _ => self.post(addr, memory, transfer)?,
+            Some((lane, imm)) => self.post_single(addr, memory.lkey(0), &transfer, lane, imm)?,
+            None => self.post(addr, memory, transfer)?,
         }
         Ok(Some(transfer.id))
+    }
+
+    #[inline(always)]
+    fn send(&mut self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
+        if !self.has_room(length) {
+            return Ok(None);
+        }
+        let Self { flow, ring, .. } = self;
+        let read = |seq| ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
+        let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
+        self.post(addr, memory, transfer)?;
+        Ok(Some(transfer.id))
+    }
+
+    /// Whether the queues have room for all work requests that a message of `length` bytes may take.
+    #[inline]
+    fn has_room(&self, length: u32) -> bool {
+        let further = u8::from(length > self.apart_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
+        further == 0 || self.others.room.admits(self.lanes.lanes.len(), further)
     }
 
     /// The usual case: data and notice are one write.
@@ -185,7 +275,7 @@ impl SendPath {
                 ..Write::default()
             };
             let notice = |imm: u32| Write { imm: Some(imm), ..Write::default() };
-            let mut writes = [data; STRIPE_REQUESTS_MAX as usize];
+            let mut writes = [data; STRIPE_REQUESTS_MAX];
             let mut count = 1;
             if apart {
                 writes[count] = notice(imms.first.to_bits());
@@ -198,23 +288,22 @@ impl SendPath {
             let Some(lane) = self.lanes.lanes.get_mut(usize::from(stripe.lane.0)) else {
                 return Err(no_such_lane(stripe.lane));
             };
-            let id = WorkId::Data { request: transfer.id, lane: stripe.lane.0 };
-            writes[count - 1].id = id.to_bits();
+            let id = match (count as u8 - 1, transfer.id, stripe.lane.0) {
+                (0, request, lane) => WorkId::Data { request, lane },
+                (further, request, lane) => {
+                    self.others.room.handle_posted(stripe.lane, further);
+                    WorkId::LongData { request, lane, further }
+                }
+            };
             writes[count - 1].signaled = true;
             // A failure before the signalled write is reported with its own id.
-            for write in &mut writes[..count - 1] {
+            for write in &mut writes[..count] {
                 write.id = id.to_bits();
             }
             lane.pair.post_writes(&writes[..count])?;
         }
         Ok(())
     }
-}
-
-#[cold]
-#[inline(never)]
-fn misplaced(id: u64) -> Error {
-    Error::internal(format!("a sender's completion queue reports {:?}", WorkId::from_bits(id)))
 }
 
 #[cold]

@@ -1,5 +1,6 @@
 //! The control connection's socket: frames over TCP, never blocking.
 
+use super::fork::Unshared;
 use crate::error::{Error, Result, errno};
 use crate::proto::frame::{Assembler, Frame};
 use std::io::{ErrorKind, Read, Write};
@@ -9,11 +10,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 /// A control connection.
 #[derive(Debug)]
 pub struct ControlSocket {
+    // Declared first: it goes before the descriptor is closed.
+    _unshared: Unshared,
     stream: TcpStream,
     peer: SocketAddr,
     assembler: Assembler,
     outgoing: Vec<u8>,
     connecting: bool,
+    /// The errno of an attempt to connect that has failed at once.
+    refusal: Option<i32>,
     /// What writing has told of the network: the system says it once.
     lost: Option<String>,
 }
@@ -27,7 +32,7 @@ pub enum Incoming {
     Nothing,
     /// The peer has closed the connection, or its process has ended.
     Closed,
-    /// The network between the hosts has failed, for this reason. The peer may well live.
+    /// The network between the hosts has failed, or the connection was reset, for this reason. The peer may well live.
     Lost(String),
 }
 
@@ -36,10 +41,10 @@ const KEEPALIVE_INTERVAL_S: i32 = 5;
 const KEEPALIVE_PROBES: i32 = 4;
 
 impl ControlSocket {
-    /// Begins to connect to `address`.
+    /// Begins to connect to `address`. If that fails at once, [`Self::poll_connected`] tells.
     ///
     /// # Errors
-    /// The attempt fails at once.
+    /// There are no descriptors left.
     pub fn dial(address: SocketAddr) -> Result<Self> {
         let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -50,10 +55,10 @@ impl ControlSocket {
         }
         // SAFETY: just made, owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        match start_connect(fd.as_raw_fd(), address) {
-            0 | libc::EINPROGRESS => Ok(Self::with(TcpStream::from(fd), address, true)),
-            e => Err(Error::os(format_args!("connect to {address}"), e)),
-        }
+        let errno = start_connect(fd.as_raw_fd(), address);
+        let mut socket = Self::with(TcpStream::from(fd), address, true);
+        socket.refusal = Some(errno).filter(|errno| ![0, libc::EINPROGRESS].contains(errno));
+        Ok(socket)
     }
 
     /// Takes over an accepted connection.
@@ -68,7 +73,9 @@ impl ControlSocket {
     }
 
     fn with(stream: TcpStream, peer: SocketAddr, connecting: bool) -> Self {
-        Self { stream, peer, assembler: Assembler::default(), outgoing: Vec::new(), connecting, lost: None }
+        let _unshared = Unshared::new(stream.as_raw_fd());
+        let (assembler, outgoing) = (Assembler::default(), Vec::new());
+        Self { _unshared, stream, peer, assembler, outgoing, connecting, refusal: None, lost: None }
     }
 
     /// The other end's address.
@@ -88,6 +95,9 @@ impl ControlSocket {
     pub fn poll_connected(&mut self) -> std::result::Result<bool, i32> {
         if !self.connecting {
             return Ok(true);
+        }
+        if let Some(errno) = self.refusal {
+            return Err(errno);
         }
         let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLOUT, revents: 0 };
         // SAFETY: one valid entry; no waiting.
@@ -123,6 +133,11 @@ impl ControlSocket {
     /// Puts a frame in line.
     pub fn send(&mut self, frame: &Frame) {
         self.outgoing.extend_from_slice(&frame.emit());
+    }
+
+    /// Whether the peer has said a part of a frame only.
+    pub fn has_begun(&self) -> bool {
+        self.assembler.has_begun()
     }
 
     /// Bytes that are in line.
@@ -173,8 +188,6 @@ impl ControlSocket {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Incoming::Nothing),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if is_of_the_network(&e) => return Ok(Incoming::Lost(e.to_string())),
-                // Reset, as a process that is killed does; so does a peer's kernel that has given the connection up, when it
-                // hears of it again. The two cannot be told apart here.
                 Err(_) => return Ok(Incoming::Closed),
             }
         }
@@ -193,9 +206,11 @@ pub fn shut(listener: &TcpListener) {
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
-/// Whether an error tells of the way to the peer and not of the peer.
+/// Whether an error does not tell that the peer's process has ended. A reset may come of a process that was killed with
+/// something unread, but so it does of a peer's kernel that had given the connection up while the network was away.
 fn is_of_the_network(error: &std::io::Error) -> bool {
-    let network = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ENETDOWN, libc::EHOSTDOWN];
+    let network =
+        [libc::ECONNRESET, libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ENETDOWN, libc::EHOSTDOWN];
     error.raw_os_error().is_some_and(|errno| network.contains(&errno))
 }
 
@@ -224,4 +239,17 @@ fn start_connect(fd: RawFd, address: SocketAddr) -> i32 {
         }
     };
     if rc == 0 { 0 } else { errno() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As while an interface is down: whoever waits for the peer tries again.
+    #[test]
+    fn a_network_that_is_not_there_is_told_like_any_other_failure() {
+        let group = SocketAddr::from(([224, 0, 0, 1], 9));
+        let mut socket = ControlSocket::dial(group).expect("a socket");
+        assert_eq!([socket.poll_connected(), socket.poll_connected()], [Err(libc::ENETUNREACH); 2]);
+    }
 }

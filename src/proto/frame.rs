@@ -21,10 +21,13 @@ pub enum Kind {
     Refuse,
     /// Either way, any time after: I close, and why (text; empty when all is well).
     Goodbye,
+    /// Sender to receiver, on another control connection than the one that was lost: this connection goes on here
+    /// ([`super::handshake::Resume`]). Receiver to sender, without a body: so it does.
+    Resume,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Hello, Self::Reply, Self::Commit, Self::Refuse, Self::Goodbye];
+    const ALL: [Self; 6] = [Self::Hello, Self::Reply, Self::Commit, Self::Refuse, Self::Goodbye, Self::Resume];
 
     fn to_bits(self) -> u16 {
         self as u16 + 1
@@ -89,6 +92,11 @@ impl Assembler {
         self.bytes.extend_from_slice(bytes);
     }
 
+    /// Whether a frame has begun and is not complete.
+    pub fn has_begun(&self) -> bool {
+        !self.bytes.is_empty()
+    }
+
     /// How many bytes complete the preamble or the frame at hand: never more than one frame, so nothing is read past it.
     ///
     /// # Errors
@@ -147,7 +155,7 @@ mod tests {
         fn frames_survive_any_fragmentation(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..5),
                                             piece in 1usize..70) {
             let frames: Vec<_> = bodies.into_iter().enumerate()
-                .map(|(i, body)| Frame { kind: Kind::ALL[i % 5], token: [i as u8; 16], body }).collect();
+                .map(|(i, body)| Frame { kind: Kind::ALL[i % 6], token: [i as u8; 16], body }).collect();
             let bytes: Vec<u8> = frames.iter().flat_map(Frame::emit).collect();
             let mut assembler = Assembler::default();
             let mut got = Vec::new();

@@ -6,6 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 /// Random bytes that tell a listener's own peer from everybody else who finds its port.
 pub type Token = [u8; 16];
 
+/// Random bytes that the two ends of one connection know and nobody else: the sender makes them up for its hello.
+pub type Secret = [u8; 16];
+
 /// Size of NCCL's handle.
 pub const HANDLE_BYTES: usize = 128;
 

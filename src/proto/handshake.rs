@@ -3,7 +3,7 @@
 use super::codec::{Reader, Writer};
 use super::endpoint::{Endpoint, RailEnd};
 use super::frame::{Frame, Kind};
-use super::handle::Token;
+use super::handle::{Secret, Token};
 use super::stripe::Striping;
 use super::wire::{Slot, slot_halves};
 use super::{MAX_LANES, MAX_RAILS, RING_SLOTS, Violation, violation};
@@ -28,6 +28,17 @@ pub struct Hello {
     pub endpoint: Endpoint,
     /// Where the receiver puts its clear-to-sends.
     pub ring: Ring,
+    /// What the connection is known by when it moves to another control connection.
+    pub secret: Secret,
+}
+
+/// What the sender says on another control connection than the one that was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resume {
+    /// As in the connection's hello.
+    pub secret: Secret,
+    /// How often the sender has asked for it, from 1 on: of two that cross, the greater one counts.
+    pub attempt: u32,
 }
 
 /// The receiver's answer. It is the receiver that decides; its end has just the rails and lanes that are to be used.
@@ -97,6 +108,7 @@ impl Hello {
         self.ring.rkeys.iter().for_each(|key| body.u32(*key));
         body.u32(self.ring.slots);
         body.u32(self.ring.slot_room);
+        body.bytes(&self.secret);
         Frame { kind: Kind::Hello, token, body: body.0 }
     }
 
@@ -113,6 +125,7 @@ impl Hello {
             *key = body.u32()?;
         }
         let ring = Ring { addr, rkeys, slots: body.u32()?, slot_room: body.u32()? };
+        let secret = body.array()?;
         body.end()?;
         if ring.slots as usize != RING_SLOTS {
             return Err(violation!("a ring of {} slots; {RING_SLOTS} are expected", ring.slots));
@@ -121,7 +134,28 @@ impl Hello {
         if (ring.slot_room as usize) < needed {
             return Err(violation!("a ring with {} bytes for a slot; {needed} are needed", ring.slot_room));
         }
-        Ok(Self { endpoint, ring })
+        Ok(Self { endpoint, ring, secret })
+    }
+}
+
+impl Resume {
+    /// As a frame for the process whose listener knows `token`.
+    pub fn frame(&self, token: Token) -> Frame {
+        let mut body = Writer::default();
+        body.bytes(&self.secret);
+        body.u32(self.attempt);
+        Frame { kind: Kind::Resume, token, body: body.0 }
+    }
+
+    /// Reads a frame's body.
+    ///
+    /// # Errors
+    /// It is too short or too long.
+    pub fn parse(body: &[u8]) -> Result<Self, Violation> {
+        let mut body = Reader(body);
+        let resume = Self { secret: body.array()?, attempt: body.u32()? };
+        body.end()?;
+        Ok(resume)
     }
 }
 
@@ -175,7 +209,7 @@ mod tests {
         for (ours, theirs, rails, lanes) in
             [((1, 4), (1, 2), 1, 2), ((2, 4), (1, 32), 1, 4), ((4, 9), (3, 2), 3, 2), ((4, 8), (4, 9), 4, 8)]
         {
-            let hello = Hello { endpoint: endpoint(ours.0, ours.1, true), ring: RING };
+            let hello = Hello { endpoint: endpoint(ours.0, ours.1, true), ring: RING, secret: [6; 16] };
             assert_eq!(Hello::parse(&hello.frame([0; 16]).body).as_ref(), Ok(&hello));
             let mut end = endpoint(theirs.0, theirs.1, true);
             let terms = Terms::agree(&hello.endpoint, &end).expect("they fit");
@@ -193,8 +227,16 @@ mod tests {
     }
 
     #[test]
+    fn a_resumption_survives_the_wire() {
+        let resume = Resume { secret: std::array::from_fn(|i| i as u8), attempt: 0x0102_0304 };
+        let frame = resume.frame([7; 16]);
+        assert_eq!((frame.kind, frame.token, Resume::parse(&frame.body)), (Kind::Resume, [7; 16], Ok(resume)));
+        assert!(Resume::parse(&frame.body[1..]).is_err() && Resume::parse(&[frame.body, vec![0]].concat()).is_err());
+    }
+
+    #[test]
     fn the_longest_hello_fits_a_frame() {
-        let mut hello = Hello { endpoint: endpoint(4, 8, true), ring: RING };
+        let mut hello = Hello { endpoint: endpoint(4, 8, true), ring: RING, secret: [6; 16] };
         hello.endpoint.name = "x".repeat(300);
         hello.endpoint.rails.iter_mut().for_each(|rail| rail.name = "y".repeat(300));
         assert!(hello.frame([0; 16]).body.len() <= crate::proto::frame::MAX_BODY_BYTES);
@@ -215,7 +257,8 @@ mod tests {
     #[test]
     fn a_ring_of_another_size_is_refused() {
         let refused = |rails, ring| {
-            Hello::parse(&Hello { endpoint: endpoint(rails, 1, false), ring }.frame([0; 16]).body).is_err()
+            let hello = Hello { endpoint: endpoint(rails, 1, false), ring, secret: [6; 16] };
+            Hello::parse(&hello.frame([0; 16]).body).is_err()
         };
         assert!(refused(1, Ring { slots: 1 << 20, ..RING }));
         assert!(refused(3, Ring { slot_room: 32, ..RING }), "three keys do not fit");
@@ -226,12 +269,13 @@ mod tests {
         #[test]
         fn any_body_parses_or_is_refused(body in proptest::collection::vec(any::<u8>(), 0..600)) {
             let _ = Hello::parse(&body);
+            prop_assert_eq!(Resume::parse(&body).is_ok(), body.len() == 20);
             let _ = Reply::parse(&body, &endpoint(2, 5, true));
         }
 
         #[test]
         fn every_cut_of_a_hello_is_refused(cut in 0usize..150) {
-            let body = Hello { endpoint: endpoint(2, 4, true), ring: RING }.frame([0; 16]).body;
+            let body = Hello { endpoint: endpoint(2, 4, true), ring: RING, secret: [6; 16] }.frame([0; 16]).body;
             prop_assert!(Hello::parse(&body[..body.len() - 1 - cut]).is_err());
         }
 

@@ -2,9 +2,11 @@
 //! panics, and nobody is told of bytes that there was no room for.
 
 use super::endpoint::Endpoint;
+use super::frame::{Assembler, Frame, Kind};
 use super::handle::Token;
-use super::handshake::{Hello, Reply, Ring, Terms};
+use super::handshake::{Hello, Reply, Resume, Ring, Terms};
 use super::recv::{Buffer, RecvFlow};
+use super::requests::RequestId;
 use super::send::SendFlow;
 use super::shares::Shares;
 use super::sim::endpoint;
@@ -45,7 +47,7 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
 
 fn hello(rails: usize, lanes: usize) -> Hello {
     let ring = Ring { addr: 1 << 40, rkeys: [1, 2, 3, 4], slots: RING_SLOTS as u32, slot_room: 64 };
-    Hello { endpoint: endpoint(rails, lanes, true), ring }
+    Hello { endpoint: endpoint(rails, lanes, true), ring, secret: [9; 16] }
 }
 
 fn within_bounds(end: &Endpoint) -> bool {
@@ -87,9 +89,12 @@ fn receive(striping: Striping, groups: &[Vec<u32>], told: Vec<Told>) -> Result<(
     let mut flow = RecvFlow::new(striping);
     let mut out = Vec::new();
     let mut last = 0;
+    let mut latest = RequestId::from_bits(0);
     for group in groups {
         let buffer = |i| Ok::<_, Violation>(Buffer { addr: 4096, length: group[i], rkeys: &[1; MAX_RAILS], tag: 0 });
-        out.extend(flow.post(group.len(), buffer)?.map(|id| (id, group)));
+        let posted = flow.post(group.len(), buffer)?;
+        latest = posted.unwrap_or(latest);
+        out.extend(posted.map(|id| (id, group)));
         last += group.len() as u32;
     }
     while flow.poll_announcement(MAX_GROUP as u32).is_some() {}
@@ -106,7 +111,7 @@ fn receive(striping: Striping, groups: &[Vec<u32>], told: Vec<Told>) -> Result<(
         if violation.is_err() {
             break;
         }
-        flow.handle_fruitless_poll();
+        flow.handle_fruitless_poll(latest);
     }
     for (id, group) in out {
         let lengths = flow.poll_done(id)?.map(<[u32]>::to_vec).unwrap_or_default();
@@ -144,6 +149,28 @@ proptest! {
             prop_assert!(usize::from(striping.rails()) <= rails && usize::from(striping.lanes()) <= rails * lanes);
             prop_assert_eq!(reply.endpoint.rails.len(), usize::from(striping.rails()));
             let _ = offer.shares_with(&reply.endpoint);
+        }
+    }
+
+    #[test]
+    fn a_changed_resumption_is_another_one_or_refused(attempt: u32, changes in vec(change(), 1..6)) {
+        let good = Resume { secret: [9; 16], attempt };
+        let body = changed(good.frame(TOKEN).body, &changes);
+        match Resume::parse(&body) {
+            Ok(resume) => prop_assert_eq!(resume.frame(TOKEN).body, body),
+            Err(_) => prop_assert_ne!(body.len(), 20),
+        }
+    }
+
+    #[test]
+    fn a_frame_with_changed_bytes_is_of_a_known_kind_or_refused(bits: u16, changes in vec(change(), 0..3)) {
+        let mut bytes = Frame { kind: Kind::Resume, token: TOKEN, body: vec![3; 20] }.emit();
+        bytes[10..12].copy_from_slice(&bits.to_le_bytes());
+        let mut assembler = Assembler::default();
+        assembler.handle_bytes(&changed(bytes, &changes));
+        if let Ok(Some(frame)) = assembler.poll_frame() {
+            let known = [Kind::Hello, Kind::Reply, Kind::Commit, Kind::Refuse, Kind::Goodbye, Kind::Resume];
+            prop_assert!(known.contains(&frame.kind));
         }
     }
 

@@ -34,6 +34,7 @@ pub mod handshake;
 mod hostile;
 pub mod recv;
 pub mod requests;
+pub mod room;
 pub mod send;
 mod shadow;
 pub mod shares;

@@ -80,6 +80,11 @@ impl<T> Requests<T> {
         usize::from(self.first_free) >= MAX_REQUESTS
     }
 
+    /// Whether no entry is in use; looks at all of them.
+    pub fn are_all_free(&self) -> bool {
+        self.entries.iter().all(|entry| entry.id.0 >> 8 & 1 == 1)
+    }
+
     /// The value of a live id.
     #[inline]
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut T> {
@@ -151,8 +156,11 @@ mod tests {
     #[test]
     fn a_stale_id_finds_nothing_and_frees_nothing() {
         let mut table = Requests::default();
+        assert!(table.are_all_free());
         let old = allocate(&mut table, 1).expect("a free entry");
+        assert!(!table.are_all_free());
         assert_eq!(table.release_if(old, |_| true), Ok(Some(&1)));
+        assert!(table.are_all_free());
         assert_eq!(table.get_mut(old), None, "the entry is free");
         let new = allocate(&mut table, 2).expect("a free entry");
         assert_eq!(old.index(), new.index());

@@ -236,6 +236,11 @@ impl SendFlow {
         }
     }
 
+    /// Whether no message is under way: all have been found complete.
+    pub fn is_idle(&self) -> bool {
+        self.requests.are_all_free()
+    }
+
     /// How much of a message each rail gets at present.
     pub fn shares(&self) -> Shares {
         self.shares

@@ -4,7 +4,8 @@
 //! lane for good, failing what was on it. Lanes are dealt out to one to four rails, each of which has a speed and keys of
 //! its own; the two ends may have different numbers of rails and lanes. Whatever the seed, a receive that completes has
 //! the bytes of the one message it was meant for, nothing is written into a buffer that has completed, and unless a lane
-//! was cut everything completes.
+//! was cut everything completes. Send queues have room for one work request of each message and a few further ones, and never
+//! overflow.
 //!
 //! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one.
 
@@ -12,6 +13,7 @@ use super::endpoint::{Ece, Endpoint, LaneEnd, RailEnd};
 use super::handshake::Terms;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
+use super::room::{Room, STRIPE_REQUESTS_MAX};
 use super::send::SendFlow;
 use super::stripe::{LINE_BYTES, Striping};
 use super::wire::{Imm, Place, Slot, SlotWords, slot_halves};
@@ -51,8 +53,8 @@ enum Packet {
         length: u32,
     },
     Notice(u32),
-    /// Everything of a stripe is ahead of this: the acknowledgement.
-    Ack(RequestId),
+    /// Everything of a stripe is ahead of this: the acknowledgement of so many work requests.
+    Ack(RequestId, u8),
 }
 
 /// A message of the plan: the k-th of its tag, for the k-th buffer of its tag.
@@ -83,7 +85,14 @@ struct World {
     /// How fast each rail really is, of 16.
     speeds: [u64; MAX_RAILS],
     lanes: Vec<VecDeque<Packet>>,
-    acks: Vec<VecDeque<RequestId>>,
+    acks: Vec<VecDeque<(RequestId, u8)>>,
+    /// Above so many bytes the notice of a stripe goes apart.
+    apart_above: u32,
+    room: Room,
+    /// Further work requests that it has room for.
+    further_most: u16,
+    /// Work requests in each lane's send queue.
+    queued: Vec<u32>,
     cut: Option<usize>,
     messages: Vec<Message>,
     /// Of each message's buffer, by rail.
@@ -140,6 +149,8 @@ impl World {
         let uneven = dice.one_in(2);
         let speeds = std::array::from_fn(|_| if uneven { 1 + dice.roll(16) } else { 16 });
         let insists = dice.one_in(3);
+        let apart_above = if dice.one_in(2) { u32::MAX } else { 1000 };
+        let further_most = 2 + dice.roll(8) as u16;
         let many = if dice.one_in(8) { 400 } else { 60 };
         let groups = 1 + dice.roll(many) as usize;
         let mut messages = Vec::new();
@@ -165,6 +176,10 @@ impl World {
             speeds,
             lanes: vec![VecDeque::new(); lanes],
             acks: vec![VecDeque::new(); lanes],
+            apart_above,
+            room: Room::new(further_most),
+            further_most,
+            queued: vec![0; lanes],
             cut: None,
             contents: messages.iter().map(|_| Contents::default()).collect(),
             keys: (0..messages.len()).map(|i| std::array::from_fn(|rail| rkey(i, rail))).collect(),
@@ -243,11 +258,15 @@ impl World {
             return Ok(());
         }
         let message = self.choose(tags);
-        let tag = self.messages[message].tag;
+        let Message { tag, length, .. } = self.messages[message];
+        let most = u8::from(length > self.apart_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
+        if !self.room.admits(self.lanes.len(), most) {
+            return Ok(());
+        }
         let (ring, halves) = (&self.ring, self.halves());
         let slot = |place: Place, half| ring[place.index() * halves + half];
         let read = |seq| Some(slot(Place::of(seq), halves - 1)).filter(|words| Slot::seq_of(words[3]) == seq);
-        let Some(transfer) = self.sender.submit(tag, self.messages[message].length, read)? else { return Ok(()) };
+        let Some(transfer) = self.sender.submit(tag, length, read)? else { return Ok(()) };
         assert!(self.sending.iter().all(|(id, _)| *id != transfer.id), "a request id is used twice at once");
         for (stripe, imms) in transfer.stripes(self.sender.shares()) {
             let lane = &mut self.lanes[usize::from(stripe.lane.0)];
@@ -258,7 +277,14 @@ impl World {
             lane.push_back(Packet::Data { addr, rkey, message, offset, length });
             lane.push_back(Packet::Notice(imms.first.to_bits()));
             lane.extend(imms.second.map(|imm| Packet::Notice(imm.to_bits())));
-            lane.push_back(Packet::Ack(transfer.id));
+            let further = u8::from(length > self.apart_above) + u8::from(imms.second.is_some());
+            lane.push_back(Packet::Ack(transfer.id, further));
+            assert!(usize::from(further) < STRIPE_REQUESTS_MAX && further <= most);
+            self.room.handle_posted(stripe.lane, further);
+            let queued = &mut self.queued[usize::from(stripe.lane.0)];
+            *queued += 1 + u32::from(further);
+            let most = self.sending.len() as u32 + 1 + u32::from(self.further_most);
+            assert!(*queued <= most, "the send queue of {:?} overflows", stripe.lane);
         }
         self.sending.push((transfer.id, message));
         self.to_send.entry(tag).or_default().pop_front();
@@ -296,8 +322,8 @@ impl World {
                 Ok(())
             }
             Some(Packet::Notice(bits)) => self.receiver.handle_immediate(Lane(number as u8), Imm::from_bits(bits)),
-            Some(Packet::Ack(id)) => {
-                self.acks[number].push_back(id);
+            Some(Packet::Ack(id, further)) => {
+                self.acks[number].push_back((id, further));
                 Ok(())
             }
         }
@@ -317,16 +343,17 @@ impl World {
 
     fn deliver_ack(&mut self) -> Result<(), Violation> {
         let number = self.dice.roll(self.acks.len() as u64) as usize;
-        match self.acks[number].pop_front() {
-            Some(id) if self.striping.rails() > 1 => {
-                if self.dice.one_in(2) {
-                    self.sender.handle_poll();
-                }
-                self.sender.handle_completion_on(id, Lane(number as u8))
-            }
-            Some(id) => self.sender.handle_completion(id),
-            None => Ok(()),
+        let Some((id, further)) = self.acks[number].pop_front() else { return Ok(()) };
+        let lane = Lane(number as u8);
+        self.queued[number] -= 1 + u32::from(further);
+        self.room.handle_completion(lane, further);
+        if self.striping.rails() == 1 {
+            return self.sender.handle_completion(id);
         }
+        if self.dice.one_in(2) {
+            self.sender.handle_poll();
+        }
+        self.sender.handle_completion_on(id, lane)
     }
 
     fn test_sends(&mut self) -> Result<(), Violation> {
@@ -349,7 +376,7 @@ impl World {
     fn test_receive(&mut self) -> Result<(), Violation> {
         let Some((id, first)) = self.receiving.front().copied() else { return Ok(()) };
         match self.receiver.poll_done(id)?.map(<[u32]>::to_vec) {
-            None => self.receiver.handle_fruitless_poll(),
+            None => self.receiver.handle_fruitless_poll(id),
             Some(received) => {
                 self.receiving.pop_front();
                 for (i, length) in received.into_iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Devices, and the events they report.
 
 use super::library::Library;
-use super::sys;
-use crate::error::{Error, Result, errno};
+use super::{refusal, sys};
+use crate::error::{Error, Result};
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -54,8 +54,8 @@ pub enum AsyncEvent {
     GidChange(u8),
     /// The device is lost.
     DeviceFatal,
-    /// A completion queue is lost: it will report nothing more.
-    CompletionQueueError,
+    /// The completion queue of this [`id`](super::queue::CompletionQueue::id) is lost: it will report nothing more.
+    CompletionQueueError(u64),
     /// A queue pair is lost, which its completions will tell as well; the name of the event.
     QueuePairError(&'static str),
     /// Something that needs no action; its number.
@@ -72,10 +72,8 @@ impl Context {
         unsafe { (library.ibv_fork_init)() };
         let mut count = 0;
         // SAFETY: `count` is a valid place for the number.
-        let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
-        if list.is_null() {
-            return Err(no_list(errno()));
-        }
+        let list = refusal::attempt(|| unsafe { (library.ibv_get_device_list)(&raw mut count) });
+        let list = list.map_err(|refusal| no_list(refusal.errno()))?;
         let (mut contexts, mut failures) = (Vec::new(), Vec::new());
         for i in 0..usize::try_from(count).unwrap_or(0) {
             // SAFETY: the list has `count` entries.
@@ -95,11 +93,9 @@ impl Context {
         let name = unsafe { (library.ibv_get_device_name)(device) };
         // SAFETY: a device's name is a C string inside the device.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        let operation = format_args!("ibv_open_device({name})");
         // SAFETY: as above.
-        let raw = unsafe { (library.ibv_open_device)(device) };
-        if raw.is_null() {
-            return Err(Error::os(format_args!("ibv_open_device({name})"), errno()));
-        }
+        let raw = refusal::made(operation, 0, || unsafe { (library.ibv_open_device)(device) })?;
         Ok(Self { raw, name, gid_changes: AtomicU32::new(0), library: Arc::clone(library) })
     }
 
@@ -159,8 +155,9 @@ impl Context {
         unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) };
     }
 
-    /// Takes the next event.
-    pub fn next_event(&self) -> Option<AsyncEvent> {
+    /// Takes the next event. It is acknowledged when what is returned is dropped; until then a completion queue that it
+    /// names is still there.
+    pub fn next_event(&self) -> Option<Occurrence<'_>> {
         let mut raw = RawAsyncEvent { element: 0, event_type: -1 };
         // SAFETY: the context is open and `raw` has the size and layout of the struct.
         if unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut raw) } != 0 {
@@ -170,9 +167,23 @@ impl Context {
         if let AsyncEvent::GidChange(_) = event {
             self.gid_changes.fetch_add(1, Ordering::Release);
         }
+        Some(Occurrence { event, raw, context: self })
+    }
+}
+
+/// An event that has not been acknowledged.
+#[derive(Debug)]
+pub struct Occurrence<'a> {
+    /// What it was.
+    pub event: AsyncEvent,
+    raw: RawAsyncEvent,
+    context: &'a Context,
+}
+
+impl Drop for Occurrence<'_> {
+    fn drop(&mut self) {
         // SAFETY: the event came from ibv_get_async_event and is acknowledged once.
-        unsafe { (self.library.ibv_ack_async_event)(&raw mut raw) };
-        Some(event)
+        unsafe { (self.context.library.ibv_ack_async_event)(&raw mut self.raw) };
     }
 }
 
@@ -180,7 +191,7 @@ impl RawAsyncEvent {
     fn decode(&self) -> AsyncEvent {
         let port = self.element as u32 as u8;
         match self.event_type {
-            0 => AsyncEvent::CompletionQueueError,
+            0 => AsyncEvent::CompletionQueueError(self.element),
             1 => AsyncEvent::QueuePairError("queue pair fatal error"),
             2 => AsyncEvent::QueuePairError("queue pair got an invalid request"),
             3 => AsyncEvent::QueuePairError("queue pair got a request it may not have (access error)"),

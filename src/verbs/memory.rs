@@ -1,8 +1,8 @@
 //! Protection domains and memory regions.
 
 use super::context::Context;
-use super::{limit, sys};
-use crate::error::{Error, Result, errno};
+use super::{refusal, sys};
+use crate::error::{Error, Result};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -24,11 +24,9 @@ impl ProtectionDomain {
     /// # Errors
     /// The device has no more of them.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        let operation = format_args!("ibv_alloc_pd({})", context.name());
         // SAFETY: the context is open.
-        let raw = unsafe { (context.library.ibv_alloc_pd)(context.raw()) };
-        if raw.is_null() {
-            return Err(Error::os(format_args!("ibv_alloc_pd({})", context.name()), errno()));
-        }
+        let raw = refusal::made(operation, 0, || unsafe { (context.library.ibv_alloc_pd)(context.raw()) })?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 
@@ -40,13 +38,14 @@ impl ProtectionDomain {
     pub fn supports_dmabuf(&self) -> bool {
         let Some(register) = self.context.library.ibv_reg_dmabuf_mr else { return false };
         // SAFETY: the domain is live; no descriptor is -1, so nothing is registered.
-        let mr = unsafe { register(self.raw, 0, 0, 0, -1, 0) };
-        let reason = errno();
-        if !mr.is_null() {
-            // SAFETY: just registered, and unused.
-            unsafe { (self.context.library.ibv_dereg_mr)(mr) };
+        match refusal::attempt(|| unsafe { register(self.raw, 0, 0, 0, -1, 0) }) {
+            Ok(mr) => {
+                // SAFETY: just registered, and unused.
+                unsafe { (self.context.library.ibv_dereg_mr)(mr) };
+                true
+            }
+            Err(refusal) => ![libc::EOPNOTSUPP, libc::EPROTONOSUPPORT].contains(&refusal.errno()),
         }
-        !mr.is_null() || (reason != libc::EOPNOTSUPP && reason != libc::EPROTONOSUPPORT)
     }
 }
 
@@ -111,7 +110,8 @@ impl MemoryRegion {
             (Source::DmaBuf(fd, offset), _, Some(register)) => {
                 access |= if relaxed { ACCESS_RELAXED_ORDERING } else { 0 };
                 // SAFETY: the domain is live; the descriptor is checked by the kernel.
-                ("ibv_reg_dmabuf_mr", unsafe { register(domain.raw, offset, length, addr, fd, access as i32) })
+                let call = || unsafe { register(domain.raw, offset, length, addr, fd, access as i32) };
+                ("ibv_reg_dmabuf_mr", refusal::attempt(call))
             }
             (Source::DmaBuf(..), _, None) => {
                 return Err(Error::os("ibv_reg_dmabuf_mr (libibverbs is older than 1.12)", libc::EOPNOTSUPP));
@@ -119,19 +119,18 @@ impl MemoryRegion {
             (Source::Address, Some(register), _) if relaxed => {
                 access |= ACCESS_RELAXED_ORDERING;
                 // SAFETY: the domain is live; the memory is the caller's, as this function demands.
-                ("ibv_reg_mr_iova2", unsafe { register(domain.raw, place, length, addr, access) })
+                let call = || unsafe { register(domain.raw, place, length, addr, access) };
+                ("ibv_reg_mr_iova2", refusal::attempt(call))
             }
             (Source::Address, ..) => {
                 // SAFETY: as above.
-                ("ibv_reg_mr", unsafe { (library.ibv_reg_mr)(domain.raw, place, length, access as i32) })
+                let call = || unsafe { (library.ibv_reg_mr)(domain.raw, place, length, access as i32) };
+                ("ibv_reg_mr", refusal::attempt(call))
             }
         };
-        if raw.is_null() {
-            let reason = errno();
-            let name = domain.context.name();
-            let error = Error::os(format_args!("{what} of {length} bytes at {addr:#x} on {name}"), reason);
-            return Err(limit::explain(error, reason));
-        }
+        let name = domain.context.name();
+        let operation = format_args!("{what} of {length} bytes at {addr:#x} on {name}");
+        let raw = raw.map_err(|refusal| refusal.explain(operation, length as u64))?;
         // SAFETY: not NULL, so a live region whose keys may be read.
         let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
         Ok(Self { raw, lkey, rkey, domain: Arc::clone(domain) })

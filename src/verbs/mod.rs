@@ -8,11 +8,14 @@
 pub mod context;
 pub mod library;
 mod limit;
+mod mapping;
 pub mod memory;
 pub mod path;
 pub mod port;
 pub mod queue;
+mod refusal;
 pub mod shared;
+pub mod staging;
 pub mod status;
 pub mod work;
 

@@ -10,8 +10,8 @@ use std::mem::offset_of;
 pub struct PortAttributes {
     /// Whether it can carry traffic now.
     pub active: bool,
-    /// InfiniBand or else Ethernet.
-    pub infiniband: bool,
+    /// What its links are.
+    pub link_layer: LinkLayer,
     /// Whether packets have to be addressed by GID even on InfiniBand.
     pub grh_required: bool,
     /// Local identifier (InfiniBand).
@@ -26,6 +26,27 @@ pub struct PortAttributes {
     pub speed: u32,
     /// Number of links, as the verbs' bit mask.
     pub width: u8,
+}
+
+/// What the links of a port are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// InfiniBand.
+    InfiniBand,
+    /// Ethernet, so that packets are RoCE.
+    Ethernet,
+    /// Neither, or the device does not tell; the number that it gives.
+    Other(u8),
+}
+
+impl LinkLayer {
+    fn from_raw(number: u8) -> Self {
+        match number {
+            1 => Self::InfiniBand,
+            2 => Self::Ethernet,
+            other => Self::Other(other),
+        }
+    }
 }
 
 /// An entry of a GID table.
@@ -76,8 +97,14 @@ const _: () = assert!(offset_of!(RawPort, lid) == offset_of!(sys::ibv_port_attr,
 const _: () = assert!(size_of::<RawPort>() == 56 && offset_of!(RawPort, active_speed_ex) == 52);
 
 const ACTIVE: u32 = 4;
-const LINK_LAYER_ETHERNET: u8 = 2;
 const GRH_REQUIRED: u8 = 1;
+
+impl PortAttributes {
+    /// Whether it is an InfiniBand port; those that are used are Ethernet ports otherwise.
+    pub fn is_infiniband(&self) -> bool {
+        self.link_layer == LinkLayer::InfiniBand
+    }
+}
 
 type QueryPort = unsafe extern "C" fn(*mut sys::ibv_context, u8, *mut RawPort, usize) -> i32;
 
@@ -107,7 +134,7 @@ impl Context {
         }
         Ok(PortAttributes {
             active: raw.state == ACTIVE,
-            infiniband: raw.link_layer != LINK_LAYER_ETHERNET,
+            link_layer: LinkLayer::from_raw(raw.link_layer),
             grh_required: raw.flags & GRH_REQUIRED != 0,
             lid: raw.lid,
             mtu: raw.active_mtu as u8,

@@ -2,9 +2,10 @@
 
 use super::context::Context;
 use super::memory::ProtectionDomain;
+use super::refusal::{self, Refusal};
+use super::sys;
 use super::work::RecvChain;
-use super::{limit, sys};
-use crate::error::{Error, Result, errno};
+use crate::error::{Error, Result};
 use std::sync::Arc;
 
 pub use super::path::Path;
@@ -41,18 +42,19 @@ impl CompletionQueue {
             return Err(Error::internal(format!("{} has no ibv_poll_cq", context.name())));
         };
         let null = std::ptr::null_mut();
-        // SAFETY: the context is open; no channel is asked for.
-        let raw =
-            unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, null, std::ptr::null_mut(), 0) };
-        if raw.is_null() {
-            let name = context.name();
-            let reason = errno();
-            return Err(limit::explain(
-                Error::os(format_args!("ibv_create_cq({name}, {entries} entries)"), reason),
-                reason,
-            ));
-        }
+        let operation = format_args!("ibv_create_cq({}, {entries} entries)", context.name());
+        let raw = refusal::made(operation, u64::from(entries) * COMPLETION_BYTES, || {
+            // SAFETY: the context is open; no channel is asked for.
+            unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, null, std::ptr::null_mut(), 0) }
+        })?;
         Ok(Arc::new(Self { raw, poll, context: Arc::clone(context) }))
+    }
+}
+
+impl CompletionQueue {
+    /// What events of the device name it by; another queue may have the same once this one has gone.
+    pub fn id(&self) -> u64 {
+        self.raw as u64
     }
 }
 
@@ -65,6 +67,16 @@ impl Drop for CompletionQueue {
         }
     }
 }
+
+/// What an entry of a queue may take of locked memory, by what drivers are known to make of it: a completion, a send work
+/// request beside its inline data, a receive work request.
+const COMPLETION_BYTES: u64 = 128;
+const SEND_BYTES: u64 = 256;
+const RECEIVE_BYTES: u64 = 64;
+
+/// Inline sizes that are tried, from the first below what is asked for, while a device refuses. Which size is too much is not
+/// told, and drivers differ in what they say of it, down to nothing at all. 96 is the most of one family of devices.
+const INLINE_STEPS: [u32; 5] = [128, 96, 64, 32, 0];
 
 /// Sizes of a queue pair's queues.
 #[derive(Debug, Clone, Copy)]
@@ -142,21 +154,12 @@ impl IdleQueuePair {
         depths: Depths,
         access: RemoteAccess,
     ) -> Result<Self> {
-        let mut inline_bytes = depths.inline_bytes;
-        let raw = loop {
-            match create(domain, queue, depths, inline_bytes) {
-                Ok(raw) => break raw,
-                Err(e) if e == libc::EINVAL && inline_bytes > 0 => {
-                    inline_bytes = if inline_bytes > 32 { inline_bytes / 2 } else { 0 };
-                }
-                Err(e) => {
-                    let name = domain.context.name();
-                    let Depths { send, recv, .. } = depths;
-                    let what = format!("ibv_create_qp({name}, {send} send and {recv} receive work requests)");
-                    return Err(limit::explain(Error::os(what, e), e));
-                }
-            }
-        };
+        let Created { raw, inline_bytes } = create(domain, queue, depths).map_err(|refusal| {
+            let Depths { send, recv, inline_bytes } = depths;
+            let name = domain.context.name();
+            let bytes = u64::from(send) * (SEND_BYTES + u64::from(inline_bytes)) + u64::from(recv) * RECEIVE_BYTES;
+            refusal.explain(format_args!("ibv_create_qp({name}, {send} send and {recv} receive work requests)"), bytes)
+        })?;
         let inner = RawQueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) };
         let idle = Self { inner, port, inline_bytes, ready_to_receive: false };
         idle.initialise(pkey_index, access)?;
@@ -202,6 +205,10 @@ impl QueuePair {
 
     pub(super) fn recv_chain(&self) -> &RecvChain {
         &self.recv_chain
+    }
+
+    pub(super) fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.inner.domain
     }
 
     pub(super) fn device_name(&self) -> &str {
@@ -252,12 +259,31 @@ impl Drop for RawQueuePair {
     }
 }
 
-fn create(
+/// A queue pair in state RESET.
+struct Created {
+    raw: *mut sys::ibv_qp,
+    /// Bytes of inline data that it may be given.
+    inline_bytes: u32,
+}
+
+/// A queue pair with the most inline data, up to what is asked for, with which the device makes one; the last refusal, if it makes
+/// none at all. A refusal that has nothing to do with inline data costs so many attempts as there are steps.
+fn create(domain: &ProtectionDomain, queue: &CompletionQueue, depths: Depths) -> std::result::Result<Created, Refusal> {
+    let mut outcome = create_with(domain, queue, depths);
+    for inline_bytes in INLINE_STEPS.into_iter().filter(|step| *step < depths.inline_bytes) {
+        if outcome.is_ok() {
+            break;
+        }
+        outcome = create_with(domain, queue, Depths { inline_bytes, ..depths });
+    }
+    outcome
+}
+
+fn create_with(
     domain: &ProtectionDomain,
     queue: &CompletionQueue,
     depths: Depths,
-    inline_bytes: u32,
-) -> std::result::Result<*mut sys::ibv_qp, i32> {
+) -> std::result::Result<Created, Refusal> {
     let mut attr = sys::ibv_qp_init_attr {
         qp_context: std::ptr::null_mut(),
         send_cq: queue.raw,
@@ -268,14 +294,15 @@ fn create(
             max_recv_wr: depths.recv,
             max_send_sge: 1,
             max_recv_sge: 1,
-            max_inline_data: inline_bytes,
+            max_inline_data: depths.inline_bytes,
         },
         qp_type: sys::ibv_qp_type::IBV_QPT_RC,
         sq_sig_all: 0,
     };
     // SAFETY: the domain and the queue are live and of one context.
-    let raw = unsafe { (domain.context.library.ibv_create_qp)(domain.raw(), &raw mut attr) };
-    if raw.is_null() { Err(errno()) } else { Ok(raw) }
+    let raw = refusal::attempt(|| unsafe { (domain.context.library.ibv_create_qp)(domain.raw(), &raw mut attr) })?;
+    // Some drivers write back what they have granted, which may be less; many grant more.
+    Ok(Created { raw, inline_bytes: attr.cap.max_inline_data.min(depths.inline_bytes) })
 }
 
 pub(super) fn zeroed_attributes() -> sys::ibv_qp_attr {

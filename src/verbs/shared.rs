@@ -1,16 +1,14 @@
 //! Memory that a remote device writes while this process reads.
 
+use super::mapping::Mapping;
 use super::memory::{MemoryRegion, ProtectionDomain, Source};
-use crate::error::{Error, Result, errno};
+use crate::error::Result;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 /// An array of `RECORDS` records that a peer fills by RDMA WRITE. The last word of a record tells whether the rest is there.
 ///
 /// A record is `WORDS` 64-bit words; where there is room, as many again may come before them.
-///
-/// The pages are this object's own: libibverbs marks registered pages as not to be inherited by forked children, and
-/// nothing else may share that fate.
 #[derive(Debug)]
 pub struct SharedRing<const WORDS: usize, const RECORDS: usize> {
     // Declared first: the regions have to go before the memory.
@@ -20,12 +18,6 @@ pub struct SharedRing<const WORDS: usize, const RECORDS: usize> {
     pitch: usize,
     /// The last `WORDS` words of the first record.
     tail: *const u64,
-}
-
-#[derive(Debug)]
-struct Mapping {
-    base: *mut u8,
-    bytes: usize,
 }
 
 // SAFETY: the mapping is owned, and read only through volatile loads.
@@ -48,14 +40,14 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
             unsafe { MemoryRegion::register(domain, memory.base as u64, memory.bytes, Source::Address, false) }
         };
         let regions = domains.into_iter().map(region).collect::<Result<_>>()?;
-        let tail = memory.tail::<WORDS>(pitch);
+        let tail = Self::tail_of(&memory, pitch);
         Ok(Self { regions, memory, pitch, tail })
     }
 
     /// Lays the records closer together, if there was more room than it takes. To be done before a peer writes.
     pub fn lay_out(&mut self, halves: usize) {
         self.pitch = Self::pitch(halves).min(self.pitch);
-        self.tail = self.memory.tail::<WORDS>(self.pitch);
+        self.tail = Self::tail_of(&self.memory, self.pitch);
     }
 
     fn pitch(halves: usize) -> usize {
@@ -104,36 +96,9 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
         std::array::from_fn(|i| unsafe { words.add(i).read_volatile() })
     }
-}
 
-impl Mapping {
-    /// The last `WORDS` words of the first `pitch`.
-    fn tail<const WORDS: usize>(&self, pitch: usize) -> *const u64 {
-        self.base.cast::<u64>().wrapping_add(pitch - WORDS)
-    }
-
-    fn new(bytes: usize) -> Result<Self> {
-        // SAFETY: an anonymous mapping at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(Error::os(format_args!("mmap of {bytes} bytes"), errno()));
-        }
-        Ok(Self { base: base.cast(), bytes })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by us with this size, unmapped once.
-        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+    /// The last words of the first record, where there are `pitch` from one to the next.
+    fn tail_of(memory: &Mapping, pitch: usize) -> *const u64 {
+        memory.base.cast::<u64>().wrapping_add(pitch - WORDS)
     }
 }

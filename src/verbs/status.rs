@@ -38,7 +38,7 @@ impl Status {
             11 => ("remote operation error", "the peer's device failed"),
             12 => (
                 "no acknowledgement from the peer, retries exhausted",
-                "the peer has died, or a link or switch on the path is down, or GID index or traffic class do not suit \
+                "a link or switch on the path is down, or GID index or traffic class do not suit \
                  the fabric; NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long to wait",
             ),
             13 => ("the peer was not ready, retries exhausted", "the peer's process is stuck"),

@@ -10,7 +10,10 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 network = os.environ["NCCL_NET"]
 is_b = network == "Ferrite"
 mood = os.environ.get("FAKE", "")
-if mood == "hang":
+run = int(os.path.basename(task["result"])[:2])
+if mood == "hang" or mood == "hang-later" and run == 6:
+    if "FAKE_HANGS" in os.environ:
+        open(f"{os.environ['FAKE_HANGS']}.{os.getpid()}", "w").close()
     time.sleep(1000)
 if mood == "die" and is_b and rank == 1:
     print("RuntimeError: NCCL Error 6: NET/Ferrite : the peer has died")
@@ -26,7 +29,6 @@ if rank == 0:
     from abtest import evidence
 
     slower = float(os.environ.get("FAKE_B", "1")) if is_b else 1.0
-    run = int(os.path.basename(task["result"])[:2])
     rows = [
         {"collective": name, "size": size, "bytes": size, "us": (10 + size / 1e4) * slower * (1 + 0.001 * ((run * 7) % 5)),
          "wrong": int(mood == "wrong" and is_b)}

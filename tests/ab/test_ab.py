@@ -1,9 +1,10 @@
-"""Tests of scripts/ab.py without torch and without a GPU: ranks are played by fake_worker.py."""
+"""Tests of scripts/ab.py without torch and without a GPU: ranks are played by fake_worker.py, and PyTorch by a file of that name."""
 
 import argparse
+import io
 import json
 import os
-import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,31 +14,33 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-HERE = Path(__file__).resolve().parent
-SCRIPTS = HERE.parent.parent / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-from abtest import compare, evidence, nccltests, plan, run, seat, stats  # noqa: E402
+import plays
 
 
-class Comparison(unittest.TestCase):
+from abtest import compare, conclude, ending, plan, probe, run
+
+HERE = plays.HERE
+
+
+class Play(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
         self.out = Path(self.folder.name)
-        plugin = self.out / "libnccl-net.so"
-        plugin.write_bytes(b"a plugin")
+        self.plugin = self.out / "libnccl-net.so"
+        self.plugin.write_bytes(b"a plugin")
         self.options = argparse.Namespace(
-            plugin=plugin, collectives=["all_reduce", "send_recv"], sizes=[8, 4096, 1 << 20], blocks=2, ranks=2,
-            dtype="float32", gdr="as-is", both=[], only_b=[], softrnic=None, limit=60, out=self.out / "report", read=None)
-        patches = [mock.patch.object(run, "WORKER", HERE / "fake_worker.py"), mock.patch("builtins.print")]
-        for patch in patches:
+            plugin=self.plugin, libnccl=None, libcuda="", collectives=["all_reduce", "send_recv"], sizes=[8, 4096, 1 << 20], blocks=1, ranks=2,
+            dtype="float32", gdr="as-is", both=[], only_b=[], softrnic=None, limit=60, effect=10, out=self.out / "report", read=None,
+            again=None)
+        self.said = []
+        for patch in [mock.patch.object(run, "WORKER", HERE / "fake_worker.py"), mock.patch.object(probe, "gpus_of_torch", lambda _: 2),
+                      mock.patch("builtins.print", lambda *words, **_: self.said.append(" ".join(map(str, words))))]:
             patch.start()
             self.addCleanup(patch.stop)
 
     def go(self, **fake: str) -> int:
-        clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE") and not k.startswith("FAKE")}
-        with mock.patch.dict(os.environ, {**clean, "FAKE_SCRIPTS": str(SCRIPTS), **fake}, clear=True):
+        with mock.patch.dict(os.environ, plays.environment(**fake), clear=True):
             return compare.run(self.options)
 
     def refused(self, **fake: str) -> str:
@@ -45,29 +48,27 @@ class Comparison(unittest.TestCase):
             self.go(**fake)
         return str(raised.exception)
 
-    def rows(self) -> list[dict]:
-        return json.loads((self.options.out / "raw.json").read_text())["rows"]
+    def raw(self) -> dict:
+        return json.loads((self.options.out / "raw.json").read_text())
 
-    def test_equal_sides_are_no_difference(self):
-        self.assertEqual(self.go(), 0)
-        self.assertEqual({row["verdict"] for row in self.rows()}, {"no difference"})
-        self.assertEqual(len(self.rows()), 6)
 
-    def test_a_slower_side_is_worse(self):
-        self.assertEqual(self.go(FAKE_B="1.2"), 1)
-        self.assertEqual({row["verdict"] for row in self.rows()}, {"worse"})
-
-    def test_a_faster_side_is_better(self):
-        self.assertEqual(self.go(FAKE_B="0.8"), 0)
-        self.assertEqual({row["verdict"] for row in self.rows()}, {"better"})
+class Comparison(Play):
+    def test_equal_sides_are_alike(self):
+        self.options.blocks = 3
+        self.assertEqual(self.go(), ending.GOOD)
+        raw = self.raw()
+        self.assertEqual([row["verdict"] for row in raw["rows"]], ["alike"] * 6)
+        self.assertEqual([row["rows"] for row in raw["together"]], ["all_reduce", "send_recv", "all"])
+        self.assertEqual((raw["about"]["order"], len(raw["about"]["seconds"])), ("ABBABAABABBA", 12))
         text = (self.options.out / "report.md").read_text()
-        self.assertIn("better in 6, worse in 0", text)
+        self.assertIn("better in 0, worse in 0, alike within 10 % in 6, too few runs to tell in 0.", text)
+        self.assertRegex(text, r"This run would have found .* differs by \d\.\d % in the median row, by \d\.\d % in the noisiest")
         self.assertIn("NCCL_NET=Ferrite", text)
-        self.assertIn("<svg", (self.options.out / "report.svg").read_text())
 
-    def test_what_does_not_matter_is_not_claimed(self):
-        self.assertEqual(self.go(FAKE_B="1.02"), 0)
-        self.assertEqual({row["verdict"] for row in self.rows()}, {"no difference"})
+    def test_one_block_cannot_tell_a_factor_of_two(self):
+        self.assertEqual(self.go(FAKE_B="2"), ending.UNTOLD)
+        self.assertEqual({row["verdict"] for row in self.raw()["rows"]}, {"too few runs to tell"})
+        self.assertIn("With 1 block of four runs no difference could have been shown, however large", " ".join(self.said))
 
     def test_another_network_is_refused(self):
         self.assertIn("used network Socket, not Ferrite", self.refused(FAKE="fallback"))
@@ -90,113 +91,216 @@ class Comparison(unittest.TestCase):
         self.options.limit = 1
         self.assertIn("not done after 1 s", self.refused(FAKE="hang"))
 
+
+class Beforehand(Play):
+    """What can be known is said before the first rank is started."""
+
+    def refused(self, **fake: str) -> str:
+        with mock.patch.object(run, "go", side_effect=AssertionError("a run has begun")):
+            return super().refused(**fake)
+
     def test_no_plugin_is_named(self):
         self.options.plugin = self.out / "none.so"
         self.assertIn("none.so: no such file", self.refused())
 
+    def test_a_folder_that_cannot_be_written(self):
+        self.options.out = self.plugin / "report"
+        self.assertIn(f"--out {self.plugin}/report: Not a directory", self.refused())
+
+    def test_no_software_device(self):
+        self.options.softrnic = self.out
+        self.assertIn("no libibverbs.so.1 there", self.refused())
+
+    def test_another_type_without_pytorch(self):
+        self.options.libnccl, self.options.dtype = self.plugin, "int32"
+        self.assertIn("--dtype int32: with --libnccl it is float32", self.refused())
+
+    def test_ports_that_do_not_exist(self):
+        self.assertIn("MASTER_PORT=65533: each run takes a port above it, up to 65537",
+                      self.refused(**torchrun(0, 2), MASTER_PORT="65533"))
+
+    def test_the_software_device_on_more_than_one_machine(self):
+        (self.out / "libibverbs.so.1").touch()
+        self.options.softrnic = self.out
+        self.assertIn("all ranks on one machine: 2 of 4 are on this one", self.refused(**torchrun(1, 4)))
+
+
+def torchrun(rank: int, world: int, here: int = 2) -> dict[str, str]:
+    return {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank % here), "LOCAL_WORLD_SIZE": str(here),
+            "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+class Launched(Play):
     def test_a_rank_of_a_launcher_runs_alone(self):
-        fake = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-                "MASTER_ADDR": "head"}
-        self.assertEqual(self.go(**fake), 0)
+        fake = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "MASTER_ADDR": "head"}
+        self.assertEqual(self.go(**fake), ending.GOOD)
         outputs = sorted(path.name for path in self.options.out.glob("*.out"))
-        self.assertEqual(outputs[0], "01A-rank1.out")
-        self.assertEqual(len(outputs), 8)
+        self.assertEqual(outputs, ["01A-rank1.out", "02B-rank1.out", "03B-rank1.out", "04A-rank1.out"])
+
+    def test_what_its_ranks_share_on_the_software_device(self):
+        (self.out / "libibverbs.so.1").touch()
+        self.options.softrnic = self.out
+        seen = []
+        with mock.patch.object(run.ranks, "run", lambda started, *_: seen.append(started[0].environment)):
+            for rank in (1, 1):
+                self.go(**torchrun(rank, 2), MASTER_PORT="2000")
+        self.assertEqual(seen[:4], seen[4:])
+        self.assertEqual([one["MASTER_PORT"] for one in seen[:4]], ["2001", "2002", "2003", "2004"])
+        self.assertEqual(seen[0]["SOFTRNIC_FABRIC"], f"ab-{os.getuid()}-2000-01A")
+        self.assertEqual(seen[1]["NCCL_HOSTID"], "rank1")
+        # The ranks meet by themselves, not where torchrun's agents do.
+        self.assertNotIn("TORCHELASTIC_USE_AGENT_STORE", seen[0])
 
 
 class Interruption(unittest.TestCase):
     def test_no_process_is_left(self):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with self.subTest(signal=number.name):
-                self.interrupt(number)
+        code, told, _ = self.interrupt(signal.SIGINT, "hang")
+        self.assertEqual(code, ending.INTERRUPTED)
+        self.assertIn("interrupted: 0 of 16 runs were done, too few for a report; no process of this run is left", told)
 
-    def interrupt(self, number: signal.Signals):
+    def test_what_was_done_is_reported(self):
+        code, told, report = self.interrupt(signal.SIGTERM, "hang-later")
+        self.assertEqual(code, ending.INTERRUPTED)
+        self.assertRegex(told, r"interrupted: 5 of 16 runs were done; .*/report.md has the first 4; no process")
+        self.assertIn("The run was interrupted: 5 of 16 runs were done, and this report has the first 4.", report)
+
+    def interrupt(self, number: signal.Signals, mood: str) -> tuple[int, str, str]:
+        """Once ranks hang: exit code, standard error, and the report."""
         with tempfile.TemporaryDirectory() as folder:
-            plugin = Path(folder) / "p.so"
+            plugin, hanging = Path(folder) / "p.so", Path(folder) / "hanging"
             plugin.write_bytes(b"x")
-            worker = HERE / "fake_worker.py"
-            code = (f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})\n"
-                    f"from abtest import run; from pathlib import Path; run.WORKER = Path({str(worker)!r})\n"
-                    f"sys.argv = ['ab.py', '--ranks', '2', '--plugin', {str(plugin)!r}, '--out', {folder + '/out'!r}]\n"
+            code = (f"import sys; sys.path.insert(0, {str(plays.SCRIPTS)!r})\n"
+                    f"from abtest import probe, run; from pathlib import Path; run.WORKER = Path({str(HERE / 'fake_worker.py')!r})\n"
+                    f"probe.gpus_of_torch = lambda _: 2\n"
+                    f"sys.argv = ['ab.py', '--ranks', '2', '--sizes', '8', '--plugin', {str(plugin)!r}, '--out', {folder + '/out'!r}]\n"
                     f"import ab; sys.exit(ab.main())")
-            environment = {**os.environ, "FAKE": "hang", "FAKE_SCRIPTS": str(SCRIPTS)}
-            # Who runs the tests in the background may have SIGINT ignored, which is inherited.
-            process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True,
-                                       preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+            process = subprocess.Popen([sys.executable, "-c", code], env=plays.environment(FAKE=mood, FAKE_HANGS=str(hanging)),
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=plays.obey_signals)
             self.addCleanup(process.kill)
-            while len(children := workers_of(process.pid)) < 2:
-                self.assertIsNone(process.poll())
-                time.sleep(0.05)
+            # Each rank that hangs leaves a file; both are then waited for, and nothing else runs.
+            while len(pids := [path.suffix[1:] for path in Path(folder).glob("hanging.*")]) < 2:
+                self.assertIsNone(process.poll(), "it has ended")
+                time.sleep(0.01)
             process.send_signal(number)
-            _, told = process.communicate(timeout=30)
-            self.assertEqual(process.returncode, 2)
-            self.assertIn("interrupted", told)
-            self.assertFalse([pid for pid in children if Path(f"/proc/{pid}").exists()])
+            _, told = process.communicate(timeout=60)
+            self.assertEqual([pid for pid in pids if not plays.is_gone(pid)], [])
+            report = Path(folder) / "out/report.md"
+            return process.returncode, told, report.read_text() if report.exists() else ""
 
 
-def workers_of(parent: int) -> list[str]:
-    listed = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [pid for pid in listed if "fake_worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+class Command(unittest.TestCase):
+    """The program as a user starts it."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.out = Path(self.folder.name)
+        (self.out / "p.so").write_bytes(b"x")
+
+    def go(self, torch: str) -> subprocess.CompletedProcess:
+        """With a module `torch` of this text."""
+        (self.out / "torch.py").write_text(torch)
+        return plays.run("ab.py", "--ranks", "2", "--plugin", self.out / "p.so", "--out", self.out / "report", PYTHONPATH=self.folder.name)
+
+    def test_without_torch_it_says_so_in_one_line(self):
+        for torch, words in [
+            ("raise ModuleNotFoundError(\"No module named 'torch'\")", "No module named 'torch'; install it, or name a libnccl.so.2 with --libnccl"),
+            ("import types; cuda = types.SimpleNamespace(device_count=lambda: 0)", "PyTorch sees no GPU on this machine"),
+        ]:
+            done = self.go(torch)
+            self.assertEqual((done.returncode, len(done.stderr.splitlines()), done.stdout), (ending.INVALID, 1, ""))
+            self.assertIn(words, done.stderr)
+            self.assertEqual(list((self.out / "report").iterdir()), [])
+
+    def test_the_help_shows_each_way_to_start_it(self):
+        said = plays.run("ab.py", "--help").stdout
+        for words in ("torchrun --nnodes 2 --nproc-per-node 8 ", "srun --nodes 2 ", "mpirun -np 16 ",
+                      "torchrun --nproc-per-node 2 scripts/ab.py --softrnic", "MASTER_PORT + N", "3: too few", "130: interrupted"):
+            self.assertIn(words, said)
+        self.assertNotIn("...", re.sub(r"\[.*?\]", "", said.split("options:")[0].split("\n\n", 1)[1]))
+
+    def test_bad_usage(self):
+        done = plays.run("ab.py", "--blocks", "0")
+        self.assertEqual(done.returncode, ending.INVALID)
+        self.assertIn("'0' must be a number from 1 to 20", done.stderr)
 
 
-class Statistics(unittest.TestCase):
-    def test_noise_is_seldom_called_a_difference(self):
-        dice = random.Random(5)
-        said = []
-        for _ in range(20):
-            rows = [stats.row([dice.gauss(10, 1) for _ in range(6)], [dice.gauss(10, 1) for _ in range(6)]) for _ in range(20)]
-            said += stats.verdicts(rows)
-        self.assertLess(sum(word != "no difference" for word in said), 4)
+class Again(unittest.TestCase):
+    """Earlier times, judged once more."""
 
-    def test_the_permutation_test_is_exact(self):
-        # Of the 20 ways to deal 1..6 to two threes, two put the means as far apart as 1,2,3 and 4,5,6.
-        self.assertAlmostEqual(stats.permutation([1, 2, 3], [4, 5, 6]), 0.1)
-        self.assertEqual(stats.permutation([1, 1, 1], [1, 1, 1]), 1.0)
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.out = Path(self.folder.name)
 
-    def test_as_slow_as_the_noise_is_no_difference(self):
-        rows = [stats.row([10, 12, 10, 12, 10, 12], [13, 13.1, 13, 13.2, 13, 13.1])]
-        self.assertGreater(rows[0].noise, abs(rows[0].ratio - 1))
-        self.assertEqual(stats.verdicts(rows), ["no difference"])
+    def raw(self, slower: float, order: str = plan.order(4)) -> Path:
+        path = self.out / "raw.json"
+        rows = [{"collective": name, "size": size, "bytes": size, "a_us": [10 + size / 1e3 + run % 3 / 100 for run in range(len(order) // 2)],
+                 "b_us": [slower * (10 + size / 1e3) + run % 2 / 100 for run in range(len(order) // 2)]}
+                for name in ("all_reduce", "send_recv") for size in (8, 1 << 10, 1 << 20, 1 << 30)]
+        about = {"order": order, "versions": {"nccl": "2.21.5"}, "ranks": 2, "gdr": "off", "gpus": ["fake"], "command": "x", "dtype": "float32",
+                 "variables": {"A": {}, "B": {}, "both": {}}, "plugin": {"sha256": "0"}, "softrnic": None}
+        path.write_text(json.dumps({"about": about, "rows": rows}))
+        return path
 
+    def go(self, path: Path) -> subprocess.CompletedProcess:
+        return plays.run("ab.py", "--again", path, "--out", self.out / "again")
 
-class Reading(unittest.TestCase):
-    def test_logs_of_both_networks(self):
-        log = ("a [0] NCCL INFO NCCL version 2.21.5+cuda12.4\na NCCL INFO Using network Ferrite\n"
-               "a NCCL INFO Channel 02/1 : 1[0] -> 0[0] [receive] via NET/Ferrite/0/GDRDMA/Shared\n"
-               "a NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Ferrite/1/GDRDMA\n")
-        self.assertEqual(evidence.read(log), evidence.Evidence("2.21.5+cuda12.4", "Ferrite", ("NET/Ferrite",), "on"))
-        mixed = log + "a NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/Ferrite/1\n"
-        self.assertEqual(evidence.read(mixed).gdr, "mixed")
-        self.assertEqual(evidence.read("nothing").network, "")
+    def test_codes(self):
+        for slower, order, code in [(1.0, plan.order(4), 0), (0.8, plan.order(4), 0), (1.3, plan.order(4), 1), (1.3, "ABBAABBA", 3)]:
+            self.assertEqual(self.go(self.raw(slower, order)).returncode, code)
+        picture = (self.out / "again/report.svg").read_text()
+        self.assertIn('stroke="#1b6ca8"', picture)
 
-    def test_nccl_tests_output(self):
-        table = ("# nThread 1\n#       size  count type redop root time algbw busbw #wrong\n"
-                 "    1048576  262144  float  sum  -1  52.31  20.05  35.08  0  51.9  20.2  35.3  0\n"
-                 "    8  2  float  sum  -1  12.10  0.00  0.00  0  12.0  0.0  0.0  0\n# Avg bus bandwidth : 1\n")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "a.txt"
-            path.write_text(table)
-            self.assertEqual(nccltests.read(path), {1048576: (52.31, 35.08), 8: (12.10, 0.0)})
-            path.write_text(table.replace("35.08  0", "35.08  3"))
-            self.assertRaisesRegex(plan.Invalid, "3 wrong values at 1048576", nccltests.read, path)
-            path.write_text("hello")
-            self.assertRaisesRegex(plan.Invalid, "no table", nccltests.read, path)
+    def test_the_picture(self):
+        self.assertEqual(self.go(self.raw(1.9)).returncode, 1)
+        picture = (self.out / "again/report.svg").read_text()
+        # Four panels: two columns, each with its sizes and their unit; large enough to be read.
+        self.assertEqual(picture.count("size of the message, bytes"), 4)
+        width, height = map(int, re.search(r'width="(\d+)" height="(\d+)"', picture).groups())
+        self.assertTrue(1000 <= width <= 1400 and height >= 600)
+        # Ratios are logarithmic: 2 and 0.5 are as far from 1.
+        panel = picture[picture.index("time B/A"):]
+        at = {mark: float(re.search(rf'y="([\d.]+)" text-anchor="end">{re.escape(mark)}<', panel).group(1)) for mark in ("0.8", "1", "1.25")}
+        self.assertAlmostEqual(at["0.8"] - at["1"], at["1"] - at["1.25"], delta=1.0)
 
-    def test_sizes_and_settings(self):
-        self.assertEqual(plan.sizes("8..1K"), [8, 32, 128, 512, 1024])
-        self.assertEqual(plan.sizes("1M,8"), [8, 1 << 20])
-        for bad in ("0", "8..4", "1T", ""):
-            self.assertRaises(argparse.ArgumentTypeError, plan.sizes, bad)
-        self.assertEqual(plan.setting("NCCL_ALGO=Ring"), ("NCCL_ALGO", "Ring"))
-        self.assertRaises(argparse.ArgumentTypeError, plan.setting, "NCCL_ALGO")
+    def test_what_is_no_raw_json(self):
+        for text, words in [("{}", "no raw.json of ab.py"), ("x", "no raw.json of ab.py")]:
+            (self.out / "raw.json").write_text(text)
+            done = self.go(self.out / "raw.json")
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(words, done.stderr)
+        raw = json.loads(self.raw(1.0).read_text())
+        raw["rows"][0]["a_us"][0] = 0
+        for rows, words in [([], "no rows"), (raw["rows"], "a time of 0.0 us")]:
+            (self.out / "raw.json").write_text(json.dumps({**raw, "rows": rows}))
+            done = self.go(self.out / "raw.json")
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(words, done.stderr)
+        self.assertIn("No such file", self.go(self.out / "none.json").stderr)
+        self.assertIn("not made of blocks", self.go(self.raw(1.0, "ABAB" + "AABA")).stderr)
 
-    def test_seats(self):
-        torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
-        self.assertEqual(seat.of_launcher(torchrun), seat.Seat(3, 8, 1, "h", 1))
-        slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "gpu[03-07],x"}
-        self.assertEqual(seat.of_launcher(slurm).master, "gpu03")
-        self.assertIsNone(seat.of_launcher({}))
-        with self.assertRaisesRegex(plan.Invalid, "MASTER_ADDR"):
-            seat.of_launcher({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"})
+    def test_what_nobody_thought_of_is_not_worse(self):
+        with mock.patch("sys.stderr", new_callable=io.StringIO) as said:
+            self.assertEqual(ending.exit_code(lambda: {}["x"]), ending.INVALID)
+        self.assertEqual(said.getvalue().splitlines()[-1], "not valid: KeyError('x')")
+
+    def test_a_result_that_cannot_be_told(self):
+        command = [sys.executable, plays.SCRIPTS / "ab.py", "--again", self.raw(1.0), "--out", self.out / "again"]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, env=plays.environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual((done.returncode, len(done.stderr.splitlines())), (ending.INVALID, 1), done.stderr)
+        self.assertIn("could not be told: [Errno 28]", done.stderr)
+        self.assertIn("alike", (self.out / "again/report.md").read_text())
+
+    def test_a_report_that_cannot_be_written_at_the_end(self):
+        raw = json.loads(self.raw(1.3).read_text())
+        with mock.patch("builtins.print") as said, self.assertRaisesRegex(plan.Invalid, "the report was not written to /proc"):
+            keys = [(row["collective"], row["size"], row["bytes"]) for row in raw["rows"]]
+            times = [conclude.in_order(raw["about"]["order"], row["a_us"], row["b_us"]) for row in raw["rows"]]
+            conclude.conclude(Path("/proc/none"), raw["about"], keys, times, 0.1)
+        self.assertIn("worse in 8", str(said.call_args_list))
+
 
 
 if __name__ == "__main__":

@@ -2,20 +2,19 @@
 
 import json
 import os
-import subprocess
-import sys
+import re
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
-HERE = Path(__file__).resolve().parent
-SCRIPTS = HERE.parent.parent / "scripts"
-sys.path.insert(0, str(SCRIPTS))
+import fake_trainer
+import plays
 
-import ddp  # noqa: E402
-from abtest import plan  # noqa: E402
-from ddptest import check  # noqa: E402
+import ddp
+from abtest import plan, probe
+from abtest import run as runs
+from ddptest import check
 
 
 class Training(unittest.TestCase):
@@ -26,23 +25,28 @@ class Training(unittest.TestCase):
         (self.out / "plugin.so").write_bytes(b"a plugin")
         (self.out / "bin").mkdir()
         (self.out / "bin/softrnic").touch()
-        for patch in [mock.patch.object(check, "WORKER", HERE / "fake_trainer.py"), mock.patch("builtins.print")]:
+        for patch in [mock.patch.object(check, "WORKER", plays.HERE / "fake_trainer.py"), mock.patch("builtins.print"),
+                      mock.patch.object(probe, "gpus_of_torch", lambda: 2)]:
             patch.start()
             self.addCleanup(patch.stop)
 
-    def go(self, fake: str = "", *more: str) -> tuple[int, str, str]:
-        """Exit code, what the report says, what standard error says."""
+    def go(self, fake: str = "", *more: str, in_processes: bool = False) -> tuple[int, str, str]:
+        """Exit code, what the report says, what standard error says. Ranks are functions, unless they are to be processes."""
         command = ["ddp.py", "--ranks", "2", "--steps", "30", "--plugin", str(self.out / "plugin.so"), "--out", str(self.out / "report"),
                    "--softrnic", str(self.out / "softrnic"), *more]
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("FAKE", "NCCL", "SOFTRNIC"))}
-        with mock.patch.dict(os.environ, {**clean, "FAKE": fake, "FAKE_SCRIPTS": str(SCRIPTS)}, clear=True), \
-                mock.patch.object(sys, "argv", command):
+
+        def played(setup, side, seats, name, worker):
+            task = {**setup.task, "result": str(runs.result_of(setup, name))}
+            return fake_trainer.result_of(task, len(seats), side.network, fake)
+
+        with mock.patch.dict(os.environ, plays.environment(FAKE=fake), clear=True), mock.patch.object(ddp.sys, "argv", command), \
+                mock.patch.object(runs, "go", runs.go if in_processes else played):
             code = ddp.main()
         report = self.out / "report/report.md"
         return code, report.read_text() if report.exists() else "", str(print.call_args_list)
 
     def test_equal_curves_are_good(self):
-        code, report, _ = self.go()
+        code, report, _ = self.go(in_processes=True)
         self.assertEqual(code, 0)
         self.assertIn("The same to the last bit over built-in, Ferrite, sockets: 30 losses of each rank", report)
         self.assertIn("| sockets | Socket | off |", report)
@@ -90,8 +94,30 @@ class Training(unittest.TestCase):
         (self.out / "bin/softrnic").unlink()
         self.assertRaisesRegex(plan.Invalid, "bin/softrnic is not there", check.setup_of, options)
 
+    def test_what_cannot_be_tried_is_said_before_anything_begins(self):
+        with mock.patch.object(runs, "go", side_effect=AssertionError("a run has begun")):
+            code, _, told = self.go("", "--out", str(self.out / "plugin.so/report"), in_processes=True)
+            self.assertEqual(code, 2)
+            self.assertIn("plugin.so/report: Not a directory", told)
+            with mock.patch.object(probe, "gpus_of_torch", side_effect=plan.Invalid("no torch")):
+                self.assertEqual(self.go(in_processes=True)[0], 2)
+
+    def test_interrupted(self):
+        with mock.patch.object(runs, "go", side_effect=KeyboardInterrupt):
+            code, _, told = self.go(in_processes=True)
+        self.assertEqual(code, 130)
+        self.assertIn("interrupted: no report; no process", told)
+
+    def test_colours_and_legend(self):
+        self.go()
+        picture = (self.out / "report/curves.svg").read_text()
+        self.assertIn('stroke="#1b6ca8"', picture)
+        width = float(re.search(r'width="(\d+)"', picture).group(1))
+        last = float(re.search(r'<text x="([\d.]+)" y="46">built-in-again', picture).group(1))
+        self.assertLess(last + 8 * len("built-in-again"), width)
+
     def test_more_cycles_than_steps(self):
-        done = subprocess.run([sys.executable, SCRIPTS / "ddp.py", "--steps", "3", "--cycles", "4"], capture_output=True, text=True, check=False)
+        done = plays.run("ddp.py", "--steps", "3", "--cycles", "4")
         self.assertEqual(done.returncode, 2)
         self.assertIn("--cycles 4 is more than --steps 3", done.stderr)
 

@@ -1,20 +1,17 @@
 """Tests of scripts/matrix.py without a GPU: NCCL and the CUDA driver are played by fake_nccl.c."""
 
 import json
-import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-SCRIPTS = HERE.parent.parent / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-from abtest.plan import Invalid  # noqa: E402
-from nccltest import pattern, plan, runs  # noqa: E402
+import plays
+from abtest.plan import Invalid
+from nccltest import pattern, plan, runs
 
 
 @unittest.skipUnless(shutil.which("cc"), "no C compiler")
@@ -22,8 +19,7 @@ class Matrix(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.built = tempfile.TemporaryDirectory()
-        cls.library = Path(cls.built.name) / "libnccl.so.2"
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-pthread", "-o", cls.library, HERE / "fake_nccl.c"], check=True)
+        cls.library = plays.build_nccl(Path(cls.built.name))
 
     @classmethod
     def tearDownClass(cls):
@@ -38,11 +34,13 @@ class Matrix(unittest.TestCase):
 
     def go(self, *arguments: str, fake: str = "", softrnic: bool = True) -> subprocess.CompletedProcess:
         """Of the whole program."""
-        command = [sys.executable, SCRIPTS / "matrix.py", "--libnccl", self.library, "--libcuda", self.library, "--out",
+        return subprocess.run(self.command(*arguments, softrnic=softrnic), env=plays.environment(FAKE=fake), capture_output=True,
+                              text=True, check=False)
+
+    def command(self, *arguments: str, softrnic: bool = True) -> list:
+        command = [sys.executable, plays.SCRIPTS / "matrix.py", "--libnccl", self.library, "--libcuda", self.library, "--out",
                    self.out / "report", "--plugin", self.out / "plugin.so", "--sizes", "8,1M", *arguments]
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("FAKE", "SOFTRNIC", "NCCL"))}
-        return subprocess.run([*command, *(["--softrnic", self.out] if softrnic else [])], env={**clean, "FAKE": fake},
-                              capture_output=True, text=True, check=False)
+        return [*command, *(["--softrnic", self.out] if softrnic and "--softrnic" not in arguments else [])]
 
     def right(self, *arguments: str) -> dict:
         done = self.go(*arguments)
@@ -55,8 +53,8 @@ class Matrix(unittest.TestCase):
         return done.stdout
 
     def test_every_operation_of_four_ranks(self):
-        raw = self.right("--parts", "collectives", "--ranks", "4", "--gdr", "off,dmabuf")
-        self.assertEqual(len(raw["rows"]), 8)
+        raw = self.right("--parts", "collectives", "--ranks", "4", "--gdr", "dmabuf")
+        self.assertEqual(len(raw["rows"]), 4)
         done = {(one["operation"], one["in_place"]) for row in raw["rows"] for one in row["operations"]}
         self.assertEqual(len(done), 12)
         # Seven operations, five of them in place as well, two sizes, four ranks.
@@ -65,8 +63,8 @@ class Matrix(unittest.TestCase):
         self.assertIn("| 2.99.1 | 4 | dmabuf | Simple Tree | right | via NET/Ferrite/…/GDRDMA; 16 results |", report)
 
     def test_the_other_parts(self):
-        raw = self.right("--parts", "setups,flush,register,abort", "--gdr", "off,dmabuf")
-        self.assertEqual([row["case"]["part"] for row in raw["rows"]], ["setups"] * 4 + ["flush"] * 2 + ["register"] + ["abort"] * 2)
+        raw = self.right("--parts", "setups,flush,register,abort", "--gdr", "dmabuf")
+        self.assertEqual([row["case"]["part"] for row in raw["rows"]], ["setups"] * 4 + ["flush"] * 2 + ["register"] + ["abort"])
         told = " ".join(raw["rows"][-1]["told"])
         self.assertRegex(told, r"error 6 after .* log: .*peer softrnic0 port 1 of process \d+ on")
 
@@ -74,17 +72,18 @@ class Matrix(unittest.TestCase):
         said = self.wrong("wrong", "--parts", "collectives", "--gdr", "off")
         self.assertIn("rank 1, all_reduce of 1M out of place: element 20000 of 262144 is 8216, not 8215", said)
 
-    def test_a_misplaced_piece_is_found(self):
-        self.assertIn("all_gather of 8", self.wrong("misplaced", "--parts", "collectives"))
-
-    def test_another_network_algorithm_or_path_is_wrong(self):
+    def test_another_network_algorithm_path_or_rank_is_wrong(self):
         self.assertIn("used network Socket, not Ferrite", self.wrong("fallback", "--parts", "register"))
-        self.assertIn("NCCL used Tree LL", self.wrong("other-algo", "--parts", "collectives"))
-        self.assertIn("GPUDirect is off, not on", self.wrong("no-gdr", "--parts", "setups"))
+        said = self.wrong("other-algo,misplaced", "--parts", "collectives")
+        self.assertIn("NCCL used Tree LL", said)
+        # A piece that came from the wrong rank.
+        self.assertIn("all_gather of 8", said)
+        self.assertIn("GPUDirect is off, not on", self.wrong("no-gdr", "--parts", "flush", "--gdr", "dmabuf"))
 
     def test_the_wrong_registration_or_a_missing_line_is_wrong(self):
-        self.assertIn("wrong: registered 6 by address and 0 by dma-buf", self.wrong("wrong-way", "--parts", "setups"))
-        self.assertIn('0 lines say "no GPUDirect RDMA"', self.wrong("silent", "--parts", "setups"))
+        said = self.wrong("wrong-way,silent", "--parts", "setups")
+        self.assertIn("wrong: registered 6 by address and 0 by dma-buf", said)
+        self.assertIn('0 lines say "no GPUDirect RDMA"', said)
         self.assertIn("not the application's", self.wrong("unregistered", "--parts", "register"))
 
     def test_flushes_that_do_not_come_and_queues_for_nothing_are_wrong(self):
@@ -100,12 +99,30 @@ class Matrix(unittest.TestCase):
             (["--gdr", "on"], "--gdr on: on the software device it is one of off, dmabuf, peermem, both"),
             (["--parts", "x"], "no part 'x'; there are collectives, setups"),
             (["--plugin", "/none.so"], "--plugin /none.so: no such file"),
+            (["--out", str(self.out / "plugin.so/x")], "plugin.so/x: Not a directory"),
+            (["--libnccl", "/none.so"], "--libnccl /none.so with"),
+            (["--softrnic", "/none"], "--softrnic /none: no libibverbs.so.1 there"),
             (["--ranks", "1"], "'1' must be a number from 2 to 64"),
         ]:
-            done = self.go(*arguments)
-            self.assertEqual(done.returncode, 2)
+            done = self.go("--parts", "register", *arguments)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn(words, done.stderr)
-        self.assertIn("sees no GPU", self.wrong("no-gpu", "--parts", "register"))
+        done = self.go("--parts", "register", fake="no-gpu")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("sees no GPU", done.stderr)
+
+    def test_an_interruption_leaves_a_report(self):
+        process = subprocess.Popen(self.command("--parts", "abort,register"), env=plays.environment(FAKE="stuck"),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=plays.obey_signals)
+        self.addCleanup(process.kill)
+        # The first case is told when it is done; those of the second wait for ever.
+        self.assertIn("a rank killed in the middle", process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        said, told = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, told)
+        self.assertIn("interrupted: interrupted after 1 of 2 cases, which", told)
+        self.assertIn("1 of 1 cases right", said)
+        self.assertIn("a rank killed in the middle", (self.out / "report/report.md").read_text())
 
 
 class Pieces(unittest.TestCase):

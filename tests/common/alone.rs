@@ -1,8 +1,9 @@
 //! Connections within one process, which does all by itself.
 
+use ferrite::abi;
 use ferrite::buffer::Buffer;
 use ferrite::comm::{RecvComm, SendComm};
-use ferrite::error::Result;
+use ferrite::error::{Error, Result};
 use ferrite::link::{finished, posted};
 use ferrite::pair::{self, Setting};
 use ferrite::seat::Seat;
@@ -91,5 +92,19 @@ pub(crate) fn hello(seat: &Seat, transport: &Transport, to: &Address) -> Result<
             return Ok(Hello::parse(&frame.body).expect("a hello").frame(to.token).emit());
         }
         deadline.idle()?;
+    }
+}
+
+/// Sends until that is refused; the peer has to be called dead.
+pub(crate) fn is_told(seat: &Seat, send: &SendComm) -> Result<()> {
+    let memory = Arc::new(Buffer::new(64)?);
+    let region = send.register(&memory)?;
+    let mut deadline = seat.deadline("an error");
+    loop {
+        match send.send(&region, 0, 8, 0) {
+            Ok(_) => deadline.idle()?,
+            Err(Error::Call { code: abi::ncclRemoteError, .. }) => return Ok(()),
+            Err(other) => return Err(other),
+        }
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod alone;
 pub(crate) mod bench;
 pub(crate) mod doom;
 pub(crate) mod faithful;
+pub(crate) mod relay;
 pub(crate) mod talk;
 
 use ferrite::library::Source;

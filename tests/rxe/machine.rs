@@ -4,8 +4,7 @@ use crate::common::{dist, plugin, skipped};
 use crate::guest::Side;
 use ferrite::error::Result;
 use ferrite::wheel::{self, Release};
-use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -31,6 +30,10 @@ pub(crate) fn verdict(name: &str, side: Side) -> Result<()> {
         skipped(&why);
         return Ok(());
     }
+    if is_one_of_many() && !crate::is_deep() && crate::DEEP.contains(&name) {
+        skipped("FERRITE_DEEP=1, without which the machine is not started for this test");
+        return Ok(());
+    }
     static RUN: OnceLock<Run> = OnceLock::new();
     match RUN.get_or_init(run) {
         Run::Unavailable(why) => skipped(&format!("no virtual machine: {why}")),
@@ -43,6 +46,9 @@ pub(crate) fn verdict(name: &str, side: Side) -> Result<()> {
             let status = status.unwrap_or_else(|_| panic!("{name} was not run to its end:\n{log}\n{problem}"));
             assert_eq!(status.trim(), "0", "{name} failed in the machine:\n{log}");
             assert!(passed, "there is no {name} in the machine:\n{log}");
+            for why in log.lines().filter_map(|line| line.strip_prefix("left out: ")) {
+                skipped(&format!("in the machine: {why}"));
+            }
         }
     }
     Ok(())
@@ -59,6 +65,8 @@ fn missing(side: Side) -> Result<Option<String>> {
     Ok(lacks.then(|| format!("{} is missing (`ferrite wheel 2.21.5` fetches it)", nccl.display())))
 }
 
+/// cargo-nextest gives each test a process of its own: the first of them boots the machine for all tests, the others wait
+/// for it and read what it left. Otherwise the tests are threads of one process, which boots it for those it was asked for.
 fn run() -> Run {
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rxe");
     let setup = Command::new(scripts.join("setup.sh")).output().expect("setup.sh runs");
@@ -68,15 +76,30 @@ fn run() -> Run {
         Some(UNAVAILABLE) => return Run::Unavailable(said.trim().to_owned()),
         _ => panic!("setup.sh: {}: {said}", setup.status),
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rxe");
-    // Of an earlier run, if there was one.
-    fs::remove_dir_all(&folder).unwrap_or_default();
-    fs::create_dir_all(&folder).expect("a folder for the results");
+    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = temporary.join("rxe");
+    let lock = File::create(temporary.join("rxe.lock")).expect("a file to lock");
+    lock.lock().expect("a lock");
+    let (owner, problem) = (folder.join("run-id"), folder.join("problem"));
+    let id = std::env::var("NEXTEST_RUN_ID").ok();
+    if id.is_none() || fs::read_to_string(&owner).ok() != id {
+        // Of an earlier run, if there was one.
+        fs::remove_dir_all(&folder).unwrap_or_default();
+        fs::create_dir_all(&folder).expect("a folder for the results");
+        fs::write(&problem, "the run of the machine was interrupted").expect("the folder takes files");
+        fs::write(&owner, id.unwrap_or_default()).expect("the folder takes files");
+        fs::write(&problem, boot(&scripts, &folder)).expect("the folder takes files");
+    }
+    Run::Ended { problem: fs::read_to_string(problem).unwrap_or_default(), folder }
+}
+
+/// Runs the tests in the machine; what went wrong with the machine itself.
+fn boot(scripts: &Path, folder: &Path) -> String {
     let program = std::env::current_exe().expect("own path");
     fs::write(folder.join("tests"), chosen(&program)).expect("the folder takes files");
     let words = |text: &Path| format!("'{}'", text.display().to_string().replace('\'', "'\\''"));
     let mut command = String::new();
-    for name in ["FERRITE_NCCL", "XDG_CACHE_HOME"] {
+    for name in ["FERRITE_NCCL", "FERRITE_DEEP", "XDG_CACHE_HOME"] {
         if let Some(value) = std::env::var_os(name) {
             command += &format!("{name}={} ", words(Path::new(&value)));
         }
@@ -86,21 +109,29 @@ fn run() -> Run {
     // Progress is shown as it comes, the rest if something goes wrong.
     let output = Command::new(scripts.join("run.sh"))
         .args(["-t", LIMIT, &command])
-        .current_dir(&folder)
+        .current_dir(folder)
         .stdin(Stdio::null())
         .stdout(Stdio::inherit())
         .output()
         .expect("run.sh runs");
-    Run::Ended { folder, problem: String::from_utf8_lossy(&output.stderr).into_owned() }
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The names of the tests that this process was asked for, one a line.
+/// Whether cargo-nextest has started this process, for one test.
+fn is_one_of_many() -> bool {
+    std::env::var_os("NEXTEST").is_some()
+}
+
+/// The names of the tests that are to be run, one a line: those that this process was asked for, as threads of it. A process
+/// of cargo-nextest's was asked for one among others: then those of every run, or of a deep one.
 fn chosen(program: &Path) -> String {
-    let arguments = std::env::args_os().skip(1);
-    let arguments: Vec<OsString> = arguments.filter(|a| !FORMATS.iter().any(|format| a == format)).collect();
+    let is_one_of_many = std::env::var_os("NEXTEST").is_some();
+    let arguments =
+        std::env::args_os().skip(1).filter(|a| !is_one_of_many && !FORMATS.iter().any(|format| a == format));
     let output = Command::new(program).args(arguments).args(["--list", "--format", "terse"]).output();
     let output = output.expect("this program runs");
     let listed = String::from_utf8_lossy(&output.stdout).into_owned();
     let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-    names.map(|name| format!("{name}\n")).collect()
+    let is_wanted = |name: &&str| !is_one_of_many || crate::is_deep() || !crate::DEEP.contains(name);
+    names.filter(is_wanted).map(|name| format!("{name}\n")).collect()
 }

@@ -21,47 +21,57 @@ mod resources;
 
 use guest::{Case, Side};
 
-/// The list of tests: each as a function of this program, for the transports named.
+/// The list of tests: each as a function of this program, for the transports named. Those for `deep` transports run where
+/// `FERRITE_DEEP` is set (scripts/nightly.sh), the others in every run.
 macro_rules! tests {
-    ($($module:ident::$test:ident: $($side:ident),+;)+) => {
-        $(tests!(@one $module $test $($side)+);)+
+    ($($module:ident::$test:ident: [$($side:ident)*] $([deep $($deep:ident)*])?;)+) => {
+        $(tests!(@one $module $test $($side)* $($($deep)*)?);)+
+
+        /// The names of the tests that only a deep run has.
+        pub(crate) const DEEP: &[&str] = &[$($($(concat!(stringify!($test), "::", stringify!($deep)),)*)?)+];
     };
-    (@one $module:ident $test:ident $($side:ident)+) => {
+    (@one $module:ident $test:ident $($side:ident)*) => {
         mod $test {
-            $(
-                #[test]
-                fn $side() -> ferrite::error::Result<()> {
-                    let name = concat!(stringify!($test), "::", stringify!($side));
-                    crate::judge(name, stringify!($side), crate::$module::$test)
-                }
-            )+
+            $(tests!(@side $module $test $side);)*
+        }
+    };
+    (@side $module:ident $test:ident $side:ident) => {
+        #[test]
+        fn $side() -> ferrite::error::Result<()> {
+            let name = concat!(stringify!($test), "::", stringify!($side));
+            crate::judge(name, stringify!($side), crate::$module::$test)
         }
     };
 }
 
 tests! {
-    data::one_device: plugin;
-    data::two_devices: plugin, stock;
-    data::two_devices_at_once: plugin;
-    data::measured: plugin;
-    data::four_queue_pairs: plugin, stock;
-    data::unequal_packets: plugin;
-    data::longer_than_the_port_allows: plugin, stock;
-    data::two_hundred_connections: plugin;
-    contract::connections: plugin;
-    contract::messages: plugin;
-    addresses::ipv4_by_default: plugin, stock;
-    addresses::ipv6_by_family: plugin, stock;
-    addresses::link_local_by_index: plugin, stock;
-    addresses::an_address_that_goes_and_comes_back: plugin;
-    faults::loss_and_reordering: plugin, stock;
-    faults::black_hole: plugin, stock;
-    faults::link_down: plugin, stock;
-    faults::peer_killed: plugin, stock;
-    rails::one_device_of_two_rails: plugin, stock;
-    resources::everything_is_given_back: plugin, stock;
-    observations::as_the_page_says: rxe;
-    resources::locked_memory_is_limited: plugin, stock;
+    data::one_device: [plugin];
+    data::two_devices: [plugin stock];
+    data::two_devices_at_once: [plugin];
+    data::measured: [plugin];
+    data::four_queue_pairs: [plugin] [deep stock];
+    data::unequal_packets: [plugin];
+    data::longer_than_the_port_allows: [plugin] [deep stock];
+    data::two_hundred_connections: [plugin];
+    contract::connections: [plugin];
+    contract::messages: [plugin];
+    addresses::ipv4_by_default: [plugin] [deep stock];
+    addresses::ipv6_by_family: [plugin] [deep stock];
+    addresses::link_local_by_index: [plugin] [deep stock];
+    addresses::an_address_that_goes_and_comes_back: [plugin];
+    faults::loss_and_reordering: [plugin] [deep stock];
+    faults::black_hole: [plugin] [deep stock];
+    faults::link_down: [plugin] [deep stock];
+    faults::peer_killed: [plugin] [deep stock];
+    rails::one_device_of_two_rails: [plugin stock];
+    resources::everything_is_given_back: [plugin] [deep stock];
+    observations::as_the_page_says: [rxe];
+    resources::locked_memory_is_limited: [plugin] [deep stock];
+}
+
+/// Whether this is a run of all tests.
+pub(crate) fn is_deep() -> bool {
+    std::env::var_os("FERRITE_DEEP").is_some()
 }
 
 /// The test in the machine, its verdict outside.

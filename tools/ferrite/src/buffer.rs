@@ -1,5 +1,7 @@
 //! Memory that a NIC writes behind the compiler's back.
 
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 use std::slice;
 
@@ -28,18 +30,24 @@ impl Buffer {
     /// # Errors
     /// [`Error::Io`] if the system has no memory left.
     pub fn new(len: usize) -> Result<Self> {
+        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    }
+
+    /// Maps `len` bytes of `file` from `offset`, a multiple of the page size; they hold what the file does.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file is shorter, or the system has no memory left.
+    pub(crate) fn in_file(file: &File, offset: u64, len: usize) -> Result<Self> {
+        Self::map(len, libc::MAP_SHARED, file.as_raw_fd(), offset)
+    }
+
+    fn map(len: usize, flags: i32, descriptor: RawFd, offset: u64) -> Result<Self> {
         let len = len.max(1).next_multiple_of(4096);
-        // SAFETY: an anonymous mapping at an address of the kernel's choice.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE,
-                -1,
-                0,
-            )
-        };
+        let offset = libc::off_t::try_from(offset).map_err(|_| Error::Misuse("an offset past any file's end"))?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags | libc::MAP_POPULATE, descriptor, offset) };
         if start == libc::MAP_FAILED {
             return Err(Error::last_os(format!("cannot map {len} bytes")));
         }

@@ -1,18 +1,22 @@
 //! A against B: verified first, then measured in turn, each time in fresh processes.
 //!
-//! A repetition is A, B, A again, and every second one runs backwards: `A B A2, A2 B A, …`. The
-//! ratio B/A of a repetition is free of drift to first order because the order alternates; the
-//! ratio A2/A of the same repetition shows what the machine alone does to such a ratio.
+//! Nothing but the transport may differ between a session of A and one of B. Buffers lie in the same pages in all sessions
+//! ([`crate::pages`]). A repetition is a session of A, one of B and one of A again, in an order that changes: over six
+//! repetitions each has each place twice, and each comes right after each of the others three times. So what a place or
+//! a predecessor does, and what drifts, does the same to both. The ratio of A's two sessions is what the machine alone
+//! does to such a ratio.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
 use crate::library::Source;
+use crate::pages::Pages;
 use crate::plan::{Job, Scope, Task};
 use crate::progress::Progress;
 use crate::record::{self, Machine, Record, Run, SCHEMA, Side};
 use crate::session::{Runner, Session};
 use crate::verbs::Verbs;
+use crate::{rows, version};
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -29,85 +33,101 @@ pub struct Request {
     pub command: Vec<String>,
 }
 
+/// The orders of six repetitions, the last followed by the first again.
+const ORDERS: [[&str; 3]; 6] =
+    [["A", "B", "A2"], ["A", "A2", "B"], ["A2", "B", "A"], ["B", "A", "A2"], ["B", "A2", "A"], ["A2", "A", "B"]];
+
 /// The order of the sessions: repetition and side (`A`, `B`, `A2`), for one or two sources.
 pub fn order(sources: usize, repetitions: usize) -> Vec<(usize, &'static str)> {
-    let forward: &[&str] = if sources < 2 { &["A"] } else { &["A", "B", "A2"] };
-    let mut order = Vec::new();
-    for repetition in 0..repetitions {
-        let mut round: Vec<_> = forward.iter().map(|side| (repetition, *side)).collect();
-        if repetition % 2 == 1 {
-            round.reverse();
-        }
-        order.extend(round);
-    }
-    order
+    let round = |repetition: usize| if sources < 2 { &["A"][..] } else { &ORDERS[repetition % ORDERS.len()][..] };
+    (0..repetitions).flat_map(|repetition| round(repetition).iter().map(move |side| (repetition, *side))).collect()
 }
 
-/// Runs it all.
+/// A verification reports some steps of its own, so it counts as several.
+const STEPS_OF_A_CHECK: usize = 12;
+
+/// Runs it all. An interrupt after the first repetition ends it with what there is: see [`Record::complete`].
 ///
 /// # Errors
-/// Whatever makes the run invalid: a worker's failure, a refused identity, wrong data.
+/// Whatever makes the run invalid: a worker's failure, a refused identity, wrong data; [`Error::Interrupted`].
 pub fn run(request: &Request, runner: &Runner) -> Result<Record> {
     let start = Instant::now();
     let machine = Machine::here();
     request.verbs.clean_stale();
     let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let order = order(request.sources.len(), request.scope.repetitions);
-    let verifying = request.scope.verifying();
-    let measuring = request.scope.measuring();
-    // A verification reports some steps of its own, so it counts as several.
-    let per_check = 12;
-    let total = request.sources.len() * per_check + order.len() * measuring.len();
-    let mut progress = Progress::new(total as u64);
-    let mut reached = 0;
-    let mut sides = Vec::new();
-    for (source, label) in request.sources.iter().zip(["A", "B"]) {
-        progress.phase(format!("verifying {label}"));
-        let session = one(request, runner, source, &verifying, &mut progress)?;
-        let side = Side::new(label, source, &session.opened, session.checks)?;
-        require_right_data(&side)?;
-        sides.push(side);
-        reached += per_check;
-        progress.reach(reached as u64);
-    }
-    require_same_device(&sides)?;
-    let mut sessions = Vec::new();
-    for (repetition, label) in order {
-        let side = &sides[usize::from(label == "B")];
-        progress.phase(format!("{label} {}/{}", repetition + 1, request.scope.repetitions));
-        let session = one(request, runner, &side.source, &measuring, &mut progress)?;
-        require_same_side(side, &session)?;
-        sessions.push(Run {
-            side: label.into(),
-            repetition,
-            seconds: session.seconds,
-            samples: session.samples,
-            traffic: session.traffic,
-        });
-        reached += measuring.len();
-        progress.reach(reached as u64);
-    }
+    let steps = request.sources.len() * STEPS_OF_A_CHECK + order.len() * request.scope.measuring().len();
+    let mut progress = Progress::new(steps as u64);
+    let outcome = verify(request, runner, &mut progress)
+        .and_then(|sides| measure(request, runner, &sides, &order, &mut progress).map(|sessions| (sides, sessions)));
     progress.finish();
+    let (sides, sessions) = outcome?;
     sides.iter().try_for_each(require_same_file)?;
+    let settings = request.verbs.settings().into_iter();
+    let (rows, groups) = rows::rows(&sessions);
     Ok(Record {
         schema: SCHEMA.into(),
-        tool: env!("CARGO_PKG_VERSION").into(),
+        tool: version::text(),
+        complete: sessions.len() == order.len(),
         command: request.command.clone(),
         started_unix,
         seconds: start.elapsed().as_secs_f64(),
         machine,
         verbs: request.verbs.clone(),
-        settings: request
-            .verbs
-            .settings()
-            .into_iter()
-            .map(|(name, value)| (name.into(), value.to_string_lossy().into_owned()))
-            .collect(),
+        settings: settings.map(|(name, value)| (name.into(), value.to_string_lossy().into_owned())).collect(),
         scope: request.scope.clone(),
-        rows: record::rows(&sessions),
+        rows,
+        groups,
         sides,
         sessions,
     })
+}
+
+/// Verifies each side in a pair of its own, in fresh memory.
+fn verify(request: &Request, runner: &Runner, progress: &mut Progress) -> Result<Vec<Side>> {
+    let mut sides = Vec::new();
+    for (source, label) in request.sources.iter().zip(["A", "B"]) {
+        progress.phase(format!("verifying {label}"));
+        let session = one(request, runner, source, &request.scope.verifying(), progress)?;
+        let side = Side::new(label, source, &session.opened, session.checks)?;
+        require_right_data(&side)?;
+        sides.push(side);
+        progress.reach((sides.len() * STEPS_OF_A_CHECK) as u64);
+    }
+    require_same_device(&sides)?;
+    Ok(sides)
+}
+
+/// Runs the sessions in order, all in the same memory. After an interrupt, those that have run, if a repetition is
+/// complete.
+fn measure(
+    request: &Request,
+    runner: &Runner,
+    sides: &[Side],
+    order: &[(usize, &str)],
+    progress: &mut Progress,
+) -> Result<Vec<Run>> {
+    let runner = Runner { pages: Some(Pages::of_both_ranks()?), ..runner.clone() };
+    let measuring = request.scope.measuring();
+    let mut sessions = Vec::new();
+    for (repetition, label) in order {
+        let side = &sides[usize::from(*label == "B")];
+        progress.phase(format!("{label} {}/{}", repetition + 1, request.scope.repetitions));
+        let session = match one(request, &runner, &side.source, &measuring, progress) {
+            Err(Error::Interrupted) if *repetition > 0 => return Ok(sessions),
+            session => session?,
+        };
+        require_same_side(side, &session)?;
+        sessions.push(Run {
+            side: (*label).into(),
+            repetition: *repetition,
+            seconds: session.seconds,
+            samples: session.samples,
+            traffic: session.traffic,
+        });
+        progress.reach((sides.len() * STEPS_OF_A_CHECK + sessions.len() * measuring.len()) as u64);
+    }
+    Ok(sessions)
 }
 
 fn one(
@@ -204,11 +224,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_alternates() {
-        let sides =
-            |sources, repetitions| -> Vec<&str> { order(sources, repetitions).iter().map(|(_, side)| *side).collect() };
-        assert_eq!(sides(2, 3), ["A", "B", "A2", "A2", "B", "A", "A", "B", "A2"]);
-        assert_eq!(sides(1, 2), ["A", "A"]);
-        assert_eq!(order(2, 2)[3], (1, "A2"));
+    fn each_side_has_each_place_and_each_predecessor_equally_often() {
+        let order = order(2, 24);
+        assert_eq!(order.len(), 72);
+        let count = |wanted: &dyn Fn(usize) -> bool| (0..order.len()).filter(|at| wanted(*at)).count();
+        for side in ["A", "B", "A2"] {
+            for place in 0..3 {
+                assert_eq!(count(&|at| order[at].1 == side && at % 3 == place), 8, "{side} in place {place}");
+            }
+            for before in ["A", "B", "A2"] {
+                // The first session comes after none; the table is closed when it is taken to follow the last.
+                let follows = count(&|at| order[at].1 == side && order[(at + 71) % 72].1 == before);
+                assert_eq!(follows, if side == before { 0 } else { 12 }, "{side} after {before}");
+            }
+        }
+        for (at, (repetition, _)) in order.iter().enumerate() {
+            assert_eq!(*repetition, at / 3);
+        }
+        assert_eq!(super::order(1, 2), [(0, "A"), (1, "A")]);
     }
 }

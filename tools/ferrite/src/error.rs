@@ -62,6 +62,8 @@ pub enum Error {
     },
     /// The data or the sizes are not what was sent.
     Data(String),
+    /// What a file or another process says is not understood.
+    Unreadable(String),
     /// The transport does not keep NCCL's contract, in words.
     Contract(String),
     /// A worker process died, hung or reported an error.
@@ -72,7 +74,11 @@ pub enum Error {
         what: String,
         /// The last lines it or its transport printed.
         log: Vec<String>,
+        /// What it reported is that the transport is wrong, see [`Error::is_wrong`].
+        wrong: bool,
     },
+    /// The user does not want to wait any longer.
+    Interrupted,
     /// The other process of the pair is gone; it knows why.
     PeerGone,
     /// A file could not be fetched.
@@ -89,6 +95,11 @@ impl Error {
     /// An [`Error::Io`] from the last system error.
     pub fn last_os(what: impl Into<String>) -> Self {
         Self::io(what, std::io::Error::last_os_error())
+    }
+
+    /// Whether a transport was tried and did the wrong thing; otherwise it could not be tried.
+    pub fn is_wrong(&self) -> bool {
+        matches!(self, Self::Data(_) | Self::Contract(_) | Self::Worker { wrong: true, .. })
     }
 
     /// An [`Error::Io`].
@@ -134,7 +145,7 @@ impl fmt::Display for Error {
                 write!(f, "{what}: nothing for {:.1} s", after.as_secs_f64())
             }
             Self::Data(what) => write!(f, "wrong data: {what}"),
-            Self::Worker { rank, what, log } => {
+            Self::Worker { rank, what, log, .. } => {
                 write!(f, "rank {rank}: {what}")?;
                 if !log.is_empty() {
                     write!(f, "\n  its last lines:")?;
@@ -145,7 +156,8 @@ impl fmt::Display for Error {
                 Ok(())
             }
             Self::PeerGone => f.write_str("the other process of the pair is gone"),
-            Self::Fetch(what) | Self::Usage(what) | Self::Contract(what) => f.write_str(what),
+            Self::Interrupted => f.write_str("interrupted"),
+            Self::Unreadable(what) | Self::Fetch(what) | Self::Usage(what) | Self::Contract(what) => f.write_str(what),
             Self::Misuse(rule) => write!(f, "misuse of the driver: {rule}"),
             Self::Missing(what) => write!(f, "needs {what}"),
         }

@@ -88,16 +88,6 @@ pub fn stderr_is_terminal() -> bool {
     std::io::IsTerminal::is_terminal(&std::io::stderr())
 }
 
-/// Writes a line to stderr. A reader that went away is no reason to stop, or to panic.
-pub(crate) fn tell(line: std::fmt::Arguments<'_>) {
-    std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{line}\n")).unwrap_or_default();
-}
-
-/// Writes text to stdout, as [`tell`] does to stderr.
-pub(crate) fn print(text: &str) {
-    std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes()).unwrap_or_default();
-}
-
 /// How many CPUs' worth of work the machine does, looked at for a moment.
 pub fn busy_cpus(moment: Duration) -> Option<f64> {
     let (busy, total) = cpu_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?;
@@ -131,11 +121,11 @@ pub struct Resident {
 /// What this process has in RAM now, as the kernel counts it: to some dozens of pages.
 ///
 /// # Errors
-/// [`Error::Io`] if the system does not say, [`Error::Data`] if it is not understood.
+/// [`Error::Io`] if the system does not say, [`Error::Unreadable`] if it is not understood.
 pub fn resident() -> Result<Resident> {
     let status =
         std::fs::read_to_string("/proc/self/status").map_err(|e| Error::io("cannot read /proc/self/status", e))?;
-    parse_resident(&status).ok_or_else(|| Error::Data("/proc/self/status does not say VmRSS and RssShmem".into()))
+    parse_resident(&status).ok_or_else(|| Error::Unreadable("/proc/self/status does not say VmRSS and RssShmem".into()))
 }
 
 fn parse_resident(status: &str) -> Option<Resident> {

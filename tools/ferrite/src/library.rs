@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::maps::Maps;
 use crate::object::Object;
 use crate::vtable::Vtable;
-use crate::wheel::{self, Release};
+use crate::wheel;
 
 /// The data symbol that a v8 plugin exports.
 pub const PLUGIN_SYMBOL: &str = "ncclNetPlugin_v8";
@@ -32,7 +32,7 @@ pub enum Source {
     },
     /// What NCCL's own loader makes of `NCCL_NET_PLUGIN`.
     Loader {
-        /// libnccl.so.2 of [`Release::DEFAULT`].
+        /// libnccl.so.2 of a release whose built-in transports are of version 8.
         nccl: PathBuf,
         /// The value of `NCCL_NET_PLUGIN`.
         plugin: String,
@@ -119,7 +119,7 @@ impl Library {
             Source::Loader { plugin, .. } => {
                 let object = Object::open(&file)?;
                 let release = object.release()?;
-                wheel::require(&file, release, Release::DEFAULT)?;
+                wheel::require_loader(&file, release)?;
                 let address = object.run_loader(plugin)?;
                 (Found { symbol: "ncclNets[0]", address, interface: 8 }, Some(release))
             }
@@ -165,21 +165,34 @@ struct Found {
     interface: u32,
 }
 
-fn plugin_vtable(file: &Path) -> Result<Found> {
+/// Finds out, without loading it, whether the file is a plugin of version 8.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be read, [`Error::Load`] if it is no ELF file, [`Error::Symbol`] if it is none.
+pub fn require_plugin(file: &Path) -> Result<()> {
     let exports = elf::exports(file, "ncclNetPlugin_v")?;
-    let object = Object::open(file)?;
-    match object.exported(PLUGIN_SYMBOL) {
-        Some(address) => Ok(Found { symbol: PLUGIN_SYMBOL, address, interface: 8 }),
-        None => Err(Error::Symbol {
-            path: file.into(),
-            symbol: PLUGIN_SYMBOL.into(),
-            hint: if exports.is_empty() {
-                "it is not an NCCL network plugin".into()
-            } else {
-                format!("it exports {} only", exports.join(", "))
-            },
-        }),
+    if exports.iter().any(|name| name == PLUGIN_SYMBOL) {
+        return Ok(());
     }
+    Err(Error::Symbol {
+        path: file.into(),
+        symbol: PLUGIN_SYMBOL.into(),
+        hint: if exports.is_empty() {
+            "it is not an NCCL network plugin".into()
+        } else {
+            format!("it exports {} only", exports.join(", "))
+        },
+    })
+}
+
+fn plugin_vtable(file: &Path) -> Result<Found> {
+    require_plugin(file)?;
+    let address = Object::open(file)?.exported(PLUGIN_SYMBOL).ok_or_else(|| Error::Symbol {
+        path: file.into(),
+        symbol: PLUGIN_SYMBOL.into(),
+        hint: "the dynamic loader does not find it, although the file exports it".into(),
+    })?;
+    Ok(Found { symbol: PLUGIN_SYMBOL, address, interface: 8 })
 }
 
 /// The file that the vtable at `address` belongs to; an error if it is not the file that was named.

@@ -12,8 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::host;
+use crate::pages::Pages;
 use crate::seat::{Description, Note, SEAT};
+use crate::{host, interrupt};
 
 /// How many of a process's last lines are kept.
 pub(crate) const LINES_KEPT: usize = 400;
@@ -37,13 +38,15 @@ impl Member {
         cpu: Option<usize>,
         peer: UnixStream,
         silence: Duration,
+        pages: Option<&Pages>,
         notes: Sender<(usize, Option<Note>)>,
     ) -> Result<Self> {
         let failed = |what: &'static str| move |source| Error::io(what, source);
         let (control, theirs) = UnixStream::pair().map_err(failed("socketpair"))?;
         let (reader, writer) = std::io::pipe().map_err(failed("pipe"))?;
-        let seat = Description { rank, control: theirs.as_raw_fd(), peer: peer.as_raw_fd(), silence, cpu };
-        let descriptors = [theirs.as_raw_fd(), peer.as_raw_fd()];
+        let pages = pages.map(Pages::descriptor);
+        let seat = Description { rank, control: theirs.as_raw_fd(), peer: peer.as_raw_fd(), silence, cpu, pages };
+        let descriptors = [Some(theirs.as_raw_fd()), Some(peer.as_raw_fd()), pages];
         command
             .env(SEAT, seat.print())
             .stdin(Stdio::null())
@@ -54,7 +57,8 @@ impl Member {
         unsafe {
             command.pre_exec(move || {
                 host::die_with_parent()?;
-                descriptors.iter().try_for_each(|d| host::keep_across_exec(*d))
+                interrupt::ignore();
+                descriptors.iter().flatten().try_for_each(|d| host::keep_across_exec(*d))
             });
         }
         let child = command
@@ -125,6 +129,7 @@ fn read_notes(rank: usize, control: UnixStream, notes: &Sender<(usize, Option<No
         let note = serde_json::from_str(&line).unwrap_or_else(|problem| Note::Failed {
             message: format!("unreadable report ({problem}): {line}"),
             peer_gone: false,
+            wrong: false,
         });
         if notes.send((rank, Some(note))).is_err() {
             return;

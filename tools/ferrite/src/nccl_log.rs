@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::sync::{Mutex, OnceLock};
 
 use crate::abi;
-use crate::host;
+use crate::output;
 
 /// How many lines are kept.
 const KEPT: usize = 256;
@@ -106,7 +106,7 @@ extern "C" fn ferrite_log_line(level: c_int, file: *const c_char, line: c_int, t
         _ => "NOTE",
     };
     let entry = format!("{level} {place}{text}");
-    host::tell(format_args!("{entry}"));
+    output::tell(format_args!("{entry}"));
     if let Ok(mut lines) = LINES.lock() {
         if lines.len() == KEPT {
             lines.pop_front();

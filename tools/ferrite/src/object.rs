@@ -8,7 +8,7 @@ use crate::elf;
 use crate::error::{Error, Result, result_words};
 use crate::wheel::{self, Release};
 
-/// NCCL's plugin loader, a local function without arguments in libnccl 2.21.5.
+/// NCCL's plugin loader, a local function without arguments in libnccl 2.20.5 and 2.21.5.
 const LOADER_SYMBOL: &str = "_Z17ncclNetPluginInitv";
 /// What the loader fills: `{plugin or NULL, IB, Socket}`.
 const NETS_SYMBOL: &str = "ncclNets";
@@ -91,7 +91,7 @@ impl Object {
     }
 
     /// Has NCCL load the plugin, and returns the address of the vtable it chose. The caller knows that this is
-    /// [`Release::DEFAULT`]: the layout of the local symbols is known for that one alone.
+    /// a release with interface 8: the layout of the local symbols is known for these alone.
     pub(crate) fn run_loader(&self, plugin: &str) -> Result<usize> {
         let set = std::env::var_os("NCCL_NET_PLUGIN");
         if set.as_deref() != Some(OsStr::new(plugin)) {

@@ -37,17 +37,22 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
-use crate::host;
 use crate::member::{LINES_KEPT, Member, status_words};
+use crate::pages::Pages;
 use crate::seat::{Note, Seat, json_error, to_json};
 use crate::verbs::{Verbs, fresh_fabric};
+use crate::{host, interrupt};
 
 /// How many of a process's last lines an error shows.
 const LINES_SHOWN: usize = 12;
 /// How long the other process gets to give a better reason after a failure.
 const SECOND_OPINION: Duration = Duration::from_millis(700);
+/// How long a process may take to be gone that has closed its line: its memory may be large, and the machine busy.
+const GOING: Duration = Duration::from_secs(10);
 /// How long a process that has failed gets to end by itself.
 const LAST_WORDS: Duration = Duration::from_millis(300);
+/// How often is looked for an interrupt while nothing is heard.
+const GLANCE: Duration = Duration::from_millis(100);
 /// The test whose closure a process of [`run`] is to execute.
 const TASK: &str = "FERRITE_TASK";
 
@@ -62,6 +67,8 @@ pub struct Setting {
     pub pin: bool,
     /// How long a process may be silent before it counts as hung.
     pub silence: Duration,
+    /// What each rank takes its buffers from instead of fresh memory.
+    pub pages: Option<[Pages; 2]>,
     /// More environment, for both alike.
     pub env: Vec<(OsString, OsString)>,
 }
@@ -69,7 +76,8 @@ pub struct Setting {
 impl Setting {
     /// The usual: pinned, hung after 60 s of silence, `NCCL_NET_PLUGIN=none`.
     pub fn new(verbs: Verbs) -> Self {
-        Self { verbs, net_plugin: "none".into(), pin: true, silence: Duration::from_secs(60), env: Vec::new() }
+        let silence = Duration::from_secs(60);
+        Self { verbs, net_plugin: "none".into(), pin: true, silence, pages: None, env: Vec::new() }
     }
 
     /// With one more variable.
@@ -107,7 +115,8 @@ impl Pair {
             command.env("NCCL_NET_PLUGIN", &setting.net_plugin);
             command.envs(setting.env.iter().map(|(name, value)| (name, value)));
             let cpu = (cpus.len() >= 2).then(|| cpus[rank]);
-            Member::start(command, rank, cpu, peer, setting.silence, sender.clone())
+            let pages = setting.pages.as_ref().map(|pages| &pages[rank]);
+            Member::start(command, rank, cpu, peer, setting.silence, pages, sender.clone())
         };
         Ok(Self {
             members: [start(0, peer0)?, start(1, peer1)?],
@@ -137,22 +146,17 @@ impl Pair {
     /// The next thing one of them reports, and its rank; `None` when both are done.
     ///
     /// # Errors
-    /// [`Error::Worker`] if one failed, died or was silent for too long.
+    /// [`Error::Worker`] if one failed, died or was silent for too long; [`Error::Interrupted`].
     pub fn next_note(&mut self) -> Result<Option<(usize, Note)>> {
         loop {
             if self.members.iter().all(|member| member.done) {
                 return Ok(None);
             }
-            let (rank, note) = match self.notes.recv_timeout(self.silence) {
-                Ok(note) => note,
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    return Err(self.hang());
-                }
-            };
+            let (rank, note) = self.heard()?;
             match note {
                 Some(Note::Done) => self.members[rank].done = true,
-                Some(Note::Failed { message, peer_gone }) => {
-                    return Err(self.failure(rank, message, peer_gone));
+                Some(Note::Failed { message, peer_gone, wrong }) => {
+                    return Err(self.failure(rank, message, peer_gone, wrong));
                 }
                 Some(Note::Begin { what }) => {
                     self.members[rank].doing.clone_from(&what);
@@ -161,6 +165,20 @@ impl Pair {
                 Some(note @ Note::Value { .. }) => return Ok(Some((rank, note))),
                 None if self.members[rank].done => {}
                 None => return Err(self.death(rank)),
+            }
+        }
+    }
+
+    /// What one of them says next, or the end of what it says.
+    fn heard(&mut self) -> Result<(usize, Option<Note>)> {
+        let end = Instant::now() + self.silence;
+        loop {
+            interrupt::check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            match self.notes.recv_timeout(left.min(GLANCE)) {
+                Ok(note) => return Ok(note),
+                Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(self.hang()),
             }
         }
     }
@@ -176,7 +194,7 @@ impl Pair {
                 Some(status) => format!("the process died after its work ({})", status_words(status)),
                 None => format!("the process did not end within {}", host::seconds(limit)),
             };
-            return Err(self.worker_error(rank, what));
+            return Err(self.worker_error(rank, what, false));
         }
         Ok(())
     }
@@ -197,11 +215,11 @@ impl Pair {
     }
 
     /// An error for a process that has said it failed, unless the other one knows better.
-    fn failure(&mut self, rank: usize, message: String, peer_gone: bool) -> Error {
+    fn failure(&mut self, rank: usize, message: String, peer_gone: bool, wrong: bool) -> Error {
         if peer_gone && let Some(better) = self.second_opinion(rank) {
             return better;
         }
-        self.worker_error(rank, message)
+        self.worker_error(rank, message, wrong)
     }
 
     /// What the other process has to say about its end.
@@ -211,7 +229,9 @@ impl Pair {
             let left = end.saturating_duration_since(Instant::now());
             let (other, note) = self.notes.recv_timeout(left).ok()?;
             match note {
-                Some(Note::Failed { message, peer_gone: false }) => return Some(self.worker_error(other, message)),
+                Some(Note::Failed { message, peer_gone: false, wrong }) => {
+                    return Some(self.worker_error(other, message, wrong));
+                }
                 None if other != rank && !self.members[other].done => {
                     return Some(self.death(other));
                 }
@@ -223,11 +243,11 @@ impl Pair {
     }
 
     fn death(&mut self, rank: usize) -> Error {
-        let what = match self.members[rank].reap(SECOND_OPINION) {
+        let what = match self.members[rank].reap(GOING) {
             Some(status) => format!("the process died while {} ({})", self.members[rank].doing, status_words(status)),
             None => format!("the process fell silent while {}", self.members[rank].doing),
         };
-        self.worker_error(rank, what)
+        self.worker_error(rank, what, false)
     }
 
     fn hang(&mut self) -> Error {
@@ -238,16 +258,16 @@ impl Pair {
             self.members[0].doing,
             self.members[1].doing
         );
-        self.worker_error(rank, what)
+        self.worker_error(rank, what, false)
     }
 
-    fn worker_error(&mut self, rank: usize, what: String) -> Error {
+    fn worker_error(&mut self, rank: usize, what: String, wrong: bool) -> Error {
         let member = &mut self.members[rank];
         // One that has failed by itself is about to end, and its last lines are on the way.
         if member.reap(LAST_WORDS).is_none() {
             member.stop();
         }
-        Error::Worker { rank, what, log: member.last_lines(LINES_SHOWN) }
+        Error::Worker { rank, what, log: member.last_lines(LINES_SHOWN), wrong }
     }
 }
 

@@ -122,7 +122,7 @@ pub struct Job {
 /// How thorough a run is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scope {
-    /// Pairs of A and B.
+    /// Triples of A, B and A again.
     pub repetitions: usize,
     /// How long each measurement lasts, roughly; ms.
     pub slice_ms: u64,
@@ -134,34 +134,44 @@ pub struct Scope {
     pub latency_sizes: Vec<usize>,
     /// Message sizes of the bandwidth test.
     pub bandwidth_sizes: Vec<usize>,
+    /// The run tells too little if a difference of so much could not have been found in every group; %.
+    pub find_percent: u32,
 }
 
 /// Connections that are pending at a time, at most: NCCL connects 128 peers a round.
 const PENDING: u32 = 128;
 
 impl Scope {
-    /// About two and a half minutes for a comparison.
+    /// About three minutes for a comparison. Many short sessions, since one differs from the next by more than its parts
+    /// do; and a multiple of six, see [`crate::compare`].
     pub fn standard() -> Self {
         Self {
-            repetitions: 6,
-            slice_ms: 125,
+            repetitions: 24,
+            slice_ms: 40,
             connections: 100,
             singles: 20,
             latency_sizes: vec![8, 64, 512, 1024, 4096],
             bandwidth_sizes: vec![8, 64, 512, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, LARGEST],
+            find_percent: 10,
         }
     }
 
-    /// About half a minute for a comparison: for continuous integration.
+    /// Less than a minute for a comparison: for continuous integration.
     pub fn quick() -> Self {
         Self {
-            repetitions: 3,
-            slice_ms: 40,
+            repetitions: 12,
+            slice_ms: 20,
             connections: 50,
             singles: 5,
             latency_sizes: vec![8, 4096],
             bandwidth_sizes: vec![8, 4096, 64 << 10, 1 << 20, LARGEST],
+            find_percent: 10,
         }
+    }
+
+    /// The difference that must not be missed, as a fraction.
+    pub fn find(&self) -> f64 {
+        f64::from(self.find_percent) / 100.0
     }
 
     /// What a measuring pair does.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::host;
+use crate::{host, output};
 
 /// Without a terminal, at most one line in this time.
 const SPARSE: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ impl Progress {
         self.phase = phase.into();
         if self.bar.is_none() && self.last.is_none_or(|last| last.elapsed() >= SPARSE) {
             let percent = 100 * self.done / self.total.max(1);
-            host::tell(format_args!("{percent:>3} %  {}", self.phase));
+            output::tell(format_args!("{percent:>3} %  {}", self.phase));
             self.last = Some(Instant::now());
         }
     }

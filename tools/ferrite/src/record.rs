@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::library::{Identity, Source};
 use crate::measure::verify::Check;
 use crate::plan::Scope;
-use crate::sample::{Better, Key, Sample};
-use crate::stats::{self, Estimate};
+use crate::rows::{Group, Row};
+use crate::sample::Sample;
 use crate::traffic::Traffic;
 use crate::transport::Properties;
 use crate::verbs::Verbs;
@@ -19,18 +19,17 @@ use crate::wheel;
 use crate::worker::Opened;
 
 /// The name and version of the format.
-pub const SCHEMA: &str = "ferrite-run/1";
-
-/// The coverage below which an interval supports no finding: it takes five repetitions.
-const CLAIM: f64 = 0.9;
+pub const SCHEMA: &str = "ferrite-run/2";
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// [`SCHEMA`].
     pub schema: String,
-    /// Version of this tool.
+    /// Version of this tool, with the commit it was built from if that is known.
     pub tool: String,
+    /// Whether all sessions ran; false if the run was interrupted.
+    pub complete: bool,
     /// The command line.
     pub command: Vec<String>,
     /// When it started; seconds since 1970.
@@ -51,6 +50,8 @@ pub struct Record {
     pub sessions: Vec<Run>,
     /// One per key.
     pub rows: Vec<Row>,
+    /// Rows that are judged together; none with one side.
+    pub groups: Vec<Group>,
 }
 
 /// Where a run took place.
@@ -108,40 +109,6 @@ pub struct Run {
     pub samples: Vec<Sample>,
     /// What the kernel's counters of the devices said, where there are any.
     pub traffic: Vec<Traffic>,
-}
-
-/// What a row shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Finding {
-    /// B is better than A by more than A differs from itself.
-    Better,
-    /// B is worse than A by more than A differs from itself.
-    Worse,
-    /// The intervals of B/A and A/A overlap.
-    Unclear,
-}
-
-/// One key over all repetitions.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
-    /// What.
-    #[serde(flatten)]
-    pub key: Key,
-    /// The unit of the values.
-    pub unit: String,
-    /// The value that ratios are made of.
-    pub headline: String,
-    /// Medians of A's values over its first sessions.
-    pub a: BTreeMap<String, f64>,
-    /// Medians of B's values.
-    pub b: Option<BTreeMap<String, f64>>,
-    /// B's headline over A's, per repetition.
-    pub ratio: Option<Estimate>,
-    /// The second A's headline over the first A's, per repetition.
-    pub noise: Option<Estimate>,
-    /// What follows; null if the repetitions are too few for any claim.
-    pub finding: Option<Finding>,
 }
 
 impl Side {
@@ -236,135 +203,4 @@ pub fn sha256(path: &Path) -> Result<String> {
     let mut hasher = Sha256::new();
     std::io::copy(&mut file, &mut hasher).map_err(failed)?;
     Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// One row per key, in the order of measurement.
-pub fn rows(sessions: &[Run]) -> Vec<Row> {
-    let mut keys: Vec<Key> = Vec::new();
-    for sample in sessions.iter().flat_map(|run| &run.samples) {
-        if !keys.contains(&sample.key) {
-            keys.push(sample.key);
-        }
-    }
-    keys.iter().filter_map(|key| row(*key, sessions)).collect()
-}
-
-fn row(key: Key, sessions: &[Run]) -> Option<Row> {
-    let a = medians(key, sessions, "A")?;
-    let b = medians(key, sessions, "B");
-    let ratio = ratio_of(key, sessions, "B");
-    let noise = ratio_of(key, sessions, "A2");
-    Some(Row {
-        key,
-        unit: key.metric.unit().into(),
-        headline: key.metric.headline().into(),
-        a,
-        b,
-        ratio,
-        noise,
-        finding: ratio
-            .zip(noise)
-            .filter(|(ratio, noise)| ratio.coverage.min(noise.coverage) >= CLAIM)
-            .map(|(ratio, noise)| finding(key.metric.better(), ratio, noise)),
-    })
-}
-
-/// The headline of `side` over that of A, per repetition.
-fn ratio_of(key: Key, sessions: &[Run], side: &str) -> Option<Estimate> {
-    let headline = |side: &str, repetition| {
-        let run = sessions.iter().find(|run| run.side == side && run.repetition == repetition)?;
-        run.samples.iter().find(|sample| sample.key == key)?.headline()
-    };
-    let last = sessions.iter().map(|run| run.repetition).max()?;
-    let ratios: Vec<f64> = (0..=last)
-        .filter_map(|repetition| Some(headline(side, repetition)? / headline("A", repetition)?))
-        .filter(|ratio| ratio.is_finite())
-        .collect();
-    stats::estimate(&ratios)
-}
-
-fn medians(key: Key, sessions: &[Run], side: &str) -> Option<BTreeMap<String, f64>> {
-    let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    for run in sessions.iter().filter(|run| run.side == side) {
-        for sample in run.samples.iter().filter(|sample| sample.key == key) {
-            for (name, value) in &sample.values {
-                values.entry(name.clone()).or_default().push(*value);
-            }
-        }
-    }
-    let medians: BTreeMap<String, f64> =
-        values.into_iter().filter_map(|(name, mut values)| Some((name, stats::median(&mut values)?))).collect();
-    (!medians.is_empty()).then_some(medians)
-}
-
-fn finding(better: Better, ratio: Estimate, noise: Estimate) -> Finding {
-    let (above, below) = match better {
-        Better::Higher => (Finding::Better, Finding::Worse),
-        Better::Lower => (Finding::Worse, Finding::Better),
-    };
-    if ratio.low > noise.high.max(1.0) {
-        above
-    } else if ratio.high < noise.low.min(1.0) {
-        below
-    } else {
-        Finding::Unclear
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sample::{Direction, Metric};
-
-    fn estimate(low: f64, high: f64) -> Estimate {
-        Estimate { median: f64::midpoint(low, high), low, high, coverage: 0.97 }
-    }
-
-    #[test]
-    fn a_finding_needs_more_than_the_noise() {
-        let noise = estimate(0.97, 1.04);
-        for (ratio, higher, lower) in [
-            (estimate(1.05, 1.2), Finding::Better, Finding::Worse),
-            (estimate(0.8, 0.96), Finding::Worse, Finding::Better),
-            (estimate(1.03, 1.2), Finding::Unclear, Finding::Unclear),
-            (estimate(0.9, 0.98), Finding::Unclear, Finding::Unclear),
-        ] {
-            assert_eq!(finding(Better::Higher, ratio, noise), higher);
-            assert_eq!(finding(Better::Lower, ratio, noise), lower);
-        }
-        // A noise that leans to one side does not make a difference of the other.
-        assert_eq!(finding(Better::Higher, estimate(0.95, 1.01), estimate(1.02, 1.1)), Finding::Unclear);
-    }
-
-    #[test]
-    fn rows_pair_the_repetitions() {
-        let key = Key { metric: Metric::Bandwidth, bytes: 8, direction: Direction::Forward, depth: 8 };
-        let run = |side: &str, repetition, value| Run {
-            side: side.into(),
-            repetition,
-            seconds: 1.0,
-            samples: vec![Sample::new(key, &[("typ", value)])],
-            traffic: Vec::new(),
-        };
-        let mut sessions = vec![
-            run("A", 0, 1.0),
-            run("B", 0, 2.0),
-            run("A2", 0, 1.1),
-            run("A2", 1, 9.0),
-            run("B", 1, 30.0),
-            run("A", 1, 10.0),
-        ];
-        let few = rows(&sessions);
-        assert_eq!(few.len(), 1);
-        let ratio = few[0].ratio.expect("B ran");
-        assert_eq!((ratio.low, ratio.median, ratio.high), (2.0, 2.5, 3.0));
-        let noise = few[0].noise.expect("A ran twice");
-        assert_eq!((noise.low, noise.high), (0.9, 1.1));
-        assert_eq!(few[0].a["typ"], 5.5);
-        assert_eq!(few[0].finding, None, "two repetitions show nothing");
-        for repetition in 2..6 {
-            sessions.extend([("A", 10.0), ("B", 20.0), ("A2", 10.5)].map(|(side, value)| run(side, repetition, value)));
-        }
-        assert_eq!(rows(&sessions)[0].finding, Some(Finding::Better));
-    }
 }

@@ -8,11 +8,13 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::buffer::Buffer;
 use crate::error::{Error, Result};
-use crate::host;
 use crate::link::Deadline;
+use crate::pages::Share;
+use crate::{host, output};
 
-/// `rank:control descriptor:peer descriptor:silence in ms:cpu or -`
+/// `rank:control descriptor:peer descriptor:silence in ms:cpu or -:descriptor of its pages or -`
 pub(crate) const SEAT: &str = "FERRITE_SEAT";
 
 /// What a process of a pair tells the one that started it: one JSON object a line.
@@ -35,6 +37,8 @@ pub enum Note {
         message: String,
         /// The reason lies with the peer, which has a better one.
         peer_gone: bool,
+        /// The transport did the wrong thing, see [`Error::is_wrong`].
+        wrong: bool,
     },
     /// It is done.
     Done,
@@ -48,6 +52,7 @@ pub struct Seat {
     silence: Duration,
     control: BufReader<UnixStream>,
     peer: UnixStream,
+    pages: Option<Share>,
 }
 
 impl Seat {
@@ -77,7 +82,10 @@ impl Seat {
         if let Some(cpu) = seat.cpu {
             host::pin(cpu)?;
         }
-        Ok(Some(Self { rank: seat.rank, cpu: seat.cpu, silence: seat.silence, control: BufReader::new(control), peer }))
+        // SAFETY: as above.
+        let pages = seat.pages.map(|pages| Share::new(unsafe { OwnedFd::from_raw_fd(pages) }));
+        let control = BufReader::new(control);
+        Ok(Some(Self { rank: seat.rank, cpu: seat.cpu, silence: seat.silence, control, peer, pages }))
     }
 
     /// 0 or 1.
@@ -88,6 +96,14 @@ impl Seat {
     /// The CPU this process is pinned to.
     pub fn cpu(&self) -> Option<usize> {
         self.cpu
+    }
+
+    /// Memory for a transport to work on, in the pages that all pairs of a run use, if there are such; fresh else.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system has no memory left.
+    pub fn buffer(&mut self, len: usize) -> Result<Buffer> {
+        self.pages.as_mut().map_or_else(|| Buffer::new(len), |pages| pages.buffer(len))
     }
 
     /// A deadline for one step that polls, a little shorter than the pair's limit of silence: so
@@ -196,12 +212,14 @@ impl Seat {
         let outcome = work(&mut self);
         let note = match &outcome {
             Ok(()) => Note::Done,
-            Err(problem) => {
-                Note::Failed { message: problem.to_string(), peer_gone: matches!(problem, Error::PeerGone) }
-            }
+            Err(problem) => Note::Failed {
+                message: problem.to_string(),
+                peer_gone: matches!(problem, Error::PeerGone),
+                wrong: problem.is_wrong(),
+            },
         };
         if let Err(problem) = self.tell(&note) {
-            host::tell(format_args!("{problem}"));
+            output::tell(format_args!("{problem}"));
         }
         i32::from(outcome.is_err())
     }
@@ -215,12 +233,13 @@ pub(crate) struct Description {
     pub(crate) peer: RawFd,
     pub(crate) silence: Duration,
     pub(crate) cpu: Option<usize>,
+    pub(crate) pages: Option<RawFd>,
 }
 
 impl Description {
     fn parse(text: &str) -> Option<Self> {
         let words: Vec<&str> = text.split(':').collect();
-        let [rank, control, peer, silence, cpu] = words[..] else {
+        let [rank, control, peer, silence, cpu, pages] = words[..] else {
             return None;
         };
         Some(Self {
@@ -228,17 +247,22 @@ impl Description {
             control: control.parse().ok()?,
             peer: peer.parse().ok()?,
             silence: Duration::from_millis(silence.parse().ok()?),
-            cpu: match cpu {
-                "-" => None,
-                cpu => Some(cpu.parse().ok()?),
-            },
+            cpu: optional(cpu)?,
+            pages: optional(pages)?,
         })
     }
 
     pub(crate) fn print(&self) -> String {
-        let cpu = self.cpu.map_or_else(|| "-".into(), |cpu| cpu.to_string());
-        format!("{}:{}:{}:{}:{cpu}", self.rank, self.control, self.peer, self.silence.as_millis())
+        let Self { rank, control, peer, silence, cpu, pages } = self;
+        let word = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+        let (cpu, pages) = (word(cpu.map(|n| n.to_string())), word(pages.map(|n| n.to_string())));
+        format!("{rank}:{control}:{peer}:{}:{cpu}:{pages}", silence.as_millis())
     }
+}
+
+/// A number, or nothing for `-`; `None` for anything else.
+fn optional<T: std::str::FromStr>(word: &str) -> Option<Option<T>> {
+    if word == "-" { Some(None) } else { word.parse().ok().map(Some) }
 }
 
 fn peer_gone(problem: std::io::Error) -> Error {
@@ -251,7 +275,7 @@ pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String> {
 }
 
 pub(crate) fn json_error(problem: &serde_json::Error) -> Error {
-    Error::Data(format!("not the JSON that was expected: {problem}"))
+    Error::Unreadable(format!("not the JSON that was expected: {problem}"))
 }
 
 #[cfg(test)]
@@ -260,11 +284,11 @@ mod tests {
 
     #[test]
     fn a_description_survives_the_environment() {
-        for cpu in [None, Some(7)] {
-            let seat = Description { rank: 1, control: 5, peer: 9, silence: Duration::from_millis(1500), cpu };
+        for (cpu, pages) in [(None, Some(11)), (Some(7), None)] {
+            let seat = Description { rank: 1, control: 5, peer: 9, silence: Duration::from_millis(1500), cpu, pages };
             assert_eq!(Description::parse(&seat.print()), Some(seat));
         }
-        for wrong in ["", "2:3:4:5:-", "0:3:4", "0:x:4:5:-", "0:1:2:3:-:9"] {
+        for wrong in ["", "2:3:4:5:-:-", "0:3:4", "0:x:4:5:-:-", "0:1:2:3:-", "0:1:2:3:-:-:9", "0:1:2:3:4:x"] {
             assert_eq!(Description::parse(wrong), None, "{wrong}");
         }
     }

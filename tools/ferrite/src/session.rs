@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::measure::verify::Check;
+use crate::pages::Pages;
 use crate::pair::{Pair, Setting};
 use crate::plan::Job;
 use crate::sample::Sample;
@@ -27,6 +28,9 @@ pub struct Runner {
     pub silence: Duration,
     /// Whether workers keep to a CPU each.
     pub pin: bool,
+    /// What the buffers of each rank lie in: see [`Pages`]. Where data is checked they are fresh, so that nothing of an
+    /// earlier pair can pass for what was sent.
+    pub pages: Option<[Pages; 2]>,
 }
 
 /// What a pair reported.
@@ -45,6 +49,15 @@ pub struct Session {
 }
 
 impl Runner {
+    /// This program, with fresh memory for each pair.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system does not say where this program is.
+    pub fn of_this_program(silence: Duration, pin: bool) -> Result<Self> {
+        let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
+        Ok(Self { program, silence, pin, pages: None })
+    }
+
     /// Runs the job in a fresh pair of processes. `begin` hears what rank 0 is about to do.
     ///
     /// # Errors
@@ -56,6 +69,7 @@ impl Runner {
             net_plugin: job.source.net_plugin().into(),
             pin: self.pin,
             silence: self.silence,
+            pages: self.pages.clone(),
             ..Setting::new(job.verbs.clone())
         };
         let setting = if job.fused { setting.env("NCCL_IB_MERGE_NICS", "1") } else { setting };
@@ -76,7 +90,7 @@ impl Runner {
             }
         }
         let [Some(zero), Some(one)] = opened else {
-            return Err(Error::Data("a worker ended without saying what it loaded".into()));
+            return Err(Error::Unreadable("a worker ended without saying what it loaded".into()));
         };
         if zero.identity != one.identity || zero.verbs != one.verbs {
             return Err(Error::Refused(format!("rank 0 loaded {:?} and rank 1 {:?}", zero.identity, one.identity)));

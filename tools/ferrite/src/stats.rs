@@ -11,9 +11,16 @@ pub struct Estimate {
     pub low: f64,
     /// The interval's upper end.
     pub high: f64,
-    /// The chance that such an interval covers the true median; at least [`LEVEL`] if there are
-    /// enough values (six), else that of the whole range.
+    /// The chance that such an interval covers the true median; at least what was asked for if there are
+    /// enough values (six for [`LEVEL`]), else that of the whole range.
     pub coverage: f64,
+}
+
+impl Estimate {
+    /// Whether the value lies inside the interval.
+    pub fn holds(&self, value: f64) -> bool {
+        (self.low..=self.high).contains(&value)
+    }
 }
 
 /// The coverage aimed at.
@@ -40,6 +47,11 @@ pub fn quantile_of_sorted(sorted: &[f64], fraction: f64) -> Option<f64> {
 /// below the true median with a chance of one half, whatever the distribution, so the chance is a
 /// binomial sum.
 pub fn estimate(values: &[f64]) -> Option<Estimate> {
+    estimate_at(values, LEVEL)
+}
+
+/// As [`estimate`], with a chance of at least `level` if there are enough values.
+pub fn estimate_at(values: &[f64], level: f64) -> Option<Estimate> {
     let mut sorted = values.to_vec();
     let median = median(&mut sorted)?;
     let count = sorted.len();
@@ -48,7 +60,7 @@ pub fn estimate(values: &[f64]) -> Option<Estimate> {
     // Widen the tails while the coverage stays: P(X <= below) of a binomial with chance 1/2.
     while below + 1 < count / 2 {
         let next = term * (count - below) as f64 / (below + 1) as f64;
-        if 1.0 - 2.0 * (tail + next) < LEVEL {
+        if 1.0 - 2.0 * (tail + next) < level {
             break;
         }
         (below, term) = (below + 1, next);

@@ -1,6 +1,7 @@
 //! Which libibverbs the transports get, and the settings that both sides get alike.
 
 use std::ffi::OsString;
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::fabric;
 use crate::maps::Maps;
 
 /// The library a transport opens at run time.
@@ -91,13 +93,13 @@ impl Verbs {
         }
     }
 
-    /// Does the same for the fabrics of runs that were killed themselves.
+    /// Does the same for the fabrics of runs that were killed themselves. Those in which a process takes part stay,
+    /// whatever its process id namespace.
     pub fn clean_stale(&self) {
-        let names = std::fs::read_dir(shared_memory()).into_iter().flatten().flatten();
-        for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
-            if owner(&name).is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-                self.clean(&name);
-            }
+        let Self::Softrnic { .. } = self else { return };
+        let entries = std::fs::read_dir(shared_memory()).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_name().to_str().is_some_and(is_ours)) {
+            fabric::remove_unless_held(&entry.path());
         }
     }
 
@@ -131,9 +133,10 @@ fn shared_memory() -> PathBuf {
     std::env::var_os("SOFTRNIC_SHM_DIR").map_or_else(|| "/dev/shm".into(), PathBuf::from)
 }
 
-/// The process that a fabric was made for.
-fn owner(fabric: &str) -> Option<u32> {
-    fabric.strip_prefix("ferrite-")?.split_once('-')?.0.parse().ok()
+/// Whether this is a name that [`fresh_fabric`] gives.
+fn is_ours(fabric: &str) -> bool {
+    let rest = fabric.strip_prefix("ferrite-").and_then(|rest| rest.split_once('-'));
+    rest.is_some_and(|(pid, _)| pid.parse::<u32>().is_ok())
 }
 
 /// The software device keeps its state in a file that both processes map: this process has to be
@@ -149,10 +152,13 @@ fn prove_fabric(maps: &Maps) -> Result<()> {
     )))
 }
 
-/// A fabric name that no other pair on this machine has.
+/// A fabric name that no other pair on this machine has. Processes of two process id namespaces can have one id: hence
+/// the random number.
 pub(crate) fn fresh_fabric() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("ferrite-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+    let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let random = RandomState::new().hash_one(number) as u32;
+    format!("ferrite-{pid}-{number}-{random:08x}")
 }
 
 #[cfg(test)]
@@ -160,12 +166,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fabrics_are_distinct_and_name_their_owner() {
+    fn fabrics_are_distinct_and_known_by_their_names() {
         let (one, two) = (fresh_fabric(), fresh_fabric());
         assert_ne!(one, two);
-        assert_eq!(owner(&one), Some(std::process::id()));
+        assert!(is_ours(&one) && is_ours(&two));
         for other in ["ferrite-", "ferrite-x-1", "softrnic-0", "ferrite-7"] {
-            assert_eq!(owner(other), None, "{other}");
+            assert!(!is_ours(other), "{other}");
         }
     }
 }

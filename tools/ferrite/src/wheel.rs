@@ -23,7 +23,8 @@ pub struct Release {
 }
 
 /// All of them, oldest first.
-pub const RELEASES: [Release; 3] = [
+pub const RELEASES: [Release; 4] = [
+    Release { version: 22005, text: "2.20.5", interface: 8, megabytes: 176 },
     Release { version: 22105, text: "2.21.5", interface: 8, megabytes: 189 },
     Release { version: 22809, text: "2.28.9", interface: 11, megabytes: 297 },
     Release { version: 23007, text: "2.30.7", interface: 12, megabytes: 303 },
@@ -36,7 +37,7 @@ const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
 
 impl Release {
     /// The one that plugins are compared with.
-    pub const DEFAULT: Self = RELEASES[0];
+    pub const DEFAULT: Self = RELEASES[1];
 
     /// The release that people call `text`.
     ///
@@ -73,8 +74,19 @@ pub(crate) fn release_of(path: &Path, found: i32) -> Result<Release> {
     })
 }
 
+/// An error unless the names and the layout of this release's plugin loader are known: they are those of version 8.
+pub(crate) fn require_loader(path: &Path, found: Release) -> Result<()> {
+    if found.interface == 8 {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "{} is NCCL {found}, whose plugin loader is not known; 2.20.5 and 2.21.5 are",
+        path.display()
+    )))
+}
+
 /// An error unless `found` is `wanted`.
-pub(crate) fn require(path: &Path, found: Release, wanted: Release) -> Result<()> {
+fn require(path: &Path, found: Release, wanted: Release) -> Result<()> {
     if found == wanted {
         return Ok(());
     }
@@ -246,7 +258,7 @@ mod tests {
             assert!(Release::named(release.text).is_ok_and(|found| found == release));
         }
         let words = Release::named("2.19.3").map_err(|problem| problem.to_string());
-        assert_eq!(words, Err("NCCL 2.19.3 is not known here; known are 2.21.5, 2.28.9, 2.30.7".into()));
+        assert_eq!(words, Err("NCCL 2.19.3 is not known here; known are 2.20.5, 2.21.5, 2.28.9, 2.30.7".into()));
     }
 
     #[test]

@@ -6,12 +6,12 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::host;
 use crate::library::Identity;
 use crate::measure::streams::{self, Stream};
 use crate::measure::verify::{self, Check};
 use crate::measure::{Bench, copy, latency, setup, stream};
 use crate::nccl_log;
+use crate::output;
 use crate::plan::{DEPTH, Job, LARGEST, Task};
 use crate::sample::{Key, Sample};
 use crate::seat::Seat;
@@ -62,11 +62,11 @@ pub fn main() -> i32 {
     match Seat::take() {
         Ok(Some(seat)) => seat.run(work),
         Ok(None) => {
-            host::tell(format_args!("`worker` is how ferrite starts itself; it is no command of its own"));
+            output::tell(format_args!("`worker` is how ferrite starts itself; it is no command of its own"));
             2
         }
         Err(problem) => {
-            host::tell(format_args!("{problem}"));
+            output::tell(format_args!("{problem}"));
             2
         }
     }

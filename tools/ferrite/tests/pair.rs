@@ -3,13 +3,14 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{loopback, setting};
 use ferrite::buffer::Buffer;
 use ferrite::error::{Error, Result};
 use ferrite::library::Source;
 use ferrite::link::{Link, finished, posted};
+use ferrite::pages::Pages;
 use ferrite::pair;
 use ferrite::transport::Transport;
 
@@ -40,13 +41,29 @@ fn a_message_each_way() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn buffers_lie_in_the_pages_that_the_parent_has_for_the_rank() -> Result<()> {
+    let mut setting = setting();
+    setting.pages = Some(Pages::of_both_ranks()?);
+    let mut seen = Vec::new();
+    // The same closure in two pairs of processes, one after the other.
+    for _ in 0..2 {
+        seen.push(pair::run("buffers_lie_in_the_pages_that_the_parent_has_for_the_rank", &setting, |seat| {
+            let (first, second) = (seat.buffer(4096)?, seat.buffer(8192)?);
+            let found = [first.read(0, 1)?[0], second.read(8191, 1)?[0]];
+            first.write(0, &[10 + seat.rank() as u8])?;
+            second.write(8191, &[20 + seat.rank() as u8])?;
+            Ok(found)
+        })?);
+    }
+    assert_eq!(seen, [[[0, 0], [0, 0]], [[10, 20], [11, 21]]]);
+    Ok(())
+}
+
 /// What the parent gets when the processes do `body`.
 fn failing(test: &str, body: impl FnOnce(&mut ferrite::seat::Seat) -> Result<()>) -> (usize, String, Vec<String>) {
-    let start = Instant::now();
-    let outcome = pair::run(test, &setting(), body);
-    assert!(start.elapsed() < Duration::from_secs(60), "took {:?}", start.elapsed());
-    match outcome {
-        Err(Error::Worker { rank, what, log }) => (rank, what, log),
+    match pair::run(test, &setting(), body) {
+        Err(Error::Worker { rank, what, log, .. }) => (rank, what, log),
         other => panic!("expected a failed worker, got {other:?}"),
     }
 }
@@ -68,11 +85,14 @@ fn a_dead_process_is_named_with_its_last_lines() {
 
 #[test]
 fn a_hung_process_is_given_up() {
-    let (_, what, _) = failing("a_hung_process_is_given_up", |seat| {
+    let mut setting = setting();
+    setting.silence = Duration::from_secs(5);
+    let outcome = pair::run("a_hung_process_is_given_up", &setting, |seat| {
         seat.begin("sleeping")?;
         std::thread::sleep(Duration::from_secs(3600));
         Ok(())
     });
+    let Err(Error::Worker { what, .. }) = outcome else { panic!("expected a failed worker, got {outcome:?}") };
     assert!(what.contains("no sign of life for 5.0 s"), "{what}");
     assert!(what.contains("rank 1 was sleeping"), "{what}");
 }
@@ -81,7 +101,6 @@ fn a_hung_process_is_given_up() {
 fn the_reason_wins_over_the_consequence() {
     let (rank, what, _) = failing("the_reason_wins_over_the_consequence", |seat| {
         if seat.rank() == 1 {
-            std::thread::sleep(Duration::from_millis(100));
             return Err(Error::Data("the real reason".into()));
         }
         // The peer's end closes when its process ends.

@@ -14,7 +14,7 @@ fn text(path: &Path) -> &str {
 /// `ferrite solo` over the loopback transport.
 fn solo(arguments: &[&str], fault: &str) -> (i32, String, String) {
     let plugin = loopback();
-    let mut all = vec!["solo", "--plugin", text(&plugin), "--verbs", "system", "--timeout", "1"];
+    let mut all = vec!["solo", "--plugin", text(&plugin), "--verbs", "system"];
     all.extend(arguments);
     ferrite(&all, &[("LOOPBACK_FAULT", fault)])
 }
@@ -32,6 +32,12 @@ fn invalid((code, stdout, stderr): (i32, String, String), words: &str) {
     assert_eq!(code, 2, "{stdout}{stderr}");
     assert!(stdout.is_empty(), "{stdout}");
     assert!(stderr.contains(words) && stderr.contains("invalid run"), "{words:?} is missing: {stderr}");
+}
+
+/// The transport was tried and is wrong, and stderr has these words.
+fn wrong((code, stdout, stderr): (i32, String, String), words: &str) {
+    assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
+    assert!(stderr.contains(words) && !stderr.contains("invalid run"), "{words:?} is missing: {stderr}");
 }
 
 #[test]
@@ -65,17 +71,17 @@ fn held_connections_are_weighed() {
 
 #[test]
 fn wrong_data_is_caught() {
-    invalid(solo(&["--size", "4097"], "corrupt"), "wrong data: message 0 of the last 1, offset 2048: expected 0x");
+    wrong(solo(&["--size", "4097"], "corrupt"), "wrong data: message 0 of the last 1, offset 2048: expected 0x");
 }
 
 #[test]
 fn a_wrong_size_is_caught() {
-    invalid(solo(&["--size", "4097"], "size"), "a message of 4097 B came with 4096 B");
+    wrong(solo(&["--size", "4097"], "size"), "a message of 4097 B came with 4096 B");
 }
 
 #[test]
 fn a_hanging_transport_is_given_up() {
-    invalid(solo(&[], "hang"), "a message to itself: nothing for 1.0 s");
+    invalid(solo(&["--timeout", "1"], "hang"), "a message to itself: nothing for 1.0 s");
 }
 
 #[test]

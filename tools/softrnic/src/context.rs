@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::abi::types::{self, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot};
+use crate::abi::types::{self, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot};
 use crate::device::Device;
 use crate::fabric::slots::PortSlot;
 use crate::fabric::{Fabric, lock};
@@ -41,6 +41,7 @@ pub(crate) struct Ops {
     pub(crate) post_send: usize,
     pub(crate) post_recv: usize,
     pub(crate) query_port: usize,
+    pub(crate) query_device: usize,
 }
 
 impl Context {
@@ -67,6 +68,7 @@ impl Context {
         let mut verbs = VerbsContext { lead: [0; LEAD_SIZE + 1], context };
         verbs.lead[LEAD_SIZE] = size_of::<VerbsContext>();
         verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
+        verbs.lead[LEAD_QUERY_DEVICE_EX] = ops.query_device;
         // Under this lock, or the service thread could pass on news before it knows of us, and we not ask for it.
         let mut contexts = lock(&fabric.contexts);
         let heard = AtomicU64::new(fabric.header().news_count.load(SeqCst));

@@ -40,14 +40,14 @@
 //! | subject | behaviour |
 //! |---|---|
 //! | devices | 1 to 8, of one or two ports; each is one NIC that all processes share. The first process of a fabric decides what they are like |
-//! | ports | RoCE or InfiniBand, 5 to 800 Gb/s, MTU 256 to 4096; live values, kept in the fabric |
+//! | ports | RoCE or InfiniBand, or of no link layer that is told, 5 to 800 Gb/s, MTU 256 to 4096; live values, kept in the fabric |
 //! | GIDs | RoCE: `[0]` link-local, `[1]` IPv4-mapped `10.82.<port>.<device + 1>`, both v2; or rich: pairs of v1 and v2 of these and of a global IPv6 address. InfiniBand: the subnet prefix and the port's GUID |
 //! | address vectors | RoCE: global, from an entry that is not empty, in one address family (`EINVAL`), to somebody who is there and up (`ETIMEDOUT`). InfiniBand: by LID, to whomever |
 //! | RC | WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ, FETCH_ADD, CMP_SWP; inline; gather and scatter lists of 16 |
 //! | UC | WRITE and SEND, loses silently |
 //! | states | all seven, with exact masks; ERR flushes both queues, RESET discards silently. SQD finishes what was sent and begins nothing (`SQ_DRAINED`), an error of UC leads to SQE. A message in RTR is told once (`COMM_EST`) |
 //! | addressing | a packet arrives if both ports are up, the source entry is still there, the target has that GID *in the same RoCE version* (or that LID), packets are no larger than either port's MTU, and the QPN there is one in RTR or RTS, connected back to the sender's port and QPN, with the right PSN |
-//! | order | per QP; a receive completes after all data before it; within a message bytes appear in ascending order |
+//! | order | per QP; a receive completes after all data before it; within a message of up to 256 bytes they appear word by word in ascending order, of a longer one the last word after the rest; see `SOFTRNIC_LINES` |
 //! | local checks | key, protection domain, bounds, access: `LOC_PROT_ERR` |
 //! | remote checks | the same: `REM_ACCESS_ERR`, at the responder ERR and `QP_ACCESS_ERR`; none for zero bytes |
 //! | QP access flags, short receive | `REM_INV_REQ_ERR`, at the responder ERR and `QP_REQ_ERR` (`LOC_LEN_ERR` on the receive) |
@@ -92,7 +92,7 @@
 //! |---|---|
 //! | `ibv_devices`, `ibv_devinfo`, `ibv_asyncwatch` | yes |
 //! | `ibv_rc_pingpong`, `ibv_uc_pingpong` | yes, with `-g 0` or `-g 1` |
-//! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC; `-I` is ignored by the tool for devices that it does not know |
+//! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC; `-I` is turned off by the tool, which says "Device not recognized to implement inline feature": it goes by a list of vendors, of which softrnic is none |
 //! | `ibv_ud_pingpong`, `ibv_srq_pingpong`, `-c UD`, `--use-srq`, `-R` | end with a message |
 //!
 //! # Stock NCCL
@@ -109,9 +109,26 @@
 //!
 //! # The command line
 //!
-//! `softrnic run -- PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` shows it as well.
-//! `softrnic port`, `gid` and `fail` change the network while programs run, `softrnic stat` shows it; [`control`] is the
-//! same for programs. What `--faithful` shows is the state at the start; it is not kept up to date. It needs a mount
+//! `softrnic run PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` shows it as well.
+//! A program that is linked with RDMA drivers gets the flavour `tools`. `softrnic port`, `gid`, `fail` and `inject` change the
+//! network while programs run, and say what they changed where. They change the fabric that `--fabric` or
+//! `SOFTRNIC_FABRIC` names, or else the only one of this user that has a process in the same session. `softrnic stat`
+//! shows the network; [`control`] is the same for programs.
+//!
+//! `softrnic clean` removes the fabrics of this user in which no process takes part any more, and says what it removed
+//! and what is in use; `softrnic run` removes those that runs without a name have left. The processes of a fabric hold
+//! record locks on its file, at offset 2^40 and beyond: whoever gets them all knows that no process takes
+//! part, in whatever process id namespace.
+//!
+//! | exit status | |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | tried, and failed; or the output could not be written |
+//! | 2 | wrong usage, or nothing to try it on: no such fabric, port, program |
+//! | 130 | in a shell: interrupted (the process ends by SIGINT) |
+//! | of the program | `softrnic run` becomes the program |
+//!
+//! What `--faithful` shows is the state at the start; it is not kept up to date. It needs a mount
 //! namespace, so root or user namespaces.
 //!
 //! # Settings
@@ -123,7 +140,7 @@
 //! | `SOFTRNIC_DEVICES` | 1 to 8 | 2 |
 //! | `SOFTRNIC_PORTS` | 1 or 2 for each device | 1 |
 //! | `SOFTRNIC_CARD` | 1 or 2 devices on one card: they share the system image GUID | 1 |
-//! | `SOFTRNIC_LINK` | `roce` or `ib` | `roce` |
+//! | `SOFTRNIC_LINK` | `roce`, `ib` or `unspecified` (`IBV_LINK_LAYER_UNSPECIFIED`, as devices have that are neither; addressed like RoCE) | `roce` |
 //! | `SOFTRNIC_GIDS` | `plain` or `rich` | `plain` |
 //! | `SOFTRNIC_SPEED` | 5, 10, 20, 25, 40, 50, 56, 100, 200, 400, 800 (Gb/s) | 400 |
 //! | `SOFTRNIC_MTU` | 256, 512, 1024, 2048, 4096 | 4096 |
@@ -138,8 +155,11 @@
 //! | `SOFTRNIC_GPU` | how GPU memory can be registered: `none`, `peermem` (by address), `dmabuf` or `both` | `none` |
 //! | `SOFTRNIC_STAGED` | 1: all copies go through the fabric, as where processes may not look into each other | 0 |
 //! | `SOFTRNIC_CHAOS` | 1: memory with relaxed ordering is written in no order | 0 |
+//! | `SOFTRNIC_LINES` | 1: whoever sees the last word of an aligned line of 128 bytes sees all that precedes it in its message, as consumers expect that poll flags in the data (NCCL's LL128). The sending process's; processes whose copies are staged need it as receivers. Costs bandwidth: messages of 4 KiB take twice as long, of 64 KiB nine times | 0 |
 //! | `SOFTRNIC_MAX_QP`, `_MAX_CQ`, `_MAX_MR` | objects of a device in use, of all processes | 4096, 4096, 16384 |
 //! | `SOFTRNIC_MAX_QP_WR` | 1 to 16384 | 16384 |
+//! | `SOFTRNIC_MAX_INLINE` | most inline bytes of a work request, 0 to 1024 | 1024 |
+//! | `SOFTRNIC_INLINE_EXCESS` | what `ibv_create_qp` does when it is asked for more: `refuse` (`EINVAL`), `silent` (NULL, and errno stays as it was), `grant` (only what there is, which it writes back) | `refuse` |
 //!
 //! A setting that is wrong is named on standard error, and there are no devices (`EINVAL`). Link, speed and MTU take
 //! exceptions for single ports: `SOFTRNIC_SPEED=400,softrnic1/2=100`. From devices to MTU they are those of the fabric: a

@@ -12,6 +12,8 @@ use crate::shape::Shape;
 
 pub(crate) const STATE_DOWN: u32 = 1;
 pub(crate) const STATE_ACTIVE: u32 = 4;
+/// What devices say that are neither: `IBV_LINK_LAYER_UNSPECIFIED`. Here they are addressed like Ethernet.
+pub(crate) const LINK_UNSPECIFIED: u32 = 0;
 pub(crate) const LINK_INFINIBAND: u32 = 1;
 pub(crate) const LINK_ETHERNET: u32 = 2;
 /// 4096 bytes, as `ibv_mtu`.

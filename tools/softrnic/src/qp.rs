@@ -12,7 +12,7 @@ use crate::abi::consts::{event, qp_state, qp_type};
 use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
 use crate::context::Event;
 use crate::cq::Cq;
-use crate::device::{MAX_INLINE, MAX_SGE};
+use crate::device::MAX_SGE;
 use crate::engine;
 use crate::fabric::layout::{QPS, Table};
 use crate::fabric::slots::{NO_PEER, QpSlot};
@@ -21,6 +21,7 @@ use crate::pd::Pd;
 use crate::recv_queue::{Received, RecvRing};
 use crate::route::Place;
 use crate::send_queue::{SendQueue, SendRing};
+use crate::settings::{InlineExcess, Settings};
 use crate::timers::now_ns;
 
 /// What the application holds as `ibv_qp*` is its first field.
@@ -74,20 +75,13 @@ pub(crate) struct Order {
 }
 
 impl Qp {
+    /// The errno value of a refusal may be 0: errno stays as it was.
     pub(crate) fn create(pd: &Arc<Pd>, order: Order) -> Result<Arc<Self>, i32> {
-        let (fabric, device, cap) = (pd.context.fabric, pd.context.device.index, order.cap);
+        let (fabric, device) = (pd.context.fabric, pd.context.device.index);
         if order.qp_type != qp_type::RC && order.qp_type != qp_type::UC {
             return Err(libc::EOPNOTSUPP);
         }
-        let most = fabric.settings.max_qp_wr;
-        let too_much = cap.max_send_wr > most
-            || cap.max_recv_wr > most
-            || cap.max_send_sge > MAX_SGE
-            || cap.max_recv_sge > MAX_SGE
-            || cap.max_inline_data > MAX_INLINE;
-        if too_much {
-            return Err(libc::EINVAL);
-        }
+        let cap = grant(&fabric.settings, order.cap)?;
         let (index, slot) = claim_slot(fabric, device, pd, &order)?;
         let qpn = slot.qpn.load(SeqCst);
         let abi = types::Qp {
@@ -331,6 +325,26 @@ impl Qp {
         if events & fatal != 0 {
             self.flush_at(now_ns());
         }
+    }
+}
+
+/// What a queue pair gets that is to have `wish`; the errno value of a refusal, 0 for one that leaves errno as it was.
+fn grant(settings: &Settings, wish: QpCap) -> Result<QpCap, i32> {
+    let most = settings.max_qp_wr;
+    let is_too_much = wish.max_send_wr > most
+        || wish.max_recv_wr > most
+        || wish.max_send_sge > MAX_SGE
+        || wish.max_recv_sge > MAX_SGE;
+    if is_too_much {
+        return Err(libc::EINVAL);
+    }
+    if wish.max_inline_data <= settings.max_inline {
+        return Ok(wish);
+    }
+    match settings.inline_excess {
+        InlineExcess::Refuse => Err(libc::EINVAL),
+        InlineExcess::RefuseSilently => Err(0),
+        InlineExcess::Grant => Ok(QpCap { max_inline_data: settings.max_inline, ..wish }),
     }
 }
 

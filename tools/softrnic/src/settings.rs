@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::device::MAX_INLINE;
 use crate::fabric::layout;
 use crate::gpu::Direct;
 use crate::shape::Wish;
@@ -25,6 +26,8 @@ pub(crate) struct Settings {
     pub(crate) staged: bool,
     /// Writes to memory with relaxed ordering land in no order.
     pub(crate) chaos: bool,
+    /// The last word of each aligned line of 128 bytes is written after all that precedes it in its message.
+    pub(crate) lines: bool,
     /// Where to write down the faults that strike.
     pub(crate) trace: Option<PathBuf>,
     /// Fault rules that the fabric shall have, as text.
@@ -36,6 +39,22 @@ pub(crate) struct Settings {
     pub(crate) max_cq: u32,
     pub(crate) max_mr: u32,
     pub(crate) max_qp_wr: u32,
+    /// Most inline bytes of a work request.
+    pub(crate) max_inline: u32,
+    /// What becomes of a queue pair that is to have more.
+    pub(crate) inline_excess: InlineExcess,
+}
+
+/// What `ibv_create_qp` does when it is asked for more inline data than there can be. Drivers differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum InlineExcess {
+    /// Refuses with `EINVAL`.
+    #[default]
+    Refuse,
+    /// Refuses and leaves errno as it was.
+    RefuseSilently,
+    /// Makes the queue pair and grants as much as there can be.
+    Grant,
 }
 
 /// Most work requests a queue may hold.
@@ -50,8 +69,11 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_FAULTS",
     "SOFTRNIC_GIDS",
     "SOFTRNIC_GPU",
+    "SOFTRNIC_INLINE_EXCESS",
+    "SOFTRNIC_LINES",
     "SOFTRNIC_LINK",
     "SOFTRNIC_MAX_CQ",
+    "SOFTRNIC_MAX_INLINE",
     "SOFTRNIC_MAX_MR",
     "SOFTRNIC_MAX_QP",
     "SOFTRNIC_MAX_QP_WR",
@@ -82,6 +104,7 @@ impl Settings {
             ece: 0,
             staged: false,
             chaos: false,
+            lines: false,
             trace: None,
             faults: None,
             seed: None,
@@ -90,6 +113,8 @@ impl Settings {
             max_cq: layout::CQS,
             max_mr: layout::MRS,
             max_qp_wr: MAX_QP_WR,
+            max_inline: MAX_INLINE,
+            inline_excess: InlineExcess::default(),
         }
     }
 
@@ -127,6 +152,7 @@ impl Settings {
             ece: number("SOFTRNIC_ECE", 0, 0, u32::MAX)?,
             staged: switch("SOFTRNIC_STAGED")?,
             chaos: switch("SOFTRNIC_CHAOS")?,
+            lines: switch("SOFTRNIC_LINES")?,
             trace: text("SOFTRNIC_TRACE")?.map(Into::into),
             faults: faults()?,
             seed: text("SOFTRNIC_SEED")?.map(|_| number("SOFTRNIC_SEED", 0, 0, u64::MAX)).transpose()?,
@@ -135,6 +161,8 @@ impl Settings {
             max_cq: number("SOFTRNIC_MAX_CQ", layout::CQS, 1, layout::CQS)?,
             max_mr: number("SOFTRNIC_MAX_MR", layout::MRS, 1, layout::MRS)?,
             max_qp_wr: number("SOFTRNIC_MAX_QP_WR", MAX_QP_WR, 1, MAX_QP_WR)?,
+            max_inline: number("SOFTRNIC_MAX_INLINE", MAX_INLINE, 0, MAX_INLINE)?,
+            inline_excess: inline_excess()?,
         })
     }
 }
@@ -178,6 +206,16 @@ fn gpu() -> Result<Direct, String> {
         Some(value) => return Err(format!("SOFTRNIC_GPU={value:?}: must be none, peermem, dmabuf or both")),
     };
     Ok(Direct { by_address, by_dmabuf })
+}
+
+/// `SOFTRNIC_INLINE_EXCESS`.
+fn inline_excess() -> Result<InlineExcess, String> {
+    match text("SOFTRNIC_INLINE_EXCESS")?.as_deref() {
+        None | Some("refuse") => Ok(InlineExcess::Refuse),
+        Some("silent") => Ok(InlineExcess::RefuseSilently),
+        Some("grant") => Ok(InlineExcess::Grant),
+        Some(value) => Err(format!("SOFTRNIC_INLINE_EXCESS={value:?}: must be refuse, silent or grant")),
+    }
 }
 
 fn switch(name: &str) -> Result<bool, String> {

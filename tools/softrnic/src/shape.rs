@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::fabric::layout::{DEVICES, PORTS};
 use crate::fabric::slots::{Header, SHAPE_WORDS};
-use crate::port::{self, LINK_ETHERNET, LINK_INFINIBAND};
+use crate::port::{self, LINK_ETHERNET, LINK_INFINIBAND, LINK_UNSPECIFIED};
 use crate::settings;
 
 /// What is settled for the whole fabric, in the order of [`RULES`].
@@ -55,11 +55,12 @@ const RULES: [Rule; KEYS] = [
     Rule {
         word: "link",
         default: "roce",
-        allowed: "roce or ib",
+        allowed: "roce, ib or unspecified",
         is_per_port: true,
         parse: |text| match text {
             "roce" => Some(LINK_ETHERNET),
             "ib" => Some(LINK_INFINIBAND),
+            "unspecified" => Some(LINK_UNSPECIFIED),
             _ => None,
         },
     },

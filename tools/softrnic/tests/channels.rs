@@ -61,7 +61,7 @@ fn a_completion_channel_wakes_the_receiver() {
                 node.send(Work { opcode: SEND, ..Work::default() });
                 node.send(Work { opcode: SEND, ..Work::default() });
             } else {
-                assert!(is_readable(fd, 10_000), "not woken");
+                assert!(is_readable(fd, 60_000), "not woken");
                 let (mut which, mut context) = (ptr::null_mut(), ptr::null_mut());
                 assert_eq!(get(channel, &raw mut which, &raw mut context), 0);
                 assert_eq!((which, context), (cq, 0x77 as Ptr));
@@ -96,7 +96,7 @@ fn the_event_descriptor_may_be_nonblocking() {
         assert_eq!(ibv_get_async_event(b.context, &mut event), -1);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
         a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
-        assert!(is_readable(fd, 10_000));
+        assert!(is_readable(fd, 60_000));
         assert_eq!(ibv_get_async_event(b.context, &mut event), 0);
         assert_eq!((event.element, event.kind), (b.qp as usize, 3));
     });
@@ -194,7 +194,7 @@ fn the_receives_of_a_failed_qp_are_told() {
             // With a key of nobody, at home or at the peer.
             let sges = if fails_by_itself { [bad] } else { [a.sge(0, 8)] };
             sender.send(Work { sges: &sges, ..Work::default() });
-            assert!(channel.is_told(10_000), "of its own request: {fails_by_itself}");
+            assert!(channel.is_told(60_000), "of its own request: {fails_by_itself}");
             channel.take();
             let wc = b.next();
             assert_eq!((wc.wr_id, wc.status), (7, FLUSH));

@@ -5,9 +5,10 @@ mod common;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
-use common::cli::{LibraryDir, control, refused, softrnic};
+use common::cli::{Folder, LibraryDir, control, hold_if_asked, refused, softrnic};
 use common::node::{Node, Terms, Work, local_pair};
 use common::process::{alone, assert_clean, pair};
+use common::tools::skipped;
 use common::verbs::*;
 
 fn text(bytes: &[u8]) -> String {
@@ -129,48 +130,31 @@ fn run_sets_the_stage_and_becomes_the_program() {
 }
 
 #[test]
-fn the_only_fabric_is_taken_by_default() {
-    let dir = std::env::temp_dir().join(format!("softrnic-only-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).expect("a folder");
-    let folder = dir.to_str().expect("UTF-8").to_owned();
-    let output = Command::new(env!("CARGO_BIN_EXE_softrnic")).arg("stat").env("SOFTRNIC_SHM_DIR", &folder).output();
-    assert!(text(&output.expect("runs").stderr).contains("no fabric is in use"));
-    let listen = |fabric: &str| {
-        let mut sleeper = Command::new(std::env::current_exe().expect("own path"));
-        sleeper.args(["holds_a_fabric_until_its_input_ends", "--exact", "--nocapture"]);
-        sleeper.env("SOFTRNIC_HOLD", "1").env("SOFTRNIC_FABRIC", fabric).env("SOFTRNIC_SHM_DIR", &folder);
-        sleeper.env("SOFTRNIC_QUIET", "1").stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
-        let mut child = sleeper.spawn().expect("start");
-        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.as_mut().expect("piped")));
-        while !lines.next().expect("the line").expect("text").contains("holding") {}
-        child
-    };
-    let stat = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_softrnic"));
-        command.arg("stat").env("SOFTRNIC_SHM_DIR", &folder).env_remove("SOFTRNIC_FABRIC").output().expect("runs")
-    };
-    let mut children = vec![listen("one")];
+fn the_only_fabric_is_shown_by_default() {
+    let folder = Folder::new("only");
+    let stat = || folder.command(&["stat"]).output().expect("runs");
+    assert!(text(&stat().stderr).contains("no fabric is in use"));
+    let one = folder.hold("one");
     assert!(text(&stat().stdout).starts_with("fabric one\n"));
-    children.push(listen("two"));
-    assert!(text(&stat().stderr).contains("--fabric: one, two"), "{}", text(&stat().stderr));
-    for mut child in children {
-        drop(child.stdin.take());
-        assert!(child.wait().expect("wait").success());
-    }
-    std::fs::remove_dir(&dir).expect("nothing is left in it");
+    let two = folder.hold("two");
+    let told = text(&stat().stderr);
+    assert!(told.contains("--fabric or SOFTRNIC_FABRIC") && told.contains(": one, two"), "{told}");
+    one.end();
+    two.end();
+    assert_eq!(folder.names(), [""; 0], "nothing is left");
 }
 
 #[test]
 fn holds_a_fabric_until_its_input_ends() {
-    if std::env::var_os("SOFTRNIC_HOLD").is_some() {
-        let mut count = 0;
-        assert!(!ibv_get_device_list(&mut count).is_null());
-        println!("holding");
-        let _ = std::io::Read::read(&mut std::io::stdin(), &mut [0]);
-    }
+    hold_if_asked();
 }
 
-/// Whether a namespace with a mount of its own can be had; if not, that is told.
+/// Whether a run can be faithful here; if not, that is told.
+fn may_be_faithful() -> bool {
+    has_namespaces(false) || has_namespaces(true) || skipped("mount namespaces").unwrap_or_default()
+}
+
+/// Whether a namespace with a mount of its own can be had.
 fn has_namespaces(as_nobody: bool) -> bool {
     let mut probe = Command::new("unshare");
     let flags = if as_nobody { "-Urm" } else { "-m" };
@@ -179,11 +163,7 @@ fn has_namespaces(as_nobody: bool) -> bool {
     if as_nobody && unsafe { libc::geteuid() } == 0 {
         probe.uid(65534).gid(65534);
     }
-    let is_possible = probe.output().is_ok_and(|output| output.status.success());
-    if !is_possible {
-        println!("skipped: user namespaces");
-    }
-    is_possible
+    probe.output().is_ok_and(|output| output.status.success())
 }
 
 /// What a program sees of sysfs.
@@ -214,7 +194,7 @@ const SHAPE: [&str; 7] = ["--ports", "2", "--gids", "rich", "--speed", "400,soft
 
 #[test]
 fn a_faithful_run_has_a_sysfs() {
-    if !has_namespaces(false) && !has_namespaces(true) {
+    if !may_be_faithful() {
         return;
     }
     let look = |more: &[&str]| check_look(&run("faithful", &[&SHAPE, more, &["--", "sh", "-c", LOOK]].concat()));
@@ -235,7 +215,7 @@ fn a_faithful_run_has_a_sysfs() {
 #[test]
 fn a_faithful_run_shows_the_fabric_that_is_there() {
     alone("a_faithful_run_shows_the_fabric_that_is_there", &[("SOFTRNIC_DEVICES", "3")], || {
-        if !has_namespaces(false) && !has_namespaces(true) {
+        if !may_be_faithful() {
             return;
         }
         let _node = Node::new(0, 64);
@@ -253,7 +233,7 @@ fn a_faithful_run_shows_the_fabric_that_is_there() {
 fn a_faithful_run_needs_no_root() {
     // SAFETY: no preconditions.
     if unsafe { libc::geteuid() } != 0 || !has_namespaces(true) {
-        return;
+        return skipped("root, to become another user, and user namespaces").unwrap_or_default();
     }
     let library = LibraryDir::new("no-root");
     // The build folder may be out of that user's reach: copies are not.
@@ -285,7 +265,7 @@ fn two_processes_exchange_data() {
 
 #[test]
 fn processes_in_a_faithful_run_reach_each_other() {
-    if !has_namespaces(false) && !has_namespaces(true) {
+    if !may_be_faithful() {
         return;
     }
     let me = std::env::current_exe().expect("own path");

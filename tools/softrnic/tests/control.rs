@@ -10,8 +10,8 @@ use common::process::{alone, pair};
 use common::verbs::*;
 
 const QUICK: Terms = Terms { timeout: 8, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
-/// Gives up after 4.3 s.
-const PATIENT: Terms = Terms { timeout: 17, retry_cnt: 7, ..QUICK };
+/// Gives up after 8.6 s.
+const PATIENT: Terms = Terms { timeout: 18, retry_cnt: 7, ..QUICK };
 
 fn errno() -> Option<i32> {
     std::io::Error::last_os_error().raw_os_error()

@@ -21,7 +21,7 @@ const KINDS: [(u32, bool); 5] = [(SEND, false), (WRITE_IMM, false), (WRITE, fals
 const TERMS: Terms = Terms { timeout: 8, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 1, access: 15 };
 const RECEIVES: u64 = 4;
 /// Beyond this something hangs.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Memory that the survivor and its children share, to introduce themselves.
 #[repr(C)]

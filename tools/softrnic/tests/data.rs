@@ -41,6 +41,11 @@ fn every_opcode_with_late_execution() {
     pair("every_opcode_with_late_execution", &[("SOFTRNIC_STRICT", "1")], every_opcode);
 }
 
+#[test]
+fn every_opcode_by_lines() {
+    pair("every_opcode_by_lines", &[("SOFTRNIC_LINES", "1")], every_opcode);
+}
+
 /// Side 0 requests, side 1 checks. All sizes, odd alignments on both ends.
 fn every_opcode(side: usize, mut line: Line) {
     let mut node = Node::new(side, SPACE);
@@ -284,6 +289,62 @@ fn bytes_appear_in_ascending_order() {
         line.meet();
     });
 }
+
+/// Side 0 writes `bytes` again and again; side 1 waits for the last word of each `unit` and looks at those before it, back
+/// to the start of its unit.
+fn polled(side: usize, mut line: Line, bytes: usize, unit: usize) {
+    const ROUNDS: u64 = 300;
+    const ALIGNED: usize = 128;
+    let mut node = Node::new(0, bytes + ALIGNED);
+    let peer = node.join(&mut line, &Terms::default());
+    let mine = node.memory.as_ptr().align_offset(ALIGNED);
+    let theirs: usize = line.swap(&mine);
+    for round in 1..=ROUNDS {
+        if side == 0 {
+            for word in node.memory[..bytes].chunks_mut(8) {
+                word.copy_from_slice(&round.to_le_bytes()[..word.len()]);
+            }
+            line.meet();
+            let to = (peer.addr + theirs as u64, peer.rkey);
+            node.send(Work { sges: &[node.sge(0, bytes)], to, ..Work::default() });
+            assert_eq!(node.next().status, OK);
+        } else {
+            node.memory.fill(0);
+            // SAFETY: aligned and inside the memory; read as atomics while the device writes.
+            let words: &[AtomicU64] =
+                unsafe { std::slice::from_raw_parts(node.memory.as_ptr().add(mine).cast(), bytes / 8) };
+            line.meet();
+            for (at, unit) in words.chunks_exact(unit / 8).enumerate() {
+                let (flag, rest) = unit.split_last().expect("not empty");
+                while flag.load(Ordering::Acquire) != round {
+                    std::hint::spin_loop();
+                }
+                let late = rest.iter().position(|word| word.load(Ordering::Acquire) != round);
+                assert_eq!(late, None, "a word of unit {at} in round {round} appears after the last");
+            }
+        }
+        line.meet();
+    }
+}
+
+#[test]
+fn the_last_word_of_a_long_message_appears_last() {
+    pair("the_last_word_of_a_long_message_appears_last", &[], |side, line| polled(side, line, 65_536, 65_536));
+}
+
+#[test]
+fn whole_lines_are_seen_by_their_last_word() {
+    const NAME: &str = "whole_lines_are_seen_by_their_last_word";
+    pair(NAME, &[("SOFTRNIC_LINES", "1")], |side, line| polled(side, line, 614_400, 128));
+}
+
+#[test]
+fn whole_lines_are_seen_by_their_last_word_when_staged() {
+    const NAME: &str = "whole_lines_are_seen_by_their_last_word_when_staged";
+    pair(NAME, &[("SOFTRNIC_LINES", "1"), STAGED], |side, line| polled(side, line, 65_536, 128));
+}
+
+const STAGED: (&str, &str) = ("SOFTRNIC_STAGED", "1");
 
 /// The receiver posts one receive at a time; the sender's queue is full most of the time. Nothing is lost, doubled or
 /// out of order.

@@ -40,12 +40,9 @@ fn event(node: &Node) -> u32 {
     event.kind
 }
 
+/// For what must not come: looks for it for a moment.
 fn has_event(node: &Node) -> bool {
-    // SAFETY: async_fd lies at byte 268 of a context.
-    let fd = unsafe { *node.context.cast::<u8>().add(268).cast::<i32>() };
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one pollfd.
-    unsafe { libc::poll(&raw mut poll, 1, 50) == 1 }
+    common::verbs::has_event(node.context, 50)
 }
 
 fn assert_unharmed(b: &Node) {
@@ -215,7 +212,7 @@ fn receiver_not_ready_waits_and_then_delivers() {
         assert!(a.poll().is_none());
         b.recv(3, &[b.sge(0, 8)]);
         // The service thread delivers: nobody polls.
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(60);
         // SAFETY: the device writes there; a volatile read of our own memory.
         while unsafe { b.memory.as_ptr().add(7).read_volatile() } != 7 {
             assert!(Instant::now() < end, "not delivered without a poll");
@@ -296,7 +293,8 @@ fn somebody_else_is_addressed() {
 #[test]
 fn a_peer_that_is_late_is_reached_by_a_retry() {
     alone("a_peer_that_is_late_is_reached_by_a_retry", &[], || {
-        let terms = Terms { timeout: 12, retry_cnt: 7, ..Terms::default() };
+        // 4.096 us x 2^17 x 8 = 4.3 s to be late in.
+        let terms = Terms { timeout: 17, retry_cnt: 7, ..Terms::default() };
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         a.connect(&b.address(), &terms);
         a.send(Work::default());
@@ -315,7 +313,8 @@ fn time_scale_shortens_timeouts() {
         let start = Instant::now();
         a.send(Work::default());
         assert_eq!(a.next().status, RETRY_EXC);
-        assert!(start.elapsed() >= Duration::from_millis(34) && start.elapsed() < Duration::from_secs(10));
+        let waited = start.elapsed();
+        assert!(waited >= Duration::from_millis(34) && waited < Duration::from_secs(30), "{waited:?}");
     });
 }
 
@@ -381,7 +380,7 @@ fn events_hold_back_destruction() {
         let (a, b) = local_pair(64, &Terms::default());
         a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
         assert_eq!(a.next().status, REM_ACCESS);
-        assert!(has_event(&b));
+        assert!(common::verbs::has_event(b.context, 60_000));
         assert_eq!(ibv_destroy_qp(b.qp), 0);
         assert!(!has_event(&b));
     });

@@ -8,6 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use common::node::{Address, Node, Terms, Work, open, to_state};
@@ -26,11 +28,17 @@ fn device_count() -> Result<i32, i32> {
     Ok(count)
 }
 
+/// A fabric for one probe: tests that run side by side in this process have devices of different kinds.
+fn probe_fabric() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    fabric_name(&format!("probe-{}", NEXT.fetch_add(1, SeqCst)))
+}
+
 /// Runs this test program again as a probe that prints the device count; `prepare` runs in it before the start.
 fn probe(env: &[(&str, &str)], prepare: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("own path"));
     command.args(["probe_for_others", "--exact", "--nocapture"]).env("SOFTRNIC_TEST_PROBE", "1");
-    command.env("SOFTRNIC_FABRIC", fabric_name("probe")).envs(env.iter().copied()).stdin(Stdio::null());
+    command.env("SOFTRNIC_FABRIC", probe_fabric()).envs(env.iter().copied()).stdin(Stdio::null());
     // SAFETY: only async-signal-safe calls (unshare, mount) happen between fork and exec.
     unsafe { command.pre_exec(prepare) };
     command.output().expect("run")
@@ -60,7 +68,7 @@ fn a_bad_setting_is_named_and_there_is_no_device() {
         ("SOFTRNIC_DEVICES", "two", "1 to 8"),
         ("SOFTRNIC_PORTS", "3", "1 to 2"),
         ("SOFTRNIC_CARD", "0", "1 to 2"),
-        ("SOFTRNIC_LINK", "opa", "roce or ib"),
+        ("SOFTRNIC_LINK", "opa", "roce, ib or unspecified"),
         ("SOFTRNIC_GIDS", "many", "plain or rich"),
         ("SOFTRNIC_SPEED", "300", "200, 400 or 800"),
         ("SOFTRNIC_SPEED", "400,softrnic0/3=100", "200, 400 or 800"),
@@ -75,6 +83,8 @@ fn a_bad_setting_is_named_and_there_is_no_device() {
         ("SOFTRNIC_TIME_SCALE", "NaN", "number from"),
         ("SOFTRNIC_MAX_QP", "0", "1 to 4096"),
         ("SOFTRNIC_MAX_QP_WR", "100000", "1 to 16384"),
+        ("SOFTRNIC_MAX_INLINE", "1025", "0 to 1024"),
+        ("SOFTRNIC_INLINE_EXCESS", "shrug", "refuse, silent or grant"),
         ("SOFTRNIC_STRICT", "yes", "0 or 1"),
         ("SOFTRNIC_QUIET", "2", "0 or 1"),
     ];
@@ -272,8 +282,8 @@ fn fork_leaves_the_parent_alone() {
 fn killed_peers_are_survived() {
     const NAME: &str = "killed_peers_are_survived";
     const ROUNDS: u64 = 50;
-    // 4.096 us x 2^12 x 4 = 67 ms.
-    let terms = Terms { timeout: 12, retry_cnt: 3, ..Terms::default() };
+    // 4.096 us x 2^10 x 4 = 16.7 ms.
+    let terms = Terms { timeout: 10, retry_cnt: 3, ..Terms::default() };
     let body = |side, mut line: common::process::Line| {
         if side == 1 {
             // The victim: connects and streams until it dies.
@@ -288,7 +298,7 @@ fn killed_peers_are_survived() {
         for _ in 0..ROUNDS {
             node.join(&mut line, &terms);
             let peer = line_peer(&node, &mut line);
-            let failed_after = stream(&node, &peer, Duration::from_secs(30), || {}).expect("a failure");
+            let failed_after = stream(&node, &peer, Duration::from_secs(60), || {}).expect("a failure");
             line.send(&failed_after);
             assert_eq!(to_state(node.qp, RESET), 0);
             assert!(node.poll().is_none());
@@ -327,8 +337,8 @@ fn killed_peers_are_survived() {
         let killed = Instant::now();
         let failed_after_us: u64 = to_survivor.recv();
         let total = killed.elapsed();
-        assert!(failed_after_us >= 60_000, "round {round}: told after {failed_after_us} us, not after its retries");
-        assert!(total < Duration::from_secs(20), "round {round}: {total:?}");
+        assert!(failed_after_us >= 16_000, "round {round}: told after {failed_after_us} us, not after its retries");
+        assert!(total < Duration::from_secs(60), "round {round}: {total:?}");
     }
     finish(survivor);
     assert_clean(&fabric);

@@ -5,7 +5,7 @@ mod common;
 
 use std::ffi::c_int;
 use std::ptr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::gpu::{Driver, GpuNode, pattern};
 use common::node::{Address, Node, Terms, Work, to_state};
@@ -270,7 +270,9 @@ fn while_a_gpu_copies(test: &str, and_then: impl Fn(&Driver, &GpuNode)) {
 #[test]
 fn a_copy_ends_although_nobody_polls_any_more() {
     while_a_gpu_copies("a_copy_ends_although_nobody_polls_any_more", |driver, gpu| {
+        let end = Instant::now() + Duration::from_secs(60);
         while driver.bytes(gpu.at, 4096) != [1; 4096] {
+            assert!(Instant::now() < end, "the copy does not end");
             std::thread::sleep(Duration::from_millis(1));
         }
     });

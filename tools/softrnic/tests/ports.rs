@@ -191,6 +191,17 @@ fn large_messages_vanish_where_the_mtu_is_too_small() {
     });
 }
 
+#[test]
+fn a_port_may_have_no_link_layer() {
+    alone("a_port_may_have_no_link_layer", &[("SOFTRNIC_LINK", "roce,softrnic1/1=unspecified")], || {
+        let (a, b) = (Node::new(0, 64), Node::new(1, 64));
+        let layers = [&a, &b].map(|node| port_attr(node.context, 1).expect("port").link_layer);
+        assert_eq!(layers, [2, 0]);
+        join_ports((&a, 1), (&b, 1), 1, &QUICK);
+        assert_eq!(send(&a, &b), OK);
+    });
+}
+
 const SHAPED: &str = "the_first_process_decides_the_shape";
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::cli::{control, refused};
 use common::node::{Node, Terms, Work, local_pair, to_state};
@@ -199,12 +199,15 @@ fn calls_fail_as_often_as_asked() {
 fn a_delay_holds_up_what_is_behind_it() {
     alone("a_delay_holds_up_what_is_behind_it", &[("SOFTRNIC_FAULTS", "delay=80ms message=2")], || {
         let (mut a, b) = local_pair(64, &Terms::default());
+        let begin = Instant::now();
         for id in 1..=3 {
             write(&mut a, &b, id, id as u8);
         }
         assert_eq!(a.next().wr_id, 1);
-        assert_eq!((a.poll().map(|wc| wc.wr_id), b.memory[0]), (None, 1), "held up");
-        assert_eq!([a.next().wr_id, a.next().wr_id], [2, 3]);
+        assert_eq!(a.next().wr_id, 2);
+        // A lower bound: no machine is too slow for it.
+        assert!(begin.elapsed() >= Duration::from_millis(80), "held up for {:?}", begin.elapsed());
+        assert_eq!(a.next().wr_id, 3);
         assert_eq!(b.memory[0], 3);
     });
 }
@@ -229,7 +232,9 @@ fn rules_can_be_changed_from_outside() {
         assert!(listed.contains("device=softrnic0  struck 1") && listed.contains("2  drop"), "{listed}");
         assert!(!control(&["inject", "--remove", "1"]).contains("corrupt"));
         assert_eq!(wrong_bits(), 0);
-        assert_eq!(control(&["inject", "--clear"]), "");
+        let fabric = std::env::var("SOFTRNIC_FABRIC").expect("set");
+        assert_eq!(control(&["inject", "--clear"]), format!("fabric {fabric}: 0 fault rule(s) in force\n"));
+        assert_eq!(control(&["inject"]), "");
         for (args, says) in [
             (&["inject", "dorp"][..], "no action \"dorp\""),
             (&["inject", "drop device=softrnic5"][..], "there is no softrnic5 among 2"),

@@ -3,7 +3,7 @@
 mod common;
 
 use std::ptr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::cli::control;
 use common::gpu::pattern;
@@ -151,6 +151,20 @@ fn stop() {
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
+/// Waits until the other side has stopped itself: a signal to go on that comes before would be lost.
+fn await_stop(pid: i32) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let state = || {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+        // Behind the name, which is in brackets.
+        text.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next())
+    };
+    while state() != Some('T') {
+        assert!(Instant::now() < end, "process {pid} does not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn go_on(pid: i32) {
     // SAFETY: as above.
     unsafe { libc::kill(pid, libc::SIGCONT) };
@@ -170,7 +184,7 @@ fn a_stopped_requester_holds_nobody_up() {
             node.send(Work { sges: &[node.sge(0, 8 << 20)], to: (peer.addr, peer.rkey), ..Work::default() });
             stop();
         } else {
-            std::thread::sleep(Duration::from_millis(100));
+            await_stop(pid);
             node.recv(5, &[]);
             assert_eq!(to_state(node.qp, ERR), 0);
             assert_eq!(node.next().status, FLUSH);
@@ -191,7 +205,7 @@ fn a_stopped_target_leaves_room_for_others() {
         if side == 1 {
             stop();
         } else {
-            std::thread::sleep(Duration::from_millis(100));
+            await_stop(pid);
             let (a, b) = local_pair(64, &Terms::default());
             for (node, peer) in nodes.iter().zip(&peers) {
                 node.send(Work { sges: &[node.sge(0, 4 << 20)], to: (peer.addr, peer.rkey), ..Work::default() });

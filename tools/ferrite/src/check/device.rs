@@ -50,10 +50,10 @@ impl Device {
     /// Everything that there is.
     ///
     /// # Errors
-    /// As [`Self::tell`]; [`Error::Data`] if it is not understood.
+    /// As [`Self::tell`]; [`Error::Unreadable`] if it is not understood.
     pub(super) fn stat(&self) -> Result<serde_json::Value> {
         serde_json::from_str(&self.tell(&["stat", "--json"])?)
-            .map_err(|problem| Error::Data(format!("softrnic stat: {problem}")))
+            .map_err(|problem| Error::Unreadable(format!("softrnic stat: {problem}")))
     }
 
     /// How many objects there are.

@@ -70,7 +70,8 @@ impl Scene {
     /// Whether it takes a software device to set it up.
     pub fn is_made_up(&self) -> bool {
         let names_one = |(name, value): &Variable| {
-            value.contains("softrnic") || name.starts_with("SOFTRNIC_") && *name != "SOFTRNIC_STRICT"
+            let is_taste = matches!(*name, "SOFTRNIC_STRICT" | "SOFTRNIC_LINES");
+            value.contains("softrnic") || name.starts_with("SOFTRNIC_") && !is_taste
         };
         self.host == Host::Faithful || self.env.iter().chain(self.rank1).any(names_one)
     }
@@ -140,6 +141,13 @@ mod tests {
         assert_eq!(names.len(), 60);
         let tidy = |name: &str| name.chars().all(|c| c.is_ascii_lowercase() || c == '-' || c.is_ascii_digit());
         assert!(names.iter().all(|name| tidy(name) && name.parse::<u32>().is_err()));
+    }
+
+    #[test]
+    fn settings_that_other_devices_do_not_read_keep_no_point_from_them() {
+        let made_up = |env| Scene { env, ..TWO }.is_made_up();
+        assert!(!made_up(&[("SOFTRNIC_LINES", "1")]) && !made_up(&[("SOFTRNIC_STRICT", "0")]));
+        assert!(made_up(&[("SOFTRNIC_FAULTS", "drop")]) && made_up(&[("NCCL_IB_HCA", "softrnic1")]));
     }
 
     #[test]

@@ -57,20 +57,24 @@ impl Lead {
     /// Finds it: the port is in the handle, and this process listens on it, if it can be only since `before` was read.
     ///
     /// # Errors
-    /// [`Error::Data`] if it is not found: the transport does not listen on TCP, or hides the port.
+    /// [`Error::Unreadable`] if it is not found: the transport does not listen on TCP, or hides the port.
     pub(super) fn find(handle: &Handle, before: &HashSet<u16>) -> Result<Self> {
         let now = ports()?;
         // A transport may have one port for all of its listeners.
         let (old, new): (Vec<u16>, Vec<u16>) = now.into_iter().partition(|port| before.contains(port));
-        for port in new.into_iter().chain(old) {
-            for big_endian in [false, true] {
-                let bytes = if big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
-                if let Some(place) = handle.0.windows(2).position(|pair| pair == bytes) {
-                    return Ok(Self { port, place, big_endian });
-                }
-            }
-        }
-        Err(Error::Data("the port that the listener waits on is not in its handle".into()))
+        let found = Self::of_one(handle, &new).or_else(|| Self::of_one(handle, &old));
+        found.ok_or_else(|| Error::Unreadable("the port that the listener waits on is not in its handle".into()))
+    }
+
+    /// The one of the ports that is in the handle. In network order if there is such a one, as a socket's address has it:
+    /// the bytes of one port may be those of another in the other order.
+    fn of_one(handle: &Handle, ports: &[u16]) -> Option<Self> {
+        let place = |bytes: [u8; 2]| handle.0.windows(2).position(|pair| pair == bytes);
+        let of_order = |big_endian: bool| {
+            let bytes = move |port: u16| if big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
+            ports.iter().find_map(|port| place(bytes(*port)).map(|place| Self { port: *port, place, big_endian }))
+        };
+        of_order(true).or_else(|| of_order(false))
     }
 
     /// The handle, leading to another port.
@@ -176,14 +180,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_is_found_and_diverted() {
+    fn a_listener_of_this_process_is_known() {
         let before = ports().expect("readable");
         let (_socket, port) = booth().expect("a port");
+        assert!(!before.contains(&port) && ports().expect("readable").contains(&port));
+    }
+
+    /// With ports that nobody chooses: whichever others this process has.
+    #[test]
+    fn a_listener_is_found_and_diverted() {
         let mut handle = Handle([0xee; _]);
-        handle.0[30..32].copy_from_slice(&port.to_be_bytes());
-        let lead = Lead::find(&handle, &before).expect("it is there");
-        assert_eq!(lead.port, port);
-        let other = lead.diverted(&handle, 4660);
-        assert_eq!(other.0[29..33], [0xee, 0x12, 0x34, 0xee]);
+        handle.0[30..32].copy_from_slice(&[0x12, 0x43]);
+        for ports in [&[0x1243][..], &[0x4312, 0x1243], &[9, 0x1243, 0x4312]] {
+            let lead = Lead::of_one(&handle, ports).expect("it is there");
+            assert_eq!(lead.port, 0x1243, "{ports:?}");
+            assert_eq!(lead.diverted(&handle, 0x5678).0[29..33], [0xee, 0x56, 0x78, 0xee]);
+        }
+        let lead = Lead::of_one(&handle, &[0x4312]).expect("in the order of this machine");
+        assert_eq!(lead.diverted(&handle, 0x5678).0[29..33], [0xee, 0x78, 0x56, 0xee]);
+        assert!(Lead::of_one(&handle, &[7, 0x1234]).is_none());
     }
 }

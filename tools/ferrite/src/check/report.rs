@@ -43,11 +43,11 @@ struct Json<'a> {
 /// As JSON: `title`, the counts, and `checks` with number, name, claim, verdict, detail, seconds and log of each.
 ///
 /// # Errors
-/// [`Error::Data`] if it cannot be written down.
+/// [`Error::Unreadable`] if it cannot be written down.
 pub fn json(title: &str, outcomes: &[Outcome]) -> Result<String> {
     let [passed, failed, skipped] = counts(outcomes);
     let json = Json { title, passed, failed, skipped, checks: outcomes };
-    serde_json::to_string_pretty(&json).map_err(|problem| Error::Data(format!("no JSON: {problem}")))
+    serde_json::to_string_pretty(&json).map_err(|problem| Error::Unreadable(format!("no JSON: {problem}")))
 }
 
 /// As JUnit XML: a suite with a case per check.

@@ -1,13 +1,17 @@
 //! The process that starts a point's two others, waits for them with a limit, and judges.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use crate::check::point::{Act, Host, Point, Trial};
 use crate::check::stage::{Order, SOFTWARE_DEVICE};
 use crate::check::verdict::{Finding, Outcome, Verdict};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::library::Source;
 use crate::pair::{Pair, Setting};
 use crate::seat::{Note, json_error};
@@ -58,14 +62,44 @@ pub struct Request {
 }
 
 impl Request {
-    /// Tries one point.
-    pub fn run(&self, point: &Point) -> Outcome {
+    /// Tries the points, `jobs` at a time, and tells each outcome to `tell` in the order of the points. Those that were
+    /// told when somebody interrupted it.
+    ///
+    /// # Errors
+    /// Those of `tell`, which end it.
+    pub fn run_all(
+        &self,
+        points: &[Point],
+        jobs: usize,
+        mut tell: impl FnMut(&Outcome) -> Result<()>,
+    ) -> Result<Vec<Outcome>> {
+        let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (sender, outcomes) = channel();
+        std::thread::scope(|scope| {
+            for _ in 0..jobs.clamp(1, points.len().max(1)) {
+                let (sender, next, stop) = (sender.clone(), &next, &stop);
+                scope.spawn(move || {
+                    while let Some((index, point)) = taken(points, next).filter(|_| !stop.load(Ordering::Relaxed)) {
+                        // Nobody listens any more if this fails, which is fine.
+                        sender.send((index, self.run(point))).unwrap_or_default();
+                    }
+                });
+            }
+            drop(sender);
+            let told = in_order(&outcomes, &mut tell);
+            stop.store(true, Ordering::Relaxed);
+            told
+        })
+    }
+
+    /// Tries one point; nothing if somebody interrupted it.
+    fn run(&self, point: &Point) -> Option<Outcome> {
         let start = Instant::now();
         let (verdict, detail, log) = match point.trial {
             Trial::Needs(what) => (Verdict::Skipped, format!("needs {what}"), Vec::new()),
             Trial::Acts(acts) => self.perform(point, acts),
         };
-        Outcome {
+        (!interrupt::heard()).then(|| Outcome {
             number: point.number,
             name: point.name.into(),
             claim: point.claim.into(),
@@ -73,7 +107,7 @@ impl Request {
             detail,
             seconds: start.elapsed().as_secs_f64(),
             log,
-        }
+        })
     }
 
     fn perform(&self, point: &Point, acts: &[Act]) -> (Verdict, String, Vec<String>) {
@@ -91,7 +125,7 @@ impl Request {
             match self.act(point, index, act) {
                 Ok(finding) if finding.skipped => skipped.push(finding.detail),
                 Ok(finding) => details.push(finding.detail),
-                Err(Error::Worker { rank, what, log }) => {
+                Err(Error::Worker { rank, what, log, .. }) => {
                     return (Verdict::Failed, format!("{what} (rank {rank}{})", part(index, acts)), log);
                 }
                 Err(problem) => return (Verdict::Failed, format!("{problem}{}", part(index, acts)), Vec::new()),
@@ -135,7 +169,7 @@ impl Request {
             let log = pair.log(rank);
             if let Some(what) = finding.objection(&log) {
                 let log = log.into_iter().rev().take(8).rev().collect();
-                return Err(Error::Worker { rank, what, log });
+                return Err(Error::Worker { rank, what, log, wrong: true });
             }
         }
         let [zero, _] = findings;
@@ -185,6 +219,34 @@ impl Request {
     }
 }
 
+/// The next point that nobody has taken.
+fn taken<'p>(points: &'p [Point], next: &AtomicUsize) -> Option<(usize, &'p Point)> {
+    let index = next.fetch_add(1, Ordering::Relaxed);
+    points.get(index).map(|point| (index, point))
+}
+
+/// Tells the outcomes by index, whatever order they come in, up to the first that there is not.
+fn in_order(
+    outcomes: &Receiver<(usize, Option<Outcome>)>,
+    tell: &mut impl FnMut(&Outcome) -> Result<()>,
+) -> Result<Vec<Outcome>> {
+    let (mut early, mut told) = (BTreeMap::new(), Vec::new());
+    for (index, outcome) in outcomes {
+        let Some(outcome) = outcome else { break };
+        early.insert(index, outcome);
+        while let Some(outcome) = early.remove(&told.len()) {
+            tell(&outcome)?;
+            told.push(outcome);
+        }
+    }
+    // After an interrupt there are gaps.
+    for outcome in early.into_values() {
+        tell(&outcome)?;
+        told.push(outcome);
+    }
+    Ok(told)
+}
+
 /// Which act it was, where there are several.
 fn part(index: usize, acts: &[Act]) -> String {
     if acts.len() == 1 {
@@ -204,7 +266,9 @@ impl Mask {
         if !wanted {
             return Ok(Self(None));
         }
-        let folder = std::env::temp_dir().join(format!("ferrite-no-verbs-{}", std::process::id()));
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("ferrite-no-verbs-{}-{number}", std::process::id()));
         let failed = |source| Error::io(format!("cannot make {}", folder.display()), source);
         std::fs::create_dir_all(&folder).map_err(failed)?;
         for name in ["libibverbs.so", "libibverbs.so.1"] {

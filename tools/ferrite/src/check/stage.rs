@@ -62,10 +62,10 @@ pub const SETTLED: Duration = Duration::from_secs(2);
 pub fn main() -> i32 {
     let seat = match Seat::take() {
         Ok(Some(seat)) => seat,
-        Ok(None) => return crate::cli::INVALID,
+        Ok(None) => return crate::cli::ending::INVALID,
         Err(problem) => {
-            crate::host::tell(format_args!("{problem}"));
-            return crate::cli::INVALID;
+            crate::output::tell(format_args!("{problem}"));
+            return crate::cli::ending::INVALID;
         }
     };
     seat.run(|seat| {

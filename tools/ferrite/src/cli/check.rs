@@ -1,27 +1,29 @@
 //! The arguments of `ferrite check`, and its lines.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
 use crate::check::point;
 use crate::check::report;
 use crate::check::runner::{self, Request, Shape, Softrnic};
-use crate::check::verdict::Outcome;
-use crate::cli::VerbsName;
+use crate::cli::ending::Ending;
+use crate::cli::place::VerbsName;
 use crate::cli::what::What;
 use crate::dist::Dist;
 use crate::error::{Error, Result};
 use crate::host;
 use crate::library::Source;
+use crate::output;
 use crate::verbs::Verbs;
 use crate::wheel::{self, Release};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Tries NCCL's contract for a network transport, 60 points, each in two fresh processes on a software RDMA device of their \
-own. Prints a line for each: number, name, pass, FAIL or `skipped: why`, and what was seen. Exit code 0: none failed; \
-2 otherwise. What a point means is in docs/conformance.md.")]
+own. Prints a line for each: number, name, pass, FAIL or `skipped: why`, and what was seen. What a point means is in \
+docs/conformance.md.\n\n\
+Exit code 0: none failed; 1: some failed; 2: they could not be tried; 130: interrupted.")]
 pub(super) struct Check {
     #[command(flatten)]
     what: What,
@@ -40,6 +42,9 @@ pub(super) struct Check {
     /// Only these, by number or name
     #[arg(long, value_name = "NAME|NUMBER", value_delimiter = ',')]
     only: Vec<String>,
+    /// Checks that run at the same time [default: one per CPU, 8 at most]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    jobs: Option<u16>,
     /// With the checks that take minutes
     #[arg(long)]
     long: bool,
@@ -66,33 +71,36 @@ enum LinkName {
 }
 
 impl Check {
-    pub(super) fn run(self) -> Result<()> {
+    pub(super) fn run(self) -> Result<Ending> {
         let points = point::chosen(&self.only)?;
         if self.list {
-            for point in points {
-                host::print(&format!("{:>2}  {:<26}  {}\n", point.number, point.name, point.claim));
-            }
-            return Ok(());
+            let lines = points.iter().map(|p| format!("{:>2}  {:<26}  {}\n", p.number, p.name, p.claim));
+            return output::print(&lines.collect::<String>()).map(|()| Ending::Good);
         }
-        let (only, junit, json) = (!self.only.is_empty(), self.junit.clone(), self.json.clone());
+        let (only, junit, json, jobs) = (!self.only.is_empty(), self.junit.clone(), self.json.clone(), self.jobs);
+        [&junit, &json].into_iter().flatten().try_for_each(|path| output::require_writable(path))?;
         let request = self.request()?;
         let title = title(&request);
-        let mut outcomes: Vec<Outcome> = Vec::new();
-        for point in &points {
-            let outcome = request.run(point);
-            host::print(&report::line(&outcome));
-            outcomes.push(outcome);
-        }
-        host::print(&report::summary(&title, &outcomes));
+        let jobs = jobs.map_or_else(jobs_of_this_machine, usize::from);
+        let outcomes = request.run_all(&points, jobs, |outcome| output::print(&report::line(outcome)))?;
+        output::print(&report::summary(&title, &outcomes))?;
         if let Some(path) = junit {
-            write(&path, &report::junit(&title, &outcomes))?;
+            output::write(&path, &report::junit(&title, &outcomes))?;
         }
         if let Some(path) = json {
-            write(&path, &report::json(&title, &outcomes)?)?;
+            output::write(&path, &report::json(&title, &outcomes)?)?;
         }
         let [_, failed, _] = report::counts(&outcomes);
+        if outcomes.len() < points.len() {
+            output::tell(format_args!("ferrite: {} of {} checks were made", outcomes.len(), points.len()));
+            return Ok(Ending::Interrupted);
+        }
+        if failed == 0 {
+            return Ok(Ending::Good);
+        }
         let all = if only { "the checks that were named" } else { "60 checks" };
-        if failed == 0 { Ok(()) } else { Err(Error::Contract(format!("{failed} of {all} failed"))) }
+        output::tell(format_args!("ferrite: {failed} of {all} failed"));
+        Ok(Ending::Worse)
     }
 
     fn request(self) -> Result<Request> {
@@ -158,6 +166,7 @@ fn title(request: &Request) -> String {
     format!("{what} on softrnic, {link}{rails}{strict}")
 }
 
-fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|e| Error::io(format!("cannot write {}", path.display()), e))
+/// Each check has two processes that poll, but many of them wait for most of their time.
+fn jobs_of_this_machine() -> usize {
+    host::cpus().map_or(1, |cpus| cpus.len()).clamp(1, 8)
 }

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::cli::ending::Ending;
+use crate::cli::parse_size;
+use crate::cli::place::Where;
 use crate::cli::what::What;
-use crate::cli::{Where, parse_size};
 use crate::error::{Error, Result};
-use crate::host;
 use crate::measure::copy::BETWEEN;
+use crate::output;
 use crate::plan::{DEPTH, Job, Task};
 use crate::progress::Progress;
 use crate::sample::{Direction, Metric, Sample, size_text};
@@ -24,7 +26,8 @@ A transport on the software device moves bytes by copying them. Each repetition 
 the sizes in turn: a stream of messages from rank 0 to rank 1, 8 in flight, then plain memcpy by rank 0 over the same \
 number of buffers of the same size, then the kernel's copy from process to process (process_vm_writev), which the \
 device itself uses. The ratios are made within each repetition; [..] is an interval of order statistics over \
-the repetitions.")]
+the repetitions.\n\n\
+Exit code 0: measured, and the data right; 1: a byte is wrong; 2: it could not be measured; 130: interrupted.")]
 pub(super) struct Memcpy {
     #[command(flatten)]
     what: What,
@@ -48,12 +51,8 @@ pub(super) struct Memcpy {
 }
 
 impl Memcpy {
-    pub(super) fn run(self) -> Result<()> {
-        let runner = Runner {
-            program: std::env::current_exe().map_err(|e| Error::io("no own program", e))?,
-            silence: Duration::from_secs(self.timeout),
-            pin: !self.no_pin,
-        };
+    pub(super) fn run(self) -> Result<Ending> {
+        let runner = Runner::of_this_program(Duration::from_secs(self.timeout), !self.no_pin)?;
         let mut job = Job {
             devices: self.place.devices(),
             verbs: self.place.verbs()?,
@@ -80,8 +79,8 @@ impl Memcpy {
             sessions.push(runner.run(&job, &mut |what| progress.step(what))?);
         }
         progress.finish();
-        host::print(&table(&sessions, &self.sizes));
-        Ok(())
+        output::print(&table(&sessions, &self.sizes))?;
+        Ok(Ending::Good)
     }
 }
 

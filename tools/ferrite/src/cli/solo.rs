@@ -4,16 +4,19 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::cli::ending::Ending;
+use crate::cli::parse_size;
+use crate::cli::place::Where;
 use crate::cli::what::What;
-use crate::cli::{Where, parse_size};
 use crate::error::Result;
-use crate::host;
+use crate::output;
 use crate::solo::{Job, Work};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Listens on dev0 and connects from dev1. One thread does all in a fixed order (receives, sends, then tests), so the \
-transport's instructions can be counted: valgrind --tool=callgrind --trace-children=yes ferrite solo ... The transport says nothing unless NCCL_DEBUG is set.")]
+transport's instructions can be counted: valgrind --tool=callgrind --trace-children=yes ferrite solo ... The transport says nothing unless NCCL_DEBUG is set.\n\n\
+Exit code 0: the data is right; 1: it is wrong; 2: it could not be tried.")]
 pub(super) struct Solo {
     #[command(flatten)]
     what: What,
@@ -41,7 +44,7 @@ pub(super) struct Solo {
 }
 
 impl Solo {
-    pub(super) fn run(self) -> Result<()> {
+    pub(super) fn run(self) -> Result<Ending> {
         let work = match self.connections {
             Some(count) => Work::Connections { count, hold: self.hold },
             None => Work::Messages { bytes: self.size, count: self.messages, depth: self.depth.into() },
@@ -53,7 +56,7 @@ impl Solo {
             silence: Duration::from_secs(self.timeout),
             work,
         };
-        host::print(&format!("{}\n", job.run()?));
-        Ok(())
+        output::print(&format!("{}\n", job.run()?))?;
+        Ok(Ending::Good)
     }
 }

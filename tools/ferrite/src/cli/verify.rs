@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::cli::Where;
+use crate::cli::ending::Ending;
+use crate::cli::place::Where;
 use crate::cli::what::What;
 use crate::error::{Error, Result};
-use crate::host;
 use crate::measure::verify::Check;
+use crate::output;
 use crate::session::{Runner, Session};
 use crate::verification::{self, Over, Request};
 use crate::wheel;
@@ -18,7 +19,8 @@ use crate::worker::Opened;
 #[command(after_help = "\
 Prints one line per kind and size of message, every byte of which was checked in both directions. \
 Each way of connecting runs in two fresh processes. What is named by --over has to be possible; \
-without it, what is not possible is said and left out.")]
+without it, what is not possible is said and left out.\n\n\
+Exit code 0: every byte is right; 1: one is wrong; 2: it could not be tried; 130: interrupted.")]
 pub(super) struct Verify {
     #[command(flatten)]
     what: What,
@@ -56,12 +58,8 @@ impl From<OverName> for Over {
 }
 
 impl Verify {
-    pub(super) fn run(self) -> Result<()> {
-        let runner = Runner {
-            program: std::env::current_exe().map_err(|e| Error::io("no own program", e))?,
-            silence: Duration::from_secs(self.timeout),
-            pin: true,
-        };
+    pub(super) fn run(self) -> Result<Ending> {
+        let runner = Runner::of_this_program(Duration::from_secs(self.timeout), true)?;
         let named = !self.over.is_empty();
         let mut over: Vec<Over> = self.over.iter().map(|name| Over::from(*name)).collect();
         if !named {
@@ -69,19 +67,23 @@ impl Verify {
         }
         let (verbs, devices) = (self.place.verbs()?, self.place.devices());
         let request = Request { source: self.what.source()?, verbs, devices, long: self.long };
+        // All of them before the first runs.
+        let over: Vec<_> =
+            over.into_iter().map(|over| Ok((over, over.obstacle(&request.source)?))).collect::<Result<_>>()?;
+        if let Some((over, Some(why))) = over.iter().find(|(_, obstacle)| named && obstacle.is_some()) {
+            return Err(Error::Usage(format!("{over}: {why}")));
+        }
         request.verbs.clean_stale();
         let mut all = Vec::new();
-        for over in over {
-            match over.obstacle(&request.source)? {
-                Some(why) if named => return Err(Error::Usage(format!("{over}: {why}"))),
-                Some(why) => host::print(&format!("{over}: left out; {why}\n")),
-                None => {
-                    let session = request.run(over, &runner, &mut |what| log::debug!("{over}: {what}"))?;
-                    let checks = verification::merged(&session.checks);
-                    host::print(&lines(over, &session, &checks));
-                    all.extend(checks);
-                }
+        for (over, obstacle) in over {
+            if let Some(why) = obstacle {
+                output::print(&format!("{over}: left out; {why}\n"))?;
+                continue;
             }
+            let session = request.run(over, &runner, &mut |what| log::debug!("{over}: {what}"))?;
+            let checks = verification::merged(&session.checks);
+            output::print(&lines(over, &session, &checks))?;
+            all.extend(checks);
         }
         summary(&all)
     }
@@ -110,16 +112,16 @@ fn lines(over: Over, session: &Session, checks: &[Check]) -> String {
     text
 }
 
-fn summary(checks: &[Check]) -> Result<()> {
+fn summary(checks: &[Check]) -> Result<Ending> {
     let messages: u64 = checks.iter().map(|check| check.messages).sum();
     let wrong: u64 = checks.iter().map(|check| check.wrong).sum();
     if messages == 0 {
-        return Err(Error::Data("nothing was checked".into()));
+        return Err(Error::Refused("nothing was checked".into()));
     }
     let text = format!("{} checks, {messages} messages checked byte by byte", checks.len());
     if wrong > 0 {
         return Err(Error::Data(format!("{text}, {wrong} of them wrong")));
     }
-    host::print(&format!("valid run, data right: {text}\n"));
-    Ok(())
+    output::print(&format!("valid run, data right: {text}\n"))?;
+    Ok(Ending::Good)
 }

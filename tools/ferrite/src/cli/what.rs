@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::error::{Error, Result};
-use crate::library::Source;
+use crate::library::{self, Source};
 use crate::wheel::{self, Release};
 
 #[derive(Debug, Args)]
@@ -14,7 +14,7 @@ pub(super) struct What {
     /// A plugin's shared object
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// The built-in IB transport: of NCCL 2.21.5, 2.28.9 or 2.30.7 out of the cache (fetched if need be), or of a
+    /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.28.9 or 2.30.7 out of the cache (fetched if need be), or of a
     /// libnccl.so.2 [default: as --nccl of `compare`]
     #[arg(long, value_name = "VERSION|LIBNCCL", num_args = 0..=1, value_parser = parse_stock)]
     stock: Option<Option<Stock>>,
@@ -32,11 +32,16 @@ enum Stock {
 impl What {
     pub(super) fn source(self) -> Result<Source> {
         match self {
-            Self { plugin: Some(path), .. } => Ok(Source::plugin(path)),
+            Self { plugin: Some(path), .. } => library::require_plugin(&path).map(|()| Source::plugin(path)),
             Self { stock: Some(None), .. } => Ok(Source::stock(wheel::find(None)?)),
             Self { stock: Some(Some(Stock::File(path))), .. } => Ok(Source::stock(wheel::find(Some(&path))?)),
             Self { stock: Some(Some(Stock::Release(release))), .. } => Ok(Source::stock(wheel::fetched(release)?)),
-            Self { loader: Some(plugin), .. } => Ok(Source::Loader { nccl: wheel::find(None)?, plugin }),
+            Self { loader: Some(plugin), .. } => {
+                if plugin.contains('/') {
+                    library::require_plugin(plugin.as_ref())?;
+                }
+                Ok(Source::Loader { nccl: wheel::find(None)?, plugin })
+            }
             _ => Err(Error::Usage("name --plugin, --stock or --loader".into())),
         }
     }
@@ -63,6 +68,6 @@ mod tests {
         assert_eq!(parse_stock("2.21.5"), Ok(Stock::Release(Release::DEFAULT)));
         assert_eq!(parse_stock("./2.21.5"), Ok(Stock::File("./2.21.5".into())));
         assert_eq!(parse_stock("libnccl.so.2"), Ok(Stock::File("libnccl.so.2".into())));
-        assert!(parse_stock("2.99.1").is_err_and(|words| words.contains("known are 2.21.5, 2.28.9, 2.30.7")));
+        assert!(parse_stock("2.99.1").is_err_and(|words| words.contains("known are 2.20.5, 2.21.5, 2.28.9, 2.30.7")));
     }
 }

@@ -10,7 +10,6 @@ pub mod verify;
 
 use std::sync::Arc;
 
-use crate::buffer::Buffer;
 use crate::comm::Region;
 use crate::error::Result;
 use crate::link::Link;
@@ -43,8 +42,8 @@ impl Bench {
     /// Those of [`Link::open`] and of registration.
     pub fn open(seat: &mut Seat, transport: &Transport, device: usize, bytes: usize) -> Result<Self> {
         let link = Link::open(seat, transport, device)?;
-        let out = link.send.register(&Arc::new(Buffer::new(bytes)?))?;
-        let into = link.recv.register(&Arc::new(Buffer::new(bytes)?))?;
+        let out = link.send.register(&Arc::new(seat.buffer(bytes)?))?;
+        let into = link.recv.register(&Arc::new(seat.buffer(bytes)?))?;
         Ok(Self { out, into, link })
     }
 

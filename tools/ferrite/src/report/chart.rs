@@ -3,9 +3,10 @@
 
 use std::fmt::Write;
 
-use crate::record::{Record, Row};
+use crate::record::Record;
 use crate::report::repetitions;
 use crate::report::svg::{Curve, Panel, Point, Scale, escape};
+use crate::rows::Row;
 use crate::sample::{Direction, Metric, size_text};
 use crate::stats::Estimate;
 
@@ -53,21 +54,27 @@ fn draw_into(record: &Record, out: &mut String) -> std::fmt::Result {
 }
 
 fn legend(record: &Record, out: &mut String) -> std::fmt::Result {
+    /// Letters that fit beside the line.
+    const ROOM: usize = 120;
     let mut entry = |index: usize, color: &str, text: &str| {
         let y = 24.0 + 20.0 * index as f64;
+        let text = match text.char_indices().nth(ROOM) {
+            Some((end, _)) => format!("{}…", &text[..end]),
+            None => text.to_owned(),
+        };
         writeln!(
             out,
             r##"<line x1="80" x2="110" y1="{y}" y2="{y}" stroke="{color}" stroke-width="3"/>
 <text x="118" y="{}">{}</text>"##,
             y + 4.0,
-            escape(text)
+            escape(&text)
         )
     };
     for (index, side) in record.sides.iter().enumerate() {
         entry(index, [A, B][index % 2], &format!("{} = {}", side.label, side.title()))?;
     }
     if record.sides.len() > 1 {
-        let coverage = record.rows.iter().find_map(|row| row.ratio).map_or(0.0, |ratio| ratio.coverage);
+        let coverage = record.rows.iter().find_map(|row| row.judgement.ratio).map_or(0.0, |ratio| ratio.coverage);
         let text = format!(
             "A/A, the noise; bands of ratios: {:.0} % intervals over {}",
             coverage * 100.0,
@@ -127,21 +134,28 @@ fn curve<'r>(
     Curve { color, dashed, points: points.collect() }
 }
 
+/// A scale for these ratios, on which twice as much is as far from 1 as half as much.
+fn ratio_scale(ratios: &[f64]) -> Scale {
+    let low = ratios.iter().copied().fold(0.95, f64::min);
+    let high = ratios.iter().copied().fold(1.05, f64::max);
+    let air = (high / low).powf(0.06);
+    Scale::log(low / air, high * air)
+}
+
 fn ratios(rows: &[&Row], column: usize, title: &str, out: &mut String) -> std::fmt::Result {
-    let estimates: Vec<Estimate> = rows.iter().flat_map(|row| [row.ratio, row.noise]).flatten().collect();
+    let estimates: Vec<Estimate> =
+        rows.iter().flat_map(|row| [row.judgement.ratio, row.judgement.noise]).flatten().collect();
     if estimates.is_empty() {
         return Ok(());
     }
-    let low = estimates.iter().map(|e| e.low).fold(0.95, f64::min);
-    let high = estimates.iter().map(|e| e.high).fold(1.05, f64::max);
-    let air = (high - low) * 0.06;
-    let y = Scale::linear((low - air).max(0.0), high + air);
-    let panel = panel(rows, column, 1, title, "ratio", y);
+    let ends: Vec<f64> = estimates.iter().flat_map(|e| [e.low, e.high]).collect();
+    let panel = panel(rows, column, 1, title, "ratio, logarithmic", ratio_scale(&ends));
     panel.frame(out)?;
     panel.rule(1.0, out)?;
-    for (color, dashed, pick) in
-        [(NOISE, true, (|row: &Row| row.noise) as fn(&Row) -> Option<Estimate>), (B, false, |row: &Row| row.ratio)]
-    {
+    for (color, dashed, pick) in [
+        (NOISE, true, (|row: &Row| row.judgement.noise) as fn(&Row) -> Option<Estimate>),
+        (B, false, |row: &Row| row.judgement.ratio),
+    ] {
         let points = rows.iter().filter_map(|row| {
             let e = pick(row)?;
             Some(Point { x: row.key.bytes.max(1) as f64, y: e.median, band: Some((e.low, e.high)) })
@@ -149,4 +163,56 @@ fn ratios(rows: &[&Row], column: usize, title: &str, out: &mut String) -> std::f
         panel.curve(&Curve { color, dashed, points: points.collect() }, out)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::sample_record;
+    use crate::rows::Row;
+
+    /// The labels of the y axes, panel by panel: a panel's are at one place.
+    fn y_labels(picture: &str, x: f64) -> Vec<f64> {
+        let start = format!("<text x=\"{x}\" ");
+        let labels = picture.lines().filter(|line| line.starts_with(&start) && line.contains("class=\"end\""));
+        labels.filter_map(|line| line.split('>').nth(1)?.split('<').next()?.parse().ok()).collect()
+    }
+
+    #[test]
+    fn narrow_latencies_and_ratios_have_labels_enough() {
+        let mut record = sample_record();
+        let wider = |factor: f64, bytes: u64| {
+            let mut row: Row = record.rows[1].clone();
+            row.key.bytes = bytes;
+            row.a.insert("typ".into(), 1.1 * factor);
+            row.b = Some(row.a.clone());
+            row
+        };
+        let more = [wider(1.2, 64), wider(1.5, 4096)];
+        record.rows.extend(more);
+        let labels = y_labels(&draw(&record), LEFT[0] - 6.0);
+        // Latency and, below it, its ratio.
+        let (latency, ratio): (Vec<f64>, Vec<f64>) = labels.iter().partition(|label| **label >= 1.2);
+        assert!(latency.len() >= 3 && ratio.len() >= 3, "{labels:?}");
+    }
+
+    #[test]
+    fn half_and_twice_are_as_far_from_one() {
+        let scale = ratio_scale(&[0.5, 2.0]);
+        assert!((scale.place(1.0) - 0.5).abs() < 1e-9);
+        assert!((scale.place(0.5) + scale.place(2.0) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_long_title_fits_into_the_picture() {
+        let mut record = sample_record();
+        record.sides[1].version = Some("1".repeat(300));
+        let picture = draw(&record);
+        let legend = picture.lines().filter(|line| line.starts_with("<text x=\"118\""));
+        // 13 px letters are 8 px wide on average.
+        for line in legend {
+            let text = line.split('>').nth(1).and_then(|rest| rest.split('<').next()).expect("a text");
+            assert!(text.chars().count() as f64 * 8.0 + 118.0 <= WIDTH, "{text}");
+        }
+    }
 }

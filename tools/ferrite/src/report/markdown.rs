@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
+use crate::finding::CHANCE;
 use crate::record::{Record, Side};
-use crate::report::{busy, repetitions, table, verdict};
+use crate::report::verdict::{bias, verdict};
+use crate::report::{percent, repetitions, table, warnings};
 use crate::verbs::Verbs;
 
 /// The whole page.
@@ -17,15 +19,22 @@ pub fn write(record: &Record) -> String {
 fn page_into(record: &Record, page: &mut String) -> std::fmt::Result {
     let two = record.sides.len() > 1;
     writeln!(page, "# {}\n", if two { "A against B" } else { "One transport" })?;
+    writeln!(page, "**{}.**\n", capital(&verdict(record)))?;
+    for warning in warnings(record) {
+        writeln!(page, "**{}.**\n", capital(&warning))?;
+    }
     for side in &record.sides {
         writeln!(page, "- **{}** = {}", side.label, side.title())?;
     }
-    writeln!(page, "\n{}.\n", capital(&verdict(record)))?;
+    writeln!(page, "- made by ferrite {}, {}, {:.0} s\n", record.tool, repetitions(record), record.seconds)?;
     writeln!(page, "![Latency and bandwidth over size, with ratios](report.svg)\n")?;
     for table in table::tables(record) {
         writeln!(page, "{}", table.markdown())?;
     }
     if two {
+        if let Some(bias) = bias(record) {
+            writeln!(page, "**{bias}.**\n")?;
+        }
         reading(record, page)?;
     }
     writeln!(page, "## What ran\n")?;
@@ -36,20 +45,27 @@ fn page_into(record: &Record, page: &mut String) -> std::fmt::Result {
 }
 
 fn reading(record: &Record, page: &mut String) -> std::fmt::Result {
+    let coverage = record.rows.iter().find_map(|row| row.judgement.ratio).map_or(0.0, |ratio| ratio.coverage);
     writeln!(
         page,
         "## How to read it\n\n\
-         Each value is the median over {}, each a fresh pair of processes a side. B/A is the median of the ratios of \
-         neighbouring sessions, with an interval of order statistics that covers the true median with the chance in \
-         the column's head. A/A is the same ratio between two sessions of A: what the machine does by itself. \
-         \"better\" and \"worse\" need a B/A interval that lies beyond 1 and beyond the A/A interval; else no \
-         difference is shown, and none is claimed at all from fewer than five repetitions. `typ` is the median, `p99` \
+         Each value is the median over {}, each of them a session of A, one of B and one of A again, in fresh processes \
+         and in an order that changes; all sessions move data in the same memory pages. B/A is the median of the ratios \
+         of B to the geometric mean of both A; A/A is the ratio of the two sessions of A: what the machine does by itself. \
+         [..] are intervals of order statistics, each of which covers the true median with a chance of {:.0} %. \"better\" and \
+         \"worse\" are said if B/A differs from 1 and its median lies beyond the interval of A/A; the level is chosen so \
+         that the chance of saying it of any row of this run although it is not so is {:.0} %, and the same of any group. \
+         \"none found\" is no proof that there is none: a difference from the one in the last column on would have been \
+         found. \"too noisy\": that is more than {}. \"A is not A\": the interval of A/A does not hold 1, so nothing is claimed. `typ` is the median, `p99` \
          the 99th percentile, within a session.\n\n\
          Latency is half the round trip of a ping-pong whose receives are posted beforehand. Streams keep 8 messages \
          in flight; their time is that of the slower side; `typ` is the median and `peak` the best of five parts of a \
          session. `#wrong` counts the messages of that size with a wrong byte, size, or byte beyond the end in the \
          verification pass, both sides together.\n",
-        repetitions(record)
+        repetitions(record),
+        coverage * 100.0,
+        CHANCE * 100.0,
+        percent(record.scope.find())
     )
 }
 
@@ -90,9 +106,6 @@ fn machine(record: &Record, page: &mut String) -> std::fmt::Result {
         record.seconds,
         record.command.join(" ")
     )?;
-    if let Some(warning) = busy(record) {
-        writeln!(page, "- {warning}")?;
-    }
     for (name, value) in &machine.environment {
         writeln!(page, "- `{name}={value}`")?;
     }

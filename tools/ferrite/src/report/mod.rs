@@ -4,16 +4,19 @@ pub mod chart;
 pub mod markdown;
 pub mod svg;
 pub mod table;
+pub mod verdict;
 
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::record::{Finding, Record, Row};
-use crate::sample::{Direction, Metric};
+use crate::output;
+use crate::record::Record;
 use crate::seat::json_error;
-use crate::stats;
 
-/// Writes `report.md`, `report.svg` and `raw.json` into `folder`.
+/// The files of a report.
+pub const FILES: [&str; 3] = ["raw.json", "report.svg", "report.md"];
+
+/// Writes [`FILES`] into `folder`.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -21,81 +24,41 @@ pub fn write(record: &Record, folder: &Path) -> Result<()> {
     let raw = serde_json::to_string_pretty(record).map_err(|e| json_error(&e))?;
     std::fs::create_dir_all(folder)
         .map_err(|source| Error::io(format!("cannot create {}", folder.display()), source))?;
-    for (name, text) in
-        [("raw.json", raw + "\n"), ("report.svg", chart::draw(record)), ("report.md", markdown::write(record))]
-    {
-        let path = folder.join(name);
-        std::fs::write(&path, text).map_err(|source| Error::io(format!("cannot write {}", path.display()), source))?;
-    }
-    Ok(())
+    let texts = [raw + "\n", chart::draw(record), markdown::write(record)];
+    FILES.iter().zip(texts).try_for_each(|(name, text)| output::write(&folder.join(name), &text))
 }
 
-/// The last line: what the run showed.
-pub fn verdict(record: &Record) -> String {
-    let checked: u64 = record.sides.iter().map(|side| side.checked()).sum();
-    let mut text = format!("valid run, data right ({checked} messages checked byte by byte)");
-    if record.sides.len() < 2 {
-        return text;
-    }
-    let medians: Vec<String> = HEADLINES
-        .iter()
-        .filter_map(|(name, wanted)| {
-            let mut ratios: Vec<f64> =
-                record.rows.iter().filter(|row| wanted(row)).filter_map(|row| Some(row.ratio?.median)).collect();
-            Some(format!("{name} {:.2}", stats::median(&mut ratios)?))
-        })
-        .collect();
-    let count = |finding| record.rows.iter().filter(|row| row.finding == Some(finding)).count();
-    text.push_str(&format!("; median B/A: {}", medians.join(", ")));
-    if record.rows.iter().all(|row| row.finding.is_none()) {
-        text.push_str(&format!("; {} show no difference, five or more may", repetitions(record)));
-        return text;
-    }
-    text.push_str(&format!(
-        "; of {} rows B is better in {}, worse in {}, and no difference is shown in {}",
-        record.rows.len(),
-        count(Finding::Better),
-        count(Finding::Worse),
-        count(Finding::Unclear)
-    ));
-    text
+/// What stands before the results: the run is not whole, or was disturbed.
+pub(crate) fn warnings(record: &Record) -> Vec<String> {
+    let partial = (!record.complete).then(|| {
+        format!(
+            "PARTIAL: interrupted after {} sessions; the repetitions that were complete count",
+            record.sessions.len()
+        )
+    });
+    let busy = record.machine.busy_cpus.filter(|busy| *busy > 0.25);
+    let busy =
+        busy.map(|busy| format!("note: other work kept {busy:.1} CPUs busy when the run began, so expect noise"));
+    [partial, busy].into_iter().flatten().collect()
 }
 
-/// A warning, if other work wanted the CPUs when the run began.
-pub(crate) fn busy(record: &Record) -> Option<String> {
-    let busy = record.machine.busy_cpus?;
-    (busy > 0.25).then(|| format!("note: other work kept {busy:.1} CPUs busy when the run began, so expect noise"))
+/// How many repetitions there are sessions of.
+pub(crate) fn repetitions_run(record: &Record) -> usize {
+    record.sessions.iter().map(|run| run.repetition + 1).max().unwrap_or(0)
 }
 
 /// `1 repetition`, `6 repetitions`.
 pub(crate) fn repetitions(record: &Record) -> String {
-    match record.scope.repetitions {
+    match repetitions_run(record) {
         1 => "1 repetition".into(),
         count => format!("{count} repetitions"),
     }
 }
 
-type Wanted = fn(&Row) -> bool;
-
-/// The groups of rows that the verdict sums up.
-const HEADLINES: [(&str, Wanted); 5] = [
-    ("latency 8 B to 4 KiB", |row| row.key.metric == Metric::Latency),
-    ("message rate 8 B", |row| row.key.metric == Metric::MessageRate && row.key.direction == Direction::Forward),
-    ("bandwidth 64 KiB to 4 MiB", |row| {
-        row.key.metric == Metric::Bandwidth && (64 << 10..=4 << 20).contains(&row.key.bytes)
-    }),
-    ("one connection", |row| row.key.metric == Metric::SetupOne),
-    ("many connections", |row| row.key.metric == Metric::SetupMany),
-];
-
-/// The finding in a word or three, for a column.
-pub(crate) fn finding_word(finding: Option<Finding>) -> &'static str {
-    match finding {
-        Some(Finding::Better) => "better",
-        Some(Finding::Worse) => "worse",
-        Some(Finding::Unclear) => "none shown",
-        None => "too few runs",
-    }
+/// A fraction as a percentage: `4 %`, `0.4 %`, `250 %`.
+pub(crate) fn percent(fraction: f64) -> String {
+    let percent = fraction * 100.0;
+    if percent < 9.95 { format!("{percent:.1} %") } else { format!("{percent:.0} %") }
 }
 
 /// A value with three or four significant digits.
@@ -109,6 +72,48 @@ pub(crate) fn number(value: f64) -> String {
         v if v >= 0.01 => format!("{value:.4}"),
         _ => format!("{value:.5}"),
     }
+}
+
+/// Two sides of nothing much, and a row of bandwidth and one of latency.
+#[cfg(test)]
+pub(crate) fn sample_record() -> Record {
+    use crate::rows::Row;
+    use crate::stats::Estimate;
+    let estimate = |median: f64| Estimate { median, low: median - 0.05, high: median + 0.05, coverage: 0.96 };
+    let row = |metric: &str, bytes: u64, unit: &str, direction: &str| -> Row {
+        let key = serde_json::json!({"metric": metric, "bytes": bytes, "direction": direction, "depth": 8});
+        let values = serde_json::json!({"min": 1.0, "typ": 1.5, "p99": 2.5, "peak": 1.5});
+        let mut row = key;
+        for (name, value) in [
+            ("unit", unit.into()),
+            ("headline", "typ".into()),
+            ("a", values.clone()),
+            ("b", values),
+            ("ratio", serde_json::to_value(estimate(1.0)).expect("numbers")),
+            ("noise", serde_json::to_value(estimate(0.9)).expect("numbers")),
+            ("finding", "unclear".into()),
+            ("least", 0.06.into()),
+        ] {
+            row[name] = value;
+        }
+        serde_json::from_value(row).expect("a row")
+    };
+    let device = serde_json::json!({"name": "x0", "pci_path": null, "guid": 1, "pointer_support": 1,
+        "registration_is_global": 0, "speed_mbps": 1, "port": 1, "latency_us": 0.0, "max_comms": 1, "max_receives": 8,
+        "device_type": 0, "device_version": 0, "fused": []});
+    let side = |label: &str| {
+        serde_json::json!({"label": label, "source": {"kind": "plugin", "path": "x.so"}, "identity": {"name": "X",
+            "file": "x.so", "symbol": "s", "nccl_version": null, "interface": 8, "functions": 15}, "version": "1",
+            "sha256": "0123456789abcdef", "verbs": [], "devices": [device, device], "cpus": [0, 1], "load_ms": 1.0,
+            "init_ms": 1.0, "checks": []})
+    };
+    let mut record = serde_json::json!({"schema": "s", "tool": "0", "complete": true, "command": [], "started_unix": 0,
+        "seconds": 1.0, "machine": {"kernel": "", "processor": "", "cpus": 2, "busy_cpus": null, "environment": {}},
+        "verbs": {"kind": "system"}, "settings": {}, "scope": crate::plan::Scope::quick(), "sessions": [], "groups": [],
+        "sides": [side("A"), side("B")]});
+    let rows = [row("bandwidth", 1 << 20, "GB/s", "forward"), row("latency", 8, "us", "both")];
+    record["rows"] = serde_json::to_value(rows).expect("rows");
+    serde_json::from_value(record).expect("a record")
 }
 
 #[cfg(test)]

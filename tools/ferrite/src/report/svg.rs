@@ -34,14 +34,23 @@ impl Scale {
         fraction.clamp(0.0, 1.0)
     }
 
-    /// Round values within the scale: powers of ten and steps of 1, 2 and 5 between them.
+    /// Round values within the scale, three or more: powers of ten, with steps between them where these are few.
     pub fn ticks(&self) -> Vec<f64> {
-        if self.log {
-            let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
-            let steps: &[f64] = if self.high / self.low > 1e3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
-            let all = (first..=last).flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
-            return all.filter(|tick| (self.low..=self.high).contains(tick)).collect();
+        if !self.log {
+            return self.even_ticks();
         }
+        let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
+        let ticks = |steps: &[f64]| -> Vec<f64> {
+            let all = (first..=last).flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
+            all.filter(|tick| (self.low..=self.high).contains(tick)).collect()
+        };
+        let choices: [&[f64]; 3] = [&[1.0], &[1.0, 2.0, 5.0], &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0]];
+        let enough = choices.into_iter().map(ticks).find(|ticks| ticks.len() >= 3);
+        enough.unwrap_or_else(|| self.even_ticks())
+    }
+
+    /// Multiples of 1, 2 or 5 times a power of ten.
+    fn even_ticks(&self) -> Vec<f64> {
         let rough = (self.high - self.low) / 6.0;
         let unit = 10_f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].iter().map(|factor| factor * unit).find(|step| *step >= rough * 0.999);
@@ -185,6 +194,10 @@ mod tests {
         assert_eq!(Scale::linear(0.0, 10.0).ticks(), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         assert_eq!(Scale::log(0.02, 30.0).ticks(), [0.1, 1.0, 10.0]);
         assert_eq!(Scale::log(4.0, 60.0).ticks(), [5.0, 10.0, 20.0, 50.0]);
+        // As narrow as latencies of 8 B to 4 KiB are, and ratios near 1.
+        assert_eq!(Scale::log(1.1, 3.6).ticks(), [1.5, 2.0, 3.0]);
+        let near: Vec<String> = Scale::log(0.94, 1.07).ticks().iter().map(|tick| tick_text(*tick)).collect();
+        assert_eq!(near, ["0.95", "1", "1.05"]);
         let texts: Vec<String> = Scale::linear(0.55, 1.6).ticks().iter().map(|tick| tick_text(*tick)).collect();
         assert_eq!(texts, ["0.6", "0.8", "1", "1.2", "1.4", "1.6"]);
     }

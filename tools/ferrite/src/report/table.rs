@@ -1,7 +1,9 @@
 //! The tables, in nccl-tests' and perftest's words; for the terminal and for Markdown.
 
-use crate::record::{Record, Row};
-use crate::report::{finding_word, number};
+use crate::finding::{Finding, Judgement};
+use crate::record::Record;
+use crate::report::{number, percent};
+use crate::rows::Row;
 use crate::sample::{Metric, size_text};
 use crate::stats::Estimate;
 
@@ -25,13 +27,50 @@ pub fn tables(record: &Record) -> Vec<Table> {
         (Metric::SetupOne, "Connection set-up, one by one, ms each (listen until both ends are ready)"),
         (Metric::SetupMany, "Connection set-up, many at once, ms for all"),
     ];
-    titles
-        .iter()
-        .filter_map(|(metric, title)| {
-            let rows: Vec<&Row> = record.rows.iter().filter(|row| row.key.metric == *metric).collect();
-            (!rows.is_empty()).then(|| table(record, *metric, title, &rows))
-        })
-        .collect()
+    let of_metric = titles.iter().filter_map(|(metric, title)| {
+        let rows: Vec<&Row> = record.rows.iter().filter(|row| row.key.metric == *metric).collect();
+        (!rows.is_empty()).then(|| table(record, *metric, title, &rows))
+    });
+    groups(record).into_iter().chain(of_metric).collect()
+}
+
+/// The columns of a [`Judgement`].
+const JUDGED: [&str; 4] = ["B/A [interval]", "A/A [interval]", "difference", "found from"];
+
+/// The groups of rows, if there are any.
+fn groups(record: &Record) -> Option<Table> {
+    let row = |group: &crate::rows::Group| {
+        let mut cells = vec![group.name.clone(), group.rows.to_string()];
+        cells.extend(judged(record, &group.judgement));
+        cells
+    };
+    let mut columns = vec!["all together".to_owned(), "rows".into()];
+    columns.extend(JUDGED.map(String::from));
+    let title = "B against A: times better below 1, rates above 1".into();
+    (!record.groups.is_empty()).then(|| Table { title, columns, rows: record.groups.iter().map(row).collect() })
+}
+
+fn judged(record: &Record, judgement: &Judgement) -> [String; 4] {
+    let Judgement { ratio, noise, finding, least } = judgement;
+    let too_noisy = *finding == Some(Finding::Unclear) && !judgement.excludes(record.scope.find());
+    let least = least.filter(|_| *finding != Some(Finding::Biased));
+    [
+        interval(*ratio),
+        interval(*noise),
+        if too_noisy { "too noisy" } else { finding_word(*finding) }.into(),
+        least.map_or_else(|| "-".into(), percent),
+    ]
+}
+
+/// The finding in a word or three.
+fn finding_word(finding: Option<Finding>) -> &'static str {
+    match finding {
+        Some(Finding::Better) => "better",
+        Some(Finding::Worse) => "worse",
+        Some(Finding::Unclear) => "none found",
+        Some(Finding::Biased) => "A is not A",
+        None => "too few runs",
+    }
 }
 
 /// The values shown of each side, by metric.
@@ -57,9 +96,7 @@ fn table(record: &Record, metric: Metric, title: &str, rows: &[&Row]) -> Table {
         }
     }
     if two {
-        let level = rows.iter().find_map(|row| row.ratio).map_or(0.0, |ratio| ratio.coverage);
-        let percent = (level * 100.0).round();
-        columns.extend([format!("B/A [{percent} %]"), format!("A/A [{percent} %]"), "difference".into()]);
+        columns.extend(JUDGED.map(String::from));
     }
     Table { title: title.into(), columns, rows: rows.iter().map(|row| cells(record, row, two)).collect() }
 }
@@ -77,13 +114,13 @@ fn cells(record: &Record, row: &Row, two: bool) -> Vec<String> {
             vec![format!("{connections:.0}"), key.depth.to_string()]
         }
     };
-    for side in [Some(&row.a), row.b.as_ref()].into_iter().flatten() {
+    for side in [Some(&row.a), row.b.as_ref()].into_iter().take(if two { 2 } else { 1 }) {
         for value in shown(key.metric) {
-            cells.push(side.get(*value).map_or_else(|| "-".into(), |value| number(*value)));
+            cells.push(side.and_then(|side| side.get(*value)).map_or_else(|| "-".into(), |value| number(*value)));
         }
     }
     if two {
-        cells.extend([interval(row.ratio), interval(row.noise), finding_word(row.finding).into()]);
+        cells.extend(judged(record, &row.judgement));
     }
     cells
 }

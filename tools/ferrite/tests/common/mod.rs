@@ -4,7 +4,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use ferrite::pair::{Setting, Turn};
 use ferrite::verbs::Verbs;
@@ -40,11 +39,9 @@ pub(crate) fn loopback() -> PathBuf {
     shared_object("loopback", &[])
 }
 
-/// No NIC of any kind, and a short patience.
+/// No NIC of any kind.
 pub(crate) fn setting() -> Setting {
-    let mut setting = Setting::new(Verbs::System);
-    setting.silence = Duration::from_secs(5);
-    setting
+    Setting::new(Verbs::System)
 }
 
 /// A library with the loopback transport where NCCL keeps its own, of the version 2.21.5.

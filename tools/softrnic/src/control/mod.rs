@@ -4,6 +4,7 @@
 //! A controlling process takes no place in the fabric. It must not use the devices of the same fabric itself: record
 //! locks are per process.
 
+mod clean;
 mod error;
 mod inject;
 mod report;
@@ -14,6 +15,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use std::{fmt, str};
 
+pub use clean::{Fate, Found, clean};
 pub use error::Error;
 pub use inject::InForce;
 pub use report::{Counters, Device, Gid, LinkLayer, Port, Process, Qp, Report};
@@ -21,6 +23,7 @@ pub use report::{Counters, Device, Gid, LinkLayer, Port, Process, Qp, Report};
 use crate::abi::consts::{event, qp_state};
 use crate::fabric::Fabric;
 use crate::fabric::file::{Control, File};
+use crate::fabric::holders;
 use crate::fabric::layout::Table;
 use crate::fabric::slots::{GIDS, PortSlot, QpSlot};
 use crate::gid::{Entry, Kind};
@@ -107,6 +110,11 @@ impl Network {
         fabric.map(|fabric| Self { fabric }).ok_or(Error::OtherVersion(path))
     }
 
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.fabric.settings.fabric
+    }
+
     /// The fabric that this process takes part in.
     pub(crate) fn of(fabric: &'static Fabric) -> Self {
         Self { fabric }
@@ -119,6 +127,19 @@ impl Network {
         let mut names: Vec<String> =
             paths.iter().filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect();
         names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Those of [`Self::names`] that are this user's and have a process in the session of this one: as a rule what was
+    /// started from the same terminal. None if the session is one of another process id namespace. This process must not
+    /// take part in one of them.
+    pub fn names_in_session(dir: &Path) -> Result<Vec<String>, Error> {
+        // SAFETY: no preconditions.
+        let session_of = |pid: i32| unsafe { libc::getsid(pid) };
+        let session = session_of(0);
+        let is_ours = |pid: &i32| session > 0 && session_of(*pid) == session;
+        let mut names = Self::names(dir)?;
+        names.retain(|name| holders::pids(&dir.join(name)).is_ok_and(|pids| pids.iter().any(is_ours)));
         Ok(names)
     }
 

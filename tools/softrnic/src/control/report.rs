@@ -11,7 +11,7 @@ use crate::fabric::process::slot_of;
 use crate::fabric::reach::{DIRECT, STAGED};
 use crate::fabric::slots::{self, GIDS, NO_PEER, PROC_ALIVE, PortSlot, QpSlot};
 use crate::gid::{self, Kind};
-use crate::port::{furnish_one, mtu_bytes};
+use crate::port::{LINK_INFINIBAND, LINK_UNSPECIFIED, furnish_one, mtu_bytes};
 use crate::qp::state_name;
 use crate::route::Place;
 use crate::shape::Shape;
@@ -72,6 +72,8 @@ pub enum LinkLayer {
     InfiniBand,
     /// RoCE.
     Ethernet,
+    /// Nothing is said; packets go as over Ethernet.
+    Unspecified,
 }
 
 /// A port.
@@ -232,6 +234,14 @@ fn device_of(fabric: &Fabric, device: usize) -> Device {
     }
 }
 
+fn link_layer_of(slot: &PortSlot) -> LinkLayer {
+    match slot.link_layer.load(SeqCst) {
+        LINK_INFINIBAND => LinkLayer::InfiniBand,
+        LINK_UNSPECIFIED => LinkLayer::Unspecified,
+        _ => LinkLayer::Ethernet,
+    }
+}
+
 fn port_of(slot: &PortSlot, name: PortName) -> Port {
     let kind_of = |kind| match kind {
         Kind::RoceV2 => GidKind::RoceV2,
@@ -245,7 +255,7 @@ fn port_of(slot: &PortSlot, name: PortName) -> Port {
     Port {
         name,
         is_active: slot.is_active(),
-        link_layer: if slot.is_infiniband() { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
+        link_layer: link_layer_of(slot),
         mtu: mtu_bytes(slot.mtu.load(SeqCst)),
         gbps: slot.speed.load(SeqCst) / 10,
         lid: slot.lid.load(SeqCst) as u16,

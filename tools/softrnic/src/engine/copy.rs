@@ -1,12 +1,14 @@
-//! Moving bytes between this process and the one that owns the other end, in ascending order of address.
+//! Moving bytes between this process and the one that owns the other end.
 //!
-//! Receivers poll memory that a write is about to change, and expect what real NICs give: whoever sees a byte sees all
-//! before it. `process_vm_writev` fills one local piece after the other, so a short message is cut into the aligned words
-//! of its destination, and of a long one the last word is a piece of its own. Real NICs write such a word at once; here
-//! it may be seen half-written, from its low end, because many kernels copy with the processor's string instruction.
+//! Receivers poll memory that a write is about to change, and trust what precedes a word that they have seen change.
+//! Many kernels copy with one string instruction of the processor (`rep movsb`), and the processor may make the stores of
+//! one such instruction visible in any order; on some, the second 64 bytes of a line of 128 are seen before the first.
+//! The stores of successive string instructions are seen in order. `process_vm_writev` copies one local piece after the
+//! other, so a piece is what is ordered: a short message is cut into the aligned words of its destination, and of a long
+//! one the last word is a piece of its own. By `SOFTRNIC_LINES=1` the last word of each line is. A word may be seen
+//! half-written, from its low end, where a NIC writes it at once.
 
-use std::mem::MaybeUninit;
-
+use super::vector::{LINES_A_CALL, SHORT, Vector, WORD};
 use crate::device::MAX_SGE;
 use crate::notice::last_errno;
 
@@ -119,24 +121,41 @@ pub(crate) enum CopyError {
     Denied(i32),
 }
 
-/// Up to here every 8-byte word of a message is a piece of its own.
-const SHORT: u64 = 256;
-const WORD: u64 = 8;
 /// The kernel moves no more than 2 GiB - 4 KiB a call.
 const MAX_CALL: u64 = 1 << 30;
-/// A short message: its words, and up to two odd ends for each element of either side.
-const MAX_PARTS: usize = (SHORT / WORD) as usize + 4 * MAX_SGE as usize;
 
 /// Moves `local.total` bytes between `local` and the start of `remote`, which is at least as long.
 #[inline]
 pub(super) fn transfer(pid: Option<i32>, way: Way, local: &Pieces, remote: &Pieces) -> Result<(), CopyError> {
     match pid {
         None => {
-            within_process(way, local, remote);
+            within_process(way, local, remote, Order::Plain);
             Ok(())
         }
-        Some(pid) => between_processes(pid, way, local, remote),
+        Some(pid) => between_processes(pid, way, local, remote, Order::Plain),
     }
+}
+
+/// As [`transfer`] outwards, but whoever sees the last word of an aligned line of 128 bytes sees all that precedes it.
+/// Costs a good deal of bandwidth: two parts for each line.
+#[cold]
+pub(super) fn transfer_by_lines(pid: Option<i32>, local: &Pieces, remote: &Pieces) -> Result<(), CopyError> {
+    match pid {
+        None => {
+            within_process(Way::Out, local, remote, Order::Lines);
+            Ok(())
+        }
+        Some(pid) => between_processes(pid, Way::Out, local, remote, Order::Lines),
+    }
+}
+
+/// What is ordered within a long message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// Its last word, after the rest.
+    Plain,
+    /// The last word of each line, after all before it.
+    Lines,
 }
 
 /// As [`transfer`] outwards, but in no order: what a device may do to memory with relaxed ordering. `salt` picks one.
@@ -156,74 +175,31 @@ pub(super) fn transfer_shuffled(pid: Option<i32>, local: &Pieces, remote: &Piece
     Ok(())
 }
 
-type Parts = [MaybeUninit<libc::iovec>; MAX_PARTS];
-
-/// A list of `iovec` under construction.
-struct Vector {
-    parts: Parts,
-    count: usize,
-}
-
-impl Vector {
-    #[inline]
-    fn new() -> Self {
-        Self { parts: [const { MaybeUninit::uninit() }; MAX_PARTS], count: 0 }
-    }
-
-    #[inline]
-    fn push(&mut self, addr: u64, len: u64) {
-        self.parts[self.count].write(libc::iovec { iov_base: addr as *mut _, iov_len: len as usize });
-        self.count += 1;
-    }
-
-    fn as_ptr(&self) -> *const libc::iovec {
-        self.parts.as_ptr().cast()
-    }
-}
-
-fn between_processes(pid: i32, way: Way, local: &Pieces, remote: &Pieces) -> Result<(), CopyError> {
+fn between_processes(pid: i32, way: Way, local: &Pieces, remote: &Pieces, order: Order) -> Result<(), CopyError> {
+    let most = if order == Order::Lines { LINES_A_CALL } else { MAX_CALL };
     let mut moved = 0;
     while moved < local.total {
-        let len = (local.total - moved).min(MAX_CALL);
+        let len = (local.total - moved).min(most);
         let mut theirs = Vector::new();
         remote.window(moved, len).for_each(|p| theirs.push(p.addr, p.len));
         let mut ours = Vector::new();
-        if way == Way::Out {
-            cut(&mut ours, local, remote, moved, len);
+        if order == Order::Lines && len > SHORT {
+            ours.cut_lines(local, remote, moved, len);
+        } else if way == Way::Out {
+            ours.cut(local, remote, moved, len);
         } else {
             local.window(moved, len).for_each(|p| ours.push(p.addr, p.len));
         }
         let call = if way == Way::Out { libc::process_vm_writev } else { libc::process_vm_readv };
         // SAFETY: both lists are initialised up to their counts; the kernel checks every address in them. What is
         // written to in this process was registered for writing by the application.
-        let rc = unsafe { call(pid, ours.as_ptr(), ours.count as u64, theirs.as_ptr(), theirs.count as u64, 0) };
+        let rc = unsafe { call(pid, ours.as_ptr(), ours.len(), theirs.as_ptr(), theirs.len(), 0) };
         if rc <= 0 {
             return Err(classify(last_errno(), local));
         }
         moved += rc as u64;
     }
     Ok(())
-}
-
-/// Cuts the local side so that the destination fills word by word (short) or with the last word on its own (long).
-#[inline]
-fn cut(ours: &mut Vector, local: &Pieces, remote: &Pieces, moved: u64, len: u64) {
-    if len > SHORT {
-        local.window(moved, len - WORD).for_each(|p| ours.push(p.addr, p.len));
-        local.window(moved + len - WORD, WORD).for_each(|p| ours.push(p.addr, p.len));
-        return;
-    }
-    let start = remote.window(moved, 1).next().map_or(0, |p| p.addr);
-    let mut to_boundary = WORD - start % WORD;
-    for piece in local.window(moved, len) {
-        let (mut addr, end) = (piece.addr, piece.addr + piece.len);
-        while addr < end {
-            let step = to_boundary.min(end - addr);
-            ours.push(addr, step);
-            addr += step;
-            to_boundary = if to_boundary == step { WORD } else { to_boundary - step };
-        }
-    }
 }
 
 /// `EFAULT` does not say whose memory it was: see whether ours can be read.
@@ -249,7 +225,7 @@ fn is_readable(piece: &Piece) -> bool {
     })
 }
 
-fn within_process(way: Way, local: &Pieces, remote: &Pieces) {
+fn within_process(way: Way, local: &Pieces, remote: &Pieces, order: Order) {
     let mut moved = 0;
     while moved < local.total {
         let (Some(a), Some(b)) = (local.window(moved, u64::MAX).next(), remote.window(moved, u64::MAX).next()) else {
@@ -259,14 +235,21 @@ fn within_process(way: Way, local: &Pieces, remote: &Pieces) {
         let (from, to) = if way == Way::Out { (a.addr, b.addr) } else { (b.addr, a.addr) };
         // SAFETY: both ranges were registered by this application for this access and are still registered; that
         // it keeps them mapped until then is its side of the verbs contract.
-        unsafe { copy_ascending(from as *const u8, to as *mut u8, len as usize) };
+        unsafe {
+            match order {
+                Order::Plain => copy_plain(from as *const u8, to as *mut u8, len as usize),
+                Order::Lines => copy_words(from as *const u8, to as *mut u8, len as usize),
+            }
+        }
         moved += len;
     }
 }
 
+/// Up to 256 bytes word by word, in ascending order; of more, the last word after the rest.
+///
 /// # Safety
 /// Both ranges are valid. They may overlap and others may access them: bytes go through volatile accesses or memmove.
-pub(crate) unsafe fn copy_ascending(from: *const u8, to: *mut u8, len: usize) {
+pub(crate) unsafe fn copy_plain(from: *const u8, to: *mut u8, len: usize) {
     if len as u64 > SHORT {
         // SAFETY: by the caller; the last word is copied after the rest.
         unsafe {
@@ -279,9 +262,11 @@ pub(crate) unsafe fn copy_ascending(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// Word by word, in ascending order.
+///
 /// # Safety
-/// As for [`copy_ascending`].
-unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
+/// As for [`copy_plain`].
+pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     let mut at = 0;
     while at < len {
         let is_word = (to as usize + at).is_multiple_of(8) && len - at >= 8;
@@ -295,47 +280,5 @@ unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
             }
         }
         at += if is_word { 8 } else { 1 };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Piece, Pieces, Vector, WORD, cut};
-
-    fn pieces(list: &[(u64, u64)]) -> Pieces {
-        let mut pieces = Pieces::default();
-        list.iter().for_each(|(addr, len)| pieces.push(Piece::host(*addr, *len)));
-        pieces
-    }
-
-    /// Lengths of the local parts for a message to address `to`.
-    fn parts(local: &[(u64, u64)], to: u64) -> Vec<u64> {
-        let local = pieces(local);
-        let remote = Pieces::host(to, local.total);
-        let mut vector = Vector::new();
-        cut(&mut vector, &local, &remote, 0, local.total);
-        // SAFETY: initialised up to the count.
-        vector.parts[..vector.count].iter().map(|p| unsafe { p.assume_init_ref() }.iov_len as u64).collect()
-    }
-
-    #[test]
-    fn short_messages_are_cut_at_the_words_of_their_destination() {
-        assert_eq!(parts(&[(0x1003, 24)], 0x2000), [8, 8, 8]);
-        assert_eq!(parts(&[(0x1000, 20)], 0x2005), [3, 8, 8, 1]);
-        assert_eq!(parts(&[(0x1000, 3)], 0x2000), [3]);
-        assert_eq!(parts(&[(0x1000, 5), (0x3000, 13)], 0x2000), [5, 3, 8, 2]);
-        assert_eq!(parts(&[(0x1000, 256)], 0x2001).iter().sum::<u64>(), 256);
-    }
-
-    #[test]
-    fn the_last_word_of_a_long_message_is_a_part_of_its_own() {
-        assert_eq!(parts(&[(0x1000, 257)], 0x2000), [249, WORD]);
-        assert_eq!(parts(&[(0x1000, 300), (0x3000, 4)], 0x2000), [296, 4, 4]);
-    }
-
-    #[test]
-    fn the_most_elements_fit() {
-        let local: Vec<_> = (0..16).map(|i| (0x1000 * (i + 1) + 5, 16)).collect();
-        assert_eq!(parts(&local, 0x2003).iter().sum::<u64>(), 256);
     }
 }

@@ -3,7 +3,7 @@
 //! The QP that sent it may have been reset or destroyed meanwhile, its buffer used for something else. If the responder
 //! still expects exactly this packet, it takes it: a late write.
 
-use super::copy::{CopyError, Pieces, Way, transfer};
+use super::copy::{CopyError, Pieces, Way, transfer, transfer_by_lines};
 use super::moving::{Moving, Path};
 use super::pump::GLANCE;
 use super::requester::{PSN_MASK, gather};
@@ -86,7 +86,11 @@ impl Ghost {
             drop(visit);
             return self.pass_through(fabric);
         }
-        let moved = transfer(visit.pid, plan.way, &local, &plan.remote);
+        let moved = if fabric.settings.lines {
+            transfer_by_lines(visit.pid, &local, &plan.remote)
+        } else {
+            transfer(visit.pid, plan.way, &local, &plan.remote)
+        };
         self.conclude(&visit, &plan, moved);
     }
 

@@ -200,7 +200,7 @@ fn between_stage(part: &mut Part, way: Way, local: &Pieces) -> Result<(), CopyEr
     let mut at = part.job.stage();
     for ours in local.window(part.from, part.theirs.len) {
         // Kept with the part, which waits for them even if one behind them fails.
-        part.ours.extend(gpu::copy(&ours, way, at)?);
+        part.ours.extend(gpu::copy(&ours, way, at, false)?);
         // SAFETY: the pieces together are as long as the part, which fits the slot's bytes.
         at = unsafe { at.add(ours.len as usize) };
     }

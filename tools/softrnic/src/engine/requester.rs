@@ -1,6 +1,6 @@
 //! The requester: checks the local side of the head request and sends it.
 
-use super::copy::{Pieces, Way, transfer, transfer_shuffled};
+use super::copy::{Pieces, Way, transfer, transfer_by_lines, transfer_shuffled};
 use super::moving::{Moving, Path};
 use super::responder::{self, Plan};
 use super::visit::Visit;
@@ -80,6 +80,8 @@ fn deliver(qp: &Qp, visit: &Visit, request: &Request, local: &Pieces, plan: &Pla
     }
     let moved = if plan.is_relaxed && qp.fabric.settings.chaos && plan.way == Way::Out {
         transfer_shuffled(visit.pid, local, &plan.remote, u64::from(visit.serial()))
+    } else if qp.fabric.settings.lines && plan.way == Way::Out {
+        transfer_by_lines(visit.pid, local, &plan.remote)
     } else {
         transfer(visit.pid, plan.way, local, &plan.remote)
     };

@@ -130,7 +130,7 @@ fn begin(fabric: &'static Fabric, index: usize, requester: u32) -> Begun {
         task::FETCH => Way::Out,
         atomic => return change(fabric, device, atomic, (addr, len), fabric.stage(index)),
     };
-    match gpu::copy(&Piece { addr, len, key, gpu }, way, fabric.stage(index)) {
+    match gpu::copy(&Piece { addr, len, key, gpu }, way, fabric.stage(index), fabric.settings.lines) {
         Ok(None) => Begun::Over(job::DONE),
         Ok(Some(ticket)) => Begun::Copies(ticket),
         Err(_) => Begun::Over(job::FAILED),

@@ -15,11 +15,12 @@ use super::slots::{Header, PROC_ALIVE, ProcSlot};
 use crate::notice::{errno_text, last_errno};
 use crate::settings::Settings;
 
-/// Offset of the lock that serialises creation, destruction and attaching.
-const CONTROL: i64 = 1 << 40;
+/// Offset of the lock that serialises creation, destruction and attaching. Told on the crate's page: from here on, programs
+/// that want to know whether anybody takes part look for locks.
+pub(super) const CONTROL: i64 = 1 << 40;
 
 /// Offset of the lock that process slot `index` holds while it lives.
-fn life_lock(index: usize) -> i64 {
+pub(super) fn life_lock(index: usize) -> i64 {
     CONTROL + 1 + index as i64
 }
 
@@ -312,7 +313,7 @@ fn allocate(fd: i32, at: usize, bytes: usize) -> Result<(), i32> {
     }
 }
 
-fn lock_range(kind: i32, start: i64, len: i64) -> libc::flock {
+pub(super) fn lock_range(kind: i32, start: i64, len: i64) -> libc::flock {
     // SAFETY: all zeros is a valid flock.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = kind as i16;

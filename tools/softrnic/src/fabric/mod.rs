@@ -4,6 +4,7 @@
 //! a visitor to write; nothing on the data path waits for another process.
 
 pub(crate) mod file;
+pub(crate) mod holders;
 pub(crate) mod layout;
 pub(crate) mod process;
 pub(crate) mod reach;

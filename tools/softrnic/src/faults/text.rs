@@ -145,6 +145,15 @@ fn chance(value: &str) -> Result<Option<u32>, String> {
     Ok((part < 1.0).then_some((part * 4_294_967_296.0) as u32))
 }
 
+/// The shortest decimal fraction that is read as `part`.
+fn chance_text(part: u32) -> String {
+    let exact = f64::from(part) / 4_294_967_296.0;
+    // The next value that is read as another part lies 2^-32 above: twelve digits tell them apart.
+    let tried = (0..=12).map(|digits| format!("{exact:.digits$}"));
+    let shortest = tried.into_iter().find(|text| chance(text) == Ok(Some(part)));
+    shortest.unwrap_or_else(|| exact.to_string())
+}
+
 /// A time with its unit, in nanoseconds.
 fn time(value: &str) -> Result<u64, String> {
     let split = value.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(value.len());
@@ -221,7 +230,7 @@ impl fmt::Display for Rule {
             write!(f, " every={}", self.every)?;
         }
         if let Some(part) = self.chance {
-            write!(f, " chance={}", f64::from(part) / 4_294_967_296.0)?;
+            write!(f, " chance={}", chance_text(part))?;
         }
         match self.attempts {
             1 => {}
@@ -242,6 +251,11 @@ mod tests {
             "drop",
             "drop-ack device=softrnic0/1 peer=softrnic1 flow=3 opcode=write,read message=10..20 every=2 attempts=all",
             "delay=1500000ns message=7.. chance=0.25",
+            "drop chance=0.1",
+            "drop chance=0",
+            "rnr chance=0.000000001",
+            "corrupt chance=0.333333333",
+            "corrupt chance=0.9999999998",
             "modify-qp=ETIMEDOUT times=3",
             "slow=0.5 message=4",
             "port-down=20000ns",

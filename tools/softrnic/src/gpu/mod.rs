@@ -6,7 +6,7 @@ mod cuda;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::engine::{CopyError, Piece, Way, copy_ascending};
+use crate::engine::{CopyError, Piece, Way, copy_plain, copy_words, line_step};
 use crate::fabric::Fabric;
 use crate::notice::{self, last_errno};
 use card::Flight;
@@ -82,9 +82,9 @@ fn failed(card: &card::Card, code: Code) -> CopyError {
 }
 
 /// Copies `piece` to the stage (out) or the stage's bytes to it (in). A GPU only begins to: the ticket says when it is over.
-pub(crate) fn copy(piece: &Piece, way: Way, stage: *mut u8) -> Result<Option<Ticket>, CopyError> {
+pub(crate) fn copy(piece: &Piece, way: Way, stage: *mut u8, by_lines: bool) -> Result<Option<Ticket>, CopyError> {
     let Some(ordinal) = piece.gpu.checked_sub(1) else {
-        return copy_host(piece, way, stage).map(|()| None);
+        return copy_host(piece, way, stage, by_lines && way == Way::In).map(|()| None);
     };
     let card = card::get(ordinal as usize).ok_or(CopyError::LocalFault)?;
     // SAFETY: the memory is registered, and deregistration waits for copies under way; the stage is never unmapped,
@@ -93,14 +93,16 @@ pub(crate) fn copy(piece: &Piece, way: Way, stage: *mut u8) -> Result<Option<Tic
     flight.map(|flight| Some(Ticket(flight))).map_err(|code| failed(card, code))
 }
 
-/// Through the kernel, which notices memory that is no longer there; where that is forbidden, directly.
-fn copy_host(piece: &Piece, way: Way, stage: *mut u8) -> Result<(), CopyError> {
+/// Through the kernel, which notices memory that is no longer there; where that is forbidden, directly. By lines: the
+/// last word of each line of 128 bytes after all before it.
+fn copy_host(piece: &Piece, way: Way, stage: *mut u8, by_lines: bool) -> Result<(), CopyError> {
     static IS_FORBIDDEN: AtomicBool = AtomicBool::new(false);
     let part = |addr: u64, len: u64| libc::iovec { iov_base: addr as *mut _, iov_len: len as usize };
     let mut done = 0;
     while !IS_FORBIDDEN.load(Relaxed) && done < piece.len {
-        let theirs = part(piece.addr + done, piece.len - done);
-        let ours = part(stage as u64 + done, piece.len - done);
+        let (addr, left) = (piece.addr + done, piece.len - done);
+        let len = if by_lines { line_step(addr).min(left) } else { left };
+        let (theirs, ours) = (part(addr, len), part(stage as u64 + done, len));
         let call = if way == Way::Out { libc::process_vm_readv } else { libc::process_vm_writev };
         // SAFETY: the stage has as many bytes (the caller's part fits it); the kernel checks the other address, which
         // was registered for this access.
@@ -116,7 +118,10 @@ fn copy_host(piece: &Piece, way: Way, stage: *mut u8) -> Result<(), CopyError> {
         let (from, to) = if way == Way::Out { (ours, stage) } else { (stage, ours) };
         // SAFETY: registered by this application for this access and still registered; that it keeps it mapped
         // until then is its side of the verbs contract.
-        unsafe { copy_ascending(from, to, (piece.len - done) as usize) };
+        unsafe {
+            let copy = if by_lines { copy_words } else { copy_plain };
+            copy(from, to, (piece.len - done) as usize);
+        }
     }
     Ok(())
 }

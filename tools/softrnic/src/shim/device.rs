@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use super::{code, context, minus_one, pointer};
 use crate::abi::export::export;
 use crate::abi::names;
-use crate::abi::types::{self, DeviceAttr, PORT_ATTR_SHORT, PortAttr};
+use crate::abi::types::{self, DEVICE_ATTR_EX_PORTS, DeviceAttr, PORT_ATTR_SHORT, PortAttr};
 use crate::context::{Context, Ops};
 use crate::device::{self, Device};
 use crate::fabric::Fabric;
@@ -74,6 +74,7 @@ unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Co
             post_send: super::post::post_send as *const () as usize,
             post_recv: super::post::post_recv as *const () as usize,
             query_port: query_port_ex as *const () as usize,
+            query_device: query_device_ex as *const () as usize,
         };
         let opened = Context::open(fabric, device, &ops)?;
         let handle = opened.as_abi();
@@ -103,6 +104,36 @@ unsafe extern "C" fn query_device(handle: *mut types::Context, out: *mut DeviceA
     })
 }
 export!("ibv_query_device", "IBVERBS_1.1", query_device);
+
+/// Through `verbs_context`: the attributes of `query_device`, then those that newer headers have, of which only the
+/// number of ports is not zero. Callers with older headers have less `room`.
+unsafe extern "C" fn query_device_ex(
+    handle: *mut types::Context,
+    input: *const u32,
+    out: *mut u8,
+    room: usize,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's structure, whose first and only field is a mask of extensions, or NULL.
+        let is_extended = unsafe { input.as_ref() }.is_some_and(|mask| *mask != 0);
+        if is_extended || room < size_of::<DeviceAttr>() {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the caller's handle.
+        let context = unsafe { context(handle) }?;
+        let attr = context.device.attributes(&context.fabric.settings, &context.fabric.shape);
+        let ports = context.fabric.shape.ports();
+        // SAFETY: the caller's structure has `room` bytes, which hold what is written (checked).
+        unsafe {
+            ptr::write_bytes(out, 0, room);
+            out.cast::<DeviceAttr>().write_unaligned(attr);
+            if room >= DEVICE_ATTR_EX_PORTS + size_of::<u32>() {
+                out.add(DEVICE_ATTR_EX_PORTS).cast::<u32>().write_unaligned(ports);
+            }
+        }
+        Ok(())
+    })
+}
 
 /// Writes at most `room` bytes of the port's attributes; `room` itself is zeroed by the caller where it is longer.
 fn write_port(handle: *mut types::Context, port: u8, out: *mut u8, room: usize) -> Result<(), i32> {

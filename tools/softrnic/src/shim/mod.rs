@@ -44,7 +44,7 @@ fn minus_one(work: impl FnOnce() -> Result<(), i32>) -> i32 {
     }
 }
 
-/// As [`code`], for functions that return NULL and set errno.
+/// As [`code`], for functions that return NULL and set errno. Code 0 is a failure that leaves errno as it was.
 fn pointer<T>(work: impl FnOnce() -> Result<*mut T, i32>) -> *mut T {
     let mut made = ptr::null_mut();
     match code(|| work().map(|p| made = p)) {

@@ -63,7 +63,7 @@ unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mu
             return Err(libc::ENODEV);
         }
         // SAFETY: the caller's structure, of 64 bytes in every header.
-        let init = unsafe { &*init };
+        let init = unsafe { &mut *init };
         if init.send_cq.is_null() || init.recv_cq.is_null() {
             return Err(libc::EINVAL);
         }
@@ -79,6 +79,7 @@ unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mu
         let signal_all = init.sq_sig_all != 0;
         let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
         let qp = Qp::create(&pd, Order { qp_context, send_cq, recv_cq, cap, qp_type, signal_all })?;
+        init.cap = qp.cap;
         let handle = qp.as_abi();
         // Given back by `destroy_qp`.
         let _ = Arc::into_raw(qp);

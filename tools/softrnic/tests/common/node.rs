@@ -210,7 +210,7 @@ impl Node {
 
     /// The next completion.
     pub fn next(&self) -> Wc {
-        self.next_within(Duration::from_secs(30)).expect("a completion")
+        self.next_within(Duration::from_secs(60)).expect("a completion")
     }
 
     pub fn next_within(&self, limit: Duration) -> Option<Wc> {

@@ -1,5 +1,7 @@
 //! What a device does where devices differ: one list, for the software device and for others.
 
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use super::node::{Address, CAP, Node, Terms, Work, create_qp, local_pair, modify, rtr, rts, to_state};
@@ -8,8 +10,17 @@ use super::verbs::*;
 /// What to look at, and what is seen, in words.
 pub type Observation = (&'static str, fn() -> String);
 
-/// How long something may take that comes at once where it comes at all.
-const SOON: Duration = Duration::from_secs(4);
+/// How long something may take that comes at once where it comes at all, in milliseconds.
+static SOON_MS: AtomicU64 = AtomicU64::new(4000);
+
+/// Looks with so much patience from now on.
+pub fn be_patient(soon: Duration) {
+    SOON_MS.store(soon.as_millis() as u64, SeqCst);
+}
+
+fn soon() -> Duration {
+    Duration::from_millis(SOON_MS.load(SeqCst))
+}
 
 pub const LIST: &[Observation] = &[
     ("write, local key unknown", || {
@@ -117,7 +128,7 @@ fn state(node: &Node) -> &'static str {
 /// The asynchronous events of a device, once none has come for a moment; those of its ports are not looked at.
 fn events(context: Ptr) -> String {
     let mut told = String::new();
-    while has_event(context, 300) {
+    while has_event(context, (soon() / 13).as_millis() as i32) {
         told += match next_event(context).0 {
             0 => ", CQ_ERR",
             1 => ", QP_FATAL",
@@ -146,9 +157,9 @@ fn fails_into(terms: &Terms, into: fn(&Node) -> Sge, work: fn(&Node, &Node) -> i
     if refused != 0 {
         return format!("the post is refused: {}", errno(refused));
     }
-    let mine = status(a.next_within(SOON));
+    let mine = status(a.next_within(soon()));
     // The responder's queues are flushed a little later than the requester hears of it.
-    let theirs = match b.next_within(SOON / 4) {
+    let theirs = match b.next_within(soon() / 4) {
         None => "receive untouched".into(),
         wc => format!("receive {}", status(wc)),
     };
@@ -158,14 +169,14 @@ fn fails_into(terms: &Terms, into: fn(&Node) -> Sge, work: fn(&Node, &Node) -> i
 fn never_ready(rnr_retry: u8) -> String {
     let (a, b) = local_pair(64, &Terms { rnr_retry, min_rnr_timer: 1, ..TERMS });
     assert_eq!(send(&a, &[a.sge(0, 8)]), 0);
-    format!("{}; responder: {}{}", status(a.next_within(SOON)), state(&b), events(b.context))
+    format!("{}; responder: {}{}", status(a.next_within(soon())), state(&b), events(b.context))
 }
 
 fn nobody_answers(retry_cnt: u8) -> String {
     let (a, b) = (Node::new(0, 64), Node::new(1, 64));
     a.connect(&Address { qpn: 0x77_7777, ..b.address() }, &Terms { timeout: 8, retry_cnt, ..TERMS });
     assert_eq!(write(&a, &[a.sge(0, 8)], at(&b, 0)), 0);
-    status(a.next_within(SOON))
+    status(a.next_within(soon()))
 }
 
 fn first_message() -> String {
@@ -173,7 +184,7 @@ fn first_message() -> String {
     a.connect(&b.address(), &TERMS);
     assert_eq!((b.to_init(7), b.to_rtr(&a.address(), &TERMS)), (0, 0));
     assert_eq!(write(&a, &[a.sge(0, 8)], at(&b, 0)), 0);
-    format!("{}{}", status(a.next_within(SOON)), events(b.context))
+    format!("{}{}", status(a.next_within(soon())), events(b.context))
 }
 
 fn overflow() -> String {
@@ -189,7 +200,7 @@ fn overflow() -> String {
     }
     let told = events(a.context);
     let mut came = 0;
-    while a.next_within(SOON / 4).is_some() {
+    while a.next_within(soon() / 4).is_some() {
         came += 1;
     }
     format!("room for {room} of {ROOM}; {came} of {wanted} come, {}{told}", state(&a))
@@ -213,7 +224,7 @@ fn posted_in(wanted: u32) -> String {
         assert_eq!((modify(a.qp, &rts(1, &TERMS), RTS_MASK), to_state(a.qp, ERR)), (0, 0));
     }
     match a.post_send(Work { sges: &[a.sge(0, 8)], to: at(&b, 0), ..Work::default() }) {
-        (0, _) => format!("accepted: {}", status(a.next_within(SOON / 4))),
+        (0, _) => format!("accepted: {}", status(a.next_within(soon() / 4))),
         refused => refusal(refused),
     }
 }
@@ -309,13 +320,13 @@ fn open_first() -> Ptr {
 fn complete(opcode: u32) -> Wc {
     let (a, b) = local_pair(64, &TERMS);
     assert_eq!(post(&a, opcode, &[a.sge(0, 8)], at(&b, 0)), 0);
-    a.next_within(SOON).expect("a completion")
+    a.next_within(soon()).expect("a completion")
 }
 
 fn failed_fields() -> String {
     let (a, b) = local_pair(64, &TERMS);
     assert_eq!(post(&a, READ, &[a.sge(0, 8)], (at(&b, 0).0, 0xffff_ff01)), 0);
-    let wc = a.next_within(SOON).expect("a completion");
+    let wc = a.next_within(soon()).expect("a completion");
     let qp = if wc.qp_num == a.qpn() { "its number" } else { "another number" };
     // IBV_WC_RDMA_READ.
     let opcode = if wc.opcode == 2 { "its opcode" } else { "another opcode" };

@@ -26,7 +26,7 @@ impl Line {
     fn inherited() -> Self {
         // SAFETY: the starter made descriptor 0 a socket for us alone.
         let stream = unsafe { UnixStream::from_raw_fd(0) };
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
+        stream.set_read_timeout(Some(Duration::from_secs(120))).expect("timeout");
         Self(stream)
     }
 
@@ -144,7 +144,7 @@ pub fn is_side(test: &str, body: impl FnOnce(usize, Line)) -> bool {
 
 /// The coordinator's end of a line.
 pub fn line(stream: UnixStream) -> Line {
-    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
+    stream.set_read_timeout(Some(Duration::from_secs(120))).expect("timeout");
     Line(stream)
 }
 

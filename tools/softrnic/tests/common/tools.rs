@@ -3,9 +3,10 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{elf, process};
@@ -54,19 +55,16 @@ pub fn skipped<T>(why: &str) -> Option<T> {
     None
 }
 
-/// A fabric of its own to run tools on. One at a time: each of them keeps a core busy.
+/// A fabric of its own to run tools on.
 pub struct Bench {
     folder: PathBuf,
     fabric: String,
-    _turn: MutexGuard<'static, ()>,
 }
 
 impl Bench {
     pub fn new(test: &str) -> Option<Self> {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = library()?.parent().expect("in a folder").to_owned();
-        Some(Self { folder, fabric: process::fabric_name(test), _turn: turn })
+        Some(Self { folder, fabric: process::fabric_name(test) })
     }
 
     pub fn run(&self, tool: &str, arguments: &[&str]) -> Outcome {
@@ -80,11 +78,11 @@ impl Bench {
 
     /// As `pair`, with arguments of their own.
     pub fn pair_of(&self, tool: &str, server: &[&[&str]; 2], client: &[&[&str]; 2]) -> [Outcome; 2] {
-        let port = free_port();
-        let number = port.to_string();
+        let port = Port::free();
+        let number = port.number.to_string();
         let port_argument: &[&str] = &["-p", &number];
         let mut server = Running::start(self, tool, &[port_argument, &server.concat()].concat());
-        if server.listens(port) {
+        if server.listens(port.number) {
             let client = [port_argument, &client.concat(), &["127.0.0.1"]].concat();
             let client = Running::start(self, tool, &client).finish();
             return [server.finish(), client];
@@ -178,10 +176,25 @@ impl Drop for Running {
     }
 }
 
-/// A port that nobody uses at the moment.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("an address").port()
+/// A port that nobody uses, and that no other test takes meanwhile: its number is a name that is held. It is none of
+/// those that the kernel gives out by itself.
+struct Port {
+    number: u16,
+    _name: UnixListener,
+}
+
+impl Port {
+    fn free() -> Self {
+        let found = (0..1000).find_map(|step| {
+            let number = 20_000 + ((std::process::id() + step) % 10_000) as u16;
+            let name = SocketAddr::from_abstract_name(format!("softrnic-test-port-{number}")).expect("a name");
+            let name = UnixListener::bind_addr(&name).ok()?;
+            // As the tools do: on every address.
+            let is_free = TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)).is_ok();
+            is_free.then_some(Self { number, _name: name })
+        });
+        found.expect("a free port")
+    }
 }
 
 /// Whether somebody listens there, without connecting: the tools take a connection for their peer.

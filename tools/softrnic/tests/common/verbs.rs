@@ -100,7 +100,7 @@ pub fn has_event(context: Ptr, wait_ms: c_int) -> bool {
 
 /// The next asynchronous event, acknowledged: its kind and its element.
 pub fn next_event(context: Ptr) -> (u32, usize) {
-    assert!(has_event(context, 30_000), "no event");
+    assert!(has_event(context, 60_000), "no event");
     let mut event = AsyncEvent::default();
     assert_eq!(ibv_get_async_event(context, &mut event), 0);
     ibv_ack_async_event(&mut event);

@@ -13,7 +13,7 @@ pub(crate) const TERMS: Terms = Terms { timeout: 10, retry_cnt: 3, rnr_retry: 7,
 /// After so much modelled time without an answer a request fails.
 pub(crate) const MODELLED: Duration = Duration::from_micros((4096 << 10) * 4 / 1000);
 /// What no wait of a survivor takes, however slow the machine: beyond it something hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const BYTES: usize = 1 << 19;
 /// Receives that are kept posted.

@@ -1,10 +1,13 @@
 //! What can be changed while programs run.
 
+use std::fmt::Display;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use ibverbs::control::{DeviceName, Error, GidKind, Network, PortName};
+
+use crate::outcome::{Failure, print};
 
 /// Takes a port down or up, or changes its limits.
 #[derive(Debug, Args)]
@@ -42,12 +45,27 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 impl Port {
-    pub(crate) fn apply(&self, network: &Network) -> Result<(), String> {
-        let numbers = [self.mtu, self.speed, self.lid.map(u32::from)].iter().any(Option::is_some);
-        if !numbers && self.state.is_none() && self.latency_us.is_none() && self.bandwidth.is_none() {
-            return Err(format!("what of {}? up, down, or an option; see --help", self.name));
+    pub(crate) fn apply(&self, network: &Network) -> Result<(), Failure> {
+        let changes = self.changes();
+        if changes.is_empty() {
+            return Err(Failure::Refused(format!("what of {}? up, down, or an option; see --help", self.name)));
         }
-        self.set(network).map_err(|error| error.to_string())
+        self.set(network)?;
+        tell(network, &self.name, &changes)
+    }
+
+    /// What is asked for, in words.
+    fn changes(&self) -> String {
+        let state = self.state.map(|state| if state == State::Up { "up" } else { "down" }.to_owned());
+        let all = [
+            state,
+            self.latency_us.map(|us| format!("latency {us} us")),
+            self.bandwidth.map(|gbps| format!("bandwidth {gbps} GB/s")),
+            self.mtu.map(|bytes| format!("mtu {bytes}")),
+            self.speed.map(|gbps| format!("speed {gbps} Gb/s")),
+            self.lid.map(|lid| format!("lid {lid}")),
+        ];
+        all.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 
     /// All that can be wrong is looked at before anything is changed.
@@ -107,19 +125,23 @@ enum Version {
 }
 
 impl Gid {
-    pub(crate) fn apply(&self, network: &Network) -> Result<(), String> {
-        let done = match self.change {
-            GidChange::Remove { index } => network.remove_gid(self.name, index),
+    pub(crate) fn apply(&self, network: &Network) -> Result<(), Failure> {
+        let change = match self.change {
+            GidChange::Remove { index } => {
+                network.remove_gid(self.name, index)?;
+                format!("gid {index} removed")
+            }
             GidChange::Add { index, gid, version } => {
                 let kind = match version {
                     Some(Version::V1) => GidKind::RoceV1,
                     Some(Version::V2) => GidKind::RoceV2,
-                    None => network.gid_kind(self.name).map_err(|error| error.to_string())?,
+                    None => network.gid_kind(self.name)?,
                 };
-                network.set_gid(self.name, index, gid, kind)
+                network.set_gid(self.name, index, gid, kind)?;
+                format!("gid {index} {gid}")
             }
         };
-        done.map_err(|error| error.to_string())
+        tell(network, &self.name, &change)
     }
 }
 
@@ -131,7 +153,13 @@ pub(crate) struct Fail {
 }
 
 impl Fail {
-    pub(crate) fn apply(&self, network: &Network) -> Result<(), String> {
-        network.fail_device(self.name).map_err(|error| error.to_string())
+    pub(crate) fn apply(&self, network: &Network) -> Result<(), Failure> {
+        network.fail_device(self.name)?;
+        tell(network, &self.name, "failed for good")
     }
+}
+
+/// Says what was changed where.
+fn tell(network: &Network, name: &dyn Display, change: &str) -> Result<(), Failure> {
+    print(&format!("fabric {}: {name} {change}\n", network.name()))
 }

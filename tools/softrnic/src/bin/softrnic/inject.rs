@@ -1,19 +1,13 @@
 //! Faults on demand.
 
 use clap::Args;
-use ibverbs::control::{Error, Network};
+use ibverbs::control::Network;
 
-/// Puts fault rules into force, lists them, takes them away.
-///
-/// A rule is ACTION[=VALUE] [key=value ...]; without keys it strikes every message. Actions: drop, drop-ack, delay=TIME,
-/// late=TIME, rnr, corrupt, qp-error, access-error, operation-error, cq-overrun, port-down[=TIME], port-up, slow=GB/s,
-/// device-fatal, kill, modify-qp=ERRNO, reg-mr=ERRNO. Keys: device, peer, flow, opcode, message, every, chance,
-/// attempts, times.
+use crate::outcome::{Failure, print};
+
+/// Puts fault rules into force, lists them, takes them away
 #[derive(Debug, Args)]
-#[command(
-    verbatim_doc_comment,
-    after_help = "Example: softrnic inject drop device=softrnic0 message=100.. chance=0.01"
-)]
+#[command(after_help = AFTER_HELP)]
 pub(crate) struct Inject {
     /// Rules, separated by `;`. Without any: lists those in force
     rules: Vec<String>,
@@ -28,16 +22,34 @@ pub(crate) struct Inject {
     seed: Option<u64>,
 }
 
+const AFTER_HELP: &str = "\
+A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it strikes every message.
+
+Actions on messages:
+  drop, drop-ack, delay=TIME, late=TIME, rnr, corrupt, slow=GB/s
+  qp-error, access-error, operation-error, cq-overrun
+Actions on ports, devices and processes:
+  port-down[=TIME], port-up, device-fatal, kill
+Actions on calls:
+  modify-qp=ERRNO, reg-mr=ERRNO
+Keys:
+  device, peer, flow, opcode, message, every, chance, attempts, times
+
+Example: softrnic inject drop device=softrnic0 message=100.. chance=0.01";
+
 impl Inject {
-    pub(crate) fn apply(&self, network: &Network) -> Result<(), String> {
-        self.change(network).map_err(|error| error.to_string())?;
-        for one in network.rules() {
-            println!("{:3}  {}  struck {}", one.number, one.rule, one.strikes);
-        }
-        Ok(())
+    /// Whether nothing is to be changed.
+    pub(crate) fn is_question(&self) -> bool {
+        self.rules.is_empty() && self.remove.is_none() && !self.clear && self.seed.is_none()
     }
 
-    fn change(&self, network: &Network) -> Result<(), Error> {
+    /// Shows the rules in force.
+    pub(crate) fn list(&self, network: &Network) -> Result<(), Failure> {
+        print(&rules(network))
+    }
+
+    /// Changes the rules, and shows where and what there is now.
+    pub(crate) fn apply(&self, network: &Network) -> Result<(), Failure> {
         if self.clear {
             network.clear_rules();
         }
@@ -48,6 +60,13 @@ impl Inject {
             network.remove_rule(number)?;
         }
         network.inject(&self.rules.join(" "))?;
-        Ok(())
+        let seed = self.seed.map_or_else(String::new, |seed| format!(", seed {seed}"));
+        let rules = rules(network);
+        let count = rules.lines().count();
+        print(&format!("fabric {}: {count} fault rule(s) in force{seed}\n{rules}", network.name()))
     }
+}
+
+fn rules(network: &Network) -> String {
+    network.rules().iter().map(|one| format!("{:3}  {}  struck {}\n", one.number, one.rule, one.strikes)).collect()
 }

@@ -1,22 +1,32 @@
 //! The command line of softrnic: runs programs on it, and plays with the network while they run.
 
 mod change;
+mod clean;
 mod faithful;
+mod find;
+mod flavour;
 mod inject;
+mod outcome;
 mod run;
 mod stat;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ibverbs::control::Network;
+
+use find::{to_change, to_look_at};
+use outcome::{Failure, print};
 
 /// A software RDMA device for tests: run programs on it, and control its network while they run.
+///
+/// Exit status: 0 done, 1 failed, 2 wrong usage or nothing to do it on; `run` has the program's.
 #[derive(Debug, Parser)]
 #[command(name = "softrnic", version, arg_required_else_help = true)]
 struct Cli {
-    /// Name of the fabric. Without it: SOFTRNIC_FABRIC, or the only one in use; `run` makes a fresh one
+    /// Name of the fabric; otherwise that of SOFTRNIC_FABRIC
+    ///
+    /// Without either `stat` takes the only one in use, what changes something takes the only one of this terminal
+    /// session, and `run` makes a fresh one.
     #[arg(long, global = true, value_name = "NAME")]
     fabric: Option<String>,
     #[command(subcommand)]
@@ -31,24 +41,26 @@ enum Command {
     Fail(change::Fail),
     Inject(inject::Inject),
     Stat(stat::Options),
+    Clean(clean::Options),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let fabric = cli.fabric.as_deref();
-    let done = match &cli.command {
-        Command::Run(options) => run::run(options, fabric),
-        Command::Port(port) => find(fabric).and_then(|network| port.apply(&network)),
-        Command::Gid(gid) => find(fabric).and_then(|network| gid.apply(&network)),
-        Command::Fail(fail) => find(fabric).and_then(|network| fail.apply(&network)),
-        Command::Inject(inject) => find(fabric).and_then(|network| inject.apply(&network)),
-        Command::Stat(options) => find(fabric).map(|network| options.show(&network.report())),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(what) => {
-            eprintln!("softrnic: {what}");
-            ExitCode::FAILURE
+    let done = Cli::try_parse().map_err(Failure::from).and_then(|cli| cli.execute());
+    done.map_or_else(|failure| failure.tell(), |()| ExitCode::SUCCESS)
+}
+
+impl Cli {
+    fn execute(&self) -> Result<(), Failure> {
+        let fabric = self.fabric.as_deref();
+        match &self.command {
+            Command::Run(options) => Err(run::run(options, fabric)),
+            Command::Port(port) => port.apply(&to_change(fabric)?),
+            Command::Gid(gid) => gid.apply(&to_change(fabric)?),
+            Command::Fail(fail) => fail.apply(&to_change(fabric)?),
+            Command::Inject(inject) if inject.is_question() => inject.list(&to_look_at(fabric)?),
+            Command::Inject(inject) => inject.apply(&to_change(fabric)?),
+            Command::Stat(options) => print(&options.text(&to_look_at(fabric)?.report())),
+            Command::Clean(options) => options.clean(fabric),
         }
     }
 }
@@ -56,24 +68,4 @@ fn main() -> ExitCode {
 /// A variable of the environment that is not empty.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// The fabric that is meant.
-fn find(name: Option<&str>) -> Result<Network, String> {
-    let dir = PathBuf::from(variable("SOFTRNIC_SHM_DIR").unwrap_or_else(|| "/dev/shm".to_owned()));
-    let chosen = name.map(str::to_owned).or_else(|| variable("SOFTRNIC_FABRIC"));
-    let name = match chosen {
-        Some(name) => name,
-        None => only_one(&dir)?,
-    };
-    Network::open(&dir, &name).map_err(|error| error.to_string())
-}
-
-fn only_one(dir: &std::path::Path) -> Result<String, String> {
-    let mut names = Network::names(dir).map_err(|error| error.to_string())?;
-    match (names.pop(), names.is_empty()) {
-        (Some(name), true) => Ok(name),
-        (None, _) => Err(format!("no fabric is in use in {}", dir.display())),
-        (Some(last), false) => Err(format!("choose one with --fabric: {}, {last}", names.join(", "))),
-    }
 }

@@ -7,10 +7,17 @@ use std::process::Command;
 
 use clap::Args;
 
-use crate::{faithful, find, variable};
+use crate::clean::{RUN, forget_old_runs};
+use crate::find::{named, to_look_at};
+use crate::flavour::missing_version;
+use crate::outcome::Failure;
+use crate::{faithful, variable};
 
 /// Runs a program on the software device. What it starts takes part as well.
+///
+/// The options come before the program. The exit status is the program's; 2 if it cannot be run.
 #[derive(Debug, Args)]
+#[command(override_usage = "softrnic run [OPTIONS] [--] PROGRAM [ARGUMENTS]...", arg_required_else_help = true)]
 pub(crate) struct Options {
     /// Number of devices, 1 to 8
     #[arg(long, value_name = "N")]
@@ -18,7 +25,7 @@ pub(crate) struct Options {
     /// Ports of each device, 1 or 2
     #[arg(long, value_name = "N")]
     ports: Option<String>,
-    /// roce or ib; with exceptions: roce,softrnic1/1=ib
+    /// roce, ib or unspecified; with exceptions: roce,softrnic1/1=ib
     #[arg(long)]
     link: Option<String>,
     /// GID tables: plain or rich
@@ -45,6 +52,9 @@ pub(crate) struct Options {
     /// Write memory with relaxed ordering in no order
     #[arg(long)]
     chaos: bool,
+    /// Write the last word of each line of 128 bytes after all that precedes it; costs bandwidth
+    #[arg(long)]
+    lines: bool,
     /// Stage all copies, as where processes may not look into each other
     #[arg(long)]
     staged: bool,
@@ -54,7 +64,8 @@ pub(crate) struct Options {
     /// Factor for all modelled waits
     #[arg(long, value_name = "X")]
     time_scale: Option<String>,
-    /// Use the flavour of the library that RDMA tools need
+    /// Use the flavour of the library that RDMA tools need. It is used by itself for a program that is linked with RDMA
+    /// drivers; scripts that load such libraries later, as pyverbs does, have to ask for it
     #[arg(long)]
     tools: bool,
     /// Folder with libibverbs.so.1, if it is not the one beside this program
@@ -69,11 +80,23 @@ pub(crate) struct Options {
     #[arg(short, long)]
     verbose: bool,
     /// The program and its arguments
-    #[arg(last = true, required = true)]
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
-pub(crate) fn run(options: &Options, fabric: Option<&str>) -> Result<(), String> {
+/// Returns only if there is nothing to run.
+pub(crate) fn run(options: &Options, fabric: Option<&str>) -> Failure {
+    match prepare(options, fabric) {
+        Err(what) => Failure::Refused(what),
+        Ok(()) => {
+            let error = Command::new(&options.command[0]).args(&options.command[1..]).exec();
+            Failure::Refused(format!("cannot run {}: {error}", options.command[0].to_string_lossy()))
+        }
+    }
+}
+
+fn prepare(options: &Options, fabric: Option<&str>) -> Result<(), String> {
+    forget_old_runs();
     let settings = environment(options, fabric)?;
     for (name, value) in &settings {
         if options.verbose {
@@ -85,25 +108,19 @@ pub(crate) fn run(options: &Options, fabric: Option<&str>) -> Result<(), String>
     let planned = ibverbs::control::planned()?;
     if options.faithful {
         // Others may use the fabric already, and have decided what its devices are like.
-        let devices = find(fabric).map_or(planned, |network| network.report().devices);
+        let devices = to_look_at(fabric).map_or(planned, |network| network.report().devices);
         let has_peermem = matches!(variable("SOFTRNIC_GPU").as_deref(), Some("peermem" | "both"));
         faithful::enter(&devices, &options.pci, has_peermem, options.verbose)?;
     }
-    let error = Command::new(&options.command[0]).args(&options.command[1..]).exec();
-    Err(format!("cannot run {}: {error}", options.command[0].to_string_lossy()))
+    Ok(())
 }
 
 /// Variables and their values, in the order in which they are told.
 fn environment(options: &Options, fabric: Option<&str>) -> Result<Vec<(&'static str, OsString)>, String> {
     let dir = library_dir(options)?;
-    let mut path = dir.clone().into_os_string();
-    if let Some(old) = variable("LD_LIBRARY_PATH") {
-        path.push(":");
-        path.push(old);
-    }
-    let mut set = vec![("LD_LIBRARY_PATH", path), ("NCCL_IBVERBS_LIB", dir.join("libibverbs.so.1").into())];
-    let fresh = || variable("SOFTRNIC_FABRIC").unwrap_or_else(|| format!("softrnic-run-{}", std::process::id()));
-    set.push(("SOFTRNIC_FABRIC", fabric.map_or_else(fresh, str::to_owned).into()));
+    let mut set =
+        vec![("LD_LIBRARY_PATH", library_path(&dir)), ("NCCL_IBVERBS_LIB", dir.join("libibverbs.so.1").into())];
+    set.push(("SOFTRNIC_FABRIC", named(fabric).unwrap_or_else(fresh_name).into()));
     let given = [
         ("SOFTRNIC_DEVICES", &options.devices),
         ("SOFTRNIC_PORTS", &options.ports),
@@ -121,6 +138,7 @@ fn environment(options: &Options, fabric: Option<&str>) -> Result<Vec<(&'static 
     let switches = [
         ("SOFTRNIC_STRICT", options.strict, "1"),
         ("SOFTRNIC_CHAOS", options.chaos, "1"),
+        ("SOFTRNIC_LINES", options.lines, "1"),
         ("SOFTRNIC_STAGED", options.staged, "1"),
         ("SOFTRNIC_CARD", options.pci.same_card, "2"),
         // NCCL 2.28.7 to 2.28.9 crash in their look for an mlx5 device where every device is of another kind.
@@ -130,15 +148,52 @@ fn environment(options: &Options, fabric: Option<&str>) -> Result<Vec<(&'static 
     Ok(set)
 }
 
-/// The folder of the library, which is installed beside this program's.
+/// A name that no other run has, in another process id namespace either.
+fn fresh_name() -> String {
+    let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
+    format!("{RUN}{}-{:08x}", std::process::id(), random as u32)
+}
+
+/// `dir`, then what is there already.
+fn library_path(dir: &Path) -> OsString {
+    let mut path = dir.as_os_str().to_owned();
+    if let Some(old) = variable("LD_LIBRARY_PATH") {
+        path.push(":");
+        path.push(old);
+    }
+    path
+}
+
+/// The folder of the library that the program needs.
 fn library_dir(options: &Options) -> Result<PathBuf, String> {
+    let missing = |dir: &Path| missing_version(&options.command[0], &library_path(dir));
+    let program = options.command[0].to_string_lossy();
     if let Some(dir) = &options.library {
         let whole = dir.canonicalize().map_err(|error| format!("{}: {error}", dir.display()))?;
-        return has_library(&whole)
-            .then_some(whole)
-            .ok_or_else(|| format!("{}: no libibverbs.so.1 in it", dir.display()));
+        if !has_library(&whole) {
+            return Err(format!("{}: no libibverbs.so.1 in it", dir.display()));
+        }
+        return missing(&whole).map_or(Ok(whole), |version| {
+            Err(format!("{program} needs {version}, which the library in {} has not; see --tools", dir.display()))
+        });
     }
-    let flavour = if options.tools { "softrnic-tools" } else { "softrnic" };
+    if options.tools {
+        return installed_dir(TOOLS);
+    }
+    let plain = installed_dir("softrnic")?;
+    let Some(version) = missing(&plain) else { return Ok(plain) };
+    let tools = installed_dir(TOOLS).map_err(|what| format!("{program} needs {version}, but there is {what}"))?;
+    if variable("SOFTRNIC_QUIET").is_none_or(|value| value == "0") {
+        eprintln!("softrnic: {program} needs {version}, so it is run as with --tools");
+    }
+    Ok(tools)
+}
+
+/// The flavour for RDMA tools.
+const TOOLS: &str = "softrnic-tools";
+
+/// The folder of a flavour of the library, which is installed beside this program's.
+fn installed_dir(flavour: &str) -> Result<PathBuf, String> {
     let exe = std::env::current_exe().and_then(|exe| exe.canonicalize());
     let exe = exe.map_err(|error| format!("cannot tell where this program is: {error}"))?;
     let dir = exe.ancestors().nth(2).map(|root| root.join(flavour)).filter(|dir| has_library(dir));

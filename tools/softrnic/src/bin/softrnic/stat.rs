@@ -13,10 +13,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    pub(crate) fn show(&self, report: &Report) {
-        let text = if self.json { format!("{:#}\n", as_json(report)) } else { as_text(report) };
-        // Whoever reads it may have seen enough.
-        let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
+    pub(crate) fn text(&self, report: &Report) -> String {
+        if self.json { format!("{:#}\n", as_json(report)) } else { as_text(report) }
     }
 }
 
@@ -29,7 +27,11 @@ fn kind_name(kind: GidKind) -> &'static str {
 }
 
 fn link_name(port: &Port) -> &'static str {
-    if port.link_layer == LinkLayer::InfiniBand { "ib" } else { "roce" }
+    match port.link_layer {
+        LinkLayer::InfiniBand => "ib",
+        LinkLayer::Ethernet => "roce",
+        LinkLayer::Unspecified => "unspecified",
+    }
 }
 
 fn as_text(report: &Report) -> String {

@@ -49,6 +49,15 @@ fn is_paired(devices: &[Device]) -> bool {
     devices.iter().any(|device| device.card_guid != device.guid)
 }
 
+/// As the kernel writes it.
+fn link_layer_name(link_layer: LinkLayer) -> &'static str {
+    match link_layer {
+        LinkLayer::InfiniBand => "InfiniBand",
+        LinkLayer::Ethernet => "Ethernet",
+        LinkLayer::Unspecified => "Unknown",
+    }
+}
+
 fn build_port(dir: &Path, port: &Port) -> Result<()> {
     for name in ["gids", "gid_attrs/types", "gid_attrs/ndevs", "pkeys"] {
         fs::create_dir_all(dir.join(name))?;
@@ -63,7 +72,7 @@ fn build_port(dir: &Path, port: &Port) -> Result<()> {
         ("lid_mask_count", "0".to_owned()),
         ("sm_sl", "0".to_owned()),
         ("cap_mask", "0x00000000".to_owned()),
-        ("link_layer", if is_ib { "InfiniBand" } else { "Ethernet" }.to_owned()),
+        ("link_layer", link_layer_name(port.link_layer).to_owned()),
         ("pkeys/0", "0xffff".to_owned()),
     ];
     put(dir, &files)?;

@@ -1,0 +1,76 @@
+//! Which connection a completion queue belongs to: what the device reports of a queue concerns that one only.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+/// Owners of completion queues, by the queues' ids. Those that have gone are struck off now and then.
+#[derive(Debug)]
+pub struct Owners<T> {
+    by_queue: HashMap<u64, Weak<T>>,
+    sweep_at: usize,
+}
+
+/// Whose a completion queue is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Owner<T> {
+    /// This one's.
+    Known(Arc<T>),
+    /// One's that has gone.
+    Gone,
+    /// Nobody has said so.
+    Unknown,
+}
+
+const FEW: usize = 32;
+
+impl<T> Default for Owners<T> {
+    fn default() -> Self {
+        Self { by_queue: HashMap::new(), sweep_at: FEW }
+    }
+}
+
+impl<T> Owners<T> {
+    /// From now on `queue` is `owner`'s. An id may have been another queue's before.
+    pub fn add(&mut self, queue: u64, owner: &Arc<T>) {
+        if self.by_queue.len() >= self.sweep_at {
+            self.by_queue.retain(|_, owner| owner.strong_count() > 0);
+            self.sweep_at = FEW.max(2 * self.by_queue.len());
+        }
+        self.by_queue.insert(queue, Arc::downgrade(owner));
+    }
+
+    /// Whose `queue` is.
+    pub fn of(&self, queue: u64) -> Owner<T> {
+        match self.by_queue.get(&queue).map(Weak::upgrade) {
+            Some(Some(owner)) => Owner::Known(owner),
+            Some(None) => Owner::Gone,
+            None => Owner::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_the_latest_owners() {
+        let mut owners = Owners::default();
+        let (first, second) = (Arc::new(1), Arc::new(2));
+        owners.add(7, &first);
+        owners.add(8, &second);
+        assert_eq!(
+            (owners.of(7), owners.of(8), owners.of(9)),
+            (Owner::Known(first.clone()), Owner::Known(second.clone()), Owner::Unknown)
+        );
+        drop(second);
+        assert_eq!(owners.of(8), Owner::Gone);
+        owners.add(8, &first);
+        assert_eq!(owners.of(8), Owner::Known(first.clone()));
+        for queue in 100..10_000 {
+            owners.add(queue, &Arc::new(3));
+            assert!(owners.by_queue.len() <= 2 * FEW);
+        }
+        assert_eq!(owners.of(8), Owner::Known(first));
+    }
+}

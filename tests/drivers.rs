@@ -1,0 +1,300 @@
+//! What drivers do differently, and the plugin takes as it comes: how much inline data there is, how they refuse, what their
+//! ports are, how deep their queues may be.
+
+mod common;
+
+use common::alone::{alone, connect};
+use common::bench::Bench;
+use common::talk::{log, said, set, softrnic, talkative};
+use common::{faithful, pattern, plugin_transport, setting};
+use ferrite::buffer::Buffer;
+use ferrite::comm::Place;
+use ferrite::error::{Error, Result};
+use ferrite::link::{finished, posted};
+use ferrite::pair::{self, Setting};
+use ferrite::seat::Seat;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+const ROOM: usize = 4096;
+const GROUP: usize = 8;
+
+/// A full group each way, which takes as many clear-to-sends at once.
+fn exchange_group(seat: &Seat, bench: &Bench, round: usize) -> Result<()> {
+    let place = |i: usize| Place { region: &bench.into, offset: i * ROOM, len: ROOM, tag: i as i32 };
+    let size = |i: usize| (round * 131 + i * 517) % (ROOM + 1);
+    let bytes = |i: usize, rank: usize| pattern(round * 2 * GROUP + i * 2 + rank, size(i));
+    let mut deadline = seat.deadline("a group");
+    let places: [_; GROUP] = std::array::from_fn(place);
+    let receive = posted(&mut deadline, || bench.link.recv.receive_group(&places))?;
+    let mut sends = Vec::new();
+    for i in 0..GROUP {
+        bench.out.memory().write(i * ROOM, &bytes(i, seat.rank()))?;
+        sends.push(posted(&mut deadline, || bench.link.send.send(&bench.out, i * ROOM, size(i), i as i32))?);
+    }
+    for send in sends {
+        finished(&mut deadline, send, &mut [0])?;
+    }
+    let mut sizes = [0; GROUP];
+    finished(&mut deadline, receive, &mut sizes)?;
+    for (i, got) in sizes.iter().enumerate() {
+        assert_eq!(*got, size(i) as i32, "round {round}, message {i}");
+        assert!(
+            bench.into.memory().read(i * ROOM, size(i))? == bytes(i, 1 - seat.rank()),
+            "round {round}, message {i}"
+        );
+    }
+    Ok(())
+}
+
+/// Groups until the ring of clear-to-sends has been filled several times, and single messages.
+fn exchange_all(seat: &mut Seat) -> Result<()> {
+    let bench = Bench::open(seat, plugin_transport()?, 1 << 17)?;
+    for round in 0..200 {
+        exchange_group(seat, &bench, round)?;
+    }
+    for (i, size) in [0, 1, 4096, 70_000].into_iter().enumerate() {
+        bench.exchange(seat, i, size, size)?;
+        bench.exchange(seat, i, size, size + 37)?;
+    }
+    Ok(())
+}
+
+/// Where devices have `most` inline bytes, and this becomes of who asks for more.
+fn inline(most: &str, excess: &str, setting: Setting) -> Setting {
+    setting.env("SOFTRNIC_MAX_INLINE", most).env("SOFTRNIC_INLINE_EXCESS", excess)
+}
+
+fn messages_arrive(test: &str, most: &str, excess: &str) -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    pair::run(test, &inline(most, excess, setting), exchange_all)?;
+    Ok(())
+}
+
+#[test]
+fn inline_data_is_refused_above_96_bytes() -> Result<()> {
+    messages_arrive("inline_data_is_refused_above_96_bytes", "96", "refuse")
+}
+
+#[test]
+fn inline_data_is_refused_without_a_reason() -> Result<()> {
+    messages_arrive("inline_data_is_refused_without_a_reason", "96", "silent")
+}
+
+#[test]
+fn less_inline_data_is_granted_than_asked_for() -> Result<()> {
+    messages_arrive("less_inline_data_is_granted_than_asked_for", "96", "grant")
+}
+
+#[test]
+fn one_clear_to_send_fits_inline() -> Result<()> {
+    messages_arrive("one_clear_to_send_fits_inline", "40", "silent")
+}
+
+#[test]
+fn no_inline_data_is_granted() -> Result<()> {
+    messages_arrive("no_inline_data_is_granted", "0", "grant")
+}
+
+#[test]
+fn all_inline_data_is_refused() -> Result<()> {
+    messages_arrive("all_inline_data_is_refused", "0", "refuse")
+}
+
+#[test]
+fn less_inline_data_than_a_clear_to_send() -> Result<()> {
+    messages_arrive("less_inline_data_than_a_clear_to_send", "31", "grant")
+}
+
+/// Each rail needs a key of its own.
+#[test]
+fn two_rails_have_no_inline_data() -> Result<()> {
+    let adapt = |setting| inline("0", "grant", setting);
+    faithful::run("two_rails_have_no_inline_data", &["--devices", "4"], adapt, exchange_all)
+}
+
+/// Clear-to-sends have 64 bytes there.
+#[test]
+fn four_rails_have_less_inline_data_than_a_clear_to_send() -> Result<()> {
+    let test = "four_rails_have_less_inline_data_than_a_clear_to_send";
+    let adapt = |setting| inline("63", "silent", setting);
+    faithful::run(test, &["--devices", "4", "--ports", "2"], adapt, exchange_all)
+}
+
+/// One end alone has a device like that.
+#[test]
+fn one_end_has_no_inline_data() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    pair::run("one_end_has_no_inline_data", &setting, |seat| {
+        if seat.rank() == 1 {
+            set("SOFTRNIC_MAX_INLINE", "0");
+        }
+        exchange_all(seat)
+    })?;
+    Ok(())
+}
+
+/// What a refusal says that no size of inline data would have mended.
+fn refusal(test: &str, variable: &str, value: &str, words: &[&str]) -> Result<()> {
+    let Some(setting) = talkative(&[(variable, value)]) else { return Ok(()) };
+    alone(test, &setting, |seat| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        match connect(seat, &transport, &handle, &mut listener) {
+            Err(Error::Call { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(said(words), "{}", log());
+        assert!(!said(&["ibv_create_qp", "MEMLOCK"]), "{}", log());
+        Ok(())
+    })
+}
+
+#[test]
+fn queues_that_are_too_long_are_no_matter_of_locked_memory() -> Result<()> {
+    let test = "queues_that_are_too_long_are_no_matter_of_locked_memory";
+    let words = ["ibv_create_qp(softrnic", " send and ", "Invalid argument"];
+    refusal(test, "SOFTRNIC_MAX_QP_WR", "100", &words)
+}
+
+/// NCCL's built-in transport has queues of 512 work requests.
+#[test]
+fn queues_of_512_work_requests_will_do() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    pair::run("queues_of_512_work_requests_will_do", &setting.env("SOFTRNIC_MAX_QP_WR", "512"), exchange_all)?;
+    Ok(())
+}
+
+/// Messages of three work requests each: two halves of a length, behind the data and apart from it.
+#[test]
+fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
+    const SENT: usize = (4 << 20) + 70_001;
+    const ROOM: usize = 5 << 20;
+    const MESSAGES: usize = 200;
+    let Some(setting) = setting() else { return Ok(()) };
+    let setting = setting.env("NCCL_IB_ADAPTIVE_ROUTING", "1").env("NCCL_IB_AR_THRESHOLD", "100");
+    pair::run("a_send_queue_takes_as_many_long_messages_as_it_has_room_for", &setting, |seat| {
+        let bench = Bench::open(seat, plugin_transport()?, ROOM)?;
+        let rank = seat.rank();
+        let begin = |begun: usize| match rank {
+            _ if begun == MESSAGES => Ok(None),
+            0 => bench.link.send.send(&bench.out, 0, SENT, 3),
+            _ => bench.link.recv.receive(&bench.into, 0, ROOM, 3),
+        };
+        let mut requests = VecDeque::new();
+        if rank == 1 {
+            // All are announced once they have been tested for a while.
+            for _ in 0..10 * MESSAGES {
+                requests.extend(begin(requests.len())?);
+                assert!(!requests.front_mut().expect("there is room").test(&mut [0])?, "nothing has been sent");
+            }
+        }
+        seat.barrier()?;
+        if rank == 0 {
+            while let Some(send) = begin(requests.len())? {
+                requests.push_back(send);
+            }
+            assert_eq!(requests.len(), 127, "a send queue has room for as many and a probe, and the rest have to wait");
+        }
+        let mut begun = requests.len();
+        let mut deadline = seat.deadline("long messages");
+        while begun < MESSAGES || !requests.is_empty() {
+            let next = begin(begun)?;
+            begun += usize::from(next.is_some());
+            requests.extend(next);
+            if let Some(oldest) = requests.front_mut()
+                && oldest.test(&mut [0])?
+            {
+                requests.pop_front();
+                deadline.progress();
+            }
+            deadline.idle()?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// As EFA's are, which take no reliable connections: NCCL is to use another network.
+#[test]
+fn ports_that_are_neither_infiniband_nor_ethernet_are_passed_over() -> Result<()> {
+    let test = "ports_that_are_neither_infiniband_nor_ethernet_are_passed_over";
+    let Some(setting) = talkative(&[("SOFTRNIC_LINK", "roce,softrnic0/1=unspecified")]) else { return Ok(()) };
+    pair::run(test, &setting, |_| {
+        let transport = plugin_transport()?;
+        assert_eq!((transport.devices()?, transport.properties(0)?.name.as_str()), (1, "softrnic1"));
+        assert!(said(&["softrnic0:1 is not used", "link layer (0) is neither InfiniBand nor Ethernet"]), "{}", log());
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
+    let test = "no_port_of_infiniband_or_ethernet_means_no_device";
+    let Some(setting) = talkative(&[("SOFTRNIC_LINK", "unspecified")]) else { return Ok(()) };
+    pair::run(test, &setting, |_| {
+        assert_eq!(plugin_transport()?.devices()?, 0);
+        assert!(said(&["Ferrite has no device: 2 RDMA device(s) opened", "InfiniBand or Ethernet"]), "{}", log());
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// A registration that fits the limit many times over is refused for another reason, whatever the device calls it.
+#[test]
+fn a_limit_of_locked_memory_with_room_is_not_blamed() -> Result<()> {
+    let Some(setting) = talkative(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=2..")]) else { return Ok(()) };
+    alone("a_limit_of_locked_memory_with_room_is_not_blamed", &setting, |seat| {
+        let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+        // SAFETY: a valid limit, below the one there was or the same.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let (send, _recv) = connect(seat, &transport, &handle, &mut listener)?;
+        for bytes in [64 << 10, 2 << 20] {
+            assert!(send.register(&Arc::new(Buffer::new(bytes)?)).is_err(), "{bytes}");
+        }
+        assert!(said(&["ibv_reg_mr", "of 65536 bytes", "Cannot allocate memory"]), "{}", log());
+        assert!(!said(&["ibv_reg_mr", "of 65536 bytes", "MEMLOCK"]), "{}", log());
+        assert!(said(&["ibv_reg_mr", "of 2097152 bytes", "MEMLOCK, 1024 KiB here"]), "{}", log());
+        Ok(())
+    })
+}
+
+/// The device names the completion queue that has failed: the connections of others go on.
+#[test]
+fn a_completion_queue_that_fails_ends_its_own_connection_only() -> Result<()> {
+    let test = "a_completion_queue_that_fails_ends_its_own_connection_only";
+    let Some(setting) = talkative(&[]) else { return Ok(()) };
+    pair::run(test, &setting, |seat| {
+        let one = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+        let other = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+        one.exchange(seat, 1, 5000, 5000)?;
+        seat.barrier()?;
+        let mut deadline = seat.deadline("the failure");
+        if seat.rank() == 1 {
+            softrnic("inject cq-overrun device=softrnic1 opcode=write-imm times=1");
+            let mut send = posted(&mut deadline, || one.link.send.send(&one.out, 0, 64, 3))?;
+            while send.test(&mut [0]).is_ok() {
+                deadline.idle()?;
+            }
+            while !said(&["WARN", "softrnic1: a completion queue has failed; the connection to ", " ends"]) {
+                deadline.idle()?;
+            }
+            softrnic("inject --clear");
+            assert!(!said(&["its connections end"]), "{}", log());
+        } else {
+            let mut receive = posted(&mut deadline, || one.link.recv.receive(&one.into, 0, 64, 3))?;
+            while !matches!(receive.test(&mut [0]), Ok(true) | Err(_)) {
+                deadline.idle()?;
+            }
+        }
+        seat.barrier()?;
+        for round in 0..20 {
+            other.exchange(seat, round, 5000 + round, 6000)?;
+        }
+        seat.barrier()
+    })?;
+    Ok(())
+}

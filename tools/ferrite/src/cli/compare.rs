@@ -1,0 +1,190 @@
+//! The arguments of `ferrite compare` and `ferrite bench`, and what they print.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::cli::ending::Ending;
+use crate::cli::parse_size;
+use crate::cli::place::Where;
+use crate::cli::what::What;
+use crate::compare::{self, Request};
+use crate::dist::Dist;
+use crate::error::Result;
+use crate::library::{self, Source};
+use crate::plan::{DEPTH, Scope};
+use crate::record::{Record, Side};
+use crate::report::verdict::{Conclusion, bias, conclusion, verdict};
+use crate::report::{self, table};
+use crate::session::Runner;
+use crate::verbs::Verbs;
+use crate::{host, output, wheel};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ferrite compare                               on the software RDMA device, about three minutes
+  ferrite compare --quick                       less than a minute, for continuous integration
+  ferrite compare --verbs system                on this machine's RDMA devices
+  ferrite compare --baseline OLD.so             two builds of the plugin
+  ferrite compare --sizes 1M,4M --reps 48       fewer sizes, smaller differences
+
+Exit code 0: B is as good as A or better; 1: B is worse somewhere, or a byte is wrong; 2: not valid; 3: too few runs to \
+tell, see --find; 130: interrupted, and the report holds what had been measured.")]
+pub(super) struct Compare {
+    /// B: the plugin [default: ../lib/libnccl-net.so beside this program]
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// A: another plugin instead of the built-in transport
+    #[arg(long, value_name = "PLUGIN", conflicts_with = "nccl")]
+    baseline: Option<PathBuf>,
+    /// libnccl.so.2 of A [default: $FERRITE_NCCL, else NCCL 2.21.5 in the cache, else fetched with pip]
+    #[arg(long, value_name = "PATH")]
+    nccl: Option<PathBuf>,
+    /// Exit with 3 unless a difference of so many per cent could have been found in each group of rows
+    #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    find: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Bench {
+    #[command(flatten)]
+    what: What,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    #[command(flatten)]
+    place: Where,
+    /// Repetitions, each in fresh processes, best a multiple of 6 [default: 24, with --quick 12]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    reps: Option<u16>,
+    /// Fewer sizes and repetitions: less than a minute instead of three
+    #[arg(long)]
+    quick: bool,
+    /// Connections of the many-at-once set-up [default: 100, with --quick 50]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    connections: Option<u32>,
+    /// Message sizes of the bandwidth test [default: 8,64,512,4K,16K,64K,256K,1M,4M, with --quick 8,4K,64K,1M,4M]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
+    sizes: Vec<usize>,
+    /// Time of each measurement; ms [default: 40, with --quick 20]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    slice: Option<u64>,
+    /// A worker that is silent for so long counts as hung; s
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+    /// Let the workers run on any CPU instead of one each
+    #[arg(long)]
+    no_pin: bool,
+    /// Where report.md, report.svg and raw.json go
+    #[arg(long, value_name = "DIR", default_value = "report")]
+    report: PathBuf,
+}
+
+impl Compare {
+    pub(super) fn run(self, command: Vec<String>) -> Result<Ending> {
+        let plugin = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok)?;
+        // What is here is looked at before A is fetched, verified and measured.
+        library::require_plugin(&plugin)?;
+        let verbs = self.common.prepared()?;
+        let a = match self.baseline {
+            Some(path) => library::require_plugin(&path).map(|()| Source::plugin(path))?,
+            None => Source::stock(wheel::find(self.nccl.as_deref())?),
+        };
+        let scope = Scope { find_percent: self.find, ..self.common.scope() };
+        self.common.run(vec![a, Source::plugin(plugin)], verbs, scope, command)
+    }
+}
+
+impl Bench {
+    pub(super) fn run(self, command: Vec<String>) -> Result<Ending> {
+        let verbs = self.common.prepared()?;
+        let scope = self.common.scope();
+        self.common.run(vec![self.what.source()?], verbs, scope, command)
+    }
+}
+
+impl Common {
+    /// The libibverbs, after a look at where the report is to go.
+    fn prepared(&self) -> Result<Verbs> {
+        let verbs = self.place.verbs()?;
+        output::require_writable_in(&self.report, &report::FILES)?;
+        Ok(verbs)
+    }
+
+    fn run(self, sources: Vec<Source>, verbs: Verbs, scope: Scope, command: Vec<String>) -> Result<Ending> {
+        let runner = Runner::of_this_program(Duration::from_secs(self.timeout), !self.no_pin)?;
+        let request = Request { sources, verbs, devices: self.place.devices(), scope, command };
+        if host::cpus()?.len() < 2 {
+            log::warn!("there is one CPU only: two polling processes share it, times mean little");
+        }
+        let record = compare::run(&request, &runner)?;
+        // Each is told whether or not the other can be written.
+        let printed = output::print(&summary(&record));
+        report::write(&record, &self.report)?;
+        printed?;
+        output::print(&format!("{0}/report.md  {0}/report.svg  {0}/raw.json\n", self.report.display()))?;
+        Ok(match conclusion(&record) {
+            _ if !record.complete => Ending::Interrupted,
+            Conclusion::Good => Ending::Good,
+            Conclusion::Worse => Ending::Worse,
+            Conclusion::TooFew => Ending::TooFew,
+        })
+    }
+
+    fn scope(&self) -> Scope {
+        let mut scope = if self.quick { Scope::quick() } else { Scope::standard() };
+        if let Some(reps) = self.reps {
+            scope.repetitions = reps.into();
+        }
+        if let Some(connections) = self.connections {
+            scope.connections = connections;
+        }
+        if let Some(slice) = self.slice {
+            scope.slice_ms = slice;
+        }
+        if !self.sizes.is_empty() {
+            scope.bandwidth_sizes.clone_from(&self.sizes);
+        }
+        scope
+    }
+}
+
+/// What a user sees at the end.
+fn summary(record: &Record) -> String {
+    let mut text = String::new();
+    for side in &record.sides {
+        text += &format!("{} = {}\n", side.label, side.title());
+    }
+    let Some(Side { devices: [zero, one], cpus, .. }) = record.sides.first() else {
+        return text;
+    };
+    let cpus = match cpus {
+        [Some(zero), Some(one)] => format!("CPUs {zero} and {one}"),
+        _ => "any CPU".into(),
+    };
+    text += &format!(
+        "rank 0 on {}, rank 1 on {}, {cpus}; {}, {:.0} s; streams keep {DEPTH} in flight\n",
+        zero.name,
+        one.name,
+        report::repetitions(record),
+        record.seconds
+    );
+    for warning in report::warnings(record) {
+        text += &format!("{warning}\n");
+    }
+    text += "\n";
+    for table in table::tables(record) {
+        text += &format!("{}\n", table.text());
+    }
+    if let Some(bias) = bias(record) {
+        text += &format!("{bias}\n");
+    }
+    text + &format!("{}\n", verdict(record))
+}
