@@ -39,6 +39,14 @@ const CHANGES: [&[&str]; 5] = [
 
 #[test]
 fn what_is_anothers_is_changed_only_by_its_name() {
+    alone("what_is_anothers_is_changed_only_by_its_name", &[], change_mine_and_theirs);
+}
+
+/// Changes fabrics of this terminal session and of another one. The session is one of its own: that of whoever runs the
+/// tests may have no number here, as in a container.
+fn change_mine_and_theirs() {
+    // SAFETY: no preconditions.
+    assert!(unsafe { libc::setsid() } > 0, "a process that leads no group");
     let folder = Folder::new("anothers");
     let theirs = folder.hold_by("theirs", in_other_session());
     let run = |args: &[&str]| folder.command(args).output().expect("runs");
