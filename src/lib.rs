@@ -35,9 +35,9 @@
 //!
 //! ## Rails
 //!
-//! Like ports of one card are one device to NCCL ([`net::nic`]). A connection lies on as many rails as both ends have: each
+//! Like ports of one card are one device to NCCL ([`net::device::nic`]). A connection lies on as many rails as both ends have: each
 //! has its queue pairs and its completion queue, and a clear-to-send goes over any of them. Two keys fit a clear-to-send;
-//! with three or four rails it takes 64 bytes, still one packet. Memory is registered on every card ([`net::memory`]).
+//! with three or four rails it takes 64 bytes, still one packet. Memory is registered on every card ([`net::mr::handle`]).
 //! A connection of one rail takes the short way through all of it, which branches off before anything is polled or posted.
 //!
 //! ## Setting up a connection
@@ -50,20 +50,20 @@
 //! as long as the control connection stands the peer lives.
 //! Whoever does not know the token, or speaks another version, is refused in words and costs nothing but a socket.
 //!
-//! All connections from one process to another share a TCP connection, the [`net::line::Line`]; the token in each frame tells
+//! All connections from one process to another share a TCP connection, the [`net::control::line::Line`]; the token in each frame tells
 //! whose it is. It stays open as long as one of them is there: its end tells a dead peer from a broken path, and a failing
 //! side says why on it. One that is lost or reset tells nothing. The side that has dialled dials again, and each connection
-//! goes on over the new line by a secret of its own ([`net::redial`]); a port that is closed, or does not know the connection,
-//! is its end. Meanwhile an end that waits for the peer asks the peer's device whether it is there ([`net::probe`]): that
+//! goes on over the new line by a secret of its own ([`net::control::redial`]); a port that is closed, or does not know the connection,
+//! is its end. Meanwhile an end that waits for the peer asks the peer's device whether it is there ([`net::data::probe`]): that
 //! alone tells of a host that is gone, and tells the side that cannot dial. Forked children keep no control sockets
-//! ([`net::fork`]), so that a process's death is told when it dies and not when its workers have.
+//! ([`net::control::fork`]), so that a process's death is told when it dies and not when its workers have.
 //!
 //! ## Threads
 //!
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
-//! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::single::SingleCaller`],
+//! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::data::exclusive_cell::SingleCaller`],
 //! the rest is immutable or behind a lock. The data path allocates nothing, takes no lock and makes no system call of its
-//! own. Ferrite's only threads are one [`net::watcher::Watcher`] per card with connections, which waits for device
+//! own. Ferrite's only threads are one [`net::control::watcher::Watcher`] per card with connections, which waits for device
 //! events and for what comes on lines and at the port, dials again, and clears away what an abort has left half-made. The library is never unmapped (`-z nodelete`).
 //!
 //! ## Where things are decided
@@ -72,19 +72,19 @@
 //! |---|---|
 //! | what does a peer see on the wire? | [`proto::wire`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
 //! | which environment variables are there? | [`host::variables::VARIABLES`] |
-//! | which GID is used, and why? | [`host::gid`], [`net::address`] |
-//! | who shares a control connection, and when does it end? | [`net::line`], [`net::lines`], [`net::reception`] |
-//! | what becomes of connections whose line is lost? | [`net::redial`], [`net::probe`], [`net::connections`] |
-//! | what bounds a connection that NCCL has given up half-way? | [`net::connectors`], [`net::listen`] |
-//! | which lock is taken first? | [`net::line`] |
-//! | how are queue pairs connected, and how often is it tried? | [`net::joining`] |
-//! | which registration serves which memory? | [`net::claims`] |
-//! | can GPU memory be registered, and what is missing? | [`net::gdr`] |
-//! | which ports are one device? | [`net::nic`] |
+//! | which GID is used, and why? | [`host::gid`], [`net::device::address`] |
+//! | who shares a control connection, and when does it end? | [`net::control::line`], [`net::control::lines`], [`net::control::reception`] |
+//! | what becomes of connections whose line is lost? | [`net::control::redial`], [`net::data::probe`], [`net::control::connections`] |
+//! | what bounds a connection that NCCL has given up half-way? | [`net::setup::connectors`], [`net::setup::listen`] |
+//! | which lock is taken first? | [`net::control::line`] |
+//! | how are queue pairs connected, and how often is it tried? | [`net::qp::connect`] |
+//! | which registration serves which memory? | [`net::mr::cache`] |
+//! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
+//! | which ports are one device? | [`net::device::nic`] |
 //! | how much of a message does a rail get? | [`proto::stripe`], [`proto::shares`] |
-//! | how large are the queues, and why do they never overflow? | [`net::sender::SENDER_DEPTHS`], [`proto::room`], [`net::receiver::RECEIVER_DEPTHS`] |
-//! | what if a device takes little inline data, or none? | [`verbs::queue`], [`net::announcer`] |
-//! | what does an error say? | [`verbs::status`], `net::lanes` |
+//! | how large are the queues, and why do they never overflow? | [`net::data::sender::SENDER_DEPTHS`], [`proto::room`], [`net::data::receiver::RECEIVER_DEPTHS`] |
+//! | what if a device takes little inline data, or none? | [`verbs::queue`], [`net::data::cts_sender`] |
+//! | what does an error say? | [`verbs::status`], `net::qp::set` |
 //! | how is libibverbs found? | [`verbs::library`] |
 #![cfg_attr(
     not(test),

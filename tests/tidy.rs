@@ -12,14 +12,14 @@ const UNSAFE_FILES: &[&str] = &[
     "host/cuda.rs",
     "host/iface.rs",
     "host/random.rs",
-    "net/epoll.rs",
-    "net/fork.rs",
-    "net/gdr.rs",
-    "net/memory.rs",
-    "net/region.rs",
-    "net/single.rs",
-    "net/socket.rs",
-    "net/watcher.rs",
+    "net/control/epoll.rs",
+    "net/control/fork.rs",
+    "net/device/gdr.rs",
+    "net/mr/handle.rs",
+    "net/mr/region.rs",
+    "net/data/exclusive_cell.rs",
+    "net/control/socket.rs",
+    "net/control/watcher.rs",
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {

@@ -5,9 +5,9 @@ use super::handles::{Comm, MemoryHandle, Owner, RecvHandle, RequestHandle, SendH
 use super::nccl::ncclResult_t;
 use super::output::{missing, put};
 use crate::error::{Error, Result};
-use crate::net::memory::Memory;
-use crate::net::receiver::{Expected, RecvComm};
-use crate::net::sender::SendComm;
+use crate::net::data::receiver::{Expected, RecvComm};
+use crate::net::data::sender::SendComm;
+use crate::net::mr::handle::Memory;
 use crate::proto::requests::RequestId;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
 use std::ffi::{c_int, c_void};

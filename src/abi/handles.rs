@@ -4,10 +4,10 @@
 //! NCCL is given the address of one, and nothing is allocated when a request begins.
 
 use crate::error::{Error, Result};
-use crate::net::listen::Listener;
-use crate::net::memory::Memory;
-use crate::net::receiver::RecvComm;
-use crate::net::sender::SendComm;
+use crate::net::data::receiver::RecvComm;
+use crate::net::data::sender::SendComm;
+use crate::net::mr::handle::Memory;
+use crate::net::setup::listen::Listener;
 use crate::proto::MAX_REQUESTS;
 use crate::proto::requests::RequestId;
 use std::ffi::c_void;

@@ -66,7 +66,7 @@ mod tests {
         let at =
             |target| place(&Record::builder().target(target).file(Some("src/abi/guard.rs")).line(Some(34)).build());
         assert_eq!(at("connect"), ("connect", 0));
-        assert_eq!(at("nccl_net::net::link"), ("src/abi/guard.rs", 34));
+        assert_eq!(at("nccl_net::net::control::link"), ("src/abi/guard.rs", 34));
         assert_eq!(at(INIT), ("src/abi/guard.rs", 34));
     }
 }

@@ -10,11 +10,11 @@ use super::output::put;
 use super::{logger, nccl};
 use crate::error::{Error, Result};
 use crate::net::Net;
-use crate::net::memory::Memory;
-use crate::net::nic::Nic;
-use crate::net::receiver::RecvComm;
-use crate::net::region::MemoryKind;
-use crate::net::sender::SendComm;
+use crate::net::data::receiver::RecvComm;
+use crate::net::data::sender::SendComm;
+use crate::net::device::nic::Nic;
+use crate::net::mr::handle::Memory;
+use crate::net::mr::region::MemoryKind;
 use crate::proto::MAX_GROUP;
 use crate::proto::handle::HANDLE_BYTES;
 use nccl::ncclResult_t;
@@ -261,5 +261,5 @@ unsafe extern "C" fn close_recv(comm: *mut c_void) -> ncclResult_t {
 
 unsafe extern "C" fn close_listen(comm: *mut c_void) -> ncclResult_t {
     // SAFETY: as for `close`.
-    unsafe { close::<Mutex<crate::net::listen::Listener>>("closeListen", comm) }
+    unsafe { close::<Mutex<crate::net::setup::listen::Listener>>("closeListen", comm) }
 }

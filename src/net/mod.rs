@@ -1,45 +1,17 @@
 //! The plugin's objects: the only place where the protocol meets the verbs and the machine.
 //!
-//! [`Net`] is built once from the environment. A [`nic::Nic`] is what NCCL calls a device: an active port, or several like
-//! ports of one [`card::Card`], each of which is a [`rail::Rail`] then. [`listen::Listener`] and
-//! [`connect::Connector`] make [`receiver::RecvComm`] and [`sender::SendComm`], which translate between flows and
-//! queue pairs. Processes talk about their connections over a [`line::Line`]; a listening one is called at its
-//! [`reception::Reception`].
+//! [`Net`] is built once from the environment. A [`device::nic::Nic`] is what NCCL calls a device: an active port, or several like
+//! ports of one [`device::card::Card`], each of which is a [`device::rail::Rail`] then. [`setup::listen::Listener`] and
+//! [`setup::connect::Connector`] make [`data::receiver::RecvComm`] and [`data::sender::SendComm`], which translate between flows and
+//! queue pairs. Processes talk about their connections over a [`control::line::Line`]; a listening one is called at its
+//! [`control::reception::Reception`].
 
-pub mod address;
-pub mod announcer;
-pub mod card;
-pub mod channel;
-pub mod claims;
-pub mod connect;
-pub mod connections;
-pub mod connectors;
-pub mod epoll;
-pub mod flush;
-pub mod fork;
-pub mod gdr;
-pub mod joining;
-pub mod lanes;
-pub mod line;
-pub mod lines;
-pub mod link;
-pub mod listen;
-pub mod memory;
-pub mod nic;
-pub mod owners;
-pub mod probe;
-pub mod rail;
-pub mod receiver;
-pub mod reception;
-pub mod redial;
-pub mod region;
-pub mod roll;
-pub mod sender;
-pub mod single;
-pub mod socket;
-pub mod standing;
-pub mod stranger;
-pub mod watcher;
+pub mod control;
+pub mod data;
+pub mod device;
+pub mod mr;
+pub mod qp;
+pub mod setup;
 
 use crate::error::{Error, Result};
 use crate::host::config::Config;
@@ -48,15 +20,15 @@ use crate::host::random;
 use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::verbs::context::Context;
 use crate::verbs::library::Library;
-use connect::Connector;
-use connectors::Connectors;
-use lines::Lines;
-use listen::Listener;
-use nic::Nic;
-use reception::Reception;
-use sender::SendComm;
+use control::lines::Lines;
+use control::reception::Reception;
+use control::watcher::Chore;
+use data::sender::SendComm;
+use device::nic::Nic;
+use setup::connect::Connector;
+use setup::connectors::Connectors;
+use setup::listen::Listener;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use watcher::Chore;
 
 /// Everything there is in a process.
 #[derive(Debug)]

@@ -2,13 +2,13 @@
 
 use super::card::Card;
 use super::gdr::Gdr;
-use super::lanes::Lanes;
-use super::link::Link;
 use super::rail::Rail;
-use super::reception::Reception;
-use super::watcher::{Chore, Watcher};
 use crate::error::Result;
 use crate::host::config::Config;
+use crate::net::control::link::Link;
+use crate::net::control::reception::Reception;
+use crate::net::control::watcher::{Chore, Watcher};
+use crate::net::qp::set::Lanes;
 use crate::proto::MAX_RAILS;
 use crate::verbs::context::Context;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ pub struct Epoll {
     fd: OwnedFd,
     /// How many of the next descriptors are refused, as by a kernel that has no memory.
     #[cfg(test)]
-    pub(super) refuses: std::sync::atomic::AtomicU32,
+    pub(in crate::net) refuses: std::sync::atomic::AtomicU32,
 }
 
 /// When a descriptor is reported.

@@ -3,19 +3,19 @@
 //! The reception leads those to a listener who know its token. Each is a candidate; only one that commits becomes a
 //! communicator. Connecting our queue pairs to a candidate's has a deadline. A candidate's commit has none: it is waited for
 //! as long as its line is there, and NCCL may leave a listener alone for hours. What is left of candidates whose line has ended
-//! meanwhile is cleared away by a [watcher](super::watcher).
+//! meanwhile is cleared away by a [watcher](crate::net::control::watcher).
 
-use super::channel::{Channel, Heard};
-use super::joining::Joining;
-use super::lanes::IdleLanes;
-use super::line::End;
-use super::link::Link;
-use super::nic::Nic;
-use super::receiver::{RECEIVER_DEPTHS, RecvComm, RecvPath};
-use super::reception::Reception;
-use super::watcher::Chore;
 use crate::error::Result;
 use crate::host::random;
+use crate::net::control::channel::{Channel, Heard};
+use crate::net::control::line::End;
+use crate::net::control::link::Link;
+use crate::net::control::reception::Reception;
+use crate::net::control::watcher::Chore;
+use crate::net::data::receiver::{RECEIVER_DEPTHS, RecvComm, RecvPath};
+use crate::net::device::nic::Nic;
+use crate::net::qp::connect::Joining;
+use crate::net::qp::set::IdleLanes;
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::{Handle, Secret};
 use crate::proto::handshake::{Hello, Reply, Terms};

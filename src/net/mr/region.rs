@@ -1,12 +1,12 @@
 //! Registered memory of a card, shared by all its connections.
 
-use super::claims::{Claims, Range};
+use super::cache::{Claims, Range};
 use crate::error::{Error, Result};
 use crate::verbs::memory::{MemoryRegion, ProtectionDomain, Source};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-pub use super::claims::MemoryKind;
+pub use super::cache::MemoryKind;
 
 /// What NCCL holds for a registration.
 #[derive(Debug)]

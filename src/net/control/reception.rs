@@ -117,7 +117,7 @@ impl Reception {
 
     /// From now on the connection of `link`, which the listener that knows `token` has made, may go on over another line for
     /// a peer that knows its secret.
-    pub(super) fn remember(&self, secret: Secret, token: Token, link: &Arc<Link>) {
+    pub(in crate::net) fn remember(&self, secret: Secret, token: Token, link: &Arc<Link>) {
         self.connections().add(secret, token, link);
     }
 
@@ -125,7 +125,7 @@ impl Reception {
     ///
     /// # Errors
     /// There is none, for this reason.
-    pub(super) fn recall(&self, frame: &Frame) -> std::result::Result<(Arc<Link>, u32), String> {
+    pub(in crate::net) fn recall(&self, frame: &Frame) -> std::result::Result<(Arc<Link>, u32), String> {
         let Resume { secret, attempt } = Resume::parse(&frame.body).map_err(|violation| violation.to_string())?;
         let link = self.connections().get(&secret, &frame.token).ok_or(NO_CONNECTION)?;
         Ok((link, attempt))
@@ -142,7 +142,7 @@ impl Reception {
     }
 
     /// Whether there is a listener that knows `token`.
-    pub(super) fn knows(&self, token: &Token) -> bool {
+    pub(in crate::net) fn knows(&self, token: &Token) -> bool {
         self.desk().contains_key(token)
     }
 
@@ -188,7 +188,11 @@ impl Reception {
     ///
     /// # Errors
     /// It cannot be led there, for this reason.
-    pub(super) fn lead(&self, token: &Token, make: impl FnOnce() -> Channel) -> std::result::Result<(), &'static str> {
+    pub(in crate::net) fn lead(
+        &self,
+        token: &Token,
+        make: impl FnOnce() -> Channel,
+    ) -> std::result::Result<(), &'static str> {
         match self.desk().get_mut(token) {
             None => Err(WRONG_TOKEN),
             Some(waiting) if waiting.len() >= MAX_WAITING => Err("too many callers wait for this listener"),
@@ -353,7 +357,7 @@ impl Reception {
     }
 
     /// A line has ended and is not listened to any more.
-    pub(super) fn leave(&self, fd: RawFd) {
+    pub(in crate::net) fn leave(&self, fd: RawFd) {
         self.epoll.remove(fd);
     }
 

@@ -4,10 +4,10 @@
 //! them from, in which each has the place that it has in the ring: the place is filled again only after the message has
 //! arrived that its clear-to-send asked for, and so after the device has read it.
 
-use super::lanes::{Lane, WorkId};
 use super::probe::Probe;
 use super::receiver::RECEIVER_DEPTHS;
 use crate::error::{Error, Result};
+use crate::net::qp::set::{Lane, WorkId};
 use crate::proto::handshake::{Ring, Terms};
 use crate::proto::recv::RecvFlow;
 use crate::proto::wire::Slot;
@@ -41,7 +41,7 @@ pub struct Announcer {
     /// Those of the others.
     waiting: [Account; MAX_RAILS],
     /// Other writes on the same queue pairs.
-    pub(super) probe: Probe,
+    pub(in crate::net) probe: Probe,
 }
 
 /// Work requests of one rail.

@@ -6,8 +6,8 @@
 //! failure is told like that of data. Dialling again tells much sooner, but only of a peer whose host can be reached, and only
 //! the end that has dialled before.
 
-use super::lanes::{Lanes, WorkId};
 use crate::error::{Error, Result};
+use crate::net::qp::set::{Lanes, WorkId};
 use crate::verbs::work::Write;
 use std::time::{Duration, Instant};
 

@@ -1,11 +1,11 @@
 //! The queue pairs of one end of a connection, over all its rails, from creation to failure.
 
-use super::address::LocalAddress;
-use super::link::Link;
-use super::nic::Nic;
-use super::rail::Rail;
 use crate::error::{Error, Result};
 use crate::host::{random, sysfs};
+use crate::net::control::link::Link;
+use crate::net::device::address::LocalAddress;
+use crate::net::device::nic::Nic;
+use crate::net::device::rail::Rail;
 use crate::proto::endpoint::{Endpoint, LaneEnd, RailEnd};
 use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
@@ -20,24 +20,24 @@ use std::sync::Arc;
 /// The queue pairs of one end, before the other end is known.
 #[derive(Debug)]
 pub struct IdleLanes {
-    pub(super) rails: Vec<IdleRail>,
+    pub(in crate::net) rails: Vec<IdleRail>,
     /// What the peer is told.
     pub endpoint: Endpoint,
 }
 
 /// Those on one rail.
 #[derive(Debug)]
-pub(super) struct IdleRail {
-    pub(super) on: OnRail,
-    pub(super) pairs: Vec<IdleQueuePair>,
+pub(in crate::net) struct IdleRail {
+    pub(in crate::net) on: OnRail,
+    pub(in crate::net) pairs: Vec<IdleQueuePair>,
 }
 
 /// What the lanes of one rail share.
 #[derive(Debug)]
-pub(super) struct OnRail {
+pub(in crate::net) struct OnRail {
     name: String,
-    pub(super) address: LocalAddress,
-    pub(super) queue: Arc<CompletionQueue>,
+    pub(in crate::net) address: LocalAddress,
+    pub(in crate::net) queue: Arc<CompletionQueue>,
 }
 
 /// One connected queue pair with its accounts.
@@ -53,14 +53,14 @@ pub struct Lane {
 #[derive(Debug)]
 pub struct Lanes {
     /// The first rail's completion queue, which is the only one of most connections.
-    pub(super) queue: Arc<CompletionQueue>,
+    pub(in crate::net) queue: Arc<CompletionQueue>,
     /// By lane number.
     pub lanes: Vec<Lane>,
-    pub(super) rails: Vec<OnRail>,
+    pub(in crate::net) rails: Vec<OnRail>,
     /// The device, for messages.
-    pub(super) name: String,
-    pub(super) striping: Striping,
-    pub(super) remote: Endpoint,
+    pub(in crate::net) name: String,
+    pub(in crate::net) striping: Striping,
+    pub(in crate::net) remote: Endpoint,
 }
 
 impl IdleLanes {

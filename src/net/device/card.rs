@@ -1,11 +1,11 @@
 //! An RDMA card, or one function of it: what its ports share.
 
 use super::gdr::Gdr;
-use super::region::RegionCache;
-use super::watcher::Watcher;
 use crate::error::Result;
 use crate::host::config::Config;
 use crate::host::sysfs;
+use crate::net::control::watcher::Watcher;
+use crate::net::mr::region::RegionCache;
 use crate::verbs::context::{Context, DeviceAttributes};
 use crate::verbs::memory::ProtectionDomain;
 use once_cell::sync::OnceCell;

@@ -4,12 +4,12 @@
 //! port: each rail that has carried data needs a read of its own. The queue pairs exist only once a flush has been asked
 //! for: recent GPUs never need one.
 
-use super::joining::path_to;
-use super::lanes::WorkId;
-use super::memory::Memory;
-use super::nic::Nic;
-use super::rail::Rail;
 use crate::error::{Error, Result};
+use crate::net::device::nic::Nic;
+use crate::net::device::rail::Rail;
+use crate::net::mr::handle::Memory;
+use crate::net::qp::connect::path_to;
+use crate::net::qp::set::WorkId;
 use crate::proto::requests::{RequestId, Requests};
 use crate::proto::{MAX_RAILS, Violation};
 use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair, RemoteAccess};

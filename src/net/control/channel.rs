@@ -28,7 +28,7 @@ pub enum Heard {
 }
 
 impl Channel {
-    pub(super) fn new(line: Arc<Line>, token: Token, id: u64) -> Self {
+    pub(in crate::net) fn new(line: Arc<Line>, token: Token, id: u64) -> Self {
         Self { line, token, id }
     }
 
@@ -44,7 +44,7 @@ impl Channel {
 
     /// Whether nothing more is to be expected of the peer: the line has ended or it has said goodbye, and it has not
     /// committed before.
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::net) fn is_over(&self) -> bool {
         if self.line.is_inherited() {
             return false;
         }
@@ -55,7 +55,7 @@ impl Channel {
     }
 
     /// Leaves without a word.
-    pub(super) fn forsake(self) {
+    pub(in crate::net) fn forsake(self) {
         if !self.line.is_inherited() {
             self.line.lock().close(self.token, self.id);
         }
@@ -138,7 +138,7 @@ impl Channel {
     }
 
     /// From now on `link` is told what comes. What it has to be told at once is returned.
-    pub(super) fn attach(&self, link: &Arc<Link>) -> Vec<News> {
+    pub(in crate::net) fn attach(&self, link: &Arc<Link>) -> Vec<News> {
         let mut news = Vec::new();
         let mut wire = self.line.lock();
         let end = wire.end.clone();
@@ -185,11 +185,11 @@ impl Drop for Channel {
 
 #[cfg(test)]
 mod tests {
-    use super::super::line::{MAX_BACKLOG, MAX_INBOX};
-    use super::super::lines::Lines;
-    use super::super::reception::Reception;
     use super::*;
     use crate::host::iface::Interface;
+    use crate::net::control::line::{MAX_BACKLOG, MAX_INBOX};
+    use crate::net::control::lines::Lines;
+    use crate::net::control::reception::Reception;
     use crate::proto::handle::Handle;
     use std::io::Write;
     use std::net::TcpStream;

@@ -8,7 +8,7 @@
 //!   └─────────┴──────────┘ anything else
 //! ```
 //!
-//! There is no limit to how long this goes on: while the network is away nobody can tell, and [`super::probe`] tells by the
+//! There is no limit to how long this goes on: while the network is away nobody can tell, and [`crate::net::data::probe`] tells by the
 //! device of a peer that will never answer. Connections that were on one line meet on one new line.
 
 use super::channel::{Channel, Heard};
@@ -142,11 +142,11 @@ impl Redial {
 
 #[cfg(test)]
 mod tests {
-    use super::super::line::tell;
-    use super::super::lines::Lines;
-    use super::super::reception::Reception;
     use super::*;
     use crate::host::iface::Interface;
+    use crate::net::control::line::tell;
+    use crate::net::control::lines::Lines;
+    use crate::net::control::reception::Reception;
     use crate::proto::frame::Frame;
     use crate::proto::handle::{Secret, Token};
     use crate::proto::handshake::Resume;

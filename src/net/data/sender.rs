@@ -1,13 +1,13 @@
 //! A send communicator: slots in, work requests out, completions in.
 
-use super::lanes::{Lanes, WorkId};
-use super::link::Link;
-use super::memory::Memory;
-use super::nic::Nic;
+use super::exclusive_cell::SingleCaller;
 use super::probe::Probe;
-use super::single::SingleCaller;
-use super::standing::Standing;
+use super::sticky_error::Standing;
 use crate::error::{Error, Result};
+use crate::net::control::link::Link;
+use crate::net::device::nic::Nic;
+use crate::net::mr::handle::Memory;
+use crate::net::qp::set::{Lanes, WorkId};
 use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
 use crate::proto::room::{Room, SEND_QUEUE_DEPTH, STRIPE_REQUESTS_MAX};

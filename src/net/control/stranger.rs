@@ -8,34 +8,34 @@ use std::time::Instant;
 
 /// The socket, and how long it may stay silent.
 #[derive(Debug)]
-pub(super) struct Stranger {
-    pub(super) socket: ControlSocket,
+pub(in crate::net) struct Stranger {
+    pub(in crate::net) socket: ControlSocket,
     /// Its key among what the port waits on.
-    pub(super) key: u64,
-    pub(super) came: Instant,
-    pub(super) deadline: Instant,
+    pub(in crate::net) key: u64,
+    pub(in crate::net) came: Instant,
+    pub(in crate::net) deadline: Instant,
 }
 
 /// What becomes of a stranger.
 #[derive(Debug)]
-pub(super) enum Verdict {
+pub(in crate::net) enum Verdict {
     Wait,
     Admit(Frame),
     Dismiss(String),
 }
 
 /// What somebody is told who knows no listener's token.
-pub(super) const WRONG_TOKEN: &str = "no such listener: it has closed, or is another job's (wrong token)";
+pub(in crate::net) const WRONG_TOKEN: &str = "no such listener: it has closed, or is another job's (wrong token)";
 
 impl Stranger {
     /// `token` is what it has said itself; the default one is for all of its connections.
-    pub(super) fn refuse(&mut self, token: Token, why: &str) {
+    pub(in crate::net) fn refuse(&mut self, token: Token, why: &str) {
         self.socket.send(&Frame::text(Kind::Refuse, token, why));
         let _ = self.socket.poll_sent();
     }
 
     /// What is to become of it, by its first words, which have come to `reception`.
-    pub(super) fn judge(&mut self, reception: &Reception) -> Verdict {
+    pub(in crate::net) fn judge(&mut self, reception: &Reception) -> Verdict {
         let frame = match self.socket.poll_frame() {
             Ok(Incoming::Frame(frame)) => frame,
             Ok(Incoming::Nothing) => return Verdict::Wait,

@@ -1,15 +1,15 @@
 //! A receive communicator: buffers in, clear-to-sends out, completions by identity.
 
-use super::announcer::Announcer;
+use super::cts_sender::Announcer;
+use super::exclusive_cell::SingleCaller;
 use super::flush::Flushes;
-use super::lanes::{Lane, Lanes, WorkId};
-use super::link::{Link, State};
-use super::memory::Memory;
-use super::nic::Nic;
-use super::region::MemoryKind;
-use super::single::SingleCaller;
-use super::standing::Standing;
+use super::sticky_error::Standing;
 use crate::error::{Error, Result};
+use crate::net::control::link::{Link, State};
+use crate::net::device::nic::Nic;
+use crate::net::mr::handle::Memory;
+use crate::net::mr::region::MemoryKind;
+use crate::net::qp::set::{Lane, Lanes, WorkId};
 use crate::proto::handshake::{Ring, Terms};
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;

@@ -40,12 +40,12 @@ pub struct Line {
 
 /// What the lock of a line guards.
 #[derive(Debug)]
-pub(super) struct Wire {
-    pub(super) socket: ControlSocket,
-    pub(super) end: Option<End>,
-    pub(super) routes: HashMap<u64, Route>,
+pub(in crate::net) struct Wire {
+    pub(in crate::net) socket: ControlSocket,
+    pub(in crate::net) end: Option<End>,
+    pub(in crate::net) routes: HashMap<u64, Route>,
     /// The routes on which something may still come.
-    pub(super) open: HashMap<Token, u64>,
+    pub(in crate::net) open: HashMap<Token, u64>,
     /// Connections that need another line, since this one is lost and this side has dialled it.
     lost: Vec<Weak<Link>>,
     next: u64,
@@ -53,11 +53,11 @@ pub(super) struct Wire {
 
 /// Where the frames of one connection go.
 #[derive(Debug, Default)]
-pub(super) struct Route {
-    pub(super) inbox: VecDeque<Frame>,
-    pub(super) link: Option<Weak<Link>>,
+pub(in crate::net) struct Route {
+    pub(in crate::net) inbox: VecDeque<Frame>,
+    pub(in crate::net) link: Option<Weak<Link>>,
     /// Whether the peer knows of it and is to be told when it ends.
-    pub(super) spoken: bool,
+    pub(in crate::net) spoken: bool,
 }
 
 /// How a line has ended.
@@ -77,7 +77,7 @@ pub enum End {
 
 /// What a line has to tell a link, or people.
 #[derive(Debug)]
-pub(super) enum News {
+pub(in crate::net) enum News {
     Warning(String),
     Frame(Arc<Link>, Frame),
     /// The line at this address has ended.
@@ -87,11 +87,11 @@ pub(super) enum News {
 }
 
 /// Frames that wait on one route: a connection's set-up has at most two, and its end.
-pub(super) const MAX_INBOX: usize = 4;
+pub(in crate::net) const MAX_INBOX: usize = 4;
 /// Frames that are read at a time, so that a flood cannot hold the thread that reads.
 const MAX_READS: usize = 64;
 /// Bytes that may wait to be sent before callers for nobody are no longer answered.
-pub(super) const MAX_BACKLOG: usize = 16 << 10;
+pub(in crate::net) const MAX_BACKLOG: usize = 16 << 10;
 
 impl Line {
     /// Begins to connect to `address`.
@@ -126,7 +126,7 @@ impl Line {
     }
 
     /// Connections of a lost line that this side has to dial again for; each is told once.
-    pub(super) fn take_lost(&self) -> Vec<Weak<Link>> {
+    pub(in crate::net) fn take_lost(&self) -> Vec<Weak<Link>> {
         std::mem::take(&mut self.lock().lost)
     }
 
@@ -181,7 +181,7 @@ impl Line {
     }
 
     /// The same, with the lock held; what links have to be told after that is added to `news`.
-    pub(super) fn read_into(self: &Arc<Self>, wire: &mut Wire, news: &mut Vec<News>) -> bool {
+    pub(in crate::net) fn read_into(self: &Arc<Self>, wire: &mut Wire, news: &mut Vec<News>) -> bool {
         // To read would take the error of an attempt to connect, which tells a closed port from a lost line.
         match wire.end.is_none().then(|| wire.socket.poll_connected()) {
             Some(Ok(true)) => {}
@@ -229,7 +229,7 @@ impl Line {
     }
 
     /// A caller's first words: leads it to its listener.
-    pub(super) fn introduce(self: &Arc<Self>, wire: &mut Wire, hello: Frame) {
+    pub(in crate::net) fn introduce(self: &Arc<Self>, wire: &mut Wire, hello: Frame) {
         let Some(reception) = &self.reception else { return };
         let token = hello.token;
         let make = || {
@@ -241,7 +241,7 @@ impl Line {
     }
 
     /// A connection of another line goes on here, if the peer knows its secret.
-    pub(super) fn resume(self: &Arc<Self>, wire: &mut Wire, frame: &Frame, news: &mut Vec<News>) {
+    pub(in crate::net) fn resume(self: &Arc<Self>, wire: &mut Wire, frame: &Frame, news: &mut Vec<News>) {
         let Some(reception) = &self.reception else { return };
         match reception.recall(frame) {
             Ok((link, attempt)) => {
@@ -253,7 +253,7 @@ impl Line {
     }
 
     /// The line has ended: so have its connections, as far as they had not before.
-    pub(super) fn finish(&self, wire: &mut Wire, end: End, news: &mut Vec<News>) {
+    pub(in crate::net) fn finish(&self, wire: &mut Wire, end: End, news: &mut Vec<News>) {
         if let End::Lost(why) = &end {
             let (peer, count) = (self.peer, wire.open.len());
             news.push(News::Warning(format!(
@@ -280,7 +280,7 @@ impl Line {
     ///
     /// # Errors
     /// It has not, for this errno; `Ok(false)` while it is under way.
-    pub(super) fn poll_connected(&self) -> std::result::Result<bool, i32> {
+    pub(in crate::net) fn poll_connected(&self) -> std::result::Result<bool, i32> {
         let mut wire = self.lock();
         match wire.end {
             Some(End::Unreachable(errno)) => return Err(errno),
@@ -294,7 +294,7 @@ impl Line {
     }
 
     /// A TCP connection that has not come about within `limit` never does.
-    pub(super) fn give_up_dialling(&self, limit: Duration) {
+    pub(in crate::net) fn give_up_dialling(&self, limit: Duration) {
         let mut wire = self.lock();
         if wire.end.is_none() && self.since.elapsed() > limit && matches!(wire.socket.poll_connected(), Ok(false)) {
             self.finish(&mut wire, End::Unreachable(libc::ETIMEDOUT), &mut Vec::new());
@@ -302,14 +302,14 @@ impl Line {
     }
 
     /// A link comes when the line has ended.
-    pub(super) fn handle_late(&self, wire: &mut Wire, link: &Arc<Link>, end: End) -> News {
+    pub(in crate::net) fn handle_late(&self, wire: &mut Wire, link: &Arc<Link>, end: End) -> News {
         if self.reception.is_none() && matches!(end, End::Lost(_)) {
             wire.lost.push(Arc::downgrade(link));
         }
         News::End(Arc::clone(link), self, end)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Wire> {
+    pub(in crate::net) fn lock(&self) -> MutexGuard<'_, Wire> {
         self.wire.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -324,7 +324,7 @@ impl Wire {
     }
 
     /// Nothing more comes on route `id`; whether something might have.
-    pub(super) fn close(&mut self, token: Token, id: u64) -> bool {
+    pub(in crate::net) fn close(&mut self, token: Token, id: u64) -> bool {
         // After a goodbye the token may be in use again.
         let is_open = self.open.get(&token) == Some(&id);
         if is_open {
@@ -359,13 +359,13 @@ impl Wire {
 
     /// Hands over what is to be sent; whether all of it has gone. An end of the line is left to the reader, who has to see
     /// first what came before it.
-    pub(super) fn flush(&mut self) -> bool {
+    pub(in crate::net) fn flush(&mut self) -> bool {
         self.end.is_none() && self.socket.poll_sent().unwrap_or(false)
     }
 }
 
 /// Tells the links; no line may be locked.
-pub(super) fn tell(news: Vec<News>) {
+pub(in crate::net) fn tell(news: Vec<News>) {
     for one in news {
         match one {
             News::Warning(text) => log::warn!("{text}"),

@@ -1,8 +1,8 @@
 //! What NCCL holds for registered memory: a registration on every card of the device.
 
-use super::nic::Nic;
 use super::region::{MemoryKind, Registration};
 use crate::error::Result;
+use crate::net::device::nic::Nic;
 use crate::proto::MAX_RAILS;
 use std::os::fd::RawFd;
 

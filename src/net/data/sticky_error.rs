@@ -1,7 +1,7 @@
 //! How one end of a connection stands: whether it has failed, and what its link says of the other end.
 
-use super::link::Link;
 use crate::error::{Error, Result};
+use crate::net::control::link::Link;
 use std::sync::Arc;
 
 /// The failure of this end, if there is one; it is for good.

@@ -2,13 +2,13 @@
 //! yet. There are no pauses: NCCL calls until it is done. One attempt takes as long as the kernel looks for a neighbour, up to a
 //! second on RoCE.
 
-use super::address::LocalAddress;
-use super::lanes::{IdleLanes, IdleRail, Lane, Lanes, WorkId};
-use super::nic::Nic;
-use super::rail::Rail;
+use super::set::{IdleLanes, IdleRail, Lane, Lanes, WorkId};
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
 use crate::host::{gid, ib};
+use crate::net::device::address::LocalAddress;
+use crate::net::device::nic::Nic;
+use crate::net::device::rail::Rail;
 use crate::proto;
 use crate::proto::endpoint::{self, Endpoint, LaneEnd, RailEnd};
 use crate::proto::handshake::Terms;

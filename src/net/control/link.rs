@@ -1,7 +1,7 @@
 //! What is known of the peer of one connection: its name, whether it still lives, and the way to it.
 //!
 //! When the line is lost, that says nothing of the peer: the data goes another way. The end that dialled dials again
-//! ([`super::redial`]), and both ask their devices now and then whether the peer's still acknowledges ([`super::probe`]).
+//! ([`super::redial`]), and both ask their devices now and then whether the peer's still acknowledges ([`crate::net::data::probe`]).
 
 use super::channel::Channel;
 use super::line::{End, Line, tell};
@@ -123,17 +123,17 @@ impl Link {
     }
 
     /// What dials again, if that is this end's part.
-    pub(super) fn lines(&self) -> Option<&Arc<Lines>> {
+    pub(in crate::net) fn lines(&self) -> Option<&Arc<Lines>> {
         self.lines.as_ref()
     }
 
     /// The token of the listener that made the connection.
-    pub(super) fn token(&self) -> Token {
+    pub(in crate::net) fn token(&self) -> Token {
         self.way().channel.token()
     }
 
     /// What the peer is told on another line, at the next attempt after `attempt`.
-    pub(super) fn resumption(&self, attempt: u32) -> Resume {
+    pub(in crate::net) fn resumption(&self, attempt: u32) -> Resume {
         Resume { secret: self.secret, attempt: self.way().attempt.max(attempt).saturating_add(1) }
     }
 
@@ -147,7 +147,7 @@ impl Link {
 
     /// From now on `channel` is the way to the peer, unless a later attempt than `attempt` has been heeded; whether it is.
     /// The end that has not dialled says so to the other one. The peer is told if this end has failed meanwhile.
-    pub(super) fn resume(self: &Arc<Self>, channel: Channel, attempt: u32) -> bool {
+    pub(in crate::net) fn resume(self: &Arc<Self>, channel: Channel, attempt: u32) -> bool {
         let mut way = self.way();
         if attempt <= way.attempt {
             drop(way);
@@ -172,7 +172,7 @@ impl Link {
     }
 
     /// The peer has said something.
-    pub(super) fn handle_frame(&self, frame: &Frame) {
+    pub(in crate::net) fn handle_frame(&self, frame: &Frame) {
         match frame.kind {
             Kind::Goodbye if frame.body.is_empty() => self.end(State::CLOSED, "the peer has closed the connection"),
             Kind::Goodbye => self.end(State::BROKEN, &format!("the peer gave up: {}", frame.body_text())),
@@ -181,7 +181,7 @@ impl Link {
     }
 
     /// `line` has ended, and the peer had not said goodbye. If the connection has gone on on another one, that is nothing.
-    pub(super) fn handle_end(&self, line: *const Line, end: &End) {
+    pub(in crate::net) fn handle_end(&self, line: *const Line, end: &End) {
         let way = self.way();
         if !std::ptr::eq(Arc::as_ptr(way.channel.line()), line) {
             return;
@@ -196,13 +196,13 @@ impl Link {
     }
 
     /// The peer's port is closed.
-    pub(super) fn handle_death(&self) {
+    pub(in crate::net) fn handle_death(&self) {
         self.end(State::BROKEN, DEAD);
     }
 
     /// The peer's process, or another one at its port, does not know the connection. The peer may have closed it in good
     /// order, so what is under way is left to the device.
-    pub(super) fn handle_unknown(&self, why: &str) {
+    pub(in crate::net) fn handle_unknown(&self, why: &str) {
         self.end(State::CLOSED, &format!("the peer has closed the connection, or has died ({why})"));
     }
 

@@ -14,16 +14,16 @@
 //! like any other connection whose line is lost: it is dialled for again, and a peer that never got the commit does not know
 //! the connection, so this end is told at its next call.
 
-use super::channel::{Channel, Heard};
-use super::joining::Joining;
-use super::lanes::{IdleLanes, Lanes};
-use super::line::End;
-use super::lines::Lines;
-use super::link::Link;
-use super::nic::Nic;
-use super::sender::{SENDER_DEPTHS, SendComm, SlotRing};
 use crate::error::{Error, Result};
 use crate::host::random;
+use crate::net::control::channel::{Channel, Heard};
+use crate::net::control::line::End;
+use crate::net::control::lines::Lines;
+use crate::net::control::link::Link;
+use crate::net::data::sender::{SENDER_DEPTHS, SendComm, SlotRing};
+use crate::net::device::nic::Nic;
+use crate::net::qp::connect::Joining;
+use crate::net::qp::set::{IdleLanes, Lanes};
 use crate::proto::RING_SLOTS;
 use crate::proto::frame::Kind;
 use crate::proto::handle::{Handle, Secret};

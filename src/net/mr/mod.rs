@@ -1,0 +1,5 @@
+//! Memory registration: the cache of registrations of a card, and what NCCL holds of one.
+
+pub mod cache;
+pub mod handle;
+pub mod region;

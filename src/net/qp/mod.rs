@@ -1,0 +1,4 @@
+//! The queue pairs of a connection, and how they are connected.
+
+pub mod connect;
+pub mod set;
