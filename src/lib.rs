@@ -61,7 +61,7 @@
 //! ## Threads
 //!
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
-//! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::data::exclusive_cell::SingleCaller`],
+//! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::data::exclusive_cell::ExclusiveCell`],
 //! the rest is immutable or behind a lock. The data path allocates nothing, takes no lock and makes no system call of its
 //! own. Ferrite's only threads are one [`net::control::watcher::Watcher`] per card with connections, which waits for device
 //! events and for what comes on lines and at the port, dials again, and clears away what an abort has left half-made. The library is never unmapped (`-z nodelete`).
@@ -78,11 +78,11 @@
 //! | what bounds a connection that NCCL has given up half-way? | [`net::setup::connectors`], [`net::setup::listen`] |
 //! | which lock is taken first? | [`net::control::line`] |
 //! | how are queue pairs connected, and how often is it tried? | [`net::qp::connect`] |
-//! | which registration serves which memory? | [`net::mr::cache`] |
+//! | which registration serves which memory? | [`net::mr::table`] |
 //! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
 //! | which ports are one device? | [`net::device::nic`] |
 //! | how much of a message does a rail get? | [`proto::stripe`], [`proto::shares`] |
-//! | how large are the queues, and why do they never overflow? | [`net::data::sender::SENDER_DEPTHS`], [`proto::room`], [`net::data::receiver::RECEIVER_DEPTHS`] |
+//! | how large are the queues, and why do they never overflow? | [`net::data::sender::SENDER_QP_CAPS`], [`proto::room`], [`net::data::receiver::RECEIVER_QP_CAPS`] |
 //! | what if a device takes little inline data, or none? | [`verbs::queue`], [`net::data::cts_sender`] |
 //! | what does an error say? | [`verbs::status`], `net::qp::set` |
 //! | how is libibverbs found? | [`verbs::library`] |

@@ -7,7 +7,7 @@ use super::output::{missing, put};
 use crate::error::{Error, Result};
 use crate::net::data::receiver::{Expected, RecvComm};
 use crate::net::data::sender::SendComm;
-use crate::net::mr::handle::Memory;
+use crate::net::mr::handle::MrHandle;
 use crate::proto::requests::RequestId;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
 use std::ffi::{c_int, c_void};
@@ -127,7 +127,7 @@ impl Group {
         // SAFETY: as the caller says.
         let tag = if self.tags.is_null() { 0 } else { unsafe { *self.tags.add(i) } };
         // SAFETY: as the caller says, and by NCCL's contract.
-        let memory: &'a Memory = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
+        let memory: &'a MrHandle = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
         Ok(Expected { addr: data as u64, length: length(size)?, tag: tag as u32, memory })
     }
 }

@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
-use crate::net::mr::handle::Memory;
+use crate::net::mr::handle::MrHandle;
 use crate::net::setup::listen::Listener;
 use crate::proto::MAX_REQUESTS;
 use crate::proto::requests::RequestId;
@@ -55,14 +55,14 @@ pub type SendHandle = Handle<Comm<SendComm>>;
 /// `recvComm`.
 pub type RecvHandle = Handle<Comm<RecvComm>>;
 /// `mhandle`.
-pub type MemoryHandle = Handle<Memory>;
+pub type MemoryHandle = Handle<MrHandle>;
 /// `request`.
 pub type RequestHandle = Handle<Request>;
 
 tagged!(Mutex<Listener>, b"FerListn", "listenComm");
 tagged!(Comm<SendComm>, b"FerSendC", "sendComm");
 tagged!(Comm<RecvComm>, b"FerRecvC", "recvComm");
-tagged!(Memory, b"FerMemry", "mhandle");
+tagged!(MrHandle, b"FerMemry", "mhandle");
 tagged!(Request, b"FerReqst", "request");
 
 /// A communicator with its request objects.

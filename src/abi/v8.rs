@@ -13,8 +13,8 @@ use crate::net::Net;
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
 use crate::net::device::nic::Nic;
-use crate::net::mr::handle::Memory;
-use crate::net::mr::region::MemoryKind;
+use crate::net::mr::cache::MemoryKind;
+use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_GROUP;
 use crate::proto::handle::HANDLE_BYTES;
 use nccl::ncclResult_t;
@@ -210,7 +210,7 @@ unsafe fn register(
         other => return Err(Error::argument(format!("memory of type {other}; 1 (host) and 2 (CUDA) are known"))),
     };
     // SAFETY: NCCL keeps the memory until it has deregistered it.
-    let memory = unsafe { Memory::register(device, data as u64, size, kind, dmabuf)? };
+    let memory = unsafe { MrHandle::register(device, data as u64, size, kind, dmabuf)? };
     // SAFETY: NCCL's output pointer.
     unsafe { put(mhandle, MemoryHandle::into_raw(memory), "mhandle") }
 }

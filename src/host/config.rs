@@ -3,7 +3,7 @@
 use super::gid::{Family, Range};
 use super::hca::HcaFilter;
 use super::iface::InterfaceFilter;
-use super::variables::{Kind, VARIABLES, objection};
+use super::variables::{Kind, VARIABLES, ignored_reason};
 use crate::error::{Error, Result};
 
 /// Queue pairs of one connection that are of use.
@@ -16,8 +16,8 @@ const AR_THRESHOLD: i64 = 8192;
 pub struct Config {
     /// No device is to be reported.
     pub disabled: bool,
-    /// The user has insisted on Ferrite by name.
-    pub insisted: bool,
+    /// The user has required on Ferrite by name.
+    pub required: bool,
     /// libibverbs to load instead of the system's.
     pub verbs_library: Option<String>,
     /// Which devices and ports to use.
@@ -49,11 +49,11 @@ pub struct Config {
     /// Traffic class.
     pub traffic_class: u8,
     /// Traffic class of clear-to-sends.
-    pub announce_traffic_class: u8,
+    pub cts_traffic_class: u8,
     /// Agree on the devices' own options.
     pub ece: bool,
     /// Queue pairs per connection and rail.
-    pub lanes: u8,
+    pub queue_pairs: u8,
     /// Cut messages over all queue pairs.
     pub split: bool,
     /// Bytes above which data and notice are posted apart under adaptive routing.
@@ -65,7 +65,7 @@ pub struct Config {
     /// The speed is what the device says.
     pub query_port_speed: bool,
     /// A fatal event of a device ends its connections.
-    pub heed_events: bool,
+    pub fail_on_async_error: bool,
     /// Like ports of one card are one device.
     pub merge_nics: bool,
     /// Virtual functions of one card share a PCI path.
@@ -93,9 +93,9 @@ pub struct Retries {
 
 impl Config {
     /// What the user has set and Ferrite does not honour, with the reason.
-    pub fn unheeded() -> impl Iterator<Item = (String, &'static str)> {
+    pub fn ignored() -> impl Iterator<Item = (String, &'static str)> {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        names.filter_map(|name| objection(&name).map(|why| (name, why)))
+        names.filter_map(|name| ignored_reason(&name).map(|why| (name, why)))
     }
 
     /// Reads the process environment.
@@ -122,7 +122,7 @@ impl Config {
         let traffic_class = reader.number("NCCL_IB_TC")?.max(0) as u8;
         Ok(Self {
             disabled: reader.flag("NCCL_IB_DISABLE")?,
-            insisted: reader.text("NCCL_NET").is_some_and(|v| v.eq_ignore_ascii_case("Ferrite")),
+            required: reader.text("NCCL_NET").is_some_and(|v| v.eq_ignore_ascii_case("Ferrite")),
             verbs_library: reader.text("NCCL_IBVERBS_LIB"),
             hca: HcaFilter::parse(&reader.text("NCCL_IB_HCA").unwrap_or_default())?,
             gid_index: u8::try_from(reader.number("NCCL_IB_GID_INDEX")?).ok(),
@@ -142,9 +142,9 @@ impl Config {
             pkey_index: reader.number("NCCL_IB_PKEY")? as u16,
             service_level: reader.number("NCCL_IB_SL")?.max(0) as u8,
             traffic_class,
-            announce_traffic_class: u8::try_from(reader.number("NCCL_IB_FIFO_TC")?).unwrap_or(traffic_class),
+            cts_traffic_class: u8::try_from(reader.number("NCCL_IB_FIFO_TC")?).unwrap_or(traffic_class),
             ece: reader.flag("NCCL_IB_ECE_ENABLE")?,
-            lanes: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.min(MAX_LANES) as u8,
+            queue_pairs: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.min(MAX_LANES) as u8,
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")?,
             ar_threshold: match reader.number("NCCL_IB_AR_THRESHOLD")? {
                 n if n < 0 => AR_THRESHOLD as u32,
@@ -157,7 +157,7 @@ impl Config {
             },
             relaxed_ordering: reader.number("NCCL_IB_PCI_RELAXED_ORDERING")? != 0,
             query_port_speed: reader.flag("NCCL_IB_QUERY_PORT_SPEED")?,
-            heed_events: reader.flag("NCCL_IB_RETURN_ASYNC_EVENTS")?,
+            fail_on_async_error: reader.flag("NCCL_IB_RETURN_ASYNC_EVENTS")?,
             merge_nics: reader.flag("NCCL_IB_MERGE_NICS")?,
             merge_vfs: reader.flag("NCCL_IB_MERGE_VFS")?,
             flush: !reader.flag("NCCL_GDR_FLUSH_DISABLE")?,
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_built_in_transport_but_for_the_timeout() {
         let config = Config::parse(|_| None).expect("defaults are valid");
-        assert_eq!((config.timeout, config.retry_count, config.lanes, config.ar_threshold), (20, 7, 1, 8192));
+        assert_eq!((config.timeout, config.retry_count, config.queue_pairs, config.ar_threshold), (20, 7, 1, 8192));
         assert_eq!((config.gid_index, config.gid_family, config.roce_version), (None, Family::V4, 2));
         assert!(config.relaxed_ordering && config.flush && !config.split && !config.disabled);
     }
@@ -255,10 +255,10 @@ mod tests {
         assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").expect("valid").adaptive_routing, Some(true));
         assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 20);
         assert_eq!(with("NCCL_IB_AR_THRESHOLD", "-2").expect("valid").ar_threshold, 8192);
-        let classes = |name, value| with(name, value).map(|c| (c.traffic_class, c.announce_traffic_class));
+        let classes = |name, value| with(name, value).map(|c| (c.traffic_class, c.cts_traffic_class));
         assert_eq!(classes("NCCL_IB_TC", "106").expect("valid"), (106, 106));
         assert_eq!(classes("NCCL_IB_FIFO_TC", "184").expect("valid"), (0, 184));
-        assert!(with("NCCL_NET", "ferrite").expect("valid").insisted);
+        assert!(with("NCCL_NET", "ferrite").expect("valid").required);
     }
 
     #[test]

@@ -133,7 +133,7 @@ pub const VARIABLES: &[Variable] = &[
 ];
 
 /// Variables of NCCL's built-in IB transports, up to 2.30, that Ferrite does not honour, and why.
-pub const UNHEEDED: &[(&str, &str)] = &[
+pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_USE_INLINE", "clear-to-sends are always inline"),
     ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
     ("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "messages are always matched by identity"),
@@ -149,9 +149,9 @@ pub const UNHEEDED: &[(&str, &str)] = &[
 ];
 
 /// What one would say of the variable `name`, which the user has set: why it is not honoured, if it is not.
-pub fn objection(name: &str) -> Option<&'static str> {
+pub fn ignored_reason(name: &str) -> Option<&'static str> {
     const OURS: [&str; 1] = ["NCCL_IB_"];
-    if let Some((_, why)) = UNHEEDED.iter().find(|(unheeded, _)| *unheeded == name) {
+    if let Some((_, why)) = IGNORED.iter().find(|(ignored, _)| *ignored == name) {
         return Some(why);
     }
     let is_known = VARIABLES.iter().any(|v| v.name == name);
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn each_variable_is_honoured_or_not_and_once() {
-        let all: Vec<_> = VARIABLES.iter().map(|v| v.name).chain(UNHEEDED.iter().map(|(name, _)| *name)).collect();
+        let all: Vec<_> = VARIABLES.iter().map(|v| v.name).chain(IGNORED.iter().map(|(name, _)| *name)).collect();
         for name in &all {
             assert_eq!(all.iter().filter(|n| n == &name).count(), 1, "{name}");
         }
@@ -172,8 +172,11 @@ mod tests {
 
     #[test]
     fn what_is_not_honoured_is_said_so() {
-        assert_eq!(objection("NCCL_IB_OOO_RQ"), Some("out-of-order receive queues are not used"));
-        assert_eq!(objection("NCCL_IB_TIMOUT"), Some("there is no such variable"));
-        assert_eq!((objection("NCCL_IB_TIMEOUT"), objection("NCCL_DEBUG"), objection("PATH")), (None, None, None));
+        assert_eq!(ignored_reason("NCCL_IB_OOO_RQ"), Some("out-of-order receive queues are not used"));
+        assert_eq!(ignored_reason("NCCL_IB_TIMOUT"), Some("there is no such variable"));
+        assert_eq!(
+            (ignored_reason("NCCL_IB_TIMEOUT"), ignored_reason("NCCL_DEBUG"), ignored_reason("PATH")),
+            (None, None, None)
+        );
     }
 }

@@ -136,7 +136,7 @@ impl Net {
             devices.join(", "),
             interface.name,
             interface.address.ip(),
-            config.lanes,
+            config.queue_pairs,
         );
         for fused in self.devices.iter().filter(|device| device.rails.len() > 1) {
             let (rails, speed) = (fused.rails.len(), fused.speed_mbps() / 1000);
@@ -146,7 +146,7 @@ impl Net {
         for refusal in self.devices.iter().flat_map(|d| &d.rails).filter_map(|rail| rail.local_address().err()) {
             log::warn!(target: INIT, "{refusal}");
         }
-        for (name, why) in Config::unheeded() {
+        for (name, why) in Config::ignored() {
             log::info!(target: INIT, "Ferrite does not honour {name}: {why}");
         }
     }
@@ -158,7 +158,7 @@ pub const INIT: &str = "init";
 fn find_devices(config: &Arc<Config>) -> Vec<Arc<Nic>> {
     let none = |why: String| {
         let next = "NCCL will use another network";
-        if config.insisted {
+        if config.required {
             log::warn!(target: INIT, "Ferrite has no device: {why}");
         } else {
             log::info!(target: INIT, "Ferrite has no device: {why}; {next} (NCCL_NET=Ferrite makes this an error)");

@@ -1,7 +1,7 @@
 //! Devices, and the events they report.
 
 use super::library::Library;
-use super::{refusal, sys};
+use super::{create, sys};
 use crate::error::{Error, Result};
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -72,7 +72,7 @@ impl Context {
         unsafe { (library.ibv_fork_init)() };
         let mut count = 0;
         // SAFETY: `count` is a valid place for the number.
-        let list = refusal::attempt(|| unsafe { (library.ibv_get_device_list)(&raw mut count) });
+        let list = create::attempt(|| unsafe { (library.ibv_get_device_list)(&raw mut count) });
         let list = list.map_err(|refusal| no_list(refusal.errno()))?;
         let (mut contexts, mut failures) = (Vec::new(), Vec::new());
         for i in 0..usize::try_from(count).unwrap_or(0) {
@@ -95,7 +95,7 @@ impl Context {
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
         let operation = format_args!("ibv_open_device({name})");
         // SAFETY: as above.
-        let raw = refusal::made(operation, 0, || unsafe { (library.ibv_open_device)(device) })?;
+        let raw = create::made(operation, 0, || unsafe { (library.ibv_open_device)(device) })?;
         Ok(Self { raw, name, gid_changes: AtomicU32::new(0), library: Arc::clone(library) })
     }
 
@@ -157,7 +157,7 @@ impl Context {
 
     /// Takes the next event. It is acknowledged when what is returned is dropped; until then a completion queue that it
     /// names is still there.
-    pub fn next_event(&self) -> Option<Occurrence<'_>> {
+    pub fn next_event(&self) -> Option<UnackedEvent<'_>> {
         let mut raw = RawAsyncEvent { element: 0, event_type: -1 };
         // SAFETY: the context is open and `raw` has the size and layout of the struct.
         if unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut raw) } != 0 {
@@ -167,20 +167,20 @@ impl Context {
         if let AsyncEvent::GidChange(_) = event {
             self.gid_changes.fetch_add(1, Ordering::Release);
         }
-        Some(Occurrence { event, raw, context: self })
+        Some(UnackedEvent { event, raw, context: self })
     }
 }
 
 /// An event that has not been acknowledged.
 #[derive(Debug)]
-pub struct Occurrence<'a> {
+pub struct UnackedEvent<'a> {
     /// What it was.
     pub event: AsyncEvent,
     raw: RawAsyncEvent,
     context: &'a Context,
 }
 
-impl Drop for Occurrence<'_> {
+impl Drop for UnackedEvent<'_> {
     fn drop(&mut self) {
         // SAFETY: the event came from ibv_get_async_event and is acknowledged once.
         unsafe { (self.context.library.ibv_ack_async_event)(&raw mut self.raw) };

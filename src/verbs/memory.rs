@@ -1,7 +1,7 @@
 //! Protection domains and memory regions.
 
 use super::context::Context;
-use super::{refusal, sys};
+use super::{create, sys};
 use crate::error::{Error, Result};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl ProtectionDomain {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let operation = format_args!("ibv_alloc_pd({})", context.name());
         // SAFETY: the context is open.
-        let raw = refusal::made(operation, 0, || unsafe { (context.library.ibv_alloc_pd)(context.raw()) })?;
+        let raw = create::made(operation, 0, || unsafe { (context.library.ibv_alloc_pd)(context.raw()) })?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 
@@ -38,7 +38,7 @@ impl ProtectionDomain {
     pub fn supports_dmabuf(&self) -> bool {
         let Some(register) = self.context.library.ibv_reg_dmabuf_mr else { return false };
         // SAFETY: the domain is live; no descriptor is -1, so nothing is registered.
-        match refusal::attempt(|| unsafe { register(self.raw, 0, 0, 0, -1, 0) }) {
+        match create::attempt(|| unsafe { register(self.raw, 0, 0, 0, -1, 0) }) {
             Ok(mr) => {
                 // SAFETY: just registered, and unused.
                 unsafe { (self.context.library.ibv_dereg_mr)(mr) };
@@ -111,7 +111,7 @@ impl MemoryRegion {
                 access |= if relaxed { ACCESS_RELAXED_ORDERING } else { 0 };
                 // SAFETY: the domain is live; the descriptor is checked by the kernel.
                 let call = || unsafe { register(domain.raw, offset, length, addr, fd, access as i32) };
-                ("ibv_reg_dmabuf_mr", refusal::attempt(call))
+                ("ibv_reg_dmabuf_mr", create::attempt(call))
             }
             (Source::DmaBuf(..), _, None) => {
                 return Err(Error::os("ibv_reg_dmabuf_mr (libibverbs is older than 1.12)", libc::EOPNOTSUPP));
@@ -120,12 +120,12 @@ impl MemoryRegion {
                 access |= ACCESS_RELAXED_ORDERING;
                 // SAFETY: the domain is live; the memory is the caller's, as this function demands.
                 let call = || unsafe { register(domain.raw, place, length, addr, access) };
-                ("ibv_reg_mr_iova2", refusal::attempt(call))
+                ("ibv_reg_mr_iova2", create::attempt(call))
             }
             (Source::Address, ..) => {
                 // SAFETY: as above.
                 let call = || unsafe { (library.ibv_reg_mr)(domain.raw, place, length, access as i32) };
-                ("ibv_reg_mr", refusal::attempt(call))
+                ("ibv_reg_mr", create::attempt(call))
             }
         };
         let name = domain.context.name();

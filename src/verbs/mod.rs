@@ -6,14 +6,14 @@
 //! Each object holds an `Arc` of its parent, so the order of destruction is the order the verbs ask for.
 
 pub mod context;
+mod create;
 pub mod library;
-mod limit;
 mod mapping;
+mod memlock;
 pub mod memory;
 pub mod path;
 pub mod port;
 pub mod queue;
-mod refusal;
 pub mod shared;
 pub mod staging;
 pub mod status;

@@ -1,6 +1,6 @@
 //! Connecting a queue pair: the way to its peer, and the states RTR and RTS.
 
-use super::queue::{IdleQueuePair, QueuePair, RawQueuePair, mask, zeroed_attributes};
+use super::queue::{InitQueuePair, QueuePair, RawQueuePair, mask, zeroed_attributes};
 use super::sys;
 use super::work::RecvChain;
 use crate::error::{Error, Result};
@@ -48,9 +48,9 @@ pub struct Ece {
 
 /// A queue pair that could not be connected, as it was before; and why.
 #[derive(Debug)]
-pub struct Refused {
+pub struct ConnectError {
     /// The queue pair.
-    pub pair: IdleQueuePair,
+    pub pair: InitQueuePair,
     /// What the verbs said.
     pub errno: i32,
     /// The same in words.
@@ -61,7 +61,7 @@ const RNR_TIMER_0_64_MS: u8 = 12;
 const RNR_RETRY_FOREVER: u8 = 7;
 const HOP_LIMIT: u8 = 255;
 
-impl IdleQueuePair {
+impl InitQueuePair {
     /// Connects it: states RTR and RTS. Completions of receives will carry `recv_id`.
     ///
     /// # Errors
@@ -74,8 +74,8 @@ impl IdleQueuePair {
     ///
     /// # Errors
     /// The device refuses the path, or cannot resolve the peer's address.
-    pub fn try_connect(mut self, path: &Path, recv_id: u64) -> std::result::Result<QueuePair, Box<Refused>> {
-        let refused = |pair: Self, (errno, error)| Box::new(Refused { pair, errno, error });
+    pub fn try_connect(mut self, path: &Path, recv_id: u64) -> std::result::Result<QueuePair, Box<ConnectError>> {
+        let refused = |pair: Self, (errno, error)| Box::new(ConnectError { pair, errno, error });
         if !self.ready_to_receive {
             if let Err(why) = self.inner.receive_from(self.port, path) {
                 return Err(refused(self, why));

@@ -1,8 +1,8 @@
 //! Completion queues and reliable-connected queue pairs.
 
 use super::context::Context;
+use super::create::{self, CreateError};
 use super::memory::ProtectionDomain;
-use super::refusal::{self, Refusal};
 use super::sys;
 use super::work::RecvChain;
 use crate::error::{Error, Result};
@@ -43,7 +43,7 @@ impl CompletionQueue {
         };
         let null = std::ptr::null_mut();
         let operation = format_args!("ibv_create_cq({}, {entries} entries)", context.name());
-        let raw = refusal::made(operation, u64::from(entries) * COMPLETION_BYTES, || {
+        let raw = create::made(operation, u64::from(entries) * COMPLETION_BYTES, || {
             // SAFETY: the context is open; no channel is asked for.
             unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, null, std::ptr::null_mut(), 0) }
         })?;
@@ -80,7 +80,7 @@ const INLINE_STEPS: [u32; 5] = [128, 96, 64, 32, 0];
 
 /// Sizes of a queue pair's queues.
 #[derive(Debug, Clone, Copy)]
-pub struct Depths {
+pub struct QpCaps {
     /// Send work requests.
     pub send: u32,
     /// Receive work requests.
@@ -99,7 +99,7 @@ pub(super) struct RawQueuePair {
 
 /// A queue pair in state INIT: it can be told its peer, and nothing else.
 #[derive(Debug)]
-pub struct IdleQueuePair {
+pub struct InitQueuePair {
     pub(super) inner: RawQueuePair,
     pub(super) port: u8,
     pub(super) inline_bytes: u32,
@@ -118,7 +118,7 @@ pub struct QueuePair {
 }
 
 // SAFETY: the raw pointers are owned; libibverbs' queue pairs may be used by any thread, one at a time.
-unsafe impl Send for IdleQueuePair {}
+unsafe impl Send for InitQueuePair {}
 // SAFETY: as above.
 unsafe impl Send for QueuePair {}
 
@@ -140,7 +140,7 @@ impl RemoteAccess {
     }
 }
 
-impl IdleQueuePair {
+impl InitQueuePair {
     /// A new queue pair on `port`, completing into `queue`, whose sends complete only when asked to.
     /// Takes the most inline data, up to what is asked for, that the device grants.
     ///
@@ -151,11 +151,11 @@ impl IdleQueuePair {
         queue: &Arc<CompletionQueue>,
         port: u8,
         pkey_index: u16,
-        depths: Depths,
+        depths: QpCaps,
         access: RemoteAccess,
     ) -> Result<Self> {
         let Created { raw, inline_bytes } = create(domain, queue, depths).map_err(|refusal| {
-            let Depths { send, recv, inline_bytes } = depths;
+            let QpCaps { send, recv, inline_bytes } = depths;
             let name = domain.context.name();
             let bytes = u64::from(send) * (SEND_BYTES + u64::from(inline_bytes)) + u64::from(recv) * RECEIVE_BYTES;
             refusal.explain(format_args!("ibv_create_qp({name}, {send} send and {recv} receive work requests)"), bytes)
@@ -268,13 +268,17 @@ struct Created {
 
 /// A queue pair with the most inline data, up to what is asked for, with which the device makes one; the last refusal, if it makes
 /// none at all. A refusal that has nothing to do with inline data costs so many attempts as there are steps.
-fn create(domain: &ProtectionDomain, queue: &CompletionQueue, depths: Depths) -> std::result::Result<Created, Refusal> {
+fn create(
+    domain: &ProtectionDomain,
+    queue: &CompletionQueue,
+    depths: QpCaps,
+) -> std::result::Result<Created, CreateError> {
     let mut outcome = create_with(domain, queue, depths);
     for inline_bytes in INLINE_STEPS.into_iter().filter(|step| *step < depths.inline_bytes) {
         if outcome.is_ok() {
             break;
         }
-        outcome = create_with(domain, queue, Depths { inline_bytes, ..depths });
+        outcome = create_with(domain, queue, QpCaps { inline_bytes, ..depths });
     }
     outcome
 }
@@ -282,8 +286,8 @@ fn create(domain: &ProtectionDomain, queue: &CompletionQueue, depths: Depths) ->
 fn create_with(
     domain: &ProtectionDomain,
     queue: &CompletionQueue,
-    depths: Depths,
-) -> std::result::Result<Created, Refusal> {
+    depths: QpCaps,
+) -> std::result::Result<Created, CreateError> {
     let mut attr = sys::ibv_qp_init_attr {
         qp_context: std::ptr::null_mut(),
         send_cq: queue.raw,
@@ -300,7 +304,7 @@ fn create_with(
         sq_sig_all: 0,
     };
     // SAFETY: the domain and the queue are live and of one context.
-    let raw = refusal::attempt(|| unsafe { (domain.context.library.ibv_create_qp)(domain.raw(), &raw mut attr) })?;
+    let raw = create::attempt(|| unsafe { (domain.context.library.ibv_create_qp)(domain.raw(), &raw mut attr) })?;
     // Some drivers write back what they have granted, which may be less; many grant more.
     Ok(Created { raw, inline_bytes: attr.cap.max_inline_data.min(depths.inline_bytes) })
 }

@@ -16,7 +16,7 @@ pub const WRITE_BATCH: usize = 4;
 
 /// Local memory of a work request.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Span {
+pub struct Sge {
     /// Address.
     pub addr: u64,
     /// Bytes.
@@ -40,7 +40,7 @@ pub struct Write {
     /// Comes back in the completion.
     pub id: u64,
     /// What to write; copied at the call if `inline`.
-    pub local: Span,
+    pub local: Sge,
     /// Where to.
     pub target: Target,
     /// Immediate data, which consumes a receive work request of the peer.
@@ -135,7 +135,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`Self::post_writes`].
-    pub fn post_read(&mut self, id: u64, local: Span, target: Target) -> Result<()> {
+    pub fn post_read(&mut self, id: u64, local: Sge, target: Target) -> Result<()> {
         let mut span: sys::ibv_sge = local.into();
         let write = Write { id, local, target, signaled: true, ..Write::default() };
         let mut request = MaybeUninit::uninit();
@@ -155,7 +155,7 @@ impl QueuePair {
     }
 
     /// Posts `count` receive work requests, 1 to [`RECV_BATCH`], without memory: they take immediates only.
-    /// Their completions carry the id that [`super::queue::IdleQueuePair::connect`] was given.
+    /// Their completions carry the id that [`super::queue::InitQueuePair::connect`] was given.
     ///
     /// # Errors
     /// The receive queue is full, or the device is lost.
@@ -234,9 +234,9 @@ impl Write {
     }
 }
 
-impl From<Span> for sys::ibv_sge {
+impl From<Sge> for sys::ibv_sge {
     #[inline]
-    fn from(span: Span) -> Self {
+    fn from(span: Sge) -> Self {
         Self { addr: span.addr, length: span.length, lkey: span.lkey }
     }
 }

@@ -5,25 +5,25 @@
 //! arrived that its clear-to-send asked for, and so after the device has read it.
 
 use super::probe::Probe;
-use super::receiver::RECEIVER_DEPTHS;
+use super::receiver::RECEIVER_QP_CAPS;
 use crate::error::{Error, Result};
-use crate::net::qp::set::{Lane, WorkId};
+use crate::net::qp::set::{ConnectedQp, WrId};
 use crate::proto::handshake::{Ring, Terms};
 use crate::proto::recv::RecvFlow;
 use crate::proto::wire::Slot;
 use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
 use crate::verbs::staging::Staging;
-use crate::verbs::work::{Span, Target, Write};
+use crate::verbs::work::{Sge, Target, Write};
 
 /// One of so many clear-to-send work requests of a rail reports its completion, and with it that of those before it.
 const SIGNAL_EVERY: u32 = 32;
 
 /// Clear-to-send work requests of a rail at a time; one more place is kept for a [probe](super::probe).
-const ROOM: u32 = RECEIVER_DEPTHS.send - 1;
+const ROOM: u32 = RECEIVER_QP_CAPS.send - 1;
 
 /// Where clear-to-sends go, and whose turn it is to carry them.
 #[derive(Debug)]
-pub struct Announcer {
+pub struct CtsSender {
     ring: Ring,
     slot_bytes: usize,
     slots_per_write: u32,
@@ -52,12 +52,12 @@ struct Account {
     retired: u32,
 }
 
-impl Announcer {
+impl CtsSender {
     /// Writes into `ring` over the first of `lanes` on each rail.
     ///
     /// # Errors
     /// A device takes too little inline data, and no memory can be registered instead.
-    pub fn new(lanes: &[Lane], ring: Ring, terms: &Terms) -> Result<Self> {
+    pub fn new(lanes: &[ConnectedQp], ring: Ring, terms: &Terms) -> Result<Self> {
         let (rails, slot_bytes) = (usize::from(terms.striping.rails()), terms.slot_bytes());
         let inline_bytes = lanes.iter().take(rails).map(|lane| lane.pair.inline_bytes()).min().unwrap_or(0);
         let (staging, slots_per_write) = match inline_bytes / slot_bytes as u32 {
@@ -101,7 +101,7 @@ impl Announcer {
     /// # Errors
     /// The device refuses the write.
     #[inline(always)]
-    pub fn announce_some<const PLAIN: bool>(&mut self, flow: &mut RecvFlow, lanes: &mut [Lane]) -> Result<()> {
+    pub fn announce_some<const PLAIN: bool>(&mut self, flow: &mut RecvFlow, lanes: &mut [ConnectedQp]) -> Result<()> {
         let (turn, slot_bytes) = if PLAIN { (0, Slot::BYTES) } else { (self.turn, self.slot_bytes) };
         let Some(lane) = lanes.get_mut(turn) else { return Err(no_lane()) };
         let Some(places) = flow.poll_announcement(self.slots_per_write) else { return Ok(()) };
@@ -113,8 +113,8 @@ impl Announcer {
         };
         self.account.posted = self.account.posted.wrapping_add(1);
         lane.pair.post_write(&Write {
-            id: WorkId::Announce { lane: turn as u8 }.to_bits(),
-            local: Span { addr, length: size_of_val(slots) as u32, lkey },
+            id: WrId::Announce { lane: turn as u8 }.to_bits(),
+            local: Sge { addr, length: size_of_val(slots) as u32, lkey },
             target: Target { addr: self.ring.addr.wrapping_add(at as u64), rkey: self.rkey },
             imm: None,
             inline,

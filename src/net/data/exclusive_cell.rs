@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// State of the data path. NCCL calls it from one thread at a time; if it ever does not, the second caller gets an error
 /// instead of undefined behaviour. Never waits.
-pub struct SingleCaller<T> {
+pub struct ExclusiveCell<T> {
     entered: AtomicBool,
     state: UnsafeCell<T>,
 }
 
 // SAFETY: `enter` lets one caller in at a time, so `T` moves between threads but is never shared.
-unsafe impl<T: Send> Sync for SingleCaller<T> {}
+unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
 
-impl<T> SingleCaller<T> {
+impl<T> ExclusiveCell<T> {
     /// Wraps `state`.
     pub fn new(state: T) -> Self {
         Self { entered: AtomicBool::new(false), state: UnsafeCell::new(state) }
@@ -46,9 +46,9 @@ fn occupied() -> Error {
     )
 }
 
-impl<T> fmt::Debug for SingleCaller<T> {
+impl<T> fmt::Debug for ExclusiveCell<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SingleCaller").finish_non_exhaustive()
+        f.debug_struct("ExclusiveCell").finish_non_exhaustive()
     }
 }
 
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn the_second_caller_is_turned_away() {
-        let cell = SingleCaller::new(1);
+        let cell = ExclusiveCell::new(1);
         let inside = |state: &mut i32| {
             *state += 1;
             assert!(cell.enter(|_| Ok(())).is_err());
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_panic_leaves_it_shut() {
-        let cell = SingleCaller::new(());
+        let cell = ExclusiveCell::new(());
         let panicked =
             std::panic::catch_unwind(AssertUnwindSafe(|| cell.enter(|()| -> Result<()> { panic!("on purpose") })));
         assert!(panicked.is_err());

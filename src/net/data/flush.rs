@@ -7,19 +7,19 @@
 use crate::error::{Error, Result};
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
-use crate::net::mr::handle::Memory;
+use crate::net::mr::handle::MrHandle;
 use crate::net::qp::connect::path_to;
-use crate::net::qp::set::WorkId;
+use crate::net::qp::set::WrId;
 use crate::proto::requests::{RequestId, Requests};
 use crate::proto::{MAX_RAILS, Violation};
-use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair, RemoteAccess};
+use crate::verbs::queue::{CompletionQueue, InitQueuePair, Path, QpCaps, QueuePair, RemoteAccess};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Span, Target};
+use crate::verbs::work::{Batch, Sge, Target};
 use std::sync::Arc;
 
 /// As many flushes as requests, so that the queue never fills.
-const DEPTHS: Depths = Depths { send: crate::proto::MAX_REQUESTS as u32, recv: 1, inline_bytes: 0 };
+const DEPTHS: QpCaps = QpCaps { send: crate::proto::MAX_REQUESTS as u32, recv: 1, inline_bytes: 0 };
 
 /// The flushes of one receiver.
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ impl Flushes {
     ///
     /// # Errors
     /// A port is down, its device has no more queues or memory regions, or the read cannot be posted.
-    pub fn post(&mut self, nic: &Nic, rails: u32, addr: u64, memory: &Memory) -> Result<Option<RequestId>> {
+    pub fn post(&mut self, nic: &Nic, rails: u32, addr: u64, memory: &MrHandle) -> Result<Option<RequestId>> {
         let used = || nic.rails.iter().enumerate().filter(|(number, _)| rails & 1 << number != 0);
         for (number, rail) in used() {
             if self.rails[number].is_none() {
@@ -55,9 +55,9 @@ impl Flushes {
         *missing = used().count() as u8;
         for (number, _) in used() {
             if let Some(rail) = &mut self.rails[number] {
-                let local = Span { addr: rail.landing.addr(), length: 1, lkey: rail.landing.lkey(0) };
+                let local = Sge { addr: rail.landing.addr(), length: 1, lkey: rail.landing.lkey(0) };
                 let target = Target { addr, rkey: memory.rkeys[number] };
-                rail.pair.post_read(WorkId::Flush { request }.to_bits(), local, target)?;
+                rail.pair.post_read(WrId::Flush { request }.to_bits(), local, target)?;
             }
         }
         Ok(Some(request))
@@ -76,7 +76,7 @@ impl Flushes {
                     let text = format!("flushing GPU memory on {name}: {status}; likely: {}", status.cause());
                     return Err(Error::remote(text));
                 }
-                if let WorkId::Flush { request } = WorkId::from_bits(completion.id())
+                if let WrId::Flush { request } = WrId::from_bits(completion.id())
                     && let Some(missing) = requests.get_mut(request)
                 {
                     *missing = missing.saturating_sub(1);
@@ -91,7 +91,7 @@ impl FlushRail {
     fn new(rail: &Rail) -> Result<Self> {
         let address = rail.local_address()?;
         let queue = CompletionQueue::new(&rail.card.context, DEPTHS.send + DEPTHS.recv)?;
-        let idle = IdleQueuePair::new(
+        let idle = InitQueuePair::new(
             &rail.card.domain,
             &queue,
             rail.port,
@@ -102,7 +102,7 @@ impl FlushRail {
         let path = path_to(rail, &address, &address.gid.gid, address.port.lid)?;
         let path = Path { dest_qpn: idle.number(), ..path };
         let landing = SharedRing::new([&rail.card.domain], 1)?;
-        let pair = idle.connect(&path, WorkId::Receive { lane: 0 }.to_bits())?;
+        let pair = idle.connect(&path, WrId::Receive { lane: 0 }.to_bits())?;
         Ok(Self { name: rail.name.clone(), pair, queue, landing })
     }
 }

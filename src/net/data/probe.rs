@@ -7,7 +7,7 @@
 //! the end that has dialled before.
 
 use crate::error::{Error, Result};
-use crate::net::qp::set::{Lanes, WorkId};
+use crate::net::qp::set::{QpSet, WrId};
 use crate::verbs::work::Write;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ impl Probe {
     ///
     /// # Errors
     /// The device refuses it.
-    pub fn send(&mut self, lanes: &mut Lanes) -> Result<()> {
+    pub fn send(&mut self, lanes: &mut QpSet) -> Result<()> {
         let now = Instant::now();
         if self.outstanding > 0 || self.next.is_some_and(|next| now < next) {
             return Ok(());
@@ -36,7 +36,7 @@ impl Probe {
         self.next = Some(now + EVERY);
         let rails = lanes.striping.rails();
         for (number, lane) in (0..rails).zip(&mut lanes.lanes) {
-            let id = WorkId::Probe { lane: number }.to_bits();
+            let id = WrId::Probe { lane: number }.to_bits();
             lane.pair.post_write(&Write { id, signaled: true, ..Write::default() })?;
             self.outstanding += 1;
         }
@@ -55,8 +55,8 @@ impl Probe {
     #[cold]
     #[inline(never)]
     pub fn handle_completion(&mut self, id: u64, whose: &str) -> Result<()> {
-        match WorkId::from_bits(id) {
-            WorkId::Probe { .. } => {
+        match WrId::from_bits(id) {
+            WrId::Probe { .. } => {
                 self.outstanding = self.outstanding.saturating_sub(1);
                 Ok(())
             }

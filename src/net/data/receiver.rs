@@ -1,33 +1,33 @@
 //! A receive communicator: buffers in, clear-to-sends out, completions by identity.
 
-use super::cts_sender::Announcer;
-use super::exclusive_cell::SingleCaller;
+use super::cts_sender::CtsSender;
+use super::exclusive_cell::ExclusiveCell;
 use super::flush::Flushes;
-use super::sticky_error::Standing;
+use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
 use crate::net::control::link::{Link, State};
 use crate::net::device::nic::Nic;
-use crate::net::mr::handle::Memory;
-use crate::net::mr::region::MemoryKind;
-use crate::net::qp::set::{Lane, Lanes, WorkId};
+use crate::net::mr::cache::MemoryKind;
+use crate::net::mr::handle::MrHandle;
+use crate::net::qp::set::{ConnectedQp, QpSet, WrId};
 use crate::proto::handshake::{Ring, Terms};
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
 use crate::proto::wire::{Imm, Slot};
 use crate::proto::{self, MAX_GROUP, Violation};
-use crate::verbs::queue::Depths;
+use crate::verbs::queue::QpCaps;
 use crate::verbs::work::{Completion, RECV_BATCH};
 use std::sync::Arc;
 
 /// Sizes of a receiver's queues: it sends clear-to-sends, inline if the device can, and a probe at times; it keeps receives for
 /// all it has announced.
-pub const RECEIVER_DEPTHS: Depths =
-    Depths { send: 128, recv: proto::RING_SLOTS as u32, inline_bytes: (MAX_GROUP * Slot::BYTES) as u32 };
+pub const RECEIVER_QP_CAPS: QpCaps =
+    QpCaps { send: 128, recv: proto::RING_SLOTS as u32, inline_bytes: (MAX_GROUP * Slot::BYTES) as u32 };
 
 /// The receiving end of a connection.
 #[derive(Debug)]
 pub struct RecvComm {
-    path: SingleCaller<RecvPath>,
+    path: ExclusiveCell<RecvPath>,
     /// The peer.
     pub link: Arc<Link>,
     /// The device it is on.
@@ -44,17 +44,17 @@ pub struct Expected<'a> {
     /// The message's tag.
     pub tag: u32,
     /// The buffer's registration.
-    pub memory: &'a Memory,
+    pub memory: &'a MrHandle,
 }
 
 /// The state behind the data path.
 #[derive(Debug)]
 pub struct RecvPath {
     flow: RecvFlow,
-    lanes: Lanes,
-    announcer: Announcer,
+    lanes: QpSet,
+    announcer: CtsSender,
     flushes: Option<Box<Flushes>>,
-    standing: Standing,
+    standing: StickyError,
 }
 
 impl RecvPath {
@@ -62,10 +62,10 @@ impl RecvPath {
     ///
     /// # Errors
     /// The device refuses the receives, or the memory for clear-to-sends where it takes too little inline data.
-    pub fn new(lanes: Lanes, ring: Ring, terms: &Terms) -> Result<Self> {
+    pub fn new(lanes: QpSet, ring: Ring, terms: &Terms) -> Result<Self> {
         let flow = RecvFlow::new(terms.striping);
-        let announcer = Announcer::new(&lanes.lanes, ring, terms)?;
-        let standing = Standing::new("receiving from");
+        let announcer = CtsSender::new(&lanes.lanes, ring, terms)?;
+        let standing = StickyError::new("receiving from");
         let mut path = Self { flow, lanes, announcer, flushes: None, standing };
         for lane in &mut path.lanes.lanes {
             lane.refill()?;
@@ -78,7 +78,7 @@ impl RecvComm {
     /// A receiver.
     pub fn new(nic: Arc<Nic>, link: Arc<Link>, path: RecvPath) -> Self {
         nic.watch_queues(&link, &path.lanes);
-        Self { path: SingleCaller::new(path), link, nic }
+        Self { path: ExclusiveCell::new(path), link, nic }
     }
 
     /// Begins to receive a group of `count` messages, of which `expected` tells each. `None`: too much is outstanding,
@@ -288,13 +288,18 @@ impl RecvPath {
 
 /// A work request has succeeded.
 #[inline(always)]
-fn handle(flow: &mut RecvFlow, announcer: &mut Announcer, lanes: &mut [Lane], completion: &Completion) -> Result<()> {
-    match WorkId::from_bits(completion.id()) {
-        WorkId::Receive { lane } => {
+fn handle(
+    flow: &mut RecvFlow,
+    announcer: &mut CtsSender,
+    lanes: &mut [ConnectedQp],
+    completion: &Completion,
+) -> Result<()> {
+    match WrId::from_bits(completion.id()) {
+        WrId::Receive { lane } => {
             flow.handle_immediate(proto::Lane(lane), Imm::from_bits(completion.imm()))?;
-            lanes.get_mut(usize::from(lane)).map_or_else(|| Err(no_lane()), Lane::handle_receive)
+            lanes.get_mut(usize::from(lane)).map_or_else(|| Err(no_lane()), ConnectedQp::handle_receive)
         }
-        WorkId::Announce { lane } => {
+        WrId::Announce { lane } => {
             announcer.handle_completion(lane);
             Ok(())
         }
@@ -315,18 +320,18 @@ fn no_lane() -> Error {
     Error::internal("a queue pair that does not exist")
 }
 
-impl Lane {
+impl ConnectedQp {
     /// A receive has been used up.
     #[inline(always)]
     fn handle_receive(&mut self) -> Result<()> {
         self.receives = self.receives.saturating_sub(1);
-        if self.receives + RECV_BATCH as u32 <= RECEIVER_DEPTHS.recv { self.refill() } else { Ok(()) }
+        if self.receives + RECV_BATCH as u32 <= RECEIVER_QP_CAPS.recv { self.refill() } else { Ok(()) }
     }
 
     /// Posts receives as long as a whole batch fits.
     #[inline(never)]
     fn refill(&mut self) -> Result<()> {
-        while self.receives + RECV_BATCH as u32 <= RECEIVER_DEPTHS.recv {
+        while self.receives + RECV_BATCH as u32 <= RECEIVER_QP_CAPS.recv {
             self.pair.post_receives(RECV_BATCH)?;
             self.receives += RECV_BATCH as u32;
         }

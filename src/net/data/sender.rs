@@ -1,13 +1,13 @@
 //! A send communicator: slots in, work requests out, completions in.
 
-use super::exclusive_cell::SingleCaller;
+use super::exclusive_cell::ExclusiveCell;
 use super::probe::Probe;
-use super::sticky_error::Standing;
+use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
 use crate::net::control::link::Link;
 use crate::net::device::nic::Nic;
-use crate::net::mr::handle::Memory;
-use crate::net::qp::set::{Lanes, WorkId};
+use crate::net::mr::handle::MrHandle;
+use crate::net::qp::set::{QpSet, WrId};
 use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
 use crate::proto::room::{Room, SEND_QUEUE_DEPTH, STRIPE_REQUESTS_MAX};
@@ -15,22 +15,22 @@ use crate::proto::send::{SendFlow, Transfer};
 use crate::proto::shares::Shares;
 use crate::proto::wire::{Imm, Place, Slot, SlotWords};
 use crate::proto::{Lane as LaneId, RING_SLOTS, Violation};
-use crate::verbs::queue::Depths;
+use crate::verbs::queue::QpCaps;
 use crate::verbs::shared::SharedRing;
-use crate::verbs::work::{Span, Target, Write};
+use crate::verbs::work::{Sge, Target, Write};
 use std::sync::Arc;
 
 /// Sizes of a sender's queues; why the send queue is never full is told in [`crate::proto::room`]. It receives nothing; one
 /// receive work request is the least every device accepts.
-pub const SENDER_DEPTHS: Depths = Depths { send: SEND_QUEUE_DEPTH, recv: 1, inline_bytes: 0 };
+pub const SENDER_QP_CAPS: QpCaps = QpCaps { send: SEND_QUEUE_DEPTH, recv: 1, inline_bytes: 0 };
 
 /// The ring of clear-to-sends.
-pub type SlotRing = SharedRing<{ size_of::<SlotWords>() / 8 }, RING_SLOTS>;
+pub type CtsRing = SharedRing<{ size_of::<SlotWords>() / 8 }, RING_SLOTS>;
 
 /// The sending end of a connection.
 #[derive(Debug)]
 pub struct SendComm {
-    path: SingleCaller<SendPath>,
+    path: ExclusiveCell<SendPath>,
     /// Shorter messages go the usual way.
     usual_below: u32,
     /// The peer.
@@ -43,12 +43,12 @@ pub struct SendComm {
 struct SendPath {
     flow: SendFlow,
     // Queue pairs before the ring: the peer's writes end before the memory goes.
-    lanes: Lanes,
-    ring: SlotRing,
+    lanes: QpSet,
+    ring: CtsRing,
     /// Bytes above which data and notice are posted apart; no message is as long as the greatest number.
     apart_above: u32,
     others: Others,
-    standing: Standing,
+    standing: StickyError,
 }
 
 /// Other work requests than those that carry a stripe by themselves.
@@ -66,8 +66,8 @@ impl Others {
     /// It is none of these.
     #[inline(never)]
     fn handle_completion(&mut self, id: u64) -> Result<Option<(RequestId, LaneId)>> {
-        match WorkId::from_bits(id) {
-            WorkId::LongData { request, lane, further } => {
+        match WrId::from_bits(id) {
+            WrId::LongData { request, lane, further } => {
                 self.room.handle_completion(LaneId(lane), further);
                 Ok(Some((request, LaneId(lane))))
             }
@@ -78,16 +78,16 @@ impl Others {
 
 impl SendComm {
     /// A sender over connected queue pairs.
-    pub fn new(nic: Arc<Nic>, link: Arc<Link>, lanes: Lanes, ring: SlotRing, terms: &Terms, shares: Shares) -> Self {
+    pub fn new(nic: Arc<Nic>, link: Arc<Link>, lanes: QpSet, ring: CtsRing, terms: &Terms, shares: Shares) -> Self {
         let apart_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(apart_above.saturating_add(1));
         let usual_below = if lanes.are_on_several_rails() { 0 } else { one_write_below };
         nic.watch_queues(&link, &lanes);
         let flow = SendFlow::new(terms.striping, shares);
-        let standing = Standing::new("sending to");
+        let standing = StickyError::new("sending to");
         let others = Others::default();
         let path = SendPath { flow, lanes, ring, apart_above, others, standing };
-        Self { path: SingleCaller::new(path), usual_below, link, nic }
+        Self { path: ExclusiveCell::new(path), usual_below, link, nic }
     }
 
     /// Whether a message of `length` bytes goes the usual way: each stripe as one write, on the only rail, while nothing is known
@@ -102,7 +102,7 @@ impl SendComm {
     /// # Errors
     /// The connection has failed, or the bytes are outside of `memory`.
     #[inline(always)]
-    pub fn isend_usual(&self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
+    pub fn isend_usual(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
             memory.require("isend", addr, length)?;
             path.send_usual(addr, length, tag, memory).map_err(|e| path.standing.fail(&self.link, e))
@@ -113,7 +113,7 @@ impl SendComm {
     ///
     /// # Errors
     /// As [`Self::isend_usual`].
-    pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
+    pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
             if !self.link.state().is_open() && !path.attend(&self.link)? {
                 return Ok(None);
@@ -194,8 +194,8 @@ impl SendPath {
     #[inline(always)]
     fn poll(&mut self, link: &Arc<Link>) -> Result<usize> {
         let Self { flow, lanes, others, .. } = self;
-        lanes.poll(link, |_, completion| match WorkId::from_bits(completion.id()) {
-            WorkId::Data { request, .. } => Ok(flow.handle_completion(request)?),
+        lanes.poll(link, |_, completion| match WrId::from_bits(completion.id()) {
+            WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
             _ => match others.handle_completion(completion.id())? {
                 Some((request, _)) => Ok(flow.handle_completion(request)?),
                 None => Ok(()),
@@ -206,8 +206,8 @@ impl SendPath {
     fn poll_rails(&mut self, link: &Arc<Link>) -> Result<usize> {
         let Self { flow, lanes, others, .. } = self;
         flow.handle_poll();
-        lanes.poll_rails(link, |_, completion| match WorkId::from_bits(completion.id()) {
-            WorkId::Data { request, lane } => Ok(flow.handle_completion_on(request, LaneId(lane))?),
+        lanes.poll_rails(link, |_, completion| match WrId::from_bits(completion.id()) {
+            WrId::Data { request, lane } => Ok(flow.handle_completion_on(request, LaneId(lane))?),
             _ => match others.handle_completion(completion.id())? {
                 Some((request, lane)) => Ok(flow.handle_completion_on(request, lane)?),
                 None => Ok(()),
@@ -216,7 +216,7 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn send_usual(&mut self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
+    fn send_usual(&mut self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
@@ -228,7 +228,7 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn send(&mut self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
+    fn send(&mut self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         if !self.has_room(length) {
             return Ok(None);
         }
@@ -251,8 +251,8 @@ impl SendPath {
     fn post_single(&mut self, addr: u64, lkey: u32, transfer: &Transfer, lane: LaneId, imm: Imm) -> Result<()> {
         let Some(on) = self.lanes.lanes.get_mut(usize::from(lane.0)) else { return Err(no_such_lane(lane)) };
         on.pair.post_write(&Write {
-            id: WorkId::Data { request: transfer.id, lane: lane.0 }.to_bits(),
-            local: Span { addr, length: transfer.length, lkey },
+            id: WrId::Data { request: transfer.id, lane: lane.0 }.to_bits(),
+            local: Sge { addr, length: transfer.length, lkey },
             target: Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] },
             imm: Some(imm.to_bits()),
             inline: false,
@@ -262,14 +262,14 @@ impl SendPath {
 
     /// One doorbell per stripe: data with its notice, or, where the fabric may reorder, the notice in a write of its own.
     #[inline(never)]
-    fn post(&mut self, addr: u64, memory: &Memory, transfer: Transfer) -> Result<()> {
+    fn post(&mut self, addr: u64, memory: &MrHandle, transfer: Transfer) -> Result<()> {
         for (stripe, imms) in transfer.stripes(self.flow.shares()) {
             let apart = stripe.length > 0 && stripe.length > self.apart_above;
             let at = u64::from(stripe.offset);
             let rail = transfer.rail_of(stripe.lane);
             let rkey = transfer.rkey(rail, |place| self.ring.read_front(place.index()));
             let data = Write {
-                local: Span { addr: addr + at, length: stripe.length, lkey: memory.lkey(rail) },
+                local: Sge { addr: addr + at, length: stripe.length, lkey: memory.lkey(rail) },
                 target: Target { addr: transfer.remote_addr.wrapping_add(at), rkey },
                 imm: (!apart).then(|| imms.first.to_bits()),
                 ..Write::default()
@@ -289,10 +289,10 @@ impl SendPath {
                 return Err(no_such_lane(stripe.lane));
             };
             let id = match (count as u8 - 1, transfer.id, stripe.lane.0) {
-                (0, request, lane) => WorkId::Data { request, lane },
+                (0, request, lane) => WrId::Data { request, lane },
                 (further, request, lane) => {
                     self.others.room.handle_posted(stripe.lane, further);
-                    WorkId::LongData { request, lane, further }
+                    WrId::LongData { request, lane, further }
                 }
             };
             writes[count - 1].signaled = true;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 /// The failure of this end, if there is one; it is for good.
 #[derive(Debug)]
-pub struct Standing {
+pub struct StickyError {
     /// What this end does with the peer, for messages: `sending to`.
     doing: &'static str,
     failed: Option<Error>,
 }
 
-impl Standing {
+impl StickyError {
     /// All is well.
     pub fn new(doing: &'static str) -> Self {
         Self { doing, failed: None }

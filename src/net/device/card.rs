@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::host::config::Config;
 use crate::host::sysfs;
 use crate::net::control::watcher::Watcher;
-use crate::net::mr::region::RegionCache;
+use crate::net::mr::cache::MrCache;
 use crate::verbs::context::{Context, DeviceAttributes};
 use crate::verbs::memory::ProtectionDomain;
 use once_cell::sync::OnceCell;
@@ -17,7 +17,7 @@ pub struct Card {
     // Declared first: the thread has to stop before the card is closed.
     watcher: OnceCell<Watcher>,
     /// Registered memory.
-    pub regions: RegionCache,
+    pub regions: MrCache,
     /// The protection domain of everything on the card.
     pub domain: Arc<ProtectionDomain>,
     /// The open device.
@@ -25,7 +25,7 @@ pub struct Card {
     attributes: DeviceAttributes,
     peer_memory: bool,
     dmabuf: bool,
-    heeds_events: bool,
+    fail_on_async_error: bool,
     pci_path: Option<String>,
     is_virtual: bool,
 }
@@ -39,10 +39,10 @@ impl Card {
         let domain = ProtectionDomain::new(context)?;
         Ok(Arc::new(Self {
             watcher: OnceCell::new(),
-            regions: RegionCache::new(&domain, config.relaxed_ordering),
+            regions: MrCache::new(&domain, config.relaxed_ordering),
             peer_memory: gdr.works_by_address(&domain),
             dmabuf: domain.supports_dmabuf(),
-            heeds_events: config.heed_events,
+            fail_on_async_error: config.fail_on_async_error,
             attributes: context.attributes()?,
             pci_path: sysfs::pci_path(context.name(), config.merge_vfs),
             is_virtual: sysfs::is_virtual_function(context.name()),
@@ -56,7 +56,7 @@ impl Card {
     /// # Errors
     /// It cannot be started.
     pub fn watcher(&self) -> Result<&Watcher> {
-        self.watcher.get_or_try_init(|| Watcher::start(&self.context, self.heeds_events))
+        self.watcher.get_or_try_init(|| Watcher::start(&self.context, self.fail_on_async_error))
     }
 
     /// The same, if it has been started.

@@ -8,7 +8,7 @@ use crate::host::config::Config;
 use crate::net::control::link::Link;
 use crate::net::control::reception::Reception;
 use crate::net::control::watcher::{Chore, Watcher};
-use crate::net::qp::set::Lanes;
+use crate::net::qp::set::QpSet;
 use crate::proto::MAX_RAILS;
 use crate::verbs::context::Context;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl Nic {
     }
 
     /// When a completion queue of `lanes` fails, `link` ends and nobody else's connection. To be called after [`Self::watch`].
-    pub fn watch_queues(&self, link: &Arc<Link>, lanes: &Lanes) {
+    pub fn watch_queues(&self, link: &Arc<Link>, lanes: &QpSet) {
         for (rail, queue) in lanes.queues().enumerate() {
             if let Some(watcher) = self.cards.get(self.card_of(rail)).and_then(|card| card.started_watcher()) {
                 watcher.watch_queue(queue, link);

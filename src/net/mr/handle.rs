@@ -1,6 +1,6 @@
 //! What NCCL holds for registered memory: a registration on every card of the device.
 
-use super::region::{MemoryKind, Registration};
+use super::cache::{CachedMr, MemoryKind};
 use crate::error::Result;
 use crate::net::device::nic::Nic;
 use crate::proto::MAX_RAILS;
@@ -8,17 +8,17 @@ use std::os::fd::RawFd;
 
 /// Memory that all rails of a device may reach. Dropping it gives it back on every card.
 #[derive(Debug)]
-pub struct Memory {
+pub struct MrHandle {
     /// Keys for the peer, by rail.
     pub rkeys: [u32; MAX_RAILS],
     /// Keys for local use, by rail.
     lkeys: [u32; MAX_RAILS],
-    first: Registration,
+    first: CachedMr,
     // Kept for as long as NCCL holds this.
-    _others: Box<[Registration]>,
+    _others: Box<[CachedMr]>,
 }
 
-impl Memory {
+impl MrHandle {
     /// Registers `size` bytes at `addr` on every card of `nic`, by a dma-buf descriptor and offset if there is one. The
     /// descriptor may be closed afterwards.
     ///

@@ -2,7 +2,7 @@
 //! yet. There are no pauses: NCCL calls until it is done. One attempt takes as long as the kernel looks for a neighbour, up to a
 //! second on RoCE.
 
-use super::set::{IdleLanes, IdleRail, Lane, Lanes, WorkId};
+use super::set::{ConnectedQp, InitQpSet, InitRailQps, QpSet, WrId};
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
 use crate::host::{gid, ib};
@@ -12,18 +12,18 @@ use crate::net::device::rail::Rail;
 use crate::proto;
 use crate::proto::endpoint::{self, Endpoint, LaneEnd, RailEnd};
 use crate::proto::handshake::Terms;
-use crate::verbs::path::{Ece, Path, Refused};
-use crate::verbs::queue::IdleQueuePair;
+use crate::verbs::path::{ConnectError, Ece, Path};
+use crate::verbs::queue::InitQueuePair;
 use std::time::{Duration, Instant};
 
 /// Queue pairs on their way to their peers.
 #[derive(Debug)]
-pub struct Joining {
+pub struct ConnectingQpSet {
     /// What the peer is told of this end.
     pub endpoint: Endpoint,
-    lanes: Lanes,
+    lanes: QpSet,
     /// Those of all rails that are not connected yet, in the order of their lanes, the next one last.
-    idle: Vec<IdleQueuePair>,
+    idle: Vec<InitQueuePair>,
     traffic_class: u8,
     attempts: Attempts,
 }
@@ -47,16 +47,16 @@ struct Attempts {
     next: Instant,
 }
 
-impl IdleLanes {
+impl InitQpSet {
     /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`; what it sends has `traffic_class`.
     ///
     /// # Errors
     /// There are fewer queue pairs than the terms have lanes.
-    pub fn join(mut self, nic: &Nic, remote: Endpoint, terms: &Terms, traffic_class: u8) -> Result<Joining> {
+    pub fn join(mut self, nic: &Nic, remote: Endpoint, terms: &Terms, traffic_class: u8) -> Result<ConnectingQpSet> {
         self.truncate(terms);
         let striping = terms.striping;
         let (mut rails, mut waiting) = (Vec::new(), Vec::new());
-        for IdleRail { on, pairs } in self.rails {
+        for InitRailQps { on, pairs } in self.rails {
             rails.push(on);
             waiting.push(pairs.into_iter());
         }
@@ -73,9 +73,9 @@ impl IdleLanes {
         idle.reverse();
         let queue = rails.first().map(|on| on.queue.clone()).ok_or_else(|| Error::internal("no rail"))?;
         let lanes = Vec::with_capacity(idle.len());
-        let lanes = Lanes { queue, lanes, rails, name: nic.name.clone(), striping, remote };
+        let lanes = QpSet { queue, lanes, rails, name: nic.name.clone(), striping, remote };
         let attempts = Attempts::new(nic.config.retries);
-        Ok(Joining { endpoint: self.endpoint, lanes, idle, traffic_class, attempts })
+        Ok(ConnectingQpSet { endpoint: self.endpoint, lanes, idle, traffic_class, attempts })
     }
 
     /// Tells the peer what each device offers beyond the standard.
@@ -88,7 +88,7 @@ impl IdleLanes {
     }
 }
 
-impl Joining {
+impl ConnectingQpSet {
     /// Does what can be done now; whether all are connected.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Joining {
             if is_first && self.attempts.failed == 0 {
                 ends.tell(&path);
             }
-            match pair.try_connect(&path, WorkId::Receive { lane: lane.0 }.to_bits()) {
+            match pair.try_connect(&path, WrId::Receive { lane: lane.0 }.to_bits()) {
                 Ok(pair) => {
                     self.attempts.succeed(&ends);
                     let agreed = pair.ece().filter(|_| far.ece.is_some() && nic.config.ece);
@@ -116,10 +116,10 @@ impl Joining {
                         log::debug!("{name} and {peer} use ECE options {:#x} of {:#x}", ece.options, ece.vendor_id);
                     }
                     local.ece = agreed.map(to_wire);
-                    self.lanes.lanes.push(Lane { pair, receives: 0 });
+                    self.lanes.lanes.push(ConnectedQp { pair, receives: 0 });
                 }
                 Err(refused) => {
-                    let Refused { pair, errno, error } = *refused;
+                    let ConnectError { pair, errno, error } = *refused;
                     self.attempts.fail(&ends, errno, error)?;
                     self.idle.push(pair);
                 }
@@ -129,7 +129,7 @@ impl Joining {
     }
 
     /// The connected queue pairs, and what the peer is to be told of them.
-    pub fn finish(self) -> (Lanes, Endpoint) {
+    pub fn finish(self) -> (QpSet, Endpoint) {
         (self.lanes, self.endpoint)
     }
 }
@@ -140,7 +140,7 @@ fn is_missing(lane: proto::Lane) -> Error {
 
 impl<'a> Ends<'a> {
     /// Those of the rail that `lane` is on.
-    fn of(lane: proto::Lane, nic: &'a Nic, lanes: &'a Lanes) -> Option<Self> {
+    fn of(lane: proto::Lane, nic: &'a Nic, lanes: &'a QpSet) -> Option<Self> {
         let number = usize::from(lanes.striping.rail_of(lane));
         let (rail, local) = (nic.rails.get(number)?, &lanes.rails.get(number)?.address);
         Some(Self { rail, local, far: lanes.remote.rails.get(number)?, remote: &lanes.remote, number })

@@ -11,7 +11,7 @@ use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
 use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_LANES, MAX_RAILS};
-use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, QueuePair, RemoteAccess};
+use crate::verbs::queue::{CompletionQueue, InitQueuePair, QpCaps, QueuePair, RemoteAccess};
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion};
 use std::net::Ipv6Addr;
@@ -19,22 +19,22 @@ use std::sync::Arc;
 
 /// The queue pairs of one end, before the other end is known.
 #[derive(Debug)]
-pub struct IdleLanes {
-    pub(in crate::net) rails: Vec<IdleRail>,
+pub struct InitQpSet {
+    pub(in crate::net) rails: Vec<InitRailQps>,
     /// What the peer is told.
     pub endpoint: Endpoint,
 }
 
 /// Those on one rail.
 #[derive(Debug)]
-pub(in crate::net) struct IdleRail {
-    pub(in crate::net) on: OnRail,
-    pub(in crate::net) pairs: Vec<IdleQueuePair>,
+pub(in crate::net) struct InitRailQps {
+    pub(in crate::net) on: QpSetRail,
+    pub(in crate::net) pairs: Vec<InitQueuePair>,
 }
 
 /// What the lanes of one rail share.
 #[derive(Debug)]
-pub(in crate::net) struct OnRail {
+pub(in crate::net) struct QpSetRail {
     name: String,
     pub(in crate::net) address: LocalAddress,
     pub(in crate::net) queue: Arc<CompletionQueue>,
@@ -42,7 +42,7 @@ pub(in crate::net) struct OnRail {
 
 /// One connected queue pair with its accounts.
 #[derive(Debug)]
-pub struct Lane {
+pub struct ConnectedQp {
     /// The queue pair.
     pub pair: QueuePair,
     /// Receive work requests that are posted.
@@ -51,30 +51,30 @@ pub struct Lane {
 
 /// The connected queue pairs of one end.
 #[derive(Debug)]
-pub struct Lanes {
+pub struct QpSet {
     /// The first rail's completion queue, which is the only one of most connections.
     pub(in crate::net) queue: Arc<CompletionQueue>,
     /// By lane number.
-    pub lanes: Vec<Lane>,
-    pub(in crate::net) rails: Vec<OnRail>,
+    pub lanes: Vec<ConnectedQp>,
+    pub(in crate::net) rails: Vec<QpSetRail>,
     /// The device, for messages.
     pub(in crate::net) name: String,
     pub(in crate::net) striping: Striping,
     pub(in crate::net) remote: Endpoint,
 }
 
-impl IdleLanes {
+impl InitQpSet {
     /// At most `per_rail` queue pairs, sized by `depths`, on each rail of `nic`; or, if the peer's end is known, on as many
     /// rails as both have, each of which is addressed as suits its other end.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
-    pub fn new(nic: &Nic, per_rail: usize, depths: Depths, peer: Option<&Endpoint>) -> Result<Self> {
+    pub fn new(nic: &Nic, per_rail: usize, depths: QpCaps, peer: Option<&Endpoint>) -> Result<Self> {
         let config = &nic.config;
         let used: Vec<_> = nic.rails.iter().take(peer.map_or(MAX_RAILS, |peer| peer.rails.len())).collect();
         let count = per_rail.min(MAX_LANES / used.len().max(1));
         let far = |rail: usize| peer.and_then(|peer| peer.rails.get(rail)).map(|end| end.gid);
-        let idle = |(number, rail): (usize, &&Arc<Rail>)| IdleRail::new(rail, count, depths, far(number));
+        let idle = |(number, rail): (usize, &&Arc<Rail>)| InitRailQps::new(rail, count, depths, far(number));
         let idle = used.iter().enumerate().map(idle).collect::<Result<Vec<_>>>()?;
         let infiniband = nic.first().infiniband;
         let ends = used.iter().zip(&idle).map(|(rail, idle)| idle.end(rail)).collect::<Result<_>>()?;
@@ -101,13 +101,13 @@ impl IdleLanes {
     }
 }
 
-impl IdleRail {
-    fn new(rail: &Rail, count: usize, depths: Depths, peer: Option<[u8; 16]>) -> Result<Self> {
+impl InitRailQps {
+    fn new(rail: &Rail, count: usize, depths: QpCaps, peer: Option<[u8; 16]>) -> Result<Self> {
         let address = rail.address_towards(peer)?;
         let entries = (depths.send + depths.recv) * count as u32;
         let queue = CompletionQueue::new(&rail.card.context, entries)?;
         let pair = |_| {
-            IdleQueuePair::new(
+            InitQueuePair::new(
                 &rail.card.domain,
                 &queue,
                 rail.port,
@@ -117,12 +117,12 @@ impl IdleRail {
             )
         };
         let pairs = (0..count).map(pair).collect::<Result<Vec<_>>>()?;
-        Ok(Self { on: OnRail { name: rail.name.clone(), address, queue }, pairs })
+        Ok(Self { on: QpSetRail { name: rail.name.clone(), address, queue }, pairs })
     }
 
     fn end(&self, rail: &Rail) -> Result<RailEnd> {
         let LocalAddress { port, gid } = self.on.address;
-        let lane = |pair: &IdleQueuePair| {
+        let lane = |pair: &InitQueuePair| {
             let psn = u32::from_le_bytes(random::bytes()?) & 0xff_ffff;
             Ok(LaneEnd { qpn: pair.number(), psn, ece: None })
         };
@@ -138,7 +138,7 @@ impl IdleRail {
     }
 }
 
-impl Lanes {
+impl QpSet {
     /// Whether there is more than one rail.
     #[inline(always)]
     pub fn are_on_several_rails(&self) -> bool {
@@ -159,7 +159,7 @@ impl Lanes {
     pub fn poll(
         &mut self,
         link: &Arc<Link>,
-        handle: impl FnMut(&mut [Lane], &Completion) -> Result<()>,
+        handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
         self.poll_rail(0, link, handle)
     }
@@ -172,7 +172,7 @@ impl Lanes {
     pub fn poll_rails(
         &mut self,
         link: &Arc<Link>,
-        mut handle: impl FnMut(&mut [Lane], &Completion) -> Result<()>,
+        mut handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
         (0..self.rails.len()).try_fold(0, |before, rail| Ok(before + self.poll_rail(rail, link, &mut handle)?))
     }
@@ -182,7 +182,7 @@ impl Lanes {
         &mut self,
         rail: usize,
         link: &Arc<Link>,
-        mut handle: impl FnMut(&mut [Lane], &Completion) -> Result<()>,
+        mut handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
         let queue = if rail == 0 { &self.queue } else { &self.rails[rail].queue };
         let mut batch = Batch::default();
@@ -205,7 +205,7 @@ impl Lanes {
     #[cold]
     #[inline(never)]
     fn explain(&self, link: &Link, completion: &Completion) -> Error {
-        let work = WorkId::from_bits(completion.id());
+        let work = WrId::from_bits(completion.id());
         let (status, vendor_error) = (completion.status(), completion.vendor_error());
         let circumstances = circumstances(status, &link.reason(), link.is_lost());
         let operation = work.operation();
@@ -219,7 +219,8 @@ impl Lanes {
     /// For messages: the port that `lane` is on, and the lane's two ends.
     fn place(&self, lane: u8) -> (String, String) {
         let number = usize::from(lane) % self.rails.len().max(1);
-        let (Some(OnRail { name, address, .. }), Some(far)) = (self.rails.get(number), self.remote.rails.get(number))
+        let (Some(QpSetRail { name, address, .. }), Some(far)) =
+            (self.rails.get(number), self.remote.rails.get(number))
         else {
             return (self.name.clone(), String::new());
         };
@@ -269,7 +270,7 @@ fn circumstances(status: Status, reason: &str, is_lost: bool) -> String {
 ///      kind      zero      further   lane     request
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkId {
+pub enum WrId {
     /// A stripe of a message.
     Data {
         /// The message.
@@ -308,7 +309,7 @@ pub enum WorkId {
     },
 }
 
-impl WorkId {
+impl WrId {
     /// The 64 bits of a work request's id.
     #[inline(always)]
     pub fn to_bits(self) -> u64 {
@@ -380,14 +381,14 @@ mod tests {
     fn a_work_id_survives_the_device() {
         let request = RequestId::from_bits(0xabcd_ef12);
         for id in [
-            WorkId::Data { request, lane: 31 },
-            WorkId::LongData { request, lane: 31, further: 2 },
-            WorkId::Announce { lane: 2 },
-            WorkId::Receive { lane: 7 },
-            WorkId::Flush { request },
-            WorkId::Probe { lane: 3 },
+            WrId::Data { request, lane: 31 },
+            WrId::LongData { request, lane: 31, further: 2 },
+            WrId::Announce { lane: 2 },
+            WrId::Receive { lane: 7 },
+            WrId::Flush { request },
+            WrId::Probe { lane: 3 },
         ] {
-            assert_eq!(WorkId::from_bits(id.to_bits()), id);
+            assert_eq!(WrId::from_bits(id.to_bits()), id);
         }
     }
 }

@@ -3,13 +3,13 @@
 //! Some drivers give NULL without setting errno. It is cleared before each call, so that what an earlier call has left
 //! there does not pass for the reason.
 
-use super::limit;
+use super::memlock;
 use crate::error::{Error, Result, errno};
 use std::fmt;
 
 /// A call gave NULL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct CreateError {
     /// 0: the driver did not say why.
     errno: i32,
 }
@@ -18,11 +18,11 @@ pub(super) struct Refusal {
 ///
 /// # Errors
 /// It gives NULL.
-pub(super) fn attempt<T>(call: impl FnOnce() -> *mut T) -> std::result::Result<*mut T, Refusal> {
+pub(super) fn attempt<T>(call: impl FnOnce() -> *mut T) -> std::result::Result<*mut T, CreateError> {
     // SAFETY: this thread's own errno.
     unsafe { *libc::__errno_location() = 0 };
     let made = call();
-    if made.is_null() { Err(Refusal { errno: errno() }) } else { Ok(made) }
+    if made.is_null() { Err(CreateError { errno: errno() }) } else { Ok(made) }
 }
 
 /// As [`attempt`], of an `operation` that locks up to `bytes` of memory.
@@ -33,7 +33,7 @@ pub(super) fn made<T>(operation: impl fmt::Display, bytes: u64, call: impl FnOnc
     attempt(call).map_err(|refusal| refusal.explain(operation, bytes))
 }
 
-impl Refusal {
+impl CreateError {
     /// The errno; `EINVAL`, which it mostly means, where there is none.
     pub(super) fn errno(self) -> i32 {
         if self.errno == 0 { libc::EINVAL } else { self.errno }
@@ -46,7 +46,7 @@ impl Refusal {
         if self.errno == 0 {
             error.text += " (the driver refuses without saying why)";
         }
-        limit::explain(error, self.errno, bytes)
+        memlock::explain(error, self.errno, bytes)
     }
 }
 
