@@ -99,10 +99,13 @@
         clippy::unimplemented
     )
 )]
+// A module is private, and its `pub` items are visible in the whole crate. The compiler then knows what is unused.
+#![allow(unreachable_pub)]
 
-pub mod abi;
-pub mod error;
-pub mod host;
-pub mod net;
-pub mod proto;
-pub mod verbs;
+mod abi;
+mod error;
+mod host;
+mod net;
+mod proto;
+pub mod testing;
+mod verbs;

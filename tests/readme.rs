@@ -1,6 +1,6 @@
 //! The README's table of settings is the code's. `FERRITE_UPDATE=1 cargo test --test readme` writes it.
 
-use nccl_net::host::variables::{Kind, VARIABLES};
+use nccl_net::testing::host::variables::{Kind, VARIABLES};
 use std::path::Path;
 
 const BEGIN: &str = "<!-- settings: written by tests/readme.rs -->\n";

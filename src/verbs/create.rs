@@ -1,52 +1,52 @@
-//! Calls of libibverbs that make an object or give NULL, and why they did.
+//! Calls of libibverbs that create an object and return NULL on failure.
 //!
-//! Some drivers give NULL without setting errno. It is cleared before each call, so that what an earlier call has left
-//! there does not pass for the reason.
+//! Some drivers return NULL without setting errno. So errno is cleared before each call: a value that an earlier call has
+//! left there is not taken for the reason.
 
 use super::memlock;
 use crate::error::{Error, Result, errno};
 use std::fmt;
 
-/// A call gave NULL.
+/// A call returned NULL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CreateError {
-    /// 0: the driver did not say why.
+    /// The reason; 0 if the driver set none.
     errno: i32,
 }
 
-/// What `call` makes.
+/// The object that `call` creates.
 ///
 /// # Errors
-/// It gives NULL.
-pub(super) fn attempt<T>(call: impl FnOnce() -> *mut T) -> std::result::Result<*mut T, CreateError> {
+/// The call returns NULL.
+pub(super) fn try_create<T>(call: impl FnOnce() -> *mut T) -> std::result::Result<*mut T, CreateError> {
     // SAFETY: this thread's own errno.
     unsafe { *libc::__errno_location() = 0 };
-    let made = call();
-    if made.is_null() { Err(CreateError { errno: errno() }) } else { Ok(made) }
+    let object = call();
+    if object.is_null() { Err(CreateError { errno: errno() }) } else { Ok(object) }
 }
 
-/// As [`attempt`], of an `operation` that locks up to `bytes` of memory.
+/// The object that `call` creates. `operation` names the call in the error, and locks up to `bytes` of memory.
 ///
 /// # Errors
-/// It gives NULL.
-pub(super) fn made<T>(operation: impl fmt::Display, bytes: u64, call: impl FnOnce() -> *mut T) -> Result<*mut T> {
-    attempt(call).map_err(|refusal| refusal.explain(operation, bytes))
+/// The call returns NULL.
+pub(super) fn create<T>(operation: impl fmt::Display, bytes: u64, call: impl FnOnce() -> *mut T) -> Result<*mut T> {
+    try_create(call).map_err(|error| error.explain(operation, bytes))
 }
 
 impl CreateError {
-    /// The errno; `EINVAL`, which it mostly means, where there is none.
+    /// The errno. Where the driver set none it is `EINVAL`, the most frequent reason.
     pub(super) fn errno(self) -> i32 {
         if self.errno == 0 { libc::EINVAL } else { self.errno }
     }
 
-    /// In words: of `operation`, which locks up to `bytes` of memory.
+    /// The error of `operation`, which locks up to `bytes` of memory.
     #[cold]
     pub(super) fn explain(self, operation: impl fmt::Display, bytes: u64) -> Error {
-        let mut error = Error::os(operation, self.errno());
-        if self.errno == 0 {
-            error.text += " (the driver refuses without saying why)";
+        let error = Error::os(operation, self.errno());
+        match self.errno {
+            0 => error.hint("the driver refuses without saying why"),
+            errno => memlock::explain(error, errno, bytes),
         }
-        memlock::explain(error, self.errno, bytes)
     }
 }
 
@@ -61,24 +61,24 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_call_left_is_not_the_reason() {
+    fn the_errno_of_an_earlier_call_is_not_the_reason() {
         set_errno(libc::ENOMEM);
-        let silent = attempt(null_mut::<u8>).expect_err("NULL");
+        let silent = try_create(null_mut::<u8>).expect_err("NULL");
         assert_eq!(silent.errno(), libc::EINVAL);
-        let text = silent.explain("ibv_create_qp(x)", u64::MAX).text.clone();
+        let text = silent.explain("ibv_create_qp(x)", u64::MAX).text();
         assert!(text.contains("Invalid argument") && text.contains("without saying why"), "{text}");
         assert!(!text.contains("MEMLOCK"), "{text}");
     }
 
     #[test]
-    fn a_reason_that_is_given_is_told() {
+    fn the_errno_of_the_call_is_the_reason() {
         let refused = || {
             set_errno(libc::ENODEV);
             null_mut::<u8>()
         };
-        let text = made("ibv_create_cq(x)", 0, refused).expect_err("NULL").text.clone();
+        let text = create("ibv_create_cq(x)", 0, refused).expect_err("NULL").text();
         assert!(text.starts_with("ibv_create_cq(x) failed: No such device"), "{text}");
         assert!(!text.contains("without saying why"), "{text}");
-        assert_eq!(attempt(dangling_mut::<u8>), Ok(dangling_mut()));
+        assert_eq!(try_create(dangling_mut::<u8>), Ok(dangling_mut()));
     }
 }

@@ -1,39 +1,40 @@
-//! The limit of locked memory: what devices reach, queues included, is locked, and an errno does not say so.
+//! The limit of locked memory, `RLIMIT_MEMLOCK`. Memory that devices access, queues included, counts as locked, and the
+//! errno of a failure does not tell that the limit is the cause.
 
 use crate::error::Error;
 
-/// `error`, which came with errno `reason`, with the limit if that is likely the cause: as far as the kernel tells, it does
-/// not leave room for `asked` bytes more.
+/// `error`, whose errno is `errno`, with advice added if the limit is the likely cause: as far as the kernel tells, `asked`
+/// bytes more exceed it.
 #[cold]
-pub(super) fn explain(mut error: Error, reason: i32, asked: u64) -> Error {
-    if let (libc::ENOMEM | libc::EAGAIN, Some(limit)) = (reason, locked_memory())
-        && is_exceeded(limit, held(), asked)
-    {
-        error.text += &advice(limit);
+pub(super) fn explain(error: Error, errno: i32, asked: u64) -> Error {
+    match (errno, limit()) {
+        (libc::ENOMEM | libc::EAGAIN, Some(limit)) if is_exceeded(limit, locked(), asked) => {
+            error.context(advice(limit))
+        }
+        _ => error,
     }
-    error
 }
 
-/// Whether `asked` bytes beside those that are `held` are more than `limit`.
-fn is_exceeded(limit: u64, held: u64, asked: u64) -> bool {
-    held.saturating_add(asked) > limit
+/// Whether `asked` bytes more than the `locked` ones exceed `limit`.
+fn is_exceeded(limit: u64, locked: u64, asked: u64) -> bool {
+    locked.saturating_add(asked) > limit
 }
 
-/// Bytes that this process may lock; `None`: as many as it wants.
-fn locked_memory() -> Option<u64> {
+/// Bytes that this process may lock. `None`: there is no limit.
+fn limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid place for the answer.
     let rc = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (rc == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Bytes that this process has locked, or devices for it; 0 where the kernel does not tell.
-fn held() -> u64 {
-    std::fs::read_to_string("/proc/self/status").map_or(0, |status| held_by(&status))
+/// Bytes that are locked in this process now, by itself or for devices. 0 where the kernel does not tell.
+fn locked() -> u64 {
+    std::fs::read_to_string("/proc/self/status").map_or(0, |status| locked_in(&status))
 }
 
-/// The same of the text of `/proc/self/status`. Which of the two numbers counts what devices reach differs by kernel.
-fn held_by(status: &str) -> u64 {
+/// The same, from the text of `/proc/self/status`. It depends on the kernel which of the two lines counts memory of devices.
+fn locked_in(status: &str) -> u64 {
     let kib = |line: &str| line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok());
     let lines = status.lines().filter(|line| line.starts_with("VmLck:") || line.starts_with("VmPin:"));
     lines.filter_map(kib).sum::<u64>() * 1024
@@ -41,7 +42,7 @@ fn held_by(status: &str) -> u64 {
 
 fn advice(bytes: u64) -> String {
     format!(
-        "; likely: RLIMIT_MEMLOCK, {} KiB here, is too small for RDMA: raise it with `ulimit -l unlimited`, in \
+        "likely: RLIMIT_MEMLOCK, {} KiB here, is too small for RDMA: raise it with `ulimit -l unlimited`, in \
          /etc/security/limits.conf (memlock), with LimitMEMLOCK=infinity of the systemd unit, or with \
          `docker run --ulimit memlock=-1`",
         bytes / 1024
@@ -53,18 +54,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_with_room_is_not_blamed() {
+    fn a_limit_that_is_not_exceeded_is_not_the_cause() {
         let status = "Name:\tx\nVmPeak:\t 900 kB\nVmLck:\t       4 kB\nVmPin:\t      40 kB\nVmHWM:\t 70 kB\n";
-        let held = held_by(status);
-        assert_eq!((held, held_by("")), (44 << 10, 0));
-        assert!(is_exceeded(64 << 10, held, 21 << 10) && !is_exceeded(64 << 10, held, 20 << 10));
-        assert!(is_exceeded(64 << 10, held, u64::MAX));
+        let locked = locked_in(status);
+        assert_eq!((locked, locked_in("")), (44 << 10, 0));
+        assert!(is_exceeded(64 << 10, locked, 21 << 10) && !is_exceeded(64 << 10, locked, 20 << 10));
+        assert!(is_exceeded(64 << 10, locked, u64::MAX));
     }
 
     #[test]
-    fn only_a_lack_of_memory_is_explained() {
-        let text = |reason| explain(Error::os("x", reason), reason, u64::MAX).text.clone();
+    fn only_enomem_and_eagain_are_explained() {
+        let text = |errno| explain(Error::os("x", errno), errno, u64::MAX).text();
         assert!(!text(libc::EINVAL).contains("MEMLOCK") && !text(libc::EFAULT).contains("MEMLOCK"));
-        assert_eq!(text(libc::ENOMEM).contains("MEMLOCK"), locked_memory().is_some());
+        assert_eq!(text(libc::ENOMEM).contains("MEMLOCK"), limit().is_some());
     }
 }

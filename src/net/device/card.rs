@@ -1,4 +1,4 @@
-//! An RDMA card, or one function of it: what its ports share.
+//! An RDMA card, or a PCI function of one: what libibverbs opens as one device.
 
 use super::gdr::Gdr;
 use crate::error::Result;
@@ -11,14 +11,14 @@ use crate::verbs::memory::ProtectionDomain;
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
 
-/// What libibverbs opens as one device.
+/// An open RDMA device with what its ports share.
 #[derive(Debug)]
 pub struct Card {
-    // Declared first: the thread has to stop before the card is closed.
+    // Declared first: its thread stops before the device is closed.
     watcher: OnceCell<Watcher>,
-    /// Registered memory.
+    /// Memory regions.
     pub regions: MrCache,
-    /// The protection domain of everything on the card.
+    /// The protection domain of all objects on the card.
     pub domain: Arc<ProtectionDomain>,
     /// The open device.
     pub context: Arc<Context>,
@@ -31,10 +31,10 @@ pub struct Card {
 }
 
 impl Card {
-    /// The card behind `context`.
+    /// The card of `context`.
     ///
     /// # Errors
-    /// The device does not answer, or has no more protection domains.
+    /// A query fails, or the device has no more protection domains.
     pub fn open(context: &Arc<Context>, config: &Config, gdr: &Gdr) -> Result<Arc<Self>> {
         let domain = ProtectionDomain::new(context)?;
         Ok(Arc::new(Self {
@@ -51,35 +51,35 @@ impl Card {
         }))
     }
 
-    /// The card's watcher, started with its first connection.
+    /// The card's watcher, which is started at the first call.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The watcher cannot be started.
     pub fn watcher(&self) -> Result<&Watcher> {
         self.watcher.get_or_try_init(|| Watcher::start(&self.context, self.fail_on_async_error))
     }
 
-    /// The same, if it has been started.
+    /// The card's watcher, if it has been started.
     pub fn started_watcher(&self) -> Option<&Watcher> {
         self.watcher.get()
     }
 
-    /// Whether somebody hears of changes.
+    /// Whether the card's watcher has been started, so that events are taken.
     pub fn is_watched(&self) -> bool {
         self.started_watcher().is_some()
     }
 
-    /// Identity of the card.
+    /// GUID of the card.
     pub fn guid(&self) -> u64 {
         self.attributes.system_image_guid
     }
 
-    /// Its ports, active or not.
+    /// Number of ports, active or not.
     pub fn port_count(&self) -> u8 {
         self.attributes.port_count
     }
 
-    /// Queue pairs it can have.
+    /// Queue pairs that it can have.
     pub fn max_queue_pairs(&self) -> i32 {
         self.attributes.max_queue_pairs
     }
@@ -94,12 +94,12 @@ impl Card {
         self.dmabuf
     }
 
-    /// Whether it is a virtual function: its port is another card's as well.
+    /// Whether it is a virtual function, which shares its port with another card.
     pub fn is_virtual(&self) -> bool {
         self.is_virtual
     }
 
-    /// Path of the PCI function in /sys, if it has one.
+    /// Path of the PCI function in /sys, if there is one.
     pub fn pci_path(&self) -> Option<&str> {
         self.pci_path.as_deref()
     }

@@ -1,6 +1,6 @@
-//! Registered memory of a card, shared by all its connections.
+//! The memory regions of a card, shared by all of its connections.
 
-use super::table::{MrTable, Range};
+use super::table::{MemoryRange, MrTable};
 use crate::error::{Error, Result};
 use crate::verbs::memory::{MemoryRegion, ProtectionDomain, Source};
 use std::os::fd::RawFd;
@@ -8,27 +8,27 @@ use std::sync::Arc;
 
 pub use super::table::MemoryKind;
 
-/// What NCCL holds for a registration.
+/// A registered range of memory on one card. Dropping it deregisters the range.
 #[derive(Debug)]
 pub struct CachedMr {
-    claims: Arc<MrTable<MemoryRegion>>,
-    range: Range,
-    /// Key for local use.
+    table: Arc<MrTable<MemoryRegion>>,
+    range: MemoryRange,
+    /// Key for local work requests.
     pub lkey: u32,
-    /// Key for the peer.
+    /// Key for the peer's work requests.
     pub rkey: u32,
-    /// Where the memory lives.
+    /// Kind of memory.
     pub kind: MemoryKind,
     start: u64,
     size: u64,
 }
 
 impl CachedMr {
-    /// Checks that `length` bytes at `addr` are inside. No bytes are inside wherever they are: NCCL hands over addresses behind
-    /// the end with them, and nobody uses such an address.
+    /// Checks that `length` bytes at `addr` are inside. Zero bytes are always inside: NCCL passes addresses after the end with
+    /// them, and such an address is not used.
     ///
     /// # Errors
-    /// They are not.
+    /// The bytes are outside.
     #[inline]
     #[allow(clippy::if_same_then_else, reason = "as one condition it costs every message some instructions")]
     pub fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
@@ -51,19 +51,19 @@ fn outside(call: &str, addr: u64, length: u32) -> Error {
 
 impl Drop for CachedMr {
     fn drop(&mut self) {
-        self.claims.release(self.range);
+        self.table.release(self.range);
     }
 }
 
-/// Registrations that are in use, by page range: NCCL registers the same buffers, and parts of them, again and again.
+/// The memory regions that are in use: NCCL registers the same buffers, and parts of them, again and again.
 ///
-/// A region lives as long as somebody holds a [`CachedMr`] that it serves. Nothing is kept after that: the same
-/// addresses may then be other memory.
+/// A region lives as long as there is a [`CachedMr`] that it serves. It is not kept after that: the same addresses may then be
+/// other memory.
 #[derive(Debug)]
 pub struct MrCache {
     domain: Arc<ProtectionDomain>,
     relaxed_ordering: bool,
-    claims: Arc<MrTable<MemoryRegion>>,
+    table: Arc<MrTable<MemoryRegion>>,
 }
 
 const PAGE: u64 = 4096;
@@ -71,17 +71,17 @@ const PAGE: u64 = 4096;
 impl MrCache {
     /// An empty cache.
     pub fn new(domain: &Arc<ProtectionDomain>, relaxed_ordering: bool) -> Self {
-        Self { domain: Arc::clone(domain), relaxed_ordering, claims: Arc::default() }
+        Self { domain: Arc::clone(domain), relaxed_ordering, table: Arc::default() }
     }
 
-    /// Registers `size` bytes at `addr`, by a dma-buf descriptor and offset if there is one. The descriptor may be closed
-    /// afterwards.
+    /// Registers the pages of `size` bytes at `addr`, by a dma-buf descriptor and offset if they are given. The descriptor may
+    /// be closed afterwards.
     ///
     /// # Errors
-    /// Nothing to register, or the device refuses.
+    /// `size` or `addr` is 0, or the device refuses.
     ///
     /// # Safety
-    /// The memory stays mapped until the last registration of it is dropped.
+    /// The memory stays mapped until the last [`CachedMr`] of it is dropped.
     pub unsafe fn register(
         &self,
         addr: u64,
@@ -96,27 +96,30 @@ impl MrCache {
             None => Source::Address,
             Some((fd, offset)) => Source::DmaBuf(fd, whole_page_offset(addr, offset)?),
         };
-        let Range { start, end, .. } = range;
+        let MemoryRange { start, end, .. } = range;
         let make = || {
-            // SAFETY: the caller keeps the memory mapped.
+            // SAFETY: the caller of `register` keeps the memory mapped.
             unsafe {
                 MemoryRegion::register(&self.domain, start, (end - start) as usize, source, self.relaxed_ordering)
             }
         };
-        let region = self.claims.claim(range, make)?;
+        let region = self.table.acquire(range, make)?;
         let (lkey, rkey) = (region.lkey(), region.rkey());
-        let claims = Arc::clone(&self.claims);
-        Ok(CachedMr { claims, range, lkey, rkey, kind, start, size: end - start })
+        let table = Arc::clone(&self.table);
+        Ok(CachedMr { table, range, lkey, rkey, kind, start, size: end - start })
     }
 }
 
-/// The pages of `size` bytes at `addr`, if there are any.
-fn whole_pages(addr: u64, size: usize, kind: MemoryKind) -> Option<Range> {
+/// The pages of `size` bytes at `addr`. `None`: there are no bytes, or the address is NULL.
+fn whole_pages(addr: u64, size: usize, kind: MemoryKind) -> Option<MemoryRange> {
     let end = addr.checked_add(size as u64)?.checked_next_multiple_of(PAGE)?;
-    (addr != 0 && size != 0).then_some(Range { kind, start: addr & !(PAGE - 1), end })
+    (addr != 0 && size != 0).then_some(MemoryRange { kind, start: addr & !(PAGE - 1), end })
 }
 
-/// The offset in its dma-buf of the page of `addr`, which is itself at `offset`.
+/// The offset in a dma-buf of the page that contains `addr`, where `addr` itself is at `offset`.
+///
+/// # Errors
+/// The offset of the page is not a multiple of the page size.
 fn whole_page_offset(addr: u64, offset: u64) -> Result<u64> {
     offset.checked_sub(addr & (PAGE - 1)).filter(|offset| offset.is_multiple_of(PAGE)).ok_or_else(|| {
         Error::argument(format!("dma-buf offset {offset} does not suit address {addr:#x}: not page-aligned"))
@@ -128,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_whole_pages() {
+    fn registered_ranges_are_whole_pages() {
         let pages = |addr, size| whole_pages(addr, size, MemoryKind::Host).map(|r| (r.start, r.end));
         assert_eq!(pages(0x5001, 1), Some((0x5000, 0x6000)));
         assert_eq!(pages(0x5fff, 2), Some((0x5000, 0x7000)));
@@ -137,12 +140,12 @@ mod tests {
     }
 
     #[test]
-    fn a_dma_buf_begins_with_the_page_of_the_address() {
+    fn the_dma_buf_offset_is_that_of_the_page_of_the_address() {
         assert_eq!(whole_page_offset(0x5000, 0x2000), Ok(0x2000));
         assert_eq!(whole_page_offset(0x5010, 0x2010), Ok(0x2000));
         assert_eq!(whole_page_offset(0x5000, 0), Ok(0));
         for (addr, offset) in [(0x5010, 0), (0x5000, 0x10), (0x5010, 0x2000)] {
-            assert!(whole_page_offset(addr, offset).expect_err("refused").text.contains("not page-aligned"));
+            assert!(whole_page_offset(addr, offset).expect_err("refused").text().contains("not page-aligned"));
         }
     }
 }

@@ -20,7 +20,8 @@ use crate::net::control::channel::{Channel, Heard};
 use crate::net::control::line::End;
 use crate::net::control::lines::Lines;
 use crate::net::control::link::Link;
-use crate::net::data::sender::{CtsRing, SENDER_QP_CAPS, SendComm};
+use crate::net::data::caps::SENDER_QP_CAPS;
+use crate::net::data::sender::{CtsRing, SendComm};
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::set::{InitQpSet, QpSet};
@@ -276,7 +277,7 @@ impl Connector {
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         let traffic_class = self.nic.config.traffic_class;
         self.deadline = Instant::now() + self.patience();
-        let joining = lanes.join(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
+        let joining = lanes.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
         Ok((Stage::Joining(Box::new(Pending { channel, joining, ring, reply })), true))
     }
 

@@ -12,7 +12,8 @@ use crate::net::control::line::End;
 use crate::net::control::link::Link;
 use crate::net::control::reception::Reception;
 use crate::net::control::watcher::Chore;
-use crate::net::data::receiver::{RECEIVER_QP_CAPS, RecvComm, RecvPath};
+use crate::net::data::caps::RECEIVER_QP_CAPS;
+use crate::net::data::receiver::{RecvComm, RecvPath};
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::set::InitQpSet;
@@ -119,7 +120,7 @@ impl Listener {
                 // The right peer cannot be served, and is told why.
                 Err(error) => {
                     let candidate = candidates.remove(i);
-                    candidate.refuse(&error.text);
+                    candidate.refuse(&error.text());
                     let from = candidate.channel.peer();
                     return Err(error.during(format_args!("accepting {from} on {}", self.nic.name)));
                 }
@@ -245,7 +246,7 @@ fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
     let count = usize::from(nic.config.queue_pairs).min(offered);
     let idle = InitQpSet::new(nic, count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
     let terms = Terms::agree(&hello.endpoint, &idle.endpoint)?;
-    let joining = idle.join(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class)?;
+    let joining = idle.connect(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class)?;
     Ok(Preparing { joining, hello, terms })
 }
 
