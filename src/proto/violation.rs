@@ -46,6 +46,6 @@ impl From<Violation> for Error {
 
 /// Shorthand for a [`Violation`] with a formatted text.
 macro_rules! violation {
-    ($($arg:tt)*) => { $crate::proto::Violation::new(move || format!($($arg)*)) };
+    ($($arg:tt)*) => { $crate::proto::violation::Violation::new(move || format!($($arg)*)) };
 }
 pub(crate) use violation;

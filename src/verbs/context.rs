@@ -4,12 +4,19 @@ use super::library::Library;
 use super::raw::RawAsyncEvent;
 use super::{create, sys};
 use crate::error::{Error, Result};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// An open RDMA device.
+///
+/// A forked child keeps the device's descriptors, and with them the kernel keeps the queue pairs alive after this process has
+/// died. They cannot be taken from the child as those of control connections are ([`crate::net::control::fork`]): pages of the
+/// device (doorbells, and with some providers queues) are mapped from the same file, a mapping keeps the file open like a
+/// descriptor does, and libibverbs does not tell which mappings are its own. So a peer learns of the death by the control
+/// connection.
 #[derive(Debug)]
 pub struct Context {
     raw: *mut sys::ibv_context,
@@ -138,12 +145,14 @@ impl Context {
     }
 
     /// Makes [`Self::next_event`] return at once when there is no event.
-    pub fn make_events_nonblocking(&self) {
-        let fd = self.event_fd().as_raw_fd();
-        // SAFETY: fcntl on an open descriptor.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        // SAFETY: as above.
-        unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) };
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn make_events_nonblocking(&self) -> Result<()> {
+        let fd = self.event_fd();
+        fcntl_getfl(fd)
+            .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
+            .map_err(|e| Error::os(format_args!("fcntl of the events of {}", self.name), e.raw_os_error()))
     }
 
     /// Takes the next event. It is acknowledged when the returned value is dropped. A completion queue that it names is not

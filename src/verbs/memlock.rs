@@ -2,6 +2,7 @@
 //! errno of a failure does not tell that the limit is the cause.
 
 use crate::error::Error;
+use rustix::process::{Resource, getrlimit};
 
 /// `error`, whose errno is `errno`, with advice added if the limit is the likely cause: as far as the kernel tells, `asked`
 /// bytes more exceed it.
@@ -22,10 +23,7 @@ fn is_exceeded(limit: u64, locked: u64, asked: u64) -> bool {
 
 /// Bytes that this process may lock. `None`: there is no limit.
 fn limit() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid place for the answer.
-    let rc = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    (rc == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    getrlimit(Resource::Memlock).current
 }
 
 /// Bytes that are locked in this process now, by itself or for devices. 0 where the kernel does not tell.
