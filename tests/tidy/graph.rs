@@ -106,16 +106,7 @@ fn tokens(text: &str) -> Vec<String> {
         } else if rest.starts_with("::") {
             2
         } else if first == '"' {
-            let mut escaped = false;
-            let end = rest[1..].find(|c| match (c, escaped) {
-                (_, true) => std::mem::take(&mut escaped) && false,
-                ('\\', _) => {
-                    escaped = true;
-                    false
-                }
-                (c, _) => c == '"',
-            });
-            end.map_or(rest.len(), |end| end + 2)
+            literal_length(rest)
         } else {
             first.len_utf8()
         };
@@ -124,9 +115,23 @@ fn tokens(text: &str) -> Vec<String> {
             tokens.push(token.to_owned());
         }
         // A quote as a character literal begins no string.
-        rest = if rest.starts_with("'\"'") { &rest[3..] } else { &rest[length..] };
+        rest = rest.strip_prefix("'\"'").unwrap_or_else(|| &rest[length..]);
     }
     tokens
+}
+
+/// The length of the string literal at the beginning of `text`, with both quotes.
+fn literal_length(text: &str) -> usize {
+    let mut is_escaped = false;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            '"' => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
 }
 
 /// The absolute paths in the tokens of `module`'s file.

@@ -198,7 +198,7 @@ fn sources() -> Vec<(String, String)> {
 /// Whether a file of `src` is compiled for tests only.
 fn is_test(file: &str) -> bool {
     let name = Path::new(file).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let parent = Path::new(file).parent().unwrap_or(Path::new("")).join("mod.rs");
+    let parent = Path::new(file).parent().unwrap_or_else(|| Path::new("")).join("mod.rs");
     let parent = fs::read_to_string(repository().join("src").join(parent)).unwrap_or_default();
     parent.contains(&format!("#[cfg(test)]\nmod {name};"))
         || parent.contains(&format!("#[cfg(test)]\npub(crate) mod {name};"))
