@@ -195,13 +195,15 @@ fn sources() -> Vec<(String, String)> {
     files(&root, &["rs"]).iter().map(|p| (name(p), text(p))).collect()
 }
 
-/// Whether a file of `src` is compiled for tests only.
+/// Whether a file of `src` is compiled for tests only: its module, or one around it, is declared so in a `mod.rs`.
 fn is_test(file: &str) -> bool {
-    let name = Path::new(file).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let parent = Path::new(file).parent().unwrap_or_else(|| Path::new("")).join("mod.rs");
-    let parent = fs::read_to_string(repository().join("src").join(parent)).unwrap_or_default();
-    parent.contains(&format!("#[cfg(test)]\nmod {name};"))
-        || parent.contains(&format!("#[cfg(test)]\npub(crate) mod {name};"))
+    let path = Path::new(file);
+    path.ancestors().any(|part| {
+        let name = part.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let around = part.parent().map(|folder| repository().join("src").join(folder).join("mod.rs"));
+        let text = around.and_then(|map| fs::read_to_string(map).ok()).unwrap_or_default();
+        ["mod", "pub mod", "pub(crate) mod"].iter().any(|word| text.contains(&format!("#[cfg(test)]\n{word} {name};")))
+    })
 }
 
 /// The uses between parts of `src` that `rules` do not allow. The part of a file is the part of its path after `prefix`.
