@@ -1,6 +1,6 @@
 //! The plugin as a file, and the layouts that both sides of the C boundary have to agree on.
 
-use nccl_net::abi::nccl;
+use nccl_net::testing::nccl;
 use object::{Object, ObjectSymbol};
 use std::collections::HashMap;
 use std::io::Write;

@@ -10,7 +10,7 @@ use ferrite::error::{Error, Result};
 use ferrite::pair::Setting;
 use ferrite::seat::Seat;
 use ferrite::transport::Handle;
-use nccl_net::proto::handle::HANDLE_BYTES;
+use nccl_net::testing::proto::handle::HANDLE_BYTES;
 
 /// The fused devices are softrnic0+softrnic1 and softrnic2+softrnic3; the plugin tells all it does.
 fn over_two_rails(

@@ -12,7 +12,7 @@ use ferrite::link::Link;
 use ferrite::pair;
 use ferrite::seat::Seat;
 use ferrite::transport::Handle;
-use nccl_net::proto::handle::Handle as Address;
+use nccl_net::testing::proto::handle::Handle as Address;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The sockets and all files of this process.

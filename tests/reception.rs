@@ -1,14 +1,14 @@
 //! The port of a process and the lines over it, without devices: who is let in, who is told what, and what a line survives.
 
-use nccl_net::host::iface::Interface;
-use nccl_net::net::control::channel::{Channel, Heard};
-use nccl_net::net::control::epoll::{Epoll, Trigger};
-use nccl_net::net::control::line::End;
-use nccl_net::net::control::lines::{Lines, Reach};
-use nccl_net::net::control::link::Link;
-use nccl_net::net::control::reception::Reception;
-use nccl_net::proto::frame::{Assembler, Frame, Kind};
-use nccl_net::proto::handle::{Handle, Token};
+use nccl_net::testing::control::channel::{Channel, Heard};
+use nccl_net::testing::control::epoll::{Epoll, Trigger};
+use nccl_net::testing::control::line::End;
+use nccl_net::testing::control::lines::{Lines, Reach};
+use nccl_net::testing::control::link::Link;
+use nccl_net::testing::control::reception::Reception;
+use nccl_net::testing::host::iface::Interface;
+use nccl_net::testing::proto::frame::{Assembler, Frame, Kind};
+use nccl_net::testing::proto::handle::{Handle, Token};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::RawFd;

@@ -14,7 +14,7 @@ use ferrite::link::{Link, posted};
 use ferrite::pair;
 use ferrite::seat::Seat;
 use ferrite::transport::{Handle, Listener, Transport};
-use nccl_net::proto::handle::HANDLE_BYTES;
+use nccl_net::testing::proto::handle::HANDLE_BYTES;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

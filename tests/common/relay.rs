@@ -5,7 +5,7 @@ use ferrite::comm::{RecvComm, SendComm};
 use ferrite::error::Result;
 use ferrite::seat::Seat;
 use ferrite::transport::{Handle, Listener, Transport};
-use nccl_net::proto::handle::Handle as Address;
+use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
