@@ -3,15 +3,16 @@
 
 mod common;
 
-use common::alone::{address, alone, connect, hello, works};
-use common::doom::{in_a_doomed_child, vanish};
-use common::{plugin_transport, setting};
+use common::connect::{address, connect, works};
+use common::handshake::hello;
+use common::plugin_transport;
+use common::process::{alone, pair};
+use common::setting::setting;
 use ferrite::abi;
 use ferrite::buffer::Buffer;
 use ferrite::comm::SendComm;
 use ferrite::error::{Error, Result};
 use ferrite::link::{Link, finished, posted};
-use ferrite::pair;
 use ferrite::seat::Seat;
 use ferrite::transport::{Handle, Listener};
 use nccl_net::proto::frame::{Assembler, Frame, Kind};
@@ -20,6 +21,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use testkit::crash::{die, in_child_that_dies};
+use testkit::require;
 
 fn frame(kind: Kind, token: [u8; 16]) -> Vec<u8> {
     Frame { kind, token, body: Vec::new() }.emit()
@@ -36,8 +39,8 @@ fn hear(listener: &mut Listener, rounds: usize) -> Result<()> {
 
 #[test]
 fn strangers_on_the_port_are_dismissed_and_the_peer_is_served() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("strangers_on_the_port_are_dismissed_and_the_peer_is_served", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle);
@@ -90,8 +93,8 @@ fn strangers_on_the_port_are_dismissed_and_the_peer_is_served() -> Result<()> {
 
 #[test]
 fn a_flood_of_silent_strangers_keeps_nobody_out() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_flood_of_silent_strangers_keeps_nobody_out", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let mut flood = Vec::new();
@@ -106,8 +109,8 @@ fn a_flood_of_silent_strangers_keeps_nobody_out() -> Result<()> {
 
 #[test]
 fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle);
@@ -155,9 +158,9 @@ fn logged(words: &str) {
 
 #[test]
 fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
+    let setting = require!(setting());
     let setting = setting.env("FERRITE_HANDSHAKE_TIMEOUT", "2");
-    alone("a_listener_that_fails_at_any_step_of_connect_is_reported", &setting, |seat| {
+    alone(&setting, |seat| {
         let code = |error: Error| match error {
             Error::Call { code, .. } => code,
             other => panic!("{other}"),
@@ -215,8 +218,8 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
 
 #[test]
 fn a_handle_of_another_network_is_named() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_handle_of_another_network_is_named", &setting, |_| {
+    let setting = require!(setting());
+    alone(&setting, |_| {
         let transport = plugin_transport()?;
         let error = transport.connect(0, &mut Handle([0x42; 128])).expect_err("it is no handle");
         assert!(matches!(error, Error::Call { code: abi::ncclInvalidUsage, .. }), "{error}");
@@ -227,8 +230,8 @@ fn a_handle_of_another_network_is_named() -> Result<()> {
 
 #[test]
 fn a_listener_closes_without_and_during_an_accept() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_listener_closes_without_and_during_an_accept", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         transport.listen(0)?.1.close()?;
         let (handle, mut listener) = transport.listen(0)?;
@@ -276,7 +279,7 @@ fn traffic(seat: &mut Seat, rounds: usize) -> Result<()> {
     };
     let outcome = (0..rounds).try_for_each(|_| round());
     if seat.rank() == 1 {
-        vanish();
+        die();
     }
     let error = outcome.expect_err("the peer has died");
     assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
@@ -298,11 +301,11 @@ fn traffic(seat: &mut Seat, rounds: usize) -> Result<()> {
 
 #[test]
 fn a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         match seat.rank() {
             0 => traffic(seat, usize::MAX)?,
-            _ => in_a_doomed_child(|| drop(traffic(seat, 1000))),
+            _ => in_child_that_dies(|| drop(traffic(seat, 1000))),
         }
         seat.barrier()
     })?;
@@ -312,8 +315,8 @@ fn a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators() -> Resu
 /// NCCL aborts a communicator with messages on their way: the other side is told, and need not wait for its device.
 #[test]
 fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_receiver_closed_with_receives_outstanding_ends_the_sender", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let (send, recv) = connect(seat, &transport, &handle, &mut listener)?;
@@ -334,8 +337,8 @@ fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
 /// A buffer is freed too early: the device refuses the write, and the line says which write, where, and the likely cause.
 #[test]
 fn a_failed_completion_names_both_ends_and_the_likely_cause() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_failed_completion_names_both_ends_and_the_likely_cause", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let (send, recv) = connect(seat, &transport, &handle, &mut listener)?;
@@ -372,8 +375,8 @@ fn a_failed_completion_names_both_ends_and_the_likely_cause() -> Result<()> {
 /// Every caller is heard before another has to go, so a peer in the middle of a flood gets through.
 #[test]
 fn a_peer_in_the_middle_of_a_flood_is_heard() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_peer_in_the_middle_of_a_flood_is_heard", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle).address;
@@ -401,9 +404,9 @@ fn a_peer_in_the_middle_of_a_flood_is_heard() -> Result<()> {
 
 #[test]
 fn no_queue_pairs_left_is_refused_in_words_to_the_peer() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
+    let setting = require!(setting());
     let setting = setting.env("SOFTRNIC_MAX_QP", "3");
-    alone("no_queue_pairs_left_is_refused_in_words_to_the_peer", &setting, |seat| {
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let mut kept = Vec::new();
         let failure = loop {
@@ -427,8 +430,8 @@ fn no_queue_pairs_left_is_refused_in_words_to_the_peer() -> Result<()> {
 /// The plugin's own `connect`, killed after any number of calls: the listener that waits must not be harmed.
 #[test]
 fn a_connector_killed_after_any_call_leaves_the_listener_usable() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("a_connector_killed_after_any_call_leaves_the_listener_usable", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         const DEATHS: [usize; 6] = [1, 2, 3, 4, 6, 20];
         if seat.rank() == 0 {
             let transport = plugin_transport()?;
@@ -448,7 +451,7 @@ fn a_connector_killed_after_any_call_leaves_the_listener_usable() -> Result<()> 
         }
         for calls in DEATHS {
             let theirs = seat.exchange(&[0; 128])?;
-            in_a_doomed_child(|| {
+            in_child_that_dies(|| {
                 let Ok(transport) = plugin_transport() else { return };
                 let mut handle = Handle([0; 128]);
                 handle.0.copy_from_slice(&theirs);
@@ -467,9 +470,9 @@ fn a_connector_killed_after_any_call_leaves_the_listener_usable() -> Result<()> 
 /// What a registration and a queue say where locked memory is limited.
 #[test]
 fn the_limit_of_locked_memory_is_named() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
+    let setting = require!(setting());
     let setting = setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=4; reg-mr=EFAULT message=5");
-    alone("the_limit_of_locked_memory_is_named", &setting, |seat| {
+    alone(&setting, |seat| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: a valid place, then a valid limit.
         let codes = unsafe {

@@ -3,23 +3,25 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
-use common::{pattern, plugin_transport, setting};
+use common::process::pair;
+use common::setting::setting;
+use common::{pattern, plugin_transport};
 use ferrite::abi;
 use ferrite::buffer::Buffer;
 use ferrite::comm::Place;
 use ferrite::error::Result;
 use ferrite::link::{finished, posted};
-use ferrite::pair;
 use ferrite::transport::Transport;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
+use testkit::require;
 
-fn all_sizes(test: &str, env: &[(&str, &str)]) -> Result<()> {
-    let Some(mut setting) = setting() else { return Ok(()) };
+fn all_sizes(env: &[(&str, &str)]) -> Result<()> {
+    let mut setting = require!(setting());
     for (name, value) in env {
         setting = setting.env(name, value);
     }
-    pair::run(test, &setting, |seat| {
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 8 << 20)?;
         for (i, &size) in SIZES.iter().enumerate() {
             bench.exchange(seat, i, size, size)?;
@@ -34,30 +36,30 @@ fn all_sizes(test: &str, env: &[(&str, &str)]) -> Result<()> {
 
 #[test]
 fn every_size_arrives_whole_truncated_or_short() -> Result<()> {
-    all_sizes("every_size_arrives_whole_truncated_or_short", &[])
+    all_sizes(&[])
 }
 
 #[test]
 fn messages_take_turns_on_four_queue_pairs() -> Result<()> {
-    all_sizes("messages_take_turns_on_four_queue_pairs", &[("NCCL_IB_QPS_PER_CONNECTION", "4")])
+    all_sizes(&[("NCCL_IB_QPS_PER_CONNECTION", "4")])
 }
 
 #[test]
 fn messages_are_cut_over_three_queue_pairs() -> Result<()> {
     let env = [("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
-    all_sizes("messages_are_cut_over_three_queue_pairs", &env)
+    all_sizes(&env)
 }
 
 #[test]
 fn data_and_notice_go_apart_under_adaptive_routing() -> Result<()> {
     let env = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "100")];
-    all_sizes("data_and_notice_go_apart_under_adaptive_routing", &env)
+    all_sizes(&env)
 }
 
 #[test]
 fn unequal_settings_are_negotiated() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("unequal_settings_are_negotiated", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let value = if seat.rank() == 0 { "5" } else { "2" };
         // SAFETY: the process has one thread that looks at the environment: this one.
         unsafe {
@@ -76,8 +78,8 @@ fn unequal_settings_are_negotiated() -> Result<()> {
 
 #[test]
 fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("grouped_receives_match_by_tag_in_any_order", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         const ROOM: usize = 4096;
         let bench = Bench::open(seat, plugin_transport()?, 64 << 10)?;
         for round in 0..200 {
@@ -116,8 +118,8 @@ fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
 
 #[test]
 fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("the_257th_receive_and_a_send_without_one_have_to_wait", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         const COUNT: usize = 256;
         let bench = Bench::open(seat, plugin_transport()?, COUNT * 8)?;
         assert!(bench.link.send.send(&bench.out, 0, 8, 3)?.is_none(), "nothing has been announced yet");
@@ -162,8 +164,8 @@ fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
 
 #[test]
 fn counters_and_rings_wrap() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("counters_and_rings_wrap", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         const MESSAGES: usize = 70_000;
         const DEPTH: usize = 8;
         let bench = Bench::open(seat, plugin_transport()?, DEPTH * 8)?;
@@ -221,8 +223,8 @@ impl Raw<'_> {
 
 #[test]
 fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("gpu_memory_is_flushed_by_a_read_and_host_memory_is_not", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 4096)?;
         let place = Place { region: &bench.into, offset: 0, len: 64, tag: 0 };
         assert!(bench.link.recv.flush(&[place])?.is_none(), "host memory needs no flush");
@@ -263,8 +265,8 @@ fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
 
 #[test]
 fn registrations_of_one_buffer_come_and_go_in_any_order() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("registrations_of_one_buffer_come_and_go_in_any_order", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let raw = Raw(&transport);
@@ -289,8 +291,8 @@ fn registrations_of_one_buffer_come_and_go_in_any_order() -> Result<()> {
 
 #[test]
 fn a_dma_buf_that_is_refused_harms_nothing() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("a_dma_buf_that_is_refused_harms_nothing", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let start = bench.out.memory().address(0, 4096)?.cast();
@@ -310,8 +312,8 @@ fn a_dma_buf_that_is_refused_harms_nothing() -> Result<()> {
 
 #[test]
 fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("impossible_arguments_are_refused_and_the_connection_lives", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let vtable = transport.vtable();
@@ -368,8 +370,8 @@ fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
 
 #[test]
 fn communicators_close_with_requests_in_flight() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("communicators_close_with_requests_in_flight", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         for i in 0..10 {
             let _never_tested = bench.link.recv.receive(&bench.into, i * 64, 64, 3)?.expect("room");
@@ -396,8 +398,8 @@ fn communicators_close_with_requests_in_flight() -> Result<()> {
 
 #[test]
 fn init_may_be_called_again_and_properties_are_all_written() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("init_may_be_called_again_and_properties_are_all_written", &setting, |_| {
+    let setting = require!(setting());
+    pair(&setting, |_| {
         let transport = plugin_transport()?;
         let devices = transport.devices()?;
         transport.init()?;

@@ -36,6 +36,14 @@ pub fn stdout_of(command: &mut Command) -> String {
     printed.stdout
 }
 
+impl Printed {
+    /// Exit code (-1: it was killed), standard output, standard error.
+    #[must_use]
+    pub fn into_parts(self) -> (i32, String, String) {
+        (self.status.code().unwrap_or(-1), self.stdout, self.stderr)
+    }
+}
+
 impl Display for Printed {
     fn fmt(&self, f: &mut Formatter<'_>) -> Format {
         let Self { status, stdout, stderr } = self;
@@ -60,6 +68,8 @@ mod tests {
             (printed.status.code(), printed.stdout.as_str(), printed.stderr.as_str()),
             (Some(3), "out\n", "err\n")
         );
+        assert_eq!(printed.into_parts().0, 3);
+        assert_eq!(run(&mut shell("kill $$")).into_parts().0, -1);
         assert_eq!(stdout_of(&mut shell("echo out; echo err >&2")), "out\n");
     }
 
