@@ -9,6 +9,7 @@ use ferrite::seat::Seat;
 use ferrite::transport::{Handle, Listener, Transport};
 use nccl_net::proto::handle::Handle as Address;
 use std::sync::Arc;
+use std::time::Duration;
 use testkit::relay::Relay;
 
 /// What a handle of the plugin says.
@@ -74,6 +75,15 @@ pub(crate) fn connect_through(
     let mut handle = through(relay, &handle);
     let (send, recv) = connect_pair(seat, transport, 1, &mut handle, &mut listener, || relay.forward())?;
     Ok((send, recv, listener))
+}
+
+/// Has `listener` look after its port so many times, a millisecond apart; nobody may be accepted.
+pub(crate) fn accept_nobody(listener: &mut Listener, rounds: usize) -> Result<()> {
+    for _ in 0..rounds {
+        assert!(listener.accept()?.is_none(), "somebody was accepted");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// One message over a connection within this process.

@@ -1,14 +1,19 @@
-//! The plugin's own first words on a control connection.
+//! Frames of a control connection: such that a test makes up, and the plugin's own first one.
 
 use ferrite::error::Result;
 use ferrite::seat::Seat;
 use ferrite::transport::{Handle, Transport};
-use nccl_net::proto::frame::Assembler;
+use nccl_net::proto::frame::{Assembler, Frame, Kind};
 use nccl_net::proto::handle::Handle as Address;
 use nccl_net::proto::handshake::Hello;
 use std::io::Read;
 use std::time::Duration;
 use testkit::port;
+
+/// A frame with an empty body.
+pub(crate) fn frame(kind: Kind, token: [u8; 16]) -> Vec<u8> {
+    Frame { kind, token, body: Vec::new() }.emit()
+}
 
 /// The hello that the plugin itself says for device 1, made out to the listener `to`; its queue pairs are gone by then.
 pub(crate) fn hello(seat: &Seat, transport: &Transport, to: &Address) -> Result<Vec<u8>> {

@@ -5,7 +5,6 @@ use ferrite::verbs::Verbs;
 use ferrite::wheel::{self, Release};
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 use testkit::dist::{plugin, softrnic_library_folder, softrnic_program};
 use testkit::{Missing, program};
 
@@ -13,9 +12,7 @@ use testkit::{Missing, program};
 pub(crate) fn setting() -> Result<Setting, Missing> {
     plugin()?;
     let verbs = Verbs::softrnic(&softrnic_library_folder()?).expect("it is there");
-    let mut setting = Setting::new(verbs);
-    setting.silence = Duration::from_secs(30);
-    Ok(setting.env("FERRITE_HANDSHAKE_TIMEOUT", "20").env("SOFTRNIC_STRICT", "1"))
+    Ok(Setting::new(verbs).env("FERRITE_HANDSHAKE_TIMEOUT", "20").env("SOFTRNIC_STRICT", "1"))
 }
 
 /// The same with the plugin's whole log, and `env` beside.

@@ -4,8 +4,9 @@ use std::fmt::Display;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What no wait of a test takes, however slow the machine: beyond it something hangs.
-pub const LIMIT: Duration = Duration::from_secs(60);
+/// What no wait of a test takes, however slow the machine: beyond it something hangs. Less than the 60 s after which `ferrite`
+/// gives up a process that is silent, so that a process says itself what it waits for.
+pub const LIMIT: Duration = Duration::from_secs(40);
 /// A condition is tried again and again without a pause for so long: most come true within microseconds.
 const BUSY: Duration = Duration::from_millis(2);
 /// Between two attempts afterwards.
