@@ -4,11 +4,12 @@ mod common;
 
 use std::path::Path;
 
-use common::{fake_nccl, loopback, scratch, shared_object};
+use common::{fake_nccl, loopback, shared_object};
 use ferrite::elf;
 use ferrite::error::Error;
 use ferrite::library::{Library, Source};
 use ferrite::wheel;
+use testkit::Scratch;
 
 fn refusal(source: &Source) -> String {
     match Library::open(source) {
@@ -86,8 +87,8 @@ fn what_is_no_library_is_refused() {
 #[test]
 fn a_file_cut_short_is_not_even_loaded() {
     let whole = std::fs::read(fake_nccl()).expect("it can be read");
-    let cut = scratch("cut").join("libnccl.so.2");
-    std::fs::write(&cut, &whole[..whole.len() * 2 / 3]).expect("it can be written");
+    let folder = Scratch::new();
+    let cut = folder.write("libnccl.so.2", &whole[..whole.len() * 2 / 3]);
     let words = refusal(&Source::stock(&cut));
     assert!(words.contains("not a whole ELF file") || words.contains("has no symbol"), "{words}");
 }

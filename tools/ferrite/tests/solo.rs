@@ -6,6 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{dist, ferrite, loopback, stock_nccl};
+use testkit::require;
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
@@ -108,7 +109,7 @@ fn wrong_command_lines_are_invalid() {
 #[test]
 fn the_software_device_serves_one_process() {
     let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
-    let (Some(dist), Some(nccl)) = (dist(&parts), stock_nccl()) else { return };
+    let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
     let plugin = dist.join("lib/libnccl-net.so");
     for (side, path, name) in [("--plugin", &plugin, "Ferrite"), ("--stock", &nccl, "IB")] {
         for work in [["--size", "64K"], ["--depth", "8"], ["--connections", "5"]] {
