@@ -42,6 +42,6 @@ fn a_fatal_event_ends_the_connections_of_the_device() -> Result<()> {
 }
 
 #[test]
-fn a_fatal_event_is_only_told_if_wanted_so() -> Result<()> {
+fn a_fatal_event_is_only_logged_if_async_events_are_not_returned() -> Result<()> {
     a_device_dies("0", "NCCL_IB_RETURN_ASYNC_EVENTS=0", false)
 }

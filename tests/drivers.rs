@@ -153,14 +153,14 @@ fn refusal(variable: &str, value: &str, words: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn queues_that_are_too_long_are_no_matter_of_locked_memory() -> Result<()> {
+fn queues_that_are_too_long_are_not_blamed_on_locked_memory() -> Result<()> {
     let words = ["ibv_create_qp(softrnic", " send and ", "Invalid argument"];
     refusal("SOFTRNIC_MAX_QP_WR", "100", &words)
 }
 
 /// NCCL's built-in transport has queues of 512 work requests.
 #[test]
-fn queues_of_512_work_requests_will_do() -> Result<()> {
+fn queues_of_512_work_requests_suffice() -> Result<()> {
     let setting = require!(setting());
     pair(&setting.env("SOFTRNIC_MAX_QP_WR", "512"), exchange_all)?;
     Ok(())
@@ -242,7 +242,7 @@ fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
 
 /// A registration that fits the limit many times over is refused for another reason, whatever the device calls it.
 #[test]
-fn a_limit_of_locked_memory_with_room_is_not_blamed() -> Result<()> {
+fn a_registration_within_the_limit_of_locked_memory_is_not_blamed_on_it() -> Result<()> {
     let setting = require!(talkative(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=2..")]));
     alone(&setting, |seat| {
         let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };

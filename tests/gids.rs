@@ -227,19 +227,19 @@ fn over_infiniband(prepare: impl FnOnce(&Seat), words: &str) -> Result<()> {
 }
 
 #[test]
-fn infiniband_goes_by_lid_within_a_subnet() -> Result<()> {
+fn infiniband_peers_in_one_subnet_are_addressed_by_lid() -> Result<()> {
     over_infiniband(|_| {}, ": LID ")
 }
 
 /// A site may set it for its RoCE nodes, and it then is there on the others as well.
 #[test]
-fn infiniband_does_not_heed_the_gid_index() -> Result<()> {
+fn the_gid_index_is_ignored_on_infiniband() -> Result<()> {
     over_infiniband(|_| set("NCCL_IB_GID_INDEX", "77"), ": LID ")
 }
 
 /// A GID of a fabric with routers: entry 1, subnet 1 or 2, and the port's LID as FLID.
 #[test]
-fn infiniband_goes_by_gid_between_subnets() -> Result<()> {
+fn infiniband_peers_in_other_subnets_are_addressed_by_gid() -> Result<()> {
     let route = |seat: &Seat| {
         let device = seat.rank();
         let lid = 2 + 2 * device;
@@ -267,12 +267,12 @@ fn agree_on(enable: [&str; 2], words: Option<&str>) -> Result<()> {
 }
 
 #[test]
-fn devices_agree_on_their_makers_options() -> Result<()> {
+fn both_ends_use_the_ece_options_that_both_have() -> Result<()> {
     agree_on(["1", "1"], Some("use ECE options 0x5 of 0xf000"))
 }
 
 #[test]
-fn options_that_one_end_does_not_want_are_not_used() -> Result<()> {
+fn ece_options_that_one_end_disables_are_not_used() -> Result<()> {
     agree_on(["1", "0"], None)
 }
 

@@ -94,35 +94,35 @@ fn promised(gpu: &str, prepare: impl FnOnce(&Driver), expected: i32, words: &[&s
 }
 
 #[test]
-fn by_address_if_a_registration_works() -> Result<()> {
+fn gpu_memory_by_address_is_promised_if_a_registration_works() -> Result<()> {
     promised("peermem", |_| {}, HOST | CUDA, &[])
 }
 
 #[test]
-fn by_dmabuf_if_the_device_takes_it() -> Result<()> {
+fn gpu_memory_by_dmabuf_is_promised_if_the_device_takes_it() -> Result<()> {
     promised("dmabuf", |_| {}, HOST | DMABUF, &[])
 }
 
 #[test]
-fn without_either_the_missing_pieces_are_named() -> Result<()> {
+fn without_gpudirect_rdma_the_missing_parts_are_named() -> Result<()> {
     let words = ["no GPUDirect RDMA", "modprobe nvidia-peermem", "Linux 5.12 or newer"];
     promised("none", |_| {}, HOST, &words)
 }
 
 #[test]
-fn a_gpu_driver_that_lends_no_dmabuf_is_named() -> Result<()> {
+fn a_gpu_driver_without_dmabuf_is_named() -> Result<()> {
     let prepare = |driver: &Driver| driver.switch(c"fake_keep_dmabuf");
     promised("dmabuf", prepare, HOST | DMABUF, &["no GPUDirect RDMA", "open kernel modules"])
 }
 
 #[test]
-fn a_driver_that_the_application_has_not_initialised_is_left_alone() -> Result<()> {
+fn a_gpu_driver_that_is_not_initialised_is_not_called() -> Result<()> {
     promised("peermem", |driver| driver.switch(c"fake_sleep"), HOST, &[])
 }
 
 /// A fused device reaches GPU memory if all its cards do: here one of the first device's refuses.
 #[test]
-fn by_address_if_it_works_on_every_card() -> Result<()> {
+fn a_fused_device_promises_gpu_memory_if_all_its_cards_take_it() -> Result<()> {
     require!(no_gpu());
     let adapt = |setting: Setting| {
         setting.env("SOFTRNIC_GPU", "peermem").env("SOFTRNIC_FAULTS", "reg-mr=EFAULT message=1 device=softrnic1")

@@ -130,7 +130,7 @@ fn connect(seat: &mut Seat, transport: &Transport) -> Result<()> {
 }
 
 #[test]
-fn a_scanner_beside_a_hundred_connections_harms_none() -> Result<()> {
+fn a_hundred_connections_come_about_beside_a_port_scanner() -> Result<()> {
     let setting = require!(setting());
     pair(&setting, |seat| {
         let transport = plugin_transport()?;

@@ -78,98 +78,103 @@ fn named_by_port((index, stock): (usize, &mut Properties)) {
     stock.name = format!("{}:{}", stock.name, index % 2 + 1);
 }
 
-#[test]
-fn roce_devices_of_one_port() -> Result<()> {
-    are_equal(&["--devices", "3"], &[], 3, nothing)
-}
+mod same_as_of_stock_nccl {
+    use super::*;
 
-#[test]
-fn roce_devices_of_two_ports() -> Result<()> {
-    are_equal(&["--ports", "2"], &[], 4, named_by_port)
-}
+    #[test]
+    fn roce_devices_of_one_port() -> Result<()> {
+        are_equal(&["--devices", "3"], &[], 3, nothing)
+    }
 
-#[test]
-fn infiniband_devices_of_two_ports_and_speeds() -> Result<()> {
-    let options = ["--ports", "2", "--link", "ib", "--speed", "400,softrnic0/2=100,softrnic1/1=56,softrnic1/2=25"];
-    are_equal(&options, &[], 4, named_by_port)
-}
+    #[test]
+    fn roce_devices_of_two_ports() -> Result<()> {
+        are_equal(&["--ports", "2"], &[], 4, named_by_port)
+    }
 
-#[test]
-fn two_functions_of_one_card() -> Result<()> {
-    are_equal(&["--same-card", "--devices", "4"], &[], 4, nothing)
-}
+    #[test]
+    fn infiniband_devices_of_two_ports_and_speeds() -> Result<()> {
+        let options = ["--ports", "2", "--link", "ib", "--speed", "400,softrnic0/2=100,softrnic1/1=56,softrnic1/2=25"];
+        are_equal(&options, &[], 4, named_by_port)
+    }
 
-#[test]
-fn two_functions_of_one_card_that_are_not_merged() -> Result<()> {
-    let env = [("NCCL_IB_MERGE_VFS", "0")];
-    are_equal(&["--same-card", "--devices", "4"], &env, 4, nothing)
-}
+    #[test]
+    fn two_functions_of_one_card() -> Result<()> {
+        are_equal(&["--same-card", "--devices", "4"], &[], 4, nothing)
+    }
 
-const FUSED: (&str, &str) = ("NCCL_IB_MERGE_NICS", "1");
+    #[test]
+    fn two_functions_of_one_card_that_are_not_merged() -> Result<()> {
+        let env = [("NCCL_IB_MERGE_VFS", "0")];
+        are_equal(&["--same-card", "--devices", "4"], &env, 4, nothing)
+    }
 
-#[test]
-fn two_functions_of_one_card_as_one_device() -> Result<()> {
-    are_equal(&["--same-card", "--devices", "4"], &[FUSED], 2, nothing)
-}
+    const FUSED: (&str, &str) = ("NCCL_IB_MERGE_NICS", "1");
 
-/// Each rail is named by its port.
-#[test]
-fn two_ports_of_one_card_as_one_device() -> Result<()> {
-    let options = ["--ports", "2", "--link", "ib", "--speed", "100,softrnic1/1=56,softrnic1/2=56"];
-    are_equal(&options, &[FUSED], 2, |(index, stock)| {
-        assert_eq!(stock.name, format!("softrnic{index}+softrnic{index}"));
-        stock.name = format!("softrnic{index}:1+softrnic{index}:2");
-    })
-}
+    #[test]
+    fn two_functions_of_one_card_as_one_device() -> Result<()> {
+        are_equal(&["--same-card", "--devices", "4"], &[FUSED], 2, nothing)
+    }
 
-#[test]
-fn two_ports_of_cards_that_a_filter_admits_as_one_device() -> Result<()> {
-    let env = [FUSED, ("NCCL_IB_HCA", "softrnic0:2,softrnic1:1,softrnic3:1")];
-    are_equal(&["--same-card", "--devices", "4", "--ports", "2"], &env, 2, |(index, stock)| {
-        stock.name = ["softrnic0:2+softrnic1:1", "softrnic3:1"][index].into();
-    })
-}
+    /// Each rail is named by its port.
+    #[test]
+    fn two_ports_of_one_card_as_one_device() -> Result<()> {
+        let options = ["--ports", "2", "--link", "ib", "--speed", "100,softrnic1/1=56,softrnic1/2=56"];
+        are_equal(&options, &[FUSED], 2, |(index, stock)| {
+            assert_eq!(stock.name, format!("softrnic{index}+softrnic{index}"));
+            stock.name = format!("softrnic{index}:1+softrnic{index}:2");
+        })
+    }
 
-#[test]
-fn gpu_memory_of_fused_devices() -> Result<()> {
-    let options = ["--same-card", "--devices", "4", "--gpu", "both"];
-    are_equal(&options, &[FUSED], 2, nothing)
-}
+    #[test]
+    fn two_ports_of_cards_that_a_filter_admits_as_one_device() -> Result<()> {
+        let env = [FUSED, ("NCCL_IB_HCA", "softrnic0:2,softrnic1:1,softrnic3:1")];
+        are_equal(&["--same-card", "--devices", "4", "--ports", "2"], &env, 2, |(index, stock)| {
+            stock.name = ["softrnic0:2+softrnic1:1", "softrnic3:1"][index].into();
+        })
+    }
 
-/// Ports that tell no link layer are passed over, and not counted among those of a card either.
-#[test]
-fn ports_without_a_link_layer() -> Result<()> {
-    let options = ["--ports", "2", "--link", "roce,softrnic0/1=unspecified,softrnic2/2=unspecified", "--devices", "3"];
-    let ports = [(0, 2), (1, 1), (1, 2), (2, 1)];
-    are_equal(&options, &[], 4, |(index, stock)| {
-        stock.name = format!("{}:{}", stock.name, ports[index].1);
-    })
-}
+    #[test]
+    fn gpu_memory_of_fused_devices() -> Result<()> {
+        let options = ["--same-card", "--devices", "4", "--gpu", "both"];
+        are_equal(&options, &[FUSED], 2, nothing)
+    }
 
-#[test]
-fn devices_that_a_filter_admits() -> Result<()> {
-    let filtered = [("NCCL_IB_HCA", "^=softrnic0,softrnic1:2")];
-    are_equal(&["--ports", "2"], &filtered, 1, named_by_port)
-}
+    /// Ports that tell no link layer are passed over, and not counted among those of a card either.
+    #[test]
+    fn ports_without_a_link_layer() -> Result<()> {
+        let options =
+            ["--ports", "2", "--link", "roce,softrnic0/1=unspecified,softrnic2/2=unspecified", "--devices", "3"];
+        let ports = [(0, 2), (1, 1), (1, 2), (2, 1)];
+        are_equal(&options, &[], 4, |(index, stock)| {
+            stock.name = format!("{}:{}", stock.name, ports[index].1);
+        })
+    }
 
-#[test]
-fn gpu_memory_by_dmabuf() -> Result<()> {
-    are_equal(&["--gpu", "dmabuf"], &[], 2, nothing)
-}
+    #[test]
+    fn devices_that_a_filter_admits() -> Result<()> {
+        let filtered = [("NCCL_IB_HCA", "^=softrnic0,softrnic1:2")];
+        are_equal(&["--ports", "2"], &filtered, 1, named_by_port)
+    }
 
-#[test]
-fn gpu_memory_by_address() -> Result<()> {
-    are_equal(&["--gpu", "both"], &[], 2, nothing)
-}
+    #[test]
+    fn gpu_memory_by_dmabuf() -> Result<()> {
+        are_equal(&["--gpu", "dmabuf"], &[], 2, nothing)
+    }
 
-/// Later ones know it, 2.21.5 does not.
-#[test]
-fn a_speed_beyond_ndr() -> Result<()> {
-    are_equal(&["--speed", "800"], &[], 2, |(_, stock)| stock.speed_mbps = 800_000)
-}
+    #[test]
+    fn gpu_memory_by_address() -> Result<()> {
+        are_equal(&["--gpu", "both"], &[], 2, nothing)
+    }
 
-#[test]
-fn a_speed_beyond_ndr_by_its_bits() -> Result<()> {
-    let env = [("NCCL_IB_QUERY_PORT_SPEED", "0")];
-    are_equal(&["--speed", "800"], &env, 2, |(_, stock)| stock.speed_mbps = 800_000)
+    /// Later ones know it, 2.21.5 does not.
+    #[test]
+    fn a_speed_beyond_ndr() -> Result<()> {
+        are_equal(&["--speed", "800"], &[], 2, |(_, stock)| stock.speed_mbps = 800_000)
+    }
+
+    #[test]
+    fn a_speed_beyond_ndr_by_its_bits() -> Result<()> {
+        let env = [("NCCL_IB_QUERY_PORT_SPEED", "0")];
+        are_equal(&["--speed", "800"], &env, 2, |(_, stock)| stock.speed_mbps = 800_000)
+    }
 }

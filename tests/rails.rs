@@ -58,19 +58,19 @@ fn every_size_arrives_over_four_rails() -> Result<()> {
 }
 
 #[test]
-fn messages_are_cut_over_all_queue_pairs_of_all_rails() -> Result<()> {
+fn messages_are_split_over_all_queue_pairs_of_all_rails() -> Result<()> {
     let adapt = |s: Setting| s.env("NCCL_IB_QPS_PER_CONNECTION", "3").env("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
     faithful::run(&["--devices", "4", "--ports", "2"], adapt, |seat| exchange_all(seat, FOURS))
 }
 
 #[test]
-fn data_and_notice_go_apart_on_every_rail_of_infiniband() -> Result<()> {
+fn data_and_immediate_are_separate_writes_on_every_rail_of_infiniband() -> Result<()> {
     faithful::run(&["--devices", "4", "--link", "ib"], |s| s, |seat| exchange_all(seat, PAIRS))
 }
 
 /// `NCCL_IB_HCA` decides which ports there are before any are fused.
 #[test]
-fn four_rails_to_a_single_port() -> Result<()> {
+fn every_size_arrives_from_four_rails_at_one_port() -> Result<()> {
     let body = |seat: &mut Seat| {
         if seat.rank() == 1 {
             set("NCCL_IB_HCA", "softrnic3:1");
@@ -82,7 +82,7 @@ fn four_rails_to_a_single_port() -> Result<()> {
 }
 
 #[test]
-fn two_rails_to_three() -> Result<()> {
+fn every_size_arrives_from_two_rails_at_three() -> Result<()> {
     let body = |seat: &mut Seat| {
         set("NCCL_IB_HCA", if seat.rank() == 0 { "softrnic0" } else { "^softrnic0,softrnic1,softrnic2:1" });
         set("NCCL_IB_QPS_PER_CONNECTION", if seat.rank() == 0 { "2" } else { "9" });
@@ -108,7 +108,7 @@ fn unlike_ports_are_not_fused() -> Result<()> {
 }
 
 #[test]
-fn nothing_is_fused_against_the_users_will() -> Result<()> {
+fn nothing_is_fused_if_merging_is_switched_off() -> Result<()> {
     let all = ["softrnic0", "softrnic1"];
     shown(&[], ("NCCL_IB_MERGE_NICS", "0"), &all)
 }
@@ -144,7 +144,7 @@ fn nothing_is_fused_without_sysfs() -> Result<()> {
 
 /// Unlike ports between them are no obstacle.
 #[test]
-fn like_ports_are_fused_and_it_is_told() -> Result<()> {
+fn like_ports_are_fused_and_logged() -> Result<()> {
     let arguments = ["--devices", "4", "--ports", "2", "--speed", "400,softrnic0/2=200,softrnic1/2=200"];
     faithful::run(
         &arguments,
@@ -203,7 +203,7 @@ fn all_checks_pass_over_fused_devices() -> Result<()> {
 
 /// Both rails carry data: a device of the card that turns one bit is found out, whichever it is.
 #[test]
-fn a_bit_turned_on_any_rail_is_found() -> Result<()> {
+fn a_flipped_bit_on_any_rail_is_found() -> Result<()> {
     for device in ["softrnic0", "softrnic1"] {
         let fault = format!("corrupt opcode=write-imm every=5 device={device}");
         let (code, stdout, stderr) = require!(verified(&["--devices", "4"], &[], &fault, &[]));
@@ -215,7 +215,7 @@ fn a_bit_turned_on_any_rail_is_found() -> Result<()> {
 
 /// A wire that is slower than its port says: it gets less, and the data is right all the same.
 #[test]
-fn a_slow_rail_carries_what_it_can() -> Result<()> {
+fn a_slow_rail_is_given_fewer_bytes() -> Result<()> {
     let adapt = |s: Setting| s.env("SOFTRNIC_FAULTS", "slow=0.05 device=softrnic1 message=1");
     faithful::run(&["--devices", "4"], adapt, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
@@ -243,7 +243,7 @@ fn sent(port: &str) -> Result<u64> {
 
 /// There is no failover yet: the connection ends, and says on which rail.
 #[test]
-fn a_rail_that_dies_ends_the_connection_by_name() -> Result<()> {
+fn a_dead_rail_ends_the_connection_and_is_named() -> Result<()> {
     // Of a port both ends may be the first to hear: the sender by its data, the receiver by its clear-to-sends.
     let ends = ["on softrnic1 (rail 1 of softrnic0+softrnic1)", "on softrnic3 (rail 1 of softrnic2+softrnic3)"];
     for (fault, words) in [

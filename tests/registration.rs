@@ -40,7 +40,7 @@ impl Calls {
 
 /// Two rings of clear-to-sends and four buffers: any further call of the device fails.
 #[test]
-fn parts_of_a_registration_need_no_other() -> Result<()> {
+fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
     let setting = require!(setting());
     let setting = setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=7..");
     pair(&setting, |seat| {
@@ -127,7 +127,7 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
 
 /// NCCL takes a flush without a request for one that is complete.
 #[test]
-fn the_257th_flush_is_an_error_and_no_lie() -> Result<()> {
+fn the_257th_flush_in_flight_is_an_error() -> Result<()> {
     let setting = require!(setting());
     pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;

@@ -74,7 +74,7 @@ fn no_libibverbs_means_no_device_and_one_line() -> Result<()> {
 }
 
 #[test]
-fn no_device_means_one_line() -> Result<()> {
+fn no_rdma_device_means_one_line() -> Result<()> {
     if std::path::Path::new("/sys/class/infiniband").read_dir().is_ok_and(|mut dir| dir.next().is_some()) {
         skipped("a machine without RDMA devices: this one has some");
         return Ok(());
@@ -93,7 +93,7 @@ fn a_filter_that_admits_nothing_is_named() -> Result<()> {
 }
 
 #[test]
-fn disabled_means_one_line() -> Result<()> {
+fn ib_disable_means_no_device_and_one_line() -> Result<()> {
     nothing_but_one_line(init_with(require!(setting()), &[("NCCL_IB_DISABLE", "1")])?, "NCCL_IB_DISABLE=1");
     Ok(())
 }

@@ -101,22 +101,22 @@ const ALL_CHECKS: usize = 43;
 const STREAMS: usize = 10;
 
 #[test]
-fn ib_of_2_21_5_over_one_connection() -> Result<()> {
+fn ib_of_2_21_5_is_right_over_one_connection() -> Result<()> {
     is_right("2.21.5", "single", "single: IB 2.21.5 (interface v8) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
 }
 
 #[test]
-fn ib_of_2_28_9_over_one_connection() -> Result<()> {
+fn ib_of_2_28_9_is_right_over_one_connection() -> Result<()> {
     is_right("2.28.9", "single", "single: IB 2.28.9 (interface v11) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
 }
 
 #[test]
-fn ib_of_2_30_7_over_one_connection() -> Result<()> {
+fn ib_of_2_30_7_is_right_over_one_connection() -> Result<()> {
     is_right("2.30.7", "single", "single: IB 2.30.7 (interface v12) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
 }
 
 #[test]
-fn ib_over_two_devices_at_once() -> Result<()> {
+fn ib_is_right_over_two_devices_at_once() -> Result<()> {
     for release in ["2.21.5", "2.28.9", "2.30.7"] {
         is_right(release, "parallel", &format!("parallel: IB {release} "), STREAMS, &[])?;
     }
@@ -124,13 +124,13 @@ fn ib_over_two_devices_at_once() -> Result<()> {
 }
 
 #[test]
-fn ib_of_2_28_9_over_fused_devices() -> Result<()> {
+fn ib_of_2_28_9_is_right_over_fused_devices() -> Result<()> {
     let headline = "fused: IB 2.28.9 (interface v11) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
     is_right("2.28.9", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
 
 #[test]
-fn ib_of_2_30_7_over_fused_devices() -> Result<()> {
+fn ib_of_2_30_7_is_right_over_fused_devices() -> Result<()> {
     let headline = "fused: IB 2.30.7 (interface v12) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
     is_right("2.30.7", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
@@ -138,7 +138,7 @@ fn ib_of_2_30_7_over_fused_devices() -> Result<()> {
 /// This release fuses devices by itself, if their links in /sys/class/infiniband lead to one PCI device and they have one
 /// system image GUID.
 #[test]
-fn ib_of_2_21_5_over_fused_devices() -> Result<()> {
+fn ib_of_2_21_5_is_right_over_fused_devices() -> Result<()> {
     require!(mount_namespaces());
     require!(softrnic_program());
     let wrapper = ["softrnic", "run", "--faithful", "--same-card", "--devices", "4", "--"];
@@ -149,7 +149,7 @@ fn ib_of_2_21_5_over_fused_devices() -> Result<()> {
 
 /// Every seventh message of each connection has to be sent again, or its acknowledgement does.
 #[test]
-fn ib_over_a_wire_that_loses_messages() -> Result<()> {
+fn ib_is_right_over_a_network_that_loses_messages() -> Result<()> {
     for (release, fault) in [("2.21.5", "drop every=7"), ("2.28.9", "drop-ack every=7"), ("2.30.7", "drop every=7")] {
         let environment = [("SOFTRNIC_FAULTS", fault), ("SOFTRNIC_TIME_SCALE", "0.01"), ("NCCL_IB_TIMEOUT", "14")];
         is_right(release, "single", &format!("single: IB {release} "), ALL_CHECKS, &environment)?;
@@ -159,7 +159,7 @@ fn ib_over_a_wire_that_loses_messages() -> Result<()> {
 
 /// The checks themselves are checked: a device that turns one bit does not pass.
 #[test]
-fn ib_over_a_wire_that_turns_a_bit() -> Result<()> {
+fn a_flipped_bit_is_found_in_what_ib_carries() -> Result<()> {
     let fault = [("SOFTRNIC_FAULTS", "corrupt opcode=write-imm every=5")];
     let (code, stdout, stderr) = require!(verified("2.28.9", &[], &["--over", "single"], &fault));
     assert_eq!(code, 1, "{stdout}\n{stderr}");
@@ -203,7 +203,7 @@ fn ib_of_2_30_7_survives_the_death_of_a_device() -> Result<()> {
 }
 
 #[test]
-fn ib_of_2_30_7_without_failover_does_not() -> Result<()> {
+fn ib_of_2_30_7_without_failover_ends_at_the_death_of_a_device() -> Result<()> {
     let (code, stdout, stderr) = require!(despite(DEVICE_DIES, "4000", &[NO_EVENTS]));
     assert_eq!(code, 2, "{stdout}\n{stderr}");
     assert!(stderr.contains("IB: test returned 6 (ncclRemoteError"), "{stderr}");
@@ -222,7 +222,7 @@ fn ib_of_2_30_7_survives_a_port_that_stays_down() -> Result<()> {
 /// Its queue pairs go through reset and all states again, after messages over others of the UC type have told that the
 /// way is free.
 #[test]
-fn ib_of_2_30_7_takes_a_port_back() -> Result<()> {
+fn ib_of_2_30_7_uses_a_port_again_that_has_recovered() -> Result<()> {
     let quick = [
         FAILOVER,
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY", "1"),

@@ -41,13 +41,13 @@ fn messages_take_turns_on_four_queue_pairs() -> Result<()> {
 }
 
 #[test]
-fn messages_are_cut_over_three_queue_pairs() -> Result<()> {
+fn messages_are_split_over_three_queue_pairs() -> Result<()> {
     let env = [("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
     all_sizes(&env)
 }
 
 #[test]
-fn data_and_notice_go_apart_under_adaptive_routing() -> Result<()> {
+fn data_and_immediate_are_separate_writes_under_adaptive_routing() -> Result<()> {
     let env = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "100")];
     all_sizes(&env)
 }

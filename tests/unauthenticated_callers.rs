@@ -16,7 +16,7 @@ use std::time::Duration;
 use testkit::require;
 
 #[test]
-fn strangers_on_the_port_are_dismissed_and_the_peer_is_served() -> Result<()> {
+fn callers_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |seat| {
         let transport = plugin_transport()?;
@@ -70,7 +70,7 @@ fn strangers_on_the_port_are_dismissed_and_the_peer_is_served() -> Result<()> {
 }
 
 #[test]
-fn a_flood_of_silent_strangers_keeps_nobody_out() -> Result<()> {
+fn two_hundred_silent_callers_keep_no_peer_out() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |seat| {
         let transport = plugin_transport()?;
@@ -111,7 +111,7 @@ fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result
 
 /// Every caller is heard before another has to go, so a peer in the middle of a flood gets through.
 #[test]
-fn a_peer_in_the_middle_of_a_flood_is_heard() -> Result<()> {
+fn a_peer_among_two_hundred_silent_callers_is_accepted() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |seat| {
         let transport = plugin_transport()?;

@@ -77,7 +77,7 @@ fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
 }
 
 #[test]
-fn registrations_of_one_buffer_come_and_go_in_any_order() -> Result<()> {
+fn registrations_of_one_buffer_may_be_released_in_any_order() -> Result<()> {
     let setting = require!(setting());
     pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
@@ -103,7 +103,7 @@ fn registrations_of_one_buffer_come_and_go_in_any_order() -> Result<()> {
 }
 
 #[test]
-fn a_dma_buf_that_is_refused_harms_nothing() -> Result<()> {
+fn a_refused_dma_buf_leaves_the_connection_usable() -> Result<()> {
     let setting = require!(setting());
     pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;

@@ -84,22 +84,22 @@ fn noticed_and_named(quarter: usize) {
 }
 
 #[test]
-fn misdeeds_are_noticed_and_named_1_of_4() {
+fn each_planted_defect_fails_its_check_1_of_4() {
     noticed_and_named(0);
 }
 
 #[test]
-fn misdeeds_are_noticed_and_named_2_of_4() {
+fn each_planted_defect_fails_its_check_2_of_4() {
     noticed_and_named(1);
 }
 
 #[test]
-fn misdeeds_are_noticed_and_named_3_of_4() {
+fn each_planted_defect_fails_its_check_3_of_4() {
     noticed_and_named(2);
 }
 
 #[test]
-fn misdeeds_are_noticed_and_named_4_of_4() {
+fn each_planted_defect_fails_its_check_4_of_4() {
     noticed_and_named(3);
 }
 
@@ -121,7 +121,7 @@ fn results_are_written_for_programs() {
 }
 
 #[test]
-fn checks_side_by_side_are_told_in_order() {
+fn parallel_checks_are_reported_in_order() {
     let dist = require!(dist(&PARTS));
     let (code, stdout) = with(&dist, "", &["--jobs", "4", "--only", "1,2,3,5,11,13,46,48,59"]);
     assert_eq!(code, 0, "{stdout}");
@@ -131,7 +131,7 @@ fn checks_side_by_side_are_told_in_order() {
 }
 
 #[test]
-fn checks_are_listed_without_a_transport_and_strangers_are_named() {
+fn checks_are_listed_without_a_transport_and_an_unknown_number_is_named() {
     let (code, stdout, stderr) = ferrite(&["check", "--list"], &[]);
     assert_eq!((code, stdout.lines().count()), (0, 60), "{stderr}");
     let (code, _, stderr) = ferrite(&["check", "--stock", "--only", "61"], &[]);

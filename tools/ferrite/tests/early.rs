@@ -85,7 +85,7 @@ fn results_of_checks_that_cannot_be_written_are_told_first() {
 }
 
 #[test]
-fn a_file_that_was_there_is_not_touched_by_the_look() {
+fn an_existing_result_file_is_kept_if_the_arguments_are_wrong() {
     let folder = Scratch::new();
     let file = folder.join("results.xml");
     std::fs::write(&file, "of yesterday").expect("it can be written");

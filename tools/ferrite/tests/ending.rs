@@ -17,7 +17,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn a_full_disk_behind_stdout_is_no_success() {
+fn a_full_disk_behind_stdout_ends_with_2() {
     let plugin = loopback();
     for arguments in [
         &["verify", "--verbs", "system", "--over", "single", "--long", "10", "--plugin", text(&plugin)][..],
@@ -55,7 +55,7 @@ fn a_report_is_written_although_stdout_is_full() {
 }
 
 #[test]
-fn a_failed_check_is_no_invalid_run() {
+fn a_failed_check_ends_with_1() {
     let plugin = loopback();
     let arguments = ["check", "--verbs", "system", "--only", "init-again", "--plugin", text(&plugin)];
     let (code, stdout, stderr) = ferrite(&arguments, &[("LOOPBACK_FAULT", "init")]);
@@ -111,7 +111,7 @@ fn an_interrupted_comparison_reports_what_it_has() {
 }
 
 #[test]
-fn an_interrupt_before_there_is_anything_is_told_in_a_line() {
+fn an_interrupt_before_any_result_is_told_in_one_line() {
     let (folder, plugin) = (Scratch::new(), loopback());
     let arguments = ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
     let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 1);

@@ -19,7 +19,7 @@ fn refusal(source: &Source) -> String {
 }
 
 #[test]
-fn a_plugin_is_proved() {
+fn a_plugin_is_loaded_and_identified() {
     let path = loopback();
     let library = Library::open(&Source::plugin(&path)).expect("the loopback is a plugin");
     let identity = library.identity();
@@ -66,7 +66,7 @@ fn an_older_plugin_is_named_as_such() {
 }
 
 #[test]
-fn a_vtable_with_a_hole_is_refused() {
+fn a_vtable_with_a_null_function_is_refused() {
     let words = refusal(&Source::plugin(shared_object("loopback", &["-DNO_TEST"])));
     assert!(words.ends_with("has no test"), "{words}");
 }
@@ -104,7 +104,7 @@ fn a_stripped_file_says_so() {
 }
 
 #[test]
-fn a_symbol_of_this_program() {
+fn a_symbol_of_this_program_is_found() {
     let own = std::env::current_exe().expect("it runs");
     assert!(elf::local_symbol(&own, "main").is_ok_and(|value| value > 0));
     assert!(elf::local_symbol(Path::new("/etc/hostname"), "x").is_err());

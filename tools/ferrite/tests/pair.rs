@@ -16,7 +16,7 @@ use ferrite::transport::Transport;
 use testkit::test_name;
 
 #[test]
-fn a_message_each_way() -> Result<()> {
+fn a_message_arrives_each_way() -> Result<()> {
     let sizes = pair::run(&test_name(), &setting(), |seat| {
         let transport = Transport::open(&Source::plugin(loopback()))?;
         assert_eq!(transport.name(), "Loopback");
@@ -99,8 +99,8 @@ fn a_hung_process_is_given_up() {
 }
 
 #[test]
-fn the_reason_wins_over_the_consequence() {
-    let (rank, what, _) = failing("the_reason_wins_over_the_consequence", |seat| {
+fn the_error_of_the_process_that_failed_first_is_reported() {
+    let (rank, what, _) = failing("the_error_of_the_process_that_failed_first_is_reported", |seat| {
         if seat.rank() == 1 {
             return Err(Error::Data("the real reason".into()));
         }

@@ -26,7 +26,7 @@ fn the_built_in_transport_runs() {
 }
 
 #[test]
-fn the_built_in_transport_is_held_against_memcpy() {
+fn the_built_in_transport_is_compared_with_memcpy() {
     let (dist, nccl) = (require!(dist(&["softrnic/libibverbs.so.1"])), require!(stock_nccl()));
     let arguments = ["memcpy", "--stock", text(&nccl), "--sizes", "64K", "--reps", "2", "--slice", "5"];
     let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);

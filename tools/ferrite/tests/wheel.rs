@@ -45,7 +45,7 @@ esac"#,
 }
 
 #[test]
-fn it_is_fetched_once_and_verified() {
+fn the_library_is_fetched_once_and_verified() {
     let folder = Scratch::new();
     let bin = good_python(&folder, &fake_nccl());
     let (code, stdout, stderr) = wheel(&folder, &bin);
@@ -88,7 +88,7 @@ fn a_failing_pip_is_quoted_with_the_way_out() {
 }
 
 #[test]
-fn no_python_is_said() {
+fn a_missing_python_is_named() {
     let folder = Scratch::new();
     let cache = folder.join("cache").display().to_string();
     let environment = [("PATH", "/nonexistent"), ("XDG_CACHE_HOME", cache.as_str()), ("FERRITE_NCCL", "")];
