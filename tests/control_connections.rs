@@ -2,18 +2,19 @@
 
 mod common;
 
-use common::alone::{address, alone, connect, is_told, works};
-use common::doom::in_a_doomed_child;
-use common::relay::{Relay, connect_through};
-use common::{plugin_transport, setting};
+use common::connect::{address, connect, connect_through, is_told, relay_to, through, works};
+use common::plugin_transport;
+use common::process::{alone, pair};
+use common::setting::setting;
 use ferrite::abi;
 use ferrite::error::{Error, Result};
 use ferrite::link::Link;
-use ferrite::pair;
 use ferrite::seat::Seat;
 use ferrite::transport::Handle;
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use testkit::crash::in_child_that_dies;
+use testkit::require;
 
 /// The sockets and all files of this process.
 fn files() -> (usize, usize) {
@@ -26,8 +27,8 @@ fn files() -> (usize, usize) {
 
 #[test]
 fn a_hundred_connections_share_a_line_each_way_which_goes_with_the_last() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("a_hundred_connections_share_a_line_each_way_which_goes_with_the_last", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let transport = plugin_transport()?;
         let others = files().0;
         // What a process needs once.
@@ -65,8 +66,8 @@ fn dead_peers() -> usize {
 
 #[test]
 fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("all_connections_of_a_killed_peer_end_and_a_new_peer_is_served", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         const COUNT: usize = 10;
         let open = |seat: &mut Seat| -> Result<Vec<Link>> {
             let transport = plugin_transport()?;
@@ -81,7 +82,7 @@ fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()>
             let _new = open(seat)?;
             return seat.barrier();
         }
-        in_a_doomed_child(|| std::mem::forget(open(seat)));
+        in_child_that_dies(|| std::mem::forget(open(seat)));
         let _new = open(seat)?;
         seat.barrier()
     })?;
@@ -90,14 +91,14 @@ fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()>
 
 #[test]
 fn a_line_that_is_cut_ends_its_connections_and_is_dialled_anew() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_line_that_is_cut_ends_its_connections_and_is_dialled_anew", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
-        let mut relay = Relay::new(address(&first).address);
+        let mut relay = relay_to(&first);
         let cut: Vec<_> = (0..3).map(|_| connect_through(seat, &transport, &mut relay)).collect::<Result<_>>()?;
         assert_eq!(relay.callers, 1, "one line");
-        relay.lines.clear();
+        relay.close();
         for (send, _, _) in &cut {
             is_told(seat, send)?;
         }
@@ -106,7 +107,7 @@ fn a_line_that_is_cut_ends_its_connections_and_is_dialled_anew() -> Result<()> {
         works(seat, (send, recv))?;
         // Also where it has not been noticed that the line is cut.
         let (_send, _recv, _other) = connect_through(seat, &transport, &mut relay)?;
-        relay.lines.clear();
+        relay.close();
         let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
         works(seat, (send, recv))
     })
@@ -115,11 +116,11 @@ fn a_line_that_is_cut_ends_its_connections_and_is_dialled_anew() -> Result<()> {
 /// A port with too many callers hangs up on some: those try again.
 #[test]
 fn a_caller_that_is_turned_away_calls_again() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_caller_that_is_turned_away_calls_again", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
-        let mut relay = Relay::new(address(&first).address);
+        let mut relay = relay_to(&first);
         relay.turned_away = 5;
         let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
         assert_eq!((relay.turned_away, relay.callers), (0, 1));
@@ -130,13 +131,13 @@ fn a_caller_that_is_turned_away_calls_again() -> Result<()> {
 /// Where a line was there before, the port tells whether only that has ended or the process.
 #[test]
 fn a_peer_that_dies_during_set_up_on_a_shared_line_is_told_at_once() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_peer_that_dies_during_set_up_on_a_shared_line_is_told_at_once", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (handle, _listener) = transport.listen(0)?;
-        let mut relay = Relay::new(address(&handle).address);
+        let mut relay = relay_to(&handle);
         let _first = connect_through(seat, &transport, &mut relay)?;
-        let mut handle = relay.divert(&handle);
+        let mut handle = through(&relay, &handle);
         assert!(transport.connect(1, &mut handle)?.is_none(), "nobody accepts");
         drop(relay);
         let mut deadline = seat.deadline("an error");
@@ -155,8 +156,8 @@ fn a_peer_that_dies_during_set_up_on_a_shared_line_is_told_at_once() -> Result<(
 /// What is known of one listener's token does not help with another's, and whoever tries harms nobody.
 #[test]
 fn a_refused_connection_leaves_the_others_of_its_line_alive() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_refused_connection_leaves_the_others_of_its_line_alive", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let pair = connect(seat, &transport, &handle, &mut listener)?;
@@ -181,8 +182,8 @@ fn a_refused_connection_leaves_the_others_of_its_line_alive() -> Result<()> {
 
 #[test]
 fn two_threads_connect_and_accept_at_once() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("two_threads_connect_and_accept_at_once", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         const COUNT: usize = 25;
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;

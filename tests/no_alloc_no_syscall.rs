@@ -1,19 +1,23 @@
 //! The data path neither allocates nor calls the kernel: the isend, irecv and test of messages, once a connection stands.
 
 mod common;
-#[path = "common/hush.rs"]
-mod hush;
 
-use common::{faithful, plugin_transport, setting, skipped};
+testkit::count_allocations!();
+
+use common::connect::connect_pair;
+use common::process::pair;
+use common::setting::setting;
+use common::{faithful, plugin_transport};
 use ferrite::buffer::Buffer;
 use ferrite::comm::{Place, RecvComm, Region, Request, SendComm};
 use ferrite::error::Result;
-use ferrite::pair::{self, Setting};
+use ferrite::pair::Setting;
 use ferrite::seat::Seat;
 use ferrite::transport::Transport;
-use hush::{Noise, hush};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use testkit::no_alloc_no_syscall::{Seen, is_supported, watch};
+use testkit::require;
 
 const IN_FLIGHT: usize = 8;
 const TAG: i32 = 5;
@@ -33,17 +37,7 @@ struct Own {
 impl Own {
     fn open(seat: &Seat, transport: &Transport, bytes: usize) -> Result<Self> {
         let (mut handle, mut listener) = transport.listen(0)?;
-        let mut deadline = seat.deadline("connecting to itself");
-        let (mut send, mut recv) = (None, None);
-        let (send, recv) = loop {
-            send = if send.is_none() { transport.connect(0, &mut handle)? } else { send };
-            recv = if recv.is_none() { listener.accept()? } else { recv };
-            match (send, recv) {
-                (Some(send), Some(recv)) => break (send, recv),
-                pending => (send, recv) = pending,
-            }
-            deadline.idle()?;
-        };
+        let (send, recv) = connect_pair(seat, transport, 0, &mut handle, &mut listener, || ())?;
         listener.close()?;
         let buffer = || Buffer::new(bytes * IN_FLIGHT).map(Arc::new);
         let (out, into) = (send.register(&buffer()?)?, recv.register(&buffer()?)?);
@@ -114,8 +108,8 @@ fn without_strictness(setting: Setting) -> Setting {
     setting.env("SOFTRNIC_STRICT", "0")
 }
 
-/// Rounds of messages of `bytes` bytes within rank 0: some to warm up, then some that are listened to.
-fn listen_to(seat: &Seat, bytes: usize, round: Round) -> Result<()> {
+/// Rounds of messages of `bytes` bytes within rank 0: some to warm up, then some that are watched.
+fn watched(seat: &Seat, bytes: usize, round: Round) -> Result<()> {
     if seat.rank() == 1 {
         return Ok(());
     }
@@ -123,85 +117,69 @@ fn listen_to(seat: &Seat, bytes: usize, round: Round) -> Result<()> {
     let own = Own::open(seat, &transport, bytes)?;
     let rounds = |count| (0..count).try_for_each(|_| round(&own));
     rounds(100)?;
-    match hush(|| rounds(500)) {
-        Ok((result, noise)) => {
-            result?;
-            assert_eq!(noise, Noise::default(), "500 times {IN_FLIGHT} messages of {bytes} B");
-        }
-        Err(error) => skipped(&format!("syscall user dispatch: {error}")),
-    }
+    let (result, seen) = watch(|| rounds(500)).expect("the test has asked whether it is supported");
+    result?;
+    assert_eq!(seen, Seen::default(), "500 times {IN_FLIGHT} messages of {bytes} B");
     Ok(())
 }
 
 /// Over one device, with `env`.
-fn quiet(test: &str, bytes: usize, env: &[(&str, &str)], round: Round) -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
+fn neither(bytes: usize, env: &[(&str, &str)], round: Round) -> Result<()> {
+    let setting = require!(setting());
+    require!(is_supported());
     let setting = env.iter().fold(without_strictness(setting), |setting, (name, value)| setting.env(*name, *value));
-    pair::run(test, &setting, |seat| listen_to(seat, bytes, round))?;
+    pair(&setting, |seat| watched(seat, bytes, round))?;
     Ok(())
 }
 
 #[test]
-fn small_messages_are_quiet() -> Result<()> {
-    quiet("small_messages_are_quiet", 8, &[], Own::singles)
+fn small_messages_neither_allocate_nor_call_the_system() -> Result<()> {
+    neither(8, &[], Own::singles)
 }
 
 /// Clear-to-sends come from registered memory then.
 #[test]
-fn messages_without_inline_data_are_quiet() -> Result<()> {
+fn messages_without_inline_data_neither_allocate_nor_call_the_system() -> Result<()> {
     let env = [("SOFTRNIC_MAX_INLINE", "0"), ("SOFTRNIC_INLINE_EXCESS", "grant")];
-    quiet("messages_without_inline_data_are_quiet", 8, &env, Own::singles)
+    neither(8, &env, Own::singles)
 }
 
 #[test]
-fn large_messages_are_quiet() -> Result<()> {
-    quiet("large_messages_are_quiet", 1 << 16, &[], Own::singles)
+fn large_messages_neither_allocate_nor_call_the_system() -> Result<()> {
+    neither(1 << 16, &[], Own::singles)
 }
 
 #[test]
-fn groups_are_quiet() -> Result<()> {
-    quiet("groups_are_quiet", 1000, &[], Own::group)
+fn groups_neither_allocate_nor_call_the_system() -> Result<()> {
+    neither(1000, &[], Own::group)
 }
 
 #[test]
-fn stripes_are_quiet() -> Result<()> {
+fn messages_split_over_queue_pairs_neither_allocate_nor_call_the_system() -> Result<()> {
     let env =
         [("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), ("NCCL_IB_ADAPTIVE_ROUTING", "1")];
-    quiet("stripes_are_quiet", 1 << 16, &env, Own::singles)
+    neither(1 << 16, &env, Own::singles)
 }
 
 /// Over the rails of one device.
-fn quiet_over_rails(test: &str, rails: usize, arguments: &[&str], round: Round) -> Result<()> {
-    faithful::run(test, arguments, without_strictness, |seat| {
+fn neither_over_rails(rails: usize, arguments: &[&str], round: Round) -> Result<()> {
+    require!(is_supported());
+    faithful::run(arguments, without_strictness, |seat| {
         let name = plugin_transport()?.properties(0)?.name;
         assert_eq!(name.split('+').count(), rails, "{name}");
-        listen_to(seat, 1 << 16, round)
+        watched(seat, 1 << 16, round)
     })
 }
 
 #[test]
-fn rails_are_quiet() -> Result<()> {
-    quiet_over_rails("rails_are_quiet", 2, &[], Own::singles)
+fn messages_over_two_rails_neither_allocate_nor_call_the_system() -> Result<()> {
+    neither_over_rails(2, &[], Own::singles)
 }
 
 /// Slots of clear-to-sends are twice as long then.
 #[test]
-fn many_rails_are_quiet() -> Result<()> {
-    quiet_over_rails("many_rails_are_quiet", 4, &["--devices", "4", "--ports", "2"], Own::group)
-}
-
-/// The instrument itself hears an allocation and a system call.
-#[test]
-fn noise_is_heard() {
-    let heard = hush(|| {
-        drop(std::hint::black_box(vec![1_u8]));
-        // SAFETY: it only asks.
-        unsafe { libc::getppid() }
-    });
-    match heard {
-        Ok((_, noise)) => assert_eq!(noise, Noise { allocations: 2, system_call: Some(libc::SYS_getppid as i32) }),
-        Err(error) => skipped(&format!("syscall user dispatch: {error}")),
-    }
+fn messages_over_four_rails_neither_allocate_nor_call_the_system() -> Result<()> {
+    neither_over_rails(4, &["--devices", "4", "--ports", "2"], Own::group)
 }
 
 /// Every file below `folder`.

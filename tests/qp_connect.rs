@@ -4,7 +4,8 @@
 mod common;
 
 use common::bench::Bench;
-use common::talk::{log, said, set, softrnic};
+use common::log::{log, said};
+use common::setting::{set, softrnic};
 use common::{faithful, plugin_transport};
 use ferrite::error::{Error, Result};
 use ferrite::pair::Setting;
@@ -13,17 +14,12 @@ use ferrite::transport::Handle;
 use nccl_net::testing::proto::handle::HANDLE_BYTES;
 
 /// The fused devices are softrnic0+softrnic1 and softrnic2+softrnic3; the plugin tells all it does.
-fn over_two_rails(
-    test: &str,
-    env: &[(&str, &str)],
-    arguments: &[&str],
-    body: impl FnOnce(&mut Seat) -> Result<()>,
-) -> Result<()> {
+fn over_two_rails(env: &[(&str, &str)], arguments: &[&str], body: impl FnOnce(&mut Seat) -> Result<()>) -> Result<()> {
     let adapt = |setting: Setting| {
         let setting = setting.env("NCCL_DEBUG_SUBSYS", "INIT,NET");
         env.iter().fold(setting, |setting, (name, value)| setting.env(name, value))
     };
-    faithful::run(test, &[&["--devices", "4"], arguments].concat(), adapt, body)
+    faithful::run(&[&["--devices", "4"], arguments].concat(), adapt, body)
 }
 
 /// Connects, and carries messages in both directions over both rails.
@@ -51,8 +47,7 @@ fn refusal(seat: &Seat) -> Result<Error> {
 /// The sender's rails are in networks of their own, and both of the receiver's ports have an address in either.
 #[test]
 fn each_rail_answers_in_the_network_of_its_counterpart() -> Result<()> {
-    let test = "each_rail_answers_in_the_network_of_its_counterpart";
-    over_two_rails(test, &[], &["--gids", "rich"], |seat| {
+    over_two_rails(&[], &["--gids", "rich"], |seat| {
         let (rank, first) = (seat.rank(), 2 * seat.rank());
         if rank == 0 {
             set("NCCL_IB_ADDR_RANGE", "10.96.0.0/13");
@@ -87,7 +82,7 @@ fn each_rail_answers_in_the_network_of_its_counterpart() -> Result<()> {
 #[test]
 fn each_rail_has_an_mtu_of_its_own() -> Result<()> {
     let arguments = ["--mtu", "4096,softrnic1/1=1024,softrnic2/1=2048"];
-    over_two_rails("each_rail_has_an_mtu_of_its_own", &[], &arguments, |seat| {
+    over_two_rails(&[], &arguments, |seat| {
         works(seat)?;
         for (rail, mtu) in [2048, 1024].into_iter().enumerate() {
             let (name, words) = (format!("softrnic{}: GID", 2 * seat.rank() + rail), format!("MTU {mtu}, "));
@@ -100,8 +95,7 @@ fn each_rail_has_an_mtu_of_its_own() -> Result<()> {
 /// Options of the devices are agreed on for each rail, both by senders and by receivers.
 #[test]
 fn the_devices_of_each_rail_agree_on_their_makers_options() -> Result<()> {
-    let test = "the_devices_of_each_rail_agree_on_their_makers_options";
-    over_two_rails(test, &[("NCCL_IB_QPS_PER_CONNECTION", "2")], &[], |seat| {
+    over_two_rails(&[("NCCL_IB_QPS_PER_CONNECTION", "2")], &[], |seat| {
         set("SOFTRNIC_ECE", ["13", "7"][seat.rank()]);
         works(seat)?;
         for rail in 0..2 {
@@ -115,10 +109,10 @@ fn the_devices_of_each_rail_agree_on_their_makers_options() -> Result<()> {
 }
 
 /// One rail's way is not there yet, the other one's is: the connection waits for both.
-fn not_resolved_yet(test: &str, device: &str) -> Result<()> {
+fn not_resolved_yet(device: &str) -> Result<()> {
     let fault = format!("modify-qp=ETIMEDOUT times=3 device={device}");
     let env = [("SOFTRNIC_FAULTS", fault.as_str()), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20")];
-    over_two_rails(test, &env, &[], |seat| {
+    over_two_rails(&env, &[], |seat| {
         works(seat)?;
         let count = |words: &str| log().matches(words).count();
         let failed = count(", 20 ms apart (NCCL_IB_MQP_RETRY_CNT");
@@ -130,12 +124,12 @@ fn not_resolved_yet(test: &str, device: &str) -> Result<()> {
 
 #[test]
 fn a_first_rail_whose_peer_is_not_resolved_yet_is_tried_again() -> Result<()> {
-    not_resolved_yet("a_first_rail_whose_peer_is_not_resolved_yet_is_tried_again", "softrnic0")
+    not_resolved_yet("softrnic0")
 }
 
 #[test]
 fn a_last_rail_whose_peer_is_not_resolved_yet_is_tried_again() -> Result<()> {
-    not_resolved_yet("a_last_rail_whose_peer_is_not_resolved_yet_is_tried_again", "softrnic1")
+    not_resolved_yet("softrnic1")
 }
 
 /// Each has as many attempts as are allowed, no matter how many the one before it took.
@@ -149,7 +143,7 @@ fn attempts_are_counted_for_each_rail() -> Result<()> {
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "10"),
         ("NCCL_IB_MQP_RETRY_CNT", "4"),
     ];
-    over_two_rails("attempts_are_counted_for_each_rail", &env, &[], |seat| {
+    over_two_rails(&env, &[], |seat| {
         if seat.rank() == 0 {
             let transport = plugin_transport()?;
             let (mut handle, mut listener) = transport.listen(1)?;
@@ -179,7 +173,7 @@ fn a_rail_that_cannot_be_connected_is_reported_with_both_ends() -> Result<()> {
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "10"),
         ("NCCL_IB_MQP_RETRY_CNT", "4"),
     ];
-    over_two_rails("a_rail_that_cannot_be_connected_is_reported_with_both_ends", &env, &[], |seat| {
+    over_two_rails(&env, &[], |seat| {
         if seat.rank() == 0 {
             let failure = refusal(seat)?;
             assert!(matches!(failure, Error::Call { .. }), "{failure}");
@@ -199,13 +193,12 @@ fn a_rail_that_cannot_be_connected_is_reported_with_both_ends() -> Result<()> {
 /// The listening end has less patience than its device needs, and says so.
 #[test]
 fn a_listener_that_cannot_connect_its_queue_pairs_in_time_does_not_blame_the_peer() -> Result<()> {
-    let test = "a_listener_that_cannot_connect_its_queue_pairs_in_time_does_not_blame_the_peer";
     let env = [
         ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic0"),
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "10"),
         ("NCCL_IB_MQP_RETRY_CNT", "10000"),
     ];
-    over_two_rails(test, &env, &[], |seat| {
+    over_two_rails(&env, &[], |seat| {
         let words = "the queue pairs could not be connected within FERRITE_HANDSHAKE_TIMEOUT=1 s";
         let mut deadline = seat.deadline("a refusal");
         if seat.rank() == 0 {
@@ -232,7 +225,7 @@ fn a_listener_that_cannot_connect_its_queue_pairs_in_time_does_not_blame_the_pee
 
 #[test]
 fn a_port_that_is_down_is_named() -> Result<()> {
-    over_two_rails("a_port_that_is_down_is_named", &[], &[], |seat| {
+    over_two_rails(&[], &[], |seat| {
         if seat.rank() == 0 {
             let transport = plugin_transport()?;
             softrnic("port 1/1 down");

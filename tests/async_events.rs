@@ -3,15 +3,17 @@
 mod common;
 
 use common::bench::Bench;
+use common::log::{log, said};
 use common::plugin_transport;
-use common::talk::{log, said, softrnic, talkative};
+use common::process::pair;
+use common::setting::{softrnic, talkative};
 use ferrite::error::{Error, Result};
-use ferrite::pair;
+use testkit::require;
 
 /// A device dies under an idle connection: what its process says, and whether the next send is refused at once.
-fn a_device_dies(test: &str, heed: &str, words: &str, refused: bool) -> Result<()> {
-    let Some(setting) = talkative(&[("NCCL_IB_RETURN_ASYNC_EVENTS", heed)]) else { return Ok(()) };
-    pair::run(test, &setting, |seat| {
+fn a_device_dies(heed: &str, words: &str, refused: bool) -> Result<()> {
+    let setting = require!(talkative(&[("NCCL_IB_RETURN_ASYNC_EVENTS", heed)]));
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         bench.exchange(seat, 1, 5000, 5000)?;
         seat.barrier()?;
@@ -36,10 +38,10 @@ fn a_device_dies(test: &str, heed: &str, words: &str, refused: bool) -> Result<(
 
 #[test]
 fn a_fatal_event_ends_the_connections_of_the_device() -> Result<()> {
-    a_device_dies("a_fatal_event_ends_the_connections_of_the_device", "1", "its connections end", true)
+    a_device_dies("1", "its connections end", true)
 }
 
 #[test]
-fn a_fatal_event_is_only_told_if_wanted_so() -> Result<()> {
-    a_device_dies("a_fatal_event_is_only_told_if_wanted_so", "0", "NCCL_IB_RETURN_ASYNC_EVENTS=0", false)
+fn a_fatal_event_is_only_logged_if_async_events_are_not_returned() -> Result<()> {
+    a_device_dies("0", "NCCL_IB_RETURN_ASYNC_EVENTS=0", false)
 }

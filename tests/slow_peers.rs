@@ -2,8 +2,10 @@
 
 mod common;
 
-use common::alone::{address, alone, connect, works};
-use common::{dist, plugin_transport, setting};
+use common::connect::{address, connect, connect_pair, works};
+use common::plugin_transport;
+use common::process::alone;
+use common::setting::setting;
 use ferrite::comm::{RecvComm, SendComm};
 use ferrite::error::Result;
 use ferrite::pair::Setting;
@@ -14,11 +16,13 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
+use testkit::dist::dist;
+use testkit::{Missing, require};
 
 /// Longer than the patience that [`impatient`] sets, which has to do for what is well on a busy machine.
 const LONG: Duration = Duration::from_secs(7);
 
-fn impatient() -> Option<Setting> {
+fn impatient() -> std::result::Result<Setting, Missing> {
     setting().map(|setting| setting.env("FERRITE_HANDSHAKE_TIMEOUT", "5"))
 }
 
@@ -28,27 +32,13 @@ fn meet(
     handle: &mut Handle,
     listener: &mut Listener,
 ) -> Result<(SendComm, RecvComm)> {
-    let mut deadline = seat.deadline("a connection");
-    let (mut send, mut recv) = (None, None);
-    loop {
-        if send.is_none() {
-            send = transport.connect(1, handle)?;
-        }
-        if recv.is_none() {
-            recv = listener.accept()?;
-        }
-        match (send, recv) {
-            (Some(send), Some(recv)) => return Ok((send, recv)),
-            pending => (send, recv) = pending,
-        }
-        deadline.idle()?;
-    }
+    connect_pair(seat, transport, 1, handle, listener, || ())
 }
 
 #[test]
 fn accept_may_come_long_after_connect() -> Result<()> {
-    let Some(setting) = impatient() else { return Ok(()) };
-    alone("accept_may_come_long_after_connect", &setting, |seat| {
+    let setting = require!(impatient());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
         let start = Instant::now();
@@ -64,8 +54,8 @@ fn accept_may_come_long_after_connect() -> Result<()> {
 /// Neither the connecting end nor the listener gives up on the other one when that pauses in the middle.
 #[test]
 fn a_pause_at_any_step_ends_nothing() -> Result<()> {
-    let Some(setting) = impatient() else { return Ok(()) };
-    alone("a_pause_at_any_step_ends_nothing", &setting, |seat| {
+    let setting = require!(impatient());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         for steps in [1, 2, 4] {
             let (mut handle, mut listener) = transport.listen(0)?;
@@ -95,8 +85,8 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
 /// hello of the one that is given up is not answered.
 #[test]
 fn a_connection_that_is_begun_anew_on_its_line_gets_an_answer_of_its_own() -> Result<()> {
-    let Some(setting) = impatient() else { return Ok(()) };
-    alone("a_connection_that_is_begun_anew_on_its_line_gets_an_answer_of_its_own", &setting, |seat| {
+    let setting = require!(impatient());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (other, mut other_listener) = transport.listen(0)?;
         let kept = connect(seat, &transport, &other, &mut other_listener)?;
@@ -119,8 +109,8 @@ fn a_connection_that_is_begun_anew_on_its_line_gets_an_answer_of_its_own() -> Re
 #[test]
 fn a_ring_of_four_with_a_late_rank_connects() -> Result<()> {
     const RANKS: usize = 4;
-    let Some(setting) = impatient() else { return Ok(()) };
-    alone("a_ring_of_four_with_a_late_rank_connects", &setting, |seat| {
+    let setting = require!(impatient());
+    alone(&setting, |seat| {
         let (posts, boxes): (Vec<_>, Vec<_>) = (0..RANKS).map(|_| channel::<(usize, Handle)>()).unzip();
         let seat = &*seat;
         std::thread::scope(|scope| {
@@ -164,8 +154,8 @@ fn queue_pairs() -> usize {
 /// NCCL aborts in the middle of set-up and calls nothing any more: both halves of the connection go all the same.
 #[test]
 fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
-    let Some(setting) = impatient() else { return Ok(()) };
-    alone("what_an_abort_leaves_behind_goes_without_another_call", &setting, |seat| {
+    let setting = require!(impatient());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
         let mut deadline = seat.deadline("queue pairs at both ends");
@@ -191,8 +181,8 @@ fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
 /// Whoever says nothing has a deadline as before, also where nobody accepts any more.
 #[test]
 fn a_silent_stranger_is_dismissed_while_nobody_accepts() -> Result<()> {
-    let Some(setting) = impatient() else { return Ok(()) };
-    alone("a_silent_stranger_is_dismissed_while_nobody_accepts", &setting, |seat| {
+    let setting = require!(impatient());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let _pair = connect(seat, &transport, &handle, &mut listener)?;

@@ -4,11 +4,13 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
+use common::log::{log, said};
 use common::plugin_transport;
-use common::talk::{log, said, set, softrnic, talkative};
+use common::process::pair;
+use common::setting::{set, softrnic, talkative};
 use ferrite::error::{Error, Result};
-use ferrite::pair;
 use ferrite::seat::Seat;
+use testkit::require;
 
 /// A bench that carries some messages.
 fn works(seat: &mut Seat) -> Result<()> {
@@ -19,9 +21,9 @@ fn works(seat: &mut Seat) -> Result<()> {
     seat.barrier()
 }
 
-fn chosen(test: &str, env: &[(&str, &str)], words: &str) -> Result<()> {
-    let Some(setting) = talkative(env) else { return Ok(()) };
-    pair::run(test, &setting.env("SOFTRNIC_GIDS", "rich"), |seat| {
+fn chosen(env: &[(&str, &str)], words: &str) -> Result<()> {
+    let setting = require!(talkative(env));
+    pair(&setting.env("SOFTRNIC_GIDS", "rich"), |seat| {
         let transport = plugin_transport()?;
         assert!(said(&["softrnic0 RoCE", words]), "{words:?} is not in {}", log());
         drop(transport);
@@ -32,31 +34,33 @@ fn chosen(test: &str, env: &[(&str, &str)], words: &str) -> Result<()> {
 
 #[test]
 fn the_routable_v2_gid_of_a_rich_table_is_chosen() -> Result<()> {
-    chosen("the_routable_v2_gid_of_a_rich_table_is_chosen", &[], "GID 3 10.82.1.1 (routable, RoCE v2)")
+    chosen(&[], "GID 3 10.82.1.1 (routable, RoCE v2)")
 }
 
 #[test]
-fn family_version_range_and_index_are_obeyed() -> Result<()> {
-    // One test binary runs one pair per name: the cases share it, one after the other.
-    let cases: [(&[(&str, &str)], &str); 4] = [
-        (&[("NCCL_IB_ADDR_FAMILY", "AF_INET6")], "GID 5 fd52:4e49:4300::1:1 (routable, RoCE v2)"),
-        (&[("NCCL_IB_ROCE_VERSION_NUM", "1")], "GID 2 10.82.1.1 (routable, RoCE v1)"),
-        (&[("NCCL_IB_ADDR_RANGE", "fd52:4e49::/32")], "GID 5 fd52:4e49:4300::1:1 (routable, RoCE v2)"),
-        (&[("NCCL_IB_GID_INDEX", "1")], "GID 1 fe80::"),
-    ];
-    let case = std::env::var("FERRITE_TEST_CASE").ok().and_then(|n| n.parse::<usize>().ok());
-    for (i, (env, words)) in cases.iter().enumerate().filter(|(i, _)| case.is_none_or(|n| n == *i)) {
-        let number = i.to_string();
-        let env: Vec<_> = env.iter().copied().chain([("FERRITE_TEST_CASE", number.as_str())]).collect();
-        chosen("family_version_range_and_index_are_obeyed", &env, words)?;
-    }
-    Ok(())
+fn the_gid_of_the_named_address_family_is_chosen() -> Result<()> {
+    chosen(&[("NCCL_IB_ADDR_FAMILY", "AF_INET6")], "GID 5 fd52:4e49:4300::1:1 (routable, RoCE v2)")
+}
+
+#[test]
+fn the_gid_of_the_named_roce_version_is_chosen() -> Result<()> {
+    chosen(&[("NCCL_IB_ROCE_VERSION_NUM", "1")], "GID 2 10.82.1.1 (routable, RoCE v1)")
+}
+
+#[test]
+fn the_gid_in_the_named_address_range_is_chosen() -> Result<()> {
+    chosen(&[("NCCL_IB_ADDR_RANGE", "fd52:4e49::/32")], "GID 5 fd52:4e49:4300::1:1 (routable, RoCE v2)")
+}
+
+#[test]
+fn the_gid_at_the_named_index_is_chosen() -> Result<()> {
+    chosen(&[("NCCL_IB_GID_INDEX", "1")], "GID 1 fe80::")
 }
 
 #[test]
 fn an_index_out_of_the_table_is_refused_with_the_table() -> Result<()> {
-    let Some(setting) = talkative(&[("NCCL_IB_GID_INDEX", "7"), ("SOFTRNIC_GIDS", "rich")]) else { return Ok(()) };
-    pair::run("an_index_out_of_the_table_is_refused_with_the_table", &setting, |_| {
+    let setting = require!(talkative(&[("NCCL_IB_GID_INDEX", "7"), ("SOFTRNIC_GIDS", "rich")]));
+    pair(&setting, |_| {
         let transport = plugin_transport()?;
         let words = ["NCCL_IB_GID_INDEX=7: softrnic0 has no GID there", "3: 10.82.1.1 (RoCE v2)", "of 16 entries"];
         assert!(said(&["WARN", words[0], words[1], words[2]]), "{}", log());
@@ -76,8 +80,8 @@ fn an_index_out_of_the_table_is_refused_with_the_table() -> Result<()> {
 
 #[test]
 fn a_table_that_changes_is_read_again() -> Result<()> {
-    let Some(setting) = talkative(&[("SOFTRNIC_GIDS", "rich")]) else { return Ok(()) };
-    pair::run("a_table_that_changes_is_read_again", &setting, |seat| {
+    let setting = require!(talkative(&[("SOFTRNIC_GIDS", "rich")]));
+    pair(&setting, |seat| {
         works(seat)?;
         let device = seat.rank();
         // The entry that was chosen goes, and its address comes back elsewhere; then a better one appears.
@@ -99,8 +103,8 @@ fn a_table_that_changes_is_read_again() -> Result<()> {
 /// Rank 0 is told to use another network; rank 1, which also has an address there, answers with that.
 #[test]
 fn the_receiver_answers_in_the_senders_network() -> Result<()> {
-    let Some(setting) = talkative(&[("SOFTRNIC_GIDS", "rich")]) else { return Ok(()) };
-    pair::run("the_receiver_answers_in_the_senders_network", &setting, |seat| {
+    let setting = require!(talkative(&[("SOFTRNIC_GIDS", "rich")]));
+    pair(&setting, |seat| {
         let device = seat.rank();
         if device == 0 {
             set("NCCL_IB_ADDR_RANGE", "10.99.0.0/16");
@@ -129,8 +133,8 @@ fn the_receiver_answers_in_the_senders_network() -> Result<()> {
 #[test]
 fn a_peer_whose_address_is_not_resolved_yet_is_tried_again() -> Result<()> {
     let faults = [("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT times=3"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20")];
-    let Some(setting) = talkative(&faults) else { return Ok(()) };
-    let told = pair::run("a_peer_whose_address_is_not_resolved_yet_is_tried_again", &setting, |seat| {
+    let setting = require!(talkative(&faults));
+    let told = pair(&setting, |seat| {
         works(seat)?;
         let count = |words: &str| log().matches(words).count();
         Ok((count("up to 34 more attempts, 20 ms apart"), count(": connected at attempt ")))
@@ -148,8 +152,8 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "250"),
         ("NCCL_IB_MQP_RETRY_CNT", "4"),
     ];
-    let Some(setting) = talkative(&env) else { return Ok(()) };
-    pair::run("a_peer_whose_address_is_never_resolved_is_reported_with_both_ends", &setting, |seat| {
+    let setting = require!(talkative(&env));
+    pair(&setting, |seat| {
         if seat.rank() == 1 {
             return seat.barrier();
         }
@@ -188,8 +192,8 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
 #[test]
 fn a_path_that_is_refused_for_good_is_not_tried_again() -> Result<()> {
     let env = [("SOFTRNIC_FAULTS", "modify-qp=EINVAL times=1")];
-    let Some(setting) = talkative(&env) else { return Ok(()) };
-    pair::run("a_path_that_is_refused_for_good_is_not_tried_again", &setting, |seat| {
+    let setting = require!(talkative(&env));
+    pair(&setting, |seat| {
         if seat.rank() == 0 {
             let transport = plugin_transport()?;
             let (mut handle, mut listener) = transport.listen(1)?;
@@ -205,9 +209,9 @@ fn a_path_that_is_refused_for_good_is_not_tried_again() -> Result<()> {
 }
 
 /// All sizes over InfiniBand.
-fn over_infiniband(test: &str, prepare: impl FnOnce(&Seat), words: &str) -> Result<()> {
-    let Some(setting) = talkative(&[("SOFTRNIC_LINK", "ib")]) else { return Ok(()) };
-    pair::run(test, &setting, |seat| {
+fn over_infiniband(prepare: impl FnOnce(&Seat), words: &str) -> Result<()> {
+    let setting = require!(talkative(&[("SOFTRNIC_LINK", "ib")]));
+    pair(&setting, |seat| {
         drop(plugin_transport()?);
         assert!(said(&["softrnic0 InfiniBand 400 Gb/s LID 2"]), "{}", log());
         prepare(seat);
@@ -223,32 +227,31 @@ fn over_infiniband(test: &str, prepare: impl FnOnce(&Seat), words: &str) -> Resu
 }
 
 #[test]
-fn infiniband_goes_by_lid_within_a_subnet() -> Result<()> {
-    over_infiniband("infiniband_goes_by_lid_within_a_subnet", |_| {}, ": LID ")
+fn infiniband_peers_in_one_subnet_are_addressed_by_lid() -> Result<()> {
+    over_infiniband(|_| {}, ": LID ")
 }
 
 /// A site may set it for its RoCE nodes, and it then is there on the others as well.
 #[test]
-fn infiniband_does_not_heed_the_gid_index() -> Result<()> {
-    over_infiniband("infiniband_does_not_heed_the_gid_index", |_| set("NCCL_IB_GID_INDEX", "77"), ": LID ")
+fn the_gid_index_is_ignored_on_infiniband() -> Result<()> {
+    over_infiniband(|_| set("NCCL_IB_GID_INDEX", "77"), ": LID ")
 }
 
 /// A GID of a fabric with routers: entry 1, subnet 1 or 2, and the port's LID as FLID.
 #[test]
-fn infiniband_goes_by_gid_between_subnets() -> Result<()> {
-    let test = "infiniband_goes_by_gid_between_subnets";
+fn infiniband_peers_in_other_subnets_are_addressed_by_gid() -> Result<()> {
     let route = |seat: &Seat| {
         let device = seat.rank();
         let lid = 2 + 2 * device;
         softrnic(&format!("gid {device}/1 add 1 fec0:0:{lid:x}:{}::{}", device + 1, device + 1));
     };
-    over_infiniband(test, route, ": GID 1 fec0:0:")
+    over_infiniband(route, ": GID 1 fec0:0:")
 }
 
 /// What the devices of two ends agree on: bits that both have, or nothing where one end does not ask.
-fn agree_on(test: &str, enable: [&str; 2], words: Option<&str>) -> Result<()> {
-    let Some(setting) = talkative(&[]) else { return Ok(()) };
-    pair::run(test, &setting, |seat| {
+fn agree_on(enable: [&str; 2], words: Option<&str>) -> Result<()> {
+    let setting = require!(talkative(&[]));
+    pair(&setting, |seat| {
         set("SOFTRNIC_ECE", ["13", "7"][seat.rank()]);
         set("NCCL_IB_ECE_ENABLE", enable[seat.rank()]);
         works(seat)?;
@@ -264,19 +267,19 @@ fn agree_on(test: &str, enable: [&str; 2], words: Option<&str>) -> Result<()> {
 }
 
 #[test]
-fn devices_agree_on_their_makers_options() -> Result<()> {
-    agree_on("devices_agree_on_their_makers_options", ["1", "1"], Some("use ECE options 0x5 of 0xf000"))
+fn both_ends_use_the_ece_options_that_both_have() -> Result<()> {
+    agree_on(["1", "1"], Some("use ECE options 0x5 of 0xf000"))
 }
 
 #[test]
-fn options_that_one_end_does_not_want_are_not_used() -> Result<()> {
-    agree_on("options_that_one_end_does_not_want_are_not_used", ["1", "0"], None)
+fn ece_options_that_one_end_disables_are_not_used() -> Result<()> {
+    agree_on(["1", "0"], None)
 }
 
 #[test]
 fn clear_to_sends_have_a_traffic_class_of_their_own() -> Result<()> {
-    let Some(setting) = talkative(&[("NCCL_IB_TC", "106"), ("NCCL_IB_FIFO_TC", "184")]) else { return Ok(()) };
-    pair::run("clear_to_sends_have_a_traffic_class_of_their_own", &setting, |seat| {
+    let setting = require!(talkative(&[("NCCL_IB_TC", "106"), ("NCCL_IB_FIFO_TC", "184")]));
+    pair(&setting, |seat| {
         works(seat)?;
         for class in ["traffic class 106", "traffic class 184"] {
             assert_eq!(log().matches(class).count(), 1, "{class}: {}", log());
@@ -288,8 +291,8 @@ fn clear_to_sends_have_a_traffic_class_of_their_own() -> Result<()> {
 
 #[test]
 fn a_partition_key_that_is_not_there_is_named() -> Result<()> {
-    let Some(setting) = talkative(&[("NCCL_IB_PKEY", "3")]) else { return Ok(()) };
-    pair::run("a_partition_key_that_is_not_there_is_named", &setting, |_| {
+    let setting = require!(talkative(&[("NCCL_IB_PKEY", "3")]));
+    pair(&setting, |_| {
         let transport = plugin_transport()?;
         let (mut handle, _listener) = transport.listen(0)?;
         while transport.connect(0, &mut handle).is_ok() {

@@ -14,19 +14,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use testkit::wait_until;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-
-fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = attempt() {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "{what} never comes");
-        std::thread::sleep(Duration::from_micros(100));
-    }
-}
 
 fn reception(tokens: &[Token]) -> Arc<Reception> {
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -36,7 +26,7 @@ fn reception(tokens: &[Token]) -> Arc<Reception> {
 }
 
 fn caller(reception: &Arc<Reception>, token: Token) -> Channel {
-    until("the caller", || {
+    wait_until("the caller", || {
         reception.poll(PATIENCE).expect("no error");
         reception.fetch(&token)
     })
@@ -44,12 +34,12 @@ fn caller(reception: &Arc<Reception>, token: Token) -> Channel {
 
 fn reach(lines: &Lines, address: SocketAddr, token: Token) -> Reach {
     let reach = lines.reach(&Handle { address, token }).expect("dialled");
-    until("the line", || reach.channel.poll_connected().expect("somebody listens").then_some(()));
+    wait_until("the line", || reach.channel.poll_connected().expect("somebody listens").then_some(()));
     reach
 }
 
 fn heard(channel: &Channel) -> Heard {
-    until("a frame", || Some(channel.poll_frame()).filter(|heard| *heard != Heard::Nothing))
+    wait_until("a frame", || Some(channel.poll_frame()).filter(|heard| *heard != Heard::Nothing))
 }
 
 fn is_kind(channel: &Channel, kind: Kind) {
@@ -123,7 +113,7 @@ fn a_stranger_that_drips_has_a_deadline() {
     let start = Instant::now();
     let hello = frame(Kind::Hello, [1; 16]);
     let mut bytes = hello.iter().cycle();
-    until("the end", || {
+    wait_until("the end", || {
         std::thread::sleep(Duration::from_millis(20));
         reception.poll(Duration::from_millis(200)).expect("no error");
         // Less than a frame in all: nothing that could be judged.
@@ -143,7 +133,7 @@ fn whoever_waits_at_the_door_is_told_that_the_last_listener_has_closed() {
     near.send(Kind::Hello, Vec::new());
     let _far = caller(&reception, [1; 16]);
     let mut inside = TcpStream::connect(reception.address()).expect("it listens");
-    until("a poll", || {
+    wait_until("a poll", || {
         reception.poll(PATIENCE).expect("no error");
         Some(())
     });
@@ -153,13 +143,13 @@ fn whoever_waits_at_the_door_is_told_that_the_last_listener_has_closed() {
     assert!(!is_closed(&mut inside) && !is_closed(&mut outside), "somebody listens still");
     reception.deregister(&[2; 16]);
     for stranger in [&mut inside, &mut outside] {
-        until("the end", || is_closed(stranger).then_some(()));
+        wait_until("the end", || is_closed(stranger).then_some(()));
     }
     // On a line the answer is in words.
     let late = lines.reach(&Handle { address: reception.address(), token: [2; 16] }).expect("a line");
     assert!(late.is_shared);
     late.channel.send(Kind::Hello, Vec::new());
-    until("the refusal", || {
+    wait_until("the refusal", || {
         _far.line().read();
         matches!(late.channel.poll_frame(), Heard::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
     });
@@ -172,7 +162,7 @@ fn who_queued_up_while_nobody_listened_is_sent_away() {
     reception.deregister(&[1; 16]);
     let mut early = TcpStream::connect(reception.address()).expect("it is open");
     reception.register([2; 16]);
-    until("the end", || is_closed(&mut early).then_some(()));
+    wait_until("the end", || is_closed(&mut early).then_some(()));
 }
 
 #[test]
@@ -202,7 +192,7 @@ fn a_refusal_at_the_door_is_for_one_connection() {
     for channel in [&dead, &live] {
         channel.send(Kind::Hello, Vec::new());
     }
-    until("the refusal", || {
+    wait_until("the refusal", || {
         reception.poll(PATIENCE).expect("no error");
         matches!(dead.poll_frame(), Heard::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
     });
@@ -256,7 +246,7 @@ fn what_a_peer_would_not_take_is_sent_once_it_does() {
     let mut assembler = Assembler::default();
     let (mut hellos, mut goodbyes) = (0, 0);
     peer.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
-    until("the goodbye", || {
+    wait_until("the goodbye", || {
         let mut bytes = [0; 4096];
         let wanted = assembler.wanted().expect("frames").min(bytes.len());
         if let Ok(count) = peer.read(&mut bytes[..wanted]) {
@@ -306,7 +296,7 @@ fn a_lost_line_ends_no_connection_and_new_ones_go_over_a_new_line() {
     peer.read_exact(&mut [0; 32]).expect("a hello");
     let late = Link::dialled("the peer".into(), [0; 16], again.channel, &Arc::default());
     drop(peer);
-    until("the end of the second line", || {
+    wait_until("the end of the second line", || {
         late.line().read();
         late.is_broken().then_some(())
     });

@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{pattern, plugin_transport, setting};
+use common::process::pair;
+use common::setting::setting;
+use common::{pattern, plugin_transport};
 use ferrite::buffer::Buffer;
 use ferrite::comm::{RecvComm, SendComm};
 use ferrite::error::Result;
 use ferrite::link::{finished, posted};
-use ferrite::pair;
 use ferrite::seat::Seat;
 use ferrite::transport::{Handle, Listener, Transport};
 use nccl_net::testing::proto::frame::{Frame, Kind};
@@ -16,6 +17,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use testkit::require;
 
 const CONNECTIONS: usize = 100;
 /// Strangers that stay on the line, so that each listener has some who say nothing more.
@@ -128,9 +130,9 @@ fn connect(seat: &mut Seat, transport: &Transport) -> Result<()> {
 }
 
 #[test]
-fn a_scanner_beside_a_hundred_connections_harms_none() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("a_scanner_beside_a_hundred_connections_harms_none", &setting, |seat| {
+fn a_hundred_connections_come_about_beside_a_port_scanner() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let transport = plugin_transport()?;
         match seat.rank() {
             0 => listen(seat, &transport)?,

@@ -2,38 +2,40 @@
 
 mod common;
 
-use common::alone::{address, alone, is_told, works};
-use common::doom::in_a_doomed_child;
-use common::relay::{Relay, connect_through};
-use common::talk::{log, said, talkative};
-use common::{plugin_transport, setting};
+use common::connect::{connect_through, is_told, relay_to, through, works};
+use common::log::{log, said};
+use common::plugin_transport;
+use common::process::{alone, pair};
+use common::setting::{setting, talkative};
 use ferrite::buffer::Buffer;
 use ferrite::comm::{RecvComm, SendComm};
 use ferrite::error::Result;
 use ferrite::link::{Link, posted};
-use ferrite::pair;
 use ferrite::seat::Seat;
 use ferrite::transport::{Handle, Listener, Transport};
 use nccl_net::testing::proto::handle::HANDLE_BYTES;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use testkit::crash::in_child_that_dies;
+use testkit::relay::Relay;
+use testkit::require;
 
 /// A reset tells nothing of the peer: its process answers when it is dialled again, and all connections go on over the new
 /// line, of which both ends make use.
 #[test]
 fn a_line_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> {
-    let Some(setting) = talkative(&[]) else { return Ok(()) };
-    alone("a_line_that_is_reset_is_dialled_again_and_ends_no_connection", &setting, |seat| {
+    let setting = require!(talkative(&[]));
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
-        let mut relay = Relay::new(address(&first).address);
+        let mut relay = relay_to(&first);
         let mut pairs: Vec<_> = (0..4).map(|_| connect_through(seat, &transport, &mut relay)).collect::<Result<_>>()?;
         for round in 1..4 {
             relay.reset();
             let mut deadline = seat.deadline("another line");
             while log().matches("the control connection to softrnic0 port 1").count() < 4 * round {
-                relay.pass();
+                relay.forward();
                 deadline.idle()?;
             }
             assert_eq!(relay.callers, 1 + round, "one line for all four");
@@ -45,7 +47,7 @@ fn a_line_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> 
         let region = recv.register(&memory)?;
         let mut deadline = seat.deadline("a goodbye of the sender");
         while recv.receive(&region, 0, 8, 0).is_ok() {
-            relay.pass();
+            relay.forward();
             deadline.idle()?;
         }
         let (send, recv, _listener) = pairs.pop().expect("three");
@@ -53,7 +55,7 @@ fn a_line_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> 
         let region = send.register(&memory)?;
         let mut deadline = seat.deadline("a goodbye of the receiver");
         while send.send(&region, 0, 8, 0).is_ok() {
-            relay.pass();
+            relay.forward();
             deadline.idle()?;
         }
         assert_eq!(log().matches(": the peer has closed the connection").count(), 2, "{}", log());
@@ -70,11 +72,11 @@ fn a_line_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> 
 /// The peer's process has ended, so its port is closed.
 #[test]
 fn a_line_that_is_reset_by_a_dying_peer_ends_its_connections() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    alone("a_line_that_is_reset_by_a_dying_peer_ends_its_connections", &setting, |seat| {
+    let setting = require!(setting());
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
-        let mut relay = Relay::new(address(&first).address);
+        let mut relay = relay_to(&first);
         let pairs: Vec<_> = (0..3).map(|_| connect_through(seat, &transport, &mut relay)).collect::<Result<_>>()?;
         relay.reset();
         drop(relay);
@@ -88,7 +90,7 @@ fn dial(seat: &Seat, transport: &Transport, mut handle: Handle, relay: Option<&m
     let mut deadline = seat.deadline("a connection to the peer");
     loop {
         if let Some(relay) = &mut relay {
-            relay.pass();
+            relay.forward();
         }
         if let Some(send) = transport.connect(seat.rank(), &mut handle)? {
             return Ok(send);
@@ -102,7 +104,7 @@ fn answer(seat: &Seat, mut listener: Listener, relay: Option<&mut Relay>) -> Res
     let mut deadline = seat.deadline("a connection from the peer");
     loop {
         if let Some(relay) = &mut relay {
-            relay.pass();
+            relay.forward();
         }
         if let Some(recv) = listener.accept()? {
             return Ok(recv);
@@ -118,12 +120,12 @@ fn handle_of_peer(seat: &mut Seat) -> Result<Handle> {
 
 /// The line is lost, nobody answers when it is dialled again, and the peer, a child of rank 1, dies: the device of rank 0 tells,
 /// although nothing is under way there.
-fn told_by_the_device(test: &str, play: impl Fn(&mut Seat, &Transport) -> Result<()>, peer: Peer) -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
+fn told_by_the_device(play: impl Fn(&mut Seat, &Transport) -> Result<()>, peer: Peer) -> Result<()> {
+    let setting = require!(setting());
     let setting = setting.env("NCCL_IB_TIMEOUT", "10").env("NCCL_IB_RETRY_CNT", "3");
-    pair::run(test, &setting, |seat| {
+    pair(&setting, |seat| {
         if seat.rank() == 1 {
-            in_a_doomed_child(|| {
+            in_child_that_dies(|| {
                 let Ok(transport) = plugin_transport() else { return };
                 let Ok(end) = peer(seat, &transport) else { return };
                 let _ = seat.barrier();
@@ -146,8 +148,8 @@ type Peer = fn(&mut Seat, &Transport) -> Result<(Option<SendComm>, Option<RecvCo
 fn a_receiver_without_a_line_is_told_by_its_device() -> Result<()> {
     let play = |seat: &mut Seat, transport: &Transport| {
         let (handle, listener) = transport.listen(0)?;
-        let mut relay = Relay::new(address(&handle).address);
-        seat.send_bytes(&relay.divert(&handle).0)?;
+        let mut relay = relay_to(&handle);
+        seat.send_bytes(&through(&relay, &handle).0)?;
         let recv = answer(seat, listener, Some(&mut relay))?;
         let memory = Arc::new(Buffer::new(64)?);
         let region = recv.register(&memory)?;
@@ -165,20 +167,20 @@ fn a_receiver_without_a_line_is_told_by_its_device() -> Result<()> {
         let handle = handle_of_peer(seat)?;
         Ok((Some(dial(seat, transport, handle, None)?), None))
     };
-    told_by_the_device("a_receiver_without_a_line_is_told_by_its_device", play, peer)
+    told_by_the_device(play, peer)
 }
 
 #[test]
 fn a_sender_without_a_line_is_told_by_its_device() -> Result<()> {
     let play = |seat: &mut Seat, transport: &Transport| {
         let handle = handle_of_peer(seat)?;
-        let mut relay = Relay::new(address(&handle).address);
-        let diverted = relay.divert(&handle);
+        let mut relay = relay_to(&handle);
+        let diverted = through(&relay, &handle);
         let send = dial(seat, transport, diverted, Some(&mut relay))?;
         // The peer waits for the commit.
         let mut deadline = seat.deadline("the commit to pass");
         while !relay.is_quiet() {
-            relay.pass();
+            relay.forward();
             deadline.idle()?;
         }
         seat.barrier()?;
@@ -197,15 +199,14 @@ fn a_sender_without_a_line_is_told_by_its_device() -> Result<()> {
         seat.send_bytes(&handle.0)?;
         Ok((None, Some(answer(seat, listener, None)?)))
     };
-    told_by_the_device("a_sender_without_a_line_is_told_by_its_device", play, peer)
+    told_by_the_device(play, peer)
 }
 
 /// A worker that the peer has forked, as data loaders are, outlives it: that keeps nobody from hearing of the death.
 #[test]
 fn a_peer_that_dies_before_its_forked_worker_is_told_all_the_same() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    let test = "a_peer_that_dies_before_its_forked_worker_is_told_all_the_same";
-    pair::run(test, &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         if seat.rank() == 0 {
             let transport = plugin_transport()?;
             let link = Link::open(seat, &transport, 0)?;
@@ -220,7 +221,7 @@ fn a_peer_that_dies_before_its_forked_worker_is_told_all_the_same() -> Result<()
             return seat.barrier();
         }
         let (here, workers) = UnixStream::pair().expect("a pair");
-        in_a_doomed_child(|| {
+        in_child_that_dies(|| {
             let Ok(transport) = plugin_transport() else { return };
             let Ok(link) = Link::open(seat, &transport, 1) else { return };
             let mut byte = [0_u8];

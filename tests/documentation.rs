@@ -25,7 +25,7 @@ fn functions(folder: &Path, found: &mut BTreeSet<String>) {
 #[test]
 fn each_weakness_has_a_test_that_exists() {
     let mut tests = BTreeSet::new();
-    for folder in ["src", "tests", "tools/ferrite/tests"] {
+    for folder in ["src", "tests", "tools/ferrite/tests", "tools/testkit"] {
         functions(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut tests);
     }
     let points = read("docs/conformance.md");
