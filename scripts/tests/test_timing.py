@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import unittest
+from pathlib import Path
 
 from nccl_net_ferrite import exit_codes
 from nccl_net_ferrite.ab.rendezvous import Rendezvous, receive
