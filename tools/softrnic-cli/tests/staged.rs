@@ -1,11 +1,13 @@
 //! Where processes may not look into each other: the bytes pass through the fabric.
 
+#[path = "../../softrnic/tests/common/mod.rs"]
 mod common;
+mod program;
 
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use common::cli::control;
+use program::control;
 use common::gpu::pattern;
 use common::node::{Address, Node, Terms, Work, local_pair, to_state};
 use common::process::{Line, alone, pair};

@@ -1,10 +1,12 @@
 //! Faults on demand.
 
+#[path = "../../softrnic/tests/common/mod.rs"]
 mod common;
+mod program;
 
 use std::time::{Duration, Instant};
 
-use common::cli::{control, refused};
+use program::{control, refused};
 use common::node::{Node, Terms, Work, local_pair, to_state};
 use common::process::{Line, alone, is_side, pair};
 use common::verbs::*;

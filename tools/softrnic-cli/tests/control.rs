@@ -1,10 +1,12 @@
 //! A network that changes while programs use it: ports go down and up, addresses come and go, devices fail.
 
+#[path = "../../softrnic/tests/common/mod.rs"]
 mod common;
+mod program;
 
 use std::ptr;
 
-use common::cli::{control, refused};
+use program::{control, refused};
 use common::node::{CAP, Node, Terms, Work, create_qp, join_ports, local_pair, modify, open, rtr, to_state};
 use common::process::{alone, pair};
 use common::verbs::*;

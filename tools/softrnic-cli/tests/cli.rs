@@ -1,11 +1,13 @@
 //! The command line.
 
+#[path = "../../softrnic/tests/common/mod.rs"]
 mod common;
+mod program;
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
-use common::cli::{Folder, LibraryDir, control, hold_if_asked, refused, softrnic};
+use program::{Folder, LibraryDir, control, hold_if_asked, refused, softrnic};
 use common::node::{Node, Terms, Work, local_pair};
 use common::process::{alone, assert_clean, pair};
 use common::tools::skipped;

@@ -1,11 +1,13 @@
 //! What killed processes leave, and who may remove it.
 
+#[path = "../../softrnic/tests/common/mod.rs"]
 mod common;
+mod program;
 
 use std::path::Path;
 use std::process::Command;
 
-use common::cli::{Folder, HOLDS, Holder, LibraryDir, hold_if_asked, in_other_namespace};
+use program::{Folder, HOLDS, Holder, LibraryDir, hold_if_asked, in_other_namespace};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -64,7 +66,7 @@ fn a_fabric_in_another_process_id_namespace_lives() {
 fn a_forked_child_keeps_no_fabric() {
     let folder = Folder::new("forked");
     let mut starter = myself();
-    starter.args([common::cli::HOLD, "--exact", "--nocapture"]).env(HOLDS, "fork");
+    starter.args([program::HOLD, "--exact", "--nocapture"]).env(HOLDS, "fork");
     starter.env("SOFTRNIC_FABRIC", "one").env("SOFTRNIC_SHM_DIR", folder.path());
     let mut holder = Holder::wait_for(starter);
     assert_eq!(clean(&folder, &[]), "one: in use\n");
@@ -77,7 +79,7 @@ fn a_forked_child_keeps_no_fabric() {
 fn run(folder: &Folder, library: &LibraryDir) -> Holder {
     let mut starter = folder.command(&["run", "--library"]);
     starter.arg(library.path()).arg(std::env::current_exe().expect("own path"));
-    starter.args([common::cli::HOLD, "--exact", "--nocapture"]).env(HOLDS, "1").env("SOFTRNIC_QUIET", "1");
+    starter.args([program::HOLD, "--exact", "--nocapture"]).env(HOLDS, "1").env("SOFTRNIC_QUIET", "1");
     Holder::wait_for(starter)
 }
 

@@ -1,11 +1,14 @@
 //! The command line, as users run it.
 
+// Every test file uses another part of this.
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "shared by several test programs")]
+
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use super::verbs::{ibv_get_device_list, library_path};
+use crate::common::verbs::{ibv_get_device_list, library_path};
 
 /// `softrnic` with these arguments; it finds the fabric by the environment of the test.
 pub fn softrnic(args: &[&str]) -> Output {
@@ -163,5 +166,5 @@ pub fn in_other_namespace(program: &Path) -> Option<Command> {
         command.arg(program);
         return Some(command);
     }
-    super::tools::skipped("process id namespaces")
+    crate::common::tools::skipped("process id namespaces")
 }

@@ -1,13 +1,15 @@
 //! The command line: which fabric it changes, how it ends, and how it finds what a program needs.
 
+#[path = "../../softrnic/tests/common/mod.rs"]
 mod common;
+mod program;
 
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use common::cli::{Folder, control, hold_if_asked, softrnic};
+use program::{Folder, control, hold_if_asked, softrnic};
 use common::node::Node;
 use common::process::alone;
 use common::verbs::library_path;
@@ -81,7 +83,7 @@ fn change_mine_and_theirs() {
     let named = run(&["--fabric", "theirs", "port", "0/1", "--mtu", "1024", "--latency-us", "2"]);
     assert_eq!(text(&named.stdout), "fabric theirs: softrnic0/1 latency 2 us, mtu 1024\n");
     assert_ne!(state("theirs"), before);
-    [theirs, mine, also_mine].into_iter().for_each(common::cli::Holder::end);
+    [theirs, mine, also_mine].into_iter().for_each(program::Holder::end);
 }
 
 #[test]
@@ -212,6 +214,6 @@ fn the_help_of_rules_has_whole_lines() {
         assert!(help.contains(line), "{help}");
     }
     // Those that the reader of rules knows.
-    let known = common::cli::refused(&["inject", "--fabric", "no-such-fabric", "drop"]);
+    let known = program::refused(&["inject", "--fabric", "no-such-fabric", "drop"]);
     assert!(known.contains("no process uses a fabric"), "{known}");
 }

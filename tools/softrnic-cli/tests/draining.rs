@@ -1,6 +1,8 @@
 //! Send queues that are stopped: on request (SQD) or by an error of UC (SQE). And the first message of a connection.
 
+#[path = "../../softrnic/tests/common/mod.rs"]
 mod common;
+mod program;
 
 use std::time::Duration;
 
@@ -114,7 +116,7 @@ fn a_drained_queue_may_be_led_elsewhere() {
             assert_eq!(query(node).port, 2);
             assert_eq!(to_state(node.qp, RTS), 0);
         }
-        common::cli::control(&["port", "0/1", "down"]);
+        program::control(&["port", "0/1", "down"]);
         a.send(Work::default());
         assert_eq!(a.next().status, OK, "by the second ports");
     });
