@@ -7,11 +7,11 @@ mod program;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
-use program::{Folder, LibraryDir, control, hold_if_asked, refused, softrnic};
 use common::node::{Node, Terms, Work, local_pair};
 use common::process::{alone, assert_clean, pair};
 use common::tools::skipped;
 use common::verbs::*;
+use program::{Folder, LibraryDir, control, hold_if_asked, refused, softrnic};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()

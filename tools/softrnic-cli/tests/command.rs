@@ -9,10 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use program::{Folder, control, hold_if_asked, softrnic};
 use common::node::Node;
 use common::process::alone;
 use common::verbs::library_path;
+use program::{Folder, control, hold_if_asked, softrnic};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()

@@ -6,10 +6,10 @@ mod program;
 
 use std::ptr;
 
-use program::{control, refused};
 use common::node::{CAP, Node, Terms, Work, create_qp, join_ports, local_pair, modify, open, rtr, to_state};
 use common::process::{alone, pair};
 use common::verbs::*;
+use program::{control, refused};
 
 const QUICK: Terms = Terms { timeout: 8, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
 /// Gives up after 8.6 s.

@@ -6,10 +6,10 @@ mod program;
 
 use std::time::{Duration, Instant};
 
-use program::{control, refused};
 use common::node::{Node, Terms, Work, local_pair, to_state};
 use common::process::{Line, alone, is_side, pair};
 use common::verbs::*;
+use program::{control, refused};
 
 /// A write of 16 bytes, `value` each.
 fn write(a: &mut Node, b: &Node, id: u64, value: u8) {

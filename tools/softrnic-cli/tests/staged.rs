@@ -7,11 +7,11 @@ mod program;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use program::control;
 use common::gpu::pattern;
 use common::node::{Address, Node, Terms, Work, local_pair, to_state};
 use common::process::{Line, alone, pair};
 use common::verbs::*;
+use program::control;
 
 /// Has the kernel refuse what the default profiles of container runtimes refuse.
 fn enter_sandbox() {

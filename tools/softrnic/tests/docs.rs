@@ -71,7 +71,7 @@ fn links_lead_somewhere() {
 #[test]
 fn every_setting_has_its_row() {
     let table = read("src/lib.rs");
-    for file in ["src/settings.rs", "src/shape.rs"] {
+    for file in ["src/process/settings.rs", "src/network/topology.rs"] {
         let text = read(file);
         for quoted in text.split('"').skip(1).step_by(2).filter(|word| word.starts_with("SOFTRNIC_")) {
             let name = quoted.split(|c: char| !c.is_ascii_uppercase() && c != '_').next().unwrap_or_default();
