@@ -1,4 +1,21 @@
-//! What a device can do at most.
+//! How much there can be at most: of a fabric, of a device, of a queue.
+
+/// Devices of a fabric.
+pub(crate) const DEVICES: usize = 8;
+/// Ports of a device.
+pub(crate) const PORTS: usize = 2;
+/// Processes of a fabric.
+pub(crate) const PROCS: usize = 256;
+/// Queue pairs of a device.
+pub(crate) const QPS: u32 = 4096;
+/// Memory regions of a device.
+pub(crate) const MRS: u32 = 16384;
+/// Completion queues of a device.
+pub(crate) const CQS: u32 = 4096;
+/// Fault rules in force at a time.
+pub(crate) const RULES: usize = 64;
+/// Staged copies under way at a time, in the whole fabric: a bit each in a word.
+pub(crate) const JOBS: usize = 64;
 
 /// Largest message, in bytes.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;

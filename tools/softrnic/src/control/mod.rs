@@ -9,6 +9,7 @@ mod error;
 mod inject;
 pub(crate) mod names;
 pub(crate) mod network;
+mod parse;
 mod planned;
 mod report;
 

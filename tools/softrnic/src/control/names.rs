@@ -1,9 +1,6 @@
 //! Names of ports and devices, and the kinds of GIDs.
 
-use std::{fmt, str};
-
-use crate::control::error::Error;
-use crate::network::port_id;
+use std::fmt;
 
 /// A port of a device: `softrnic1/2`. `rnic1/2` and `1/2` are understood as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,15 +9,6 @@ pub struct PortName {
     pub device: usize,
     /// 1 or 2.
     pub port: u32,
-}
-
-impl str::FromStr for PortName {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self, Error> {
-        let (device, port) = port_id::parse_name(name).ok_or_else(|| Error::Name(name.to_owned(), "softrnic0/1"))?;
-        Ok(Self { device, port })
-    }
 }
 
 impl fmt::Display for PortName {
@@ -35,14 +23,6 @@ pub struct DeviceName(
     /// Its index.
     pub usize,
 );
-
-impl str::FromStr for DeviceName {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self, Error> {
-        port_id::parse_device(name).map(Self).ok_or_else(|| Error::Name(name.to_owned(), "softrnic0"))
-    }
-}
 
 impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::abi::names::qp_state;
 use crate::control::names::{DeviceName, GidKind, PortName};
+use crate::limits::PROCS;
 use crate::network::gid::{self, GidType};
 use crate::network::link::{LINK_INFINIBAND, LINK_UNSPECIFIED, mtu_bytes};
 use crate::network::port::set_up;
@@ -13,7 +14,7 @@ use crate::network::port_id::PortId;
 use crate::network::topology::Topology;
 use crate::process::fabric::Fabric;
 use crate::process::reach::{DIRECT, STAGED};
-use crate::shm::layout::{PROCS, Table};
+use crate::shm::layout::Table;
 use crate::shm::process_id::slot_of;
 use crate::shm::slots::{self, GIDS, NO_PEER, PROC_ALIVE, PortSlot, QpSlot};
 

@@ -13,7 +13,7 @@ pub(crate) fn flush_recv(engine: &Engine, qp: &Qp) -> bool {
     if qp.slot.state.load(SeqCst) != qp_state::ERR || !qp.is_in_fabric() {
         return true;
     }
-    if engine.fabric.is_visited(qp.slot) || (engine.fabric.has_stage() && engine.copy_server.is_busy()) {
+    if engine.fabric.is_entered(qp.slot) || (engine.fabric.has_stage() && engine.copy_server.is_busy()) {
         return false;
     }
     qp.flush_recv();

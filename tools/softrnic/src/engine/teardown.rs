@@ -20,7 +20,7 @@ impl Engine {
             // Our own threads read and write it under this lock, peers while they are in the queue pair.
             // What is copied through the shared file is sent again from the beginning, and finds the key invalid.
             lock(&qp.send).staged.take_if(|staged| staged.uses(mr.key()));
-            self.fabric.await_visitor(qp.slot);
+            self.fabric.await_remote(qp.slot);
         }
         if self.fabric.has_stage() {
             self.copy_server.quiesce(self.fabric);
@@ -31,7 +31,7 @@ impl Engine {
     /// Forgets all requests and completions of a queue pair. The state is RESET already.
     pub(crate) fn discard(&'static self, qp: &Qp) {
         lock(&qp.send).staged = None;
-        self.fabric.await_visitor(qp.slot);
+        self.fabric.await_remote(qp.slot);
         if self.fabric.has_stage() {
             // What peers have asked us to copy for this queue pair.
             self.copy_server.quiesce(self.fabric);

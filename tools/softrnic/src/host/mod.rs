@@ -6,3 +6,4 @@ pub(crate) mod errno;
 pub(crate) mod fd_queue;
 pub(crate) mod lock;
 pub(crate) mod stderr;
+pub(crate) mod sync;

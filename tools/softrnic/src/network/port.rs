@@ -3,12 +3,11 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::abi::types::{Gid, PortAttr};
-use crate::limits::MAX_MESSAGE;
+use crate::limits::{MAX_MESSAGE, PORTS};
 use crate::network::gid::{self, GidType, TypedGid};
 use crate::network::link::{LINK_INFINIBAND, MTU_4096, SPEED_NDR, STATE_ACTIVE, signalling};
 use crate::network::topology::Topology;
 use crate::shm::file::SharedFile;
-use crate::shm::layout::PORTS;
 use crate::shm::slots::{GIDS, GidSlot, PortSlot};
 
 const PHYS_DISABLED: u8 = 3;

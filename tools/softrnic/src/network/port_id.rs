@@ -1,6 +1,6 @@
 //! Ports: which one, and what they are called.
 
-use crate::shm::layout::{DEVICES, PORTS};
+use crate::limits::{DEVICES, PORTS};
 
 /// A port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

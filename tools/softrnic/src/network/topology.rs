@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::host::env;
+use crate::limits::{DEVICES, PORTS};
 use crate::network::link::{self, LINK_ETHERNET, LINK_INFINIBAND, LINK_UNSPECIFIED};
 use crate::network::port_id;
-use crate::shm::layout::{DEVICES, PORTS};
 use crate::shm::slots::{Header, TOPOLOGY_WORDS};
 
 /// What is settled for the whole fabric, in the order of [`RULES`].

@@ -4,11 +4,11 @@ use std::ffi::c_char;
 use std::sync::OnceLock;
 
 use crate::abi::types::{self, DeviceAttr};
-use crate::limits::{MAX_CQE, MAX_READS, MAX_SGE};
+use crate::limits::{DEVICES, MAX_CQE, MAX_READS, MAX_SGE};
 use crate::network::gid;
 use crate::network::topology::Topology;
 use crate::process::settings::Settings;
-use crate::shm::layout::{DEVICES, Table};
+use crate::shm::layout::Table;
 
 /// `0xf00000`: in no vendor's range.
 const VENDOR_ID: u32 = 0x00f0_0000;

@@ -9,17 +9,17 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use crate::abi::consts::{Status, event, qp_state, qp_type};
 use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
 use crate::host::lock::lock;
-use crate::limits::MAX_SGE;
+use crate::limits::{MAX_SGE, QPS};
 use crate::network::port_id::PortId;
 use crate::objects::context::Event;
 use crate::objects::cq::{CompletionSource, Cq};
 use crate::objects::pd::Pd;
-use crate::objects::send_queue::SendQueue;
+use crate::objects::send_queue::{SendQueue, entries};
 use crate::objects::send_ring::SendRing;
 use crate::process::fabric::Fabric;
 use crate::process::settings::{InlineExcess, Settings};
 use crate::remote::completion;
-use crate::shm::layout::{QPS, Table};
+use crate::shm::layout::Table;
 use crate::shm::recv_ring::{Received, RecvRing};
 use crate::shm::slots::{NO_PEER, QpSlot};
 
@@ -114,7 +114,7 @@ impl Qp {
             signal_all: requested.signal_all,
             attributes: Mutex::new(QpAttr { cap, port_num: 1, ..QpAttr::default() }),
             send: Mutex::new(SendQueue::new(&cap)),
-            send_ring: SendRing::new(&cap),
+            send_ring: SendRing::new(entries(&cap)),
             ece: AtomicU32::new(fabric.settings.ece),
             recv: Mutex::default(),
             recv_ring,
@@ -358,7 +358,7 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, requested: &QpRequest) ->
     slot.ring_bytes.store(0, SeqCst);
     slot.state.store(qp_state::RESET, SeqCst);
     slot.peer.store(NO_PEER, SeqCst);
-    if !fabric.is_visited(slot) {
+    if !fabric.is_entered(slot) {
         slot.busy.store(0, SeqCst);
     }
     let ring_at =

@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 
 use crate::abi::consts::Status;
 use crate::abi::types::{QpCap, Sge};
-use crate::objects::send_ring::entries;
 use crate::process::route::Route;
 use crate::remote::request::Request;
 use crate::remote::staged_transfer::StagedTransfer;
@@ -203,4 +202,9 @@ impl SendQueue {
         self.planned = 0;
         (self.acked, self.executed) = (self.posted, self.posted);
     }
+}
+
+/// Slots of a send queue.
+pub(crate) fn entries(cap: &QpCap) -> usize {
+    (cap.max_send_wr.max(1) as usize).next_power_of_two()
 }

@@ -1,17 +1,11 @@
 //! Records of executed requests, between their execution and the poll that reports them.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::abi::types::QpCap;
-
-/// Slots of a send queue.
-pub(crate) fn entries(cap: &QpCap) -> usize {
-    (cap.max_send_wr.max(1) as usize).next_power_of_two()
-}
+use crate::host::sync::AtomicU64;
 
 /// What became of one request. Two words, so that poller and executor need no lock in common.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Record {
     wr_id: AtomicU64,
     /// Status | opcode << 8 | has a completion << 16 | byte count << 32.
@@ -38,14 +32,14 @@ pub(crate) struct Taken {
 }
 
 impl SendRing {
-    pub(crate) fn new(cap: &QpCap) -> Self {
-        let entries = entries(cap);
+    /// With room for `entries` records, a power of two.
+    pub(crate) fn new(entries: usize) -> Self {
         Self {
             done: AtomicU64::new(0),
             freed: AtomicU64::new(0),
             polled: AtomicU64::new(0),
             mask: entries as u64 - 1,
-            records: (0..entries).map(|_| Record::default()).collect(),
+            records: (0..entries).map(|_| Record { wr_id: AtomicU64::new(0), rest: AtomicU64::new(0) }).collect(),
         }
     }
 

@@ -3,10 +3,10 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
+use crate::limits::PROCS;
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
 use crate::shm::file::ControlLock;
-use crate::shm::layout::PROCS;
 use crate::shm::slots::EVENTS;
 
 /// One event. Port 0: it concerns the device.

@@ -7,12 +7,12 @@ use std::ops::Deref;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use crate::limits::PROCS;
 use crate::network::port;
 use crate::network::topology::Topology;
 use crate::process::settings::Settings;
 use crate::process::timers::{Task, Timers};
 use crate::shm::file::{Failure, SharedFile};
-use crate::shm::layout::PROCS;
 use crate::shm::process_id::slot_of;
 
 /// This process's membership in a fabric. Lives until the process ends.

@@ -6,6 +6,7 @@
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use crate::process::fabric::Fabric;
+use crate::shm::mark;
 use crate::shm::process_id::slot_of;
 use crate::shm::slots::{ProcSlot, QpSlot};
 
@@ -22,27 +23,14 @@ impl Fabric {
     }
 
     /// Whether a live process is executing against `qp` right now.
-    pub(crate) fn is_visited(&self, qp: &QpSlot) -> bool {
+    pub(crate) fn is_entered(&self, qp: &QpSlot) -> bool {
         let busy = qp.busy.load(SeqCst);
         busy != 0 && self.live_process(busy as u32).is_some()
     }
 
-    /// Waits until whoever executes against `qp` at this moment has left, or died. The caller has first changed
-    /// what a later visitor will find.
-    pub(crate) fn await_visitor(&self, qp: &QpSlot) {
-        let seen = qp.busy.load(SeqCst);
-        let mut spins = 0u32;
-        while seen != 0 && qp.busy.load(SeqCst) == seen && self.live_process(seen as u32).is_some() {
-            spins += 1;
-            if spins < 200 {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
-        }
-        // The mark of a dead visitor would keep the next one out.
-        if seen != 0 && self.live_process(seen as u32).is_none() {
-            let _ = qp.busy.compare_exchange(seen, 0, SeqCst, SeqCst);
-        }
+    /// Waits until the process that executes against `qp` at this moment has left, or died. The caller has first changed
+    /// what a later one will find.
+    pub(crate) fn await_remote(&self, qp: &QpSlot) {
+        mark::await_clear(&qp.busy, |holder| self.live_process(holder as u32).is_some());
     }
 }

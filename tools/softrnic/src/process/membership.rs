@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
+use crate::limits::PROCS;
 use crate::process::fabric::Fabric;
 use crate::process::settings::Settings;
 use crate::rules::environment::load_env;
 use crate::shm::file::{Failure, SharedFile};
-use crate::shm::layout::PROCS;
 use crate::shm::process_id::{id_of, slot_of};
 use crate::shm::slots::{PROC_ALIVE, PROC_EXITING};
 

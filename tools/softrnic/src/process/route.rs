@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use crate::abi::types::{AhAttr, Gid};
+use crate::limits::PORTS;
 use crate::network::gid::{self, TypedGid};
 use crate::network::link;
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
-use crate::shm::layout::PORTS;
 use crate::shm::slots::{GIDS, NO_PEER, PortSlot};
 
 /// The global part of an address vector.

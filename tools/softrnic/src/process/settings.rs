@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::host::env::text;
-use crate::limits::{MAX_INLINE, MAX_QP_WR};
+use crate::limits::{CQS, MAX_INLINE, MAX_QP_WR, MRS, QPS};
 use crate::network::topology::Requested;
-use crate::shm::layout;
 
 /// Validated settings.
 #[derive(Clone, Debug)]
@@ -115,9 +114,9 @@ impl Settings {
             faults: None,
             seed: None,
             time_scale: 1.0,
-            max_qp: layout::QPS,
-            max_cq: layout::CQS,
-            max_mr: layout::MRS,
+            max_qp: QPS,
+            max_cq: CQS,
+            max_mr: MRS,
             max_qp_wr: MAX_QP_WR,
             max_inline: MAX_INLINE,
             inline_excess: InlineExcess::default(),
@@ -163,9 +162,9 @@ impl Settings {
             faults: faults()?,
             seed: text("SOFTRNIC_SEED")?.map(|_| number("SOFTRNIC_SEED", 0, 0, u64::MAX)).transpose()?,
             time_scale,
-            max_qp: number("SOFTRNIC_MAX_QP", layout::QPS, 1, layout::QPS)?,
-            max_cq: number("SOFTRNIC_MAX_CQ", layout::CQS, 1, layout::CQS)?,
-            max_mr: number("SOFTRNIC_MAX_MR", layout::MRS, 1, layout::MRS)?,
+            max_qp: number("SOFTRNIC_MAX_QP", QPS, 1, QPS)?,
+            max_cq: number("SOFTRNIC_MAX_CQ", CQS, 1, CQS)?,
+            max_mr: number("SOFTRNIC_MAX_MR", MRS, 1, MRS)?,
             max_qp_wr: number("SOFTRNIC_MAX_QP_WR", MAX_QP_WR, 1, MAX_QP_WR)?,
             max_inline: number("SOFTRNIC_MAX_INLINE", MAX_INLINE, 0, MAX_INLINE)?,
             inline_excess: inline_excess()?,

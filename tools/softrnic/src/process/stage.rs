@@ -2,9 +2,10 @@
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use crate::limits::JOBS;
 use crate::process::fabric::Fabric;
 use crate::shm::job::{Hold, JobSlot, job};
-use crate::shm::layout::{FILE_BYTES, JOBS, JOBS_AT};
+use crate::shm::layout::{FILE_BYTES, JOBS_AT};
 
 impl Fabric {
     /// Gives the slots and their bytes storage, once for the whole fabric.

@@ -6,10 +6,11 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
+use crate::limits::{DEVICES, PORTS, PROCS};
 use crate::process::fabric::Fabric;
 use crate::process::usage;
 use crate::shm::file::ControlLock;
-use crate::shm::layout::{self, CHUNK, DEVICES, PAGE, PORTS, RINGS_AT, RINGS_BYTES, Table};
+use crate::shm::layout::{CHUNK, PAGE, RINGS_AT, RINGS_BYTES, Table};
 use crate::shm::slots::{CqSlot, MrSlot, NO_PEER, QpSlot};
 
 impl Fabric {
@@ -132,7 +133,7 @@ impl Fabric {
 
     /// Frees all that dead processes left, except what a live one is still working on.
     pub(crate) fn reap_dead(&self, control: &ControlLock<'_>) {
-        for index in 0..layout::PROCS {
+        for index in 0..PROCS {
             let proc = self.proc(index);
             let id = proc.id.load(Acquire);
             if id == 0 || id == self.me || self.file.is_held(index) {
@@ -155,7 +156,7 @@ impl Fabric {
                     continue;
                 }
                 qp.state.store(crate::abi::consts::qp_state::RESET, SeqCst);
-                if self.is_visited(qp) {
+                if self.is_entered(qp) {
                     clean = false;
                 } else {
                     self.free_qp(control, device, index);

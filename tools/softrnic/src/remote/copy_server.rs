@@ -9,11 +9,12 @@ use crate::copy::gpu::{self, Ticket};
 use crate::copy::piece::{CopyError, Direction, Piece};
 use crate::host::clock::now_ns;
 use crate::host::lock::lock;
+use crate::limits::JOBS;
 use crate::process::fabric::Fabric;
 use crate::process::timers::Task;
 use crate::remote::atomic;
-use crate::shm::job::{Hold, JobSlot, job, task};
-use crate::shm::layout::{JOBS, STAGE_BYTES};
+use crate::shm::job::{Hold, job, task};
+use crate::shm::layout::STAGE_BYTES;
 use crate::shm::process_id::slot_of;
 
 /// How soon to look again at copies that are under way, in ns.
@@ -61,10 +62,14 @@ impl CopyServer {
         while let Some(one) = active.front() {
             match one.ticket.is_done() {
                 Ok(false) => break,
-                Ok(true) => end(&fabric.jobs()[one.index], one.hold, job::DONE),
+                Ok(true) => {
+                    fabric.jobs()[one.index].leave(one.hold, job::DONE);
+                }
                 // The driver is gone, and soon we are: a NIC would fall silent.
                 Err(CopyError::Gone) => {}
-                Err(_) => end(&fabric.jobs()[one.index], one.hold, job::FAILED),
+                Err(_) => {
+                    fabric.jobs()[one.index].leave(one.hold, job::FAILED);
+                }
             }
             active.pop_front();
         }
@@ -85,25 +90,18 @@ impl CopyServer {
         asked.sort_unstable_by_key(|&index| fabric.jobs()[index].number.load(Relaxed));
         for index in asked {
             let slot = &fabric.jobs()[index];
-            // The target first: if the slot is posted anew in between, its hold is another.
-            let seen = slot.hold();
-            let is_ours = slot.target.load(SeqCst) == fabric.me && seen.state == job::POSTED;
-            let hold = seen.to(job::TAKEN);
-            if !is_ours || !slot.change(seen, hold) {
-                continue;
-            }
+            let Some(hold) = slot.take(fabric.me) else { continue };
             match begin(fabric, index, hold.owner) {
-                Begun::Over(state) => end(slot, hold, state),
+                Begun::Over(state) => {
+                    slot.leave(hold, state);
+                }
                 Begun::Copies(ticket) => {
                     let number = self.begun.fetch_add(1, Relaxed);
                     active.push_back(Active { index, hold, ticket, number });
                 }
                 Begun::Later => {
-                    if slot.change(hold, seen) {
+                    if slot.leave(hold, job::POSTED) {
                         fabric.proc(slot_of(fabric.me)).jobs.fetch_or(1 << index, SeqCst);
-                    } else {
-                        // The requester has lost interest.
-                        slot.release(hold.to(job::ORPHANED));
                     }
                 }
             }
@@ -170,12 +168,4 @@ fn change(fabric: &Fabric, device: usize, kind: u32, (addr, len): (u64, u64), st
     // SAFETY: aligned (checked) and registered; the stage is aligned and longer.
     let is_done = unsafe { atomic::execute_here(fabric, device, kind == task::FETCH_ADD, addr as *mut u64, stage) };
     if is_done { Begun::Over(job::DONE) } else { Begun::Later }
-}
-
-/// The job is over.
-fn end(slot: &JobSlot, hold: Hold, state: u8) {
-    if !slot.change(hold, hold.to(state)) {
-        // The requester has lost interest.
-        slot.release(hold.to(job::ORPHANED));
-    }
 }

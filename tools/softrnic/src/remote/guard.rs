@@ -1,14 +1,11 @@
-//! Entering the QP of a peer, possibly in another process, without a lock.
-//!
-//! The visitor first marks the QP (`busy`), then looks whether it is welcome. The owner first changes what visitors
-//! will find (state, keys), then waits for the mark to go, or for the marking process to die. Both steps are
-//! sequentially consistent, so one of the two always sees the other.
+//! Entering the queue pair of a peer, possibly in another process, without a lock: by the mark in its slot.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::abi::consts::qp_state;
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
+use crate::shm::mark;
 use crate::shm::slots::{NO_PEER, QpSlot};
 
 /// A peer's QP while we execute against it.
@@ -22,9 +19,6 @@ pub(crate) struct RemoteQpGuard {
     mark: u64,
 }
 
-/// How often to look again at a QP that somebody else has marked.
-const PATIENCE: u32 = 1000;
-
 impl RemoteQpGuard {
     /// Enters QP `peer` as `me` (names, see `QpSlot::peer`). `None`: packets to it vanish.
     #[inline]
@@ -34,24 +28,18 @@ impl RemoteQpGuard {
         }
         let device = PortId::of_name(peer).device;
         let slot = fabric.find_qp(device, peer as u32)?;
-        if !is_welcome(slot, peer, me) {
+        if !accepts(slot, peer, me) {
             return None;
         }
         let owner = slot.owner.load(Acquire);
         let pid = if owner == fabric.me { None } else { Some(fabric.live_process(owner)?.pid.load(Relaxed)) };
         let mark = u64::from(serial) << 32 | u64::from(fabric.me);
-        let mut tries = 0;
-        while let Err(holder) = slot.busy.compare_exchange_weak(0, mark, SeqCst, Relaxed) {
-            // Only a latecomer that will find itself unwelcome can be in there.
-            tries += 1;
-            if tries == PATIENCE && !evict(fabric, slot, holder) {
-                return None;
-            }
-            std::hint::spin_loop();
+        if !mark::set(&slot.busy, mark, |holder| fabric.live_process(holder as u32).is_some()) {
+            return None;
         }
         let guard = Self { fabric, slot, device, pid, mark };
         // From here on the QP and the regions of its owner stay as they are.
-        (is_welcome(slot, peer, me) && slot.owner.load(SeqCst) == owner).then_some(guard)
+        (accepts(slot, peer, me) && slot.owner.load(SeqCst) == owner).then_some(guard)
     }
 
     /// Whether a packet of that type and number is the next one here. UC takes what comes.
@@ -67,7 +55,7 @@ impl RemoteQpGuard {
         self.slot.expected_psn.store(psn, SeqCst);
     }
 
-    /// Number of this visit among those of the visiting queue.
+    /// How often the entering queue has entered before.
     pub(crate) fn serial(&self) -> u32 {
         (self.mark >> 32) as u32
     }
@@ -89,23 +77,13 @@ impl RemoteQpGuard {
 
 impl Drop for RemoteQpGuard {
     fn drop(&mut self) {
-        // Only if the mark is still ours; the owner may have taken us for dead.
-        let _ = self.slot.busy.compare_exchange(self.mark, 0, SeqCst, Relaxed);
-    }
-}
-
-/// Takes the mark of a latecomer away that has died with it. False: it lives.
-#[cold]
-fn evict(fabric: &Fabric, slot: &QpSlot, holder: u64) -> bool {
-    fabric.live_process(holder as u32).is_none() && {
-        let _ = slot.busy.compare_exchange(holder, 0, SeqCst, Relaxed);
-        true
+        mark::clear(&self.slot.busy, self.mark);
     }
 }
 
 /// Whether `slot` is QP `peer`, able to receive, and connected to `me`.
 #[inline]
-fn is_welcome(slot: &QpSlot, peer: u64, me: u64) -> bool {
+fn accepts(slot: &QpSlot, peer: u64, me: u64) -> bool {
     let state = slot.state.load(SeqCst);
     slot.qpn.load(SeqCst) == peer as u32
         && (qp_state::RTR..=qp_state::SQE).contains(&state)
@@ -118,14 +96,15 @@ mod tests {
     use std::sync::atomic::Ordering::SeqCst;
 
     use crate::abi::consts::qp_state;
+    use crate::limits::QPS;
     use crate::network::port_id::PortId;
     use crate::process::fabric::Fabric;
     use crate::remote::guard::RemoteQpGuard;
-    use crate::shm::layout::{QPS, Table};
+    use crate::shm::layout::Table;
     use crate::shm::process_id::slot_of;
 
     #[test]
-    fn the_mark_of_a_dead_latecomer_keeps_nobody_out() {
+    fn the_mark_of_a_dead_process_keeps_no_other_out() {
         // SAFETY: no other test of this program reads or writes the environment.
         unsafe { std::env::set_var("SOFTRNIC_FABRIC", format!("test-{}-latecomer", std::process::id())) };
         let fabric = Fabric::attach().expect("a fabric");

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::copy::piece::{CopyError, Piece};
 use crate::host::clock::now_ns;
 use crate::process::fabric::Fabric;
-use crate::shm::job::{JobSlot, job};
+use crate::shm::job::{Job, JobSlot, job};
 use crate::shm::process_id::slot_of;
 
 /// A process that has polled so recently looks for jobs itself; others are woken.
@@ -37,15 +37,15 @@ impl StagedCopy {
     pub(crate) fn post(&mut self, target: u32, device: usize, task: u32, theirs: &Piece) {
         let slot = self.slot();
         self.target = target;
-        slot.target.store(target, Relaxed);
-        slot.device.store(device as u32, Relaxed);
-        slot.task.store(task, Relaxed);
-        slot.key.store(theirs.key, Relaxed);
-        slot.addr.store(theirs.addr, Relaxed);
-        slot.len.store(theirs.len, Relaxed);
-        slot.number.store(self.fabric.header().jobs_begun.fetch_add(1, SeqCst), Relaxed);
-        // Nobody else changes a slot that is idle and whose owner lives.
-        slot.hold.store(slot.hold().to(job::POSTED).word(), SeqCst);
+        slot.post(&Job {
+            target,
+            task,
+            device: device as u32,
+            key: theirs.key,
+            addr: theirs.addr,
+            len: theirs.len,
+            number: self.fabric.header().jobs_begun.fetch_add(1, SeqCst),
+        });
         self.fabric.proc(slot_of(target)).jobs.fetch_or(1 << self.index, SeqCst);
         self.remind();
     }
@@ -72,21 +72,11 @@ impl StagedCopy {
 impl Drop for StagedCopy {
     fn drop(&mut self) {
         let slot = self.slot();
-        loop {
-            let seen = slot.hold();
-            if seen.state != job::TAKEN {
-                // Withdrawn, or over.
-                if slot.release(seen) {
-                    return;
-                }
-            } else if slot.change(seen, seen.to(job::ORPHANED)) {
-                // Nobody will free what a dead target was copying.
-                let orphan = seen.to(job::ORPHANED);
-                if self.fabric.is_abandoned(slot, orphan) {
-                    slot.release(orphan);
-                }
-                return;
-            }
+        // Nobody will free what a dead target was copying.
+        if let Some(orphan) = slot.give_up()
+            && self.fabric.is_abandoned(slot, orphan)
+        {
+            slot.release(orphan);
         }
     }
 }

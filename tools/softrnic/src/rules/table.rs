@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
+use crate::limits::RULES;
 use crate::rules::action::Action;
 use crate::rules::rule::{FaultRule, RuleEnd};
 use crate::shm::file::{ControlLock, SharedFile};
-use crate::shm::layout::RULES;
 use crate::shm::slots::RuleSlot;
 
 /// The ports that rules name must be there, among so many devices with so many ports each. The error is a sentence.

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::limits::{DEVICES, PORTS};
 use crate::network::port_id;
 use crate::rules::action::Action;
 use crate::rules::rule::{ANY_OPCODE, FaultRule, RuleEnd};
-use crate::shm::layout::{DEVICES, PORTS};
 
 /// A rule that could not be read: which, and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,11 +3,10 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
+use crate::limits::{DEVICES, JOBS, PORTS, PROCS, QPS, RULES};
 use crate::shm::file::SharedFile;
 use crate::shm::job::JobSlot;
-use crate::shm::layout::{
-    self, DEVICES, JOBS, JOBS_AT, PORTS, PORTS_AT, PROCS, PROCS_AT, RULES, RULES_AT, STAGE_AT, STAGE_BYTES, Table,
-};
+use crate::shm::layout::{self, JOBS_AT, PORTS_AT, PROCS_AT, RULES_AT, STAGE_AT, STAGE_BYTES, Table};
 use crate::shm::slots::{CqSlot, MrSlot, PortSlot, ProcSlot, QpSlot, RuleSlot};
 
 impl SharedFile {
@@ -65,7 +64,7 @@ impl SharedFile {
     /// The QP entry that `qpn` names on `device`, if that part of the table exists.
     #[inline]
     pub(crate) fn find_qp(&self, device: usize, qpn: u32) -> Option<&'static QpSlot> {
-        let index = qpn % layout::QPS;
+        let index = qpn % QPS;
         (index < self.header().grown[device][Table::Qp as usize].load(Relaxed)).then(|| self.qp(device, index))
     }
 

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::host::errno::{errno_text, last_errno};
-use crate::shm::layout::{self, FILE_BYTES, MAGIC, PROCS, VERSION};
+use crate::limits::PROCS;
+use crate::shm::layout::{self, FILE_BYTES, MAGIC, VERSION};
 use crate::shm::record_lock::{CONTROL, is_locked, life_lock, set_lock};
 use crate::shm::slots::{Header, PROC_ALIVE, ProcSlot};
 

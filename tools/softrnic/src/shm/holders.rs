@@ -6,7 +6,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::shm::layout::{MAGIC, PROCS};
+use crate::limits::PROCS;
+use crate::shm::layout::MAGIC;
 use crate::shm::record_lock::{CONTROL, life_lock, lock_range};
 
 /// What became of a file that was to be removed unless somebody holds it.

@@ -12,6 +12,7 @@
 
 use std::mem::size_of;
 
+use crate::limits::{CQS, DEVICES, JOBS, MRS, PORTS, PROCS, QPS, RULES};
 use crate::shm::job::JobSlot;
 use crate::shm::slots::{CqSlot, Header, MrSlot, PortSlot, ProcSlot, QpSlot, RuleSlot};
 
@@ -19,16 +20,6 @@ use crate::shm::slots::{CqSlot, Header, MrSlot, PortSlot, ProcSlot, QpSlot, Rule
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
 /// Change it with every change in this file.
 pub(crate) const VERSION: u64 = 6;
-
-pub(crate) const DEVICES: usize = 8;
-/// Ports of a device.
-pub(crate) const PORTS: usize = 2;
-pub(crate) const PROCS: usize = 256;
-pub(crate) const QPS: u32 = 4096;
-pub(crate) const MRS: u32 = 16384;
-pub(crate) const CQS: u32 = 4096;
-/// Fault rules in force at a time.
-pub(crate) const RULES: usize = 64;
 
 pub(crate) const PAGE: usize = 4096;
 /// Storage of the tables grows by this much.
@@ -44,8 +35,6 @@ const DEVICE_TABLES: usize = QP_TABLE + MR_TABLE + CQ_TABLE;
 pub(crate) const RINGS_AT: usize = TABLES_AT + DEVICES * DEVICE_TABLES;
 /// Bound of all receive rings together.
 pub(crate) const RINGS_BYTES: usize = 64 << 20;
-/// Staged copies under way at a time, in the whole fabric: a bit each in a word.
-pub(crate) const JOBS: usize = 64;
 /// Most bytes of one staged copy.
 pub(crate) const STAGE_BYTES: usize = 512 << 10;
 pub(crate) const JOBS_AT: usize = RINGS_AT + RINGS_BYTES;

@@ -6,6 +6,7 @@ pub(crate) mod file;
 pub(crate) mod holders;
 pub(crate) mod job;
 pub(crate) mod layout;
+pub(crate) mod mark;
 pub(crate) mod process_id;
 pub(crate) mod record_lock;
 pub(crate) mod recv_ring;

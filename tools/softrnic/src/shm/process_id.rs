@@ -1,6 +1,6 @@
 //! Identities of processes: a slot number and a generation.
 
-use crate::shm::layout::PROCS;
+use crate::limits::PROCS;
 
 const SLOT_BITS: u32 = 8;
 const _: () = assert!(PROCS == 1 << SLOT_BITS);

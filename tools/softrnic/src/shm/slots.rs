@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
 
 use crate::abi::consts::qp_state;
-use crate::shm::layout::{DEVICES, PORTS, RULES};
+use crate::limits::{DEVICES, PORTS, RULES};
 
 /// Start of the file.
 #[repr(C)]

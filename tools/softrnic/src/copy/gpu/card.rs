@@ -9,8 +9,8 @@ use std::sync::{Mutex, OnceLock};
 use crate::copy::gpu::cuda::{Code, Cuda, Handle};
 use crate::copy::piece::Direction;
 use crate::host::lock::lock;
+use crate::limits::JOBS;
 use crate::process::fabric::Fabric;
-use crate::shm::layout::JOBS;
 
 /// GPUs of a machine that we know what to do with.
 const CARDS: usize = 64;
