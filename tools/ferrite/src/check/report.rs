@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use crate::check::verdict::{Outcome, Verdict};
+use crate::check::outcome::{Outcome, Verdict};
 use crate::error::{Error, Result};
 
 /// One line, and the last words of the processes after a failure.
-pub fn line(outcome: &Outcome) -> String {
+pub(crate) fn line(outcome: &Outcome) -> String {
     let Outcome { number, name, verdict, detail, seconds, log, .. } = outcome;
     let mut text = match verdict {
         Verdict::Skipped => format!("{number:>2}  {name:<26}  skipped: {detail}\n"),
@@ -19,14 +19,14 @@ pub fn line(outcome: &Outcome) -> String {
 }
 
 /// Everything in one line.
-pub fn summary(title: &str, outcomes: &[Outcome]) -> String {
+pub(crate) fn summary(title: &str, outcomes: &[Outcome]) -> String {
     let [passed, failed, skipped] = counts(outcomes);
     let seconds: f64 = outcomes.iter().map(|outcome| outcome.seconds).sum();
     format!("{title}: {} checks, {passed} passed, {failed} failed, {skipped} skipped, {seconds:.0} s\n", outcomes.len())
 }
 
 /// Passed, failed, skipped.
-pub fn counts(outcomes: &[Outcome]) -> [usize; 3] {
+pub(crate) fn counts(outcomes: &[Outcome]) -> [usize; 3] {
     [Verdict::Passed, Verdict::Failed, Verdict::Skipped]
         .map(|verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count())
 }
@@ -44,14 +44,14 @@ struct Json<'a> {
 ///
 /// # Errors
 /// [`Error::Unreadable`] if it cannot be written down.
-pub fn json(title: &str, outcomes: &[Outcome]) -> Result<String> {
+pub(crate) fn json(title: &str, outcomes: &[Outcome]) -> Result<String> {
     let [passed, failed, skipped] = counts(outcomes);
     let json = Json { title, passed, failed, skipped, checks: outcomes };
     serde_json::to_string_pretty(&json).map_err(|problem| Error::Unreadable(format!("no JSON: {problem}")))
 }
 
 /// As JUnit XML: a suite with a case per check.
-pub fn junit(title: &str, outcomes: &[Outcome]) -> String {
+pub(crate) fn junit(title: &str, outcomes: &[Outcome]) -> String {
     let [_, failed, skipped] = counts(outcomes);
     let seconds: f64 = outcomes.iter().map(|outcome| outcome.seconds).sum();
     let mut text = format!(

@@ -3,12 +3,13 @@
 
 use std::fmt::Write;
 
-use crate::record::Record;
+use crate::measure::metric::Metric;
+use crate::measure::sample::{Direction, size_text};
 use crate::report::repetitions;
 use crate::report::svg::{Curve, Panel, Point, Scale, escape};
-use crate::rows::Row;
-use crate::sample::{Direction, Metric, size_text};
-use crate::stats::Estimate;
+use crate::results::estimate::Estimate;
+use crate::results::record::Record;
+use crate::results::rows::Row;
 
 const A: &str = "#c2571a";
 const B: &str = "#1b6ca8";
@@ -24,7 +25,7 @@ const STYLE: &str = "text{font:13px 'DejaVu Sans',Verdana,sans-serif;fill:#222}\
     .grid{stroke:#ddd;stroke-width:1}.frame{fill:none;stroke:#888;stroke-width:1}";
 
 /// The whole picture.
-pub fn draw(record: &Record) -> String {
+pub(crate) fn draw(record: &Record) -> String {
     let mut out = String::new();
     // Writing to a String does not fail.
     draw_into(record, &mut out).unwrap_or_default();
@@ -169,7 +170,7 @@ fn ratios(rows: &[&Row], column: usize, title: &str, out: &mut String) -> std::f
 mod tests {
     use super::*;
     use crate::report::sample_record;
-    use crate::rows::Row;
+    use crate::results::rows::Row;
 
     /// The labels of the y axes, panel by panel: a panel's are at one place.
     fn y_labels(picture: &str, x: f64) -> Vec<f64> {

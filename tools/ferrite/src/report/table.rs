@@ -1,25 +1,26 @@
 //! The tables, in nccl-tests' and perftest's words; for the terminal and for Markdown.
 
-use crate::finding::{Finding, Judgement};
-use crate::record::Record;
+use crate::measure::metric::Metric;
+use crate::measure::sample::size_text;
 use crate::report::{number, percent};
-use crate::rows::Row;
-use crate::sample::{Metric, size_text};
-use crate::stats::Estimate;
+use crate::results::estimate::Estimate;
+use crate::results::judgement::{Finding, Judgement};
+use crate::results::record::Record;
+use crate::results::rows::Row;
 
 /// A table: a title, column names, rows of cells.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+pub(crate) struct Table {
     /// What it shows, with units.
-    pub title: String,
+    pub(crate) title: String,
     /// The column names.
-    pub columns: Vec<String>,
+    pub(crate) columns: Vec<String>,
     /// The cells.
-    pub rows: Vec<Vec<String>>,
+    pub(crate) rows: Vec<Vec<String>>,
 }
 
 /// All tables of a run.
-pub fn tables(record: &Record) -> Vec<Table> {
+pub(crate) fn tables(record: &Record) -> Vec<Table> {
     let titles = [
         (Metric::Latency, "Latency: half round trip of a ping-pong, us"),
         (Metric::MessageRate, "Message rate: 8 in flight, Mmsg/s (10^6 messages a second)"),
@@ -39,7 +40,7 @@ const JUDGED: [&str; 4] = ["B/A [interval]", "A/A [interval]", "difference", "fo
 
 /// The groups of rows, if there are any.
 fn groups(record: &Record) -> Option<Table> {
-    let row = |group: &crate::rows::Group| {
+    let row = |group: &crate::results::rows::Group| {
         let mut cells = vec![group.name.clone(), group.rows.to_string()];
         cells.extend(judged(record, &group.judgement));
         cells
@@ -131,7 +132,7 @@ fn interval(estimate: Option<Estimate>) -> String {
 
 impl Table {
     /// Right-aligned columns for a terminal.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
             cells.chain(self.columns.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -149,7 +150,7 @@ impl Table {
     }
 
     /// A Markdown table.
-    pub fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
         let mut text = format!("### {}\n\n{}", self.title, line(&self.columns));
         text.push_str(&format!("|{}\n", "---:|".repeat(self.columns.len())));
