@@ -64,7 +64,7 @@ type Side<'a, C> = (&'a C, &'a Region, usize, usize);
 ///
 /// # Errors
 /// Those of the transport; [`Error::Stalled`].
-pub fn exchange(
+pub(super) fn exchange(
     (sender, out, from, size): Side<'_, SendComm>,
     (receiver, into, to, room): Side<'_, RecvComm>,
 ) -> Result<(i32, i32)> {
@@ -90,7 +90,7 @@ pub fn exchange(
 ///
 /// # Errors
 /// Those of `post` and of the transport; [`Error::Stalled`]; [`Error::Contract`] if the receive is done before it.
-pub fn sent_meanwhile<'c>(
+pub(super) fn sent_meanwhile<'c>(
     deadline: &mut Deadline,
     receive: &mut Request<'_>,
     mut post: impl FnMut() -> Result<Option<Request<'c>>>,
@@ -109,7 +109,7 @@ pub fn sent_meanwhile<'c>(
 ///
 /// # Errors
 /// [`Error::Contract`] with the first wrong byte.
-pub fn arrived(into: &Region, offset: usize, size: usize, seed: u64, told: i32) -> Result<()> {
+pub(super) fn arrived(into: &Region, offset: usize, size: usize, seed: u64, told: i32) -> Result<()> {
     ensure!(told as usize == size, "a receive of {size} bytes says that {told} came");
     if let Some(at) = pattern::check(into.memory(), offset, size, seed)? {
         let words = format!("byte {} of {size} is {:#04x}, not {:#04x}", at.offset, at.got, at.expected);

@@ -44,7 +44,7 @@ impl fmt::Debug for Step {
 }
 
 /// A variable and its value.
-pub type Variable = (&'static str, &'static str);
+pub(super) type Variable = (&'static str, &'static str);
 
 /// What it is like where the processes are.
 #[derive(Debug, Clone, Copy)]
@@ -88,10 +88,10 @@ pub(crate) enum Host {
 }
 
 /// Both ranks work.
-pub const BOTH_RANKS: Env =
+pub(super) const BOTH_RANKS: Env =
     Env { vars: &[], rank1_vars: &[], host: Host::Plain, alone: false, raw: false, timeout_s: 20, long: false };
 /// Rank 0 works.
-pub const RANK0_ONLY: Env = Env { alone: true, ..BOTH_RANKS };
+pub(super) const RANK0_ONLY: Env = Env { alone: true, ..BOTH_RANKS };
 
 #[cfg(test)]
 mod tests {

@@ -18,11 +18,7 @@ use crate::system::{host, output};
 use crate::verbs::libibverbs::Verbs;
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Tries NCCL's contract for a network transport, 60 points, each in two fresh processes on a software RDMA device of their \
-own. Prints a line for each: number, name, pass, FAIL or `skipped: why`, and what was seen. SourceArgs a point means is in \
-docs/conformance.md.\n\n\
-Exit code 0: none failed; 1: some failed; 2: they could not be tried; 130: interrupted.")]
+#[command(after_help = after_help())]
 pub(super) struct Check {
     #[command(flatten)]
     source: SourceArgs,
@@ -97,7 +93,7 @@ impl Check {
         if failed == 0 {
             return Ok(Exit::Good);
         }
-        let all = if only { "the checks that were named" } else { "60 checks" };
+        let all = if only { "the checks that were named" } else { &format!("{} checks", points::all().len()) };
         output::write_stderr(format_args!("ferrite: {failed} of {all} failed"));
         Ok(Exit::Worse)
     }
@@ -168,4 +164,15 @@ fn title(request: &CheckRequest) -> String {
 /// Each check has two processes that poll, but many of them wait for most of their time.
 fn jobs_of_this_machine() -> usize {
     host::cpus().map_or(1, |cpus| cpus.len()).clamp(1, 8)
+}
+
+fn after_help() -> String {
+    format!(
+        "\
+Tries NCCL's contract for a network transport, {} points, each in two fresh processes on a software RDMA device of their \
+own. Prints a line for each: number, name, pass, FAIL or `skipped: why`, and what was seen. SourceArgs a point means is in \
+docs/conformance.md.\n\n\
+Exit code 0: none failed; 1: some failed; 2: they could not be tried; 130: interrupted.",
+        points::all().len()
+    )
 }

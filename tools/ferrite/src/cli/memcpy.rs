@@ -10,10 +10,11 @@ use crate::cli::size::parse_size;
 use crate::cli::source_args::SourceArgs;
 use crate::error::{Error, Result};
 use crate::measure::copy::BETWEEN;
+use crate::measure::direction::Direction;
+use crate::measure::estimate;
 use crate::measure::metric::Metric;
 use crate::measure::plan::{DEPTH, Job, Task};
-use crate::measure::sample::{Direction, Sample, size_text};
-use crate::results::estimate;
+use crate::measure::sample::{Sample, size_text};
 use crate::run::progress::Progress;
 use crate::run::session::{Runner, Session};
 use crate::system::output;
@@ -97,7 +98,7 @@ fn tasks(sizes: &[usize]) -> Vec<Task> {
 
 /// The headline of `metric` at `bytes` in each session.
 fn values(sessions: &[Session], metric: Metric, bytes: usize) -> Vec<f64> {
-    named(sessions, metric, bytes, metric.headline())
+    named(sessions, metric, bytes, metric.info().headline)
 }
 
 fn named(sessions: &[Session], metric: Metric, bytes: usize, name: &str) -> Vec<f64> {

@@ -3,9 +3,9 @@
 use crate::error::Result;
 use crate::measure::byte_check::{Check, Expected, UNTOUCHED};
 use crate::measure::conn::{Bench, GUARD};
+use crate::measure::direction::Direction;
 use crate::measure::pattern::{self, seed};
 use crate::measure::plan::DEPTH;
-use crate::measure::sample::Direction;
 use crate::measure::stream::{self, Contents, Flow, Running};
 use crate::pair::worker_ctx::WorkerCtx;
 

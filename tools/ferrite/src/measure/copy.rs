@@ -10,9 +10,10 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::measure::conn::Bench;
+use crate::measure::direction::Direction;
 use crate::measure::metric::Metric;
 use crate::measure::plan::DEPTH;
-use crate::measure::sample::{Direction, Key, Sample};
+use crate::measure::sample::{Key, Sample};
 use crate::measure::stream::{Flow, PARTS};
 use crate::pair::worker_ctx::WorkerCtx;
 

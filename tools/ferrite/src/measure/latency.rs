@@ -9,10 +9,11 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::measure::conn::{Bench, TAG};
+use crate::measure::direction::Direction;
+use crate::measure::estimate;
 use crate::measure::metric::Metric;
-use crate::measure::sample::{Direction, Key, Sample};
+use crate::measure::sample::{Key, Sample};
 use crate::pair::worker_ctx::WorkerCtx;
-use crate::results::estimate;
 use crate::transport::comm::Request;
 use crate::transport::deadline::{Deadline, finished, posted};
 

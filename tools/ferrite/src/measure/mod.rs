@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`metric`] | the quantities: a table with unit, headline value, columns and titles of each |
 //! | [`sample`] | one measured value, and what it is a value of |
+//! | [`direction`] | who sends |
+//! | [`estimate`] | medians and intervals that assume nothing of the distribution |
 //! | [`plan`] | the tasks of a pair of processes |
 //! | `conn` | a connection each way with registered memory: what the measurements use |
 //! | `pattern` | contents that tell messages and offsets apart |
@@ -15,6 +17,8 @@ pub mod byte_check;
 pub(crate) mod checked_stream;
 pub(crate) mod conn;
 pub(crate) mod copy;
+pub mod direction;
+pub mod estimate;
 pub(crate) mod latency;
 pub mod metric;
 pub(crate) mod pattern;

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::measure::direction::Direction;
 use crate::measure::metric::Metric;
-use crate::measure::sample::Direction;
 use crate::nccl::library::Source;
 use crate::verbs::libibverbs::Verbs;
 
@@ -54,7 +54,7 @@ pub enum Task {
     },
     /// Stream with [`DEPTH`] in flight.
     Stream {
-        /// [`Metric::MessageRate`] or [`Metric::Bandwidth`].
+        /// One that has a [`rate`](crate::measure::metric::MetricInfo::rate).
         metric: Metric,
         /// The message size.
         bytes: usize,
@@ -90,12 +90,9 @@ impl Task {
     pub fn words(&self) -> String {
         match self {
             Self::Setup { connections, at_once } => format!("connecting {connections} times, {at_once} at once"),
-            Self::Latency { bytes } => format!("latency of {bytes} B"),
-            Self::Stream { metric: Metric::MessageRate, bytes, direction } => {
-                format!("message rate of {bytes} B {direction}")
-            }
-            Self::Stream { bytes, direction, .. } => format!("bandwidth of {bytes} B {direction}"),
-            Self::Copy { bytes } => format!("memcpy of {bytes} B"),
+            Self::Latency { bytes } => format!("{} of {bytes} B", Metric::Latency.info().name),
+            Self::Stream { metric, bytes, direction } => format!("{} of {bytes} B {direction}", metric.info().name),
+            Self::Copy { bytes } => format!("{} of {bytes} B", Metric::Copy.info().name),
             Self::Verify { .. } => "verifying every byte".into(),
             Self::Parallel { .. } => "verifying two connections at once".into(),
             Self::Long { bytes, messages } => format!("verifying a stream of {messages} messages of {bytes} B"),

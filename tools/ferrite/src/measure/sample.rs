@@ -1,50 +1,14 @@
-//! What is measured, and one measured value of it. A new metric is a new [`Metric`], nothing else.
+//! One measured value, and what it is a value of.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::measure::direction::Direction;
 use crate::measure::metric::Metric;
 
-/// Who sends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Direction {
-    /// Rank 0 to rank 1.
-    Forward,
-    /// Rank 1 to rank 0.
-    Backward,
-    /// Both at once; a rate is the sum.
-    Both,
-}
-
-impl Direction {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Both];
-
-    /// Whether `rank` sends.
-    pub fn sends(self, rank: usize) -> bool {
-        match self {
-            Self::Forward => rank == 0,
-            Self::Backward => rank == 1,
-            Self::Both => true,
-        }
-    }
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Forward => "0->1",
-            Self::Backward => "1->0",
-            Self::Both => "both",
-        })
-    }
-}
-
 /// One row of a comparison.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Key {
     /// What.
     pub metric: Metric,
@@ -62,7 +26,7 @@ pub struct Sample {
     /// What.
     #[serde(flatten)]
     pub key: Key,
-    /// Named values in [`Metric::unit`], apart from the counts `iterations` and `connections`.
+    /// Named values in the unit of the metric, apart from the counts `iterations` and `connections`.
     pub values: BTreeMap<String, f64>,
 }
 
@@ -74,7 +38,7 @@ impl Sample {
 
     /// The value that two sides are compared by.
     pub fn headline(&self) -> Option<f64> {
-        self.values.get(self.key.metric.headline()).copied()
+        self.values.get(self.key.metric.info().headline).copied()
     }
 }
 

@@ -3,10 +3,11 @@
 use std::time::Instant;
 
 use crate::error::Result;
+use crate::measure::direction::Direction;
+use crate::measure::estimate;
 use crate::measure::metric::Metric;
-use crate::measure::sample::{Direction, Key, Sample};
+use crate::measure::sample::{Key, Sample};
 use crate::pair::worker_ctx::WorkerCtx;
-use crate::results::estimate;
 use crate::transport::comm::{RecvComm, SendComm};
 use crate::transport::instance::Transport;
 use crate::transport::listener::{Handle, Listener};

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::measure::conn::{Bench, TAG};
-use crate::measure::metric::Metric;
+use crate::measure::direction::Direction;
 use crate::measure::plan::DEPTH;
-use crate::measure::sample::{Direction, Key, Sample};
+use crate::measure::sample::{Key, Sample};
 use crate::pair::worker_ctx::WorkerCtx;
 use crate::transport::comm::Request;
 
@@ -214,13 +214,8 @@ pub(crate) fn measure(worker: &mut WorkerCtx, bench: &Bench, key: Key, slice_ms:
     }
     seconds.sort_by(f64::total_cmp);
     let ways = if key.direction == Direction::Both { 2.0 } else { 1.0 };
-    let value = |seconds: f64| {
-        let rate = ways * count as f64 / seconds;
-        match key.metric {
-            Metric::MessageRate => rate / 1e6,
-            _ => rate * bytes as f64 / 1e9,
-        }
-    };
+    let rate = key.metric.info().rate.ok_or(Error::Misuse("a metric that no stream measures"))?;
+    let value = |seconds: f64| rate(ways * count as f64 / seconds, bytes as f64);
     let values = [
         ("peak", value(seconds[0])),
         ("typ", value(seconds[PARTS / 2])),

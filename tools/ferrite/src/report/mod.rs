@@ -77,7 +77,7 @@ pub(crate) fn number(value: f64) -> String {
 /// Two sides of nothing much, and a row of bandwidth and one of latency.
 #[cfg(test)]
 pub(crate) fn sample_record() -> Record {
-    use crate::results::estimate::Estimate;
+    use crate::measure::estimate::Estimate;
     use crate::results::rows::Row;
     let estimate = |median: f64| Estimate { median, low: median - 0.05, high: median + 0.05, coverage: 0.96 };
     let row = |metric: &str, bytes: u64, unit: &str, direction: &str| -> Row {
@@ -134,5 +134,15 @@ mod tests {
         ] {
             assert_eq!(number(value), text);
         }
+    }
+
+    /// The committed results are still read, and drawn as they were.
+    #[test]
+    fn a_committed_record_gives_its_committed_report() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/results/softrnic-2-cores");
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("a committed file");
+        let record: Record = serde_json::from_str(&read("raw.json")).expect("a record");
+        assert_eq!(chart::draw(&record), read("report.svg"));
+        assert_eq!(markdown::write(&record), read("report.md"));
     }
 }

@@ -1,6 +1,6 @@
 //! What a run showed, in one line and as one of three conclusions.
 
-use crate::measure::metric::Metric;
+use crate::measure::metric::Label;
 use crate::measure::sample::size_text;
 use crate::report::{percent, repetitions, repetitions_run};
 use crate::results::judgement::{Finding, Judgement};
@@ -145,16 +145,16 @@ pub(crate) fn bias(record: &Record) -> Option<String> {
 
 /// `bandwidth 1M 0->1`.
 fn row_name(row: &Row) -> String {
-    let name = match row.key.metric {
-        Metric::Latency => "latency",
-        Metric::MessageRate => "message rate",
-        Metric::Bandwidth => "bandwidth",
-        Metric::Copy => "memcpy",
-        Metric::SetupOne => return "one connection".into(),
-        Metric::SetupMany => return "many connections".into(),
-    };
-    let direction = if row.key.metric == Metric::Latency { String::new() } else { format!(" {}", row.key.direction) };
-    format!("{name} {}{direction}", size_text(row.key.bytes))
+    let info = row.key.metric.info();
+    let mut name = info.name.to_owned();
+    for label in info.labels {
+        match label {
+            Label::Size => name += &format!(" {}", size_text(row.key.bytes)),
+            Label::Direction => name += &format!(" {}", row.key.direction),
+            Label::Wrong | Label::Connections | Label::AtOnce => {}
+        }
+    }
+    name
 }
 
 /// What is missing, and how many repetitions might do.

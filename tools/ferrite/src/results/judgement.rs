@@ -6,8 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::measure::estimate::{self, Estimate};
 use crate::measure::metric::Better;
-use crate::results::estimate::{self, Estimate};
 
 /// The chance that anything of a run is said to differ although it does not; half of it is for rows, half for groups. The
 /// same for A against itself.

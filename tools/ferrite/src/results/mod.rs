@@ -2,7 +2,6 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`estimate`] | medians and intervals that assume nothing of the distribution |
 //! | [`judgement`] | whether two sides differ, and the least difference that could have been found |
 //! | [`loaded`] | what a worker process found when it had loaded its transport |
 //! | [`run`] | one pair of processes that measured |
@@ -11,7 +10,6 @@
 //! | [`record`] | all of these together |
 //! | `file_hash` | the SHA-256 of a file |
 
-pub mod estimate;
 pub(crate) mod file_hash;
 pub mod judgement;
 pub mod loaded;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::metric::Metric;
+use crate::measure::estimate;
+use crate::measure::metric::{GroupOfRows, Metric};
 use crate::measure::sample::Key;
-use crate::results::estimate;
 use crate::results::judgement::{Judgement, judge};
 use crate::results::run::Run;
 
@@ -41,17 +41,6 @@ pub struct Group {
     pub judgement: Judgement,
 }
 
-type Wanted = fn(&Key) -> bool;
-
-/// The groups, of which each has rows of one metric.
-const GROUPS: [(&str, Metric, Wanted); 5] = [
-    ("latency 8 B to 4 KiB", Metric::Latency, |_| true),
-    ("message rate 8 B", Metric::MessageRate, |_| true),
-    ("bandwidth 64 KiB to 4 MiB", Metric::Bandwidth, |key| (64 << 10..=4 << 20).contains(&key.bytes)),
-    ("one connection", Metric::SetupOne, |_| true),
-    ("many connections", Metric::SetupMany, |_| true),
-];
-
 /// The ratios of a key in one repetition.
 #[derive(Debug, Clone, Copy)]
 struct Ratios {
@@ -76,8 +65,8 @@ pub fn rows(sessions: &[Run]) -> (Vec<Row>, Vec<Group>) {
 fn row(key: Key, sessions: &[Run], family: usize) -> Option<Row> {
     Some(Row {
         key,
-        unit: key.metric.unit().into(),
-        headline: key.metric.headline().into(),
+        unit: key.metric.info().unit.into(),
+        headline: key.metric.info().headline.into(),
         a: medians(key, sessions, &["A", "A2"])?,
         b: medians(key, sessions, &["B"]),
         judgement: judgement(&[key], sessions, family),
@@ -85,13 +74,17 @@ fn row(key: Key, sessions: &[Run], family: usize) -> Option<Row> {
 }
 
 fn groups(keys: &[Key], sessions: &[Run]) -> Vec<Group> {
-    let member = |key: &Key, (_, metric, wanted): &(&str, Metric, Wanted)| key.metric == *metric && wanted(key);
-    let members = GROUPS.map(|group| keys.iter().copied().filter(|key| member(key, &group)).collect::<Vec<_>>());
-    let family = members.iter().filter(|keys| !keys.is_empty()).count();
-    let judged = GROUPS.iter().zip(&members).filter(|(_, keys)| !keys.is_empty()).map(|((name, ..), keys)| Group {
+    let groups = Metric::ALL.iter().filter_map(|metric| {
+        let GroupOfRows { name, sizes: (least, greatest) } = metric.info().group?;
+        let is_member = |key: &&Key| key.metric == *metric && (least..=greatest).contains(&key.bytes);
+        let keys: Vec<Key> = keys.iter().filter(is_member).copied().collect();
+        (!keys.is_empty()).then_some((name, keys))
+    });
+    let groups: Vec<_> = groups.collect();
+    let judged = groups.iter().map(|(name, keys)| Group {
         name: (*name).into(),
         rows: keys.len(),
-        judgement: judgement(keys, sessions, family),
+        judgement: judgement(keys, sessions, groups.len()),
     });
     judged.filter(|group| group.judgement.ratio.is_some()).collect()
 }
@@ -101,7 +94,7 @@ fn judgement(keys: &[Key], sessions: &[Run], family: usize) -> Judgement {
     let Some(last) = sessions.iter().map(|run| run.repetition).max() else { return Judgement::default() };
     let ratios: Vec<Ratios> = (0..=last).filter_map(|repetition| together(keys, sessions, repetition)).collect();
     let of = |pick: fn(&Ratios) -> f64| ratios.iter().map(pick).collect::<Vec<f64>>();
-    judge(keys[0].metric.better(), &of(|r| r.ratio), &of(|r| r.noise), family)
+    judge(keys[0].metric.info().better, &of(|r| r.ratio), &of(|r| r.noise), family)
 }
 
 /// The geometric means of the ratios of all `keys` in one repetition, if all of its three sessions have run.
@@ -138,7 +131,7 @@ fn medians(key: Key, sessions: &[Run], sides: &[&str]) -> Option<BTreeMap<String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::sample::Direction;
+    use crate::measure::direction::Direction;
     use crate::measure::sample::Sample;
     use crate::results::judgement::Finding;
 

@@ -10,7 +10,7 @@ use crate::verbs::port_counters::PortCounters;
 /// What a worker reports.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
-pub enum Report {
+pub(super) enum Report {
     /// It is ready.
     Loaded(Box<LoadedTransport>),
     /// One measurement.
