@@ -23,6 +23,7 @@
 mod check;
 pub mod cli;
 pub mod error;
+mod instructions;
 pub mod measure;
 pub mod nccl;
 pub mod pair;

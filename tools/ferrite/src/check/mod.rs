@@ -17,6 +17,7 @@
 //! | `outcome`, `report`, `junit` | what a step returns and how a point ends; as text, JSON and JUnit XML |
 
 mod context;
+pub(crate) mod junit;
 mod local_messages;
 mod no_verbs;
 mod outcome;

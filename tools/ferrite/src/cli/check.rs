@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::check::runner::{self, CheckRequest, DeviceConfig, SoftrnicPaths};
-use crate::check::{points, report};
+use crate::check::{junit, points, report};
 use crate::cli::device_args::VerbsName;
 use crate::cli::exit::Exit;
 use crate::cli::source_args::SourceArgs;
@@ -80,7 +80,7 @@ impl Check {
         let outcomes = request.run_all(&points, jobs, |outcome| output::write_stdout(&report::line(outcome)))?;
         output::write_stdout(&report::summary(&title, &outcomes))?;
         if let Some(path) = junit {
-            output::write_file(&path, &report::junit(&title, &outcomes))?;
+            output::write_file(&path, &junit::xml(&title, &outcomes))?;
         }
         if let Some(path) = json {
             output::write_file(&path, &report::json(&title, &outcomes)?)?;

@@ -4,6 +4,7 @@ mod check;
 mod compare;
 mod device_args;
 mod exit;
+mod instructions;
 mod memcpy;
 mod size;
 mod solo;
@@ -53,6 +54,8 @@ enum Command {
     Check(check::Check),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
+    /// Count a transport's instructions in what callgrind wrote of `solo`
+    Instructions(instructions::Instructions),
     /// Find, fetch or verify a stock NCCL library and print its path
     Wheel {
         /// 2.20.5, 2.21.5, 2.28.9 or 2.30.7: from the cache, else fetched with pip [default: as --nccl of `compare`]
@@ -84,7 +87,10 @@ pub fn main() -> i32 {
         }
         Err(asked) => return exit::code(output::write_stdout(&asked.render().to_string()).map(|()| Exit::Good)),
     };
-    if !matches!(cli.command, Command::Solo(_) | Command::Wheel { .. } | Command::Worker | Command::CheckWorker) {
+    if !matches!(
+        cli.command,
+        Command::Solo(_) | Command::Instructions(_) | Command::Wheel { .. } | Command::Worker | Command::CheckWorker
+    ) {
         interrupt::install_handler();
     }
     let words = || arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -101,6 +107,7 @@ pub fn main() -> i32 {
         Command::Memcpy(memcpy) => memcpy.run(),
         Command::Check(check) => check.run(),
         Command::Solo(solo) => solo.run(),
+        Command::Instructions(instructions) => instructions.run(),
     })
 }
 

@@ -97,8 +97,7 @@ impl SharedObject {
         if set.as_deref() != Some(OsStr::new(plugin)) {
             return Err(Error::Misuse("NCCL_NET_PLUGIN must be set before a process opens Source::Loader"));
         }
-        let init = self.at(elf::local_symbol(&self.path, LOADER_SYMBOL)?);
-        let nets = self.at(elf::local_symbol(&self.path, NETS_SYMBOL)?);
+        let [init, nets] = elf::local_symbols(&self.path, [LOADER_SYMBOL, NETS_SYMBOL])?.map(|value| self.at(value));
         // SAFETY: in this version (the caller's word) the symbol is `ncclResult_t
         // ncclNetPluginInit()`; it reads the environment and fills ncclNets, an array of three
         // pointers.
