@@ -49,6 +49,8 @@ pub(crate) fn selected(words: &[String]) -> Result<Vec<Point>> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -64,16 +66,25 @@ mod tests {
         assert!(names.iter().all(|name| tidy(name) && name.parse::<u32>().is_err()));
     }
 
-    /// Every page that says how many points there are says how many there are.
+    /// The numbers before the word "points" in a page.
+    fn counts(page: &Path) -> Vec<usize> {
+        let text = std::fs::read_to_string(page).expect("a page");
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let counts = words.windows(2).filter(|pair| pair[1].starts_with("points"));
+        counts.filter_map(|pair| pair[0].parse().ok()).collect()
+    }
+
+    /// Where a page says how many points there are, it is so many; and these pages say it.
     #[test]
     fn the_pages_say_how_many_points_there_are() {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        for page in ["README.md", "docs/conformance.md", "tools/ferrite/README.md"] {
-            let text = std::fs::read_to_string(root.join(page)).expect("a page");
-            let words: Vec<&str> = text.split_whitespace().collect();
-            let counts = words.windows(2).filter(|pair| pair[1].starts_with("points"));
-            let counts: Vec<usize> = counts.filter_map(|pair| pair[0].parse().ok()).collect();
-            assert!(!counts.is_empty() && counts.iter().all(|count| *count == all().len()), "{page}: {counts:?}");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for page in ["docs/conformance.md", "tools/ferrite/README.md"] {
+            assert!(!counts(&root.join(page)).is_empty(), "{page} does not say it");
+        }
+        let docs = std::fs::read_dir(root.join("docs")).expect("readable").map(|entry| entry.expect("readable").path());
+        let pages = docs.chain(["README.md", "tools/ferrite/README.md"].map(|page| root.join(page)));
+        for page in pages.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
+            assert!(counts(&page).iter().all(|count| *count == all().len()), "{}: {:?}", page.display(), counts(&page));
         }
     }
 
