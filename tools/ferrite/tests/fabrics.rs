@@ -46,7 +46,7 @@ fn fabrics_that_no_process_takes_part_in_are_removed_and_others_are_not() {
         (process, peer)
     };
     let (survivor, mut peer) = join(living);
-    let (killed, _peer) = join(dead);
+    let (mut killed, _peer) = join(dead);
     killed.signal(libc::SIGKILL);
     assert!(killed.ended().is_killed_by(libc::SIGKILL));
     assert!(shm.join(living).exists() && shm.join(dead).exists());

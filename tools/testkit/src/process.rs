@@ -8,8 +8,10 @@ use std::fmt::{Display, Formatter, Result as Format};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 
 /// Status of a process whose body has ended well. A test program that found no test of that name ends with 0.
@@ -41,16 +43,29 @@ impl Process {
     /// If there can be no process.
     #[must_use]
     pub fn start(side: usize, env: &[(&str, &str)]) -> (Self, Peer) {
+        Self::start_by(Command::new(this_program()), side, env)
+    }
+
+    /// As [`Self::start`], where `starter` runs the program: this one, or one that runs it and has its path as last argument, as
+    /// `unshare --pid --fork` does.
+    ///
+    /// # Panics
+    /// If there can be no process.
+    #[must_use]
+    pub fn start_by(starter: Command, side: usize, env: &[(&str, &str)]) -> (Self, Peer) {
         let (mine, theirs) = UnixStream::pair().expect("a pair of sockets");
-        (Self::start_at(Place { call: 0, side }, theirs.into(), env), Peer::new(mine))
+        (Self::run_at(starter, Place { call: 0, side }, theirs.into(), env), Peer::new(mine))
     }
 
     /// Starts this test once more, to run what is at `place` with `socket` as its standard input.
     pub(crate) fn start_at(place: Place, socket: OwnedFd, env: &[(&str, &str)]) -> Self {
+        Self::run_at(Command::new(this_program()), place, socket, env)
+    }
+
+    fn run_at(mut command: Command, place: Place, socket: OwnedFd, env: &[(&str, &str)]) -> Self {
         let test = test_name();
         let output = tempfile::tempfile().expect("a temporary file");
         let copy = || output.try_clone().expect("a descriptor");
-        let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
         command.args([&test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]);
         command.envs(env.iter().copied()).env(Place::VARIABLE, place.print(&test));
         command.stdin(socket).stdout(copy()).stderr(copy());
@@ -65,12 +80,15 @@ impl Process {
         self.child.id()
     }
 
-    /// Sends it a signal; it is ours until it has been waited for, so that nobody else has its id.
+    /// Sends it a signal, unless it has ended.
     ///
     /// # Panics
-    /// If it has been waited for.
-    pub fn signal(&self, signal: i32) {
-        // SAFETY: plain numbers.
+    /// If the kernel does not take it.
+    pub fn signal(&mut self, signal: i32) {
+        if !self.is_running() {
+            return;
+        }
+        // SAFETY: plain numbers; it has not been waited for, so that nobody else has its id.
         let rc = unsafe { libc::kill(self.child.id() as i32, signal) };
         assert_eq!(rc, 0, "{}", io::Error::last_os_error());
     }
@@ -89,19 +107,11 @@ impl Process {
     /// If that cannot be read.
     #[must_use]
     pub fn output(&self) -> String {
-        // Not through a clone of the descriptor: that has the same offset, at which the process writes.
-        let mut bytes = Vec::new();
-        let mut at = 0;
-        let mut part = [0; 4096];
-        loop {
-            match std::os::unix::fs::FileExt::read_at(&self.output, &mut part, at).expect("a readable file") {
-                0 => return String::from_utf8_lossy(&bytes).into_owned(),
-                count => {
-                    bytes.extend_from_slice(&part[..count]);
-                    at += count as u64;
-                }
-            }
-        }
+        // By offset: the process writes where the descriptor's own position is.
+        let length = self.output.metadata().expect("a file of ours").len();
+        let mut bytes = vec![0; usize::try_from(length).expect("it fits into memory")];
+        self.output.read_exact_at(&mut bytes, 0).expect("a readable file");
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Waits for its end, however that comes.
@@ -171,6 +181,15 @@ impl Display for Ended {
         }?;
         write!(f, "; it printed:\n{}", self.output)
     }
+}
+
+/// The path of the test program.
+///
+/// # Panics
+/// If the kernel does not say.
+#[must_use]
+pub fn this_program() -> PathBuf {
+    std::env::current_exe().expect("the path of this program")
 }
 
 /// Has the kernel kill this process when the thread that started it ends.

@@ -95,6 +95,19 @@ fn a_process_that_aborts_or_is_killed_can_be_examined() {
 }
 
 #[test]
+fn a_process_can_be_started_by_another_program() {
+    enter(|side, mut peer| {
+        assert_eq!((side, std::env::var("TESTKIT_WORD").as_deref()), (7, Ok("by env")));
+        peer.send(&1_u8);
+    });
+    let mut starter = std::process::Command::new("env");
+    starter.arg("TESTKIT_WORD=by env").arg(testkit::process::this_program());
+    let (process, mut peer) = Process::start_by(starter, 7, &[("TESTKIT_WORD", "overwritten")]);
+    assert_eq!(peer.try_recv::<u8>(), Some(1));
+    process.finish();
+}
+
+#[test]
 fn a_process_that_is_dropped_is_killed() {
     enter(dies_in_its_way);
     let (process, mut peer) = Process::start(2, &[]);
