@@ -14,6 +14,8 @@ from unittest import mock
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parent
 ROOT = SCRIPTS.parent
+# As in scripts/setup.sh.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrite"
 
 # Of launchers, of NCCL, of the software device, and of these tests themselves.
 PREFIXES = ("FAKE", "NCCL", "SOFTRNIC", "OMPI_", "PMI_", "SLURM_", "MPI_", "MASTER_", "TORCHELASTIC_")
