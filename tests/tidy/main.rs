@@ -79,7 +79,6 @@ const LONG_FILES: &[&str] = &[
     "src/proto/send.rs",
     "src/proto/sim.rs",
     "tools/ferrite/src/check/points/peers.rs",
-    "tools/softrnic/tests/errors.rs",
 ];
 
 fn repository() -> &'static Path {
