@@ -6,6 +6,7 @@
 #   dist/bin/ferrite                 the companion
 #   dist/bin/softrnic                runs programs on the software device, and controls its network
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+setup_build
 
 cargo build --release --workspace --locked --quiet
 release=$CARGO_TARGET_DIR/release

@@ -6,7 +6,7 @@
 #   scripts/nightly.sh           an hour on two cores
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-install_nextest
+setup_tests
 
 step() { printf '\n== %s\n' "$*"; }
 
