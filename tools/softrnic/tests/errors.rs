@@ -40,17 +40,6 @@ fn event(node: &Node) -> u32 {
     event.kind
 }
 
-/// For what must not come: looks for it for a moment.
-fn has_event(node: &Node) -> bool {
-    common::verbs::has_event(node.context, 50)
-}
-
-fn assert_unharmed(b: &Node) {
-    assert_eq!(b.state(), RTS);
-    assert!(b.poll().is_none());
-    assert!(!has_event(b));
-}
-
 #[test]
 fn local_key_is_checked() {
     alone("local_key_is_checked", &[], || {
@@ -68,7 +57,7 @@ fn local_key_is_checked() {
                 a.try_send(Work { id: 7, flags: 0, sges: &sges, to: (to.addr, to.rkey), ..Work::default() })
             });
             assert_eq!((wc.wr_id, wc.status), (7, LOC_PROT), "{what}");
-            assert_unharmed(&b);
+            b.assert_unharmed();
             drop((a, b));
         }
     });
@@ -128,7 +117,7 @@ fn read_needs_local_write() {
             a.try_send(Work { opcode: READ, sges: &[sge], to: (b.address().addr, b.address().rkey), ..Work::default() })
         });
         assert_eq!(wc.status, LOC_PROT);
-        assert_unharmed(&b);
+        b.assert_unharmed();
     });
 }
 
@@ -263,9 +252,9 @@ fn events_hold_back_destruction() {
         let (a, b) = local_pair(64, &Terms::default());
         a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
         assert_eq!(a.next().status, REM_ACCESS);
-        assert!(common::verbs::has_event(b.context, 60_000));
+        assert!(has_event(b.context, 60_000));
         assert_eq!(ibv_destroy_qp(b.qp), 0);
-        assert!(!has_event(&b));
+        assert!(!b.has_event());
     });
 }
 

@@ -4,8 +4,8 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::node::{Address, CAP, Node, Terms, Work, create_qp, local_pair, to_state};
-use common::process::{alone, pair};
+use common::node::{Address, Node, Terms, Work, local_pair, to_state};
+use common::process::alone;
 use common::verbs::*;
 
 #[test]
@@ -39,7 +39,7 @@ fn receiver_not_ready_for_too_long() {
         assert_eq!(a.next().status, RNR_EXC);
         let waited = start.elapsed();
         assert!(waited >= Duration::from_micros(3 * 10_240), "3 x 10.24 ms, but {waited:?}");
-        assert_unharmed(&b);
+        b.assert_unharmed();
     });
 }
 
@@ -61,7 +61,7 @@ fn nobody_answers() {
             assert_eq!((wc.wr_id, wc.status), (4, RETRY_EXC), "{what}");
             // 4.19 ms, four times.
             assert!(start.elapsed() >= Duration::from_micros(4 * 4194), "{what}: {:?}", start.elapsed());
-            assert!(!has_event(&b), "the peer is not told");
+            assert!(!b.has_event(), "the peer gets no event");
         }
     });
 }

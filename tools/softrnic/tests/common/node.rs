@@ -226,6 +226,18 @@ impl Node {
         }
     }
 
+    /// Whether an asynchronous event comes, for what must not come: looks for it for a moment.
+    pub fn has_event(&self) -> bool {
+        has_event(self.context, 50)
+    }
+
+    /// Nothing has happened to it: the other side alone has an error.
+    pub fn assert_unharmed(&self) {
+        assert_eq!(self.state(), RTS);
+        assert!(self.poll().is_none());
+        assert!(!self.has_event());
+    }
+
     pub fn state(&self) -> u32 {
         let (mut attr, mut init) = (QpAttr::default(), empty_init());
         assert_eq!(ibv_query_qp(self.qp, &mut attr, 1, &mut init), 0);
