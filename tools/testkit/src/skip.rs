@@ -5,7 +5,7 @@
 //! #[test]
 //! fn the_plugin_is_an_elf_file() {
 //!     let plugin = require!(testkit::dist::plugin());
-//!     …
+//!     assert_eq!(std::fs::read(plugin).expect("it is readable")[..4], *b"\x7fELF");
 //! }
 //! ```
 
