@@ -9,7 +9,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::transport::listener::Handle;
+use crate::transport::instance::Transport;
+use crate::transport::listener::{Handle, Listener};
 
 /// The ports on which this process listens.
 ///
@@ -92,6 +93,14 @@ impl HandlePort {
     pub(super) fn connect_to_port(self) -> Result<TcpStream> {
         connect_to_port(self.port)
     }
+}
+
+/// A listener on device 0, its handle, and the port in the handle.
+pub(super) fn listen(transport: &Transport) -> Result<(Handle, Listener, HandlePort)> {
+    let before = ports()?;
+    let (handle, listener) = transport.listen(0)?;
+    let handle_port = HandlePort::find(&handle, &before)?;
+    Ok((handle, listener, handle_port))
 }
 
 /// A connection to `port` of this host, where nothing waits for long.

@@ -81,7 +81,8 @@ mod tests {
         if let Some(path) = std::env::var_os(PATH) {
             return hold(Path::new(&path));
         }
-        let path = std::env::temp_dir().join(format!("ferrite-lock-{}", std::process::id()));
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("fabric");
         // What does not begin like a fabric is none, whatever its name.
         std::fs::write(&path, "a file of somebody's").expect("a file");
         remove_unless_held(&path);

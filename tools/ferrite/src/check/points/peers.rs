@@ -9,7 +9,7 @@ use crate::check::ensure;
 use crate::check::local_messages::{arrived, connect_and_accept, connect_locally, exchange};
 use crate::check::outcome::StepResult;
 use crate::check::point::{BOTH_RANKS, Env, Point, RANK0_ONLY, Step, Trial};
-use crate::check::relay::{self, HandlePort, Relay};
+use crate::check::relay::{self, Relay};
 use crate::check::wait::{SETTLED, SOON, open_files_and_threads, within};
 use crate::error::{Error, Result};
 use crate::measure::conn::Bench;
@@ -91,20 +91,12 @@ pub(super) const POINTS: &[Point] = &[
     },
 ];
 
-/// A listener, and where strangers find it.
-fn listen(transport: &Transport) -> Result<(Handle, Listener, HandlePort)> {
-    let before = relay::ports()?;
-    let (handle, listener) = transport.listen(0)?;
-    let handle_port = HandlePort::find(&handle, &before)?;
-    Ok((handle, listener, handle_port))
-}
-
 /// When nothing more has come for so long, what has come is all that is said before an answer.
 const WHOLE: Duration = Duration::from_millis(300);
 
 /// What the transport says first to a listener; empty if nothing comes.
 fn greeting(transport: &Transport) -> Result<Vec<u8>> {
-    let (handle, listener, handle_port) = listen(transport)?;
+    let (handle, listener, handle_port) = relay::listen(transport)?;
     let (socket, port) = relay::listen_on_loopback()?;
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut caller, mut words, mut latest) = (None, Vec::new(), None::<Instant>);
@@ -136,7 +128,7 @@ fn unauthenticated_callers(ctx: &mut Context<'_>) -> Result<StepResult> {
         whole[..whole.len() / 2].to_vec(),
         inverted,
     ];
-    let (handle, mut listener, handle_port) = listen(&transport)?;
+    let (handle, mut listener, handle_port) = relay::listen(&transport)?;
     let mut kept = Vec::new();
     for (i, opening) in openings.iter().enumerate() {
         for hangs_up in [false, true] {
@@ -263,7 +255,7 @@ fn turned_bytes(ctx: &mut Context<'_>) -> Result<StepResult> {
 
 /// Whether a turned byte at `at` led to an error.
 fn turned(transport: &Transport, at: usize) -> Result<bool> {
-    let (handle, mut listener, handle_port) = listen(transport)?;
+    let (handle, mut listener, handle_port) = relay::listen(transport)?;
     let (socket, port) = relay::listen_on_loopback()?;
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut relays, mut send, mut recv) = (Vec::new(), None, None);
@@ -329,8 +321,8 @@ fn built_in_peer(ctx: &mut Context<'_>) -> Result<StepResult> {
         return Err(Error::Contract("the built-in's handle is not refused".into()));
     };
     // And there the built-in calls the plugin's listener.
-    let (handle, mut listener, handle_port) = listen(&mine)?;
-    let (theirs, _other, other) = listen(&built_in)?;
+    let (handle, mut listener, handle_port) = relay::listen(&mine)?;
+    let (theirs, _other, other) = relay::listen(&built_in)?;
     let mut with_port = other.with_port(&theirs, handle_port.port);
     let mut told = None;
     within(Duration::from_secs(1), || {
