@@ -1,4 +1,4 @@
-//! Everything that can go wrong, one variant per operation, in words a user can act on.
+//! The errors of this crate, with messages that tell a user what to do.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -72,7 +72,7 @@ pub enum Error {
     /// What a file or another process says is not understood.
     #[error("{0}")]
     Unreadable(String),
-    /// The transport does not keep NCCL's contract, in words.
+    /// The transport does not keep NCCL's contract; the message says in what.
     #[error("{0}")]
     Contract(String),
     /// A worker process died, hung or reported an error.
@@ -87,10 +87,10 @@ pub enum Error {
         /// What it reported is that the transport is wrong, see [`Error::is_wrong`].
         wrong: bool,
     },
-    /// The user does not want to wait any longer.
+    /// The user has interrupted the program.
     #[error("interrupted")]
     Interrupted,
-    /// The other process of the pair is gone; it knows why.
+    /// The other process of the pair is gone, and reports the reason itself.
     #[error("the other process of the pair is gone")]
     PeerGone,
     /// A file could not be fetched.

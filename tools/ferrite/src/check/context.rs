@@ -12,7 +12,7 @@ use crate::pair::worker_ctx::WorkerCtx;
 use crate::transport::instance::Transport;
 use crate::transport::listener::Handle;
 
-/// What both processes of an step are told.
+/// What both processes of a step are to do.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct StepJob {
     /// The point.
@@ -31,7 +31,7 @@ pub(crate) struct StepJob {
     pub(crate) infiniband: bool,
 }
 
-/// One of the two processes of an step.
+/// One of the two processes of a step.
 #[derive(Debug)]
 pub(crate) struct Context<'s> {
     /// The process: its rank, and the sockets to its peer and its parent.
@@ -41,7 +41,7 @@ pub(crate) struct Context<'s> {
     transport: Option<Transport>,
 }
 
-/// What some points need, to break it or to look into it.
+/// What points need that make it fail or read its state.
 pub(super) const SOFTWARE_DEVICE: &str = "the software device";
 
 impl<'s> Context<'s> {
@@ -84,10 +84,10 @@ impl<'s> Context<'s> {
         self.transport()?.device_of(rank, None)
     }
 
-    /// The software device, to be changed and looked at.
+    /// The software device, to change and to read its state.
     ///
     /// # Errors
-    /// [`Error::Missing`] on devices of the machine, which are neither.
+    /// [`Error::Missing`] on devices of the machine.
     pub(super) fn softrnic(&self) -> Result<Softrnic> {
         self.job.softrnic.as_deref().map(Softrnic::new).ok_or(Error::Missing(SOFTWARE_DEVICE))
     }
@@ -112,7 +112,7 @@ impl<'s> Context<'s> {
         Ok(theirs)
     }
 
-    /// Goes on in a child of this process until the child has ended; the child does `body` and is then killed. To be
+    /// Forks: the child runs `body` and is then killed; returns here when it has ended. To be
     /// called before the transport is loaded here.
     pub(super) fn in_killed_child(&mut self, body: impl FnOnce(&mut Self)) {
         // SAFETY: this process has one thread, so the child has all that there is.

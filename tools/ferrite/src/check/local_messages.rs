@@ -59,7 +59,7 @@ impl LocalConn {
 /// Where a message comes from, or goes: communicator, memory, offset, size.
 type Side<'a, C> = (&'a C, &'a Region, usize, usize);
 
-/// Sends one message and receives one, and looks after both in turn, as NCCL's progress thread does: a transport may
+/// Sends one message and receives one, and tests both in turn, as NCCL's progress thread does: a transport may
 /// need to be called at either end for the other to get on. The sizes that the send and the receive report.
 ///
 /// # Errors
@@ -86,7 +86,7 @@ pub(super) fn exchange(
     Ok((went[0], came[0]))
 }
 
-/// Posts a send for the receive that was posted last, and looks after that one meanwhile.
+/// Posts a send for the receive that was posted last, and tests that one meanwhile.
 ///
 /// # Errors
 /// Those of `post` and of the transport; [`Error::Stalled`]; [`Error::Contract`] if the receive is done before it.

@@ -1,7 +1,7 @@
-//! Somebody between a connection's two ends: the port that a handle leads to, and a way round it.
+//! A TCP relay between the two ends of a connection: finds the port in a listener's handle, and puts another one there.
 //!
 //! What is in a handle is a transport's own affair, but for one thing: somewhere in it is the number of the port where
-//! its listener waits, which the system knows as well.
+//! its listener waits, and the kernel lists this port as well.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -9,7 +9,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::transport::listener::Handle;
+use crate::transport::instance::Transport;
+use crate::transport::listener::{Handle, Listener};
 
 /// The ports on which this process listens.
 ///
@@ -85,13 +86,21 @@ impl HandlePort {
         other
     }
 
-    /// A connection to the listener, as a stranger makes it.
+    /// A TCP connection to the listener, without the transport.
     ///
     /// # Errors
-    /// [`Error::Io`] if nobody listens.
+    /// [`Error::Io`] if the port does not listen.
     pub(super) fn connect_to_port(self) -> Result<TcpStream> {
         connect_to_port(self.port)
     }
+}
+
+/// A listener on device 0, its handle, and the port in the handle.
+pub(super) fn listen(transport: &Transport) -> Result<(Handle, Listener, HandlePort)> {
+    let before = ports()?;
+    let (handle, listener) = transport.listen(0)?;
+    let handle_port = HandlePort::find(&handle, &before)?;
+    Ok((handle, listener, handle_port))
 }
 
 /// A connection to `port` of this host, where nothing waits for long.
@@ -139,7 +148,7 @@ pub(super) fn read_available(stream: &mut TcpStream) -> Option<Vec<u8>> {
     }
 }
 
-/// Passes bytes on between a caller and a listener, and turns the bits of one of the caller's.
+/// Passes bytes on between a caller and a listener, and inverts one byte of the caller's.
 #[derive(Debug)]
 pub(super) struct Relay {
     caller: TcpStream,
@@ -186,7 +195,7 @@ mod tests {
         assert!(!before.contains(&port) && ports().expect("readable").contains(&port));
     }
 
-    /// With ports that nobody chooses: whichever others this process has.
+    /// With port numbers of no socket, so that other sockets of this process do not matter.
     #[test]
     fn a_listener_is_found_and_diverted() {
         let mut handle = Handle([0xee; _]);

@@ -56,7 +56,7 @@ pub(crate) struct CheckRequest {
     pub(crate) version8: bool,
     /// NCCL 2.21.5, if it is in the cache.
     pub(crate) built_in: Option<PathBuf>,
-    /// The software device; `None`: on the devices of this machine, which nobody breaks.
+    /// The software device; `None`: the devices of this machine, without faults.
     pub(crate) softrnic: Option<SoftrnicPaths>,
     /// What it is like.
     pub(crate) device_config: DeviceConfig,
@@ -65,8 +65,8 @@ pub(crate) struct CheckRequest {
 }
 
 impl CheckRequest {
-    /// Tries the points, `jobs` at a time, and tells each outcome to `tell` in the order of the points. Those that were
-    /// told when somebody interrupted it.
+    /// Tries the points, `jobs` at a time, and tells each outcome to `tell` in the order of the points. After an interrupt, the outcomes so
+    /// far.
     ///
     /// # Errors
     /// Those of `tell`, which end it.
@@ -83,7 +83,7 @@ impl CheckRequest {
                 let (sender, next, stop) = (sender.clone(), &next, &stop);
                 scope.spawn(move || {
                     while let Some((index, point)) = taken(points, next).filter(|_| !stop.load(Ordering::Relaxed)) {
-                        // Nobody listens any more if this fails, which is fine.
+                        // This fails after an interrupt, when no more outcomes are wanted.
                         sender.send((index, self.run(point))).unwrap_or_default();
                     }
                 });
@@ -95,7 +95,7 @@ impl CheckRequest {
         })
     }
 
-    /// Tries one point; nothing if somebody interrupted it.
+    /// Tries one point; nothing after an interrupt.
     fn run(&self, point: &Point) -> Option<Outcome> {
         let start = Instant::now();
         let (verdict, detail, log) = match point.trial {
@@ -222,7 +222,7 @@ impl CheckRequest {
     }
 }
 
-/// The next point that nobody has taken.
+/// The next point that no thread has taken.
 fn taken<'p>(points: &'p [Point], next: &AtomicUsize) -> Option<(usize, &'p Point)> {
     let index = next.fetch_add(1, Ordering::Relaxed);
     points.get(index).map(|point| (index, point))

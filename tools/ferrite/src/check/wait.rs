@@ -6,13 +6,13 @@ use crate::error::{Error, Result};
 use crate::transport::comm::Request;
 use crate::transport::deadline::{Deadline, finished};
 
-/// How long something may take that the peer or the device has to do.
+/// Time limit for what the peer or the device has to do.
 pub(super) const SOON: Duration = Duration::from_secs(8);
 
-/// How long what is closed may be in the device's and the system's books.
+/// How long the device and the system may keep objects that are closed.
 pub(super) const SETTLED: Duration = Duration::from_secs(2);
 
-/// Tests a request that is to be done soon.
+/// Tests a request until it is done, within [`SOON`].
 ///
 /// # Errors
 /// Those of the transport; [`Error::Stalled`].

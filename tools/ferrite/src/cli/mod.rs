@@ -111,7 +111,7 @@ pub fn main() -> i32 {
     })
 }
 
-/// For `--version`, which is not worth reading a library for unless somebody asks: the version, and the plugin that is
+/// For `--version` alone, since it reads a library: the version, and the plugin that is
 /// taken where none is named.
 fn long_version(arguments: &[std::ffi::OsString]) -> String {
     let plugin = || -> Result<String> {

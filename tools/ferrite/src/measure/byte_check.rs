@@ -21,7 +21,7 @@ pub struct Check {
     pub messages: u64,
     /// Messages with a wrong byte or size.
     pub wrong: u64,
-    /// The first fault, in words.
+    /// A description of the first fault.
     pub fault: Option<String>,
 }
 

@@ -64,7 +64,7 @@ fn rounds(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, count: u64) -> Re
     let mut expected = receive(0, &mut deadline)?;
     let mut answer = None;
     worker.barrier()?;
-    // One look at the clock a round: it lies between an answer and the next message.
+    // The clock is read once a round: it lies between an answer and the next message.
     let mut start = Instant::now();
     for round in 0..count {
         if first {

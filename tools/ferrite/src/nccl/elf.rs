@@ -39,7 +39,7 @@ pub fn local_symbols<const N: usize>(path: &Path, names: [&str; N]) -> Result<[u
             seen += 1;
             let place = names.iter().position(|name| symbol.name_bytes() == Ok(name.as_bytes()));
             if let Some(place) = place.filter(|_| symbol.is_definition()) {
-                values[place].get_or_insert(symbol.address());
+                values[place].get_or_insert_with(|| symbol.address());
             }
         }
         if let Some(missing) = values.iter().position(Option::is_none) {

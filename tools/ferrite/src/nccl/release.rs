@@ -1,4 +1,4 @@
-//! The releases of NCCL that this program knows.
+//! The releases of NCCL whose built-in transport this program can call.
 
 use std::fmt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// The built-in IB transport's vtable, a local data symbol of libnccl.
 pub const STOCK_SYMBOL: &str = "ncclNetIb";
 
-/// A release of NCCL whose built-in transport this driver knows how to call.
+/// A release of NCCL whose built-in transport this program can call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NcclRelease {
     /// As `ncclGetVersion` reports it.

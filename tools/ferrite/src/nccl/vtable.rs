@@ -1,4 +1,4 @@
-//! A transport's table of functions, of one of the versions that this driver knows.
+//! A transport's table of functions, of interface version 8, 11 or 12.
 
 use std::ffi::CStr;
 use std::fmt;

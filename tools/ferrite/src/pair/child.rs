@@ -136,7 +136,7 @@ fn read_messages(rank: usize, control: UnixStream, messages: &Sender<(usize, Opt
             return;
         }
     }
-    // Nobody listens any more if this fails, which is fine.
+    // This fails when the receiver is gone, and then the message is not needed.
     messages.send((rank, None)).unwrap_or_default();
 }
 

@@ -19,14 +19,14 @@ use crate::verbs::libibverbs::{Verbs, new_fabric_name};
 
 /// How many of a process's last lines an error shows.
 const LINES_SHOWN: usize = 12;
-/// How long the other process gets to give a better reason after a failure.
-const SECOND_OPINION: Duration = Duration::from_millis(700);
-/// How long a process may take to be gone that has closed its line: its memory may be large, and the machine busy.
-const GOING: Duration = Duration::from_secs(10);
+/// How long the other process gets to give a more precise reason after a failure.
+const PEER_REASON_TIMEOUT: Duration = Duration::from_millis(700);
+/// How long a process may take to end after it has closed its socket: its memory may be large, and the machine busy.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a process that has failed gets to end by itself.
-const LAST_WORDS: Duration = Duration::from_millis(300);
-/// How often is looked for an interrupt while nothing is heard.
-const GLANCE: Duration = Duration::from_millis(100);
+const OWN_EXIT_TIMEOUT: Duration = Duration::from_millis(300);
+/// How often the parent looks for an interrupt while no message comes.
+const INTERRUPT_POLL: Duration = Duration::from_millis(100);
 
 /// Two running processes. Dropping it kills them; the kernel does so if this process dies.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl Pair {
         for rank in 0..2 {
             let sent = self.children[rank].control.write_all(line.as_bytes());
             if sent.is_err() {
-                return Err(self.death(rank));
+                return Err(self.died(rank));
             }
         }
         Ok(())
@@ -92,7 +92,7 @@ impl Pair {
             if self.children.iter().all(|child| child.done) {
                 return Ok(None);
             }
-            let (rank, message) = self.heard()?;
+            let (rank, message) = self.receive_message()?;
             match message {
                 Some(WorkerMessage::Done) => self.children[rank].done = true,
                 Some(WorkerMessage::Failed { message, peer_gone, wrong }) => {
@@ -104,21 +104,21 @@ impl Pair {
                 }
                 Some(message @ WorkerMessage::Value { .. }) => return Ok(Some((rank, message))),
                 None if self.children[rank].done => {}
-                None => return Err(self.death(rank)),
+                None => return Err(self.died(rank)),
             }
         }
     }
 
-    /// What one of them says next, or the end of what it says.
-    fn heard(&mut self) -> Result<(usize, Option<WorkerMessage>)> {
+    /// The next message of either process, or `None` when one has closed its socket.
+    fn receive_message(&mut self) -> Result<(usize, Option<WorkerMessage>)> {
         let end = Instant::now() + self.silence;
         loop {
             interrupt::check()?;
             let left = end.saturating_duration_since(Instant::now());
-            match self.messages.recv_timeout(left.min(GLANCE)) {
+            match self.messages.recv_timeout(left.min(INTERRUPT_POLL)) {
                 Ok(message) => return Ok(message),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(self.hang()),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(self.hung()),
             }
         }
     }
@@ -154,17 +154,17 @@ impl Pair {
         self.children[rank].last_lines(LINES_KEPT)
     }
 
-    /// An error for a process that has said it failed, unless the other one knows better.
+    /// An error for a process that has reported a failure, unless the other one reports the cause of it.
     fn failure(&mut self, rank: usize, message: String, peer_gone: bool, wrong: bool) -> Error {
-        if peer_gone && let Some(better) = self.second_opinion(rank) {
+        if peer_gone && let Some(better) = self.reason_of_other(rank) {
             return better;
         }
         self.worker_error(rank, message, wrong)
     }
 
-    /// What the other process has to say about its end.
-    fn second_opinion(&mut self, rank: usize) -> Option<Error> {
-        let end = Instant::now() + SECOND_OPINION;
+    /// The error of the other process, if it reports one or dies in the time it gets.
+    fn reason_of_other(&mut self, rank: usize) -> Option<Error> {
+        let end = Instant::now() + PEER_REASON_TIMEOUT;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let (other, message) = self.messages.recv_timeout(left).ok()?;
@@ -173,24 +173,24 @@ impl Pair {
                     return Some(self.worker_error(other, message, wrong));
                 }
                 None if other != rank && !self.children[other].done => {
-                    return Some(self.death(other));
+                    return Some(self.died(other));
                 }
-                // The two are heard by threads of their own: what it was about to do may be heard only now.
+                // Two threads receive the messages of the two processes: this one may have been sent before the failure.
                 Some(WorkerMessage::Begin { what }) => self.children[other].doing = what,
                 _ => {}
             }
         }
     }
 
-    fn death(&mut self, rank: usize) -> Error {
-        let what = match self.children[rank].reap(GOING) {
+    fn died(&mut self, rank: usize) -> Error {
+        let what = match self.children[rank].reap(EXIT_TIMEOUT) {
             Some(status) => format!("the process died while {} ({})", self.children[rank].doing, status_words(status)),
             None => format!("the process fell silent while {}", self.children[rank].doing),
         };
         self.worker_error(rank, what, false)
     }
 
-    fn hang(&mut self) -> Error {
+    fn hung(&mut self) -> Error {
         let rank = usize::from(self.children[0].done);
         let what = format!(
             "no sign of life for {} (rank 0 was {}, rank 1 was {})",
@@ -203,8 +203,8 @@ impl Pair {
 
     fn worker_error(&mut self, rank: usize, what: String, wrong: bool) -> Error {
         let child = &mut self.children[rank];
-        // One that has failed by itself is about to end, and its last lines are on the way.
-        if child.reap(LAST_WORDS).is_none() {
+        // A process that has failed by itself is about to end, and its last lines may not have been read yet.
+        if child.reap(OWN_EXIT_TIMEOUT).is_none() {
             child.stop();
         }
         Error::Worker { rank, what, log: child.last_lines(LINES_SHOWN), wrong }
@@ -214,7 +214,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         for child in &mut self.children {
-            if !(child.done && child.reap(SECOND_OPINION).is_some()) {
+            if !(child.done && child.reap(PEER_REASON_TIMEOUT).is_some()) {
                 child.stop();
             }
         }

@@ -52,7 +52,7 @@ where
 }
 
 /// The right to run a pair of polling processes, while other tests of this program wait: more
-/// pairs than the machine has CPUs for slow each other down beyond any limit of patience.
+/// pairs than the machine has CPUs for slow each other down beyond every time limit.
 #[derive(Debug)]
 pub struct PairPermit(());
 

@@ -1,4 +1,4 @@
-//! One process of a pair: its rank, its line to the process that started it, its line to its peer.
+//! One process of a pair: its rank, its socket to the process that started it, its socket to its peer.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -21,7 +21,7 @@ const NOT_STARTED: i32 = 2;
 /// `rank:control descriptor:peer descriptor:silence in ms:cpu or -:descriptor of its pages or -`
 pub(crate) const WORKER_VARIABLE: &str = "FERRITE_WORKER";
 
-/// One end of a pair, inside the process that sits there.
+/// What a worker process has: its rank, and sockets to its parent and to its peer.
 #[derive(Debug)]
 pub struct WorkerCtx {
     rank: usize,
@@ -33,7 +33,7 @@ pub struct WorkerCtx {
 }
 
 impl WorkerCtx {
-    /// The worker that the environment describes; `None` in a process that was not started as one
+    /// The context that the environment describes; `None` in a process that was not started as one
     /// of a pair. To be called once: it owns the descriptors. Pins the process and raises its
     /// limit of open files.
     ///
@@ -44,11 +44,10 @@ impl WorkerCtx {
         let Some(text) = std::env::var_os(WORKER_VARIABLE) else {
             return Ok(None);
         };
-        let worker = text
-            .to_str()
-            .and_then(StartInfo::parse)
-            .ok_or_else(|| Error::Usage(format!("{WORKER_VARIABLE} is not a worker: {}", text.display())))?;
-        // SAFETY: the process that started this one made both descriptors for this worker alone and
+        let worker = text.to_str().and_then(StartInfo::parse).ok_or_else(|| {
+            Error::Usage(format!("{WORKER_VARIABLE} does not describe a worker process: {}", text.display()))
+        })?;
+        // SAFETY: the process that started this one made both descriptors for this process alone and
         // let them survive exec; take() is called once.
         let (control, peer) = unsafe {
             (
@@ -87,12 +86,12 @@ impl WorkerCtx {
     }
 
     /// A deadline for one step that polls, a little shorter than the pair's limit of silence: so
-    /// that this process says what it waited for before the other end loses patience.
+    /// that this process reports what it waited for before its parent ends it.
     pub fn deadline(&self, what: &'static str) -> Deadline {
         Deadline::new(what, self.silence * 4 / 5)
     }
 
-    /// Tells the parent.
+    /// Sends a message to the parent.
     ///
     /// # Errors
     /// [`Error::Io`] if it is gone.
@@ -105,7 +104,7 @@ impl WorkerCtx {
             .map_err(|source| Error::io("the parent process is gone", source))
     }
 
-    /// Tells the parent what comes next.
+    /// Tells the parent what this process does next.
     ///
     /// # Errors
     /// As [`WorkerCtx::send_message`].
@@ -125,7 +124,7 @@ impl WorkerCtx {
     /// The next value that the parent sends.
     ///
     /// # Errors
-    /// [`Error::Io`] if it is gone or talks nonsense.
+    /// [`Error::Io`] if it is gone, [`Error::Unreadable`] if the value is not the one expected.
     pub fn receive_job<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
         self.control.read_line(&mut line).map_err(|source| Error::io("the parent process is gone", source))?;
@@ -259,7 +258,7 @@ fn optional<T: std::str::FromStr>(word: &str) -> Option<Option<T>> {
 }
 
 fn peer_gone(problem: std::io::Error) -> Error {
-    log::debug!("the line to the peer: {problem}");
+    log::debug!("the socket to the peer: {problem}");
     Error::PeerGone
 }
 

@@ -1,4 +1,4 @@
-//! Telling the user how far a long run is: a bar on a terminal, a line a step elsewhere.
+//! Shows how far a long run is: a bar on a terminal, a line a step elsewhere.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Memory that a NIC writes behind the compiler's back.
+//! Memory that a NIC reads and writes.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -119,7 +119,7 @@ impl Buffer {
     /// [`Error::Misuse`] if the range lies outside.
     pub unsafe fn with<T>(&self, offset: usize, len: usize, look: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
         let start = self.address(offset, len)?;
-        // SAFETY: address() checked the range, the caller promises that nobody writes it now.
+        // SAFETY: address() checked the range, the caller promises that no receive writes it now.
         Ok(look(unsafe { slice::from_raw_parts_mut(start, len) }))
     }
 }

@@ -13,7 +13,7 @@ const LOCKS: i64 = 1 << 40;
 const MAGIC: [u8; 8] = *b"softrnic";
 
 /// Removes the fabric in `path` if no process takes part in it. One that cannot be looked at stays. This process must not
-/// take part in it: closing the file lets go of the process's own locks.
+/// take part in it: closing the file would release the process's own locks.
 pub(crate) fn remove_unless_held(path: &Path) {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -21,7 +21,7 @@ pub(crate) fn remove_unless_held(path: &Path) {
     if !is_own_fabric(&file) {
         return;
     }
-    // Whoever comes now waits for the lock, and then finds that the name is no longer this file's.
+    // A process that opens the fabric now waits for the lock, and then finds that the name is no longer this file's.
     if hold_all(&file) && is_named(&file, path) {
         std::fs::remove_file(path).unwrap_or_default();
     }
@@ -37,7 +37,7 @@ fn is_own_fabric(file: &File) -> bool {
         && begin == MAGIC
 }
 
-/// Takes every lock that a process of a fabric can hold, until the file is closed; false if somebody has one.
+/// Takes every lock that a process of a fabric can hold, until the file is closed; false if a process has one.
 fn hold_all(file: &File) -> bool {
     // SAFETY: all zeros is a valid flock.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
@@ -81,7 +81,8 @@ mod tests {
         if let Some(path) = std::env::var_os(PATH) {
             return hold(Path::new(&path));
         }
-        let path = std::env::temp_dir().join(format!("ferrite-lock-{}", std::process::id()));
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("fabric");
         // What does not begin like a fabric is none, whatever its name.
         std::fs::write(&path, "a file of somebody's").expect("a file");
         remove_unless_held(&path);
@@ -110,6 +111,6 @@ mod tests {
         drop(holder.stdin.take());
         assert!(holder.wait().expect("wait").success());
         remove_unless_held(&path);
-        assert!(!path.exists(), "nobody takes part in it any more");
+        assert!(!path.exists(), "no process takes part in it any more");
     }
 }

@@ -24,7 +24,7 @@ use crate::transport::local_conn::LocalConn;
 const BLOCKING: Duration = Duration::from_millis(20);
 /// Connections in all, and at once.
 const MANY: (u32, u32) = (1000, 128);
-/// Calls of `connect` after which a sender dies.
+/// Calls of `connect` after which a sender is killed.
 const DEATHS: [u32; 6] = [1, 2, 3, 4, 6, 20];
 
 pub(super) const POINTS: &[Point] = &[
@@ -117,7 +117,7 @@ const ORDERS: [(usize, usize); 3] = [(200, 0), (0, 200), (0, 0)];
 fn never_blocks(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let mut slowest = Duration::MAX;
-    // Somebody else may have had the processor: the best of three counts.
+    // Another process may have had the CPU: the best of three rounds counts.
     for _ in 0..3 {
         let mut round = Slowest::default();
         for (connects, accepts) in ORDERS {
@@ -379,7 +379,7 @@ fn half_done(transport: &Transport, calls: usize) -> Result<bool> {
         }
     }
     listener.close()?;
-    // The sender is told, or waits for ever; or it has an end that nobody holds the other one of.
+    // The sender gets an error, or waits for ever; or it has a communicator without a peer.
     let start = Instant::now();
     while send.is_none() && start.elapsed() < Duration::from_millis(20) {
         match transport.connect(0, &mut handle) {

@@ -232,9 +232,9 @@ fn groups(ctx: &mut Context<'_>) -> Result<StepResult> {
 
 fn one_group(conn: &LocalConn, out: &Region, into: &Region, order: [usize; 4], round: u64) -> Result<()> {
     const LENGTHS: [usize; 4] = [0, 1000, 4096, 1];
-    // One with a tag that nobody waits for must not get in anybody's way.
-    let stranger = conn.send.send(out, 0, 8, 99)?;
-    ensure!(stranger.is_none(), "a send finds a receive that is not posted, or not of its tag");
+    // A send with a tag of no receive must not delay the others.
+    let unmatched = conn.send.send(out, 0, 8, 99)?;
+    ensure!(unmatched.is_none(), "a send finds a receive that is not posted, or not of its tag");
     let mut deadline = Deadline::new("a group", SOON);
     let receive = posted(&mut deadline, || conn.recv.receive_group(&places(into, 4)))?;
     let mut sends: Vec<Request<'_>> = Vec::new();

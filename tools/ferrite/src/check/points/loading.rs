@@ -16,7 +16,7 @@ use crate::nccl::release::STOCK_SYMBOL;
 use crate::nccl::shared_object::SharedObject;
 use crate::transport::instance::Transport;
 
-/// What printf knows, and what it would do harm with.
+/// Conversions of printf, some of which write to memory.
 const PER_CENTS: &str = "%s%n%d%99999999d%p%*c";
 
 pub(super) const POINTS: &[Point] = &[

@@ -40,8 +40,8 @@ pub(crate) fn all() -> Vec<Point> {
 pub(crate) fn selected(words: &[String]) -> Result<Vec<Point>> {
     let all = all();
     let named = |point: &Point, word: &str| point.name == word || word.parse() == Ok(point.number);
-    if let Some(stranger) = words.iter().find(|word| !all.iter().any(|point| named(point, word))) {
-        return Err(Error::Usage(format!("there is no check {stranger}; --list names all")));
+    if let Some(unknown) = words.iter().find(|word| !all.iter().any(|point| named(point, word))) {
+        return Err(Error::Usage(format!("there is no check {unknown}; --list names all")));
     }
     let is_selected = |point: &Point| words.is_empty() || words.iter().any(|word| named(point, word));
     Ok(all.into_iter().filter(is_selected).collect())

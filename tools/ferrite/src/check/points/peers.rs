@@ -1,4 +1,4 @@
-//! Points 21 to 26: strangers, silence, and peers that are unlike.
+//! Points 21 to 26: unauthenticated callers, peers that wait, and peers with other settings.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -9,7 +9,7 @@ use crate::check::ensure;
 use crate::check::local_messages::{arrived, connect_and_accept, connect_locally, exchange};
 use crate::check::outcome::StepResult;
 use crate::check::point::{BOTH_RANKS, Env, Point, RANK0_ONLY, Step, Trial};
-use crate::check::relay::{self, HandlePort, Relay};
+use crate::check::relay::{self, Relay};
 use crate::check::wait::{SETTLED, SOON, open_files_and_threads, within};
 use crate::error::{Error, Result};
 use crate::measure::conn::Bench;
@@ -21,7 +21,7 @@ use crate::transport::instance::Transport;
 use crate::transport::listener::{Handle, Listener};
 use crate::transport::local_conn::LocalConn;
 
-/// A deadline for handshakes that is short for whoever has one.
+/// A short time limit for handshakes, for transports that have one.
 const IMPATIENT: (&str, &str) = ("FERRITE_HANDSHAKE_TIMEOUT", "2");
 /// Longer than that.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -33,7 +33,7 @@ pub(super) const POINTS: &[Point] = &[
         number: 21,
         name: "strangers",
         claim: "garbage, port scans and cut-off greetings at the listener are ignored without waiting; the peer is served",
-        trial: Trial::Steps(&[Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: strangers }]),
+        trial: Trial::Steps(&[Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: unauthenticated_callers }]),
     },
     Point {
         number: 22,
@@ -91,20 +91,12 @@ pub(super) const POINTS: &[Point] = &[
     },
 ];
 
-/// A listener, and where strangers find it.
-fn listen(transport: &Transport) -> Result<(Handle, Listener, HandlePort)> {
-    let before = relay::ports()?;
-    let (handle, listener) = transport.listen(0)?;
-    let handle_port = HandlePort::find(&handle, &before)?;
-    Ok((handle, listener, handle_port))
-}
-
 /// When nothing more has come for so long, what has come is all that is said before an answer.
 const WHOLE: Duration = Duration::from_millis(300);
 
 /// What the transport says first to a listener; empty if nothing comes.
 fn greeting(transport: &Transport) -> Result<Vec<u8>> {
-    let (handle, listener, handle_port) = listen(transport)?;
+    let (handle, listener, handle_port) = relay::listen(transport)?;
     let (socket, port) = relay::listen_on_loopback()?;
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut caller, mut words, mut latest) = (None, Vec::new(), None::<Instant>);
@@ -121,32 +113,32 @@ fn greeting(transport: &Transport) -> Result<Vec<u8>> {
     Ok(words)
 }
 
-fn strangers(ctx: &mut Context<'_>) -> Result<StepResult> {
+fn unauthenticated_callers(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let whole = greeting(&transport)?;
     ensure!(!whole.is_empty(), "connect says nothing to a listener: this check knows no other way to tell");
-    let mut bent = whole.clone();
-    bent[0] ^= 0xff;
-    let speeches: Vec<Vec<u8>> = vec![
+    let mut inverted = whole.clone();
+    inverted[0] ^= 0xff;
+    let openings: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
         vec![0; 4096],
         Vec::new(),
         vec![0xff; 3],
         whole[..1].to_vec(),
         whole[..whole.len() / 2].to_vec(),
-        bent,
+        inverted,
     ];
-    let (handle, mut listener, handle_port) = listen(&transport)?;
+    let (handle, mut listener, handle_port) = relay::listen(&transport)?;
     let mut kept = Vec::new();
-    for (i, speech) in speeches.iter().enumerate() {
+    for (i, opening) in openings.iter().enumerate() {
         for hangs_up in [false, true] {
-            let mut stranger = handle_port.connect_to_port()?;
-            stranger.write_all(speech).unwrap_or_default();
+            let mut caller = handle_port.connect_to_port()?;
+            caller.write_all(opening).unwrap_or_default();
             if hangs_up {
-                stranger.shutdown(Shutdown::Both).unwrap_or_default();
+                caller.shutdown(Shutdown::Both).unwrap_or_default();
             }
-            hear(&mut listener, i)?;
-            kept.push(stranger);
+            accept_nothing(&mut listener, i)?;
+            kept.push(caller);
         }
     }
     let mut mine = handle;
@@ -158,8 +150,8 @@ fn strangers(ctx: &mut Context<'_>) -> Result<StepResult> {
     Ok(StepResult::passed(format!("{} strangers, silent and not; then the peer is served", kept.len())))
 }
 
-/// Accepts for a moment: nobody comes, no error, no waiting.
-fn hear(listener: &mut Listener, stranger: usize) -> Result<()> {
+/// Calls accept a few times: no communicator, no error, no waiting.
+fn accept_nothing(listener: &mut Listener, stranger: usize) -> Result<()> {
     for _ in 0..4 {
         let start = Instant::now();
         let came = listener.accept().map_err(|problem| {
@@ -176,7 +168,7 @@ fn hear(listener: &mut Listener, stranger: usize) -> Result<()> {
     Ok(())
 }
 
-/// Nobody accepts for longer than any deadline of the transport's: the peer's process lives, and may be busy for hours.
+/// The peer does not accept for longer than any time limit of the transport: its process lives, and may be busy for hours.
 fn late(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let (mut handle, mut listener) = transport.listen(0)?;
@@ -198,23 +190,23 @@ fn late(ctx: &mut Context<'_>) -> Result<StepResult> {
     Ok(StepResult::passed(format!("accepted after {:.1} s, and works", waited.as_secs_f64())))
 }
 
-/// What is unlike in each step.
-const UNLIKE: [&str; 4] = ["MTU", "queue pairs", "routing", "port"];
+/// The setting that differs in each step.
+const DIFFERENT_SETTING: [&str; 4] = ["MTU", "queue pairs", "routing", "port"];
 
 /// A connection each way, whose ends are unlike, and messages of some sizes over it.
 fn unequal(ctx: &mut Context<'_>) -> Result<StepResult> {
     let device = ctx.device()?;
-    talk(ctx, device)
+    exchange_codes(ctx, device)
 }
 
 /// The two ports of a device count as devices: an even one here, an odd one there.
 fn unequal_ports(ctx: &mut Context<'_>) -> Result<StepResult> {
     let last = ctx.transport()?.devices()? - 1;
     let device = if ctx.rank() == 0 { 0 } else { last };
-    talk(ctx, device)
+    exchange_codes(ctx, device)
 }
 
-fn talk(ctx: &mut Context<'_>, device: usize) -> Result<StepResult> {
+fn exchange_codes(ctx: &mut Context<'_>, device: usize) -> Result<StepResult> {
     let mine = match messages(ctx, device) {
         Ok(()) => 0,
         Err(Error::Call { code, .. }) => u64::from(code),
@@ -222,7 +214,7 @@ fn talk(ctx: &mut Context<'_>, device: usize) -> Result<StepResult> {
     };
     let theirs = ctx.worker.swap(mine)?;
     ensure!((mine == 0) == (theirs == 0), "one end fails, the other one does not: codes {mine} and {theirs}");
-    let unlike = UNLIKE.get(ctx.job.step).copied().unwrap_or_default();
+    let unlike = DIFFERENT_SETTING.get(ctx.job.step).copied().unwrap_or_default();
     Ok(StepResult::passed(match mine {
         0 => format!("other {unlike}: data right"),
         _ => format!("other {unlike}: codes {mine} and {theirs}"),
@@ -245,7 +237,7 @@ fn messages(ctx: &mut Context<'_>, device: usize) -> Result<()> {
     Ok(())
 }
 
-/// Somebody turns a byte of what the sender says first: who gets it has to say so, and nobody may wait for ever.
+/// A byte of the sender's first message is inverted on its way: the end that receives it has to fail, and neither end may wait for ever.
 fn turned_bytes(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let length = greeting(&transport)?.len();
@@ -263,7 +255,7 @@ fn turned_bytes(ctx: &mut Context<'_>) -> Result<StepResult> {
 
 /// Whether a turned byte at `at` led to an error.
 fn turned(transport: &Transport, at: usize) -> Result<bool> {
-    let (handle, mut listener, handle_port) = listen(transport)?;
+    let (handle, mut listener, handle_port) = relay::listen(transport)?;
     let (socket, port) = relay::listen_on_loopback()?;
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut relays, mut send, mut recv) = (Vec::new(), None, None);
@@ -329,8 +321,8 @@ fn built_in_peer(ctx: &mut Context<'_>) -> Result<StepResult> {
         return Err(Error::Contract("the built-in's handle is not refused".into()));
     };
     // And there the built-in calls the plugin's listener.
-    let (handle, mut listener, handle_port) = listen(&mine)?;
-    let (theirs, _other, other) = listen(&built_in)?;
+    let (handle, mut listener, handle_port) = relay::listen(&mine)?;
+    let (theirs, _other, other) = relay::listen(&built_in)?;
     let mut with_port = other.with_port(&theirs, handle_port.port);
     let mut told = None;
     within(Duration::from_secs(1), || {
@@ -370,7 +362,7 @@ fn connect_or_fail(transport: &Transport) -> Result<Result<LocalConn>> {
         }
         match (send, recv) {
             (Ok(Some(send)), Ok(Some(recv))) => return Ok(Ok(LocalConn { send, recv })),
-            // An end that is there is dropped; one that is not has nobody any more.
+            // An end that has a communicator drops it; the other end has no peer any more.
             (Err(problem), _) | (Ok(Some(_)), Err(problem)) => return Ok(Err(problem)),
             (pending_send, pending_recv) => (send, recv) = (pending_send, pending_recv),
         }

@@ -100,7 +100,7 @@ impl Space {
     }
 
     fn fill(&self, offset: usize, len: usize, value: u8) {
-        // SAFETY: inside the mapping; nobody else looks at it.
+        // SAFETY: inside the mapping; no other code uses it.
         unsafe { ((self.start + offset) as *mut u8).write_bytes(value, len) };
     }
 }

@@ -123,13 +123,13 @@ impl<'b> Traffic<'b> {
 
 fn peer_killed(ctx: &mut Context<'_>) -> Result<StepResult> {
     if ctx.rank() == 1 {
-        ctx.in_killed_child(|ctx| drop(doomed(ctx)));
+        ctx.in_killed_child(|ctx| drop(traffic_until_killed(ctx)));
         ctx.worker.barrier()?;
         return Ok(StepResult::nothing());
     }
     let (transport, device) = (ctx.transport()?, ctx.device()?);
     let bench = Bench::open(ctx.worker, &transport, device, 4096)?;
-    // Connected; the peer dies after some messages, and its parent knocks when it is dead.
+    // The peer is killed after some messages; its parent reaches the barrier when it is gone.
     let mut traffic = Traffic::new(&bench);
     let mut deadline = Deadline::new("traffic before the peer dies", SOON);
     while traffic.messages < 100 && traffic.ends.iter().all(Option::is_none) {
@@ -164,8 +164,8 @@ fn peer_killed(ctx: &mut Context<'_>) -> Result<StepResult> {
     .quiet(80))
 }
 
-/// The peer that is about to die in mid-traffic.
-fn doomed(ctx: &mut Context<'_>) -> Result<()> {
+/// The peer, which is killed in mid-traffic.
+fn traffic_until_killed(ctx: &mut Context<'_>) -> Result<()> {
     let (transport, device) = (ctx.transport()?, ctx.device()?);
     let bench = Bench::open(ctx.worker, &transport, device, 4096)?;
     let mut traffic = Traffic::new(&bench);
