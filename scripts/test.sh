@@ -85,7 +85,7 @@ if [ "$mode" = all ]; then
     # shellcheck disable=SC2086
     cargo clippy --workspace --all-targets --locked --quiet -- $deny
     # shellcheck disable=SC2086
-    cargo clippy -p softrnic --lib --no-default-features --features tools --locked --quiet -- $deny
+    cargo clippy -p softrnic --lib --features tools --locked --quiet -- $deny
 
     step documentation
     RUSTDOCFLAGS=$deny cargo doc --workspace --no-deps --locked --quiet

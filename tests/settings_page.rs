@@ -1,6 +1,6 @@
 //! The page of settings is the table in the code. `FERRITE_UPDATE=1 cargo test --test settings_page` writes it.
 
-use nccl_net::host::variables::{Kind, VARIABLES};
+use nccl_net::testing::host::variables::{Kind, VARIABLES};
 use std::path::Path;
 
 const BEGIN: &str = "<!-- settings: written by tests/settings_page.rs -->\n";

@@ -77,7 +77,7 @@ impl Watcher {
         let epoll = Epoll::new()?;
         // SAFETY: plain numbers.
         let bell = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }, "eventfd")?;
-        context.make_events_nonblocking();
+        context.make_events_nonblocking()?;
         let shared = Arc::new(Shared {
             owner: std::process::id(),
             context: Arc::clone(context),

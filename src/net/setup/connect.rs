@@ -20,10 +20,11 @@ use crate::net::control::channel::{Channel, Heard};
 use crate::net::control::line::End;
 use crate::net::control::lines::Lines;
 use crate::net::control::link::Link;
-use crate::net::data::sender::{SENDER_DEPTHS, SendComm, SlotRing};
+use crate::net::data::caps::SENDER_QP_CAPS;
+use crate::net::data::sender::{CtsRing, SendComm};
 use crate::net::device::nic::Nic;
-use crate::net::qp::connect::Joining;
-use crate::net::qp::set::{IdleLanes, Lanes};
+use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::proto::RING_SLOTS;
 use crate::proto::frame::Kind;
 use crate::proto::handle::{Handle, Secret};
@@ -81,16 +82,16 @@ enum Dial {
 #[derive(Debug)]
 struct Offer {
     channel: Channel,
-    lanes: IdleLanes,
-    ring: SlotRing,
+    lanes: InitQpSet,
+    ring: CtsRing,
 }
 
 /// What is agreed, and on its way.
 #[derive(Debug)]
 struct Pending {
     channel: Channel,
-    joining: Joining,
-    ring: SlotRing,
+    joining: ConnectingQpSet,
+    ring: CtsRing,
     reply: Reply,
 }
 
@@ -98,9 +99,9 @@ struct Pending {
 #[derive(Debug)]
 struct Agreed {
     channel: Channel,
-    lanes: Lanes,
+    lanes: QpSet,
     shares: Shares,
-    ring: SlotRing,
+    ring: CtsRing,
     reply: Reply,
 }
 
@@ -210,12 +211,12 @@ impl Connector {
 
     fn offer(&self, channel: Channel) -> Result<Offer> {
         let nic = &self.nic;
-        let mut lanes = IdleLanes::new(nic, nic.config.lanes.into(), SENDER_DEPTHS, None)?;
+        let mut lanes = InitQpSet::new(nic, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
             lanes.offer_ece();
         }
         let halves = slot_halves(nic.rails.len());
-        let ring = SlotRing::new(nic.cards.iter().map(|card| &card.domain), halves)?;
+        let ring = CtsRing::new(nic.cards.iter().map(|card| &card.domain), halves)?;
         let place = Ring {
             addr: ring.addr(),
             rkeys: std::array::from_fn(|rail| ring.rkey(nic.card_of(rail))),
@@ -276,7 +277,7 @@ impl Connector {
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         let traffic_class = self.nic.config.traffic_class;
         self.deadline = Instant::now() + self.patience();
-        let joining = lanes.join(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
+        let joining = lanes.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
         Ok((Stage::Joining(Box::new(Pending { channel, joining, ring, reply })), true))
     }
 

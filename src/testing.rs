@@ -1,0 +1,19 @@
+//! The parts of the crate that the tests in `tests/` use. It is the crate's only public module, and no interface for others.
+
+pub use crate::abi::nccl;
+
+/// The settings.
+pub mod host {
+    pub use crate::host::iface;
+    pub use crate::host::variables;
+}
+
+/// The control plane.
+pub mod control {
+    pub use crate::net::control::{channel, epoll, line, lines, link, reception};
+}
+
+/// The protocol's messages.
+pub mod proto {
+    pub use crate::proto::{frame, handle, handshake};
+}

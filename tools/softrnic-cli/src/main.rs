@@ -1,0 +1,71 @@
+//! The command line of softrnic: runs programs on it, and changes the network while they run.
+
+mod change;
+mod clean;
+mod faithful;
+mod find;
+mod flavour;
+mod inject;
+mod outcome;
+mod run;
+mod stat;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use find::{to_change, to_look_at};
+use outcome::{Failure, print};
+
+/// A software RDMA device for tests: run programs on it, and control its network while they run.
+///
+/// Exit status: 0 done, 1 failed, 2 wrong usage or nothing to do it on; `run` has the program's.
+#[derive(Debug, Parser)]
+#[command(name = "softrnic", version, arg_required_else_help = true)]
+struct Cli {
+    /// Name of the fabric; otherwise that of SOFTRNIC_FABRIC
+    ///
+    /// Without either `stat` takes the only one in use, what changes something takes the only one of this terminal
+    /// session, and `run` makes a fresh one.
+    #[arg(long, global = true, value_name = "NAME")]
+    fabric: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(Box<run::Options>),
+    Port(change::Port),
+    Gid(change::Gid),
+    Fail(change::Fail),
+    Inject(inject::Inject),
+    Stat(stat::Options),
+    Clean(clean::Options),
+}
+
+fn main() -> ExitCode {
+    let done = Cli::try_parse().map_err(Failure::from).and_then(|cli| cli.execute());
+    done.map_or_else(|failure| failure.report(), |()| ExitCode::SUCCESS)
+}
+
+impl Cli {
+    fn execute(&self) -> Result<(), Failure> {
+        let fabric = self.fabric.as_deref();
+        match &self.command {
+            Command::Run(options) => Err(run::run(options, fabric)),
+            Command::Port(port) => port.apply(&to_change(fabric)?),
+            Command::Gid(gid) => gid.apply(&to_change(fabric)?),
+            Command::Fail(fail) => fail.apply(&to_change(fabric)?),
+            Command::Inject(inject) if inject.is_question() => inject.list(&to_look_at(fabric)?),
+            Command::Inject(inject) => inject.apply(&to_change(fabric)?),
+            Command::Stat(options) => print(&options.text(&to_look_at(fabric)?.report())),
+            Command::Clean(options) => options.clean(fabric),
+        }
+    }
+}
+
+/// A variable of the environment that is not empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
