@@ -100,11 +100,11 @@ export FERRITE_DIST=$ROOT/dist
 status=0
 sums=()
 
-# run_tests PROFILE: those of a profile of .config/nextest.toml.
+# run_tests PROFILE: those of a profile of .config/nextest.toml. nextest writes below target/, whatever CARGO_TARGET_DIR is.
 run_tests() {
-    rm -rf "$CARGO_TARGET_DIR/nextest/$1"
+    rm -rf "target/nextest/$1"
     cargo nextest run --workspace --locked --profile "$1" || status=$?
-    sums+=("$CARGO_TARGET_DIR/nextest/$1/junit.xml")
+    sums+=("target/nextest/$1/junit.xml")
 }
 
 # python_tests [NAME...]: those of the Python programs, with mypy and ruff, one after the other beside those of the workspace.
