@@ -31,7 +31,7 @@
 //! A grouped receive is as many slots as it has members; each member completes by itself and the group with the last.
 //! A message is cut over several queue pairs at 128-byte multiples when both ends want it, and over all rails where there
 //! are several; the receiver counts stripes, however they come. Where the cuts are is the sender's affair: see
-//! [`proto::shares`]. Lengths that the immediate's 22 bits cannot tell are told in two of them.
+//! [`proto::rail_weights`]. Lengths that the immediate's 22 bits cannot tell are told in two of them.
 //!
 //! ## Rails
 //!
@@ -81,8 +81,8 @@
 //! | which registration serves which memory? | [`net::mr::cache`] |
 //! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
 //! | which ports are one device? | [`net::device::nic`] |
-//! | how much of a message does a rail get? | [`proto::stripe`], [`proto::shares`] |
-//! | how large are the queues, and why do they never overflow? | [`net::data::sender::SENDER_DEPTHS`], [`proto::room`], [`net::data::receiver::RECEIVER_DEPTHS`] |
+//! | how much of a message does a rail get? | [`proto::stripe`], [`proto::rail_weights`] |
+//! | how large are the queues, and why do they never overflow? | [`net::data::sender::SENDER_DEPTHS`], [`proto::send_queue`], [`net::data::receiver::RECEIVER_DEPTHS`] |
 //! | what if a device takes little inline data, or none? | [`verbs::queue`], [`net::data::cts_sender`] |
 //! | what does an error say? | [`verbs::status`], `net::qp::set` |
 //! | how is libibverbs found? | [`verbs::library`] |

@@ -8,9 +8,9 @@ use super::probe::Probe;
 use super::receiver::RECEIVER_DEPTHS;
 use crate::error::{Error, Result};
 use crate::net::qp::set::{Lane, WorkId};
+use crate::proto::cts::Cts;
 use crate::proto::handshake::{Ring, Terms};
 use crate::proto::recv::RecvFlow;
-use crate::proto::wire::Slot;
 use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
 use crate::verbs::staging::Staging;
 use crate::verbs::work::{Span, Target, Write};
@@ -102,11 +102,11 @@ impl Announcer {
     /// The device refuses the write.
     #[inline(always)]
     pub fn announce_some<const PLAIN: bool>(&mut self, flow: &mut RecvFlow, lanes: &mut [Lane]) -> Result<()> {
-        let (turn, slot_bytes) = if PLAIN { (0, Slot::BYTES) } else { (self.turn, self.slot_bytes) };
+        let (turn, slot_bytes) = if PLAIN { (0, Cts::BYTES) } else { (self.turn, self.slot_bytes) };
         let Some(lane) = lanes.get_mut(turn) else { return Err(no_lane()) };
-        let Some(places) = flow.poll_announcement(self.slots_per_write) else { return Ok(()) };
+        let Some(places) = flow.poll_cts(self.slots_per_write) else { return Ok(()) };
         let at = places.start * slot_bytes;
-        let slots = if PLAIN { flow.encoded_narrow(places) } else { flow.encoded(places) };
+        let slots = if PLAIN { flow.encoded_cts_narrow(places) } else { flow.encoded_cts(places) };
         let (addr, lkey, inline) = match &mut self.staging {
             Some(staging) if !PLAIN => (staging.put(at, slots)?, staging.lkey(turn), false),
             _ => (slots.as_ptr() as u64, 0, true),

@@ -10,10 +10,11 @@ use crate::net::device::nic::Nic;
 use crate::net::mr::handle::Memory;
 use crate::net::mr::region::MemoryKind;
 use crate::net::qp::set::{Lane, Lanes, WorkId};
+use crate::proto::cts::Cts;
 use crate::proto::handshake::{Ring, Terms};
+use crate::proto::imm::Imm;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
-use crate::proto::wire::{Imm, Slot};
 use crate::proto::{self, MAX_GROUP, Violation};
 use crate::verbs::queue::Depths;
 use crate::verbs::work::{Completion, RECV_BATCH};
@@ -22,7 +23,7 @@ use std::sync::Arc;
 /// Sizes of a receiver's queues: it sends clear-to-sends, inline if the device can, and a probe at times; it keeps receives for
 /// all it has announced.
 pub const RECEIVER_DEPTHS: Depths =
-    Depths { send: 128, recv: proto::RING_SLOTS as u32, inline_bytes: (MAX_GROUP * Slot::BYTES) as u32 };
+    Depths { send: 128, recv: proto::RING_SLOTS as u32, inline_bytes: (MAX_GROUP * Cts::BYTES) as u32 };
 
 /// The receiving end of a connection.
 #[derive(Debug)]
@@ -226,7 +227,7 @@ impl RecvPath {
         }
         let polled = poll(self, link).map_err(|e| self.standing.fail(link, e))?;
         if polled == 0 {
-            self.flow.handle_fruitless_poll(awaited);
+            self.flow.handle_empty_poll(awaited);
             if !state.is_open() {
                 self.attend(link, state)?;
             }
@@ -262,7 +263,7 @@ impl RecvPath {
     /// Writes due clear-to-sends into the sender's ring, as far as the queues have room.
     #[inline(always)]
     fn announce(&mut self) -> Result<()> {
-        while self.flow.is_announcement_due() && self.announcer.has_room() {
+        while self.flow.is_cts_due() && self.announcer.has_room() {
             self.announce_some()?;
         }
         Ok(())
@@ -291,7 +292,7 @@ impl RecvPath {
 fn handle(flow: &mut RecvFlow, announcer: &mut Announcer, lanes: &mut [Lane], completion: &Completion) -> Result<()> {
     match WorkId::from_bits(completion.id()) {
         WorkId::Receive { lane } => {
-            flow.handle_immediate(proto::Lane(lane), Imm::from_bits(completion.imm()))?;
+            flow.handle_immediate(proto::QpIndex(lane), Imm::from_bits(completion.imm()))?;
             lanes.get_mut(usize::from(lane)).map_or_else(|| Err(no_lane()), Lane::handle_receive)
         }
         WorkId::Announce { lane } => {

@@ -8,24 +8,26 @@ use crate::net::control::link::Link;
 use crate::net::device::nic::Nic;
 use crate::net::mr::handle::Memory;
 use crate::net::qp::set::{Lanes, WorkId};
+use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::handshake::Terms;
+use crate::proto::imm::Imm;
+use crate::proto::rail_weights::RailWeights;
 use crate::proto::requests::RequestId;
-use crate::proto::room::{Room, SEND_QUEUE_DEPTH, STRIPE_REQUESTS_MAX};
-use crate::proto::send::{SendFlow, Transfer};
-use crate::proto::shares::Shares;
-use crate::proto::wire::{Imm, Place, Slot, SlotWords};
-use crate::proto::{Lane as LaneId, RING_SLOTS, Violation};
+use crate::proto::send::SendFlow;
+use crate::proto::send_queue::{MAX_STRIPE_WRS, SEND_QUEUE_DEPTH, SendQueueSpace};
+use crate::proto::transfer::Transfer;
+use crate::proto::{QpIndex as LaneId, RING_SLOTS, Violation};
 use crate::verbs::queue::Depths;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::work::{Span, Target, Write};
 use std::sync::Arc;
 
-/// Sizes of a sender's queues; why the send queue is never full is told in [`crate::proto::room`]. It receives nothing; one
+/// Sizes of a sender's queues; why the send queue is never full is told in [`crate::proto::send_queue`]. It receives nothing; one
 /// receive work request is the least every device accepts.
 pub const SENDER_DEPTHS: Depths = Depths { send: SEND_QUEUE_DEPTH, recv: 1, inline_bytes: 0 };
 
 /// The ring of clear-to-sends.
-pub type SlotRing = SharedRing<{ size_of::<SlotWords>() / 8 }, RING_SLOTS>;
+pub type SlotRing = SharedRing<{ size_of::<CtsWords>() / 8 }, RING_SLOTS>;
 
 /// The sending end of a connection.
 #[derive(Debug)]
@@ -55,7 +57,7 @@ struct SendPath {
 #[derive(Debug, Default)]
 struct Others {
     /// Those of stripes that take more than one.
-    room: Room,
+    room: SendQueueSpace,
     probe: Probe,
 }
 
@@ -78,7 +80,14 @@ impl Others {
 
 impl SendComm {
     /// A sender over connected queue pairs.
-    pub fn new(nic: Arc<Nic>, link: Arc<Link>, lanes: Lanes, ring: SlotRing, terms: &Terms, shares: Shares) -> Self {
+    pub fn new(
+        nic: Arc<Nic>,
+        link: Arc<Link>,
+        lanes: Lanes,
+        ring: SlotRing,
+        terms: &Terms,
+        shares: RailWeights,
+    ) -> Self {
         let apart_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(apart_above.saturating_add(1));
         let usual_below = if lanes.are_on_several_rails() { 0 } else { one_write_below };
@@ -218,7 +227,7 @@ impl SendPath {
     #[inline(always)]
     fn send_usual(&mut self, addr: u64, length: u32, tag: u32, memory: &Memory) -> Result<Option<RequestId>> {
         let Self { flow, ring, .. } = self;
-        let read = |seq| ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
+        let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
         match transfer.as_single() {
             Some((lane, imm)) => self.post_single(addr, memory.lkey(0), &transfer, lane, imm)?,
@@ -233,7 +242,7 @@ impl SendPath {
             return Ok(None);
         }
         let Self { flow, ring, .. } = self;
-        let read = |seq| ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
+        let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
         self.post(addr, memory, transfer)?;
         Ok(Some(transfer.id))
@@ -243,7 +252,7 @@ impl SendPath {
     #[inline]
     fn has_room(&self, length: u32) -> bool {
         let further = u8::from(length > self.apart_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
-        further == 0 || self.others.room.admits(self.lanes.lanes.len(), further)
+        further == 0 || self.others.room.has_space(self.lanes.lanes.len(), further)
     }
 
     /// The usual case: data and notice are one write.
@@ -263,11 +272,11 @@ impl SendPath {
     /// One doorbell per stripe: data with its notice, or, where the fabric may reorder, the notice in a write of its own.
     #[inline(never)]
     fn post(&mut self, addr: u64, memory: &Memory, transfer: Transfer) -> Result<()> {
-        for (stripe, imms) in transfer.stripes(self.flow.shares()) {
+        for (stripe, imms) in transfer.stripes(self.flow.weights()) {
             let apart = stripe.length > 0 && stripe.length > self.apart_above;
             let at = u64::from(stripe.offset);
-            let rail = transfer.rail_of(stripe.lane);
-            let rkey = transfer.rkey(rail, |place| self.ring.read_front(place.index()));
+            let rail = transfer.rail_of(stripe.qp);
+            let rkey = transfer.rkey(rail, |slot| self.ring.read_front(slot.index()));
             let data = Write {
                 local: Span { addr: addr + at, length: stripe.length, lkey: memory.lkey(rail) },
                 target: Target { addr: transfer.remote_addr.wrapping_add(at), rkey },
@@ -275,7 +284,7 @@ impl SendPath {
                 ..Write::default()
             };
             let notice = |imm: u32| Write { imm: Some(imm), ..Write::default() };
-            let mut writes = [data; STRIPE_REQUESTS_MAX];
+            let mut writes = [data; MAX_STRIPE_WRS];
             let mut count = 1;
             if apart {
                 writes[count] = notice(imms.first.to_bits());
@@ -285,13 +294,13 @@ impl SendPath {
                 writes[count] = notice(second.to_bits());
                 count += 1;
             }
-            let Some(lane) = self.lanes.lanes.get_mut(usize::from(stripe.lane.0)) else {
-                return Err(no_such_lane(stripe.lane));
+            let Some(lane) = self.lanes.lanes.get_mut(usize::from(stripe.qp.0)) else {
+                return Err(no_such_lane(stripe.qp));
             };
-            let id = match (count as u8 - 1, transfer.id, stripe.lane.0) {
+            let id = match (count as u8 - 1, transfer.id, stripe.qp.0) {
                 (0, request, lane) => WorkId::Data { request, lane },
                 (further, request, lane) => {
-                    self.others.room.handle_posted(stripe.lane, further);
+                    self.others.room.handle_posted(stripe.qp, further);
                     WorkId::LongData { request, lane, further }
                 }
             };

@@ -60,8 +60,8 @@ impl IdleLanes {
             rails.push(on);
             waiting.push(pairs.into_iter());
         }
-        let mut idle = Vec::with_capacity(striping.lanes().into());
-        for lane in (0..striping.lanes()).map(proto::Lane) {
+        let mut idle = Vec::with_capacity(striping.qp_count().into());
+        for lane in (0..striping.qp_count()).map(proto::QpIndex) {
             let pair = waiting.get_mut(usize::from(striping.rail_of(lane))).and_then(Iterator::next);
             let (Some(pair), Some(far)) = (pair, remote.lane(lane, striping)) else { return Err(is_missing(lane)) };
             // Both ends have it, or the peer would not have said so.
@@ -96,7 +96,7 @@ impl Joining {
     pub fn advance(&mut self, nic: &Nic) -> Result<bool> {
         let striping = self.lanes.striping;
         while let Some(pair) = self.idle.pop_if(|_| self.attempts.next <= Instant::now()) {
-            let lane = proto::Lane(u8::try_from(self.lanes.lanes.len()).unwrap_or(u8::MAX));
+            let lane = proto::QpIndex(u8::try_from(self.lanes.lanes.len()).unwrap_or(u8::MAX));
             let ends = Ends::of(lane, nic, &self.lanes).ok_or_else(|| is_missing(lane))?;
             let (Some(local), Some(far)) = (self.endpoint.lane_mut(lane, striping), ends.remote.lane(lane, striping))
             else {
@@ -134,13 +134,13 @@ impl Joining {
     }
 }
 
-fn is_missing(lane: proto::Lane) -> Error {
+fn is_missing(lane: proto::QpIndex) -> Error {
     Error::internal(format!("{lane:?} is missing"))
 }
 
 impl<'a> Ends<'a> {
     /// Those of the rail that `lane` is on.
-    fn of(lane: proto::Lane, nic: &'a Nic, lanes: &'a Lanes) -> Option<Self> {
+    fn of(lane: proto::QpIndex, nic: &'a Nic, lanes: &'a Lanes) -> Option<Self> {
         let number = usize::from(lanes.striping.rail_of(lane));
         let (rail, local) = (nic.rails.get(number)?, &lanes.rails.get(number)?.address);
         Some(Self { rail, local, far: lanes.remote.rails.get(number)?, remote: &lanes.remote, number })

@@ -10,7 +10,7 @@ use crate::proto::endpoint::{Endpoint, LaneEnd, RailEnd};
 use crate::proto::handshake::Terms;
 use crate::proto::requests::RequestId;
 use crate::proto::stripe::Striping;
-use crate::proto::{self, MAX_LANES, MAX_RAILS};
+use crate::proto::{self, MAX_QPS, MAX_RAILS};
 use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, QueuePair, RemoteAccess};
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion};
@@ -72,7 +72,7 @@ impl IdleLanes {
     pub fn new(nic: &Nic, per_rail: usize, depths: Depths, peer: Option<&Endpoint>) -> Result<Self> {
         let config = &nic.config;
         let used: Vec<_> = nic.rails.iter().take(peer.map_or(MAX_RAILS, |peer| peer.rails.len())).collect();
-        let count = per_rail.min(MAX_LANES / used.len().max(1));
+        let count = per_rail.min(MAX_QPS / used.len().max(1));
         let far = |rail: usize| peer.and_then(|peer| peer.rails.get(rail)).map(|end| end.gid);
         let idle = |(number, rail): (usize, &&Arc<Rail>)| IdleRail::new(rail, count, depths, far(number));
         let idle = used.iter().enumerate().map(idle).collect::<Result<Vec<_>>>()?;
@@ -228,7 +228,7 @@ impl Lanes {
             _ => format!("{name} (rail {number} of {})", self.name),
         };
         let qpn = self.lanes.get(usize::from(lane)).map_or(0, |l| l.pair.number());
-        let remote_qpn = self.remote.lane(proto::Lane(lane), self.striping).map_or(0, |l| l.qpn);
+        let remote_qpn = self.remote.lane(proto::QpIndex(lane), self.striping).map_or(0, |l| l.qpn);
         let between = format!(
             "local GID {} (index {}) LID {} queue pair {qpn}, remote GID {} LID {} queue pair {remote_qpn} of {}",
             Ipv6Addr::from(address.gid.gid),

@@ -9,15 +9,16 @@
 //!
 //! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one.
 
+use super::cts::{Cts, CtsWords, SlotIndex, cts_halves};
 use super::endpoint::{Ece, Endpoint, LaneEnd, RailEnd};
 use super::handshake::Terms;
+use super::imm::Imm;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
-use super::room::{Room, STRIPE_REQUESTS_MAX};
 use super::send::SendFlow;
-use super::stripe::{LINE_BYTES, Striping};
-use super::wire::{Imm, Place, Slot, SlotWords, slot_halves};
-use super::{Lane, MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation};
+use super::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
+use super::stripe::{LL128_LINE_BYTES, Striping};
+use super::{MAX_GROUP, MAX_RAILS, QpIndex, RING_SLOTS, Violation};
 use std::collections::{HashMap, VecDeque};
 
 /// splitmix64: every seed is a different schedule.
@@ -79,16 +80,16 @@ struct World {
     sender: SendFlow,
     receiver: RecvFlow,
     /// The sender's memory: as many halves as a slot has, for each place.
-    ring: Vec<SlotWords>,
+    ring: Vec<CtsWords>,
     /// By the rail that carries them.
-    announcements: Vec<VecDeque<(usize, Vec<SlotWords>)>>,
+    announcements: Vec<VecDeque<(usize, Vec<CtsWords>)>>,
     /// How fast each rail really is, of 16.
     speeds: [u64; MAX_RAILS],
     lanes: Vec<VecDeque<Packet>>,
     acks: Vec<VecDeque<(RequestId, u8)>>,
     /// Above so many bytes the notice of a stripe goes apart.
     apart_above: u32,
-    room: Room,
+    room: SendQueueSpace,
     /// Further work requests that it has room for.
     further_most: u16,
     /// Work requests in each lane's send queue.
@@ -165,19 +166,19 @@ impl World {
                 messages.push(Message { tag, length, posted, group });
             }
         }
-        let (lanes, rails) = (usize::from(striping.lanes()), usize::from(striping.rails()));
+        let (lanes, rails) = (usize::from(striping.qp_count()), usize::from(striping.rails()));
         Self {
             dice,
             striping,
-            sender: SendFlow::new(striping, near.shares_with(&far)),
+            sender: SendFlow::new(striping, near.rail_weights_with(&far)),
             receiver: RecvFlow::new(striping),
-            ring: vec![SlotWords::default(); RING_SLOTS * slot_halves(rails)],
+            ring: vec![CtsWords::default(); RING_SLOTS * cts_halves(rails)],
             announcements: vec![VecDeque::new(); rails],
             speeds,
             lanes: vec![VecDeque::new(); lanes],
             acks: vec![VecDeque::new(); lanes],
             apart_above,
-            room: Room::new(further_most),
+            room: SendQueueSpace::new(further_most),
             further_most,
             queued: vec![0; lanes],
             cut: None,
@@ -232,10 +233,10 @@ impl World {
 
     fn announce(&mut self) {
         let limit = 1 + self.dice.roll(8) as u32;
-        while let Some(places) = self.receiver.poll_announcement(limit) {
+        while let Some(places) = self.receiver.poll_cts(limit) {
             let first = places.start * self.halves();
             let rail = self.dice.roll(self.announcements.len() as u64) as usize;
-            self.announcements[rail].push_back((first, self.receiver.encoded(places).to_vec()));
+            self.announcements[rail].push_back((first, self.receiver.encoded_cts(places).to_vec()));
         }
     }
 
@@ -260,31 +261,31 @@ impl World {
         let message = self.choose(tags);
         let Message { tag, length, .. } = self.messages[message];
         let most = u8::from(length > self.apart_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
-        if !self.room.admits(self.lanes.len(), most) {
+        if !self.room.has_space(self.lanes.len(), most) {
             return Ok(());
         }
         let (ring, halves) = (&self.ring, self.halves());
-        let slot = |place: Place, half| ring[place.index() * halves + half];
-        let read = |seq| Some(slot(Place::of(seq), halves - 1)).filter(|words| Slot::seq_of(words[3]) == seq);
+        let slot = |place: SlotIndex, half| ring[place.index() * halves + half];
+        let read = |seq| Some(slot(SlotIndex::of(seq), halves - 1)).filter(|words| Cts::seq_of(words[3]) == seq);
         let Some(transfer) = self.sender.submit(tag, length, read)? else { return Ok(()) };
         assert!(self.sending.iter().all(|(id, _)| *id != transfer.id), "a request id is used twice at once");
-        for (stripe, imms) in transfer.stripes(self.sender.shares()) {
-            let lane = &mut self.lanes[usize::from(stripe.lane.0)];
+        for (stripe, imms) in transfer.stripes(self.sender.weights()) {
+            let lane = &mut self.lanes[usize::from(stripe.qp.0)];
             let (offset, length) = (stripe.offset, stripe.length);
-            let rkey = transfer.rkey(transfer.rail_of(stripe.lane), |place| slot(place, 0));
-            assert_eq!(offset % LINE_BYTES, 0, "a line is cut");
+            let rkey = transfer.rkey(transfer.rail_of(stripe.qp), |place| slot(place, 0));
+            assert_eq!(offset % LL128_LINE_BYTES, 0, "a line is cut");
             let addr = transfer.remote_addr + u64::from(offset);
             lane.push_back(Packet::Data { addr, rkey, message, offset, length });
             lane.push_back(Packet::Notice(imms.first.to_bits()));
             lane.extend(imms.second.map(|imm| Packet::Notice(imm.to_bits())));
             let further = u8::from(length > self.apart_above) + u8::from(imms.second.is_some());
             lane.push_back(Packet::Ack(transfer.id, further));
-            assert!(usize::from(further) < STRIPE_REQUESTS_MAX && further <= most);
-            self.room.handle_posted(stripe.lane, further);
-            let queued = &mut self.queued[usize::from(stripe.lane.0)];
+            assert!(usize::from(further) < MAX_STRIPE_WRS && further <= most);
+            self.room.handle_posted(stripe.qp, further);
+            let queued = &mut self.queued[usize::from(stripe.qp.0)];
             *queued += 1 + u32::from(further);
             let most = self.sending.len() as u32 + 1 + u32::from(self.further_most);
-            assert!(*queued <= most, "the send queue of {:?} overflows", stripe.lane);
+            assert!(*queued <= most, "the send queue of {:?} overflows", stripe.qp);
         }
         self.sending.push((transfer.id, message));
         self.to_send.entry(tag).or_default().pop_front();
@@ -310,7 +311,7 @@ impl World {
 
     fn deliver_packet(&mut self) -> Result<(), Violation> {
         let number = self.dice.roll(self.lanes.len() as u64) as usize;
-        let rail = self.striping.rail_of(Lane(number as u8));
+        let rail = self.striping.rail_of(QpIndex(number as u8));
         if self.cut == Some(number) || self.dice.roll(16) >= self.speeds[usize::from(rail)] {
             return Ok(());
         }
@@ -321,7 +322,7 @@ impl World {
                 self.write(addr, message, offset, length);
                 Ok(())
             }
-            Some(Packet::Notice(bits)) => self.receiver.handle_immediate(Lane(number as u8), Imm::from_bits(bits)),
+            Some(Packet::Notice(bits)) => self.receiver.handle_immediate(QpIndex(number as u8), Imm::from_bits(bits)),
             Some(Packet::Ack(id, further)) => {
                 self.acks[number].push_back((id, further));
                 Ok(())
@@ -344,7 +345,7 @@ impl World {
     fn deliver_ack(&mut self) -> Result<(), Violation> {
         let number = self.dice.roll(self.acks.len() as u64) as usize;
         let Some((id, further)) = self.acks[number].pop_front() else { return Ok(()) };
-        let lane = Lane(number as u8);
+        let lane = QpIndex(number as u8);
         self.queued[number] -= 1 + u32::from(further);
         self.room.handle_completion(lane, further);
         if self.striping.rails() == 1 {
@@ -376,7 +377,7 @@ impl World {
     fn test_receive(&mut self) -> Result<(), Violation> {
         let Some((id, first)) = self.receiving.front().copied() else { return Ok(()) };
         match self.receiver.poll_done(id)?.map(<[u32]>::to_vec) {
-            None => self.receiver.handle_fruitless_poll(id),
+            None => self.receiver.handle_empty_poll(id),
             Some(received) => {
                 self.receiving.pop_front();
                 for (i, length) in received.into_iter().enumerate() {
@@ -411,7 +412,7 @@ fn run(seed: u64) {
             return;
         }
         if cut_at == Some(step) {
-            world.cut = Some(world.dice.roll(u64::from(world.striping.lanes())) as usize);
+            world.cut = Some(world.dice.roll(u64::from(world.striping.qp_count())) as usize);
         }
         world.step().unwrap_or_else(|violation| panic!("step {step}: {violation}"));
         if step > 2_000_000 {

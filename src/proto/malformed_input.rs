@@ -1,18 +1,19 @@
 //! A peer that says anything: whatever the bytes, they mean something that is within bounds, or they are refused. Nothing
 //! panics, and nobody is told of bytes that there was no room for.
 
+use super::cts::{CtsWords, SlotIndex};
 use super::endpoint::Endpoint;
 use super::frame::{Assembler, Frame, Kind};
 use super::handle::Token;
 use super::handshake::{Hello, Reply, Resume, Ring, Terms};
+use super::imm::{Imm, LengthCode};
+use super::rail_weights::RailWeights;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
 use super::send::SendFlow;
-use super::shares::Shares;
 use super::sim::endpoint;
 use super::stripe::Striping;
-use super::wire::{Extent, Imm, Place, SlotWords};
-use super::{Lane, MAX_GROUP, MAX_LANES, MAX_MESSAGE, MAX_RAILS, RING_SLOTS, Violation};
+use super::{MAX_GROUP, MAX_MESSAGE, MAX_QPS, MAX_RAILS, QpIndex, RING_SLOTS, Violation};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -51,7 +52,7 @@ fn hello(rails: usize, lanes: usize) -> Hello {
 }
 
 fn within_bounds(end: &Endpoint) -> bool {
-    let lanes = |n: usize| (1..=MAX_LANES).contains(&n);
+    let lanes = |n: usize| (1..=MAX_QPS).contains(&n);
     (1..=MAX_RAILS).contains(&end.rails.len())
         && end.rails.iter().all(|rail| lanes(rail.lanes.len()) && rail.lanes.iter().all(|lane| lane.qpn < 1 << 24))
 }
@@ -61,16 +62,16 @@ fn within_bounds(end: &Endpoint) -> bool {
 enum Told {
     Anything(u8, u32),
     /// Something about one of the latest slots.
-    Likely(u8, u8, Extent),
+    Likely(u8, u8, LengthCode),
 }
 
 fn told() -> impl Strategy<Value = Told> {
     let extent = prop_oneof![
-        (0..3000_u32).prop_map(Extent::Bytes),
-        any::<u16>().prop_map(Extent::Low),
-        (0..3_u16).prop_map(Extent::High),
-        Just(Extent::Full),
-        Just(Extent::Stripe),
+        (0..3000_u32).prop_map(LengthCode::Bytes),
+        any::<u16>().prop_map(LengthCode::Low),
+        (0..3_u16).prop_map(LengthCode::High),
+        Just(LengthCode::Full),
+        Just(LengthCode::Stripe),
     ];
     prop_oneof![
         1 => (any::<u8>(), any::<u32>()).prop_map(|(lane, bits)| Told::Anything(lane, bits)),
@@ -97,21 +98,21 @@ fn receive(striping: Striping, groups: &[Vec<u32>], told: Vec<Told>) -> Result<(
         out.extend(posted.map(|id| (id, group)));
         last += group.len() as u32;
     }
-    while flow.poll_announcement(MAX_GROUP as u32).is_some() {}
+    while flow.poll_cts(MAX_GROUP as u32).is_some() {}
     let mut violation = Ok(());
     for one in told {
         let (lane, imm) = match one {
             Told::Anything(lane, bits) => (lane, Imm::from_bits(bits)),
             Told::Likely(lane, back, extent) => {
-                (lane, Imm::new(Place::of(last.saturating_sub(back.into()).max(1)), extent))
+                (lane, Imm::new(SlotIndex::of(last.saturating_sub(back.into()).max(1)), extent))
             }
         };
         // The lane is this side's own knowledge: the queue pair that the notice came over.
-        violation = flow.handle_immediate(Lane(lane % striping.lanes()), imm);
+        violation = flow.handle_immediate(QpIndex(lane % striping.qp_count()), imm);
         if violation.is_err() {
             break;
         }
-        flow.handle_fruitless_poll(latest);
+        flow.handle_empty_poll(latest);
     }
     for (id, group) in out {
         let lengths = flow.poll_done(id)?.map(<[u32]>::to_vec).unwrap_or_default();
@@ -130,8 +131,8 @@ proptest! {
             prop_assert_eq!(hello.ring.slots, RING_SLOTS as u32);
             let own = endpoint(2, 2, true);
             if let Ok(terms) = Terms::agree(&hello.endpoint, &own) {
-                prop_assert!(usize::from(terms.striping.lanes()) <= MAX_LANES);
-                let _ = own.shares_with(&hello.endpoint);
+                prop_assert!(usize::from(terms.striping.qp_count()) <= MAX_QPS);
+                let _ = own.rail_weights_with(&hello.endpoint);
             }
         }
     }
@@ -146,9 +147,9 @@ proptest! {
         if let Ok(reply) = Reply::parse(&changed(good.frame(TOKEN).body, &changes), &offer) {
             prop_assert!(within_bounds(&reply.endpoint));
             let striping = reply.terms.striping;
-            prop_assert!(usize::from(striping.rails()) <= rails && usize::from(striping.lanes()) <= rails * lanes);
+            prop_assert!(usize::from(striping.rails()) <= rails && usize::from(striping.qp_count()) <= rails * lanes);
             prop_assert_eq!(reply.endpoint.rails.len(), usize::from(striping.rails()));
-            let _ = offer.shares_with(&reply.endpoint);
+            let _ = offer.rail_weights_with(&reply.endpoint);
         }
     }
 
@@ -182,9 +183,9 @@ proptest! {
     }
 
     #[test]
-    fn a_sender_sends_no_more_than_it_was_asked_to(slots in vec(any::<SlotWords>(), 1..20), lengths in vec(0..=MAX_MESSAGE, 1..20),
+    fn a_sender_sends_no_more_than_it_was_asked_to(slots in vec(any::<CtsWords>(), 1..20), lengths in vec(0..=MAX_MESSAGE, 1..20),
                                                    rails in 1u8..=4) {
-        let mut flow = SendFlow::new(Striping::new(rails, 1, false), Shares::by_speed([1; 4]));
+        let mut flow = SendFlow::new(Striping::new(rails, 1, false), RailWeights::from_speeds([1; 4]));
         for length in lengths {
             let read = |seq: u32| slots.get(seq as usize - 1).map(|words| {
                 let mut words = *words;
@@ -197,7 +198,7 @@ proptest! {
             match flow.submit(0, length, read) {
                 Ok(Some(transfer)) => {
                     prop_assert!(transfer.length <= length);
-                    let sum: u32 = transfer.stripes(flow.shares()).map(|(stripe, _)| stripe.length).sum();
+                    let sum: u32 = transfer.stripes(flow.weights()).map(|(stripe, _)| stripe.length).sum();
                     prop_assert_eq!(sum, transfer.length);
                 }
                 Ok(None) => {}
