@@ -1,10 +1,11 @@
-//! A peer that says anything: whatever the bytes, they mean something that is within bounds, or they are refused. Nothing
-//! panics, and nobody is told of bytes that there was no room for.
+//! Tests with input that no Ferrite sends: random bytes, and valid messages with some bytes changed. Each is either refused with
+//! a text, or read as a value that is within bounds and is the same after it is written and read again. No completed receive
+//! reports more bytes than its buffer has.
 
 use super::cts::{CtsWords, SlotIndex};
 use super::endpoint::Endpoint;
 use super::frame::{Assembler, Frame, Kind};
-use super::handle::Token;
+use super::handle::{HANDLE_BYTES, Handle, Token};
 use super::handshake::{Hello, Reply, Resume, Ring, Terms};
 use super::imm::{Imm, LengthCode};
 use super::rail_weights::RailWeights;
@@ -13,7 +14,7 @@ use super::requests::RequestId;
 use super::send::SendFlow;
 use super::sim::endpoint;
 use super::stripe::Striping;
-use super::{MAX_GROUP, MAX_MESSAGE, MAX_QPS, MAX_RAILS, QpIndex, RING_SLOTS, Violation};
+use super::{MAX_GROUP, MAX_MESSAGE, MAX_QPS, MAX_RAILS, PROTOCOL_VERSION, QpIndex, RING_SLOTS, Violation};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -52,21 +53,27 @@ fn hello(rails: usize, lanes: usize) -> Hello {
 }
 
 fn within_bounds(end: &Endpoint) -> bool {
-    let lanes = |n: usize| (1..=MAX_QPS).contains(&n);
+    let is_count = |n: usize| (1..=MAX_QPS).contains(&n);
     (1..=MAX_RAILS).contains(&end.rails.len())
-        && end.rails.iter().all(|rail| lanes(rail.lanes.len()) && rail.lanes.iter().all(|lane| lane.qpn < 1 << 24))
+        && end.rails.iter().all(|rail| is_count(rail.lanes.len()) && rail.lanes.iter().all(|lane| lane.qpn < 1 << 24))
 }
 
-/// What a receiver may be told.
+/// Whether no name is longer than what a message carries of it: characters that are not valid UTF-8 take more bytes once read.
+fn has_short_names(end: &Endpoint) -> bool {
+    std::iter::once(&end.name).chain(end.rails.iter().map(|rail| &rail.name)).all(|name| name.len() <= 255)
+}
+
+/// An immediate that a receiver gets.
 #[derive(Debug, Clone)]
-enum Told {
-    Anything(u8, u32),
-    /// Something about one of the latest slots.
+enum Arriving {
+    /// On a queue pair, any 32 bits.
+    Random(u8, u32),
+    /// On a queue pair, for one of the latest slots.
     Likely(u8, u8, LengthCode),
 }
 
-fn told() -> impl Strategy<Value = Told> {
-    let extent = prop_oneof![
+fn arriving() -> impl Strategy<Value = Arriving> {
+    let code = prop_oneof![
         (0..3000_u32).prop_map(LengthCode::Bytes),
         any::<u16>().prop_map(LengthCode::Low),
         (0..3_u16).prop_map(LengthCode::High),
@@ -74,50 +81,50 @@ fn told() -> impl Strategy<Value = Told> {
         Just(LengthCode::Stripe),
     ];
     prop_oneof![
-        1 => (any::<u8>(), any::<u32>()).prop_map(|(lane, bits)| Told::Anything(lane, bits)),
-        9 => (any::<u8>(), 0..12_u8, extent).prop_map(|(lane, back, extent)| Told::Likely(lane, back, extent)),
+        1 => (any::<u8>(), any::<u32>()).prop_map(|(qp, bits)| Arriving::Random(qp, bits)),
+        9 => (any::<u8>(), 0..12_u8, code).prop_map(|(qp, back, code)| Arriving::Likely(qp, back, code)),
     ]
 }
 
-/// The room for each message of a group: often one message, and little room.
+/// The buffer sizes of a group: often one message, and few bytes.
 fn group() -> impl Strategy<Value = Vec<u32>> {
-    let room = || prop_oneof![3 => 0..2000_u32, 1 => 0..200_000_u32];
-    prop_oneof![2 => vec(room(), 1), 1 => vec(room(), 1..=MAX_GROUP)]
+    let size = || prop_oneof![3 => 0..2000_u32, 1 => 0..200_000_u32];
+    prop_oneof![2 => vec(size(), 1), 1 => vec(size(), 1..=MAX_GROUP)]
 }
 
-/// A receiver with groups of buffers out, in front of a peer that says all of `told`; what it was told before the violation.
-fn receive(striping: Striping, groups: &[Vec<u32>], told: Vec<Told>) -> Result<(), Violation> {
+/// A receiver with groups of buffers of these sizes gets all of `immediates`, up to the first that is refused.
+fn receive(striping: Striping, groups: &[Vec<u32>], immediates: Vec<Arriving>) -> Result<(), Violation> {
     let mut flow = RecvFlow::new(striping);
     let mut out = Vec::new();
     let mut last = 0;
-    let mut latest = RequestId::from_bits(0);
+    let mut tested = RequestId::from_bits(0);
     for group in groups {
         let buffer = |i| Ok::<_, Violation>(Buffer { addr: 4096, length: group[i], rkeys: &[1; MAX_RAILS], tag: 0 });
         let posted = flow.post(group.len(), buffer)?;
-        latest = posted.unwrap_or(latest);
+        tested = posted.unwrap_or(tested);
         out.extend(posted.map(|id| (id, group)));
         last += group.len() as u32;
     }
     while flow.poll_cts(MAX_GROUP as u32).is_some() {}
     let mut violation = Ok(());
-    for one in told {
-        let (lane, imm) = match one {
-            Told::Anything(lane, bits) => (lane, Imm::from_bits(bits)),
-            Told::Likely(lane, back, extent) => {
-                (lane, Imm::new(SlotIndex::of(last.saturating_sub(back.into()).max(1)), extent))
+    for one in immediates {
+        let (qp, imm) = match one {
+            Arriving::Random(qp, bits) => (qp, Imm::from_bits(bits)),
+            Arriving::Likely(qp, back, code) => {
+                (qp, Imm::new(SlotIndex::of(last.saturating_sub(back.into()).max(1)), code))
             }
         };
-        // The lane is this side's own knowledge: the queue pair that the notice came over.
-        violation = flow.handle_immediate(QpIndex(lane % striping.qp_count()), imm);
+        // The queue pair is known from the completion, not from the peer, so it exists.
+        violation = flow.handle_immediate(QpIndex(qp % striping.qp_count()), imm);
         if violation.is_err() {
             break;
         }
-        flow.handle_empty_poll(latest);
+        flow.handle_empty_poll(tested);
     }
     for (id, group) in out {
         let lengths = flow.poll_done(id)?.map(<[u32]>::to_vec).unwrap_or_default();
         assert!(lengths.is_empty() || lengths.len() == group.len());
-        assert!(lengths.iter().zip(group).all(|(length, room)| length <= room), "{lengths:?} for {group:?}");
+        assert!(lengths.iter().zip(group).all(|(length, size)| length <= size), "{lengths:?} for {group:?}");
     }
     violation
 }
@@ -127,6 +134,9 @@ proptest! {
     fn a_changed_hello_is_within_bounds_or_refused(rails in 1usize..=4, lanes in 1usize..=8, changes in vec(change(), 1..6)) {
         let good = hello(rails, lanes);
         if let Ok(hello) = Hello::parse(&changed(good.frame(TOKEN).body, &changes)) {
+            if has_short_names(&hello.endpoint) {
+                prop_assert!(Hello::parse(&hello.frame(TOKEN).body).as_ref() == Ok(&hello));
+            }
             prop_assert!(within_bounds(&hello.endpoint));
             prop_assert_eq!(hello.ring.slots, RING_SLOTS as u32);
             let own = endpoint(2, 2, true);
@@ -146,11 +156,53 @@ proptest! {
         let good = Reply { endpoint: end, terms };
         if let Ok(reply) = Reply::parse(&changed(good.frame(TOKEN).body, &changes), &offer) {
             prop_assert!(within_bounds(&reply.endpoint));
+            if has_short_names(&reply.endpoint) {
+                prop_assert!(Reply::parse(&reply.frame(TOKEN).body, &offer).as_ref() == Ok(&reply));
+            }
             let striping = reply.terms.striping;
             prop_assert!(usize::from(striping.rails()) <= rails && usize::from(striping.qp_count()) <= rails * lanes);
             prop_assert_eq!(reply.endpoint.rails.len(), usize::from(striping.rails()));
             let _ = offer.rail_weights_with(&reply.endpoint);
         }
+    }
+
+    /// No random body of these lengths is valid; each is refused with a text.
+    #[test]
+    fn a_random_body_is_refused_with_a_text_unless_it_is_a_resumption(body in vec(any::<u8>(), 0..600)) {
+        let own = endpoint(2, 5, true);
+        for refusal in [Hello::parse(&body).expect_err("a hello"), Reply::parse(&body, &own).expect_err("a reply")] {
+            prop_assert!(!refusal.text().is_empty());
+        }
+        prop_assert_eq!(Resume::parse(&body).is_ok(), body.len() == 20);
+    }
+
+    #[test]
+    fn a_handle_is_read_as_written_or_refused_for_the_field_that_is_wrong(
+        tail in vec(any::<u8>(), HANDLE_BYTES - 12), is_ours in prop::bool::weighted(0.8),
+        version in prop_oneof![4 => Just(PROTOCOL_VERSION), 1 => any::<u16>()], family in prop_oneof![2 => Just(4), 2 => Just(6), 1 => any::<u8>()],
+    ) {
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+        let mut bytes = Handle { address, token: TOKEN }.emit();
+        bytes[0] ^= u8::from(!is_ours);
+        bytes[8..10].copy_from_slice(&version.to_le_bytes());
+        bytes[10] = family;
+        bytes[12..].copy_from_slice(&tail);
+        let expected = match () {
+            () if !is_ours => "is not Ferrite's".into(),
+            () if version != PROTOCOL_VERSION => format!("speaks protocol {version},"),
+            () if family != 4 && family != 6 => format!("an address of family {family}"),
+            () => {
+                let handle = Handle::parse(&bytes).expect("valid");
+                let written = handle.emit();
+                prop_assert_eq!(Handle::parse(&written), Ok(handle));
+                let end = if family == 4 { 20 } else { 36 };
+                prop_assert_eq!((&written[12..14], &written[16..end]), (&bytes[12..14], &bytes[16..end]), "port, address");
+                prop_assert_eq!(&written[40..56], &bytes[40..56], "the token");
+                return Ok(());
+            }
+        };
+        let refusal = Handle::parse(&bytes).expect_err("refused");
+        prop_assert!(refusal.text().contains(&expected), "{refusal}");
     }
 
     #[test]
@@ -176,21 +228,21 @@ proptest! {
     }
 
     #[test]
-    fn a_receiver_is_not_told_of_more_than_there_is_room_for(rails in 1u8..=4, lanes in 1u8..=4, split: bool,
+    fn no_receive_reports_more_bytes_than_its_buffer_has(rails in 1u8..=4, lanes in 1u8..=4, split: bool,
                                                              groups in vec(group(), 1..6),
-                                                             told in vec(told(), 0..40)) {
-        let _ = receive(Striping::new(rails, lanes, split), &groups, told);
+                                                             immediates in vec(arriving(), 0..40)) {
+        let _ = receive(Striping::new(rails, lanes, split), &groups, immediates);
     }
 
     #[test]
-    fn a_sender_sends_no_more_than_it_was_asked_to(slots in vec(any::<CtsWords>(), 1..20), lengths in vec(0..=MAX_MESSAGE, 1..20),
+    fn no_message_is_longer_than_isend_was_told(ring in vec(any::<CtsWords>(), 1..20), lengths in vec(0..=MAX_MESSAGE, 1..20),
                                                    rails in 1u8..=4) {
         let mut flow = SendFlow::new(Striping::new(rails, 1, false), RailWeights::from_speeds([1; 4]));
         for length in lengths {
-            let read = |seq: u32| slots.get(seq as usize - 1).map(|words| {
+            let read = |seq: u32| ring.get(seq as usize - 1).map(|words| {
                 let mut words = *words;
-                // The number is what the ring is looked at for; groups, lengths and tags are made likely ones.
-                words[3] = (words[3] & 0x0000_0000_ffff_0000 | 0x0100 | u64::from(seq) << 32).to_le();
+                // The sequence number is the one that is looked for; length and tag are made valid ones.
+                words[3] = (words[3] & 0x0000_0000_ffff_ffff | u64::from(seq) << 32).to_le();
                 words[1] &= 0xffff_ffff_3fff_ffff;
                 words[2] &= 0xffff_ffff;
                 words
