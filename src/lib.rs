@@ -70,7 +70,7 @@
 //!
 //! | question | place |
 //! |---|---|
-//! | what does a peer see on the wire? | [`proto::wire`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
+//! | what does a peer see on the wire? | [`proto::cts`], [`proto::imm`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
 //! | which environment variables are there? | [`host::variables::VARIABLES`] |
 //! | which GID is used, and why? | [`host::gid`], [`net::device::address`] |
 //! | who shares a control connection, and when does it end? | [`net::control::line`], [`net::control::lines`], [`net::control::reception`] |
