@@ -50,3 +50,29 @@ fn each_weakness_has_a_test_that_exists() {
         }
     }
 }
+
+/// The pages, from the root of the repository.
+fn pages() -> Vec<String> {
+    let docs = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")).expect("it is readable");
+    let names = docs.map(|entry| format!("docs/{}", entry.expect("it is readable").file_name().display()));
+    names.chain(["README.md".into(), "benchmarks/README.md".into()]).collect()
+}
+
+#[test]
+fn links_and_files_that_pages_name_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for page in pages() {
+        let text = read(&page);
+        let folder = root.join(&page).parent().expect("a folder").to_owned();
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        for target in targets.filter(|target| !target.is_empty() && !target.contains("://")) {
+            assert!(folder.join(target).exists(), "{page}: a link to {target}");
+        }
+        // Between backticks or at the beginning of a command.
+        let words = text.split(|c: char| c.is_whitespace() || "`(),;|\"'".contains(c));
+        let files = words.filter(|word| ["scripts/", "tests/", "docs/"].iter().any(|folder| word.starts_with(folder)));
+        for file in files.map(|file| file.trim_end_matches(['.', ':'])) {
+            assert!(root.join(file).exists(), "{page}: {file}");
+        }
+    }
+}

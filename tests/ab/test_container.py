@@ -22,8 +22,8 @@ def instructions() -> list[tuple[str, str]]:
 
 
 class Docker(unittest.TestCase):
-    def test_the_readme_shows_the_file(self):
-        shown = re.search(r"```Dockerfile\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    def test_the_page_shows_the_file(self):
+        shown = re.search(r"```Dockerfile\n(.*?)```", (ROOT / "docs/users.md").read_text(), re.S)
         self.assertEqual(shown.group(1), (FOLDER / "Dockerfile").read_text())
 
     def test_each_instruction(self):
@@ -42,11 +42,11 @@ class Docker(unittest.TestCase):
         self.assertIn(f"dist/{source} ", (ROOT / "scripts/build.sh").read_text())
 
     def test_the_run_line_has_what_the_table_explains(self):
-        readme = (ROOT / "README.md").read_text()
-        line = re.search(r"    docker run .*?\n\n", readme, re.S).group(0)
+        page = (ROOT / "docs/users.md").read_text()
+        line = re.search(r"    docker run .*?\n\n", page, re.S).group(0)
         self.assertEqual(subprocess.run(["bash", "-n", "-c", line], check=False).returncode, 0)
         words = " ".join(shlex.split(line.replace("\\\n", " ")))
-        explained = re.findall(r"^\| `(--[^`]+)` \|", readme, re.M)
+        explained = re.findall(r"^\| `(--[^`]+)` \|", page, re.M)
         self.assertEqual(len(explained), 4)
         for option in explained:
             self.assertIn(option, words)

@@ -1,9 +1,9 @@
-//! The README's table of settings is the code's. `FERRITE_UPDATE=1 cargo test --test readme` writes it.
+//! The page of settings is the table in the code. `FERRITE_UPDATE=1 cargo test --test settings_page` writes it.
 
 use nccl_net::host::variables::{Kind, VARIABLES};
 use std::path::Path;
 
-const BEGIN: &str = "<!-- settings: written by tests/readme.rs -->\n";
+const BEGIN: &str = "<!-- settings: written by tests/settings_page.rs -->\n";
 const END: &str = "<!-- end of settings -->";
 
 fn table() -> String {
@@ -26,13 +26,13 @@ fn table() -> String {
 
 #[test]
 fn the_table_of_settings_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = std::fs::read_to_string(&path).expect("the README");
-    let (head, rest) = readme.split_once(BEGIN).expect("the begin mark");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
+    let page = std::fs::read_to_string(&path).expect("the page");
+    let (head, rest) = page.split_once(BEGIN).expect("the begin mark");
     let (written, tail) = rest.split_once(END).expect("the end mark");
     if std::env::var_os("FERRITE_UPDATE").is_some() {
         std::fs::write(&path, format!("{head}{BEGIN}{}{END}{tail}", table())).expect("written");
     } else {
-        assert!(written == table(), "write it anew: FERRITE_UPDATE=1 cargo test --test readme");
+        assert!(written == table(), "write it anew: FERRITE_UPDATE=1 cargo test --test settings_page");
     }
 }
