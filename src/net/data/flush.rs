@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
 use crate::net::mr::handle::MrHandle;
-use crate::net::qp::connect::path_to;
+use crate::net::qp::connect::{path_to, with_hint};
 use crate::net::qp::set::create_qp;
 use crate::net::qp::wr_id::WrId;
 use crate::proto::requests::{RequestId, Requests};
@@ -98,7 +98,7 @@ impl FlushRail {
         let path = path_to(rail, &address, &address.gid.gid, address.port.lid)?;
         let path = Path { dest_qpn: init.number(), ..path };
         let landing = SharedRing::new([&rail.card.domain], 1)?;
-        let qp = init.connect(&path, WrId::Receive { qp: 0 }.to_bits())?;
+        let qp = init.connect(&path, WrId::Receive { qp: 0 }.to_bits()).map_err(with_hint)?;
         Ok(Self { name: rail.name.clone(), qp, queue, landing })
     }
 }

@@ -242,7 +242,7 @@ impl Attempts {
 }
 
 /// `error` of `ibv_modify_qp` with a hint at what its errno usually means there.
-fn with_hint(error: Error) -> Error {
+pub fn with_hint(error: Error) -> Error {
     match error.errno {
         Some(libc::EINVAL | libc::ENODATA) if error.operation.ends_with(" RTR") => {
             error.hint("is the GID index right? NCCL_IB_GID_INDEX chooses it")
