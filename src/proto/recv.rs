@@ -168,7 +168,7 @@ impl RecvFlow {
         }
         let arrival = &mut self.arrivals[slot];
         if !arrival.pending {
-            return Err(violation!("data for slot slot {}, where nothing is posted", slot));
+            return Err(violation!("data for slot {}, where nothing is posted", slot));
         }
         if arrival.qps & 1 << qp.0 != 0 {
             return Err(violation!("a stripe arrived twice on queue pair {}", qp.0));

@@ -111,8 +111,8 @@ impl Control {
         }
     }
 
-    /// The watcher of `end` runs: takes in the next frame, or the end of the connection, or dials again.
-    pub(super) fn watch(&mut self, end: End) {
+    /// The watcher of `end` runs: takes in the next frame, or the end of the connection, or dials again, if it `may_dial` now.
+    pub(super) fn watch(&mut self, end: End, may_dial: bool) {
         let side = &mut self.sides[end as usize];
         if let Some(frame) = side.frames.pop_front() {
             match frame {
@@ -125,7 +125,7 @@ impl Control {
                 self.is_redialled |= end == End::Sender && state == PeerState::Lost;
                 self.end(end, state, Cause::PeerDied);
             }
-        } else if end == End::Sender && self.is_redialled && self.is_reachable && side.is_there {
+        } else if may_dial && end == End::Sender && self.is_redialled && self.is_reachable && side.is_there {
             self.redial();
         }
     }

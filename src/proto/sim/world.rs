@@ -286,7 +286,8 @@ impl World {
 
     fn watch(&mut self) {
         let end = if self.outside.random.one_in(2) { End::Sender } else { End::Receiver };
-        self.outside.control.watch(end);
+        let may_dial = self.outside.random.one_in(8);
+        self.outside.control.watch(end, may_dial);
     }
 
     /// NCCL gives back what it does not need any more: regions whose receives have ended, and ends that have finished.
