@@ -3,5 +3,6 @@
 # same checked bytes over the same software RDMA device. Arguments go to `ferrite compare`, whose exit code is this script's:
 # 0: as good or better, 1: worse, 2: not valid, 3: too few runs to tell.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+setup_fetch
 scripts/build.sh
 exec dist/bin/ferrite compare "$@"

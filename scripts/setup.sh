@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What building and testing need beside this repository. The other scripts source it, which changes nothing on the machine, and call
-# `setup_build` or `setup_tests`: these install what is missing where they may (root on Debian or Ubuntu), and otherwise name it.
+# `setup_build`, `setup_fetch` or `setup_tests`: these install what is missing where they may (root on Debian or Ubuntu), and otherwise
+# name it.
 #
 #   scripts/setup.sh             names what is missing for building and testing; installs nothing
 
@@ -47,9 +48,14 @@ missing_packages() {
     [ -n "$(find_libclang)" ] || echo libclang-14-dev
 }
 
-# Debian packages for testing: Python fetches stock NCCL.
-missing_test_packages() {
+# Debian packages for fetching stock NCCL.
+missing_fetch_packages() {
     python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
+}
+
+# Debian packages for testing.
+missing_test_packages() {
+    missing_fetch_packages
     # For tests that are skipped without them.
     if may_install; then
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
@@ -138,6 +144,13 @@ setup_build() {
     install_packages
     install_rust
     export LIBCLANG_PATH=${LIBCLANG_PATH:-$(find_libclang)}
+}
+
+# setup_fetch: all that `ferrite` needs to fetch stock NCCL.
+setup_fetch() {
+    local missing
+    missing=$(missing_fetch_packages)
+    [ -z "$missing" ] || install_packages "$missing"
 }
 
 # setup_tests: all that testing needs but install_python_tools, which takes a while and can run beside other things.

@@ -26,13 +26,13 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def check_writable(folder: Path, option: str = "--out") -> None:
-    """Makes `folder`, and writes something into it."""
+def check_writable(folder: Path) -> None:
+    """Makes `folder`, the value of --out, and writes something into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise Invalid(f"{option} {folder}: {error.strerror}; name a folder that can be written to") from error
+        raise Invalid(f"--out {folder}: {error.strerror}; name a folder that can be written to") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

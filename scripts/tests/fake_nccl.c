@@ -25,7 +25,7 @@ static struct receive receives[OPERATIONS];
 static int receive_count, depth, registered_mib;
 
 /* FAKE is a list with commas. */
-static int mood(const char *name)
+static int is_faked(const char *name)
 {
     char list[256], all[256];
     snprintf(list, sizeof list, ",%s,", getenv("FAKE") ? getenv("FAKE") : "");
@@ -36,7 +36,7 @@ static int is_set(const char *name, const char *value) { const char *set = geten
 
 /* The driver. */
 int cuInit(unsigned flags) { return (int)flags; }
-int cuDeviceGetCount(int *count) { *count = !mood("no-gpu"); return 0; }
+int cuDeviceGetCount(int *count) { *count = !is_faked("no-gpu"); return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetName(char *name, int length, int device) { (void)device; snprintf(name, length, "fake GPU"); return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = &depth; return 0; }
@@ -65,14 +65,14 @@ int cuEventElapsedTime(float *ms, const int *begin, const int *end)
 static void tell_usage(void)
 {
     const char *gpu = getenv("SOFTRNIC_GPU");
-    int is_flushing = is_set("NCCL_NET_FORCE_FLUSH", "1"), is_mixed = mood("wrong-way");
+    int is_flushing = is_set("NCCL_NET_FORCE_FLUSH", "1"), is_mixed = is_faked("wrong-way");
     int by_address = gpu && (strcmp(gpu, "peermem") == 0) != is_mixed ? 6 : gpu && !strcmp(gpu, "both");
     int by_dmabuf = gpu && ((strcmp(gpu, "dmabuf") == 0) != is_mixed || !strcmp(gpu, "both")) ? 6 : 0;
     if (gpu)
         fprintf(stderr, "softrnic: at most %d queue pairs, 4 completion queues, 9 memory regions of %d bytes; GPU memory %d by address, "
-                        "%d by dma-buf\n", 4 + (is_flushing && !mood("flush-queue")), registered_mib << 20, by_address, by_dmabuf);
+                        "%d by dma-buf\n", 4 + (is_flushing && !is_faked("flush-queue")), registered_mib << 20, by_address, by_dmabuf);
     const char *trace = getenv("SOFTRNIC_TRACE");
-    if (trace && is_flushing && !mood("no-flush")) {
+    if (trace && is_flushing && !is_faked("no-flush")) {
         FILE *file = fopen(trace, "a");
         fputs("softrnic0/1 > softrnic0/1 flow 0 message 1 transmission 1: delay=1us\n", file);
         fclose(file);
@@ -82,12 +82,12 @@ static FILE *log_file(void) { return fopen(getenv("NCCL_DEBUG_FILE"), "a"); }
 static void tell_network(void)
 {
     int has_way = getenv("SOFTRNIC_GPU") && !is_set("SOFTRNIC_GPU", "none"), is_gdr = has_way && is_set("NCCL_NET_GDR_LEVEL", "SYS");
-    const char *net = mood("fallback") ? "Socket" : getenv("NCCL_NET");
+    const char *net = is_faked("fallback") ? "Socket" : getenv("NCCL_NET");
     FILE *file = log_file();
     fprintf(file, "h:1:1 [0] NCCL INFO NCCL version 2.99.1+cuda12.4\nh:1:1 [0] NCCL INFO Using network %s\n", net);
-    if (!has_way && !mood("silent"))
+    if (!has_way && !is_faked("silent"))
         fprintf(file, "h:1:1 [0] NCCL WARN NET/Ferrite : no GPUDirect RDMA: messages take a detour\n");
-    fprintf(file, "h:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/%s/0%s\n", net, is_gdr != mood("no-gdr") ? "/GDRDMA" : "");
+    fprintf(file, "h:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/%s/0%s\n", net, is_gdr != is_faked("no-gdr") ? "/GDRDMA" : "");
     fclose(file);
     atexit(tell_usage);
 }
@@ -113,7 +113,7 @@ static int meet(struct comm *comm)
             if (kill(room->pid[rank], 0) && !comm->is_broken) {
                 FILE *file = log_file();
                 comm->is_broken = 1;
-                if (!mood("mute"))
+                if (!is_faked("mute"))
                     fprintf(file, "h:1:1 [0] NCCL WARN NET/Ferrite : no acknowledgement, peer softrnic0 port 1 of process %d on h\n",
                             room->pid[rank]);
                 fclose(file);
@@ -155,14 +155,14 @@ int ncclCommInitRank(struct comm **out, int world, unique_id id, int rank)
 }
 int ncclCommDestroy(struct comm *comm) { munmap(comm->room, sizeof(struct room)); current = NULL; return 0; }
 int ncclCommAbort(struct comm *comm) { return ncclCommDestroy(comm); }
-int ncclCommGetAsyncError(struct comm *comm, int *code) { *code = comm->is_broken && !mood("no-error") ? REMOTE_ERROR : 0; return 0; }
+int ncclCommGetAsyncError(struct comm *comm, int *code) { *code = comm->is_broken && !is_faked("no-error") ? REMOTE_ERROR : 0; return 0; }
 int ncclMemAlloc(void **at, size_t bytes) { *at = malloc(bytes); return !*at; }
 int ncclMemFree(void *at) { free(at); return 0; }
 int ncclCommRegister(struct comm *comm, void *at, size_t bytes, void **handle)
 {
-    if (mood("stuck"))
+    if (is_faked("stuck"))
         pause();
-    (void)comm, *handle = at, registered_mib += mood("unregistered") ? 0 : (bytes >> 20) + 1;
+    (void)comm, *handle = at, registered_mib += is_faked("unregistered") ? 0 : (bytes >> 20) + 1;
     return 0;
 }
 int ncclCommDeregister(struct comm *comm, void *handle) { (void)comm; return !handle; }
@@ -184,14 +184,14 @@ static int add(struct comm *comm, float *got, size_t from, size_t count)
         for (int rank = 0; rank < comm->world; rank++)
             got[i] += shown(comm, rank)[from + i];
     }
-    if (mood("wrong") && comm->rank == 1 && count > 20000)
+    if (is_faked("wrong") && comm->rank == 1 && count > 20000)
         got[20000] += 1;
     return meet(comm);
 }
 int ncclAllReduce(const void *given, float *got, size_t count, int type, int op, struct comm *comm, void *stream)
 {
     (void)type, (void)op, (void)stream;
-    tell_choice(mood("other-algo") ? "Tree" : getenv("NCCL_ALGO") ? getenv("NCCL_ALGO") : "Ring");
+    tell_choice(is_faked("other-algo") ? "Tree" : getenv("NCCL_ALGO") ? getenv("NCCL_ALGO") : "Ring");
     if (comm->calls > 2 && !getenv("FAKE_B"))
         usleep(50000); /* long enough to die in */
     return show(comm, given, count) || add(comm, got, 0, count);
@@ -215,7 +215,7 @@ int ncclAllGather(const void *given, float *got, size_t count, int type, struct 
     if (show(comm, given, count))
         return 2;
     for (int rank = 0; rank < comm->world; rank++)
-        memcpy(got + rank * count, shown(comm, mood("misplaced") ? 0 : rank), count * FLOAT_BYTES);
+        memcpy(got + rank * count, shown(comm, is_faked("misplaced") ? 0 : rank), count * FLOAT_BYTES);
     return meet(comm);
 }
 int ncclReduceScatter(const void *given, float *got, size_t count, int type, int op, struct comm *comm, void *stream)

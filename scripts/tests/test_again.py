@@ -119,11 +119,17 @@ class Again(fixtures.InFolder):
 class Committed(fixtures.InFolder):
     """Reports in benchmarks/ that this program made."""
 
-    def test_they_are_drawn_again_byte_for_byte(self) -> None:
+    def test_they_are_drawn_again_the_same(self) -> None:
         sources = [path for path in sorted((fixtures.ROOT / "benchmarks").glob("*/*/raw.json")) if (path.parent / "report.svg").exists()]
         self.assertGreaterEqual(len(sources), 6)
         for source in sources:
             with self.subTest(report=source.parent.name), mock.patch("builtins.print"):
                 judgement.judge_again(source, self.out, 0.1)
-                for file in ("report.md", "report.svg", "raw.json"):
+                for file in ("report.md", "report.svg"):
                     self.assertEqual((self.out / file).read_bytes(), (source.parent / file).read_bytes(), file)
+                self.assertEqual(to_9_digits(self.out / "raw.json"), to_9_digits(source))
+
+
+def to_9_digits(path: Path) -> str:
+    """JSON text. The last digits depend on the version of Python: sum() rounds less from 3.12 on."""
+    return json.dumps(json.loads(path.read_text(), parse_float=lambda digits: f"{float(digits):.9g}"), indent=1)

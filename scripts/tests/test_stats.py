@@ -192,10 +192,10 @@ class Details(unittest.TestCase):
         said = Machine(1, lambda *_: 0.0).judge(lambda row: 1.2 if row == 3 else 1.0)
         self.assertEqual([row.verdict for row in said[2:5]], [stats.ALIKE, stats.WORSE, stats.ALIKE])
 
-    def test_ways_to_deal(self) -> None:
-        self.assertEqual(len(stats.ways([1] * 3)), 108)
-        many = stats.ways([1, 4] * 4)
-        self.assertEqual((len(many), many[0]), (stats.MOST_WAYS, (1, 4) * 4))
+    def test_assignments_of_sides(self) -> None:
+        self.assertEqual(len(stats.assignments([1] * 3)), 108)
+        many = stats.assignments([1, 4] * 4)
+        self.assertEqual((len(many), many[0]), (stats.MOST_ASSIGNMENTS, (1, 4) * 4))
 
     def test_many_blocks(self) -> None:
         self.assertEqual(words(Machine(5, quiet, blocks=8, rows=3).judge(lambda row: 1.05)), {stats.WORSE})

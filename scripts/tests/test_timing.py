@@ -158,7 +158,7 @@ class Timing(fixtures.WithFakeNccl):
         self.assertRegex(done.stderr, "--libnccl .*/p.so with --libcuda .*: .*(file too short|invalid ELF header)")
 
 
-class Rendezvousing(unittest.TestCase):
+class Exchange(unittest.TestCase):
     def test_all_hear_all(self) -> None:
         [port] = placement.free_ports(1)
         heard = {}

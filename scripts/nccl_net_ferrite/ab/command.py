@@ -16,7 +16,7 @@ On one machine it starts the ranks itself; under a launcher each of its processe
     python scripts/ab.py --read A.txt B.txt     # two outputs of nccl-tests that are there already
 
 Each side runs in fresh processes, A B B A, B A A B, and so on. Under a launcher the ranks of run N (from 1) connect to rank 0's host at
-TCP port MASTER_PORT + N (MASTER_PORT is 29500 if nobody says): with 4 blocks 16 ports above MASTER_PORT have to be open.
+TCP port MASTER_PORT + N (MASTER_PORT is 29500 by default): with 4 blocks 16 ports above MASTER_PORT have to be open.
 
 Exit code 0: Ferrite is as good or better. 1: it is worse somewhere. 2: the comparison is not valid, or could not be made. 3: too few
 runs to tell. 130: interrupted; the whole blocks that were done are in the report. report.md, report.svg and raw.json say more.

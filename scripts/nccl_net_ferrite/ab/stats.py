@@ -1,8 +1,8 @@
-"""Whether a difference is more than chance: the sides of all runs are dealt out anew in every way, for all rows at once.
+"""Whether a difference is more than chance: a permutation test, in which the sides of the runs are assigned in every other way.
 
 A block is four runs, two of each side (see plan.order). If the sides were the same, each block's four times could as well have
-been dealt to A and B in any other of the six ways. The statistic of a row is its mean log ratio over that mean's standard error;
-the bar that it has to be above is what the *largest* statistic of all rows stays below in 95 % of all ways to deal
+been assigned to A and B in any other of the six ways. The statistic of a row is its mean log ratio over that mean's standard error;
+the bar that it has to be above is what the *largest* statistic of all rows stays below in 95 % of all assignments
 (Westfall and Young's max-T). So a report in which nothing differs claims something in at most 5 % of cases, whatever the noise of
 each row looks like, and however rows of one run depend on each other.
 """
@@ -13,15 +13,15 @@ from itertools import combinations, product
 from random import Random
 from statistics import median
 
-# Runs of a block, and the ways to choose two of them as B's; the last three are the first three with the sides changed over.
+# Runs of a block, and the ways to choose two of them as B's; the last three are the first three with the sides exchanged.
 BLOCK = 4
-DEALS: list[tuple[int, ...]] = list(combinations(range(BLOCK), 2))
+ASSIGNMENTS: list[tuple[int, ...]] = list(combinations(range(BLOCK), 2))
 # How often a report in which nothing differs may claim something.
 SIGNIFICANCE = 0.05
-# A ratio nearer to 1 than this is no difference that anybody would feel.
+# A ratio nearer to 1 than this is too small to matter to any user.
 LEAST_EFFECT = 0.03
-# Of more ways than this so many are drawn.
-MOST_WAYS = 5000
+# If there are more assignments than this, so many are drawn at random.
+MOST_ASSIGNMENTS = 5000
 # Times further off than so many standard deviations, as the median tells them, are cut to that: one bad run does not drown a quiet row.
 FAR = 3 * 1.4826
 # No clock is better than this; keeps times that are all the same from dividing by nothing.
@@ -51,7 +51,7 @@ class Row:
 class Fit:
     """One row's times, taken apart."""
 
-    deals: list[list[float]]  # for each block and deal: how much B's log times are above A's, summed
+    differences: list[list[float]]  # for each block and assignment: how much B's log times are above A's, summed
     total: float  # sum of squares within blocks
     effect: float  # mean log ratio
     error: float  # its standard error
@@ -60,9 +60,11 @@ class Fit:
 def judge(times: list[list[float]], order: str, effect: float) -> list[Row]:
     """`times`: for each row the time of each run, in microseconds; `order`: the side of each run; `effect`: a ratio of 1 + `effect`
     matters, so a row is alike only if its interval stays below that."""
-    dealt = [DEALS.index(tuple(place for place in range(BLOCK) if order[begin + place] == "B")) for begin in range(0, len(order), BLOCK)]
-    fits = [fit(row, dealt) for row in times]
-    bar = threshold(fits, dealt)
+    assigned = [
+        ASSIGNMENTS.index(tuple(place for place in range(BLOCK) if order[begin + place] == "B")) for begin in range(0, len(order), BLOCK)
+    ]
+    fits = [fit(row, assigned) for row in times]
+    bar = threshold(fits, assigned)
     return [row_of(row, order, one, bar, effect) for row, one in zip(times, fits)]
 
 
@@ -71,15 +73,15 @@ def geometric_mean(rows: list[list[float]]) -> list[float]:
     return [math.exp(sum(map(math.log, run)) / len(run)) for run in zip(*rows)]
 
 
-def fit(times: list[float], dealt: list[int]) -> Fit:
+def fit(times: list[float], assigned: list[int]) -> Fit:
     rest = residuals([math.log(time) for time in times])
     total = sum(value * value for value in rest) + len(rest) * CLOCK**2
     blocks = [rest[begin : begin + BLOCK] for begin in range(0, len(rest), BLOCK)]
     # The residuals of a block sum to nothing: B's above A's is twice B's.
-    deals = [[2 * (block[i] + block[j]) for i, j in DEALS] for block in blocks]
-    seen = sum(deal[way] for deal, way in zip(deals, dealt))
+    differences = [[2 * (block[i] + block[j]) for i, j in ASSIGNMENTS] for block in blocks]
+    seen = sum(of_block[place] for of_block, place in zip(differences, assigned))
     left = total - seen * seen / len(rest)
-    return Fit(deals, total, 2 * seen / len(rest), 2 * math.sqrt(left / degrees_of_freedom(len(blocks)) / len(rest)))
+    return Fit(differences, total, 2 * seen / len(rest), 2 * math.sqrt(left / degrees_of_freedom(len(blocks)) / len(rest)))
 
 
 def degrees_of_freedom(blocks: int) -> int:
@@ -88,7 +90,7 @@ def degrees_of_freedom(blocks: int) -> int:
 
 
 def residuals(logs: list[float]) -> list[float]:
-    """Log times less the level of their block, outliers cut. It knows nothing of sides, so that any deal is treated alike."""
+    """Log times less the level of their block, outliers cut. It knows nothing of sides, so that all assignments are treated alike."""
     rest = []
     for begin in range(0, len(logs), BLOCK):
         block = logs[begin : begin + BLOCK]
@@ -99,29 +101,29 @@ def residuals(logs: list[float]) -> list[float]:
     return [value - means[place // BLOCK] for place, value in enumerate(rest)]
 
 
-def ways(dealt: list[int]) -> list[tuple[int, ...]]:
-    """All ways to deal, each without the one that only changes the sides over; of too many some, with the one that was run."""
-    half = len(DEALS) // 2
-    if half * len(DEALS) ** (len(dealt) - 1) <= MOST_WAYS:
-        return list(product(range(half), *[range(len(DEALS))] * (len(dealt) - 1)))
-    dice = Random(1)
-    drawn = [tuple(dice.randrange(len(DEALS)) for _ in dealt) for _ in range(MOST_WAYS - 1)]
-    return [tuple(dealt), *drawn]
+def assignments(assigned: list[int]) -> list[tuple[int, ...]]:
+    """All assignments, each without the one that only exchanges the sides; of too many a sample, with the one that was run."""
+    half = len(ASSIGNMENTS) // 2
+    if half * len(ASSIGNMENTS) ** (len(assigned) - 1) <= MOST_ASSIGNMENTS:
+        return list(product(range(half), *[range(len(ASSIGNMENTS))] * (len(assigned) - 1)))
+    random = Random(1)
+    drawn = [tuple(random.randrange(len(ASSIGNMENTS)) for _ in assigned) for _ in range(MOST_ASSIGNMENTS - 1)]
+    return [tuple(assigned), *drawn]
 
 
-def threshold(fits: list[Fit], dealt: list[int]) -> float:
-    """What a row's statistic has to be above; infinite if there are too few ways to deal for any claim."""
-    tried = list(zip(*ways(dealt)))
+def threshold(fits: list[Fit], assigned: list[int]) -> float:
+    """What a row's statistic has to be above; infinite if there are too few assignments for any claim."""
+    tried = list(zip(*assignments(assigned)))
     allowed = int(SIGNIFICANCE * len(tried[0]))
     if allowed == 0:
         return math.inf
     largest = [0.0] * len(tried[0])
     for one in fits:
-        scale = 1 / math.sqrt(one.total * BLOCK * len(dealt))
-        columns = [map([part * scale for part in deal].__getitem__, column) for deal, column in zip(one.deals, tried)]
+        scale = 1 / math.sqrt(one.total * BLOCK * len(assigned))
+        columns = [map([part * scale for part in of_block].__getitem__, column) for of_block, column in zip(one.differences, tried)]
         largest = list(map(max, largest, map(abs, map(sum, zip(*columns)))))
     part = sorted(largest, reverse=True)[allowed]
-    return part * math.sqrt(degrees_of_freedom(len(dealt)) / (1 - part * part))
+    return part * math.sqrt(degrees_of_freedom(len(assigned)) / (1 - part * part))
 
 
 def row_of(times: list[float], order: str, one: Fit, bar: float, effect: float) -> Row:

@@ -51,7 +51,7 @@ impl Port {
             return Err(Failure::Refused(format!("what of {}? up, down, or an option; see --help", self.name)));
         }
         self.set(network)?;
-        tell(network, &self.name, &changes)
+        print_change(network, &self.name, &changes)
     }
 
     /// What is asked for, in words.
@@ -141,7 +141,7 @@ impl Gid {
                 format!("gid {index} {gid}")
             }
         };
-        tell(network, &self.name, &change)
+        print_change(network, &self.name, &change)
     }
 }
 
@@ -155,11 +155,11 @@ pub(crate) struct Fail {
 impl Fail {
     pub(crate) fn apply(&self, network: &Network) -> Result<(), Failure> {
         network.fail_device(self.name)?;
-        tell(network, &self.name, "failed for good")
+        print_change(network, &self.name, "failed for good")
     }
 }
 
 /// Says what was changed where.
-fn tell(network: &Network, name: &dyn Display, change: &str) -> Result<(), Failure> {
+fn print_change(network: &Network, name: &dyn Display, change: &str) -> Result<(), Failure> {
     print(&format!("fabric {}: {name} {change}\n", network.name()))
 }

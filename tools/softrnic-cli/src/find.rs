@@ -23,7 +23,7 @@ pub(crate) fn to_look_at(name: Option<&str>) -> Result<Network, Failure> {
 }
 
 /// A fabric to change: without a name, the only one that has been started in this terminal session, for all others may
-/// be somebody else's work.
+/// be another user's work.
 pub(crate) fn to_change(name: Option<&str>) -> Result<Network, Failure> {
     find(name, "or SOFTRNIC_FABRIC (this terminal session has none, or several)", Network::names_in_session)
 }
@@ -44,7 +44,7 @@ fn only_one(mut names: Vec<String>) -> Option<String> {
     names.pop().filter(|_| names.is_empty())
 }
 
-/// Asks for a name, and tells those that there are.
+/// Asks for a name, and lists those that there are.
 fn choose(dir: &Path, or_how: &str) -> Failure {
     let place = dir.display();
     let names = match Network::names(dir) {

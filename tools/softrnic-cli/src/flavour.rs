@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 const PRIVATE: &str = "IBVERBS_PRIVATE_";
 
 /// The private version that `program` would not find with the libraries on `library_path`, or `None`: it finds all, or it
-/// is nothing that a loader could tell of, such as a script.
+/// is nothing that a loader can list, such as a script.
 pub(crate) fn missing_version(program: &OsStr, library_path: &OsStr) -> Option<String> {
     let program = resolve(program)?;
     let loader = loader_of(&program).filter(|loader| is_known(loader))?;

@@ -68,5 +68,5 @@ impl Inject {
 }
 
 fn rules(network: &Network) -> String {
-    network.rules().iter().map(|one| format!("{:3}  {}  struck {}\n", one.number, one.rule, one.strikes)).collect()
+    network.rules().iter().map(|one| format!("{:3}  {}  struck {}\n", one.number, one.rule, one.hits)).collect()
 }

@@ -1,4 +1,4 @@
-//! The command line of softrnic: runs programs on it, and plays with the network while they run.
+//! The command line of softrnic: runs programs on it, and changes the network while they run.
 
 mod change;
 mod clean;
@@ -46,7 +46,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = Cli::try_parse().map_err(Failure::from).and_then(|cli| cli.execute());
-    done.map_or_else(|failure| failure.tell(), |()| ExitCode::SUCCESS)
+    done.map_or_else(|failure| failure.report(), |()| ExitCode::SUCCESS)
 }
 
 impl Cli {

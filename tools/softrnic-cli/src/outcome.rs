@@ -21,13 +21,13 @@ const FAILED: u8 = 1;
 const REFUSED: u8 = 2;
 
 impl Failure {
-    /// Tells the user; the exit status.
-    pub(crate) fn tell(self) -> ExitCode {
+    /// Prints the failure for the user; the exit status.
+    pub(crate) fn report(self) -> ExitCode {
         let (what, status) = match self {
             Self::Failed(what) => (what, FAILED),
             Self::Refused(what) => (what, REFUSED),
             Self::Usage(usage) if usage.use_stderr() => {
-                // To standard error; where that cannot be written, nothing can be told.
+                // To standard error; where that cannot be written, nothing can be printed.
                 let _ = usage.print();
                 return ExitCode::from(REFUSED);
             }

@@ -75,7 +75,7 @@ pub(crate) struct Options {
     #[arg(long)]
     faithful: bool,
     #[command(flatten)]
-    pci: faithful::Places,
+    pci: faithful::PciPlaces,
     /// Say what is set
     #[arg(short, long)]
     verbose: bool,
@@ -115,7 +115,7 @@ fn prepare(options: &Options, fabric: Option<&str>) -> Result<(), String> {
     Ok(())
 }
 
-/// Variables and their values, in the order in which they are told.
+/// Variables and their values, in the order in which they are printed.
 fn environment(options: &Options, fabric: Option<&str>) -> Result<Vec<(&'static str, OsString)>, String> {
     let dir = library_dir(options)?;
     let mut set =

@@ -10,27 +10,36 @@
 //! ```text
 //!   application          ibv_* by symbol version, or through the table in ibv_context
 //!        │
-//!   shim                 pointers in, errno out                         abi: layouts, numbers, export macro
+//!   verbs                pointers in, errno out; attaches this process to its fabric
 //!        │
-//!   context pd mr cq qp transition      the objects of one process
-//!        │            send_queue recv_queue queue
+//!   faults               a hook around the engine: injects the faults of the rules in force
 //!        │
-//!   shape device port gid route         what the network is like, and the ways through it
-//!   control news                        changing it while programs run, and how they hear of it
+//!   engine               pump: works off send queues. requester, wire, modify, teardown, poll, service thread
 //!        │
-//!   faults               which rule strikes which message
+//!   objects              context, pd, mr, cq, channel, qp with its queues: as the application holds them
 //!        │
-//!   engine               requester ─► visit ─► responder ─► copy        service timers: what has to wait, and events
-//!        │                                         └─► moving ─► job ─► server     gpu: memory that only its owner reaches
+//!   remote               at the peer's queue pair: guard, keys, responder, atomics, staged transfers     control: changes
+//!        │                                                                                               and reports a fabric
+//!   copy                 bytes between processes, within one, from and to a GPU                                │
+//!        │                                                                                                     │
+//!   process              fabric: one process's view of it. settings, liveness, tables, routes, timers, event log
 //!        │
-//!   fabric               one shared file: processes, ports, QPs, MRs, CQs, receive rings
+//!   rules                fault rules: their language, and the table of those in force
+//!        │
+//!   network              topology, ports, links, GIDs
+//!        │
+//!   shm                  one shared file: its locks, its layout, its entries
+//!        │
+//!   abi host limits      numbers and structures of verbs; the machine; what there can be at most
 //! ```
 //!
-//! Whoever posts a request also executes it, on both sides, before the post returns: checks its own queue, enters the
-//! peer's QP in shared memory, checks keys and access there, moves the bytes with one `process_vm_writev`, takes
-//! the peer's receive and completes both ends. The target process is passive, as it is with a NIC. Nothing on this path
-//! waits for another process, so one that is killed or stopped holds up nobody's data; only creating and destroying
-//! objects takes a lock that a *stopped* process can hold.
+//! A layer uses those below it and none above; no file uses another in a circle. `tests/layers.rs` checks both.
+//!
+//! The process that posts a request also executes it, on both sides, before the post returns: it checks its own queue,
+//! enters the peer's queue pair in shared memory, checks keys and access there, moves the bytes with one
+//! `process_vm_writev`, takes the peer's receive and completes both ends. The target process is passive, as it is with a
+//! NIC. Nothing on this path waits for another process, so one that is killed or stopped does not hold up the data of
+//! others; only creating and destroying objects takes a lock that a *stopped* process can hold.
 //!
 //! Where a peer's memory cannot be reached – a GPU's, or that of a process in another sandbox – the bytes are staged in the
 //! shared file, and each process copies its own memory, in its polls or in its service thread.
@@ -40,12 +49,12 @@
 //! | subject | behaviour |
 //! |---|---|
 //! | devices | 1 to 8, of one or two ports; each is one NIC that all processes share. The first process of a fabric decides what they are like |
-//! | ports | RoCE or InfiniBand, or of no link layer that is told, 5 to 800 Gb/s, MTU 256 to 4096; live values, kept in the fabric |
+//! | ports | RoCE or InfiniBand, or of no link layer that is reported, 5 to 800 Gb/s, MTU 256 to 4096; live values, kept in the fabric |
 //! | GIDs | RoCE: `[0]` link-local, `[1]` IPv4-mapped `10.82.<port>.<device + 1>`, both v2; or rich: pairs of v1 and v2 of these and of a global IPv6 address. InfiniBand: the subnet prefix and the port's GUID |
-//! | address vectors | RoCE: global, from an entry that is not empty, in one address family (`EINVAL`), to somebody who is there and up (`ETIMEDOUT`). InfiniBand: by LID, to whomever |
+//! | address vectors | RoCE: global, from an entry that is not empty, in one address family (`EINVAL`), to a port that exists and is up (`ETIMEDOUT`). InfiniBand: by LID, to any |
 //! | RC | WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ, FETCH_ADD, CMP_SWP; inline; gather and scatter lists of 16 |
 //! | UC | WRITE and SEND, loses silently |
-//! | states | all seven, with exact masks; ERR flushes both queues, RESET discards silently. SQD finishes what was sent and begins nothing (`SQ_DRAINED`), an error of UC leads to SQE. A message in RTR is told once (`COMM_EST`) |
+//! | states | all seven, with exact masks; ERR flushes both queues, RESET discards silently. SQD finishes what was sent and begins nothing (`SQ_DRAINED`), an error of UC leads to SQE. The first message in RTR raises an event (`COMM_EST`) |
 //! | addressing | a packet arrives if both ports are up, the source entry is still there, the target has that GID *in the same RoCE version* (or that LID), packets are no larger than either port's MTU, and the QPN there is one in RTR or RTS, connected back to the sender's port and QPN, with the right PSN |
 //! | order | per QP; a receive completes after all data before it; within a message of up to 256 bytes they appear word by word in ascending order, of a longer one the last word after the rest; see `SOFTRNIC_LINES` |
 //! | local checks | key, protection domain, bounds, access: `LOC_PROT_ERR` |
@@ -53,7 +62,7 @@
 //! | QP access flags, short receive | `REM_INV_REQ_ERR`, at the responder ERR and `QP_REQ_ERR` (`LOC_LEN_ERR` on the receive) |
 //! | memory unmapped after registration | `LOC_PROT_ERR` or `REM_OP_ERR` between processes |
 //! | no receive posted | waits of `min_rnr_timer`, `rnr_retry` times (7: for ever), then `RNR_RETRY_EXC_ERR` |
-//! | no answer (wrong PSN, peer gone, dead, reset) | sent `retry_cnt + 1` times, 4.096 µs · 2^`timeout` apart, then `RETRY_EXC_ERR`; the peer is not told |
+//! | no answer (wrong PSN, peer gone, dead, reset) | sent `retry_cnt + 1` times, 4.096 µs · 2^`timeout` apart, then `RETRY_EXC_ERR`; the peer gets no event |
 //! | send queue | a slot is free when a later signaled completion was polled; full: `ENOMEM`, `bad_wr` set |
 //! | completion queue | overrun: `CQ_ERR`, the CQ takes nothing more and its QPs fail |
 //! | keys, QPNs | carry a generation: a stale one is caught; QPNs repeat across devices |
@@ -117,7 +126,7 @@
 //!
 //! `softrnic clean` removes the fabrics of this user in which no process takes part any more, and says what it removed
 //! and what is in use; `softrnic run` removes those that runs without a name have left. The processes of a fabric hold
-//! record locks on its file, at offset 2^40 and beyond: whoever gets them all knows that no process takes
+//! record locks on its file, at offset 2^40 and beyond: a program that gets them all knows that no process takes
 //! part, in whatever process id namespace.
 //!
 //! | exit status | |
@@ -135,7 +144,7 @@
 //!
 //! | variable | values | default |
 //! |---|---|---|
-//! | `SOFTRNIC_FABRIC` | name of the shared file; who uses the same name is on the same network | `softrnic-<uid>` |
+//! | `SOFTRNIC_FABRIC` | name of the shared file; processes with the same name are on the same network | `softrnic-<uid>` |
 //! | `SOFTRNIC_SHM_DIR` | absolute path of a folder on a tmpfs | `/dev/shm` |
 //! | `SOFTRNIC_DEVICES` | 1 to 8 | 2 |
 //! | `SOFTRNIC_PORTS` | 1 or 2 for each device | 1 |
@@ -151,11 +160,11 @@
 //! | `SOFTRNIC_TIME_SCALE` | factor for all modelled waits | 1 |
 //! | `SOFTRNIC_FAULTS` | fault rules, or `@` and a file with them; docs/faults.md is their language | none |
 //! | `SOFTRNIC_SEED` | seed of all random decisions | 0 |
-//! | `SOFTRNIC_TRACE` | file for a line on each message that a rule strikes | none |
+//! | `SOFTRNIC_TRACE` | file for a line on each message that a rule applies to | none |
 //! | `SOFTRNIC_GPU` | how GPU memory can be registered: `none`, `peermem` (by address), `dmabuf` or `both` | `none` |
 //! | `SOFTRNIC_STAGED` | 1: all copies go through the fabric, as where processes may not look into each other | 0 |
 //! | `SOFTRNIC_CHAOS` | 1: memory with relaxed ordering is written in no order | 0 |
-//! | `SOFTRNIC_LINES` | 1: whoever sees the last word of an aligned line of 128 bytes sees all that precedes it in its message, as consumers expect that poll flags in the data (NCCL's LL128). The sending process's; processes whose copies are staged need it as receivers. Costs bandwidth: messages of 4 KiB take twice as long, of 64 KiB nine times | 0 |
+//! | `SOFTRNIC_LINES` | 1: a reader that sees the last word of an aligned line of 128 bytes sees all that precedes it in its message, as consumers expect that poll flags in the data (NCCL's LL128). The sending process's; processes whose copies are staged need it as receivers. Costs bandwidth: messages of 4 KiB take twice as long, of 64 KiB nine times | 0 |
 //! | `SOFTRNIC_MAX_QP`, `_MAX_CQ`, `_MAX_MR` | objects of a device in use, of all processes | 4096, 4096, 16384 |
 //! | `SOFTRNIC_MAX_QP_WR` | 1 to 16384 | 16384 |
 //! | `SOFTRNIC_MAX_INLINE` | most inline bytes of a work request, 0 to 1024 | 1024 |
@@ -167,7 +176,7 @@
 //! process's own.
 //!
 //! The processes of a fabric need the same user. In one process id namespace, with permission for `process_vm_writev` (the
-//! default outside of sandboxes), they copy directly; else copies are staged, which `softrnic stat` tells. The last process to exit removes the shared file; after a
+//! default outside of sandboxes), they copy directly; else copies are staged, which `softrnic stat` reports. The last process to exit removes the shared file; after a
 //! death of all of them the next one to come replaces it.
 
 mod abi;

@@ -3,12 +3,12 @@
 //! `SOFTRNIC_KILL_ROUNDS` and `SOFTRNIC_KILL_SEED` say how many rounds and which; `tools/softrnic/scripts/soak.sh` runs a thousand.
 
 mod common;
-#[path = "kill/doom.rs"]
-mod doom;
-#[path = "kill/party.rs"]
-mod party;
-#[path = "kill/tally.rs"]
-mod tally;
+#[path = "kill/crash.rs"]
+mod crash;
+#[path = "kill/participant.rs"]
+mod participant;
+#[path = "kill/summary.rs"]
+mod summary;
 
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use common::node::{Address, CAP, Node, create_qp, open};
 use common::process::{Line, alone, assert_clean, fabric_name, finish, is_side, line, start};
 use common::verbs::*;
-use doom::{Dice, Doom, Step};
-use party::{Ending, MODELLED, Party};
-use tally::Tally;
+use crash::{Crash, Random, Step};
+use participant::{Ending, MODELLED, Participant};
+use summary::Summary;
 
 const NAME: &str = "random_deaths_are_survived";
 const SURVIVOR: usize = 0;
@@ -72,20 +72,20 @@ fn random_deaths_are_survived() {
         stage.play();
     }
     stage.close();
-    println!("{rounds} rounds, seed {seed}\n{}", stage.tally);
+    println!("{rounds} rounds, seed {seed}\n{}", stage.summary);
 }
 
 /// The fabric, and who lives there.
 struct Stage {
     fabric: String,
-    dice: Dice,
+    random: Random,
     survivor: Option<(Child, Line)>,
-    tally: Tally,
+    summary: Summary,
 }
 
 impl Stage {
     fn new(fabric: String, seed: u64) -> Self {
-        Self { fabric, dice: Dice::new(seed), survivor: None, tally: Tally::default() }
+        Self { fabric, random: Random::new(seed), survivor: None, summary: Summary::default() }
     }
 
     fn enter(&self, side: usize, env: &[(&str, &str)]) -> (Child, Line) {
@@ -100,24 +100,24 @@ impl Stage {
         let (survivor, mut to_survivor) = self.survivor.take().unwrap_or_else(|| self.enter(SURVIVOR, &[]));
         let order = Order {
             kind: EXCHANGE,
-            renews: self.dice.below(2) == 0,
-            waits: self.dice.below(2) == 0,
-            seed: self.dice.next(),
+            renews: self.random.below(2) == 0,
+            waits: self.random.below(2) == 0,
+            seed: self.random.next(),
         };
         assert!(to_survivor.try_send(&order));
-        let fate = Fate::draw(&mut self.dice);
+        let fate = Fate::draw(&mut self.random);
         println!("{fate:?}");
-        let seed = self.dice.next().to_string();
-        let strict = if self.dice.below(4) == 0 { "1" } else { "0" };
+        let seed = self.random.next().to_string();
+        let strict = if self.random.below(4) == 0 { "1" } else { "0" };
         let mut env = vec![("SOFTRNIC_TEST_SEED", seed.as_str()), ("SOFTRNIC_STRICT", strict)];
-        env.extend(fate.doom.iter().map(|(_, (name, value))| (*name, value.as_str())));
+        env.extend(fate.crash.iter().map(|(_, (name, value))| (*name, value.as_str())));
         let (victim, mut to_victim) = self.enter(VICTIM, &env);
         let hunter = fate.hunt(&victim, &survivor);
         let told = introduce(&mut to_survivor, &mut to_victim, fate.takes_both);
         hunter.join().expect("the hunter");
-        self.tally.add(&fate, is_killed(victim), told);
+        self.summary.add(&fate, is_killed(victim), told);
         if !fate.takes_both {
-            let order = Order { kind: CHECK, renews: self.dice.below(2) == 0, ..order };
+            let order = Order { kind: CHECK, renews: self.random.below(2) == 0, ..order };
             let (visitor, mut to_visitor) = self.enter(VISITOR, &[]);
             to_survivor.send(&order);
             to_visitor.send(&order);
@@ -153,7 +153,7 @@ impl Stage {
 #[derive(Debug)]
 struct Fate {
     /// The victim dies in the middle of a step of its own,
-    doom: Option<(Step, (&'static str, String))>,
+    crash: Option<(Step, (&'static str, String))>,
     /// or so long after its start,
     after: Duration,
     /// after having been stopped for so long.
@@ -164,20 +164,20 @@ struct Fate {
 }
 
 impl Fate {
-    fn draw(dice: &mut Dice) -> Self {
-        let way = dice.below(10);
+    fn draw(random: &mut Random) -> Self {
+        let way = random.below(10);
         Self {
-            doom: (way < 7).then(|| Doom::pick(dice)),
-            after: Duration::from_micros(dice.below(30_000)),
-            stopped: (way == 9).then(|| Duration::from_micros(dice.below(30_000))),
-            takes_both: dice.below(8) == 0,
-            both_after: Duration::from_micros(dice.below(30_000)),
+            crash: (way < 7).then(|| Crash::pick(random)),
+            after: Duration::from_micros(random.below(30_000)),
+            stopped: (way == 9).then(|| Duration::from_micros(random.below(30_000))),
+            takes_both: random.below(8) == 0,
+            both_after: Duration::from_micros(random.below(30_000)),
         }
     }
 
     /// What the round is counted as.
     fn name(&self) -> String {
-        let how = match (&self.doom, self.stopped) {
+        let how = match (&self.crash, self.stopped) {
             (Some((step, _)), _) => format!("in {step:?}"),
             (None, Some(_)) => "stopped, then killed".to_owned(),
             (None, None) => "at some time".to_owned(),
@@ -188,7 +188,7 @@ impl Fate {
     /// Sees to what the processes do not do themselves.
     fn hunt(&self, victim: &Child, survivor: &Child) -> std::thread::JoinHandle<()> {
         let mut shots = vec![];
-        if self.doom.is_none() {
+        if self.crash.is_none() {
             shots.extend(self.stopped.map(|_| (self.after, victim.id(), libc::SIGSTOP)));
             shots.push((self.after + self.stopped.unwrap_or_default(), victim.id(), libc::SIGKILL));
         }
@@ -240,41 +240,41 @@ fn introduce(survivor: &mut Line, victim: &mut Line, may_both_die: bool) -> Opti
 
 /// Side [`SURVIVOR`]: outlives one peer after the other.
 fn survive(mut line: Line) {
-    let mut kept: Option<Party> = None;
+    let mut kept: Option<Participant> = None;
     loop {
         let order: Order = line.recv();
         if order.kind == END {
             return;
         }
-        let mut party = kept.take().unwrap_or_else(|| Party::new(0));
-        party.waits = order.waits;
-        let peer: Address = line.swap(&party.node.address());
+        let mut participant = kept.take().unwrap_or_else(|| Participant::new(0));
+        participant.waits = order.waits;
+        let peer: Address = line.swap(&participant.node.address());
         if order.kind == CHECK {
-            party.connect(&peer);
+            participant.connect(&peer);
             line.meet();
-            party.check(&peer, order.seed, || line.meet());
+            participant.check(&peer, order.seed, || line.meet());
         } else {
-            exchange(&mut party, &peer, order.seed, &mut line);
+            exchange(&mut participant, &peer, order.seed, &mut line);
         }
         if order.renews {
-            party.close();
+            participant.close();
         } else {
-            party.reset();
-            kept = Some(party);
+            participant.reset();
+            kept = Some(participant);
         }
     }
 }
 
 /// The survivor's part of a round: goes on until it is told that nobody is there.
-fn exchange(party: &mut Party, peer: &Address, seed: u64, line: &mut Line) {
+fn exchange(participant: &mut Participant, peer: &Address, seed: u64, line: &mut Line) {
     let is_there = peer.qpn != 0;
     if is_there {
-        party.connect(peer);
+        participant.connect(peer);
     }
     line.swap(&1u8);
     let mut ending = Ending::default();
     if is_there {
-        ending = party.stream(peer, u64::MAX, &mut Dice::new(seed), &mut Doom::none());
+        ending = participant.stream(peer, u64::MAX, &mut Random::new(seed), &mut Crash::none());
         assert_eq!(ending.status, RETRY_EXC);
         assert!(u128::from(ending.waited_us) >= MODELLED.as_micros(), "told too early: {ending:?}");
     }
@@ -283,34 +283,34 @@ fn exchange(party: &mut Party, peer: &Address, seed: u64, line: &mut Line) {
 
 /// Side [`VICTIM`]: does everything there is to do, and does not get far.
 fn suffer(mut line: Line) {
-    let mut doom = Doom::of_environment();
-    let mut dice = Dice::new(number("SOFTRNIC_TEST_SEED", 0));
-    doom.enter(Step::Attach);
+    let mut crash = Crash::of_environment();
+    let mut random = Random::new(number("SOFTRNIC_TEST_SEED", 0));
+    crash.enter(Step::Attach);
     assert_eq!(ibv_close_device(open(1)), 0);
-    doom.enter(Step::Create);
-    let mut party = Party::new(1);
-    party.waits = dice.below(2) == 0 || doom.awaits(Step::Event);
-    let peer: Address = line.swap(&party.node.address());
+    crash.enter(Step::Create);
+    let mut participant = Participant::new(1);
+    participant.waits = random.below(2) == 0 || crash.awaits(Step::Event);
+    let peer: Address = line.swap(&participant.node.address());
     if peer.qpn == 0 {
         return;
     }
-    doom.enter(Step::Connect);
-    party.connect(&peer);
+    crash.enter(Step::Connect);
+    participant.connect(&peer);
     line.swap(&1u8);
     let lives_on = (0..40).all(|_| {
-        let ending = party.stream(&peer, 4, &mut dice, &mut doom);
-        doom.enter(Step::Churn);
-        churn(&party.node);
+        let ending = participant.stream(&peer, 4, &mut random, &mut crash);
+        crash.enter(Step::Churn);
+        churn(&participant.node);
         ending.status == OK
     });
     if lives_on {
-        doom.enter(Step::Reset);
-        party.reset();
-        party.connect(&peer);
+        crash.enter(Step::Reset);
+        participant.reset();
+        participant.connect(&peer);
     }
-    doom.enter(Step::Destroy);
-    party.close();
-    doom.enter(Step::Leave);
+    crash.enter(Step::Destroy);
+    participant.close();
+    crash.enter(Step::Leave);
     std::process::exit(0);
 }
 
@@ -326,18 +326,18 @@ fn churn(node: &Node) {
 /// Side [`VISITOR`]: finds room, and either the survivor or nobody but itself to exchange bytes with.
 fn visit(mut line: Line) {
     let order: Order = line.recv();
-    let mut party = Party::new(1);
-    let mine = party.node.address();
+    let mut participant = Participant::new(1);
+    let mine = participant.node.address();
     if order.kind == CHECK {
         let peer: Address = line.swap(&mine);
-        party.connect(&peer);
+        participant.connect(&peer);
         line.meet();
-        party.check(&peer, order.seed, || line.meet());
+        participant.check(&peer, order.seed, || line.meet());
     } else {
-        party.connect(&mine);
-        party.check(&mine, order.seed, || {});
+        participant.connect(&mine);
+        participant.check(&mine, order.seed, || {});
     }
-    party.close();
+    participant.close();
 }
 
 /// The dead keep nothing: neither places for processes nor entries of any table, nor storage of the file.

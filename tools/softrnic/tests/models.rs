@@ -81,7 +81,7 @@ mod send_ring;
 use std::sync::atomic::Ordering::SeqCst;
 
 use host::sync::{AtomicU32, AtomicU64, yield_now};
-use job_slot::{Hold, Job, JobSlot, job, task};
+use job_slot::{Hold, Job, JobSlot, state, task};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -169,7 +169,7 @@ fn a_staged_copy_that_is_given_up_leaves_its_slot_free() {
     const REQUESTER: u32 = 3;
     const TARGET: u32 = 5;
     loom::model(|| {
-        let idle = Hold { owner: REQUESTER, serial: 9, state: job::IDLE };
+        let idle = Hold { owner: REQUESTER, serial: 9, state: state::IDLE };
         let slot = Arc::new(JobSlot {
             hold: AtomicU64::new(idle.word()),
             target: AtomicU32::new(TARGET),
@@ -186,7 +186,7 @@ fn a_staged_copy_that_is_given_up_leaves_its_slot_free() {
                 let Some(taken) = slot.take(TARGET) else { return };
                 let order = std::sync::atomic::Ordering::Relaxed;
                 assert_eq!((slot.addr.load(order), slot.len.load(order)), (64, 8), "what was posted");
-                slot.leave(taken, job::DONE);
+                slot.leave(taken, state::DONE);
             })
         };
         slot.post(&Job { target: TARGET, task: task::FETCH, device: 0, key: 1, addr: 64, len: 8, number: 1 });

@@ -14,7 +14,7 @@ use ibverbs::control::{Device, DeviceName};
 
 /// Where on the PCI bus the devices seem to be.
 #[derive(Debug, Args)]
-pub(crate) struct Places {
+pub(crate) struct PciPlaces {
     /// PCI device of a device, with --faithful: softrnic0=/sys/devices/pci0000:00/0000:00:03.0
     #[arg(long, value_name = "DEVICE=PATH", value_parser = parse_pci)]
     pci: Vec<(DeviceName, PathBuf)>,
@@ -36,7 +36,7 @@ const MEMORY: &str = "/sys/kernel/mm";
 
 /// Puts this process into a namespace where sysfs shows `devices`.
 /// With `has_peermem` also the sign by which NCCL knows that GPU memory can be registered by its address.
-pub(crate) fn enter(devices: &[Device], places: &Places, has_peermem: bool, is_verbose: bool) -> Result<(), String> {
+pub(crate) fn enter(devices: &[Device], places: &PciPlaces, has_peermem: bool, is_verbose: bool) -> Result<(), String> {
     let found = pci::choose(devices.len(), places);
     namespace::enter().map_err(|(what, error)| {
         format!(
@@ -45,10 +45,10 @@ pub(crate) fn enter(devices: &[Device], places: &Places, has_peermem: bool, is_v
              without --faithful"
         )
     })?;
-    let told = |dir: &str, (what, error): namespace::Failure| format!("--faithful: {dir}: {what}: {error}");
-    namespace::overlay(Path::new(CLASS)).map_err(|failure| told(CLASS, failure))?;
+    let describe = |dir: &str, (what, error): namespace::Failure| format!("--faithful: {dir}: {what}: {error}");
+    namespace::overlay(Path::new(CLASS)).map_err(|failure| describe(CLASS, failure))?;
     if has_peermem {
-        namespace::overlay(Path::new(MEMORY)).map_err(|failure| told(MEMORY, failure))?;
+        namespace::overlay(Path::new(MEMORY)).map_err(|failure| describe(MEMORY, failure))?;
         let built = tree::memory_peer(Path::new(MEMORY));
         built.map_err(|error| format!("--faithful: cannot fill {MEMORY}/memory_peers: {error}"))?;
     }

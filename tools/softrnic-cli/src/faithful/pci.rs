@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::Places;
+use super::PciPlaces;
 
 /// Devices in pairs, as functions of one card.
 const PER_CARD: usize = 2;
 
 /// Existing PCI functions for `count` devices, or `None`: there are not enough, and all have to be made up. Mixed, some
 /// programs take them for nonsense.
-pub(super) fn choose(count: usize, places: &Places) -> Option<Vec<PathBuf>> {
+pub(super) fn choose(count: usize, places: &PciPlaces) -> Option<Vec<PathBuf>> {
     let cards = endpoints();
     let free: Vec<&PathBuf> = if places.same_card {
         cards.values().filter(|functions| functions.len() >= PER_CARD).flat_map(|f| &f[..PER_CARD]).collect()

@@ -39,7 +39,7 @@ pub fn clean(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<Found>, Er
 
 fn one(dir: &Path, name: String) -> Option<Found> {
     let fate = match holders::remove_unless_held(&dir.join(&name)) {
-        Ok(Remains::Foreign) => return None,
+        Ok(Remains::NotOurs) => return None,
         Ok(Remains::Held) => Fate::InUse,
         Ok(Remains::Removed(bytes)) => Fate::Removed(bytes),
         Err(error) => Fate::Failed(error),

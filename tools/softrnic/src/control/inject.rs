@@ -13,8 +13,8 @@ pub struct InForce {
     pub number: u32,
     /// As text, which [`Network::inject`] understands.
     pub rule: String,
-    /// How often it has struck. A rule for calls: how often it was asked.
-    pub strikes: u64,
+    /// How often it has been applied. A rule for calls: how often it was asked.
+    pub hits: u64,
 }
 
 impl Network {
@@ -30,7 +30,7 @@ impl Network {
     /// The rules in force, in their order.
     pub fn rules(&self) -> Vec<InForce> {
         let rules = table::list(self.fabric).into_iter();
-        rules.map(|(number, rule, strikes)| InForce { number, rule: rule.to_string(), strikes }).collect()
+        rules.map(|(number, rule, hits)| InForce { number, rule: rule.to_string(), hits }).collect()
     }
 
     /// Removes rule `number`.

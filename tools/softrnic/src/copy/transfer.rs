@@ -32,7 +32,7 @@ pub(crate) fn transfer(
     }
 }
 
-/// As [`transfer`] outwards, but whoever sees the last word of an aligned line of 128 bytes sees all that precedes it.
+/// As [`transfer`] outwards, but a reader that sees the last word of an aligned line of 128 bytes sees all that precedes it.
 /// Costs a good deal of bandwidth: two parts for each line.
 #[cold]
 pub(crate) fn transfer_by_lines(pid: Option<i32>, local: &Pieces, remote: &Pieces) -> Result<(), CopyError> {

@@ -231,7 +231,7 @@ fn handle_result(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, outcom
             defer(engine, qp, queue, queue.head.until);
             return false;
         }
-        // UC does not hear of losses.
+        // UC does not learn of losses.
         TxOutcome::Done | TxOutcome::Lost | TxOutcome::NotReady(_) => conclude(engine, qp, queue, Status::Success),
     }
     true

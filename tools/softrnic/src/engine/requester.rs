@@ -23,17 +23,17 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     queue.entries = queue.entries.wrapping_add(1);
     queue.link.route.refresh(qp.fabric);
     let (request, sges, inline) = queue.request(queue.executed);
-    let brings = brings_data(request.opcode);
+    let is_answered_with_data = brings_data(request.opcode);
     let local = if request.flags & send_flag::INLINE != 0 {
         Ok(Pieces::host(inline.as_ptr() as u64, inline.len() as u64))
     } else {
-        gather(qp, sges, if brings { access::LOCAL_WRITE } else { 0 })
+        gather(qp, sges, if is_answered_with_data { access::LOCAL_WRITE } else { 0 })
     };
     let Ok(local) = local else { return TxOutcome::Failed(Status::LocProt) };
     if local.total > u64::from(MAX_MESSAGE) {
         return TxOutcome::Failed(Status::LocLen);
     }
-    if brings && queue.link.reads == 0 {
+    if is_answered_with_data && queue.link.reads == 0 {
         return TxOutcome::Failed(Status::LocQpOp);
     }
     let link = &queue.link;
@@ -116,11 +116,11 @@ fn begin_staged(
     if qp.fabric.open_stage().is_err() {
         return TxOutcome::Failed(Status::General);
     }
-    let spoil = fault.and_then(|fault| if let ResponderFault::Corrupt(bit) = fault { Some(bit) } else { None });
+    let corrupt = fault.and_then(|fault| if let ResponderFault::Corrupt(bit) = fault { Some(bit) } else { None });
     let (request, ..) = queue.request(queue.executed);
     let path =
         Path { from: qp.name(), to: queue.link.peer, is_uc: qp.is_uc(), psn: queue.link.psn, serial: queue.entries };
-    let staged = StagedTransfer::new(&guard, path, admission, local, request, spoil);
+    let staged = StagedTransfer::new(&guard, path, admission, local, request, corrupt);
     drop(guard);
     queue.staged = Some(Box::new(staged));
     proceed(queue)

@@ -2,7 +2,7 @@
 //!
 //! Off unless a port has a latency or a bandwidth: then everything goes as fast as the processor copies. A message
 //! occupies the sending port and the receiving one for its length over the lower of their bandwidths, so that two
-//! senders into one port share it; it arrives after the sum of both ports' latencies. What a READ brings occupies
+//! senders into one port share it; it arrives after the sum of both ports' latencies. The data of a READ occupies
 //! them in the other direction.
 
 use std::sync::atomic::AtomicU64;

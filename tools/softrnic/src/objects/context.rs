@@ -26,7 +26,7 @@ pub(crate) struct Context {
     pub(crate) device: &'static Device,
     pub(crate) events: FdQueue<Event>,
     /// Logged events up to this number have been passed on.
-    heard: AtomicU64,
+    delivered: AtomicU64,
 }
 
 // SAFETY: the raw pointers inside are to statics; the rest synchronises itself.
@@ -69,14 +69,14 @@ impl Context {
         verbs.lead[LEAD_SIZE] = size_of::<VerbsContext>();
         verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
         verbs.lead[LEAD_QUERY_DEVICE_EX] = ops.query_device;
-        let heard = AtomicU64::new(fabric.header().event_count.load(SeqCst));
-        Ok(Arc::new(Self { verbs, fabric, device, events, heard }))
+        let delivered = AtomicU64::new(fabric.header().event_count.load(SeqCst));
+        Ok(Arc::new(Self { verbs, fabric, device, events, delivered }))
     }
 
     /// For the service thread: passes on the events of this device.
     pub(crate) fn deliver(&self) {
-        let (logged, count) = self.fabric.events_since(self.heard.load(SeqCst));
-        self.heard.store(count, SeqCst);
+        let (logged, count) = self.fabric.events_since(self.delivered.load(SeqCst));
+        self.delivered.store(count, SeqCst);
         for one in logged.iter().filter(|one| one.port.device == self.device.index) {
             self.events.push(Event { element: one.port.port as usize, kind: one.kind });
         }

@@ -202,12 +202,12 @@ impl Cq {
     /// Asks for a notification of the next completion.
     pub(crate) fn arm(&self, is_for_any: bool) {
         let bit = if is_for_any { armed::FOR_ANY } else { armed::FOR_SOLICITED };
-        // What is to be told of an arm before this one is told.
-        self.slot.armed.fetch_and(armed::TELL, SeqCst);
+        // A notification that an earlier arm has asked for is delivered all the same.
+        self.slot.armed.fetch_and(armed::NOTIFY, SeqCst);
         self.slot.armed.fetch_or(bit, SeqCst);
     }
 
-    /// For the service thread: passes on what producers asked to be told.
+    /// For the service thread: passes on the notifications that producers asked for.
     pub(crate) fn deliver(&self) {
         if self.slot.events.swap(0, SeqCst) != 0 {
             lock(&self.sources).iter().flatten().for_each(|source| source.fail());
@@ -215,7 +215,7 @@ impl Cq {
                 .events
                 .push(crate::objects::context::Event { element: self.as_abi() as usize, kind: event::CQ_ERR });
         }
-        if self.slot.armed.fetch_and(!armed::TELL, SeqCst) & armed::TELL != 0
+        if self.slot.armed.fetch_and(!armed::NOTIFY, SeqCst) & armed::NOTIFY != 0
             && let Some(channel) = self.channel
         {
             channel.tokens.push(self.as_abi() as usize);

@@ -171,7 +171,7 @@ impl Qp {
             return Err(libc::ENOMEM);
         }
         self.recv_ring.fill(posted, wr_id, sges);
-        // Pairs with the visitor's load: the entry is complete before it is counted.
+        // Pairs with the peer's load: the entry is complete before it is counted.
         self.slot.posted.store(posted + 1, SeqCst);
         Ok(())
     }

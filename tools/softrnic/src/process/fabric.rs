@@ -1,7 +1,7 @@
 //! A process's view of a fabric: the shared file, what its devices are like, and the settings of this process.
 //!
 //! Sharing rule: data path code of one process reads another's entries directly and writes only what `shm::slots` allows
-//! a visitor to write; nothing on the data path waits for another process.
+//! a peer to write; nothing on the data path waits for another process.
 
 use std::ops::Deref;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};

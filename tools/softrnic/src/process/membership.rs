@@ -43,12 +43,12 @@ impl Fabric {
         slot.id.store(id, SeqCst);
         // Under the control lock, or the next process would take the file for a stale one.
         slot.state.store(PROC_ALIVE, SeqCst);
-        let shape = (self.topology.devices(), self.topology.ports());
-        load_env(self, &control, shape, self.settings.faults.as_deref(), self.settings.seed)?;
+        let size = (self.topology.devices(), self.topology.ports());
+        load_env(self, &control, size, self.settings.faults.as_deref(), self.settings.seed)?;
         Ok(id)
     }
 
-    /// The process is about to exit: whoever is the last removes the file. All still works until it is really gone.
+    /// The process is about to exit: the last one removes the file. All still works until it is really gone.
     pub(crate) fn leave(&self) {
         let _control = self.file.control();
         self.proc(slot_of(self.me)).state.store(PROC_EXITING, SeqCst);

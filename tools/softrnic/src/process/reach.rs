@@ -1,7 +1,7 @@
 //! Whether the memory of another process can be reached from here.
 //!
 //! It takes the same user, one process id namespace, and a sandbox that allows it. Where one is missing copies are
-//! staged. A process number of another namespace may be somebody else's here; so we look for what only the right one
+//! staged. A process number of another namespace may be another program's here; so we look for what only the right one
 //! has at the right place: its id in this fabric.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};

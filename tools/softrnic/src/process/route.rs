@@ -44,7 +44,7 @@ impl Route {
         let mut route = Self { from, lid: vector.dlid, checked_at: u64::MAX, ..Self::default() };
         if vector.is_global != 0 {
             let index = usize::from(vector.sgid_index);
-            // The kernel tells an entry that is empty from one that there cannot be, whatever the device.
+            // As in the kernel: an entry that is empty has another errno than one beyond the table, on every device.
             let source = mine.gid(index).ok_or(if index < GIDS { libc::ENODATA } else { libc::EINVAL })?;
             let mut target = [0; 16];
             target[..8].copy_from_slice(&vector.dgid[0].to_ne_bytes());

@@ -27,11 +27,11 @@ pub(crate) struct Settings {
     pub(crate) chaos: bool,
     /// The last word of each aligned line of 128 bytes is written after all that precedes it in its message.
     pub(crate) lines: bool,
-    /// Where to write down the faults that strike.
+    /// File for a line on each fault that is injected.
     pub(crate) trace: Option<PathBuf>,
     /// Fault rules that the fabric shall have, as text.
     pub(crate) faults: Option<String>,
-    /// Seed of random decisions, if this process brings one.
+    /// Seed of random decisions, if this process sets one.
     pub(crate) seed: Option<u64>,
     pub(crate) time_scale: f64,
     pub(crate) max_qp: u32,

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::limits::JOBS;
 use crate::process::fabric::Fabric;
-use crate::shm::job::{Hold, JobSlot, job};
+use crate::shm::job::{Hold, JobSlot, state};
 use crate::shm::layout::{FILE_BYTES, JOBS_AT};
 
 impl Fabric {
@@ -14,7 +14,7 @@ impl Fabric {
             return Ok(());
         }
         let _control = self.file.control();
-        self.file.allocate(JOBS_AT, FILE_BYTES - JOBS_AT).map_err(|code| self.complain_of_space(code))?;
+        self.file.allocate(JOBS_AT, FILE_BYTES - JOBS_AT).map_err(|code| self.report_no_space(code))?;
         self.header().is_staging.store(1, SeqCst);
         Ok(())
     }
@@ -24,7 +24,7 @@ impl Fabric {
         (0..JOBS).find(|&index| {
             let slot = &self.jobs()[index];
             let seen = slot.hold();
-            let mine = Hold { owner: self.me, serial: seen.serial.wrapping_add(1), state: job::IDLE };
+            let mine = Hold { owner: self.me, serial: seen.serial.wrapping_add(1), state: state::IDLE };
             self.is_abandoned(slot, seen) && slot.change(seen, mine)
         })
     }
@@ -34,15 +34,15 @@ impl Fabric {
         let lives = |id: u32| id == self.me || self.live_process(id).is_some();
         match seen.state {
             0 => true,
-            job::ORPHANED => !lives(slot.target.load(SeqCst)),
-            job::TAKEN => !lives(seen.owner) && !lives(slot.target.load(SeqCst)),
+            state::ORPHANED => !lives(slot.target.load(SeqCst)),
+            state::TAKEN => !lives(seen.owner) && !lives(slot.target.load(SeqCst)),
             _ => !lives(seen.owner),
         }
     }
 
     /// Jobs that wait for process `target` or are being done by it.
     pub(crate) fn jobs_for(&self, target: u32) -> usize {
-        let is_busy = |slot: &&JobSlot| matches!(slot.hold().state, job::POSTED | job::TAKEN | job::ORPHANED);
+        let is_busy = |slot: &&JobSlot| matches!(slot.hold().state, state::POSTED | state::TAKEN | state::ORPHANED);
         self.jobs().iter().filter(is_busy).filter(|slot| slot.target.load(Relaxed) == target).count()
     }
 }

@@ -56,14 +56,14 @@ impl Fabric {
         if have >= table.capacity() {
             return Err(libc::ENOMEM);
         }
-        self.file.allocate(table.at(device, have), CHUNK).map_err(|code| self.complain_of_space(code))?;
+        self.file.allocate(table.at(device, have), CHUNK).map_err(|code| self.report_no_space(code))?;
         grown.store(have + table.per_chunk(), Release);
         Ok(have)
     }
 
-    pub(crate) fn complain_of_space(&self, code: i32) -> i32 {
-        static TOLD: AtomicBool = AtomicBool::new(false);
-        if !TOLD.swap(true, Relaxed) {
+    pub(crate) fn report_no_space(&self, code: i32) -> i32 {
+        static WARNED: AtomicBool = AtomicBool::new(false);
+        if !WARNED.swap(true, Relaxed) {
             crate::host::stderr::say(format_args!(
                 "no room for more shared memory in {}: {}; free some space there",
                 self.settings.shm_dir.display(),
@@ -94,7 +94,7 @@ impl Fabric {
             self.find_gap(bytes)
         });
         let at = at.ok_or(libc::ENOMEM)?;
-        self.file.allocate(at, bytes).map_err(|code| self.complain_of_space(code))?;
+        self.file.allocate(at, bytes).map_err(|code| self.report_no_space(code))?;
         Ok(at as u64)
     }
 
@@ -118,7 +118,7 @@ impl Fabric {
         (at + bytes <= RINGS_AT + RINGS_BYTES).then_some(at)
     }
 
-    /// Takes a QP entry out of the fabric. Nobody visits it any more: the caller has seen to that.
+    /// Takes a QP entry out of the fabric. No peer enters it any more: the caller has seen to that.
     pub(crate) fn free_qp(&self, control: &ControlLock<'_>, device: usize, index: u32) {
         let qp = self.qp(device, index);
         qp.qpn.store(0, SeqCst);
@@ -146,7 +146,7 @@ impl Fabric {
         }
     }
 
-    /// Frees the entries of process `id`; false if a live visitor is still in one of its QPs.
+    /// Frees the entries of process `id`; false if a live process is still in one of its QPs.
     fn reap(&self, control: &ControlLock<'_>, id: u32) -> bool {
         let mut clean = true;
         for device in 0..DEVICES {

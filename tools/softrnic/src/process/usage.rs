@@ -1,4 +1,4 @@
-//! How much this process has had at most, told at its end when `SOFTRNIC_STAT=1` asks for it.
+//! How much this process has had at most, printed at its end when `SOFTRNIC_STAT=1` asks for it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -42,7 +42,7 @@ fn arms_fired_by(is_urgent: bool) -> u32 {
 
 #[cold]
 fn notify(fabric: &Fabric, cq: &CqSlot, is_urgent: bool) {
-    let fire = |word: u32| (word & arms_fired_by(is_urgent) != 0).then_some(armed::TELL);
+    let fire = |word: u32| (word & arms_fired_by(is_urgent) != 0).then_some(armed::NOTIFY);
     if cq.armed.fetch_update(SeqCst, SeqCst, fire).is_ok() {
         fabric.wake(cq.owner.load(SeqCst));
     }

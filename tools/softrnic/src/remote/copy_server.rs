@@ -13,7 +13,7 @@ use crate::limits::JOBS;
 use crate::process::fabric::Fabric;
 use crate::process::timers::Task;
 use crate::remote::atomic;
-use crate::shm::job::{Hold, job, task};
+use crate::shm::job::{Hold, state, task};
 use crate::shm::layout::STAGE_BYTES;
 use crate::shm::process_id::slot_of;
 
@@ -63,12 +63,12 @@ impl CopyServer {
             match one.ticket.is_done() {
                 Ok(false) => break,
                 Ok(true) => {
-                    fabric.jobs()[one.index].leave(one.hold, job::DONE);
+                    fabric.jobs()[one.index].leave(one.hold, state::DONE);
                 }
                 // The driver is gone, and soon we are: a NIC would fall silent.
                 Err(CopyError::Gone) => {}
                 Err(_) => {
-                    fabric.jobs()[one.index].leave(one.hold, job::FAILED);
+                    fabric.jobs()[one.index].leave(one.hold, state::FAILED);
                 }
             }
             active.pop_front();
@@ -100,7 +100,7 @@ impl CopyServer {
                     active.push_back(Active { index, hold, ticket, number });
                 }
                 Begun::Later => {
-                    if slot.leave(hold, job::POSTED) {
+                    if slot.leave(hold, state::POSTED) {
                         fabric.proc(slot_of(fabric.me)).jobs.fetch_or(1 << index, SeqCst);
                     }
                 }
@@ -140,12 +140,12 @@ fn begin(fabric: &'static Fabric, index: usize, requester: u32) -> Begun {
     let is_wanted = requester == fabric.me || fabric.live_process(requester).is_some();
     let (device, key) = (slot.device.load(Relaxed) as usize, slot.key.load(Relaxed));
     let mr = fabric.find_mr(device, key).filter(|mr| is_wanted && mr.owner.load(SeqCst) == fabric.me);
-    let Some(mr) = mr else { return Begun::Over(job::DENIED) };
+    let Some(mr) = mr else { return Begun::Over(state::DENIED) };
     let (addr, len, gpu) = (slot.addr.load(Relaxed), slot.len.load(Relaxed), mr.gpu.load(Relaxed));
     let offset = addr.wrapping_sub(mr.addr.load(Relaxed));
     let size = mr.length.load(Relaxed);
     if offset > size || len > size - offset || len > STAGE_BYTES as u64 {
-        return Begun::Over(job::DENIED);
+        return Begun::Over(state::DENIED);
     }
     let direction = match slot.task.load(Relaxed) {
         // Into our memory is what the peer sends out.
@@ -154,18 +154,18 @@ fn begin(fabric: &'static Fabric, index: usize, requester: u32) -> Begun {
         atomic => return change(fabric, device, atomic, (addr, len), fabric.stage(index)),
     };
     match gpu::copy(&Piece { addr, len, key, gpu }, direction, fabric.stage(index), fabric.settings.lines) {
-        Ok(None) => Begun::Over(job::DONE),
+        Ok(None) => Begun::Over(state::DONE),
         Ok(Some(ticket)) => Begun::Copies(ticket),
-        Err(_) => Begun::Over(job::FAILED),
+        Err(_) => Begun::Over(state::FAILED),
     }
 }
 
 /// An atomic.
 fn change(fabric: &Fabric, device: usize, kind: u32, (addr, len): (u64, u64), stage: *mut u8) -> Begun {
     if len != 8 || !addr.is_multiple_of(8) {
-        return Begun::Over(job::DENIED);
+        return Begun::Over(state::DENIED);
     }
     // SAFETY: aligned (checked) and registered; the stage is aligned and longer.
     let is_done = unsafe { atomic::execute_here(fabric, device, kind == task::FETCH_ADD, addr as *mut u64, stage) };
-    if is_done { Begun::Over(job::DONE) } else { Begun::Later }
+    if is_done { Begun::Over(state::DONE) } else { Begun::Later }
 }

@@ -1,4 +1,4 @@
-//! The responder: what the NIC of the peer does with a request, done by the visitor in its place.
+//! The responder: what the NIC of the peer does with a request, done by the requester's process in its place.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -38,7 +38,7 @@ pub(crate) struct Admission {
     receive: Option<Receive>,
 }
 
-/// Checks a request with `total` local bytes at the QP visited.
+/// Checks a request with `total` local bytes at the QP that was entered.
 #[inline]
 pub(crate) fn admit(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admission, TxOutcome> {
     match request.opcode {
@@ -104,7 +104,7 @@ fn send(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admissio
     Ok(Admission { direction: Direction::Out, remote, is_atomic: false, is_relaxed: false, receive: Some(receive) })
 }
 
-/// The QP visited must grant `need`.
+/// The QP that was entered must grant `need`.
 #[inline]
 fn require(guard: &RemoteQpGuard, need: u32) -> Result<(), TxOutcome> {
     let granted = guard.slot.access.load(Relaxed) & need != 0;
@@ -170,7 +170,7 @@ fn communication_established(guard: &RemoteQpGuard) {
     }
 }
 
-/// The oldest posted receive of the QP visited.
+/// The oldest posted receive of the QP that was entered.
 #[derive(Debug)]
 struct Receive {
     ring: RecvRing,
@@ -234,7 +234,7 @@ fn refuse(guard: &RemoteQpGuard, kind: u32, status: Status) -> TxOutcome {
     if slot.is_uc.load(Relaxed) != 0 {
         return TxOutcome::Done;
     }
-    // First of all the owner is told: should we die from here on, it sees this through itself.
+    // First of all the owner gets the event: should we die from here on, it completes this itself.
     slot.events.fetch_or(1 << kind, SeqCst);
     fabric.wake(slot.owner.load(SeqCst));
     slot.fail();
@@ -256,8 +256,8 @@ fn explain(guard: &RemoteQpGuard, error: CopyError) -> TxOutcome {
         CopyError::Forbidden => refuse(guard, event::QP_ACCESS_ERR, Status::RemAccess),
         CopyError::RemoteFault => refuse(guard, event::QP_FATAL, Status::RemOp),
         CopyError::Denied(code) => {
-            static TOLD: AtomicBool = AtomicBool::new(false);
-            if !TOLD.swap(true, Relaxed) {
+            static WARNED: AtomicBool = AtomicBool::new(false);
+            if !WARNED.swap(true, Relaxed) {
                 stderr::say(format_args!(
                     "cannot reach the memory of process {}: {}; processes of a fabric need the same user and process \
                      id namespace, and a sandbox that allows process_vm_writev",

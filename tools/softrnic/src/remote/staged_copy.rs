@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::copy::piece::{CopyError, Piece};
 use crate::host::clock::now_ns;
 use crate::process::fabric::Fabric;
-use crate::shm::job::{Job, JobSlot, job};
+use crate::shm::job::{Job, JobSlot, state};
 use crate::shm::process_id::slot_of;
 
 /// A process that has polled so recently looks for jobs itself; others are woken.
@@ -53,7 +53,7 @@ impl StagedCopy {
     /// Wakes the target's service thread, unless its application polls.
     pub(crate) fn remind(&self) {
         let last = self.fabric.proc(slot_of(self.target)).last_poll.load(Relaxed);
-        if self.slot().hold().state == job::POSTED && now_ns().saturating_sub(last) > ATTENTIVE_NS {
+        if self.slot().hold().state == state::POSTED && now_ns().saturating_sub(last) > ATTENTIVE_NS {
             self.fabric.wake(self.target);
         }
     }
@@ -61,9 +61,9 @@ impl StagedCopy {
     /// How it went; `None`: not over yet.
     pub(crate) fn outcome(&self) -> Option<Result<(), CopyError>> {
         match self.slot().hold().state {
-            job::DONE => Some(Ok(())),
-            job::FAILED => Some(Err(CopyError::RemoteFault)),
-            job::DENIED => Some(Err(CopyError::Forbidden)),
+            state::DONE => Some(Ok(())),
+            state::FAILED => Some(Err(CopyError::RemoteFault)),
+            state::DENIED => Some(Err(CopyError::Forbidden)),
             _ => None,
         }
     }

@@ -1,4 +1,4 @@
-//! A message whose bytes pass through the stage, because one end's memory can only be reached by its own process:
+//! A message whose bytes pass through the staging area, because one end's memory can only be reached by its own process:
 //! a GPU's memory, or that of a process which may not be looked into.
 //!
 //! We copy between our memory and the stage, the peer's process between the stage and its own. The message is cut
@@ -31,7 +31,7 @@ pub(crate) struct Path {
     pub(crate) to: u64,
     pub(crate) is_uc: bool,
     pub(crate) psn: u32,
-    /// Numbers the visits.
+    /// How often the peer has been entered.
     pub(crate) serial: u32,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct StagedTransfer {
     /// Of an atomic.
     operands: Option<[u64; 2]>,
     /// A fault: the bit to turn in the first part.
-    spoil: Option<u64>,
+    corrupt: Option<u64>,
 }
 
 /// One part.
@@ -69,14 +69,14 @@ struct Part {
 }
 
 impl StagedTransfer {
-    /// What `visit` has agreed to. `spoil`: a fault, the bit to turn.
+    /// What the responder has admitted at `guard`. `corrupt`: a fault, the bit to turn.
     pub(crate) fn new(
         guard: &RemoteQpGuard,
         path: Path,
         admission: Admission,
         local: Pieces,
         request: &Request,
-        spoil: Option<u64>,
+        corrupt: Option<u64>,
     ) -> Self {
         let (task, operands) = match request.opcode {
             wr_opcode::ATOMIC_CMP_SWAP => (task::CMP_SWAP, Some(request.operands)),
@@ -86,7 +86,7 @@ impl StagedTransfer {
         };
         let target = guard.slot.owner.load(SeqCst);
         let parts = VecDeque::new();
-        Self { fabric: guard.fabric, path, admission, local, target, begun: 0, parts, task, operands, spoil }
+        Self { fabric: guard.fabric, path, admission, local, target, begun: 0, parts, task, operands, corrupt }
     }
 
     /// Bytes of the message.
@@ -99,7 +99,7 @@ impl StagedTransfer {
         self.local.window(0, u64::MAX).any(|piece| piece.key == key)
     }
 
-    /// Does what can be done now; `None`: it is not over yet. Else how it went, and the visit in which it is concluded;
+    /// Does what can be done now; `None`: it is not over yet. Else how it went, and the guard under which it is concluded;
     /// without one the peer's queue pair is no longer what it was.
     pub(crate) fn proceed(&mut self) -> Option<(Option<RemoteQpGuard>, Result<(), CopyError>)> {
         self.path.serial = self.path.serial.wrapping_add(1);
@@ -168,7 +168,7 @@ impl StagedTransfer {
             if !all_done(&mut part.ours)? {
                 break;
             }
-            if let Some(bit) = self.spoil.take().filter(|_| self.admission.direction == Direction::Out) {
+            if let Some(bit) = self.corrupt.take().filter(|_| self.admission.direction == Direction::Out) {
                 // SAFETY: inside the part's bytes, which are ours until it is posted.
                 unsafe { *part.job.stage().add((bit % part.theirs.len) as usize) ^= 1 << (bit % 8) };
             }
@@ -180,7 +180,7 @@ impl StagedTransfer {
     }
 }
 
-/// Whether the part is over; what it brings is put in place.
+/// Whether the part is over; what it has read is put in place.
 fn finish(part: &mut Part, direction: Direction, local: &Pieces) -> Result<bool, CopyError> {
     if part.is_landing {
         return all_done(&mut part.ours);

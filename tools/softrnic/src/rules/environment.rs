@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::rules::{table, text};
 use crate::shm::file::{ControlLock, Failure, SharedFile};
 
-/// Adds what `SOFTRNIC_FAULTS` and `SOFTRNIC_SEED` say, if the fabric does not have it yet. `shape`: devices, and ports of
+/// Adds what `SOFTRNIC_FAULTS` and `SOFTRNIC_SEED` say, if the fabric does not have it yet. `size`: devices, and ports of
 /// each.
 pub(crate) fn load_env(
     file: &SharedFile,
     control: &ControlLock<'_>,
-    shape: (usize, u32),
+    size: (usize, u32),
     rules: Option<&str>,
     seed: Option<u64>,
 ) -> Result<(), Failure> {
@@ -29,7 +29,7 @@ pub(crate) fn load_env(
     }
     let refused = |what: String| (format!("SOFTRNIC_FAULTS: {what}"), libc::EINVAL);
     let rules = text::parse(rules).map_err(|e| refused(e.to_string()))?;
-    table::require(shape, &rules).map_err(refused)?;
+    table::require(size, &rules).map_err(refused)?;
     table::install(file, control, &rules).map_err(refused)?;
     if let Some(free) = header.rule_texts.iter().find(|known| known.load(Relaxed) == 0) {
         free.store(hash, Relaxed);

@@ -49,7 +49,7 @@ pub(crate) fn clear(file: &SharedFile, _control: &ControlLock<'_>) {
     file.header().rules_epoch.fetch_add(1, SeqCst);
 }
 
-/// The rules in force in their order, each with its number and how often it has struck.
+/// The rules in force in their order, each with its number and how often it has been applied.
 pub(crate) fn list(file: &SharedFile) -> Vec<(u32, FaultRule, u64)> {
     let numbered = file.rules().iter().map(|slot| (slot.id.load(Acquire), slot)).filter(|(id, _)| *id != 0);
     let mut rules: Vec<_> = numbered.filter_map(|(id, slot)| Some((id, load(slot)?, hits(slot)))).collect();
@@ -57,7 +57,7 @@ pub(crate) fn list(file: &SharedFile) -> Vec<(u32, FaultRule, u64)> {
     rules
 }
 
-/// Asked more often than it may strike, a rule counts on.
+/// A rule that is asked more often than it may be applied counts on.
 fn hits(slot: &RuleSlot) -> u64 {
     let (hits, times) = (slot.hits.load(Relaxed), u64::from(slot.times.load(Relaxed)));
     if times == 0 { hits } else { hits.min(times) }

@@ -228,7 +228,7 @@ impl Descriptor {
             // SAFETY: mapped above with this length and not handed out.
             unsafe { libc::munmap(base.cast(), FILE_BYTES) };
         }
-        // All its processes are dead or leaving: whoever still maps it keeps the old inode.
+        // All its processes are dead or leaving: a process that still maps it keeps the old inode.
         // SAFETY: `path` is a valid C string.
         unsafe { libc::unlink(path.as_ptr()) };
         Ok(None)

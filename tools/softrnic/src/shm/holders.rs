@@ -10,11 +10,11 @@ use crate::limits::PROCS;
 use crate::shm::layout::MAGIC;
 use crate::shm::record_lock::{CONTROL, life_lock, lock_range};
 
-/// What became of a file that was to be removed unless somebody holds it.
+/// What became of a file that was to be removed unless a process holds it.
 #[derive(Debug)]
 pub(crate) enum Remains {
     /// It is no fabric, it is another user's, or it has gone meanwhile.
-    Foreign,
+    NotOurs,
     /// A process takes part in it, or is just about to.
     Held,
     /// It is gone; the bytes of storage that it had.
@@ -24,13 +24,13 @@ pub(crate) enum Remains {
 /// Removes the fabric `path` if no process has it. Not for a process that takes part in it: closing the file lets go of
 /// that process's own locks.
 pub(crate) fn remove_unless_held(path: &Path) -> io::Result<Remains> {
-    let Some((file, bytes)) = open(path)? else { return Ok(Remains::Foreign) };
+    let Some((file, bytes)) = open(path)? else { return Ok(Remains::NotOurs) };
     if !hold_all(&file)? {
         return Ok(Remains::Held);
     }
-    // Whoever comes now waits for the lock, and then finds that the name is another file's or nobody's.
+    // A process that comes now waits for the lock, and then finds that the name is another file's or is gone.
     if !is_named(&file, path)? {
-        return Ok(Remains::Foreign);
+        return Ok(Remains::NotOurs);
     }
     std::fs::remove_file(path)?;
     Ok(Remains::Removed(bytes))
@@ -73,7 +73,7 @@ fn open(path: &Path) -> io::Result<Option<(File, u64)>> {
 }
 
 /// Takes every lock that a process of a fabric can hold, without waiting. Only closing `file` gives them back. False:
-/// somebody has one.
+/// another process has one.
 fn hold_all(file: &File) -> io::Result<bool> {
     // A length of 0 is "without end".
     let range = lock_range(libc::F_WRLCK, CONTROL, 0);

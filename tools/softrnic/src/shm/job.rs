@@ -45,7 +45,7 @@ pub(crate) struct Hold {
     /// Process that claimed it.
     pub(crate) owner: u32,
     pub(crate) serial: u16,
-    /// See [`job`].
+    /// See [`state`].
     pub(crate) state: u8,
 }
 
@@ -89,15 +89,15 @@ impl JobSlot {
         self.len.store(asked.len, Relaxed);
         self.number.store(asked.number, Relaxed);
         // Pairs with the target's load in `take`. Nobody else changes a slot that is idle and whose owner lives.
-        self.hold.store(self.hold().to(job::POSTED).word(), SeqCst);
+        self.hold.store(self.hold().to(state::POSTED).word(), SeqCst);
     }
 
     /// Target `me`: takes the slot if it is posted for it.
     pub(crate) fn take(&self, me: u32) -> Option<Hold> {
         let seen = self.hold();
         // If the slot is posted anew in between, its hold is another.
-        let is_ours = self.target.load(SeqCst) == me && seen.state == job::POSTED;
-        (is_ours && self.change(seen, seen.to(job::TAKEN))).then(|| seen.to(job::TAKEN))
+        let is_ours = self.target.load(SeqCst) == me && seen.state == state::POSTED;
+        (is_ours && self.change(seen, seen.to(state::TAKEN))).then(|| seen.to(state::TAKEN))
     }
 
     /// Target: leaves the slot that it took as `taken` in `state`; frees it if the requester has given it up. True if the
@@ -105,7 +105,7 @@ impl JobSlot {
     pub(crate) fn leave(&self, taken: Hold, state: u8) -> bool {
         let is_wanted = self.change(taken, taken.to(state));
         if !is_wanted {
-            self.release(taken.to(job::ORPHANED));
+            self.release(taken.to(state::ORPHANED));
         }
         is_wanted
     }
@@ -114,20 +114,20 @@ impl JobSlot {
     pub(crate) fn give_up(&self) -> Option<Hold> {
         loop {
             let seen = self.hold();
-            if seen.state != job::TAKEN {
+            if seen.state != state::TAKEN {
                 // Withdrawn, or over.
                 if self.release(seen) {
                     return None;
                 }
-            } else if self.change(seen, seen.to(job::ORPHANED)) {
-                return Some(seen.to(job::ORPHANED));
+            } else if self.change(seen, seen.to(state::ORPHANED)) {
+                return Some(seen.to(state::ORPHANED));
             }
         }
     }
 }
 
 /// States of a job.
-pub(crate) mod job {
+pub(crate) mod state {
     /// The requester prepares it.
     pub(crate) const IDLE: u8 = 1;
     /// The target may take it.

@@ -3,8 +3,8 @@
 
 use crate::host::errno::last_errno;
 
-/// Offset of the lock that serialises creation, destruction and attaching. Told on the crate's page: from here on, programs
-/// that want to know whether anybody takes part look for locks.
+/// Offset of the lock that serialises creation, destruction and attaching. The crate's page states it: from here on, programs
+/// look for locks to learn whether a process takes part.
 pub(crate) const CONTROL: i64 = 1 << 40;
 
 /// Offset of the lock that process slot `index` holds while it lives.

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   polled  <=  done  <=  posted
-//!   (owner)   (visitor)   (owner)
+//!   (owner)   (peer)      (owner)
 //! ```
-//! The owner fills entries, the visiting peer writes the outcome into the same entry, the owner's poll takes it.
+//! The owner fills entries, the peer writes the outcome into the same entry, the owner's poll takes it.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -78,7 +78,7 @@ impl RecvRing {
         }
     }
 
-    /// Visitor: the elements of entry `at`.
+    /// Peer: the elements of entry `at`.
     pub(crate) fn elements(&self, at: u64) -> impl Iterator<Item = Sge> {
         let entry = self.entry(at);
         let count = unpack(entry[3].load(Relaxed)).1 as usize;
@@ -88,7 +88,7 @@ impl RecvRing {
         })
     }
 
-    /// Visitor, or owner when there can be none: writes the outcome of entry `at` and publishes it.
+    /// Peer, or owner when no peer can be in the queue pair: writes the outcome of entry `at` and publishes it.
     pub(crate) fn finish(&self, slot: &QpSlot, at: u64, outcome: &Received) {
         let entry = self.entry(at);
         let sges = unpack(entry[3].load(Relaxed)).1;

@@ -189,7 +189,7 @@ pub(crate) const NO_PEER: u64 = u64::MAX;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct QpSlot {
-    // Identity and connection: written by the owner; `state` also RTR|RTS|SQD|SQE -> ERR by the visiting peer.
+    // Identity and connection: written by the owner; `state` also RTR|RTS|SQD|SQE -> ERR by the connected peer.
     /// [`ProcSlot::id`] of the owner; 0 is free.
     pub(crate) owner: AtomicU32,
     pub(crate) qpn: AtomicU32,
@@ -219,15 +219,15 @@ pub(crate) struct QpSlot {
     pub(crate) flow: AtomicU32,
     _pad0: [u64; 5],
 
-    // Written by the visitor (the connected peer while it holds `busy`), and by the owner when it may not be visited.
-    /// 0, or serial << 32 | process id of whoever executes against this QP right now.
+    // Written by the connected peer while it holds `busy`, and by the owner when no peer may enter.
+    /// 0, or serial << 32 | id of the process that executes against this QP right now. See `mark`.
     pub(crate) busy: AtomicU64,
     /// Receives completed.
     pub(crate) done: AtomicU64,
     pub(crate) expected_psn: AtomicU32,
     /// Bit n: async event n is to be delivered. Cleared by the owner's service thread.
     pub(crate) events: AtomicU32,
-    /// Its owner has been told of the first message.
+    /// Its owner has got the event of the first message.
     pub(crate) established: AtomicU32,
     _pad1: [u32; 9],
 
@@ -273,12 +273,12 @@ pub(crate) struct MrSlot {
 
 /// Bits of [`CqSlot::armed`].
 pub(crate) mod armed {
-    /// The next completion that is solicited or failed is to be told.
+    /// The next completion that is solicited or failed is to be notified.
     pub(crate) const FOR_SOLICITED: u32 = 1;
-    /// The next completion is to be told.
+    /// The next completion is to be notified.
     pub(crate) const FOR_ANY: u32 = 2;
     /// A notification is to be delivered by the owner's service thread.
-    pub(crate) const TELL: u32 = 4;
+    pub(crate) const NOTIFY: u32 = 4;
 }
 
 /// The part of a CQ that producers in other processes see.
@@ -295,7 +295,7 @@ pub(crate) struct CqSlot {
     /// Overrun: takes no more completions.
     pub(crate) dead: AtomicU32,
     pub(crate) events: AtomicU32,
-    /// Completion notification: bits [`armed`]. One word, so that whoever takes an arm cannot die before it tells.
+    /// Completion notification: bits [`armed`]. One word, so that a process that takes an arm cannot die before it has notified.
     pub(crate) armed: AtomicU32,
     _pad: u32,
 }

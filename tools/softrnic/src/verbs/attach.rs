@@ -18,7 +18,7 @@ static CURRENT: AtomicPtr<Engine> = AtomicPtr::new(ptr::null_mut());
 static ATTACHING: AtomicBool = AtomicBool::new(false);
 static HANDLERS: Once = Once::new();
 
-/// The engine of this process; attaches on first use. Failures are told on standard error.
+/// The engine of this process; attaches on first use. Failures are printed on standard error.
 pub(crate) fn engine() -> Result<&'static Engine, i32> {
     if let Some(engine) = current() {
         return Ok(engine);

@@ -1,5 +1,5 @@
 //! Enhanced connection establishment: options that devices of one maker agree on. `SOFTRNIC_ECE` says which these have;
-//! they are kept and told, and change nothing.
+//! they are kept and reported, and change nothing.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering::SeqCst;

@@ -81,7 +81,7 @@ unsafe extern "C" fn reg_mr_iova2(
 }
 export!("ibv_reg_mr_iova2", "IBVERBS_1.8", reg_mr_iova2);
 
-/// Callers probe with no descriptor and tell by errno: EBADF where dma-bufs can be registered, else EOPNOTSUPP.
+/// Callers probe with no descriptor and look at errno: EBADF where dma-bufs can be registered, else EOPNOTSUPP.
 unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut types::Pd,
     _offset: u64,

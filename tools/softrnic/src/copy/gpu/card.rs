@@ -48,9 +48,9 @@ pub(crate) fn make_ready(fabric: &Fabric, cuda: &'static Cuda, ordinal: usize) -
     if let Some(card) = place.get() {
         return Ok(card);
     }
-    let told = |code: Code| format!("cannot use GPU {ordinal}: {}", cuda.name(code));
-    let card = Card::new(fabric, cuda, ordinal).map_err(told)?;
-    card.warm_up().map_err(told)?;
+    let describe = |code: Code| format!("cannot use GPU {ordinal}: {}", cuda.name(code));
+    let card = Card::new(fabric, cuda, ordinal).map_err(describe)?;
+    card.warm_up().map_err(describe)?;
     Ok(place.get_or_init(|| card))
 }
 

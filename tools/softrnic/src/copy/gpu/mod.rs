@@ -68,8 +68,8 @@ fn failed(card: &card::Card, code: Code) -> CopyError {
         // The process is about to end.
         return CopyError::Gone;
     }
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    if !TOLD.swap(true, Relaxed) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Relaxed) {
         stderr::say(format_args!("a copy of a GPU's memory failed: {}", card.name_of(code)));
     }
     CopyError::LocalFault
@@ -87,7 +87,7 @@ pub(crate) fn copy(
     };
     let card = card::get(ordinal as usize).ok_or(CopyError::LocalFault)?;
     // SAFETY: the memory is registered, and deregistration waits for copies under way; the stage is never unmapped,
-    // and whoever holds the ticket holds the stage's slot.
+    // and the holder of the ticket holds the stage's slot.
     let flight = unsafe { card.begin((piece.addr, piece.len as usize), direction, stage) };
     flight.map(|flight| Some(Ticket(flight))).map_err(|code| failed(card, code))
 }

@@ -3,7 +3,7 @@
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use super::doom::{Dice, Doom, Step};
+use super::crash::{Crash, Random, Step};
 use crate::common::channel::Channel;
 use crate::common::node::{Address, CAP, Node, Terms, Work, create_qp, to_state};
 use crate::common::verbs::*;
@@ -22,7 +22,7 @@ const RECEIVE: u64 = 1000;
 /// Offset of the word for atomics. Below lies what sends and writes use.
 const WORD: usize = BYTES - 64;
 
-pub(crate) struct Party {
+pub(crate) struct Participant {
     pub(crate) node: Node,
     channel: Channel,
     /// Waits on the channel's descriptor, not by polling.
@@ -40,7 +40,7 @@ pub(crate) struct Ending {
     pub(crate) messages: u64,
 }
 
-impl Party {
+impl Participant {
     /// Everything on `device`, with a CQ that has a channel and memory that takes atomics.
     pub(crate) fn new(device: usize) -> Self {
         let mut node = Node::new(device, BYTES);
@@ -70,15 +70,15 @@ impl Party {
     }
 
     /// The next completion.
-    fn completion(&self, doom: &mut Doom) -> Wc {
+    fn completion(&self, crash: &mut Crash) -> Wc {
         let end = Instant::now() + PATIENCE;
         loop {
-            doom.enter(Step::Poll);
+            crash.enter(Step::Poll);
             if let Some(wc) = self.node.poll() {
                 return wc;
             }
             if self.waits {
-                doom.enter(Step::Event);
+                crash.enter(Step::Event);
                 Channel::arm(self.node.cq);
                 // What came before the CQ was armed is not told.
                 if let Some(wc) = self.node.poll() {
@@ -94,25 +94,25 @@ impl Party {
     }
 
     /// Requests of all kinds, one at a time, until one fails or there have been `most`.
-    pub(crate) fn stream(&mut self, peer: &Address, most: u64, dice: &mut Dice, doom: &mut Doom) -> Ending {
+    pub(crate) fn stream(&mut self, peer: &Address, most: u64, random: &mut Random, crash: &mut Crash) -> Ending {
         let mut ending = Ending::default();
         while ending.messages < most {
             let posted = Instant::now();
-            self.request(peer, dice, doom);
+            self.request(peer, random, crash);
             let mut is_done = false;
             while !is_done {
-                let wc = self.completion(doom);
+                let wc = self.completion(crash);
                 let is_receive = wc.wr_id == RECEIVE;
                 if wc.status != OK {
                     self.receives -= u64::from(is_receive);
                     let waited_us = posted.elapsed().as_micros() as u64;
-                    self.drain(is_receive, doom);
+                    self.drain(is_receive, crash);
                     return Ending { status: wc.status, waited_us, ..ending };
                 }
                 is_done = !is_receive;
                 if is_receive {
                     self.receives -= 1;
-                    doom.enter(Step::PostRecv);
+                    crash.enter(Step::PostRecv);
                     self.receive();
                 }
             }
@@ -121,17 +121,17 @@ impl Party {
         ending
     }
 
-    fn request(&self, peer: &Address, dice: &mut Dice, doom: &mut Doom) {
-        let (opcode, len) = match dice.below(8) {
-            0 | 1 => (WRITE, [8, 64, 4096, 300_000][dice.below(4) as usize]),
+    fn request(&self, peer: &Address, random: &mut Random, crash: &mut Crash) {
+        let (opcode, len) = match random.below(8) {
+            0 | 1 => (WRITE, [8, 64, 4096, 300_000][random.below(4) as usize]),
             2 => (WRITE_IMM, 100_000),
-            3 | 4 => (SEND, dice.below(4096) as usize),
+            3 | 4 => (SEND, random.below(4096) as usize),
             5 => (SEND_IMM, 0),
             6 => (READ, 5000),
             _ => (FETCH_ADD, 8),
         };
         let is_atomic = opcode == FETCH_ADD;
-        doom.enter(if is_atomic { Step::Atomic } else { Step::PostSend });
+        crash.enter(if is_atomic { Step::Atomic } else { Step::PostSend });
         let sges = [self.node.sge(4096, len)];
         if is_atomic {
             self.fetch_add(4096, peer);
@@ -163,10 +163,10 @@ impl Party {
     }
 
     /// After a failure all that is posted comes back, flushed, and nothing else.
-    fn drain(&mut self, is_request_left: bool, doom: &mut Doom) {
+    fn drain(&mut self, is_request_left: bool, crash: &mut Crash) {
         let mut left = self.receives + u64::from(is_request_left);
         while left != 0 {
-            let wc = self.completion(doom);
+            let wc = self.completion(crash);
             assert!(wc.status != OK || wc.wr_id == RECEIVE, "{wc:?} after a failure");
             left -= 1;
         }
@@ -193,7 +193,7 @@ impl Party {
     /// Two processes that live: bytes both ways, and all of them right. `meet` returns when the other side is there too.
     pub(crate) fn check(&mut self, peer: &Address, seed: u64, mut meet: impl FnMut()) {
         let pattern =
-            |from: u32| (0..30_000).map(move |at: u64| (Dice::new(seed ^ u64::from(from) ^ at << 32).next()) as u8);
+            |from: u32| (0..30_000).map(move |at: u64| (Random::new(seed ^ u64::from(from) ^ at << 32).next()) as u8);
         let (half, mine) = (BYTES / 2, pattern(self.node.qpn()));
         self.node.memory[half..].fill(0);
         self.node.memory[..30_000].iter_mut().zip(mine).for_each(|(to, from)| *to = from);
@@ -201,9 +201,9 @@ impl Party {
         let to = (peer.addr + half as u64, peer.rkey);
         self.node.send(Work { id: 1, opcode: WRITE_IMM, sges: &[self.node.sge(0, 30_000)], to, ..Work::default() });
         self.fetch_add(40_000, peer);
-        let mut doom = Doom::none();
+        let mut crash = Crash::none();
         for _ in 0..3 {
-            assert_eq!(self.completion(&mut doom).status, OK);
+            assert_eq!(self.completion(&mut crash).status, OK);
         }
         meet();
         assert!(self.node.memory[half..][..30_000].iter().copied().eq(pattern(peer.qpn)), "wrong bytes");

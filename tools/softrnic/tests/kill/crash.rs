@@ -3,9 +3,9 @@
 use std::ptr;
 
 /// Random numbers that a seed decides.
-pub(crate) struct Dice(u64);
+pub(crate) struct Random(u64);
 
-impl Dice {
+impl Random {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -68,24 +68,24 @@ pub(crate) const STEPS: [(Step, u64, u64); 12] = [
 const NAME: &str = "SOFTRNIC_TEST_DOOM";
 
 /// Kills its process a certain time after it takes a certain step for the n-th time.
-pub(crate) struct Doom {
+pub(crate) struct Crash {
     step: usize,
     left: u64,
     ns: i64,
     timer: libc::timer_t,
 }
 
-impl Doom {
+impl Crash {
     /// Nothing happens.
     pub(crate) fn none() -> Self {
         Self { step: usize::MAX, left: 0, ns: 0, timer: ptr::null_mut() }
     }
 
     /// Picks a step, for the environment of the process to come.
-    pub(crate) fn pick(dice: &mut Dice) -> (Step, (&'static str, String)) {
-        let index = dice.below(STEPS.len() as u64) as usize;
+    pub(crate) fn pick(random: &mut Random) -> (Step, (&'static str, String)) {
+        let index = random.below(STEPS.len() as u64) as usize;
         let (step, ns, times) = STEPS[index];
-        (step, (NAME, format!("{index} {} {}", 1 + dice.below(times), 1 + dice.below(ns))))
+        (step, (NAME, format!("{index} {} {}", 1 + random.below(times), 1 + random.below(ns))))
     }
 
     /// What the environment says.

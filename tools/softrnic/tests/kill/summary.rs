@@ -5,10 +5,10 @@ use std::fmt;
 
 use crate::Fate;
 use crate::common::verbs::OK;
-use crate::party::{Ending, MODELLED};
+use crate::participant::{Ending, MODELLED};
 
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct Summary {
     /// Rounds by how the victim was to die, and how often it lived to its end instead.
     deaths: BTreeMap<String, (u64, u64)>,
     /// What survivors waited for the failure of their request, in microseconds.
@@ -16,7 +16,7 @@ pub(crate) struct Tally {
     messages: u64,
 }
 
-impl Tally {
+impl Summary {
     pub(crate) fn add(&mut self, fate: &Fate, is_killed: bool, told: Option<Ending>) {
         let count = self.deaths.entry(fate.name()).or_default();
         count.0 += 1;
@@ -28,7 +28,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, (rounds, escaped)) in &self.deaths {
             writeln!(f, "{rounds:6} died {name}; {escaped} of them were done before that")?;
