@@ -53,10 +53,8 @@ impl Fault {
         let is_own = |cause| matches!(cause, Cause::WorkRequest(Status::RetryExceeded | Status::Flushed));
         match self {
             Self::PortFlaps(..) | Self::ControlLost => false,
-            Self::PortDown(..) | Self::AcksLost(..) => {
-                is_own(cause) || cause == Cause::PeerFailed || cause == Cause::PeerClosed
-            }
-            Self::QpFails(..) => {
+            // A remote error also comes of a write to a region that the other end has deregistered after its own failure.
+            Self::PortDown(..) | Self::AcksLost(..) | Self::QpFails(..) => {
                 is_own(cause)
                     || cause == Cause::WorkRequest(Status::RemoteError)
                     || cause == Cause::PeerFailed

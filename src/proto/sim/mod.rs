@@ -49,8 +49,10 @@ fn run(seed: u64, faults: Faults) -> (Option<Fault>, Outcome) {
         _ => 12,
     };
     let plan = Plan::new(&mut random, most_groups);
+    // In half of the runs the faults come in quick succession.
     let last_step = 40 * plan.messages.len() as u64;
-    let mut steps: Vec<_> = (0..1 + random.below(3)).map(|_| random.below(last_step)).collect();
+    let (start, span) = if random.one_in(2) { (0, last_step) } else { (random.below(last_step), 100) };
+    let mut steps: Vec<_> = (0..1 + random.below(3)).map(|_| start + random.below(span)).collect();
     steps.sort_unstable();
     let fatal = random.index(steps.len());
     let planned: Vec<_> = match faults {

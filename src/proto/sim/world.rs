@@ -286,7 +286,7 @@ impl World {
 
     fn watch(&mut self) {
         let end = if self.outside.random.one_in(2) { End::Sender } else { End::Receiver };
-        let may_dial = self.outside.random.one_in(8);
+        let may_dial = self.outside.random.one_in(40);
         self.outside.control.watch(end, may_dial);
     }
 
