@@ -40,18 +40,34 @@ plant() {
     cp "$copy/kept" "$file"
 }
 
-plant recv.rs "+ count > RING_SLOTS" "+ count > RING_SLOTS + MAX_GROUP" "a slot is used again before its message has come"
+# In the flows.
+plant cts_window.rs "+ count <= RING_SLOTS" "+ count <= RING_SLOTS + 8" "a slot is used again before its message has come"
 plant recv.rs "if arrived < expected" "if arrived < expected.min(2)" "a receive completes before its last stripe"
 plant recv.rs "lengths[usize::from(index) % MAX_GROUP]" "lengths[usize::from(index) % 2]" "the lengths of a group are mixed up"
-plant recv.rs "self.urgent |= self.next != self.unannounced" "self.urgent |= false" "clear-to-sends that are held back are forgotten"
+plant cts_window.rs "self.is_urgent |= self.next != self.unsent" "self.is_urgent |= false" "clear-to-sends that are held back are forgotten"
 plant arrival.rs "u32::from(n) << 16 | self.length" "u32::from(n) << 15 | self.length" "a length of two halves is put together wrongly"
-plant send.rs "length.min(offer.length)" "length" "more is written than there is room for"
-plant send.rs "offer.tag == tag)" "offer.tag >= tag)" "a message goes into the buffer of another tag"
+plant send.rs "length.min(cts.length)" "length" "more is written than there is room for"
+plant send.rs "cts.tag == tag)" "cts.tag >= tag)" "a message goes into the buffer of another tag"
 plant send.rs "let mut kept = (0..known)" "let mut kept = (0..known).rev()" "messages of one tag overtake each other"
-plant send.rs "rail - Slot::KEYS" "Slot::KEYS + 1 - rail" "the key of another rail is used"
+plant send.rs "request.pending_stripes -= 1" "request.pending_stripes = 0" "a send completes with its first stripe"
+plant transfer.rs "rail - Cts::KEYS" "Cts::KEYS + 1 - rail" "the key of another rail is used"
 plant stripe.rs "before == all { length }" "before == all { length - length % 2 }" "the last byte stays behind"
-plant stripe.rs "as u32 * LINE_BYTES" "as u32 * (LINE_BYTES / 2)" "a line of 128 bytes is cut"
+plant stripe.rs "as u32 * LL128_LINE_BYTES" "as u32 * (LL128_LINE_BYTES / 2)" "a line of 128 bytes is cut"
 plant requests.rs "self.first_free = entry.next_free" "self.first_free = entry.next_free % 200" "a request that is in use is given out again"
+
+# In what is done around them when something fails, as sim/sender.rs, sim/receiver.rs and sim/control.rs have it.
+plant sim/outside.rs "completion.status == Status::Success" "matches!(completion.status, Status::Success | Status::Flushed)" "work requests that are flushed count as delivered"
+plant sim/outside.rs "completion.status == Status::Success" "completion.status != Status::RetryExceeded" "only an exhausted retry counts as a failure"
+plant sim/sender.rs "if state >= PeerState::Closed" "if state > PeerState::Broken" "a clear-to-send is used after the connection has failed"
+plant sim/receiver.rs "if outside.control.state(End::Receiver) >= PeerState::Closed" "if outside.control.state(End::Receiver) > PeerState::Broken" "a receive is posted after the connection has failed"
+plant sim/sender.rs "PeerState::Broken;" "PeerState::Closed || outside.control.state(End::Sender) == PeerState::Broken;" "a peer that closes in good order fails what it has received"
+plant sim/sender.rs "self.flow.is_idle() && self.probes == 0" "false" "the sender does not ask whether the peer is there"
+plant sim/receiver.rs "if state == PeerState::Lost" "if false" "the receiver does not ask whether the peer is there"
+plant sim/receiver.rs "if self.poll(outside)? == 0" "if state >= PeerState::Closed || self.poll(outside)? == 0" "what has arrived before the peer closed is not polled"
+plant sim/control.rs "self.say(end, Some(Cause::PeerFailed));" "" "the peer is not told of a failure"
+plant sim/control.rs "if side.state == PeerState::Broken" "if false" "the peer is not told of a failure on the next control connection"
+plant sim/world.rs "self.sending.swap_remove(i);" "if self.causes[0].is_none() { self.sending.swap_remove(i); }" "an error ends a request twice"
+plant sim/fabric.rs "requester.delayed.pop_front()?" "requester.delayed.front()?.clone()" "a delayed write is executed twice"
 
 echo "$((planted - missed)) of $planted planted bugs found"
 [ "$missed" = 0 ]

@@ -32,7 +32,7 @@
 //! A grouped receive takes as many clear-to-sends as it has messages. Each message completes by itself, and the group with the
 //! last one. A message is split over several queue pairs, at multiples of 128 bytes, if both ends are set so; and over all rails
 //! if there are several. The receiver counts stripes, in whatever order they come. The sender decides where a message is split
-//! ([`proto::stripe`]). A length that the 22 bits of one immediate cannot tell is told in two.
+//! ([`proto::stripe`], [`proto::rail_weights`]). A length that the 22 bits of one immediate cannot tell is told in two.
 //!
 //! ## Rails
 //!
@@ -72,7 +72,7 @@
 //!
 //! | question | place |
 //! |---|---|
-//! | what does a peer see on the wire? | [`proto::wire`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
+//! | what does a peer see on the wire? | [`proto::cts`], [`proto::imm`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
 //! | which environment variables are there? | [`host::variables::VARIABLES`] |
 //! | which GID is used, and why? | [`host::gid`], [`net::device::gid_table`], [`net::device::rail`] |
 //! | which connections share a control connection, and which lock is taken first? | [`net::control`] |
@@ -81,7 +81,7 @@
 //! | which memory region serves which memory? | [`net::mr::table`] |
 //! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
 //! | which ports are one device? | [`net::device::nic`] |
-//! | how much of a message does a rail carry? | [`proto::stripe`] |
+//! | how much of a message does a rail carry? | [`proto::stripe`], [`proto::rail_weights`] |
 //! | how large are the queues? | [`net::data::caps`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |

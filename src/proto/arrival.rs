@@ -1,94 +1,98 @@
-//! One message on its way in: what has been told of its length, and which stripes are there.
+//! One message that the receiver waits for: what is known of its length, and which stripes have arrived.
 
+use super::imm::LengthCode;
 use super::requests::RequestId;
-use super::wire::Extent;
-use super::{Lane, Violation, violation};
+use super::{QpIndex, Violation, violation};
 
-/// What is known of the message in one place of the ring.
+/// The message of one slot of the ring.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrival {
-    /// Whose it is.
+    /// The receive request that the message is for.
     pub(super) request: RequestId,
+    /// Size of its buffer in bytes.
     pub(super) posted: u32,
-    /// As much as `told` says.
+    /// Its length in bytes, as far as `known` says.
     pub(super) length: u32,
-    /// Lanes on which a stripe has arrived.
-    pub(super) lanes: u32,
-    /// Which buffer of the request.
+    /// Queue pairs on which a stripe has arrived, as a bit mask.
+    pub(super) qps: u32,
+    /// Index of the buffer within the request.
     pub(super) index: u8,
-    /// Whether it is still to come.
+    /// Whether some of the message has not arrived.
     pub(super) pending: bool,
-    told: Told,
+    known: LengthState,
     /// Stripes that have arrived.
     pub(super) stripes: u8,
 }
 
-/// What the peer has told of a message's length.
+/// What is known of a message's length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
-    Nothing,
+enum LengthState {
+    Unknown,
     LowHalf,
-    All,
+    Known,
 }
 
 impl Arrival {
     /// Nothing has arrived yet.
     #[inline]
     pub(super) fn new(request: RequestId, index: u8, posted: u32) -> Self {
-        Self { request, posted, length: 0, lanes: 0, index, pending: true, told: Told::Nothing, stripes: 0 }
+        Self { request, posted, length: 0, qps: 0, index, pending: true, known: LengthState::Unknown, stripes: 0 }
     }
 
-    /// Notes what an immediate says of the length; whether a stripe is thereby complete.
-    pub(super) fn accept(&mut self, extent: Extent) -> Result<bool, Violation> {
-        match extent {
-            Extent::Stripe => {}
-            Extent::Bytes(n) => self.set_length(n)?,
-            Extent::Full => self.set_length(self.posted)?,
-            Extent::Low(_) if self.told != Told::Nothing => {
+    /// Takes in what an immediate says of the length. Returns whether it is the last immediate of its stripe.
+    ///
+    /// # Errors
+    /// It contradicts an earlier one, or the message is longer than the buffer.
+    pub(super) fn handle_length(&mut self, code: LengthCode) -> Result<bool, Violation> {
+        match code {
+            LengthCode::Stripe => {}
+            LengthCode::Bytes(n) => self.set_length(n)?,
+            LengthCode::Full => self.set_length(self.posted)?,
+            LengthCode::Low(_) if self.known != LengthState::Unknown => {
                 return Err(violation!("the low half of a length came after the length, or twice"));
             }
-            Extent::Low(n) => {
-                (self.told, self.length) = (Told::LowHalf, u32::from(n));
+            LengthCode::Low(n) => {
+                (self.known, self.length) = (LengthState::LowHalf, u32::from(n));
                 return Ok(false);
             }
-            Extent::High(_) if self.told != Told::LowHalf => {
+            LengthCode::High(_) if self.known != LengthState::LowHalf => {
                 return Err(violation!("the high half of a length came before the low one"));
             }
-            Extent::High(n) => {
-                self.told = Told::Nothing;
+            LengthCode::High(n) => {
+                self.known = LengthState::Unknown;
                 self.set_length(u32::from(n) << 16 | self.length)?;
             }
         }
         Ok(true)
     }
 
-    /// Whether the whole length has been told.
+    /// Whether the whole length is known.
     #[inline(always)]
     pub(super) fn is_length_known(&self) -> bool {
-        self.told == Told::All
+        self.known == LengthState::Known
     }
 
-    /// A stripe has come on `lane`; how many there are.
+    /// Counts a stripe that has arrived on `qp`. Returns how many have arrived.
     #[inline(always)]
-    pub(super) fn count_stripe(&mut self, lane: Lane) -> u8 {
-        self.lanes |= 1 << lane.0;
+    pub(super) fn count_stripe(&mut self, qp: QpIndex) -> u8 {
+        self.qps |= 1 << qp.0;
         self.stripes += 1;
         self.stripes
     }
 
-    /// The whole length has been told.
+    /// Takes in the whole length.
     ///
     /// # Errors
-    /// It does not fit the buffer, or was told before.
+    /// The message is longer than the buffer, or its length came before.
     #[inline(always)]
     pub(super) fn set_length(&mut self, length: u32) -> Result<(), Violation> {
         if length > self.posted {
             return Err(violation!("a message of {} bytes for a buffer of {}", length, self.posted));
         }
-        if self.told != Told::Nothing {
+        if self.known != LengthState::Unknown {
             return Err(violation!("the length of a message came twice"));
         }
-        (self.told, self.length) = (Told::All, length);
+        (self.known, self.length) = (LengthState::Known, length);
         Ok(())
     }
 }

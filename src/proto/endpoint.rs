@@ -2,9 +2,9 @@
 
 use super::codec::{Reader, Writer};
 use super::handshake::Terms;
-use super::shares::Shares;
+use super::rail_weights::RailWeights;
 use super::stripe::Striping;
-use super::{Lane, MAX_LANES, MAX_RAILS, Violation, violation};
+use super::{MAX_QPS, MAX_RAILS, QpIndex, Violation, violation};
 
 /// One end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,13 +62,13 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// The queue pair behind `lane` of a connection that is striped so; this end may have more than that uses.
-    pub fn lane(&self, lane: Lane, striping: Striping) -> Option<LaneEnd> {
+    pub fn lane(&self, lane: QpIndex, striping: Striping) -> Option<LaneEnd> {
         let rail = self.rails.get(usize::from(striping.rail_of(lane)))?;
         rail.lanes.get(usize::from(lane.0 / striping.rails())).copied()
     }
 
     /// The same, to be changed.
-    pub fn lane_mut(&mut self, lane: Lane, striping: Striping) -> Option<&mut LaneEnd> {
+    pub fn lane_mut(&mut self, lane: QpIndex, striping: Striping) -> Option<&mut LaneEnd> {
         let rail = self.rails.get_mut(usize::from(striping.rail_of(lane)))?;
         rail.lanes.get_mut(usize::from(lane.0 / striping.rails()))
     }
@@ -90,8 +90,8 @@ impl Endpoint {
     }
 
     /// The shares with which rails begin that this end and `peer` have in common.
-    pub fn shares_with(&self, peer: &Self) -> Shares {
-        Shares::by_speed(
+    pub fn rail_weights_with(&self, peer: &Self) -> RailWeights {
+        RailWeights::from_speeds(
             self.rails.iter().zip(&peer.rails).map(|(mine, theirs)| mine.speed_mbps.min(theirs.speed_mbps)),
         )
     }
@@ -124,8 +124,8 @@ impl RailEnd {
         to.bytes(&self.gid);
         to.u8(self.mtu);
         to.u32(self.speed_mbps);
-        to.u8(self.lanes.len().min(MAX_LANES) as u8);
-        self.lanes.iter().take(MAX_LANES).for_each(|lane| lane.emit(to));
+        to.u8(self.lanes.len().min(MAX_QPS) as u8);
+        self.lanes.iter().take(MAX_QPS).for_each(|lane| lane.emit(to));
     }
 
     fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
@@ -135,7 +135,7 @@ impl RailEnd {
             return Err(violation!("MTU code {mtu}; 1 (256 bytes) to 5 (4096) are possible"));
         }
         let speed_mbps = from.u32()?;
-        let count = from.count(MAX_LANES, "queue pairs")?;
+        let count = from.count(MAX_QPS, "queue pairs")?;
         let lanes = (0..count).map(|_| LaneEnd::parse(from)).collect::<Result<_, _>>()?;
         Ok(Self { name, infiniband, lid, gid, mtu, speed_mbps, lanes })
     }
@@ -166,10 +166,10 @@ mod tests {
     fn lanes_are_dealt_out_to_rails_in_turn() {
         let striping = Striping::new(3, 2, false);
         for end in [endpoint(3, 2, false), endpoint(4, 2, false), endpoint(3, 5, false)] {
-            let number = |lane| end.lane(Lane(lane), striping).map(|lane| lane.qpn);
+            let number = |lane| end.lane(QpIndex(lane), striping).map(|lane| lane.qpn);
             let numbers: Vec<_> = (0..6).filter_map(number).collect();
             assert_eq!(numbers, [0, 100, 200, 1, 101, 201]);
         }
-        assert_eq!(endpoint(3, 2, false).lane(Lane(6), striping), None);
+        assert_eq!(endpoint(3, 2, false).lane(QpIndex(6), striping), None);
     }
 }

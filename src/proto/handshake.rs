@@ -1,12 +1,12 @@
 //! What the two ends of a connection tell each other, and what they make of it.
 
 use super::codec::{Reader, Writer};
+use super::cts::{Cts, cts_halves};
 use super::endpoint::{Endpoint, RailEnd};
 use super::frame::{Frame, Kind};
 use super::handle::{Secret, Token};
 use super::stripe::Striping;
-use super::wire::{Slot, slot_halves};
-use super::{MAX_LANES, MAX_RAILS, RING_SLOTS, Violation, violation};
+use super::{MAX_QPS, MAX_RAILS, RING_SLOTS, Violation, violation};
 
 /// The ring of clear-to-sends, in the sender's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Terms {
             }
         }
         let lanes = rails.iter().map(|(theirs, ours)| theirs.lanes.len().min(ours.lanes.len())).min().unwrap_or(0);
-        let lanes = lanes.min(MAX_LANES / rails.len().max(1));
+        let lanes = lanes.min(MAX_QPS / rails.len().max(1));
         if lanes == 0 {
             return Err(violation!("no queue pair to use"));
         }
@@ -90,12 +90,12 @@ impl Terms {
 
     /// Queue pairs on each rail.
     pub fn lanes_per_rail(&self) -> usize {
-        usize::from(self.striping.lanes() / self.striping.rails())
+        usize::from(self.striping.qp_count() / self.striping.rails())
     }
 
     /// Bytes of a clear-to-send.
     pub fn slot_bytes(&self) -> usize {
-        slot_halves(self.striping.rails().into()) * Slot::BYTES
+        cts_halves(self.striping.rails().into()) * Cts::BYTES
     }
 }
 
@@ -130,7 +130,7 @@ impl Hello {
         if ring.slots as usize != RING_SLOTS {
             return Err(violation!("a ring of {} slots; {RING_SLOTS} are expected", ring.slots));
         }
-        let needed = slot_halves(endpoint.rails.len()) * Slot::BYTES;
+        let needed = cts_halves(endpoint.rails.len()) * Cts::BYTES;
         if (ring.slot_room as usize) < needed {
             return Err(violation!("a ring with {} bytes for a slot; {needed} are needed", ring.slot_room));
         }
@@ -166,7 +166,7 @@ impl Reply {
         let mut body = Writer::default();
         self.endpoint.emit(&mut body);
         body.u8(striping.rails());
-        body.u8(striping.lanes());
+        body.u8(striping.qp_count());
         body.u8(u8::from(striping.is_split()));
         body.u8(u8::from(adaptive_routing));
         Frame { kind: Kind::Reply, token, body: body.0 }
@@ -179,13 +179,13 @@ impl Reply {
     pub fn parse(body: &[u8], offered: &Endpoint) -> Result<Self, Violation> {
         let mut body = Reader(body);
         let endpoint = Endpoint::parse(&mut body)?;
-        let (rails, lanes) = (body.count(MAX_RAILS, "rails")?, body.count(MAX_LANES, "queue pairs")?);
+        let (rails, lanes) = (body.count(MAX_RAILS, "rails")?, body.count(MAX_QPS, "queue pairs")?);
         let (split, adaptive_routing) = (body.flag()?, body.flag()?);
         body.end()?;
         let terms = Terms { striping: Striping::new(rails, lanes / rails, split), adaptive_routing };
         let mut rest = endpoint.clone();
         rest.truncate(&terms);
-        if terms != Terms::agree(offered, &endpoint)? || rest != endpoint || terms.striping.lanes() != lanes {
+        if terms != Terms::agree(offered, &endpoint)? || rest != endpoint || terms.striping.qp_count() != lanes {
             return Err(violation!(
                 "{} answered with terms that do not follow from both ends: {terms:?}",
                 endpoint.name
@@ -267,13 +267,6 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_body_parses_or_is_refused(body in proptest::collection::vec(any::<u8>(), 0..600)) {
-            let _ = Hello::parse(&body);
-            prop_assert_eq!(Resume::parse(&body).is_ok(), body.len() == 20);
-            let _ = Reply::parse(&body, &endpoint(2, 5, true));
-        }
-
-        #[test]
         fn every_cut_of_a_hello_is_refused(cut in 0usize..150) {
             let body = Hello { endpoint: endpoint(2, 4, true), ring: RING, secret: [6; 16] }.frame([0; 16]).body;
             prop_assert!(Hello::parse(&body[..body.len() - 1 - cut]).is_err());
@@ -285,8 +278,8 @@ mod tests {
             let terms = Terms::agree(&sender, &receiver).expect("they fit");
             let rails = usize::from(terms.striping.rails());
             prop_assert_eq!(rails, a.0.min(b.0));
-            prop_assert_eq!(terms.lanes_per_rail(), a.1.min(b.1).min(MAX_LANES / rails));
-            prop_assert!(usize::from(terms.striping.lanes()) <= MAX_LANES);
+            prop_assert_eq!(terms.lanes_per_rail(), a.1.min(b.1).min(MAX_QPS / rails));
+            prop_assert!(usize::from(terms.striping.qp_count()) <= MAX_QPS);
             prop_assert_eq!(terms, Terms::agree(&receiver, &sender).expect("they fit"));
         }
     }

@@ -1,67 +1,80 @@
-//! What two Ferrites agree on, as values: no verbs, no sockets, no clock, no unsafe.
+//! What the two ends of a connection agree on, as values: no verbs, no sockets, no clock, no unsafe.
 //!
 //! ```text
 //!        sender                                     receiver
 //!   isend ─► SendFlow                               RecvFlow ◄─ irecv
 //!             ▲   ring of slots in sender memory       │
-//!             │◄────── RDMA WRITE: Slot (clear-to-send)┤ poll_announcement
+//!             │◄────── RDMA WRITE: Cts ────────────────┤ poll_cts
 //!             │                                        │
 //!             └─ Transfer ── RDMA WRITE + Imm ────────►│ handle_immediate
 //!   test ◄─ handle_completion                          └─► test
 //! ```
 //!
-//! The receiver announces a buffer by writing a [`wire::Slot`] into the ring that lives in the sender's memory; the
-//! sender answers with RDMA WRITEs into that buffer, of which the last carries a [`wire::Imm`]. The immediate names the
-//! slot, so a completion is attributed by identity and never by order: any queue pair may carry any message or stripe,
-//! and receive work requests belong to nobody in particular.
+//! The receiver writes a clear-to-send, [`cts::Cts`], for each buffer into a ring in the sender's memory. The sender answers with
+//! RDMA WRITEs into that buffer, of which the last carries an immediate, [`imm::Imm`]. The immediate names the slot of the
+//! clear-to-send. So a completion belongs to a message by the slot and not by order: any queue pair may carry any message or
+//! stripe, and receive work requests belong to no particular message.
 //!
-//! Grammar of the methods: `handle_*` for what happened, `poll_*` for what is to be done next, the other verbs for what
-//! the caller asks.
+//! Methods called `handle_*` take in what has happened, those called `poll_*` return what is to be done next, the others are
+//! what the caller asks for.
 //!
-//! Every slot has a 32-bit sequence number; its place in the ring is that number modulo [`RING_SLOTS`]. The immediate
-//! carries only the place. That is unambiguous as long as a slot's successor in the same place is announced only after
-//! the slot has completed at the receiver, which [`recv::RecvFlow`] keeps; a peer that resends after a fault has to
-//! agree on full sequence numbers first, and to have retired the queue pairs from which late writes could come.
+//! Every clear-to-send has a 32-bit sequence number; its slot in the ring is that number modulo [`RING_SLOTS`]. The immediate
+//! carries only the slot. That is unambiguous as long as the next clear-to-send in the same slot is written only after the
+//! message of the one before has arrived. [`recv::RecvFlow`] sees to that. A peer that resends after a fault would have to agree on
+//! full sequence numbers first, and to have destroyed the queue pairs from which late writes could come.
+//!
+//! | file | what |
+//! |---|---|
+//! | `cts`, `imm` | the two formats of the data path |
+//! | `send`, `transfer` | the sending end; one message that is to be posted |
+//! | `recv`, `arrival`, `cts_window`, `cts_shadow` | the receiving end; one message that is awaited; which clear-to-sends are sent when; their bytes |
+//! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail gets |
+//! | `requests`, `send_queue` | the table of requests; the space in send queues |
+//! | `frame`, `handle`, `handshake`, `endpoint`, `codec` | the control messages |
+//! | `sim`, `malformed_input` | tests: two flows over a simulated fabric with faults; peers that say anything |
 #![forbid(unsafe_code)]
 
 mod arrival;
 mod codec;
+pub mod cts;
+mod cts_shadow;
+mod cts_window;
 pub mod endpoint;
 pub mod frame;
 pub mod handle;
 pub mod handshake;
+pub mod imm;
 #[cfg(test)]
-mod hostile;
+mod malformed_input;
+pub mod rail_weights;
 pub mod recv;
 pub mod requests;
-pub mod room;
 pub mod send;
-mod shadow;
-pub mod shares;
+pub mod send_queue;
 #[cfg(test)]
 mod sim;
 pub mod stripe;
+pub mod transfer;
 mod violation;
-pub mod wire;
 
 pub use violation::Violation;
 pub(crate) use violation::violation;
 
 /// Version of everything in this module that peers see. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 1;
-/// Slots in the ring of clear-to-sends. A grouped receive of n takes n of them.
+pub const PROTOCOL_VERSION: u16 = 2;
+/// Slots in the ring of clear-to-sends. A grouped receive of n messages takes n of them.
 pub const RING_SLOTS: usize = 512;
 /// Requests that may be outstanding on one communicator; the next one has to wait.
 pub const MAX_REQUESTS: usize = 256;
 /// Messages in one grouped receive.
 pub const MAX_GROUP: usize = 8;
 /// Queue pairs of one connection.
-pub const MAX_LANES: usize = 32;
-/// Ports that one connection may lie on, as its rails.
+pub const MAX_QPS: usize = 32;
+/// Rails of one connection. A rail is a port at each end.
 pub const MAX_RAILS: usize = 4;
 /// Longest message, in bytes. NCCL never passes more.
 pub const MAX_MESSAGE: u32 = 1 << 30;
 
 /// Index of a queue pair within its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Lane(pub u8);
+pub struct QpIndex(pub u8);

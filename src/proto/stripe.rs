@@ -1,22 +1,23 @@
-//! How one message is cut over the lanes of a connection.
+//! How one message is cut into stripes over the queue pairs of a connection.
 //!
-//! Lanes are dealt out to rails in turn: of three rails, lanes 0, 3, 6… belong to rail 0. So as many lanes in a row as
-//! there are rails reach every rail once. How many stripes a message has follows from its length, and both ends know it.
-//! Where the cuts are is the sender's affair; see [`Shares`].
+//! Queue pairs are numbered over the rails in turn: of three rails, queue pairs 0, 3, 6… are on rail 0. So as many consecutive
+//! queue pairs as there are rails are on different rails. How many stripes a message has follows from its length, and both
+//! ends know it. Where it is cut is known to the sender only; see [`RailWeights`].
 
-use super::shares::Shares;
-use super::{Lane, MAX_LANES};
+use super::rail_weights::RailWeights;
+use super::{MAX_QPS, QpIndex};
 
-/// Cuts are made at multiples of this many bytes: NCCL's LL128 readers look at whole 128-byte lines before the completion.
-pub const LINE_BYTES: u32 = 128;
-/// A message has as many stripes as give each of them this much: below, a second work request costs more than it saves.
+/// Messages are cut at multiples of this many bytes: a reader of NCCL's LL128 protocol looks at 128-byte lines before the
+/// completion, and must find each either whole or not at all.
+pub const LL128_LINE_BYTES: u32 = 128;
+/// Least bytes per stripe on average: below, a second work request costs more than it saves.
 pub const STRIPE_MIN_BYTES: u32 = 8192;
 
-/// How messages are laid over lanes; both sides hold the same value.
+/// How messages are cut; both ends hold the same value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Striping {
-    /// Queue pairs of the connection, 1 to [`MAX_LANES`]; as many on each rail.
-    lanes: u8,
+    /// Queue pairs of the connection, 1 to [`MAX_QPS`]; as many on each rail.
+    qps: u8,
     /// Rails of the connection, 1 to [`super::MAX_RAILS`].
     rails: u8,
     split: bool,
@@ -30,26 +31,26 @@ pub struct Striping {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stripe {
     /// The queue pair that carries it.
-    pub lane: Lane,
+    pub qp: QpIndex,
     /// Where it starts in the message, in bytes.
     pub offset: u32,
-    /// Its length in bytes. A rail whose share is small may get nothing.
+    /// Its length in bytes. A rail whose weight is small may get nothing.
     pub length: u32,
 }
 
 impl Striping {
-    /// Over `rails` with `lanes_per_rail` queue pairs each. With `split` one message is cut over all of them, otherwise over
-    /// one of each rail.
-    pub fn new(rails: u8, lanes_per_rail: u8, split: bool) -> Self {
-        let lanes = rails * lanes_per_rail;
-        let width = if split { lanes } else { rails };
+    /// Over `rails` rails with `qps_per_rail` queue pairs each. With `split` one message is cut over all of
+    /// them, otherwise over one of each rail.
+    pub fn new(rails: u8, qps_per_rail: u8, split: bool) -> Self {
+        let qps = rails * qps_per_rail;
+        let width = if split { qps } else { rails };
         let whole_up_to = if width == 1 { u32::MAX } else { STRIPE_MIN_BYTES };
-        Self { lanes, rails, split, width, whole_up_to }
+        Self { qps, rails, split, width, whole_up_to }
     }
 
     /// Queue pairs of the connection.
-    pub fn lanes(self) -> u8 {
-        self.lanes
+    pub fn qp_count(self) -> u8 {
+        self.qps
     }
 
     /// Rails of the connection.
@@ -62,15 +63,15 @@ impl Striping {
         self.split
     }
 
-    /// The rail that `lane` belongs to.
+    /// The rail that `qp` belongs to.
     #[inline]
-    pub fn rail_of(self, lane: Lane) -> u8 {
-        lane.0 % self.rails
+    pub fn rail_of(self, qp: QpIndex) -> u8 {
+        qp.0 % self.rails
     }
 
-    /// Number of stripes of a message of `length` bytes: at least one, at most one per lane.
+    /// Number of stripes of a message of `length` bytes: at least one, at most one per queue pair.
     #[inline]
-    pub fn count(self, length: u32) -> u32 {
+    pub fn stripe_count(self, length: u32) -> u32 {
         if length <= self.whole_up_to { 1 } else { self.count_cut(length) }
     }
 
@@ -79,32 +80,32 @@ impl Striping {
         length.div_ceil(STRIPE_MIN_BYTES).min(u32::from(self.width))
     }
 
-    /// The lane after `lane`, round and round.
+    /// The queue pair after `qp`, in a circle.
     #[inline]
-    pub fn after(self, lane: Lane) -> Lane {
-        if lane.0 + 1 < self.lanes { Lane(lane.0 + 1) } else { Lane(0) }
+    pub fn next_qp(self, qp: QpIndex) -> QpIndex {
+        if qp.0 + 1 < self.qps { QpIndex(qp.0 + 1) } else { QpIndex(0) }
     }
 
-    /// The stripes of a message of `length` bytes, of which the first goes to `lane` and each next one to the lane after.
-    /// Each has a part of the message's lines that is as large as its rail's share.
-    pub fn stripes(self, length: u32, lane: Lane, shares: Shares) -> impl Iterator<Item = Stripe> {
-        let count = self.count(length);
-        let lanes = std::iter::successors(Some(lane), move |l| Some(self.after(*l))).take(count as usize);
-        let share = move |lane: Lane| shares.of(self.rail_of(lane));
-        let all: u64 = lanes.clone().map(share).sum();
-        let lines = u64::from(length.div_ceil(LINE_BYTES));
+    /// The stripes of a message of `length` bytes, of which the first goes to `qp` and each next one to the queue pair after.
+    /// The 128-byte lines of the message are divided in proportion to the weights of the stripes' rails.
+    pub fn stripes(self, length: u32, qp: QpIndex, weights: RailWeights) -> impl Iterator<Item = Stripe> {
+        let count = self.stripe_count(length);
+        let qps = std::iter::successors(Some(qp), move |l| Some(self.next_qp(*l))).take(count as usize);
+        let weight = move |qp: QpIndex| weights.of(self.rail_of(qp));
+        let all: u64 = qps.clone().map(weight).sum();
+        let lines = u64::from(length.div_ceil(LL128_LINE_BYTES));
         let (mut before, mut offset) = (0, 0);
-        lanes.map(move |lane| {
-            before += share(lane);
-            let end = if before == all { length } else { (lines * before / all) as u32 * LINE_BYTES };
-            let stripe = Stripe { lane, offset, length: end - offset };
+        qps.map(move |qp| {
+            before += weight(qp);
+            let end = if before == all { length } else { (lines * before / all) as u32 * LL128_LINE_BYTES };
+            let stripe = Stripe { qp, offset, length: end - offset };
             offset = end;
             stripe
         })
     }
 }
 
-const _: () = assert!(MAX_LANES <= u32::BITS as usize, "arrived stripes are a bit mask over lanes");
+const _: () = assert!(MAX_QPS <= u32::BITS as usize, "arrived stripes are a bit mask over queue pairs");
 
 #[cfg(test)]
 mod tests {
@@ -112,11 +113,11 @@ mod tests {
     use crate::proto::MAX_MESSAGE;
     use proptest::prelude::*;
 
-    /// Shares after some luck.
-    fn shares(speeds: [u32; 4], late: &[u8]) -> Shares {
-        let mut shares = Shares::by_speed(speeds);
-        late.iter().for_each(|rail| shares.handle_late(*rail));
-        shares
+    /// Weights after the rails of `slowest` have been the slowest ones.
+    fn weights(speeds: [u32; 4], slowest: &[u8]) -> RailWeights {
+        let mut weights = RailWeights::from_speeds(speeds);
+        slowest.iter().for_each(|rail| weights.handle_slowest(*rail));
+        weights
     }
 
     proptest! {
@@ -124,18 +125,18 @@ mod tests {
         fn stripes_tile_the_message(rails in 1u8..=4, per_rail in 1u8..=8, split: bool, length in 0..=MAX_MESSAGE, first in 0u8..32,
                                     speeds: [u32; 4], late in proptest::collection::vec(0u8..4, 0..300)) {
             let striping = Striping::new(rails, per_rail, split);
-            let lanes = rails * per_rail;
-            let stripes: Vec<_> = striping.stripes(length, Lane(first % lanes), shares(speeds, &late)).collect();
-            prop_assert_eq!(stripes.len() as u32, striping.count(length));
-            let most = if split { lanes } else { rails };
+            let qps = rails * per_rail;
+            let stripes: Vec<_> = striping.stripes(length, QpIndex(first % qps), weights(speeds, &late)).collect();
+            prop_assert_eq!(stripes.len() as u32, striping.stripe_count(length));
+            let most = if split { qps } else { rails };
             prop_assert!(stripes.len() <= usize::from(most));
             let mut end = 0;
             let mut seen = 0u32;
             for s in &stripes {
                 prop_assert_eq!(s.offset, end);
-                prop_assert_eq!(s.offset % LINE_BYTES, 0);
-                prop_assert!(s.lane.0 < lanes && seen & 1 << s.lane.0 == 0);
-                seen |= 1 << s.lane.0;
+                prop_assert_eq!(s.offset % LL128_LINE_BYTES, 0);
+                prop_assert!(s.qp.0 < qps && seen & 1 << s.qp.0 == 0);
+                seen |= 1 << s.qp.0;
                 end += s.length;
             }
             prop_assert_eq!(end, length);
@@ -144,32 +145,32 @@ mod tests {
         #[test]
         fn a_message_reaches_every_rail_once(rails in 1u8..=4, per_rail in 1u8..=8, first in 0u8..32) {
             let striping = Striping::new(rails, per_rail, false);
-            let first = Lane(first % (rails * per_rail));
-            let stripes = striping.stripes(MAX_MESSAGE, first, shares([1; 4], &[]));
-            let mut seen: Vec<_> = stripes.map(|s| striping.rail_of(s.lane)).collect();
+            let first = QpIndex(first % (rails * per_rail));
+            let stripes = striping.stripes(MAX_MESSAGE, first, weights([1; 4], &[]));
+            let mut seen: Vec<_> = stripes.map(|s| striping.rail_of(s.qp)).collect();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..rails).collect::<Vec<_>>());
         }
 
         #[test]
-        fn a_rail_carries_its_share(length in 1u32 << 20..=MAX_MESSAGE, speeds in proptest::array::uniform4(20u32..400)) {
-            let shares = shares(speeds, &[]);
-            let all: u64 = (0..4).map(|rail| shares.of(rail)).sum();
-            for s in Striping::new(4, 1, false).stripes(length, Lane(1), shares) {
-                let due = u64::from(length) * shares.of(s.lane.0) / all;
-                prop_assert!(u64::from(s.length).abs_diff(due) <= 2 * u64::from(LINE_BYTES), "{s:?} {due}");
+        fn a_rail_carries_its_weight(length in 1u32 << 20..=MAX_MESSAGE, speeds in proptest::array::uniform4(20u32..400)) {
+            let weights = weights(speeds, &[]);
+            let all: u64 = (0..4).map(|rail| weights.of(rail)).sum();
+            for s in Striping::new(4, 1, false).stripes(length, QpIndex(1), weights) {
+                let due = u64::from(length) * weights.of(s.qp.0) / all;
+                prop_assert!(u64::from(s.length).abs_diff(due) <= 2 * u64::from(LL128_LINE_BYTES), "{s:?} {due}");
             }
         }
     }
 
     #[test]
-    fn small_messages_stay_whole() {
+    fn small_messages_are_not_cut() {
         for striping in [Striping::new(1, 4, true), Striping::new(4, 1, false), Striping::new(2, 2, true)] {
-            assert_eq!(striping.count(STRIPE_MIN_BYTES), 1);
-            assert_eq!(striping.count(STRIPE_MIN_BYTES + 1), 2);
-            assert_eq!(striping.count(1 << 20), 4);
+            assert_eq!(striping.stripe_count(STRIPE_MIN_BYTES), 1);
+            assert_eq!(striping.stripe_count(STRIPE_MIN_BYTES + 1), 2);
+            assert_eq!(striping.stripe_count(1 << 20), 4);
         }
-        assert_eq!(Striping::new(1, 4, false).count(1 << 20), 1);
-        assert_eq!(Striping::new(2, 4, false).count(1 << 20), 2);
+        assert_eq!(Striping::new(1, 4, false).stripe_count(1 << 20), 1);
+        assert_eq!(Striping::new(2, 4, false).stripe_count(1 << 20), 2);
     }
 }

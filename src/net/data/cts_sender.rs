@@ -9,9 +9,9 @@ use super::probe::Probe;
 use crate::error::{Error, Result};
 use crate::net::qp::set::ConnectedQp;
 use crate::net::qp::wr_id::WrId;
+use crate::proto::cts::Cts;
 use crate::proto::handshake::{Ring, Terms};
 use crate::proto::recv::RecvFlow;
-use crate::proto::wire::Slot;
 use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
 use crate::verbs::staging::Staging;
 use crate::verbs::work::{Sge, Target, Write};
@@ -108,11 +108,11 @@ impl CtsSender {
     /// The device refuses the write.
     #[inline(always)]
     pub fn send_some<const PLAIN: bool>(&mut self, flow: &mut RecvFlow, qps: &mut [ConnectedQp]) -> Result<()> {
-        let (turn, slot_bytes) = if PLAIN { (0, Slot::BYTES) } else { (self.turn, self.slot_bytes) };
+        let (turn, slot_bytes) = if PLAIN { (0, Cts::BYTES) } else { (self.turn, self.slot_bytes) };
         let Some(connected) = qps.get_mut(turn) else { return Err(no_such_qp()) };
-        let Some(places) = flow.poll_announcement(self.slots_per_write) else { return Ok(()) };
+        let Some(places) = flow.poll_cts(self.slots_per_write) else { return Ok(()) };
         let at = places.start * slot_bytes;
-        let slots = if PLAIN { flow.encoded_narrow(places) } else { flow.encoded(places) };
+        let slots = if PLAIN { flow.encoded_cts_narrow(places) } else { flow.encoded_cts(places) };
         let (addr, lkey, inline) = match &mut self.staging {
             Some(staging) if !PLAIN => (staging.put(at, slots)?, staging.lkey(turn), false),
             _ => (slots.as_ptr() as u64, 0, true),

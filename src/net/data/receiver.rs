@@ -13,9 +13,9 @@ use crate::net::mr::handle::MrHandle;
 use crate::net::qp::set::{ConnectedQp, QpSet};
 use crate::net::qp::wr_id::WrId;
 use crate::proto::handshake::{Ring, Terms};
+use crate::proto::imm::Imm;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
-use crate::proto::wire::Imm;
 use crate::proto::{self, Violation};
 use crate::verbs::work::Completion;
 use std::sync::Arc;
@@ -224,7 +224,7 @@ impl RecvPath {
         }
         let polled = poll(self, link).map_err(|e| self.sticky_error.fail(link, e))?;
         if polled == 0 {
-            self.flow.handle_fruitless_poll(awaited);
+            self.flow.handle_empty_poll(awaited);
             if !state.is_open() {
                 self.check_peer(link, state)?;
             }
@@ -261,7 +261,7 @@ impl RecvPath {
     /// Sends due clear-to-sends, as far as the send queues have room.
     #[inline(always)]
     fn send_cts(&mut self) -> Result<()> {
-        while self.flow.is_announcement_due() && self.cts_sender.has_room() {
+        while self.flow.is_cts_due() && self.cts_sender.has_room() {
             self.send_some_cts()?;
         }
         Ok(())
@@ -295,7 +295,7 @@ fn handle(
 ) -> Result<()> {
     match WrId::from_bits(completion.id()) {
         WrId::Receive { qp } => {
-            flow.handle_immediate(proto::Lane(qp), Imm::from_bits(completion.imm()))?;
+            flow.handle_immediate(proto::QpIndex(qp), Imm::from_bits(completion.imm()))?;
             let Some(qp) = qps.get_mut(usize::from(qp)) else { return Err(no_such_qp()) };
             qp.handle_receive(RECEIVER_QP_CAPS.max_recv_wr)
         }

@@ -9,19 +9,21 @@ use crate::net::device::nic::Nic;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
+use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::handshake::Terms;
+use crate::proto::imm::Imm;
+use crate::proto::rail_weights::RailWeights;
 use crate::proto::requests::RequestId;
-use crate::proto::room::{Room, STRIPE_REQUESTS_MAX};
-use crate::proto::send::{SendFlow, Transfer};
-use crate::proto::shares::Shares;
-use crate::proto::wire::{Imm, Place, Slot, SlotWords};
-use crate::proto::{Lane as LaneId, RING_SLOTS, Violation};
+use crate::proto::send::SendFlow;
+use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
+use crate::proto::transfer::Transfer;
+use crate::proto::{QpIndex, RING_SLOTS, Violation};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::work::{Sge, Target, Write};
 use std::sync::Arc;
 
 /// The ring that the receiver writes clear-to-sends to.
-pub type CtsRing = SharedRing<{ size_of::<SlotWords>() / 8 }, RING_SLOTS>;
+pub type CtsRing = SharedRing<{ size_of::<CtsWords>() / 8 }, RING_SLOTS>;
 
 /// The sending end of a connection.
 #[derive(Debug)]
@@ -51,7 +53,7 @@ struct SendPath {
 #[derive(Debug, Default)]
 struct OtherWork {
     /// Room in the send queues for stripes that take more than one write.
-    room: Room,
+    room: SendQueueSpace,
     probe: Probe,
 }
 
@@ -61,11 +63,11 @@ impl OtherWork {
     /// # Errors
     /// The sender has no such work request.
     #[inline(never)]
-    fn handle_completion(&mut self, id: u64) -> Result<Option<(RequestId, LaneId)>> {
+    fn handle_completion(&mut self, id: u64) -> Result<Option<(RequestId, QpIndex)>> {
         match WrId::from_bits(id) {
             WrId::LongData { request, qp, extra } => {
-                self.room.handle_completion(LaneId(qp), extra);
-                Ok(Some((request, LaneId(qp))))
+                self.room.handle_completion(QpIndex(qp), extra);
+                Ok(Some((request, QpIndex(qp))))
             }
             _ => self.probe.handle_completion(id, "sender").map(|()| None),
         }
@@ -74,12 +76,12 @@ impl OtherWork {
 
 impl SendComm {
     /// A sender over connected queue pairs.
-    pub fn new(nic: Arc<Nic>, link: Arc<Link>, qps: QpSet, ring: CtsRing, terms: &Terms, shares: Shares) -> Self {
+    pub fn new(nic: Arc<Nic>, link: Arc<Link>, qps: QpSet, ring: CtsRing, terms: &Terms, weights: RailWeights) -> Self {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(trailing_immediate_above.saturating_add(1));
         let fast_below = if qps.are_on_several_rails() { 0 } else { one_write_below };
         nic.watch_queues(&link, qps.queues());
-        let flow = SendFlow::new(terms.striping, shares);
+        let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
         let path =
             SendPath { flow, qps, ring, trailing_immediate_above, other_work: OtherWork::default(), sticky_error };
@@ -205,7 +207,7 @@ impl SendPath {
         let Self { flow, qps, other_work, .. } = self;
         flow.handle_poll();
         qps.poll_rails(link, |_, completion| match WrId::from_bits(completion.id()) {
-            WrId::Data { request, qp } => Ok(flow.handle_completion_on(request, LaneId(qp))?),
+            WrId::Data { request, qp } => Ok(flow.handle_completion_on(request, QpIndex(qp))?),
             _ => match other_work.handle_completion(completion.id())? {
                 Some((request, lane)) => Ok(flow.handle_completion_on(request, lane)?),
                 None => Ok(()),
@@ -216,7 +218,7 @@ impl SendPath {
     #[inline(always)]
     fn send_fast(&mut self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         let Self { flow, ring, .. } = self;
-        let read = |seq| ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
+        let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
         match transfer.as_single() {
             Some((lane, imm)) => self.post_single(addr, memory.lkey(0), &transfer, lane, imm)?,
@@ -231,7 +233,7 @@ impl SendPath {
             return Ok(None);
         }
         let Self { flow, ring, .. } = self;
-        let read = |seq| ring.read(Place::of(seq).index(), |last_word| Slot::seq_of(last_word) == seq);
+        let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
         self.post(addr, memory, transfer)?;
         Ok(Some(transfer.id))
@@ -241,12 +243,12 @@ impl SendPath {
     #[inline]
     fn has_room(&self, length: u32) -> bool {
         let extra = u8::from(length > self.trailing_immediate_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
-        extra == 0 || self.other_work.room.admits(self.qps.qps.len(), extra)
+        extra == 0 || self.other_work.room.has_space(self.qps.qps.len(), extra)
     }
 
     /// Posts a message as one write, which carries its immediate.
     #[inline(always)]
-    fn post_single(&mut self, addr: u64, lkey: u32, transfer: &Transfer, lane: LaneId, imm: Imm) -> Result<()> {
+    fn post_single(&mut self, addr: u64, lkey: u32, transfer: &Transfer, lane: QpIndex, imm: Imm) -> Result<()> {
         let Some(connected) = self.qps.qps.get_mut(usize::from(lane.0)) else { return Err(no_such_qp(lane)) };
         connected.qp.post_write(&Write {
             id: WrId::Data { request: transfer.id, qp: lane.0 }.to_bits(),
@@ -262,11 +264,11 @@ impl SendPath {
     /// packets, the immediate in a trailing write of its own.
     #[inline(never)]
     fn post(&mut self, addr: u64, memory: &MrHandle, transfer: Transfer) -> Result<()> {
-        for (stripe, imms) in transfer.stripes(self.flow.shares()) {
+        for (stripe, imms) in transfer.stripes(self.flow.weights()) {
             let is_trailing = stripe.length > 0 && stripe.length > self.trailing_immediate_above;
             let at = u64::from(stripe.offset);
-            let rail = transfer.rail_of(stripe.lane);
-            let rkey = transfer.rkey(rail, |place| self.ring.read_front(place.index()));
+            let rail = transfer.rail_of(stripe.qp);
+            let rkey = transfer.rkey(rail, |slot| self.ring.read_front(slot.index()));
             let data = Write {
                 local: Sge { addr: addr + at, length: stripe.length, lkey: memory.lkey(rail) },
                 target: Target { addr: transfer.remote_addr.wrapping_add(at), rkey },
@@ -274,7 +276,7 @@ impl SendPath {
                 ..Write::default()
             };
             let immediate = |imm: u32| Write { imm: Some(imm), ..Write::default() };
-            let mut writes = [data; STRIPE_REQUESTS_MAX];
+            let mut writes = [data; MAX_STRIPE_WRS];
             let mut count = 1;
             if is_trailing {
                 writes[count] = immediate(imms.first.to_bits());
@@ -284,13 +286,13 @@ impl SendPath {
                 writes[count] = immediate(second.to_bits());
                 count += 1;
             }
-            let Some(connected) = self.qps.qps.get_mut(usize::from(stripe.lane.0)) else {
-                return Err(no_such_qp(stripe.lane));
+            let Some(connected) = self.qps.qps.get_mut(usize::from(stripe.qp.0)) else {
+                return Err(no_such_qp(stripe.qp));
             };
-            let id = match (count as u8 - 1, transfer.id, stripe.lane.0) {
+            let id = match (count as u8 - 1, transfer.id, stripe.qp.0) {
                 (0, request, qp) => WrId::Data { request, qp },
                 (extra, request, qp) => {
-                    self.other_work.room.handle_posted(stripe.lane, extra);
+                    self.other_work.room.handle_posted(stripe.qp, extra);
                     WrId::LongData { request, qp, extra }
                 }
             };
@@ -307,6 +309,6 @@ impl SendPath {
 
 #[cold]
 #[inline(never)]
-fn no_such_qp(lane: LaneId) -> Error {
+fn no_such_qp(lane: QpIndex) -> Error {
     Error::internal(format!("{lane:?} does not exist"))
 }

@@ -62,8 +62,8 @@ impl InitQpSet {
             rails.push(on);
             by_rail.push(qps.into_iter());
         }
-        let mut waiting = Vec::with_capacity(striping.lanes().into());
-        for lane in (0..striping.lanes()).map(proto::Lane) {
+        let mut waiting = Vec::with_capacity(striping.qp_count().into());
+        for lane in (0..striping.qp_count()).map(proto::QpIndex) {
             let qp = by_rail.get_mut(usize::from(striping.rail_of(lane))).and_then(Iterator::next);
             let (Some(qp), Some(far)) = (qp, remote.lane(lane, striping)) else { return Err(is_missing(lane)) };
             // An answering peer names only options that this end has offered.
@@ -98,7 +98,7 @@ impl ConnectingQpSet {
     pub fn advance(&mut self, nic: &Nic) -> Result<bool> {
         let striping = self.connected.striping;
         while let Some(qp) = self.waiting.pop_if(|_| self.attempts.next <= Instant::now()) {
-            let lane = proto::Lane(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
+            let lane = proto::QpIndex(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
             let ends = Ends::of(lane, nic, &self.connected).ok_or_else(|| is_missing(lane))?;
             let (Some(local), Some(far)) = (self.endpoint.lane_mut(lane, striping), ends.remote.lane(lane, striping))
             else {
@@ -136,13 +136,13 @@ impl ConnectingQpSet {
     }
 }
 
-fn is_missing(lane: proto::Lane) -> Error {
+fn is_missing(lane: proto::QpIndex) -> Error {
     Error::internal(format!("{lane:?} is missing"))
 }
 
 impl<'a> Ends<'a> {
     /// The ends of the rail that `lane` is on.
-    fn of(lane: proto::Lane, nic: &'a Nic, qps: &'a QpSet) -> Option<Self> {
+    fn of(lane: proto::QpIndex, nic: &'a Nic, qps: &'a QpSet) -> Option<Self> {
         let number = usize::from(qps.striping.rail_of(lane));
         let (rail, local) = (nic.rails.get(number)?, &qps.rails.get(number)?.address);
         Some(Self { rail, local, far: qps.remote.rails.get(number)?, remote: &qps.remote, number })

@@ -10,7 +10,7 @@ use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto::endpoint::{Endpoint, LaneEnd, RailEnd};
 use crate::proto::handshake::Terms;
 use crate::proto::stripe::Striping;
-use crate::proto::{self, MAX_LANES, MAX_RAILS};
+use crate::proto::{self, MAX_QPS, MAX_RAILS};
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, QueuePair, RemoteAccess, ResetQueuePair};
 use crate::verbs::status::Status;
@@ -73,7 +73,7 @@ impl InitQpSet {
     pub fn new(nic: &Nic, per_rail: usize, caps: QpCaps, peer: Option<&Endpoint>) -> Result<Self> {
         let config = &nic.config;
         let used: Vec<_> = nic.rails.iter().take(peer.map_or(MAX_RAILS, |peer| peer.rails.len())).collect();
-        let count = per_rail.min(MAX_LANES / used.len().max(1));
+        let count = per_rail.min(MAX_QPS / used.len().max(1));
         let peer_gid = |rail: usize| peer.and_then(|peer| peer.rails.get(rail)).map(|end| end.gid);
         let create = |(number, rail): (usize, &&Arc<Rail>)| InitRailQps::new(rail, count, caps, peer_gid(number));
         let rails = used.iter().enumerate().map(create).collect::<Result<Vec<_>>>()?;
@@ -237,7 +237,7 @@ impl QpSet {
             _ => format!("{name} (rail {number} of {})", self.name),
         };
         let qpn = self.qps.get(usize::from(qp)).map_or(0, |c| c.qp.number());
-        let remote_qpn = self.remote.lane(proto::Lane(qp), self.striping).map_or(0, |l| l.qpn);
+        let remote_qpn = self.remote.lane(proto::QpIndex(qp), self.striping).map_or(0, |l| l.qpn);
         let between = format!(
             "local GID {} (index {}) LID {} queue pair {qpn}, remote GID {} LID {} queue pair {remote_qpn} of {}",
             Ipv6Addr::from(address.gid.gid),

@@ -26,11 +26,11 @@ use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::proto::RING_SLOTS;
+use crate::proto::cts::{Cts, cts_halves};
 use crate::proto::frame::Kind;
 use crate::proto::handle::{Handle, Secret};
 use crate::proto::handshake::{Hello, Reply, Ring};
-use crate::proto::shares::Shares;
-use crate::proto::wire::{Slot, slot_halves};
+use crate::proto::rail_weights::RailWeights;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -100,7 +100,7 @@ struct Pending {
 struct Agreed {
     channel: Channel,
     lanes: QpSet,
-    shares: Shares,
+    shares: RailWeights,
     ring: CtsRing,
     reply: Reply,
 }
@@ -215,13 +215,13 @@ impl Connector {
         if nic.config.ece {
             lanes.offer_ece();
         }
-        let halves = slot_halves(nic.rails.len());
+        let halves = cts_halves(nic.rails.len());
         let ring = CtsRing::new(nic.cards.iter().map(|card| &card.domain), halves)?;
         let place = Ring {
             addr: ring.addr(),
             rkeys: std::array::from_fn(|rail| ring.rkey(nic.card_of(rail))),
             slots: RING_SLOTS as u32,
-            slot_room: (halves * Slot::BYTES) as u32,
+            slot_room: (halves * Cts::BYTES) as u32,
         };
         let hello = Hello { endpoint: lanes.endpoint.clone(), ring: place, secret: self.secret };
         channel.send(Kind::Hello, hello.frame(self.handle.token).body);
@@ -288,8 +288,8 @@ impl Connector {
         }
         let Pending { channel, joining, mut ring, reply } = *pending;
         let (lanes, endpoint) = joining.finish();
-        let shares = endpoint.shares_with(&reply.endpoint);
-        ring.lay_out(slot_halves(reply.terms.striping.rails().into()));
+        let shares = endpoint.rail_weights_with(&reply.endpoint);
+        ring.lay_out(cts_halves(reply.terms.striping.rails().into()));
         channel.send(Kind::Commit, Vec::new());
         Ok((Stage::Committing(Box::new(Agreed { channel, lanes, shares, ring, reply })), true))
     }

@@ -1,0 +1,165 @@
+//! Which clear-to-sends the sender has been sent and which wait, and when the waiting ones are sent.
+//!
+//! Clear-to-sends are coalesced as TCP does window updates: those of small buffers wait until they are at least as many as
+//! those that the sender has and that no message has arrived for. So a sender in full flow gets one write for several messages
+//! and always has a clear-to-send in hand. The clear-to-send of a receive with no other one before it is sent at once.
+//!
+//! So the third of three small receives waits while the sender has two clear-to-sends in hand. Three things end that:
+//! - The first of the two messages arrives. Where the three are used in order, the third had to wait for it in any case. The
+//!   sender loses at most the time of one message to the receiver and one clear-to-send back.
+//! - A test of the third receive itself finds no completion: that one is needed now, and the other two may not be.
+//! - [`MAX_EMPTY_POLLS`] polls of the completion queue find nothing.
+
+use super::RING_SLOTS;
+use super::cts::SlotIndex;
+use std::ops::Range;
+
+/// Polls without a completion after which all waiting clear-to-sends are sent.
+pub(super) const MAX_EMPTY_POLLS: u32 = 32;
+
+/// The clear-to-sends of a connection, by sequence number. `oldest <= unsent <= next`, in wrapping arithmetic.
+#[derive(Debug)]
+pub(super) struct CtsWindow {
+    /// The oldest one whose message has not arrived.
+    oldest: u32,
+    /// The first one that the sender has not been sent.
+    unsent: u32,
+    /// The one that the next buffer gets.
+    next: u32,
+    /// How many have been sent whose message has not arrived.
+    outstanding: u32,
+    /// Whether all that wait are sent at the next opportunity.
+    is_urgent: bool,
+    empty_polls: u32,
+}
+
+impl CtsWindow {
+    /// No clear-to-send yet; the first one will have the sequence number 1.
+    pub(super) fn new() -> Self {
+        Self { oldest: 1, unsent: 1, next: 1, outstanding: 0, is_urgent: false, empty_polls: 0 }
+    }
+
+    /// Whether the ring has space for `count` more: one whose message has not arrived keeps its slot.
+    #[inline(always)]
+    pub(super) fn has_space(&self, count: usize) -> bool {
+        self.next.wrapping_sub(self.oldest) as usize + count <= RING_SLOTS
+    }
+
+    /// The sequence number of the next buffer.
+    #[inline(always)]
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Adds the clear-to-sends of the next `count` buffers, which wait. If `is_urgent`, they do not wait for others.
+    #[inline(always)]
+    pub(super) fn push(&mut self, count: usize, is_urgent: bool) {
+        self.next = self.next.wrapping_add(count as u32);
+        self.is_urgent |= is_urgent;
+    }
+
+    /// How many messages have not arrived.
+    pub(super) fn missing(&self) -> u32 {
+        self.waiting() + self.outstanding
+    }
+
+    /// How many clear-to-sends wait.
+    #[inline(always)]
+    fn waiting(&self) -> u32 {
+        self.next.wrapping_sub(self.unsent)
+    }
+
+    /// Whether [`Self::poll`] returns some.
+    #[inline(always)]
+    pub(super) fn is_due(&self) -> bool {
+        let waiting = self.waiting();
+        waiting != 0 && (waiting >= self.outstanding || self.is_urgent)
+    }
+
+    /// The slots whose clear-to-sends are to be sent now: contiguous, at most `limit`. To be called until it returns `None`.
+    #[inline(always)]
+    pub(super) fn poll(&mut self, limit: u32) -> Option<Range<usize>> {
+        if limit == 0 || !self.is_due() {
+            return None;
+        }
+        let start = SlotIndex::of(self.unsent).index();
+        let count = self.waiting().min(limit).min((RING_SLOTS - start) as u32);
+        self.unsent = self.unsent.wrapping_add(count);
+        self.outstanding += count;
+        if self.unsent == self.next {
+            self.is_urgent = false;
+            self.empty_polls = 0;
+        } else {
+            self.is_urgent = true;
+        }
+        Some(start..start + count as usize)
+    }
+
+    /// A poll of the completion queue found nothing. `is_tested` tells whether a slot belongs to the request that is tested.
+    #[inline]
+    pub(super) fn handle_empty_poll(&mut self, is_tested: impl Fn(usize) -> bool) {
+        self.empty_polls += 1;
+        let slot = |i: u32| SlotIndex::of(self.unsent.wrapping_add(i)).index();
+        if self.empty_polls >= MAX_EMPTY_POLLS || (0..self.waiting()).any(|i| is_tested(slot(i))) {
+            self.empty_polls = 0;
+            self.is_urgent |= self.next != self.unsent;
+        }
+    }
+
+    /// Whether the clear-to-send in `slot` has been sent and is still kept. From `oldest` to `unsent` no two have one slot.
+    #[inline]
+    pub(super) fn is_sent(&self, slot: usize) -> bool {
+        let distance = slot.wrapping_sub(SlotIndex::of(self.oldest).index()) % RING_SLOTS;
+        distance < self.unsent.wrapping_sub(self.oldest) as usize
+    }
+
+    /// A message has arrived. `is_pending` tells whether that of a slot has not.
+    #[inline(always)]
+    pub(super) fn handle_arrival(&mut self, is_pending: impl Fn(usize) -> bool) {
+        self.outstanding -= 1;
+        while self.oldest != self.unsent && !is_pending(SlotIndex::of(self.oldest).index()) {
+            self.oldest = self.oldest.wrapping_add(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many clear-to-sends are written after each of `pushes` small buffers.
+    fn written(window: &mut CtsWindow, pushes: usize) -> Vec<usize> {
+        let mut push = |_| {
+            window.push(1, false);
+            window.poll(8).map_or(0, |slots| slots.len())
+        };
+        (0..pushes).map(&mut push).collect()
+    }
+
+    #[test]
+    fn small_buffers_are_coalesced_and_the_last_is_sent_after_empty_polls() {
+        let mut window = CtsWindow::new();
+        assert_eq!(written(&mut window, 9), [1, 1, 0, 2, 0, 0, 0, 4, 0]);
+        for _ in 0..MAX_EMPTY_POLLS {
+            assert_eq!(window.poll(8), None);
+            window.handle_empty_poll(|slot| slot == 1);
+        }
+        assert_eq!(window.poll(8), Some(9..10));
+    }
+
+    #[test]
+    fn a_waiting_cts_is_sent_when_a_message_arrives_or_its_own_request_is_tested() {
+        let mut window = CtsWindow::new();
+        assert_eq!(written(&mut window, 3), [1, 1, 0]);
+        window.handle_arrival(|slot| slot != 1);
+        assert_eq!(window.poll(8), Some(3..4), "the first message has arrived");
+        let mut window = CtsWindow::new();
+        assert_eq!(written(&mut window, 3), [1, 1, 0]);
+        for tested in [1, 2] {
+            window.handle_empty_poll(|slot| slot == tested);
+            assert_eq!(window.poll(8), None, "the sender has that one");
+        }
+        window.handle_empty_poll(|slot| slot == 3);
+        assert_eq!(window.poll(8), Some(3..4), "the sender cannot send what is tested");
+    }
+}

@@ -1,0 +1,261 @@
+//! Tests with input that no Ferrite sends: random bytes, and valid messages with some bytes changed. Each is either refused with
+//! a text, or read as a value that is within bounds and is the same after it is written and read again. No completed receive
+//! reports more bytes than its buffer has.
+
+use super::cts::{CtsWords, SlotIndex};
+use super::endpoint::Endpoint;
+use super::frame::{Assembler, Frame, Kind};
+use super::handle::{HANDLE_BYTES, Handle, Token};
+use super::handshake::{Hello, Reply, Resume, Ring, Terms};
+use super::imm::{Imm, LengthCode};
+use super::rail_weights::RailWeights;
+use super::recv::{Buffer, RecvFlow};
+use super::requests::RequestId;
+use super::send::SendFlow;
+use super::sim::endpoint;
+use super::stripe::Striping;
+use super::{MAX_GROUP, MAX_MESSAGE, MAX_QPS, MAX_RAILS, PROTOCOL_VERSION, QpIndex, RING_SLOTS, Violation};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+const TOKEN: Token = [0; 16];
+
+/// A change of a good message's bytes.
+#[derive(Debug, Clone)]
+enum Change {
+    Set(prop::sample::Index, u8),
+    Insert(prop::sample::Index, u8),
+    Remove(prop::sample::Index),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        4 => (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, byte)| Change::Set(at, byte)),
+        1 => (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, byte)| Change::Insert(at, byte)),
+        1 => any::<prop::sample::Index>().prop_map(Change::Remove),
+    ]
+}
+
+fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
+    for change in changes {
+        match change {
+            Change::Set(at, byte) => *at.get_mut(&mut bytes) = *byte,
+            Change::Insert(at, byte) => bytes.insert(at.index(bytes.len()), *byte),
+            Change::Remove(at) => drop(bytes.remove(at.index(bytes.len()))),
+        }
+    }
+    bytes
+}
+
+fn hello(rails: usize, lanes: usize) -> Hello {
+    let ring = Ring { addr: 1 << 40, rkeys: [1, 2, 3, 4], slots: RING_SLOTS as u32, slot_room: 64 };
+    Hello { endpoint: endpoint(rails, lanes, true), ring, secret: [9; 16] }
+}
+
+fn within_bounds(end: &Endpoint) -> bool {
+    let is_count = |n: usize| (1..=MAX_QPS).contains(&n);
+    (1..=MAX_RAILS).contains(&end.rails.len())
+        && end.rails.iter().all(|rail| is_count(rail.lanes.len()) && rail.lanes.iter().all(|lane| lane.qpn < 1 << 24))
+}
+
+/// Whether no name is longer than what a message carries of it: characters that are not valid UTF-8 take more bytes once read.
+fn has_short_names(end: &Endpoint) -> bool {
+    std::iter::once(&end.name).chain(end.rails.iter().map(|rail| &rail.name)).all(|name| name.len() <= 255)
+}
+
+/// An immediate that a receiver gets.
+#[derive(Debug, Clone)]
+enum Arriving {
+    /// On a queue pair, any 32 bits.
+    Random(u8, u32),
+    /// On a queue pair, for one of the latest slots.
+    Likely(u8, u8, LengthCode),
+}
+
+fn arriving() -> impl Strategy<Value = Arriving> {
+    let code = prop_oneof![
+        (0..3000_u32).prop_map(LengthCode::Bytes),
+        any::<u16>().prop_map(LengthCode::Low),
+        (0..3_u16).prop_map(LengthCode::High),
+        Just(LengthCode::Full),
+        Just(LengthCode::Stripe),
+    ];
+    prop_oneof![
+        1 => (any::<u8>(), any::<u32>()).prop_map(|(qp, bits)| Arriving::Random(qp, bits)),
+        9 => (any::<u8>(), 0..12_u8, code).prop_map(|(qp, back, code)| Arriving::Likely(qp, back, code)),
+    ]
+}
+
+/// The buffer sizes of a group: often one message, and few bytes.
+fn group() -> impl Strategy<Value = Vec<u32>> {
+    let size = || prop_oneof![3 => 0..2000_u32, 1 => 0..200_000_u32];
+    prop_oneof![2 => vec(size(), 1), 1 => vec(size(), 1..=MAX_GROUP)]
+}
+
+/// A receiver with groups of buffers of these sizes gets all of `immediates`, up to the first that is refused.
+fn receive(striping: Striping, groups: &[Vec<u32>], immediates: Vec<Arriving>) -> Result<(), Violation> {
+    let mut flow = RecvFlow::new(striping);
+    let mut out = Vec::new();
+    let mut last = 0;
+    let mut tested = RequestId::from_bits(0);
+    for group in groups {
+        let buffer = |i| Ok::<_, Violation>(Buffer { addr: 4096, length: group[i], rkeys: &[1; MAX_RAILS], tag: 0 });
+        let posted = flow.post(group.len(), buffer)?;
+        tested = posted.unwrap_or(tested);
+        out.extend(posted.map(|id| (id, group)));
+        last += group.len() as u32;
+    }
+    while flow.poll_cts(MAX_GROUP as u32).is_some() {}
+    let mut violation = Ok(());
+    for one in immediates {
+        let (qp, imm) = match one {
+            Arriving::Random(qp, bits) => (qp, Imm::from_bits(bits)),
+            Arriving::Likely(qp, back, code) => {
+                (qp, Imm::new(SlotIndex::of(last.saturating_sub(back.into()).max(1)), code))
+            }
+        };
+        // The queue pair is known from the completion, not from the peer, so it exists.
+        violation = flow.handle_immediate(QpIndex(qp % striping.qp_count()), imm);
+        if violation.is_err() {
+            break;
+        }
+        flow.handle_empty_poll(tested);
+    }
+    for (id, group) in out {
+        let lengths = flow.poll_done(id)?.map(<[u32]>::to_vec).unwrap_or_default();
+        assert!(lengths.is_empty() || lengths.len() == group.len());
+        assert!(lengths.iter().zip(group).all(|(length, size)| length <= size), "{lengths:?} for {group:?}");
+    }
+    violation
+}
+
+proptest! {
+    #[test]
+    fn a_changed_hello_is_within_bounds_or_refused(rails in 1usize..=4, lanes in 1usize..=8, changes in vec(change(), 1..6)) {
+        let good = hello(rails, lanes);
+        if let Ok(hello) = Hello::parse(&changed(good.frame(TOKEN).body, &changes)) {
+            if has_short_names(&hello.endpoint) {
+                prop_assert!(Hello::parse(&hello.frame(TOKEN).body).as_ref() == Ok(&hello));
+            }
+            prop_assert!(within_bounds(&hello.endpoint));
+            prop_assert_eq!(hello.ring.slots, RING_SLOTS as u32);
+            let own = endpoint(2, 2, true);
+            if let Ok(terms) = Terms::agree(&hello.endpoint, &own) {
+                prop_assert!(usize::from(terms.striping.qp_count()) <= MAX_QPS);
+                let _ = own.rail_weights_with(&hello.endpoint);
+            }
+        }
+    }
+
+    #[test]
+    fn a_changed_reply_is_what_was_offered_or_refused(rails in 1usize..=4, lanes in 1usize..=8, changes in vec(change(), 1..6)) {
+        let offer = hello(rails, lanes).endpoint;
+        let mut end = endpoint(rails, lanes, true);
+        let terms = Terms::agree(&offer, &end).expect("they fit");
+        end.truncate(&terms);
+        let good = Reply { endpoint: end, terms };
+        if let Ok(reply) = Reply::parse(&changed(good.frame(TOKEN).body, &changes), &offer) {
+            prop_assert!(within_bounds(&reply.endpoint));
+            if has_short_names(&reply.endpoint) {
+                prop_assert!(Reply::parse(&reply.frame(TOKEN).body, &offer).as_ref() == Ok(&reply));
+            }
+            let striping = reply.terms.striping;
+            prop_assert!(usize::from(striping.rails()) <= rails && usize::from(striping.qp_count()) <= rails * lanes);
+            prop_assert_eq!(reply.endpoint.rails.len(), usize::from(striping.rails()));
+            let _ = offer.rail_weights_with(&reply.endpoint);
+        }
+    }
+
+    /// No random body of these lengths is valid; each is refused with a text.
+    #[test]
+    fn a_random_body_is_refused_with_a_text_unless_it_is_a_resumption(body in vec(any::<u8>(), 0..600)) {
+        let own = endpoint(2, 5, true);
+        for refusal in [Hello::parse(&body).expect_err("a hello"), Reply::parse(&body, &own).expect_err("a reply")] {
+            prop_assert!(!refusal.text().is_empty());
+        }
+        prop_assert_eq!(Resume::parse(&body).is_ok(), body.len() == 20);
+    }
+
+    #[test]
+    fn a_handle_is_read_as_written_or_refused_for_the_field_that_is_wrong(
+        tail in vec(any::<u8>(), HANDLE_BYTES - 12), is_ours in prop::bool::weighted(0.8),
+        version in prop_oneof![4 => Just(PROTOCOL_VERSION), 1 => any::<u16>()], family in prop_oneof![2 => Just(4), 2 => Just(6), 1 => any::<u8>()],
+    ) {
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+        let mut bytes = Handle { address, token: TOKEN }.emit();
+        bytes[0] ^= u8::from(!is_ours);
+        bytes[8..10].copy_from_slice(&version.to_le_bytes());
+        bytes[10] = family;
+        bytes[12..].copy_from_slice(&tail);
+        let expected = match () {
+            () if !is_ours => "is not Ferrite's".into(),
+            () if version != PROTOCOL_VERSION => format!("speaks protocol {version},"),
+            () if family != 4 && family != 6 => format!("an address of family {family}"),
+            () => {
+                let handle = Handle::parse(&bytes).expect("valid");
+                let written = handle.emit();
+                prop_assert_eq!(Handle::parse(&written), Ok(handle));
+                let end = if family == 4 { 20 } else { 36 };
+                prop_assert_eq!((&written[12..14], &written[16..end]), (&bytes[12..14], &bytes[16..end]), "port, address");
+                prop_assert_eq!(&written[40..56], &bytes[40..56], "the token");
+                return Ok(());
+            }
+        };
+        let refusal = Handle::parse(&bytes).expect_err("refused");
+        prop_assert!(refusal.text().contains(&expected), "{refusal}");
+    }
+
+    #[test]
+    fn a_changed_resumption_is_another_one_or_refused(attempt: u32, changes in vec(change(), 1..6)) {
+        let good = Resume { secret: [9; 16], attempt };
+        let body = changed(good.frame(TOKEN).body, &changes);
+        match Resume::parse(&body) {
+            Ok(resume) => prop_assert_eq!(resume.frame(TOKEN).body, body),
+            Err(_) => prop_assert_ne!(body.len(), 20),
+        }
+    }
+
+    #[test]
+    fn a_frame_with_changed_bytes_is_of_a_known_kind_or_refused(bits: u16, changes in vec(change(), 0..3)) {
+        let mut bytes = Frame { kind: Kind::Resume, token: TOKEN, body: vec![3; 20] }.emit();
+        bytes[10..12].copy_from_slice(&bits.to_le_bytes());
+        let mut assembler = Assembler::default();
+        assembler.handle_bytes(&changed(bytes, &changes));
+        if let Ok(Some(frame)) = assembler.poll_frame() {
+            let known = [Kind::Hello, Kind::Reply, Kind::Commit, Kind::Refuse, Kind::Goodbye, Kind::Resume];
+            prop_assert!(known.contains(&frame.kind));
+        }
+    }
+
+    #[test]
+    fn no_receive_reports_more_bytes_than_its_buffer_has(rails in 1u8..=4, lanes in 1u8..=4, split: bool,
+                                                             groups in vec(group(), 1..6),
+                                                             immediates in vec(arriving(), 0..40)) {
+        let _ = receive(Striping::new(rails, lanes, split), &groups, immediates);
+    }
+
+    #[test]
+    fn no_message_is_longer_than_isend_was_told(ring in vec(any::<CtsWords>(), 1..20), lengths in vec(0..=MAX_MESSAGE, 1..20),
+                                                   rails in 1u8..=4) {
+        let mut flow = SendFlow::new(Striping::new(rails, 1, false), RailWeights::from_speeds([1; 4]));
+        for length in lengths {
+            let read = |seq: u32| ring.get(seq as usize - 1).map(|words| {
+                let mut words = *words;
+                // The sequence number is the one that is looked for; length and tag are made valid ones.
+                words[3] = (words[3] & 0x0000_0000_ffff_ffff | u64::from(seq) << 32).to_le();
+                words[1] &= 0xffff_ffff_3fff_ffff;
+                words[2] &= 0xffff_ffff;
+                words
+            });
+            match flow.submit(0, length, read) {
+                Ok(Some(transfer)) => {
+                    prop_assert!(transfer.length <= length);
+                    let sum: u32 = transfer.stripes(flow.weights()).map(|(stripe, _)| stripe.length).sum();
+                    prop_assert_eq!(sum, transfer.length);
+                }
+                Ok(None) => {}
+                Err(_) => break,
+            }
+        }
+    }
+}

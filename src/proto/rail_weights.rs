@@ -1,0 +1,113 @@
+//! How much of a message each rail gets: its weight.
+//!
+//! A rail begins with its nominal weight, which is its speed. After that the order in which the stripes of a message complete
+//! is the measure, and no clock is needed: a rail whose stripe is the last one to complete, in a later poll than those of the
+//! others, loses a 128th of its weight; each of the others regains a 2048th of what it lacks of its nominal one. So equal rails
+//! stay equal, and the weight of a slow one settles where its stripes take as long as those of the others. Weights are known to
+//! the sender only: the receiver counts stripes and does not need to know where the cuts are.
+
+use super::MAX_RAILS;
+
+/// Nominal weight of the fastest rail.
+const NOMINAL: u32 = 1 << 14;
+/// Least weight of a rail: with none, it would carry nothing that could show that it has recovered.
+const MIN_WEIGHT: u16 = (NOMINAL >> 6) as u16;
+/// The slowest rail loses its weight divided by 2 to this power.
+const LOSS_SHIFT: u32 = 7;
+/// The others regain what they lack of their nominal weight divided by 2 to this power. It is little, since of several slow rails
+/// only one at a time is the last.
+const GAIN_SHIFT: u32 = 11;
+
+/// The weights of all rails; only their proportions matter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RailWeights {
+    now: [u16; MAX_RAILS],
+    nominal: [u16; MAX_RAILS],
+}
+
+impl RailWeights {
+    /// In proportion to the rails' speeds, in any unit.
+    pub fn from_speeds(speeds: impl IntoIterator<Item = u32>) -> Self {
+        let mut rails = [0; MAX_RAILS];
+        for (rail, speed) in rails.iter_mut().zip(speeds) {
+            *rail = speed;
+        }
+        let fastest = u64::from(rails.iter().copied().max().unwrap_or(0).max(1));
+        let weight = |speed: u32| (u64::from(NOMINAL) * u64::from(speed) / fastest).max(u64::from(MIN_WEIGHT)) as u16;
+        let nominal = rails.map(weight);
+        Self { now: nominal, nominal }
+    }
+
+    /// The weight of rail number `rail`.
+    #[inline]
+    pub fn of(&self, rail: u8) -> u64 {
+        u64::from(self.now[usize::from(rail) % MAX_RAILS])
+    }
+
+    /// The stripe on rail `slowest` was the last of its message to complete, in a later poll than those on other rails.
+    pub fn handle_slowest(&mut self, slowest: u8) {
+        for (rail, (now, nominal)) in self.now.iter_mut().zip(&self.nominal).enumerate() {
+            if rail == usize::from(slowest) {
+                *now = (*now - (*now >> LOSS_SHIFT)).max(MIN_WEIGHT);
+            } else {
+                let lack = nominal.saturating_sub(*now);
+                *now += (lack >> GAIN_SHIFT).max(u16::from(lack > 0));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends messages one by one over rails of `real` speeds. Returns the weights in percent of the first rail's.
+    fn settled(nominal: &[u32], real: &[u32], messages: usize) -> Vec<u64> {
+        let mut weights = RailWeights::from_speeds(nominal.iter().copied());
+        for _ in 0..messages {
+            let time = |rail: &usize| weights.of(*rail as u8) * 1_000_000 / u64::from(real[*rail]);
+            let slowest = (0..real.len()).max_by_key(time).expect("a rail");
+            weights.handle_slowest(slowest as u8);
+        }
+        (0..real.len() as u8).map(|rail| weights.of(rail) * 100 / weights.of(0)).collect()
+    }
+
+    #[test]
+    fn weights_begin_with_the_speeds() {
+        assert_eq!(settled(&[400, 100, 200], &[1, 1, 1], 0), [100, 25, 50]);
+        assert_eq!(settled(&[0, 0], &[1, 1], 0), [100, 100], "speeds unknown");
+    }
+
+    #[test]
+    fn a_slow_rail_gets_the_weight_of_its_real_speed() {
+        let slow = settled(&[400, 400], &[400, 100], 1000);
+        assert!((22..=30).contains(&slow[1]), "{slow:?}");
+        let middle = settled(&[400; 4], &[400, 400, 50, 200], 4000);
+        assert!(
+            (85..=115).contains(&middle[1]) && (10..=17).contains(&middle[2]) && (42..=60).contains(&middle[3]),
+            "{middle:?}"
+        );
+    }
+
+    #[test]
+    fn a_rail_that_has_recovered_regains_its_weight() {
+        let mut weights = RailWeights::from_speeds([1, 1]);
+        (0..10_000).for_each(|_| weights.handle_slowest(1));
+        assert_eq!(weights.of(1), u64::from(MIN_WEIGHT), "even a rail that hardly moves gets a little");
+        (0..8000).for_each(|_| weights.handle_slowest(0));
+        assert!(weights.of(1) > u64::from(NOMINAL) * 9 / 10, "{weights:?}");
+    }
+
+    #[test]
+    fn equal_rails_keep_like_weights_if_each_is_the_slowest_at_random() {
+        let mut weights = RailWeights::from_speeds([7; 4]);
+        let mut random = 1u64;
+        for message in 0..20_000 {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            weights.handle_slowest((random >> 62) as u8);
+            let all = [0, 1, 2, 3].map(|rail| weights.of(rail));
+            let (least, most) = (all.iter().min().expect("four"), all.iter().max().expect("four"));
+            assert!(2 * least > *most, "after message {message}: {all:?}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What a run does: the two ends and what they agree on, the messages and their buffers.
+
+use super::random::Random;
+use crate::proto::endpoint::{Ece, Endpoint, LaneEnd, RailEnd};
+use crate::proto::handshake::Terms;
+use crate::proto::rail_weights::RailWeights;
+use crate::proto::stripe::Striping;
+use crate::proto::{MAX_GROUP, MAX_RAILS};
+use std::ops::Range;
+
+/// Message number i of a run is for buffer number i: it is the k-th message of its tag, for the k-th buffer of that tag.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Message {
+    pub(super) tag: u32,
+    /// Bytes that the sender passes to `isend`.
+    pub(super) length: u32,
+    /// Bytes of the buffer.
+    pub(super) posted: u32,
+}
+
+impl Message {
+    /// Bytes that are to arrive.
+    pub(super) fn arriving(&self) -> u32 {
+        self.length.min(self.posted)
+    }
+}
+
+/// All that is fixed before the first step.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) striping: Striping,
+    pub(super) weights: RailWeights,
+    pub(super) messages: Vec<Message>,
+    /// The messages of each grouped receive.
+    pub(super) groups: Vec<Range<usize>>,
+    /// Longer stripes end in a trailing immediate write.
+    pub(super) trailing_above: u32,
+    /// Extra work requests that each send queue has space for.
+    pub(super) max_extra: u16,
+    /// Whether the sender tries one message until it has a clear-to-send, and none else meanwhile.
+    pub(super) one_at_a_time: bool,
+    /// In how many of 16 steps each rail delivers.
+    pub(super) speeds: [u64; MAX_RAILS],
+    /// Remote keys of each buffer, by rail.
+    pub(super) keys: Vec<[u32; MAX_RAILS]>,
+}
+
+impl Plan {
+    /// A plan of at most `most_groups` grouped receives.
+    pub(super) fn new(random: &mut Random, most_groups: u64) -> Self {
+        let mut end = || {
+            let rails = if random.one_in(2) { 1 } else { 1 + random.index(MAX_RAILS) };
+            endpoint(rails, 1 + random.index(4), !random.one_in(3))
+        };
+        let (near, far) = (end(), end());
+        let striping = Terms::agree(&near, &far).expect("ends of one link layer").striping;
+        let is_uneven = random.one_in(2);
+        let speeds = std::array::from_fn(|_| if is_uneven { 1 + random.below(16) } else { 16 });
+        let one_at_a_time = random.one_in(3);
+        let trailing_above = if random.one_in(2) { u32::MAX } else { 1000 };
+        let max_extra = 2 + random.below(8) as u16;
+        let mut messages = Vec::new();
+        let groups = (0..1 + random.below(most_groups)).map(|_| group(random, &mut messages)).collect();
+        let keys = (0..messages.len()).map(|i| std::array::from_fn(|rail| rkey(i, rail))).collect();
+        let weights = near.rail_weights_with(&far);
+        Self { striping, weights, messages, groups, trailing_above, max_extra, one_at_a_time, speeds, keys }
+    }
+
+    pub(super) fn rails(&self) -> usize {
+        self.striping.rails().into()
+    }
+
+    pub(super) fn qps(&self) -> usize {
+        self.striping.qp_count().into()
+    }
+}
+
+/// Adds the messages of one grouped receive, with consecutive tags.
+fn group(random: &mut Random, messages: &mut Vec<Message>) -> Range<usize> {
+    let count = if random.one_in(2) { 1 } else { 1 + random.index(MAX_GROUP) };
+    let (first, first_tag) = (messages.len(), random.below(3) as u32);
+    for tag in first_tag..first_tag + count as u32 {
+        let length = length(random);
+        let posted = if random.one_in(2) { length } else { self::length(random) };
+        messages.push(Message { tag, length, posted });
+    }
+    first..first + count
+}
+
+fn length(random: &mut Random) -> u32 {
+    let limit = [1, 200, 9_000, 70_000, 3 << 20, 20 << 20][random.index(6)];
+    random.below(limit) as u32
+}
+
+/// Remote key of buffer `i` on a rail.
+pub(super) fn rkey(i: usize, rail: usize) -> u32 {
+    (i * MAX_RAILS + rail + 1) as u32
+}
+
+/// Address of buffer `i`.
+pub(super) fn address(i: usize) -> u64 {
+    (i as u64 + 1) << 32
+}
+
+/// The buffer that has the address `addr`, and the offset in it.
+pub(super) fn buffer_at(addr: u64) -> (usize, u32) {
+    ((addr >> 32) as usize - 1, addr as u32)
+}
+
+/// An end with `qps` queue pairs on each of `rails` rails.
+pub(in crate::proto) fn endpoint(rails: usize, qps: usize, split: bool) -> Endpoint {
+    let rail = |rail: usize| RailEnd {
+        name: format!("rdma{rail} port 1"),
+        infiniband: false,
+        lid: 0,
+        gid: [3 + rail as u8; 16],
+        mtu: 5 - rail as u8,
+        speed_mbps: 400_000 >> rail,
+        lanes: (0..qps as u32).map(|i| queue_pair(rail as u32, i)).collect(),
+    };
+    let rails = (0..rails).map(rail).collect();
+    Endpoint { name: "rdma of process 42 on host".into(), adaptive_routing: qps == 2, split, rails }
+}
+
+fn queue_pair(rail: u32, i: u32) -> LaneEnd {
+    let ece = Ece { vendor_id: 0x15b3, options: rail << 8 | i, comp_mask: 0 };
+    LaneEnd { qpn: 100 * rail + i, psn: 7 * i, ece: Some(ece).filter(|_| i % 2 == 1) }
+}
