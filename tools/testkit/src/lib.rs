@@ -37,6 +37,7 @@ pub mod port;
 pub mod process;
 pub mod program;
 pub mod relay;
+mod role;
 pub mod scratch;
 pub mod side;
 pub mod skip;

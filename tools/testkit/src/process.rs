@@ -2,7 +2,7 @@
 
 use crate::name::test_name;
 use crate::peer::Peer;
-use crate::side::Place;
+use crate::role::Role;
 use crate::skip;
 use std::fmt::{Display, Formatter, Result as Format};
 use std::fs::File;
@@ -54,20 +54,20 @@ impl Process {
     #[must_use]
     pub fn start_by(starter: Command, side: usize, env: &[(&str, &str)]) -> (Self, Peer) {
         let (mine, theirs) = UnixStream::pair().expect("a pair of sockets");
-        (Self::run_at(starter, Place { call: 0, side }, theirs.into(), env), Peer::new(mine))
+        (Self::run_at(starter, Role { call: 0, side }, theirs.into(), env), Peer::new(mine))
     }
 
-    /// Starts this test once more, to run what is at `place` with `socket` as its standard input.
-    pub(crate) fn start_at(place: Place, socket: OwnedFd, env: &[(&str, &str)]) -> Self {
-        Self::run_at(Command::new(this_program()), place, socket, env)
+    /// Starts this test once more, to run `role` with `socket` as its standard input.
+    pub(crate) fn start_at(role: Role, socket: OwnedFd, env: &[(&str, &str)]) -> Self {
+        Self::run_at(Command::new(this_program()), role, socket, env)
     }
 
-    fn run_at(mut command: Command, place: Place, socket: OwnedFd, env: &[(&str, &str)]) -> Self {
+    fn run_at(mut command: Command, role: Role, socket: OwnedFd, env: &[(&str, &str)]) -> Self {
         let test = test_name();
         let output = tempfile::tempfile().expect("a temporary file");
         let copy = || output.try_clone().expect("a descriptor");
         command.args([&test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]);
-        command.envs(env.iter().copied()).env(Place::VARIABLE, place.print(&test));
+        command.envs(env.iter().copied()).env(Role::VARIABLE, role.print(&test));
         command.stdin(socket).stdout(copy()).stderr(copy());
         // SAFETY: a system call with plain numbers.
         unsafe { command.pre_exec(die_with_parent) };

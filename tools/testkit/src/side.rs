@@ -4,44 +4,17 @@
 //! asked for this one test. There the body runs, and then the process ends: what follows in the test function is run by the
 //! first one alone, and what precedes by all of them.
 
-use crate::name::test_name;
 use crate::peer::Peer;
 use crate::process::{BODY_DONE, Process};
+use crate::role::Role;
 use std::cell::Cell;
 use std::os::fd::FromRawFd;
 use std::os::unix::net::UnixStream;
 
-/// Which body of a test a process is to run, and as which of its sides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// Calls of [`alone`] and [`pair`] in a test count from 1; 0 is [`enter`].
-    pub(crate) call: usize,
-    pub(crate) side: usize,
-}
-
-impl Place {
-    pub(crate) const VARIABLE: &str = "TESTKIT_SIDE";
-
-    pub(crate) fn print(self, test: &str) -> String {
-        format!("{}:{}:{test}", self.call, self.side)
-    }
-
-    fn parse(text: &str, test: &str) -> Option<Self> {
-        let mut words = text.splitn(3, ':');
-        let (call, side, name) = (words.next()?, words.next()?, words.next()?);
-        (name == test).then_some(Self { call: call.parse().ok()?, side: side.parse().ok()? })
-    }
-
-    /// Where this process was started to be.
-    fn of_this_process() -> Option<Self> {
-        Self::parse(&std::env::var(Self::VARIABLE).ok()?, &test_name())
-    }
-}
-
 /// Whether this process was started by a test as one of its sides.
 #[must_use]
 pub fn is_one() -> bool {
-    Place::of_this_process().is_some()
+    Role::of_this_process().is_some()
 }
 
 /// Runs `body` in a process of its own, with `env` added to its environment.
@@ -52,7 +25,7 @@ pub fn is_one() -> bool {
 pub fn alone(env: &[(&str, &str)], body: impl FnOnce()) {
     let Some(call) = reach(|_, _| body()) else { return };
     let (_mine, theirs) = UnixStream::pair().expect("a pair of sockets");
-    Process::start_at(Place { call, side: 0 }, theirs.into(), env).finish();
+    Process::start_at(Role { call, side: 0 }, theirs.into(), env).finish();
 }
 
 /// Runs `body` in two processes, sides 0 and 1, with a socket between them.
@@ -63,7 +36,7 @@ pub fn alone(env: &[(&str, &str)], body: impl FnOnce()) {
 pub fn pair(env: &[(&str, &str)], body: impl FnOnce(usize, Peer)) {
     let Some(call) = reach(body) else { return };
     let (zero, one) = UnixStream::pair().expect("a pair of sockets");
-    let start = |side, socket: UnixStream| Process::start_at(Place { call, side }, socket.into(), env);
+    let start = |side, socket: UnixStream| Process::start_at(Role { call, side }, socket.into(), env);
     let processes = [start(0, zero), start(1, one)];
     let ended = processes.map(Process::ended);
     // The first to fail is seldom the first in the list: all are shown.
@@ -74,8 +47,8 @@ pub fn pair(env: &[(&str, &str)], body: impl FnOnce(usize, Peer)) {
 
 /// For tests that start their processes themselves ([`Process::start`]): runs `body` and ends if this process is one of them.
 pub fn enter(body: impl FnOnce(usize, Peer)) {
-    if let Some(place) = Place::of_this_process().filter(|place| place.call == 0) {
-        run(place, body);
+    if let Some(role) = Role::of_this_process().filter(|role| role.call == 0) {
+        run(role, body);
     }
 }
 
@@ -88,31 +61,16 @@ fn reach(body: impl FnOnce(usize, Peer)) -> Option<usize> {
     }
     let call = CALLS.get() + 1;
     CALLS.set(call);
-    match Place::of_this_process() {
+    match Role::of_this_process() {
         None => Some(call),
-        Some(place) if place.call == call => run(place, body),
+        Some(role) if role.call == call => run(role, body),
         Some(_) => None,
     }
 }
 
-fn run(place: Place, body: impl FnOnce(usize, Peer)) -> ! {
+fn run(role: Role, body: impl FnOnce(usize, Peer)) -> ! {
     // SAFETY: the starter made descriptor 0 a socket for this process alone, which takes it once: it ends below.
     let socket = unsafe { UnixStream::from_raw_fd(0) };
-    body(place.side, Peer::new(socket));
+    body(role.side, Peer::new(socket));
     std::process::exit(BODY_DONE)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_place_is_read_as_printed_and_only_by_its_own_test() {
-        let place = Place { call: 2, side: 1 };
-        assert_eq!(Place::parse(&place.print("a::b"), "a::b"), Some(place));
-        assert_eq!(Place::parse(&place.print("a::b"), "a"), None);
-        for wrong in ["", "1", "1:2", "x:2:a", "1:x:a"] {
-            assert_eq!(Place::parse(wrong, "a"), None, "{wrong}");
-        }
-    }
 }
