@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use ibverbs::control::Network;
 
 use crate::outcome::Failure;
-use crate::variable;
+use crate::variable::variable;
 
 /// The folder where fabrics are.
 pub(crate) fn folder() -> PathBuf {

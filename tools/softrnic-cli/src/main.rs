@@ -9,6 +9,7 @@ mod inject;
 mod outcome;
 mod run;
 mod stat;
+mod variable;
 
 use std::process::ExitCode;
 
@@ -63,9 +64,4 @@ impl Cli {
             Command::Clean(options) => options.clean(fabric),
         }
     }
-}
-
-/// A variable of the environment that is not empty.
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
 }

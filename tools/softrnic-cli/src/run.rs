@@ -8,10 +8,11 @@ use std::process::Command;
 use clap::Args;
 
 use crate::clean::{RUN, forget_old_runs};
+use crate::faithful;
 use crate::find::{named, to_look_at};
 use crate::flavour::missing_version;
 use crate::outcome::Failure;
-use crate::{faithful, variable};
+use crate::variable::variable;
 
 /// Runs a program on the software device. What it starts takes part as well.
 ///

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::PciPlaces;
+use super::places::PciPlaces;
 
 /// Devices in pairs, as functions of one card.
 const PER_CARD: usize = 2;
