@@ -21,8 +21,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// As much of a frame as tells whose it is.
 fn frame(kind: Kind, token: [u8; 16]) -> Vec<u8> {
-    Frame { kind, token, body: Vec::new() }.emit()
+    Frame { kind, secret: [8; 16], body: token.to_vec() }.emit()
 }
 
 /// Lets the listener hear `strangers` for a while; it must accept none of them.
@@ -81,7 +82,7 @@ fn strangers_on_the_port_are_dismissed_and_the_peer_is_served() -> Result<()> {
         for (i, (closed, _)) in answers.iter().enumerate() {
             assert_eq!(*closed, ![2, 3, 4].contains(&i), "stranger {i}: {answers:?}");
         }
-        assert!(answers[5].1.as_ref().is_some_and(|t| t.contains("protocol 77, this Ferrite 1")), "{answers:?}");
+        assert!(answers[5].1.as_ref().is_some_and(|t| t.contains("protocol 77, this Ferrite 2")), "{answers:?}");
         assert!(answers[7].1.as_ref().is_some_and(|t| t.contains("wrong token")), "{answers:?}");
         let pair = connect(seat, &transport, &handle, &mut listener)?;
         works(seat, pair)
@@ -177,9 +178,12 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
             std::thread::sleep(Duration::from_millis(100));
         };
         assert_eq!(code(connect_to(seat, old)?), remote);
-        logged("the peer speaks protocol 9, this Ferrite 1");
-        let refuse = |mut stream: TcpStream, to: Address| {
-            let refusal = Frame::text(Kind::Refuse, to.token, "no more queue pairs here");
+        logged("the peer speaks protocol 9, this Ferrite 2");
+        let refuse = |mut stream: TcpStream, _: Address| {
+            let mut preamble = [0; 32];
+            stream.read_exact(&mut preamble).expect("a hello");
+            let secret = preamble[16..].try_into().expect("16 bytes");
+            let refusal = Frame::text(Kind::Refuse, secret, "no more queue pairs here");
             stream.write_all(&refusal.emit()).expect("sent");
             std::thread::sleep(Duration::from_millis(100));
         };

@@ -32,7 +32,7 @@ fn a_line_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> 
         for round in 1..4 {
             relay.reset();
             let mut deadline = seat.deadline("another line");
-            while log().matches("the control connection to softrnic0 port 1").count() < 4 * round {
+            while log().matches("is back: 4 connection(s) go on over it").count() < round {
                 relay.pass();
                 deadline.idle()?;
             }

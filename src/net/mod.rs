@@ -3,8 +3,7 @@
 //! [`Net`] is built once from the environment. A [`device::nic::Nic`] is what NCCL calls a device: an active port, or several like
 //! ports of one [`device::card::Card`], each of which is a [`device::rail::Rail`] then. [`setup::listen::Listener`] and
 //! [`setup::connect::Connector`] make [`data::receiver::RecvComm`] and [`data::sender::SendComm`], which translate between flows and
-//! queue pairs. Processes talk about their connections over a [`control::line::Line`]; a listening one is called at its
-//! [`control::reception::Reception`].
+//! queue pairs. Processes talk about their connections over control connections, which a [`control::driver::ControlDriver`] drives.
 
 pub mod control;
 pub mod data;
@@ -20,15 +19,15 @@ use crate::host::random;
 use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::verbs::context::Context;
 use crate::verbs::library::Library;
-use control::lines::Lines;
-use control::reception::Reception;
-use control::watcher::Chore;
+use control::driver::ControlDriver;
+use control::periodic::PeriodicTask;
 use data::sender::SendComm;
 use device::nic::Nic;
 use setup::connect::Connector;
 use setup::connectors::Connectors;
 use setup::listen::Listener;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Everything there is in a process.
 #[derive(Debug)]
@@ -36,9 +35,10 @@ pub struct Net {
     devices: Vec<Arc<Nic>>,
     interface: Option<Interface>,
     connectors: Arc<Connectors>,
-    lines: Arc<Lines>,
-    /// There is one while there are listeners, or lines to them.
-    reception: Mutex<Weak<Reception>>,
+    /// What a caller has to say its first words.
+    patience: Duration,
+    /// The control connections of this process; a forked child has others than its parent.
+    control: Mutex<Option<Arc<ControlDriver>>>,
 }
 
 impl Net {
@@ -53,8 +53,8 @@ impl Net {
             true => None,
             false => Some(iface::choose(&config.interfaces, config.socket_family)?),
         };
-        let net =
-            Self { devices, interface, connectors: Arc::default(), lines: Arc::default(), reception: Mutex::default() };
+        let patience = Duration::from_secs(config.handshake_timeout_s);
+        let net = Self { devices, interface, connectors: Arc::default(), patience, control: Mutex::default() };
         net.announce(&config);
         Ok(net)
     }
@@ -81,17 +81,16 @@ impl Net {
         self.connectors.sweep();
         let device = self.device(index)?;
         let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
-        Listener::new(Arc::clone(device), self.reception(interface)?)
+        Listener::new(Arc::clone(device), self.control()?, interface)
     }
 
-    fn reception(&self, interface: &Interface) -> Result<Arc<Reception>> {
-        let mut known = self.reception.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reception) = known.upgrade().filter(|reception| !reception.is_inherited()) {
-            return Ok(reception);
+    fn control(&self) -> Result<Arc<ControlDriver>> {
+        let mut known = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(driver) = known.as_ref().filter(|driver| !driver.is_inherited()) {
+            return Ok(Arc::clone(driver));
         }
-        let reception = Reception::open(interface)?;
-        *known = Arc::downgrade(&reception);
-        Ok(reception)
+        let driver = ControlDriver::new(self.patience)?;
+        Ok(Arc::clone(known.insert(driver)))
     }
 
     /// Connects device number `index` to the listener behind `bytes`, in as many calls as it takes. The number under which
@@ -109,7 +108,7 @@ impl Net {
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
-                (cookie, Connector::new(Arc::clone(self.device(index)?), handle, Arc::clone(&self.lines))?)
+                (cookie, Connector::new(Arc::clone(self.device(index)?), handle, self.control()?))
             }
         };
         // Not locked meanwhile: creating queue pairs takes time.
@@ -118,8 +117,8 @@ impl Net {
         if let Ok(None) = done {
             handle::set_cookie(bytes, cookie);
             self.connectors.put(cookie, connector);
-            let chore: Arc<dyn Chore> = Arc::clone(&self.connectors) as _;
-            self.device(index)?.watch_set_up(None, &chore)?;
+            let task: Arc<dyn PeriodicTask> = Arc::clone(&self.connectors) as _;
+            self.device(index)?.watch_set_up(&self.control()?, Some(&task))?;
         }
         done
     }

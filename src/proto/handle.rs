@@ -134,6 +134,6 @@ mod tests {
         let handle = Handle { address: SocketAddr::from(([127, 0, 0, 1], 1)), token: [1; 16] };
         let mut bytes = handle.emit();
         bytes[8] = 9;
-        assert!(Handle::parse(&bytes).expect_err("refused").text().contains("protocol 9, this one 1"));
+        assert!(Handle::parse(&bytes).expect_err("refused").text().contains("protocol 9, this one 2"));
     }
 }

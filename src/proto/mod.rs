@@ -26,6 +26,7 @@
 
 mod arrival;
 mod codec;
+pub mod control;
 pub mod endpoint;
 pub mod frame;
 pub mod handle;
@@ -47,7 +48,7 @@ use crate::error::Error;
 use std::fmt;
 
 /// Version of everything in this module that peers see. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 /// Slots in the ring of clear-to-sends. A grouped receive of n takes n of them.
 pub const RING_SLOTS: usize = 512;
 /// Requests that may be outstanding on one communicator; the next one has to wait.

@@ -5,7 +5,7 @@ use super::exclusive_cell::SingleCaller;
 use super::flush::Flushes;
 use super::sticky_error::Standing;
 use crate::error::{Error, Result};
-use crate::net::control::link::{Link, State};
+use crate::net::control::peer_state::{PeerState, State};
 use crate::net::device::nic::Nic;
 use crate::net::mr::handle::Memory;
 use crate::net::mr::region::MemoryKind;
@@ -29,7 +29,7 @@ pub const RECEIVER_DEPTHS: Depths =
 pub struct RecvComm {
     path: SingleCaller<RecvPath>,
     /// The peer.
-    pub link: Arc<Link>,
+    pub link: Arc<PeerState>,
     /// The device it is on.
     pub nic: Arc<Nic>,
 }
@@ -76,7 +76,7 @@ impl RecvPath {
 
 impl RecvComm {
     /// A receiver.
-    pub fn new(nic: Arc<Nic>, link: Arc<Link>, path: RecvPath) -> Self {
+    pub fn new(nic: Arc<Nic>, link: Arc<PeerState>, path: RecvPath) -> Self {
         nic.watch_queues(&link, &path.lanes);
         Self { path: SingleCaller::new(path), link, nic }
     }
@@ -190,7 +190,7 @@ impl RecvPath {
         &mut self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>>,
-        link: &Arc<Link>,
+        link: &Arc<PeerState>,
     ) -> Result<Option<RequestId>> {
         self.standing.check(link)?;
         let posted = self.flow.post(count, |i| {
@@ -203,21 +203,21 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    fn progress(&mut self, link: &Arc<Link>, awaited: RequestId) -> Result<()> {
+    fn progress(&mut self, link: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
         self.progress_by(link, awaited, Self::poll)
     }
 
     #[inline(never)]
-    fn progress_on_rails(&mut self, link: &Arc<Link>, awaited: RequestId) -> Result<()> {
+    fn progress_on_rails(&mut self, link: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
         self.progress_by(link, awaited, Self::poll_rails)
     }
 
     #[inline(always)]
     fn progress_by(
         &mut self,
-        link: &Arc<Link>,
+        link: &Arc<PeerState>,
         awaited: RequestId,
-        poll: impl FnOnce(&mut Self, &Arc<Link>) -> Result<usize>,
+        poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
     ) -> Result<()> {
         // Looked at before the queue: what the peer sent before it went is in the queue by then.
         let state = link.state();
@@ -240,7 +240,7 @@ impl RecvPath {
     /// It has gone.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, link: &Arc<Link>, state: State) -> Result<()> {
+    fn attend(&mut self, link: &Arc<PeerState>, state: State) -> Result<()> {
         if state.is_gone() {
             let error = self.standing.refusal(link);
             return Err(self.standing.fail(link, error));
@@ -249,12 +249,12 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    fn poll(&mut self, link: &Arc<Link>) -> Result<usize> {
+    fn poll(&mut self, link: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, lanes, announcer, .. } = self;
         lanes.poll(link, |lanes, completion| handle(flow, announcer, lanes, completion))
     }
 
-    fn poll_rails(&mut self, link: &Arc<Link>) -> Result<usize> {
+    fn poll_rails(&mut self, link: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, lanes, announcer, .. } = self;
         lanes.poll_rails(link, |lanes, completion| handle(flow, announcer, lanes, completion))
     }

@@ -4,7 +4,7 @@ use super::exclusive_cell::SingleCaller;
 use super::probe::Probe;
 use super::sticky_error::Standing;
 use crate::error::{Error, Result};
-use crate::net::control::link::Link;
+use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::mr::handle::Memory;
 use crate::net::qp::set::{Lanes, WorkId};
@@ -34,7 +34,7 @@ pub struct SendComm {
     /// Shorter messages go the usual way.
     usual_below: u32,
     /// The peer.
-    pub link: Arc<Link>,
+    pub link: Arc<PeerState>,
     /// The device it is on.
     pub nic: Arc<Nic>,
 }
@@ -78,7 +78,7 @@ impl Others {
 
 impl SendComm {
     /// A sender over connected queue pairs.
-    pub fn new(nic: Arc<Nic>, link: Arc<Link>, lanes: Lanes, ring: SlotRing, terms: &Terms, shares: Shares) -> Self {
+    pub fn new(nic: Arc<Nic>, link: Arc<PeerState>, lanes: Lanes, ring: SlotRing, terms: &Terms, shares: Shares) -> Self {
         let apart_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(apart_above.saturating_add(1));
         let usual_below = if lanes.are_on_several_rails() { 0 } else { one_write_below };
@@ -150,7 +150,7 @@ impl SendPath {
     /// The peer has gone, or does not answer.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, link: &Arc<Link>) -> Result<bool> {
+    fn attend(&mut self, link: &Arc<PeerState>) -> Result<bool> {
         self.standing.check(link)?;
         if self.flow.is_idle() {
             self.others.probe.send(&mut self.lanes).map_err(|e| self.standing.fail(link, e))?;
@@ -163,20 +163,20 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn progress(&mut self, link: &Arc<Link>) -> Result<()> {
+    fn progress(&mut self, link: &Arc<PeerState>) -> Result<()> {
         self.progress_by(link, Self::poll)
     }
 
     #[inline(never)]
-    fn progress_on_rails(&mut self, link: &Arc<Link>) -> Result<()> {
+    fn progress_on_rails(&mut self, link: &Arc<PeerState>) -> Result<()> {
         self.progress_by(link, Self::poll_rails)
     }
 
     #[inline(always)]
     fn progress_by(
         &mut self,
-        link: &Arc<Link>,
-        poll: impl FnOnce(&mut Self, &Arc<Link>) -> Result<usize>,
+        link: &Arc<PeerState>,
+        poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
     ) -> Result<()> {
         // A peer that has closed in good order has received what it waited for; its device's word on that is awaited.
         let broken = link.is_broken();
@@ -192,7 +192,7 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn poll(&mut self, link: &Arc<Link>) -> Result<usize> {
+    fn poll(&mut self, link: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, lanes, others, .. } = self;
         lanes.poll(link, |_, completion| match WorkId::from_bits(completion.id()) {
             WorkId::Data { request, .. } => Ok(flow.handle_completion(request)?),
@@ -203,7 +203,7 @@ impl SendPath {
         })
     }
 
-    fn poll_rails(&mut self, link: &Arc<Link>) -> Result<usize> {
+    fn poll_rails(&mut self, link: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, lanes, others, .. } = self;
         flow.handle_poll();
         lanes.poll_rails(link, |_, completion| match WorkId::from_bits(completion.id()) {

@@ -1,7 +1,7 @@
 //! How one end of a connection stands: whether it has failed, and what its link says of the other end.
 
 use crate::error::{Error, Result};
-use crate::net::control::link::Link;
+use crate::net::control::peer_state::PeerState;
 use std::sync::Arc;
 
 /// The failure of this end, if there is one; it is for good.
@@ -23,7 +23,7 @@ impl Standing {
     /// # Errors
     /// One of the two.
     #[inline]
-    pub fn check(&self, link: &Arc<Link>) -> Result<()> {
+    pub fn check(&self, link: &Arc<PeerState>) -> Result<()> {
         if link.is_gone() { Err(self.refusal(link)) } else { Ok(()) }
     }
 
@@ -40,7 +40,7 @@ impl Standing {
     /// Why nothing goes on: the failure of this end, or else what has become of the peer.
     #[cold]
     #[inline(never)]
-    pub fn refusal(&self, link: &Arc<Link>) -> Error {
+    pub fn refusal(&self, link: &Arc<PeerState>) -> Error {
         let gone = || Error::remote(format!("{} {}: {}", self.doing, link.peer(), link.reason()));
         self.failed.clone().unwrap_or_else(gone)
     }
@@ -48,7 +48,7 @@ impl Standing {
     /// This end fails for `error`, unless it has before, and the peer is told; the error that counts.
     #[cold]
     #[inline(never)]
-    pub fn fail(&mut self, link: &Arc<Link>, error: Error) -> Error {
+    pub fn fail(&mut self, link: &Arc<PeerState>, error: Error) -> Error {
         link.fail(&error.text);
         self.failed.get_or_insert(error).clone()
     }

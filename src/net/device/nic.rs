@@ -5,14 +5,13 @@ use super::gdr::Gdr;
 use super::rail::Rail;
 use crate::error::Result;
 use crate::host::config::Config;
-use crate::net::control::link::Link;
-use crate::net::control::reception::Reception;
-use crate::net::control::watcher::{Chore, Watcher};
+use crate::net::control::driver::ControlDriver;
+use crate::net::control::peer_state::PeerState;
+use crate::net::control::periodic::PeriodicTask;
 use crate::net::qp::set::Lanes;
 use crate::proto::MAX_RAILS;
 use crate::verbs::context::Context;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// One to [`MAX_RAILS`] ports that NCCL sees as one.
 #[derive(Debug)]
@@ -87,39 +86,33 @@ impl Nic {
         self.cards.iter().all(|card| card.supports_dmabuf())
     }
 
-    /// Listens to the line of `link` as long as it lives, and ends the link when one of the cards is lost.
+    /// Serves what drives the control connection of `link` as long as it lives, and ends the connection when one of the cards
+    /// is lost.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
-    pub fn watch(&self, link: &Arc<Link>) -> Result<()> {
+    pub fn watch(&self, link: &Arc<PeerState>) -> Result<()> {
         for card in &self.cards {
             card.watcher()?.watch(link);
         }
-        let Some(card) = self.cards.first() else { return Ok(()) };
-        let (line, watcher) = (link.line(), card.watcher()?);
-        if let Some(reception) = line.reception() {
-            self.attend(watcher, reception)?;
-        }
-        watcher.listen(&line)
+        self.watch_set_up(link.stream().driver(), None)
     }
 
-    /// Looks after what is being set up: what comes to `reception`, if it is given, and what `chore` has to do.
+    /// Looks after what is being set up: what comes on control connections, and what `task` has to do.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
-    pub fn watch_set_up(&self, reception: Option<&Arc<Reception>>, chore: &Arc<dyn Chore>) -> Result<()> {
+    pub fn watch_set_up(&self, driver: &Arc<ControlDriver>, task: Option<&Arc<dyn PeriodicTask>>) -> Result<()> {
         let Some(card) = self.cards.first() else { return Ok(()) };
         let watcher = card.watcher()?;
-        watcher.take_up(chore);
-        reception.map_or(Ok(()), |reception| self.attend(watcher, reception))
-    }
-
-    fn attend(&self, watcher: &Watcher, reception: &Arc<Reception>) -> Result<()> {
-        watcher.attend(reception, Duration::from_secs(self.config.handshake_timeout_s))
+        if let Some(task) = task {
+            watcher.take_up(task);
+        }
+        watcher.serve(driver)
     }
 
     /// When a completion queue of `lanes` fails, `link` ends and nobody else's connection. To be called after [`Self::watch`].
-    pub fn watch_queues(&self, link: &Arc<Link>, lanes: &Lanes) {
+    pub fn watch_queues(&self, link: &Arc<PeerState>, lanes: &Lanes) {
         for (rail, queue) in lanes.queues().enumerate() {
             if let Some(watcher) = self.cards.get(self.card_of(rail)).and_then(|card| card.started_watcher()) {
                 watcher.watch_queue(queue, link);

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::host::{random, sysfs};
-use crate::net::control::link::Link;
+use crate::net::control::peer_state::PeerState;
 use crate::net::device::address::LocalAddress;
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
@@ -93,7 +93,7 @@ impl IdleLanes {
 
     /// Keeps what `terms` have use for; the rest is given back.
     pub fn truncate(&mut self, terms: &Terms) {
-        self.endpoint.truncate(terms);
+        self.endpoint.truncate(terms.striping.rails().into(), terms.lanes_per_rail());
         self.rails.truncate(terms.striping.rails().into());
         for rail in &mut self.rails {
             rail.pairs.truncate(terms.lanes_per_rail());
@@ -158,7 +158,7 @@ impl Lanes {
     #[inline(always)]
     pub fn poll(
         &mut self,
-        link: &Arc<Link>,
+        link: &Arc<PeerState>,
         handle: impl FnMut(&mut [Lane], &Completion) -> Result<()>,
     ) -> Result<usize> {
         self.poll_rail(0, link, handle)
@@ -171,7 +171,7 @@ impl Lanes {
     #[inline(never)]
     pub fn poll_rails(
         &mut self,
-        link: &Arc<Link>,
+        link: &Arc<PeerState>,
         mut handle: impl FnMut(&mut [Lane], &Completion) -> Result<()>,
     ) -> Result<usize> {
         (0..self.rails.len()).try_fold(0, |before, rail| Ok(before + self.poll_rail(rail, link, &mut handle)?))
@@ -181,7 +181,7 @@ impl Lanes {
     fn poll_rail(
         &mut self,
         rail: usize,
-        link: &Arc<Link>,
+        link: &Arc<PeerState>,
         mut handle: impl FnMut(&mut [Lane], &Completion) -> Result<()>,
     ) -> Result<usize> {
         let queue = if rail == 0 { &self.queue } else { &self.rails[rail].queue };
@@ -204,7 +204,7 @@ impl Lanes {
     /// The error behind a failed completion, told so that somebody can act on it.
     #[cold]
     #[inline(never)]
-    fn explain(&self, link: &Link, completion: &Completion) -> Error {
+    fn explain(&self, link: &PeerState, completion: &Completion) -> Error {
         let work = WorkId::from_bits(completion.id());
         let (status, vendor_error) = (completion.status(), completion.vendor_error());
         let circumstances = circumstances(status, &link.reason(), link.is_lost());
