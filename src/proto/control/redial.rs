@@ -99,7 +99,7 @@ mod tests {
         let mut redial = Redial::default();
         let now = Duration::from_secs(100);
         for losses in 0..20 {
-            redial.handle_loss(now, now, u64::MAX / 3 * losses);
+            redial.handle_loss(now, now, u64::MAX / 30 * losses);
             let pause = LAST_PAUSE.min(FIRST_PAUSE * (1 << losses.min(10)));
             let due = redial.due().expect("it is dialled");
             assert!((now + pause * 3 / 4..=now + pause * 5 / 4).contains(&due), "{losses}: {due:?}");

@@ -57,23 +57,26 @@ impl ControlPlane {
             peer.resuming += waiting.len();
             waiting
         });
+        // Goodbyes come after all: with the last stream the control connection would go.
+        let mut farewells = Vec::new();
         for id in waiting {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             stream.attempt = stream.attempt.saturating_add(1);
             stream.conn = Some(conn);
             stream.is_resuming = true;
             let resume = Resume { token: stream.token, attempt: stream.attempt }.frame(stream.secret);
-            let (secret, failure, is_closing) = match &stream.phase {
-                Phase::Closing(reason) => (stream.secret, Some(reason.clone()), true),
-                _ => (stream.secret, stream.failure.clone(), false),
-            };
+            match (&stream.phase, &stream.failure) {
+                (Phase::Closing(reason), _) => farewells.push((id, reason.clone(), true)),
+                (_, Some(reason)) => farewells.push((id, reason.clone(), false)),
+                (_, None) => {}
+            }
             if let Some(found) = self.conns.get_mut(&conn) {
-                found.attach(secret, id);
+                found.attach(resume.secret, id);
             }
             self.transmit(conn, &resume);
-            if let Some(reason) = failure {
-                self.say_goodbye(id, &reason);
-            }
+        }
+        for (id, reason, is_closing) in farewells {
+            self.say_goodbye(id, &reason);
             if is_closing {
                 self.forget(id);
             }

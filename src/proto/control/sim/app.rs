@@ -137,9 +137,12 @@ impl Acceptor {
             let is_over = match plane.poll_heard(stream) {
                 Heard::Nothing => false,
                 Heard::Frame(frame) if frame.kind == Kind::Hello => {
-                    is_own(&frame, frame.secret);
-                    // Nobody answers a stranger's hello before it has shown that it is the peer; here, one that is over.
-                    if plane.is_over(stream) {
+                    // What somebody says who is not the peer has another length.
+                    let is_peers = frame.body.len() == 32;
+                    if is_peers {
+                        is_own(&frame, frame.secret);
+                    }
+                    if !is_peers || plane.is_over(stream) {
                         true
                     } else {
                         plane.send(stream, Kind::Reply, frame.secret.to_vec());

@@ -2,7 +2,7 @@
 
 use super::Dice;
 use super::app::{Acceptor, Connector, Established, Known};
-use super::network::{Network, REFUSED};
+use super::network::{Network, REFUSED, Wire};
 use crate::proto::control::acceptor::MAX_PENDING;
 use crate::proto::control::event::{End, Event, Level, PeerChange};
 use crate::proto::control::plane::ControlPlane;
@@ -121,7 +121,10 @@ impl World {
             }
             56 => self.hostile_comes(process),
             57 => self.hostile_speaks(),
-            58 => self.pairs[pair].acceptor.sweep(&mut self.planes[1 - self.pairs[pair].dialler], self.now),
+            58 => {
+                let far = 1 - self.pairs[pair].dialler;
+                self.pairs[pair].acceptor.sweep(&mut self.planes[far], self.now);
+            }
             _ => {}
         }
     }
@@ -142,7 +145,10 @@ impl World {
         }
         let secret = self.secret();
         let (pair, plane) = (&mut self.pairs[pair], &mut self.planes[process]);
-        if pair.dialler == process {
+        let is_vain = self.network.is_dead[1 - process] || pair.has_closed[1 - process];
+        if pair.dialler == process && is_vain && self.is_calm {
+            pair.connector.abandon(plane, self.now);
+        } else if pair.dialler == process {
             pair.connector.advance(plane, self.now, address(1 - process), pair.token, secret);
         } else {
             pair.acceptor.advance(plane, self.now, pair.token);
@@ -213,13 +219,13 @@ impl World {
 
     /// The kernel at the far end answers somebody who dials.
     fn let_in(&mut self, index: usize) {
-        let wire = &mut self.network.wires[index];
+        let wire = &self.network.wires[index];
         let (near, far) = (wire.dialler, 1 - wire.dialler);
         let Some(conn) = wire.sides[near].conn else { return };
-        let is_refused = self.network.is_dead[far]
-            || !self.planes[far].is_port_needed()
-            || std::mem::replace(&mut self.network.refuses[far], self.network.refuses[far].saturating_sub(1)) > 0;
-        if is_refused {
+        let by_mistake = self.network.refuses[far];
+        self.network.refuses[far] = by_mistake.saturating_sub(1);
+        let wire = &mut self.network.wires[index];
+        if self.network.is_dead[far] || !self.planes[far].is_port_needed() || by_mistake > 0 {
             wire.sides[near].conn = None;
             return self.planes[near].handle_end(self.now, conn, End::Unreachable(REFUSED));
         }
@@ -344,7 +350,8 @@ impl World {
                 }
             }
             self.settle();
-            if has_moved || self.network.wires.iter().any(|wire| wire.is_waiting()) {
+            let has_bytes = |wire: &Wire| wire.sides.iter().any(|side| side.conn.is_some() && !side.incoming.is_empty());
+            if has_moved || self.network.wires.iter().any(|wire| wire.is_waiting() || wire.is_up && has_bytes(wire)) {
                 continue;
             }
             let lost = self.network.wires.iter().flat_map(|w| &w.sides).filter(|side| side.conn.is_some());
@@ -353,21 +360,21 @@ impl World {
             );
             match due.min() {
                 Some(due) => self.pass(due.saturating_sub(before)),
-                None if self.is_waiting_in_vain() => self.pass(Duration::from_secs(1)),
+                None if self.is_unfinished() => self.pass(Duration::from_millis(20)),
                 None => return,
             }
             self.settle();
-            if self.is_waiting_in_vain() && self.now > Duration::from_secs(600) {
-                return;
-            }
         }
         panic!("no rest at {:?}: {:?}", self.now, self.planes);
     }
 
-    /// Whether somebody dials a process that is dead.
-    fn is_waiting_in_vain(&self) -> bool {
-        self.network.is_dead != [false; 2]
-            && self.pairs.iter().any(|p| matches!(p.connector, Connector::Idle | Connector::Dialling(..)))
+    /// Whether there is a connection that both ends want and do not have.
+    fn is_unfinished(&mut self) -> bool {
+        let all_live = self.network.is_dead == [false; 2];
+        self.pairs.iter_mut().any(|pair| {
+            let is_done = pair.connector.established().is_some() && pair.acceptor.done.is_some();
+            all_live && pair.has_closed == [false; 2] && !pair.acceptor.is_closed && !is_done
+        })
     }
 
     fn check(&mut self) {
