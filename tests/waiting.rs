@@ -9,7 +9,8 @@ use ferrite::error::Result;
 use ferrite::pair::Setting;
 use ferrite::seat::Seat;
 use ferrite::transport::{Handle, Listener, Transport};
-use std::io::Read;
+use nccl_net::proto::frame::{Frame, Kind};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::mpsc::channel;
@@ -185,6 +186,24 @@ fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
         // And the listener is there still.
         let pair = meet(seat, &transport, &mut Handle(handle.0), &mut listener)?;
         works(seat, pair)
+    })
+}
+
+/// From `listen` on, long before NCCL asks the listener.
+#[test]
+fn a_port_is_served_before_the_first_accept() -> Result<()> {
+    let Some(setting) = setting() else { return Ok(()) };
+    alone("a_port_is_served_before_the_first_accept", &setting, |_| {
+        let transport = plugin_transport()?;
+        let (handle, _listener) = transport.listen(0)?;
+        let mut caller = TcpStream::connect(address(&handle).address).expect("the port is open");
+        caller.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        let hello = Frame { kind: Kind::Hello, secret: [1; 16], body: vec![9; 16] };
+        caller.write_all(&hello.emit()).expect("sent");
+        let mut answer = Vec::new();
+        caller.read_to_end(&mut answer).expect("an answer and an end");
+        assert!(String::from_utf8_lossy(&answer).contains("wrong token"), "{answer:?}");
+        Ok(())
     })
 }
 

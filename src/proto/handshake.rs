@@ -102,6 +102,11 @@ impl Terms {
 impl Hello {
     /// As the first frame of the connection that is known by `secret` from now on.
     pub fn frame(&self, secret: Secret) -> Frame {
+        Frame { kind: Kind::Hello, secret, body: self.body() }
+    }
+
+    /// The body of that frame.
+    pub fn body(&self) -> Vec<u8> {
         let mut body = Writer::default();
         body.bytes(&self.token);
         self.endpoint.emit(&mut body);
@@ -109,7 +114,7 @@ impl Hello {
         self.ring.rkeys.iter().for_each(|key| body.u32(*key));
         body.u32(self.ring.slots);
         body.u32(self.ring.slot_room);
-        Frame { kind: Kind::Hello, secret, body: body.0 }
+        body.0
     }
 
     /// Reads a frame's body.
@@ -170,6 +175,11 @@ impl Resume {
 impl Reply {
     /// As a frame of the connection whose hello had this `secret`.
     pub fn frame(&self, secret: Secret) -> Frame {
+        Frame { kind: Kind::Reply, secret, body: self.body() }
+    }
+
+    /// The body of that frame.
+    pub fn body(&self) -> Vec<u8> {
         let Terms { striping, adaptive_routing } = self.terms;
         let mut body = Writer::default();
         self.endpoint.emit(&mut body);
@@ -177,7 +187,7 @@ impl Reply {
         body.u8(striping.lanes());
         body.u8(u8::from(striping.is_split()));
         body.u8(u8::from(adaptive_routing));
-        Frame { kind: Kind::Reply, secret, body: body.0 }
+        body.0
     }
 
     /// Reads a frame's body; `offered` is what this process had said in its hello.

@@ -169,17 +169,6 @@ impl ControlDriver {
         drop(told);
         Some(result)
     }
-
-    /// How many of the next descriptors the kernel refuses.
-    #[cfg(test)]
-    pub(in crate::net) fn refuse_descriptors(&self, count: u32) {
-        self.epoll.refuses.store(count, Ordering::Relaxed);
-    }
-
-    #[cfg(test)]
-    pub(in crate::net) fn refused_descriptors_left(&self) -> u32 {
-        self.epoll.refuses.load(Ordering::Relaxed)
-    }
 }
 
 impl AsFd for ControlDriver {
@@ -215,14 +204,49 @@ impl Timer {
         let pause = due.map_or(Duration::ZERO, |due| due.saturating_sub(now).max(Duration::from_nanos(1)));
         let it_value = Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
         let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let _ = rustix::time::timerfd_settime(
-            &self.fd,
-            TimerfdTimerFlags::empty(),
-            &Itimerspec { it_interval, it_value },
-        );
+        let _ =
+            rustix::time::timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value });
     }
 }
 
 fn inherited() -> Error {
     Error::internal("the control connections are those of the process that this one was forked from")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::frame::{Frame, Kind};
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    /// The kernel has no memory for one caller, and then for one that knows a token: each is sent away, and whoever polls for
+    /// another listener is not bothered.
+    #[test]
+    fn a_caller_that_cannot_be_heard_is_its_own_affair() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
+        let address = driver.listen(&Interface { name: "lo".into(), address }, [1; 16]).expect("a port");
+        let hello = Frame { kind: Kind::Hello, secret: [2; 16], body: vec![1; 16] }.emit();
+        let until = |what: &str, is_done: &dyn Fn() -> bool| {
+            let start = Instant::now();
+            while !is_done() {
+                driver.poll().expect("no error of this process's");
+                assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+            }
+        };
+        for words in [&[] as &[u8], &hello] {
+            let mut caller = TcpStream::connect(address).expect("it listens");
+            caller.write_all(words).expect("sent");
+            driver.epoll.refuses.store(1, Ordering::Relaxed);
+            until("nobody is let in", &|| driver.epoll.refuses.load(Ordering::Relaxed) == 0);
+            caller.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+            // Closed or reset.
+            assert_eq!(caller.read(&mut [0]).unwrap_or(0), 0);
+            assert!(driver.fetch(&[1; 16]).is_none());
+        }
+        let mut caller = TcpStream::connect(address).expect("it listens");
+        caller.write_all(&hello).expect("sent");
+        until("the next one is served", &|| driver.fetch(&[1; 16]).is_some());
+    }
 }

@@ -77,10 +77,9 @@ impl Epoll {
     /// The errno. An interrupted wait is no error, but finds nothing.
     pub fn wait(&self, timeout_ms: i32) -> std::result::Result<impl Iterator<Item = u64> + use<>, i32> {
         let mut batch = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; BATCH];
-        let timeout = u32::try_from(timeout_ms).ok().map(|ms| Timespec {
-            tv_sec: i64::from(ms / 1000),
-            tv_nsec: i64::from(ms % 1000) * 1_000_000,
-        });
+        let timeout = u32::try_from(timeout_ms)
+            .ok()
+            .map(|ms| Timespec { tv_sec: i64::from(ms / 1000), tv_nsec: i64::from(ms % 1000) * 1_000_000 });
         let count = match epoll::wait(&self.fd, &mut batch[..], timeout.as_ref()) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,

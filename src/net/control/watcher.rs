@@ -63,6 +63,8 @@ impl Watcher {
             wake: Wake::new()?,
             stops: AtomicBool::new(false),
         });
+        // What has come while nobody watched: who finds the card watched relies on it that all changes are counted.
+        shared.events.handle();
         shared.epoll.add(&shared.wake.fd, WAKE, Trigger::Edge)?;
         shared.epoll.add(&shared.events, DEVICE, Trigger::Edge)?;
         let run = Arc::clone(&shared);

@@ -78,7 +78,14 @@ impl Others {
 
 impl SendComm {
     /// A sender over connected queue pairs.
-    pub fn new(nic: Arc<Nic>, link: Arc<PeerState>, lanes: Lanes, ring: SlotRing, terms: &Terms, shares: Shares) -> Self {
+    pub fn new(
+        nic: Arc<Nic>,
+        link: Arc<PeerState>,
+        lanes: Lanes,
+        ring: SlotRing,
+        terms: &Terms,
+        shares: Shares,
+    ) -> Self {
         let apart_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(apart_above.saturating_add(1));
         let usual_below = if lanes.are_on_several_rails() { 0 } else { one_write_below };

@@ -1,18 +1,17 @@
 //! The connecting side of a connection's set-up.
 //!
 //! ```text
-//! Dialing ──► Greeting ──► Awaiting ──► Joining ──► Committing ──► SendComm
-//!    ▲ refused, or the line has ended: again
+//! Dialing ──► Awaiting ──► Joining ──► SendComm
+//!    ▲ refused, or the control connection has ended: again
 //! ```
 //!
 //! Only what should not take long has a deadline: a TCP connection to the peer's port, and connecting the queue pairs. How
 //! long the peer takes to accept is its own affair, and may be hours: among four ranks that connect in a ring, each may wait
-//! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the line is there, so is
-//! the peer, and its end is noticed.
+//! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the control connection is
+//! there, so is the peer, and its end is noticed.
 //!
-//! A line that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. That is
-//! like any other connection whose line is lost: it is dialled for again, and a peer that never got the commit does not know
-//! the connection, so this end is told at its next call.
+//! One that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. It is dialled
+//! again like any other, and that this end wants to go on tells the peer that it has committed.
 
 use crate::error::{Error, Result};
 use crate::host::random;
@@ -27,7 +26,7 @@ use crate::proto::RING_SLOTS;
 use crate::proto::control::event::{End, Heard};
 use crate::proto::control::redial::Refusals;
 use crate::proto::frame::Kind;
-use crate::proto::handle::{Handle, Secret};
+use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Reply, Ring};
 use crate::proto::wire::{Slot, slot_halves};
 use std::sync::Arc;
@@ -39,16 +38,16 @@ pub struct Connector {
     nic: Arc<Nic>,
     handle: Handle,
     control: Arc<ControlDriver>,
-    /// When the present attempts at a line, or at connecting the queue pairs, end.
+    /// When the present attempts at a control connection, or at connecting the queue pairs, end.
     deadline: Instant,
-    /// Since when there is a line.
+    /// Since when there is a control connection.
     up_since: Option<Instant>,
     /// When it was gone on with last.
     asked: Instant,
     /// Refusals in a row of the listener's port.
     refusals: Refusals,
     start: Instant,
-    /// Whether a line to the listener's process has ended without a word: it may have had too many callers, or no more
+    /// Whether a control connection to the listener's process has ended without a word: it may have had too many callers, or no more
     /// connections on that one, or it is dead, in which case its port is closed as well.
     turned_away: bool,
     /// The errno of the latest attempt at a TCP connection that failed.
@@ -58,7 +57,7 @@ pub struct Connector {
 
 #[derive(Debug)]
 enum Stage {
-    /// The line is being made, unless there is one; after a refusal, again at the given time.
+    /// The control connection is being made, unless there is one; after a refusal, again at the given time.
     Dialing(Dial),
     /// The hello is out; the peer's reply is due.
     Awaiting(Box<Offer>),
@@ -71,10 +70,10 @@ enum Stage {
 #[derive(Debug)]
 enum Dial {
     Again(Instant),
-    Trying(ControlStream, Secret),
+    Trying(ControlStream),
 }
 
-/// What has been put on the table.
+/// What has been offered to the listener.
 #[derive(Debug)]
 struct Offer {
     stream: ControlStream,
@@ -169,16 +168,16 @@ impl Connector {
         match dial {
             Dial::Again(when) if Instant::now() < when => Ok((Stage::Dialing(Dial::Again(when)), false)),
             Dial::Again(_) => {
-                let secret = random::bytes()?;
-                let stream = self.control.open(self.handle.address, self.handle.token, secret)?;
-                Ok((Stage::Dialing(Dial::Trying(stream, secret)), true))
+                // One for each attempt: what belongs to another one is not taken for this one's.
+                let stream = self.control.open(self.handle.address, self.handle.token, random::bytes()?)?;
+                Ok((Stage::Dialing(Dial::Trying(stream)), true))
             }
-            Dial::Trying(stream, secret) => match stream.poll_connected() {
-                Ok(false) => Ok((Stage::Dialing(Dial::Trying(stream, secret)), false)),
+            Dial::Trying(stream) => match stream.poll_connected() {
+                Ok(false) => Ok((Stage::Dialing(Dial::Trying(stream)), false)),
                 Ok(true) => {
                     self.refusals.clear();
                     self.up_since = Some(Instant::now());
-                    Ok((Stage::Awaiting(Box::new(self.offer(stream, secret)?)), true))
+                    Ok((Stage::Awaiting(Box::new(self.offer(stream)?)), true))
                 }
                 Err(e) if PASSING.contains(&e) => {
                     let now = self.start.elapsed();
@@ -197,7 +196,7 @@ impl Connector {
         }
     }
 
-    fn offer(&self, stream: ControlStream, secret: Secret) -> Result<Offer> {
+    fn offer(&self, stream: ControlStream) -> Result<Offer> {
         let nic = &self.nic;
         let mut lanes = IdleLanes::new(nic, nic.config.lanes.into(), SENDER_DEPTHS, None)?;
         if nic.config.ece {
@@ -212,7 +211,7 @@ impl Connector {
             slot_room: (halves * Slot::BYTES) as u32,
         };
         let hello = Hello { token: self.handle.token, endpoint: lanes.endpoint.clone(), ring: place };
-        stream.send(Kind::Hello, hello.frame(secret).body);
+        stream.send(Kind::Hello, hello.body());
         Ok(Offer { stream, lanes, ring })
     }
 
@@ -221,7 +220,7 @@ impl Connector {
         Error::remote(format!("connecting to {}: {text}", self.handle.address))
     }
 
-    /// The line has ended before the listener has answered. If it had been there for a while, the attempts at another one have
+    /// The control connection has ended before the listener has answered. If it had been there for a while, the attempts at another one have
     /// all of the time again; one that ends at once is an attempt that has failed.
     fn ended(&mut self, end: End) -> Result<(Stage, bool)> {
         let to = self.handle.address;

@@ -1,13 +1,13 @@
 //! The listening side of a connection's set-up.
 //!
-//! The reception leads those to a listener who know its token. Each is a candidate; only one that commits becomes a
+//! The control plane leads those to a listener who know its token. Each is a candidate; only one that commits becomes a
 //! communicator. Connecting our queue pairs to a candidate's has a deadline. A candidate's commit has none: it is waited for
-//! as long as its line is there, and NCCL may leave a listener alone for hours. What is left of candidates whose line has ended
-//! meanwhile is cleared away by a [watcher](crate::net::control::watcher).
+//! as long as its control connection is there, and NCCL may leave a listener alone for hours. What is left of candidates whose control connection
+//! has ended meanwhile is cleared away by a [watcher](crate::net::control::watcher).
 
 use crate::error::Result;
-use crate::host::random;
 use crate::host::iface::Interface;
+use crate::host::random;
 use crate::net::control::driver::ControlDriver;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
@@ -185,7 +185,7 @@ impl Listener {
             return Ok(Verdict::Wait);
         };
         let (prepared, reply) = preparing.finish()?;
-        candidate.stream.send(Kind::Reply, reply.frame(Default::default()).body);
+        candidate.stream.send(Kind::Reply, reply.body());
         candidate.stage = Stage::Replied(Box::new(prepared));
         Ok(Verdict::Wait)
     }
@@ -219,7 +219,7 @@ impl Candidates {
 }
 
 impl PeriodicTask for Candidates {
-    /// Drops those whose line has ended, unless the listener is being asked just now; whether there are any left.
+    /// Drops those whose peer has gone, unless the listener is being asked just now; whether there are any left.
     fn run(&self) -> bool {
         let mut candidates = match self.0.try_lock() {
             Ok(candidates) => candidates,

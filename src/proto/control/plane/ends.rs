@@ -11,9 +11,7 @@
 //! All streams to one address wait together, and go on over one new control connection.
 
 use super::frames::unknown;
-use super::{
-    ConnId, ControlPlane, End, Event, Level, PeerChange, Phase, Role, Stage, StreamId, Time,
-};
+use super::{ConnId, ControlPlane, End, Event, Level, PeerChange, Phase, Role, Stage, StreamId, Time};
 use crate::proto::control::redial::DIAL_LIMIT;
 use crate::proto::handshake::Resume;
 use std::net::SocketAddr;

@@ -248,3 +248,6 @@ impl ControlPlane {
         z ^ z >> 31
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -45,8 +45,7 @@ pub(super) const REFUSED: i32 = 111;
 impl Network {
     /// Process `dialler` dials.
     pub(super) fn dial(&mut self, dialler: usize, conn: ConnId) {
-        let mut wire =
-            Wire { dialler, sides: Default::default(), is_up: false, is_cut: false };
+        let mut wire = Wire { dialler, sides: Default::default(), is_up: false, is_cut: false };
         wire.sides[dialler].conn = Some(conn);
         self.wires.push(wire);
     }

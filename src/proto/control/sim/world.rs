@@ -350,14 +350,15 @@ impl World {
                 }
             }
             self.settle();
-            let has_bytes = |wire: &Wire| wire.sides.iter().any(|side| side.conn.is_some() && !side.incoming.is_empty());
+            let has_bytes =
+                |wire: &Wire| wire.sides.iter().any(|side| side.conn.is_some() && !side.incoming.is_empty());
             if has_moved || self.network.wires.iter().any(|wire| wire.is_waiting() || wire.is_up && has_bytes(wire)) {
                 continue;
             }
             let lost = self.network.wires.iter().flat_map(|w| &w.sides).filter(|side| side.conn.is_some());
-            let due = lost.filter_map(|side| side.lost_at).chain(
-                (0..2).filter(|p| !self.network.is_dead[*p]).filter_map(|p| self.planes[p].poll_timeout()),
-            );
+            let due = lost
+                .filter_map(|side| side.lost_at)
+                .chain((0..2).filter(|p| !self.network.is_dead[*p]).filter_map(|p| self.planes[p].poll_timeout()));
             match due.min() {
                 Some(due) => self.pass(due.saturating_sub(before)),
                 None if self.is_unfinished() => self.pass(Duration::from_millis(20)),
