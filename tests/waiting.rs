@@ -92,12 +92,12 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
     })
 }
 
-/// The connecting end was given up and begins anew on the same line, which others keep, before the listener is asked: the
+/// The connecting end was given up and begins anew on the same control connection, which others keep, before the listener is asked: the
 /// hello of the one that is given up is not answered.
 #[test]
-fn a_connection_that_is_begun_anew_on_its_line_gets_an_answer_of_its_own() -> Result<()> {
+fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_its_own() -> Result<()> {
     let Some(setting) = impatient() else { return Ok(()) };
-    alone("a_connection_that_is_begun_anew_on_its_line_gets_an_answer_of_its_own", &setting, |seat| {
+    alone("a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_its_own", &setting, |seat| {
         let transport = plugin_transport()?;
         let (other, mut other_listener) = transport.listen(0)?;
         let kept = connect(seat, &transport, &other, &mut other_listener)?;

@@ -16,6 +16,7 @@
 //! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one.
 
 mod app;
+mod hostile;
 mod network;
 mod world;
 

@@ -8,7 +8,7 @@ use crate::proto::control::event::{End, Event, Level, PeerChange};
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::stream::MAX_INBOX;
 use crate::proto::control::{ConnId, StreamId, Time};
-use crate::proto::frame::{Frame, Kind, MAX_BODY_BYTES};
+use crate::proto::frame::MAX_BODY_BYTES;
 use crate::proto::handle::{Secret, Token};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -27,20 +27,20 @@ struct Pair {
 }
 
 pub(super) struct World {
-    dice: Dice,
-    now: Time,
-    planes: [ControlPlane; 2],
-    network: Network,
-    pairs: Vec<Pair>,
+    pub(super) dice: Dice,
+    pub(super) now: Time,
+    pub(super) planes: [ControlPlane; 2],
+    pub(super) network: Network,
+    pub(super) pairs: Vec<Pair>,
     /// Connections of nobody in particular, by the process that they came to.
-    hostile: Vec<(usize, ConnId)>,
-    next_secret: u64,
-    refusals_left: [u32; 2],
-    warnings: [usize; 2],
-    is_calm: bool,
+    pub(super) hostile: Vec<(usize, ConnId)>,
+    pub(super) next_secret: u64,
+    pub(super) refusals_left: [u32; 2],
+    pub(super) warnings: [usize; 2],
+    pub(super) is_calm: bool,
 }
 
-fn address(process: usize) -> SocketAddr {
+pub(super) fn address(process: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, process as u8 + 1], 7))
 }
 
@@ -233,42 +233,6 @@ impl World {
             wire.is_up = true;
             wire.sides[far].conn = Some(self.planes[far].handle_caller(self.now, address(2)));
             self.planes[near].handle_connected(self.now, conn);
-        }
-    }
-
-    fn hostile_comes(&mut self, process: usize) {
-        if !self.network.is_dead[process]
-            && self.planes[process].is_port_needed()
-            && self.planes[process].make_room(self.now).is_ok()
-        {
-            let conn = self.planes[process].handle_caller(self.now, address(9));
-            self.hostile.push((process, conn));
-        }
-    }
-
-    /// Somebody who knows a token says what comes to mind.
-    fn hostile_speaks(&mut self) {
-        if self.hostile.is_empty() {
-            return;
-        }
-        let (process, conn) = self.hostile[self.dice.roll(self.hostile.len() as u64) as usize];
-        let kinds = [Kind::Hello, Kind::Reply, Kind::Commit, Kind::Refuse, Kind::Goodbye, Kind::Resume];
-        let secret = [self.dice.roll(3) as u8; 16];
-        let token = [self.dice.roll(6) as u8; 16];
-        let body = [token.as_slice(), &secret, &[0; 4]].concat();
-        let cut = [16, 20, 36, 5][self.dice.roll(4) as usize];
-        let frame = Frame { kind: kinds[self.dice.roll(6) as usize], secret, body: body[..cut].to_vec() };
-        let mut bytes = frame.emit();
-        if self.dice.one_in(4) {
-            let at = self.dice.roll(bytes.len() as u64) as usize;
-            bytes[at] = self.dice.roll(256) as u8;
-        }
-        self.planes[process].handle_bytes(self.now, conn, &bytes);
-    }
-
-    fn hostile_goes(&mut self) {
-        for (process, conn) in std::mem::take(&mut self.hostile) {
-            self.planes[process].handle_end(self.now, conn, End::Closed);
         }
     }
 

@@ -1,132 +1,16 @@
-//! Two control planes that talk to each other, bytes at a time, and what has gone wrong before.
+//! What a control plane does at each step, and what has gone wrong before.
+
+mod two;
 
 use super::*;
 use crate::proto::control::acceptor::{MAX_PENDING, NO_CONNECTION, WRONG_TOKEN};
 use crate::proto::control::stream::MAX_INBOX;
 use crate::proto::frame::Assembler;
 use crate::proto::handshake::Resume;
+use two::{Two, here};
 
 const REFUSED: i32 = 111;
 const TOKEN: Token = [1; 16];
-
-fn here() -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, 1], 7))
-}
-
-fn ms(count: u64) -> Time {
-    Duration::from_millis(1000 + count)
-}
-
-/// A process that dials, one that listens, and the connection between them that stands.
-struct Two {
-    near: ControlPlane,
-    far: ControlPlane,
-    now: Time,
-    wire: Option<(ConnId, ConnId)>,
-    told: [Vec<(StreamId, PeerChange)>; 2],
-    log: [Vec<(Level, String)>; 2],
-}
-
-impl Two {
-    fn new(tokens: &[Token]) -> Self {
-        let [near, far] = [1, 2].map(|seed| ControlPlane::new(Duration::from_secs(30), seed));
-        let mut two = Self { near, far, now: ms(0), wire: None, told: Default::default(), log: Default::default() };
-        tokens.iter().for_each(|token| two.far.register(*token));
-        two
-    }
-
-    /// Notes what the planes say; the connection that the near one dials, if it does.
-    fn events(&mut self) -> Option<ConnId> {
-        let mut dialled = None;
-        for (side, plane) in [&mut self.near, &mut self.far].into_iter().enumerate() {
-            while let Some(event) = plane.poll_event() {
-                match event {
-                    Event::Dial { conn, .. } => assert!(dialled.replace(conn).is_none(), "it dials twice"),
-                    Event::Close { conn, .. } => {
-                        self.wire.take_if(|wire| [wire.0, wire.1][side] == conn);
-                    }
-                    Event::Peer { stream, change } => self.told[side].push((stream, change)),
-                    Event::Log { level, text } => self.log[side].push((level, text)),
-                }
-            }
-        }
-        dialled
-    }
-
-    /// The connection that is dialled comes about.
-    fn connect(&mut self) {
-        let conn = self.events().expect("it dials");
-        let caller = self.far.handle_caller(self.now, SocketAddr::from(([10, 0, 0, 2], 99)));
-        self.near.handle_connected(self.now, conn);
-        self.wire = Some((conn, caller));
-    }
-
-    /// The bytes of each go to the other, until there are none.
-    fn pass(&mut self) {
-        while let Some((near, far)) = self.wire {
-            let (out, back) = (self.near.poll_transmit(near).to_vec(), self.far.poll_transmit(far).to_vec());
-            if out.is_empty() && back.is_empty() {
-                break;
-            }
-            self.near.handle_transmitted(near, out.len());
-            self.far.handle_transmitted(far, back.len());
-            self.far.handle_bytes(self.now, far, &out);
-            self.near.handle_bytes(self.now, near, &back);
-            self.events();
-        }
-        self.events();
-    }
-
-    /// Both ends of a stream with this secret, up to the reply.
-    fn replied(&mut self, token: Token, secret: Secret) -> (StreamId, StreamId) {
-        let near = self.near.open(self.now, here(), token, secret);
-        if self.wire.is_none() {
-            self.connect();
-        }
-        self.near.send(near, Kind::Hello, token.to_vec());
-        self.pass();
-        let (far, _) = self.far.fetch(&token).expect("it has come");
-        assert_eq!(kind(self.far.poll_heard(far)), Some(Kind::Hello));
-        self.far.send(far, Kind::Reply, Vec::new());
-        self.pass();
-        assert_eq!(kind(self.near.poll_heard(near)), Some(Kind::Reply));
-        (near, far)
-    }
-
-    fn established(&mut self, token: Token, secret: Secret) -> (StreamId, StreamId) {
-        let (near, far) = self.replied(token, secret);
-        self.near.send(near, Kind::Commit, Vec::new());
-        self.near.establish(self.now, near);
-        self.pass();
-        assert_eq!(kind(self.far.poll_heard(far)), Some(Kind::Commit));
-        self.far.establish(self.now, far);
-        (near, far)
-    }
-
-    /// Both ends hear that the connection is lost.
-    fn lose(&mut self) {
-        let (near, far) = self.wire.take().expect("it stands");
-        self.far.handle_end(self.now, far, End::Lost("a test".into()));
-        self.near.handle_end(self.now, near, End::Lost("a test".into()));
-        self.events();
-    }
-
-    /// The time comes when the near one dials again, and it comes through.
-    fn dial_again(&mut self) {
-        self.now = self.near.poll_timeout().expect("it will dial");
-        self.near.handle_timeout(self.now);
-        self.connect();
-        self.pass();
-    }
-
-    fn told(&mut self, side: usize) -> Vec<(StreamId, PeerChange)> {
-        std::mem::take(&mut self.told[side])
-    }
-
-    fn warnings(&self, side: usize) -> Vec<&str> {
-        self.log[side].iter().filter(|(level, _)| *level == Level::Warn).map(|(_, text)| text.as_str()).collect()
-    }
-}
 
 fn kind(heard: Heard) -> Option<Kind> {
     if let Heard::Frame(frame) = heard { Some(frame.kind) } else { None }
@@ -184,7 +68,6 @@ fn a_peer_that_is_lost_before_its_commit_has_as_long_as_a_caller_to_come_back() 
     let mut two = Two::new(&[TOKEN]);
     let (near, far) = two.replied(TOKEN, [1; 16]);
     two.near.close(two.now, near);
-    two.wire = two.wire.or(Some((ConnId(0), ConnId(1))));
     let conn = *two.far.conns.keys().next().expect("it stands");
     two.far.handle_end(two.now, conn, End::Lost("a test".into()));
     assert!(!two.far.is_over(far));
