@@ -6,11 +6,12 @@
 #   dist/bin/ferrite                 the companion
 #   dist/bin/softrnic                runs programs on the software device, and controls its network
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+setup_build
 
 cargo build --release --workspace --locked --quiet
 release=$CARGO_TARGET_DIR/release
 # In a folder of its own, since the file has the same name.
-cargo build --release -p softrnic --lib --no-default-features --features tools --target-dir "$CARGO_TARGET_DIR/tools" \
+cargo build --release -p softrnic --features tools --target-dir "$CARGO_TARGET_DIR/tools" \
     --locked --quiet
 
 # By rename, so that a process that has the old file mapped keeps it.

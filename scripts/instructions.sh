@@ -30,36 +30,22 @@ nccl=$(readlink -f "$("$dist/bin/ferrite" wheel)")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The cost of a library in a callgrind file: its own lines, and the inclusive cost of its calls into other libraries but
-# libibverbs. Read from the file itself: callgrind_annotate drops what was inlined from another source file.
-cost() {
-    LC_ALL=C awk -v library="$1" '
-        /^ob=/ { own = index($0, library) > 0; next }
-        /^cob=/ { away = index($0, library) == 0 && $0 !~ /libibverbs/; next }
-        /^calls=/ { getline; if (own && away) sum += $2; away = 0; next }
-        own && /^[0-9]/ { sum += $2 }
-        END { printf "%.0f\n", sum }' "$2"
-}
-
-# count LIBRARY SIZE DEPTH MESSAGES --plugin PATH|--stock PATH
-count() {
-    local library=$1 size=$2 depth=$3 messages=$4 file=$work/out
+# run FILE SIZE DEPTH MESSAGES --plugin PATH|--stock PATH: writes what callgrind counts to FILE.
+run() {
+    local file=$1 size=$2 depth=$3 messages=$4
     shift 4
     rm -f "$file"
     valgrind --tool=callgrind --trace-children=yes --compress-strings=no --compress-pos=no \
         --callgrind-out-file="$file" "$dist/bin/ferrite" solo "$@" --softrnic "$dist/softrnic" \
         --size "$size" --depth "$depth" --messages "$messages" >"$work/log" 2>&1 ||
         die "a run failed: $* of $size B, depth $depth: $(sed '/^==/d' "$work/log" | tail -n 5)"
-    cost "$library" "$file"
 }
 
-# The same, per message.
+# per_message LIBRARY SIZE DEPTH --plugin PATH|--stock PATH
 per_message() {
-    local few many
-    few=$(count "$1" "$2" "$3" "$FEW" "${@:4}")
-    many=$(count "$1" "$2" "$3" "$MANY" "${@:4}")
-    [ "$many" -gt "$few" ] || die "no instructions of $1 were seen"
-    awk -v few="$few" -v many="$many" -v messages=$((MANY - FEW)) 'BEGIN { printf "%.0f\n", (many - few) / messages }'
+    run "$work/few" "$2" "$3" "$FEW" "${@:4}"
+    run "$work/many" "$2" "$3" "$MANY" "${@:4}"
+    "$dist/bin/ferrite" instructions --library "$1" --messages $((MANY - FEW)) --minus "$work/few" "$work/many"
 }
 
 printf '%8s %6s %15s %15s %6s\n' "size [B]" depth "A [instr/msg]" "B [instr/msg]" B/A

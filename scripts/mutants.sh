@@ -4,6 +4,7 @@
 #
 #   scripts/mutants.sh           some minutes
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+setup_build
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT

@@ -6,7 +6,7 @@
 #   scripts/nightly.sh           an hour on two cores
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-install_nextest
+setup_tests
 
 step() { printf '\n== %s\n' "$*"; }
 
@@ -34,7 +34,7 @@ dist/bin/ferrite wheel 2.20.5
 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(=the_loader_of_nccl_2_20_takes_a_name_and_no_path)'
 
 step "the software device with staged copies"
-SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'package(softrnic)'
+SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'package(softrnic) + package(softrnic-cli)'
 
 step "soft-RoCE, Ferrite and NCCL's own transport"
 FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'binary(rxe)'

@@ -9,7 +9,7 @@ loaded=${1:-8}
 alone=${2:-3}
 [[ $# -le 2 && "$loaded $alone" =~ ^[0-9]+\ [0-9]+$ ]] || die "usage: scripts/repeat.sh [LOADED [ALONE]]"
 
-install_nextest
+setup_tests
 scripts/build.sh
 cargo nextest run --workspace --locked --no-run
 logs=$(mktemp -d)

@@ -1,17 +1,23 @@
 #!/usr/bin/env bash
-# What building and testing need beside this repository. Sourced by the other scripts; installs what is missing where it
-# may (root on Debian or Ubuntu), and otherwise names it.
+# What building and testing need beside this repository. The other scripts source it, which changes nothing on the machine, and call
+# `setup_build` or `setup_tests`: these install what is missing where they may (root on Debian or Ubuntu), and otherwise name it.
+#
+#   scripts/setup.sh             names what is missing for building and testing; installs nothing
 
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$ROOT"
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$ROOT/target}
 RUST_MIN=1.90
+PYTHON_MIN=3.10
+CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/ferrite
 
 die() {
     echo "$(basename "$0"): $*" >&2
     exit 1
 }
+
+# -- what is missing --
 
 # The newest directory with a libclang that rdma-sys 0.3.0's old bindgen can use.
 find_libclang() {
@@ -29,6 +35,7 @@ may_install() {
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null
 }
 
+# Debian packages for building.
 missing_packages() {
     command -v cc >/dev/null || echo gcc
     command -v ld >/dev/null || echo binutils
@@ -38,21 +45,33 @@ missing_packages() {
     pkg-config --exists libibverbs 2>/dev/null || echo libibverbs-dev
     pkg-config --exists librdmacm 2>/dev/null || echo librdmacm-dev
     [ -n "$(find_libclang)" ] || echo libclang-14-dev
-    # For fetching stock NCCL, which building does not do.
-    [ "$(basename "$0")" = build.sh ] || python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
+}
+
+# Debian packages for testing: Python fetches stock NCCL.
+missing_test_packages() {
+    python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
     # For tests that are skipped without them.
-    if [ "$(basename "$0")" != build.sh ] && may_install; then
+    if may_install; then
+        python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
         command -v ibv_devinfo >/dev/null || echo ibverbs-utils
         command -v ib_write_bw >/dev/null || echo perftest
     fi
 }
 
+# is_at_least VERSION MINIMUM
+is_at_least() {
+    [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
+}
+
+# -- installing --
+
+# install_packages [PACKAGE...]: these Debian packages, or those that missing_packages names.
 install_packages() {
-    local missing
-    missing=$(missing_packages | tr '\n' ' ')
+    local missing=$*
+    [ $# -gt 0 ] || missing=$(missing_packages | tr '\n' ' ')
     [ -n "${missing// /}" ] || return 0
     if ! may_install; then
-        die "missing: $missing(Debian and Ubuntu package names; as root this script installs them itself)"
+        die "missing: $missing (Debian and Ubuntu package names; as root this script installs them itself)"
     fi
     echo "installing: $missing"
     local log
@@ -64,7 +83,6 @@ install_packages() {
 }
 
 install_rust() {
-    [ -f "$HOME/.cargo/env" ] && . "$HOME/.cargo/env"
     if ! command -v cargo >/dev/null; then
         [ "$(id -u)" = 0 ] || die "missing: Rust $RUST_MIN or newer, see https://rustup.rs"
         echo "installing: Rust, by rustup"
@@ -74,8 +92,7 @@ install_rust() {
     fi
     local version
     version=$(rustc --version | awk '{print $2}')
-    [ "$(printf '%s\n%s\n' "$RUST_MIN" "$version" | sort -V | head -n 1)" = "$RUST_MIN" ] ||
-        die "Rust $version is too old: $RUST_MIN or newer is needed (rustup update)"
+    is_at_least "$version" "$RUST_MIN" || die "Rust $version is too old: $RUST_MIN or newer is needed (rustup update)"
 }
 
 # A slim installation of Rust comes without these.
@@ -92,7 +109,61 @@ install_nextest() {
     cargo install --locked --quiet cargo-nextest || die "cargo install cargo-nextest failed; it is what runs the tests"
 }
 
-install_packages
-install_rust
+# The folder of a virtual environment for scripts/requirements.txt and this Python.
+python_tools() {
+    echo "$CACHE/python-$(sha256sum < <(cat scripts/requirements.txt && python3 --version) | cut -c 1-12)"
+}
+
+# Makes it. Where that cannot be done, without pip or a network, the tests that need it say so.
+install_python_tools() {
+    local folder fresh
+    folder=$(python_tools)
+    [ ! -e "$folder/complete" ] || return 0
+    mkdir -p "$CACHE"
+    fresh=$(mktemp -d -p "$CACHE")
+    if python3 -m venv "$fresh" && "$fresh/bin/python" -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt; then
+        touch "$fresh/complete"
+        # Another run may have made it meanwhile.
+        mv -T "$fresh" "$folder" 2>/dev/null || [ -e "$folder/complete" ]
+    else
+        echo "mypy and ruff cannot be installed here" >&2
+    fi
+    rm -rf "$fresh"
+}
+
+# -- steps that the other scripts call --
+
+# setup_build: all that building needs.
+setup_build() {
+    install_packages
+    install_rust
+    export LIBCLANG_PATH=${LIBCLANG_PATH:-$(find_libclang)}
+}
+
+# setup_tests: all that testing needs but install_python_tools, which takes a while and can run beside other things.
+setup_tests() {
+    local missing
+    missing=$(missing_packages && missing_test_packages)
+    # shellcheck disable=SC2086
+    [ -z "$missing" ] || install_packages $missing
+    setup_build
+    install_components
+    install_nextest
+    local version
+    version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    is_at_least "$version" "$PYTHON_MIN" || die "Python $version is too old: $PYTHON_MIN or newer is needed"
+}
+
+# shellcheck disable=SC1091
+[ ! -f "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"
 # What the user chose is taken as it is.
-export LIBCLANG_PATH=${LIBCLANG_PATH:-$(find_libclang)}
+found=$(find_libclang)
+[ -z "$found" ] || export LIBCLANG_PATH=${LIBCLANG_PATH:-$found}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    missing=$(missing_packages && missing_test_packages)
+    command -v cargo >/dev/null || missing+=$'\n'"Rust $RUST_MIN or newer, see https://rustup.rs"
+    cargo nextest --version >/dev/null 2>&1 || missing+=$'\ncargo-nextest'
+    [ -z "$missing" ] || die "missing: ${missing//$'\n'/ }"
+    echo "nothing is missing"
+fi

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Adds up what cargo-nextest wrote of its runs: the tests that cannot run here with their reasons, and the sum as last line.
+"""Adds up what cargo-nextest and the Python tests wrote of their runs: prints the tests that cannot run here with their
+reasons, and the sum as last line.
 
     summary.py JUNIT.xml...
 
@@ -16,15 +17,16 @@ from collections import Counter
 SKIPPED = re.compile(r"^skipped: (.+)$", re.MULTILINE)
 
 
-def reasons(case):
+def reasons(case: ElementTree.Element) -> list[str]:
     """Why a test that passed did nothing; empty if it ran."""
     printed = (part.text or "" for part in case.iter() if part.tag in ("system-out", "system-err"))
     return [why.strip() for text in printed for why in SKIPPED.findall(text)]
 
 
-def add_up(paths):
+def add_up(paths: list[str]) -> tuple[Counter[str], Counter[str]]:
     """Tests by outcome, and how many were skipped for each reason."""
-    outcomes, why = Counter(), Counter()
+    outcomes: Counter[str] = Counter()
+    why: Counter[str] = Counter()
     for path in paths:
         cases = list(ElementTree.parse(path).getroot().iter("testcase"))
         if not cases:
@@ -40,7 +42,7 @@ def add_up(paths):
     return outcomes, why
 
 
-def main(paths):
+def main(paths: list[str]) -> int:
     try:
         outcomes, why = add_up(paths)
     except (OSError, ValueError, ElementTree.ParseError) as problem:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests: formatting, lints, documentation, then every test of the workspace. The last line is the sum.
+# All tests: formatting, lints, documentation, then every test of the workspace and of the Python programs. The last line is the sum.
 #
 #   scripts/test.sh            everything that is tested for every change
 #   scripts/test.sh --quick    for a developer, in a minute on a built tree: without lints, documentation, the virtual machine,
@@ -15,26 +15,66 @@ case "$# $mode" in
 *) die "usage: scripts/test.sh [--quick | --tests]" ;;
 esac
 
-install_components
-install_nextest
+setup_tests
 
 step() { printf '\n== %s\n' "$*"; }
+
+logs=$(mktemp -d)
+declare -A jobs
+# Jobs that are left when the script fails are ended, each with its children.
+end_jobs() {
+    local pid
+    for pid in "${jobs[@]}"; do
+        kill -- "-$pid" 2>/dev/null || true
+    done
+    rm -rf "$logs"
+}
+trap end_jobs EXIT
+
+# background NAME COMMAND...: runs it beside what follows, in a process group of its own.
+background() {
+    set -m
+    ("${@:2}") >"$logs/$1" 2>&1 &
+    set +m
+    jobs[$1]=$!
+}
+
+# finish NAME: waits for it, shows what it printed, and returns its exit status.
+finish() {
+    local code=0
+    step "$1"
+    wait "${jobs[$1]}" || code=$?
+    unset "jobs[$1]"
+    cat "$logs/$1"
+    return "$code"
+}
 
 # A newer compiler has newer lints and another idea of layout: what it says is shown, but only this one's word is law.
 deny=""
 case "$(rustc --version)" in "rustc 1.95."*) deny="-D warnings" ;; esac
 
+# Each release is fetched once (0.8 GB in all) and kept outside of this repository.
+fetch_nccl() {
+    local release
+    for release in "$@"; do
+        dist/bin/ferrite wheel "$release"
+    done
+}
+
+# What waits for the network runs beside what needs the processor.
+background "Python tools" install_python_tools
+if [ "$mode" = all ]; then
+    # Where there can be no such machine, its tests say so themselves.
+    background "virtual machine with soft-RoCE" tests/rxe/setup.sh
+fi
+
 if [ "$mode" != --tests ]; then
     step build
     scripts/build.sh
-
-    # The tests drive it as well; each release is fetched once (0.8 GB in all) and kept outside of this repository.
-    step "stock NCCL"
+    # The tests drive it as well.
     releases=(2.21.5 2.28.9 2.30.7)
     [ "$mode" = all ] || releases=(2.21.5)
-    for release in "${releases[@]}"; do
-        dist/bin/ferrite wheel "$release"
-    done
+    background "stock NCCL" fetch_nccl "${releases[@]}"
 fi
 
 if [ "$mode" = all ]; then
@@ -45,15 +85,15 @@ if [ "$mode" = all ]; then
     # shellcheck disable=SC2086
     cargo clippy --workspace --all-targets --locked --quiet -- $deny
     # shellcheck disable=SC2086
-    cargo clippy -p softrnic --lib --no-default-features --features tools --locked --quiet -- $deny
+    cargo clippy -p softrnic --lib --features tools --locked --quiet -- $deny
 
     step documentation
     RUSTDOCFLAGS=$deny cargo doc --workspace --no-deps --locked --quiet
 
-    # Where there can be none, its tests say so themselves.
-    step "virtual machine with soft-RoCE"
-    tests/rxe/setup.sh || [ $? = 77 ]
+    finish "virtual machine with soft-RoCE" || [ $? = 77 ]
 fi
+[ "$mode" = --tests ] || finish "stock NCCL"
+finish "Python tools"
 
 step tests
 export FERRITE_DIST=$ROOT/dist
@@ -67,13 +107,28 @@ run_tests() {
     sums+=("$CARGO_TARGET_DIR/nextest/$1/junit.xml")
 }
 
+# python_tests [NAME...]: those of the Python programs, with mypy and ruff, one after the other beside those of the workspace.
+python_tests() {
+    local python
+    python=$(python_tools)/bin/python
+    [ -e "$(python_tools)/complete" ] || python=python3
+    cd scripts || return
+    exec "$python" -m tests --jobs 1 --junit "$python_sums" "$@"
+}
+python_sums=$CARGO_TARGET_DIR/python/junit.xml
+rm -f "$python_sums"
+
 if [ "$mode" = --quick ]; then
+    background "tests of the Python programs" python_tests tests.test_lint
     run_tests quick
 else
+    background "tests of the Python programs" python_tests
     run_tests default
     # The software device once more, with every copy staged as in a container: the tests that move data (scripts/nightly.sh: all).
     SOFTRNIC_STAGED=1 run_tests staged
 fi
+finish "tests of the Python programs" || status=$?
+sums+=("$python_sums")
 
 # What is missing on somebody's machine must not be missing where the project itself is tested.
 printf '\n'

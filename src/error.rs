@@ -1,36 +1,40 @@
-//! The one error type: what failed, where, and what to do about it; and the class that NCCL is told.
+//! The one error type: which operation failed, with which errno, in which circumstances; and the class that NCCL is told.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 
 /// Which of NCCL's result codes an error becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// The operating system or the hardware failed.
     System,
-    /// A bug, here or in the caller.
+    /// A bug, in Ferrite or in its caller.
     Internal,
     /// The caller passed something impossible.
     Argument,
     /// The user set something impossible.
     Usage,
-    /// The peer or the way to it is gone.
+    /// The peer has failed, or the path to it.
     Remote,
 }
 
-/// An error with a text for the person who has to act on it. One pointer wide: results travel in registers.
+/// An error whose text tells its reader what to do. It is one pointer wide, so that results travel in registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Detail>);
 
-/// What an [`Error`] tells.
+/// The parts of an [`Error`]. Its text is `OPERATION failed: ERRNO in words`, or just the operation, and then the context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detail {
     /// What NCCL is told.
     pub class: Class,
-    /// What a person is told: the operation, the object, the values, the likely cause.
-    pub text: String,
-    /// Whether it has been reported already, so that another line would tell nothing new.
-    pub quiet: bool,
+    /// The operation that failed and its object, as in `ibv_alloc_pd(mlx5_0)`; without an errno, what is wrong.
+    pub operation: String,
+    /// The system's error number, if there is one.
+    pub errno: Option<i32>,
+    /// Circumstances, likely causes and remedies, as they follow in the text.
+    pub context: String,
+    /// Whether it has been logged before, so that it is not logged again.
+    pub is_logged: bool,
 }
 
 /// Result with [`Error`].
@@ -38,51 +42,79 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     #[cold]
-    fn new(class: Class, text: String) -> Self {
-        Self(Box::new(Detail { class, text, quiet: false }))
+    fn new(class: Class, operation: String, errno: Option<i32>) -> Self {
+        Self(Box::new(Detail { class, operation, errno, context: String::new(), is_logged: false }))
     }
 
-    /// A bug, here or in the caller.
+    /// A bug, in Ferrite or in its caller.
     pub fn internal(text: impl Into<String>) -> Self {
-        Self::new(Class::Internal, text.into())
+        Self::new(Class::Internal, text.into(), None)
     }
 
     /// The caller passed something impossible.
     pub fn argument(text: impl Into<String>) -> Self {
-        Self::new(Class::Argument, text.into())
+        Self::new(Class::Argument, text.into(), None)
     }
 
     /// The user set something impossible.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self::new(Class::Usage, text.into())
+        Self::new(Class::Usage, text.into(), None)
     }
 
-    /// The peer or the way to it is gone.
+    /// The peer has failed, or the path to it.
     pub fn remote(text: impl Into<String>) -> Self {
-        Self::new(Class::Remote, text.into())
+        Self::new(Class::Remote, text.into(), None)
     }
 
-    /// The operating system or the hardware failed.
+    /// The operating system or the hardware failed, without an errno.
     pub fn system(text: impl Into<String>) -> Self {
-        Self::new(Class::System, text.into())
+        Self::new(Class::System, text.into(), None)
     }
 
     /// A system or library call failed with `errno`.
     pub fn os(operation: impl fmt::Display, errno: i32) -> Self {
-        let reason = std::io::Error::from_raw_os_error(errno);
-        Self::new(Class::System, format!("{operation} failed: {reason}"))
+        Self::new(Class::System, operation.to_string(), Some(errno))
     }
 
     /// A call of the standard library failed.
     pub fn io(operation: impl fmt::Display, reason: &std::io::Error) -> Self {
-        Self::new(Class::System, format!("{operation} failed: {reason}"))
+        match reason.raw_os_error() {
+            Some(errno) => Self::os(operation, errno),
+            None => Self::system(format!("{operation} failed: {reason}")),
+        }
     }
 
-    /// The same error, said to have happened during `what`.
+    /// The same error with the task during which it happened in front of its operation.
     #[must_use]
-    pub fn during(mut self, what: impl fmt::Display) -> Self {
-        self.text = format!("{what}: {}", self.text);
+    pub fn during(mut self, task: impl fmt::Display) -> Self {
+        self.0.operation = format!("{task}: {}", self.0.operation);
         self
+    }
+
+    /// The same error with a circumstance added to its context.
+    #[must_use]
+    pub fn context(mut self, circumstance: impl fmt::Display) -> Self {
+        self.0.context += &format!("; {circumstance}");
+        self
+    }
+
+    /// The same error with a hint, in parentheses, added to its context.
+    #[must_use]
+    pub fn hint(mut self, hint: impl fmt::Display) -> Self {
+        self.0.context += &format!(" ({hint})");
+        self
+    }
+
+    /// The same error, marked as logged before.
+    #[must_use]
+    pub fn logged(mut self) -> Self {
+        self.0.is_logged = true;
+        self
+    }
+
+    /// The whole text.
+    pub fn text(&self) -> String {
+        self.to_string()
     }
 }
 
@@ -93,28 +125,41 @@ impl Deref for Error {
     }
 }
 
-impl DerefMut for Error {
-    fn deref_mut(&mut self) -> &mut Detail {
-        &mut self.0
-    }
-}
-
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&self.operation)?;
+        if let Some(errno) = self.errno {
+            write!(f, " failed: {}", std::io::Error::from_raw_os_error(errno))?;
+        }
+        f.write_str(&self.0.context)
     }
 }
 
 impl std::error::Error for Error {}
 
-impl From<crate::proto::Violation> for Error {
-    #[cold]
-    fn from(v: crate::proto::Violation) -> Self {
-        Self::remote(format!("the peer broke the protocol: {v}"))
-    }
-}
-
 /// The calling thread's errno.
 pub fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_is_task_operation_errno_and_context() {
+        let error =
+            Error::os("ibv_alloc_pd(x)", libc::ENOMEM).hint("is it full?").context("4 of 4").during("opening x");
+        assert_eq!(
+            error.text(),
+            "opening x: ibv_alloc_pd(x) failed: Cannot allocate memory (os error 12) (is it full?); 4 of 4"
+        );
+        assert_eq!((error.class, error.errno), (Class::System, Some(libc::ENOMEM)));
+        assert_eq!(Error::remote("the peer has gone").context("later").text(), "the peer has gone; later");
+    }
+
+    #[test]
+    fn an_error_is_one_pointer_wide() {
+        assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
+    }
 }

@@ -1,44 +1,46 @@
 //! # Ferrite
 //!
 //! An NCCL network plugin: `libnccl-net.so`, which implements the ncclNet v8 interface over raw RDMA verbs. This page is
-//! the map.
+//! the map of its sources.
 //!
 //! ```text
 //!            NCCL ── ncclNetPlugin_v8
 //!                       │
-//!   abi    what NCCL sees: vtable, handles, logger, the edge where errors become codes and panics stop
+//!   abi    NCCL's interface: vtable, handles, logger; errors become result codes, panics become errors
 //!    │
-//!   net    our objects: Nic, Rail, Listener, Connector, SendComm, RecvComm; the only place where the rest meets
+//!   net    the plugin's objects: Network, Nic, Rail, Listener, Connector, SendComm, RecvComm
 //!    ├──────────────────┬──────────────────┐
 //!   proto              verbs              host
-//!   what two peers     libibverbs,        the machine: settings, sysfs, GIDs,
-//!   agree on; pure     owned              interfaces
+//!   what two peers     libibverbs:        the machine: settings, sysfs, GIDs,
+//!   agree on; pure     owned objects      network interfaces
 //! ```
 //!
-//! `abi → net → {proto, verbs, host}`, and those three never see each other; `error` is everybody's. A test reads the
-//! sources and enforces it, and that `unsafe` stays in `abi`, `verbs` and the few files that make system calls.
+//! `abi → net → {proto, verbs, host}`. The lower three do not use each other; all use `error`. A test reads the sources and
+//! enforces that, the order of the folders of `net`, that no files use each other in a circle, and that `unsafe` stays in
+//! `abi`, `verbs` and the few files that make system calls.
 //!
-//! ## The way of a message
+//! ## The path of a message
 //!
-//! 1. `irecv` gives [`proto::recv::RecvFlow`] a buffer. Its clear-to-send, 32 bytes with address, key, size, tag and
-//!    sequence number, is written into the ring in the sender's memory: inline where the device can, unsignalled, one
-//!    doorbell. Small ones that come in quick succession share a write.
-//! 2. `isend` finds the clear-to-send in [`proto::send::SendFlow`] by its tag and posts one RDMA WRITE with immediate:
+//! 1. `irecv` gives [`proto::recv::RecvFlow`] a buffer. Its clear-to-send is 32 bytes with address, key, size, tag and
+//!    sequence number. It is written into a ring in the sender's memory: unsignalled, with one doorbell, and inline if the
+//!    device has enough inline data. Several that are due at once share a write.
+//! 2. `isend` finds the clear-to-send in [`proto::send::SendFlow`] by its tag and posts one RDMA WRITE with immediate data:
 //!    one doorbell, one completion.
-//! 3. The immediate names the slot and tells the length. The receiver's `test` polls it off the completion queue.
-//!    Receive work requests carry no memory and belong to nobody: they are posted 32 at a time.
+//! 3. The immediate data names the clear-to-send and tells the length. The receiver's `test` polls its completion. Receive work
+//!    requests have no memory and belong to no message: they are posted 32 at a time.
 //!
-//! A grouped receive is as many slots as it has members; each member completes by itself and the group with the last.
-//! A message is cut over several queue pairs at 128-byte multiples when both ends want it, and over all rails where there
-//! are several; the receiver counts stripes, however they come. Where the cuts are is the sender's affair: see
-//! [`proto::shares`]. Lengths that the immediate's 22 bits cannot tell are told in two of them.
+//! A grouped receive takes as many clear-to-sends as it has messages. Each message completes by itself, and the group with the
+//! last one. A message is split over several queue pairs, at multiples of 128 bytes, if both ends are set so; and over all rails
+//! if there are several. The receiver counts stripes, in whatever order they come. The sender decides where a message is split
+//! ([`proto::stripe`]). A length that the 22 bits of one immediate cannot tell is told in two.
 //!
 //! ## Rails
 //!
-//! Like ports of one card are one device to NCCL ([`net::device::nic`]). A connection lies on as many rails as both ends have: each
-//! has its queue pairs and its completion queue, and a clear-to-send goes over any of them. Two keys fit a clear-to-send;
-//! with three or four rails it takes 64 bytes, still one packet. Memory is registered on every card ([`net::mr::handle`]).
-//! A connection of one rail takes the short way through all of it, which branches off before anything is polled or posted.
+//! Equal ports of one card are one device to NCCL ([`net::device::nic`]). A connection uses as many rails as both ends have.
+//! Each rail has its queue pairs and its completion queue, and a clear-to-send may go over any of them. A clear-to-send has room
+//! for two keys; with three or four rails it has 64 bytes, which is still one packet. Memory is registered on every card
+//! ([`net::mr::handle`]). A connection with one rail takes a shorter path through the code, which branches off before anything
+//! is polled or posted.
 //!
 //! ## Setting up a connection
 //!
@@ -64,7 +66,7 @@
 //! ## Threads
 //!
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
-//! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::data::exclusive_cell::SingleCaller`],
+//! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::data::exclusive_cell::ExclusiveCell`],
 //! the rest is immutable or behind a lock. The data path allocates nothing, takes no lock and makes no system call of its
 //! own. Ferrite's only threads are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
 //! waits for device events and clears away what an abort has left half-made; one of them also drives the control connections and
@@ -76,21 +78,63 @@
 //! |---|---|
 //! | what does a peer see on the wire? | [`proto::wire`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
 //! | which environment variables are there? | [`host::variables::VARIABLES`] |
-//! | which GID is used, and why? | [`host::gid`], [`net::device::address`] |
-//! | who shares a control connection, and when does it end? | [`proto::control::plane`], [`proto::control::pool`] |
+//! | which GID is used, and why? | [`host::gid`], [`net::device::gid_table`], [`net::device::rail`] |
+//! | which connections share a control connection, and when does it end? | [`proto::control::plane`], [`proto::control::pool`] |
 //! | who is let in at the port, and how many may wait there? | [`proto::control::acceptor`] |
 //! | what becomes of connections whose control connection is lost? | [`proto::control::plane`], [`proto::control::redial`], [`net::data::probe`] |
-//! | what bounds a connection that NCCL has given up half-way? | [`net::setup::connectors`], [`net::setup::listen`] |
 //! | which lock is taken first? | [`net::control`] |
+//! | what bounds a connection that NCCL has abandoned during set-up? | [`net::setup`] |
 //! | how are queue pairs connected, and how often is it tried? | [`net::qp::connect`] |
-//! | which registration serves which memory? | [`net::mr::cache`] |
+//! | which memory region serves which memory? | [`net::mr::table`] |
 //! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
 //! | which ports are one device? | [`net::device::nic`] |
-//! | how much of a message does a rail get? | [`proto::stripe`], [`proto::shares`] |
-//! | how large are the queues, and why do they never overflow? | [`net::data::sender::SENDER_DEPTHS`], [`proto::room`], [`net::data::receiver::RECEIVER_DEPTHS`] |
-//! | what if a device takes little inline data, or none? | [`verbs::queue`], [`net::data::cts_sender`] |
-//! | what does an error say? | [`verbs::status`], `net::qp::set` |
+//! | how much of a message does a rail carry? | [`proto::stripe`] |
+//! | how large are the queues? | [`net::data::caps`] |
+//! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
+//! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
 //! | how is libibverbs found? | [`verbs::library`] |
+//!
+//! ## Glossary
+//!
+//! Terms of the InfiniBand specification and of NCCL have their meaning there; the others are Ferrite's.
+//!
+//! | term | meaning |
+//! |---|---|
+//! | card | what libibverbs opens as one device: an RDMA card, or a PCI function of one |
+//! | clear-to-send (CTS) | 32 or 64 bytes that tell the sender a receive buffer: address, keys, size, tag, sequence number |
+//! | communicator | NCCL's send or receive end of a connection: `sendComm`, `recvComm` |
+//! | completion queue (CQ) | where a device reports completed work requests; a connection has one per rail |
+//! | control connection | a TCP connection between two processes, which all connections between them share |
+//! | device | what NCCL is told of: one rail, or several that are merged |
+//! | dma-buf | a Linux descriptor for memory of a device, by which GPU memory can be registered |
+//! | doorbell | the write to a device that makes it look for new work requests |
+//! | ECE | enhanced connection establishment: vendor's options that two devices agree on |
+//! | endpoint | the description of one end of a connection that the peer is told |
+//! | FLID | the LID under which other InfiniBand subnets address a port |
+//! | flush | an RDMA READ to this process itself, after which received data is in GPU memory |
+//! | GID | a port's 128-bit address; the GID table of a port has several |
+//! | GPUDirect RDMA | an RDMA device reads and writes GPU memory without a copy in host memory |
+//! | group | the messages of one `irecv` call, 1 to 8 |
+//! | handle | the 128 bytes that NCCL carries from `listen` to `connect`; or an object behind NCCL's `void*` |
+//! | immediate | 32 bits that come with an RDMA WRITE and complete a receive work request |
+//! | inline data | data that the CPU gives to the device with the work request, so that it needs no registration |
+//! | LID | a port's 16-bit address within an InfiniBand subnet |
+//! | link layer | InfiniBand, or Ethernet (RoCE) |
+//! | lkey, rkey | the keys of a memory region for local and for the peer's work requests |
+//! | memory region (MR) | registered memory, which a device can access |
+//! | probe | an RDMA WRITE of zero bytes, which tells whether the peer's device acknowledges |
+//! | queue pair (QP) | a send and a receive queue, connected to one of the peer; states RESET, INIT, RTR, RTS, ERROR |
+//! | queue pair index | the number of a queue pair within its connection |
+//! | rail | a port that carries part of a connection; rail *i* of one end is connected to rail *i* of the other |
+//! | request | what `isend`, `irecv` and `iflush` give to NCCL for `test`; at most 256 at a time |
+//! | ring | the memory of the sender that clear-to-sends are written to, with a place for each of 512 |
+//! | RoCE | RDMA over Ethernet |
+//! | signalled | of a work request: its success is reported as a completion |
+//! | stripe | the part of a message that one queue pair carries |
+//! | token | the random number in a handle, by which a listener knows its peer |
+//! | trailing immediate write | a write of zero bytes that carries the immediate, where the fabric may reorder packets |
+//! | watcher | the thread of a card that reads device events and control connections |
+//! | work request (WR) | an operation posted to a queue pair |
 #![cfg_attr(
     not(test),
     deny(
@@ -104,10 +148,14 @@
         clippy::unimplemented
     )
 )]
+// The modules are private: `pub` means visible in the whole crate, and the compiler finds what is unused.
+#![allow(unreachable_pub)]
+#![allow(rustdoc::private_intra_doc_links)]
 
-pub mod abi;
-pub mod error;
-pub mod host;
-pub mod net;
-pub mod proto;
-pub mod verbs;
+mod abi;
+mod error;
+mod host;
+mod net;
+mod proto;
+pub mod testing;
+mod verbs;

@@ -1,30 +1,21 @@
 //! The plugin as a file, and the layouts that both sides of the C boundary have to agree on.
 
-use nccl_net::abi::nccl;
+use nccl_net::testing::nccl;
 use object::{Object, ObjectSymbol};
 use std::collections::HashMap;
-use std::io::Write;
 use std::mem::{offset_of, size_of};
-use std::path::PathBuf;
 use std::process::Command;
+use testkit::{Missing, Scratch, require};
 
-/// The built plugin, or `None` with the reason on stderr.
-fn plugin() -> Option<Vec<u8>> {
-    let dist = std::env::var_os("FERRITE_DIST")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("dist"), PathBuf::from);
-    let path = dist.join("lib/libnccl-net.so");
-    match std::fs::read(&path) {
-        Ok(bytes) => Some(bytes),
-        Err(_) => {
-            let _ = writeln!(std::io::stderr(), "skipped: {} is missing (scripts/build.sh makes it)", path.display());
-            None
-        }
-    }
+/// The built plugin.
+fn plugin() -> Result<Vec<u8>, Missing> {
+    let path = testkit::dist::plugin()?;
+    Ok(std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
 }
 
 #[test]
 fn the_plugin_exports_its_vtable_and_nothing_else() {
-    let Some(bytes) = plugin() else { return };
+    let bytes = require!(plugin());
     let file = object::File::parse(&*bytes).expect("an ELF file");
     let exported: Vec<_> = file
         .exports()
@@ -40,7 +31,7 @@ fn the_plugin_exports_its_vtable_and_nothing_else() {
 
 #[test]
 fn the_plugin_needs_nothing_but_libc_and_its_kin() {
-    let Some(bytes) = plugin() else { return };
+    let bytes = require!(plugin());
     use object::read::elf::{Dyn, FileHeader};
     let header = object::elf::FileHeader64::<object::Endianness>::parse(&*bytes).expect("a 64-bit ELF file");
     let endian = header.endian().expect("known byte order");
@@ -71,8 +62,7 @@ macro_rules! layout {
 
 /// What a C compiler says of each expression.
 fn ask_c(includes: &str, expressions: &[(String, usize)]) -> HashMap<String, usize> {
-    let dir = std::env::temp_dir().join(format!("ferrite-layout-{}-{:p}", std::process::id(), expressions));
-    std::fs::create_dir_all(&dir).expect("a temporary directory");
+    let dir = Scratch::new();
     let lines: String =
         expressions.iter().map(|(e, _)| format!("  printf(\"%s=%zu\\n\", \"{e}\", (size_t){e});\n")).collect();
     let source =
@@ -89,7 +79,6 @@ fn ask_c(includes: &str, expressions: &[(String, usize)]) -> HashMap<String, usi
         .arg(dir.join("layout"));
     assert!(compile.status().expect("a C compiler").success());
     let output = Command::new(dir.join("layout")).output().expect("it runs");
-    std::fs::remove_dir_all(&dir).expect("removed");
     let text = String::from_utf8(output.stdout).expect("text");
     text.lines().filter_map(|l| l.rsplit_once('=')).map(|(e, v)| (e.to_owned(), v.parse().expect("a number"))).collect()
 }

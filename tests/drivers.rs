@@ -3,18 +3,21 @@
 
 mod common;
 
-use common::alone::{alone, connect};
 use common::bench::Bench;
-use common::talk::{log, said, set, softrnic, talkative};
-use common::{faithful, pattern, plugin_transport, setting};
+use common::connect::connect;
+use common::log::{log, said};
+use common::process::{alone, pair};
+use common::setting::{set, setting, softrnic, talkative};
+use common::{faithful, pattern, plugin_transport};
 use ferrite::buffer::Buffer;
 use ferrite::comm::Place;
 use ferrite::error::{Error, Result};
 use ferrite::link::{finished, posted};
-use ferrite::pair::{self, Setting};
+use ferrite::pair::Setting;
 use ferrite::seat::Seat;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use testkit::require;
 
 const ROOM: usize = 4096;
 const GROUP: usize = 8;
@@ -65,67 +68,66 @@ fn inline(most: &str, excess: &str, setting: Setting) -> Setting {
     setting.env("SOFTRNIC_MAX_INLINE", most).env("SOFTRNIC_INLINE_EXCESS", excess)
 }
 
-fn messages_arrive(test: &str, most: &str, excess: &str) -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run(test, &inline(most, excess, setting), exchange_all)?;
+fn messages_arrive(most: &str, excess: &str) -> Result<()> {
+    let setting = require!(setting());
+    pair(&inline(most, excess, setting), exchange_all)?;
     Ok(())
 }
 
 #[test]
 fn inline_data_is_refused_above_96_bytes() -> Result<()> {
-    messages_arrive("inline_data_is_refused_above_96_bytes", "96", "refuse")
+    messages_arrive("96", "refuse")
 }
 
 #[test]
 fn inline_data_is_refused_without_a_reason() -> Result<()> {
-    messages_arrive("inline_data_is_refused_without_a_reason", "96", "silent")
+    messages_arrive("96", "silent")
 }
 
 #[test]
 fn less_inline_data_is_granted_than_asked_for() -> Result<()> {
-    messages_arrive("less_inline_data_is_granted_than_asked_for", "96", "grant")
+    messages_arrive("96", "grant")
 }
 
 #[test]
 fn one_clear_to_send_fits_inline() -> Result<()> {
-    messages_arrive("one_clear_to_send_fits_inline", "40", "silent")
+    messages_arrive("40", "silent")
 }
 
 #[test]
 fn no_inline_data_is_granted() -> Result<()> {
-    messages_arrive("no_inline_data_is_granted", "0", "grant")
+    messages_arrive("0", "grant")
 }
 
 #[test]
 fn all_inline_data_is_refused() -> Result<()> {
-    messages_arrive("all_inline_data_is_refused", "0", "refuse")
+    messages_arrive("0", "refuse")
 }
 
 #[test]
 fn less_inline_data_than_a_clear_to_send() -> Result<()> {
-    messages_arrive("less_inline_data_than_a_clear_to_send", "31", "grant")
+    messages_arrive("31", "grant")
 }
 
 /// Each rail needs a key of its own.
 #[test]
 fn two_rails_have_no_inline_data() -> Result<()> {
     let adapt = |setting| inline("0", "grant", setting);
-    faithful::run("two_rails_have_no_inline_data", &["--devices", "4"], adapt, exchange_all)
+    faithful::run(&["--devices", "4"], adapt, exchange_all)
 }
 
 /// Clear-to-sends have 64 bytes there.
 #[test]
 fn four_rails_have_less_inline_data_than_a_clear_to_send() -> Result<()> {
-    let test = "four_rails_have_less_inline_data_than_a_clear_to_send";
     let adapt = |setting| inline("63", "silent", setting);
-    faithful::run(test, &["--devices", "4", "--ports", "2"], adapt, exchange_all)
+    faithful::run(&["--devices", "4", "--ports", "2"], adapt, exchange_all)
 }
 
 /// One end alone has a device like that.
 #[test]
 fn one_end_has_no_inline_data() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("one_end_has_no_inline_data", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         if seat.rank() == 1 {
             set("SOFTRNIC_MAX_INLINE", "0");
         }
@@ -135,9 +137,9 @@ fn one_end_has_no_inline_data() -> Result<()> {
 }
 
 /// What a refusal says that no size of inline data would have mended.
-fn refusal(test: &str, variable: &str, value: &str, words: &[&str]) -> Result<()> {
-    let Some(setting) = talkative(&[(variable, value)]) else { return Ok(()) };
-    alone(test, &setting, |seat| {
+fn refusal(variable: &str, value: &str, words: &[&str]) -> Result<()> {
+    let setting = require!(talkative(&[(variable, value)]));
+    alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         match connect(seat, &transport, &handle, &mut listener) {
@@ -151,17 +153,16 @@ fn refusal(test: &str, variable: &str, value: &str, words: &[&str]) -> Result<()
 }
 
 #[test]
-fn queues_that_are_too_long_are_no_matter_of_locked_memory() -> Result<()> {
-    let test = "queues_that_are_too_long_are_no_matter_of_locked_memory";
+fn queues_that_are_too_long_are_not_blamed_on_locked_memory() -> Result<()> {
     let words = ["ibv_create_qp(softrnic", " send and ", "Invalid argument"];
-    refusal(test, "SOFTRNIC_MAX_QP_WR", "100", &words)
+    refusal("SOFTRNIC_MAX_QP_WR", "100", &words)
 }
 
 /// NCCL's built-in transport has queues of 512 work requests.
 #[test]
-fn queues_of_512_work_requests_will_do() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("queues_of_512_work_requests_will_do", &setting.env("SOFTRNIC_MAX_QP_WR", "512"), exchange_all)?;
+fn queues_of_512_work_requests_suffice() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting.env("SOFTRNIC_MAX_QP_WR", "512"), exchange_all)?;
     Ok(())
 }
 
@@ -171,9 +172,9 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
     const SENT: usize = (4 << 20) + 70_001;
     const ROOM: usize = 5 << 20;
     const MESSAGES: usize = 200;
-    let Some(setting) = setting() else { return Ok(()) };
+    let setting = require!(setting());
     let setting = setting.env("NCCL_IB_ADAPTIVE_ROUTING", "1").env("NCCL_IB_AR_THRESHOLD", "100");
-    pair::run("a_send_queue_takes_as_many_long_messages_as_it_has_room_for", &setting, |seat| {
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, ROOM)?;
         let rank = seat.rank();
         let begin = |begun: usize| match rank {
@@ -218,9 +219,8 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
 /// As EFA's are, which take no reliable connections: NCCL is to use another network.
 #[test]
 fn ports_that_are_neither_infiniband_nor_ethernet_are_passed_over() -> Result<()> {
-    let test = "ports_that_are_neither_infiniband_nor_ethernet_are_passed_over";
-    let Some(setting) = talkative(&[("SOFTRNIC_LINK", "roce,softrnic0/1=unspecified")]) else { return Ok(()) };
-    pair::run(test, &setting, |_| {
+    let setting = require!(talkative(&[("SOFTRNIC_LINK", "roce,softrnic0/1=unspecified")]));
+    pair(&setting, |_| {
         let transport = plugin_transport()?;
         assert_eq!((transport.devices()?, transport.properties(0)?.name.as_str()), (1, "softrnic1"));
         assert!(said(&["softrnic0:1 is not used", "link layer (0) is neither InfiniBand nor Ethernet"]), "{}", log());
@@ -231,9 +231,8 @@ fn ports_that_are_neither_infiniband_nor_ethernet_are_passed_over() -> Result<()
 
 #[test]
 fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
-    let test = "no_port_of_infiniband_or_ethernet_means_no_device";
-    let Some(setting) = talkative(&[("SOFTRNIC_LINK", "unspecified")]) else { return Ok(()) };
-    pair::run(test, &setting, |_| {
+    let setting = require!(talkative(&[("SOFTRNIC_LINK", "unspecified")]));
+    pair(&setting, |_| {
         assert_eq!(plugin_transport()?.devices()?, 0);
         assert!(said(&["Ferrite has no device: 2 RDMA device(s) opened", "InfiniBand or Ethernet"]), "{}", log());
         Ok(())
@@ -243,9 +242,9 @@ fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
 
 /// A registration that fits the limit many times over is refused for another reason, whatever the device calls it.
 #[test]
-fn a_limit_of_locked_memory_with_room_is_not_blamed() -> Result<()> {
-    let Some(setting) = talkative(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=2..")]) else { return Ok(()) };
-    alone("a_limit_of_locked_memory_with_room_is_not_blamed", &setting, |seat| {
+fn a_registration_within_the_limit_of_locked_memory_is_not_blamed_on_it() -> Result<()> {
+    let setting = require!(talkative(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=2..")]));
+    alone(&setting, |seat| {
         let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
         // SAFETY: a valid limit, below the one there was or the same.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
@@ -265,9 +264,8 @@ fn a_limit_of_locked_memory_with_room_is_not_blamed() -> Result<()> {
 /// The device names the completion queue that has failed: the connections of others go on.
 #[test]
 fn a_completion_queue_that_fails_ends_its_own_connection_only() -> Result<()> {
-    let test = "a_completion_queue_that_fails_ends_its_own_connection_only";
-    let Some(setting) = talkative(&[]) else { return Ok(()) };
-    pair::run(test, &setting, |seat| {
+    let setting = require!(talkative(&[]));
+    pair(&setting, |seat| {
         let one = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         let other = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         one.exchange(seat, 1, 5000, 5000)?;

@@ -3,15 +3,17 @@
 
 mod common;
 
-use common::{faithful, pattern, plugin_transport, setting};
+use common::process::pair;
+use common::setting::setting;
+use common::{faithful, pattern, plugin_transport};
 use ferrite::abi;
 use ferrite::error::{Error, Result};
 use ferrite::link::Link;
-use ferrite::pair::{self, Setting};
+use ferrite::pair::Setting;
 use ferrite::transport::Transport;
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::path::PathBuf;
 use std::process::Command;
+use testkit::{Missing, Scratch, require};
 
 /// The driver, loaded into this process as an application would have it.
 struct Driver(*mut c_void);
@@ -19,7 +21,8 @@ struct Driver(*mut c_void);
 impl Driver {
     fn load() -> Self {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tools/softrnic/tests/cuda/fake.c");
-        let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cuda-{}.so", std::process::id()));
+        let folder = Scratch::new();
+        let library = folder.join("cuda.so");
         let mut cc = Command::new("cc");
         cc.args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"]).arg(&library).arg(source);
         assert!(cc.status().expect("a C compiler").success());
@@ -27,7 +30,6 @@ impl Driver {
         // SAFETY: a library of ours.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         assert!(!handle.is_null(), "{}", library.display());
-        let _ = std::fs::remove_file(library);
         Self(handle)
     }
 
@@ -60,23 +62,18 @@ const CUDA: i32 = abi::NCCL_PTR_CUDA as i32;
 const DMABUF: i32 = abi::NCCL_PTR_DMABUF as i32;
 const WARNING: &str = "WARN";
 
-/// Whether this machine has GPUs, which these tests cannot do with; says so.
-fn has_gpu() -> bool {
+/// Whether this machine has no GPUs: these tests cannot do with one.
+fn no_gpu() -> std::result::Result<(), Missing> {
     let has = std::path::Path::new("/proc/driver/nvidia").exists();
-    if has {
-        common::skipped("a machine without GPUs: this one has some");
-    }
-    has
+    if has { Err(Missing::new("a machine without GPUs: this one has some")) } else { Ok(()) }
 }
 
 /// What is promised where the machine can do `gpu`, in a process with a driver that is `prepare`d: and the words of the
 /// warning, or none if there is to be none.
-fn promised(test: &str, gpu: &str, prepare: impl FnOnce(&Driver), expected: i32, words: &[&str]) -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    if has_gpu() {
-        return Ok(());
-    }
-    pair::run(test, &setting.env("SOFTRNIC_GPU", gpu), |_| {
+fn promised(gpu: &str, prepare: impl FnOnce(&Driver), expected: i32, words: &[&str]) -> Result<()> {
+    let setting = require!(setting());
+    require!(no_gpu());
+    pair(&setting.env("SOFTRNIC_GPU", gpu), |_| {
         let driver = Driver::load();
         prepare(&driver);
         let transport = plugin_transport()?;
@@ -97,44 +94,40 @@ fn promised(test: &str, gpu: &str, prepare: impl FnOnce(&Driver), expected: i32,
 }
 
 #[test]
-fn by_address_if_a_registration_works() -> Result<()> {
-    promised("by_address_if_a_registration_works", "peermem", |_| {}, HOST | CUDA, &[])
+fn gpu_memory_by_address_is_promised_if_a_registration_works() -> Result<()> {
+    promised("peermem", |_| {}, HOST | CUDA, &[])
 }
 
 #[test]
-fn by_dmabuf_if_the_device_takes_it() -> Result<()> {
-    promised("by_dmabuf_if_the_device_takes_it", "dmabuf", |_| {}, HOST | DMABUF, &[])
+fn gpu_memory_by_dmabuf_is_promised_if_the_device_takes_it() -> Result<()> {
+    promised("dmabuf", |_| {}, HOST | DMABUF, &[])
 }
 
 #[test]
-fn without_either_the_missing_pieces_are_named() -> Result<()> {
+fn without_gpudirect_rdma_the_missing_parts_are_named() -> Result<()> {
     let words = ["no GPUDirect RDMA", "modprobe nvidia-peermem", "Linux 5.12 or newer"];
-    promised("without_either_the_missing_pieces_are_named", "none", |_| {}, HOST, &words)
+    promised("none", |_| {}, HOST, &words)
 }
 
 #[test]
-fn a_gpu_driver_that_lends_no_dmabuf_is_named() -> Result<()> {
-    let test = "a_gpu_driver_that_lends_no_dmabuf_is_named";
+fn a_gpu_driver_without_dmabuf_is_named() -> Result<()> {
     let prepare = |driver: &Driver| driver.switch(c"fake_keep_dmabuf");
-    promised(test, "dmabuf", prepare, HOST | DMABUF, &["no GPUDirect RDMA", "open kernel modules"])
+    promised("dmabuf", prepare, HOST | DMABUF, &["no GPUDirect RDMA", "open kernel modules"])
 }
 
 #[test]
-fn a_driver_that_the_application_has_not_initialised_is_left_alone() -> Result<()> {
-    let test = "a_driver_that_the_application_has_not_initialised_is_left_alone";
-    promised(test, "peermem", |driver| driver.switch(c"fake_sleep"), HOST, &[])
+fn a_gpu_driver_that_is_not_initialised_is_not_called() -> Result<()> {
+    promised("peermem", |driver| driver.switch(c"fake_sleep"), HOST, &[])
 }
 
 /// A fused device reaches GPU memory if all its cards do: here one of the first device's refuses.
 #[test]
-fn by_address_if_it_works_on_every_card() -> Result<()> {
-    if has_gpu() {
-        return Ok(());
-    }
+fn a_fused_device_promises_gpu_memory_if_all_its_cards_take_it() -> Result<()> {
+    require!(no_gpu());
     let adapt = |setting: Setting| {
         setting.env("SOFTRNIC_GPU", "peermem").env("SOFTRNIC_FAULTS", "reg-mr=EFAULT message=1 device=softrnic1")
     };
-    faithful::run("by_address_if_it_works_on_every_card", &["--devices", "4"], adapt, |seat| {
+    faithful::run(&["--devices", "4"], adapt, |seat| {
         if seat.rank() == 0 {
             let _driver = Driver::load();
             let transport = plugin_transport()?;
@@ -162,9 +155,9 @@ fn register(transport: &Transport, comm: *mut c_void, at: u64, fd: Option<c_int>
 }
 
 /// From one GPU's memory into another's.
-fn arrives(test: &str, gpu: &str, by_dmabuf: bool) -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run(test, &setting.env("SOFTRNIC_GPU", gpu), |seat| {
+fn arrives(gpu: &str, by_dmabuf: bool) -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting.env("SOFTRNIC_GPU", gpu), |seat| {
         let driver = Driver::load();
         let transport = plugin_transport()?;
         let link = Link::open(seat, &transport, seat.rank())?;
@@ -222,10 +215,10 @@ fn arrives(test: &str, gpu: &str, by_dmabuf: bool) -> Result<()> {
 
 #[test]
 fn gpu_memory_by_address_arrives() -> Result<()> {
-    arrives("gpu_memory_by_address_arrives", "peermem", false)
+    arrives("peermem", false)
 }
 
 #[test]
 fn gpu_memory_by_dmabuf_arrives() -> Result<()> {
-    arrives("gpu_memory_by_dmabuf_arrives", "dmabuf", true)
+    arrives("dmabuf", true)
 }

@@ -3,8 +3,9 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
-use common::talk::set;
-use common::{dist, faithful, plugin, plugin_transport, setting};
+use common::process::pair;
+use common::setting::{mount_namespaces, set, setting};
+use common::{faithful, plugin_transport};
 use ferrite::abi;
 use ferrite::buffer::Buffer;
 use ferrite::comm::Region;
@@ -16,6 +17,8 @@ use ferrite::transport::Transport;
 use std::ffi::{c_int, c_void};
 use std::process::Command;
 use std::sync::Arc;
+use testkit::dist::{built, dist, plugin, softrnic_program};
+use testkit::{Missing, program, require};
 
 fn names(transport: &Transport) -> Result<Vec<String>> {
     (0..transport.devices()?).map(|device| Ok(transport.properties(device)?.name)).collect()
@@ -45,33 +48,29 @@ const FOURS: [&str; 2] =
 
 #[test]
 fn every_size_arrives_over_two_rails() -> Result<()> {
-    let test = "every_size_arrives_over_two_rails";
-    faithful::run(test, &["--devices", "4"], |s| s, |seat| exchange_all(seat, PAIRS))
+    faithful::run(&["--devices", "4"], |s| s, |seat| exchange_all(seat, PAIRS))
 }
 
 /// Slots of clear-to-sends are twice as long then.
 #[test]
 fn every_size_arrives_over_four_rails() -> Result<()> {
-    let test = "every_size_arrives_over_four_rails";
-    faithful::run(test, &["--devices", "4", "--ports", "2"], |s| s, |seat| exchange_all(seat, FOURS))
+    faithful::run(&["--devices", "4", "--ports", "2"], |s| s, |seat| exchange_all(seat, FOURS))
 }
 
 #[test]
-fn messages_are_cut_over_all_queue_pairs_of_all_rails() -> Result<()> {
-    let test = "messages_are_cut_over_all_queue_pairs_of_all_rails";
+fn messages_are_split_over_all_queue_pairs_of_all_rails() -> Result<()> {
     let adapt = |s: Setting| s.env("NCCL_IB_QPS_PER_CONNECTION", "3").env("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
-    faithful::run(test, &["--devices", "4", "--ports", "2"], adapt, |seat| exchange_all(seat, FOURS))
+    faithful::run(&["--devices", "4", "--ports", "2"], adapt, |seat| exchange_all(seat, FOURS))
 }
 
 #[test]
-fn data_and_notice_go_apart_on_every_rail_of_infiniband() -> Result<()> {
-    let test = "data_and_notice_go_apart_on_every_rail_of_infiniband";
-    faithful::run(test, &["--devices", "4", "--link", "ib"], |s| s, |seat| exchange_all(seat, PAIRS))
+fn data_and_immediate_are_separate_writes_on_every_rail_of_infiniband() -> Result<()> {
+    faithful::run(&["--devices", "4", "--link", "ib"], |s| s, |seat| exchange_all(seat, PAIRS))
 }
 
 /// `NCCL_IB_HCA` decides which ports there are before any are fused.
 #[test]
-fn four_rails_to_a_single_port() -> Result<()> {
+fn every_size_arrives_from_four_rails_at_one_port() -> Result<()> {
     let body = |seat: &mut Seat| {
         if seat.rank() == 1 {
             set("NCCL_IB_HCA", "softrnic3:1");
@@ -79,23 +78,23 @@ fn four_rails_to_a_single_port() -> Result<()> {
         }
         exchange_all(seat, [FOURS[0], "softrnic3:1"])
     };
-    faithful::run("four_rails_to_a_single_port", &["--devices", "4", "--ports", "2"], |s| s, body)
+    faithful::run(&["--devices", "4", "--ports", "2"], |s| s, body)
 }
 
 #[test]
-fn two_rails_to_three() -> Result<()> {
+fn every_size_arrives_from_two_rails_at_three() -> Result<()> {
     let body = |seat: &mut Seat| {
         set("NCCL_IB_HCA", if seat.rank() == 0 { "softrnic0" } else { "^softrnic0,softrnic1,softrnic2:1" });
         set("NCCL_IB_QPS_PER_CONNECTION", if seat.rank() == 0 { "2" } else { "9" });
         exchange_all(seat, ["softrnic0:1+softrnic0:2", "softrnic2:2+softrnic3:1+softrnic3:2"])
     };
-    faithful::run("two_rails_to_three", &["--devices", "4", "--ports", "2"], |s| s, body)
+    faithful::run(&["--devices", "4", "--ports", "2"], |s| s, body)
 }
 
 /// The names of all devices, as the plugin sees them with these settings.
-fn shown(test: &str, arguments: &[&str], env: (&str, &str), expected: &[&str]) -> Result<()> {
+fn shown(arguments: &[&str], env: (&str, &str), expected: &[&str]) -> Result<()> {
     let adapt = |setting: Setting| setting.env(env.0, env.1);
-    faithful::run(test, arguments, adapt, |_| {
+    faithful::run(arguments, adapt, |_| {
         assert_eq!(names(&plugin_transport()?)?, expected);
         Ok(())
     })
@@ -105,20 +104,19 @@ fn shown(test: &str, arguments: &[&str], env: (&str, &str), expected: &[&str]) -
 fn unlike_ports_are_not_fused() -> Result<()> {
     let arguments = ["--devices", "4", "--speed", "400,softrnic1/1=200", "--link", "roce,softrnic3/1=ib"];
     let all = ["softrnic0", "softrnic1", "softrnic2", "softrnic3"];
-    shown("unlike_ports_are_not_fused", &arguments, ("NCCL_IB_TC", "0"), &all)
+    shown(&arguments, ("NCCL_IB_TC", "0"), &all)
 }
 
 #[test]
-fn nothing_is_fused_against_the_users_will() -> Result<()> {
+fn nothing_is_fused_if_merging_is_switched_off() -> Result<()> {
     let all = ["softrnic0", "softrnic1"];
-    shown("nothing_is_fused_against_the_users_will", &[], ("NCCL_IB_MERGE_NICS", "0"), &all)
+    shown(&[], ("NCCL_IB_MERGE_NICS", "0"), &all)
 }
 
 /// They share a port with the physical function: together they are not faster.
 #[test]
 fn virtual_functions_are_not_fused() -> Result<()> {
     faithful::run(
-        "virtual_functions_are_not_fused",
         &["--devices", "4"],
         |s| s,
         |seat| {
@@ -135,9 +133,9 @@ fn virtual_functions_are_not_fused() -> Result<()> {
 /// Without a place on the PCI bus nobody knows which ports belong together.
 #[test]
 fn nothing_is_fused_without_sysfs() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
+    let setting = require!(setting());
     let setting = setting.env("NCCL_IB_MERGE_NICS", "1").env("SOFTRNIC_CARD", "2");
-    ferrite::pair::run("nothing_is_fused_without_sysfs", &setting, |_| {
+    pair(&setting, |_| {
         assert_eq!(names(&plugin_transport()?)?, ["softrnic0", "softrnic1"]);
         Ok(())
     })?;
@@ -146,11 +144,9 @@ fn nothing_is_fused_without_sysfs() -> Result<()> {
 
 /// Unlike ports between them are no obstacle.
 #[test]
-fn like_ports_are_fused_and_it_is_told() -> Result<()> {
-    let test = "like_ports_are_fused_and_it_is_told";
+fn like_ports_are_fused_and_logged() -> Result<()> {
     let arguments = ["--devices", "4", "--ports", "2", "--speed", "400,softrnic0/2=200,softrnic1/2=200"];
     faithful::run(
-        test,
         &arguments,
         |s| s,
         |_| {
@@ -175,30 +171,23 @@ fn verified(
     more: &[&str],
     fault: &str,
     env: &[(&str, &str)],
-) -> Result<Option<(i32, String, String)>> {
-    if setting().is_none() || !common::namespaces() {
-        return Ok(None);
-    }
+) -> std::result::Result<(i32, String, String), Missing> {
+    setting()?;
+    softrnic_program()?;
+    mount_namespaces()?;
+    let (plugin, ferrite) = (plugin()?, built("bin/ferrite")?);
     let _turn = Turn::wait();
-    let output = faithful::softrnic_run(arguments)
-        .arg(dist().join("bin/ferrite"))
-        .args(["verify", "--over", "fused", "--plugin"])
-        .arg(plugin())
-        .args(more)
-        .env("SOFTRNIC_FAULTS", fault)
-        .env("RUST_LOG", "debug")
-        .envs(env.iter().copied())
-        .output()
-        .map_err(|e| Error::io("dist/bin/ferrite verify", e))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Ok(Some((output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))))
+    let mut command = faithful::softrnic_run(arguments);
+    command.arg(ferrite).args(["verify", "--over", "fused", "--plugin"]).arg(plugin).args(more);
+    command.env("SOFTRNIC_FAULTS", fault).env("RUST_LOG", "debug").envs(env.iter().copied());
+    Ok(program::run(&mut command).into_parts())
 }
 
 /// Messages, streams, groups and truncated sends, all of them right.
 #[test]
 fn all_checks_pass_over_fused_devices() -> Result<()> {
     for (arguments, devices) in [(&["--devices", "4"][..], PAIRS), (&["--devices", "4", "--ports", "2"], FOURS)] {
-        let Some((code, stdout, stderr)) = verified(arguments, &[], "", &[])? else { return Ok(()) };
+        let (code, stdout, stderr) = require!(verified(arguments, &[], "", &[]));
         assert_eq!(code, 0, "{stdout}\n{stderr}");
         let headline = format!(
             "fused: Ferrite {} (interface v8) on {} and {}\n",
@@ -214,10 +203,10 @@ fn all_checks_pass_over_fused_devices() -> Result<()> {
 
 /// Both rails carry data: a device of the card that turns one bit is found out, whichever it is.
 #[test]
-fn a_bit_turned_on_any_rail_is_found() -> Result<()> {
+fn a_flipped_bit_on_any_rail_is_found() -> Result<()> {
     for device in ["softrnic0", "softrnic1"] {
         let fault = format!("corrupt opcode=write-imm every=5 device={device}");
-        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &[], &fault, &[])? else { return Ok(()) };
+        let (code, stdout, stderr) = require!(verified(&["--devices", "4"], &[], &fault, &[]));
         assert_eq!(code, 1, "{stdout}\n{stderr}");
         assert!(stdout.contains("\n  WRONG  single") && stdout.contains("\n  WRONG  stream"), "{stdout}\n{stderr}");
     }
@@ -226,9 +215,9 @@ fn a_bit_turned_on_any_rail_is_found() -> Result<()> {
 
 /// A wire that is slower than its port says: it gets less, and the data is right all the same.
 #[test]
-fn a_slow_rail_carries_what_it_can() -> Result<()> {
+fn a_slow_rail_is_given_fewer_bytes() -> Result<()> {
     let adapt = |s: Setting| s.env("SOFTRNIC_FAULTS", "slow=0.05 device=softrnic1 message=1");
-    faithful::run("a_slow_rail_carries_what_it_can", &["--devices", "4"], adapt, |seat| {
+    faithful::run(&["--devices", "4"], adapt, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
         let rounds = |seat: &mut Seat, count: usize| {
             let before = (sent("softrnic0/1")?, sent("softrnic1/1")?);
@@ -245,9 +234,7 @@ fn a_slow_rail_carries_what_it_can() -> Result<()> {
 
 /// Bytes that a port has sent so far.
 fn sent(port: &str) -> Result<u64> {
-    let output = Command::new(dist().join("bin/softrnic")).arg("stat").output();
-    let text = output.map_err(|e| Error::io("dist/bin/softrnic stat", e))?.stdout;
-    let text = String::from_utf8_lossy(&text);
+    let text = program::stdout_of(Command::new(dist().join("bin/softrnic")).arg("stat"));
     let line = text.lines().find(|line| line.trim_start().starts_with(port)).expect("a line for the port");
     let words: Vec<_> = line.split_whitespace().collect();
     let at = words.iter().position(|word| *word == "bytes,").expect("a number of bytes");
@@ -256,7 +243,7 @@ fn sent(port: &str) -> Result<u64> {
 
 /// There is no failover yet: the connection ends, and says on which rail.
 #[test]
-fn a_rail_that_dies_ends_the_connection_by_name() -> Result<()> {
+fn a_dead_rail_ends_the_connection_and_is_named() -> Result<()> {
     // Of a port both ends may be the first to hear: the sender by its data, the receiver by its clear-to-sends.
     let ends = ["on softrnic1 (rail 1 of softrnic0+softrnic1)", "on softrnic3 (rail 1 of softrnic2+softrnic3)"];
     for (fault, words) in [
@@ -265,9 +252,7 @@ fn a_rail_that_dies_ends_the_connection_by_name() -> Result<()> {
     ] {
         let fault = format!("{fault} times=1");
         let quick = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "2")];
-        let Some((code, stdout, stderr)) = verified(&["--devices", "4"], &["--long", "4000"], &fault, &quick)? else {
-            return Ok(());
-        };
+        let (code, stdout, stderr) = require!(verified(&["--devices", "4"], &["--long", "4000"], &fault, &quick));
         assert_eq!(code, 2, "{stdout}\n{stderr}");
         let told = stderr.lines().any(|line| line.contains("Ferrite") && words.iter().any(|w| line.contains(w)));
         assert!(told, "{words:?} is not told: {stderr}");
@@ -278,12 +263,11 @@ fn a_rail_that_dies_ends_the_connection_by_name() -> Result<()> {
 /// Memory that one card of two refuses is not left registered with the other.
 #[test]
 fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
-    let test = "memory_is_registered_on_all_cards_or_on_none";
     let adapt = |s: Setting| {
         // The first two are the rings of the connections, one each way; of the next forty every other one is refused.
         s.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=3..42 every=2 device=softrnic1").env("SOFTRNIC_MAX_MR", "40")
     };
-    faithful::run(test, &["--devices", "2"], adapt, |seat| {
+    faithful::run(&["--devices", "2"], adapt, |seat| {
         let transport = plugin_transport()?;
         let link = Link::open(seat, &transport, 0)?;
         let attempts = if seat.rank() == 0 { 40_usize } else { 0 };
@@ -313,9 +297,7 @@ fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
 /// One read for each rail that has carried the message; the last one of them ends the flush.
 #[test]
 fn a_flush_reads_over_the_rails_that_have_carried_the_message() -> Result<()> {
-    let test = "a_flush_reads_over_the_rails_that_have_carried_the_message";
     faithful::run(
-        test,
         &["--devices", "4", "--ports", "2"],
         |s| s,
         |seat| {
@@ -331,9 +313,8 @@ fn a_flush_reads_over_the_rails_that_have_carried_the_message() -> Result<()> {
 /// A read over the second port fails here: a flush notices that only if the message has come that way.
 #[test]
 fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
-    let test = "a_flush_leaves_rails_alone_that_have_carried_nothing";
     let adapt = |s: Setting| s.env("SOFTRNIC_FAULTS", "operation-error opcode=read device=softrnic1");
-    faithful::run(test, &["--devices", "4"], adapt, |seat| {
+    faithful::run(&["--devices", "4"], adapt, |seat| {
         let flushes = Flushes::open(seat)?;
         assert_eq!(flushes.message(seat, 64)?, Ok(()), "a small message on the first rail");
         seat.barrier()?;

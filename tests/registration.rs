@@ -3,11 +3,13 @@
 mod common;
 
 use common::bench::Bench;
-use common::{plugin_transport, setting};
+use common::plugin_transport;
+use common::process::pair;
+use common::setting::setting;
 use ferrite::abi;
 use ferrite::error::Result;
-use ferrite::pair;
 use std::ffi::{c_int, c_void};
+use testkit::require;
 
 /// The calls of a communicator's memory.
 #[derive(Clone, Copy)]
@@ -38,10 +40,10 @@ impl Calls {
 
 /// Two rings of clear-to-sends and four buffers: any further call of the device fails.
 #[test]
-fn parts_of_a_registration_need_no_other() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
+fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
+    let setting = require!(setting());
     let setting = setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=7..");
-    pair::run("parts_of_a_registration_need_no_other", &setting, |seat| {
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
         seat.barrier()?;
         let calls = Calls { net: plugin_transport()?.vtable(), comm: bench.link.send.raw() as usize };
@@ -66,8 +68,8 @@ fn parts_of_a_registration_need_no_other() -> Result<()> {
 /// NCCL hands over addresses behind a buffer with messages of no bytes.
 #[test]
 fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("a_message_of_no_bytes_may_have_any_address", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let net = transport.vtable();
@@ -125,9 +127,9 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
 
 /// NCCL takes a flush without a request for one that is complete.
 #[test]
-fn the_257th_flush_is_an_error_and_no_lie() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("the_257th_flush_is_an_error_and_no_lie", &setting, |seat| {
+fn the_257th_flush_in_flight_is_an_error() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let net = transport.vtable();
@@ -172,8 +174,8 @@ fn the_257th_flush_is_an_error_and_no_lie() -> Result<()> {
 
 #[test]
 fn two_threads_register_and_deregister_at_once() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("two_threads_register_and_deregister_at_once", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
         let net = plugin_transport()?.vtable();
         let mut memory = vec![0u8; 1 << 20];

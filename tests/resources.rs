@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{dist, plugin, setting, skipped};
-use ferrite::error::Result;
-use ferrite::wheel::{self, Release};
+use common::setting::{setting, stock_nccl};
 use std::process::Command;
+use testkit::dist::{built, dist, plugin};
+use testkit::{program, require};
 
 /// The most that a process had of the device at a time.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,10 +19,9 @@ struct Taken {
 /// What `ferrite solo` takes with `transport`.
 fn taken(transport: &[&str], work: &[&str]) -> Taken {
     let command = &mut Command::new(dist().join("bin/ferrite"));
-    let output = command.arg("solo").args(transport).args(work).env("SOFTRNIC_STAT", "1").output().expect("it runs");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{transport:?}: {told}");
-    let line = told.lines().find(|line| line.starts_with("softrnic: at most")).expect("the device's line");
+    let printed = program::run(command.arg("solo").args(transport).args(work).env("SOFTRNIC_STAT", "1"));
+    assert!(printed.status.success(), "{transport:?}: {printed}");
+    let line = printed.stderr.lines().find(|line| line.starts_with("softrnic: at most")).expect("the device's line");
     let host = line.split(';').next().unwrap_or(line);
     let numbers: Vec<u64> = host.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [queue_pairs, completion_queues, _, bytes] = numbers[..] else { panic!("{line}") };
@@ -35,16 +34,11 @@ fn held(transport: &[&str], count: u64) -> Taken {
 }
 
 #[test]
-fn a_connection_takes_one_queue_pair_an_end_and_a_quarter_of_the_registered_memory() -> Result<()> {
-    if setting().is_none() {
-        return Ok(());
-    }
-    let library = wheel::cached(Release::named("2.21.5")?)?;
-    if !library.exists() {
-        skipped(&format!("{} is missing (`ferrite wheel` fetches it)", library.display()));
-        return Ok(());
-    }
-    let plugin = plugin();
+fn a_connection_takes_one_queue_pair_an_end_and_a_quarter_of_the_registered_memory() {
+    require!(setting());
+    require!(built("bin/ferrite"));
+    require!(stock_nccl("2.21.5"));
+    let plugin = require!(plugin());
     let ours = ["--plugin", plugin.to_str().expect("it is text")];
     let theirs = ["--stock", "2.21.5"];
     let (one, fifty) = (held(&ours, 1), held(&ours, 50));
@@ -54,5 +48,4 @@ fn a_connection_takes_one_queue_pair_an_end_and_a_quarter_of_the_registered_memo
     let added = |transport: &[&str]| held(transport, 50).bytes - held(transport, 1).bytes;
     let (ours, theirs) = (added(&ours), added(&theirs));
     assert!(ours * 4 <= theirs, "{ours} and {theirs} bytes");
-    Ok(())
 }

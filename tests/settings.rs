@@ -2,24 +2,22 @@
 
 mod common;
 
-use common::{plugin, setting, skipped};
+use common::process::pair;
+use common::setting::setting;
 use ferrite::abi;
 use ferrite::error::{Error, Result};
 use ferrite::library::{Library, Source};
-use ferrite::pair;
+use ferrite::pair::Setting;
 use ferrite::transport::Transport;
+use ferrite::verbs::Verbs;
+use testkit::dist::dist;
+use testkit::{require, skipped};
 
-/// Initialises the plugin in a process with `env`, and returns the code of `init`, the number of devices and the log.
-fn init_with(test: &str, env: &[(&str, &str)], softrnic: bool) -> Result<Option<(u32, i32, Vec<String>)>> {
-    let Some(mut setting) = setting() else { return Ok(None) };
-    if !softrnic {
-        setting.verbs = ferrite::verbs::Verbs::System;
-    }
-    for (name, value) in env {
-        setting = setting.env(name, value);
-    }
-    let [result, _] = pair::run(test, &setting, |_| {
-        let transport = Transport::without_init(Library::open(&Source::plugin(plugin()))?);
+/// Initialises the plugin in a process with `env`: the code of `init`, the number of devices and the log.
+fn init_with(setting: Setting, env: &[(&str, &str)]) -> Result<(u32, i32, Vec<String>)> {
+    let setting = env.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
+    let [result, _] = pair(&setting, |_| {
+        let transport = Transport::without_init(Library::open(&Source::plugin(dist().join("lib/libnccl-net.so")))?);
         let code = match transport.init() {
             Ok(()) => 0,
             Err(Error::Call { code, .. }) => code,
@@ -30,13 +28,12 @@ fn init_with(test: &str, env: &[(&str, &str)], softrnic: bool) -> Result<Option<
         let _ = unsafe { transport.vtable().devices.expect("a slot")(&raw mut devices) };
         Ok((code, devices, ferrite::nccl_log::lines()))
     })?;
-    Ok(Some(result))
+    Ok(result)
 }
 
 #[test]
 fn a_setting_out_of_range_is_refused_by_name_value_and_range() -> Result<()> {
-    let test = "a_setting_out_of_range_is_refused_by_name_value_and_range";
-    let Some((code, devices, log)) = init_with(test, &[("NCCL_IB_TIMEOUT", "99")], true)? else { return Ok(()) };
+    let (code, devices, log) = init_with(require!(setting()), &[("NCCL_IB_TIMEOUT", "99")])?;
     assert_eq!((code, devices), (abi::ncclInvalidUsage, -1));
     assert!(log.iter().any(|l| l.contains("NCCL_IB_TIMEOUT=99: a whole number from 0 to 31 is expected")), "{log:?}");
     Ok(())
@@ -45,8 +42,7 @@ fn a_setting_out_of_range_is_refused_by_name_value_and_range() -> Result<()> {
 #[test]
 fn what_is_not_honoured_and_what_does_not_exist_is_named() -> Result<()> {
     let env = [("NCCL_IB_OOO_RQ", "1"), ("NCCL_IB_TIMOUT", "22"), ("NCCL_IB_TIMEOUT", "20")];
-    let test = "what_is_not_honoured_and_what_does_not_exist_is_named";
-    let Some((code, _, log)) = init_with(test, &env, true)? else { return Ok(()) };
+    let (code, _, log) = init_with(require!(setting()), &env)?;
     assert_eq!(code, abi::ncclSuccess);
     let about = |name: &str| log.iter().find(|l| l.contains("does not honour") && l.contains(&format!(" {name}: ")));
     assert!(about("NCCL_IB_OOO_RQ").is_some_and(|l| l.contains("out-of-order")), "{log:?}");
@@ -57,16 +53,14 @@ fn what_is_not_honoured_and_what_does_not_exist_is_named() -> Result<()> {
 
 #[test]
 fn an_interface_that_does_not_exist_is_named() -> Result<()> {
-    let test = "an_interface_that_does_not_exist_is_named";
-    let Some((code, _, log)) = init_with(test, &[("NCCL_SOCKET_IFNAME", "nowhere9")], true)? else { return Ok(()) };
+    let (code, _, log) = init_with(require!(setting()), &[("NCCL_SOCKET_IFNAME", "nowhere9")])?;
     assert_eq!(code, abi::ncclInvalidUsage);
     assert!(log.iter().any(|l| l.contains("NCCL_SOCKET_IFNAME=nowhere9: no interface fits; there are: ")), "{log:?}");
     Ok(())
 }
 
 /// Without a device there is one line and nothing else.
-fn nothing_but_one_line(result: Option<(u32, i32, Vec<String>)>, words: &str) {
-    let Some((code, devices, log)) = result else { return };
+fn nothing_but_one_line((code, devices, log): (u32, i32, Vec<String>), words: &str) {
     assert_eq!((code, devices), (abi::ncclSuccess, 0));
     assert_eq!(log.len(), 1, "{log:#?}");
     assert!(log[0].contains("Ferrite has no device: ") && log[0].contains(words), "{log:?}");
@@ -75,32 +69,31 @@ fn nothing_but_one_line(result: Option<(u32, i32, Vec<String>)>, words: &str) {
 #[test]
 fn no_libibverbs_means_no_device_and_one_line() -> Result<()> {
     let env = [("NCCL_IBVERBS_LIB", "/nonexistent/libibverbs.so.1")];
-    nothing_but_one_line(
-        init_with("no_libibverbs_means_no_device_and_one_line", &env, true)?,
-        "/nonexistent/libibverbs.so.1",
-    );
+    nothing_but_one_line(init_with(require!(setting()), &env)?, "/nonexistent/libibverbs.so.1");
     Ok(())
 }
 
 #[test]
-fn no_device_means_one_line() -> Result<()> {
+fn no_rdma_device_means_one_line() -> Result<()> {
     if std::path::Path::new("/sys/class/infiniband").read_dir().is_ok_and(|mut dir| dir.next().is_some()) {
         skipped("a machine without RDMA devices: this one has some");
         return Ok(());
     }
-    nothing_but_one_line(init_with("no_device_means_one_line", &[], false)?, "");
+    let mut setting = require!(setting());
+    setting.verbs = Verbs::System;
+    nothing_but_one_line(init_with(setting, &[])?, "");
     Ok(())
 }
 
 #[test]
 fn a_filter_that_admits_nothing_is_named() -> Result<()> {
     let env = [("NCCL_IB_HCA", "mlx5"), ("NCCL_NET", "Ferrite")];
-    nothing_but_one_line(init_with("a_filter_that_admits_nothing_is_named", &env, true)?, "NCCL_IB_HCA");
+    nothing_but_one_line(init_with(require!(setting()), &env)?, "NCCL_IB_HCA");
     Ok(())
 }
 
 #[test]
-fn disabled_means_one_line() -> Result<()> {
-    nothing_but_one_line(init_with("disabled_means_one_line", &[("NCCL_IB_DISABLE", "1")], true)?, "NCCL_IB_DISABLE=1");
+fn ib_disable_means_no_device_and_one_line() -> Result<()> {
+    nothing_but_one_line(init_with(require!(setting()), &[("NCCL_IB_DISABLE", "1")])?, "NCCL_IB_DISABLE=1");
     Ok(())
 }

@@ -4,17 +4,19 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
-use common::{dist, plugin, setting, skipped};
-use ferrite::error::{Error, Result};
+use common::process::pair;
+use common::setting::{default_nccl, mount_namespaces, setting, stock_nccl};
+use ferrite::error::Result;
 use ferrite::library::Source;
-use ferrite::pair::{self, Setting, Turn};
+use ferrite::pair::{Setting, Turn};
 use ferrite::transport::Transport;
-use ferrite::wheel::{self, Release};
 use std::process::Command;
+use testkit::dist::{built, dist, plugin, softrnic_program};
+use testkit::{Missing, Scratch, program, require};
 
 /// Every size through the transport that `source` names, in two processes that know `library_path` beside the device.
-fn carries_everything(test: &str, source: &Source, name: &str, setting: &Setting) -> Result<()> {
-    pair::run(test, setting, |seat| {
+fn carries_everything(source: &Source, name: &str, setting: &Setting) -> Result<()> {
+    pair(setting, |seat| {
         let transport = Transport::open(source)?;
         assert_eq!(transport.name(), name);
         let bench = Bench::open(seat, transport, 8 << 20)?;
@@ -28,53 +30,43 @@ fn carries_everything(test: &str, source: &Source, name: &str, setting: &Setting
     Ok(())
 }
 
-fn loaded_as(test: &str, value: &str) -> Result<()> {
-    let Some(mut setting) = setting() else { return Ok(()) };
-    let source = Source::Loader { nccl: wheel::find(None)?, plugin: value.into() };
+fn loaded_as(value: &str) -> Result<()> {
+    let mut setting = require!(setting());
+    let nccl = require!(default_nccl());
+    let source = Source::Loader { nccl, plugin: value.into() };
     source.net_plugin().clone_into(&mut setting.net_plugin);
     let path = format!("{}:{}", dist().join("softrnic").display(), dist().join("lib").display());
-    carries_everything(test, &source, "Ferrite", &setting.env("LD_LIBRARY_PATH", path))
+    carries_everything(&source, "Ferrite", &setting.env("LD_LIBRARY_PATH", path))
 }
 
 #[test]
 fn nccls_loader_takes_the_plugin_by_absolute_path() -> Result<()> {
-    let path = plugin().canonicalize().unwrap_or_default();
-    loaded_as("nccls_loader_takes_the_plugin_by_absolute_path", &path.to_string_lossy())
+    let path = require!(plugin()).canonicalize().unwrap_or_default();
+    loaded_as(&path.to_string_lossy())
 }
 
 #[test]
 fn nccls_loader_takes_the_plugin_by_name() -> Result<()> {
-    loaded_as("nccls_loader_takes_the_plugin_by_name", "ferrite")
+    loaded_as("ferrite")
 }
 
 #[test]
 fn nccls_own_ib_transport_runs_on_the_software_device() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    let source = Source::stock(wheel::find(None)?);
-    carries_everything("nccls_own_ib_transport_runs_on_the_software_device", &source, "IB", &setting)
+    let setting = require!(setting());
+    let source = Source::stock(require!(default_nccl()));
+    carries_everything(&source, "IB", &setting)
 }
 
-/// A release's library in the cache; `None` (and a line) if something is missing: tests do not fetch.
-fn cached(release: &str) -> Result<Option<()>> {
-    let library = wheel::cached(Release::named(release)?)?;
-    if !library.exists() {
-        skipped(&format!("{} is missing (`ferrite wheel {release}` fetches it)", library.display()));
-        return Ok(None);
-    }
-    Ok(setting().map(|_| ()))
-}
-
-/// `ferrite verify` of a release's own transport, run by `wrapper` if there is one: exit code, stdout and stderr. `None` if
-/// a part is missing.
+/// `ferrite verify` of a release's own transport, run by `wrapper` if there is one: exit code, stdout and stderr.
 fn verified(
     release: &str,
     wrapper: &[&str],
     arguments: &[&str],
     environment: &[(&str, &str)],
-) -> Result<Option<(i32, String, String)>> {
-    if cached(release)?.is_none() {
-        return Ok(None);
-    }
+) -> std::result::Result<(i32, String, String), Missing> {
+    stock_nccl(release)?;
+    setting()?;
+    built("bin/ferrite")?;
     let _turn = Turn::wait();
     let bin = dist().join("bin");
     let ferrite = bin.join("ferrite");
@@ -86,20 +78,12 @@ fn verified(
             command
         }
     };
-    let output = command
-        .args(["verify", "--stock", release])
-        .args(arguments)
-        .env("SOFTRNIC_STRICT", "1")
-        .envs(environment.iter().copied())
-        .output()
-        .map_err(|e| Error::io("dist/bin/ferrite verify", e))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Ok(Some((output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))))
+    command.args(["verify", "--stock", release]).args(arguments).env("SOFTRNIC_STRICT", "1");
+    Ok(program::run(command.envs(environment.iter().copied())).into_parts())
 }
 
 /// Everything that is checked is right, and all of it is checked.
-fn all_right(outcome: Option<(i32, String, String)>, headline: &str, checks: usize) {
-    let Some((code, stdout, stderr)) = outcome else { return };
+fn all_right((code, stdout, stderr): (i32, String, String), headline: &str, checks: usize) {
     assert_eq!(code, 0, "{stdout}\n{stderr}");
     assert!(stdout.starts_with(headline), "{stdout}");
     let right = stdout.lines().filter(|line| line.starts_with("  right  ")).count();
@@ -107,7 +91,7 @@ fn all_right(outcome: Option<(i32, String, String)>, headline: &str, checks: usi
 }
 
 fn is_right(release: &str, over: &str, headline: &str, checks: usize, environment: &[(&str, &str)]) -> Result<()> {
-    all_right(verified(release, &[], &["--over", over], environment)?, headline, checks);
+    all_right(require!(verified(release, &[], &["--over", over], environment)), headline, checks);
     Ok(())
 }
 
@@ -117,22 +101,22 @@ const ALL_CHECKS: usize = 43;
 const STREAMS: usize = 10;
 
 #[test]
-fn ib_of_2_21_5_over_one_connection() -> Result<()> {
+fn ib_of_2_21_5_is_right_over_one_connection() -> Result<()> {
     is_right("2.21.5", "single", "single: IB 2.21.5 (interface v8) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
 }
 
 #[test]
-fn ib_of_2_28_9_over_one_connection() -> Result<()> {
+fn ib_of_2_28_9_is_right_over_one_connection() -> Result<()> {
     is_right("2.28.9", "single", "single: IB 2.28.9 (interface v11) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
 }
 
 #[test]
-fn ib_of_2_30_7_over_one_connection() -> Result<()> {
+fn ib_of_2_30_7_is_right_over_one_connection() -> Result<()> {
     is_right("2.30.7", "single", "single: IB 2.30.7 (interface v12) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
 }
 
 #[test]
-fn ib_over_two_devices_at_once() -> Result<()> {
+fn ib_is_right_over_two_devices_at_once() -> Result<()> {
     for release in ["2.21.5", "2.28.9", "2.30.7"] {
         is_right(release, "parallel", &format!("parallel: IB {release} "), STREAMS, &[])?;
     }
@@ -140,13 +124,13 @@ fn ib_over_two_devices_at_once() -> Result<()> {
 }
 
 #[test]
-fn ib_of_2_28_9_over_fused_devices() -> Result<()> {
+fn ib_of_2_28_9_is_right_over_fused_devices() -> Result<()> {
     let headline = "fused: IB 2.28.9 (interface v11) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
     is_right("2.28.9", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
 
 #[test]
-fn ib_of_2_30_7_over_fused_devices() -> Result<()> {
+fn ib_of_2_30_7_is_right_over_fused_devices() -> Result<()> {
     let headline = "fused: IB 2.30.7 (interface v12) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
     is_right("2.30.7", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
@@ -154,19 +138,18 @@ fn ib_of_2_30_7_over_fused_devices() -> Result<()> {
 /// This release fuses devices by itself, if their links in /sys/class/infiniband lead to one PCI device and they have one
 /// system image GUID.
 #[test]
-fn ib_of_2_21_5_over_fused_devices() -> Result<()> {
-    if cached("2.21.5")?.is_none() || !common::namespaces() {
-        return Ok(());
-    }
+fn ib_of_2_21_5_is_right_over_fused_devices() -> Result<()> {
+    require!(mount_namespaces());
+    require!(softrnic_program());
     let wrapper = ["softrnic", "run", "--faithful", "--same-card", "--devices", "4", "--"];
     let headline = "fused: IB 2.21.5 (interface v8) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
-    all_right(verified("2.21.5", &wrapper, &["--over", "fused"], &[])?, headline, ALL_CHECKS);
+    all_right(require!(verified("2.21.5", &wrapper, &["--over", "fused"], &[])), headline, ALL_CHECKS);
     Ok(())
 }
 
 /// Every seventh message of each connection has to be sent again, or its acknowledgement does.
 #[test]
-fn ib_over_a_wire_that_loses_messages() -> Result<()> {
+fn ib_is_right_over_a_network_that_loses_messages() -> Result<()> {
     for (release, fault) in [("2.21.5", "drop every=7"), ("2.28.9", "drop-ack every=7"), ("2.30.7", "drop every=7")] {
         let environment = [("SOFTRNIC_FAULTS", fault), ("SOFTRNIC_TIME_SCALE", "0.01"), ("NCCL_IB_TIMEOUT", "14")];
         is_right(release, "single", &format!("single: IB {release} "), ALL_CHECKS, &environment)?;
@@ -176,9 +159,9 @@ fn ib_over_a_wire_that_loses_messages() -> Result<()> {
 
 /// The checks themselves are checked: a device that turns one bit does not pass.
 #[test]
-fn ib_over_a_wire_that_turns_a_bit() -> Result<()> {
+fn a_flipped_bit_is_found_in_what_ib_carries() -> Result<()> {
     let fault = [("SOFTRNIC_FAULTS", "corrupt opcode=write-imm every=5")];
-    let Some((code, stdout, stderr)) = verified("2.28.9", &[], &["--over", "single"], &fault)? else { return Ok(()) };
+    let (code, stdout, stderr) = require!(verified("2.28.9", &[], &["--over", "single"], &fault));
     assert_eq!(code, 1, "{stdout}\n{stderr}");
     assert!(stdout.contains("\n  WRONG  ") && stderr.contains("of them wrong"), "{stdout}\n{stderr}");
     Ok(())
@@ -186,7 +169,11 @@ fn ib_over_a_wire_that_turns_a_bit() -> Result<()> {
 
 /// A long stream of 2.30.7 over two fused devices on each side, with a fault in it on rank 0's side. Messages of 64 KiB:
 /// where messages are not cut into equal stripes, this release sends too much when it sends a stripe again.
-fn despite(fault: &str, messages: &str, settings: &[(&str, &str)]) -> Result<Option<(i32, String, String)>> {
+fn despite(
+    fault: &str,
+    messages: &str,
+    settings: &[(&str, &str)],
+) -> std::result::Result<(i32, String, String), Missing> {
     let mut environment = vec![("SOFTRNIC_DEVICES", "4"), ("SOFTRNIC_FAULTS", fault), ("RUST_LOG", "debug")];
     // For some tens of milliseconds a device tries again; the default is 34 s.
     environment.extend([("NCCL_IB_TIMEOUT", "10"), ("NCCL_DEBUG_SUBSYS", "INIT,NET")]);
@@ -211,14 +198,13 @@ const FAILOVER: (&str, &str) = ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1");
 
 #[test]
 fn ib_of_2_30_7_survives_the_death_of_a_device() -> Result<()> {
-    let outcome = despite(DEVICE_DIES, "4000", &[FAILOVER, NO_EVENTS])?;
-    outcome.iter().for_each(|outcome| survived(outcome, "Device 1 marked as failed"));
+    survived(&require!(despite(DEVICE_DIES, "4000", &[FAILOVER, NO_EVENTS])), "Device 1 marked as failed");
     Ok(())
 }
 
 #[test]
-fn ib_of_2_30_7_without_failover_does_not() -> Result<()> {
-    let Some((code, stdout, stderr)) = despite(DEVICE_DIES, "4000", &[NO_EVENTS])? else { return Ok(()) };
+fn ib_of_2_30_7_without_failover_ends_at_the_death_of_a_device() -> Result<()> {
+    let (code, stdout, stderr) = require!(despite(DEVICE_DIES, "4000", &[NO_EVENTS]));
     assert_eq!(code, 2, "{stdout}\n{stderr}");
     assert!(stderr.contains("IB: test returned 6 (ncclRemoteError"), "{stderr}");
     Ok(())
@@ -226,15 +212,17 @@ fn ib_of_2_30_7_without_failover_does_not() -> Result<()> {
 
 #[test]
 fn ib_of_2_30_7_survives_a_port_that_stays_down() -> Result<()> {
-    let outcome = despite("port-down device=softrnic1 message=1000", "4000", &[FAILOVER])?;
-    outcome.iter().for_each(|outcome| survived(outcome, "Device 1 marked as failed"));
+    survived(
+        &require!(despite("port-down device=softrnic1 message=1000", "4000", &[FAILOVER])),
+        "Device 1 marked as failed",
+    );
     Ok(())
 }
 
 /// Its queue pairs go through reset and all states again, after messages over others of the UC type have told that the
 /// way is free.
 #[test]
-fn ib_of_2_30_7_takes_a_port_back() -> Result<()> {
+fn ib_of_2_30_7_uses_a_port_again_that_has_recovered() -> Result<()> {
     let quick = [
         FAILOVER,
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY", "1"),
@@ -247,29 +235,25 @@ fn ib_of_2_30_7_takes_a_port_back() -> Result<()> {
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT", "200"),
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX", "100"),
     ];
-    let outcome = despite("port-down=200ms device=softrnic1 message=1000 times=1", "20000", &quick)?;
-    outcome.iter().for_each(|outcome| survived(outcome, "Device 1 has been recovered"));
+    survived(
+        &require!(despite("port-down=200ms device=softrnic1 message=1000 times=1", "20000", &quick)),
+        "Device 1 has been recovered",
+    );
     Ok(())
 }
 
 /// What a user does first, in short: both transports right on every size, and a report.
 #[test]
-fn the_comparison_is_valid_and_its_data_right() -> Result<()> {
-    if setting().is_none() {
-        return Ok(());
-    }
-    let report = std::env::temp_dir().join(format!("ferrite-report-{}", std::process::id()));
-    let output = Command::new(dist().join("bin/ferrite"))
-        .args(["compare", "--quick", "--reps", "2", "--report"])
-        .arg(&report)
-        .output()
-        .map_err(|e| Error::io("dist/bin/ferrite compare", e))?;
-    let (text, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+fn the_comparison_is_valid_and_its_data_right() {
+    require!(setting());
+    require!(default_nccl());
+    let report = Scratch::new();
+    let mut command = Command::new(require!(built("bin/ferrite")));
+    let printed = program::run(command.args(["compare", "--quick", "--reps", "2", "--report"]).arg(report.path()));
     // Two repetitions tell nothing of the times, and say so.
-    assert_eq!(output.status.code(), Some(3), "{text}\n{log}");
-    assert!(text.contains("valid run, data right"), "{text}");
+    assert_eq!(printed.status.code(), Some(3), "{printed}");
+    assert!(printed.stdout.contains("valid run, data right"), "{printed}");
     for file in ["report.md", "report.svg", "raw.json"] {
         assert!(report.join(file).exists(), "{file}");
     }
-    std::fs::remove_dir_all(&report).map_err(|e| Error::io("removing the report", e))
 }

@@ -3,23 +3,21 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
-use common::{pattern, plugin_transport, setting};
-use ferrite::abi;
-use ferrite::buffer::Buffer;
+use common::process::pair;
+use common::setting::setting;
+use common::{pattern, plugin_transport};
 use ferrite::comm::Place;
 use ferrite::error::Result;
 use ferrite::link::{finished, posted};
-use ferrite::pair;
-use ferrite::transport::Transport;
 use std::collections::VecDeque;
-use std::ffi::{c_int, c_void};
+use testkit::require;
 
-fn all_sizes(test: &str, env: &[(&str, &str)]) -> Result<()> {
-    let Some(mut setting) = setting() else { return Ok(()) };
+fn all_sizes(env: &[(&str, &str)]) -> Result<()> {
+    let mut setting = require!(setting());
     for (name, value) in env {
         setting = setting.env(name, value);
     }
-    pair::run(test, &setting, |seat| {
+    pair(&setting, |seat| {
         let bench = Bench::open(seat, plugin_transport()?, 8 << 20)?;
         for (i, &size) in SIZES.iter().enumerate() {
             bench.exchange(seat, i, size, size)?;
@@ -34,30 +32,30 @@ fn all_sizes(test: &str, env: &[(&str, &str)]) -> Result<()> {
 
 #[test]
 fn every_size_arrives_whole_truncated_or_short() -> Result<()> {
-    all_sizes("every_size_arrives_whole_truncated_or_short", &[])
+    all_sizes(&[])
 }
 
 #[test]
 fn messages_take_turns_on_four_queue_pairs() -> Result<()> {
-    all_sizes("messages_take_turns_on_four_queue_pairs", &[("NCCL_IB_QPS_PER_CONNECTION", "4")])
+    all_sizes(&[("NCCL_IB_QPS_PER_CONNECTION", "4")])
 }
 
 #[test]
-fn messages_are_cut_over_three_queue_pairs() -> Result<()> {
+fn messages_are_split_over_three_queue_pairs() -> Result<()> {
     let env = [("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
-    all_sizes("messages_are_cut_over_three_queue_pairs", &env)
+    all_sizes(&env)
 }
 
 #[test]
-fn data_and_notice_go_apart_under_adaptive_routing() -> Result<()> {
+fn data_and_immediate_are_separate_writes_under_adaptive_routing() -> Result<()> {
     let env = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "100")];
-    all_sizes("data_and_notice_go_apart_under_adaptive_routing", &env)
+    all_sizes(&env)
 }
 
 #[test]
 fn unequal_settings_are_negotiated() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("unequal_settings_are_negotiated", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         let value = if seat.rank() == 0 { "5" } else { "2" };
         // SAFETY: the process has one thread that looks at the environment: this one.
         unsafe {
@@ -76,8 +74,8 @@ fn unequal_settings_are_negotiated() -> Result<()> {
 
 #[test]
 fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("grouped_receives_match_by_tag_in_any_order", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         const ROOM: usize = 4096;
         let bench = Bench::open(seat, plugin_transport()?, 64 << 10)?;
         for round in 0..200 {
@@ -116,8 +114,8 @@ fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
 
 #[test]
 fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("the_257th_receive_and_a_send_without_one_have_to_wait", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         const COUNT: usize = 256;
         let bench = Bench::open(seat, plugin_transport()?, COUNT * 8)?;
         assert!(bench.link.send.send(&bench.out, 0, 8, 3)?.is_none(), "nothing has been announced yet");
@@ -162,8 +160,8 @@ fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
 
 #[test]
 fn counters_and_rings_wrap() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("counters_and_rings_wrap", &setting, |seat| {
+    let setting = require!(setting());
+    pair(&setting, |seat| {
         const MESSAGES: usize = 70_000;
         const DEPTH: usize = 8;
         let bench = Bench::open(seat, plugin_transport()?, DEPTH * 8)?;
@@ -195,235 +193,6 @@ fn counters_and_rings_wrap() -> Result<()> {
             }
             deadline.idle()?;
         }
-        Ok(())
-    })?;
-    Ok(())
-}
-
-/// Calls of the vtable that the wrapper does not make.
-struct Raw<'a>(&'a Transport);
-
-impl Raw<'_> {
-    fn register(&self, comm: *mut c_void, memory: &Buffer, kind: u32) -> (u32, *mut c_void) {
-        let mut handle = std::ptr::null_mut();
-        let start = memory.address(0, memory.len()).expect("the whole buffer").cast();
-        let register = self.0.vtable().regMr.expect("a slot");
-        // SAFETY: a live communicator and memory that outlives the registration.
-        let code = unsafe { register(comm, start, memory.len(), kind as c_int, &raw mut handle) };
-        (code, handle)
-    }
-
-    fn deregister(&self, comm: *mut c_void, handle: *mut c_void) -> u32 {
-        // SAFETY: a handle that is not used again, or NULL.
-        unsafe { self.0.vtable().deregMr.expect("a slot")(comm, handle) }
-    }
-}
-
-#[test]
-fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("gpu_memory_is_flushed_by_a_read_and_host_memory_is_not", &setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 4096)?;
-        let place = Place { region: &bench.into, offset: 0, len: 64, tag: 0 };
-        assert!(bench.link.recv.flush(&[place])?.is_none(), "host memory needs no flush");
-
-        let transport = plugin_transport()?;
-        let raw = Raw(&transport);
-        let comm = bench.link.recv.raw();
-        let memory = Buffer::new(4096)?;
-        // To the software device, memory registered as a GPU's by address is memory like any other.
-        let (code, handle) = raw.register(comm, &memory, abi::NCCL_PTR_CUDA);
-        assert_eq!(code, abi::ncclSuccess);
-        let iflush = transport.vtable().iflush.expect("a slot");
-        let test = transport.vtable().test.expect("a slot");
-        for (sizes, expected) in [([0, 0], false), ([64, 0], true), ([8, 4096], true)] {
-            let mut request = std::ptr::null_mut();
-            let start: *mut c_void = memory.address(0, 1)?.cast();
-            let (mut data, mut handles, mut lengths) = ([start; 2], [handle; 2], sizes);
-            // SAFETY: arrays of two, and a live communicator.
-            let code = unsafe {
-                iflush(comm, 2, data.as_mut_ptr(), lengths.as_mut_ptr(), handles.as_mut_ptr(), &raw mut request)
-            };
-            assert_eq!(code, abi::ncclSuccess);
-            assert_eq!(!request.is_null(), expected, "{sizes:?}");
-            let mut deadline = seat.deadline("a flush");
-            let mut done = c_int::from(request.is_null());
-            while done == 0 {
-                // SAFETY: a live request; a flush has no sizes.
-                let code = unsafe { test(request, &raw mut done, std::ptr::null_mut()) };
-                assert_eq!(code, abi::ncclSuccess);
-                deadline.idle()?;
-            }
-        }
-        assert_eq!(raw.deregister(comm, handle), abi::ncclSuccess);
-        Ok(())
-    })?;
-    Ok(())
-}
-
-#[test]
-fn registrations_of_one_buffer_come_and_go_in_any_order() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("registrations_of_one_buffer_come_and_go_in_any_order", &setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
-        let transport = plugin_transport()?;
-        let raw = Raw(&transport);
-        let comms = [bench.link.send.raw(), bench.link.recv.raw()];
-        let mut handles: Vec<_> = (0..20)
-            .map(|i| {
-                let (code, handle) = raw.register(comms[i % 2], bench.out.memory(), abi::NCCL_PTR_HOST);
-                assert_eq!((code, handle.is_null()), (abi::ncclSuccess, false));
-                handle
-            })
-            .collect();
-        while !handles.is_empty() {
-            let handle = handles.swap_remove(handles.len() * 7 / 11);
-            assert_eq!(raw.deregister(comms[handles.len() % 2], handle), abi::ncclSuccess);
-        }
-        seat.barrier()?;
-        // The bench's own registrations of the same memory are not touched by that.
-        bench.exchange(seat, 1, 5000, 5000)
-    })?;
-    Ok(())
-}
-
-#[test]
-fn a_dma_buf_that_is_refused_harms_nothing() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("a_dma_buf_that_is_refused_harms_nothing", &setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
-        let transport = plugin_transport()?;
-        let start = bench.out.memory().address(0, 4096)?.cast();
-        let mut handle = std::ptr::dangling_mut();
-        let register = transport.vtable().regMrDmaBuf.expect("a slot");
-        // SAFETY: a live communicator; descriptor -1 is nobody's.
-        let code = unsafe {
-            register(bench.link.send.raw(), start, 4096, abi::NCCL_PTR_CUDA as c_int, 0, -1, &raw mut handle)
-        };
-        assert_eq!((code, handle.is_null()), (abi::ncclSystemError, true));
-        assert_eq!(transport.properties(0)?.pointer_support & abi::NCCL_PTR_DMABUF as i32, 0, "and it is not promised");
-        seat.barrier()?;
-        bench.exchange(seat, 1, 5000, 5000)
-    })?;
-    Ok(())
-}
-
-#[test]
-fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("impossible_arguments_are_refused_and_the_connection_lives", &setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
-        let transport = plugin_transport()?;
-        let vtable = transport.vtable();
-        let (send, recv) = (bench.link.send.raw(), bench.link.recv.raw());
-        let (isend, irecv) = (vtable.isend.expect("a slot"), vtable.irecv.expect("a slot"));
-        let mut request = std::ptr::dangling_mut();
-        let inside: *mut c_void = bench.out.memory().address(0, 1)?.cast();
-        let handle = bench.out.raw();
-        let invalid = abi::ncclInvalidArgument;
-        // SAFETY: live objects or NULL; refused before any memory is touched.
-        unsafe {
-            assert_eq!(isend(send, inside, -1, 0, handle, &raw mut request), invalid, "a negative size");
-            assert_eq!(isend(send, inside, (1 << 30) + 1, 0, handle, &raw mut request), invalid, "more than 1 GiB");
-            assert_eq!(isend(send, inside, 8, 0, std::ptr::null_mut(), &raw mut request), invalid, "no memory handle");
-            assert_eq!(isend(send, inside, 1 << 20, 0, handle, &raw mut request), invalid, "past the registration");
-            assert_eq!(isend(recv, inside, 8, 0, handle, &raw mut request), invalid, "the wrong communicator");
-            assert_eq!(isend(std::ptr::null_mut(), inside, 8, 0, handle, &raw mut request), invalid, "none");
-            let (mut data, mut sizes, mut tags, mut handles) = ([inside; 9], [8; 9], [0; 9], [handle; 9]);
-            for n in [-1, 0, 9] {
-                let code = irecv(
-                    recv,
-                    n,
-                    data.as_mut_ptr(),
-                    sizes.as_mut_ptr(),
-                    tags.as_mut_ptr(),
-                    handles.as_mut_ptr(),
-                    &raw mut request,
-                );
-                assert_eq!(code, invalid, "{n} messages");
-            }
-            let mut done = 7;
-            assert_eq!(
-                vtable.test.expect("a slot")(std::ptr::null_mut(), &raw mut done, std::ptr::null_mut()),
-                invalid
-            );
-            assert_eq!(done, 0);
-            let mut handle = std::ptr::null_mut();
-            let register = vtable.regMr.expect("a slot");
-            assert_eq!(register(send, inside, 0, 1, &raw mut handle), invalid, "nothing to register");
-            assert_eq!(register(send, inside, 8, 4, &raw mut handle), invalid, "a type that is none");
-            let ok = abi::ncclSuccess;
-            assert_eq!(vtable.deregMr.expect("a slot")(send, std::ptr::null_mut()), ok, "NULL after a failed set-up");
-            assert_eq!(vtable.closeSend.expect("a slot")(std::ptr::null_mut()), ok);
-            assert_eq!(vtable.closeRecv.expect("a slot")(std::ptr::null_mut()), ok);
-            assert_eq!(vtable.closeListen.expect("a slot")(std::ptr::null_mut()), ok);
-            let mut props = std::mem::zeroed();
-            assert_eq!(vtable.getProperties.expect("a slot")(99, &raw mut props), invalid);
-        }
-        seat.barrier()?;
-        bench.exchange(seat, 1, 5000, 5000)
-    })?;
-    Ok(())
-}
-
-#[test]
-fn communicators_close_with_requests_in_flight() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("communicators_close_with_requests_in_flight", &setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
-        for i in 0..10 {
-            let _never_tested = bench.link.recv.receive(&bench.into, i * 64, 64, 3)?.expect("room");
-        }
-        seat.barrier()?;
-        let mut deadline = seat.deadline("a send");
-        for _ in 0..5 {
-            let _never_tested = posted(&mut deadline, || bench.link.send.send(&bench.out, 0, 64, 3))?;
-            if seat.rank() == 0 {
-                break;
-            }
-        }
-        // Whoever closes first ends the other's sends as well, and is not to be waited for.
-        seat.barrier()?;
-        let Bench { out, into, link, _transport } = bench;
-        drop((out, into));
-        link.close()?;
-        seat.barrier()?;
-        // The device is as good as new.
-        Bench::open(seat, plugin_transport()?, 4096)?.exchange(seat, 1, 100, 100)
-    })?;
-    Ok(())
-}
-
-#[test]
-fn init_may_be_called_again_and_properties_are_all_written() -> Result<()> {
-    let Some(setting) = setting() else { return Ok(()) };
-    pair::run("init_may_be_called_again_and_properties_are_all_written", &setting, |_| {
-        let transport = plugin_transport()?;
-        let devices = transport.devices()?;
-        transport.init()?;
-        assert_eq!(transport.devices()?, devices);
-        let mut names = Vec::new();
-        for device in 0..devices {
-            let mut props = std::mem::MaybeUninit::<abi::ncclNetProperties_v8_t>::uninit();
-            // SAFETY: NCCL passes memory that it has not set; so does this.
-            let props = unsafe {
-                props.as_mut_ptr().cast::<u8>().write_bytes(0xa5, size_of::<abi::ncclNetProperties_v8_t>());
-                let get = transport.vtable().getProperties.expect("a slot");
-                assert_eq!(get(device as c_int, props.as_mut_ptr()), abi::ncclSuccess);
-                props.assume_init()
-            };
-            // SAFETY: a C string that lives as long as the process.
-            names.push(unsafe { std::ffi::CStr::from_ptr(props.name) }.to_owned());
-            assert!(props.pciPath.is_null(), "the software device has no PCI function");
-            assert_eq!((props.ptrSupport, props.regIsGlobal, props.speed), (1, 1, 400_000));
-            assert_eq!((props.port, props.latency, props.maxRecvs), (1, 0.0, 8));
-            assert_eq!((props.netDeviceType, props.netDeviceVersion), (0, 0));
-            assert!(props.maxComms > 0 && props.guid != 0);
-        }
-        let count = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), count, "names are unique");
         Ok(())
     })?;
     Ok(())

@@ -1,4 +1,6 @@
-//! What NCCL's progress thread calls: isend, irecv, iflush and test.
+//! The calls of NCCL's progress thread, in neutral types: isend, irecv, iflush and test.
+//!
+//! They are `unsafe` for the reason told in [`super::calls`]: NCCL's pointers.
 
 use super::guard::guard;
 use super::handles::{Comm, MemoryHandle, Owner, RecvHandle, RequestHandle, SendHandle};
@@ -7,10 +9,11 @@ use super::output::{missing, put};
 use crate::error::{Error, Result};
 use crate::net::data::receiver::{Expected, RecvComm};
 use crate::net::data::sender::SendComm;
-use crate::net::mr::handle::Memory;
+use crate::net::mr::handle::MrHandle;
 use crate::proto::requests::RequestId;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
 use std::ffi::{c_int, c_void};
+use std::fmt;
 
 #[cold]
 #[inline(never)]
@@ -20,44 +23,58 @@ fn bad_group(n: c_int) -> Error {
 
 #[cold]
 #[inline(never)]
-fn bad_length(size: c_int) -> Error {
+fn bad_length(size: impl Length) -> Error {
     Error::argument(format!("a length of {size} bytes; 0 to {MAX_MESSAGE} are possible"))
 }
 
-/// A length of NCCL's.
-#[inline]
-fn length(size: c_int) -> Result<u32> {
-    match u32::try_from(size) {
-        Ok(length) if length <= MAX_MESSAGE => Ok(length),
-        _ => Err(bad_length(size)),
+/// The type of a length in bytes, which differs between the versions of NCCL's interface.
+pub(super) trait Length: Copy + fmt::Display {
+    /// The length, or a number above [`MAX_MESSAGE`] if the length is not possible.
+    fn bytes(self) -> u32;
+}
+
+impl Length for c_int {
+    #[inline(always)]
+    fn bytes(self) -> u32 {
+        const { assert!(MAX_MESSAGE < 1 << 31, "a negative length becomes a greater number") };
+        self as u32
     }
 }
 
-/// Runs a data path function. An error that repeats itself is reported once: NCCL asks a failed communicator again and
-/// again.
+/// A possible length.
+///
+/// # Errors
+/// It is negative or above [`MAX_MESSAGE`].
+#[inline]
+fn length(size: impl Length) -> Result<u32> {
+    if size.bytes() <= MAX_MESSAGE { Ok(size.bytes()) } else { Err(bad_length(size)) }
+}
+
+/// Runs the body of a call on a communicator. An error that is the same as the last one is not logged again, since NCCL goes on
+/// to call a failed communicator.
 #[inline(always)]
 fn on_comm<T>(call: &'static str, comm: Result<&Comm<T>>, body: impl FnOnce(&Comm<T>) -> Result<()>) -> ncclResult_t {
     guard(call, || {
         let comm = comm?;
-        body(comm).map_err(|e| comm.first_or_quiet(e))
+        body(comm).map_err(|e| comm.log_once(e))
     })
 }
 
-pub(super) unsafe extern "C" fn isend(
+#[inline(always)]
+pub(super) unsafe fn isend<L: Length>(
     send_comm: *mut c_void,
     data: *mut c_void,
-    size: c_int,
+    size: L,
     tag: c_int,
     mhandle: *mut c_void,
     request: *mut *mut c_void,
 ) -> ncclResult_t {
     // SAFETY: by NCCL's contract.
     match unsafe { SendHandle::borrow(send_comm) } {
-        // A negative size is none that is usual.
-        Ok(comm) if comm.comm.is_usual(size as u32) => on_comm("isend", Ok(comm), |comm| {
+        Ok(comm) if comm.comm.takes_fast_path(size.bytes()) => on_comm("isend", Ok(comm), |comm| {
             // SAFETY: by NCCL's contract.
             let memory = unsafe { MemoryHandle::borrow(mhandle)? };
-            let id = comm.comm.isend_usual(data as u64, size as u32, tag as u32, memory)?;
+            let id = comm.comm.isend_fast(data as u64, size.bytes(), tag as u32, memory)?;
             // SAFETY: NCCL's output pointer.
             unsafe { put(request, comm.request(id), "request") }
         }),
@@ -66,12 +83,12 @@ pub(super) unsafe extern "C" fn isend(
     }
 }
 
-/// Every other case; and what is no communicator is told here.
+/// All other cases, an invalid communicator included.
 #[inline(never)]
-unsafe extern "C" fn isend_any(
+unsafe extern "C" fn isend_any<L: Length>(
     send_comm: *mut c_void,
     data: *mut c_void,
-    size: c_int,
+    size: L,
     tag: c_int,
     mhandle: *mut c_void,
     request: *mut *mut c_void,
@@ -87,22 +104,22 @@ unsafe extern "C" fn isend_any(
     })
 }
 
-/// A group's arrays of NCCL's.
+/// NCCL's arrays that describe the messages of a group.
 #[derive(Clone, Copy)]
-struct Group {
+struct Group<L> {
     count: usize,
     data: *mut *mut c_void,
-    sizes: *mut c_int,
+    sizes: *mut L,
     tags: *mut c_int,
     mhandles: *mut *mut c_void,
 }
 
-impl Group {
+impl<L: Length> Group<L> {
     #[inline(always)]
     fn new(
         n: c_int,
         data: *mut *mut c_void,
-        sizes: *mut c_int,
+        sizes: *mut L,
         tags: *mut c_int,
         mhandles: *mut *mut c_void,
     ) -> Result<Self> {
@@ -116,27 +133,28 @@ impl Group {
         Ok(Self { count, data, sizes, tags, mhandles })
     }
 
-    /// Member `i`.
+    /// Message `i`.
     ///
     /// # Safety
-    /// `i` is below `count`, and the arrays have as many members; `tags` may be NULL.
+    /// `i` is below `count`, and each array has `count` elements; `tags` may be NULL.
     #[inline(always)]
-    unsafe fn member<'a>(&self, i: usize) -> Result<Expected<'a>> {
+    unsafe fn message<'a>(&self, i: usize) -> Result<Expected<'a>> {
         // SAFETY: as the caller says.
         let (data, size) = unsafe { (*self.data.add(i), *self.sizes.add(i)) };
         // SAFETY: as the caller says.
         let tag = if self.tags.is_null() { 0 } else { unsafe { *self.tags.add(i) } };
         // SAFETY: as the caller says, and by NCCL's contract.
-        let memory: &'a Memory = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
+        let memory: &'a MrHandle = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
         Ok(Expected { addr: data as u64, length: length(size)?, tag: tag as u32, memory })
     }
 }
 
-pub(super) unsafe extern "C" fn irecv(
+#[inline(always)]
+pub(super) unsafe fn irecv<L: Length>(
     recv_comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
-    sizes: *mut c_int,
+    sizes: *mut L,
     tags: *mut c_int,
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
@@ -145,18 +163,19 @@ pub(super) unsafe extern "C" fn irecv(
     let comm = unsafe { RecvHandle::borrow(recv_comm) };
     on_comm("irecv", comm, |comm| {
         let group = Group::new(n, data, sizes, tags, mhandles)?;
-        // SAFETY: NCCL's arrays have n members, and irecv asks for those below n.
-        let id = comm.comm.irecv(group.count, |i| unsafe { group.member(i) })?;
+        // SAFETY: NCCL's arrays have n elements, and irecv asks for those below n.
+        let id = comm.comm.irecv(group.count, |i| unsafe { group.message(i) })?;
         // SAFETY: NCCL's output pointer.
         unsafe { put(request, comm.request(id), "request") }
     })
 }
 
-pub(super) unsafe extern "C" fn iflush(
+#[inline(always)]
+pub(super) unsafe fn iflush<L: Length>(
     recv_comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
-    sizes: *mut c_int,
+    sizes: *mut L,
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> ncclResult_t {
@@ -164,23 +183,24 @@ pub(super) unsafe extern "C" fn iflush(
     let comm = unsafe { RecvHandle::borrow(recv_comm) };
     on_comm("iflush", comm, |comm| {
         let group = Group::new(n, data, sizes, std::ptr::null_mut(), mhandles)?;
-        // SAFETY: NCCL's arrays have n members.
-        let id = comm.comm.iflush((0..group.count).map(|i| unsafe { group.member(i) }))?;
+        // SAFETY: NCCL's arrays have n elements.
+        let id = comm.comm.iflush((0..group.count).map(|i| unsafe { group.message(i) }))?;
         // SAFETY: NCCL's output pointer.
         unsafe { put(request, comm.flush(id), "request") }
     })
 }
 
-pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
+#[inline(always)]
+pub(super) unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
     if done.is_null() {
-        return refuse("test", missing("done"));
+        return fail("test", missing("done"));
     }
     // SAFETY: NCCL's output pointer.
     unsafe { *done = 0 };
     // SAFETY: by NCCL's contract.
     let request = match unsafe { RequestHandle::borrow(request) } {
         Ok(request) => request,
-        Err(e) => return refuse("test", e),
+        Err(e) => return fail("test", e),
     };
     let (id, answer) = (request.id(), Answer { done, sizes });
     match request.owner() {
@@ -193,7 +213,7 @@ pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
     }
 }
 
-/// NCCL's places for what has become of a request: `sizes` has as many members as its group, or is NULL.
+/// NCCL's output pointers of `test`: `sizes` has as many elements as the request's group has messages, or is NULL.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Answer {
@@ -202,7 +222,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// The request is complete; `lengths` is what `sizes` gets, which may be nothing.
+    /// Reports that the request is complete, with the length of each message. `lengths` may be empty.
     #[inline(always)]
     fn finish(self, lengths: &[u32]) {
         // SAFETY: valid by NCCL's contract, which `test` has been called under.
@@ -244,9 +264,9 @@ extern "C" fn test_flush(comm: &Comm<RecvComm>, id: RequestId, answer: Answer) -
     })
 }
 
-/// An error before there is a communicator.
+/// An error that no communicator has.
 #[cold]
 #[inline(never)]
-fn refuse(call: &'static str, error: Error) -> ncclResult_t {
+fn fail(call: &'static str, error: Error) -> ncclResult_t {
     guard(call, || Err(error))
 }

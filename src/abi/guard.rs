@@ -1,26 +1,26 @@
-//! The edge: an error becomes a result code and one log line, a panic becomes an error.
+//! The boundary to NCCL: an error becomes a result code and one log message, and a panic becomes an error.
 
 use super::nccl;
 use crate::error::{Class, Error, Result};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs the body of a vtable function.
+/// Runs `body`, the body of NCCL's function `call`.
 #[inline(always)]
 pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> nccl::ncclResult_t {
-    // What the body had borrowed is not used again after a panic: the communicator's cell stays entered, so every later
+    // State that a panic has left inconsistent is not used again: the communicator's cell stays entered, so that every later
     // call on it fails.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => nccl::ncclSuccess,
         Ok(Err(error)) => report(call, error),
-        Err(panic) => report(call, bug(panic)),
+        Err(panic) => report(call, panic_error(panic)),
     }
 }
 
 #[cold]
 #[inline(never)]
 #[allow(clippy::needless_pass_by_value)]
-fn bug(panic: Box<dyn Any + Send>) -> Error {
+fn panic_error(panic: Box<dyn Any + Send>) -> Error {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
     Error::internal(format!("a bug in Ferrite: {text}"))
@@ -30,9 +30,8 @@ fn bug(panic: Box<dyn Any + Send>) -> Error {
 #[inline(never)]
 #[allow(clippy::needless_pass_by_value)]
 fn report(call: &'static str, error: Error) -> nccl::ncclResult_t {
-    if !error.quiet {
-        // The target is what NCCL shows in front of the line: the operation, for which a place in the source would tell nobody
-        // anything.
+    if !error.is_logged {
+        // NCCL shows the target in front of the message: the name of the call tells users more than a source file.
         log::warn!(target: call, "{call}: {error}");
     }
     match error.class {
@@ -49,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_stops_at_the_edge() {
+    fn a_panic_becomes_an_internal_error() {
         assert_eq!(guard("test", || panic!("on purpose")), nccl::ncclInternalError);
         assert_eq!(guard("test", || Err(Error::remote("gone"))), nccl::ncclRemoteError);
         assert_eq!(guard("test", || Ok(())), nccl::ncclSuccess);

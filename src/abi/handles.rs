@@ -1,12 +1,12 @@
 //! The objects behind NCCL's `void*`.
 //!
-//! Each begins with a tag, so a pointer of the wrong kind is refused. A communicator brings its request objects along:
-//! NCCL is given the address of one, and nothing is allocated when a request begins.
+//! Each object begins with a tag, so that a pointer to something else is refused. The request objects of a communicator are
+//! allocated with it: a request that begins is the address of one of them.
 
 use crate::error::{Error, Result};
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
-use crate::net::mr::handle::Memory;
+use crate::net::mr::handle::MrHandle;
 use crate::net::setup::listen::Listener;
 use crate::proto::MAX_REQUESTS;
 use crate::proto::requests::RequestId;
@@ -14,11 +14,11 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// What an object is.
+/// A type of object that NCCL holds.
 pub trait Tagged {
-    /// Its first eight bytes.
+    /// The first eight bytes of such an object.
     const TAG: u64;
-    /// Its name in messages.
+    /// NCCL's name for it, for messages.
     const NAME: &'static str;
 }
 
@@ -31,7 +31,7 @@ macro_rules! tagged {
     };
 }
 
-/// An object with its tag in front.
+/// An object behind its tag.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Handle<T> {
@@ -40,11 +40,11 @@ pub struct Handle<T> {
     pub inner: T,
 }
 
-/// What NCCL is given, and takes for a [`Handle`], which it begins with.
+/// What NCCL's pointer points to. It begins with a [`Handle`].
 #[repr(C)]
 struct Given<T> {
     handle: Handle<T>,
-    /// The process that made it.
+    /// Id of the process that made it.
     process: u32,
 }
 
@@ -55,14 +55,14 @@ pub type SendHandle = Handle<Comm<SendComm>>;
 /// `recvComm`.
 pub type RecvHandle = Handle<Comm<RecvComm>>;
 /// `mhandle`.
-pub type MemoryHandle = Handle<Memory>;
+pub type MemoryHandle = Handle<MrHandle>;
 /// `request`.
 pub type RequestHandle = Handle<Request>;
 
 tagged!(Mutex<Listener>, b"FerListn", "listenComm");
 tagged!(Comm<SendComm>, b"FerSendC", "sendComm");
 tagged!(Comm<RecvComm>, b"FerRecvC", "recvComm");
-tagged!(Memory, b"FerMemry", "mhandle");
+tagged!(MrHandle, b"FerMemry", "mhandle");
 tagged!(Request, b"FerReqst", "request");
 
 /// A communicator with its request objects.
@@ -71,20 +71,20 @@ pub struct Comm<T> {
     /// The communicator.
     pub comm: T,
     requests: Box<[RequestHandle; MAX_REQUESTS]>,
-    /// Those of flushes; a sender has none.
+    /// The request objects of flushes. A sender has none.
     flushes: Box<[RequestHandle]>,
-    /// The error that was logged last.
-    logged: Mutex<String>,
+    /// The last error that was logged.
+    logged: Mutex<Option<Error>>,
 }
 
-/// A request object: which communicator, what of it, and which of its requests at present.
+/// A request object. It stands for one of the communicator's requests at a time.
 #[derive(Debug)]
 pub struct Request {
     owner: Owner,
     id: AtomicU32,
 }
 
-/// The communicator behind a request.
+/// The communicator of a request, by the kind of request.
 #[derive(Debug, Clone, Copy)]
 pub enum Owner {
     /// A send.
@@ -104,10 +104,10 @@ where
         Self::into_raw_with(|_| inner)
     }
 
-    /// Gives an object to NCCL that knows its own address; what is there may be used once this has returned.
+    /// Gives an object to NCCL that is made from its own address. The address must not be read before this returns.
     fn into_raw_with(inner: impl FnOnce(*const T) -> T) -> *mut c_void {
         let raw = Box::into_raw(Box::<Given<T>>::new_uninit()).cast::<Given<T>>();
-        // SAFETY: a place inside of the box just made, which is not read.
+        // SAFETY: an address inside of the box just made, which is not read.
         let address = unsafe { &raw const (*raw).handle.inner };
         let handle = Self { tag: T::TAG, inner: inner(address) };
         // SAFETY: the box is ours alone, and nothing is in it yet.
@@ -115,29 +115,29 @@ where
         raw.cast()
     }
 
-    /// Looks at what NCCL holds.
+    /// The object behind NCCL's pointer.
     ///
     /// # Errors
-    /// NULL, or not such an object.
+    /// The pointer is NULL, or points to an object of another type.
     ///
     /// # Safety
     /// `raw` is NULL or points to a live object that this module made.
     #[inline]
     pub unsafe fn borrow<'a>(raw: *mut c_void) -> Result<&'a T> {
-        // SAFETY: not NULL, so by the caller's word a live object, and every one begins with a tag.
+        // SAFETY: not NULL, so a live object as the caller says, and every object begins with a tag.
         if raw.is_null() || unsafe { *raw.cast::<u64>() } != T::TAG {
-            return Err(stranger(raw, T::NAME));
+            return Err(wrong_object(raw, T::NAME));
         }
         // SAFETY: the tag says that it is one.
         Ok(unsafe { &(*raw.cast::<Self>()).inner })
     }
 
-    /// Takes an object back from NCCL. NULL is nothing: NCCL closes what it never got. So is what a forked child has inherited,
-    /// and that stays where it is: to close it would tell the peer that its parent's connection has ended, and end what
-    /// the parent still uses.
+    /// Takes an object back from NCCL. `None` for NULL, since NCCL closes what it never got; and for an object that a forked child
+    /// has inherited, which is left alone: dropping it would tell the peer that the parent's connection has ended, and
+    /// destroy what the parent still uses.
     ///
     /// # Errors
-    /// Not such an object.
+    /// It is an object of another type.
     ///
     /// # Safety
     /// As for [`Self::borrow`]; NCCL does not use `raw` any more.
@@ -161,7 +161,7 @@ where
 
 #[cold]
 #[inline(never)]
-fn stranger(raw: *mut c_void, name: &str) -> Error {
+fn wrong_object(raw: *mut c_void, name: &str) -> Error {
     Error::argument(format!("{raw:?} is no {name} of Ferrite's"))
 }
 
@@ -195,31 +195,32 @@ fn requests(owner: Owner) -> Box<[RequestHandle; MAX_REQUESTS]> {
 }
 
 impl<T> Comm<T> {
-    /// The object that stands for request `id`: what NCCL gets; NULL for none.
+    /// NCCL's pointer for request `id`; NULL for `None`.
     #[inline]
     pub fn request(&self, id: Option<RequestId>) -> *mut c_void {
         id.map_or(std::ptr::null_mut(), |id| self.requests[id.index()].begin(id))
     }
 
-    /// The same for a flush.
+    /// NCCL's pointer for flush `id`; NULL for `None`.
     pub fn flush(&self, id: Option<RequestId>) -> *mut c_void {
         let of = |id: RequestId| self.flushes.get(id.index()).map(|handle| handle.begin(id));
         id.and_then(of).unwrap_or(std::ptr::null_mut())
     }
 
-    /// An error of this communicator, which is not to be logged if it was the last one that was: NCCL asks a failed one
-    /// again and again.
+    /// `error`, marked as logged if it is the same as the last one, since NCCL goes on to call a failed communicator.
     #[cold]
-    pub fn first_or_quiet(&self, mut error: Error) -> Error {
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        error.quiet = *logged == error.text;
-        error.text.clone_into(&mut logged);
+    pub fn log_once(&self, error: Error) -> Error {
+        let mut last = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.as_ref() == Some(&error) {
+            return error.logged();
+        }
+        *last = Some(error.clone());
         error
     }
 }
 
 impl RequestHandle {
-    /// From now on this is request `id`; what NCCL gets.
+    /// Makes this object stand for request `id`, and returns NCCL's pointer to it.
     #[inline]
     fn begin(&self, id: RequestId) -> *mut c_void {
         self.inner.id.store(id.to_bits(), Ordering::Relaxed);
@@ -228,13 +229,13 @@ impl RequestHandle {
 }
 
 impl Request {
-    /// Which communicator, and what of it.
+    /// The communicator, by the kind of request.
     #[inline]
     pub fn owner(&self) -> Owner {
         self.owner
     }
 
-    /// Which request.
+    /// The request that the object stands for.
     #[inline]
     pub fn id(&self) -> RequestId {
         RequestId::from_bits(self.id.load(Ordering::Relaxed))

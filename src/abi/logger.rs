@@ -1,7 +1,7 @@
-//! The `log` facade, spoken through NCCL's logger.
+//! The `log` crate's messages, sent through NCCL's logger.
 
 use super::nccl;
-use crate::net::INIT;
+use crate::net::network::INIT;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::ffi::CString;
 use std::sync::RwLock;
@@ -12,19 +12,19 @@ struct NcclLogger {
 
 static LOGGER: NcclLogger = NcclLogger { function: RwLock::new(None) };
 
-/// Sends log lines to `function` from now on. NCCL decides which are shown.
+/// Sends log messages to `function` from now on. NCCL decides which of them it shows.
 pub fn install(function: nccl::ncclDebugLogger_t) {
     if let Ok(mut current) = LOGGER.function.write() {
         *current = function;
     }
-    // Fails from the second time on, when the logger is there already.
+    // Fails from the second call on: the logger is set already.
     let _ = log::set_logger(&LOGGER);
     log::set_max_level(LevelFilter::Trace);
 }
 
-/// What NCCL shows in front of a warning: the vtable function that failed, which is the target of its line; or the place in
-/// the source, where the target is a module of it, as it is by default.
-fn place<'a>(record: &Record<'a>) -> (&'a str, i32) {
+/// What NCCL shows in front of a warning: the name of the call that failed, if that is the message's target; or the source file
+/// and line, if the target is the name of a module, which is the default.
+fn origin<'a>(record: &Record<'a>) -> (&'a str, i32) {
     let target = record.target();
     if target != INIT && !target.contains("::") {
         return (target, 0);
@@ -48,7 +48,7 @@ impl Log for NcclLogger {
         let flags = u64::from(nccl::NCCL_SUBSYS_NET) | init;
         let text = record.args().to_string().replace('\0', " ");
         let text = if text.starts_with("Ferrite") { text } else { format!("NET/Ferrite : {text}") };
-        let (file, line) = place(record);
+        let (file, line) = origin(record);
         let (Ok(text), Ok(file)) = (CString::new(text), CString::new(file)) else { return };
         // SAFETY: NCCL's printf-like function; the format takes one string, so the text's own per cents mean nothing.
         unsafe { function(level, flags, file.as_ptr(), line, c"%s".as_ptr(), text.as_ptr()) };
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn a_warning_of_a_call_begins_with_its_name() {
         let at =
-            |target| place(&Record::builder().target(target).file(Some("src/abi/guard.rs")).line(Some(34)).build());
+            |target| origin(&Record::builder().target(target).file(Some("src/abi/guard.rs")).line(Some(34)).build());
         assert_eq!(at("connect"), ("connect", 0));
         assert_eq!(at("nccl_net::net::control::link"), ("src/abi/guard.rs", 34));
         assert_eq!(at(INIT), ("src/abi/guard.rs", 34));

@@ -1,25 +1,25 @@
-//! Writing through NCCL's output pointers.
+//! NCCL's output pointers.
 
 use crate::error::{Error, Result};
 
-/// Writes through an output pointer of NCCL's, called `name` in messages.
+/// Writes `value` through one of NCCL's output pointers, which messages call `name`.
 ///
 /// # Errors
-/// It is NULL.
+/// The pointer is NULL.
 ///
 /// # Safety
-/// It is NULL or valid for writing, as NCCL's contract has it.
+/// The pointer is NULL or valid for writing.
 #[inline]
-pub(super) unsafe fn put<T>(place: *mut T, value: T, name: &str) -> Result<()> {
-    if place.is_null() {
+pub(super) unsafe fn put<T>(pointer: *mut T, value: T, name: &str) -> Result<()> {
+    if pointer.is_null() {
         return Err(missing(name));
     }
     // SAFETY: not NULL, so valid, as the caller says.
-    unsafe { place.write(value) };
+    unsafe { pointer.write(value) };
     Ok(())
 }
 
-/// The error for a pointer that is NULL.
+/// The error for a NULL pointer called `name`.
 #[cold]
 #[inline(never)]
 pub(super) fn missing(name: &str) -> Error {

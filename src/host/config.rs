@@ -1,46 +1,46 @@
-//! Settings: the environment, parsed once.
+//! The settings: the environment, parsed once.
 
-use super::gid::{Family, Range};
+use super::gid::{AddressRange, Family};
 use super::hca::HcaFilter;
 use super::iface::InterfaceFilter;
-use super::variables::{Kind, VARIABLES, objection};
+use super::variables::{Kind, VARIABLES, ignored_reason};
 use crate::error::{Error, Result};
 
-/// Queue pairs of one connection that are of use.
-const MAX_LANES: i64 = 32;
-/// What the later built-in transports' "choose for me" stands for.
+/// Queue pairs of one connection at most.
+const MAX_QUEUE_PAIRS: i64 = 32;
+/// What a negative `NCCL_IB_AR_THRESHOLD` stands for: the default of NCCL's built-in transport.
 const AR_THRESHOLD: i64 = 8192;
 
-/// Settings, parsed once from the environment.
+/// The settings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// No device is to be reported.
+    /// Ferrite reports no device.
     pub disabled: bool,
-    /// The user has insisted on Ferrite by name.
-    pub insisted: bool,
-    /// libibverbs to load instead of the system's.
+    /// The user has asked for Ferrite by name: NCCL stops if it cannot be used.
+    pub required: bool,
+    /// Path of the libibverbs to load instead of the system's.
     pub verbs_library: Option<String>,
-    /// Which devices and ports to use.
+    /// Devices and ports to use.
     pub hca: HcaFilter,
-    /// Fixed entry of the GID table.
+    /// Entry of the GID table to use. `None`: it is chosen automatically.
     pub gid_index: Option<u8>,
-    /// Preferred family of the automatic GID.
+    /// Preferred address family of the automatic GID.
     pub gid_family: Family,
     /// Preferred RoCE version of the automatic GID.
     pub roce_version: u8,
-    /// Network of the automatic GID.
-    pub gid_range: Option<Range>,
-    /// Leading bits by which IPv4 addresses of one network agree.
+    /// Network that the automatic GID is to be in.
+    pub gid_range: Option<AddressRange>,
+    /// Prefix length of IPv4 networks.
     pub subnet_bits: u8,
-    /// Entry of the GID table for other InfiniBand subnets.
+    /// InfiniBand: entry of the GID table that other subnets route to.
     pub routable_flid_gid_index: u8,
-    /// Connections between networks are warned of.
+    /// Connections between networks are logged as warnings.
     pub warn_of_networks: bool,
-    /// How connecting a queue pair is tried again.
+    /// Retries of connecting a queue pair.
     pub retries: Retries,
-    /// Local acknowledge timeout, exponent.
+    /// Local acknowledge timeout: the exponent n of 4.096 us · 2^n.
     pub timeout: u8,
-    /// Retries.
+    /// Retries of the device.
     pub retry_count: u8,
     /// Index into the partition key table.
     pub pkey_index: u16,
@@ -49,53 +49,53 @@ pub struct Config {
     /// Traffic class.
     pub traffic_class: u8,
     /// Traffic class of clear-to-sends.
-    pub announce_traffic_class: u8,
-    /// Agree on the devices' own options.
+    pub cts_traffic_class: u8,
+    /// Devices negotiate their vendor's options (ECE).
     pub ece: bool,
     /// Queue pairs per connection and rail.
-    pub lanes: u8,
-    /// Cut messages over all queue pairs.
+    pub queue_pairs: u8,
+    /// Messages are split over all queue pairs.
     pub split: bool,
-    /// Bytes above which data and notice are posted apart under adaptive routing.
+    /// Messages of more bytes have their immediate in a trailing write of its own, under adaptive routing.
     pub ar_threshold: u32,
-    /// Whether the fabric may reorder; `None`: by link layer.
+    /// Whether the fabric may reorder packets. `None`: it may on InfiniBand, and not on Ethernet.
     pub adaptive_routing: Option<bool>,
-    /// Ask for relaxed ordering of payload.
+    /// Devices may reorder their writes of payload on the bus.
     pub relaxed_ordering: bool,
-    /// The speed is what the device says.
+    /// Ports are asked for their speed, beside the bits of `active_speed`.
     pub query_port_speed: bool,
-    /// A fatal event of a device ends its connections.
-    pub heed_events: bool,
-    /// Like ports of one card are one device.
+    /// A fatal asynchronous event of a device ends its connections. Else it is only logged.
+    pub fail_on_async_error: bool,
+    /// Equal ports of one card are one device to NCCL.
     pub merge_nics: bool,
     /// Virtual functions of one card share a PCI path.
     pub merge_vfs: bool,
-    /// Flushes do something.
+    /// Received data is flushed to GPU memory.
     pub flush: bool,
-    /// Interface for connection set-up.
+    /// Network interface for control connections.
     pub interfaces: InterfaceFilter,
-    /// Address family for connection set-up.
+    /// Address family of control connections.
     pub socket_family: Option<Family>,
-    /// Seconds that connection set-up may take.
+    /// Seconds that a step of connection set-up may take that does not wait for the peer to accept.
     pub handshake_timeout_s: u64,
 }
 
-/// How often and how soon something is tried again.
+/// How often and how soon an operation is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retries {
-    /// Whatever failed, and not only what may pass.
+    /// After every failure, and not only after those that may pass.
     pub all: bool,
-    /// Times.
+    /// Number of retries.
     pub count: u32,
-    /// Pause before each, in milliseconds.
+    /// Pause before each retry, in milliseconds.
     pub pause_ms: u64,
 }
 
 impl Config {
-    /// What the user has set and Ferrite does not honour, with the reason.
-    pub fn unheeded() -> impl Iterator<Item = (String, &'static str)> {
+    /// Names of the variables that the user has set and Ferrite ignores, with the reasons.
+    pub fn ignored() -> impl Iterator<Item = (String, &'static str)> {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        names.filter_map(|name| objection(&name).map(|why| (name, why)))
+        names.filter_map(|name| ignored_reason(&name).map(|why| (name, why)))
     }
 
     /// Reads the process environment.
@@ -109,7 +109,7 @@ impl Config {
     /// Reads the variables through `lookup`.
     ///
     /// # Errors
-    /// A value out of range; the text names the variable, the value and what is allowed.
+    /// A value is out of range. The text names the variable, the value and the range.
     pub fn parse(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let reader = Reader { lookup };
         let family = |name| {
@@ -122,13 +122,13 @@ impl Config {
         let traffic_class = reader.number("NCCL_IB_TC")?.max(0) as u8;
         Ok(Self {
             disabled: reader.flag("NCCL_IB_DISABLE")?,
-            insisted: reader.text("NCCL_NET").is_some_and(|v| v.eq_ignore_ascii_case("Ferrite")),
+            required: reader.text("NCCL_NET").is_some_and(|v| v.eq_ignore_ascii_case("Ferrite")),
             verbs_library: reader.text("NCCL_IBVERBS_LIB"),
             hca: HcaFilter::parse(&reader.text("NCCL_IB_HCA").unwrap_or_default())?,
             gid_index: u8::try_from(reader.number("NCCL_IB_GID_INDEX")?).ok(),
             gid_family: family("NCCL_IB_ADDR_FAMILY")?.unwrap_or(Family::V4),
             roce_version: reader.number("NCCL_IB_ROCE_VERSION_NUM")? as u8,
-            gid_range: reader.text("NCCL_IB_ADDR_RANGE").map(|text| Range::parse(&text)).transpose()?,
+            gid_range: reader.text("NCCL_IB_ADDR_RANGE").map(|text| AddressRange::parse(&text)).transpose()?,
             subnet_bits: reader.number("NCCL_IB_SUBNET_PREFIX_LEN")? as u8,
             routable_flid_gid_index: reader.number("NCCL_IB_ROUTABLE_FLID_GID_INDEX")? as u8,
             warn_of_networks: reader.flag("NCCL_IB_WARN_RAIL_LOCAL")?,
@@ -142,9 +142,9 @@ impl Config {
             pkey_index: reader.number("NCCL_IB_PKEY")? as u16,
             service_level: reader.number("NCCL_IB_SL")?.max(0) as u8,
             traffic_class,
-            announce_traffic_class: u8::try_from(reader.number("NCCL_IB_FIFO_TC")?).unwrap_or(traffic_class),
+            cts_traffic_class: u8::try_from(reader.number("NCCL_IB_FIFO_TC")?).unwrap_or(traffic_class),
             ece: reader.flag("NCCL_IB_ECE_ENABLE")?,
-            lanes: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.min(MAX_LANES) as u8,
+            queue_pairs: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.min(MAX_QUEUE_PAIRS) as u8,
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")?,
             ar_threshold: match reader.number("NCCL_IB_AR_THRESHOLD")? {
                 n if n < 0 => AR_THRESHOLD as u32,
@@ -157,7 +157,7 @@ impl Config {
             },
             relaxed_ordering: reader.number("NCCL_IB_PCI_RELAXED_ORDERING")? != 0,
             query_port_speed: reader.flag("NCCL_IB_QUERY_PORT_SPEED")?,
-            heed_events: reader.flag("NCCL_IB_RETURN_ASYNC_EVENTS")?,
+            fail_on_async_error: reader.flag("NCCL_IB_RETURN_ASYNC_EVENTS")?,
             merge_nics: reader.flag("NCCL_IB_MERGE_NICS")?,
             merge_vfs: reader.flag("NCCL_IB_MERGE_VFS")?,
             flush: !reader.flag("NCCL_GDR_FLUSH_DISABLE")?,
@@ -209,7 +209,7 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
     }
 }
 
-/// As C's `strtoll` with base 0, which NCCL uses, but without trailing junk.
+/// As C's `strtoll` with base 0, which NCCL uses, but trailing characters are an error.
 fn parse_number(text: &str) -> Option<i64> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -236,15 +236,15 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_of_the_built_in_transport_but_for_the_timeout() {
+    fn defaults_are_those_of_the_built_in_transport_except_the_timeout() {
         let config = Config::parse(|_| None).expect("defaults are valid");
-        assert_eq!((config.timeout, config.retry_count, config.lanes, config.ar_threshold), (20, 7, 1, 8192));
+        assert_eq!((config.timeout, config.retry_count, config.queue_pairs, config.ar_threshold), (20, 7, 1, 8192));
         assert_eq!((config.gid_index, config.gid_family, config.roce_version), (None, Family::V4, 2));
         assert!(config.relaxed_ordering && config.flush && !config.split && !config.disabled);
     }
 
     #[test]
-    fn values_are_taken() {
+    fn values_are_parsed() {
         assert_eq!(with("NCCL_IB_GID_INDEX", "3").expect("valid").gid_index, Some(3));
         assert_eq!(with("NCCL_IB_TC", "0x6a").expect("valid").traffic_class, 106);
         for junk in ["0x-6", "-0x-8000000000000000", "0+7", "--1", "1-", "0x", "9223372036854775808"] {
@@ -255,10 +255,10 @@ mod tests {
         assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").expect("valid").adaptive_routing, Some(true));
         assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 20);
         assert_eq!(with("NCCL_IB_AR_THRESHOLD", "-2").expect("valid").ar_threshold, 8192);
-        let classes = |name, value| with(name, value).map(|c| (c.traffic_class, c.announce_traffic_class));
+        let classes = |name, value| with(name, value).map(|c| (c.traffic_class, c.cts_traffic_class));
         assert_eq!(classes("NCCL_IB_TC", "106").expect("valid"), (106, 106));
         assert_eq!(classes("NCCL_IB_FIFO_TC", "184").expect("valid"), (0, 184));
-        assert!(with("NCCL_NET", "ferrite").expect("valid").insisted);
+        assert!(with("NCCL_NET", "ferrite").expect("valid").required);
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
                 Kind::Text => continue,
             };
             for value in wrong {
-                let text = with(variable.name, &value).expect_err("out of range").text.clone();
+                let text = with(variable.name, &value).expect_err("out of range").text();
                 assert!(text.contains(&format!("{}={value}: ", variable.name)), "{text}");
                 assert!(text.contains("expected"), "{text}");
             }

@@ -1,4 +1,4 @@
-//! The CUDA driver, if this process uses it: only looked for, never loaded and never initialised.
+//! The CUDA driver of a process that uses it. It is looked up, never loaded, and never initialised.
 
 use libc::{c_int, c_uint, c_void};
 use std::ptr;
@@ -9,7 +9,7 @@ type Context = *mut c_void;
 const SUCCESS: Code = 0;
 const CAPTURE_MODE_RELAXED: c_int = 2;
 const ATTRIBUTE_DMA_BUF_SUPPORTED: c_int = 124;
-/// The driver's smallest portion is larger anyway.
+/// Bytes that are allocated for a test registration. The driver's smallest portion is larger.
 const PROBE_BYTES: usize = 64 << 10;
 
 macro_rules! driver {
@@ -59,12 +59,12 @@ pub struct GpuMemory {
 }
 
 impl Cuda {
-    /// The driver, if this process has loaded and initialised it.
+    /// The driver, if the process has loaded and initialised it.
     pub fn in_use() -> Option<Self> {
         // SAFETY: a C string; the library is only looked for, not loaded.
         let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         let cuda = if library.is_null() { None } else { Self::bind(library) }?;
-        // Which answers without a context as well, but not before cuInit.
+        // This call succeeds without a context too, but not before cuInit.
         cuda.current_context().is_some().then_some(cuda)
     }
 
@@ -86,8 +86,8 @@ impl Cuda {
         })
     }
 
-    /// Whether GPUs lend their memory as dma-buf; `None` if there is none, or the driver does not tell.
-    pub fn lends_dmabuf(&self) -> Option<bool> {
+    /// Whether GPUs can export their memory as dma-bufs. `None`: there is no GPU, or the driver does not tell.
+    pub fn exports_dmabuf(&self) -> Option<bool> {
         let mut lends = 0;
         let device = self.devices().next()?;
         // SAFETY: writes one number.
@@ -95,13 +95,13 @@ impl Cuda {
         (code == SUCCESS).then_some(lends != 0)
     }
 
-    /// A little memory of a GPU that this process uses, to try with. It stays: freeing it would wait for the GPU, whose
-    /// kernels may wait for other processes.
-    pub fn a_little_memory(&self) -> Option<GpuMemory> {
+    /// Allocates a little memory of a GPU that the process uses, for a test registration. It is never freed: freeing would wait
+    /// for the GPU, whose kernels may wait for other processes.
+    pub fn allocate_probe_memory(&self) -> Option<GpuMemory> {
         let current = self.current_context().filter(|context| !context.is_null());
         let context = current.or_else(|| self.devices().find_map(|device| self.active_context(device)))?;
         let (mut addr, mut mode, mut popped) = (0, CAPTURE_MODE_RELAXED, ptr::null_mut());
-        // SAFETY: a context that is active; each call writes one value. A capture of this thread's work is not disturbed.
+        // SAFETY: a context that is active; each call writes one value. The relaxed mode keeps a stream capture of this thread valid.
         let code = unsafe {
             if (self.push)(context) != SUCCESS {
                 return None;
@@ -115,10 +115,10 @@ impl Cuda {
         (code == SUCCESS && addr != 0).then_some(GpuMemory { addr, bytes: PROBE_BYTES })
     }
 
-    /// The primary context of `device`, if the application has made it active.
+    /// The primary context of `device`, if the application has activated it.
     fn active_context(&self, device: c_int) -> Option<Context> {
         let (mut flags, mut active, mut context) = (0, 0, ptr::null_mut());
-        // SAFETY: each call writes its values; one that is active is only counted once more, for good.
+        // SAFETY: each call writes its values; a context that is active only gets one more reference, which is kept.
         unsafe {
             let known = (self.state)(device, &raw mut flags, &raw mut active) == SUCCESS && active != 0;
             (known && (self.retain)(&raw mut context, device) == SUCCESS).then_some(context)

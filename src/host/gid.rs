@@ -1,4 +1,4 @@
-//! Choice of an entry of a port's GID table.
+//! Selection of an entry of a port's GID table.
 
 use crate::error::{Error, Result};
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,44 +15,44 @@ pub enum Family {
 /// One entry of a GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its index.
+    /// Index in the table.
     pub index: u8,
-    /// The identifier.
+    /// The GID.
     pub gid: [u8; 16],
-    /// RoCE version, where the kernel tells.
+    /// RoCE version, if the kernel tells.
     pub roce_version: Option<u8>,
 }
 
-/// What the user prefers, and what suits the peer.
+/// The criteria of the selection.
 #[derive(Debug, Clone, Copy)]
 pub struct Preference {
-    /// Family.
+    /// Preferred address family.
     pub family: Family,
-    /// RoCE version.
+    /// Preferred RoCE version.
     pub roce_version: u8,
-    /// The network it has to be in.
-    pub range: Option<Range>,
-    /// Leading bits by which IPv4 addresses of one network agree.
+    /// The network that is asked for (`NCCL_IB_ADDR_RANGE`).
+    pub range: Option<AddressRange>,
+    /// Prefix length of IPv4 networks.
     pub subnet_bits: u8,
-    /// The peer's GID, once it is known.
+    /// The peer's GID, if it is known.
     pub peer: Option<[u8; 16]>,
 }
 
-/// Leading bits by which IPv6 addresses of one network agree.
+/// Prefix length of IPv6 networks.
 const IPV6_SUBNET_BITS: u32 = 64;
 
-/// A network: an address and the number of its leading bits that count.
+/// A network: an address and a prefix length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
+pub struct AddressRange {
     address: IpAddr,
     prefix: u8,
 }
 
-impl Range {
-    /// Reads `address/prefix`.
+impl AddressRange {
+    /// Parses `address/prefix`.
     ///
     /// # Errors
-    /// It is no such thing; the text names the variable and what is expected.
+    /// The text has another form. The error names the variable and the form.
     pub fn parse(text: &str) -> Result<Self> {
         let parsed = text.split_once('/').and_then(|(address, prefix)| {
             let range = Self { address: address.parse().ok()?, prefix: prefix.parse().ok()? };
@@ -62,43 +62,45 @@ impl Range {
         parsed.ok_or_else(|| Error::usage(format!("NCCL_IB_ADDR_RANGE={text}: {expected}")))
     }
 
-    /// Whether `address` is in it.
+    /// Whether `address` is in the network.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address) {
             (IpAddr::V4(a), IpAddr::V4(b)) => {
-                agree(u128::from(u32::from(a)), u128::from(u32::from(b)), 32 - u32::from(self.prefix))
+                have_same_prefix(u128::from(u32::from(a)), u128::from(u32::from(b)), 32 - u32::from(self.prefix))
             }
-            (IpAddr::V6(a), IpAddr::V6(b)) => agree(u128::from(a), u128::from(b), 128 - u32::from(self.prefix)),
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                have_same_prefix(u128::from(a), u128::from(b), 128 - u32::from(self.prefix))
+            }
             _ => false,
         }
     }
 }
 
-/// Whether two addresses agree in all but their last `host_bits` bits.
-fn agree(a: u128, b: u128, host_bits: u32) -> bool {
+/// Whether two addresses are equal in all but their last `host_bits` bits.
+fn have_same_prefix(a: u128, b: u128, host_bits: u32) -> bool {
     (a ^ b).checked_shr(host_bits).unwrap_or(0) == 0
 }
 
-/// The address that a GID stands for.
+/// A GID as an IP address.
 pub fn address(gid: &[u8; 16]) -> IpAddr {
     let v6 = Ipv6Addr::from(*gid);
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
 }
 
-/// Whether two GIDs are, as far as they tell, in one network, in which neighbours resolve each other without a router.
-/// `subnet_bits`: of IPv4.
-pub fn are_neighbours(a: &[u8; 16], b: &[u8; 16], subnet_bits: u8) -> bool {
+/// Whether two GIDs are in one network, by their prefixes. `subnet_bits` is the prefix length of IPv4 networks. Within a
+/// network packets need no router.
+pub fn are_in_one_network(a: &[u8; 16], b: &[u8; 16], subnet_bits: u8) -> bool {
     match (address(a), address(b)) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
-            agree(u128::from(u32::from(a)), u128::from(u32::from(b)), 32 - u32::from(subnet_bits.min(32)))
+            have_same_prefix(u128::from(u32::from(a)), u128::from(u32::from(b)), 32 - u32::from(subnet_bits.min(32)))
         }
-        (IpAddr::V6(a), IpAddr::V6(b)) => agree(u128::from(a), u128::from(b), 128 - IPV6_SUBNET_BITS),
+        (IpAddr::V6(a), IpAddr::V6(b)) => have_same_prefix(u128::from(a), u128::from(b), 128 - IPV6_SUBNET_BITS),
         _ => false,
     }
 }
 
 impl GidEntry {
-    /// As an address.
+    /// The GID as an IP address.
     pub fn address(&self) -> IpAddr {
         address(&self.gid)
     }
@@ -115,29 +117,29 @@ impl GidEntry {
         want.range.is_none_or(|range| range.contains(self.address()))
     }
 
-    fn is_near_peer(&self, want: &Preference) -> bool {
-        want.peer.is_some_and(|peer| are_neighbours(&self.gid, &peer, want.subnet_bits))
+    fn is_in_peers_network(&self, want: &Preference) -> bool {
+        want.peer.is_some_and(|peer| are_in_one_network(&self.gid, &peer, want.subnet_bits))
     }
 
-    /// An address reaches only those of its own family.
+    /// Whether the peer's address is of the same family; others cannot be reached.
     fn suits_peer(&self, want: &Preference) -> bool {
         want.peer.is_some_and(|peer| address(&peer).is_ipv4() == self.address().is_ipv4())
     }
 
-    /// Higher is better: in the range asked for, then of the peer's family, then in its network, then routable before
-    /// link-local, then the right RoCE version before an unknown and before a wrong one, then the right family.
+    /// The rank, higher is better. In order of weight: in the network asked for; of the peer's family; in the peer's network;
+    /// routable and not link-local; the preferred RoCE version, or else an unknown one; the preferred family.
     fn score(&self, want: &Preference) -> (bool, (bool, bool), bool, u8, bool) {
         let version = match self.roce_version {
             Some(v) if v == want.roce_version => 2,
             None => 1,
             Some(_) => 0,
         };
-        let towards_peer = (self.suits_peer(want), self.is_near_peer(want));
+        let towards_peer = (self.suits_peer(want), self.is_in_peers_network(want));
         (self.is_in_range(want), towards_peer, !self.is_link_local(), version, self.family() == want.family)
     }
 }
 
-/// The best entry; of equal ones the first. `None` if there is none at all.
+/// The entry of the highest rank, and of several the first one. `None`: there is no entry.
 pub fn choose(entries: &[GidEntry], want: &Preference) -> Option<GidEntry> {
     let mut best: Option<GidEntry> = None;
     for entry in entries {
@@ -148,7 +150,7 @@ pub fn choose(entries: &[GidEntry], want: &Preference) -> Option<GidEntry> {
     best
 }
 
-/// Why [`choose`] chose `entry`, in a few words for the log.
+/// Why [`choose`] has chosen `entry`, for the log.
 pub fn reason(entry: &GidEntry, want: &Preference) -> String {
     let reach = if entry.is_link_local() { "link-local only" } else { "routable" };
     let version = match entry.roce_version {
@@ -157,11 +159,11 @@ pub fn reason(entry: &GidEntry, want: &Preference) -> String {
         None => "RoCE version not told by the kernel".into(),
     };
     let range = if entry.is_in_range(want) { "" } else { ", none found in NCCL_IB_ADDR_RANGE" };
-    let near = if entry.is_near_peer(want) { ", in the peer's network" } else { "" };
+    let near = if entry.is_in_peers_network(want) { ", in the peer's network" } else { "" };
     format!("{reach}, {version}{range}{near}")
 }
 
-/// A table in one line, for messages: index, address and RoCE version of each entry.
+/// The table in one line, for messages: index, address and RoCE version of each entry.
 pub fn describe_table(entries: &[GidEntry]) -> String {
     const SHOWN: usize = 16;
     let version = |e: &GidEntry| e.roce_version.map_or(String::new(), |v| format!(" (RoCE v{v})"));
@@ -206,14 +208,16 @@ mod tests {
     #[test]
     fn a_range_comes_first() {
         let table = [entry(0, "fe80::1", Some(2)), entry(1, "10.0.0.1", Some(2)), entry(2, "10.1.2.3", Some(1))];
-        let want = |range| Preference { range: Range::parse(range).ok(), ..WANT };
+        let want = |range| Preference { range: AddressRange::parse(range).ok(), ..WANT };
         assert_eq!(choose(&table, &want("10.1.0.0/16")).map(|e| e.index), Some(2));
         assert_eq!(choose(&table, &want("fe80::/10")).map(|e| e.index), Some(0));
         assert_eq!(choose(&table, &want("0.0.0.0/0")).map(|e| e.index), Some(1));
         let none = choose(&table, &want("192.168.0.0/24")).expect("something is better than nothing");
         assert!(reason(&none, &want("192.168.0.0/24")).contains("none found in NCCL_IB_ADDR_RANGE"));
         for bad in ["10.1.0.0", "10.1.0.0/33", "10.1/16", "/8", "x/y"] {
-            assert!(Range::parse(bad).expect_err("refused").text.contains(&format!("NCCL_IB_ADDR_RANGE={bad}: ")));
+            assert!(
+                AddressRange::parse(bad).expect_err("refused").text().contains(&format!("NCCL_IB_ADDR_RANGE={bad}: "))
+            );
         }
     }
 

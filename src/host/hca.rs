@@ -1,8 +1,8 @@
-//! The grammar of `NCCL_IB_HCA`: which devices and ports to use.
+//! `NCCL_IB_HCA`: which devices and ports are used.
 
 use crate::error::{Error, Result};
 
-/// A parsed `[^][=]name[:port[:rail:plane]],…`.
+/// The parsed setting `[^][=]name[:port[:rail:plane]],…`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HcaFilter {
     exclude: bool,
@@ -11,10 +11,10 @@ pub struct HcaFilter {
 }
 
 impl HcaFilter {
-    /// Reads the grammar; an empty text lets everything through.
+    /// Parses the setting. An empty text admits every port.
     ///
     /// # Errors
-    /// A port that is no number from 1 to 255.
+    /// A port is not a number from 1 to 255.
     pub fn parse(text: &str) -> Result<Self> {
         let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
@@ -24,7 +24,7 @@ impl HcaFilter {
             .filter(|entry| !entry.is_empty())
             .map(|entry| match entry.split_once(':') {
                 None => Ok((entry.to_owned(), None)),
-                // NCCL 2.30 lets rail and plane follow, of which an ncclNet of version 8 cannot tell.
+                // NCCL 2.30 allows rail and plane after the port. ncclNet version 8 has no field for them: they are ignored.
                 Some((name, place)) => match place.split(':').next().unwrap_or_default().parse::<u8>() {
                     Ok(n) if n > 0 => Ok((name.to_owned(), Some(n))),
                     _ => Err(Error::usage(format!(
@@ -38,7 +38,7 @@ impl HcaFilter {
 
     /// Whether `port` of device `name` is to be used.
     pub fn admits(&self, name: &str, port: u8) -> bool {
-        // A list that is empty lists everything, for `^` as well, as with NCCL's built-in transport.
+        // An empty list stands for all ports, after `^` too, as in NCCL's built-in transport.
         let listed = self.entries.is_empty()
             || self.entries.iter().any(|(wanted, wanted_port)| {
                 let named = if self.exact { name == wanted } else { name.starts_with(wanted.as_str()) };
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_exact_exclude_and_port() {
+    fn prefix_exact_name_exclusion_and_port_select() {
         assert!(admits("", "mlx5_0", 1));
         assert!(admits("mlx5", "mlx5_10", 2));
         assert!(admits("mlx5_1", "mlx5_10", 1), "a prefix");
@@ -77,8 +77,8 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_port_is_named() {
-        let text = HcaFilter::parse("mlx5_0:x").expect_err("no number").text.clone();
+    fn the_error_of_a_bad_port_names_setting_and_range() {
+        let text = HcaFilter::parse("mlx5_0:x").expect_err("not a number").text();
         assert!(text.contains("NCCL_IB_HCA=mlx5_0:x") && text.contains("1 to 255"), "{text}");
     }
 }

@@ -1,9 +1,11 @@
 //! The network interface over which connections are set up.
 
 use super::gid::Family;
-use crate::error::{Error, Result, errno};
-use std::ffi::CStr;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use crate::error::{Error, Result};
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::SockaddrStorage;
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
 /// A parsed `[^][=]name,…` of `NCCL_SOCKET_IFNAME`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,7 +16,7 @@ pub struct InterfaceFilter {
     names: Vec<String>,
 }
 
-/// An interface with one of its addresses; the port is 0.
+/// A network interface with one of its addresses, whose port is 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
     /// Its name, such as `eth0`.
@@ -24,7 +26,7 @@ pub struct Interface {
 }
 
 impl InterfaceFilter {
-    /// Reads the grammar; an empty text lets everything through.
+    /// Parses the setting. An empty text admits every interface.
     pub fn parse(text: &str) -> Self {
         let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
@@ -41,10 +43,10 @@ impl InterfaceFilter {
     }
 }
 
-/// The interface to use: InfiniBand ones first, then ordinary ones, then docker's, then loopback.
+/// The interface to use: an IP-over-InfiniBand one if there is one, else an ordinary one, docker's, or loopback.
 ///
 /// # Errors
-/// None fits; the text names the setting and what there is.
+/// No interface fits the settings. The text names them and the interfaces that there are.
 pub fn choose(filter: &InterfaceFilter, family: Option<Family>) -> Result<Interface> {
     pick(&list()?, filter, family)
 }
@@ -65,51 +67,20 @@ fn pick(all: &[Interface], filter: &InterfaceFilter, family: Option<Family>) -> 
     })
 }
 
+/// All addresses of interfaces that are up.
 fn list() -> Result<Vec<Interface>> {
-    let mut head = std::ptr::null_mut();
-    // SAFETY: `head` is a valid place for the list.
-    if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
-        return Err(Error::os("getifaddrs", errno()));
-    }
-    let mut found = Vec::new();
-    let mut cursor = head;
-    while !cursor.is_null() {
-        // SAFETY: an element of the list that getifaddrs made and that is freed only below.
-        let entry = unsafe { &*cursor };
-        let up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
-        if let Some(address) = address_of(entry.ifa_addr).filter(|_| up) {
-            // SAFETY: every element has a name, a C string.
-            let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
-            found.push(Interface { name, address });
-        }
-        cursor = entry.ifa_next;
-    }
-    // SAFETY: made by getifaddrs, freed once, and nothing borrowed is left.
-    unsafe { libc::freeifaddrs(head) };
-    Ok(found)
+    let all = getifaddrs().map_err(|e| Error::os("getifaddrs", e as i32))?;
+    let up = all.filter(|entry| entry.flags.contains(InterfaceFlags::IFF_UP));
+    let usable = up.filter_map(|entry| Some((entry.interface_name, address_of(entry.address.as_ref()?)?)));
+    Ok(usable.map(|(name, address)| Interface { name, address }).collect())
 }
 
-fn address_of(raw: *const libc::sockaddr) -> Option<SocketAddr> {
-    if raw.is_null() {
-        return None;
+fn address_of(storage: &SockaddrStorage) -> Option<SocketAddr> {
+    if let Some(v4) = storage.as_sockaddr_in() {
+        return Some(SocketAddr::V4(SocketAddrV4::new(v4.ip(), 0)));
     }
-    // SAFETY: not NULL, so a socket address of the family it names.
-    match i32::from(unsafe { (*raw).sa_family }) {
-        libc::AF_INET => {
-            // SAFETY: the family says so.
-            let v4 = unsafe { *raw.cast::<libc::sockaddr_in>() };
-            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-            Some(SocketAddr::V4(SocketAddrV4::new(ip, 0)))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: the family says so.
-            let v6 = unsafe { *raw.cast::<libc::sockaddr_in6>() };
-            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            let usable = ip.is_loopback() || IpAddr::V6(ip) != IpAddr::V6(Ipv6Addr::UNSPECIFIED);
-            usable.then(|| SocketAddr::V6(SocketAddrV6::new(ip, 0, 0, v6.sin6_scope_id)))
-        }
-        _ => None,
-    }
+    let v6 = storage.as_sockaddr_in6().filter(|v6| !v6.ip().is_unspecified())?;
+    Some(SocketAddr::V6(SocketAddrV6::new(v6.ip(), 0, 0, v6.scope_id())))
 }
 
 #[cfg(test)]
@@ -132,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn grammar_and_order() {
+    fn the_setting_and_the_order_choose_the_interface() {
         assert_eq!(chosen("", Some(Family::V4)).as_deref(), Ok("10.0.0.1"));
         assert_eq!(chosen("", None).as_deref(), Ok("fe80::1"));
         assert_eq!(chosen("lo", None).as_deref(), Ok("127.0.0.1"));
@@ -141,13 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_fits() {
-        let text = chosen("wlan", None).expect_err("there is none").text.clone();
+    fn the_error_lists_the_interfaces_that_there_are() {
+        let text = chosen("wlan", None).expect_err("there is none").text();
         assert!(text.contains("NCCL_SOCKET_IFNAME=wlan") && text.contains("eth10 (10.0.0.2)"), "{text}");
     }
 
     #[test]
-    fn this_machine_has_a_loopback() {
+    fn the_loopback_interface_is_listed() {
         assert!(list().expect("getifaddrs works").iter().any(|i| i.address.ip().is_loopback()));
     }
 }

@@ -1,4 +1,5 @@
-//! The machine around us: settings, device filters, GIDs, sysfs, interfaces. Knows nothing of verbs or protocol.
+//! The machine: settings, device filters, GID selection, sysfs, network interfaces, the CUDA driver. It names neither the
+//! verbs nor the protocol.
 
 pub mod config;
 pub mod cuda;

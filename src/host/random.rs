@@ -1,22 +1,20 @@
 //! Random bytes from the kernel.
 
-use crate::error::{Error, Result, errno};
+use crate::error::{Error, Result};
+use rustix::rand::{GetRandomFlags, getrandom};
 
-/// `N` bytes nobody can guess.
+/// `N` bytes that cannot be predicted.
 ///
 /// # Errors
-/// The kernel has none to give (not after boot).
+/// The kernel has none to give, which happens only during boot.
 pub fn bytes<const N: usize>() -> Result<[u8; N]> {
     let mut out = [0; N];
     let mut filled = 0;
     while filled < N {
-        let rest = &mut out[filled..];
-        // SAFETY: `rest` is a valid place for that many bytes.
-        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
-        match usize::try_from(got) {
+        match getrandom(&mut out[filled..], GetRandomFlags::empty()) {
             Ok(n) => filled += n,
-            Err(_) if errno() == libc::EINTR => {}
-            Err(_) => return Err(Error::os("getrandom", errno())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(Error::os("getrandom", e.raw_os_error())),
         }
     }
     Ok(out)

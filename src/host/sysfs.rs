@@ -1,4 +1,4 @@
-//! What the kernel tells about RDMA devices in /sys. Everything may be missing, as in containers.
+//! What the kernel tells in /sys and /proc about RDMA devices, GPUs and the host. Every file may be missing, as in containers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,15 +6,15 @@ use std::sync::OnceLock;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// Path of what `device` belongs to. If that is a PCI function, it is told as NCCL's topology search wants it: the function
-/// number is 0, so that the ports of one card share it; with `merge_vfs` virtual functions share it too. Else, as of the
-/// sub-functions of a card, it is told as it is.
+/// Path in /sys of the hardware behind the RDMA device `device`, as NCCL's topology search wants it: the function number of a
+/// PCI function is replaced by 0, so that the ports of a card share the path, and with `merge_vfs` its virtual functions too.
+/// The path of other hardware, such as a sub-function of a card, is not changed.
 pub fn pci_path(device: &str, merge_vfs: bool) -> Option<String> {
     let path = fs::canonicalize(Path::new(CLASS).join(device).join("device")).ok()?;
     Some(trim_function(path.to_str()?, merge_vfs))
 }
 
-/// Whether `device` is a virtual function of a card's physical one.
+/// Whether `device` is a virtual PCI function.
 pub fn is_virtual_function(device: &str) -> bool {
     Path::new(CLASS).join(device).join("device/physfn").exists()
 }
@@ -24,12 +24,13 @@ fn trim_function(path: &str, merge_vfs: bool) -> String {
         Some((_, name)) if is_pci_function(name) => {}
         _ => return path.to_owned(),
     }
-    // It ends in `dd.f`, which are ASCII characters.
+    // The path ends in `dd.f`, in ASCII.
     let zeroed = if merge_vfs { ("dd.f".len(), "00.0") } else { ("f".len(), "0") };
     format!("{}{}", &path[..path.len() - zeroed.0], zeroed.1)
 }
 
-/// Whether `name` is that of a PCI function: domain, bus, device and function as `dddd:bb:dd.f`. A domain may be longer.
+/// Whether `name` is the name of a PCI function: domain, bus, device and function as `dddd:bb:dd.f`. A domain may have more
+/// digits.
 fn is_pci_function(name: &str) -> bool {
     let is_hex = |text: &str| text.bytes().all(|b| b.is_ascii_hexdigit());
     let mut parts = name.split(':');
@@ -41,7 +42,7 @@ fn is_pci_function(name: &str) -> bool {
     fits && [domain, bus, device, function].into_iter().all(is_hex)
 }
 
-/// RoCE version of an entry of a GID table, where the kernel tells.
+/// RoCE version of an entry of a GID table, if the kernel tells.
 pub fn roce_version(device: &str, port: u8, index: i32) -> Option<u8> {
     let file: PathBuf = format!("{CLASS}/{device}/ports/{port}/gid_attrs/types/{index}").into();
     match fs::read_to_string(file).ok()?.trim() {
@@ -62,12 +63,12 @@ pub fn peer_memory_module() -> Option<&'static str> {
     MODULES.iter().find(|(file, _)| Path::new(file).exists()).map(|(_, name)| *name)
 }
 
-/// Whether NVIDIA's driver knows a GPU.
+/// Whether NVIDIA's driver has a GPU.
 pub fn has_nvidia_gpu() -> bool {
     fs::read_dir("/proc/driver/nvidia/gpus").is_ok_and(|mut gpus| gpus.next().is_some())
 }
 
-/// This host's name, as it was when first asked for.
+/// The host's name at the first call.
 pub fn host_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| {
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_of_one_card_share_a_path() {
+    fn pci_functions_of_a_card_share_a_path() {
         let path = "/sys/devices/pci0000:00/0000:00:01.1/0000:17:00.1";
         assert!(trim_function(path, false).ends_with("0000:17:00.0"));
         assert!(trim_function("/sys/devices/pci0000:00/0000:17:02.3", true).ends_with("0000:17:00.0"));
@@ -90,9 +91,9 @@ mod tests {
         assert!(behind_vmd.ends_with("/10000:e1:00.0"));
     }
 
-    /// They would be fused if they shared one.
+    /// Devices that share a path are merged.
     #[test]
-    fn what_is_no_pci_function_keeps_its_path() {
+    fn a_path_that_is_no_pci_function_is_not_changed() {
         let sub_function = |number| format!("/sys/devices/pci0000:00/0000:17:00.0/mlx5_core.sf.{number}");
         for path in [sub_function(4), sub_function(5), "/sys/devices/virtual/net/eth0".into(), "17:00.1".into()] {
             assert_eq!([false, true].map(|merge| trim_function(&path, merge)), [path.clone(), path.clone()]);

@@ -1,24 +1,24 @@
 //! Every environment variable that Ferrite reads: name, range, default and effect in one table.
 
-/// What a variable may be.
+/// The values that a variable may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A whole number between two bounds, and its default.
+    /// A whole number: lower bound, upper bound, default.
     Number(i64, i64, i64),
-    /// A text.
+    /// Any text.
     Text,
-    /// One of these, of which the first is the default.
+    /// One of these words. The first is the default.
     Choice(&'static [&'static str]),
 }
 
 /// One environment variable.
 #[derive(Debug, Clone, Copy)]
 pub struct Variable {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What it may be.
+    /// Possible values.
     pub kind: Kind,
-    /// What it does, with its unit.
+    /// Effect, with the unit.
     pub effect: &'static str,
 }
 
@@ -26,7 +26,7 @@ const fn variable(name: &'static str, kind: Kind, effect: &'static str) -> Varia
     Variable { name, kind, effect }
 }
 
-/// All variables. `NCCL_*` ones mean what they mean to NCCL's built-in IB transport.
+/// All variables. Those called `NCCL_*` have the meaning that they have for NCCL's built-in IB transport.
 pub const VARIABLES: &[Variable] = &[
     variable("NCCL_IB_DISABLE", Kind::Number(0, 1, 0), "1: Ferrite reports no device"),
     variable(
@@ -88,7 +88,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_AR_THRESHOLD",
         Kind::Number(-2, 1 << 30, 8192),
-        "bytes above which data and notice are posted apart; -2: 8192",
+        "bytes above which data and immediate are two writes; -2: 8192",
     ),
     variable(
         "NCCL_IB_ADAPTIVE_ROUTING",
@@ -113,7 +113,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_MERGE_NICS",
         Kind::Number(0, 1, 1),
-        "1: like ports of one card are one device, up to 4; 0: each port is a device of its own",
+        "1: equal ports of one card are one device, up to 4; 0: each port is a device of its own",
     ),
     variable("NCCL_IB_MERGE_VFS", Kind::Number(0, 1, 1), "1: virtual functions of one card share a PCI path"),
     variable("NCCL_GDR_FLUSH_DISABLE", Kind::Number(0, 1, 0), "1: flushes of GPU memory do nothing"),
@@ -132,8 +132,8 @@ pub const VARIABLES: &[Variable] = &[
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 
-/// Variables of NCCL's built-in IB transports, up to 2.30, that Ferrite does not honour, and why.
-pub const UNHEEDED: &[(&str, &str)] = &[
+/// Variables of NCCL's built-in IB transports, up to 2.30, that Ferrite ignores, with the reasons.
+pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_USE_INLINE", "clear-to-sends are always inline"),
     ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
     ("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "messages are always matched by identity"),
@@ -148,10 +148,10 @@ pub const UNHEEDED: &[(&str, &str)] = &[
     ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),
 ];
 
-/// What one would say of the variable `name`, which the user has set: why it is not honoured, if it is not.
-pub fn objection(name: &str) -> Option<&'static str> {
+/// Why Ferrite ignores the variable `name`. `None`: it does not, or the variable is not one for InfiniBand.
+pub fn ignored_reason(name: &str) -> Option<&'static str> {
     const OURS: [&str; 1] = ["NCCL_IB_"];
-    if let Some((_, why)) = UNHEEDED.iter().find(|(unheeded, _)| *unheeded == name) {
+    if let Some((_, why)) = IGNORED.iter().find(|(ignored, _)| *ignored == name) {
         return Some(why);
     }
     let is_known = VARIABLES.iter().any(|v| v.name == name);
@@ -163,17 +163,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_variable_is_honoured_or_not_and_once() {
-        let all: Vec<_> = VARIABLES.iter().map(|v| v.name).chain(UNHEEDED.iter().map(|(name, _)| *name)).collect();
+    fn each_variable_is_in_one_table_once() {
+        let all: Vec<_> = VARIABLES.iter().map(|v| v.name).chain(IGNORED.iter().map(|(name, _)| *name)).collect();
         for name in &all {
             assert_eq!(all.iter().filter(|n| n == &name).count(), 1, "{name}");
         }
     }
 
     #[test]
-    fn what_is_not_honoured_is_said_so() {
-        assert_eq!(objection("NCCL_IB_OOO_RQ"), Some("out-of-order receive queues are not used"));
-        assert_eq!(objection("NCCL_IB_TIMOUT"), Some("there is no such variable"));
-        assert_eq!((objection("NCCL_IB_TIMEOUT"), objection("NCCL_DEBUG"), objection("PATH")), (None, None, None));
+    fn an_ignored_variable_has_a_reason() {
+        assert_eq!(ignored_reason("NCCL_IB_OOO_RQ"), Some("out-of-order receive queues are not used"));
+        assert_eq!(ignored_reason("NCCL_IB_TIMOUT"), Some("there is no such variable"));
+        assert_eq!(
+            (ignored_reason("NCCL_IB_TIMEOUT"), ignored_reason("NCCL_DEBUG"), ignored_reason("PATH")),
+            (None, None, None)
+        );
     }
 }

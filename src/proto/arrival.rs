@@ -12,7 +12,7 @@ pub(super) struct Arrival {
     pub(super) posted: u32,
     /// As much as `told` says.
     pub(super) length: u32,
-    /// Lanes on which a stripe has arrived.
+    /// QpSet on which a stripe has arrived.
     pub(super) lanes: u32,
     /// Which buffer of the request.
     pub(super) index: u8,

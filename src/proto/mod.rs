@@ -42,10 +42,11 @@ pub mod shares;
 #[cfg(test)]
 mod sim;
 pub mod stripe;
+mod violation;
 pub mod wire;
 
-use crate::error::Error;
-use std::fmt;
+pub use violation::Violation;
+pub(crate) use violation::violation;
 
 /// Version of everything in this module that peers see. Peers of different versions refuse each other.
 pub const PROTOCOL_VERSION: u16 = 2;
@@ -65,40 +66,3 @@ pub const MAX_MESSAGE: u32 = 1 << 30;
 /// Index of a queue pair within its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Lane(pub u8);
-
-/// The peer did something that the protocol does not allow. The connection cannot go on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation(Error);
-
-impl Violation {
-    /// With the text that `tell` composes: out of line, so that the usual way is not burdened with it.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn new(tell: impl FnOnce() -> String) -> Self {
-        Self(Error::internal(tell()))
-    }
-
-    /// What it was.
-    pub fn text(&self) -> &str {
-        &self.0.text
-    }
-
-    /// As an error that is not the peer's doing but the caller's.
-    pub fn into_misuse(self) -> Error {
-        self.0
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.text())
-    }
-}
-
-impl std::error::Error for Violation {}
-
-/// Shorthand for a [`Violation`] with a formatted text.
-macro_rules! violation {
-    ($($arg:tt)*) => { $crate::proto::Violation::new(move || format!($($arg)*)) };
-}
-pub(crate) use violation;

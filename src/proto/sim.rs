@@ -1,7 +1,7 @@
 //! Two flows over an in-memory fabric, driven by a seed.
 //!
 //! The fabric keeps order within a lane and direction and nothing else: it delays, interleaves, and on a bad day cuts a
-//! lane for good, failing what was on it. Lanes are dealt out to one to four rails, each of which has a speed and keys of
+//! lane for good, failing what was on it. QpSet are dealt out to one to four rails, each of which has a speed and keys of
 //! its own; the two ends may have different numbers of rails and lanes. Whatever the seed, a receive that completes has
 //! the bytes of the one message it was meant for, nothing is written into a buffer that has completed, and unless a lane
 //! was cut everything completes. Send queues have room for one work request of each message and a few further ones, and never

@@ -1,6 +1,6 @@
 //! How one message is cut over the lanes of a connection.
 //!
-//! Lanes are dealt out to rails in turn: of three rails, lanes 0, 3, 6… belong to rail 0. So as many lanes in a row as
+//! QpSet are dealt out to rails in turn: of three rails, lanes 0, 3, 6… belong to rail 0. So as many lanes in a row as
 //! there are rails reach every rail once. How many stripes a message has follows from its length, and both ends know it.
 //! Where the cuts are is the sender's affair; see [`Shares`].
 

@@ -1,14 +1,22 @@
-//! Devices, and the events they report.
+//! Open devices, and their asynchronous events.
 
 use super::library::Library;
-use super::{refusal, sys};
+use super::raw::RawAsyncEvent;
+use super::{create, sys};
 use crate::error::{Error, Result};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// An open RDMA device.
+///
+/// A forked child keeps the device's descriptors, and with them the kernel keeps the queue pairs alive after this process has
+/// died. They cannot be taken from the child as those of control connections are ([`crate::net::control::fork`]): pages of the
+/// device (doorbells, and with some providers queues) are mapped from the same file, a mapping keeps the file open like a
+/// descriptor does, and libibverbs does not tell which mappings are its own. So a peer learns of the death by the control
+/// connection.
 #[derive(Debug)]
 pub struct Context {
     raw: *mut sys::ibv_context,
@@ -22,28 +30,18 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// What a device says of itself.
+/// What `ibv_query_device` tells.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceAttributes {
-    /// Identity of the card, in the byte order in which the verbs give it, as NCCL's built-in transport reports it.
+    /// GUID of the card, in the byte order of the verbs, as NCCL's built-in transport reports it.
     pub system_image_guid: u64,
-    /// Ports are numbered from 1 to this.
+    /// Number of ports. The first one is port 1.
     pub port_count: u8,
-    /// Queue pairs it can have.
+    /// Queue pairs that the device can have.
     pub max_queue_pairs: i32,
 }
 
-/// `struct ibv_async_event`, with the event type as a plain number: a newer library may report one that no enum knows.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct RawAsyncEvent {
-    element: u64,
-    event_type: i32,
-}
-
-const _: () = assert!(size_of::<RawAsyncEvent>() == size_of::<sys::ibv_async_event>());
-
-/// What a device reports beside completions.
+/// An asynchronous event of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AsyncEvent {
     /// Port `0` came up.
@@ -54,26 +52,26 @@ pub enum AsyncEvent {
     GidChange(u8),
     /// The device is lost.
     DeviceFatal,
-    /// The completion queue of this [`id`](super::queue::CompletionQueue::id) is lost: it will report nothing more.
+    /// The completion queue with this [`id`](super::completion_queue::CompletionQueue::id) has failed and reports nothing more.
     CompletionQueueError(u64),
-    /// A queue pair is lost, which its completions will tell as well; the name of the event.
+    /// A queue pair has failed, as its completions tell too. The text names the event.
     QueuePairError(&'static str),
-    /// Something that needs no action; its number.
+    /// An event of this number, which needs no action.
     Other(i32),
 }
 
 impl Context {
-    /// Opens every device that can be opened; each that cannot leaves its reason.
+    /// Opens all devices: those that can be opened, and the errors of the others.
     ///
     /// # Errors
-    /// The device list itself cannot be had.
+    /// libibverbs gives no list of devices.
     pub fn open_all(library: &Arc<Library>) -> Result<(Vec<Arc<Self>>, Vec<Error>)> {
         // SAFETY: the call has no preconditions; a failure of it (no kernel support) matters only to forking programs.
         unsafe { (library.ibv_fork_init)() };
         let mut count = 0;
         // SAFETY: `count` is a valid place for the number.
-        let list = refusal::attempt(|| unsafe { (library.ibv_get_device_list)(&raw mut count) });
-        let list = list.map_err(|refusal| no_list(refusal.errno()))?;
+        let list = create::try_create(|| unsafe { (library.ibv_get_device_list)(&raw mut count) });
+        let list = list.map_err(|error| no_list(error.errno()))?;
         let (mut contexts, mut failures) = (Vec::new(), Vec::new());
         for i in 0..usize::try_from(count).unwrap_or(0) {
             // SAFETY: the list has `count` entries.
@@ -95,7 +93,7 @@ impl Context {
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
         let operation = format_args!("ibv_open_device({name})");
         // SAFETY: as above.
-        let raw = refusal::made(operation, 0, || unsafe { (library.ibv_open_device)(device) })?;
+        let raw = create::create(operation, 0, || unsafe { (library.ibv_open_device)(device) })?;
         Ok(Self { raw, name, gid_changes: AtomicU32::new(0), library: Arc::clone(library) })
     }
 
@@ -108,10 +106,10 @@ impl Context {
         self.raw
     }
 
-    /// What the device says of itself.
+    /// Queries the device.
     ///
     /// # Errors
-    /// The device does not answer.
+    /// The query fails.
     pub fn attributes(&self) -> Result<DeviceAttributes> {
         let mut attr = std::mem::MaybeUninit::<sys::ibv_device_attr>::zeroed();
         // SAFETY: the context is open and the place is as large as the struct.
@@ -128,17 +126,17 @@ impl Context {
         })
     }
 
-    /// Whether the library can register dma-bufs at all.
+    /// Whether libibverbs has the call that registers dma-bufs.
     pub fn knows_dmabuf(&self) -> bool {
         self.library.ibv_reg_dmabuf_mr.is_some()
     }
 
-    /// How often a GID table of the device has been reported to have changed.
+    /// Number of events so far that told of a changed GID table.
     pub fn gid_changes(&self) -> u32 {
         self.gid_changes.load(Ordering::Acquire)
     }
 
-    /// The descriptor that becomes readable when there is an event.
+    /// The descriptor that is readable while there is an event to take.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open.
         let fd: RawFd = unsafe { (*self.raw).async_fd };
@@ -146,18 +144,20 @@ impl Context {
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Makes [`Self::next_event`] return at once when there is none.
-    pub fn make_events_nonblocking(&self) {
-        let fd = self.event_fd().as_raw_fd();
-        // SAFETY: fcntl on an open descriptor.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        // SAFETY: as above.
-        unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) };
+    /// Makes [`Self::next_event`] return at once when there is no event.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn make_events_nonblocking(&self) -> Result<()> {
+        let fd = self.event_fd();
+        fcntl_getfl(fd)
+            .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
+            .map_err(|e| Error::os(format_args!("fcntl of the events of {}", self.name), e.raw_os_error()))
     }
 
-    /// Takes the next event. It is acknowledged when what is returned is dropped; until then a completion queue that it
-    /// names is still there.
-    pub fn next_event(&self) -> Option<Occurrence<'_>> {
+    /// Takes the next event. It is acknowledged when the returned value is dropped. A completion queue that it names is not
+    /// destroyed before that.
+    pub fn next_event(&self) -> Option<UnackedEvent<'_>> {
         let mut raw = RawAsyncEvent { element: 0, event_type: -1 };
         // SAFETY: the context is open and `raw` has the size and layout of the struct.
         if unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut raw) } != 0 {
@@ -167,20 +167,20 @@ impl Context {
         if let AsyncEvent::GidChange(_) = event {
             self.gid_changes.fetch_add(1, Ordering::Release);
         }
-        Some(Occurrence { event, raw, context: self })
+        Some(UnackedEvent { event, raw, context: self })
     }
 }
 
 /// An event that has not been acknowledged.
 #[derive(Debug)]
-pub struct Occurrence<'a> {
-    /// What it was.
+pub struct UnackedEvent<'a> {
+    /// The event.
     pub event: AsyncEvent,
     raw: RawAsyncEvent,
     context: &'a Context,
 }
 
-impl Drop for Occurrence<'_> {
+impl Drop for UnackedEvent<'_> {
     fn drop(&mut self) {
         // SAFETY: the event came from ibv_get_async_event and is acknowledged once.
         unsafe { (self.context.library.ibv_ack_async_event)(&raw mut self.raw) };
@@ -214,14 +214,14 @@ impl Drop for Context {
     }
 }
 
-/// Why there is no list of devices, not even an empty one.
+/// The error of `ibv_get_device_list`, which gives an empty list where there are just no devices.
 fn no_list(errno: i32) -> Error {
-    let mut error = Error::os("ibv_get_device_list", errno);
-    if errno == libc::ENOSYS {
-        error.text +=
-            "; no RDMA driver is loaded (on the host: modprobe ib_uverbs), or /dev/infiniband is not passed in";
+    let error = Error::os("ibv_get_device_list", errno);
+    match errno {
+        libc::ENOSYS => error
+            .context("no RDMA driver is loaded (on the host: modprobe ib_uverbs), or /dev/infiniband is not passed in"),
+        _ => error,
     }
-    error
 }
 
 #[cfg(test)]
@@ -229,8 +229,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_without_rdma_is_named() {
-        assert!(no_list(libc::ENOSYS).text.contains("modprobe ib_uverbs"));
-        assert!(!no_list(libc::EPERM).text.contains("modprobe"));
+    fn the_error_of_a_kernel_without_rdma_names_the_module() {
+        assert!(no_list(libc::ENOSYS).text().contains("modprobe ib_uverbs"));
+        assert!(!no_list(libc::EPERM).text().contains("modprobe"));
     }
 }

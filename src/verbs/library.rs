@@ -1,4 +1,4 @@
-//! libibverbs, found at run time.
+//! libibverbs, loaded at run time.
 
 use super::sys;
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString};
 macro_rules! functions {
     (required { $($name:ident @ $version:literal: fn($($arg:ty),*) $(-> $ret:ty)?;)* }
      optional { $($oname:ident @ $oversion:literal: fn($($oarg:ty),*) $(-> $oret:ty)?;)* }) => {
-        /// The functions of a loaded libibverbs. Loaded once and never unloaded.
+        /// The functions of libibverbs, which is loaded once and never unloaded.
         #[derive(Debug)]
         pub struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
@@ -41,10 +41,10 @@ functions! {
         ibv_get_device_name @ "IBVERBS_1.1": fn(*mut sys::ibv_device) -> *const c_char;
         ibv_open_device @ "IBVERBS_1.1": fn(*mut sys::ibv_device) -> *mut sys::ibv_context;
         ibv_close_device @ "IBVERBS_1.1": fn(*mut sys::ibv_context) -> c_int;
-        ibv_get_async_event @ "IBVERBS_1.1": fn(*mut sys::ibv_context, *mut super::context::RawAsyncEvent) -> c_int;
-        ibv_ack_async_event @ "IBVERBS_1.1": fn(*mut super::context::RawAsyncEvent);
+        ibv_get_async_event @ "IBVERBS_1.1": fn(*mut sys::ibv_context, *mut super::raw::RawAsyncEvent) -> c_int;
+        ibv_ack_async_event @ "IBVERBS_1.1": fn(*mut super::raw::RawAsyncEvent);
         ibv_query_device @ "IBVERBS_1.1": fn(*mut sys::ibv_context, *mut sys::ibv_device_attr) -> c_int;
-        ibv_query_port @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, *mut super::port::RawPort) -> c_int;
+        ibv_query_port @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, *mut super::raw::RawPort) -> c_int;
         ibv_query_gid @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, c_int, *mut sys::ibv_gid) -> c_int;
         ibv_alloc_pd @ "IBVERBS_1.1": fn(*mut sys::ibv_context) -> *mut sys::ibv_pd;
         ibv_dealloc_pd @ "IBVERBS_1.1": fn(*mut sys::ibv_pd) -> c_int;
@@ -58,10 +58,10 @@ functions! {
         ibv_fork_init @ "IBVERBS_1.1": fn() -> c_int;
     }
     optional {
-        _ibv_query_gid_ex @ "IBVERBS_1.11": fn(*mut sys::ibv_context, u32, u32, *mut super::port::RawGidEntry, u32, usize) -> c_int;
+        _ibv_query_gid_ex @ "IBVERBS_1.11": fn(*mut sys::ibv_context, u32, u32, *mut super::raw::RawGidEntry, u32, usize) -> c_int;
         ibv_query_port_speed @ "IBVERBS_1.16": fn(*mut sys::ibv_context, u32, *mut u64) -> c_int;
-        ibv_query_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut super::path::Ece) -> c_int;
-        ibv_set_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut super::path::Ece) -> c_int;
+        ibv_query_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut super::raw::Ece) -> c_int;
+        ibv_set_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut super::raw::Ece) -> c_int;
         ibv_reg_mr_iova2 @ "IBVERBS_1.8": fn(*mut sys::ibv_pd, *mut c_void, usize, u64, u32) -> *mut sys::ibv_mr;
         ibv_reg_dmabuf_mr @ "IBVERBS_1.12": fn(*mut sys::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut sys::ibv_mr;
     }
@@ -71,7 +71,7 @@ impl Library {
     /// Loads `path`, or the system's libibverbs when it is `None`.
     ///
     /// # Errors
-    /// No such library, or one without a function that every libibverbs since 2008 has.
+    /// There is no such library, or it lacks a required function, which every libibverbs since 2008 has.
     pub fn load(path: Option<&str>) -> Result<Self> {
         let names = path.map_or_else(|| vec!["libibverbs.so.1", "libibverbs.so"], |p| vec![p]);
         let mut reasons = Vec::new();

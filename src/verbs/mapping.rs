@@ -1,10 +1,10 @@
-//! Pages of memory of one's own.
+//! Anonymous memory pages for what is registered.
 //!
-//! libibverbs marks registered pages as not to be inherited by forked children, and nothing else may share that fate.
+//! libibverbs marks registered pages so that forked children do not inherit them. So nothing else may lie on such a page.
 
 use crate::error::{Error, Result, errno};
 
-/// Pages that nothing else lies on, zeroed at first.
+/// An anonymous mapping, zeroed at first.
 #[derive(Debug)]
 pub(super) struct Mapping {
     pub(super) base: *mut u8,
@@ -12,10 +12,10 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// At least `bytes` of them.
+    /// Maps `bytes`, rounded up to whole pages.
     ///
     /// # Errors
-    /// No memory.
+    /// The system has no memory.
     pub(super) fn new(bytes: usize) -> Result<Self> {
         // SAFETY: an anonymous mapping at an address of the kernel's choice.
         let base = unsafe {

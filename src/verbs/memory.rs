@@ -1,12 +1,12 @@
 //! Protection domains and memory regions.
 
 use super::context::Context;
-use super::{refusal, sys};
+use super::{create, sys};
 use crate::error::{Error, Result};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// What queue pairs and memory regions have to share to work together.
+/// A protection domain: queue pairs reach only the memory regions of their own domain.
 #[derive(Debug)]
 pub struct ProtectionDomain {
     raw: *mut sys::ibv_pd,
@@ -19,14 +19,14 @@ unsafe impl Send for ProtectionDomain {}
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    /// A new domain on `context`.
+    /// Allocates a domain on `context`.
     ///
     /// # Errors
-    /// The device has no more of them.
+    /// The device has no more domains.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let operation = format_args!("ibv_alloc_pd({})", context.name());
         // SAFETY: the context is open.
-        let raw = refusal::made(operation, 0, || unsafe { (context.library.ibv_alloc_pd)(context.raw()) })?;
+        let raw = create::create(operation, 0, || unsafe { (context.library.ibv_alloc_pd)(context.raw()) })?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 
@@ -34,17 +34,18 @@ impl ProtectionDomain {
         self.raw
     }
 
-    /// Whether the device takes dma-buf descriptors: asked with a descriptor that cannot be one.
+    /// Whether the device can register dma-bufs. A call with an invalid descriptor tells: only a device that cannot says that
+    /// the operation is not supported.
     pub fn supports_dmabuf(&self) -> bool {
         let Some(register) = self.context.library.ibv_reg_dmabuf_mr else { return false };
         // SAFETY: the domain is live; no descriptor is -1, so nothing is registered.
-        match refusal::attempt(|| unsafe { register(self.raw, 0, 0, 0, -1, 0) }) {
+        match create::try_create(|| unsafe { register(self.raw, 0, 0, 0, -1, 0) }) {
             Ok(mr) => {
                 // SAFETY: just registered, and unused.
                 unsafe { (self.context.library.ibv_dereg_mr)(mr) };
                 true
             }
-            Err(refusal) => ![libc::EOPNOTSUPP, libc::EPROTONOSUPPORT].contains(&refusal.errno()),
+            Err(error) => ![libc::EOPNOTSUPP, libc::EPROTONOSUPPORT].contains(&error.errno()),
         }
     }
 }
@@ -59,7 +60,7 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// Memory to be registered.
+/// How memory is named to the device when it is registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// By address: host memory, or GPU memory through a peer-memory driver.
@@ -68,7 +69,7 @@ pub enum Source {
     DmaBuf(RawFd, u64),
 }
 
-/// Memory that the device may reach. Remote peers may write and read it.
+/// A memory region: memory that the device may access, and that peers may write and read.
 #[derive(Debug)]
 pub struct MemoryRegion {
     raw: *mut sys::ibv_mr,
@@ -88,11 +89,11 @@ const ACCESS: u32 = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
 const ACCESS_RELAXED_ORDERING: u32 = sys::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
 
 impl MemoryRegion {
-    /// Registers `length` bytes at `addr`; remote peers name them by that address, also in dma-buf memory.
-    /// `relaxed`: the device may reorder its writes on the bus, where the library knows how to ask for it.
+    /// Registers `length` bytes at `addr`. Peers address them by `addr` in a dma-buf as well. With `relaxed` the device may
+    /// reorder its writes on the bus; a libibverbs older than 1.8 cannot be asked for that, and registers without.
     ///
     /// # Errors
-    /// The memory cannot be registered. When the limit of locked memory is the likely cause, the text says so.
+    /// The memory cannot be registered. The text names the limit of locked memory if that is the likely cause.
     ///
     /// # Safety
     /// The memory belongs to the caller and stays mapped until the region is dropped.
@@ -111,7 +112,7 @@ impl MemoryRegion {
                 access |= if relaxed { ACCESS_RELAXED_ORDERING } else { 0 };
                 // SAFETY: the domain is live; the descriptor is checked by the kernel.
                 let call = || unsafe { register(domain.raw, offset, length, addr, fd, access as i32) };
-                ("ibv_reg_dmabuf_mr", refusal::attempt(call))
+                ("ibv_reg_dmabuf_mr", create::try_create(call))
             }
             (Source::DmaBuf(..), _, None) => {
                 return Err(Error::os("ibv_reg_dmabuf_mr (libibverbs is older than 1.12)", libc::EOPNOTSUPP));
@@ -120,28 +121,28 @@ impl MemoryRegion {
                 access |= ACCESS_RELAXED_ORDERING;
                 // SAFETY: the domain is live; the memory is the caller's, as this function demands.
                 let call = || unsafe { register(domain.raw, place, length, addr, access) };
-                ("ibv_reg_mr_iova2", refusal::attempt(call))
+                ("ibv_reg_mr_iova2", create::try_create(call))
             }
             (Source::Address, ..) => {
                 // SAFETY: as above.
                 let call = || unsafe { (library.ibv_reg_mr)(domain.raw, place, length, access as i32) };
-                ("ibv_reg_mr", refusal::attempt(call))
+                ("ibv_reg_mr", create::try_create(call))
             }
         };
         let name = domain.context.name();
         let operation = format_args!("{what} of {length} bytes at {addr:#x} on {name}");
-        let raw = raw.map_err(|refusal| refusal.explain(operation, length as u64))?;
+        let raw = raw.map_err(|error| error.explain(operation, length as u64))?;
         // SAFETY: not NULL, so a live region whose keys may be read.
         let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
         Ok(Self { raw, lkey, rkey, domain: Arc::clone(domain) })
     }
 
-    /// Key for local use.
+    /// Key for local work requests.
     pub fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// Key for peers.
+    /// Key for the peer's work requests.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }

@@ -1,19 +1,33 @@
-//! libibverbs, owned: the only code that says `ibv_`.
+//! Safe, owned objects over libibverbs: the only code that calls `ibv_` functions.
 //!
-//! Types, constants and the calls that go through a context's own table come from `rdma-sys`; everything else is
-//! looked up at run time ([`library`]), so the plugin loads on a machine that has no libibverbs.
+//! | file | what is in it |
+//! |---|---|
+//! | [`library`] | libibverbs, loaded at run time, so that the plugin loads on a machine without it |
+//! | [`context`] | an open device and its asynchronous events |
+//! | [`port`] | queries of a port: state, GID table, speed |
+//! | [`memory`] | protection domains and memory regions |
+//! | [`shared`] | registered memory that a peer writes |
+//! | [`staging`] | registered memory that writes are sent from where a device has no inline data |
+//! | [`completion_queue`], [`queue_pair`] | the queues |
+//! | [`path`] | from INIT to RTS |
+//! | [`work`] | work requests: posting them, polling their completions |
+//! | [`status`] | why a work request failed |
 //!
-//! Each object holds an `Arc` of its parent, so the order of destruction is the order the verbs ask for.
+//! Types, constants and the calls that go through a context's own table come from `rdma-sys`. Each object holds an `Arc`
+//! of its parent, so that objects are destroyed in the order that the verbs demand.
 
+pub mod completion_queue;
 pub mod context;
+mod create;
 pub mod library;
-mod limit;
 mod mapping;
+mod memlock;
 pub mod memory;
 pub mod path;
 pub mod port;
-pub mod queue;
-mod refusal;
+pub mod queue_pair;
+mod raw;
+mod recv_chain;
 pub mod shared;
 pub mod staging;
 pub mod status;

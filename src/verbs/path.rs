@@ -1,59 +1,47 @@
-//! Connecting a queue pair: the way to its peer, and the states RTR and RTS.
+//! Connecting a queue pair: the path to the peer's, and the states RTR and RTS.
 
-use super::queue::{IdleQueuePair, QueuePair, RawQueuePair, mask, zeroed_attributes};
+use super::queue_pair::{InitQueuePair, QueuePair, RawQueuePair, mask, zeroed_attributes};
+use super::recv_chain::RecvChain;
 use super::sys;
-use super::work::RecvChain;
 use crate::error::{Error, Result};
 
-/// What both ends of a queue pair have to know of each other, and how it shall behave.
+pub use super::raw::Ece;
+
+/// The attributes that connect a queue pair to the peer's.
 #[derive(Debug, Clone, Copy)]
 pub struct Path {
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub dest_qpn: u32,
-    /// The peer's first packet sequence number.
+    /// First packet sequence number that the peer sends.
     pub dest_psn: u32,
-    /// Our first packet sequence number.
+    /// First packet sequence number that this end sends.
     pub psn: u32,
     /// The peer's GID.
     pub dest_gid: [u8; 16],
     /// The peer's LID (InfiniBand).
     pub dest_lid: u16,
-    /// Whether packets are addressed by GID.
+    /// Whether packets carry GIDs (a global route header).
     pub global: bool,
-    /// Our entry in the GID table.
+    /// Entry of this end's GID table.
     pub gid_index: u8,
-    /// Path MTU as the verbs' enumeration.
+    /// Path MTU as `enum ibv_mtu`.
     pub mtu: u8,
     /// Service level.
     pub service_level: u8,
-    /// Traffic class, where packets are addressed by GID.
+    /// Traffic class, where packets carry GIDs.
     pub traffic_class: u8,
-    /// Local acknowledge timeout, as an exponent: 4.096 us · 2^n.
+    /// Local acknowledge timeout: the exponent n of 4.096 us · 2^n.
     pub timeout: u8,
-    /// How often the device retries.
+    /// Retries of the device.
     pub retry_count: u8,
 }
 
-/// Enhanced connection establishment: what two devices of one maker agree on beyond the standard. `struct ibv_ece`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Ece {
-    /// The maker.
-    pub vendor_id: u32,
-    /// The maker's own options.
-    pub options: u32,
-    /// Further fields that are set: none are known.
-    pub comp_mask: u32,
-}
-
-/// A queue pair that could not be connected, as it was before; and why.
+/// An attempt to connect a queue pair has failed.
 #[derive(Debug)]
-pub struct Refused {
-    /// The queue pair.
-    pub pair: IdleQueuePair,
-    /// What the verbs said.
-    pub errno: i32,
-    /// The same in words.
+pub struct ConnectError {
+    /// The queue pair, with which it may be tried again.
+    pub qp: InitQueuePair,
+    /// The reason.
     pub error: Error,
 }
 
@@ -61,54 +49,54 @@ const RNR_TIMER_0_64_MS: u8 = 12;
 const RNR_RETRY_FOREVER: u8 = 7;
 const HOP_LIMIT: u8 = 255;
 
-impl IdleQueuePair {
-    /// Connects it: states RTR and RTS. Completions of receives will carry `recv_id`.
+impl InitQueuePair {
+    /// Connects it: states RTR and RTS. Completions of its receives carry `recv_id`.
     ///
     /// # Errors
     /// The device refuses the path, or cannot resolve the peer's address.
     pub fn connect(self, path: &Path, recv_id: u64) -> Result<QueuePair> {
-        self.try_connect(path, recv_id).map_err(|refused| refused.error)
+        self.try_connect(path, recv_id).map_err(|failed| failed.error)
     }
 
-    /// As [`Self::connect`], but after a refusal it may be tried again.
+    /// As [`Self::connect`], but the queue pair is not lost with the error.
     ///
     /// # Errors
     /// The device refuses the path, or cannot resolve the peer's address.
-    pub fn try_connect(mut self, path: &Path, recv_id: u64) -> std::result::Result<QueuePair, Box<Refused>> {
-        let refused = |pair: Self, (errno, error)| Box::new(Refused { pair, errno, error });
-        if !self.ready_to_receive {
-            if let Err(why) = self.inner.receive_from(self.port, path) {
-                return Err(refused(self, why));
+    pub fn try_connect(mut self, path: &Path, recv_id: u64) -> std::result::Result<QueuePair, Box<ConnectError>> {
+        if !self.is_in_rtr {
+            if let Err(error) = self.inner.to_rtr(self.port, path) {
+                return Err(Box::new(ConnectError { qp: self, error }));
             }
-            self.ready_to_receive = true;
+            self.is_in_rtr = true;
         }
-        if let Err(why) = self.inner.send_to(path) {
-            return Err(refused(self, why));
+        if let Err(error) = self.inner.to_rts(path) {
+            return Err(Box::new(ConnectError { qp: self, error }));
         }
         // SAFETY: the queue pair and its context are live; their device filled the table in when it was opened.
         let post_send = unsafe { (*(*self.inner.raw).context).ops.post_send };
         let Some(post_send) = post_send else {
             let name = self.inner.domain.context.name();
             let error = Error::internal(format!("{name} has no ibv_post_send"));
-            return Err(refused(self, (libc::ENOSYS, error)));
+            return Err(Box::new(ConnectError { qp: self, error }));
         };
         let Self { inner, inline_bytes, .. } = self;
         Ok(QueuePair { post_send, inner, inline_bytes, recv_chain: RecvChain::new(recv_id) })
     }
 
-    /// What the device offers its peer, if it has something to offer.
+    /// The options that the device offers its peer, if there are any.
     pub fn ece(&self) -> Option<Ece> {
         self.inner.ece()
     }
 
-    /// Takes up what the peer's device offers, as far as this one can; to be called before connecting. `false`: it cannot.
+    /// Adopts the options that the peer's device offers, as far as this one has them. To be called before connecting.
+    /// `false`: the device has none of them.
     pub fn adopt_ece(&self, mut offered: Ece) -> bool {
         let Some(set) = self.inner.domain.context.library.ibv_set_ece else { return false };
         // SAFETY: the queue pair is live, and the options are a whole struct.
         let rc = unsafe { set(self.inner.raw, &raw mut offered) };
         if rc != 0 && rc.abs() != libc::EOPNOTSUPP {
             log::info!(
-                "{}: the peer's {offered:x?} is not taken up: {}",
+                "{}: the peer's {offered:x?} is not adopted: {}",
                 self.inner.name(),
                 Error::os("set_ece", rc.abs())
             );
@@ -118,14 +106,14 @@ impl IdleQueuePair {
 }
 
 impl QueuePair {
-    /// What both devices agreed on, if anything.
+    /// The options that both devices agreed on, if there are any.
     pub fn ece(&self) -> Option<Ece> {
         self.inner.ece()
     }
 }
 
 impl RawQueuePair {
-    fn receive_from(&self, port: u8, path: &Path) -> std::result::Result<(), (i32, Error)> {
+    fn to_rtr(&self, port: u8, path: &Path) -> Result<()> {
         let mut attr = zeroed_attributes();
         attr.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
         attr.path_mtu = u32::from(path.mtu);
@@ -147,7 +135,7 @@ impl RawQueuePair {
         self.modify(&mut attr, mask::STATE | rtr, "RTR")
     }
 
-    fn send_to(&self, path: &Path) -> std::result::Result<(), (i32, Error)> {
+    fn to_rts(&self, path: &Path) -> Result<()> {
         let mut attr = zeroed_attributes();
         attr.qp_state = sys::ibv_qp_state::IBV_QPS_RTS;
         attr.timeout = path.timeout;

@@ -1,41 +1,41 @@
-//! What a port says of itself: its state, its addresses, its speed.
+//! Queries of a port: its state, its GID table and its speed.
 
 use super::context::Context;
+use super::raw::{RawGidEntry, RawPort};
 use super::sys;
 use crate::error::{Error, Result};
-use std::mem::offset_of;
 
-/// What a port says of itself.
+/// What `ibv_query_port` tells.
 #[derive(Debug, Clone, Copy)]
 pub struct PortAttributes {
-    /// Whether it can carry traffic now.
+    /// Whether the port is in state ACTIVE.
     pub active: bool,
-    /// What its links are.
+    /// Link layer.
     pub link_layer: LinkLayer,
-    /// Whether packets have to be addressed by GID even on InfiniBand.
+    /// Whether packets need a global route header (GIDs) even within an InfiniBand subnet.
     pub grh_required: bool,
     /// Local identifier (InfiniBand).
     pub lid: u16,
-    /// Path MTU as the verbs' enumeration.
+    /// MTU as `enum ibv_mtu`: 1 = 256 … 5 = 4096 bytes.
     pub mtu: u8,
     /// Entries of the GID table.
     pub gid_count: i32,
     /// Entries of the partition key table.
     pub pkey_count: u16,
-    /// Speed bits of one link, as the verbs' enumeration.
+    /// Speed of one lane, as the bit mask of `active_speed`.
     pub speed: u32,
-    /// Number of links, as the verbs' bit mask.
+    /// Number of lanes, as the bit mask of `active_width`.
     pub width: u8,
 }
 
-/// What the links of a port are.
+/// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
     /// InfiniBand.
     InfiniBand,
-    /// Ethernet, so that packets are RoCE.
+    /// Ethernet: packets are RoCE.
     Ethernet,
-    /// Neither, or the device does not tell; the number that it gives.
+    /// Another or an unspecified one, with the device's number for it.
     Other(u8),
 }
 
@@ -52,55 +52,17 @@ impl LinkLayer {
 /// An entry of a GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gid {
-    /// The identifier.
+    /// The GID.
     pub bytes: [u8; 16],
-    /// RoCE version, where libibverbs tells.
+    /// RoCE version, if libibverbs tells.
     pub roce_version: Option<u8>,
 }
-
-/// `struct ibv_port_attr` of rdma-core 56; older libraries fill in the beginning of it.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct RawPort {
-    state: u32,
-    max_mtu: u32,
-    active_mtu: u32,
-    gid_tbl_len: i32,
-    capabilities_and_counters: [u32; 4],
-    pkey_tbl_len: u16,
-    lid: u16,
-    sm_lid: u16,
-    lmc_to_init_type: [u8; 5],
-    active_width: u8,
-    active_speed: u8,
-    phys_state: u8,
-    link_layer: u8,
-    flags: u8,
-    port_cap_flags2: u16,
-    active_speed_ex: u32,
-}
-
-/// `struct ibv_gid_entry`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct RawGidEntry {
-    gid: [u8; 16],
-    gid_index: u32,
-    port_num: u32,
-    gid_type: u32,
-    ndev_ifindex: u32,
-}
-
-const _: () = assert!(size_of::<RawGidEntry>() == size_of::<sys::ibv_gid_entry>());
-const _: () = assert!(offset_of!(RawPort, flags) == offset_of!(sys::ibv_port_attr, flags));
-const _: () = assert!(offset_of!(RawPort, lid) == offset_of!(sys::ibv_port_attr, lid));
-const _: () = assert!(size_of::<RawPort>() == 56 && offset_of!(RawPort, active_speed_ex) == 52);
 
 const ACTIVE: u32 = 4;
 const GRH_REQUIRED: u8 = 1;
 
 impl PortAttributes {
-    /// Whether it is an InfiniBand port; those that are used are Ethernet ports otherwise.
+    /// Whether the link layer is InfiniBand. Of the ports that Ferrite uses, all others are Ethernet.
     pub fn is_infiniband(&self) -> bool {
         self.link_layer == LinkLayer::InfiniBand
     }
@@ -108,24 +70,24 @@ impl PortAttributes {
 
 type QueryPort = unsafe extern "C" fn(*mut sys::ibv_context, u8, *mut RawPort, usize) -> i32;
 
-/// What lies before the `ibv_context` of an extended one: its size, and further up the table of newer operations, which
-/// only ever grows upwards.
+/// Offsets before the `ibv_context` in an extended one (`struct verbs_context`): of its size, and of `query_port` in the
+/// table of operations, which grows only towards lower addresses.
 const SIZE_BEFORE_CONTEXT: usize = 8;
 const QUERY_PORT_BEFORE_CONTEXT: usize = 320;
-/// `abi_compat` of an extended context.
+/// Value of `abi_compat` in an extended context.
 const EXTENDED: usize = usize::MAX;
 
 impl Context {
-    /// What port `port` (from 1) says of itself.
+    /// Queries port number `port`, from 1.
     ///
     /// # Errors
-    /// The device does not answer.
+    /// The query fails.
     pub fn port(&self, port: u8) -> Result<PortAttributes> {
         let mut raw = RawPort::default();
         let rc = match self.sized_query_port() {
             // SAFETY: the context is open, and the size of the place is told.
             Some(query) => unsafe { query(self.raw(), port, &raw mut raw, size_of::<RawPort>()) },
-            // This fills in the old, shorter struct: the rest stays zero.
+            // This call fills in the old, shorter struct. The rest stays zero.
             // SAFETY: the context is open and the place is larger than the struct that the call fills in.
             None => unsafe { (self.library.ibv_query_port)(self.raw(), port, &raw mut raw) },
         };
@@ -140,13 +102,13 @@ impl Context {
             mtu: raw.active_mtu as u8,
             gid_count: raw.gid_tbl_len,
             pkey_count: raw.pkey_tbl_len,
-            // The older field is too narrow for what is faster than NDR.
+            // The older field is too narrow for speeds above NDR.
             speed: if raw.active_speed_ex != 0 { raw.active_speed_ex } else { u32::from(raw.active_speed) },
             width: raw.active_width,
         })
     }
 
-    /// The query that takes the size of the struct, as the header's own inline function finds it.
+    /// The query that takes the size of the struct. It is found as the inline function of libibverbs' header finds it.
     fn sized_query_port(&self) -> Option<QueryPort> {
         // SAFETY: the context is open.
         if unsafe { (*self.raw()).abi_compat } as usize != EXTENDED {
@@ -164,7 +126,8 @@ impl Context {
         unsafe { std::mem::transmute::<usize, Option<QueryPort>>(address) }
     }
 
-    /// Bandwidth of `port` in Mbit/s as the device itself tells it, also where no bit stands for it; newer libraries only.
+    /// Bandwidth of `port` in Mbit/s, as the device tells it. It may be one that the bits of `active_speed` cannot express.
+    /// `None` where libibverbs has no such query.
     pub fn port_speed_mbps(&self, port: u8) -> Option<u32> {
         const UNIT_MBPS: u64 = 100;
         let query = self.library.ibv_query_port_speed?;
@@ -174,7 +137,7 @@ impl Context {
         u32::try_from(speed * UNIT_MBPS).ok().filter(|speed| rc == 0 && *speed != 0)
     }
 
-    /// Entry `index` of the GID table of `port`; `None` when it is empty or unreadable.
+    /// Entry `index` of the GID table of `port`. `None`: it is empty or unreadable.
     pub fn gid(&self, port: u8, index: i32) -> Option<Gid> {
         let mut entry = RawGidEntry::default();
         let rc = match (self.library._ibv_query_gid_ex, u32::try_from(index)) {
@@ -203,7 +166,7 @@ impl Context {
     }
 }
 
-/// Of `enum ibv_gid_type`; InfiniBand has none.
+/// The RoCE version of a value of `enum ibv_gid_type`. InfiniBand has none.
 fn roce_version(gid_type: u32) -> Option<u8> {
     match gid_type {
         1 => Some(1),

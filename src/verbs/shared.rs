@@ -1,4 +1,4 @@
-//! Memory that a remote device writes while this process reads.
+//! Registered memory that a peer's device writes while this process reads it.
 
 use super::mapping::Mapping;
 use super::memory::{MemoryRegion, ProtectionDomain, Source};
@@ -6,18 +6,19 @@ use crate::error::Result;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// An array of `RECORDS` records that a peer fills by RDMA WRITE. The last word of a record tells whether the rest is there.
+/// A ring of `RECORDS` records that a peer writes by RDMA WRITE. The last word of a record tells whether the record is
+/// complete.
 ///
-/// A record is `WORDS` 64-bit words; where there is room, as many again may come before them.
+/// A record has one half or two halves of `WORDS` 64-bit words each. The last half is the one that [`Self::read`] reads.
 #[derive(Debug)]
 pub struct SharedRing<const WORDS: usize, const RECORDS: usize> {
-    // Declared first: the regions have to go before the memory.
+    // Declared first: the regions are deregistered before the memory is unmapped.
     regions: Vec<MemoryRegion>,
     memory: Mapping,
     /// Words from one record to the next.
-    pitch: usize,
-    /// The last `WORDS` words of the first record.
-    tail: *const u64,
+    stride: usize,
+    /// The last half of the first record.
+    last_half: *const u64,
 }
 
 // SAFETY: the mapping is owned, and read only through volatile loads.
@@ -26,31 +27,30 @@ unsafe impl<const WORDS: usize, const RECORDS: usize> Send for SharedRing<WORDS,
 unsafe impl<const WORDS: usize, const RECORDS: usize> Sync for SharedRing<WORDS, RECORDS> {}
 
 impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
-    /// A ring of zeroed records, with room for each of one or two times `WORDS` words, that remote peers may write through
-    /// any of `domains`.
+    /// A ring of zeroed records of one or two `halves`, registered in each of `domains`.
     ///
     /// # Errors
-    /// No memory, or it cannot be registered.
+    /// The system has no memory, or it cannot be registered.
     pub fn new<'a>(domains: impl IntoIterator<Item = &'a Arc<ProtectionDomain>>, halves: usize) -> Result<Self> {
-        let pitch = Self::pitch(halves);
-        let memory = Mapping::new(RECORDS * pitch * 8)?;
+        let stride = Self::stride(halves);
+        let memory = Mapping::new(RECORDS * stride * 8)?;
         // No relaxed ordering here: the sequence number must not overtake the rest of its record.
         let region = |domain| {
             // SAFETY: the mapping is ours and outlives the regions by the order of the fields.
             unsafe { MemoryRegion::register(domain, memory.base as u64, memory.bytes, Source::Address, false) }
         };
         let regions = domains.into_iter().map(region).collect::<Result<_>>()?;
-        let tail = Self::tail_of(&memory, pitch);
-        Ok(Self { regions, memory, pitch, tail })
+        let last_half = Self::last_half_of(&memory, stride);
+        Ok(Self { regions, memory, stride, last_half })
     }
 
-    /// Lays the records closer together, if there was more room than it takes. To be done before a peer writes.
+    /// Gives each record only as many `halves`, if it has more. To be called before a peer writes.
     pub fn lay_out(&mut self, halves: usize) {
-        self.pitch = Self::pitch(halves).min(self.pitch);
-        self.tail = Self::tail_of(&self.memory, self.pitch);
+        self.stride = Self::stride(halves).min(self.stride);
+        self.last_half = Self::last_half_of(&self.memory, self.stride);
     }
 
-    fn pitch(halves: usize) -> usize {
+    fn stride(halves: usize) -> usize {
         const { assert!(WORDS <= 8, "a record must not straddle a cache line") };
         halves.clamp(1, (8 / WORDS).max(1)) * WORDS
     }
@@ -70,18 +70,18 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         self.regions.get(domain).map_or(0, MemoryRegion::lkey)
     }
 
-    /// A copy of the last words of record `index` (modulo the size of the ring), if `is_there` says so of its last word.
+    /// A copy of the last half of record `index` (modulo `RECORDS`), if `is_there` accepts its last word.
     #[inline]
     pub fn read(&self, index: usize, is_there: impl FnOnce(u64) -> bool) -> Option<[u64; WORDS]> {
-        let words = self.tail.wrapping_add(index % RECORDS * self.pitch);
+        let words = self.last_half.wrapping_add(index % RECORDS * self.stride);
         let mut record = [0; WORDS];
         // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
         record[WORDS - 1] = unsafe { words.add(WORDS - 1).read_volatile() };
         if !is_there(record[WORDS - 1]) {
             return None;
         }
-        // Pairs with the device's ascending write of the record: what precedes the last word is there already, and must
-        // not be read before it.
+        // Pairs with the device, which writes a record in ascending order: the other words are there by now, and must not be
+        // read before the last word.
         fence(Ordering::Acquire);
         for (i, word) in record.iter_mut().enumerate().take(WORDS - 1) {
             // SAFETY: as above.
@@ -90,15 +90,15 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         Some(record)
     }
 
-    /// A copy of the first words of record `index`, which [`Self::read`] has found to be there.
+    /// A copy of the first half of record `index`, which [`Self::read`] has found complete.
     pub fn read_front(&self, index: usize) -> [u64; WORDS] {
-        let words = self.memory.base.cast::<u64>().wrapping_add(index % RECORDS * self.pitch);
+        let words = self.memory.base.cast::<u64>().wrapping_add(index % RECORDS * self.stride);
         // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
         std::array::from_fn(|i| unsafe { words.add(i).read_volatile() })
     }
 
-    /// The last words of the first record, where there are `pitch` from one to the next.
-    fn tail_of(memory: &Mapping, pitch: usize) -> *const u64 {
-        memory.base.cast::<u64>().wrapping_add(pitch - WORDS)
+    /// The last half of the first record.
+    fn last_half_of(memory: &Mapping, stride: usize) -> *const u64 {
+        memory.base.cast::<u64>().wrapping_add(stride - WORDS)
     }
 }

@@ -1,14 +1,14 @@
-//! Memory that devices take what they write from, where they offer no inline data.
+//! Registered memory that writes are sent from, where a device has too little inline data.
 
 use super::mapping::Mapping;
 use super::memory::{MemoryRegion, Source};
-use super::queue::QueuePair;
+use super::queue_pair::QueuePair;
 use crate::error::{Error, Result};
 
-/// Registered memory that only this process fills.
+/// Registered memory that only this process writes and its devices read.
 #[derive(Debug)]
 pub struct Staging {
-    // Declared first: the regions have to go before the memory.
+    // Declared first: the regions are deregistered before the memory is unmapped.
     regions: Box<[MemoryRegion]>,
     memory: Mapping,
 }
@@ -17,24 +17,24 @@ pub struct Staging {
 unsafe impl Send for Staging {}
 
 impl Staging {
-    /// `bytes` of memory that each of `pairs` may send from.
+    /// `bytes` of memory that each of `qps` can send from.
     ///
     /// # Errors
-    /// No memory, or it cannot be registered.
-    pub fn new<'a>(pairs: impl IntoIterator<Item = &'a QueuePair>, bytes: usize) -> Result<Self> {
+    /// The system has no memory, or it cannot be registered.
+    pub fn new<'a>(qps: impl IntoIterator<Item = &'a QueuePair>, bytes: usize) -> Result<Self> {
         let memory = Mapping::new(bytes)?;
-        let region = |pair: &QueuePair| {
+        let region = |qp: &QueuePair| {
             // SAFETY: the mapping is ours and outlives the regions by the order of the fields.
-            unsafe { MemoryRegion::register(pair.domain(), memory.base as u64, bytes, Source::Address, false) }
+            unsafe { MemoryRegion::register(qp.domain(), memory.base as u64, bytes, Source::Address, false) }
         };
-        let regions = pairs.into_iter().map(region).collect::<Result<_>>()?;
+        let regions = qps.into_iter().map(region).collect::<Result<_>>()?;
         Ok(Self { regions, memory })
     }
 
-    /// Copies `records` to `offset`, in bytes, where no device may be reading; their address.
+    /// Copies `records` to `offset`, in bytes, and returns their address. No device may be reading there at the time.
     ///
     /// # Errors
-    /// They do not fit.
+    /// The records do not fit.
     pub fn put<const WORDS: usize>(&mut self, offset: usize, records: &[[u64; WORDS]]) -> Result<u64> {
         let bytes = size_of_val(records);
         if offset.checked_add(bytes).is_none_or(|end| end > self.memory.bytes) {
@@ -46,8 +46,8 @@ impl Staging {
         Ok(place as u64)
     }
 
-    /// The key for work requests of pair number `pair` of those given to [`Self::new`].
-    pub fn lkey(&self, pair: usize) -> u32 {
-        self.regions.get(pair).map_or(0, MemoryRegion::lkey)
+    /// The key for work requests on queue pair number `qp` of those given to [`Self::new`].
+    pub fn lkey(&self, qp: usize) -> u32 {
+        self.regions.get(qp).map_or(0, MemoryRegion::lkey)
     }
 }

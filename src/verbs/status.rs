@@ -1,4 +1,4 @@
-//! Why a work request failed, in words.
+//! The status of a completion: why a work request failed.
 
 use std::fmt;
 
@@ -9,12 +9,10 @@ pub struct Status(pub u32);
 impl Status {
     /// The work request succeeded.
     pub const SUCCESS: Self = Self(0);
-    /// It was thrown away since an earlier one on its queue pair had failed, or the queue pair was taken down.
-    pub const FLUSHED: Self = Self(5);
-    /// The peer did not acknowledge in time, however often it was asked.
+    /// The peer's device did not acknowledge in time, after all retries.
     pub const RETRY_EXCEEDED: Self = Self(12);
 
-    fn words(self) -> (&'static str, &'static str) {
+    fn name_and_cause(self) -> (&'static str, &'static str) {
         match self.0 {
             0 => ("success", ""),
             1 => ("local length error", "a message is longer than the port or the buffer allows"),
@@ -38,8 +36,7 @@ impl Status {
             11 => ("remote operation error", "the peer's device failed"),
             12 => (
                 "no acknowledgement from the peer, retries exhausted",
-                "a link or switch on the path is down, or GID index or traffic class do not suit \
-                 the fabric; NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long to wait",
+                "a link or switch on the path is down, or GID index or traffic class do not suit the fabric",
             ),
             13 => ("the peer was not ready, retries exhausted", "the peer's process is stuck"),
             14 => ("local RDD violation", ""),
@@ -52,14 +49,14 @@ impl Status {
         }
     }
 
-    /// The likely cause, for a person; may be empty.
+    /// The likely cause. Empty where none is known.
     pub fn cause(self) -> &'static str {
-        self.words().1
+        self.name_and_cause().1
     }
 }
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (status {})", self.words().0, self.0)
+        write!(f, "{} (status {})", self.name_and_cause().0, self.0)
     }
 }

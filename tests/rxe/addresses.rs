@@ -1,10 +1,10 @@
 //! Which GID is used, of tables that the kernel fills from the interfaces' addresses.
 
-use crate::common::talk::{log, said};
+use crate::common::log::{log, said};
+use crate::common::process::pair;
 use crate::data::works;
 use crate::guest::{Case, is_worker, network, shell};
 use ferrite::error::Result;
-use ferrite::pair;
 
 /// The devices have the GID of their link-local address (0), of the IPv4 one (1) and of an IPv6 one (2); each way of
 /// choosing one leads to a connection that carries everything.
@@ -16,7 +16,7 @@ fn chosen(case: &Case, settings: &[(&str, &str)], words: &str) -> Result<()> {
         );
     }
     let setting = settings.iter().fold(case.setting(), |setting, (name, value)| setting.env(name, value));
-    pair::run(&case.name, &setting, |seat| {
+    pair(&setting, |seat| {
         works(case, seat)?;
         let device = seat.rank();
         let words = words.replace('N', &(device + 1).to_string());
@@ -40,7 +40,7 @@ pub(crate) fn link_local_by_index(case: &Case) -> Result<()> {
 
 /// Without another address the link-local one is taken; the other one is taken again when it is back, wherever it is then.
 pub(crate) fn an_address_that_goes_and_comes_back(case: &Case) -> Result<()> {
-    pair::run(&case.name, &case.setting(), |seat| {
+    pair(&case.setting(), |seat| {
         let device = seat.rank();
         let address = format!("10.77.0.{}/24 dev veth{device}", device + 1);
         works(case, seat)?;

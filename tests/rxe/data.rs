@@ -1,9 +1,9 @@
 //! Every byte over one device and two, whatever the number of queue pairs and connections and the size of packets.
 
 use crate::common::bench::Bench;
+use crate::common::process::pair;
 use crate::guest::{Case, is_worker, shell};
 use ferrite::error::Result;
-use ferrite::pair;
 use ferrite::seat::Seat;
 
 /// Below, at and above the sizes of packets, and one that takes hundreds of them.
@@ -44,7 +44,7 @@ pub(crate) fn two_devices(case: &Case) -> Result<()> {
 
 /// A connection each way on each of them, which one thread drives.
 pub(crate) fn two_devices_at_once(case: &Case) -> Result<()> {
-    pair::run(&case.name, &case.setting(), |seat| {
+    pair(&case.setting(), |seat| {
         let transport = case.transport()?;
         let open = |seat: &mut Seat, device| Bench::open_on(seat, transport.clone(), device, 1 << 20);
         let (zero, one) = (open(seat, 0)?, open(seat, 1)?);
@@ -75,7 +75,7 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
         if std::env::var("NCCL_IB_SPLIT_DATA_ON_QPS").is_ok_and(|mine| mine != split) {
             continue;
         }
-        pair::run(&case.name, &setting, |seat| {
+        pair(&setting, |seat| {
             let bench = Bench::open(seat, case.transport()?, 1 << 20)?;
             assert!(
                 case.is_stock() || connected_queue_pairs(&format!("rxe{}", seat.rank())) == 8,
@@ -89,7 +89,7 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
 
 /// The port says that a message may have 8 MiB.
 pub(crate) fn longer_than_the_port_allows(case: &Case) -> Result<()> {
-    pair::run(&case.name, &case.setting(), |seat| {
+    pair(&case.setting(), |seat| {
         const BYTES: usize = (8 << 20) + 4097;
         let bench = Bench::open(seat, case.transport()?, BYTES + 4096)?;
         bench.exchange(seat, 1, BYTES, BYTES)?;
@@ -114,7 +114,7 @@ pub(crate) fn unequal_packets(case: &Case) -> Result<()> {
         assert!(ports.contains("active_mtu:\t\t4096 (5)") && ports.contains("active_mtu:\t\t1024 (3)"), "{ports}");
     }
     let before = packets_sent("rxe0");
-    pair::run(&case.name, &case.setting(), |seat| works(case, seat))?;
+    pair(&case.setting(), |seat| works(case, seat))?;
     let (sent, bytes) = (packets_sent("rxe0") - before, SIZES.iter().sum::<usize>() as u64);
     assert!(sent > bytes / 1024, "{bytes} bytes in {sent} packets");
     Ok(())
@@ -128,7 +128,7 @@ pub(crate) fn packets_sent(device: &str) -> u64 {
 
 /// All of them open at once, each of which carries something, and every tenth once more at the end.
 pub(crate) fn two_hundred_connections(case: &Case) -> Result<()> {
-    pair::run(&case.name, &case.setting(), |seat| {
+    pair(&case.setting(), |seat| {
         let transport = case.transport()?;
         let mut benches = Vec::new();
         for i in 0..100 {

@@ -1,18 +1,20 @@
 //! Packets that get lost, cables that are cut, peers that die: the data is right, or both sides end with a reason.
 
 use crate::common::bench::Bench;
-use crate::common::doom::{in_a_doomed_child, vanish};
+use crate::common::log::log;
 use crate::common::pattern;
-use crate::common::talk::log;
+use crate::common::process::pair;
 use crate::data::{carries, works};
 use crate::guest::{Case, is_worker, network, shell};
 use ferrite::abi;
 use ferrite::error::{Error, Result};
 use ferrite::link::{Deadline, finished, posted};
-use ferrite::pair::{self, Setting};
+use ferrite::pair::Setting;
 use ferrite::seat::Seat;
 use serde::{Deserialize, Serialize};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use testkit::crash::in_child_that_dies;
+use testkit::wait_until;
 
 const BYTES: usize = 20_000;
 /// Messages before the fault.
@@ -91,7 +93,7 @@ pub(crate) fn loss_and_reordering(case: &Case) -> Result<()> {
     if !is_worker() {
         shell("for i in 0 1; do tc qdisc add dev veth$i root netem limit 10000 delay 200us loss 1% reorder 0.1%; done");
     }
-    pair::run(&case.name, &case.setting().env("NCCL_IB_TIMEOUT", "14"), |seat| {
+    pair(&case.setting().env("NCCL_IB_TIMEOUT", "14"), |seat| {
         let bench = Bench::open(seat, case.transport()?, 2 << 20)?;
         carries(seat, &bench)?;
         for i in 0..4 {
@@ -109,7 +111,7 @@ pub(crate) fn loss_and_reordering(case: &Case) -> Result<()> {
 
 /// All packets vanish, in mid-run; and the next connection works when they do not any more.
 pub(crate) fn black_hole(case: &Case) -> Result<()> {
-    let ends = pair::run(&case.name, &impatient(case), |seat| {
+    let ends = pair(&impatient(case), |seat| {
         let end = stream(case, seat, || {
             shell("for i in 0 1; do tc qdisc add dev veth$i root netem loss 100%; done");
         })?;
@@ -138,16 +140,12 @@ fn given_up(case: &Case, status: u32, [sender, receiver]: &[End; 2]) {
 
 /// Waits for these words: events of a device are told by a thread of their own.
 fn is_logged(words: &str) {
-    let start = Instant::now();
-    while !log().contains(words) {
-        assert!(start.elapsed() < Duration::from_secs(30), "no line has {words:?}:\n{}", log());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until(format!("{words:?} in the log"), || log().contains(words));
 }
 
 /// A port goes down in mid-run: the kernel says so to both devices, since the cable has two ends.
 pub(crate) fn link_down(case: &Case) -> Result<()> {
-    let ends = pair::run(&case.name, &impatient(case), |seat| {
+    let ends = pair(&impatient(case), |seat| {
         let end = stream(case, seat, || {
             shell("ip link set veth0 down");
         })?;
@@ -179,13 +177,13 @@ pub(crate) fn link_down(case: &Case) -> Result<()> {
 
 /// The receiver is killed, as the kernel's memory killer does it.
 pub(crate) fn peer_killed(case: &Case) -> Result<()> {
-    let ends = pair::run(&case.name, &impatient(case), |seat| {
+    let ends = pair(&impatient(case), |seat| {
         if seat.rank() == 0 {
             let end = stream(case, seat, || ())?;
             seat.barrier()?;
             return Ok(Some(end));
         }
-        in_a_doomed_child(|| {
+        in_child_that_dies(|| {
             let Ok(bench) = case.transport().and_then(|transport| Bench::open(seat, transport, 1 << 16)) else {
                 return;
             };
@@ -197,7 +195,6 @@ pub(crate) fn peer_killed(case: &Case) -> Result<()> {
                     return;
                 }
             }
-            vanish();
         });
         seat.barrier()?;
         Ok(None)

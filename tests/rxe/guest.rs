@@ -1,6 +1,5 @@
 //! Inside the virtual machine: a test and what it works with.
 
-use crate::common::{dist, plugin};
 use ferrite::error::Result;
 use ferrite::library::Source;
 use ferrite::pair::Setting;
@@ -9,6 +8,7 @@ use ferrite::verbs::Verbs;
 use ferrite::wheel;
 use std::process::Command;
 use std::time::Duration;
+use testkit::dist::dist;
 
 /// Whether this process runs in the machine.
 pub(crate) fn is_here() -> bool {
@@ -32,8 +32,6 @@ pub(crate) enum Side {
 /// One test.
 #[derive(Debug)]
 pub(crate) struct Case {
-    /// The whole name, by which its processes find it.
-    pub(crate) name: String,
     pub(crate) side: Side,
 }
 
@@ -44,7 +42,7 @@ impl Case {
 
     pub(crate) fn source(&self) -> Result<Source> {
         match self.side {
-            Side::Plugin => Ok(Source::plugin(plugin())),
+            Side::Plugin => Ok(Source::plugin(dist().join("lib/libnccl-net.so"))),
             Side::Stock => Ok(Source::stock(wheel::find(None)?)),
         }
     }

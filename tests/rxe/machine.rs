@@ -1,13 +1,13 @@
 //! On the host: the one run of the virtual machine, and what came of each test.
 
-use crate::common::{dist, plugin, skipped};
+use crate::common::setting::stock_nccl;
 use crate::guest::Side;
-use ferrite::error::Result;
-use ferrite::wheel::{self, Release};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use testkit::dist::{built, dist, plugin};
+use testkit::{Missing, require, skipped};
 
 /// For the whole run; s.
 const LIMIT: &str = "900";
@@ -25,18 +25,15 @@ enum Run {
 }
 
 /// How the test of that name ended in the machine. It fails here if it failed there, or has not been run.
-pub(crate) fn verdict(name: &str, side: Side) -> Result<()> {
-    if let Some(why) = missing(side)? {
-        skipped(&why);
-        return Ok(());
-    }
+pub(crate) fn verdict(name: &str, side: Side) {
+    require!(parts(side));
     if is_one_of_many() && !crate::is_deep() && crate::DEEP.contains(&name) {
         skipped("FERRITE_DEEP=1, without which the machine is not started for this test");
-        return Ok(());
+        return;
     }
     static RUN: OnceLock<Run> = OnceLock::new();
     match RUN.get_or_init(run) {
-        Run::Unavailable(why) => skipped(&format!("no virtual machine: {why}")),
+        Run::Unavailable(why) => skipped(format!("no virtual machine: {why}")),
         Run::Ended { folder, problem } => {
             // As it is, but for the harness's own words, which are counted where this program is run.
             let log = fs::read_to_string(folder.join(format!("{name}.log"))).unwrap_or_default();
@@ -46,23 +43,22 @@ pub(crate) fn verdict(name: &str, side: Side) -> Result<()> {
             let status = status.unwrap_or_else(|_| panic!("{name} was not run to its end:\n{log}\n{problem}"));
             assert_eq!(status.trim(), "0", "{name} failed in the machine:\n{log}");
             assert!(passed, "there is no {name} in the machine:\n{log}");
-            for why in log.lines().filter_map(|line| line.strip_prefix("left out: ")) {
-                skipped(&format!("in the machine: {why}"));
+            // The line may begin with the name of the test.
+            for (_, why) in log.lines().filter_map(|line| line.split_once("left out: ")) {
+                skipped(format!("in the machine: {why}"));
             }
         }
     }
-    Ok(())
 }
 
 /// What has to be built or fetched before.
-fn missing(side: Side) -> Result<Option<String>> {
-    let built = [plugin(), dist().join("bin/ferrite")];
-    if let Some(part) = built.into_iter().find(|part| !part.exists()) {
-        return Ok(Some(format!("{} is missing (scripts/build.sh makes it)", part.display())));
+fn parts(side: Side) -> Result<(), Missing> {
+    plugin()?;
+    built("bin/ferrite")?;
+    if side == Side::Stock {
+        stock_nccl("2.21.5")?;
     }
-    let nccl = wheel::cached(Release::DEFAULT)?;
-    let lacks = side == Side::Stock && !nccl.exists();
-    Ok(lacks.then(|| format!("{} is missing (`ferrite wheel 2.21.5` fetches it)", nccl.display())))
+    Ok(())
 }
 
 /// cargo-nextest gives each test a process of its own: the first of them boots the machine for all tests, the others wait

@@ -38,8 +38,7 @@ macro_rules! tests {
     (@side $module:ident $test:ident $side:ident) => {
         #[test]
         fn $side() -> ferrite::error::Result<()> {
-            let name = concat!(stringify!($test), "::", stringify!($side));
-            crate::judge(name, stringify!($side), crate::$module::$test)
+            crate::judge(stringify!($side), crate::$module::$test)
         }
     };
 }
@@ -75,7 +74,11 @@ pub(crate) fn is_deep() -> bool {
 }
 
 /// The test in the machine, its verdict outside.
-fn judge(name: &str, side: &str, test: fn(&Case) -> ferrite::error::Result<()>) -> ferrite::error::Result<()> {
+fn judge(side: &str, test: fn(&Case) -> ferrite::error::Result<()>) -> ferrite::error::Result<()> {
     let side = if side == "stock" { Side::Stock } else { Side::Plugin };
-    if guest::is_here() { test(&Case { name: name.to_owned(), side }) } else { machine::verdict(name, side) }
+    if guest::is_here() {
+        return test(&Case { side });
+    }
+    machine::verdict(&testkit::test_name(), side);
+    Ok(())
 }

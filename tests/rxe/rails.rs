@@ -1,10 +1,10 @@
 //! Both devices as one.
 
 use crate::common::bench::Bench;
+use crate::common::process::pair;
 use crate::data::{carries, packets_sent};
 use crate::guest::{Case, is_worker, network};
 use ferrite::error::Result;
-use ferrite::pair;
 
 /// Where sysfs shows two ports of one card, one device of two rails is made of them, and both carry data.
 pub(crate) fn one_device_of_two_rails(case: &Case) -> Result<()> {
@@ -14,7 +14,7 @@ pub(crate) fn one_device_of_two_rails(case: &Case) -> Result<()> {
     }
     let before = DEVICES.map(packets_sent);
     let setting = case.setting().env("NCCL_IB_MERGE_NICS", "1").env("NCCL_IB_QPS_PER_CONNECTION", "2");
-    pair::run(&case.name, &setting.env("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), |seat| {
+    pair(&setting.env("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), |seat| {
         let transport = case.transport()?;
         assert_eq!(transport.devices()?, 1, "two devices are one");
         assert_eq!(transport.properties(0)?.name, "rxe0+rxe1");

@@ -1,12 +1,12 @@
 //! What the kernel keeps for us: objects that are given back, and memory that may not be locked.
 
 use crate::common::bench::Bench;
-use crate::common::talk::{log, said};
+use crate::common::log::{log, said};
+use crate::common::process::pair;
 use crate::data::carries;
 use crate::guest::{Case, is_worker, shell};
 use ferrite::buffer::Buffer;
 use ferrite::error::Result;
-use ferrite::pair;
 use std::sync::Arc;
 
 /// Objects of all processes on both devices, as the kernel counts them.
@@ -37,7 +37,7 @@ impl Counts {
 /// When connections are closed nothing of them is left; when the processes have ended, nothing at all.
 pub(crate) fn everything_is_given_back(case: &Case) -> Result<()> {
     let at_first = Counts::now();
-    pair::run(&case.name, &case.setting(), |seat| {
+    pair(&case.setting(), |seat| {
         let transport = case.transport()?;
         let mut seen = Vec::new();
         for _ in 0..2 {
@@ -69,7 +69,7 @@ pub(crate) fn everything_is_given_back(case: &Case) -> Result<()> {
 /// Registrations beyond the limit are refused with the limit and what to do; what there is goes on.
 pub(crate) fn locked_memory_is_limited(case: &Case) -> Result<()> {
     const LIMIT: u64 = 1 << 20;
-    pair::run(&case.name, &case.setting(), |seat| {
+    pair(&case.setting(), |seat| {
         obey_limits();
         let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
         // SAFETY: a valid limit.

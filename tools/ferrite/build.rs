@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const HEADER: &str = "../../include/nccl/net_v8.h";
-const LOGGER: &str = "src/logger.c";
+const LOGGER: &str = "src/nccl/logger.c";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed={HEADER}");

@@ -3,6 +3,7 @@
 use super::cq_owners::{CqOwner, CqOwners};
 use super::peer_state::PeerState;
 use super::weak_registry::WeakRegistry;
+use crate::error::Result;
 use crate::verbs::context::{AsyncEvent, Context};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,10 +22,13 @@ pub struct DeviceEvents {
 
 impl DeviceEvents {
     /// Those of `context`. `ends_connections`: a fatal event ends the connections; else it is only logged.
-    pub fn new(context: &Arc<Context>, ends_connections: bool) -> Self {
-        context.make_events_nonblocking();
+    ///
+    /// # Errors
+    /// Their descriptor cannot be made non-blocking.
+    pub fn new(context: &Arc<Context>, ends_connections: bool) -> Result<Self> {
+        context.make_events_nonblocking()?;
         let peers = Mutex::new(WeakRegistry::new(0));
-        Self { context: Arc::clone(context), ends_connections, peers, owners: Mutex::default() }
+        Ok(Self { context: Arc::clone(context), ends_connections, peers, owners: Mutex::default() })
     }
 
     /// The device's name.

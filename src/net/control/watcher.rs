@@ -56,7 +56,7 @@ impl Watcher {
     pub fn start(context: &Arc<Context>, ends_connections: bool) -> Result<Self> {
         let shared = Arc::new(Shared {
             owner: std::process::id(),
-            events: DeviceEvents::new(context, ends_connections),
+            events: DeviceEvents::new(context, ends_connections)?,
             tasks: PeriodicTasks::default(),
             driver: Mutex::default(),
             epoll: Epoll::new()?,

@@ -1,37 +1,38 @@
-//! A cell for state that one thread at a time may use.
+//! A cell whose value one thread at a time may use.
 
 use crate::error::{Error, Result};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// State of the data path. NCCL calls it from one thread at a time; if it ever does not, the second caller gets an error
-/// instead of undefined behaviour. Never waits.
-pub struct SingleCaller<T> {
+/// A cell for the state of the data path, which NCCL uses from one thread at a time. If two threads enter at once, the second
+/// one gets an error instead of undefined behaviour. Entering never waits.
+pub struct ExclusiveCell<T> {
     entered: AtomicBool,
     state: UnsafeCell<T>,
 }
 
 // SAFETY: `enter` lets one caller in at a time, so `T` moves between threads but is never shared.
-unsafe impl<T: Send> Sync for SingleCaller<T> {}
+unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
 
-impl<T> SingleCaller<T> {
-    /// Wraps `state`.
+impl<T> ExclusiveCell<T> {
+    /// A cell with `state` in it.
     pub fn new(state: T) -> Self {
         Self { entered: AtomicBool::new(false), state: UnsafeCell::new(state) }
     }
 
-    /// Runs `body` with exclusive access to the state. If it panics, the state may be anything: it stays shut.
+    /// Runs `body` with exclusive access to the state. If `body` panics, the state may be inconsistent, and nobody can enter any
+    /// more.
     ///
     /// # Errors
-    /// Another thread is inside, or what `body` says.
+    /// Another thread is inside, or `body` fails.
     #[inline(always)]
     pub fn enter<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
-        // Acquire pairs with the Release below: what the thread before us wrote is seen.
+        // Acquire pairs with the Release below: the writes of the thread that was inside before are visible.
         if self.entered.swap(true, Ordering::Acquire) {
             return Err(occupied());
         }
-        // SAFETY: `entered` was not set and is now, so nobody else has a reference, nor gets one before it is cleared.
+        // SAFETY: `entered` was clear and is set now, so there is no other reference, and none is made before it is cleared.
         let result = body(unsafe { &mut *self.state.get() });
         self.entered.store(false, Ordering::Release);
         result
@@ -46,9 +47,9 @@ fn occupied() -> Error {
     )
 }
 
-impl<T> fmt::Debug for SingleCaller<T> {
+impl<T> fmt::Debug for ExclusiveCell<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SingleCaller").finish_non_exhaustive()
+        f.debug_struct("ExclusiveCell").finish_non_exhaustive()
     }
 }
 
@@ -58,8 +59,8 @@ mod tests {
     use std::panic::AssertUnwindSafe;
 
     #[test]
-    fn the_second_caller_is_turned_away() {
-        let cell = SingleCaller::new(1);
+    fn the_second_caller_gets_an_error() {
+        let cell = ExclusiveCell::new(1);
         let inside = |state: &mut i32| {
             *state += 1;
             assert!(cell.enter(|_| Ok(())).is_err());
@@ -70,8 +71,8 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_leaves_it_shut() {
-        let cell = SingleCaller::new(());
+    fn nobody_can_enter_after_a_panic() {
+        let cell = ExclusiveCell::new(());
         let panicked =
             std::panic::catch_unwind(AssertUnwindSafe(|| cell.enter(|()| -> Result<()> { panic!("on purpose") })));
         assert!(panicked.is_err());

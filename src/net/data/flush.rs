@@ -1,50 +1,53 @@
-//! Flushing received data to GPU memory: a one-byte READ over a queue pair that is connected to itself.
+//! Flushes of received data to GPU memory: an RDMA READ of one byte over a queue pair that is connected to itself.
 //!
-//! A read may not pass the writes before it on the bus, so when it is done, they are. That holds for writes of the same
-//! port: each rail that has carried data needs a read of its own. The queue pairs exist only once a flush has been asked
-//! for: recent GPUs never need one.
+//! On the PCI bus a read does not pass earlier writes of the same device. So once the read is complete, the writes have reached
+//! the memory. Each rail that has carried data needs a read of its own. The queue pairs are created at the first flush, since
+//! NCCL never asks for one with recent GPUs.
 
 use crate::error::{Error, Result};
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
-use crate::net::mr::handle::Memory;
+use crate::net::mr::handle::MrHandle;
 use crate::net::qp::connect::path_to;
-use crate::net::qp::set::WorkId;
+use crate::net::qp::set::create_qp;
+use crate::net::qp::wr_id::WrId;
 use crate::proto::requests::{RequestId, Requests};
-use crate::proto::{MAX_RAILS, Violation};
-use crate::verbs::queue::{CompletionQueue, Depths, IdleQueuePair, Path, QueuePair, RemoteAccess};
+use crate::proto::{MAX_RAILS, MAX_REQUESTS, Violation};
+use crate::verbs::completion_queue::CompletionQueue;
+use crate::verbs::path::Path;
+use crate::verbs::queue_pair::{QpCaps, QueuePair, RemoteAccess};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Span, Target};
+use crate::verbs::work::{Batch, Sge, Target};
 use std::sync::Arc;
 
-/// As many flushes as requests, so that the queue never fills.
-const DEPTHS: Depths = Depths { send: crate::proto::MAX_REQUESTS as u32, recv: 1, inline_bytes: 0 };
+/// Room for a read of every outstanding flush, so that the send queue never overflows.
+const FLUSH_QP_CAPS: QpCaps = QpCaps { max_send_wr: MAX_REQUESTS as u32, max_recv_wr: 1, max_inline_data: 0 };
 
 /// The flushes of one receiver.
 #[derive(Debug, Default)]
 pub struct Flushes {
     rails: [Option<FlushRail>; MAX_RAILS],
-    /// Reads that are missing, of each flush.
+    /// For each flush the number of reads that are not complete.
     requests: Requests<u8>,
 }
 
-/// A queue pair connected to itself, and a byte to read into.
+/// A queue pair that is connected to itself, and memory to read into.
 #[derive(Debug)]
 struct FlushRail {
     name: String,
-    pair: QueuePair,
+    qp: QueuePair,
     queue: Arc<CompletionQueue>,
     landing: SharedRing<8, 1>,
 }
 
 impl Flushes {
-    /// Begins to read one byte at `addr` over each rail of which `rails` has the bit set. `None`: as many flushes as there can be
-    /// are outstanding.
+    /// Begins to read one byte at `addr` over each rail whose bit is set in `rails`. `None`: [`MAX_REQUESTS`] flushes are
+    /// outstanding already.
     ///
     /// # Errors
     /// A port is down, its device has no more queues or memory regions, or the read cannot be posted.
-    pub fn post(&mut self, nic: &Nic, rails: u32, addr: u64, memory: &Memory) -> Result<Option<RequestId>> {
+    pub fn post(&mut self, nic: &Nic, rails: u32, addr: u64, memory: &MrHandle) -> Result<Option<RequestId>> {
         let used = || nic.rails.iter().enumerate().filter(|(number, _)| rails & 1 << number != 0);
         for (number, rail) in used() {
             if self.rails[number].is_none() {
@@ -55,18 +58,18 @@ impl Flushes {
         *missing = used().count() as u8;
         for (number, _) in used() {
             if let Some(rail) = &mut self.rails[number] {
-                let local = Span { addr: rail.landing.addr(), length: 1, lkey: rail.landing.lkey(0) };
+                let local = Sge { addr: rail.landing.addr(), length: 1, lkey: rail.landing.lkey(0) };
                 let target = Target { addr, rkey: memory.rkeys[number] };
-                rail.pair.post_read(WorkId::Flush { request }.to_bits(), local, target)?;
+                rail.qp.post_read(WrId::Flush { request }.to_bits(), local, target)?;
             }
         }
         Ok(Some(request))
     }
 
-    /// Whether the flush is complete. Its id is stale afterwards.
+    /// Whether the flush is complete. If it is, its id is not valid any more.
     ///
     /// # Errors
-    /// It failed.
+    /// The flush has failed.
     pub fn test(&mut self, id: RequestId) -> Result<bool> {
         let Self { rails, requests } = self;
         for FlushRail { name, queue, .. } in rails.iter().flatten() {
@@ -76,7 +79,7 @@ impl Flushes {
                     let text = format!("flushing GPU memory on {name}: {status}; likely: {}", status.cause());
                     return Err(Error::remote(text));
                 }
-                if let WorkId::Flush { request } = WorkId::from_bits(completion.id())
+                if let WrId::Flush { request } = WrId::from_bits(completion.id())
                     && let Some(missing) = requests.get_mut(request)
                 {
                     *missing = missing.saturating_sub(1);
@@ -90,19 +93,12 @@ impl Flushes {
 impl FlushRail {
     fn new(rail: &Rail) -> Result<Self> {
         let address = rail.local_address()?;
-        let queue = CompletionQueue::new(&rail.card.context, DEPTHS.send + DEPTHS.recv)?;
-        let idle = IdleQueuePair::new(
-            &rail.card.domain,
-            &queue,
-            rail.port,
-            rail.config.pkey_index,
-            DEPTHS,
-            RemoteAccess::Read,
-        )?;
+        let queue = CompletionQueue::new(&rail.card.context, FLUSH_QP_CAPS.max_send_wr + FLUSH_QP_CAPS.max_recv_wr)?;
+        let init = create_qp(rail, &queue, FLUSH_QP_CAPS, RemoteAccess::Read)?;
         let path = path_to(rail, &address, &address.gid.gid, address.port.lid)?;
-        let path = Path { dest_qpn: idle.number(), ..path };
+        let path = Path { dest_qpn: init.number(), ..path };
         let landing = SharedRing::new([&rail.card.domain], 1)?;
-        let pair = idle.connect(&path, WorkId::Receive { lane: 0 }.to_bits())?;
-        Ok(Self { name: rail.name.clone(), pair, queue, landing })
+        let qp = init.connect(&path, WrId::Receive { qp: 0 }.to_bits())?;
+        Ok(Self { name: rail.name.clone(), qp, queue, landing })
     }
 }

@@ -1,5 +1,16 @@
-//! The data path: sending, receiving, flushing, and the clear-to-sends.
+//! The data path: isend, irecv, iflush and test.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | [`sender`], [`receiver`] | the two kinds of communicator |
+//! | [`cts_sender`] | clear-to-sends from the receiver to the sender |
+//! | [`flush`] | flushes of received data to GPU memory |
+//! | [`probe`] | asks the peer's device for a sign of life |
+//! | [`sticky_error`] | the error with which a communicator has failed |
+//! | [`exclusive_cell`] | keeps two threads out of one communicator's data path |
+//! | [`caps`] | capacities of the queue pairs |
 
+pub mod caps;
 pub mod cts_sender;
 pub mod exclusive_cell;
 pub mod flush;

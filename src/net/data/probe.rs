@@ -1,62 +1,64 @@
-//! Whether the peer's device still acknowledges.
+//! Probes: writes of zero bytes, which tell whether the peer's device still acknowledges.
 //!
-//! While the line is lost, nobody is told that the peer has died, or that its host is gone. An end with data under way hears
-//! of it by that. One that waits for the peer has nothing under way, and would wait for ever: it writes nothing, zero bytes,
-//! to the peer's memory now and then, which the peer's device acknowledges without its process, as long as that lives; the
-//! failure is told like that of data. Dialling again tells much sooner, but only of a peer whose host can be reached, and only
-//! the end that has dialled before.
+//! While the control connection is lost, nothing tells this end that the peer has died or that its host is gone. An end with
+//! writes in flight learns of it when they fail. An end that waits for the peer has no writes in flight, and would wait for
+//! ever, so it posts a probe now and then. The peer's device acknowledges it, without its process, as long as the process
+//! lives; a failed probe is reported like a failed write of data. Redialling tells sooner, but only the end that has dialled,
+//! and only if the peer's host can be reached.
 
 use crate::error::{Error, Result};
-use crate::net::qp::set::{Lanes, WorkId};
+use crate::net::qp::set::QpSet;
+use crate::net::qp::wr_id::WrId;
 use crate::verbs::work::Write;
 use std::time::{Duration, Instant};
 
-/// What an end asks its devices.
+/// The probes of one end.
 #[derive(Debug, Default)]
 pub struct Probe {
-    /// Writes that are not acknowledged yet.
+    /// Writes that are not complete.
     outstanding: u32,
+    /// When the next probe may be sent.
     next: Option<Instant>,
 }
 
-/// How often it is asked. An answer that is not one takes the device longer, as `NCCL_IB_TIMEOUT` says.
+/// Time from one probe to the next. A device takes longer to report a missing acknowledgement, as `NCCL_IB_TIMEOUT` says.
 const EVERY: Duration = Duration::from_secs(10);
 
 impl Probe {
-    /// One write over the first lane of each rail, unless there was one a moment ago or is one still. The caller has kept
-    /// room for it in the queues.
+    /// Posts a write on the first queue pair of each rail, unless a probe is outstanding or was sent within the last [`EVERY`].
+    /// The caller keeps room for it in the send queues.
     ///
     /// # Errors
-    /// The device refuses it.
-    pub fn send(&mut self, lanes: &mut Lanes) -> Result<()> {
+    /// The device refuses the write.
+    pub fn send(&mut self, qps: &mut QpSet) -> Result<()> {
         let now = Instant::now();
         if self.outstanding > 0 || self.next.is_some_and(|next| now < next) {
             return Ok(());
         }
         self.next = Some(now + EVERY);
-        let rails = lanes.striping.rails();
-        for (number, lane) in (0..rails).zip(&mut lanes.lanes) {
-            let id = WorkId::Probe { lane: number }.to_bits();
-            lane.pair.post_write(&Write { id, signaled: true, ..Write::default() })?;
+        let rails = qps.striping.rails();
+        for (number, connected) in (0..rails).zip(&mut qps.qps) {
+            let id = WrId::Probe { qp: number }.to_bits();
+            connected.qp.post_write(&Write { id, signaled: true, ..Write::default() })?;
             self.outstanding += 1;
         }
         Ok(())
     }
 
-    /// Whether an answer is due.
+    /// Whether a probe is not complete.
     pub fn is_outstanding(&self) -> bool {
         self.outstanding > 0
     }
 
-    /// The work request `id`, which is none that carries data, is complete.
+    /// The work request `id` is complete, which carries no data. `whose` completion queue has reported it.
     ///
     /// # Errors
-    /// It is not one of these; `whose` completion queue has reported it.
+    /// It is not a probe.
     #[cold]
     #[inline(never)]
     pub fn handle_completion(&mut self, id: u64, whose: &str) -> Result<()> {
-        match WorkId::from_bits(id) {
-            WorkId::Probe { .. } => {
+        match WrId::from_bits(id) {
+            WrId::Probe { .. } => {
                 self.outstanding = self.outstanding.saturating_sub(1);
                 Ok(())
             }

@@ -1,36 +1,32 @@
-//! A receive communicator: buffers in, clear-to-sends out, completions by identity.
+//! A receive communicator: takes buffers, sends clear-to-sends, polls completions.
 
-use super::cts_sender::Announcer;
-use super::exclusive_cell::SingleCaller;
+use super::caps::RECEIVER_QP_CAPS;
+use super::cts_sender::CtsSender;
+use super::exclusive_cell::ExclusiveCell;
 use super::flush::Flushes;
-use super::sticky_error::Standing;
+use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::{PeerState, State};
 use crate::net::device::nic::Nic;
-use crate::net::mr::handle::Memory;
-use crate::net::mr::region::MemoryKind;
-use crate::net::qp::set::{Lane, Lanes, WorkId};
+use crate::net::mr::cache::MemoryKind;
+use crate::net::mr::handle::MrHandle;
+use crate::net::qp::set::{ConnectedQp, QpSet};
+use crate::net::qp::wr_id::WrId;
 use crate::proto::handshake::{Ring, Terms};
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
-use crate::proto::wire::{Imm, Slot};
-use crate::proto::{self, MAX_GROUP, Violation};
-use crate::verbs::queue::Depths;
-use crate::verbs::work::{Completion, RECV_BATCH};
+use crate::proto::wire::Imm;
+use crate::proto::{self, Violation};
+use crate::verbs::work::Completion;
 use std::sync::Arc;
-
-/// Sizes of a receiver's queues: it sends clear-to-sends, inline if the device can, and a probe at times; it keeps receives for
-/// all it has announced.
-pub const RECEIVER_DEPTHS: Depths =
-    Depths { send: 128, recv: proto::RING_SLOTS as u32, inline_bytes: (MAX_GROUP * Slot::BYTES) as u32 };
 
 /// The receiving end of a connection.
 #[derive(Debug)]
 pub struct RecvComm {
-    path: SingleCaller<RecvPath>,
-    /// The peer.
+    path: ExclusiveCell<RecvPath>,
+    /// The peer's state.
     pub link: Arc<PeerState>,
-    /// The device it is on.
+    /// The device that it uses.
     pub nic: Arc<Nic>,
 }
 
@@ -43,32 +39,33 @@ pub struct Expected<'a> {
     pub length: u32,
     /// The message's tag.
     pub tag: u32,
-    /// The buffer's registration.
-    pub memory: &'a Memory,
+    /// The buffer's memory handle.
+    pub memory: &'a MrHandle,
 }
 
-/// The state behind the data path.
+/// The state of the data path.
 #[derive(Debug)]
 pub struct RecvPath {
     flow: RecvFlow,
-    lanes: Lanes,
-    announcer: Announcer,
+    qps: QpSet,
+    cts_sender: CtsSender,
     flushes: Option<Box<Flushes>>,
-    standing: Standing,
+    sticky_error: StickyError,
 }
 
 impl RecvPath {
-    /// Readies connected queue pairs: receives are posted from here on, so that the peer may send.
+    /// Posts receives on connected queue pairs, so that the peer may send.
     ///
     /// # Errors
-    /// The device refuses the receives, or the memory for clear-to-sends where it takes too little inline data.
-    pub fn new(lanes: Lanes, ring: Ring, terms: &Terms) -> Result<Self> {
+    /// The device refuses the receives; or it has too little inline data for clear-to-sends, and memory for them cannot be
+    /// registered.
+    pub fn new(qps: QpSet, ring: Ring, terms: &Terms) -> Result<Self> {
         let flow = RecvFlow::new(terms.striping);
-        let announcer = Announcer::new(&lanes.lanes, ring, terms)?;
-        let standing = Standing::new("receiving from");
-        let mut path = Self { flow, lanes, announcer, flushes: None, standing };
-        for lane in &mut path.lanes.lanes {
-            lane.refill()?;
+        let cts_sender = CtsSender::new(&qps.qps, ring, terms)?;
+        let sticky_error = StickyError::new("receiving from");
+        let mut path = Self { flow, qps, cts_sender, flushes: None, sticky_error };
+        for qp in &mut path.qps.qps {
+            qp.post_receives(RECEIVER_QP_CAPS.max_recv_wr)?;
         }
         Ok(path)
     }
@@ -77,22 +74,22 @@ impl RecvPath {
 impl RecvComm {
     /// A receiver.
     pub fn new(nic: Arc<Nic>, link: Arc<PeerState>, path: RecvPath) -> Self {
-        nic.watch_queues(&link, &path.lanes);
-        Self { path: SingleCaller::new(path), link, nic }
+        nic.watch_queues(&link, path.qps.queues());
+        Self { path: ExclusiveCell::new(path), link, nic }
     }
 
-    /// Begins to receive a group of `count` messages, of which `expected` tells each. `None`: too much is outstanding,
+    /// Begins to receive a group of `count` messages; `expected` returns each of them. `None`: too many receives are outstanding;
     /// try again.
     ///
     /// # Errors
-    /// The connection has failed, or the group is impossible.
+    /// The connection has failed, or `count` or a buffer is not valid.
     #[inline(always)]
     pub fn irecv<'a>(
         &self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>>,
     ) -> Result<Option<RequestId>> {
-        // Nearly all groups are of one: for them the compiler knows the number.
+        // Nearly all groups have one member. For them the count is a constant to the compiler.
         if count == 1 {
             return self.path.enter(|path| path.receive(1, expected, &self.link));
         }
@@ -108,15 +105,15 @@ impl RecvComm {
         self.path.enter(|path| path.receive(count, expected, &self.link))
     }
 
-    /// Tells `done` the bytes of each message, once the request is complete.
+    /// Calls `done` with the number of bytes of each message, once the request is complete.
     ///
     /// # Errors
-    /// The connection has failed; the same error each time.
+    /// The connection has failed. The error is the same each time.
     #[inline(always)]
     pub fn test(&self, id: RequestId, done: impl FnOnce(&[u32])) -> Result<()> {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
-                if path.lanes.are_on_several_rails() {
+                if path.qps.are_on_several_rails() {
                     path.progress_on_rails(&self.link, id)?;
                 } else {
                     path.progress(&self.link, id)?;
@@ -129,17 +126,17 @@ impl RecvComm {
         })
     }
 
-    /// Begins to make received data visible to the GPU. `None`: there is nothing to wait for. NCCL takes that for a flush that is
-    /// complete, so it cannot be told in this way to try again later.
+    /// Begins to flush received data to GPU memory. `None`: no flush is needed. To NCCL that is a complete flush, so there is no
+    /// way to ask it to try again.
     ///
     /// # Errors
-    /// The connection has failed, the flush cannot be posted, or as many as there can be are outstanding.
+    /// The connection has failed, the flush cannot be posted, or too many flushes are outstanding.
     pub fn iflush<'a>(&self, received: impl Iterator<Item = Result<Expected<'a>>>) -> Result<Option<RequestId>> {
         if !self.nic.config.flush {
             return Ok(None);
         }
         self.path.enter(|path| {
-            path.standing.check_failed()?;
+            path.sticky_error.check_failed()?;
             let (mut rails, mut last) = (0, None);
             for expected in received {
                 let expected = expected?;
@@ -148,10 +145,11 @@ impl RecvComm {
                     last = Some(expected);
                 }
             }
-            // One read behind the last bytes of a rail is behind all of its bytes.
+            // A read over a rail is behind all earlier writes of that rail, so one address is enough.
             let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
             let flushes = path.flushes.get_or_insert_default();
-            let posted = flushes.post(&self.nic, rails, addr, memory).map_err(|e| path.standing.fail(&self.link, e))?;
+            let posted =
+                flushes.post(&self.nic, rails, addr, memory).map_err(|e| path.sticky_error.fail(&self.link, e))?;
             posted.map_or_else(|| Err(too_many_flushes()), |id| Ok(Some(id)))
         })
     }
@@ -159,23 +157,23 @@ impl RecvComm {
     /// Whether a flush is complete.
     ///
     /// # Errors
-    /// It failed.
+    /// The flush has failed.
     #[inline(never)]
     pub fn test_flush(&self, id: RequestId) -> Result<bool> {
         self.path.enter(|path| {
-            path.standing.check_failed()?;
+            path.sticky_error.check_failed()?;
             let result = match &mut path.flushes {
                 Some(flushes) => flushes.test(id),
-                None => Err(Error::internal("a flush is tested that never began")),
+                None => Err(Error::internal("a flush is tested that was not begun")),
             };
-            result.map_err(|e| path.standing.fail(&self.link, e))
+            result.map_err(|e| path.sticky_error.fail(&self.link, e))
         })
     }
 }
 
 impl Drop for RecvComm {
-    /// A sender whose messages were expected is told that they are not any more, so that it does not wait for its device
-    /// to find out.
+    /// Tells a sender whose messages were expected that this end is closed, so that it does not have to wait for its device to
+    /// report that.
     fn drop(&mut self) {
         let outstanding = self.path.enter(|path| Ok(path.flow.outstanding()));
         if outstanding != Ok(0) {
@@ -192,13 +190,13 @@ impl RecvPath {
         expected: impl Fn(usize) -> Result<Expected<'a>>,
         link: &Arc<PeerState>,
     ) -> Result<Option<RequestId>> {
-        self.standing.check(link)?;
+        self.sticky_error.check(link)?;
         let posted = self.flow.post(count, |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
             memory.require("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         })?;
-        self.announce().map_err(|e| self.standing.fail(link, e))?;
+        self.send_cts().map_err(|e| self.sticky_error.fail(link, e))?;
         Ok(posted)
     }
 
@@ -219,86 +217,93 @@ impl RecvPath {
         awaited: RequestId,
         poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
     ) -> Result<()> {
-        // Looked at before the queue: what the peer sent before it went is in the queue by then.
+        // Read before the queue is polled: what the peer has sent before it went is in the queue then.
         let state = link.state();
         if !state.is_open() {
-            self.standing.check_failed()?;
+            self.sticky_error.check_failed()?;
         }
-        let polled = poll(self, link).map_err(|e| self.standing.fail(link, e))?;
+        let polled = poll(self, link).map_err(|e| self.sticky_error.fail(link, e))?;
         if polled == 0 {
             self.flow.handle_fruitless_poll(awaited);
             if !state.is_open() {
-                self.attend(link, state)?;
+                self.check_peer(link, state)?;
             }
         }
-        self.announce().map_err(|e| self.standing.fail(link, e))
+        self.send_cts().map_err(|e| self.sticky_error.fail(link, e))
     }
 
-    /// Nothing has come, and the peer has gone, or the line is lost: then it is asked whether it is there.
+    /// To be called when nothing was polled and the peer's `state` is not open. If only the control connection is lost, sends a
+    /// probe.
     ///
     /// # Errors
-    /// It has gone.
+    /// The peer has gone.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, link: &Arc<PeerState>, state: State) -> Result<()> {
+    fn check_peer(&mut self, link: &Arc<PeerState>, state: State) -> Result<()> {
         if state.is_gone() {
-            let error = self.standing.refusal(link);
-            return Err(self.standing.fail(link, error));
+            let error = self.sticky_error.reason(link);
+            return Err(self.sticky_error.fail(link, error));
         }
-        self.announcer.probe.send(&mut self.lanes).map_err(|e| self.standing.fail(link, e))
+        self.cts_sender.probe.send(&mut self.qps).map_err(|e| self.sticky_error.fail(link, e))
     }
 
     #[inline(always)]
     fn poll(&mut self, link: &Arc<PeerState>) -> Result<usize> {
-        let Self { flow, lanes, announcer, .. } = self;
-        lanes.poll(link, |lanes, completion| handle(flow, announcer, lanes, completion))
+        let Self { flow, qps, cts_sender, .. } = self;
+        qps.poll(link, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
     fn poll_rails(&mut self, link: &Arc<PeerState>) -> Result<usize> {
-        let Self { flow, lanes, announcer, .. } = self;
-        lanes.poll_rails(link, |lanes, completion| handle(flow, announcer, lanes, completion))
+        let Self { flow, qps, cts_sender, .. } = self;
+        qps.poll_rails(link, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
-    /// Writes due clear-to-sends into the sender's ring, as far as the queues have room.
+    /// Sends due clear-to-sends, as far as the send queues have room.
     #[inline(always)]
-    fn announce(&mut self) -> Result<()> {
-        while self.flow.is_announcement_due() && self.announcer.has_room() {
-            self.announce_some()?;
+    fn send_cts(&mut self) -> Result<()> {
+        while self.flow.is_announcement_due() && self.cts_sender.has_room() {
+            self.send_some_cts()?;
         }
         Ok(())
     }
 
     #[inline(never)]
-    fn announce_some(&mut self) -> Result<()> {
-        let Self { flow, lanes, announcer, .. } = self;
-        if announcer.is_plain() {
-            return announcer.announce_some::<true>(flow, &mut lanes.lanes);
+    fn send_some_cts(&mut self) -> Result<()> {
+        let Self { flow, qps, cts_sender, .. } = self;
+        if cts_sender.is_plain() {
+            return cts_sender.send_some::<true>(flow, &mut qps.qps);
         }
-        self.announce_in_turn()
+        self.send_cts_in_turn()
     }
 
     #[inline(never)]
-    fn announce_in_turn(&mut self) -> Result<()> {
-        let Self { flow, lanes, announcer, .. } = self;
-        let outcome = announcer.announce_some::<false>(flow, &mut lanes.lanes);
-        announcer.pass_on();
+    fn send_cts_in_turn(&mut self) -> Result<()> {
+        let Self { flow, qps, cts_sender, .. } = self;
+        let outcome = cts_sender.send_some::<false>(flow, &mut qps.qps);
+        cts_sender.pass_on();
         outcome
     }
 }
 
-/// A work request has succeeded.
+/// Handles the completion of a work request that has succeeded.
 #[inline(always)]
-fn handle(flow: &mut RecvFlow, announcer: &mut Announcer, lanes: &mut [Lane], completion: &Completion) -> Result<()> {
-    match WorkId::from_bits(completion.id()) {
-        WorkId::Receive { lane } => {
-            flow.handle_immediate(proto::Lane(lane), Imm::from_bits(completion.imm()))?;
-            lanes.get_mut(usize::from(lane)).map_or_else(|| Err(no_lane()), Lane::handle_receive)
+fn handle(
+    flow: &mut RecvFlow,
+    cts_sender: &mut CtsSender,
+    qps: &mut [ConnectedQp],
+    completion: &Completion,
+) -> Result<()> {
+    match WrId::from_bits(completion.id()) {
+        WrId::Receive { qp } => {
+            flow.handle_immediate(proto::Lane(qp), Imm::from_bits(completion.imm()))?;
+            let Some(qp) = qps.get_mut(usize::from(qp)) else { return Err(no_such_qp()) };
+            qp.handle_receive(RECEIVER_QP_CAPS.max_recv_wr)
         }
-        WorkId::Announce { lane } => {
-            announcer.handle_completion(lane);
+        WrId::Cts { qp } => {
+            cts_sender.handle_completion(qp);
             Ok(())
         }
-        _ => announcer.probe.handle_completion(completion.id(), "receiver"),
+        _ => cts_sender.probe.handle_completion(completion.id(), "receiver"),
     }
 }
 
@@ -311,25 +316,6 @@ fn too_many_flushes() -> Error {
 
 #[cold]
 #[inline(never)]
-fn no_lane() -> Error {
+fn no_such_qp() -> Error {
     Error::internal("a queue pair that does not exist")
-}
-
-impl Lane {
-    /// A receive has been used up.
-    #[inline(always)]
-    fn handle_receive(&mut self) -> Result<()> {
-        self.receives = self.receives.saturating_sub(1);
-        if self.receives + RECV_BATCH as u32 <= RECEIVER_DEPTHS.recv { self.refill() } else { Ok(()) }
-    }
-
-    /// Posts receives as long as a whole batch fits.
-    #[inline(never)]
-    fn refill(&mut self) -> Result<()> {
-        while self.receives + RECV_BATCH as u32 <= RECEIVER_DEPTHS.recv {
-            self.pair.post_receives(RECV_BATCH)?;
-            self.receives += RECV_BATCH as u32;
-        }
-        Ok(())
-    }
 }

@@ -1,55 +1,55 @@
-//! How one end of a connection stands: whether it has failed, and what its link says of the other end.
+//! The error with which one end of a connection has failed.
 
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use std::sync::Arc;
 
-/// The failure of this end, if there is one; it is for good.
+/// The error of one end, which is final: once there is one, every later call returns it.
 #[derive(Debug)]
-pub struct Standing {
-    /// What this end does with the peer, for messages: `sending to`.
-    doing: &'static str,
-    failed: Option<Error>,
+pub struct StickyError {
+    /// The task of this end, for messages: `sending to` or `receiving from`.
+    task: &'static str,
+    error: Option<Error>,
 }
 
-impl Standing {
-    /// All is well.
-    pub fn new(doing: &'static str) -> Self {
-        Self { doing, failed: None }
+impl StickyError {
+    /// No error.
+    pub fn new(task: &'static str) -> Self {
+        Self { task, error: None }
     }
 
-    /// Nothing new begins after the peer has gone, nor after this end has failed, which its link tells too.
+    /// To be called before something new begins.
     ///
     /// # Errors
-    /// One of the two.
+    /// This end has failed, as its link tells too, or the peer has gone.
     #[inline]
     pub fn check(&self, link: &Arc<PeerState>) -> Result<()> {
-        if link.is_gone() { Err(self.refusal(link)) } else { Ok(()) }
+        if link.is_gone() { Err(self.reason(link)) } else { Ok(()) }
     }
 
-    /// What has arrived may still be collected after the peer has gone, unless this end has failed.
+    /// To be called before completions are polled, which go on after the peer has gone.
     ///
     /// # Errors
-    /// It has.
+    /// This end has failed.
     #[cold]
     #[inline(never)]
     pub fn check_failed(&self) -> Result<()> {
-        self.failed.clone().map_or(Ok(()), Err)
+        self.error.clone().map_or(Ok(()), Err)
     }
 
-    /// Why nothing goes on: the failure of this end, or else what has become of the peer.
+    /// The error of this end, or else an error that tells why the peer has gone.
     #[cold]
     #[inline(never)]
-    pub fn refusal(&self, link: &Arc<PeerState>) -> Error {
-        let gone = || Error::remote(format!("{} {}: {}", self.doing, link.peer(), link.reason()));
-        self.failed.clone().unwrap_or_else(gone)
+    pub fn reason(&self, link: &Arc<PeerState>) -> Error {
+        let gone = || Error::remote(format!("{} {}: {}", self.task, link.peer(), link.reason()));
+        self.error.clone().unwrap_or_else(gone)
     }
 
-    /// This end fails for `error`, unless it has before, and the peer is told; the error that counts.
+    /// Records that this end has failed with `error`, unless it has failed before, and tells the peer. Returns the recorded error.
     #[cold]
     #[inline(never)]
     pub fn fail(&mut self, link: &Arc<PeerState>, error: Error) -> Error {
-        link.fail(&error.text);
-        self.failed.get_or_insert(error).clone()
+        link.fail(&error.text());
+        self.error.get_or_insert(error).clone()
     }
 }

@@ -1,9 +1,8 @@
-//! GPUDirect RDMA: whether devices can register a GPU's memory, and what is missing where none can.
+//! GPUDirect RDMA: whether cards can register GPU memory, and what is missing if none can.
 //!
-//! By address it takes a kernel module, which shows in sysfs in places that depend on its version, and even then a
-//! device may refuse. So it is tried, where the process uses CUDA already; where not, sysfs is believed.
+//! Registration by address needs a kernel module, and a card may refuse it even so. If the process uses CUDA already, a test
+//! registration tells. If not, the presence of the module in sysfs has to do.
 
-use super::nic::Nic;
 use crate::error::{Error, Result};
 use crate::host::cuda::{Cuda, GpuMemory};
 use crate::host::sysfs;
@@ -11,75 +10,86 @@ use crate::verbs::memory::{MemoryRegion, ProtectionDomain, Source};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// What this machine and process have of it.
+/// What the machine and the process offer for GPUDirect RDMA.
 #[derive(Debug)]
 pub struct Gdr {
-    /// The kernel module that lends GPU memory by address, as sysfs names it.
+    /// The kernel module for registration by address, as sysfs names it.
     module: Option<&'static str>,
     cuda: Option<Cuda>,
+    /// Memory for the test registration.
     memory: Option<GpuMemory>,
-    /// What the last card that refused said.
-    refusal: RefCell<Option<Error>>,
+    /// The error of the last card that failed the test registration.
+    error: RefCell<Option<Error>>,
 }
 
 impl Gdr {
-    /// Looks around.
-    pub fn look() -> Self {
+    /// Looks up the kernel module and the CUDA driver.
+    pub fn detect() -> Self {
         let cuda = Cuda::in_use();
-        let memory = cuda.as_ref().and_then(Cuda::a_little_memory);
-        Self { module: sysfs::peer_memory_module(), cuda, memory, refusal: RefCell::default() }
+        let memory = cuda.as_ref().and_then(Cuda::allocate_probe_memory);
+        Self { module: sysfs::peer_memory_module(), cuda, memory, error: RefCell::default() }
     }
 
-    /// Whether the card of `domain` can register a GPU's memory by its address.
+    /// Whether the card of `domain` can register GPU memory by address.
     pub fn works_by_address(&self, domain: &Arc<ProtectionDomain>) -> bool {
         let Some(memory) = self.memory else { return self.module.is_some() };
         match register(domain, memory) {
             Ok(()) => true,
             Err(e) => {
                 log::debug!("GPU memory by address: {e}");
-                *self.refusal.borrow_mut() = Some(e);
+                *self.error.borrow_mut() = Some(e);
                 false
             }
         }
     }
 
-    /// Says once what is missing, if there are GPUs and none of `devices` can reach their memory.
-    pub fn complain(&self, devices: &[Arc<Nic>]) {
-        let lends = self.cuda.as_ref().and_then(Cuda::lends_dmabuf);
-        let by_dmabuf = lends != Some(false) && devices.iter().any(|d| d.supports_dmabuf());
+    /// Logs what is missing, if there are GPUs and the devices cannot reach their memory, as `devices` tells.
+    pub fn warn_if_missing(&self, devices: GdrSupport) {
+        let exports = self.cuda.as_ref().and_then(Cuda::exports_dmabuf);
+        let by_dmabuf = exports != Some(false) && devices.dmabuf;
         let has_gpu = self.memory.is_some() || sysfs::has_nvidia_gpu();
-        if devices.is_empty() || !has_gpu || by_dmabuf || devices.iter().any(|d| d.supports_peer_memory()) {
+        if !has_gpu || by_dmabuf || devices.by_address {
             return;
         }
-        let knows_dmabuf = devices.iter().flat_map(|d| &d.cards).any(|card| card.context.knows_dmabuf());
-        let refusal = self.refusal.borrow();
-        let by_address = lack_by_address(self.module, refusal.as_ref().map(|e| e.text.as_str()));
+        let error = self.error.borrow();
+        let by_address = missing_by_address(self.module, error.as_ref().map(Error::text).as_deref());
         log::warn!(
             "no GPUDirect RDMA: messages of GPUs take a detour through host memory. By address: {by_address}. By dma-buf: {}",
-            lack_by_dmabuf(knows_dmabuf, lends)
+            missing_by_dmabuf(devices.knows_dmabuf, exports)
         );
     }
 }
 
-/// Registers and deregisters.
+/// What the devices of a process support.
+#[derive(Debug, Clone, Copy)]
+pub struct GdrSupport {
+    /// One registers GPU memory by address.
+    pub by_address: bool,
+    /// One registers dma-bufs.
+    pub dmabuf: bool,
+    /// libibverbs has the call that registers dma-bufs.
+    pub knows_dmabuf: bool,
+}
+
+/// Registers `memory` and deregisters it again.
 fn register(domain: &Arc<ProtectionDomain>, memory: GpuMemory) -> Result<()> {
     let GpuMemory { addr, bytes } = memory;
-    // SAFETY: such memory is never freed.
+    // SAFETY: probe memory is never freed.
     unsafe { MemoryRegion::register(domain, addr, bytes, Source::Address, false) }.map(drop)
 }
 
-fn lack_by_address(module: Option<&str>, refusal: Option<&str>) -> String {
-    match (module, refusal) {
+fn missing_by_address(module: Option<&str>, error: Option<&str>) -> String {
+    match (module, error) {
         (None, _) => "no kernel module lends GPU memory (modprobe nvidia-peermem, on the host)".into(),
-        (Some(module), Some(refusal)) => format!(
-            "{module} is loaded, but {refusal} (was it loaded before the RDMA drivers, or built without them? reload it)"
+        (Some(module), Some(error)) => format!(
+            "{module} is loaded, but {error} (was it loaded before the RDMA drivers, or built without them? reload it)"
         ),
         (Some(module), None) => format!("{module} is loaded"),
     }
 }
 
-fn lack_by_dmabuf(knows_dmabuf: bool, lends: Option<bool>) -> &'static str {
-    match (knows_dmabuf, lends) {
+fn missing_by_dmabuf(knows_dmabuf: bool, exports: Option<bool>) -> &'static str {
+    match (knows_dmabuf, exports) {
         (false, _) => "this libibverbs knows nothing of it (rdma-core 34 or newer does)",
         (true, Some(false)) => "the GPU driver does not lend it (NVIDIA's open kernel modules, 515 or newer, do)",
         (true, _) => "kernel or driver of the RDMA device do not take it (Linux 5.12 or newer with mlx5 does)",
@@ -91,12 +101,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_has_a_name_and_a_remedy() {
-        assert!(lack_by_address(None, Some("x")).contains("modprobe nvidia-peermem"));
-        assert!(lack_by_address(Some("nvidia-peermem"), Some("Bad address")).contains("is loaded, but Bad address"));
-        let lacks = [(false, None), (true, Some(false)), (true, Some(true))].map(|(k, l)| lack_by_dmabuf(k, l));
-        for (lack, words) in lacks.iter().zip(["rdma-core 34", "open kernel modules", "Linux 5.12"]) {
-            assert!(lack.contains(words), "{lack}");
+    fn what_is_missing_is_named_with_a_remedy() {
+        assert!(missing_by_address(None, Some("x")).contains("modprobe nvidia-peermem"));
+        assert!(missing_by_address(Some("nvidia-peermem"), Some("Bad address")).contains("is loaded, but Bad address"));
+        let missing = [(false, None), (true, Some(false)), (true, Some(true))].map(|(k, l)| missing_by_dmabuf(k, l));
+        for (text, words) in missing.iter().zip(["rdma-core 34", "open kernel modules", "Linux 5.12"]) {
+            assert!(text.contains(words), "{text}");
         }
     }
 }

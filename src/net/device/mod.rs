@@ -1,7 +1,9 @@
-//! What NCCL calls a device: ports of a card, their addresses, and GPUDirect.
+//! Network devices as NCCL sees them: cards, their ports, and GPUDirect RDMA.
+//!
+//! [`gid_table`] and [`gdr`] ← [`card`] ← [`rail`] ← [`nic`].
 
-pub mod address;
 pub mod card;
 pub mod gdr;
+pub mod gid_table;
 pub mod nic;
 pub mod rail;

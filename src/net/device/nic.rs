@@ -1,46 +1,54 @@
-//! What NCCL calls a network device: a port, or several like ports of one card, which are its rails.
+//! A network device as NCCL sees it: a port, or several equal ports of one card. The ports are its rails.
 
 use super::card::Card;
-use super::gdr::Gdr;
+use super::gdr::{Gdr, GdrSupport};
 use super::rail::Rail;
 use crate::error::Result;
 use crate::host::config::Config;
 use crate::net::control::driver::ControlDriver;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
-use crate::net::qp::set::Lanes;
+use crate::net::mr::cache::MemoryKind;
+use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_RAILS;
 use crate::verbs::context::Context;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// One to [`MAX_RAILS`] ports that NCCL sees as one.
+/// One to [`MAX_RAILS`] ports that are one device to NCCL.
 #[derive(Debug)]
 pub struct Nic {
-    /// Unique among the devices: the names of its rails, joined by `+`.
+    /// The names of its rails, joined by `+`. No other device has the same.
     pub name: String,
-    /// The ports; the first one stands for all where NCCL wants to know of one.
+    /// The ports. NCCL is told the properties of the first one.
     pub rails: Vec<Arc<Rail>>,
-    /// What the ports belong to, each once: libibverbs opens the functions of a card separately.
+    /// The cards of the ports, each once. There may be several, since libibverbs opens each PCI function of a card separately.
     pub cards: Vec<Arc<Card>>,
     /// Settings.
     pub config: Arc<Config>,
 }
 
 impl Nic {
-    /// The devices among `contexts`, as the settings want them; what keeps them from a GPU's memory is said.
+    /// The devices that the settings make of `contexts`. It is logged if they cannot reach the memory of GPUs.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>) -> Vec<Arc<Self>> {
-        let gdr = Gdr::look();
+        let gdr = Gdr::detect();
         let nics = Self::assemble(Rail::discover(contexts, config, &gdr), config);
-        gdr.complain(&nics);
+        if !nics.is_empty() {
+            gdr.warn_if_missing(GdrSupport {
+                by_address: nics.iter().any(|nic| nic.supports_peer_memory()),
+                dmabuf: nics.iter().any(|nic| nic.supports_dmabuf()),
+                knows_dmabuf: nics.iter().flat_map(|nic| &nic.cards).any(|card| card.context.knows_dmabuf()),
+            });
+        }
         nics
     }
 
-    /// The devices that `rails` make, in the order of their first ones.
+    /// Groups `rails` into devices, in the order of their first rails.
     fn assemble(rails: Vec<Arc<Rail>>, config: &Arc<Config>) -> Vec<Arc<Self>> {
         let mut groups: Vec<Vec<Arc<Rail>>> = Vec::new();
         for rail in rails {
-            let may_join = |group: &&mut Vec<Arc<Rail>>| group.len() < MAX_RAILS && are_alike(&group[0], &rail);
-            match groups.iter_mut().find(may_join).filter(|_| config.merge_nics) {
+            let fits = |group: &&mut Vec<Arc<Rail>>| group.len() < MAX_RAILS && are_equal_ports(&group[0], &rail);
+            match groups.iter_mut().find(fits).filter(|_| config.merge_nics) {
                 Some(group) => group.push(rail),
                 None => groups.push(vec![rail]),
             }
@@ -60,18 +68,38 @@ impl Nic {
         Self { name, rails, cards, config: Arc::clone(config) }
     }
 
-    /// Its first port.
+    /// Its first rail.
     pub fn first(&self) -> &Rail {
         &self.rails[0]
     }
 
-    /// Which of the cards rail number `rail` belongs to.
+    /// The index in [`Self::cards`] of the card of rail number `rail`.
     pub fn card_of(&self, rail: usize) -> usize {
         let of = |rail: &Arc<Rail>| self.cards.iter().position(|card| Arc::ptr_eq(card, &rail.card));
         self.rails.get(rail).and_then(of).unwrap_or(0)
     }
 
-    /// Bandwidth of all rails in Mbit/s.
+    /// Registers `size` bytes at `addr` on every card, by a dma-buf descriptor and offset if they are given.
+    ///
+    /// # Errors
+    /// As [`MrHandle::register`].
+    ///
+    /// # Safety
+    /// The memory stays mapped until the handle is dropped.
+    pub unsafe fn register(
+        &self,
+        addr: u64,
+        size: usize,
+        kind: MemoryKind,
+        dmabuf: Option<(RawFd, u64)>,
+    ) -> Result<MrHandle> {
+        let caches = self.cards.iter().map(|card| &card.regions);
+        let cache_of_rail = (0..self.rails.len()).map(|rail| self.card_of(rail));
+        // SAFETY: as the caller says.
+        unsafe { MrHandle::register(caches, cache_of_rail, addr, size, kind, dmabuf) }
+    }
+
+    /// Bandwidth of all rails together, in Mbit/s.
     pub fn speed_mbps(&self) -> u32 {
         self.rails.iter().map(|rail| rail.speed_mbps).sum()
     }
@@ -86,8 +114,7 @@ impl Nic {
         self.cards.iter().all(|card| card.supports_dmabuf())
     }
 
-    /// Serves what drives the control connection of `link` as long as it lives, and ends the connection when one of the cards
-    /// is lost.
+    /// Has a watcher drive the control connection of `link`, and all of them end the connection when one of the cards fails.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
@@ -98,7 +125,7 @@ impl Nic {
         self.watch_set_up(link.stream().driver(), None)
     }
 
-    /// Looks after what is being set up: what comes on control connections, and what `task` has to do.
+    /// Has a watcher look after connections that are being set up: serve `driver`, and do `task`, if it is given.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
@@ -111,16 +138,17 @@ impl Nic {
         watcher.serve(driver)
     }
 
-    /// When a completion queue of `lanes` fails, `link` ends and nobody else's connection. To be called after [`Self::watch`].
-    pub fn watch_queues(&self, link: &Arc<PeerState>, lanes: &Lanes) {
-        for (rail, queue) in lanes.queues().enumerate() {
+    /// Has `link` end, and no other connection, when one of the completion queues fails whose ids, by rail, are `queues`. To
+    /// be called after [`Self::watch`].
+    pub fn watch_queues(&self, link: &Arc<PeerState>, queues: impl Iterator<Item = u64>) {
+        for (rail, queue) in queues.enumerate() {
             if let Some(watcher) = self.cards.get(self.card_of(rail)).and_then(|card| card.started_watcher()) {
                 watcher.watch_queue(queue, link);
             }
         }
     }
 
-    /// One line for people: how this device is used.
+    /// The device in one line, for the log.
     pub fn describe(&self) -> String {
         let rails: Vec<_> = self.rails.iter().map(|rail| rail.describe()).collect();
         match rails.as_slice() {
@@ -130,8 +158,8 @@ impl Nic {
     }
 }
 
-/// Whether two ports may be rails of one device: they belong to one card, and nothing tells them apart.
-fn are_alike(a: &Rail, b: &Rail) -> bool {
+/// Whether two ports may be rails of one device: they are of one card, and equal in speed and link layer.
+fn are_equal_ports(a: &Rail, b: &Rail) -> bool {
     let same_card =
         a.card.pci_path().is_some() && a.card.pci_path() == b.card.pci_path() && a.card.guid() == b.card.guid();
     let physical = !a.card.is_virtual() && !b.card.is_virtual();

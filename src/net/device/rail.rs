@@ -1,13 +1,16 @@
-//! An active port of an RDMA card: by itself a device to NCCL, or one rail of several.
+//! A rail: an active port of an RDMA card. It is a device to NCCL by itself, or together with others.
 
-use super::address::Addresses;
 use super::card::Card;
 use super::gdr::Gdr;
-use crate::error::Result;
+use super::gid_table::{Choice, GidTable};
+use crate::error::{Error, Result};
 use crate::host::config::Config;
+use crate::host::gid::{self, GidEntry, Preference};
+use crate::host::ib;
 use crate::verbs::context::Context;
 use crate::verbs::port::{LinkLayer, PortAttributes};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An active port of a card.
 #[derive(Debug)]
@@ -16,22 +19,24 @@ pub struct Rail {
     pub card: Arc<Card>,
     /// Unique among the rails.
     pub name: String,
-    /// The port, from 1.
+    /// The port number, from 1.
     pub port: u8,
-    /// The port's number as NCCL's built-in transport counts it.
+    /// The port number as NCCL's built-in transport counts: across the functions of a card.
     pub port_of_card: i32,
     /// Bandwidth in Mbit/s.
     pub speed_mbps: u32,
-    /// Whether its link layer is InfiniBand, or else Ethernet.
+    /// Whether the link layer is InfiniBand. Else it is Ethernet.
     pub infiniband: bool,
     /// Settings.
     pub config: Arc<Config>,
-    /// What is known of its GIDs.
-    pub addresses: Addresses,
+    /// Its GID table.
+    gids: GidTable,
+    /// Whether it has been logged that peers are in another network.
+    has_logged_networks: AtomicBool,
 }
 
 impl Rail {
-    /// The rails among `contexts`: every active port of InfiniBand or Ethernet that the settings admit, in libibverbs' order.
+    /// The rails of `contexts`: every active InfiniBand or Ethernet port that the settings admit, in libibverbs' order.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>, gdr: &Gdr) -> Vec<Arc<Self>> {
         let mut rails: Vec<Arc<Self>> = Vec::new();
         for context in contexts {
@@ -43,7 +48,7 @@ impl Rail {
                 }
             };
             for port in 1..=card.port_count() {
-                // NCCL's built-in transport adds the number of ports before it on the same card, its own ones included.
+                // NCCL's built-in transport adds the number of earlier ports of the card, in all of its functions.
                 let siblings =
                     rails.iter().filter(|r| card.pci_path().is_some() && r.card.pci_path() == card.pci_path());
                 let before = siblings.count() as i32;
@@ -60,7 +65,7 @@ impl Rail {
     fn open(card: &Arc<Card>, port: u8, before: i32, config: &Arc<Config>) -> Result<Option<Self>> {
         let context = &card.context;
         let attributes = context.port(port)?;
-        if let Some(why) = unfitness(&attributes).or_else(|| excluded(config, context.name(), port)) {
+        if let Some(why) = unusable_reason(&attributes).or_else(|| excluded(config, context.name(), port)) {
             log::debug!("{}:{port} is not used: {why}", context.name());
             return Ok(None);
         }
@@ -68,22 +73,148 @@ impl Rail {
             1 => context.name().to_owned(),
             _ => format!("{}:{port}", context.name()),
         };
-        let told_speed = context.port_speed_mbps(port).filter(|_| config.query_port_speed);
+        let queried_speed = context.port_speed_mbps(port).filter(|_| config.query_port_speed);
         Ok(Some(Self {
             card: Arc::clone(card),
             name,
             port,
             port_of_card: i32::from(port) + before,
-            speed_mbps: told_speed.unwrap_or_else(|| speed_mbps(attributes.speed, attributes.width)),
+            speed_mbps: queried_speed.unwrap_or_else(|| speed_mbps(attributes.speed, attributes.width)),
             infiniband: attributes.is_infiniband(),
             config: Arc::clone(config),
-            addresses: Addresses::default(),
+            gids: GidTable::new(context, port),
+            has_logged_networks: AtomicBool::new(false),
         }))
     }
 }
 
-/// Why a port cannot be used, if it cannot.
-fn unfitness(attributes: &PortAttributes) -> Option<String> {
+/// How a rail is addressed at present.
+#[derive(Debug, Clone, Copy)]
+pub struct LocalAddress {
+    /// State of the port.
+    pub port: PortAttributes,
+    /// Entry of the GID table.
+    pub gid: GidEntry,
+}
+
+impl Rail {
+    /// Queries the port and chooses the GID.
+    ///
+    /// # Errors
+    /// The port is down or has no usable GID.
+    pub fn local_address(&self) -> Result<LocalAddress> {
+        self.address_towards(None)
+    }
+
+    /// Queries the port and chooses the GID. A GID in the network of `peer` is preferred, if that is known.
+    ///
+    /// # Errors
+    /// The port is down or has no usable GID.
+    pub fn address_towards(&self, peer: Option<[u8; 16]>) -> Result<LocalAddress> {
+        let port = self.card.context.port(self.port)?;
+        if !port.active {
+            return Err(Error::os(format_args!("using {}: the port is down", self.name), libc::ENETDOWN));
+        }
+        let gid = match self.config.gid_index {
+            // The setting is for RoCE only, as in NCCL's built-in transport: a site may set it for all of its hosts.
+            _ if port.is_infiniband() => self.infiniband_gid(),
+            Some(index) => {
+                self.gids.entry(i32::from(index)).ok_or_else(|| self.no_such_entry(index, port.gid_count))?
+            }
+            None => self.automatic_gid(port.gid_count, peer)?,
+        };
+        Ok(LocalAddress { port, gid })
+    }
+
+    /// The index of `address` in the GID table now. It may have changed since the address was chosen.
+    ///
+    /// # Errors
+    /// The table does not have the GID any more.
+    pub fn index_of(&self, address: &LocalAddress) -> Result<u8> {
+        let LocalAddress { port, gid } = address;
+        if port.is_infiniband() {
+            return Ok(gid.index);
+        }
+        self.gids.index_of(gid, port.gid_count).ok_or_else(|| {
+            let text = format!("{}: GID {} has gone while the connection was set up", self.name, gid.address());
+            Error::system(text)
+        })
+    }
+
+    /// Entry 0, or the entry that other subnets route to, if it has an FLID.
+    fn infiniband_gid(&self) -> GidEntry {
+        let routable = self.gids.entry(i32::from(self.config.routable_flid_gid_index));
+        let routable = routable.filter(|entry| ib::flid(&entry.gid).is_some());
+        routable.or_else(|| self.gids.entry(0)).unwrap_or(GidEntry { index: 0, gid: [0; 16], roce_version: None })
+    }
+
+    /// The best entry of the table.
+    fn automatic_gid(&self, count: i32, peer: Option<[u8; 16]>) -> Result<GidEntry> {
+        let want = self.preference(peer);
+        let chosen = self.gids.choose(count, &want, self.card.is_watched());
+        let Some(Choice { entry, before }) = chosen else {
+            let operation = format_args!("{}: the port has no GID (no IP address?)", self.name);
+            return Err(Error::os(operation, libc::EADDRNOTAVAIL));
+        };
+        if let Some(old) = before {
+            let (name, why, index) = (&self.name, gid::reason(&entry, &want), entry.index);
+            log::info!("{name}: GID {index} {} ({why}) is used from now on; it was {}", entry.address(), old.address());
+        }
+        Ok(entry)
+    }
+
+    fn no_such_entry(&self, index: u8, count: i32) -> Error {
+        let table = gid::describe_table(&self.gids.read(count));
+        Error::usage(format!(
+            "NCCL_IB_GID_INDEX={index}: {} has no GID there; its table of {count} entries: {table}",
+            self.name
+        ))
+    }
+
+    /// Logs, once for each rail, that a peer's GID is in another network. That may be intended, or it may be the reason why
+    /// connecting fails later.
+    pub fn log_other_network(&self, local: &LocalAddress, remote: &[u8; 16], peer: &str) {
+        let bits = self.config.subnet_bits;
+        let is_near = local.port.is_infiniband() || gid::are_in_one_network(&local.gid.gid, remote, bits);
+        if is_near || self.has_logged_networks.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let text = format!(
+            "{}: peers are in another network (GID {} here, {} of {peer}; NCCL_IB_SUBNET_PREFIX_LEN={bits}), so packets \
+             have to be routed",
+            self.name,
+            local.gid.address(),
+            gid::address(remote)
+        );
+        log::log!(if self.config.warn_of_networks { log::Level::Warn } else { log::Level::Info }, "{text}");
+    }
+
+    /// The rail in one line, for the log: its GID or LID, and why.
+    pub fn describe(&self) -> String {
+        let speed = self.speed_mbps / 1000;
+        match self.local_address() {
+            Ok(LocalAddress { port, .. }) if port.is_infiniband() => {
+                format!("{} InfiniBand {speed} Gb/s LID {}", self.name, port.lid)
+            }
+            Ok(LocalAddress { gid, .. }) => {
+                let why = match self.config.gid_index {
+                    Some(_) => format!("NCCL_IB_GID_INDEX; {}", gid::reason(&gid, &self.preference(None))),
+                    None => gid::reason(&gid, &self.preference(None)),
+                };
+                format!("{} RoCE {speed} Gb/s GID {} {} ({why})", self.name, gid.index, gid.address())
+            }
+            Err(e) => format!("{} ({e})", self.name),
+        }
+    }
+
+    fn preference(&self, peer: Option<[u8; 16]>) -> Preference {
+        let Config { gid_family: family, roce_version, gid_range: range, subnet_bits, .. } = *self.config;
+        Preference { family, roce_version, range, subnet_bits, peer }
+    }
+}
+
+/// Why a port cannot be used. `None`: it can.
+fn unusable_reason(attributes: &PortAttributes) -> Option<String> {
     match attributes.link_layer {
         _ if !attributes.active => Some("it is not active".into()),
         LinkLayer::Other(number) => Some(format!("its link layer ({number}) is neither InfiniBand nor Ethernet")),
@@ -95,13 +226,13 @@ fn excluded(config: &Config, device: &str, port: u8) -> Option<String> {
     (!config.hca.admits(device, port)).then(|| "NCCL_IB_HCA excludes it".into())
 }
 
-/// Bandwidth of `width` links of `speed`, both as the verbs' bit masks.
+/// Bandwidth of a port with the verbs' bit masks `speed` (`active_speed`) and `width` (`active_width`).
 fn speed_mbps(speed: u32, width: u8) -> u32 {
-    const PER_LINK_MBPS: [u32; 9] = [2_500, 5_000, 10_000, 10_000, 14_000, 25_000, 50_000, 100_000, 200_000];
-    const LINKS: [u32; 5] = [1, 4, 8, 12, 2];
-    let per_link = PER_LINK_MBPS.get(speed.trailing_zeros() as usize).copied().unwrap_or(PER_LINK_MBPS[0]);
-    let links = LINKS.get(width.trailing_zeros() as usize).copied().unwrap_or(1);
-    per_link * links
+    const PER_LANE_MBPS: [u32; 9] = [2_500, 5_000, 10_000, 10_000, 14_000, 25_000, 50_000, 100_000, 200_000];
+    const LANES: [u32; 5] = [1, 4, 8, 12, 2];
+    let per_lane = PER_LANE_MBPS.get(speed.trailing_zeros() as usize).copied().unwrap_or(PER_LANE_MBPS[0]);
+    let lanes = LANES.get(width.trailing_zeros() as usize).copied().unwrap_or(1);
+    per_lane * lanes
 }
 
 #[cfg(test)]
@@ -109,10 +240,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speeds() {
-        assert_eq!(speed_mbps(128, 2), 400_000, "NDR, 4 links");
-        assert_eq!(speed_mbps(32, 2), 100_000, "EDR, 4 links");
+    fn the_speed_is_speed_per_lane_times_lanes() {
+        assert_eq!(speed_mbps(128, 2), 400_000, "NDR, 4 lanes");
+        assert_eq!(speed_mbps(32, 2), 100_000, "EDR, 4 lanes");
         assert_eq!(speed_mbps(16, 1), 14_000);
-        assert_eq!(speed_mbps(0, 0), 2_500, "nothing told");
+        assert_eq!(speed_mbps(0, 0), 2_500, "nothing reported");
     }
 }

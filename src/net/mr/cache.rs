@@ -1,292 +1,151 @@
-//! Which registered memory is in use: claims of address ranges, and the region that serves each.
-//!
-//! A new claim that lies within a live one is served by the same region: what is claimed stays mapped, so the region's
-//! pages are still those of the addresses. Nothing is concluded from a region alone: the part of it that nobody
-//! claims any more may be other memory by now.
+//! The memory regions of a card, shared by all of its connections.
 
-use crate::error::Result;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use super::table::{MemoryRange, MrTable};
+use crate::error::{Error, Result};
+use crate::verbs::memory::{MemoryRegion, ProtectionDomain, Source};
+use std::os::fd::RawFd;
+use std::sync::Arc;
 
-/// Where registered memory lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum MemoryKind {
-    /// Host memory.
-    Host,
-    /// GPU memory.
-    Gpu,
-}
+pub use super::table::MemoryKind;
 
-/// Addresses from `start` to before `end`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Range {
-    /// Where it lives.
+/// A registered range of memory on one card. Dropping it deregisters the range.
+#[derive(Debug)]
+pub struct CachedMr {
+    table: Arc<MrTable<MemoryRegion>>,
+    range: MemoryRange,
+    /// Key for local work requests.
+    pub lkey: u32,
+    /// Key for the peer's work requests.
+    pub rkey: u32,
+    /// Kind of memory.
     pub kind: MemoryKind,
-    /// The first address.
-    pub start: u64,
-    /// The first address that does not belong to it.
-    pub end: u64,
+    start: u64,
+    size: u64,
 }
 
-/// Ranges in use, each with the region `R` that serves it.
-#[derive(Debug)]
-pub struct Claims<R> {
-    table: Mutex<Table<R>>,
-}
-
-#[derive(Debug)]
-struct Table<R> {
-    claims: BTreeMap<Range, Claim<R>>,
-    /// No claim is longer.
-    longest: u64,
-}
-
-#[derive(Debug)]
-struct Claim<R> {
-    region: Arc<R>,
-    holders: usize,
-}
-
-impl<R> Default for Claims<R> {
-    fn default() -> Self {
-        Self { table: Mutex::new(Table { claims: BTreeMap::new(), longest: 0 }) }
-    }
-}
-
-impl<R> Claims<R> {
-    /// Claims `range`, until [`Self::release`]; its region is that of a claim around it, or else what `make` makes.
+impl CachedMr {
+    /// Checks that `length` bytes at `addr` are inside. Zero bytes are always inside: NCCL passes addresses after the end with
+    /// them, and such an address is not used.
     ///
     /// # Errors
-    /// What `make` says; nothing is claimed then.
-    pub fn claim(&self, range: Range, make: impl FnOnce() -> Result<R>) -> Result<Arc<R>> {
-        if let Some(region) = self.lock().join(range) {
-            return Ok(region);
+    /// The bytes are outside.
+    #[inline]
+    #[allow(clippy::if_same_then_else, reason = "as one condition it costs every message some instructions")]
+    pub fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
+        let offset = addr.wrapping_sub(self.start);
+        if offset <= self.size && u64::from(length) <= self.size - offset {
+            Ok(())
+        } else if length == 0 {
+            Ok(())
+        } else {
+            Err(outside(call, addr, length))
         }
-        // The lock is not held: it can take milliseconds. Two threads may both make one; the first to come back is used.
-        let made = Arc::new(make()?);
-        let mut table = self.lock();
-        let region = table.join(range).unwrap_or_else(|| table.add(range, Arc::clone(&made)));
-        drop(table);
-        // What is not used goes here, after the lock.
-        drop(made);
-        Ok(region)
-    }
-
-    /// Gives back one claim of `range`.
-    pub fn release(&self, range: Range) {
-        let gone = self.lock().leave(range);
-        // After the lock, too.
-        drop(gone);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table<R>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<R> Table<R> {
-    /// Claims `range` with the region of a claim that it is, or lies within.
-    fn join(&mut self, range: Range) -> Option<Arc<R>> {
-        if let Some(claim) = self.claims.get_mut(&range) {
-            claim.holders += 1;
-            return Some(Arc::clone(&claim.region));
-        }
-        let Range { kind, start, end } = range;
-        let first = Range { kind, start: end.saturating_sub(self.longest), end: 0 };
-        let last = Range { kind, start, end: u64::MAX };
-        let before = (first <= last).then(|| self.claims.range(first..=last));
-        let around = before.into_iter().flatten().rev().find(|(claimed, _)| claimed.end >= end);
-        let region = around.map(|(_, claim)| Arc::clone(&claim.region))?;
-        Some(self.add(range, region))
+#[cold]
+#[inline(never)]
+fn outside(call: &str, addr: u64, length: u32) -> Error {
+    Error::argument(format!("{call} of {length} bytes at {addr:#x}: outside of the memory handle"))
+}
+
+impl Drop for CachedMr {
+    fn drop(&mut self) {
+        self.table.release(self.range);
+    }
+}
+
+/// The memory regions that are in use: NCCL registers the same buffers, and parts of them, again and again.
+///
+/// A region lives as long as there is a [`CachedMr`] that it serves. It is not kept after that: the same addresses may then be
+/// other memory.
+#[derive(Debug)]
+pub struct MrCache {
+    domain: Arc<ProtectionDomain>,
+    relaxed_ordering: bool,
+    table: Arc<MrTable<MemoryRegion>>,
+}
+
+const PAGE: u64 = 4096;
+
+impl MrCache {
+    /// An empty cache.
+    pub fn new(domain: &Arc<ProtectionDomain>, relaxed_ordering: bool) -> Self {
+        Self { domain: Arc::clone(domain), relaxed_ordering, table: Arc::default() }
     }
 
-    fn add(&mut self, range: Range, region: Arc<R>) -> Arc<R> {
-        self.longest = self.longest.max(range.end - range.start);
-        self.claims.insert(range, Claim { region: Arc::clone(&region), holders: 1 });
-        region
+    /// Registers the pages of `size` bytes at `addr`, by a dma-buf descriptor and offset if they are given. The descriptor may
+    /// be closed afterwards.
+    ///
+    /// # Errors
+    /// `size` or `addr` is 0, or the device refuses.
+    ///
+    /// # Safety
+    /// The memory stays mapped until the last [`CachedMr`] of it is dropped.
+    pub unsafe fn register(
+        &self,
+        addr: u64,
+        size: usize,
+        kind: MemoryKind,
+        dmabuf: Option<(RawFd, u64)>,
+    ) -> Result<CachedMr> {
+        let Some(range) = whole_pages(addr, size, kind) else {
+            return Err(Error::argument(format!("{size} bytes at {addr:#x} cannot be registered")));
+        };
+        let source = match dmabuf {
+            None => Source::Address,
+            Some((fd, offset)) => Source::DmaBuf(fd, whole_page_offset(addr, offset)?),
+        };
+        let MemoryRange { start, end, .. } = range;
+        let make = || {
+            // SAFETY: the caller of `register` keeps the memory mapped.
+            unsafe {
+                MemoryRegion::register(&self.domain, start, (end - start) as usize, source, self.relaxed_ordering)
+            }
+        };
+        let region = self.table.acquire(range, make)?;
+        let (lkey, rkey) = (region.lkey(), region.rkey());
+        let table = Arc::clone(&self.table);
+        Ok(CachedMr { table, range, lkey, rkey, kind, start, size: end - start })
     }
+}
 
-    fn leave(&mut self, range: Range) -> Option<Arc<R>> {
-        let claim = self.claims.get_mut(&range)?;
-        claim.holders -= 1;
-        if claim.holders > 0 {
-            return None;
-        }
-        let gone = self.claims.remove(&range).map(|claim| claim.region);
-        if self.claims.is_empty() {
-            self.longest = 0;
-        }
-        gone
-    }
+/// The pages of `size` bytes at `addr`. `None`: there are no bytes, or the address is NULL.
+fn whole_pages(addr: u64, size: usize, kind: MemoryKind) -> Option<MemoryRange> {
+    let end = addr.checked_add(size as u64)?.checked_next_multiple_of(PAGE)?;
+    (addr != 0 && size != 0).then_some(MemoryRange { kind, start: addr & !(PAGE - 1), end })
+}
+
+/// The offset in a dma-buf of the page that contains `addr`, where `addr` itself is at `offset`.
+///
+/// # Errors
+/// The offset of the page is not a multiple of the page size.
+fn whole_page_offset(addr: u64, offset: u64) -> Result<u64> {
+    offset.checked_sub(addr & (PAGE - 1)).filter(|offset| offset.is_multiple_of(PAGE)).ok_or_else(|| {
+        Error::argument(format!("dma-buf offset {offset} does not suit address {addr:#x}: not page-aligned"))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
-    use proptest::prelude::*;
-    use std::sync::Barrier;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
 
-    const PAGES: u64 = 24;
-
-    fn range(kind: MemoryKind, start: u64, pages: u64) -> Range {
-        Range { kind, start, end: start + pages }
-    }
-
-    /// Which memory was at each page when it was registered.
-    type Pinned = Vec<(u64, u32)>;
-
-    /// Memory that becomes other memory as soon as nobody claims it.
-    #[derive(Default)]
-    struct Machine {
-        generation: [[u32; PAGES as usize]; 2],
-        held: Vec<(Range, Arc<Pinned>)>,
-    }
-
-    impl Machine {
-        fn pin(&self, range: Range) -> Pinned {
-            (range.start..range.end).map(|page| (page, self.generation[range.kind as usize][page as usize])).collect()
-        }
-
-        fn remap_what_nobody_claims(&mut self) {
-            for kind in [MemoryKind::Host, MemoryKind::Gpu] {
-                for page in 0..PAGES {
-                    let is_claimed = |(r, _): &(Range, _)| r.kind == kind && (r.start..r.end).contains(&page);
-                    if !self.held.iter().any(is_claimed) {
-                        self.generation[kind as usize][page as usize] += 1;
-                    }
-                }
-            }
-        }
-    }
-
-    #[derive(Debug, Clone)]
-    enum Step {
-        Claim(bool, u64, u64),
-        Fail(u64, u64),
-        Release(prop::sample::Index),
-    }
-
-    fn step() -> impl Strategy<Value = Step> {
-        let span = (0..PAGES - 8, 1..8u64);
-        prop_oneof![
-            4 => (any::<bool>(), span.clone()).prop_map(|(gpu, (start, pages))| Step::Claim(gpu, start, pages)),
-            1 => span.prop_map(|(start, pages)| Step::Fail(start, pages)),
-            3 => any::<prop::sample::Index>().prop_map(Step::Release),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn every_claim_is_served_by_the_memory_that_is_there(steps in prop::collection::vec(step(), 1..120)) {
-            let claims = Claims::<Pinned>::default();
-            let mut machine = Machine::default();
-            for step in steps {
-                match step {
-                    Step::Claim(gpu, start, pages) => {
-                        let wanted = range(if gpu { MemoryKind::Gpu } else { MemoryKind::Host }, start, pages);
-                        let around = machine.held.iter().any(|(r, _)| {
-                            r.kind == wanted.kind && r.start <= wanted.start && wanted.end <= r.end
-                        });
-                        let mut made = false;
-                        let region = claims.claim(wanted, || { made = true; Ok(machine.pin(wanted)) });
-                        prop_assert_eq!(made, !around, "made anew only where no live claim is around");
-                        machine.held.push((wanted, region.expect("made")));
-                    }
-                    Step::Fail(start, pages) => {
-                        let wanted = range(MemoryKind::Host, start, pages);
-                        if let Ok(region) = claims.claim(wanted, || Err(Error::internal("no"))) {
-                            machine.held.push((wanted, region));
-                        }
-                    }
-                    Step::Release(index) if !machine.held.is_empty() => {
-                        let (gone, region) = machine.held.swap_remove(index.index(machine.held.len()));
-                        drop(region);
-                        claims.release(gone);
-                        machine.remap_what_nobody_claims();
-                    }
-                    Step::Release(_) => {}
-                }
-                for (claimed, region) in &machine.held {
-                    for expected in machine.pin(*claimed) {
-                        prop_assert!(region.contains(&expected), "{:?} is served by other memory", claimed);
-                    }
-                }
-            }
-            let regions: Vec<_> = machine.held.iter().map(|(_, region)| Arc::downgrade(region)).collect();
-            for (claimed, region) in machine.held.drain(..) {
-                drop(region);
-                claims.release(claimed);
-            }
-            prop_assert!(regions.iter().all(|region| region.strong_count() == 0), "nothing stays registered");
-            let table = claims.lock();
-            prop_assert_eq!((table.claims.len(), table.longest), (0, 0));
-        }
+    #[test]
+    fn registered_ranges_are_whole_pages() {
+        let pages = |addr, size| whole_pages(addr, size, MemoryKind::Host).map(|r| (r.start, r.end));
+        assert_eq!(pages(0x5001, 1), Some((0x5000, 0x6000)));
+        assert_eq!(pages(0x5fff, 2), Some((0x5000, 0x7000)));
+        assert_eq!(pages(0x5000, 0x1000), Some((0x5000, 0x6000)));
+        assert_eq!((pages(0x5000, 0), pages(0, 8), pages(u64::MAX - 8, 8)), (None, None, None));
     }
 
     #[test]
-    fn two_threads_register_at_once_and_one_result_is_used() {
-        let (claims, inside, made) = (Claims::<usize>::default(), Barrier::new(2), AtomicUsize::new(0));
-        let wanted = range(MemoryKind::Host, 3, 4);
-        let make = || {
-            // Passes only if both are in here at once: the lock is not held.
-            inside.wait();
-            Ok(made.fetch_add(1, Ordering::SeqCst))
-        };
-        let [a, b] = std::thread::scope(|scope| {
-            let both = [scope.spawn(|| claims.claim(wanted, make)), scope.spawn(|| claims.claim(wanted, make))];
-            both.map(|thread| thread.join().expect("no panic").expect("made"))
-        });
-        assert!(Arc::ptr_eq(&a, &b) && made.load(Ordering::SeqCst) == 2);
-        assert_eq!(Arc::strong_count(&a), 3, "the other one is gone: two handles and the table's");
-        claims.release(wanted);
-        assert_eq!(Arc::strong_count(&a), 3, "still claimed once");
-        claims.release(wanted);
-        assert_eq!(Arc::strong_count(&a), 2);
-    }
-
-    /// A region is alive for as long as somebody may use it, whatever the others do.
-    #[test]
-    fn many_threads_claim_and_release() {
-        struct Region<'a>(Range, &'a AtomicUsize);
-        impl Drop for Region<'_> {
-            fn drop(&mut self) {
-                self.1.fetch_sub(1, Ordering::SeqCst);
-            }
+    fn the_dma_buf_offset_is_that_of_the_page_of_the_address() {
+        assert_eq!(whole_page_offset(0x5000, 0x2000), Ok(0x2000));
+        assert_eq!(whole_page_offset(0x5010, 0x2010), Ok(0x2000));
+        assert_eq!(whole_page_offset(0x5000, 0), Ok(0));
+        for (addr, offset) in [(0x5010, 0), (0x5000, 0x10), (0x5010, 0x2000)] {
+            assert!(whole_page_offset(addr, offset).expect_err("refused").text().contains("not page-aligned"));
         }
-        let (live, made) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let claims = Claims::default();
-        std::thread::scope(|scope| {
-            for seed in 0..4u64 {
-                let (claims, live, made) = (&claims, &live, &made);
-                scope.spawn(move || {
-                    let mut state = seed * 7919 + 1;
-                    let mut held = Vec::new();
-                    for _ in 0..3000 {
-                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                        let wanted = range(MemoryKind::Host, state >> 60, 1 + (state >> 56) % 8);
-                        let region = claims.claim(wanted, || {
-                            live.fetch_add(1, Ordering::SeqCst);
-                            if made.fetch_add(1, Ordering::SeqCst).is_multiple_of(64) {
-                                std::thread::sleep(Duration::from_micros(50));
-                            }
-                            Ok(Region(wanted, live))
-                        });
-                        let region = region.expect("made");
-                        assert!(region.0.start <= wanted.start && wanted.end <= region.0.end);
-                        held.push(wanted);
-                        drop(region);
-                        if held.len() > 5 {
-                            claims.release(held.swap_remove((state >> 40) as usize % held.len()));
-                        }
-                    }
-                    held.into_iter().for_each(|claimed| claims.release(claimed));
-                });
-            }
-        });
-        assert_eq!(live.load(Ordering::SeqCst), 0);
-        assert!(made.load(Ordering::SeqCst) < 12_000, "some were shared");
     }
 }

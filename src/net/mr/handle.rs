@@ -1,76 +1,69 @@
-//! What NCCL holds for registered memory: a registration on every card of the device.
+//! The handle that NCCL holds for registered memory: a memory region on every card of a device.
 
-use super::region::{MemoryKind, Registration};
-use crate::error::Result;
-use crate::net::device::nic::Nic;
+use super::cache::{CachedMr, MemoryKind, MrCache};
+use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
 use std::os::fd::RawFd;
 
-/// Memory that all rails of a device may reach. Dropping it gives it back on every card.
+/// Memory that is registered on every card of a device. Dropping it deregisters it on all of them.
 #[derive(Debug)]
-pub struct Memory {
-    /// Keys for the peer, by rail.
+pub struct MrHandle {
+    /// Keys for the peer's work requests, by rail.
     pub rkeys: [u32; MAX_RAILS],
-    /// Keys for local use, by rail.
+    /// Keys for local work requests, by rail.
     lkeys: [u32; MAX_RAILS],
-    first: Registration,
-    // Kept for as long as NCCL holds this.
-    _others: Box<[Registration]>,
+    first: CachedMr,
+    // Held as long as NCCL holds the handle.
+    _others: Box<[CachedMr]>,
 }
 
-impl Memory {
-    /// Registers `size` bytes at `addr` on every card of `nic`, by a dma-buf descriptor and offset if there is one. The
-    /// descriptor may be closed afterwards.
+impl MrHandle {
+    /// Registers `size` bytes at `addr` in each of `caches`, by a dma-buf descriptor and offset if they are given. The
+    /// descriptor may be closed afterwards. `cache_of_rail` has, for each rail, the index of its card's cache.
     ///
     /// # Errors
-    /// Nothing to register, or a card refuses; then nothing is registered on the others either.
+    /// `size` or `addr` is 0, or a card refuses. Then the memory is registered on none.
     ///
     /// # Safety
-    /// The memory stays mapped until this is dropped.
-    pub unsafe fn register(
-        nic: &Nic,
+    /// The memory stays mapped until the handle is dropped.
+    pub unsafe fn register<'a>(
+        caches: impl IntoIterator<Item = &'a MrCache>,
+        cache_of_rail: impl Iterator<Item = usize>,
         addr: u64,
         size: usize,
         kind: MemoryKind,
         dmabuf: Option<(RawFd, u64)>,
     ) -> Result<Self> {
         // SAFETY: as the caller says.
-        let mut on = nic.cards.iter().map(|card| unsafe { card.regions.register(addr, size, kind, dmabuf) });
-        let first = on.next().unwrap_or_else(|| Err(no_card()))?;
-        let others = on.collect::<Result<Box<[_]>>>()?;
-        let keys = |rail| {
-            let card = nic.card_of(rail);
-            let registration = card.checked_sub(1).and_then(|other| others.get(other)).unwrap_or(&first);
-            (registration.lkey, registration.rkey)
-        };
+        let register = |cache: &MrCache| unsafe { cache.register(addr, size, kind, dmabuf) };
+        let mut regions = caches.into_iter().map(register);
+        let first = regions.next().unwrap_or_else(|| Err(Error::internal("a device without a card")))?;
+        let others = regions.collect::<Result<Box<[_]>>>()?;
         let (mut lkeys, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
-        for (rail, (lkey, rkey)) in lkeys.iter_mut().zip(&mut rkeys).enumerate().take(nic.rails.len()) {
-            (*lkey, *rkey) = keys(rail);
+        for ((lkey, rkey), cache) in lkeys.iter_mut().zip(&mut rkeys).zip(cache_of_rail) {
+            let region = cache.checked_sub(1).and_then(|other| others.get(other)).unwrap_or(&first);
+            (*lkey, *rkey) = (region.lkey, region.rkey);
         }
         Ok(Self { rkeys, lkeys, first, _others: others })
     }
 
-    /// Checks that `length` bytes at `addr` are inside; no bytes are.
+    /// Checks that `length` bytes at `addr` are inside, as [`CachedMr::require`].
     ///
     /// # Errors
-    /// They are not.
+    /// The bytes are outside.
     #[inline]
     pub fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
         self.first.require(call, addr, length)
     }
 
-    /// Where the memory lives.
+    /// Kind of memory.
     pub fn kind(&self) -> MemoryKind {
         self.first.kind
     }
 
-    /// Key for local use on rail number `rail`.
+    /// Key for local work requests on rail number `rail`.
     #[inline]
     pub fn lkey(&self, rail: u8) -> u32 {
         self.lkeys[usize::from(rail) % MAX_RAILS]
     }
-}
-
-fn no_card() -> crate::error::Error {
-    crate::error::Error::internal("a device without a card")
 }

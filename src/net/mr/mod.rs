@@ -1,5 +1,5 @@
-//! Memory registration: the cache of registrations of a card, and what NCCL holds of one.
+//! Memory registration: the cache of memory regions of a card, and the handle that NCCL holds.
 
 pub mod cache;
 pub mod handle;
-pub mod region;
+pub mod table;

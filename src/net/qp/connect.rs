@@ -1,29 +1,31 @@
-//! Connecting the queue pairs of one end to those of the other: again and again, where the way to the peer is not there
-//! yet. There are no pauses: NCCL calls until it is done. One attempt takes as long as the kernel looks for a neighbour, up to a
-//! second on RoCE.
+//! Connecting the queue pairs of one end to those of the other, from INIT to RTS.
+//!
+//! A failed attempt is repeated after a pause, since the peer's address may not be resolvable yet. Nothing waits here: NCCL calls
+//! until all are connected. One attempt takes as long as the kernel tries to resolve the address, up to a second on RoCE.
 
-use super::set::{IdleLanes, IdleRail, Lane, Lanes, WorkId};
+use super::set::{ConnectedQp, InitQpSet, InitRailQps, QpSet};
+use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
 use crate::host::{gid, ib};
-use crate::net::device::address::LocalAddress;
 use crate::net::device::nic::Nic;
-use crate::net::device::rail::Rail;
+use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto;
 use crate::proto::endpoint::{self, Endpoint, LaneEnd, RailEnd};
 use crate::proto::handshake::Terms;
-use crate::verbs::path::{Ece, Path, Refused};
-use crate::verbs::queue::IdleQueuePair;
+use crate::verbs::path::{ConnectError, Ece, Path};
+use crate::verbs::queue_pair::InitQueuePair;
 use std::time::{Duration, Instant};
 
-/// Queue pairs on their way to their peers.
+/// The queue pairs of one end while they are being connected.
 #[derive(Debug)]
-pub struct Joining {
-    /// What the peer is told of this end.
+pub struct ConnectingQpSet {
+    /// The description of this end that the peer is told.
     pub endpoint: Endpoint,
-    lanes: Lanes,
-    /// Those of all rails that are not connected yet, in the order of their lanes, the next one last.
-    idle: Vec<IdleQueuePair>,
+    /// The queue pairs that are connected.
+    connected: QpSet,
+    /// The others, of all rails, by falling index: the next one is last.
+    waiting: Vec<InitQueuePair>,
     traffic_class: u8,
     attempts: Attempts,
 }
@@ -38,7 +40,7 @@ struct Ends<'a> {
     number: usize,
 }
 
-/// Attempts at one queue pair.
+/// The attempts at connecting one queue pair.
 #[derive(Debug)]
 struct Attempts {
     retries: Retries,
@@ -47,57 +49,57 @@ struct Attempts {
     next: Instant,
 }
 
-impl IdleLanes {
-    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`; what it sends has `traffic_class`.
+impl InitQpSet {
+    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Its packets have `traffic_class`.
     ///
     /// # Errors
-    /// There are fewer queue pairs than the terms have lanes.
-    pub fn join(mut self, nic: &Nic, remote: Endpoint, terms: &Terms, traffic_class: u8) -> Result<Joining> {
+    /// There are fewer queue pairs than `terms` say.
+    pub fn connect(mut self, nic: &Nic, remote: Endpoint, terms: &Terms, traffic_class: u8) -> Result<ConnectingQpSet> {
         self.truncate(terms);
         let striping = terms.striping;
-        let (mut rails, mut waiting) = (Vec::new(), Vec::new());
-        for IdleRail { on, pairs } in self.rails {
+        let (mut rails, mut by_rail) = (Vec::new(), Vec::new());
+        for InitRailQps { on, qps } in self.rails {
             rails.push(on);
-            waiting.push(pairs.into_iter());
+            by_rail.push(qps.into_iter());
         }
-        let mut idle = Vec::with_capacity(striping.lanes().into());
+        let mut waiting = Vec::with_capacity(striping.lanes().into());
         for lane in (0..striping.lanes()).map(proto::Lane) {
-            let pair = waiting.get_mut(usize::from(striping.rail_of(lane))).and_then(Iterator::next);
-            let (Some(pair), Some(far)) = (pair, remote.lane(lane, striping)) else { return Err(is_missing(lane)) };
-            // Both ends have it, or the peer would not have said so.
+            let qp = by_rail.get_mut(usize::from(striping.rail_of(lane))).and_then(Iterator::next);
+            let (Some(qp), Some(far)) = (qp, remote.lane(lane, striping)) else { return Err(is_missing(lane)) };
+            // An answering peer names only options that this end has offered.
             if let Some(offered) = far.ece.filter(|_| nic.config.ece) {
-                pair.adopt_ece(from_wire(offered));
+                qp.adopt_ece(from_wire(offered));
             }
-            idle.push(pair);
+            waiting.push(qp);
         }
-        idle.reverse();
+        waiting.reverse();
         let queue = rails.first().map(|on| on.queue.clone()).ok_or_else(|| Error::internal("no rail"))?;
-        let lanes = Vec::with_capacity(idle.len());
-        let lanes = Lanes { queue, lanes, rails, name: nic.name.clone(), striping, remote };
+        let qps = Vec::with_capacity(waiting.len());
+        let connected = QpSet { queue, qps, rails, name: nic.name.clone(), striping, remote };
         let attempts = Attempts::new(nic.config.retries);
-        Ok(Joining { endpoint: self.endpoint, lanes, idle, traffic_class, attempts })
+        Ok(ConnectingQpSet { endpoint: self.endpoint, connected, waiting, traffic_class, attempts })
     }
 
-    /// Tells the peer what each device offers beyond the standard.
+    /// Adds to the description of this end the vendor's options that each device offers.
     pub fn offer_ece(&mut self) {
         for (end, rail) in self.endpoint.rails.iter_mut().zip(&self.rails) {
-            for (lane, pair) in end.lanes.iter_mut().zip(&rail.pairs) {
-                lane.ece = pair.ece().map(to_wire);
+            for (lane, qp) in end.lanes.iter_mut().zip(&rail.qps) {
+                lane.ece = qp.ece().map(to_wire);
             }
         }
     }
 }
 
-impl Joining {
-    /// Does what can be done now; whether all are connected.
+impl ConnectingQpSet {
+    /// Connects as many as can be connected now. `true`: all are.
     ///
     /// # Errors
-    /// A device refuses the path for good.
+    /// An attempt has failed, and is not to be repeated.
     pub fn advance(&mut self, nic: &Nic) -> Result<bool> {
-        let striping = self.lanes.striping;
-        while let Some(pair) = self.idle.pop_if(|_| self.attempts.next <= Instant::now()) {
-            let lane = proto::Lane(u8::try_from(self.lanes.lanes.len()).unwrap_or(u8::MAX));
-            let ends = Ends::of(lane, nic, &self.lanes).ok_or_else(|| is_missing(lane))?;
+        let striping = self.connected.striping;
+        while let Some(qp) = self.waiting.pop_if(|_| self.attempts.next <= Instant::now()) {
+            let lane = proto::Lane(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
+            let ends = Ends::of(lane, nic, &self.connected).ok_or_else(|| is_missing(lane))?;
             let (Some(local), Some(far)) = (self.endpoint.lane_mut(lane, striping), ends.remote.lane(lane, striping))
             else {
                 return Err(is_missing(lane));
@@ -105,32 +107,32 @@ impl Joining {
             let path = ends.path(*local, far, self.traffic_class)?;
             let is_first = lane.0 < striping.rails();
             if is_first && self.attempts.failed == 0 {
-                ends.tell(&path);
+                ends.log(&path);
             }
-            match pair.try_connect(&path, WorkId::Receive { lane: lane.0 }.to_bits()) {
-                Ok(pair) => {
+            match qp.try_connect(&path, WrId::Receive { qp: lane.0 }.to_bits()) {
+                Ok(qp) => {
                     self.attempts.succeed(&ends);
-                    let agreed = pair.ece().filter(|_| far.ece.is_some() && nic.config.ece);
+                    let agreed = qp.ece().filter(|_| far.ece.is_some() && nic.config.ece);
                     if let Some(ece) = agreed.filter(|_| is_first) {
                         let (name, peer) = (&ends.rail.name, ends.peer());
                         log::debug!("{name} and {peer} use ECE options {:#x} of {:#x}", ece.options, ece.vendor_id);
                     }
                     local.ece = agreed.map(to_wire);
-                    self.lanes.lanes.push(Lane { pair, receives: 0 });
+                    self.connected.qps.push(ConnectedQp { qp, receives: 0 });
                 }
-                Err(refused) => {
-                    let Refused { pair, errno, error } = *refused;
-                    self.attempts.fail(&ends, errno, error)?;
-                    self.idle.push(pair);
+                Err(failed) => {
+                    let ConnectError { qp, error } = *failed;
+                    self.attempts.fail(&ends, error)?;
+                    self.waiting.push(qp);
                 }
             }
         }
-        Ok(self.idle.is_empty())
+        Ok(self.waiting.is_empty())
     }
 
-    /// The connected queue pairs, and what the peer is to be told of them.
-    pub fn finish(self) -> (Lanes, Endpoint) {
-        (self.lanes, self.endpoint)
+    /// The connected queue pairs, and the description of this end for the peer.
+    pub fn finish(self) -> (QpSet, Endpoint) {
+        (self.connected, self.endpoint)
     }
 }
 
@@ -139,30 +141,30 @@ fn is_missing(lane: proto::Lane) -> Error {
 }
 
 impl<'a> Ends<'a> {
-    /// Those of the rail that `lane` is on.
-    fn of(lane: proto::Lane, nic: &'a Nic, lanes: &'a Lanes) -> Option<Self> {
-        let number = usize::from(lanes.striping.rail_of(lane));
-        let (rail, local) = (nic.rails.get(number)?, &lanes.rails.get(number)?.address);
-        Some(Self { rail, local, far: lanes.remote.rails.get(number)?, remote: &lanes.remote, number })
+    /// The ends of the rail that `lane` is on.
+    fn of(lane: proto::Lane, nic: &'a Nic, qps: &'a QpSet) -> Option<Self> {
+        let number = usize::from(qps.striping.rail_of(lane));
+        let (rail, local) = (nic.rails.get(number)?, &qps.rails.get(number)?.address);
+        Some(Self { rail, local, far: qps.remote.rails.get(number)?, remote: &qps.remote, number })
     }
 
-    /// For messages: the far end.
+    /// The far end, for messages.
     fn peer(&self) -> String {
         self.remote.name_of(self.number)
     }
 
-    /// The way of a queue pair from its `local` end to its `far` one.
+    /// The path of a queue pair from its `local` end to its `far` one.
     fn path(&self, local: LaneEnd, far: LaneEnd, traffic_class: u8) -> Result<Path> {
-        let way = path_to(self.rail, self.local, &self.far.gid, self.far.lid)?;
-        let way = Path { mtu: way.mtu.min(self.far.mtu), traffic_class, ..way };
-        Ok(Path { psn: local.psn, dest_qpn: far.qpn, dest_psn: far.psn, ..way })
+        let path = path_to(self.rail, self.local, &self.far.gid, self.far.lid)?;
+        let path = Path { mtu: path.mtu.min(self.far.mtu), traffic_class, ..path };
+        Ok(Path { psn: local.psn, dest_qpn: far.qpn, dest_psn: far.psn, ..path })
     }
 
-    /// Says by which addresses they find each other.
-    fn tell(&self, path: &Path) {
+    /// Logs the addresses of both ends.
+    fn log(&self, path: &Path) {
         let (Self { local, rail, .. }, peer, class) = (self, self.peer(), path.traffic_class);
         let mtu = 128_u32 << path.mtu;
-        rail.tell_of_networks(local, &self.far.gid, &peer);
+        rail.log_other_network(local, &self.far.gid, &peer);
         match path.global {
             false => {
                 log::debug!("{}: LID {} to LID {}, MTU {mtu}, of {peer}", rail.name, local.port.lid, path.dest_lid)
@@ -192,20 +194,23 @@ impl Attempts {
         *self = Self::new(self.retries);
     }
 
+    /// Takes note of a failed attempt.
+    ///
     /// # Errors
-    /// It has failed too often, or for a reason that does not pass.
-    fn fail(&mut self, ends: &Ends<'_>, errno: i32, error: Error) -> Result<()> {
+    /// There have been too many attempts, or the reason is one that does not pass.
+    fn fail(&mut self, ends: &Ends<'_>, error: Error) -> Result<()> {
         let Retries { all, count, pause_ms } = self.retries;
         self.failed += 1;
-        if self.failed > count || (errno != libc::ETIMEDOUT && !all) {
-            return Err(self.give_up(ends, error));
+        if self.failed > count || (error.errno != Some(libc::ETIMEDOUT) && !all) {
+            return Err(self.give_up(ends, with_hint(error)));
         }
         if self.failed == 1 {
             self.first = Instant::now();
             log::info!(
-                "{}: {error}; up to {count} more attempts, {pause_ms} ms apart (NCCL_IB_MQP_RETRY_CNT, \
+                "{}: {}; up to {count} more attempts, {pause_ms} ms apart (NCCL_IB_MQP_RETRY_CNT, \
                  NCCL_IB_MQP_RETRY_SLEEP_MSEC)",
-                ends.rail.name
+                ends.rail.name,
+                with_hint(error)
             );
         }
         self.next = Instant::now() + Duration::from_millis(pause_ms);
@@ -216,42 +221,55 @@ impl Attempts {
         let Ends { rail, local, far, .. } = ends;
         let seconds = self.first.elapsed().as_secs_f32();
         if self.failed > 1 {
-            error.text += &format!("; {} attempts in {seconds:.1} s (NCCL_IB_MQP_RETRY_CNT)", self.failed);
+            error = error.context(format_args!("{} attempts in {seconds:.1} s (NCCL_IB_MQP_RETRY_CNT)", self.failed));
         }
-        error.text += &format!(
-            "; {} with GID {} (index {}), peer {} with GID {}",
+        error = error.context(format_args!(
+            "{} with GID {} (index {}), peer {} with GID {}",
             rail.name,
             local.gid.address(),
             local.gid.index,
             ends.peer(),
             gid::address(&far.gid)
-        );
-        if !local.port.is_infiniband() && !gid::are_neighbours(&local.gid.gid, &far.gid, rail.config.subnet_bits) {
-            error.text += "; likely: the two are in different networks, and no router joins them (where rails are not \
-                           connected, NCCL_CROSS_NIC=0 keeps to one)";
+        ));
+        if !local.port.is_infiniband() && !gid::are_in_one_network(&local.gid.gid, &far.gid, rail.config.subnet_bits) {
+            return error.context(
+                "likely: the two are in different networks, and no router joins them (where rails are not connected, \
+                 NCCL_CROSS_NIC=0 keeps to one)",
+            );
         }
         error
     }
 }
 
-/// The way from `rail`, which is at `local`, to a port, as far as it is the same for all queue pairs.
+/// `error` of `ibv_modify_qp` with a hint at what its errno usually means there.
+fn with_hint(error: Error) -> Error {
+    match error.errno {
+        Some(libc::EINVAL | libc::ENODATA) if error.operation.ends_with(" RTR") => {
+            error.hint("is the GID index right? NCCL_IB_GID_INDEX chooses it")
+        }
+        Some(libc::ETIMEDOUT) => error.hint("the peer's address cannot be resolved: are both ports in one network?"),
+        _ => error,
+    }
+}
+
+/// The path from `rail`, addressed as `local`, to the port with `gid` and `lid`, without what differs by queue pair.
 ///
 /// # Errors
-/// The local GID has gone.
+/// The GID table does not have the local GID any more.
 pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16) -> Result<Path> {
     let config = &rail.config;
-    let reach = match local.port.is_infiniband() {
-        true => ib::reach(&local.gid.gid, gid, lid, local.port.grh_required),
-        false => ib::Reach { lid, global: true },
+    let route = match local.port.is_infiniband() {
+        true => ib::route(&local.gid.gid, gid, lid, local.port.grh_required),
+        false => ib::Route { lid, global: true },
     };
     Ok(Path {
         dest_qpn: 0,
         dest_psn: 0,
         psn: 0,
         dest_gid: *gid,
-        dest_lid: reach.lid,
-        global: reach.global,
-        gid_index: if reach.global { rail.index_of(local)? } else { 0 },
+        dest_lid: route.lid,
+        global: route.global,
+        gid_index: if route.global { rail.index_of(local)? } else { 0 },
         mtu: local.port.mtu,
         service_level: config.service_level,
         traffic_class: config.traffic_class,

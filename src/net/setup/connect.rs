@@ -18,10 +18,11 @@ use crate::host::random;
 use crate::net::control::driver::ControlDriver;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::stream::ControlStream;
-use crate::net::data::sender::{SENDER_DEPTHS, SendComm, SlotRing};
+use crate::net::data::caps::SENDER_QP_CAPS;
+use crate::net::data::sender::{CtsRing, SendComm};
 use crate::net::device::nic::Nic;
-use crate::net::qp::connect::Joining;
-use crate::net::qp::set::IdleLanes;
+use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::set::InitQpSet;
 use crate::proto::RING_SLOTS;
 use crate::proto::control::event::{End, Heard};
 use crate::proto::control::redial::Refusals;
@@ -77,16 +78,16 @@ enum Dial {
 #[derive(Debug)]
 struct Offer {
     stream: ControlStream,
-    lanes: IdleLanes,
-    ring: SlotRing,
+    lanes: InitQpSet,
+    ring: CtsRing,
 }
 
 /// What is agreed, and on its way.
 #[derive(Debug)]
 struct Pending {
     stream: ControlStream,
-    joining: Joining,
-    ring: SlotRing,
+    joining: ConnectingQpSet,
+    ring: CtsRing,
     reply: Reply,
 }
 
@@ -198,12 +199,12 @@ impl Connector {
 
     fn offer(&self, stream: ControlStream) -> Result<Offer> {
         let nic = &self.nic;
-        let mut lanes = IdleLanes::new(nic, nic.config.lanes.into(), SENDER_DEPTHS, None)?;
+        let mut lanes = InitQpSet::new(nic, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
             lanes.offer_ece();
         }
         let halves = slot_halves(nic.rails.len());
-        let ring = SlotRing::new(nic.cards.iter().map(|card| &card.domain), halves)?;
+        let ring = CtsRing::new(nic.cards.iter().map(|card| &card.domain), halves)?;
         let place = Ring {
             addr: ring.addr(),
             rkeys: std::array::from_fn(|rail| ring.rkey(nic.card_of(rail))),
@@ -264,7 +265,7 @@ impl Connector {
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         let traffic_class = self.nic.config.traffic_class;
         self.deadline = Instant::now() + self.patience();
-        let joining = lanes.join(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
+        let joining = lanes.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
         Ok((Stage::Joining(Box::new(Pending { stream, joining, ring, reply })), true))
     }
 

@@ -12,10 +12,11 @@ use crate::net::control::driver::ControlDriver;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::stream::ControlStream;
-use crate::net::data::receiver::{RECEIVER_DEPTHS, RecvComm, RecvPath};
+use crate::net::data::caps::RECEIVER_QP_CAPS;
+use crate::net::data::receiver::{RecvComm, RecvPath};
 use crate::net::device::nic::Nic;
-use crate::net::qp::connect::Joining;
-use crate::net::qp::set::IdleLanes;
+use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::set::InitQpSet;
 use crate::proto::control::event::{End, Heard};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Handle;
@@ -60,7 +61,7 @@ enum Stage {
 /// What the reply waits for.
 #[derive(Debug)]
 struct Preparing {
-    joining: Joining,
+    joining: ConnectingQpSet,
     hello: Hello,
     terms: Terms,
 }
@@ -122,7 +123,7 @@ impl Listener {
                 // The right peer cannot be served, and is told why.
                 Err(error) => {
                     let candidate = candidates.remove(i);
-                    candidate.refuse(&error.text);
+                    candidate.refuse(&error.text());
                     let from = candidate.stream.peer();
                     return Err(error.during(format_args!("accepting {from} on {}", self.nic.name)));
                 }
@@ -244,10 +245,10 @@ impl Drop for Listener {
 /// Makes our end for the peer that said `hello`.
 fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.lanes.len()).min().unwrap_or(0);
-    let count = usize::from(nic.config.lanes).min(offered);
-    let idle = IdleLanes::new(nic, count, RECEIVER_DEPTHS, Some(&hello.endpoint))?;
+    let count = usize::from(nic.config.queue_pairs).min(offered);
+    let idle = InitQpSet::new(nic, count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
     let terms = Terms::agree(&hello.endpoint, &idle.endpoint)?;
-    let joining = idle.join(nic, hello.endpoint.clone(), &terms, nic.config.announce_traffic_class)?;
+    let joining = idle.connect(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class)?;
     Ok(Preparing { joining, hello, terms })
 }
 

@@ -1,6 +1,5 @@
 //! Everything that can go wrong, one variant per operation, in words a user can act on.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,9 +7,10 @@ use std::time::Duration;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a run, or a step of it, is not valid.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An operation on a file or a descriptor failed.
+    #[error("{what}: {source}")]
     Io {
         /// What was being done, with the file's name.
         what: String,
@@ -18,6 +18,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The dynamic loader refused a library.
+    #[error("cannot load {}: {reason}", path.display())]
     Load {
         /// The library.
         path: PathBuf,
@@ -25,6 +26,7 @@ pub enum Error {
         reason: String,
     },
     /// A library lacks a symbol.
+    #[error("{} has no symbol {symbol}: {hint}", path.display())]
     Symbol {
         /// The library.
         path: PathBuf,
@@ -34,8 +36,10 @@ pub enum Error {
         hint: String,
     },
     /// The thing that would run is not the thing that was named.
+    #[error("refused: {0}")]
     Refused(String),
     /// A transport's function returned an error.
+    #[error("{transport}: {call} returned {code} ({})", result_words(*code))]
     Call {
         /// The transport's name.
         transport: String,
@@ -45,6 +49,7 @@ pub enum Error {
         code: u32,
     },
     /// The transport works but has no such device.
+    #[error("{}", no_device(transport, *wanted, *count))]
     NoDevice {
         /// The transport's name.
         transport: String,
@@ -54,6 +59,7 @@ pub enum Error {
         count: usize,
     },
     /// Something that had to happen did not, in the time given.
+    #[error("{what}: nothing for {:.1} s", after.as_secs_f64())]
     Stalled {
         /// What was waited for.
         what: String,
@@ -61,12 +67,16 @@ pub enum Error {
         after: Duration,
     },
     /// The data or the sizes are not what was sent.
+    #[error("wrong data: {0}")]
     Data(String),
     /// What a file or another process says is not understood.
+    #[error("{0}")]
     Unreadable(String),
     /// The transport does not keep NCCL's contract, in words.
+    #[error("{0}")]
     Contract(String),
     /// A worker process died, hung or reported an error.
+    #[error("rank {rank}: {what}{}", last_lines(log))]
     Worker {
         /// Its rank, 0 or 1.
         rank: usize,
@@ -78,16 +88,22 @@ pub enum Error {
         wrong: bool,
     },
     /// The user does not want to wait any longer.
+    #[error("interrupted")]
     Interrupted,
     /// The other process of the pair is gone; it knows why.
+    #[error("the other process of the pair is gone")]
     PeerGone,
     /// A file could not be fetched.
+    #[error("{0}")]
     Fetch(String),
     /// The caller of this crate broke a rule of its interface.
+    #[error("misuse of the driver: {0}")]
     Misuse(&'static str),
     /// What was to be done needs this, and it is not here.
+    #[error("needs {0}")]
     Missing(&'static str),
     /// The command line makes no sense.
+    #[error("{0}")]
     Usage(String),
 }
 
@@ -123,52 +139,15 @@ pub fn result_words(code: u32) -> &'static str {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io { what, source } => write!(f, "{what}: {source}"),
-            Self::Load { path, reason } => {
-                write!(f, "cannot load {}: {reason}", path.display())
-            }
-            Self::Symbol { path, symbol, hint } => {
-                write!(f, "{} has no symbol {symbol}: {hint}", path.display())
-            }
-            Self::Refused(why) => write!(f, "refused: {why}"),
-            Self::Call { transport, call, code } => {
-                write!(f, "{transport}: {call} returned {code} ({})", result_words(*code))
-            }
-            Self::NoDevice { transport, count: 0, .. } => write!(f, "{transport} found no device"),
-            Self::NoDevice { transport, wanted, count } => {
-                write!(f, "{transport} has no device {wanted}: it found {count}, numbered from 0")
-            }
-            Self::Stalled { what, after } => {
-                write!(f, "{what}: nothing for {:.1} s", after.as_secs_f64())
-            }
-            Self::Data(what) => write!(f, "wrong data: {what}"),
-            Self::Worker { rank, what, log, .. } => {
-                write!(f, "rank {rank}: {what}")?;
-                if !log.is_empty() {
-                    write!(f, "\n  its last lines:")?;
-                }
-                for line in log {
-                    write!(f, "\n    {line}")?;
-                }
-                Ok(())
-            }
-            Self::PeerGone => f.write_str("the other process of the pair is gone"),
-            Self::Interrupted => f.write_str("interrupted"),
-            Self::Unreadable(what) | Self::Fetch(what) | Self::Usage(what) | Self::Contract(what) => f.write_str(what),
-            Self::Misuse(rule) => write!(f, "misuse of the driver: {rule}"),
-            Self::Missing(what) => write!(f, "needs {what}"),
-        }
+fn no_device(transport: &str, wanted: usize, count: usize) -> String {
+    match count {
+        0 => format!("{transport} found no device"),
+        _ => format!("{transport} has no device {wanted}: it found {count}, numbered from 0"),
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io { source, .. } => Some(source),
-            _ => None,
-        }
-    }
+/// The last lines of a process, each indented.
+fn last_lines(log: &[String]) -> String {
+    let heading = if log.is_empty() { "" } else { "\n  its last lines:" };
+    log.iter().fold(heading.to_owned(), |text, line| text + "\n    " + line)
 }

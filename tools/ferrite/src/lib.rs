@@ -1,57 +1,74 @@
-//! Drives an ncclNet transport between two processes, verifies and measures it, and compares two of them.
+//! Drives an ncclNet transport between two processes, checks and measures it, and compares two transports.
 //!
-//! | layer | modules |
+//! Each folder is a layer. It uses the ones above it in this table, [`error`] and `version`, and none below it.
+//!
+//! | folder | what is in it |
 //! |---|---|
-//! | a vtable and where it came from | [`abi`], [`elf`], [`maps`], [`vtable`], `object`, [`library`], [`wheel`] |
-//! | its calls with Rust's types | [`transport`], [`comm`], [`buffer`], [`nccl_log`] |
-//! | two processes | [`pair`] (the parent), [`seat`] and [`link`] (the children), [`pages`], [`verbs`], [`host`] |
-//! | one process, for counting | [`solo`] |
-//! | what they do | [`plan`], [`worker`], [`measure`], [`sample`], [`traffic`] |
-//! | a run | [`session`] (one pair), [`verification`], [`compare`] (many pairs), [`stats`], [`rows`], [`finding`], [`record`] |
-//! | the contract, point by point | [`check`] |
-//! | what a user sees | [`cli`], [`dist`], [`progress`], [`report`], [`version`], `output`, `interrupt` |
+//! | `system` | system calls of this program on its own process, its output and its installed files |
+//! | [`nccl`] | releases of NCCL, shared objects, vtables of each interface version, the transport's log |
+//! | [`transport`] | a vtable's calls with Rust's types: transport, listener, communicators, memory regions, requests |
+//! | [`verbs`] | which libibverbs a run uses, fabrics of the software device, counters of a device's port |
+//! | [`pair`] | two processes: the parent that starts them, what a worker process can do, a connection each way |
+//! | [`measure`] | measurements and byte checks, as both processes run them in step |
+//! | [`results`] | statistics over repetitions, and the record of a run (`raw.json`) |
+//! | `report` | a record as tables, Markdown and SVG |
+//! | `run` | the worker process, one session of a pair, verification and comparison of transports |
+//! | `solo` | one process that sends to itself, for counting |
+//! | `instructions` | instructions per call out of callgrind's output |
+//! | `check` | the contract of an NCCL net transport, point by point |
+//! | [`cli`] | the command line |
 //!
-//! Start at [`pair`] to write a test, at [`transport`] to drive a vtable, at [`compare`] to
-//! understand a result.
+//! To write a test, start at [`pair`]; to call a vtable, at [`transport`]; to understand a result, at [`results`].
 
-pub mod abi;
-pub mod buffer;
-pub mod check;
+mod check;
 pub mod cli;
-pub mod comm;
-pub mod compare;
-pub mod dist;
-pub mod elf;
 pub mod error;
-mod fabric;
-pub mod finding;
-pub mod host;
-mod interrupt;
-pub mod library;
-pub mod link;
-pub mod maps;
+mod instructions;
 pub mod measure;
-mod member;
-pub mod nccl_log;
-mod object;
-mod output;
-pub mod pages;
+pub mod nccl;
 pub mod pair;
-pub mod plan;
-pub mod progress;
-pub mod record;
-pub mod report;
-pub mod rows;
-pub mod sample;
-pub mod seat;
-pub mod session;
-pub mod solo;
-pub mod stats;
-pub mod traffic;
+mod report;
+pub mod results;
+mod run;
+mod solo;
+
+mod system;
 pub mod transport;
 pub mod verbs;
-pub mod verification;
-pub mod version;
-pub mod vtable;
-pub mod wheel;
-pub mod worker;
+mod version;
+
+/// Earlier paths of what tests use.
+#[allow(missing_docs)]
+mod earlier_paths {
+    pub mod link {
+        pub use crate::pair::PeerConn as Link;
+        pub use crate::transport::deadline::{Deadline, finished, posted};
+    }
+    pub mod seat {
+        pub use crate::pair::WorkerCtx as Seat;
+    }
+    pub mod wheel {
+        pub use crate::nccl::cache::{cached, fetched, find};
+        pub use crate::nccl::release::{NcclRelease as Release, RELEASES};
+        pub use crate::nccl::stock_library::verify;
+    }
+    pub mod sample {
+        pub use crate::measure::metric::Metric;
+    }
+    pub mod pages {
+        pub use crate::pair::pages::Pages;
+    }
+    pub mod record {
+        pub use crate::results::record::Record;
+    }
+    pub mod comm {
+        pub use crate::transport::comm::{MAX_GROUP, RecvBuffer as Place, RecvComm, Region, Request, SendComm};
+    }
+}
+
+#[doc(hidden)]
+pub use earlier_paths::{comm, link, pages, record, sample, seat, wheel};
+#[doc(hidden)]
+pub use nccl::{abi, debug_log as nccl_log, elf, library};
+#[doc(hidden)]
+pub use transport::buffer;

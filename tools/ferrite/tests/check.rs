@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{dist, ferrite, scratch, shared_object};
+use common::{dist, ferrite, shared_object};
 use std::path::Path;
+use testkit::{Scratch, require};
 
 /// What a plugin may do wrong (`tests/fixtures/misdeed.c`), the checks that notice, and words of what they say.
 const MISDEEDS: &[(&str, &str, &str)] = &[
@@ -70,7 +71,7 @@ fn with(dist: &Path, misdeed: &str, words: &[&str]) -> (i32, String) {
 
 /// A quarter of them, so that a runner with a process for each test tries several at once.
 fn noticed_and_named(quarter: usize) {
-    let Some(dist) = dist(&PARTS) else { return };
+    let dist = require!(dist(&PARTS));
     let mut unnoticed = Vec::new();
     for (misdeed, number, words) in MISDEEDS.iter().skip(quarter).step_by(4) {
         let (code, stdout) = with(&dist, misdeed, &["--only", number]);
@@ -83,29 +84,29 @@ fn noticed_and_named(quarter: usize) {
 }
 
 #[test]
-fn misdeeds_are_noticed_and_named_1_of_4() {
+fn each_planted_defect_fails_its_check_1_of_4() {
     noticed_and_named(0);
 }
 
 #[test]
-fn misdeeds_are_noticed_and_named_2_of_4() {
+fn each_planted_defect_fails_its_check_2_of_4() {
     noticed_and_named(1);
 }
 
 #[test]
-fn misdeeds_are_noticed_and_named_3_of_4() {
+fn each_planted_defect_fails_its_check_3_of_4() {
     noticed_and_named(2);
 }
 
 #[test]
-fn misdeeds_are_noticed_and_named_4_of_4() {
+fn each_planted_defect_fails_its_check_4_of_4() {
     noticed_and_named(3);
 }
 
 #[test]
 fn results_are_written_for_programs() {
-    let Some(dist) = dist(&PARTS) else { return };
-    let folder = scratch("check-results");
+    let dist = require!(dist(&PARTS));
+    let folder = Scratch::new();
     let (junit, json) = (folder.join("junit.xml"), folder.join("check.json"));
     let files = ["--junit", junit.to_str().expect("text"), "--json", json.to_str().expect("text")];
     let (code, stdout) = with(&dist, "", &[&["--only", "abi-layout,46"][..], &files[..]].concat());
@@ -120,8 +121,8 @@ fn results_are_written_for_programs() {
 }
 
 #[test]
-fn checks_side_by_side_are_told_in_order() {
-    let Some(dist) = dist(&PARTS) else { return };
+fn parallel_checks_are_reported_in_order() {
+    let dist = require!(dist(&PARTS));
     let (code, stdout) = with(&dist, "", &["--jobs", "4", "--only", "1,2,3,5,11,13,46,48,59"]);
     assert_eq!(code, 0, "{stdout}");
     let numbers: Vec<&str> = stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
@@ -130,7 +131,7 @@ fn checks_side_by_side_are_told_in_order() {
 }
 
 #[test]
-fn checks_are_listed_without_a_transport_and_strangers_are_named() {
+fn checks_are_listed_without_a_transport_and_an_unknown_number_is_named() {
     let (code, stdout, stderr) = ferrite(&["check", "--list"], &[]);
     assert_eq!((code, stdout.lines().count()), (0, 60), "{stderr}");
     let (code, _, stderr) = ferrite(&["check", "--stock", "--only", "61"], &[]);
@@ -139,7 +140,7 @@ fn checks_are_listed_without_a_transport_and_strangers_are_named() {
 
 /// Ferrite itself, with these arguments; nothing may fail. What needs a GPU is not tried: that is known, and no news.
 fn ferrite_passes(words: &[&str]) {
-    let Some(dist) = dist(&PARTS) else { return };
+    let dist = require!(dist(&PARTS));
     let plugin = dist.join(PARTS[2]);
     let mut arguments = vec!["check", "--strict", "--plugin", plugin.to_str().expect("it is text")];
     arguments.extend(words);

@@ -2,11 +2,12 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use common::{fake_nccl, ferrite, loopback, scratch, shared_object};
+use common::{fake_nccl, ferrite, loopback, shared_object};
 use ferrite::record::Record;
 use ferrite::sample::Metric;
+use testkit::Scratch;
 
 /// A run of seconds, without any NIC.
 const FAST: [&str; 9] = ["--verbs", "system", "--quick", "--slice", "5", "--sizes", "8", "--connections", "2"];
@@ -17,7 +18,7 @@ fn bench(fault: &str) -> (i32, String, String) {
 }
 
 fn bench_for(fault: &str, timeout: &str) -> (i32, String, String) {
-    let report = scratch(&format!("bench-{fault}"));
+    let report = Scratch::new();
     let plugin = loopback();
     let mut arguments = vec!["bench", "--plugin", plugin.to_str().expect("it is text")];
     arguments.extend(FAST);
@@ -62,7 +63,7 @@ fn help_is_valid_and_tells_exit_codes_defaults_and_examples() {
 
 #[test]
 fn the_version_names_the_commit_and_the_plugin() {
-    let dist = scratch("version");
+    let dist = Scratch::new();
     std::fs::create_dir_all(dist.join("lib")).expect("a folder can be made");
     std::fs::write(dist.join("lib/libnccl-net.so"), "abc").expect("it can be written");
     let env = [("FERRITE_DIST", dist.to_str().expect("it is text"))];
@@ -172,8 +173,8 @@ fn a_device_that_does_not_exist_is_named() {
 }
 
 /// `ferrite compare` of this plugin with a stand-in for NCCL; the folder has the report.
-fn compare(name: &str, plugin: &Path, words: &[&str]) -> ((i32, String, String), PathBuf) {
-    let folder = scratch(name);
+fn compare(plugin: &Path, words: &[&str]) -> ((i32, String, String), Scratch) {
+    let folder = Scratch::new();
     let nccl = fake_nccl();
     let mut arguments = vec!["compare", "--nccl", nccl.to_str().expect("it is text")];
     arguments.extend(["--plugin", plugin.to_str().expect("it is text")]);
@@ -186,7 +187,7 @@ fn compare(name: &str, plugin: &Path, words: &[&str]) -> ((i32, String, String),
 #[test]
 fn a_comparison_writes_its_report() {
     let ((code, stdout, stderr), folder) =
-        compare("compare", &loopback(), &["--reps", "2", "--slice", "1", "--sizes", "8", "--connections", "2"]);
+        compare(&loopback(), &["--reps", "2", "--slice", "1", "--sizes", "8", "--connections", "2"]);
     assert_eq!(code, 3, "{stdout}{stderr}");
     for words in [
         "A = IB (built in, NCCL 2.21.5)",
@@ -223,7 +224,7 @@ fn a_comparison_writes_its_report() {
 fn a_slower_plugin_is_found_and_ends_with_1() {
     let slow = shared_object("loopback", &["-DSLOW"]);
     let words = ["--reps", "9", "--slice", "1", "--sizes", "8", "--connections", "2"];
-    let ((code, stdout, stderr), _) = compare("slow", &slow, &words);
+    let ((code, stdout, stderr), _) = compare(&slow, &words);
     assert_eq!(code, 1, "{stdout}{stderr}");
     assert!(stdout.contains("B is worse than A; worse: latency 8 B to 4 KiB "), "{stdout}");
     assert!(!stderr.contains("invalid run"), "{stderr}");
@@ -248,7 +249,7 @@ fn a_library_without_the_symbol_is_named() {
 
 #[test]
 fn a_plugin_that_is_replaced_during_the_run_is_refused() {
-    let folder = scratch("replaced");
+    let folder = Scratch::new();
     let plugin = folder.join("libplugin.so");
     std::fs::copy(loopback(), &plugin).expect("it can be copied");
     let file = plugin.to_str().expect("it is text");

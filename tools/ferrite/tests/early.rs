@@ -3,9 +3,10 @@
 mod common;
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use common::{fake_nccl, ferrite, loopback, scratch};
+use common::{fake_nccl, ferrite, loopback};
+use testkit::Scratch;
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
@@ -13,8 +14,8 @@ fn text(path: &Path) -> &str {
 
 /// A `python3` that notes its calls in `calls` and fails, and an environment in which it is the one that is found and no
 /// NCCL is there.
-fn refused(name: &str, arguments: &[&str]) -> (i32, String, String, PathBuf) {
-    let folder = scratch(name);
+fn refused(arguments: &[&str]) -> (i32, String, String) {
+    let folder = Scratch::new();
     let python = folder.join("python3");
     let calls = folder.join("calls");
     std::fs::write(&python, format!("#!/bin/sh\necho called >> {}\nexit 1\n", calls.display())).expect("it is written");
@@ -24,20 +25,20 @@ fn refused(name: &str, arguments: &[&str]) -> (i32, String, String, PathBuf) {
     let env = [("PATH", path.as_str()), ("XDG_CACHE_HOME", text(&cache)), ("FERRITE_NCCL", "")];
     let (code, stdout, stderr) = ferrite(arguments, &env);
     assert!(!calls.exists(), "{arguments:?} fetches: {stderr}");
-    (code, stdout, stderr, folder)
+    (code, stdout, stderr)
 }
 
 #[test]
 fn a_missing_plugin_is_told_before_anything_is_fetched() {
     let plugin = "/no/such/plugin.so";
-    for (name, arguments) in [
-        ("compare", &["compare", "--verbs", "system", "--plugin", plugin][..]),
-        ("bench", &["bench", "--verbs", "system", "--loader", plugin]),
-        ("verify", &["verify", "--verbs", "system", "--loader", plugin]),
-        ("check", &["check", "--verbs", "system", "--loader", plugin]),
-        ("solo", &["solo", "--verbs", "system", "--loader", plugin]),
+    for arguments in [
+        &["compare", "--verbs", "system", "--plugin", plugin][..],
+        &["bench", "--verbs", "system", "--loader", plugin],
+        &["verify", "--verbs", "system", "--loader", plugin],
+        &["check", "--verbs", "system", "--loader", plugin],
+        &["solo", "--verbs", "system", "--loader", plugin],
     ] {
-        let (code, stdout, stderr, _) = refused(&format!("early-{name}"), arguments);
+        let (code, stdout, stderr) = refused(arguments);
         assert_eq!((code, stdout.as_str()), (2, ""), "{arguments:?}");
         assert!(stderr.contains("cannot open /no/such/plugin.so"), "{arguments:?}: {stderr}");
     }
@@ -46,28 +47,26 @@ fn a_missing_plugin_is_told_before_anything_is_fetched() {
 #[test]
 fn a_file_that_is_no_plugin_is_told_before_anything_is_fetched() {
     let nccl = fake_nccl();
-    let (code, _, stderr, _) = refused("early-other", &["compare", "--verbs", "system", "--plugin", text(&nccl)]);
+    let (code, _, stderr) = refused(&["compare", "--verbs", "system", "--plugin", text(&nccl)]);
     assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
     let plugin = loopback();
     let arguments = ["compare", "--verbs", "system", "--plugin", text(&plugin), "--baseline", text(&nccl)];
-    let (code, _, stderr, _) = refused("early-baseline", &arguments);
+    let (code, _, stderr) = refused(&arguments);
     assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
 }
 
 #[test]
 fn a_report_that_cannot_be_written_is_told_first() {
     let plugin = loopback();
-    let (code, stdout, stderr, _) = refused(
-        "early-report",
-        &["compare", "--verbs", "system", "--plugin", text(&plugin), "--report", "/dev/null/report"],
-    );
+    let (code, stdout, stderr) =
+        refused(&["compare", "--verbs", "system", "--plugin", text(&plugin), "--report", "/dev/null/report"]);
     assert_eq!((code, stdout.as_str()), (2, ""));
     assert!(stderr.contains("cannot create /dev/null/report"), "{stderr}");
     // The folder is there, and one of the files cannot be.
-    let folder = scratch("early-file");
+    let folder = Scratch::new();
     std::fs::create_dir_all(folder.join("report.svg")).expect("a folder can be made");
     let arguments = ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
-    let (code, stdout, stderr, _) = refused("early-svg", &arguments);
+    let (code, stdout, stderr) = refused(&arguments);
     assert_eq!((code, stdout.as_str()), (2, ""));
     assert!(stderr.contains("report.svg: Is a directory"), "{stderr}");
     let left: Vec<_> = std::fs::read_dir(&folder).expect("it is there").flatten().map(|e| e.file_name()).collect();
@@ -79,18 +78,18 @@ fn results_of_checks_that_cannot_be_written_are_told_first() {
     let plugin = loopback();
     for option in ["--junit", "--json"] {
         let arguments = ["check", "--verbs", "system", "--plugin", text(&plugin), option, "/dev/null/results"];
-        let (code, stdout, stderr, _) = refused(&format!("early{option}"), &arguments);
+        let (code, stdout, stderr) = refused(&arguments);
         assert_eq!((code, stdout.as_str()), (2, ""), "{option}");
         assert!(stderr.contains("cannot write /dev/null/results"), "{stderr}");
     }
 }
 
 #[test]
-fn a_file_that_was_there_is_not_touched_by_the_look() {
-    let folder = scratch("early-kept");
+fn an_existing_result_file_is_kept_if_the_arguments_are_wrong() {
+    let folder = Scratch::new();
     let file = folder.join("results.xml");
     std::fs::write(&file, "of yesterday").expect("it can be written");
     let arguments = ["check", "--verbs", "system", "--plugin", "/no/such/plugin.so", "--junit", text(&file)];
-    let (code, ..) = refused("early-look", &arguments);
+    let (code, ..) = refused(&arguments);
     assert_eq!((code, std::fs::read_to_string(&file).expect("it is there").as_str()), (2, "of yesterday"));
 }

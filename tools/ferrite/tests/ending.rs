@@ -7,15 +7,17 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{fake_nccl, ferrite, loopback, scratch};
+use common::{fake_nccl, ferrite, loopback};
 use ferrite::record::Record;
+use testkit::Scratch;
+use testkit::unique::unique_name;
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
 }
 
 #[test]
-fn a_full_disk_behind_stdout_is_no_success() {
+fn a_full_disk_behind_stdout_ends_with_2() {
     let plugin = loopback();
     for arguments in [
         &["verify", "--verbs", "system", "--over", "single", "--long", "10", "--plugin", text(&plugin)][..],
@@ -37,7 +39,7 @@ fn a_full_disk_behind_stdout_is_no_success() {
 
 #[test]
 fn a_report_is_written_although_stdout_is_full() {
-    let (folder, plugin) = (scratch("full-stdout"), loopback());
+    let (folder, plugin) = (Scratch::new(), loopback());
     let output = Command::new(env!("CARGO_BIN_EXE_ferrite"))
         .args(["bench", "--verbs", "system", "--quick", "--slice", "1", "--sizes", "8", "--reps", "1", "--plugin"])
         .args([text(&plugin), "--connections", "2", "--report", text(&folder)])
@@ -53,7 +55,7 @@ fn a_report_is_written_although_stdout_is_full() {
 }
 
 #[test]
-fn a_failed_check_is_no_invalid_run() {
+fn a_failed_check_ends_with_1() {
     let plugin = loopback();
     let arguments = ["check", "--verbs", "system", "--only", "init-again", "--plugin", text(&plugin)];
     let (code, stdout, stderr) = ferrite(&arguments, &[("LOOPBACK_FAULT", "init")]);
@@ -63,11 +65,11 @@ fn a_failed_check_is_no_invalid_run() {
 
 /// Starts the tool with a variable of its own, waits until `enough` lines of its stderr have the words, interrupts it,
 /// and returns how it ended, its stdout and the rest of its stderr. None of its processes may be left.
-fn interrupted(name: &str, arguments: &[&str], words: &str, enough: usize) -> (Option<i32>, String, String) {
-    let mark = format!("{name}-{}", std::process::id());
+fn interrupted(arguments: &[&str], words: &str, enough: usize) -> (Option<i32>, String, String) {
+    let (mark, folder) = (unique_name("interrupted"), Scratch::new());
     let mut child = Command::new(env!("CARGO_BIN_EXE_ferrite"))
         .args(arguments)
-        .current_dir(scratch(name))
+        .current_dir(folder.path())
         .env("RUST_LOG", "debug")
         .env("FERRITE_INTERRUPTED_TEST", &mark)
         .stdout(Stdio::piped())
@@ -94,11 +96,11 @@ fn interrupted(name: &str, arguments: &[&str], words: &str, enough: usize) -> (O
 
 #[test]
 fn an_interrupted_comparison_reports_what_it_has() {
-    let (folder, nccl, plugin) = (scratch("interrupted"), fake_nccl(), loopback());
+    let (folder, nccl, plugin) = (Scratch::new(), fake_nccl(), loopback());
     let mut arguments = vec!["compare", "--verbs", "system", "--nccl", text(&nccl), "--plugin", text(&plugin)];
     arguments.extend(["--quick", "--slice", "1", "--sizes", "8", "--reps", "1000", "--report", text(&folder)]);
     // Two pairs verify; the third of the second repetition is the eighth; each has two processes that say this.
-    let (code, stdout, stderr) = interrupted("interrupted-compare", &arguments, "Loopback 0.0.1", 16);
+    let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 16);
     assert_eq!(code, Some(130), "{stderr}");
     assert!(stdout.contains("PARTIAL: interrupted after ") && stdout.contains("B/A [interval]"), "{stdout}");
     assert!(stderr.ends_with("ferrite: interrupted"), "{stderr}");
@@ -109,10 +111,10 @@ fn an_interrupted_comparison_reports_what_it_has() {
 }
 
 #[test]
-fn an_interrupt_before_there_is_anything_is_told_in_a_line() {
-    let (folder, plugin) = (scratch("interrupted-early"), loopback());
+fn an_interrupt_before_any_result_is_told_in_one_line() {
+    let (folder, plugin) = (Scratch::new(), loopback());
     let arguments = ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
-    let (code, stdout, stderr) = interrupted("interrupted-bench", &arguments, "Loopback 0.0.1", 1);
+    let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 1);
     assert_eq!((code, stdout.as_str()), (Some(130), ""), "{stderr}");
     assert!(stderr.ends_with("ferrite: interrupted"), "{stderr}");
     assert_eq!(std::fs::read_dir(&folder).expect("it is there").count(), 0);

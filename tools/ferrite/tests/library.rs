@@ -4,11 +4,12 @@ mod common;
 
 use std::path::Path;
 
-use common::{fake_nccl, loopback, scratch, shared_object};
+use common::{fake_nccl, loopback, shared_object};
 use ferrite::elf;
 use ferrite::error::Error;
 use ferrite::library::{Library, Source};
 use ferrite::wheel;
+use testkit::Scratch;
 
 fn refusal(source: &Source) -> String {
     match Library::open(source) {
@@ -18,7 +19,7 @@ fn refusal(source: &Source) -> String {
 }
 
 #[test]
-fn a_plugin_is_proved() {
+fn a_plugin_is_loaded_and_identified() {
     let path = loopback();
     let library = Library::open(&Source::plugin(&path)).expect("the loopback is a plugin");
     let identity = library.identity();
@@ -65,7 +66,7 @@ fn an_older_plugin_is_named_as_such() {
 }
 
 #[test]
-fn a_vtable_with_a_hole_is_refused() {
+fn a_vtable_with_a_null_function_is_refused() {
     let words = refusal(&Source::plugin(shared_object("loopback", &["-DNO_TEST"])));
     assert!(words.ends_with("has no test"), "{words}");
 }
@@ -86,8 +87,8 @@ fn what_is_no_library_is_refused() {
 #[test]
 fn a_file_cut_short_is_not_even_loaded() {
     let whole = std::fs::read(fake_nccl()).expect("it can be read");
-    let cut = scratch("cut").join("libnccl.so.2");
-    std::fs::write(&cut, &whole[..whole.len() * 2 / 3]).expect("it can be written");
+    let folder = Scratch::new();
+    let cut = folder.write("libnccl.so.2", &whole[..whole.len() * 2 / 3]);
     let words = refusal(&Source::stock(&cut));
     assert!(words.contains("not a whole ELF file") || words.contains("has no symbol"), "{words}");
 }
@@ -103,7 +104,7 @@ fn a_stripped_file_says_so() {
 }
 
 #[test]
-fn a_symbol_of_this_program() {
+fn a_symbol_of_this_program_is_found() {
     let own = std::env::current_exe().expect("it runs");
     assert!(elf::local_symbol(&own, "main").is_ok_and(|value| value > 0));
     assert!(elf::local_symbol(Path::new("/etc/hostname"), "x").is_err());

@@ -13,10 +13,11 @@ use ferrite::link::{Link, finished, posted};
 use ferrite::pages::Pages;
 use ferrite::pair;
 use ferrite::transport::Transport;
+use testkit::test_name;
 
 #[test]
-fn a_message_each_way() -> Result<()> {
-    let sizes = pair::run("a_message_each_way", &setting(), |seat| {
+fn a_message_arrives_each_way() -> Result<()> {
+    let sizes = pair::run(&test_name(), &setting(), |seat| {
         let transport = Transport::open(&Source::plugin(loopback()))?;
         assert_eq!(transport.name(), "Loopback");
         assert_eq!(transport.devices()?, 1);
@@ -48,7 +49,7 @@ fn buffers_lie_in_the_pages_that_the_parent_has_for_the_rank() -> Result<()> {
     let mut seen = Vec::new();
     // The same closure in two pairs of processes, one after the other.
     for _ in 0..2 {
-        seen.push(pair::run("buffers_lie_in_the_pages_that_the_parent_has_for_the_rank", &setting, |seat| {
+        seen.push(pair::run(&test_name(), &setting, |seat| {
             let (first, second) = (seat.buffer(4096)?, seat.buffer(8192)?);
             let found = [first.read(0, 1)?[0], second.read(8191, 1)?[0]];
             first.write(0, &[10 + seat.rank() as u8])?;
@@ -87,7 +88,7 @@ fn a_dead_process_is_named_with_its_last_lines() {
 fn a_hung_process_is_given_up() {
     let mut setting = setting();
     setting.silence = Duration::from_secs(5);
-    let outcome = pair::run("a_hung_process_is_given_up", &setting, |seat| {
+    let outcome = pair::run(&test_name(), &setting, |seat| {
         seat.begin("sleeping")?;
         std::thread::sleep(Duration::from_secs(3600));
         Ok(())
@@ -98,8 +99,8 @@ fn a_hung_process_is_given_up() {
 }
 
 #[test]
-fn the_reason_wins_over_the_consequence() {
-    let (rank, what, _) = failing("the_reason_wins_over_the_consequence", |seat| {
+fn the_error_of_the_process_that_failed_first_is_reported() {
+    let (rank, what, _) = failing("the_error_of_the_process_that_failed_first_is_reported", |seat| {
         if seat.rank() == 1 {
             return Err(Error::Data("the real reason".into()));
         }
@@ -122,9 +123,7 @@ fn a_failed_assertion_is_reported() {
 fn a_failing_init_shows_the_transports_own_words() {
     let mut setting = setting().env("LOOPBACK_FAULT", "init");
     setting.pin = false;
-    let outcome = pair::run("a_failing_init_shows_the_transports_own_words", &setting, |_| {
-        Transport::open(&Source::plugin(loopback())).map(|_| ())
-    });
+    let outcome = pair::run(&test_name(), &setting, |_| Transport::open(&Source::plugin(loopback())).map(|_| ()));
     let Err(Error::Worker { what, log, .. }) = outcome else {
         panic!("expected a failed worker, got {outcome:?}");
     };

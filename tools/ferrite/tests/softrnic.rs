@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{dist, ferrite, loopback, scratch, skipped, stock_nccl};
+use common::{cached_nccl, dist, ferrite, loopback, stock_nccl};
 use ferrite::record::Record;
 use ferrite::sample::Metric;
-use ferrite::wheel::{self, Release};
+use testkit::{Scratch, require};
 
 const FAST: [&str; 9] = ["--quick", "--slice", "5", "--timeout", "60", "--sizes", "8,64K", "--connections", "10"];
 
@@ -16,8 +16,8 @@ fn text(path: &std::path::Path) -> &str {
 
 #[test]
 fn the_built_in_transport_runs() {
-    let (Some(dist), Some(nccl)) = (dist(&["softrnic/libibverbs.so.1"]), stock_nccl()) else { return };
-    let report = scratch("stock");
+    let (dist, nccl) = (require!(dist(&["softrnic/libibverbs.so.1"])), require!(stock_nccl()));
+    let report = Scratch::new();
     let mut arguments = vec!["bench", "--stock", text(&nccl), "--reps", "1", "--report", text(&report)];
     arguments.extend(FAST);
     let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
@@ -26,8 +26,8 @@ fn the_built_in_transport_runs() {
 }
 
 #[test]
-fn the_built_in_transport_is_held_against_memcpy() {
-    let (Some(dist), Some(nccl)) = (dist(&["softrnic/libibverbs.so.1"]), stock_nccl()) else { return };
+fn the_built_in_transport_is_compared_with_memcpy() {
+    let (dist, nccl) = (require!(dist(&["softrnic/libibverbs.so.1"])), require!(stock_nccl()));
     let arguments = ["memcpy", "--stock", text(&nccl), "--sizes", "64K", "--reps", "2", "--slice", "5"];
     let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
     assert_eq!(code, 0, "{stdout}{stderr}");
@@ -42,8 +42,8 @@ fn the_built_in_transport_is_held_against_memcpy() {
 #[test]
 fn the_plugin_is_compared_with_the_built_in_transport() {
     let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
-    let (Some(dist), Some(nccl)) = (dist(&parts), stock_nccl()) else { return };
-    let report = scratch("plugin");
+    let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
+    let report = Scratch::new();
     let mut arguments = vec!["compare", "--nccl", text(&nccl), "--reps", "1", "--report", text(&report)];
     arguments.extend(FAST);
     let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
@@ -64,8 +64,8 @@ fn the_plugin_is_compared_with_the_built_in_transport() {
 #[test]
 fn nccls_own_loader_takes_the_plugin() {
     let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
-    let (Some(dist), Some(nccl)) = (dist(&parts), stock_nccl()) else { return };
-    let (report, plugin) = (scratch("loader"), dist.join("lib/libnccl-net.so"));
+    let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
+    let (report, plugin) = (Scratch::new(), dist.join("lib/libnccl-net.so"));
     let plugin = std::fs::canonicalize(plugin).expect("it is there");
     let mut arguments = vec!["bench", "--loader", text(&plugin), "--reps", "1", "--report", text(&report)];
     arguments.extend(FAST);
@@ -78,15 +78,11 @@ fn nccls_own_loader_takes_the_plugin() {
 /// NCCL 2.20 makes `libnccl-net-VALUE.so` of every value of `NCCL_NET_PLUGIN`, so it takes a name and no path.
 #[test]
 fn the_loader_of_nccl_2_20_takes_a_name_and_no_path() {
-    let Some(dist) = dist(&["softrnic/libibverbs.so.1", "lib/libnccl-net-ferrite.so"]) else { return };
-    let nccl = wheel::cached(Release::named("2.20.5").expect("it is known")).expect("there is a cache");
-    if !nccl.exists() {
-        skipped("libnccl.so.2 of NCCL 2.20.5 is not in the cache (`ferrite wheel 2.20.5` fetches it)");
-        return;
-    }
+    let dist = require!(dist(&["softrnic/libibverbs.so.1", "lib/libnccl-net-ferrite.so"]));
+    let nccl = require!(cached_nccl("2.20.5"));
     let folder = std::fs::canonicalize(dist.join("lib")).expect("it is there");
     let path = folder.join("libnccl-net.so");
-    let report = scratch("loader-2.20");
+    let report = Scratch::new();
     for (value, code) in [("ferrite", 0), (text(&path), 2)] {
         let mut arguments = vec!["bench", "--loader", value, "--reps", "1", "--report", text(&report)];
         arguments.extend(FAST);
@@ -101,7 +97,7 @@ fn the_loader_of_nccl_2_20_takes_a_name_and_no_path() {
 
 #[test]
 fn a_transport_that_does_not_use_the_software_device_is_refused() {
-    let folder = scratch("unused");
+    let folder = Scratch::new();
     std::fs::write(folder.join("libibverbs.so.1"), "").expect("it can be written");
     let plugin = loopback();
     let mut arguments = vec!["bench", "--plugin", text(&plugin), "--softrnic", text(&folder)];

@@ -6,6 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{dist, ferrite, loopback, stock_nccl};
+use testkit::require;
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
@@ -48,7 +49,7 @@ fn messages_are_counted_and_timed() {
 }
 
 #[test]
-fn fewer_messages_than_a_round_will_do() {
+fn fewer_messages_than_a_round_are_sent() {
     let line = line(solo(&["--messages", "3", "--depth", "8"], ""));
     assert!(line.starts_with("Loopback: 3 messages of 8 B, 8 in flight, "), "{line}");
 }
@@ -60,7 +61,7 @@ fn connections_are_timed() {
 }
 
 #[test]
-fn held_connections_are_weighed() {
+fn the_memory_of_held_connections_is_measured() {
     let line = line(solo(&["--connections", "400", "--hold"], ""));
     assert!(line.starts_with("Loopback: 400 connections held, "), "{line}");
     let bytes = line.split(" us each, ").nth(1).and_then(|rest| rest.split_once(" B resident per comm"));
@@ -106,9 +107,9 @@ fn wrong_command_lines_are_invalid() {
 }
 
 #[test]
-fn the_software_device_serves_one_process() {
+fn one_process_connects_to_itself_on_the_software_device() {
     let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
-    let (Some(dist), Some(nccl)) = (dist(&parts), stock_nccl()) else { return };
+    let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
     let plugin = dist.join("lib/libnccl-net.so");
     for (side, path, name) in [("--plugin", &plugin, "Ferrite"), ("--stock", &nccl, "IB")] {
         for work in [["--size", "64K"], ["--depth", "8"], ["--connections", "5"]] {

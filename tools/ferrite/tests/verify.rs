@@ -26,7 +26,7 @@ fn a_good_transport_is_valid() {
 }
 
 #[test]
-fn a_long_stream_is_all_there_is() {
+fn a_long_stream_is_the_only_check() {
     let (code, stdout, stderr) = verify(&["--over", "single", "--long", "100"], "");
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(stdout.contains("  right  long         65536 B                    200 checked\n"), "{stdout}");

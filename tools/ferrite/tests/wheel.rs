@@ -5,7 +5,8 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use common::{fake_nccl, ferrite, scratch, shared_object};
+use common::{fake_nccl, ferrite, shared_object};
+use testkit::Scratch;
 
 /// A folder with a `python3` that is this shell script.
 fn python(folder: &Path, script: &str) -> PathBuf {
@@ -44,8 +45,8 @@ esac"#,
 }
 
 #[test]
-fn it_is_fetched_once_and_verified() {
-    let folder = scratch("fetch");
+fn the_library_is_fetched_once_and_verified() {
+    let folder = Scratch::new();
     let bin = good_python(&folder, &fake_nccl());
     let (code, stdout, stderr) = wheel(&folder, &bin);
     let cached = folder.join("cache/ferrite/nccl-2.21.5/libnccl.so.2");
@@ -60,7 +61,7 @@ fn it_is_fetched_once_and_verified() {
 
 #[test]
 fn a_wrong_download_does_not_reach_the_cache() {
-    let folder = scratch("wrong");
+    let folder = Scratch::new();
     let other = shared_object("loopback", &["-DAS_NCCL=21903", "-DVTABLE_NAME=\"IB\""]);
     let (code, _, stderr) = wheel(&folder, &good_python(&folder, &other));
     assert_eq!(code, 2);
@@ -70,7 +71,7 @@ fn a_wrong_download_does_not_reach_the_cache() {
 
 #[test]
 fn a_failing_pip_is_quoted_with_the_way_out() {
-    let folder = scratch("pip");
+    let folder = Scratch::new();
     let script = "for i in $(seq 0 19); do echo \"line $i\"; done; echo 'ERROR: no route to the index' >&2; exit 1";
     let (code, stdout, stderr) = wheel(&folder, &python(&folder, script));
     assert_eq!((code, stdout.as_str()), (2, ""));
@@ -87,8 +88,8 @@ fn a_failing_pip_is_quoted_with_the_way_out() {
 }
 
 #[test]
-fn no_python_is_said() {
-    let folder = scratch("nopython");
+fn a_missing_python_is_named() {
+    let folder = Scratch::new();
     let cache = folder.join("cache").display().to_string();
     let environment = [("PATH", "/nonexistent"), ("XDG_CACHE_HOME", cache.as_str()), ("FERRITE_NCCL", "")];
     let (code, _, stderr) = ferrite(&["wheel"], &environment);
@@ -108,7 +109,7 @@ fn a_named_file_wins_and_is_verified() {
 
 #[test]
 fn a_broken_cache_says_what_to_delete() {
-    let folder = scratch("broken");
+    let folder = Scratch::new();
     let cache = folder.join("cache/ferrite/nccl-2.21.5");
     std::fs::create_dir_all(&cache).expect("a folder can be made");
     std::fs::write(cache.join("libnccl.so.2"), "half a file").expect("it can be written");

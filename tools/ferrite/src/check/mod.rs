@@ -1,39 +1,37 @@
-//! `ferrite check`: NCCL's contract for a network transport, point by point, against one transport.
+//! `ferrite check`: the contract of an NCCL net transport, point by point, against one transport.
 //!
-//! Sixty points, named and numbered. Each runs in fresh processes on a software device of its own and ends within a
+//! Each point has a number and a name. It runs in new processes on a software device of its own and ends within a time
 //! limit, with one of three verdicts.
 //!
-//! | module | |
+//! | file | what is in it |
 //! |---|---|
-//! | [`point`] | what a point is, and the table of all: [`point::all`] |
-//! | `loading`, `properties`, `connection`, `peers`, `registration`, `datapath`, `order`, `teardown`, `faults`, `settings` | the points, a chapter each |
-//! | [`stage`] | what a point has to work with, in each of its two processes |
-//! | `raw` | calls that break the rules which [`Transport`](crate::transport::Transport) keeps |
-//! | `relay` | somebody between a connection's two ends |
-//! | `device` | what happens to the software device |
-//! | [`runner`] | the process that starts the others and judges |
-//! | [`verdict`], [`report`] | what comes out |
+//! | `point` | what a point is: its steps, and the environment of each step |
+//! | `points` | the points themselves, a chapter a file, and the table of all |
+//! | `context` | what a step can use, in each of its two processes |
+//! | `wait`, `local_messages` | polling with a limit; messages within one process |
+//! | `raw` | calls of version 8's functions with arguments of any kind |
+//! | `relay` | a TCP relay between the two ends of a connection |
+//! | `softrnic` | the software device's command line |
+//! | `worker` | one of the two processes of a step |
+//! | `runner`, `no_verbs` | the process that starts the others and judges; a folder that hides libibverbs |
+//! | `outcome`, `report`, `junit` | what a step returns and how a point ends; as text, JSON and JUnit XML |
 
-mod connection;
-mod datapath;
-mod device;
-mod faults;
-mod loading;
-mod order;
-mod peers;
-pub mod point;
-mod properties;
+mod context;
+pub(crate) mod junit;
+mod local_messages;
+mod no_verbs;
+mod outcome;
+mod point;
+pub(crate) mod points;
 mod raw;
-mod registration;
 mod relay;
-pub mod report;
-pub mod runner;
-mod settings;
-pub mod stage;
-mod teardown;
-pub mod verdict;
+pub(crate) mod report;
+pub(crate) mod runner;
+mod softrnic;
+mod wait;
+pub(crate) mod worker;
 
-/// Ends a point with a sentence unless a condition holds.
+/// Returns [`Error::Contract`](crate::error::Error::Contract) with a sentence unless a condition holds.
 macro_rules! ensure {
     ($condition:expr, $($words:tt)+) => {
         if !$condition {
@@ -42,4 +40,4 @@ macro_rules! ensure {
     };
 }
 
-pub(crate) use ensure;
+use ensure;

@@ -5,11 +5,12 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::abi::{self, ncclNet_v8_t, ncclNetDeviceHandle_v8_t, ncclNetProperties_v8_t};
-use crate::comm::{RecvComm, Region, SendComm};
 use crate::error::{Error, Result};
-use crate::nccl_log;
-use crate::transport::{Handle, Transport};
+use crate::nccl::abi::{self, ncclNet_v8_t, ncclNetDeviceHandle_v8_t, ncclNetProperties_v8_t};
+use crate::nccl::debug_log;
+use crate::transport::comm::{RecvComm, Region, SendComm};
+use crate::transport::instance::Transport;
+use crate::transport::listener::Handle;
 
 /// The functions.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +33,7 @@ pub(super) const FILLS: [u8; 2] = [0xa5, 0x5a];
 pub(super) type PropertyBytes = [u8; size_of::<ncclNetProperties_v8_t>()];
 
 /// A request, a communicator or a memory handle of the transport's; 0 for NULL.
-pub(super) type Object = usize;
+pub(super) type Opaque = usize;
 
 /// One call of a slot with pointers that live as long as the call.
 macro_rules! slot {
@@ -57,7 +58,7 @@ impl Raw {
     }
 
     pub(super) fn init(self) -> u32 {
-        slot!(self, init(nccl_log::callback()))
+        slot!(self, init(debug_log::callback()))
     }
 
     /// The code, and the count (-7 if none was written).
@@ -83,11 +84,11 @@ impl Raw {
     }
 
     /// A handle with as much again behind it, all `fill` before; and the listener.
-    pub(super) fn listen(self, device: usize, fill: u8) -> (u32, [u8; 256], Object) {
+    pub(super) fn listen(self, device: usize, fill: u8) -> (u32, [u8; 256], Opaque) {
         let mut bytes = [fill; 256];
         let mut comm: *mut c_void = std::ptr::null_mut();
         let code = slot!(self, listen(device as c_int, bytes.as_mut_ptr().cast(), &raw mut comm));
-        (code, bytes, comm as Object)
+        (code, bytes, comm as Opaque)
     }
 
     /// `device_handle`: `None` passes NULL for the place.
@@ -96,53 +97,53 @@ impl Raw {
         device: usize,
         handle: &mut Handle,
         device_handle: Option<&mut *mut ncclNetDeviceHandle_v8_t>,
-    ) -> (u32, Object) {
+    ) -> (u32, Opaque) {
         let mut comm: *mut c_void = std::ptr::null_mut();
         let place = device_handle.map_or(std::ptr::null_mut(), std::ptr::from_mut);
         let code = slot!(self, connect(device as c_int, std::ptr::from_mut(handle).cast(), &raw mut comm, place));
-        (code, comm as Object)
+        (code, comm as Opaque)
     }
 
     /// As [`Self::connect`].
     pub(super) fn accept(
         self,
-        listener: Object,
+        listener: Opaque,
         device_handle: Option<&mut *mut ncclNetDeviceHandle_v8_t>,
-    ) -> (u32, Object) {
+    ) -> (u32, Opaque) {
         let mut comm: *mut c_void = std::ptr::null_mut();
         let place = device_handle.map_or(std::ptr::null_mut(), std::ptr::from_mut);
         let code = slot!(self, accept(listener as *mut c_void, &raw mut comm, place));
-        (code, comm as Object)
+        (code, comm as Opaque)
     }
 
-    pub(super) fn register(self, comm: &SendComm, start: usize, size: usize) -> (u32, Object) {
+    pub(super) fn register(self, comm: &SendComm, start: usize, size: usize) -> (u32, Opaque) {
         let mut handle: *mut c_void = std::ptr::null_mut();
         let kind = abi::NCCL_PTR_HOST as c_int;
         let code = slot!(self, regMr(comm.raw(), start as *mut c_void, size, kind, &raw mut handle));
-        (code, handle as Object)
+        (code, handle as Opaque)
     }
 
-    pub(super) fn register_dmabuf(self, comm: &SendComm, start: usize, size: usize, fd: i32) -> (u32, Object) {
+    pub(super) fn register_dmabuf(self, comm: &SendComm, start: usize, size: usize, fd: i32) -> (u32, Opaque) {
         let mut handle: *mut c_void = std::ptr::null_mut();
         let kind = abi::NCCL_PTR_CUDA as c_int;
         let code = slot!(self, regMrDmaBuf(comm.raw(), start as *mut c_void, size, kind, 0, fd, &raw mut handle));
-        (code, handle as Object)
+        (code, handle as Opaque)
     }
 
-    pub(super) fn deregister(self, comm: &SendComm, handle: Object) -> u32 {
+    pub(super) fn deregister(self, comm: &SendComm, handle: Opaque) -> u32 {
         slot!(self, deregMr(comm.raw(), handle as *mut c_void))
     }
 
     /// The request is garbage before the call.
-    pub(super) fn isend(self, comm: &SendComm, start: usize, size: i32, tag: i32, memory: Object) -> (u32, Object) {
+    pub(super) fn isend(self, comm: &SendComm, start: usize, size: i32, tag: i32, memory: Opaque) -> (u32, Opaque) {
         let mut request = GARBAGE as *mut c_void;
         let code =
             slot!(self, isend(comm.raw(), start as *mut c_void, size, tag, memory as *mut c_void, &raw mut request));
-        (code, request as Object)
+        (code, request as Opaque)
     }
 
     /// One message; the request is NULL before the call.
-    pub(super) fn irecv(self, comm: &RecvComm, region: &Region, offset: usize, size: i32, tag: i32) -> (u32, Object) {
+    pub(super) fn irecv(self, comm: &RecvComm, region: &Region, offset: usize, size: i32, tag: i32) -> (u32, Opaque) {
         let mut request: *mut c_void = std::ptr::null_mut();
         let Ok(start) = region.memory().address(offset, size as usize) else {
             return (abi::ncclInternalError, 0);
@@ -151,26 +152,26 @@ impl Raw {
         let (data, sizes) = (data.as_mut_ptr(), sizes.as_mut_ptr());
         let (tags, memory) = (tags.as_mut_ptr(), memory.as_mut_ptr());
         let code = slot!(self, irecv(comm.raw(), 1, data, sizes, tags, memory, &raw mut request));
-        (code, request as Object)
+        (code, request as Opaque)
     }
 
     /// The code, and whether it is done; `sizes`: `None` passes NULL.
-    pub(super) fn test(self, request: Object, sizes: Option<&mut [i32]>) -> (u32, bool) {
+    pub(super) fn test(self, request: Opaque, sizes: Option<&mut [i32]>) -> (u32, bool) {
         let mut done: c_int = 0;
         let sizes = sizes.map_or(std::ptr::null_mut(), <[i32]>::as_mut_ptr);
         let code = slot!(self, test(request as *mut c_void, &raw mut done, sizes));
         (code, done != 0)
     }
 
-    pub(super) fn close_send(self, comm: Object) -> u32 {
+    pub(super) fn close_send(self, comm: Opaque) -> u32 {
         slot!(self, closeSend(comm as *mut c_void))
     }
 
-    pub(super) fn close_recv(self, comm: Object) -> u32 {
+    pub(super) fn close_recv(self, comm: Opaque) -> u32 {
         slot!(self, closeRecv(comm as *mut c_void))
     }
 
-    pub(super) fn close_listen(self, comm: Object) -> u32 {
+    pub(super) fn close_listen(self, comm: Opaque) -> u32 {
         slot!(self, closeListen(comm as *mut c_void))
     }
 

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::transport::Handle;
+use crate::transport::listener::Handle;
 
 /// The ports on which this process listens.
 ///
@@ -45,7 +45,7 @@ fn listening(line: &str, mine: &HashSet<String>) -> Option<u16> {
 
 /// Where a listener's handle leads to.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lead {
+pub(super) struct HandlePort {
     /// The port.
     pub(super) port: u16,
     /// Where in the handle it is, as two bytes.
@@ -53,7 +53,7 @@ pub(super) struct Lead {
     big_endian: bool,
 }
 
-impl Lead {
+impl HandlePort {
     /// Finds it: the port is in the handle, and this process listens on it, if it can be only since `before` was read.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Lead {
     }
 
     /// The handle, leading to another port.
-    pub(super) fn diverted(self, handle: &Handle, port: u16) -> Handle {
+    pub(super) fn with_port(self, handle: &Handle, port: u16) -> Handle {
         let bytes = if self.big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
         let mut other = *handle;
         other.0[self.place..self.place + 2].copy_from_slice(&bytes);
@@ -89,20 +89,20 @@ impl Lead {
     ///
     /// # Errors
     /// [`Error::Io`] if nobody listens.
-    pub(super) fn visit(self) -> Result<TcpStream> {
-        visit(self.port)
+    pub(super) fn connect_to_port(self) -> Result<TcpStream> {
+        connect_to_port(self.port)
     }
 }
 
 /// A connection to `port` of this host, where nothing waits for long.
-pub(super) fn visit(port: u16) -> Result<TcpStream> {
+pub(super) fn connect_to_port(port: u16) -> Result<TcpStream> {
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let stream = TcpStream::connect(to).map_err(|e| Error::io(format!("cannot connect to {to}"), e))?;
-    patience(&stream)?;
+    timeout_s(&stream)?;
     Ok(stream)
 }
 
-fn patience(stream: &TcpStream) -> Result<()> {
+fn timeout_s(stream: &TcpStream) -> Result<()> {
     stream.set_read_timeout(Some(Duration::from_millis(2))).map_err(|e| Error::io("cannot set a timeout", e))
 }
 
@@ -110,7 +110,7 @@ fn patience(stream: &TcpStream) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`] if there is none.
-pub(super) fn booth() -> Result<(TcpListener, u16)> {
+pub(super) fn listen_on_loopback() -> Result<(TcpListener, u16)> {
     let failed = |e| Error::io("cannot listen on 127.0.0.1", e);
     let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
@@ -119,15 +119,15 @@ pub(super) fn booth() -> Result<(TcpListener, u16)> {
 }
 
 /// The next caller, if there is one.
-pub(super) fn caller(socket: &TcpListener) -> Option<TcpStream> {
+pub(super) fn accept_one(socket: &TcpListener) -> Option<TcpStream> {
     let (stream, _) = socket.accept().ok()?;
     stream.set_nonblocking(false).ok()?;
-    patience(&stream).ok()?;
+    timeout_s(&stream).ok()?;
     Some(stream)
 }
 
 /// What has come so far; `None` when the other end has closed.
-pub(super) fn heard(stream: &mut TcpStream) -> Option<Vec<u8>> {
+pub(super) fn read_available(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut bytes = [0; 8192];
     match stream.read(&mut bytes) {
         Ok(0) => None,
@@ -151,19 +151,19 @@ pub(super) struct Relay {
 
 impl Relay {
     pub(super) fn new(caller: TcpStream, port: u16, wrong: Option<usize>) -> Result<Self> {
-        Ok(Self { caller, listener: visit(port)?, wrong, passed: 0 })
+        Ok(Self { caller, listener: connect_to_port(port)?, wrong, passed: 0 })
     }
 
     /// Passes on what there is; false when one of the two has gone.
     pub(super) fn pass(&mut self) -> bool {
-        let Some(mut forth) = heard(&mut self.caller) else {
+        let Some(mut forth) = read_available(&mut self.caller) else {
             return false;
         };
         if let Some(byte) = self.wrong.and_then(|at| at.checked_sub(self.passed)).and_then(|at| forth.get_mut(at)) {
             *byte ^= 0xff;
         }
         self.passed += forth.len();
-        let Some(back) = heard(&mut self.listener) else {
+        let Some(back) = read_available(&mut self.listener) else {
             return false;
         };
         self.listener.write_all(&forth).is_ok() && self.caller.write_all(&back).is_ok()
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn a_listener_of_this_process_is_known() {
         let before = ports().expect("readable");
-        let (_socket, port) = booth().expect("a port");
+        let (_socket, port) = listen_on_loopback().expect("a port");
         assert!(!before.contains(&port) && ports().expect("readable").contains(&port));
     }
 
@@ -192,12 +192,12 @@ mod tests {
         let mut handle = Handle([0xee; _]);
         handle.0[30..32].copy_from_slice(&[0x12, 0x43]);
         for ports in [&[0x1243][..], &[0x4312, 0x1243], &[9, 0x1243, 0x4312]] {
-            let lead = Lead::of_one(&handle, ports).expect("it is there");
-            assert_eq!(lead.port, 0x1243, "{ports:?}");
-            assert_eq!(lead.diverted(&handle, 0x5678).0[29..33], [0xee, 0x56, 0x78, 0xee]);
+            let handle_port = HandlePort::of_one(&handle, ports).expect("it is there");
+            assert_eq!(handle_port.port, 0x1243, "{ports:?}");
+            assert_eq!(handle_port.with_port(&handle, 0x5678).0[29..33], [0xee, 0x56, 0x78, 0xee]);
         }
-        let lead = Lead::of_one(&handle, &[0x4312]).expect("in the order of this machine");
-        assert_eq!(lead.diverted(&handle, 0x5678).0[29..33], [0xee, 0x78, 0x56, 0xee]);
-        assert!(Lead::of_one(&handle, &[7, 0x1234]).is_none());
+        let handle_port = HandlePort::of_one(&handle, &[0x4312]).expect("in the order of this machine");
+        assert_eq!(handle_port.with_port(&handle, 0x5678).0[29..33], [0xee, 0x78, 0x56, 0xee]);
+        assert!(HandlePort::of_one(&handle, &[7, 0x1234]).is_none());
     }
 }

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use crate::check::verdict::{Outcome, Verdict};
+use crate::check::outcome::{Outcome, Verdict};
 use crate::error::{Error, Result};
 
 /// One line, and the last words of the processes after a failure.
-pub fn line(outcome: &Outcome) -> String {
+pub(crate) fn line(outcome: &Outcome) -> String {
     let Outcome { number, name, verdict, detail, seconds, log, .. } = outcome;
     let mut text = match verdict {
         Verdict::Skipped => format!("{number:>2}  {name:<26}  skipped: {detail}\n"),
@@ -19,14 +19,14 @@ pub fn line(outcome: &Outcome) -> String {
 }
 
 /// Everything in one line.
-pub fn summary(title: &str, outcomes: &[Outcome]) -> String {
+pub(crate) fn summary(title: &str, outcomes: &[Outcome]) -> String {
     let [passed, failed, skipped] = counts(outcomes);
     let seconds: f64 = outcomes.iter().map(|outcome| outcome.seconds).sum();
     format!("{title}: {} checks, {passed} passed, {failed} failed, {skipped} skipped, {seconds:.0} s\n", outcomes.len())
 }
 
 /// Passed, failed, skipped.
-pub fn counts(outcomes: &[Outcome]) -> [usize; 3] {
+pub(crate) fn counts(outcomes: &[Outcome]) -> [usize; 3] {
     [Verdict::Passed, Verdict::Failed, Verdict::Skipped]
         .map(|verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count())
 }
@@ -44,51 +44,10 @@ struct Json<'a> {
 ///
 /// # Errors
 /// [`Error::Unreadable`] if it cannot be written down.
-pub fn json(title: &str, outcomes: &[Outcome]) -> Result<String> {
+pub(crate) fn json(title: &str, outcomes: &[Outcome]) -> Result<String> {
     let [passed, failed, skipped] = counts(outcomes);
     let json = Json { title, passed, failed, skipped, checks: outcomes };
     serde_json::to_string_pretty(&json).map_err(|problem| Error::Unreadable(format!("no JSON: {problem}")))
-}
-
-/// As JUnit XML: a suite with a case per check.
-pub fn junit(title: &str, outcomes: &[Outcome]) -> String {
-    let [_, failed, skipped] = counts(outcomes);
-    let seconds: f64 = outcomes.iter().map(|outcome| outcome.seconds).sum();
-    let mut text = format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"{}\" tests=\"{}\" failures=\"{failed}\" \
-         skipped=\"{skipped}\" time=\"{seconds:.3}\">\n",
-        escaped(title),
-        outcomes.len()
-    );
-    for Outcome { number, name, claim, verdict, detail, seconds, log } in outcomes {
-        text += &format!("  <testcase classname=\"{number:02}\" name=\"{name}\" time=\"{seconds:.3}\">\n");
-        match verdict {
-            Verdict::Passed => text += &format!("    <system-out>{}</system-out>\n", escaped(detail)),
-            Verdict::Skipped => text += &format!("    <skipped message=\"{}\"/>\n", escaped(detail)),
-            Verdict::Failed => {
-                let log = format!("{claim}\n{}", log.join("\n"));
-                text += &format!("    <failure message=\"{}\">{}</failure>\n", escaped(detail), escaped(&log));
-            }
-        }
-        text += "  </testcase>\n";
-    }
-    text + "</testsuite>\n"
-}
-
-fn escaped(text: &str) -> String {
-    let mut safe = String::new();
-    for character in text.chars() {
-        match character {
-            '&' => safe += "&amp;",
-            '<' => safe += "&lt;",
-            '>' => safe += "&gt;",
-            '"' => safe += "&quot;",
-            '\n' | '\t' => safe.push(character),
-            other if other.is_control() => safe.push('?'),
-            other => safe.push(other),
-        }
-    }
-    safe
 }
 
 #[cfg(test)]
@@ -111,11 +70,8 @@ mod tests {
     }
 
     #[test]
-    fn xml_is_escaped_and_counted() {
-        let all = [outcome(Verdict::Failed, "1 < 2 & \"so\u{1b}\""), outcome(Verdict::Skipped, "why")];
-        let text = junit("t", &all);
-        assert!(text.contains("tests=\"2\" failures=\"1\" skipped=\"1\""), "{text}");
-        assert!(text.contains("message=\"1 &lt; 2 &amp; &quot;so?&quot;\""), "{text}");
+    fn json_has_counts_and_verdicts() {
+        let all = [outcome(Verdict::Failed, "no"), outcome(Verdict::Skipped, "why")];
         let json: serde_json::Value = serde_json::from_str(&json("t", &all).expect("JSON")).expect("JSON");
         assert_eq!((json["failed"].as_u64(), json["checks"][1]["verdict"].as_str()), (Some(1), Some("skipped")));
     }

@@ -7,67 +7,70 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use crate::check::point::{Act, Host, Point, Trial};
-use crate::check::stage::{Order, SOFTWARE_DEVICE};
-use crate::check::verdict::{Finding, Outcome, Verdict};
-use crate::error::{Error, Result};
-use crate::interrupt;
-use crate::library::Source;
-use crate::pair::{Pair, Setting};
-use crate::seat::{Note, json_error};
-use crate::verbs::Verbs;
+use tempfile::TempDir;
 
-/// The hidden subcommand that makes one of the two processes of this program.
-pub const WORKER: &str = "check-worker";
+use crate::check::context::{SOFTWARE_DEVICE, StepJob};
+use crate::check::no_verbs;
+use crate::check::outcome::{Outcome, StepResult, Verdict};
+use crate::check::point::{Host, Point, Step, Trial};
+use crate::check::worker::WORKER;
+use crate::error::{Error, Result};
+use crate::nccl::library::Source;
+use crate::pair::message::{WorkerMessage, json_error};
+use crate::pair::parent::Pair;
+use crate::pair::setting::Setting;
+use crate::system::interrupt;
+use crate::verbs::libibverbs::Verbs;
+
 /// How long a process may take to end when its work is done.
 const LEAVING: Duration = Duration::from_secs(5);
 
 /// What the software device is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub(crate) struct DeviceConfig {
     /// InfiniBand, else RoCE.
-    pub infiniband: bool,
+    pub(crate) infiniband: bool,
     /// Devices that the transport is to fuse into one: 1 or 2.
-    pub rails: usize,
+    pub(crate) rails: usize,
     /// Junk in undefined fields, and data read late.
-    pub strict: bool,
+    pub(crate) strict: bool,
 }
 
 /// Where the software device is.
 #[derive(Debug, Clone)]
-pub struct Softrnic {
+pub(crate) struct SoftrnicPaths {
     /// The folder of its libibverbs.so.1.
-    pub folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// Its command line.
-    pub control: PathBuf,
+    pub(crate) control: PathBuf,
 }
 
 /// What to check, and on what.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub(crate) struct CheckRequest {
     /// This program.
-    pub program: PathBuf,
+    pub(crate) program: PathBuf,
     /// The transport.
-    pub source: Source,
+    pub(crate) source: Source,
     /// Whether the transport speaks version 8.
-    pub version8: bool,
+    pub(crate) version8: bool,
     /// NCCL 2.21.5, if it is in the cache.
-    pub built_in: Option<PathBuf>,
+    pub(crate) built_in: Option<PathBuf>,
     /// The software device; `None`: on the devices of this machine, which nobody breaks.
-    pub softrnic: Option<Softrnic>,
+    pub(crate) softrnic: Option<SoftrnicPaths>,
     /// What it is like.
-    pub shape: Shape,
+    pub(crate) device_config: DeviceConfig,
     /// With the points that take minutes.
-    pub long: bool,
+    pub(crate) long: bool,
 }
 
-impl Request {
+impl CheckRequest {
     /// Tries the points, `jobs` at a time, and tells each outcome to `tell` in the order of the points. Those that were
     /// told when somebody interrupted it.
     ///
     /// # Errors
     /// Those of `tell`, which end it.
-    pub fn run_all(
+    pub(crate) fn run_all(
         &self,
         points: &[Point],
         jobs: usize,
@@ -97,9 +100,9 @@ impl Request {
         let start = Instant::now();
         let (verdict, detail, log) = match point.trial {
             Trial::Needs(what) => (Verdict::Skipped, format!("needs {what}"), Vec::new()),
-            Trial::Acts(acts) => self.perform(point, acts),
+            Trial::Steps(steps) => self.perform(point, steps),
         };
-        (!interrupt::heard()).then(|| Outcome {
+        (!interrupt::received()).then(|| Outcome {
             number: point.number,
             name: point.name.into(),
             claim: point.claim.into(),
@@ -110,25 +113,25 @@ impl Request {
         })
     }
 
-    fn perform(&self, point: &Point, acts: &[Act]) -> (Verdict, String, Vec<String>) {
+    fn perform(&self, point: &Point, steps: &[Step]) -> (Verdict, String, Vec<String>) {
         let mut details: Vec<String> = Vec::new();
         let mut skipped: Vec<String> = Vec::new();
-        for (index, act) in acts.iter().enumerate().filter(|(_, act)| self.long || !act.scene.long) {
-            if act.scene.raw && !self.version8 {
+        for (index, step) in steps.iter().enumerate().filter(|(_, step)| self.long || !step.env.long) {
+            if step.env.raw && !self.version8 {
                 skipped.push("needs a transport of interface v8".into());
                 continue;
             }
-            if self.softrnic.is_none() && act.scene.is_made_up() {
+            if self.softrnic.is_none() && step.env.needs_softrnic() {
                 skipped.push(format!("needs {SOFTWARE_DEVICE}"));
                 continue;
             }
-            match self.act(point, index, act) {
-                Ok(finding) if finding.skipped => skipped.push(finding.detail),
-                Ok(finding) => details.push(finding.detail),
+            match self.step(point, index, step) {
+                Ok(result) if result.skipped => skipped.push(result.detail),
+                Ok(result) => details.push(result.detail),
                 Err(Error::Worker { rank, what, log, .. }) => {
-                    return (Verdict::Failed, format!("{what} (rank {rank}{})", part(index, acts)), log);
+                    return (Verdict::Failed, format!("{what} (rank {rank}{})", part(index, steps)), log);
                 }
-                Err(problem) => return (Verdict::Failed, format!("{problem}{}", part(index, acts)), Vec::new()),
+                Err(problem) => return (Verdict::Failed, format!("{problem}{}", part(index, steps)), Vec::new()),
             }
         }
         details.retain(|detail| !detail.is_empty());
@@ -142,67 +145,67 @@ impl Request {
         (Verdict::Passed, details.join("; "), Vec::new())
     }
 
-    /// One pair of processes from start to end; the finding of rank 0.
-    fn act(&self, point: &Point, index: usize, act: &Act) -> Result<Finding> {
-        let order = Order {
+    /// One pair of processes from start to end; the result of rank 0.
+    fn step(&self, point: &Point, index: usize, step: &Step) -> Result<StepResult> {
+        let order = StepJob {
             number: point.number,
-            act: index,
+            step: index,
             source: self.source.clone(),
             built_in: self.built_in.clone(),
             softrnic: self.softrnic.as_ref().map(|device| device.control.clone()),
-            rails: self.shape.rails,
-            infiniband: self.shape.infiniband,
+            rails: self.device_config.rails,
+            infiniband: self.device_config.infiniband,
         };
-        let mask = Mask::new(act.scene.host == Host::WithoutVerbs)?;
-        let setting = self.setting(act, &mask)?;
-        let (program, arguments) = self.command(act);
+        let fake_verbs = (step.env.host == Host::WithoutVerbs).then(no_verbs::folder).transpose()?;
+        let setting = self.setting(step, fake_verbs.as_ref())?;
+        let (program, arguments) = self.command(step);
         let mut pair = Pair::spawn(&program, &arguments, &setting)?;
         pair.send(&order)?;
-        let mut findings = [Finding::nothing(), Finding::nothing()];
-        while let Some((rank, note)) = pair.next_note()? {
-            if let Note::Value { value } = note {
-                findings[rank] = serde_json::from_value(value).map_err(|e| json_error(&e))?;
+        let mut results = [StepResult::nothing(), StepResult::nothing()];
+        while let Some((rank, message)) = pair.next_message()? {
+            if let WorkerMessage::Value { value } = message {
+                results[rank] = serde_json::from_value(value).map_err(|e| json_error(&e))?;
             }
         }
         pair.ended(LEAVING)?;
-        for (rank, finding) in findings.iter().enumerate() {
+        for (rank, result) in results.iter().enumerate() {
             let log = pair.log(rank);
-            if let Some(what) = finding.objection(&log) {
+            if let Some(what) = result.log_fault(&log) {
                 let log = log.into_iter().rev().take(8).rev().collect();
                 return Err(Error::Worker { rank, what, log, wrong: true });
             }
         }
-        let [zero, _] = findings;
+        let [zero, _] = results;
         Ok(zero)
     }
 
-    fn is_faithful(&self, act: &Act) -> bool {
-        act.scene.host == Host::Faithful || self.shape.rails == 2 && act.scene.host == Host::Plain
+    fn is_faithful(&self, step: &Step) -> bool {
+        step.env.host == Host::Faithful || self.device_config.rails == 2 && step.env.host == Host::Plain
     }
 
-    fn command(&self, act: &Act) -> (PathBuf, Vec<OsString>) {
-        let Some(device) = self.softrnic.as_ref().filter(|_| self.is_faithful(act)) else {
+    fn command(&self, step: &Step) -> (PathBuf, Vec<OsString>) {
+        let Some(device) = self.softrnic.as_ref().filter(|_| self.is_faithful(step)) else {
             return (self.program.clone(), vec![WORKER.into()]);
         };
         let mut words: Vec<OsString> = vec!["run".into(), "--library".into(), device.folder.clone().into()];
         words.push("--faithful".into());
-        if self.shape.rails == 2 {
+        if self.device_config.rails == 2 {
             words.push("--same-card".into());
         }
         words.extend(["--".into(), self.program.clone().into(), WORKER.into()]);
         (device.control.clone(), words)
     }
 
-    fn setting(&self, act: &Act, mask: &Mask) -> Result<Setting> {
+    fn setting(&self, step: &Step, without_verbs: Option<&TempDir>) -> Result<Setting> {
         let verbs = match &self.softrnic {
-            Some(device) if mask.0.is_none() => Verbs::softrnic(&device.folder)?,
+            Some(device) if without_verbs.is_none() => Verbs::softrnic(&device.folder)?,
             _ => Verbs::System,
         };
         let mut setting = Setting::new(verbs);
         setting.net_plugin = self.source.net_plugin().into();
-        setting.silence = Duration::from_secs(act.scene.patience);
-        let fused = if self.shape.rails == 2 { "1" } else { "0" };
-        let devices = if self.shape.rails == 2 { "4" } else { "2" };
+        setting.silence = Duration::from_secs(step.env.timeout_s);
+        let fused = if self.device_config.rails == 2 { "1" } else { "0" };
+        let devices = if self.device_config.rails == 2 { "4" } else { "2" };
         setting = setting
             .env("NCCL_DEBUG", "INFO")
             .env("NCCL_DEBUG_SUBSYS", "INIT,ENV,NET")
@@ -210,12 +213,12 @@ impl Request {
             .env("NCCL_IB_MERGE_NICS", fused)
             .env("SOFTRNIC_QUIET", "1")
             .env("SOFTRNIC_DEVICES", devices)
-            .env("SOFTRNIC_LINK", if self.shape.infiniband { "ib" } else { "roce" })
-            .env("SOFTRNIC_STRICT", if self.shape.strict { "1" } else { "0" });
-        if let Some(folder) = &mask.0 {
-            setting = setting.env("LD_LIBRARY_PATH", folder);
+            .env("SOFTRNIC_LINK", if self.device_config.infiniband { "ib" } else { "roce" })
+            .env("SOFTRNIC_STRICT", if self.device_config.strict { "1" } else { "0" });
+        if let Some(folder) = without_verbs {
+            setting = setting.env("LD_LIBRARY_PATH", folder.path());
         }
-        Ok(act.scene.env.iter().fold(setting, |setting, (name, value)| setting.env(name, value)))
+        Ok(step.env.vars.iter().fold(setting, |setting, (name, value)| setting.env(name, value)))
     }
 }
 
@@ -247,50 +250,22 @@ fn in_order(
     Ok(told)
 }
 
-/// Which act it was, where there are several.
-fn part(index: usize, acts: &[Act]) -> String {
-    if acts.len() == 1 {
+/// Which step it was, where there are several.
+fn part(index: usize, steps: &[Step]) -> String {
+    if steps.len() == 1 {
         return String::new();
     }
-    let env = acts[index].scene.env.iter().chain(acts[index].scene.rank1);
-    let env: Vec<String> = env.map(|(name, value)| format!("{name}={value}")).collect();
-    let with = if env.is_empty() { String::new() } else { format!(" with {}", env.join(" ")) };
-    format!(", act {}{with}", index + 1)
-}
-
-/// A folder with files of libibverbs's names that are no libraries, put before the system's own.
-struct Mask(Option<PathBuf>);
-
-impl Mask {
-    fn new(wanted: bool) -> Result<Self> {
-        if !wanted {
-            return Ok(Self(None));
-        }
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("ferrite-no-verbs-{}-{number}", std::process::id()));
-        let failed = |source| Error::io(format!("cannot make {}", folder.display()), source);
-        std::fs::create_dir_all(&folder).map_err(failed)?;
-        for name in ["libibverbs.so", "libibverbs.so.1"] {
-            std::fs::write(folder.join(name), "no library").map_err(failed)?;
-        }
-        Ok(Self(Some(folder)))
-    }
-}
-
-impl Drop for Mask {
-    fn drop(&mut self) {
-        if let Some(folder) = &self.0 {
-            std::fs::remove_dir_all(folder).unwrap_or_default();
-        }
-    }
+    let vars = steps[index].env.vars.iter().chain(steps[index].env.rank1_vars);
+    let vars: Vec<String> = vars.map(|(name, value)| format!("{name}={value}")).collect();
+    let with = if vars.is_empty() { String::new() } else { format!(" with {}", vars.join(" ")) };
+    format!(", step {}{with}", index + 1)
 }
 
 /// The command line of the software device whose library is in `folder`.
 ///
 /// # Errors
 /// [`Error::Io`] if it is not where it is built.
-pub fn control_of(folder: &Path) -> Result<PathBuf> {
+pub(crate) fn control_of(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("../bin/softrnic");
     std::fs::canonicalize(&path).map_err(|source| {
         Error::io(

@@ -4,33 +4,28 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::check::point;
-use crate::check::report;
-use crate::check::runner::{self, Request, Shape, Softrnic};
-use crate::cli::ending::Ending;
-use crate::cli::place::VerbsName;
-use crate::cli::what::What;
-use crate::dist::Dist;
+use crate::check::runner::{self, CheckRequest, DeviceConfig, SoftrnicPaths};
+use crate::check::{junit, points, report};
+use crate::cli::device_args::VerbsName;
+use crate::cli::exit::Exit;
+use crate::cli::source_args::SourceArgs;
 use crate::error::{Error, Result};
-use crate::host;
-use crate::library::Source;
-use crate::output;
-use crate::verbs::Verbs;
-use crate::wheel::{self, Release};
+use crate::nccl::library::Source;
+use crate::nccl::release::NcclRelease;
+use crate::nccl::{cache, stock_library};
+use crate::system::dist::Dist;
+use crate::system::{host, output};
+use crate::verbs::libibverbs::Verbs;
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Tries NCCL's contract for a network transport, 60 points, each in two fresh processes on a software RDMA device of their \
-own. Prints a line for each: number, name, pass, FAIL or `skipped: why`, and what was seen. What a point means is in \
-docs/conformance.md.\n\n\
-Exit code 0: none failed; 1: some failed; 2: they could not be tried; 130: interrupted.")]
+#[command(after_help = after_help())]
 pub(super) struct Check {
     #[command(flatten)]
-    what: What,
+    source: SourceArgs,
     /// Which libibverbs the transport gets; on the machine's own devices less can be told
     #[arg(long, value_enum, default_value = "softrnic")]
     verbs: VerbsName,
-    /// What the software device's links are
+    /// SourceArgs the software device's links are
     #[arg(long, value_enum, default_value = "roce")]
     link: LinkName,
     /// Devices that the transport has to fuse into one, two on each side; needs a mount namespace
@@ -49,7 +44,7 @@ pub(super) struct Check {
     #[arg(long)]
     long: bool,
     /// Names all checks and what they claim, and does nothing
-    #[arg(long, group = "What")]
+    #[arg(long, group = "SourceArgs")]
     list: bool,
     /// Folder of the software device's libibverbs.so.1 [default: ../softrnic beside this program]
     #[arg(long, value_name = "DIR")]
@@ -71,41 +66,41 @@ enum LinkName {
 }
 
 impl Check {
-    pub(super) fn run(self) -> Result<Ending> {
-        let points = point::chosen(&self.only)?;
+    pub(super) fn run(self) -> Result<Exit> {
+        let points = points::selected(&self.only)?;
         if self.list {
             let lines = points.iter().map(|p| format!("{:>2}  {:<26}  {}\n", p.number, p.name, p.claim));
-            return output::print(&lines.collect::<String>()).map(|()| Ending::Good);
+            return output::write_stdout(&lines.collect::<String>()).map(|()| Exit::Good);
         }
         let (only, junit, json, jobs) = (!self.only.is_empty(), self.junit.clone(), self.json.clone(), self.jobs);
         [&junit, &json].into_iter().flatten().try_for_each(|path| output::require_writable(path))?;
         let request = self.request()?;
         let title = title(&request);
         let jobs = jobs.map_or_else(jobs_of_this_machine, usize::from);
-        let outcomes = request.run_all(&points, jobs, |outcome| output::print(&report::line(outcome)))?;
-        output::print(&report::summary(&title, &outcomes))?;
+        let outcomes = request.run_all(&points, jobs, |outcome| output::write_stdout(&report::line(outcome)))?;
+        output::write_stdout(&report::summary(&title, &outcomes))?;
         if let Some(path) = junit {
-            output::write(&path, &report::junit(&title, &outcomes))?;
+            output::write_file(&path, &junit::xml(&title, &outcomes))?;
         }
         if let Some(path) = json {
-            output::write(&path, &report::json(&title, &outcomes)?)?;
+            output::write_file(&path, &report::json(&title, &outcomes)?)?;
         }
         let [_, failed, _] = report::counts(&outcomes);
         if outcomes.len() < points.len() {
-            output::tell(format_args!("ferrite: {} of {} checks were made", outcomes.len(), points.len()));
-            return Ok(Ending::Interrupted);
+            output::write_stderr(format_args!("ferrite: {} of {} checks were made", outcomes.len(), points.len()));
+            return Ok(Exit::Interrupted);
         }
         if failed == 0 {
-            return Ok(Ending::Good);
+            return Ok(Exit::Good);
         }
-        let all = if only { "the checks that were named" } else { "60 checks" };
-        output::tell(format_args!("ferrite: {failed} of {all} failed"));
-        Ok(Ending::Worse)
+        let all = if only { "the checks that were named" } else { &format!("{} checks", points::all().len()) };
+        output::write_stderr(format_args!("ferrite: {failed} of {all} failed"));
+        Ok(Exit::Worse)
     }
 
-    fn request(self) -> Result<Request> {
+    fn request(self) -> Result<CheckRequest> {
         let infiniband = self.link == LinkName::Ib;
-        let shape = Shape { infiniband, rails: self.rails.into(), strict: self.strict };
+        let device_config = DeviceConfig { infiniband, rails: self.rails.into(), strict: self.strict };
         let softrnic = match self.verbs {
             VerbsName::Softrnic => Some(software_device(self.softrnic)?),
             VerbsName::System if self.softrnic.is_some() || infiniband || self.rails != 1 || self.strict => {
@@ -115,24 +110,24 @@ impl Check {
             }
             VerbsName::System => None,
         };
-        let source = absolute(self.what.source()?)?;
+        let source = absolute(self.source.source()?)?;
         let version8 = match &source {
-            Source::Stock { nccl } => wheel::verify(nccl)?.interface == 8,
+            Source::Stock { nccl } => stock_library::verify(nccl)?.interface == 8,
             Source::Plugin { .. } | Source::Loader { .. } => true,
         };
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
-        let built_in = wheel::cached(Release::DEFAULT).ok().filter(|path| path.exists());
-        Ok(Request { program, source, version8, built_in, softrnic, shape, long: self.long })
+        let built_in = cache::cached(NcclRelease::DEFAULT).ok().filter(|path| path.exists());
+        Ok(CheckRequest { program, source, version8, built_in, softrnic, device_config, long: self.long })
     }
 }
 
-fn software_device(folder: Option<PathBuf>) -> Result<Softrnic> {
+fn software_device(folder: Option<PathBuf>) -> Result<SoftrnicPaths> {
     let folder = folder.map_or_else(|| Dist::find().map(|dist| dist.softrnic()), Ok)?;
     // Says it if there is none, and tidies up after runs that were killed.
     Verbs::softrnic(&folder)?.clean_stale();
     let folder = std::fs::canonicalize(&folder).unwrap_or(folder);
     let control = runner::control_of(&folder)?;
-    Ok(Softrnic { folder, control })
+    Ok(SoftrnicPaths { folder, control })
 }
 
 /// Processes of a point may be in another folder.
@@ -145,12 +140,12 @@ fn absolute(source: Source) -> Result<Source> {
     }
 }
 
-fn title(request: &Request) -> String {
+fn title(request: &CheckRequest) -> String {
     let what = match &request.source {
         Source::Plugin { path } => {
             path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
         }
-        Source::Stock { nccl } => match wheel::verify(nccl) {
+        Source::Stock { nccl } => match stock_library::verify(nccl) {
             Ok(release) => format!("the IB transport of NCCL {release}"),
             Err(_) => "a built-in IB transport".into(),
         },
@@ -159,7 +154,7 @@ fn title(request: &Request) -> String {
     if request.softrnic.is_none() {
         return format!("{what} on the devices of this machine");
     }
-    let Shape { infiniband, rails, strict } = request.shape;
+    let DeviceConfig { infiniband, rails, strict } = request.device_config;
     let link = if infiniband { "InfiniBand" } else { "RoCE" };
     let rails = if rails == 2 { ", two rails" } else { "" };
     let strict = if strict { ", strict" } else { "" };
@@ -169,4 +164,15 @@ fn title(request: &Request) -> String {
 /// Each check has two processes that poll, but many of them wait for most of their time.
 fn jobs_of_this_machine() -> usize {
     host::cpus().map_or(1, |cpus| cpus.len()).clamp(1, 8)
+}
+
+fn after_help() -> String {
+    format!(
+        "\
+Tries NCCL's contract for a network transport, {} points, each in two fresh processes on a software RDMA device of their \
+own. Prints a line for each: number, name, pass, FAIL or `skipped: why`, and what was seen. SourceArgs a point means is in \
+docs/conformance.md.\n\n\
+Exit code 0: none failed; 1: some failed; 2: they could not be tried; 130: interrupted.",
+        points::all().len()
+    )
 }

@@ -5,21 +5,23 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::ending::Ending;
-use crate::cli::parse_size;
-use crate::cli::place::Where;
-use crate::cli::what::What;
-use crate::compare::{self, Request};
-use crate::dist::Dist;
+use crate::cli::device_args::DeviceArgs;
+use crate::cli::exit::Exit;
+use crate::cli::size::parse_size;
+use crate::cli::source_args::SourceArgs;
 use crate::error::Result;
-use crate::library::{self, Source};
-use crate::plan::{DEPTH, Scope};
-use crate::record::{Record, Side};
+use crate::measure::plan::{DEPTH, Scope};
+use crate::nccl::cache;
+use crate::nccl::library::{self, Source};
 use crate::report::verdict::{Conclusion, bias, conclusion, verdict};
 use crate::report::{self, table};
-use crate::session::Runner;
-use crate::verbs::Verbs;
-use crate::{host, output, wheel};
+use crate::results::record::Record;
+use crate::results::side::Side;
+use crate::run::compare::{self, CompareRequest};
+use crate::run::session::Runner;
+use crate::system::dist::Dist;
+use crate::system::{host, output};
+use crate::verbs::libibverbs::Verbs;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -52,7 +54,7 @@ pub(super) struct Compare {
 #[derive(Debug, Args)]
 pub(super) struct Bench {
     #[command(flatten)]
-    what: What,
+    source: SourceArgs,
     #[command(flatten)]
     common: Common,
 }
@@ -60,7 +62,7 @@ pub(super) struct Bench {
 #[derive(Debug, Args)]
 struct Common {
     #[command(flatten)]
-    place: Where,
+    devices: DeviceArgs,
     /// Repetitions, each in fresh processes, best a multiple of 6 [default: 24, with --quick 12]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     reps: Option<u16>,
@@ -82,20 +84,20 @@ struct Common {
     /// Let the workers run on any CPU instead of one each
     #[arg(long)]
     no_pin: bool,
-    /// Where report.md, report.svg and raw.json go
+    /// DeviceArgs report.md, report.svg and raw.json go
     #[arg(long, value_name = "DIR", default_value = "report")]
     report: PathBuf,
 }
 
 impl Compare {
-    pub(super) fn run(self, command: Vec<String>) -> Result<Ending> {
+    pub(super) fn run(self, command: Vec<String>) -> Result<Exit> {
         let plugin = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok)?;
-        // What is here is looked at before A is fetched, verified and measured.
+        // SourceArgs is here is looked at before A is fetched, verified and measured.
         library::require_plugin(&plugin)?;
         let verbs = self.common.prepared()?;
         let a = match self.baseline {
             Some(path) => library::require_plugin(&path).map(|()| Source::plugin(path))?,
-            None => Source::stock(wheel::find(self.nccl.as_deref())?),
+            None => Source::stock(cache::find(self.nccl.as_deref())?),
         };
         let scope = Scope { find_percent: self.find, ..self.common.scope() };
         self.common.run(vec![a, Source::plugin(plugin)], verbs, scope, command)
@@ -103,38 +105,38 @@ impl Compare {
 }
 
 impl Bench {
-    pub(super) fn run(self, command: Vec<String>) -> Result<Ending> {
+    pub(super) fn run(self, command: Vec<String>) -> Result<Exit> {
         let verbs = self.common.prepared()?;
         let scope = self.common.scope();
-        self.common.run(vec![self.what.source()?], verbs, scope, command)
+        self.common.run(vec![self.source.source()?], verbs, scope, command)
     }
 }
 
 impl Common {
     /// The libibverbs, after a look at where the report is to go.
     fn prepared(&self) -> Result<Verbs> {
-        let verbs = self.place.verbs()?;
+        let verbs = self.devices.verbs()?;
         output::require_writable_in(&self.report, &report::FILES)?;
         Ok(verbs)
     }
 
-    fn run(self, sources: Vec<Source>, verbs: Verbs, scope: Scope, command: Vec<String>) -> Result<Ending> {
+    fn run(self, sources: Vec<Source>, verbs: Verbs, scope: Scope, command: Vec<String>) -> Result<Exit> {
         let runner = Runner::of_this_program(Duration::from_secs(self.timeout), !self.no_pin)?;
-        let request = Request { sources, verbs, devices: self.place.devices(), scope, command };
+        let request = CompareRequest { sources, verbs, devices: self.devices.devices(), scope, command };
         if host::cpus()?.len() < 2 {
             log::warn!("there is one CPU only: two polling processes share it, times mean little");
         }
         let record = compare::run(&request, &runner)?;
         // Each is told whether or not the other can be written.
-        let printed = output::print(&summary(&record));
+        let printed = output::write_stdout(&summary(&record));
         report::write(&record, &self.report)?;
         printed?;
-        output::print(&format!("{0}/report.md  {0}/report.svg  {0}/raw.json\n", self.report.display()))?;
+        output::write_stdout(&format!("{0}/report.md  {0}/report.svg  {0}/raw.json\n", self.report.display()))?;
         Ok(match conclusion(&record) {
-            _ if !record.complete => Ending::Interrupted,
-            Conclusion::Good => Ending::Good,
-            Conclusion::Worse => Ending::Worse,
-            Conclusion::TooFew => Ending::TooFew,
+            _ if !record.complete => Exit::Interrupted,
+            Conclusion::Good => Exit::Good,
+            Conclusion::Worse => Exit::Worse,
+            Conclusion::TooFew => Exit::TooFew,
         })
     }
 
@@ -156,7 +158,7 @@ impl Common {
     }
 }
 
-/// What a user sees at the end.
+/// SourceArgs a user sees at the end.
 fn summary(record: &Record) -> String {
     let mut text = String::new();
     for side in &record.sides {

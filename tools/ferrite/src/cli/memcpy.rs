@@ -4,18 +4,20 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::ending::Ending;
-use crate::cli::parse_size;
-use crate::cli::place::Where;
-use crate::cli::what::What;
+use crate::cli::device_args::DeviceArgs;
+use crate::cli::exit::Exit;
+use crate::cli::size::parse_size;
+use crate::cli::source_args::SourceArgs;
 use crate::error::{Error, Result};
 use crate::measure::copy::BETWEEN;
-use crate::output;
-use crate::plan::{DEPTH, Job, Task};
-use crate::progress::Progress;
-use crate::sample::{Direction, Metric, Sample, size_text};
-use crate::session::{Runner, Session};
-use crate::stats;
+use crate::measure::direction::Direction;
+use crate::measure::estimate;
+use crate::measure::metric::Metric;
+use crate::measure::plan::{DEPTH, Job, Task};
+use crate::measure::sample::{Sample, size_text};
+use crate::run::progress::Progress;
+use crate::run::session::{Runner, Session};
+use crate::system::output;
 
 /// The size whose cost per message is stated.
 const SMALL: usize = 8;
@@ -30,9 +32,9 @@ the repetitions.\n\n\
 Exit code 0: measured, and the data right; 1: a byte is wrong; 2: it could not be measured; 130: interrupted.")]
 pub(super) struct Memcpy {
     #[command(flatten)]
-    what: What,
+    source: SourceArgs,
     #[command(flatten)]
-    place: Where,
+    devices: DeviceArgs,
     /// Message sizes
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size, default_value = "64K,256K,1M,4M")]
     sizes: Vec<usize>,
@@ -51,12 +53,12 @@ pub(super) struct Memcpy {
 }
 
 impl Memcpy {
-    pub(super) fn run(self) -> Result<Ending> {
+    pub(super) fn run(self) -> Result<Exit> {
         let runner = Runner::of_this_program(Duration::from_secs(self.timeout), !self.no_pin)?;
         let mut job = Job {
-            devices: self.place.devices(),
-            verbs: self.place.verbs()?,
-            source: self.what.source()?,
+            devices: self.devices.devices(),
+            verbs: self.devices.verbs()?,
+            source: self.source.source()?,
             fused: false,
             slice_ms: self.slice,
             tasks: vec![Task::Verify { sizes: self.sizes.clone() }],
@@ -79,12 +81,12 @@ impl Memcpy {
             sessions.push(runner.run(&job, &mut |what| progress.step(what))?);
         }
         progress.finish();
-        output::print(&table(&sessions, &self.sizes))?;
-        Ok(Ending::Good)
+        output::write_stdout(&table(&sessions, &self.sizes))?;
+        Ok(Exit::Good)
     }
 }
 
-/// What one pair measures.
+/// SourceArgs one pair measures.
 fn tasks(sizes: &[usize]) -> Vec<Task> {
     let stream = |metric, bytes| Task::Stream { metric, bytes, direction: Direction::Forward };
     let mut tasks = vec![stream(Metric::MessageRate, SMALL), Task::Latency { bytes: SMALL }];
@@ -96,7 +98,7 @@ fn tasks(sizes: &[usize]) -> Vec<Task> {
 
 /// The headline of `metric` at `bytes` in each session.
 fn values(sessions: &[Session], metric: Metric, bytes: usize) -> Vec<f64> {
-    named(sessions, metric, bytes, metric.headline())
+    named(sessions, metric, bytes, metric.info().headline)
 }
 
 fn named(sessions: &[Session], metric: Metric, bytes: usize, name: &str) -> Vec<f64> {
@@ -124,13 +126,13 @@ fn table(sessions: &[Session], sizes: &[usize]) -> String {
     let latency = values(sessions, Metric::Latency, SMALL);
     text += &format!("{SMALL} B, {DEPTH} in flight: {} us a message\n", spread(&each, 3));
     text += &format!("{SMALL} B, ping-pong: {} us one way\n", spread(&latency, 3));
-    let coverage = stats::estimate(&latency).map_or(0.0, |estimate| estimate.coverage * 100.0);
+    let coverage = estimate::estimate(&latency).map_or(0.0, |estimate| estimate.coverage * 100.0);
     text + &format!("medians of {} repetitions, with intervals of {coverage:.0} %; GB is 10^9 bytes\n", sessions.len())
 }
 
 /// The median and its interval.
 fn spread(values: &[f64], digits: usize) -> String {
-    stats::estimate(values).map_or_else(String::new, |found| {
+    estimate::estimate(values).map_or_else(String::new, |found| {
         format!("{:.digits$} [{:.digits$}, {:.digits$}]", found.median, found.low, found.high)
     })
 }

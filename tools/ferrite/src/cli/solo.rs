@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::ending::Ending;
-use crate::cli::parse_size;
-use crate::cli::place::Where;
-use crate::cli::what::What;
+use crate::cli::device_args::DeviceArgs;
+use crate::cli::exit::Exit;
+use crate::cli::size::parse_size;
+use crate::cli::source_args::SourceArgs;
 use crate::error::Result;
-use crate::output;
-use crate::solo::{Job, Work};
+use crate::solo::job::{Job, Work};
+use crate::system::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -19,9 +19,9 @@ transport's instructions can be counted: valgrind --tool=callgrind --trace-child
 Exit code 0: the data is right; 1: it is wrong; 2: it could not be tried.")]
 pub(super) struct Solo {
     #[command(flatten)]
-    what: What,
+    source: SourceArgs,
     #[command(flatten)]
-    place: Where,
+    devices: DeviceArgs,
     /// Size of each message, such as 8 or 64K
     #[arg(long, value_name = "BYTES", default_value = "8", value_parser = parse_size)]
     size: usize,
@@ -44,19 +44,19 @@ pub(super) struct Solo {
 }
 
 impl Solo {
-    pub(super) fn run(self) -> Result<Ending> {
+    pub(super) fn run(self) -> Result<Exit> {
         let work = match self.connections {
             Some(count) => Work::Connections { count, hold: self.hold },
             None => Work::Messages { bytes: self.size, count: self.messages, depth: self.depth.into() },
         };
         let job = Job {
-            verbs: self.place.verbs()?,
-            devices: self.place.devices(),
-            source: self.what.source()?,
+            verbs: self.devices.verbs()?,
+            devices: self.devices.devices(),
+            source: self.source.source()?,
             silence: Duration::from_secs(self.timeout),
             work,
         };
-        output::print(&format!("{}\n", job.run()?))?;
-        Ok(Ending::Good)
+        output::write_stdout(&format!("{}\n", job.run()?))?;
+        Ok(Exit::Good)
     }
 }

@@ -4,31 +4,31 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::cli::ending::Ending;
-use crate::cli::place::Where;
-use crate::cli::what::What;
+use crate::cli::device_args::DeviceArgs;
+use crate::cli::exit::Exit;
+use crate::cli::source_args::SourceArgs;
 use crate::error::{Error, Result};
-use crate::measure::verify::Check;
-use crate::output;
-use crate::session::{Runner, Session};
-use crate::verification::{self, Over, Request};
-use crate::wheel;
-use crate::worker::Opened;
+use crate::measure::byte_check::{self, Check};
+use crate::nccl::release;
+use crate::results::loaded::LoadedTransport;
+use crate::run::session::{Runner, Session};
+use crate::run::verification::{Topology, VerifyRequest};
+use crate::system::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Prints one line per kind and size of message, every byte of which was checked in both directions. \
-Each way of connecting runs in two fresh processes. What is named by --over has to be possible; \
+Each way of connecting runs in two fresh processes. SourceArgs is named by --over has to be possible; \
 without it, what is not possible is said and left out.\n\n\
 Exit code 0: every byte is right; 1: one is wrong; 2: it could not be tried; 130: interrupted.")]
 pub(super) struct Verify {
     #[command(flatten)]
-    what: What,
+    source: SourceArgs,
     #[command(flatten)]
-    place: Where,
-    /// What the connections lie on [default: all that the transport can do here]
+    devices: DeviceArgs,
+    /// SourceArgs the connections lie on [default: all that the transport can do here]
     #[arg(long, value_enum, value_delimiter = ',')]
-    over: Vec<OverName>,
+    over: Vec<TopologyName>,
     /// Instead of all other checks, stream so many messages of 64 KiB each way: time for faults to happen in
     #[arg(long, value_name = "MESSAGES", value_parser = clap::value_parser!(u64).range(1..))]
     long: Option<u64>,
@@ -38,7 +38,7 @@ pub(super) struct Verify {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum OverName {
+enum TopologyName {
     /// One connection each way, rank 0 on dev0 and rank 1 on dev1
     Single,
     /// Two connections each way at once, on the first two devices
@@ -47,26 +47,27 @@ enum OverName {
     Fused,
 }
 
-impl From<OverName> for Over {
-    fn from(name: OverName) -> Self {
+impl From<TopologyName> for Topology {
+    fn from(name: TopologyName) -> Self {
         match name {
-            OverName::Single => Self::Single,
-            OverName::Parallel => Self::Parallel,
-            OverName::Fused => Self::Fused,
+            TopologyName::Single => Self::Single,
+            TopologyName::Parallel => Self::Parallel,
+            TopologyName::Fused => Self::Fused,
         }
     }
 }
 
 impl Verify {
-    pub(super) fn run(self) -> Result<Ending> {
+    pub(super) fn run(self) -> Result<Exit> {
         let runner = Runner::of_this_program(Duration::from_secs(self.timeout), true)?;
         let named = !self.over.is_empty();
-        let mut over: Vec<Over> = self.over.iter().map(|name| Over::from(*name)).collect();
+        let mut over: Vec<Topology> = self.over.iter().map(|name| Topology::from(*name)).collect();
         if !named {
-            over = Over::ALL.into_iter().filter(|over| self.long.is_none() || *over != Over::Parallel).collect();
+            over =
+                Topology::ALL.into_iter().filter(|over| self.long.is_none() || *over != Topology::Parallel).collect();
         }
-        let (verbs, devices) = (self.place.verbs()?, self.place.devices());
-        let request = Request { source: self.what.source()?, verbs, devices, long: self.long };
+        let (verbs, devices) = (self.devices.verbs()?, self.devices.devices());
+        let request = VerifyRequest { source: self.source.source()?, verbs, devices, long: self.long };
         // All of them before the first runs.
         let over: Vec<_> =
             over.into_iter().map(|over| Ok((over, over.obstacle(&request.source)?))).collect::<Result<_>>()?;
@@ -77,26 +78,28 @@ impl Verify {
         let mut all = Vec::new();
         for (over, obstacle) in over {
             if let Some(why) = obstacle {
-                output::print(&format!("{over}: left out; {why}\n"))?;
+                output::write_stdout(&format!("{over}: left out; {why}\n"))?;
                 continue;
             }
             let session = request.run(over, &runner, &mut |what| log::debug!("{over}: {what}"))?;
-            let checks = verification::merged(&session.checks);
-            output::print(&lines(over, &session, &checks))?;
+            let checks = byte_check::merged(&session.checks);
+            output::write_stdout(&lines(over, &session, &checks))?;
             all.extend(checks);
         }
         summary(&all)
     }
 }
 
-fn lines(over: Over, session: &Session, checks: &[Check]) -> String {
-    let [zero, one] = &session.opened;
-    let version = zero.identity.nccl_version.map(wheel::version_text);
+fn lines(over: Topology, session: &Session, checks: &[Check]) -> String {
+    let [zero, one] = &session.loaded;
+    let version = zero.identity.nccl_version.map(release::version_text);
     let version = version.or_else(|| zero.version.clone()).unwrap_or_default();
-    let device = |opened: &Opened| opened.devices[opened.device].name.clone();
+    let device = |loaded: &LoadedTransport| loaded.devices[loaded.device].name.clone();
     let on = match over {
-        Over::Parallel => zero.devices.iter().take(2).map(|device| device.name.clone()).collect::<Vec<_>>().join(", "),
-        Over::Single | Over::Fused => format!("{} and {}", device(zero), device(one)),
+        Topology::Parallel => {
+            zero.devices.iter().take(2).map(|device| device.name.clone()).collect::<Vec<_>>().join(", ")
+        }
+        Topology::Single | Topology::Fused => format!("{} and {}", device(zero), device(one)),
     };
     let mut text =
         format!("{over}: {} {version} (interface v{}) on {on}\n", zero.identity.name, zero.identity.interface);
@@ -112,7 +115,7 @@ fn lines(over: Over, session: &Session, checks: &[Check]) -> String {
     text
 }
 
-fn summary(checks: &[Check]) -> Result<Ending> {
+fn summary(checks: &[Check]) -> Result<Exit> {
     let messages: u64 = checks.iter().map(|check| check.messages).sum();
     let wrong: u64 = checks.iter().map(|check| check.wrong).sum();
     if messages == 0 {
@@ -122,6 +125,6 @@ fn summary(checks: &[Check]) -> Result<Ending> {
     if wrong > 0 {
         return Err(Error::Data(format!("{text}, {wrong} of them wrong")));
     }
-    output::print(&format!("valid run, data right: {text}\n"))?;
-    Ok(Ending::Good)
+    output::write_stdout(&format!("valid run, data right: {text}\n"))?;
+    Ok(Exit::Good)
 }

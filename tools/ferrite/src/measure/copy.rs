@@ -9,14 +9,16 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::measure::Bench;
+use crate::measure::conn::Bench;
+use crate::measure::direction::Direction;
+use crate::measure::metric::Metric;
+use crate::measure::plan::DEPTH;
+use crate::measure::sample::{Key, Sample};
 use crate::measure::stream::{Flow, PARTS};
-use crate::plan::DEPTH;
-use crate::sample::{Direction, Key, Metric, Sample};
-use crate::seat::Seat;
+use crate::pair::worker_ctx::WorkerCtx;
 
 /// Name of the value for copies between the two processes.
-pub const BETWEEN: &str = "between";
+pub(crate) const BETWEEN: &str = "between";
 /// Copies that find out how long one takes.
 const WARM_UP: u64 = 32;
 
@@ -25,10 +27,10 @@ const WARM_UP: u64 = 32;
 /// # Errors
 /// [`Error::Misuse`] if the memory is too small for the messages in flight, [`Error::Io`] if the kernel does not let one
 /// process write to the other.
-pub fn measure(seat: &mut Seat, bench: &Bench, bytes: usize, slice_ms: u64) -> Result<Option<Sample>> {
-    let pid = seat.swap(std::process::id().into())?;
-    let theirs = seat.swap(bench.into.memory().address(0, 0)? as u64)?;
-    let sample = if seat.rank() == 0 {
+pub(crate) fn measure(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, slice_ms: u64) -> Result<Option<Sample>> {
+    let pid = worker.swap(std::process::id().into())?;
+    let theirs = worker.swap(bench.into.memory().address(0, 0)? as u64)?;
+    let sample = if worker.rank() == 0 {
         let flow = Flow::new(bytes, 0, Direction::Forward, 0);
         let within = rates(bytes, slice_ms, |index| within(bench, flow, index))?;
         let between = rates(bytes, slice_ms, |index| between(bench, flow, index, pid as i32, theirs))?;
@@ -37,7 +39,7 @@ pub fn measure(seat: &mut Seat, bench: &Bench, bytes: usize, slice_ms: u64) -> R
     } else {
         None
     };
-    seat.barrier()?;
+    worker.barrier()?;
     Ok(sample)
 }
 

@@ -7,13 +7,15 @@
 
 use std::time::Instant;
 
-use crate::comm::Request;
 use crate::error::{Error, Result};
-use crate::link::{Deadline, finished, posted};
-use crate::measure::{Bench, TAG};
-use crate::sample::{Direction, Key, Metric, Sample};
-use crate::seat::Seat;
-use crate::stats;
+use crate::measure::conn::{Bench, TAG};
+use crate::measure::direction::Direction;
+use crate::measure::estimate;
+use crate::measure::metric::Metric;
+use crate::measure::sample::{Key, Sample};
+use crate::pair::worker_ctx::WorkerCtx;
+use crate::transport::comm::Request;
+use crate::transport::deadline::{Deadline, finished, posted};
 
 /// Round trips that are not counted.
 const WARM_UP: u64 = 200;
@@ -24,17 +26,17 @@ const ROUNDS: (u64, u64) = (500, 200_000);
 ///
 /// # Errors
 /// Those of the transport; [`Error::Data`] if a size is wrong.
-pub fn measure(seat: &mut Seat, bench: &Bench, bytes: usize, slice_ms: u64) -> Result<Option<Sample>> {
-    let mut times_us = rounds(seat, bench, bytes, WARM_UP)?;
-    let typical_us = 2.0 * stats::median(&mut times_us).unwrap_or(10.0);
+pub(crate) fn measure(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, slice_ms: u64) -> Result<Option<Sample>> {
+    let mut times_us = rounds(worker, bench, bytes, WARM_UP)?;
+    let typical_us = 2.0 * estimate::median(&mut times_us).unwrap_or(10.0);
     let count = (slice_ms as f64 * 1e3 / typical_us.max(0.1)) as u64;
-    let count = seat.agree(count.clamp(ROUNDS.0, ROUNDS.1))?;
-    let mut times_us = rounds(seat, bench, bytes, count)?;
-    if seat.rank() != 0 {
+    let count = worker.agree(count.clamp(ROUNDS.0, ROUNDS.1))?;
+    let mut times_us = rounds(worker, bench, bytes, count)?;
+    if worker.rank() != 0 {
         return Ok(None);
     }
     times_us.sort_by(f64::total_cmp);
-    let at = |fraction| stats::quantile_of_sorted(&times_us, fraction).unwrap_or(f64::NAN);
+    let at = |fraction| estimate::quantile_of_sorted(&times_us, fraction).unwrap_or(f64::NAN);
     let key = Key { metric: Metric::Latency, bytes: bytes as u64, direction: Direction::Both, depth: 1 };
     let values = [
         ("min", at(0.0)),
@@ -50,18 +52,18 @@ pub fn measure(seat: &mut Seat, bench: &Bench, bytes: usize, slice_ms: u64) -> R
 }
 
 /// Half round trips in microseconds, one per round; none on rank 1, which answers.
-fn rounds(seat: &mut Seat, bench: &Bench, bytes: usize, count: u64) -> Result<Vec<f64>> {
-    let first = seat.rank() == 0;
+fn rounds(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, count: u64) -> Result<Vec<f64>> {
+    let first = worker.rank() == 0;
     let mut times_us = Vec::with_capacity(if first { usize::try_from(count).unwrap_or(0) } else { 0 });
-    let mut deadline = seat.deadline("a ping-pong");
-    let Bench { out, into, link } = bench;
+    let mut deadline = worker.deadline("a ping-pong");
+    let Bench { out, into, conn } = bench;
     // Two places, so that a receive is never posted over bytes that just came.
     let place = |round: u64| (round % 2) as usize * bytes.next_multiple_of(4096);
-    let receive = |round, deadline: &mut _| posted(deadline, || link.recv.receive(into, place(round), bytes, TAG));
-    let send = |deadline: &mut _| posted(deadline, || link.send.send(out, 0, bytes, TAG));
+    let receive = |round, deadline: &mut _| posted(deadline, || conn.recv.receive(into, place(round), bytes, TAG));
+    let send = |deadline: &mut _| posted(deadline, || conn.send.send(out, 0, bytes, TAG));
     let mut expected = receive(0, &mut deadline)?;
     let mut answer = None;
-    seat.barrier()?;
+    worker.barrier()?;
     // One look at the clock a round: it lies between an answer and the next message.
     let mut start = Instant::now();
     for round in 0..count {
@@ -87,7 +89,7 @@ fn rounds(seat: &mut Seat, bench: &Bench, bytes: usize, count: u64) -> Result<Ve
     }
     let last = send(&mut deadline)?;
     both(&mut deadline, Some(last), expected)?;
-    seat.barrier()?;
+    worker.barrier()?;
     Ok(times_us)
 }
 

@@ -1,11 +1,11 @@
 //! Contents that tell every message and every place in it apart.
 
-use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::transport::buffer::Buffer;
 
 /// The first byte of a message that is not what it should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Difference {
+pub(crate) struct Difference {
     /// From the message's start.
     pub offset: usize,
     /// What was sent.
@@ -22,7 +22,7 @@ fn word(seed: u64, index: u64) -> u64 {
 }
 
 /// The seed of message `index` that `rank` sends in the test `test`.
-pub fn seed(test: u64, rank: usize, index: u64) -> u64 {
+pub(crate) fn seed(test: u64, rank: usize, index: u64) -> u64 {
     word(test.wrapping_mul(2).wrapping_add(rank as u64), index)
 }
 
@@ -30,7 +30,7 @@ pub fn seed(test: u64, rank: usize, index: u64) -> u64 {
 ///
 /// # Errors
 /// [`crate::error::Error::Misuse`] if it does not fit.
-pub fn fill(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<()> {
+pub(crate) fn fill(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<()> {
     // SAFETY: the caller fills what it is about to send; no receive is posted there.
     unsafe { memory.with(offset, len, |bytes| fill_slice(bytes, seed)) }
 }
@@ -39,7 +39,7 @@ pub fn fill(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<()>
 ///
 /// # Errors
 /// [`crate::error::Error::Misuse`] if the range lies outside.
-pub fn check(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<Option<Difference>> {
+pub(crate) fn check(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<Option<Difference>> {
     // SAFETY: the caller looks at a receive that is done.
     unsafe { memory.with(offset, len, |bytes| check_slice(bytes, seed)) }
 }
@@ -48,7 +48,7 @@ pub fn check(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<Op
 ///
 /// # Errors
 /// [`crate::error::Error::Misuse`] if the range lies outside.
-pub fn untouched(memory: &Buffer, offset: usize, len: usize, value: u8) -> Result<Option<Difference>> {
+pub(crate) fn untouched(memory: &Buffer, offset: usize, len: usize, value: u8) -> Result<Option<Difference>> {
     // SAFETY: the caller looks beside a receive that is done.
     let found = unsafe {
         memory.with(offset, len, |bytes| bytes.iter().position(|byte| *byte != value).map(|at| (at, bytes[at])))

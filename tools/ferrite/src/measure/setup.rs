@@ -2,12 +2,15 @@
 
 use std::time::Instant;
 
-use crate::comm::{RecvComm, SendComm};
 use crate::error::Result;
-use crate::sample::{Direction, Key, Metric, Sample};
-use crate::seat::Seat;
-use crate::stats;
-use crate::transport::{Handle, Listener, Transport};
+use crate::measure::direction::Direction;
+use crate::measure::estimate;
+use crate::measure::metric::Metric;
+use crate::measure::sample::{Key, Sample};
+use crate::pair::worker_ctx::WorkerCtx;
+use crate::transport::comm::{RecvComm, SendComm};
+use crate::transport::instance::Transport;
+use crate::transport::listener::{Handle, Listener};
 
 const HANDLE: usize = size_of::<Handle>();
 
@@ -17,8 +20,8 @@ const HANDLE: usize = size_of::<Handle>();
 ///
 /// # Errors
 /// Those of the transport; [`crate::error::Error::Stalled`].
-pub fn measure(
-    seat: &mut Seat,
+pub(crate) fn measure(
+    worker: &mut WorkerCtx,
     transport: &Transport,
     device: usize,
     connections: u32,
@@ -29,18 +32,18 @@ pub fn measure(
     let mut left = connections;
     while left > 0 {
         let count = left.min(at_once.max(1));
-        let mine = batch(seat, transport, device, count as usize, &mut open)?;
-        let theirs = f64::from_bits(seat.swap(mine.slower_ms.to_bits())?);
-        let listening = f64::from_bits(seat.swap(mine.listening_ms.to_bits())?);
+        let mine = batch(worker, transport, device, count as usize, &mut open)?;
+        let theirs = f64::from_bits(worker.swap(mine.slower_ms.to_bits())?);
+        let listening = f64::from_bits(worker.swap(mine.listening_ms.to_bits())?);
         batches_ms.push(mine.slower_ms.max(theirs) + mine.listening_ms + listening);
         left -= count;
     }
-    seat.barrier()?;
+    worker.barrier()?;
     let closing = Instant::now();
     open.close()?;
     let closing_ms = closing.elapsed().as_secs_f64() * 1e3;
-    let closing_ms = closing_ms.max(f64::from_bits(seat.swap(closing_ms.to_bits())?));
-    if seat.rank() != 0 {
+    let closing_ms = closing_ms.max(f64::from_bits(worker.swap(closing_ms.to_bits())?));
+    if worker.rank() != 0 {
         return Ok(None);
     }
     Ok(Some(sample(&mut batches_ms, connections, at_once, closing_ms)))
@@ -49,7 +52,7 @@ pub fn measure(
 fn sample(batches_ms: &mut [f64], connections: u32, at_once: u32, closing_ms: f64) -> Sample {
     let total: f64 = batches_ms.iter().sum();
     batches_ms.sort_by(f64::total_cmp);
-    let at = |fraction| stats::quantile_of_sorted(batches_ms, fraction).unwrap_or(f64::NAN);
+    let at = |fraction| estimate::quantile_of_sorted(batches_ms, fraction).unwrap_or(f64::NAN);
     let key = Key {
         metric: if at_once > 1 { Metric::SetupMany } else { Metric::SetupOne },
         bytes: 0,
@@ -83,10 +86,10 @@ struct Batch {
     slower_ms: f64,
 }
 
-fn batch(seat: &mut Seat, transport: &Transport, device: usize, count: usize, open: &mut Ends) -> Result<Batch> {
+fn batch(worker: &mut WorkerCtx, transport: &Transport, device: usize, count: usize, open: &mut Ends) -> Result<Batch> {
     let milliseconds = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
-    if seat.rank() == 0 {
-        let mut handles: Vec<Option<Handle>> = seat
+    if worker.rank() == 0 {
+        let mut handles: Vec<Option<Handle>> = worker
             .receive_bytes(count * HANDLE)?
             .chunks_exact(HANDLE)
             .map(|bytes| {
@@ -95,9 +98,9 @@ fn batch(seat: &mut Seat, transport: &Transport, device: usize, count: usize, op
                 Some(handle)
             })
             .collect();
-        seat.barrier()?;
+        worker.barrier()?;
         let start = Instant::now();
-        connect_all(seat, transport, device, &mut handles, open)?;
+        connect_all(worker, transport, device, &mut handles, open)?;
         return Ok(Batch { listening_ms: 0.0, slower_ms: milliseconds(start) });
     }
     let start = Instant::now();
@@ -108,22 +111,22 @@ fn batch(seat: &mut Seat, transport: &Transport, device: usize, count: usize, op
         listeners.push(Some(listener));
     }
     let listening_ms = milliseconds(start);
-    seat.send_bytes(&handles)?;
-    seat.barrier()?;
+    worker.send_bytes(&handles)?;
+    worker.barrier()?;
     let start = Instant::now();
-    accept_all(seat, &mut listeners, open)?;
+    accept_all(worker, &mut listeners, open)?;
     Ok(Batch { listening_ms, slower_ms: milliseconds(start) })
 }
 
 /// Polls every pending connection in turn, as NCCL's service thread does.
 fn connect_all(
-    seat: &Seat,
+    worker: &WorkerCtx,
     transport: &Transport,
     device: usize,
     handles: &mut [Option<Handle>],
     open: &mut Ends,
 ) -> Result<()> {
-    let mut deadline = seat.deadline("connecting");
+    let mut deadline = worker.deadline("connecting");
     let goal = open.sending.len() + handles.len();
     while open.sending.len() < goal {
         for slot in handles.iter_mut() {
@@ -141,8 +144,8 @@ fn connect_all(
     Ok(())
 }
 
-fn accept_all(seat: &Seat, listeners: &mut [Option<Listener>], open: &mut Ends) -> Result<()> {
-    let mut deadline = seat.deadline("accepting");
+fn accept_all(worker: &WorkerCtx, listeners: &mut [Option<Listener>], open: &mut Ends) -> Result<()> {
+    let mut deadline = worker.deadline("accepting");
     let goal = open.receiving.len() + listeners.len();
     while open.receiving.len() < goal {
         for slot in listeners.iter_mut() {

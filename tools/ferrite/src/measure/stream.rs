@@ -6,23 +6,24 @@
 use std::fmt;
 use std::time::Instant;
 
-use crate::comm::Request;
 use crate::error::{Error, Result};
-use crate::measure::{Bench, TAG};
-use crate::plan::DEPTH;
-use crate::sample::{Direction, Key, Metric, Sample};
-use crate::seat::Seat;
+use crate::measure::conn::{Bench, TAG};
+use crate::measure::direction::Direction;
+use crate::measure::plan::DEPTH;
+use crate::measure::sample::{Key, Sample};
+use crate::pair::worker_ctx::WorkerCtx;
+use crate::transport::comm::Request;
 
 /// Messages in flight.
 const IN_FLIGHT: usize = DEPTH as usize;
 /// Parts that a measurement is cut into, an odd number: their median shrugs off a short disturbance.
-pub const PARTS: usize = 5;
+pub(crate) const PARTS: usize = 5;
 /// Messages of a part, at least and at most.
 const MESSAGES: (u64, u64) = (16, 4_000_000);
 
 /// How many messages this process sends and receives, and how.
 #[derive(Debug, Clone, Copy)]
-pub struct Flow {
+pub(crate) struct Flow {
     /// The size of each message.
     pub bytes: usize,
     /// The distance between the places of two messages in flight; bytes.
@@ -35,7 +36,7 @@ pub struct Flow {
 
 impl Flow {
     /// `count` messages in `direction`, as `rank` sees it.
-    pub fn new(bytes: usize, rank: usize, direction: Direction, count: u64) -> Self {
+    pub(crate) fn new(bytes: usize, rank: usize, direction: Direction, count: u64) -> Self {
         let sends = direction.sends(rank);
         let receives = direction.sends(1 - rank);
         Self {
@@ -53,7 +54,7 @@ impl Flow {
 }
 
 /// What to do with the contents. Does nothing unless told otherwise.
-pub trait Contents {
+pub(crate) trait Contents {
     /// Message `index` will be sent from `offset`.
     ///
     /// # Errors
@@ -119,7 +120,7 @@ impl<'c> Window<'c> {
 }
 
 /// A flow on its way over one connection.
-pub struct Running<'b, C> {
+pub(crate) struct Running<'b, C> {
     bench: &'b Bench,
     flow: Flow,
     /// What to do with the contents.
@@ -136,7 +137,7 @@ impl<C> fmt::Debug for Running<'_, C> {
 
 impl<'b, C: Contents> Running<'b, C> {
     /// Before its first message.
-    pub fn new(bench: &'b Bench, flow: Flow, contents: C) -> Self {
+    pub(crate) fn new(bench: &'b Bench, flow: Flow, contents: C) -> Self {
         Self { bench, flow, contents, receives: Window::new(), sends: Window::new() }
     }
 
@@ -148,18 +149,18 @@ impl<'b, C: Contents> Running<'b, C> {
     /// One pass; whether anything happened.
     #[inline]
     fn step(&mut self) -> Result<bool> {
-        let Self { bench: Bench { out, into, link }, flow, contents, receives, sends } = self;
+        let Self { bench: Bench { out, into, conn }, flow, contents, receives, sends } = self;
         let before = receives.posted + receives.done + sends.posted + sends.done;
         if receives.has_room(flow.receives) {
             let place = flow.place(receives.posted);
-            if let Some(request) = link.recv.receive(into, place, flow.bytes, TAG)? {
+            if let Some(request) = conn.recv.receive(into, place, flow.bytes, TAG)? {
                 receives.push(request);
             }
         }
         if sends.has_room(flow.sends) {
             let place = flow.place(sends.posted);
             contents.prepare(sends.posted, place)?;
-            if let Some(request) = link.send.send(out, place, flow.bytes, TAG)? {
+            if let Some(request) = conn.send.send(out, place, flow.bytes, TAG)? {
                 sends.push(request);
             }
         }
@@ -176,8 +177,8 @@ impl<'b, C: Contents> Running<'b, C> {
 ///
 /// # Errors
 /// Those of the transport and of the contents; [`Error::Stalled`].
-pub fn run<C: Contents>(seat: &Seat, flows: &mut [Running<'_, C>]) -> Result<()> {
-    let mut deadline = seat.deadline("a stream");
+pub(crate) fn run<C: Contents>(worker: &WorkerCtx, flows: &mut [Running<'_, C>]) -> Result<()> {
+    let mut deadline = worker.deadline("a stream");
     while flows.iter().any(|flow| !flow.is_done()) {
         let mut moved = false;
         for flow in flows.iter_mut() {
@@ -197,29 +198,24 @@ pub fn run<C: Contents>(seat: &Seat, flows: &mut [Running<'_, C>]) -> Result<()>
 ///
 /// # Errors
 /// Those of [`run`].
-pub fn measure(seat: &mut Seat, bench: &Bench, key: Key, slice_ms: u64) -> Result<Option<Sample>> {
+pub(crate) fn measure(worker: &mut WorkerCtx, bench: &Bench, key: Key, slice_ms: u64) -> Result<Option<Sample>> {
     let bytes = key.bytes as usize;
     let warm_up = ((4 << 20) / bytes.max(1)).clamp(16, 400) as u64;
-    timed(seat, bench, bytes, key.direction, warm_up / 2)?;
-    let seconds = timed(seat, bench, bytes, key.direction, warm_up)?;
+    timed(worker, bench, bytes, key.direction, warm_up / 2)?;
+    let seconds = timed(worker, bench, bytes, key.direction, warm_up)?;
     let count = slice_ms as f64 / 1e3 / (seconds / warm_up as f64).max(1e-9) / PARTS as f64;
-    let count = seat.agree((count as u64).clamp(MESSAGES.0, MESSAGES.1))?;
+    let count = worker.agree((count as u64).clamp(MESSAGES.0, MESSAGES.1))?;
     let mut seconds = Vec::new();
     for _ in 0..PARTS {
-        seconds.push(timed(seat, bench, bytes, key.direction, count)?);
+        seconds.push(timed(worker, bench, bytes, key.direction, count)?);
     }
-    if seat.rank() != 0 {
+    if worker.rank() != 0 {
         return Ok(None);
     }
     seconds.sort_by(f64::total_cmp);
     let ways = if key.direction == Direction::Both { 2.0 } else { 1.0 };
-    let value = |seconds: f64| {
-        let rate = ways * count as f64 / seconds;
-        match key.metric {
-            Metric::MessageRate => rate / 1e6,
-            _ => rate * bytes as f64 / 1e9,
-        }
-    };
+    let rate = key.metric.info().rate.ok_or(Error::Misuse("a metric that no stream measures"))?;
+    let value = |seconds: f64| rate(ways * count as f64 / seconds, bytes as f64);
     let values = [
         ("peak", value(seconds[0])),
         ("typ", value(seconds[PARTS / 2])),
@@ -230,12 +226,12 @@ pub fn measure(seat: &mut Seat, bench: &Bench, key: Key, slice_ms: u64) -> Resul
 }
 
 /// The seconds that the slower side needs.
-fn timed(seat: &mut Seat, bench: &Bench, bytes: usize, direction: Direction, count: u64) -> Result<f64> {
-    let flow = Flow::new(bytes, seat.rank(), direction, count);
-    seat.barrier()?;
+fn timed(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, direction: Direction, count: u64) -> Result<f64> {
+    let flow = Flow::new(bytes, worker.rank(), direction, count);
+    worker.barrier()?;
     let start = Instant::now();
-    run(seat, &mut [Running::new(bench, flow, SizesOnly(bytes))])?;
+    run(worker, &mut [Running::new(bench, flow, SizesOnly(bytes))])?;
     let mine = start.elapsed().as_nanos() as u64;
-    let theirs = seat.swap(mine)?;
+    let theirs = worker.swap(mine)?;
     Ok(mine.max(theirs) as f64 / 1e9)
 }

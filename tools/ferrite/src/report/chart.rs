@@ -3,28 +3,39 @@
 
 use std::fmt::Write;
 
-use crate::record::Record;
+use crate::measure::estimate::Estimate;
+use crate::measure::metric::{Chart, Metric};
+use crate::measure::sample::size_text;
 use crate::report::repetitions;
 use crate::report::svg::{Curve, Panel, Point, Scale, escape};
-use crate::rows::Row;
-use crate::sample::{Direction, Metric, size_text};
-use crate::stats::Estimate;
+use crate::results::record::Record;
+use crate::results::rows::Row;
 
 const A: &str = "#c2571a";
 const B: &str = "#1b6ca8";
 const NOISE: &str = "#777777";
-const WIDTH: f64 = 1120.0;
 const HEADER: f64 = 96.0;
 const PANEL: (f64, f64) = (450.0, 240.0);
-const LEFT: [f64; 2] = [80.0, 640.0];
+const LEFT: f64 = 80.0;
+const COLUMN: f64 = 560.0;
 const ROW: f64 = 330.0;
 
 const STYLE: &str = "text{font:13px 'DejaVu Sans',Verdana,sans-serif;fill:#222}\
     .title{font-weight:bold}.middle{text-anchor:middle}.end{text-anchor:end}\
     .grid{stroke:#ddd;stroke-width:1}.frame{fill:none;stroke:#888;stroke-width:1}";
 
+/// The metrics that are drawn, from left to right.
+fn charts() -> impl Iterator<Item = (Metric, Chart)> {
+    Metric::ALL.iter().filter_map(|metric| Some((*metric, metric.info().chart?)))
+}
+
+/// The left end of the panels of a column; px.
+fn left(column: usize) -> f64 {
+    LEFT + COLUMN * column as f64
+}
+
 /// The whole picture.
-pub fn draw(record: &Record) -> String {
+pub(crate) fn draw(record: &Record) -> String {
     let mut out = String::new();
     // Writing to a String does not fail.
     draw_into(record, &mut out).unwrap_or_default();
@@ -33,22 +44,24 @@ pub fn draw(record: &Record) -> String {
 
 fn draw_into(record: &Record, out: &mut String) -> std::fmt::Result {
     let two = record.sides.len() > 1;
+    let width = COLUMN * charts().count() as f64;
     let height = HEADER + ROW * if two { 2.0 } else { 1.0 };
     writeln!(
         out,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">
+        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">
 <style>{STYLE}</style>
 <rect width="100%" height="100%" fill="white"/>"##
     )?;
     legend(record, out)?;
-    let latency: Vec<&Row> = record.rows.iter().filter(|row| row.key.metric == Metric::Latency).collect();
-    let bandwidth = |row: &&Row| row.key.metric == Metric::Bandwidth && row.key.direction == Direction::Forward;
-    let bandwidth: Vec<&Row> = record.rows.iter().filter(bandwidth).collect();
-    values(&latency, 0, ("Latency: half round trip, 1 in flight", "us (solid: typ, dashed: p99)"), out)?;
-    values(&bandwidth, 1, ("Bandwidth: rank 0 to rank 1, 8 in flight", "GB/s (10^9 B/s)"), out)?;
-    if two {
-        ratios(&latency, 0, "Latency B/A (below 1: B is better)", out)?;
-        ratios(&bandwidth, 1, "Bandwidth B/A (above 1: B is better)", out)?;
+    let drawn = |(metric, chart): &(Metric, Chart)| -> Vec<&Row> {
+        let is_drawn = |row: &&Row| row.key.metric == *metric && row.key.direction == chart.direction;
+        record.rows.iter().filter(is_drawn).collect()
+    };
+    for (column, chart) in charts().enumerate() {
+        values(&drawn(&chart), column, (chart.1.title, chart.1.y_label), out)?;
+    }
+    for (column, chart) in charts().enumerate().filter(|_| two) {
+        ratios(&drawn(&chart), column, chart.1.ratio_title, out)?;
     }
     writeln!(out, "</svg>")
 }
@@ -93,7 +106,7 @@ fn panel(rows: &[&Row], column: usize, line: usize, title: &str, y_label: &str, 
     // A little air, so that the dots at the ends do not sit on the frame.
     let air = (high / low).powf(0.03);
     Panel {
-        area: [LEFT[column], HEADER + ROW * line as f64 + 20.0, PANEL.0, PANEL.1],
+        area: [left(column), HEADER + ROW * line as f64 + 20.0, PANEL.0, PANEL.1],
         title: title.into(),
         y_label: y_label.into(),
         x: Scale::log(low / air, high * air),
@@ -104,7 +117,7 @@ fn panel(rows: &[&Row], column: usize, line: usize, title: &str, y_label: &str, 
 
 fn values(rows: &[&Row], column: usize, (title, y_label): (&str, &str), out: &mut String) -> std::fmt::Result {
     let Some(first) = rows.first() else { return Ok(()) };
-    let headline = first.key.metric.headline();
+    let headline = first.key.metric.info().headline;
     let mut curves = Vec::new();
     for (name, dashed) in [(headline, false), ("p99", true)] {
         curves.push(curve(rows, name, (A, dashed), |row| Some(&row.a)));
@@ -169,7 +182,7 @@ fn ratios(rows: &[&Row], column: usize, title: &str, out: &mut String) -> std::f
 mod tests {
     use super::*;
     use crate::report::sample_record;
-    use crate::rows::Row;
+    use crate::results::rows::Row;
 
     /// The labels of the y axes, panel by panel: a panel's are at one place.
     fn y_labels(picture: &str, x: f64) -> Vec<f64> {
@@ -190,7 +203,7 @@ mod tests {
         };
         let more = [wider(1.2, 64), wider(1.5, 4096)];
         record.rows.extend(more);
-        let labels = y_labels(&draw(&record), LEFT[0] - 6.0);
+        let labels = y_labels(&draw(&record), LEFT - 6.0);
         // Latency and, below it, its ratio.
         let (latency, ratio): (Vec<f64>, Vec<f64>) = labels.iter().partition(|label| **label >= 1.2);
         assert!(latency.len() >= 3 && ratio.len() >= 3, "{labels:?}");
@@ -212,7 +225,7 @@ mod tests {
         // 13 px letters are 8 px wide on average.
         for line in legend {
             let text = line.split('>').nth(1).and_then(|rest| rest.split('<').next()).expect("a text");
-            assert!(text.chars().count() as f64 * 8.0 + 118.0 <= WIDTH, "{text}");
+            assert!(text.chars().count() as f64 * 8.0 + 118.0 <= COLUMN * charts().count() as f64, "{text}");
         }
     }
 }

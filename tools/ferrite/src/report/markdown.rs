@@ -2,14 +2,15 @@
 
 use std::fmt::Write;
 
-use crate::finding::CHANCE;
-use crate::record::{Record, Side};
 use crate::report::verdict::{bias, verdict};
 use crate::report::{percent, repetitions, table, warnings};
-use crate::verbs::Verbs;
+use crate::results::judgement::CHANCE;
+use crate::results::record::Record;
+use crate::results::side::Side;
+use crate::verbs::libibverbs::Verbs;
 
 /// The whole page.
-pub fn write(record: &Record) -> String {
+pub(crate) fn write(record: &Record) -> String {
     let mut page = String::new();
     // Writing to a String does not fail.
     page_into(record, &mut page).unwrap_or_default();

@@ -1,31 +1,31 @@
 //! The results for people: a table on the terminal, `report.md`, `report.svg`; and `raw.json`.
 
-pub mod chart;
-pub mod markdown;
-pub mod svg;
-pub mod table;
-pub mod verdict;
+pub(crate) mod chart;
+pub(crate) mod markdown;
+pub(crate) mod svg;
+pub(crate) mod table;
+pub(crate) mod verdict;
 
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::output;
-use crate::record::Record;
-use crate::seat::json_error;
+use crate::pair::message::json_error;
+use crate::results::record::Record;
+use crate::system::output;
 
 /// The files of a report.
-pub const FILES: [&str; 3] = ["raw.json", "report.svg", "report.md"];
+pub(crate) const FILES: [&str; 3] = ["raw.json", "report.svg", "report.md"];
 
 /// Writes [`FILES`] into `folder`.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn write(record: &Record, folder: &Path) -> Result<()> {
+pub(crate) fn write(record: &Record, folder: &Path) -> Result<()> {
     let raw = serde_json::to_string_pretty(record).map_err(|e| json_error(&e))?;
     std::fs::create_dir_all(folder)
         .map_err(|source| Error::io(format!("cannot create {}", folder.display()), source))?;
     let texts = [raw + "\n", chart::draw(record), markdown::write(record)];
-    FILES.iter().zip(texts).try_for_each(|(name, text)| output::write(&folder.join(name), &text))
+    FILES.iter().zip(texts).try_for_each(|(name, text)| output::write_file(&folder.join(name), &text))
 }
 
 /// What stands before the results: the run is not whole, or was disturbed.
@@ -77,8 +77,8 @@ pub(crate) fn number(value: f64) -> String {
 /// Two sides of nothing much, and a row of bandwidth and one of latency.
 #[cfg(test)]
 pub(crate) fn sample_record() -> Record {
-    use crate::rows::Row;
-    use crate::stats::Estimate;
+    use crate::measure::estimate::Estimate;
+    use crate::results::rows::Row;
     let estimate = |median: f64| Estimate { median, low: median - 0.05, high: median + 0.05, coverage: 0.96 };
     let row = |metric: &str, bytes: u64, unit: &str, direction: &str| -> Row {
         let key = serde_json::json!({"metric": metric, "bytes": bytes, "direction": direction, "depth": 8});
@@ -109,7 +109,7 @@ pub(crate) fn sample_record() -> Record {
     };
     let mut record = serde_json::json!({"schema": "s", "tool": "0", "complete": true, "command": [], "started_unix": 0,
         "seconds": 1.0, "machine": {"kernel": "", "processor": "", "cpus": 2, "busy_cpus": null, "environment": {}},
-        "verbs": {"kind": "system"}, "settings": {}, "scope": crate::plan::Scope::quick(), "sessions": [], "groups": [],
+        "verbs": {"kind": "system"}, "settings": {}, "scope": crate::measure::plan::Scope::quick(), "sessions": [], "groups": [],
         "sides": [side("A"), side("B")]});
     let rows = [row("bandwidth", 1 << 20, "GB/s", "forward"), row("latency", 8, "us", "both")];
     record["rows"] = serde_json::to_value(rows).expect("rows");
@@ -134,5 +134,15 @@ mod tests {
         ] {
             assert_eq!(number(value), text);
         }
+    }
+
+    /// The committed results are still read, and drawn as they were.
+    #[test]
+    fn a_committed_record_gives_its_committed_report() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/results/softrnic-2-cores");
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("a committed file");
+        let record: Record = serde_json::from_str(&read("raw.json")).expect("a record");
+        assert_eq!(chart::draw(&record), read("report.svg"));
+        assert_eq!(markdown::write(&record), read("report.md"));
     }
 }

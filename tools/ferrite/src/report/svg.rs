@@ -4,41 +4,27 @@ use std::fmt::Write;
 
 /// How values map to places on an axis.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Scale {
+pub(crate) struct Scale {
     low: f64,
     high: f64,
-    log: bool,
 }
 
 impl Scale {
-    /// Equal steps for equal differences.
-    pub fn linear(low: f64, high: f64) -> Self {
-        let high = if high > low { high } else { low + 1.0 };
-        Self { low, high, log: false }
-    }
-
     /// Equal steps for equal factors; both ends positive.
-    pub fn log(low: f64, high: f64) -> Self {
+    pub(crate) fn log(low: f64, high: f64) -> Self {
         let low = low.max(f64::MIN_POSITIVE);
         let high = if high > low { high } else { low * 2.0 };
-        Self { low, high, log: true }
+        Self { low, high }
     }
 
     /// Where a value lies, from 0 at the low end to 1 at the high end; clamped.
-    pub fn place(&self, value: f64) -> f64 {
-        let fraction = if self.log {
-            (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
-        } else {
-            (value - self.low) / (self.high - self.low)
-        };
+    pub(crate) fn place(&self, value: f64) -> f64 {
+        let fraction = (value.max(self.low) / self.low).ln() / (self.high / self.low).ln();
         fraction.clamp(0.0, 1.0)
     }
 
     /// Round values within the scale, three or more: powers of ten, with steps between them where these are few.
-    pub fn ticks(&self) -> Vec<f64> {
-        if !self.log {
-            return self.even_ticks();
-        }
+    pub(crate) fn ticks(&self) -> Vec<f64> {
         let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
         let ticks = |steps: &[f64]| -> Vec<f64> {
             let all = (first..=last).flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
@@ -63,41 +49,41 @@ impl Scale {
 
 /// A place on a curve, in data coordinates.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Point {
+pub(crate) struct Point {
     /// Along the x axis.
-    pub x: f64,
+    pub(crate) x: f64,
     /// Along the y axis.
-    pub y: f64,
+    pub(crate) y: f64,
     /// Lower and upper edge of the band.
-    pub band: Option<(f64, f64)>,
+    pub(crate) band: Option<(f64, f64)>,
 }
 
 /// A curve with its band.
 #[derive(Debug, Clone, Default)]
-pub struct Curve {
+pub(crate) struct Curve {
     /// CSS colour.
-    pub color: &'static str,
+    pub(crate) color: &'static str,
     /// Whether the line is dashed.
-    pub dashed: bool,
+    pub(crate) dashed: bool,
     /// From left to right.
-    pub points: Vec<Point>,
+    pub(crate) points: Vec<Point>,
 }
 
 /// A rectangle with axes.
 #[derive(Debug, Clone)]
-pub struct Panel {
+pub(crate) struct Panel {
     /// Left, top, width and height of the plotting area; px.
-    pub area: [f64; 4],
+    pub(crate) area: [f64; 4],
     /// Above the panel.
-    pub title: String,
+    pub(crate) title: String,
     /// Beside the y axis.
-    pub y_label: String,
+    pub(crate) y_label: String,
     /// The x axis: message sizes.
-    pub x: Scale,
+    pub(crate) x: Scale,
     /// The labelled sizes.
-    pub x_ticks: Vec<(f64, String)>,
+    pub(crate) x_ticks: Vec<(f64, String)>,
     /// The y axis.
-    pub y: Scale,
+    pub(crate) y: Scale,
 }
 
 impl Panel {
@@ -110,7 +96,7 @@ impl Panel {
     ///
     /// # Errors
     /// None that a String gives.
-    pub fn frame(&self, out: &mut String) -> std::fmt::Result {
+    pub(crate) fn frame(&self, out: &mut String) -> std::fmt::Result {
         let [left, top, width, height] = self.area;
         let (right, bottom) = (left + width, top + height);
         writeln!(out, r##"<text x="{left}" y="{}" class="title">{}</text>"##, top - 10.0, escape(&self.title))?;
@@ -139,7 +125,7 @@ impl Panel {
     ///
     /// # Errors
     /// None that a String gives.
-    pub fn curve(&self, curve: &Curve, out: &mut String) -> std::fmt::Result {
+    pub(crate) fn curve(&self, curve: &Curve, out: &mut String) -> std::fmt::Result {
         let edge = |points: &mut dyn Iterator<Item = (f64, f64)>| -> String {
             points.map(|(x, y)| self.at(x, y)).map(|(x, y)| format!("{x:.1},{y:.1} ")).collect()
         };
@@ -164,7 +150,7 @@ impl Panel {
     ///
     /// # Errors
     /// None that a String gives.
-    pub fn rule(&self, value: f64, out: &mut String) -> std::fmt::Result {
+    pub(crate) fn rule(&self, value: f64, out: &mut String) -> std::fmt::Result {
         let [left, _, width, _] = self.area;
         let (_, y) = self.at(0.0, value);
         writeln!(
@@ -176,7 +162,7 @@ impl Panel {
 }
 
 /// Text that XML takes.
-pub fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -191,14 +177,15 @@ mod tests {
 
     #[test]
     fn ticks_are_round() {
-        assert_eq!(Scale::linear(0.0, 10.0).ticks(), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
+        assert_eq!(Scale { low: 0.0, high: 10.0 }.even_ticks(), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         assert_eq!(Scale::log(0.02, 30.0).ticks(), [0.1, 1.0, 10.0]);
         assert_eq!(Scale::log(4.0, 60.0).ticks(), [5.0, 10.0, 20.0, 50.0]);
         // As narrow as latencies of 8 B to 4 KiB are, and ratios near 1.
         assert_eq!(Scale::log(1.1, 3.6).ticks(), [1.5, 2.0, 3.0]);
         let near: Vec<String> = Scale::log(0.94, 1.07).ticks().iter().map(|tick| tick_text(*tick)).collect();
         assert_eq!(near, ["0.95", "1", "1.05"]);
-        let texts: Vec<String> = Scale::linear(0.55, 1.6).ticks().iter().map(|tick| tick_text(*tick)).collect();
+        let texts: Vec<String> =
+            Scale { low: 0.55, high: 1.6 }.even_ticks().iter().map(|tick| tick_text(*tick)).collect();
         assert_eq!(texts, ["0.6", "0.8", "1", "1.2", "1.4", "1.6"]);
     }
 
@@ -207,7 +194,7 @@ mod tests {
         let scale = Scale::log(1.0, 100.0);
         assert_eq!(scale.place(10.0), 0.5);
         assert_eq!(scale.place(0.1), 0.0);
-        assert_eq!(Scale::linear(2.0, 2.0).place(9.0), 1.0);
+        assert_eq!(Scale::log(2.0, 2.0).place(9.0), 1.0);
     }
 
     #[test]

@@ -1,64 +1,118 @@
 //! The tables, in nccl-tests' and perftest's words; for the terminal and for Markdown.
 
-use crate::finding::{Finding, Judgement};
-use crate::record::Record;
+use std::collections::BTreeMap;
+
+use crate::measure::estimate::Estimate;
+use crate::measure::metric::{Label, Metric, MetricInfo};
+use crate::measure::sample::size_text;
 use crate::report::{number, percent};
-use crate::rows::Row;
-use crate::sample::{Metric, size_text};
-use crate::stats::Estimate;
+use crate::results::judgement::{Finding, Judgement};
+use crate::results::record::Record;
+use crate::results::rows::{Group, Row};
 
 /// A table: a title, column names, rows of cells.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+pub(crate) struct Table {
     /// What it shows, with units.
-    pub title: String,
+    pub(crate) title: String,
     /// The column names.
-    pub columns: Vec<String>,
+    pub(crate) columns: Vec<String>,
     /// The cells.
-    pub rows: Vec<Vec<String>>,
+    pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// All tables of a run.
-pub fn tables(record: &Record) -> Vec<Table> {
-    let titles = [
-        (Metric::Latency, "Latency: half round trip of a ping-pong, us"),
-        (Metric::MessageRate, "Message rate: 8 in flight, Mmsg/s (10^6 messages a second)"),
-        (Metric::Bandwidth, "Bandwidth: 8 in flight, GB/s (10^9 bytes a second; `both` is the sum of two directions)"),
-        (Metric::SetupOne, "Connection set-up, one by one, ms each (listen until both ends are ready)"),
-        (Metric::SetupMany, "Connection set-up, many at once, ms for all"),
-    ];
-    let of_metric = titles.iter().filter_map(|(metric, title)| {
-        let rows: Vec<&Row> = record.rows.iter().filter(|row| row.key.metric == *metric).collect();
-        (!rows.is_empty()).then(|| table(record, *metric, title, &rows))
+/// A column of a table of `T`s: its name, and its cell in a row.
+struct Column<'r, T> {
+    name: String,
+    cell: Box<dyn Fn(&T) -> String + 'r>,
+}
+
+impl<'r, T> Column<'r, T> {
+    fn new(name: impl Into<String>, cell: impl Fn(&T) -> String + 'r) -> Self {
+        Self { name: name.into(), cell: Box::new(cell) }
+    }
+}
+
+impl Table {
+    fn new<'r, T: 'r>(title: &str, columns: Vec<Column<'_, T>>, rows: impl Iterator<Item = &'r T>) -> Self {
+        let cells = |row: &T| columns.iter().map(|column| (column.cell)(row)).collect();
+        let rows = rows.map(cells).collect();
+        Self { title: title.into(), rows, columns: columns.into_iter().map(|column| column.name).collect() }
+    }
+}
+
+/// All tables of a run: of the groups of rows, then of each metric.
+pub(crate) fn tables(record: &Record) -> Vec<Table> {
+    let of_metric = Metric::ALL.iter().filter_map(|metric| {
+        let mut rows = record.rows.iter().filter(|row| row.key.metric == *metric).peekable();
+        rows.peek()?;
+        Some(Table::new(metric.info().title?, columns(record, metric.info()), rows))
     });
     groups(record).into_iter().chain(of_metric).collect()
 }
 
-/// The columns of a [`Judgement`].
-const JUDGED: [&str; 4] = ["B/A [interval]", "A/A [interval]", "difference", "found from"];
-
 /// The groups of rows, if there are any.
 fn groups(record: &Record) -> Option<Table> {
-    let row = |group: &crate::rows::Group| {
-        let mut cells = vec![group.name.clone(), group.rows.to_string()];
-        cells.extend(judged(record, &group.judgement));
-        cells
-    };
-    let mut columns = vec!["all together".to_owned(), "rows".into()];
-    columns.extend(JUDGED.map(String::from));
-    let title = "B against A: times better below 1, rates above 1".into();
-    (!record.groups.is_empty()).then(|| Table { title, columns, rows: record.groups.iter().map(row).collect() })
+    let mut columns = vec![
+        Column::new("all together", |group: &Group| group.name.clone()),
+        Column::new("rows", |group: &Group| group.rows.to_string()),
+    ];
+    columns.extend(judged(record, |group: &Group| &group.judgement));
+    let title = "B against A: times better below 1, rates above 1";
+    (!record.groups.is_empty()).then(|| Table::new(title, columns, record.groups.iter()))
 }
 
-fn judged(record: &Record, judgement: &Judgement) -> [String; 4] {
-    let Judgement { ratio, noise, finding, least } = judgement;
-    let too_noisy = *finding == Some(Finding::Unclear) && !judgement.excludes(record.scope.find());
-    let least = least.filter(|_| *finding != Some(Finding::Biased));
+/// The columns of a metric's table: what a row is about, the values of each side, the judgement.
+fn columns<'r>(record: &'r Record, metric: &'static MetricInfo) -> Vec<Column<'r, Row>> {
+    type Values = BTreeMap<String, f64>;
+    type SideOf = fn(&Row) -> Option<&Values>;
+    let is_comparison = record.sides.len() > 1;
+    let sides: [(&str, SideOf); 2] = [("A ", |row| Some(&row.a)), ("B ", |row| row.b.as_ref())];
+    let sides = if is_comparison { &sides[..] } else { &[("", sides[0].1)] };
+    let mut columns: Vec<_> = metric.labels.iter().map(|label| labelled(record, *label)).collect();
+    for &(side, values) in sides {
+        columns.extend(metric.shown.iter().map(|name| {
+            Column::new(format!("{side}{name}"), move |row| {
+                let value = values(row).and_then(|values| values.get(*name));
+                value.map_or_else(|| "-".into(), |value| number(*value))
+            })
+        }));
+    }
+    if is_comparison {
+        columns.extend(judged(record, |row: &Row| &row.judgement));
+    }
+    columns
+}
+
+fn labelled(record: &Record, label: Label) -> Column<'_, Row> {
+    match label {
+        Label::Size => Column::new("size", |row: &Row| size_text(row.key.bytes)),
+        Label::Direction => Column::new("dir", |row: &Row| row.key.direction.to_string()),
+        Label::Wrong => Column::new("#wrong", |row: &Row| {
+            record.sides.iter().map(|side| side.wrong(row.key.bytes)).sum::<u64>().to_string()
+        }),
+        Label::Connections => {
+            Column::new("connections", |row: &Row| format!("{:.0}", row.a.get("connections").copied().unwrap_or(0.0)))
+        }
+        Label::AtOnce => Column::new("at once", |row: &Row| row.key.depth.to_string()),
+    }
+}
+
+/// The columns of a [`Judgement`], which `of` finds in a row.
+fn judged<'r, T: 'r>(record: &'r Record, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
+    let difference = |judgement: &Judgement| {
+        let too_noisy = judgement.finding == Some(Finding::Unclear) && !judgement.excludes(record.scope.find());
+        if too_noisy { "too noisy" } else { finding_word(judgement.finding) }.to_owned()
+    };
+    let found_from = |judgement: &Judgement| {
+        let least = judgement.least.filter(|_| judgement.finding != Some(Finding::Biased));
+        least.map_or_else(|| "-".into(), percent)
+    };
     [
-        interval(*ratio),
-        interval(*noise),
-        if too_noisy { "too noisy" } else { finding_word(*finding) }.into(),
-        least.map_or_else(|| "-".into(), percent),
+        Column::new("B/A [interval]", move |row| interval(of(row).ratio)),
+        Column::new("A/A [interval]", move |row| interval(of(row).noise)),
+        Column::new("difference", move |row| difference(of(row))),
+        Column::new("found from", move |row| found_from(of(row))),
     ]
 }
 
@@ -73,65 +127,13 @@ fn finding_word(finding: Option<Finding>) -> &'static str {
     }
 }
 
-/// The values shown of each side, by metric.
-fn shown(metric: Metric) -> &'static [&'static str] {
-    match metric {
-        Metric::Latency | Metric::SetupOne => &["min", "typ", "p99"],
-        Metric::SetupMany => &["total"],
-        Metric::MessageRate | Metric::Bandwidth | Metric::Copy => &["typ", "peak"],
-    }
-}
-
-fn table(record: &Record, metric: Metric, title: &str, rows: &[&Row]) -> Table {
-    let two = record.sides.len() > 1;
-    let sides: &[&str] = if two { &["A", "B"] } else { &["A"] };
-    let mut columns: Vec<String> = match metric {
-        Metric::Latency => vec!["size".into(), "#wrong".into()],
-        Metric::MessageRate | Metric::Bandwidth | Metric::Copy => vec!["size".into(), "dir".into(), "#wrong".into()],
-        Metric::SetupOne | Metric::SetupMany => vec!["connections".into(), "at once".into()],
-    };
-    for side in sides {
-        for value in shown(metric) {
-            columns.push(if two { format!("{side} {value}") } else { (*value).into() });
-        }
-    }
-    if two {
-        columns.extend(JUDGED.map(String::from));
-    }
-    Table { title: title.into(), columns, rows: rows.iter().map(|row| cells(record, row, two)).collect() }
-}
-
-fn cells(record: &Record, row: &Row, two: bool) -> Vec<String> {
-    let key = &row.key;
-    let wrong: u64 = record.sides.iter().map(|side| side.wrong(key.bytes)).sum();
-    let mut cells = match key.metric {
-        Metric::Latency => vec![size_text(key.bytes), wrong.to_string()],
-        Metric::MessageRate | Metric::Bandwidth | Metric::Copy => {
-            vec![size_text(key.bytes), key.direction.to_string(), wrong.to_string()]
-        }
-        Metric::SetupOne | Metric::SetupMany => {
-            let connections = row.a.get("connections").copied().unwrap_or(0.0);
-            vec![format!("{connections:.0}"), key.depth.to_string()]
-        }
-    };
-    for side in [Some(&row.a), row.b.as_ref()].into_iter().take(if two { 2 } else { 1 }) {
-        for value in shown(key.metric) {
-            cells.push(side.and_then(|side| side.get(*value)).map_or_else(|| "-".into(), |value| number(*value)));
-        }
-    }
-    if two {
-        cells.extend(judged(record, &row.judgement));
-    }
-    cells
-}
-
 fn interval(estimate: Option<Estimate>) -> String {
     estimate.map_or_else(|| "-".into(), |e| format!("{:.2} [{:.2}, {:.2}]", e.median, e.low, e.high))
 }
 
 impl Table {
     /// Right-aligned columns for a terminal.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
             cells.chain(self.columns.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -149,7 +151,7 @@ impl Table {
     }
 
     /// A Markdown table.
-    pub fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
         let mut text = format!("### {}\n\n{}", self.title, line(&self.columns));
         text.push_str(&format!("|{}\n", "---:|".repeat(self.columns.len())));

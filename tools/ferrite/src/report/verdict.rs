@@ -1,14 +1,15 @@
 //! What a run showed, in one line and as one of three conclusions.
 
-use crate::finding::{Finding, Judgement};
-use crate::record::Record;
+use crate::measure::metric::Label;
+use crate::measure::sample::size_text;
 use crate::report::{percent, repetitions, repetitions_run};
-use crate::rows::{Group, Row};
-use crate::sample::{Metric, size_text};
+use crate::results::judgement::{Finding, Judgement};
+use crate::results::record::Record;
+use crate::results::rows::{Group, Row};
 
 /// What follows from a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Conclusion {
+pub(crate) enum Conclusion {
     /// The data is right; and B is as good as A or better, if there is a B.
     Good,
     /// B is worse in a row or in a group.
@@ -18,7 +19,7 @@ pub enum Conclusion {
 }
 
 /// Draws it.
-pub fn conclusion(record: &Record) -> Conclusion {
+pub(crate) fn conclusion(record: &Record) -> Conclusion {
     if record.sides.len() < 2 {
         return Conclusion::Good;
     }
@@ -45,7 +46,7 @@ type Name<'f> = &'f dyn Fn(&Group) -> Option<String>;
 type IsIt<'f> = &'f dyn Fn(&Judgement) -> bool;
 
 /// The line itself.
-pub fn verdict(record: &Record) -> String {
+pub(crate) fn verdict(record: &Record) -> String {
     let checked: u64 = record.sides.iter().map(|side| side.checked()).sum();
     let valid = format!("valid run, data right ({checked} messages checked byte by byte)");
     if record.sides.len() < 2 {
@@ -124,7 +125,7 @@ fn row_counts(record: &Record) -> String {
 }
 
 /// Names the rows in which A differs from itself, if there are any.
-pub fn bias(record: &Record) -> Option<String> {
+pub(crate) fn bias(record: &Record) -> Option<String> {
     let rows = record.rows.iter().filter(|row| row.judgement.finding == Some(Finding::Biased));
     let names: Vec<String> = rows
         .map(|row| match row.judgement.noise {
@@ -144,16 +145,16 @@ pub fn bias(record: &Record) -> Option<String> {
 
 /// `bandwidth 1M 0->1`.
 fn row_name(row: &Row) -> String {
-    let name = match row.key.metric {
-        Metric::Latency => "latency",
-        Metric::MessageRate => "message rate",
-        Metric::Bandwidth => "bandwidth",
-        Metric::Copy => "memcpy",
-        Metric::SetupOne => return "one connection".into(),
-        Metric::SetupMany => return "many connections".into(),
-    };
-    let direction = if row.key.metric == Metric::Latency { String::new() } else { format!(" {}", row.key.direction) };
-    format!("{name} {}{direction}", size_text(row.key.bytes))
+    let info = row.key.metric.info();
+    let mut name = info.name.to_owned();
+    for label in info.labels {
+        match label {
+            Label::Size => name += &format!(" {}", size_text(row.key.bytes)),
+            Label::Direction => name += &format!(" {}", row.key.direction),
+            Label::Wrong | Label::Connections | Label::AtOnce => {}
+        }
+    }
+    name
 }
 
 /// What is missing, and how many repetitions might do.

@@ -4,18 +4,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::buffer::Buffer;
-use crate::comm::{Region, Request};
 use crate::error::{Error, Result};
-use crate::link::{Deadline, finished, posted};
-use crate::measure::{TAG, pattern};
-use crate::solo::Stage;
-use crate::solo::wire::Wire;
+use crate::measure::conn::TAG;
+use crate::measure::pattern;
+use crate::solo::endpoints::Endpoints;
+use crate::transport::buffer::Buffer;
+use crate::transport::comm::{Region, Request};
+use crate::transport::deadline::{Deadline, finished, posted};
+use crate::transport::local_conn::LocalConn;
 
 /// Sends `count` messages of `bytes` bytes, `depth` to a round, and checks those of the last one.
-pub(super) fn run(stage: &Stage, bytes: usize, count: u64, depth: usize) -> Result<String> {
-    let wire = Wire::open(stage)?;
-    let mut path = Path::new(stage, &wire, bytes, depth)?;
+pub(super) fn run(endpoints: &Endpoints, bytes: usize, count: u64, depth: usize) -> Result<String> {
+    let conn = endpoints.connect()?;
+    let mut path = Path::new(endpoints, &conn, bytes, depth)?;
     let last = ((count - 1) % depth as u64) as usize + 1;
     let rounds = (count - last as u64) / depth as u64;
     path.fill(0)?;
@@ -30,14 +31,14 @@ pub(super) fn run(stage: &Stage, bytes: usize, count: u64, depth: usize) -> Resu
     spent += start.elapsed();
     path.check(1, last)?;
     drop(path);
-    wire.close()?;
+    conn.close()?;
     let us = spent.as_secs_f64() * 1e6 / count as f64;
     Ok(format!("{count} messages of {bytes} B, {depth} in flight, {us:.3} us per message"))
 }
 
 /// A connection with registered memory at both ends.
 struct Path<'w> {
-    wire: &'w Wire,
+    conn: &'w LocalConn,
     out: Region,
     into: Region,
     bytes: usize,
@@ -48,16 +49,16 @@ struct Path<'w> {
 }
 
 impl<'w> Path<'w> {
-    fn new(stage: &Stage, wire: &'w Wire, bytes: usize, depth: usize) -> Result<Self> {
+    fn new(endpoints: &Endpoints, conn: &'w LocalConn, bytes: usize, depth: usize) -> Result<Self> {
         let stride = bytes.next_multiple_of(4096);
         Ok(Self {
-            wire,
-            out: wire.send.register(&Arc::new(Buffer::new(depth * stride)?))?,
-            into: wire.recv.register(&Arc::new(Buffer::new(depth * stride)?))?,
+            conn,
+            out: conn.send.register(&Arc::new(Buffer::new(depth * stride)?))?,
+            into: conn.recv.register(&Arc::new(Buffer::new(depth * stride)?))?,
             bytes,
             stride,
             depth,
-            deadline: stage.deadline("a message to itself"),
+            deadline: endpoints.deadline("a message to itself"),
         })
     }
 
@@ -84,14 +85,14 @@ impl<'w> Path<'w> {
 
     /// One round of `count` messages.
     fn round(&mut self, count: usize) -> Result<()> {
-        let Self { wire, ref out, ref into, bytes, stride, ref mut deadline, .. } = *self;
+        let Self { conn, ref out, ref into, bytes, stride, ref mut deadline, .. } = *self;
         let mut receives = Receives::new(bytes);
         for index in 0..count {
-            receives.push(posted(deadline, || wire.recv.receive(into, index * stride, bytes, TAG))?);
+            receives.push(posted(deadline, || conn.recv.receive(into, index * stride, bytes, TAG))?);
         }
         let mut sends = Vec::with_capacity(count);
         for index in 0..count {
-            let send = || wire.send.send(out, index * stride, bytes, TAG);
+            let send = || conn.send.send(out, index * stride, bytes, TAG);
             sends.push(loop {
                 if let Some(request) = send()? {
                     break request;

@@ -7,6 +7,9 @@ use std::process::Command;
 
 use ferrite::pair::{Setting, Turn};
 use ferrite::verbs::Verbs;
+use ferrite::wheel::{self, Release};
+use testkit::unique::unique_name;
+use testkit::{Missing, Scratch, program};
 
 /// `tests/fixtures/NAME.c` as a shared object.
 pub(crate) fn shared_object(name: &str, flags: &[&str]) -> PathBuf {
@@ -18,7 +21,7 @@ pub(crate) fn shared_object(name: &str, flags: &[&str]) -> PathBuf {
     if age(&target) > age(&source) && !text.is_empty() {
         return target;
     }
-    let scratch = target.with_extension(format!("{}.{:?}", std::process::id(), std::thread::current().id()));
+    let scratch = target.with_extension(unique_name("so"));
     let status = Command::new("cc")
         .args(["-O2", "-fPIC", "-shared"])
         .args(flags)
@@ -49,60 +52,38 @@ pub(crate) fn fake_nccl() -> PathBuf {
     shared_object("loopback", &["-DAS_NCCL=22105", "-DVTABLE_NAME=\"IB\""])
 }
 
-/// The folder with the built plugin and software device; says so when a part is missing.
-pub(crate) fn dist(parts: &[&str]) -> Option<PathBuf> {
-    let folder = std::env::var_os("FERRITE_DIST")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"), PathBuf::from);
+/// The folder with the built plugin and software device, with these parts.
+pub(crate) fn dist(parts: &[&str]) -> Result<PathBuf, Missing> {
     for part in parts {
-        if !folder.join(part).exists() {
-            skipped(&format!("{part} is not built"));
-            return None;
-        }
+        testkit::dist::built(part)?;
     }
-    Some(folder)
+    Ok(testkit::dist::dist())
 }
 
 /// The stock library, if it is in the cache or named: tests do not download.
-pub(crate) fn stock_nccl() -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
-    let cached = cache.map(|cache| cache.join("ferrite/nccl-2.21.5/libnccl.so.2"));
-    let named = std::env::var_os("FERRITE_NCCL").map(PathBuf::from);
-    let found = named.or(cached).filter(|path| path.exists());
-    if found.is_none() {
-        skipped("libnccl.so.2 of NCCL 2.21.5 is not in the cache (`ferrite wheel` fetches it)");
-    }
-    found
+pub(crate) fn stock_nccl() -> Result<PathBuf, Missing> {
+    let named = std::env::var_os("FERRITE_NCCL").map(PathBuf::from).filter(|path| path.exists());
+    named.map_or_else(|| cached_nccl("2.21.5"), Ok)
 }
 
-/// Said past the test harness's capture.
-pub(crate) fn skipped(what: &str) {
-    let line = format!("skipped: {what}\n");
-    std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).expect("stderr is open");
-}
-
-/// A fresh empty folder for one test.
-pub(crate) fn scratch(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-    if folder.exists() {
-        std::fs::remove_dir_all(&folder).expect("the old folder can be removed");
+/// The library of a release in the cache.
+pub(crate) fn cached_nccl(release: &str) -> Result<PathBuf, Missing> {
+    let release = Release::named(release).expect("it is known");
+    let library = wheel::cached(release).expect("there is a folder for the cache");
+    if library.exists() {
+        return Ok(library);
     }
-    std::fs::create_dir_all(&folder).expect("a folder can be made");
-    folder
+    Err(Missing(format!("libnccl.so.2 of NCCL {release} is not in the cache (`ferrite wheel {release}` fetches it)")))
 }
 
 /// What the tool did with these arguments: exit code, stdout, stderr.
 pub(crate) fn ferrite(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
     let _turn = Turn::wait();
-    let output = Command::new(env!("CARGO_BIN_EXE_ferrite"))
-        .args(arguments)
-        // Where a report goes that no argument sends elsewhere.
-        .current_dir(scratch(&format!("working-folder-{arguments:p}")))
-        .env_remove("RUST_LOG")
-        .envs(environment.iter().copied())
-        .output()
-        .expect("the tool can be started");
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    (output.status.code().expect("it was not killed"), text(output.stdout), text(output.stderr))
+    // Where a report goes that no argument sends elsewhere.
+    let folder = Scratch::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
+    command.args(arguments).current_dir(folder.path()).env_remove("RUST_LOG").envs(environment.iter().copied());
+    let printed = program::run(&mut command);
+    assert!(printed.status.code().is_some(), "it was killed: {printed}");
+    printed.into_parts()
 }

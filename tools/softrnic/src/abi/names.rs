@@ -84,3 +84,9 @@ pub(crate) fn port_state(number: i32) -> &'static CStr {
 pub(crate) fn node_type(number: i32) -> &'static CStr {
     pick(&NODE_TYPE, number)
 }
+
+/// The name of a queue pair state.
+pub(crate) fn qp_state(state: u32) -> &'static str {
+    const NAMES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+    NAMES.get(state as usize).copied().unwrap_or("?")
+}

@@ -3,8 +3,8 @@
 use std::io;
 use std::path::Path;
 
-use super::Error;
-use crate::fabric::holders::{self, Remains};
+use crate::control::error::Error;
+use crate::shm::holders::{self, Remains};
 
 /// The file of a fabric.
 #[derive(Debug)]

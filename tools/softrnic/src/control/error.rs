@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use super::{DeviceName, PortName};
-use crate::fabric::file::Unusable;
+use crate::control::names::{DeviceName, PortName};
+use crate::shm::file::Unusable;
 
 /// Why nothing was changed.
 #[derive(Debug)]
@@ -36,11 +36,11 @@ pub enum Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    pub(super) fn value(what: &'static str, value: impl fmt::Display, allowed: &'static str) -> Self {
+    pub(crate) fn value(what: &'static str, value: impl fmt::Display, allowed: &'static str) -> Self {
         Self::Value(what, value.to_string(), allowed)
     }
 
-    pub(super) fn from_file(path: &Path, what: Unusable) -> Self {
+    pub(crate) fn from_file(path: &Path, what: Unusable) -> Self {
         let path = path.to_owned();
         match what {
             Unusable::Unused => Self::NoFabric(path),

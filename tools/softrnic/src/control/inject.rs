@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::{Error, Network};
-use crate::faults;
+use crate::control::error::Error;
+use crate::control::network::Network;
+use crate::rules::{table, text};
 
 /// A rule in force.
 #[derive(Clone, Debug)]
@@ -20,28 +21,28 @@ impl Network {
     /// Puts rules into force, behind those that are; returns their numbers. `text`: `ACTION[=VALUE] [key=value …]`, rules
     /// separated by `;` or line ends.
     pub fn inject(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let rules = faults::parse(text).map_err(|error| Error::Rule(error.to_string()))?;
-        faults::require(&self.fabric.shape, &rules).map_err(Error::Rule)?;
+        let rules = text::parse(text).map_err(|error| Error::Rule(error.to_string()))?;
+        table::require((self.fabric.topology.devices(), self.fabric.topology.ports()), &rules).map_err(Error::Rule)?;
         let control = self.fabric.file.control();
-        faults::install(self.fabric, &control, &rules).map_err(Error::Rule)
+        table::install(self.fabric, &control, &rules).map_err(Error::Rule)
     }
 
     /// The rules in force, in their order.
     pub fn rules(&self) -> Vec<InForce> {
-        let rules = faults::list(self.fabric).into_iter();
+        let rules = table::list(self.fabric).into_iter();
         rules.map(|(number, rule, strikes)| InForce { number, rule: rule.to_string(), strikes }).collect()
     }
 
     /// Removes rule `number`.
     pub fn remove_rule(&self, number: u32) -> Result<(), Error> {
         let control = self.fabric.file.control();
-        if faults::remove(self.fabric, &control, number) { Ok(()) } else { Err(Error::NoRule(number)) }
+        if table::remove(self.fabric, &control, number) { Ok(()) } else { Err(Error::NoRule(number)) }
     }
 
     /// Removes all rules.
     pub fn clear_rules(&self) {
         let control = self.fabric.file.control();
-        faults::clear(self.fabric, &control);
+        table::clear(self.fabric, &control);
     }
 
     /// Sets the seed of all random decisions from now on.

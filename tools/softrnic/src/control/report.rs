@@ -4,17 +4,19 @@ use std::net::Ipv6Addr;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use super::{DeviceName, GidKind, PortName};
-use crate::fabric::Fabric;
-use crate::fabric::layout::{PROCS, Table};
-use crate::fabric::process::slot_of;
-use crate::fabric::reach::{DIRECT, STAGED};
-use crate::fabric::slots::{self, GIDS, NO_PEER, PROC_ALIVE, PortSlot, QpSlot};
-use crate::gid::{self, Kind};
-use crate::port::{LINK_INFINIBAND, LINK_UNSPECIFIED, furnish_one, mtu_bytes};
-use crate::qp::state_name;
-use crate::route::Place;
-use crate::shape::Shape;
+use crate::abi::names::qp_state;
+use crate::control::names::{DeviceName, GidKind, PortName};
+use crate::limits::PROCS;
+use crate::network::gid::{self, GidType};
+use crate::network::link::{LINK_INFINIBAND, LINK_UNSPECIFIED, mtu_bytes};
+use crate::network::port::set_up;
+use crate::network::port_id::PortId;
+use crate::network::topology::Topology;
+use crate::process::fabric::Fabric;
+use crate::process::reach::{DIRECT, STAGED};
+use crate::shm::layout::Table;
+use crate::shm::process_id::slot_of;
+use crate::shm::slots::{self, GIDS, NO_PEER, PROC_ALIVE, PortSlot, QpSlot};
 
 /// A fabric.
 #[derive(Clone, Debug)]
@@ -169,7 +171,7 @@ impl Counters {
 }
 
 /// Looks at everything. Call under the control lock.
-pub(super) fn of(fabric: &Fabric) -> Report {
+pub(crate) fn of(fabric: &Fabric) -> Report {
     let processes = (0..PROCS).filter(|&index| fabric.proc(index).id.load(SeqCst) != 0).map(|index| {
         let slot = fabric.proc(index);
         let (ways, obstacle) = (slot.ways.load(SeqCst), slot.obstacle.load(SeqCst) as i32);
@@ -184,30 +186,30 @@ pub(super) fn of(fabric: &Fabric) -> Report {
     Report {
         fabric: fabric.settings.fabric.clone(),
         processes: processes.collect(),
-        devices: (0..fabric.shape.devices()).map(|device| device_of(fabric, device)).collect(),
+        devices: (0..fabric.topology.devices()).map(|device| device_of(fabric, device)).collect(),
     }
 }
 
-/// The devices that a fabric has whose first process has these wishes.
-pub(super) fn planned(shape: &Shape) -> Vec<Device> {
+/// The devices that a fabric has whose first process has these settings.
+pub(crate) fn devices_of(topology: &Topology) -> Vec<Device> {
     let port_of = |device: usize, port: u32| {
         // SAFETY: atomics that are all zeros, as in a new file.
         let slot: PortSlot = unsafe { std::mem::zeroed() };
-        furnish_one(&slot, shape, device, port);
+        set_up(&slot, topology, device, port);
         port_of(&slot, PortName { device, port })
     };
     let device_of = |device: usize| Device {
         name: DeviceName(device),
         guid: u64::from_be(gid::guid(device, 0)),
-        card_guid: u64::from_be(gid::card_guid(shape, device)),
+        card_guid: u64::from_be(gid::card_guid(topology.devices_on_card(), device)),
         has_failed: false,
-        ports: (1..=shape.ports()).map(|port| port_of(device, port)).collect(),
+        ports: (1..=topology.ports()).map(|port| port_of(device, port)).collect(),
         queue_pairs: Vec::new(),
         completion_queues: 0,
         memory_regions: 0,
         registered_bytes: 0,
     };
-    (0..shape.devices()).map(device_of).collect()
+    (0..topology.devices()).map(device_of).collect()
 }
 
 fn device_of(fabric: &Fabric, device: usize) -> Device {
@@ -216,7 +218,7 @@ fn device_of(fabric: &Fabric, device: usize) -> Device {
     let cqs = fabric.entries(Table::Cq, device).map(|index| fabric.cq(device, index));
     let mrs = fabric.entries(Table::Mr, device).map(|index| fabric.mr(device, index));
     let mrs: Vec<_> = mrs.filter(|mr| mr.owner.load(SeqCst) != 0).collect();
-    let ports = (1..=fabric.shape.ports()).map(|port| {
+    let ports = (1..=fabric.topology.ports()).map(|port| {
         let mut found = port_of(fabric.port(device, port), PortName { device, port });
         queue_pairs.iter().filter(|qp| qp.port == port).for_each(|qp| found.counters.add(&qp.counters));
         found
@@ -224,7 +226,7 @@ fn device_of(fabric: &Fabric, device: usize) -> Device {
     Device {
         name: DeviceName(device),
         guid: u64::from_be(gid::guid(device, 0)),
-        card_guid: u64::from_be(gid::card_guid(&fabric.shape, device)),
+        card_guid: u64::from_be(gid::card_guid(fabric.topology.devices_on_card(), device)),
         has_failed: fabric.is_failed(device),
         ports: ports.collect(),
         completion_queues: cqs.filter(|cq| cq.owner.load(SeqCst) != 0).count(),
@@ -244,9 +246,9 @@ fn link_layer_of(slot: &PortSlot) -> LinkLayer {
 
 fn port_of(slot: &PortSlot, name: PortName) -> Port {
     let kind_of = |kind| match kind {
-        Kind::RoceV2 => GidKind::RoceV2,
-        Kind::Plain if slot.is_infiniband() => GidKind::InfiniBand,
-        Kind::Plain => GidKind::RoceV1,
+        GidType::RoceV2 => GidKind::RoceV2,
+        GidType::Plain if slot.is_infiniband() => GidKind::InfiniBand,
+        GidType::Plain => GidKind::RoceV1,
     };
     let gids = (0..GIDS).filter_map(|index| {
         let entry = slot.gid(index)?;
@@ -268,14 +270,14 @@ fn port_of(slot: &PortSlot, name: PortName) -> Port {
 
 fn qp_of(fabric: &Fabric, qp: &QpSlot) -> Qp {
     let peer = qp.peer.load(SeqCst);
-    let place = Place::of_name(peer);
+    let port = PortId::of_name(peer);
     Qp {
         number: qp.qpn.load(SeqCst),
         is_reliable: qp.is_uc.load(SeqCst) == 0,
-        state: state_name(qp.state.load(SeqCst)),
+        state: qp_state(qp.state.load(SeqCst)),
         port: qp.port.load(SeqCst),
         pid: fabric.proc(slot_of(qp.owner.load(SeqCst))).pid.load(SeqCst),
-        peer: (peer != NO_PEER).then_some((PortName { device: place.device, port: place.port }, peer as u32)),
+        peer: (peer != NO_PEER).then_some((PortName { device: port.device, port: port.port }, peer as u32)),
         flow: qp.flow.load(SeqCst),
         counters: Counters::of(&qp.sent),
     }

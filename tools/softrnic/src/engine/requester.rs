@@ -1,24 +1,26 @@
 //! The requester: checks the local side of the head request and sends it.
 
-use super::copy::{Pieces, Way, transfer, transfer_by_lines, transfer_shuffled};
-use super::moving::{Moving, Path};
-use super::responder::{self, Plan};
-use super::visit::Visit;
-use super::{Verdict, atomic};
-use crate::abi::consts::{Status, access, send_flag, wr_opcode};
+use crate::abi::consts::{Status, access, send_flag};
 use crate::abi::types::Sge;
-use crate::device::MAX_MESSAGE;
-use crate::faults::Twist;
-use crate::mr::{Forbidden, resolve};
-use crate::qp::Qp;
-use crate::send_queue::{Link, Request, SendQueue};
+use crate::copy::piece::{Direction, Pieces};
+use crate::copy::transfer::{transfer, transfer_by_lines, transfer_shuffled};
+use crate::limits::MAX_MESSAGE;
+use crate::objects::qp::Qp;
+use crate::objects::send_queue::{Link, SendQueue};
+use crate::remote::atomic;
+use crate::remote::guard::RemoteQpGuard;
+use crate::remote::keys::{Forbidden, resolve};
+use crate::remote::outcome::TxOutcome;
+use crate::remote::request::{Request, brings_data};
+use crate::remote::responder::{self, Admission, ResponderFault};
+use crate::remote::staged_transfer::{Path, StagedTransfer};
 
-pub(super) const PSN_MASK: u32 = 0xff_ffff;
+pub(crate) const PSN_MASK: u32 = 0xff_ffff;
 
-/// Executes the head request of the queue once, with a fault at the peer if `twist` asks for it.
+/// Executes the head request of the queue once, with a fault at the peer if `fault` asks for it.
 #[inline]
-pub(super) fn execute(qp: &Qp, queue: &mut SendQueue, twist: Option<Twist>) -> Verdict {
-    queue.visits = queue.visits.wrapping_add(1);
+pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFault>) -> TxOutcome {
+    queue.entries = queue.entries.wrapping_add(1);
     queue.link.route.refresh(qp.fabric);
     let (request, sges, inline) = queue.request(queue.executed);
     let brings = brings_data(request.opcode);
@@ -27,125 +29,129 @@ pub(super) fn execute(qp: &Qp, queue: &mut SendQueue, twist: Option<Twist>) -> V
     } else {
         gather(qp, sges, if brings { access::LOCAL_WRITE } else { 0 })
     };
-    let Ok(local) = local else { return Verdict::Failed(Status::LocProt) };
+    let Ok(local) = local else { return TxOutcome::Failed(Status::LocProt) };
     if local.total > u64::from(MAX_MESSAGE) {
-        return Verdict::Failed(Status::LocLen);
+        return TxOutcome::Failed(Status::LocLen);
     }
     if brings && queue.link.reads == 0 {
-        return Verdict::Failed(Status::LocQpOp);
+        return TxOutcome::Failed(Status::LocQpOp);
     }
     let link = &queue.link;
     if !link.route.carries(local.total) {
-        return Verdict::Lost;
+        return TxOutcome::Lost;
     }
-    let Some(visit) = Visit::enter(qp.fabric, link.peer, qp.name(), queue.visits) else { return Verdict::Lost };
-    if !visit.expects(qp.is_uc(), link.psn) {
-        return Verdict::Lost;
+    let Some(guard) = RemoteQpGuard::enter(qp.fabric, link.peer, qp.name(), queue.entries) else {
+        return TxOutcome::Lost;
+    };
+    if !guard.expects(qp.is_uc(), link.psn) {
+        return TxOutcome::Lost;
     }
     if queue.head.is_delivered {
         // A duplicate: the responder only acknowledges it.
-        return Verdict::Done;
+        return TxOutcome::Done;
     }
-    if let Some(verdict) = twist.and_then(|twist| responder::twisted(&visit, twist)) {
-        return verdict;
+    if let Some(outcome) = fault.and_then(|fault| responder::faulty(&guard, fault)) {
+        return outcome;
     }
-    let plan = match responder::admit(&visit, request, local.total) {
-        Ok(plan) => plan,
-        Err(verdict) => return verdict,
+    let admission = match responder::admit(&guard, request, local.total) {
+        Ok(admission) => admission,
+        Err(outcome) => return outcome,
     };
     let total = local.total;
-    if total != 0 && (local.has_gpu || plan.remote.has_gpu || !visit.is_reached()) {
-        return stage(qp, queue, (visit, plan, local), twist);
+    if total != 0 && (local.has_gpu || admission.remote.has_gpu || !guard.is_reached()) {
+        return begin_staged(qp, queue, (guard, admission, local), fault);
     }
-    let verdict = deliver(qp, &visit, request, &local, &plan, twist);
-    if verdict == Verdict::Done {
-        take_number(&visit, &mut queue.link, total);
+    let outcome = deliver(qp, &guard, request, &local, &admission, fault);
+    if outcome == TxOutcome::Done {
+        take_number(&guard, &mut queue.link, total);
     }
-    verdict
+    outcome
 }
 
 /// The message has taken its numbers at both ends.
 #[inline]
-fn take_number(visit: &Visit, link: &mut Link, bytes: u64) {
+fn take_number(guard: &RemoteQpGuard, link: &mut Link, bytes: u64) {
     link.psn = link.psn.wrapping_add(link.packets(bytes)) & PSN_MASK;
-    visit.advance(link.psn);
+    guard.advance(link.psn);
 }
 
 /// Moves the bytes at once, and has the responder conclude.
 #[inline]
-fn deliver(qp: &Qp, visit: &Visit, request: &Request, local: &Pieces, plan: &Plan, twist: Option<Twist>) -> Verdict {
-    if plan.is_atomic {
-        let verdict = atomic::execute(visit, request, local, plan);
-        return verdict.unwrap_or_else(|error| responder::conclude(visit, request, plan, local.total, Err(error)));
+fn deliver(
+    qp: &Qp,
+    guard: &RemoteQpGuard,
+    request: &Request,
+    local: &Pieces,
+    admission: &Admission,
+    fault: Option<ResponderFault>,
+) -> TxOutcome {
+    if admission.is_atomic {
+        let outcome = atomic::execute(guard, request, local, admission);
+        return outcome.unwrap_or_else(|error| responder::conclude(guard, request, admission, local.total, Err(error)));
     }
-    let moved = if plan.is_relaxed && qp.fabric.settings.chaos && plan.way == Way::Out {
-        transfer_shuffled(visit.pid, local, &plan.remote, u64::from(visit.serial()))
-    } else if qp.fabric.settings.lines && plan.way == Way::Out {
-        transfer_by_lines(visit.pid, local, &plan.remote)
+    let moved = if admission.is_relaxed && qp.fabric.settings.chaos && admission.direction == Direction::Out {
+        transfer_shuffled(guard.pid, local, &admission.remote, u64::from(guard.serial()))
+    } else if qp.fabric.settings.lines && admission.direction == Direction::Out {
+        transfer_by_lines(guard.pid, local, &admission.remote)
     } else {
-        transfer(visit.pid, plan.way, local, &plan.remote)
+        transfer(guard.pid, admission.direction, local, &admission.remote)
     };
-    if let (Some(Twist::Corrupt(at)), Ok(())) = (twist, moved) {
-        responder::corrupt(visit, plan, at);
+    if let (Some(ResponderFault::Corrupt(at)), Ok(())) = (fault, moved) {
+        responder::corrupt(guard, admission, at);
     }
-    responder::conclude(visit, request, plan, local.total, moved)
+    responder::conclude(guard, request, admission, local.total, moved)
 }
 
 /// Sends the bytes through the stage.
 #[cold]
-fn stage(qp: &Qp, queue: &mut SendQueue, (visit, plan, local): (Visit, Plan, Pieces), twist: Option<Twist>) -> Verdict {
-    if plan.is_atomic && plan.remote.has_gpu {
-        return responder::refuse_atomic(&visit);
+fn begin_staged(
+    qp: &Qp,
+    queue: &mut SendQueue,
+    (guard, admission, local): (RemoteQpGuard, Admission, Pieces),
+    fault: Option<ResponderFault>,
+) -> TxOutcome {
+    if admission.is_atomic && admission.remote.has_gpu {
+        return responder::refuse_atomic(&guard);
     }
     if qp.fabric.open_stage().is_err() {
-        return Verdict::Failed(Status::General);
+        return TxOutcome::Failed(Status::General);
     }
-    let spoil = twist.and_then(|twist| if let Twist::Corrupt(bit) = twist { Some(bit) } else { None });
+    let spoil = fault.and_then(|fault| if let ResponderFault::Corrupt(bit) = fault { Some(bit) } else { None });
     let (request, ..) = queue.request(queue.executed);
     let path =
-        Path { from: qp.name(), to: queue.link.peer, is_uc: qp.is_uc(), psn: queue.link.psn, serial: queue.visits };
-    let moving = Moving::new(&visit, path, plan, local, request, spoil);
-    drop(visit);
-    queue.moving = Some(Box::new(moving));
+        Path { from: qp.name(), to: queue.link.peer, is_uc: qp.is_uc(), psn: queue.link.psn, serial: queue.entries };
+    let staged = StagedTransfer::new(&guard, path, admission, local, request, spoil);
+    drop(guard);
+    queue.staged = Some(Box::new(staged));
     proceed(queue)
 }
 
 /// Goes on with the head request, whose bytes pass through the stage.
 #[cold]
-pub(super) fn proceed(queue: &mut SendQueue) -> Verdict {
-    let Some(moving) = &mut queue.moving else { return Verdict::Busy };
-    let Some((visit, moved)) = moving.proceed() else {
-        moving.remind();
-        return Verdict::Moving;
+pub(crate) fn proceed(queue: &mut SendQueue) -> TxOutcome {
+    let Some(staged) = &mut queue.staged else { return TxOutcome::Busy };
+    let Some((guard, moved)) = staged.proceed() else {
+        staged.remind();
+        return TxOutcome::Staged;
     };
-    let Some(moving) = queue.moving.take() else { return Verdict::Busy };
-    let Some(visit) = visit else { return Verdict::Lost };
+    let Some(staged) = queue.staged.take() else { return TxOutcome::Busy };
+    let Some(guard) = guard else { return TxOutcome::Lost };
     let (request, ..) = queue.request(queue.executed);
-    let verdict = responder::conclude(&visit, request, &moving.plan, moving.total(), moved);
-    if verdict == Verdict::Done {
-        take_number(&visit, &mut queue.link, moving.total());
+    let outcome = responder::conclude(&guard, request, &staged.admission, staged.total(), moved);
+    if outcome == TxOutcome::Done {
+        take_number(&guard, &mut queue.link, staged.total());
     }
-    verdict
+    outcome
 }
 
 /// The local ranges of a request, each allowed by its key.
 #[inline]
-pub(super) fn gather(qp: &Qp, sges: &[Sge], need: u32) -> Result<Pieces, Forbidden> {
+pub(crate) fn gather(qp: &Qp, sges: &[Sge], need: u32) -> Result<Pieces, Forbidden> {
     let mut pieces = Pieces::default();
     for sge in sges.iter().filter(|s| s.length != 0) {
         let range = (sge.addr, u64::from(sge.length));
-        let place = resolve(qp.fabric, (qp.device, qp.pd.id), sge.lkey, range, need)?;
-        pieces.push(place.piece(sge.lkey, range.1));
+        let memory = resolve(qp.fabric, (qp.device, qp.pd.id), sge.lkey, range, need)?;
+        pieces.push(memory.piece(sge.lkey, range.1));
     }
     Ok(pieces)
-}
-
-/// Whether the answer brings data.
-fn brings_data(opcode: u32) -> bool {
-    matches!(opcode, wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD)
-}
-
-/// Whether the opcode carries immediate data.
-pub(super) fn has_imm(request: &Request) -> bool {
-    matches!(request.opcode, wr_opcode::RDMA_WRITE_WITH_IMM | wr_opcode::SEND_WITH_IMM)
 }

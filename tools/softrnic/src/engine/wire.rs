@@ -9,11 +9,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::abi::consts::wr_opcode;
-use crate::fabric::slots::{NO_PEER, PortSlot};
-use crate::qp::Qp;
-use crate::route::Place;
-use crate::send_queue::SendQueue;
-use crate::timers::now_ns;
+use crate::host::clock::now_ns;
+use crate::network::port_id::PortId;
+use crate::objects::qp::Qp;
+use crate::objects::send_queue::SendQueue;
+use crate::shm::slots::{NO_PEER, PortSlot};
 
 /// In strict mode requests are executed this much after their post, so that a buffer that is reused too early shows.
 const LATE_NS: u64 = 50_000;
@@ -22,8 +22,8 @@ const LATE_NS: u64 = 50_000;
 #[inline]
 fn ports(qp: &Qp, queue: &SendQueue) -> Option<(&'static PortSlot, &'static PortSlot)> {
     let peer = queue.link.peer;
-    let port_at = |place: Place| qp.fabric.port(place.device, place.port);
-    (peer != NO_PEER).then(|| (port_at(qp.place()), port_at(Place::of_name(peer))))
+    let port_at = |port: PortId| qp.fabric.port(port.device, port.port);
+    (peer != NO_PEER).then(|| (port_at(qp.port()), port_at(PortId::of_name(peer))))
 }
 
 /// What the ports at both ends add to every packet, in ns.
@@ -77,7 +77,7 @@ fn occupy(until: &AtomicU64, begin: u64, ns: u64) -> u64 {
 
 /// When the acknowledgement of what is executed now is here; 0: at once.
 #[inline]
-pub(super) fn ack_time(qp: &Qp, queue: &SendQueue) -> u64 {
+pub(crate) fn ack_time(qp: &Qp, queue: &SendQueue) -> u64 {
     match ports(qp, queue).map_or(0, latency) {
         0 => 0,
         latency => now_ns() + latency,

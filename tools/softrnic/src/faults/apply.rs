@@ -1,75 +1,65 @@
-//! What a rule that strikes does.
+//! What a rule does to the transmission that it applies to, and beyond it.
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::rule::Action;
-use crate::control::{DeviceName, Network, PortName};
-use crate::cq;
-use crate::fabric::Fabric;
-use crate::qp::Qp;
-use crate::route::Place;
-use crate::timers::{Task, now_ns};
-
-/// What a fault does to the transmission that it struck.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
-    /// Nothing: what it does concerns port, device or queue.
-    None,
-    Drop,
-    DropAck,
-    /// For so many ns.
-    Delay(u64),
-    Late(u64),
-    QpError,
-    /// It shows at the responder.
-    Twist(Twist),
-}
-
-/// A fault at the responder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Twist {
-    NotReady,
-    AccessError,
-    OperationError,
-    /// In byte n, counted round; bit n of it modulo 8.
-    Corrupt(u64),
-}
+use crate::control::names::{DeviceName, PortName};
+use crate::control::network::Network;
+use crate::engine::fault_hook::Fault;
+use crate::host::clock::now_ns;
+use crate::network::port_id::PortId;
+use crate::objects::qp::Qp;
+use crate::process::fabric::Fabric;
+use crate::process::timers::Task;
+use crate::remote::completion;
+use crate::remote::responder::ResponderFault;
+use crate::rules::action::{Action, ActionKind};
 
 /// Does what concerns more than the message; returns what concerns it. `salt`: a random number of its own.
-pub(super) fn apply(qp: &Qp, action: Action, salt: u64) -> Effect {
-    let (fabric, Place { device, port }) = (qp.fabric, qp.place());
-    match action {
-        Action::Drop => return Effect::Drop,
-        Action::DropAck => return Effect::DropAck,
-        Action::Delay(ns) => return Effect::Delay(ns),
-        Action::Late(ns) => return Effect::Late(ns),
-        Action::QpError => return Effect::QpError,
-        Action::Rnr => return Effect::Twist(Twist::NotReady),
-        Action::Corrupt => return Effect::Twist(Twist::Corrupt(salt)),
-        Action::AccessError => return Effect::Twist(Twist::AccessError),
-        Action::OperationError => return Effect::Twist(Twist::OperationError),
-        Action::CqOverrun => cq::overrun(fabric, qp.send_cq.slot),
-        Action::PortDown(ns) => {
-            // What the port's name could be wrong about it is not: a queue pair uses it.
-            let _ = Network::of(fabric).set_port_state(PortName { device, port }, false);
-            if ns != 0 {
-                fabric.timers.arm(fabric, now_ns() + ns, Task::PortUp(device, port));
+pub(crate) fn apply(qp: &Qp, action: Action, salt: u64) -> Option<Fault> {
+    let (fabric, port) = (qp.fabric, qp.port());
+    match action.kind {
+        ActionKind::Drop => return Some(Fault::Drop),
+        ActionKind::DropAck => return Some(Fault::DropAck),
+        ActionKind::Delay => return Some(Fault::Delay(action.value)),
+        ActionKind::Late => return Some(Fault::Late(action.value)),
+        ActionKind::QpError => return Some(Fault::QpError),
+        ActionKind::Rnr => return Some(Fault::Responder(ResponderFault::NotReady)),
+        ActionKind::Corrupt => return Some(Fault::Responder(ResponderFault::Corrupt(salt))),
+        ActionKind::AccessError => return Some(Fault::Responder(ResponderFault::AccessError)),
+        ActionKind::OperationError => return Some(Fault::Responder(ResponderFault::OperationError)),
+        ActionKind::CqOverrun => completion::overrun(fabric, qp.send_cq.slot),
+        ActionKind::PortDown => {
+            set_port_state(fabric, port, false);
+            if action.value != 0 {
+                fabric.arm(now_ns() + action.value, Box::new(PortUp { fabric, port }));
             }
         }
-        Action::PortUp => raise_port(fabric, device, port),
-        Action::Slow(pace) => fabric.port(device, port).bytes_per_ms.store(pace, Relaxed),
-        Action::DeviceFatal => drop(Network::of(fabric).fail_device(DeviceName(device))),
+        ActionKind::PortUp => set_port_state(fabric, port, true),
+        ActionKind::Slow => fabric.port(port.device, port.port).bytes_per_ms.store(action.value, Relaxed),
+        ActionKind::DeviceFatal => drop(Network::of(fabric).fail_device(DeviceName(port.device))),
         // SAFETY: ends this process, as asked.
-        Action::Kill => unsafe {
+        ActionKind::Kill => unsafe {
             libc::kill(libc::getpid(), libc::SIGKILL);
         },
-        Action::ModifyQp(_) | Action::RegMr(_) => {}
+        ActionKind::ModifyQp | ActionKind::RegMr => {}
     }
-    Effect::None
+    None
 }
 
 /// A port that a rule took down comes up.
-pub(crate) fn raise_port(fabric: &'static Fabric, device: usize, port: u32) {
-    // A device that has failed meanwhile stays down.
-    let _ = Network::of(fabric).set_port_state(PortName { device, port }, true);
+#[derive(Debug)]
+struct PortUp {
+    fabric: &'static Fabric,
+    port: PortId,
+}
+
+impl Task for PortUp {
+    fn run(self: Box<Self>) {
+        set_port_state(self.fabric, self.port, true);
+    }
+}
+
+/// A queue pair uses the port, so it exists. Of a device that has failed meanwhile it stays down.
+fn set_port_state(fabric: &'static Fabric, PortId { device, port }: PortId, is_active: bool) {
+    let _ = Network::of(fabric).set_port_state(PortName { device, port }, is_active);
 }

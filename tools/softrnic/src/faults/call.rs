@@ -3,19 +3,19 @@
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::decide::is_chosen;
-use super::rule::Action;
-use super::table::action_of;
-use crate::fabric::Fabric;
-use crate::fabric::slots::RuleSlot;
-use crate::route::Place;
+use crate::faults::matching::is_chosen;
+use crate::network::port_id::PortId;
+use crate::process::fabric::Fabric;
+use crate::rules::action::{Action, ActionKind};
+use crate::rules::table::action_of;
+use crate::shm::slots::RuleSlot;
 
 /// What `ibv_modify_qp` to RTR from one port to another has to answer.
-pub(crate) fn modify_qp(fabric: &Fabric, from: Place, to: Place) -> Result<(), i32> {
-    ask(fabric, |rule, action| match action {
-        Action::ModifyQp(code) => {
+pub(crate) fn modify_qp(fabric: &Fabric, from: PortId, to: PortId) -> Result<(), i32> {
+    ask(fabric, |rule, action| match action.kind {
+        ActionKind::ModifyQp => {
             let is_ours = is_at([&rule.device, &rule.port], from) && is_at([&rule.peer, &rule.peer_port], to);
-            is_ours.then_some(code)
+            is_ours.then_some(action.value as i32)
         }
         _ => None,
     })
@@ -23,8 +23,8 @@ pub(crate) fn modify_qp(fabric: &Fabric, from: Place, to: Place) -> Result<(), i
 
 /// What a registration at a device has to answer.
 pub(crate) fn reg_mr(fabric: &Fabric, device: usize) -> Result<(), i32> {
-    ask(fabric, |rule, action| match action {
-        Action::RegMr(code) if is(&rule.device, device as u32 + 1) => Some(code),
+    ask(fabric, |rule, action| match action.kind {
+        ActionKind::RegMr if is(&rule.device, device as u32 + 1) => Some(action.value as i32),
         _ => None,
     })
 }
@@ -34,11 +34,11 @@ fn is(field: &AtomicU32, value: u32) -> bool {
     field == 0 || field == value
 }
 
-fn is_at([device, port]: [&AtomicU32; 2], place: Place) -> bool {
-    is(device, place.device as u32 + 1) && is(port, place.port)
+fn is_at([device, port]: [&AtomicU32; 2], end: PortId) -> bool {
+    is(device, end.device as u32 + 1) && is(port, end.port)
 }
 
-/// The errno of the first rule that `code_of` finds concerned and whose turn it is.
+/// The errno of the first rule that `code_of` finds concerned and that applies to this call.
 fn ask(fabric: &Fabric, code_of: impl Fn(&RuleSlot, Action) -> Option<i32>) -> Result<(), i32> {
     if fabric.header().rules_epoch.load(Acquire) == 0 {
         return Ok(());

@@ -4,7 +4,6 @@
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "shared by several test programs")]
 
 pub mod channel;
-pub mod cli;
 pub mod elf;
 pub mod gpu;
 pub mod guard;

@@ -1,1 +1,0 @@
-"""The parts of scripts/ab.py. Python's standard library only, but for worker.py, which needs the torch that is compared."""

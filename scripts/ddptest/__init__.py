@@ -1,1 +1,0 @@
-"""The parts of scripts/ddp.py. Python's standard library only, but for train.py and model.py, which need torch."""

@@ -1,0 +1,1 @@
+"""The program ab: Ferrite against NCCL's built-in IB transport."""

@@ -1,0 +1,104 @@
+"""Compares Ferrite with NCCL's built-in IB transport: per collective and size, with proof of which network ran.
+
+On one machine it starts the ranks itself; under a launcher each of its processes is one rank, and rank 0 has the verdict:
+
+    python scripts/ab.py                        # all GPUs of this machine, RDMA devices of this machine
+    python scripts/ab.py --softrnic --ranks 2   # on the software device, on a machine without RDMA
+    python scripts/ab.py --libnccl FILE         # without PyTorch, with this libnccl.so.2
+
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST0:29500 scripts/ab.py     # on each node
+    MASTER_ADDR=HOST0 srun --nodes 2 --ntasks-per-node 8 python scripts/ab.py
+    mpirun -np 16 -H HOST0:8,HOST1:8 -x MASTER_ADDR=HOST0 python scripts/ab.py
+
+    torchrun --nproc-per-node 2 scripts/ab.py --softrnic    # tries that way out, on one machine without RDMA
+
+    python scripts/ab.py --again raw.json       # judges an earlier run once more
+    python scripts/ab.py --read A.txt B.txt     # two outputs of nccl-tests that are there already
+
+Each side runs in fresh processes, A B B A, B A A B, and so on. Under a launcher the ranks of run N (from 1) connect to rank 0's host at
+TCP port MASTER_PORT + N (MASTER_PORT is 29500 if nobody says): with 4 blocks 16 ports above MASTER_PORT have to be open.
+
+Exit code 0: Ferrite is as good or better. 1: it is worse somewhere. 2: the comparison is not valid, or could not be made. 3: too few
+runs to tell. 130: interrupted; the whole blocks that were done are in the report. report.md, report.svg and raw.json say more.
+"""
+
+import argparse
+from pathlib import Path
+
+from .. import exit_codes, files, options, repository, sizes
+from . import comparison, judgement, nccl_tests, plan
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plugin", type=Path, default=repository.PLUGIN, help="side B's library")
+    parser.add_argument("--libnccl", type=Path, metavar="FILE", help="measure this libnccl.so.2, called by itself, and not PyTorch's")
+    parser.add_argument("--libcuda", default="libcuda.so.1", metavar="FILE", help="the CUDA driver for --libnccl; default libcuda.so.1")
+    parser.add_argument(
+        "--collectives",
+        type=plan.collectives,
+        default=list(plan.COLLECTIVES),
+        metavar="NAME,NAME",
+        help="of " + ", ".join(plan.COLLECTIVES),
+    )
+    parser.add_argument(
+        "--sizes",
+        type=sizes.parse_list,
+        default=sizes.parse_list("8..1G"),
+        metavar="A..B|A,B,C",
+        help="bytes, such as 8..64M (every fourth power of 2) or 8,4K,1M; default 8..1G",
+    )
+    parser.add_argument(
+        "--blocks",
+        type=options.number(1, 20),
+        default=4,
+        help="of four runs, two of each side; default 4; with less than 3 nothing can be told",
+    )
+    parser.add_argument(
+        "--effect",
+        type=options.number(3, 1000),
+        default=10,
+        metavar="PERCENT",
+        help="a difference that matters: rows are alike if they differ by less for sure; default 10",
+    )
+    parser.add_argument("--ranks", type=options.number(2, 64), help="on one machine; default: its GPUs, at least 2")
+    parser.add_argument("--dtype", choices=sorted(plan.DTYPES), default="float32")
+    parser.add_argument("--gdr", choices=["as-is", "on", "off"], default="as-is", help="GPUDirect on both sides")
+    parser.add_argument(
+        "--both",
+        type=options.variable,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable for both sides; may be repeated",
+    )
+    parser.add_argument(
+        "--only-b", type=options.variable, action="append", default=[], metavar="NAME=VALUE", help="a variable for Ferrite alone"
+    )
+    parser.add_argument(
+        "--softrnic",
+        nargs="?",
+        type=Path,
+        const=repository.SOFTRNIC,
+        metavar="DIR",
+        help="both sides on the software device in DIR; all ranks on one machine",
+    )
+    parser.add_argument("--limit", type=options.number(10, 86400), default=900, help="seconds for one run of one side; default 900")
+    parser.add_argument("--out", type=Path, default=Path("report-ab"), help="folder for the report; default report-ab")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="a raw.json to judge once more, into --out")
+    parser.add_argument("--read", nargs=2, type=Path, metavar=("A", "B"), help="outputs of nccl-tests to compare instead")
+    return parser.parse_args()
+
+
+def run(chosen: argparse.Namespace) -> int:
+    if chosen.read:
+        return nccl_tests.compare(*chosen.read)
+    if chosen.again:
+        files.check_writable(chosen.out)
+        return judgement.judge_again(chosen.again, chosen.out, chosen.effect / 100)
+    return comparison.compare(chosen)
+
+
+def main() -> int:
+    chosen = arguments()
+    return exit_codes.of_program(lambda: run(chosen))

@@ -1,0 +1,1 @@
+"""The program ddp: the same training over three networks."""

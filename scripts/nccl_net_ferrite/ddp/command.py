@@ -1,0 +1,53 @@
+"""Trains the same small model over NCCL's built-in IB transport, over Ferrite and over sockets: the same to the last bit?
+
+    python scripts/ddp.py                          # all GPUs of this machine, RDMA devices of this machine
+    python scripts/ddp.py --softrnic --ranks 2     # on the software device, on a machine without RDMA
+
+PyTorch's DistributedDataParallel, fresh processes for each run; the built-in runs twice, to show that the training repeats
+itself at all. Each run makes and destroys its process group several times: file descriptors, threads and queue pairs
+are counted after each. Exit code 0: every loss and every parameter is the same, and nothing leaks. 1: something differs, or
+leaks. 2: the check is not valid, or could not be made. 130: interrupted. report.md, curves.svg and raw.json say more.
+"""
+
+import argparse
+from pathlib import Path
+
+from .. import exit_codes, options, repository
+from . import training
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plugin", type=Path, default=repository.PLUGIN, help="Ferrite's library")
+    parser.add_argument("--steps", type=options.number(3, 100_000), default=300, help="of training; default 300")
+    parser.add_argument(
+        "--cycles",
+        type=options.number(1, 100),
+        default=3,
+        metavar="N",
+        help="process groups, one after the other, that share the steps; default 3",
+    )
+    parser.add_argument("--ranks", type=options.number(2, 64), help="default: the GPUs of this machine, at least 2")
+    parser.add_argument("--algo", default="Ring", help="NCCL_ALGO; default Ring")
+    parser.add_argument("--proto", default="Simple", help="NCCL_PROTO; default Simple")
+    parser.add_argument("--gdr", choices=["as-is", "on", "off"], default="as-is", help="GPUDirect")
+    parser.add_argument(
+        "--both",
+        type=options.variable,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable for all runs; may be repeated",
+    )
+    parser.add_argument("--softrnic", nargs="?", type=Path, const=repository.SOFTRNIC, metavar="DIR", help="on the software device in DIR")
+    parser.add_argument("--limit", type=options.number(10, 86400), default=900, help="seconds for one run; default 900")
+    parser.add_argument("--out", type=Path, default=Path("report-ddp"), help="folder for the report; default report-ddp")
+    chosen = parser.parse_args()
+    if chosen.cycles > chosen.steps:
+        parser.error(f"--cycles {chosen.cycles} is more than --steps {chosen.steps}")
+    return chosen
+
+
+def main() -> int:
+    chosen = arguments()
+    return exit_codes.of_program(lambda: training.compare(chosen))

@@ -1,0 +1,47 @@
+"""Files that a program reads or writes: the sum of a library, a folder for the report, JSON."""
+
+import hashlib
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import Invalid
+
+
+@dataclass(frozen=True)
+class Library:
+    """A file, and its sum."""
+
+    path: str
+    sha256: str
+
+
+def library(path: Path) -> Library:
+    return Library(str(path.resolve()), sha256(path))
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_writable(folder: Path, option: str = "--out") -> None:
+    """Makes `folder`, and writes something into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise Invalid(f"{option} {folder}: {error.strerror}; name a folder that can be written to") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} has no JSON object")
+    return found
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1))

@@ -1,0 +1,169 @@
+"""Tests of scripts/ab.py without PyTorch and without a GPU: fake_torch_rank.py stands in for the ranks."""
+
+import argparse
+import builtins
+import os
+from typing import Any
+from unittest import mock
+
+from nccl_net_ferrite import exit_codes
+from nccl_net_ferrite.ab import comparison
+from nccl_net_ferrite.errors import Invalid
+from nccl_net_ferrite.files import read_json
+from nccl_net_ferrite.launch import gpus, processes
+
+from . import fixtures
+
+FAKE_RANK = "tests.fake_torch_rank"
+
+
+class WithFakeRanks(fixtures.InFolder):
+    def setUp(self) -> None:
+        super().setUp()
+        self.plugin = self.out / "libnccl-net.so"
+        self.plugin.write_bytes(b"a plugin")
+        self.options = argparse.Namespace(
+            plugin=self.plugin,
+            libnccl=None,
+            libcuda="",
+            collectives=["all_reduce", "send_recv"],
+            sizes=[8, 4096, 1 << 20],
+            blocks=1,
+            ranks=2,
+            dtype="float32",
+            gdr="as-is",
+            both=[],
+            only_b=[],
+            softrnic=None,
+            limit=60,
+            effect=10,
+            out=self.out / "report",
+            read=None,
+            again=None,
+        )
+        self.printed: list[str] = []
+        self.replace(comparison, "TORCH_RANK", FAKE_RANK)
+        self.replace(gpus, "seen_by_torch", lambda _: 2)
+        self.replace(builtins, "print", lambda *words, **_: self.printed.append(" ".join(map(str, words))))
+
+    def compare(self, **fake: str) -> int:
+        with mock.patch.dict(os.environ, fixtures.environment(**fake), clear=True):
+            return comparison.compare(self.options)
+
+    def refused(self, **fake: str) -> str:
+        with self.assertRaises(Invalid) as raised:
+            self.compare(**fake)
+        return str(raised.exception)
+
+    def raw(self) -> dict[str, Any]:
+        return read_json(self.options.out / "raw.json")
+
+
+class Comparison(WithFakeRanks):
+    def test_equal_sides_are_alike(self) -> None:
+        self.options.blocks = 3
+        self.assertEqual(self.compare(), exit_codes.GOOD)
+        raw = self.raw()
+        self.assertEqual([row["verdict"] for row in raw["rows"]], ["alike"] * 6)
+        self.assertEqual([row["rows"] for row in raw["together"]], ["all_reduce", "send_recv", "all"])
+        self.assertEqual((raw["about"]["order"], len(raw["about"]["seconds"])), ("ABBABAABABBA", 12))
+        text = (self.options.out / "report.md").read_text()
+        self.assertIn("better in 0, worse in 0, alike within 10 % in 6, too few runs to tell in 0.", text)
+        self.assertRegex(text, r"This run would have found .* differs by \d\.\d % in the median row, by \d\.\d % in the noisiest")
+        self.assertIn("NCCL_NET=Ferrite", text)
+
+    def test_one_block_cannot_tell_a_factor_of_two(self) -> None:
+        self.assertEqual(self.compare(FAKE_B="2"), exit_codes.TOO_FEW_RUNS)
+        self.assertEqual({row["verdict"] for row in self.raw()["rows"]}, {"too few runs to tell"})
+        self.assertIn("With 1 block of four runs no difference could have been shown, however large", " ".join(self.printed))
+
+    def test_another_network_is_refused(self) -> None:
+        self.assertIn("used network Socket, not Ferrite", self.refused(FAKE="fallback"))
+
+    def test_data_that_went_past_the_network_is_refused(self) -> None:
+        self.assertIn("no connection went via NET/IB, only via SHM", self.refused(FAKE="shm"))
+
+    def test_different_gpudirect_is_refused(self) -> None:
+        self.assertIn("GPUDirect differs: A ['off'], B ['on']", self.refused(FAKE="gdr"))
+
+    def test_wrong_values_are_refused(self) -> None:
+        self.assertIn("wrong values in all_reduce of 8", self.refused(FAKE="wrong"))
+
+    def test_a_rank_that_dies_is_quoted(self) -> None:
+        why = self.refused(FAKE="die")
+        self.assertIn("run 02B, rank 1: ended with 3", why)
+        self.assertIn("the peer has died", why)
+
+    def test_a_run_that_hangs_is_ended(self) -> None:
+        self.options.limit = 1
+        self.assertIn("not done after 1 s", self.refused(FAKE="hang"))
+
+
+class Beforehand(WithFakeRanks):
+    """What can be known is said before the first rank is started."""
+
+    def refused(self, **fake: str) -> str:
+        with mock.patch.object(comparison, "run_side", side_effect=AssertionError("a run has begun")):
+            return super().refused(**fake)
+
+    def test_no_plugin_is_named(self) -> None:
+        self.options.plugin = self.out / "none.so"
+        self.assertIn("none.so: no such file", self.refused())
+
+    def test_a_folder_that_cannot_be_written(self) -> None:
+        self.options.out = self.plugin / "report"
+        self.assertIn(f"--out {self.plugin}/report: Not a directory", self.refused())
+
+    def test_no_software_device(self) -> None:
+        self.options.softrnic = self.out
+        self.assertIn("no libibverbs.so.1 there", self.refused())
+
+    def test_another_type_without_pytorch(self) -> None:
+        self.options.libnccl, self.options.dtype = self.plugin, "int32"
+        self.assertIn("--dtype int32: with --libnccl it is float32", self.refused())
+
+    def test_ports_that_do_not_exist(self) -> None:
+        self.assertIn("MASTER_PORT=65533: each run takes a port above it, up to 65537", self.refused(**torchrun(0, 2), MASTER_PORT="65533"))
+
+    def test_the_software_device_on_more_than_one_machine(self) -> None:
+        (self.out / "libibverbs.so.1").touch()
+        self.options.softrnic = self.out
+        self.assertIn("all ranks on one machine: 2 of 4 are on this one", self.refused(**torchrun(1, 4)))
+
+
+def torchrun(rank: int, world: int, here: int = 2) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank % here),
+        "LOCAL_WORLD_SIZE": str(here),
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+class Launched(WithFakeRanks):
+    def test_a_rank_of_a_launcher_runs_alone(self) -> None:
+        fake = {
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            "MASTER_ADDR": "head",
+        }
+        self.assertEqual(self.compare(**fake), exit_codes.GOOD)
+        outputs = sorted(path.name for path in self.options.out.glob("*.out"))
+        self.assertEqual(outputs, ["01A-rank1.out", "02B-rank1.out", "03B-rank1.out", "04A-rank1.out"])
+
+    def test_what_its_ranks_share_on_the_software_device(self) -> None:
+        (self.out / "libibverbs.so.1").touch()
+        self.options.softrnic = self.out
+        seen: list[dict[str, str]] = []
+        with mock.patch.object(processes, "run_ranks", lambda ranks, *_: seen.append(ranks[0].environment)):
+            for rank in (1, 1):
+                self.compare(**torchrun(rank, 2), MASTER_PORT="2000")
+        self.assertEqual(seen[:4], seen[4:])
+        self.assertEqual([one["MASTER_PORT"] for one in seen[:4]], ["2001", "2002", "2003", "2004"])
+        self.assertEqual(seen[0]["SOFTRNIC_FABRIC"], f"ab-{os.getuid()}-2000-01A")
+        self.assertEqual(seen[1]["NCCL_HOSTID"], "rank1")
+        # The ranks meet by themselves, not where torchrun's agents do.
+        self.assertNotIn("TORCHELASTIC_USE_AGENT_STORE", seen[0])

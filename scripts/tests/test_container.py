@@ -1,0 +1,94 @@
+"""The container recipes, as far as they can be checked without a container engine."""
+
+import os
+import re
+import shlex
+import subprocess
+import unittest
+from pathlib import Path
+
+from .fixtures import ROOT, found
+
+FOLDER = ROOT / "scripts/container"
+DIST = Path(os.environ.get("FERRITE_DIST", ROOT / "dist"))
+# Of Ubuntu 22.04, on which the image is built.
+GLIBC = (2, 35)
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Of the Dockerfile: word, and the rest with its continuation lines."""
+    lines = [line for line in (FOLDER / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
+    whole = "\n".join(lines).replace("\\\n", " ")
+    words = [line.split(None, 1) for line in whole.splitlines()]
+    return [(first, rest) for first, rest in words]
+
+
+class Docker(unittest.TestCase):
+    def test_the_page_shows_the_file(self) -> None:
+        [shown] = found(r"```Dockerfile\n(.*?)```", (ROOT / "docs/users.md").read_text())
+        self.assertEqual(shown, (FOLDER / "Dockerfile").read_text())
+
+    def test_each_instruction(self) -> None:
+        words = [word for word, _ in instructions()]
+        self.assertEqual(words, ["FROM", "RUN", "COPY", "ENV"])
+        rest = dict(instructions())
+        self.assertRegex(rest["FROM"], r"^pytorch/pytorch:2\.6\.0-cuda12\.4-cudnn9-runtime$")
+        self.assertEqual(subprocess.run(["bash", "-n", "-c", rest["RUN"]], check=False).returncode, 0)
+        [installed] = found(r"--no-install-recommends ([\w -]+?)\s*&&", rest["RUN"])
+        self.assertEqual(installed.split(), ["libibverbs1", "ibverbs-providers"])
+        source, target = rest["COPY"].split()
+        variables = dict(part.split("=") for part in shlex.split(rest["ENV"]))
+        self.assertEqual(variables, {"NCCL_NET_PLUGIN": target, "NCCL_NET": "Ferrite"})
+        # An absolute path: NCCL takes it as it is, whatever its version.
+        self.assertTrue(target.startswith("/"))
+        self.assertIn(f"dist/{source} ", (ROOT / "scripts/build.sh").read_text())
+
+    def test_the_run_line_has_what_the_table_explains(self) -> None:
+        page = (ROOT / "docs/users.md").read_text()
+        [line] = found(r"(    docker run .*?\n\n)", page)
+        self.assertEqual(subprocess.run(["bash", "-n", "-c", line], check=False).returncode, 0)
+        words = " ".join(shlex.split(line.replace("\\\n", " ")))
+        explained = re.findall(r"^\| `(--[^`]+)` \|", page, re.M)
+        self.assertEqual(len(explained), 4)
+        for option in explained:
+            self.assertIn(option, words)
+
+    def test_the_plugin_suits_the_image(self) -> None:
+        plugin = DIST / "lib/libnccl-net.so"
+        if not plugin.exists():
+            self.skipTest(f"{plugin} is missing (scripts/build.sh makes it)")
+        needed = {tuple(map(int, one.split(b"."))) for one in re.findall(rb"GLIBC_([0-9.]+)", plugin.read_bytes())}
+        self.assertGreater(len(needed), 1)
+        self.assertLessEqual(max(needed)[:2], GLIBC, "built on a system that is newer than the image")
+
+
+class Kubernetes(unittest.TestCase):
+    def setUp(self) -> None:
+        try:
+            import yaml
+        except ImportError:
+            self.skipTest("no yaml in this Python")
+        self.service, self.job = yaml.safe_load_all((FOLDER / "job.yaml").read_text())
+        self.pod = self.job["spec"]["template"]["spec"]
+        [self.container] = self.pod["containers"]
+
+    def test_nodes_and_ranks_agree(self) -> None:
+        spec, command = self.job["spec"], self.container["command"]
+        self.assertEqual(spec["completionMode"], "Indexed")
+        self.assertEqual(spec["completions"], spec["parallelism"])
+        self.assertIn(f"--nnodes={spec['completions']}", command)
+        self.assertIn(f"--nproc-per-node={self.container['resources']['limits']['nvidia.com/gpu']}", command)
+
+    def test_the_first_pod_has_the_name_that_the_others_look_for(self) -> None:
+        name = self.service["metadata"]["name"]
+        self.assertEqual(self.pod["subdomain"], name)
+        self.assertIn(f"--master-addr={self.job['metadata']['name']}-0.{name}", self.container["command"])
+        self.assertEqual(self.service["spec"]["selector"], self.job["spec"]["template"]["metadata"]["labels"])
+        self.assertEqual(self.service["spec"]["clusterIP"], "None")
+
+    def test_what_rdma_needs(self) -> None:
+        self.assertEqual(self.container["securityContext"]["capabilities"]["add"], ["IPC_LOCK"])
+        self.assertTrue(self.pod["hostNetwork"])
+        self.assertTrue(any(name.startswith("rdma/") for name in self.container["resources"]["limits"]))
+        [mount], [volume] = self.container["volumeMounts"], self.pod["volumes"]
+        self.assertEqual((mount["name"], mount["mountPath"]), (volume["name"], "/dev/shm"))

@@ -1,0 +1,26 @@
+"""Types, lints and layout of all Python files here. Skipped where the tools of scripts/requirements.txt are not installed."""
+
+import importlib.util
+import subprocess
+import sys
+import unittest
+
+from . import fixtures
+
+
+class Lint(unittest.TestCase):
+    def check(self, tool: str, *arguments: str) -> None:
+        if not importlib.util.find_spec(tool):
+            self.skipTest(tool)
+        command = [sys.executable, "-m", tool, *arguments]
+        done = subprocess.run(command, cwd=fixtures.SCRIPTS, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_mypy(self) -> None:
+        self.check("mypy", "--cache-dir", str(fixtures.CACHE / "mypy"), ".")
+
+    def test_ruff(self) -> None:
+        self.check("ruff", "check", "--no-cache", "--quiet", ".")
+
+    def test_ruff_format(self) -> None:
+        self.check("ruff", "format", "--no-cache", "--check", "--diff", ".")

@@ -1,0 +1,108 @@
+"""Tests of the processes of a run: none is left, whatever ends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from nccl_net_ferrite import exit_codes
+from nccl_net_ferrite.errors import Invalid
+from nccl_net_ferrite.launch import processes
+
+from . import fixtures
+
+
+class Interruption(unittest.TestCase):
+    def test_no_process_is_left(self) -> None:
+        code, told, _ = self.interrupt(signal.SIGINT, "hang")
+        self.assertEqual(code, exit_codes.INTERRUPTED)
+        self.assertIn("interrupted: 0 of 16 runs were done, too few for a report; no process of this run is left", told)
+
+    def test_what_was_done_is_reported(self) -> None:
+        code, told, report = self.interrupt(signal.SIGTERM, "hang-later")
+        self.assertEqual(code, exit_codes.INTERRUPTED)
+        self.assertRegex(told, r"interrupted: 5 of 16 runs were done; .*/report.md has the first 4; no process")
+        self.assertIn("The run was interrupted: 5 of 16 runs were done, and this report has the first 4.", report)
+
+    def interrupt(self, number: signal.Signals, fake: str) -> tuple[int, str, str]:
+        """Once ranks hang: exit code, standard error, and the report."""
+        with tempfile.TemporaryDirectory() as folder:
+            plugin, hanging = Path(folder) / "p.so", Path(folder) / "hanging"
+            plugin.write_bytes(b"x")
+            code = (
+                "import sys; from nccl_net_ferrite.ab import command, comparison; from nccl_net_ferrite.launch import gpus\n"
+                "comparison.TORCH_RANK, gpus.seen_by_torch = 'tests.fake_torch_rank', lambda _: 2\n"
+                f"sys.argv = ['ab.py', '--ranks', '2', '--sizes', '8', '--plugin', {str(plugin)!r}, '--out', {folder + '/out'!r}]\n"
+                "sys.exit(command.main())"
+            )
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                cwd=fixtures.SCRIPTS,
+                env=fixtures.environment(FAKE=fake, FAKE_HANGS=str(hanging)),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                preexec_fn=fixtures.obey_interrupts,
+            )
+            self.addCleanup(process.kill)
+            # Each rank that hangs leaves a file; both are then waited for, and nothing else runs.
+            while len(pids := [path.suffix[1:] for path in Path(folder).glob("hanging.*")]) < 2:
+                self.assertIsNone(process.poll(), "it has ended")
+                time.sleep(0.01)
+            process.send_signal(number)
+            _, told = process.communicate(timeout=60)
+            self.assertEqual([pid for pid in pids if not fixtures.has_ended(pid)], [])
+            report = Path(folder) / "out/report.md"
+            return process.returncode, told, report.read_text() if report.exists() else ""
+
+
+class RunsOfRanks(fixtures.InFolder):
+    def run_ranks(self, *fakes: str) -> None:
+        """One rank for each of `fakes`."""
+        task = json.dumps({"collectives": [], "sizes": [], "result": str(self.out / "01A.json")})
+        ranks = [
+            processes.Rank(
+                number,
+                "tests.fake_torch_rank",
+                fixtures.environment(
+                    FAKE=fake,
+                    FAKE_HANGS=str(self.out / "hanging"),
+                    AB_TASK=task,
+                    RANK=str(number),
+                    WORLD_SIZE=str(len(fakes)),
+                    NCCL_NET="Ferrite",
+                    NCCL_DEBUG_FILE=str(self.out / f"log{number}"),
+                ),
+            )
+            for number, fake in enumerate(fakes)
+        ]
+        processes.run_ranks(ranks, self.out, "01A", 60)
+
+    def left(self) -> list[str]:
+        """Processes that said that they were there, and have not ended."""
+        found = [path.suffix[1:] for path in self.out.glob("hanging.*")]
+        self.assertTrue(found)
+        for pid in found:
+            self.addCleanup(kill, int(pid))
+        return [pid for pid in found if not fixtures.has_ended(pid)]
+
+    def test_a_child_that_outlives_its_rank_is_ended(self) -> None:
+        self.run_ranks("", "orphan")
+        self.assertEqual(self.left(), [])
+
+    def test_a_child_of_a_rank_that_fails_is_ended(self) -> None:
+        with self.assertRaisesRegex(Invalid, "rank 2: ended with 3"):
+            self.run_ranks("", "orphan", "exit-after-orphan")
+        self.assertEqual(self.left(), [])
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

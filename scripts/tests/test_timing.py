@@ -1,0 +1,183 @@
+"""Tests of scripts/ab.py --libnccl without a GPU: NCCL and the CUDA driver are played by fake_nccl.c."""
+
+import json
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import unittest
+from pathlib import Path
+
+from nccl_net_ferrite import exit_codes
+from nccl_net_ferrite.ab.rendezvous import Rendezvous, receive
+from nccl_net_ferrite.launch import placement
+
+from . import fixtures
+
+
+def ports_in_a_row(count: int) -> int:
+    """The first of them; nobody has any of them at this moment, and as a rule no system gives them to who asks for any port."""
+    while True:
+        first = random.randrange(10_000, 30_000)
+        held = []
+        try:
+            held = [socket.create_server(("127.0.0.1", first + number)) for number in range(count)]
+            return first
+        except OSError:
+            pass
+        finally:
+            for one in held:
+                one.close()
+
+
+@unittest.skipUnless(shutil.which("cc"), "no C compiler")
+class Timing(fixtures.WithFakeNccl):
+    def setUp(self) -> None:
+        super().setUp()
+        (self.out / "p.so").write_bytes(b"a plugin")
+
+    def compare(self, *arguments: str, fake: str = "", slower: str = "1") -> "subprocess.CompletedProcess[str]":
+        return fixtures.run(
+            "ab.py",
+            "--libnccl",
+            self.library,
+            "--libcuda",
+            self.library,
+            "--ranks",
+            "2",
+            "--plugin",
+            self.out / "p.so",
+            "--out",
+            self.out / "report",
+            "--blocks",
+            "1",
+            *arguments,
+            FAKE=fake,
+            FAKE_B=slower,
+            timeout=100,
+        )
+
+    def test_the_device_tells_the_time(self) -> None:
+        done = self.compare("--collectives", "all_reduce", "--sizes", "8,1M", slower="1.3")
+        self.assertEqual(done.returncode, exit_codes.TOO_FEW_RUNS, done.stderr)
+        raw = json.loads((self.out / "report/raw.json").read_text())
+        # An operation takes 20 ms; the one before the first event is no part of it.
+        self.assertEqual([(round(row["a"]), round(row["b"])) for row in raw["rows"]], [(20_000, 26_000)] * 2)
+        self.assertEqual(raw["about"]["versions"], {"nccl": "2.99.1"})
+        self.assertIn("without PyTorch", (self.out / "report/report.md").read_text())
+
+    def test_each_collective_moves_and_checks_its_bytes(self) -> None:
+        done = self.compare("--sizes", "4,64K")
+        self.assertEqual(done.returncode, exit_codes.TOO_FEW_RUNS, done.stderr)
+        rows = json.loads((self.out / "report/raw.json").read_text())["rows"]
+        self.assertEqual(
+            [(row["collective"], row["bytes"]) for row in rows],
+            [
+                ("all_reduce", 4),
+                ("all_reduce", 65536),
+                ("all_gather", 8),
+                ("all_gather", 65536),
+                ("reduce_scatter", 8),
+                ("reduce_scatter", 65536),
+                ("alltoall", 8),
+                ("alltoall", 65536),
+                ("send_recv", 4),
+                ("send_recv", 65536),
+            ],
+        )
+
+    def test_a_wrong_element_is_no_result(self) -> None:
+        done = self.compare("--collectives", "all_reduce", "--sizes", "1M", fake="wrong")
+        self.assertEqual(done.returncode, exit_codes.INVALID)
+        self.assertIn("run 01A: wrong values in all_reduce of 1M", done.stderr)
+
+    def test_under_a_launcher_with_the_software_device(self) -> None:
+        (self.out / "libibverbs.so.1").touch()
+        command: list[str | Path] = [
+            sys.executable,
+            fixtures.SCRIPTS / "ab.py",
+            "--libnccl",
+            self.library,
+            "--libcuda",
+            self.library,
+            "--plugin",
+            self.out / "p.so",
+            "--out",
+            self.out / "report",
+            "--blocks",
+            "1",
+            "--sizes",
+            "8",
+            "--collectives",
+            "send_recv",
+            "--softrnic",
+            self.out,
+        ]
+        port = str(ports_in_a_row(5))
+        ranks = [
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=fixtures.environment(
+                    FAKE_B="1",
+                    RANK=str(rank),
+                    WORLD_SIZE="2",
+                    LOCAL_RANK=str(rank),
+                    LOCAL_WORLD_SIZE="2",
+                    MASTER_ADDR="127.0.0.1",
+                    MASTER_PORT=port,
+                ),
+            )
+            for rank in range(2)
+        ]
+        for one in ranks:
+            self.addCleanup(one.kill)
+        told = [one.communicate(timeout=100) for one in ranks]
+        self.assertEqual([one.returncode for one in ranks], [exit_codes.TOO_FEW_RUNS, exit_codes.GOOD], told)
+        self.assertIn("run 4 of 4", told[0][0])
+        self.assertEqual(told[1][0], "")
+
+    def test_what_cannot_be_tried(self) -> None:
+        self.assertIn("sees no GPU", self.compare(fake="no-gpu").stderr)
+        done = fixtures.run(
+            "ab.py",
+            "--libnccl",
+            self.out / "p.so",
+            "--libcuda",
+            self.library,
+            "--plugin",
+            self.out / "p.so",
+            "--out",
+            self.out / "o",
+        )
+        self.assertEqual((done.returncode, len(done.stderr.splitlines())), (exit_codes.INVALID, 1))
+        self.assertRegex(done.stderr, "--libnccl .*/p.so with --libcuda .*: .*(file too short|invalid ELF header)")
+
+
+class Rendezvousing(unittest.TestCase):
+    def test_all_hear_all(self) -> None:
+        [port] = placement.free_ports(1)
+        heard = {}
+
+        def rank(number: int) -> None:
+            one = Rendezvous(number, 3, "127.0.0.1", port, 30)
+            heard[number] = [one.gather(number * 10), one.gather({"long": "x" * 100_000 * number})]
+            one.close()
+
+        threads = [threading.Thread(target=rank, args=(number,)) for number in (2, 1, 0)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        self.assertEqual([heard[number][0] for number in range(3)], [[0, 10, 20]] * 3)
+        self.assertEqual(len(heard[0][1][2]["long"]), 200_000)
+
+    def test_a_rank_that_goes_is_missed(self) -> None:
+        one, other = socket.socketpair()
+        other.close()
+        self.assertRaisesRegex(ConnectionError, "a rank has gone", receive, one)
+        one.close()

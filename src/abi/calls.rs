@@ -1,0 +1,201 @@
+//! The calls of NCCL's service thread, in types that no version of the interface changes: init, devices, properties, listen,
+//! connect, accept, registration and close. The calls of its progress thread are in [`super::datapath`].
+//!
+//! Every function is `unsafe` for one reason: NCCL's pointers. By its contract, communicators, handles and requests are those
+//! that this plugin gave out and that have not been closed, and output pointers are valid.
+
+use super::guard::guard;
+use super::handles::{Comm, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
+use super::nccl;
+use super::output::put;
+use super::process::Process;
+use crate::error::{Error, Result};
+use crate::net::data::receiver::RecvComm;
+use crate::net::data::sender::SendComm;
+use crate::net::device::nic::Nic;
+use crate::net::mr::cache::MemoryKind;
+use crate::net::setup::listen::Listener;
+use crate::proto::MAX_GROUP;
+use crate::proto::handle::HANDLE_BYTES;
+use nccl::ncclResult_t;
+use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::RawFd;
+use std::sync::{Mutex, PoisonError};
+
+const _: () = assert!(HANDLE_BYTES == nccl::NCCL_NET_HANDLE_MAXSIZE as usize);
+
+/// The properties of a device, of which each version of the interface has its own struct.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Properties {
+    /// Unique name.
+    pub(super) name: *const c_char,
+    /// Path of the PCI function in /sys, or NULL.
+    pub(super) pci_path: *const c_char,
+    /// GUID of the card.
+    pub(super) guid: u64,
+    /// `NCCL_PTR_*` flags of the memory that can be registered.
+    pub(super) ptr_support: c_int,
+    /// Bandwidth in Mbit/s.
+    pub(super) speed_mbps: c_int,
+    /// Port number, from 1.
+    pub(super) port: c_int,
+    /// Communicators that the device can have.
+    pub(super) max_comms: c_int,
+    /// Messages in one grouped receive.
+    pub(super) max_recvs: c_int,
+}
+
+/// Sends log messages to `log_function` and makes the network.
+pub(super) fn init(log_function: nccl::ncclDebugLogger_t) -> ncclResult_t {
+    guard("init", || Process::init(log_function))
+}
+
+/// The number of devices.
+pub(super) unsafe fn devices(count: *mut c_int) -> ncclResult_t {
+    guard("devices", || {
+        let devices = Process::get()?.network.devices().len();
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(count, c_int::try_from(devices).unwrap_or(c_int::MAX), "ndev") }
+    })
+}
+
+/// The properties of device number `dev`, as `convert` puts them into the struct of a version.
+pub(super) unsafe fn get_properties<P>(
+    dev: c_int,
+    props: *mut P,
+    convert: impl FnOnce(Properties) -> P,
+) -> ncclResult_t {
+    guard("getProperties", || {
+        let (device, name, path) = Process::get()?.device(dev)?;
+        let first = device.first();
+        let properties = Properties {
+            name: name.as_ptr(),
+            pci_path: path.map_or(std::ptr::null(), |path| path.as_ptr()),
+            guid: first.card.guid(),
+            ptr_support: pointer_support(device),
+            speed_mbps: c_int::try_from(device.speed_mbps()).unwrap_or(c_int::MAX),
+            port: first.port_of_card,
+            max_comms: first.card.max_queue_pairs(),
+            max_recvs: MAX_GROUP as c_int,
+        };
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(props, convert(properties), "props") }
+    })
+}
+
+fn pointer_support(device: &Nic) -> c_int {
+    let gpu = if device.supports_peer_memory() { nccl::NCCL_PTR_CUDA } else { 0 };
+    let dmabuf = if device.supports_dmabuf() { nccl::NCCL_PTR_DMABUF } else { 0 };
+    (nccl::NCCL_PTR_HOST | gpu | dmabuf) as c_int
+}
+
+/// A listener on device number `dev`, and its handle for the peer.
+pub(super) unsafe fn listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> ncclResult_t {
+    guard("listen", || {
+        let listener = Process::get()?.network.listen(dev)?;
+        // SAFETY: NCCL gives 128 bytes, without alignment.
+        unsafe { put(handle.cast::<[u8; HANDLE_BYTES]>(), listener.handle().emit(), "handle")? };
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(listen_comm, ListenHandle::into_raw(Mutex::new(listener)), "listenComm") }
+    })
+}
+
+/// A send communicator to the listener behind `handle`; NULL while that is not done.
+pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, send_comm: *mut *mut c_void) -> ncclResult_t {
+    guard("connect", || {
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(send_comm, std::ptr::null_mut(), "sendComm")? };
+        if handle.is_null() {
+            return Err(Error::argument("handle is NULL"));
+        }
+        // SAFETY: NCCL's private copy of the 128 bytes, which nobody else uses during the call.
+        let bytes = unsafe { &mut *handle.cast::<[u8; HANDLE_BYTES]>() };
+        match Process::get()?.network.connect(dev, bytes)? {
+            None => Ok(()),
+            // SAFETY: as above.
+            Some(comm) => unsafe { put(send_comm, SendHandle::new_send(comm), "sendComm") },
+        }
+    })
+}
+
+/// A receive communicator from the listener's peer; NULL while there is none.
+pub(super) unsafe fn accept(listen_comm: *mut c_void, recv_comm: *mut *mut c_void) -> ncclResult_t {
+    guard("accept", || {
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(recv_comm, std::ptr::null_mut(), "recvComm")? };
+        // SAFETY: by NCCL's contract.
+        let listener = unsafe { ListenHandle::borrow(listen_comm)? };
+        let accepted = listener.lock().unwrap_or_else(PoisonError::into_inner).accept()?;
+        match accepted {
+            None => Ok(()),
+            // SAFETY: as above.
+            Some(comm) => unsafe { put(recv_comm, RecvHandle::new_recv(comm), "recvComm") },
+        }
+    })
+}
+
+/// Registers `size` bytes at `data`, by a dma-buf descriptor and offset if they are given. `call` is NCCL's name for it.
+pub(super) unsafe fn register(
+    call: &'static str,
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    dmabuf: Option<(RawFd, u64)>,
+    mhandle: *mut *mut c_void,
+) -> ncclResult_t {
+    guard(call, || {
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(mhandle, std::ptr::null_mut(), "mhandle")? };
+        // SAFETY: by NCCL's contract.
+        let device = unsafe { device_of(comm)? };
+        let kind = match kind as u32 {
+            nccl::NCCL_PTR_HOST => MemoryKind::Host,
+            nccl::NCCL_PTR_CUDA => MemoryKind::Gpu,
+            other => return Err(Error::argument(format!("memory of type {other}; 1 (host) and 2 (CUDA) are known"))),
+        };
+        // SAFETY: NCCL keeps the memory until it has deregistered it.
+        let memory = unsafe { device.register(data as u64, size, kind, dmabuf)? };
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(mhandle, MemoryHandle::into_raw(memory), "mhandle") }
+    })
+}
+
+/// The device of a send or receive communicator.
+unsafe fn device_of<'a>(comm: *mut c_void) -> Result<&'a Nic> {
+    // SAFETY: by NCCL's contract; the tag tells which of the two it is.
+    match unsafe { SendHandle::borrow(comm) } {
+        Ok(send) => Ok(&send.comm.nic),
+        // SAFETY: as above.
+        Err(_) => Ok(&unsafe { RecvHandle::borrow(comm)? }.comm.nic),
+    }
+}
+
+/// Deregisters memory. It needs no communicator: NCCL may have closed that before.
+pub(super) unsafe fn deregister(mhandle: *mut c_void) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    guard("deregMr", || unsafe { MemoryHandle::take(mhandle) }.map(drop))
+}
+
+/// Closes a send communicator.
+pub(super) unsafe fn close_send(comm: *mut c_void) -> ncclResult_t {
+    // SAFETY: as the caller says.
+    unsafe { close::<Comm<SendComm>>("closeSend", comm) }
+}
+
+/// Closes a receive communicator.
+pub(super) unsafe fn close_recv(comm: *mut c_void) -> ncclResult_t {
+    // SAFETY: as the caller says.
+    unsafe { close::<Comm<RecvComm>>("closeRecv", comm) }
+}
+
+/// Closes a listener.
+pub(super) unsafe fn close_listen(comm: *mut c_void) -> ncclResult_t {
+    // SAFETY: as the caller says.
+    unsafe { close::<Mutex<Listener>>("closeListen", comm) }
+}
+
+unsafe fn close<T: Tagged>(call: &'static str, raw: *mut c_void) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    guard(call, || unsafe { Handle::<T>::take(raw) }.map(drop))
+}

@@ -1,0 +1,82 @@
+//! The GID table of a port. Tables are long, and reading one for every connection takes time, so it is cached.
+
+use crate::host::gid::{self, GidEntry, Preference};
+use crate::host::sysfs;
+use crate::verbs::context::Context;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Entries of the longest table. The index of an entry is a byte.
+const LONGEST_TABLE: i32 = 256;
+
+/// The GID table of one port.
+#[derive(Debug)]
+pub struct GidTable {
+    context: Arc<Context>,
+    /// Port number, from 1.
+    port: u8,
+    cached: Mutex<Option<Cached>>,
+}
+
+#[derive(Debug)]
+struct Cached {
+    /// [`Context::gid_changes`] before the table was read.
+    changes: u32,
+    entries: Vec<GidEntry>,
+}
+
+/// A selected entry.
+#[derive(Debug, Clone, Copy)]
+pub struct Choice {
+    /// The entry.
+    pub entry: GidEntry,
+    /// The entry that an earlier selection with the same preference would have given, if it was another one.
+    pub before: Option<GidEntry>,
+}
+
+impl GidTable {
+    /// The table of port number `port`, from 1.
+    pub fn new(context: &Arc<Context>, port: u8) -> Self {
+        Self { context: Arc::clone(context), port, cached: Mutex::default() }
+    }
+
+    /// Reads entry `index`. `None`: it is empty or, as in some containers, unreadable.
+    pub fn entry(&self, index: i32) -> Option<GidEntry> {
+        let gid = self.context.gid(self.port, index)?;
+        let roce_version = gid.roce_version.or_else(|| sysfs::roce_version(self.context.name(), self.port, index));
+        Some(GidEntry { index: u8::try_from(index).ok()?, gid: gid.bytes, roce_version })
+    }
+
+    /// Reads the first `count` entries.
+    pub fn read(&self, count: i32) -> Vec<GidEntry> {
+        (0..count.min(LONGEST_TABLE)).filter_map(|index| self.entry(index)).collect()
+    }
+
+    /// The best entry of the first `count`. They are read again only if the table has changed; only if it `is_watched` is
+    /// that known.
+    pub fn choose(&self, count: i32, want: &Preference, is_watched: bool) -> Option<Choice> {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = self.context.gid_changes();
+        let current = cached.as_ref().filter(|c| is_watched && c.changes == changes);
+        let known = current.and_then(|c| gid::choose(&c.entries, want));
+        // The event of a change may not have arrived yet, so the entry itself is read again.
+        if let Some(entry) = known.filter(|known| self.entry(i32::from(known.index)) == Some(*known)) {
+            return Some(Choice { entry, before: None });
+        }
+        let before = cached.take().and_then(|c| gid::choose(&c.entries, want));
+        let entries = self.read(count);
+        let chosen = gid::choose(&entries, want);
+        *cached = Some(Cached { changes, entries });
+        chosen.map(|entry| Choice { entry, before: before.filter(|before| *before != entry) })
+    }
+
+    /// The index that the GID of `entry` has now, among the first `count` entries. The RoCE version is compared too, since a
+    /// table has a GID once for each version.
+    pub fn index_of(&self, entry: &GidEntry, count: i32) -> Option<u8> {
+        let holds = |index: i32| self.context.gid(self.port, index).is_some_and(|g| g.bytes == entry.gid);
+        let is_version = |index: i32| self.entry(index).is_some_and(|e| e.roce_version == entry.roce_version);
+        let is_same = |index: &i32| holds(*index) && is_version(*index);
+        let known = Some(i32::from(entry.index)).filter(is_same);
+        let found = known.or_else(|| (0..count.min(LONGEST_TABLE)).find(is_same));
+        found.and_then(|index| u8::try_from(index).ok())
+    }
+}

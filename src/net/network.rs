@@ -1,0 +1,184 @@
+//! All devices of the process, and what their connections share.
+
+use super::control::driver::ControlDriver;
+use super::control::periodic::PeriodicTask;
+use super::data::sender::SendComm;
+use super::device::nic::Nic;
+use super::setup::connect::Connector;
+use super::setup::connectors::Connectors;
+use super::setup::listen::Listener;
+use crate::error::{Error, Result};
+use crate::host::config::Config;
+use crate::host::iface::{self, Interface};
+use crate::host::random;
+use crate::proto::handle::{self, HANDLE_BYTES, Handle};
+use crate::verbs::context::Context;
+use crate::verbs::library::Library;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The devices of the process, and what their connections share. There is one, which is built from the environment.
+#[derive(Debug)]
+pub struct Network {
+    devices: Vec<Arc<Nic>>,
+    interface: Option<Interface>,
+    connectors: Arc<Connectors>,
+    /// What a caller has to say its first words.
+    patience: Duration,
+    /// The control connections of this process; a forked child has others than its parent.
+    control: Mutex<Option<Arc<ControlDriver>>>,
+}
+
+impl Network {
+    /// Reads the settings and finds the devices. Without libibverbs there is no device, which is no error.
+    ///
+    /// # Errors
+    /// A setting is out of range, or no network interface fits the settings.
+    pub fn from_env() -> Result<Self> {
+        let config = Arc::new(Config::from_env()?);
+        let devices = find_devices(&config);
+        let interface = match devices.is_empty() {
+            true => None,
+            false => Some(iface::choose(&config.interfaces, config.socket_family)?),
+        };
+        let patience = Duration::from_secs(config.handshake_timeout_s);
+        let net = Self { devices, interface, connectors: Arc::default(), patience, control: Mutex::default() };
+        net.log_devices(&config);
+        Ok(net)
+    }
+
+    /// The devices.
+    pub fn devices(&self) -> &[Arc<Nic>] {
+        &self.devices
+    }
+
+    /// Device number `index`.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn device(&self, index: i32) -> Result<&Arc<Nic>> {
+        let found = usize::try_from(index).ok().and_then(|i| self.devices.get(i));
+        found.ok_or_else(|| Error::argument(format!("device {index}: there are {}", self.devices.len())))
+    }
+
+    /// A listener on device number `index`.
+    ///
+    /// # Errors
+    /// There is no such device, or no TCP port is free.
+    pub fn listen(&self, index: i32) -> Result<Listener> {
+        self.connectors.sweep();
+        let device = self.device(index)?;
+        let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
+        Listener::new(Arc::clone(device), self.control()?, interface)
+    }
+
+    fn control(&self) -> Result<Arc<ControlDriver>> {
+        let mut known = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(driver) = known.as_ref().filter(|driver| !driver.is_inherited()) {
+            return Ok(Arc::clone(driver));
+        }
+        let driver = ControlDriver::new(self.patience)?;
+        Ok(Arc::clone(known.insert(driver)))
+    }
+
+    /// Connects device number `index` to the listener whose handle is `bytes`, in as many calls as it takes. From one call to the
+    /// next, the handle keeps the number of the unfinished connection.
+    ///
+    /// # Errors
+    /// The handle is not Ferrite's, or the connection fails.
+    pub fn connect(&self, index: i32, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
+        let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
+        let cookie = handle::cookie(bytes);
+        let known = self.connectors.take(cookie).filter(|c| c.leads_to(&handle));
+        // After `take`, so that this one is not dropped as abandoned.
+        self.connectors.sweep();
+        let (cookie, mut connector) = match known {
+            Some(connector) => (cookie, connector),
+            None => {
+                let cookie = u64::from_le_bytes(random::bytes()?).max(1);
+                (cookie, Connector::new(Arc::clone(self.device(index)?), handle, self.control()?))
+            }
+        };
+        // No lock is held here: creating queue pairs takes time.
+        let done = connector.advance();
+        handle::set_cookie(bytes, 0);
+        if let Ok(None) = done {
+            handle::set_cookie(bytes, cookie);
+            self.connectors.put(cookie, connector);
+            let task: Arc<dyn PeriodicTask> = Arc::clone(&self.connectors) as _;
+            self.device(index)?.watch_set_up(&self.control()?, Some(&task))?;
+        }
+        done
+    }
+
+    /// Logs the version, the devices and the ignored settings.
+    fn log_devices(&self, config: &Config) {
+        let Some(interface) = &self.interface else { return };
+        let devices: Vec<_> = self.devices.iter().map(|d| d.describe()).collect();
+        log::info!(
+            target: INIT,
+            "Ferrite {}: {} device(s): {}; connection set-up over {} ({}); {} queue pair(s) per connection and rail",
+            env!("CARGO_PKG_VERSION"),
+            devices.len(),
+            devices.join(", "),
+            interface.name,
+            interface.address.ip(),
+            config.queue_pairs,
+        );
+        for merged in self.devices.iter().filter(|device| device.rails.len() > 1) {
+            let (rails, speed) = (merged.rails.len(), merged.speed_mbps() / 1000);
+            let ports = "are ports of one card and one device to NCCL";
+            log::info!(target: INIT, "Ferrite: the {rails} rails of {} {ports}, {speed} Gb/s (NCCL_IB_MERGE_NICS=0 keeps them apart)", merged.name);
+        }
+        for error in self.devices.iter().flat_map(|d| &d.rails).filter_map(|rail| rail.local_address().err()) {
+            log::warn!(target: INIT, "{error}");
+        }
+        for (name, why) in Config::ignored() {
+            log::info!(target: INIT, "Ferrite does not honour {name}: {why}");
+        }
+    }
+}
+
+/// Log target of messages that NCCL shows without `NCCL_DEBUG_SUBSYS`.
+pub const INIT: &str = "init";
+
+fn find_devices(config: &Arc<Config>) -> Vec<Arc<Nic>> {
+    let none = |why: String| {
+        let next = "NCCL will use another network";
+        if config.required {
+            log::warn!(target: INIT, "Ferrite has no device: {why}");
+        } else {
+            log::info!(target: INIT, "Ferrite has no device: {why}; {next} (NCCL_NET=Ferrite makes this an error)");
+        }
+        Vec::new()
+    };
+    if config.disabled {
+        return none("NCCL_IB_DISABLE=1".into());
+    }
+    let library = match Library::load(config.verbs_library.as_deref()) {
+        Ok(library) => Arc::new(library),
+        Err(e) => return none(e.text()),
+    };
+    let (contexts, failures) = match Context::open_all(&library) {
+        Ok(opened) => opened,
+        Err(e) => return none(e.text()),
+    };
+    for failure in &failures {
+        log::info!(target: INIT, "Ferrite: {failure} (in a container: is /dev/infiniband passed in?)");
+    }
+    let devices = Nic::discover(&contexts, config);
+    if devices.is_empty() {
+        let opened = contexts.len();
+        let (found, failed) = (opened + failures.len(), failures.len());
+        return none(match found {
+            0 => "libibverbs knows no RDMA device (in a container: is /dev/infiniband passed in?)".into(),
+            _ if opened == 0 => {
+                format!("{failed} RDMA device(s) found, none of which could be opened: {}", failures[0])
+            }
+            _ => format!(
+                "{opened} RDMA device(s) opened, but no port is active, of InfiniBand or Ethernet, and admitted by NCCL_IB_HCA"
+            ),
+        });
+    }
+    devices
+}

@@ -1,0 +1,20 @@
+//! The parts of the crate that the tests in `tests/` use. It is the crate's only public module, and no interface for others.
+
+pub use crate::abi::nccl;
+
+/// The settings.
+pub mod host {
+    pub use crate::host::iface;
+    pub use crate::host::variables;
+}
+
+/// The control plane.
+pub mod control {
+    pub use crate::net::control::{driver, peer_state, stream};
+}
+
+/// The protocol's messages.
+pub mod proto {
+    pub use crate::proto::control::event;
+    pub use crate::proto::{frame, handle, handshake};
+}

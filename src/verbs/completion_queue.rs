@@ -1,0 +1,62 @@
+//! Completion queues.
+
+use super::context::Context;
+use super::{create, sys};
+use crate::error::{Error, Result};
+use std::sync::Arc;
+
+/// A device's `ibv_poll_cq`.
+pub(super) type PollCq = unsafe extern "C" fn(*mut sys::ibv_cq, i32, *mut sys::ibv_wc) -> i32;
+
+/// Bytes of locked memory that a completion takes at most, as drivers are known to lay it out.
+const COMPLETION_BYTES: u64 = 128;
+
+/// A completion queue, which is polled.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    pub(super) raw: *mut sys::ibv_cq,
+    /// Its device's `ibv_poll_cq`.
+    pub(super) poll: PollCq,
+    context: Arc<Context>,
+}
+
+// SAFETY: libibverbs locks inside; a completion queue may be used by any thread.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueue {}
+
+impl CompletionQueue {
+    /// Creates a queue with space for at least `entries` completions.
+    ///
+    /// # Errors
+    /// The device has no more completion queues, or none so large.
+    pub fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Self>> {
+        // SAFETY: the context is open, and its device filled the table in when it was opened.
+        let poll = unsafe { (*context.raw()).ops.poll_cq };
+        let Some(poll) = poll else {
+            return Err(Error::internal(format!("{} has no ibv_poll_cq", context.name())));
+        };
+        let null = std::ptr::null_mut();
+        let operation = format_args!("ibv_create_cq({}, {entries} entries)", context.name());
+        let raw = create::create(operation, u64::from(entries) * COMPLETION_BYTES, || {
+            // SAFETY: the context is open; no completion channel is asked for.
+            unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, null, std::ptr::null_mut(), 0) }
+        })?;
+        Ok(Arc::new(Self { raw, poll, context: Arc::clone(context) }))
+    }
+
+    /// The name that events of the device have for it. A later queue may have the same once this one is destroyed.
+    pub fn id(&self) -> u64 {
+        self.raw as u64
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // SAFETY: created by us, destroyed once; the queue pairs that use it hold an Arc and are gone.
+        let rc = unsafe { (self.context.library.ibv_destroy_cq)(self.raw) };
+        if rc != 0 {
+            log::warn!("ibv_destroy_cq({}) returned {rc}", self.context.name());
+        }
+    }
+}

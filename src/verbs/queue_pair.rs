@@ -1,0 +1,263 @@
+//! Reliable-connected queue pairs. Each state that Ferrite uses is a type: RESET, INIT and RTS.
+
+use super::completion_queue::CompletionQueue;
+use super::create::{self, CreateError};
+use super::memory::ProtectionDomain;
+use super::recv_chain::RecvChain;
+use super::sys;
+use crate::error::{Error, Result};
+use std::sync::Arc;
+
+/// A device's `ibv_post_send`.
+pub(super) type PostSend =
+    unsafe extern "C" fn(*mut sys::ibv_qp, *mut sys::ibv_send_wr, *mut *mut sys::ibv_send_wr) -> i32;
+
+/// Bytes of locked memory that work requests take at most, as drivers are known to lay them out: a send work request beside
+/// its inline data, and a receive work request.
+const SEND_BYTES: u64 = 256;
+const RECEIVE_BYTES: u64 = 64;
+
+/// Sizes of inline data that are tried in this order, from the first one below the wanted size, as long as the device
+/// refuses. A refusal does not tell which size is too large, and drivers differ in its errno. One family of devices has 96
+/// bytes at most.
+const INLINE_STEPS: [u32; 5] = [128, 96, 64, 32, 0];
+
+/// Capacities of a queue pair, as in `struct ibv_qp_cap`.
+#[derive(Debug, Clone, Copy)]
+pub struct QpCaps {
+    /// Work requests in the send queue.
+    pub max_send_wr: u32,
+    /// Work requests in the receive queue.
+    pub max_recv_wr: u32,
+    /// Bytes of inline data that are wanted. The device may grant fewer.
+    pub max_inline_data: u32,
+}
+
+/// What the peer may do with this end's memory over a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RemoteAccess {
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+}
+
+impl RemoteAccess {
+    fn flag(self) -> u32 {
+        match self {
+            Self::Write => sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+            Self::Read => sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct RawQueuePair {
+    pub(super) raw: *mut sys::ibv_qp,
+    // Held so that the queue pair is destroyed before both.
+    pub(super) domain: Arc<ProtectionDomain>,
+    _queue: Arc<CompletionQueue>,
+}
+
+/// A queue pair in state RESET.
+#[derive(Debug)]
+pub struct ResetQueuePair {
+    inner: RawQueuePair,
+    inline_bytes: u32,
+}
+
+/// A queue pair in state INIT. It can only be connected.
+#[derive(Debug)]
+pub struct InitQueuePair {
+    pub(super) inner: RawQueuePair,
+    pub(super) port: u8,
+    pub(super) inline_bytes: u32,
+    /// Whether an attempt to connect it has brought it to state RTR.
+    pub(super) is_in_rtr: bool,
+}
+
+/// A queue pair in state RTS: connected. Posting needs exclusive access.
+#[derive(Debug)]
+pub struct QueuePair {
+    pub(super) inner: RawQueuePair,
+    /// Its device's `ibv_post_send`.
+    pub(super) post_send: PostSend,
+    pub(super) inline_bytes: u32,
+    pub(super) recv_chain: RecvChain,
+}
+
+// SAFETY: the raw pointers are owned; libibverbs' queue pairs may be used by any thread, one at a time.
+unsafe impl Send for ResetQueuePair {}
+// SAFETY: as above.
+unsafe impl Send for InitQueuePair {}
+// SAFETY: as above.
+unsafe impl Send for QueuePair {}
+
+impl ResetQueuePair {
+    /// Creates a queue pair that completes into `queue`, and whose sends are unsignalled unless they say otherwise. It has as
+    /// much inline data as the device grants, and no more than is asked for.
+    ///
+    /// # Errors
+    /// The device has no more queue pairs, or refuses these capacities.
+    pub fn new(domain: &Arc<ProtectionDomain>, queue: &Arc<CompletionQueue>, caps: QpCaps) -> Result<Self> {
+        let (raw, inline_bytes) = create_qp(domain, queue, caps).map_err(|error| {
+            let QpCaps { max_send_wr: send, max_recv_wr: recv, max_inline_data } = caps;
+            let name = domain.context.name();
+            let bytes = u64::from(send) * (SEND_BYTES + u64::from(max_inline_data)) + u64::from(recv) * RECEIVE_BYTES;
+            error.explain(format_args!("ibv_create_qp({name}, {send} send and {recv} receive work requests)"), bytes)
+        })?;
+        let inner = RawQueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) };
+        Ok(Self { inner, inline_bytes })
+    }
+
+    /// Moves it to state INIT on `port`, in the partition of entry `pkey_index` of the port's partition key table.
+    ///
+    /// # Errors
+    /// The device refuses, for one if there is no such entry.
+    pub fn initialize(self, port: u8, pkey_index: u16, access: RemoteAccess) -> Result<InitQueuePair> {
+        let Self { inner, inline_bytes } = self;
+        let mut attr = zeroed_attributes();
+        attr.qp_state = sys::ibv_qp_state::IBV_QPS_INIT;
+        attr.pkey_index = pkey_index;
+        attr.port_num = port;
+        attr.qp_access_flags = access.flag();
+        inner.modify(&mut attr, mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS, "INIT")?;
+        Ok(InitQueuePair { inner, port, inline_bytes, is_in_rtr: false })
+    }
+}
+
+impl InitQueuePair {
+    /// Its number, which the peer has to know.
+    pub fn number(&self) -> u32 {
+        self.inner.number()
+    }
+}
+
+impl QueuePair {
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.inner.number()
+    }
+
+    /// Bytes of inline data that a work request may have.
+    pub fn inline_bytes(&self) -> u32 {
+        self.inline_bytes
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ibv_qp {
+        self.inner.raw
+    }
+
+    pub(super) fn recv_chain(&self) -> &RecvChain {
+        &self.recv_chain
+    }
+
+    pub(super) fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.inner.domain
+    }
+
+    pub(super) fn device_name(&self) -> &str {
+        self.inner.domain.context.name()
+    }
+}
+
+impl RawQueuePair {
+    fn number(&self) -> u32 {
+        // SAFETY: the queue pair is live; its number never changes.
+        unsafe { (*self.raw).qp_num }
+    }
+
+    /// Device and number, for messages.
+    pub(super) fn name(&self) -> String {
+        format!("{}, queue pair {}", self.domain.context.name(), self.number())
+    }
+
+    /// `ibv_modify_qp` to `state`, of the attributes in `mask`.
+    pub(super) fn modify(&self, attr: &mut sys::ibv_qp_attr, mask: i32, state: &str) -> Result<()> {
+        // SAFETY: the queue pair is live and the attributes are a whole struct.
+        let rc = unsafe { (self.domain.context.library.ibv_modify_qp)(self.raw, attr, mask) };
+        match rc.abs() {
+            0 => Ok(()),
+            errno => Err(Error::os(format_args!("ibv_modify_qp({}) to {state}", self.name()), errno)),
+        }
+    }
+}
+
+impl Drop for RawQueuePair {
+    fn drop(&mut self) {
+        // SAFETY: created by us, destroyed once, before the queue and the domain it holds.
+        let rc = unsafe { (self.domain.context.library.ibv_destroy_qp)(self.raw) };
+        if rc != 0 {
+            log::warn!("ibv_destroy_qp({}) returned {rc}", self.domain.context.name());
+        }
+    }
+}
+
+/// A queue pair and the inline data that it has, which is the most that the device grants of what is asked for. Where the
+/// device refuses for another reason than inline data, each step is tried in vain, and the last error counts.
+fn create_qp(
+    domain: &ProtectionDomain,
+    queue: &CompletionQueue,
+    caps: QpCaps,
+) -> std::result::Result<(*mut sys::ibv_qp, u32), CreateError> {
+    let mut outcome = create_with(domain, queue, caps);
+    for max_inline_data in INLINE_STEPS.into_iter().filter(|step| *step < caps.max_inline_data) {
+        if outcome.is_ok() {
+            break;
+        }
+        outcome = create_with(domain, queue, QpCaps { max_inline_data, ..caps });
+    }
+    outcome
+}
+
+fn create_with(
+    domain: &ProtectionDomain,
+    queue: &CompletionQueue,
+    caps: QpCaps,
+) -> std::result::Result<(*mut sys::ibv_qp, u32), CreateError> {
+    let mut attr = sys::ibv_qp_init_attr {
+        qp_context: std::ptr::null_mut(),
+        send_cq: queue.raw,
+        recv_cq: queue.raw,
+        srq: std::ptr::null_mut(),
+        cap: sys::ibv_qp_cap {
+            max_send_wr: caps.max_send_wr,
+            max_recv_wr: caps.max_recv_wr,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: caps.max_inline_data,
+        },
+        qp_type: sys::ibv_qp_type::IBV_QPT_RC,
+        sq_sig_all: 0,
+    };
+    // SAFETY: the domain and the queue are live and of one context.
+    let raw = create::try_create(|| unsafe { (domain.context.library.ibv_create_qp)(domain.raw(), &raw mut attr) })?;
+    // Some drivers write back what they have granted, which may be less; many grant more.
+    Ok((raw, attr.cap.max_inline_data.min(caps.max_inline_data)))
+}
+
+pub(super) fn zeroed_attributes() -> sys::ibv_qp_attr {
+    // SAFETY: a struct of numbers, for which zero is valid.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Bits of `enum ibv_qp_attr_mask`, as `ibv_modify_qp` takes them.
+pub(super) mod mask {
+    use super::sys::ibv_qp_attr_mask as bits;
+
+    pub(in crate::verbs) const STATE: i32 = bits::IBV_QP_STATE.0 as i32;
+    pub(in crate::verbs) const ACCESS_FLAGS: i32 = bits::IBV_QP_ACCESS_FLAGS.0 as i32;
+    pub(in crate::verbs) const PKEY_INDEX: i32 = bits::IBV_QP_PKEY_INDEX.0 as i32;
+    pub(in crate::verbs) const PORT: i32 = bits::IBV_QP_PORT.0 as i32;
+    pub(in crate::verbs) const AV: i32 = bits::IBV_QP_AV.0 as i32;
+    pub(in crate::verbs) const PATH_MTU: i32 = bits::IBV_QP_PATH_MTU.0 as i32;
+    pub(in crate::verbs) const TIMEOUT: i32 = bits::IBV_QP_TIMEOUT.0 as i32;
+    pub(in crate::verbs) const RETRY: i32 = bits::IBV_QP_RETRY_CNT.0 as i32;
+    pub(in crate::verbs) const RNR_RETRY: i32 = bits::IBV_QP_RNR_RETRY.0 as i32;
+    pub(in crate::verbs) const RQ_PSN: i32 = bits::IBV_QP_RQ_PSN.0 as i32;
+    pub(in crate::verbs) const MAX_RD: i32 = bits::IBV_QP_MAX_QP_RD_ATOMIC.0 as i32;
+    pub(in crate::verbs) const MIN_RNR: i32 = bits::IBV_QP_MIN_RNR_TIMER.0 as i32;
+    pub(in crate::verbs) const SQ_PSN: i32 = bits::IBV_QP_SQ_PSN.0 as i32;
+    pub(in crate::verbs) const MAX_DEST_RD: i32 = bits::IBV_QP_MAX_DEST_RD_ATOMIC.0 as i32;
+    pub(in crate::verbs) const DEST_QPN: i32 = bits::IBV_QP_DEST_QPN.0 as i32;
+}

@@ -1,0 +1,47 @@
+//! What devices report while connections stand.
+
+mod common;
+
+use common::bench::Bench;
+use common::log::{log, said};
+use common::plugin_transport;
+use common::process::pair;
+use common::setting::{softrnic, talkative};
+use ferrite::error::{Error, Result};
+use testkit::require;
+
+/// A device dies under an idle connection: what its process says, and whether the next send is refused at once.
+fn a_device_dies(heed: &str, words: &str, refused: bool) -> Result<()> {
+    let setting = require!(talkative(&[("NCCL_IB_RETURN_ASYNC_EVENTS", heed)]));
+    pair(&setting, |seat| {
+        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+        bench.exchange(seat, 1, 5000, 5000)?;
+        seat.barrier()?;
+        if seat.rank() == 1 {
+            softrnic("fail 1");
+            let mut deadline = seat.deadline("the event");
+            while !said(&["WARN", "softrnic1: fatal device error", words]) {
+                deadline.idle()?;
+            }
+            // Nobody receives: one that is not refused has to wait.
+            match bench.link.send.send(&bench.out, 0, 64, 3) {
+                Ok(None) => assert!(!refused, "{}", log()),
+                Ok(Some(_)) => panic!("nobody receives"),
+                Err(Error::Call { .. }) => assert!(refused && said(&["sending to", "fatal device error"]), "{}", log()),
+                Err(other) => return Err(other),
+            };
+        }
+        seat.barrier()
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_fatal_event_ends_the_connections_of_the_device() -> Result<()> {
+    a_device_dies("1", "its connections end", true)
+}
+
+#[test]
+fn a_fatal_event_is_only_logged_if_async_events_are_not_returned() -> Result<()> {
+    a_device_dies("0", "NCCL_IB_RETURN_ASYNC_EVENTS=0", false)
+}

@@ -1,0 +1,40 @@
+//! Frames of a control connection: such that a test makes up, and the plugin's own first one.
+
+use ferrite::error::Result;
+use ferrite::seat::Seat;
+use ferrite::transport::{Handle, Transport};
+use nccl_net::testing::proto::frame::{Assembler, Frame, Kind};
+use nccl_net::testing::proto::handle::Handle as Address;
+use nccl_net::testing::proto::handshake::Hello;
+use std::io::Read;
+use std::time::Duration;
+use testkit::port;
+
+/// As much of a frame as tells which listener it is for.
+pub(crate) fn frame(kind: Kind, token: [u8; 16]) -> Vec<u8> {
+    Frame { kind, secret: [8; 16], body: token.to_vec() }.emit()
+}
+
+/// The hello that the plugin itself says for device 1, made out to the listener `to`; its queue pairs are gone by then.
+pub(crate) fn hello(seat: &Seat, transport: &Transport, to: &Address) -> Result<Vec<u8>> {
+    let socket = port::listener();
+    let decoy = Address { address: socket.local_addr().expect("an address"), token: to.token };
+    let mut handle = Handle(decoy.emit());
+    let mut deadline = seat.deadline("the plugin's hello");
+    let mut caller = None;
+    let mut assembler = Assembler::default();
+    loop {
+        assert!(transport.connect(1, &mut handle)?.is_none(), "nobody has answered");
+        caller = caller.or_else(|| socket.accept().ok());
+        if let Some((stream, _)) = &mut caller {
+            stream.set_read_timeout(Some(Duration::from_millis(10))).expect("a timeout");
+            let mut buffer = [0; 4096];
+            let count = stream.read(&mut buffer).unwrap_or(0);
+            assembler.handle_bytes(&buffer[..count]);
+        }
+        if let Some(frame) = assembler.poll_frame().expect("the plugin's own bytes") {
+            return Ok(Hello::parse(&frame.body).expect("a hello").frame([7; 16]).emit());
+        }
+        deadline.idle()?;
+    }
+}

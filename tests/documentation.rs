@@ -1,0 +1,78 @@
+//! What the pages name exists.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+fn read(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("the page is there")
+}
+
+/// Every function in the sources and tests.
+fn functions(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).expect("it is readable") {
+        let path = entry.expect("it is readable").path();
+        if path.is_dir() {
+            functions(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("it is readable");
+            let names = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+            found.extend(names.map(str::to_owned));
+        }
+    }
+}
+
+#[test]
+fn each_weakness_has_a_test_that_exists() {
+    let mut tests = BTreeSet::new();
+    for folder in ["src", "tests", "tools/ferrite/tests", "tools/testkit"] {
+        functions(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut tests);
+    }
+    let points = read("docs/conformance.md");
+    let page = read("docs/weaknesses.md");
+    let rows: Vec<Vec<&str>> = page.lines().map(|line| line.split(" | ").collect()).collect();
+    for number in 1..=36 {
+        let row = rows.iter().find(|row| row[0] == format!("| {number}")).unwrap_or_else(|| panic!("row {number}"));
+        assert_eq!(row.len(), 4, "row {number}");
+        let shown = row[3].trim_end_matches('|').trim();
+        // Those without a test say why in the column before.
+        let excused = row[2].starts_with("does not apply");
+        assert_eq!(shown.is_empty(), excused, "row {number}");
+        for name in shown.split(", ").filter(|name| !name.is_empty()) {
+            let exists = match name.strip_prefix("check ") {
+                Some(point) => points.contains(&format!("\n| {point} | ")),
+                None => {
+                    let name = name.trim_matches('`');
+                    tests.contains(name) || Path::new(env!("CARGO_MANIFEST_DIR")).join(name).is_file()
+                }
+            };
+            assert!(exists, "row {number}: {name}");
+        }
+    }
+}
+
+/// The pages, from the root of the repository.
+fn pages() -> Vec<String> {
+    let docs = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")).expect("it is readable");
+    let names = docs.map(|entry| format!("docs/{}", entry.expect("it is readable").file_name().display()));
+    names.chain(["README.md".into(), "benchmarks/README.md".into()]).collect()
+}
+
+#[test]
+fn links_and_files_that_pages_name_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for page in pages() {
+        let text = read(&page);
+        let folder = root.join(&page).parent().expect("a folder").to_owned();
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        for target in targets.filter(|target| !target.is_empty() && !target.contains("://")) {
+            assert!(folder.join(target).exists(), "{page}: a link to {target}");
+        }
+        // Between backticks or at the beginning of a command.
+        let words = text.split(|c: char| c.is_whitespace() || "`(),;|\"'".contains(c));
+        let files = words.filter(|word| ["scripts/", "tests/", "docs/"].iter().any(|folder| word.starts_with(folder)));
+        for file in files.map(|file| file.trim_end_matches(['.', ':'])) {
+            assert!(root.join(file).exists(), "{page}: {file}");
+        }
+    }
+}

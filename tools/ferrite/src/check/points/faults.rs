@@ -1,0 +1,186 @@
+//! Points 54 to 56: ports and queue pairs that fail, addresses that change, processes that fork.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::check::context::Context;
+use crate::check::ensure;
+use crate::check::local_messages::{arrived, connect_locally, exchange};
+use crate::check::outcome::StepResult;
+use crate::check::point::{BOTH_RANKS, Env, Point, RANK0_ONLY, Step, Trial};
+use crate::check::wait::SOON;
+use crate::error::{Error, Result};
+use crate::measure::conn::Bench;
+use crate::measure::pattern;
+use crate::pair::peer_conn::PeerConn;
+use crate::transport::buffer::Buffer;
+
+/// Retries that last half a second.
+const QUICK: (&str, &str) = ("NCCL_IB_TIMEOUT", "14");
+const SHORT: (&str, &str) = ("SOFTRNIC_FAULTS", "port-down=40ms device=softrnic0 message=60 times=1");
+const DOWN: (&str, &str) = ("SOFTRNIC_FAULTS", "port-down device=softrnic0 message=60 times=1");
+const ERROR: (&str, &str) = ("SOFTRNIC_FAULTS", "qp-error device=softrnic0 message=60 times=1");
+const FATAL: (&str, &str) = ("SOFTRNIC_FAULTS", "device-fatal device=softrnic0 message=60 times=1");
+
+pub(super) const POINTS: &[Point] = &[
+    Point {
+        number: 54,
+        name: "failures-in-traffic",
+        claim: "a port that goes down, a queue pair or a device that fails: all data right, or an error at both ends in time",
+        trial: Trial::Steps(&[
+            Step { env: Env { vars: &[QUICK, SHORT], timeout_s: 40, ..BOTH_RANKS }, run: survive },
+            Step { env: Env { vars: &[QUICK, DOWN], timeout_s: 40, ..BOTH_RANKS }, run: survive },
+            Step { env: Env { vars: &[QUICK, ERROR], timeout_s: 40, ..BOTH_RANKS }, run: survive },
+            Step { env: Env { vars: &[QUICK, FATAL], timeout_s: 40, ..BOTH_RANKS }, run: survive },
+        ]),
+    },
+    Point {
+        number: 55,
+        name: "address-change",
+        claim: "a changed GID or LID and a port that goes down are logged with the device; new connections use the new address",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: address_change }]),
+    },
+    Point {
+        number: 56,
+        name: "fork",
+        claim: "a child that is forked after init, writes to its memory and ends does not disturb the parent's",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: fork }]),
+    },
+];
+
+/// How a process came out of it.
+enum End {
+    /// With all of its messages.
+    Whole,
+    /// With an error of this code.
+    Told(u32),
+}
+
+/// Messages both ways; something happens in the middle.
+fn survive(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let (transport, device) = (ctx.transport()?, ctx.device()?);
+    let bench = Bench::open(ctx.worker, &transport, device, 1 << 17)?;
+    let start = Instant::now();
+    let end = stream(ctx, &bench)?;
+    let took = start.elapsed();
+    let mine = match end {
+        End::Whole => 0,
+        End::Told(code) => u64::from(code),
+    };
+    let theirs = ctx.worker.swap(mine)?;
+    ensure!(took < 2 * SOON, "it takes {took:?}");
+    let what = std::env::var(SHORT.0).unwrap_or_default();
+    let what = what.split([' ', '=']).next().unwrap_or_default().to_owned();
+    Ok(StepResult::passed(match (mine, theirs) {
+        (0, 0) => format!("{what}: all data right"),
+        _ => format!("{what}: codes {mine} and {theirs} after {:.2} s", took.as_secs_f64()),
+    }))
+}
+
+/// 300 messages each way, each of which is checked; or the first error.
+fn stream(ctx: &mut Context<'_>, bench: &Bench) -> Result<End> {
+    const SIZE: usize = 10_000;
+    for i in 0..300 {
+        match round(ctx, bench, SIZE, i) {
+            Ok(()) => {}
+            Err(Error::Call { code, .. }) => return Ok(End::Told(code)),
+            Err(Error::Stalled { after, .. }) => {
+                return Err(Error::Contract(format!(
+                    "message {i}: neither data nor an error for {:.0} s",
+                    after.as_secs_f64()
+                )));
+            }
+            Err(other) => return Err(other),
+        }
+    }
+    Ok(End::Whole)
+}
+
+fn round(ctx: &Context<'_>, bench: &Bench, size: usize, index: u64) -> Result<()> {
+    let (mine, theirs) = (pattern::seed(1, ctx.rank(), index), pattern::seed(1, 1 - ctx.rank(), index));
+    pattern::fill(bench.out.memory(), 0, size, mine)?;
+    let PeerConn { send, recv } = &bench.conn;
+    let (_, came) = exchange((send, &bench.out, 0, size), (recv, &bench.into, 0, size))?;
+    arrived(&bench.into, 0, size, theirs, came)
+}
+
+fn address_change(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let transport = ctx.transport()?;
+    let softrnic = ctx.softrnic()?;
+    let last = transport.devices()? - 1;
+    let before = connect_locally(&transport, 0, last)?;
+    before.carries(&[1000])?;
+    let words = if ctx.job.infiniband {
+        softrnic.run(&["port", "softrnic0/1", "--lid", "77"])?;
+        ["softrnic0", "lid"]
+    } else {
+        softrnic.run(&["gid", "softrnic0/1", "add", "1", "::ffff:10.82.1.77"])?;
+        ["softrnic0", "gid"]
+    };
+    // The event takes a moment to be told and logged.
+    std::thread::sleep(Duration::from_millis(150));
+    let after = connect_locally(&transport, 0, last)
+        .map_err(|problem| Error::Contract(format!("no new connection after the address has changed: {problem}")))?;
+    after.carries(&[1000, 100_000]).map_err(|problem| {
+        Error::Contract(format!("a connection that is made after the address has changed does not carry: {problem}"))
+    })?;
+    let back = connect_locally(&transport, last, 0)?;
+    back.carries(&[1000])?;
+    softrnic.run(&["port", "softrnic0/1", "down"])?;
+    std::thread::sleep(Duration::from_millis(150));
+    Ok(StepResult::passed(format!(
+        "{} of softrnic0 changed, its port went down: both logged; new connections work",
+        words[1]
+    ))
+    .logging(&words, "the change of the address is not logged with the device")
+    .logging(&["softrnic0", "port"], "the end of the port is not logged with the device"))
+}
+
+/// What the child does at its end.
+#[derive(Clone, Copy)]
+enum Exit {
+    AtOnce,
+    WithHandlers,
+}
+
+fn fork(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let transport = ctx.transport()?;
+    let conn = connect_locally(&transport, 0, transport.devices()? - 1)?;
+    let (mine, theirs) = (Arc::new(Buffer::new(1 << 16)?), Arc::new(Buffer::new(1 << 16)?));
+    let (out, into) = (conn.send.register(&mine)?, conn.recv.register(&theirs)?);
+    // Where libibverbs protects registered pages, a child has none of them.
+    let is_soft = ctx.job.softrnic.is_some();
+    let others = (Buffer::new(1 << 16)?, Buffer::new(1 << 16)?);
+    let (first, second) = if is_soft { (&*mine, &*theirs) } else { (&others.0, &others.1) };
+    for (round, exit) in [Exit::AtOnce, Exit::WithHandlers, Exit::AtOnce].into_iter().enumerate() {
+        conn.message(&out, &into, 50_000, round as u64)?;
+        child(first, second, exit)?;
+        conn.message(&out, &into, 50_000, 100 + round as u64)?;
+    }
+    connect_locally(&transport, 0, 0)?.carries(&[1000])?;
+    Ok(StepResult::passed(
+        "three children; messages before and after (pages that a device has pinned: needs a kernel device)",
+    ))
+}
+
+/// A child that writes to its copies of both buffers, and ends.
+fn child(mine: &Buffer, theirs: &Buffer, exit: Exit) -> Result<()> {
+    // SAFETY: the child writes to memory and ends; it takes no lock that a thread of the parent may hold.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let wrote = mine.set(0, 1 << 16, 0x77).is_ok() && theirs.set(0, 1 << 16, 0x77).is_ok();
+        let code = i32::from(!wrote);
+        // SAFETY: the end of the child; with handlers as a child does that returns from its main function.
+        unsafe {
+            match exit {
+                Exit::AtOnce => libc::_exit(code),
+                Exit::WithHandlers => libc::exit(code),
+            }
+        }
+    }
+    let mut status = 0;
+    // SAFETY: the child that was just made.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(waited == child && status == 0, "the child ends with status {status:#x}");
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! The points of the contract, a chapter a file, and the table of all of them.
+
+mod connection;
+mod datapath;
+mod faults;
+mod loading;
+mod order;
+mod peers;
+mod properties;
+mod registration;
+mod settings;
+mod teardown;
+
+use crate::check::point::Point;
+use crate::error::{Error, Result};
+
+/// All points, by number.
+pub(crate) fn all() -> Vec<Point> {
+    let chapters = [
+        loading::POINTS,
+        properties::POINTS,
+        connection::POINTS,
+        peers::POINTS,
+        registration::POINTS,
+        datapath::POINTS,
+        order::POINTS,
+        teardown::POINTS,
+        faults::POINTS,
+        settings::POINTS,
+    ];
+    let mut all = chapters.concat();
+    all.sort_by_key(|point| point.number);
+    all
+}
+
+/// The points that `words` name, by number or by name; all for none.
+///
+/// # Errors
+/// [`Error::Usage`] for a word that names none.
+pub(crate) fn selected(words: &[String]) -> Result<Vec<Point>> {
+    let all = all();
+    let named = |point: &Point, word: &str| point.name == word || word.parse() == Ok(point.number);
+    if let Some(stranger) = words.iter().find(|word| !all.iter().any(|point| named(point, word))) {
+        return Err(Error::Usage(format!("there is no check {stranger}; --list names all")));
+    }
+    let is_selected = |point: &Point| words.is_empty() || words.iter().any(|word| named(point, word));
+    Ok(all.into_iter().filter(is_selected).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn points_are_numbered_without_gaps_and_have_names_of_their_own() {
+        let all = all();
+        let numbers: Vec<usize> = all.iter().map(|point| point.number as usize).collect();
+        assert_eq!(numbers, (1..=all.len()).collect::<Vec<_>>());
+        let mut names: Vec<_> = all.iter().map(|point| point.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all.len());
+        let tidy = |name: &str| name.chars().all(|c| c.is_ascii_lowercase() || c == '-' || c.is_ascii_digit());
+        assert!(names.iter().all(|name| tidy(name) && name.parse::<u32>().is_err()));
+    }
+
+    /// The numbers before the word "points" in a page.
+    fn counts(page: &Path) -> Vec<usize> {
+        let text = std::fs::read_to_string(page).expect("a page");
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let counts = words.windows(2).filter(|pair| pair[1].starts_with("points"));
+        counts.filter_map(|pair| pair[0].parse().ok()).collect()
+    }
+
+    /// Where a page says how many points there are, it is so many; and these pages say it.
+    #[test]
+    fn the_pages_say_how_many_points_there_are() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for page in ["docs/conformance.md", "tools/ferrite/README.md"] {
+            assert!(!counts(&root.join(page)).is_empty(), "{page} does not say it");
+        }
+        let docs = std::fs::read_dir(root.join("docs")).expect("readable").map(|entry| entry.expect("readable").path());
+        let pages = docs.chain(["README.md", "tools/ferrite/README.md"].map(|page| root.join(page)));
+        for page in pages.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
+            assert!(counts(&page).iter().all(|count| *count == all().len()), "{}: {:?}", page.display(), counts(&page));
+        }
+    }
+
+    #[test]
+    fn points_are_chosen_by_number_or_name() {
+        let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let numbers = |list: &[&str]| selected(&words(list)).map(|c| c.iter().map(|p| p.number).collect::<Vec<_>>());
+        assert_eq!(numbers(&["57", "abi-layout"]).ok(), Some(vec![1, 57]));
+        assert!(numbers(&["0"]).is_err() && numbers(&["nonsense"]).is_err());
+        assert_eq!(numbers(&[]).map(|all| all.len()).ok(), Some(all().len()));
+    }
+}

@@ -1,0 +1,204 @@
+//! Points 8 to 12: what a transport says of its devices.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+
+use crate::check::context::Context;
+use crate::check::ensure;
+use crate::check::local_messages::connect_locally;
+use crate::check::outcome::StepResult;
+use crate::check::point::{Env, Host, Point, RANK0_ONLY, Step, Trial};
+use crate::check::raw::{FILLS, Raw};
+use crate::error::{Error, Result};
+use crate::nccl::abi::{self, ncclNetProperties_v8_t};
+use crate::nccl::library::Source;
+use crate::transport::buffer::Buffer;
+use crate::transport::instance::{Properties, Transport};
+
+/// Asked so often, the same strings have to be given out.
+const OFTEN: usize = 2000;
+
+pub(super) const POINTS: &[Point] = &[
+    Point {
+        number: 8,
+        name: "every-field-written",
+        claim: "getProperties writes all 12 fields of a structure full of other bytes",
+        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: every_field }]),
+    },
+    Point {
+        number: 9,
+        name: "names",
+        claim: "two ports of one card have names of their own, which stay where they are",
+        trial: Trial::Steps(&[Step {
+            env: Env { raw: true, vars: &[("SOFTRNIC_PORTS", "2")], ..RANK0_ONLY },
+            run: names,
+        }]),
+    },
+    Point {
+        number: 10,
+        name: "as-the-built-in",
+        claim: "speed, guid, port, pciPath and the rest are what the built-in transport of 2.21.5 says on the same host",
+        trial: Trial::Steps(&[
+            Step { env: Env { host: Host::Faithful, raw: true, ..RANK0_ONLY }, run: as_built_in },
+            Step {
+                env: Env { host: Host::Faithful, raw: true, vars: &[("SOFTRNIC_PORTS", "2")], ..RANK0_ONLY },
+                run: both_ports_as_built_in,
+            },
+        ]),
+    },
+    Point {
+        number: 11,
+        name: "pointer-support",
+        claim: "GPU memory is promised only where the device takes it, and dma-buf where the device does",
+        trial: Trial::Steps(&[
+            Step { env: Env { host: Host::Faithful, vars: &[("SOFTRNIC_GPU", "none")], ..RANK0_ONLY }, run: no_gpu },
+            Step { env: Env { host: Host::Faithful, vars: &[("SOFTRNIC_GPU", "dmabuf")], ..RANK0_ONLY }, run: dmabuf },
+        ]),
+    },
+    Point {
+        number: 12,
+        name: "registration-is-global",
+        claim: "regIsGlobal is 1 only if what one communicator has registered works on another of the device",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: global }]),
+    },
+];
+
+fn every_field(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let raw = ctx.raw()?;
+    let (_, count) = raw.devices();
+    ensure!(count > 0, "there are {count} devices");
+    for device in 0..count as usize {
+        let [one, two] = FILLS.map(|fill| raw.properties(device, fill));
+        ensure!((one.0, two.0) == (0, 0), "getProperties of device {device} returns {} and {}", one.0, two.0);
+        // The last four bytes are padding.
+        let unwritten = (0..60).find(|&at| one.2[at] != two.2[at]);
+        if let Some(at) = unwritten {
+            return Err(Error::Contract(format!("byte {at} of the properties of device {device} is not written")));
+        }
+        sensible(device, &one.1)?;
+    }
+    Ok(StepResult::passed(format!("12 fields of each of {count} devices, over two kinds of garbage")))
+}
+
+fn sensible(device: usize, properties: &ncclNetProperties_v8_t) -> Result<()> {
+    let ncclNetProperties_v8_t { ptrSupport, regIsGlobal, speed, maxComms, maxRecvs, netDeviceType, .. } = *properties;
+    ensure!(!properties.name.is_null(), "device {device} has no name");
+    ensure!(ptrSupport & abi::NCCL_PTR_HOST as i32 != 0, "device {device} takes no host memory: {ptrSupport}");
+    ensure!([0, 1].contains(&regIsGlobal), "regIsGlobal of device {device} is {regIsGlobal}");
+    ensure!(speed > 0 && maxComms > 0, "device {device}: speed {speed}, maxComms {maxComms}");
+    ensure!((1..=32).contains(&maxRecvs), "device {device}: maxRecvs {maxRecvs}");
+    ensure!(netDeviceType == 0, "device {device} is of type {netDeviceType}, not a host's");
+    Ok(())
+}
+
+/// The name of a device, and where it lies.
+fn name_of(raw: Raw, device: usize) -> (usize, String) {
+    let (_, properties, _) = raw.properties(device, 0);
+    if properties.name.is_null() {
+        return (0, String::new());
+    }
+    // SAFETY: by NCCL's contract a C string that lives as long as the process; every_field looks at it first.
+    let text = unsafe { CStr::from_ptr(properties.name) }.to_string_lossy().into_owned();
+    (properties.name as usize, text)
+}
+
+fn names(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let raw = ctx.raw()?;
+    let (_, count) = raw.devices();
+    let count = count as usize;
+    let least = if ctx.job.rails == 2 { 2 } else { 4 };
+    ensure!(count >= least, "{count} devices where there are {least} ports at least");
+    let first: Vec<_> = (0..count).map(|device| name_of(raw, device)).collect();
+    let mut unique: Vec<_> = first.iter().map(|(_, name)| name).collect();
+    unique.sort();
+    unique.dedup();
+    let all: Vec<_> = first.iter().map(|(_, name)| name.as_str()).collect();
+    ensure!(unique.len() == count, "names are not unique: {}", all.join(", "));
+    for _ in 0..OFTEN {
+        for (device, known) in first.iter().enumerate() {
+            let now = name_of(raw, device);
+            ensure!(now == *known, "the name of device {device} was {known:?} and is {now:?}");
+        }
+    }
+    Ok(StepResult::passed(format!("{}; the same after {OFTEN} calls", all.join(", "))))
+}
+
+fn as_built_in(ctx: &mut Context<'_>) -> Result<StepResult> {
+    if matches!(ctx.job.source, Source::Stock { .. }) {
+        return Ok(StepResult::skipped("the transport is what others are compared with"));
+    }
+    let Some(nccl) = &ctx.job.built_in else {
+        return Ok(StepResult::skipped("needs NCCL 2.21.5 in the cache (ferrite wheel)"));
+    };
+    let built_in = Transport::open(&Source::stock(nccl))?;
+    let transport = ctx.transport()?;
+    let (mine, theirs) = (transport.devices()?, built_in.devices()?);
+    ensure!(mine == theirs, "{mine} devices, the built-in transport has {theirs}");
+    for device in 0..mine {
+        compare(device, &transport.properties(device)?, &built_in.properties(device)?)?;
+    }
+    let first = transport.properties(0)?;
+    let path = first.pci_path.map_or_else(|| "none".into(), |path| path.display().to_string());
+    Ok(StepResult::passed(format!(
+        "{mine} devices alike: speed {}, port {}, path {path}",
+        first.speed_mbps, first.port
+    )))
+}
+
+/// Of a card's four ports the built-in transport of 2.21.5 fuses two by two; others may fuse them all.
+fn both_ports_as_built_in(ctx: &mut Context<'_>) -> Result<StepResult> {
+    if ctx.job.rails == 2 {
+        // SAFETY: no library is loaded and no thread started yet.
+        unsafe { std::env::set_var("NCCL_IB_HCA", "=softrnic0,softrnic2") };
+    }
+    as_built_in(ctx)
+}
+
+fn compare(device: usize, mine: &Properties, theirs: &Properties) -> Result<()> {
+    macro_rules! same {
+        ($($field:ident),*) => {$(
+            let (a, b) = (&mine.$field, &theirs.$field);
+            ensure!(a == b, "{} of device {device} is {a:?}, the built-in transport's {b:?}", stringify!($field));
+        )*};
+    }
+    same!(guid, pci_path, port, speed_mbps, latency_us, max_comms, max_receives, registration_is_global);
+    same!(pointer_support, device_type, device_version);
+    Ok(())
+}
+
+/// The bits that all devices promise.
+fn promised(ctx: &mut Context<'_>) -> Result<Vec<u32>> {
+    let transport = ctx.transport()?;
+    (0..transport.devices()?).map(|device| Ok(transport.properties(device)?.pointer_support as u32)).collect()
+}
+
+fn no_gpu(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let promised = promised(ctx)?;
+    let gpu = abi::NCCL_PTR_CUDA | abi::NCCL_PTR_DMABUF;
+    ensure!(
+        promised.iter().all(|bits| bits & gpu == 0),
+        "GPU memory is promised where the device takes none: {promised:?}"
+    );
+    Ok(StepResult::passed("promises no GPU memory on a device that takes none"))
+}
+
+fn dmabuf(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let promised = promised(ctx)?;
+    let right = |bits: &u32| bits & abi::NCCL_PTR_DMABUF != 0 && bits & abi::NCCL_PTR_CUDA == 0;
+    ensure!(promised.iter().all(right), "a device that takes dma-bufs only promises {promised:?}");
+    Ok(StepResult::passed("dma-buf alone where that alone is possible; whether peermem works is told by a GPU only"))
+}
+
+fn global(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let transport = ctx.transport()?;
+    if transport.properties(0)?.registration_is_global == 0 {
+        return Ok(StepResult::passed("does not claim it"));
+    }
+    let (one, two) = (connect_locally(&transport, 0, 0)?, connect_locally(&transport, 0, 0)?);
+    let (mine, theirs) = (Arc::new(Buffer::new(8192)?), Arc::new(Buffer::new(8192)?));
+    // What the receiving end of one has registered is sent from on another, and the other way round.
+    let (out, into) = (one.recv.register(&mine)?, one.send.register(&theirs)?);
+    two.message(&out, &into, 5000, 1)?;
+    one.message(&out, &into, 5000, 2)?;
+    Ok(StepResult::passed("registered with one communicator, used on another, in both directions"))
+}

@@ -1,0 +1,133 @@
+//! The command line: arguments into what is to be done, and how it ended into an exit code.
+
+mod check;
+mod compare;
+mod device_args;
+mod exit;
+mod instructions;
+mod memcpy;
+mod size;
+mod solo;
+mod source_args;
+mod verify;
+
+use std::path::PathBuf;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::cli::exit::{Exit, INVALID, TABLE};
+use crate::error::Result;
+use crate::nccl::cache;
+use crate::nccl::release::NcclRelease;
+use crate::results::file_hash;
+use crate::run::worker;
+use crate::system::dist::Dist;
+use crate::system::{interrupt, output};
+use crate::version;
+
+const ENVIRONMENT: &str = "\
+Environment:
+  FERRITE_NCCL    libnccl.so.2 to use where no version is named, instead of 2.21.5 in the cache
+  XDG_CACHE_HOME  where it is cached (ferrite/nccl-2.21.5/) [default: ~/.cache]
+  FERRITE_DIST    folder of lib/libnccl-net.so and softrnic/ [default: above this program's]
+  RUST_LOG        debug shows every line that the workers and their transports print
+  NCCL_*          reach both sides alike";
+
+#[derive(Debug, Parser)]
+#[command(name = "ferrite", about = "Verifies, measures and compares NCCL network transports")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Compare a plugin (B) with NCCL's built-in IB transport (A) on the same device
+    Compare(compare::Compare),
+    /// Measure one transport
+    Bench(compare::Bench),
+    /// Check every byte that one transport moves, over one device, two at once and two made into one
+    Verify(verify::Verify),
+    /// Hold a transport's bandwidth against plain memcpy of the same buffers
+    Memcpy(memcpy::Memcpy),
+    /// Check a transport against NCCL's contract, point by point
+    Check(check::Check),
+    /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
+    Solo(solo::Solo),
+    /// Count a transport's instructions in what callgrind wrote of `solo`
+    Instructions(instructions::Instructions),
+    /// Find, fetch or verify a stock NCCL library and print its path
+    Wheel {
+        /// 2.20.5, 2.21.5, 2.28.9 or 2.30.7: from the cache, else fetched with pip [default: as --nccl of `compare`]
+        #[arg(conflicts_with = "nccl", value_parser = source_args::parse_release)]
+        version: Option<NcclRelease>,
+        /// A libnccl.so.2 of one of these
+        #[arg(long, value_name = "PATH")]
+        nccl: Option<PathBuf>,
+    },
+    #[command(hide = true)]
+    Worker,
+    #[command(hide = true)]
+    CheckWorker,
+}
+
+/// Parses the process's arguments and does what they say; the exit code.
+pub fn main() -> i32 {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let command = Cli::command()
+        .after_help(format!("{TABLE}\n\n{ENVIRONMENT}"))
+        .version(version::text())
+        .long_version(long_version(&arguments));
+    let parsed = command.try_get_matches_from(&arguments).and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(problem) if problem.use_stderr() => {
+            problem.print().unwrap_or_default();
+            return INVALID;
+        }
+        Err(asked) => return exit::code(output::write_stdout(&asked.render().to_string()).map(|()| Exit::Good)),
+    };
+    if !matches!(
+        cli.command,
+        Command::Solo(_) | Command::Instructions(_) | Command::Wheel { .. } | Command::Worker | Command::CheckWorker
+    ) {
+        interrupt::install_handler();
+    }
+    let words = || arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    exit::code(match cli.command {
+        Command::Worker => return worker::main(),
+        Command::CheckWorker => return crate::check::worker::main(),
+        Command::Wheel { version, nccl } => {
+            let found = version.map_or_else(|| cache::find(nccl.as_deref()), cache::fetched);
+            found.and_then(|path| output::write_stdout(&format!("{}\n", path.display()))).map(|()| Exit::Good)
+        }
+        Command::Compare(compare) => compare.run(words()),
+        Command::Bench(bench) => bench.run(words()),
+        Command::Verify(verify) => verify.run(),
+        Command::Memcpy(memcpy) => memcpy.run(),
+        Command::Check(check) => check.run(),
+        Command::Solo(solo) => solo.run(),
+        Command::Instructions(instructions) => instructions.run(),
+    })
+}
+
+/// For `--version`, which is not worth reading a library for unless somebody asks: the version, and the plugin that is
+/// taken where none is named.
+fn long_version(arguments: &[std::ffi::OsString]) -> String {
+    let plugin = || -> Result<String> {
+        let path = Dist::find()?.plugin()?;
+        Ok(format!("\nplugin {} (sha256 {})", path.display(), file_hash::sha256(&path)?))
+    };
+    let asked = arguments.iter().any(|word| word == "--version");
+    version::text() + &if asked { plugin().unwrap_or_default() } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().version("0").debug_assert();
+    }
+}

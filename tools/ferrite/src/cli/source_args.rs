@@ -1,0 +1,74 @@
+//! The arguments that name a transport.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::error::{Error, Result};
+use crate::nccl::cache;
+use crate::nccl::library::{self, Source};
+use crate::nccl::release::NcclRelease;
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(super) struct SourceArgs {
+    /// A plugin's shared object
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.28.9 or 2.30.7 out of the cache (fetched if need be), or of a
+    /// libnccl.so.2 [default: as --nccl of `compare`]
+    #[arg(long, value_name = "VERSION|LIBNCCL", num_args = 0..=1, value_parser = parse_stock)]
+    stock: Option<Option<Stock>>,
+    /// SourceArgs NCCL's own loader makes of this value of NCCL_NET_PLUGIN
+    #[arg(long, value_name = "NCCL_NET_PLUGIN")]
+    loader: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Stock {
+    Release(NcclRelease),
+    File(PathBuf),
+}
+
+impl SourceArgs {
+    pub(super) fn source(self) -> Result<Source> {
+        match self {
+            Self { plugin: Some(path), .. } => library::require_plugin(&path).map(|()| Source::plugin(path)),
+            Self { stock: Some(None), .. } => Ok(Source::stock(cache::find(None)?)),
+            Self { stock: Some(Some(Stock::File(path))), .. } => Ok(Source::stock(cache::find(Some(&path))?)),
+            Self { stock: Some(Some(Stock::Release(release))), .. } => Ok(Source::stock(cache::fetched(release)?)),
+            Self { loader: Some(plugin), .. } => {
+                if plugin.contains('/') {
+                    library::require_plugin(plugin.as_ref())?;
+                }
+                Ok(Source::Loader { nccl: cache::find(None)?, plugin })
+            }
+            _ => Err(Error::Usage("name --plugin, --stock or --loader".into())),
+        }
+    }
+}
+
+/// `2.28.9` is a release, anything else a file.
+fn parse_stock(text: &str) -> std::result::Result<Stock, String> {
+    if text.starts_with(|c: char| c.is_ascii_digit()) && text.chars().all(|c| c.is_ascii_digit() || c == '.') {
+        return parse_release(text).map(Stock::Release);
+    }
+    Ok(Stock::File(text.into()))
+}
+
+pub(super) fn parse_release(text: &str) -> std::result::Result<NcclRelease, String> {
+    NcclRelease::named(text).map_err(|problem| problem.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_or_a_file() {
+        assert_eq!(parse_stock("2.21.5"), Ok(Stock::Release(NcclRelease::DEFAULT)));
+        assert_eq!(parse_stock("./2.21.5"), Ok(Stock::File("./2.21.5".into())));
+        assert_eq!(parse_stock("libnccl.so.2"), Ok(Stock::File("libnccl.so.2".into())));
+        assert!(parse_stock("2.99.1").is_err_and(|words| words.contains("known are 2.20.5, 2.21.5, 2.28.9, 2.30.7")));
+    }
+}

@@ -1,0 +1,198 @@
+//! What a pair of workers is told to do.
+
+use serde::{Deserialize, Serialize};
+
+use crate::measure::direction::Direction;
+use crate::measure::metric::Metric;
+use crate::nccl::library::Source;
+use crate::verbs::libibverbs::Verbs;
+
+/// Messages in flight in a stream, the number of steps NCCL keeps in flight on a connection.
+pub const DEPTH: u32 = 8;
+/// The largest message.
+pub const LARGEST: usize = 4 << 20;
+
+/// Message sizes of the verification pass: the edges of cache lines, pages, words, and odd ones.
+pub const ODD_SIZES: [usize; 20] = [
+    0,
+    1,
+    7,
+    8,
+    63,
+    64,
+    65,
+    127,
+    128,
+    129,
+    4095,
+    4096,
+    4097,
+    65535,
+    65536,
+    65537,
+    1_000_003,
+    1 << 20,
+    (1 << 20) + 1,
+    LARGEST,
+];
+
+/// One thing to measure or to verify.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "task", rename_all = "snake_case")]
+pub enum Task {
+    /// Connect, `at_once` at a time, and keep all open until the last is ready.
+    Setup {
+        /// How many in all.
+        connections: u32,
+        /// How many are pending at a time.
+        at_once: u32,
+    },
+    /// Ping-pong.
+    Latency {
+        /// The message size.
+        bytes: usize,
+    },
+    /// Stream with [`DEPTH`] in flight.
+    Stream {
+        /// One that has a [`rate`](crate::measure::metric::MetricInfo::rate).
+        metric: Metric,
+        /// The message size.
+        bytes: usize,
+        /// Who sends.
+        direction: Direction,
+    },
+    /// Plain memcpy over the memory of such a stream, by rank 0.
+    Copy {
+        /// The size of each copy.
+        bytes: usize,
+    },
+    /// Check every byte: single messages, streams, groups, truncation.
+    Verify {
+        /// The sizes that will be, or were, measured.
+        sizes: Vec<usize>,
+    },
+    /// Check every byte of streams over two connections at once, which lie on the first two devices.
+    Parallel {
+        /// The sizes of the messages.
+        sizes: Vec<usize>,
+    },
+    /// Check every byte of a long stream both ways: time for something to go wrong in.
+    Long {
+        /// The message size.
+        bytes: usize,
+        /// How many each way.
+        messages: u64,
+    },
+}
+
+impl Task {
+    /// In words, for the progress line and for the report of a hang.
+    pub fn words(&self) -> String {
+        match self {
+            Self::Setup { connections, at_once } => format!("connecting {connections} times, {at_once} at once"),
+            Self::Latency { bytes } => format!("{} of {bytes} B", Metric::Latency.info().name),
+            Self::Stream { metric, bytes, direction } => format!("{} of {bytes} B {direction}", metric.info().name),
+            Self::Copy { bytes } => format!("{} of {bytes} B", Metric::Copy.info().name),
+            Self::Verify { .. } => "verifying every byte".into(),
+            Self::Parallel { .. } => "verifying two connections at once".into(),
+            Self::Long { bytes, messages } => format!("verifying a stream of {messages} messages of {bytes} B"),
+        }
+    }
+}
+
+/// The order to both workers of a pair.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    /// What to load.
+    pub source: Source,
+    /// Which libibverbs it has to be using.
+    pub verbs: Verbs,
+    /// Device index of each rank; `None`: 0, and for rank 1 the second device if there is one.
+    pub devices: [Option<usize>; 2],
+    /// Whether two devices are made into one, and that is used instead.
+    pub fused: bool,
+    /// How long each measurement lasts, roughly; ms.
+    pub slice_ms: u64,
+    /// In this order.
+    pub tasks: Vec<Task>,
+}
+
+/// How thorough a run is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scope {
+    /// Triples of A, B and A again.
+    pub repetitions: usize,
+    /// How long each measurement lasts, roughly; ms.
+    pub slice_ms: u64,
+    /// Connections of the many-at-once set-up.
+    pub connections: u32,
+    /// Connections of the one-by-one set-up.
+    pub singles: u32,
+    /// Message sizes of the latency test.
+    pub latency_sizes: Vec<usize>,
+    /// Message sizes of the bandwidth test.
+    pub bandwidth_sizes: Vec<usize>,
+    /// The run tells too little if a difference of so much could not have been found in every group; %.
+    pub find_percent: u32,
+}
+
+/// Connections that are pending at a time, at most: NCCL connects 128 peers a round.
+const PENDING: u32 = 128;
+
+impl Scope {
+    /// About three minutes for a comparison. Many short sessions, since one differs from the next by more than its parts
+    /// do; and a multiple of six, see [`crate::run::compare`].
+    pub fn standard() -> Self {
+        Self {
+            repetitions: 24,
+            slice_ms: 40,
+            connections: 100,
+            singles: 20,
+            latency_sizes: vec![8, 64, 512, 1024, 4096],
+            bandwidth_sizes: vec![8, 64, 512, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, LARGEST],
+            find_percent: 10,
+        }
+    }
+
+    /// Less than a minute for a comparison: for continuous integration.
+    pub fn quick() -> Self {
+        Self {
+            repetitions: 12,
+            slice_ms: 20,
+            connections: 50,
+            singles: 5,
+            latency_sizes: vec![8, 4096],
+            bandwidth_sizes: vec![8, 4096, 64 << 10, 1 << 20, LARGEST],
+            find_percent: 10,
+        }
+    }
+
+    /// The difference that must not be missed, as a fraction.
+    pub fn find(&self) -> f64 {
+        f64::from(self.find_percent) / 100.0
+    }
+
+    /// What a measuring pair does.
+    pub fn measuring(&self) -> Vec<Task> {
+        let mut tasks = vec![
+            Task::Setup { connections: self.singles, at_once: 1 },
+            Task::Setup { connections: self.connections, at_once: self.connections.min(PENDING) },
+        ];
+        tasks.extend(self.latency_sizes.iter().map(|&bytes| Task::Latency { bytes }));
+        let stream = |metric, bytes, direction| Task::Stream { metric, bytes, direction };
+        tasks.extend(Direction::ALL.map(|way| stream(Metric::MessageRate, 8, way)));
+        for &bytes in &self.bandwidth_sizes {
+            tasks.extend(Direction::ALL.map(|way| stream(Metric::Bandwidth, bytes, way)));
+        }
+        tasks
+    }
+
+    /// What a verifying pair does.
+    pub fn verifying(&self) -> Vec<Task> {
+        let mut sizes = self.latency_sizes.clone();
+        sizes.extend(&self.bandwidth_sizes);
+        sizes.sort_unstable();
+        sizes.dedup();
+        vec![Task::Verify { sizes }]
+    }
+}

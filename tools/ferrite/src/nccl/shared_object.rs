@@ -1,0 +1,130 @@
+//! A shared object in this process: its symbols, its version, and NCCL's own loader inside it.
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result, result_words};
+use crate::nccl::elf;
+use crate::nccl::release::{self, NcclRelease};
+
+/// NCCL's plugin loader, a local function without arguments in libnccl 2.20.5 and 2.21.5.
+const LOADER_SYMBOL: &str = "_Z17ncclNetPluginInitv";
+/// What the loader fills: `{plugin or NULL, IB, Socket}`.
+const NETS_SYMBOL: &str = "ncclNets";
+
+/// A `dlopen`ed shared object. Not closed on drop, see [`Library`](crate::nccl::library::Library).
+pub(crate) struct SharedObject {
+    handle: *mut c_void,
+    path: PathBuf,
+}
+
+impl SharedObject {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let name =
+            CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::Usage("a path holds a NUL byte".into()))?;
+        // SAFETY: the name is a C string; running the library's constructors is what the user
+        // asked for by naming it.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(Error::Load { path: path.into(), reason: loader_words() });
+        }
+        Ok(Self { handle, path: path.into() })
+    }
+
+    /// Gives this reference back; the loader unmaps the object if it was the last one.
+    pub(crate) fn close(self) {
+        // SAFETY: the handle came from dlopen, and this object does not come back; the caller uses nothing of it.
+        if unsafe { libc::dlclose(self.handle) } != 0 {
+            log::warn!("dlclose: {}", loader_words());
+        }
+    }
+
+    /// The address of a dynamic symbol.
+    pub(crate) fn exported(&self, name: &str) -> Option<usize> {
+        let name = CString::new(name).ok()?;
+        // SAFETY: the handle came from dlopen and is never closed.
+        let address = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
+        (!address.is_null()).then_some(address as usize)
+    }
+
+    /// The run-time address of a symbol with this `st_value`.
+    pub(crate) fn at(&self, value: u64) -> usize {
+        let mut map: *mut LinkMap = std::ptr::null_mut();
+        // SAFETY: RTLD_DI_LINKMAP writes one pointer to the loader's own record of this handle,
+        // and the record starts with l_addr on every glibc.
+        let bias = unsafe {
+            if libc::dlinfo(self.handle, libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) == 0 { (*map).bias } else { 0 }
+        };
+        bias.wrapping_add(value as usize)
+    }
+
+    /// What `ncclGetVersion` says.
+    pub(crate) fn nccl_version(&self) -> Result<i32> {
+        let Some(address) = self.exported("ncclGetVersion") else {
+            return Err(Error::Symbol {
+                path: self.path.clone(),
+                symbol: "ncclGetVersion".into(),
+                hint: "it is not an NCCL library".into(),
+            });
+        };
+        let mut version: c_int = 0;
+        // SAFETY: NCCL's public API: ncclResult_t ncclGetVersion(int*).
+        let code = unsafe {
+            let get: unsafe extern "C" fn(*mut c_int) -> u32 = std::mem::transmute(address);
+            get(&raw mut version)
+        };
+        if code == 0 {
+            Ok(version)
+        } else {
+            Err(Error::Refused(format!(
+                "ncclGetVersion of {} returned {code} ({})",
+                self.path.display(),
+                result_words(code)
+            )))
+        }
+    }
+
+    /// Which of the known releases this is.
+    pub(crate) fn release(&self) -> Result<NcclRelease> {
+        release::release_of(&self.path, self.nccl_version()?)
+    }
+
+    /// Has NCCL load the plugin, and returns the address of the vtable it chose. The caller knows that this is
+    /// a release with interface 8: the layout of the local symbols is known for these alone.
+    pub(crate) fn run_loader(&self, plugin: &str) -> Result<usize> {
+        let set = std::env::var_os("NCCL_NET_PLUGIN");
+        if set.as_deref() != Some(OsStr::new(plugin)) {
+            return Err(Error::Misuse("NCCL_NET_PLUGIN must be set before a process opens Source::Loader"));
+        }
+        let [init, nets] = elf::local_symbols(&self.path, [LOADER_SYMBOL, NETS_SYMBOL])?.map(|value| self.at(value));
+        // SAFETY: in this version (the caller's word) the symbol is `ncclResult_t
+        // ncclNetPluginInit()`; it reads the environment and fills ncclNets, an array of three
+        // pointers.
+        let (code, address) = unsafe {
+            let init: unsafe extern "C" fn() -> u32 = std::mem::transmute(init);
+            (init(), *(nets as *const usize))
+        };
+        if code != 0 || address == 0 {
+            return Err(Error::Refused(format!(
+                "NCCL's own loader did not take NCCL_NET_PLUGIN={plugin} (result {code})"
+            )));
+        }
+        Ok(address)
+    }
+}
+
+/// The start of glibc's `struct link_map`.
+#[repr(C)]
+struct LinkMap {
+    bias: usize,
+    name: *const c_char,
+}
+
+fn loader_words() -> String {
+    // SAFETY: dlerror returns NULL or a string that lives until this thread's next dl call.
+    unsafe {
+        let words = libc::dlerror();
+        if words.is_null() { "unknown reason".into() } else { CStr::from_ptr(words).to_string_lossy().into_owned() }
+    }
+}

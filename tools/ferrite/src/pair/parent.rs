@@ -1,0 +1,223 @@
+//! The parent of a pair: starts both processes, receives their messages, and says why one failed.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::pair::child::{ChildProcess, LINES_KEPT, status_words};
+use crate::pair::message::{WorkerMessage, to_json};
+use crate::pair::setting::Setting;
+use crate::system::{host, interrupt};
+use crate::verbs::libibverbs::{Verbs, new_fabric_name};
+
+/// How many of a process's last lines an error shows.
+const LINES_SHOWN: usize = 12;
+/// How long the other process gets to give a better reason after a failure.
+const SECOND_OPINION: Duration = Duration::from_millis(700);
+/// How long a process may take to be gone that has closed its line: its memory may be large, and the machine busy.
+const GOING: Duration = Duration::from_secs(10);
+/// How long a process that has failed gets to end by itself.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+/// How often is looked for an interrupt while nothing is heard.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// Two running processes. Dropping it kills them; the kernel does so if this process dies.
+#[derive(Debug)]
+pub struct Pair {
+    children: [ChildProcess; 2],
+    messages: Receiver<(usize, Option<WorkerMessage>)>,
+    silence: Duration,
+    verbs: Verbs,
+    fabric: String,
+}
+
+impl Pair {
+    /// Starts `program arguments` twice.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a process cannot be started.
+    pub fn spawn(program: &PathBuf, arguments: &[OsString], setting: &Setting) -> Result<Self> {
+        let (sender, messages) = channel();
+        let fabric = new_fabric_name();
+        let (peer0, peer1) = UnixStream::pair().map_err(|e| Error::io("socketpair", e))?;
+        let cpus = if setting.pin { host::cpus()? } else { Vec::new() };
+        let start = |rank: usize, peer: UnixStream| {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            setting.verbs.apply(&mut command, &fabric);
+            command.env("NCCL_NET_PLUGIN", &setting.net_plugin);
+            command.envs(setting.env.iter().map(|(name, value)| (name, value)));
+            let cpu = (cpus.len() >= 2).then(|| cpus[rank]);
+            let pages = setting.pages.as_ref().map(|pages| &pages[rank]);
+            ChildProcess::start(command, rank, cpu, peer, setting.silence, pages, sender.clone())
+        };
+        Ok(Self {
+            children: [start(0, peer0)?, start(1, peer1)?],
+            messages,
+            silence: setting.silence,
+            verbs: setting.verbs.clone(),
+            fabric,
+        })
+    }
+
+    /// Sends the same value to both.
+    ///
+    /// # Errors
+    /// [`Error::Worker`] if one is gone.
+    pub fn send<T: Serialize>(&mut self, value: &T) -> Result<()> {
+        let mut line = to_json(value)?;
+        line.push('\n');
+        for rank in 0..2 {
+            let sent = self.children[rank].control.write_all(line.as_bytes());
+            if sent.is_err() {
+                return Err(self.death(rank));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next thing one of them reports, and its rank; `None` when both are done.
+    ///
+    /// # Errors
+    /// [`Error::Worker`] if one failed, died or was silent for too long; [`Error::Interrupted`].
+    pub fn next_message(&mut self) -> Result<Option<(usize, WorkerMessage)>> {
+        loop {
+            if self.children.iter().all(|child| child.done) {
+                return Ok(None);
+            }
+            let (rank, message) = self.heard()?;
+            match message {
+                Some(WorkerMessage::Done) => self.children[rank].done = true,
+                Some(WorkerMessage::Failed { message, peer_gone, wrong }) => {
+                    return Err(self.failure(rank, message, peer_gone, wrong));
+                }
+                Some(WorkerMessage::Begin { what }) => {
+                    self.children[rank].doing.clone_from(&what);
+                    return Ok(Some((rank, WorkerMessage::Begin { what })));
+                }
+                Some(message @ WorkerMessage::Value { .. }) => return Ok(Some((rank, message))),
+                None if self.children[rank].done => {}
+                None => return Err(self.death(rank)),
+            }
+        }
+    }
+
+    /// What one of them says next, or the end of what it says.
+    fn heard(&mut self) -> Result<(usize, Option<WorkerMessage>)> {
+        let end = Instant::now() + self.silence;
+        loop {
+            interrupt::check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            match self.messages.recv_timeout(left.min(GLANCE)) {
+                Ok(message) => return Ok(message),
+                Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(self.hang()),
+            }
+        }
+    }
+
+    /// To be called when both are done: waits until both processes have ended, each with exit code 0.
+    ///
+    /// # Errors
+    /// [`Error::Worker`] if one crashes on its way out, or does not end within `limit`.
+    pub fn ended(&mut self, limit: Duration) -> Result<()> {
+        for rank in 0..2 {
+            let what = match self.children[rank].reap(limit) {
+                Some(status) if status.success() => continue,
+                Some(status) => format!("the process died after its work ({})", status_words(status)),
+                None => format!("the process did not end within {}", host::seconds(limit)),
+            };
+            return Err(self.worker_error(rank, what, false));
+        }
+        Ok(())
+    }
+
+    /// The process id of `rank`.
+    pub fn pid(&self, rank: usize) -> u32 {
+        self.children[rank].pid()
+    }
+
+    /// The name of the pair's fabric on the software device.
+    pub fn fabric(&self) -> &str {
+        &self.fabric
+    }
+
+    /// The last lines that the process of `rank` and its transport printed.
+    pub fn log(&self, rank: usize) -> Vec<String> {
+        self.children[rank].last_lines(LINES_KEPT)
+    }
+
+    /// An error for a process that has said it failed, unless the other one knows better.
+    fn failure(&mut self, rank: usize, message: String, peer_gone: bool, wrong: bool) -> Error {
+        if peer_gone && let Some(better) = self.second_opinion(rank) {
+            return better;
+        }
+        self.worker_error(rank, message, wrong)
+    }
+
+    /// What the other process has to say about its end.
+    fn second_opinion(&mut self, rank: usize) -> Option<Error> {
+        let end = Instant::now() + SECOND_OPINION;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let (other, message) = self.messages.recv_timeout(left).ok()?;
+            match message {
+                Some(WorkerMessage::Failed { message, peer_gone: false, wrong }) => {
+                    return Some(self.worker_error(other, message, wrong));
+                }
+                None if other != rank && !self.children[other].done => {
+                    return Some(self.death(other));
+                }
+                // The two are heard by threads of their own: what it was about to do may be heard only now.
+                Some(WorkerMessage::Begin { what }) => self.children[other].doing = what,
+                _ => {}
+            }
+        }
+    }
+
+    fn death(&mut self, rank: usize) -> Error {
+        let what = match self.children[rank].reap(GOING) {
+            Some(status) => format!("the process died while {} ({})", self.children[rank].doing, status_words(status)),
+            None => format!("the process fell silent while {}", self.children[rank].doing),
+        };
+        self.worker_error(rank, what, false)
+    }
+
+    fn hang(&mut self) -> Error {
+        let rank = usize::from(self.children[0].done);
+        let what = format!(
+            "no sign of life for {} (rank 0 was {}, rank 1 was {})",
+            host::seconds(self.silence),
+            self.children[0].doing,
+            self.children[1].doing
+        );
+        self.worker_error(rank, what, false)
+    }
+
+    fn worker_error(&mut self, rank: usize, what: String, wrong: bool) -> Error {
+        let child = &mut self.children[rank];
+        // One that has failed by itself is about to end, and its last lines are on the way.
+        if child.reap(LAST_WORDS).is_none() {
+            child.stop();
+        }
+        Error::Worker { rank, what, log: child.last_lines(LINES_SHOWN), wrong }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            if !(child.done && child.reap(SECOND_OPINION).is_some()) {
+                child.stop();
+            }
+        }
+        self.verbs.clean(&self.fabric);
+    }
+}

@@ -1,0 +1,280 @@
+//! One process of a pair: its rank, its line to the process that started it, its line to its peer.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Result};
+use crate::pair::message::{WorkerMessage, json_error, to_json};
+use crate::pair::pages::PageAllocator;
+use crate::system::{host, output};
+use crate::transport::buffer::Buffer;
+use crate::transport::deadline::Deadline;
+
+/// The exit code of a worker process that could not start.
+const NOT_STARTED: i32 = 2;
+
+/// `rank:control descriptor:peer descriptor:silence in ms:cpu or -:descriptor of its pages or -`
+pub(crate) const WORKER_VARIABLE: &str = "FERRITE_WORKER";
+
+/// One end of a pair, inside the process that sits there.
+#[derive(Debug)]
+pub struct WorkerCtx {
+    rank: usize,
+    cpu: Option<usize>,
+    silence: Duration,
+    control: BufReader<UnixStream>,
+    peer: UnixStream,
+    pages: Option<PageAllocator>,
+}
+
+impl WorkerCtx {
+    /// The worker that the environment describes; `None` in a process that was not started as one
+    /// of a pair. To be called once: it owns the descriptors. Pins the process and raises its
+    /// limit of open files.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if the description is not understood, [`Error::Io`] if the process cannot
+    /// be pinned.
+    pub fn from_environment() -> Result<Option<Self>> {
+        let Some(text) = std::env::var_os(WORKER_VARIABLE) else {
+            return Ok(None);
+        };
+        let worker = text
+            .to_str()
+            .and_then(StartInfo::parse)
+            .ok_or_else(|| Error::Usage(format!("{WORKER_VARIABLE} is not a worker: {}", text.display())))?;
+        // SAFETY: the process that started this one made both descriptors for this worker alone and
+        // let them survive exec; take() is called once.
+        let (control, peer) = unsafe {
+            (
+                UnixStream::from(OwnedFd::from_raw_fd(worker.control)),
+                UnixStream::from(OwnedFd::from_raw_fd(worker.peer)),
+            )
+        };
+        peer.set_read_timeout(Some(worker.silence)).map_err(|source| Error::io("cannot set a timeout", source))?;
+        host::raise_open_files();
+        host::line_buffered_stdout();
+        if let Some(cpu) = worker.cpu {
+            host::pin(cpu)?;
+        }
+        // SAFETY: as above.
+        let pages = worker.pages.map(|pages| PageAllocator::new(unsafe { OwnedFd::from_raw_fd(pages) }));
+        let control = BufReader::new(control);
+        Ok(Some(Self { rank: worker.rank, cpu: worker.cpu, silence: worker.silence, control, peer, pages }))
+    }
+
+    /// 0 or 1.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The CPU this process is pinned to.
+    pub fn cpu(&self) -> Option<usize> {
+        self.cpu
+    }
+
+    /// Memory for a transport to work on, in the pages that all pairs of a run use, if there are such; fresh else.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system has no memory left.
+    pub fn buffer(&mut self, len: usize) -> Result<Buffer> {
+        self.pages.as_mut().map_or_else(|| Buffer::new(len), |pages| pages.buffer(len))
+    }
+
+    /// A deadline for one step that polls, a little shorter than the pair's limit of silence: so
+    /// that this process says what it waited for before the other end loses patience.
+    pub fn deadline(&self, what: &'static str) -> Deadline {
+        Deadline::new(what, self.silence * 4 / 5)
+    }
+
+    /// Tells the parent.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it is gone.
+    pub fn send_message(&mut self, message: &WorkerMessage) -> Result<()> {
+        let mut line = to_json(message)?;
+        line.push('\n');
+        self.control
+            .get_mut()
+            .write_all(line.as_bytes())
+            .map_err(|source| Error::io("the parent process is gone", source))
+    }
+
+    /// Tells the parent what comes next.
+    ///
+    /// # Errors
+    /// As [`WorkerCtx::send_message`].
+    pub fn begin(&mut self, what: impl Into<String>) -> Result<()> {
+        self.send_message(&WorkerMessage::Begin { what: what.into() })
+    }
+
+    /// Hands the parent a value.
+    ///
+    /// # Errors
+    /// As [`WorkerCtx::send_message`].
+    pub fn report<T: Serialize>(&mut self, value: &T) -> Result<()> {
+        let value = serde_json::to_value(value).map_err(|e| json_error(&e))?;
+        self.send_message(&WorkerMessage::Value { value })
+    }
+
+    /// The next value that the parent sends.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it is gone or talks nonsense.
+    pub fn receive_job<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let mut line = String::new();
+        self.control.read_line(&mut line).map_err(|source| Error::io("the parent process is gone", source))?;
+        serde_json::from_str(&line).map_err(|e| json_error(&e))
+    }
+
+    /// Sends bytes to the peer and receives as many from it.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn exchange(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
+        self.send_bytes(mine)?;
+        self.receive_bytes(mine.len())
+    }
+
+    /// Sends bytes to the peer. Few enough (some KiB) that both may do so at once.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn send_bytes(&mut self, mine: &[u8]) -> Result<()> {
+        self.peer.write_all(mine).map_err(peer_gone)
+    }
+
+    /// Receives exactly `len` bytes from the peer.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn receive_bytes(&mut self, len: usize) -> Result<Vec<u8>> {
+        let mut theirs = vec![0; len];
+        self.peer.read_exact(&mut theirs).map_err(peer_gone)?;
+        Ok(theirs)
+    }
+
+    /// Sends a number to the peer and receives its number.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn swap(&mut self, mine: u64) -> Result<u64> {
+        let mut theirs = [0; 8];
+        self.peer.write_all(&mine.to_le_bytes()).map_err(peer_gone)?;
+        self.peer.read_exact(&mut theirs).map_err(peer_gone)?;
+        Ok(u64::from_le_bytes(theirs))
+    }
+
+    /// Returns when both processes have called it.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn barrier(&mut self) -> Result<()> {
+        self.swap(0).map(|_| ())
+    }
+
+    /// Rank 0's number, known to both.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn agree(&mut self, mine: u64) -> Result<u64> {
+        let theirs = self.swap(mine)?;
+        Ok(if self.rank == 0 { mine } else { theirs })
+    }
+
+    /// What the hidden subcommand `name` does in a worker process: `work`, with the context that the environment
+    /// describes. The exit code.
+    pub(crate) fn main(name: &str, work: impl FnOnce(&mut Self) -> Result<()>) -> i32 {
+        match Self::from_environment() {
+            Ok(Some(worker)) => return worker.run(work),
+            Ok(None) => {
+                output::write_stderr(format_args!("`{name}` is how ferrite starts itself; it is no command of its own"))
+            }
+            Err(problem) => output::write_stderr(format_args!("{problem}")),
+        }
+        NOT_STARTED
+    }
+
+    /// Does the work and reports to the parent how it ended; the process's exit code.
+    pub fn run(mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> i32 {
+        let outcome = work(&mut self);
+        let message = match &outcome {
+            Ok(()) => WorkerMessage::Done,
+            Err(problem) => WorkerMessage::Failed {
+                message: problem.to_string(),
+                peer_gone: matches!(problem, Error::PeerGone),
+                wrong: problem.is_wrong(),
+            },
+        };
+        if let Err(problem) = self.send_message(&message) {
+            output::write_stderr(format_args!("{problem}"));
+        }
+        i32::from(outcome.is_err())
+    }
+}
+
+/// The contents of [`WORKER_VARIABLE`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StartInfo {
+    pub(crate) rank: usize,
+    pub(crate) control: RawFd,
+    pub(crate) peer: RawFd,
+    pub(crate) silence: Duration,
+    pub(crate) cpu: Option<usize>,
+    pub(crate) pages: Option<RawFd>,
+}
+
+impl StartInfo {
+    fn parse(text: &str) -> Option<Self> {
+        let words: Vec<&str> = text.split(':').collect();
+        let [rank, control, peer, silence, cpu, pages] = words[..] else {
+            return None;
+        };
+        Some(Self {
+            rank: rank.parse().ok().filter(|rank| *rank < 2)?,
+            control: control.parse().ok()?,
+            peer: peer.parse().ok()?,
+            silence: Duration::from_millis(silence.parse().ok()?),
+            cpu: optional(cpu)?,
+            pages: optional(pages)?,
+        })
+    }
+
+    pub(crate) fn print(&self) -> String {
+        let Self { rank, control, peer, silence, cpu, pages } = self;
+        let word = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+        let (cpu, pages) = (word(cpu.map(|n| n.to_string())), word(pages.map(|n| n.to_string())));
+        format!("{rank}:{control}:{peer}:{}:{cpu}:{pages}", silence.as_millis())
+    }
+}
+
+/// A number, or nothing for `-`; `None` for anything else.
+fn optional<T: std::str::FromStr>(word: &str) -> Option<Option<T>> {
+    if word == "-" { Some(None) } else { word.parse().ok().map(Some) }
+}
+
+fn peer_gone(problem: std::io::Error) -> Error {
+    log::debug!("the line to the peer: {problem}");
+    Error::PeerGone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_survives_the_environment() {
+        for (cpu, pages) in [(None, Some(11)), (Some(7), None)] {
+            let worker = StartInfo { rank: 1, control: 5, peer: 9, silence: Duration::from_millis(1500), cpu, pages };
+            assert_eq!(StartInfo::parse(&worker.print()), Some(worker));
+        }
+        for wrong in ["", "2:3:4:5:-:-", "0:3:4", "0:x:4:5:-:-", "0:1:2:3:-", "0:1:2:3:-:-:9", "0:1:2:3:4:x"] {
+            assert_eq!(StartInfo::parse(wrong), None, "{wrong}");
+        }
+    }
+}

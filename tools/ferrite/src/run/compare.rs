@@ -1,0 +1,250 @@
+//! A against B: verified first, then measured in turn, each time in fresh processes.
+//!
+//! Nothing but the transport may differ between a session of A and one of B. Buffers lie in the same pages in all sessions
+//! ([`crate::pair::pages`]). A repetition is a session of A, one of B and one of A again, in an order that changes: over six
+//! repetitions each has each place twice, and each comes right after each of the others three times. So what a place or
+//! a predecessor does, and what drifts, does the same to both. The ratio of A's two sessions is what the machine alone
+//! does to such a ratio.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::error::{Error, Result};
+use crate::measure::plan::{Job, Scope, Task};
+use crate::nccl::library::Source;
+use crate::pair::pages::Pages;
+use crate::results::machine::Machine;
+use crate::results::record::{Record, SCHEMA};
+use crate::results::run::Run;
+use crate::results::side::Side;
+use crate::results::{file_hash, rows};
+use crate::run::progress::Progress;
+use crate::run::session::{Runner, Session};
+use crate::verbs::libibverbs::Verbs;
+use crate::version;
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub(crate) struct CompareRequest {
+    /// A, and B for a comparison.
+    pub(crate) sources: Vec<Source>,
+    /// The libibverbs.
+    pub(crate) verbs: Verbs,
+    /// Device index of each rank.
+    pub(crate) devices: [Option<usize>; 2],
+    /// How thorough.
+    pub(crate) scope: Scope,
+    /// The command line, for the record.
+    pub(crate) command: Vec<String>,
+}
+
+/// The orders of six repetitions, the last followed by the first again.
+const ORDERS: [[&str; 3]; 6] =
+    [["A", "B", "A2"], ["A", "A2", "B"], ["A2", "B", "A"], ["B", "A", "A2"], ["B", "A2", "A"], ["A2", "A", "B"]];
+
+/// The order of the sessions: repetition and side (`A`, `B`, `A2`), for one or two sources.
+pub(crate) fn order(sources: usize, repetitions: usize) -> Vec<(usize, &'static str)> {
+    let round = |repetition: usize| if sources < 2 { &["A"][..] } else { &ORDERS[repetition % ORDERS.len()][..] };
+    (0..repetitions).flat_map(|repetition| round(repetition).iter().map(move |side| (repetition, *side))).collect()
+}
+
+/// A verification reports some steps of its own, so it counts as several.
+const STEPS_OF_A_CHECK: usize = 12;
+
+/// Runs it all. An interrupt after the first repetition ends it with what there is: see [`Record::complete`].
+///
+/// # Errors
+/// Whatever makes the run invalid: a worker's failure, a refused identity, wrong data; [`Error::Interrupted`].
+pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
+    let start = Instant::now();
+    let machine = Machine::here();
+    request.verbs.clean_stale();
+    let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let order = order(request.sources.len(), request.scope.repetitions);
+    let steps = request.sources.len() * STEPS_OF_A_CHECK + order.len() * request.scope.measuring().len();
+    let mut progress = Progress::new(steps as u64);
+    let outcome = verify(request, runner, &mut progress)
+        .and_then(|sides| measure(request, runner, &sides, &order, &mut progress).map(|sessions| (sides, sessions)));
+    progress.finish();
+    let (sides, sessions) = outcome?;
+    sides.iter().try_for_each(require_same_file)?;
+    let settings = request.verbs.settings().into_iter();
+    let (rows, groups) = rows::rows(&sessions);
+    Ok(Record {
+        schema: SCHEMA.into(),
+        tool: version::text(),
+        complete: sessions.len() == order.len(),
+        command: request.command.clone(),
+        started_unix,
+        seconds: start.elapsed().as_secs_f64(),
+        machine,
+        verbs: request.verbs.clone(),
+        settings: settings.map(|(name, value)| (name.into(), value.to_string_lossy().into_owned())).collect(),
+        scope: request.scope.clone(),
+        rows,
+        groups,
+        sides,
+        sessions,
+    })
+}
+
+/// Verifies each side in a pair of its own, in fresh memory.
+fn verify(request: &CompareRequest, runner: &Runner, progress: &mut Progress) -> Result<Vec<Side>> {
+    let mut sides = Vec::new();
+    for (source, label) in request.sources.iter().zip(["A", "B"]) {
+        progress.phase(format!("verifying {label}"));
+        let session = one(request, runner, source, &request.scope.verifying(), progress)?;
+        let side = Side::new(label, source, &session.loaded, session.checks)?;
+        require_right_data(&side)?;
+        sides.push(side);
+        progress.reach((sides.len() * STEPS_OF_A_CHECK) as u64);
+    }
+    require_same_device(&sides)?;
+    Ok(sides)
+}
+
+/// Runs the sessions in order, all in the same memory. After an interrupt, those that have run, if a repetition is
+/// complete.
+fn measure(
+    request: &CompareRequest,
+    runner: &Runner,
+    sides: &[Side],
+    order: &[(usize, &str)],
+    progress: &mut Progress,
+) -> Result<Vec<Run>> {
+    let runner = Runner { pages: Some(Pages::of_both_ranks()?), ..runner.clone() };
+    let measuring = request.scope.measuring();
+    let mut sessions = Vec::new();
+    for (repetition, label) in order {
+        let side = &sides[usize::from(*label == "B")];
+        progress.phase(format!("{label} {}/{}", repetition + 1, request.scope.repetitions));
+        let session = match one(request, &runner, &side.source, &measuring, progress) {
+            Err(Error::Interrupted) if *repetition > 0 => return Ok(sessions),
+            session => session?,
+        };
+        require_same_side(side, &session)?;
+        sessions.push(Run {
+            side: (*label).into(),
+            repetition: *repetition,
+            seconds: session.seconds,
+            samples: session.samples,
+            traffic: session.traffic,
+        });
+        progress.reach((sides.len() * STEPS_OF_A_CHECK + sessions.len() * measuring.len()) as u64);
+    }
+    Ok(sessions)
+}
+
+fn one(
+    request: &CompareRequest,
+    runner: &Runner,
+    source: &Source,
+    tasks: &[Task],
+    progress: &mut Progress,
+) -> Result<Session> {
+    let job = Job {
+        source: source.clone(),
+        verbs: request.verbs.clone(),
+        devices: request.devices,
+        fused: false,
+        slice_ms: request.scope.slice_ms,
+        tasks: tasks.to_vec(),
+    };
+    runner.run(&job, &mut |what| progress.step(what))
+}
+
+fn require_right_data(side: &Side) -> Result<()> {
+    let wrong: u64 = side.checks.iter().map(|check| check.wrong).sum();
+    let faults: Vec<&str> = side.checks.iter().filter_map(|check| check.fault.as_deref()).collect();
+    if wrong == 0 {
+        return Ok(());
+    }
+    const SHOWN: usize = 8;
+    Err(Error::Data(format!(
+        "{} = {}: {wrong} faults in {} messages, the first of each kind and size:\n  {}{}",
+        side.label,
+        side.title(),
+        side.checked(),
+        faults[..faults.len().min(SHOWN)].join("\n  "),
+        if faults.len() > SHOWN { "\n  …" } else { "" }
+    )))
+}
+
+/// A and B have to use the same ports, or they are not compared.
+fn require_same_device(sides: &[Side]) -> Result<()> {
+    let [a, b] = sides else { return Ok(()) };
+    if a.identity.file == b.identity.file && a.identity.symbol == b.identity.symbol {
+        return Err(Error::Refused(format!(
+            "A and B are the same: {} of {}",
+            a.identity.symbol,
+            a.identity.file.display()
+        )));
+    }
+    if !a.verbs.is_empty() && !b.verbs.is_empty() && a.verbs != b.verbs {
+        return Err(Error::Refused(format!("A uses {:?} and B uses {:?}", a.verbs, b.verbs)));
+    }
+    for rank in 0..2 {
+        let (left, right) = (&a.devices[rank], &b.devices[rank]);
+        // Some pass the GUID on as the device gives it, in network order, and some as a number.
+        let same_card = left.guid == right.guid || left.guid == right.guid.swap_bytes();
+        if !same_card || left.port != right.port {
+            return Err(Error::Refused(format!(
+                "rank {rank} uses {} port {} (guid {:#x}) with A and {} port {} (guid {:#x}) with B; \
+                 --dev0 and --dev1 choose the devices",
+                left.name, left.port, left.guid, right.name, right.port, right.guid
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A library that is built anew in the middle of a run makes two things of one side.
+fn require_same_file(side: &Side) -> Result<()> {
+    let now = file_hash::sha256(&side.identity.file)?;
+    if now == side.sha256 {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "{} = {} was replaced during the run: its sha256 was {} and is {now}",
+        side.label,
+        side.identity.file.display(),
+        side.sha256
+    )))
+}
+
+/// What was verified is what is measured.
+fn require_same_side(side: &Side, session: &Session) -> Result<()> {
+    let loaded = &session.loaded[0];
+    if loaded.identity == side.identity && loaded.verbs == side.verbs {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "{} was {:?} when it was verified and is {:?} now",
+        side.label, side.identity, loaded.identity
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_side_has_each_place_and_each_predecessor_equally_often() {
+        let order = order(2, 24);
+        assert_eq!(order.len(), 72);
+        let count = |wanted: &dyn Fn(usize) -> bool| (0..order.len()).filter(|at| wanted(*at)).count();
+        for side in ["A", "B", "A2"] {
+            for place in 0..3 {
+                assert_eq!(count(&|at| order[at].1 == side && at % 3 == place), 8, "{side} in place {place}");
+            }
+            for before in ["A", "B", "A2"] {
+                // The first session comes after none; the table is closed when it is taken to follow the last.
+                let follows = count(&|at| order[at].1 == side && order[(at + 71) % 72].1 == before);
+                assert_eq!(follows, if side == before { 0 } else { 12 }, "{side} after {before}");
+            }
+        }
+        for (at, (repetition, _)) in order.iter().enumerate() {
+            assert_eq!(*repetition, at / 3);
+        }
+        assert_eq!(super::order(1, 2), [(0, "A"), (1, "A")]);
+    }
+}

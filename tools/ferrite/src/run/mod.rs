@@ -1,0 +1,16 @@
+//! Runs: pairs of worker processes, from one to many.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `worker`, `worker_report` | the worker process, and what it reports |
+//! | `session` | one pair of workers from start to end |
+//! | `verification` | one transport, every byte checked, over one connection, two connections and fused devices |
+//! | `compare` | A against B: verified, then measured in turn |
+//! | `progress` | the progress bar |
+
+pub(crate) mod compare;
+pub(crate) mod progress;
+pub(crate) mod session;
+pub(crate) mod verification;
+pub(crate) mod worker;
+mod worker_report;

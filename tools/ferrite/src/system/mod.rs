@@ -1,0 +1,15 @@
+//! What this program asks of the operating system, for itself.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `host` | CPUs, limits, memory of this process |
+//! | `maps` | which files are mapped into this process |
+//! | `interrupt` | SIGINT |
+//! | `output` | stdout, stderr and files |
+//! | `dist` | where the project's built files lie |
+
+pub(crate) mod dist;
+pub(crate) mod host;
+pub(crate) mod interrupt;
+pub(crate) mod maps;
+pub(crate) mod output;

@@ -1,0 +1,59 @@
+//! What a run leaves: text on stdout and stderr, and files, whose places are tried before anything long begins.
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Writes text to stdout. A reader that went away is no reason to stop.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be written, such as to a full disk.
+pub(crate) fn write_stdout(text: &str) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(problem) if problem.kind() != ErrorKind::BrokenPipe => Err(Error::io("cannot write to stdout", problem)),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line to stderr. A reader that went away is no reason to stop, or to panic.
+pub(crate) fn write_stderr(line: std::fmt::Arguments<'_>) {
+    std::io::stderr().write_fmt(format_args!("{line}\n")).unwrap_or_default();
+}
+
+/// Writes a file.
+///
+/// # Errors
+/// [`Error::Io`] with its name.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|problem| cannot_write(path, problem))
+}
+
+/// Finds out whether [`write_file`] to this file will do, and leaves everything as it was.
+///
+/// # Errors
+/// [`Error::Io`] with its name.
+pub(crate) fn require_writable(path: &Path) -> Result<()> {
+    let was_there = path.exists();
+    OpenOptions::new().append(true).create(true).open(path).map_err(|problem| cannot_write(path, problem))?;
+    if !was_there {
+        std::fs::remove_file(path).map_err(|problem| cannot_write(path, problem))?;
+    }
+    Ok(())
+}
+
+/// As [`require_writable`], for some files of a folder, which is made.
+///
+/// # Errors
+/// [`Error::Io`] with the name of the folder or of the file.
+pub(crate) fn require_writable_in(folder: &Path, names: &[&str]) -> Result<()> {
+    std::fs::create_dir_all(folder)
+        .map_err(|problem| Error::io(format!("cannot create {}", folder.display()), problem))?;
+    names.iter().try_for_each(|name| require_writable(&folder.join(name)))
+}
+
+fn cannot_write(path: &Path, problem: std::io::Error) -> Error {
+    Error::io(format!("cannot write {}", path.display()), problem)
+}

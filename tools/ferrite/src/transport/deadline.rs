@@ -1,0 +1,84 @@
+//! Connections between the two processes of a pair, and waiting with a limit.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::transport::comm::Request;
+
+/// Looks at the clock, and lets another process have the CPU, once in so many polls: some tens of
+/// microseconds.
+const POLLS_PER_LOOK: u32 = 1 << 10;
+
+/// A limit for a loop that polls. Cheap: the clock is read rarely.
+#[derive(Debug)]
+pub struct Deadline {
+    what: &'static str,
+    limit: Duration,
+    start: Option<Instant>,
+    polls: u32,
+}
+
+impl Deadline {
+    /// Gives up `limit` after the first look at the clock.
+    pub fn new(what: &'static str, limit: Duration) -> Self {
+        Self { what, limit, start: None, polls: 0 }
+    }
+
+    /// To be called when a poll found nothing.
+    ///
+    /// # Errors
+    /// [`Error::Stalled`] past the limit.
+    #[inline]
+    pub fn idle(&mut self) -> Result<()> {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_LOOK) {
+            return self.look();
+        }
+        Ok(())
+    }
+
+    /// To be called when something was found: the limit counts anew.
+    #[inline]
+    pub fn progress(&mut self) {
+        self.start = None;
+    }
+
+    #[cold]
+    fn look(&mut self) -> Result<()> {
+        std::thread::yield_now();
+        let start = *self.start.get_or_insert_with(Instant::now);
+        if start.elapsed() > self.limit {
+            return Err(Error::Stalled { what: self.what.into(), after: self.limit });
+        }
+        Ok(())
+    }
+}
+
+/// Calls `post` until it gives a request.
+///
+/// # Errors
+/// Those of `post`; [`Error::Stalled`].
+pub fn posted<'c>(
+    deadline: &mut Deadline,
+    mut post: impl FnMut() -> Result<Option<Request<'c>>>,
+) -> Result<Request<'c>> {
+    loop {
+        if let Some(request) = post()? {
+            deadline.progress();
+            return Ok(request);
+        }
+        deadline.idle()?;
+    }
+}
+
+/// Tests until the request is done; the sizes are in the first places of `sizes`.
+///
+/// # Errors
+/// Those of the transport's `test`; [`Error::Stalled`].
+pub fn finished(deadline: &mut Deadline, mut request: Request<'_>, sizes: &mut [i32]) -> Result<()> {
+    while !request.test(sizes)? {
+        deadline.idle()?;
+    }
+    deadline.progress();
+    Ok(())
+}

@@ -1,0 +1,29 @@
+//! A transport's calls with Rust's types: ownership for what must be closed, results that name the call.
+//!
+//! ```text
+//! Transport ── listen ──> Listener ── accept ──> RecvComm ── register ──> Region
+//!     └─────── connect ──> SendComm ── register ──> Region      └ receive ──> Request
+//!                              └ send ──> Request
+//! ```
+//! A [`Region`](comm::Region) holds its communicator and its memory; a [`Request`](comm::Request) borrows its
+//! communicator. So deregistration comes before close, and no request is tested after it. Dropping a request forgets it
+//! (the operation goes on); dropping anything else closes it and logs a failure.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | [`instance`] | [`Transport`]: a loaded and initialised transport, and its devices |
+//! | [`buffer`] | host memory for registration |
+//! | [`comm`] | send and receive communicators, memory regions, requests |
+//! | [`listener`] | [`Listener`], [`Handle`], `listen` and `connect` |
+//! | [`deadline`] | polling with a time limit |
+//! | `local_conn` | a connection whose two ends are in this process |
+
+pub mod buffer;
+pub mod comm;
+pub mod deadline;
+pub mod instance;
+pub mod listener;
+pub(crate) mod local_conn;
+
+pub use instance::{Properties, Transport};
+pub use listener::{Handle, Listener};

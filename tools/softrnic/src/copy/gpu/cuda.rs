@@ -1,0 +1,250 @@
+//! The CUDA driver, as far as copies need it, found at run time.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Result of a driver call; 0 is success.
+pub(crate) type Code = c_uint;
+pub(crate) const SUCCESS: Code = 0;
+/// The work that an event stands for is not over.
+pub(crate) const NOT_READY: Code = 600;
+/// The driver has shut down, as it does at the end of a process.
+pub(crate) const DEINITIALIZED: Code = 4;
+const ALREADY_REGISTERED: Code = 712;
+
+const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
+const ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
+const MEMORY_TYPE_DEVICE: c_uint = 2;
+const STREAM_NON_BLOCKING: c_uint = 1;
+const EVENT_DISABLE_TIMING: c_uint = 2;
+const HOST_REGISTER_PORTABLE: c_uint = 1;
+const CAPTURE_MODE_RELAXED: c_int = 2;
+
+/// An opaque object of the driver.
+pub(crate) type Handle = *mut c_void;
+
+macro_rules! driver {
+    ($($field:ident: $symbol:literal ($($arg:ty),*);)*) => {
+        /// The driver's functions.
+        pub(crate) struct Cuda {
+            $($field: unsafe extern "C" fn($($arg),*) -> Code,)*
+        }
+
+        impl Cuda {
+            fn load(library: Handle) -> Option<Self> {
+                Some(Self { $($field: {
+                    // SAFETY: a valid handle and a C string.
+                    let found = unsafe { libc::dlsym(library, $symbol.as_ptr()) };
+                    if found.is_null() {
+                        return None;
+                    }
+                    // SAFETY: the driver's documented type of that symbol.
+                    unsafe { std::mem::transmute::<Handle, unsafe extern "C" fn($($arg),*) -> Code>(found) }
+                },)* })
+            }
+        }
+    };
+}
+
+driver! {
+    pointer_attribute: c"cuPointerGetAttribute" (*mut c_void, c_int, u64);
+    device_get: c"cuDeviceGet" (*mut c_int, c_int);
+    retain: c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
+    push: c"cuCtxPushCurrent_v2" (Handle);
+    pop: c"cuCtxPopCurrent_v2" (*mut Handle);
+    priorities: c"cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
+    stream_create: c"cuStreamCreateWithPriority" (*mut Handle, c_uint, c_int);
+    event_create: c"cuEventCreate" (*mut Handle, c_uint);
+    event_record: c"cuEventRecord" (Handle, Handle);
+    event_query: c"cuEventQuery" (Handle);
+    to_host: c"cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
+    to_device: c"cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle);
+    host_register: c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    allocate: c"cuMemAlloc_v2" (*mut u64, usize);
+    exchange_capture_mode: c"cuThreadExchangeStreamCaptureMode" (*mut c_int);
+    error_name: c"cuGetErrorName" (Code, *mut *const c_char);
+}
+
+impl std::fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cuda")
+    }
+}
+
+/// How many libraries this process has loaded so far.
+fn loads() -> u64 {
+    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _size: usize, loads: *mut c_void) -> c_int {
+        // SAFETY: the loader's own record, and the counter that was passed to it.
+        unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
+        1
+    }
+    let mut loads = 0u64;
+    // SAFETY: the function is called before this returns, with the counter.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loads).cast()) };
+    loads
+}
+
+/// Turns a result into an error.
+fn check(code: Code) -> Result<(), Code> {
+    if code == SUCCESS { Ok(()) } else { Err(code) }
+}
+
+impl Cuda {
+    /// The driver that this process uses already, if it does: a pointer to a GPU's memory can come from nowhere else.
+    pub(crate) fn in_use() -> Option<&'static Self> {
+        static DRIVER: OnceLock<Option<Cuda>> = OnceLock::new();
+        // Looking for what is not there goes over folders, and is done for each registration: so only after something was loaded.
+        static MISSED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+        let loads = loads();
+        if MISSED_AT.load(Relaxed) == loads {
+            return None;
+        }
+        // SAFETY: a C string; the library is only looked for, not loaded.
+        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        if library.is_null() {
+            MISSED_AT.store(loads, Relaxed);
+            return None;
+        }
+        DRIVER.get_or_init(|| Self::load(library)).as_ref()
+    }
+
+    /// The ordinal of the GPU whose memory is at `addr`; `None`: it is the host's, or nobody's.
+    pub(crate) fn owner_of(&self, addr: u64) -> Option<usize> {
+        let (mut kind, mut ordinal): (c_uint, c_int) = (0, -1);
+        // SAFETY: writes one integer each.
+        let codes = unsafe {
+            [
+                (self.pointer_attribute)((&raw mut kind).cast(), ATTRIBUTE_MEMORY_TYPE, addr),
+                (self.pointer_attribute)((&raw mut ordinal).cast(), ATTRIBUTE_DEVICE_ORDINAL, addr),
+            ]
+        };
+        let is_device = codes == [SUCCESS; 2] && kind == MEMORY_TYPE_DEVICE;
+        usize::try_from(ordinal).ok().filter(|_| is_device)
+    }
+
+    /// The primary context of a GPU, held for good.
+    pub(crate) fn primary_context(&self, ordinal: usize) -> Result<Handle, Code> {
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: writes one value each.
+        unsafe {
+            check((self.device_get)(&raw mut device, ordinal as c_int))?;
+            check((self.retain)(&raw mut context, device))?;
+        }
+        Ok(context)
+    }
+
+    /// Works in `context` from here on, until the guard is dropped; a capture of this thread's work is not disturbed.
+    pub(crate) fn enter(&'static self, context: Handle) -> Result<Entered, Code> {
+        let mut mode = CAPTURE_MODE_RELAXED;
+        // SAFETY: a context that is held for good; reads and writes one integer.
+        unsafe {
+            check((self.push)(context))?;
+            (self.exchange_capture_mode)(&raw mut mode);
+        }
+        Ok(Entered { cuda: self, mode })
+    }
+
+    /// A stream that neither waits for the application's nor holds them up. Inside a context.
+    pub(crate) fn stream(&self) -> Result<Handle, Code> {
+        let (mut least, mut greatest, mut stream) = (0, 0, std::ptr::null_mut());
+        // SAFETY: writes one value each.
+        unsafe {
+            check((self.priorities)(&raw mut least, &raw mut greatest))?;
+            check((self.stream_create)(&raw mut stream, STREAM_NON_BLOCKING, greatest))?;
+        }
+        Ok(stream)
+    }
+
+    /// An event. Inside a context.
+    pub(crate) fn event(&self) -> Result<Handle, Code> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: writes one value.
+        check(unsafe { (self.event_create)(&raw mut event, EVENT_DISABLE_TIMING) })?;
+        Ok(event)
+    }
+
+    /// Has GPUs reach host memory without detours. Inside a context.
+    ///
+    /// # Safety
+    /// `[at, at + bytes)` stays mapped for good.
+    pub(crate) unsafe fn register(&self, at: *mut u8, bytes: usize) -> Result<(), Code> {
+        // SAFETY: by the caller.
+        match unsafe { (self.host_register)(at.cast(), bytes, HOST_REGISTER_PORTABLE) } {
+            ALREADY_REGISTERED => Ok(()),
+            code => check(code),
+        }
+    }
+
+    /// `bytes` of the GPU's memory. Inside a context.
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<u64, Code> {
+        let mut at = 0;
+        // SAFETY: writes one value.
+        check(unsafe { (self.allocate)(&raw mut at, bytes) })?;
+        Ok(at)
+    }
+
+    /// Begins a copy from the GPU to `stage` (out) or back, which is over when `event` is. Inside a context.
+    ///
+    /// # Safety
+    /// Both ranges stay valid until the event is over.
+    pub(crate) unsafe fn copy(
+        &self,
+        (addr, bytes): (u64, usize),
+        stage: *mut u8,
+        is_out: bool,
+        stream: Handle,
+        event: Handle,
+    ) -> Result<(), Code> {
+        // SAFETY: by the caller.
+        unsafe {
+            check(if is_out {
+                (self.to_host)(stage.cast(), addr, bytes, stream)
+            } else {
+                (self.to_device)(addr, stage.cast(), bytes, stream)
+            })?;
+            check((self.event_record)(event, stream))
+        }
+    }
+
+    /// Whether what `event` stands for is over.
+    pub(crate) fn is_over(&self, event: Handle) -> Result<bool, Code> {
+        // SAFETY: an event that is never destroyed.
+        match unsafe { (self.event_query)(event) } {
+            SUCCESS => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(code),
+        }
+    }
+
+    /// What the driver calls a result.
+    pub(crate) fn name(&self, code: Code) -> String {
+        let mut name = std::ptr::null();
+        // SAFETY: writes one pointer, to a string of the driver's own.
+        let is_known = unsafe { (self.error_name)(code, &raw mut name) } == SUCCESS && !name.is_null();
+        if !is_known {
+            return format!("CUDA error {code}");
+        }
+        // SAFETY: not null (checked), and a C string.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
+}
+
+/// This thread works in a context.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    cuda: &'static Cuda,
+    mode: c_int,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: undoes what `enter` did; writes one value.
+        unsafe {
+            (self.cuda.exchange_capture_mode)(&raw mut self.mode);
+            (self.cuda.pop)(&raw mut context);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Memory that can be registered: the host's, or a GPU's, as a GPUDirect NIC would; and copies between it and the stage.
+
+mod card;
+mod cuda;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::copy::piece::{CopyError, Direction, Piece};
+use crate::copy::transfer::{copy_plain, copy_words};
+use crate::copy::vector::line_step;
+use crate::host::errno::last_errno;
+use crate::host::stderr;
+use crate::process::fabric::Fabric;
+use card::Flight;
+use cuda::{Code, Cuda, DEINITIALIZED};
+
+/// A range that an application wants to register by its address. `Ok`: its `MrSlot::gpu`; EFAULT where that is not possible.
+pub(crate) fn find(fabric: &Fabric, addr: u64) -> Result<u32, i32> {
+    match Cuda::in_use().and_then(|cuda| Some((cuda, cuda.owner_of(addr)?))) {
+        None => Ok(0),
+        Some((cuda, ordinal)) if fabric.settings.gpu.by_address => make_ready(fabric, cuda, ordinal),
+        // No page of it is the host's.
+        Some(_) => Err(libc::EFAULT),
+    }
+}
+
+/// The same by the dma-buf `fd`, whose address as the application knows it is `addr`. EBADF for no descriptor: that is
+/// how support is probed.
+pub(crate) fn find_dmabuf(fabric: &Fabric, fd: i32, addr: u64) -> Result<u32, i32> {
+    if !fabric.settings.gpu.by_dmabuf {
+        return Err(libc::EOPNOTSUPP);
+    }
+    // SAFETY: no memory is involved.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(libc::EBADF);
+    }
+    let owner = Cuda::in_use().and_then(|cuda| Some((cuda, cuda.owner_of(addr)?)));
+    let Some((cuda, ordinal)) = owner else {
+        stderr::say(format_args!(
+            "a dma-buf can be registered only if its iova is the address of a GPU's memory in this process; {addr:#x} is not"
+        ));
+        return Err(libc::EOPNOTSUPP);
+    };
+    make_ready(fabric, cuda, ordinal)
+}
+
+fn make_ready(fabric: &Fabric, cuda: &'static Cuda, ordinal: usize) -> Result<u32, i32> {
+    fabric.open_stage()?;
+    card::make_ready(fabric, cuda, ordinal).map(|_| ordinal as u32 + 1).map_err(|what| {
+        stderr::say(format_args!("{what}"));
+        libc::EIO
+    })
+}
+
+/// A copy that a GPU has been asked for.
+#[derive(Debug)]
+pub(crate) struct Ticket(Flight<'static>);
+
+impl Ticket {
+    pub(crate) fn is_done(&self) -> Result<bool, CopyError> {
+        self.0.is_over().map_err(|code| failed(self.0.card(), code))
+    }
+}
+
+fn failed(card: &card::Card, code: Code) -> CopyError {
+    if code == DEINITIALIZED {
+        // The process is about to end.
+        return CopyError::Gone;
+    }
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Relaxed) {
+        stderr::say(format_args!("a copy of a GPU's memory failed: {}", card.name_of(code)));
+    }
+    CopyError::LocalFault
+}
+
+/// Copies `piece` to the stage (out) or the stage's bytes to it (in). A GPU only begins to: the ticket says when it is over.
+pub(crate) fn copy(
+    piece: &Piece,
+    direction: Direction,
+    stage: *mut u8,
+    by_lines: bool,
+) -> Result<Option<Ticket>, CopyError> {
+    let Some(ordinal) = piece.gpu.checked_sub(1) else {
+        return copy_host(piece, direction, stage, by_lines && direction == Direction::In).map(|()| None);
+    };
+    let card = card::get(ordinal as usize).ok_or(CopyError::LocalFault)?;
+    // SAFETY: the memory is registered, and deregistration waits for copies under way; the stage is never unmapped,
+    // and whoever holds the ticket holds the stage's slot.
+    let flight = unsafe { card.begin((piece.addr, piece.len as usize), direction, stage) };
+    flight.map(|flight| Some(Ticket(flight))).map_err(|code| failed(card, code))
+}
+
+/// Through the kernel, which notices memory that is no longer there; where that is forbidden, directly. By lines: the
+/// last word of each line of 128 bytes after all before it.
+fn copy_host(piece: &Piece, direction: Direction, stage: *mut u8, by_lines: bool) -> Result<(), CopyError> {
+    static IS_FORBIDDEN: AtomicBool = AtomicBool::new(false);
+    let part = |addr: u64, len: u64| libc::iovec { iov_base: addr as *mut _, iov_len: len as usize };
+    let mut done = 0;
+    while !IS_FORBIDDEN.load(Relaxed) && done < piece.len {
+        let (addr, left) = (piece.addr + done, piece.len - done);
+        let len = if by_lines { line_step(addr).min(left) } else { left };
+        let (theirs, ours) = (part(addr, len), part(stage as u64 + done, len));
+        let call = if direction == Direction::Out { libc::process_vm_readv } else { libc::process_vm_writev };
+        // SAFETY: the stage has as many bytes (the caller's part fits it); the kernel checks the other address, which
+        // was registered for this access.
+        let rc = unsafe { call(libc::getpid(), &raw const ours, 1, &raw const theirs, 1, 0) };
+        match rc {
+            1.. => done += rc as u64,
+            _ if last_errno() == libc::EFAULT => return Err(CopyError::LocalFault),
+            _ => IS_FORBIDDEN.store(true, Relaxed),
+        }
+    }
+    if done < piece.len {
+        let (ours, stage) = ((piece.addr + done) as *mut u8, stage.wrapping_add(done as usize));
+        let (from, to) = if direction == Direction::Out { (ours, stage) } else { (stage, ours) };
+        // SAFETY: registered by this application for this access and still registered; that it keeps it mapped
+        // until then is its side of the verbs contract.
+        unsafe {
+            let copy = if by_lines { copy_words } else { copy_plain };
+            copy(from, to, (piece.len - done) as usize);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! The hook of the engine that injects the faults of the rules in force.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use crate::engine::fault_hook::{Fault, FaultHook};
+use crate::faults::apply::apply;
+use crate::faults::connection::{Connection, RulesByConnection};
+use crate::faults::matching::{Transmission, match_rule, salt};
+use crate::faults::{call, trace};
+use crate::network::port_id::PortId;
+use crate::objects::qp::Qp;
+use crate::objects::send_queue::SendQueue;
+use crate::process::fabric::Fabric;
+use crate::rules::action::ActionKind;
+
+/// Injects faults by the rules in the fabric.
+#[derive(Debug)]
+pub(crate) struct Injector {
+    fabric: &'static Fabric,
+    rules: RulesByConnection,
+}
+
+impl Injector {
+    pub(crate) fn new(fabric: &'static Fabric) -> Self {
+        Self { fabric, rules: RulesByConnection::default() }
+    }
+
+    #[cold]
+    fn find_fault(&self, qp: &Qp, queue: &SendQueue, epoch: u32) -> Option<Fault> {
+        let peer = queue.link.peer;
+        let flow = qp.slot.flow.load(Relaxed);
+        let connection = Connection { from: qp.port(), to: PortId::of_name(peer), flow };
+        let rules = self.rules.of(self.fabric, epoch, connection);
+        if rules.is_empty() {
+            return None;
+        }
+        let sent = Transmission {
+            path: u64::from(flow) << 32 | (qp.name() >> 32) << 16 | peer >> 32,
+            number: queue.number(),
+            attempt: queue.head.attempts(),
+            opcode: queue.request(queue.executed).0.opcode,
+        };
+        let seed = self.fabric.header().seed.load(Relaxed);
+        let is_over = |kind: ActionKind| kind == ActionKind::Delay && queue.head.is_delayed;
+        let mut rules = rules.iter();
+        let (_, id, action) =
+            *rules.find(|(rule, id, action)| !is_over(action.kind) && match_rule(rule, *id, seed, &sent))?;
+        qp.slot.sent.faults.store(qp.slot.sent.faults.load(Relaxed) + 1, Relaxed);
+        trace::write(self.fabric, &connection, &sent, action);
+        apply(qp, action, salt(id, seed, &sent))
+    }
+}
+
+impl FaultHook for Injector {
+    #[inline]
+    fn on_transmission(&self, qp: &Qp, queue: &SendQueue) -> Option<Fault> {
+        let epoch = self.fabric.header().rules_epoch.load(Acquire);
+        // 0: there have never been any rules.
+        if epoch == 0 { None } else { self.find_fault(qp, queue, epoch) }
+    }
+
+    fn on_modify_qp(&self, from: PortId, to: PortId) -> Result<(), i32> {
+        call::modify_qp(self.fabric, from, to)
+    }
+
+    fn on_reg_mr(&self, device: usize) -> Result<(), i32> {
+        call::reg_mr(self.fabric, device)
+    }
+}

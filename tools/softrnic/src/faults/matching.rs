@@ -1,0 +1,68 @@
+//! Whether a rule applies to a message.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::shm::slots::RuleSlot;
+
+/// A message that is transmitted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transmission {
+    /// Ports and number of the connection in one word.
+    pub(crate) path: u64,
+    /// Number of the message on its connection, from 1.
+    pub(crate) number: u64,
+    /// Number of the transmission, from 0.
+    pub(crate) attempt: u32,
+    /// `ibv_wr_opcode`.
+    pub(crate) opcode: u32,
+}
+
+/// Whether rule `id` applies to the transmission. If so, it is counted.
+pub(crate) fn match_rule(rule: &RuleSlot, id: u32, seed: u64, sent: &Transmission) -> bool {
+    rule.id.load(Relaxed) == id
+        && rule.opcodes.load(Relaxed) & 1 << sent.opcode.min(31) != 0
+        && sent.attempt < rule.attempts.load(Relaxed)
+        && is_chosen(rule, sent.number)
+        && is_drawn(rule, id, seed, sent)
+        && count_hit(rule)
+}
+
+/// A random number for what a rule does to the message.
+pub(crate) fn salt(id: u32, seed: u64, sent: &Transmission) -> u64 {
+    random(seed, &[sent.path, sent.number, u64::from(id), 1])
+}
+
+/// Whether `number` is among the rule's messages.
+pub(crate) fn is_chosen(rule: &RuleSlot, number: u64) -> bool {
+    let first = rule.first.load(Relaxed);
+    let every = rule.every.load(Relaxed).max(1);
+    (first..=rule.last.load(Relaxed)).contains(&number) && (number - first).is_multiple_of(every)
+}
+
+fn is_drawn(rule: &RuleSlot, id: u32, seed: u64, sent: &Transmission) -> bool {
+    let chance = rule.chance.load(Relaxed);
+    if chance == u64::MAX {
+        return true;
+    }
+    random(seed, &[sent.path, sent.number, u64::from(id), u64::from(sent.attempt) << 1]) >> 32 < chance
+}
+
+/// Counts a hit; false if the rule has had all of its own.
+fn count_hit(rule: &RuleSlot) -> bool {
+    let before = rule.hits.fetch_add(1, Relaxed);
+    let times = rule.times.load(Relaxed);
+    times == 0 || before < u64::from(times)
+}
+
+/// A number that depends on nothing but its arguments, and on every bit of them.
+fn random(seed: u64, words: &[u64]) -> u64 {
+    words.iter().fold(mix(seed), |state, word| mix(state ^ mix(*word)))
+}
+
+/// The finaliser of splitmix64.
+fn mix(word: u64) -> u64 {
+    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}

@@ -1,0 +1,280 @@
+//! What the devices of a fabric are like. The first process decides; those that come later adopt it, or are refused.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::host::env;
+use crate::limits::{DEVICES, PORTS};
+use crate::network::link::{self, LINK_ETHERNET, LINK_INFINIBAND, LINK_UNSPECIFIED};
+use crate::network::port_id;
+use crate::shm::slots::{Header, TOPOLOGY_WORDS};
+
+/// What is settled for the whole fabric, in the order of [`RULES`].
+#[derive(Clone, Copy, Debug)]
+enum Key {
+    Devices,
+    Ports,
+    Card,
+    Link,
+    Gids,
+    Speed,
+    Mtu,
+}
+
+/// What may be said about one [`Key`].
+struct KeyRule {
+    word: &'static str,
+    default: &'static str,
+    allowed: &'static str,
+    is_per_port: bool,
+    parse: fn(&str) -> Option<u32>,
+}
+
+const KEYS: usize = 7;
+
+const RULES: [KeyRule; KEYS] = [
+    KeyRule {
+        word: "devices",
+        default: "2",
+        allowed: "a number from 1 to 8",
+        is_per_port: false,
+        parse: |text| one_of(text, 1..=DEVICES as u32),
+    },
+    KeyRule {
+        word: "ports",
+        default: "1",
+        allowed: "a number from 1 to 2",
+        is_per_port: false,
+        parse: |text| one_of(text, 1..=PORTS as u32),
+    },
+    KeyRule {
+        word: "card",
+        default: "1",
+        allowed: "a number from 1 to 2 (devices on one card)",
+        is_per_port: false,
+        parse: |text| one_of(text, 1..=2),
+    },
+    KeyRule {
+        word: "link",
+        default: "roce",
+        allowed: "roce, ib or unspecified",
+        is_per_port: true,
+        parse: |text| match text {
+            "roce" => Some(LINK_ETHERNET),
+            "ib" => Some(LINK_INFINIBAND),
+            "unspecified" => Some(LINK_UNSPECIFIED),
+            _ => None,
+        },
+    },
+    KeyRule {
+        word: "gids",
+        default: "plain",
+        allowed: "plain or rich",
+        is_per_port: false,
+        parse: |text| ["plain", "rich"].iter().position(|w| *w == text).map(|i| i as u32),
+    },
+    KeyRule {
+        word: "speed",
+        default: "400",
+        allowed: "5, 10, 20, 25, 40, 50, 56, 100, 200, 400 or 800 (Gb/s)",
+        is_per_port: true,
+        parse: |text| one_of(text, 1..=800).map(|gbps| gbps * 10).filter(|&s| link::signalling(s).is_some()),
+    },
+    KeyRule {
+        word: "mtu",
+        default: "4096",
+        allowed: "256, 512, 1024, 2048 or 4096",
+        is_per_port: true,
+        parse: |text| one_of(text, 256..=4096).and_then(link::mtu_code),
+    },
+];
+
+fn one_of(text: &str, allowed: impl Iterator<Item = u32>) -> Option<u32> {
+    let number: u32 = text.parse().ok()?;
+    allowed.into_iter().find(|&n| n == number)
+}
+
+impl KeyRule {
+    fn variable(&self) -> String {
+        format!("SOFTRNIC_{}", self.word.to_uppercase())
+    }
+}
+
+/// What was said about one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Value {
+    text: String,
+    /// For every port that could exist.
+    of: [[u32; PORTS]; DEVICES],
+    /// Ports that were named: device, port.
+    named: Vec<(usize, u32)>,
+}
+
+impl Value {
+    /// The value that `text` says. Per port: one for all, then exceptions, such as `400,softrnic1/2=100`.
+    fn parse(rule: &KeyRule, text: &str) -> Option<Self> {
+        let mut value = Self { text: text.to_owned(), of: [[0; PORTS]; DEVICES], named: Vec::new() };
+        let mut parts = text.split(',').peekable();
+        let all = parts.next_if(|part| !part.contains('=')).unwrap_or(rule.default);
+        value.of = [[(rule.parse)(all)?; PORTS]; DEVICES];
+        for exception in parts {
+            let (name, own) = exception.split_once('=').filter(|_| rule.is_per_port)?;
+            let (device, port) = port_id::parse_name(name)?;
+            value.of[device][port as usize - 1] = (rule.parse)(own)?;
+            value.named.push((device, port));
+        }
+        Some(value)
+    }
+}
+
+/// What the environment requests of the topology; mostly nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Requested([Option<Value>; KEYS]);
+
+impl Requested {
+    /// The error is a sentence that names the variable, its value and what is allowed.
+    pub(crate) fn from_env() -> Result<Self, String> {
+        let mut requested = Self::default();
+        for (rule, said) in RULES.iter().zip(&mut requested.0) {
+            let variable = rule.variable();
+            let Some(text) = env::text(&variable)? else { continue };
+            let value = Value::parse(rule, &text);
+            let exceptions = if rule.is_per_port { ", and exceptions as in \"…,softrnic1/2=…\"" } else { "" };
+            let complain = || format!("{variable}={text:?}: must be {}{exceptions}", rule.allowed);
+            *said = Some(value.ok_or_else(complain)?);
+        }
+        Ok(requested)
+    }
+}
+
+/// What the devices are like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Topology([Value; KEYS]);
+
+impl Topology {
+    /// What the first process of a fabric decides: what it requests, and the defaults.
+    pub(crate) fn decide(requested: &Requested) -> Result<Self, String> {
+        let mut text = String::new();
+        for (rule, said) in RULES.iter().zip(&requested.0) {
+            let value = said.as_ref().map_or(rule.default, |v| &v.text);
+            text.push_str(&format!("{}={value} ", rule.word));
+        }
+        let topology = Self::parse(text.trim_end()).ok_or("the topology of the devices cannot be written down")?;
+        topology.check_names(requested)?;
+        if text.len() > TOPOLOGY_WORDS * 8 {
+            return Err("SOFTRNIC_LINK, SOFTRNIC_SPEED and SOFTRNIC_MTU are too long together".to_owned());
+        }
+        Ok(topology)
+    }
+
+    /// Whether a process that requests this may join; if not, a sentence.
+    pub(crate) fn admit(&self, requested: &Requested, fabric: &str) -> Result<(), String> {
+        self.check_names(requested)?;
+        for ((rule, said), is) in RULES.iter().zip(&requested.0).zip(&self.0) {
+            let Some(said) = said else { continue };
+            if self.places().any(|(device, port)| said.of[device][port] != is.of[device][port]) {
+                return Err(format!(
+                    "{}={:?}: fabric {fabric} is in use with {:?}; unset it, or set SOFTRNIC_FABRIC to another name",
+                    rule.variable(),
+                    said.text,
+                    is.text
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Exceptions for ports that do not exist are mistakes.
+    fn check_names(&self, requested: &Requested) -> Result<(), String> {
+        for (rule, said) in RULES.iter().zip(&requested.0) {
+            let Some(said) = said else { continue };
+            let is_absent = |&&(device, port): &&(usize, u32)| device >= self.devices() || port > self.ports();
+            if let Some((device, port)) = said.named.iter().find(is_absent) {
+                let (devices, ports) = (self.devices(), self.ports());
+                return Err(format!(
+                    "{}={:?}: there is no softrnic{device}/{port} among {devices} device(s) with {ports} port(s) each",
+                    rule.variable(),
+                    said.text
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Device and port index of every port there is.
+    fn places(&self) -> impl Iterator<Item = (usize, usize)> {
+        let ports = self.ports() as usize;
+        (0..self.devices()).flat_map(move |device| (0..ports).map(move |port| (device, port)))
+    }
+
+    fn all(&self, key: Key) -> u32 {
+        self.0[key as usize].of[0][0]
+    }
+
+    fn at(&self, key: Key, device: usize, port: u32) -> u32 {
+        self.0[key as usize].of[device][port as usize - 1]
+    }
+
+    pub(crate) fn devices(&self) -> usize {
+        self.all(Key::Devices) as usize
+    }
+
+    /// Ports of each device.
+    pub(crate) fn ports(&self) -> u32 {
+        self.all(Key::Ports)
+    }
+
+    /// Devices on one card.
+    pub(crate) fn devices_on_card(&self) -> usize {
+        self.all(Key::Card) as usize
+    }
+
+    pub(crate) fn has_rich_gids(&self) -> bool {
+        self.all(Key::Gids) != 0
+    }
+
+    pub(crate) fn link_layer(&self, device: usize, port: u32) -> u32 {
+        self.at(Key::Link, device, port)
+    }
+
+    /// In units of 100 Mb/s.
+    pub(crate) fn speed(&self, device: usize, port: u32) -> u32 {
+        self.at(Key::Speed, device, port)
+    }
+
+    /// As `ibv_mtu`.
+    pub(crate) fn mtu(&self, device: usize, port: u32) -> u32 {
+        self.at(Key::Mtu, device, port)
+    }
+
+    fn text(&self) -> String {
+        let parts = RULES.iter().zip(&self.0).map(|(rule, value)| format!("{}={}", rule.word, value.text));
+        parts.collect::<Vec<_>>().join(" ")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut values = Vec::new();
+        for (rule, part) in RULES.iter().zip(text.split(' ')) {
+            let (word, said) = part.split_once('=')?;
+            values.push(Value::parse(rule, said).filter(|_| word == rule.word)?);
+        }
+        Some(Self(values.try_into().ok()?))
+    }
+
+    /// Writes it into the file.
+    pub(crate) fn store(&self, header: &Header) {
+        let text = self.text();
+        for (word, bytes) in header.topology[1..].iter().zip(text.as_bytes().chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(whole), SeqCst);
+        }
+        header.topology[0].store(text.len() as u64, SeqCst);
+    }
+
+    /// What the file says; `None` if nobody has written it yet.
+    pub(crate) fn load(header: &Header) -> Option<Self> {
+        let length = usize::try_from(header.topology[0].load(SeqCst)).ok()?;
+        let bytes: Vec<u8> = header.topology[1..].iter().flat_map(|word| word.load(SeqCst).to_le_bytes()).collect();
+        Self::parse(std::str::from_utf8(bytes.get(..length)?).ok()?)
+    }
+}

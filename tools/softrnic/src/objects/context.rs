@@ -1,0 +1,99 @@
+//! An open device.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::abi::types::{self, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot};
+use crate::host::fd_queue::FdQueue;
+use crate::objects::device::Device;
+use crate::process::fabric::Fabric;
+use crate::shm::slots::PortSlot;
+
+/// An asynchronous event on its way to the application.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    /// The application's `ibv_qp*` or `ibv_cq*`, or the number of a port.
+    pub(crate) element: usize,
+    pub(crate) kind: u32,
+}
+
+/// What the application holds as `ibv_context*` is `verbs.context`.
+#[repr(C)]
+pub(crate) struct Context {
+    verbs: VerbsContext,
+    pub(crate) fabric: &'static Fabric,
+    pub(crate) device: &'static Device,
+    pub(crate) events: FdQueue<Event>,
+    /// Logged events up to this number have been passed on.
+    heard: AtomicU64,
+}
+
+// SAFETY: the raw pointers inside are to statics; the rest synchronises itself.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// The functions that inlined wrappers reach through the context.
+pub(crate) struct Ops {
+    pub(crate) poll_cq: usize,
+    pub(crate) req_notify_cq: usize,
+    pub(crate) post_send: usize,
+    pub(crate) post_recv: usize,
+    pub(crate) query_port: usize,
+    pub(crate) query_device: usize,
+}
+
+impl Context {
+    pub(crate) fn open(fabric: &'static Fabric, device: &'static Device, ops: &Ops) -> Result<Arc<Self>, i32> {
+        if fabric.is_failed(device.index) {
+            return Err(libc::EIO);
+        }
+        let events = FdQueue::new()?;
+        let mut table = [0; 32];
+        table[op_slot::POLL_CQ] = ops.poll_cq;
+        table[op_slot::REQ_NOTIFY_CQ] = ops.req_notify_cq;
+        table[op_slot::POST_SEND] = ops.post_send;
+        table[op_slot::POST_RECV] = ops.post_recv;
+        let context = types::Context {
+            device: device.as_abi(),
+            ops: table,
+            cmd_fd: -1,
+            async_fd: events.fd(),
+            num_comp_vectors: 1,
+            mutex: [0; 5],
+            // "This is a verbs_context".
+            abi_compat: usize::MAX,
+        };
+        let mut verbs = VerbsContext { lead: [0; LEAD_SIZE + 1], context };
+        verbs.lead[LEAD_SIZE] = size_of::<VerbsContext>();
+        verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
+        verbs.lead[LEAD_QUERY_DEVICE_EX] = ops.query_device;
+        let heard = AtomicU64::new(fabric.header().event_count.load(SeqCst));
+        Ok(Arc::new(Self { verbs, fabric, device, events, heard }))
+    }
+
+    /// For the service thread: passes on the events of this device.
+    pub(crate) fn deliver(&self) {
+        let (logged, count) = self.fabric.events_since(self.heard.load(SeqCst));
+        self.heard.store(count, SeqCst);
+        for one in logged.iter().filter(|one| one.port.device == self.device.index) {
+            self.events.push(Event { element: one.port.port as usize, kind: one.kind });
+        }
+    }
+
+    /// Port `port` of the device; EINVAL if it has none of that number.
+    pub(crate) fn port(&self, port: u32) -> Result<&'static PortSlot, i32> {
+        let exists = (1..=self.fabric.topology.ports()).contains(&port);
+        if exists { Ok(self.fabric.port(self.device.index, port)) } else { Err(libc::EINVAL) }
+    }
+
+    pub(crate) fn as_abi(&self) -> *mut types::Context {
+        (&raw const self.verbs.context).cast_mut()
+    }
+
+    /// The start of the object that holds the application's context.
+    pub(crate) fn container(context: *const types::Context) -> *const Self {
+        context.cast::<u8>().wrapping_sub(std::mem::offset_of!(VerbsContext, context)).cast()
+    }
+}

@@ -1,0 +1,224 @@
+//! Completion queues.
+//!
+//! A CQ holds no completions. They stay in the rings of its QPs, which have one producer each, and the CQ holds what
+//! all producers share: a doorbell with a bit per QP, and two counters to notice an overrun.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::abi::consts::event;
+use crate::abi::types::{self, Wc};
+use crate::host::lock::lock;
+use crate::objects::channel::Channel;
+use crate::objects::context::Context;
+use crate::shm::layout::Table;
+use crate::shm::slots::{CqSlot, armed};
+
+/// A queue pair, as its completion queues see it.
+pub(crate) trait CompletionSource: Send + Sync {
+    /// Moves completions that concern `cq` into `out`, from `taken` on. True if something is left.
+    fn drain(&self, cq: &Cq, out: &mut [MaybeUninit<Wc>], taken: &mut usize) -> bool;
+
+    /// The completion queue has overrun: the queue pair fails.
+    fn fail(&self);
+}
+
+/// What the application holds as `ibv_cq*` is its first field.
+#[repr(C)]
+pub(crate) struct Cq {
+    abi: types::Cq,
+    pub(crate) context: Arc<Context>,
+    pub(crate) slot: &'static CqSlot,
+    pub(crate) index: u32,
+    channel: Option<&'static Channel>,
+    /// Its queue pairs by number; bit `number % 64` of the doorbell is theirs.
+    sources: Mutex<Vec<Option<Arc<dyn CompletionSource>>>>,
+    /// Doorbell bits taken but not worked off.
+    carry: AtomicU64,
+    /// Events given to the application, to be acknowledged before the CQ goes.
+    pub(crate) comp_events: AtomicU32,
+    pub(crate) async_events: AtomicU32,
+    acked: (Mutex<()>, Condvar),
+}
+
+impl std::fmt::Debug for Cq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cq").field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: `abi` is written once but for its atomics; the rest synchronises itself.
+unsafe impl Send for Cq {}
+// SAFETY: as above.
+unsafe impl Sync for Cq {}
+
+impl Cq {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        cqe: u32,
+        cq_context: *mut std::ffi::c_void,
+        channel: Option<&'static Channel>,
+    ) -> Result<Arc<Self>, i32> {
+        let (fabric, device) = (context.fabric, context.device.index);
+        // Like the common hardware: a power of two less one.
+        let capacity = (cqe + 1).next_power_of_two() - 1;
+        let control = fabric.file.control();
+        let index = fabric.claim(&control, Table::Cq, device, fabric.settings.max_cq)?;
+        let slot = fabric.cq(device, index);
+        slot.capacity.store(capacity, SeqCst);
+        for word in [&slot.bell, &slot.pushed, &slot.polled] {
+            word.store(0, SeqCst);
+        }
+        for word in [&slot.dead, &slot.events, &slot.armed] {
+            word.store(0, SeqCst);
+        }
+        drop(control);
+        let abi = types::Cq {
+            context: context.as_abi(),
+            channel: channel.map_or(std::ptr::null_mut(), Channel::as_abi),
+            cq_context,
+            handle: index,
+            cqe: capacity as i32,
+            mutex: [0; 5],
+            cond: [0; 6],
+            comp_events_completed: AtomicU32::new(0),
+            async_events_completed: AtomicU32::new(0),
+        };
+        if let Some(channel) = channel {
+            channel.users.fetch_add(1, SeqCst);
+        }
+        Ok(Arc::new(Self {
+            abi,
+            context,
+            slot,
+            index,
+            channel,
+            sources: Mutex::default(),
+            carry: AtomicU64::new(0),
+            comp_events: AtomicU32::new(0),
+            async_events: AtomicU32::new(0),
+            acked: Default::default(),
+        }))
+    }
+
+    pub(crate) fn as_abi(&self) -> *mut types::Cq {
+        (&raw const self.abi).cast_mut()
+    }
+
+    /// Adds a queue pair; returns its number here.
+    pub(crate) fn add(&self, source: Arc<dyn CompletionSource>) -> u32 {
+        let mut sources = lock(&self.sources);
+        let free = sources.iter().position(Option::is_none).unwrap_or_else(|| {
+            sources.push(None);
+            sources.len() - 1
+        });
+        sources[free] = Some(source);
+        free as u32
+    }
+
+    /// Runs `work` while nobody polls this CQ.
+    pub(crate) fn while_not_polled<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _sources = lock(&self.sources);
+        work()
+    }
+
+    /// Removes queue pair number `number`.
+    pub(crate) fn remove(&self, number: u32) {
+        if let Some(source) = lock(&self.sources).get_mut(number as usize) {
+            *source = None;
+        }
+    }
+
+    /// Takes completions that are there; returns how many.
+    pub(crate) fn poll(&self, out: &mut [MaybeUninit<Wc>]) -> usize {
+        if self.slot.bell.load(Relaxed) == 0 && self.carry.load(Relaxed) == 0 {
+            return 0;
+        }
+        let sources = lock(&self.sources);
+        let mut bits = self.carry.load(Relaxed) | self.slot.bell.swap(0, Acquire);
+        let (mut keep, mut taken) = (0, 0);
+        while bits != 0 {
+            if taken == out.len() {
+                keep |= bits;
+                break;
+            }
+            let bit = bits.trailing_zeros();
+            bits &= bits - 1;
+            for source in sources.iter().skip(bit as usize).step_by(64).flatten() {
+                if source.drain(self, out, &mut taken) {
+                    keep |= 1 << bit;
+                }
+            }
+        }
+        self.carry.store(keep, Relaxed);
+        if taken != 0 {
+            self.slot.polled.fetch_add(taken as u64, SeqCst);
+        }
+        taken
+    }
+
+    /// Whether it has queue pairs.
+    pub(crate) fn is_in_use(&self) -> bool {
+        lock(&self.sources).iter().any(Option::is_some)
+    }
+
+    /// Takes this CQ out of the fabric. It has no queue pairs, and the service thread does not know it any more.
+    pub(crate) fn destroy(&self) {
+        let fabric = self.context.fabric;
+        let me = self.as_abi() as usize;
+        self.context.events.purge(|e| e.element == me);
+        if let Some(channel) = self.channel {
+            channel.tokens.purge(|&token| token == me);
+            channel.users.fetch_sub(1, SeqCst);
+        }
+        self.await_acks();
+        let control = fabric.file.control();
+        fabric.free(&control, Table::Cq, self.context.device.index, self.index);
+    }
+
+    fn await_acks(&self) {
+        let mut guard = lock(&self.acked.0);
+        while self.abi.comp_events_completed.load(SeqCst) != self.comp_events.load(SeqCst)
+            || self.abi.async_events_completed.load(SeqCst) != self.async_events.load(SeqCst)
+        {
+            guard = self.acked.1.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    pub(crate) fn ack_comp_events(&self, count: u32) {
+        let _guard = lock(&self.acked.0);
+        self.abi.comp_events_completed.fetch_add(count, SeqCst);
+        self.acked.1.notify_all();
+    }
+
+    pub(crate) fn ack_async_event(&self) {
+        let _guard = lock(&self.acked.0);
+        self.abi.async_events_completed.fetch_add(1, SeqCst);
+        self.acked.1.notify_all();
+    }
+
+    /// Asks for a notification of the next completion.
+    pub(crate) fn arm(&self, is_for_any: bool) {
+        let bit = if is_for_any { armed::FOR_ANY } else { armed::FOR_SOLICITED };
+        // What is to be told of an arm before this one is told.
+        self.slot.armed.fetch_and(armed::TELL, SeqCst);
+        self.slot.armed.fetch_or(bit, SeqCst);
+    }
+
+    /// For the service thread: passes on what producers asked to be told.
+    pub(crate) fn deliver(&self) {
+        if self.slot.events.swap(0, SeqCst) != 0 {
+            lock(&self.sources).iter().flatten().for_each(|source| source.fail());
+            self.context
+                .events
+                .push(crate::objects::context::Event { element: self.as_abi() as usize, kind: event::CQ_ERR });
+        }
+        if self.slot.armed.fetch_and(!armed::TELL, SeqCst) & armed::TELL != 0
+            && let Some(channel) = self.channel
+        {
+            channel.tokens.push(self.as_abi() as usize);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The devices: names and attributes. The same in every process of a fabric.
+
+use std::ffi::c_char;
+use std::sync::OnceLock;
+
+use crate::abi::types::{self, DeviceAttr};
+use crate::limits::{DEVICES, MAX_CQE, MAX_READS, MAX_SGE};
+use crate::network::gid;
+use crate::network::topology::Topology;
+use crate::process::settings::Settings;
+use crate::shm::layout::Table;
+
+/// `0xf00000`: in no vendor's range.
+const VENDOR_ID: u32 = 0x00f0_0000;
+
+/// What the application holds as `ibv_device*`. Never freed.
+#[repr(C)]
+pub(crate) struct Device {
+    abi: types::Device,
+    /// Some libraries look just past the public struct.
+    _zero: [u64; 8],
+    pub(crate) index: usize,
+}
+
+/// All devices that could exist; the settings say how many do.
+pub(crate) fn all() -> &'static [Device; DEVICES] {
+    static ALL: OnceLock<Box<[Device; DEVICES]>> = OnceLock::new();
+    ALL.get_or_init(|| Box::new(std::array::from_fn(Device::new)))
+}
+
+impl Device {
+    fn new(index: usize) -> Self {
+        let abi = types::Device {
+            ops: [0; 2],
+            node_type: 1,
+            transport_type: 0,
+            name: c_text(&format!("softrnic{index}")),
+            dev_name: c_text(&format!("softverbs{index}")),
+            dev_path: c_text(""),
+            ibdev_path: c_text(""),
+        };
+        Self { abi, _zero: [0; 8], index }
+    }
+
+    /// The device behind an application's pointer.
+    ///
+    /// # Safety
+    /// `device` comes from our device list.
+    pub(crate) unsafe fn from_abi<'a>(device: *const types::Device) -> &'a Self {
+        // SAFETY: the caller's pointer is one of `all()`, whose first field it is.
+        unsafe { &*device.cast::<Self>() }
+    }
+
+    pub(crate) fn as_abi(&self) -> *mut types::Device {
+        (&raw const self.abi).cast_mut()
+    }
+
+    pub(crate) fn name(&self) -> *const c_char {
+        self.abi.name.as_ptr()
+    }
+
+    /// The node GUID, network order in memory.
+    pub(crate) fn guid(&self) -> u64 {
+        gid::guid(self.index, 0)
+    }
+
+    pub(crate) fn attributes(&self, settings: &Settings, topology: &Topology) -> DeviceAttr {
+        let capacity = |table: Table| table.capacity() as i32;
+        DeviceAttr {
+            fw_ver: c_text(env!("CARGO_PKG_VERSION")),
+            node_guid: self.guid(),
+            sys_image_guid: gid::card_guid(topology.devices_on_card(), self.index),
+            max_mr_size: u64::MAX >> 1,
+            page_size_cap: 0xffff_f000,
+            vendor_id: VENDOR_ID,
+            vendor_part_id: 0,
+            hw_ver: 0,
+            max_qp: settings.max_qp.min(capacity(Table::Qp) as u32) as i32,
+            max_qp_wr: settings.max_qp_wr as i32,
+            device_cap_flags: 0,
+            max_sge: MAX_SGE as i32,
+            max_sge_rd: MAX_SGE as i32,
+            max_cq: settings.max_cq as i32,
+            max_cqe: MAX_CQE as i32,
+            max_mr: settings.max_mr as i32,
+            max_pd: 1 << 20,
+            max_qp_rd_atom: i32::from(MAX_READS),
+            max_ee_rd_atom: 0,
+            max_res_rd_atom: i32::from(MAX_READS) * capacity(Table::Qp),
+            max_qp_init_rd_atom: i32::from(MAX_READS),
+            max_ee_init_rd_atom: 0,
+            atomic_cap: 1,
+            absent: [0; 14],
+            max_pkeys: 1,
+            local_ca_ack_delay: 0,
+            phys_port_cnt: topology.ports() as u8,
+        }
+    }
+}
+
+fn c_text<const N: usize>(text: &str) -> [c_char; N] {
+    let mut out = [0; N];
+    for (to, from) in out.iter_mut().zip(text.bytes().take(N - 1)) {
+        *to = from as c_char;
+    }
+    out
+}

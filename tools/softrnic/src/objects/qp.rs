@@ -1,0 +1,388 @@
+//! Queue pairs: their state, their receive queue, their completions.
+
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+
+use crate::abi::consts::{Status, event, qp_state, qp_type};
+use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
+use crate::host::lock::lock;
+use crate::limits::{MAX_SGE, QPS};
+use crate::network::port_id::PortId;
+use crate::objects::context::Event;
+use crate::objects::cq::{CompletionSource, Cq};
+use crate::objects::pd::Pd;
+use crate::objects::send_queue::{SendQueue, entries};
+use crate::objects::send_ring::SendRing;
+use crate::process::fabric::Fabric;
+use crate::process::settings::{InlineExcess, Settings};
+use crate::remote::completion;
+use crate::shm::layout::Table;
+use crate::shm::recv_ring::{Received, RecvRing};
+use crate::shm::slots::{NO_PEER, QpSlot};
+
+/// What the application holds as `ibv_qp*` is its first field.
+#[repr(C)]
+pub(crate) struct Qp {
+    pub(crate) abi: types::Qp,
+    pub(crate) this: Weak<Self>,
+    pub(crate) fabric: &'static Fabric,
+    pub(crate) device: usize,
+    pub(crate) pd: Arc<Pd>,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    pub(crate) slot: &'static QpSlot,
+    index: u32,
+    pub(crate) cap: QpCap,
+    pub(crate) signal_all: bool,
+    /// What `ibv_query_qp` reports.
+    pub(crate) attributes: Mutex<QpAttr>,
+    pub(crate) send: Mutex<SendQueue>,
+    pub(crate) send_ring: SendRing,
+    /// Options of enhanced connection establishment.
+    pub(crate) ece: AtomicU32,
+    /// Serialises posting of receives, flushing and reset.
+    pub(crate) recv: Mutex<()>,
+    recv_ring: RecvRing,
+    recv_polled: AtomicU64,
+    /// Asynchronous events given to the application, to be acknowledged before the QP goes.
+    pub(crate) async_events: AtomicU32,
+    acked: (Mutex<()>, Condvar),
+}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Qp").field("qpn", &self.abi.qp_num).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: `abi` is written once but for its atomics; the rest synchronises itself.
+unsafe impl Send for Qp {}
+// SAFETY: as above.
+unsafe impl Sync for Qp {}
+
+/// What `ibv_create_qp` asks for.
+pub(crate) struct QpRequest {
+    pub(crate) qp_context: *mut std::ffi::c_void,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    pub(crate) cap: QpCap,
+    pub(crate) qp_type: i32,
+    pub(crate) signal_all: bool,
+}
+
+impl Qp {
+    /// The errno value of a refusal may be 0: errno stays as it was.
+    pub(crate) fn create(pd: &Arc<Pd>, requested: QpRequest) -> Result<Arc<Self>, i32> {
+        let (fabric, device) = (pd.context.fabric, pd.context.device.index);
+        if requested.qp_type != qp_type::RC && requested.qp_type != qp_type::UC {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let cap = grant(&fabric.settings, requested.cap)?;
+        let (index, slot) = claim_slot(fabric, device, pd, &requested)?;
+        let qpn = slot.qpn.load(SeqCst);
+        let abi = types::Qp {
+            context: pd.context.as_abi(),
+            qp_context: requested.qp_context,
+            pd: pd.as_abi(),
+            send_cq: requested.send_cq.as_abi(),
+            recv_cq: requested.recv_cq.as_abi(),
+            srq: std::ptr::null_mut(),
+            handle: index,
+            qp_num: qpn,
+            state: AtomicU32::new(qp_state::RESET),
+            qp_type: requested.qp_type,
+            mutex: [0; 5],
+            cond: [0; 6],
+            events_completed: AtomicU32::new(0),
+        };
+        let Some(recv_ring) = RecvRing::of(fabric, slot) else { return Err(libc::EIO) };
+        pd.users.fetch_add(1, SeqCst);
+        Ok(Arc::new_cyclic(|this| Self {
+            abi,
+            this: Weak::clone(this),
+            fabric,
+            device,
+            pd: Arc::clone(pd),
+            send_cq: requested.send_cq,
+            recv_cq: requested.recv_cq,
+            slot,
+            index,
+            cap,
+            signal_all: requested.signal_all,
+            attributes: Mutex::new(QpAttr { cap, port_num: 1, ..QpAttr::default() }),
+            send: Mutex::new(SendQueue::new(&cap)),
+            send_ring: SendRing::new(entries(&cap)),
+            ece: AtomicU32::new(fabric.settings.ece),
+            recv: Mutex::default(),
+            recv_ring,
+            recv_polled: AtomicU64::new(0),
+            async_events: AtomicU32::new(0),
+            acked: Default::default(),
+        }))
+    }
+
+    /// Enters it into its completion queues, as `source`.
+    pub(crate) fn join_cqs(&self, source: Arc<dyn CompletionSource>) {
+        let send = self.send_cq.add(Arc::clone(&source));
+        let recv = if Arc::ptr_eq(&self.send_cq, &self.recv_cq) { send } else { self.recv_cq.add(source) };
+        self.slot.send_bit.store(send, SeqCst);
+        self.slot.recv_bit.store(recv, SeqCst);
+    }
+
+    /// Takes it out of its completion queues.
+    pub(crate) fn leave_cqs(&self) {
+        self.send_cq.remove(self.slot.send_bit.load(SeqCst));
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            self.recv_cq.remove(self.slot.recv_bit.load(SeqCst));
+        }
+    }
+
+    pub(crate) fn as_abi(&self) -> *mut types::Qp {
+        (&raw const self.abi).cast_mut()
+    }
+
+    /// How peers name this QP, see `QpSlot::peer`.
+    #[inline]
+    pub(crate) fn name(&self) -> u64 {
+        self.port().qp_name(self.abi.qp_num)
+    }
+
+    #[inline]
+    pub(crate) fn is_uc(&self) -> bool {
+        self.abi.qp_type == qp_type::UC
+    }
+
+    /// The port it is bound to.
+    #[inline]
+    pub(crate) fn port(&self) -> PortId {
+        PortId { device: self.device, port: self.slot.port.load(Relaxed) }
+    }
+
+    /// Puts one receive into the queue. Call with `recv` locked.
+    pub(crate) fn fill_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
+        if self.slot.state.load(SeqCst) == qp_state::RESET || sges.len() > self.cap.max_recv_sge as usize {
+            return Err(libc::EINVAL);
+        }
+        let posted = self.slot.posted.load(Relaxed);
+        if posted - self.recv_polled.load(Acquire) >= u64::from(self.cap.max_recv_wr) {
+            return Err(libc::ENOMEM);
+        }
+        self.recv_ring.fill(posted, wr_id, sges);
+        // Pairs with the visitor's load: the entry is complete before it is counted.
+        self.slot.posted.store(posted + 1, SeqCst);
+        Ok(())
+    }
+
+    /// Whether the table entry is still this queue pair's. Call with `recv` locked, for it to stay so.
+    pub(crate) fn is_in_fabric(&self) -> bool {
+        self.slot.qpn.load(SeqCst) == self.abi.qp_num
+    }
+
+    /// Completes the posted receives as flushed. No peer is in the queue pair. Call with `recv` locked.
+    pub(crate) fn flush_recv(&self) {
+        let posted = self.slot.posted.load(Relaxed);
+        let flushed = Received { status: Status::Flush as u32, ..Received::default() };
+        for at in self.slot.done.load(Acquire)..posted {
+            if !completion::admit(self.fabric, self.recv_cq.slot) {
+                break;
+            }
+            self.recv_ring.finish(self.slot, at, &flushed);
+            completion::announce(self.fabric, self.recv_cq.slot, self.slot.recv_bit.load(Relaxed), true);
+        }
+    }
+
+    /// Has the next poll of the receive CQ look at this QP.
+    pub(crate) fn ring_recv(&self) {
+        self.recv_cq.slot.bell.fetch_or(1 << (self.slot.recv_bit.load(Relaxed) % 64), SeqCst);
+    }
+
+    /// Moves the completions that concern `cq` into `out`. True if something is left. Call under that CQ's lock.
+    pub(crate) fn take_completions(&self, cq: &Cq, out: &mut [MaybeUninit<Wc>], taken: &mut usize) -> bool {
+        let mut is_left = false;
+        if std::ptr::eq(&raw const *self.send_cq, cq) {
+            while *taken < out.len()
+                && let Some(done) = self.send_ring.take()
+            {
+                out[*taken].write(self.wc(done.wr_id, done.status, done.opcode, done.byte_len));
+                *taken += 1;
+            }
+            is_left |= self.send_ring.has_more();
+        }
+        if std::ptr::eq(&raw const *self.recv_cq, cq) {
+            let mut at = self.recv_polled.load(Relaxed);
+            while *taken < out.len()
+                && let Some((wr_id, got)) = self.recv_ring.take(self.slot, at)
+            {
+                out[*taken].write(self.recv_wc(wr_id, &got));
+                *taken += 1;
+                at += 1;
+            }
+            // Pairs with the load in `post_recv`: the entry may be overwritten now.
+            self.recv_polled.store(at, std::sync::atomic::Ordering::Release);
+            is_left |= at != self.slot.done.load(Acquire);
+        }
+        is_left
+    }
+
+    fn wc(&self, wr_id: u64, status: u32, opcode: u32, byte_len: u32) -> Wc {
+        let wc = Wc { wr_id, status, opcode, byte_len, qp_num: self.abi.qp_num, ..Wc::default() };
+        self.finish_wc(wc)
+    }
+
+    fn recv_wc(&self, wr_id: u64, got: &Received) -> Wc {
+        let peer = self.slot.peer.load(Relaxed);
+        let src_qp = if peer == NO_PEER { 0 } else { peer as u32 };
+        let (imm_data, wc_flags) = (got.imm, got.wc_flags);
+        self.finish_wc(Wc { imm_data, wc_flags, src_qp, ..self.wc(wr_id, got.status, got.opcode, got.byte_len) })
+    }
+
+    /// In a failed completion only four fields mean something; strict mode makes that visible.
+    fn finish_wc(&self, wc: Wc) -> Wc {
+        if wc.status == 0 {
+            return wc;
+        }
+        let (wr_id, status, qp_num) = (wc.wr_id, wc.status, wc.qp_num);
+        if !self.fabric.settings.strict {
+            return Wc { vendor_err: status, ..wc };
+        }
+        let junk = 0xdead_beef;
+        Wc {
+            wr_id,
+            status,
+            qp_num,
+            vendor_err: status,
+            opcode: junk,
+            byte_len: junk,
+            imm_data: junk,
+            src_qp: junk,
+            wc_flags: junk,
+            ..wc
+        }
+    }
+
+    /// Forgets all requests and completions. The state is RESET, and no peer is in the queue pair any more.
+    pub(crate) fn discard(&self) {
+        let send = || {
+            let mut send = lock(&self.send);
+            send.discard();
+            let thrown = self.send_ring.discard(send.posted);
+            self.send_cq.slot.polled.fetch_add(thrown, SeqCst);
+        };
+        let recv = || {
+            let _guard = lock(&self.recv);
+            let (done, posted) = (self.slot.done.load(SeqCst), self.slot.posted.load(SeqCst));
+            let thrown = done - self.recv_polled.load(SeqCst);
+            self.recv_cq.slot.polled.fetch_add(thrown, SeqCst);
+            self.slot.done.store(posted, SeqCst);
+            self.recv_polled.store(posted, SeqCst);
+        };
+        self.send_cq.while_not_polled(send);
+        self.recv_cq.while_not_polled(recv);
+    }
+
+    /// Gives the table entry back, when all events have been acknowledged. Nothing refers to it any more.
+    pub(crate) fn release(&self) {
+        let me = self.as_abi() as usize;
+        self.pd.context.events.purge(|e| e.element == me);
+        self.await_acks();
+        let control = self.fabric.file.control();
+        {
+            let _guard = lock(&self.recv);
+            self.fabric.free_qp(&control, self.device, self.index);
+        }
+        self.pd.users.fetch_sub(1, SeqCst);
+    }
+
+    fn await_acks(&self) {
+        let mut guard = lock(&self.acked.0);
+        while self.abi.events_completed.load(SeqCst) != self.async_events.load(SeqCst) {
+            guard = self.acked.1.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    pub(crate) fn ack_async_event(&self) {
+        let _guard = lock(&self.acked.0);
+        self.abi.events_completed.fetch_add(1, SeqCst);
+        self.acked.1.notify_all();
+    }
+
+    /// Leaves an event of this QP for the service thread.
+    pub(crate) fn tell_owner(&self, kind: u32) {
+        self.slot.events.fetch_or(1 << kind, SeqCst);
+        self.fabric.wake(self.fabric.me);
+    }
+
+    /// For the service thread: passes on the events that peers left here. True if one of them means an error.
+    pub(crate) fn deliver(&self) -> bool {
+        let events = self.slot.events.swap(0, SeqCst);
+        for kind in event::QP_FATAL..=event::SQ_DRAINED {
+            if events & 1 << kind != 0 {
+                self.pd.context.events.push(Event { element: self.as_abi() as usize, kind });
+            }
+        }
+        let fatal = 1 << event::QP_FATAL | 1 << event::QP_REQ_ERR | 1 << event::QP_ACCESS_ERR;
+        events & fatal != 0
+    }
+}
+
+/// What a queue pair gets that is to have `requested`; the errno value of a refusal, 0 for one that leaves errno as it was.
+fn grant(settings: &Settings, requested: QpCap) -> Result<QpCap, i32> {
+    let most = settings.max_qp_wr;
+    let is_too_much = requested.max_send_wr > most
+        || requested.max_recv_wr > most
+        || requested.max_send_sge > MAX_SGE
+        || requested.max_recv_sge > MAX_SGE;
+    if is_too_much {
+        return Err(libc::EINVAL);
+    }
+    if requested.max_inline_data <= settings.max_inline {
+        return Ok(requested);
+    }
+    match settings.inline_excess {
+        InlineExcess::Refuse => Err(libc::EINVAL),
+        InlineExcess::RefuseSilently => Err(0),
+        InlineExcess::Grant => Ok(QpCap { max_inline_data: settings.max_inline, ..requested }),
+    }
+}
+
+/// Takes a table entry and fills in what does not depend on the connection.
+fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, requested: &QpRequest) -> Result<(u32, &'static QpSlot), i32> {
+    let (mask, stride, bytes) = RecvRing::layout(&requested.cap);
+    let control = fabric.file.control();
+    let index = fabric.claim(&control, Table::Qp, device, fabric.settings.max_qp)?;
+    let slot = fabric.qp(device, index);
+    // What a former owner left must not pass for ours.
+    slot.ring_bytes.store(0, SeqCst);
+    slot.state.store(qp_state::RESET, SeqCst);
+    slot.peer.store(NO_PEER, SeqCst);
+    if !fabric.is_entered(slot) {
+        slot.busy.store(0, SeqCst);
+    }
+    let ring_at =
+        fabric.claim_ring(&control, bytes).inspect_err(|_| fabric.free(&control, Table::Qp, device, index))?;
+    slot.ring_at.store(ring_at, SeqCst);
+    slot.ring_bytes.store(bytes as u32, SeqCst);
+    slot.ring_mask.store(mask, SeqCst);
+    slot.ring_stride.store(stride, SeqCst);
+    slot.pd.store(pd.id, SeqCst);
+    slot.is_uc.store(u32::from(requested.qp_type == qp_type::UC), SeqCst);
+    slot.send_cq.store(requested.send_cq.index, SeqCst);
+    slot.recv_cq.store(requested.recv_cq.index, SeqCst);
+    slot.access.store(0, SeqCst);
+    slot.port.store(1, SeqCst);
+    slot.flow.store(0, SeqCst);
+    slot.expected_psn.store(0, SeqCst);
+    slot.events.store(0, SeqCst);
+    slot.established.store(0, SeqCst);
+    for count in slot.sent.all() {
+        count.store(0, Relaxed);
+    }
+    slot.done.store(0, SeqCst);
+    slot.posted.store(0, SeqCst);
+    let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1) % 4095 + 1;
+    slot.qpn.store(generation * QPS + index, SeqCst);
+    Ok((index, slot))
+}

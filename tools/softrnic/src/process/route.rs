@@ -1,0 +1,133 @@
+//! The way from a queue pair to its peer: which ports, by which addresses, and whether packets get through at present.
+
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+
+use crate::abi::types::{AhAttr, Gid};
+use crate::limits::PORTS;
+use crate::network::gid::{self, TypedGid};
+use crate::network::link;
+use crate::network::port_id::PortId;
+use crate::process::fabric::Fabric;
+use crate::shm::slots::{GIDS, NO_PEER, PortSlot};
+
+/// The global part of an address vector.
+#[derive(Clone, Copy, Debug)]
+struct Global {
+    index: usize,
+    source: TypedGid,
+    target: Gid,
+}
+
+/// A way through the network.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Route {
+    from: PortId,
+    /// `None`: leads nowhere.
+    to: Option<PortId>,
+    global: Option<Global>,
+    lid: u16,
+    mtu_bytes: u32,
+    /// The state of the network by which it was checked; see [`Header::changes`](crate::shm::slots::Header).
+    checked_at: u64,
+    /// Messages below this size get through.
+    limit: u64,
+}
+
+impl Route {
+    /// The way that an address vector describes. RoCE resolves the address, as the kernel does; InfiniBand believes it.
+    pub(crate) fn find(fabric: &Fabric, from: PortId, vector: &AhAttr) -> Result<Self, i32> {
+        if u32::from(vector.port_num) != from.port {
+            return Err(libc::EINVAL);
+        }
+        let mine = fabric.port(from.device, from.port);
+        let is_ib = mine.is_infiniband();
+        let mut route = Self { from, lid: vector.dlid, checked_at: u64::MAX, ..Self::default() };
+        if vector.is_global != 0 {
+            let index = usize::from(vector.sgid_index);
+            // The kernel tells an entry that is empty from one that there cannot be, whatever the device.
+            let source = mine.gid(index).ok_or(if index < GIDS { libc::ENODATA } else { libc::EINVAL })?;
+            let mut target = [0; 16];
+            target[..8].copy_from_slice(&vector.dgid[0].to_ne_bytes());
+            target[8..].copy_from_slice(&vector.dgid[1].to_ne_bytes());
+            route.global = Some(Global { index, source, target });
+        }
+        if is_ib {
+            let lid = u32::from(vector.dlid);
+            route.to = route.find_port(fabric, |slot| slot.is_infiniband() && slot.lid.load(SeqCst) == lid);
+            return Ok(route);
+        }
+        let global = route.global.ok_or(libc::EINVAL)?;
+        if gid::is_mapped(&global.source.gid) != gid::is_mapped(&global.target) {
+            return Err(libc::EINVAL);
+        }
+        route.to = route.find_port(fabric, |slot| !slot.is_infiniband() && slot.has_gid(&global.target));
+        // What address resolution says where nobody answers.
+        let theirs = route.to.map(|to| fabric.port(to.device, to.port)).ok_or(libc::ETIMEDOUT)?;
+        if mine.is_active() && theirs.is_active() { Ok(route) } else { Err(libc::ETIMEDOUT) }
+    }
+
+    fn find_port(&self, fabric: &Fabric, is_it: impl Fn(&PortSlot) -> bool) -> Option<PortId> {
+        let topology = &fabric.topology;
+        let all =
+            (0..topology.devices()).flat_map(|device| (1..=topology.ports()).map(move |port| PortId { device, port }));
+        all.into_iter().find(|port| is_it(fabric.port(port.device, port.port)))
+    }
+
+    /// The same way with packets of up to `mtu_bytes`.
+    pub(crate) fn with_mtu(self, mtu_bytes: u32) -> Self {
+        Self { mtu_bytes, checked_at: u64::MAX, ..self }
+    }
+
+    /// The name of the queue pair at its end.
+    pub(crate) fn peer(&self, qpn: u32) -> u64 {
+        self.to.map_or(NO_PEER, |to| to.qp_name(qpn))
+    }
+
+    /// Where it leads, if anywhere.
+    pub(crate) fn to(&self) -> Option<PortId> {
+        self.to
+    }
+
+    /// Numbers a new connection among those that go this way.
+    pub(crate) fn take_flow(&self, fabric: &Fabric) -> u32 {
+        let row = |end: PortId| end.device * PORTS + end.port as usize - 1;
+        self.to.map_or(0, |to| fabric.header().flows[row(self.from)][row(to)].fetch_add(1, SeqCst))
+    }
+
+    /// Checks the route anew if the network has changed since.
+    #[inline]
+    pub(crate) fn refresh(&mut self, fabric: &Fabric) {
+        if fabric.header().changes.load(Acquire) != self.checked_at {
+            self.check(fabric);
+        }
+    }
+
+    /// Whether a message of so many bytes gets through, by the last [`Self::refresh`].
+    #[inline]
+    pub(crate) fn carries(&self, bytes: u64) -> bool {
+        bytes < self.limit
+    }
+
+    #[cold]
+    fn check(&mut self, fabric: &Fabric) {
+        self.checked_at = fabric.header().changes.load(Acquire);
+        self.limit = 0;
+        let Some(to) = self.to else { return };
+        let (mine, theirs) = (fabric.port(self.from.device, self.from.port), fabric.port(to.device, to.port));
+        let is_up = mine.is_active()
+            && theirs.is_active()
+            && !fabric.is_failed(self.from.device)
+            && !fabric.is_failed(to.device);
+        let is_found = self.global.is_none_or(|global| {
+            // The sender's entry gives the wire format; the receiver looks for its address in that format.
+            let target = TypedGid { gid: global.target, kind: global.source.kind };
+            mine.gid(global.index) == Some(global.source) && theirs.answers_to(&target)
+        });
+        let is_near = !mine.is_infiniband() || theirs.lid.load(SeqCst) == u32::from(self.lid);
+        if is_up && is_found && is_near {
+            let narrowest = link::mtu_bytes(mine.mtu.load(SeqCst).min(theirs.mtu.load(SeqCst)));
+            // Packets are as large as both ends agreed; a port in between that takes only smaller ones drops them.
+            self.limit = if self.mtu_bytes <= narrowest { u64::MAX } else { u64::from(narrowest) + 1 };
+        }
+    }
+}

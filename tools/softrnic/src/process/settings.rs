@@ -1,0 +1,229 @@
+//! What the environment may say. Read once, when the process first touches the device list.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::host::env::text;
+use crate::limits::{CQS, MAX_INLINE, MAX_QP_WR, MRS, QPS};
+use crate::network::topology::Requested;
+
+/// Validated settings.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) shm_dir: PathBuf,
+    pub(crate) fabric: String,
+    pub(crate) requested: Requested,
+    pub(crate) quiet: bool,
+    pub(crate) strict: bool,
+    pub(crate) stat: bool,
+    /// How GPU memory can be registered.
+    pub(crate) gpu: GpuAccess,
+    /// Options of enhanced connection establishment that the devices have; 0: they know nothing of it.
+    pub(crate) ece: u32,
+    /// Copies are staged even where they could go directly.
+    pub(crate) staged: bool,
+    /// Writes to memory with relaxed ordering land in no order.
+    pub(crate) chaos: bool,
+    /// The last word of each aligned line of 128 bytes is written after all that precedes it in its message.
+    pub(crate) lines: bool,
+    /// Where to write down the faults that strike.
+    pub(crate) trace: Option<PathBuf>,
+    /// Fault rules that the fabric shall have, as text.
+    pub(crate) faults: Option<String>,
+    /// Seed of random decisions, if this process brings one.
+    pub(crate) seed: Option<u64>,
+    pub(crate) time_scale: f64,
+    pub(crate) max_qp: u32,
+    pub(crate) max_cq: u32,
+    pub(crate) max_mr: u32,
+    pub(crate) max_qp_wr: u32,
+    /// Most inline bytes of a work request.
+    pub(crate) max_inline: u32,
+    /// What becomes of a queue pair that is to have more.
+    pub(crate) inline_excess: InlineExcess,
+}
+
+/// How GPU memory can be registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GpuAccess {
+    /// By its address, as the nvidia-peermem module allows.
+    pub(crate) by_address: bool,
+    /// By a dma-buf.
+    pub(crate) by_dmabuf: bool,
+}
+
+/// What `ibv_create_qp` does when it is asked for more inline data than there can be. Drivers differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum InlineExcess {
+    /// Refuses with `EINVAL`.
+    #[default]
+    Refuse,
+    /// Refuses and leaves errno as it was.
+    RefuseSilently,
+    /// Makes the queue pair and grants as much as there can be.
+    Grant,
+}
+
+/// All variables that are read, here and for the [`Requested`].
+const KNOWN: &[&str] = &[
+    "SOFTRNIC_CARD",
+    "SOFTRNIC_CHAOS",
+    "SOFTRNIC_DEVICES",
+    "SOFTRNIC_FABRIC",
+    "SOFTRNIC_FAULTS",
+    "SOFTRNIC_GIDS",
+    "SOFTRNIC_GPU",
+    "SOFTRNIC_INLINE_EXCESS",
+    "SOFTRNIC_LINES",
+    "SOFTRNIC_LINK",
+    "SOFTRNIC_MAX_CQ",
+    "SOFTRNIC_MAX_INLINE",
+    "SOFTRNIC_MAX_MR",
+    "SOFTRNIC_MAX_QP",
+    "SOFTRNIC_MAX_QP_WR",
+    "SOFTRNIC_MTU",
+    "SOFTRNIC_PORTS",
+    "SOFTRNIC_QUIET",
+    "SOFTRNIC_SEED",
+    "SOFTRNIC_SHM_DIR",
+    "SOFTRNIC_SPEED",
+    "SOFTRNIC_STAGED",
+    "SOFTRNIC_STAT",
+    "SOFTRNIC_STRICT",
+    "SOFTRNIC_TIME_SCALE",
+    "SOFTRNIC_TRACE",
+];
+
+impl Settings {
+    /// For looking at a fabric from outside: nothing but where it is matters.
+    pub(crate) fn of_observer(shm_dir: &Path, fabric: &str) -> Self {
+        Self {
+            shm_dir: shm_dir.to_owned(),
+            fabric: fabric.to_owned(),
+            requested: Requested::default(),
+            quiet: true,
+            strict: false,
+            stat: false,
+            gpu: GpuAccess::default(),
+            ece: 0,
+            staged: false,
+            chaos: false,
+            lines: false,
+            trace: None,
+            faults: None,
+            seed: None,
+            time_scale: 1.0,
+            max_qp: QPS,
+            max_cq: CQS,
+            max_mr: MRS,
+            max_qp_wr: MAX_QP_WR,
+            max_inline: MAX_INLINE,
+            inline_excess: InlineExcess::default(),
+        }
+    }
+
+    /// Variables of the environment that begin like ours but are none: most likely misspelt.
+    pub(crate) fn unknown_variables() -> Vec<String> {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        // Tests of softrnic mark their processes in the same style.
+        let is_ours = |name: &String| name.strip_prefix("SOFTRNIC_").is_some_and(|rest| !rest.starts_with("TEST_"));
+        names.filter(is_ours).filter(|name| !KNOWN.contains(&name.as_str())).collect()
+    }
+
+    /// Reads the environment; the error is a sentence that names the variable, its value and what is allowed.
+    pub(crate) fn from_env() -> Result<Self, String> {
+        // SAFETY: geteuid has no preconditions.
+        let uid = unsafe { libc::geteuid() };
+        let shm_dir = text("SOFTRNIC_SHM_DIR")?.unwrap_or_else(|| "/dev/shm".to_owned());
+        if !shm_dir.starts_with('/') {
+            return Err(format!("SOFTRNIC_SHM_DIR={shm_dir}: must be an absolute path"));
+        }
+        let fabric = text("SOFTRNIC_FABRIC")?.unwrap_or_else(|| format!("softrnic-{uid}"));
+        if !is_plain_name(&fabric) {
+            return Err(format!(
+                "SOFTRNIC_FABRIC={fabric:?}: must be 1 to 64 of A-Z a-z 0-9 _ . - and neither \".\" nor \"..\""
+            ));
+        }
+        let time_scale = number("SOFTRNIC_TIME_SCALE", 1.0, 1e-6, 1e3)?;
+        Ok(Self {
+            shm_dir: shm_dir.into(),
+            fabric,
+            requested: Requested::from_env()?,
+            quiet: switch("SOFTRNIC_QUIET")?,
+            strict: switch("SOFTRNIC_STRICT")?,
+            stat: switch("SOFTRNIC_STAT")?,
+            gpu: gpu()?,
+            ece: number("SOFTRNIC_ECE", 0, 0, u32::MAX)?,
+            staged: switch("SOFTRNIC_STAGED")?,
+            chaos: switch("SOFTRNIC_CHAOS")?,
+            lines: switch("SOFTRNIC_LINES")?,
+            trace: text("SOFTRNIC_TRACE")?.map(Into::into),
+            faults: faults()?,
+            seed: text("SOFTRNIC_SEED")?.map(|_| number("SOFTRNIC_SEED", 0, 0, u64::MAX)).transpose()?,
+            time_scale,
+            max_qp: number("SOFTRNIC_MAX_QP", QPS, 1, QPS)?,
+            max_cq: number("SOFTRNIC_MAX_CQ", CQS, 1, CQS)?,
+            max_mr: number("SOFTRNIC_MAX_MR", MRS, 1, MRS)?,
+            max_qp_wr: number("SOFTRNIC_MAX_QP_WR", MAX_QP_WR, 1, MAX_QP_WR)?,
+            max_inline: number("SOFTRNIC_MAX_INLINE", MAX_INLINE, 0, MAX_INLINE)?,
+            inline_excess: inline_excess()?,
+        })
+    }
+}
+
+fn number<T: FromStr + PartialOrd + Display>(name: &str, default: T, low: T, high: T) -> Result<T, String> {
+    let Some(value) = text(name)? else { return Ok(default) };
+    match value.parse::<T>() {
+        Ok(parsed) if parsed >= low && parsed <= high => Ok(parsed),
+        _ => Err(format!("{name}={value:?}: must be a number from {low} to {high}")),
+    }
+}
+
+/// `SOFTRNIC_FAULTS`: rules, or `@` and the path of a file with rules.
+fn faults() -> Result<Option<String>, String> {
+    let Some(value) = text("SOFTRNIC_FAULTS")? else { return Ok(None) };
+    let rules = match value.strip_prefix('@') {
+        None => value,
+        Some(path) => std::fs::read_to_string(path).map_err(|e| format!("SOFTRNIC_FAULTS={value}: {e}"))?,
+    };
+    crate::rules::text::parse(&rules).map_err(|e| format!("SOFTRNIC_FAULTS: {e}"))?;
+    Ok(Some(rules))
+}
+
+/// `SOFTRNIC_GPU`.
+fn gpu() -> Result<GpuAccess, String> {
+    let (by_address, by_dmabuf) = match text("SOFTRNIC_GPU")?.as_deref() {
+        None | Some("none") => (false, false),
+        Some("peermem") => (true, false),
+        Some("dmabuf") => (false, true),
+        Some("both") => (true, true),
+        Some(value) => return Err(format!("SOFTRNIC_GPU={value:?}: must be none, peermem, dmabuf or both")),
+    };
+    Ok(GpuAccess { by_address, by_dmabuf })
+}
+
+/// `SOFTRNIC_INLINE_EXCESS`.
+fn inline_excess() -> Result<InlineExcess, String> {
+    match text("SOFTRNIC_INLINE_EXCESS")?.as_deref() {
+        None | Some("refuse") => Ok(InlineExcess::Refuse),
+        Some("silent") => Ok(InlineExcess::RefuseSilently),
+        Some("grant") => Ok(InlineExcess::Grant),
+        Some(value) => Err(format!("SOFTRNIC_INLINE_EXCESS={value:?}: must be refuse, silent or grant")),
+    }
+}
+
+fn switch(name: &str) -> Result<bool, String> {
+    match text(name)?.as_deref() {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(value) => Err(format!("{name}={value:?}: must be 0 or 1")),
+    }
+}
+
+fn is_plain_name(name: &str) -> bool {
+    (1..=64).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+}

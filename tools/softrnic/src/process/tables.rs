@@ -1,0 +1,186 @@
+//! Entries of the device tables: allocation, release, and clearing up behind the dead.
+//!
+//! No free list and no counters exist that a killed process could leave half-written: an entry is in use when its
+//! `owner` is not 0, and everything else is derived from that.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+
+use crate::limits::{DEVICES, PORTS, PROCS};
+use crate::process::fabric::Fabric;
+use crate::process::usage;
+use crate::shm::file::ControlLock;
+use crate::shm::layout::{CHUNK, PAGE, RINGS_AT, RINGS_BYTES, Table};
+use crate::shm::slots::{CqSlot, MrSlot, NO_PEER, QpSlot};
+
+impl Fabric {
+    /// The owner word of entry `index`, if that entry has storage.
+    fn owner_of(&self, table: Table, device: usize, index: u32) -> &AtomicU32 {
+        match table {
+            Table::Qp => &self.qp(device, index).owner,
+            Table::Mr => &self.mr(device, index).owner,
+            Table::Cq => &self.cq(device, index).owner,
+        }
+    }
+
+    /// Finds a free entry below `limit` entries in use, gives it storage and marks it ours.
+    pub(crate) fn claim(&self, control: &ControlLock<'_>, table: Table, device: usize, limit: u32) -> Result<u32, i32> {
+        if self.is_failed(device) {
+            return Err(libc::EIO);
+        }
+        match self.find_free(table, device, limit) {
+            Err(libc::ENOMEM) => {
+                self.reap_dead(control);
+                self.find_free(table, device, limit)
+            }
+            found => found,
+        }
+        .inspect(|&index| {
+            self.owner_of(table, device, index).store(self.me, SeqCst);
+            self.header().hint[device][table as usize].store(index + 1, Relaxed);
+            usage::created(table);
+        })
+    }
+
+    fn find_free(&self, table: Table, device: usize, limit: u32) -> Result<u32, i32> {
+        let grown = &self.header().grown[device][table as usize];
+        let have = grown.load(Relaxed);
+        let is_free = |index: &u32| self.owner_of(table, device, *index).load(Acquire) == 0;
+        if limit < table.capacity() && (0..have).filter(|i| !is_free(i)).count() >= limit as usize {
+            return Err(libc::ENOMEM);
+        }
+        let hint = self.header().hint[device][table as usize].load(Relaxed).min(have);
+        if let Some(index) = (hint..have).find(is_free).or_else(|| (0..hint).find(is_free)) {
+            return Ok(index);
+        }
+        if have >= table.capacity() {
+            return Err(libc::ENOMEM);
+        }
+        self.file.allocate(table.at(device, have), CHUNK).map_err(|code| self.complain_of_space(code))?;
+        grown.store(have + table.per_chunk(), Release);
+        Ok(have)
+    }
+
+    pub(crate) fn complain_of_space(&self, code: i32) -> i32 {
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        if !TOLD.swap(true, Relaxed) {
+            crate::host::stderr::say(format_args!(
+                "no room for more shared memory in {}: {}; free some space there",
+                self.settings.shm_dir.display(),
+                crate::host::errno::errno_text(code)
+            ));
+        }
+        libc::ENOMEM
+    }
+
+    /// Gives the entry back. Its other fields no longer matter.
+    pub(crate) fn free(&self, _control: &ControlLock<'_>, table: Table, device: usize, index: u32) {
+        let hint = &self.header().hint[device][table as usize];
+        hint.fetch_min(index, Relaxed);
+        // What a dead process left was never counted here.
+        if self.owner_of(table, device, index).swap(0, SeqCst) == self.me {
+            usage::destroyed(table);
+        }
+    }
+
+    /// Finds room for a receive ring and gives it storage; 0 bytes need none.
+    pub(crate) fn claim_ring(&self, control: &ControlLock<'_>, bytes: usize) -> Result<u64, i32> {
+        if bytes == 0 {
+            return Ok(RINGS_AT as u64);
+        }
+        let bytes = bytes.next_multiple_of(PAGE);
+        let at = self.find_gap(bytes).or_else(|| {
+            self.reap_dead(control);
+            self.find_gap(bytes)
+        });
+        let at = at.ok_or(libc::ENOMEM)?;
+        self.file.allocate(at, bytes).map_err(|code| self.complain_of_space(code))?;
+        Ok(at as u64)
+    }
+
+    /// The first gap between the rings in use that has `bytes`.
+    fn find_gap(&self, bytes: usize) -> Option<usize> {
+        let mut used: Vec<(usize, usize)> = (0..DEVICES)
+            .flat_map(|d| self.entries(Table::Qp, d).map(move |i| (d, i)))
+            .map(|(d, i)| self.qp(d, i))
+            .filter(|qp| qp.owner.load(Acquire) != 0 && qp.ring_bytes.load(Acquire) != 0)
+            .map(|qp| (qp.ring_at.load(Acquire) as usize, qp.ring_bytes.load(Acquire) as usize))
+            .collect();
+        // Stable, since that is quick where most are in order already: each device has given them out from below.
+        used.sort();
+        let mut at = RINGS_AT;
+        for (start, len) in used {
+            if start >= at + bytes {
+                break;
+            }
+            at = at.max(start + len.next_multiple_of(PAGE));
+        }
+        (at + bytes <= RINGS_AT + RINGS_BYTES).then_some(at)
+    }
+
+    /// Takes a QP entry out of the fabric. Nobody visits it any more: the caller has seen to that.
+    pub(crate) fn free_qp(&self, control: &ControlLock<'_>, device: usize, index: u32) {
+        let qp = self.qp(device, index);
+        qp.qpn.store(0, SeqCst);
+        qp.peer.store(NO_PEER, SeqCst);
+        self.port(device, qp.port.load(Relaxed).clamp(1, PORTS as u32)).past.absorb(&qp.sent);
+        let (at, bytes) = (qp.ring_at.load(Relaxed) as usize, qp.ring_bytes.swap(0, SeqCst) as usize);
+        if bytes != 0 {
+            self.file.release(at, bytes.next_multiple_of(PAGE));
+        }
+        self.free(control, Table::Qp, device, index);
+    }
+
+    /// Frees all that dead processes left, except what a live one is still working on.
+    pub(crate) fn reap_dead(&self, control: &ControlLock<'_>) {
+        for index in 0..PROCS {
+            let proc = self.proc(index);
+            let id = proc.id.load(Acquire);
+            if id == 0 || id == self.me || self.file.is_held(index) {
+                continue;
+            }
+            if self.reap(control, id) {
+                proc.state.store(0, SeqCst);
+                proc.id.store(0, SeqCst);
+            }
+        }
+    }
+
+    /// Frees the entries of process `id`; false if a live visitor is still in one of its QPs.
+    fn reap(&self, control: &ControlLock<'_>, id: u32) -> bool {
+        let mut clean = true;
+        for device in 0..DEVICES {
+            for index in self.entries(Table::Qp, device) {
+                let qp: &QpSlot = self.qp(device, index);
+                if qp.owner.load(Acquire) != id {
+                    continue;
+                }
+                qp.state.store(crate::abi::consts::qp_state::RESET, SeqCst);
+                if self.is_entered(qp) {
+                    clean = false;
+                } else {
+                    self.free_qp(control, device, index);
+                }
+            }
+        }
+        if !clean {
+            return false;
+        }
+        for device in 0..DEVICES {
+            for index in self.entries(Table::Mr, device) {
+                let mr: &MrSlot = self.mr(device, index);
+                if mr.owner.load(Acquire) == id {
+                    mr.key.store(0, SeqCst);
+                    self.free(control, Table::Mr, device, index);
+                }
+            }
+            for index in self.entries(Table::Cq, device) {
+                let cq: &CqSlot = self.cq(device, index);
+                if cq.owner.load(Acquire) == id {
+                    self.free(control, Table::Cq, device, index);
+                }
+            }
+        }
+        true
+    }
+}

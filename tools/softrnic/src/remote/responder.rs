@@ -1,0 +1,271 @@
+//! The responder: what the NIC of the peer does with a request, done by the visitor in its place.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+
+use crate::abi::consts::{Status, WC_WITH_IMM, access, event, qp_state, send_flag, wc_opcode, wr_opcode};
+use crate::copy::piece::{CopyError, Direction, Pieces};
+use crate::copy::transfer::transfer;
+use crate::host::errno::errno_text;
+use crate::host::stderr;
+use crate::remote::completion;
+use crate::remote::guard::RemoteQpGuard;
+use crate::remote::keys::{Forbidden, resolve};
+use crate::remote::outcome::TxOutcome;
+use crate::remote::request::{Request, has_imm};
+use crate::shm::recv_ring::{Received, RecvRing};
+
+/// A fault at the responder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResponderFault {
+    NotReady,
+    AccessError,
+    OperationError,
+    /// In byte n, modulo the length; bit n of it modulo 8.
+    Corrupt(u64),
+}
+
+/// What the responder has agreed to: where the bytes go, or come from.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    pub(crate) direction: Direction,
+    pub(crate) remote: Pieces,
+    /// The bytes are changed, not copied.
+    pub(crate) is_atomic: bool,
+    /// The order of the bytes does not matter to the owner of the memory.
+    pub(crate) is_relaxed: bool,
+    /// What completes there when the bytes are in place.
+    receive: Option<Receive>,
+}
+
+/// Checks a request with `total` local bytes at the QP visited.
+#[inline]
+pub(crate) fn admit(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admission, TxOutcome> {
+    match request.opcode {
+        wr_opcode::RDMA_WRITE | wr_opcode::RDMA_WRITE_WITH_IMM => write(guard, request, total),
+        wr_opcode::SEND | wr_opcode::SEND_WITH_IMM => send(guard, request, total),
+        wr_opcode::RDMA_READ => read(guard, request, total),
+        wr_opcode::ATOMIC_CMP_SWAP | wr_opcode::ATOMIC_FETCH_ADD => atomic(guard, request, total),
+        _ => Err(TxOutcome::Failed(Status::LocQpOp)),
+    }
+}
+
+/// Completes what `admit` began, when the bytes have been moved or that failed.
+#[inline]
+pub(crate) fn conclude(
+    guard: &RemoteQpGuard,
+    request: &Request,
+    admission: &Admission,
+    total: u64,
+    moved: Result<(), CopyError>,
+) -> TxOutcome {
+    if guard.slot.state.load(Relaxed) == qp_state::RTR {
+        communication_established(guard);
+    }
+    match (moved, &admission.receive) {
+        (Err(error), _) => explain(guard, error),
+        (Ok(()), None) => TxOutcome::Done,
+        (Ok(()), Some(receive)) => receive.finish(guard, request, total, Status::Success),
+    }
+}
+
+fn write(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admission, TxOutcome> {
+    require(guard, access::REMOTE_WRITE)?;
+    let receive = if has_imm(request) { Some(Receive::next(guard).ok_or_else(|| not_ready(guard))?) } else { None };
+    let (remote, is_relaxed) = memory(guard, request, total, access::REMOTE_WRITE)?;
+    Ok(Admission { direction: Direction::Out, remote, is_atomic: false, is_relaxed, receive })
+}
+
+fn read(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admission, TxOutcome> {
+    require_read(guard, access::REMOTE_READ)?;
+    let (remote, is_relaxed) = memory(guard, request, total, access::REMOTE_READ)?;
+    Ok(Admission { direction: Direction::In, remote, is_atomic: false, is_relaxed, receive: None })
+}
+
+fn atomic(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admission, TxOutcome> {
+    require_read(guard, access::REMOTE_ATOMIC)?;
+    if total != 8 || !request.remote_addr.is_multiple_of(8) {
+        return Err(refuse(guard, event::QP_REQ_ERR, Status::RemInvReq));
+    }
+    let (remote, is_relaxed) = memory(guard, request, total, access::REMOTE_ATOMIC)?;
+    Ok(Admission { direction: Direction::In, remote, is_atomic: true, is_relaxed, receive: None })
+}
+
+fn send(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admission, TxOutcome> {
+    let receive = Receive::next(guard).ok_or_else(|| not_ready(guard))?;
+    let Ok(remote) = receive.scatter(guard) else {
+        receive.finish(guard, request, 0, Status::LocProt);
+        return Err(refuse(guard, event::QP_ACCESS_ERR, Status::RemOp));
+    };
+    if remote.total < total {
+        receive.finish(guard, request, 0, Status::LocLen);
+        return Err(refuse(guard, event::QP_REQ_ERR, Status::RemInvReq));
+    }
+    Ok(Admission { direction: Direction::Out, remote, is_atomic: false, is_relaxed: false, receive: Some(receive) })
+}
+
+/// The QP visited must grant `need`.
+#[inline]
+fn require(guard: &RemoteQpGuard, need: u32) -> Result<(), TxOutcome> {
+    let granted = guard.slot.access.load(Relaxed) & need != 0;
+    if granted { Ok(()) } else { Err(refuse(guard, event::QP_REQ_ERR, Status::RemInvReq)) }
+}
+
+/// As [`require`], and it must have room for what is read.
+fn require_read(guard: &RemoteQpGuard, need: u32) -> Result<(), TxOutcome> {
+    require(guard, need)?;
+    let has_room = guard.slot.read_depth.load(Relaxed) != 0;
+    if has_room { Ok(()) } else { Err(refuse(guard, event::QP_REQ_ERR, Status::RemInvReq)) }
+}
+
+/// The memory that a request names, and whether its order is relaxed. No bytes, no checks: not even the key is looked at.
+#[inline]
+fn memory(guard: &RemoteQpGuard, request: &Request, total: u64, need: u32) -> Result<(Pieces, bool), TxOutcome> {
+    if total == 0 {
+        return Ok((Pieces::default(), false));
+    }
+    let domain = (guard.device, guard.slot.pd.load(Relaxed));
+    let memory = resolve(guard.fabric, domain, request.rkey, (request.remote_addr, total), need)
+        .map_err(|Forbidden| refuse(guard, event::QP_ACCESS_ERR, Status::RemAccess))?;
+    Ok((Pieces::one(memory.piece(request.rkey, total)), memory.is_relaxed))
+}
+
+/// Atomics need memory that a processor can change.
+#[cold]
+pub(crate) fn refuse_atomic(guard: &RemoteQpGuard) -> TxOutcome {
+    refuse(guard, event::QP_REQ_ERR, Status::RemInvReq)
+}
+
+/// What a fault makes of a request that has arrived; `None`: it only shows later.
+#[cold]
+pub(crate) fn faulty(guard: &RemoteQpGuard, fault: ResponderFault) -> Option<TxOutcome> {
+    match fault {
+        ResponderFault::NotReady => Some(not_ready(guard)),
+        ResponderFault::AccessError => Some(refuse(guard, event::QP_ACCESS_ERR, Status::RemAccess)),
+        ResponderFault::OperationError => Some(refuse(guard, event::QP_FATAL, Status::RemOp)),
+        ResponderFault::Corrupt(_) => None,
+    }
+}
+
+/// Turns one bit of what has just been written.
+#[cold]
+pub(crate) fn corrupt(guard: &RemoteQpGuard, admission: &Admission, at: u64) {
+    let Some(victim) = admission.remote.byte(at) else { return };
+    let mut byte = 0u8;
+    let ours = Pieces::host((&raw mut byte) as u64, 1);
+    let theirs = Pieces::host(victim, 1);
+    if admission.direction == Direction::Out && transfer(guard.pid, Direction::In, &ours, &theirs).is_ok() {
+        let turned = byte ^ 1 << (at % 8);
+        let _ = transfer(guard.pid, Direction::Out, &Pieces::host((&raw const turned) as u64, 1), &theirs);
+    }
+}
+
+/// The first message at a QP that its owner has not made ready to send yet.
+#[cold]
+fn communication_established(guard: &RemoteQpGuard) {
+    let bit = 1 << event::COMM_EST;
+    if guard.slot.established.swap(1, SeqCst) == 0 {
+        guard.slot.events.fetch_or(bit, SeqCst);
+        guard.fabric.wake(guard.slot.owner.load(SeqCst));
+    }
+}
+
+/// The oldest posted receive of the QP visited.
+#[derive(Debug)]
+struct Receive {
+    ring: RecvRing,
+    at: u64,
+}
+
+impl Receive {
+    #[inline]
+    fn next(guard: &RemoteQpGuard) -> Option<Self> {
+        let at = guard.slot.done.load(Relaxed);
+        // Pairs with the owner's store in `post_recv`.
+        if at == guard.slot.posted.load(Acquire) {
+            return None;
+        }
+        Some(Self { ring: RecvRing::of(guard.fabric, guard.slot)?, at })
+    }
+
+    /// Its memory, each element allowed by its key.
+    fn scatter(&self, guard: &RemoteQpGuard) -> Result<Pieces, Forbidden> {
+        let domain = (guard.device, guard.slot.pd.load(Relaxed));
+        let mut pieces = Pieces::default();
+        for sge in self.ring.elements(self.at).filter(|s| s.length != 0) {
+            let range = (sge.addr, u64::from(sge.length));
+            let memory = resolve(guard.fabric, domain, sge.lkey, range, access::LOCAL_WRITE)?;
+            pieces.push(memory.piece(sge.lkey, range.1));
+        }
+        Ok(pieces)
+    }
+
+    /// Completes it.
+    #[inline]
+    fn finish(&self, guard: &RemoteQpGuard, request: &Request, bytes: u64, status: Status) -> TxOutcome {
+        let slot = guard.slot;
+        let queue = guard.fabric.cq(guard.device, slot.recv_cq.load(Relaxed));
+        if !completion::admit(guard.fabric, queue) {
+            return refuse(guard, event::QP_FATAL, Status::RemOp);
+        }
+        let is_write = request.opcode == wr_opcode::RDMA_WRITE_WITH_IMM;
+        let outcome = Received {
+            status: status as u32,
+            opcode: if is_write { wc_opcode::RECV_RDMA_WITH_IMM } else { wc_opcode::RECV },
+            byte_len: bytes as u32,
+            imm: request.imm,
+            wc_flags: if has_imm(request) { WC_WITH_IMM } else { 0 },
+        };
+        self.ring.finish(slot, self.at, &outcome);
+        let is_urgent = request.flags & send_flag::SOLICITED != 0 || status != Status::Success;
+        completion::announce(guard.fabric, queue, slot.recv_bit.load(Relaxed), is_urgent);
+        TxOutcome::Done
+    }
+}
+
+fn not_ready(guard: &RemoteQpGuard) -> TxOutcome {
+    TxOutcome::NotReady(guard.slot.rnr_timer.load(Relaxed))
+}
+
+/// The responder does not take the request: its QP is in error, its owner gets an event. UC drops it silently.
+#[cold]
+fn refuse(guard: &RemoteQpGuard, kind: u32, status: Status) -> TxOutcome {
+    let (fabric, slot) = (guard.fabric, guard.slot);
+    if slot.is_uc.load(Relaxed) != 0 {
+        return TxOutcome::Done;
+    }
+    // First of all the owner is told: should we die from here on, it sees this through itself.
+    slot.events.fetch_or(1 << kind, SeqCst);
+    fabric.wake(slot.owner.load(SeqCst));
+    slot.fail();
+    // Its queues are flushed when their CQs are polled, or else by its service thread.
+    for (queue, number) in [(&slot.send_cq, &slot.send_bit), (&slot.recv_cq, &slot.recv_bit)] {
+        let queue = fabric.cq(guard.device, queue.load(Relaxed));
+        queue.bell.fetch_or(1 << (number.load(Relaxed) % 64), SeqCst);
+    }
+    TxOutcome::Failed(status)
+}
+
+/// What a failed copy means on the wire.
+#[cold]
+fn explain(guard: &RemoteQpGuard, error: CopyError) -> TxOutcome {
+    match error {
+        CopyError::Gone => TxOutcome::Lost,
+        _ if guard.is_owner_dead() => TxOutcome::Lost,
+        CopyError::LocalFault => TxOutcome::Failed(Status::LocProt),
+        CopyError::Forbidden => refuse(guard, event::QP_ACCESS_ERR, Status::RemAccess),
+        CopyError::RemoteFault => refuse(guard, event::QP_FATAL, Status::RemOp),
+        CopyError::Denied(code) => {
+            static TOLD: AtomicBool = AtomicBool::new(false);
+            if !TOLD.swap(true, Relaxed) {
+                stderr::say(format_args!(
+                    "cannot reach the memory of process {}: {}; processes of a fabric need the same user and process \
+                     id namespace, and a sandbox that allows process_vm_writev",
+                    guard.pid.unwrap_or(0),
+                    errno_text(code)
+                ));
+            }
+            TxOutcome::Failed(Status::General)
+        }
+    }
+}

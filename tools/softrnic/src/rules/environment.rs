@@ -1,0 +1,38 @@
+//! The rules and the seed in a process's environment. All processes of a job have the same environment: the rules of the
+//! first one count, those of the others are recognised by the hash of their text and left out.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use crate::rules::{table, text};
+use crate::shm::file::{ControlLock, Failure, SharedFile};
+
+/// Adds what `SOFTRNIC_FAULTS` and `SOFTRNIC_SEED` say, if the fabric does not have it yet. `shape`: devices, and ports of
+/// each.
+pub(crate) fn load_env(
+    file: &SharedFile,
+    control: &ControlLock<'_>,
+    shape: (usize, u32),
+    rules: Option<&str>,
+    seed: Option<u64>,
+) -> Result<(), Failure> {
+    let header = file.header();
+    if let Some(seed) = seed {
+        header.seed.store(seed, SeqCst);
+    }
+    let Some(rules) = rules else { return Ok(()) };
+    let mut hasher = DefaultHasher::new();
+    rules.hash(&mut hasher);
+    let hash = hasher.finish() | 1;
+    if header.rule_texts.iter().any(|known| known.load(Relaxed) == hash) {
+        return Ok(());
+    }
+    let refused = |what: String| (format!("SOFTRNIC_FAULTS: {what}"), libc::EINVAL);
+    let rules = text::parse(rules).map_err(|e| refused(e.to_string()))?;
+    table::require(shape, &rules).map_err(refused)?;
+    table::install(file, control, &rules).map_err(refused)?;
+    if let Some(free) = header.rule_texts.iter().find(|known| known.load(Relaxed) == 0) {
+        free.store(hash, Relaxed);
+    }
+    Ok(())
+}

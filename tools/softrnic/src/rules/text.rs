@@ -1,0 +1,207 @@
+//! Rules as text: `ACTION[=VALUE] [key=value ...]`, several separated by `;` or line ends, `#` begins a comment.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::limits::{DEVICES, PORTS};
+use crate::network::port_id;
+use crate::rules::action::Action;
+use crate::rules::rule::{ANY_OPCODE, FaultRule, RuleEnd};
+
+/// A rule that could not be read: which, and what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ParseError(String);
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ParseError {}
+
+const KEYS: &str = "device, peer, flow, opcode, message, every, chance, attempts, times";
+const OPCODES: [(&str, u32); 9] = [
+    ("write", 1 << 0),
+    ("write-imm", 1 << 1),
+    ("send", 1 << 2),
+    ("send-imm", 1 << 3),
+    ("read", 1 << 4),
+    ("cmp-swap", 1 << 5),
+    ("fetch-add", 1 << 6),
+    ("atomic", 3 << 5),
+    ("any", ANY_OPCODE),
+];
+
+/// Reads rules.
+///
+/// # Errors
+/// The first rule that is not well-formed, as a sentence.
+pub(crate) fn parse(text: &str) -> Result<Vec<FaultRule>, ParseError> {
+    text.lines()
+        .map(|line| line.split('#').next().unwrap_or_default())
+        .flat_map(|line| line.split(';'))
+        .map(str::trim)
+        .filter(|rule| !rule.is_empty())
+        .map(|rule| one(rule).map_err(|why| ParseError(format!("fault rule {rule:?}: {why}"))))
+        .collect()
+}
+
+fn one(text: &str) -> Result<FaultRule, String> {
+    let mut words = text.split_whitespace();
+    let mut rule = FaultRule::new(Action::parse(words.next().unwrap_or_default())?);
+    for word in words {
+        let (key, value) = word.split_once('=').ok_or_else(|| format!("{word:?} is not key=value; keys are {KEYS}"))?;
+        match key {
+            "device" => rule.device = Some(end(key, value)?),
+            "peer" => rule.peer = Some(end(key, value)?),
+            "flow" => rule.flow = Some(number(key, value, 0, u32::MAX - 1)?),
+            "opcode" => rule.opcodes = opcodes(value)?,
+            "message" => rule.messages = range(value)?,
+            "every" => rule.every = number(key, value, 1, u64::MAX)?,
+            "chance" => rule.chance = chance(value)?,
+            "attempts" if value == "all" => rule.attempts = u32::MAX,
+            "attempts" => rule.attempts = number(key, value, 1, u32::MAX)?,
+            "times" => rule.times = number(key, value, 1, u32::MAX)?,
+            _ => return Err(format!("there is no key {key:?}; keys are {KEYS}")),
+        }
+    }
+    Ok(rule)
+}
+
+fn number<T: FromStr + PartialOrd + fmt::Display>(key: &str, value: &str, low: T, high: T) -> Result<T, String> {
+    let parsed = value.parse::<T>().ok().filter(|n| *n >= low && *n <= high);
+    parsed.ok_or_else(|| format!("{key}={value}: must be a number from {low} to {high}"))
+}
+
+/// `softrnic0`, `softrnic0/1`; also `rnic0` and `0`.
+fn end(key: &str, value: &str) -> Result<RuleEnd, String> {
+    let bad = || format!("{key}={value}: must be softrnic0 to softrnic{}, with /1 to /{PORTS} for a port", DEVICES - 1);
+    if !value.contains('/') {
+        return port_id::parse_device(value).map(|device| RuleEnd { device, port: None }).ok_or_else(bad);
+    }
+    port_id::parse_name(value).map(|(device, port)| RuleEnd { device, port: Some(port) }).ok_or_else(bad)
+}
+
+fn opcodes(value: &str) -> Result<u32, String> {
+    value.split(',').try_fold(0, |bits, name| {
+        let known = OPCODES.iter().find(|(known, _)| *known == name);
+        known.map(|(_, bit)| bits | bit).ok_or_else(|| {
+            let all: Vec<_> = OPCODES.iter().map(|(name, _)| *name).collect();
+            format!("opcode={value}: opcodes are {}", all.join(", "))
+        })
+    })
+}
+
+/// `N`, `N..M` (both included), `N..`
+fn range(value: &str) -> Result<std::ops::RangeInclusive<u64>, String> {
+    let bad = || format!("message={value}: must be N, N..M or N.. with 1 <= N <= M");
+    let (low, high) = value.split_once("..").unwrap_or((value, value));
+    let low: u64 = low.parse().map_err(|_| bad())?;
+    let high = if high.is_empty() { u64::MAX } else { high.parse().map_err(|_| bad())? };
+    if low == 0 || low > high { Err(bad()) } else { Ok(low..=high) }
+}
+
+fn chance(value: &str) -> Result<Option<u32>, String> {
+    let part = value.parse::<f64>().ok().filter(|p| (0.0..=1.0).contains(p));
+    let part = part.ok_or_else(|| format!("chance={value}: must be a number from 0 to 1"))?;
+    Ok((part < 1.0).then_some((part * 4_294_967_296.0) as u32))
+}
+
+/// The shortest decimal fraction that is read as `part`.
+fn chance_text(part: u32) -> String {
+    let exact = f64::from(part) / 4_294_967_296.0;
+    // The next value that is read as another part lies 2^-32 above: twelve digits tell them apart.
+    let tried = (0..=12).map(|digits| format!("{exact:.digits$}"));
+    let shortest = tried.into_iter().find(|text| chance(text) == Ok(Some(part)));
+    shortest.unwrap_or_else(|| exact.to_string())
+}
+
+impl fmt::Display for FaultRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.action)?;
+        self.device.map_or(Ok(()), |end| write!(f, " device={end}"))?;
+        self.peer.map_or(Ok(()), |end| write!(f, " peer={end}"))?;
+        self.flow.map_or(Ok(()), |flow| write!(f, " flow={flow}"))?;
+        if self.opcodes != ANY_OPCODE {
+            let single = OPCODES.iter().filter(|(_, bit)| bit.is_power_of_two() && bit & self.opcodes != 0);
+            let names: Vec<_> = single.map(|(name, _)| *name).collect();
+            write!(f, " opcode={}", names.join(","))?;
+        }
+        match (*self.messages.start(), *self.messages.end()) {
+            (1, u64::MAX) => {}
+            (low, u64::MAX) => write!(f, " message={low}..")?,
+            (low, high) if low == high => write!(f, " message={low}")?,
+            (low, high) => write!(f, " message={low}..{high}")?,
+        }
+        if self.every != 1 {
+            write!(f, " every={}", self.every)?;
+        }
+        if let Some(part) = self.chance {
+            write!(f, " chance={}", chance_text(part))?;
+        }
+        match self.attempts {
+            1 => {}
+            u32::MAX => f.write_str(" attempts=all")?,
+            n => write!(f, " attempts={n}")?,
+        }
+        if self.times == 0 { Ok(()) } else { write!(f, " times={}", self.times) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::rules::action::ActionKind;
+    use crate::rules::text::parse;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for text in [
+            "drop",
+            "drop-ack device=softrnic0/1 peer=softrnic1 flow=3 opcode=write,read message=10..20 every=2 attempts=all",
+            "delay=1500000ns message=7.. chance=0.25",
+            "drop chance=0.1",
+            "drop chance=0",
+            "rnr chance=0.000000001",
+            "corrupt chance=0.333333333",
+            "corrupt chance=0.9999999998",
+            "modify-qp=ETIMEDOUT times=3",
+            "slow=0.5 message=4",
+            "port-down=20000ns",
+        ] {
+            let rules = parse(text).expect(text);
+            assert_eq!(rules.len(), 1);
+            assert_eq!(rules[0].to_string(), text);
+        }
+    }
+
+    #[test]
+    fn rules_are_separated_by_semicolons_and_lines_and_comments_are_left_out() {
+        let rules = parse("drop; rnr # why not; kill\n\n late=2ms;").expect("rules");
+        let actions: Vec<_> = rules.iter().map(|r| (r.action.kind, r.action.value)).collect();
+        assert_eq!(actions, [(ActionKind::Drop, 0), (ActionKind::Rnr, 0), (ActionKind::Late, 2_000_000)]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_is_allowed() {
+        for (text, says) in [
+            ("dorp", "no action \"dorp\""),
+            ("drop device=mlx5_0", "device=mlx5_0: must be softrnic0"),
+            ("drop device=softrnic8", "softrnic7"),
+            ("drop device=softrnic0/3", "/2"),
+            ("drop nth=3", "no key \"nth\""),
+            ("drop message=0", "1 <= N"),
+            ("drop message=5..4", "1 <= N"),
+            ("drop chance=2", "from 0 to 1"),
+            ("delay", "delay=TIME"),
+            ("delay=5", "no time"),
+            ("drop=1", "takes no value"),
+            ("modify-qp=EWHAT", "ETIMEDOUT"),
+            ("drop opcode=tso", "fetch-add"),
+            ("drop quickly", "not key=value"),
+        ] {
+            let error = parse(text).expect_err(text).to_string();
+            assert!(error.contains(says) && error.contains(text), "{error}");
+        }
+    }
+}

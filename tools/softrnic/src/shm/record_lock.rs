@@ -1,0 +1,44 @@
+//! POSIX record locks on offsets far behind the end of the file. The kernel drops them when their process dies, and a
+//! forked child does not inherit them: they are the authority on which process is alive.
+
+use crate::host::errno::last_errno;
+
+/// Offset of the lock that serialises creation, destruction and attaching. Told on the crate's page: from here on, programs
+/// that want to know whether anybody takes part look for locks.
+pub(crate) const CONTROL: i64 = 1 << 40;
+
+/// Offset of the lock that process slot `index` holds while it lives.
+pub(crate) fn life_lock(index: usize) -> i64 {
+    CONTROL + 1 + index as i64
+}
+
+pub(crate) fn lock_range(kind: i32, start: i64, len: i64) -> libc::flock {
+    // SAFETY: all zeros is a valid flock.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = kind as i16;
+    range.l_whence = libc::SEEK_SET as i16;
+    range.l_start = start;
+    range.l_len = len;
+    range
+}
+
+pub(crate) fn set_lock(fd: i32, at: i64, kind: i32, command: i32) -> bool {
+    let range = lock_range(kind, at, 1);
+    loop {
+        // SAFETY: `range` outlives the call.
+        if unsafe { libc::fcntl(fd, command, &range) } == 0 {
+            return true;
+        }
+        if last_errno() != libc::EINTR {
+            return false;
+        }
+    }
+}
+
+/// Whether another process holds a lock in `[at, at + len)`.
+pub(crate) fn is_locked(fd: i32, at: i64, len: i64) -> bool {
+    let mut range = lock_range(libc::F_WRLCK, at, len);
+    // SAFETY: `range` outlives the call.
+    let rc = unsafe { libc::fcntl(fd, libc::F_GETLK, &mut range) };
+    rc == 0 && i32::from(range.l_type) != libc::F_UNLCK
+}

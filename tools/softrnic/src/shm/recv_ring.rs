@@ -1,0 +1,113 @@
+//! The receive queue: one ring in shared memory with three cursors.
+//!
+//! ```text
+//!   polled  <=  done  <=  posted
+//!   (owner)   (visitor)   (owner)
+//! ```
+//! The owner fills entries, the visiting peer writes the outcome into the same entry, the owner's poll takes it.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::abi::types::{QpCap, Sge};
+use crate::shm::file::SharedFile;
+use crate::shm::slots::QpSlot;
+
+/// Words of an entry before its elements: wr_id; status, opcode; byte count, immediate; flags, number of elements.
+const HEAD: usize = 4;
+
+/// View of a ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecvRing {
+    words: &'static [AtomicU64],
+    mask: u64,
+    stride: usize,
+}
+
+/// Outcome of a receive.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Received {
+    pub(crate) status: u32,
+    pub(crate) opcode: u32,
+    pub(crate) byte_len: u32,
+    pub(crate) imm: u32,
+    pub(crate) wc_flags: u32,
+}
+
+fn pack(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn unpack(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+impl RecvRing {
+    /// Mask, stride in words, and bytes of a ring for `cap`.
+    pub(crate) fn layout(cap: &QpCap) -> (u32, u32, usize) {
+        if cap.max_recv_wr == 0 {
+            return (0, HEAD as u32, 0);
+        }
+        let entries = cap.max_recv_wr.next_power_of_two();
+        let stride = HEAD as u32 + 2 * cap.max_recv_sge;
+        (entries - 1, stride, entries as usize * stride as usize * 8)
+    }
+
+    /// The ring that `slot` describes, if the description holds together.
+    #[inline]
+    pub(crate) fn of(file: &SharedFile, slot: &QpSlot) -> Option<Self> {
+        let (mask, stride) = (slot.ring_mask.load(Relaxed), slot.ring_stride.load(Relaxed) as usize);
+        let bytes = slot.ring_bytes.load(Relaxed) as usize;
+        let words = file.ring_words(slot.ring_at.load(Relaxed), bytes)?;
+        let is_sound = bytes == 0 || (stride >= HEAD && (mask as usize + 1) * stride <= words.len());
+        is_sound.then_some(Self { words, mask: u64::from(mask), stride })
+    }
+
+    fn entry(&self, at: u64) -> &[AtomicU64] {
+        &self.words[(at & self.mask) as usize * self.stride..][..self.stride]
+    }
+
+    /// Owner: fills entry `at`. `sges` fit (checked at post).
+    pub(crate) fn fill(&self, at: u64, wr_id: u64, sges: &[Sge]) {
+        let entry = self.entry(at);
+        entry[0].store(wr_id, Relaxed);
+        entry[3].store(pack(0, sges.len() as u32), Relaxed);
+        for (words, sge) in entry[HEAD..].chunks_exact(2).zip(sges) {
+            words[0].store(sge.addr, Relaxed);
+            words[1].store(pack(sge.length, sge.lkey), Relaxed);
+        }
+    }
+
+    /// Visitor: the elements of entry `at`.
+    pub(crate) fn elements(&self, at: u64) -> impl Iterator<Item = Sge> {
+        let entry = self.entry(at);
+        let count = unpack(entry[3].load(Relaxed)).1 as usize;
+        entry[HEAD..].chunks_exact(2).take(count).map(|words| {
+            let (length, lkey) = unpack(words[1].load(Relaxed));
+            Sge { addr: words[0].load(Relaxed), length, lkey }
+        })
+    }
+
+    /// Visitor, or owner when there can be none: writes the outcome of entry `at` and publishes it.
+    pub(crate) fn finish(&self, slot: &QpSlot, at: u64, outcome: &Received) {
+        let entry = self.entry(at);
+        let sges = unpack(entry[3].load(Relaxed)).1;
+        entry[1].store(pack(outcome.status, outcome.opcode), Relaxed);
+        entry[2].store(pack(outcome.byte_len, outcome.imm), Relaxed);
+        entry[3].store(pack(outcome.wc_flags, sges), Relaxed);
+        // Pairs with the owner's load in `take`; after it the data of the message is visible too.
+        slot.done.store(at + 1, Release);
+    }
+
+    /// Owner: entry `at` if it is done.
+    pub(crate) fn take(&self, slot: &QpSlot, at: u64) -> Option<(u64, Received)> {
+        if at == slot.done.load(Acquire) {
+            return None;
+        }
+        let entry = self.entry(at);
+        let (status, opcode) = unpack(entry[1].load(Relaxed));
+        let (byte_len, imm) = unpack(entry[2].load(Relaxed));
+        let wc_flags = unpack(entry[3].load(Relaxed)).0;
+        Some((entry[0].load(Relaxed), Received { status, opcode, byte_len, imm, wc_flags }))
+    }
+}

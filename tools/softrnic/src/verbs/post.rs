@@ -1,0 +1,161 @@
+//! The data path functions, reached through the context's table.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::abi::consts::{qp_state, send_flag, wr_opcode};
+use crate::abi::types::{self, RecvWr, SendWr, Sge, Wc};
+use crate::engine::poll::poll_cq;
+use crate::engine::pump::pump;
+use crate::engine::{receive, wire};
+use crate::host::lock::lock;
+use crate::objects::cq::Cq;
+use crate::objects::qp::Qp;
+use crate::objects::send_queue::SendQueue;
+use crate::remote::request::Request;
+use crate::verbs::attach::engine_of;
+use crate::verbs::{code, object};
+
+/// The elements of a work request.
+///
+/// # Safety
+/// `list` is the caller's array of `count` elements.
+unsafe fn elements<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], i32> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        // SAFETY: by the caller.
+        Ok(count) if !list.is_null() => Ok(unsafe { slice::from_raw_parts(list, count) }),
+        _ => Err(libc::EINVAL),
+    }
+}
+
+pub(crate) unsafe extern "C" fn poll(handle: *mut types::Cq, room: c_int, out: *mut Wc) -> c_int {
+    // SAFETY: the caller's handle.
+    let cq: &Cq = unsafe { object(handle) };
+    let Ok(room) = usize::try_from(room) else { return -libc::EINVAL };
+    let Ok(engine) = engine_of(cq.context.fabric) else { return -libc::ENODEV };
+    // SAFETY: the caller's array of `room` completions.
+    let out = unsafe { slice::from_raw_parts_mut(out.cast::<MaybeUninit<Wc>>(), room) };
+    catch_unwind(AssertUnwindSafe(|| poll_cq(engine, cq, out))).map_or(-libc::EIO, |taken| taken as c_int)
+}
+
+pub(crate) unsafe extern "C" fn post_recv(handle: *mut types::Qp, list: *mut RecvWr, bad: *mut *mut RecvWr) -> c_int {
+    // SAFETY: the caller's handle.
+    let qp: &Qp = unsafe { object(handle) };
+    let mut at = list;
+    let rc = code(|| {
+        while !at.is_null() {
+            // SAFETY: the caller's structure.
+            let wr = unsafe { *at };
+            let engine = engine_of(qp.fabric)?;
+            // SAFETY: the caller's array.
+            receive::post_recv(engine, qp, wr.wr_id, unsafe { elements(wr.sg_list, wr.num_sge) }?)?;
+            at = wr.next;
+        }
+        Ok(())
+    });
+    if rc != 0 {
+        // SAFETY: the caller's structure.
+        unsafe { bad.write(at) };
+    }
+    rc
+}
+
+pub(crate) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut SendWr, bad: *mut *mut SendWr) -> c_int {
+    // SAFETY: the caller's handle.
+    let qp: &Qp = unsafe { object(handle) };
+    let mut at = list;
+    let rc = code(|| {
+        let engine = engine_of(qp.fabric)?;
+        let mut queue = lock(&qp.send);
+        while !at.is_null() {
+            // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
+            let wr = unsafe { &*at };
+            // SAFETY: the caller's array.
+            enqueue(qp, &mut queue, wr, unsafe { elements(wr.sg_list, wr.num_sge) }?)?;
+            at = wr.next;
+            pump(engine, qp, &mut queue);
+        }
+        Ok(())
+    });
+    if rc != 0 {
+        // SAFETY: the caller's structure.
+        unsafe { bad.write(at) };
+    }
+    rc
+}
+
+/// Checks a request and puts it into the queue; inline data is copied here, other data when it is executed.
+fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<(), i32> {
+    let bytes = check(qp, queue, wr, sges)?;
+    let is_inline = wr.send_flags & send_flag::INLINE != 0;
+    let mut request = Request {
+        wr_id: wr.wr_id,
+        opcode: wr.opcode,
+        flags: wr.send_flags,
+        imm: wr.imm_data,
+        num_sge: if is_inline { 0 } else { sges.len() as u32 },
+        inline_len: if is_inline { bytes as u32 } else { 0 },
+        rkey: wr.rkey,
+        remote_addr: wr.remote_addr,
+        ..Request::default()
+    };
+    if is_atomic(wr) {
+        (request.operands, request.rkey) = wr.atomic();
+    }
+    request.due = wire::plan(qp, queue, wr.opcode, bytes);
+    queue.planned = request.due;
+    let (slot, elements, inline) = queue.next_slot();
+    *slot = request;
+    if is_inline {
+        copy_inline(sges, inline);
+    } else {
+        elements[..sges.len()].copy_from_slice(sges);
+    }
+    queue.posted += 1;
+    Ok(())
+}
+
+fn is_atomic(wr: &SendWr) -> bool {
+    matches!(wr.opcode, wr_opcode::ATOMIC_CMP_SWAP | wr_opcode::ATOMIC_FETCH_ADD)
+}
+
+/// Whether the request may be posted, and how many bytes it has.
+fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<u64, i32> {
+    if !(qp_state::RTS..=qp_state::ERR).contains(&qp.slot.state.load(SeqCst)) {
+        return Err(libc::EINVAL);
+    }
+    let is_inline = wr.send_flags & send_flag::INLINE != 0;
+    match wr.opcode {
+        wr_opcode::RDMA_WRITE..=wr_opcode::SEND_WITH_IMM => {}
+        wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD if !is_inline && !qp.is_uc() => {}
+        wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD => return Err(libc::EINVAL),
+        _ => return Err(libc::EOPNOTSUPP),
+    }
+    let known = send_flag::FENCE | send_flag::SIGNALED | send_flag::SOLICITED | send_flag::INLINE;
+    if wr.send_flags & !known != 0 || sges.len() > qp.cap.max_send_sge as usize {
+        return Err(libc::EINVAL);
+    }
+    if qp.send_ring.in_use(queue.posted) >= u64::from(qp.cap.max_send_wr) {
+        return Err(libc::ENOMEM);
+    }
+    let bytes = sges.iter().map(|s| u64::from(s.length)).sum();
+    if is_inline && bytes > u64::from(qp.cap.max_inline_data) {
+        return Err(libc::EINVAL);
+    }
+    Ok(bytes)
+}
+
+/// Copies the elements of an inline request to its slot; they fit (checked).
+fn copy_inline(sges: &[Sge], slot: &mut [u8]) {
+    let mut at = 0;
+    for sge in sges.iter().filter(|s| s.length != 0) {
+        // SAFETY: inline elements name the caller's own memory; no key is involved.
+        let bytes = unsafe { slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
+        slot[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
+    }
+}

@@ -1,0 +1,156 @@
+//! Completion queues and queue pairs.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::abi::consts::qp_state;
+use crate::abi::export::export;
+use crate::abi::types::{self, QpAttr, QpInitAttr};
+use crate::engine::modify::modify;
+use crate::host::lock::lock;
+use crate::limits::MAX_CQE;
+use crate::objects::channel::Channel;
+use crate::objects::cq::Cq;
+use crate::objects::pd::Pd;
+use crate::objects::qp::{Qp, QpRequest};
+use crate::verbs::attach::engine_of;
+use crate::verbs::{code, context, object, pointer, shared};
+
+unsafe extern "C" fn create_cq(
+    handle: *mut types::Context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut types::CompChannel,
+    comp_vector: c_int,
+) -> *mut types::Cq {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        let context = unsafe { context(handle) }?;
+        let cqe = u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?;
+        if comp_vector != 0 {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the caller's handle, or NULL; it may not go before the CQ (EBUSY).
+        let channel: Option<&'static Channel> = (!channel.is_null()).then(|| unsafe { object(channel) });
+        let cq = engine_of(context.fabric)?.create_cq(context, cqe, cq_context, channel)?;
+        let handle = cq.as_abi();
+        // Given back by `destroy_cq`.
+        let _ = Arc::into_raw(cq);
+        Ok(handle)
+    })
+}
+export!("ibv_create_cq", "IBVERBS_1.1", create_cq);
+
+unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let cq: &Cq = unsafe { object(handle) };
+        if let Ok(engine) = engine_of(cq.context.fabric) {
+            engine.destroy_cq(cq)?;
+            // SAFETY: takes back what `create_cq` leaked.
+            drop(unsafe { Arc::from_raw(handle.cast::<Cq>()) });
+        }
+        Ok(())
+    })
+}
+export!("ibv_destroy_cq", "IBVERBS_1.1", destroy_cq);
+
+unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        let pd: Arc<Pd> = unsafe { shared(pd) };
+        let engine = engine_of(pd.context.fabric)?;
+        // SAFETY: the caller's structure, of 64 bytes in every header.
+        let init = unsafe { &mut *init };
+        if init.send_cq.is_null() || init.recv_cq.is_null() {
+            return Err(libc::EINVAL);
+        }
+        if !init.srq.is_null() {
+            return Err(libc::EOPNOTSUPP);
+        }
+        // SAFETY: the caller's handles.
+        let (send_cq, recv_cq): (Arc<Cq>, Arc<Cq>) = unsafe { (shared(init.send_cq), shared(init.recv_cq)) };
+        let device = pd.context.device.index;
+        if send_cq.context.device.index != device || recv_cq.context.device.index != device {
+            return Err(libc::EINVAL);
+        }
+        let signal_all = init.sq_sig_all != 0;
+        let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
+        let qp = engine.create_qp(&pd, QpRequest { qp_context, send_cq, recv_cq, cap, qp_type, signal_all })?;
+        init.cap = qp.cap;
+        let handle = qp.as_abi();
+        // Given back by `destroy_qp`.
+        let _ = Arc::into_raw(qp);
+        Ok(handle)
+    })
+}
+export!("ibv_create_qp", "IBVERBS_1.1", create_qp);
+
+unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let qp: &Qp = unsafe { object(handle) };
+        if let Ok(engine) = engine_of(qp.fabric) {
+            engine.destroy_qp(qp);
+            // SAFETY: takes back what `create_qp` leaked.
+            drop(unsafe { Arc::from_raw(handle.cast::<Qp>()) });
+        }
+        Ok(())
+    })
+}
+export!("ibv_destroy_qp", "IBVERBS_1.1", destroy_qp);
+
+unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const QpAttr, mask: c_int) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let qp: &Qp = unsafe { object(handle) };
+        let engine = engine_of(qp.fabric)?;
+        // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
+        modify(engine, qp, unsafe { &*attr }, mask)
+    })
+}
+export!("ibv_modify_qp", "IBVERBS_1.1", modify_qp);
+
+unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: c_int, init: *mut QpInitAttr) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let qp: &Qp = unsafe { object(handle) };
+        if qp.fabric.is_gone() {
+            return Err(libc::ENODEV);
+        }
+        let mut known = *lock(&qp.attributes);
+        known.qp_state = qp.slot.state.load(SeqCst);
+        known.cur_qp_state = known.qp_state;
+        {
+            // As far as they have come.
+            let queue = lock(&qp.send);
+            known.sq_psn = queue.link.psn;
+            known.sq_draining = u8::from(known.qp_state == qp_state::SQD && queue.is_under_way());
+        }
+        known.rq_psn = qp.slot.expected_psn.load(SeqCst);
+        qp.abi.state.store(known.qp_state, SeqCst);
+        // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
+        unsafe { attr.write(known) };
+        let made = QpInitAttr {
+            qp_context: qp.abi.qp_context,
+            send_cq: qp.abi.send_cq,
+            recv_cq: qp.abi.recv_cq,
+            srq: ptr::null_mut(),
+            cap: qp.cap,
+            qp_type: qp.abi.qp_type,
+            sq_sig_all: c_int::from(qp.signal_all),
+        };
+        // SAFETY: the caller's structure, of 64 bytes in every header.
+        unsafe { init.write(made) };
+        Ok(())
+    })
+}
+export!("ibv_query_qp", "IBVERBS_1.1", query_qp);
+
+/// No extended QPs: callers then use the classic functions.
+unsafe extern "C" fn qp_to_qp_ex(_: *mut types::Qp) -> *mut c_void {
+    pointer(|| Err(libc::EOPNOTSUPP))
+}
+export!("ibv_qp_to_qp_ex", "IBVERBS_1.6", qp_to_qp_ex);

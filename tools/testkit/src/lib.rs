@@ -1,0 +1,53 @@
+//! The test harness of this workspace: a dev-dependency of every crate in it. It depends on none of them, so that their unit
+//! tests can use it as well.
+//!
+//! | a test needs | module |
+//! |---|---|
+//! | its own name | [`name`] |
+//! | to wait until something has happened | [`wait`] |
+//! | to run in a process of its own, or in two with a socket between them | [`side`], [`peer`], [`process`] |
+//! | a process that dies on purpose | [`crash`], [`forked`], [`process`] |
+//! | what a program prints | [`program`] |
+//! | software RDMA devices | [`softrnic`] |
+//! | what `scripts/build.sh` has built | [`dist`] |
+//! | to be counted as skipped where something is missing | [`skip`] |
+//! | a folder, a name that nobody else uses, a port that nobody listens at | [`scratch`], [`unique`], [`port`] |
+//! | TCP connections that can be cut | [`relay`] |
+//! | proof that code neither allocates nor calls the system | [`no_alloc_no_syscall`] |
+//!
+//! ```ignore
+//! use testkit::softrnic::Softrnic;
+//!
+//! #[test]
+//! fn a_byte_arrives() {
+//!     Softrnic::new().ports(2).pair(|side, mut peer| {
+//!         // in two processes that share a fabric
+//!         assert_eq!(peer.swap(&side), 1 - side);
+//!     });
+//! }
+//! ```
+
+pub mod crash;
+pub mod dist;
+pub mod forked;
+pub mod name;
+pub mod no_alloc_no_syscall;
+pub mod peer;
+pub mod port;
+pub mod process;
+pub mod program;
+pub mod relay;
+pub mod scratch;
+pub mod side;
+pub mod skip;
+pub mod softrnic;
+pub mod unique;
+pub mod wait;
+
+pub use name::test_name;
+pub use peer::Peer;
+pub use process::Process;
+pub use scratch::Scratch;
+pub use side::{alone, pair};
+pub use skip::{Missing, skipped};
+pub use wait::wait_until;

@@ -1,0 +1,85 @@
+//! TCP ports on the loopback interface: one that is listened at, and one that refuses.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// A socket that listens at a free port of 127.0.0.1, and whose `accept` does not block.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn listener() -> TcpListener {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    listener.set_nonblocking(true).expect("a socket can be made non-blocking");
+    listener
+}
+
+/// A port of 127.0.0.1 that refuses connections and that nobody can take as long as this is there.
+#[derive(Debug)]
+pub struct RefusingPort {
+    _bound: OwnedFd,
+    address: SocketAddr,
+}
+
+impl RefusingPort {
+    /// Takes a free one: bound, but not listened at.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn new() -> Self {
+        let size = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+        // SAFETY: all zeros is a valid address of IPv4, and both calls get one and its size; the descriptor is new and ours.
+        let (bound, port) = unsafe {
+            let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+            assert!(socket >= 0, "{}", io::Error::last_os_error());
+            let bound = OwnedFd::from_raw_fd(socket);
+            let mut address: libc::sockaddr_in = std::mem::zeroed();
+            address.sin_family = libc::AF_INET as libc::sa_family_t;
+            address.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
+            let rc = libc::bind(bound.as_raw_fd(), (&raw const address).cast(), size);
+            assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+            let mut filled = size;
+            let rc = libc::getsockname(bound.as_raw_fd(), (&raw mut address).cast(), &raw mut filled);
+            assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+            (bound, u16::from_be(address.sin_port))
+        };
+        Self { _bound: bound, address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)) }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Default for RefusingPort {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpStream;
+
+    #[test]
+    fn a_refusing_port_refuses_and_is_taken() {
+        let port = RefusingPort::new();
+        let refused = TcpStream::connect(port.address()).expect_err("nobody listens");
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let taken = TcpListener::bind(port.address()).expect_err("it is bound");
+        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn two_listeners_have_two_ports_and_accept_without_blocking() {
+        let (one, two) = (listener(), listener());
+        assert_ne!(one.local_addr().expect("bound"), two.local_addr().expect("bound"));
+        assert_eq!(one.accept().expect_err("nobody calls").kind(), io::ErrorKind::WouldBlock);
+        TcpStream::connect(two.local_addr().expect("bound")).expect("it listens");
+    }
+}

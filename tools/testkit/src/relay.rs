@@ -1,0 +1,174 @@
+//! A TCP relay: passes the bytes of connections on, and can end them.
+
+use crate::port;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+
+/// Listens at a port of its own and passes on what callers and the listener behind it say, whenever [`Relay::forward`] is
+/// called.
+#[derive(Debug)]
+pub struct Relay {
+    listener: TcpListener,
+    to: SocketAddr,
+    /// From each caller to the relay, and from there to the listener behind it.
+    connections: Vec<(TcpStream, TcpStream)>,
+    /// How many callers it has connected so far.
+    pub callers: usize,
+    /// How many further callers it will hang up on, without a word.
+    pub turned_away: usize,
+}
+
+impl Relay {
+    /// A relay to the listener at `to`.
+    #[must_use]
+    pub fn new(to: SocketAddr) -> Self {
+        Self { listener: port::listener(), to, connections: Vec::new(), callers: 0, turned_away: 0 }
+    }
+
+    /// Where it listens.
+    ///
+    /// # Panics
+    /// If the kernel does not say.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local_addr().expect("it is bound")
+    }
+
+    /// Accepts one caller, if there is one, and passes on what there is; does not block.
+    ///
+    /// # Panics
+    /// If nobody listens behind it.
+    pub fn forward(&mut self) {
+        if let Ok((near, _)) = self.listener.accept() {
+            if self.turned_away > 0 {
+                self.turned_away -= 1;
+                return;
+            }
+            let far = TcpStream::connect(self.to).expect("somebody listens behind the relay");
+            for stream in [&near, &far] {
+                stream.set_nonblocking(true).expect("a socket can be made non-blocking");
+            }
+            self.connections.push((near, far));
+            self.callers += 1;
+        }
+        self.connections.retain_mut(|(near, far)| copy(near, far) && copy(far, near));
+    }
+
+    /// How many connections there are.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Whether all that callers have sent was read: the kernel has taken what was passed on.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        let is_read = |near: &TcpStream| near.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        self.connections.iter().all(|(near, _)| is_read(near))
+    }
+
+    /// Closes all connections.
+    pub fn close(&mut self) {
+        self.connections.clear();
+    }
+
+    /// Resets all connections, as a network does that comes back when one end has given up.
+    pub fn reset(&mut self) {
+        for (near, far) in self.connections.drain(..) {
+            reset_on_close(&near);
+            reset_on_close(&far);
+        }
+    }
+}
+
+/// Has the kernel send a reset when the socket is closed.
+fn reset_on_close(stream: &TcpStream) {
+    let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
+    let (value, size) = ((&raw const at_once).cast(), size_of_val(&at_once) as libc::socklen_t);
+    // SAFETY: an open socket and a value of the size told.
+    let rc = unsafe { libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, size) };
+    assert_eq!(rc, 0);
+}
+
+/// Passes on what there is; false if the connection has ended.
+fn copy(from: &mut TcpStream, to: &mut TcpStream) -> bool {
+    let mut bytes = [0; 4096];
+    match from.read(&mut bytes) {
+        Ok(0) => false,
+        Ok(count) => to.write_all(&bytes[..count]).is_ok(),
+        Err(e) => e.kind() == ErrorKind::WouldBlock,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wait::wait_until;
+
+    /// A connection through a relay: the relay, the caller's end and the listener's.
+    fn connected() -> (Relay, TcpStream, TcpStream) {
+        let listener = port::listener();
+        let mut relay = Relay::new(listener.local_addr().expect("it is bound"));
+        let caller = TcpStream::connect(relay.address()).expect("the relay listens");
+        let (far, _) = wait_until("the relay's call", || {
+            relay.forward();
+            listener.accept().ok()
+        });
+        for stream in [&caller, &far] {
+            stream.set_nonblocking(true).expect("a socket can be made non-blocking");
+        }
+        (relay, caller, far)
+    }
+
+    /// What the next attempt to read ends with, other than that there is nothing yet.
+    fn read(relay: &mut Relay, stream: &mut TcpStream) -> Result<Vec<u8>, ErrorKind> {
+        wait_until("bytes or an end", || {
+            relay.forward();
+            let mut bytes = [0; 16];
+            match stream.read(&mut bytes) {
+                Ok(count) => Some(Ok(bytes[..count].to_vec())),
+                Err(error) => Some(Err(error.kind())).filter(|kind| *kind != Err(ErrorKind::WouldBlock)),
+            }
+        })
+    }
+
+    #[test]
+    fn bytes_are_passed_on_in_both_directions() {
+        let (mut relay, mut caller, mut far) = connected();
+        caller.write_all(b"there").expect("sent");
+        assert_eq!(read(&mut relay, &mut far), Ok(b"there".to_vec()));
+        far.write_all(b"back").expect("sent");
+        assert_eq!(read(&mut relay, &mut caller), Ok(b"back".to_vec()));
+        assert!(relay.is_quiet());
+        assert_eq!((relay.callers, relay.connections()), (1, 1));
+    }
+
+    #[test]
+    fn a_closed_connection_ends_and_a_reset_one_is_reset() {
+        let (mut relay, mut caller, mut far) = connected();
+        relay.close();
+        assert_eq!(read(&mut relay, &mut caller), Ok(Vec::new()));
+        assert_eq!(read(&mut relay, &mut far), Ok(Vec::new()));
+        let (mut relay, mut caller, mut far) = connected();
+        relay.reset();
+        assert_eq!(read(&mut relay, &mut caller), Err(ErrorKind::ConnectionReset));
+        assert_eq!(read(&mut relay, &mut far), Err(ErrorKind::ConnectionReset));
+    }
+
+    #[test]
+    fn so_many_callers_are_turned_away_as_were_asked_for() {
+        let listener = port::listener();
+        let mut relay = Relay::new(listener.local_addr().expect("it is bound"));
+        relay.turned_away = 1;
+        let mut first = TcpStream::connect(relay.address()).expect("the relay listens");
+        first.set_nonblocking(true).expect("a socket can be made non-blocking");
+        assert_eq!(read(&mut relay, &mut first), Ok(Vec::new()));
+        assert_eq!((relay.turned_away, relay.callers), (0, 0));
+        let _second = TcpStream::connect(relay.address()).expect("the relay listens");
+        wait_until("the second caller", || {
+            relay.forward();
+            relay.callers == 1
+        });
+    }
+}

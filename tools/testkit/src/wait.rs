@@ -1,0 +1,96 @@
+//! The one bounded wait.
+
+use std::fmt::Display;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What no wait of a test takes, however slow the machine: beyond it something hangs. Less than the 60 s after which `ferrite`
+/// gives up a process that is silent, so that a process says itself what it waits for.
+pub const LIMIT: Duration = Duration::from_secs(40);
+/// A condition is tried again and again without a pause for so long: most come true within microseconds.
+const BUSY: Duration = Duration::from_millis(2);
+/// Between two attempts afterwards.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// What a condition says: not yet, or what was waited for.
+pub trait Condition {
+    /// What was waited for.
+    type Found;
+    /// It, once it is there.
+    fn found(self) -> Option<Self::Found>;
+}
+
+impl Condition for bool {
+    type Found = ();
+    fn found(self) -> Option<()> {
+        self.then_some(())
+    }
+}
+
+impl<T> Condition for Option<T> {
+    type Found = T;
+    fn found(self) -> Self {
+        self
+    }
+}
+
+/// Tries `condition` until it is true or has found something, which is returned.
+///
+/// # Panics
+/// After [`LIMIT`]; the message names `what` was waited for.
+#[track_caller]
+pub fn wait_until<C: Condition>(what: impl Display, condition: impl FnMut() -> C) -> C::Found {
+    match wait_within(LIMIT, condition) {
+        Some(found) => found,
+        None => panic!("waited {LIMIT:?} for {what}, in vain"),
+    }
+}
+
+/// As [`wait_until`], for what may not come: `None` after `limit`.
+pub fn wait_within<C: Condition>(limit: Duration, mut condition: impl FnMut() -> C) -> Option<C::Found> {
+    let start = Instant::now();
+    loop {
+        // Looked at before the condition: that is tried at least once after the limit, however late this thread gets to run.
+        let elapsed = start.elapsed();
+        if let Some(found) = condition().found() {
+            return Some(found);
+        }
+        if elapsed > limit {
+            return None;
+        }
+        if elapsed < BUSY { thread::yield_now() } else { thread::sleep(PAUSE) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_condition_finds_is_returned_as_soon_as_it_is_there() {
+        let mut attempts = 0;
+        let found = wait_until("the fifth attempt", || {
+            attempts += 1;
+            (attempts == 5).then_some("found")
+        });
+        assert_eq!((found, attempts), ("found", 5));
+        wait_until("the sixth attempt", || {
+            attempts += 1;
+            true
+        });
+        assert_eq!(attempts, 6);
+    }
+
+    #[test]
+    fn what_never_comes_is_none_after_the_limit() {
+        let start = Instant::now();
+        let limit = Duration::from_millis(5);
+        assert_eq!(wait_within(limit, || None::<u8>), None);
+        assert!(start.elapsed() >= limit);
+    }
+
+    #[test]
+    fn a_condition_is_tried_once_even_without_time() {
+        assert_eq!(wait_within(Duration::ZERO, || true), Some(()));
+    }
+}
