@@ -1,9 +1,9 @@
 //! The control connections of a process and its port, without devices: who is let in, who is told what, and what is survived.
 
-use nccl_net::testing::host::iface::Interface;
 use nccl_net::testing::control::driver::ControlDriver;
 use nccl_net::testing::control::peer_state::PeerState;
 use nccl_net::testing::control::stream::ControlStream;
+use nccl_net::testing::host::iface::Interface;
 use nccl_net::testing::proto::event::{End, Heard};
 use nccl_net::testing::proto::frame::{Assembler, Frame, Kind};
 use nccl_net::testing::proto::handle::{Secret, Token};

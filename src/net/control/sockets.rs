@@ -167,10 +167,8 @@ impl Sockets {
                 None => break,
             }
         }
-        if self.port.is_some() && !plane.is_port_needed() {
-            if let Some(port) = self.port.take() {
-                self.epoll.remove(&port);
-            }
+        if let Some(port) = self.port.take_if(|_| !plane.is_port_needed()) {
+            self.epoll.remove(&port);
         }
         told
     }

@@ -63,6 +63,7 @@ impl ControlConn {
     }
 
     /// Bytes of incomplete frames.
+    #[cfg(test)]
     pub fn pending_bytes(&self) -> usize {
         self.assembler.pending_bytes()
     }

@@ -73,12 +73,8 @@ impl ControlPool {
     }
 
     /// Addresses that something is known of.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.peers.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.peers.is_empty()
     }
 }

@@ -132,7 +132,8 @@ impl Stream {
         self.end.as_ref()
     }
 
-    /// Bytes that it keeps.
+    /// Frames that it keeps.
+    #[cfg(test)]
     pub fn inbox_len(&self) -> usize {
         self.inbox.len()
     }

@@ -240,7 +240,8 @@ impl ControlPlane {
         let Some(found) = self.conns.get(&conn) else { return };
         let (peer, is_dialled) = (found.peer, found.is_dialled());
         let is_awaited = is_dialled && self.pool.get(&peer).is_some_and(|peer| !peer.waiting.is_empty());
-        if found.stream_count() > 0 || is_awaited || found.stage == Stage::Unauthenticated {
+        let is_in_use = found.stream_count() > 0 || is_awaited || self.reading == Some(conn);
+        if is_in_use || found.stage == Stage::Unauthenticated {
             return;
         }
         if let Some(found) = self.conns.remove(&conn) {

@@ -40,6 +40,8 @@ pub struct ControlPlane {
     expiring: BTreeSet<(Time, StreamId)>,
     losses: Losses,
     events: VecDeque<Event>,
+    /// The connection whose frames are being handled: others of its streams may come next.
+    reading: Option<ConnId>,
     /// Connections that may have something to send.
     dirty: BTreeSet<ConnId>,
     next: u64,
@@ -59,6 +61,7 @@ impl ControlPlane {
             expiring: BTreeSet::new(),
             losses: Losses::default(),
             events: VecDeque::new(),
+            reading: None,
             dirty: BTreeSet::new(),
             next: 1,
             random: seed,

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const CALM_STEPS: usize = 5000;
 
 /// A connection from process `dialler` to the other one, and who has closed it.
-struct Pair {
+pub(super) struct Pair {
     dialler: usize,
     token: Token,
     connector: Connector,
