@@ -59,7 +59,7 @@ impl Process {
 
     /// A stream to a listener elsewhere, over a control connection that stands.
     fn reach(&self, address: SocketAddr, token: Token, secret: Secret) -> ControlStream {
-        let stream = self.driver.open(address, token, secret).expect("this is no child");
+        let stream = ControlStream::open(&self.driver, address, token, secret).expect("this is no child");
         until("the control connection", || stream.poll_connected().expect("somebody listens").then_some(()));
         stream
     }
@@ -67,7 +67,7 @@ impl Process {
     fn fetch(&self, token: Token) -> ControlStream {
         until("the caller", || {
             self.poll();
-            self.driver.fetch(&token)
+            ControlStream::fetch(&self.driver, &token)
         })
     }
 
@@ -400,7 +400,7 @@ fn a_forked_child_leaves_its_parents_control_connections_alone() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         near.send(Kind::Commit, Vec::new());
-        let is_parents = caller.driver.open(process.address, [2; 16], [12; 16]).is_err();
+        let is_parents = ControlStream::open(&caller.driver, process.address, [2; 16], [12; 16]).is_err();
         let is_deaf = far.poll_frame() == Heard::Nothing;
         process.driver.deregister(&[1; 16]);
         process.driver.deregister(&[2; 16]);

@@ -7,15 +7,14 @@
 
 use super::epoll::{Epoll, Trigger};
 use super::fork::Unshared;
-use super::peer_state::PeerState;
 use super::sockets::{Sockets, TIMER};
-use super::stream::ControlStream;
+use super::told::Told;
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::host::random;
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{StreamId, Time};
-use crate::proto::handle::{Secret, Token};
+use crate::proto::handle::Token;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -105,21 +104,6 @@ impl ControlDriver {
         });
     }
 
-    /// A stream to the listener at `address` that knows `token`. `secret` is made up for this attempt alone.
-    ///
-    /// # Errors
-    /// This is a forked child, and the connections are its parent's.
-    pub fn open(self: &Arc<Self>, address: SocketAddr, token: Token, secret: Secret) -> Result<ControlStream> {
-        let id = self.with(|plane, now| plane.open(now, address, token, secret)).ok_or_else(inherited)?;
-        Ok(ControlStream::new(Arc::clone(self), id, address))
-    }
-
-    /// The next caller for the listener that knows `token`.
-    pub fn fetch(self: &Arc<Self>, token: &Token) -> Option<ControlStream> {
-        let (id, peer) = self.with(|plane, _| plane.fetch(token)).flatten()?;
-        Some(ControlStream::new(Arc::clone(self), id, peer))
-    }
-
     /// Does all that can be done without waiting: reads, writes, lets callers in, and heeds the time.
     ///
     /// # Errors
@@ -133,7 +117,7 @@ impl ControlDriver {
     }
 
     /// From now on `peer` is told of the other end of `stream`.
-    pub(super) fn establish(&self, stream: StreamId, peer: &Arc<PeerState>) {
+    pub(super) fn establish(&self, stream: StreamId, peer: &Arc<dyn Told>) {
         self.enter(|state, now| {
             state.sockets.add_peer(stream, peer);
             state.plane.establish(now, stream);
@@ -209,7 +193,7 @@ impl Timer {
     }
 }
 
-fn inherited() -> Error {
+pub(super) fn inherited() -> Error {
     Error::internal("the control connections are those of the process that this one was forked from")
 }
 
@@ -243,10 +227,10 @@ mod tests {
             caller.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
             // Closed or reset.
             assert_eq!(caller.read(&mut [0]).unwrap_or(0), 0);
-            assert!(driver.fetch(&[1; 16]).is_none());
+            assert!(driver.with(|plane, _| plane.fetch(&[1; 16])).flatten().is_none());
         }
         let mut caller = TcpStream::connect(address).expect("it listens");
         caller.write_all(&hello).expect("sent");
-        until("the next one is served", &|| driver.fetch(&[1; 16]).is_some());
+        until("the next one is served", &|| driver.with(|plane, _| plane.fetch(&[1; 16])).flatten().is_some());
     }
 }

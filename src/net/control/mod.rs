@@ -5,6 +5,7 @@
 //! | [`driver`] | the one lock around this process's control plane, and its sockets |
 //! | `sockets` | what is done under that lock: reading, writing, letting callers in, telling of peers |
 //! | [`socket`], [`port`] | a TCP connection, and the port where this process is called; never blocking |
+//! | `told` | who is told of a peer |
 //! | [`stream`] | one RDMA connection's share of a control connection, while it is set up |
 //! | [`peer_state`] | what is known of the peer of an established connection: one number for the data path |
 //! | [`watcher`] | the thread that waits: for [`device_events`], for control connections, for [`periodic`] tasks |
@@ -25,5 +26,6 @@ pub mod port;
 pub mod socket;
 mod sockets;
 pub mod stream;
+mod told;
 pub mod watcher;
 pub mod weak_registry;

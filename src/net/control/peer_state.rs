@@ -5,6 +5,7 @@
 //! ([`crate::net::data::probe`]).
 
 use super::stream::ControlStream;
+use super::told::Told;
 use crate::proto::control::event::PeerChange;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,7 +52,8 @@ impl PeerState {
     pub fn new(peer: String, stream: ControlStream) -> Arc<Self> {
         let state = AtomicU8::new(State::OPEN.0);
         let this = Arc::new(Self { peer, state, reason: Mutex::default(), stream });
-        this.stream.establish(&this);
+        let told: Arc<dyn Told> = Arc::clone(&this) as _;
+        this.stream.establish(&told);
         this
     }
 
@@ -100,16 +102,6 @@ impl PeerState {
         self.stream.fail(reason);
     }
 
-    /// Something is known newly of the peer.
-    pub(super) fn handle_change(&self, change: &PeerChange) {
-        match change {
-            PeerChange::Lost(why) => self.end(State::LOST, why),
-            PeerChange::Back => self.recover(),
-            PeerChange::Closed(why) => self.end(State::CLOSED, why),
-            PeerChange::Broken(why) => self.end(State::BROKEN, why),
-        }
-    }
-
     fn end(&self, state: State, reason: &str) {
         let mut told = self.lock();
         let now = self.state();
@@ -133,5 +125,16 @@ impl PeerState {
 
     fn lock(&self) -> MutexGuard<'_, String> {
         self.reason.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Told for PeerState {
+    fn handle_change(&self, change: &PeerChange) {
+        match change {
+            PeerChange::Lost(why) => self.end(State::LOST, why),
+            PeerChange::Back => self.recover(),
+            PeerChange::Closed(why) => self.end(State::CLOSED, why),
+            PeerChange::Broken(why) => self.end(State::BROKEN, why),
+        }
     }
 }

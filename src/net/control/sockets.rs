@@ -1,9 +1,9 @@
 //! The sockets of a control plane, and whom its events go to. Everything here happens under the driver's lock.
 
 use super::epoll::{Epoll, Trigger};
-use super::peer_state::PeerState;
 use super::port::Port;
 use super::socket::{ControlSocket, Incoming};
+use super::told::Told;
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::proto::control::event::{End, Event, Level};
@@ -29,7 +29,7 @@ pub(super) struct Sockets {
     epoll: Arc<Epoll>,
     by_conn: HashMap<ConnId, ControlSocket>,
     port: Option<Port>,
-    peers: HashMap<StreamId, Weak<PeerState>>,
+    peers: HashMap<StreamId, Weak<dyn Told>>,
     /// Those that may have more to read than was read at a time.
     unread: Vec<ConnId>,
     /// When the timer rings.
@@ -58,7 +58,7 @@ impl Sockets {
         self.port.as_ref()
     }
 
-    pub(super) fn add_peer(&mut self, stream: StreamId, peer: &Arc<PeerState>) {
+    pub(super) fn add_peer(&mut self, stream: StreamId, peer: &Arc<dyn Told>) {
         self.peers.insert(stream, Arc::downgrade(peer));
     }
 
@@ -156,7 +156,7 @@ impl Sockets {
     }
 
     /// Does what the control plane wants done. Who has been told something is returned, to be dropped without the lock.
-    pub(super) fn settle(&mut self, plane: &mut ControlPlane, now: Time) -> Vec<Arc<PeerState>> {
+    pub(super) fn settle(&mut self, plane: &mut ControlPlane, now: Time) -> Vec<Arc<dyn Told>> {
         let mut told = Vec::new();
         loop {
             while let Some(event) = plane.poll_event() {
@@ -173,7 +173,7 @@ impl Sockets {
         told
     }
 
-    fn handle_event(&mut self, plane: &mut ControlPlane, now: Time, event: Event, told: &mut Vec<Arc<PeerState>>) {
+    fn handle_event(&mut self, plane: &mut ControlPlane, now: Time, event: Event, told: &mut Vec<Arc<dyn Told>>) {
         match event {
             Event::Dial { conn, address } => match ControlSocket::dial(address) {
                 Ok(socket) => match self.epoll.add(&socket, conn.0, Trigger::Room) {

@@ -1,10 +1,12 @@
 //! One RDMA connection's share of a control connection.
 
-use super::driver::ControlDriver;
-use super::peer_state::PeerState;
+use super::driver::{ControlDriver, inherited};
+use super::told::Told;
+use crate::error::Result;
 use crate::proto::control::StreamId;
 use crate::proto::control::event::Heard;
 use crate::proto::frame::Kind;
+use crate::proto::handle::{Secret, Token};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -17,8 +19,19 @@ pub struct ControlStream {
 }
 
 impl ControlStream {
-    pub(super) fn new(driver: Arc<ControlDriver>, id: StreamId, peer: SocketAddr) -> Self {
-        Self { driver, id, peer }
+    /// A stream to the listener at `address` that knows `token`. `secret` is made up for this attempt alone.
+    ///
+    /// # Errors
+    /// This is a forked child, and the connections are its parent's.
+    pub fn open(driver: &Arc<ControlDriver>, address: SocketAddr, token: Token, secret: Secret) -> Result<Self> {
+        let id = driver.with(|plane, now| plane.open(now, address, token, secret)).ok_or_else(inherited)?;
+        Ok(Self { driver: Arc::clone(driver), id, peer: address })
+    }
+
+    /// The next caller for the listener that knows `token`.
+    pub fn fetch(driver: &Arc<ControlDriver>, token: &Token) -> Option<Self> {
+        let (id, peer) = driver.with(|plane, _| plane.fetch(token)).flatten()?;
+        Some(Self { driver: Arc::clone(driver), id, peer })
     }
 
     /// What drives it.
@@ -35,7 +48,7 @@ impl ControlStream {
     ///
     /// # Errors
     /// The attempt failed with this errno; `Ok(false)` while it is under way.
-    pub fn poll_connected(&self) -> Result<bool, i32> {
+    pub fn poll_connected(&self) -> std::result::Result<bool, i32> {
         let _ = self.driver.poll();
         self.driver.with(|plane, _| plane.poll_connected(self.id)).unwrap_or(Ok(false))
     }
@@ -64,7 +77,7 @@ impl ControlStream {
     }
 
     /// The connection is there: from now on `peer` is told of its other end.
-    pub(super) fn establish(&self, peer: &Arc<PeerState>) {
+    pub(super) fn establish(&self, peer: &Arc<dyn Told>) {
         self.driver.establish(self.id, peer);
     }
 

@@ -170,7 +170,8 @@ impl Connector {
             Dial::Again(when) if Instant::now() < when => Ok((Stage::Dialing(Dial::Again(when)), false)),
             Dial::Again(_) => {
                 // One for each attempt: what belongs to another one is not taken for this one's.
-                let stream = self.control.open(self.handle.address, self.handle.token, random::bytes()?)?;
+                let stream =
+                    ControlStream::open(&self.control, self.handle.address, self.handle.token, random::bytes()?)?;
                 Ok((Stage::Dialing(Dial::Trying(stream)), true))
             }
             Dial::Trying(stream) => match stream.poll_connected() {

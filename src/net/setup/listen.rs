@@ -138,7 +138,7 @@ impl Listener {
 
     fn admit(&self, candidates: &mut Vec<Candidate>) {
         while candidates.len() < MAX_CANDIDATES
-            && let Some(stream) = self.control.fetch(&self.handle.token)
+            && let Some(stream) = ControlStream::fetch(&self.control, &self.handle.token)
         {
             candidates.push(Candidate { stream, deadline: Instant::now(), stage: Stage::Caller });
         }

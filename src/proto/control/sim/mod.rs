@@ -16,29 +16,12 @@
 //! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one.
 
 mod app;
+mod dice;
 mod hostile;
 mod network;
 mod world;
 
 use world::World;
-
-/// splitmix64: every seed is a different schedule.
-#[derive(Debug)]
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) % sides
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.roll(n) == 0
-    }
-}
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()

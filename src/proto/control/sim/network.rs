@@ -1,6 +1,6 @@
 //! A TCP in memory.
 
-use super::Dice;
+use super::dice::Dice;
 use crate::proto::control::event::End;
 use crate::proto::control::{ConnId, Time};
 use std::collections::VecDeque;

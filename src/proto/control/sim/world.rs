@@ -1,7 +1,7 @@
 //! Two processes, and what befalls them.
 
-use super::Dice;
 use super::app::{Acceptor, Connector, Established, Known};
+use super::dice::Dice;
 use super::network::{Network, REFUSED, Wire};
 use crate::proto::control::acceptor::MAX_PENDING;
 use crate::proto::control::event::{End, Event, Level, PeerChange};

@@ -7,14 +7,10 @@ use crate::proto::control::acceptor::{MAX_PENDING, NO_CONNECTION, WRONG_TOKEN};
 use crate::proto::control::stream::MAX_INBOX;
 use crate::proto::frame::Assembler;
 use crate::proto::handshake::Resume;
-use two::{Two, here};
+use two::{Two, here, kind};
 
 const REFUSED: i32 = 111;
 const TOKEN: Token = [1; 16];
-
-fn kind(heard: Heard) -> Option<Kind> {
-    if let Heard::Frame(frame) = heard { Some(frame.kind) } else { None }
-}
 
 fn broken(why: &str) -> PeerChange {
     PeerChange::Broken(why.into())

@@ -1,7 +1,6 @@
 //! Two control planes that talk to each other.
 
-use super::kind;
-use crate::proto::control::event::{End, Event, Level, PeerChange};
+use crate::proto::control::event::{End, Event, Heard, Level, PeerChange};
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{ConnId, StreamId, Time};
 use crate::proto::frame::Kind;
@@ -137,4 +136,8 @@ impl Two {
     pub(super) fn warnings(&self, side: usize) -> Vec<&str> {
         self.log[side].iter().filter(|(level, _)| *level == Level::Warn).map(|(_, text)| text.as_str()).collect()
     }
+}
+
+pub(super) fn kind(heard: Heard) -> Option<Kind> {
+    if let Heard::Frame(frame) = heard { Some(frame.kind) } else { None }
 }
