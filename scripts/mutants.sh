@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plants bugs in the protocol, one at a time, and has the simulator find each: a check that the check works. The sources
+# Plants bugs in the protocol, one at a time, and has the simulators find each: a check that the check works. The sources
 # are changed in a copy. Ends with 1 if a bug was not found, or does not fit the sources any more.
 #
 #   scripts/mutants.sh           some minutes
@@ -13,7 +13,7 @@ export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/mutants
 log=$copy/log
 
 simulate() {
-    (cd "$copy" && cargo test -p nccl-net-ferrite --lib --locked --quiet proto::sim) >"$log" 2>&1
+    (cd "$copy" && cargo test -p nccl-net-ferrite --lib --locked --quiet -- proto::sim proto::control::sim) >"$log" 2>&1
 }
 
 simulate || die "the simulator fails without a bug: $(tail -n 5 "$log")"
@@ -68,6 +68,18 @@ plant sim/control.rs "self.say(end, Some(Cause::PeerFailed));" "" "the peer is n
 plant sim/control.rs "if side.state == PeerState::Broken" "if false" "the peer is not told of a failure on the next control connection"
 plant sim/world.rs "self.sending.swap_remove(i);" "if self.causes[0].is_none() { self.sending.swap_remove(i); }" "an error ends a request twice"
 plant sim/fabric.rs "requester.delayed.pop_front()?" "requester.delayed.front()?.clone()" "a delayed write is executed twice"
+
+# In the control plane.
+plant control/conn.rs "self.streams.get(secret).copied()" "self.streams.values().next().copied()" "a frame goes to another stream"
+plant control/conn.rs "drain(..count.min(self.outgoing.len()))" "clear()" "what the kernel does not take at once is forgotten"
+plant control/redial.rs "const REFUSALS: u32 = 3;" "const REFUSALS: u32 = 1;" "two refusals are a death"
+plant control/plane/frames.rs "stream.imply_commit();" "" "a commit that is lost with its control connection is missed"
+plant control/plane/frames.rs "attempt <= stream.attempt" "false" "an attempt that was given up takes a connection over"
+plant control/plane/frames.rs "found.attach(secret, id);" "" "a connection that goes on hears nothing"
+plant control/plane/ends.rs "peer.waiting.insert(id);" "" "a connection that is lost waits for nothing"
+plant control/plane/ends.rs "End::Closed | End::Unreachable(_) => was_resuming," "End::Closed | End::Unreachable(_) => true," "a death is taken for a loss"
+plant control/plane/ends.rs "is_lost && stream.has_replied" "false" "a connection that is lost before it is accepted is given up"
+plant control/plane/sockets.rs "self.resume_all(address, conn);" "" "a new control connection is not made use of"
 
 echo "$((planted - missed)) of $planted planted bugs found"
 [ "$missed" = 0 ]

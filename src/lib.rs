@@ -50,23 +50,27 @@
 //! What ought to be quick has a deadline: reaching the peer's port, and connecting queue pairs, which are tried again between
 //! calls while the peer cannot be resolved. How long the peer takes to accept has none: NCCL may begin hours later there, and
 //! as long as the control connection stands the peer lives.
-//! Whoever does not know the token, or speaks another version, is refused in words and costs nothing but a socket.
+//! A caller that does not know the token, or speaks another version, is told so and costs nothing but a socket.
 //!
-//! All connections from one process to another share a TCP connection, the [`net::control::line::Line`]; the token in each frame tells
-//! whose it is. It stays open as long as one of them is there: its end tells a dead peer from a broken path, and a failing
-//! side says why on it. One that is lost or reset tells nothing. The side that has dialled dials again, and each connection
-//! goes on over the new line by a secret of its own ([`net::control::redial`]); a port that is closed, or does not know the connection,
-//! is its end. Meanwhile an end that waits for the peer asks the peer's device whether it is there ([`net::data::probe`]): that
-//! alone tells of a host that is gone, and tells the side that cannot dial. Forked children keep no control sockets
-//! ([`net::control::fork`]), so that a process's death is told when it dies and not when its workers have.
+//! All connections from one process to another share a TCP connection, the control connection
+//! ([`proto::control::conn::ControlConn`]). Every frame bears the secret that the sender has made up for this one attempt, so
+//! that what belongs to an attempt that was given up is recognised. A control connection stays open as long as one of its
+//! connections is there: its end tells a dead peer from a broken path, and a failing side says why on it. One that is lost or
+//! reset tells nothing. The side that has dialled dials again, once for all of its connections, and each of them goes on over the
+//! new one by its secret ([`proto::control::plane`]); that a peer wants to go on says that it had committed, should the commit be
+//! lost. A port that refuses three times within a second or more, or does not know the connection, is its end. Meanwhile an end
+//! that waits for the peer asks the peer's device whether it is there ([`net::data::probe`]): that alone tells of a host that is
+//! gone, and tells the side that cannot dial. Forked children keep no control sockets ([`net::control::fork`]), so that a
+//! process's death is told when it dies and not when its workers have.
 //!
 //! ## Threads
 //!
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
 //! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::data::exclusive_cell::ExclusiveCell`],
 //! the rest is immutable or behind a lock. The data path allocates nothing, takes no lock and makes no system call of its
-//! own. Ferrite's only threads are one [`net::control::watcher::Watcher`] per card with connections, which waits for device
-//! events and for what comes on lines and at the port, dials again, and clears away what an abort has left half-made. The library is never unmapped (`-z nodelete`).
+//! own. Ferrite's only threads are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
+//! waits for device events and clears away what an abort has left half-made; one of them also drives the control connections and
+//! serves the port, from the first `listen` on. The library is never unmapped (`-z nodelete`).
 //!
 //! ## Where things are decided
 //!
@@ -75,7 +79,10 @@
 //! | what does a peer see on the wire? | [`proto::cts`], [`proto::imm`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
 //! | which environment variables are there? | [`host::variables::VARIABLES`] |
 //! | which GID is used, and why? | [`host::gid`], [`net::device::gid_table`], [`net::device::rail`] |
-//! | which connections share a control connection, and which lock is taken first? | [`net::control`] |
+//! | which connections share a control connection, and when does it end? | [`proto::control::plane`], [`proto::control::pool`] |
+//! | who is let in at the port, and how many may wait there? | [`proto::control::acceptor`] |
+//! | what becomes of connections whose control connection is lost? | [`proto::control::plane`], [`proto::control::redial`], [`net::data::probe`] |
+//! | which lock is taken first? | [`net::control`] |
 //! | what bounds a connection that NCCL has abandoned during set-up? | [`net::setup`] |
 //! | how are queue pairs connected, and how often is it tried? | [`net::qp::connect`] |
 //! | which memory region serves which memory? | [`net::mr::table`] |

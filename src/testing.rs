@@ -10,10 +10,11 @@ pub mod host {
 
 /// The control plane.
 pub mod control {
-    pub use crate::net::control::{channel, epoll, line, lines, link, reception};
+    pub use crate::net::control::{driver, peer_state, stream};
 }
 
 /// The protocol's messages.
 pub mod proto {
+    pub use crate::proto::control::event;
     pub use crate::proto::{frame, handle, handshake};
 }

@@ -16,7 +16,7 @@ use ferrite::seat::Seat;
 use ferrite::transport::Handle;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,9 +67,12 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
             std::thread::sleep(Duration::from_millis(100));
         };
         assert_eq!(code(connect_to(seat, old)?), remote);
-        assert_logged("the peer speaks protocol 9, this Ferrite 1");
-        let refuse = |mut stream: TcpStream, to: Address| {
-            let refusal = Frame::text(Kind::Refuse, to.token, "no more queue pairs here");
+        assert_logged("the peer speaks protocol 9, this Ferrite 2");
+        let refuse = |mut stream: TcpStream, _: Address| {
+            let mut preamble = [0; 32];
+            stream.read_exact(&mut preamble).expect("a hello");
+            let secret = preamble[16..].try_into().expect("16 bytes");
+            let refusal = Frame::text(Kind::Refuse, secret, "no more queue pairs here");
             stream.write_all(&refusal.emit()).expect("sent");
             std::thread::sleep(Duration::from_millis(100));
         };

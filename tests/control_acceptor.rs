@@ -1,54 +1,97 @@
-//! The port of a process and the lines over it, without devices: who is let in, who is told what, and what a line survives.
+//! The control connections of a process and its port, without devices: who is let in, who is told what, and what is survived.
 
-use nccl_net::testing::control::channel::{Channel, Heard};
-use nccl_net::testing::control::epoll::{Epoll, Trigger};
-use nccl_net::testing::control::line::End;
-use nccl_net::testing::control::lines::{Lines, Reach};
-use nccl_net::testing::control::link::Link;
-use nccl_net::testing::control::reception::Reception;
+use nccl_net::testing::control::driver::ControlDriver;
+use nccl_net::testing::control::peer_state::PeerState;
+use nccl_net::testing::control::stream::ControlStream;
 use nccl_net::testing::host::iface::Interface;
+use nccl_net::testing::proto::event::{End, Heard};
 use nccl_net::testing::proto::frame::{Assembler, Frame, Kind};
-use nccl_net::testing::proto::handle::{Handle, Token};
+use nccl_net::testing::proto::handle::{Secret, Token};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use testkit::wait_until;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn reception(tokens: &[Token]) -> Arc<Reception> {
-    let address = SocketAddr::from(([127, 0, 0, 1], 0));
-    let reception = Reception::open(&Interface { name: "lo".into(), address }).expect("a port");
-    tokens.iter().for_each(|token| reception.register(*token));
-    reception
+fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = attempt() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what} never comes");
+        std::thread::sleep(Duration::from_micros(100));
+    }
 }
 
-fn caller(reception: &Arc<Reception>, token: Token) -> Channel {
-    wait_until("the caller", || {
-        reception.poll(PATIENCE).expect("no error");
-        reception.fetch(&token)
-    })
+/// A process: its control connections, and its port if it has listeners.
+struct Process {
+    driver: Arc<ControlDriver>,
+    address: SocketAddr,
 }
 
-fn reach(lines: &Lines, address: SocketAddr, token: Token) -> Reach {
-    let reach = lines.reach(&Handle { address, token }).expect("dialled");
-    wait_until("the line", || reach.channel.poll_connected().expect("somebody listens").then_some(()));
-    reach
+impl Process {
+    fn new() -> Self {
+        Self::with_patience(PATIENCE)
+    }
+
+    fn with_patience(patience: Duration) -> Self {
+        let driver = ControlDriver::new(patience).expect("descriptors");
+        Self { driver, address: SocketAddr::from(([127, 0, 0, 1], 0)) }
+    }
+
+    fn listening(tokens: &[Token]) -> Self {
+        let mut process = Self::new();
+        tokens.iter().for_each(|token| process.listen(*token));
+        process
+    }
+
+    fn listen(&mut self, token: Token) {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        self.address = self.driver.listen(&Interface { name: "lo".into(), address }, token).expect("a port");
+    }
+
+    fn poll(&self) {
+        self.driver.poll().expect("no error of this process's");
+    }
+
+    /// A stream to a listener elsewhere, over a control connection that stands.
+    fn reach(&self, address: SocketAddr, token: Token, secret: Secret) -> ControlStream {
+        let stream = ControlStream::open(&self.driver, address, token, secret).expect("this is no child");
+        until("the control connection", || stream.poll_connected().expect("somebody listens").then_some(()));
+        stream
+    }
+
+    fn fetch(&self, token: Token) -> ControlStream {
+        until("the caller", || {
+            self.poll();
+            ControlStream::fetch(&self.driver, &token)
+        })
+    }
+
+    fn caller(&self) -> TcpStream {
+        TcpStream::connect(self.address).expect("it listens")
+    }
 }
 
-fn heard(channel: &Channel) -> Heard {
-    wait_until("a frame", || Some(channel.poll_frame()).filter(|heard| *heard != Heard::Nothing))
+fn heard(stream: &ControlStream) -> Heard {
+    until("a frame", || Some(stream.poll_frame()).filter(|heard| *heard != Heard::Nothing))
 }
 
-fn is_kind(channel: &Channel, kind: Kind) {
-    let heard = heard(channel);
+fn is_kind(stream: &ControlStream, kind: Kind) {
+    let heard = heard(stream);
     assert!(matches!(&heard, Heard::Frame(frame) if frame.kind == kind), "{heard:?} instead of {kind:?}");
 }
 
-fn frame(kind: Kind, token: Token) -> Vec<u8> {
-    Frame { kind, token, body: vec![5; 70] }.emit()
+/// A frame that begins with the token, as hellos and resumptions do.
+fn frame(kind: Kind, token: Token, secret: Secret) -> Vec<u8> {
+    Frame { kind, secret, body: [token.as_slice(), &[5; 70]].concat() }.emit()
+}
+
+fn hello(token: Token) -> Vec<u8> {
+    token.to_vec()
 }
 
 /// Whether the other end has closed; nothing is waited for.
@@ -57,65 +100,74 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     !matches!(stream.read(&mut [0; 64]), Err(e) if e.kind() == ErrorKind::WouldBlock)
 }
 
+fn sockets() -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").expect("readable");
+    let links = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    links.filter(|to| to.to_string_lossy().starts_with("socket:")).count()
+}
+
 #[test]
 fn frames_may_come_in_any_pieces() {
-    let reception = reception(&[[1; 16], [2; 16]]);
-    let mut raw = TcpStream::connect(reception.address()).expect("it listens");
+    let process = Process::listening(&[[1; 16], [2; 16]]);
+    let mut raw = process.caller();
     raw.set_nodelay(true).expect("no delay");
-    let (one, two) = ([1; 16], [2; 16]);
-    let all = [frame(Kind::Hello, one), frame(Kind::Hello, two), frame(Kind::Commit, one), frame(Kind::Commit, two)];
-    for byte in all.concat() {
+    let tokens = [[1; 16], [2; 16]];
+    let all = |secrets: [Secret; 2]| {
+        let of = |kind| [frame(kind, tokens[0], secrets[0]), frame(kind, tokens[1], secrets[1])].concat();
+        [of(Kind::Hello), of(Kind::Commit)].concat()
+    };
+    for byte in all([[11; 16], [12; 16]]) {
         raw.write_all(&[byte]).expect("sent");
-        reception.poll(PATIENCE).expect("no error");
+        process.poll();
     }
-    let channels = [one, two].map(|token| caller(&reception, token));
-    for channel in &channels {
-        is_kind(channel, Kind::Hello);
-        is_kind(channel, Kind::Commit);
+    let streams = tokens.map(|token| process.fetch(token));
+    for stream in &streams {
+        is_kind(stream, Kind::Hello);
+        is_kind(stream, Kind::Commit);
     }
-    drop(channels);
+    drop(streams);
     // And all at once.
-    let mut raw = TcpStream::connect(reception.address()).expect("it listens");
-    raw.write_all(&all.concat()).expect("sent");
-    for channel in [one, two].map(|token| caller(&reception, token)) {
-        is_kind(&channel, Kind::Hello);
-        is_kind(&channel, Kind::Commit);
+    let mut raw = process.caller();
+    raw.write_all(&all([[13; 16], [14; 16]])).expect("sent");
+    for stream in tokens.map(|token| process.fetch(token)) {
+        is_kind(&stream, Kind::Hello);
+        is_kind(&stream, Kind::Commit);
     }
 }
 
 #[test]
-fn strangers_have_a_moment_and_are_not_let_in_without_end() {
+fn unauthenticated_callers_have_a_moment_and_are_not_let_in_without_end() {
     const MANY: usize = 128;
-    let reception = reception(&[[1; 16]]);
-    let call = || TcpStream::connect(reception.address()).expect("the port is open");
+    let process = Process::listening(&[[1; 16]]);
     let start = Instant::now();
-    let mut early: Vec<_> = (0..MANY).map(|_| call()).collect();
-    let mut late: Vec<_> = (0..MANY).map(|_| call()).collect();
-    (0..20).for_each(|_| reception.poll(PATIENCE).expect("no error"));
+    let mut early: Vec<_> = (0..MANY).map(|_| process.caller()).collect();
+    let mut late: Vec<_> = (0..MANY).map(|_| process.caller()).collect();
+    (0..20).for_each(|_| process.poll());
     let closed = early.iter_mut().chain(&mut late).filter_map(|one| is_closed(one).then_some(())).count();
     // Unless this machine is slow just now.
     if start.elapsed() < Duration::from_millis(50) {
         assert_eq!(closed, 0, "nobody has to go before its time");
     }
     std::thread::sleep(Duration::from_millis(60));
-    let mut prompt = call();
-    prompt.write_all(&frame(Kind::Hello, [1; 16])).expect("sent");
-    is_kind(&caller(&reception, [1; 16]), Kind::Hello);
+    let mut prompt = process.caller();
+    prompt.write_all(&frame(Kind::Hello, [1; 16], [9; 16])).expect("sent");
+    is_kind(&process.fetch([1; 16]), Kind::Hello);
     assert!(early.iter_mut().all(is_closed), "the oldest had to go");
     let others = late.iter_mut().filter_map(|one| is_closed(one).then_some(())).count();
     assert!(others <= 1, "and no more than had to make room for the prompt one");
 }
 
 #[test]
-fn a_stranger_that_drips_has_a_deadline() {
-    let reception = reception(&[[1; 16]]);
-    let mut slow = TcpStream::connect(reception.address()).expect("it listens");
+fn an_unauthenticated_caller_that_drips_has_a_deadline() {
+    let mut process = Process::with_patience(Duration::from_millis(200));
+    process.listen([1; 16]);
+    let mut slow = process.caller();
     let start = Instant::now();
-    let hello = frame(Kind::Hello, [1; 16]);
+    let hello = frame(Kind::Hello, [1; 16], [9; 16]);
     let mut bytes = hello.iter().cycle();
-    wait_until("the end", || {
+    until("the end", || {
         std::thread::sleep(Duration::from_millis(20));
-        reception.poll(Duration::from_millis(200)).expect("no error");
+        process.poll();
         // Less than a frame in all: nothing that could be judged.
         if start.elapsed() < Duration::from_millis(150) {
             slow.write_all(&[*bytes.next().expect("endless")]).expect("sent");
@@ -125,50 +177,60 @@ fn a_stranger_that_drips_has_a_deadline() {
     assert!(start.elapsed() >= Duration::from_millis(200));
 }
 
-/// As long as there are lines the port is open; but who comes when nobody listens is not left waiting.
+/// As long as there are connections the port is open; but who comes when nobody listens is not left waiting.
 #[test]
-fn whoever_waits_at_the_door_is_told_that_the_last_listener_has_closed() {
-    let (reception, lines) = (reception(&[[1; 16], [2; 16]]), Lines::default());
-    let near = reach(&lines, reception.address(), [1; 16]).channel;
-    near.send(Kind::Hello, Vec::new());
-    let _far = caller(&reception, [1; 16]);
-    let mut inside = TcpStream::connect(reception.address()).expect("it listens");
-    wait_until("a poll", || {
-        reception.poll(PATIENCE).expect("no error");
-        Some(())
-    });
-    let mut outside = TcpStream::connect(reception.address()).expect("it listens");
-    outside.write_all(&frame(Kind::Hello, [2; 16])).expect("sent");
-    reception.deregister(&[1; 16]);
+fn who_waits_at_the_port_is_told_that_the_last_listener_has_closed() {
+    let (process, caller) = (Process::listening(&[[1; 16], [2; 16]]), Process::new());
+    let near = caller.reach(process.address, [1; 16], [11; 16]);
+    near.send(Kind::Hello, hello([1; 16]));
+    let _far = process.fetch([1; 16]);
+    let mut inside = process.caller();
+    process.poll();
+    let mut outside = process.caller();
+    outside.write_all(&frame(Kind::Hello, [2; 16], [12; 16])).expect("sent");
+    process.driver.deregister(&[1; 16]);
     assert!(!is_closed(&mut inside) && !is_closed(&mut outside), "somebody listens still");
-    reception.deregister(&[2; 16]);
+    process.driver.deregister(&[2; 16]);
     for stranger in [&mut inside, &mut outside] {
-        wait_until("the end", || is_closed(stranger).then_some(()));
+        until("the end", || is_closed(stranger).then_some(()));
     }
-    // On a line the answer is in words.
-    let late = lines.reach(&Handle { address: reception.address(), token: [2; 16] }).expect("a line");
-    assert!(late.is_shared);
-    late.channel.send(Kind::Hello, Vec::new());
-    wait_until("the refusal", || {
-        _far.line().read();
-        matches!(late.channel.poll_frame(), Heard::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
+    // On a control connection the answer is in words.
+    let late = caller.reach(process.address, [2; 16], [13; 16]);
+    late.send(Kind::Hello, hello([2; 16]));
+    until("the refusal", || {
+        process.poll();
+        matches!(late.poll_frame(), Heard::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
     });
 }
 
-/// Lines keep the port open when nobody listens: who comes then is not in the way of the next listener's peer.
+/// Connections keep the port open when nobody listens: who comes then is not in the way of the next listener's peer.
 #[test]
 fn who_queued_up_while_nobody_listened_is_sent_away() {
-    let reception = reception(&[[1; 16]]);
-    reception.deregister(&[1; 16]);
-    let mut early = TcpStream::connect(reception.address()).expect("it is open");
-    reception.register([2; 16]);
-    wait_until("the end", || is_closed(&mut early).then_some(()));
+    let (mut process, caller) = (Process::listening(&[[1; 16]]), Process::new());
+    let near = caller.reach(process.address, [1; 16], [11; 16]);
+    near.send(Kind::Hello, hello([1; 16]));
+    let _far = process.fetch([1; 16]);
+    process.driver.deregister(&[1; 16]);
+    let mut early = process.caller();
+    process.listen([2; 16]);
+    until("the end", || is_closed(&mut early).then_some(()));
+}
+
+#[test]
+fn a_port_goes_with_the_last_listener_and_connection() {
+    let (process, caller) = (Process::listening(&[[1; 16]]), Process::new());
+    let near = caller.reach(process.address, [1; 16], [11; 16]);
+    near.send(Kind::Hello, hello([1; 16]));
+    let far = process.fetch([1; 16]);
+    process.driver.deregister(&[1; 16]);
+    assert!(TcpStream::connect(process.address).is_ok(), "the peer may have to come back");
+    drop(far);
+    assert!(TcpStream::connect(process.address).is_err());
 }
 
 #[test]
 fn a_port_ends_also_where_a_forked_child_has_it() {
-    let reception = reception(&[]);
-    let address = reception.address();
+    let process = Process::listening(&[[1; 16]]);
     // SAFETY: the child goes on alone with this one thread, and only waits to be killed.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -177,92 +239,113 @@ fn a_port_ends_also_where_a_forked_child_has_it() {
             unsafe { libc::pause() };
         }
     }
-    drop(reception);
-    let refused = TcpStream::connect(address).is_err();
+    process.driver.deregister(&[1; 16]);
+    let refused = TcpStream::connect(process.address).is_err();
     // SAFETY: our own child, which is waited for once.
     unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0)) };
     assert!(refused, "nobody serves it any more");
 }
 
-/// Two connections share a line that is new; the listener of the first has closed meanwhile.
 #[test]
-fn a_refusal_at_the_door_is_for_one_connection() {
-    let (reception, lines) = (reception(&[[2; 16]]), Lines::default());
-    let [dead, live] = [[1; 16], [2; 16]].map(|token| reach(&lines, reception.address(), token).channel);
-    for channel in [&dead, &live] {
-        channel.send(Kind::Hello, Vec::new());
-    }
-    wait_until("the refusal", || {
-        reception.poll(PATIENCE).expect("no error");
+fn streams_to_one_address_share_a_control_connection_which_goes_with_the_last() {
+    let caller = Process::new();
+    let listeners: Vec<_> = (0..2).map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a port")).collect();
+    let address = |n: usize| listeners[n].local_addr().expect("an address");
+    let reach = |n, token, secret| caller.reach(address(n), [token; 16], [secret; 16]);
+    let before = sockets();
+    let (a, b, again) = (reach(0, 1, 1), reach(0, 2, 2), reach(0, 1, 3));
+    assert_eq!(sockets(), before + 1, "one process, one control connection");
+    let other = reach(1, 3, 4);
+    assert_eq!(sockets(), before + 2);
+    drop((a, b, other));
+    assert_eq!(sockets(), before + 1);
+    drop(again);
+    assert_eq!(sockets(), before);
+}
+
+/// Two connections share a control connection that is new; the listener of the first has closed meanwhile.
+#[test]
+fn a_refusal_at_the_port_is_for_one_connection() {
+    let (process, caller) = (Process::listening(&[[2; 16]]), Process::new());
+    let [dead, live] = [1, 2].map(|n| caller.reach(process.address, [n; 16], [10 + n; 16]));
+    dead.send(Kind::Hello, hello([1; 16]));
+    live.send(Kind::Hello, hello([2; 16]));
+    until("the refusal", || {
+        process.poll();
         matches!(dead.poll_frame(), Heard::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
     });
     assert_eq!(heard(&live), Heard::End(End::Closed), "it may call again");
-    let again = reach(&lines, reception.address(), [2; 16]).channel;
-    again.send(Kind::Hello, Vec::new());
-    is_kind(&caller(&reception, [2; 16]), Kind::Hello);
+    let again = caller.reach(process.address, [2; 16], [13; 16]);
+    again.send(Kind::Hello, hello([2; 16]));
+    is_kind(&process.fetch([2; 16]), Kind::Hello);
 }
 
-/// A peer that takes no bytes.
+/// A peer that takes no bytes, and a process that talks to it.
 struct Deaf {
     listener: TcpListener,
-    lines: Lines,
+    caller: Process,
 }
 
 impl Deaf {
     fn new() -> Self {
-        Self { listener: TcpListener::bind(("127.0.0.1", 0)).expect("a port"), lines: Lines::default() }
+        Self { listener: TcpListener::bind(("127.0.0.1", 0)).expect("a port"), caller: Process::new() }
     }
 
-    fn reach(&self, token: Token) -> Reach {
-        reach(&self.lines, self.listener.local_addr().expect("an address"), token)
+    fn reach(&self, token: Token) -> ControlStream {
+        self.caller.reach(self.listener.local_addr().expect("an address"), token, token)
     }
 
-    /// Says so much on `channel` that some of it has to wait; how many frames.
-    fn fill(channel: &Channel) -> usize {
-        for count in 1..100_000 {
-            channel.send(Kind::Hello, vec![0; 4096]);
-            if !channel.poll_sent().expect("the line is there") {
-                return count;
-            }
-        }
-        panic!("somebody takes it all");
+    /// Says so much on `stream` that some of it has to wait; how many frames.
+    fn fill(stream: &ControlStream) -> usize {
+        let count = 5000;
+        (0..count).for_each(|_| stream.send(Kind::Hello, vec![0; 4096]));
+        count
     }
 }
 
 #[test]
 fn what_a_peer_would_not_take_is_sent_once_it_does() {
     let deaf = Deaf::new();
-    let (first, second) = (deaf.reach([1; 16]).channel, deaf.reach([2; 16]).channel);
+    let (first, second) = (deaf.reach([1; 16]), deaf.reach([2; 16]));
     let (mut peer, _) = deaf.listener.accept().expect("a caller");
-    let epoll = Epoll::new().expect("an epoll");
-    let mut batch = Epoll::batch();
-    epoll.add(first.line().fd(), 7, Trigger::Room).expect("added");
     second.send(Kind::Hello, Vec::new());
     let filled = Deaf::fill(&first);
-    while epoll.wait(&mut batch, 0).expect("a wait").count() > 0 {}
     let start = Instant::now();
     drop(second);
     assert!(start.elapsed() < Duration::from_secs(5), "nobody waits for the peer");
     let mut assembler = Assembler::default();
     let (mut hellos, mut goodbyes) = (0, 0);
     peer.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
-    wait_until("the goodbye", || {
+    until("the goodbye", || {
         let mut bytes = [0; 4096];
-        let wanted = assembler.wanted().expect("frames").min(bytes.len());
-        if let Ok(count) = peer.read(&mut bytes[..wanted]) {
-            assembler.handle_bytes(&bytes[..count]);
-        } else if epoll.wait(&mut batch, 10).expect("a wait").any(|key| key == 7) {
-            // As a watcher does.
-            first.line().read();
+        match peer.read(&mut bytes) {
+            Ok(count) => assembler.handle_bytes(&bytes[..count]),
+            Err(_) => deaf.caller.poll(),
         }
-        match assembler.poll_frame().expect("frames").map(|frame| frame.kind) {
-            Some(Kind::Hello) => hellos += 1,
-            Some(Kind::Goodbye) => goodbyes += 1,
-            _ => {}
+        while let Some(frame) = assembler.poll_frame().expect("frames") {
+            match frame.kind {
+                Kind::Hello => hellos += 1,
+                Kind::Goodbye => goodbyes += 1,
+                _ => {}
+            }
         }
         (goodbyes == 1).then_some(())
     });
     assert_eq!(hellos, filled + 1, "in order and whole");
+}
+
+/// The sockets of this process that are connected to `port`.
+fn connected_to(port: u16) -> Vec<RawFd> {
+    (3..1000)
+        .filter(|fd| {
+            // SAFETY: all zero is an address of no family, filled in below.
+            let mut raw: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+            let mut size = size_of_val(&raw) as libc::socklen_t;
+            // SAFETY: a valid place for an address, and its size.
+            let rc = unsafe { libc::getpeername(*fd, (&raw mut raw).cast(), &raw mut size) };
+            rc == 0 && u16::from_be(raw.sin_port) == port
+        })
+        .collect()
 }
 
 fn give_up_after(fd: RawFd, milliseconds: u32) {
@@ -274,70 +357,68 @@ fn give_up_after(fd: RawFd, milliseconds: u32) {
 
 /// The kernel gives up on a peer that does not answer: a real ETIMEDOUT.
 #[test]
-fn a_lost_line_ends_no_connection_and_new_ones_go_over_a_new_line() {
+fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one() {
     let deaf = Deaf::new();
-    let (first, second, third) =
-        (deaf.reach([1; 16]).channel, deaf.reach([2; 16]).channel, deaf.reach([3; 16]).channel);
+    let (first, second, third) = (deaf.reach([1; 16]), deaf.reach([2; 16]), deaf.reach([3; 16]));
     let (_peer, _) = deaf.listener.accept().expect("a caller");
     Deaf::fill(&first);
-    let links = [first, second].map(|channel| Link::dialled("the peer".into(), [0; 16], channel, &Arc::default()));
-    give_up_after(third.line().fd(), 100);
+    let peers = [first, second].map(|stream| PeerState::new("the peer".into(), stream));
+    let port = deaf.listener.local_addr().expect("an address").port();
+    connected_to(port).into_iter().for_each(|fd| give_up_after(fd, 100));
     let end = heard(&third);
     assert!(matches!(&end, Heard::End(End::Lost(why)) if why.contains("timed out")), "{end:?}");
-    for link in &links {
-        assert!(!link.is_gone() && !link.is_broken(), "{}", link.reason());
-        assert!(link.reason().contains("the control connection was lost before"), "{}", link.reason());
+    for peer in &peers {
+        assert!(!peer.is_gone() && !peer.is_broken(), "{}", peer.reason());
+        assert!(peer.reason().contains("the control connection was lost before"), "{}", peer.reason());
     }
     let again = deaf.reach([4; 16]);
-    assert!(!again.is_shared);
-    let (mut peer, _) = deaf.listener.accept().expect("a second line");
-    again.channel.send(Kind::Hello, Vec::new());
-    // A process that is killed has usually read what there was; else its kernel resets the connection.
-    peer.read_exact(&mut [0; 32]).expect("a hello");
-    let late = Link::dialled("the peer".into(), [0; 16], again.channel, &Arc::default());
-    drop(peer);
-    wait_until("the end of the second line", || {
-        late.line().read();
+    let (mut new, _) = deaf.listener.accept().expect("a second control connection");
+    again.send(Kind::Hello, Vec::new());
+    // Two resumptions, and the hello: a kernel resets a connection that is closed with something unread.
+    new.read_exact(&mut [0; 32 + 2 * (32 + 20)]).expect("a hello");
+    let late = PeerState::new("the peer".into(), again);
+    drop(new);
+    until("the end of the second one", || {
+        deaf.caller.poll();
         late.is_broken().then_some(())
     });
     assert_eq!(late.reason(), "the peer's process has died");
-    assert!(links.iter().all(|link| !link.is_gone()), "a line of its own");
-    links[0].fail("enough");
-    assert!(links[0].is_broken() && !links[1].is_gone());
+    assert!(peers.iter().all(|peer| !peer.is_gone()), "they have not been answered yet");
+    peers[0].fail("enough");
+    assert!(peers[0].is_broken() && !peers[1].is_gone());
 }
 
 /// What a child does with its copies is its own affair.
 #[test]
-fn a_forked_child_leaves_its_parents_lines_alone() {
-    let (reception, lines) = (reception(&[[1; 16], [2; 16]]), Lines::default());
-    let near = reach(&lines, reception.address(), [1; 16]).channel;
-    near.send(Kind::Hello, Vec::new());
-    let far = caller(&reception, [1; 16]);
+fn a_forked_child_leaves_its_parents_control_connections_alone() {
+    let (process, caller) = (Process::listening(&[[1; 16], [2; 16]]), Process::new());
+    let near = caller.reach(process.address, [1; 16], [11; 16]);
+    near.send(Kind::Hello, hello([1; 16]));
+    let far = process.fetch([1; 16]);
     is_kind(&far, Kind::Hello);
     // SAFETY: the child goes on alone with this one thread, which holds no lock, and ends below.
     let child = unsafe { libc::fork() };
     if child == 0 {
         near.send(Kind::Commit, Vec::new());
-        let is_new =
-            lines.reach(&Handle { address: reception.address(), token: [2; 16] }).is_ok_and(|to| !to.is_shared);
+        let is_parents = ControlStream::open(&caller.driver, process.address, [2; 16], [12; 16]).is_err();
         let is_deaf = far.poll_frame() == Heard::Nothing;
-        drop((near, far, lines));
-        reception.deregister(&[1; 16]);
-        reception.deregister(&[2; 16]);
-        drop(reception);
+        process.driver.deregister(&[1; 16]);
+        process.driver.deregister(&[2; 16]);
+        drop((near, far, caller, process));
         // SAFETY: ends here.
-        unsafe { libc::_exit(if is_new && is_deaf { 0 } else { 1 }) };
+        unsafe { libc::_exit(if is_parents && is_deaf { 0 } else { 1 }) };
     }
     let mut status = 0;
     // SAFETY: our own child.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0, "the child shares no line and hears nothing");
+    assert_eq!(status, 0, "the child has no part in it and hears nothing");
     assert_eq!(far.poll_frame(), Heard::Nothing, "it has said nothing");
     far.send(Kind::Reply, Vec::new());
     is_kind(&near, Kind::Reply);
-    assert!(TcpStream::connect(reception.address()).is_ok(), "so does the port");
-    let other = reach(&lines, reception.address(), [2; 16]);
-    assert!(other.is_shared, "the line goes on");
-    other.channel.send(Kind::Hello, Vec::new());
-    is_kind(&caller(&reception, [2; 16]), Kind::Hello);
+    assert!(TcpStream::connect(process.address).is_ok(), "so does the port");
+    let before = sockets();
+    let other = caller.reach(process.address, [2; 16], [13; 16]);
+    assert_eq!(sockets(), before, "the control connection goes on");
+    other.send(Kind::Hello, hello([2; 16]));
+    is_kind(&process.fetch([2; 16]), Kind::Hello);
 }

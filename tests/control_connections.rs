@@ -26,14 +26,14 @@ fn files() -> (usize, usize) {
 }
 
 #[test]
-fn a_hundred_connections_share_a_line_each_way_which_goes_with_the_last() -> Result<()> {
+fn a_hundred_connections_share_one_tcp_connection_each_way() -> Result<()> {
     let setting = require!(setting());
     pair(&setting, |seat| {
         let transport = plugin_transport()?;
         let others = files().0;
         // What a process needs once.
         Link::open(seat, &transport, 0)?.close()?;
-        let mut deadline = seat.deadline("the end of the first lines");
+        let mut deadline = seat.deadline("the end of the first control connections");
         while files().0 != others {
             deadline.idle()?;
         }
@@ -43,14 +43,16 @@ fn a_hundred_connections_share_a_line_each_way_which_goes_with_the_last() -> Res
         for _ in 0..100 {
             links.push(Link::open(seat, &transport, 0)?);
         }
-        assert_eq!(files().0, before.0 + 3, "a line to the peer, a line from it, and the port");
+        assert_eq!(files().0, before.0 + 3, "a control connection to the peer, one from it, and the port");
         seat.barrier()?;
         let last = links.pop().expect("a hundred");
         links.into_iter().try_for_each(Link::close)?;
         seat.barrier()?;
         assert_eq!(files().0, before.0 + 3, "as long as there is one connection");
+        // It goes with the last goodbye of either end.
+        seat.barrier()?;
         last.close()?;
-        let mut deadline = seat.deadline("the end of the lines");
+        let mut deadline = seat.deadline("the end of the control connections");
         while files() != before {
             deadline.idle()?;
         }
@@ -90,22 +92,22 @@ fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()>
 }
 
 #[test]
-fn a_line_that_is_cut_ends_its_connections_and_is_dialled_anew() -> Result<()> {
+fn a_control_connection_that_is_cut_ends_its_connections_and_is_dialled_anew() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |seat| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
         let cut: Vec<_> = (0..3).map(|_| connect_through(seat, &transport, &mut relay)).collect::<Result<_>>()?;
-        assert_eq!(relay.callers, 1, "one line");
+        assert_eq!(relay.callers, 1, "one control connection");
         relay.close();
         for (send, _, _) in &cut {
             is_told(seat, send)?;
         }
         let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
-        assert_eq!(relay.callers, 2, "a new line");
+        assert_eq!(relay.callers, 2, "a new control connection");
         works(seat, (send, recv))?;
-        // Also where it has not been noticed that the line is cut.
+        // Also where it has not been noticed that the control connection is cut.
         let (_send, _recv, _other) = connect_through(seat, &transport, &mut relay)?;
         relay.close();
         let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
@@ -128,9 +130,9 @@ fn a_caller_that_is_turned_away_calls_again() -> Result<()> {
     })
 }
 
-/// Where a line was there before, the port tells whether only that has ended or the process.
+/// Where a control connection was there before, the port tells whether only that has ended or the process.
 #[test]
-fn a_peer_that_dies_during_set_up_on_a_shared_line_is_told_at_once() -> Result<()> {
+fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_told() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |seat| {
         let transport = plugin_transport()?;
@@ -155,7 +157,7 @@ fn a_peer_that_dies_during_set_up_on_a_shared_line_is_told_at_once() -> Result<(
 
 /// What is known of one listener's token does not help with another's, and whoever tries harms nobody.
 #[test]
-fn a_refused_connection_leaves_the_others_of_its_line_alive() -> Result<()> {
+fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |seat| {
         let transport = plugin_transport()?;
@@ -175,7 +177,7 @@ fn a_refused_connection_leaves_the_others_of_its_line_alive() -> Result<()> {
         assert!(matches!(refusal, Error::Call { code: abi::ncclRemoteError, .. }), "{refusal}");
         let lines = ferrite::nccl_log::lines();
         assert!(lines.iter().any(|l| l.contains("the listener refuses: no such listener")), "{lines:?}");
-        assert_eq!(files().0, sockets, "it went over the line that was there");
+        assert_eq!(files().0, sockets, "it went over the control connection that was there");
         works(seat, pair)
     })
 }
@@ -204,7 +206,7 @@ fn two_threads_connect_and_accept_at_once() -> Result<()> {
                         while made.load(Ordering::Relaxed) < 2 * COUNT {
                             std::thread::yield_now();
                         }
-                        assert_eq!(files().0, sockets, "all over one line");
+                        assert_eq!(files().0, sockets, "all over one control connection");
                         pairs.into_iter().try_for_each(|pair| works(seat, pair))
                     })
                 })

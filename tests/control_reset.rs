@@ -24,7 +24,7 @@ use testkit::require;
 /// A reset tells nothing of the peer: its process answers when it is dialled again, and all connections go on over the new
 /// line, of which both ends make use.
 #[test]
-fn a_line_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> {
+fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> {
     let setting = require!(talkative(&[]));
     alone(&setting, |seat| {
         let transport = plugin_transport()?;
@@ -33,14 +33,14 @@ fn a_line_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> 
         let mut pairs: Vec<_> = (0..4).map(|_| connect_through(seat, &transport, &mut relay)).collect::<Result<_>>()?;
         for round in 1..4 {
             relay.reset();
-            let mut deadline = seat.deadline("another line");
-            while log().matches("the control connection to softrnic0 port 1").count() < 4 * round {
+            let mut deadline = seat.deadline("another control connection");
+            while log().matches("is back: 4 connection(s) go on over it").count() < round {
                 relay.forward();
                 deadline.idle()?;
             }
-            assert_eq!(relay.callers, 1 + round, "one line for all four");
+            assert_eq!(relay.callers, 1 + round, "one control connection for all four");
         }
-        // What either end says comes to the other one, over the last line.
+        // What either end says comes to the other one, over the last control connection.
         let (send, recv, _listener) = pairs.pop().expect("four");
         send.close()?;
         let memory = Arc::new(Buffer::new(64)?);
@@ -71,7 +71,7 @@ fn a_line_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> 
 
 /// The peer's process has ended, so its port is closed.
 #[test]
-fn a_line_that_is_reset_by_a_dying_peer_ends_its_connections() -> Result<()> {
+fn a_control_connection_that_is_reset_by_a_dying_peer_ends_its_connections() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |seat| {
         let transport = plugin_transport()?;
@@ -118,7 +118,7 @@ fn handle_of_peer(seat: &mut Seat) -> Result<Handle> {
     Ok(Handle(bytes.try_into().expect("a whole handle")))
 }
 
-/// The line is lost, nobody answers when it is dialled again, and the peer, a child of rank 1, dies: the device of rank 0 tells,
+/// The control connection is lost, nobody answers when it is dialled again, and the peer, a child of rank 1, dies: the device of rank 0 tells,
 /// although nothing is under way there.
 fn told_by_the_device(play: impl Fn(&mut Seat, &Transport) -> Result<()>, peer: Peer) -> Result<()> {
     let setting = require!(setting());
@@ -145,7 +145,7 @@ fn told_by_the_device(play: impl Fn(&mut Seat, &Transport) -> Result<()>, peer: 
 type Peer = fn(&mut Seat, &Transport) -> Result<(Option<SendComm>, Option<RecvComm>)>;
 
 #[test]
-fn a_receiver_without_a_line_is_told_by_its_device() -> Result<()> {
+fn a_receiver_without_a_control_connection_is_told_by_its_device() -> Result<()> {
     let play = |seat: &mut Seat, transport: &Transport| {
         let (handle, listener) = transport.listen(0)?;
         let mut relay = relay_to(&handle);
@@ -171,7 +171,7 @@ fn a_receiver_without_a_line_is_told_by_its_device() -> Result<()> {
 }
 
 #[test]
-fn a_sender_without_a_line_is_told_by_its_device() -> Result<()> {
+fn a_sender_without_a_control_connection_is_told_by_its_device() -> Result<()> {
     let play = |seat: &mut Seat, transport: &Transport| {
         let handle = handle_of_peer(seat)?;
         let mut relay = relay_to(&handle);

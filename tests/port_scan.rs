@@ -26,7 +26,7 @@ const HELD: usize = 300;
 /// What the `n`th stranger says.
 fn speech(n: usize) -> Vec<u8> {
     let noise = pattern(n, n * 37 % 400);
-    let hello = Frame { kind: Kind::Hello, token: [7; 16], body: noise.clone() }.emit();
+    let hello = Frame { kind: Kind::Hello, secret: [7; 16], body: noise.clone() }.emit();
     match n % 6 {
         0 => Vec::new(),
         1 => noise,

@@ -11,7 +11,8 @@ use ferrite::error::Result;
 use ferrite::pair::Setting;
 use ferrite::seat::Seat;
 use ferrite::transport::{Handle, Listener, Transport};
-use std::io::Read;
+use nccl_net::testing::proto::frame::{Frame, Kind};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::mpsc::channel;
@@ -81,10 +82,10 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
     })
 }
 
-/// The connecting end was given up and begins anew on the same line, which others keep, before the listener is asked: the
+/// The connecting end was given up and begins anew on the same control connection, which others keep, before the listener is asked: the
 /// hello of the one that is given up is not answered.
 #[test]
-fn a_connection_that_is_begun_anew_on_its_line_gets_an_answer_of_its_own() -> Result<()> {
+fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_its_own() -> Result<()> {
     let setting = require!(impatient());
     alone(&setting, |seat| {
         let transport = plugin_transport()?;
@@ -175,6 +176,24 @@ fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
         // And the listener is there still.
         let pair = meet(seat, &transport, &mut Handle(handle.0), &mut listener)?;
         works(seat, pair)
+    })
+}
+
+/// From `listen` on, long before NCCL asks the listener.
+#[test]
+fn a_port_is_served_before_the_first_accept() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |_| {
+        let transport = plugin_transport()?;
+        let (handle, _listener) = transport.listen(0)?;
+        let mut caller = TcpStream::connect(address(&handle).address).expect("the port is open");
+        caller.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        let hello = Frame { kind: Kind::Hello, secret: [1; 16], body: vec![9; 16] };
+        caller.write_all(&hello.emit()).expect("sent");
+        let mut answer = Vec::new();
+        caller.read_to_end(&mut answer).expect("an answer and an end");
+        assert!(String::from_utf8_lossy(&answer).contains("wrong token"), "{answer:?}");
+        Ok(())
     })
 }
 

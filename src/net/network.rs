@@ -1,8 +1,7 @@
 //! All devices of the process, and what their connections share.
 
-use super::control::lines::Lines;
-use super::control::reception::Reception;
-use super::control::watcher::Chore;
+use super::control::driver::ControlDriver;
+use super::control::periodic::PeriodicTask;
 use super::data::sender::SendComm;
 use super::device::nic::Nic;
 use super::setup::connect::Connector;
@@ -15,7 +14,8 @@ use crate::host::random;
 use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::verbs::context::Context;
 use crate::verbs::library::Library;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// The devices of the process, and what their connections share. There is one, which is built from the environment.
 #[derive(Debug)]
@@ -23,9 +23,10 @@ pub struct Network {
     devices: Vec<Arc<Nic>>,
     interface: Option<Interface>,
     connectors: Arc<Connectors>,
-    lines: Arc<Lines>,
-    /// It lives as long as there are listeners, or control connections to them.
-    reception: Mutex<Weak<Reception>>,
+    /// What a caller has to say its first words.
+    patience: Duration,
+    /// The control connections of this process; a forked child has others than its parent.
+    control: Mutex<Option<Arc<ControlDriver>>>,
 }
 
 impl Network {
@@ -40,8 +41,8 @@ impl Network {
             true => None,
             false => Some(iface::choose(&config.interfaces, config.socket_family)?),
         };
-        let net =
-            Self { devices, interface, connectors: Arc::default(), lines: Arc::default(), reception: Mutex::default() };
+        let patience = Duration::from_secs(config.handshake_timeout_s);
+        let net = Self { devices, interface, connectors: Arc::default(), patience, control: Mutex::default() };
         net.log_devices(&config);
         Ok(net)
     }
@@ -68,17 +69,16 @@ impl Network {
         self.connectors.sweep();
         let device = self.device(index)?;
         let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
-        Listener::new(Arc::clone(device), self.reception(interface)?)
+        Listener::new(Arc::clone(device), self.control()?, interface)
     }
 
-    fn reception(&self, interface: &Interface) -> Result<Arc<Reception>> {
-        let mut known = self.reception.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reception) = known.upgrade().filter(|reception| !reception.is_inherited()) {
-            return Ok(reception);
+    fn control(&self) -> Result<Arc<ControlDriver>> {
+        let mut known = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(driver) = known.as_ref().filter(|driver| !driver.is_inherited()) {
+            return Ok(Arc::clone(driver));
         }
-        let reception = Reception::open(interface)?;
-        *known = Arc::downgrade(&reception);
-        Ok(reception)
+        let driver = ControlDriver::new(self.patience)?;
+        Ok(Arc::clone(known.insert(driver)))
     }
 
     /// Connects device number `index` to the listener whose handle is `bytes`, in as many calls as it takes. From one call to the
@@ -96,7 +96,7 @@ impl Network {
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
-                (cookie, Connector::new(Arc::clone(self.device(index)?), handle, Arc::clone(&self.lines))?)
+                (cookie, Connector::new(Arc::clone(self.device(index)?), handle, self.control()?))
             }
         };
         // No lock is held here: creating queue pairs takes time.
@@ -105,8 +105,8 @@ impl Network {
         if let Ok(None) = done {
             handle::set_cookie(bytes, cookie);
             self.connectors.put(cookie, connector);
-            let chore: Arc<dyn Chore> = Arc::clone(&self.connectors) as _;
-            self.device(index)?.watch_set_up(None, &chore)?;
+            let task: Arc<dyn PeriodicTask> = Arc::clone(&self.connectors) as _;
+            self.device(index)?.watch_set_up(&self.control()?, Some(&task))?;
         }
         done
     }

@@ -1,7 +1,6 @@
 //! One end of a connection as it is told to the other: its rails, and the queue pairs on each.
 
 use super::codec::{Reader, Writer};
-use super::handshake::Terms;
 use super::rail_weights::RailWeights;
 use super::stripe::Striping;
 use super::{MAX_QPS, MAX_RAILS, QpIndex, Violation, violation};
@@ -81,11 +80,11 @@ impl Endpoint {
         }
     }
 
-    /// What is left of it on `terms`.
-    pub fn truncate(&mut self, terms: &Terms) {
-        self.rails.truncate(terms.striping.rails().into());
+    /// What is left of it with so many rails, and so many queue pairs on each.
+    pub fn truncate(&mut self, rails: usize, lanes_per_rail: usize) {
+        self.rails.truncate(rails);
         for rail in &mut self.rails {
-            rail.lanes.truncate(terms.lanes_per_rail());
+            rail.lanes.truncate(lanes_per_rail);
         }
     }
 

@@ -1,10 +1,12 @@
 //! Framing of the control connection: a preamble that every version understands, then a body.
 
-use super::handle::Token;
+use super::handle::Secret;
 use super::{PROTOCOL_VERSION, Violation, violation};
 
 /// Longest body of a frame. Nothing a peer claims makes us keep more than this.
 pub const MAX_BODY_BYTES: usize = 4096;
+/// In a refusal: it is for all connections of the process that is told, not for one.
+pub const ALL_CONNECTIONS: Secret = [0; 16];
 const PREAMBLE_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"FerrCtl\0";
 
@@ -21,8 +23,8 @@ pub enum Kind {
     Refuse,
     /// Either way, any time after: I close, and why (text; empty when all is well).
     Goodbye,
-    /// Sender to receiver, on another control connection than the one that was lost: this connection goes on here
-    /// ([`super::handshake::Resume`]). Receiver to sender, without a body: so it does.
+    /// Sender to receiver, on another control connection than the one that was lost: this connection goes on here.
+    /// Receiver to sender, without a body: so it does.
     Resume,
 }
 
@@ -42,14 +44,17 @@ impl Kind {
 ///
 /// ```text
 /// byte 0      8        10    12        16       32
-///      magic  version  kind  body u32  token    body…
+///      magic  version  kind  body u32  secret   body…
 /// ```
+///
+/// The secret tells which of the connections that share a control connection the frame is of. It is made up by the sender
+/// for each hello, so no frame of one attempt can be taken for one of another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// What it is for.
     pub kind: Kind,
-    /// The listener's token.
-    pub token: Token,
+    /// The connection's secret; [`ALL_CONNECTIONS`] in a refusal that is for the whole process.
+    pub secret: Secret,
     /// Content, by kind.
     pub body: Vec<u8>,
 }
@@ -63,14 +68,14 @@ impl Frame {
         b.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
         b.extend_from_slice(&self.kind.to_bits().to_le_bytes());
         b.extend_from_slice(&(body.len() as u32).to_le_bytes());
-        b.extend_from_slice(&self.token);
+        b.extend_from_slice(&self.secret);
         b.extend_from_slice(body);
         b
     }
 
     /// A frame whose body is a text.
-    pub fn text(kind: Kind, token: Token, text: &str) -> Self {
-        Self { kind, token, body: text.as_bytes().to_vec() }
+    pub fn text(kind: Kind, secret: Secret, text: &str) -> Self {
+        Self { kind, secret, body: text.as_bytes().to_vec() }
     }
 
     /// The body as a text, for people: printable characters of the first few hundred bytes.
@@ -87,7 +92,7 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// More bytes have come. At most [`Self::wanted`] of them are useful.
+    /// More bytes have come.
     pub fn handle_bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
@@ -97,13 +102,10 @@ impl Assembler {
         !self.bytes.is_empty()
     }
 
-    /// How many bytes complete the preamble or the frame at hand: never more than one frame, so nothing is read past it.
-    ///
-    /// # Errors
-    /// As [`Self::poll_frame`].
-    pub fn wanted(&self) -> Result<usize, Violation> {
-        let have = self.bytes.len();
-        if have < PREAMBLE_BYTES { Ok(PREAMBLE_BYTES - have) } else { Ok(PREAMBLE_BYTES + self.body_bytes()? - have) }
+    /// Bytes that are kept until their frame is whole.
+    #[cfg(test)]
+    pub fn pending_bytes(&self) -> usize {
+        self.bytes.len()
     }
 
     /// The next whole frame, if there is one.
@@ -129,11 +131,11 @@ impl Assembler {
         if have < end {
             return Ok(None);
         }
-        let mut token = Token::default();
-        token.copy_from_slice(&self.bytes[16..32]);
+        let mut secret = Secret::default();
+        secret.copy_from_slice(&self.bytes[16..32]);
         let body = self.bytes[PREAMBLE_BYTES..end].to_vec();
         self.bytes.drain(..end);
-        Ok(Some(Frame { kind, token, body }))
+        Ok(Some(Frame { kind, secret, body }))
     }
 
     fn body_bytes(&self) -> Result<usize, Violation> {
@@ -155,7 +157,7 @@ mod tests {
         fn frames_survive_any_fragmentation(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..5),
                                             piece in 1usize..70) {
             let frames: Vec<_> = bodies.into_iter().enumerate()
-                .map(|(i, body)| Frame { kind: Kind::ALL[i % 6], token: [i as u8; 16], body }).collect();
+                .map(|(i, body)| Frame { kind: Kind::ALL[i % 6], secret: [i as u8; 16], body }).collect();
             let bytes: Vec<u8> = frames.iter().flat_map(Frame::emit).collect();
             let mut assembler = Assembler::default();
             let mut got = Vec::new();
@@ -173,10 +175,9 @@ mod tests {
             let mut assembler = Assembler::default();
             assembler.handle_bytes(&MAGIC[..lead]);
             assembler.handle_bytes(&bytes);
-            if let Ok(wanted) = assembler.wanted() {
-                prop_assert!(wanted <= PREAMBLE_BYTES + MAX_BODY_BYTES);
+            if let Ok(None) = assembler.poll_frame() {
+                prop_assert!(assembler.pending_bytes() < PREAMBLE_BYTES + MAX_BODY_BYTES);
             }
-            let _ = assembler.poll_frame();
         }
     }
 

@@ -24,19 +24,19 @@ pub struct Ring {
 /// The sender's first message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
+    /// The token of the listener that it is for.
+    pub token: Token,
     /// The sender's end.
     pub endpoint: Endpoint,
     /// Where the receiver puts its clear-to-sends.
     pub ring: Ring,
-    /// What the connection is known by when it moves to another control connection.
-    pub secret: Secret,
 }
 
 /// What the sender says on another control connection than the one that was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resume {
     /// As in the connection's hello.
-    pub secret: Secret,
+    pub token: Token,
     /// How often the sender has asked for it, from 1 on: of two that cross, the greater one counts.
     pub attempt: u32,
 }
@@ -100,16 +100,21 @@ impl Terms {
 }
 
 impl Hello {
-    /// As a frame for the listener that knows `token`.
-    pub fn frame(&self, token: Token) -> Frame {
+    /// As the first frame of the connection that is known by `secret` from now on.
+    pub fn frame(&self, secret: Secret) -> Frame {
+        Frame { kind: Kind::Hello, secret, body: self.body() }
+    }
+
+    /// The body of that frame.
+    pub fn body(&self) -> Vec<u8> {
         let mut body = Writer::default();
+        body.bytes(&self.token);
         self.endpoint.emit(&mut body);
         body.u64(self.ring.addr);
         self.ring.rkeys.iter().for_each(|key| body.u32(*key));
         body.u32(self.ring.slots);
         body.u32(self.ring.slot_room);
-        body.bytes(&self.secret);
-        Frame { kind: Kind::Hello, token, body: body.0 }
+        body.0
     }
 
     /// Reads a frame's body.
@@ -118,6 +123,7 @@ impl Hello {
     /// It is too short or too long, or says something no Ferrite says.
     pub fn parse(body: &[u8]) -> Result<Self, Violation> {
         let mut body = Reader(body);
+        let token = body.array()?;
         let endpoint = Endpoint::parse(&mut body)?;
         let addr = body.u64()?;
         let mut rkeys = [0; MAX_RAILS];
@@ -125,7 +131,6 @@ impl Hello {
             *key = body.u32()?;
         }
         let ring = Ring { addr, rkeys, slots: body.u32()?, slot_room: body.u32()? };
-        let secret = body.array()?;
         body.end()?;
         if ring.slots as usize != RING_SLOTS {
             return Err(violation!("a ring of {} slots; {RING_SLOTS} are expected", ring.slots));
@@ -134,17 +139,25 @@ impl Hello {
         if (ring.slot_room as usize) < needed {
             return Err(violation!("a ring with {} bytes for a slot; {needed} are needed", ring.slot_room));
         }
-        Ok(Self { endpoint, ring, secret })
+        Ok(Self { token, endpoint, ring })
+    }
+
+    /// The token of the listener that a hello with this body is for; nothing else of it is looked at.
+    ///
+    /// # Errors
+    /// It is too short.
+    pub fn token_of(body: &[u8]) -> Result<Token, Violation> {
+        Reader(body).array()
     }
 }
 
 impl Resume {
-    /// As a frame for the process whose listener knows `token`.
-    pub fn frame(&self, token: Token) -> Frame {
+    /// As a frame of the connection that is known by `secret`.
+    pub fn frame(&self, secret: Secret) -> Frame {
         let mut body = Writer::default();
-        body.bytes(&self.secret);
+        body.bytes(&self.token);
         body.u32(self.attempt);
-        Frame { kind: Kind::Resume, token, body: body.0 }
+        Frame { kind: Kind::Resume, secret, body: body.0 }
     }
 
     /// Reads a frame's body.
@@ -153,15 +166,20 @@ impl Resume {
     /// It is too short or too long.
     pub fn parse(body: &[u8]) -> Result<Self, Violation> {
         let mut body = Reader(body);
-        let resume = Self { secret: body.array()?, attempt: body.u32()? };
+        let resume = Self { token: body.array()?, attempt: body.u32()? };
         body.end()?;
         Ok(resume)
     }
 }
 
 impl Reply {
-    /// As a frame for the sender.
-    pub fn frame(&self, token: Token) -> Frame {
+    /// As a frame of the connection whose hello had this `secret`.
+    pub fn frame(&self, secret: Secret) -> Frame {
+        Frame { kind: Kind::Reply, secret, body: self.body() }
+    }
+
+    /// The body of that frame.
+    pub fn body(&self) -> Vec<u8> {
         let Terms { striping, adaptive_routing } = self.terms;
         let mut body = Writer::default();
         self.endpoint.emit(&mut body);
@@ -169,7 +187,7 @@ impl Reply {
         body.u8(striping.qp_count());
         body.u8(u8::from(striping.is_split()));
         body.u8(u8::from(adaptive_routing));
-        Frame { kind: Kind::Reply, token, body: body.0 }
+        body.0
     }
 
     /// Reads a frame's body; `offered` is what this process had said in its hello.
@@ -184,7 +202,7 @@ impl Reply {
         body.end()?;
         let terms = Terms { striping: Striping::new(rails, lanes / rails, split), adaptive_routing };
         let mut rest = endpoint.clone();
-        rest.truncate(&terms);
+        rest.truncate(rails.into(), terms.lanes_per_rail());
         if terms != Terms::agree(offered, &endpoint)? || rest != endpoint || terms.striping.qp_count() != lanes {
             return Err(violation!(
                 "{} answered with terms that do not follow from both ends: {terms:?}",
@@ -209,7 +227,7 @@ mod tests {
         for (ours, theirs, rails, lanes) in
             [((1, 4), (1, 2), 1, 2), ((2, 4), (1, 32), 1, 4), ((4, 9), (3, 2), 3, 2), ((4, 8), (4, 9), 4, 8)]
         {
-            let hello = Hello { endpoint: endpoint(ours.0, ours.1, true), ring: RING, secret: [6; 16] };
+            let hello = Hello { endpoint: endpoint(ours.0, ours.1, true), ring: RING, token: [6; 16] };
             assert_eq!(Hello::parse(&hello.frame([0; 16]).body).as_ref(), Ok(&hello));
             let mut end = endpoint(theirs.0, theirs.1, true);
             let terms = Terms::agree(&hello.endpoint, &end).expect("they fit");
@@ -217,7 +235,7 @@ mod tests {
                 terms,
                 Terms { striping: Striping::new(rails, lanes, true), adaptive_routing: ours.1 == 2 || theirs.1 == 2 }
             );
-            end.truncate(&terms);
+            end.truncate(terms.striping.rails().into(), terms.lanes_per_rail());
             let reply = Reply { endpoint: end.clone(), terms };
             assert_eq!(Reply::parse(&reply.frame([0; 16]).body, &hello.endpoint), Ok(reply));
             end.rails[0].lanes.push(LaneEnd { qpn: 1, psn: 1, ece: None });
@@ -228,15 +246,15 @@ mod tests {
 
     #[test]
     fn a_resumption_survives_the_wire() {
-        let resume = Resume { secret: std::array::from_fn(|i| i as u8), attempt: 0x0102_0304 };
+        let resume = Resume { token: std::array::from_fn(|i| i as u8), attempt: 0x0102_0304 };
         let frame = resume.frame([7; 16]);
-        assert_eq!((frame.kind, frame.token, Resume::parse(&frame.body)), (Kind::Resume, [7; 16], Ok(resume)));
+        assert_eq!((frame.kind, frame.secret, Resume::parse(&frame.body)), (Kind::Resume, [7; 16], Ok(resume)));
         assert!(Resume::parse(&frame.body[1..]).is_err() && Resume::parse(&[frame.body, vec![0]].concat()).is_err());
     }
 
     #[test]
     fn the_longest_hello_fits_a_frame() {
-        let mut hello = Hello { endpoint: endpoint(4, 8, true), ring: RING, secret: [6; 16] };
+        let mut hello = Hello { endpoint: endpoint(4, 8, true), ring: RING, token: [6; 16] };
         hello.endpoint.name = "x".repeat(300);
         hello.endpoint.rails.iter_mut().for_each(|rail| rail.name = "y".repeat(300));
         assert!(hello.frame([0; 16]).body.len() <= crate::proto::frame::MAX_BODY_BYTES);
@@ -257,7 +275,7 @@ mod tests {
     #[test]
     fn a_ring_of_another_size_is_refused() {
         let refused = |rails, ring| {
-            let hello = Hello { endpoint: endpoint(rails, 1, false), ring, secret: [6; 16] };
+            let hello = Hello { endpoint: endpoint(rails, 1, false), ring, token: [6; 16] };
             Hello::parse(&hello.frame([0; 16]).body).is_err()
         };
         assert!(refused(1, Ring { slots: 1 << 20, ..RING }));
@@ -268,7 +286,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_cut_of_a_hello_is_refused(cut in 0usize..150) {
-            let body = Hello { endpoint: endpoint(2, 4, true), ring: RING, secret: [6; 16] }.frame([0; 16]).body;
+            let body = Hello { endpoint: endpoint(2, 4, true), ring: RING, token: [6; 16] }.frame([0; 16]).body;
             prop_assert!(Hello::parse(&body[..body.len() - 1 - cut]).is_err());
         }
 

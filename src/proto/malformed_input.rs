@@ -49,7 +49,7 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
 
 fn hello(rails: usize, lanes: usize) -> Hello {
     let ring = Ring { addr: 1 << 40, rkeys: [1, 2, 3, 4], slots: RING_SLOTS as u32, slot_room: 64 };
-    Hello { endpoint: endpoint(rails, lanes, true), ring, secret: [9; 16] }
+    Hello { endpoint: endpoint(rails, lanes, true), ring, token: [9; 16] }
 }
 
 fn within_bounds(end: &Endpoint) -> bool {
@@ -152,7 +152,7 @@ proptest! {
         let offer = hello(rails, lanes).endpoint;
         let mut end = endpoint(rails, lanes, true);
         let terms = Terms::agree(&offer, &end).expect("they fit");
-        end.truncate(&terms);
+        end.truncate(terms.striping.rails().into(), terms.lanes_per_rail());
         let good = Reply { endpoint: end, terms };
         if let Ok(reply) = Reply::parse(&changed(good.frame(TOKEN).body, &changes), &offer) {
             prop_assert!(within_bounds(&reply.endpoint));
@@ -207,7 +207,7 @@ proptest! {
 
     #[test]
     fn a_changed_resumption_is_another_one_or_refused(attempt: u32, changes in vec(change(), 1..6)) {
-        let good = Resume { secret: [9; 16], attempt };
+        let good = Resume { token: [9; 16], attempt };
         let body = changed(good.frame(TOKEN).body, &changes);
         match Resume::parse(&body) {
             Ok(resume) => prop_assert_eq!(resume.frame(TOKEN).body, body),
@@ -217,7 +217,7 @@ proptest! {
 
     #[test]
     fn a_frame_with_changed_bytes_is_of_a_known_kind_or_refused(bits: u16, changes in vec(change(), 0..3)) {
-        let mut bytes = Frame { kind: Kind::Resume, token: TOKEN, body: vec![3; 20] }.emit();
+        let mut bytes = Frame { kind: Kind::Resume, secret: TOKEN, body: vec![3; 20] }.emit();
         bytes[10..12].copy_from_slice(&bits.to_le_bytes());
         let mut assembler = Assembler::default();
         assembler.handle_bytes(&changed(bytes, &changes));

@@ -36,6 +36,7 @@
 
 mod arrival;
 mod codec;
+pub mod control;
 pub mod cts;
 mod cts_shadow;
 mod cts_window;

@@ -31,9 +31,7 @@ const NET: &[(&str, &[&str])] = &[
 /// Files outside of `abi` and `verbs` that make system calls, or keep a promise that the compiler cannot check.
 const UNSAFE_FILES: &[&str] = &[
     "host/cuda.rs",
-    "net/control/epoll.rs",
     "net/control/fork.rs",
-    "net/control/socket.rs",
     "net/control/watcher.rs",
     "net/data/exclusive_cell.rs",
     "net/device/gdr.rs",

@@ -1,8 +1,11 @@
 //! Many descriptors that are waited on at once.
 
 use super::fork::Unshared;
-use crate::error::{Error, Result, errno};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use crate::error::{Error, Result};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// A set of descriptors, each under a key.
 #[derive(Debug)]
@@ -30,22 +33,13 @@ pub enum Trigger {
 /// How many descriptors one wait reports at most.
 const BATCH: usize = 64;
 
-/// Place for what is reported.
-pub type Batch = [libc::epoll_event; BATCH];
-
 impl Epoll {
     /// An empty set.
     ///
     /// # Errors
     /// There are no descriptors left.
     pub fn new() -> Result<Self> {
-        // SAFETY: plain numbers.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(Error::os("epoll_create1", errno()));
-        }
-        // SAFETY: just made, owned by nobody else.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = epoll::create(CreateFlags::CLOEXEC).map_err(|e| Error::os("epoll_create1", e.raw_os_error()))?;
         Ok(Self {
             _unshared: Unshared::new(fd.as_raw_fd()),
             fd,
@@ -54,59 +48,50 @@ impl Epoll {
         })
     }
 
-    /// Its own descriptor, which is ready to read while there is something to report.
-    pub fn fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
-    }
-
-    /// A place for a batch.
-    pub fn batch() -> Batch {
-        [libc::epoll_event { events: 0, u64: 0 }; BATCH]
-    }
-
     /// Adds `fd` under `key`.
     ///
     /// # Errors
     /// The kernel has no memory for it, or knows it already.
-    pub fn add(&self, fd: RawFd, key: u64, trigger: Trigger) -> Result<()> {
+    pub fn add(&self, fd: impl AsFd, key: u64, trigger: Trigger) -> Result<()> {
         #[cfg(test)]
         if self.refuses.load(std::sync::atomic::Ordering::Relaxed) > 0 {
             self.refuses.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
             return Err(Error::os("epoll_ctl", libc::ENOSPC));
         }
-        let events = match trigger {
-            Trigger::Level => libc::EPOLLIN,
-            Trigger::Edge => libc::EPOLLIN | libc::EPOLLET,
-            Trigger::Room => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET,
+        let flags = match trigger {
+            Trigger::Level => EventFlags::IN,
+            Trigger::Edge => EventFlags::IN | EventFlags::ET,
+            Trigger::Room => EventFlags::IN | EventFlags::OUT | EventFlags::ET,
         };
-        let mut event = libc::epoll_event { events: events as u32, u64: key };
-        // SAFETY: a valid event; the kernel checks the descriptors.
-        match unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } {
-            0 => Ok(()),
-            _ => Err(Error::os("epoll_ctl", errno())),
-        }
+        epoll::add(&self.fd, fd, EventData::new_u64(key), flags).map_err(|e| Error::os("epoll_ctl", e.raw_os_error()))
     }
 
     /// Removes `fd`, if it is there.
-    pub fn remove(&self, fd: RawFd) {
-        // SAFETY: no memory is passed; the kernel checks the descriptors.
-        unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+    pub fn remove(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&self.fd, fd);
     }
 
     /// The keys of what is reported, after at most `timeout_ms` milliseconds, or -1 for no limit.
     ///
     /// # Errors
     /// The errno. An interrupted wait is no error, but finds nothing.
-    pub fn wait<'b>(
-        &self,
-        batch: &'b mut Batch,
-        timeout_ms: i32,
-    ) -> std::result::Result<impl Iterator<Item = u64> + use<'b>, i32> {
-        // SAFETY: the batch is valid for its length.
-        let count = unsafe { libc::epoll_wait(self.fd.as_raw_fd(), batch.as_mut_ptr(), BATCH as i32, timeout_ms) };
-        if count < 0 && errno() != libc::EINTR {
-            return Err(errno());
-        }
-        Ok(batch.iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64))
+    pub fn wait(&self, timeout_ms: i32) -> std::result::Result<impl Iterator<Item = u64> + use<>, i32> {
+        let mut batch = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; BATCH];
+        let timeout = u32::try_from(timeout_ms)
+            .ok()
+            .map(|ms| Timespec { tv_sec: i64::from(ms / 1000), tv_nsec: i64::from(ms % 1000) * 1_000_000 });
+        let count = match epoll::wait(&self.fd, &mut batch[..], timeout.as_ref()) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(e) => return Err(e.raw_os_error()),
+        };
+        Ok(batch.into_iter().take(count).map(|event| event.data.u64()))
+    }
+}
+
+impl AsFd for Epoll {
+    /// Its own descriptor, which is ready to read while there is something to report.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }

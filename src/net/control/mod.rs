@@ -1,16 +1,31 @@
-//! The control connections between processes: TCP sockets, who shares them, and what becomes of connections that lose theirs.
+//! The control connections between processes: the sockets under [`crate::proto::control`], and the thread that waits for them.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | [`driver`] | the one lock around this process's control plane, and its sockets |
+//! | `sockets` | what is done under that lock: reading, writing, letting callers in, telling of peers |
+//! | [`socket`], [`port`] | a TCP connection, and the port where this process is called; never blocking |
+//! | `told` | who is told of a peer |
+//! | [`stream`] | one RDMA connection's share of a control connection, while it is set up |
+//! | [`peer_state`] | what is known of the peer of an established connection: one number for the data path |
+//! | [`watcher`] | the thread that waits: for [`device_events`], for control connections, for [`periodic`] tasks |
+//! | [`cq_owners`], [`weak_registry`] | who is told of a device's failure |
+//! | [`epoll`], [`fork`] | many descriptors that are waited on at once, and what a forked child keeps of them: nothing |
+//!
+//! Locks: the driver's, then the reason of a [`peer_state::PeerState`]. Neither is held while the verbs are called, and the data path
+//! takes none. The lists of connections that are being set up are locked before the driver; the watcher only tries them.
 
-pub mod channel;
-pub mod connections;
+pub mod cq_owners;
+pub mod device_events;
+pub mod driver;
 pub mod epoll;
 pub mod fork;
-pub mod line;
-pub mod lines;
-pub mod link;
-pub mod owners;
-pub mod reception;
-pub mod redial;
-pub mod roll;
+pub mod peer_state;
+pub mod periodic;
+pub mod port;
 pub mod socket;
-pub mod stranger;
+mod sockets;
+pub mod stream;
+mod told;
 pub mod watcher;
+pub mod weak_registry;

@@ -6,7 +6,7 @@ use super::exclusive_cell::ExclusiveCell;
 use super::flush::Flushes;
 use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
-use crate::net::control::link::{Link, State};
+use crate::net::control::peer_state::{PeerState, State};
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub struct RecvComm {
     path: ExclusiveCell<RecvPath>,
     /// The peer's state.
-    pub link: Arc<Link>,
+    pub link: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
 }
@@ -73,7 +73,7 @@ impl RecvPath {
 
 impl RecvComm {
     /// A receiver.
-    pub fn new(nic: Arc<Nic>, link: Arc<Link>, path: RecvPath) -> Self {
+    pub fn new(nic: Arc<Nic>, link: Arc<PeerState>, path: RecvPath) -> Self {
         nic.watch_queues(&link, path.qps.queues());
         Self { path: ExclusiveCell::new(path), link, nic }
     }
@@ -188,7 +188,7 @@ impl RecvPath {
         &mut self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>>,
-        link: &Arc<Link>,
+        link: &Arc<PeerState>,
     ) -> Result<Option<RequestId>> {
         self.sticky_error.check(link)?;
         let posted = self.flow.post(count, |i| {
@@ -201,21 +201,21 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    fn progress(&mut self, link: &Arc<Link>, awaited: RequestId) -> Result<()> {
+    fn progress(&mut self, link: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
         self.progress_by(link, awaited, Self::poll)
     }
 
     #[inline(never)]
-    fn progress_on_rails(&mut self, link: &Arc<Link>, awaited: RequestId) -> Result<()> {
+    fn progress_on_rails(&mut self, link: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
         self.progress_by(link, awaited, Self::poll_rails)
     }
 
     #[inline(always)]
     fn progress_by(
         &mut self,
-        link: &Arc<Link>,
+        link: &Arc<PeerState>,
         awaited: RequestId,
-        poll: impl FnOnce(&mut Self, &Arc<Link>) -> Result<usize>,
+        poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
     ) -> Result<()> {
         // Read before the queue is polled: what the peer has sent before it went is in the queue then.
         let state = link.state();
@@ -239,7 +239,7 @@ impl RecvPath {
     /// The peer has gone.
     #[cold]
     #[inline(never)]
-    fn check_peer(&mut self, link: &Arc<Link>, state: State) -> Result<()> {
+    fn check_peer(&mut self, link: &Arc<PeerState>, state: State) -> Result<()> {
         if state.is_gone() {
             let error = self.sticky_error.reason(link);
             return Err(self.sticky_error.fail(link, error));
@@ -248,12 +248,12 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    fn poll(&mut self, link: &Arc<Link>) -> Result<usize> {
+    fn poll(&mut self, link: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
         qps.poll(link, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
-    fn poll_rails(&mut self, link: &Arc<Link>) -> Result<usize> {
+    fn poll_rails(&mut self, link: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
         qps.poll_rails(link, |qps, completion| handle(flow, cts_sender, qps, completion))
     }

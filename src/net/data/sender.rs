@@ -4,7 +4,7 @@ use super::exclusive_cell::ExclusiveCell;
 use super::probe::Probe;
 use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
-use crate::net::control::link::Link;
+use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::set::QpSet;
@@ -32,7 +32,7 @@ pub struct SendComm {
     /// Messages of fewer bytes take the fast path.
     fast_below: u32,
     /// The peer's state.
-    pub link: Arc<Link>,
+    pub link: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
 }
@@ -76,7 +76,7 @@ impl OtherWork {
 
 impl SendComm {
     /// A sender over connected queue pairs.
-    pub fn new(nic: Arc<Nic>, link: Arc<Link>, qps: QpSet, ring: CtsRing, terms: &Terms, weights: RailWeights) -> Self {
+    pub fn new(nic: Arc<Nic>, link: Arc<PeerState>, qps: QpSet, ring: CtsRing, terms: &Terms, weights: RailWeights) -> Self {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(trailing_immediate_above.saturating_add(1));
         let fast_below = if qps.are_on_several_rails() { 0 } else { one_write_below };
@@ -150,7 +150,7 @@ impl SendPath {
     /// The peer has gone, or its device does not acknowledge.
     #[cold]
     #[inline(never)]
-    fn check_peer(&mut self, link: &Arc<Link>) -> Result<bool> {
+    fn check_peer(&mut self, link: &Arc<PeerState>) -> Result<bool> {
         self.sticky_error.check(link)?;
         if self.flow.is_idle() {
             self.other_work.probe.send(&mut self.qps).map_err(|e| self.sticky_error.fail(link, e))?;
@@ -163,20 +163,20 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn progress(&mut self, link: &Arc<Link>) -> Result<()> {
+    fn progress(&mut self, link: &Arc<PeerState>) -> Result<()> {
         self.progress_by(link, Self::poll)
     }
 
     #[inline(never)]
-    fn progress_on_rails(&mut self, link: &Arc<Link>) -> Result<()> {
+    fn progress_on_rails(&mut self, link: &Arc<PeerState>) -> Result<()> {
         self.progress_by(link, Self::poll_rails)
     }
 
     #[inline(always)]
     fn progress_by(
         &mut self,
-        link: &Arc<Link>,
-        poll: impl FnOnce(&mut Self, &Arc<Link>) -> Result<usize>,
+        link: &Arc<PeerState>,
+        poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
     ) -> Result<()> {
         // A peer that has closed in good order has received all messages, so their completions still come.
         let broken = link.is_broken();
@@ -192,7 +192,7 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn poll(&mut self, link: &Arc<Link>) -> Result<usize> {
+    fn poll(&mut self, link: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, other_work, .. } = self;
         qps.poll(link, |_, completion| match WrId::from_bits(completion.id()) {
             WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
@@ -203,7 +203,7 @@ impl SendPath {
         })
     }
 
-    fn poll_rails(&mut self, link: &Arc<Link>) -> Result<usize> {
+    fn poll_rails(&mut self, link: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, other_work, .. } = self;
         flow.handle_poll();
         qps.poll_rails(link, |_, completion| match WrId::from_bits(completion.id()) {

@@ -1,7 +1,7 @@
 //! The error with which one end of a connection has failed.
 
 use crate::error::{Error, Result};
-use crate::net::control::link::Link;
+use crate::net::control::peer_state::PeerState;
 use std::sync::Arc;
 
 /// The error of one end, which is final: once there is one, every later call returns it.
@@ -23,7 +23,7 @@ impl StickyError {
     /// # Errors
     /// This end has failed, as its link tells too, or the peer has gone.
     #[inline]
-    pub fn check(&self, link: &Arc<Link>) -> Result<()> {
+    pub fn check(&self, link: &Arc<PeerState>) -> Result<()> {
         if link.is_gone() { Err(self.reason(link)) } else { Ok(()) }
     }
 
@@ -40,7 +40,7 @@ impl StickyError {
     /// The error of this end, or else an error that tells why the peer has gone.
     #[cold]
     #[inline(never)]
-    pub fn reason(&self, link: &Arc<Link>) -> Error {
+    pub fn reason(&self, link: &Arc<PeerState>) -> Error {
         let gone = || Error::remote(format!("{} {}: {}", self.task, link.peer(), link.reason()));
         self.error.clone().unwrap_or_else(gone)
     }
@@ -48,7 +48,7 @@ impl StickyError {
     /// Records that this end has failed with `error`, unless it has failed before, and tells the peer. Returns the recorded error.
     #[cold]
     #[inline(never)]
-    pub fn fail(&mut self, link: &Arc<Link>, error: Error) -> Error {
+    pub fn fail(&mut self, link: &Arc<PeerState>, error: Error) -> Error {
         link.fail(&error.text());
         self.error.get_or_insert(error).clone()
     }

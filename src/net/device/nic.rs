@@ -5,16 +5,15 @@ use super::gdr::{Gdr, GdrSupport};
 use super::rail::Rail;
 use crate::error::Result;
 use crate::host::config::Config;
-use crate::net::control::link::Link;
-use crate::net::control::reception::Reception;
-use crate::net::control::watcher::{Chore, Watcher};
+use crate::net::control::driver::ControlDriver;
+use crate::net::control::peer_state::PeerState;
+use crate::net::control::periodic::PeriodicTask;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_RAILS;
 use crate::verbs::context::Context;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// One to [`MAX_RAILS`] ports that are one device to NCCL.
 #[derive(Debug)]
@@ -115,40 +114,33 @@ impl Nic {
         self.cards.iter().all(|card| card.supports_dmabuf())
     }
 
-    /// Has the watchers read the control connection of `link`, and end the link when one of the cards fails.
+    /// Has a watcher drive the control connection of `link`, and all of them end the connection when one of the cards fails.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
-    pub fn watch(&self, link: &Arc<Link>) -> Result<()> {
+    pub fn watch(&self, link: &Arc<PeerState>) -> Result<()> {
         for card in &self.cards {
             card.watcher()?.watch(link);
         }
-        let Some(card) = self.cards.first() else { return Ok(()) };
-        let (line, watcher) = (link.line(), card.watcher()?);
-        if let Some(reception) = line.reception() {
-            self.serve(watcher, reception)?;
-        }
-        watcher.listen(&line)
+        self.watch_set_up(link.stream().driver(), None)
     }
 
-    /// Has a watcher look after a connection that is being set up: serve `reception`, if it is given, and do `chore`.
+    /// Has a watcher look after connections that are being set up: serve `driver`, and do `task`, if it is given.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
-    pub fn watch_set_up(&self, reception: Option<&Arc<Reception>>, chore: &Arc<dyn Chore>) -> Result<()> {
+    pub fn watch_set_up(&self, driver: &Arc<ControlDriver>, task: Option<&Arc<dyn PeriodicTask>>) -> Result<()> {
         let Some(card) = self.cards.first() else { return Ok(()) };
         let watcher = card.watcher()?;
-        watcher.take_up(chore);
-        reception.map_or(Ok(()), |reception| self.serve(watcher, reception))
-    }
-
-    fn serve(&self, watcher: &Watcher, reception: &Arc<Reception>) -> Result<()> {
-        watcher.attend(reception, Duration::from_secs(self.config.handshake_timeout_s))
+        if let Some(task) = task {
+            watcher.take_up(task);
+        }
+        watcher.serve(driver)
     }
 
     /// Has `link` end, and no other connection, when one of the completion queues fails whose ids, by rail, are `queues`. To
     /// be called after [`Self::watch`].
-    pub fn watch_queues(&self, link: &Arc<Link>, queues: impl Iterator<Item = u64>) {
+    pub fn watch_queues(&self, link: &Arc<PeerState>, queues: impl Iterator<Item = u64>) {
         for (rail, queue) in queues.enumerate() {
             if let Some(watcher) = self.cards.get(self.card_of(rail)).and_then(|card| card.started_watcher()) {
                 watcher.watch_queue(queue, link);

@@ -2,7 +2,7 @@
 
 use super::wr_id::WrId;
 use crate::error::Error;
-use crate::net::control::link::Link;
+use crate::net::control::peer_state::PeerState;
 use crate::verbs::status::Status;
 use crate::verbs::work::Completion;
 
@@ -12,7 +12,7 @@ const PATIENCE: &str = "NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long to wa
 /// The error for a failed completion on port `on`, between the two ends that `between` describes, and with the peer of `link`.
 #[cold]
 #[inline(never)]
-pub(super) fn failure(completion: &Completion, on: &str, between: &str, link: &Link) -> Error {
+pub(super) fn failure(completion: &Completion, on: &str, between: &str, link: &PeerState) -> Error {
     let (status, vendor_error) = (completion.status(), completion.vendor_error());
     let circumstances = circumstances(status, &link.reason(), link.is_lost());
     let operation = WrId::from_bits(completion.id()).operation();

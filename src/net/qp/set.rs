@@ -4,7 +4,7 @@ use super::failure::failure;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::host::{random, sysfs};
-use crate::net::control::link::Link;
+use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto::endpoint::{Endpoint, LaneEnd, RailEnd};
@@ -94,7 +94,7 @@ impl InitQpSet {
 
     /// Destroys the queue pairs that the connection does not use on `terms`.
     pub fn truncate(&mut self, terms: &Terms) {
-        self.endpoint.truncate(terms);
+        self.endpoint.truncate(terms.striping.rails().into(), terms.lanes_per_rail());
         self.rails.truncate(terms.striping.rails().into());
         for rail in &mut self.rails {
             rail.qps.truncate(terms.lanes_per_rail());
@@ -174,7 +174,7 @@ impl QpSet {
     #[inline(always)]
     pub fn poll(
         &mut self,
-        link: &Arc<Link>,
+        link: &Arc<PeerState>,
         handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
         self.poll_rail(0, link, handle)
@@ -187,7 +187,7 @@ impl QpSet {
     #[inline(never)]
     pub fn poll_rails(
         &mut self,
-        link: &Arc<Link>,
+        link: &Arc<PeerState>,
         mut handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
         (0..self.rails.len()).try_fold(0, |before, rail| Ok(before + self.poll_rail(rail, link, &mut handle)?))
@@ -197,7 +197,7 @@ impl QpSet {
     fn poll_rail(
         &mut self,
         rail: usize,
-        link: &Arc<Link>,
+        link: &Arc<PeerState>,
         mut handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
         let queue = if rail == 0 { &self.queue } else { &self.rails[rail].queue };
@@ -219,7 +219,7 @@ impl QpSet {
 
     #[cold]
     #[inline(never)]
-    fn failure(&self, link: &Link, completion: &Completion) -> Error {
+    fn failure(&self, link: &PeerState, completion: &Completion) -> Error {
         let (on, between) = self.ends(WrId::from_bits(completion.id()).qp());
         failure(completion, &on, &between, link)
     }

@@ -1,36 +1,35 @@
 //! The connecting side of a connection's set-up.
 //!
 //! ```text
-//! Dialing ──► Greeting ──► Awaiting ──► Joining ──► Committing ──► SendComm
-//!    ▲ refused, or the line has ended: again
+//! Dialing ──► Awaiting ──► Joining ──► SendComm
+//!    ▲ refused, or the control connection has ended: again
 //! ```
 //!
 //! Only what should not take long has a deadline: a TCP connection to the peer's port, and connecting the queue pairs. How
 //! long the peer takes to accept is its own affair, and may be hours: among four ranks that connect in a ring, each may wait
-//! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the line is there, so is
-//! the peer, and its end is noticed.
+//! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the control connection is
+//! there, so is the peer, and its end is noticed.
 //!
-//! A line that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. That is
-//! like any other connection whose line is lost: it is dialled for again, and a peer that never got the commit does not know
-//! the connection, so this end is told at its next call.
+//! One that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. It is dialled
+//! again like any other, and that this end wants to go on tells the peer that it has committed.
 
 use crate::error::{Error, Result};
 use crate::host::random;
-use crate::net::control::channel::{Channel, Heard};
-use crate::net::control::line::End;
-use crate::net::control::lines::Lines;
-use crate::net::control::link::Link;
+use crate::net::control::driver::ControlDriver;
+use crate::net::control::peer_state::PeerState;
+use crate::net::control::stream::ControlStream;
 use crate::net::data::caps::SENDER_QP_CAPS;
 use crate::net::data::sender::{CtsRing, SendComm};
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
-use crate::net::qp::set::{InitQpSet, QpSet};
+use crate::net::qp::set::InitQpSet;
 use crate::proto::RING_SLOTS;
 use crate::proto::cts::{Cts, cts_halves};
+use crate::proto::control::event::{End, Heard};
+use crate::proto::control::redial::Refusals;
 use crate::proto::frame::Kind;
-use crate::proto::handle::{Handle, Secret};
+use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Reply, Ring};
-use crate::proto::rail_weights::RailWeights;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,16 +38,17 @@ use std::time::{Duration, Instant};
 pub struct Connector {
     nic: Arc<Nic>,
     handle: Handle,
-    lines: Arc<Lines>,
-    /// When the present attempts at a line, or at connecting the queue pairs, end.
+    control: Arc<ControlDriver>,
+    /// When the present attempts at a control connection, or at connecting the queue pairs, end.
     deadline: Instant,
-    /// Since when there is a line.
+    /// Since when there is a control connection.
     up_since: Option<Instant>,
     /// When it was gone on with last.
     asked: Instant,
-    /// What the connection is known by if it has to go on over another line.
-    secret: Secret,
-    /// Whether a line to the listener's process has ended without a word: it may have had too many callers, or no more
+    /// Refusals in a row of the listener's port.
+    refusals: Refusals,
+    start: Instant,
+    /// Whether a control connection to the listener's process has ended without a word: it may have had too many callers, or no more
     /// connections on that one, or it is dead, in which case its port is closed as well.
     turned_away: bool,
     /// The errno of the latest attempt at a TCP connection that failed.
@@ -58,16 +58,12 @@ pub struct Connector {
 
 #[derive(Debug)]
 enum Stage {
-    /// The line is being made, unless there is one; after a refusal, again at the given time.
+    /// The control connection is being made, unless there is one; after a refusal, again at the given time.
     Dialing(Dial),
-    /// There is a line; the hello is going out.
-    Greeting(Box<Offer>),
     /// The hello is out; the peer's reply is due.
     Awaiting(Box<Offer>),
     /// The reply is there; the queue pairs are being connected.
     Joining(Box<Pending>),
-    /// The queue pairs are connected; the commit is going out.
-    Committing(Box<Agreed>),
     /// Over, one way or the other.
     Done,
 }
@@ -75,13 +71,13 @@ enum Stage {
 #[derive(Debug)]
 enum Dial {
     Again(Instant),
-    Trying(Channel),
+    Trying(ControlStream),
 }
 
-/// What has been put on the table.
+/// What has been offered to the listener.
 #[derive(Debug)]
 struct Offer {
-    channel: Channel,
+    stream: ControlStream,
     lanes: InitQpSet,
     ring: CtsRing,
 }
@@ -89,18 +85,8 @@ struct Offer {
 /// What is agreed, and on its way.
 #[derive(Debug)]
 struct Pending {
-    channel: Channel,
+    stream: ControlStream,
     joining: ConnectingQpSet,
-    ring: CtsRing,
-    reply: Reply,
-}
-
-/// All that makes a communicator but the last word.
-#[derive(Debug)]
-struct Agreed {
-    channel: Channel,
-    lanes: QpSet,
-    shares: RailWeights,
     ring: CtsRing,
     reply: Reply,
 }
@@ -111,16 +97,14 @@ const PASSING: [i32; 6] =
     [libc::ECONNREFUSED, libc::ETIMEDOUT, libc::ECONNRESET, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENETUNREACH];
 
 impl Connector {
-    /// Begins to connect `nic` to the listener behind `handle`, over one of `lines`.
-    ///
-    /// # Errors
-    /// The system gives no secret.
-    pub fn new(nic: Arc<Nic>, handle: Handle, lines: Arc<Lines>) -> Result<Self> {
-        let (now, secret) = (Instant::now(), random::bytes()?);
+    /// Begins to connect `nic` to the listener behind `handle`, over a connection of `control`.
+    pub fn new(nic: Arc<Nic>, handle: Handle, control: Arc<ControlDriver>) -> Self {
+        let now = Instant::now();
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
         let stage = Stage::Dialing(Dial::Again(now));
         let (up_since, turned_away, trouble) = (None, false, None);
-        Ok(Self { nic, handle, lines, deadline, up_since, asked: now, secret, turned_away, trouble, stage })
+        let (refusals, start) = (Refusals::default(), now);
+        Self { nic, handle, control, deadline, up_since, asked: now, refusals, start, turned_away, trouble, stage }
     }
 
     /// Whether nobody has asked for it for longer than anybody pauses who still wants it. Who does after all may begin anew.
@@ -147,16 +131,11 @@ impl Connector {
             let stage = std::mem::replace(&mut self.stage, Stage::Done);
             let (stage, progress) = match stage {
                 Stage::Dialing(dial) => self.dial(dial)?,
-                Stage::Greeting(offer) => greet(offer),
                 Stage::Awaiting(offer) => self.await_reply(offer)?,
-                Stage::Joining(pending) => self.join(pending)?,
-                Stage::Committing(agreed) => {
-                    // If the line has ended, the link will tell.
-                    if agreed.channel.poll_sent().unwrap_or(true) {
-                        return self.complete(*agreed).map(Some);
-                    }
-                    (Stage::Committing(agreed), false)
-                }
+                Stage::Joining(mut pending) => match self.join(&mut pending)? {
+                    true => return self.complete(*pending).map(Some),
+                    false => (Stage::Joining(pending), false),
+                },
                 Stage::Done => return Err(Error::internal("connect was called after it had failed")),
             };
             if !progress {
@@ -176,7 +155,7 @@ impl Connector {
             Stage::Dialing(_) if self.turned_away => "the listener took connections and closed them without a word",
             Stage::Dialing(_) => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
             Stage::Joining(_) => "the queue pairs could not be connected",
-            Stage::Greeting(_) | Stage::Awaiting(_) | Stage::Committing(_) | Stage::Done => return Ok(()),
+            Stage::Awaiting(_) | Stage::Done => return Ok(()),
         };
         let (to, seconds) = (self.handle.address, self.nic.config.handshake_timeout_s);
         let trouble =
@@ -190,17 +169,27 @@ impl Connector {
         match dial {
             Dial::Again(when) if Instant::now() < when => Ok((Stage::Dialing(Dial::Again(when)), false)),
             Dial::Again(_) => {
-                let channel = self.lines.reach(&self.handle)?.channel;
-                Ok((Stage::Dialing(Dial::Trying(channel)), true))
+                // One for each attempt: what belongs to another one is not taken for this one's.
+                let stream =
+                    ControlStream::open(&self.control, self.handle.address, self.handle.token, random::bytes()?)?;
+                Ok((Stage::Dialing(Dial::Trying(stream)), true))
             }
-            Dial::Trying(channel) => match channel.poll_connected() {
-                Ok(false) => Ok((Stage::Dialing(Dial::Trying(channel)), false)),
+            Dial::Trying(stream) => match stream.poll_connected() {
+                Ok(false) => Ok((Stage::Dialing(Dial::Trying(stream)), false)),
                 Ok(true) => {
+                    self.refusals.clear();
                     self.up_since = Some(Instant::now());
-                    Ok((Stage::Greeting(Box::new(self.offer(channel)?)), true))
+                    Ok((Stage::Awaiting(Box::new(self.offer(stream)?)), true))
                 }
-                Err(libc::ECONNREFUSED) if self.turned_away => Err(self.abandoned()),
                 Err(e) if PASSING.contains(&e) => {
+                    let now = self.start.elapsed();
+                    match e {
+                        libc::ECONNREFUSED => self.refusals.handle_refusal(now),
+                        _ => self.refusals.clear(),
+                    }
+                    if self.turned_away && self.refusals.tell_of_death(now) {
+                        return Err(self.abandoned());
+                    }
                     self.trouble = Some(e);
                     Ok(redial())
                 }
@@ -209,7 +198,7 @@ impl Connector {
         }
     }
 
-    fn offer(&self, channel: Channel) -> Result<Offer> {
+    fn offer(&self, stream: ControlStream) -> Result<Offer> {
         let nic = &self.nic;
         let mut lanes = InitQpSet::new(nic, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
@@ -223,9 +212,9 @@ impl Connector {
             slots: RING_SLOTS as u32,
             slot_room: (halves * Cts::BYTES) as u32,
         };
-        let hello = Hello { endpoint: lanes.endpoint.clone(), ring: place, secret: self.secret };
-        channel.send(Kind::Hello, hello.frame(self.handle.token).body);
-        Ok(Offer { channel, lanes, ring })
+        let hello = Hello { token: self.handle.token, endpoint: lanes.endpoint.clone(), ring: place };
+        stream.send(Kind::Hello, hello.body());
+        Ok(Offer { stream, lanes, ring })
     }
 
     fn abandoned(&self) -> Error {
@@ -233,7 +222,7 @@ impl Connector {
         Error::remote(format!("connecting to {}: {text}", self.handle.address))
     }
 
-    /// The line has ended before the listener has answered. If it had been there for a while, the attempts at another one have
+    /// The control connection has ended before the listener has answered. If it had been there for a while, the attempts at another one have
     /// all of the time again; one that ends at once is an attempt that has failed.
     fn ended(&mut self, end: End) -> Result<(Stage, bool)> {
         let to = self.handle.address;
@@ -258,7 +247,7 @@ impl Connector {
 
     fn await_reply(&mut self, offer: Box<Offer>) -> Result<(Stage, bool)> {
         let to = self.handle.address;
-        let frame = match offer.channel.poll_frame() {
+        let frame = match offer.stream.poll_frame() {
             Heard::Nothing => return Ok((Stage::Awaiting(offer), false)),
             Heard::Frame(frame) => frame,
             Heard::End(end) => return self.ended(end),
@@ -272,43 +261,32 @@ impl Connector {
         if frame.kind != Kind::Reply {
             return Err(Error::remote(format!("connecting to {to}: a {:?} came instead of a reply", frame.kind)));
         }
-        let Offer { channel, lanes, ring } = *offer;
+        let Offer { stream, lanes, ring } = *offer;
         let reply = Reply::parse(&frame.body, &lanes.endpoint)
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         let traffic_class = self.nic.config.traffic_class;
         self.deadline = Instant::now() + self.patience();
         let joining = lanes.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
-        Ok((Stage::Joining(Box::new(Pending { channel, joining, ring, reply })), true))
+        Ok((Stage::Joining(Box::new(Pending { stream, joining, ring, reply })), true))
     }
 
-    fn join(&self, mut pending: Box<Pending>) -> Result<(Stage, bool)> {
+    /// Whether the queue pairs are connected.
+    fn join(&self, pending: &mut Pending) -> Result<bool> {
         let done = pending.joining.advance(&self.nic);
-        if !done.map_err(|e| e.during(format_args!("connecting to {}", self.handle.address)))? {
-            return Ok((Stage::Joining(pending), false));
-        }
-        let Pending { channel, joining, mut ring, reply } = *pending;
+        done.map_err(|e| e.during(format_args!("connecting to {}", self.handle.address)))
+    }
+
+    /// Commits. If that is lost with the control connection, the peer is told over another one.
+    fn complete(&self, pending: Pending) -> Result<SendComm> {
+        let Pending { stream, joining, mut ring, reply } = pending;
         let (lanes, endpoint) = joining.finish();
-        let shares = endpoint.rail_weights_with(&reply.endpoint);
+        let weights = endpoint.rail_weights_with(&reply.endpoint);
         ring.lay_out(cts_halves(reply.terms.striping.rails().into()));
-        channel.send(Kind::Commit, Vec::new());
-        Ok((Stage::Committing(Box::new(Agreed { channel, lanes, shares, ring, reply })), true))
-    }
-
-    fn complete(&self, agreed: Agreed) -> Result<SendComm> {
-        let Agreed { channel, lanes, shares, ring, reply } = agreed;
-        let peer = format!("{} ({})", reply.endpoint.name, channel.peer());
-        let link = Link::dialled(peer, self.secret, channel, &self.lines);
-        self.nic.watch(&link)?;
-        log::debug!("{} sends to {}: {:?}", self.nic.name, link.peer(), reply.terms);
-        Ok(SendComm::new(Arc::clone(&self.nic), link, lanes, ring, &reply.terms, shares))
-    }
-}
-
-fn greet(offer: Box<Offer>) -> (Stage, bool) {
-    match offer.channel.poll_sent() {
-        Ok(false) => (Stage::Greeting(offer), false),
-        // If the line has ended, awaiting the reply will tell.
-        Ok(true) | Err(_) => (Stage::Awaiting(offer), true),
+        stream.send(Kind::Commit, Vec::new());
+        let peer = PeerState::new(format!("{} ({})", reply.endpoint.name, stream.peer()), stream);
+        self.nic.watch(&peer)?;
+        log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
+        Ok(SendComm::new(Arc::clone(&self.nic), peer, lanes, ring, &reply.terms, weights))
     }
 }
 

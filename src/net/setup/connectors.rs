@@ -6,7 +6,7 @@
 //! after them, and so does every call that begins something.
 
 use super::connect::Connector;
-use crate::net::control::watcher::Chore;
+use crate::net::control::periodic::PeriodicTask;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -44,8 +44,8 @@ impl Connectors {
     }
 }
 
-impl Chore for Connectors {
-    fn attend(&self) -> bool {
+impl PeriodicTask for Connectors {
+    fn run(&self) -> bool {
         self.sweep()
     }
 }

@@ -1,24 +1,25 @@
 //! The listening side of a connection's set-up.
 //!
-//! The reception leads those to a listener who know its token. Each is a candidate; only one that commits becomes a
+//! The control plane leads those to a listener who know its token. Each is a candidate; only one that commits becomes a
 //! communicator. Connecting our queue pairs to a candidate's has a deadline. A candidate's commit has none: it is waited for
-//! as long as its line is there, and NCCL may leave a listener alone for hours. What is left of candidates whose line has ended
-//! meanwhile is cleared away by a [watcher](crate::net::control::watcher).
+//! as long as its control connection is there, and NCCL may leave a listener alone for hours. What is left of candidates whose control connection
+//! has ended meanwhile is cleared away by a [watcher](crate::net::control::watcher).
 
 use crate::error::Result;
+use crate::host::iface::Interface;
 use crate::host::random;
-use crate::net::control::channel::{Channel, Heard};
-use crate::net::control::line::End;
-use crate::net::control::link::Link;
-use crate::net::control::reception::Reception;
-use crate::net::control::watcher::Chore;
+use crate::net::control::driver::ControlDriver;
+use crate::net::control::peer_state::PeerState;
+use crate::net::control::periodic::PeriodicTask;
+use crate::net::control::stream::ControlStream;
 use crate::net::data::caps::RECEIVER_QP_CAPS;
 use crate::net::data::receiver::{RecvComm, RecvPath};
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::set::InitQpSet;
+use crate::proto::control::event::{End, Heard};
 use crate::proto::frame::{Frame, Kind};
-use crate::proto::handle::{Handle, Secret};
+use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Reply, Terms};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ const MAX_CANDIDATES: usize = 32;
 #[derive(Debug)]
 pub struct Listener {
     nic: Arc<Nic>,
-    reception: Arc<Reception>,
+    control: Arc<ControlDriver>,
     handle: Handle,
     candidates: Arc<Candidates>,
 }
@@ -41,7 +42,7 @@ struct Candidates(Mutex<Vec<Candidate>>);
 
 #[derive(Debug)]
 struct Candidate {
-    channel: Channel,
+    stream: ControlStream,
     /// When connecting our queue pairs to its has taken too long.
     deadline: Instant,
     stage: Stage,
@@ -70,7 +71,6 @@ struct Preparing {
 struct Prepared {
     path: RecvPath,
     peer: String,
-    secret: Secret,
 }
 
 enum Verdict {
@@ -80,14 +80,17 @@ enum Verdict {
 }
 
 impl Listener {
-    /// Listens at `reception` for the peer of `nic`.
+    /// Listens for the peer of `nic` at this process's port, which is on `interface`.
     ///
     /// # Errors
-    /// The system gives no token.
-    pub fn new(nic: Arc<Nic>, reception: Arc<Reception>) -> Result<Self> {
-        let handle = Handle { address: reception.address(), token: random::bytes()? };
-        reception.register(handle.token);
-        Ok(Self { nic, reception, handle, candidates: Arc::default() })
+    /// The system gives no token or no port, or nobody can serve it.
+    pub fn new(nic: Arc<Nic>, control: Arc<ControlDriver>, interface: &Interface) -> Result<Self> {
+        let token = random::bytes()?;
+        let handle = Handle { address: control.listen(interface, token)?, token };
+        let listener = Self { nic, control, handle, candidates: Arc::default() };
+        // From here on: the peer may come, and NCCL may ask much later.
+        listener.nic.watch_set_up(&listener.control, None)?;
+        Ok(listener)
     }
 
     /// What the peer has to be given.
@@ -100,7 +103,7 @@ impl Listener {
     /// # Errors
     /// The peer came, and could not be served. Strangers and peers that vanish are no error.
     pub fn accept(&mut self) -> Result<Option<RecvComm>> {
-        self.reception.poll(self.patience())?;
+        self.control.poll()?;
         let candidates = Arc::clone(&self.candidates);
         let mut candidates = candidates.lock();
         self.admit(&mut candidates);
@@ -110,18 +113,18 @@ impl Listener {
                 Ok(Verdict::Wait) => i += 1,
                 Ok(Verdict::Dismiss(why)) => {
                     let candidate = candidates.remove(i);
-                    let (at, from) = (self.handle.address, candidate.channel.peer());
+                    let (at, from) = (self.handle.address, candidate.stream.peer());
                     log::info!("listener {at} for {}: dismissed {from}: {why}", self.nic.name);
                 }
                 Ok(Verdict::Take(prepared)) => {
-                    let Candidate { channel, .. } = candidates.remove(i);
-                    return self.complete(channel, *prepared).map(Some);
+                    let Candidate { stream, .. } = candidates.remove(i);
+                    return self.complete(stream, *prepared).map(Some);
                 }
                 // The right peer cannot be served, and is told why.
                 Err(error) => {
                     let candidate = candidates.remove(i);
                     candidate.refuse(&error.text());
-                    let from = candidate.channel.peer();
+                    let from = candidate.stream.peer();
                     return Err(error.during(format_args!("accepting {from} on {}", self.nic.name)));
                 }
             }
@@ -135,14 +138,14 @@ impl Listener {
 
     fn admit(&self, candidates: &mut Vec<Candidate>) {
         while candidates.len() < MAX_CANDIDATES
-            && let Some(channel) = self.reception.fetch(&self.handle.token)
+            && let Some(stream) = ControlStream::fetch(&self.control, &self.handle.token)
         {
-            candidates.push(Candidate { channel, deadline: Instant::now(), stage: Stage::Caller });
+            candidates.push(Candidate { stream, deadline: Instant::now(), stage: Stage::Caller });
         }
     }
 
     fn hear(&self, candidate: &mut Candidate) -> Result<Verdict> {
-        let frame = match candidate.channel.poll_frame() {
+        let frame = match candidate.stream.poll_frame() {
             Heard::Frame(frame) => frame,
             Heard::Nothing => return self.proceed(candidate),
             Heard::End(End::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
@@ -151,7 +154,7 @@ impl Listener {
         };
         match (frame.kind, std::mem::replace(&mut candidate.stage, Stage::Caller)) {
             // Not answered: the same peer may have said another hello on this line, for which the answer would be taken.
-            (Kind::Hello, _) if candidate.channel.is_over() => Ok(Verdict::Dismiss("it closed the connection".into())),
+            (Kind::Hello, _) if candidate.stream.is_over() => Ok(Verdict::Dismiss("it closed the connection".into())),
             (Kind::Hello, Stage::Caller) => self.reply(candidate, &frame),
             (Kind::Commit, Stage::Replied(prepared)) => Ok(Verdict::Take(prepared)),
             (Kind::Goodbye, _) => Ok(Verdict::Dismiss("it closed the connection".into())),
@@ -165,8 +168,8 @@ impl Listener {
     /// The right peer has come: make our end.
     fn reply(&self, candidate: &mut Candidate, frame: &Frame) -> Result<Verdict> {
         // From here on there are queue pairs, which have to go if the peer does and nobody asks the listener.
-        let chore: Arc<dyn Chore> = Arc::clone(&self.candidates) as _;
-        self.nic.watch_set_up(Some(&self.reception), &chore)?;
+        let task: Arc<dyn PeriodicTask> = Arc::clone(&self.candidates) as _;
+        self.nic.watch_set_up(&self.control, Some(&task))?;
         let preparing = begin(&self.nic, Hello::parse(&frame.body)?)?;
         candidate.deadline = Instant::now() + self.patience();
         candidate.stage = Stage::Joining(Box::new(preparing));
@@ -183,7 +186,7 @@ impl Listener {
             return Ok(Verdict::Wait);
         };
         let (prepared, reply) = preparing.finish()?;
-        candidate.channel.send(Kind::Reply, reply.frame(self.handle.token).body);
+        candidate.stream.send(Kind::Reply, reply.body());
         candidate.stage = Stage::Replied(Box::new(prepared));
         Ok(Verdict::Wait)
     }
@@ -196,18 +199,17 @@ impl Listener {
         Verdict::Dismiss(why)
     }
 
-    fn complete(&self, channel: Channel, prepared: Prepared) -> Result<RecvComm> {
-        let peer = format!("{} ({})", prepared.peer, channel.peer());
-        let link = Link::accepted(peer, prepared.secret, channel);
-        self.nic.watch(&link)?;
-        log::debug!("{} receives from {}", self.nic.name, link.peer());
-        Ok(RecvComm::new(Arc::clone(&self.nic), link, prepared.path))
+    fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<RecvComm> {
+        let peer = PeerState::new(format!("{} ({})", prepared.peer, stream.peer()), stream);
+        self.nic.watch(&peer)?;
+        log::debug!("{} receives from {}", self.nic.name, peer.peer());
+        Ok(RecvComm::new(Arc::clone(&self.nic), peer, prepared.path))
     }
 }
 
 impl Candidate {
     fn refuse(&self, why: &str) {
-        self.channel.send(Kind::Refuse, why.as_bytes().to_vec());
+        self.stream.send(Kind::Refuse, why.as_bytes().to_vec());
     }
 }
 
@@ -217,24 +219,24 @@ impl Candidates {
     }
 }
 
-impl Chore for Candidates {
-    /// Drops those whose line has ended, unless the listener is being asked just now; whether there are any left.
-    fn attend(&self) -> bool {
+impl PeriodicTask for Candidates {
+    /// Drops those whose peer has gone, unless the listener is being asked just now; whether there are any left.
+    fn run(&self) -> bool {
         let mut candidates = match self.0.try_lock() {
             Ok(candidates) => candidates,
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
             Err(TryLockError::WouldBlock) => return true,
         };
-        candidates.retain(|candidate| !candidate.channel.is_over());
+        candidates.retain(|candidate| !candidate.stream.is_over());
         !candidates.is_empty()
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.reception.deregister(&self.handle.token);
+        self.control.deregister(&self.handle.token);
         // Here and now, although a watcher may be looking at them; a forked child must not wait for one of its parent's.
-        if !self.reception.is_inherited() {
+        if !self.control.is_inherited() {
             self.candidates.lock().clear();
         }
     }
@@ -255,6 +257,6 @@ impl Preparing {
         let Self { joining, hello, terms } = self;
         let (lanes, endpoint) = joining.finish();
         let path = RecvPath::new(lanes, hello.ring, &terms)?;
-        Ok((Prepared { path, peer: hello.endpoint.name, secret: hello.secret }, Reply { endpoint, terms }))
+        Ok((Prepared { path, peer: hello.endpoint.name }, Reply { endpoint, terms }))
     }
 }

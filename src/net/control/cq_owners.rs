@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// Owners of completion queues, by the queues' ids. Those that have gone are struck off now and then.
+/// CqOwners of completion queues, by the queues' ids. Those that have gone are struck off now and then.
 #[derive(Debug)]
-pub struct Owners<T> {
+pub struct CqOwners<T> {
     by_queue: HashMap<u64, Weak<T>>,
     sweep_at: usize,
 }
 
 /// Whose a completion queue is.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Owner<T> {
+pub enum CqOwner<T> {
     /// This one's.
     Known(Arc<T>),
     /// One's that has gone.
@@ -23,13 +23,13 @@ pub enum Owner<T> {
 
 const FEW: usize = 32;
 
-impl<T> Default for Owners<T> {
+impl<T> Default for CqOwners<T> {
     fn default() -> Self {
         Self { by_queue: HashMap::new(), sweep_at: FEW }
     }
 }
 
-impl<T> Owners<T> {
+impl<T> CqOwners<T> {
     /// From now on `queue` is `owner`'s. An id may have been another queue's before.
     pub fn add(&mut self, queue: u64, owner: &Arc<T>) {
         if self.by_queue.len() >= self.sweep_at {
@@ -40,11 +40,11 @@ impl<T> Owners<T> {
     }
 
     /// Whose `queue` is.
-    pub fn of(&self, queue: u64) -> Owner<T> {
+    pub fn of(&self, queue: u64) -> CqOwner<T> {
         match self.by_queue.get(&queue).map(Weak::upgrade) {
-            Some(Some(owner)) => Owner::Known(owner),
-            Some(None) => Owner::Gone,
-            None => Owner::Unknown,
+            Some(Some(owner)) => CqOwner::Known(owner),
+            Some(None) => CqOwner::Gone,
+            None => CqOwner::Unknown,
         }
     }
 }
@@ -55,22 +55,22 @@ mod tests {
 
     #[test]
     fn a_queue_is_the_latest_owners() {
-        let mut owners = Owners::default();
+        let mut owners = CqOwners::default();
         let (first, second) = (Arc::new(1), Arc::new(2));
         owners.add(7, &first);
         owners.add(8, &second);
         assert_eq!(
             (owners.of(7), owners.of(8), owners.of(9)),
-            (Owner::Known(first.clone()), Owner::Known(second.clone()), Owner::Unknown)
+            (CqOwner::Known(first.clone()), CqOwner::Known(second.clone()), CqOwner::Unknown)
         );
         drop(second);
-        assert_eq!(owners.of(8), Owner::Gone);
+        assert_eq!(owners.of(8), CqOwner::Gone);
         owners.add(8, &first);
-        assert_eq!(owners.of(8), Owner::Known(first.clone()));
+        assert_eq!(owners.of(8), CqOwner::Known(first.clone()));
         for queue in 100..10_000 {
             owners.add(queue, &Arc::new(3));
             assert!(owners.by_queue.len() <= 2 * FEW);
         }
-        assert_eq!(owners.of(8), Owner::Known(first));
+        assert_eq!(owners.of(8), CqOwner::Known(first));
     }
 }

@@ -1,0 +1,112 @@
+//! What a device reports by itself, and whose connections that ends.
+
+use super::cq_owners::{CqOwner, CqOwners};
+use super::peer_state::PeerState;
+use super::weak_registry::WeakRegistry;
+use crate::error::Result;
+use crate::verbs::context::{AsyncEvent, Context};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The events of one device, and its connections.
+#[derive(Debug)]
+pub struct DeviceEvents {
+    context: Arc<Context>,
+    /// Whether a fatal event ends the connections.
+    ends_connections: bool,
+    /// The connections that a fatal event ends.
+    peers: Mutex<WeakRegistry<PeerState>>,
+    /// Those of them to which a completion queue belongs.
+    owners: Mutex<CqOwners<PeerState>>,
+}
+
+impl DeviceEvents {
+    /// Those of `context`. `ends_connections`: a fatal event ends the connections; else it is only logged.
+    ///
+    /// # Errors
+    /// Their descriptor cannot be made non-blocking.
+    pub fn new(context: &Arc<Context>, ends_connections: bool) -> Result<Self> {
+        context.make_events_nonblocking()?;
+        let peers = Mutex::new(WeakRegistry::new(0));
+        Ok(Self { context: Arc::clone(context), ends_connections, peers, owners: Mutex::default() })
+    }
+
+    /// The device's name.
+    pub fn device(&self) -> &str {
+        self.context.name()
+    }
+
+    /// From now on a fatal event ends the connection to `peer`, as long as it lives.
+    pub fn watch(&self, peer: &Arc<PeerState>) {
+        lock(&self.peers).add(peer);
+    }
+
+    /// A failure of the completion queue with this id ends the connection to `peer`, and no other one.
+    pub fn watch_queue(&self, queue: u64, peer: &Arc<PeerState>) {
+        lock(&self.owners).add(queue, peer);
+    }
+
+    /// Heeds all events that there are.
+    pub fn handle(&self) {
+        let name = self.context.name();
+        while let Some(occurrence) = self.context.next_event() {
+            let event = occurrence.event.clone();
+            let owner = match event {
+                AsyncEvent::CompletionQueueError(queue) => lock(&self.owners).of(queue),
+                _ => CqOwner::Unknown,
+            };
+            // From here on a queue that it names may go, and its id be another's.
+            drop(occurrence);
+            match event {
+                AsyncEvent::PortActive(port) => log::info!("{name}:{port} is up"),
+                AsyncEvent::PortDown(port) => {
+                    log::warn!("{name}:{port} is down; traffic over it waits until the device's retries are exhausted");
+                }
+                AsyncEvent::GidChange(port) => log::info!("{name}:{port}: the GID table has changed"),
+                AsyncEvent::QueuePairError(what) => log::warn!("{name}: {what}"),
+                // Nothing more would be reported by the queue.
+                AsyncEvent::CompletionQueueError(_) => {
+                    let reason = format!("{name}: a completion queue has failed");
+                    match owner {
+                        CqOwner::Known(peer) => self.fail(
+                            &reason,
+                            &format!("the connection to {} ends", peer.peer()),
+                            std::slice::from_ref(&peer),
+                        ),
+                        CqOwner::Gone => log::debug!("{reason}, of a connection that is closed"),
+                        CqOwner::Unknown => self.fail_all(&reason),
+                    }
+                }
+                AsyncEvent::DeviceFatal => self.fail_all(&format!("{name}: fatal device error")),
+                AsyncEvent::Other(number) => log::debug!("{name}: event {number}"),
+            }
+        }
+    }
+
+    fn fail_all(&self, reason: &str) {
+        let peers = lock(&self.peers).all();
+        self.fail(reason, "its connections end", &peers);
+    }
+
+    /// `what` is said to happen to the connections to `peers`, if fatal events end them.
+    fn fail(&self, reason: &str, what: &str, peers: &[Arc<PeerState>]) {
+        if !self.ends_connections {
+            log::warn!("{reason}; NCCL_IB_RETURN_ASYNC_EVENTS=0: its connections go on as far as they can");
+            return;
+        }
+        log::warn!("{reason}; {what}");
+        for peer in peers {
+            peer.fail(reason);
+        }
+    }
+}
+
+impl AsFd for DeviceEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.context.event_fd()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

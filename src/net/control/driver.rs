@@ -1,0 +1,236 @@
+//! The one driver of this process's control connections: it moves bytes between sockets and the [`ControlPlane`], under one lock.
+//!
+//! Whoever sets up connections polls it, and so does the [watcher](super::watcher) that serves it. Its epoll is ready while
+//! there is something to do, deadlines included. A forked child has a copy of it, whose lock may be held by a thread that the
+//! child does not have, and which is its parent's business: every way in leads through [`ControlDriver::enter`], which is closed
+//! to the child.
+
+use super::epoll::{Epoll, Trigger};
+use super::fork::Unshared;
+use super::sockets::{Sockets, TIMER};
+use super::told::Told;
+use crate::error::{Error, Result};
+use crate::host::iface::Interface;
+use crate::host::random;
+use crate::proto::control::plane::ControlPlane;
+use crate::proto::control::{StreamId, Time};
+use crate::proto::handle::Token;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Callers that may have queued up while nobody listened: about what the system keeps.
+const MAX_QUEUE: usize = 4096;
+/// Callers who have not been let in when the last listener closes, and are told.
+const MAX_TOLD: usize = 128;
+
+/// All control connections of this process, and its port.
+#[derive(Debug)]
+pub struct ControlDriver {
+    /// The process that made it.
+    owner: u32,
+    start: Instant,
+    is_served: AtomicBool,
+    epoll: Arc<Epoll>,
+    timer: Timer,
+    state: Mutex<State>,
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+struct State {
+    plane: ControlPlane,
+    sockets: Sockets,
+}
+
+impl ControlDriver {
+    /// No connection. `patience` is what a caller has to say its first words.
+    ///
+    /// # Errors
+    /// There are no descriptors left, or no random numbers.
+    pub fn new(patience: Duration) -> Result<Arc<Self>> {
+        let (epoll, timer) = (Arc::new(Epoll::new()?), Timer::new()?);
+        epoll.add(&timer.fd, TIMER, Trigger::Level)?;
+        let plane = ControlPlane::new(patience, u64::from_le_bytes(random::bytes()?));
+        let state = Mutex::new(State { plane, sockets: Sockets::new(Arc::clone(&epoll)) });
+        let (owner, start) = (std::process::id(), Instant::now());
+        Ok(Arc::new(Self { owner, start, is_served: AtomicBool::new(false), epoll, timer, state }))
+    }
+
+    /// Whether it belongs to the process that this one was forked from.
+    pub fn is_inherited(&self) -> bool {
+        self.owner != std::process::id()
+    }
+
+    /// Whether this is the first to serve it.
+    pub fn begin_to_serve(&self) -> bool {
+        !self.is_served.swap(true, Ordering::Relaxed)
+    }
+
+    /// It cannot be served: the next may try.
+    pub fn end_to_serve(&self) {
+        self.is_served.store(false, Ordering::Relaxed);
+    }
+
+    /// Where the listener that knows `token` is called from now on: at the port of this process, which is opened on
+    /// `interface` if there is none.
+    ///
+    /// # Errors
+    /// No port can be had.
+    pub fn listen(&self, interface: &Interface, token: Token) -> Result<SocketAddr> {
+        let listen = |state: &mut State| {
+            let port = state.sockets.open_port(interface)?;
+            if !state.plane.has_listeners() {
+                // Nobody can know this listener yet; who has queued up while there was none must not be in its peer's way.
+                port.clear_queue(MAX_QUEUE);
+            }
+            let address = port.address();
+            state.plane.register(token);
+            Ok(address)
+        };
+        self.enter(|state, _| listen(state)).unwrap_or_else(|| Err(inherited()))
+    }
+
+    /// Nobody fetches callers for `token` any more.
+    pub fn deregister(&self, token: &Token) {
+        self.enter(|state, _| {
+            state.plane.deregister(token);
+            if let Some(port) = state.sockets.port().filter(|_| !state.plane.has_listeners()) {
+                port.clear_queue(MAX_TOLD);
+            }
+        });
+    }
+
+    /// Does all that can be done without waiting: reads, writes, lets callers in, and heeds the time.
+    ///
+    /// # Errors
+    /// No more callers can be accepted.
+    pub fn poll(&self) -> Result<()> {
+        self.enter(|State { plane, sockets }, now| {
+            plane.handle_timeout(now);
+            sockets.poll(plane, now)
+        })
+        .unwrap_or(Ok(()))
+    }
+
+    /// From now on `peer` is told of the other end of `stream`.
+    pub(super) fn establish(&self, stream: StreamId, peer: &Arc<dyn Told>) {
+        self.enter(|state, now| {
+            state.sockets.add_peer(stream, peer);
+            state.plane.establish(now, stream);
+        });
+    }
+
+    /// Nobody has `stream` any more.
+    pub(super) fn close(&self, stream: StreamId) {
+        self.enter(|state, now| {
+            state.sockets.remove_peer(stream);
+            state.plane.close(now, stream);
+        });
+    }
+
+    /// Does something with the control plane. `None` in a forked child.
+    pub(super) fn with<T>(&self, body: impl FnOnce(&mut ControlPlane, Time) -> T) -> Option<T> {
+        self.enter(|state, now| body(&mut state.plane, now))
+    }
+
+    fn enter<T>(&self, body: impl FnOnce(&mut State, Time) -> T) -> Option<T> {
+        if self.is_inherited() {
+            return None;
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.start.elapsed();
+        let result = body(&mut state, now);
+        let State { plane, sockets } = &mut *state;
+        let told = sockets.settle(plane, now);
+        let due = if sockets.has_unread() { Some(now) } else { plane.poll_timeout() };
+        self.timer.set(now, due, sockets.armed());
+        drop(state);
+        // One of them may be the last that has its stream, whose end leads here again.
+        drop(told);
+        Some(result)
+    }
+}
+
+impl AsFd for ControlDriver {
+    /// Ready to read while [`Self::poll`] has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// What makes the epoll ready when a deadline has come.
+#[derive(Debug)]
+struct Timer {
+    // Declared first: it goes before the descriptor is closed.
+    _unshared: Unshared,
+    fd: OwnedFd,
+}
+
+impl Timer {
+    fn new() -> Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let fd = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags);
+        let fd = fd.map_err(|e| Error::os("timerfd_create", e.raw_os_error()))?;
+        Ok(Self { _unshared: Unshared::new(fd.as_raw_fd()), fd })
+    }
+
+    /// Rings at `due`, unless it is `armed` for that already.
+    fn set(&self, now: Time, due: Option<Time>, armed: &mut Option<Time>) {
+        if due == *armed {
+            return;
+        }
+        *armed = due;
+        // All zero is never, and a moment that has passed is now.
+        let pause = due.map_or(Duration::ZERO, |due| due.saturating_sub(now).max(Duration::from_nanos(1)));
+        let it_value = Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
+        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let _ =
+            rustix::time::timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value });
+    }
+}
+
+pub(super) fn inherited() -> Error {
+    Error::internal("the control connections are those of the process that this one was forked from")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::frame::{Frame, Kind};
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    /// The kernel has no memory for one caller, and then for one that knows a token: each is sent away, and whoever polls for
+    /// another listener is not bothered.
+    #[test]
+    fn a_caller_that_cannot_be_heard_is_its_own_affair() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
+        let address = driver.listen(&Interface { name: "lo".into(), address }, [1; 16]).expect("a port");
+        let hello = Frame { kind: Kind::Hello, secret: [2; 16], body: vec![1; 16] }.emit();
+        let until = |what: &str, is_done: &dyn Fn() -> bool| {
+            let start = Instant::now();
+            while !is_done() {
+                driver.poll().expect("no error of this process's");
+                assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+            }
+        };
+        for words in [&[] as &[u8], &hello] {
+            let mut caller = TcpStream::connect(address).expect("it listens");
+            caller.write_all(words).expect("sent");
+            driver.epoll.refuses.store(1, Ordering::Relaxed);
+            until("nobody is let in", &|| driver.epoll.refuses.load(Ordering::Relaxed) == 0);
+            caller.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+            // Closed or reset.
+            assert_eq!(caller.read(&mut [0]).unwrap_or(0), 0);
+            assert!(driver.with(|plane, _| plane.fetch(&[1; 16])).flatten().is_none());
+        }
+        let mut caller = TcpStream::connect(address).expect("it listens");
+        caller.write_all(&hello).expect("sent");
+        until("the next one is served", &|| driver.with(|plane, _| plane.fetch(&[1; 16])).flatten().is_some());
+    }
+}

@@ -1,0 +1,46 @@
+//! What has to be done now and then, as long as it says so.
+
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// One such task.
+pub trait PeriodicTask: Debug + Send + Sync {
+    /// Does it; whether there will be more to do. It must not wait for anybody who waits for a watcher.
+    fn run(&self) -> bool;
+}
+
+/// The tasks of a watcher.
+#[derive(Debug, Default)]
+pub struct PeriodicTasks(Mutex<Vec<Weak<dyn PeriodicTask>>>);
+
+impl PeriodicTasks {
+    /// Takes one up, as long as it lives and says that there will be more to do; whether it is new.
+    pub fn add(&self, task: &Arc<dyn PeriodicTask>) -> bool {
+        let mut tasks = self.lock();
+        let is_new = !tasks.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(task)));
+        if is_new {
+            tasks.push(Arc::downgrade(task));
+        }
+        is_new
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Does all of them once.
+    pub fn run(&self) {
+        // Off the list meanwhile, so that one that comes back is put on it; and the list is not locked.
+        let tasks = std::mem::take(&mut *self.lock());
+        for task in tasks {
+            if let Some(task) = task.upgrade().filter(|task| task.run()) {
+                self.add(&task);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<dyn PeriodicTask>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,84 @@
+//! The TCP port where a process is called, for all of its listeners.
+
+use super::fork::Unshared;
+use crate::error::{Error, Result};
+use crate::host::iface::Interface;
+use socket2::SockRef;
+use std::io::ErrorKind;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// A port that takes callers.
+#[derive(Debug)]
+pub struct Port {
+    // Declared first: it goes before the descriptor is closed.
+    _unshared: Unshared,
+    socket: TcpListener,
+    address: SocketAddr,
+}
+
+impl Port {
+    /// Opens one on `interface`.
+    ///
+    /// # Errors
+    /// None can be had.
+    pub fn open(interface: &Interface) -> Result<Self> {
+        let what = || format!("listening on {} ({})", interface.name, interface.address.ip());
+        let socket = TcpListener::bind(interface.address).map_err(|e| Error::io(what(), &e))?;
+        socket.set_nonblocking(true).map_err(|e| Error::io(what(), &e))?;
+        // As many callers wait as the system allows, and not the 128 that are usual: all peers of a process may call at once. If
+        // this fails, the queue stays as it is.
+        let _ = SockRef::from(&socket).listen(i32::from(i16::MAX));
+        let mut address = socket.local_addr().map_err(|e| Error::io(what(), &e))?;
+        address.set_ip(interface.address.ip());
+        Ok(Self { _unshared: Unshared::new(socket.as_raw_fd()), socket, address })
+    }
+
+    /// Where to call.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The next caller.
+    ///
+    /// # Errors
+    /// No more can be accepted by this process.
+    pub fn accept(&self) -> Result<Option<(TcpStream, SocketAddr)>> {
+        loop {
+            match self.socket.accept() {
+                Ok(accepted) => return Ok(Some(accepted)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if is_of_this_process(&e) => {
+                    return Err(Error::io(format_args!("accepting on {}", self.address), &e));
+                }
+                // That caller has gone again.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Hangs up on as many as `most` of those who have not been let in.
+    pub fn clear_queue(&self, most: usize) {
+        let callers = std::iter::from_fn(|| self.socket.accept().ok());
+        callers.take(most).for_each(|(stream, _)| drop(stream.shutdown(Shutdown::Both)));
+    }
+}
+
+impl Drop for Port {
+    /// A forked child may have the port as well: nobody is to call there in vain.
+    fn drop(&mut self) {
+        let _ = SockRef::from(&self.socket).shutdown(Shutdown::Both);
+    }
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Whether an error of `accept` is no affair of the caller's, whose connection may have failed in many ways by then.
+fn is_of_this_process(error: &std::io::Error) -> bool {
+    let ours = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EBADF, libc::EINVAL, libc::ENOTSOCK];
+    error.raw_os_error().is_none_or(|errno| ours.contains(&errno))
+}

@@ -1,0 +1,213 @@
+//! The sockets of a control plane, and whom its events go to. Everything here happens under the driver's lock.
+
+use super::epoll::{Epoll, Trigger};
+use super::port::Port;
+use super::socket::{ControlSocket, Incoming};
+use super::told::Told;
+use crate::error::{Error, Result};
+use crate::host::iface::Interface;
+use crate::proto::control::event::{End, Event, Level};
+use crate::proto::control::plane::ControlPlane;
+use crate::proto::control::{ConnId, StreamId, Time};
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+/// Keys of the epoll; others are those of control connections.
+pub(super) const TIMER: u64 = u64::MAX;
+const PORT: u64 = u64::MAX - 1;
+
+/// Reads of 4 KiB from one socket at a time, so that a flood cannot hold the thread that reads.
+const MAX_READS: usize = 16;
+/// Batches of the epoll at a time.
+const MAX_BATCHES: usize = 8;
+/// Callers accepted at a time.
+const MAX_ACCEPTS: usize = 32;
+
+/// Descriptors, and who is told of the peers.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    epoll: Arc<Epoll>,
+    by_conn: HashMap<ConnId, ControlSocket>,
+    port: Option<Port>,
+    peers: HashMap<StreamId, Weak<dyn Told>>,
+    /// Those that may have more to read than was read at a time.
+    unread: Vec<ConnId>,
+    /// When the timer rings.
+    armed: Option<Time>,
+}
+
+impl Sockets {
+    pub(super) fn new(epoll: Arc<Epoll>) -> Self {
+        Self { epoll, by_conn: HashMap::new(), port: None, peers: HashMap::new(), unread: Vec::new(), armed: None }
+    }
+
+    /// The port, which is opened on `interface` if there is none.
+    pub(super) fn open_port(&mut self, interface: &Interface) -> Result<&Port> {
+        let port = match self.port.take() {
+            Some(port) => port,
+            None => {
+                let port = Port::open(interface)?;
+                self.epoll.add(&port, PORT, Trigger::Level)?;
+                port
+            }
+        };
+        Ok(self.port.insert(port))
+    }
+
+    pub(super) fn port(&self) -> Option<&Port> {
+        self.port.as_ref()
+    }
+
+    pub(super) fn add_peer(&mut self, stream: StreamId, peer: &Arc<dyn Told>) {
+        self.peers.insert(stream, Arc::downgrade(peer));
+    }
+
+    pub(super) fn remove_peer(&mut self, stream: StreamId) {
+        self.peers.remove(&stream);
+    }
+
+    pub(super) fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    pub(super) fn armed(&mut self) -> &mut Option<Time> {
+        &mut self.armed
+    }
+
+    /// Reads what there is to read, and lets in who is at the door.
+    pub(super) fn poll(&mut self, plane: &mut ControlPlane, now: Time) -> Result<()> {
+        let mut is_called = false;
+        for conn in std::mem::take(&mut self.unread) {
+            self.handle_ready(plane, now, conn);
+        }
+        for _ in 0..MAX_BATCHES {
+            let mut is_empty = true;
+            for key in self.epoll.wait(0).map_err(|e| Error::os("epoll_wait", e))? {
+                match key {
+                    // It rings until it is set anew, to whatever.
+                    TIMER => self.armed = Some(Time::MAX),
+                    PORT => is_called = true,
+                    conn => {
+                        is_empty = false;
+                        self.handle_ready(plane, now, ConnId(conn));
+                    }
+                }
+            }
+            if is_empty {
+                break;
+            }
+        }
+        // Last: who has come before is heard before.
+        if is_called { self.let_in(plane, now) } else { Ok(()) }
+    }
+
+    fn handle_ready(&mut self, plane: &mut ControlPlane, now: Time, conn: ConnId) {
+        let Some(socket) = self.by_conn.get_mut(&conn) else { return };
+        match socket.poll_connected() {
+            Ok(true) => plane.handle_connected(now, conn),
+            Ok(false) if socket.is_connecting() => return,
+            Ok(false) => {}
+            Err(errno) => return plane.handle_end(now, conn, End::Unreachable(errno)),
+        }
+        self.write(plane, conn);
+        self.read(plane, now, conn);
+    }
+
+    fn read(&mut self, plane: &mut ControlPlane, now: Time, conn: ConnId) {
+        let Some(socket) = self.by_conn.get_mut(&conn) else { return };
+        let mut buffer = [0; 4096];
+        for _ in 0..MAX_READS {
+            match socket.read(&mut buffer) {
+                Incoming::Bytes(count) => plane.handle_bytes(now, conn, &buffer[..count]),
+                Incoming::Nothing => return,
+                Incoming::End(end) => return plane.handle_end(now, conn, end),
+            }
+        }
+        self.unread.push(conn);
+    }
+
+    fn write(&mut self, plane: &mut ControlPlane, conn: ConnId) {
+        let Some(socket) = self.by_conn.get_mut(&conn) else { return };
+        let bytes = plane.poll_transmit(conn);
+        if !bytes.is_empty() && !socket.is_connecting() {
+            let written = socket.write(bytes);
+            plane.handle_transmitted(conn, written);
+        }
+    }
+
+    fn let_in(&mut self, plane: &mut ControlPlane, now: Time) -> Result<()> {
+        for _ in 0..MAX_ACCEPTS {
+            let Some(port) = &self.port else { return Ok(()) };
+            if plane.make_room(now).is_err() {
+                return Ok(());
+            }
+            let Some((stream, peer)) = port.accept()? else { return Ok(()) };
+            let conn = plane.handle_caller(now, peer);
+            // It is this one that cannot be heard, and not whoever's `accept` has come upon it.
+            let taken = ControlSocket::accepted(stream)
+                .and_then(|socket| self.epoll.add(&socket, conn.0, Trigger::Room).map(|()| socket));
+            match taken {
+                Ok(socket) => drop(self.by_conn.insert(conn, socket)),
+                Err(e) => plane.handle_end(now, conn, End::Lost(e.to_string())),
+            }
+            self.read(plane, now, conn);
+        }
+        Ok(())
+    }
+
+    /// Does what the control plane wants done. Who has been told something is returned, to be dropped without the lock.
+    pub(super) fn settle(&mut self, plane: &mut ControlPlane, now: Time) -> Vec<Arc<dyn Told>> {
+        let mut told = Vec::new();
+        loop {
+            while let Some(event) = plane.poll_event() {
+                self.handle_event(plane, now, event, &mut told);
+            }
+            match plane.poll_dirty() {
+                Some(conn) => self.write(plane, conn),
+                None => break,
+            }
+        }
+        if let Some(port) = self.port.take_if(|_| !plane.is_port_needed()) {
+            self.epoll.remove(&port);
+        }
+        told
+    }
+
+    fn handle_event(&mut self, plane: &mut ControlPlane, now: Time, event: Event, told: &mut Vec<Arc<dyn Told>>) {
+        match event {
+            Event::Dial { conn, address } => match ControlSocket::dial(address) {
+                Ok(socket) => match self.epoll.add(&socket, conn.0, Trigger::Room) {
+                    Ok(()) => drop(self.by_conn.insert(conn, socket)),
+                    Err(_) => plane.handle_end(now, conn, End::Unreachable(libc::ENOMEM)),
+                },
+                Err(errno) => plane.handle_end(now, conn, End::Unreachable(errno)),
+            },
+            Event::Close { conn, last } => {
+                if let Some(mut socket) = self.by_conn.remove(&conn) {
+                    self.epoll.remove(&socket);
+                    if !socket.is_connecting() {
+                        socket.finish(&last);
+                    }
+                }
+            }
+            Event::Peer { stream, change } => {
+                if let Some(peer) = self.peers.get(&stream).and_then(Weak::upgrade) {
+                    peer.handle_change(&change);
+                    told.push(peer);
+                }
+            }
+            Event::Log { level: Level::Warn, text } => log::warn!("{text}"),
+            Event::Log { level: Level::Info, text } => log::info!("{text}"),
+            Event::Log { level: Level::Debug, text } => log::debug!("{text}"),
+        }
+    }
+}
+
+impl Drop for Sockets {
+    /// In a forked child the numbers are of other files by now, which do nothing: only the owner says its last words.
+    fn drop(&mut self) {
+        for socket in self.by_conn.values_mut().filter(|socket| !socket.is_connecting()) {
+            socket.finish(&[]);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What a [`ControlPlane`](super::plane::ControlPlane) tells its driver and the streams' owners.
+
+use super::{ConnId, StreamId};
+use crate::proto::frame::Frame;
+use std::net::SocketAddr;
+
+/// What the driver has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Begin to connect to `address`.
+    Dial {
+        /// The control connection that this becomes.
+        conn: ConnId,
+        /// The peer's port.
+        address: SocketAddr,
+    },
+    /// Hand over `last`, as far as the kernel takes it at once, and close. The number is not valid any more.
+    Close {
+        /// The control connection.
+        conn: ConnId,
+        /// Bytes that have not been sent yet.
+        last: Vec<u8>,
+    },
+    /// Tell the owner of an established stream.
+    Peer {
+        /// Its stream.
+        stream: StreamId,
+        /// What it has to be told.
+        change: PeerChange,
+    },
+    /// Write a line to the log.
+    Log {
+        /// How urgent it is.
+        level: Level,
+        /// The line.
+        text: String,
+    },
+}
+
+/// What is known newly of the peer of an established stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PeerChange {
+    /// The control connection is lost, for this reason; the peer may well live.
+    Lost(String),
+    /// The stream has a control connection again.
+    Back,
+    /// The peer has closed in good order, or does not know the connection. What is under way may still be acknowledged.
+    Closed(String),
+    /// The peer has died or given up, for this reason.
+    Broken(String),
+}
+
+/// Urgency of a line in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// An operator should know.
+    Warn,
+    /// Worth to know when something else has gone wrong.
+    Info,
+    /// For developers.
+    Debug,
+}
+
+/// How a control connection has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// No TCP connection came about; the errno.
+    Unreachable(i32),
+    /// The peer's process has ended, or has closed it.
+    Closed,
+    /// The network between the hosts has failed, or it was reset, for this reason. The peer may well live.
+    Lost(String),
+    /// What came is not Ferrite's, or not what a Ferrite says.
+    Wrong(String),
+    /// The listening process wants nothing of this one, for this reason.
+    Refused(String),
+}
+
+/// What the owner of a stream that is being set up hears.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A frame.
+    Frame(Frame),
+    /// Nothing yet.
+    Nothing,
+    /// The control connection has ended; no more will come.
+    End(End),
+}

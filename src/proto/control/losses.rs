@@ -1,0 +1,43 @@
+//! How often an operator is told that control connections to one host are lost.
+
+use super::Time;
+use super::event::Level;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// After a warning of a host, losses of further control connections to it are for developers only, for so long.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// The latest warning of each host.
+#[derive(Debug, Default)]
+pub(super) struct Losses(BTreeMap<IpAddr, Time>);
+
+impl Losses {
+    /// How urgent it is that a control connection to `host` is lost.
+    pub(super) fn level(&mut self, now: Time, host: IpAddr) -> Level {
+        self.0.retain(|_, warned| now.saturating_sub(*warned) < QUIET);
+        if self.0.contains_key(&host) {
+            return Level::Debug;
+        }
+        self.0.insert(host, now);
+        Level::Warn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn a_host_is_warned_of_once_a_minute_and_forgotten_after_that() {
+        let mut losses = Losses::default();
+        let host = |n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n));
+        let at = Duration::from_secs;
+        assert_eq!([losses.level(at(1), host(1)), losses.level(at(60), host(1))], [Level::Warn, Level::Debug]);
+        assert_eq!([losses.level(at(60), host(2)), losses.level(at(61), host(1))], [Level::Warn, Level::Warn]);
+        losses.level(at(1000), host(3));
+        assert_eq!(losses.0.len(), 1);
+    }
+}

@@ -1,0 +1,169 @@
+//! Where a frame goes.
+
+use super::{ConnId, ControlPlane, End, Level, MAX_BACKLOG, PeerChange, Phase, Role, Stage, Stream, StreamId, Time};
+use crate::proto::control::acceptor::NO_CONNECTION;
+use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind};
+use crate::proto::handle::Secret;
+use crate::proto::handshake::{Hello, Resume};
+
+impl ControlPlane {
+    pub(super) fn handle_frame(&mut self, now: Time, conn: ConnId, frame: Frame) {
+        let Some(found) = self.conns.get(&conn) else { return };
+        let stream = found.stream(&frame.secret);
+        match (found.stage, frame.kind, stream) {
+            (Stage::Unauthenticated, _, _) => self.handle_first_words(conn, frame),
+            (_, _, Some(id)) => self.deliver(now, conn, id, frame),
+            (Stage::Accepted, Kind::Hello, None) => {
+                let secret = frame.secret;
+                if let Err(why) = self.introduce(conn, frame) {
+                    self.refuse(conn, secret, &why);
+                }
+            }
+            (Stage::Accepted, Kind::Resume, None) => {
+                if let Err(why) = self.resume(conn, &frame) {
+                    self.refuse(conn, frame.secret, &why);
+                }
+            }
+            // That is for this process, and not for one of its connections.
+            (Stage::Dialled, Kind::Refuse, None) if frame.secret == ALL_CONNECTIONS => {
+                self.end_conn(now, conn, End::Refused(frame.body_text()));
+            }
+            // The last words on a connection that is no more, or was given up.
+            (_, kind, None) => {
+                let text = format!("a {kind:?} of {} for no connection of this process", found.peer);
+                self.log(Level::Debug, text);
+            }
+        }
+    }
+
+    /// What an unauthenticated caller says first shows whether it has any business here.
+    fn handle_first_words(&mut self, conn: ConnId, frame: Frame) {
+        let (kind, secret) = (frame.kind, frame.secret);
+        let Some(found) = self.conns.get_mut(&conn) else { return };
+        found.stage = Stage::Accepted;
+        let admitted = match kind {
+            Kind::Hello => self.introduce(conn, frame),
+            Kind::Resume => self.resume(conn, &frame),
+            _ => Err(format!("an unexpected {kind:?}")),
+        };
+        match admitted {
+            Ok(()) => self.acceptor.remove_caller(conn),
+            Err(why) => {
+                // Only this one: other connections may be next on that control connection, and call again when it ends.
+                self.transmit(conn, &Frame::text(Kind::Refuse, secret, &why));
+                self.dismiss(conn, &why);
+            }
+        }
+    }
+
+    /// A hello: leads the peer to its listener.
+    fn introduce(&mut self, conn: ConnId, hello: Frame) -> Result<(), String> {
+        let token = Hello::token_of(&hello.body).map_err(|violation| violation.to_string())?;
+        self.acceptor.check(&token, &hello.secret)?;
+        let Some(peer) = self.conns.get(&conn).map(|conn| conn.peer) else { return Ok(()) };
+        let secret = hello.secret;
+        let mut stream = Stream::new(Role::Accepts, token, secret, peer, conn);
+        let _ = stream.push(hello);
+        let id = self.add_stream(stream);
+        self.acceptor.admit(&token, secret, id);
+        Ok(())
+    }
+
+    /// A stream of another control connection goes on here, if the peer knows its secret and its listener's token. That the
+    /// peer wants it says that it has committed, whether or not the commit has come.
+    fn resume(&mut self, conn: ConnId, frame: &Frame) -> Result<(), String> {
+        let Resume { token, attempt } = Resume::parse(&frame.body).map_err(|violation| violation.to_string())?;
+        let id = self.acceptor.stream(&frame.secret).ok_or(NO_CONNECTION)?;
+        let stream = self.streams.get_mut(&id).ok_or(NO_CONNECTION)?;
+        let is_set_up = stream.phase == Phase::Established;
+        let may_be = is_set_up || stream.phase == Phase::Setup && stream.has_replied && stream.end().is_none();
+        if stream.token != token || !may_be {
+            return Err(NO_CONNECTION.into());
+        }
+        if attempt <= stream.attempt {
+            // Of two that cross, the later one counts, and this one has been given up by its sender.
+            return Ok(());
+        }
+        stream.attempt = attempt;
+        let (secret, failure) = (stream.secret, stream.failure.clone());
+        if !is_set_up {
+            stream.imply_commit();
+        }
+        if let Some(kept) = stream.kept_until.take() {
+            self.expiring.remove(&(kept, id));
+        }
+        let old = stream.conn.replace(conn);
+        if let Some(peer) = self.conns.get(&conn).map(|conn| conn.peer) {
+            stream.peer = peer;
+        }
+        if let Some(found) = self.conns.get_mut(&conn) {
+            found.attach(secret, id);
+        }
+        if let Some(old) = old.filter(|old| *old != conn) {
+            self.detach(old, &secret);
+        }
+        self.transmit(conn, &Frame { kind: Kind::Resume, secret, body: Vec::new() });
+        match failure {
+            Some(reason) => self.say_goodbye(id, &reason),
+            None if is_set_up => self.tell(id, PeerChange::Back),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// A frame of a stream that is on this connection.
+    fn deliver(&mut self, now: Time, conn: ConnId, id: StreamId, frame: Frame) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if stream.phase != Phase::Setup {
+            return self.handle_established_frame(id, &frame);
+        }
+        let (is_last, secret, token) = (frame.kind == Kind::Goodbye, stream.secret, stream.token);
+        if let Err(end) = stream.push(frame) {
+            return self.end_conn(now, conn, end);
+        }
+        if is_last {
+            stream.conn = None;
+            // Nobody has seen it: it is no more.
+            if stream.role == Role::Accepts && self.acceptor.withdraw(&token, id) {
+                self.forget(id);
+            }
+            self.detach(conn, &secret);
+        }
+    }
+
+    /// The peer of an established stream says something: that it goes, or that it is back.
+    pub(super) fn handle_established_frame(&mut self, id: StreamId, frame: &Frame) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let (was_resuming, peer) = (std::mem::take(&mut stream.is_resuming), stream.peer);
+        if was_resuming {
+            self.note_answer(peer, frame.kind == Kind::Resume);
+        }
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let change = match frame.kind {
+            Kind::Resume if was_resuming => return self.tell(id, PeerChange::Back),
+            // It may have closed it in good order, so what is under way is left to the device.
+            Kind::Refuse if was_resuming => PeerChange::Closed(unknown(&frame.body_text())),
+            Kind::Goodbye if frame.body.is_empty() => PeerChange::Closed("the peer has closed the connection".into()),
+            Kind::Goodbye => PeerChange::Broken(format!("the peer gave up: {}", frame.body_text())),
+            kind => PeerChange::Broken(format!("the peer sent an unexpected {kind:?}")),
+        };
+        stream.phase = Phase::Over;
+        let (conn, secret) = (stream.conn.take(), stream.secret);
+        self.tell(id, change);
+        if let Some(conn) = conn {
+            self.detach(conn, &secret);
+        }
+    }
+
+    /// Tells a peer, unless too much waits to be sent.
+    fn refuse(&mut self, conn: ConnId, secret: Secret, why: &str) {
+        if self.conns.get(&conn).is_some_and(|conn| conn.backlog() < MAX_BACKLOG) {
+            self.transmit(conn, &Frame::text(Kind::Refuse, secret, why));
+        }
+    }
+}
+
+/// What is known of a peer whose process, or another one at its port, does not know the connection.
+pub(super) fn unknown(why: &str) -> String {
+    format!("the peer has closed the connection, or has died ({why})")
+}

@@ -1,0 +1,256 @@
+//! All control connections of a process, and what its RDMA connections hear over them.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | here | what the owners of streams ask for |
+//! | `sockets` | what the driver tells of its sockets and of the time |
+//! | `frames` | where a frame goes |
+//! | `ends` | what becomes of streams when their control connection ends, and how they come to another one |
+
+mod ends;
+mod frames;
+mod sockets;
+
+use super::acceptor::ControlAcceptor;
+use super::conn::{ControlConn, Stage};
+use super::event::{End, Event, Heard, Level, PeerChange};
+use super::losses::Losses;
+use super::pool::ControlPool;
+use super::stream::{Phase, Role, Stream};
+use super::{ConnId, StreamId, Time};
+use crate::proto::frame::{Frame, Kind};
+use crate::proto::handle::{Secret, Token};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How long the peer of a stream that this end has closed without a control connection is dialled, to be told.
+pub const FAREWELL: Duration = Duration::from_secs(30);
+/// Bytes that may wait to be sent before callers for nobody are no longer answered.
+pub const MAX_BACKLOG: usize = 16 << 10;
+
+/// The state machine of all control connections of a process.
+#[derive(Debug)]
+pub struct ControlPlane {
+    conns: BTreeMap<ConnId, ControlConn>,
+    streams: BTreeMap<StreamId, Stream>,
+    pool: ControlPool,
+    acceptor: ControlAcceptor,
+    /// Streams that are not kept for longer.
+    expiring: BTreeSet<(Time, StreamId)>,
+    losses: Losses,
+    events: VecDeque<Event>,
+    /// The connection whose frames are being handled: others of its streams may come next.
+    reading: Option<ConnId>,
+    /// Connections that may have something to send.
+    dirty: BTreeSet<ConnId>,
+    next: u64,
+    random: u64,
+    /// What a caller has to say its first words, and a peer to come back that was lost before it was accepted.
+    patience: Duration,
+}
+
+impl ControlPlane {
+    /// No connection. `patience` is what a caller has to say its first words; `seed` spreads the attempts of many processes.
+    pub fn new(patience: Duration, seed: u64) -> Self {
+        Self {
+            conns: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            pool: ControlPool::default(),
+            acceptor: ControlAcceptor::default(),
+            expiring: BTreeSet::new(),
+            losses: Losses::default(),
+            events: VecDeque::new(),
+            reading: None,
+            dirty: BTreeSet::new(),
+            next: 1,
+            random: seed,
+            patience,
+        }
+    }
+
+    /// A stream to the listener at `address` that knows `token`, over the control connection to its process, if there is one;
+    /// else that process is dialled. `secret` is made up for this one attempt.
+    pub fn open(&mut self, now: Time, address: SocketAddr, token: Token, secret: Secret) -> StreamId {
+        let conn = self.conn_to(now, address);
+        self.add_stream(Stream::new(Role::Dials, token, secret, address, conn))
+    }
+
+    /// Whether the control connection of a stream that is being set up has come about.
+    ///
+    /// # Errors
+    /// It has not, for this errno.
+    pub fn poll_connected(&self, id: StreamId) -> Result<bool, i32> {
+        let Some(stream) = self.streams.get(&id) else { return Ok(true) };
+        match (stream.end(), stream.conn.and_then(|conn| self.conns.get(&conn))) {
+            (Some(End::Unreachable(errno)), _) => Err(*errno),
+            (Some(_), _) | (None, None) => Ok(true),
+            (None, Some(conn)) => Ok(conn.stage != Stage::Dialling),
+        }
+    }
+
+    /// The next caller for the listener that knows `token`, and its address.
+    pub fn fetch(&mut self, token: &Token) -> Option<(StreamId, SocketAddr)> {
+        let id = self.acceptor.fetch(token)?;
+        self.streams.get(&id).map(|stream| (id, stream.peer))
+    }
+
+    /// Queues a frame of `stream`.
+    pub fn send(&mut self, id: StreamId, kind: Kind, body: Vec<u8>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        // After a refusal the peer expects no other word.
+        stream.is_known = kind != Kind::Refuse;
+        stream.has_replied |= kind == Kind::Reply;
+        let (conn, frame) = (stream.conn, Frame { kind, secret: stream.secret, body });
+        if let Some(conn) = conn {
+            self.transmit(conn, &frame);
+        }
+    }
+
+    /// What the owner of a stream that is being set up hears next.
+    pub fn poll_heard(&mut self, id: StreamId) -> Heard {
+        self.streams.get_mut(&id).map_or(Heard::End(End::Closed), Stream::poll_heard)
+    }
+
+    /// Whether nothing more is to be expected of a stream that is being set up: its control connection has ended or the peer
+    /// has said goodbye, and it has not committed before.
+    pub fn is_over(&self, id: StreamId) -> bool {
+        let Some(stream) = self.streams.get(&id) else { return true };
+        (stream.end().is_some() || stream.has_farewell()) && !stream.is_committed()
+    }
+
+    /// The RDMA connection is there: from now on its owner is told of the peer's end by [`Event::Peer`], and of nothing else.
+    /// What has come before is told at once.
+    pub fn establish(&mut self, now: Time, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.phase = Phase::Established;
+        let (kept, end, is_lost) = (stream.kept_until.take(), stream.end().cloned(), stream.conn.is_none());
+        let frame = match stream.poll_heard() {
+            Heard::Frame(frame) => Some(frame),
+            Heard::Nothing | Heard::End(_) => None,
+        };
+        if let Some(kept) = kept {
+            self.expiring.remove(&(kept, id));
+        }
+        match (frame, end) {
+            (Some(frame), _) => self.handle_established_frame(id, &frame),
+            (None, Some(end)) => self.handle_established_end(now, id, &end),
+            // It was accepted while its control connection is lost.
+            (None, None) if is_lost => self.tell(id, PeerChange::Lost("lost before it was accepted".into())),
+            (None, None) => {}
+        }
+    }
+
+    /// This end of an established stream has failed, for `reason`: the peer is told, now or once there is a control
+    /// connection again.
+    pub fn fail(&mut self, id: StreamId, reason: &str) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if stream.conn.is_none() && stream.phase == Phase::Established {
+            stream.failure.get_or_insert_with(|| reason.to_owned());
+        }
+        self.say_goodbye(id, reason);
+    }
+
+    /// Nobody here has the stream any more. The peer is told, unless it was first.
+    pub fn close(&mut self, now: Time, id: StreamId) {
+        self.say_goodbye(id, "");
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let is_waiting = self.pool.get(&stream.peer).is_some_and(|peer| peer.waiting.contains(&id));
+        if stream.phase == Phase::Established && is_waiting {
+            stream.phase = Phase::Closing(stream.failure.take().unwrap_or_default());
+            stream.kept_until = Some(now + FAREWELL);
+            self.expiring.insert((now + FAREWELL, id));
+            return;
+        }
+        self.forget(id);
+    }
+
+    /// Ends a stream with a goodbye, if it is on a control connection. Nothing more is heard on it after that.
+    fn say_goodbye(&mut self, id: StreamId, reason: &str) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Some(conn) = stream.conn.take() else { return };
+        if stream.phase == Phase::Established {
+            stream.phase = Phase::Over;
+        }
+        let (secret, is_known, peer) = (stream.secret, stream.is_known, stream.peer);
+        if std::mem::take(&mut stream.is_resuming) {
+            self.note_answer(peer, false);
+        }
+        if is_known {
+            self.transmit(conn, &Frame::text(Kind::Goodbye, secret, reason));
+        }
+        self.detach(conn, &secret);
+    }
+
+    /// Drops what is kept of a stream.
+    fn forget(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.remove(&id) else { return };
+        if let Some(conn) = stream.conn {
+            self.detach(conn, &stream.secret);
+        }
+        if let Some(kept) = stream.kept_until {
+            self.expiring.remove(&(kept, id));
+        }
+        match stream.role {
+            Role::Accepts => self.acceptor.forget(&stream.token, &stream.secret, id),
+            Role::Dials if self.pool.get(&stream.peer).is_some_and(|peer| peer.waiting.contains(&id)) => {
+                self.pool.update(stream.peer, |peer| peer.waiting.remove(&id));
+                self.close_if_idle_to(stream.peer);
+            }
+            Role::Dials => {}
+        }
+    }
+
+    fn add_stream(&mut self, stream: Stream) -> StreamId {
+        let id = StreamId(self.number());
+        if let Some(conn) = stream.conn.and_then(|conn| self.conns.get_mut(&conn)) {
+            conn.attach(stream.secret, id);
+        }
+        self.streams.insert(id, stream);
+        id
+    }
+
+    fn add_conn(&mut self, peer: SocketAddr, stage: Stage) -> ConnId {
+        let id = ConnId(self.number());
+        self.conns.insert(id, ControlConn::new(peer, stage));
+        id
+    }
+
+    fn transmit(&mut self, conn: ConnId, frame: &Frame) {
+        if let Some(found) = self.conns.get_mut(&conn) {
+            found.send(frame);
+            self.dirty.insert(conn);
+        }
+    }
+
+    /// Takes a stream off its control connection, which goes with the last one.
+    fn detach(&mut self, conn: ConnId, secret: &Secret) {
+        if let Some(found) = self.conns.get_mut(&conn) {
+            found.detach(secret);
+            self.close_if_idle(conn);
+        }
+    }
+
+    fn tell(&mut self, stream: StreamId, change: PeerChange) {
+        self.events.push_back(Event::Peer { stream, change });
+    }
+
+    fn log(&mut self, level: Level, text: String) {
+        self.events.push_back(Event::Log { level, text });
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// splitmix64.
+    fn roll(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z ^ z >> 31
+    }
+}
+
+#[cfg(test)]
+mod tests;

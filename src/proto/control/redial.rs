@@ -1,0 +1,136 @@
+//! When a peer whose control connection is lost is dialled again, and when it is given up.
+//!
+//! There is no limit to how long this goes on: while the network is away nobody can tell whether the peer lives. Only a port
+//! that refuses tells, and not at once: a full queue of callers may be answered in the same way.
+
+use super::Time;
+use std::time::Duration;
+
+/// The first pause after a loss; each further one is twice as long.
+pub const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// The longest one.
+pub const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// How long a TCP connection may take: the kernel itself would repeat the first packet after up to a minute only.
+pub const DIAL_LIMIT: Duration = Duration::from_secs(5);
+/// A control connection that has stood so long is no sign of something that ends each as soon as it is there.
+const STEADY: Duration = Duration::from_secs(10);
+
+/// Refusals in a row that tell of a closed port.
+const REFUSALS: u32 = 3;
+/// What has to lie between the first and the last of them.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
+
+/// The attempts at one peer since its last control connection was lost.
+#[derive(Debug, Default)]
+pub struct Redial {
+    due: Option<Time>,
+    pause: Duration,
+    /// Losses, each soon after the one before.
+    losses: u32,
+}
+
+impl Redial {
+    /// When the peer has to be dialled; none while an attempt is under way, or there is no need.
+    pub fn due(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// A control connection that had stood since `since` is lost at `now`: it is dialled after a pause that is the longer the
+    /// more often this has happened. `jitter` is a random number.
+    pub fn handle_loss(&mut self, now: Time, since: Time, jitter: u64) {
+        if now.saturating_sub(since) > STEADY {
+            self.losses = 0;
+        }
+        self.pause = LAST_PAUSE.min(FIRST_PAUSE * (1 << self.losses.min(10)));
+        self.losses = self.losses.saturating_add(1);
+        self.due = Some(now + spread(self.pause, jitter));
+    }
+
+    /// An attempt has failed.
+    pub fn handle_failure(&mut self, now: Time, jitter: u64) {
+        self.due = Some(now + spread(self.pause, jitter));
+        self.pause = LAST_PAUSE.min(2 * self.pause.max(FIRST_PAUSE));
+    }
+
+    /// An attempt is under way, or there is no need any more.
+    pub fn stop(&mut self) {
+        self.due = None;
+    }
+}
+
+/// Whether a port that refuses is a dead process's.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Refusals {
+    count: u32,
+    since: Time,
+}
+
+impl Refusals {
+    /// One more.
+    pub fn handle_refusal(&mut self, now: Time) {
+        if self.count == 0 {
+            self.since = now;
+        }
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// Something else has come of an attempt.
+    pub fn clear(&mut self) {
+        self.count = 0;
+    }
+
+    /// Whether there were so many, over so long, that the peer's process is no more.
+    pub fn tell_of_death(&self, now: Time) -> bool {
+        self.count >= REFUSALS && now.saturating_sub(self.since) >= REFUSED_FOR
+    }
+}
+
+/// Between three and five quarters of `pause`: processes that have lost their peer at once do not all come back at once.
+fn spread(pause: Duration, jitter: u64) -> Duration {
+    pause * 3 / 4 + pause * (jitter % 513) as u32 / 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_with_each_loss_and_each_failure_up_to_a_second_and_are_spread() {
+        let mut redial = Redial::default();
+        let now = Duration::from_secs(100);
+        for losses in 0..20 {
+            redial.handle_loss(now, now, u64::MAX / 30 * losses);
+            let pause = LAST_PAUSE.min(FIRST_PAUSE * (1 << losses.min(10)));
+            let due = redial.due().expect("it is dialled");
+            assert!((now + pause * 3 / 4..=now + pause * 5 / 4).contains(&due), "{losses}: {due:?}");
+        }
+        redial.handle_loss(now + 2 * STEADY, now, 0);
+        assert_eq!(redial.due(), Some(now + 2 * STEADY + FIRST_PAUSE * 3 / 4), "it has stood for long");
+        let mut before = Duration::ZERO;
+        for _ in 0..10 {
+            redial.handle_failure(now, 256);
+            let pause = redial.due().expect("again") - now;
+            assert!(pause >= before && pause <= LAST_PAUSE * 5 / 4);
+            before = pause;
+        }
+        assert_eq!(spread(LAST_PAUSE, 0), LAST_PAUSE * 3 / 4);
+        assert_ne!(spread(LAST_PAUSE, 1), spread(LAST_PAUSE, 400));
+    }
+
+    #[test]
+    fn three_refusals_within_a_second_or_two_over_a_day_are_no_death() {
+        let mut refusals = Refusals::default();
+        let at = |ms| Duration::from_millis(ms);
+        for ms in [0, 10, 30, 999] {
+            refusals.handle_refusal(at(ms));
+            assert!(!refusals.tell_of_death(at(ms)), "{ms} ms");
+        }
+        refusals.handle_refusal(at(1000));
+        assert!(refusals.tell_of_death(at(1000)));
+        refusals.clear();
+        for ms in [2000, 90_000_000] {
+            refusals.handle_refusal(at(ms));
+            assert!(!refusals.tell_of_death(at(ms)), "{ms} ms");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! A TCP in memory.
+
+use super::dice::Dice;
+use crate::proto::control::event::End;
+use crate::proto::control::{ConnId, Time};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// What one end of a connection knows.
+#[derive(Debug, Default)]
+pub(super) struct Side {
+    /// Its number there; none before it has been accepted, or after it has been closed.
+    pub(super) conn: Option<ConnId>,
+    /// Bytes on their way to it.
+    pub(super) incoming: VecDeque<u8>,
+    /// Whether the other end has closed: the end comes after the bytes.
+    pub(super) is_finished: bool,
+    /// When it is told that the connection is lost.
+    pub(super) lost_at: Option<Time>,
+}
+
+/// A TCP connection from process `dialler` to the other one.
+#[derive(Debug)]
+pub(super) struct Wire {
+    pub(super) dialler: usize,
+    /// By process.
+    pub(super) sides: [Side; 2],
+    pub(super) is_up: bool,
+    /// Whether nothing comes through any more.
+    pub(super) is_cut: bool,
+}
+
+/// The connections, and which ports refuse.
+#[derive(Debug, Default)]
+pub(super) struct Network {
+    pub(super) wires: Vec<Wire>,
+    /// How many of the next attempts at the port of each process are refused by mistake.
+    pub(super) refuses: [u32; 2],
+    pub(super) is_dead: [bool; 2],
+}
+
+/// `ECONNREFUSED`.
+pub(super) const REFUSED: i32 = 111;
+
+impl Network {
+    /// Process `dialler` dials.
+    pub(super) fn dial(&mut self, dialler: usize, conn: ConnId) {
+        let mut wire = Wire { dialler, sides: Default::default(), is_up: false, is_cut: false };
+        wire.sides[dialler].conn = Some(conn);
+        self.wires.push(wire);
+    }
+
+    pub(super) fn of(&mut self, process: usize, conn: ConnId) -> Option<&mut Wire> {
+        self.wires.iter_mut().find(|wire| wire.sides[process].conn == Some(conn))
+    }
+
+    /// The end of `process` closes, after `last`.
+    pub(super) fn close(&mut self, process: usize, conn: ConnId, last: Vec<u8>) {
+        let Some(wire) = self.of(process, conn) else { return };
+        wire.sides[process].conn = None;
+        wire.sides[process].incoming.clear();
+        if !wire.is_cut {
+            wire.sides[1 - process].incoming.extend(last);
+            wire.sides[1 - process].is_finished = true;
+        }
+    }
+
+    /// A connection is reset, or its network is away: each end that is there hears of it, sooner or later.
+    pub(super) fn lose(&mut self, index: usize, now: Time, dice: &mut Dice) {
+        let wire = &mut self.wires[index];
+        if !wire.is_up || wire.is_cut {
+            return;
+        }
+        wire.is_cut = true;
+        let sudden = dice.one_in(2);
+        for side in &mut wire.sides {
+            if sudden {
+                side.incoming.clear();
+            } else {
+                let kept = dice.roll(side.incoming.len() as u64 + 1) as usize;
+                side.incoming.truncate(kept);
+            }
+            if !side.is_finished {
+                side.lost_at = Some(now + Duration::from_millis(dice.roll(2000) * dice.roll(2)));
+            }
+        }
+    }
+
+    /// A process has died: its kernel closes everything.
+    pub(super) fn kill(&mut self, process: usize) {
+        self.is_dead[process] = true;
+        for wire in &mut self.wires {
+            if wire.sides[process].conn.take().is_some() && !wire.is_cut {
+                wire.sides[1 - process].is_finished = true;
+            }
+        }
+    }
+
+    /// What an end hears next that has no bytes to read.
+    pub(super) fn end_of(&self, index: usize, process: usize, now: Time) -> Option<End> {
+        let side = &self.wires[index].sides[process];
+        if !side.incoming.is_empty() {
+            return None;
+        }
+        match side.lost_at {
+            Some(at) if at <= now => Some(End::Lost("by the dice".into())),
+            None if side.is_finished => Some(End::Closed),
+            _ => None,
+        }
+    }
+
+    /// Forgets connections that neither end has.
+    pub(super) fn sweep(&mut self) {
+        self.wires.retain(|wire| wire.is_waiting() || wire.sides.iter().any(|side| side.conn.is_some()));
+    }
+}
+
+impl Wire {
+    /// Whether the far end has not accepted it yet.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.is_up && self.sides[self.dialler].conn.is_some()
+    }
+}

@@ -1,0 +1,140 @@
+//! A stream: one RDMA connection's share of a control connection.
+
+use super::event::{End, Heard};
+use super::{ConnId, Time};
+use crate::proto::frame::{Frame, Kind};
+use crate::proto::handle::{Secret, Token};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+/// Frames that wait in one inbox: a connection's set-up has at most two, and its end.
+pub const MAX_INBOX: usize = 4;
+
+/// How far an RDMA connection is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Phase {
+    /// It is being set up; its owner polls the inbox.
+    Setup,
+    /// Both ends are there; its owner is told of the peer's end only.
+    Established,
+    /// The owner has closed it while there was no control connection; the peer is told this once there is one.
+    Closing(String),
+    /// One end has said its last word.
+    Over,
+}
+
+/// Which end of the control connection dials, also after a loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// This end.
+    Dials,
+    /// The peer.
+    Accepts,
+}
+
+/// What is known of one RDMA connection.
+#[derive(Debug)]
+pub struct Stream {
+    /// The listener's token.
+    pub token: Token,
+    /// Names the stream in frames.
+    pub secret: Secret,
+    /// Who dials.
+    pub role: Role,
+    /// The other end's address.
+    pub peer: SocketAddr,
+    /// The control connection that carries it at present.
+    pub conn: Option<ConnId>,
+    /// How far it is.
+    pub phase: Phase,
+    /// The greatest number of a resumption, sent or heeded.
+    pub attempt: u32,
+    /// Whether a resumption has been sent and not answered.
+    pub is_resuming: bool,
+    /// Whether the peer may know of it: a hello has been sent, or has come.
+    pub is_known: bool,
+    /// Whether this end has replied: from then on the peer may have committed.
+    pub has_replied: bool,
+    /// What this end has failed with while there was no control connection.
+    pub failure: Option<String>,
+    /// Until when a stream that is lost before it is established, or that is closing, is kept.
+    pub kept_until: Option<Time>,
+    inbox: VecDeque<Frame>,
+    end: Option<End>,
+}
+
+impl Stream {
+    /// One that is being set up over `conn`.
+    pub fn new(role: Role, token: Token, secret: Secret, peer: SocketAddr, conn: ConnId) -> Self {
+        Self {
+            token,
+            secret,
+            role,
+            peer,
+            conn: Some(conn),
+            phase: Phase::Setup,
+            attempt: 0,
+            is_resuming: false,
+            is_known: role == Role::Accepts,
+            has_replied: false,
+            failure: None,
+            kept_until: None,
+            inbox: VecDeque::new(),
+            end: None,
+        }
+    }
+
+    /// Keeps a frame for the owner.
+    ///
+    /// # Errors
+    /// The peer says more than there is to say.
+    pub fn push(&mut self, frame: Frame) -> Result<(), End> {
+        if self.inbox.len() >= MAX_INBOX {
+            return Err(End::Wrong(format!("more than {MAX_INBOX} control messages at once")));
+        }
+        self.inbox.push_back(frame);
+        Ok(())
+    }
+
+    /// What the owner hears next.
+    pub fn poll_heard(&mut self) -> Heard {
+        match (self.inbox.pop_front(), &self.end) {
+            (Some(frame), _) => Heard::Frame(frame),
+            (None, Some(end)) => Heard::End(end.clone()),
+            (None, None) => Heard::Nothing,
+        }
+    }
+
+    /// Whether the peer has committed, and the owner has not heard it yet.
+    pub fn is_committed(&self) -> bool {
+        self.inbox.iter().any(|frame| frame.kind == Kind::Commit)
+    }
+
+    /// The peer has committed, as its resumption implies: the commit itself may be lost.
+    pub fn imply_commit(&mut self) {
+        if !self.is_committed() {
+            self.inbox.push_back(Frame { kind: Kind::Commit, secret: self.secret, body: Vec::new() });
+        }
+    }
+
+    /// Whether the peer has said its last word: the frame that the owner hears last.
+    pub fn has_farewell(&self) -> bool {
+        self.inbox.iter().any(|frame| frame.kind == Kind::Goodbye)
+    }
+
+    /// No more will come.
+    pub fn handle_end(&mut self, end: End) {
+        self.end.get_or_insert(end);
+    }
+
+    /// How its control connection has ended, unless it has another one.
+    pub fn end(&self) -> Option<&End> {
+        self.end.as_ref()
+    }
+
+    /// Frames that it keeps.
+    #[cfg(test)]
+    pub fn inbox_len(&self) -> usize {
+        self.inbox.len()
+    }
+}
