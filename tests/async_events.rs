@@ -7,19 +7,20 @@ use common::log::{log, said};
 use common::plugin_transport;
 use common::process::pair;
 use common::setting::{softrnic, talkative};
-use ferrite::error::{Error, Result};
+use ferrite::error::Error;
+use ferrite::error::Result;
 use testkit::require;
 
 /// A device dies under an idle connection: what its process says, and whether the next send is refused at once.
 fn a_device_dies(heed: &str, words: &str, refused: bool) -> Result<()> {
     let setting = require!(talkative(&[("NCCL_IB_RETURN_ASYNC_EVENTS", heed)]));
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
-        bench.exchange(seat, 1, 5000, 5000)?;
-        seat.barrier()?;
-        if seat.rank() == 1 {
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        bench.exchange(worker, 1, 5000, 5000)?;
+        worker.barrier()?;
+        if worker.rank() == 1 {
             softrnic("fail 1");
-            let mut deadline = seat.deadline("the event");
+            let mut deadline = worker.deadline("the event");
             while !said(&["WARN", "softrnic1: fatal device error", words]) {
                 deadline.idle()?;
             }
@@ -31,7 +32,7 @@ fn a_device_dies(heed: &str, words: &str, refused: bool) -> Result<()> {
                 Err(other) => return Err(other),
             };
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }

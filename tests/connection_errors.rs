@@ -7,22 +7,25 @@ use common::log::assert_logged;
 use common::plugin_transport;
 use common::process::{alone, pair};
 use common::setting::setting;
-use ferrite::abi;
-use ferrite::buffer::Buffer;
-use ferrite::error::{Error, Result};
-use ferrite::link::{Link, finished, posted};
-use ferrite::seat::Seat;
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::abi;
+use ferrite::pair::PeerConn;
+use ferrite::pair::WorkerCtx;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::deadline::finished;
+use ferrite::transport::deadline::posted;
 use std::sync::Arc;
 use testkit::crash::{die, in_child_that_dies};
 use testkit::{require, wait_until};
 
 /// Both ways one message per round, for so many rounds.
-fn traffic(seat: &mut Seat, rounds: usize) -> Result<()> {
+fn traffic(worker: &mut WorkerCtx, rounds: usize) -> Result<()> {
     let transport = plugin_transport()?;
-    let link = Link::open(seat, &transport, 0)?;
+    let link = PeerConn::open(worker, &transport, 0)?;
     let memory = Arc::new(Buffer::new(4096)?);
     let (out, into) = (link.send.register(&memory)?, link.recv.register(&memory)?);
-    let mut deadline = seat.deadline("traffic");
+    let mut deadline = worker.deadline("traffic");
     let mut round = || {
         let receive = posted(&mut deadline, || link.recv.receive(&into, 2048, 64, 0))?;
         let send = posted(&mut deadline, || link.send.send(&out, 0, 64, 0))?;
@@ -30,7 +33,7 @@ fn traffic(seat: &mut Seat, rounds: usize) -> Result<()> {
         finished(&mut deadline, receive, &mut [0])
     };
     let outcome = (0..rounds).try_for_each(|_| round());
-    if seat.rank() == 1 {
+    if worker.rank() == 1 {
         die();
     }
     let error = outcome.expect_err("the peer has died");
@@ -40,12 +43,12 @@ fn traffic(seat: &mut Seat, rounds: usize) -> Result<()> {
     wait_until("the error on both communicators", || {
         link.recv.receive(&into, 2048, 64, 0).is_err() && link.send.send(&out, 0, 64, 0).is_err()
     });
-    let lines = ferrite::nccl_log::lines().len();
+    let lines = ferrite::nccl::debug_log::lines().len();
     for _ in 0..1000 {
         assert!(link.recv.receive(&into, 2048, 64, 0).is_err());
         assert!(link.send.send(&out, 0, 64, 0).is_err());
     }
-    assert!(ferrite::nccl_log::lines().len() <= lines + 2, "the log is flooded");
+    assert!(ferrite::nccl::debug_log::lines().len() <= lines + 2, "the log is flooded");
     drop((out, into));
     link.close()
 }
@@ -53,12 +56,12 @@ fn traffic(seat: &mut Seat, rounds: usize) -> Result<()> {
 #[test]
 fn a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        match seat.rank() {
-            0 => traffic(seat, usize::MAX)?,
-            _ => in_child_that_dies(|| drop(traffic(seat, 1000))),
+    pair(&setting, |worker| {
+        match worker.rank() {
+            0 => traffic(worker, usize::MAX)?,
+            _ => in_child_that_dies(|| drop(traffic(worker, 1000))),
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }
@@ -67,13 +70,13 @@ fn a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators() -> Resu
 #[test]
 fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
-        let (send, recv) = connect(seat, &transport, &handle, &mut listener)?;
+        let (send, recv) = connect(worker, &transport, &handle, &mut listener)?;
         let memory = Arc::new(Buffer::new(8192)?);
         let (out, into) = (send.register(&memory)?, recv.register(&memory)?);
-        let mut deadline = seat.deadline("the end");
+        let mut deadline = worker.deadline("the end");
         let _never_tested = recv.receive(&into, 4096, 64, 7)?.expect("room");
         drop(into);
         recv.close()?;
@@ -89,13 +92,13 @@ fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
 #[test]
 fn a_failed_completion_names_both_ends_and_the_likely_cause() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
-        let (send, recv) = connect(seat, &transport, &handle, &mut listener)?;
+        let (send, recv) = connect(worker, &transport, &handle, &mut listener)?;
         let (mine, theirs) = (Arc::new(Buffer::new(4096)?), Arc::new(Buffer::new(4096)?));
         let (out, into) = (send.register(&mine)?, recv.register(&theirs)?);
-        let mut deadline = seat.deadline("the failure");
+        let mut deadline = worker.deadline("the failure");
         let _never_arrives = recv.receive(&into, 0, 64, 7)?.expect("room");
         drop(into);
         let mut sending = posted(&mut deadline, || send.send(&out, 0, 64, 7))?;
@@ -107,8 +110,10 @@ fn a_failed_completion_names_both_ends_and_the_likely_cause() -> Result<()> {
             deadline.idle()?;
         };
         assert!(matches!(failure, Error::Call { code: abi::ncclRemoteError, .. }), "{failure}");
-        let line =
-            ferrite::nccl_log::lines().into_iter().find(|l| l.contains("sending data on softrnic1")).expect("a line");
+        let line = ferrite::nccl::debug_log::lines()
+            .into_iter()
+            .find(|l| l.contains("sending data on softrnic1"))
+            .expect("a line");
         for part in [
             "remote access error (status 10)",
             "local GID ",

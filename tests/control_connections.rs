@@ -6,10 +6,11 @@ use common::connect::{address, connect, connect_through, is_told, relay_to, thro
 use common::plugin_transport;
 use common::process::{alone, pair};
 use common::setting::setting;
-use ferrite::abi;
-use ferrite::error::{Error, Result};
-use ferrite::link::Link;
-use ferrite::seat::Seat;
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::abi;
+use ferrite::pair::PeerConn;
+use ferrite::pair::WorkerCtx;
 use ferrite::transport::Handle;
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,65 +29,65 @@ fn files() -> (usize, usize) {
 #[test]
 fn a_hundred_connections_share_one_tcp_connection_each_way() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
+    pair(&setting, |worker| {
         let transport = plugin_transport()?;
         let others = files().0;
         // What a process needs once.
-        Link::open(seat, &transport, 0)?.close()?;
-        let mut deadline = seat.deadline("the end of the first control connections");
+        PeerConn::open(worker, &transport, 0)?.close()?;
+        let mut deadline = worker.deadline("the end of the first control connections");
         while files().0 != others {
             deadline.idle()?;
         }
         let before = files();
-        seat.barrier()?;
+        worker.barrier()?;
         let mut links = Vec::new();
         for _ in 0..100 {
-            links.push(Link::open(seat, &transport, 0)?);
+            links.push(PeerConn::open(worker, &transport, 0)?);
         }
         assert_eq!(files().0, before.0 + 3, "a control connection to the peer, one from it, and the port");
-        seat.barrier()?;
+        worker.barrier()?;
         let last = links.pop().expect("a hundred");
-        links.into_iter().try_for_each(Link::close)?;
-        seat.barrier()?;
+        links.into_iter().try_for_each(PeerConn::close)?;
+        worker.barrier()?;
         assert_eq!(files().0, before.0 + 3, "as long as there is one connection");
         // It goes with the last goodbye of either end.
-        seat.barrier()?;
+        worker.barrier()?;
         last.close()?;
-        let mut deadline = seat.deadline("the end of the control connections");
+        let mut deadline = worker.deadline("the end of the control connections");
         while files() != before {
             deadline.idle()?;
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }
 
 fn dead_peers() -> usize {
-    let lines = ferrite::nccl_log::lines();
+    let lines = ferrite::nccl::debug_log::lines();
     lines.iter().filter(|l| l.contains("sending to softrnic") && l.contains("the peer's process has died")).count()
 }
 
 #[test]
 fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
+    pair(&setting, |worker| {
         const COUNT: usize = 10;
-        let open = |seat: &mut Seat| -> Result<Vec<Link>> {
+        let open = |worker: &mut WorkerCtx| -> Result<Vec<PeerConn>> {
             let transport = plugin_transport()?;
-            (0..COUNT).map(|_| Link::open(seat, &transport, seat.rank())).collect()
+            (0..COUNT).map(|_| PeerConn::open(worker, &transport, worker.rank())).collect()
         };
-        if seat.rank() == 0 {
-            let links = open(seat)?;
+        if worker.rank() == 0 {
+            let links = open(worker)?;
             for link in &links {
-                is_told(seat, &link.send)?;
+                is_told(worker, &link.send)?;
             }
-            assert_eq!(dead_peers(), COUNT, "{:#?}", ferrite::nccl_log::lines());
-            let _new = open(seat)?;
-            return seat.barrier();
+            assert_eq!(dead_peers(), COUNT, "{:#?}", ferrite::nccl::debug_log::lines());
+            let _new = open(worker)?;
+            return worker.barrier();
         }
-        in_child_that_dies(|| std::mem::forget(open(seat)));
-        let _new = open(seat)?;
-        seat.barrier()
+        in_child_that_dies(|| std::mem::forget(open(worker)));
+        let _new = open(worker)?;
+        worker.barrier()
     })?;
     Ok(())
 }
@@ -94,24 +95,24 @@ fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()>
 #[test]
 fn a_control_connection_that_is_cut_ends_its_connections_and_is_dialled_anew() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
-        let cut: Vec<_> = (0..3).map(|_| connect_through(seat, &transport, &mut relay)).collect::<Result<_>>()?;
+        let cut: Vec<_> = (0..3).map(|_| connect_through(worker, &transport, &mut relay)).collect::<Result<_>>()?;
         assert_eq!(relay.callers, 1, "one control connection");
         relay.close();
         for (send, _, _) in &cut {
-            is_told(seat, send)?;
+            is_told(worker, send)?;
         }
-        let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
+        let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
         assert_eq!(relay.callers, 2, "a new control connection");
-        works(seat, (send, recv))?;
+        works(worker, (send, recv))?;
         // Also where it has not been noticed that the control connection is cut.
-        let (_send, _recv, _other) = connect_through(seat, &transport, &mut relay)?;
+        let (_send, _recv, _other) = connect_through(worker, &transport, &mut relay)?;
         relay.close();
-        let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
-        works(seat, (send, recv))
+        let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
+        works(worker, (send, recv))
     })
 }
 
@@ -119,14 +120,14 @@ fn a_control_connection_that_is_cut_ends_its_connections_and_is_dialled_anew() -
 #[test]
 fn a_caller_that_is_turned_away_calls_again() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
         relay.turned_away = 5;
-        let (send, recv, _listener) = connect_through(seat, &transport, &mut relay)?;
+        let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
         assert_eq!((relay.turned_away, relay.callers), (0, 1));
-        works(seat, (send, recv))
+        works(worker, (send, recv))
     })
 }
 
@@ -134,19 +135,19 @@ fn a_caller_that_is_turned_away_calls_again() -> Result<()> {
 #[test]
 fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_told() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, _listener) = transport.listen(0)?;
         let mut relay = relay_to(&handle);
-        let _first = connect_through(seat, &transport, &mut relay)?;
+        let _first = connect_through(worker, &transport, &mut relay)?;
         let mut handle = through(&relay, &handle);
         assert!(transport.connect(1, &mut handle)?.is_none(), "nobody accepts");
         drop(relay);
-        let mut deadline = seat.deadline("an error");
+        let mut deadline = worker.deadline("an error");
         while transport.connect(1, &mut handle).is_ok() {
             deadline.idle()?;
         }
-        let lines = ferrite::nccl_log::lines();
+        let lines = ferrite::nccl::debug_log::lines();
         assert!(
             lines.iter().any(|l| l.contains("the listener closed the connection: its process has died")),
             "{lines:?}"
@@ -159,13 +160,13 @@ fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_told() -> Re
 #[test]
 fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
-        let pair = connect(seat, &transport, &handle, &mut listener)?;
+        let pair = connect(worker, &transport, &handle, &mut listener)?;
         let sockets = files().0;
         let mut wrong = Handle(Address { token: [3; 16], ..address(&handle) }.emit());
-        let mut deadline = seat.deadline("a refusal");
+        let mut deadline = worker.deadline("a refusal");
         let refusal = loop {
             match transport.connect(1, &mut wrong) {
                 Ok(comm) => assert!(comm.is_none(), "nobody knows that token"),
@@ -175,21 +176,21 @@ fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> R
             deadline.idle()?;
         };
         assert!(matches!(refusal, Error::Call { code: abi::ncclRemoteError, .. }), "{refusal}");
-        let lines = ferrite::nccl_log::lines();
+        let lines = ferrite::nccl::debug_log::lines();
         assert!(lines.iter().any(|l| l.contains("the listener refuses: no such listener")), "{lines:?}");
         assert_eq!(files().0, sockets, "it went over the control connection that was there");
-        works(seat, pair)
+        works(worker, pair)
     })
 }
 
 #[test]
 fn two_threads_connect_and_accept_at_once() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         const COUNT: usize = 25;
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
-        let first = connect(seat, &transport, &handle, &mut listener)?;
+        let first = connect(worker, &transport, &handle, &mut listener)?;
         let sockets = files().0;
         let made = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -200,19 +201,19 @@ fn two_threads_connect_and_accept_at_once() -> Result<()> {
                         let mut pairs = Vec::new();
                         for _ in 0..COUNT {
                             let (handle, mut listener) = transport.listen(0)?;
-                            pairs.push(connect(seat, &transport, &handle, &mut listener)?);
+                            pairs.push(connect(worker, &transport, &handle, &mut listener)?);
                         }
                         made.fetch_add(COUNT, Ordering::Relaxed);
                         while made.load(Ordering::Relaxed) < 2 * COUNT {
                             std::thread::yield_now();
                         }
                         assert_eq!(files().0, sockets, "all over one control connection");
-                        pairs.into_iter().try_for_each(|pair| works(seat, pair))
+                        pairs.into_iter().try_for_each(|pair| works(worker, pair))
                     })
                 })
                 .collect();
             threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
         })?;
-        works(seat, first)
+        works(worker, first)
     })
 }

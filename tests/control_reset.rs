@@ -7,12 +7,16 @@ use common::log::{log, said};
 use common::plugin_transport;
 use common::process::{alone, pair};
 use common::setting::{setting, talkative};
-use ferrite::buffer::Buffer;
-use ferrite::comm::{RecvComm, SendComm};
 use ferrite::error::Result;
-use ferrite::link::{Link, posted};
-use ferrite::seat::Seat;
-use ferrite::transport::{Handle, Listener, Transport};
+use ferrite::pair::PeerConn;
+use ferrite::pair::WorkerCtx;
+use ferrite::transport::Handle;
+use ferrite::transport::Listener;
+use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::RecvComm;
+use ferrite::transport::comm::SendComm;
+use ferrite::transport::deadline::posted;
 use nccl_net::testing::proto::handle::HANDLE_BYTES;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -26,14 +30,15 @@ use testkit::require;
 #[test]
 fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> {
     let setting = require!(talkative(&[]));
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
-        let mut pairs: Vec<_> = (0..4).map(|_| connect_through(seat, &transport, &mut relay)).collect::<Result<_>>()?;
+        let mut pairs: Vec<_> =
+            (0..4).map(|_| connect_through(worker, &transport, &mut relay)).collect::<Result<_>>()?;
         for round in 1..4 {
             relay.reset();
-            let mut deadline = seat.deadline("another control connection");
+            let mut deadline = worker.deadline("another control connection");
             while log().matches("is back: 4 connection(s) go on over it").count() < round {
                 relay.forward();
                 deadline.idle()?;
@@ -45,7 +50,7 @@ fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() 
         send.close()?;
         let memory = Arc::new(Buffer::new(64)?);
         let region = recv.register(&memory)?;
-        let mut deadline = seat.deadline("a goodbye of the sender");
+        let mut deadline = worker.deadline("a goodbye of the sender");
         while recv.receive(&region, 0, 8, 0).is_ok() {
             relay.forward();
             deadline.idle()?;
@@ -53,7 +58,7 @@ fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() 
         let (send, recv, _listener) = pairs.pop().expect("three");
         recv.close()?;
         let region = send.register(&memory)?;
-        let mut deadline = seat.deadline("a goodbye of the receiver");
+        let mut deadline = worker.deadline("a goodbye of the receiver");
         while send.send(&region, 0, 8, 0).is_ok() {
             relay.forward();
             deadline.idle()?;
@@ -62,10 +67,10 @@ fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() 
         assert!(!said(&["has died"]), "{}", log());
         // And the rest carries data, now and after another reset.
         let (send, recv, _listener) = pairs.pop().expect("two");
-        works(seat, (send, recv))?;
+        works(worker, (send, recv))?;
         relay.reset();
         let (send, recv, _listener) = pairs.pop().expect("one");
-        works(seat, (send, recv))
+        works(worker, (send, recv))
     })
 }
 
@@ -73,35 +78,35 @@ fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() 
 #[test]
 fn a_control_connection_that_is_reset_by_a_dying_peer_ends_its_connections() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
-        let pairs: Vec<_> = (0..3).map(|_| connect_through(seat, &transport, &mut relay)).collect::<Result<_>>()?;
+        let pairs: Vec<_> = (0..3).map(|_| connect_through(worker, &transport, &mut relay)).collect::<Result<_>>()?;
         relay.reset();
         drop(relay);
-        pairs.iter().try_for_each(|(send, _, _)| is_told(seat, send))
+        pairs.iter().try_for_each(|(send, _, _)| is_told(worker, send))
     })
 }
 
 /// Connects to a listener of the peer's by way of `relay`, if there is one.
-fn dial(seat: &Seat, transport: &Transport, mut handle: Handle, relay: Option<&mut Relay>) -> Result<SendComm> {
+fn dial(worker: &WorkerCtx, transport: &Transport, mut handle: Handle, relay: Option<&mut Relay>) -> Result<SendComm> {
     let mut relay = relay;
-    let mut deadline = seat.deadline("a connection to the peer");
+    let mut deadline = worker.deadline("a connection to the peer");
     loop {
         if let Some(relay) = &mut relay {
             relay.forward();
         }
-        if let Some(send) = transport.connect(seat.rank(), &mut handle)? {
+        if let Some(send) = transport.connect(worker.rank(), &mut handle)? {
             return Ok(send);
         }
         deadline.idle()?;
     }
 }
 
-fn answer(seat: &Seat, mut listener: Listener, relay: Option<&mut Relay>) -> Result<RecvComm> {
+fn answer(worker: &WorkerCtx, mut listener: Listener, relay: Option<&mut Relay>) -> Result<RecvComm> {
     let mut relay = relay;
-    let mut deadline = seat.deadline("a connection from the peer");
+    let mut deadline = worker.deadline("a connection from the peer");
     loop {
         if let Some(relay) = &mut relay {
             relay.forward();
@@ -113,91 +118,91 @@ fn answer(seat: &Seat, mut listener: Listener, relay: Option<&mut Relay>) -> Res
     }
 }
 
-fn handle_of_peer(seat: &mut Seat) -> Result<Handle> {
-    let bytes = seat.receive_bytes(HANDLE_BYTES)?;
+fn handle_of_peer(worker: &mut WorkerCtx) -> Result<Handle> {
+    let bytes = worker.receive_bytes(HANDLE_BYTES)?;
     Ok(Handle(bytes.try_into().expect("a whole handle")))
 }
 
 /// The control connection is lost, nobody answers when it is dialled again, and the peer, a child of rank 1, dies: the device of rank 0 tells,
 /// although nothing is under way there.
-fn told_by_the_device(play: impl Fn(&mut Seat, &Transport) -> Result<()>, peer: Peer) -> Result<()> {
+fn told_by_the_device(play: impl Fn(&mut WorkerCtx, &Transport) -> Result<()>, peer: Peer) -> Result<()> {
     let setting = require!(setting());
     let setting = setting.env("NCCL_IB_TIMEOUT", "10").env("NCCL_IB_RETRY_CNT", "3");
-    pair(&setting, |seat| {
-        if seat.rank() == 1 {
+    pair(&setting, |worker| {
+        if worker.rank() == 1 {
             in_child_that_dies(|| {
                 let Ok(transport) = plugin_transport() else { return };
-                let Ok(end) = peer(seat, &transport) else { return };
-                let _ = seat.barrier();
+                let Ok(end) = peer(worker, &transport) else { return };
+                let _ = worker.barrier();
                 // Nothing is closed in good order.
                 std::mem::forget(end);
             });
-            return seat.barrier();
+            return worker.barrier();
         }
-        play(seat, &plugin_transport()?)?;
-        let lines = ferrite::nccl_log::lines();
+        play(worker, &plugin_transport()?)?;
+        let lines = ferrite::nccl::debug_log::lines();
         assert!(said(&["asking whether the peer is there", "the control connection was lost before"]), "{lines:#?}");
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }
 
-type Peer = fn(&mut Seat, &Transport) -> Result<(Option<SendComm>, Option<RecvComm>)>;
+type Peer = fn(&mut WorkerCtx, &Transport) -> Result<(Option<SendComm>, Option<RecvComm>)>;
 
 #[test]
 fn a_receiver_without_a_control_connection_is_told_by_its_device() -> Result<()> {
-    let play = |seat: &mut Seat, transport: &Transport| {
+    let play = |worker: &mut WorkerCtx, transport: &Transport| {
         let (handle, listener) = transport.listen(0)?;
         let mut relay = relay_to(&handle);
-        seat.send_bytes(&through(&relay, &handle).0)?;
-        let recv = answer(seat, listener, Some(&mut relay))?;
+        worker.send_bytes(&through(&relay, &handle).0)?;
+        let recv = answer(worker, listener, Some(&mut relay))?;
         let memory = Arc::new(Buffer::new(64)?);
         let region = recv.register(&memory)?;
-        let mut deadline = seat.deadline("word from the device");
+        let mut deadline = worker.deadline("word from the device");
         let mut receiving = posted(&mut deadline, || recv.receive(&region, 0, 8, 0))?;
         relay.reset();
         drop(relay);
-        seat.barrier()?;
+        worker.barrier()?;
         while receiving.test(&mut [0]).is_ok() {
             deadline.idle()?;
         }
         Ok(())
     };
-    let peer: Peer = |seat, transport| {
-        let handle = handle_of_peer(seat)?;
-        Ok((Some(dial(seat, transport, handle, None)?), None))
+    let peer: Peer = |worker, transport| {
+        let handle = handle_of_peer(worker)?;
+        Ok((Some(dial(worker, transport, handle, None)?), None))
     };
     told_by_the_device(play, peer)
 }
 
 #[test]
 fn a_sender_without_a_control_connection_is_told_by_its_device() -> Result<()> {
-    let play = |seat: &mut Seat, transport: &Transport| {
-        let handle = handle_of_peer(seat)?;
+    let play = |worker: &mut WorkerCtx, transport: &Transport| {
+        let handle = handle_of_peer(worker)?;
         let mut relay = relay_to(&handle);
         let diverted = through(&relay, &handle);
-        let send = dial(seat, transport, diverted, Some(&mut relay))?;
+        let send = dial(worker, transport, diverted, Some(&mut relay))?;
         // The peer waits for the commit.
-        let mut deadline = seat.deadline("the commit to pass");
+        let mut deadline = worker.deadline("the commit to pass");
         while !relay.is_quiet() {
             relay.forward();
             deadline.idle()?;
         }
-        seat.barrier()?;
+        worker.barrier()?;
         // From here on the port takes callers, and nobody answers them.
         relay.reset();
         let memory = Arc::new(Buffer::new(64)?);
         let region = send.register(&memory)?;
-        let mut deadline = seat.deadline("word from the device");
+        let mut deadline = worker.deadline("word from the device");
         while send.send(&region, 0, 8, 0).is_ok() {
             deadline.idle()?;
         }
         Ok(())
     };
-    let peer: Peer = |seat, transport| {
+    let peer: Peer = |worker, transport| {
         let (handle, listener) = transport.listen(0)?;
-        seat.send_bytes(&handle.0)?;
-        Ok((None, Some(answer(seat, listener, None)?)))
+        worker.send_bytes(&handle.0)?;
+        Ok((None, Some(answer(worker, listener, None)?)))
     };
     told_by_the_device(play, peer)
 }
@@ -206,24 +211,24 @@ fn a_sender_without_a_control_connection_is_told_by_its_device() -> Result<()> {
 #[test]
 fn a_peer_that_dies_before_its_forked_worker_is_told_all_the_same() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        if seat.rank() == 0 {
+    pair(&setting, |worker| {
+        if worker.rank() == 0 {
             let transport = plugin_transport()?;
-            let link = Link::open(seat, &transport, 0)?;
-            seat.barrier()?;
-            is_told(seat, &link.send)?;
+            let link = PeerConn::open(worker, &transport, 0)?;
+            worker.barrier()?;
+            is_told(worker, &link.send)?;
             let memory = Arc::new(Buffer::new(64)?);
             let region = link.recv.register(&memory)?;
-            let mut deadline = seat.deadline("an error of the receiver");
+            let mut deadline = worker.deadline("an error of the receiver");
             while link.recv.receive(&region, 0, 8, 0).is_ok() {
                 deadline.idle()?;
             }
-            return seat.barrier();
+            return worker.barrier();
         }
         let (here, workers) = UnixStream::pair().expect("a pair");
         in_child_that_dies(|| {
             let Ok(transport) = plugin_transport() else { return };
-            let Ok(link) = Link::open(seat, &transport, 1) else { return };
+            let Ok(link) = PeerConn::open(worker, &transport, 1) else { return };
             let mut byte = [0_u8];
             // SAFETY: the child goes on alone with this one thread, calls nothing but the system, and ends below.
             if unsafe { libc::fork() } == 0 {
@@ -234,10 +239,10 @@ fn a_peer_that_dies_before_its_forked_worker_is_told_all_the_same() -> Result<()
                     libc::_exit(0);
                 }
             }
-            let _ = seat.barrier();
+            let _ = worker.barrier();
             std::mem::forget(link);
         });
-        let told = seat.barrier();
+        let told = worker.barrier();
         drop(here);
         told
     })?;

@@ -9,12 +9,14 @@ use common::log::{log, said};
 use common::process::{alone, pair};
 use common::setting::{set, setting, softrnic, talkative};
 use common::{faithful, pattern, plugin_transport};
-use ferrite::buffer::Buffer;
-use ferrite::comm::Place;
-use ferrite::error::{Error, Result};
-use ferrite::link::{finished, posted};
+use ferrite::error::Error;
+use ferrite::error::Result;
 use ferrite::pair::Setting;
-use ferrite::seat::Seat;
+use ferrite::pair::WorkerCtx;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::RecvBuffer;
+use ferrite::transport::deadline::finished;
+use ferrite::transport::deadline::posted;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use testkit::require;
@@ -23,16 +25,16 @@ const ROOM: usize = 4096;
 const GROUP: usize = 8;
 
 /// A full group each way, which takes as many clear-to-sends at once.
-fn exchange_group(seat: &Seat, bench: &Bench, round: usize) -> Result<()> {
-    let place = |i: usize| Place { region: &bench.into, offset: i * ROOM, len: ROOM, tag: i as i32 };
+fn exchange_group(worker: &WorkerCtx, bench: &Bench, round: usize) -> Result<()> {
+    let place = |i: usize| RecvBuffer { region: &bench.into, offset: i * ROOM, len: ROOM, tag: i as i32 };
     let size = |i: usize| (round * 131 + i * 517) % (ROOM + 1);
     let bytes = |i: usize, rank: usize| pattern(round * 2 * GROUP + i * 2 + rank, size(i));
-    let mut deadline = seat.deadline("a group");
+    let mut deadline = worker.deadline("a group");
     let places: [_; GROUP] = std::array::from_fn(place);
     let receive = posted(&mut deadline, || bench.link.recv.receive_group(&places))?;
     let mut sends = Vec::new();
     for i in 0..GROUP {
-        bench.out.memory().write(i * ROOM, &bytes(i, seat.rank()))?;
+        bench.out.memory().write(i * ROOM, &bytes(i, worker.rank()))?;
         sends.push(posted(&mut deadline, || bench.link.send.send(&bench.out, i * ROOM, size(i), i as i32))?);
     }
     for send in sends {
@@ -43,7 +45,7 @@ fn exchange_group(seat: &Seat, bench: &Bench, round: usize) -> Result<()> {
     for (i, got) in sizes.iter().enumerate() {
         assert_eq!(*got, size(i) as i32, "round {round}, message {i}");
         assert!(
-            bench.into.memory().read(i * ROOM, size(i))? == bytes(i, 1 - seat.rank()),
+            bench.into.memory().read(i * ROOM, size(i))? == bytes(i, 1 - worker.rank()),
             "round {round}, message {i}"
         );
     }
@@ -51,14 +53,14 @@ fn exchange_group(seat: &Seat, bench: &Bench, round: usize) -> Result<()> {
 }
 
 /// Groups until the ring of clear-to-sends has been filled several times, and single messages.
-fn exchange_all(seat: &mut Seat) -> Result<()> {
-    let bench = Bench::open(seat, plugin_transport()?, 1 << 17)?;
+fn exchange_all(worker: &mut WorkerCtx) -> Result<()> {
+    let bench = Bench::open(worker, plugin_transport()?, 1 << 17)?;
     for round in 0..200 {
-        exchange_group(seat, &bench, round)?;
+        exchange_group(worker, &bench, round)?;
     }
     for (i, size) in [0, 1, 4096, 70_000].into_iter().enumerate() {
-        bench.exchange(seat, i, size, size)?;
-        bench.exchange(seat, i, size, size + 37)?;
+        bench.exchange(worker, i, size, size)?;
+        bench.exchange(worker, i, size, size + 37)?;
     }
     Ok(())
 }
@@ -127,11 +129,11 @@ fn four_rails_have_less_inline_data_than_a_clear_to_send() -> Result<()> {
 #[test]
 fn one_end_has_no_inline_data() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        if seat.rank() == 1 {
+    pair(&setting, |worker| {
+        if worker.rank() == 1 {
             set("SOFTRNIC_MAX_INLINE", "0");
         }
-        exchange_all(seat)
+        exchange_all(worker)
     })?;
     Ok(())
 }
@@ -139,10 +141,10 @@ fn one_end_has_no_inline_data() -> Result<()> {
 /// What a refusal says that no size of inline data would have mended.
 fn refusal(variable: &str, value: &str, words: &[&str]) -> Result<()> {
     let setting = require!(talkative(&[(variable, value)]));
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
-        match connect(seat, &transport, &handle, &mut listener) {
+        match connect(worker, &transport, &handle, &mut listener) {
             Err(Error::Call { .. }) => {}
             other => panic!("{other:?}"),
         }
@@ -174,9 +176,9 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
     const MESSAGES: usize = 200;
     let setting = require!(setting());
     let setting = setting.env("NCCL_IB_ADAPTIVE_ROUTING", "1").env("NCCL_IB_AR_THRESHOLD", "100");
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, ROOM)?;
-        let rank = seat.rank();
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, ROOM)?;
+        let rank = worker.rank();
         let begin = |begun: usize| match rank {
             _ if begun == MESSAGES => Ok(None),
             0 => bench.link.send.send(&bench.out, 0, SENT, 3),
@@ -190,7 +192,7 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
                 assert!(!requests.front_mut().expect("there is room").test(&mut [0])?, "nothing has been sent");
             }
         }
-        seat.barrier()?;
+        worker.barrier()?;
         if rank == 0 {
             while let Some(send) = begin(requests.len())? {
                 requests.push_back(send);
@@ -198,7 +200,7 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
             assert_eq!(requests.len(), 127, "a send queue has room for as many and a probe, and the rest have to wait");
         }
         let mut begun = requests.len();
-        let mut deadline = seat.deadline("long messages");
+        let mut deadline = worker.deadline("long messages");
         while begun < MESSAGES || !requests.is_empty() {
             let next = begin(begun)?;
             begun += usize::from(next.is_some());
@@ -244,13 +246,13 @@ fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
 #[test]
 fn a_registration_within_the_limit_of_locked_memory_is_not_blamed_on_it() -> Result<()> {
     let setting = require!(talkative(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=2..")]));
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
         // SAFETY: a valid limit, below the one there was or the same.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
-        let (send, _recv) = connect(seat, &transport, &handle, &mut listener)?;
+        let (send, _recv) = connect(worker, &transport, &handle, &mut listener)?;
         for bytes in [64 << 10, 2 << 20] {
             assert!(send.register(&Arc::new(Buffer::new(bytes)?)).is_err(), "{bytes}");
         }
@@ -265,13 +267,13 @@ fn a_registration_within_the_limit_of_locked_memory_is_not_blamed_on_it() -> Res
 #[test]
 fn a_completion_queue_that_fails_ends_its_own_connection_only() -> Result<()> {
     let setting = require!(talkative(&[]));
-    pair(&setting, |seat| {
-        let one = Bench::open(seat, plugin_transport()?, 1 << 16)?;
-        let other = Bench::open(seat, plugin_transport()?, 1 << 16)?;
-        one.exchange(seat, 1, 5000, 5000)?;
-        seat.barrier()?;
-        let mut deadline = seat.deadline("the failure");
-        if seat.rank() == 1 {
+    pair(&setting, |worker| {
+        let one = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        let other = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        one.exchange(worker, 1, 5000, 5000)?;
+        worker.barrier()?;
+        let mut deadline = worker.deadline("the failure");
+        if worker.rank() == 1 {
             softrnic("inject cq-overrun device=softrnic1 opcode=write-imm times=1");
             let mut send = posted(&mut deadline, || one.link.send.send(&one.out, 0, 64, 3))?;
             while send.test(&mut [0]).is_ok() {
@@ -288,11 +290,11 @@ fn a_completion_queue_that_fails_ends_its_own_connection_only() -> Result<()> {
                 deadline.idle()?;
             }
         }
-        seat.barrier()?;
+        worker.barrier()?;
         for round in 0..20 {
-            other.exchange(seat, round, 5000 + round, 6000)?;
+            other.exchange(worker, round, 5000 + round, 6000)?;
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }

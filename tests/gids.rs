@@ -8,26 +8,27 @@ use common::log::{log, said};
 use common::plugin_transport;
 use common::process::pair;
 use common::setting::{set, softrnic, talkative};
-use ferrite::error::{Error, Result};
-use ferrite::seat::Seat;
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::pair::WorkerCtx;
 use testkit::require;
 
 /// A bench that carries some messages.
-fn works(seat: &mut Seat) -> Result<()> {
-    let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
+fn works(worker: &mut WorkerCtx) -> Result<()> {
+    let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
     for (i, size) in [0, 1, 5000, 100_000].into_iter().enumerate() {
-        bench.exchange(seat, i, size, size)?;
+        bench.exchange(worker, i, size, size)?;
     }
-    seat.barrier()
+    worker.barrier()
 }
 
 fn chosen(env: &[(&str, &str)], words: &str) -> Result<()> {
     let setting = require!(talkative(env));
-    pair(&setting.env("SOFTRNIC_GIDS", "rich"), |seat| {
+    pair(&setting.env("SOFTRNIC_GIDS", "rich"), |worker| {
         let transport = plugin_transport()?;
         assert!(said(&["softrnic0 RoCE", words]), "{words:?} is not in {}", log());
         drop(transport);
-        works(seat)
+        works(worker)
     })?;
     Ok(())
 }
@@ -72,7 +73,7 @@ fn an_index_out_of_the_table_is_refused_with_the_table() -> Result<()> {
                 Err(other) => return Err(other),
             }
         };
-        assert_eq!(refusal, ferrite::abi::ncclInvalidUsage);
+        assert_eq!(refusal, ferrite::nccl::abi::ncclInvalidUsage);
         Ok(())
     })?;
     Ok(())
@@ -81,19 +82,19 @@ fn an_index_out_of_the_table_is_refused_with_the_table() -> Result<()> {
 #[test]
 fn a_table_that_changes_is_read_again() -> Result<()> {
     let setting = require!(talkative(&[("SOFTRNIC_GIDS", "rich")]));
-    pair(&setting, |seat| {
-        works(seat)?;
-        let device = seat.rank();
+    pair(&setting, |worker| {
+        works(worker)?;
+        let device = worker.rank();
         // The entry that was chosen goes, and its address comes back elsewhere; then a better one appears.
         softrnic(&format!("gid {device}/1 remove 3"));
         softrnic(&format!("gid {device}/1 add 9 ::ffff:10.82.1.7{device} v2"));
-        seat.barrier()?;
-        works(seat)?;
+        worker.barrier()?;
+        works(worker)?;
         let (now, was) = (format!("GID 9 10.82.1.7{device}"), format!("it was 10.82.1.{}", device + 1));
         assert!(said(&[&format!("softrnic{device}"), &now, "is used from now on", &was]), "{}", log());
         softrnic(&format!("gid {device}/1 remove 9"));
-        seat.barrier()?;
-        works(seat)?;
+        worker.barrier()?;
+        works(worker)?;
         assert!(said(&["is used from now on", &format!("it was 10.82.1.7{device}")]), "{}", log());
         Ok(())
     })?;
@@ -104,8 +105,8 @@ fn a_table_that_changes_is_read_again() -> Result<()> {
 #[test]
 fn the_receiver_answers_in_the_senders_network() -> Result<()> {
     let setting = require!(talkative(&[("SOFTRNIC_GIDS", "rich")]));
-    pair(&setting, |seat| {
-        let device = seat.rank();
+    pair(&setting, |worker| {
+        let device = worker.rank();
         if device == 0 {
             set("NCCL_IB_ADDR_RANGE", "10.99.0.0/16");
             set("NCCL_IB_WARN_RAIL_LOCAL", "1");
@@ -113,8 +114,8 @@ fn the_receiver_answers_in_the_senders_network() -> Result<()> {
         // The network exists as long as somebody is on it.
         drop(plugin_transport()?);
         softrnic(&format!("gid {device}/1 add 11 ::ffff:10.99.0.{} v2", device + 1));
-        seat.barrier()?;
-        works(seat)?;
+        worker.barrier()?;
+        works(worker)?;
         let towards = |gid: &str, peer: &str| said(&[&format!("softrnic{device}: GID {gid} to GID {peer}, ")]);
         if device == 0 {
             assert!(towards("11 10.99.0.1", "10.99.0.2"), "{}", log());
@@ -125,7 +126,7 @@ fn the_receiver_answers_in_the_senders_network() -> Result<()> {
             assert!(towards("3 10.82.1.2", "10.99.0.1"), "{}", log());
             assert!(said(&["INFO", "peers are in another network"]), "{}", log());
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }
@@ -134,8 +135,8 @@ fn the_receiver_answers_in_the_senders_network() -> Result<()> {
 fn a_peer_whose_address_is_not_resolved_yet_is_tried_again() -> Result<()> {
     let faults = [("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT times=3"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20")];
     let setting = require!(talkative(&faults));
-    let told = pair(&setting, |seat| {
-        works(seat)?;
+    let told = pair(&setting, |worker| {
+        works(worker)?;
         let count = |words: &str| log().matches(words).count();
         Ok((count("up to 34 more attempts, 20 ms apart"), count(": connected at attempt ")))
     })?;
@@ -153,9 +154,9 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
         ("NCCL_IB_MQP_RETRY_CNT", "4"),
     ];
     let setting = require!(talkative(&env));
-    pair(&setting, |seat| {
-        if seat.rank() == 1 {
-            return seat.barrier();
+    pair(&setting, |worker| {
+        if worker.rank() == 1 {
+            return worker.barrier();
         }
         // Both ends in one process: what is listened for on device 1 is answered from there.
         let transport = plugin_transport()?;
@@ -184,7 +185,7 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
             "with GID 10.82.1.1",
         ];
         assert!(said(&words), "{}", log());
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }
@@ -193,8 +194,8 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
 fn a_path_that_is_refused_for_good_is_not_tried_again() -> Result<()> {
     let env = [("SOFTRNIC_FAULTS", "modify-qp=EINVAL times=1")];
     let setting = require!(talkative(&env));
-    pair(&setting, |seat| {
-        if seat.rank() == 0 {
+    pair(&setting, |worker| {
+        if worker.rank() == 0 {
             let transport = plugin_transport()?;
             let (mut handle, mut listener) = transport.listen(1)?;
             while transport.connect(0, &mut handle).and_then(|_| listener.accept()).is_ok() {
@@ -203,25 +204,25 @@ fn a_path_that_is_refused_for_good_is_not_tried_again() -> Result<()> {
             assert!(said(&["to RTR failed: Invalid argument", "NCCL_IB_GID_INDEX"]), "{}", log());
             assert!(!said(&["attempts"]), "{}", log());
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }
 
 /// All sizes over InfiniBand.
-fn over_infiniband(prepare: impl FnOnce(&Seat), words: &str) -> Result<()> {
+fn over_infiniband(prepare: impl FnOnce(&WorkerCtx), words: &str) -> Result<()> {
     let setting = require!(talkative(&[("SOFTRNIC_LINK", "ib")]));
-    pair(&setting, |seat| {
+    pair(&setting, |worker| {
         drop(plugin_transport()?);
         assert!(said(&["softrnic0 InfiniBand 400 Gb/s LID 2"]), "{}", log());
-        prepare(seat);
-        seat.barrier()?;
-        let bench = Bench::open(seat, plugin_transport()?, 8 << 20)?;
+        prepare(worker);
+        worker.barrier()?;
+        let bench = Bench::open(worker, plugin_transport()?, 8 << 20)?;
         for (i, &size) in SIZES.iter().enumerate() {
-            bench.exchange(seat, i, size, size)?;
+            bench.exchange(worker, i, size, size)?;
         }
-        assert!(said(&[&format!("softrnic{}", seat.rank()), words]), "{words:?}: {}", log());
-        seat.barrier()
+        assert!(said(&[&format!("softrnic{}", worker.rank()), words]), "{words:?}: {}", log());
+        worker.barrier()
     })?;
     Ok(())
 }
@@ -240,8 +241,8 @@ fn the_gid_index_is_ignored_on_infiniband() -> Result<()> {
 /// A GID of a fabric with routers: entry 1, subnet 1 or 2, and the port's LID as FLID.
 #[test]
 fn infiniband_peers_in_other_subnets_are_addressed_by_gid() -> Result<()> {
-    let route = |seat: &Seat| {
-        let device = seat.rank();
+    let route = |worker: &WorkerCtx| {
+        let device = worker.rank();
         let lid = 2 + 2 * device;
         softrnic(&format!("gid {device}/1 add 1 fec0:0:{lid:x}:{}::{}", device + 1, device + 1));
     };
@@ -251,17 +252,17 @@ fn infiniband_peers_in_other_subnets_are_addressed_by_gid() -> Result<()> {
 /// What the devices of two ends agree on: bits that both have, or nothing where one end does not ask.
 fn agree_on(enable: [&str; 2], words: Option<&str>) -> Result<()> {
     let setting = require!(talkative(&[]));
-    pair(&setting, |seat| {
-        set("SOFTRNIC_ECE", ["13", "7"][seat.rank()]);
-        set("NCCL_IB_ECE_ENABLE", enable[seat.rank()]);
-        works(seat)?;
+    pair(&setting, |worker| {
+        set("SOFTRNIC_ECE", ["13", "7"][worker.rank()]);
+        set("NCCL_IB_ECE_ENABLE", enable[worker.rank()]);
+        works(worker)?;
         match words {
             Some(words) => {
                 assert_eq!(log().matches(words).count(), 2, "sender and receiver: {}", log());
             }
             None => assert!(!said(&["ECE options"]), "{}", log()),
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }
@@ -279,12 +280,12 @@ fn ece_options_that_one_end_disables_are_not_used() -> Result<()> {
 #[test]
 fn clear_to_sends_have_a_traffic_class_of_their_own() -> Result<()> {
     let setting = require!(talkative(&[("NCCL_IB_TC", "106"), ("NCCL_IB_FIFO_TC", "184")]));
-    pair(&setting, |seat| {
-        works(seat)?;
+    pair(&setting, |worker| {
+        works(worker)?;
         for class in ["traffic class 106", "traffic class 184"] {
             assert_eq!(log().matches(class).count(), 1, "{class}: {}", log());
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }

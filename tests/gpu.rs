@@ -6,9 +6,10 @@ mod common;
 use common::process::pair;
 use common::setting::setting;
 use common::{faithful, pattern, plugin_transport};
-use ferrite::abi;
-use ferrite::error::{Error, Result};
-use ferrite::link::Link;
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::abi;
+use ferrite::pair::PeerConn;
 use ferrite::pair::Setting;
 use ferrite::transport::Transport;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -80,7 +81,7 @@ fn promised(gpu: &str, prepare: impl FnOnce(&Driver), expected: i32, words: &[&s
         for device in 0..transport.devices()? {
             assert_eq!(transport.properties(device)?.pointer_support, expected, "device {device}");
         }
-        let lines = ferrite::nccl_log::lines();
+        let lines = ferrite::nccl::debug_log::lines();
         let warnings: Vec<_> = lines.iter().filter(|line| line.starts_with(WARNING)).collect();
         assert_eq!(warnings.len(), usize::from(!words.is_empty()), "{lines:#?}");
         assert!(words.iter().all(|word| warnings[0].contains(word)), "{warnings:?}");
@@ -127,14 +128,14 @@ fn a_fused_device_promises_gpu_memory_if_all_its_cards_take_it() -> Result<()> {
     let adapt = |setting: Setting| {
         setting.env("SOFTRNIC_GPU", "peermem").env("SOFTRNIC_FAULTS", "reg-mr=EFAULT message=1 device=softrnic1")
     };
-    faithful::run(&["--devices", "4"], adapt, |seat| {
-        if seat.rank() == 0 {
+    faithful::run(&["--devices", "4"], adapt, |worker| {
+        if worker.rank() == 0 {
             let _driver = Driver::load();
             let transport = plugin_transport()?;
             let promised = |device| Ok::<_, Error>(transport.properties(device)?.pointer_support);
             assert_eq!((promised(0)?, promised(1)?), (HOST, HOST | CUDA));
         }
-        seat.barrier()
+        worker.barrier()
     })
 }
 
@@ -157,14 +158,14 @@ fn register(transport: &Transport, comm: *mut c_void, at: u64, fd: Option<c_int>
 /// From one GPU's memory into another's.
 fn arrives(gpu: &str, by_dmabuf: bool) -> Result<()> {
     let setting = require!(setting());
-    pair(&setting.env("SOFTRNIC_GPU", gpu), |seat| {
+    pair(&setting.env("SOFTRNIC_GPU", gpu), |worker| {
         let driver = Driver::load();
         let transport = plugin_transport()?;
-        let link = Link::open(seat, &transport, seat.rank())?;
+        let link = PeerConn::open(worker, &transport, worker.rank())?;
         let (from, out) = driver.allocate();
         let (into, came) = driver.allocate();
         // SAFETY: as many bytes, of which nobody else knows yet.
-        unsafe { out.copy_from_nonoverlapping(pattern(seat.rank(), BYTES).as_ptr(), BYTES) };
+        unsafe { out.copy_from_nonoverlapping(pattern(worker.rank(), BYTES).as_ptr(), BYTES) };
         // SAFETY: a descriptor of no meaning: the software device goes by the address.
         let fd = by_dmabuf.then(|| unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) });
         let handles = [(link.send.raw(), from), (link.recv.raw(), into)]
@@ -174,7 +175,7 @@ fn arrives(gpu: &str, by_dmabuf: bool) -> Result<()> {
             // SAFETY: ours; the plugin must not need it any more.
             assert_eq!(unsafe { libc::close(fd) }, 0);
         }
-        let (net, mut deadline) = (transport.vtable(), seat.deadline("a message between GPUs"));
+        let (net, mut deadline) = (transport.vtable(), worker.deadline("a message between GPUs"));
         let [mut receive, mut sending] = [std::ptr::null_mut::<c_void>(); 2];
         let (mut data, mut sizes, mut tags, mut memory) = (into as *mut c_void, BYTES as c_int, 7, target);
         // SAFETY: a group of one; the handles are live.
@@ -202,12 +203,12 @@ fn arrives(gpu: &str, by_dmabuf: bool) -> Result<()> {
         }
         // SAFETY: the message is complete, and nothing writes there any more.
         let came = unsafe { std::slice::from_raw_parts(came, BYTES) };
-        assert!(*came == pattern(1 - seat.rank(), BYTES)[..], "wrong data");
+        assert!(*came == pattern(1 - worker.rank(), BYTES)[..], "wrong data");
         for (comm, handle) in handles {
             // SAFETY: not used again.
             assert_eq!(unsafe { net.deregMr.expect("a slot")(comm, handle) }, abi::ncclSuccess);
         }
-        seat.barrier()?;
+        worker.barrier()?;
         link.close()
     })?;
     Ok(())

@@ -8,12 +8,16 @@ use common::connect::connect_pair;
 use common::process::pair;
 use common::setting::setting;
 use common::{faithful, plugin_transport};
-use ferrite::buffer::Buffer;
-use ferrite::comm::{Place, RecvComm, Region, Request, SendComm};
 use ferrite::error::Result;
 use ferrite::pair::Setting;
-use ferrite::seat::Seat;
+use ferrite::pair::WorkerCtx;
 use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::RecvBuffer;
+use ferrite::transport::comm::RecvComm;
+use ferrite::transport::comm::Region;
+use ferrite::transport::comm::Request;
+use ferrite::transport::comm::SendComm;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use testkit::no_alloc_no_syscall::{Seen, is_supported, watch};
@@ -35,9 +39,9 @@ struct Own {
 }
 
 impl Own {
-    fn open(seat: &Seat, transport: &Transport, bytes: usize) -> Result<Self> {
+    fn open(worker: &WorkerCtx, transport: &Transport, bytes: usize) -> Result<Self> {
         let (mut handle, mut listener) = transport.listen(0)?;
-        let (send, recv) = connect_pair(seat, transport, 0, &mut handle, &mut listener, || ())?;
+        let (send, recv) = connect_pair(worker, transport, 0, &mut handle, &mut listener, || ())?;
         listener.close()?;
         let buffer = || Buffer::new(bytes * IN_FLIGHT).map(Arc::new);
         let (out, into) = (send.register(&buffer()?)?, recv.register(&buffer()?)?);
@@ -72,8 +76,12 @@ impl Own {
 
     /// The same as one group.
     fn group(&self) -> Result<()> {
-        let places: [_; IN_FLIGHT] =
-            std::array::from_fn(|i| Place { region: &self.into, offset: i * self.bytes, len: self.bytes, tag: TAG });
+        let places: [_; IN_FLIGHT] = std::array::from_fn(|i| RecvBuffer {
+            region: &self.into,
+            offset: i * self.bytes,
+            len: self.bytes,
+            tag: TAG,
+        });
         let receive = self.recv.receive_group(&places)?.expect("there is room");
         self.sends()?.into_iter().try_for_each(|send| self.finish(send, 1))?;
         self.finish(receive, IN_FLIGHT)
@@ -109,12 +117,12 @@ fn without_strictness(setting: Setting) -> Setting {
 }
 
 /// Rounds of messages of `bytes` bytes within rank 0: some to warm up, then some that are watched.
-fn watched(seat: &Seat, bytes: usize, round: Round) -> Result<()> {
-    if seat.rank() == 1 {
+fn watched(worker: &WorkerCtx, bytes: usize, round: Round) -> Result<()> {
+    if worker.rank() == 1 {
         return Ok(());
     }
     let transport = plugin_transport()?;
-    let own = Own::open(seat, &transport, bytes)?;
+    let own = Own::open(worker, &transport, bytes)?;
     let rounds = |count| (0..count).try_for_each(|_| round(&own));
     rounds(100)?;
     let (result, seen) = watch(|| rounds(500)).expect("the test has asked whether it is supported");
@@ -128,7 +136,7 @@ fn neither(bytes: usize, env: &[(&str, &str)], round: Round) -> Result<()> {
     let setting = require!(setting());
     require!(is_supported());
     let setting = env.iter().fold(without_strictness(setting), |setting, (name, value)| setting.env(*name, *value));
-    pair(&setting, |seat| watched(seat, bytes, round))?;
+    pair(&setting, |worker| watched(worker, bytes, round))?;
     Ok(())
 }
 
@@ -164,10 +172,10 @@ fn messages_split_over_queue_pairs_neither_allocate_nor_call_the_system() -> Res
 /// Over the rails of one device.
 fn neither_over_rails(rails: usize, arguments: &[&str], round: Round) -> Result<()> {
     require!(is_supported());
-    faithful::run(arguments, without_strictness, |seat| {
+    faithful::run(arguments, without_strictness, |worker| {
         let name = plugin_transport()?.properties(0)?.name;
         assert_eq!(name.split('+').count(), rails, "{name}");
-        watched(seat, 1 << 16, round)
+        watched(worker, 1 << 16, round)
     })
 }
 

@@ -5,12 +5,16 @@ mod common;
 use common::process::pair;
 use common::setting::setting;
 use common::{pattern, plugin_transport};
-use ferrite::buffer::Buffer;
-use ferrite::comm::{RecvComm, SendComm};
 use ferrite::error::Result;
-use ferrite::link::{finished, posted};
-use ferrite::seat::Seat;
-use ferrite::transport::{Handle, Listener, Transport};
+use ferrite::pair::WorkerCtx;
+use ferrite::transport::Handle;
+use ferrite::transport::Listener;
+use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::RecvComm;
+use ferrite::transport::comm::SendComm;
+use ferrite::transport::deadline::finished;
+use ferrite::transport::deadline::posted;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::{HANDLE_BYTES, Handle as Address};
 use std::io::Write;
@@ -57,8 +61,8 @@ fn scan(ports: &[SocketAddr], stop: &AtomicBool, calls: &AtomicUsize) {
 }
 
 /// Accepts all of them in turn, and goes on at least until the scanner has been everywhere. What each brings shows whose it is.
-fn accept_all(seat: &Seat, mut listeners: Vec<Listener>, calls: &AtomicUsize) -> Result<Vec<RecvComm>> {
-    let mut deadline = seat.deadline("a hundred connections beside a scanner");
+fn accept_all(worker: &WorkerCtx, mut listeners: Vec<Listener>, calls: &AtomicUsize) -> Result<Vec<RecvComm>> {
+    let mut deadline = worker.deadline("a hundred connections beside a scanner");
     let mut comms: Vec<Option<RecvComm>> = listeners.iter().map(|_| None).collect();
     while comms.iter().any(Option::is_none) || calls.load(Ordering::Relaxed) < 2 * CONNECTIONS {
         for (comm, listener) in comms.iter_mut().zip(&mut listeners) {
@@ -72,8 +76,8 @@ fn accept_all(seat: &Seat, mut listeners: Vec<Listener>, calls: &AtomicUsize) ->
     Ok(comms.into_iter().flatten().collect())
 }
 
-fn connect_all(seat: &Seat, transport: &Transport, handles: &[u8]) -> Result<Vec<SendComm>> {
-    let mut deadline = seat.deadline("a hundred connections beside a scanner");
+fn connect_all(worker: &WorkerCtx, transport: &Transport, handles: &[u8]) -> Result<Vec<SendComm>> {
+    let mut deadline = worker.deadline("a hundred connections beside a scanner");
     let mut handles: Vec<Handle> =
         handles.chunks(HANDLE_BYTES).map(|bytes| Handle(bytes.try_into().expect("a whole handle"))).collect();
     let mut comms: Vec<Option<SendComm>> = handles.iter().map(|_| None).collect();
@@ -89,7 +93,7 @@ fn connect_all(seat: &Seat, transport: &Transport, handles: &[u8]) -> Result<Vec
 }
 
 /// The end that listens and is scanned: connection `i` brings pattern `i`.
-fn listen(seat: &mut Seat, transport: &Transport) -> Result<()> {
+fn listen(worker: &mut WorkerCtx, transport: &Transport) -> Result<()> {
     let (mut handles, mut ports, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..CONNECTIONS {
         let (handle, listener) = transport.listen(0)?;
@@ -97,18 +101,18 @@ fn listen(seat: &mut Seat, transport: &Transport) -> Result<()> {
         handles.extend_from_slice(&handle.0);
         listeners.push(listener);
     }
-    seat.send_bytes(&handles)?;
+    worker.send_bytes(&handles)?;
     let (stop, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
     let comms = std::thread::scope(|scope| {
         scope.spawn(|| scan(&ports, &stop, &calls));
-        let comms = accept_all(seat, listeners, &calls);
+        let comms = accept_all(worker, listeners, &calls);
         stop.store(true, Ordering::Relaxed);
         comms
     })?;
     for (i, comm) in comms.iter().enumerate() {
         let memory = Arc::new(Buffer::new(4096)?);
         let into = comm.register(&memory)?;
-        let mut deadline = seat.deadline("a message");
+        let mut deadline = worker.deadline("a message");
         let receive = posted(&mut deadline, || comm.receive(&into, 0, 4096, 0))?;
         finished(&mut deadline, receive, &mut [0])?;
         assert!(memory.read(0, 4096)? == pattern(i, 4096), "connection {i}");
@@ -116,13 +120,13 @@ fn listen(seat: &mut Seat, transport: &Transport) -> Result<()> {
     Ok(())
 }
 
-fn connect(seat: &mut Seat, transport: &Transport) -> Result<()> {
-    let handles = seat.receive_bytes(CONNECTIONS * HANDLE_BYTES)?;
-    for (i, comm) in connect_all(seat, transport, &handles)?.iter().enumerate() {
+fn connect(worker: &mut WorkerCtx, transport: &Transport) -> Result<()> {
+    let handles = worker.receive_bytes(CONNECTIONS * HANDLE_BYTES)?;
+    for (i, comm) in connect_all(worker, transport, &handles)?.iter().enumerate() {
         let memory = Arc::new(Buffer::new(4096)?);
         memory.write(0, &pattern(i, 4096))?;
         let out = comm.register(&memory)?;
-        let mut deadline = seat.deadline("a message");
+        let mut deadline = worker.deadline("a message");
         let send = posted(&mut deadline, || comm.send(&out, 0, 4096, 0))?;
         finished(&mut deadline, send, &mut [0])?;
     }
@@ -132,13 +136,13 @@ fn connect(seat: &mut Seat, transport: &Transport) -> Result<()> {
 #[test]
 fn a_hundred_connections_come_about_beside_a_port_scanner() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
+    pair(&setting, |worker| {
         let transport = plugin_transport()?;
-        match seat.rank() {
-            0 => listen(seat, &transport)?,
-            _ => connect(seat, &transport)?,
+        match worker.rank() {
+            0 => listen(worker, &transport)?,
+            _ => connect(worker, &transport)?,
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }

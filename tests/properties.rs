@@ -4,11 +4,13 @@
 mod common;
 
 use common::setting::{mount_namespaces, setting, stock_nccl};
-use ferrite::error::{Error, Result};
-use ferrite::library::Source;
-use ferrite::pair::Turn;
-use ferrite::transport::{Properties, Transport};
-use ferrite::wheel;
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::cache;
+use ferrite::nccl::library::Source;
+use ferrite::pair::PairPermit;
+use ferrite::transport::Properties;
+use ferrite::transport::Transport;
 use std::path::Path;
 use std::process::Command;
 use testkit::dist::{dist, softrnic_program};
@@ -23,7 +25,7 @@ fn write_down(whose: &str, place: &Path) -> Result<()> {
     let source = if whose == "plugin" {
         Source::plugin(dist().join("lib/libnccl-net.so"))
     } else {
-        Source::stock(wheel::find(None)?)
+        Source::stock(cache::find(None)?)
     };
     let transport = Transport::open(&source)?;
     let all = (0..transport.devices()?).map(|device| transport.properties(device)).collect::<Result<Vec<_>>>()?;
@@ -59,7 +61,7 @@ fn are_equal(
     require!(softrnic_program());
     require!(mount_namespaces());
     require!(stock_nccl("2.21.5"));
-    let _turn = Turn::wait();
+    let _turn = PairPermit::wait();
     let ours = properties("plugin", options, env)?;
     let mut theirs = properties("stock", options, env)?;
     assert_eq!((ours.len(), theirs.len()), (count, count), "{ours:#?}\n{theirs:#?}");

@@ -6,14 +6,18 @@ use common::bench::{Bench, SIZES};
 use common::process::pair;
 use common::setting::{mount_namespaces, set, setting};
 use common::{faithful, plugin_transport};
-use ferrite::abi;
-use ferrite::buffer::Buffer;
-use ferrite::comm::Region;
-use ferrite::error::{Error, Result};
-use ferrite::link::{Link, finished, posted};
-use ferrite::pair::{Setting, Turn};
-use ferrite::seat::Seat;
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::abi;
+use ferrite::pair::PairPermit;
+use ferrite::pair::PeerConn;
+use ferrite::pair::Setting;
+use ferrite::pair::WorkerCtx;
 use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::Region;
+use ferrite::transport::deadline::finished;
+use ferrite::transport::deadline::posted;
 use std::ffi::{c_int, c_void};
 use std::process::Command;
 use std::sync::Arc;
@@ -25,21 +29,21 @@ fn names(transport: &Transport) -> Result<Vec<String>> {
 }
 
 /// Every size, whole, short and truncated, between devices of these names.
-fn exchange_all(seat: &mut Seat, expected: [&str; 2]) -> Result<()> {
+fn exchange_all(worker: &mut WorkerCtx, expected: [&str; 2]) -> Result<()> {
     let transport = plugin_transport()?;
     let names = names(&transport)?;
-    let device = seat.rank().min(names.len() - 1);
-    assert_eq!(names[device], expected[seat.rank()]);
-    let bench = Bench::open(seat, transport, 8 << 20)?;
+    let device = worker.rank().min(names.len() - 1);
+    assert_eq!(names[device], expected[worker.rank()]);
+    let bench = Bench::open(worker, transport, 8 << 20)?;
     for (i, &size) in SIZES.iter().enumerate() {
         // Twice: messages begin on one rail after the other.
         for round in 0..2 {
-            bench.exchange(seat, 2 * i + round, size, size)?;
+            bench.exchange(worker, 2 * i + round, size, size)?;
         }
-        bench.exchange(seat, i, size, size + 37)?;
-        bench.exchange(seat, i, size + 37, size)?;
+        bench.exchange(worker, i, size, size + 37)?;
+        bench.exchange(worker, i, size + 37, size)?;
     }
-    bench.exchange(seat, 99, (4 << 20) + 70_001, 6 << 20)
+    bench.exchange(worker, 99, (4 << 20) + 70_001, 6 << 20)
 }
 
 const PAIRS: [&str; 2] = ["softrnic0+softrnic1", "softrnic2+softrnic3"];
@@ -48,45 +52,45 @@ const FOURS: [&str; 2] =
 
 #[test]
 fn every_size_arrives_over_two_rails() -> Result<()> {
-    faithful::run(&["--devices", "4"], |s| s, |seat| exchange_all(seat, PAIRS))
+    faithful::run(&["--devices", "4"], |s| s, |worker| exchange_all(worker, PAIRS))
 }
 
 /// Slots of clear-to-sends are twice as long then.
 #[test]
 fn every_size_arrives_over_four_rails() -> Result<()> {
-    faithful::run(&["--devices", "4", "--ports", "2"], |s| s, |seat| exchange_all(seat, FOURS))
+    faithful::run(&["--devices", "4", "--ports", "2"], |s| s, |worker| exchange_all(worker, FOURS))
 }
 
 #[test]
 fn messages_are_split_over_all_queue_pairs_of_all_rails() -> Result<()> {
     let adapt = |s: Setting| s.env("NCCL_IB_QPS_PER_CONNECTION", "3").env("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
-    faithful::run(&["--devices", "4", "--ports", "2"], adapt, |seat| exchange_all(seat, FOURS))
+    faithful::run(&["--devices", "4", "--ports", "2"], adapt, |worker| exchange_all(worker, FOURS))
 }
 
 #[test]
 fn data_and_immediate_are_separate_writes_on_every_rail_of_infiniband() -> Result<()> {
-    faithful::run(&["--devices", "4", "--link", "ib"], |s| s, |seat| exchange_all(seat, PAIRS))
+    faithful::run(&["--devices", "4", "--link", "ib"], |s| s, |worker| exchange_all(worker, PAIRS))
 }
 
 /// `NCCL_IB_HCA` decides which ports there are before any are fused.
 #[test]
 fn every_size_arrives_from_four_rails_at_one_port() -> Result<()> {
-    let body = |seat: &mut Seat| {
-        if seat.rank() == 1 {
+    let body = |worker: &mut WorkerCtx| {
+        if worker.rank() == 1 {
             set("NCCL_IB_HCA", "softrnic3:1");
             set("NCCL_IB_QPS_PER_CONNECTION", "5");
         }
-        exchange_all(seat, [FOURS[0], "softrnic3:1"])
+        exchange_all(worker, [FOURS[0], "softrnic3:1"])
     };
     faithful::run(&["--devices", "4", "--ports", "2"], |s| s, body)
 }
 
 #[test]
 fn every_size_arrives_from_two_rails_at_three() -> Result<()> {
-    let body = |seat: &mut Seat| {
-        set("NCCL_IB_HCA", if seat.rank() == 0 { "softrnic0" } else { "^softrnic0,softrnic1,softrnic2:1" });
-        set("NCCL_IB_QPS_PER_CONNECTION", if seat.rank() == 0 { "2" } else { "9" });
-        exchange_all(seat, ["softrnic0:1+softrnic0:2", "softrnic2:2+softrnic3:1+softrnic3:2"])
+    let body = |worker: &mut WorkerCtx| {
+        set("NCCL_IB_HCA", if worker.rank() == 0 { "softrnic0" } else { "^softrnic0,softrnic1,softrnic2:1" });
+        set("NCCL_IB_QPS_PER_CONNECTION", if worker.rank() == 0 { "2" } else { "9" });
+        exchange_all(worker, ["softrnic0:1+softrnic0:2", "softrnic2:2+softrnic3:1+softrnic3:2"])
     };
     faithful::run(&["--devices", "4", "--ports", "2"], |s| s, body)
 }
@@ -119,8 +123,8 @@ fn virtual_functions_are_not_fused() -> Result<()> {
     faithful::run(
         &["--devices", "4"],
         |s| s,
-        |seat| {
-            if seat.rank() == 0 {
+        |worker| {
+            if worker.rank() == 0 {
                 let physical = "/sys/class/infiniband/softrnic1/device/physfn";
                 std::fs::create_dir(physical).expect("a /sys/class of its own");
                 assert_eq!(names(&plugin_transport()?)?, ["softrnic0", "softrnic1", "softrnic2+softrnic3"]);
@@ -155,7 +159,7 @@ fn like_ports_are_fused_and_logged() -> Result<()> {
             assert_eq!(names(&transport)?, fused);
             let told: Vec<_> = (0..3).map(|i| Ok(transport.properties(i)?.speed_mbps)).collect::<Result<_>>()?;
             assert_eq!(told, [800_000, 400_000, 1_600_000]);
-            let lines = ferrite::nccl_log::lines();
+            let lines = ferrite::nccl::debug_log::lines();
             for (name, rails) in fused.iter().zip([2, 2, 4]) {
                 let words = format!("the {rails} rails of {name} are ports of one card");
                 assert!(lines.iter().any(|line| line.contains(&words)), "{words}: {lines:#?}");
@@ -176,7 +180,7 @@ fn verified(
     softrnic_program()?;
     mount_namespaces()?;
     let (plugin, ferrite) = (plugin()?, built("bin/ferrite")?);
-    let _turn = Turn::wait();
+    let _turn = PairPermit::wait();
     let mut command = faithful::softrnic_run(arguments);
     command.arg(ferrite).args(["verify", "--over", "fused", "--plugin"]).arg(plugin).args(more);
     command.env("SOFTRNIC_FAULTS", fault).env("RUST_LOG", "debug").envs(env.iter().copied());
@@ -217,16 +221,16 @@ fn a_flipped_bit_on_any_rail_is_found() -> Result<()> {
 #[test]
 fn a_slow_rail_is_given_fewer_bytes() -> Result<()> {
     let adapt = |s: Setting| s.env("SOFTRNIC_FAULTS", "slow=0.05 device=softrnic1 message=1");
-    faithful::run(&["--devices", "4"], adapt, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
-        let rounds = |seat: &mut Seat, count: usize| {
+    faithful::run(&["--devices", "4"], adapt, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        let rounds = |worker: &mut WorkerCtx, count: usize| {
             let before = (sent("softrnic0/1")?, sent("softrnic1/1")?);
-            (0..count).try_for_each(|round| bench.exchange(seat, round, 100_000, 100_000))?;
-            seat.barrier()?;
+            (0..count).try_for_each(|round| bench.exchange(worker, round, 100_000, 100_000))?;
+            worker.barrier()?;
             Ok::<_, Error>((sent("softrnic0/1")? - before.0, sent("softrnic1/1")? - before.1))
         };
-        rounds(seat, 500)?;
-        let (fast, slow) = rounds(seat, 50)?;
+        rounds(worker, 500)?;
+        let (fast, slow) = rounds(worker, 50)?;
         assert!(slow > 0 && 4 * slow < fast, "{fast} and {slow} bytes");
         Ok(())
     })
@@ -267,10 +271,10 @@ fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
         // The first two are the rings of the connections, one each way; of the next forty every other one is refused.
         s.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=3..42 every=2 device=softrnic1").env("SOFTRNIC_MAX_MR", "40")
     };
-    faithful::run(&["--devices", "2"], adapt, |seat| {
+    faithful::run(&["--devices", "2"], adapt, |worker| {
         let transport = plugin_transport()?;
-        let link = Link::open(seat, &transport, 0)?;
-        let attempts = if seat.rank() == 0 { 40_usize } else { 0 };
+        let link = PeerConn::open(worker, &transport, 0)?;
+        let attempts = if worker.rank() == 0 { 40_usize } else { 0 };
         let mut kept = Vec::new();
         let buffers = (0..attempts).map(|_| Buffer::new(4096).map(Arc::new)).collect::<Result<Vec<_>>>()?;
         for (attempt, buffer) in buffers.iter().enumerate() {
@@ -283,12 +287,12 @@ fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
             assert_eq!(kept.len(), attempt.div_ceil(2), "attempt {attempt}");
         }
         drop(kept);
-        seat.barrier()?;
+        worker.barrier()?;
         // From here on the two cards give out different keys, also for the rings: none passes for the other.
-        let bench = Bench::open(seat, transport, 1 << 20)?;
+        let bench = Bench::open(worker, transport, 1 << 20)?;
         for round in 0..10 {
-            bench.exchange(seat, round, 20_000, 20_000)?;
-            bench.exchange(seat, round, 64, 64)?;
+            bench.exchange(worker, round, 20_000, 20_000)?;
+            bench.exchange(worker, round, 64, 64)?;
         }
         Ok(())
     })
@@ -300,10 +304,10 @@ fn a_flush_reads_over_the_rails_that_have_carried_the_message() -> Result<()> {
     faithful::run(
         &["--devices", "4", "--ports", "2"],
         |s| s,
-        |seat| {
-            let flushes = Flushes::open(seat)?;
+        |worker| {
+            let flushes = Flushes::open(worker)?;
             for bytes in [64, 100_000, 64, 64, 0, 20_000, 64] {
-                assert_eq!(flushes.message(seat, bytes)?, Ok(()), "{bytes} bytes");
+                assert_eq!(flushes.message(worker, bytes)?, Ok(()), "{bytes} bytes");
             }
             Ok(())
         },
@@ -314,17 +318,17 @@ fn a_flush_reads_over_the_rails_that_have_carried_the_message() -> Result<()> {
 #[test]
 fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
     let adapt = |s: Setting| s.env("SOFTRNIC_FAULTS", "operation-error opcode=read device=softrnic1");
-    faithful::run(&["--devices", "4"], adapt, |seat| {
-        let flushes = Flushes::open(seat)?;
-        assert_eq!(flushes.message(seat, 64)?, Ok(()), "a small message on the first rail");
-        seat.barrier()?;
-        let outcome = flushes.message(seat, 100_000)?;
-        if seat.rank() == 0 {
+    faithful::run(&["--devices", "4"], adapt, |worker| {
+        let flushes = Flushes::open(worker)?;
+        assert_eq!(flushes.message(worker, 64)?, Ok(()), "a small message on the first rail");
+        worker.barrier()?;
+        let outcome = flushes.message(worker, 100_000)?;
+        if worker.rank() == 0 {
             assert_eq!(outcome, Err(abi::ncclRemoteError));
-            let lines = ferrite::nccl_log::lines();
+            let lines = ferrite::nccl::debug_log::lines();
             assert!(lines.iter().any(|line| line.contains("flushing GPU memory on softrnic1: ")), "{lines:#?}");
         }
-        seat.barrier()
+        worker.barrier()
     })
 }
 
@@ -333,14 +337,14 @@ struct Flushes {
     out: Region,
     into: Region,
     gpu: *mut c_void,
-    link: Link,
+    link: PeerConn,
     transport: Transport,
 }
 
 impl Flushes {
-    fn open(seat: &mut Seat) -> Result<Self> {
+    fn open(worker: &mut WorkerCtx) -> Result<Self> {
         let transport = plugin_transport()?;
-        let link = Link::open(seat, &transport, seat.rank())?;
+        let link = PeerConn::open(worker, &transport, worker.rank())?;
         let (mine, theirs) = (Arc::new(Buffer::new(1 << 17)?), Arc::new(Buffer::new(1 << 17)?));
         let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);
         let (mut gpu, start) = (std::ptr::null_mut(), theirs.address(0, theirs.len())?.cast());
@@ -352,8 +356,8 @@ impl Flushes {
     }
 
     /// One message each way and a flush of it, which there is unless it is empty; what `test` says of the flush.
-    fn message(&self, seat: &Seat, bytes: usize) -> Result<std::result::Result<(), abi::ncclResult_t>> {
-        let mut deadline = seat.deadline("a message and its flush");
+    fn message(&self, worker: &WorkerCtx, bytes: usize) -> Result<std::result::Result<(), abi::ncclResult_t>> {
+        let mut deadline = worker.deadline("a message and its flush");
         let receive = posted(&mut deadline, || self.link.recv.receive(&self.into, 0, bytes, 0))?;
         let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, bytes, 0))?;
         finished(&mut deadline, send, &mut [0])?;

@@ -6,8 +6,8 @@ use common::bench::Bench;
 use common::plugin_transport;
 use common::process::pair;
 use common::setting::setting;
-use ferrite::abi;
 use ferrite::error::Result;
+use ferrite::nccl::abi;
 use std::ffi::{c_int, c_void};
 use testkit::require;
 
@@ -43,9 +43,9 @@ impl Calls {
 fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
     let setting = require!(setting());
     let setting = setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=7..");
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
-        seat.barrier()?;
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        worker.barrier()?;
         let calls = Calls { net: plugin_transport()?.vtable(), comm: bench.link.send.raw() as usize };
         let start = bench.out.memory().address(0, 1)? as usize;
         let parts = [(0, 1), (4097, 70_000), (1 << 19, 1 << 19), (4097, 100), (0, 1 << 20)];
@@ -58,9 +58,9 @@ fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
         // In an order that leaves parts of parts.
         for i in [4, 1, 0, 3, 2] {
             calls.deregister(handles[i].1);
-            bench.exchange(seat, i, 5000, 5000)?;
+            bench.exchange(worker, i, 5000, 5000)?;
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }
@@ -69,8 +69,8 @@ fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
 #[test]
 fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let net = transport.vtable();
         let (send, recv) = (bench.link.send.raw(), bench.link.recv.raw());
@@ -88,7 +88,7 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
                     let inside = bench.into.memory().address(0, 64)?.cast();
                     let (mut data, mut sizes, mut tags) = ([address, inside], [0, 64], [0, 1]);
                     let mut handles = [bench.into.raw(); 2];
-                    let mut deadline = seat.deadline("messages of no bytes");
+                    let mut deadline = worker.deadline("messages of no bytes");
                     let mut receive = null;
                     while receive.is_null() {
                         let irecv = net.irecv.expect("a slot");
@@ -119,8 +119,8 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
                 }
             }
         }
-        seat.barrier()?;
-        bench.exchange(seat, 1, 5000, 5000)
+        worker.barrier()?;
+        bench.exchange(worker, 1, 5000, 5000)
     })?;
     Ok(())
 }
@@ -129,8 +129,8 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
 #[test]
 fn the_257th_flush_in_flight_is_an_error() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let net = transport.vtable();
         let comm = bench.link.recv.raw();
@@ -153,7 +153,7 @@ fn the_257th_flush_in_flight_is_an_error() -> Result<()> {
             let requests: Vec<_> = (0..256).map(|_| flush()).collect();
             assert!(requests.iter().all(|(code, request)| *code == abi::ncclSuccess && !request.is_null()));
             assert_eq!(flush().0, abi::ncclInternalError);
-            let mut deadline = seat.deadline("flushes");
+            let mut deadline = worker.deadline("flushes");
             for (_, request) in requests {
                 let mut done = 0;
                 while done == 0 {
@@ -164,10 +164,10 @@ fn the_257th_flush_in_flight_is_an_error() -> Result<()> {
                 }
             }
         }
-        seat.barrier()?;
-        bench.exchange(seat, 1, 5000, 5000)?;
+        worker.barrier()?;
+        bench.exchange(worker, 1, 5000, 5000)?;
         Calls { net, comm: comm as usize }.deregister(handle);
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }
@@ -175,8 +175,8 @@ fn the_257th_flush_in_flight_is_an_error() -> Result<()> {
 #[test]
 fn two_threads_register_and_deregister_at_once() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         let net = plugin_transport()?.vtable();
         let mut memory = vec![0u8; 1 << 20];
         let start = memory.as_mut_ptr() as usize;
@@ -200,8 +200,8 @@ fn two_threads_register_and_deregister_at_once() -> Result<()> {
                 });
             }
         });
-        bench.exchange(seat, 1, 5000, 5000)?;
-        seat.barrier()
+        bench.exchange(worker, 1, 5000, 5000)?;
+        worker.barrier()
     })?;
     Ok(())
 }

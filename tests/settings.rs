@@ -4,9 +4,11 @@ mod common;
 
 use common::process::pair;
 use common::setting::setting;
-use ferrite::abi;
-use ferrite::error::{Error, Result};
-use ferrite::library::{Library, Source};
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::abi;
+use ferrite::nccl::library::Library;
+use ferrite::nccl::library::Source;
 use ferrite::pair::Setting;
 use ferrite::transport::Transport;
 use ferrite::verbs::Verbs;
@@ -26,7 +28,7 @@ fn init_with(setting: Setting, env: &[(&str, &str)]) -> Result<(u32, i32, Vec<St
         let mut devices = -1;
         // SAFETY: a valid place for the number.
         let _ = unsafe { transport.vtable().devices.expect("a slot")(&raw mut devices) };
-        Ok((code, devices, ferrite::nccl_log::lines()))
+        Ok((code, devices, ferrite::nccl::debug_log::lines()))
     })?;
     Ok(result)
 }

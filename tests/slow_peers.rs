@@ -6,11 +6,14 @@ use common::connect::{address, connect, connect_pair, works};
 use common::plugin_transport;
 use common::process::alone;
 use common::setting::setting;
-use ferrite::comm::{RecvComm, SendComm};
 use ferrite::error::Result;
 use ferrite::pair::Setting;
-use ferrite::seat::Seat;
-use ferrite::transport::{Handle, Listener, Transport};
+use ferrite::pair::WorkerCtx;
+use ferrite::transport::Handle;
+use ferrite::transport::Listener;
+use ferrite::transport::Transport;
+use ferrite::transport::comm::RecvComm;
+use ferrite::transport::comm::SendComm;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -28,18 +31,18 @@ fn impatient() -> std::result::Result<Setting, Missing> {
 }
 
 fn meet(
-    seat: &Seat,
+    worker: &WorkerCtx,
     transport: &Transport,
     handle: &mut Handle,
     listener: &mut Listener,
 ) -> Result<(SendComm, RecvComm)> {
-    connect_pair(seat, transport, 1, handle, listener, || ())
+    connect_pair(worker, transport, 1, handle, listener, || ())
 }
 
 #[test]
 fn accept_may_come_long_after_connect() -> Result<()> {
     let setting = require!(impatient());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
         let start = Instant::now();
@@ -47,8 +50,8 @@ fn accept_may_come_long_after_connect() -> Result<()> {
             assert!(transport.connect(1, &mut handle)?.is_none(), "nobody accepts");
             std::thread::sleep(Duration::from_millis(1));
         }
-        let pair = meet(seat, &transport, &mut handle, &mut listener)?;
-        works(seat, pair)
+        let pair = meet(worker, &transport, &mut handle, &mut listener)?;
+        works(worker, pair)
     })
 }
 
@@ -56,7 +59,7 @@ fn accept_may_come_long_after_connect() -> Result<()> {
 #[test]
 fn a_pause_at_any_step_ends_nothing() -> Result<()> {
     let setting = require!(impatient());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         for steps in [1, 2, 4] {
             let (mut handle, mut listener) = transport.listen(0)?;
@@ -75,8 +78,8 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
                 assert!(listener.accept()?.is_none(), "nothing was committed");
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let pair = meet(seat, &transport, &mut handle, &mut listener)?;
-            works(seat, pair)?;
+            let pair = meet(worker, &transport, &mut handle, &mut listener)?;
+            works(worker, pair)?;
         }
         Ok(())
     })
@@ -87,20 +90,20 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
 #[test]
 fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_its_own() -> Result<()> {
     let setting = require!(impatient());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (other, mut other_listener) = transport.listen(0)?;
-        let kept = connect(seat, &transport, &other, &mut other_listener)?;
+        let kept = connect(worker, &transport, &other, &mut other_listener)?;
         let before = queue_pairs();
         let (mut handle, mut listener) = transport.listen(0)?;
         assert!(transport.connect(1, &mut handle)?.is_none(), "nobody accepts");
-        let mut deadline = seat.deadline("the end of the first attempt");
+        let mut deadline = worker.deadline("the end of the first attempt");
         while queue_pairs() > before {
             deadline.idle()?;
         }
-        let pair = meet(seat, &transport, &mut handle, &mut listener)?;
-        works(seat, pair)?;
-        works(seat, kept)
+        let pair = meet(worker, &transport, &mut handle, &mut listener)?;
+        works(worker, pair)?;
+        works(worker, kept)
     })
 }
 
@@ -111,9 +114,9 @@ fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_i
 fn a_ring_of_four_with_a_late_rank_connects() -> Result<()> {
     const RANKS: usize = 4;
     let setting = require!(impatient());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let (posts, boxes): (Vec<_>, Vec<_>) = (0..RANKS).map(|_| channel::<(usize, Handle)>()).unzip();
-        let seat = &*seat;
+        let worker = &*worker;
         std::thread::scope(|scope| {
             let ranks: Vec<_> = boxes
                 .into_iter()
@@ -133,7 +136,7 @@ fn a_ring_of_four_with_a_late_rank_connects() -> Result<()> {
                         let two = [inbox.recv().expect("a neighbour"), inbox.recv().expect("a neighbour")];
                         let of_next = two.into_iter().find(|(from, _)| *from == next).expect("one of them");
                         let mut handle = of_next.1;
-                        let (send, recv) = meet(seat, &transport, &mut handle, &mut listener)?;
+                        let (send, recv) = meet(worker, &transport, &mut handle, &mut listener)?;
                         assert!(send.close().is_ok() && recv.close().is_ok());
                         Ok(())
                     })
@@ -156,10 +159,10 @@ fn queue_pairs() -> usize {
 #[test]
 fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
     let setting = require!(impatient());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
-        let mut deadline = seat.deadline("queue pairs at both ends");
+        let mut deadline = worker.deadline("queue pairs at both ends");
         while queue_pairs() < 1 {
             assert!(transport.connect(1, &mut handle)?.is_none());
             deadline.idle()?;
@@ -169,13 +172,13 @@ fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
             assert!(listener.accept()?.is_none());
             deadline.idle()?;
         }
-        let mut deadline = seat.deadline("the end of what is left");
+        let mut deadline = worker.deadline("the end of what is left");
         while queue_pairs() > 0 {
             deadline.idle()?;
         }
         // And the listener is there still.
-        let pair = meet(seat, &transport, &mut Handle(handle.0), &mut listener)?;
-        works(seat, pair)
+        let pair = meet(worker, &transport, &mut Handle(handle.0), &mut listener)?;
+        works(worker, pair)
     })
 }
 
@@ -201,10 +204,10 @@ fn a_port_is_served_before_the_first_accept() -> Result<()> {
 #[test]
 fn a_silent_stranger_is_dismissed_while_nobody_accepts() -> Result<()> {
     let setting = require!(impatient());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
-        let _pair = connect(seat, &transport, &handle, &mut listener)?;
+        let _pair = connect(worker, &transport, &handle, &mut listener)?;
         let mut stranger = TcpStream::connect(address(&handle).address).expect("the port is open");
         stranger.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
         assert_eq!(stranger.read(&mut [0]).expect("an end"), 0);

@@ -7,8 +7,9 @@ use common::bench::{Bench, SIZES};
 use common::process::pair;
 use common::setting::{default_nccl, mount_namespaces, setting, stock_nccl};
 use ferrite::error::Result;
-use ferrite::library::Source;
-use ferrite::pair::{Setting, Turn};
+use ferrite::nccl::library::Source;
+use ferrite::pair::PairPermit;
+use ferrite::pair::Setting;
 use ferrite::transport::Transport;
 use std::process::Command;
 use testkit::dist::{built, dist, plugin, softrnic_program};
@@ -16,14 +17,14 @@ use testkit::{Missing, Scratch, program, require};
 
 /// Every size through the transport that `source` names, in two processes that know `library_path` beside the device.
 fn carries_everything(source: &Source, name: &str, setting: &Setting) -> Result<()> {
-    pair(setting, |seat| {
+    pair(setting, |worker| {
         let transport = Transport::open(source)?;
         assert_eq!(transport.name(), name);
-        let bench = Bench::open(seat, transport, 8 << 20)?;
+        let bench = Bench::open(worker, transport, 8 << 20)?;
         for (i, &size) in SIZES.iter().enumerate() {
-            bench.exchange(seat, i, size, size)?;
-            bench.exchange(seat, i, size, size + 37)?;
-            bench.exchange(seat, i, size + 37, size)?;
+            bench.exchange(worker, i, size, size)?;
+            bench.exchange(worker, i, size, size + 37)?;
+            bench.exchange(worker, i, size + 37, size)?;
         }
         Ok(())
     })?;
@@ -67,7 +68,7 @@ fn verified(
     stock_nccl(release)?;
     setting()?;
     built("bin/ferrite")?;
-    let _turn = Turn::wait();
+    let _turn = PairPermit::wait();
     let bin = dist().join("bin");
     let ferrite = bin.join("ferrite");
     let mut command = match wrapper {

@@ -6,9 +6,10 @@ use common::bench::{Bench, SIZES};
 use common::process::pair;
 use common::setting::setting;
 use common::{pattern, plugin_transport};
-use ferrite::comm::Place;
 use ferrite::error::Result;
-use ferrite::link::{finished, posted};
+use ferrite::transport::comm::RecvBuffer;
+use ferrite::transport::deadline::finished;
+use ferrite::transport::deadline::posted;
 use std::collections::VecDeque;
 use testkit::require;
 
@@ -17,15 +18,15 @@ fn all_sizes(env: &[(&str, &str)]) -> Result<()> {
     for (name, value) in env {
         setting = setting.env(name, value);
     }
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 8 << 20)?;
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 8 << 20)?;
         for (i, &size) in SIZES.iter().enumerate() {
-            bench.exchange(seat, i, size, size)?;
-            bench.exchange(seat, i, size, size + 37)?;
-            bench.exchange(seat, i, size + 37, size)?;
+            bench.exchange(worker, i, size, size)?;
+            bench.exchange(worker, i, size, size + 37)?;
+            bench.exchange(worker, i, size + 37, size)?;
         }
         // Too long for one immediate, and not what was posted.
-        bench.exchange(seat, 99, (4 << 20) + 70_001, 6 << 20)
+        bench.exchange(worker, 99, (4 << 20) + 70_001, 6 << 20)
     })?;
     Ok(())
 }
@@ -55,17 +56,17 @@ fn data_and_immediate_are_separate_writes_under_adaptive_routing() -> Result<()>
 #[test]
 fn unequal_settings_are_negotiated() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        let value = if seat.rank() == 0 { "5" } else { "2" };
+    pair(&setting, |worker| {
+        let value = if worker.rank() == 0 { "5" } else { "2" };
         // SAFETY: the process has one thread that looks at the environment: this one.
         unsafe {
             std::env::set_var("NCCL_IB_QPS_PER_CONNECTION", value);
-            std::env::set_var("NCCL_IB_SPLIT_DATA_ON_QPS", if seat.rank() == 0 { "1" } else { "0" });
-            std::env::set_var("NCCL_IB_ADAPTIVE_ROUTING", if seat.rank() == 0 { "0" } else { "1" });
+            std::env::set_var("NCCL_IB_SPLIT_DATA_ON_QPS", if worker.rank() == 0 { "1" } else { "0" });
+            std::env::set_var("NCCL_IB_ADAPTIVE_ROUTING", if worker.rank() == 0 { "0" } else { "1" });
         }
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 20)?;
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         for round in 0..40 {
-            bench.exchange(seat, round, 20_000 + round, 20_000 + round)?;
+            bench.exchange(worker, round, 20_000 + round, 20_000 + round)?;
         }
         Ok(())
     })?;
@@ -75,22 +76,22 @@ fn unequal_settings_are_negotiated() -> Result<()> {
 #[test]
 fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
+    pair(&setting, |worker| {
         const ROOM: usize = 4096;
-        let bench = Bench::open(seat, plugin_transport()?, 64 << 10)?;
+        let bench = Bench::open(worker, plugin_transport()?, 64 << 10)?;
         for round in 0..200 {
             let n = 1 + round % 8;
             let size = |i: usize| (round * 131 + i * 517) % (ROOM + 1) * usize::from(!(round + i).is_multiple_of(5));
             let places: Vec<_> = (0..n)
-                .map(|i| Place { region: &bench.into, offset: i * ROOM, len: ROOM, tag: 100 + i as i32 })
+                .map(|i| RecvBuffer { region: &bench.into, offset: i * ROOM, len: ROOM, tag: 100 + i as i32 })
                 .collect();
-            let mut deadline = seat.deadline("a group");
+            let mut deadline = worker.deadline("a group");
             let receive = posted(&mut deadline, || bench.link.recv.receive_group(&places))?;
             let mut sends = Vec::new();
             for k in 0..n {
                 let i = (k * 5 + round) % n;
                 let i = if n.is_multiple_of(5) { n - 1 - k } else { i };
-                bench.out.memory().write(i * ROOM, &pattern(round * 16 + i * 2 + seat.rank(), size(i)))?;
+                bench.out.memory().write(i * ROOM, &pattern(round * 16 + i * 2 + worker.rank(), size(i)))?;
                 sends.push(posted(&mut deadline, || {
                     bench.link.send.send(&bench.out, i * ROOM, size(i), 100 + i as i32)
                 })?);
@@ -102,7 +103,7 @@ fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
             finished(&mut deadline, receive, &mut sizes)?;
             for (i, got) in sizes.iter().enumerate().take(n) {
                 assert_eq!(*got, size(i) as i32, "round {round}, message {i}");
-                let expected = pattern(round * 16 + i * 2 + 1 - seat.rank(), size(i));
+                let expected = pattern(round * 16 + i * 2 + 1 - worker.rank(), size(i));
                 assert!(bench.into.memory().read(i * ROOM, size(i))? == expected, "round {round}, message {i}");
             }
             assert!(sizes[n..].iter().all(|s| *s == -7), "sizes past the group are touched");
@@ -115,21 +116,21 @@ fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
 #[test]
 fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
+    pair(&setting, |worker| {
         const COUNT: usize = 256;
-        let bench = Bench::open(seat, plugin_transport()?, COUNT * 8)?;
+        let bench = Bench::open(worker, plugin_transport()?, COUNT * 8)?;
         assert!(bench.link.send.send(&bench.out, 0, 8, 3)?.is_none(), "nothing has been announced yet");
         for round in 0..3 {
-            seat.barrier()?;
+            worker.barrier()?;
             let bytes = |i: usize, rank: usize| pattern(round * 1000 + i * 2 + rank, 8);
             let mut receives = VecDeque::new();
             for i in 0..COUNT {
-                bench.out.memory().write(i * 8, &bytes(i, seat.rank()))?;
+                bench.out.memory().write(i * 8, &bytes(i, worker.rank()))?;
                 receives.extend(bench.link.recv.receive(&bench.into, i * 8, 8, 3)?);
             }
             assert_eq!(receives.len(), COUNT);
             assert!(bench.link.recv.receive(&bench.into, 0, 8, 3)?.is_none(), "the 257th has to wait");
-            let mut deadline = seat.deadline("256 messages");
+            let mut deadline = worker.deadline("256 messages");
             let mut sends = VecDeque::new();
             let mut sent = 0;
             while sent < COUNT || !sends.is_empty() || !receives.is_empty() {
@@ -150,7 +151,7 @@ fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
                 deadline.idle()?;
             }
             for i in 0..COUNT {
-                assert_eq!(bench.into.memory().read(i * 8, 8)?, bytes(i, 1 - seat.rank()), "message {i}");
+                assert_eq!(bench.into.memory().read(i * 8, 8)?, bytes(i, 1 - worker.rank()), "message {i}");
             }
         }
         Ok(())
@@ -161,17 +162,17 @@ fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
 #[test]
 fn counters_and_rings_wrap() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
+    pair(&setting, |worker| {
         const MESSAGES: usize = 70_000;
         const DEPTH: usize = 8;
-        let bench = Bench::open(seat, plugin_transport()?, DEPTH * 8)?;
-        let mut deadline = seat.deadline("70,000 messages");
+        let bench = Bench::open(worker, plugin_transport()?, DEPTH * 8)?;
+        let mut deadline = worker.deadline("70,000 messages");
         let (mut requests, mut begun) = (VecDeque::new(), 0usize);
         let mut ended = 0usize;
         while ended < MESSAGES {
             if begun < MESSAGES && begun - ended < DEPTH {
                 let at = begun % DEPTH * 8;
-                let request = if seat.rank() == 0 {
+                let request = if worker.rank() == 0 {
                     bench.out.memory().write(at, &begun.to_le_bytes())?;
                     bench.link.send.send(&bench.out, at, 8, 3)?
                 } else {
@@ -184,7 +185,7 @@ fn counters_and_rings_wrap() -> Result<()> {
                 && oldest.test(&mut [0])?
             {
                 requests.pop_front();
-                if seat.rank() == 1 {
+                if worker.rank() == 1 {
                     let got = bench.into.memory().read(ended % DEPTH * 8, 8)?;
                     assert_eq!(got, ended.to_le_bytes(), "message {ended}");
                 }

@@ -18,7 +18,7 @@ use testkit::require;
 #[test]
 fn callers_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle);
@@ -26,7 +26,7 @@ fn callers_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
         other_version[8] = 77;
         let mut endless = frame(Kind::Hello, to.token);
         endless[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
-        let whole = hello(seat, &transport, &to)?;
+        let whole = hello(worker, &transport, &to)?;
         let speeches: Vec<Vec<u8>> = vec![
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
             vec![0; 4096],
@@ -64,15 +64,15 @@ fn callers_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
         }
         assert!(answers[5].1.as_ref().is_some_and(|t| t.contains("protocol 77, this Ferrite 2")), "{answers:?}");
         assert!(answers[7].1.as_ref().is_some_and(|t| t.contains("wrong token")), "{answers:?}");
-        let pair = connect(seat, &transport, &handle, &mut listener)?;
-        works(seat, pair)
+        let pair = connect(worker, &transport, &handle, &mut listener)?;
+        works(worker, pair)
     })
 }
 
 #[test]
 fn two_hundred_silent_callers_keep_no_peer_out() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let mut flood = Vec::new();
@@ -80,19 +80,19 @@ fn two_hundred_silent_callers_keep_no_peer_out() -> Result<()> {
             flood.push(TcpStream::connect(address(&handle).address).expect("the port is open"));
             accept_nobody(&mut listener, 1)?;
         }
-        let pair = connect(seat, &transport, &handle, &mut listener)?;
-        works(seat, pair)
+        let pair = connect(worker, &transport, &handle, &mut listener)?;
+        works(worker, pair)
     })
 }
 
 #[test]
 fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle);
-        let whole = hello(seat, &transport, &to)?;
+        let whole = hello(worker, &transport, &to)?;
         for cut in [0, 1, 31, 32, 40, whole.len() - 1, whole.len()] {
             let mut peer = TcpStream::connect(to.address).expect("the port is open");
             peer.write_all(&whole[..cut]).expect("sent");
@@ -104,8 +104,8 @@ fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result
             drop(peer);
             accept_nobody(&mut listener, 5)?;
         }
-        let pair = connect(seat, &transport, &handle, &mut listener)?;
-        works(seat, pair)
+        let pair = connect(worker, &transport, &handle, &mut listener)?;
+        works(worker, pair)
     })
 }
 
@@ -113,7 +113,7 @@ fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result
 #[test]
 fn a_peer_among_two_hundred_silent_callers_is_accepted() -> Result<()> {
     let setting = require!(setting());
-    alone(&setting, |seat| {
+    alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle).address;
@@ -126,7 +126,7 @@ fn a_peer_among_two_hundred_silent_callers_is_accepted() -> Result<()> {
             std::thread::sleep(Duration::from_millis(2));
         }
         let _after = flood();
-        let pair = connect_pair(seat, &transport, 1, &mut mine, &mut listener, || ())?;
-        works(seat, pair)
+        let pair = connect_pair(worker, &transport, 1, &mut mine, &mut listener, || ())?;
+        works(worker, pair)
     })
 }

@@ -6,12 +6,12 @@ use common::bench::Bench;
 use common::plugin_transport;
 use common::process::pair;
 use common::setting::setting;
-use ferrite::abi;
-use ferrite::buffer::Buffer;
-use ferrite::comm::Place;
 use ferrite::error::Result;
-use ferrite::link::posted;
+use ferrite::nccl::abi;
 use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::RecvBuffer;
+use ferrite::transport::deadline::posted;
 use std::ffi::{c_int, c_void};
 use testkit::require;
 
@@ -37,9 +37,9 @@ impl Raw<'_> {
 #[test]
 fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 4096)?;
-        let place = Place { region: &bench.into, offset: 0, len: 64, tag: 0 };
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 4096)?;
+        let place = RecvBuffer { region: &bench.into, offset: 0, len: 64, tag: 0 };
         assert!(bench.link.recv.flush(&[place])?.is_none(), "host memory needs no flush");
 
         let transport = plugin_transport()?;
@@ -61,7 +61,7 @@ fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
             };
             assert_eq!(code, abi::ncclSuccess);
             assert_eq!(!request.is_null(), expected, "{sizes:?}");
-            let mut deadline = seat.deadline("a flush");
+            let mut deadline = worker.deadline("a flush");
             let mut done = c_int::from(request.is_null());
             while done == 0 {
                 // SAFETY: a live request; a flush has no sizes.
@@ -79,8 +79,8 @@ fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
 #[test]
 fn registrations_of_one_buffer_may_be_released_in_any_order() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let raw = Raw(&transport);
         let comms = [bench.link.send.raw(), bench.link.recv.raw()];
@@ -95,9 +95,9 @@ fn registrations_of_one_buffer_may_be_released_in_any_order() -> Result<()> {
             let handle = handles.swap_remove(handles.len() * 7 / 11);
             assert_eq!(raw.deregister(comms[handles.len() % 2], handle), abi::ncclSuccess);
         }
-        seat.barrier()?;
+        worker.barrier()?;
         // The bench's own registrations of the same memory are not touched by that.
-        bench.exchange(seat, 1, 5000, 5000)
+        bench.exchange(worker, 1, 5000, 5000)
     })?;
     Ok(())
 }
@@ -105,8 +105,8 @@ fn registrations_of_one_buffer_may_be_released_in_any_order() -> Result<()> {
 #[test]
 fn a_refused_dma_buf_leaves_the_connection_usable() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let start = bench.out.memory().address(0, 4096)?.cast();
         let mut handle = std::ptr::dangling_mut();
@@ -117,8 +117,8 @@ fn a_refused_dma_buf_leaves_the_connection_usable() -> Result<()> {
         };
         assert_eq!((code, handle.is_null()), (abi::ncclSystemError, true));
         assert_eq!(transport.properties(0)?.pointer_support & abi::NCCL_PTR_DMABUF as i32, 0, "and it is not promised");
-        seat.barrier()?;
-        bench.exchange(seat, 1, 5000, 5000)
+        worker.barrier()?;
+        bench.exchange(worker, 1, 5000, 5000)
     })?;
     Ok(())
 }
@@ -126,8 +126,8 @@ fn a_refused_dma_buf_leaves_the_connection_usable() -> Result<()> {
 #[test]
 fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let vtable = transport.vtable();
         let (send, recv) = (bench.link.send.raw(), bench.link.recv.raw());
@@ -175,8 +175,8 @@ fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
             let mut props = std::mem::zeroed();
             assert_eq!(vtable.getProperties.expect("a slot")(99, &raw mut props), invalid);
         }
-        seat.barrier()?;
-        bench.exchange(seat, 1, 5000, 5000)
+        worker.barrier()?;
+        bench.exchange(worker, 1, 5000, 5000)
     })?;
     Ok(())
 }
@@ -184,27 +184,27 @@ fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
 #[test]
 fn communicators_close_with_requests_in_flight() -> Result<()> {
     let setting = require!(setting());
-    pair(&setting, |seat| {
-        let bench = Bench::open(seat, plugin_transport()?, 1 << 16)?;
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         for i in 0..10 {
             let _never_tested = bench.link.recv.receive(&bench.into, i * 64, 64, 3)?.expect("room");
         }
-        seat.barrier()?;
-        let mut deadline = seat.deadline("a send");
+        worker.barrier()?;
+        let mut deadline = worker.deadline("a send");
         for _ in 0..5 {
             let _never_tested = posted(&mut deadline, || bench.link.send.send(&bench.out, 0, 64, 3))?;
-            if seat.rank() == 0 {
+            if worker.rank() == 0 {
                 break;
             }
         }
         // Whoever closes first ends the other's sends as well, and is not to be waited for.
-        seat.barrier()?;
+        worker.barrier()?;
         let Bench { out, into, link, _transport } = bench;
         drop((out, into));
         link.close()?;
-        seat.barrier()?;
+        worker.barrier()?;
         // The device is as good as new.
-        Bench::open(seat, plugin_transport()?, 4096)?.exchange(seat, 1, 100, 100)
+        Bench::open(worker, plugin_transport()?, 4096)?.exchange(worker, 1, 100, 100)
     })?;
     Ok(())
 }

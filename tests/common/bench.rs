@@ -1,12 +1,14 @@
 //! One connection each way, and messages over it that are checked to the last byte.
 
 use super::pattern;
-use ferrite::buffer::Buffer;
-use ferrite::comm::Region;
 use ferrite::error::Result;
-use ferrite::link::{Link, finished, posted};
-use ferrite::seat::Seat;
+use ferrite::pair::PeerConn;
+use ferrite::pair::WorkerCtx;
 use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::Region;
+use ferrite::transport::deadline::finished;
+use ferrite::transport::deadline::posted;
 use std::sync::Arc;
 
 /// A connection each way, and registered memory for both.
@@ -14,30 +16,30 @@ pub(crate) struct Bench {
     // Regions first: they are deregistered before their communicators are closed.
     pub(crate) out: Region,
     pub(crate) into: Region,
-    pub(crate) link: Link,
+    pub(crate) link: PeerConn,
     pub(crate) _transport: Transport,
 }
 
 impl Bench {
-    pub(crate) fn open(seat: &mut Seat, transport: Transport, bytes: usize) -> Result<Self> {
-        let device = seat.rank().min(transport.devices()? - 1);
-        Self::open_on(seat, transport, device, bytes)
+    pub(crate) fn open(worker: &mut WorkerCtx, transport: Transport, bytes: usize) -> Result<Self> {
+        let device = worker.rank().min(transport.devices()? - 1);
+        Self::open_on(worker, transport, device, bytes)
     }
 
-    pub(crate) fn open_on(seat: &mut Seat, transport: Transport, device: usize, bytes: usize) -> Result<Self> {
-        let link = Link::open(seat, &transport, device)?;
+    pub(crate) fn open_on(worker: &mut WorkerCtx, transport: Transport, device: usize, bytes: usize) -> Result<Self> {
+        let link = PeerConn::open(worker, &transport, device)?;
         let (mine, theirs) = (Arc::new(Buffer::new(bytes)?), Arc::new(Buffer::new(bytes)?));
         let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);
         Ok(Self { out, into, link, _transport: transport })
     }
 
     /// Sends `sent` bytes to a peer that does the same, with room for `room`, and checks every byte and the ones after.
-    pub(crate) fn exchange(&self, seat: &Seat, seed: usize, sent: usize, room: usize) -> Result<()> {
+    pub(crate) fn exchange(&self, worker: &WorkerCtx, seed: usize, sent: usize, room: usize) -> Result<()> {
         const MARGIN: usize = 64;
-        let (mine, theirs) = (pattern(2 * seed + seat.rank(), sent), pattern(2 * seed + 1 - seat.rank(), sent));
+        let (mine, theirs) = (pattern(2 * seed + worker.rank(), sent), pattern(2 * seed + 1 - worker.rank(), sent));
         self.out.memory().write(0, &mine)?;
         self.into.memory().set(0, room + MARGIN, 0xee)?;
-        let mut deadline = seat.deadline("an exchange");
+        let mut deadline = worker.deadline("an exchange");
         let receive = posted(&mut deadline, || self.link.recv.receive(&self.into, 0, room, 3))?;
         let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, sent, 3))?;
         let (mut went, mut came) = ([-1], [-1]);

@@ -1,12 +1,17 @@
 //! Connections within one process.
 
-use ferrite::abi;
-use ferrite::buffer::Buffer;
-use ferrite::comm::{RecvComm, SendComm};
-use ferrite::error::{Error, Result};
-use ferrite::link::{finished, posted};
-use ferrite::seat::Seat;
-use ferrite::transport::{Handle, Listener, Transport};
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::abi;
+use ferrite::pair::WorkerCtx;
+use ferrite::transport::Handle;
+use ferrite::transport::Listener;
+use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::RecvComm;
+use ferrite::transport::comm::SendComm;
+use ferrite::transport::deadline::finished;
+use ferrite::transport::deadline::posted;
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +25,14 @@ pub(crate) fn address(handle: &Handle) -> Address {
 /// Connects device `device` to `listener` by `handle`, which keeps what the plugin notes there, and accepts; before each
 /// attempt `between` does what else has to go on.
 pub(crate) fn connect_pair(
-    seat: &Seat,
+    worker: &WorkerCtx,
     transport: &Transport,
     device: usize,
     handle: &mut Handle,
     listener: &mut Listener,
     mut between: impl FnMut(),
 ) -> Result<(SendComm, RecvComm)> {
-    let mut deadline = seat.deadline("a connection within one process");
+    let mut deadline = worker.deadline("a connection within one process");
     let (mut send, mut recv) = (None, None);
     loop {
         between();
@@ -47,12 +52,12 @@ pub(crate) fn connect_pair(
 
 /// Connects device 1 to `listener` anew, and accepts.
 pub(crate) fn connect(
-    seat: &Seat,
+    worker: &WorkerCtx,
     transport: &Transport,
     handle: &Handle,
     listener: &mut Listener,
 ) -> Result<(SendComm, RecvComm)> {
-    connect_pair(seat, transport, 1, &mut Handle(handle.0), listener, || ())
+    connect_pair(worker, transport, 1, &mut Handle(handle.0), listener, || ())
 }
 
 /// A relay to the port of a listener.
@@ -67,13 +72,13 @@ pub(crate) fn through(relay: &Relay, handle: &Handle) -> Handle {
 
 /// Listens on device 0, connects device 1 to that by way of `relay`, and accepts.
 pub(crate) fn connect_through(
-    seat: &Seat,
+    worker: &WorkerCtx,
     transport: &Transport,
     relay: &mut Relay,
 ) -> Result<(SendComm, RecvComm, Listener)> {
     let (handle, mut listener) = transport.listen(0)?;
     let mut handle = through(relay, &handle);
-    let (send, recv) = connect_pair(seat, transport, 1, &mut handle, &mut listener, || relay.forward())?;
+    let (send, recv) = connect_pair(worker, transport, 1, &mut handle, &mut listener, || relay.forward())?;
     Ok((send, recv, listener))
 }
 
@@ -87,11 +92,11 @@ pub(crate) fn accept_nobody(listener: &mut Listener, rounds: usize) -> Result<()
 }
 
 /// One message over a connection within this process.
-pub(crate) fn works(seat: &Seat, (send, recv): (SendComm, RecvComm)) -> Result<()> {
+pub(crate) fn works(worker: &WorkerCtx, (send, recv): (SendComm, RecvComm)) -> Result<()> {
     let memory = Arc::new(Buffer::new(8192)?);
     memory.write(0, b"after all that")?;
     let (out, into) = (send.register(&memory)?, recv.register(&memory)?);
-    let mut deadline = seat.deadline("a message");
+    let mut deadline = worker.deadline("a message");
     let receive = posted(&mut deadline, || recv.receive(&into, 4096, 64, 0))?;
     let sending = posted(&mut deadline, || send.send(&out, 0, 14, 0))?;
     finished(&mut deadline, sending, &mut [0])?;
@@ -101,10 +106,10 @@ pub(crate) fn works(seat: &Seat, (send, recv): (SendComm, RecvComm)) -> Result<(
 }
 
 /// Sends until that is refused; the peer has to be called dead.
-pub(crate) fn is_told(seat: &Seat, send: &SendComm) -> Result<()> {
+pub(crate) fn is_told(worker: &WorkerCtx, send: &SendComm) -> Result<()> {
     let memory = Arc::new(Buffer::new(64)?);
     let region = send.register(&memory)?;
-    let mut deadline = seat.deadline("an error");
+    let mut deadline = worker.deadline("an error");
     loop {
         match send.send(&region, 0, 8, 0) {
             Ok(_) => deadline.idle()?,

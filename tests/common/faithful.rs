@@ -3,8 +3,9 @@
 use super::process;
 use super::setting::{mount_namespaces, setting};
 use ferrite::error::Result;
-use ferrite::pair::{Setting, Turn};
-use ferrite::seat::Seat;
+use ferrite::pair::PairPermit;
+use ferrite::pair::Setting;
+use ferrite::pair::WorkerCtx;
 use std::process::Command;
 use testkit::{dist, program, require, test_name};
 
@@ -22,7 +23,7 @@ pub(crate) fn softrnic_run(arguments: &[&str]) -> Command {
 pub(crate) fn run(
     arguments: &[&str],
     adapt: impl FnOnce(Setting) -> Setting,
-    body: impl FnOnce(&mut Seat) -> Result<()>,
+    body: impl FnOnce(&mut WorkerCtx) -> Result<()>,
 ) -> Result<()> {
     let setting = require!(setting());
     if std::env::var_os(INSIDE).is_some() {
@@ -31,7 +32,7 @@ pub(crate) fn run(
     }
     require!(dist::softrnic_program());
     require!(mount_namespaces());
-    let _turn = Turn::wait();
+    let _turn = PairPermit::wait();
     let mut command = softrnic_run(arguments);
     command.arg(std::env::current_exe().expect("the path of this program"));
     command.args([&test_name(), "--exact", "--nocapture"]).env(INSIDE, "1");

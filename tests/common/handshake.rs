@@ -1,8 +1,9 @@
 //! Frames of a control connection: such that a test makes up, and the plugin's own first one.
 
 use ferrite::error::Result;
-use ferrite::seat::Seat;
-use ferrite::transport::{Handle, Transport};
+use ferrite::pair::WorkerCtx;
+use ferrite::transport::Handle;
+use ferrite::transport::Transport;
 use nccl_net::testing::proto::frame::{Assembler, Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
 use nccl_net::testing::proto::handshake::Hello;
@@ -16,11 +17,11 @@ pub(crate) fn frame(kind: Kind, token: [u8; 16]) -> Vec<u8> {
 }
 
 /// The hello that the plugin itself says for device 1, made out to the listener `to`; its queue pairs are gone by then.
-pub(crate) fn hello(seat: &Seat, transport: &Transport, to: &Address) -> Result<Vec<u8>> {
+pub(crate) fn hello(worker: &WorkerCtx, transport: &Transport, to: &Address) -> Result<Vec<u8>> {
     let socket = port::listener();
     let decoy = Address { address: socket.local_addr().expect("an address"), token: to.token };
     let mut handle = Handle(decoy.emit());
-    let mut deadline = seat.deadline("the plugin's hello");
+    let mut deadline = worker.deadline("the plugin's hello");
     let mut caller = None;
     let mut assembler = Assembler::default();
     loop {

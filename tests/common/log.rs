@@ -2,12 +2,12 @@
 
 /// Whether the plugin has said all of `words` in one line.
 pub(crate) fn said(words: &[&str]) -> bool {
-    ferrite::nccl_log::lines().iter().any(|line| words.iter().all(|word| line.contains(word)))
+    ferrite::nccl::debug_log::lines().iter().any(|line| words.iter().all(|word| line.contains(word)))
 }
 
 /// All of it.
 pub(crate) fn log() -> String {
-    ferrite::nccl_log::lines().join("\n")
+    ferrite::nccl::debug_log::lines().join("\n")
 }
 
 /// The plugin has said `words` in one line.

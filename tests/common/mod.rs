@@ -10,7 +10,7 @@ pub(crate) mod log;
 pub(crate) mod process;
 pub(crate) mod setting;
 
-use ferrite::library::Source;
+use ferrite::nccl::library::Source;
 use ferrite::transport::Transport;
 
 /// The plugin, initialised in this process. Where it has not been built, the test has ended before ([`setting::setting`]).

@@ -2,13 +2,13 @@
 
 use ferrite::error::Result;
 use ferrite::pair::Setting;
-use ferrite::seat::Seat;
+use ferrite::pair::WorkerCtx;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use testkit::test_name;
 
 /// Runs `body` in two processes, and returns what they returned.
-pub(crate) fn pair<T>(setting: &Setting, body: impl FnOnce(&mut Seat) -> Result<T>) -> Result<[T; 2]>
+pub(crate) fn pair<T>(setting: &Setting, body: impl FnOnce(&mut WorkerCtx) -> Result<T>) -> Result<[T; 2]>
 where
     T: Serialize + DeserializeOwned,
 {
@@ -16,12 +16,12 @@ where
 }
 
 /// Runs `body` in a process of its own; its peer only waits.
-pub(crate) fn alone(setting: &Setting, body: impl FnOnce(&mut Seat) -> Result<()>) -> Result<()> {
-    pair(setting, |seat| {
-        if seat.rank() == 0 {
-            body(seat)?;
+pub(crate) fn alone(setting: &Setting, body: impl FnOnce(&mut WorkerCtx) -> Result<()>) -> Result<()> {
+    pair(setting, |worker| {
+        if worker.rank() == 0 {
+            body(worker)?;
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! The software RDMA devices that a test's processes have.
 
+use ferrite::nccl::cache;
+use ferrite::nccl::release::NcclRelease;
 use ferrite::pair::Setting;
 use ferrite::verbs::Verbs;
-use ferrite::wheel::{self, Release};
 use std::path::PathBuf;
 use std::process::Command;
 use testkit::dist::{plugin, softrnic_library_folder, softrnic_program};
@@ -23,8 +24,8 @@ pub(crate) fn talkative(env: &[(&str, &str)]) -> Result<Setting, Missing> {
 
 /// The library of a release of NCCL, if it is in the cache: tests do not fetch.
 pub(crate) fn stock_nccl(release: &str) -> Result<PathBuf, Missing> {
-    let release = Release::named(release).expect("a known release");
-    let library = wheel::cached(release).expect("there is a folder for the cache");
+    let release = NcclRelease::named(release).expect("a known release");
+    let library = cache::cached(release).expect("there is a folder for the cache");
     if library.exists() {
         return Ok(library);
     }
@@ -34,7 +35,7 @@ pub(crate) fn stock_nccl(release: &str) -> Result<PathBuf, Missing> {
 /// NCCL 2.21.5: the file that `FERRITE_NCCL` names, or the one in the cache.
 pub(crate) fn default_nccl() -> Result<PathBuf, Missing> {
     if std::env::var_os("FERRITE_NCCL").is_some_and(|path| !path.is_empty()) {
-        return wheel::find(None).map_err(|error| Missing(error.to_string()));
+        return cache::find(None).map_err(|error| Missing(error.to_string()));
     }
     stock_nccl("2.21.5")
 }

@@ -16,9 +16,9 @@ fn chosen(case: &Case, settings: &[(&str, &str)], words: &str) -> Result<()> {
         );
     }
     let setting = settings.iter().fold(case.setting(), |setting, (name, value)| setting.env(name, value));
-    pair(&setting, |seat| {
-        works(case, seat)?;
-        let device = seat.rank();
+    pair(&setting, |worker| {
+        works(case, worker)?;
+        let device = worker.rank();
         let words = words.replace('N', &(device + 1).to_string());
         assert!(case.is_stock() || said(&[&format!("rxe{device} RoCE"), &words]), "{words:?} is not in {}", log());
         Ok(())
@@ -40,22 +40,22 @@ pub(crate) fn link_local_by_index(case: &Case) -> Result<()> {
 
 /// Without another address the link-local one is taken; the other one is taken again when it is back, wherever it is then.
 pub(crate) fn an_address_that_goes_and_comes_back(case: &Case) -> Result<()> {
-    pair(&case.setting(), |seat| {
-        let device = seat.rank();
+    pair(&case.setting(), |worker| {
+        let device = worker.rank();
         let address = format!("10.77.0.{}/24 dev veth{device}", device + 1);
-        works(case, seat)?;
+        works(case, worker)?;
         shell(&format!("ip address del {address}"));
-        seat.barrier()?;
-        works(case, seat)?;
+        worker.barrier()?;
+        works(case, worker)?;
         assert!(said(&[&format!("rxe{device}: GID 0 fe80::"), "is used from now on; it was 10.77.0."]), "{}", log());
-        seat.barrier()?;
+        worker.barrier()?;
         shell(&format!("ip address add {address}"));
-        seat.barrier()?;
+        worker.barrier()?;
         if device == 0 {
             network("ways");
         }
-        seat.barrier()?;
-        works(case, seat)?;
+        worker.barrier()?;
+        works(case, worker)?;
         let back = format!("GID 1 10.77.0.{}", device + 1);
         assert!(said(&[&back, "is used from now on; it was fe80::"]), "{}", log());
         Ok(())

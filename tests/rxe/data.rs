@@ -4,26 +4,26 @@ use crate::common::bench::Bench;
 use crate::common::process::pair;
 use crate::guest::{Case, is_worker, shell};
 use ferrite::error::Result;
-use ferrite::seat::Seat;
+use ferrite::pair::WorkerCtx;
 
 /// Below, at and above the sizes of packets, and one that takes hundreds of them.
 const SIZES: [usize; 9] = [0, 1, 129, 1023, 1025, 4096, 4097, 65_537, 700_001];
 
 /// All sizes over one connection each way, with room behind them, and some that there is not enough room for.
-pub(crate) fn carries(seat: &mut Seat, bench: &Bench) -> Result<()> {
+pub(crate) fn carries(worker: &mut WorkerCtx, bench: &Bench) -> Result<()> {
     for (i, size) in SIZES.into_iter().enumerate() {
-        bench.exchange(seat, i, size, size + 37)?;
+        bench.exchange(worker, i, size, size + 37)?;
     }
     for size in [129, 65_537] {
-        bench.exchange(seat, size, size, size - 37)?;
+        bench.exchange(worker, size, size, size - 37)?;
     }
-    seat.barrier()
+    worker.barrier()
 }
 
 /// The same over a new connection.
-pub(crate) fn works(case: &Case, seat: &mut Seat) -> Result<()> {
-    let bench = Bench::open(seat, case.transport()?, 1 << 20)?;
-    carries(seat, &bench)
+pub(crate) fn works(case: &Case, worker: &mut WorkerCtx) -> Result<()> {
+    let bench = Bench::open(worker, case.transport()?, 1 << 20)?;
+    carries(worker, &bench)
 }
 
 fn verified(case: &Case, over: &str, hca: &str, on: &str) -> Result<()> {
@@ -44,15 +44,15 @@ pub(crate) fn two_devices(case: &Case) -> Result<()> {
 
 /// A connection each way on each of them, which one thread drives.
 pub(crate) fn two_devices_at_once(case: &Case) -> Result<()> {
-    pair(&case.setting(), |seat| {
+    pair(&case.setting(), |worker| {
         let transport = case.transport()?;
-        let open = |seat: &mut Seat, device| Bench::open_on(seat, transport.clone(), device, 1 << 20);
-        let (zero, one) = (open(seat, 0)?, open(seat, 1)?);
+        let open = |worker: &mut WorkerCtx, device| Bench::open_on(worker, transport.clone(), device, 1 << 20);
+        let (zero, one) = (open(worker, 0)?, open(worker, 1)?);
         for round in 0..4 {
-            zero.exchange(seat, round, 200_000 + round, 200_000 + round)?;
-            one.exchange(seat, 50 + round, 100_000 + round, 100_000 + round)?;
+            zero.exchange(worker, round, 200_000 + round, 200_000 + round)?;
+            one.exchange(worker, 50 + round, 100_000 + round, 100_000 + round)?;
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }
@@ -75,13 +75,13 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
         if std::env::var("NCCL_IB_SPLIT_DATA_ON_QPS").is_ok_and(|mine| mine != split) {
             continue;
         }
-        pair(&setting, |seat| {
-            let bench = Bench::open(seat, case.transport()?, 1 << 20)?;
+        pair(&setting, |worker| {
+            let bench = Bench::open(worker, case.transport()?, 1 << 20)?;
             assert!(
-                case.is_stock() || connected_queue_pairs(&format!("rxe{}", seat.rank())) == 8,
+                case.is_stock() || connected_queue_pairs(&format!("rxe{}", worker.rank())) == 8,
                 "there are not 4 of them each way"
             );
-            carries(seat, &bench)
+            carries(worker, &bench)
         })?;
     }
     Ok(())
@@ -89,11 +89,11 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
 
 /// The port says that a message may have 8 MiB.
 pub(crate) fn longer_than_the_port_allows(case: &Case) -> Result<()> {
-    pair(&case.setting(), |seat| {
+    pair(&case.setting(), |worker| {
         const BYTES: usize = (8 << 20) + 4097;
-        let bench = Bench::open(seat, case.transport()?, BYTES + 4096)?;
-        bench.exchange(seat, 1, BYTES, BYTES)?;
-        seat.barrier()
+        let bench = Bench::open(worker, case.transport()?, BYTES + 4096)?;
+        bench.exchange(worker, 1, BYTES, BYTES)?;
+        worker.barrier()
     })?;
     Ok(())
 }
@@ -114,7 +114,7 @@ pub(crate) fn unequal_packets(case: &Case) -> Result<()> {
         assert!(ports.contains("active_mtu:\t\t4096 (5)") && ports.contains("active_mtu:\t\t1024 (3)"), "{ports}");
     }
     let before = packets_sent("rxe0");
-    pair(&case.setting(), |seat| works(case, seat))?;
+    pair(&case.setting(), |worker| works(case, worker))?;
     let (sent, bytes) = (packets_sent("rxe0") - before, SIZES.iter().sum::<usize>() as u64);
     assert!(sent > bytes / 1024, "{bytes} bytes in {sent} packets");
     Ok(())
@@ -128,19 +128,19 @@ pub(crate) fn packets_sent(device: &str) -> u64 {
 
 /// All of them open at once, each of which carries something, and every tenth once more at the end.
 pub(crate) fn two_hundred_connections(case: &Case) -> Result<()> {
-    pair(&case.setting(), |seat| {
+    pair(&case.setting(), |worker| {
         let transport = case.transport()?;
         let mut benches = Vec::new();
         for i in 0..100 {
-            let bench = Bench::open(seat, transport.clone(), 1 << 16)?;
-            bench.exchange(seat, i, 5000 + i, 5000 + i)?;
+            let bench = Bench::open(worker, transport.clone(), 1 << 16)?;
+            bench.exchange(worker, i, 5000 + i, 5000 + i)?;
             benches.push(bench);
-            seat.begin(format!("{} connections are open", 2 * benches.len()))?;
+            worker.begin(format!("{} connections are open", 2 * benches.len()))?;
         }
         for (i, bench) in benches.iter().enumerate().step_by(10) {
-            bench.exchange(seat, i, 40_000 + i, 50_000)?;
+            bench.exchange(worker, i, 40_000 + i, 50_000)?;
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     Ok(())
 }

@@ -6,11 +6,14 @@ use crate::common::pattern;
 use crate::common::process::pair;
 use crate::data::{carries, works};
 use crate::guest::{Case, is_worker, network, shell};
-use ferrite::abi;
-use ferrite::error::{Error, Result};
-use ferrite::link::{Deadline, finished, posted};
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::abi;
 use ferrite::pair::Setting;
-use ferrite::seat::Seat;
+use ferrite::pair::WorkerCtx;
+use ferrite::transport::deadline::Deadline;
+use ferrite::transport::deadline::finished;
+use ferrite::transport::deadline::posted;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use testkit::crash::in_child_that_dies;
@@ -48,14 +51,14 @@ impl End {
 }
 
 /// Rank 0 sends checked messages to rank 1 for ever; `fault` happens on its side after some of them.
-fn stream(case: &Case, seat: &mut Seat, fault: impl FnOnce()) -> Result<End> {
-    let bench = Bench::open(seat, case.transport()?, 1 << 16)?;
+fn stream(case: &Case, worker: &mut WorkerCtx, fault: impl FnOnce()) -> Result<End> {
+    let bench = Bench::open(worker, case.transport()?, 1 << 16)?;
     let mut fault = Some(fault);
     let mut messages = 0;
     let mut deadline = Deadline::new("the end of a stream", PATIENCE);
     let failure = loop {
         let bytes = pattern(messages, BYTES);
-        let outcome = if seat.rank() == 0 {
+        let outcome = if worker.rank() == 0 {
             if messages == BEFORE
                 && let Some(fault) = fault.take()
             {
@@ -71,7 +74,7 @@ fn stream(case: &Case, seat: &mut Seat, fault: impl FnOnce()) -> Result<End> {
         if let Err(failure) = outcome {
             break failure;
         }
-        assert!(seat.rank() == 0 || bench.into.memory().read(0, BYTES)? == bytes, "message {messages} is wrong");
+        assert!(worker.rank() == 0 || bench.into.memory().read(0, BYTES)? == bytes, "message {messages} is wrong");
         messages += 1;
         assert!(messages < BEFORE + ENOUGH, "the fault has no effect");
     };
@@ -93,13 +96,13 @@ pub(crate) fn loss_and_reordering(case: &Case) -> Result<()> {
     if !is_worker() {
         shell("for i in 0 1; do tc qdisc add dev veth$i root netem limit 10000 delay 200us loss 1% reorder 0.1%; done");
     }
-    pair(&case.setting().env("NCCL_IB_TIMEOUT", "14"), |seat| {
-        let bench = Bench::open(seat, case.transport()?, 2 << 20)?;
-        carries(seat, &bench)?;
+    pair(&case.setting().env("NCCL_IB_TIMEOUT", "14"), |worker| {
+        let bench = Bench::open(worker, case.transport()?, 2 << 20)?;
+        carries(worker, &bench)?;
         for i in 0..4 {
-            bench.exchange(seat, i, 1_500_000 + i, 1_600_000)?;
+            bench.exchange(worker, i, 1_500_000 + i, 1_600_000)?;
         }
-        seat.barrier()
+        worker.barrier()
     })?;
     if !is_worker() {
         let dropped = shell("tc -s qdisc show dev veth0");
@@ -111,16 +114,16 @@ pub(crate) fn loss_and_reordering(case: &Case) -> Result<()> {
 
 /// All packets vanish, in mid-run; and the next connection works when they do not any more.
 pub(crate) fn black_hole(case: &Case) -> Result<()> {
-    let ends = pair(&impatient(case), |seat| {
-        let end = stream(case, seat, || {
+    let ends = pair(&impatient(case), |worker| {
+        let end = stream(case, worker, || {
             shell("for i in 0 1; do tc qdisc add dev veth$i root netem loss 100%; done");
         })?;
-        seat.barrier()?;
-        if seat.rank() == 0 {
+        worker.barrier()?;
+        if worker.rank() == 0 {
             shell("for i in 0 1; do tc qdisc del dev veth$i root; done");
         }
-        seat.barrier()?;
-        works(case, seat)?;
+        worker.barrier()?;
+        works(case, worker)?;
         Ok(end)
     })?;
     given_up(case, RETRY_EXCEEDED, &ends);
@@ -145,24 +148,24 @@ fn is_logged(words: &str) {
 
 /// A port goes down in mid-run: the kernel says so to both devices, since the cable has two ends.
 pub(crate) fn link_down(case: &Case) -> Result<()> {
-    let ends = pair(&impatient(case), |seat| {
-        let end = stream(case, seat, || {
+    let ends = pair(&impatient(case), |worker| {
+        let end = stream(case, worker, || {
             shell("ip link set veth0 down");
         })?;
-        let device = seat.rank();
+        let device = worker.rank();
         if !case.is_stock() {
             is_logged(&format!("rxe{device}:1 is down; traffic over it waits"));
         }
-        seat.barrier()?;
-        if seat.rank() == 0 {
+        worker.barrier()?;
+        if worker.rank() == 0 {
             shell("ip link set veth0 up");
             network("ways");
             shell(
                 "until [ \"$(cat /sys/class/infiniband/rxe[01]/ports/1/state | grep -c ACTIVE)\" = 2 ]; do sleep 0.1; done",
             );
         }
-        seat.barrier()?;
-        works(case, seat)?;
+        worker.barrier()?;
+        works(case, worker)?;
         if !case.is_stock() {
             is_logged(&format!("rxe{device}:1 is up"));
         }
@@ -177,17 +180,17 @@ pub(crate) fn link_down(case: &Case) -> Result<()> {
 
 /// The receiver is killed, as the kernel's memory killer does it.
 pub(crate) fn peer_killed(case: &Case) -> Result<()> {
-    let ends = pair(&impatient(case), |seat| {
-        if seat.rank() == 0 {
-            let end = stream(case, seat, || ())?;
-            seat.barrier()?;
+    let ends = pair(&impatient(case), |worker| {
+        if worker.rank() == 0 {
+            let end = stream(case, worker, || ())?;
+            worker.barrier()?;
             return Ok(Some(end));
         }
         in_child_that_dies(|| {
-            let Ok(bench) = case.transport().and_then(|transport| Bench::open(seat, transport, 1 << 16)) else {
+            let Ok(bench) = case.transport().and_then(|transport| Bench::open(worker, transport, 1 << 16)) else {
                 return;
             };
-            let mut deadline = seat.deadline("messages before the end");
+            let mut deadline = worker.deadline("messages before the end");
             for _ in 0..BEFORE {
                 let received = posted(&mut deadline, || bench.link.recv.receive(&bench.into, 0, BYTES, 0))
                     .and_then(|receive| finished(&mut deadline, receive, &mut [0]));
@@ -196,7 +199,7 @@ pub(crate) fn peer_killed(case: &Case) -> Result<()> {
                 }
             }
         });
-        seat.barrier()?;
+        worker.barrier()?;
         Ok(None)
     })?;
     eprintln!("{ends:#?}");

@@ -1,11 +1,11 @@
 //! Inside the virtual machine: a test and what it works with.
 
 use ferrite::error::Result;
-use ferrite::library::Source;
+use ferrite::nccl::cache;
+use ferrite::nccl::library::Source;
 use ferrite::pair::Setting;
 use ferrite::transport::Transport;
 use ferrite::verbs::Verbs;
-use ferrite::wheel;
 use std::process::Command;
 use std::time::Duration;
 use testkit::dist::dist;
@@ -43,7 +43,7 @@ impl Case {
     pub(crate) fn source(&self) -> Result<Source> {
         match self.side {
             Side::Plugin => Ok(Source::plugin(dist().join("lib/libnccl-net.so"))),
-            Side::Stock => Ok(Source::stock(wheel::find(None)?)),
+            Side::Stock => Ok(Source::stock(cache::find(None)?)),
         }
     }
 

@@ -5,8 +5,8 @@ use crate::common::log::{log, said};
 use crate::common::process::pair;
 use crate::data::carries;
 use crate::guest::{Case, is_worker, shell};
-use ferrite::buffer::Buffer;
 use ferrite::error::Result;
+use ferrite::transport::buffer::Buffer;
 use std::sync::Arc;
 
 /// Objects of all processes on both devices, as the kernel counts them.
@@ -37,27 +37,27 @@ impl Counts {
 /// When connections are closed nothing of them is left; when the processes have ended, nothing at all.
 pub(crate) fn everything_is_given_back(case: &Case) -> Result<()> {
     let at_first = Counts::now();
-    pair(&case.setting(), |seat| {
+    pair(&case.setting(), |worker| {
         let transport = case.transport()?;
         let mut seen = Vec::new();
         for _ in 0..2 {
-            seat.barrier()?;
+            worker.barrier()?;
             seen.push(Counts::now());
-            seat.barrier()?;
-            let bench = Bench::open(seat, transport.clone(), 1 << 20)?;
-            carries(seat, &bench)?;
+            worker.barrier()?;
+            let bench = Bench::open(worker, transport.clone(), 1 << 20)?;
+            carries(worker, &bench)?;
             seen.push(Counts::now());
-            seat.barrier()?;
+            worker.barrier()?;
             let Bench { out, into, link, .. } = bench;
             drop((out, into));
             link.close()?;
         }
-        seat.barrier()?;
+        worker.barrier()?;
         let (before, open, after) = (seen[0], seen[1], Counts::now());
         assert!(open.queue_pairs > before.queue_pairs && open.regions > before.regions, "{before:?}, {open:?}");
         assert_eq!(seen[2], after, "what is kept does not grow");
         assert!(case.is_stock() || before == after, "{before:?} before, {after:?} after");
-        seat.barrier()
+        worker.barrier()
     })?;
     if !is_worker() {
         shell("for try in {1..50}; do rdma resource show | grep -vq 'ctx 0' || exit 0; sleep 0.1; done; exit 1");
@@ -69,12 +69,12 @@ pub(crate) fn everything_is_given_back(case: &Case) -> Result<()> {
 /// Registrations beyond the limit are refused with the limit and what to do; what there is goes on.
 pub(crate) fn locked_memory_is_limited(case: &Case) -> Result<()> {
     const LIMIT: u64 = 1 << 20;
-    pair(&case.setting(), |seat| {
+    pair(&case.setting(), |worker| {
         obey_limits();
         let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
         // SAFETY: a valid limit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
-        let bench = Bench::open(seat, case.transport()?, 1 << 16)?;
+        let bench = Bench::open(worker, case.transport()?, 1 << 16)?;
         let too_much = Arc::new(Buffer::new(4 << 20)?);
         assert!(bench.link.send.register(&too_much).is_err(), "4 MiB were locked");
         assert!(
@@ -82,8 +82,8 @@ pub(crate) fn locked_memory_is_limited(case: &Case) -> Result<()> {
             "{}",
             log()
         );
-        bench.exchange(seat, 1, 30_000, 40_000)?;
-        seat.barrier()
+        bench.exchange(worker, 1, 30_000, 40_000)?;
+        worker.barrier()
     })?;
     Ok(())
 }

@@ -76,7 +76,14 @@ impl OtherWork {
 
 impl SendComm {
     /// A sender over connected queue pairs.
-    pub fn new(nic: Arc<Nic>, link: Arc<PeerState>, qps: QpSet, ring: CtsRing, terms: &Terms, weights: RailWeights) -> Self {
+    pub fn new(
+        nic: Arc<Nic>,
+        link: Arc<PeerState>,
+        qps: QpSet,
+        ring: CtsRing,
+        terms: &Terms,
+        weights: RailWeights,
+    ) -> Self {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(trailing_immediate_above.saturating_add(1));
         let fast_below = if qps.are_on_several_rails() { 0 } else { one_write_below };

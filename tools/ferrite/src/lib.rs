@@ -36,39 +36,3 @@ mod system;
 pub mod transport;
 pub mod verbs;
 mod version;
-
-/// Earlier paths of what tests use.
-#[allow(missing_docs)]
-mod earlier_paths {
-    pub mod link {
-        pub use crate::pair::PeerConn as Link;
-        pub use crate::transport::deadline::{Deadline, finished, posted};
-    }
-    pub mod seat {
-        pub use crate::pair::WorkerCtx as Seat;
-    }
-    pub mod wheel {
-        pub use crate::nccl::cache::{cached, fetched, find};
-        pub use crate::nccl::release::{NcclRelease as Release, RELEASES};
-        pub use crate::nccl::stock_library::verify;
-    }
-    pub mod sample {
-        pub use crate::measure::metric::Metric;
-    }
-    pub mod pages {
-        pub use crate::pair::pages::Pages;
-    }
-    pub mod record {
-        pub use crate::results::record::Record;
-    }
-    pub mod comm {
-        pub use crate::transport::comm::{MAX_GROUP, RecvBuffer as Place, RecvComm, Region, Request, SendComm};
-    }
-}
-
-#[doc(hidden)]
-pub use earlier_paths::{comm, link, pages, record, sample, seat, wheel};
-#[doc(hidden)]
-pub use nccl::{abi, debug_log as nccl_log, elf, library};
-#[doc(hidden)]
-pub use transport::buffer;

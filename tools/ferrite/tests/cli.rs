@@ -5,8 +5,8 @@ mod common;
 use std::path::Path;
 
 use common::{fake_nccl, ferrite, loopback, shared_object};
-use ferrite::record::Record;
-use ferrite::sample::Metric;
+use ferrite::measure::metric::Metric;
+use ferrite::results::record::Record;
 use testkit::Scratch;
 
 /// A run of seconds, without any NIC.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{fake_nccl, ferrite, loopback};
-use ferrite::record::Record;
+use ferrite::results::record::Record;
 use testkit::Scratch;
 use testkit::unique::unique_name;
 

@@ -5,10 +5,11 @@ mod common;
 use std::path::Path;
 
 use common::{fake_nccl, loopback, shared_object};
-use ferrite::elf;
 use ferrite::error::Error;
-use ferrite::library::{Library, Source};
-use ferrite::wheel;
+use ferrite::nccl::elf;
+use ferrite::nccl::library::Library;
+use ferrite::nccl::library::Source;
+use ferrite::nccl::stock_library;
 use testkit::Scratch;
 
 fn refusal(source: &Source) -> String {
@@ -48,7 +49,7 @@ fn another_version_is_refused() {
     let path = shared_object("loopback", &["-DAS_NCCL=21903", "-DVTABLE_NAME=\"IB\""]);
     let words = refusal(&Source::stock(&path));
     assert!(words.ends_with("is NCCL 2.19.3; known are 2.20.5, 2.21.5, 2.28.9, 2.30.7"), "{words}");
-    assert!(wheel::verify(&path).is_err());
+    assert!(stock_library::verify(&path).is_err());
 }
 
 #[test]

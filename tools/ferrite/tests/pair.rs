@@ -6,28 +6,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{loopback, setting};
-use ferrite::buffer::Buffer;
-use ferrite::error::{Error, Result};
-use ferrite::library::Source;
-use ferrite::link::{Link, finished, posted};
-use ferrite::pages::Pages;
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::library::Source;
 use ferrite::pair;
+use ferrite::pair::PeerConn;
+use ferrite::pair::pages::Pages;
 use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::deadline::finished;
+use ferrite::transport::deadline::posted;
 use testkit::test_name;
 
 #[test]
 fn a_message_arrives_each_way() -> Result<()> {
-    let sizes = pair::run(&test_name(), &setting(), |seat| {
+    let sizes = pair::run(&test_name(), &setting(), |worker| {
         let transport = Transport::open(&Source::plugin(loopback()))?;
         assert_eq!(transport.name(), "Loopback");
         assert_eq!(transport.devices()?, 1);
         assert_eq!(transport.properties(0)?.name, "loop0");
-        let link = Link::open(seat, &transport, 0)?;
+        let link = PeerConn::open(worker, &transport, 0)?;
         let memory = Arc::new(Buffer::new(8192)?);
         let (out, into) = (link.send.register(&memory)?, link.recv.register(&memory)?);
-        let text = format!("hello from {}", seat.rank());
+        let text = format!("hello from {}", worker.rank());
         memory.write(0, text.as_bytes())?;
-        let mut deadline = seat.deadline("a message");
+        let mut deadline = worker.deadline("a message");
         let mut sizes = [0];
         let receive = posted(&mut deadline, || link.recv.receive(&into, 4096, 4096, 5))?;
         let send = posted(&mut deadline, || link.send.send(&out, 0, text.len(), 5))?;
@@ -49,11 +52,11 @@ fn buffers_lie_in_the_pages_that_the_parent_has_for_the_rank() -> Result<()> {
     let mut seen = Vec::new();
     // The same closure in two pairs of processes, one after the other.
     for _ in 0..2 {
-        seen.push(pair::run(&test_name(), &setting, |seat| {
-            let (first, second) = (seat.buffer(4096)?, seat.buffer(8192)?);
+        seen.push(pair::run(&test_name(), &setting, |worker| {
+            let (first, second) = (worker.buffer(4096)?, worker.buffer(8192)?);
             let found = [first.read(0, 1)?[0], second.read(8191, 1)?[0]];
-            first.write(0, &[10 + seat.rank() as u8])?;
-            second.write(8191, &[20 + seat.rank() as u8])?;
+            first.write(0, &[10 + worker.rank() as u8])?;
+            second.write(8191, &[20 + worker.rank() as u8])?;
             Ok(found)
         })?);
     }
@@ -62,7 +65,7 @@ fn buffers_lie_in_the_pages_that_the_parent_has_for_the_rank() -> Result<()> {
 }
 
 /// What the parent gets when the processes do `body`.
-fn failing(test: &str, body: impl FnOnce(&mut ferrite::seat::Seat) -> Result<()>) -> (usize, String, Vec<String>) {
+fn failing(test: &str, body: impl FnOnce(&mut ferrite::pair::WorkerCtx) -> Result<()>) -> (usize, String, Vec<String>) {
     match pair::run(test, &setting(), body) {
         Err(Error::Worker { rank, what, log, .. }) => (rank, what, log),
         other => panic!("expected a failed worker, got {other:?}"),
@@ -71,13 +74,13 @@ fn failing(test: &str, body: impl FnOnce(&mut ferrite::seat::Seat) -> Result<()>
 
 #[test]
 fn a_dead_process_is_named_with_its_last_lines() {
-    let (rank, what, log) = failing("a_dead_process_is_named_with_its_last_lines", |seat| {
-        seat.begin("dying")?;
-        if seat.rank() == 1 {
+    let (rank, what, log) = failing("a_dead_process_is_named_with_its_last_lines", |worker| {
+        worker.begin("dying")?;
+        if worker.rank() == 1 {
             eprintln!("goodbye");
             std::process::abort();
         }
-        seat.barrier()
+        worker.barrier()
     });
     assert_eq!(rank, 1);
     assert_eq!(what, "the process died while dying (signal 6 SIGABRT)");
@@ -88,8 +91,8 @@ fn a_dead_process_is_named_with_its_last_lines() {
 fn a_hung_process_is_given_up() {
     let mut setting = setting();
     setting.silence = Duration::from_secs(5);
-    let outcome = pair::run(&test_name(), &setting, |seat| {
-        seat.begin("sleeping")?;
+    let outcome = pair::run(&test_name(), &setting, |worker| {
+        worker.begin("sleeping")?;
         std::thread::sleep(Duration::from_secs(3600));
         Ok(())
     });
@@ -100,20 +103,20 @@ fn a_hung_process_is_given_up() {
 
 #[test]
 fn the_error_of_the_process_that_failed_first_is_reported() {
-    let (rank, what, _) = failing("the_error_of_the_process_that_failed_first_is_reported", |seat| {
-        if seat.rank() == 1 {
+    let (rank, what, _) = failing("the_error_of_the_process_that_failed_first_is_reported", |worker| {
+        if worker.rank() == 1 {
             return Err(Error::Data("the real reason".into()));
         }
         // The peer's end closes when its process ends.
-        seat.barrier()
+        worker.barrier()
     });
     assert_eq!((rank, what.as_str()), (1, "wrong data: the real reason"));
 }
 
 #[test]
 fn a_failed_assertion_is_reported() {
-    let (_, what, _) = failing("a_failed_assertion_is_reported", |seat| {
-        assert!(seat.rank() > 1, "no such rank");
+    let (_, what, _) = failing("a_failed_assertion_is_reported", |worker| {
+        assert!(worker.rank() > 1, "no such rank");
         Ok(())
     });
     assert_eq!(what, "wrong data: no such rank");

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{cached_nccl, dist, ferrite, loopback, stock_nccl};
-use ferrite::record::Record;
-use ferrite::sample::Metric;
+use ferrite::measure::metric::Metric;
+use ferrite::results::record::Record;
 use testkit::{Scratch, require};
 
 const FAST: [&str; 9] = ["--quick", "--slice", "5", "--timeout", "60", "--sizes", "8,64K", "--connections", "10"];

@@ -45,7 +45,5 @@ pub mod worker_ctx;
 
 pub use peer_conn::PeerConn;
 pub use setting::Setting;
-#[doc(hidden)]
-pub use test_pair::PairPermit as Turn;
 pub use test_pair::{PairPermit, run};
 pub use worker_ctx::WorkerCtx;

@@ -5,9 +5,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ferrite::pair::{Setting, Turn};
+use ferrite::nccl::cache;
+use ferrite::nccl::release::NcclRelease;
+use ferrite::pair::PairPermit;
+use ferrite::pair::Setting;
 use ferrite::verbs::Verbs;
-use ferrite::wheel::{self, Release};
 use testkit::unique::unique_name;
 use testkit::{Missing, Scratch, program};
 
@@ -68,8 +70,8 @@ pub(crate) fn stock_nccl() -> Result<PathBuf, Missing> {
 
 /// The library of a release in the cache.
 pub(crate) fn cached_nccl(release: &str) -> Result<PathBuf, Missing> {
-    let release = Release::named(release).expect("it is known");
-    let library = wheel::cached(release).expect("there is a folder for the cache");
+    let release = NcclRelease::named(release).expect("it is known");
+    let library = cache::cached(release).expect("there is a folder for the cache");
     if library.exists() {
         return Ok(library);
     }
@@ -78,7 +80,7 @@ pub(crate) fn cached_nccl(release: &str) -> Result<PathBuf, Missing> {
 
 /// What the tool did with these arguments: exit code, stdout, stderr.
 pub(crate) fn ferrite(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
-    let _turn = Turn::wait();
+    let _turn = PairPermit::wait();
     // Where a report goes that no argument sends elsewhere.
     let folder = Scratch::new();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
