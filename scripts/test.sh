@@ -88,7 +88,7 @@ if [ "$mode" = all ]; then
     cargo clippy -p softrnic --lib --features tools --locked --quiet -- $deny
 
     step documentation
-    RUSTDOCFLAGS=$deny cargo doc --workspace --no-deps --locked --quiet
+    RUSTDOCFLAGS=$deny cargo doc --workspace --no-deps --document-private-items --locked --quiet
 
     finish "virtual machine with soft-RoCE" || [ $? = 77 ]
 fi

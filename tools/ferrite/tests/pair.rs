@@ -65,7 +65,7 @@ fn buffers_lie_in_the_pages_that_the_parent_has_for_the_rank() -> Result<()> {
 }
 
 /// What the parent gets when the processes do `body`.
-fn failing(test: &str, body: impl FnOnce(&mut ferrite::pair::WorkerCtx) -> Result<()>) -> (usize, String, Vec<String>) {
+fn failing(test: &str, body: impl FnOnce(&mut pair::WorkerCtx) -> Result<()>) -> (usize, String, Vec<String>) {
     match pair::run(test, &setting(), body) {
         Err(Error::Worker { rank, what, log, .. }) => (rank, what, log),
         other => panic!("expected a failed worker, got {other:?}"),

@@ -141,7 +141,7 @@ const PENDING: u32 = 128;
 
 impl Scope {
     /// About three minutes for a comparison. Many short sessions, since one differs from the next by more than its parts
-    /// do; and a multiple of six, see [`crate::run::compare`].
+    /// do; and a multiple of six, see `crate::run::compare`.
     pub fn standard() -> Self {
         Self {
             repetitions: 24,

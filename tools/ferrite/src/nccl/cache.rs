@@ -11,7 +11,7 @@ use crate::nccl::stock_library::{FILE, by_hand, verify, verify_as};
 /// [`NcclRelease::DEFAULT`]. Whatever is found is verified.
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if the file is none of [`RELEASES`];
+/// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if the file is none of [`RELEASES`](super::release::RELEASES);
 /// else as [`fetched`].
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     let named = given

@@ -25,7 +25,7 @@ pub enum Source {
     },
     /// NCCL's built-in IB transport.
     Stock {
-        /// libnccl.so.2 of one of [`cache::RELEASES`].
+        /// libnccl.so.2 of one of [`RELEASES`](super::release::RELEASES).
         nccl: PathBuf,
     },
     /// What NCCL's own loader makes of `NCCL_NET_PLUGIN`.

@@ -12,7 +12,7 @@ pub(super) const FILE: &str = "libnccl.so.2";
 /// Where the library lies inside the wheel.
 pub(super) const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
 
-/// Checks that the file is one of [`RELEASES`] with the built-in IB transport's symbol in it, and says which.
+/// Checks that the file is one of [`RELEASES`](super::release::RELEASES) with the built-in IB transport's symbol in it, and says which.
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if it is none of them.

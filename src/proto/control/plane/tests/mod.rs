@@ -190,7 +190,7 @@ fn a_failure_while_there_is_no_control_connection_is_told_once_there_is_one() {
     two.far.fail(pairs[0].1, "a device is lost");
     two.near.fail(pairs[1].0, "another one");
     two.near.close(two.now, pairs[2].0);
-    (two.told(0), two.told(1));
+    let _ = (two.told(0), two.told(1));
     two.dial_again();
     assert_eq!(two.told(0).pop(), Some((pairs[0].0, broken("the peer gave up: a device is lost"))));
     let closed = PeerChange::Closed("the peer has closed the connection".into());
