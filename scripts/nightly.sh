@@ -13,8 +13,8 @@ step() { printf '\n== %s\n' "$*"; }
 step build
 scripts/build.sh
 
-step "a million schedules"
-FERRITE_SIM_SEEDS=1000000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet proto::sim
+step "a million schedules without a fault, with survivable and with fatal ones; a million of the control plane"
+FERRITE_SIM_SEEDS=1000000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet sim::
 
 step "decoders"
 PROPTEST_CASES=200000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet proto::

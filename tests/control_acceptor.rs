@@ -1,110 +1,19 @@
 //! The control connections of a process and its port, without devices: who is let in, who is told what, and what is survived.
 
-use nccl_net::testing::control::driver::ControlDriver;
 use nccl_net::testing::control::peer_state::PeerState;
 use nccl_net::testing::control::stream::ControlStream;
-use nccl_net::testing::host::iface::Interface;
 use nccl_net::testing::proto::event::{End, Heard};
-use nccl_net::testing::proto::frame::{Assembler, Frame, Kind};
+use nccl_net::testing::proto::frame::{Assembler, Kind};
 use nccl_net::testing::proto::handle::{Secret, Token};
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+mod common;
 
-fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = attempt() {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "{what} never comes");
-        std::thread::sleep(Duration::from_micros(100));
-    }
-}
-
-/// A process: its control connections, and its port if it has listeners.
-struct Process {
-    driver: Arc<ControlDriver>,
-    address: SocketAddr,
-}
-
-impl Process {
-    fn new() -> Self {
-        Self::with_patience(PATIENCE)
-    }
-
-    fn with_patience(patience: Duration) -> Self {
-        let driver = ControlDriver::new(patience).expect("descriptors");
-        Self { driver, address: SocketAddr::from(([127, 0, 0, 1], 0)) }
-    }
-
-    fn listening(tokens: &[Token]) -> Self {
-        let mut process = Self::new();
-        tokens.iter().for_each(|token| process.listen(*token));
-        process
-    }
-
-    fn listen(&mut self, token: Token) {
-        let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        self.address = self.driver.listen(&Interface { name: "lo".into(), address }, token).expect("a port");
-    }
-
-    fn poll(&self) {
-        self.driver.poll().expect("no error of this process's");
-    }
-
-    /// A stream to a listener elsewhere, over a control connection that stands.
-    fn reach(&self, address: SocketAddr, token: Token, secret: Secret) -> ControlStream {
-        let stream = ControlStream::open(&self.driver, address, token, secret).expect("this is no child");
-        until("the control connection", || stream.poll_connected().expect("somebody listens").then_some(()));
-        stream
-    }
-
-    fn fetch(&self, token: Token) -> ControlStream {
-        until("the caller", || {
-            self.poll();
-            ControlStream::fetch(&self.driver, &token)
-        })
-    }
-
-    fn caller(&self) -> TcpStream {
-        TcpStream::connect(self.address).expect("it listens")
-    }
-}
-
-fn heard(stream: &ControlStream) -> Heard {
-    until("a frame", || Some(stream.poll_frame()).filter(|heard| *heard != Heard::Nothing))
-}
-
-fn is_kind(stream: &ControlStream, kind: Kind) {
-    let heard = heard(stream);
-    assert!(matches!(&heard, Heard::Frame(frame) if frame.kind == kind), "{heard:?} instead of {kind:?}");
-}
-
-/// A frame that begins with the token, as hellos and resumptions do.
-fn frame(kind: Kind, token: Token, secret: Secret) -> Vec<u8> {
-    Frame { kind, secret, body: [token.as_slice(), &[5; 70]].concat() }.emit()
-}
-
-fn hello(token: Token) -> Vec<u8> {
-    token.to_vec()
-}
-
-/// Whether the other end has closed; nothing is waited for.
-fn is_closed(stream: &mut TcpStream) -> bool {
-    stream.set_nonblocking(true).expect("non-blocking");
-    !matches!(stream.read(&mut [0; 64]), Err(e) if e.kind() == ErrorKind::WouldBlock)
-}
-
-fn sockets() -> usize {
-    let links = std::fs::read_dir("/proc/self/fd").expect("readable");
-    let links = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-    links.filter(|to| to.to_string_lossy().starts_with("socket:")).count()
-}
+use common::control_process::*;
+use testkit::wait_until;
 
 #[test]
 fn frames_may_come_in_any_pieces() {
@@ -165,7 +74,7 @@ fn an_unauthenticated_caller_that_drips_has_a_deadline() {
     let start = Instant::now();
     let hello = frame(Kind::Hello, [1; 16], [9; 16]);
     let mut bytes = hello.iter().cycle();
-    until("the end", || {
+    wait_until("the end", || {
         std::thread::sleep(Duration::from_millis(20));
         process.poll();
         // Less than a frame in all: nothing that could be judged.
@@ -192,12 +101,12 @@ fn who_waits_at_the_port_is_told_that_the_last_listener_has_closed() {
     assert!(!is_closed(&mut inside) && !is_closed(&mut outside), "somebody listens still");
     process.driver.deregister(&[2; 16]);
     for stranger in [&mut inside, &mut outside] {
-        until("the end", || is_closed(stranger).then_some(()));
+        wait_until("the end", || is_closed(stranger).then_some(()));
     }
     // On a control connection the answer is in words.
     let late = caller.reach(process.address, [2; 16], [13; 16]);
     late.send(Kind::Hello, hello([2; 16]));
-    until("the refusal", || {
+    wait_until("the refusal", || {
         process.poll();
         matches!(late.poll_frame(), Heard::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
     });
@@ -213,7 +122,7 @@ fn who_queued_up_while_nobody_listened_is_sent_away() {
     process.driver.deregister(&[1; 16]);
     let mut early = process.caller();
     process.listen([2; 16]);
-    until("the end", || is_closed(&mut early).then_some(()));
+    wait_until("the end", || is_closed(&mut early).then_some(()));
 }
 
 #[test]
@@ -270,7 +179,7 @@ fn a_refusal_at_the_port_is_for_one_connection() {
     let [dead, live] = [1, 2].map(|n| caller.reach(process.address, [n; 16], [10 + n; 16]));
     dead.send(Kind::Hello, hello([1; 16]));
     live.send(Kind::Hello, hello([2; 16]));
-    until("the refusal", || {
+    wait_until("the refusal", || {
         process.poll();
         matches!(dead.poll_frame(), Heard::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
     });
@@ -316,7 +225,7 @@ fn what_a_peer_would_not_take_is_sent_once_it_does() {
     let mut assembler = Assembler::default();
     let (mut hellos, mut goodbyes) = (0, 0);
     peer.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
-    until("the goodbye", || {
+    wait_until("the goodbye", || {
         let mut bytes = [0; 4096];
         match peer.read(&mut bytes) {
             Ok(count) => assembler.handle_bytes(&bytes[..count]),
@@ -378,7 +287,7 @@ fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one()
     new.read_exact(&mut [0; 32 + 2 * (32 + 20)]).expect("a hello");
     let late = PeerState::new("the peer".into(), again);
     drop(new);
-    until("the end of the second one", || {
+    wait_until("the end of the second one", || {
         deaf.caller.poll();
         late.is_broken().then_some(())
     });

@@ -9,6 +9,15 @@ pub const MAX_BODY_BYTES: usize = 4096;
 pub const ALL_CONNECTIONS: Secret = [0; 16];
 const PREAMBLE_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"FerrCtl\0";
+/// Where the checksum is.
+const CHECKSUM: std::ops::Range<usize> = 14..16;
+
+/// FNV-1a over kind, length, secret and body of a frame, folded to 16 bits.
+fn checksum(frame: &[u8]) -> u16 {
+    let bytes = frame[10..CHECKSUM.start].iter().chain(&frame[CHECKSUM.end..]);
+    let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
+    (hash >> 16) as u16 ^ hash as u16
+}
 
 /// What a frame is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,9 +52,12 @@ impl Kind {
 /// One message of the control connection.
 ///
 /// ```text
-/// byte 0      8        10    12        16       32
-///      magic  version  kind  body u32  secret   body…
+/// byte 0      8        10    12        14        16       32
+///      magic  version  kind  body u16  checksum  secret   body…
 /// ```
+///
+/// The checksum is over all that follows the version. A frame in which it is wrong ends the control connection: with a wrong
+/// secret it would be of no connection, and both ends would wait for each other.
 ///
 /// The secret tells which of the connections that share a control connection the frame is of. It is made up by the sender
 /// for each hello, so no frame of one attempt can be taken for one of another.
@@ -67,9 +79,12 @@ impl Frame {
         b.extend_from_slice(MAGIC);
         b.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
         b.extend_from_slice(&self.kind.to_bits().to_le_bytes());
-        b.extend_from_slice(&(body.len() as u32).to_le_bytes());
+        b.extend_from_slice(&(body.len() as u16).to_le_bytes());
+        b.extend_from_slice(&[0; 2]);
         b.extend_from_slice(&self.secret);
         b.extend_from_slice(body);
+        let sum = checksum(&b);
+        b[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
         b
     }
 
@@ -131,6 +146,9 @@ impl Assembler {
         if have < end {
             return Ok(None);
         }
+        if self.bytes[CHECKSUM] != checksum(&self.bytes[..end]).to_le_bytes() {
+            return Err(violation!("a {kind:?} with a wrong checksum"));
+        }
         let mut secret = Secret::default();
         secret.copy_from_slice(&self.bytes[16..32]);
         let body = self.bytes[PREAMBLE_BYTES..end].to_vec();
@@ -139,7 +157,7 @@ impl Assembler {
     }
 
     fn body_bytes(&self) -> Result<usize, Violation> {
-        let claimed = u32::from_le_bytes([self.bytes[12], self.bytes[13], self.bytes[14], self.bytes[15]]) as usize;
+        let claimed = usize::from(u16::from_le_bytes([self.bytes[12], self.bytes[13]]));
         if claimed > MAX_BODY_BYTES {
             return Err(violation!("a control message of {claimed} bytes; {MAX_BODY_BYTES} are allowed"));
         }
@@ -178,6 +196,20 @@ mod tests {
             if let Ok(None) = assembler.poll_frame() {
                 prop_assert!(assembler.pending_bytes() < PREAMBLE_BYTES + MAX_BODY_BYTES);
             }
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_behind_the_version_is_refused_or_waited_for() {
+        let good = Frame { kind: Kind::Hello, secret: [7; 16], body: vec![0; 100] }.emit();
+        for at in 10..good.len() {
+            let mut bytes = good.clone();
+            bytes[at] ^= 0xff;
+            let mut assembler = Assembler::default();
+            assembler.handle_bytes(&bytes);
+            let found = assembler.poll_frame();
+            // A greater length is that of a frame of which more has to come.
+            assert!(found.is_err() || at == 12 && found == Ok(None), "byte {at}: {found:?}");
         }
     }
 

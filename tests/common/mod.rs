@@ -4,6 +4,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod connect;
+pub(crate) mod control_process;
 pub(crate) mod faithful;
 pub(crate) mod handshake;
 pub(crate) mod log;

@@ -16,7 +16,7 @@ use ferrite::transport::deadline::finished;
 use ferrite::transport::deadline::posted;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use testkit::crash::in_child_that_dies;
+use testkit::crash::{die, in_child_that_dies};
 use testkit::wait_until;
 
 const BYTES: usize = 20_000;
@@ -198,6 +198,8 @@ pub(crate) fn peer_killed(case: &Case) -> Result<()> {
                     return;
                 }
             }
+            // Here, before the communicators are closed.
+            die();
         });
         worker.barrier()?;
         Ok(None)

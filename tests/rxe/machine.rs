@@ -38,13 +38,13 @@ pub(crate) fn verdict(name: &str, side: Side) {
             // As it is, but for the harness's own words, which are counted where this program is run.
             let log = fs::read_to_string(folder.join(format!("{name}.log"))).unwrap_or_default();
             let passed = log.contains("test result: ok. 1 passed");
-            let log = log.replace("test result:", "result:").replace("skipped:", "left out:");
+            let log = log.replace("test result:", "result:").replace("skipped:", "missing in the machine:");
             let status = fs::read_to_string(folder.join(format!("{name}.status")));
             let status = status.unwrap_or_else(|_| panic!("{name} was not run to its end:\n{log}\n{problem}"));
             assert_eq!(status.trim(), "0", "{name} failed in the machine:\n{log}");
             assert!(passed, "there is no {name} in the machine:\n{log}");
             // The line may begin with the name of the test.
-            for (_, why) in log.lines().filter_map(|line| line.split_once("left out: ")) {
+            for (_, why) in log.lines().filter_map(|line| line.split_once("missing in the machine: ")) {
                 skipped(format!("in the machine: {why}"));
             }
         }

@@ -42,36 +42,13 @@ const UNSAFE_FILES: &[&str] = &[
 
 /// Files that still use each other in a circle, by crate. An entry is removed as soon as its file is in no circle any more; none
 /// is added.
-const CYCLES: &[(&str, &[&str])] = &[
-    (
-        "src",
-        &[
-            "net/control/channel.rs",
-            "net/control/connections.rs",
-            "net/control/line.rs",
-            "net/control/lines.rs",
-            "net/control/link.rs",
-            "net/control/reception.rs",
-            "net/control/stranger.rs",
-            "proto/endpoint.rs",
-            "proto/handshake.rs",
-        ],
-    ),
-    (
-        "tools/ferrite/src",
-        &["report/chart.rs", "report/markdown.rs", "report/mod.rs", "report/table.rs", "report/verdict.rs"],
-    ),
-    (
-        "tools/softrnic-cli/src",
-        &["clean.rs", "faithful/mod.rs", "faithful/pci.rs", "faithful/tree.rs", "find.rs", "main.rs", "run.rs"],
-    ),
-];
+const CYCLES: &[(&str, &[&str])] = &[];
 
 /// Lines of a file at most.
 const MAX_LINES: usize = 400;
 
 /// Files that are still longer. An entry is removed as soon as its file is not; none is added.
-const LONG_FILES: &[&str] = &["src/net/control/reception.rs", "tools/ferrite/src/check/points/peers.rs"];
+const LONG_FILES: &[&str] = &[];
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

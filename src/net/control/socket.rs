@@ -89,13 +89,15 @@ impl ControlSocket {
         self.is_connecting
     }
 
-    /// Small messages go out at once, and the kernel asks for the peer's host while nothing is said. If that does not answer for
-    /// 40 s, the connection is lost. While something said is unanswered, the kernel repeats that instead, and gives up in its
-    /// own time (`tcp_retries2`, some 15 minutes). Without these options things only get slower.
+    /// Small messages are sent at once. The kernel sends keep-alive packets while nothing is sent. If the peer's host acknowledges
+    /// nothing for 40 s, neither these nor data, the connection is lost. Without these options things only get slower: the kernel
+    /// repeats data for some 15 minutes (`tcp_retries2`).
     fn tune(&self) {
         let _ = self.stream.set_nodelay(true);
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
-        let _ = SockRef::from(&self.stream).set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES));
+        let socket = SockRef::from(&self.stream);
+        let _ = socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES));
+        let _ = socket.set_tcp_user_timeout(Some(KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES));
     }
 
     /// Writes as much of `bytes` as the kernel takes now; how much. A failure is left to the reader, who has to see first what
@@ -169,5 +171,15 @@ mod tests {
     fn a_network_that_is_not_there_is_told_by_its_errno() {
         let group = SocketAddr::from(([224, 0, 0, 1], 9));
         assert_eq!(ControlSocket::dial(group).map(|_| ()), Err(libc::ENETUNREACH));
+    }
+
+    #[test]
+    fn a_peer_whose_host_acknowledges_nothing_for_40_s_is_lost() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let _dialled = ControlSocket::dial(listener.local_addr().expect("its address")).expect("dialled");
+        let accepted = ControlSocket::accepted(listener.accept().expect("a caller").0).expect("accepted");
+        let socket = SockRef::from(&accepted.stream);
+        assert_eq!(socket.tcp_user_timeout().expect("the option"), Some(Duration::from_secs(40)));
+        assert!(socket.keepalive().expect("the option"));
     }
 }

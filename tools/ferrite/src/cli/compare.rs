@@ -175,10 +175,10 @@ fn summary(record: &Record) -> String {
         "rank 0 on {}, rank 1 on {}, {cpus}; {}, {:.0} s; streams keep {DEPTH} in flight\n",
         zero.name,
         one.name,
-        report::repetitions(record),
+        report::text::repetitions(record),
         record.seconds
     );
-    for warning in report::warnings(record) {
+    for warning in report::text::warnings(record) {
         text += &format!("{warning}\n");
     }
     text += "\n";

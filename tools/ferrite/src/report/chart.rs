@@ -6,8 +6,8 @@ use std::fmt::Write;
 use crate::measure::estimate::Estimate;
 use crate::measure::metric::{Chart, Metric};
 use crate::measure::sample::size_text;
-use crate::report::repetitions;
 use crate::report::svg::{Curve, Panel, Point, Scale, escape};
+use crate::report::text::repetitions;
 use crate::results::record::Record;
 use crate::results::rows::Row;
 
@@ -181,7 +181,7 @@ fn ratios(rows: &[&Row], column: usize, title: &str, out: &mut String) -> std::f
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample_record;
+    use crate::report::sample_record::sample_record;
     use crate::results::rows::Row;
 
     /// The labels of the y axes, panel by panel: a panel's are at one place.

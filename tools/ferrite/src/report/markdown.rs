@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
+use crate::report::table;
+use crate::report::text::{percent, repetitions, warnings};
 use crate::report::verdict::{bias, verdict};
-use crate::report::{percent, repetitions, table, warnings};
 use crate::results::judgement::CHANCE;
 use crate::results::record::Record;
 use crate::results::side::Side;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::measure::estimate::Estimate;
 use crate::measure::metric::{Label, Metric, MetricInfo};
 use crate::measure::sample::size_text;
-use crate::report::{number, percent};
+use crate::report::text::{number, percent};
 use crate::results::judgement::{Finding, Judgement};
 use crate::results::record::Record;
 use crate::results::rows::{Group, Row};

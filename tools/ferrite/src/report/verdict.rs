@@ -2,7 +2,7 @@
 
 use crate::measure::metric::Label;
 use crate::measure::sample::size_text;
-use crate::report::{percent, repetitions, repetitions_run};
+use crate::report::text::{percent, repetitions, repetitions_run};
 use crate::results::judgement::{Finding, Judgement};
 use crate::results::record::Record;
 use crate::results::rows::{Group, Row};
@@ -182,7 +182,7 @@ fn too_few(record: &Record) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample_record;
+    use crate::report::sample_record::sample_record;
 
     fn group(finding: Option<Finding>, least: f64) -> Group {
         let judgement = Judgement { finding, least: finding.map(|_| least), ..Judgement::default() };

@@ -1,0 +1,70 @@
+//! Numbers and sentences that the table, the report and the chart have in common.
+
+use crate::results::record::Record;
+
+/// What stands before the results: the run is not whole, or was disturbed.
+pub(crate) fn warnings(record: &Record) -> Vec<String> {
+    let partial = (!record.complete).then(|| {
+        format!(
+            "PARTIAL: interrupted after {} sessions; the repetitions that were complete count",
+            record.sessions.len()
+        )
+    });
+    let busy = record.machine.busy_cpus.filter(|busy| *busy > 0.25);
+    let busy =
+        busy.map(|busy| format!("note: other work kept {busy:.1} CPUs busy when the run began, so expect noise"));
+    [partial, busy].into_iter().flatten().collect()
+}
+
+/// How many repetitions there are sessions of.
+pub(crate) fn repetitions_run(record: &Record) -> usize {
+    record.sessions.iter().map(|run| run.repetition + 1).max().unwrap_or(0)
+}
+
+/// `1 repetition`, `6 repetitions`.
+pub(crate) fn repetitions(record: &Record) -> String {
+    match repetitions_run(record) {
+        1 => "1 repetition".into(),
+        count => format!("{count} repetitions"),
+    }
+}
+
+/// A fraction as a percentage: `4 %`, `0.4 %`, `250 %`.
+pub(crate) fn percent(fraction: f64) -> String {
+    let percent = fraction * 100.0;
+    if percent < 9.95 { format!("{percent:.1} %") } else { format!("{percent:.0} %") }
+}
+
+/// A value with three or four significant digits.
+pub(crate) fn number(value: f64) -> String {
+    match value.abs() {
+        v if !v.is_finite() => "-".into(),
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 100.0 => format!("{value:.1}"),
+        v if v >= 10.0 => format!("{value:.2}"),
+        v if v >= 0.1 || v == 0.0 => format!("{value:.3}"),
+        v if v >= 0.01 => format!("{value:.4}"),
+        _ => format!("{value:.5}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_four_digits() {
+        for (value, text) in [
+            (0.00123, "0.00123"),
+            (0.0123, "0.0123"),
+            (0.5, "0.500"),
+            (1.5, "1.500"),
+            (12.345, "12.35"),
+            (123.45, "123.5"),
+            (12345.6, "12346"),
+            (f64::NAN, "-"),
+        ] {
+            assert_eq!(number(value), text);
+        }
+    }
+}
