@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
+use crate::nccl::abi;
 use crate::pair::message::{WorkerMessage, json_error, to_json};
 use crate::pair::pages::PageAllocator;
 use crate::system::{host, output};
@@ -206,7 +207,8 @@ impl WorkerCtx {
             Ok(()) => WorkerMessage::Done,
             Err(problem) => WorkerMessage::Failed {
                 message: problem.to_string(),
-                peer_gone: matches!(problem, Error::PeerGone),
+                // Both may be what the other process's failure leads to.
+                peer_gone: matches!(problem, Error::PeerGone | Error::Call { code: abi::ncclRemoteError, .. }),
                 wrong: problem.is_wrong(),
             },
         };
