@@ -17,6 +17,7 @@ missing_packages() {
     command -v valgrind >/dev/null || echo valgrind
 }
 install_packages
+setup_fetch
 
 FEW=1000
 MANY=3000

@@ -13,7 +13,7 @@ export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/mutants
 log=$copy/log
 
 simulate() {
-    (cd "$copy" && cargo test -p nccl-net-ferrite --lib --locked --quiet -- proto::sim proto::control::sim) >"$log" 2>&1
+    (cd "$copy" && cargo test -p nccl-net-ferrite --lib --locked --quiet -- proto::sim proto::control proto::frame) >"$log" 2>&1
 }
 
 simulate || die "the simulator fails without a bug: $(tail -n 5 "$log")"
@@ -80,6 +80,11 @@ plant control/plane/ends.rs "peer.waiting.insert(id);" "" "a connection that is 
 plant control/plane/ends.rs "End::Closed | End::Unreachable(_) => was_resuming," "End::Closed | End::Unreachable(_) => true," "a death is taken for a loss"
 plant control/plane/ends.rs "is_lost && stream.has_replied" "false" "a connection that is lost before it is accepted is given up"
 plant control/plane/sockets.rs "self.resume_all(address, conn);" "" "a new control connection is not made use of"
+plant control/plane/frames.rs "found.stage = Stage::Unauthenticated;" "" "a stream that the peer has closed costs the others an attempt"
+plant control/plane/frames.rs "backlog(conn) < 2 * MAX_BACKLOG" "backlog(conn) < MAX_BACKLOG / 2" "a stream that goes on is not answered"
+plant control/plane/frames.rs "self.transmit(conn, &Frame::text(Kind::Goodbye, secret, &why));" "" "the peer of an unexpected frame is not told"
+plant control/stream.rs "!std::mem::replace(&mut self.has_commit, true)" "!self.is_committed()" "a commit that was taken is implied again"
+plant frame.rs "self.bytes[CHECKSUM] != checksum" "false && self.bytes[CHECKSUM] != checksum" "a frame with a wrong secret is taken"
 
 echo "$((planted - missed)) of $planted planted bugs found"
 [ "$missed" = 0 ]

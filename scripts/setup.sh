@@ -8,7 +8,8 @@
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$ROOT"
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$ROOT/target}
+CARGO_TARGET_DIR=$(realpath -m "${CARGO_TARGET_DIR:-$ROOT/target}")
+export CARGO_TARGET_DIR
 RUST_MIN=1.90
 PYTHON_MIN=3.10
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/ferrite

@@ -34,7 +34,7 @@ trap end_jobs EXIT
 # background NAME COMMAND...: runs it beside what follows, in a process group of its own.
 background() {
     set -m
-    ("${@:2}") >"$logs/$1" 2>&1 &
+    ("${@:2}") </dev/null >"$logs/$1" 2>&1 &
     set +m
     jobs[$1]=$!
 }
@@ -113,7 +113,7 @@ python_tests() {
     python=$(python_tools)/bin/python
     [ -e "$(python_tools)/complete" ] || python=python3
     cd scripts || return
-    exec "$python" -m tests --jobs 1 --junit "$python_sums" "$@"
+    exec timeout 1200 "$python" -m tests --jobs 1 --junit "$python_sums" "$@"
 }
 python_sums=$CARGO_TARGET_DIR/python/junit.xml
 rm -f "$python_sums"

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// CqOwners of completion queues, by the queues' ids. Those that have gone are struck off now and then.
+/// Owners of completion queues, by the queues' ids. Those that have gone are struck off now and then.
 #[derive(Debug)]
 pub struct CqOwners<T> {
     by_queue: HashMap<u64, Weak<T>>,

@@ -110,8 +110,10 @@ impl ControlDriver {
     /// No more callers can be accepted.
     pub fn poll(&self) -> Result<()> {
         self.enter(|State { plane, sockets }, now| {
+            // First what has come: this process may have been stopped for longer than a deadline.
+            let polled = sockets.poll(plane, now);
             plane.handle_timeout(now);
-            sockets.poll(plane, now)
+            polled
         })
         .unwrap_or(Ok(()))
     }
@@ -145,12 +147,12 @@ impl ControlDriver {
         let now = self.start.elapsed();
         let result = body(&mut state, now);
         let State { plane, sockets } = &mut *state;
-        let told = sockets.settle(plane, now);
+        let settled = sockets.settle(plane, now);
         let due = if sockets.has_unread() { Some(now) } else { plane.poll_timeout() };
         self.timer.set(now, due, sockets.armed());
         drop(state);
-        // One of them may be the last that has its stream, whose end leads here again.
-        drop(told);
+        // It may lead here again.
+        settled.finish();
         Some(result)
     }
 }

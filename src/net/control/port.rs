@@ -13,6 +13,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 pub struct Port {
     // Declared first: it goes before the descriptor is closed.
     _unshared: Unshared,
+    /// The process that opened it.
+    owner: u32,
     socket: TcpListener,
     address: SocketAddr,
 }
@@ -31,7 +33,8 @@ impl Port {
         let _ = SockRef::from(&socket).listen(i32::from(i16::MAX));
         let mut address = socket.local_addr().map_err(|e| Error::io(what(), &e))?;
         address.set_ip(interface.address.ip());
-        Ok(Self { _unshared: Unshared::new(socket.as_raw_fd()), socket, address })
+        let (_unshared, owner) = (Unshared::new(socket.as_raw_fd()), std::process::id());
+        Ok(Self { _unshared, owner, socket, address })
     }
 
     /// Where to call.
@@ -67,6 +70,9 @@ impl Port {
 impl Drop for Port {
     /// A forked child may have the port as well: nobody is to call there in vain.
     fn drop(&mut self) {
+        if self.owner != std::process::id() {
+            return;
+        }
         let _ = SockRef::from(&self.socket).shutdown(Shutdown::Both);
     }
 }

@@ -7,7 +7,7 @@ use super::told::Told;
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::proto::control::event::{End, Event, Level};
-use crate::proto::control::plane::ControlPlane;
+use crate::proto::control::plane::{ControlPlane, MAX_BACKLOG};
 use crate::proto::control::{ConnId, StreamId, Time};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -26,6 +26,8 @@ const MAX_ACCEPTS: usize = 32;
 /// Descriptors, and who is told of the peers.
 #[derive(Debug)]
 pub(super) struct Sockets {
+    /// The process that made them.
+    owner: u32,
     epoll: Arc<Epoll>,
     by_conn: HashMap<ConnId, ControlSocket>,
     port: Option<Port>,
@@ -36,9 +38,40 @@ pub(super) struct Sockets {
     armed: Option<Time>,
 }
 
+/// What is left to do without the driver's lock.
+#[derive(Debug, Default)]
+pub(super) struct Settled {
+    /// Those that have been told something. To be dropped: one may be the last that has its stream.
+    told: Vec<Arc<dyn Told>>,
+    /// Lines for the log, whose reader may be slow.
+    lines: Vec<(Level, String)>,
+}
+
+impl Settled {
+    /// Does it.
+    pub(super) fn finish(self) {
+        for (level, text) in self.lines {
+            match level {
+                Level::Warn => log::warn!("{text}"),
+                Level::Info => log::info!("{text}"),
+                Level::Debug => log::debug!("{text}"),
+            }
+        }
+    }
+}
+
 impl Sockets {
     pub(super) fn new(epoll: Arc<Epoll>) -> Self {
-        Self { epoll, by_conn: HashMap::new(), port: None, peers: HashMap::new(), unread: Vec::new(), armed: None }
+        let owner = std::process::id();
+        Self {
+            owner,
+            epoll,
+            by_conn: HashMap::new(),
+            port: None,
+            peers: HashMap::new(),
+            unread: Vec::new(),
+            armed: None,
+        }
     }
 
     /// The port, which is opened on `interface` if there is none.
@@ -74,7 +107,7 @@ impl Sockets {
         &mut self.armed
     }
 
-    /// Reads what there is to read, and lets in who is at the door.
+    /// Reads what there is to read, and accepts callers.
     pub(super) fn poll(&mut self, plane: &mut ControlPlane, now: Time) -> Result<()> {
         let mut is_called = false;
         for conn in std::mem::take(&mut self.unread) {
@@ -114,16 +147,23 @@ impl Sockets {
     }
 
     fn read(&mut self, plane: &mut ControlPlane, now: Time, conn: ConnId) {
-        let Some(socket) = self.by_conn.get_mut(&conn) else { return };
         let mut buffer = [0; 4096];
         for _ in 0..MAX_READS {
+            let Some(socket) = self.by_conn.get_mut(&conn) else { return };
             match socket.read(&mut buffer) {
                 Incoming::Bytes(count) => plane.handle_bytes(now, conn, &buffer[..count]),
                 Incoming::Nothing => return,
                 Incoming::End(end) => return plane.handle_end(now, conn, end),
             }
+            // A peer that does not read its answers is not read either, until the kernel has room for them again.
+            self.write(plane, conn);
+            if plane.backlog(conn) >= MAX_BACKLOG {
+                return;
+            }
         }
-        self.unread.push(conn);
+        if !self.unread.contains(&conn) {
+            self.unread.push(conn);
+        }
     }
 
     fn write(&mut self, plane: &mut ControlPlane, conn: ConnId) {
@@ -155,12 +195,12 @@ impl Sockets {
         Ok(())
     }
 
-    /// Does what the control plane wants done. Who has been told something is returned, to be dropped without the lock.
-    pub(super) fn settle(&mut self, plane: &mut ControlPlane, now: Time) -> Vec<Arc<dyn Told>> {
-        let mut told = Vec::new();
+    /// Does what the control plane wants done, but for what [`Settled`] says.
+    pub(super) fn settle(&mut self, plane: &mut ControlPlane, now: Time) -> Settled {
+        let mut settled = Settled::default();
         loop {
             while let Some(event) = plane.poll_event() {
-                self.handle_event(plane, now, event, &mut told);
+                self.handle_event(plane, now, event, &mut settled);
             }
             match plane.poll_dirty() {
                 Some(conn) => self.write(plane, conn),
@@ -170,10 +210,10 @@ impl Sockets {
         if let Some(port) = self.port.take_if(|_| !plane.is_port_needed()) {
             self.epoll.remove(&port);
         }
-        told
+        settled
     }
 
-    fn handle_event(&mut self, plane: &mut ControlPlane, now: Time, event: Event, told: &mut Vec<Arc<dyn Told>>) {
+    fn handle_event(&mut self, plane: &mut ControlPlane, now: Time, event: Event, settled: &mut Settled) {
         match event {
             Event::Dial { conn, address } => match ControlSocket::dial(address) {
                 Ok(socket) => match self.epoll.add(&socket, conn.0, Trigger::Room) {
@@ -193,12 +233,10 @@ impl Sockets {
             Event::Peer { stream, change } => {
                 if let Some(peer) = self.peers.get(&stream).and_then(Weak::upgrade) {
                     peer.handle_change(&change);
-                    told.push(peer);
+                    settled.told.push(peer);
                 }
             }
-            Event::Log { level: Level::Warn, text } => log::warn!("{text}"),
-            Event::Log { level: Level::Info, text } => log::info!("{text}"),
-            Event::Log { level: Level::Debug, text } => log::debug!("{text}"),
+            Event::Log { level, text } => settled.lines.push((level, text)),
         }
     }
 }
@@ -206,6 +244,9 @@ impl Sockets {
 impl Drop for Sockets {
     /// In a forked child the numbers are of other files by now, which do nothing: only the owner says its last words.
     fn drop(&mut self) {
+        if self.owner != std::process::id() {
+            return;
+        }
         for socket in self.by_conn.values_mut().filter(|socket| !socket.is_connecting()) {
             socket.finish(&[]);
         }

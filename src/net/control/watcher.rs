@@ -114,6 +114,7 @@ impl Shared {
                 Ok(ready) => ready,
                 Err(e) => {
                     log::warn!("{}: nobody watches for device events and dead peers: {e}", self.events.device());
+                    self.end_to_serve();
                     return;
                 }
             };
@@ -146,6 +147,13 @@ impl Shared {
         }
     }
 
+    /// Leaves the control connections to another card's watcher.
+    fn end_to_serve(&self) {
+        if let Some(driver) = self.driver.lock().unwrap_or_else(PoisonError::into_inner).upgrade() {
+            driver.end_to_serve();
+        }
+    }
+
     fn is_inherited(&self) -> bool {
         self.owner != std::process::id()
     }
@@ -156,9 +164,7 @@ impl Drop for Watcher {
         let Some(thread) = self.thread.take().filter(|_| !self.shared.is_inherited()) else { return };
         self.shared.stops.store(true, Ordering::Release);
         self.shared.wake.ring();
-        if let Some(driver) = self.shared.driver.lock().unwrap_or_else(PoisonError::into_inner).upgrade() {
-            driver.end_to_serve();
-        }
+        self.shared.end_to_serve();
         // A task may have dropped the last of what kept the card: then this is that thread, which is about to end.
         if thread.thread().id() != std::thread::current().id() {
             let _ = thread.join();

@@ -261,6 +261,13 @@ impl Connector {
         if frame.kind != Kind::Reply {
             return Err(Error::remote(format!("connecting to {to}: a {:?} came instead of a reply", frame.kind)));
         }
+        // Nothing is committed yet: what has ended is begun anew.
+        if offer.stream.is_over() {
+            return match offer.stream.poll_frame() {
+                Heard::End(end) => self.ended(end),
+                Heard::Frame(_) | Heard::Nothing => Err(self.abandoned()),
+            };
+        }
         let Offer { stream, lanes, ring } = *offer;
         let reply = Reply::parse(&frame.body, &lanes.endpoint)
             .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;

@@ -60,6 +60,8 @@ pub struct Stream {
     /// Until when a stream that is lost before it is established, or that is closing, is kept.
     pub kept_until: Option<Time>,
     inbox: VecDeque<Frame>,
+    /// Whether a commit has come, or has been implied; the owner may have taken it since.
+    has_commit: bool,
     end: Option<End>,
 }
 
@@ -80,6 +82,7 @@ impl Stream {
             failure: None,
             kept_until: None,
             inbox: VecDeque::new(),
+            has_commit: false,
             end: None,
         }
     }
@@ -92,6 +95,7 @@ impl Stream {
         if self.inbox.len() >= MAX_INBOX {
             return Err(End::Wrong(format!("more than {MAX_INBOX} control messages at once")));
         }
+        self.has_commit |= frame.kind == Kind::Commit;
         self.inbox.push_back(frame);
         Ok(())
     }
@@ -112,7 +116,7 @@ impl Stream {
 
     /// The peer has committed, as its resumption implies: the commit itself may be lost.
     pub fn imply_commit(&mut self) {
-        if !self.is_committed() {
+        if !std::mem::replace(&mut self.has_commit, true) {
             self.inbox.push_back(Frame { kind: Kind::Commit, secret: self.secret, body: Vec::new() });
         }
     }

@@ -41,6 +41,7 @@ impl ControlPlane {
         let (kind, secret) = (frame.kind, frame.secret);
         let Some(found) = self.conns.get_mut(&conn) else { return };
         found.stage = Stage::Accepted;
+        let is_resumption = kind == Kind::Resume;
         let admitted = match kind {
             Kind::Hello => self.introduce(conn, frame),
             Kind::Resume => self.resume(conn, &frame),
@@ -48,6 +49,13 @@ impl ControlPlane {
         };
         match admitted {
             Ok(()) => self.acceptor.remove_caller(conn),
+            // One of its connections is no more. Others may be next on that control connection, and have the caller's deadline.
+            Err(why) if is_resumption && why == NO_CONNECTION => {
+                if let Some(found) = self.conns.get_mut(&conn) {
+                    found.stage = Stage::Unauthenticated;
+                }
+                self.refuse(conn, secret, &why);
+            }
             Err(why) => {
                 // Only this one: other connections may be next on that control connection, and call again when it ends.
                 self.transmit(conn, &Frame::text(Kind::Refuse, secret, &why));
@@ -139,25 +147,32 @@ impl ControlPlane {
             self.note_answer(peer, frame.kind == Kind::Resume);
         }
         let Some(stream) = self.streams.get_mut(&id) else { return };
+        let mut complaint = None;
         let change = match frame.kind {
             Kind::Resume if was_resuming => return self.tell(id, PeerChange::Back),
             // It may have closed it in good order, so what is under way is left to the device.
             Kind::Refuse if was_resuming => PeerChange::Closed(unknown(&frame.body_text())),
             Kind::Goodbye if frame.body.is_empty() => PeerChange::Closed("the peer has closed the connection".into()),
             Kind::Goodbye => PeerChange::Broken(format!("the peer gave up: {}", frame.body_text())),
-            kind => PeerChange::Broken(format!("the peer sent an unexpected {kind:?}")),
+            kind => {
+                complaint = Some(format!("an unexpected {kind:?}"));
+                PeerChange::Broken(format!("the peer sent an unexpected {kind:?}"))
+            }
         };
         stream.phase = Phase::Over;
         let (conn, secret) = (stream.conn.take(), stream.secret);
         self.tell(id, change);
         if let Some(conn) = conn {
+            if let Some(why) = complaint {
+                self.transmit(conn, &Frame::text(Kind::Goodbye, secret, &why));
+            }
             self.detach(conn, &secret);
         }
     }
 
-    /// Tells a peer, unless too much waits to be sent.
+    /// Tells a peer, which waits for it. A driver that heeds [`MAX_BACKLOG`] never has so much to send that it is not told.
     fn refuse(&mut self, conn: ConnId, secret: Secret, why: &str) {
-        if self.conns.get(&conn).is_some_and(|conn| conn.backlog() < MAX_BACKLOG) {
+        if self.backlog(conn) < 2 * MAX_BACKLOG {
             self.transmit(conn, &Frame::text(Kind::Refuse, secret, why));
         }
     }

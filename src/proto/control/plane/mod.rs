@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// How long the peer of a stream that this end has closed without a control connection is dialled, to be told.
 pub const FAREWELL: Duration = Duration::from_secs(30);
-/// Bytes that may wait to be sent before callers for nobody are no longer answered.
+/// While so many bytes wait to be sent on a control connection, nothing more is to be read from it.
 pub const MAX_BACKLOG: usize = 16 << 10;
 
 /// The state machine of all control connections of a process.
@@ -163,6 +163,11 @@ impl ControlPlane {
             return;
         }
         self.forget(id);
+    }
+
+    /// Bytes that wait to be sent on `conn`.
+    pub fn backlog(&self, conn: ConnId) -> usize {
+        self.conns.get(&conn).map_or(0, ControlConn::backlog)
     }
 
     /// Ends a stream with a goodbye, if it is on a control connection. Nothing more is heard on it after that.

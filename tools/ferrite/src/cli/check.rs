@@ -25,7 +25,7 @@ pub(super) struct Check {
     /// Which libibverbs the transport gets; on the machine's own devices less can be told
     #[arg(long, value_enum, default_value = "softrnic")]
     verbs: VerbsName,
-    /// SourceArgs the software device's links are
+    /// What the software device's links are
     #[arg(long, value_enum, default_value = "roce")]
     link: LinkName,
     /// Devices that the transport has to fuse into one, two on each side; needs a mount namespace
@@ -170,7 +170,7 @@ fn after_help() -> String {
     format!(
         "\
 Tries NCCL's contract for a network transport, {} points, each in two fresh processes on a software RDMA device of their \
-own. Prints a line for each: number, name, pass, FAIL or `skipped: why`, and what was seen. SourceArgs a point means is in \
+own. Prints a line for each: number, name, pass, FAIL or `skipped: why`, and what was seen. What a point means is in \
 docs/conformance.md.\n\n\
 Exit code 0: none failed; 1: some failed; 2: they could not be tried; 130: interrupted.",
         points::all().len()

@@ -84,7 +84,7 @@ struct Common {
     /// Let the workers run on any CPU instead of one each
     #[arg(long)]
     no_pin: bool,
-    /// DeviceArgs report.md, report.svg and raw.json go
+    /// Where report.md, report.svg and raw.json go
     #[arg(long, value_name = "DIR", default_value = "report")]
     report: PathBuf,
 }
@@ -92,7 +92,7 @@ struct Common {
 impl Compare {
     pub(super) fn run(self, command: Vec<String>) -> Result<Exit> {
         let plugin = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok)?;
-        // SourceArgs is here is looked at before A is fetched, verified and measured.
+        // What is here is looked at before A is fetched, verified and measured.
         library::require_plugin(&plugin)?;
         let verbs = self.common.prepared()?;
         let a = match self.baseline {
@@ -158,7 +158,7 @@ impl Common {
     }
 }
 
-/// SourceArgs a user sees at the end.
+/// What a user sees at the end.
 fn summary(record: &Record) -> String {
     let mut text = String::new();
     for side in &record.sides {

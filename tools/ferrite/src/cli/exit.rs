@@ -7,7 +7,7 @@ use crate::system::output::write_stderr;
 /// The exit code of a worker process that could not begin, and of a wrong command line.
 pub(crate) const INVALID: i32 = 2;
 
-/// SourceArgs a shell makes of a process that SIGINT ended.
+/// What a shell makes of a process that SIGINT ended.
 const INTERRUPTED: i32 = 130;
 
 /// How a command ends that could be carried out.

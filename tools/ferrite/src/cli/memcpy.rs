@@ -86,7 +86,7 @@ impl Memcpy {
     }
 }
 
-/// SourceArgs one pair measures.
+/// What one pair measures.
 fn tasks(sizes: &[usize]) -> Vec<Task> {
     let stream = |metric, bytes| Task::Stream { metric, bytes, direction: Direction::Forward };
     let mut tasks = vec![stream(Metric::MessageRate, SMALL), Task::Latency { bytes: SMALL }];

@@ -19,7 +19,7 @@ pub(super) struct SourceArgs {
     /// libnccl.so.2 [default: as --nccl of `compare`]
     #[arg(long, value_name = "VERSION|LIBNCCL", num_args = 0..=1, value_parser = parse_stock)]
     stock: Option<Option<Stock>>,
-    /// SourceArgs NCCL's own loader makes of this value of NCCL_NET_PLUGIN
+    /// What NCCL's own loader makes of this value of NCCL_NET_PLUGIN
     #[arg(long, value_name = "NCCL_NET_PLUGIN")]
     loader: Option<String>,
 }

@@ -18,7 +18,7 @@ use crate::system::output;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Prints one line per kind and size of message, every byte of which was checked in both directions. \
-Each way of connecting runs in two fresh processes. SourceArgs is named by --over has to be possible; \
+Each way of connecting runs in two fresh processes. What is named by --over has to be possible; \
 without it, what is not possible is said and left out.\n\n\
 Exit code 0: every byte is right; 1: one is wrong; 2: it could not be tried; 130: interrupted.")]
 pub(super) struct Verify {
@@ -26,7 +26,7 @@ pub(super) struct Verify {
     source: SourceArgs,
     #[command(flatten)]
     devices: DeviceArgs,
-    /// SourceArgs the connections lie on [default: all that the transport can do here]
+    /// What the connections lie on [default: all that the transport can do here]
     #[arg(long, value_enum, value_delimiter = ',')]
     over: Vec<TopologyName>,
     /// Instead of all other checks, stream so many messages of 64 KiB each way: time for faults to happen in

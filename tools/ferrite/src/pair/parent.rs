@@ -172,6 +172,8 @@ impl Pair {
                 Some(WorkerMessage::Failed { message, peer_gone: false, wrong }) => {
                     return Some(self.worker_error(other, message, wrong));
                 }
+                // It knows no better.
+                Some(WorkerMessage::Failed { .. }) if other != rank => return None,
                 None if other != rank && !self.children[other].done => {
                     return Some(self.died(other));
                 }

@@ -355,11 +355,11 @@ fn two_senders(ctx: &mut Context<'_>) -> Result<StepResult> {
 fn close_listener(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     transport.listen(0)?.1.close()?;
-    // In the middle of an accept: after one call of each, after two, …, until they connect_and_accept.
+    // In the middle of an accept: after one call of each, after two, …, until they are connected.
     let mut steps = 0;
     while half_done(&transport, steps + 1)? {
         steps += 1;
-        ensure!(steps < 1000, "the two never connect_and_accept");
+        ensure!(steps < 1000, "the two never connect");
     }
     // Right after the accept, as NCCL does.
     connect_locally(&transport, 0, 0)?.carries(&[4096])?;
