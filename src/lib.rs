@@ -44,24 +44,37 @@
 //!
 //! ## Setting up a connection
 //!
-//! `listen` makes a random token, which travels in NCCL's handle with the process's TCP port. `connect` says hello with the
-//! token, its rails with their queue pairs, and its ring; the listener answers with its queue pairs and the terms, and is
-//! ready to receive; `connect` commits and is done; `accept` is done when the commit has come. Every step is non-blocking.
-//! What ought to be quick has a deadline: reaching the peer's port, and connecting queue pairs, which are tried again between
-//! calls while the peer cannot be resolved. How long the peer takes to accept has none: NCCL may begin hours later there, and
-//! as long as the control connection stands the peer lives.
-//! A caller that does not know the token, or speaks another version, is told so and costs nothing but a socket.
+//! `listen` makes a random token. The token travels in NCCL's handle, with the TCP port of the process. Then:
 //!
-//! All connections from one process to another share a TCP connection, the control connection
-//! ([`proto::control::conn::ControlConn`]). Every frame bears the secret that the sender has made up for this one attempt, so
-//! that what belongs to an attempt that was given up is recognised. A control connection stays open as long as one of its
-//! connections is there: its end tells a dead peer from a broken path, and a failing side says why on it. One that is lost or
-//! reset tells nothing. The side that has dialled dials again, once for all of its connections, and each of them goes on over the
-//! new one by its secret ([`proto::control::plane`]); that a peer wants to go on says that it had committed, should the commit be
-//! lost. A port that refuses three times within a second or more, or does not know the connection, is its end. Meanwhile an end
-//! that waits for the peer asks the peer's device whether it is there ([`net::data::probe`]): that alone tells of a host that is
-//! gone, and tells the side that cannot dial. Forked children keep no control sockets ([`net::control::fork`]), so that a
-//! process's death is told when it dies and not when its workers have.
+//! | step | who | message |
+//! |---|---|---|
+//! | 1 | `connect` | Hello: the token, its rails with their queue pairs, and its ring of clear-to-sends |
+//! | 2 | listener | Reply: its queue pairs, and what is negotiated. It is ready to receive |
+//! | 3 | `connect` | Commit. `connect` is complete |
+//! | 4 | `accept` | complete when the Commit has come |
+//!
+//! No call waits. Reaching the peer's port and connecting queue pairs have a deadline; connecting a queue pair is tried again
+//! between calls while the peer's address cannot be resolved. How long the peer takes to accept has no limit: NCCL may call
+//! `accept` hours later, and the peer lives as long as its control connection stands. A caller with another token or another
+//! protocol version is told so. Until then it costs one socket.
+//!
+//! All connections from one process to another share one TCP connection, the control connection
+//! ([`proto::control::conn::ControlConn`]). Each frame carries a secret, which the sender makes up for each attempt: frames of
+//! an attempt that was given up are recognised by it. The control connection stays open while one of its connections exists.
+//! What its end means:
+//!
+//! | what is seen | what it means |
+//! |---|---|
+//! | closed by the peer's host | the peer's process has died; its connections end |
+//! | Goodbye | the peer has closed this connection, or has failed, for the reason in the frame |
+//! | lost or reset | nothing: the side that dialled dials again, once for all of its connections, and each goes on by its secret |
+//! | three refusals within at least one second | the peer's process has died |
+//! | the peer does not know the secret | the peer has closed the connection |
+//!
+//! A peer that asks to go on has committed: its Commit may be lost. While the control connection is lost, an end that waits for
+//! the peer probes the peer's device ([`net::data::probe`]). Only that tells of a host that is gone, and only that tells the side
+//! that does not dial. Forked children keep no control sockets ([`net::control::fork`]), so that a process's death is seen when
+//! it dies and not when its forked workers do.
 //!
 //! ## Threads
 //!
@@ -96,7 +109,7 @@
 //!
 //! ## Glossary
 //!
-//! Terms of the InfiniBand specification and of NCCL have their meaning there; the others are Ferrite's.
+//! Negotiated of the InfiniBand specification and of NCCL have their meaning there; the others are Ferrite's.
 //!
 //! | term | meaning |
 //! |---|---|

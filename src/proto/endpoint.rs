@@ -7,7 +7,7 @@ use super::{MAX_QPS, MAX_RAILS, QpIndex, Violation, violation};
 
 /// One end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaneEnd {
+pub struct QpEnd {
     /// Queue pair number, 24 bits.
     pub qpn: u32,
     /// First packet sequence number that this end sends, 24 bits.
@@ -43,7 +43,7 @@ pub struct RailEnd {
     /// What the port promises, in Mbit/s.
     pub speed_mbps: u32,
     /// Its queue pairs.
-    pub lanes: Vec<LaneEnd>,
+    pub qps: Vec<QpEnd>,
 }
 
 /// One end of a connection. Rails are numbered alike on both ends: rail 0 of one is connected to rail 0 of the other.
@@ -53,23 +53,23 @@ pub struct Endpoint {
     pub name: String,
     /// Whether the fabric may reorder packets, so that data and immediate of a large message are posted apart.
     pub adaptive_routing: bool,
-    /// Whether this end would cut messages over all lanes.
+    /// Whether this end would cut messages over all queue pairs.
     pub split: bool,
     /// Its rails, 1 to [`MAX_RAILS`], with as many queue pairs each.
     pub rails: Vec<RailEnd>,
 }
 
 impl Endpoint {
-    /// The queue pair behind `lane` of a connection that is striped so; this end may have more than that uses.
-    pub fn lane(&self, lane: QpIndex, striping: Striping) -> Option<LaneEnd> {
-        let rail = self.rails.get(usize::from(striping.rail_of(lane)))?;
-        rail.lanes.get(usize::from(lane.0 / striping.rails())).copied()
+    /// This end of queue pair `index` of a connection that is striped so. An end may have more queue pairs than that uses.
+    pub fn qp_end(&self, index: QpIndex, striping: Striping) -> Option<QpEnd> {
+        let rail = self.rails.get(usize::from(striping.rail_of(index)))?;
+        rail.qps.get(usize::from(index.0 / striping.rails())).copied()
     }
 
-    /// The same, to be changed.
-    pub fn lane_mut(&mut self, lane: QpIndex, striping: Striping) -> Option<&mut LaneEnd> {
-        let rail = self.rails.get_mut(usize::from(striping.rail_of(lane)))?;
-        rail.lanes.get_mut(usize::from(lane.0 / striping.rails()))
+    /// As [`Self::qp_end`], to be changed.
+    pub fn qp_end_mut(&mut self, index: QpIndex, striping: Striping) -> Option<&mut QpEnd> {
+        let rail = self.rails.get_mut(usize::from(striping.rail_of(index)))?;
+        rail.qps.get_mut(usize::from(index.0 / striping.rails()))
     }
 
     /// For messages: rail number `rail` of this end.
@@ -81,10 +81,10 @@ impl Endpoint {
     }
 
     /// What is left of it with so many rails, and so many queue pairs on each.
-    pub fn truncate(&mut self, rails: usize, lanes_per_rail: usize) {
+    pub fn truncate(&mut self, rails: usize, qps_per_rail: usize) {
         self.rails.truncate(rails);
         for rail in &mut self.rails {
-            rail.lanes.truncate(lanes_per_rail);
+            rail.qps.truncate(qps_per_rail);
         }
     }
 
@@ -123,8 +123,8 @@ impl RailEnd {
         to.bytes(&self.gid);
         to.u8(self.mtu);
         to.u32(self.speed_mbps);
-        to.u8(self.lanes.len().min(MAX_QPS) as u8);
-        self.lanes.iter().take(MAX_QPS).for_each(|lane| lane.emit(to));
+        to.u8(self.qps.len().min(MAX_QPS) as u8);
+        self.qps.iter().take(MAX_QPS).for_each(|qp| qp.emit(to));
     }
 
     fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
@@ -135,12 +135,12 @@ impl RailEnd {
         }
         let speed_mbps = from.u32()?;
         let count = from.count(MAX_QPS, "queue pairs")?;
-        let lanes = (0..count).map(|_| LaneEnd::parse(from)).collect::<Result<_, _>>()?;
-        Ok(Self { name, infiniband, lid, gid, mtu, speed_mbps, lanes })
+        let qps = (0..count).map(|_| QpEnd::parse(from)).collect::<Result<_, _>>()?;
+        Ok(Self { name, infiniband, lid, gid, mtu, speed_mbps, qps })
     }
 }
 
-impl LaneEnd {
+impl QpEnd {
     fn emit(&self, to: &mut Writer) {
         to.u32(self.qpn);
         to.u32(self.psn);
@@ -165,10 +165,10 @@ mod tests {
     fn lanes_are_dealt_out_to_rails_in_turn() {
         let striping = Striping::new(3, 2, false);
         for end in [endpoint(3, 2, false), endpoint(4, 2, false), endpoint(3, 5, false)] {
-            let number = |lane| end.lane(QpIndex(lane), striping).map(|lane| lane.qpn);
+            let number = |qp| end.qp_end(QpIndex(qp), striping).map(|qp| qp.qpn);
             let numbers: Vec<_> = (0..6).filter_map(number).collect();
             assert_eq!(numbers, [0, 100, 200, 1, 101, 201]);
         }
-        assert_eq!(endpoint(3, 2, false).lane(QpIndex(6), striping), None);
+        assert_eq!(endpoint(3, 2, false).qp_end(QpIndex(6), striping), None);
     }
 }

@@ -41,26 +41,26 @@ pub struct Resume {
     pub attempt: u32,
 }
 
-/// The receiver's answer. It is the receiver that decides; its end has just the rails and lanes that are to be used.
+/// The receiver's answer. It is the receiver that decides; its end has just the rails and queue pairs that are to be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     /// The receiver's end.
     pub endpoint: Endpoint,
     /// The terms.
-    pub terms: Terms,
+    pub terms: Negotiated,
 }
 
 /// What holds for both ends of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// Rails and lanes, and how messages are laid over them.
+pub struct Negotiated {
+    /// Rails and queue pairs, and how messages are laid over them.
     pub striping: Striping,
     /// Whether data and immediate of a large message are posted apart.
     pub adaptive_routing: bool,
 }
 
-impl Terms {
-    /// The terms that both ends can keep: the fewer rails, the fewer lanes on each; split only if both would; careful about
+impl Negotiated {
+    /// The terms that both ends can keep: the fewer rails, the fewer queue pairs on each; split only if both would; careful about
     /// order if either asks for it.
     ///
     /// # Errors
@@ -77,19 +77,19 @@ impl Terms {
                 return Err(violation!("{a}, {b}"));
             }
         }
-        let lanes = rails.iter().map(|(theirs, ours)| theirs.lanes.len().min(ours.lanes.len())).min().unwrap_or(0);
-        let lanes = lanes.min(MAX_QPS / rails.len().max(1));
-        if lanes == 0 {
+        let qps = rails.iter().map(|(theirs, ours)| theirs.qps.len().min(ours.qps.len())).min().unwrap_or(0);
+        let qps = qps.min(MAX_QPS / rails.len().max(1));
+        if qps == 0 {
             return Err(violation!("no queue pair to use"));
         }
         Ok(Self {
-            striping: Striping::new(rails.len() as u8, lanes as u8, sender.split && receiver.split),
+            striping: Striping::new(rails.len() as u8, qps as u8, sender.split && receiver.split),
             adaptive_routing: sender.adaptive_routing || receiver.adaptive_routing,
         })
     }
 
     /// Queue pairs on each rail.
-    pub fn lanes_per_rail(&self) -> usize {
+    pub fn qps_per_rail(&self) -> usize {
         usize::from(self.striping.qp_count() / self.striping.rails())
     }
 
@@ -180,7 +180,7 @@ impl Reply {
 
     /// The body of that frame.
     pub fn body(&self) -> Vec<u8> {
-        let Terms { striping, adaptive_routing } = self.terms;
+        let Negotiated { striping, adaptive_routing } = self.terms;
         let mut body = Writer::default();
         self.endpoint.emit(&mut body);
         body.u8(striping.rails());
@@ -197,13 +197,13 @@ impl Reply {
     pub fn parse(body: &[u8], offered: &Endpoint) -> Result<Self, Violation> {
         let mut body = Reader(body);
         let endpoint = Endpoint::parse(&mut body)?;
-        let (rails, lanes) = (body.count(MAX_RAILS, "rails")?, body.count(MAX_QPS, "queue pairs")?);
+        let (rails, qps) = (body.count(MAX_RAILS, "rails")?, body.count(MAX_QPS, "queue pairs")?);
         let (split, adaptive_routing) = (body.flag()?, body.flag()?);
         body.end()?;
-        let terms = Terms { striping: Striping::new(rails, lanes / rails, split), adaptive_routing };
+        let terms = Negotiated { striping: Striping::new(rails, qps / rails, split), adaptive_routing };
         let mut rest = endpoint.clone();
-        rest.truncate(rails.into(), terms.lanes_per_rail());
-        if terms != Terms::agree(offered, &endpoint)? || rest != endpoint || terms.striping.qp_count() != lanes {
+        rest.truncate(rails.into(), terms.qps_per_rail());
+        if terms != Negotiated::agree(offered, &endpoint)? || rest != endpoint || terms.striping.qp_count() != qps {
             return Err(violation!(
                 "{} answered with terms that do not follow from both ends: {terms:?}",
                 endpoint.name
@@ -216,7 +216,7 @@ impl Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::endpoint::LaneEnd;
+    use crate::proto::endpoint::QpEnd;
     use crate::proto::sim::endpoint;
     use proptest::prelude::*;
 
@@ -224,21 +224,24 @@ mod tests {
 
     #[test]
     fn hello_and_reply_survive_the_wire() {
-        for (ours, theirs, rails, lanes) in
+        for (ours, theirs, rails, qps) in
             [((1, 4), (1, 2), 1, 2), ((2, 4), (1, 32), 1, 4), ((4, 9), (3, 2), 3, 2), ((4, 8), (4, 9), 4, 8)]
         {
             let hello = Hello { endpoint: endpoint(ours.0, ours.1, true), ring: RING, token: [6; 16] };
             assert_eq!(Hello::parse(&hello.frame([0; 16]).body).as_ref(), Ok(&hello));
             let mut end = endpoint(theirs.0, theirs.1, true);
-            let terms = Terms::agree(&hello.endpoint, &end).expect("they fit");
+            let terms = Negotiated::agree(&hello.endpoint, &end).expect("they fit");
             assert_eq!(
                 terms,
-                Terms { striping: Striping::new(rails, lanes, true), adaptive_routing: ours.1 == 2 || theirs.1 == 2 }
+                Negotiated {
+                    striping: Striping::new(rails, qps, true),
+                    adaptive_routing: ours.1 == 2 || theirs.1 == 2
+                }
             );
-            end.truncate(terms.striping.rails().into(), terms.lanes_per_rail());
+            end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
             let reply = Reply { endpoint: end.clone(), terms };
             assert_eq!(Reply::parse(&reply.frame([0; 16]).body, &hello.endpoint), Ok(reply));
-            end.rails[0].lanes.push(LaneEnd { qpn: 1, psn: 1, ece: None });
+            end.rails[0].qps.push(QpEnd { qpn: 1, psn: 1, ece: None });
             let wrong = Reply { endpoint: end, terms };
             assert!(Reply::parse(&wrong.frame([0; 16]).body, &hello.endpoint).is_err());
         }
@@ -266,10 +269,13 @@ mod tests {
         let mut b = endpoint(2, 1, false);
         b.rails[1].infiniband = true;
         assert!(
-            Terms::agree(&a, &b).expect_err("refused").text().contains("rdma of process 42 on host is on Ethernet")
+            Negotiated::agree(&a, &b)
+                .expect_err("refused")
+                .text()
+                .contains("rdma of process 42 on host is on Ethernet")
         );
         b.rails.truncate(1);
-        assert!(Terms::agree(&a, &b).is_ok(), "that rail is not used");
+        assert!(Negotiated::agree(&a, &b).is_ok(), "that rail is not used");
     }
 
     #[test]
@@ -293,12 +299,12 @@ mod tests {
         #[test]
         fn terms_suit_both_ends(a in (1usize..=4, 1usize..=32, any::<bool>()), b in (1usize..=4, 1usize..=32, any::<bool>())) {
             let (sender, receiver) = (endpoint(a.0, a.1, a.2), endpoint(b.0, b.1, b.2));
-            let terms = Terms::agree(&sender, &receiver).expect("they fit");
+            let terms = Negotiated::agree(&sender, &receiver).expect("they fit");
             let rails = usize::from(terms.striping.rails());
             prop_assert_eq!(rails, a.0.min(b.0));
-            prop_assert_eq!(terms.lanes_per_rail(), a.1.min(b.1).min(MAX_QPS / rails));
+            prop_assert_eq!(terms.qps_per_rail(), a.1.min(b.1).min(MAX_QPS / rails));
             prop_assert!(usize::from(terms.striping.qp_count()) <= MAX_QPS);
-            prop_assert_eq!(terms, Terms::agree(&receiver, &sender).expect("they fit"));
+            prop_assert_eq!(terms, Negotiated::agree(&receiver, &sender).expect("they fit"));
         }
     }
 }

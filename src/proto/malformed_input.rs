@@ -6,7 +6,7 @@ use super::cts::{CtsWords, SlotIndex};
 use super::endpoint::Endpoint;
 use super::frame::{Assembler, Frame, Kind};
 use super::handle::{HANDLE_BYTES, Handle, Token};
-use super::handshake::{Hello, Reply, Resume, Ring, Terms};
+use super::handshake::{Hello, Negotiated, Reply, Resume, Ring};
 use super::imm::{Imm, LengthCode};
 use super::rail_weights::RailWeights;
 use super::recv::{Buffer, RecvFlow};
@@ -47,15 +47,15 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-fn hello(rails: usize, lanes: usize) -> Hello {
+fn hello(rails: usize, qps: usize) -> Hello {
     let ring = Ring { addr: 1 << 40, rkeys: [1, 2, 3, 4], slots: RING_SLOTS as u32, slot_room: 64 };
-    Hello { endpoint: endpoint(rails, lanes, true), ring, token: [9; 16] }
+    Hello { endpoint: endpoint(rails, qps, true), ring, token: [9; 16] }
 }
 
 fn within_bounds(end: &Endpoint) -> bool {
     let is_count = |n: usize| (1..=MAX_QPS).contains(&n);
     (1..=MAX_RAILS).contains(&end.rails.len())
-        && end.rails.iter().all(|rail| is_count(rail.lanes.len()) && rail.lanes.iter().all(|lane| lane.qpn < 1 << 24))
+        && end.rails.iter().all(|rail| is_count(rail.qps.len()) && rail.qps.iter().all(|qp| qp.qpn < 1 << 24))
 }
 
 /// Whether no name is longer than what a message carries of it: characters that are not valid UTF-8 take more bytes once read.
@@ -131,8 +131,8 @@ fn receive(striping: Striping, groups: &[Vec<u32>], immediates: Vec<Arriving>) -
 
 proptest! {
     #[test]
-    fn a_changed_hello_is_within_bounds_or_refused(rails in 1usize..=4, lanes in 1usize..=8, changes in vec(change(), 1..6)) {
-        let good = hello(rails, lanes);
+    fn a_changed_hello_is_within_bounds_or_refused(rails in 1usize..=4, qps in 1usize..=8, changes in vec(change(), 1..6)) {
+        let good = hello(rails, qps);
         if let Ok(hello) = Hello::parse(&changed(good.frame(TOKEN).body, &changes)) {
             if has_short_names(&hello.endpoint) {
                 prop_assert!(Hello::parse(&hello.frame(TOKEN).body).as_ref() == Ok(&hello));
@@ -140,7 +140,7 @@ proptest! {
             prop_assert!(within_bounds(&hello.endpoint));
             prop_assert_eq!(hello.ring.slots, RING_SLOTS as u32);
             let own = endpoint(2, 2, true);
-            if let Ok(terms) = Terms::agree(&hello.endpoint, &own) {
+            if let Ok(terms) = Negotiated::agree(&hello.endpoint, &own) {
                 prop_assert!(usize::from(terms.striping.qp_count()) <= MAX_QPS);
                 let _ = own.rail_weights_with(&hello.endpoint);
             }
@@ -148,11 +148,11 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_reply_is_what_was_offered_or_refused(rails in 1usize..=4, lanes in 1usize..=8, changes in vec(change(), 1..6)) {
-        let offer = hello(rails, lanes).endpoint;
-        let mut end = endpoint(rails, lanes, true);
-        let terms = Terms::agree(&offer, &end).expect("they fit");
-        end.truncate(terms.striping.rails().into(), terms.lanes_per_rail());
+    fn a_changed_reply_is_what_was_offered_or_refused(rails in 1usize..=4, qps in 1usize..=8, changes in vec(change(), 1..6)) {
+        let offer = hello(rails, qps).endpoint;
+        let mut end = endpoint(rails, qps, true);
+        let terms = Negotiated::agree(&offer, &end).expect("they fit");
+        end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
         let good = Reply { endpoint: end, terms };
         if let Ok(reply) = Reply::parse(&changed(good.frame(TOKEN).body, &changes), &offer) {
             prop_assert!(within_bounds(&reply.endpoint));
@@ -160,7 +160,7 @@ proptest! {
                 prop_assert!(Reply::parse(&reply.frame(TOKEN).body, &offer).as_ref() == Ok(&reply));
             }
             let striping = reply.terms.striping;
-            prop_assert!(usize::from(striping.rails()) <= rails && usize::from(striping.qp_count()) <= rails * lanes);
+            prop_assert!(usize::from(striping.rails()) <= rails && usize::from(striping.qp_count()) <= rails * qps);
             prop_assert_eq!(reply.endpoint.rails.len(), usize::from(striping.rails()));
             let _ = offer.rail_weights_with(&reply.endpoint);
         }
@@ -228,10 +228,10 @@ proptest! {
     }
 
     #[test]
-    fn no_receive_reports_more_bytes_than_its_buffer_has(rails in 1u8..=4, lanes in 1u8..=4, split: bool,
+    fn no_receive_reports_more_bytes_than_its_buffer_has(rails in 1u8..=4, qps in 1u8..=4, split: bool,
                                                              groups in vec(group(), 1..6),
                                                              immediates in vec(arriving(), 0..40)) {
-        let _ = receive(Striping::new(rails, lanes, split), &groups, immediates);
+        let _ = receive(Striping::new(rails, qps, split), &groups, immediates);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::net::qp::set::ConnectedQp;
 use crate::net::qp::wr_id::WrId;
 use crate::proto::cts::Cts;
-use crate::proto::handshake::{Ring, Terms};
+use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::recv::RecvFlow;
 use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
 use crate::verbs::staging::Staging;
@@ -59,7 +59,7 @@ impl CtsSender {
     ///
     /// # Errors
     /// A device has too little inline data, and memory cannot be registered instead.
-    pub fn new(qps: &[ConnectedQp], ring: Ring, terms: &Terms) -> Result<Self> {
+    pub fn new(qps: &[ConnectedQp], ring: Ring, terms: &Negotiated) -> Result<Self> {
         let (rails, slot_bytes) = (usize::from(terms.striping.rails()), terms.slot_bytes());
         let inline_bytes = qps.iter().take(rails).map(|connected| connected.qp.inline_bytes()).min().unwrap_or(0);
         let (staging, slots_per_write) = match inline_bytes / slot_bytes as u32 {

@@ -12,7 +12,7 @@ use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::set::{ConnectedQp, QpSet};
 use crate::net::qp::wr_id::WrId;
-use crate::proto::handshake::{Ring, Terms};
+use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub struct RecvComm {
     path: ExclusiveCell<RecvPath>,
     /// The peer's state.
-    pub link: Arc<PeerState>,
+    pub peer: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
 }
@@ -59,7 +59,7 @@ impl RecvPath {
     /// # Errors
     /// The device refuses the receives; or it has too little inline data for clear-to-sends, and memory for them cannot be
     /// registered.
-    pub fn new(qps: QpSet, ring: Ring, terms: &Terms) -> Result<Self> {
+    pub fn new(qps: QpSet, ring: Ring, terms: &Negotiated) -> Result<Self> {
         let flow = RecvFlow::new(terms.striping);
         let cts_sender = CtsSender::new(&qps.qps, ring, terms)?;
         let sticky_error = StickyError::new("receiving from");
@@ -73,9 +73,9 @@ impl RecvPath {
 
 impl RecvComm {
     /// A receiver.
-    pub fn new(nic: Arc<Nic>, link: Arc<PeerState>, path: RecvPath) -> Self {
-        nic.watch_queues(&link, path.qps.queues());
-        Self { path: ExclusiveCell::new(path), link, nic }
+    pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, path: RecvPath) -> Self {
+        nic.watch_queues(&peer, path.qps.queues());
+        Self { path: ExclusiveCell::new(path), peer, nic }
     }
 
     /// Begins to receive a group of `count` messages; `expected` returns each of them. `None`: too many receives are outstanding;
@@ -91,7 +91,7 @@ impl RecvComm {
     ) -> Result<Option<RequestId>> {
         // Nearly all groups have one member. For them the count is a constant to the compiler.
         if count == 1 {
-            return self.path.enter(|path| path.receive(1, expected, &self.link));
+            return self.path.enter(|path| path.receive(1, expected, &self.peer));
         }
         self.irecv_group(count, expected)
     }
@@ -102,7 +102,7 @@ impl RecvComm {
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>>,
     ) -> Result<Option<RequestId>> {
-        self.path.enter(|path| path.receive(count, expected, &self.link))
+        self.path.enter(|path| path.receive(count, expected, &self.peer))
     }
 
     /// Calls `done` with the number of bytes of each message, once the request is complete.
@@ -114,9 +114,9 @@ impl RecvComm {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
                 if path.qps.are_on_several_rails() {
-                    path.progress_on_rails(&self.link, id)?;
+                    path.progress_on_rails(&self.peer, id)?;
                 } else {
-                    path.progress(&self.link, id)?;
+                    path.progress(&self.peer, id)?;
                 }
             }
             if let Some(lengths) = path.flow.poll_done(id).map_err(Violation::into_misuse)? {
@@ -149,7 +149,7 @@ impl RecvComm {
             let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
             let flushes = path.flushes.get_or_insert_default();
             let posted =
-                flushes.post(&self.nic, rails, addr, memory).map_err(|e| path.sticky_error.fail(&self.link, e))?;
+                flushes.post(&self.nic, rails, addr, memory).map_err(|e| path.sticky_error.fail(&self.peer, e))?;
             posted.map_or_else(|| Err(too_many_flushes()), |id| Ok(Some(id)))
         })
     }
@@ -166,7 +166,7 @@ impl RecvComm {
                 Some(flushes) => flushes.test(id),
                 None => Err(Error::internal("a flush is tested that was not begun")),
             };
-            result.map_err(|e| path.sticky_error.fail(&self.link, e))
+            result.map_err(|e| path.sticky_error.fail(&self.peer, e))
         })
     }
 }
@@ -177,7 +177,7 @@ impl Drop for RecvComm {
     fn drop(&mut self) {
         let outstanding = self.path.enter(|path| Ok(path.flow.outstanding()));
         if outstanding != Ok(0) {
-            self.link.fail("the receiver was closed with receives outstanding");
+            self.peer.fail("the receiver was closed with receives outstanding");
         }
     }
 }
@@ -188,48 +188,48 @@ impl RecvPath {
         &mut self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>>,
-        link: &Arc<PeerState>,
+        peer: &Arc<PeerState>,
     ) -> Result<Option<RequestId>> {
-        self.sticky_error.check(link)?;
+        self.sticky_error.check(peer)?;
         let posted = self.flow.post(count, |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
             memory.require("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         })?;
-        self.send_cts().map_err(|e| self.sticky_error.fail(link, e))?;
+        self.send_cts().map_err(|e| self.sticky_error.fail(peer, e))?;
         Ok(posted)
     }
 
     #[inline(always)]
-    fn progress(&mut self, link: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        self.progress_by(link, awaited, Self::poll)
+    fn progress(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        self.progress_by(peer, awaited, Self::poll)
     }
 
     #[inline(never)]
-    fn progress_on_rails(&mut self, link: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        self.progress_by(link, awaited, Self::poll_rails)
+    fn progress_on_rails(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        self.progress_by(peer, awaited, Self::poll_rails)
     }
 
     #[inline(always)]
     fn progress_by(
         &mut self,
-        link: &Arc<PeerState>,
+        peer: &Arc<PeerState>,
         awaited: RequestId,
         poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
     ) -> Result<()> {
         // Read before the queue is polled: what the peer has sent before it went is in the queue then.
-        let state = link.state();
+        let state = peer.state();
         if !state.is_open() {
             self.sticky_error.check_failed()?;
         }
-        let polled = poll(self, link).map_err(|e| self.sticky_error.fail(link, e))?;
+        let polled = poll(self, peer).map_err(|e| self.sticky_error.fail(peer, e))?;
         if polled == 0 {
             self.flow.handle_empty_poll(awaited);
             if !state.is_open() {
-                self.check_peer(link, state)?;
+                self.check_peer(peer, state)?;
             }
         }
-        self.send_cts().map_err(|e| self.sticky_error.fail(link, e))
+        self.send_cts().map_err(|e| self.sticky_error.fail(peer, e))
     }
 
     /// To be called when nothing was polled and the peer's `state` is not open. If only the control connection is lost, sends a
@@ -239,23 +239,23 @@ impl RecvPath {
     /// The peer has gone.
     #[cold]
     #[inline(never)]
-    fn check_peer(&mut self, link: &Arc<PeerState>, state: State) -> Result<()> {
+    fn check_peer(&mut self, peer: &Arc<PeerState>, state: State) -> Result<()> {
         if state.is_gone() {
-            let error = self.sticky_error.reason(link);
-            return Err(self.sticky_error.fail(link, error));
+            let error = self.sticky_error.reason(peer);
+            return Err(self.sticky_error.fail(peer, error));
         }
-        self.cts_sender.probe.send(&mut self.qps).map_err(|e| self.sticky_error.fail(link, e))
+        self.cts_sender.probe.send(&mut self.qps).map_err(|e| self.sticky_error.fail(peer, e))
     }
 
     #[inline(always)]
-    fn poll(&mut self, link: &Arc<PeerState>) -> Result<usize> {
+    fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
-        qps.poll(link, |qps, completion| handle(flow, cts_sender, qps, completion))
+        qps.poll(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
-    fn poll_rails(&mut self, link: &Arc<PeerState>) -> Result<usize> {
+    fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
-        qps.poll_rails(link, |qps, completion| handle(flow, cts_sender, qps, completion))
+        qps.poll_rails(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
     /// Sends due clear-to-sends, as far as the send queues have room.

@@ -10,7 +10,7 @@ use crate::net::mr::handle::MrHandle;
 use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
-use crate::proto::handshake::Terms;
+use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::requests::RequestId;
@@ -32,7 +32,7 @@ pub struct SendComm {
     /// Messages of fewer bytes take the fast path.
     fast_below: u32,
     /// The peer's state.
-    pub link: Arc<PeerState>,
+    pub peer: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
 }
@@ -78,28 +78,28 @@ impl SendComm {
     /// A sender over connected queue pairs.
     pub fn new(
         nic: Arc<Nic>,
-        link: Arc<PeerState>,
+        peer: Arc<PeerState>,
         qps: QpSet,
         ring: CtsRing,
-        terms: &Terms,
+        terms: &Negotiated,
         weights: RailWeights,
     ) -> Self {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(trailing_immediate_above.saturating_add(1));
         let fast_below = if qps.are_on_several_rails() { 0 } else { one_write_below };
-        nic.watch_queues(&link, qps.queues());
+        nic.watch_queues(&peer, qps.queues());
         let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
         let path =
             SendPath { flow, qps, ring, trailing_immediate_above, other_work: OtherWork::default(), sticky_error };
-        Self { path: ExclusiveCell::new(path), fast_below, link, nic }
+        Self { path: ExclusiveCell::new(path), fast_below, peer, nic }
     }
 
     /// Whether a message of `length` bytes takes the fast path: one write for each stripe, on the only rail, while the control
     /// connection stands. No message longer than [`crate::proto::MAX_MESSAGE`] does.
     #[inline(always)]
     pub fn takes_fast_path(&self, length: u32) -> bool {
-        length < self.fast_below && self.link.state().is_open()
+        length < self.fast_below && self.peer.state().is_open()
     }
 
     /// Begins to send `length` bytes of registered memory, for which [`Self::takes_fast_path`] has to be true. `None`: the receiver
@@ -111,7 +111,7 @@ impl SendComm {
     pub fn isend_fast(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
             memory.require("isend", addr, length)?;
-            path.send_fast(addr, length, tag, memory).map_err(|e| path.sticky_error.fail(&self.link, e))
+            path.send_fast(addr, length, tag, memory).map_err(|e| path.sticky_error.fail(&self.peer, e))
         })
     }
 
@@ -121,11 +121,11 @@ impl SendComm {
     /// As [`Self::isend_fast`].
     pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
-            if !self.link.state().is_open() && !path.check_peer(&self.link)? {
+            if !self.peer.state().is_open() && !path.check_peer(&self.peer)? {
                 return Ok(None);
             }
             memory.require("isend", addr, length)?;
-            path.send(addr, length, tag, memory).map_err(|e| path.sticky_error.fail(&self.link, e))
+            path.send(addr, length, tag, memory).map_err(|e| path.sticky_error.fail(&self.peer, e))
         })
     }
 
@@ -138,9 +138,9 @@ impl SendComm {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
                 if path.qps.are_on_several_rails() {
-                    path.progress_on_rails(&self.link)?;
+                    path.progress_on_rails(&self.peer)?;
                 } else {
-                    path.progress(&self.link)?;
+                    path.progress(&self.peer)?;
                 }
             }
             path.flow.poll_done(id).map_err(Violation::into_misuse)
@@ -157,51 +157,51 @@ impl SendPath {
     /// The peer has gone, or its device does not acknowledge.
     #[cold]
     #[inline(never)]
-    fn check_peer(&mut self, link: &Arc<PeerState>) -> Result<bool> {
-        self.sticky_error.check(link)?;
+    fn check_peer(&mut self, peer: &Arc<PeerState>) -> Result<bool> {
+        self.sticky_error.check(peer)?;
         if self.flow.is_idle() {
-            self.other_work.probe.send(&mut self.qps).map_err(|e| self.sticky_error.fail(link, e))?;
+            self.other_work.probe.send(&mut self.qps).map_err(|e| self.sticky_error.fail(peer, e))?;
         }
         if self.other_work.probe.is_outstanding() {
             let poll = if self.qps.are_on_several_rails() { Self::poll_rails } else { Self::poll };
-            poll(self, link).map_err(|e| self.sticky_error.fail(link, e))?;
+            poll(self, peer).map_err(|e| self.sticky_error.fail(peer, e))?;
         }
         Ok(!self.other_work.probe.is_outstanding())
     }
 
     #[inline(always)]
-    fn progress(&mut self, link: &Arc<PeerState>) -> Result<()> {
-        self.progress_by(link, Self::poll)
+    fn progress(&mut self, peer: &Arc<PeerState>) -> Result<()> {
+        self.progress_by(peer, Self::poll)
     }
 
     #[inline(never)]
-    fn progress_on_rails(&mut self, link: &Arc<PeerState>) -> Result<()> {
-        self.progress_by(link, Self::poll_rails)
+    fn progress_on_rails(&mut self, peer: &Arc<PeerState>) -> Result<()> {
+        self.progress_by(peer, Self::poll_rails)
     }
 
     #[inline(always)]
     fn progress_by(
         &mut self,
-        link: &Arc<PeerState>,
+        peer: &Arc<PeerState>,
         poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
     ) -> Result<()> {
         // A peer that has closed in good order has received all messages, so their completions still come.
-        let broken = link.is_broken();
+        let broken = peer.is_broken();
         if broken {
             self.sticky_error.check_failed()?;
         }
-        let polled = poll(self, link).map_err(|e| self.sticky_error.fail(link, e))?;
+        let polled = poll(self, peer).map_err(|e| self.sticky_error.fail(peer, e))?;
         if polled == 0 && broken {
-            let error = self.sticky_error.reason(link);
-            return Err(self.sticky_error.fail(link, error));
+            let error = self.sticky_error.reason(peer);
+            return Err(self.sticky_error.fail(peer, error));
         }
         Ok(())
     }
 
     #[inline(always)]
-    fn poll(&mut self, link: &Arc<PeerState>) -> Result<usize> {
+    fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, other_work, .. } = self;
-        qps.poll(link, |_, completion| match WrId::from_bits(completion.id()) {
+        qps.poll(peer, |_, completion| match WrId::from_bits(completion.id()) {
             WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
             _ => match other_work.handle_completion(completion.id())? {
                 Some((request, _)) => Ok(flow.handle_completion(request)?),
@@ -210,13 +210,13 @@ impl SendPath {
         })
     }
 
-    fn poll_rails(&mut self, link: &Arc<PeerState>) -> Result<usize> {
+    fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, other_work, .. } = self;
         flow.handle_poll();
-        qps.poll_rails(link, |_, completion| match WrId::from_bits(completion.id()) {
+        qps.poll_rails(peer, |_, completion| match WrId::from_bits(completion.id()) {
             WrId::Data { request, qp } => Ok(flow.handle_completion_on(request, QpIndex(qp))?),
             _ => match other_work.handle_completion(completion.id())? {
-                Some((request, lane)) => Ok(flow.handle_completion_on(request, lane)?),
+                Some((request, qp)) => Ok(flow.handle_completion_on(request, qp)?),
                 None => Ok(()),
             },
         })
@@ -228,7 +228,7 @@ impl SendPath {
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
         match transfer.as_single() {
-            Some((lane, imm)) => self.post_single(addr, memory.lkey(0), &transfer, lane, imm)?,
+            Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm)?,
             None => self.post(addr, memory, transfer)?,
         }
         Ok(Some(transfer.id))
@@ -255,10 +255,10 @@ impl SendPath {
 
     /// Posts a message as one write, which carries its immediate.
     #[inline(always)]
-    fn post_single(&mut self, addr: u64, lkey: u32, transfer: &Transfer, lane: QpIndex, imm: Imm) -> Result<()> {
-        let Some(connected) = self.qps.qps.get_mut(usize::from(lane.0)) else { return Err(no_such_qp(lane)) };
+    fn post_single(&mut self, addr: u64, lkey: u32, transfer: &Transfer, qp: QpIndex, imm: Imm) -> Result<()> {
+        let Some(connected) = self.qps.qps.get_mut(usize::from(qp.0)) else { return Err(no_such_qp(qp)) };
         connected.qp.post_write(&Write {
-            id: WrId::Data { request: transfer.id, qp: lane.0 }.to_bits(),
+            id: WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(),
             local: Sge { addr, length: transfer.length, lkey },
             target: Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] },
             imm: Some(imm.to_bits()),
@@ -316,6 +316,6 @@ impl SendPath {
 
 #[cold]
 #[inline(never)]
-fn no_such_qp(lane: QpIndex) -> Error {
-    Error::internal(format!("{lane:?} does not exist"))
+fn no_such_qp(qp: QpIndex) -> Error {
+    Error::internal(format!("{qp:?} does not exist"))
 }

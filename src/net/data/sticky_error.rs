@@ -21,10 +21,10 @@ impl StickyError {
     /// To be called before something new begins.
     ///
     /// # Errors
-    /// This end has failed, as its link tells too, or the peer has gone.
+    /// This end has failed, as the peer is told, or the peer has gone.
     #[inline]
-    pub fn check(&self, link: &Arc<PeerState>) -> Result<()> {
-        if link.is_gone() { Err(self.reason(link)) } else { Ok(()) }
+    pub fn check(&self, peer: &Arc<PeerState>) -> Result<()> {
+        if peer.is_gone() { Err(self.reason(peer)) } else { Ok(()) }
     }
 
     /// To be called before completions are polled, which go on after the peer has gone.
@@ -40,16 +40,16 @@ impl StickyError {
     /// The error of this end, or else an error that tells why the peer has gone.
     #[cold]
     #[inline(never)]
-    pub fn reason(&self, link: &Arc<PeerState>) -> Error {
-        let gone = || Error::remote(format!("{} {}: {}", self.task, link.peer(), link.reason()));
+    pub fn reason(&self, peer: &Arc<PeerState>) -> Error {
+        let gone = || Error::remote(format!("{} {}: {}", self.task, peer.peer(), peer.reason()));
         self.error.clone().unwrap_or_else(gone)
     }
 
     /// Records that this end has failed with `error`, unless it has failed before, and tells the peer. Returns the recorded error.
     #[cold]
     #[inline(never)]
-    pub fn fail(&mut self, link: &Arc<PeerState>, error: Error) -> Error {
-        link.fail(&error.text());
+    pub fn fail(&mut self, peer: &Arc<PeerState>, error: Error) -> Error {
+        peer.fail(&error.text());
         self.error.get_or_insert(error).clone()
     }
 }

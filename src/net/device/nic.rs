@@ -114,15 +114,15 @@ impl Nic {
         self.cards.iter().all(|card| card.supports_dmabuf())
     }
 
-    /// Has a watcher drive the control connection of `link`, and all of them end the connection when one of the cards fails.
+    /// Has a watcher drive the control connection of `peer`, and all of them end the connection when one of the cards fails.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
-    pub fn watch(&self, link: &Arc<PeerState>) -> Result<()> {
+    pub fn watch(&self, peer: &Arc<PeerState>) -> Result<()> {
         for card in &self.cards {
-            card.watcher()?.watch(link);
+            card.watcher()?.watch(peer);
         }
-        self.watch_set_up(link.stream().driver(), None)
+        self.watch_set_up(peer.stream().driver(), None)
     }
 
     /// Has a watcher look after connections that are being set up: serve `driver`, and do `task`, if it is given.
@@ -138,12 +138,12 @@ impl Nic {
         watcher.serve(driver)
     }
 
-    /// Has `link` end, and no other connection, when one of the completion queues fails whose ids, by rail, are `queues`. To
+    /// Has `peer` end, and no other connection, when one of the completion queues fails whose ids, by rail, are `queues`. To
     /// be called after [`Self::watch`].
-    pub fn watch_queues(&self, link: &Arc<PeerState>, queues: impl Iterator<Item = u64>) {
+    pub fn watch_queues(&self, peer: &Arc<PeerState>, queues: impl Iterator<Item = u64>) {
         for (rail, queue) in queues.enumerate() {
             if let Some(watcher) = self.cards.get(self.card_of(rail)).and_then(|card| card.started_watcher()) {
-                watcher.watch_queue(queue, link);
+                watcher.watch_queue(queue, peer);
             }
         }
     }

@@ -11,8 +11,8 @@ use crate::host::{gid, ib};
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto;
-use crate::proto::endpoint::{self, Endpoint, LaneEnd, RailEnd};
-use crate::proto::handshake::Terms;
+use crate::proto::endpoint::{self, Endpoint, QpEnd, RailEnd};
+use crate::proto::handshake::Negotiated;
 use crate::verbs::path::{ConnectError, Ece, Path};
 use crate::verbs::queue_pair::InitQueuePair;
 use std::time::{Duration, Instant};
@@ -54,7 +54,13 @@ impl InitQpSet {
     ///
     /// # Errors
     /// There are fewer queue pairs than `terms` say.
-    pub fn connect(mut self, nic: &Nic, remote: Endpoint, terms: &Terms, traffic_class: u8) -> Result<ConnectingQpSet> {
+    pub fn connect(
+        mut self,
+        nic: &Nic,
+        remote: Endpoint,
+        terms: &Negotiated,
+        traffic_class: u8,
+    ) -> Result<ConnectingQpSet> {
         self.truncate(terms);
         let striping = terms.striping;
         let (mut rails, mut by_rail) = (Vec::new(), Vec::new());
@@ -63,9 +69,9 @@ impl InitQpSet {
             by_rail.push(qps.into_iter());
         }
         let mut waiting = Vec::with_capacity(striping.qp_count().into());
-        for lane in (0..striping.qp_count()).map(proto::QpIndex) {
-            let qp = by_rail.get_mut(usize::from(striping.rail_of(lane))).and_then(Iterator::next);
-            let (Some(qp), Some(far)) = (qp, remote.lane(lane, striping)) else { return Err(is_missing(lane)) };
+        for index in (0..striping.qp_count()).map(proto::QpIndex) {
+            let qp = by_rail.get_mut(usize::from(striping.rail_of(index))).and_then(Iterator::next);
+            let (Some(qp), Some(far)) = (qp, remote.qp_end(index, striping)) else { return Err(is_missing(index)) };
             // An answering peer names only options that this end has offered.
             if let Some(offered) = far.ece.filter(|_| nic.config.ece) {
                 qp.adopt_ece(from_wire(offered));
@@ -83,8 +89,8 @@ impl InitQpSet {
     /// Adds to the description of this end the vendor's options that each device offers.
     pub fn offer_ece(&mut self) {
         for (end, rail) in self.endpoint.rails.iter_mut().zip(&self.rails) {
-            for (lane, qp) in end.lanes.iter_mut().zip(&rail.qps) {
-                lane.ece = qp.ece().map(to_wire);
+            for (told, qp) in end.qps.iter_mut().zip(&rail.qps) {
+                told.ece = qp.ece().map(to_wire);
             }
         }
     }
@@ -98,18 +104,19 @@ impl ConnectingQpSet {
     pub fn advance(&mut self, nic: &Nic) -> Result<bool> {
         let striping = self.connected.striping;
         while let Some(qp) = self.waiting.pop_if(|_| self.attempts.next <= Instant::now()) {
-            let lane = proto::QpIndex(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
-            let ends = Ends::of(lane, nic, &self.connected).ok_or_else(|| is_missing(lane))?;
-            let (Some(local), Some(far)) = (self.endpoint.lane_mut(lane, striping), ends.remote.lane(lane, striping))
+            let index = proto::QpIndex(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
+            let ends = Ends::of(index, nic, &self.connected).ok_or_else(|| is_missing(index))?;
+            let (Some(local), Some(far)) =
+                (self.endpoint.qp_end_mut(index, striping), ends.remote.qp_end(index, striping))
             else {
-                return Err(is_missing(lane));
+                return Err(is_missing(index));
             };
             let path = ends.path(*local, far, self.traffic_class)?;
-            let is_first = lane.0 < striping.rails();
+            let is_first = index.0 < striping.rails();
             if is_first && self.attempts.failed == 0 {
                 ends.log(&path);
             }
-            match qp.try_connect(&path, WrId::Receive { qp: lane.0 }.to_bits()) {
+            match qp.try_connect(&path, WrId::Receive { qp: index.0 }.to_bits()) {
                 Ok(qp) => {
                     self.attempts.succeed(&ends);
                     let agreed = qp.ece().filter(|_| far.ece.is_some() && nic.config.ece);
@@ -136,14 +143,14 @@ impl ConnectingQpSet {
     }
 }
 
-fn is_missing(lane: proto::QpIndex) -> Error {
-    Error::internal(format!("{lane:?} is missing"))
+fn is_missing(index: proto::QpIndex) -> Error {
+    Error::internal(format!("{index:?} is missing"))
 }
 
 impl<'a> Ends<'a> {
-    /// The ends of the rail that `lane` is on.
-    fn of(lane: proto::QpIndex, nic: &'a Nic, qps: &'a QpSet) -> Option<Self> {
-        let number = usize::from(qps.striping.rail_of(lane));
+    /// The ends of the rail that `index` is on.
+    fn of(index: proto::QpIndex, nic: &'a Nic, qps: &'a QpSet) -> Option<Self> {
+        let number = usize::from(qps.striping.rail_of(index));
         let (rail, local) = (nic.rails.get(number)?, &qps.rails.get(number)?.address);
         Some(Self { rail, local, far: qps.remote.rails.get(number)?, remote: &qps.remote, number })
     }
@@ -154,7 +161,7 @@ impl<'a> Ends<'a> {
     }
 
     /// The path of a queue pair from its `local` end to its `far` one.
-    fn path(&self, local: LaneEnd, far: LaneEnd, traffic_class: u8) -> Result<Path> {
+    fn path(&self, local: QpEnd, far: QpEnd, traffic_class: u8) -> Result<Path> {
         let path = path_to(self.rail, self.local, &self.far.gid, self.far.lid)?;
         let path = Path { mtu: path.mtu.min(self.far.mtu), traffic_class, ..path };
         Ok(Path { psn: local.psn, dest_qpn: far.qpn, dest_psn: far.psn, ..path })

@@ -9,16 +9,16 @@ use crate::verbs::work::Completion;
 /// What sets the time until a device gives up on a peer that does not acknowledge.
 const PATIENCE: &str = "NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long to wait";
 
-/// The error for a failed completion on port `on`, between the two ends that `between` describes, and with the peer of `link`.
+/// The error for a failed completion on port `on`, between the two ends that `between` describes, and with what is known of `peer`.
 #[cold]
 #[inline(never)]
-pub(super) fn failure(completion: &Completion, on: &str, between: &str, link: &PeerState) -> Error {
+pub(super) fn failure(completion: &Completion, on: &str, between: &str, peer: &PeerState) -> Error {
     let (status, vendor_error) = (completion.status(), completion.vendor_error());
-    let circumstances = circumstances(status, &link.reason(), link.is_lost());
+    let circumstances = circumstances(status, &peer.reason(), peer.is_lost());
     let operation = WrId::from_bits(completion.id()).operation();
-    let peer = link.peer();
+    let name = peer.peer();
     Error::remote(format!(
-        "{operation} on {on}: {status}, vendor error {vendor_error}; {between}, peer {peer}{circumstances}"
+        "{operation} on {on}: {status}, vendor error {vendor_error}; {between}, peer {name}{circumstances}"
     ))
 }
 

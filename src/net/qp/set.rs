@@ -7,8 +7,8 @@ use crate::host::{random, sysfs};
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::{LocalAddress, Rail};
-use crate::proto::endpoint::{Endpoint, LaneEnd, RailEnd};
-use crate::proto::handshake::Terms;
+use crate::proto::endpoint::{Endpoint, QpEnd, RailEnd};
+use crate::proto::handshake::Negotiated;
 use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_QPS, MAX_RAILS};
 use crate::verbs::completion_queue::CompletionQueue;
@@ -93,11 +93,11 @@ impl InitQpSet {
     }
 
     /// Destroys the queue pairs that the connection does not use on `terms`.
-    pub fn truncate(&mut self, terms: &Terms) {
-        self.endpoint.truncate(terms.striping.rails().into(), terms.lanes_per_rail());
+    pub fn truncate(&mut self, terms: &Negotiated) {
+        self.endpoint.truncate(terms.striping.rails().into(), terms.qps_per_rail());
         self.rails.truncate(terms.striping.rails().into());
         for rail in &mut self.rails {
-            rail.qps.truncate(terms.lanes_per_rail());
+            rail.qps.truncate(terms.qps_per_rail());
         }
     }
 }
@@ -116,7 +116,7 @@ impl InitRailQps {
         let LocalAddress { port, gid } = self.on.address;
         let end = |qp: &InitQueuePair| {
             let psn = u32::from_le_bytes(random::bytes()?) & 0xff_ffff;
-            Ok(LaneEnd { qpn: qp.number(), psn, ece: None })
+            Ok(QpEnd { qpn: qp.number(), psn, ece: None })
         };
         Ok(RailEnd {
             name: format!("{} port {}", rail.name, rail.port),
@@ -125,7 +125,7 @@ impl InitRailQps {
             gid: gid.gid,
             mtu: port.mtu,
             speed_mbps: rail.speed_mbps,
-            lanes: self.qps.iter().map(end).collect::<Result<_>>()?,
+            qps: self.qps.iter().map(end).collect::<Result<_>>()?,
         })
     }
 }
@@ -174,10 +174,10 @@ impl QpSet {
     #[inline(always)]
     pub fn poll(
         &mut self,
-        link: &Arc<PeerState>,
+        peer: &Arc<PeerState>,
         handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
-        self.poll_rail(0, link, handle)
+        self.poll_rail(0, peer, handle)
     }
 
     /// As [`Self::poll`], over all rails.
@@ -187,17 +187,17 @@ impl QpSet {
     #[inline(never)]
     pub fn poll_rails(
         &mut self,
-        link: &Arc<PeerState>,
+        peer: &Arc<PeerState>,
         mut handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
-        (0..self.rails.len()).try_fold(0, |before, rail| Ok(before + self.poll_rail(rail, link, &mut handle)?))
+        (0..self.rails.len()).try_fold(0, |before, rail| Ok(before + self.poll_rail(rail, peer, &mut handle)?))
     }
 
     #[inline(always)]
     fn poll_rail(
         &mut self,
         rail: usize,
-        link: &Arc<PeerState>,
+        peer: &Arc<PeerState>,
         mut handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
         let queue = if rail == 0 { &self.queue } else { &self.rails[rail].queue };
@@ -212,16 +212,16 @@ impl QpSet {
             }
         }
         match failed {
-            Some(completion) => Err(self.failure(link, completion)),
+            Some(completion) => Err(self.failure(peer, completion)),
             None => outcome.map(|()| completions.len()),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn failure(&self, link: &PeerState, completion: &Completion) -> Error {
+    fn failure(&self, peer: &PeerState, completion: &Completion) -> Error {
         let (on, between) = self.ends(WrId::from_bits(completion.id()).qp());
-        failure(completion, &on, &between, link)
+        failure(completion, &on, &between, peer)
     }
 
     /// For messages: the port of the queue pair with index `qp`, and the queue pair's two ends.
@@ -237,7 +237,7 @@ impl QpSet {
             _ => format!("{name} (rail {number} of {})", self.name),
         };
         let qpn = self.qps.get(usize::from(qp)).map_or(0, |c| c.qp.number());
-        let remote_qpn = self.remote.lane(proto::QpIndex(qp), self.striping).map_or(0, |l| l.qpn);
+        let remote_qpn = self.remote.qp_end(proto::QpIndex(qp), self.striping).map_or(0, |l| l.qpn);
         let between = format!(
             "local GID {} (index {}) LID {} queue pair {qpn}, remote GID {} LID {} queue pair {remote_qpn} of {}",
             Ipv6Addr::from(address.gid.gid),

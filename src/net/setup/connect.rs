@@ -1,7 +1,7 @@
 //! The connecting side of a connection's set-up.
 //!
 //! ```text
-//! Dialing ──► Awaiting ──► Joining ──► SendComm
+//! Dialing ──► Awaiting ──► Connecting ──► SendComm
 //!    ▲ refused, or the control connection has ended: again
 //! ```
 //!
@@ -63,7 +63,7 @@ enum Stage {
     /// The hello is out; the peer's reply is due.
     Awaiting(Box<Offer>),
     /// The reply is there; the queue pairs are being connected.
-    Joining(Box<Pending>),
+    Connecting(Box<Pending>),
     /// Over, one way or the other.
     Done,
 }
@@ -78,7 +78,7 @@ enum Dial {
 #[derive(Debug)]
 struct Offer {
     stream: ControlStream,
-    lanes: InitQpSet,
+    qps: InitQpSet,
     ring: CtsRing,
 }
 
@@ -86,7 +86,7 @@ struct Offer {
 #[derive(Debug)]
 struct Pending {
     stream: ControlStream,
-    joining: ConnectingQpSet,
+    connecting: ConnectingQpSet,
     ring: CtsRing,
     reply: Reply,
 }
@@ -132,9 +132,9 @@ impl Connector {
             let (stage, progress) = match stage {
                 Stage::Dialing(dial) => self.dial(dial)?,
                 Stage::Awaiting(offer) => self.await_reply(offer)?,
-                Stage::Joining(mut pending) => match self.join(&mut pending)? {
+                Stage::Connecting(mut pending) => match self.join(&mut pending)? {
                     true => return self.complete(*pending).map(Some),
-                    false => (Stage::Joining(pending), false),
+                    false => (Stage::Connecting(pending), false),
                 },
                 Stage::Done => return Err(Error::internal("connect was called after it had failed")),
             };
@@ -154,7 +154,7 @@ impl Connector {
         let waiting = match stage {
             Stage::Dialing(_) if self.turned_away => "the listener took connections and closed them without a word",
             Stage::Dialing(_) => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
-            Stage::Joining(_) => "the queue pairs could not be connected",
+            Stage::Connecting(_) => "the queue pairs could not be connected",
             Stage::Awaiting(_) | Stage::Done => return Ok(()),
         };
         let (to, seconds) = (self.handle.address, self.nic.config.handshake_timeout_s);
@@ -200,9 +200,9 @@ impl Connector {
 
     fn offer(&self, stream: ControlStream) -> Result<Offer> {
         let nic = &self.nic;
-        let mut lanes = InitQpSet::new(nic, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
+        let mut qps = InitQpSet::new(nic, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
-            lanes.offer_ece();
+            qps.offer_ece();
         }
         let halves = cts_halves(nic.rails.len());
         let ring = CtsRing::new(nic.cards.iter().map(|card| &card.domain), halves)?;
@@ -212,9 +212,9 @@ impl Connector {
             slots: RING_SLOTS as u32,
             slot_room: (halves * Cts::BYTES) as u32,
         };
-        let hello = Hello { token: self.handle.token, endpoint: lanes.endpoint.clone(), ring: place };
+        let hello = Hello { token: self.handle.token, endpoint: qps.endpoint.clone(), ring: place };
         stream.send(Kind::Hello, hello.body());
-        Ok(Offer { stream, lanes, ring })
+        Ok(Offer { stream, qps, ring })
     }
 
     fn abandoned(&self) -> Error {
@@ -268,32 +268,32 @@ impl Connector {
                 Heard::Frame(_) | Heard::Nothing => Err(self.abandoned()),
             };
         }
-        let Offer { stream, lanes, ring } = *offer;
-        let reply = Reply::parse(&frame.body, &lanes.endpoint)
-            .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
+        let Offer { stream, qps, ring } = *offer;
+        let reply =
+            Reply::parse(&frame.body, &qps.endpoint).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         let traffic_class = self.nic.config.traffic_class;
         self.deadline = Instant::now() + self.patience();
-        let joining = lanes.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
-        Ok((Stage::Joining(Box::new(Pending { stream, joining, ring, reply })), true))
+        let connecting = qps.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
+        Ok((Stage::Connecting(Box::new(Pending { stream, connecting, ring, reply })), true))
     }
 
     /// Whether the queue pairs are connected.
     fn join(&self, pending: &mut Pending) -> Result<bool> {
-        let done = pending.joining.advance(&self.nic);
+        let done = pending.connecting.advance(&self.nic);
         done.map_err(|e| e.during(format_args!("connecting to {}", self.handle.address)))
     }
 
     /// Commits. If that is lost with the control connection, the peer is told over another one.
     fn complete(&self, pending: Pending) -> Result<SendComm> {
-        let Pending { stream, joining, mut ring, reply } = pending;
-        let (lanes, endpoint) = joining.finish();
+        let Pending { stream, connecting, mut ring, reply } = pending;
+        let (qps, endpoint) = connecting.finish();
         let weights = endpoint.rail_weights_with(&reply.endpoint);
         ring.lay_out(cts_halves(reply.terms.striping.rails().into()));
         stream.send(Kind::Commit, Vec::new());
         let peer = PeerState::new(format!("{} ({})", reply.endpoint.name, stream.peer()), stream);
         self.nic.watch(&peer)?;
         log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
-        Ok(SendComm::new(Arc::clone(&self.nic), peer, lanes, ring, &reply.terms, weights))
+        Ok(SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights))
     }
 }
 

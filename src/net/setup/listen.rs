@@ -20,7 +20,7 @@ use crate::net::qp::set::InitQpSet;
 use crate::proto::control::event::{End, Heard};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Handle;
-use crate::proto::handshake::{Hello, Reply, Terms};
+use crate::proto::handshake::{Hello, Negotiated, Reply};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ enum Stage {
     /// Is led here, since it knows the token.
     Caller,
     /// Has said hello; our queue pairs are being connected to its.
-    Joining(Box<Preparing>),
+    Connecting(Box<Preparing>),
     /// Has got our reply; its commit is due.
     Replied(Box<Prepared>),
 }
@@ -61,9 +61,9 @@ enum Stage {
 /// What the reply waits for.
 #[derive(Debug)]
 struct Preparing {
-    joining: ConnectingQpSet,
+    connecting: ConnectingQpSet,
     hello: Hello,
-    terms: Terms,
+    terms: Negotiated,
 }
 
 /// All that makes a communicator but the peer's commit.
@@ -172,17 +172,17 @@ impl Listener {
         self.nic.watch_set_up(&self.control, Some(&task))?;
         let preparing = begin(&self.nic, Hello::parse(&frame.body)?)?;
         candidate.deadline = Instant::now() + self.patience();
-        candidate.stage = Stage::Joining(Box::new(preparing));
+        candidate.stage = Stage::Connecting(Box::new(preparing));
         self.proceed(candidate)
     }
 
     /// Goes on with what does not wait for the peer; once it is done, the peer is told.
     fn proceed(&self, candidate: &mut Candidate) -> Result<Verdict> {
-        let Stage::Joining(preparing) = &mut candidate.stage else { return Ok(Verdict::Wait) };
-        if !preparing.joining.advance(&self.nic)? {
+        let Stage::Connecting(preparing) = &mut candidate.stage else { return Ok(Verdict::Wait) };
+        if !preparing.connecting.advance(&self.nic)? {
             return Ok(if Instant::now() < candidate.deadline { Verdict::Wait } else { self.too_late(candidate) });
         }
-        let Stage::Joining(preparing) = std::mem::replace(&mut candidate.stage, Stage::Caller) else {
+        let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Caller) else {
             return Ok(Verdict::Wait);
         };
         let (prepared, reply) = preparing.finish()?;
@@ -244,19 +244,19 @@ impl Drop for Listener {
 
 /// Makes our end for the peer that said `hello`.
 fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
-    let offered = hello.endpoint.rails.iter().map(|rail| rail.lanes.len()).min().unwrap_or(0);
+    let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.config.queue_pairs).min(offered);
     let idle = InitQpSet::new(nic, count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
-    let terms = Terms::agree(&hello.endpoint, &idle.endpoint)?;
-    let joining = idle.connect(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class)?;
-    Ok(Preparing { joining, hello, terms })
+    let terms = Negotiated::agree(&hello.endpoint, &idle.endpoint)?;
+    let connecting = idle.connect(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class)?;
+    Ok(Preparing { connecting, hello, terms })
 }
 
 impl Preparing {
     fn finish(self) -> Result<(Prepared, Reply)> {
-        let Self { joining, hello, terms } = self;
-        let (lanes, endpoint) = joining.finish();
-        let path = RecvPath::new(lanes, hello.ring, &terms)?;
+        let Self { connecting, hello, terms } = self;
+        let (qps, endpoint) = connecting.finish();
+        let path = RecvPath::new(qps, hello.ring, &terms)?;
         Ok((Prepared { path, peer: hello.endpoint.name }, Reply { endpoint, terms }))
     }
 }

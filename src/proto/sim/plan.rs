@@ -1,8 +1,8 @@
 //! What a run does: the two ends and what they agree on, the messages and their buffers.
 
 use super::random::Random;
-use crate::proto::endpoint::{Ece, Endpoint, LaneEnd, RailEnd};
-use crate::proto::handshake::Terms;
+use crate::proto::endpoint::{Ece, Endpoint, QpEnd, RailEnd};
+use crate::proto::handshake::Negotiated;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::stripe::Striping;
 use crate::proto::{MAX_GROUP, MAX_RAILS};
@@ -53,7 +53,7 @@ impl Plan {
             endpoint(rails, 1 + random.index(4), !random.one_in(3))
         };
         let (near, far) = (end(), end());
-        let striping = Terms::agree(&near, &far).expect("ends of one link layer").striping;
+        let striping = Negotiated::agree(&near, &far).expect("ends of one link layer").striping;
         let is_uneven = random.one_in(2);
         let speeds = std::array::from_fn(|_| if is_uneven { 1 + random.below(16) } else { 16 });
         let one_at_a_time = random.one_in(3);
@@ -116,13 +116,13 @@ pub(in crate::proto) fn endpoint(rails: usize, qps: usize, split: bool) -> Endpo
         gid: [3 + rail as u8; 16],
         mtu: 5 - rail as u8,
         speed_mbps: 400_000 >> rail,
-        lanes: (0..qps as u32).map(|i| queue_pair(rail as u32, i)).collect(),
+        qps: (0..qps as u32).map(|i| queue_pair(rail as u32, i)).collect(),
     };
     let rails = (0..rails).map(rail).collect();
     Endpoint { name: "rdma of process 42 on host".into(), adaptive_routing: qps == 2, split, rails }
 }
 
-fn queue_pair(rail: u32, i: u32) -> LaneEnd {
+fn queue_pair(rail: u32, i: u32) -> QpEnd {
     let ece = Ece { vendor_id: 0x15b3, options: rail << 8 | i, comp_mask: 0 };
-    LaneEnd { qpn: 100 * rail + i, psn: 7 * i, ece: Some(ece).filter(|_| i % 2 == 1) }
+    QpEnd { qpn: 100 * rail + i, psn: 7 * i, ece: Some(ece).filter(|_| i % 2 == 1) }
 }
