@@ -18,6 +18,8 @@ pub struct ControlSocket {
     is_connecting: bool,
     /// What writing has told of the network: the system says it once.
     lost: Option<String>,
+    /// Whether writing has failed: the kernel never has room again, and reading tells why.
+    has_failed: bool,
 }
 
 /// How reading ended for now.
@@ -63,7 +65,7 @@ impl ControlSocket {
     }
 
     fn with(stream: TcpStream, is_connecting: bool) -> Self {
-        Self { _unshared: Unshared::new(stream.as_raw_fd()), stream, is_connecting, lost: None }
+        Self { _unshared: Unshared::new(stream.as_raw_fd()), stream, is_connecting, lost: None, has_failed: false }
     }
 
     /// Whether [`Self::dial`] has just come through.
@@ -100,6 +102,11 @@ impl ControlSocket {
         let _ = socket.set_tcp_user_timeout(Some(KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES));
     }
 
+    /// Whether it may have room for more bytes later.
+    pub fn can_write(&self) -> bool {
+        !self.has_failed
+    }
+
     /// Writes as much of `bytes` as the kernel takes now; how much. A failure is left to the reader, who has to see first what
     /// came before it.
     pub fn write(&mut self, bytes: &[u8]) -> usize {
@@ -109,6 +116,7 @@ impl ControlSocket {
                 Ok(n) => written += n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => {
+                    self.has_failed |= e.kind() != ErrorKind::WouldBlock;
                     if is_of_the_network(&e) {
                         self.lost = Some(e.to_string());
                     }
@@ -181,5 +189,15 @@ mod tests {
         let socket = SockRef::from(&accepted.stream);
         assert_eq!(socket.tcp_user_timeout().expect("the option"), Some(Duration::from_secs(40)));
         assert!(socket.keepalive().expect("the option"));
+    }
+
+    #[test]
+    fn a_socket_that_cannot_be_written_is_still_read() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let _dialled = ControlSocket::dial(listener.local_addr().expect("its address")).expect("dialled");
+        let mut accepted = ControlSocket::accepted(listener.accept().expect("a caller").0).expect("accepted");
+        assert!(accepted.write(b"all is well") > 0 && accepted.can_write());
+        accepted.stream.shutdown(Shutdown::Write).expect("it is connected");
+        assert_eq!((accepted.write(b"too late"), accepted.can_write()), (0, false));
     }
 }

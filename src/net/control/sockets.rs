@@ -157,7 +157,8 @@ impl Sockets {
             }
             // A peer that does not read its answers is not read either, until the kernel has room for them again.
             self.write(plane, conn);
-            if plane.backlog(conn) >= MAX_BACKLOG {
+            let has_room_later = self.by_conn.get(&conn).is_some_and(ControlSocket::can_write);
+            if has_room_later && plane.backlog(conn) >= MAX_BACKLOG {
                 return;
             }
         }
