@@ -105,6 +105,12 @@ impl GidEntry {
         address(&self.gid)
     }
 
+    /// Whether `other` has the same RoCE version and address family, and is link-local if this one is, and only then.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let kind = |entry: &Self| (entry.roce_version, entry.family(), entry.is_link_local());
+        kind(self) == kind(other)
+    }
+
     fn is_link_local(&self) -> bool {
         self.gid[0] == 0xfe && self.gid[1] & 0xc0 == 0x80
     }

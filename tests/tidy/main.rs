@@ -32,7 +32,7 @@ const NET: &[(&str, &[&str])] = &[
 const UNSAFE_FILES: &[&str] = &[
     "host/cuda.rs",
     "net/control/fork.rs",
-    "net/control/watcher.rs",
+    "net/control/signals.rs",
     "net/data/exclusive_cell.rs",
     "net/device/gdr.rs",
     "net/device/nic.rs",

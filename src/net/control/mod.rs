@@ -10,6 +10,7 @@
 //! | [`peer_state`] | what is known of the peer of an established connection: one number for the data path |
 //! | [`watcher`] | the thread that waits: for [`device_events`], for control connections, for [`periodic`] tasks |
 //! | [`cq_owners`], [`weak_registry`] | who is told of a device's failure |
+//! | [`workers`] | threads for what takes long and is rare: recovering connections |
 //! | [`epoll`], [`fork`] | many descriptors that are waited on at once, and what a forked child keeps of them: nothing |
 //!
 //! Locks: the driver's, then the reason of a [`peer_state::PeerState`]. Neither is held while the verbs are called, and the data path
@@ -23,9 +24,11 @@ pub mod fork;
 pub mod peer_state;
 pub mod periodic;
 pub mod port;
+mod signals;
 pub mod socket;
 mod sockets;
 pub mod stream;
 mod told;
 pub mod watcher;
 pub mod weak_registry;
+pub mod workers;

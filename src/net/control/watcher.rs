@@ -7,6 +7,7 @@ use super::epoll::{Epoll, Trigger};
 use super::fork::Unshared;
 use super::peer_state::PeerState;
 use super::periodic::{PeriodicTask, PeriodicTasks};
+use super::signals::without_signals;
 use crate::error::{Error, Result};
 use crate::verbs::context::Context;
 use rustix::event::EventfdFlags;
@@ -191,18 +192,4 @@ impl Wake {
         // One that is full rings as well.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
-}
-
-/// Runs `body` with all signals blocked, which a thread started in it inherits: the host's handlers are not to run on it.
-fn without_signals<T>(body: impl FnOnce() -> T) -> T {
-    // SAFETY: signal sets are plain data, filled in by the calls below.
-    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
-    // SAFETY: valid places for sets.
-    unsafe { libc::sigfillset(&raw mut all) };
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
-    let result = body();
-    // SAFETY: the set that the call above has filled in.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
-    result
 }

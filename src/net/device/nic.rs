@@ -99,6 +99,19 @@ impl Nic {
         unsafe { MrHandle::register(caches, cache_of_rail, addr, size, kind, dmabuf) }
     }
 
+    /// Keys by rail for local work requests on the registered memory that has `length` bytes at `addr`; `None` if there is no such
+    /// memory. No bytes need no key.
+    pub fn lkeys_at(&self, addr: u64, length: u32) -> Option<[u32; MAX_RAILS]> {
+        let mut lkeys = [0; MAX_RAILS];
+        if length == 0 {
+            return Some(lkeys);
+        }
+        for (lkey, rail) in lkeys.iter_mut().zip(0..self.rails.len()) {
+            *lkey = self.cards.get(self.card_of(rail))?.regions.lkey_at(addr, length)?;
+        }
+        Some(lkeys)
+    }
+
     /// Bandwidth of all rails together, in Mbit/s.
     pub fn speed_mbps(&self) -> u32 {
         self.rails.iter().map(|rail| rail.speed_mbps).sum()

@@ -137,6 +137,11 @@ impl ConnectingQpSet {
         Ok(self.waiting.is_empty())
     }
 
+    /// When [`Self::advance`] can go on, after it has returned `false`.
+    pub fn next_attempt(&self) -> Instant {
+        self.attempts.next
+    }
+
     /// The connected queue pairs, and the description of this end for the peer.
     pub fn finish(self) -> (QpSet, Endpoint) {
         (self.connected, self.endpoint)

@@ -1,8 +1,9 @@
 //! The queue pairs of a connection.
 //!
-//! [`wr_id`] ← [`failure`] ← [`set`] ← [`connect`].
+//! [`wr_id`] ← [`failure`] ← [`set`] ← [`connect`], [`fence`].
 
 pub mod connect;
 pub mod failure;
+pub mod fence;
 pub mod set;
 pub mod wr_id;

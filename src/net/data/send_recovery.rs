@@ -1,0 +1,183 @@
+//! What a sender does while not all is well: it reports faults, and goes on over new queue pairs.
+
+use super::caps::SENDER_QP_CAPS;
+use super::mode::Mode;
+use super::sender::{OtherWork, SendComm, SendPath};
+use crate::error::{Error, Result};
+use crate::net::control::peer_state::PeerState;
+use crate::net::device::nic::Nic;
+use crate::net::qp::fence::Drained;
+use crate::net::qp::set::QpSet;
+use crate::net::recovery::end::End;
+use crate::proto::recovery::account::Account;
+use crate::proto::requests::RequestId;
+use crate::verbs::queue_pair::QpCaps;
+use std::sync::Arc;
+
+impl End for SendComm {
+    fn caps(&self) -> QpCaps {
+        SENDER_QP_CAPS
+    }
+
+    fn take_qps(&self) -> Result<QpSet> {
+        self.path.visit(|path| {
+            path.mode = Mode::Fenced;
+            Ok(path.qps.take())
+        })
+    }
+
+    /// The receiver's account says what has arrived.
+    fn handle_drained(&self, _drained: &Drained) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, _qps: &mut QpSet) -> Result<()> {
+        Ok(())
+    }
+
+    fn resume(&self, qps: QpSet, account: Option<&Account>) -> Result<Option<Account>> {
+        let account = account.ok_or_else(|| Error::internal("a sender goes on without an account"))?;
+        self.path.visit(|path| {
+            path.flow.apply_account(account, qps.striping, qps.weights())?;
+            path.qps = qps;
+            path.other_work = OtherWork::default();
+            path.stall.reset();
+            path.mode = Mode::Replaying;
+            path.replay(&self.nic, &self.peer).map(|()| None)
+        })
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.path.visit(|path| {
+            path.mode = Mode::Draining;
+            Ok(())
+        })
+    }
+
+    fn is_drained(&self) -> Result<bool> {
+        self.path.visit(|path| {
+            path.poll_any(&self.peer)?;
+            Ok(path.flow.outstanding() == 0)
+        })
+    }
+
+    fn handle_closed(&self) {
+        let completed = self.path.visit(|path| {
+            path.flow.complete_all();
+            Ok(())
+        });
+        if let Err(e) = completed {
+            log::debug!("{e}");
+        }
+    }
+}
+
+impl SendPath {
+    /// To be called when the peer's state is not open. Returns whether a message may be sent: not while the connection recovers.
+    /// If only the control connection is lost, sends a probe; no message may be sent while that is outstanding. The send queues have
+    /// room for a probe only while no message is in flight.
+    ///
+    /// # Errors
+    /// The peer has gone, or its device does not acknowledge.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn check_peer(&mut self, nic: &Nic, peer: &Arc<PeerState>) -> Result<bool> {
+        self.sticky_error.check(peer)?;
+        if peer.is_recovering() {
+            return self.replay(nic, peer).map(|()| false);
+        }
+        if self.flow.is_idle()
+            && let Err(e) = self.other_work.probe.send(&mut self.qps)
+        {
+            self.handle_failure(peer, e)?;
+        }
+        if self.other_work.probe.is_outstanding() {
+            self.poll_any(peer)?;
+        }
+        Ok(!self.other_work.probe.is_outstanding())
+    }
+
+    /// As [`Self::progress`], while the peer's state is not open.
+    ///
+    /// # Errors
+    /// The connection has failed, or nothing will come of what is under way.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn progress_not_open(&mut self, nic: &Nic, peer: &Arc<PeerState>) -> Result<()> {
+        self.sticky_error.check_failed()?;
+        // Read before the queue is polled. A peer that has closed in good order has received all messages, so their completions
+        // still come.
+        let is_broken = peer.is_broken();
+        let polled = if self.mode == Mode::Fenced { 0 } else { self.poll_any(peer)? };
+        self.replay(nic, peer)?;
+        if polled == 0 && is_broken {
+            let error = self.sticky_error.reason(peer);
+            return Err(self.sticky_error.fail(peer, error));
+        }
+        Ok(())
+    }
+
+    /// Polls all completion queues; returns the number of completions.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    pub(super) fn poll_any(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
+        let poll = if self.qps.are_on_several_rails() { Self::poll_rails } else { Self::poll };
+        poll(self, peer).or_else(|e| self.handle_failure(peer, e).map(|()| 1))
+    }
+
+    /// Something has failed: new queue pairs may cure it, or else the connection ends.
+    ///
+    /// # Errors
+    /// It ends.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn handle_failure(&mut self, peer: &Arc<PeerState>, error: Error) -> Result<()> {
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable || peer.is_recovering())
+            && !peer.is_broken()
+        {
+            return recovery.handle_fault(&error.text()).map_err(|e| self.sticky_error.fail(peer, e));
+        }
+        Err(self.sticky_error.fail(peer, error))
+    }
+
+    /// The request `awaited` has been tested many times in vain.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn check_stall(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        if self.recovery.is_none() {
+            return Ok(());
+        }
+        let Self { flow, qps, stall, .. } = self;
+        let Some(waited) = stall.check(awaited, || qps.time_to_carry(flow.outstanding_bytes())) else { return Ok(()) };
+        let text = format!("no data has been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
+        self.handle_failure(peer, Error::remote(text).recoverable())
+    }
+
+    /// Goes on to send again what has not arrived, as far as the send queues have room. When all of it is posted, the connection runs.
+    ///
+    /// # Errors
+    /// The memory of a message is not registered any more, or the connection ends.
+    pub(super) fn replay(&mut self, nic: &Nic, peer: &Arc<PeerState>) -> Result<()> {
+        if self.mode != Mode::Replaying {
+            return Ok(());
+        }
+        while let Some(length) = self.flow.next_replay_length() {
+            if !self.has_room(length) {
+                return Ok(());
+            }
+            let Some((transfer, addr)) = self.flow.poll_replay() else { break };
+            let lkeys = nic.lkeys_at(addr, transfer.length).ok_or_else(|| {
+                let length = transfer.length;
+                Error::argument(format!("{length} bytes at {addr:#x} are to be sent again, but are not registered any more"))
+            })?;
+            let lkey = |rail: u8| lkeys.get(usize::from(rail)).copied().unwrap_or_default();
+            if let Err(e) = self.post(addr, lkey, transfer) {
+                return self.handle_failure(peer, e);
+            }
+        }
+        self.mode = Mode::Running;
+        peer.set_recovering(false);
+        Ok(())
+    }
+}

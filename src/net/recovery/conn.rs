@@ -1,0 +1,363 @@
+//! The recovery of one connection: [`Recovery`] decides, and this does it with verbs.
+//!
+//! NCCL's threads and the watchers only put into the inbox what has happened. A thread of [`Workers`] takes it out, hands it to the
+//! state machine, and does what that asks for.
+
+use super::end::End;
+use super::rails::ConnRails;
+use crate::error::{Error, Result};
+use crate::net::control::device_events::{PortEvent, PortListener};
+use crate::net::control::peer_state::{PeerState, RecoveryEvents};
+use crate::net::control::workers::{Job, JobId, Workers};
+use crate::net::device::nic::Nic;
+use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::set::{InitQpSet, QpSet};
+use crate::proto::control::Time;
+use crate::proto::endpoint::Endpoint;
+use crate::proto::frame::Frame;
+use crate::proto::handshake::Negotiated;
+use crate::proto::recovery::account::Account;
+use crate::proto::recovery::machine::{Action, Recovery, Role};
+use crate::proto::recovery::message::Message;
+use crate::proto::recovery::rail_mask::RailMask;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How often the ports are looked at while the connection does not run: not every change of a port is reported as an event.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often it is asked whether all messages that have begun are acknowledged.
+const DRAIN_EVERY: Duration = Duration::from_millis(1);
+
+/// The recovery of one connection at one end.
+#[derive(Debug)]
+pub struct ConnRecovery {
+    nic: Arc<Nic>,
+    peer: Arc<PeerState>,
+    terms: Negotiated,
+    role: Role,
+    rails: ConnRails,
+    end: Weak<dyn End>,
+    workers: Arc<Workers>,
+    job: OnceLock<JobId>,
+    start: Instant,
+    inbox: Mutex<VecDeque<Input>>,
+    /// Locked by the worker's thread only.
+    work: Mutex<Work>,
+}
+
+/// What has happened.
+#[derive(Debug)]
+enum Input {
+    /// Something of this end has failed, for this reason.
+    Fault(String),
+    /// The peer has sent this.
+    Frame(Frame),
+    /// The control connection is lost or back, or the peer has gone.
+    PeerChanged,
+    /// Something has changed at a port.
+    PortChanged,
+}
+
+/// What is under way.
+#[derive(Debug)]
+struct Work {
+    machine: Recovery,
+    /// Whether the control connection was lost when it was looked at last.
+    was_lost: bool,
+    /// Whether the end is asked for messages that have not been acknowledged.
+    is_draining: bool,
+    qps: NewQps,
+}
+
+/// The queue pairs of an attempt.
+#[derive(Debug, Default)]
+enum NewQps {
+    #[default]
+    None,
+    Created(InitQpSet),
+    Connecting(u32, Box<ConnectingQpSet>),
+    Connected(QpSet),
+}
+
+impl ConnRecovery {
+    /// The recovery of a connection on `terms` that runs on `qps`.
+    pub fn new(
+        nic: &Arc<Nic>,
+        peer: &Arc<PeerState>,
+        terms: &Negotiated,
+        role: Role,
+        qps: &QpSet,
+        end: Weak<dyn End>,
+    ) -> Arc<Self> {
+        let rails = ConnRails::of(qps);
+        let give_up = Duration::from_secs(nic.config.give_up_s);
+        let machine = Recovery::new(role, rails.all(), give_up);
+        let work = Work { machine, was_lost: false, is_draining: false, qps: NewQps::None };
+        let this = Arc::new(Self {
+            nic: Arc::clone(nic),
+            peer: Arc::clone(peer),
+            terms: *terms,
+            role,
+            rails,
+            end,
+            workers: Arc::clone(&nic.workers),
+            job: OnceLock::new(),
+            start: Instant::now(),
+            inbox: Mutex::default(),
+            work: Mutex::new(work),
+        });
+        let job: Weak<Self> = Arc::downgrade(&this);
+        this.job.get_or_init(|| this.workers.add(job));
+        let events: Arc<dyn RecoveryEvents> = Arc::clone(&this) as _;
+        peer.on_recovery_events(&events);
+        let ports: Arc<dyn PortListener> = Arc::clone(&this) as _;
+        nic.watch_ports(&ports);
+        this
+    }
+
+    /// Something has failed that new queue pairs may cure. Until they are there, NCCL's calls have to post nothing.
+    ///
+    /// # Errors
+    /// There is no thread that could do it.
+    pub fn handle_fault(&self, cause: &str) -> Result<()> {
+        if self.peer.set_recovering(true) {
+            return Ok(());
+        }
+        self.put(Input::Fault(cause.to_owned()))
+    }
+
+    fn put(&self, input: Input) -> Result<()> {
+        lock(&self.inbox).push_back(input);
+        self.job.get().map_or(Ok(()), |job| self.workers.queue(*job))
+    }
+
+    /// As [`Self::put`], where nobody can be told of an error.
+    fn put_or_fail(&self, input: Input) {
+        if let Err(e) = self.put(input) {
+            log::warn!("{e}");
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.start.elapsed()
+    }
+
+    /// Hands what has happened to the state machine.
+    fn take_in(&self, work: &mut Work, end: &dyn End) -> Result<()> {
+        loop {
+            // Taken out one by one: the lock is not held while the machine works.
+            let Some(input) = lock(&self.inbox).pop_front() else { return Ok(()) };
+            let now = self.now();
+            match input {
+                Input::Fault(cause) => work.machine.handle_fault(now, &cause),
+                Input::Frame(frame) => {
+                    let message = Message::parse(frame.kind, &frame.body, self.terms.striping.rails());
+                    let handled = message.and_then(|message| work.machine.handle_message(now, message));
+                    handled.map_err(|violation| Error::remote(format!("{}: {violation}", self.peer.peer())))?;
+                }
+                Input::PeerChanged => {
+                    let is_lost = self.peer.is_lost();
+                    if std::mem::replace(&mut work.was_lost, is_lost) && !is_lost {
+                        work.machine.handle_back(now);
+                    }
+                    if self.peer.is_gone() && !self.peer.is_broken() {
+                        end.handle_closed();
+                    }
+                }
+                Input::PortChanged => self.look_at_ports(work),
+            }
+        }
+    }
+
+    fn look_at_ports(&self, work: &mut Work) {
+        let (now, usable) = (self.now(), self.rails.usable(&self.nic));
+        work.machine.handle_usable(now, usable);
+    }
+
+    /// Does what the state machine asks for.
+    fn perform(&self, work: &mut Work, end: &dyn End, action: Action) -> Result<()> {
+        match action {
+            Action::Send(message) => self.peer.stream().send(message.kind(), message.body()),
+            Action::Fence => {
+                self.peer.set_recovering(true);
+                work.is_draining = false;
+                let drained = end.take_qps()?.fence();
+                end.handle_drained(&drained)?;
+                work.machine.handle_fenced(self.now());
+                self.look_at_ports(work);
+            }
+            Action::Create { attempt, rails } => {
+                work.qps = NewQps::None;
+                let created = self.create(end, rails, None);
+                let told = created.as_ref().map(|qps| qps.endpoint.clone()).map_err(Error::text);
+                if let Ok(qps) = created {
+                    work.qps = NewQps::Created(qps);
+                }
+                work.machine.handle_created(self.now(), attempt, told);
+            }
+            Action::Connect { attempt, rails, remote } => {
+                match self.begin_to_connect(end, std::mem::take(&mut work.qps), rails, remote) {
+                    Ok(connecting) => work.qps = NewQps::Connecting(attempt, Box::new(connecting)),
+                    Err(e) => work.machine.handle_connected(self.now(), attempt, Err(e.text())),
+                }
+            }
+            Action::Discard => work.qps = NewQps::None,
+            Action::Resume { attempt, account } => {
+                let account = self.resume(work, end, account.as_ref())?;
+                work.machine.handle_resumed(self.now(), attempt, account);
+            }
+            Action::Drain => {
+                self.peer.set_recovering(true);
+                end.drain()?;
+                work.is_draining = true;
+            }
+            Action::Recovered { duration, attempts, rails } => self.log_recovered(duration, attempts, rails),
+            Action::Fail(reason) => return Err(Error::remote(reason)),
+        }
+        Ok(())
+    }
+
+    fn create(&self, end: &dyn End, rails: RailMask, peer: Option<&Endpoint>) -> Result<InitQpSet> {
+        let mut qps = InitQpSet::new(&self.nic, rails.numbers(), self.terms.qps_per_rail(), end.caps(), peer)?;
+        if peer.is_none() && self.nic.config.ece {
+            qps.offer_ece();
+        }
+        Ok(qps)
+    }
+
+    fn begin_to_connect(&self, end: &dyn End, qps: NewQps, rails: RailMask, remote: Endpoint) -> Result<ConnectingQpSet> {
+        let config = &self.nic.config;
+        let (qps, traffic_class) = match (self.role, qps) {
+            (Role::Sender, NewQps::Created(qps)) => (qps, config.traffic_class),
+            (Role::Sender, _) => return Err(Error::internal("no queue pairs were created")),
+            (Role::Receiver, _) => (self.create(end, rails, Some(&remote))?, config.cts_traffic_class),
+        };
+        let (sender, receiver) = match self.role {
+            Role::Sender => (&qps.endpoint, &remote),
+            Role::Receiver => (&remote, &qps.endpoint),
+        };
+        let mut terms = Negotiated::agree(sender, receiver)?;
+        terms.striping = terms.striping.on_rails(rails);
+        qps.connect(&self.nic, remote, &terms, traffic_class)
+    }
+
+    /// Goes on connecting. Returns when it is to be called again.
+    fn advance(&self, work: &mut Work, end: &dyn End) -> Option<Instant> {
+        let NewQps::Connecting(attempt, mut connecting) = std::mem::take(&mut work.qps) else { unreachable_connecting(); return None };
+        match connecting.advance(&self.nic) {
+            Ok(false) => {
+                let next = connecting.next_attempt();
+                work.qps = NewQps::Connecting(attempt, connecting);
+                return Some(next);
+            }
+            Ok(true) => {
+                let (mut qps, endpoint) = connecting.finish();
+                let prepared = end.prepare(&mut qps).map(|()| endpoint).map_err(|e| e.text());
+                if prepared.is_ok() {
+                    work.qps = NewQps::Connected(qps);
+                }
+                work.machine.handle_connected(self.now(), attempt, prepared);
+            }
+            Err(e) => work.machine.handle_connected(self.now(), attempt, Err(e.text())),
+        }
+        None
+    }
+
+    fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
+        let NewQps::Connected(qps) = std::mem::take(&mut work.qps) else {
+            return Err(Error::internal("no queue pairs were connected"));
+        };
+        self.nic.watch_queues(&self.peer, &qps);
+        end.resume(qps, account)
+    }
+
+    fn log_recovered(&self, duration: Duration, attempts: u32, rails: RailMask) {
+        let of = if rails == self.rails.all() { String::new() } else { format!(" on rail(s) {rails} of {}", self.rails.all()) };
+        let peer = self.peer.peer();
+        let ms = duration.as_millis();
+        log::info!("{}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)", self.nic.name);
+    }
+
+    /// Does all that can be done now. Returns when there is more to do.
+    fn run_all(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
+        let mut next_attempt = None;
+        loop {
+            self.take_in(work, end)?;
+            work.machine.handle_timeout(self.now());
+            if let Some(action) = work.machine.poll_action() {
+                self.perform(work, end, action)?;
+                next_attempt = None;
+                continue;
+            }
+            if matches!(work.qps, NewQps::Connecting(..)) && next_attempt.is_none() {
+                next_attempt = self.advance(work, end);
+                continue;
+            }
+            if work.is_draining && end.is_drained()? {
+                work.is_draining = false;
+                work.machine.handle_drained(self.now());
+                continue;
+            }
+            break;
+        }
+        let now = Instant::now();
+        let timeout = work.machine.poll_timeout().map(|time| self.start + time);
+        let drain = work.is_draining.then(|| now + DRAIN_EVERY);
+        let look = (!work.machine.is_running()).then(|| now + LOOK_EVERY);
+        Ok([timeout, next_attempt, drain, look].into_iter().flatten().min())
+    }
+}
+
+impl Job for ConnRecovery {
+    fn run(&self) -> Option<Instant> {
+        let end = self.end.upgrade()?;
+        let mut work = lock(&self.work);
+        if self.peer.is_gone() {
+            // The peer has gone, or this end has failed: nothing more will come of it.
+            work.qps = NewQps::None;
+            let _ = self.take_in(&mut work, end.as_ref());
+            return None;
+        }
+        if !work.machine.is_running() {
+            self.look_at_ports(&mut work);
+        }
+        match self.run_all(&mut work, end.as_ref()) {
+            Ok(next) => next,
+            Err(e) => {
+                work.qps = NewQps::None;
+                log::warn!("{}: the connection to {} ends: {e}", self.nic.name, self.peer.peer());
+                self.peer.fail(&e.text());
+                None
+            }
+        }
+    }
+}
+
+impl RecoveryEvents for ConnRecovery {
+    fn handle_frame(&self, frame: Frame) {
+        self.put_or_fail(Input::Frame(frame));
+    }
+
+    fn handle_change(&self) {
+        self.put_or_fail(Input::PeerChanged);
+    }
+}
+
+impl PortListener for ConnRecovery {
+    fn handle_port_event(&self, _port: u8, _what: PortEvent) {
+        self.put_or_fail(Input::PortChanged);
+    }
+}
+
+impl Drop for ConnRecovery {
+    fn drop(&mut self) {
+        if let Some(job) = self.job.get() {
+            self.workers.remove(*job);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,18 @@
+//! Recovery of a connection after a fault: what [`crate::proto::recovery`] decides, done with verbs.
+//!
+//! After a fault all queue pairs of the connection are replaced, over the rails that both ends can use then. The receiver says which
+//! messages have not arrived, and the sender sends those again.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | [`conn`] | one connection's recovery: what has happened, the state machine, and the queue pairs that are being made |
+//! | [`end`] | what the recovery needs of a send or receive communicator |
+//! | [`rails`] | which rails of a device can be used at present |
+//!
+//! NCCL's threads only report faults here. The rest is done by [`crate::net::control::workers`], whose threads exist only while there
+//! is something to recover: creating, connecting and destroying queue pairs may take milliseconds each, and resolving an
+//! address up to a second.
+
+pub mod conn;
+pub mod end;
+pub mod rails;
