@@ -50,6 +50,8 @@ pub enum AsyncEvent {
     PortDown(u8),
     /// The GIDs of port `0` changed.
     GidChange(u8),
+    /// The LID of port `0` changed.
+    LidChange(u8),
     /// The device is lost.
     DeviceFatal,
     /// The completion queue with this [`id`](super::completion_queue::CompletionQueue::id) has failed and reports nothing more.
@@ -198,6 +200,7 @@ impl RawAsyncEvent {
             8 => AsyncEvent::DeviceFatal,
             9 => AsyncEvent::PortActive(port),
             10 => AsyncEvent::PortDown(port),
+            11 => AsyncEvent::LidChange(port),
             18 => AsyncEvent::GidChange(port),
             n => AsyncEvent::Other(n),
         }

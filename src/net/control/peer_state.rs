@@ -4,14 +4,16 @@
 //! again ([`crate::proto::control::redial`]), and both ask their devices now and then whether the peer's still acknowledges
 //! ([`crate::net::data::probe`]).
 
+use super::recovery_events::{RecoveryEvents, RecoveryInbox};
 use super::stream::ControlStream;
 use super::told::Told;
 use crate::proto::control::event::PeerChange;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// How a connection stands; of two states the later one in this list counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// How a connection stands: what is known of the peer, and whether the connection recovers. Of two of the former the later one in
+/// this list counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State(u8);
 
 impl State {
@@ -23,8 +25,10 @@ impl State {
     const CLOSED: Self = Self(2);
     /// The peer has died or given up, or the device is lost. Nothing will come of what is under way.
     const BROKEN: Self = Self(3);
+    /// Beside one of these: the queue pairs are being replaced.
+    const RECOVERING: u8 = 4;
 
-    /// Whether all is well.
+    /// Whether all is well: the peer is there, and the connection does not recover.
     #[inline]
     pub fn is_open(self) -> bool {
         self == Self::OPEN
@@ -33,7 +37,29 @@ impl State {
     /// Whether the peer has closed, died or given up, or the device is lost: nothing new will come of it.
     #[inline]
     pub fn is_gone(self) -> bool {
-        self >= Self::CLOSED
+        self.of_peer() >= Self::CLOSED.0
+    }
+
+    /// Whether the peer has died or given up, or the device is lost.
+    #[inline]
+    pub fn is_broken(self) -> bool {
+        self.of_peer() == Self::BROKEN.0
+    }
+
+    /// Whether the control connection is lost, and nothing else is known of the peer.
+    #[inline]
+    pub fn is_lost(self) -> bool {
+        self.of_peer() == Self::LOST.0
+    }
+
+    /// Whether the queue pairs are being replaced.
+    #[inline]
+    pub fn is_recovering(self) -> bool {
+        self.0 & Self::RECOVERING != 0
+    }
+
+    fn of_peer(self) -> u8 {
+        self.0 & !Self::RECOVERING
     }
 }
 
@@ -44,17 +70,43 @@ pub struct PeerState {
     state: AtomicU8,
     /// Why the connection cannot go on, or that the control connection is lost; empty while all is well.
     reason: Mutex<String>,
+    recovery: RecoveryInbox,
     stream: ControlStream,
 }
 
 impl PeerState {
-    /// What is known of the peer called `peer`, at the other end of `stream`. What has come before is told at once.
-    pub fn new(peer: String, stream: ControlStream) -> Arc<Self> {
+    /// What is known of the peer called `peer`, at the other end of `stream`. What has come before is told at once. `failover`: both
+    /// ends recover the connection; else a peer that speaks of recovery is in error.
+    pub fn new(peer: String, stream: ControlStream, failover: bool) -> Arc<Self> {
         let state = AtomicU8::new(State::OPEN.0);
-        let this = Arc::new(Self { peer, state, reason: Mutex::default(), stream });
+        let this = Arc::new(Self { peer, state, reason: Mutex::default(), recovery: RecoveryInbox::default(), stream });
         let told: Arc<dyn Told> = Arc::clone(&this) as _;
-        this.stream.establish(&told);
+        this.stream.establish(&told, failover);
         this
+    }
+
+    /// From now on `handler` hears what the peer says of recovery, and what becomes of the peer; first what it has missed.
+    pub fn on_recovery_events(&self, handler: Weak<dyn RecoveryEvents>) {
+        self.recovery.open(handler);
+    }
+
+    /// Whether somebody recovers the connection when its device fails.
+    pub fn is_recoverable(&self) -> bool {
+        self.recovery.is_heard()
+    }
+
+    /// The queue pairs are being replaced from now on, or that is over. Returns whether they were being replaced before.
+    pub fn set_recovering(&self, recovers: bool) -> bool {
+        let _told = self.lock();
+        let (bit, before) = (if recovers { State::RECOVERING } else { 0 }, self.state());
+        self.state.store(before.of_peer() | bit, Ordering::Release);
+        before.is_recovering()
+    }
+
+    /// Whether the queue pairs are being replaced.
+    #[inline]
+    pub fn is_recovering(&self) -> bool {
+        self.state().is_recovering()
     }
 
     /// The peer's device, host and process, and its address.
@@ -78,12 +130,12 @@ impl PeerState {
     /// Whether there is no hope for what is under way either.
     #[inline]
     pub fn is_broken(&self) -> bool {
-        self.state() == State::BROKEN
+        self.state().is_broken()
     }
 
     /// Whether the control connection is lost, and nothing else is known.
     pub fn is_lost(&self) -> bool {
-        self.state() == State::LOST
+        self.state().is_lost()
     }
 
     /// Why; empty while all is well.
@@ -102,24 +154,36 @@ impl PeerState {
         self.stream.fail(reason);
     }
 
+    /// The device has failed for `reason`, and nobody recovers from that: as [`Self::fail`].
+    pub(super) fn handle_device_failure(&self, reason: &str) {
+        self.fail(reason);
+        self.recovery.push(PeerChange::Broken(reason.to_owned()));
+    }
+
     fn end(&self, state: State, reason: &str) {
         let mut told = self.lock();
         let now = self.state();
-        if state <= now {
+        if state.0 <= now.of_peer() {
             return;
         }
         if !now.is_gone() {
             reason.clone_into(&mut told);
         }
-        self.state.store(state.0, Ordering::Release);
+        self.set_of_peer(state);
+    }
+
+    /// Changes what is known of the peer, under the lock.
+    fn set_of_peer(&self, state: State) {
+        let recovering = self.state().0 & State::RECOVERING;
+        self.state.store(state.0 | recovering, Ordering::Release);
     }
 
     /// There is a control connection again.
-    fn recover(&self) {
+    fn handle_back(&self) {
         let mut told = self.lock();
         if self.is_lost() {
             told.clear();
-            self.state.store(State::OPEN.0, Ordering::Release);
+            self.set_of_peer(State::OPEN);
         }
     }
 
@@ -129,12 +193,16 @@ impl PeerState {
 }
 
 impl Told for PeerState {
-    fn handle_change(&self, change: &PeerChange) {
-        match change {
+    fn handle_change(&self, change: PeerChange) {
+        match &change {
+            PeerChange::Frame(_) => {}
             PeerChange::Lost(why) => self.end(State::LOST, why),
-            PeerChange::Back => self.recover(),
+            PeerChange::Back => self.handle_back(),
             PeerChange::Closed(why) => self.end(State::CLOSED, why),
             PeerChange::Broken(why) => self.end(State::BROKEN, why),
+        }
+        if !self.recovery.push(change) {
+            self.end(State::BROKEN, "the peer sent more control messages than there are to send");
         }
     }
 }

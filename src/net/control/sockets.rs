@@ -7,7 +7,7 @@ use super::told::Told;
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::proto::control::event::{End, Event, Level};
-use crate::proto::control::plane::{ControlPlane, MAX_BACKLOG};
+use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{ConnId, StreamId, Time};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -158,7 +158,7 @@ impl Sockets {
             // A peer that does not read its answers is not read either, until the kernel has room for them again.
             self.write(plane, conn);
             let has_room_later = self.by_conn.get(&conn).is_some_and(ControlSocket::can_write);
-            if has_room_later && plane.backlog(conn) >= MAX_BACKLOG {
+            if has_room_later && plane.is_backlogged(conn) {
                 return;
             }
         }
@@ -233,7 +233,7 @@ impl Sockets {
             }
             Event::Peer { stream, change } => {
                 if let Some(peer) = self.peers.get(&stream).and_then(Weak::upgrade) {
-                    peer.handle_change(&change);
+                    peer.handle_change(change);
                     settled.told.push(peer);
                 }
             }

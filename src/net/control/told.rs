@@ -5,6 +5,6 @@ use std::fmt::Debug;
 
 /// An established connection's state.
 pub(super) trait Told: Debug + Send + Sync {
-    /// Something is known newly of the peer.
-    fn handle_change(&self, change: &PeerChange);
+    /// Something is known newly of the peer. Called under the driver's lock.
+    fn handle_change(&self, change: PeerChange);
 }

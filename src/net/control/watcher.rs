@@ -8,6 +8,7 @@ use super::fork::Unshared;
 use super::peer_state::PeerState;
 use super::periodic::{PeriodicTask, PeriodicTasks};
 use super::signals::without_signals;
+use super::port_listeners::PortListener;
 use crate::error::{Error, Result};
 use crate::verbs::context::Context;
 use rustix::event::EventfdFlags;
@@ -32,6 +33,8 @@ struct Shared {
     tasks: PeriodicTasks,
     /// What drives this process's control connections, if this is the watcher that serves it.
     driver: Mutex<Weak<ControlDriver>>,
+    /// The same whether or not this watcher serves it.
+    known: Mutex<Weak<ControlDriver>>,
     epoll: Epoll,
     wake: Wake,
     stops: AtomicBool,
@@ -60,6 +63,7 @@ impl Watcher {
             events: DeviceEvents::new(context, ends_connections)?,
             tasks: PeriodicTasks::default(),
             driver: Mutex::default(),
+            known: Mutex::default(),
             epoll: Epoll::new()?,
             wake: Wake::new()?,
             stops: AtomicBool::new(false),
@@ -75,7 +79,12 @@ impl Watcher {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// From now on a fatal event ends the connection to `peer`, as long as it lives.
+    /// From now on `listener` is told what happens to the card's port of this number, as long as it lives.
+    pub fn listen(&self, port: u8, listener: &Arc<dyn PortListener>) {
+        self.shared.events.listen(port, listener);
+    }
+
+    /// From now on a fatal event ends the connection to `peer`, as long as it lives, unless it is recovered.
     pub fn watch(&self, peer: &Arc<PeerState>) {
         self.shared.events.watch(peer);
     }
@@ -90,7 +99,11 @@ impl Watcher {
     /// # Errors
     /// The kernel has no memory for it.
     pub fn serve(&self, driver: &Arc<ControlDriver>) -> Result<()> {
-        if self.shared.is_inherited() || driver.is_inherited() || !driver.begin_to_serve() {
+        if self.shared.is_inherited() || driver.is_inherited() {
+            return Ok(());
+        }
+        *self.shared.known.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(driver);
+        if !driver.begin_to_serve() {
             return Ok(());
         }
         *self.shared.driver.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(driver);
@@ -123,7 +136,7 @@ impl Shared {
             for key in ready {
                 match key {
                     WAKE if self.stops.load(Ordering::Acquire) => return,
-                    DEVICE => self.events.handle(),
+                    DEVICE => self.handle_device(),
                     CONTROL => pause = self.serve(),
                     _ => {}
                 }
@@ -135,6 +148,14 @@ impl Shared {
             if !pause.is_zero() {
                 std::thread::sleep(pause);
             }
+        }
+    }
+
+    fn handle_device(&self) {
+        let has_come_up = self.events.handle();
+        let driver = self.known.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        if let Some(driver) = driver.filter(|_| has_come_up) {
+            driver.handle_network_change();
         }
     }
 

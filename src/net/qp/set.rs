@@ -97,6 +97,7 @@ impl InitQpSet {
             name: format!("{}{port} of process {} on {}", nic.name, std::process::id(), sysfs::host_name()),
             adaptive_routing: config.adaptive_routing.unwrap_or(infiniband),
             split: config.split,
+            failover: config.failover,
             rails: ends,
         };
         Ok(Self { rails, endpoint })

@@ -6,13 +6,15 @@
 use super::end::End;
 use super::rails::ConnRails;
 use crate::error::{Error, Result};
-use crate::net::control::device_events::{PortEvent, PortListener};
-use crate::net::control::peer_state::{PeerState, RecoveryEvents};
+use crate::net::control::peer_state::PeerState;
+use crate::net::control::port_listeners::{PortEvent, PortListener};
+use crate::net::control::recovery_events::RecoveryEvents;
 use crate::net::control::workers::{Job, JobId, Workers};
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::proto::control::Time;
+use crate::proto::control::event::PeerChange;
 use crate::proto::endpoint::Endpoint;
 use crate::proto::frame::Frame;
 use crate::proto::handshake::Negotiated;
@@ -53,8 +55,10 @@ enum Input {
     Fault(String),
     /// The peer has sent this.
     Frame(Frame),
-    /// The control connection is lost or back, or the peer has gone.
-    PeerChanged,
+    /// There is a control connection again.
+    Back,
+    /// The peer has gone.
+    PeerGone,
     /// Something has changed at a port.
     PortChanged,
 }
@@ -63,8 +67,6 @@ enum Input {
 #[derive(Debug)]
 struct Work {
     machine: Recovery,
-    /// Whether the control connection was lost when it was looked at last.
-    was_lost: bool,
     /// Whether the end is asked for messages that have not been acknowledged.
     is_draining: bool,
     qps: NewQps,
@@ -93,7 +95,7 @@ impl ConnRecovery {
         let rails = ConnRails::of(qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
-        let work = Work { machine, was_lost: false, is_draining: false, qps: NewQps::None };
+        let work = Work { machine, is_draining: false, qps: NewQps::None };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
             peer: Arc::clone(peer),
@@ -109,8 +111,8 @@ impl ConnRecovery {
         });
         let job: Weak<Self> = Arc::downgrade(&this);
         this.job.get_or_init(|| this.workers.add(job));
-        let events: Arc<dyn RecoveryEvents> = Arc::clone(&this) as _;
-        peer.on_recovery_events(&events);
+        let events: Weak<Self> = Arc::downgrade(&this);
+        peer.on_recovery_events(events);
         let ports: Arc<dyn PortListener> = Arc::clone(&this) as _;
         nic.watch_ports(&ports);
         this
@@ -144,7 +146,7 @@ impl ConnRecovery {
     }
 
     /// Hands what has happened to the state machine.
-    fn take_in(&self, work: &mut Work, end: &dyn End) -> Result<()> {
+    fn take_in(&self, work: &mut Work) -> Result<()> {
         loop {
             // Taken out one by one: the lock is not held while the machine works.
             let Some(input) = lock(&self.inbox).pop_front() else { return Ok(()) };
@@ -156,15 +158,8 @@ impl ConnRecovery {
                     let handled = message.and_then(|message| work.machine.handle_message(now, message));
                     handled.map_err(|violation| Error::remote(format!("{}: {violation}", self.peer.peer())))?;
                 }
-                Input::PeerChanged => {
-                    let is_lost = self.peer.is_lost();
-                    if std::mem::replace(&mut work.was_lost, is_lost) && !is_lost {
-                        work.machine.handle_back(now);
-                    }
-                    if self.peer.is_gone() && !self.peer.is_broken() {
-                        end.handle_closed();
-                    }
-                }
+                Input::Back => work.machine.handle_back(now),
+                Input::PeerGone => {}
                 Input::PortChanged => self.look_at_ports(work),
             }
         }
@@ -172,6 +167,11 @@ impl ConnRecovery {
 
     fn look_at_ports(&self, work: &mut Work) {
         let (now, usable) = (self.now(), self.rails.usable(&self.nic));
+        let lost = work.machine.rails().without(usable);
+        if work.machine.is_running() && !lost.is_empty() {
+            self.peer.set_recovering(true);
+            work.machine.handle_fault(now, &format!("{} cannot be used", self.names(lost)));
+        }
         work.machine.handle_usable(now, usable);
     }
 
@@ -244,7 +244,7 @@ impl ConnRecovery {
 
     /// Goes on connecting. Returns when it is to be called again.
     fn advance(&self, work: &mut Work, end: &dyn End) -> Option<Instant> {
-        let NewQps::Connecting(attempt, mut connecting) = std::mem::take(&mut work.qps) else { unreachable_connecting(); return None };
+        let NewQps::Connecting(attempt, mut connecting) = std::mem::take(&mut work.qps) else { return None };
         match connecting.advance(&self.nic) {
             Ok(false) => {
                 let next = connecting.next_attempt();
@@ -272,6 +272,12 @@ impl ConnRecovery {
         end.resume(qps, account)
     }
 
+    /// For messages: the rails of `mask`.
+    fn names(&self, mask: RailMask) -> String {
+        let names = mask.numbers().filter_map(|number| self.nic.rails.get(usize::from(number)));
+        names.map(|rail| rail.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
     fn log_recovered(&self, duration: Duration, attempts: u32, rails: RailMask) {
         let of = if rails == self.rails.all() { String::new() } else { format!(" on rail(s) {rails} of {}", self.rails.all()) };
         let peer = self.peer.peer();
@@ -283,7 +289,7 @@ impl ConnRecovery {
     fn run_all(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
         let mut next_attempt = None;
         loop {
-            self.take_in(work, end)?;
+            self.take_in(work)?;
             work.machine.handle_timeout(self.now());
             if let Some(action) = work.machine.poll_action() {
                 self.perform(work, end, action)?;
@@ -314,9 +320,11 @@ impl Job for ConnRecovery {
         let end = self.end.upgrade()?;
         let mut work = lock(&self.work);
         if self.peer.is_gone() {
-            // The peer has gone, or this end has failed: nothing more will come of it.
+            // Nothing more will come of it. A peer that has closed in good order while this end has no queue pairs has all messages.
             work.qps = NewQps::None;
-            let _ = self.take_in(&mut work, end.as_ref());
+            if !self.peer.is_broken() && self.peer.is_recovering() {
+                end.handle_closed();
+            }
             return None;
         }
         if !work.machine.is_running() {
@@ -339,14 +347,26 @@ impl RecoveryEvents for ConnRecovery {
         self.put_or_fail(Input::Frame(frame));
     }
 
-    fn handle_change(&self) {
-        self.put_or_fail(Input::PeerChanged);
+    fn handle_change(&self, change: &PeerChange) {
+        match change {
+            PeerChange::Back => self.put_or_fail(Input::Back),
+            PeerChange::Closed(_) | PeerChange::Broken(_) => self.put_or_fail(Input::PeerGone),
+            PeerChange::Lost(_) | PeerChange::Frame(_) => {}
+        }
     }
 }
 
 impl PortListener for ConnRecovery {
-    fn handle_port_event(&self, _port: u8, _what: PortEvent) {
+    fn handle_port_event(&self, _port: u8, what: PortEvent) -> usize {
+        if what == PortEvent::DeviceFatal && self.nic.cards.len() == 1 {
+            // A lost device does not come back by itself.
+            if self.nic.config.fail_on_async_error {
+                self.peer.fail(&format!("{}: fatal device error", self.nic.name));
+            }
+            return 0;
+        }
         self.put_or_fail(Input::PortChanged);
+        usize::from(matches!(what, PortEvent::Down | PortEvent::DeviceFatal))
     }
 }
 

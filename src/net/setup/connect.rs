@@ -290,7 +290,7 @@ impl Connector {
         let weights = endpoint.rail_weights_with(&reply.endpoint);
         ring.lay_out(cts_halves(reply.terms.striping.rails().into()));
         stream.send(Kind::Commit, Vec::new());
-        let peer = PeerState::new(format!("{} ({})", reply.endpoint.name, stream.peer()), stream);
+        let peer = PeerState::new(format!("{} ({})", reply.endpoint.name, stream.peer()), stream, reply.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
         Ok(SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights))

@@ -71,6 +71,7 @@ struct Preparing {
 struct Prepared {
     path: RecvPath,
     peer: String,
+    failover: bool,
 }
 
 enum Verdict {
@@ -200,7 +201,7 @@ impl Listener {
     }
 
     fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<RecvComm> {
-        let peer = PeerState::new(format!("{} ({})", prepared.peer, stream.peer()), stream);
+        let peer = PeerState::new(format!("{} ({})", prepared.peer, stream.peer()), stream, prepared.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} receives from {}", self.nic.name, peer.peer());
         Ok(RecvComm::new(Arc::clone(&self.nic), peer, prepared.path))
@@ -257,6 +258,6 @@ impl Preparing {
         let Self { connecting, hello, terms } = self;
         let (qps, endpoint) = connecting.finish();
         let path = RecvPath::new(qps, hello.ring, &terms)?;
-        Ok((Prepared { path, peer: hello.endpoint.name }, Reply { endpoint, terms }))
+        Ok((Prepared { path, peer: hello.endpoint.name, failover: terms.failover }, Reply { endpoint, terms }))
     }
 }

@@ -52,6 +52,11 @@ impl Redial {
         self.pause = LAST_PAUSE.min(2 * self.pause.max(FIRST_PAUSE));
     }
 
+    /// The network has changed: what is due later is due at `now`.
+    pub fn handle_network_change(&mut self, now: Time) {
+        self.due = self.due.map(|due| due.min(now));
+    }
+
     /// An attempt is under way, or there is no need any more.
     pub fn stop(&mut self) {
         self.due = None;

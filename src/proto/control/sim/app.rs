@@ -32,6 +32,7 @@ impl Established {
             (_, Known::Closed) | (PeerChange::Closed(_), _) => Known::Closed,
             (PeerChange::Lost(_), _) => Known::Lost,
             (PeerChange::Back, _) => Known::Open,
+            (PeerChange::Frame(_), known) => known,
         };
     }
 }
@@ -85,7 +86,7 @@ impl Connector {
                 Heard::Frame(frame) if frame.kind == Kind::Reply => {
                     is_own(&frame, secret);
                     plane.send(stream, Kind::Commit, Vec::new());
-                    plane.establish(now, stream);
+                    plane.establish(now, stream, true);
                     *self = Self::Done(Established { stream, secret, known: Known::Open });
                 }
                 Heard::Frame(_) | Heard::End(End::Closed | End::Lost(_) | End::Unreachable(_)) => {
@@ -153,7 +154,7 @@ impl Acceptor {
                 Heard::Frame(frame) if frame.kind == Kind::Commit => {
                     let secret = secret.expect("a commit comes after the reply");
                     is_own(&frame, secret);
-                    plane.establish(now, stream);
+                    plane.establish(now, stream, true);
                     self.candidates.remove(i);
                     self.done = Some(Established { stream, secret, known: Known::Open });
                     break;

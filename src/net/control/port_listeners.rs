@@ -1,0 +1,55 @@
+//! Who is told of what happens to a device's ports.
+
+use super::weak_registry::WeakRegistry;
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What has happened to a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortEvent {
+    /// It came up.
+    Active,
+    /// It went down.
+    Down,
+    /// Its GID table changed.
+    GidChange,
+    /// Its LID changed.
+    LidChange,
+    /// Its device is lost.
+    DeviceFatal,
+}
+
+/// What depends on a port, such as a connection with a rail there.
+pub trait PortListener: Debug + Send + Sync {
+    /// Something has happened to `port`. Returns how many connections are recovered because of it, for the warning that the
+    /// caller writes. Called by the device's watcher, which waits meanwhile and holds no lock.
+    fn handle_port_event(&self, port: u8, what: PortEvent) -> usize;
+}
+
+/// The listeners of one device, by port.
+#[derive(Debug, Default)]
+pub(super) struct PortListeners(Mutex<HashMap<u8, WeakRegistry<dyn PortListener>>>);
+
+impl PortListeners {
+    /// From now on `listener` is told of `port`, as long as it lives.
+    pub(super) fn add(&self, port: u8, listener: &Arc<dyn PortListener>) {
+        self.lock().entry(port).or_insert_with(|| WeakRegistry::new(0)).add(listener);
+    }
+
+    /// Tells the listeners of `port`. How many connections they recover.
+    pub(super) fn tell(&self, port: u8, what: PortEvent) -> usize {
+        let listeners = self.lock().get(&port).map(WeakRegistry::all).unwrap_or_default();
+        listeners.iter().map(|listener| listener.handle_port_event(port, what)).sum()
+    }
+
+    /// The same for all ports.
+    pub(super) fn tell_all(&self, what: PortEvent) -> usize {
+        let ports: Vec<_> = self.lock().keys().copied().collect();
+        ports.into_iter().map(|port| self.tell(port, what)).sum()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u8, WeakRegistry<dyn PortListener>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
