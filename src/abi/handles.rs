@@ -12,7 +12,7 @@ use crate::proto::MAX_REQUESTS;
 use crate::proto::requests::RequestId;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A type of object that NCCL holds.
 pub trait Tagged {
@@ -69,7 +69,7 @@ tagged!(Request, b"FerReqst", "request");
 #[derive(Debug)]
 pub struct Comm<T> {
     /// The communicator.
-    pub comm: T,
+    pub comm: Arc<T>,
     requests: Box<[RequestHandle; MAX_REQUESTS]>,
     /// The request objects of flushes. A sender has none.
     flushes: Box<[RequestHandle]>,
@@ -167,7 +167,7 @@ fn wrong_object(raw: *mut c_void, name: &str) -> Error {
 
 impl Handle<Comm<SendComm>> {
     /// Gives a send communicator to NCCL.
-    pub fn new_send(comm: SendComm) -> *mut c_void {
+    pub fn new_send(comm: Arc<SendComm>) -> *mut c_void {
         Self::into_raw_with(|place| Comm {
             comm,
             requests: requests(Owner::Send(place)),
@@ -179,7 +179,7 @@ impl Handle<Comm<SendComm>> {
 
 impl Handle<Comm<RecvComm>> {
     /// Gives a receive communicator to NCCL.
-    pub fn new_recv(comm: RecvComm) -> *mut c_void {
+    pub fn new_recv(comm: Arc<RecvComm>) -> *mut c_void {
         Self::into_raw_with(|place| Comm {
             comm,
             requests: requests(Owner::Receive(place)),

@@ -23,7 +23,8 @@ const NET: &[(&str, &[&str])] = &[
     ("mr", &[]),
     ("device", &["control", "mr"]),
     ("qp", &["control", "mr", "device"]),
-    ("data", &["control", "mr", "device", "qp"]),
+    ("recovery", &["control", "mr", "device", "qp"]),
+    ("data", &["control", "mr", "device", "qp", "recovery"]),
     ("setup", &["control", "mr", "device", "qp", "data"]),
     ("network.rs", &["control", "mr", "device", "qp", "data", "setup"]),
 ];

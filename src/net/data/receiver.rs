@@ -17,7 +17,7 @@ use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
-use crate::proto::recovery::machine::Role;
+use crate::proto::recovery::action::Role;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
 use crate::proto::{self, Violation};
@@ -97,7 +97,7 @@ pub(super) fn post_receives(qps: &mut QpSet) -> Result<()> {
 impl RecvComm {
     /// A receiver on `terms`.
     pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, mut path: RecvPath, terms: &Negotiated) -> Arc<Self> {
-        nic.watch_queues(&peer, &path.qps);
+        nic.watch_queues(&peer, path.qps.queues());
         Arc::new_cyclic(|this: &Weak<Self>| {
             let start = || ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps, this.clone());
             path.recovery = terms.failover.then(start);

@@ -10,6 +10,7 @@ use crate::net::qp::fence::Drained;
 use crate::net::qp::set::QpSet;
 use crate::net::recovery::end::End;
 use crate::proto::imm::Imm;
+use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::proto::requests::RequestId;
 use crate::verbs::queue_pair::QpCaps;
@@ -41,7 +42,7 @@ impl End for RecvComm {
         post_receives(qps)
     }
 
-    fn resume(&self, qps: QpSet, _account: Option<&Account>) -> Result<Option<Account>> {
+    fn resume(&self, qps: QpSet, _weights: RailWeights, _account: Option<&Account>) -> Result<Option<Account>> {
         let (ring, slot_bytes) = self.path.visit(|path| Ok(path.ring))?;
         let cts_sender = CtsSender::new(&qps, ring, slot_bytes)?;
         self.path.visit(|path| {

@@ -9,7 +9,9 @@ use crate::net::device::nic::Nic;
 use crate::net::qp::fence::Drained;
 use crate::net::qp::set::QpSet;
 use crate::net::recovery::end::End;
+use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
+use crate::proto::recovery::sender::Unapplied;
 use crate::proto::requests::RequestId;
 use crate::verbs::queue_pair::QpCaps;
 use std::sync::Arc;
@@ -35,10 +37,10 @@ impl End for SendComm {
         Ok(())
     }
 
-    fn resume(&self, qps: QpSet, account: Option<&Account>) -> Result<Option<Account>> {
+    fn resume(&self, qps: QpSet, weights: RailWeights, account: Option<&Account>) -> Result<Option<Account>> {
         let account = account.ok_or_else(|| Error::internal("a sender goes on without an account"))?;
         self.path.visit(|path| {
-            path.flow.apply_account(account, qps.striping, qps.weights())?;
+            path.flow.apply_account(account, qps.striping, weights).map_err(|why| unapplied(&why))?;
             path.qps = qps;
             path.other_work = OtherWork::default();
             path.stall.reset();
@@ -162,7 +164,7 @@ impl SendPath {
         if self.mode != Mode::Replaying {
             return Ok(());
         }
-        while let Some(length) = self.flow.next_replay_length() {
+        while let Some(length) = self.flow.peek_replay() {
             if !self.has_room(length) {
                 return Ok(());
             }
@@ -180,4 +182,8 @@ impl SendPath {
         peer.set_recovering(false);
         Ok(())
     }
+}
+
+fn unapplied(why: &Unapplied) -> Error {
+    Error::remote(why.to_string())
 }

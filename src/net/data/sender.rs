@@ -16,7 +16,7 @@ use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
-use crate::proto::recovery::machine::Role;
+use crate::proto::recovery::action::Role;
 use crate::proto::requests::RequestId;
 use crate::proto::send::SendFlow;
 use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
@@ -96,7 +96,7 @@ impl SendComm {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(trailing_immediate_above.saturating_add(1));
         let fast_below = if qps.are_on_several_rails() { 0 } else { one_write_below };
-        nic.watch_queues(&peer, &qps);
+        nic.watch_queues(&peer, qps.queues());
         let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
         Arc::new_cyclic(|this: &Weak<Self>| {
@@ -303,7 +303,7 @@ impl SendPath {
             let is_trailing = stripe.length > 0 && stripe.length > self.trailing_immediate_above;
             let at = u64::from(stripe.offset);
             let rail = transfer.rail_of(stripe.qp);
-            let rkey = transfer.rkey(rail, |slot| self.ring.read_front(slot.index()));
+            let rkey = self.flow.rkey(&transfer, rail, |slot| self.ring.read_front(slot.index()));
             let data = Write {
                 local: Sge { addr: addr + at, length: stripe.length, lkey: lkey(rail) },
                 target: Target { addr: transfer.remote_addr.wrapping_add(at), rkey },

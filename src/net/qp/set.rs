@@ -17,6 +17,7 @@ use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion, RECV_BATCH};
 use std::net::Ipv6Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The queue pairs of one end in state INIT, before the other end is known.
 #[derive(Debug)]
@@ -180,9 +181,15 @@ impl QpSet {
         self.rails.len() > 1
     }
 
-    /// The ids of the completion queues, by rail.
-    pub fn queues(&self) -> impl Iterator<Item = u64> {
-        self.rails.iter().map(|on| on.queue.id())
+    /// The ids of the completion queues, each with the number of its rail.
+    pub fn queues(&self) -> impl Iterator<Item = (u8, u64)> {
+        self.rails.iter().map(|on| (on.number, on.queue.id()))
+    }
+
+    /// How long the rails need for `bytes`, at their nominal speed.
+    pub fn time_to_carry(&self, bytes: u64) -> Duration {
+        let mbps: u64 = self.remote.rails.iter().map(|rail| u64::from(rail.speed_mbps)).sum();
+        Duration::from_micros(bytes * 8 / mbps.max(1))
     }
 
     /// Polls a batch of completions of the first rail, calls `handle` for those that succeeded, and returns their number.

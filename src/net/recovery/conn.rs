@@ -19,7 +19,9 @@ use crate::proto::endpoint::Endpoint;
 use crate::proto::frame::Frame;
 use crate::proto::handshake::Negotiated;
 use crate::proto::recovery::account::Account;
-use crate::proto::recovery::machine::{Action, Recovery, Role};
+use crate::proto::rail_weights::RailWeights;
+use crate::proto::recovery::action::{Action, Role};
+use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::collections::VecDeque;
@@ -79,7 +81,7 @@ enum NewQps {
     None,
     Created(InitQpSet),
     Connecting(u32, Box<ConnectingQpSet>),
-    Connected(QpSet),
+    Connected(QpSet, RailWeights),
 }
 
 impl ConnRecovery {
@@ -167,7 +169,7 @@ impl ConnRecovery {
 
     fn look_at_ports(&self, work: &mut Work) {
         let (now, usable) = (self.now(), self.rails.usable(&self.nic));
-        let lost = work.machine.rails().without(usable);
+        let lost = work.machine.rails() - usable;
         if work.machine.is_running() && !lost.is_empty() {
             self.peer.set_recovering(true);
             work.machine.handle_fault(now, &format!("{} cannot be used", self.names(lost)));
@@ -219,7 +221,7 @@ impl ConnRecovery {
     }
 
     fn create(&self, end: &dyn End, rails: RailMask, peer: Option<&Endpoint>) -> Result<InitQpSet> {
-        let mut qps = InitQpSet::new(&self.nic, rails.numbers(), self.terms.qps_per_rail(), end.caps(), peer)?;
+        let mut qps = InitQpSet::new(&self.nic, rails.iter(), self.terms.qps_per_rail(), end.caps(), peer)?;
         if peer.is_none() && self.nic.config.ece {
             qps.offer_ece();
         }
@@ -238,7 +240,7 @@ impl ConnRecovery {
             Role::Receiver => (&remote, &qps.endpoint),
         };
         let mut terms = Negotiated::agree(sender, receiver)?;
-        terms.striping = terms.striping.on_rails(rails);
+        terms.striping = terms.striping.over(rails);
         qps.connect(&self.nic, remote, &terms, traffic_class)
     }
 
@@ -253,9 +255,10 @@ impl ConnRecovery {
             }
             Ok(true) => {
                 let (mut qps, endpoint) = connecting.finish();
+                let weights = endpoint.rail_weights_with(&qps.remote).over(qps.striping.rail_numbers());
                 let prepared = end.prepare(&mut qps).map(|()| endpoint).map_err(|e| e.text());
                 if prepared.is_ok() {
-                    work.qps = NewQps::Connected(qps);
+                    work.qps = NewQps::Connected(qps, weights);
                 }
                 work.machine.handle_connected(self.now(), attempt, prepared);
             }
@@ -265,16 +268,16 @@ impl ConnRecovery {
     }
 
     fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
-        let NewQps::Connected(qps) = std::mem::take(&mut work.qps) else {
+        let NewQps::Connected(qps, weights) = std::mem::take(&mut work.qps) else {
             return Err(Error::internal("no queue pairs were connected"));
         };
-        self.nic.watch_queues(&self.peer, &qps);
-        end.resume(qps, account)
+        self.nic.watch_queues(&self.peer, qps.queues());
+        end.resume(qps, weights, account)
     }
 
     /// For messages: the rails of `mask`.
     fn names(&self, mask: RailMask) -> String {
-        let names = mask.numbers().filter_map(|number| self.nic.rails.get(usize::from(number)));
+        let names = mask.iter().filter_map(|number| self.nic.rails.get(usize::from(number)));
         names.map(|rail| rail.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::net::qp::fence::Drained;
 use crate::net::qp::set::QpSet;
+use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::verbs::queue_pair::QpCaps;
 use std::fmt::Debug;
@@ -30,11 +31,12 @@ pub trait End: Debug + Send + Sync {
     /// The device refuses.
     fn prepare(&self, qps: &mut QpSet) -> Result<()>;
 
-    /// Goes on over `qps`. The sender is given the receiver's account. The receiver returns its account.
+    /// Goes on over `qps`, on rails that begin with `weights`. The sender is given the receiver's account. The receiver returns its
+    /// account.
     ///
     /// # Errors
     /// The account is not possible, a message cannot be sent again, or the device refuses.
-    fn resume(&self, qps: QpSet, account: Option<&Account>) -> Result<Option<Account>>;
+    fn resume(&self, qps: QpSet, weights: RailWeights, account: Option<&Account>) -> Result<Option<Account>>;
 
     /// Accepts no new messages from now on, while those that have begun go on. Only a sender is asked.
     ///

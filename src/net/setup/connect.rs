@@ -125,7 +125,7 @@ impl Connector {
     ///
     /// # Errors
     /// The peer refuses, has died or cannot be reached in time; or the device has no more queues.
-    pub fn advance(&mut self) -> Result<Option<SendComm>> {
+    pub fn advance(&mut self) -> Result<Option<Arc<SendComm>>> {
         self.asked = Instant::now();
         loop {
             let stage = std::mem::replace(&mut self.stage, Stage::Done);
@@ -200,7 +200,7 @@ impl Connector {
 
     fn offer(&self, stream: ControlStream) -> Result<Offer> {
         let nic = &self.nic;
-        let mut qps = InitQpSet::new(nic, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
+        let mut qps = InitQpSet::new(nic, 0..nic.rails.len() as u8, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
             qps.offer_ece();
         }
@@ -284,7 +284,7 @@ impl Connector {
     }
 
     /// Commits. If that is lost with the control connection, the peer is told over another one.
-    fn complete(&self, pending: Pending) -> Result<SendComm> {
+    fn complete(&self, pending: Pending) -> Result<Arc<SendComm>> {
         let Pending { stream, connecting, mut ring, reply } = pending;
         let (qps, endpoint) = connecting.finish();
         let weights = endpoint.rail_weights_with(&reply.endpoint);

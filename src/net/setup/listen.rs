@@ -71,7 +71,7 @@ struct Preparing {
 struct Prepared {
     path: RecvPath,
     peer: String,
-    failover: bool,
+    terms: Negotiated,
 }
 
 enum Verdict {
@@ -103,7 +103,7 @@ impl Listener {
     ///
     /// # Errors
     /// The peer came, and could not be served. Strangers and peers that vanish are no error.
-    pub fn accept(&mut self) -> Result<Option<RecvComm>> {
+    pub fn accept(&mut self) -> Result<Option<Arc<RecvComm>>> {
         self.control.poll()?;
         let candidates = Arc::clone(&self.candidates);
         let mut candidates = candidates.lock();
@@ -200,11 +200,11 @@ impl Listener {
         Verdict::Dismiss(why)
     }
 
-    fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<RecvComm> {
-        let peer = PeerState::new(format!("{} ({})", prepared.peer, stream.peer()), stream, prepared.failover);
+    fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<Arc<RecvComm>> {
+        let peer = PeerState::new(format!("{} ({})", prepared.peer, stream.peer()), stream, prepared.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} receives from {}", self.nic.name, peer.peer());
-        Ok(RecvComm::new(Arc::clone(&self.nic), peer, prepared.path))
+        Ok(RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms))
     }
 }
 
@@ -247,7 +247,8 @@ impl Drop for Listener {
 fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.config.queue_pairs).min(offered);
-    let idle = InitQpSet::new(nic, count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
+    let rails = 0..hello.endpoint.rails.len().min(nic.rails.len()) as u8;
+    let idle = InitQpSet::new(nic, rails, count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
     let terms = Negotiated::agree(&hello.endpoint, &idle.endpoint)?;
     let connecting = idle.connect(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class)?;
     Ok(Preparing { connecting, hello, terms })
@@ -258,6 +259,6 @@ impl Preparing {
         let Self { connecting, hello, terms } = self;
         let (qps, endpoint) = connecting.finish();
         let path = RecvPath::new(qps, hello.ring, &terms)?;
-        Ok((Prepared { path, peer: hello.endpoint.name, failover: terms.failover }, Reply { endpoint, terms }))
+        Ok((Prepared { path, peer: hello.endpoint.name, terms }, Reply { endpoint, terms }))
     }
 }
