@@ -35,10 +35,35 @@ pub enum Kind {
     /// Sender to receiver, on another control connection than the one that was lost: this connection goes on here.
     /// Receiver to sender, without a body: so it does.
     Resume,
+    /// Either way: this end has begun to recover the connection. This kind and the next ones: see [`super::recovery::message`].
+    Halt,
+    /// Either way: which rails this end can use.
+    Ports,
+    /// Sender to receiver: new queue pairs.
+    Offer,
+    /// Receiver to sender: new queue pairs, which are connected to those of the offer.
+    Answer,
+    /// Sender to receiver: the queue pairs of the offer are connected too.
+    Ready,
+    /// Receiver to sender: the messages that have not arrived.
+    Account,
 }
 
 impl Kind {
-    const ALL: [Self; 6] = [Self::Hello, Self::Reply, Self::Commit, Self::Refuse, Self::Goodbye, Self::Resume];
+    pub(super) const ALL: [Self; 12] = [
+        Self::Hello,
+        Self::Reply,
+        Self::Commit,
+        Self::Refuse,
+        Self::Goodbye,
+        Self::Resume,
+        Self::Halt,
+        Self::Ports,
+        Self::Offer,
+        Self::Answer,
+        Self::Ready,
+        Self::Account,
+    ];
 
     fn to_bits(self) -> u16 {
         self as u16 + 1
@@ -175,7 +200,7 @@ mod tests {
         fn frames_survive_any_fragmentation(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..5),
                                             piece in 1usize..70) {
             let frames: Vec<_> = bodies.into_iter().enumerate()
-                .map(|(i, body)| Frame { kind: Kind::ALL[i % 6], secret: [i as u8; 16], body }).collect();
+                .map(|(i, body)| Frame { kind: Kind::ALL[i % Kind::ALL.len()], secret: [i as u8; 16], body }).collect();
             let bytes: Vec<u8> = frames.iter().flat_map(Frame::emit).collect();
             let mut assembler = Assembler::default();
             let mut got = Vec::new();
