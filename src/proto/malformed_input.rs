@@ -222,8 +222,7 @@ proptest! {
         let mut assembler = Assembler::default();
         assembler.handle_bytes(&changed(bytes, &changes));
         if let Ok(Some(frame)) = assembler.poll_frame() {
-            let known = [Kind::Hello, Kind::Reply, Kind::Commit, Kind::Refuse, Kind::Goodbye, Kind::Resume];
-            prop_assert!(known.contains(&frame.kind));
+            prop_assert!(Kind::ALL.contains(&frame.kind));
         }
     }
 
@@ -247,7 +246,7 @@ proptest! {
                 words[2] &= 0xffff_ffff;
                 words
             });
-            match flow.submit(0, length, read) {
+            match flow.submit(0, 0, length, read) {
                 Ok(Some(transfer)) => {
                     prop_assert!(transfer.length <= length);
                     let sum: u32 = transfer.stripes(flow.weights()).map(|(stripe, _)| stripe.length).sum();

@@ -5,6 +5,7 @@
 //! ends know it. Where it is cut is known to the sender only; see [`RailWeights`].
 
 use super::rail_weights::RailWeights;
+use super::recovery::rail_mask::RailMask;
 use super::{MAX_QPS, QpIndex};
 
 /// Messages are cut at multiples of this many bytes: a reader of NCCL's LL128 protocol looks at 128-byte lines before the
@@ -18,8 +19,10 @@ pub const STRIPE_MIN_BYTES: u32 = 8192;
 pub struct Striping {
     /// Queue pairs of the connection, 1 to [`MAX_QPS`]; as many on each rail.
     qps: u8,
-    /// Rails of the connection, 1 to [`super::MAX_RAILS`].
+    /// Rails that it uses, 1 to [`super::MAX_RAILS`].
     rails: u8,
+    /// Their numbers.
+    numbers: RailMask,
     split: bool,
     /// Most stripes of one message.
     width: u8,
@@ -45,7 +48,19 @@ impl Striping {
         let qps = rails * qps_per_rail;
         let width = if split { qps } else { rails };
         let whole_up_to = if width == 1 { u32::MAX } else { STRIPE_MIN_BYTES };
-        Self { qps, rails, split, width, whole_up_to }
+        Self { qps, rails, numbers: RailMask::first(rails), split, width, whole_up_to }
+    }
+
+    /// The same over the rails with these numbers, which are as many. A connection that has recovered may use some of its rails
+    /// only; they keep their numbers.
+    pub fn over(self, numbers: RailMask) -> Self {
+        debug_assert_eq!(numbers.count(), self.rails, "rails {numbers}");
+        Self { numbers, ..self }
+    }
+
+    /// The numbers of the rails that it uses.
+    pub fn rail_numbers(self) -> RailMask {
+        self.numbers
     }
 
     /// Queue pairs of the connection.
@@ -53,7 +68,7 @@ impl Striping {
         self.qps
     }
 
-    /// Rails of the connection.
+    /// How many rails it uses.
     pub fn rails(self) -> u8 {
         self.rails
     }
@@ -63,9 +78,15 @@ impl Striping {
         self.split
     }
 
-    /// The rail that `qp` belongs to.
+    /// The number of the rail that `qp` belongs to.
     #[inline]
     pub fn rail_of(self, qp: QpIndex) -> u8 {
+        self.numbers.at(self.place_of(qp))
+    }
+
+    /// The place of that rail among the rails that are used, in ascending order of their numbers.
+    #[inline]
+    pub fn place_of(self, qp: QpIndex) -> u8 {
         qp.0 % self.rails
     }
 
