@@ -97,7 +97,10 @@ impl DeviceEvents {
                 log::info!("{name}:{port}: the LID has changed");
                 self.listeners.tell(port, PortEvent::LidChange);
             }
-            AsyncEvent::QueuePairError(what) => log::warn!("{name}: {what}"),
+            AsyncEvent::QueuePairError(what) => {
+                log::warn!("{name}: {what}");
+                self.listeners.tell_all(PortEvent::QueuePairError);
+            }
             // Nothing more would be reported by the queue.
             AsyncEvent::CompletionQueueError(_) => {
                 let reason = format!("{name}: a completion queue has failed");

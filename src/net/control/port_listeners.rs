@@ -16,6 +16,8 @@ pub enum PortEvent {
     GidChange,
     /// Its LID changed.
     LidChange,
+    /// A queue pair of the device has failed, of this port or another one.
+    QueuePairError,
     /// Its device is lost.
     DeviceFatal,
 }

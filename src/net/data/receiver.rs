@@ -256,7 +256,7 @@ impl RecvPath {
             Ok(0) => {
                 self.flow.handle_empty_poll(awaited);
                 if self.stall.is_due() {
-                    self.check_stall(peer, awaited)?;
+                    self.check_stall(peer)?;
                 }
             }
             Ok(_) => {}

@@ -25,6 +25,10 @@ impl End for RecvComm {
         RECEIVER_QP_CAPS
     }
 
+    fn poll(&self) -> Result<()> {
+        self.path.visit(|path| path.poll_any(&self.peer).map(drop))
+    }
+
     fn take_qps(&self) -> Result<QpSet> {
         self.path.visit(|path| {
             path.mode = Mode::Fenced;
@@ -133,13 +137,19 @@ impl RecvPath {
         Err(self.sticky_error.fail(peer, error))
     }
 
-    /// The request `awaited` has been tested many times in vain. That its message does not come may be due to the sender; but its
-    /// clear-to-send has to have arrived.
+    /// Requests have been tested many times in vain. That the messages do not come may be due to the sender; but their clear-to-sends
+    /// have to arrive.
+    ///
+    /// # Errors
+    /// The connection ends.
     #[cold]
     #[inline(never)]
-    pub(super) fn check_stall(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+    pub(super) fn check_stall(&mut self, peer: &Arc<PeerState>) -> Result<()> {
         let limit = self.stall.limit();
-        if self.recovery.is_none() || limit.is_zero() || self.stall.waited(awaited).is_none_or(|waited| waited < PROBE_AFTER) {
+        if self.recovery.is_none() || limit.is_zero() {
+            return Ok(());
+        }
+        if self.stall.waited(self.flow.oldest_missing()).is_none_or(|waited| waited < PROBE_AFTER) {
             return Ok(());
         }
         if let Err(e) = self.cts_sender.probe_writes(&mut self.qps) {

@@ -12,13 +12,16 @@ use crate::net::recovery::end::End;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::sender::Unapplied;
-use crate::proto::requests::RequestId;
 use crate::verbs::queue_pair::QpCaps;
 use std::sync::Arc;
 
 impl End for SendComm {
     fn caps(&self) -> QpCaps {
         SENDER_QP_CAPS
+    }
+
+    fn poll(&self) -> Result<()> {
+        self.path.visit(|path| path.poll_any(&self.peer).map(drop))
     }
 
     fn take_qps(&self) -> Result<QpSet> {
@@ -143,15 +146,15 @@ impl SendPath {
         Err(self.sticky_error.fail(peer, error))
     }
 
-    /// The request `awaited` has been tested many times in vain.
+    /// Requests have been tested many times in vain.
+    ///
+    /// # Errors
+    /// The connection ends.
     #[cold]
     #[inline(never)]
-    pub(super) fn check_stall(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        if self.recovery.is_none() {
-            return Ok(());
-        }
-        let Self { flow, qps, stall, .. } = self;
-        let Some(waited) = stall.check(awaited, || qps.time_to_carry(flow.outstanding_bytes())) else { return Ok(()) };
+    pub(super) fn check_stall(&mut self, peer: &Arc<PeerState>) -> Result<()> {
+        let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else { return Ok(()) };
+        let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes)) else { return Ok(()) };
         let text = format!("no data has been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
         self.handle_failure(peer, Error::remote(text).recoverable())
     }

@@ -161,9 +161,9 @@ impl SendComm {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
                 if path.qps.are_on_several_rails() {
-                    path.progress_on_rails(&self.nic, &self.peer, id)?;
+                    path.progress_on_rails(&self.nic, &self.peer)?;
                 } else {
-                    path.progress(&self.nic, &self.peer, id)?;
+                    path.progress(&self.nic, &self.peer)?;
                 }
             }
             path.flow.poll_done(id).map_err(Violation::into_misuse)
@@ -173,13 +173,13 @@ impl SendComm {
 
 impl SendPath {
     #[inline(always)]
-    fn progress(&mut self, nic: &Nic, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        self.progress_by(nic, peer, awaited, Self::poll)
+    fn progress(&mut self, nic: &Nic, peer: &Arc<PeerState>) -> Result<()> {
+        self.progress_by(nic, peer, Self::poll)
     }
 
     #[inline(never)]
-    fn progress_on_rails(&mut self, nic: &Nic, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        self.progress_by(nic, peer, awaited, Self::poll_rails)
+    fn progress_on_rails(&mut self, nic: &Nic, peer: &Arc<PeerState>) -> Result<()> {
+        self.progress_by(nic, peer, Self::poll_rails)
     }
 
     #[inline(always)]
@@ -187,14 +187,13 @@ impl SendPath {
         &mut self,
         nic: &Nic,
         peer: &Arc<PeerState>,
-        awaited: RequestId,
         poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
     ) -> Result<()> {
         if !peer.state().is_open() {
             return self.progress_not_open(nic, peer);
         }
         match poll(self, peer) {
-            Ok(0) if self.stall.is_due() => self.check_stall(peer, awaited),
+            Ok(0) if self.stall.is_due() => self.check_stall(peer),
             Ok(_) => Ok(()),
             Err(e) => self.handle_failure(peer, e),
         }

@@ -1,22 +1,23 @@
 //! Finding a path that carries nothing although no device reports an error.
 //!
-//! A device resends for seconds before it reports that the peer does not acknowledge. A request that is tested in vain for much longer
-//! than its data takes shows that earlier. A wrong suspicion costs little: the connection recovers, and nothing is lost. Each
+//! A device resends for seconds before it reports that the peer does not acknowledge. A message that is the oldest one under way for
+//! much longer than the data takes shows that earlier. A wrong suspicion costs little: the connection recovers, and nothing is lost. Each
 //! suspicion doubles the time until the next one, so that a fabric that pauses for long is not disturbed again and again.
 
-use crate::proto::requests::RequestId;
 use std::time::{Duration, Instant};
 
 /// Tests in vain from one look at the clock to the next.
 const LOOK_EVERY: u32 = 256;
+/// Data may take this many times as long as at the rails' nominal speed.
+const SLACK: u32 = 50;
 /// The limit is never more than this many times the first one.
 const MAX_FACTOR: u32 = 64;
 
-/// How long one request has been tested in vain.
+/// How long one message has been the oldest one under way.
 #[derive(Debug)]
 pub struct Stall {
     tests: u32,
-    awaited: Option<(RequestId, Instant)>,
+    oldest: Option<(u32, Instant)>,
     /// Time without an acknowledgement after which a path is suspected; zero: never.
     limit: Duration,
     factor: u32,
@@ -25,7 +26,7 @@ pub struct Stall {
 impl Stall {
     /// A path is suspected after `limit_ms` milliseconds, and the time that the data takes; 0: never.
     pub fn new(limit_ms: u64) -> Self {
-        Self { tests: 0, awaited: None, limit: Duration::from_millis(limit_ms), factor: 1 }
+        Self { tests: 0, oldest: None, limit: Duration::from_millis(limit_ms), factor: 1 }
     }
 
     /// To be called after each test in vain: whether it is time for [`Self::check`].
@@ -35,14 +36,14 @@ impl Stall {
         self.tests.is_multiple_of(LOOK_EVERY)
     }
 
-    /// Request `awaited` has been tested in vain. Returns for how long, if that is suspicious; `data_time` returns how long all
-    /// data takes that is under way.
-    pub fn check(&mut self, awaited: RequestId, data_time: impl FnOnce() -> Duration) -> Option<Duration> {
-        let waited = self.waited(awaited)?;
-        if self.limit.is_zero() || waited < (self.limit + data_time()) * self.factor {
+    /// Message `oldest` is the oldest one under way. Returns for how long, if that is suspicious. `data_time` is how long all data takes
+    /// that is under way.
+    pub fn check(&mut self, oldest: u32, data_time: Duration) -> Option<Duration> {
+        let waited = self.waited(oldest)?;
+        if self.limit.is_zero() || waited < (self.limit + SLACK * data_time) * self.factor {
             return None;
         }
-        self.awaited = None;
+        self.oldest = None;
         self.back_off();
         Some(waited)
     }
@@ -52,13 +53,13 @@ impl Stall {
         self.factor = (self.factor * 2).min(MAX_FACTOR);
     }
 
-    /// How long request `awaited` has been tested in vain; `None` when it is tested for the first time.
-    pub fn waited(&mut self, awaited: RequestId) -> Option<Duration> {
+    /// How long message `oldest` has been the oldest one under way; `None` when it is asked for the first time.
+    pub fn waited(&mut self, oldest: u32) -> Option<Duration> {
         let now = Instant::now();
-        match self.awaited {
-            Some((before, since)) if before == awaited => Some(now.saturating_duration_since(since)),
+        match self.oldest {
+            Some((before, since)) if before == oldest => Some(now.saturating_duration_since(since)),
             _ => {
-                self.awaited = Some((awaited, now));
+                self.oldest = Some((oldest, now));
                 None
             }
         }
@@ -71,6 +72,6 @@ impl Stall {
 
     /// What has been waited for so far does not count.
     pub fn reset(&mut self) {
-        self.awaited = None;
+        self.oldest = None;
     }
 }

@@ -10,7 +10,7 @@ use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto::endpoint::{Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
 use crate::proto::stripe::Striping;
-use crate::proto::{self, MAX_QPS, MAX_RAILS};
+use crate::proto::{self, MAX_QPS};
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, QueuePair, RemoteAccess, ResetQueuePair};
 use crate::verbs::status::Status;
@@ -231,6 +231,7 @@ impl QpSet {
         let (mut failed, mut outcome) = (None, Ok(()));
         for completion in completions {
             if completion.status() != Status::SUCCESS {
+                handle_flushed(&mut self.qps, completion);
                 failed = failed.or(Some(completion));
             } else if outcome.is_ok() {
                 outcome = handle(&mut self.qps, completion);
@@ -274,6 +275,17 @@ impl QpSet {
             far.name,
         );
         (on, between)
+    }
+}
+
+/// A work request has failed. A receive that is flushed is not posted any more.
+#[cold]
+#[inline(never)]
+fn handle_flushed(qps: &mut [ConnectedQp], completion: &Completion) {
+    if let WrId::Receive { qp } = WrId::from_bits(completion.id())
+        && let Some(connected) = qps.get_mut(usize::from(qp))
+    {
+        connected.receives = connected.receives.saturating_sub(1);
     }
 }
 

@@ -63,6 +63,8 @@ enum Input {
     PeerGone,
     /// Something has changed at a port.
     PortChanged,
+    /// A queue pair of the device has failed, of this connection or another one.
+    QueuePairFailed,
 }
 
 /// What is under way.
@@ -128,6 +130,7 @@ impl ConnRecovery {
         if self.peer.set_recovering(true) {
             return Ok(());
         }
+        log::debug!("{}: the connection to {} has a fault: {cause}", self.nic.name, self.peer.peer());
         self.put(Input::Fault(cause.to_owned()))
     }
 
@@ -148,7 +151,7 @@ impl ConnRecovery {
     }
 
     /// Hands what has happened to the state machine.
-    fn take_in(&self, work: &mut Work) -> Result<()> {
+    fn take_in(&self, work: &mut Work, end: &dyn End) -> Result<()> {
         loop {
             // Taken out one by one: the lock is not held while the machine works.
             let Some(input) = lock(&self.inbox).pop_front() else { return Ok(()) };
@@ -163,6 +166,8 @@ impl ConnRecovery {
                 Input::Back => work.machine.handle_back(now),
                 Input::PeerGone => {}
                 Input::PortChanged => self.look_at_ports(work),
+                // Its completions tell, which NCCL may not ask for.
+                Input::QueuePairFailed => end.poll()?,
             }
         }
     }
@@ -179,6 +184,7 @@ impl ConnRecovery {
 
     /// Does what the state machine asks for.
     fn perform(&self, work: &mut Work, end: &dyn End, action: Action) -> Result<()> {
+        log::debug!("{}: recovering the connection to {}: {action:?}", self.nic.name, self.peer.peer());
         match action {
             Action::Send(message) => self.peer.stream().send(message.kind(), message.body()),
             Action::Fence => {
@@ -292,7 +298,7 @@ impl ConnRecovery {
     fn run_all(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
         let mut next_attempt = None;
         loop {
-            self.take_in(work)?;
+            self.take_in(work, end)?;
             work.machine.handle_timeout(self.now());
             if let Some(action) = work.machine.poll_action() {
                 self.perform(work, end, action)?;
@@ -366,6 +372,10 @@ impl PortListener for ConnRecovery {
             if self.nic.config.fail_on_async_error {
                 self.peer.fail(&format!("{}: fatal device error", self.nic.name));
             }
+            return 0;
+        }
+        if what == PortEvent::QueuePairError {
+            self.put_or_fail(Input::QueuePairFailed);
             return 0;
         }
         self.put_or_fail(Input::PortChanged);

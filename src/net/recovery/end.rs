@@ -13,6 +13,12 @@ pub trait End: Debug + Send + Sync {
     /// Capacities of its queue pairs.
     fn caps(&self) -> QpCaps;
 
+    /// Polls its completion queues, so that it finds failed work requests.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    fn poll(&self) -> Result<()>;
+
     /// Takes its queue pairs out. From now on NCCL's calls post and poll nothing.
     ///
     /// # Errors
