@@ -14,7 +14,7 @@ pub const LL128_LINE_BYTES: u32 = 128;
 /// Least bytes per stripe on average: below, a second work request costs more than it saves.
 pub const STRIPE_MIN_BYTES: u32 = 8192;
 
-/// How messages are cut; both ends hold the same value.
+/// How messages are cut; both ends hold the same value. It is 8 bytes wide, so that it travels in a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Striping {
     /// Queue pairs of the connection, 1 to [`MAX_QPS`]; as many on each rail.
@@ -24,8 +24,6 @@ pub struct Striping {
     /// Their numbers.
     numbers: RailMask,
     split: bool,
-    /// Most stripes of one message.
-    width: u8,
     /// Messages up to this many bytes are not cut.
     whole_up_to: u32,
 }
@@ -46,9 +44,9 @@ impl Striping {
     /// them, otherwise over one of each rail.
     pub fn new(rails: u8, qps_per_rail: u8, split: bool) -> Self {
         let qps = rails * qps_per_rail;
-        let width = if split { qps } else { rails };
-        let whole_up_to = if width == 1 { u32::MAX } else { STRIPE_MIN_BYTES };
-        Self { qps, rails, numbers: RailMask::first(rails), split, width, whole_up_to }
+        let numbers = RailMask::first(rails);
+        let whole = Self { qps, rails, numbers, split, whole_up_to: u32::MAX };
+        if whole.width() == 1 { whole } else { Self { whole_up_to: STRIPE_MIN_BYTES, ..whole } }
     }
 
     /// The same over the rails with these numbers, which are as many. A connection that has recovered may use some of its rails
@@ -90,6 +88,11 @@ impl Striping {
         qp.0 % self.rails
     }
 
+    /// Most stripes of one message.
+    fn width(self) -> u8 {
+        if self.split { self.qps } else { self.rails }
+    }
+
     /// Number of stripes of a message of `length` bytes: at least one, at most one per queue pair.
     #[inline]
     pub fn stripe_count(self, length: u32) -> u32 {
@@ -98,7 +101,7 @@ impl Striping {
 
     #[inline(never)]
     fn count_cut(self, length: u32) -> u32 {
-        length.div_ceil(STRIPE_MIN_BYTES).min(u32::from(self.width))
+        length.div_ceil(STRIPE_MIN_BYTES).min(u32::from(self.width()))
     }
 
     /// The queue pair after `qp`, in a circle.
@@ -126,6 +129,7 @@ impl Striping {
     }
 }
 
+const _: () = assert!(size_of::<Striping>() == 8);
 const _: () = assert!(MAX_QPS <= u32::BITS as usize, "arrived stripes are a bit mask over queue pairs");
 
 #[cfg(test)]

@@ -149,3 +149,84 @@ fn end(body: &mut Reader<'_>, all: RailMask) -> Result<(RailMask, Endpoint), Vio
     }
     Ok((rails, endpoint))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::RING_SLOTS;
+    use crate::proto::cts::Cts;
+    use crate::proto::recovery::account::MissingMessage;
+    use crate::proto::sim::endpoint;
+
+    fn missing(seq: u32) -> MissingMessage {
+        let cts = Cts { addr: u64::from(seq) << 33 | 5, length: 7, rkeys: [seq, 2], tag: 3, seq };
+        MissingMessage { cts, extra: [4, seq] }
+    }
+
+    fn all() -> Vec<Message> {
+        let oldest = u32::MAX - 3;
+        let seqs = (0..RING_SLOTS as u32).filter(|i| i % 30 == 29).map(|i| missing(oldest.wrapping_add(i)));
+        let account = Account { oldest, next: oldest.wrapping_add(RING_SLOTS as u32), missing: seqs.collect() };
+        let (rails, attempt) = (RailMask(0b1010), 0x0102_0304);
+        vec![
+            Message::Halt { attempt, usable: RailMask::NONE, cause: "port 1 of rdma0 is down".into() },
+            Message::Ports { usable: RailMask(0b1111) },
+            Message::Offer { attempt, rails, endpoint: endpoint(2, 3, true) },
+            Message::Answer { attempt, rails, endpoint: endpoint(2, 8, false) },
+            Message::Ready { attempt },
+            Message::Account { attempt, account },
+            Message::Account { attempt, account: Account { oldest: 5, next: 5, missing: Vec::new() } },
+        ]
+    }
+
+    #[test]
+    fn a_message_is_parsed_as_it_was_emitted() {
+        for message in all() {
+            assert_eq!(Message::parse(message.kind(), &message.body(), 4).as_ref(), Ok(&message));
+        }
+    }
+
+    #[test]
+    fn every_cut_of_a_message_and_every_byte_too_many_are_refused() {
+        for message in all() {
+            let (kind, mut body) = (message.kind(), message.body());
+            for end in 0..body.len() {
+                assert!(Message::parse(kind, &body[..end], 4).is_err(), "{kind:?} of {end} bytes");
+            }
+            body.push(0);
+            assert!(Message::parse(kind, &body, 4).is_err());
+        }
+    }
+
+    #[test]
+    fn a_message_of_another_kind_is_refused() {
+        for kind in [Kind::Hello, Kind::Reply, Kind::Commit, Kind::Refuse, Kind::Goodbye, Kind::Resume] {
+            assert!(Message::parse(kind, &[0; 4], 4).is_err());
+        }
+    }
+
+    #[test]
+    fn rails_that_the_connection_does_not_have_are_refused() {
+        for message in all() {
+            let is_refused = Message::parse(message.kind(), &message.body(), 3).is_err();
+            let names_rail_3 =
+                matches!(message, Message::Ports { .. } | Message::Offer { .. } | Message::Answer { .. });
+            assert_eq!(is_refused, names_rail_3, "{message:?}");
+        }
+        let offer = Message::Offer { attempt: 1, rails: RailMask(0b111), endpoint: endpoint(2, 1, true) };
+        assert!(Message::parse(Kind::Offer, &offer.body(), 4).is_err(), "queue pairs on two rails for three");
+        let offer = Message::Offer { attempt: 1, rails: RailMask::NONE, endpoint: endpoint(1, 1, true) };
+        assert!(Message::parse(Kind::Offer, &offer.body(), 4).is_err(), "no rail");
+    }
+
+    #[test]
+    fn the_longest_account_has_at_most_24_kib() {
+        let account = Account { oldest: 1, next: 513, missing: (1..513).map(missing).collect() };
+        let message = Message::Account { attempt: 1, account };
+        assert!(message.body().len() <= 24 << 10);
+        assert_eq!(Message::parse(Kind::Account, &message.body(), 1), Ok(message));
+        let one_more = Account { oldest: 1, next: 514, missing: (1..514).map(missing).collect() };
+        let body = Message::Account { attempt: 1, account: one_more }.body();
+        assert!(Message::parse(Kind::Account, &body, 1).is_err());
+    }
+}

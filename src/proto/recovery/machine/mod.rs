@@ -1,5 +1,7 @@
 //! The recovery of one connection at one end, as a value: what has happened goes in, what is to be done comes out.
 
+#[cfg(test)]
+mod tests;
 mod transitions;
 
 use super::account::Account;
@@ -218,8 +220,8 @@ impl Recovery {
         self.handle_both_usable(now);
         let lost = self.rails - usable;
         match self.state {
-            State::Halted => self.due.halt = true,
-            _ if !lost.is_empty() => self.begin_next(now, format!("rail {lost} cannot be used here any more")),
+            State::Halted if self.offer.is_none() => self.due.halt = true,
+            _ if !lost.is_empty() => self.begin_next(now, format!("this end cannot use rails {lost} any more")),
             State::Running | State::Draining { .. } => self.due.ports = true,
             _ => self.due.halt = true,
         }

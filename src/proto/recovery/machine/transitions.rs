@@ -74,6 +74,10 @@ impl Recovery {
                 self.handle_both_usable(now);
             }
             Message::Offer { rails, endpoint, .. } => match self.state {
+                State::Halted if !rails.is_within(self.own) => {
+                    // The sender did not know yet. It learns it by the next halt.
+                    self.begin_next(now, format!("rails {rails} were offered, and this end can use: {}", self.own));
+                }
                 State::Halted if self.offer.is_none() => {
                     self.rails = rails;
                     self.offer = Some(endpoint);
@@ -209,7 +213,7 @@ impl Recovery {
     /// Sender: begins an attempt so as to use more rails.
     pub(super) fn take_in(&mut self, now: Time) {
         let found = self.history.usable() - self.rails;
-        self.begin_next(now, format!("rail {found} is back"));
+        self.begin_next(now, format!("to use more rails: {found}"));
         self.advance(now);
     }
 
