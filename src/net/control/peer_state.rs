@@ -4,7 +4,7 @@
 //! again ([`crate::proto::control::redial`]), and both ask their devices now and then whether the peer's still acknowledges
 //! ([`crate::net::data::probe`]).
 
-use super::recovery_events::{RecoveryEvents, RecoveryInbox};
+use super::recovery_events::{Full, RecoveryEvents, RecoveryInbox};
 use super::stream::ControlStream;
 use super::told::Told;
 use crate::proto::control::event::PeerChange;
@@ -156,7 +156,7 @@ impl PeerState {
     /// The device has failed for `reason`, and nobody recovers from that: as [`Self::fail`].
     pub(super) fn handle_device_failure(&self, reason: &str) {
         self.fail(reason);
-        self.recovery.push(PeerChange::Broken(reason.to_owned()));
+        let _ = self.recovery.push(PeerChange::Broken(reason.to_owned()));
     }
 
     fn end(&self, state: State, reason: &str) {
@@ -192,7 +192,7 @@ impl PeerState {
 }
 
 impl Told for PeerState {
-    fn handle_change(&self, change: PeerChange) {
+    fn handle_change(&self, change: PeerChange) -> Option<Arc<dyn RecoveryEvents>> {
         match &change {
             PeerChange::Frame(_) => {}
             PeerChange::Lost(why) => self.end(State::LOST, why),
@@ -200,8 +200,12 @@ impl Told for PeerState {
             PeerChange::Closed(why) => self.end(State::CLOSED, why),
             PeerChange::Broken(why) => self.end(State::BROKEN, why),
         }
-        if !self.recovery.push(change) {
-            self.end(State::BROKEN, "the peer sent more control messages than there are to send");
+        match self.recovery.push(change) {
+            Ok(handler) => handler,
+            Err(Full) => {
+                self.end(State::BROKEN, "the peer sent more control messages than there are to send");
+                None
+            }
         }
     }
 }
