@@ -53,3 +53,34 @@ impl PortListeners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Recovers so many connections, and notes what it is told.
+    #[derive(Debug)]
+    struct Noting(usize, Mutex<Vec<(u8, PortEvent)>>);
+
+    impl PortListener for Noting {
+        fn handle_port_event(&self, port: u8, what: PortEvent) -> usize {
+            self.1.lock().expect("one thread").push((port, what));
+            self.0
+        }
+    }
+
+    #[test]
+    fn a_listener_hears_of_its_ports_while_it_lives_and_the_counts_are_added() {
+        let listeners = PortListeners::default();
+        let [one, other] = [1, 10].map(|count| Arc::new(Noting(count, Mutex::default())));
+        let dynamic = |listener: &Arc<Noting>| Arc::clone(listener) as Arc<dyn PortListener>;
+        listeners.add(1, &dynamic(&one));
+        listeners.add(1, &dynamic(&other));
+        listeners.add(2, &dynamic(&other));
+        let counts = [1, 2, 3].map(|port| listeners.tell(port, PortEvent::Down));
+        assert_eq!((counts, listeners.tell_all(PortEvent::DeviceFatal)), ([11, 10, 0], 21));
+        assert_eq!(*one.1.lock().expect("one thread"), [(1, PortEvent::Down), (1, PortEvent::DeviceFatal)]);
+        drop(other);
+        assert_eq!(listeners.tell_all(PortEvent::Active), 1);
+    }
+}
