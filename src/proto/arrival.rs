@@ -39,6 +39,11 @@ impl Arrival {
         Self { request, posted, length: 0, qps: 0, index, pending: true, known: LengthState::Unknown, stripes: 0 }
     }
 
+    /// What has arrived of it counts no more.
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(self.request, self.index, self.posted);
+    }
+
     /// Takes in what an immediate says of the length. Returns whether it is the last immediate of its stripe.
     ///
     /// # Errors

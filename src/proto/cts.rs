@@ -16,7 +16,7 @@ use super::{MAX_MESSAGE, MAX_RAILS, RING_SLOTS, Violation, violation};
 /// The clear-to-sends of a connection of one or two rails have this form. Those of a connection of three or four rails have
 /// 64 bytes: the [`ExtraKeys`] in the first half, this in the second. Both halves travel in one RDMA WRITE of one packet,
 /// since packets may overtake each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Cts {
     /// Address of the receive buffer in the receiver's process.
     pub addr: u64,
@@ -52,20 +52,26 @@ impl Cts {
         (u64::from_le(last_word) >> 32) as u32
     }
 
+    /// Reads a clear-to-send that this process has encoded.
+    #[inline]
+    pub(super) fn from_words(words: &CtsWords) -> Self {
+        let [addr, first, second, last] = words.map(u64::from_le);
+        Self {
+            addr,
+            length: first as u32,
+            rkeys: [(first >> 32) as u32, second as u32],
+            tag: (second >> 32) as u32,
+            seq: (last >> 32) as u32,
+        }
+    }
+
     /// Reads a clear-to-send that the peer has written.
     ///
     /// # Errors
     /// The length is above [`MAX_MESSAGE`].
     #[inline]
     pub fn parse(words: &CtsWords) -> Result<Self, Violation> {
-        let [addr, first, second, last] = words.map(u64::from_le);
-        let cts = Self {
-            addr,
-            length: first as u32,
-            rkeys: [(first >> 32) as u32, second as u32],
-            tag: (second >> 32) as u32,
-            seq: (last >> 32) as u32,
-        };
+        let cts = Self::from_words(words);
         if cts.length > MAX_MESSAGE {
             return Err(violation!("clear-to-send {} is for {} bytes; {MAX_MESSAGE} is the most", cts.seq, cts.length));
         }

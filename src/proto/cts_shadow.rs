@@ -1,7 +1,7 @@
 //! The receiver's copy of the ring in the sender's memory: clear-to-sends in the form in which they are written there.
 
 use super::RING_SLOTS;
-use super::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, cts_halves, emit_extra_keys};
+use super::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, cts_halves, emit_extra_keys, parse_extra_keys};
 use std::ops::Range;
 
 /// Encoded clear-to-sends, by slot.
@@ -40,6 +40,12 @@ impl CtsShadow {
             None => self.narrow(slots),
             Some(wide) => wide[slots].as_flattened(),
         }
+    }
+
+    /// The clear-to-send in `slot`, and the keys that it has no room for.
+    pub(super) fn get(&self, slot: SlotIndex) -> (Cts, ExtraKeys) {
+        let extra = self.wide.as_ref().map_or([0; 2], |wide| parse_extra_keys(&wide[slot.index()][0]));
+        (Cts::from_words(&self.narrow[slot.index()]), extra)
     }
 
     /// The address of the buffer in `slot`.

@@ -51,6 +51,17 @@ impl CtsWindow {
         self.next
     }
 
+    /// The sequence number before which all messages have arrived.
+    pub(super) fn oldest(&self) -> u32 {
+        self.oldest
+    }
+
+    /// The sender has been told of all clear-to-sends in an account, of which the messages of `missing` have not arrived.
+    pub(super) fn handle_account(&mut self, missing: u32) {
+        (self.unsent, self.outstanding) = (self.next, missing);
+        (self.is_urgent, self.empty_polls) = (false, 0);
+    }
+
     /// Adds the clear-to-sends of the next `count` buffers, which wait. If `is_urgent`, they do not wait for others.
     #[inline(always)]
     pub(super) fn push(&mut self, count: usize, is_urgent: bool) {

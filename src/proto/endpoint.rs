@@ -6,7 +6,7 @@ use super::stripe::Striping;
 use super::{MAX_QPS, MAX_RAILS, QpIndex, Violation, violation};
 
 /// One end of a queue pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QpEnd {
     /// Queue pair number, 24 bits.
     pub qpn: u32,
@@ -17,7 +17,7 @@ pub struct QpEnd {
 }
 
 /// Enhanced connection establishment: options of a maker's devices, whose meaning is theirs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ece {
     /// The maker, never 0.
     pub vendor_id: u32,
@@ -28,7 +28,7 @@ pub struct Ece {
 }
 
 /// One end of a rail: a port, how it is reached, and its queue pairs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RailEnd {
     /// For messages: device and port.
     pub name: String,
@@ -47,7 +47,7 @@ pub struct RailEnd {
 }
 
 /// One end of a connection. Rails are numbered alike on both ends: rail 0 of one is connected to rail 0 of the other.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// For messages: device, host name, process.
     pub name: String,
@@ -64,13 +64,13 @@ pub struct Endpoint {
 impl Endpoint {
     /// This end of queue pair `index` of a connection that is striped so. An end may have more queue pairs than that uses.
     pub fn qp_end(&self, index: QpIndex, striping: Striping) -> Option<QpEnd> {
-        let rail = self.rails.get(usize::from(striping.rail_of(index)))?;
+        let rail = self.rails.get(usize::from(striping.place_of(index)))?;
         rail.qps.get(usize::from(index.0 / striping.rails())).copied()
     }
 
     /// As [`Self::qp_end`], to be changed.
     pub fn qp_end_mut(&mut self, index: QpIndex, striping: Striping) -> Option<&mut QpEnd> {
-        let rail = self.rails.get_mut(usize::from(striping.rail_of(index)))?;
+        let rail = self.rails.get_mut(usize::from(striping.place_of(index)))?;
         rail.qps.get_mut(usize::from(index.0 / striping.rails()))
     }
 

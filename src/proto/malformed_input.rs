@@ -2,13 +2,15 @@
 //! a text, or read as a value that is within bounds and is the same after it is written and read again. No completed receive
 //! reports more bytes than its buffer has.
 
-use super::cts::{CtsWords, SlotIndex};
+use super::cts::{Cts, CtsWords, SlotIndex};
 use super::endpoint::Endpoint;
 use super::frame::{Assembler, Frame, Kind};
 use super::handle::{HANDLE_BYTES, Handle, Token};
 use super::handshake::{Hello, Negotiated, Reply, Resume, Ring};
 use super::imm::{Imm, LengthCode};
 use super::rail_weights::RailWeights;
+use super::recovery::account::{Account, MissingMessage};
+use super::recovery::message::Message;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
 use super::send::SendFlow;
@@ -222,8 +224,7 @@ proptest! {
         let mut assembler = Assembler::default();
         assembler.handle_bytes(&changed(bytes, &changes));
         if let Ok(Some(frame)) = assembler.poll_frame() {
-            let known = [Kind::Hello, Kind::Reply, Kind::Commit, Kind::Refuse, Kind::Goodbye, Kind::Resume];
-            prop_assert!(known.contains(&frame.kind));
+            prop_assert!(Kind::ALL.contains(&frame.kind));
         }
     }
 
@@ -247,7 +248,7 @@ proptest! {
                 words[2] &= 0xffff_ffff;
                 words
             });
-            match flow.submit(0, length, read) {
+            match flow.submit(0, 0, length, read) {
                 Ok(Some(transfer)) => {
                     prop_assert!(transfer.length <= length);
                     let sum: u32 = transfer.stripes(flow.weights()).map(|(stripe, _)| stripe.length).sum();
@@ -258,4 +259,89 @@ proptest! {
             }
         }
     }
+
+    #[test]
+    fn a_changed_message_about_recovery_is_within_bounds_or_refused(account in account(), rails in 1u8..=4, changes in vec(change(), 1..6)) {
+        let end = endpoint(rails.into(), 2, true);
+        let mask = super::recovery::rail_mask::RailMask::first(rails);
+        for good in [
+            Message::Halt { attempt: 7, usable: mask, cause: "why".into() },
+            Message::Offer { attempt: 7, rails: mask, endpoint: end },
+            Message::Account { attempt: 7, account: account.clone() },
+        ] {
+            let Ok(message) = Message::parse(good.kind(), &changed(good.body(), &changes), rails) else { continue };
+            match &message {
+                Message::Account { account, .. } => prop_assert_eq!(account.check(), Ok(())),
+                Message::Offer { rails, endpoint, .. } => {
+                    prop_assert!(within_bounds(endpoint) && rails.is_within(mask));
+                    prop_assert_eq!(endpoint.rails.len(), usize::from(rails.count()));
+                    if !has_short_names(endpoint) {
+                        continue;
+                    }
+                }
+                Message::Halt { usable, cause, .. } => {
+                    prop_assert!(usable.is_within(mask));
+                    if cause.len() > 255 {
+                        continue;
+                    }
+                }
+                _ => {}
+            }
+            prop_assert_eq!(Message::parse(message.kind(), &message.body(), rails), Ok(message));
+        }
+    }
+
+    /// Messages 1 to `sent` were sent, of which the first `ended` are reported to NCCL; `read` clear-to-sends have been read.
+    #[test]
+    fn no_account_makes_a_sender_send_more_than_it_was_told_or_what_it_has_given_up(
+        sent in 0u32..12, ended in 0u32..12, read in 0u32..16, accounts in vec(account(), 1..4), rails in 1u8..=4,
+    ) {
+        let mut flow = SendFlow::new(Striping::new(2, 2, true), RailWeights::from_speeds([1; 4]));
+        let cts = |seq| Cts { addr: 4096, length: 100_000, rkeys: [1; 2], tag: u32::from(seq > sent), seq };
+        let look = |seq: u32| (seq <= sent.max(read)).then(|| cts(seq).emit());
+        let mut ids: Vec<_> = (0..sent).map(|i| flow.submit(0, i.into(), 50_000 + i, look).expect("valid").expect("cleared").id).collect();
+        let _ = flow.submit(9, 0, 0, look).expect("valid");
+        for id in ids.drain(..ended.min(sent) as usize) {
+            while !flow.is_done(id).expect("live") {
+                flow.handle_completion(id).expect("outstanding");
+            }
+            flow.poll_done(id).expect("done");
+        }
+        for account in accounts {
+            let before = flow.outstanding();
+            match flow.apply_account(&account, Striping::new(rails, 1, false), RailWeights::from_speeds([1; 4])) {
+                Err(_) => prop_assert_eq!(flow.outstanding(), before),
+                Ok(()) => {
+                    let listed: Vec<_> = account.missing.iter().map(|missing| missing.cts.seq).collect();
+                    prop_assert!(listed.iter().all(|seq| *seq > ended.min(sent)));
+                    prop_assert!((sent + 1..=sent.max(read)).all(|seq| listed.contains(&seq)));
+                    while let Some((transfer, addr)) = flow.poll_replay() {
+                        prop_assert!(ids.contains(&transfer.id) && transfer.length == 50_000 + addr as u32);
+                        let sum: u32 = transfer.stripes(flow.weights()).map(|(stripe, _)| stripe.length).sum();
+                        prop_assert_eq!(sum, transfer.length);
+                    }
+                }
+            }
+            let _ = flow.submit(0, 0, 1, |_| None).map(|sent| sent.map(|transfer| flow.handle_completion(transfer.id)));
+        }
+    }
+}
+
+/// An account near what a sender of a few messages expects. Most are valid.
+fn account() -> impl Strategy<Value = Account> {
+    let missing = (0u32..20, prop_oneof![4 => Just(100_000), 1 => any::<u32>()], 0u32..2);
+    let list = vec(missing, 0..20);
+    (prop_oneof![9 => 0u32..20, 1 => any::<u32>()], prop_oneof![9 => 0u32..24, 1 => any::<u32>()], list, any::<bool>())
+        .prop_map(|(oldest, next, mut list, is_tidy)| {
+            if is_tidy {
+                list.sort_unstable();
+                list.dedup_by_key(|(seq, ..)| *seq);
+                list.retain(|(seq, ..)| (oldest..next).contains(seq));
+            }
+            let missing = list.into_iter().map(|(seq, length, tag)| MissingMessage {
+                cts: Cts { addr: 4096, length, rkeys: [1; 2], tag, seq },
+                extra: [1; 2],
+            });
+            Account { oldest, next, missing: missing.collect() }
+        })
 }

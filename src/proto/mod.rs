@@ -30,6 +30,7 @@
 //! | `recv`, `arrival`, `cts_window`, `cts_shadow` | the receiving end; one message that is awaited; which clear-to-sends are sent when; their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail gets |
 //! | `requests`, `send_queue` | the table of requests; the space in send queues |
+//! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `codec` | the control messages |
 //! | `sim`, `malformed_input` | tests: two flows over a simulated fabric with faults; peers that say anything |
 #![forbid(unsafe_code)]
@@ -48,6 +49,7 @@ pub mod imm;
 #[cfg(test)]
 mod malformed_input;
 pub mod rail_weights;
+pub mod recovery;
 pub mod recv;
 pub mod requests;
 pub mod send;

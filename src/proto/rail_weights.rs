@@ -7,6 +7,7 @@
 //! the sender only: the receiver counts stripes and does not need to know where the cuts are.
 
 use super::MAX_RAILS;
+use super::recovery::rail_mask::RailMask;
 
 /// Nominal weight of the fastest rail.
 const NOMINAL: u32 = 1 << 14;
@@ -36,6 +37,16 @@ impl RailWeights {
         let weight = |speed: u32| (u64::from(NOMINAL) * u64::from(speed) / fastest).max(u64::from(MIN_WEIGHT)) as u16;
         let nominal = rails.map(weight);
         Self { now: nominal, nominal }
+    }
+
+    /// These weights, in their order, for the rails with these numbers.
+    pub fn over(self, numbers: RailMask) -> Self {
+        let mut moved = self;
+        for (place, rail) in numbers.iter().enumerate().take(MAX_RAILS) {
+            let to = usize::from(rail) % MAX_RAILS;
+            (moved.now[to], moved.nominal[to]) = (self.now[place], self.nominal[place]);
+        }
+        moved
     }
 
     /// The weight of rail number `rail`.

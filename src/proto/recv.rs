@@ -5,6 +5,7 @@ use super::cts::{Cts, CtsWords, SlotIndex};
 use super::cts_shadow::CtsShadow;
 use super::cts_window::CtsWindow;
 use super::imm::{Imm, LengthCode};
+use super::recovery::rail_mask::RailMask;
 use super::requests::{RequestId, Requests};
 use super::stripe::Striping;
 use super::{MAX_GROUP, MAX_RAILS, QpIndex, RING_SLOTS, Violation, violation};
@@ -37,12 +38,16 @@ struct RecvRequest {
 /// State of the receiving end. All memory is allocated by [`RecvFlow::new`].
 #[derive(Debug)]
 pub struct RecvFlow {
-    striping: Striping,
-    shadow: CtsShadow,
+    pub(super) striping: Striping,
+    pub(super) shadow: CtsShadow,
     /// The message of each slot.
-    arrivals: Box<[Arrival; RING_SLOTS]>,
-    window: CtsWindow,
+    pub(super) arrivals: Box<[Arrival; RING_SLOTS]>,
+    pub(super) window: CtsWindow,
     requests: Requests<RecvRequest>,
+    /// The rails of the connection.
+    all_rails: RailMask,
+    /// By slot, the rails over which messages have come that had arrived before the last account.
+    earlier_rails: Vec<RailMask>,
 }
 
 impl RecvFlow {
@@ -54,6 +59,8 @@ impl RecvFlow {
             arrivals: Box::new([Arrival::new(RequestId::from_bits(0), 0, 0); RING_SLOTS]),
             window: CtsWindow::new(),
             requests: Requests::default(),
+            all_rails: striping.rail_numbers(),
+            earlier_rails: Vec::new(),
         }
     }
 
@@ -135,8 +142,8 @@ impl RecvFlow {
     /// The rails over which the latest message into the buffer at `addr` has come, as a bit mask; all rails, if none of the last
     /// [`RING_SLOTS`] messages has. Looks at every slot.
     pub fn rails_of(&self, addr: u64) -> u32 {
-        let all = (1 << self.striping.rails()) - 1;
-        if all == 1 {
+        let all = self.all_rails.0.into();
+        if self.all_rails.count() == 1 {
             return all;
         }
         let mut slots = (1..=RING_SLOTS as u32).map(|back| SlotIndex::of(self.window.next().wrapping_sub(back)));
@@ -144,9 +151,23 @@ impl RecvFlow {
         let is_full = |arrival: &Arrival| !arrival.pending && arrival.length > 0;
         let is_it = |slot: &SlotIndex| is_full(&self.arrivals[slot.index()]) && self.shadow.address(*slot) == addr;
         let Some(slot) = slots.find(is_it) else { return all };
-        let arrived = self.arrivals[slot.index()].qps;
+        self.rails_of_slot(slot.index()).0.into()
+    }
+
+    /// The rails over which the message in `slot` has come.
+    fn rails_of_slot(&self, slot: usize) -> RailMask {
+        let arrived = self.arrivals[slot].qps;
+        if arrived == 0 {
+            return self.earlier_rails.get(slot).copied().unwrap_or(self.all_rails);
+        }
         let qps = (0..self.striping.qp_count()).filter(|qp| arrived & 1 << qp != 0);
-        qps.fold(0, |rails, qp| rails | 1 << self.striping.rail_of(QpIndex(qp)))
+        qps.fold(RailMask::NONE, |rails, qp| rails | RailMask::only(self.striping.rail_of(QpIndex(qp))))
+    }
+
+    /// Notes the rails of the messages that have arrived, before the queue pairs are others.
+    pub(super) fn keep_rails(&mut self) {
+        self.earlier_rails = (0..RING_SLOTS).map(|slot| self.rails_of_slot(slot)).collect();
+        self.arrivals.iter_mut().filter(|arrival| !arrival.pending).for_each(|arrival| arrival.qps = 0);
     }
 
     /// A poll of the completion queue found nothing; request `tested` is what NCCL tests.

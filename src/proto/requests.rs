@@ -49,6 +49,13 @@ struct Entry<T> {
     value: T,
 }
 
+impl<T> Entry<T> {
+    /// Whether it is in use.
+    fn is_live(&self) -> bool {
+        self.id.0 >> 8 & 1 == 0
+    }
+}
+
 /// [`MAX_REQUESTS`] entries, allocated once.
 #[derive(Debug)]
 pub struct Requests<T> {
@@ -82,10 +89,26 @@ impl<T> Requests<T> {
 
     /// Whether no entry is in use; looks at all of them.
     pub fn are_all_free(&self) -> bool {
-        self.entries.iter().all(|entry| entry.id.0 >> 8 & 1 == 1)
+        !self.entries.iter().any(Entry::is_live)
+    }
+
+    /// The entries in use, by index.
+    pub fn live(&self) -> impl Iterator<Item = (RequestId, &T)> {
+        self.entries.iter().filter(|entry| entry.is_live()).map(|entry| (entry.id, &entry.value))
+    }
+
+    /// As [`Self::live`], to be changed.
+    pub fn live_mut(&mut self) -> impl Iterator<Item = (RequestId, &mut T)> {
+        self.entries.iter_mut().filter(|entry| entry.is_live()).map(|entry| (entry.id, &mut entry.value))
     }
 
     /// The value of a live id.
+    pub fn get(&self, id: RequestId) -> Option<&T> {
+        let entry = &self.entries[id.index()];
+        (entry.id == id).then_some(&entry.value)
+    }
+
+    /// The value of a live id, to be changed.
     #[inline]
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut T> {
         let entry = &mut self.entries[id.index()];

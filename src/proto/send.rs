@@ -2,20 +2,22 @@
 
 use super::cts::{Cts, CtsWords, SlotIndex};
 use super::rail_weights::RailWeights;
+use super::recovery::replay::Replays;
 use super::requests::{RequestId, Requests};
 use super::stripe::Striping;
 use super::transfer::Transfer;
-use super::{QpIndex, Violation, violation};
+use super::{QpIndex, RING_SLOTS, Violation, violation};
 
-/// Clear-to-sends, from the oldest unclaimed one on, among which a message looks for its tag. Later ones stay in the ring.
-const WINDOW: usize = 64;
+/// Clear-to-sends, from the oldest unclaimed one on, among which a message looks for its tag. They are as many as the receiver
+/// can have written.
+const WINDOW: usize = RING_SLOTS;
 /// Bytes from which on a message shows how fast rails are. The stripes of a shorter one complete in the order in which the
 /// completion queues are polled.
 const LEARNING_BYTES: u32 = 64 << 10;
 
 /// A clear-to-send that has been read from the ring. Its sequence number is its place in the window.
 #[derive(Debug, Clone, Copy)]
-struct UnclaimedCts {
+pub(super) struct UnclaimedCts {
     addr: u64,
     length: u32,
     rkeys: [u32; Cts::KEYS],
@@ -23,9 +25,13 @@ struct UnclaimedCts {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct SendRequest {
-    length: u32,
-    pending_stripes: u32,
+pub(super) struct SendRequest {
+    /// Where its bytes are in this process.
+    pub(super) addr: u64,
+    /// Sequence number of the clear-to-send that it has claimed.
+    pub(super) seq: u32,
+    pub(super) length: u32,
+    pub(super) pending_stripes: u32,
     /// The poll in which the last stripe but one completed.
     poll: u32,
 }
@@ -33,19 +39,20 @@ struct SendRequest {
 /// State of the sending side. All memory is allocated by [`SendFlow::new`].
 #[derive(Debug)]
 pub struct SendFlow {
-    striping: Striping,
+    pub(super) striping: Striping,
     /// The clear-to-sends `head..next`, by sequence number modulo the window. One that a message has claimed is `None`.
-    unclaimed: Box<[Option<UnclaimedCts>; WINDOW]>,
+    pub(super) unclaimed: Box<[Option<UnclaimedCts>; WINDOW]>,
     /// Sequence number of the oldest clear-to-send that no message has claimed.
-    head: u32,
+    pub(super) head: u32,
     /// Sequence number of the clear-to-send that the peer writes next.
-    next: u32,
+    pub(super) next: u32,
     /// Queue pair of the next message's first stripe.
-    qp: QpIndex,
-    weights: RailWeights,
+    pub(super) qp: QpIndex,
+    pub(super) weights: RailWeights,
     /// Number of the present poll of the completion queues, where there are several rails.
     poll: u32,
-    requests: Requests<SendRequest>,
+    pub(super) requests: Requests<SendRequest>,
+    pub(super) replays: Replays,
 }
 
 impl SendFlow {
@@ -60,10 +67,11 @@ impl SendFlow {
             weights,
             poll: 0,
             requests: Requests::default(),
+            replays: Replays::default(),
         }
     }
 
-    /// Matches a message of `length` bytes with the oldest unclaimed clear-to-send of its tag. `read` looks for the
+    /// Matches a message of `length` bytes at `addr` in this process with the oldest unclaimed clear-to-send of its tag. `read` looks for the
     /// clear-to-send of a sequence number in the ring. Each is read once, so that what a peer overwrites later changes nothing.
     /// `None`: there is no such clear-to-send yet, or too many requests are outstanding.
     ///
@@ -73,6 +81,7 @@ impl SendFlow {
     pub fn submit(
         &mut self,
         tag: u32,
+        addr: u64,
         length: u32,
         mut read: impl FnMut(u32) -> Option<CtsWords>,
     ) -> Result<Option<Transfer>, Violation> {
@@ -80,14 +89,14 @@ impl SendFlow {
             return Ok(None);
         }
         if self.head != self.next
-            && let Some((slot, cts)) = self.claim(tag)
+            && let Some((seq, cts)) = self.claim(tag)
         {
-            return Ok(self.begin(slot, cts, length));
+            return Ok(self.begin(seq, cts, addr, length));
         }
         while self.next.wrapping_sub(self.head) < WINDOW as u32 {
             let Some(words) = read(self.next) else { break };
-            if let Some((slot, cts)) = self.handle_cts(Cts::parse(&words)?, tag)? {
-                return Ok(self.begin(slot, cts, length));
+            if let Some((seq, cts)) = self.handle_cts(Cts::parse(&words)?, tag)? {
+                return Ok(self.begin(seq, cts, addr, length));
             }
         }
         Ok(None)
@@ -95,12 +104,12 @@ impl SendFlow {
 
     /// Takes in the next clear-to-send: returns it if it has the tag `wanted`, of which there is none before it, or else keeps it.
     #[inline(always)]
-    fn handle_cts(&mut self, cts: Cts, wanted: u32) -> Result<Option<(SlotIndex, UnclaimedCts)>, Violation> {
-        let Cts { addr, length, rkeys, tag, seq } = cts;
+    fn handle_cts(&mut self, cts: Cts, wanted: u32) -> Result<Option<(u32, UnclaimedCts)>, Violation> {
+        let (seq, tag) = (cts.seq, cts.tag);
         if seq != self.next {
             return Err(violation!("clear-to-send {} came where {} was due", seq, self.next));
         }
-        let cts = UnclaimedCts { addr, length, rkeys, tag };
+        let cts = UnclaimedCts::from(&cts);
         let is_oldest = self.head == seq;
         self.next = seq.wrapping_add(1);
         if tag != wanted {
@@ -112,12 +121,12 @@ impl SendFlow {
         } else {
             self.unclaimed[index(seq)] = None;
         }
-        Ok(Some((SlotIndex::of(seq), cts)))
+        Ok(Some((seq, cts)))
     }
 
     /// Takes the oldest clear-to-send of `tag` out of those that are kept.
     #[inline(never)]
-    fn claim(&mut self, tag: u32) -> Option<(SlotIndex, UnclaimedCts)> {
+    fn claim(&mut self, tag: u32) -> Option<(u32, UnclaimedCts)> {
         let known = self.next.wrapping_sub(self.head);
         let mut kept = (0..known).map(|i| self.head.wrapping_add(i));
         let seq = kept.find(|seq| self.unclaimed[index(*seq)].is_some_and(|cts| cts.tag == tag))?;
@@ -125,18 +134,32 @@ impl SendFlow {
         while self.head != self.next && self.unclaimed[index(self.head)].is_none() {
             self.head = self.head.wrapping_add(1);
         }
-        Some((SlotIndex::of(seq), cts))
+        Some((seq, cts))
     }
 
     #[inline(always)]
-    fn begin(&mut self, slot: SlotIndex, cts: UnclaimedCts, length: u32) -> Option<Transfer> {
+    fn begin(&mut self, seq: u32, cts: UnclaimedCts, addr: u64, length: u32) -> Option<Transfer> {
         let length = length.min(cts.length);
         let stripes = self.striping.stripe_count(length);
         let (id, request) = self.requests.allocate()?;
         (request.length, request.pending_stripes) = (length, stripes);
+        (request.addr, request.seq) = (addr, seq);
+        Some(self.transfer(id, SlotIndex::of(seq), cts, length, stripes))
+    }
+
+    /// The message of request `id`, which goes to the next queue pair and those after it.
+    #[inline(always)]
+    pub(super) fn transfer(
+        &mut self,
+        id: RequestId,
+        slot: SlotIndex,
+        cts: UnclaimedCts,
+        length: u32,
+        stripes: u32,
+    ) -> Transfer {
         let qp = self.qp;
         self.qp = self.striping.next_qp(qp);
-        Some(Transfer {
+        Transfer {
             id,
             remote_addr: cts.addr,
             rkeys: cts.rkeys,
@@ -146,7 +169,7 @@ impl SendFlow {
             stripes,
             striping: self.striping,
             qp,
-        })
+        }
     }
 
     /// One stripe of request `id` has been acknowledged.
@@ -214,6 +237,14 @@ impl SendFlow {
     }
 }
 
+impl From<&Cts> for UnclaimedCts {
+    #[inline(always)]
+    fn from(cts: &Cts) -> Self {
+        let Cts { addr, length, rkeys, tag, .. } = *cts;
+        Self { addr, length, rkeys, tag }
+    }
+}
+
 /// Index in [`SendFlow::unclaimed`] of sequence number `seq`.
 #[inline]
 fn index(seq: u32) -> usize {
@@ -236,7 +267,7 @@ mod tests {
     /// Submits a message when the ring holds `ring`.
     fn submit(flow: &mut SendFlow, ring: &[Cts], tag: u32, length: u32) -> Option<Transfer> {
         let read = |seq| ring.iter().find(|cts| cts.seq == seq).map(Cts::emit);
-        flow.submit(tag, length, read).expect("valid clear-to-sends")
+        flow.submit(tag, 0, length, read).expect("valid clear-to-sends")
     }
 
     #[test]
@@ -276,7 +307,7 @@ mod tests {
     #[test]
     fn a_cts_out_of_order_is_a_violation() {
         let mut flow = flow();
-        assert!(flow.submit(0, 8, |_| Some(cts(2, 0, 0).emit())).is_err());
+        assert!(flow.submit(0, 0, 8, |_| Some(cts(2, 0, 0).emit())).is_err());
     }
 
     #[test]

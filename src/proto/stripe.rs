@@ -5,6 +5,7 @@
 //! ends know it. Where it is cut is known to the sender only; see [`RailWeights`].
 
 use super::rail_weights::RailWeights;
+use super::recovery::rail_mask::RailMask;
 use super::{MAX_QPS, QpIndex};
 
 /// Messages are cut at multiples of this many bytes: a reader of NCCL's LL128 protocol looks at 128-byte lines before the
@@ -13,16 +14,16 @@ pub const LL128_LINE_BYTES: u32 = 128;
 /// Least bytes per stripe on average: below, a second work request costs more than it saves.
 pub const STRIPE_MIN_BYTES: u32 = 8192;
 
-/// How messages are cut; both ends hold the same value.
+/// How messages are cut; both ends hold the same value. It is 8 bytes wide, so that it travels in a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Striping {
     /// Queue pairs of the connection, 1 to [`MAX_QPS`]; as many on each rail.
     qps: u8,
-    /// Rails of the connection, 1 to [`super::MAX_RAILS`].
+    /// Rails that it uses, 1 to [`super::MAX_RAILS`].
     rails: u8,
+    /// Their numbers.
+    numbers: RailMask,
     split: bool,
-    /// Most stripes of one message.
-    width: u8,
     /// Messages up to this many bytes are not cut.
     whole_up_to: u32,
 }
@@ -43,9 +44,21 @@ impl Striping {
     /// them, otherwise over one of each rail.
     pub fn new(rails: u8, qps_per_rail: u8, split: bool) -> Self {
         let qps = rails * qps_per_rail;
-        let width = if split { qps } else { rails };
-        let whole_up_to = if width == 1 { u32::MAX } else { STRIPE_MIN_BYTES };
-        Self { qps, rails, split, width, whole_up_to }
+        let numbers = RailMask::first(rails);
+        let whole = Self { qps, rails, numbers, split, whole_up_to: u32::MAX };
+        if whole.width() == 1 { whole } else { Self { whole_up_to: STRIPE_MIN_BYTES, ..whole } }
+    }
+
+    /// The same over the rails with these numbers, which are as many. A connection that has recovered may use some of its rails
+    /// only; they keep their numbers.
+    pub fn over(self, numbers: RailMask) -> Self {
+        debug_assert_eq!(numbers.count(), self.rails, "rails {numbers}");
+        Self { numbers, ..self }
+    }
+
+    /// The numbers of the rails that it uses.
+    pub fn rail_numbers(self) -> RailMask {
+        self.numbers
     }
 
     /// Queue pairs of the connection.
@@ -53,7 +66,7 @@ impl Striping {
         self.qps
     }
 
-    /// Rails of the connection.
+    /// How many rails it uses.
     pub fn rails(self) -> u8 {
         self.rails
     }
@@ -63,10 +76,21 @@ impl Striping {
         self.split
     }
 
-    /// The rail that `qp` belongs to.
+    /// The number of the rail that `qp` belongs to.
     #[inline]
     pub fn rail_of(self, qp: QpIndex) -> u8 {
+        self.numbers.at(self.place_of(qp))
+    }
+
+    /// The place of that rail among the rails that are used, in ascending order of their numbers.
+    #[inline]
+    pub fn place_of(self, qp: QpIndex) -> u8 {
         qp.0 % self.rails
+    }
+
+    /// Most stripes of one message.
+    fn width(self) -> u8 {
+        if self.split { self.qps } else { self.rails }
     }
 
     /// Number of stripes of a message of `length` bytes: at least one, at most one per queue pair.
@@ -77,7 +101,7 @@ impl Striping {
 
     #[inline(never)]
     fn count_cut(self, length: u32) -> u32 {
-        length.div_ceil(STRIPE_MIN_BYTES).min(u32::from(self.width))
+        length.div_ceil(STRIPE_MIN_BYTES).min(u32::from(self.width()))
     }
 
     /// The queue pair after `qp`, in a circle.
@@ -105,6 +129,7 @@ impl Striping {
     }
 }
 
+const _: () = assert!(size_of::<Striping>() == 8);
 const _: () = assert!(MAX_QPS <= u32::BITS as usize, "arrived stripes are a bit mask over queue pairs");
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One message that the sender has matched with a clear-to-send: what is to be posted to the queue pairs.
 
 use super::QpIndex;
-use super::cts::{Cts, CtsWords, SlotIndex, parse_extra_keys};
+use super::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, parse_extra_keys};
 use super::imm::{Imm, LengthCode};
 use super::rail_weights::RailWeights;
 use super::requests::RequestId;
@@ -37,14 +37,16 @@ impl Transfer {
         is_single.then_some((self.qp, Imm::new(self.slot, LengthCode::Bytes(self.length))))
     }
 
-    /// Remote key of the peer's buffer on rail number `rail`. `read_extra_keys` reads the first half of the clear-to-send in a
-    /// slot, where clear-to-sends have two halves.
-    pub fn rkey(&self, rail: u8, read_extra_keys: impl FnOnce(SlotIndex) -> CtsWords) -> u32 {
-        let rail = usize::from(rail);
-        match self.rkeys.get(rail) {
-            Some(key) => *key,
-            None => parse_extra_keys(&read_extra_keys(self.slot)).get(rail - Cts::KEYS).copied().unwrap_or_default(),
-        }
+    /// Remote key of the peer's buffer on rail number `rail`, which is 2 or 3. `read_extra_keys` reads the first half of the
+    /// clear-to-send in a slot, if the keys are not `known`.
+    pub(super) fn extra_key(
+        &self,
+        rail: u8,
+        known: Option<ExtraKeys>,
+        read_extra_keys: impl FnOnce(SlotIndex) -> CtsWords,
+    ) -> u32 {
+        let keys = known.unwrap_or_else(|| parse_extra_keys(&read_extra_keys(self.slot)));
+        keys.get(usize::from(rail) - Cts::KEYS).copied().unwrap_or_default()
     }
 
     /// The rail that `qp` is on.

@@ -226,7 +226,7 @@ impl SendPath {
     fn send_fast(&mut self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
+        let Some(transfer) = flow.submit(tag, addr, length, read)? else { return Ok(None) };
         match transfer.as_single() {
             Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm)?,
             None => self.post(addr, memory, transfer)?,
@@ -241,7 +241,7 @@ impl SendPath {
         }
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let Some(transfer) = flow.submit(tag, length, read)? else { return Ok(None) };
+        let Some(transfer) = flow.submit(tag, addr, length, read)? else { return Ok(None) };
         self.post(addr, memory, transfer)?;
         Ok(Some(transfer.id))
     }
@@ -275,7 +275,7 @@ impl SendPath {
             let is_trailing = stripe.length > 0 && stripe.length > self.trailing_immediate_above;
             let at = u64::from(stripe.offset);
             let rail = transfer.rail_of(stripe.qp);
-            let rkey = transfer.rkey(rail, |slot| self.ring.read_front(slot.index()));
+            let rkey = self.flow.rkey(&transfer, rail, |slot| self.ring.read_front(slot.index()));
             let data = Write {
                 local: Sge { addr: addr + at, length: stripe.length, lkey: memory.lkey(rail) },
                 target: Target { addr: transfer.remote_addr.wrapping_add(at), rkey },

@@ -53,7 +53,7 @@ impl Sender {
         let half = |slot: SlotIndex, half| ring[slot.index() * halves + half];
         let read =
             |seq| Some(half(SlotIndex::of(seq), halves - 1)).filter(|words: &CtsWords| Cts::seq_of(words[3]) == seq);
-        let transfer = self.flow.submit(tag, length, read).unwrap_or_else(|violation| panic!("{violation}"));
+        let transfer = self.flow.submit(tag, 0, length, read).unwrap_or_else(|violation| panic!("{violation}"));
         let Some(transfer) = transfer else { return Ok(None) };
         self.requests += 1;
         self.post(message, transfer, outside);
@@ -94,7 +94,7 @@ impl Sender {
         let Outside { plan, fabric, ring, .. } = outside;
         let halves = ring.len() / RING_SLOTS;
         for (stripe, imms) in transfer.stripes(self.flow.weights()) {
-            let rkey = transfer.rkey(transfer.rail_of(stripe.qp), |slot| ring[slot.index() * halves]);
+            let rkey = self.flow.rkey(&transfer, transfer.rail_of(stripe.qp), |slot| ring[slot.index() * halves]);
             assert_eq!(stripe.offset % LL128_LINE_BYTES, 0, "a line is cut");
             let addr = transfer.remote_addr + u64::from(stripe.offset);
             let bytes = Bytes { addr, rkey, message, offset: stripe.offset, length: stripe.length };

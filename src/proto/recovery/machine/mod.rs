@@ -1,0 +1,393 @@
+//! The recovery of one connection at one end, as a value: what has happened goes in, what is to be done comes out.
+
+#[cfg(test)]
+mod tests;
+mod transitions;
+
+use super::account::Account;
+use super::action::{Action, Due, Job, Role};
+use super::message::Message;
+use super::rail_history::RailHistory;
+use super::rail_mask::RailMask;
+use crate::proto::Violation;
+use crate::proto::control::Time;
+use crate::proto::endpoint::Endpoint;
+use std::time::Duration;
+
+/// How long the next frame of the peer may take.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// How long outstanding sends may take before a rail is taken in all the same.
+const DRAIN_TIME: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum State {
+    Running,
+    /// Sender: a rail is to be taken in, and what is outstanding completes before.
+    Draining {
+        until: Time,
+    },
+    /// No queue pairs are used. The sender waits for the peer's halt and for a rail, the receiver for an offer.
+    Halted,
+    /// Sender: queue pairs are being created.
+    Creating,
+    /// Sender: waits for the answer.
+    Offered {
+        until: Time,
+    },
+    /// Queue pairs are being connected; at the receiver they are created, too.
+    Connecting,
+    /// Receiver: waits for the sender to be ready.
+    Answered {
+        until: Time,
+    },
+    /// Sender: is ready and waits for the account.
+    AwaitingAccount {
+        until: Time,
+    },
+    /// The account is being composed or applied, and the new queue pairs come into use.
+    Resuming,
+    Failed,
+}
+
+/// Which queue pairs there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum QueuePairs {
+    InUse,
+    None,
+    /// For the present attempt, or an earlier one that was given up.
+    New,
+}
+
+/// Faults without a success between them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Trouble {
+    since: Time,
+    attempts: u32,
+    cause: String,
+}
+
+/// The recovery of one connection at one end. `now` is a time that never goes back.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Recovery {
+    role: Role,
+    /// The rails of the connection.
+    all: RailMask,
+    give_up: Duration,
+    state: State,
+    attempt: u32,
+    queue_pairs: QueuePairs,
+    /// What the caller does, or has to do next, and whether it knows.
+    job: Option<(Job, bool)>,
+    /// The rails in use, or those of the present attempt.
+    rails: RailMask,
+    /// The rails that this end can use, and those of them that the peer has been told.
+    own: RailMask,
+    told: RailMask,
+    /// The rails that the peer can use, as it said last.
+    peer: RailMask,
+    history: RailHistory,
+    /// Whether the peer has said that it has begun the present attempt.
+    has_peer_halted: bool,
+    /// Receiver: the sender's end, until it is connected to.
+    offer: Option<Endpoint>,
+    /// What this end has said last in the present attempt, besides that it has begun it.
+    frame: Option<Message>,
+    /// When this attempt may create queue pairs.
+    pause: Time,
+    /// Since when the connection has been running, or not running.
+    since: Time,
+    /// Attempts since then.
+    attempts: u32,
+    trouble: Option<Trouble>,
+    /// Why the latest attempt was begun.
+    cause: String,
+    /// Messages that had arrived at the latest recovery, and now.
+    arrived: Option<u32>,
+    arriving: u32,
+    /// Whether an end can use other rails than at the latest recovery.
+    has_usable_changed: bool,
+    due: Due,
+}
+
+impl Recovery {
+    /// A connection that has just been set up and runs over `rails`. If nothing has helped for as long as `give_up`, it fails.
+    pub fn new(role: Role, rails: RailMask, give_up: Duration) -> Self {
+        Self {
+            role,
+            all: rails,
+            give_up,
+            state: State::Running,
+            attempt: 0,
+            queue_pairs: QueuePairs::InUse,
+            job: None,
+            rails,
+            own: rails,
+            told: rails,
+            peer: rails,
+            history: RailHistory::new(rails),
+            has_peer_halted: false,
+            offer: None,
+            frame: None,
+            pause: Time::ZERO,
+            since: Time::ZERO,
+            attempts: 0,
+            trouble: None,
+            cause: String::new(),
+            arrived: None,
+            arriving: 0,
+            has_usable_changed: false,
+            due: Due::default(),
+        }
+    }
+
+    /// Whether the queue pairs may be used.
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, State::Running | State::Draining { .. })
+    }
+
+    /// The present attempt; 0 before the first fault.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// The rails in use, or those of the present attempt.
+    pub fn rails(&self) -> RailMask {
+        self.rails
+    }
+
+    /// Why the latest attempt was begun; empty before the first one.
+    pub fn cause(&self) -> &str {
+        &self.cause
+    }
+
+    /// The queue pairs in use cannot go on, because of `cause`. A fault of earlier queue pairs must not be told.
+    pub fn handle_fault(&mut self, now: Time, cause: &str) {
+        if self.is_running() || self.state == State::Resuming {
+            self.begin_next(now, cause.to_owned());
+            self.advance(now);
+        }
+    }
+
+    /// The peer has said this.
+    ///
+    /// # Errors
+    /// No Ferrite says it. The connection cannot go on.
+    pub fn handle_message(&mut self, now: Time, message: Message) -> Result<(), Violation> {
+        self.check(&message)?;
+        if self.state == State::Failed {
+            return Ok(());
+        }
+        if let Some(attempt) = message.attempt() {
+            if attempt < self.attempt {
+                return Ok(());
+            }
+            if attempt > self.attempt {
+                let cause = match &message {
+                    Message::Halt { cause, .. } => format!("told by the peer: {cause}"),
+                    _ => format!("the peer is in attempt {attempt}"),
+                };
+                self.begin(now, attempt, cause);
+            }
+        }
+        self.handle_present(now, message)?;
+        self.advance(now);
+        Ok(())
+    }
+
+    /// The control connection is back: what counts is said again.
+    pub fn handle_back(&mut self, _now: Time) {
+        let is_partial = self.own != self.all || self.rails != self.all;
+        match self.state {
+            State::Failed => {}
+            State::Running | State::Draining { .. } => {
+                self.due.ports |= is_partial;
+                self.due.frame = self.frame.is_some();
+            }
+            _ => {
+                self.due.halt = true;
+                self.due.frame = self.frame.is_some();
+            }
+        }
+    }
+
+    /// This end can use the rails `usable`: their ports are active and have their addresses.
+    pub fn handle_usable(&mut self, now: Time, usable: RailMask) {
+        let usable = usable & self.all;
+        if usable == self.own || self.state == State::Failed {
+            return;
+        }
+        self.own = usable;
+        self.handle_both_usable(now);
+        let lost = self.rails - usable;
+        match self.state {
+            State::Halted if self.offer.is_none() => self.due.halt = true,
+            _ if !lost.is_empty() => self.begin_next(now, format!("this end cannot use rails {lost} any more")),
+            State::Running | State::Draining { .. } => self.due.ports = true,
+            _ => self.due.halt = true,
+        }
+        self.advance(now);
+    }
+
+    /// The queue pairs that were in use are destroyed, and all of their completions have been taken in.
+    pub fn handle_fenced(&mut self, now: Time) {
+        if self.take_job(|job| *job == Job::Fence) {
+            self.queue_pairs = QueuePairs::None;
+            self.advance(now);
+        }
+    }
+
+    /// Sender: the queue pairs of `attempt` are created, or why not.
+    pub fn handle_created(&mut self, now: Time, attempt: u32, end: Result<Endpoint, String>) {
+        if !self.take_job(|job| *job == Job::Create) {
+            return;
+        }
+        if self.state == State::Creating && attempt == self.attempt {
+            match end {
+                Ok(endpoint) => {
+                    self.say(Message::Offer { attempt, rails: self.rails, endpoint });
+                    self.state = State::Offered { until: now + ANSWER_TIME };
+                }
+                Err(cause) => self.begin_next(now, cause),
+            }
+        }
+        self.advance(now);
+    }
+
+    /// The queue pairs of `attempt` are connected, or why not. The receiver tells its end; the sender's is not used.
+    pub fn handle_connected(&mut self, now: Time, attempt: u32, end: Result<Endpoint, String>) {
+        if !self.take_job(|job| matches!(job, Job::Connect(_))) {
+            return;
+        }
+        if self.state == State::Connecting && attempt == self.attempt {
+            let until = now + ANSWER_TIME;
+            match (end, self.role) {
+                (Ok(_), Role::Sender) => {
+                    self.say(Message::Ready { attempt });
+                    self.state = State::AwaitingAccount { until };
+                }
+                (Ok(endpoint), Role::Receiver) => {
+                    self.say(Message::Answer { attempt, rails: self.rails, endpoint });
+                    self.state = State::Answered { until };
+                }
+                (Err(cause), _) => self.begin_next(now, cause),
+            }
+        }
+        self.advance(now);
+    }
+
+    /// The new queue pairs of `attempt` are in use. The receiver tells the account that it has composed.
+    pub fn handle_resumed(&mut self, now: Time, attempt: u32, account: Option<Account>) {
+        if !self.take_job(|job| matches!(job, Job::Resume(_))) {
+            return;
+        }
+        if self.state == State::Resuming && attempt == self.attempt {
+            match (account, self.role) {
+                (None, Role::Receiver) => self.begin_next(now, "no account was composed".into()),
+                (Some(account), Role::Receiver) => {
+                    self.arriving = account.arrived();
+                    self.say(Message::Account { attempt, account });
+                    self.run(now);
+                }
+                (_, Role::Sender) => self.run(now),
+            }
+        }
+        self.advance(now);
+    }
+
+    /// Sender: nothing is outstanding any more.
+    pub fn handle_drained(&mut self, now: Time) {
+        if matches!(self.state, State::Draining { .. }) {
+            self.take_in(now);
+        }
+    }
+
+    /// When [`Self::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let give_up = self.trouble.as_ref().map(|trouble| trouble.since.saturating_add(self.give_up));
+        let candidates = self.history.usable() - self.rails;
+        match self.state {
+            State::Failed => None,
+            State::Running if self.role == Role::Sender => self.history.next_ready(candidates),
+            State::Running => None,
+            State::Draining { until } => Some(until),
+            State::Offered { until } | State::Answered { until } | State::AwaitingAccount { until } => {
+                give_up.map(|time| time.min(until))
+            }
+            State::Halted if self.waits_for_pause() => give_up.map(|time| time.min(self.pause)),
+            State::Halted | State::Creating | State::Connecting | State::Resuming => give_up,
+        }
+    }
+
+    /// The time of [`Self::poll_timeout`] has come.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let late = |until: Time| now >= until;
+        let seconds = ANSWER_TIME.as_secs();
+        match self.state {
+            State::Failed => return,
+            State::Draining { until } if late(until) => self.take_in(now),
+            State::Offered { until } if late(until) => self.begin_next(now, format!("no answer within {seconds} s")),
+            State::Answered { until } if late(until) => {
+                self.begin_next(now, format!("the sender was not ready within {seconds} s"));
+            }
+            State::AwaitingAccount { until } if late(until) => {
+                self.begin_next(now, format!("no account within {seconds} s"));
+            }
+            _ => {}
+        }
+        self.advance(now);
+    }
+
+    /// What is to be done next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        let due = &mut self.due;
+        let mut take = |flag: fn(&mut Due) -> &mut bool| std::mem::take(flag(due));
+        if take(|due| &mut due.halt) {
+            self.told = self.own;
+            let (attempt, usable, cause) = (self.attempt, self.own, self.cause.clone());
+            return Some(Action::Send(Message::Halt { attempt, usable, cause }));
+        }
+        if take(|due| &mut due.discard) {
+            return Some(Action::Discard);
+        }
+        if let Some(action) = self.poll_job() {
+            return Some(action);
+        }
+        if std::mem::take(&mut self.due.frame) {
+            return self.frame.clone().map(Action::Send);
+        }
+        if std::mem::take(&mut self.due.ports) {
+            self.told = self.own;
+            return Some(Action::Send(Message::Ports { usable: self.own }));
+        }
+        if std::mem::take(&mut self.due.drain) {
+            return Some(Action::Drain);
+        }
+        if let Some(duration) = self.due.recovered.take() {
+            return Some(Action::Recovered { duration, attempts: self.attempts, rails: self.rails });
+        }
+        self.due.failure.take().map(Action::Fail)
+    }
+
+    fn poll_job(&mut self) -> Option<Action> {
+        let (job, is_known) = self.job.as_mut()?;
+        if std::mem::replace(is_known, true) {
+            return None;
+        }
+        let (attempt, rails) = (self.attempt, self.rails);
+        Some(match job {
+            Job::Fence => Action::Fence,
+            Job::Create => {
+                self.queue_pairs = QueuePairs::New;
+                Action::Create { attempt, rails }
+            }
+            Job::Connect(remote) => {
+                self.queue_pairs = QueuePairs::New;
+                Action::Connect { attempt, rails, remote: remote.clone() }
+            }
+            Job::Resume(account) => {
+                self.queue_pairs = QueuePairs::InUse;
+                Action::Resume { attempt, account: account.take() }
+            }
+        })
+    }
+}

@@ -1,0 +1,242 @@
+//! Tests of one machine against another, and against a peer that says anything.
+
+mod hostile;
+mod pair;
+mod rails;
+
+use super::*;
+use pair::{GIVE_UP, Pair};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn both_ends_see_the_fault_and_it_is_one_attempt() {
+    let mut pair = Pair::new(2);
+    pair.fault(0);
+    pair.fault(1);
+    pair.settle();
+    assert_eq!(pair.expect_running(), 1);
+    assert_eq!(pair.names(0), ["Halt", "Fence", "Create", "Offer", "Connect", "Ready", "Resume", "Recovered"]);
+    assert_eq!(pair.names(1), ["Halt", "Fence", "Connect", "Answer", "Resume", "Account", "Recovered"]);
+}
+
+#[test]
+fn a_fault_that_one_end_sees_is_told_to_the_other() {
+    for end in [0, 1] {
+        let mut pair = Pair::new(1);
+        pair.fault(end);
+        pair.settle();
+        assert_eq!(pair.expect_running(), 1);
+        assert_eq!(pair.ends[1 - end].machine.cause(), "told by the peer: a fault");
+        assert_eq!([0, 1].map(|end| pair.recoveries(end)), [1, 1]);
+    }
+}
+
+/// Runs a recovery and has `disturb` happen after each number of events. Returns how many there were.
+fn disturbed_after_each_event(
+    are_jobs_slow: bool,
+    first: usize,
+    disturb: impl Fn(&mut Pair),
+    check: impl Fn(&Pair),
+) -> usize {
+    for events in 0.. {
+        let mut pair = Pair::new(2);
+        pair.are_jobs_slow = are_jobs_slow;
+        pair.fault(first);
+        let count = (0..events).take_while(|_| pair.step()).count();
+        disturb(&mut pair);
+        pair.pass(Duration::from_millis(900));
+        pair.expect_running();
+        check(&pair);
+        if count < events {
+            return events;
+        }
+    }
+    unreachable!("a recovery has a last event")
+}
+
+#[test]
+fn after_a_second_fault_in_any_state_the_connection_runs_again() {
+    for (first, second) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        for slow in [false, true] {
+            let events = disturbed_after_each_event(
+                slow,
+                first,
+                |pair| pair.fault(second),
+                |pair| {
+                    assert!(pair.expect_running() <= 2);
+                },
+            );
+            assert!(events > 20, "{events}");
+        }
+    }
+}
+
+#[test]
+fn after_frames_are_lost_in_any_state_the_connection_runs_again_without_waiting_for_a_timeout() {
+    for first in [0, 1] {
+        for slow in [false, true] {
+            let lose = |pair: &mut Pair| {
+                pair.lose();
+                // Both go on as far as they come without the other.
+                pair.settle();
+                pair.back();
+            };
+            disturbed_after_each_event(slow, first, lose, |pair| assert_eq!(pair.expect_running(), 1));
+            let lose_more = |pair: &mut Pair| {
+                pair.lose();
+                pair.fault(1 - first);
+                pair.pass(Duration::from_millis(300));
+                pair.back();
+            };
+            disturbed_after_each_event(slow, first, lose_more, |pair| assert!(pair.expect_running() <= 2));
+        }
+    }
+}
+
+#[test]
+fn an_attempt_of_the_peer_supersedes_ones_own_in_any_state() {
+    for peer in [0, 1] {
+        for slow in [false, true] {
+            let supersede = |pair: &mut Pair| {
+                // The peer begins one attempt more, whatever it is in.
+                let now = pair.now;
+                let next = pair.ends[peer].machine.attempt() + 1;
+                pair.ends[peer].machine.begin(now, next, "once more".into());
+                pair.ends[peer].machine.advance(now);
+            };
+            disturbed_after_each_event(slow, 0, supersede, |pair| assert!(pair.expect_running() >= 1));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_created_or_connected_is_tried_again_after_a_pause() {
+    for end in [0, 1] {
+        let mut pair = Pair::new(1);
+        pair.ends[end].refusals = 4;
+        pair.fault(0);
+        pair.settle();
+        assert!(!pair.ends[0].machine.is_running());
+        pair.pass(Duration::from_millis(10 + 20 + 40 + 79));
+        assert_eq!(pair.ends[end].machine.cause(), "refused");
+        assert!(!pair.ends[0].machine.is_running());
+        pair.pass(Duration::from_millis(1));
+        assert_eq!(pair.expect_running(), 5);
+    }
+}
+
+#[test]
+fn frames_that_come_twice_change_nothing() {
+    let mut pair = Pair::new(2);
+    pair.comes_twice = true;
+    pair.fault(0);
+    pair.settle();
+    assert_eq!(pair.expect_running(), 1);
+    assert_eq!([0, 1].map(|end| pair.recoveries(end)), [1, 1]);
+}
+
+#[test]
+fn frames_of_earlier_attempts_change_nothing() {
+    let mut pair = Pair::new(2);
+    pair.fault(0);
+    pair.settle();
+    let old = pair.said.clone();
+    pair.fault(1);
+    pair.settle();
+    assert_eq!(pair.expect_running(), 2);
+    let before = pair.ends.each_ref().map(|end| end.machine.clone());
+    for message in old {
+        let end = usize::from(matches!(message, Message::Offer { .. } | Message::Ready { .. }));
+        assert_eq!(pair.ends[end].machine.handle_message(pair.now, message), Ok(()));
+    }
+    assert_eq!(before, pair.ends.each_ref().map(|end| end.machine.clone()));
+}
+
+#[test]
+fn the_account_is_said_again_when_the_sender_asks_again_and_when_the_control_connection_is_back() {
+    let mut pair = Pair::new(1);
+    pair.fault(0);
+    pair.settle();
+    let account = |pair: &mut Pair| match pair.ends[1].machine.poll_action() {
+        Some(Action::Send(Message::Account { attempt, .. })) => attempt,
+        other => panic!("{other:?}"),
+    };
+    pair.ends[1].machine.handle_message(pair.now, Message::Ready { attempt: 1 }).expect("allowed");
+    assert_eq!(account(&mut pair), 1);
+    pair.ends[1].machine.handle_back(pair.now);
+    assert_eq!(account(&mut pair), 1);
+    assert_eq!(pair.ends[1].machine.poll_action(), None);
+}
+
+#[test]
+fn a_peer_that_says_nothing_is_given_up_after_the_time_that_is_set() {
+    for end in [0, 1] {
+        let mut pair = Pair::new(2);
+        pair.lose();
+        pair.fault(end);
+        pair.pass(GIVE_UP - SECOND);
+        assert_eq!(pair.failure(end), None);
+        pair.pass(SECOND);
+        let text = pair.failure(end).expect("given up");
+        for part in ["120 s", "a fault", "0, 1"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!pair.ends[end].machine.is_running());
+        pair.fault(end);
+        pair.back();
+        pair.pass(SECOND);
+        assert_eq!(pair.names(end).last().map(String::as_str), Some("Fail"), "nothing follows");
+    }
+}
+
+#[test]
+fn a_frame_that_never_comes_begins_another_attempt_after_5_s() {
+    for kind in ["Offer", "Answer", "Ready", "Account"] {
+        let mut pair = Pair::new(1);
+        pair.fault(0);
+        let is_it = |pair: &Pair| pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind);
+        while !is_it(&pair) {
+            assert!(pair.step(), "{kind} is said");
+        }
+        pair.ends.iter_mut().for_each(|end| end.inbox.clear());
+        pair.settle();
+        assert!(!pair.ends[0].machine.is_running(), "{kind}");
+        pair.pass(ANSWER_TIME - Duration::from_millis(1));
+        assert!(!pair.ends[0].machine.is_running(), "{kind}");
+        pair.pass(Duration::from_millis(20));
+        assert_eq!(pair.expect_running(), 2, "{kind}");
+    }
+}
+
+#[test]
+fn recoveries_after_which_nothing_arrives_end_with_an_error() {
+    let mut pair = Pair::new(1);
+    for _ in 0..400 {
+        pair.fault(0);
+        pair.pass(SECOND);
+    }
+    assert!(pair.failure(0).is_some_and(|text| text.contains("a fault")), "{:?}", pair.failure(0));
+    assert!((100..130).contains(&pair.recoveries(0)), "{}", pair.recoveries(0));
+}
+
+#[test]
+fn a_connection_over_which_messages_arrive_recovers_as_often_as_it_has_to() {
+    let mut pair = Pair::new(1);
+    for _ in 0..400 {
+        pair.fault(0);
+        pair.pass(SECOND);
+        pair.arrived += 1;
+    }
+    assert_eq!(pair.expect_running(), 400);
+}
+
+#[test]
+fn faults_that_are_rare_end_no_idle_connection() {
+    let mut pair = Pair::new(1);
+    for _ in 0..10 {
+        pair.fault(1);
+        pair.pass(61 * SECOND);
+    }
+    assert_eq!(pair.expect_running(), 10);
+}

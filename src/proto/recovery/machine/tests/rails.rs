@@ -1,0 +1,170 @@
+//! Rails that fall and come back.
+
+use super::pair::{GIVE_UP, Pair};
+use super::*;
+
+fn rails(pair: &Pair) -> u8 {
+    pair.expect_running();
+    pair.ends[0].machine.rails().0
+}
+
+#[test]
+fn only_rails_that_both_ends_can_use_are_used() {
+    let mut pair = Pair::new(4);
+    pair.usable(0, 0b0111);
+    pair.usable(1, 0b1110);
+    pair.settle();
+    assert_eq!(rails(&pair), 0b0110);
+    assert_eq!(pair.expect_running(), 1, "a rail in use that cannot be used any more is a fault");
+    let offered = pair.said.iter().find_map(|message| match message {
+        Message::Offer { rails, endpoint, .. } => Some((*rails, endpoint.rails.len())),
+        _ => None,
+    });
+    assert_eq!(offered, Some((RailMask(0b0110), 2)));
+}
+
+#[test]
+fn without_a_common_rail_the_connection_waits_for_one() {
+    let mut pair = Pair::new(2);
+    pair.usable(0, 0b01);
+    pair.usable(1, 0b10);
+    pair.pass(30 * SECOND);
+    assert!(!pair.ends[0].machine.is_running());
+    pair.usable(1, 0b11);
+    pair.settle();
+    assert_eq!(rails(&pair), 0b01);
+}
+
+#[test]
+fn a_rail_that_never_comes_back_ends_with_an_error_that_names_what_each_end_can_use() {
+    let mut pair = Pair::new(1);
+    pair.usable(1, 0);
+    pair.pass(GIVE_UP);
+    for end in [0, 1] {
+        let text = pair.failure(end).expect("given up");
+        assert!(text.contains("rails 0") && text.contains("none"), "{text}");
+    }
+}
+
+#[test]
+fn a_rail_that_comes_back_is_taken_in_when_nothing_is_outstanding() {
+    for end in [0, 1] {
+        let mut pair = Pair::new(2);
+        pair.usable(end, 0b01);
+        pair.settle();
+        assert_eq!(rails(&pair), 0b01);
+        pair.usable(end, 0b11);
+        pair.settle();
+        assert!(!pair.ends[0].drained);
+        assert_eq!(pair.expect_running(), 1, "sends are outstanding");
+        pair.ends[0].machine.handle_drained(pair.now);
+        pair.settle();
+        assert_eq!((rails(&pair), pair.expect_running()), (0b11, 2));
+        assert_eq!(pair.ends[0].machine.cause(), "to use more rails: 1");
+    }
+}
+
+#[test]
+fn a_rail_is_taken_in_after_a_second_even_if_sends_are_outstanding() {
+    let mut pair = Pair::new(2);
+    pair.usable(1, 0b10);
+    pair.settle();
+    pair.usable(1, 0b11);
+    pair.pass(DRAIN_TIME - Duration::from_millis(1));
+    assert_eq!(rails(&pair), 0b10);
+    pair.pass(Duration::from_millis(1));
+    assert_eq!(rails(&pair), 0b11);
+}
+
+#[test]
+fn a_fault_while_sends_are_drained_is_a_fault() {
+    let mut pair = Pair::new(2);
+    pair.usable(0, 0b01);
+    pair.settle();
+    pair.usable(0, 0b11);
+    pair.settle();
+    pair.fault(0);
+    pair.settle();
+    assert_eq!((rails(&pair), pair.expect_running()), (0b11, 2));
+    pair.ends[0].machine.handle_drained(pair.now);
+    pair.settle();
+    assert_eq!(pair.expect_running(), 2, "it is not drained any more");
+}
+
+#[test]
+fn a_rail_that_falls_often_waits_while_another_one_lives() {
+    let mut pair = Pair::new(2);
+    let mut fall = |pair: &mut Pair, wait: u64| {
+        pair.usable(1, 0b01);
+        pair.settle();
+        pair.usable(1, 0b11);
+        pair.pass(Duration::from_millis(wait).saturating_sub(Duration::from_nanos(1)));
+        let is_draining = |pair: &Pair| {
+            !std::mem::replace(&mut pair.ends[0].machine.clone().due.drain, false)
+                && matches!(pair.ends[0].machine.state, State::Draining { .. })
+        };
+        assert_eq!((rails(pair), is_draining(pair)), (0b01, wait == 0));
+        pair.pass(Duration::from_nanos(1));
+        assert!(is_draining(pair), "after {wait} ms");
+        pair.ends[0].machine.handle_drained(pair.now);
+        pair.settle();
+        assert_eq!(rails(pair), 0b11);
+    };
+    [0, 100, 400, 1600].into_iter().for_each(|wait| fall(&mut pair, wait));
+}
+
+#[test]
+fn the_only_rail_never_waits() {
+    let mut pair = Pair::new(1);
+    for _ in 0..20 {
+        pair.usable(0, 0);
+        pair.settle();
+        pair.usable(0, 1);
+        pair.settle();
+        assert_eq!(rails(&pair), 1);
+    }
+    let mut pair = Pair::new(2);
+    for _ in 0..20 {
+        pair.usable(0, 0);
+        pair.settle();
+        pair.usable(0, 0b10);
+        pair.settle();
+        assert_eq!(rails(&pair), 0b10);
+    }
+}
+
+#[test]
+fn a_change_of_usable_rails_in_any_state_is_told_and_ends_well() {
+    for end in [0, 1] {
+        for slow in [false, true] {
+            for (before, then) in [(0b11, 0b01), (0b01, 0b11), (0b01, 0b10)] {
+                for events in 0..60 {
+                    let mut pair = Pair::new(2);
+                    pair.are_jobs_slow = slow;
+                    pair.usable(end, before);
+                    pair.fault(end);
+                    (0..events).take_while(|_| pair.step()).for_each(drop);
+                    pair.usable(end, then);
+                    pair.pass(2 * SECOND);
+                    assert_eq!(rails(&pair), then, "{end} {before:b} {events}");
+                    assert_eq!(pair.ends[1 - end].machine.peer, RailMask(then));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rail_that_came_back_while_the_control_connection_was_lost_is_taken_in() {
+    for end in [0, 1] {
+        let mut pair = Pair::new(2);
+        pair.usable(end, 0b01);
+        pair.settle();
+        pair.lose();
+        pair.usable(end, 0b11);
+        pair.pass(SECOND / 2);
+        pair.back();
+        pair.pass(2 * SECOND);
+        assert_eq!(rails(&pair), 0b11, "end {end}");
+    }
+}

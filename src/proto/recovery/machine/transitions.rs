@@ -1,0 +1,281 @@
+//! How one state of a recovery follows from another.
+
+use super::{ANSWER_TIME, DRAIN_TIME};
+use super::{QueuePairs, Recovery, State, Trouble};
+use crate::proto::control::Time;
+use crate::proto::recovery::action::{Due, Job, Role};
+use crate::proto::recovery::message::Message;
+use crate::proto::{Violation, violation};
+use std::time::Duration;
+
+/// The pause before the second attempt; with each further one it is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// A pause is no longer than this.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// A connection that has run so long without a fault has recovered from all before.
+const STEADY_TIME: Duration = Duration::from_secs(60);
+/// How many attempts a peer may be ahead.
+const MOST_AHEAD: u32 = 1000;
+
+/// The pause before attempt number `attempts` in a row.
+fn pause(attempts: u32) -> Duration {
+    match attempts {
+        0 | 1 => Duration::ZERO,
+        n => FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(n - 2)).min(LONGEST_PAUSE),
+    }
+}
+
+impl Recovery {
+    /// Checks what the peer has said against what this end knows for certain.
+    pub(super) fn check(&self, message: &Message) -> Result<(), Violation> {
+        let (rails, is_for) = match message {
+            Message::Halt { usable, .. } | Message::Ports { usable } => (*usable, None),
+            Message::Offer { rails, .. } => (*rails, Some(Role::Receiver)),
+            Message::Answer { rails, .. } => (*rails, Some(Role::Sender)),
+            Message::Ready { .. } => (self.all, Some(Role::Receiver)),
+            Message::Account { account, .. } => {
+                account.check()?;
+                (self.all, Some(Role::Sender))
+            }
+        };
+        let kind = message.kind();
+        if is_for.is_some_and(|role| role != self.role) {
+            return Err(violation!("{kind:?} from the other end that says it"));
+        }
+        if !rails.is_within(self.all) {
+            let all = self.all;
+            return Err(violation!("{kind:?} names rails {rails} of a connection that has rails {all}"));
+        }
+        if let Message::Offer { endpoint, .. } | Message::Answer { endpoint, .. } = message
+            && (rails.is_empty() || endpoint.rails.len() != usize::from(rails.count()))
+        {
+            let count = endpoint.rails.len();
+            return Err(violation!("{kind:?} has queue pairs on {count} rails for rails {rails}"));
+        }
+        match message.attempt() {
+            Some(attempt) if attempt.saturating_sub(self.attempt) > MOST_AHEAD => {
+                let own = self.attempt;
+                Err(violation!("{kind:?} of attempt {attempt}, while this end is in attempt {own}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes in what the peer has said about the present attempt.
+    pub(super) fn handle_present(&mut self, now: Time, message: Message) -> Result<(), Violation> {
+        match message {
+            Message::Halt { usable, .. } => {
+                self.has_peer_halted = true;
+                self.peer = usable;
+                self.handle_both_usable(now);
+            }
+            Message::Ports { usable } => {
+                self.peer = usable;
+                self.handle_both_usable(now);
+            }
+            Message::Offer { rails, endpoint, .. } => match self.state {
+                State::Halted if !rails.is_within(self.own) => {
+                    // The sender did not know yet. It learns it by the next halt.
+                    self.begin_next(now, format!("rails {rails} were offered, and this end can use: {}", self.own));
+                }
+                State::Halted if self.offer.is_none() => {
+                    self.rails = rails;
+                    self.offer = Some(endpoint);
+                }
+                State::Answered { .. } => self.due.frame = true,
+                _ => {}
+            },
+            Message::Answer { rails, endpoint, .. } => {
+                if matches!(self.state, State::Offered { .. }) {
+                    if rails != self.rails {
+                        let offered = self.rails;
+                        return Err(violation!("an answer for rails {rails} to an offer of rails {offered}"));
+                    }
+                    self.state = State::Connecting;
+                    self.job = Some((Job::Connect(endpoint), false));
+                }
+            }
+            Message::Ready { .. } => match self.state {
+                State::Answered { .. } => {
+                    self.state = State::Resuming;
+                    self.job = Some((Job::Resume(None), false));
+                }
+                State::Running => self.due.frame = self.frame.is_some(),
+                _ => {}
+            },
+            Message::Account { account, .. } => {
+                if matches!(self.state, State::AwaitingAccount { .. }) {
+                    self.arriving = account.arrived();
+                    self.state = State::Resuming;
+                    self.job = Some((Job::Resume(Some(account)), false));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What one of the ends can use may have changed.
+    pub(super) fn handle_both_usable(&mut self, now: Time) {
+        let before = self.history.usable();
+        self.history.handle_usable(now, self.own & self.peer);
+        self.has_usable_changed |= before != self.history.usable();
+    }
+
+    /// Begins the next attempt.
+    pub(super) fn begin_next(&mut self, now: Time, cause: String) {
+        match self.attempt.checked_add(1) {
+            Some(attempt) => self.begin(now, attempt, cause),
+            None => self.fail(now),
+        }
+    }
+
+    /// Begins `attempt`, which is later than the present one.
+    pub(super) fn begin(&mut self, now: Time, attempt: u32, cause: String) {
+        if self.is_running() {
+            if now.saturating_sub(self.since) >= STEADY_TIME {
+                self.trouble = None;
+            }
+            (self.since, self.attempts) = (now, 0);
+        }
+        let trouble = self.trouble.get_or_insert_with(|| Trouble { since: now, attempts: 0, cause: cause.clone() });
+        trouble.attempts = trouble.attempts.saturating_add(1);
+        self.pause = now + pause(trouble.attempts);
+        self.attempts = self.attempts.saturating_add(1);
+        (self.attempt, self.state, self.cause) = (attempt, State::Halted, cause);
+        (self.offer, self.frame, self.has_peer_halted) = (None, None, false);
+        // What the caller does already is waited for.
+        self.job.take_if(|(_, is_known)| !*is_known);
+        self.due = Due { halt: true, discard: self.due.discard, ..Due::default() };
+    }
+
+    /// Goes on as far as nothing has to be waited for.
+    pub(super) fn advance(&mut self, now: Time) {
+        let is_over = |trouble: &Trouble| now.saturating_sub(trouble.since) >= self.give_up;
+        match self.state {
+            State::Failed => {}
+            State::Running => self.look_for_rails(now),
+            State::Draining { .. } => {}
+            _ if self.trouble.as_ref().is_some_and(is_over) => self.fail(now),
+            State::Halted => self.leave_halted(now),
+            _ => {}
+        }
+    }
+
+    fn leave_halted(&mut self, now: Time) {
+        if self.job.is_some() {
+            return;
+        }
+        match self.queue_pairs {
+            QueuePairs::InUse => self.job = Some((Job::Fence, false)),
+            QueuePairs::New => {
+                self.due.discard = true;
+                self.queue_pairs = QueuePairs::None;
+            }
+            QueuePairs::None => {}
+        }
+        if !self.waits_for_pause() || now < self.pause {
+            return;
+        }
+        match self.role {
+            Role::Sender => {
+                let ready = self.history.ready(now);
+                self.rails = if ready.is_empty() { self.history.usable() } else { ready };
+                self.state = State::Creating;
+                self.job = Some((Job::Create, false));
+            }
+            Role::Receiver => {
+                if let Some(endpoint) = self.offer.take() {
+                    self.state = State::Connecting;
+                    self.job = Some((Job::Connect(endpoint), false));
+                }
+            }
+        }
+    }
+
+    /// Whether only the pause keeps this end from creating queue pairs.
+    pub(super) fn waits_for_pause(&self) -> bool {
+        let is_ready = match self.role {
+            Role::Sender => self.has_peer_halted && !self.history.usable().is_empty(),
+            Role::Receiver => self.offer.is_some(),
+        };
+        is_ready && self.job.is_none() && self.queue_pairs == QueuePairs::None
+    }
+
+    /// Sender: begins to take in a rail that both ends can use and that is not in use.
+    fn look_for_rails(&mut self, now: Time) {
+        let found = self.history.ready(now) - self.rails;
+        if self.role == Role::Sender && !found.is_empty() {
+            self.state = State::Draining { until: now + DRAIN_TIME };
+            self.due.drain = true;
+        }
+    }
+
+    /// Sender: begins an attempt so as to use more rails.
+    pub(super) fn take_in(&mut self, now: Time) {
+        let found = self.history.usable() - self.rails;
+        self.begin_next(now, format!("to use more rails: {found}"));
+        self.advance(now);
+    }
+
+    /// The connection runs again.
+    pub(super) fn run(&mut self, now: Time) {
+        if self.arrived != Some(self.arriving) || self.has_usable_changed {
+            self.trouble = None;
+        }
+        (self.arrived, self.has_usable_changed) = (Some(self.arriving), false);
+        self.state = State::Running;
+        self.due.recovered = Some(now.saturating_sub(self.since));
+        self.due.ports = self.own != self.told;
+        self.due.halt = false;
+        self.since = now;
+        if self.role == Role::Sender {
+            self.frame = None;
+        }
+    }
+
+    /// Says `message`, and says it again when the control connection is back.
+    pub(super) fn say(&mut self, message: Message) {
+        self.frame = Some(message);
+        self.due.frame = true;
+    }
+
+    /// Ends the job that the caller has reported the end of, if it `is` that one and the caller knows of it.
+    pub(super) fn take_job(&mut self, is: impl FnOnce(&Job) -> bool) -> bool {
+        self.job.take_if(|(job, is_known)| *is_known && is(job)).is_some()
+    }
+
+    fn fail(&mut self, now: Time) {
+        let since = self.trouble.as_ref().map_or(now, |trouble| trouble.since);
+        let first = self.trouble.as_ref().map_or("", |trouble| &trouble.cause);
+        let attempts = self.trouble.as_ref().map_or(0, |trouble| trouble.attempts);
+        let seconds = now.saturating_sub(since).as_secs();
+        let text = format!(
+            "the connection could not be recovered within {seconds} s and {attempts} attempts. It began with: {first}. Last: {}. \
+             Of rails {}, this end can use: {}, the peer: {}. {}",
+            self.cause,
+            self.all,
+            self.own,
+            self.peer,
+            self.waited_for(),
+        );
+        self.state = State::Failed;
+        self.job.take_if(|(_, is_known)| !*is_known);
+        self.due = Due { failure: Some(text), ..Due::default() };
+    }
+
+    /// For messages: what this end waits for.
+    fn waited_for(&self) -> String {
+        let patience = ANSWER_TIME.as_secs();
+        match self.state {
+            State::Halted if self.job.is_some() => "The old queue pairs are not destroyed".into(),
+            State::Halted if self.role == Role::Sender && !self.has_peer_halted => "The peer has not answered".into(),
+            State::Halted if self.role == Role::Receiver => "The sender has not offered new queue pairs".into(),
+            State::Halted => "There is no rail that both ends can use".into(),
+            State::Offered { .. } | State::Answered { .. } | State::AwaitingAccount { .. } => {
+                format!("The peer did not answer within {patience} s")
+            }
+            State::Creating | State::Connecting | State::Resuming => "New queue pairs are not ready".into(),
+            State::Running | State::Draining { .. } | State::Failed => "It failed again and again".into(),
+        }
+    }
+}

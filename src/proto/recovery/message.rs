@@ -1,0 +1,232 @@
+//! What the two ends of a connection tell each other about its recovery.
+
+use super::account::Account;
+use super::rail_mask::RailMask;
+use crate::proto::codec::{Reader, Writer};
+use crate::proto::endpoint::Endpoint;
+use crate::proto::frame::Kind;
+use crate::proto::{Violation, violation};
+
+/// The body of a control message about recovery. `usable` are the rails whose port at this end is active and has its address.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Message {
+    /// Either way: this end has begun attempt `attempt`, and uses its queue pairs no more. It is said again when `usable` changes.
+    Halt {
+        /// The attempt, from 1 on.
+        attempt: u32,
+        /// The rails that this end can use.
+        usable: RailMask,
+        /// Why, for people.
+        cause: String,
+    },
+    /// Either way, while the connection runs: what this end can use has changed.
+    Ports {
+        /// The rails that this end can use.
+        usable: RailMask,
+    },
+    /// Sender to receiver: its new queue pairs.
+    Offer {
+        /// The attempt.
+        attempt: u32,
+        /// The rails that they are on, at least one.
+        rails: RailMask,
+        /// The sender's end; its rails are those of `rails` in ascending order.
+        endpoint: Endpoint,
+    },
+    /// Receiver to sender: its new queue pairs, which are connected to the sender's.
+    Answer {
+        /// The attempt.
+        attempt: u32,
+        /// The rails of the offer.
+        rails: RailMask,
+        /// The receiver's end; its rails are those of `rails` in ascending order.
+        endpoint: Endpoint,
+    },
+    /// Sender to receiver: the sender's queue pairs are connected too.
+    Ready {
+        /// The attempt.
+        attempt: u32,
+    },
+    /// Receiver to sender: what has not arrived.
+    Account {
+        /// The attempt.
+        attempt: u32,
+        /// What has not arrived.
+        account: Account,
+    },
+}
+
+impl Message {
+    /// The kind of its frame.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Halt { .. } => Kind::Halt,
+            Self::Ports { .. } => Kind::Ports,
+            Self::Offer { .. } => Kind::Offer,
+            Self::Answer { .. } => Kind::Answer,
+            Self::Ready { .. } => Kind::Ready,
+            Self::Account { .. } => Kind::Account,
+        }
+    }
+
+    /// The body of its frame.
+    pub fn body(&self) -> Vec<u8> {
+        let mut body = Writer::default();
+        if let Some(attempt) = self.attempt() {
+            body.u32(attempt);
+        }
+        match self {
+            Self::Halt { usable, cause, .. } => {
+                body.u8(usable.0);
+                body.name(cause);
+            }
+            Self::Ports { usable } => body.u8(usable.0),
+            Self::Offer { rails, endpoint, .. } | Self::Answer { rails, endpoint, .. } => {
+                body.u8(rails.0);
+                endpoint.emit(&mut body);
+            }
+            Self::Ready { .. } => {}
+            Self::Account { account, .. } => account.emit(&mut body),
+        }
+        body.0
+    }
+
+    /// The attempt that it is about.
+    pub fn attempt(&self) -> Option<u32> {
+        match self {
+            Self::Ports { .. } => None,
+            Self::Halt { attempt, .. }
+            | Self::Offer { attempt, .. }
+            | Self::Answer { attempt, .. }
+            | Self::Ready { attempt }
+            | Self::Account { attempt, .. } => Some(*attempt),
+        }
+    }
+
+    /// Reads a frame's body. `rails` is the number of rails that the connection was set up with.
+    ///
+    /// # Errors
+    /// The frame is not about recovery, its body is too short or too long, or it says something no Ferrite says.
+    pub fn parse(kind: Kind, body: &[u8], rails: u8) -> Result<Self, Violation> {
+        let mut body = Reader(body);
+        let all = RailMask::first(rails.min(8));
+        let message = match kind {
+            Kind::Halt => Self::Halt { attempt: body.u32()?, usable: rail_mask(&mut body, all)?, cause: body.name()? },
+            Kind::Ports => Self::Ports { usable: rail_mask(&mut body, all)? },
+            Kind::Offer => {
+                let (attempt, (rails, endpoint)) = (body.u32()?, end(&mut body, all)?);
+                Self::Offer { attempt, rails, endpoint }
+            }
+            Kind::Answer => {
+                let (attempt, (rails, endpoint)) = (body.u32()?, end(&mut body, all)?);
+                Self::Answer { attempt, rails, endpoint }
+            }
+            Kind::Ready => Self::Ready { attempt: body.u32()? },
+            Kind::Account => Self::Account { attempt: body.u32()?, account: Account::parse(&mut body)? },
+            Kind::Hello | Kind::Reply | Kind::Commit | Kind::Refuse | Kind::Goodbye | Kind::Resume => {
+                return Err(violation!("{kind:?} is no message about recovery"));
+            }
+        };
+        body.end()?;
+        Ok(message)
+    }
+}
+
+fn rail_mask(body: &mut Reader<'_>, all: RailMask) -> Result<RailMask, Violation> {
+    let mask = RailMask(body.u8()?);
+    if mask.is_within(all) { Ok(mask) } else { Err(violation!("rails {mask} of a connection that has rails {all}")) }
+}
+
+/// Rails and the end that has queue pairs on them.
+fn end(body: &mut Reader<'_>, all: RailMask) -> Result<(RailMask, Endpoint), Violation> {
+    let (rails, endpoint) = (rail_mask(body, all)?, Endpoint::parse(body)?);
+    if endpoint.rails.len() != usize::from(rails.count()) {
+        let count = endpoint.rails.len();
+        return Err(violation!(
+            "{} has queue pairs on {count} rails, and says that these are rails {rails}",
+            endpoint.name
+        ));
+    }
+    Ok((rails, endpoint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::RING_SLOTS;
+    use crate::proto::cts::Cts;
+    use crate::proto::recovery::account::MissingMessage;
+    use crate::proto::sim::endpoint;
+
+    fn missing(seq: u32) -> MissingMessage {
+        let cts = Cts { addr: u64::from(seq) << 33 | 5, length: 7, rkeys: [seq, 2], tag: 3, seq };
+        MissingMessage { cts, extra: [4, seq] }
+    }
+
+    fn all() -> Vec<Message> {
+        let oldest = u32::MAX - 3;
+        let seqs = (0..RING_SLOTS as u32).filter(|i| i % 30 == 29).map(|i| missing(oldest.wrapping_add(i)));
+        let account = Account { oldest, next: oldest.wrapping_add(RING_SLOTS as u32), missing: seqs.collect() };
+        let (rails, attempt) = (RailMask(0b1010), 0x0102_0304);
+        vec![
+            Message::Halt { attempt, usable: RailMask::NONE, cause: "port 1 of rdma0 is down".into() },
+            Message::Ports { usable: RailMask(0b1111) },
+            Message::Offer { attempt, rails, endpoint: endpoint(2, 3, true) },
+            Message::Answer { attempt, rails, endpoint: endpoint(2, 8, false) },
+            Message::Ready { attempt },
+            Message::Account { attempt, account },
+            Message::Account { attempt, account: Account { oldest: 5, next: 5, missing: Vec::new() } },
+        ]
+    }
+
+    #[test]
+    fn a_message_is_parsed_as_it_was_emitted() {
+        for message in all() {
+            assert_eq!(Message::parse(message.kind(), &message.body(), 4).as_ref(), Ok(&message));
+        }
+    }
+
+    #[test]
+    fn every_cut_of_a_message_and_every_byte_too_many_are_refused() {
+        for message in all() {
+            let (kind, mut body) = (message.kind(), message.body());
+            for end in 0..body.len() {
+                assert!(Message::parse(kind, &body[..end], 4).is_err(), "{kind:?} of {end} bytes");
+            }
+            body.push(0);
+            assert!(Message::parse(kind, &body, 4).is_err());
+        }
+    }
+
+    #[test]
+    fn a_message_of_another_kind_is_refused() {
+        for kind in [Kind::Hello, Kind::Reply, Kind::Commit, Kind::Refuse, Kind::Goodbye, Kind::Resume] {
+            assert!(Message::parse(kind, &[0; 4], 4).is_err());
+        }
+    }
+
+    #[test]
+    fn rails_that_the_connection_does_not_have_are_refused() {
+        for message in all() {
+            let is_refused = Message::parse(message.kind(), &message.body(), 3).is_err();
+            let names_rail_3 =
+                matches!(message, Message::Ports { .. } | Message::Offer { .. } | Message::Answer { .. });
+            assert_eq!(is_refused, names_rail_3, "{message:?}");
+        }
+        let offer = Message::Offer { attempt: 1, rails: RailMask(0b111), endpoint: endpoint(2, 1, true) };
+        assert!(Message::parse(Kind::Offer, &offer.body(), 4).is_err(), "queue pairs on two rails for three");
+        let offer = Message::Offer { attempt: 1, rails: RailMask::NONE, endpoint: endpoint(1, 1, true) };
+        assert!(Message::parse(Kind::Offer, &offer.body(), 4).is_err(), "no rail");
+    }
+
+    #[test]
+    fn the_longest_account_has_at_most_24_kib() {
+        let account = Account { oldest: 1, next: 513, missing: (1..513).map(missing).collect() };
+        let message = Message::Account { attempt: 1, account };
+        assert!(message.body().len() <= message.kind().max_body_bytes());
+        assert_eq!(Message::parse(Kind::Account, &message.body(), 1), Ok(message));
+        let one_more = Account { oldest: 1, next: 514, missing: (1..514).map(missing).collect() };
+        let body = Message::Account { attempt: 1, account: one_more }.body();
+        assert!(Message::parse(Kind::Account, &body, 1).is_err());
+    }
+}

@@ -1,0 +1,44 @@
+//! Recovery of a connection after a fault: what the two ends tell each other, and what each does next.
+//!
+//! After a fault, and to use a rail again, all queue pairs of the connection are replaced by new ones, over the rails that both
+//! ends can use now. The receiver then lists the messages that have not arrived whole, and the sender sends those again, whole.
+//!
+//! ```text
+//!  sender                                         receiver
+//!  Halt ──────────────────────────────────────►            each end says it when it begins attempt A
+//!       ◄────────────────────────────────────── Halt
+//!  fence                                          fence
+//!  create
+//!  Offer ─────────────────────────────────────►  create, connect, post receives
+//!  connect ◄─────────────────────────────────── Answer
+//!  Ready ─────────────────────────────────────►  list what is missing, run
+//!  apply, send again, run ◄──────────────────── Account
+//! ```
+//!
+//! **Fence**: an end puts its queue pairs into the error state, takes in every completion of theirs, and destroys them. Only its own
+//! device writes into the receiver's memory, and only through its own queue pairs. So what has arrived when the receiver's fence
+//! is complete is all that ever arrives of what was sent before; and the sender's fence does the same for the clear-to-sends.
+//! That is why each end fences before anything new is created.
+//!
+//! **Attempt**: a number that grows by one each time. 0 is what the connection was set up with. A frame of a later attempt than
+//! one's own begins that attempt; one of an earlier attempt is ignored.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`rail_mask`] | some of the rails of a connection |
+//! | [`account`] | what has not arrived |
+//! | [`message`] | what the ends tell each other |
+//! | `receiver` | the receiver composes an account |
+//! | [`sender`], `replay` | the sender applies it; what is sent again |
+//! | [`machine`], [`action`] | the order of things at one end; what its caller has to do |
+//! | `rail_history` | how long a rail that has fallen often waits |
+
+pub mod account;
+pub mod action;
+pub mod machine;
+pub mod message;
+mod rail_history;
+pub mod rail_mask;
+mod receiver;
+pub(super) mod replay;
+pub mod sender;

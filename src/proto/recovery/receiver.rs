@@ -1,0 +1,130 @@
+//! How the receiver lists what is missing.
+
+use super::account::{Account, MissingMessage};
+use crate::proto::cts::SlotIndex;
+use crate::proto::recv::RecvFlow;
+use crate::proto::stripe::Striping;
+
+impl RecvFlow {
+    /// Lists the messages that have not arrived whole. To be called after the queue pairs that were in use are destroyed and
+    /// all of their completions have been handled. What has arrived of a listed message is forgotten: the whole of it comes
+    /// again, over queue pairs as `striping` says. The account stands for all clear-to-sends up to now: none of them is
+    /// returned by [`Self::poll_cts`] any more.
+    pub fn account(&mut self, striping: Striping) -> Account {
+        self.keep_rails();
+        let (oldest, next) = (self.window.oldest(), self.window.next());
+        let mut missing = Vec::new();
+        for seq in (0..next.wrapping_sub(oldest)).map(|i| oldest.wrapping_add(i)) {
+            let slot = SlotIndex::of(seq);
+            let arrival = &mut self.arrivals[slot.index()];
+            if arrival.pending {
+                arrival.reset();
+                let (cts, extra) = self.shadow.get(slot);
+                missing.push(MissingMessage { cts, extra });
+            }
+        }
+        self.window.handle_account(missing.len() as u32);
+        self.striping = striping;
+        Account { oldest, next, missing }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::imm::{Imm, LengthCode};
+    use crate::proto::recovery::rail_mask::RailMask;
+    use crate::proto::recv::Buffer;
+    use crate::proto::requests::RequestId;
+    use crate::proto::{QpIndex, RING_SLOTS, Violation};
+
+    const LENGTH: u32 = 20_000;
+
+    fn post(flow: &mut RecvFlow, at: u64, count: usize) -> RequestId {
+        let buffer = |i| Buffer { addr: at + i as u64, length: LENGTH, rkeys: &[1, 2, 3, 4], tag: 7 };
+        flow.post(count, |i| Ok::<_, Violation>(buffer(i))).expect("valid").expect("space")
+    }
+
+    fn announce(flow: &mut RecvFlow) {
+        while flow.poll_cts(8).is_some() {}
+    }
+
+    fn arrive(flow: &mut RecvFlow, seq: u32, qp: u8, code: LengthCode) {
+        flow.handle_immediate(QpIndex(qp), Imm::new(SlotIndex::of(seq), code)).expect("expected");
+    }
+
+    fn seqs(account: &Account) -> Vec<u32> {
+        account.missing.iter().map(|missing| missing.cts.seq).collect()
+    }
+
+    #[test]
+    fn what_has_not_arrived_whole_is_listed_and_comes_again_whole() {
+        let mut flow = RecvFlow::new(Striping::new(3, 1, false));
+        let ids = [post(&mut flow, 100, 3), post(&mut flow, 200, 1)];
+        announce(&mut flow);
+        let held = post(&mut flow, 300, 1);
+        (0..3).for_each(|qp| arrive(&mut flow, 2, qp, if qp == 0 { LengthCode::Full } else { LengthCode::Stripe }));
+        arrive(&mut flow, 3, 0, LengthCode::Full);
+        arrive(&mut flow, 3, 1, LengthCode::Stripe);
+        arrive(&mut flow, 4, 0, LengthCode::Low(5));
+        let over = Striping::new(2, 1, false).over(RailMask(0b101));
+        let account = flow.account(over);
+        assert_eq!((account.oldest, account.next, seqs(&account)), (1, 6, vec![1, 3, 4, 5]));
+        assert_eq!(account.arrived(), 1);
+        let MissingMessage { cts, extra } = account.missing[1];
+        assert_eq!((cts.addr, cts.length, cts.rkeys, cts.tag, extra), (102, LENGTH, [1, 2], 7, [3, 4]));
+        assert_eq!(flow.outstanding(), 4);
+        assert!(!flow.is_cts_due() && flow.poll_cts(8).is_none(), "the account stands for all clear-to-sends");
+        for seq in [1, 3, 4, 5] {
+            arrive(&mut flow, seq, 0, LengthCode::Full);
+            arrive(&mut flow, seq, 1, LengthCode::Stripe);
+        }
+        assert_eq!(flow.poll_done(ids[0]), Ok(Some(&[LENGTH; 3][..])));
+        assert_eq!(flow.poll_done(ids[1]), Ok(Some(&[LENGTH][..])));
+        assert_eq!(flow.poll_done(held), Ok(Some(&[LENGTH][..])));
+        assert_eq!(flow.outstanding(), 0);
+        post(&mut flow, 400, 1);
+        assert_eq!(flow.poll_cts(8), Some(6..7), "the next one is announced as ever");
+    }
+
+    #[test]
+    fn nothing_is_listed_if_all_has_arrived() {
+        let mut flow = RecvFlow::new(Striping::new(1, 1, false));
+        let empty = flow.account(Striping::new(1, 1, false));
+        assert_eq!(empty, Account { oldest: 1, next: 1, missing: Vec::new() });
+        post(&mut flow, 0, 2);
+        announce(&mut flow);
+        [1, 2].into_iter().for_each(|seq| arrive(&mut flow, seq, 0, LengthCode::Bytes(1)));
+        assert_eq!(flow.account(Striping::new(1, 1, false)), Account { oldest: 3, next: 3, missing: Vec::new() });
+    }
+
+    #[test]
+    fn a_full_ring_is_listed_whole_across_the_end_of_the_ring() {
+        let striping = Striping::new(1, 1, false);
+        let mut flow = RecvFlow::new(striping);
+        for seq in 1..=5 {
+            post(&mut flow, seq, 1);
+            announce(&mut flow);
+            arrive(&mut flow, seq as u32, 0, LengthCode::Bytes(1));
+        }
+        (0..RING_SLOTS / 8).for_each(|_| drop(post(&mut flow, 0, 8)));
+        let account = flow.account(striping);
+        assert_eq!((account.oldest, account.next), (6, 6 + RING_SLOTS as u32));
+        assert_eq!(seqs(&account), (6..6 + RING_SLOTS as u32).collect::<Vec<_>>());
+        assert_eq!(account.check(), Ok(()));
+    }
+
+    #[test]
+    fn the_rails_of_a_buffer_are_known_after_the_queue_pairs_are_others() {
+        let mut flow = RecvFlow::new(Striping::new(3, 1, false));
+        (1..=2).for_each(|i| drop(post(&mut flow, 100 * i, 1)));
+        announce(&mut flow);
+        arrive(&mut flow, 1, 2, LengthCode::Bytes(5));
+        assert_eq!(flow.rails_of(100), 0b100);
+        flow.account(Striping::new(1, 1, false).over(RailMask::only(1)));
+        arrive(&mut flow, 2, 0, LengthCode::Bytes(5));
+        assert_eq!((flow.rails_of(100), flow.rails_of(200)), (0b100, 0b010));
+        flow.account(Striping::new(3, 1, false));
+        assert_eq!((flow.rails_of(100), flow.rails_of(200), flow.rails_of(300)), (0b100, 0b010, 0b111));
+    }
+}
