@@ -127,7 +127,8 @@ mod tests {
         let (mut redial, now) = (Redial::default(), Duration::from_secs(100));
         redial.handle_network_change(now);
         assert_eq!(redial.due(), None);
-        redial.handle_failure(now, 0);
+        redial.handle_loss(now, now, 0);
+        assert!(redial.due() > Some(now));
         redial.handle_network_change(now);
         assert_eq!(redial.due(), Some(now));
         redial.handle_network_change(now + STEADY);
