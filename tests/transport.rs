@@ -3,8 +3,9 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
+use common::log::{log, said};
 use common::process::pair;
-use common::setting::setting;
+use common::setting::{setting, talkative};
 use common::{pattern, plugin_transport};
 use ferrite::error::Result;
 use ferrite::transport::comm::RecvBuffer;
@@ -70,6 +71,25 @@ fn unequal_settings_are_negotiated() -> Result<()> {
         }
         Ok(())
     })?;
+    Ok(())
+}
+
+#[test]
+fn a_connection_is_recovered_unless_either_end_has_that_switched_off() -> Result<()> {
+    for off in [None, Some(0), Some(1)] {
+        let setting = require!(talkative(&[]));
+        pair(&setting, |worker| {
+            if off == Some(worker.rank()) {
+                // SAFETY: the process has one thread that looks at the environment: this one.
+                unsafe { std::env::set_var("FERRITE_FAILOVER", "0") };
+            }
+            let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+            bench.exchange(worker, 1, 5000, 5000)?;
+            let failover = format!("failover: {}", off.is_none());
+            assert!(said(&[" sends to ", &failover]), "{off:?}: {}", log());
+            worker.barrier()
+        })?;
+    }
     Ok(())
 }
 

@@ -218,7 +218,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_any_fragmentation(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..5),
+        fn frames_survive_any_fragmentation(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..16),
                                             piece in 1usize..70) {
             let frames: Vec<_> = bodies.into_iter().enumerate()
                 .map(|(i, body)| Frame { kind: Kind::ALL[i % Kind::ALL.len()], secret: [i as u8; 16], body }).collect();
@@ -256,6 +256,37 @@ mod tests {
             let found = assembler.poll_frame();
             // A greater length is that of a frame of which more has to come.
             assert!(found.is_err() || at == 12 && found == Ok(None), "byte {at}: {found:?}");
+        }
+    }
+
+    /// What is made of a frame of this kind with a body of so many bytes.
+    fn received(kind: Kind, length: usize, allows_accounts: bool) -> Result<usize, String> {
+        let mut assembler = Assembler { allows_accounts, ..Assembler::default() };
+        let mut bytes = Frame { kind, secret: [7; 16], body: vec![1; length] }.emit();
+        // One that is too long is not emitted: its length is announced.
+        bytes[12..14].copy_from_slice(&(length as u16).to_le_bytes());
+        assembler.handle_bytes(&bytes);
+        let frame = assembler.poll_frame().map_err(|violation| violation.text().to_owned())?;
+        Ok(frame.expect("it is whole").body.len())
+    }
+
+    #[test]
+    fn only_an_account_of_an_established_connection_may_be_longer_than_4096_bytes() {
+        for kind in Kind::ALL {
+            for allowed in [false, true] {
+                let most = if allowed && kind == Kind::Account { 24 << 10 } else { 4096 };
+                assert_eq!(received(kind, most, allowed), Ok(most), "{kind:?}");
+                let refusal = format!("a control message of {} bytes; {most} are allowed", most + 1);
+                assert_eq!(received(kind, most + 1, allowed), Err(refusal), "{kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_longer_body_is_cut_to_what_its_kind_allows() {
+        for kind in Kind::ALL {
+            let frame = Frame { kind, secret: [7; 16], body: vec![1; 30_000] };
+            assert_eq!(frame.emit().len(), PREAMBLE_BYTES + kind.max_body_bytes(), "{kind:?}");
         }
     }
 

@@ -253,6 +253,23 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_is_recovered_only_if_both_ends_would() {
+        for (sender, receiver) in [(true, true), (true, false), (false, true), (false, false)] {
+            let mut hello = Hello { endpoint: endpoint(2, 1, true), ring: RING, token: [6; 16] };
+            hello.endpoint.failover = sender;
+            assert_eq!(Hello::parse(&hello.body()).as_ref(), Ok(&hello));
+            let mut end = endpoint(2, 1, true);
+            end.failover = receiver;
+            let terms = Negotiated::agree(&hello.endpoint, &end).expect("they fit");
+            assert_eq!(terms.failover, sender && receiver, "{sender} {receiver}");
+            let reply = Reply { endpoint: end.clone(), terms };
+            assert_eq!(Reply::parse(&reply.body(), &hello.endpoint), Ok(reply));
+            let other = Reply { endpoint: end, terms: Negotiated { failover: !terms.failover, ..terms } };
+            assert!(Reply::parse(&other.body(), &hello.endpoint).is_err(), "that does not follow from both ends");
+        }
+    }
+
+    #[test]
     fn a_resumption_survives_the_wire() {
         let resume = Resume { token: std::array::from_fn(|i| i as u8), attempt: 0x0102_0304 };
         let frame = resume.frame([7; 16]);

@@ -83,12 +83,10 @@ impl DeviceEvents {
                 log::info!("{name}:{port} is up");
                 self.listeners.tell(port, PortEvent::Active);
             }
-            AsyncEvent::PortDown(port) => match self.listeners.tell(port, PortEvent::Down) {
-                0 => {
-                    log::warn!("{name}:{port} is down; traffic over it waits until the device's retries are exhausted")
-                }
-                count => log::warn!("{name}:{port} is down; {}", recovered(count)),
-            },
+            AsyncEvent::PortDown(port) => {
+                let recovering = self.listeners.tell(port, PortEvent::Down);
+                log::warn!("{name}:{port} is down; {}", port_down(recovering));
+            }
             AsyncEvent::GidChange(port) => {
                 log::info!("{name}:{port}: the GID table has changed");
                 self.listeners.tell(port, PortEvent::GidChange);
@@ -155,6 +153,14 @@ impl AsFd for DeviceEvents {
     }
 }
 
+/// What becomes of the connections of a port that is down, of which `recovering` are recovered.
+fn port_down(recovering: usize) -> String {
+    match recovering {
+        0 => "traffic over it waits until the device's retries are exhausted".into(),
+        count => recovered(count),
+    }
+}
+
 /// What is said of connections that a failure does not end.
 fn recovered(count: usize) -> String {
     format!("{count} connection(s) recover, over other ports or once it is back")
@@ -162,4 +168,15 @@ fn recovered(count: usize) -> String {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traffic_of_a_port_that_is_down_is_not_said_to_wait_if_connections_recover() {
+        assert_eq!(port_down(0), "traffic over it waits until the device's retries are exhausted");
+        assert_eq!(port_down(3), "3 connection(s) recover, over other ports or once it is back");
+    }
 }

@@ -4,7 +4,7 @@
 //! again ([`crate::proto::control::redial`]), and both ask their devices now and then whether the peer's still acknowledges
 //! ([`crate::net::data::probe`]).
 
-use super::recovery_events::{RecoveryEvents, RecoveryInbox};
+use super::recovery_events::{Full, RecoveryEvents, RecoveryInbox};
 use super::stream::ControlStream;
 use super::told::Told;
 use crate::proto::control::event::PeerChange;
@@ -157,7 +157,7 @@ impl PeerState {
     /// The device has failed for `reason`, and nobody recovers from that: as [`Self::fail`].
     pub(super) fn handle_device_failure(&self, reason: &str) {
         self.fail(reason);
-        self.recovery.push(PeerChange::Broken(reason.to_owned()));
+        let _ = self.recovery.push(PeerChange::Broken(reason.to_owned()));
     }
 
     fn end(&self, state: State, reason: &str) {
@@ -193,7 +193,7 @@ impl PeerState {
 }
 
 impl Told for PeerState {
-    fn handle_change(&self, change: PeerChange) {
+    fn handle_change(&self, change: PeerChange) -> Option<Arc<dyn RecoveryEvents>> {
         match &change {
             PeerChange::Frame(_) => {}
             PeerChange::Lost(why) => self.end(State::LOST, why),
@@ -201,8 +201,105 @@ impl Told for PeerState {
             PeerChange::Closed(why) => self.end(State::CLOSED, why),
             PeerChange::Broken(why) => self.end(State::BROKEN, why),
         }
-        if !self.recovery.push(change) {
-            self.end(State::BROKEN, "the peer sent more control messages than there are to send");
+        match self.recovery.push(change) {
+            Ok(handler) => handler,
+            Err(Full) => {
+                self.end(State::BROKEN, "the peer sent more control messages than there are to send");
+                None
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::control::driver::ControlDriver;
+    use crate::proto::frame::{Frame, Kind};
+    use std::net::SocketAddr;
+    use std::time::Duration;
+
+    /// Of a peer that is never reached.
+    fn peer() -> Arc<PeerState> {
+        let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let stream = ControlStream::open(&driver, address, [1; 16], [2; 16]).expect("this is no child");
+        PeerState::new("the peer".into(), stream, true)
+    }
+
+    fn halt(number: u8) -> PeerChange {
+        PeerChange::Frame(Frame { kind: Kind::Halt, secret: [2; 16], body: vec![number] })
+    }
+
+    fn lost() -> PeerChange {
+        PeerChange::Lost("a test".into())
+    }
+
+    /// What an end sees: open, recovering, lost, gone, broken.
+    fn seen(peer: &PeerState) -> [bool; 5] {
+        [peer.state().is_open(), peer.is_recovering(), peer.is_lost(), peer.is_gone(), peer.is_broken()]
+    }
+
+    #[test]
+    fn whether_it_recovers_and_what_is_known_of_the_peer_are_changed_apart() {
+        let (closed, broken) = (PeerChange::Closed("bye".into()), PeerChange::Broken("dead".into()));
+        let steps = [
+            (lost(), [true, false, false]),
+            (PeerChange::Back, [false; 3]),
+            (halt(0), [false; 3]),
+            (closed, [false, true, false]),
+            (lost(), [false, true, false]),
+            (broken, [false, true, true]),
+            (PeerChange::Back, [false, true, true]),
+        ];
+        let peer = peer();
+        assert_eq!(seen(&peer), [true, false, false, false, false]);
+        for (change, [is_lost, is_gone, is_broken]) in steps {
+            let text = format!("{change:?}");
+            peer.set_recovering(true);
+            let _ = peer.handle_change(change);
+            assert_eq!(seen(&peer), [false, true, is_lost, is_gone, is_broken], "{text}");
+            peer.set_recovering(false);
+            assert_eq!(seen(&peer), [!is_lost && !is_gone, false, is_lost, is_gone, is_broken], "{text}");
+        }
+        assert_eq!(peer.reason(), "bye", "the first end counts");
+    }
+
+    #[derive(Debug, Default)]
+    struct Noting(Mutex<Vec<PeerChange>>);
+
+    impl RecoveryEvents for Noting {
+        fn handle_frame(&self, frame: Frame) {
+            self.0.lock().expect("one thread").push(PeerChange::Frame(frame));
+        }
+        fn handle_change(&self, change: &PeerChange) {
+            self.0.lock().expect("one thread").push(change.clone());
+        }
+    }
+
+    #[test]
+    fn what_came_before_somebody_recovers_the_connection_is_handed_over_first_and_in_order() {
+        let (peer, noting) = (peer(), Arc::new(Noting::default()));
+        let all = [halt(0), lost(), PeerChange::Back, halt(1), halt(2)];
+        all[..3].iter().for_each(|change| drop(peer.handle_change(change.clone())));
+        let handler: Arc<dyn RecoveryEvents> = Arc::clone(&noting) as _;
+        assert!(!peer.is_recoverable());
+        peer.on_recovery_events(Arc::downgrade(&handler));
+        assert!(peer.is_recoverable());
+        for change in &all[3..] {
+            assert!(peer.handle_change(change.clone()).is_some(), "who has been told is not dropped here");
+        }
+        assert_eq!(*noting.0.lock().expect("one thread"), all);
+        drop((handler, noting));
+        assert!(!peer.is_recoverable() && peer.handle_change(halt(3)).is_none());
+    }
+
+    #[test]
+    fn a_peer_that_says_too_much_before_anybody_hears_it_is_broken() {
+        let peer = peer();
+        (0..64).for_each(|n| drop(peer.handle_change(halt(n))));
+        assert!(peer.state().is_open());
+        let _ = peer.handle_change(halt(64));
+        assert!(peer.is_broken() && peer.reason().contains("more control messages"), "{}", peer.reason());
     }
 }

@@ -45,13 +45,51 @@ impl PortListeners {
         listeners.iter().map(|listener| listener.handle_port_event(port, what)).sum()
     }
 
-    /// The same for all ports.
+    /// The same for all ports. What listens to several of them is counted once.
     pub(super) fn tell_all(&self, what: PortEvent) -> usize {
-        let ports: Vec<_> = self.lock().keys().copied().collect();
-        ports.into_iter().map(|port| self.tell(port, what)).sum()
+        let by_port: Vec<_> = self.lock().iter().map(|(port, listeners)| (*port, listeners.all())).collect();
+        let mut counts = HashMap::new();
+        for (port, listeners) in by_port {
+            for listener in listeners {
+                let count = counts.entry(Arc::as_ptr(&listener).cast::<()>()).or_insert(0);
+                *count = listener.handle_port_event(port, what).max(*count);
+            }
+        }
+        counts.into_values().sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u8, WeakRegistry<dyn PortListener>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Recovers so many connections, and notes what it is told.
+    #[derive(Debug)]
+    struct Noting(usize, Mutex<Vec<(u8, PortEvent)>>);
+
+    impl PortListener for Noting {
+        fn handle_port_event(&self, port: u8, what: PortEvent) -> usize {
+            self.1.lock().expect("one thread").push((port, what));
+            self.0
+        }
+    }
+
+    #[test]
+    fn a_listener_hears_of_its_ports_while_it_lives_and_the_counts_are_added() {
+        let listeners = PortListeners::default();
+        let [one, other] = [1, 10].map(|count| Arc::new(Noting(count, Mutex::default())));
+        let dynamic = |listener: &Arc<Noting>| Arc::clone(listener) as Arc<dyn PortListener>;
+        listeners.add(1, &dynamic(&one));
+        listeners.add(1, &dynamic(&other));
+        listeners.add(2, &dynamic(&other));
+        let counts = [1, 2, 3].map(|port| listeners.tell(port, PortEvent::Down));
+        assert_eq!((counts, listeners.tell_all(PortEvent::DeviceFatal)), ([11, 10, 0], 11));
+        assert_eq!(*one.1.lock().expect("one thread"), [(1, PortEvent::Down), (1, PortEvent::DeviceFatal)]);
+        drop(other);
+        assert_eq!(listeners.tell_all(PortEvent::Active), 1);
     }
 }

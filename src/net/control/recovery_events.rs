@@ -3,10 +3,11 @@
 use crate::proto::control::event::PeerChange;
 use crate::proto::frame::Frame;
 use std::fmt::Debug;
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What recovers one connection. The calls come in the order in which things have happened, one at a time, and under the lock of the
-/// [driver](super::driver): they note what has come and wake a thread, and call nothing of the control connection.
+/// [driver](super::driver): they note what has come and wake a thread. They call nothing of the control connection, and take no lock
+/// that anybody holds who does.
 pub trait RecoveryEvents: Debug + Send + Sync {
     /// The peer has said this, which [is of recovery](crate::proto::frame::Kind::is_of_recovery).
     fn handle_frame(&self, frame: Frame);
@@ -15,6 +16,10 @@ pub trait RecoveryEvents: Debug + Send + Sync {
     /// for [`PeerChange::Back`] after no loss: then this end may have missed frames all the same. Never a [`PeerChange::Frame`].
     fn handle_change(&self, change: &PeerChange);
 }
+
+/// There is no room for more.
+#[derive(Debug)]
+pub(super) struct Full;
 
 /// So many changes are kept before anybody hears them: of a connection that has just been set up.
 const MAX_HELD: usize = 64;
@@ -38,22 +43,27 @@ impl Default for Inbox {
 }
 
 impl RecoveryInbox {
-    /// Hands `change` over, or keeps it until there is somebody to hear it; whether there was room.
-    pub(super) fn push(&self, change: PeerChange) -> bool {
+    /// Hands `change` over, and returns who has heard it; or keeps it until there is somebody to hear it.
+    ///
+    /// # Errors
+    /// So much is kept that there is no room for more.
+    pub(super) fn push(&self, change: PeerChange) -> Result<Option<Arc<dyn RecoveryEvents>>, Full> {
         match &mut *self.lock() {
-            Inbox::Held(held) if held.len() >= MAX_HELD => return false,
-            Inbox::Held(held) => held.push(change),
-            Inbox::Handled(handler) => hand_over(handler, change),
+            Inbox::Held(held) if held.len() >= MAX_HELD => Err(Full),
+            Inbox::Held(held) => {
+                held.push(change);
+                Ok(None)
+            }
+            Inbox::Handled(handler) => Ok(handler.upgrade().inspect(|handler| hand_over(handler.as_ref(), change))),
         }
-        true
     }
 
     /// From now on `handler` hears what comes; first what has come before.
     pub(super) fn open(&self, handler: Weak<dyn RecoveryEvents>) {
         let mut inbox = self.lock();
-        let before = std::mem::replace(&mut *inbox, Inbox::Handled(Weak::clone(&handler)));
-        if let Inbox::Held(held) = before {
-            held.into_iter().for_each(|change| hand_over(&handler, change));
+        let Some(living) = handler.upgrade() else { return };
+        if let Inbox::Held(held) = std::mem::replace(&mut *inbox, Inbox::Handled(handler)) {
+            held.into_iter().for_each(|change| hand_over(living.as_ref(), change));
         }
     }
 
@@ -67,8 +77,7 @@ impl RecoveryInbox {
     }
 }
 
-fn hand_over(handler: &Weak<dyn RecoveryEvents>, change: PeerChange) {
-    let Some(handler) = handler.upgrade() else { return };
+fn hand_over(handler: &dyn RecoveryEvents, change: PeerChange) {
     match change {
         PeerChange::Frame(frame) => handler.handle_frame(frame),
         change => handler.handle_change(&change),

@@ -2,6 +2,7 @@
 
 use super::epoll::{Epoll, Trigger};
 use super::port::Port;
+use super::recovery_events::RecoveryEvents;
 use super::socket::{ControlSocket, Incoming};
 use super::told::Told;
 use crate::error::{Error, Result};
@@ -43,6 +44,8 @@ pub(super) struct Sockets {
 pub(super) struct Settled {
     /// Those that have been told something. To be dropped: one may be the last that has its stream.
     told: Vec<Arc<dyn Told>>,
+    /// Those that they have told, to be dropped as well.
+    recovery: Vec<Arc<dyn RecoveryEvents>>,
     /// Lines for the log, whose reader may be slow.
     lines: Vec<(Level, String)>,
 }
@@ -233,7 +236,7 @@ impl Sockets {
             }
             Event::Peer { stream, change } => {
                 if let Some(peer) = self.peers.get(&stream).and_then(Weak::upgrade) {
-                    peer.handle_change(change);
+                    settled.recovery.extend(peer.handle_change(change));
                     settled.told.push(peer);
                 }
             }

@@ -123,6 +123,19 @@ mod tests {
     }
 
     #[test]
+    fn a_change_of_the_network_makes_an_attempt_due_that_waits_and_no_other() {
+        let (mut redial, now) = (Redial::default(), Duration::from_secs(100));
+        redial.handle_network_change(now);
+        assert_eq!(redial.due(), None);
+        redial.handle_loss(now, now, 0);
+        assert!(redial.due() > Some(now));
+        redial.handle_network_change(now);
+        assert_eq!(redial.due(), Some(now));
+        redial.handle_network_change(now + STEADY);
+        assert_eq!(redial.due(), Some(now), "it is not put off");
+    }
+
+    #[test]
     fn three_refusals_within_a_second_or_two_over_a_day_are_no_death() {
         let mut refusals = Refusals::default();
         let at = |ms| Duration::from_millis(ms);

@@ -188,6 +188,12 @@ impl ControlPlane {
         }
     }
 
+    /// The control connection that carries a stream.
+    #[cfg(test)]
+    pub(in crate::proto) fn conn_of(&self, id: StreamId) -> Option<ConnId> {
+        self.streams.get(&id).and_then(|stream| stream.conn)
+    }
+
     /// What a test looks at: control connections, streams, peers, the most that wait for a listener.
     #[cfg(test)]
     pub(in crate::proto) fn counts(&self) -> [usize; 4] {

@@ -1,6 +1,7 @@
 //! What a control plane does at each step, and what has gone wrong before.
 
 mod many;
+mod recovery;
 mod two;
 
 use super::*;
