@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::rules::time;
+
 /// What goes wrong. The numbers are those in the shared file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -118,8 +120,8 @@ impl Action {
                 Some(value) => return Err(format!("{name} takes no value, but {value:?} is given")),
                 None => 0,
             },
-            Value::Time => time(needs()?)?,
-            Value::OptionalTime => given.map_or(Ok(0), time)?,
+            Value::Time => time::parse(needs()?)?,
+            Value::OptionalTime => given.map_or(Ok(0), time::parse)?,
             Value::Pace => pace(needs()?)?,
             Value::Errno => errno(needs()?)? as u64,
         };
@@ -163,21 +165,6 @@ impl fmt::Display for Action {
             }
         }
     }
-}
-
-/// A time with its unit, in nanoseconds.
-fn time(value: &str) -> Result<u64, String> {
-    let split = value.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(value.len());
-    let (digits, unit) = value.split_at(split);
-    let factor = match unit {
-        "ns" => 1.0,
-        "us" => 1e3,
-        "ms" => 1e6,
-        "s" => 1e9,
-        _ => 0.0,
-    };
-    let ns = digits.parse::<f64>().ok().map(|n| n * factor).filter(|ns| (1.0..=1e13).contains(ns));
-    ns.map(|ns| ns as u64).ok_or_else(|| format!("{value:?} is no time; write 50us, 3ms or 2s; at most 10000s"))
 }
 
 /// GB/s in bytes per millisecond.

@@ -8,3 +8,4 @@ pub(crate) mod environment;
 pub(crate) mod rule;
 pub(crate) mod table;
 pub(crate) mod text;
+mod time;

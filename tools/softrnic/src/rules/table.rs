@@ -81,6 +81,8 @@ fn store(slot: &RuleSlot, rule: &FaultRule) {
     slot.chance.store(rule.chance.map_or(u64::MAX, u64::from), Relaxed);
     slot.attempts.store(rule.attempts, Relaxed);
     slot.times.store(rule.times, Relaxed);
+    slot.lasts.store(rule.lasts, Relaxed);
+    slot.ends_at.store(0, Relaxed);
     slot.hits.store(0, Relaxed);
 }
 
@@ -101,6 +103,7 @@ fn load(slot: &RuleSlot) -> Option<FaultRule> {
         chance: (chance != u64::MAX).then_some(chance as u32),
         attempts: slot.attempts.load(Relaxed),
         times: slot.times.load(Relaxed),
+        lasts: slot.lasts.load(Relaxed),
     })
 }
 

@@ -7,6 +7,7 @@ use crate::limits::{DEVICES, PORTS};
 use crate::network::port_id;
 use crate::rules::action::Action;
 use crate::rules::rule::{ANY_OPCODE, FaultRule, RuleEnd};
+use crate::rules::time;
 
 /// A rule that could not be read: which, and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +21,7 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-const KEYS: &str = "device, peer, flow, opcode, message, every, chance, attempts, times";
+const KEYS: &str = "device, peer, flow, opcode, message, every, chance, attempts, times, for";
 const OPCODES: [(&str, u32); 9] = [
     ("write", 1 << 0),
     ("write-imm", 1 << 1),
@@ -63,6 +64,7 @@ fn one(text: &str) -> Result<FaultRule, String> {
             "attempts" if value == "all" => rule.attempts = u32::MAX,
             "attempts" => rule.attempts = number(key, value, 1, u32::MAX)?,
             "times" => rule.times = number(key, value, 1, u32::MAX)?,
+            "for" => rule.lasts = time::parse(value).map_err(|why| format!("for: {why}"))?,
             _ => return Err(format!("there is no key {key:?}; keys are {KEYS}")),
         }
     }
@@ -145,7 +147,10 @@ impl fmt::Display for FaultRule {
             u32::MAX => f.write_str(" attempts=all")?,
             n => write!(f, " attempts={n}")?,
         }
-        if self.times == 0 { Ok(()) } else { write!(f, " times={}", self.times) }
+        if self.times != 0 {
+            write!(f, " times={}", self.times)?;
+        }
+        if self.lasts == 0 { Ok(()) } else { write!(f, " for={}ns", self.lasts) }
     }
 }
 
@@ -168,6 +173,7 @@ mod tests {
             "modify-qp=ETIMEDOUT times=3",
             "slow=0.5 message=4",
             "port-down=20000ns",
+            "drop attempts=all times=9 for=300000000ns",
         ] {
             let rules = parse(text).expect(text);
             assert_eq!(rules.len(), 1);
@@ -199,6 +205,7 @@ mod tests {
             ("modify-qp=EWHAT", "ETIMEDOUT"),
             ("drop opcode=tso", "fetch-add"),
             ("drop quickly", "not key=value"),
+            ("drop for=3", "for: \"3\" is no time"),
         ] {
             let error = parse(text).expect_err(text).to_string();
             assert!(error.contains(says) && error.contains(text), "{error}");

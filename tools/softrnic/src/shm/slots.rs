@@ -153,7 +153,7 @@ impl Counters {
     }
 }
 
-/// A fault rule; `crate::rules` says what the fields mean. Written under the control lock, but for `hits`.
+/// A fault rule; `crate::rules` says what the fields mean. Written under the control lock, but for `hits` and `ends_at`.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct RuleSlot {
@@ -180,6 +180,10 @@ pub(crate) struct RuleSlot {
     /// Most decisions, of the whole fabric; 0 is any number.
     pub(crate) times: AtomicU32,
     pub(crate) hits: AtomicU64,
+    /// In ns, from its first decision on; 0 is for ever.
+    pub(crate) lasts: AtomicU64,
+    /// When (monotonic ns) that is over; 0: no decision yet. Written by the process whose message is first.
+    pub(crate) ends_at: AtomicU64,
 }
 
 /// [`QpSlot::peer`] of a QP that is connected to nobody.
