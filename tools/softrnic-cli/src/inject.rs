@@ -26,7 +26,7 @@ const AFTER_HELP: &str = "\
 A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it strikes every message.
 
 Actions on messages:
-  drop, drop-ack, delay=TIME, late=TIME, rnr, corrupt, slow=GB/s
+  drop, drop-ack, cut=BYTES, delay=TIME, late=TIME, rnr, corrupt, slow=GB/s
   qp-error, access-error, operation-error, cq-overrun
 Actions on ports, devices and processes:
   port-down[=TIME], port-up, device-fatal, kill

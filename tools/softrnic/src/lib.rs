@@ -80,7 +80,7 @@
 //!   (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see below.
 //! * GPU memory and DMA-BUF, unless `SOFTRNIC_GPU` asks for them: `EOPNOTSUPP`.
 //! * Congestion, PCIe. Bandwidth and latency only where they are asked for: else all goes as fast as the processor copies.
-//! * Retransmission within a message: it arrives whole or not at all; a receive that is missing is noticed before any
+//! * Retransmission within a message: it arrives whole or not at all, unless a fault rule cuts it; a receive that is missing is noticed before any
 //!   byte of its message is written.
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.

@@ -35,3 +35,90 @@ fn a_rule_ends_by_itself() {
         assert!(begin.elapsed() >= Duration::from_millis(67), "lost at first, {:?}", begin.elapsed());
     });
 }
+
+/// Cut after 5000 of 9000 bytes, for good: directly and through the stage.
+fn cut_for_good() {
+    let (mut a, b) = local_pair(9000, &QUICK);
+    b.recv(7, &[]);
+    a.memory.fill(1);
+    let to = (b.address().addr, b.address().rkey);
+    a.send(Work { opcode: WRITE_IMM, sges: &[a.sge(0, 4000), a.sge(4000, 5000)], to, ..Work::default() });
+    assert_eq!((a.next().status, a.state()), (RETRY_EXC, ERR));
+    let placed = b.memory.iter().position(|byte| *byte == 0);
+    assert_eq!((placed, b.memory[5000..].iter().all(|byte| *byte == 0)), (Some(5000), true));
+    b.assert_unharmed();
+}
+
+#[test]
+fn of_a_message_that_is_cut_the_beginning_arrives() {
+    let rule = ("SOFTRNIC_FAULTS", "cut=5000 attempts=all");
+    alone("of_a_message_that_is_cut_the_beginning_arrives", &[rule], cut_for_good);
+}
+
+#[test]
+fn of_a_message_that_is_cut_the_beginning_arrives_when_staged() {
+    let env = [("SOFTRNIC_FAULTS", "cut=5000 attempts=all"), ("SOFTRNIC_STAGED", "1")];
+    alone("of_a_message_that_is_cut_the_beginning_arrives_when_staged", &env, cut_for_good);
+}
+
+#[test]
+fn a_message_that_is_cut_once_arrives_whole() {
+    let rules = "cut=0 message=1; cut=4 message=2; cut=100000 message=3; cut=20 opcode=read message=4; cut=8 message=5";
+    alone("a_message_that_is_cut_once_arrives_whole", &[("SOFTRNIC_FAULTS", rules)], || {
+        let (mut a, mut b) = local_pair(64, &Terms { access: 15, ..Terms::default() });
+        for value in 1..=3 {
+            write(&mut a, &b, value);
+            assert_eq!(a.next().status, OK);
+            assert!(b.memory.iter().all(|byte| *byte == value), "message {value}");
+        }
+        b.memory.fill(4);
+        let to = (b.address().addr, b.address().rkey);
+        a.send(Work { opcode: READ, sges: &[a.sge(0, 64)], to, ..Work::default() });
+        assert_eq!(a.next().status, OK);
+        assert!(a.memory.iter().all(|byte| *byte == 4));
+        // A send that is cut keeps its receive.
+        b.recv(8, &[b.sge(0, 64)]);
+        a.memory.fill(5);
+        a.send(Work { opcode: SEND, sges: &[a.sge(0, 64)], ..Work::default() });
+        assert_eq!((a.next().status, b.next().wr_id), (OK, 8));
+        assert!(b.memory.iter().all(|byte| *byte == 5) && b.poll().is_none());
+    });
+}
+
+#[test]
+fn of_a_read_that_is_cut_the_beginning_arrives_and_of_an_atomic_nothing() {
+    let rule = ("SOFTRNIC_FAULTS", "cut=3 attempts=all");
+    alone("of_a_read_that_is_cut_the_beginning_arrives_and_of_an_atomic_nothing", &[rule], || {
+        for (opcode, here, there) in [(READ, [9, 9, 9, 0], 9), (FETCH_ADD, [0; 4], 9)] {
+            let (a, mut b) = (Node::new(0, 8), Node::new(1, 8));
+            let all = ALL_ACCESS | 8;
+            let mr = ibv_reg_mr(b.pd, b.memory.as_mut_ptr().cast(), 8, all);
+            assert!(!mr.is_null());
+            let terms = Terms { access: 15, ..QUICK };
+            a.connect(&b.address(), &terms);
+            b.connect(&a.address(), &terms);
+            b.memory.fill(9);
+            // SAFETY: a live MR.
+            let key = u64::from(unsafe { (*mr).rkey });
+            let (mut sge, mut bad) = (a.sge(0, 8), std::ptr::null_mut());
+            // An atomic has its operands where a READ has its key, and the key behind them.
+            let is_read = opcode == READ;
+            let (first, rest) = if is_read { (key, [0; 3]) } else { (1, [0, key, 0]) };
+            let mut request = SendWr {
+                wr_id: 1,
+                next: std::ptr::null_mut(),
+                sg_list: &mut sge,
+                num_sge: 1,
+                opcode,
+                flags: SIGNALED,
+                imm: 0,
+                remote_addr: b.address().addr,
+                rkey: first,
+                rest,
+            };
+            assert_eq!(post_send(a.qp, &mut request, &mut bad), 0);
+            assert_eq!(a.next().status, RETRY_EXC, "{opcode}");
+            assert_eq!((&a.memory[..4], b.memory[0]), (&here[..], there), "{opcode}");
+        }
+    });
+}

@@ -26,6 +26,7 @@ pub(crate) fn apply(qp: &Qp, action: Action, salt: u64) -> Option<Fault> {
         ActionKind::Rnr => return Some(Fault::Responder(ResponderFault::NotReady)),
         ActionKind::Corrupt => return Some(Fault::Responder(ResponderFault::Corrupt(salt))),
         ActionKind::AccessError => return Some(Fault::Responder(ResponderFault::AccessError)),
+        ActionKind::Cut => return Some(Fault::Responder(ResponderFault::Cut(action.value))),
         ActionKind::OperationError => return Some(Fault::Responder(ResponderFault::OperationError)),
         ActionKind::CqOverrun => completion::overrun(fabric, qp.send_cq.slot),
         ActionKind::PortDown => {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::limits::MAX_MESSAGE;
 use crate::rules::time;
 
 /// What goes wrong. The numbers are those in the shared file.
@@ -42,6 +43,8 @@ pub(crate) enum ActionKind {
     ModifyQp = 16,
     /// Registration of memory fails with this errno.
     RegMr = 17,
+    /// So many bytes of the request are placed, the rest is lost on its way.
+    Cut = 18,
 }
 
 /// What the value of an action is.
@@ -55,12 +58,15 @@ enum Value {
     /// Bytes per millisecond, written in GB/s.
     Pace,
     Errno,
+    /// As many as a message may have at most.
+    Bytes,
 }
 
 /// All actions, with their names and what their values are.
-const ACTIONS: [(ActionKind, &str, Value); 17] = [
+const ACTIONS: [(ActionKind, &str, Value); 18] = [
     (ActionKind::Drop, "drop", Value::None),
     (ActionKind::DropAck, "drop-ack", Value::None),
+    (ActionKind::Cut, "cut", Value::Bytes),
     (ActionKind::Delay, "delay", Value::Time),
     (ActionKind::Late, "late", Value::Time),
     (ActionKind::Rnr, "rnr", Value::None),
@@ -93,7 +99,7 @@ const ERRNOS: [(&str, i32); 8] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Action {
     pub(crate) kind: ActionKind,
-    /// Time, pace or errno, see [`ActionKind`]; 0 where there is none.
+    /// Time, bytes, pace or errno, see [`ActionKind`]; 0 where there is none.
     pub(crate) value: u64,
 }
 
@@ -124,6 +130,7 @@ impl Action {
             Value::OptionalTime => given.map_or(Ok(0), time::parse)?,
             Value::Pace => pace(needs()?)?,
             Value::Errno => errno(needs()?)? as u64,
+            Value::Bytes => bytes(needs()?)?,
         };
         Ok(Self { kind, value })
     }
@@ -136,6 +143,7 @@ impl Value {
             Self::Time | Self::OptionalTime => "TIME",
             Self::Pace => "GB/s",
             Self::Errno => "ERRNO",
+            Self::Bytes => "BYTES",
         }
     }
 }
@@ -158,6 +166,7 @@ impl fmt::Display for Action {
             Value::None => f.write_str(name),
             Value::OptionalTime if self.value == 0 => f.write_str(name),
             Value::Time | Value::OptionalTime => write!(f, "{name}={}ns", self.value),
+            Value::Bytes => write!(f, "{name}={}", self.value),
             Value::Pace => write!(f, "{name}={}", self.value as f64 / 1e6),
             Value::Errno => {
                 let errno = ERRNOS.iter().find(|(_, code)| *code as u64 == self.value);
@@ -171,6 +180,11 @@ impl fmt::Display for Action {
 fn pace(value: &str) -> Result<u64, String> {
     let pace = value.parse::<f64>().ok().filter(|p| *p == 0.0 || (1e-6..=1e6).contains(p));
     pace.map(|p| (p * 1e6) as u64).ok_or_else(|| format!("slow={value}: must be GB/s from 0.000001; 0 is no limit"))
+}
+
+fn bytes(value: &str) -> Result<u64, String> {
+    let bytes = value.parse().ok().filter(|n| *n <= u64::from(MAX_MESSAGE));
+    bytes.ok_or_else(|| format!("cut={value}: must be a number of bytes from 0 to {MAX_MESSAGE}"))
 }
 
 fn errno(value: &str) -> Result<i32, String> {

@@ -173,6 +173,7 @@ mod tests {
             "modify-qp=ETIMEDOUT times=3",
             "slow=0.5 message=4",
             "port-down=20000ns",
+            "cut=4096 opcode=write",
             "drop attempts=all times=9 for=300000000ns",
         ] {
             let rules = parse(text).expect(text);
@@ -201,6 +202,7 @@ mod tests {
             ("drop chance=2", "from 0 to 1"),
             ("delay", "delay=TIME"),
             ("delay=5", "no time"),
+            ("cut=1k", "a number of bytes from 0 to 1073741824"),
             ("drop=1", "takes no value"),
             ("modify-qp=EWHAT", "ETIMEDOUT"),
             ("drop opcode=tso", "fetch-add"),
