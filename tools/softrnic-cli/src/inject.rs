@@ -33,7 +33,7 @@ Actions on ports, devices and processes:
 Actions on calls:
   modify-qp=ERRNO, reg-mr=ERRNO
 Keys:
-  device, peer, flow, opcode, message, every, chance, attempts, times, for
+  device, peer, flow, opcode, message, every, chance, attempts, times, for; of port-down=TIME also gid-after, gid
 
 Example: softrnic inject drop device=softrnic0 message=100.. chance=0.01";
 

@@ -4,6 +4,7 @@
 //! A controlling process takes no process slot in the fabric. It must not use the devices of the same fabric itself: record
 //! locks are per process.
 
+pub(crate) mod addresses;
 mod clean;
 mod error;
 mod inject;

@@ -226,7 +226,7 @@ impl Network {
         report::of(self.fabric)
     }
 
-    fn change<R>(
+    pub(crate) fn change<R>(
         &self,
         name: PortName,
         work: impl FnOnce(&PortSlot, &ControlLock<'_>) -> Result<R, Error>,
@@ -239,7 +239,8 @@ impl Network {
         work(self.fabric.port(name.device, name.port), &control)
     }
 
-    fn announce(&self, control: &ControlLock<'_>, kind: u32, name: PortName) {
+    /// Has every route checked anew, and tells of the event.
+    pub(crate) fn announce(&self, control: &ControlLock<'_>, kind: u32, name: PortName) {
         self.fabric.note_change(control);
         self.fabric.log_event(control, PortEvent { kind, port: PortId { device: name.device, port: name.port } });
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::limits::MAX_MESSAGE;
+use crate::rules::gid_return::GidReturn;
 use crate::rules::time;
 
 /// What goes wrong. The numbers are those in the shared file.
@@ -29,7 +30,7 @@ pub(crate) enum ActionKind {
     OperationError = 9,
     /// The sender's send completion queue overruns.
     CqOverrun = 10,
-    /// The sender's port goes down; up again after so many nanoseconds, 0: never.
+    /// The sender's port goes down; up again after so many nanoseconds, 0: never. See [`Action::gids`].
     PortDown = 11,
     /// The sender's port comes up.
     PortUp = 12,
@@ -101,6 +102,8 @@ pub(crate) struct Action {
     pub(crate) kind: ActionKind,
     /// Time, bytes, pace or errno, see [`ActionKind`]; 0 where there is none.
     pub(crate) value: u64,
+    /// Of [`ActionKind::PortDown`].
+    pub(crate) gids: GidReturn,
 }
 
 impl Action {
@@ -109,10 +112,10 @@ impl Action {
         matches!(self.kind, ActionKind::ModifyQp | ActionKind::RegMr)
     }
 
-    /// The action with this number and value, if there is one.
-    pub(crate) fn decode(number: u32, value: u64) -> Option<Self> {
+    /// The action with this number, value and return of GIDs, if there is one.
+    pub(crate) fn decode(number: u32, value: u64, gids: GidReturn) -> Option<Self> {
         let (kind, ..) = ACTIONS.into_iter().find(|(kind, ..)| *kind as u32 == number)?;
-        Some(Self { kind, value })
+        Some(Self { kind, value, gids })
     }
 
     /// Reads `NAME` or `NAME=VALUE`. The error is a sentence.
@@ -132,7 +135,7 @@ impl Action {
             Value::Errno => errno(needs()?)? as u64,
             Value::Bytes => bytes(needs()?)?,
         };
-        Ok(Self { kind, value })
+        Ok(Self { kind, value, gids: GidReturn::default() })
     }
 }
 

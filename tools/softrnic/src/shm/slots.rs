@@ -184,6 +184,9 @@ pub(crate) struct RuleSlot {
     pub(crate) lasts: AtomicU64,
     /// When (monotonic ns) that is over; 0: no decision yet. Written by the process whose message is first.
     pub(crate) ends_at: AtomicU64,
+    /// A port that goes down gets its GIDs back so many ns after it is active; see `crate::rules::gid_return`.
+    pub(crate) gid_after: AtomicU64,
+    pub(crate) gid_change: AtomicU32,
 }
 
 /// [`QpSlot::peer`] of a QP that is connected to nobody.
