@@ -29,7 +29,7 @@ Actions on messages:
   drop, drop-ack, cut=BYTES, delay=TIME, late=TIME, rnr, corrupt, slow=GB/s
   qp-error, access-error, operation-error, cq-overrun
 Actions on ports, devices and processes:
-  port-down[=TIME], port-up, device-fatal, kill
+  port-down[=TIME], port-up, device-fatal[=TIME], kill
 Actions on calls:
   modify-qp=ERRNO, reg-mr=ERRNO
 Keys:

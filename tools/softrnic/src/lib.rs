@@ -70,7 +70,7 @@
 //! | events | `async_fd` and completion channels are pollable and honour `O_NONBLOCK` |
 //! | port down | packets from and to it vanish until it is up again; `PORT_ERR`, `PORT_ACTIVE` in every process that has the device open, after the state shows it |
 //! | GIDs and LIDs | come, go and change while programs run: `GID_CHANGE`, `LID_CHANGE`; packets by the old ones vanish |
-//! | device failed | its QPs go into ERR and flush, `DEVICE_FATAL`, creating and modifying answer `EIO`, peers get no answer |
+//! | device failed | its QPs go into ERR and flush, `DEVICE_FATAL`, creating and modifying answer `EIO`, peers get no answer; for good, or until it can be opened anew |
 //! | fork | the child loses what it inherited (`ENODEV`; destroying does nothing) and may open devices anew |
 //!
 //! # What is not

@@ -7,6 +7,7 @@
 pub(crate) mod addresses;
 mod clean;
 mod error;
+mod failure;
 mod inject;
 pub(crate) mod names;
 pub(crate) mod network;

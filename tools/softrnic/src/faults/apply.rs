@@ -2,8 +2,6 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::control::names::DeviceName;
-use crate::control::network::Network;
 use crate::engine::fault_hook::Fault;
 use crate::faults::outage;
 use crate::objects::qp::Qp;
@@ -29,7 +27,7 @@ pub(crate) fn apply(qp: &Qp, action: Action, salt: u64) -> Option<Fault> {
         ActionKind::PortDown => outage::begin(fabric, port, action.value, action.gids),
         ActionKind::PortUp => outage::set_port_state(fabric, port, true),
         ActionKind::Slow => fabric.port(port.device, port.port).bytes_per_ms.store(action.value, Relaxed),
-        ActionKind::DeviceFatal => drop(Network::of(fabric).fail_device(DeviceName(port.device))),
+        ActionKind::DeviceFatal => outage::fail_device(fabric, port.device, action.value),
         // SAFETY: ends this process, as asked.
         ActionKind::Kill => unsafe {
             libc::kill(libc::getpid(), libc::SIGKILL);

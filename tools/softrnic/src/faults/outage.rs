@@ -1,7 +1,7 @@
-//! A port that a rule takes down, and that comes up again by itself.
+//! Ports that a rule takes down, and devices that it fails, which come back by themselves.
 
 use crate::control::addresses::TakenGid;
-use crate::control::names::PortName;
+use crate::control::names::{DeviceName, PortName};
 use crate::control::network::Network;
 use crate::host::clock::now_ns;
 use crate::network::port_id::PortId;
@@ -32,6 +32,32 @@ pub(crate) fn begin(fabric: &'static Fabric, port: PortId, lasts: u64, gids: Gid
 /// A queue pair uses the port, so it exists. Of a device that has failed meanwhile it stays down.
 pub(crate) fn set_port_state(fabric: &'static Fabric, PortId { device, port }: PortId, is_active: bool) {
     let _ = Network::of(fabric).set_port_state(PortName { device, port }, is_active);
+}
+
+/// Has a device fail for `lasts` nanoseconds; 0: for good.
+pub(crate) fn fail_device(fabric: &'static Fabric, device: usize, lasts: u64) {
+    let name = DeviceName(device);
+    if lasts == 0 {
+        return drop(Network::of(fabric).fail_device(name));
+    }
+    let at = now_ns() + lasts;
+    if Network::of(fabric).fail_device_until(name, at).is_ok() {
+        fabric.arm(at, Box::new(DeviceReturn { fabric, device }));
+    }
+}
+
+/// A device that has failed is back.
+#[derive(Debug)]
+struct DeviceReturn {
+    fabric: &'static Fabric,
+    device: usize,
+}
+
+impl Task for DeviceReturn {
+    fn run(self: Box<Self>) {
+        // Looking at it is enough.
+        let _ = Network::of(self.fabric).is_absent(self.device);
+    }
 }
 
 impl Outage {

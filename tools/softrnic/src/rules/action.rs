@@ -36,7 +36,7 @@ pub(crate) enum ActionKind {
     PortUp = 12,
     /// The sender's port carries so many bytes per millisecond from now on; 0: no limit.
     Slow = 13,
-    /// The sender's device fails for good.
+    /// The sender's device fails; another one is in its place after so many nanoseconds, 0: never.
     DeviceFatal = 14,
     /// The sending process is killed.
     Kill = 15,
@@ -79,7 +79,7 @@ const ACTIONS: [(ActionKind, &str, Value); 18] = [
     (ActionKind::PortDown, "port-down", Value::OptionalTime),
     (ActionKind::PortUp, "port-up", Value::None),
     (ActionKind::Slow, "slow", Value::Pace),
-    (ActionKind::DeviceFatal, "device-fatal", Value::None),
+    (ActionKind::DeviceFatal, "device-fatal", Value::OptionalTime),
     (ActionKind::Kill, "kill", Value::None),
     (ActionKind::ModifyQp, "modify-qp", Value::Errno),
     (ActionKind::RegMr, "reg-mr", Value::Errno),

@@ -183,6 +183,8 @@ mod tests {
             "slow=0.5 message=4",
             "port-down=20000ns",
             "cut=4096 opcode=write",
+            "device-fatal",
+            "device-fatal=5000000000ns device=softrnic1",
             "port-down=20000ns gid-after=30000ns gid=move device=softrnic0",
             "port-down=20000ns gid=other",
             "drop attempts=all times=9 for=300000000ns",

@@ -22,8 +22,10 @@ pub(crate) struct Header {
     pub(crate) hint: [[AtomicU32; 3]; DEVICES],
     /// What the fabric's devices are like: text, its length in bytes first. Written once, under the control lock.
     pub(crate) topology: [AtomicU64; 1 + TOPOLOGY_WORDS],
-    /// Not 0: the device has failed for good. Written by anyone.
-    pub(crate) fatal: [AtomicU32; DEVICES],
+    /// How often the device has failed. Written under the control lock.
+    pub(crate) failures: [AtomicU32; DEVICES],
+    /// When (monotonic ns) a device that has failed is back; 0: it works, [`u64::MAX`]: never. Written under the control lock.
+    pub(crate) returns_at: [AtomicU64; DEVICES],
     /// Device and port events so far; number n is entry n modulo [`EVENTS`] of `events`. Written under the control lock.
     pub(crate) event_count: AtomicU64,
     /// Event type | device << 8 | port << 16.
