@@ -27,13 +27,14 @@ A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it strikes every message.
 
 Actions on messages:
   drop, drop-ack, delay=TIME, late=TIME, rnr, corrupt, slow=GB/s
-  qp-error, access-error, operation-error, cq-overrun
+  cut=BYTES, forget, qp-error, access-error, operation-error, cq-overrun
 Actions on ports, devices and processes:
-  port-down[=TIME], port-up, device-fatal, kill
+  port-down[=TIME], port-up, device-fatal[=TIME], kill
 Actions on calls:
   modify-qp=ERRNO, reg-mr=ERRNO
 Keys:
   device, peer, flow, opcode, message, every, chance, attempts, times
+  for=TIME; of port-down=TIME: gid-after=TIME, gid=move, gid=other
 
 Example: softrnic inject drop device=softrnic0 message=100.. chance=0.01";
 

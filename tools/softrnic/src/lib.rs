@@ -70,7 +70,7 @@
 //! | events | `async_fd` and completion channels are pollable and honour `O_NONBLOCK` |
 //! | port down | packets from and to it vanish until it is up again; `PORT_ERR`, `PORT_ACTIVE` in every process that has the device open, after the state shows it |
 //! | GIDs and LIDs | come, go and change while programs run: `GID_CHANGE`, `LID_CHANGE`; packets by the old ones vanish |
-//! | device failed | its QPs go into ERR and flush, `DEVICE_FATAL`, creating and modifying answer `EIO`, peers get no answer |
+//! | device failed | its QPs go into ERR and flush, `DEVICE_FATAL`, creating and modifying answer `EIO`, peers get no answer; for good, or until it can be opened anew |
 //! | fork | the child loses what it inherited (`ENODEV`; destroying does nothing) and may open devices anew |
 //!
 //! # What is not
@@ -80,7 +80,7 @@
 //!   (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see below.
 //! * GPU memory and DMA-BUF, unless `SOFTRNIC_GPU` asks for them: `EOPNOTSUPP`.
 //! * Congestion, PCIe. Bandwidth and latency only where they are asked for: else all goes as fast as the processor copies.
-//! * Retransmission within a message: it arrives whole or not at all; a receive that is missing is noticed before any
+//! * Retransmission within a message: it arrives whole or not at all, unless a fault rule cuts it; a receive that is missing is noticed before any
 //!   byte of its message is written.
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.

@@ -53,7 +53,7 @@ pub struct Device {
     pub guid: u64,
     /// Its system image GUID: that of the first device on the same card.
     pub card_guid: u64,
-    /// It has failed for good.
+    /// It has failed, and is not back.
     pub has_failed: bool,
     /// Its ports.
     pub ports: Vec<Port>,

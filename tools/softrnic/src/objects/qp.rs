@@ -76,6 +76,7 @@ pub(crate) struct QpRequest {
 impl Qp {
     /// The errno value of a refusal may be 0: errno stays as it was.
     pub(crate) fn create(pd: &Arc<Pd>, requested: QpRequest) -> Result<Arc<Self>, i32> {
+        pd.context.require_alive()?;
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
         if requested.qp_type != qp_type::RC && requested.qp_type != qp_type::UC {
             return Err(libc::EOPNOTSUPP);
