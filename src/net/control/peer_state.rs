@@ -154,6 +154,11 @@ impl PeerState {
         self.stream.fail(reason);
     }
 
+    /// A completion queue of the connection has failed for `reason`; whether the connection recovers from that.
+    pub(super) fn handle_queue_failure(&self, reason: &str) -> bool {
+        self.recovery.handle_fault(reason)
+    }
+
     /// The device has failed for `reason`, and nobody recovers from that: as [`Self::fail`].
     pub(super) fn handle_device_failure(&self, reason: &str) {
         self.fail(reason);

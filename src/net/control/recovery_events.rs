@@ -12,6 +12,9 @@ pub trait RecoveryEvents: Debug + Send + Sync {
     /// The peer has said this, which [is of recovery](crate::proto::frame::Kind::is_of_recovery).
     fn handle_frame(&self, frame: Frame);
 
+    /// A completion queue of the connection has failed, for this reason. Called by the device's watcher.
+    fn handle_fault(&self, reason: &str);
+
     /// The control connection is lost or back, or the peer is gone. [`PeerState`](super::peer_state::PeerState) knows already, except
     /// for [`PeerChange::Back`] after no loss: then this end may have missed frames all the same. Never a [`PeerChange::Frame`].
     fn handle_change(&self, change: &PeerChange);
@@ -65,6 +68,15 @@ impl RecoveryInbox {
         if let Inbox::Held(held) = std::mem::replace(&mut *inbox, Inbox::Handled(handler)) {
             held.into_iter().for_each(|change| hand_over(living.as_ref(), change));
         }
+    }
+
+    /// Has the connection recovered from the failure of a completion queue; whether anybody does that.
+    pub(super) fn handle_fault(&self, reason: &str) -> bool {
+        let handler = match &*self.lock() {
+            Inbox::Handled(handler) => handler.upgrade(),
+            Inbox::Held(_) => None,
+        };
+        handler.inspect(|handler| handler.handle_fault(reason)).is_some()
     }
 
     /// Whether anybody hears it.

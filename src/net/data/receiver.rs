@@ -18,6 +18,7 @@ use crate::net::recovery::conn::ConnRecovery;
 use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
 use crate::proto::recovery::action::Role;
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
 use crate::proto::{self, Violation};
@@ -165,19 +166,22 @@ impl RecvComm {
         }
         self.path.enter(|path| {
             path.sticky_error.check_failed()?;
-            let (mut rails, mut last) = (0, None);
+            let (mut rails, mut last) = (RailMask::NONE, None);
             for expected in received {
                 let expected = expected?;
                 if expected.length > 0 && expected.memory.kind() == MemoryKind::Gpu {
-                    rails |= path.flow.rails_of(expected.addr);
+                    rails = rails | RailMask(path.flow.rails_of(expected.addr) as u8);
                     last = Some(expected);
                 }
             }
             // A read over a rail is behind all earlier writes of that rail, so one address is enough.
             let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
             let flushes = path.flushes.get_or_insert_default();
-            let posted =
-                flushes.post(&self.nic, rails, addr, memory).map_err(|e| path.sticky_error.fail(&self.peer, e))?;
+            // A rail that is not in use any more has no queue pair whose writes could be under way.
+            let in_use = path.qps.striping.rail_numbers();
+            let rails = if (rails & in_use).is_empty() { in_use } else { rails & in_use };
+            let posted = flushes.post(&self.nic, rails, addr, memory, path.recovery.is_some());
+            let posted = posted.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
             posted.map_or_else(|| Err(too_many_flushes()), |id| Ok(Some(id)))
         })
     }
@@ -190,8 +194,13 @@ impl RecvComm {
     pub fn test_flush(&self, id: RequestId) -> Result<bool> {
         self.path.enter(|path| {
             path.sticky_error.check_failed()?;
+            let in_use = match path.recovery {
+                None => Some(RailMask::NONE),
+                Some(_) if self.peer.is_recovering() => None,
+                Some(_) => Some(path.qps.striping.rail_numbers()),
+            };
             let result = match &mut path.flushes {
-                Some(flushes) => flushes.test(id),
+                Some(flushes) => flushes.test(&self.nic, id, in_use),
                 None => Err(Error::internal("a flush is tested that was not begun")),
             };
             result.map_err(|e| path.sticky_error.fail(&self.peer, e))

@@ -141,7 +141,7 @@ impl SendPath {
         if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable || peer.is_recovering())
             && !peer.is_broken()
         {
-            return recovery.handle_fault(&error.text()).map_err(|e| self.sticky_error.fail(peer, e));
+            return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(peer, e));
         }
         Err(self.sticky_error.fail(peer, error))
     }

@@ -2,12 +2,15 @@
 //!
 //! A device resends for seconds before it reports that the peer does not acknowledge. A message that is the oldest one under way for
 //! much longer than the data takes shows that earlier. A wrong suspicion costs little: the connection recovers, and nothing is lost. Each
-//! suspicion doubles the time until the next one, so that a fabric that pauses for long is not disturbed again and again.
+//! suspicion doubles the time until the next one, so that a fabric that pauses for long is not disturbed again and again. Each
+//! quiet minute halves it again.
 
 use std::time::{Duration, Instant};
 
 /// Tests in vain from one look at the clock to the next.
 const LOOK_EVERY: u32 = 256;
+/// Time without a suspicion after which the limit is halved.
+const QUIET: Duration = Duration::from_secs(60);
 /// Data may take this many times as long as at the rails' nominal speed.
 const SLACK: u32 = 50;
 /// The limit is never more than this many times the first one.
@@ -21,12 +24,14 @@ pub struct Stall {
     /// Time without an acknowledgement after which a path is suspected; zero: never.
     limit: Duration,
     factor: u32,
+    /// When there was a suspicion last, or when the factor was halved.
+    last: Instant,
 }
 
 impl Stall {
     /// A path is suspected after `limit_ms` milliseconds, and the time that the data takes; 0: never.
     pub fn new(limit_ms: u64) -> Self {
-        Self { tests: 0, oldest: None, limit: Duration::from_millis(limit_ms), factor: 1 }
+        Self { tests: 0, oldest: None, limit: Duration::from_millis(limit_ms), factor: 1, last: Instant::now() }
     }
 
     /// To be called after each test in vain: whether it is time for [`Self::check`].
@@ -40,6 +45,7 @@ impl Stall {
     /// that is under way.
     pub fn check(&mut self, oldest: u32, data_time: Duration) -> Option<Duration> {
         let waited = self.waited(oldest)?;
+        self.calm_down();
         if self.limit.is_zero() || waited < (self.limit + SLACK * data_time) * self.factor {
             return None;
         }
@@ -51,6 +57,14 @@ impl Stall {
     /// There was a suspicion: the next one takes twice as long.
     pub fn back_off(&mut self) {
         self.factor = (self.factor * 2).min(MAX_FACTOR);
+        self.last = Instant::now();
+    }
+
+    fn calm_down(&mut self) {
+        if self.factor > 1 && self.last.elapsed() >= QUIET {
+            self.factor /= 2;
+            self.last = Instant::now();
+        }
     }
 
     /// How long message `oldest` has been the oldest one under way; `None` when it is asked for the first time.
@@ -66,7 +80,8 @@ impl Stall {
     }
 
     /// Time without an acknowledgement after which a path is suspected; zero: never.
-    pub fn limit(&self) -> Duration {
+    pub fn limit(&mut self) -> Duration {
+        self.calm_down();
         self.limit * self.factor
     }
 

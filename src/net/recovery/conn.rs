@@ -126,7 +126,7 @@ impl ConnRecovery {
     ///
     /// # Errors
     /// There is no thread that could do it.
-    pub fn handle_fault(&self, cause: &str) -> Result<()> {
+    pub fn report(&self, cause: &str) -> Result<()> {
         if self.peer.set_recovering(true) {
             return Ok(());
         }
@@ -354,6 +354,12 @@ impl Job for ConnRecovery {
 impl RecoveryEvents for ConnRecovery {
     fn handle_frame(&self, frame: Frame) {
         self.put_or_fail(Input::Frame(frame));
+    }
+
+    fn handle_fault(&self, reason: &str) {
+        if let Err(e) = self.report(reason) {
+            self.peer.fail(&e.text());
+        }
     }
 
     fn handle_change(&self, change: &PeerChange) {
