@@ -33,6 +33,7 @@ pub struct RecvComm {
     pub peer: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
+    recovery: Option<Arc<ConnRecovery>>,
 }
 
 /// A message that a receive expects.
@@ -99,12 +100,15 @@ impl RecvComm {
     /// A receiver on `terms`.
     pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, mut path: RecvPath, terms: &Negotiated) -> Arc<Self> {
         nic.watch_queues(&peer, path.qps.queues());
-        Arc::new_cyclic(|this: &Weak<Self>| {
+        let this = Arc::new_cyclic(|this: &Weak<Self>| {
             let start = || ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps, this.clone());
             path.recovery = terms.failover.then(start);
             path.stall = Stall::new(nic.config.stall_ms);
-            Self { path: ExclusiveCell::new(path), peer, nic }
-        })
+            let recovery = path.recovery.clone();
+            Self { path: ExclusiveCell::new(path), peer, nic, recovery }
+        });
+        this.recovery.iter().for_each(ConnRecovery::start);
+        this
     }
 
     /// Begins to receive a group of `count` messages; `expected` returns each of them. `None`: too many receives are outstanding;
@@ -278,11 +282,12 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    pub(super) fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
+    fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
         qps.poll(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
+    #[inline(never)]
     pub(super) fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
         qps.poll_rails(peer, |qps, completion| handle(flow, cts_sender, qps, completion))

@@ -12,6 +12,7 @@ use crate::net::recovery::end::End;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::sender::Unapplied;
+use crate::proto::requests::RequestId;
 use crate::verbs::queue_pair::QpCaps;
 use std::sync::Arc;
 
@@ -127,8 +128,7 @@ impl SendPath {
     /// # Errors
     /// The connection has failed.
     pub(super) fn poll_any(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let poll = if self.qps.are_on_several_rails() { Self::poll_rails } else { Self::poll };
-        poll(self, peer).or_else(|e| self.handle_failure(peer, e).map(|()| 1))
+        self.poll_rails(peer).or_else(|e| self.handle_failure(peer, e).map(|()| 1))
     }
 
     /// Something has failed: new queue pairs may cure it, or else the connection ends.
@@ -144,6 +144,21 @@ impl SendPath {
             return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(peer, e));
         }
         Err(self.sticky_error.fail(peer, error))
+    }
+
+    /// The message of request `id` could not be posted. It is sent when the connection has recovered.
+    ///
+    /// # Errors
+    /// The connection ends.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn handle_unposted(
+        &mut self,
+        peer: &Arc<PeerState>,
+        id: RequestId,
+        error: Error,
+    ) -> Result<Option<RequestId>> {
+        self.handle_failure(peer, error).map(|()| Some(id))
     }
 
     /// Requests have been tested many times in vain.

@@ -39,6 +39,7 @@ pub struct SendComm {
     pub peer: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
+    recovery: Option<Arc<ConnRecovery>>,
 }
 
 #[derive(Debug)]
@@ -99,7 +100,7 @@ impl SendComm {
         nic.watch_queues(&peer, qps.queues());
         let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
-        Arc::new_cyclic(|this: &Weak<Self>| {
+        let this = Arc::new_cyclic(|this: &Weak<Self>| {
             let recovery =
                 terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps, this.clone()));
             let stall = Stall::new(nic.config.stall_ms);
@@ -112,10 +113,12 @@ impl SendComm {
                 sticky_error,
                 mode: Mode::Running,
                 stall,
-                recovery,
+                recovery: recovery.clone(),
             };
-            Self { path: ExclusiveCell::new(path), fast_below, peer, nic }
-        })
+            Self { path: ExclusiveCell::new(path), fast_below, peer, nic, recovery }
+        });
+        this.recovery.iter().for_each(ConnRecovery::start);
+        this
     }
 
     /// Whether a message of `length` bytes takes the fast path: one write for each stripe, on the only rail, while the control
@@ -200,7 +203,7 @@ impl SendPath {
     }
 
     #[inline(always)]
-    pub(super) fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
+    fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, other_work, .. } = self;
         qps.poll(peer, |_, completion| match WrId::from_bits(completion.id()) {
             WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
@@ -211,6 +214,7 @@ impl SendPath {
         })
     }
 
+    #[inline(never)]
     pub(super) fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, other_work, .. } = self;
         flow.handle_poll();
@@ -235,23 +239,26 @@ impl SendPath {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, addr, length, read)? else { return Ok(None) };
-        let posted = match transfer.as_single() {
-            Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm),
-            None => self.post(addr, |rail| memory.lkey(rail), transfer),
-        };
-        self.begun(transfer.id, posted, peer)
+        let Some((qp, imm)) = transfer.as_single() else { return self.send_in_parts(addr, memory, transfer, peer) };
+        match self.post_single(addr, memory.lkey(0), &transfer, qp, imm) {
+            Ok(()) => Ok(Some(transfer.id)),
+            Err(e) => self.handle_unposted(peer, transfer.id, e),
+        }
     }
 
-    /// The request of a message that was `posted`. One that could not be posted is sent when the connection has recovered.
-    ///
-    /// # Errors
-    /// The connection ends.
-    #[inline(always)]
-    fn begun(&mut self, id: RequestId, posted: Result<()>, peer: &Arc<PeerState>) -> Result<Option<RequestId>> {
-        if let Err(e) = posted {
-            self.handle_failure(peer, e)?;
+    /// Sends a message that is not one write.
+    #[inline(never)]
+    fn send_in_parts(
+        &mut self,
+        addr: u64,
+        memory: &MrHandle,
+        transfer: Transfer,
+        peer: &Arc<PeerState>,
+    ) -> Result<Option<RequestId>> {
+        match self.post(addr, |rail| memory.lkey(rail), transfer) {
+            Ok(()) => Ok(Some(transfer.id)),
+            Err(e) => self.handle_unposted(peer, transfer.id, e),
         }
-        Ok(Some(id))
     }
 
     #[inline(always)]
@@ -269,8 +276,7 @@ impl SendPath {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, addr, length, read)? else { return Ok(None) };
-        let posted = self.post(addr, |rail| memory.lkey(rail), transfer);
-        self.begun(transfer.id, posted, peer)
+        self.send_in_parts(addr, memory, transfer, peer)
     }
 
     /// Whether the send queues have room for all writes that a message of `length` bytes may take.

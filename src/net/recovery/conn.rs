@@ -12,6 +12,7 @@ use crate::net::control::recovery_events::RecoveryEvents;
 use crate::net::control::workers::{Job, JobId, Workers};
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::reach::ReachTest;
 use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::proto::control::Time;
 use crate::proto::control::event::PeerChange;
@@ -30,6 +31,11 @@ use std::time::{Duration, Instant};
 
 /// How often the ports are looked at while the connection does not run: not every change of a port is reported as an event.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long the peer's device has to acknowledge a write over new queue pairs. After each failure it has twice as long.
+const REACH_LIMIT: Duration = Duration::from_millis(30);
+const MAX_REACH_LIMIT: Duration = Duration::from_secs(2);
+/// How often it is asked whether it has.
+const REACH_EVERY: Duration = Duration::from_micros(100);
 /// How often it is asked whether all messages that have begun are acknowledged.
 const DRAIN_EVERY: Duration = Duration::from_millis(1);
 
@@ -73,6 +79,8 @@ struct Work {
     machine: Recovery,
     /// Whether the end is asked for messages that have not been acknowledged.
     is_draining: bool,
+    /// How long the peer's device has to acknowledge a write over new queue pairs.
+    reach_limit: Duration,
     qps: NewQps,
 }
 
@@ -83,11 +91,13 @@ enum NewQps {
     None,
     Created(InitQpSet),
     Connecting(u32, Box<ConnectingQpSet>),
+    /// The sender's are connected, and show whether they reach the receiver.
+    Testing(u32, Box<(ReachTest, Endpoint)>, RailWeights),
     Connected(QpSet, RailWeights),
 }
 
 impl ConnRecovery {
-    /// The recovery of a connection on `terms` that runs on `qps`.
+    /// The recovery of a connection on `terms` that runs on `qps`. It begins with [`Self::start`].
     pub fn new(
         nic: &Arc<Nic>,
         peer: &Arc<PeerState>,
@@ -99,7 +109,7 @@ impl ConnRecovery {
         let rails = ConnRails::of(qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
-        let work = Work { machine, is_draining: false, qps: NewQps::None };
+        let work = Work { machine, is_draining: false, reach_limit: REACH_LIMIT, qps: NewQps::None };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
             peer: Arc::clone(peer),
@@ -115,11 +125,15 @@ impl ConnRecovery {
         });
         let job: Weak<Self> = Arc::downgrade(&this);
         this.job.get_or_init(|| this.workers.add(job));
-        let events: Weak<Self> = Arc::downgrade(&this);
-        peer.on_recovery_events(events);
-        let ports: Arc<dyn PortListener> = Arc::clone(&this) as _;
-        nic.watch_ports(&ports);
         this
+    }
+
+    /// The end exists: from now on what happens is heeded, first what has happened before.
+    pub fn start(self: &Arc<Self>) {
+        let events: Weak<Self> = Arc::downgrade(self);
+        self.peer.on_recovery_events(events);
+        let ports: Arc<dyn PortListener> = Arc::clone(self) as _;
+        self.nic.watch_ports(&ports);
     }
 
     /// Something has failed that new queue pairs may cure. Until they are there, NCCL's calls have to post nothing.
@@ -250,9 +264,42 @@ impl ConnRecovery {
         qps.connect(&self.nic, remote, &terms, traffic_class)
     }
 
-    /// Goes on connecting. Returns when it is to be called again.
+    /// Goes on making queue pairs. Returns when it is to be called again.
     fn advance(&self, work: &mut Work, end: &dyn End) -> Option<Instant> {
-        let NewQps::Connecting(attempt, mut connecting) = std::mem::take(&mut work.qps) else { return None };
+        match std::mem::take(&mut work.qps) {
+            NewQps::Connecting(attempt, connecting) => self.advance_connecting(work, end, attempt, connecting),
+            NewQps::Testing(attempt, mut testing, weights) => match testing.0.poll() {
+                None => {
+                    work.qps = NewQps::Testing(attempt, testing, weights);
+                    Some(Instant::now() + REACH_EVERY)
+                }
+                Some(dead) if dead.is_empty() => {
+                    work.reach_limit = REACH_LIMIT;
+                    let (test, endpoint) = *testing;
+                    work.qps = NewQps::Connected(test.into_qps(), weights);
+                    work.machine.handle_connected(self.now(), attempt, Ok(endpoint));
+                    None
+                }
+                Some(dead) => {
+                    work.reach_limit = (2 * work.reach_limit).min(MAX_REACH_LIMIT);
+                    work.machine.handle_unreachable(self.now(), attempt, dead);
+                    None
+                }
+            },
+            other => {
+                work.qps = other;
+                None
+            }
+        }
+    }
+
+    fn advance_connecting(
+        &self,
+        work: &mut Work,
+        end: &dyn End,
+        attempt: u32,
+        mut connecting: Box<ConnectingQpSet>,
+    ) -> Option<Instant> {
         match connecting.advance(&self.nic) {
             Ok(false) => {
                 let next = connecting.next_attempt();
@@ -260,17 +307,39 @@ impl ConnRecovery {
                 return Some(next);
             }
             Ok(true) => {
-                let (mut qps, endpoint) = connecting.finish();
+                let (qps, endpoint) = connecting.finish();
                 let weights = endpoint.rail_weights_with(&qps.remote).over(qps.striping.rail_numbers());
-                let prepared = end.prepare(&mut qps).map(|()| endpoint).map_err(|e| e.text());
-                if prepared.is_ok() {
-                    work.qps = NewQps::Connected(qps, weights);
+                if let Err(e) = self.prepare(work, end, attempt, qps, weights, endpoint) {
+                    work.machine.handle_connected(self.now(), attempt, Err(e.text()));
                 }
-                work.machine.handle_connected(self.now(), attempt, prepared);
             }
             Err(e) => work.machine.handle_connected(self.now(), attempt, Err(e.text())),
         }
         None
+    }
+
+    /// The queue pairs are connected: the receiver's wait for messages, the sender's are tested first.
+    fn prepare(
+        &self,
+        work: &mut Work,
+        end: &dyn End,
+        attempt: u32,
+        mut qps: QpSet,
+        weights: RailWeights,
+        endpoint: Endpoint,
+    ) -> Result<()> {
+        match self.role {
+            Role::Sender => {
+                let test = ReachTest::begin(qps, work.reach_limit)?;
+                work.qps = NewQps::Testing(attempt, Box::new((test, endpoint)), weights);
+            }
+            Role::Receiver => {
+                end.prepare(&mut qps)?;
+                work.qps = NewQps::Connected(qps, weights);
+                work.machine.handle_connected(self.now(), attempt, Ok(endpoint));
+            }
+        }
+        Ok(())
     }
 
     fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
@@ -305,7 +374,7 @@ impl ConnRecovery {
                 next_attempt = None;
                 continue;
             }
-            if matches!(work.qps, NewQps::Connecting(..)) && next_attempt.is_none() {
+            if matches!(work.qps, NewQps::Connecting(..) | NewQps::Testing(..)) && next_attempt.is_none() {
                 next_attempt = self.advance(work, end);
                 continue;
             }
