@@ -3,7 +3,7 @@
 //! NCCL's threads and the watchers only put into the inbox what has happened. A thread of [`Workers`] takes it out, hands it to the
 //! state machine, and does what that asks for.
 
-use super::end::End;
+use super::end::{End, Owner};
 use super::rails::ConnRails;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
@@ -47,7 +47,7 @@ pub struct ConnRecovery {
     terms: Negotiated,
     role: Role,
     rails: ConnRails,
-    end: Weak<dyn End>,
+    owner: OnceLock<Weak<dyn Owner>>,
     workers: Arc<Workers>,
     job: OnceLock<JobId>,
     start: Instant,
@@ -104,7 +104,6 @@ impl ConnRecovery {
         terms: &Negotiated,
         role: Role,
         qps: &QpSet,
-        end: Weak<dyn End>,
     ) -> Arc<Self> {
         let rails = ConnRails::of(qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
@@ -116,7 +115,7 @@ impl ConnRecovery {
             terms: *terms,
             role,
             rails,
-            end,
+            owner: OnceLock::new(),
             workers: Arc::clone(&nic.workers),
             job: OnceLock::new(),
             start: Instant::now(),
@@ -128,8 +127,9 @@ impl ConnRecovery {
         this
     }
 
-    /// The end exists: from now on what happens is heeded, first what has happened before.
-    pub fn start(self: &Arc<Self>) {
+    /// The communicator is there, and `owner` has it. From now on what happens is handled, first what has happened before.
+    pub fn start(self: &Arc<Self>, owner: Weak<dyn Owner>) {
+        self.owner.get_or_init(|| owner);
         let events: Weak<Self> = Arc::downgrade(self);
         self.peer.on_recovery_events(events);
         let ports: Arc<dyn PortListener> = Arc::clone(self) as _;
@@ -395,7 +395,8 @@ impl ConnRecovery {
 
 impl Job for ConnRecovery {
     fn run(&self) -> Option<Instant> {
-        let end = self.end.upgrade()?;
+        let owner = self.owner.get()?.upgrade()?;
+        let end = owner.end();
         let mut work = lock(&self.work);
         if self.peer.is_gone() {
             // Nothing more will come of it. A peer that has closed in good order while this end has no queue pairs has all messages.
@@ -408,7 +409,7 @@ impl Job for ConnRecovery {
         if !work.machine.is_running() {
             self.look_at_ports(&mut work);
         }
-        match self.run_all(&mut work, end.as_ref()) {
+        match self.run_all(&mut work, end) {
             Ok(next) => next,
             Err(e) => {
                 work.qps = NewQps::None;
