@@ -12,8 +12,9 @@ use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
 use crate::proto::MAX_REQUESTS;
 use crate::proto::requests::RequestId;
+use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A type of object that NCCL holds.
@@ -38,7 +39,7 @@ macro_rules! tagged {
 #[derive(Debug)]
 pub struct Handle<T> {
     /// Not valid any more once NCCL has closed the object.
-    tag: AtomicU64,
+    tag: UnsafeCell<u64>,
     /// The object.
     pub inner: T,
 }
@@ -118,7 +119,7 @@ where
         let mut place = Arc::<Given<T>>::new_uninit();
         // SAFETY: an address inside of the place just allocated, which is not read.
         let address = unsafe { &raw const (*Arc::as_ptr(&place).cast::<Given<T>>()).handle.inner };
-        let handle = Self { tag: AtomicU64::new(T::TAG), inner: inner(address) };
+        let handle = Self { tag: UnsafeCell::new(T::TAG), inner: inner(address) };
         if let Some(place) = Arc::get_mut(&mut place) {
             place.write(Given { handle, process: std::process::id() });
         }
@@ -136,7 +137,7 @@ where
     #[inline]
     pub unsafe fn borrow<'a>(raw: *mut c_void) -> Result<&'a T> {
         // SAFETY: not NULL, so a live object as the caller says, and every object begins with a tag.
-        if raw.is_null() || unsafe { (*raw.cast::<AtomicU64>()).load(Ordering::Relaxed) } != T::TAG {
+        if raw.is_null() || unsafe { *raw.cast::<u64>() } != T::TAG {
             return Err(wrong_object(raw, T::NAME));
         }
         // SAFETY: the tag says that it is one.
@@ -165,7 +166,8 @@ where
         }
         // SAFETY: as above, and given back once.
         let given = unsafe { Arc::from_raw(raw) };
-        given.handle.tag.store(0, Ordering::Relaxed);
+        // SAFETY: only NCCL's calls look at it, of which there are no more.
+        unsafe { *given.handle.tag.get() = 0 };
         Ok(Some(given))
     }
 }
@@ -176,6 +178,9 @@ impl<T> Given<T> {
         Arc::into_raw(this).cast_mut().cast()
     }
 }
+
+// SAFETY: only NCCL's calls look at the tag.
+unsafe impl<T: Sync> Sync for Handle<T> {}
 
 impl end::Owner for Given<Comm<SendComm>> {
     fn end(&self) -> &dyn End {
@@ -226,7 +231,7 @@ impl Handle<Comm<RecvComm>> {
 }
 
 fn requests(owner: Owner) -> Box<[RequestHandle; MAX_REQUESTS]> {
-    let request = |_| Handle { tag: AtomicU64::new(Request::TAG), inner: Request { owner, id: AtomicU32::new(0) } };
+    let request = |_| Handle { tag: UnsafeCell::new(Request::TAG), inner: Request { owner, id: AtomicU32::new(0) } };
     Box::new(std::array::from_fn(request))
 }
 

@@ -11,7 +11,6 @@ use crate::proto::Violation;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::sender::Unapplied;
-use crate::proto::requests::RequestId;
 use crate::verbs::queue_pair::QpCaps;
 
 impl End for SendComm {
@@ -149,20 +148,6 @@ impl SendPath {
     #[inline(never)]
     pub(super) fn violated(&mut self, violation: Violation) -> Error {
         self.sticky_error.fail(&self.peer, violation.into())
-    }
-
-    /// The message of request `id` could not be posted. It is sent when the connection has recovered.
-    ///
-    /// # Errors
-    /// The connection ends.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn handle_unposted(
-        &mut self,
-        id: RequestId,
-        error: Error,
-    ) -> Result<Option<RequestId>> {
-        self.handle_failure(error).map(|()| Some(id))
     }
 
     /// Requests have been tested many times in vain.

@@ -237,25 +237,21 @@ impl SendPath {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else { return Ok(None) };
-        let Some((qp, imm)) = transfer.as_single() else { return self.send_in_parts(addr, memory, transfer) };
-        match self.post_single(addr, memory.lkey(0), &transfer, qp, imm) {
-            Ok(()) => Ok(Some(transfer.id)),
-            Err(e) => self.handle_unposted(transfer.id, e),
+        let id = transfer.id;
+        let posted = match transfer.as_single() {
+            Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm),
+            None => return self.send_in_parts(addr, memory, transfer).map(|()| Some(id)),
+        };
+        if let Err(e) = posted {
+            self.handle_failure(e)?;
         }
+        Ok(Some(id))
     }
 
-    /// Sends a message that is not one write.
+    /// Sends a message that is not one write. What cannot be posted is sent when the connection has recovered.
     #[inline(never)]
-    fn send_in_parts(
-        &mut self,
-        addr: u64,
-        memory: &MrHandle,
-        transfer: Transfer,
-    ) -> Result<Option<RequestId>> {
-        match self.post(addr, |rail| memory.lkey(rail), transfer) {
-            Ok(()) => Ok(Some(transfer.id)),
-            Err(e) => self.handle_unposted(transfer.id, e),
-        }
+    fn send_in_parts(&mut self, addr: u64, memory: &MrHandle, transfer: Transfer) -> Result<()> {
+        self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))
     }
 
     #[inline(always)]
@@ -272,7 +268,8 @@ impl SendPath {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else { return Ok(None) };
-        self.send_in_parts(addr, memory, transfer)
+        let id = transfer.id;
+        self.send_in_parts(addr, memory, transfer).map(|()| Some(id))
     }
 
     /// Whether the send queues have room for all writes that a message of `length` bytes may take.
