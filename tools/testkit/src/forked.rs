@@ -30,7 +30,10 @@ impl ForkedChild {
     #[must_use]
     #[track_caller]
     pub fn start(body: impl FnOnce()) -> Self {
-        assert!(is_only_test(), "a test forks in a process of its own: call this within testkit::alone or testkit::pair");
+        assert!(
+            is_only_test(),
+            "a test forks in a process of its own: call this within testkit::alone or testkit::pair"
+        );
         // SAFETY: the child goes on alone with this one thread; what it uses was made before or is made by itself.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "{}", io::Error::last_os_error());
