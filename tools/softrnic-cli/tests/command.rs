@@ -68,7 +68,7 @@ fn change_mine_and_theirs() {
         "fabric mine: softrnic0/1 down\n",
         "fabric mine: softrnic0/1 gid 1 removed\n",
         "fabric mine: softrnic1 failed for good\n",
-        "fabric mine: 1 fault rule(s) in force\n  1  drop  struck 0\n",
+        "fabric mine: 1 fault rule(s) in force\n  1  drop  applied 0\n",
         "fabric mine: 0 fault rule(s) in force\n",
     ]) {
         let output = run(change);
@@ -204,7 +204,7 @@ fn a_program_gets_the_library_that_it_needs() {
 fn the_help_of_rules_has_whole_lines() {
     let help = control(&["inject", "--help"]);
     for line in [
-        "A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it strikes every message.\n",
+        "A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it applies to every message.\n",
         "  drop, drop-ack, delay=TIME, late=TIME, rnr, corrupt, slow=GB/s\n",
         "  device, peer, flow, opcode, message, every, chance, attempts, times\n",
     ] {

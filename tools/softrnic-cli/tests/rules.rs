@@ -228,10 +228,10 @@ fn rules_can_be_changed_from_outside() {
         };
         assert_eq!(wrong_bits(), 0);
         let listed = control(&["inject", "corrupt", "device=softrnic0;", "drop device=softrnic1"]);
-        assert!(listed.contains("1  corrupt device=softrnic0  struck 0"), "{listed}");
+        assert!(listed.contains("1  corrupt device=softrnic0  applied 0"), "{listed}");
         assert_eq!(wrong_bits(), 1);
         let listed = control(&["inject"]);
-        assert!(listed.contains("device=softrnic0  struck 1") && listed.contains("2  drop"), "{listed}");
+        assert!(listed.contains("device=softrnic0  applied 1") && listed.contains("2  drop"), "{listed}");
         assert!(!control(&["inject", "--remove", "1"]).contains("corrupt"));
         assert_eq!(wrong_bits(), 0);
         let fabric = std::env::var("SOFTRNIC_FABRIC").expect("set");
