@@ -292,7 +292,7 @@ mod tests {
         static DROPPED: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// Tells when it goes.
+    /// Counts its drops.
     struct Probe;
 
     tagged!(Probe, b"FerProbe", "probe");
