@@ -27,7 +27,7 @@ A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it strikes every message.
 
 Actions on messages:
   drop, drop-ack, delay=TIME, late=TIME, rnr, corrupt, slow=GB/s
-  cut=BYTES, qp-error, access-error, operation-error, cq-overrun
+  cut=BYTES, forget, qp-error, access-error, operation-error, cq-overrun
 Actions on ports, devices and processes:
   port-down[=TIME], port-up, device-fatal[=TIME], kill
 Actions on calls:

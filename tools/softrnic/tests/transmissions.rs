@@ -122,3 +122,44 @@ fn of_a_read_that_is_cut_the_beginning_arrives_and_of_an_atomic_nothing() {
         }
     });
 }
+
+#[test]
+fn what_is_forgotten_is_acknowledged_and_does_not_appear() {
+    let rules = "forget device=softrnic0 message=1..5; device-fatal device=softrnic1 times=1";
+    alone("what_is_forgotten_is_acknowledged_and_does_not_appear", &[("SOFTRNIC_FAULTS", rules)], || {
+        let (mut a, mut b) = local_pair(16, &QUICK);
+        b.recv(7, &[b.sge(0, 16)]);
+        a.memory.fill(1);
+        let to = (b.address().addr, b.address().rkey);
+        for (id, opcode) in [WRITE, WRITE_IMM, SEND].into_iter().enumerate() {
+            a.send(Work { id: id as u64, opcode, sges: &[a.sge(0, 16)], to, ..Work::default() });
+            assert_eq!((a.next().status, b.memory[0]), (OK, 0), "{id}");
+            b.assert_unharmed();
+        }
+        // A read is answered.
+        a.send(Work { opcode: READ, sges: &[a.sge(0, 16)], to, ..Work::default() });
+        assert_eq!((a.next().status, a.memory[0]), (OK, 0));
+        write(&mut a, &b, 5);
+        assert_eq!((a.next().status, b.memory[0]), (OK, 0));
+        // The next message is the sixth for both.
+        write(&mut a, &b, 6);
+        assert_eq!((a.next().status, b.memory[0]), (OK, 6));
+        assert!(b.poll().is_none());
+        write(&mut b, &a, 0);
+        assert_eq!(
+            [b.next(), b.next()].map(|wc| wc.status),
+            [FLUSH, FLUSH],
+            "the device is gone, the receive is flushed"
+        );
+    });
+}
+
+/// A key that the responder refuses is refused, though the message would be forgotten.
+#[test]
+fn what_is_refused_is_not_forgotten() {
+    alone("what_is_refused_is_not_forgotten", &[("SOFTRNIC_FAULTS", "forget")], || {
+        let (a, b) = local_pair(16, &QUICK);
+        a.send(Work { sges: &[a.sge(0, 16)], to: (b.address().addr, 1), ..Work::default() });
+        assert_eq!((a.next().status, b.state()), (REM_ACCESS, ERR));
+    });
+}

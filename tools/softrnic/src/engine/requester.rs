@@ -64,6 +64,10 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
         Some(ResponderFault::Cut(bytes)) => local.part(0, bytes),
         _ => local,
     };
+    if fault == Some(ResponderFault::Forget) && admission.direction == Direction::Out {
+        take_number(&guard, &mut queue.link, total);
+        return TxOutcome::Done;
+    }
     if total != 0 && (local.has_gpu || admission.remote.has_gpu || !guard.is_reached()) {
         return begin_staged(qp, queue, (guard, admission, local), fault);
     }

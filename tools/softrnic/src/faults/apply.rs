@@ -22,6 +22,7 @@ pub(crate) fn apply(qp: &Qp, action: Action, salt: u64) -> Option<Fault> {
         ActionKind::Corrupt => return Some(Fault::Responder(ResponderFault::Corrupt(salt))),
         ActionKind::AccessError => return Some(Fault::Responder(ResponderFault::AccessError)),
         ActionKind::Cut => return Some(Fault::Responder(ResponderFault::Cut(action.value))),
+        ActionKind::Forget => return Some(Fault::Responder(ResponderFault::Forget)),
         ActionKind::OperationError => return Some(Fault::Responder(ResponderFault::OperationError)),
         ActionKind::CqOverrun => completion::overrun(fabric, qp.send_cq.slot),
         ActionKind::PortDown => outage::begin(fabric, port, action.value, action.gids),

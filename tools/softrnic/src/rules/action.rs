@@ -46,6 +46,8 @@ pub(crate) enum ActionKind {
     RegMr = 17,
     /// So many bytes of the request are placed, the rest is lost on its way.
     Cut = 18,
+    /// The request is acknowledged, but neither its data nor a completion appears at the responder.
+    Forget = 19,
 }
 
 /// What the value of an action is.
@@ -64,10 +66,11 @@ enum Value {
 }
 
 /// All actions, with their names and what their values are.
-const ACTIONS: [(ActionKind, &str, Value); 18] = [
+const ACTIONS: [(ActionKind, &str, Value); 19] = [
     (ActionKind::Drop, "drop", Value::None),
     (ActionKind::DropAck, "drop-ack", Value::None),
     (ActionKind::Cut, "cut", Value::Bytes),
+    (ActionKind::Forget, "forget", Value::None),
     (ActionKind::Delay, "delay", Value::Time),
     (ActionKind::Late, "late", Value::Time),
     (ActionKind::Rnr, "rnr", Value::None),

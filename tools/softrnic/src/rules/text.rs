@@ -183,6 +183,7 @@ mod tests {
             "slow=0.5 message=4",
             "port-down=20000ns",
             "cut=4096 opcode=write",
+            "forget",
             "device-fatal",
             "device-fatal=5000000000ns device=softrnic1",
             "port-down=20000ns gid-after=30000ns gid=move device=softrnic0",
