@@ -21,6 +21,8 @@ pub(crate) struct Settings {
     pub(crate) gpu: GpuAccess,
     /// Options of enhanced connection establishment that the devices have; 0: they know nothing of it.
     pub(crate) ece: u32,
+    /// A queue pair has the number of the one that had its place before.
+    pub(crate) qpn_reuse: bool,
     /// Copies are staged even where they could go directly.
     pub(crate) staged: bool,
     /// Writes to memory with relaxed ordering land in no order.
@@ -84,6 +86,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_MAX_QP_WR",
     "SOFTRNIC_MTU",
     "SOFTRNIC_PORTS",
+    "SOFTRNIC_QPN_REUSE",
     "SOFTRNIC_QUIET",
     "SOFTRNIC_SEED",
     "SOFTRNIC_SHM_DIR",
@@ -107,6 +110,7 @@ impl Settings {
             stat: false,
             gpu: GpuAccess::default(),
             ece: 0,
+            qpn_reuse: false,
             staged: false,
             chaos: false,
             lines: false,
@@ -155,6 +159,7 @@ impl Settings {
             stat: switch("SOFTRNIC_STAT")?,
             gpu: gpu()?,
             ece: number("SOFTRNIC_ECE", 0, 0, u32::MAX)?,
+            qpn_reuse: switch("SOFTRNIC_QPN_REUSE")?,
             staged: switch("SOFTRNIC_STAGED")?,
             chaos: switch("SOFTRNIC_CHAOS")?,
             lines: switch("SOFTRNIC_LINES")?,
