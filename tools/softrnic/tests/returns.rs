@@ -237,3 +237,35 @@ fn a_device_is_back_though_the_process_that_lost_it_is_gone() {
         assert_eq!(names().len(), 2);
     });
 }
+
+/// What a read over a queue pair that is connected with itself comes to while its port is down, and what a write to a peer.
+fn read_while_down() -> (u32, u32) {
+    let mut own = Node::new(0, 16);
+    own.connect(&own.address(), &QUICK);
+    let (a, b) = local_pair(16, &QUICK);
+    a.send(Work::default());
+    assert_eq!(next_event(a.context), (PORT_ERR, 1));
+    own.memory[..8].fill(7);
+    let to = (own.address().addr, own.address().rkey);
+    own.send(Work { opcode: READ, sges: &[own.sge(8, 8)], to, ..Work::default() });
+    let status = own.next().status;
+    assert_eq!(own.memory[8] == 7, status == OK);
+    drop(b);
+    (status, a.next().status)
+}
+
+#[test]
+fn a_queue_pair_connected_with_itself_works_while_its_port_is_down() {
+    let env = [("SOFTRNIC_FAULTS", "port-down peer=softrnic1")];
+    alone("a_queue_pair_connected_with_itself_works_while_its_port_is_down", &env, || {
+        assert_eq!(read_while_down(), (OK, RETRY_EXC));
+    });
+}
+
+#[test]
+fn packets_to_the_same_queue_pair_may_be_lost_with_the_port() {
+    let env = [("SOFTRNIC_FAULTS", "port-down peer=softrnic1"), ("SOFTRNIC_LOOPBACK_DOWN", "lost")];
+    alone("packets_to_the_same_queue_pair_may_be_lost_with_the_port", &env, || {
+        assert_eq!(read_while_down(), (RETRY_EXC, RETRY_EXC));
+    });
+}

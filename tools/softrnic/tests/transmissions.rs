@@ -125,7 +125,7 @@ fn of_a_read_that_is_cut_the_beginning_arrives_and_of_an_atomic_nothing() {
 
 #[test]
 fn what_is_forgotten_is_acknowledged_and_does_not_appear() {
-    let rules = "forget message=1..5; device-fatal device=softrnic1 times=1";
+    let rules = "forget device=softrnic0 message=1..5; device-fatal device=softrnic1 times=1";
     alone("what_is_forgotten_is_acknowledged_and_does_not_appear", &[("SOFTRNIC_FAULTS", rules)], || {
         let (mut a, mut b) = local_pair(16, &QUICK);
         b.recv(7, &[b.sge(0, 16)]);
