@@ -89,11 +89,11 @@ pub(super) struct Outside {
 }
 
 impl Caller {
-    fn new(end: End, plan: &Plan, in_use: Vec<usize>) -> Self {
+    fn new(end: End, plan: &Plan, in_use: Vec<usize>, give_up: Duration) -> Self {
         let role = if end == End::Sender { Role::Sender } else { Role::Receiver };
         Self {
             end,
-            machine: Recovery::new(role, plan.striping.rail_numbers(), Duration::from_secs(120)),
+            machine: Recovery::new(role, plan.striping.rail_numbers(), give_up),
             job: None,
             in_use,
             striping: plan.striping,
@@ -106,6 +106,12 @@ impl Caller {
             stopped_until: Time::ZERO,
             failure: None,
         }
+    }
+
+    /// Whether there is something to do that does not depend on time.
+    pub(super) fn is_busy(&self) -> bool {
+        let is_told = self.has_port_event || self.has_back;
+        self.failure.is_none() && (is_told || self.job.is_some() || self.machine.clone().poll_action().is_some())
     }
 
     /// Whether it does anything now.
@@ -131,7 +137,7 @@ impl Outside {
 }
 
 /// Both ends, connected.
-pub(super) fn connected(outside: &mut Outside) -> (Sender, Receiver) {
+pub(super) fn connected(outside: &mut Outside, give_up: Duration) -> (Sender, Receiver) {
     let rails = outside.plan.striping.rail_numbers();
     let [near, far] = [End::Sender, End::Receiver].map(|end| outside.create(end, rails));
     for (a, b) in near.iter().zip(&far) {
@@ -144,7 +150,7 @@ pub(super) fn connected(outside: &mut Outside) -> (Sender, Receiver) {
         to_send.entry(message.tag).or_default().push_back(i);
     }
     let sender = Sender {
-        caller: Caller::new(End::Sender, plan, near),
+        caller: Caller::new(End::Sender, plan, near, give_up),
         flow: SendFlow::new(plan.striping, plan.weights),
         space: SendQueueSpace::new(plan.max_extra),
         ring: vec![CtsWords::default(); RING_SLOTS * cts_halves(plan.rails())],
@@ -153,7 +159,7 @@ pub(super) fn connected(outside: &mut Outside) -> (Sender, Receiver) {
         sending: Vec::new(),
     };
     let receiver = Receiver {
-        caller: Caller::new(End::Receiver, plan, far),
+        caller: Caller::new(End::Receiver, plan, far, give_up),
         flow: RecvFlow::new(plan.striping),
         next_group: 0,
         receiving: VecDeque::new(),

@@ -36,23 +36,28 @@ pub(super) enum Fault {
 }
 
 /// What happens when.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Plan {
     pub(super) faults: Vec<(When, Fault)>,
     /// Whether a fault never ends, or data is lost: the connection may fail.
     pub(super) may_fail: bool,
+    pub(super) give_up: Duration,
 }
 
 impl Plan {
+    pub(super) fn nothing() -> Self {
+        Self { faults: Vec::new(), may_fail: false, give_up: Duration::from_secs(120) }
+    }
+
     /// One to six faults that end.
     pub(super) fn survivable(random: &mut Random, plan: &plan::Plan) -> Self {
-        let last = 60 * plan.messages.len() as u64;
+        let last = 30 * plan.messages.len() as u64;
         let mut faults = vec![(When::Step(random.below(last)), fault(random, plan))];
         for _ in 0..random.below(6) {
             let when = if random.one_in(3) { When::Step(random.below(last)) } else { When::Action(random.below(50)) };
             faults.push((when, fault(random, plan)));
         }
-        Self { faults, may_fail: false }
+        Self { faults, ..Self::nothing() }
     }
 
     /// Every rail is cut for good.
@@ -64,7 +69,8 @@ impl Plan {
             true => Fault::PortDown(end, rail, Duration::MAX),
             false => Fault::Cut(end, rail, Duration::MAX),
         };
-        Self { faults: (0..plan.rails()).map(|rail| (When::Step(step), cut(rail))).collect(), may_fail: true }
+        let faults = (0..plan.rails()).map(|rail| (When::Step(step), cut(rail))).collect();
+        Self { faults, may_fail: true, give_up: Duration::from_secs(10) }
     }
 
     /// The receiver's device loses data that it has acknowledged, and fails then.
@@ -72,7 +78,7 @@ impl Plan {
         let step = random.below(40 * plan.messages.len() as u64);
         let later = step + random.below(100);
         let faults = vec![(When::Step(step), Fault::Forgets), (When::Step(later), Fault::Stalled(End::Receiver))];
-        Self { faults, may_fail: true }
+        Self { faults, may_fail: true, ..Self::nothing() }
     }
 }
 

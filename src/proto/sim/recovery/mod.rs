@@ -42,14 +42,14 @@ fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_u
         late += u64::from(outcome.late_packets);
         replayed += u64::from(outcome.replayed);
     });
-    let all_seen = recoveries > 2 * runs && late > runs / 4 && replayed > runs / 4;
+    let all_seen = recoveries > runs && late > runs / 4 && replayed > runs / 2;
     assert!(runs == 1 || all_seen, "{runs} runs: {recoveries} recoveries, {late} late packets, {replayed} sent again");
 }
 
 #[test]
 fn without_a_fault_there_is_no_recovery() {
     run_seeds(200, "recovery without faults", |seed| {
-        let outcome = run(seed, |_, _| FaultPlan::default());
+        let outcome = run(seed, |_, _| FaultPlan::nothing());
         assert!(outcome.is_all_delivered);
         assert_eq!((outcome.recoveries, outcome.replayed), (0, 0));
     });

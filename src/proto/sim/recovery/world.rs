@@ -62,7 +62,7 @@ impl World {
             replayed: 0,
             may_fail: faults.may_fail,
         };
-        let (sender, receiver) = connected(&mut outside);
+        let (sender, receiver) = connected(&mut outside, faults.give_up);
         let Plan { faults, .. } = faults;
         Self { outside, sender, receiver, faults, healings: Vec::new(), attempts: [0; 2], idle: 0 }
     }
@@ -114,9 +114,7 @@ impl World {
         if callers.iter().all(|caller| caller.failure.is_some()) {
             return true;
         }
-        let is_at_rest = |caller: &&Caller| {
-            caller.machine.is_running() && caller.job.is_none() && caller.machine.clone().poll_action().is_none()
-        };
+        let is_at_rest = |caller: &&Caller| caller.machine.is_running() && !caller.is_busy();
         let is_quiet = callers.iter().all(is_at_rest) && self.outside.frames.iter().all(VecDeque::is_empty);
         let no_faults = self.faults.iter().all(|(when, _)| matches!(when, When::Action(_))) && self.healings.is_empty();
         if !is_quiet || !no_faults || !self.outside.laws.is_all_delivered() {
@@ -201,6 +199,11 @@ impl World {
     /// Goes on to the next time at which something happens by itself.
     fn skip(&mut self) {
         let callers = [&self.sender.caller, &self.receiver.caller];
+        let has_frames = |caller: &Caller| !self.outside.frames[caller.end as usize].is_empty();
+        let has_work = |caller: &Caller| caller.is_busy() || has_frames(caller);
+        if callers.iter().filter(|caller| caller.is_awake(&self.outside)).any(|caller| has_work(caller)) {
+            return;
+        }
         let timeouts = callers.iter().filter_map(|caller| caller.machine.poll_timeout());
         let stops = callers.iter().map(|caller| caller.stopped_until).filter(|until| *until > self.outside.now);
         let healings = self.healings.iter().map(|(time, _)| *time);
