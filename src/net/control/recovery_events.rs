@@ -76,7 +76,7 @@ impl RecoveryInbox {
     pub(super) fn handle_fault(&self, reason: &str) -> bool {
         let handler = match &*self.lock() {
             Inbox::Handled(handler) => handler.upgrade(),
-            Inbox::Held(_) => None,
+            Inbox::Held(_) | Inbox::Ignored => None,
         };
         handler.inspect(|handler| handler.handle_fault(reason)).is_some()
     }

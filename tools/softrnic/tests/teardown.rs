@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::node::{CAP, Node, Terms, Work, create_qp, join_ports, local_pair, rtr, to_state};
-use common::process::alone;
+use common::node::{CAP, Node, Terms, Work, create_qp, connect_ports, local_pair, rtr, to_state};
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 /// Gives up after 1 ms.
 const QUICK: Terms = Terms { timeout: 7, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
@@ -18,8 +18,7 @@ fn taken<const N: usize>(node: &Node) -> [(u64, u32); N] {
 
 #[test]
 fn a_queue_pair_put_into_error_flushes_its_receives_in_order_behind_its_successes() {
-    let test = "a_queue_pair_put_into_error_flushes_its_receives_in_order_behind_its_successes";
-    alone(test, &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(16, &QUICK);
         (1..=8).for_each(|id| b.recv(id, &[]));
         for _ in 0..3 {
@@ -41,7 +40,7 @@ fn a_queue_pair_put_into_error_flushes_its_receives_in_order_behind_its_successe
 #[test]
 fn a_queue_pair_put_into_error_flushes_its_sends_in_order_behind_its_successes() {
     let rule = ("SOFTRNIC_FAULTS", "drop message=3 attempts=all");
-    alone("a_queue_pair_put_into_error_flushes_its_sends_in_order_behind_its_successes", &[rule], || {
+    Softrnic::new().envs(&[rule]).alone(|| {
         let (a, _b) = local_pair(16, &NEVER);
         (1..=5).for_each(|id| a.send(Work { id, ..Work::default() }));
         assert_eq!(to_state(a.qp, ERR), 0);
@@ -51,7 +50,7 @@ fn a_queue_pair_put_into_error_flushes_its_sends_in_order_behind_its_successes()
 
 #[test]
 fn completions_of_a_queue_pair_that_is_destroyed_are_thrown_away() {
-    alone("completions_of_a_queue_pair_that_is_destroyed_are_thrown_away", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(16, &QUICK);
         let other = Node { qp: create_qp(b.pd, b.cq, b.cq, CAP), ..Node::new(1, 16) };
         assert_eq!(other.to_init(7), 0);
@@ -89,7 +88,7 @@ fn resident_pages() -> usize {
 fn a_thousand_connections_leave_nothing_behind() {
     // As many objects as are in use at a time, and no more.
     let env = [("SOFTRNIC_MAX_QP", "2"), ("SOFTRNIC_MAX_CQ", "1"), ("SOFTRNIC_MAX_MR", "1")];
-    alone("a_thousand_connections_leave_nothing_behind", &env, || {
+    Softrnic::new().envs(&env).alone(|| {
         let round = || {
             let (a, b) = local_pair(16, &QUICK);
             (1..=4).for_each(|id| b.recv(id, &[]));
@@ -112,8 +111,7 @@ fn a_thousand_connections_leave_nothing_behind() {
 #[test]
 fn a_port_that_goes_down_is_noticed_by_the_queue_pairs_that_send() {
     let rules = "port-down device=softrnic0 peer=softrnic1 flow=0 message=2 times=1";
-    let test = "a_port_that_goes_down_is_noticed_by_the_queue_pairs_that_send";
-    alone(test, &[("SOFTRNIC_FAULTS", rules)], || {
+    Softrnic::new().faults(rules).alone(|| {
         let (a, b) = local_pair(16, &QUICK);
         let (c, d) = local_pair(16, &NEVER);
         let (idle, far) = local_pair(16, &QUICK);
@@ -139,19 +137,19 @@ fn a_port_that_goes_down_is_noticed_by_the_queue_pairs_that_send() {
 
 #[test]
 fn the_step_to_rtr_towards_a_gid_that_is_not_there_is_refused_at_once() {
-    alone("the_step_to_rtr_towards_a_gid_that_is_not_there_is_refused_at_once", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = (Node::new(0, 16), Node::new(1, 16));
         let mut nobody = rtr(&b.address(), &QUICK);
         nobody.dgid[1] ^= 1 << 56;
         assert_eq!(a.connect_by(&nobody, &QUICK), Err(libc::ETIMEDOUT));
         assert_eq!(a.state(), INIT, "it may be tried again");
-        join_ports((&a, 1), (&b, 1), 1, &QUICK);
+        connect_ports((&a, 1), (&b, 1), 1, &QUICK);
     });
 }
 
 #[test]
 fn a_number_may_be_given_out_again_at_once() {
-    alone("a_number_may_be_given_out_again_at_once", &[("SOFTRNIC_QPN_REUSE", "1")], || {
+    Softrnic::new().env("SOFTRNIC_QPN_REUSE", "1").alone(|| {
         let (a, b) = local_pair(16, &QUICK);
         let number = b.qpn();
         let (pd, cq) = (b.pd, b.cq);
