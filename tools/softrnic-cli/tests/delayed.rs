@@ -40,8 +40,8 @@ fn write(a: &Node, b: &Address, key: u64) {
 fn what_becomes_of_delayed_packets_is_counted() {
     let rules = ("SOFTRNIC_FAULTS", "late=1ms message=1; drop message=1 attempts=all");
     alone("what_becomes_of_delayed_packets_is_counted", &[rules], || {
-        assert!(!control(&["stat"]).contains("delayed"), "nothing is said where there is nothing");
         let sent: Vec<_> = (0..6).map(|_| local_pair(16, &QUICK)).collect();
+        assert!(!control(&["stat"]).contains("delayed packets"), "nothing is said where there is nothing");
         let (psn_here, psn_there) = (Node::new(0, 16), Node::new(1, 16));
         psn_here.connect(&psn_there.address(), &QUICK);
         psn_there.connect(&Address { psn: psn_here.psn ^ 1, ..psn_here.address() }, &QUICK);
