@@ -41,6 +41,9 @@ struct World {
     messages: [Sent; MESSAGES],
 }
 
+/// Takes whether an event is possible, and the event.
+type Branch<'a> = dyn FnMut(bool, &dyn Fn(&mut World)) + 'a;
+
 impl World {
     fn new(faults: u8, breaks: u8) -> Self {
         let machine = |role| Recovery::new(role, RailMask::first(2), GIVE_UP);
@@ -102,7 +105,7 @@ impl World {
     }
 
     /// What may happen to message `m`.
-    fn traffic(&self, m: usize, on: &mut dyn FnMut(bool, &dyn Fn(&mut Self))) {
+    fn traffic(&self, m: usize, on: &mut Branch) {
         let sent = self.messages[m];
         let [sender, receiver] = &self.machines;
         let may_post =
