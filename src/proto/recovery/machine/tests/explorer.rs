@@ -105,7 +105,7 @@ impl World {
     }
 
     /// What may happen to message `m`.
-    fn traffic(&self, m: usize, on: &mut Branch) {
+    fn traffic(&self, m: usize, on: &mut Branch<'_>) {
         let sent = self.messages[m];
         let [sender, receiver] = &self.machines;
         let may_post =
