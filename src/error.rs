@@ -35,6 +35,8 @@ pub struct Detail {
     pub context: String,
     /// Whether it has been logged before, so that it is not logged again.
     pub is_logged: bool,
+    /// Whether new queue pairs may cure it: the path, the port or a queue pair has failed, and not the memory or the program.
+    pub is_recoverable: bool,
 }
 
 /// Result with [`Error`].
@@ -43,7 +45,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     #[cold]
     fn new(class: Class, operation: String, errno: Option<i32>) -> Self {
-        Self(Box::new(Detail { class, operation, errno, context: String::new(), is_logged: false }))
+        Self(Box::new(Detail { class, operation, errno, context: String::new(), is_logged: false, is_recoverable: false }))
     }
 
     /// A bug, in Ferrite or in its caller.
@@ -109,6 +111,13 @@ impl Error {
     #[must_use]
     pub fn logged(mut self) -> Self {
         self.0.is_logged = true;
+        self
+    }
+
+    /// The same error, which new queue pairs may cure.
+    #[must_use]
+    pub fn recoverable(mut self) -> Self {
+        self.0.is_recoverable = true;
         self
     }
 

@@ -10,7 +10,7 @@ pub mod host {
 
 /// The control plane.
 pub mod control {
-    pub use crate::net::control::{driver, peer_state, stream};
+    pub use crate::net::control::{driver, peer_state, recovery_events, stream};
 }
 
 /// The protocol's messages.

@@ -271,7 +271,7 @@ fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one()
     let (first, second, third) = (deaf.reach([1; 16]), deaf.reach([2; 16]), deaf.reach([3; 16]));
     let (_peer, _) = deaf.listener.accept().expect("a caller");
     Deaf::fill(&first);
-    let peers = [first, second].map(|stream| PeerState::new("the peer".into(), stream));
+    let peers = [first, second].map(|stream| PeerState::new("the peer".into(), stream, false));
     let port = deaf.listener.local_addr().expect("an address").port();
     connected_to(port).into_iter().for_each(|fd| give_up_after(fd, 100));
     let end = heard(&third);
@@ -285,7 +285,7 @@ fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one()
     again.send(Kind::Hello, Vec::new());
     // Two resumptions, and the hello: a kernel resets a connection that is closed with something unread.
     new.read_exact(&mut [0; 32 + 2 * (32 + 20)]).expect("a hello");
-    let late = PeerState::new("the peer".into(), again);
+    let late = PeerState::new("the peer".into(), again, false);
     drop(new);
     wait_until("the end of the second one", || {
         deaf.caller.poll();

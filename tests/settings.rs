@@ -42,12 +42,32 @@ fn a_setting_out_of_range_is_refused_by_name_value_and_range() -> Result<()> {
 }
 
 #[test]
+fn settings_of_recovery_out_of_range_are_refused_by_name_value_and_range() -> Result<()> {
+    for (name, value, range) in [
+        ("FERRITE_FAILOVER", "2", "0 to 1"),
+        ("FERRITE_STALL_MS", "-1", "0 to 60000"),
+        ("FERRITE_GIVE_UP", "0", "1 to 86400"),
+    ] {
+        let (code, devices, log) = init_with(require!(setting()), &[(name, value)])?;
+        assert_eq!((code, devices), (abi::ncclInvalidUsage, -1));
+        let words = format!("{name}={value}: a whole number from {range} is expected");
+        assert!(log.iter().any(|line| line.contains(&words)), "{log:?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn what_is_not_honoured_and_what_does_not_exist_is_named() -> Result<()> {
-    let env = [("NCCL_IB_OOO_RQ", "1"), ("NCCL_IB_TIMOUT", "22"), ("NCCL_IB_TIMEOUT", "20")];
+    let resilience = "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT";
+    let env = [("NCCL_IB_OOO_RQ", "1"), ("NCCL_IB_TIMOUT", "22"), ("NCCL_IB_TIMEOUT", "20"), (resilience, "5")];
     let (code, _, log) = init_with(require!(setting()), &env)?;
     assert_eq!(code, abi::ncclSuccess);
     let about = |name: &str| log.iter().find(|l| l.contains("does not honour") && l.contains(&format!(" {name}: ")));
     assert!(about("NCCL_IB_OOO_RQ").is_some_and(|l| l.contains("out-of-order")), "{log:?}");
+    assert!(
+        about(resilience).is_some_and(|l| l.contains("recovery is on by default; see FERRITE_FAILOVER")),
+        "{log:?}"
+    );
     assert!(about("NCCL_IB_TIMOUT").is_some_and(|l| l.contains("there is no such variable")), "{log:?}");
     assert!(about("NCCL_IB_TIMEOUT").is_none(), "{log:?}");
     Ok(())

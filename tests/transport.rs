@@ -3,8 +3,9 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
+use common::log::{log, said};
 use common::process::pair;
-use common::setting::setting;
+use common::setting::{setting, talkative};
 use common::{pattern, plugin_transport};
 use ferrite::error::Result;
 use ferrite::transport::comm::RecvBuffer;
@@ -71,6 +72,32 @@ fn unequal_settings_are_negotiated() -> Result<()> {
         Ok(())
     })?;
     Ok(())
+}
+
+/// Both processes send to each other, and rank 1 has `FERRITE_FAILOVER` as told.
+fn failover_is(value: &str, negotiated: &str) -> Result<()> {
+    let setting = require!(talkative(&[]));
+    pair(&setting, |worker| {
+        if worker.rank() == 1 {
+            // SAFETY: the process has one thread that looks at the environment: this one.
+            unsafe { std::env::set_var("FERRITE_FAILOVER", value) };
+        }
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        bench.exchange(worker, 1, 5000, 5000)?;
+        assert!(said(&[" sends to ", negotiated]), "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_connection_is_recovered_if_both_ends_would() -> Result<()> {
+    failover_is("1", "failover: true")
+}
+
+#[test]
+fn a_connection_is_not_recovered_if_the_sender_or_the_receiver_has_that_switched_off() -> Result<()> {
+    failover_is("0", "failover: false")
 }
 
 #[test]

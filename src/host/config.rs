@@ -78,6 +78,13 @@ pub struct Config {
     pub socket_family: Option<Family>,
     /// Seconds that a step of connection set-up may take that does not wait for the peer to accept.
     pub handshake_timeout_s: u64,
+    /// A connection recovers, if its peer would as well, when one of its ports or queue pairs has failed.
+    pub failover: bool,
+    /// Milliseconds without a completion, beyond what the posted messages should take, after which a connection recovers although no
+    /// device has reported a failure. 0: never.
+    pub stall_ms: u64,
+    /// Seconds that the recovery of a connection may take; then the connection fails.
+    pub give_up_s: u64,
 }
 
 /// How often and how soon an operation is tried again.
@@ -164,6 +171,9 @@ impl Config {
             interfaces: InterfaceFilter::parse(&reader.text("NCCL_SOCKET_IFNAME").unwrap_or_default()),
             socket_family: family("NCCL_SOCKET_FAMILY")?,
             handshake_timeout_s: reader.number("FERRITE_HANDSHAKE_TIMEOUT")? as u64,
+            failover: reader.flag("FERRITE_FAILOVER")?,
+            stall_ms: reader.number("FERRITE_STALL_MS")? as u64,
+            give_up_s: reader.number("FERRITE_GIVE_UP")? as u64,
         })
     }
 }
@@ -259,6 +269,11 @@ mod tests {
         assert_eq!(classes("NCCL_IB_TC", "106").expect("valid"), (106, 106));
         assert_eq!(classes("NCCL_IB_FIFO_TC", "184").expect("valid"), (0, 184));
         assert!(with("NCCL_NET", "ferrite").expect("valid").required);
+        let recovery = |name, value| with(name, value).map(|c| (c.failover, c.stall_ms, c.give_up_s));
+        assert_eq!(recovery("", "").expect("valid"), (true, 60, 120));
+        assert_eq!(recovery("FERRITE_FAILOVER", "0").expect("valid"), (false, 60, 120));
+        assert_eq!(recovery("FERRITE_STALL_MS", "0").expect("valid"), (true, 0, 120));
+        assert_eq!(recovery("FERRITE_GIVE_UP", "86400").expect("valid"), (true, 60, 86400));
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub struct GidEntry {
     pub index: u8,
     /// The GID.
     pub gid: [u8; 16],
-    /// RoCE version, if the kernel tells.
+    /// RoCE version, if the kernel reports it.
     pub roce_version: Option<u8>,
 }
 
@@ -103,6 +103,12 @@ impl GidEntry {
     /// The GID as an IP address.
     pub fn address(&self) -> IpAddr {
         address(&self.gid)
+    }
+
+    /// Whether `other` has the same RoCE version and address family, and is link-local if this one is, and only then.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let kind = |entry: &Self| (entry.roce_version, entry.family(), entry.is_link_local());
+        kind(self) == kind(other)
     }
 
     fn is_link_local(&self) -> bool {

@@ -129,10 +129,25 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(1, 3600, 60),
         "seconds to reach a peer's port, to connect queue pairs, and for a caller's first words; how long a peer takes to accept has no limit",
     ),
+    variable(
+        "FERRITE_FAILOVER",
+        Kind::Number(0, 1, 1),
+        "1: a connection whose port or queue pair fails is recovered, over its other ports or once the port is back, if both ends say so",
+    ),
+    variable(
+        "FERRITE_STALL_MS",
+        Kind::Number(0, 60_000, 60),
+        "milliseconds without a completion, beyond what the posted messages should take, after which a connection is recovered although no device has reported a failure; 0: never",
+    ),
+    variable(
+        "FERRITE_GIVE_UP",
+        Kind::Number(1, 86_400, 120),
+        "seconds that the recovery of a connection may take; then the connection fails",
+    ),
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 
-/// Variables of NCCL's built-in IB transports, up to 2.30, that Ferrite ignores, with the reasons.
+/// Variables of NCCL's built-in IB transports, up to 2.30, that Ferrite ignores, with the reasons. A `*` stands for any end.
 pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_USE_INLINE", "clear-to-sends are always inline"),
     ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
@@ -141,8 +156,7 @@ pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_DATA_DIRECT", "Data Direct functions are not used"),
     ("NCCL_IB_DEVICE_PCI_ORDER", "devices come in libibverbs' order"),
     ("NCCL_IB_SUBNET_AWARE_ROUTING", "the receiver always prefers the sender's network"),
-    ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "there is no failover yet"),
-    ("NCCL_IB_RESILIENCY_PORT_RECOVERY", "there is no failover yet"),
+    ("NCCL_IB_RESILIENCY_*", "recovery is on by default; see FERRITE_FAILOVER"),
     ("NCCL_GIN_IB_TC", "there are no GPU-initiated transfers"),
     ("NCCL_SOCKET_RETRY_CNT", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),
     ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),
@@ -151,7 +165,11 @@ pub const IGNORED: &[(&str, &str)] = &[
 /// Why Ferrite ignores the variable `name`. `None`: it does not, or the variable is not one for InfiniBand.
 pub fn ignored_reason(name: &str) -> Option<&'static str> {
     const OURS: [&str; 1] = ["NCCL_IB_"];
-    if let Some((_, why)) = IGNORED.iter().find(|(ignored, _)| *ignored == name) {
+    let is_named = |ignored: &str| match ignored.strip_suffix('*') {
+        Some(prefix) => name.starts_with(prefix),
+        None => name == ignored,
+    };
+    if let Some((_, why)) = IGNORED.iter().find(|(ignored, _)| is_named(ignored)) {
         return Some(why);
     }
     let is_known = VARIABLES.iter().any(|v| v.name == name);
@@ -173,6 +191,9 @@ mod tests {
     #[test]
     fn an_ignored_variable_has_a_reason() {
         assert_eq!(ignored_reason("NCCL_IB_OOO_RQ"), Some("out-of-order receive queues are not used"));
+        for name in ["NCCL_IB_RESILIENCY_PORT_FAILOVER", "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT"] {
+            assert_eq!(ignored_reason(name), Some("recovery is on by default; see FERRITE_FAILOVER"), "{name}");
+        }
         assert_eq!(ignored_reason("NCCL_IB_TIMOUT"), Some("there is no such variable"));
         assert_eq!(
             (ignored_reason("NCCL_IB_TIMEOUT"), ignored_reason("NCCL_DEBUG"), ignored_reason("PATH")),

@@ -6,7 +6,8 @@
 //! | [`mr`] | registered memory: the cache of memory regions, and NCCL's handles | |
 //! | [`device`] | devices as NCCL sees them: cards and ports, their GIDs, GPUDirect RDMA | `control`, `mr` |
 //! | [`qp`] | the queue pairs of a connection, and connecting them | and `device` |
-//! | [`data`] | the data path: isend, irecv, iflush, test | and `qp` |
+//! | [`recovery`] | new queue pairs for a connection after a fault | and `qp` |
+//! | [`data`] | the data path: isend, irecv, iflush, test | and `recovery` |
 //! | [`setup`] | listen, connect and accept | and `data` |
 //! | [`network`] | all devices of the process | all of them |
 
@@ -16,4 +17,5 @@ pub mod device;
 pub mod mr;
 pub mod network;
 pub mod qp;
+pub mod recovery;
 pub mod setup;

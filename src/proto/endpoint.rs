@@ -55,6 +55,8 @@ pub struct Endpoint {
     pub adaptive_routing: bool,
     /// Whether this end would cut messages over all queue pairs.
     pub split: bool,
+    /// Whether this end would recover the connection when a queue pair has failed.
+    pub failover: bool,
     /// Its rails, 1 to [`MAX_RAILS`], with as many queue pairs each.
     pub rails: Vec<RailEnd>,
 }
@@ -101,6 +103,7 @@ impl Endpoint {
         to.name(&self.name);
         to.u8(u8::from(self.adaptive_routing));
         to.u8(u8::from(self.split));
+        to.u8(u8::from(self.failover));
         to.u8(self.rails.len().min(MAX_RAILS) as u8);
         self.rails.iter().take(MAX_RAILS).for_each(|rail| rail.emit(to));
     }
@@ -108,10 +111,10 @@ impl Endpoint {
     /// # Errors
     /// It is too short, or says something no Ferrite says.
     pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
-        let (name, adaptive_routing, split) = (from.name()?, from.flag()?, from.flag()?);
+        let (name, adaptive_routing, split, failover) = (from.name()?, from.flag()?, from.flag()?, from.flag()?);
         let count = from.count(MAX_RAILS, "rails")?;
         let rails = (0..count).map(|_| RailEnd::parse(from)).collect::<Result<_, _>>()?;
-        Ok(Self { name, adaptive_routing, split, rails })
+        Ok(Self { name, adaptive_routing, split, failover, rails })
     }
 }
 

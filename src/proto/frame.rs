@@ -3,8 +3,10 @@
 use super::handle::Secret;
 use super::{PROTOCOL_VERSION, Violation, violation};
 
-/// Longest body of a frame. Nothing a peer claims makes us keep more than this.
+/// Longest body of a frame, but for [`Kind::Account`].
 pub const MAX_BODY_BYTES: usize = 4096;
+/// Longest body of a [`Kind::Account`].
+pub const MAX_ACCOUNT_BYTES: usize = 24 << 10;
 /// In a refusal: it is for all connections of the process that is told, not for one.
 pub const ALL_CONNECTIONS: Secret = [0; 16];
 const PREAMBLE_BYTES: usize = 32;
@@ -65,6 +67,16 @@ impl Kind {
         Self::Account,
     ];
 
+    /// Whether it is of the recovery of an established connection, and has no meaning before the connection is there.
+    pub fn is_of_recovery(self) -> bool {
+        self as u16 >= Self::Halt as u16
+    }
+
+    /// The longest body, in bytes.
+    pub fn max_body_bytes(self) -> usize {
+        if self == Self::Account { MAX_ACCOUNT_BYTES } else { MAX_BODY_BYTES }
+    }
+
     fn to_bits(self) -> u16 {
         self as u16 + 1
     }
@@ -97,9 +109,9 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The bytes for the socket. A body longer than [`MAX_BODY_BYTES`] is cut.
+    /// The bytes for the socket. A body longer than [`Kind::max_body_bytes`] is cut.
     pub fn emit(&self) -> Vec<u8> {
-        let body = &self.body[..self.body.len().min(MAX_BODY_BYTES)];
+        let body = &self.body[..self.body.len().min(self.kind.max_body_bytes())];
         let mut b = Vec::with_capacity(PREAMBLE_BYTES + body.len());
         b.extend_from_slice(MAGIC);
         b.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
@@ -129,9 +141,17 @@ impl Frame {
 #[derive(Debug, Default)]
 pub struct Assembler {
     bytes: Vec<u8>,
+    /// Whether a body of more than [`MAX_BODY_BYTES`] may come.
+    allows_accounts: bool,
 }
 
 impl Assembler {
+    /// From now on frames may be as long as their kind allows. Until then none has more than [`MAX_BODY_BYTES`]: so much is kept
+    /// for a peer of which nothing is known.
+    pub fn allow_accounts(&mut self) {
+        self.allows_accounts = true;
+    }
+
     /// More bytes have come.
     pub fn handle_bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
@@ -167,7 +187,7 @@ impl Assembler {
         }
         let bits = u16::from_le_bytes([self.bytes[10], self.bytes[11]]);
         let kind = Kind::from_bits(bits).ok_or_else(|| violation!("a control message of unknown kind {bits}"))?;
-        let end = PREAMBLE_BYTES + self.body_bytes()?;
+        let end = PREAMBLE_BYTES + self.body_bytes(kind)?;
         if have < end {
             return Ok(None);
         }
@@ -181,10 +201,11 @@ impl Assembler {
         Ok(Some(Frame { kind, secret, body }))
     }
 
-    fn body_bytes(&self) -> Result<usize, Violation> {
+    fn body_bytes(&self, kind: Kind) -> Result<usize, Violation> {
         let claimed = usize::from(u16::from_le_bytes([self.bytes[12], self.bytes[13]]));
-        if claimed > MAX_BODY_BYTES {
-            return Err(violation!("a control message of {claimed} bytes; {MAX_BODY_BYTES} are allowed"));
+        let most = if self.allows_accounts { kind.max_body_bytes() } else { MAX_BODY_BYTES };
+        if claimed > most {
+            return Err(violation!("a control message of {claimed} bytes; {most} are allowed"));
         }
         Ok(claimed)
     }
@@ -197,7 +218,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_any_fragmentation(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..5),
+        fn frames_survive_any_fragmentation(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..16),
                                             piece in 1usize..70) {
             let frames: Vec<_> = bodies.into_iter().enumerate()
                 .map(|(i, body)| Frame { kind: Kind::ALL[i % Kind::ALL.len()], secret: [i as u8; 16], body }).collect();
@@ -235,6 +256,37 @@ mod tests {
             let found = assembler.poll_frame();
             // A greater length is that of a frame of which more has to come.
             assert!(found.is_err() || at == 12 && found == Ok(None), "byte {at}: {found:?}");
+        }
+    }
+
+    /// What is made of a frame of this kind with a body of so many bytes.
+    fn received(kind: Kind, length: usize, allows_accounts: bool) -> Result<usize, String> {
+        let mut assembler = Assembler { allows_accounts, ..Assembler::default() };
+        let mut bytes = Frame { kind, secret: [7; 16], body: vec![1; length] }.emit();
+        // One that is too long is not emitted: its length is announced.
+        bytes[12..14].copy_from_slice(&(length as u16).to_le_bytes());
+        assembler.handle_bytes(&bytes);
+        let frame = assembler.poll_frame().map_err(|violation| violation.text().to_owned())?;
+        Ok(frame.expect("it is whole").body.len())
+    }
+
+    #[test]
+    fn only_an_account_of_an_established_connection_may_be_longer_than_4096_bytes() {
+        for kind in Kind::ALL {
+            for allowed in [false, true] {
+                let most = if allowed && kind == Kind::Account { 24 << 10 } else { 4096 };
+                assert_eq!(received(kind, most, allowed), Ok(most), "{kind:?}");
+                let refusal = format!("a control message of {} bytes; {most} are allowed", most + 1);
+                assert_eq!(received(kind, most + 1, allowed), Err(refusal), "{kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_longer_body_is_cut_to_what_its_kind_allows() {
+        for kind in Kind::ALL {
+            let frame = Frame { kind, secret: [7; 16], body: vec![1; 30_000] };
+            assert_eq!(frame.emit().len(), PREAMBLE_BYTES + kind.max_body_bytes(), "{kind:?}");
         }
     }
 

@@ -57,11 +57,13 @@ pub struct Negotiated {
     pub striping: Striping,
     /// Whether data and immediate of a large message are posted apart.
     pub adaptive_routing: bool,
+    /// Whether the connection is recovered when a queue pair has failed.
+    pub failover: bool,
 }
 
 impl Negotiated {
-    /// The terms that both ends can keep: the fewer rails, the fewer queue pairs on each; split only if both would; careful about
-    /// order if either asks for it.
+    /// The terms that both ends can keep: the fewer rails, the fewer queue pairs on each; split only if both would, and
+    /// recovered only if both would; careful about order if either asks for it.
     ///
     /// # Errors
     /// The ends cannot be connected.
@@ -85,6 +87,7 @@ impl Negotiated {
         Ok(Self {
             striping: Striping::new(rails.len() as u8, qps as u8, sender.split && receiver.split),
             adaptive_routing: sender.adaptive_routing || receiver.adaptive_routing,
+            failover: sender.failover && receiver.failover,
         })
     }
 
@@ -180,13 +183,14 @@ impl Reply {
 
     /// The body of that frame.
     pub fn body(&self) -> Vec<u8> {
-        let Negotiated { striping, adaptive_routing } = self.terms;
+        let Negotiated { striping, adaptive_routing, failover } = self.terms;
         let mut body = Writer::default();
         self.endpoint.emit(&mut body);
         body.u8(striping.rails());
         body.u8(striping.qp_count());
         body.u8(u8::from(striping.is_split()));
         body.u8(u8::from(adaptive_routing));
+        body.u8(u8::from(failover));
         body.0
     }
 
@@ -198,9 +202,9 @@ impl Reply {
         let mut body = Reader(body);
         let endpoint = Endpoint::parse(&mut body)?;
         let (rails, qps) = (body.count(MAX_RAILS, "rails")?, body.count(MAX_QPS, "queue pairs")?);
-        let (split, adaptive_routing) = (body.flag()?, body.flag()?);
+        let (split, adaptive_routing, failover) = (body.flag()?, body.flag()?, body.flag()?);
         body.end()?;
-        let terms = Negotiated { striping: Striping::new(rails, qps / rails, split), adaptive_routing };
+        let terms = Negotiated { striping: Striping::new(rails, qps / rails, split), adaptive_routing, failover };
         let mut rest = endpoint.clone();
         rest.truncate(rails.into(), terms.qps_per_rail());
         if terms != Negotiated::agree(offered, &endpoint)? || rest != endpoint || terms.striping.qp_count() != qps {
@@ -235,7 +239,8 @@ mod tests {
                 terms,
                 Negotiated {
                     striping: Striping::new(rails, qps, true),
-                    adaptive_routing: ours.1 == 2 || theirs.1 == 2
+                    adaptive_routing: ours.1 == 2 || theirs.1 == 2,
+                    failover: true,
                 }
             );
             end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
@@ -244,6 +249,23 @@ mod tests {
             end.rails[0].qps.push(QpEnd { qpn: 1, psn: 1, ece: None });
             let wrong = Reply { endpoint: end, terms };
             assert!(Reply::parse(&wrong.frame([0; 16]).body, &hello.endpoint).is_err());
+        }
+    }
+
+    #[test]
+    fn a_connection_is_recovered_only_if_both_ends_would() {
+        for (sender, receiver) in [(true, true), (true, false), (false, true), (false, false)] {
+            let mut hello = Hello { endpoint: endpoint(2, 1, true), ring: RING, token: [6; 16] };
+            hello.endpoint.failover = sender;
+            assert_eq!(Hello::parse(&hello.body()).as_ref(), Ok(&hello));
+            let mut end = endpoint(2, 1, true);
+            end.failover = receiver;
+            let terms = Negotiated::agree(&hello.endpoint, &end).expect("they fit");
+            assert_eq!(terms.failover, sender && receiver, "{sender} {receiver}");
+            let reply = Reply { endpoint: end.clone(), terms };
+            assert_eq!(Reply::parse(&reply.body(), &hello.endpoint), Ok(reply));
+            let other = Reply { endpoint: end, terms: Negotiated { failover: !terms.failover, ..terms } };
+            assert!(Reply::parse(&other.body(), &hello.endpoint).is_err(), "that does not follow from both ends");
         }
     }
 

@@ -139,6 +139,17 @@ impl QueuePair {
         self.inner.number()
     }
 
+    /// Moves it to state ERROR: it executes nothing more, neither for this end nor for the peer, and all posted work requests
+    /// complete, those that were not executed with status 5 (flushed).
+    ///
+    /// # Errors
+    /// The device refuses, for one because it has failed.
+    pub fn fail(&self) -> Result<()> {
+        let mut attr = zeroed_attributes();
+        attr.qp_state = sys::ibv_qp_state::IBV_QPS_ERR;
+        self.inner.modify(&mut attr, mask::STATE, "ERROR")
+    }
+
     /// Bytes of inline data that a work request may have.
     pub fn inline_bytes(&self) -> u32 {
         self.inline_bytes

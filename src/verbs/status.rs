@@ -12,6 +12,12 @@ impl Status {
     /// The peer's device did not acknowledge in time, after all retries.
     pub const RETRY_EXCEEDED: Self = Self(12);
 
+    /// Whether the path, a port or a queue pair has failed, and not the memory or the program: the same work request may succeed
+    /// on a new queue pair. soft-RoCE reports a link that is down as status 2.
+    pub fn is_recoverable(self) -> bool {
+        matches!(self.0, 2 | 5 | 7 | 11 | 12 | 13 | 16 | 19 | 20 | 21)
+    }
+
     fn name_and_cause(self) -> (&'static str, &'static str) {
         match self.0 {
             0 => ("success", ""),

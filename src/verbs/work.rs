@@ -174,7 +174,7 @@ impl QueuePair {
     #[cold]
     #[inline(never)]
     fn post_error(&self, call: &str, rc: i32) -> Error {
-        Error::os(format_args!("{call}({}, queue pair {})", self.device_name(), self.number()), rc.abs())
+        Error::os(format_args!("{call}({}, queue pair {})", self.device_name(), self.number()), rc.abs()).recoverable()
     }
 }
 
@@ -199,7 +199,7 @@ impl CompletionQueue {
 #[cold]
 #[inline(never)]
 fn overrun() -> Error {
-    Error::os("ibv_poll_cq (has the completion queue overrun?)", libc::EIO)
+    Error::os("ibv_poll_cq (has the completion queue overrun?)", libc::EIO).recoverable()
 }
 
 impl Write {

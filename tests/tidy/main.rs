@@ -23,7 +23,8 @@ const NET: &[(&str, &[&str])] = &[
     ("mr", &[]),
     ("device", &["control", "mr"]),
     ("qp", &["control", "mr", "device"]),
-    ("data", &["control", "mr", "device", "qp"]),
+    ("recovery", &["control", "mr", "device", "qp"]),
+    ("data", &["control", "mr", "device", "qp", "recovery"]),
     ("setup", &["control", "mr", "device", "qp", "data"]),
     ("network.rs", &["control", "mr", "device", "qp", "data", "setup"]),
 ];
@@ -32,7 +33,7 @@ const NET: &[(&str, &[&str])] = &[
 const UNSAFE_FILES: &[&str] = &[
     "host/cuda.rs",
     "net/control/fork.rs",
-    "net/control/watcher.rs",
+    "net/control/signals.rs",
     "net/data/exclusive_cell.rs",
     "net/device/gdr.rs",
     "net/device/nic.rs",

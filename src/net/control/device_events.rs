@@ -2,6 +2,7 @@
 
 use super::cq_owners::{CqOwner, CqOwners};
 use super::peer_state::PeerState;
+use super::port_listeners::{PortEvent, PortListener, PortListeners};
 use super::weak_registry::WeakRegistry;
 use crate::error::Result;
 use crate::verbs::context::{AsyncEvent, Context};
@@ -18,6 +19,7 @@ pub struct DeviceEvents {
     peers: Mutex<WeakRegistry<PeerState>>,
     /// Those of them to which a completion queue belongs.
     owners: Mutex<CqOwners<PeerState>>,
+    listeners: PortListeners,
 }
 
 impl DeviceEvents {
@@ -28,7 +30,13 @@ impl DeviceEvents {
     pub fn new(context: &Arc<Context>, ends_connections: bool) -> Result<Self> {
         context.make_events_nonblocking()?;
         let peers = Mutex::new(WeakRegistry::new(0));
-        Ok(Self { context: Arc::clone(context), ends_connections, peers, owners: Mutex::default() })
+        Ok(Self {
+            context: Arc::clone(context),
+            ends_connections,
+            peers,
+            owners: Mutex::default(),
+            listeners: PortListeners::default(),
+        })
     }
 
     /// The device's name.
@@ -36,7 +44,12 @@ impl DeviceEvents {
         self.context.name()
     }
 
-    /// From now on a fatal event ends the connection to `peer`, as long as it lives.
+    /// From now on `listener` is told what happens to `port`, as long as it lives.
+    pub fn listen(&self, port: u8, listener: &Arc<dyn PortListener>) {
+        self.listeners.add(port, listener);
+    }
+
+    /// From now on a fatal event ends the connection to `peer`, as long as it lives, unless it is recovered.
     pub fn watch(&self, peer: &Arc<PeerState>) {
         lock(&self.peers).add(peer);
     }
@@ -46,9 +59,9 @@ impl DeviceEvents {
         lock(&self.owners).add(queue, peer);
     }
 
-    /// Heeds all events that there are.
-    pub fn handle(&self) {
-        let name = self.context.name();
+    /// Heeds all events that there are. Whether a port has come up.
+    pub fn handle(&self) -> bool {
+        let mut has_come_up = false;
         while let Some(occurrence) = self.context.next_event() {
             let event = occurrence.event.clone();
             let owner = match event {
@@ -57,29 +70,63 @@ impl DeviceEvents {
             };
             // From here on a queue that it names may go, and its id be another's.
             drop(occurrence);
-            match event {
-                AsyncEvent::PortActive(port) => log::info!("{name}:{port} is up"),
-                AsyncEvent::PortDown(port) => {
-                    log::warn!("{name}:{port} is down; traffic over it waits until the device's retries are exhausted");
-                }
-                AsyncEvent::GidChange(port) => log::info!("{name}:{port}: the GID table has changed"),
-                AsyncEvent::QueuePairError(what) => log::warn!("{name}: {what}"),
-                // Nothing more would be reported by the queue.
-                AsyncEvent::CompletionQueueError(_) => {
-                    let reason = format!("{name}: a completion queue has failed");
-                    match owner {
-                        CqOwner::Known(peer) => self.fail(
-                            &reason,
-                            &format!("the connection to {} ends", peer.peer()),
-                            std::slice::from_ref(&peer),
-                        ),
-                        CqOwner::Gone => log::debug!("{reason}, of a connection that is closed"),
-                        CqOwner::Unknown => self.fail_all(&reason),
-                    }
-                }
-                AsyncEvent::DeviceFatal => self.fail_all(&format!("{name}: fatal device error")),
-                AsyncEvent::Other(number) => log::debug!("{name}: event {number}"),
+            has_come_up |= matches!(event, AsyncEvent::PortActive(_));
+            self.handle_event(event, owner);
+        }
+        has_come_up
+    }
+
+    fn handle_event(&self, event: AsyncEvent, owner: CqOwner<PeerState>) {
+        let name = self.context.name();
+        match event {
+            AsyncEvent::PortActive(port) => {
+                log::info!("{name}:{port} is up");
+                self.listeners.tell(port, PortEvent::Active);
             }
+            AsyncEvent::PortDown(port) => {
+                let recovering = self.listeners.tell(port, PortEvent::Down);
+                log::warn!("{name}:{port} is down; {}", port_down(recovering));
+            }
+            AsyncEvent::GidChange(port) => {
+                log::info!("{name}:{port}: the GID table has changed");
+                self.listeners.tell(port, PortEvent::GidChange);
+            }
+            AsyncEvent::LidChange(port) => {
+                log::info!("{name}:{port}: the LID has changed");
+                self.listeners.tell(port, PortEvent::LidChange);
+            }
+            AsyncEvent::QueuePairError(what) => {
+                log::warn!("{name}: {what}");
+                self.listeners.tell_all(PortEvent::QueuePairError);
+            }
+            // Nothing more would be reported by the queue.
+            AsyncEvent::CompletionQueueError(_) => {
+                let reason = format!("{name}: a completion queue has failed");
+                match owner {
+                    CqOwner::Known(peer) if peer.handle_queue_failure(&reason) => log::warn!("{reason}; {}", recovered(1)),
+                    CqOwner::Known(peer) => self.fail(
+                        &reason,
+                        &format!("the connection to {} ends", peer.peer()),
+                        std::slice::from_ref(&peer),
+                    ),
+                    CqOwner::Gone => log::debug!("{reason}, of a connection that is closed"),
+                    CqOwner::Unknown => self.fail_all(&reason),
+                }
+            }
+            AsyncEvent::DeviceFatal => self.handle_fatal(&format!("{name}: fatal device error")),
+            AsyncEvent::Other(number) => log::debug!("{name}: event {number}"),
+        }
+    }
+
+    /// Ends the connections that are not recovered.
+    fn handle_fatal(&self, reason: &str) {
+        let recovering = self.listeners.tell_all(PortEvent::DeviceFatal);
+        if recovering > 0 {
+            log::warn!("{reason}; {}", recovered(recovering));
+        }
+        let peers: Vec<_> = lock(&self.peers).all().into_iter().filter(|peer| !peer.is_recoverable()).collect();
+        if recovering == 0 || !peers.is_empty() {
+            self.fail(reason, "its connections end", &peers);
         }
     }
 
@@ -96,7 +143,7 @@ impl DeviceEvents {
         }
         log::warn!("{reason}; {what}");
         for peer in peers {
-            peer.fail(reason);
+            peer.handle_device_failure(reason);
         }
     }
 }
@@ -107,6 +154,30 @@ impl AsFd for DeviceEvents {
     }
 }
 
+/// What becomes of the connections of a port that is down, of which `recovering` are recovered.
+fn port_down(recovering: usize) -> String {
+    match recovering {
+        0 => "traffic over it waits until the device's retries are exhausted".into(),
+        count => recovered(count),
+    }
+}
+
+/// What is said of connections that a failure does not end.
+fn recovered(count: usize) -> String {
+    format!("{count} connection(s) recover, over other ports or once it is back")
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traffic_of_a_port_that_is_down_is_not_said_to_wait_if_connections_recover() {
+        assert_eq!(port_down(0), "traffic over it waits until the device's retries are exhausted");
+        assert_eq!(port_down(3), "3 connection(s) recover, over other ports or once it is back");
+    }
 }

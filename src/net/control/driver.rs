@@ -118,11 +118,16 @@ impl ControlDriver {
         .unwrap_or(Ok(()))
     }
 
+    /// A port of this machine has come up: peers whose control connections are lost are dialled at once.
+    pub fn handle_network_change(&self) {
+        self.with(ControlPlane::handle_network_change);
+    }
+
     /// From now on `peer` is told of the other end of `stream`.
-    pub(super) fn establish(&self, stream: StreamId, peer: &Arc<dyn Told>) {
+    pub(super) fn establish(&self, stream: StreamId, peer: &Arc<dyn Told>, hears_recovery: bool) {
         self.enter(|state, now| {
             state.sockets.add_peer(stream, peer);
-            state.plane.establish(now, stream);
+            state.plane.establish(now, stream, hears_recovery);
         });
     }
 

@@ -9,10 +9,13 @@
 //! | [`stream`] | one RDMA connection's share of a control connection, while it is set up |
 //! | [`peer_state`] | what is known of the peer of an established connection: one number for the data path |
 //! | [`watcher`] | the thread that waits: for [`device_events`], for control connections, for [`periodic`] tasks |
-//! | [`cq_owners`], [`weak_registry`] | who is told of a device's failure |
+//! | [`notices`] | lines for the log that many connections would write at once |
+//! | [`workers`] | threads for what takes long and is rare: recovering connections |
+//! | [`cq_owners`], [`port_listeners`], [`weak_registry`] | who is told of a device's failure |
+//! | [`recovery_events`] | what the recovery of a connection hears of the peer |
 //! | [`epoll`], [`fork`] | many descriptors that are waited on at once, and what a forked child keeps of them: nothing |
 //!
-//! Locks: the driver's, then the reason of a [`peer_state::PeerState`]. Neither is held while the verbs are called, and the data path
+//! Locks: the driver's, then the reason of a [`peer_state::PeerState`], then its inbox for recovery. Neither is held while the verbs are called, and the data path
 //! takes none. The lists of connections that are being set up are locked before the driver; the watcher only tries them.
 
 pub mod cq_owners;
@@ -20,12 +23,17 @@ pub mod device_events;
 pub mod driver;
 pub mod epoll;
 pub mod fork;
+pub mod notices;
 pub mod peer_state;
 pub mod periodic;
 pub mod port;
+mod signals;
+pub mod port_listeners;
+pub mod recovery_events;
 pub mod socket;
 mod sockets;
 pub mod stream;
 mod told;
 pub mod watcher;
 pub mod weak_registry;
+pub mod workers;

@@ -4,14 +4,16 @@
 //! again ([`crate::proto::control::redial`]), and both ask their devices now and then whether the peer's still acknowledges
 //! ([`crate::net::data::probe`]).
 
+use super::recovery_events::{Full, RecoveryEvents, RecoveryInbox};
 use super::stream::ControlStream;
 use super::told::Told;
 use crate::proto::control::event::PeerChange;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// How a connection stands; of two states the later one in this list counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// How a connection stands: what is known of the peer, and whether the connection recovers. Of two of the former the later one in
+/// this list counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State(u8);
 
 impl State {
@@ -23,8 +25,10 @@ impl State {
     const CLOSED: Self = Self(2);
     /// The peer has died or given up, or the device is lost. Nothing will come of what is under way.
     const BROKEN: Self = Self(3);
+    /// Beside one of these: the queue pairs are being replaced.
+    const RECOVERING: u8 = 4;
 
-    /// Whether all is well.
+    /// Whether all is well: the peer is there, and the connection does not recover.
     #[inline]
     pub fn is_open(self) -> bool {
         self == Self::OPEN
@@ -33,7 +37,29 @@ impl State {
     /// Whether the peer has closed, died or given up, or the device is lost: nothing new will come of it.
     #[inline]
     pub fn is_gone(self) -> bool {
-        self >= Self::CLOSED
+        self.of_peer() >= Self::CLOSED.0
+    }
+
+    /// Whether the peer has died or given up, or the device is lost.
+    #[inline]
+    pub fn is_broken(self) -> bool {
+        self.of_peer() == Self::BROKEN.0
+    }
+
+    /// Whether the control connection is lost, and nothing else is known of the peer.
+    #[inline]
+    pub fn is_lost(self) -> bool {
+        self.of_peer() == Self::LOST.0
+    }
+
+    /// Whether the queue pairs are being replaced.
+    #[inline]
+    pub fn is_recovering(self) -> bool {
+        self.0 & Self::RECOVERING != 0
+    }
+
+    fn of_peer(self) -> u8 {
+        self.0 & !Self::RECOVERING
     }
 }
 
@@ -44,17 +70,44 @@ pub struct PeerState {
     state: AtomicU8,
     /// Why the connection cannot go on, or that the control connection is lost; empty while all is well.
     reason: Mutex<String>,
+    recovery: RecoveryInbox,
     stream: ControlStream,
 }
 
 impl PeerState {
-    /// What is known of the peer called `peer`, at the other end of `stream`. What has come before is told at once.
-    pub fn new(peer: String, stream: ControlStream) -> Arc<Self> {
+    /// What is known of the peer called `peer`, at the other end of `stream`. What has come before is told at once. `failover`: both
+    /// ends recover the connection; else a peer that speaks of recovery is in error.
+    pub fn new(peer: String, stream: ControlStream, failover: bool) -> Arc<Self> {
         let state = AtomicU8::new(State::OPEN.0);
-        let this = Arc::new(Self { peer, state, reason: Mutex::default(), stream });
+        let this =
+            Arc::new(Self { peer, state, reason: Mutex::default(), recovery: RecoveryInbox::new(failover), stream });
         let told: Arc<dyn Told> = Arc::clone(&this) as _;
-        this.stream.establish(&told);
+        this.stream.establish(&told, failover);
         this
+    }
+
+    /// From now on `handler` hears what the peer says of recovery, and what becomes of the peer; first what it has missed.
+    pub fn on_recovery_events(&self, handler: Weak<dyn RecoveryEvents>) {
+        self.recovery.open(handler);
+    }
+
+    /// Whether somebody recovers the connection when its device fails.
+    pub fn is_recoverable(&self) -> bool {
+        self.recovery.is_heard()
+    }
+
+    /// The queue pairs are being replaced from now on, or that is over. Returns whether they were being replaced before.
+    pub fn set_recovering(&self, recovers: bool) -> bool {
+        let _told = self.lock();
+        let (bit, before) = (if recovers { State::RECOVERING } else { 0 }, self.state());
+        self.state.store(before.of_peer() | bit, Ordering::Release);
+        before.is_recovering()
+    }
+
+    /// Whether the queue pairs are being replaced.
+    #[inline]
+    pub fn is_recovering(&self) -> bool {
+        self.state().is_recovering()
     }
 
     /// The peer's device, host and process, and its address.
@@ -78,12 +131,12 @@ impl PeerState {
     /// Whether there is no hope for what is under way either.
     #[inline]
     pub fn is_broken(&self) -> bool {
-        self.state() == State::BROKEN
+        self.state().is_broken()
     }
 
     /// Whether the control connection is lost, and nothing else is known.
     pub fn is_lost(&self) -> bool {
-        self.state() == State::LOST
+        self.state().is_lost()
     }
 
     /// Why; empty while all is well.
@@ -102,24 +155,41 @@ impl PeerState {
         self.stream.fail(reason);
     }
 
+    /// A completion queue of the connection has failed for `reason`; whether the connection recovers from that.
+    pub(super) fn handle_queue_failure(&self, reason: &str) -> bool {
+        self.recovery.handle_fault(reason)
+    }
+
+    /// The device has failed for `reason`, and nobody recovers from that: as [`Self::fail`].
+    pub(super) fn handle_device_failure(&self, reason: &str) {
+        self.fail(reason);
+        let _ = self.recovery.push(PeerChange::Broken(reason.to_owned()));
+    }
+
     fn end(&self, state: State, reason: &str) {
         let mut told = self.lock();
         let now = self.state();
-        if state <= now {
+        if state.0 <= now.of_peer() {
             return;
         }
         if !now.is_gone() {
             reason.clone_into(&mut told);
         }
-        self.state.store(state.0, Ordering::Release);
+        self.set_of_peer(state);
+    }
+
+    /// Changes what is known of the peer, under the lock.
+    fn set_of_peer(&self, state: State) {
+        let recovering = self.state().0 & State::RECOVERING;
+        self.state.store(state.0 | recovering, Ordering::Release);
     }
 
     /// There is a control connection again.
-    fn recover(&self) {
+    fn handle_back(&self) {
         let mut told = self.lock();
         if self.is_lost() {
             told.clear();
-            self.state.store(State::OPEN.0, Ordering::Release);
+            self.set_of_peer(State::OPEN);
         }
     }
 
@@ -129,12 +199,122 @@ impl PeerState {
 }
 
 impl Told for PeerState {
-    fn handle_change(&self, change: &PeerChange) {
-        match change {
+    fn handle_change(&self, change: PeerChange) -> Option<Arc<dyn RecoveryEvents>> {
+        match &change {
+            PeerChange::Frame(_) => {}
             PeerChange::Lost(why) => self.end(State::LOST, why),
-            PeerChange::Back => self.recover(),
+            PeerChange::Back => self.handle_back(),
             PeerChange::Closed(why) => self.end(State::CLOSED, why),
             PeerChange::Broken(why) => self.end(State::BROKEN, why),
+        }
+        match self.recovery.push(change) {
+            Ok(handler) => handler,
+            Err(Full) => {
+                self.end(State::BROKEN, "the peer sent more control messages than there are to send");
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::control::driver::ControlDriver;
+    use crate::proto::frame::{Frame, Kind};
+    use std::net::SocketAddr;
+    use std::time::Duration;
+
+    /// Of a peer that is never reached.
+    fn peer(failover: bool) -> Arc<PeerState> {
+        let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let stream = ControlStream::open(&driver, address, [1; 16], [2; 16]).expect("this is no child");
+        PeerState::new("the peer".into(), stream, failover)
+    }
+
+    fn halt(number: u8) -> PeerChange {
+        PeerChange::Frame(Frame { kind: Kind::Halt, secret: [2; 16], body: vec![number] })
+    }
+
+    fn lost() -> PeerChange {
+        PeerChange::Lost("a test".into())
+    }
+
+    /// What an end sees: open, recovering, lost, gone, broken.
+    fn seen(peer: &PeerState) -> [bool; 5] {
+        [peer.state().is_open(), peer.is_recovering(), peer.is_lost(), peer.is_gone(), peer.is_broken()]
+    }
+
+    #[test]
+    fn whether_it_recovers_and_what_is_known_of_the_peer_are_changed_apart() {
+        let (closed, broken) = (PeerChange::Closed("bye".into()), PeerChange::Broken("dead".into()));
+        let steps = [
+            (lost(), [true, false, false]),
+            (PeerChange::Back, [false; 3]),
+            (halt(0), [false; 3]),
+            (closed, [false, true, false]),
+            (lost(), [false, true, false]),
+            (broken, [false, true, true]),
+            (PeerChange::Back, [false, true, true]),
+        ];
+        let peer = peer(true);
+        assert_eq!(seen(&peer), [true, false, false, false, false]);
+        for (change, [is_lost, is_gone, is_broken]) in steps {
+            let text = format!("{change:?}");
+            peer.set_recovering(true);
+            let _ = peer.handle_change(change);
+            assert_eq!(seen(&peer), [false, true, is_lost, is_gone, is_broken], "{text}");
+            peer.set_recovering(false);
+            assert_eq!(seen(&peer), [!is_lost && !is_gone, false, is_lost, is_gone, is_broken], "{text}");
+        }
+        assert_eq!(peer.reason(), "bye", "the first end counts");
+    }
+
+    #[derive(Debug, Default)]
+    struct Noting(Mutex<Vec<PeerChange>>);
+
+    impl RecoveryEvents for Noting {
+        fn handle_frame(&self, frame: Frame) {
+            self.0.lock().expect("one thread").push(PeerChange::Frame(frame));
+        }
+        fn handle_change(&self, change: &PeerChange) {
+            self.0.lock().expect("one thread").push(change.clone());
+        }
+    }
+
+    #[test]
+    fn what_came_before_somebody_recovers_the_connection_is_handed_over_first_and_in_order() {
+        let (peer, noting) = (peer(true), Arc::new(Noting::default()));
+        let all = [halt(0), lost(), PeerChange::Back, halt(1), halt(2)];
+        all[..3].iter().for_each(|change| drop(peer.handle_change(change.clone())));
+        let handler: Arc<dyn RecoveryEvents> = Arc::clone(&noting) as _;
+        assert!(!peer.is_recoverable());
+        peer.on_recovery_events(Arc::downgrade(&handler));
+        assert!(peer.is_recoverable());
+        for change in &all[3..] {
+            assert!(peer.handle_change(change.clone()).is_some(), "who has been told is not dropped here");
+        }
+        assert_eq!(*noting.0.lock().expect("one thread"), all);
+        drop((handler, noting));
+        assert!(!peer.is_recoverable() && peer.handle_change(halt(3)).is_none());
+    }
+
+    #[test]
+    fn a_peer_that_says_too_much_before_anybody_hears_it_is_broken() {
+        let peer = peer(true);
+        (0..64).for_each(|n| drop(peer.handle_change(halt(n))));
+        assert!(peer.state().is_open());
+        let _ = peer.handle_change(halt(64));
+        assert!(peer.is_broken() && peer.reason().contains("more control messages"), "{}", peer.reason());
+    }
+
+    #[test]
+    fn without_failover_a_control_connection_may_be_lost_and_come_back_any_number_of_times() {
+        let peer = peer(false);
+        for _ in 0..1000 {
+            let _ = (peer.handle_change(lost()), peer.handle_change(PeerChange::Back));
+            assert!(peer.state().is_open(), "{}", peer.reason());
         }
     }
 }

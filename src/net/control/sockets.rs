@@ -2,12 +2,13 @@
 
 use super::epoll::{Epoll, Trigger};
 use super::port::Port;
+use super::recovery_events::RecoveryEvents;
 use super::socket::{ControlSocket, Incoming};
 use super::told::Told;
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::proto::control::event::{End, Event, Level};
-use crate::proto::control::plane::{ControlPlane, MAX_BACKLOG};
+use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{ConnId, StreamId, Time};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -43,6 +44,8 @@ pub(super) struct Sockets {
 pub(super) struct Settled {
     /// Those that have been told something. To be dropped: one may be the last that has its stream.
     told: Vec<Arc<dyn Told>>,
+    /// Those that they have told, to be dropped as well.
+    recovery: Vec<Arc<dyn RecoveryEvents>>,
     /// Lines for the log, whose reader may be slow.
     lines: Vec<(Level, String)>,
 }
@@ -158,7 +161,7 @@ impl Sockets {
             // A peer that does not read its answers is not read either, until the kernel has room for them again.
             self.write(plane, conn);
             let has_room_later = self.by_conn.get(&conn).is_some_and(ControlSocket::can_write);
-            if has_room_later && plane.backlog(conn) >= MAX_BACKLOG {
+            if has_room_later && plane.is_backlogged(conn) {
                 return;
             }
         }
@@ -233,7 +236,7 @@ impl Sockets {
             }
             Event::Peer { stream, change } => {
                 if let Some(peer) = self.peers.get(&stream).and_then(Weak::upgrade) {
-                    peer.handle_change(&change);
+                    settled.recovery.extend(peer.handle_change(change));
                     settled.told.push(peer);
                 }
             }

@@ -76,9 +76,10 @@ impl ControlStream {
         self.driver.with(|plane, _| plane.is_over(self.id)).unwrap_or(false)
     }
 
-    /// The connection is there: from now on `peer` is told of its other end.
-    pub(super) fn establish(&self, peer: &Arc<dyn Told>) {
-        self.driver.establish(self.id, peer);
+    /// The connection is there: from now on `peer` is told of its other end, and of what that says of recovery, if it
+    /// `hears_recovery`.
+    pub(super) fn establish(&self, peer: &Arc<dyn Told>, hears_recovery: bool) {
+        self.driver.establish(self.id, peer, hears_recovery);
     }
 
     /// This end has failed, and the peer is told why.

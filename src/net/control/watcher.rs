@@ -7,6 +7,8 @@ use super::epoll::{Epoll, Trigger};
 use super::fork::Unshared;
 use super::peer_state::PeerState;
 use super::periodic::{PeriodicTask, PeriodicTasks};
+use super::signals::without_signals;
+use super::port_listeners::PortListener;
 use crate::error::{Error, Result};
 use crate::verbs::context::Context;
 use rustix::event::EventfdFlags;
@@ -31,6 +33,8 @@ struct Shared {
     tasks: PeriodicTasks,
     /// What drives this process's control connections, if this is the watcher that serves it.
     driver: Mutex<Weak<ControlDriver>>,
+    /// The same whether or not this watcher serves it.
+    known: Mutex<Weak<ControlDriver>>,
     epoll: Epoll,
     wake: Wake,
     stops: AtomicBool,
@@ -59,6 +63,7 @@ impl Watcher {
             events: DeviceEvents::new(context, ends_connections)?,
             tasks: PeriodicTasks::default(),
             driver: Mutex::default(),
+            known: Mutex::default(),
             epoll: Epoll::new()?,
             wake: Wake::new()?,
             stops: AtomicBool::new(false),
@@ -74,7 +79,12 @@ impl Watcher {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// From now on a fatal event ends the connection to `peer`, as long as it lives.
+    /// From now on `listener` is told what happens to the card's port of this number, as long as it lives.
+    pub fn listen(&self, port: u8, listener: &Arc<dyn PortListener>) {
+        self.shared.events.listen(port, listener);
+    }
+
+    /// From now on a fatal event ends the connection to `peer`, as long as it lives, unless it is recovered.
     pub fn watch(&self, peer: &Arc<PeerState>) {
         self.shared.events.watch(peer);
     }
@@ -89,7 +99,11 @@ impl Watcher {
     /// # Errors
     /// The kernel has no memory for it.
     pub fn serve(&self, driver: &Arc<ControlDriver>) -> Result<()> {
-        if self.shared.is_inherited() || driver.is_inherited() || !driver.begin_to_serve() {
+        if self.shared.is_inherited() || driver.is_inherited() {
+            return Ok(());
+        }
+        *self.shared.known.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(driver);
+        if !driver.begin_to_serve() {
             return Ok(());
         }
         *self.shared.driver.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(driver);
@@ -122,7 +136,7 @@ impl Shared {
             for key in ready {
                 match key {
                     WAKE if self.stops.load(Ordering::Acquire) => return,
-                    DEVICE => self.events.handle(),
+                    DEVICE => self.handle_device(),
                     CONTROL => pause = self.serve(),
                     _ => {}
                 }
@@ -134,6 +148,14 @@ impl Shared {
             if !pause.is_zero() {
                 std::thread::sleep(pause);
             }
+        }
+    }
+
+    fn handle_device(&self) {
+        let has_come_up = self.events.handle();
+        let driver = self.known.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        if let Some(driver) = driver.filter(|_| has_come_up) {
+            driver.handle_network_change();
         }
     }
 
@@ -191,18 +213,4 @@ impl Wake {
         // One that is full rings as well.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
-}
-
-/// Runs `body` with all signals blocked, which a thread started in it inherits: the host's handlers are not to run on it.
-fn without_signals<T>(body: impl FnOnce() -> T) -> T {
-    // SAFETY: signal sets are plain data, filled in by the calls below.
-    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
-    // SAFETY: valid places for sets.
-    unsafe { libc::sigfillset(&raw mut all) };
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
-    let result = body();
-    // SAFETY: the set that the call above has filled in.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
-    result
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 /// The list. What has gone is struck off now and then: listing one more costs the same however many there are.
 #[derive(Debug)]
-pub struct WeakRegistry<T> {
+pub struct WeakRegistry<T: ?Sized> {
     by_number: HashMap<u64, Weak<T>>,
     next: u64,
     sweep_at: usize,
@@ -13,7 +13,7 @@ pub struct WeakRegistry<T> {
 
 const FEW: usize = 32;
 
-impl<T> WeakRegistry<T> {
+impl<T: ?Sized> WeakRegistry<T> {
     /// An empty list, whose numbers begin with `first`.
     pub fn new(first: u64) -> Self {
         Self { by_number: HashMap::new(), next: first, sweep_at: FEW }

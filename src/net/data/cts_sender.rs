@@ -7,10 +7,10 @@
 use super::caps::RECEIVER_QP_CAPS;
 use super::probe::Probe;
 use crate::error::{Error, Result};
-use crate::net::qp::set::ConnectedQp;
+use crate::net::qp::set::{ConnectedQp, QpSet};
 use crate::net::qp::wr_id::WrId;
 use crate::proto::cts::Cts;
-use crate::proto::handshake::{Negotiated, Ring};
+use crate::proto::handshake::Ring;
 use crate::proto::recv::RecvFlow;
 use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
 use crate::verbs::staging::Staging;
@@ -25,12 +25,13 @@ const MAX_OUTSTANDING: u32 = RECEIVER_QP_CAPS.max_send_wr - 1;
 /// The ring that clear-to-sends are written to, and the rail whose turn it is to carry them.
 #[derive(Debug)]
 pub struct CtsSender {
+    /// The ring, with its keys in the order of the rails in use.
     ring: Ring,
     slot_bytes: usize,
     slots_per_write: u32,
-    /// Number of rails.
+    /// Number of rails in use.
     rails: usize,
-    /// Whether there is only one rail, and its device has enough inline data.
+    /// Whether there is only one rail, its device has enough inline data, and clear-to-sends have one half.
     is_plain: bool,
     /// What they are sent from where a device has too little inline data.
     staging: Option<Box<Staging>>,
@@ -42,6 +43,8 @@ pub struct CtsSender {
     writes: WriteCount,
     /// Writes on the other rails.
     other_writes: [WriteCount; MAX_RAILS],
+    /// How many writes had been posted when their arrival was last asked for.
+    probed: u32,
     /// Probes, which use the same queue pairs.
     pub(in crate::net) probe: Probe,
 }
@@ -55,12 +58,16 @@ struct WriteCount {
 }
 
 impl CtsSender {
-    /// Writes into `ring` over the first queue pairs of each rail, which are the first of `qps`.
+    /// Writes clear-to-sends of `slot_bytes` into `ring`, over the first queue pairs of each rail, which are the first of `qps`.
     ///
     /// # Errors
     /// A device has too little inline data, and memory cannot be registered instead.
-    pub fn new(qps: &[ConnectedQp], ring: Ring, terms: &Negotiated) -> Result<Self> {
-        let (rails, slot_bytes) = (usize::from(terms.striping.rails()), terms.slot_bytes());
+    pub fn new(set: &QpSet, mut ring: Ring, slot_bytes: usize) -> Result<Self> {
+        let (qps, rails) = (&set.qps, set.rails.len());
+        let keys = ring.rkeys;
+        for (key, on) in ring.rkeys.iter_mut().zip(&set.rails) {
+            *key = keys[usize::from(on.number) % MAX_RAILS];
+        }
         let inline_bytes = qps.iter().take(rails).map(|connected| connected.qp.inline_bytes()).min().unwrap_or(0);
         let (staging, slots_per_write) = match inline_bytes / slot_bytes as u32 {
             0 => (
@@ -72,7 +79,7 @@ impl CtsSender {
             ),
             slots => (None, slots),
         };
-        let is_plain = rails == 1 && staging.is_none();
+        let is_plain = rails == 1 && staging.is_none() && slot_bytes == Cts::BYTES;
         let (writes, other_writes) = (WriteCount::default(), [WriteCount::default(); MAX_RAILS]);
         Ok(Self {
             ring,
@@ -85,6 +92,7 @@ impl CtsSender {
             rkey: ring.rkeys[0],
             writes,
             other_writes,
+            probed: 0,
             probe: Probe::default(),
         })
     }
@@ -95,7 +103,7 @@ impl CtsSender {
         self.writes.has_room()
     }
 
-    /// Whether there is only one rail, and its device has enough inline data.
+    /// Whether there is only one rail, its device has enough inline data, and clear-to-sends have one half.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
         self.is_plain
@@ -137,6 +145,21 @@ impl CtsSender {
         if !self.has_room() {
             self.take_turn(rail);
         }
+    }
+
+    /// Posts a probe if clear-to-sends have been written since the last one was posted, and none is outstanding. Its completion shows
+    /// that they have arrived.
+    ///
+    /// # Errors
+    /// The device refuses.
+    #[cold]
+    pub fn probe_writes(&mut self, qps: &mut QpSet) -> Result<()> {
+        let posted = self.other_writes.iter().fold(self.writes.posted, |sum, writes| sum.wrapping_add(writes.posted));
+        if self.probe.is_outstanding() || posted == self.probed {
+            return Ok(());
+        }
+        self.probed = posted;
+        self.probe.send_now(qps)
     }
 
     /// Gives the turn to the next rail whose queue has room. If none has room, the first rail with a completion gets it.

@@ -1,16 +1,23 @@
-//! A cell whose value one thread at a time may use.
+//! A cell whose value one thread at a time may use: NCCL's, or the one that recovers the connection.
 
 use crate::error::{Error, Result};
 use std::cell::UnsafeCell;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
-/// A cell for the state of the data path, which NCCL uses from one thread at a time. If two threads enter at once, the second
-/// one gets an error instead of undefined behaviour. Entering never waits.
+/// A cell for the state of the data path, which NCCL uses from one thread at a time. If two of NCCL's threads enter at once, the
+/// second one gets an error instead of undefined behaviour. Entering waits only for the thread that recovers the connection.
 pub struct ExclusiveCell<T> {
     entered: AtomicBool,
+    /// Odd while the thread that recovers the connection is inside or wants to enter: incremented before and after.
+    visits: AtomicU32,
     state: UnsafeCell<T>,
 }
+
+/// How long a thread that recovers the connection waits for NCCL's to leave. NCCL's stays for microseconds, unless it is stopped,
+/// or has panicked inside and will never leave.
+const VISIT_LIMIT: Duration = Duration::from_secs(10);
 
 // SAFETY: `enter` lets one caller in at a time, so `T` moves between threads but is never shared.
 unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
@@ -18,24 +25,72 @@ unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
 impl<T> ExclusiveCell<T> {
     /// A cell with `state` in it.
     pub fn new(state: T) -> Self {
-        Self { entered: AtomicBool::new(false), state: UnsafeCell::new(state) }
+        Self { entered: AtomicBool::new(false), visits: AtomicU32::new(0), state: UnsafeCell::new(state) }
     }
 
     /// Runs `body` with exclusive access to the state. If `body` panics, the state may be inconsistent, and nobody can enter any
     /// more.
     ///
     /// # Errors
-    /// Another thread is inside, or `body` fails.
+    /// Another of NCCL's threads is inside, or `body` fails.
     #[inline(always)]
     pub fn enter<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
         // Acquire pairs with the Release below: the writes of the thread that was inside before are visible.
         if self.entered.swap(true, Ordering::Acquire) {
-            return Err(occupied());
+            self.wait_for_visitor()?;
         }
         // SAFETY: `entered` was clear and is set now, so there is no other reference, and none is made before it is cleared.
         let result = body(unsafe { &mut *self.state.get() });
         self.entered.store(false, Ordering::Release);
         result
+    }
+
+    /// As [`Self::enter`], for the one thread that recovers the connection. It waits for NCCL's thread to leave, and NCCL's thread
+    /// waits for it: `body` has to be short.
+    ///
+    /// # Errors
+    /// NCCL's thread does not leave within [`VISIT_LIMIT`], or `body` fails.
+    pub fn visit<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
+        self.visits.fetch_add(1, Ordering::SeqCst);
+        let start = Instant::now();
+        let mut is_free = true;
+        while self.entered.swap(true, Ordering::Acquire) {
+            if start.elapsed() > VISIT_LIMIT {
+                is_free = false;
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let result = if is_free {
+            // SAFETY: as in `enter`.
+            let result = body(unsafe { &mut *self.state.get() });
+            self.entered.store(false, Ordering::Release);
+            result
+        } else {
+            Err(occupied())
+        };
+        self.visits.fetch_add(1, Ordering::SeqCst);
+        result
+    }
+
+    /// Enters once the thread that recovers the connection has left.
+    ///
+    /// # Errors
+    /// It is not that thread that is inside.
+    #[cold]
+    #[inline(never)]
+    fn wait_for_visitor(&self) -> Result<()> {
+        loop {
+            let visits = self.visits.load(Ordering::SeqCst);
+            if !self.entered.swap(true, Ordering::Acquire) {
+                return Ok(());
+            }
+            // Without a visit meanwhile, it is one of NCCL's threads that is inside.
+            if visits.is_multiple_of(2) && self.visits.load(Ordering::SeqCst) == visits {
+                return Err(occupied());
+            }
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -68,6 +123,17 @@ mod tests {
         };
         assert_eq!(cell.enter(inside), Ok(2));
         assert_eq!(cell.enter(inside), Ok(3));
+    }
+
+    #[test]
+    fn a_visitor_and_nccls_thread_wait_for_each_other() {
+        let cell = ExclusiveCell::new(0u64);
+        let times = 20_000;
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..times).for_each(|_| cell.visit(|state| Ok(*state += 1)).expect("it waits")));
+            scope.spawn(|| (0..times).for_each(|_| cell.enter(|state| Ok(*state += 1)).expect("it waits")));
+        });
+        assert_eq!(cell.enter(|state| Ok(*state)), Ok(2 * times));
     }
 
     #[test]

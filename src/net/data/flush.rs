@@ -11,6 +11,7 @@ use crate::net::mr::handle::MrHandle;
 use crate::net::qp::connect::{path_to, with_hint};
 use crate::net::qp::set::create_qp;
 use crate::net::qp::wr_id::WrId;
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::requests::{RequestId, Requests};
 use crate::proto::{MAX_RAILS, MAX_REQUESTS, Violation};
 use crate::verbs::completion_queue::CompletionQueue;
@@ -20,6 +21,7 @@ use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Sge, Target};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Room for a read of every outstanding flush, so that the send queue never overflows.
 const FLUSH_QP_CAPS: QpCaps = QpCaps { max_send_wr: MAX_REQUESTS as u32, max_recv_wr: 1, max_inline_data: 0 };
@@ -28,8 +30,22 @@ const FLUSH_QP_CAPS: QpCaps = QpCaps { max_send_wr: MAX_REQUESTS as u32, max_rec
 #[derive(Debug, Default)]
 pub struct Flushes {
     rails: [Option<FlushRail>; MAX_RAILS],
-    /// For each flush the number of reads that are not complete.
-    requests: Requests<u8>,
+    requests: Requests<Flush>,
+    /// When reads that have failed may be posted again.
+    next_try: Option<Instant>,
+}
+
+/// One flush.
+#[derive(Debug, Clone, Copy, Default)]
+struct Flush {
+    addr: u64,
+    rkeys: [u32; MAX_RAILS],
+    /// Rails whose read is not complete, as a bit mask.
+    waiting: u8,
+    /// Whether a read has failed, so that reads are to be posted again.
+    is_failed: bool,
+    /// How often a read has failed.
+    failures: u8,
 }
 
 /// A queue pair that is connected to itself, and memory to read into.
@@ -41,52 +57,135 @@ struct FlushRail {
     landing: SharedRing<8, 1>,
 }
 
+/// Reads of one flush that may fail before the flush fails, if other reads may take their place.
+const MAX_FAILURES: u8 = 10;
+/// Time from one attempt to post reads again to the next.
+const TRY_EVERY: Duration = Duration::from_millis(10);
+
 impl Flushes {
-    /// Begins to read one byte at `addr` over each rail whose bit is set in `rails`. `None`: [`MAX_REQUESTS`] flushes are
-    /// outstanding already.
+    /// Begins to read one byte at `addr` over each of `rails`. `None`: [`MAX_REQUESTS`] flushes are outstanding already. If reads
+    /// `may_be_repeated`, one that cannot be posted now is posted later.
     ///
     /// # Errors
     /// A port is down, its device has no more queues or memory regions, or the read cannot be posted.
-    pub fn post(&mut self, nic: &Nic, rails: u32, addr: u64, memory: &MrHandle) -> Result<Option<RequestId>> {
-        let used = || nic.rails.iter().enumerate().filter(|(number, _)| rails & 1 << number != 0);
-        for (number, rail) in used() {
-            if self.rails[number].is_none() {
-                self.rails[number] = Some(FlushRail::new(rail)?);
+    pub fn post(
+        &mut self,
+        nic: &Nic,
+        rails: RailMask,
+        addr: u64,
+        memory: &MrHandle,
+        may_be_repeated: bool,
+    ) -> Result<Option<RequestId>> {
+        let Some((id, flush)) = self.requests.allocate() else { return Ok(None) };
+        *flush = Flush { addr, rkeys: memory.rkeys, ..Flush::default() };
+        match self.post_reads(nic, rails, id) {
+            Err(e) if !may_be_repeated => Err(e),
+            outcome => {
+                self.handle_outcome(id, outcome)?;
+                Ok(Some(id))
             }
         }
-        let Some((request, missing)) = self.requests.allocate() else { return Ok(None) };
-        *missing = used().count() as u8;
-        for (number, _) in used() {
-            if let Some(rail) = &mut self.rails[number] {
-                let local = Sge { addr: rail.landing.addr(), length: 1, lkey: rail.landing.lkey(0) };
-                let target = Target { addr, rkey: memory.rkeys[number] };
-                rail.qp.post_read(WrId::Flush { request }.to_bits(), local, target)?;
-            }
-        }
-        Ok(Some(request))
     }
 
-    /// Whether the flush is complete. If it is, its id is not valid any more.
+    /// Whether the flush is complete. If it is, its id is not valid any more. Where a read has failed, the writes that it stands
+    /// for have been made by queue pairs that do not exist any more; reads over the rails that are now in use, `in_use`, take its
+    /// place. `None`: the connection recovers just now. An empty mask: reads are not repeated.
     ///
     /// # Errors
     /// The flush has failed.
-    pub fn test(&mut self, id: RequestId) -> Result<bool> {
-        let Self { rails, requests } = self;
-        for FlushRail { name, queue, .. } in rails.iter().flatten() {
-            for completion in queue.poll(&mut Batch::default())? {
-                let status = completion.status();
-                if status != Status::SUCCESS {
-                    let text = format!("flushing GPU memory on {name}: {status}; likely: {}", status.cause());
-                    return Err(Error::remote(text));
+    pub fn test(&mut self, nic: &Nic, id: RequestId, in_use: Option<RailMask>) -> Result<bool> {
+        for number in 0..MAX_RAILS {
+            if let Err(e) = self.poll(number) {
+                self.handle_failure(number);
+                if in_use.is_some_and(RailMask::is_empty) {
+                    return Err(e);
                 }
-                if let WrId::Flush { request } = WrId::from_bits(completion.id())
-                    && let Some(missing) = requests.get_mut(request)
-                {
-                    *missing = missing.saturating_sub(1);
+                let failures = self.requests.get(id).map_or(0, |flush| flush.failures);
+                if failures >= MAX_FAILURES {
+                    return Err(e);
                 }
             }
         }
-        Ok(self.requests.release_if(id, |missing| *missing == 0).map_err(Violation::into_misuse)?.is_some())
+        let is_due = self.next_try.is_none_or(|next| next <= Instant::now());
+        if let Some(rails) = in_use.filter(|_| is_due)
+            && self.requests.check(id, |flush| flush.is_failed).map_err(Violation::into_misuse)?
+        {
+            let outcome = self.post_reads(nic, rails, id);
+            self.handle_outcome(id, outcome)?;
+        }
+        let is_done = |flush: &Flush| flush.waiting == 0 && !flush.is_failed;
+        Ok(self.requests.release_if(id, is_done).map_err(Violation::into_misuse)?.is_some())
+    }
+
+    /// Takes the completions of rail `number` in.
+    ///
+    /// # Errors
+    /// A read has failed.
+    fn poll(&mut self, number: usize) -> Result<()> {
+        let Self { rails, requests, .. } = self;
+        let Some(FlushRail { name, queue, .. }) = &rails[number] else { return Ok(()) };
+        for completion in queue.poll(&mut Batch::default())? {
+            let status = completion.status();
+            if status != Status::SUCCESS {
+                let text = format!("flushing GPU memory on {name}: {status}; likely: {}", status.cause());
+                return Err(Error::remote(text));
+            }
+            if let WrId::Flush { request } = WrId::from_bits(completion.id())
+                && let Some(flush) = requests.get_mut(request)
+            {
+                flush.waiting &= !(1 << number);
+            }
+        }
+        Ok(())
+    }
+
+    /// A read over rail `number` has failed: so have all that are under way there.
+    #[cold]
+    fn handle_failure(&mut self, number: usize) {
+        self.rails[number] = None;
+        self.next_try = Some(Instant::now() + TRY_EVERY);
+        for (_, flush) in self.requests.live_mut().filter(|(_, flush)| flush.waiting & 1 << number != 0) {
+            flush.waiting &= !(1 << number);
+            flush.is_failed = true;
+            flush.failures += 1;
+        }
+    }
+
+    /// Reads for flush `id` were posted, or could not be.
+    ///
+    /// # Errors
+    /// They could not be, once too often.
+    fn handle_outcome(&mut self, id: RequestId, outcome: Result<()>) -> Result<()> {
+        let Some(flush) = self.requests.get_mut(id) else { return Ok(()) };
+        flush.is_failed = outcome.is_err();
+        let Err(e) = outcome else { return Ok(()) };
+        flush.failures += 1;
+        self.next_try = Some(Instant::now() + TRY_EVERY);
+        if flush.failures >= MAX_FAILURES { Err(e) } else { Ok(()) }
+    }
+
+    /// Posts a read over each of `rails` for flush `id`.
+    ///
+    /// # Errors
+    /// A port is down, its device has no more queues or memory regions, or a read cannot be posted.
+    fn post_reads(&mut self, nic: &Nic, rails: RailMask, id: RequestId) -> Result<()> {
+        let Self { rails: known, requests, .. } = self;
+        let Some(flush) = requests.get_mut(id) else { return Ok(()) };
+        for (number, rail) in rails.iter().filter_map(|number| Some((number, nic.rails.get(usize::from(number))?))) {
+            if flush.waiting & 1 << number != 0 {
+                continue;
+            }
+            let place = &mut known[usize::from(number)];
+            let on = match place {
+                Some(on) => on,
+                None => place.insert(FlushRail::new(rail)?),
+            };
+            let local = Sge { addr: on.landing.addr(), length: 1, lkey: on.landing.lkey(0) };
+            let target = Target { addr: flush.addr, rkey: flush.rkeys[usize::from(number)] };
+            on.qp.post_read(WrId::Flush { request: id }.to_bits(), local, target)?;
+            flush.waiting |= 1 << number;
+        }
+        Ok(())
     }
 }
 

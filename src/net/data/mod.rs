@@ -3,6 +3,8 @@
 //! | file | what is in it |
 //! |---|---|
 //! | [`sender`], [`receiver`] | the two kinds of communicator |
+//! | `send_recovery`, `recv_recovery` | what they do while not all is well: they report faults, and go on over new queue pairs |
+//! | [`mode`], [`stall`] | what is possible meanwhile; finding a path that carries nothing |
 //! | [`cts_sender`] | clear-to-sends from the receiver to the sender |
 //! | [`flush`] | flushes of received data to GPU memory |
 //! | [`probe`] | asks the peer's device for a sign of life |
@@ -14,7 +16,11 @@ pub mod caps;
 pub mod cts_sender;
 pub mod exclusive_cell;
 pub mod flush;
+pub mod mode;
 pub mod probe;
 pub mod receiver;
+mod recv_recovery;
+mod send_recovery;
 pub mod sender;
+pub mod stall;
 pub mod sticky_error;

@@ -19,6 +19,8 @@ pub struct Probe {
     outstanding: u32,
     /// When the next probe may be sent.
     next: Option<Instant>,
+    /// When the last one was sent.
+    sent: Option<Instant>,
 }
 
 /// Time from one probe to the next. A device takes longer to report a missing acknowledgement, as `NCCL_IB_TIMEOUT` says.
@@ -36,6 +38,15 @@ impl Probe {
             return Ok(());
         }
         self.next = Some(now + EVERY);
+        self.send_now(qps)
+    }
+
+    /// Posts a write on the first queue pair of each rail. No probe may be outstanding.
+    ///
+    /// # Errors
+    /// The device refuses the write.
+    pub fn send_now(&mut self, qps: &mut QpSet) -> Result<()> {
+        self.sent = Some(Instant::now());
         let rails = qps.striping.rails();
         for (number, connected) in (0..rails).zip(&mut qps.qps) {
             let id = WrId::Probe { qp: number }.to_bits();
@@ -43,6 +54,11 @@ impl Probe {
             self.outstanding += 1;
         }
         Ok(())
+    }
+
+    /// How long a probe has been outstanding; `None` if there is none.
+    pub fn outstanding_for(&self) -> Option<Duration> {
+        self.sent.filter(|_| self.is_outstanding()).map(|sent| sent.elapsed())
     }
 
     /// Whether a probe is not complete.

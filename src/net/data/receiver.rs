@@ -4,30 +4,37 @@ use super::caps::RECEIVER_QP_CAPS;
 use super::cts_sender::CtsSender;
 use super::exclusive_cell::ExclusiveCell;
 use super::flush::Flushes;
+use super::mode::Mode;
+use super::stall::Stall;
 use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
-use crate::net::control::peer_state::{PeerState, State};
+use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::set::{ConnectedQp, QpSet};
 use crate::net::qp::wr_id::WrId;
+use crate::net::recovery::conn::ConnRecovery;
+use crate::net::recovery::end::Owner;
 use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
+use crate::proto::recovery::action::Role;
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
 use crate::proto::{self, Violation};
 use crate::verbs::work::Completion;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The receiving end of a connection.
 #[derive(Debug)]
 pub struct RecvComm {
-    path: ExclusiveCell<RecvPath>,
+    pub(super) path: ExclusiveCell<RecvPath>,
     /// The peer's state.
     pub peer: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
+    recovery: Option<Arc<ConnRecovery>>,
 }
 
 /// A message that a receive expects.
@@ -46,11 +53,18 @@ pub struct Expected<'a> {
 /// The state of the data path.
 #[derive(Debug)]
 pub struct RecvPath {
-    flow: RecvFlow,
-    qps: QpSet,
-    cts_sender: CtsSender,
+    pub(super) flow: RecvFlow,
+    pub(super) qps: QpSet,
+    /// The sender's ring, and the size of a clear-to-send in it.
+    pub(super) ring: (Ring, usize),
+    pub(super) cts_sender: CtsSender,
     flushes: Option<Box<Flushes>>,
-    sticky_error: StickyError,
+    pub(super) sticky_error: StickyError,
+    /// What is possible while the peer's state is not open.
+    pub(super) mode: Mode,
+    pub(super) stall: Stall,
+    /// `None`: the first fault ends the connection.
+    pub(super) recovery: Option<Arc<ConnRecovery>>,
 }
 
 impl RecvPath {
@@ -59,23 +73,43 @@ impl RecvPath {
     /// # Errors
     /// The device refuses the receives; or it has too little inline data for clear-to-sends, and memory for them cannot be
     /// registered.
-    pub fn new(qps: QpSet, ring: Ring, terms: &Negotiated) -> Result<Self> {
-        let flow = RecvFlow::new(terms.striping);
-        let cts_sender = CtsSender::new(&qps.qps, ring, terms)?;
-        let sticky_error = StickyError::new("receiving from");
-        let mut path = Self { flow, qps, cts_sender, flushes: None, sticky_error };
-        for qp in &mut path.qps.qps {
-            qp.post_receives(RECEIVER_QP_CAPS.max_recv_wr)?;
-        }
-        Ok(path)
+    pub fn new(mut qps: QpSet, ring: Ring, terms: &Negotiated) -> Result<Self> {
+        post_receives(&mut qps)?;
+        Ok(Self {
+            flow: RecvFlow::new(terms.striping),
+            cts_sender: CtsSender::new(&qps, ring, terms.slot_bytes())?,
+            qps,
+            ring: (ring, terms.slot_bytes()),
+            flushes: None,
+            sticky_error: StickyError::new("receiving from"),
+            mode: Mode::Running,
+            stall: Stall::new(0),
+            recovery: None,
+        })
     }
 }
 
+/// Posts as many receives as the queue pairs take.
+///
+/// # Errors
+/// The device refuses.
+pub(super) fn post_receives(qps: &mut QpSet) -> Result<()> {
+    qps.qps.iter_mut().try_for_each(|connected| connected.post_receives(RECEIVER_QP_CAPS.max_recv_wr))
+}
+
 impl RecvComm {
-    /// A receiver.
-    pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, path: RecvPath) -> Self {
+    /// A receiver on `terms`.
+    pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, mut path: RecvPath, terms: &Negotiated) -> Self {
         nic.watch_queues(&peer, path.qps.queues());
-        Self { path: ExclusiveCell::new(path), peer, nic }
+        let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
+        path.recovery = recovery.clone();
+        path.stall = Stall::new(nic.config.stall_ms);
+        Self { path: ExclusiveCell::new(path), peer, nic, recovery }
+    }
+
+    /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
+    pub fn start(&self, owner: &Weak<dyn Owner>) {
+        self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
     /// Begins to receive a group of `count` messages; `expected` returns each of them. `None`: too many receives are outstanding;
@@ -137,19 +171,22 @@ impl RecvComm {
         }
         self.path.enter(|path| {
             path.sticky_error.check_failed()?;
-            let (mut rails, mut last) = (0, None);
+            let (mut rails, mut last) = (RailMask::NONE, None);
             for expected in received {
                 let expected = expected?;
                 if expected.length > 0 && expected.memory.kind() == MemoryKind::Gpu {
-                    rails |= path.flow.rails_of(expected.addr);
+                    rails = rails | RailMask(path.flow.rails_of(expected.addr) as u8);
                     last = Some(expected);
                 }
             }
             // A read over a rail is behind all earlier writes of that rail, so one address is enough.
             let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
             let flushes = path.flushes.get_or_insert_default();
-            let posted =
-                flushes.post(&self.nic, rails, addr, memory).map_err(|e| path.sticky_error.fail(&self.peer, e))?;
+            // A rail that is not in use any more has no queue pair whose writes could be under way.
+            let in_use = path.qps.striping.rail_numbers();
+            let rails = if (rails & in_use).is_empty() { in_use } else { rails & in_use };
+            let posted = flushes.post(&self.nic, rails, addr, memory, path.recovery.is_some());
+            let posted = posted.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
             posted.map_or_else(|| Err(too_many_flushes()), |id| Ok(Some(id)))
         })
     }
@@ -162,8 +199,13 @@ impl RecvComm {
     pub fn test_flush(&self, id: RequestId) -> Result<bool> {
         self.path.enter(|path| {
             path.sticky_error.check_failed()?;
+            let in_use = match path.recovery {
+                None => Some(RailMask::NONE),
+                Some(_) if self.peer.is_recovering() => None,
+                Some(_) => Some(path.qps.striping.rail_numbers()),
+            };
             let result = match &mut path.flushes {
-                Some(flushes) => flushes.test(id),
+                Some(flushes) => flushes.test(&self.nic, id, in_use),
                 None => Err(Error::internal("a flush is tested that was not begun")),
             };
             result.map_err(|e| path.sticky_error.fail(&self.peer, e))
@@ -190,13 +232,17 @@ impl RecvPath {
         expected: impl Fn(usize) -> Result<Expected<'a>>,
         peer: &Arc<PeerState>,
     ) -> Result<Option<RequestId>> {
-        self.sticky_error.check(peer)?;
+        if !peer.state().is_open() && !self.check_peer(peer)? {
+            return Ok(None);
+        }
         let posted = self.flow.post(count, |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
             memory.require("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         })?;
-        self.send_cts().map_err(|e| self.sticky_error.fail(peer, e))?;
+        if let Err(e) = self.send_cts() {
+            self.handle_failure(peer, e)?;
+        }
         Ok(posted)
     }
 
@@ -217,34 +263,23 @@ impl RecvPath {
         awaited: RequestId,
         poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
     ) -> Result<()> {
-        // Read before the queue is polled: what the peer has sent before it went is in the queue then.
-        let state = peer.state();
-        if !state.is_open() {
-            self.sticky_error.check_failed()?;
+        if !peer.state().is_open() {
+            return self.progress_not_open(peer, awaited);
         }
-        let polled = poll(self, peer).map_err(|e| self.sticky_error.fail(peer, e))?;
-        if polled == 0 {
-            self.flow.handle_empty_poll(awaited);
-            if !state.is_open() {
-                self.check_peer(peer, state)?;
+        match poll(self, peer) {
+            Ok(0) => {
+                self.flow.handle_empty_poll(awaited);
+                if self.stall.is_due() {
+                    self.check_stall(peer)?;
+                }
             }
+            Ok(_) => {}
+            Err(e) => return self.handle_failure(peer, e),
         }
-        self.send_cts().map_err(|e| self.sticky_error.fail(peer, e))
-    }
-
-    /// To be called when nothing was polled and the peer's `state` is not open. If only the control connection is lost, sends a
-    /// probe.
-    ///
-    /// # Errors
-    /// The peer has gone.
-    #[cold]
-    #[inline(never)]
-    fn check_peer(&mut self, peer: &Arc<PeerState>, state: State) -> Result<()> {
-        if state.is_gone() {
-            let error = self.sticky_error.reason(peer);
-            return Err(self.sticky_error.fail(peer, error));
+        match self.send_cts() {
+            Ok(()) => Ok(()),
+            Err(e) => self.handle_failure(peer, e),
         }
-        self.cts_sender.probe.send(&mut self.qps).map_err(|e| self.sticky_error.fail(peer, e))
     }
 
     #[inline(always)]
@@ -253,14 +288,15 @@ impl RecvPath {
         qps.poll(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
-    fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
+    #[inline(never)]
+    pub(super) fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
         qps.poll_rails(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
     /// Sends due clear-to-sends, as far as the send queues have room.
     #[inline(always)]
-    fn send_cts(&mut self) -> Result<()> {
+    pub(super) fn send_cts(&mut self) -> Result<()> {
         while self.flow.is_cts_due() && self.cts_sender.has_room() {
             self.send_some_cts()?;
         }

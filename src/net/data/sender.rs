@@ -1,7 +1,9 @@
 //! A send communicator: reads clear-to-sends, posts writes, polls completions.
 
 use super::exclusive_cell::ExclusiveCell;
+use super::mode::Mode;
 use super::probe::Probe;
+use super::stall::Stall;
 use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
@@ -9,10 +11,13 @@ use crate::net::device::nic::Nic;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
+use crate::net::recovery::conn::ConnRecovery;
+use crate::net::recovery::end::Owner;
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
+use crate::proto::recovery::action::Role;
 use crate::proto::requests::RequestId;
 use crate::proto::send::SendFlow;
 use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
@@ -20,7 +25,7 @@ use crate::proto::transfer::Transfer;
 use crate::proto::{QpIndex, RING_SLOTS, Violation};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::work::{Sge, Target, Write};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The ring that the receiver writes clear-to-sends to.
 pub type CtsRing = SharedRing<{ size_of::<CtsWords>() / 8 }, RING_SLOTS>;
@@ -28,33 +33,41 @@ pub type CtsRing = SharedRing<{ size_of::<CtsWords>() / 8 }, RING_SLOTS>;
 /// The sending end of a connection.
 #[derive(Debug)]
 pub struct SendComm {
-    path: ExclusiveCell<SendPath>,
+    pub(super) path: ExclusiveCell<SendPath>,
     /// Messages of fewer bytes take the fast path.
     fast_below: u32,
     /// The peer's state.
     pub peer: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
+    recovery: Option<Arc<ConnRecovery>>,
 }
 
 #[derive(Debug)]
-struct SendPath {
-    flow: SendFlow,
+pub(super) struct SendPath {
+    pub(super) flow: SendFlow,
     // Queue pairs before the ring: the peer cannot write any more when the memory is deregistered.
-    qps: QpSet,
+    pub(super) qps: QpSet,
     ring: CtsRing,
     /// A stripe of more bytes has its immediate in a trailing write of its own. `u32::MAX`: no stripe has.
     trailing_immediate_above: u32,
-    other_work: OtherWork,
-    sticky_error: StickyError,
+    pub(super) other_work: OtherWork,
+    pub(super) sticky_error: StickyError,
+    /// What is possible while the peer's state is not open.
+    pub(super) mode: Mode,
+    pub(super) stall: Stall,
+    /// `None`: the first fault ends the connection.
+    pub(super) recovery: Option<Arc<ConnRecovery>>,
+    pub(super) peer: Arc<PeerState>,
+    pub(super) nic: Arc<Nic>,
 }
 
 /// Work requests that are not a stripe in one write.
 #[derive(Debug, Default)]
-struct OtherWork {
+pub(super) struct OtherWork {
     /// Room in the send queues for stripes that take more than one write.
     room: SendQueueSpace,
-    probe: Probe,
+    pub(super) probe: Probe,
 }
 
 impl OtherWork {
@@ -90,9 +103,26 @@ impl SendComm {
         nic.watch_queues(&peer, qps.queues());
         let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
-        let path =
-            SendPath { flow, qps, ring, trailing_immediate_above, other_work: OtherWork::default(), sticky_error };
-        Self { path: ExclusiveCell::new(path), fast_below, peer, nic }
+        let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
+        let path = SendPath {
+            flow,
+            qps,
+            ring,
+            trailing_immediate_above,
+            other_work: OtherWork::default(),
+            sticky_error,
+            mode: Mode::Running,
+            stall: Stall::new(nic.config.stall_ms),
+            recovery: recovery.clone(),
+            peer: Arc::clone(&peer),
+            nic: Arc::clone(&nic),
+        };
+        Self { path: ExclusiveCell::new(path), fast_below, peer, nic, recovery }
+    }
+
+    /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
+    pub fn start(&self, owner: &Weak<dyn Owner>) {
+        self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
     /// Whether a message of `length` bytes takes the fast path: one write for each stripe, on the only rail, while the control
@@ -111,7 +141,7 @@ impl SendComm {
     pub fn isend_fast(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
             memory.require("isend", addr, length)?;
-            path.send_fast(addr, length, tag, memory).map_err(|e| path.sticky_error.fail(&self.peer, e))
+            path.send_fast(addr, length, tag, memory)
         })
     }
 
@@ -121,11 +151,11 @@ impl SendComm {
     /// As [`Self::isend_fast`].
     pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
-            if !self.peer.state().is_open() && !path.check_peer(&self.peer)? {
+            if !self.peer.state().is_open() && !path.check_peer()? {
                 return Ok(None);
             }
             memory.require("isend", addr, length)?;
-            path.send(addr, length, tag, memory).map_err(|e| path.sticky_error.fail(&self.peer, e))
+            path.send(addr, length, tag, memory)
         })
     }
 
@@ -138,9 +168,9 @@ impl SendComm {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
                 if path.qps.are_on_several_rails() {
-                    path.progress_on_rails(&self.peer)?;
+                    path.progress_on_rails()?;
                 } else {
-                    path.progress(&self.peer)?;
+                    path.progress()?;
                 }
             }
             path.flow.poll_done(id).map_err(Violation::into_misuse)
@@ -149,58 +179,31 @@ impl SendComm {
 }
 
 impl SendPath {
-    /// To be called when the peer's state is not open. If only the control connection is lost, sends a probe, and returns
-    /// whether a message may be sent: not while a probe is outstanding. The send queues have room for a probe only while no
-    /// message is in flight.
-    ///
-    /// # Errors
-    /// The peer has gone, or its device does not acknowledge.
-    #[cold]
-    #[inline(never)]
-    fn check_peer(&mut self, peer: &Arc<PeerState>) -> Result<bool> {
-        self.sticky_error.check(peer)?;
-        if self.flow.is_idle() {
-            self.other_work.probe.send(&mut self.qps).map_err(|e| self.sticky_error.fail(peer, e))?;
-        }
-        if self.other_work.probe.is_outstanding() {
-            let poll = if self.qps.are_on_several_rails() { Self::poll_rails } else { Self::poll };
-            poll(self, peer).map_err(|e| self.sticky_error.fail(peer, e))?;
-        }
-        Ok(!self.other_work.probe.is_outstanding())
-    }
-
     #[inline(always)]
-    fn progress(&mut self, peer: &Arc<PeerState>) -> Result<()> {
-        self.progress_by(peer, Self::poll)
+    fn progress(&mut self) -> Result<()> {
+        self.progress_by(Self::poll)
     }
 
     #[inline(never)]
-    fn progress_on_rails(&mut self, peer: &Arc<PeerState>) -> Result<()> {
-        self.progress_by(peer, Self::poll_rails)
+    fn progress_on_rails(&mut self) -> Result<()> {
+        self.progress_by(Self::poll_rails)
     }
 
     #[inline(always)]
-    fn progress_by(
-        &mut self,
-        peer: &Arc<PeerState>,
-        poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
-    ) -> Result<()> {
-        // A peer that has closed in good order has received all messages, so their completions still come.
-        let broken = peer.is_broken();
-        if broken {
-            self.sticky_error.check_failed()?;
+    fn progress_by(&mut self, poll: impl FnOnce(&mut Self) -> Result<usize>) -> Result<()> {
+        if !self.peer.state().is_open() {
+            return self.progress_not_open();
         }
-        let polled = poll(self, peer).map_err(|e| self.sticky_error.fail(peer, e))?;
-        if polled == 0 && broken {
-            let error = self.sticky_error.reason(peer);
-            return Err(self.sticky_error.fail(peer, error));
+        match poll(self) {
+            Ok(0) if self.stall.is_due() => self.check_stall(),
+            Ok(_) => Ok(()),
+            Err(e) => self.handle_failure(e),
         }
-        Ok(())
     }
 
     #[inline(always)]
-    fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let Self { flow, qps, other_work, .. } = self;
+    fn poll(&mut self) -> Result<usize> {
+        let Self { flow, qps, other_work, peer, .. } = self;
         qps.poll(peer, |_, completion| match WrId::from_bits(completion.id()) {
             WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
             _ => match other_work.handle_completion(completion.id())? {
@@ -210,8 +213,9 @@ impl SendPath {
         })
     }
 
-    fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let Self { flow, qps, other_work, .. } = self;
+    #[inline(never)]
+    pub(super) fn poll_rails(&mut self) -> Result<usize> {
+        let Self { flow, qps, other_work, peer, .. } = self;
         flow.handle_poll();
         qps.poll_rails(peer, |_, completion| match WrId::from_bits(completion.id()) {
             WrId::Data { request, qp } => Ok(flow.handle_completion_on(request, QpIndex(qp))?),
@@ -223,32 +227,54 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn send_fast(&mut self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
+    fn send_fast(
+        &mut self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: &MrHandle,
+    ) -> Result<Option<RequestId>> {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let Some(transfer) = flow.submit(tag, addr, length, read)? else { return Ok(None) };
-        match transfer.as_single() {
-            Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm)?,
-            None => self.post(addr, memory, transfer)?,
+        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else { return Ok(None) };
+        let id = transfer.id;
+        let posted = match transfer.as_single() {
+            Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm),
+            None => return self.send_in_parts(addr, memory, transfer).map(|()| Some(id)),
+        };
+        if let Err(e) = posted {
+            self.handle_failure(e)?;
         }
-        Ok(Some(transfer.id))
+        Ok(Some(id))
+    }
+
+    /// Sends a message that is not one write. What cannot be posted is sent when the connection has recovered.
+    #[inline(never)]
+    fn send_in_parts(&mut self, addr: u64, memory: &MrHandle, transfer: Transfer) -> Result<()> {
+        self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))
     }
 
     #[inline(always)]
-    fn send(&mut self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
+    fn send(
+        &mut self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: &MrHandle,
+    ) -> Result<Option<RequestId>> {
         if !self.has_room(length) {
             return Ok(None);
         }
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let Some(transfer) = flow.submit(tag, addr, length, read)? else { return Ok(None) };
-        self.post(addr, memory, transfer)?;
-        Ok(Some(transfer.id))
+        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else { return Ok(None) };
+        let id = transfer.id;
+        self.send_in_parts(addr, memory, transfer).map(|()| Some(id))
     }
 
     /// Whether the send queues have room for all writes that a message of `length` bytes may take.
     #[inline]
-    fn has_room(&self, length: u32) -> bool {
+    pub(super) fn has_room(&self, length: u32) -> bool {
         let extra = u8::from(length > self.trailing_immediate_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
         extra == 0 || self.other_work.room.has_space(self.qps.qps.len(), extra)
     }
@@ -268,16 +294,16 @@ impl SendPath {
     }
 
     /// Posts a message stripe by stripe, with one doorbell each: the data with its immediate, or, where the fabric may reorder
-    /// packets, the immediate in a trailing write of its own.
+    /// packets, the immediate in a trailing write of its own. `lkey` returns the key of the memory by rail number.
     #[inline(never)]
-    fn post(&mut self, addr: u64, memory: &MrHandle, transfer: Transfer) -> Result<()> {
+    pub(super) fn post(&mut self, addr: u64, lkey: impl Fn(u8) -> u32, transfer: Transfer) -> Result<()> {
         for (stripe, imms) in transfer.stripes(self.flow.weights()) {
             let is_trailing = stripe.length > 0 && stripe.length > self.trailing_immediate_above;
             let at = u64::from(stripe.offset);
             let rail = transfer.rail_of(stripe.qp);
             let rkey = self.flow.rkey(&transfer, rail, |slot| self.ring.read_front(slot.index()));
             let data = Write {
-                local: Sge { addr: addr + at, length: stripe.length, lkey: memory.lkey(rail) },
+                local: Sge { addr: addr + at, length: stripe.length, lkey: lkey(rail) },
                 target: Target { addr: transfer.remote_addr.wrapping_add(at), rkey },
                 imm: (!is_trailing).then(|| imms.first.to_bits()),
                 ..Write::default()

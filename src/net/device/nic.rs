@@ -6,8 +6,11 @@ use super::rail::Rail;
 use crate::error::Result;
 use crate::host::config::Config;
 use crate::net::control::driver::ControlDriver;
+use crate::net::control::notices::Notices;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
+use crate::net::control::port_listeners::PortListener;
+use crate::net::control::workers::Workers;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_RAILS;
@@ -26,13 +29,17 @@ pub struct Nic {
     pub cards: Vec<Arc<Card>>,
     /// Settings.
     pub config: Arc<Config>,
+    /// Threads that recover connections.
+    pub workers: Arc<Workers>,
+    /// What the log says of connections that recover.
+    pub notices: Notices,
 }
 
 impl Nic {
     /// The devices that the settings make of `contexts`. It is logged if they cannot reach the memory of GPUs.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>) -> Vec<Arc<Self>> {
         let gdr = Gdr::detect();
-        let nics = Self::assemble(Rail::discover(contexts, config, &gdr), config);
+        let nics = Self::assemble(Rail::discover(contexts, config, &gdr), config, &Arc::default());
         if !nics.is_empty() {
             gdr.warn_if_missing(GdrSupport {
                 by_address: nics.iter().any(|nic| nic.supports_peer_memory()),
@@ -44,7 +51,7 @@ impl Nic {
     }
 
     /// Groups `rails` into devices, in the order of their first rails.
-    fn assemble(rails: Vec<Arc<Rail>>, config: &Arc<Config>) -> Vec<Arc<Self>> {
+    fn assemble(rails: Vec<Arc<Rail>>, config: &Arc<Config>, workers: &Arc<Workers>) -> Vec<Arc<Self>> {
         let mut groups: Vec<Vec<Arc<Rail>>> = Vec::new();
         for rail in rails {
             let fits = |group: &&mut Vec<Arc<Rail>>| group.len() < MAX_RAILS && are_equal_ports(&group[0], &rail);
@@ -53,10 +60,10 @@ impl Nic {
                 None => groups.push(vec![rail]),
             }
         }
-        groups.into_iter().map(|group| Arc::new(Self::new(group, config))).collect()
+        groups.into_iter().map(|group| Arc::new(Self::new(group, config, workers))).collect()
     }
 
-    fn new(rails: Vec<Arc<Rail>>, config: &Arc<Config>) -> Self {
+    fn new(rails: Vec<Arc<Rail>>, config: &Arc<Config>, workers: &Arc<Workers>) -> Self {
         let names: Vec<_> = rails.iter().map(|rail| rail.name.as_str()).collect();
         let name = names.join("+");
         let mut cards: Vec<Arc<Card>> = Vec::new();
@@ -65,7 +72,7 @@ impl Nic {
                 cards.push(Arc::clone(&rail.card));
             }
         }
-        Self { name, rails, cards, config: Arc::clone(config) }
+        Self { name, rails, cards, config: Arc::clone(config), workers: Arc::clone(workers), notices: Notices::default() }
     }
 
     /// Its first rail.
@@ -97,6 +104,19 @@ impl Nic {
         let cache_of_rail = (0..self.rails.len()).map(|rail| self.card_of(rail));
         // SAFETY: as the caller says.
         unsafe { MrHandle::register(caches, cache_of_rail, addr, size, kind, dmabuf) }
+    }
+
+    /// Keys by rail for local work requests on the registered memory that has `length` bytes at `addr`; `None` if there is no such
+    /// memory. No bytes need no key.
+    pub fn lkeys_at(&self, addr: u64, length: u32) -> Option<[u32; MAX_RAILS]> {
+        let mut lkeys = [0; MAX_RAILS];
+        if length == 0 {
+            return Some(lkeys);
+        }
+        for (lkey, rail) in lkeys.iter_mut().zip(0..self.rails.len()) {
+            *lkey = self.cards.get(self.card_of(rail))?.regions.lkey_at(addr, length)?;
+        }
+        Some(lkeys)
     }
 
     /// Bandwidth of all rails together, in Mbit/s.
@@ -138,12 +158,21 @@ impl Nic {
         watcher.serve(driver)
     }
 
-    /// Has `peer` end, and no other connection, when one of the completion queues fails whose ids, by rail, are `queues`. To
-    /// be called after [`Self::watch`].
-    pub fn watch_queues(&self, peer: &Arc<PeerState>, queues: impl Iterator<Item = u64>) {
-        for (rail, queue) in queues.enumerate() {
-            if let Some(watcher) = self.cards.get(self.card_of(rail)).and_then(|card| card.started_watcher()) {
+    /// Has `peer` end, and no other connection, when one of the completion queues fails whose ids are `queues`, each with the number
+    /// of its rail. To be called after [`Self::watch`].
+    pub fn watch_queues(&self, peer: &Arc<PeerState>, queues: impl Iterator<Item = (u8, u64)>) {
+        for (rail, queue) in queues {
+            if let Some(watcher) = self.cards.get(self.card_of(rail.into())).and_then(|card| card.started_watcher()) {
                 watcher.watch_queue(queue, peer);
+            }
+        }
+    }
+
+    /// Has `listener` told what happens to the ports. To be called after [`Self::watch`].
+    pub fn watch_ports(&self, listener: &Arc<dyn PortListener>) {
+        for rail in &self.rails {
+            if let Some(watcher) = rail.card.started_watcher() {
+                watcher.listen(rail.port, listener);
             }
         }
     }

@@ -108,6 +108,14 @@ impl MrCache {
         let table = Arc::clone(&self.table);
         Ok(CachedMr { table, range, lkey, rkey, kind, start, size: end - start })
     }
+
+    /// The key for local work requests on the registered memory that has `length` bytes at `addr`, if there is such memory.
+    pub fn lkey_at(&self, addr: u64, length: u32) -> Option<u32> {
+        [MemoryKind::Host, MemoryKind::Gpu].into_iter().find_map(|kind| {
+            let range = whole_pages(addr, length as usize, kind)?;
+            self.table.find(range, MemoryRegion::lkey)
+        })
+    }
 }
 
 /// The pages of `size` bytes at `addr`. `None`: there are no bytes, or the address is NULL.

@@ -73,6 +73,11 @@ impl<R> MrTable<R> {
         Ok(region)
     }
 
+    /// What `of` returns for the region that serves `range`, if a registered range is around it.
+    pub fn find<T>(&self, range: MemoryRange, of: impl FnOnce(&R) -> T) -> Option<T> {
+        self.lock().around(range).map(|region| of(region))
+    }
+
     /// Undoes one [`Self::acquire`] of `range`.
     pub fn release(&self, range: MemoryRange) {
         let gone = self.lock().remove(range);
@@ -92,13 +97,17 @@ impl<R> Table<R> {
             entry.users += 1;
             return Some(Arc::clone(&entry.region));
         }
+        let region = Arc::clone(self.around(range)?);
+        Some(self.add(range, region))
+    }
+
+    /// The region of an entry that `range` equals or lies within.
+    fn around(&self, range: MemoryRange) -> Option<&Arc<R>> {
         let MemoryRange { kind, start, end } = range;
         let first = MemoryRange { kind, start: end.saturating_sub(self.longest), end: 0 };
         let last = MemoryRange { kind, start, end: u64::MAX };
         let before = (first <= last).then(|| self.entries.range(first..=last));
-        let around = before.into_iter().flatten().rev().find(|(range, _)| range.end >= end);
-        let region = around.map(|(_, entry)| Arc::clone(&entry.region))?;
-        Some(self.add(range, region))
+        before.into_iter().flatten().rev().find(|(range, _)| range.end >= end).map(|(_, entry)| &entry.region)
     }
 
     fn add(&mut self, range: MemoryRange, region: Arc<R>) -> Arc<R> {
@@ -213,6 +222,9 @@ mod tests {
                 for (range, region) in &machine.held {
                     for expected in machine.pin(*range) {
                         prop_assert!(region.contains(&expected), "{:?} is served by other memory", range);
+                        let page = MemoryRange { start: expected.0, end: expected.0 + 1, ..*range };
+                        let is_found = table.find(page, |region| region.contains(&expected));
+                        prop_assert_eq!(is_found, Some(true), "page {} is found in other memory", expected.0);
                     }
                 }
             }
@@ -222,6 +234,7 @@ mod tests {
                 table.release(range);
             }
             prop_assert!(regions.iter().all(|region| region.strong_count() == 0), "nothing stays registered");
+            prop_assert_eq!(table.find(range(MemoryKind::Host, 3, 1), |_| ()), None);
             let table = table.lock();
             prop_assert_eq!((table.entries.len(), table.longest), (0, 0));
         }

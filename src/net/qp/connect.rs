@@ -37,7 +37,8 @@ struct Ends<'a> {
     local: &'a LocalAddress,
     far: &'a RailEnd,
     remote: &'a Endpoint,
-    number: usize,
+    /// Which of the rails in use it is.
+    place: usize,
 }
 
 /// The attempts at connecting one queue pair.
@@ -70,7 +71,7 @@ impl InitQpSet {
         }
         let mut waiting = Vec::with_capacity(striping.qp_count().into());
         for index in (0..striping.qp_count()).map(proto::QpIndex) {
-            let qp = by_rail.get_mut(usize::from(striping.rail_of(index))).and_then(Iterator::next);
+            let qp = by_rail.get_mut(usize::from(striping.place_of(index))).and_then(Iterator::next);
             let (Some(qp), Some(far)) = (qp, remote.qp_end(index, striping)) else { return Err(is_missing(index)) };
             // An answering peer names only options that this end has offered.
             if let Some(offered) = far.ece.filter(|_| nic.config.ece) {
@@ -137,6 +138,11 @@ impl ConnectingQpSet {
         Ok(self.waiting.is_empty())
     }
 
+    /// When [`Self::advance`] can go on, after it has returned `false`.
+    pub fn next_attempt(&self) -> Instant {
+        self.attempts.next
+    }
+
     /// The connected queue pairs, and the description of this end for the peer.
     pub fn finish(self) -> (QpSet, Endpoint) {
         (self.connected, self.endpoint)
@@ -150,14 +156,15 @@ fn is_missing(index: proto::QpIndex) -> Error {
 impl<'a> Ends<'a> {
     /// The ends of the rail that `index` is on.
     fn of(index: proto::QpIndex, nic: &'a Nic, qps: &'a QpSet) -> Option<Self> {
-        let number = usize::from(qps.striping.rail_of(index));
-        let (rail, local) = (nic.rails.get(number)?, &qps.rails.get(number)?.address);
-        Some(Self { rail, local, far: qps.remote.rails.get(number)?, remote: &qps.remote, number })
+        let place = usize::from(qps.striping.place_of(index));
+        let on = qps.rails.get(place)?;
+        let (rail, local) = (nic.rails.get(usize::from(on.number))?, &on.address);
+        Some(Self { rail, local, far: qps.remote.rails.get(place)?, remote: &qps.remote, place })
     }
 
     /// The far end, for messages.
     fn peer(&self) -> String {
-        self.remote.name_of(self.number)
+        self.remote.name_of(self.place)
     }
 
     /// The path of a queue pair from its `local` end to its `far` one.

@@ -10,13 +10,14 @@ use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto::endpoint::{Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
 use crate::proto::stripe::Striping;
-use crate::proto::{self, MAX_QPS, MAX_RAILS};
+use crate::proto::{self, MAX_QPS};
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, QueuePair, RemoteAccess, ResetQueuePair};
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion, RECV_BATCH};
 use std::net::Ipv6Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The queue pairs of one end in state INIT, before the other end is known.
 #[derive(Debug)]
@@ -36,6 +37,8 @@ pub(in crate::net) struct InitRailQps {
 /// What the queue pairs on one rail share.
 #[derive(Debug)]
 pub(in crate::net) struct QpSetRail {
+    /// The rail's number.
+    pub(in crate::net) number: u8,
     pub(super) name: String,
     pub(in crate::net) address: LocalAddress,
     pub(in crate::net) queue: Arc<CompletionQueue>,
@@ -65,20 +68,28 @@ pub struct QpSet {
 }
 
 impl InitQpSet {
-    /// Creates up to `per_rail` queue pairs with capacities `caps` on each rail of `nic`. If the `peer`'s end is known, it uses
-    /// as many rails as both ends have, and chooses GIDs for the peer's.
+    /// Creates up to `per_rail` queue pairs with capacities `caps` on each of `rails`, which are numbers of rails of `nic`, as many
+    /// as [`MAX_QPS`] allows. If the `peer`'s end is known, it has the same rails, and GIDs are chosen for the peer's.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
-    pub fn new(nic: &Nic, per_rail: usize, caps: QpCaps, peer: Option<&Endpoint>) -> Result<Self> {
+    pub fn new(
+        nic: &Nic,
+        rails: impl IntoIterator<Item = u8>,
+        per_rail: usize,
+        caps: QpCaps,
+        peer: Option<&Endpoint>,
+    ) -> Result<Self> {
         let config = &nic.config;
-        let used: Vec<_> = nic.rails.iter().take(peer.map_or(MAX_RAILS, |peer| peer.rails.len())).collect();
+        let used: Vec<_> = rails.into_iter().filter_map(|n| Some((n, nic.rails.get(usize::from(n))?))).collect();
         let count = per_rail.min(MAX_QPS / used.len().max(1));
-        let peer_gid = |rail: usize| peer.and_then(|peer| peer.rails.get(rail)).map(|end| end.gid);
-        let create = |(number, rail): (usize, &&Arc<Rail>)| InitRailQps::new(rail, count, caps, peer_gid(number));
+        let peer_gid = |place: usize| peer.and_then(|peer| peer.rails.get(place)).map(|end| end.gid);
+        let create = |(place, (number, rail)): (usize, &(u8, &Arc<Rail>))| {
+            InitRailQps::new(*number, rail, count, caps, peer_gid(place))
+        };
         let rails = used.iter().enumerate().map(create).collect::<Result<Vec<_>>>()?;
         let infiniband = nic.first().infiniband;
-        let ends = used.iter().zip(&rails).map(|(rail, qps)| qps.end(rail)).collect::<Result<_>>()?;
+        let ends = used.iter().zip(&rails).map(|((_, rail), qps)| qps.end(rail)).collect::<Result<_>>()?;
         let port = match nic.rails.as_slice() {
             [one] => format!(" port {}", one.port),
             _ => String::new(),
@@ -87,6 +98,7 @@ impl InitQpSet {
             name: format!("{}{port} of process {} on {}", nic.name, std::process::id(), sysfs::host_name()),
             adaptive_routing: config.adaptive_routing.unwrap_or(infiniband),
             split: config.split,
+            failover: config.failover,
             rails: ends,
         };
         Ok(Self { rails, endpoint })
@@ -103,13 +115,13 @@ impl InitQpSet {
 }
 
 impl InitRailQps {
-    fn new(rail: &Rail, count: usize, caps: QpCaps, peer: Option<[u8; 16]>) -> Result<Self> {
+    fn new(number: u8, rail: &Rail, count: usize, caps: QpCaps, peer: Option<[u8; 16]>) -> Result<Self> {
         let address = rail.address_towards(peer)?;
         let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let queue = CompletionQueue::new(&rail.card.context, entries)?;
         let create = |_| create_qp(rail, &queue, caps, RemoteAccess::Write);
         let qps = (0..count).map(create).collect::<Result<Vec<_>>>()?;
-        Ok(Self { on: QpSetRail { name: rail.name.clone(), address, queue }, qps })
+        Ok(Self { on: QpSetRail { number, name: rail.name.clone(), address, queue }, qps })
     }
 
     fn end(&self, rail: &Rail) -> Result<RailEnd> {
@@ -156,15 +168,28 @@ impl ConnectedQp {
 }
 
 impl QpSet {
+    /// Takes all queue pairs out.
+    pub fn take(&mut self) -> Self {
+        let (queue, name, remote) = (Arc::clone(&self.queue), self.name.clone(), self.remote.clone());
+        let empty = Self { queue, qps: Vec::new(), rails: Vec::new(), name, striping: self.striping, remote };
+        std::mem::replace(self, empty)
+    }
+
     /// Whether there is more than one rail.
     #[inline(always)]
     pub fn are_on_several_rails(&self) -> bool {
         self.rails.len() > 1
     }
 
-    /// The ids of the completion queues, by rail.
-    pub fn queues(&self) -> impl Iterator<Item = u64> {
-        self.rails.iter().map(|on| on.queue.id())
+    /// The ids of the completion queues, each with the number of its rail.
+    pub fn queues(&self) -> impl Iterator<Item = (u8, u64)> {
+        self.rails.iter().map(|on| (on.number, on.queue.id()))
+    }
+
+    /// How long the rails need for `bytes`, at their nominal speed.
+    pub fn time_to_carry(&self, bytes: u64) -> Duration {
+        let mbps: u64 = self.remote.rails.iter().map(|rail| u64::from(rail.speed_mbps)).sum();
+        Duration::from_micros(bytes * 8 / mbps.max(1))
     }
 
     /// Polls a batch of completions of the first rail, calls `handle` for those that succeeded, and returns their number.
@@ -206,6 +231,7 @@ impl QpSet {
         let (mut failed, mut outcome) = (None, Ok(()));
         for completion in completions {
             if completion.status() != Status::SUCCESS {
+                handle_flushed(&mut self.qps, completion);
                 failed = failed.or(Some(completion));
             } else if outcome.is_ok() {
                 outcome = handle(&mut self.qps, completion);
@@ -221,7 +247,8 @@ impl QpSet {
     #[inline(never)]
     fn failure(&self, peer: &PeerState, completion: &Completion) -> Error {
         let (on, between) = self.ends(WrId::from_bits(completion.id()).qp());
-        failure(completion, &on, &between, peer)
+        let error = failure(completion, &on, &between, peer);
+        if completion.status().is_recoverable() { error.recoverable() } else { error }
     }
 
     /// For messages: the port of the queue pair with index `qp`, and the queue pair's two ends.
@@ -248,6 +275,17 @@ impl QpSet {
             far.name,
         );
         (on, between)
+    }
+}
+
+/// A work request has failed. A receive that is flushed is not posted any more.
+#[cold]
+#[inline(never)]
+fn handle_flushed(qps: &mut [ConnectedQp], completion: &Completion) {
+    if let WrId::Receive { qp } = WrId::from_bits(completion.id())
+        && let Some(connected) = qps.get_mut(usize::from(qp))
+    {
+        connected.receives = connected.receives.saturating_sub(1);
     }
 }
 

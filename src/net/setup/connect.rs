@@ -200,7 +200,7 @@ impl Connector {
 
     fn offer(&self, stream: ControlStream) -> Result<Offer> {
         let nic = &self.nic;
-        let mut qps = InitQpSet::new(nic, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
+        let mut qps = InitQpSet::new(nic, 0..nic.rails.len() as u8, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
             qps.offer_ece();
         }
@@ -290,7 +290,7 @@ impl Connector {
         let weights = endpoint.rail_weights_with(&reply.endpoint);
         ring.lay_out(cts_halves(reply.terms.striping.rails().into()));
         stream.send(Kind::Commit, Vec::new());
-        let peer = PeerState::new(format!("{} ({})", reply.endpoint.name, stream.peer()), stream);
+        let peer = PeerState::new(format!("{} ({})", reply.endpoint.name, stream.peer()), stream, reply.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
         Ok(SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights))

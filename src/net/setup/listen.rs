@@ -71,6 +71,7 @@ struct Preparing {
 struct Prepared {
     path: RecvPath,
     peer: String,
+    terms: Negotiated,
 }
 
 enum Verdict {
@@ -200,10 +201,10 @@ impl Listener {
     }
 
     fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<RecvComm> {
-        let peer = PeerState::new(format!("{} ({})", prepared.peer, stream.peer()), stream);
+        let peer = PeerState::new(format!("{} ({})", prepared.peer, stream.peer()), stream, prepared.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} receives from {}", self.nic.name, peer.peer());
-        Ok(RecvComm::new(Arc::clone(&self.nic), peer, prepared.path))
+        Ok(RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms))
     }
 }
 
@@ -246,7 +247,8 @@ impl Drop for Listener {
 fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.config.queue_pairs).min(offered);
-    let idle = InitQpSet::new(nic, count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
+    let rails = 0..hello.endpoint.rails.len().min(nic.rails.len()) as u8;
+    let idle = InitQpSet::new(nic, rails, count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
     let terms = Negotiated::agree(&hello.endpoint, &idle.endpoint)?;
     let connecting = idle.connect(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class)?;
     Ok(Preparing { connecting, hello, terms })
@@ -257,6 +259,6 @@ impl Preparing {
         let Self { connecting, hello, terms } = self;
         let (qps, endpoint) = connecting.finish();
         let path = RecvPath::new(qps, hello.ring, &terms)?;
-        Ok((Prepared { path, peer: hello.endpoint.name }, Reply { endpoint, terms }))
+        Ok((Prepared { path, peer: hello.endpoint.name, terms }, Reply { endpoint, terms }))
     }
 }

@@ -4,7 +4,7 @@ use super::StreamId;
 use crate::proto::Violation;
 use crate::proto::frame::{Assembler, Frame};
 use crate::proto::handle::Secret;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 /// Who has made a control connection, and how far it is.
@@ -20,6 +20,13 @@ pub enum Stage {
     Accepted,
 }
 
+/// While so many bytes wait to be sent on a control connection without established streams, nothing more is to be read from it:
+/// they are answers, and a peer that does not read them is not to cause more.
+pub const MAX_BACKLOG: usize = 16 << 10;
+/// The bytes by which that is more for each established stream. Two processes may have an account of each of their connections to
+/// send to each other at once. If neither read until its own were sent, neither would read ever again.
+const STREAM_BACKLOG: usize = 64 << 10;
+
 /// The state machine of one control connection: bytes in, frames out, and the other way round.
 #[derive(Debug)]
 pub struct ControlConn {
@@ -31,12 +38,24 @@ pub struct ControlConn {
     outgoing: Vec<u8>,
     /// The streams on which something may still come. In the order of their secrets: what a seed does can be repeated.
     streams: BTreeMap<Secret, StreamId>,
+    /// Those of them that are established.
+    established: BTreeSet<Secret>,
+    /// The most there were at once: what a stream has said may wait when it has ended.
+    most_established: usize,
 }
 
 impl ControlConn {
     /// One to or from `peer`.
     pub fn new(peer: SocketAddr, stage: Stage) -> Self {
-        Self { peer, stage, assembler: Assembler::default(), outgoing: Vec::new(), streams: BTreeMap::new() }
+        Self {
+            peer,
+            stage,
+            assembler: Assembler::default(),
+            outgoing: Vec::new(),
+            streams: BTreeMap::new(),
+            established: BTreeSet::new(),
+            most_established: 0,
+        }
     }
 
     /// Whether this process has dialled, or dials.
@@ -88,14 +107,29 @@ impl ControlConn {
         self.outgoing.len()
     }
 
+    /// While [`Self::backlog`] is that much, nothing more is to be read.
+    pub fn max_backlog(&self) -> usize {
+        MAX_BACKLOG + STREAM_BACKLOG * self.most_established
+    }
+
     /// From now on frames with `secret` are of `stream`.
     pub fn attach(&mut self, secret: Secret, stream: StreamId) {
         self.streams.insert(secret, stream);
     }
 
+    /// The RDMA connection of the stream with `secret` is there: from now on the peer may send frames of any length.
+    pub fn handle_established(&mut self, secret: &Secret) {
+        if self.streams.contains_key(secret) {
+            self.established.insert(*secret);
+            self.most_established = self.most_established.max(self.established.len());
+            self.assembler.allow_accounts();
+        }
+    }
+
     /// Nothing more is expected of the stream with `secret`.
     pub fn detach(&mut self, secret: &Secret) {
         self.streams.remove(secret);
+        self.established.remove(secret);
     }
 
     /// The stream with `secret`, if it is on this connection.
@@ -110,6 +144,7 @@ impl ControlConn {
 
     /// All of them, which are on no connection from here on.
     pub fn take_streams(&mut self) -> Vec<StreamId> {
+        self.established.clear();
         std::mem::take(&mut self.streams).into_values().collect()
     }
 

@@ -40,9 +40,13 @@ pub enum Event {
 /// What is known newly of the peer of an established stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerChange {
+    /// It has said this, which is of the recovery of the RDMA connection. In the order in which the peer has sent them; what it has
+    /// sent before the control connection was lost never comes after [`Self::Back`].
+    Frame(Frame),
     /// The control connection is lost, for this reason; the peer may well live.
     Lost(String),
-    /// The stream has a control connection again.
+    /// The stream has a control connection again, after [`Self::Lost`] or before this end has noticed that. What this end had sent
+    /// before may be lost.
     Back,
     /// The peer has closed in good order, or does not know the connection. What is under way may still be acknowledged.
     Closed(String),

@@ -62,6 +62,14 @@ impl ControlPool {
         result
     }
 
+    /// The network has changed: peers that wait to be dialled again are dialled at `now`.
+    pub fn handle_network_change(&mut self, now: Time) {
+        let addresses: Vec<_> = self.peers.keys().copied().collect();
+        for address in addresses {
+            self.update(address, |peer| peer.redial.handle_network_change(now));
+        }
+    }
+
     /// When something has to be done.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.timers.first().map(|(due, _)| *due)

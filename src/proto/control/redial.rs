@@ -52,6 +52,11 @@ impl Redial {
         self.pause = LAST_PAUSE.min(2 * self.pause.max(FIRST_PAUSE));
     }
 
+    /// The network has changed: what is due later is due at `now`.
+    pub fn handle_network_change(&mut self, now: Time) {
+        self.due = self.due.map(|due| due.min(now));
+    }
+
     /// An attempt is under way, or there is no need any more.
     pub fn stop(&mut self) {
         self.due = None;
@@ -115,6 +120,19 @@ mod tests {
         }
         assert_eq!(spread(LAST_PAUSE, 0), LAST_PAUSE * 3 / 4);
         assert_ne!(spread(LAST_PAUSE, 1), spread(LAST_PAUSE, 400));
+    }
+
+    #[test]
+    fn a_change_of_the_network_makes_an_attempt_due_that_waits_and_no_other() {
+        let (mut redial, now) = (Redial::default(), Duration::from_secs(100));
+        redial.handle_network_change(now);
+        assert_eq!(redial.due(), None);
+        redial.handle_loss(now, now, 0);
+        assert!(redial.due() > Some(now));
+        redial.handle_network_change(now);
+        assert_eq!(redial.due(), Some(now));
+        redial.handle_network_change(now + STEADY);
+        assert_eq!(redial.due(), Some(now), "it is not put off");
     }
 
     #[test]

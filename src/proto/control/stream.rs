@@ -7,15 +7,16 @@ use crate::proto::handle::{Secret, Token};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-/// Frames that wait in one inbox: a connection's set-up has at most two, and its end.
-pub const MAX_INBOX: usize = 4;
+/// Frames that wait in one inbox: a connection's set-up has at most two, and its end. Between commit and `accept` there may be some of
+/// recovery, of which the latest of each kind counts.
+pub const MAX_INBOX: usize = 8;
 
 /// How far an RDMA connection is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
     /// It is being set up; its owner polls the inbox.
     Setup,
-    /// Both ends are there; its owner is told of the peer's end only.
+    /// Both ends are there; its owner is told of what is said about recovery, and of the peer's end.
     Established,
     /// The owner has closed it while there was no control connection; the peer is told this once there is one.
     Closing(String),
@@ -55,6 +56,8 @@ pub struct Stream {
     pub is_known: bool,
     /// Whether this end has replied: from then on the peer may have committed.
     pub has_replied: bool,
+    /// Whether the owner, once the stream is established, hears frames of recovery.
+    pub hears_recovery: bool,
     /// What this end has failed with while there was no control connection.
     pub failure: Option<String>,
     /// Until when a stream that is lost before it is established, or that is closing, is kept.
@@ -79,6 +82,7 @@ impl Stream {
             is_resuming: false,
             is_known: role == Role::Accepts,
             has_replied: false,
+            hears_recovery: false,
             failure: None,
             kept_until: None,
             inbox: VecDeque::new(),
@@ -92,12 +96,19 @@ impl Stream {
     /// # Errors
     /// The peer says more than there is to say.
     pub fn push(&mut self, frame: Frame) -> Result<(), End> {
-        if self.inbox.len() >= MAX_INBOX {
+        if self.inbox.len() >= MAX_INBOX && !self.supersede(frame.kind) {
             return Err(End::Wrong(format!("more than {MAX_INBOX} control messages at once")));
         }
         self.has_commit |= frame.kind == Kind::Commit;
         self.inbox.push_back(frame);
         Ok(())
+    }
+
+    /// Makes room for a frame of recovery, whose kind says all anew. NCCL may take hours to ask for a connection whose peer has
+    /// committed.
+    fn supersede(&mut self, kind: Kind) -> bool {
+        let earlier = self.inbox.iter().position(|kept| kept.kind == kind).filter(|_| kind.is_of_recovery());
+        earlier.and_then(|earlier| self.inbox.remove(earlier)).is_some()
     }
 
     /// What the owner hears next.

@@ -8,6 +8,11 @@ use crate::proto::stripe::Striping;
 use crate::proto::{QpIndex, RING_SLOTS};
 
 impl RecvFlow {
+    /// The sequence number of the oldest message that has not arrived.
+    pub fn oldest_missing(&self) -> u32 {
+        self.window.oldest()
+    }
+
     /// Lists the messages that have not arrived whole. To be called after the queue pairs that were in use are destroyed and
     /// all of their completions have been handled. What has arrived of a listed message is forgotten: the whole of it comes
     /// again, over queue pairs as `striping` says. The account stands for all clear-to-sends up to now: none of them is

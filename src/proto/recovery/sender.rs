@@ -160,6 +160,13 @@ impl SendFlow {
         self.requests.live().filter(|(_, request)| request.pending_stripes > 0).count()
     }
 
+    /// The sequence number of the oldest message that is not acknowledged, and the bytes of all that are not.
+    pub fn unacknowledged(&self) -> Option<(u32, u64)> {
+        let pending = || self.requests.live().filter(|(_, request)| request.pending_stripes > 0);
+        let oldest = pending().map(|(_, request)| request.seq).min_by_key(|seq| seq.wrapping_sub(self.next))?;
+        Some((oldest, pending().map(|(_, request)| u64::from(request.length)).sum()))
+    }
+
     /// Remote key of the buffer of `transfer` on rail number `rail`. `read_extra_keys` reads the first half of the clear-to-send
     /// in a slot of the ring, where clear-to-sends have two halves. What an account has listed is not looked for in the ring.
     pub fn rkey(&self, transfer: &Transfer, rail: u8, read_extra_keys: impl FnOnce(SlotIndex) -> CtsWords) -> u32 {

@@ -119,7 +119,7 @@ pub(in crate::proto) fn endpoint(rails: usize, qps: usize, split: bool) -> Endpo
         qps: (0..qps as u32).map(|i| queue_pair(rail as u32, i)).collect(),
     };
     let rails = (0..rails).map(rail).collect();
-    Endpoint { name: "rdma of process 42 on host".into(), adaptive_routing: qps == 2, split, rails }
+    Endpoint { name: "rdma of process 42 on host".into(), adaptive_routing: qps == 2, split, failover: true, rails }
 }
 
 fn queue_pair(rail: u32, i: u32) -> QpEnd {

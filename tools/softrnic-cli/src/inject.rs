@@ -23,17 +23,18 @@ pub(crate) struct Inject {
 }
 
 const AFTER_HELP: &str = "\
-A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it strikes every message.
+A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it applies to every message.
 
 Actions on messages:
   drop, drop-ack, delay=TIME, late=TIME, rnr, corrupt, slow=GB/s
-  qp-error, access-error, operation-error, cq-overrun
+  cut=BYTES, forget, qp-error, access-error, operation-error, cq-overrun
 Actions on ports, devices and processes:
-  port-down[=TIME], port-up, device-fatal, kill
+  port-down[=TIME], port-up, device-fatal[=TIME], kill
 Actions on calls:
   modify-qp=ERRNO, reg-mr=ERRNO
 Keys:
   device, peer, flow, opcode, message, every, chance, attempts, times
+  for=TIME; of port-down=TIME: gid-after=TIME, gid=move, gid=other
 
 Example: softrnic inject drop device=softrnic0 message=100.. chance=0.01";
 
@@ -68,5 +69,5 @@ impl Inject {
 }
 
 fn rules(network: &Network) -> String {
-    network.rules().iter().map(|one| format!("{:3}  {}  struck {}\n", one.number, one.rule, one.hits)).collect()
+    network.rules().iter().map(|one| format!("{:3}  {}  applied {}\n", one.number, one.rule, one.hits)).collect()
 }

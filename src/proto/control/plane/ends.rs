@@ -70,6 +70,7 @@ impl ControlPlane {
             }
             if let Some(found) = self.conns.get_mut(&conn) {
                 found.attach(resume.secret, id);
+                found.handle_established(&resume.secret);
             }
             self.transmit(conn, &resume);
         }

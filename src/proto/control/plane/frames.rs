@@ -1,7 +1,8 @@
 //! Where a frame goes.
 
-use super::{ConnId, ControlPlane, End, Level, MAX_BACKLOG, PeerChange, Phase, Role, Stage, Stream, StreamId, Time};
+use super::{ConnId, ControlPlane, End, Level, PeerChange, Phase, Role, Stage, Stream, StreamId, Time};
 use crate::proto::control::acceptor::NO_CONNECTION;
+use crate::proto::control::conn::MAX_BACKLOG;
 use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind};
 use crate::proto::handle::Secret;
 use crate::proto::handshake::{Hello, Resume};
@@ -106,6 +107,9 @@ impl ControlPlane {
         }
         if let Some(found) = self.conns.get_mut(&conn) {
             found.attach(secret, id);
+            if is_set_up {
+                found.handle_established(&secret);
+            }
         }
         if let Some(old) = old.filter(|old| *old != conn) {
             self.detach(old, &secret);
@@ -123,7 +127,7 @@ impl ControlPlane {
     fn deliver(&mut self, now: Time, conn: ConnId, id: StreamId, frame: Frame) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.phase != Phase::Setup {
-            return self.handle_established_frame(id, &frame);
+            return self.handle_established_frame(id, frame);
         }
         let (is_last, secret, token) = (frame.kind == Kind::Goodbye, stream.secret, stream.token);
         if let Err(end) = stream.push(frame) {
@@ -139,9 +143,12 @@ impl ControlPlane {
         }
     }
 
-    /// The peer of an established stream says something: that it goes, or that it is back.
-    pub(super) fn handle_established_frame(&mut self, id: StreamId, frame: &Frame) {
+    /// The peer of an established stream says something: of recovery, or that it goes, or that it is back.
+    pub(super) fn handle_established_frame(&mut self, id: StreamId, frame: Frame) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
+        if frame.kind.is_of_recovery() && stream.hears_recovery && !stream.is_resuming {
+            return self.tell(id, PeerChange::Frame(frame));
+        }
         let (was_resuming, peer) = (std::mem::take(&mut stream.is_resuming), stream.peer);
         if was_resuming {
             self.note_answer(peer, frame.kind == Kind::Resume);
@@ -170,9 +177,9 @@ impl ControlPlane {
         }
     }
 
-    /// Tells a peer, which waits for it. A driver that heeds [`MAX_BACKLOG`] never has so much to send that it is not told.
+    /// Tells a peer, which waits for it. A driver that heeds [`Self::is_backlogged`] never has so much to send that it is not told.
     fn refuse(&mut self, conn: ConnId, secret: Secret, why: &str) {
-        if self.backlog(conn) < 2 * MAX_BACKLOG {
+        if self.conns.get(&conn).is_some_and(|conn| conn.backlog() < conn.max_backlog() + MAX_BACKLOG) {
             self.transmit(conn, &Frame::text(Kind::Refuse, secret, why));
         }
     }

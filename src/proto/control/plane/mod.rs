@@ -26,8 +26,6 @@ use std::time::Duration;
 
 /// How long the peer of a stream that this end has closed without a control connection is dialled, to be told.
 pub const FAREWELL: Duration = Duration::from_secs(30);
-/// While so many bytes wait to be sent on a control connection, nothing more is to be read from it.
-pub const MAX_BACKLOG: usize = 16 << 10;
 
 /// The state machine of all control connections of a process.
 #[derive(Debug)]
@@ -119,25 +117,28 @@ impl ControlPlane {
         (stream.end().is_some() || stream.has_farewell()) && !stream.is_committed()
     }
 
-    /// The RDMA connection is there: from now on its owner is told of the peer's end by [`Event::Peer`], and of nothing else.
-    /// What has come before is told at once.
-    pub fn establish(&mut self, now: Time, id: StreamId) {
+    /// The RDMA connection is there: from now on its owner is told of the peer's end by [`Event::Peer`], and of what the peer says
+    /// of recovery, if it `hears_recovery`. What has come before is told at once, in order.
+    pub fn establish(&mut self, now: Time, id: StreamId, hears_recovery: bool) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        stream.phase = Phase::Established;
-        let (kept, end, is_lost) = (stream.kept_until.take(), stream.end().cloned(), stream.conn.is_none());
-        let frame = match stream.poll_heard() {
-            Heard::Frame(frame) => Some(frame),
-            Heard::Nothing | Heard::End(_) => None,
-        };
-        if let Some(kept) = kept {
+        (stream.phase, stream.hears_recovery) = (Phase::Established, hears_recovery);
+        let (secret, conn) = (stream.secret, stream.conn);
+        if let Some(kept) = stream.kept_until.take() {
             self.expiring.remove(&(kept, id));
         }
-        match (frame, end) {
-            (Some(frame), _) => self.handle_established_frame(id, &frame),
-            (None, Some(end)) => self.handle_established_end(now, id, &end),
-            // It was accepted while its control connection is lost.
-            (None, None) if is_lost => self.tell(id, PeerChange::Lost("lost before it was accepted".into())),
-            (None, None) => {}
+        if let Some(found) = conn.and_then(|conn| self.conns.get_mut(&conn)) {
+            found.handle_established(&secret);
+        }
+        while let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.phase == Phase::Established) {
+            match stream.poll_heard() {
+                Heard::Frame(frame) => self.handle_established_frame(id, frame),
+                Heard::End(end) => return self.handle_established_end(now, id, &end),
+                // It was accepted while its control connection is lost.
+                Heard::Nothing if conn.is_none() => {
+                    return self.tell(id, PeerChange::Lost("lost before it was accepted".into()));
+                }
+                Heard::Nothing => return,
+            }
         }
     }
 
@@ -165,9 +166,9 @@ impl ControlPlane {
         self.forget(id);
     }
 
-    /// Bytes that wait to be sent on `conn`.
-    pub fn backlog(&self, conn: ConnId) -> usize {
-        self.conns.get(&conn).map_or(0, ControlConn::backlog)
+    /// Whether so much waits to be sent on `conn` that nothing more is to be read from it.
+    pub fn is_backlogged(&self, conn: ConnId) -> bool {
+        self.conns.get(&conn).is_some_and(|conn| conn.backlog() >= conn.max_backlog())
     }
 
     /// Ends a stream with a goodbye, if it is on a control connection. Nothing more is heard on it after that.

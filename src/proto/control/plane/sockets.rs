@@ -131,6 +131,11 @@ impl ControlPlane {
         [self.acceptor.poll_timeout(), self.pool.poll_timeout(), kept].into_iter().flatten().min()
     }
 
+    /// A port of this machine has come up: peers whose control connections are lost are dialled at once.
+    pub fn handle_network_change(&mut self, now: Time) {
+        self.pool.handle_network_change(now);
+    }
+
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(conn) = self.acceptor.poll_late(now) {
@@ -181,6 +186,12 @@ impl ControlPlane {
             Some(_) => self.end_conn(now, conn, End::Wrong(why.into())),
             None => {}
         }
+    }
+
+    /// The control connection that carries a stream.
+    #[cfg(test)]
+    pub(in crate::proto) fn conn_of(&self, id: StreamId) -> Option<ConnId> {
+        self.streams.get(&id).and_then(|stream| stream.conn)
     }
 
     /// What a test looks at: control connections, streams, peers, the most that wait for a listener.

@@ -1,5 +1,6 @@
 //! The two ends of one connection as NCCL's threads go on with them: what [`crate::net`] does, without queue pairs.
 
+use super::talk::Talk;
 use crate::proto::control::event::{End, Heard, PeerChange};
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{StreamId, Time};
@@ -22,16 +23,23 @@ pub(super) struct Established {
     pub(super) stream: StreamId,
     pub(super) secret: Secret,
     pub(super) known: Known,
+    pub(super) talk: Talk,
 }
 
 impl Established {
+    fn new(stream: StreamId, secret: Secret) -> Self {
+        Self { stream, secret, known: Known::Open, talk: Talk::default() }
+    }
+
     pub(super) fn handle_change(&mut self, change: &PeerChange) {
+        self.talk.handle_change(self.secret, change);
         self.known = match (change, self.known) {
             (_, Known::Broken) => Known::Broken,
             (PeerChange::Broken(_), _) => Known::Broken,
             (_, Known::Closed) | (PeerChange::Closed(_), _) => Known::Closed,
             (PeerChange::Lost(_), _) => Known::Lost,
             (PeerChange::Back, _) => Known::Open,
+            (PeerChange::Frame(_), known) => known,
         };
     }
 }
@@ -85,8 +93,8 @@ impl Connector {
                 Heard::Frame(frame) if frame.kind == Kind::Reply => {
                     is_own(&frame, secret);
                     plane.send(stream, Kind::Commit, Vec::new());
-                    plane.establish(now, stream);
-                    *self = Self::Done(Established { stream, secret, known: Known::Open });
+                    plane.establish(now, stream, true);
+                    *self = Self::Done(Established::new(stream, secret));
                 }
                 Heard::Frame(_) | Heard::End(End::Closed | End::Lost(_) | End::Unreachable(_)) => {
                     self.begin_anew(plane, now, stream);
@@ -153,9 +161,9 @@ impl Acceptor {
                 Heard::Frame(frame) if frame.kind == Kind::Commit => {
                     let secret = secret.expect("a commit comes after the reply");
                     is_own(&frame, secret);
-                    plane.establish(now, stream);
+                    plane.establish(now, stream, true);
                     self.candidates.remove(i);
-                    self.done = Some(Established { stream, secret, known: Known::Open });
+                    self.done = Some(Established::new(stream, secret));
                     break;
                 }
                 Heard::Frame(_) | Heard::End(_) => true,
@@ -183,5 +191,22 @@ impl Acceptor {
             }
             !is_over
         });
+    }
+}
+
+/// A connection from process `dialler` to the other one, and who has closed it.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) dialler: usize,
+    pub(super) token: Token,
+    pub(super) connector: Connector,
+    pub(super) acceptor: Acceptor,
+    pub(super) has_closed: [bool; 2],
+}
+
+impl Pair {
+    /// The established end of `process`.
+    pub(super) fn end(&mut self, process: usize) -> Option<&mut Established> {
+        if self.dialler == process { self.connector.established() } else { self.acceptor.done.as_mut() }
     }
 }

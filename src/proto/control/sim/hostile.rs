@@ -21,12 +21,11 @@ impl World {
             return;
         }
         let (process, conn) = self.hostile[self.dice.roll(self.hostile.len() as u64) as usize];
-        let kinds = [Kind::Hello, Kind::Reply, Kind::Commit, Kind::Refuse, Kind::Goodbye, Kind::Resume];
         let secret = [self.dice.roll(3) as u8; 16];
         let token = [self.dice.roll(6) as u8; 16];
         let body = [token.as_slice(), &secret, &[0; 4]].concat();
         let cut = [16, 20, 36, 5][self.dice.roll(4) as usize];
-        let frame = Frame { kind: kinds[self.dice.roll(6) as usize], secret, body: body[..cut].to_vec() };
+        let frame = Frame { kind: Kind::ALL[self.dice.roll(12) as usize], secret, body: body[..cut].to_vec() };
         let mut bytes = frame.emit();
         if self.dice.one_in(4) {
             let at = self.dice.roll(bytes.len() as u64) as usize;

@@ -11,7 +11,9 @@
 //! 3. when a process has died, its peer is told at each end that dials, and at each end whose control connection stood;
 //! 4. no stream hears a frame of another one;
 //! 5. what is kept is bounded, and nothing is kept of connections that are no more;
-//! 6. it all comes to an end.
+//! 6. frames of established ends come in order and none twice, over one control connection none is missing, and none comes after the
+//!    loss of the control connection that it was sent over;
+//! 7. it all comes to an end.
 //!
 //! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one.
 
@@ -19,6 +21,8 @@ mod app;
 mod dice;
 mod hostile;
 mod network;
+mod speech;
+mod talk;
 mod world;
 
 use world::World;

@@ -22,6 +22,8 @@ pub(super) struct Side {
 /// A TCP connection from process `dialler` to the other one.
 #[derive(Debug)]
 pub(super) struct Wire {
+    /// From 1 on, in the order in which they are dialled.
+    pub(super) number: u64,
     pub(super) dialler: usize,
     /// By process.
     pub(super) sides: [Side; 2],
@@ -37,6 +39,7 @@ pub(super) struct Network {
     /// How many of the next attempts at the port of each process are refused by mistake.
     pub(super) refuses: [u32; 2],
     pub(super) is_dead: [bool; 2],
+    dialled: u64,
 }
 
 /// `ECONNREFUSED`.
@@ -45,7 +48,8 @@ pub(super) const REFUSED: i32 = 111;
 impl Network {
     /// Process `dialler` dials.
     pub(super) fn dial(&mut self, dialler: usize, conn: ConnId) {
-        let mut wire = Wire { dialler, sides: Default::default(), is_up: false, is_cut: false };
+        self.dialled += 1;
+        let mut wire = Wire { number: self.dialled, dialler, sides: Default::default(), is_up: false, is_cut: false };
         wire.sides[dialler].conn = Some(conn);
         self.wires.push(wire);
     }

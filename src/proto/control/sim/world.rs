@@ -1,6 +1,6 @@
 //! Two processes, and what befalls them.
 
-use super::app::{Acceptor, Connector, Established, Known};
+use super::app::{Acceptor, Connector, Established, Known, Pair};
 use super::dice::Dice;
 use super::network::{Network, REFUSED, Wire};
 use crate::proto::control::acceptor::MAX_PENDING;
@@ -8,23 +8,14 @@ use crate::proto::control::event::{End, Event, Level, PeerChange};
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::stream::MAX_INBOX;
 use crate::proto::control::{ConnId, StreamId, Time};
-use crate::proto::frame::MAX_BODY_BYTES;
-use crate::proto::handle::{Secret, Token};
+use crate::proto::frame::MAX_ACCOUNT_BYTES;
+use crate::proto::handle::Secret;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Steps after which a schedule without faults must have come to rest.
 const CALM_STEPS: usize = 5000;
-
-/// A connection from process `dialler` to the other one, and who has closed it.
-pub(super) struct Pair {
-    dialler: usize,
-    token: Token,
-    connector: Connector,
-    acceptor: Acceptor,
-    has_closed: [bool; 2],
-}
 
 pub(super) struct World {
     pub(super) dice: Dice,
@@ -101,7 +92,7 @@ impl World {
     fn act(&mut self) {
         let pair = self.dice.roll(self.pairs.len() as u64) as usize;
         let process = self.dice.roll(2) as usize;
-        match self.dice.roll(60) {
+        match self.dice.roll(70) {
             0..=17 => self.deliver(),
             18..=39 => self.go_on(pair, process),
             40..=49 => self.pass(Duration::from_millis(self.dice.0 % 60)),
@@ -125,6 +116,7 @@ impl World {
                 let far = 1 - self.pairs[pair].dialler;
                 self.pairs[pair].acceptor.sweep(&mut self.planes[far], self.now);
             }
+            60..=69 => self.speak(pair, process),
             _ => {}
         }
     }
@@ -168,11 +160,7 @@ impl World {
         if self.network.is_dead[process] {
             return;
         }
-        let done = match pair.dialler == process {
-            true => pair.connector.established(),
-            false => pair.acceptor.done.as_mut(),
-        };
-        let Some(stream) = done.map(|done| done.stream) else { return };
+        let Some(stream) = pair.end(process).map(|end| end.stream) else { return };
         if self.dice.one_in(2) {
             self.planes[process].fail(stream, "by the dice");
         }
@@ -257,7 +245,7 @@ impl World {
             while self.planes[process].poll_dirty().is_some() {}
             self.transmit(process);
             let [incoming, outgoing, inbox] = self.planes[process].most_kept();
-            assert!(incoming < 32 + MAX_BODY_BYTES && outgoing < 1 << 16 && inbox <= MAX_INBOX + 1);
+            assert!(incoming < 32 + MAX_ACCOUNT_BYTES && outgoing < 1 << 17 && inbox <= MAX_INBOX + 1);
             assert!(self.planes[process].counts()[3] <= MAX_PENDING);
         }
         self.network.sweep();
@@ -279,11 +267,7 @@ impl World {
         let is_dead = self.network.is_dead[1 - process];
         for pair in &mut self.pairs {
             let has_closed = pair.has_closed[1 - process];
-            let done = match pair.dialler == process {
-                true => pair.connector.established(),
-                false => pair.acceptor.done.as_mut(),
-            };
-            if let Some(done) = done.filter(|done| done.stream == stream) {
+            if let Some(done) = pair.end(process).filter(|done| done.stream == stream) {
                 let is_end = matches!(change, PeerChange::Closed(_) | PeerChange::Broken(_));
                 assert!(!is_end || has_closed || is_dead, "{change:?}, while the peer lives and has not closed");
                 done.handle_change(change);
@@ -360,6 +344,10 @@ impl World {
             match (pair.connector.established(), &pair.acceptor.done) {
                 (Some(near), Some(far)) => {
                     assert_eq!((near.secret, near.known, far.known), (far.secret, Known::Open, Known::Open), "{what}");
+                    let carried = self.planes[pair.dialler].conn_of(near.stream).expect("it is open");
+                    let wire = self.network.of(pair.dialler, carried).expect("it stands").number;
+                    let is_heard = near.talk.was_heard_by(&far.talk, wire) && far.talk.was_heard_by(&near.talk, wire);
+                    assert!(is_heard, "control connection {wire}: {what}");
                 }
                 (None, Some(far)) => assert!(pair.has_closed[near] && far.known != Known::Open, "{what}"),
                 (Some(_), None) => assert!(pair.has_closed[far], "{what}"),

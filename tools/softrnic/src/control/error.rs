@@ -21,7 +21,7 @@ pub enum Error {
     NoPort(PortName, usize, u32),
     /// The fabric has no such device; how many it has.
     NoDevice(DeviceName, usize),
-    /// The device has failed for good.
+    /// The device has failed, and is not back.
     Failed(DeviceName),
     /// RoCE entries are of version 1 or 2, InfiniBand entries of neither.
     GidKind(PortName),
@@ -65,7 +65,7 @@ impl fmt::Display for Error {
             Self::Rule(what) => f.write_str(what),
             Self::NoRule(number) => write!(f, "no rule in force has the number {number}"),
             Self::NoDevice(name, devices) => write!(f, "there is no {name} among {devices} device(s)"),
-            Self::Failed(name) => write!(f, "{name} has failed for good"),
+            Self::Failed(name) => write!(f, "{name} has failed"),
             Self::GidKind(name) => {
                 write!(f, "{name}: entries of a RoCE port are v1 or v2, those of an InfiniBand port neither")
             }

@@ -4,8 +4,10 @@
 //! A controlling process takes no process slot in the fabric. It must not use the devices of the same fabric itself: record
 //! locks are per process.
 
+pub(crate) mod addresses;
 mod clean;
 mod error;
+mod failure;
 mod inject;
 pub(crate) mod names;
 pub(crate) mod network;
@@ -19,4 +21,4 @@ pub use inject::InForce;
 pub use names::{DeviceName, GidKind, PortName};
 pub use network::Network;
 pub use planned::planned;
-pub use report::{Counters, Device, Gid, LinkLayer, Port, Process, Qp, Report};
+pub use report::{Counters, Delayed, Device, Gid, LinkLayer, Port, Process, Qp, Report};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use crate::abi::consts::{event, qp_state};
+use crate::abi::consts::event;
 use crate::control::error::Error;
 use crate::control::names::{DeviceName, GidKind, PortName};
 use crate::control::report::{self, Report};
@@ -17,8 +17,7 @@ use crate::process::fabric::Fabric;
 use crate::process::settings::Settings;
 use crate::shm::file::{ControlLock, SharedFile};
 use crate::shm::holders;
-use crate::shm::layout::Table;
-use crate::shm::slots::{GIDS, PortSlot, QpSlot};
+use crate::shm::slots::{GIDS, PortSlot};
 
 /// A fabric in use.
 #[derive(Clone, Copy, Debug)]
@@ -184,49 +183,13 @@ impl Network {
         Ok(())
     }
 
-    /// Fails a device for good: its queue pairs go into the error state, calls answer `EIO`, peers get no answer.
-    pub fn fail_device(&self, name: DeviceName) -> Result<(), Error> {
-        let device = name.0;
-        let topology = &self.fabric.topology;
-        if device >= topology.devices() {
-            return Err(Error::NoDevice(name, topology.devices()));
-        }
-        let control = self.fabric.file.control();
-        if self.fabric.header().fatal[device].swap(1, SeqCst) != 0 {
-            return Ok(());
-        }
-        for port in 1..=topology.ports() {
-            self.fabric.port(device, port).state.store(STATE_DOWN, SeqCst);
-        }
-        self.fabric.note_change(&control);
-        for index in self.fabric.entries(Table::Qp, device) {
-            self.fail_qp(device, self.fabric.qp(device, index));
-        }
-        self.fabric.log_event(&control, PortEvent { kind: event::DEVICE_FATAL, port: PortId { device, port: 0 } });
-        Ok(())
-    }
-
-    fn fail_qp(&self, device: usize, qp: &QpSlot) {
-        let state = qp.state.fetch_update(SeqCst, SeqCst, |s| {
-            let is_alive = s != qp_state::RESET && s != qp_state::ERR;
-            is_alive.then_some(qp_state::ERR)
-        });
-        if qp.owner.load(SeqCst) == 0 || state.is_err() {
-            return;
-        }
-        // The next poll of its CQs flushes it.
-        for (cq, bit) in [(&qp.send_cq, &qp.send_bit), (&qp.recv_cq, &qp.recv_bit)] {
-            self.fabric.cq(device, cq.load(SeqCst)).bell.fetch_or(1 << (bit.load(SeqCst) % 64), SeqCst);
-        }
-    }
-
     /// Everything there is to see.
     pub fn report(&self) -> Report {
         let _control = self.fabric.file.control();
         report::of(self.fabric)
     }
 
-    fn change<R>(
+    pub(crate) fn change<R>(
         &self,
         name: PortName,
         work: impl FnOnce(&PortSlot, &ControlLock<'_>) -> Result<R, Error>,
@@ -239,7 +202,8 @@ impl Network {
         work(self.fabric.port(name.device, name.port), &control)
     }
 
-    fn announce(&self, control: &ControlLock<'_>, kind: u32, name: PortName) {
+    /// Has every route checked anew, and tells of the event.
+    pub(crate) fn announce(&self, control: &ControlLock<'_>, kind: u32, name: PortName) {
         self.fabric.note_change(control);
         self.fabric.log_event(control, PortEvent { kind, port: PortId { device: name.device, port: name.port } });
     }

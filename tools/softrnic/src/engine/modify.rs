@@ -18,7 +18,7 @@ pub(crate) fn modify(engine: &'static Engine, qp: &Qp, attr: &QpAttr, given: i32
     let mut known = lock(&qp.attributes);
     let from = qp.slot.state.load(SeqCst);
     let to = if given & mask::STATE != 0 { attr.qp_state } else { from };
-    if qp.fabric.is_failed(qp.device) && !matches!(to, state::RESET | state::ERR) {
+    if qp.pd.context.is_dead() && !matches!(to, state::RESET | state::ERR) {
         return Err(libc::EIO);
     }
     if given & mask::CUR_STATE != 0 && attr.cur_qp_state != from {
@@ -65,8 +65,8 @@ fn publish(qp: &Qp, known: &QpAttr, given: i32, route: Option<Route>) {
     let link = &mut queue.link;
     if let Some(route) = route {
         link.mtu_bytes = mtu_bytes(known.path_mtu);
-        link.route = route.with_mtu(link.mtu_bytes);
         link.peer = route.peer(known.dest_qp_num);
+        link.route = route.with_mtu(link.mtu_bytes).looped(link.peer == qp.name());
         qp.slot.flow.store(route.take_flow(qp.fabric), SeqCst);
         qp.slot.peer.store(link.peer, SeqCst);
     }

@@ -58,6 +58,16 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
         Err(outcome) => return outcome,
     };
     let total = local.total;
+    let local = match fault {
+        // Of an atomic nothing is done: it is one packet.
+        Some(ResponderFault::Cut(_)) if total == 0 || admission.is_atomic => return TxOutcome::Lost,
+        Some(ResponderFault::Cut(bytes)) => local.part(0, bytes),
+        _ => local,
+    };
+    if fault == Some(ResponderFault::Forget) && admission.direction == Direction::Out {
+        take_number(&guard, &mut queue.link, total);
+        return TxOutcome::Done;
+    }
     if total != 0 && (local.has_gpu || admission.remote.has_gpu || !guard.is_reached()) {
         return begin_staged(qp, queue, (guard, admission, local), fault);
     }
@@ -99,6 +109,9 @@ fn deliver(
     if let (Some(ResponderFault::Corrupt(at)), Ok(())) = (fault, moved) {
         responder::corrupt(guard, admission, at);
     }
+    if let (Some(ResponderFault::Cut(_)), Ok(())) = (fault, moved) {
+        return TxOutcome::Lost;
+    }
     responder::conclude(guard, request, admission, local.total, moved)
 }
 
@@ -116,11 +129,10 @@ fn begin_staged(
     if qp.fabric.open_stage().is_err() {
         return TxOutcome::Failed(Status::General);
     }
-    let corrupt = fault.and_then(|fault| if let ResponderFault::Corrupt(bit) = fault { Some(bit) } else { None });
     let (request, ..) = queue.request(queue.executed);
     let path =
         Path { from: qp.name(), to: queue.link.peer, is_uc: qp.is_uc(), psn: queue.link.psn, serial: queue.entries };
-    let staged = StagedTransfer::new(&guard, path, admission, local, request, corrupt);
+    let staged = StagedTransfer::new(&guard, path, admission, local, request, fault);
     drop(guard);
     queue.staged = Some(Box::new(staged));
     proceed(queue)
@@ -137,6 +149,9 @@ pub(crate) fn proceed(queue: &mut SendQueue) -> TxOutcome {
     let Some(staged) = queue.staged.take() else { return TxOutcome::Busy };
     let Some(guard) = guard else { return TxOutcome::Lost };
     let (request, ..) = queue.request(queue.executed);
+    if staged.is_cut && moved.is_ok() {
+        return TxOutcome::Lost;
+    }
     let outcome = responder::conclude(&guard, request, &staged.admission, staged.total(), moved);
     if outcome == TxOutcome::Done {
         take_number(&guard, &mut queue.link, staged.total());

@@ -107,11 +107,8 @@ fn deliver_logged(engine: &'static Engine) {
         known.iter().filter_map(Weak::upgrade).collect()
     };
     contexts.iter().for_each(|context| context.deliver());
-    let fabric = engine.fabric;
-    if (0..fabric.topology.devices()).any(|device| fabric.is_failed(device)) {
-        let failed: Vec<_> = lock(&engine.qps).iter().filter(|qp| fabric.is_failed(qp.device)).cloned().collect();
-        for qp in failed {
-            finish_failure(engine, &qp);
-        }
+    let failed: Vec<_> = lock(&engine.qps).iter().filter(|qp| qp.pd.context.is_dead()).cloned().collect();
+    for qp in failed {
+        finish_failure(engine, &qp);
     }
 }

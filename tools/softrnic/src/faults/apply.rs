@@ -2,14 +2,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::control::names::{DeviceName, PortName};
-use crate::control::network::Network;
 use crate::engine::fault_hook::Fault;
-use crate::host::clock::now_ns;
-use crate::network::port_id::PortId;
+use crate::faults::outage;
 use crate::objects::qp::Qp;
-use crate::process::fabric::Fabric;
-use crate::process::timers::Task;
 use crate::remote::completion;
 use crate::remote::responder::ResponderFault;
 use crate::rules::action::{Action, ActionKind};
@@ -26,17 +21,14 @@ pub(crate) fn apply(qp: &Qp, action: Action, salt: u64) -> Option<Fault> {
         ActionKind::Rnr => return Some(Fault::Responder(ResponderFault::NotReady)),
         ActionKind::Corrupt => return Some(Fault::Responder(ResponderFault::Corrupt(salt))),
         ActionKind::AccessError => return Some(Fault::Responder(ResponderFault::AccessError)),
+        ActionKind::Cut => return Some(Fault::Responder(ResponderFault::Cut(action.value))),
+        ActionKind::Forget => return Some(Fault::Responder(ResponderFault::Forget)),
         ActionKind::OperationError => return Some(Fault::Responder(ResponderFault::OperationError)),
         ActionKind::CqOverrun => completion::overrun(fabric, qp.send_cq.slot),
-        ActionKind::PortDown => {
-            set_port_state(fabric, port, false);
-            if action.value != 0 {
-                fabric.arm(now_ns() + action.value, Box::new(PortUp { fabric, port }));
-            }
-        }
-        ActionKind::PortUp => set_port_state(fabric, port, true),
+        ActionKind::PortDown => outage::begin(fabric, port, action.value, action.gids),
+        ActionKind::PortUp => outage::set_port_state(fabric, port, true),
         ActionKind::Slow => fabric.port(port.device, port.port).bytes_per_ms.store(action.value, Relaxed),
-        ActionKind::DeviceFatal => drop(Network::of(fabric).fail_device(DeviceName(port.device))),
+        ActionKind::DeviceFatal => outage::fail_device(fabric, port.device, action.value),
         // SAFETY: ends this process, as asked.
         ActionKind::Kill => unsafe {
             libc::kill(libc::getpid(), libc::SIGKILL);
@@ -44,22 +36,4 @@ pub(crate) fn apply(qp: &Qp, action: Action, salt: u64) -> Option<Fault> {
         ActionKind::ModifyQp | ActionKind::RegMr => {}
     }
     None
-}
-
-/// A port that a rule took down comes up.
-#[derive(Debug)]
-struct PortUp {
-    fabric: &'static Fabric,
-    port: PortId,
-}
-
-impl Task for PortUp {
-    fn run(self: Box<Self>) {
-        set_port_state(self.fabric, self.port, true);
-    }
-}
-
-/// A queue pair uses the port, so it exists. Of a device that has failed meanwhile it stays down.
-fn set_port_state(fabric: &'static Fabric, PortId { device, port }: PortId, is_active: bool) {
-    let _ = Network::of(fabric).set_port_state(PortName { device, port }, is_active);
 }

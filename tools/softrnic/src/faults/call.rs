@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::faults::matching::is_chosen;
+use crate::faults::matching::{is_chosen, is_in_time};
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
 use crate::rules::action::{Action, ActionKind};
@@ -49,7 +49,7 @@ fn ask(fabric: &Fabric, code_of: impl Fn(&RuleSlot, Action) -> Option<i32>) -> R
         let Some(code) = action_of(rule).and_then(|action| code_of(rule, action)) else { continue };
         let number = rule.hits.fetch_add(1, Relaxed) + 1;
         let times = u64::from(rule.times.load(Relaxed));
-        if is_chosen(rule, number) && (times == 0 || number <= times) {
+        if is_chosen(rule, number) && (times == 0 || number <= times) && is_in_time(rule) {
             return Err(code);
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::host::clock::now_ns;
 use crate::shm::slots::RuleSlot;
 
 /// A message that is transmitted.
@@ -24,6 +25,7 @@ pub(crate) fn match_rule(rule: &RuleSlot, id: u32, seed: u64, sent: &Transmissio
         && sent.attempt < rule.attempts.load(Relaxed)
         && is_chosen(rule, sent.number)
         && is_drawn(rule, id, seed, sent)
+        && is_in_time(rule)
         && count_hit(rule)
 }
 
@@ -45,6 +47,17 @@ fn is_drawn(rule: &RuleSlot, id: u32, seed: u64, sent: &Transmission) -> bool {
         return true;
     }
     random(seed, &[sent.path, sent.number, u64::from(id), u64::from(sent.attempt) << 1]) >> 32 < chance
+}
+
+/// Whether the rule has not ended yet. Its time begins when this is first asked.
+pub(crate) fn is_in_time(rule: &RuleSlot) -> bool {
+    let lasts = rule.lasts.load(Relaxed);
+    if lasts == 0 {
+        return true;
+    }
+    let now = now_ns();
+    let end = rule.ends_at.compare_exchange(0, now + lasts, Relaxed, Relaxed);
+    end.map_or_else(|end| now < end, |_| true)
 }
 
 /// Counts a hit; false if the rule has had all of its own.

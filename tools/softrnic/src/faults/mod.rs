@@ -9,4 +9,5 @@ mod call;
 mod connection;
 pub(crate) mod injector;
 mod matching;
+mod outage;
 mod trace;

@@ -70,6 +70,19 @@ pub(crate) fn global(device: usize, port: u32) -> Gid {
     Ipv6Addr::new(0xfd52, 0x4e49, 0x4300, 0, 0, 0, port as u16, device as u16 + 1).octets()
 }
 
+/// Whether the GID is that of every port that has one, which it makes of its GUID.
+pub(crate) fn is_link_local(gid: &Gid) -> bool {
+    gid[0] == 0xfe && gid[1] & 0xc0 == 0x80
+}
+
+/// The address of the same port in another network: `10.83.…` in place of `10.82.…`, `fd52:4e49:4301:…` of `fd52:4e49:4300:…`.
+pub(crate) fn renumbered(gid: Gid) -> Gid {
+    let at = if is_mapped(&gid) { 13 } else { 5 };
+    let mut other = gid;
+    other[at] = gid[at].wrapping_add(1);
+    other
+}
+
 /// Whether the GID stands for an IPv4 address.
 pub(crate) fn is_mapped(gid: &Gid) -> bool {
     Ipv6Addr::from(*gid).to_ipv4_mapped().is_some()

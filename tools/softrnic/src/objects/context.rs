@@ -1,9 +1,10 @@
 //! An open device.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use crate::abi::consts::event;
 use crate::abi::types::{self, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot};
 use crate::host::fd_queue::FdQueue;
 use crate::objects::device::Device;
@@ -27,6 +28,10 @@ pub(crate) struct Context {
     pub(crate) events: FdQueue<Event>,
     /// Logged events up to this number have been passed on.
     delivered: AtomicU64,
+    /// How often the device had failed when it was opened.
+    failures: u32,
+    /// The application has been told that the device has failed: nothing happens to it any more.
+    is_told: AtomicBool,
 }
 
 // SAFETY: the raw pointers inside are to statics; the rest synchronises itself.
@@ -46,6 +51,7 @@ pub(crate) struct Ops {
 
 impl Context {
     pub(crate) fn open(fabric: &'static Fabric, device: &'static Device, ops: &Ops) -> Result<Arc<Self>, i32> {
+        let failures = fabric.header().failures[device.index].load(SeqCst);
         if fabric.is_failed(device.index) {
             return Err(libc::EIO);
         }
@@ -70,7 +76,8 @@ impl Context {
         verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
         verbs.lead[LEAD_QUERY_DEVICE_EX] = ops.query_device;
         let delivered = AtomicU64::new(fabric.header().event_count.load(SeqCst));
-        Ok(Arc::new(Self { verbs, fabric, device, events, delivered }))
+        let is_told = AtomicBool::new(false);
+        Ok(Arc::new(Self { verbs, fabric, device, events, delivered, failures, is_told }))
     }
 
     /// For the service thread: passes on the events of this device.
@@ -78,8 +85,22 @@ impl Context {
         let (logged, count) = self.fabric.events_since(self.delivered.load(SeqCst));
         self.delivered.store(count, SeqCst);
         for one in logged.iter().filter(|one| one.port.device == self.device.index) {
+            if self.is_told.load(SeqCst) {
+                return;
+            }
+            self.is_told.store(one.kind == event::DEVICE_FATAL, SeqCst);
             self.events.push(Event { element: one.port.port as usize, kind: one.kind });
         }
+    }
+
+    /// Whether the device has failed since it was opened: this context stays dead, also if another device is in its place.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.fabric.header().failures[self.device.index].load(SeqCst) != self.failures
+    }
+
+    /// EIO if nothing can be made here any more.
+    pub(crate) fn require_alive(&self) -> Result<(), i32> {
+        if self.is_dead() { Err(libc::EIO) } else { Ok(()) }
     }
 
     /// Port `port` of the device; EINVAL if it has none of that number.

@@ -61,6 +61,7 @@ impl Cq {
         cq_context: *mut std::ffi::c_void,
         channel: Option<&'static Channel>,
     ) -> Result<Arc<Self>, i32> {
+        context.require_alive()?;
         let (fabric, device) = (context.fabric, context.device.index);
         // Like the common hardware: a power of two less one.
         let capacity = (cqe + 1).next_power_of_two() - 1;

@@ -71,6 +71,7 @@ impl Mr {
 
     /// Registers `range`, which [`Self::check`] has found in order.
     pub(crate) fn register(pd: &Arc<Pd>, range: Range, flags: u32) -> Result<Box<Self>, i32> {
+        pd.context.require_alive()?;
         let Range { addr, length, iova, .. } = range;
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
         let gpu = range.owner(fabric)?;

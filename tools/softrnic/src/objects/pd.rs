@@ -25,9 +25,7 @@ unsafe impl Sync for Pd {}
 
 impl Pd {
     pub(crate) fn new(context: Arc<Context>) -> Result<Arc<Self>, i32> {
-        if context.fabric.is_failed(context.device.index) {
-            return Err(libc::EIO);
-        }
+        context.require_alive()?;
         let id = context.fabric.header().next_pd.fetch_add(1, SeqCst);
         let abi = types::Pd { context: context.as_abi(), handle: id };
         Ok(Arc::new(Self { abi, context, id, users: AtomicU32::new(0) }))

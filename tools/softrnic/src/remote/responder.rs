@@ -23,6 +23,10 @@ pub(crate) enum ResponderFault {
     OperationError,
     /// In byte n, modulo the length; bit n of it modulo 8.
     Corrupt(u64),
+    /// So many bytes are placed, then the rest of the transmission is lost.
+    Cut(u64),
+    /// It is acknowledged, and nothing of it appears. READs and atomics are answered as ever.
+    Forget,
 }
 
 /// What the responder has agreed to: where the bytes go, or come from.
@@ -143,7 +147,7 @@ pub(crate) fn faulty(guard: &RemoteQpGuard, fault: ResponderFault) -> Option<TxO
         ResponderFault::NotReady => Some(not_ready(guard)),
         ResponderFault::AccessError => Some(refuse(guard, event::QP_ACCESS_ERR, Status::RemAccess)),
         ResponderFault::OperationError => Some(refuse(guard, event::QP_FATAL, Status::RemOp)),
-        ResponderFault::Corrupt(_) => None,
+        ResponderFault::Corrupt(_) | ResponderFault::Cut(_) | ResponderFault::Forget => None,
     }
 }
 

@@ -14,7 +14,7 @@ use crate::copy::piece::{CopyError, Direction, Piece, Pieces};
 use crate::process::fabric::Fabric;
 use crate::remote::guard::RemoteQpGuard;
 use crate::remote::request::Request;
-use crate::remote::responder::Admission;
+use crate::remote::responder::{Admission, ResponderFault};
 use crate::remote::staged_copy::StagedCopy;
 use crate::shm::job::task;
 use crate::shm::layout::STAGE_BYTES;
@@ -53,6 +53,8 @@ pub(crate) struct StagedTransfer {
     operands: Option<[u64; 2]>,
     /// A fault: the bit to turn in the first part.
     corrupt: Option<u64>,
+    /// A fault: the rest of the message has been lost on its way.
+    pub(crate) is_cut: bool,
 }
 
 /// One part.
@@ -69,15 +71,17 @@ struct Part {
 }
 
 impl StagedTransfer {
-    /// What the responder has admitted at `guard`. `corrupt`: a fault, the bit to turn.
+    /// What the responder has admitted at `guard`: all of it, or the part that gets through by a `fault`.
     pub(crate) fn new(
         guard: &RemoteQpGuard,
         path: Path,
         admission: Admission,
         local: Pieces,
         request: &Request,
-        corrupt: Option<u64>,
+        fault: Option<ResponderFault>,
     ) -> Self {
+        let corrupt = if let Some(ResponderFault::Corrupt(bit)) = fault { Some(bit) } else { None };
+        let is_cut = matches!(fault, Some(ResponderFault::Cut(_)));
         let (task, operands) = match request.opcode {
             wr_opcode::ATOMIC_CMP_SWAP => (task::CMP_SWAP, Some(request.operands)),
             wr_opcode::ATOMIC_FETCH_ADD => (task::FETCH_ADD, Some(request.operands)),
@@ -86,7 +90,7 @@ impl StagedTransfer {
         };
         let target = guard.slot.owner.load(SeqCst);
         let parts = VecDeque::new();
-        Self { fabric: guard.fabric, path, admission, local, target, begun: 0, parts, task, operands, corrupt }
+        Self { fabric: guard.fabric, path, admission, local, target, begun: 0, parts, task, operands, corrupt, is_cut }
     }
 
     /// Bytes of the message.

@@ -2,6 +2,10 @@
 
 use std::fmt;
 
+use crate::limits::MAX_MESSAGE;
+use crate::rules::gid_return::GidReturn;
+use crate::rules::time;
+
 /// What goes wrong. The numbers are those in the shared file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -26,13 +30,13 @@ pub(crate) enum ActionKind {
     OperationError = 9,
     /// The sender's send completion queue overruns.
     CqOverrun = 10,
-    /// The sender's port goes down; up again after so many nanoseconds, 0: never.
+    /// The sender's port goes down; up again after so many nanoseconds, 0: never. See [`Action::gids`].
     PortDown = 11,
     /// The sender's port comes up.
     PortUp = 12,
     /// The sender's port carries so many bytes per millisecond from now on; 0: no limit.
     Slow = 13,
-    /// The sender's device fails for good.
+    /// The sender's device fails; another one is in its place after so many nanoseconds, 0: never.
     DeviceFatal = 14,
     /// The sending process is killed.
     Kill = 15,
@@ -40,6 +44,10 @@ pub(crate) enum ActionKind {
     ModifyQp = 16,
     /// Registration of memory fails with this errno.
     RegMr = 17,
+    /// So many bytes of the request are placed, the rest is lost on its way.
+    Cut = 18,
+    /// The request is acknowledged, but neither its data nor a completion appears at the responder.
+    Forget = 19,
 }
 
 /// What the value of an action is.
@@ -53,12 +61,16 @@ enum Value {
     /// Bytes per millisecond, written in GB/s.
     Pace,
     Errno,
+    /// As many as a message may have at most.
+    Bytes,
 }
 
 /// All actions, with their names and what their values are.
-const ACTIONS: [(ActionKind, &str, Value); 17] = [
+const ACTIONS: [(ActionKind, &str, Value); 19] = [
     (ActionKind::Drop, "drop", Value::None),
     (ActionKind::DropAck, "drop-ack", Value::None),
+    (ActionKind::Cut, "cut", Value::Bytes),
+    (ActionKind::Forget, "forget", Value::None),
     (ActionKind::Delay, "delay", Value::Time),
     (ActionKind::Late, "late", Value::Time),
     (ActionKind::Rnr, "rnr", Value::None),
@@ -70,7 +82,7 @@ const ACTIONS: [(ActionKind, &str, Value); 17] = [
     (ActionKind::PortDown, "port-down", Value::OptionalTime),
     (ActionKind::PortUp, "port-up", Value::None),
     (ActionKind::Slow, "slow", Value::Pace),
-    (ActionKind::DeviceFatal, "device-fatal", Value::None),
+    (ActionKind::DeviceFatal, "device-fatal", Value::OptionalTime),
     (ActionKind::Kill, "kill", Value::None),
     (ActionKind::ModifyQp, "modify-qp", Value::Errno),
     (ActionKind::RegMr, "reg-mr", Value::Errno),
@@ -91,8 +103,10 @@ const ERRNOS: [(&str, i32); 8] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Action {
     pub(crate) kind: ActionKind,
-    /// Time, pace or errno, see [`ActionKind`]; 0 where there is none.
+    /// Time, bytes, pace or errno, see [`ActionKind`]; 0 where there is none.
     pub(crate) value: u64,
+    /// Of [`ActionKind::PortDown`].
+    pub(crate) gids: GidReturn,
 }
 
 impl Action {
@@ -101,10 +115,10 @@ impl Action {
         matches!(self.kind, ActionKind::ModifyQp | ActionKind::RegMr)
     }
 
-    /// The action with this number and value, if there is one.
-    pub(crate) fn decode(number: u32, value: u64) -> Option<Self> {
+    /// The action with this number, value and return of GIDs, if there is one.
+    pub(crate) fn decode(number: u32, value: u64, gids: GidReturn) -> Option<Self> {
         let (kind, ..) = ACTIONS.into_iter().find(|(kind, ..)| *kind as u32 == number)?;
-        Some(Self { kind, value })
+        Some(Self { kind, value, gids })
     }
 
     /// Reads `NAME` or `NAME=VALUE`. The error is a sentence.
@@ -118,12 +132,13 @@ impl Action {
                 Some(value) => return Err(format!("{name} takes no value, but {value:?} is given")),
                 None => 0,
             },
-            Value::Time => time(needs()?)?,
-            Value::OptionalTime => given.map_or(Ok(0), time)?,
+            Value::Time => time::parse(needs()?)?,
+            Value::OptionalTime => given.map_or(Ok(0), time::parse)?,
             Value::Pace => pace(needs()?)?,
             Value::Errno => errno(needs()?)? as u64,
+            Value::Bytes => bytes(needs()?)?,
         };
-        Ok(Self { kind, value })
+        Ok(Self { kind, value, gids: GidReturn::default() })
     }
 }
 
@@ -134,6 +149,7 @@ impl Value {
             Self::Time | Self::OptionalTime => "TIME",
             Self::Pace => "GB/s",
             Self::Errno => "ERRNO",
+            Self::Bytes => "BYTES",
         }
     }
 }
@@ -156,6 +172,7 @@ impl fmt::Display for Action {
             Value::None => f.write_str(name),
             Value::OptionalTime if self.value == 0 => f.write_str(name),
             Value::Time | Value::OptionalTime => write!(f, "{name}={}ns", self.value),
+            Value::Bytes => write!(f, "{name}={}", self.value),
             Value::Pace => write!(f, "{name}={}", self.value as f64 / 1e6),
             Value::Errno => {
                 let errno = ERRNOS.iter().find(|(_, code)| *code as u64 == self.value);
@@ -165,25 +182,15 @@ impl fmt::Display for Action {
     }
 }
 
-/// A time with its unit, in nanoseconds.
-fn time(value: &str) -> Result<u64, String> {
-    let split = value.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(value.len());
-    let (digits, unit) = value.split_at(split);
-    let factor = match unit {
-        "ns" => 1.0,
-        "us" => 1e3,
-        "ms" => 1e6,
-        "s" => 1e9,
-        _ => 0.0,
-    };
-    let ns = digits.parse::<f64>().ok().map(|n| n * factor).filter(|ns| (1.0..=1e13).contains(ns));
-    ns.map(|ns| ns as u64).ok_or_else(|| format!("{value:?} is no time; write 50us, 3ms or 2s; at most 10000s"))
-}
-
 /// GB/s in bytes per millisecond.
 fn pace(value: &str) -> Result<u64, String> {
     let pace = value.parse::<f64>().ok().filter(|p| *p == 0.0 || (1e-6..=1e6).contains(p));
     pace.map(|p| (p * 1e6) as u64).ok_or_else(|| format!("slow={value}: must be GB/s from 0.000001; 0 is no limit"))
+}
+
+fn bytes(value: &str) -> Result<u64, String> {
+    let bytes = value.parse().ok().filter(|n| *n <= u64::from(MAX_MESSAGE));
+    bytes.ok_or_else(|| format!("cut={value}: must be a number of bytes from 0 to {MAX_MESSAGE}"))
 }
 
 fn errno(value: &str) -> Result<i32, String> {

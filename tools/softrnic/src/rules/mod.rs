@@ -5,6 +5,8 @@ pub(crate) mod action;
 #[cfg(test)]
 mod documented;
 pub(crate) mod environment;
+pub(crate) mod gid_return;
 pub(crate) mod rule;
 pub(crate) mod table;
 pub(crate) mod text;
+mod time;

@@ -38,6 +38,8 @@ pub(crate) struct FaultRule {
     /// Most times that the rule applies, in the whole fabric; 0: any number. A rule with this is only as reproducible
     /// as the order of the messages.
     pub(crate) times: u32,
+    /// The rule ends so many nanoseconds after it has first applied; 0: it does not.
+    pub(crate) lasts: u64,
 }
 
 /// All opcodes.
@@ -57,6 +59,7 @@ impl FaultRule {
             chance: None,
             attempts: 1,
             times: 0,
+            lasts: 0,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::limits::RULES;
 use crate::rules::action::Action;
+use crate::rules::gid_return::{GidChange, GidReturn};
 use crate::rules::rule::{FaultRule, RuleEnd};
 use crate::shm::file::{ControlLock, SharedFile};
 use crate::shm::slots::RuleSlot;
@@ -69,6 +70,8 @@ fn store(slot: &RuleSlot, rule: &FaultRule) {
     let (peer, peer_port) = end(rule.peer);
     slot.action.store(rule.action.kind as u32, Relaxed);
     slot.value.store(rule.action.value, Relaxed);
+    slot.gid_after.store(rule.action.gids.after, Relaxed);
+    slot.gid_change.store(rule.action.gids.change as u32, Relaxed);
     slot.device.store(device, Relaxed);
     slot.port.store(port, Relaxed);
     slot.peer.store(peer, Relaxed);
@@ -81,6 +84,8 @@ fn store(slot: &RuleSlot, rule: &FaultRule) {
     slot.chance.store(rule.chance.map_or(u64::MAX, u64::from), Relaxed);
     slot.attempts.store(rule.attempts, Relaxed);
     slot.times.store(rule.times, Relaxed);
+    slot.lasts.store(rule.lasts, Relaxed);
+    slot.ends_at.store(0, Relaxed);
     slot.hits.store(0, Relaxed);
 }
 
@@ -101,10 +106,13 @@ fn load(slot: &RuleSlot) -> Option<FaultRule> {
         chance: (chance != u64::MAX).then_some(chance as u32),
         attempts: slot.attempts.load(Relaxed),
         times: slot.times.load(Relaxed),
+        lasts: slot.lasts.load(Relaxed),
     })
 }
 
 /// The action of a rule in its slot.
 pub(crate) fn action_of(slot: &RuleSlot) -> Option<Action> {
-    Action::decode(slot.action.load(Relaxed), slot.value.load(Relaxed))
+    let change = GidChange::decode(slot.gid_change.load(Relaxed));
+    let gids = GidReturn { after: slot.gid_after.load(Relaxed), change };
+    Action::decode(slot.action.load(Relaxed), slot.value.load(Relaxed), gids)
 }

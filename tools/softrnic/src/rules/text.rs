@@ -5,8 +5,10 @@ use std::str::FromStr;
 
 use crate::limits::{DEVICES, PORTS};
 use crate::network::port_id;
-use crate::rules::action::Action;
+use crate::rules::action::{Action, ActionKind};
+use crate::rules::gid_return::GidChange;
 use crate::rules::rule::{ANY_OPCODE, FaultRule, RuleEnd};
+use crate::rules::time;
 
 /// A rule that could not be read: which, and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +22,7 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-const KEYS: &str = "device, peer, flow, opcode, message, every, chance, attempts, times";
+const KEYS: &str = "device, peer, flow, opcode, message, every, chance, attempts, times, for, gid-after, gid";
 const OPCODES: [(&str, u32); 9] = [
     ("write", 1 << 0),
     ("write-imm", 1 << 1),
@@ -63,10 +65,15 @@ fn one(text: &str) -> Result<FaultRule, String> {
             "attempts" if value == "all" => rule.attempts = u32::MAX,
             "attempts" => rule.attempts = number(key, value, 1, u32::MAX)?,
             "times" => rule.times = number(key, value, 1, u32::MAX)?,
+            "for" => rule.lasts = time::parse(value).map_err(|why| format!("for: {why}"))?,
+            "gid-after" => rule.action.gids.after = time::parse(value).map_err(|why| format!("gid-after: {why}"))?,
+            "gid" => rule.action.gids.change = GidChange::parse(value)?,
             _ => return Err(format!("there is no key {key:?}; keys are {KEYS}")),
         }
     }
-    Ok(rule)
+    let Action { kind, value, gids } = rule.action;
+    let returns = kind == ActionKind::PortDown && value != 0;
+    if returns || gids.is_untouched() { Ok(rule) } else { Err("gid-after and gid need port-down=TIME".to_owned()) }
 }
 
 fn number<T: FromStr + PartialOrd + fmt::Display>(key: &str, value: &str, low: T, high: T) -> Result<T, String> {
@@ -120,6 +127,10 @@ fn chance_text(part: u32) -> String {
 impl fmt::Display for FaultRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.action)?;
+        if self.action.gids.after != 0 {
+            write!(f, " gid-after={}ns", self.action.gids.after)?;
+        }
+        self.action.gids.change.name().map_or(Ok(()), |name| write!(f, " gid={name}"))?;
         self.device.map_or(Ok(()), |end| write!(f, " device={end}"))?;
         self.peer.map_or(Ok(()), |end| write!(f, " peer={end}"))?;
         self.flow.map_or(Ok(()), |flow| write!(f, " flow={flow}"))?;
@@ -145,7 +156,10 @@ impl fmt::Display for FaultRule {
             u32::MAX => f.write_str(" attempts=all")?,
             n => write!(f, " attempts={n}")?,
         }
-        if self.times == 0 { Ok(()) } else { write!(f, " times={}", self.times) }
+        if self.times != 0 {
+            write!(f, " times={}", self.times)?;
+        }
+        if self.lasts == 0 { Ok(()) } else { write!(f, " for={}ns", self.lasts) }
     }
 }
 
@@ -168,6 +182,13 @@ mod tests {
             "modify-qp=ETIMEDOUT times=3",
             "slow=0.5 message=4",
             "port-down=20000ns",
+            "cut=4096 opcode=write",
+            "forget",
+            "device-fatal",
+            "device-fatal=5000000000ns device=softrnic1",
+            "port-down=20000ns gid-after=30000ns gid=move device=softrnic0",
+            "port-down=20000ns gid=other",
+            "drop attempts=all times=9 for=300000000ns",
         ] {
             let rules = parse(text).expect(text);
             assert_eq!(rules.len(), 1);
@@ -195,10 +216,15 @@ mod tests {
             ("drop chance=2", "from 0 to 1"),
             ("delay", "delay=TIME"),
             ("delay=5", "no time"),
+            ("drop gid=move", "need port-down=TIME"),
+            ("port-down gid-after=1ms", "need port-down=TIME"),
+            ("port-down=1ms gid=stay", "must be move or other"),
+            ("cut=1k", "a number of bytes from 0 to 1073741824"),
             ("drop=1", "takes no value"),
             ("modify-qp=EWHAT", "ETIMEDOUT"),
             ("drop opcode=tso", "fetch-add"),
             ("drop quickly", "not key=value"),
+            ("drop for=3", "for: \"3\" is no time"),
         ] {
             let error = parse(text).expect_err(text).to_string();
             assert!(error.contains(says) && error.contains(text), "{error}");

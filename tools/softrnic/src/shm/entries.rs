@@ -10,10 +10,10 @@ use crate::shm::layout::{self, JOBS_AT, PORTS_AT, PROCS_AT, RULES_AT, STAGE_AT, 
 use crate::shm::slots::{CqSlot, MrSlot, PortSlot, ProcSlot, QpSlot, RuleSlot};
 
 impl SharedFile {
-    /// Whether `device` has failed for good.
+    /// Whether `device` has failed and is not back.
     #[inline]
     pub(crate) fn is_failed(&self, device: usize) -> bool {
-        self.header().fatal[device].load(SeqCst) != 0
+        self.header().returns_at[device].load(SeqCst) != 0
     }
 
     #[inline]

@@ -22,8 +22,10 @@ pub(crate) struct Header {
     pub(crate) hint: [[AtomicU32; 3]; DEVICES],
     /// What the fabric's devices are like: text, its length in bytes first. Written once, under the control lock.
     pub(crate) topology: [AtomicU64; 1 + TOPOLOGY_WORDS],
-    /// Not 0: the device has failed for good. Written by anyone.
-    pub(crate) fatal: [AtomicU32; DEVICES],
+    /// How often the device has failed. Written under the control lock.
+    pub(crate) failures: [AtomicU32; DEVICES],
+    /// When (monotonic ns) a device that has failed is back; 0: it works, [`u64::MAX`]: never. Written under the control lock.
+    pub(crate) returns_at: [AtomicU64; DEVICES],
     /// Device and port events so far; number n is entry n modulo [`EVENTS`] of `events`. Written under the control lock.
     pub(crate) event_count: AtomicU64,
     /// Event type | device << 8 | port << 16.
@@ -124,6 +126,29 @@ pub(crate) struct PortSlot {
     pub(crate) gids: [GidSlot; GIDS],
     /// What queue pairs that are gone had sent. See [`Counters`].
     pub(crate) past: Counters,
+    pub(crate) delayed: DelayedCounters,
+}
+
+/// What became of the packets from a port that a rule has delayed, so that they arrive when their sender has taken them for
+/// lost. Written by those who send.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct DelayedCounters {
+    /// On their way so far.
+    pub(crate) launched: AtomicU64,
+    /// Executed at the responder.
+    pub(crate) landed: AtomicU64,
+    // Dropped:
+    /// There is no such queue pair, or it is not connected to the sender (any more).
+    pub(crate) gone: AtomicU64,
+    /// It is in the error state.
+    pub(crate) in_error: AtomicU64,
+    /// It expects another packet.
+    pub(crate) wrong_psn: AtomicU64,
+    /// It does not take it: the key, the access, no receive.
+    pub(crate) refused: AtomicU64,
+    /// Its port is down.
+    pub(crate) port_down: AtomicU64,
 }
 
 /// What a requester has done.
@@ -153,7 +178,7 @@ impl Counters {
     }
 }
 
-/// A fault rule; `crate::rules` says what the fields mean. Written under the control lock, but for `hits`.
+/// A fault rule; `crate::rules` says what the fields mean. Written under the control lock, but for `hits` and `ends_at`.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct RuleSlot {
@@ -180,6 +205,13 @@ pub(crate) struct RuleSlot {
     /// Most decisions, of the whole fabric; 0 is any number.
     pub(crate) times: AtomicU32,
     pub(crate) hits: AtomicU64,
+    /// In ns, from its first decision on; 0 is for ever.
+    pub(crate) lasts: AtomicU64,
+    /// When (monotonic ns) that is over; 0: no decision yet. Written by the process whose message is first.
+    pub(crate) ends_at: AtomicU64,
+    /// A port that goes down gets its GIDs back so many ns after it is active; see `crate::rules::gid_return`.
+    pub(crate) gid_after: AtomicU64,
+    pub(crate) gid_change: AtomicU32,
 }
 
 /// [`QpSlot::peer`] of a QP that is connected to nobody.

@@ -8,6 +8,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::abi::export::export;
 use crate::abi::names;
 use crate::abi::types::{self, DEVICE_ATTR_EX_PORTS, DeviceAttr, PORT_ATTR_SHORT, PortAttr};
+use crate::control::network::Network;
+use crate::network::link::STATE_DOWN;
 use crate::objects::context::{Context, Ops};
 use crate::objects::device::{self, Device};
 use crate::verbs::attach::engine;
@@ -16,14 +18,17 @@ use crate::verbs::{code, context, minus_one, pointer};
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut types::Device {
     let mut found = 0;
     let list = pointer(|| {
-        found = engine()?.fabric.topology.devices();
+        let fabric = engine()?.fabric;
+        let is_there = |device: &&Device| !Network::of(fabric).is_absent(device.index);
+        let there: Vec<_> = device::all().iter().take(fabric.topology.devices()).filter(is_there).collect();
+        found = there.len();
         // Ends with a NULL.
         // SAFETY: plain allocation, released by `free_device_list`.
         let list = unsafe { libc::calloc(found + 1, size_of::<*mut types::Device>()) }.cast::<*mut types::Device>();
         if list.is_null() {
             return Err(libc::ENOMEM);
         }
-        for (i, device) in device::all().iter().take(found).enumerate() {
+        for (i, device) in there.into_iter().enumerate() {
             // SAFETY: `i < found`, inside the allocation.
             unsafe { list.add(i).write(device.as_abi()) };
         }
@@ -67,6 +72,9 @@ unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Co
         let engine = engine()?;
         // SAFETY: the caller's handle.
         let device = unsafe { Device::from_abi(device) };
+        if Network::of(engine.fabric).is_absent(device.index) {
+            return Err(libc::EIO);
+        }
         let ops = Ops {
             poll_cq: super::post::poll as *const () as usize,
             req_notify_cq: super::events::req_notify_cq as *const () as usize,
@@ -138,7 +146,10 @@ unsafe extern "C" fn query_device_ex(
 fn write_port(handle: *mut types::Context, port: u8, out: *mut u8, room: usize) -> Result<(), i32> {
     // SAFETY: the caller's handle.
     let context = unsafe { context(handle) }?;
-    let attr = context.port(u32::from(port))?.attributes();
+    let mut attr = context.port(u32::from(port))?.attributes();
+    if context.is_dead() {
+        attr.state = STATE_DOWN;
+    }
     let bytes = room.min(size_of::<PortAttr>());
     // SAFETY: the caller's structure has `room` bytes; `attr` has at least `bytes`.
     unsafe {

@@ -55,7 +55,7 @@ fn a_thousand_streams_that_the_peer_has_closed_are_all_answered() {
     two.near.handle_transmitted(near, out.len());
     for chunk in out.chunks(4096) {
         // The kernel takes it piece by piece.
-        while two.far.backlog(far) >= MAX_BACKLOG {
+        while two.far.is_backlogged(far) {
             let back = two.far.poll_transmit(far)[..1000].to_vec();
             two.far.handle_transmitted(far, back.len());
             two.near.handle_bytes(two.now, near, &back);
@@ -72,12 +72,12 @@ fn a_commit_that_the_owner_has_taken_is_not_implied_again() {
     let mut two = Two::new(&[TOKEN]);
     let (near, far) = two.replied(TOKEN, secret(1));
     two.near.send(near, Kind::Commit, Vec::new());
-    two.near.establish(two.now, near);
+    two.near.establish(two.now, near, true);
     two.pass();
     assert_eq!(kind(two.far.poll_heard(far)), Some(Kind::Commit));
     two.lose();
     two.dial_again();
-    two.far.establish(two.now, far);
+    two.far.establish(two.now, far, true);
     two.pass();
     assert_eq!((two.told(0).pop(), two.told(1)), (Some((near, PeerChange::Back)), Vec::new()));
 }

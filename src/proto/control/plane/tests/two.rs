@@ -106,10 +106,10 @@ impl Two {
     pub(super) fn established(&mut self, token: Token, secret: Secret) -> (StreamId, StreamId) {
         let (near, far) = self.replied(token, secret);
         self.near.send(near, Kind::Commit, Vec::new());
-        self.near.establish(self.now, near);
+        self.near.establish(self.now, near, true);
         self.pass();
         assert_eq!(kind(self.far.poll_heard(far)), Some(Kind::Commit));
-        self.far.establish(self.now, far);
+        self.far.establish(self.now, far, true);
         (near, far)
     }
 

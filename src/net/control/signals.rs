@@ -1,0 +1,15 @@
+//! Threads of this library run no signal handlers of the host process.
+
+/// Runs `body` with all signals blocked, which a thread started in it inherits: the host's handlers are not to run on it.
+pub(super) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
+    // SAFETY: signal sets are plain data, filled in by the calls below.
+    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: valid places for sets.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+    let result = body();
+    // SAFETY: the set that the call above has filled in.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    result
+}

@@ -1,0 +1,166 @@
+//! What a receiver does while not all is well: it reports faults, and goes on over new queue pairs.
+
+use super::caps::RECEIVER_QP_CAPS;
+use super::cts_sender::CtsSender;
+use super::mode::Mode;
+use super::receiver::{RecvComm, RecvPath, post_receives};
+use crate::error::{Error, Result};
+use crate::net::control::peer_state::PeerState;
+use crate::net::qp::fence::Drained;
+use crate::net::qp::set::QpSet;
+use crate::net::recovery::end::End;
+use crate::proto::imm::Imm;
+use crate::proto::rail_weights::RailWeights;
+use crate::proto::recovery::account::Account;
+use crate::proto::requests::RequestId;
+use crate::verbs::queue_pair::QpCaps;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a receive is tested in vain before it is asked whether its clear-to-send has arrived.
+const PROBE_AFTER: Duration = Duration::from_millis(30);
+
+impl End for RecvComm {
+    fn caps(&self) -> QpCaps {
+        RECEIVER_QP_CAPS
+    }
+
+    fn poll(&self) -> Result<()> {
+        self.path.visit(|path| path.poll_any(&self.peer).map(drop))
+    }
+
+    fn take_qps(&self) -> Result<QpSet> {
+        self.path.visit(|path| {
+            path.mode = Mode::Fenced;
+            Ok(path.qps.take())
+        })
+    }
+
+    fn handle_drained(&self, drained: &Drained) -> Result<()> {
+        self.path.visit(|path| {
+            drained.arrivals.iter().try_for_each(|(qp, imm)| Ok(path.flow.handle_immediate(*qp, Imm::from_bits(*imm))?))
+        })
+    }
+
+    fn prepare(&self, qps: &mut QpSet) -> Result<()> {
+        post_receives(qps)
+    }
+
+    fn resume(&self, qps: QpSet, _weights: RailWeights, _account: Option<&Account>) -> Result<Option<Account>> {
+        let (ring, slot_bytes) = self.path.visit(|path| Ok(path.ring))?;
+        let cts_sender = CtsSender::new(&qps, ring, slot_bytes)?;
+        self.path.visit(|path| {
+            let account = path.flow.account(qps.striping);
+            path.qps = qps;
+            path.cts_sender = cts_sender;
+            path.stall.reset();
+            path.mode = Mode::Running;
+            self.peer.set_recovering(false);
+            Ok(Some(account))
+        })
+    }
+
+    fn drain(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_drained(&self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn handle_closed(&self) {}
+}
+
+impl RecvPath {
+    /// To be called when the peer's state is not open. Returns whether buffers may be posted: not while the connection recovers.
+    ///
+    /// # Errors
+    /// The peer has gone.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn check_peer(&mut self, peer: &Arc<PeerState>) -> Result<bool> {
+        self.sticky_error.check(peer)?;
+        Ok(!peer.is_recovering())
+    }
+
+    /// As [`Self::progress`], while the peer's state is not open. If only the control connection is lost, sends a probe.
+    ///
+    /// # Errors
+    /// The connection has failed, or the peer has gone.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn progress_not_open(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        // Read before the queue is polled: what the peer has sent before it went is in the queue then.
+        let (is_gone, is_recovering) = (peer.is_gone(), peer.is_recovering());
+        self.sticky_error.check_failed()?;
+        let polled = match self.mode {
+            Mode::Fenced => 0,
+            _ => self.poll_any(peer)?,
+        };
+        if polled == 0 && is_gone {
+            let error = self.sticky_error.reason(peer);
+            return Err(self.sticky_error.fail(peer, error));
+        }
+        if is_recovering {
+            return Ok(());
+        }
+        if polled == 0 {
+            self.flow.handle_empty_poll(awaited);
+            if let Err(e) = self.cts_sender.probe.send(&mut self.qps) {
+                return self.handle_failure(peer, e);
+            }
+        }
+        self.send_cts().or_else(|e| self.handle_failure(peer, e))
+    }
+
+    /// Polls all completion queues; returns the number of completions.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    fn poll_any(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
+        self.poll_rails(peer).or_else(|e| self.handle_failure(peer, e).map(|()| 0))
+    }
+
+    /// Something has failed: new queue pairs may cure it, or else the connection ends.
+    ///
+    /// # Errors
+    /// It ends.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn handle_failure(&mut self, peer: &Arc<PeerState>, error: Error) -> Result<()> {
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable || peer.is_recovering())
+            && !peer.is_broken()
+        {
+            return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(peer, e));
+        }
+        Err(self.sticky_error.fail(peer, error))
+    }
+
+    /// Requests have been tested many times in vain. That the messages do not come may be due to the sender; but their clear-to-sends
+    /// have to arrive.
+    ///
+    /// # Errors
+    /// The connection ends.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn check_stall(&mut self, peer: &Arc<PeerState>) -> Result<()> {
+        let limit = self.stall.limit();
+        if self.recovery.is_none() || limit.is_zero() {
+            return Ok(());
+        }
+        if self.stall.waited(self.flow.oldest_missing()).is_none_or(|waited| waited < PROBE_AFTER) {
+            return Ok(());
+        }
+        if let Err(e) = self.cts_sender.probe_writes(&mut self.qps) {
+            return self.handle_failure(peer, e);
+        }
+        match self.cts_sender.probe.outstanding_for() {
+            Some(waited) if waited > limit => {
+                self.stall.back_off();
+                let text = format!("clear-to-sends have not been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
+                self.handle_failure(peer, Error::remote(text).recoverable())
+            }
+            _ => Ok(()),
+        }
+    }
+}

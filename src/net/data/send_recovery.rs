@@ -1,0 +1,196 @@
+//! What a sender does while not all is well: it reports faults, and goes on over new queue pairs.
+
+use super::caps::SENDER_QP_CAPS;
+use super::mode::Mode;
+use super::sender::{OtherWork, SendComm, SendPath};
+use crate::error::{Error, Result};
+use crate::net::qp::fence::Drained;
+use crate::net::qp::set::QpSet;
+use crate::net::recovery::end::End;
+use crate::proto::Violation;
+use crate::proto::rail_weights::RailWeights;
+use crate::proto::recovery::account::Account;
+use crate::proto::recovery::sender::Unapplied;
+use crate::verbs::queue_pair::QpCaps;
+
+impl End for SendComm {
+    fn caps(&self) -> QpCaps {
+        SENDER_QP_CAPS
+    }
+
+    fn poll(&self) -> Result<()> {
+        self.path.visit(|path| path.poll_any().map(drop))
+    }
+
+    fn take_qps(&self) -> Result<QpSet> {
+        self.path.visit(|path| {
+            path.mode = Mode::Fenced;
+            Ok(path.qps.take())
+        })
+    }
+
+    /// The receiver's account says what has arrived.
+    fn handle_drained(&self, _drained: &Drained) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, _qps: &mut QpSet) -> Result<()> {
+        Ok(())
+    }
+
+    fn resume(&self, qps: QpSet, weights: RailWeights, account: Option<&Account>) -> Result<Option<Account>> {
+        let account = account.ok_or_else(|| Error::internal("a sender goes on without an account"))?;
+        self.path.visit(|path| {
+            path.flow.apply_account(account, qps.striping, weights).map_err(|why| unapplied(&why))?;
+            path.qps = qps;
+            path.other_work = OtherWork::default();
+            path.stall.reset();
+            path.mode = Mode::Replaying;
+            path.replay().map(|()| None)
+        })
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.path.visit(|path| {
+            path.mode = Mode::Draining;
+            Ok(())
+        })
+    }
+
+    fn is_drained(&self) -> Result<bool> {
+        self.path.visit(|path| {
+            path.poll_any()?;
+            Ok(path.flow.outstanding() == 0)
+        })
+    }
+
+    fn handle_closed(&self) {
+        let completed = self.path.visit(|path| {
+            path.flow.complete_all();
+            Ok(())
+        });
+        if let Err(e) = completed {
+            log::debug!("{e}");
+        }
+    }
+}
+
+impl SendPath {
+    /// To be called when the peer's state is not open. Returns whether a message may be sent: not while the connection recovers.
+    /// If only the control connection is lost, sends a probe; no message may be sent while that is outstanding. The send queues have
+    /// room for a probe only while no message is in flight.
+    ///
+    /// # Errors
+    /// The peer has gone, or its device does not acknowledge.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn check_peer(&mut self) -> Result<bool> {
+        self.sticky_error.check(&self.peer)?;
+        if self.peer.is_recovering() {
+            return self.replay().map(|()| false);
+        }
+        if self.flow.is_idle()
+            && let Err(e) = self.other_work.probe.send(&mut self.qps)
+        {
+            self.handle_failure(e)?;
+        }
+        if self.other_work.probe.is_outstanding() {
+            self.poll_any()?;
+        }
+        Ok(!self.other_work.probe.is_outstanding())
+    }
+
+    /// As [`Self::progress`], while the peer's state is not open.
+    ///
+    /// # Errors
+    /// The connection has failed, or nothing will come of what is under way.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn progress_not_open(&mut self) -> Result<()> {
+        self.sticky_error.check_failed()?;
+        // Read before the queue is polled. A peer that has closed in good order has received all messages, so their completions
+        // still come.
+        let is_broken = self.peer.is_broken();
+        let polled = if self.mode == Mode::Fenced { 0 } else { self.poll_any()? };
+        self.replay()?;
+        if polled == 0 && is_broken {
+            let error = self.sticky_error.reason(&self.peer);
+            return Err(self.sticky_error.fail(&self.peer, error));
+        }
+        Ok(())
+    }
+
+    /// Polls all completion queues; returns the number of completions.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    pub(super) fn poll_any(&mut self) -> Result<usize> {
+        self.poll_rails().or_else(|e| self.handle_failure(e).map(|()| 1))
+    }
+
+    /// Something has failed: new queue pairs may cure it, or else the connection ends.
+    ///
+    /// # Errors
+    /// It ends.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn handle_failure(&mut self, error: Error) -> Result<()> {
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable || self.peer.is_recovering())
+            && !self.peer.is_broken()
+        {
+            return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(&self.peer, e));
+        }
+        Err(self.sticky_error.fail(&self.peer, error))
+    }
+
+    /// The receiver has written what is no clear-to-send.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn violated(&mut self, violation: Violation) -> Error {
+        self.sticky_error.fail(&self.peer, violation.into())
+    }
+
+    /// Requests have been tested many times in vain.
+    ///
+    /// # Errors
+    /// The connection ends.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn check_stall(&mut self) -> Result<()> {
+        let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else { return Ok(()) };
+        let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes)) else { return Ok(()) };
+        let text = format!("no data has been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
+        self.handle_failure(Error::remote(text).recoverable())
+    }
+
+    /// Goes on to send again what has not arrived, as far as the send queues have room. When all of it is posted, the connection runs.
+    ///
+    /// # Errors
+    /// The memory of a message is not registered any more, or the connection ends.
+    pub(super) fn replay(&mut self) -> Result<()> {
+        if self.mode != Mode::Replaying {
+            return Ok(());
+        }
+        while let Some(length) = self.flow.peek_replay() {
+            if !self.has_room(length) {
+                return Ok(());
+            }
+            let Some((transfer, addr)) = self.flow.poll_replay() else { break };
+            let lkeys = self.nic.lkeys_at(addr, transfer.length).ok_or_else(|| {
+                let length = transfer.length;
+                Error::argument(format!("{length} bytes at {addr:#x} are to be sent again, but are not registered any more"))
+            })?;
+            let lkey = |rail: u8| lkeys.get(usize::from(rail)).copied().unwrap_or_default();
+            if let Err(e) = self.post(addr, lkey, transfer) {
+                return self.handle_failure(e);
+            }
+        }
+        self.mode = Mode::Running;
+        self.peer.set_recovering(false);
+        Ok(())
+    }
+}
+
+fn unapplied(why: &Unapplied) -> Error {
+    Error::remote(why.to_string())
+}

@@ -1,0 +1,71 @@
+//! The end of a connection's queue pairs, after which nothing that belongs to them can happen any more.
+//!
+//! A device executes a request of the peer only on a queue pair that is not in state ERROR. All receives that are posted on a
+//! queue pair complete when it is moved there: first those that messages have come for, with success, then the others, flushed.
+//! So once as many have completed as were posted, all that has arrived is known, and nothing more will arrive. Once a queue pair is
+//! destroyed, the device neither reads nor writes memory for it.
+
+use super::set::{ConnectedQp, QpSet};
+use super::wr_id::WrId;
+use crate::proto::QpIndex;
+use crate::verbs::completion_queue::CompletionQueue;
+use crate::verbs::status::Status;
+use crate::verbs::work::Batch;
+use std::time::{Duration, Instant};
+
+/// How long posted receives may take to complete. A device needs microseconds; one that has failed may never complete them.
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// What had arrived on queue pairs before their end and had not been polled, in order for each of them.
+#[derive(Debug, Default)]
+pub struct Drained {
+    /// Queue pairs, and the immediates of the messages.
+    pub arrivals: Vec<(QpIndex, u32)>,
+}
+
+impl QpSet {
+    /// Moves all queue pairs to state ERROR, polls until all of their receives have completed, and destroys them.
+    pub fn fence(mut self) -> Drained {
+        for connected in &mut self.qps {
+            if let Err(e) = connected.qp.fail() {
+                // The device has failed, and completes nothing more.
+                log::debug!("{e}");
+                connected.receives = 0;
+            }
+        }
+        let mut drained = Drained::default();
+        let limit = Instant::now() + DRAIN_LIMIT;
+        loop {
+            let polled: usize = self.rails.iter().map(|on| drained.poll(&on.queue, &mut self.qps)).sum();
+            if self.qps.iter().all(|connected| connected.receives == 0) && polled == 0 {
+                return drained;
+            }
+            if Instant::now() > limit {
+                let missing: u32 = self.qps.iter().map(|connected| connected.receives).sum();
+                log::warn!("{}: {missing} receives of queue pairs in state ERROR have not completed", self.name);
+                return drained;
+            }
+            if polled == 0 {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+impl Drained {
+    /// Takes a batch of completions of `queue` in, and returns their number.
+    fn poll(&mut self, queue: &CompletionQueue, qps: &mut [ConnectedQp]) -> usize {
+        let mut batch = Batch::default();
+        let Ok(completions) = queue.poll(&mut batch) else { return 0 };
+        for completion in completions {
+            let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { continue };
+            let Some(connected) = qps.get_mut(usize::from(qp)) else { continue };
+            connected.receives = connected.receives.saturating_sub(1);
+            if completion.status() == Status::SUCCESS {
+                self.arrivals.push((QpIndex(qp), completion.imm()));
+            }
+        }
+        completions.len()
+    }
+}

@@ -1,0 +1,394 @@
+//! The recovery of one connection: [`Recovery`] decides, and this does it with verbs.
+//!
+//! NCCL's threads and the watchers only put into the inbox what has happened. A thread of [`Workers`] takes it out, hands it to the
+//! state machine, and does what that asks for.
+
+use super::end::{End, Owner};
+use super::new_qps::{NewQps, Progress};
+use super::rails::ConnRails;
+use crate::error::{Error, Result};
+use crate::net::control::peer_state::PeerState;
+use crate::net::control::port_listeners::{PortEvent, PortListener};
+use crate::net::control::recovery_events::RecoveryEvents;
+use crate::net::control::workers::{Job, JobId, Workers};
+use crate::net::device::nic::Nic;
+use crate::net::qp::set::QpSet;
+use crate::proto::control::Time;
+use crate::proto::control::event::PeerChange;
+use crate::proto::frame::Frame;
+use crate::proto::handshake::Negotiated;
+use crate::proto::recovery::account::Account;
+use crate::proto::recovery::action::{Action, Role};
+use crate::proto::recovery::machine::Recovery;
+use crate::proto::recovery::message::Message;
+use crate::proto::recovery::rail_mask::RailMask;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How often the ports are looked at while the connection does not run: not every change of a port is reported as an event.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often it is said that a connection does not run.
+const WARN_EVERY: Duration = Duration::from_secs(10);
+/// How often it is asked whether all messages that have begun are acknowledged.
+const DRAIN_EVERY: Duration = Duration::from_millis(1);
+
+/// The recovery of one connection at one end.
+#[derive(Debug)]
+pub struct ConnRecovery {
+    nic: Arc<Nic>,
+    peer: Arc<PeerState>,
+    terms: Negotiated,
+    role: Role,
+    rails: ConnRails,
+    owner: OnceLock<Weak<dyn Owner>>,
+    workers: Arc<Workers>,
+    job: OnceLock<JobId>,
+    start: Instant,
+    inbox: Mutex<VecDeque<Input>>,
+    /// Locked by the worker's thread only.
+    work: Mutex<Work>,
+}
+
+/// What has happened.
+#[derive(Debug)]
+enum Input {
+    /// Something of this end has failed, for this reason.
+    Fault(String),
+    /// The peer has sent this.
+    Frame(Frame),
+    /// There is a control connection again.
+    Back,
+    /// The peer has gone.
+    PeerGone,
+    /// Something has changed at a port.
+    PortChanged,
+    /// A queue pair of the device has failed, of this connection or another one.
+    QueuePairFailed,
+}
+
+/// What is under way.
+#[derive(Debug)]
+struct Work {
+    machine: Recovery,
+    /// Whether the end is asked for messages that have not been acknowledged.
+    is_draining: bool,
+    /// When it is said next that the connection does not run.
+    next_warning: Option<Instant>,
+    new_qps: NewQps,
+}
+
+impl ConnRecovery {
+    /// The recovery of a connection on `terms` that runs on `qps`. It begins with [`Self::start`].
+    pub fn new(
+        nic: &Arc<Nic>,
+        peer: &Arc<PeerState>,
+        terms: &Negotiated,
+        role: Role,
+        qps: &QpSet,
+    ) -> Arc<Self> {
+        let rails = ConnRails::of(qps);
+        let give_up = Duration::from_secs(nic.config.give_up_s);
+        let machine = Recovery::new(role, rails.all(), give_up);
+        let new_qps = NewQps::new(nic, role, terms);
+        let work = Work { machine, is_draining: false, next_warning: None, new_qps };
+        let this = Arc::new(Self {
+            nic: Arc::clone(nic),
+            peer: Arc::clone(peer),
+            terms: *terms,
+            role,
+            rails,
+            owner: OnceLock::new(),
+            workers: Arc::clone(&nic.workers),
+            job: OnceLock::new(),
+            start: Instant::now(),
+            inbox: Mutex::default(),
+            work: Mutex::new(work),
+        });
+        let job: Weak<Self> = Arc::downgrade(&this);
+        this.job.get_or_init(|| this.workers.add(job));
+        this
+    }
+
+    /// The communicator is there, and `owner` has it. From now on what happens is handled, first what has happened before.
+    pub fn start(self: &Arc<Self>, owner: Weak<dyn Owner>) {
+        self.owner.get_or_init(|| owner);
+        let events: Weak<Self> = Arc::downgrade(self);
+        self.peer.on_recovery_events(events);
+        let ports: Arc<dyn PortListener> = Arc::clone(self) as _;
+        self.nic.watch_ports(&ports);
+    }
+
+    /// Something has failed that new queue pairs may cure. Until they are there, NCCL's calls have to post nothing.
+    ///
+    /// # Errors
+    /// There is no thread that could do it.
+    pub fn report(&self, cause: &str) -> Result<()> {
+        if self.peer.set_recovering(true) {
+            return Ok(());
+        }
+        self.warn_of_fault(cause);
+        self.put(Input::Fault(cause.to_owned()))
+    }
+
+    fn put(&self, input: Input) -> Result<()> {
+        lock(&self.inbox).push_back(input);
+        self.job.get().map_or(Ok(()), |job| self.workers.queue(*job))
+    }
+
+    /// As [`Self::put`], where nobody can be told of an error.
+    fn put_or_fail(&self, input: Input) {
+        if let Err(e) = self.put(input) {
+            log::warn!("{e}");
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.start.elapsed()
+    }
+
+    /// Hands what has happened to the state machine.
+    fn take_in(&self, work: &mut Work, end: &dyn End) -> Result<()> {
+        loop {
+            // Taken out one by one: the lock is not held while the machine works.
+            let Some(input) = lock(&self.inbox).pop_front() else { return Ok(()) };
+            let now = self.now();
+            match input {
+                Input::Fault(cause) => work.machine.handle_fault(now, &cause),
+                Input::Frame(frame) => {
+                    let message = Message::parse(frame.kind, &frame.body, self.terms.striping.rails());
+                    let handled = message.and_then(|message| work.machine.handle_message(now, message));
+                    handled.map_err(|violation| Error::remote(format!("{}: {violation}", self.peer.peer())))?;
+                }
+                Input::Back => work.machine.handle_back(now),
+                Input::PeerGone => {}
+                Input::PortChanged => self.look_at_ports(work),
+                // Its completions tell, which NCCL may not ask for.
+                Input::QueuePairFailed => end.poll()?,
+            }
+        }
+    }
+
+    fn look_at_ports(&self, work: &mut Work) {
+        let (now, usable) = (self.now(), self.rails.usable(&self.nic));
+        let lost = work.machine.rails() - usable;
+        if work.machine.is_running() && !lost.is_empty() {
+            self.peer.set_recovering(true);
+            let cause = format!("{} cannot be used: its port is down, or has no address", self.names(lost));
+            self.warn_of_fault(&cause);
+            work.machine.handle_fault(now, &cause);
+        }
+        work.machine.handle_usable(now, usable);
+    }
+
+    /// Does what the state machine asks for.
+    fn perform(&self, work: &mut Work, end: &dyn End, action: Action) -> Result<()> {
+        log::debug!("{}: recovering the connection to {}: {action:?}", self.nic.name, self.peer.peer());
+        match action {
+            Action::Send(message) => self.peer.stream().send(message.kind(), message.body()),
+            Action::Fence => {
+                self.peer.set_recovering(true);
+                work.is_draining = false;
+                let drained = end.take_qps()?.fence();
+                end.handle_drained(&drained)?;
+                work.machine.handle_fenced(self.now());
+                self.look_at_ports(work);
+            }
+            Action::Create { attempt, rails } => {
+                let created = work.new_qps.create(end, rails).map_err(|e| e.text());
+                work.machine.handle_created(self.now(), attempt, created);
+            }
+            Action::Connect { attempt, rails, remote } => {
+                if let Err(e) = work.new_qps.connect(end, attempt, rails, remote) {
+                    work.machine.handle_connected(self.now(), attempt, Err(e.text()));
+                }
+            }
+            Action::Discard => work.new_qps.discard(),
+            Action::Resume { attempt, account } => {
+                let account = self.resume(work, end, account.as_ref())?;
+                work.machine.handle_resumed(self.now(), attempt, account);
+            }
+            Action::Drain => {
+                self.peer.set_recovering(true);
+                end.drain()?;
+                work.is_draining = true;
+            }
+            Action::Recovered { duration, attempts, rails } => self.log_recovered(duration, attempts, rails),
+            Action::Fail(reason) => return Err(Error::remote(reason)),
+        }
+        Ok(())
+    }
+
+    /// Goes on with the new queue pairs. Returns when it is to be called again.
+    fn advance(&self, work: &mut Work, end: &dyn End) -> Option<Instant> {
+        let now = self.now();
+        match work.new_qps.advance(end)? {
+            Progress::Wait(until) => return Some(until),
+            Progress::Connected(attempt, endpoint) => work.machine.handle_connected(now, attempt, Ok(endpoint)),
+            Progress::Unreachable(attempt, dead) => work.machine.handle_unreachable(now, attempt, dead),
+            Progress::Failed(attempt, e) => work.machine.handle_connected(now, attempt, Err(e.text())),
+        }
+        Some(Instant::now())
+    }
+
+    fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
+        let (qps, weights) = work.new_qps.take()?;
+        self.nic.watch_queues(&self.peer, qps.queues());
+        end.resume(qps, weights, account)
+    }
+
+    /// For messages: the rails of `mask`.
+    fn names(&self, mask: RailMask) -> String {
+        let names = mask.iter().filter_map(|number| self.nic.rails.get(usize::from(number)));
+        names.map(|rail| rail.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// One line for all connections that fail at the same time.
+    fn warn_of_fault(&self, cause: &str) {
+        let text = format!("{}: the connection to {} recovers: {cause}", self.nic.name, self.peer.peer());
+        match self.nic.notices.line("fault", &text) {
+            Some(line) => log::warn!("{line}"),
+            None => log::debug!("{text}"),
+        }
+    }
+
+    /// One line now and then while the connection does not run.
+    fn warn_if_late(&self, work: &mut Work) {
+        if work.machine.is_running() {
+            work.next_warning = None;
+            return;
+        }
+        let now = Instant::now();
+        let next = *work.next_warning.get_or_insert(now + WARN_EVERY);
+        if now < next {
+            return;
+        }
+        work.next_warning = Some(now + WARN_EVERY);
+        let (name, peer) = (&self.nic.name, self.peer.peer());
+        let text = format!("{name}: the connection to {peer} does not run yet: {}", work.machine.describe(self.now()));
+        if let Some(line) = self.nic.notices.line("late", &text) {
+            log::warn!("{line} (FERRITE_GIVE_UP={} s)", self.nic.config.give_up_s);
+        }
+    }
+
+    fn log_recovered(&self, duration: Duration, attempts: u32, rails: RailMask) {
+        let of = if rails == self.rails.all() { String::new() } else { format!(" on rail(s) {rails} of {}", self.rails.all()) };
+        let peer = self.peer.peer();
+        let ms = duration.as_millis();
+        let text = format!("{}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)", self.nic.name);
+        match self.nic.notices.line("recovered", &text) {
+            Some(line) => log::info!("{line}"),
+            None => log::debug!("{text}"),
+        }
+    }
+
+    /// Does all that can be done now. Returns when there is more to do.
+    fn run_all(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
+        let mut next_step = None;
+        loop {
+            self.take_in(work, end)?;
+            work.machine.handle_timeout(self.now());
+            if let Some(action) = work.machine.poll_action() {
+                self.perform(work, end, action)?;
+                next_step = None;
+                continue;
+            }
+            if next_step.is_none_or(|next| next <= Instant::now()) {
+                next_step = self.advance(work, end);
+                if next_step.is_some() {
+                    continue;
+                }
+            }
+            if work.is_draining && end.is_drained()? {
+                work.is_draining = false;
+                work.machine.handle_drained(self.now());
+                continue;
+            }
+            break;
+        }
+        self.warn_if_late(work);
+        let now = Instant::now();
+        let timeout = work.machine.poll_timeout().map(|time| self.start + time);
+        let drain = work.is_draining.then(|| now + DRAIN_EVERY);
+        let look = (!work.machine.is_running()).then(|| now + LOOK_EVERY);
+        Ok([timeout, next_step, drain, look].into_iter().flatten().min())
+    }
+}
+
+impl Job for ConnRecovery {
+    fn run(&self) -> Option<Instant> {
+        let owner = self.owner.get()?.upgrade()?;
+        let end = owner.end();
+        let mut work = lock(&self.work);
+        if self.peer.is_gone() {
+            // Nothing more will come of it. A peer that has closed in good order while this end has no queue pairs has all messages.
+            work.new_qps.discard();
+            if !self.peer.is_broken() && self.peer.is_recovering() {
+                end.handle_closed();
+            }
+            return None;
+        }
+        if !work.machine.is_running() {
+            self.look_at_ports(&mut work);
+        }
+        match self.run_all(&mut work, end) {
+            Ok(next) => next,
+            Err(e) => {
+                work.new_qps.discard();
+                log::warn!("{}: the connection to {} ends: {e}", self.nic.name, self.peer.peer());
+                self.peer.fail(&e.text());
+                None
+            }
+        }
+    }
+}
+
+impl RecoveryEvents for ConnRecovery {
+    fn handle_frame(&self, frame: Frame) {
+        self.put_or_fail(Input::Frame(frame));
+    }
+
+    fn handle_fault(&self, reason: &str) {
+        if let Err(e) = self.report(reason) {
+            self.peer.fail(&e.text());
+        }
+    }
+
+    fn handle_change(&self, change: &PeerChange) {
+        match change {
+            PeerChange::Back => self.put_or_fail(Input::Back),
+            PeerChange::Closed(_) | PeerChange::Broken(_) => self.put_or_fail(Input::PeerGone),
+            PeerChange::Lost(_) | PeerChange::Frame(_) => {}
+        }
+    }
+}
+
+impl PortListener for ConnRecovery {
+    fn handle_port_event(&self, _port: u8, what: PortEvent) -> usize {
+        if what == PortEvent::DeviceFatal && self.nic.cards.len() == 1 {
+            // A lost device does not come back by itself.
+            if self.nic.config.fail_on_async_error {
+                self.peer.fail(&format!("{}: fatal device error", self.nic.name));
+            }
+            return 0;
+        }
+        if what == PortEvent::QueuePairError {
+            self.put_or_fail(Input::QueuePairFailed);
+            return 0;
+        }
+        self.put_or_fail(Input::PortChanged);
+        usize::from(matches!(what, PortEvent::Down | PortEvent::DeviceFatal))
+    }
+}
+
+impl Drop for ConnRecovery {
+    fn drop(&mut self) {
+        if let Some(job) = self.job.get() {
+            self.workers.remove(*job);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

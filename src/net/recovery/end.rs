@@ -1,0 +1,67 @@
+//! What the recovery needs of a communicator.
+
+use crate::error::Result;
+use crate::net::qp::fence::Drained;
+use crate::net::qp::set::QpSet;
+use crate::proto::rail_weights::RailWeights;
+use crate::proto::recovery::account::Account;
+use crate::verbs::queue_pair::QpCaps;
+use std::fmt::Debug;
+
+/// What owns a communicator, and lives as long as NCCL or the recovery uses it.
+pub trait Owner: Debug + Send + Sync {
+    /// Its communicator.
+    fn end(&self) -> &dyn End;
+}
+
+/// One end of a connection. All methods are called by one thread at a time, which is not NCCL's.
+pub trait End: Debug + Send + Sync {
+    /// Capacities of its queue pairs.
+    fn caps(&self) -> QpCaps;
+
+    /// Polls its completion queues, so that it finds failed work requests.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    fn poll(&self) -> Result<()>;
+
+    /// Takes its queue pairs out. From now on NCCL's calls post and poll nothing.
+    ///
+    /// # Errors
+    /// NCCL's thread has panicked inside.
+    fn take_qps(&self) -> Result<QpSet>;
+
+    /// Takes in what had arrived on the queue pairs that were taken out.
+    ///
+    /// # Errors
+    /// What has arrived is not what a Ferrite sends.
+    fn handle_drained(&self, drained: &Drained) -> Result<()>;
+
+    /// Makes queue pairs that are connected ready for the peer's messages.
+    ///
+    /// # Errors
+    /// The device refuses.
+    fn prepare(&self, qps: &mut QpSet) -> Result<()>;
+
+    /// Goes on over `qps`, on rails that begin with `weights`. The sender is given the receiver's account. The receiver returns its
+    /// account.
+    ///
+    /// # Errors
+    /// The account is not possible, a message cannot be sent again, or the device refuses.
+    fn resume(&self, qps: QpSet, weights: RailWeights, account: Option<&Account>) -> Result<Option<Account>>;
+
+    /// Accepts no new messages from now on, while those that have begun go on. Only a sender is asked.
+    ///
+    /// # Errors
+    /// NCCL's thread has panicked inside.
+    fn drain(&self) -> Result<()>;
+
+    /// Whether all messages that have begun are acknowledged. Only a sender is asked.
+    ///
+    /// # Errors
+    /// NCCL's thread has panicked inside.
+    fn is_drained(&self) -> Result<bool>;
+
+    /// The peer has closed the connection in good order, so all messages that have begun have arrived.
+    fn handle_closed(&self);
+}

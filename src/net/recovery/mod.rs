@@ -1,0 +1,20 @@
+//! Recovery of a connection after a fault: what [`crate::proto::recovery`] decides, done with verbs.
+//!
+//! After a fault all queue pairs of the connection are replaced, over the rails that both ends can use then. The receiver says which
+//! messages have not arrived, and the sender sends those again.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | [`conn`] | one connection's recovery: what has happened, the state machine, and who does what it asks for |
+//! | [`new_qps`] | the queue pairs of an attempt: created, connected, tested |
+//! | [`end`] | what the recovery needs of a send or receive communicator |
+//! | [`rails`] | which rails of a device can be used at present |
+//!
+//! NCCL's threads only report faults here. The rest is done by [`crate::net::control::workers`], whose threads exist only while there
+//! is something to recover: creating, connecting and destroying queue pairs may take milliseconds each, and resolving an
+//! address up to a second.
+
+pub mod conn;
+pub mod end;
+mod new_qps;
+pub mod rails;

@@ -1,0 +1,101 @@
+//! What the tests of this program ask of the software device, and how their processes are set up.
+
+use crate::common::faithful;
+use crate::common::process::pair;
+use crate::common::setting::setting;
+use crate::stream::{Shape, Stream};
+use ferrite::error::Result;
+use ferrite::pair::Setting;
+use ferrite::pair::WorkerCtx;
+use std::process::Command;
+use testkit::dist::softrnic_program;
+use testkit::{program, require};
+
+/// How the devices of a test are arranged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fabric {
+    /// One rail: rank 0 has `softrnic0`, rank 1 `softrnic1`.
+    OneRail,
+    /// One rail, and each message is split over three queue pairs.
+    Split,
+    /// Two rails: rank 0 has `softrnic0+softrnic1`, rank 1 `softrnic2+softrnic3`.
+    TwoRails,
+}
+
+pub(crate) const ALL: [Fabric; 3] = [Fabric::OneRail, Fabric::Split, Fabric::TwoRails];
+
+/// Runs `body` in two processes, with variables for both.
+pub(crate) fn run(fabric: Fabric, env: &[(&str, &str)], body: impl FnOnce(&mut WorkerCtx) -> Result<()>) -> Result<()> {
+    require!(softrnic_program());
+    let adapt = |setting: Setting| {
+        let setting = setting.env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("RUST_BACKTRACE", "1");
+        env.iter().fold(setting, |setting, (name, value)| setting.env(name, value))
+    };
+    match fabric {
+        Fabric::OneRail => pair(&adapt(require!(setting())), body).map(drop),
+        Fabric::Split => {
+            let setting = adapt(require!(setting())).env("NCCL_IB_QPS_PER_CONNECTION", "3");
+            pair(&setting.env("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), body).map(drop)
+        }
+        Fabric::TwoRails => faithful::run(&["--devices", "4"], adapt, body),
+    }
+}
+
+/// `count` messages each way while `rules` are in force. Each rule has to be applied, the connection has to recover, and all
+/// messages have to arrive.
+pub(crate) fn all_arrives(fabric: Fabric, rules: &str, shape: Shape, count: usize) -> Result<()> {
+    run(fabric, &[("SOFTRNIC_FAULTS", rules)], |worker| {
+        let mut stream = Stream::open(worker, shape)?;
+        stream.exchange(worker, count)?;
+        end(worker, stream)
+    })
+}
+
+/// At the end of a test: all rules have been applied, and at least one end has said that its connection has recovered.
+pub(crate) fn end(worker: &mut WorkerCtx, stream: Stream) -> Result<()> {
+    worker.barrier()?;
+    for (rule, count) in applied() {
+        assert!(count > 0, "{rule:?} has not been applied");
+    }
+    let recovered = recoveries();
+    let theirs = worker.swap(recovered as u64)?;
+    assert!(recovered as u64 + theirs > 0, "no connection has recovered: {}", crate::common::log::log());
+    worker.barrier()?;
+    stream.close()
+}
+
+/// How often connections of this process have recovered, as far as its log goes back.
+pub(crate) fn recoveries() -> usize {
+    ferrite::nccl::debug_log::lines().iter().filter(|line| line.contains(" goes on")).count()
+}
+
+/// The fault rules in force, and how often each has been applied.
+pub(crate) fn applied() -> Vec<(String, u64)> {
+    let text = softrnic(&["inject"]);
+    let lines = text.lines().filter_map(|line| line.trim().rsplit_once(" struck "));
+    lines.map(|(rule, count)| (rule.to_owned(), count.parse().expect("a number"))).collect()
+}
+
+/// Puts a fault rule into force.
+pub(crate) fn inject(rule: &str) {
+    softrnic(&["inject", rule]);
+}
+
+/// Takes all fault rules away.
+pub(crate) fn clear_rules() {
+    softrnic(&["inject", "--clear"]);
+}
+
+/// Bytes that a port has sent so far.
+pub(crate) fn sent(port: &str) -> u64 {
+    let text = softrnic(&["stat"]);
+    let line = text.lines().find(|line| line.trim_start().starts_with(port)).expect("a line for the port");
+    let words: Vec<_> = line.split_whitespace().collect();
+    let at = words.iter().position(|word| *word == "bytes,").expect("a number of bytes");
+    words[at - 1].parse().expect("a number")
+}
+
+fn softrnic(arguments: &[&str]) -> String {
+    let path = softrnic_program().unwrap_or_else(|missing| panic!("{missing}"));
+    program::stdout_of(Command::new(path).args(arguments))
+}
