@@ -165,3 +165,25 @@ fn a_rail_that_came_back_while_the_control_connection_was_lost_is_taken_in() {
         assert_eq!(rails(&pair), 0b11, "end {end}");
     }
 }
+
+#[test]
+fn an_idle_connection_lives_on_although_nothing_comes_through_over_one_of_its_rails() {
+    let mut pair = Pair::new(2);
+    pair.ends[0].dead = RailMask::only(1);
+    pair.fault(0);
+    for _ in 0..600 {
+        pair.pass(SECOND);
+        pair.ends[0].machine.handle_drained(pair.now);
+    }
+    pair.settle();
+    assert_eq!(rails(&pair), 0b01);
+    let attempts = pair.expect_running();
+    assert!((10..100).contains(&attempts), "the rail is tried now and then: {attempts}");
+    pair.ends[0].dead = RailMask::NONE;
+    for _ in 0..62 {
+        pair.pass(SECOND);
+        pair.ends[0].machine.handle_drained(pair.now);
+    }
+    pair.settle();
+    assert_eq!(rails(&pair), 0b11);
+}
