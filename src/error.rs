@@ -45,7 +45,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     #[cold]
     fn new(class: Class, operation: String, errno: Option<i32>) -> Self {
-        Self(Box::new(Detail { class, operation, errno, context: String::new(), is_logged: false, is_recoverable: false }))
+        Self(Box::new(Detail {
+            class,
+            operation,
+            errno,
+            context: String::new(),
+            is_logged: false,
+            is_recoverable: false,
+        }))
     }
 
     /// A bug, in Ferrite or in its caller.

@@ -43,7 +43,10 @@ fn all_arrives_if_both_ports_fall_one_after_the_other() -> Result<()> {
 
 #[test]
 fn all_arrives_if_a_port_falls_and_messages_are_split_over_queue_pairs() -> Result<()> {
-    split("port-down=20ms device=softrnic0 message=60 times=1; port-down=10ms device=softrnic1 message=150 times=1", LONG)
+    split(
+        "port-down=20ms device=softrnic0 message=60 times=1; port-down=10ms device=softrnic1 message=150 times=1",
+        LONG,
+    )
 }
 
 #[test]

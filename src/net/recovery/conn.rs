@@ -80,13 +80,7 @@ struct Work {
 
 impl ConnRecovery {
     /// The recovery of a connection on `terms` that runs on `qps`. It begins with [`Self::start`].
-    pub fn new(
-        nic: &Arc<Nic>,
-        peer: &Arc<PeerState>,
-        terms: &Negotiated,
-        role: Role,
-        qps: &QpSet,
-    ) -> Arc<Self> {
+    pub fn new(nic: &Arc<Nic>, peer: &Arc<PeerState>, terms: &Negotiated, role: Role, qps: &QpSet) -> Arc<Self> {
         let rails = ConnRails::of(qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
@@ -272,10 +266,15 @@ impl ConnRecovery {
     }
 
     fn log_recovered(&self, duration: Duration, attempts: u32, rails: RailMask) {
-        let of = if rails == self.rails.all() { String::new() } else { format!(" on rail(s) {rails} of {}", self.rails.all()) };
+        let of = if rails == self.rails.all() {
+            String::new()
+        } else {
+            format!(" on rail(s) {rails} of {}", self.rails.all())
+        };
         let peer = self.peer.peer();
         let ms = duration.as_millis();
-        let text = format!("{}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)", self.nic.name);
+        let text =
+            format!("{}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)", self.nic.name);
         match self.nic.notices.line("recovered", &text) {
             Some(line) => log::info!("{line}"),
             None => log::debug!("{text}"),

@@ -200,7 +200,8 @@ impl Connector {
 
     fn offer(&self, stream: ControlStream) -> Result<Offer> {
         let nic = &self.nic;
-        let mut qps = InitQpSet::new(nic, 0..nic.rails.len() as u8, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
+        let mut qps =
+            InitQpSet::new(nic, 0..nic.rails.len() as u8, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
             qps.offer_ece();
         }
