@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod errors;
 mod fabric;
 mod losses;
 mod ports;

@@ -180,6 +180,13 @@ impl Stream {
         pattern(2 * (self.before + index) + rank, self.length(index))
     }
 
+    /// Closes both directions, whatever is under way.
+    pub(crate) fn close_at_once(self) -> Result<()> {
+        let Self { out, into, link, _transport, .. } = self;
+        drop((out, into));
+        link.close()
+    }
+
     /// No message is under way: both directions are closed.
     pub(crate) fn close(self) -> Result<()> {
         let Self { out, into, link, _transport, .. } = self;
