@@ -1,7 +1,10 @@
-"""Types of command-line options that several programs have."""
+"""Command-line options that several programs have, and types of options."""
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
+
+from . import repository
 
 
 def number(low: int, high: int) -> Callable[[str], int]:
@@ -21,3 +24,30 @@ def variable(text: str) -> tuple[str, str]:
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE")
     return name, value
+
+
+def add_gdr(parser: argparse.ArgumentParser, text: str) -> None:
+    """--gdr, with `text` as its help."""
+    parser.add_argument("--gdr", choices=["as-is", "on", "off"], default="as-is", help=text)
+
+
+def add_both(parser: argparse.ArgumentParser, runs: str) -> None:
+    """--both, for variables of the `runs` that are compared."""
+    parser.add_argument(
+        "--both", type=variable, action="append", default=[], metavar="NAME=VALUE", help=f"a variable for {runs}; may be repeated"
+    )
+
+
+def add_softrnic(parser: argparse.ArgumentParser, text: str = "on the software device in DIR") -> None:
+    """--softrnic, with `text` as its help."""
+    parser.add_argument("--softrnic", nargs="?", type=Path, const=repository.SOFTRNIC, metavar="DIR", help=text)
+
+
+def add_limit(parser: argparse.ArgumentParser, least: int, default: int, of: str) -> None:
+    """--limit: at least so many seconds `of` what is given up after them."""
+    parser.add_argument("--limit", type=number(least, 86400), default=default, help=f"seconds for {of}; default {default}")
+
+
+def add_out(parser: argparse.ArgumentParser, folder: str) -> None:
+    """--out: a folder for the report, by default `folder`."""
+    parser.add_argument("--out", type=Path, default=Path(folder), help=f"folder for the report; default {folder}")

@@ -1,6 +1,6 @@
 //! The calls of NCCL's progress thread, in neutral types: isend, irecv, iflush and test.
 //!
-//! They are `unsafe` for the reason told in [`super::calls`]: NCCL's pointers.
+//! They are `unsafe` for the reason given in [`super::calls`]: NCCL's pointers.
 
 use super::guard::guard;
 use super::handles::{Comm, MemoryHandle, Owner, RecvHandle, RequestHandle, SendHandle};

@@ -1,18 +1,21 @@
 //! The objects behind NCCL's `void*`.
 //!
 //! Each object begins with a tag, so that a pointer to something else is refused. The request objects of a communicator are
-//! allocated with it: a request that begins is the address of one of them.
+//! allocated with it: a request that begins is the address of one of them. What NCCL holds counts as one reference; the thread that
+//! recovers a connection may have another one for a while.
 
 use crate::error::{Error, Result};
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
 use crate::net::mr::handle::MrHandle;
+use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
 use crate::proto::MAX_REQUESTS;
 use crate::proto::requests::RequestId;
+use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A type of object that NCCL holds.
 pub trait Tagged {
@@ -35,14 +38,16 @@ macro_rules! tagged {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Handle<T> {
-    tag: u64,
+    /// Not valid any more once NCCL has closed the object.
+    tag: UnsafeCell<u64>,
     /// The object.
     pub inner: T,
 }
 
 /// What NCCL's pointer points to. It begins with a [`Handle`].
 #[repr(C)]
-struct Given<T> {
+#[derive(Debug)]
+pub struct Given<T> {
     handle: Handle<T>,
     /// Id of the process that made it.
     process: u32,
@@ -69,7 +74,7 @@ tagged!(Request, b"FerReqst", "request");
 #[derive(Debug)]
 pub struct Comm<T> {
     /// The communicator.
-    pub comm: Arc<T>,
+    pub comm: T,
     requests: Box<[RequestHandle; MAX_REQUESTS]>,
     /// The request objects of flushes. A sender has none.
     flushes: Box<[RequestHandle]>,
@@ -95,24 +100,31 @@ pub enum Owner {
     Flush(*const Comm<RecvComm>),
 }
 
+// SAFETY: the addresses are followed in NCCL's calls only, which know that the communicator is alive.
+unsafe impl Send for Owner {}
+// SAFETY: as above.
+unsafe impl Sync for Owner {}
+
 impl<T> Handle<T>
 where
     T: Tagged,
 {
     /// Gives an object to NCCL.
     pub fn into_raw(inner: T) -> *mut c_void {
-        Self::into_raw_with(|_| inner)
+        Given::into_raw(Self::allocate(|_| inner))
     }
 
-    /// Gives an object to NCCL that is made from its own address. The address must not be read before this returns.
-    fn into_raw_with(inner: impl FnOnce(*const T) -> T) -> *mut c_void {
-        let raw = Box::into_raw(Box::<Given<T>>::new_uninit()).cast::<Given<T>>();
-        // SAFETY: an address inside of the box just made, which is not read.
-        let address = unsafe { &raw const (*raw).handle.inner };
-        let handle = Self { tag: T::TAG, inner: inner(address) };
-        // SAFETY: the box is ours alone, and nothing is in it yet.
-        unsafe { raw.write(Given { handle, process: std::process::id() }) };
-        raw.cast()
+    /// An object that is made from its own address. The address must not be read before this returns.
+    fn allocate(inner: impl FnOnce(*const T) -> T) -> Arc<Given<T>> {
+        let mut place = Arc::<Given<T>>::new_uninit();
+        // SAFETY: an address inside of the place just allocated, which is not read.
+        let address = unsafe { &raw const (*Arc::as_ptr(&place).cast::<Given<T>>()).handle.inner };
+        let handle = Self { tag: UnsafeCell::new(T::TAG), inner: inner(address) };
+        if let Some(place) = Arc::get_mut(&mut place) {
+            place.write(Given { handle, process: std::process::id() });
+        }
+        // SAFETY: written above: nobody else has a reference yet.
+        unsafe { place.assume_init() }
     }
 
     /// The object behind NCCL's pointer.
@@ -141,21 +153,44 @@ where
     ///
     /// # Safety
     /// As for [`Self::borrow`]; NCCL does not use `raw` any more.
-    pub unsafe fn take(raw: *mut c_void) -> Result<Option<T>> {
+    pub unsafe fn take(raw: *mut c_void) -> Result<Option<Arc<Given<T>>>> {
         if raw.is_null() {
             return Ok(None);
         }
         // SAFETY: as the caller says.
         unsafe { Self::borrow(raw)? };
         let raw = raw.cast::<Given<T>>();
-        // SAFETY: made by `into_raw` as a box of this type, which `borrow` has found alive.
+        // SAFETY: made by `into_raw` with this type, which `borrow` has found alive.
         if unsafe { (*raw).process } != std::process::id() {
             return Ok(None);
         }
         // SAFETY: as above, and given back once.
-        let mut given = unsafe { Box::from_raw(raw) };
-        given.handle.tag = 0;
-        Ok(Some(given.handle.inner))
+        let given = unsafe { Arc::from_raw(raw) };
+        // SAFETY: only NCCL's calls look at it, of which there are no more.
+        unsafe { *given.handle.tag.get() = 0 };
+        Ok(Some(given))
+    }
+}
+
+impl<T> Given<T> {
+    /// NCCL's pointer to it.
+    fn into_raw(this: Arc<Self>) -> *mut c_void {
+        Arc::into_raw(this).cast_mut().cast()
+    }
+}
+
+// SAFETY: only NCCL's calls look at the tag.
+unsafe impl<T: Sync> Sync for Handle<T> {}
+
+impl end::Owner for Given<Comm<SendComm>> {
+    fn end(&self) -> &dyn End {
+        &self.handle.inner.comm
+    }
+}
+
+impl end::Owner for Given<Comm<RecvComm>> {
+    fn end(&self) -> &dyn End {
+        &self.handle.inner.comm
     }
 }
 
@@ -167,30 +202,36 @@ fn wrong_object(raw: *mut c_void, name: &str) -> Error {
 
 impl Handle<Comm<SendComm>> {
     /// Gives a send communicator to NCCL.
-    pub fn new_send(comm: Arc<SendComm>) -> *mut c_void {
-        Self::into_raw_with(|place| Comm {
+    pub fn new_send(comm: SendComm) -> *mut c_void {
+        let made = Self::allocate(|place| Comm {
             comm,
             requests: requests(Owner::Send(place)),
             flushes: Box::default(),
             logged: Mutex::default(),
-        })
+        });
+        let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
+        made.handle.inner.comm.start(&owner);
+        Given::into_raw(made)
     }
 }
 
 impl Handle<Comm<RecvComm>> {
     /// Gives a receive communicator to NCCL.
-    pub fn new_recv(comm: Arc<RecvComm>) -> *mut c_void {
-        Self::into_raw_with(|place| Comm {
+    pub fn new_recv(comm: RecvComm) -> *mut c_void {
+        let made = Self::allocate(|place| Comm {
             comm,
             requests: requests(Owner::Receive(place)),
             flushes: requests(Owner::Flush(place)),
             logged: Mutex::default(),
-        })
+        });
+        let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
+        made.handle.inner.comm.start(&owner);
+        Given::into_raw(made)
     }
 }
 
 fn requests(owner: Owner) -> Box<[RequestHandle; MAX_REQUESTS]> {
-    let request = |_| Handle { tag: Request::TAG, inner: Request { owner, id: AtomicU32::new(0) } };
+    let request = |_| Handle { tag: UnsafeCell::new(Request::TAG), inner: Request { owner, id: AtomicU32::new(0) } };
     Box::new(std::array::from_fn(request))
 }
 
@@ -251,7 +292,7 @@ mod tests {
         static DROPPED: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// Tells when it goes.
+    /// Counts its drops.
     struct Probe;
 
     tagged!(Probe, b"FerProbe", "probe");

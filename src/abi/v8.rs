@@ -1,6 +1,6 @@
 //! ncclNet version 8: the vtable `ncclNetPlugin_v8`, and one thunk per slot, which passes its arguments on in neutral types.
 //!
-//! A thunk is `unsafe` for the reason told in [`super::calls`]: NCCL's pointers.
+//! A thunk is `unsafe` for the reason given in [`super::calls`]: NCCL's pointers.
 
 use super::calls::{self, Properties};
 use super::nccl::{self, ncclNetDeviceHandle_v8_t, ncclNetProperties_v8_t, ncclResult_t};

@@ -86,7 +86,7 @@ impl Cuda {
         })
     }
 
-    /// Whether GPUs can export their memory as dma-bufs. `None`: there is no GPU, or the driver does not tell.
+    /// Whether GPUs can export their memory as dma-bufs. `None`: there is no GPU, or the driver does not report it.
     pub fn exports_dmabuf(&self) -> Option<bool> {
         let mut lends = 0;
         let device = self.devices().next()?;

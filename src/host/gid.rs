@@ -19,7 +19,7 @@ pub struct GidEntry {
     pub index: u8,
     /// The GID.
     pub gid: [u8; 16],
-    /// RoCE version, if the kernel tells.
+    /// RoCE version, if the kernel reports it.
     pub roce_version: Option<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! What the kernel tells in /sys and /proc about RDMA devices, GPUs and the host. Every file may be missing, as in containers.
+//! What the kernel reports in /sys and /proc about RDMA devices, GPUs and the host. Every file may be missing, as in containers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ fn is_pci_function(name: &str) -> bool {
     fits && [domain, bus, device, function].into_iter().all(is_hex)
 }
 
-/// RoCE version of an entry of a GID table, if the kernel tells.
+/// RoCE version of an entry of a GID table, if the kernel reports it.
 pub fn roce_version(device: &str, port: u8, index: i32) -> Option<u8> {
     let file: PathBuf = format!("{CLASS}/{device}/ports/{port}/gid_attrs/types/{index}").into();
     match fs::read_to_string(file).ok()?.trim() {

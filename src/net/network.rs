@@ -86,7 +86,7 @@ impl Network {
     ///
     /// # Errors
     /// The handle is not Ferrite's, or the connection fails.
-    pub fn connect(&self, index: i32, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<Arc<SendComm>>> {
+    pub fn connect(&self, index: i32, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
         let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
         let cookie = handle::cookie(bytes);
         let known = self.connectors.take(cookie).filter(|c| c.leads_to(&handle));

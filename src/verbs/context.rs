@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// A forked child keeps the device's descriptors, and with them the kernel keeps the queue pairs alive after this process has
 /// died. They cannot be taken from the child as those of control connections are ([`crate::net::control::fork`]): pages of the
 /// device (doorbells, and with some providers queues) are mapped from the same file, a mapping keeps the file open like a
-/// descriptor does, and libibverbs does not tell which mappings are its own. So a peer learns of the death by the control
+/// descriptor does, and libibverbs does not report which mappings are its own. So a peer learns of the death by the control
 /// connection.
 #[derive(Debug)]
 pub struct Context {
@@ -30,7 +30,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// What `ibv_query_device` tells.
+/// What `ibv_query_device` returns.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceAttributes {
     /// GUID of the card, in the byte order of the verbs, as NCCL's built-in transport reports it.
@@ -56,7 +56,7 @@ pub enum AsyncEvent {
     DeviceFatal,
     /// The completion queue with this [`id`](super::completion_queue::CompletionQueue::id) has failed and reports nothing more.
     CompletionQueueError(u64),
-    /// A queue pair has failed, as its completions tell too. The text names the event.
+    /// A queue pair has failed, as its completions show too. The text names the event.
     QueuePairError(&'static str),
     /// An event of this number, which needs no action.
     Other(i32),
@@ -133,7 +133,7 @@ impl Context {
         self.library.ibv_reg_dmabuf_mr.is_some()
     }
 
-    /// Number of events so far that told of a changed GID table.
+    /// Number of events so far that reported a changed GID table.
     pub fn gid_changes(&self) -> u32 {
         self.gid_changes.load(Ordering::Acquire)
     }

@@ -1,11 +1,11 @@
 //! The limit of locked memory, `RLIMIT_MEMLOCK`. Memory that devices access, queues included, counts as locked, and the
-//! errno of a failure does not tell that the limit is the cause.
+//! errno of a failure does not show that the limit is the cause.
 
 use crate::error::Error;
 use rustix::process::{Resource, getrlimit};
 
-/// `error`, whose errno is `errno`, with advice added if the limit is the likely cause: as far as the kernel tells, `asked`
-/// bytes more exceed it.
+/// `error`, whose errno is `errno`, with advice added if the limit is the likely cause: by the kernel's count of locked bytes,
+/// `asked` bytes more exceed it.
 #[cold]
 pub(super) fn explain(error: Error, errno: i32, asked: u64) -> Error {
     match (errno, limit()) {
@@ -26,7 +26,7 @@ fn limit() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }
 
-/// Bytes that are locked in this process now, by itself or for devices. 0 where the kernel does not tell.
+/// Bytes that are locked in this process now, by itself or for devices. 0 where the kernel does not report it.
 fn locked() -> u64 {
     std::fs::read_to_string("/proc/self/status").map_or(0, |status| locked_in(&status))
 }

@@ -34,8 +34,8 @@ impl ProtectionDomain {
         self.raw
     }
 
-    /// Whether the device can register dma-bufs. A call with an invalid descriptor tells: only a device that cannot says that
-    /// the operation is not supported.
+    /// Whether the device can register dma-bufs. A call with an invalid descriptor shows it: only a device that cannot fails
+    /// with the errno for an operation that is not supported.
     pub fn supports_dmabuf(&self) -> bool {
         let Some(register) = self.context.library.ibv_reg_dmabuf_mr else { return false };
         // SAFETY: the domain is live; no descriptor is -1, so nothing is registered.

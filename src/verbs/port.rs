@@ -5,7 +5,7 @@ use super::raw::{RawGidEntry, RawPort};
 use super::sys;
 use crate::error::{Error, Result};
 
-/// What `ibv_query_port` tells.
+/// What `ibv_query_port` returns.
 #[derive(Debug, Clone, Copy)]
 pub struct PortAttributes {
     /// Whether the port is in state ACTIVE.
@@ -54,7 +54,7 @@ impl LinkLayer {
 pub struct Gid {
     /// The GID.
     pub bytes: [u8; 16],
-    /// RoCE version, if libibverbs tells.
+    /// RoCE version, if libibverbs reports it.
     pub roce_version: Option<u8>,
 }
 
@@ -126,7 +126,7 @@ impl Context {
         unsafe { std::mem::transmute::<usize, Option<QueryPort>>(address) }
     }
 
-    /// Bandwidth of `port` in Mbit/s, as the device tells it. It may be one that the bits of `active_speed` cannot express.
+    /// Bandwidth of `port` in Mbit/s, as the device reports it. It may be one that the bits of `active_speed` cannot express.
     /// `None` where libibverbs has no such query.
     pub fn port_speed_mbps(&self, port: u8) -> Option<u32> {
         const UNIT_MBPS: u64 = 100;

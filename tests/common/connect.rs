@@ -12,6 +12,7 @@ use ferrite::transport::comm::RecvComm;
 use ferrite::transport::comm::SendComm;
 use ferrite::transport::deadline::finished;
 use ferrite::transport::deadline::posted;
+use ferrite::transport::listener::connect_and_accept;
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,24 +31,10 @@ pub(crate) fn connect_pair(
     device: usize,
     handle: &mut Handle,
     listener: &mut Listener,
-    mut between: impl FnMut(),
+    between: impl FnMut(),
 ) -> Result<(SendComm, RecvComm)> {
     let mut deadline = worker.deadline("a connection within one process");
-    let (mut send, mut recv) = (None, None);
-    loop {
-        between();
-        if send.is_none() {
-            send = transport.connect(device, handle)?;
-        }
-        if recv.is_none() {
-            recv = listener.accept()?;
-        }
-        match (send, recv) {
-            (Some(send), Some(recv)) => return Ok((send, recv)),
-            pending => (send, recv) = pending,
-        }
-        deadline.idle()?;
-    }
+    connect_and_accept(transport, device, handle, listener, &mut deadline, between)
 }
 
 /// Connects device 1 to `listener` anew, and accepts.

@@ -6,9 +6,6 @@ mod node;
 #[path = "../../tools/softrnic/tests/common/observed.rs"]
 #[allow(unreachable_pub, reason = "as above")]
 mod observed;
-#[path = "../../tools/softrnic/tests/common/process.rs"]
-#[allow(dead_code, unreachable_pub, reason = "as above")]
-mod process;
 #[path = "../../tools/softrnic/tests/common/table.rs"]
 #[allow(unreachable_pub, reason = "as above")]
 mod table;

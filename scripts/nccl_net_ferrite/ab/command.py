@@ -63,28 +63,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=options.number(2, 64), help="on one machine; default: its GPUs, at least 2")
     parser.add_argument("--dtype", choices=sorted(plan.DTYPES), default="float32")
-    parser.add_argument("--gdr", choices=["as-is", "on", "off"], default="as-is", help="GPUDirect on both sides")
-    parser.add_argument(
-        "--both",
-        type=options.variable,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a variable for both sides; may be repeated",
-    )
+    options.add_gdr(parser, "GPUDirect on both sides")
+    options.add_both(parser, "both sides")
     parser.add_argument(
         "--only-b", type=options.variable, action="append", default=[], metavar="NAME=VALUE", help="a variable for Ferrite alone"
     )
-    parser.add_argument(
-        "--softrnic",
-        nargs="?",
-        type=Path,
-        const=repository.SOFTRNIC,
-        metavar="DIR",
-        help="both sides on the software device in DIR; all ranks on one machine",
-    )
-    parser.add_argument("--limit", type=options.number(10, 86400), default=900, help="seconds for one run of one side; default 900")
-    parser.add_argument("--out", type=Path, default=Path("report-ab"), help="folder for the report; default report-ab")
+    options.add_softrnic(parser, "both sides on the software device in DIR; all ranks on one machine")
+    options.add_limit(parser, 10, 900, "one run of one side")
+    options.add_out(parser, "report-ab")
     parser.add_argument("--again", type=Path, metavar="FILE", help="a raw.json to judge once more, into --out")
     parser.add_argument("--read", nargs=2, type=Path, metavar=("A", "B"), help="outputs of nccl-tests to compare instead")
     return parser.parse_args()

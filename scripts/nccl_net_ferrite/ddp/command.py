@@ -30,18 +30,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=options.number(2, 64), help="default: the GPUs of this machine, at least 2")
     parser.add_argument("--algo", default="Ring", help="NCCL_ALGO; default Ring")
     parser.add_argument("--proto", default="Simple", help="NCCL_PROTO; default Simple")
-    parser.add_argument("--gdr", choices=["as-is", "on", "off"], default="as-is", help="GPUDirect")
-    parser.add_argument(
-        "--both",
-        type=options.variable,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a variable for all runs; may be repeated",
-    )
-    parser.add_argument("--softrnic", nargs="?", type=Path, const=repository.SOFTRNIC, metavar="DIR", help="on the software device in DIR")
-    parser.add_argument("--limit", type=options.number(10, 86400), default=900, help="seconds for one run; default 900")
-    parser.add_argument("--out", type=Path, default=Path("report-ddp"), help="folder for the report; default report-ddp")
+    options.add_gdr(parser, "GPUDirect")
+    options.add_both(parser, "all runs")
+    options.add_softrnic(parser)
+    options.add_limit(parser, 10, 900, "one run")
+    options.add_out(parser, "report-ddp")
     chosen = parser.parse_args()
     if chosen.cycles > chosen.steps:
         parser.error(f"--cycles {chosen.cycles} is more than --steps {chosen.steps}")

@@ -64,9 +64,9 @@ def arguments() -> argparse.Namespace:
         metavar="A..B|A,B,C",
         help="bytes; default 8,1K,32K,1M,16M,256M,1G",
     )
-    parser.add_argument("--softrnic", nargs="?", type=Path, const=repository.SOFTRNIC, metavar="DIR", help="on the software device in DIR")
-    parser.add_argument("--limit", type=options.number(2, 86400), default=300, help="seconds for one case; default 300")
-    parser.add_argument("--out", type=Path, default=Path("report-matrix"), help="folder for the report; default report-matrix")
+    options.add_softrnic(parser)
+    options.add_limit(parser, 2, 300, "one case")
+    options.add_out(parser, "report-matrix")
     return parser.parse_args()
 
 

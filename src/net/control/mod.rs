@@ -9,6 +9,7 @@
 //! | [`stream`] | one RDMA connection's share of a control connection, while it is set up |
 //! | [`peer_state`] | what is known of the peer of an established connection: one number for the data path |
 //! | [`watcher`] | the thread that waits: for [`device_events`], for control connections, for [`periodic`] tasks |
+//! | [`notices`] | lines for the log that many connections would write at once |
 //! | [`workers`] | threads for what takes long and is rare: recovering connections |
 //! | [`cq_owners`], [`port_listeners`], [`weak_registry`] | who is told of a device's failure |
 //! | [`recovery_events`] | what the recovery of a connection hears of the peer |
@@ -22,6 +23,7 @@ pub mod device_events;
 pub mod driver;
 pub mod epoll;
 pub mod fork;
+pub mod notices;
 pub mod peer_state;
 pub mod periodic;
 pub mod port;

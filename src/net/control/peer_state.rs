@@ -79,7 +79,8 @@ impl PeerState {
     /// ends recover the connection; else a peer that speaks of recovery is in error.
     pub fn new(peer: String, stream: ControlStream, failover: bool) -> Arc<Self> {
         let state = AtomicU8::new(State::OPEN.0);
-        let this = Arc::new(Self { peer, state, reason: Mutex::default(), recovery: RecoveryInbox::default(), stream });
+        let this =
+            Arc::new(Self { peer, state, reason: Mutex::default(), recovery: RecoveryInbox::new(failover), stream });
         let told: Arc<dyn Told> = Arc::clone(&this) as _;
         this.stream.establish(&told, failover);
         this
@@ -225,11 +226,11 @@ mod tests {
     use std::time::Duration;
 
     /// Of a peer that is never reached.
-    fn peer() -> Arc<PeerState> {
+    fn peer(failover: bool) -> Arc<PeerState> {
         let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
         let stream = ControlStream::open(&driver, address, [1; 16], [2; 16]).expect("this is no child");
-        PeerState::new("the peer".into(), stream, true)
+        PeerState::new("the peer".into(), stream, failover)
     }
 
     fn halt(number: u8) -> PeerChange {
@@ -257,7 +258,7 @@ mod tests {
             (broken, [false, true, true]),
             (PeerChange::Back, [false, true, true]),
         ];
-        let peer = peer();
+        let peer = peer(true);
         assert_eq!(seen(&peer), [true, false, false, false, false]);
         for (change, [is_lost, is_gone, is_broken]) in steps {
             let text = format!("{change:?}");
@@ -284,7 +285,7 @@ mod tests {
 
     #[test]
     fn what_came_before_somebody_recovers_the_connection_is_handed_over_first_and_in_order() {
-        let (peer, noting) = (peer(), Arc::new(Noting::default()));
+        let (peer, noting) = (peer(true), Arc::new(Noting::default()));
         let all = [halt(0), lost(), PeerChange::Back, halt(1), halt(2)];
         all[..3].iter().for_each(|change| drop(peer.handle_change(change.clone())));
         let handler: Arc<dyn RecoveryEvents> = Arc::clone(&noting) as _;
@@ -301,10 +302,19 @@ mod tests {
 
     #[test]
     fn a_peer_that_says_too_much_before_anybody_hears_it_is_broken() {
-        let peer = peer();
+        let peer = peer(true);
         (0..64).for_each(|n| drop(peer.handle_change(halt(n))));
         assert!(peer.state().is_open());
         let _ = peer.handle_change(halt(64));
         assert!(peer.is_broken() && peer.reason().contains("more control messages"), "{}", peer.reason());
+    }
+
+    #[test]
+    fn without_failover_a_control_connection_may_be_lost_and_come_back_any_number_of_times() {
+        let peer = peer(false);
+        for _ in 0..1000 {
+            let _ = (peer.handle_change(lost()), peer.handle_change(PeerChange::Back));
+            assert!(peer.state().is_open(), "{}", peer.reason());
+        }
     }
 }

@@ -28,30 +28,32 @@ pub(super) struct Full;
 const MAX_HELD: usize = 64;
 
 /// The way to what recovers one connection. It is locked while that is called, so that the order is kept.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct RecoveryInbox(Mutex<Inbox>);
 
 #[derive(Debug)]
 enum Inbox {
+    /// The connection is not recovered.
+    Ignored,
     /// Nobody hears it yet; what has come until now.
     Held(Vec<PeerChange>),
     /// This one hears it, as long as it lives.
     Handled(Weak<dyn RecoveryEvents>),
 }
 
-impl Default for Inbox {
-    fn default() -> Self {
-        Self::Held(Vec::new())
-    }
-}
-
 impl RecoveryInbox {
+    /// That of a connection which somebody will recover, if `failover` has been negotiated.
+    pub(super) fn new(failover: bool) -> Self {
+        Self(Mutex::new(if failover { Inbox::Held(Vec::new()) } else { Inbox::Ignored }))
+    }
+
     /// Hands `change` over, and returns who has heard it; or keeps it until there is somebody to hear it.
     ///
     /// # Errors
     /// So much is kept that there is no room for more.
     pub(super) fn push(&self, change: PeerChange) -> Result<Option<Arc<dyn RecoveryEvents>>, Full> {
         match &mut *self.lock() {
+            Inbox::Ignored => Ok(None),
             Inbox::Held(held) if held.len() >= MAX_HELD => Err(Full),
             Inbox::Held(held) => {
                 held.push(change);
@@ -74,7 +76,7 @@ impl RecoveryInbox {
     pub(super) fn handle_fault(&self, reason: &str) -> bool {
         let handler = match &*self.lock() {
             Inbox::Handled(handler) => handler.upgrade(),
-            Inbox::Held(_) => None,
+            Inbox::Held(_) | Inbox::Ignored => None,
         };
         handler.inspect(|handler| handler.handle_fault(reason)).is_some()
     }

@@ -15,6 +15,7 @@ use crate::net::mr::handle::MrHandle;
 use crate::net::qp::set::{ConnectedQp, QpSet};
 use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
+use crate::net::recovery::end::Owner;
 use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
 use crate::proto::recovery::action::Role;
@@ -33,6 +34,7 @@ pub struct RecvComm {
     pub peer: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
+    recovery: Option<Arc<ConnRecovery>>,
 }
 
 /// A message that a receive expects.
@@ -97,14 +99,17 @@ pub(super) fn post_receives(qps: &mut QpSet) -> Result<()> {
 
 impl RecvComm {
     /// A receiver on `terms`.
-    pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, mut path: RecvPath, terms: &Negotiated) -> Arc<Self> {
+    pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, mut path: RecvPath, terms: &Negotiated) -> Self {
         nic.watch_queues(&peer, path.qps.queues());
-        Arc::new_cyclic(|this: &Weak<Self>| {
-            let start = || ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps, this.clone());
-            path.recovery = terms.failover.then(start);
-            path.stall = Stall::new(nic.config.stall_ms);
-            Self { path: ExclusiveCell::new(path), peer, nic }
-        })
+        let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
+        path.recovery = recovery.clone();
+        path.stall = Stall::new(nic.config.stall_ms);
+        Self { path: ExclusiveCell::new(path), peer, nic, recovery }
+    }
+
+    /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
+    pub fn start(&self, owner: &Weak<dyn Owner>) {
+        self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
     /// Begins to receive a group of `count` messages; `expected` returns each of them. `None`: too many receives are outstanding;
@@ -278,11 +283,12 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    pub(super) fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
+    fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
         qps.poll(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
+    #[inline(never)]
     pub(super) fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
         qps.poll_rails(peer, |qps, completion| handle(flow, cts_sender, qps, completion))

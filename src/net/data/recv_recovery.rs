@@ -118,8 +118,7 @@ impl RecvPath {
     /// # Errors
     /// The connection has failed.
     fn poll_any(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let poll = if self.qps.are_on_several_rails() { Self::poll_rails } else { Self::poll };
-        poll(self, peer).or_else(|e| self.handle_failure(peer, e).map(|()| 0))
+        self.poll_rails(peer).or_else(|e| self.handle_failure(peer, e).map(|()| 0))
     }
 
     /// Something has failed: new queue pairs may cure it, or else the connection ends.

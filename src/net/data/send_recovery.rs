@@ -4,16 +4,14 @@ use super::caps::SENDER_QP_CAPS;
 use super::mode::Mode;
 use super::sender::{OtherWork, SendComm, SendPath};
 use crate::error::{Error, Result};
-use crate::net::control::peer_state::PeerState;
-use crate::net::device::nic::Nic;
 use crate::net::qp::fence::Drained;
 use crate::net::qp::set::QpSet;
 use crate::net::recovery::end::End;
+use crate::proto::Violation;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::sender::Unapplied;
 use crate::verbs::queue_pair::QpCaps;
-use std::sync::Arc;
 
 impl End for SendComm {
     fn caps(&self) -> QpCaps {
@@ -21,7 +19,7 @@ impl End for SendComm {
     }
 
     fn poll(&self) -> Result<()> {
-        self.path.visit(|path| path.poll_any(&self.peer).map(drop))
+        self.path.visit(|path| path.poll_any().map(drop))
     }
 
     fn take_qps(&self) -> Result<QpSet> {
@@ -48,7 +46,7 @@ impl End for SendComm {
             path.other_work = OtherWork::default();
             path.stall.reset();
             path.mode = Mode::Replaying;
-            path.replay(&self.nic, &self.peer).map(|()| None)
+            path.replay().map(|()| None)
         })
     }
 
@@ -61,7 +59,7 @@ impl End for SendComm {
 
     fn is_drained(&self) -> Result<bool> {
         self.path.visit(|path| {
-            path.poll_any(&self.peer)?;
+            path.poll_any()?;
             Ok(path.flow.outstanding() == 0)
         })
     }
@@ -86,18 +84,18 @@ impl SendPath {
     /// The peer has gone, or its device does not acknowledge.
     #[cold]
     #[inline(never)]
-    pub(super) fn check_peer(&mut self, nic: &Nic, peer: &Arc<PeerState>) -> Result<bool> {
-        self.sticky_error.check(peer)?;
-        if peer.is_recovering() {
-            return self.replay(nic, peer).map(|()| false);
+    pub(super) fn check_peer(&mut self) -> Result<bool> {
+        self.sticky_error.check(&self.peer)?;
+        if self.peer.is_recovering() {
+            return self.replay().map(|()| false);
         }
         if self.flow.is_idle()
             && let Err(e) = self.other_work.probe.send(&mut self.qps)
         {
-            self.handle_failure(peer, e)?;
+            self.handle_failure(e)?;
         }
         if self.other_work.probe.is_outstanding() {
-            self.poll_any(peer)?;
+            self.poll_any()?;
         }
         Ok(!self.other_work.probe.is_outstanding())
     }
@@ -108,16 +106,16 @@ impl SendPath {
     /// The connection has failed, or nothing will come of what is under way.
     #[cold]
     #[inline(never)]
-    pub(super) fn progress_not_open(&mut self, nic: &Nic, peer: &Arc<PeerState>) -> Result<()> {
+    pub(super) fn progress_not_open(&mut self) -> Result<()> {
         self.sticky_error.check_failed()?;
         // Read before the queue is polled. A peer that has closed in good order has received all messages, so their completions
         // still come.
-        let is_broken = peer.is_broken();
-        let polled = if self.mode == Mode::Fenced { 0 } else { self.poll_any(peer)? };
-        self.replay(nic, peer)?;
+        let is_broken = self.peer.is_broken();
+        let polled = if self.mode == Mode::Fenced { 0 } else { self.poll_any()? };
+        self.replay()?;
         if polled == 0 && is_broken {
-            let error = self.sticky_error.reason(peer);
-            return Err(self.sticky_error.fail(peer, error));
+            let error = self.sticky_error.reason(&self.peer);
+            return Err(self.sticky_error.fail(&self.peer, error));
         }
         Ok(())
     }
@@ -126,9 +124,8 @@ impl SendPath {
     ///
     /// # Errors
     /// The connection has failed.
-    pub(super) fn poll_any(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let poll = if self.qps.are_on_several_rails() { Self::poll_rails } else { Self::poll };
-        poll(self, peer).or_else(|e| self.handle_failure(peer, e).map(|()| 1))
+    pub(super) fn poll_any(&mut self) -> Result<usize> {
+        self.poll_rails().or_else(|e| self.handle_failure(e).map(|()| 1))
     }
 
     /// Something has failed: new queue pairs may cure it, or else the connection ends.
@@ -137,13 +134,20 @@ impl SendPath {
     /// It ends.
     #[cold]
     #[inline(never)]
-    pub(super) fn handle_failure(&mut self, peer: &Arc<PeerState>, error: Error) -> Result<()> {
-        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable || peer.is_recovering())
-            && !peer.is_broken()
+    pub(super) fn handle_failure(&mut self, error: Error) -> Result<()> {
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable || self.peer.is_recovering())
+            && !self.peer.is_broken()
         {
-            return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(peer, e));
+            return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(&self.peer, e));
         }
-        Err(self.sticky_error.fail(peer, error))
+        Err(self.sticky_error.fail(&self.peer, error))
+    }
+
+    /// The receiver has written what is no clear-to-send.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn violated(&mut self, violation: Violation) -> Error {
+        self.sticky_error.fail(&self.peer, violation.into())
     }
 
     /// Requests have been tested many times in vain.
@@ -152,18 +156,18 @@ impl SendPath {
     /// The connection ends.
     #[cold]
     #[inline(never)]
-    pub(super) fn check_stall(&mut self, peer: &Arc<PeerState>) -> Result<()> {
+    pub(super) fn check_stall(&mut self) -> Result<()> {
         let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else { return Ok(()) };
         let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes)) else { return Ok(()) };
         let text = format!("no data has been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
-        self.handle_failure(peer, Error::remote(text).recoverable())
+        self.handle_failure(Error::remote(text).recoverable())
     }
 
     /// Goes on to send again what has not arrived, as far as the send queues have room. When all of it is posted, the connection runs.
     ///
     /// # Errors
     /// The memory of a message is not registered any more, or the connection ends.
-    pub(super) fn replay(&mut self, nic: &Nic, peer: &Arc<PeerState>) -> Result<()> {
+    pub(super) fn replay(&mut self) -> Result<()> {
         if self.mode != Mode::Replaying {
             return Ok(());
         }
@@ -172,17 +176,17 @@ impl SendPath {
                 return Ok(());
             }
             let Some((transfer, addr)) = self.flow.poll_replay() else { break };
-            let lkeys = nic.lkeys_at(addr, transfer.length).ok_or_else(|| {
+            let lkeys = self.nic.lkeys_at(addr, transfer.length).ok_or_else(|| {
                 let length = transfer.length;
                 Error::argument(format!("{length} bytes at {addr:#x} are to be sent again, but are not registered any more"))
             })?;
             let lkey = |rail: u8| lkeys.get(usize::from(rail)).copied().unwrap_or_default();
             if let Err(e) = self.post(addr, lkey, transfer) {
-                return self.handle_failure(peer, e);
+                return self.handle_failure(e);
             }
         }
         self.mode = Mode::Running;
-        peer.set_recovering(false);
+        self.peer.set_recovering(false);
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use crate::net::mr::handle::MrHandle;
 use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
+use crate::net::recovery::end::Owner;
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
@@ -39,6 +40,7 @@ pub struct SendComm {
     pub peer: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
+    recovery: Option<Arc<ConnRecovery>>,
 }
 
 #[derive(Debug)]
@@ -56,6 +58,8 @@ pub(super) struct SendPath {
     pub(super) stall: Stall,
     /// `None`: the first fault ends the connection.
     pub(super) recovery: Option<Arc<ConnRecovery>>,
+    pub(super) peer: Arc<PeerState>,
+    pub(super) nic: Arc<Nic>,
 }
 
 /// Work requests that are not a stripe in one write.
@@ -92,30 +96,33 @@ impl SendComm {
         ring: CtsRing,
         terms: &Negotiated,
         weights: RailWeights,
-    ) -> Arc<Self> {
+    ) -> Self {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(trailing_immediate_above.saturating_add(1));
         let fast_below = if qps.are_on_several_rails() { 0 } else { one_write_below };
         nic.watch_queues(&peer, qps.queues());
         let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
-        Arc::new_cyclic(|this: &Weak<Self>| {
-            let recovery =
-                terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps, this.clone()));
-            let stall = Stall::new(nic.config.stall_ms);
-            let path = SendPath {
-                flow,
-                qps,
-                ring,
-                trailing_immediate_above,
-                other_work: OtherWork::default(),
-                sticky_error,
-                mode: Mode::Running,
-                stall,
-                recovery,
-            };
-            Self { path: ExclusiveCell::new(path), fast_below, peer, nic }
-        })
+        let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
+        let path = SendPath {
+            flow,
+            qps,
+            ring,
+            trailing_immediate_above,
+            other_work: OtherWork::default(),
+            sticky_error,
+            mode: Mode::Running,
+            stall: Stall::new(nic.config.stall_ms),
+            recovery: recovery.clone(),
+            peer: Arc::clone(&peer),
+            nic: Arc::clone(&nic),
+        };
+        Self { path: ExclusiveCell::new(path), fast_below, peer, nic, recovery }
+    }
+
+    /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
+    pub fn start(&self, owner: &Weak<dyn Owner>) {
+        self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
     /// Whether a message of `length` bytes takes the fast path: one write for each stripe, on the only rail, while the control
@@ -134,7 +141,7 @@ impl SendComm {
     pub fn isend_fast(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
             memory.require("isend", addr, length)?;
-            path.send_fast(addr, length, tag, memory, &self.peer).map_err(|e| path.sticky_error.fail(&self.peer, e))
+            path.send_fast(addr, length, tag, memory)
         })
     }
 
@@ -144,11 +151,11 @@ impl SendComm {
     /// As [`Self::isend_fast`].
     pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
-            if !self.peer.state().is_open() && !path.check_peer(&self.nic, &self.peer)? {
+            if !self.peer.state().is_open() && !path.check_peer()? {
                 return Ok(None);
             }
             memory.require("isend", addr, length)?;
-            path.send(addr, length, tag, memory, &self.peer).map_err(|e| path.sticky_error.fail(&self.peer, e))
+            path.send(addr, length, tag, memory)
         })
     }
 
@@ -161,9 +168,9 @@ impl SendComm {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
                 if path.qps.are_on_several_rails() {
-                    path.progress_on_rails(&self.nic, &self.peer)?;
+                    path.progress_on_rails()?;
                 } else {
-                    path.progress(&self.nic, &self.peer)?;
+                    path.progress()?;
                 }
             }
             path.flow.poll_done(id).map_err(Violation::into_misuse)
@@ -173,35 +180,30 @@ impl SendComm {
 
 impl SendPath {
     #[inline(always)]
-    fn progress(&mut self, nic: &Nic, peer: &Arc<PeerState>) -> Result<()> {
-        self.progress_by(nic, peer, Self::poll)
+    fn progress(&mut self) -> Result<()> {
+        self.progress_by(Self::poll)
     }
 
     #[inline(never)]
-    fn progress_on_rails(&mut self, nic: &Nic, peer: &Arc<PeerState>) -> Result<()> {
-        self.progress_by(nic, peer, Self::poll_rails)
+    fn progress_on_rails(&mut self) -> Result<()> {
+        self.progress_by(Self::poll_rails)
     }
 
     #[inline(always)]
-    fn progress_by(
-        &mut self,
-        nic: &Nic,
-        peer: &Arc<PeerState>,
-        poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
-    ) -> Result<()> {
-        if !peer.state().is_open() {
-            return self.progress_not_open(nic, peer);
+    fn progress_by(&mut self, poll: impl FnOnce(&mut Self) -> Result<usize>) -> Result<()> {
+        if !self.peer.state().is_open() {
+            return self.progress_not_open();
         }
-        match poll(self, peer) {
-            Ok(0) if self.stall.is_due() => self.check_stall(peer),
+        match poll(self) {
+            Ok(0) if self.stall.is_due() => self.check_stall(),
             Ok(_) => Ok(()),
-            Err(e) => self.handle_failure(peer, e),
+            Err(e) => self.handle_failure(e),
         }
     }
 
     #[inline(always)]
-    pub(super) fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let Self { flow, qps, other_work, .. } = self;
+    fn poll(&mut self) -> Result<usize> {
+        let Self { flow, qps, other_work, peer, .. } = self;
         qps.poll(peer, |_, completion| match WrId::from_bits(completion.id()) {
             WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
             _ => match other_work.handle_completion(completion.id())? {
@@ -211,8 +213,9 @@ impl SendPath {
         })
     }
 
-    pub(super) fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let Self { flow, qps, other_work, .. } = self;
+    #[inline(never)]
+    pub(super) fn poll_rails(&mut self) -> Result<usize> {
+        let Self { flow, qps, other_work, peer, .. } = self;
         flow.handle_poll();
         qps.poll_rails(peer, |_, completion| match WrId::from_bits(completion.id()) {
             WrId::Data { request, qp } => Ok(flow.handle_completion_on(request, QpIndex(qp))?),
@@ -230,28 +233,25 @@ impl SendPath {
         length: u32,
         tag: u32,
         memory: &MrHandle,
-        peer: &Arc<PeerState>,
     ) -> Result<Option<RequestId>> {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let Some(transfer) = flow.submit(tag, addr, length, read)? else { return Ok(None) };
+        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else { return Ok(None) };
+        let id = transfer.id;
         let posted = match transfer.as_single() {
             Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm),
-            None => self.post(addr, |rail| memory.lkey(rail), transfer),
+            None => return self.send_in_parts(addr, memory, transfer).map(|()| Some(id)),
         };
-        self.begun(transfer.id, posted, peer)
-    }
-
-    /// The request of a message that was `posted`. One that could not be posted is sent when the connection has recovered.
-    ///
-    /// # Errors
-    /// The connection ends.
-    #[inline(always)]
-    fn begun(&mut self, id: RequestId, posted: Result<()>, peer: &Arc<PeerState>) -> Result<Option<RequestId>> {
         if let Err(e) = posted {
-            self.handle_failure(peer, e)?;
+            self.handle_failure(e)?;
         }
         Ok(Some(id))
+    }
+
+    /// Sends a message that is not one write. What cannot be posted is sent when the connection has recovered.
+    #[inline(never)]
+    fn send_in_parts(&mut self, addr: u64, memory: &MrHandle, transfer: Transfer) -> Result<()> {
+        self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))
     }
 
     #[inline(always)]
@@ -261,16 +261,15 @@ impl SendPath {
         length: u32,
         tag: u32,
         memory: &MrHandle,
-        peer: &Arc<PeerState>,
     ) -> Result<Option<RequestId>> {
         if !self.has_room(length) {
             return Ok(None);
         }
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let Some(transfer) = flow.submit(tag, addr, length, read)? else { return Ok(None) };
-        let posted = self.post(addr, |rail| memory.lkey(rail), transfer);
-        self.begun(transfer.id, posted, peer)
+        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else { return Ok(None) };
+        let id = transfer.id;
+        self.send_in_parts(addr, memory, transfer).map(|()| Some(id))
     }
 
     /// Whether the send queues have room for all writes that a message of `length` bytes may take.

@@ -6,6 +6,7 @@ use super::rail::Rail;
 use crate::error::Result;
 use crate::host::config::Config;
 use crate::net::control::driver::ControlDriver;
+use crate::net::control::notices::Notices;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::port_listeners::PortListener;
@@ -30,6 +31,8 @@ pub struct Nic {
     pub config: Arc<Config>,
     /// Threads that recover connections.
     pub workers: Arc<Workers>,
+    /// What the log says of connections that recover.
+    pub notices: Notices,
 }
 
 impl Nic {
@@ -69,7 +72,7 @@ impl Nic {
                 cards.push(Arc::clone(&rail.card));
             }
         }
-        Self { name, rails, cards, config: Arc::clone(config), workers: Arc::clone(workers) }
+        Self { name, rails, cards, config: Arc::clone(config), workers: Arc::clone(workers), notices: Notices::default() }
     }
 
     /// Its first rail.

@@ -1,9 +1,10 @@
 //! The queue pairs of a connection.
 //!
-//! [`wr_id`] ← [`failure`] ← [`set`] ← [`connect`], [`fence`].
+//! [`wr_id`] ← [`failure`] ← [`set`] ← [`connect`], [`fence`], [`reach`].
 
 pub mod connect;
 pub mod failure;
 pub mod fence;
+pub mod reach;
 pub mod set;
 pub mod wr_id;

@@ -3,7 +3,8 @@
 //! NCCL's threads and the watchers only put into the inbox what has happened. A thread of [`Workers`] takes it out, hands it to the
 //! state machine, and does what that asks for.
 
-use super::end::End;
+use super::end::{End, Owner};
+use super::new_qps::{NewQps, Progress};
 use super::rails::ConnRails;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
@@ -11,15 +12,12 @@ use crate::net::control::port_listeners::{PortEvent, PortListener};
 use crate::net::control::recovery_events::RecoveryEvents;
 use crate::net::control::workers::{Job, JobId, Workers};
 use crate::net::device::nic::Nic;
-use crate::net::qp::connect::ConnectingQpSet;
-use crate::net::qp::set::{InitQpSet, QpSet};
+use crate::net::qp::set::QpSet;
 use crate::proto::control::Time;
 use crate::proto::control::event::PeerChange;
-use crate::proto::endpoint::Endpoint;
 use crate::proto::frame::Frame;
 use crate::proto::handshake::Negotiated;
 use crate::proto::recovery::account::Account;
-use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::action::{Action, Role};
 use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
@@ -30,6 +28,8 @@ use std::time::{Duration, Instant};
 
 /// How often the ports are looked at while the connection does not run: not every change of a port is reported as an event.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often it is said that a connection does not run.
+const WARN_EVERY: Duration = Duration::from_secs(10);
 /// How often it is asked whether all messages that have begun are acknowledged.
 const DRAIN_EVERY: Duration = Duration::from_millis(1);
 
@@ -41,7 +41,7 @@ pub struct ConnRecovery {
     terms: Negotiated,
     role: Role,
     rails: ConnRails,
-    end: Weak<dyn End>,
+    owner: OnceLock<Weak<dyn Owner>>,
     workers: Arc<Workers>,
     job: OnceLock<JobId>,
     start: Instant,
@@ -73,40 +73,32 @@ struct Work {
     machine: Recovery,
     /// Whether the end is asked for messages that have not been acknowledged.
     is_draining: bool,
-    qps: NewQps,
-}
-
-/// The queue pairs of an attempt.
-#[derive(Debug, Default)]
-enum NewQps {
-    #[default]
-    None,
-    Created(InitQpSet),
-    Connecting(u32, Box<ConnectingQpSet>),
-    Connected(QpSet, RailWeights),
+    /// When it is said next that the connection does not run.
+    next_warning: Option<Instant>,
+    new_qps: NewQps,
 }
 
 impl ConnRecovery {
-    /// The recovery of a connection on `terms` that runs on `qps`.
+    /// The recovery of a connection on `terms` that runs on `qps`. It begins with [`Self::start`].
     pub fn new(
         nic: &Arc<Nic>,
         peer: &Arc<PeerState>,
         terms: &Negotiated,
         role: Role,
         qps: &QpSet,
-        end: Weak<dyn End>,
     ) -> Arc<Self> {
         let rails = ConnRails::of(qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
-        let work = Work { machine, is_draining: false, qps: NewQps::None };
+        let new_qps = NewQps::new(nic, role, terms);
+        let work = Work { machine, is_draining: false, next_warning: None, new_qps };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
             peer: Arc::clone(peer),
             terms: *terms,
             role,
             rails,
-            end,
+            owner: OnceLock::new(),
             workers: Arc::clone(&nic.workers),
             job: OnceLock::new(),
             start: Instant::now(),
@@ -115,11 +107,16 @@ impl ConnRecovery {
         });
         let job: Weak<Self> = Arc::downgrade(&this);
         this.job.get_or_init(|| this.workers.add(job));
-        let events: Weak<Self> = Arc::downgrade(&this);
-        peer.on_recovery_events(events);
-        let ports: Arc<dyn PortListener> = Arc::clone(&this) as _;
-        nic.watch_ports(&ports);
         this
+    }
+
+    /// The communicator is there, and `owner` has it. From now on what happens is handled, first what has happened before.
+    pub fn start(self: &Arc<Self>, owner: Weak<dyn Owner>) {
+        self.owner.get_or_init(|| owner);
+        let events: Weak<Self> = Arc::downgrade(self);
+        self.peer.on_recovery_events(events);
+        let ports: Arc<dyn PortListener> = Arc::clone(self) as _;
+        self.nic.watch_ports(&ports);
     }
 
     /// Something has failed that new queue pairs may cure. Until they are there, NCCL's calls have to post nothing.
@@ -130,7 +127,7 @@ impl ConnRecovery {
         if self.peer.set_recovering(true) {
             return Ok(());
         }
-        log::debug!("{}: the connection to {} has a fault: {cause}", self.nic.name, self.peer.peer());
+        self.warn_of_fault(cause);
         self.put(Input::Fault(cause.to_owned()))
     }
 
@@ -177,7 +174,9 @@ impl ConnRecovery {
         let lost = work.machine.rails() - usable;
         if work.machine.is_running() && !lost.is_empty() {
             self.peer.set_recovering(true);
-            work.machine.handle_fault(now, &format!("{} cannot be used", self.names(lost)));
+            let cause = format!("{} cannot be used: its port is down, or has no address", self.names(lost));
+            self.warn_of_fault(&cause);
+            work.machine.handle_fault(now, &cause);
         }
         work.machine.handle_usable(now, usable);
     }
@@ -196,21 +195,15 @@ impl ConnRecovery {
                 self.look_at_ports(work);
             }
             Action::Create { attempt, rails } => {
-                work.qps = NewQps::None;
-                let created = self.create(end, rails, None);
-                let told = created.as_ref().map(|qps| qps.endpoint.clone()).map_err(Error::text);
-                if let Ok(qps) = created {
-                    work.qps = NewQps::Created(qps);
-                }
-                work.machine.handle_created(self.now(), attempt, told);
+                let created = work.new_qps.create(end, rails).map_err(|e| e.text());
+                work.machine.handle_created(self.now(), attempt, created);
             }
             Action::Connect { attempt, rails, remote } => {
-                match self.begin_to_connect(end, std::mem::take(&mut work.qps), rails, remote) {
-                    Ok(connecting) => work.qps = NewQps::Connecting(attempt, Box::new(connecting)),
-                    Err(e) => work.machine.handle_connected(self.now(), attempt, Err(e.text())),
+                if let Err(e) = work.new_qps.connect(end, attempt, rails, remote) {
+                    work.machine.handle_connected(self.now(), attempt, Err(e.text()));
                 }
             }
-            Action::Discard => work.qps = NewQps::None,
+            Action::Discard => work.new_qps.discard(),
             Action::Resume { attempt, account } => {
                 let account = self.resume(work, end, account.as_ref())?;
                 work.machine.handle_resumed(self.now(), attempt, account);
@@ -226,57 +219,20 @@ impl ConnRecovery {
         Ok(())
     }
 
-    fn create(&self, end: &dyn End, rails: RailMask, peer: Option<&Endpoint>) -> Result<InitQpSet> {
-        let mut qps = InitQpSet::new(&self.nic, rails.iter(), self.terms.qps_per_rail(), end.caps(), peer)?;
-        if peer.is_none() && self.nic.config.ece {
-            qps.offer_ece();
-        }
-        Ok(qps)
-    }
-
-    fn begin_to_connect(&self, end: &dyn End, qps: NewQps, rails: RailMask, remote: Endpoint) -> Result<ConnectingQpSet> {
-        let config = &self.nic.config;
-        let (qps, traffic_class) = match (self.role, qps) {
-            (Role::Sender, NewQps::Created(qps)) => (qps, config.traffic_class),
-            (Role::Sender, _) => return Err(Error::internal("no queue pairs were created")),
-            (Role::Receiver, _) => (self.create(end, rails, Some(&remote))?, config.cts_traffic_class),
-        };
-        let (sender, receiver) = match self.role {
-            Role::Sender => (&qps.endpoint, &remote),
-            Role::Receiver => (&remote, &qps.endpoint),
-        };
-        let mut terms = Negotiated::agree(sender, receiver)?;
-        terms.striping = terms.striping.over(rails);
-        qps.connect(&self.nic, remote, &terms, traffic_class)
-    }
-
-    /// Goes on connecting. Returns when it is to be called again.
+    /// Goes on with the new queue pairs. Returns when it is to be called again.
     fn advance(&self, work: &mut Work, end: &dyn End) -> Option<Instant> {
-        let NewQps::Connecting(attempt, mut connecting) = std::mem::take(&mut work.qps) else { return None };
-        match connecting.advance(&self.nic) {
-            Ok(false) => {
-                let next = connecting.next_attempt();
-                work.qps = NewQps::Connecting(attempt, connecting);
-                return Some(next);
-            }
-            Ok(true) => {
-                let (mut qps, endpoint) = connecting.finish();
-                let weights = endpoint.rail_weights_with(&qps.remote).over(qps.striping.rail_numbers());
-                let prepared = end.prepare(&mut qps).map(|()| endpoint).map_err(|e| e.text());
-                if prepared.is_ok() {
-                    work.qps = NewQps::Connected(qps, weights);
-                }
-                work.machine.handle_connected(self.now(), attempt, prepared);
-            }
-            Err(e) => work.machine.handle_connected(self.now(), attempt, Err(e.text())),
+        let now = self.now();
+        match work.new_qps.advance(end)? {
+            Progress::Wait(until) => return Some(until),
+            Progress::Connected(attempt, endpoint) => work.machine.handle_connected(now, attempt, Ok(endpoint)),
+            Progress::Unreachable(attempt, dead) => work.machine.handle_unreachable(now, attempt, dead),
+            Progress::Failed(attempt, e) => work.machine.handle_connected(now, attempt, Err(e.text())),
         }
-        None
+        Some(Instant::now())
     }
 
     fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
-        let NewQps::Connected(qps, weights) = std::mem::take(&mut work.qps) else {
-            return Err(Error::internal("no queue pairs were connected"));
-        };
+        let (qps, weights) = work.new_qps.take()?;
         self.nic.watch_queues(&self.peer, qps.queues());
         end.resume(qps, weights, account)
     }
@@ -287,27 +243,61 @@ impl ConnRecovery {
         names.map(|rail| rail.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
+    /// One line for all connections that fail at the same time.
+    fn warn_of_fault(&self, cause: &str) {
+        let text = format!("{}: the connection to {} recovers: {cause}", self.nic.name, self.peer.peer());
+        match self.nic.notices.line("fault", &text) {
+            Some(line) => log::warn!("{line}"),
+            None => log::debug!("{text}"),
+        }
+    }
+
+    /// One line now and then while the connection does not run.
+    fn warn_if_late(&self, work: &mut Work) {
+        if work.machine.is_running() {
+            work.next_warning = None;
+            return;
+        }
+        let now = Instant::now();
+        let next = *work.next_warning.get_or_insert(now + WARN_EVERY);
+        if now < next {
+            return;
+        }
+        work.next_warning = Some(now + WARN_EVERY);
+        let (name, peer) = (&self.nic.name, self.peer.peer());
+        let text = format!("{name}: the connection to {peer} does not run yet: {}", work.machine.describe(self.now()));
+        if let Some(line) = self.nic.notices.line("late", &text) {
+            log::warn!("{line} (FERRITE_GIVE_UP={} s)", self.nic.config.give_up_s);
+        }
+    }
+
     fn log_recovered(&self, duration: Duration, attempts: u32, rails: RailMask) {
         let of = if rails == self.rails.all() { String::new() } else { format!(" on rail(s) {rails} of {}", self.rails.all()) };
         let peer = self.peer.peer();
         let ms = duration.as_millis();
-        log::info!("{}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)", self.nic.name);
+        let text = format!("{}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)", self.nic.name);
+        match self.nic.notices.line("recovered", &text) {
+            Some(line) => log::info!("{line}"),
+            None => log::debug!("{text}"),
+        }
     }
 
     /// Does all that can be done now. Returns when there is more to do.
     fn run_all(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
-        let mut next_attempt = None;
+        let mut next_step = None;
         loop {
             self.take_in(work, end)?;
             work.machine.handle_timeout(self.now());
             if let Some(action) = work.machine.poll_action() {
                 self.perform(work, end, action)?;
-                next_attempt = None;
+                next_step = None;
                 continue;
             }
-            if matches!(work.qps, NewQps::Connecting(..)) && next_attempt.is_none() {
-                next_attempt = self.advance(work, end);
-                continue;
+            if next_step.is_none_or(|next| next <= Instant::now()) {
+                next_step = self.advance(work, end);
+                if next_step.is_some() {
+                    continue;
+                }
             }
             if work.is_draining && end.is_drained()? {
                 work.is_draining = false;
@@ -316,21 +306,23 @@ impl ConnRecovery {
             }
             break;
         }
+        self.warn_if_late(work);
         let now = Instant::now();
         let timeout = work.machine.poll_timeout().map(|time| self.start + time);
         let drain = work.is_draining.then(|| now + DRAIN_EVERY);
         let look = (!work.machine.is_running()).then(|| now + LOOK_EVERY);
-        Ok([timeout, next_attempt, drain, look].into_iter().flatten().min())
+        Ok([timeout, next_step, drain, look].into_iter().flatten().min())
     }
 }
 
 impl Job for ConnRecovery {
     fn run(&self) -> Option<Instant> {
-        let end = self.end.upgrade()?;
+        let owner = self.owner.get()?.upgrade()?;
+        let end = owner.end();
         let mut work = lock(&self.work);
         if self.peer.is_gone() {
             // Nothing more will come of it. A peer that has closed in good order while this end has no queue pairs has all messages.
-            work.qps = NewQps::None;
+            work.new_qps.discard();
             if !self.peer.is_broken() && self.peer.is_recovering() {
                 end.handle_closed();
             }
@@ -339,10 +331,10 @@ impl Job for ConnRecovery {
         if !work.machine.is_running() {
             self.look_at_ports(&mut work);
         }
-        match self.run_all(&mut work, end.as_ref()) {
+        match self.run_all(&mut work, end) {
             Ok(next) => next,
             Err(e) => {
-                work.qps = NewQps::None;
+                work.new_qps.discard();
                 log::warn!("{}: the connection to {} ends: {e}", self.nic.name, self.peer.peer());
                 self.peer.fail(&e.text());
                 None

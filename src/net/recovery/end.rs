@@ -8,6 +8,12 @@ use crate::proto::recovery::account::Account;
 use crate::verbs::queue_pair::QpCaps;
 use std::fmt::Debug;
 
+/// What owns a communicator, and lives as long as NCCL or the recovery uses it.
+pub trait Owner: Debug + Send + Sync {
+    /// Its communicator.
+    fn end(&self) -> &dyn End;
+}
+
 /// One end of a connection. All methods are called by one thread at a time, which is not NCCL's.
 pub trait End: Debug + Send + Sync {
     /// Capacities of its queue pairs.

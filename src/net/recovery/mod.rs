@@ -5,7 +5,8 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | [`conn`] | one connection's recovery: what has happened, the state machine, and the queue pairs that are being made |
+//! | [`conn`] | one connection's recovery: what has happened, the state machine, and who does what it asks for |
+//! | [`new_qps`] | the queue pairs of an attempt: created, connected, tested |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
 //! | [`rails`] | which rails of a device can be used at present |
 //!
@@ -15,4 +16,5 @@
 
 pub mod conn;
 pub mod end;
+mod new_qps;
 pub mod rails;

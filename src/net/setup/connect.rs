@@ -125,7 +125,7 @@ impl Connector {
     ///
     /// # Errors
     /// The peer refuses, has died or cannot be reached in time; or the device has no more queues.
-    pub fn advance(&mut self) -> Result<Option<Arc<SendComm>>> {
+    pub fn advance(&mut self) -> Result<Option<SendComm>> {
         self.asked = Instant::now();
         loop {
             let stage = std::mem::replace(&mut self.stage, Stage::Done);
@@ -284,7 +284,7 @@ impl Connector {
     }
 
     /// Commits. If that is lost with the control connection, the peer is told over another one.
-    fn complete(&self, pending: Pending) -> Result<Arc<SendComm>> {
+    fn complete(&self, pending: Pending) -> Result<SendComm> {
         let Pending { stream, connecting, mut ring, reply } = pending;
         let (qps, endpoint) = connecting.finish();
         let weights = endpoint.rail_weights_with(&reply.endpoint);

@@ -103,7 +103,7 @@ impl Listener {
     ///
     /// # Errors
     /// The peer came, and could not be served. Strangers and peers that vanish are no error.
-    pub fn accept(&mut self) -> Result<Option<Arc<RecvComm>>> {
+    pub fn accept(&mut self) -> Result<Option<RecvComm>> {
         self.control.poll()?;
         let candidates = Arc::clone(&self.candidates);
         let mut candidates = candidates.lock();
@@ -200,7 +200,7 @@ impl Listener {
         Verdict::Dismiss(why)
     }
 
-    fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<Arc<RecvComm>> {
+    fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<RecvComm> {
         let peer = PeerState::new(format!("{} ({})", prepared.peer, stream.peer()), stream, prepared.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} receives from {}", self.nic.name, peer.peer());

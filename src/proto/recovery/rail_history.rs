@@ -11,6 +11,8 @@ const MEMORY: Duration = Duration::from_secs(60);
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// A rail waits no longer than this.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// A rail waits at least so long that nothing comes through over: to try it again interrupts the traffic of the others.
+const LEAST_WAIT_UNREACHABLE: Duration = Duration::from_secs(1);
 /// As many falls as change the time that a rail waits.
 const FALLS: usize = 7;
 
@@ -54,6 +56,17 @@ impl RailHistory {
         }
     }
 
+    /// Nothing comes through over `rails`, although both ends could use them: no port will tell when that has passed.
+    pub(super) fn handle_unreachable(&mut self, now: Time, rails: RailMask) {
+        for rail in rails.iter().map(usize::from).filter(|rail| *rail < MAX_RAILS) {
+            let falls = &mut self.falls[rail];
+            falls.rotate_right(1);
+            falls[0] = Some(now);
+            let recent = falls.iter().flatten().filter(|fall| now.saturating_sub(**fall) < MEMORY).count();
+            self.wait[rail] = now + wait_after(recent as u32).max(LEAST_WAIT_UNREACHABLE);
+        }
+    }
+
     /// Of the rails that both ends can use, those that need not wait.
     pub(super) fn ready(&self, now: Time) -> RailMask {
         let waiting = self.usable.iter().filter(|rail| self.wait[usize::from(*rail) % MAX_RAILS] > now);
@@ -76,6 +89,18 @@ fn wait_after(falls: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unreachable_rail_waits_although_it_is_usable() {
+        let both = RailMask::first(2);
+        let mut history = RailHistory::new(both);
+        let now = Time::from_secs(100);
+        history.handle_unreachable(now, RailMask::only(1));
+        assert_eq!((history.usable(), history.ready(now)), (both, RailMask::only(0)));
+        assert_eq!(history.ready(now + LEAST_WAIT_UNREACHABLE), both);
+        (0..3).for_each(|_| history.handle_unreachable(now, RailMask::only(1)));
+        assert_eq!(history.next_ready(both - RailMask::only(0)), Some(now + Duration::from_millis(1600)));
+    }
 
     #[test]
     fn a_rail_waits_longer_with_each_fall_within_a_minute() {

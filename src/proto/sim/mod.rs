@@ -19,6 +19,7 @@ mod outside;
 mod plan;
 mod random;
 mod receiver;
+mod recovery;
 mod sender;
 mod world;
 
@@ -70,17 +71,22 @@ fn run(seed: u64, faults: Faults) -> (Option<Fault>, Outcome) {
 
 /// Runs `count` seeds, or as many or the one that the environment names, and has `check` look at each outcome.
 fn run_all(count: u64, faults: Faults, mut check: impl FnMut(Option<Fault>, &Outcome)) {
+    run_seeds(count, &format!("{faults:?}"), |seed| {
+        let (fatal, outcome) = run(seed, faults);
+        check(fatal, &outcome);
+    });
+}
+
+/// Calls `run` with `count` seeds, or with as many or the one that the environment names.
+fn run_seeds(count: u64, what: &str, mut run: impl FnMut(u64)) {
     let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
     let (first, count) = match number("FERRITE_SIM_SEED") {
         Some(seed) => (seed, 1),
         None => (0, number("FERRITE_SIM_SEEDS").unwrap_or(count)),
     };
     for seed in first..first + count {
-        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let (fatal, outcome) = run(seed, faults);
-            check(fatal, &outcome);
-        }));
-        assert!(checked.is_ok(), "{faults:?}: replay with FERRITE_SIM_SEED={seed}");
+        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed)));
+        assert!(checked.is_ok(), "{what}: replay with FERRITE_SIM_SEED={seed}");
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct Inject {
 }
 
 const AFTER_HELP: &str = "\
-A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it strikes every message.
+A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it applies to every message.
 
 Actions on messages:
   drop, drop-ack, delay=TIME, late=TIME, rnr, corrupt, slow=GB/s
@@ -69,5 +69,5 @@ impl Inject {
 }
 
 fn rules(network: &Network) -> String {
-    network.rules().iter().map(|one| format!("{:3}  {}  struck {}\n", one.number, one.rule, one.hits)).collect()
+    network.rules().iter().map(|one| format!("{:3}  {}  applied {}\n", one.number, one.rule, one.hits)).collect()
 }

@@ -44,7 +44,7 @@ pub(crate) struct Options {
     /// Seed of all random decisions
     #[arg(long)]
     seed: Option<String>,
-    /// File to write down the faults that strike
+    /// File for a list of the faults as they are applied
     #[arg(long, value_name = "FILE")]
     trace: Option<String>,
     /// How GPU memory can be registered: none, peermem, dmabuf or both

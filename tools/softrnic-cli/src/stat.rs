@@ -1,7 +1,7 @@
 //! What there is: devices, ports, processes, objects, counters.
 
 use clap::Args;
-use ibverbs::control::{Counters, Device, GidKind, LinkLayer, Port, Process, Qp, Report};
+use ibverbs::control::{Counters, Delayed, Device, GidKind, LinkLayer, Port, Process, Qp, Report};
 use serde_json::{Value, json};
 
 /// Shows devices, ports, processes, objects and counters.
@@ -77,10 +77,23 @@ fn port_text(port: &Port) -> String {
         port.latency,
         counters_text(&port.counters)
     );
+    text += &delayed_text(&port.delayed);
     for gid in &port.gids {
         text += &format!("    gid {:2} {} {}\n", gid.index, kind_name(gid.kind), gid.gid);
     }
     text
+}
+
+/// Nothing if there never were any.
+fn delayed_text(delayed: &Delayed) -> String {
+    let Delayed { launched, landed, gone, in_error, wrong_psn, refused, port_down } = delayed;
+    if *launched == 0 {
+        return String::new();
+    }
+    format!(
+        "    delayed packets: {launched} launched, {landed} landed; dropped: {gone} queue pair gone, {in_error} in error, \
+         {wrong_psn} wrong psn, {refused} refused, {port_down} port down\n"
+    )
 }
 
 fn qp_text(qp: &Qp) -> String {
@@ -146,6 +159,21 @@ fn port_json(port: &Port) -> Value {
         "bytes_per_second": port.bandwidth,
         "gids": port.gids.iter().map(gid).collect::<Vec<_>>(),
         "counters": counters_json(&port.counters),
+        "delayed": delayed_json(&port.delayed),
+    })
+}
+
+fn delayed_json(delayed: &Delayed) -> Value {
+    json!({
+        "launched": delayed.launched,
+        "landed": delayed.landed,
+        "dropped": {
+            "queue_pair_gone": delayed.gone,
+            "queue_pair_in_error": delayed.in_error,
+            "wrong_psn": delayed.wrong_psn,
+            "refused": delayed.refused,
+            "port_down": delayed.port_down,
+        },
     })
 }
 

@@ -1,4 +1,4 @@
-//! What killed processes leave, and who may remove it.
+//! Files that killed processes leave, and their removal.
 
 #[path = "../../softrnic/tests/common/mod.rs"]
 mod common;
@@ -7,19 +7,12 @@ mod program;
 use std::path::Path;
 use std::process::Command;
 
-use program::{Folder, HOLDS, Holder, LibraryDir, hold_if_asked, in_other_namespace};
+use program::{FORKS, Folder, Holder, LibraryDir, hold_if_started, in_other_namespace};
+use testkit::process::this_program;
+use testkit::require;
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn myself() -> Command {
-    Command::new(std::env::current_exe().expect("own path"))
-}
-
-#[test]
-fn holds_a_fabric_until_its_input_ends() {
-    hold_if_asked();
 }
 
 /// What `softrnic clean` says; it must succeed.
@@ -31,26 +24,28 @@ fn clean(folder: &Folder, args: &[&str]) -> String {
 
 #[test]
 fn clean_removes_the_dead_and_tells_of_the_living() {
-    let folder = Folder::new("clean");
+    hold_if_started();
+    let folder = Folder::new();
     assert!(clean(&folder, &[]).contains("there is no fabric"));
-    let (mut dead, living) = (folder.hold("dead"), folder.hold("living"));
-    std::fs::write(folder.path().join("stranger"), "no fabric").expect("a file");
-    assert_eq!(clean(&folder, &[]), "dead: in use\nliving: in use\n");
-    dead.kill();
-    assert_eq!(folder.names(), ["dead", "living", "stranger"]);
-    assert_eq!(clean(&folder, &["--fabric", "living"]), "living: in use\n");
-    let said = clean(&folder, &[]);
-    assert!(said.starts_with("dead: removed, ") && said.ends_with(" KiB\nliving: in use\n"), "{said}");
-    assert_eq!(folder.names(), ["living", "stranger"]);
-    living.end();
-    assert_eq!(folder.names(), ["stranger"]);
+    let (killed, running) = (folder.hold("killed"), folder.hold("running"));
+    std::fs::write(folder.path().join("other"), "no fabric").expect("a file");
+    assert_eq!(clean(&folder, &[]), "killed: in use\nrunning: in use\n");
+    drop(killed.kill());
+    assert_eq!(folder.names(), ["killed", "other", "running"]);
+    assert_eq!(clean(&folder, &["--fabric", "running"]), "running: in use\n");
+    let printed = clean(&folder, &[]);
+    assert!(printed.starts_with("killed: removed, ") && printed.ends_with(" KiB\nrunning: in use\n"), "{printed}");
+    assert_eq!(folder.names(), ["other", "running"]);
+    running.end();
+    assert_eq!(folder.names(), ["other"]);
 }
 
 /// A process id says nothing in another namespace.
 #[test]
 fn a_fabric_in_another_process_id_namespace_lives() {
-    let Some(starter) = in_other_namespace(&std::env::current_exe().expect("own path")) else { return };
-    let folder = Folder::new("namespace");
+    hold_if_started();
+    let starter = require!(in_other_namespace(&this_program()));
+    let folder = Folder::new();
     let (there, here) = (folder.hold_by("there", starter), folder.hold("here"));
     assert_eq!(clean(&folder, &[]), "here: in use\nthere: in use\n");
     let mut command = in_other_namespace(Path::new(env!("CARGO_BIN_EXE_softrnic"))).expect("as before");
@@ -61,44 +56,42 @@ fn a_fabric_in_another_process_id_namespace_lives() {
     assert_eq!(folder.names(), [""; 0]);
 }
 
-/// What a process inherits when it is forked is not its own: its parent's death leaves nobody in the fabric.
+/// A forked child takes no part in the fabric of its parent: once the parent is killed, nobody uses the fabric.
 #[test]
 fn a_forked_child_keeps_no_fabric() {
-    let folder = Folder::new("forked");
-    let mut starter = myself();
-    starter.args([program::HOLD, "--exact", "--nocapture"]).env(HOLDS, "fork");
-    starter.env("SOFTRNIC_FABRIC", "one").env("SOFTRNIC_SHM_DIR", folder.path());
-    let mut holder = Holder::wait_for(starter);
+    hold_if_started();
+    let folder = Folder::new();
+    let holder = folder.hold_as(Command::new(this_program()), &[("SOFTRNIC_FABRIC", "one"), (FORKS, "1")]);
     assert_eq!(clean(&folder, &[]), "one: in use\n");
-    holder.kill();
-    let said = clean(&folder, &[]);
-    assert!(said.starts_with("one: removed"), "{said}");
+    let _child_waits = holder.kill();
+    let printed = clean(&folder, &[]);
+    assert!(printed.starts_with("one: removed"), "{printed}");
 }
 
-/// `softrnic run` of this test program, which takes part until it is killed or its input ends.
+/// This test, started again by `softrnic run`, which gives it a fabric.
 fn run(folder: &Folder, library: &LibraryDir) -> Holder {
     let mut starter = folder.command(&["run", "--library"]);
-    starter.arg(library.path()).arg(std::env::current_exe().expect("own path"));
-    starter.args([program::HOLD, "--exact", "--nocapture"]).env(HOLDS, "1").env("SOFTRNIC_QUIET", "1");
-    Holder::wait_for(starter)
+    starter.arg(library.path()).arg(this_program());
+    folder.hold_as(starter, &[])
 }
 
 #[test]
 fn a_run_removes_what_killed_runs_have_left() {
-    let (folder, library) = (Folder::new("runs"), LibraryDir::new("runs-library"));
-    let (mut dead, living) = (run(&folder, &library), run(&folder, &library));
-    let mut named = folder.hold("named");
+    hold_if_started();
+    let (folder, library) = (Folder::new(), LibraryDir::new());
+    let (killed, running) = (run(&folder, &library), run(&folder, &library));
+    let named = folder.hold("named");
     let names = folder.names();
     assert!(names.len() == 3 && names[1..].iter().all(|name| name.starts_with("softrnic-run-")), "{names:?}");
-    dead.kill();
-    named.kill();
+    drop(killed.kill());
+    drop(named.kill());
     assert_eq!(folder.names().len(), 3);
     let next = folder.command(&["run", "--library"]).arg(library.path()).args(["--", "true"]).output().expect("runs");
     assert!(next.status.success(), "{}", text(&next.stderr));
-    // What has a name of its own may be looked at by whoever gave it.
-    let pid = format!("softrnic-run-{}-", living.0.id());
+    // The file of a fabric with a given name stays, for the user to look at.
+    let pid = format!("softrnic-run-{}-", running.pid());
     let left = folder.names();
     assert!(left.len() == 2 && left[0] == "named" && left[1].starts_with(&pid), "{left:?}");
-    living.end();
+    running.end();
     assert_eq!(folder.names(), ["named"]);
 }

@@ -8,18 +8,19 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
 use common::node::{Node, Terms, Work, local_pair};
-use common::process::{alone, assert_clean, pair};
-use common::tools::skipped;
 use common::verbs::*;
-use program::{Folder, LibraryDir, control, hold_if_asked, refused, softrnic};
+use program::{Folder, LibraryDir, control, hold_if_started, refused, softrnic};
+use testkit::process::this_program;
+use testkit::softrnic::Softrnic;
+use testkit::{Missing, require, skipped};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// `softrnic run`, with the library that is tested.
-fn run(test: &str, args: &[&str]) -> Output {
-    let library = LibraryDir::new(test);
+fn run(args: &[&str]) -> Output {
+    let library = LibraryDir::new();
     let folder = library.path().to_str().expect("UTF-8").to_owned();
     let all = [&["run", "--library", &folder], args].concat();
     softrnic(&all)
@@ -30,7 +31,7 @@ fn what_it_says_of_a_wrong_request() {
     assert!(
         refused(&["stat", "--fabric", "no-such-fabric"]).contains("no process uses a fabric /dev/shm/no-such-fabric")
     );
-    alone("what_it_says_of_a_wrong_request", &[], || {
+    Softrnic::new().alone(|| {
         let _node = Node::new(0, 64);
         for (args, says) in [
             (&["port", "0/2", "down"][..], "there is no softrnic0/2 among 2 device(s) with 1 port(s) each"),
@@ -50,7 +51,7 @@ fn what_it_says_of_a_wrong_request() {
 
 #[test]
 fn stat_shows_what_there_is() {
-    alone("stat_shows_what_there_is", &[("SOFTRNIC_PORTS", "2")], || {
+    Softrnic::new().ports(2).alone(|| {
         let (a, b) = local_pair(4096, &Terms::default());
         let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
         let me = std::process::id();
@@ -71,7 +72,7 @@ fn stat_shows_what_there_is() {
 
 #[test]
 fn a_port_remembers_what_went_through_it() {
-    alone("a_port_remembers_what_went_through_it", &[], || {
+    Softrnic::new().alone(|| {
         let sent = || {
             let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
             let device = &seen["devices"][0];
@@ -96,7 +97,7 @@ fn a_port_remembers_what_went_through_it() {
 
 #[test]
 fn flows_are_numbered_by_their_ports() {
-    alone("flows_are_numbered_by_their_ports", &[], || {
+    Softrnic::new().alone(|| {
         let nodes: Vec<_> = (0..3).map(|_| local_pair(64, &Terms::default())).collect();
         let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
         for (flow, (a, b)) in nodes.iter().enumerate() {
@@ -114,7 +115,7 @@ fn run_sets_the_stage_and_becomes_the_program() {
     let show = "echo $SOFTRNIC_DEVICES,$SOFTRNIC_PORTS,$SOFTRNIC_LINK,$SOFTRNIC_STRICT; \
                 echo $SOFTRNIC_FABRIC; ls ${LD_LIBRARY_PATH%%:*} $NCCL_IBVERBS_LIB >&2 || exit 1; exit 7";
     let args = ["--devices", "3", "--ports", "2", "--link", "ib", "--strict", "--", "sh", "-c", show];
-    let outputs = [(); 2].map(|()| run("run_sets", &args));
+    let outputs = [(); 2].map(|()| run(&args));
     let fabrics = outputs.map(|output| {
         assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
         let shown = text(&output.stdout);
@@ -123,17 +124,18 @@ fn run_sets_the_stage_and_becomes_the_program() {
         fabric.to_owned()
     });
     assert_ne!(fabrics[0], fabrics[1], "two runs do not meet");
-    let output = run("run_sets", &["--fabric", "mine", "--verbose", "--", "true"]);
+    let output = run(&["--fabric", "mine", "--verbose", "--", "true"]);
     assert!(text(&output.stderr).contains("softrnic: SOFTRNIC_FABRIC=mine"), "{}", text(&output.stderr));
-    let output = run("run_sets", &["--", "/no/such/program"]);
+    let output = run(&["--", "/no/such/program"]);
     assert!(text(&output.stderr).contains("cannot run /no/such/program"), "{}", text(&output.stderr));
-    let output = run("run_sets", &["--devices", "9", "--", "true"]);
+    let output = run(&["--devices", "9", "--", "true"]);
     assert!(text(&output.stderr).contains("SOFTRNIC_DEVICES=\"9\""), "{}", text(&output.stderr));
 }
 
 #[test]
 fn the_only_fabric_is_shown_by_default() {
-    let folder = Folder::new("only");
+    hold_if_started();
+    let folder = Folder::new();
     let stat = || folder.command(&["stat"]).output().expect("runs");
     assert!(text(&stat().stderr).contains("no fabric is in use"));
     let one = folder.hold("one");
@@ -146,14 +148,9 @@ fn the_only_fabric_is_shown_by_default() {
     assert_eq!(folder.names(), [""; 0], "nothing is left");
 }
 
-#[test]
-fn holds_a_fabric_until_its_input_ends() {
-    hold_if_asked();
-}
-
-/// Whether a run can be faithful here; if not, that is told.
-fn may_be_faithful() -> bool {
-    has_namespaces(false) || has_namespaces(true) || skipped("mount namespaces").unwrap_or_default()
+/// What a faithful run needs.
+fn mount_namespaces() -> Result<(), Missing> {
+    if has_namespaces(false) || has_namespaces(true) { Ok(()) } else { Err(Missing::new("mount namespaces")) }
 }
 
 /// Whether a namespace with a mount of its own can be had.
@@ -196,10 +193,8 @@ const SHAPE: [&str; 7] = ["--ports", "2", "--gids", "rich", "--speed", "400,soft
 
 #[test]
 fn a_faithful_run_has_a_sysfs() {
-    if !may_be_faithful() {
-        return;
-    }
-    let look = |more: &[&str]| check_look(&run("faithful", &[&SHAPE, more, &["--", "sh", "-c", LOOK]].concat()));
+    require!(mount_namespaces());
+    let look = |more: &[&str]| check_look(&run(&[&SHAPE, more, &["--", "sh", "-c", LOOK]].concat()));
     let path = |line: &str| line.split(' ').nth(3).expect("path").to_owned();
     let apart = look(&[]);
     assert!(apart[1].starts_with("softrnic1 0250:f7ff:fe00:0002 0250:f7ff:fe00:0002 /sys/"), "{apart:?}");
@@ -210,19 +205,17 @@ fn a_faithful_run_has_a_sysfs() {
     assert_eq!(card(&paired[0]), card(&paired[1]));
     assert_ne!(path(&paired[0]), path(&paired[1]), "two functions");
     assert!(!std::path::Path::new("/sys/class/infiniband/softrnic0").exists(), "outside of it");
-    let told = run("faithful", &["--faithful", "--pci", "softrnic0=/sys/class", "--", "true"]);
+    let told = run(&["--faithful", "--pci", "softrnic0=/sys/class", "--", "true"]);
     assert!(text(&told.stderr).contains("no PCI device"), "{}", text(&told.stderr));
 }
 
 #[test]
 fn a_faithful_run_shows_the_fabric_that_is_there() {
-    alone("a_faithful_run_shows_the_fabric_that_is_there", &[("SOFTRNIC_DEVICES", "3")], || {
-        if !may_be_faithful() {
-            return;
-        }
+    Softrnic::new().devices(3).alone(|| {
+        require!(mount_namespaces());
         let _node = Node::new(0, 64);
         control(&["port", "2/1", "down"]);
-        let library = LibraryDir::new("there");
+        let library = LibraryDir::new();
         let mut command = Command::new(env!("CARGO_BIN_EXE_softrnic"));
         command.args(["run", "--faithful", "--library"]).arg(library.path());
         command.args(["--", "cat", "/sys/class/infiniband/softrnic2/ports/1/state"]);
@@ -235,9 +228,9 @@ fn a_faithful_run_shows_the_fabric_that_is_there() {
 fn a_faithful_run_needs_no_root() {
     // SAFETY: no preconditions.
     if unsafe { libc::geteuid() } != 0 || !has_namespaces(true) {
-        return skipped("root, to become another user, and user namespaces").unwrap_or_default();
+        return skipped("root, to become another user, and user namespaces");
     }
-    let library = LibraryDir::new("no-root");
+    let library = LibraryDir::new();
     // The build folder may be out of that user's reach: copies are not.
     let program = library.path().join("softrnic");
     std::fs::copy(env!("CARGO_BIN_EXE_softrnic"), &program).expect("copy");
@@ -251,14 +244,14 @@ fn a_faithful_run_needs_no_root() {
 
 #[test]
 fn two_processes_exchange_data() {
-    pair("two_processes_exchange_data", &[], |side, mut line| {
+    Softrnic::new().pair(|side, mut socket| {
         let mut node = Node::new(side, 4096);
         node.memory.fill(side as u8 + 1);
-        let peer = node.join(&mut line, &Terms::default());
+        let peer = node.connect_over(&mut socket, &Terms::default());
         let sges = [node.sge(0, 2048)];
         node.send(Work { sges: &sges, to: (peer.addr + 2048, peer.rkey), ..Work::default() });
         assert_eq!(node.next().status, OK);
-        line.meet();
+        socket.barrier();
         let expected = [side as u8 + 1, 2 - side as u8];
         assert!(node.memory[..2048].iter().all(|&byte| byte == expected[0]));
         assert!(node.memory[2048..].iter().all(|&byte| byte == expected[1]));
@@ -267,12 +260,9 @@ fn two_processes_exchange_data() {
 
 #[test]
 fn processes_in_a_faithful_run_reach_each_other() {
-    if !may_be_faithful() {
-        return;
-    }
-    let me = std::env::current_exe().expect("own path");
+    require!(mount_namespaces());
+    let me = this_program();
     let args = ["--faithful", "--", me.to_str().expect("UTF-8"), "two_processes_exchange_data", "--exact"];
-    let output = run("reach", &args);
+    let output = run(&args);
     assert!(output.status.success() && text(&output.stdout).contains("1 passed"), "{}", text(&output.stdout));
-    assert_clean("reach");
 }

@@ -10,22 +10,18 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use common::node::Node;
-use common::process::alone;
 use common::verbs::library_path;
-use program::{Folder, control, hold_if_asked, softrnic};
+use program::{Folder, control, hold_if_started, softrnic};
+use testkit::process::this_program;
+use testkit::softrnic::Softrnic;
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-#[test]
-fn holds_a_fabric_until_its_input_ends() {
-    hold_if_asked();
-}
-
 /// This test program, to be started in a session of its own, as from another terminal.
 fn in_other_session() -> Command {
-    let mut starter = Command::new(std::env::current_exe().expect("own path"));
+    let mut starter = Command::new(this_program());
     // SAFETY: setsid is async-signal-safe.
     unsafe { starter.pre_exec(|| if libc::setsid() > 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }) };
     starter
@@ -41,15 +37,16 @@ const CHANGES: [&[&str]; 5] = [
 
 #[test]
 fn what_is_anothers_is_changed_only_by_its_name() {
-    alone("what_is_anothers_is_changed_only_by_its_name", &[], change_mine_and_theirs);
+    hold_if_started();
+    Softrnic::new().alone(change_mine_and_theirs);
 }
 
-/// Changes fabrics of this terminal session and of another one. The session is one of its own: that of whoever runs the
-/// tests may have no number here, as in a container.
+/// Changes fabrics of this terminal session and of another one. The process leads a session of its own: the
+/// session in which the tests run may have no number here, as in a container.
 fn change_mine_and_theirs() {
     // SAFETY: no preconditions.
     assert!(unsafe { libc::setsid() } > 0, "a process that leads no group");
-    let folder = Folder::new("anothers");
+    let folder = Folder::new();
     let theirs = folder.hold_by("theirs", in_other_session());
     let run = |args: &[&str]| folder.command(args).output().expect("runs");
     let state = |fabric: &str| {
@@ -71,7 +68,7 @@ fn change_mine_and_theirs() {
         "fabric mine: softrnic0/1 down\n",
         "fabric mine: softrnic0/1 gid 1 removed\n",
         "fabric mine: softrnic1 failed for good\n",
-        "fabric mine: 1 fault rule(s) in force\n  1  drop  struck 0\n",
+        "fabric mine: 1 fault rule(s) in force\n  1  drop  applied 0\n",
         "fabric mine: 0 fault rule(s) in force\n",
     ]) {
         let output = run(change);
@@ -102,7 +99,7 @@ fn a_wrong_request_ends_with_2() {
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{args:?}");
         assert!(!output.stderr.is_empty(), "{args:?}");
     }
-    alone("a_wrong_request_ends_with_2", &[], || {
+    Softrnic::new().alone(|| {
         let _node = Node::new(0, 64);
         for args in [&["port", "0/1"][..], &["port", "0/2", "down"], &["inject", "dorp"], &["inject", "--remove", "9"]]
         {
@@ -116,7 +113,7 @@ fn a_wrong_request_ends_with_2() {
 /// Output that nobody can read is a failure.
 #[test]
 fn output_that_is_lost_ends_with_1() {
-    alone("output_that_is_lost_ends_with_1", &[], || {
+    Softrnic::new().alone(|| {
         let _node = Node::new(0, 64);
         for args in [
             &["--help"][..],
@@ -169,7 +166,7 @@ fn installed(folder: &Path, args: &[&str]) -> Output {
 /// A program that is linked with drivers wants private symbols: it gets the library that has them.
 #[test]
 fn a_program_gets_the_library_that_it_needs() {
-    let folder = Folder::new("flavour");
+    let folder = Folder::new();
     let folder = folder.path();
     install(folder);
     std::fs::write(folder.join("map"), "IBVERBS_PRIVATE_77 { global: softrnic_private; };").expect("write");
@@ -207,7 +204,7 @@ fn a_program_gets_the_library_that_it_needs() {
 fn the_help_of_rules_has_whole_lines() {
     let help = control(&["inject", "--help"]);
     for line in [
-        "A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it strikes every message.\n",
+        "A rule is ACTION[=VALUE] [KEY=VALUE ...]; without keys it applies to every message.\n",
         "  drop, drop-ack, delay=TIME, late=TIME, rnr, corrupt, slow=GB/s\n",
         "  device, peer, flow, opcode, message, every, chance, attempts, times\n",
     ] {

@@ -6,10 +6,10 @@ mod program;
 
 use std::ptr;
 
-use common::node::{CAP, Node, Terms, Work, create_qp, join_ports, local_pair, modify, open, rtr, to_state};
-use common::process::{alone, pair};
+use common::node::{CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, modify, open, rtr, to_state};
 use common::verbs::*;
 use program::{control, refused};
+use testkit::softrnic::Softrnic;
 
 const QUICK: Terms = Terms { timeout: 8, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
 /// Gives up after 8.6 s.
@@ -21,7 +21,7 @@ fn errno() -> Option<i32> {
 
 #[test]
 fn a_short_outage_is_survived() {
-    alone("a_short_outage_is_survived", &[], || {
+    Softrnic::new().alone(|| {
         for port in ["softrnic0/1", "rnic1/1"] {
             let (a, b) = local_pair(64, &PATIENT);
             b.recv(1, &[]);
@@ -37,7 +37,7 @@ fn a_short_outage_is_survived() {
 
 #[test]
 fn a_long_outage_ends_in_an_error_of_the_sender_alone() {
-    alone("a_long_outage_ends_in_an_error_of_the_sender_alone", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &QUICK);
         b.recv(1, &[]);
         control(&["port", "0/1", "down"]);
@@ -45,13 +45,13 @@ fn a_long_outage_ends_in_an_error_of_the_sender_alone() {
         assert_eq!(a.next().status, RETRY_EXC);
         control(&["port", "0/1", "up"]);
         assert_eq!((a.state(), b.state()), (ERR, RTS));
-        assert!(b.poll().is_none() && !has_event(b.context, 50), "the peer is not told");
+        assert!(b.poll().is_none() && !has_event(b.context, 50), "the peer has neither completion nor event");
     });
 }
 
 #[test]
 fn connecting_needs_both_ports_up() {
-    alone("connecting_needs_both_ports_up", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         for port in ["0/1", "1/1"] {
             control(&["port", port, "down"]);
@@ -64,9 +64,9 @@ fn connecting_needs_both_ports_up() {
 
 #[test]
 fn port_events_reach_every_process_in_order() {
-    pair("port_events_reach_every_process_in_order", &[("SOFTRNIC_PORTS", "2")], |side, mut line| {
+    Softrnic::new().ports(2).pair(|side, mut socket| {
         let (first, second, other) = (open(0), open(0), open(1));
-        line.meet();
+        socket.barrier();
         if side == 0 {
             for change in [
                 &["port", "0/2", "down"][..],
@@ -86,13 +86,13 @@ fn port_events_reach_every_process_in_order() {
         assert_eq!(port_attr(first, 2).expect("port").state, 4);
         assert!(!has_event(other, 0), "another device");
         assert!(!has_event(open(0), 50), "opened afterwards");
-        line.meet();
+        socket.barrier();
     });
 }
 
 #[test]
 fn the_state_is_there_before_the_event() {
-    alone("the_state_is_there_before_the_event", &[], || {
+    Softrnic::new().alone(|| {
         let context = open(0);
         for (word, event, state, phys) in [("down", PORT_ERR, 1, 3), ("up", PORT_ACTIVE, 4, 5)] {
             let change = std::thread::spawn(move || control(&["port", "0/1", word]));
@@ -106,7 +106,7 @@ fn the_state_is_there_before_the_event() {
 
 #[test]
 fn limits_of_a_port_change_at_once() {
-    alone("limits_of_a_port_change_at_once", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(4096, &QUICK);
         control(&["port", "1/1", "--mtu", "512", "--speed", "100", "--latency-us", "1.5", "--bandwidth", "12.5"]);
         let attr = port_attr(b.context, 1).expect("port");
@@ -126,7 +126,7 @@ fn limits_of_a_port_change_at_once() {
 
 #[test]
 fn packets_need_their_gid_at_both_ends() {
-    alone("packets_need_their_gid_at_both_ends", &[("SOFTRNIC_GIDS", "rich")], || {
+    Softrnic::new().gids("rich").alone(|| {
         // Entries 2 and 3 are one address, as RoCE v1 and v2. What is done to them, and what a packet comes to.
         let cases: [(u8, &[&str], u32); 6] = [
             (2, &["gid", "1/1", "remove", "3"], OK),
@@ -138,7 +138,7 @@ fn packets_need_their_gid_at_both_ends() {
         ];
         for (index, change, status) in cases {
             let (a, b) = (Node::new(0, 64), Node::new(1, 64));
-            join_ports((&a, 1), (&b, 1), index, &QUICK);
+            connect_ports((&a, 1), (&b, 1), index, &QUICK);
             b.recv(1, &[]);
             control(change);
             a.send(Work { opcode: SEND, ..Work::default() });
@@ -162,7 +162,7 @@ fn packets_need_their_gid_at_both_ends() {
 
 #[test]
 fn another_lid_is_another_address() {
-    alone("another_lid_is_another_address", &[("SOFTRNIC_LINK", "ib")], || {
+    Softrnic::new().link("ib").alone(|| {
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         let lid = |node: &Node| port_attr(node.context, 1).expect("port").lid;
         for (node, peer) in [(&a, &b), (&b, &a)] {
@@ -182,7 +182,7 @@ fn another_lid_is_another_address() {
 
 #[test]
 fn a_failed_device_flushes_and_refuses() {
-    alone("a_failed_device_flushes_and_refuses", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &QUICK);
         let fresh = create_qp(a.pd, a.cq, a.cq, CAP);
         for node in [&a, &b] {

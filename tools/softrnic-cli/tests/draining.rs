@@ -7,8 +7,8 @@ mod program;
 use std::time::Duration;
 
 use common::node::{CAP, Node, Terms, Work, create_qp_of, empty_init, local_pair, modify, rtr, rts, to_state};
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 const CUR_STATE: i32 = 1 << 1;
 const NOTIFY: i32 = 1 << 2;
@@ -29,7 +29,7 @@ fn query(node: &Node) -> QpAttr {
 
 #[test]
 fn what_is_under_way_is_finished_and_nothing_begun() {
-    alone("what_is_under_way_is_finished_and_nothing_begun", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         // No receive is there yet: this one is sent again and again.
         a.send(Work { id: 1, opcode: SEND, ..Work::default() });
@@ -57,7 +57,7 @@ fn what_is_under_way_is_finished_and_nothing_begun() {
 
 #[test]
 fn an_idle_queue_is_drained_at_once_and_told_if_asked() {
-    alone("an_idle_queue_is_drained_at_once_and_told_if_asked", &[], || {
+    Softrnic::new().alone(|| {
         let (a, _b) = local_pair(64, &Terms::default());
         assert_eq!(to_state(a.qp, SQD), 0);
         assert!(!has_event(a.context, 50), "not asked for");
@@ -72,7 +72,7 @@ fn an_idle_queue_is_drained_at_once_and_told_if_asked() {
 
 #[test]
 fn masks_of_the_rarer_transitions() {
-    alone("masks_of_the_rarer_transitions", &[], || {
+    Softrnic::new().alone(|| {
         let terms = Terms::default();
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         let to = |state| QpAttr { state, ..QpAttr::default() };
@@ -105,7 +105,7 @@ fn masks_of_the_rarer_transitions() {
 
 #[test]
 fn a_drained_queue_may_be_led_elsewhere() {
-    alone("a_drained_queue_may_be_led_elsewhere", &[("SOFTRNIC_PORTS", "2")], || {
+    Softrnic::new().ports(2).alone(|| {
         let terms = Terms { timeout: 8, retry_cnt: 1, ..Terms::default() };
         let (a, b) = local_pair(64, &terms);
         for (node, peer) in [(&a, &b), (&b, &a)] {
@@ -124,7 +124,7 @@ fn a_drained_queue_may_be_led_elsewhere() {
 
 #[test]
 fn an_error_of_uc_stops_its_send_queue_only() {
-    alone("an_error_of_uc_stops_its_send_queue_only", &[], || {
+    Softrnic::new().alone(|| {
         let terms = Terms::default();
         let mut nodes = [Node::new(0, 64), Node::new(1, 64)];
         for node in &mut nodes {
@@ -158,7 +158,7 @@ fn an_error_of_uc_stops_its_send_queue_only() {
 
 #[test]
 fn the_first_message_establishes_communication() {
-    alone("the_first_message_establishes_communication", &[], || {
+    Softrnic::new().alone(|| {
         let terms = Terms::default();
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         a.connect(&b.address(), &terms);
@@ -181,7 +181,7 @@ fn the_first_message_establishes_communication() {
 
 #[test]
 fn a_query_says_what_was_set_and_how_far_it_has_come() {
-    alone("a_query_says_what_was_set_and_how_far_it_has_come", &[], || {
+    Softrnic::new().alone(|| {
         let terms = Terms { timeout: 15, retry_cnt: 5, rnr_retry: 6, min_rnr_timer: 9, access: 3 };
         let (a, b) = local_pair(64, &terms);
         let (peer, seen) = (b.address(), query(&a));

@@ -7,9 +7,11 @@ mod program;
 use std::time::{Duration, Instant};
 
 use common::node::{Node, Terms, Work, local_pair, to_state};
-use common::process::{Line, alone, is_side, pair};
 use common::verbs::*;
 use program::{control, refused};
+use testkit::Peer;
+use testkit::softrnic::Softrnic;
+use testkit::unique::unique_name;
 
 /// A write of 16 bytes, `value` each.
 fn write(a: &mut Node, b: &Node, id: u64, value: u8) {
@@ -34,7 +36,7 @@ fn statuses(count: u64) -> (Node, Node, Vec<u32>) {
 
 #[test]
 fn a_lost_message_is_sent_again() {
-    alone("a_lost_message_is_sent_again", &[("SOFTRNIC_FAULTS", "drop message=2")], || {
+    Softrnic::new().faults("drop message=2").alone(|| {
         let (_a, b, seen) = statuses(3);
         assert_eq!((seen, b.memory[0]), (vec![OK; 3], 3));
     });
@@ -43,17 +45,17 @@ fn a_lost_message_is_sent_again() {
 #[test]
 fn a_message_that_is_always_lost_fails_and_is_not_delivered() {
     let rule = ("SOFTRNIC_FAULTS", "drop message=2 attempts=all");
-    alone("a_message_that_is_always_lost_fails_and_is_not_delivered", &[rule], || {
+    Softrnic::new().envs(&[rule]).alone(|| {
         let (_a, b, seen) = statuses(3);
         assert_eq!((seen, b.memory[0], b.state()), (vec![OK, RETRY_EXC, FLUSH], 1, RTS));
     });
 }
 
-/// The data is there, the receive is complete, and the sender is told of a failure.
+/// The data is there, the receive is complete, and the sender's request fails.
 #[test]
 fn a_lost_acknowledgement_leaves_the_data_delivered() {
     let rule = ("SOFTRNIC_FAULTS", "drop-ack attempts=all");
-    alone("a_lost_acknowledgement_leaves_the_data_delivered", &[rule], || {
+    Softrnic::new().envs(&[rule]).alone(|| {
         let (mut a, b) = local_pair(64, &Terms::default());
         b.recv(7, &[]);
         b.recv(8, &[]);
@@ -71,7 +73,7 @@ fn a_lost_acknowledgement_leaves_the_data_delivered() {
 #[test]
 fn a_message_whose_first_acknowledgement_is_lost_counts_once() {
     let rule = ("SOFTRNIC_FAULTS", "drop-ack message=1");
-    alone("a_message_whose_first_acknowledgement_is_lost_counts_once", &[rule], || {
+    Softrnic::new().envs(&[rule]).alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         b.recv(7, &[]);
         b.recv(8, &[]);
@@ -87,7 +89,7 @@ fn a_message_whose_first_acknowledgement_is_lost_counts_once() {
 #[test]
 fn a_responder_that_is_never_ready_exhausts_the_retries() {
     let rule = ("SOFTRNIC_FAULTS", "rnr opcode=send message=2 attempts=all");
-    alone("a_responder_that_is_never_ready_exhausts_the_retries", &[rule], || {
+    Softrnic::new().envs(&[rule]).alone(|| {
         let (a, b) = local_pair(64, &Terms { rnr_retry: 2, ..Terms::default() });
         b.recv(1, &[]);
         b.recv(2, &[]);
@@ -102,7 +104,7 @@ fn a_responder_that_is_never_ready_exhausts_the_retries() {
 
 #[test]
 fn one_bit_of_the_data_turns() {
-    alone("one_bit_of_the_data_turns", &[("SOFTRNIC_FAULTS", "corrupt message=2")], || {
+    Softrnic::new().faults("corrupt message=2").alone(|| {
         let (mut a, b) = local_pair(64, &Terms::default());
         for (message, wrong_bits) in [(1u8, 0), (2, 1), (3, 0)] {
             write(&mut a, &b, 1, message);
@@ -115,25 +117,23 @@ fn one_bit_of_the_data_turns() {
 
 #[test]
 fn failures_at_either_end_have_their_statuses() {
-    alone(
-        "failures_at_either_end_have_their_statuses",
-        &[(
+    Softrnic::new()
+        .envs(&[(
             "SOFTRNIC_FAULTS",
             "qp-error message=1 flow=0; access-error message=1 flow=1; operation-error message=1 flow=2",
-        )],
-        || {
+        )])
+        .alone(|| {
             for (status, states) in [(2, [ERR, RTS]), (REM_ACCESS, [ERR, ERR]), (REM_OP, [ERR, ERR])] {
                 let (a, b, seen) = statuses(1);
                 assert_eq!((seen, [a.state(), b.state()]), (vec![status], states));
             }
-        },
-    );
+        });
 }
 
 #[test]
 fn an_overrun_on_demand_kills_the_queue_and_its_queue_pairs() {
     let rule = ("SOFTRNIC_FAULTS", "cq-overrun message=1");
-    alone("an_overrun_on_demand_kills_the_queue_and_its_queue_pairs", &[rule], || {
+    Softrnic::new().envs(&[rule]).alone(|| {
         let (mut a, b) = local_pair(64, &Terms::default());
         write(&mut a, &b, 1, 1);
         let mut event = AsyncEvent::default();
@@ -141,7 +141,7 @@ fn an_overrun_on_demand_kills_the_queue_and_its_queue_pairs() {
         assert_eq!((event.kind, event.element), (0, a.cq as usize));
         ibv_ack_async_event(&mut event);
         assert_eq!(a.state(), ERR);
-        // Nobody can tell when the message has been dealt with: its memory stays.
+        // Nothing shows when the message has been dealt with: its memory stays.
         std::mem::forget((a, b));
     });
 }
@@ -151,7 +151,7 @@ fn an_overrun_on_demand_kills_the_queue_and_its_queue_pairs() {
 fn a_late_write_lands_after_its_sender_is_gone() {
     let rule = ("SOFTRNIC_FAULTS", "late=100ms message=1; drop message=1 attempts=all");
     let env = [rule, ("SOFTRNIC_TIME_SCALE", "0.001")];
-    alone("a_late_write_lands_after_its_sender_is_gone", &env, || {
+    Softrnic::new().envs(&env).alone(|| {
         let (mut a, b) = local_pair(64, &Terms::default());
         b.recv(3, &[]);
         a.memory[..16].fill(7);
@@ -170,7 +170,7 @@ fn a_late_write_lands_after_its_sender_is_gone() {
 #[test]
 fn a_late_write_is_thrown_away_once_its_number_has_passed() {
     let rule = ("SOFTRNIC_FAULTS", "late=50ms message=1");
-    alone("a_late_write_is_thrown_away_once_its_number_has_passed", &[rule], || {
+    Softrnic::new().envs(&[rule]).alone(|| {
         let (mut a, b) = local_pair(64, &Terms { timeout: 8, ..Terms::default() });
         for value in [1, 2] {
             write(&mut a, &b, 1, value);
@@ -184,7 +184,7 @@ fn a_late_write_is_thrown_away_once_its_number_has_passed() {
 #[test]
 fn calls_fail_as_often_as_asked() {
     let rules = ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT times=2; reg-mr=ENOMEM message=3 device=softrnic1");
-    alone("calls_fail_as_often_as_asked", &[rules], || {
+    Softrnic::new().envs(&[rules]).alone(|| {
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         assert_eq!(a.to_init(7), 0);
         let outcomes = [(); 3].map(|()| a.to_rtr(&b.address(), &Terms::default()));
@@ -199,7 +199,7 @@ fn calls_fail_as_often_as_asked() {
 
 #[test]
 fn a_delay_holds_up_what_is_behind_it() {
-    alone("a_delay_holds_up_what_is_behind_it", &[("SOFTRNIC_FAULTS", "delay=80ms message=2")], || {
+    Softrnic::new().faults("delay=80ms message=2").alone(|| {
         let (mut a, b) = local_pair(64, &Terms::default());
         let begin = Instant::now();
         for id in 1..=3 {
@@ -217,7 +217,7 @@ fn a_delay_holds_up_what_is_behind_it() {
 /// Rules come and go while traffic runs.
 #[test]
 fn rules_can_be_changed_from_outside() {
-    alone("rules_can_be_changed_from_outside", &[], || {
+    Softrnic::new().alone(|| {
         let (mut a, b) = local_pair(64, &Terms::default());
         let mut value = 0;
         let mut wrong_bits = || {
@@ -228,10 +228,10 @@ fn rules_can_be_changed_from_outside() {
         };
         assert_eq!(wrong_bits(), 0);
         let listed = control(&["inject", "corrupt", "device=softrnic0;", "drop device=softrnic1"]);
-        assert!(listed.contains("1  corrupt device=softrnic0  struck 0"), "{listed}");
+        assert!(listed.contains("1  corrupt device=softrnic0  applied 0"), "{listed}");
         assert_eq!(wrong_bits(), 1);
         let listed = control(&["inject"]);
-        assert!(listed.contains("device=softrnic0  struck 1") && listed.contains("2  drop"), "{listed}");
+        assert!(listed.contains("device=softrnic0  applied 1") && listed.contains("2  drop"), "{listed}");
         assert!(!control(&["inject", "--remove", "1"]).contains("corrupt"));
         assert_eq!(wrong_bits(), 0);
         let fabric = std::env::var("SOFTRNIC_FABRIC").expect("set");
@@ -251,39 +251,35 @@ fn rules_can_be_changed_from_outside() {
 }
 
 /// 300 messages each way.
-fn exchange(side: usize, mut line: Line) {
+fn exchange(side: usize, mut socket: Peer) {
     let node = Node::new(side, 64);
-    node.join(&mut line, &Terms { timeout: 1, retry_cnt: 7, ..Terms::default() });
+    node.connect_over(&mut socket, &Terms { timeout: 1, retry_cnt: 7, ..Terms::default() });
     for id in 0..300 {
         node.recv(id, &[]);
-        line.meet();
+        socket.barrier();
         node.send(Work { opcode: SEND, ..Work::default() });
         assert_eq!([node.next().status, node.next().status], [OK, OK]);
     }
-    line.meet();
+    socket.barrier();
 }
 
-/// The same seed strikes the same messages, another seed others, whatever the timing.
+/// With the same seed the rules hit the same messages, with another seed other ones, whatever the timing.
 #[test]
 fn the_same_seed_gives_the_same_faults() {
-    const TEST: &str = "the_same_seed_gives_the_same_faults";
-    if is_side(TEST, exchange) {
-        return;
-    }
     let rules = "drop chance=0.1; rnr chance=0.05 opcode=send; delay=1us chance=0.1";
-    let folder = std::env::temp_dir().join(format!("softrnic-trace-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("folder");
-    let traces = ["1", "1", "2"].iter().enumerate().map(|(run, seed)| {
-        let path = folder.join(run.to_string());
-        let file = path.to_str().expect("UTF-8");
-        let env = [("SOFTRNIC_FAULTS", rules), ("SOFTRNIC_TRACE", file), ("SOFTRNIC_SEED", *seed)];
-        pair(TEST, &env, exchange);
-        let mut lines: Vec<_> = std::fs::read_to_string(&path).expect("trace").lines().map(String::from).collect();
+    let files = ["1", "1", "2"].map(|seed| {
+        let file = std::env::temp_dir().join(unique_name("softrnic-trace"));
+        let softrnic = Softrnic::new().faults(rules).env("SOFTRNIC_TRACE", file.display()).env("SOFTRNIC_SEED", seed);
+        softrnic.pair(exchange);
+        file
+    });
+    let traces = files.map(|file| {
+        let text = std::fs::read_to_string(&file).expect("trace");
+        std::fs::remove_file(&file).expect("own file");
+        let mut lines: Vec<_> = text.lines().map(String::from).collect();
         lines.sort();
         lines
     });
-    let traces: Vec<_> = traces.collect();
-    std::fs::remove_dir_all(&folder).expect("own folder");
     assert!(traces[0].len() > 50, "{:?}", traces[0]);
     assert_eq!(traces[0], traces[1]);
     assert_ne!(traces[0], traces[2]);

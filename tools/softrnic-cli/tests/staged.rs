@@ -6,13 +6,15 @@ mod program;
 
 use std::ptr;
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::gpu::pattern;
 use common::node::{Address, Node, Terms, Work, local_pair, to_state};
-use common::process::{Line, alone, pair};
 use common::verbs::*;
 use program::control;
+use testkit::Peer;
+use testkit::softrnic::Softrnic;
+use testkit::wait_until;
 
 /// Has the kernel refuse what the default profiles of container runtimes refuse.
 fn enter_sandbox() {
@@ -40,15 +42,15 @@ fn enter_sandbox() {
 #[test]
 fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
     const MOST: usize = 3_000_001;
-    pair("bytes_arrive_in_a_sandbox_and_stat_says_how", &[], |side, mut line| {
+    Softrnic::new().pair(|side, mut socket| {
         enter_sandbox();
         let mut node = Node::new(side, MOST);
-        let peer = node.join(&mut line, &Terms::default());
+        let peer = node.connect_over(&mut socket, &Terms::default());
         for (round, size) in [0, 1, 8, 4096, 524_288, 524_289, MOST].into_iter().enumerate() {
             let data = pattern(size, round);
             if side == 0 {
                 node.memory[..size].copy_from_slice(&data);
-                line.meet();
+                socket.barrier();
                 let to = (peer.addr, peer.rkey);
                 node.send(Work { opcode: WRITE_IMM, imm: 9, sges: &[node.sge(0, size)], to, ..Work::default() });
                 assert_eq!(node.next().status, OK);
@@ -60,11 +62,11 @@ fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
             } else {
                 node.memory.fill(0xee);
                 node.recv(1, &[]);
-                line.meet();
+                socket.barrier();
                 assert_eq!((node.next().status, node.memory[..size] == data), (OK, true), "{size} bytes written");
                 assert!(node.memory[size..].iter().all(|&byte| byte == 0xee));
             }
-            line.meet();
+            socket.barrier();
         }
         if side == 0 {
             let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
@@ -74,7 +76,7 @@ fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
             assert_eq!(me["obstacle"], libc::EPERM);
             assert!(control(&["stat"]).contains("copies staged (Operation not permitted"));
         }
-        line.meet();
+        socket.barrier();
     });
 }
 
@@ -83,7 +85,7 @@ const STAGED: (&str, &str) = ("SOFTRNIC_STAGED", "1");
 /// A READ over a queue pair that is connected with itself, as transports use it to flush, is under way.
 #[test]
 fn a_queue_pair_goes_while_its_message_is_under_way() {
-    alone("a_queue_pair_goes_while_its_message_is_under_way", &[STAGED], || {
+    Softrnic::new().envs(&[STAGED]).alone(|| {
         for round in 0..100 {
             let node = Node::new(0, 4_000_000);
             node.connect(&node.address(), &Terms::default());
@@ -99,7 +101,7 @@ fn a_queue_pair_goes_while_its_message_is_under_way() {
 
 #[test]
 fn a_queue_pair_that_drains_still_receives() {
-    alone("a_queue_pair_that_drains_still_receives", &[STAGED], || {
+    Softrnic::new().envs(&[STAGED]).alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         assert_eq!(to_state(a.qp, SQD), 0);
         let to = (a.address().addr, a.address().rkey);
@@ -111,7 +113,7 @@ fn a_queue_pair_that_drains_still_receives() {
 /// The message that is under way does not use the memory that goes.
 #[test]
 fn another_region_that_goes_disturbs_no_message() {
-    alone("another_region_that_goes_disturbs_no_message", &[STAGED], || {
+    Softrnic::new().envs(&[STAGED]).alone(|| {
         const ROUNDS: u64 = 300;
         let (mut a, mut b) = (Node::new(0, 64), Node::new(1, 64));
         for node in [&mut a, &mut b] {
@@ -156,16 +158,12 @@ fn stop() {
 
 /// Waits until the other side has stopped itself: a signal to go on that comes before would be lost.
 fn await_stop(pid: i32) {
-    let end = Instant::now() + Duration::from_secs(60);
     let state = || {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
         // Behind the name, which is in brackets.
         text.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next())
     };
-    while state() != Some('T') {
-        assert!(Instant::now() < end, "process {pid} does not stop");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until(format_args!("process {pid} to stop"), || state() == Some('T'));
 }
 
 fn go_on(pid: i32) {
@@ -173,23 +171,23 @@ fn go_on(pid: i32) {
     unsafe { libc::kill(pid, libc::SIGCONT) };
 }
 
-fn swap_pids(line: &mut Line) -> i32 {
-    line.swap(&(std::process::id() as i32))
+fn swap_pids(socket: &mut Peer) -> i32 {
+    socket.swap(&(std::process::id() as i32))
 }
 
-fn sends_and_stops(line: &mut Line) {
+fn sends_and_stops(socket: &mut Peer) {
     let node = Node::new(0, 8 << 20);
-    let peer = node.join(line, &Terms::default());
-    swap_pids(line);
+    let peer = node.connect_over(socket, &Terms::default());
+    swap_pids(socket);
     node.send(Work { sges: &[node.sge(0, 8 << 20)], to: (peer.addr, peer.rkey), ..Work::default() });
     stop();
 }
 
 /// False: it could only once the peer had been let go on, after a while.
-fn closes_while_the_peer_is_stopped(line: &mut Line) -> bool {
+fn closes_while_the_peer_is_stopped(socket: &mut Peer) -> bool {
     let node = Node::new(1, 8 << 20);
-    node.join(line, &Terms::default());
-    let pid = swap_pids(line);
+    node.connect_over(socket, &Terms::default());
+    let pid = swap_pids(socket);
     await_stop(pid);
     let (is_closed, closed) = std::sync::mpsc::channel::<()>();
     let rescue = std::thread::spawn(move || {
@@ -210,13 +208,13 @@ fn closes_while_the_peer_is_stopped(line: &mut Line) -> bool {
 /// than one attempt.
 #[test]
 fn a_stopped_requester_holds_nobody_up() {
-    pair("a_stopped_requester_holds_nobody_up", &[STAGED], |side, mut line| {
+    Softrnic::new().envs(&[STAGED]).pair(|side, mut socket| {
         for _ in 0..5 {
-            let is_held_up = side == 1 && !closes_while_the_peer_is_stopped(&mut line);
+            let is_held_up = side == 1 && !closes_while_the_peer_is_stopped(&mut socket);
             if side == 0 {
-                sends_and_stops(&mut line);
+                sends_and_stops(&mut socket);
             }
-            if line.swap(&u8::from(is_held_up)) == 0 && !is_held_up {
+            if socket.swap(&u8::from(is_held_up)) == 0 && !is_held_up {
                 return;
             }
         }
@@ -226,10 +224,10 @@ fn a_stopped_requester_holds_nobody_up() {
 
 #[test]
 fn a_stopped_target_leaves_room_for_others() {
-    pair("a_stopped_target_leaves_room_for_others", &[STAGED], |side, mut line| {
+    Softrnic::new().envs(&[STAGED]).pair(|side, mut socket| {
         let nodes: Vec<Node> = (0..16).map(|_| Node::new(side, 4 << 20)).collect();
-        let peers: Vec<Address> = nodes.iter().map(|node| node.join(&mut line, &Terms::default())).collect();
-        let pid = swap_pids(&mut line);
+        let peers: Vec<Address> = nodes.iter().map(|node| node.connect_over(&mut socket, &Terms::default())).collect();
+        let pid = swap_pids(&mut socket);
         if side == 1 {
             stop();
         } else {
@@ -242,6 +240,6 @@ fn a_stopped_target_leaves_room_for_others() {
             assert_eq!(a.next().status, OK);
             go_on(pid);
         }
-        line.meet();
+        socket.barrier();
     });
 }

@@ -65,10 +65,10 @@
 //! | no answer (wrong PSN, peer gone, dead, reset) | sent `retry_cnt + 1` times, 4.096 µs · 2^`timeout` apart, then `RETRY_EXC_ERR`; the peer gets no event |
 //! | send queue | a slot is free when a later signaled completion was polled; full: `ENOMEM`, `bad_wr` set |
 //! | completion queue | overrun: `CQ_ERR`, the CQ takes nothing more and its QPs fail |
-//! | keys, QPNs | carry a generation: a stale one is caught; QPNs repeat across devices |
+//! | keys, QPNs | carry a generation: a stale one is caught (see `SOFTRNIC_QPN_REUSE`); QPNs repeat across devices |
 //! | destruction | `EBUSY` for a PD or CQ in use; deregistration waits for accesses under way; QPs and CQs wait for acknowledgement of their events |
 //! | events | `async_fd` and completion channels are pollable and honour `O_NONBLOCK` |
-//! | port down | packets from and to it vanish until it is up again; `PORT_ERR`, `PORT_ACTIVE` in every process that has the device open, after the state shows it |
+//! | port down | packets from and to it vanish until it is up again, but for those of a queue pair to itself (`SOFTRNIC_LOOPBACK_DOWN`); `PORT_ERR`, `PORT_ACTIVE` in every process that has the device open, after the state shows it |
 //! | GIDs and LIDs | come, go and change while programs run: `GID_CHANGE`, `LID_CHANGE`; packets by the old ones vanish |
 //! | device failed | its QPs go into ERR and flush, `DEVICE_FATAL`, creating and modifying answer `EIO`, peers get no answer; for good, or until it can be opened anew |
 //! | fork | the child loses what it inherited (`ENODEV`; destroying does nothing) and may open devices anew |
@@ -164,6 +164,8 @@
 //! | `SOFTRNIC_GPU` | how GPU memory can be registered: `none`, `peermem` (by address), `dmabuf` or `both` | `none` |
 //! | `SOFTRNIC_STAGED` | 1: all copies go through the fabric, as where processes may not look into each other | 0 |
 //! | `SOFTRNIC_CHAOS` | 1: memory with relaxed ordering is written in no order | 0 |
+//! | `SOFTRNIC_LOOPBACK_DOWN` | `answered` or `lost`: what becomes of the packets of a queue pair that is connected with itself while its port is down | `answered` |
+//! | `SOFTRNIC_QPN_REUSE` | 1: the number of a queue pair that is destroyed is given to the next one that is created | 0 |
 //! | `SOFTRNIC_LINES` | 1: a reader that sees the last word of an aligned line of 128 bytes sees all that precedes it in its message, as consumers expect that poll flags in the data (NCCL's LL128). The sending process's; processes whose copies are staged need it as receivers. Costs bandwidth: messages of 4 KiB take twice as long, of 64 KiB nine times | 0 |
 //! | `SOFTRNIC_MAX_QP`, `_MAX_CQ`, `_MAX_MR` | objects of a device in use, of all processes | 4096, 4096, 16384 |
 //! | `SOFTRNIC_MAX_QP_WR` | 1 to 16384 | 16384 |

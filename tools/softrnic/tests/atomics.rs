@@ -5,8 +5,8 @@ mod common;
 use std::ptr;
 
 use common::node::{Node, Terms, local_pair};
-use common::process::{alone, pair};
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 const EVERYTHING: u32 = 15;
 
@@ -62,7 +62,7 @@ fn set(node: &mut Node, at: usize, value: u64) {
 
 #[test]
 fn fetch_add_and_compare_swap_return_the_old_value() {
-    alone("fetch_add_and_compare_swap_return_the_old_value", &[], || {
+    Softrnic::new().alone(|| {
         let (a, mut b, at) = nodes();
         set(&mut b, at[1], u64::MAX - 1);
         let to = (b.address().addr + at[1] as u64, b.address().rkey);
@@ -83,7 +83,7 @@ fn fetch_add_and_compare_swap_return_the_old_value() {
 
 #[test]
 fn atomics_need_their_access_and_an_aligned_word() {
-    alone("atomics_need_their_access_and_an_aligned_word", &[], || {
+    Softrnic::new().alone(|| {
         // The region does not allow them.
         let (a, b) = local_pair(64, &terms());
         let at = b.memory.as_ptr().align_offset(8) as u64;
@@ -110,7 +110,7 @@ fn atomics_need_their_access_and_an_aligned_word() {
 /// Two processes add to the same word of one of them; nothing is lost.
 #[test]
 fn concurrent_additions_all_count() {
-    pair("concurrent_additions_all_count", &[], |side, mut line| {
+    Softrnic::new().pair(|side, mut socket| {
         const ROUNDS: u64 = 5000;
         let mut node = Node::new(side, 4096);
         open_up(&mut node);
@@ -118,8 +118,8 @@ fn concurrent_additions_all_count() {
         let mut own = Node::new(0, 64);
         open_up(&mut own);
         let at = node.memory.as_ptr().align_offset(8);
-        let theirs: usize = line.swap(&at);
-        let peer = node.join(&mut line, &terms());
+        let theirs: usize = socket.swap(&at);
+        let peer = node.connect_over(&mut socket, &terms());
         let (adder, to) = if side == 0 {
             let me = node.address();
             (None, (me.addr + at as u64, me.rkey))
@@ -132,7 +132,7 @@ fn concurrent_additions_all_count() {
             assert_eq!(post(adder, FETCH_ADD, 8, to, [1, 0]), 0);
             assert_eq!(adder.next().status, OK);
         }
-        line.meet();
+        socket.barrier();
         if side == 0 {
             assert_eq!(word(&node, at), 2 * ROUNDS);
         }

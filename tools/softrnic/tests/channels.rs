@@ -2,14 +2,14 @@
 
 mod common;
 
-use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::time::Duration;
 
 use common::channel::Channel;
 use common::node::{CAP, Node, Terms, Work, create_qp, empty_init, local_pair, modify, rtr};
-use common::process::{alone, assert_clean, fabric_name, finish, is_side, line, pair, start};
 use common::verbs::*;
+use testkit::side::enter;
+use testkit::softrnic::Softrnic;
 
 type Create = unsafe extern "C" fn(Ptr) -> Ptr;
 type Destroy = unsafe extern "C" fn(Ptr) -> i32;
@@ -30,7 +30,7 @@ fn set_nonblocking(fd: i32) {
 
 #[test]
 fn a_completion_channel_wakes_the_receiver() {
-    pair("a_completion_channel_wakes_the_receiver", &[], |side, mut line| {
+    Softrnic::new().pair(|side, mut socket| {
         let mut node = Node::new(0, 64);
         // SAFETY: the functions' types in the verbs interface.
         let (create, destroy, get, ack, arm): (Create, Destroy, GetEvent, Ack, Arm) = unsafe {
@@ -50,13 +50,13 @@ fn a_completion_channel_wakes_the_receiver() {
             assert_eq!(ibv_destroy_qp(node.qp), 0);
             node.qp = create_qp(node.pd, cq, cq, CAP);
             node.psn = 1;
-            node.join(&mut line, &Terms::default());
+            node.connect_over(&mut socket, &Terms::default());
             if side == 1 {
                 node.recv(1, &[]);
                 node.recv(2, &[]);
                 assert_eq!(arm(cq, 0), 0);
             }
-            line.meet();
+            socket.barrier();
             if side == 0 {
                 node.send(Work { opcode: SEND, ..Work::default() });
                 node.send(Work { opcode: SEND, ..Work::default() });
@@ -65,7 +65,7 @@ fn a_completion_channel_wakes_the_receiver() {
                 let (mut which, mut context) = (ptr::null_mut(), ptr::null_mut());
                 assert_eq!(get(channel, &raw mut which, &raw mut context), 0);
                 assert_eq!((which, context), (cq, 0x77 as Ptr));
-                // Armed once, told once.
+                // Armed once, one event.
                 line_is_quiet(fd);
                 set_nonblocking(fd);
                 assert_eq!(get(channel, &raw mut which, &raw mut context), -1);
@@ -73,7 +73,7 @@ fn a_completion_channel_wakes_the_receiver() {
                 assert_eq!(destroy(channel), libc::EBUSY);
                 ack(cq, 1);
             }
-            line.meet();
+            socket.barrier();
             assert_eq!(ibv_destroy_qp(node.qp), 0);
             assert_eq!(ibv_destroy_cq(cq), 0);
             assert_eq!(destroy(channel), 0);
@@ -82,12 +82,12 @@ fn a_completion_channel_wakes_the_receiver() {
 }
 
 fn line_is_quiet(fd: i32) {
-    assert!(!is_readable(fd, 50), "told twice");
+    assert!(!is_readable(fd, 50), "a second event");
 }
 
 #[test]
 fn the_event_descriptor_may_be_nonblocking() {
-    alone("the_event_descriptor_may_be_nonblocking", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         // SAFETY: async_fd lies at byte 268 of a context.
         let fd = unsafe { *b.context.cast::<u8>().add(268).cast::<i32>() };
@@ -104,7 +104,7 @@ fn the_event_descriptor_may_be_nonblocking() {
 
 #[test]
 fn uc_loses_silently() {
-    alone("uc_loses_silently", &[], || {
+    Softrnic::new().alone(|| {
         let nodes = [Node::new(0, 64), Node::new(1, 64)].map(|mut node| {
             assert_eq!(ibv_destroy_qp(node.qp), 0);
             let mut init = empty_init();
@@ -135,36 +135,31 @@ fn uc_loses_silently() {
     });
 }
 
-/// Processes come and go at the same time, over and over: nobody finds a fabric that is half made or half removed.
+/// Processes come and go at the same time, over and over: no process finds a fabric that is half made or half removed.
 #[test]
 fn many_processes_come_and_go() {
-    const NAME: &str = "many_processes_come_and_go";
-    let body = |_side, mut line: common::process::Line| {
+    enter(|_, mut socket| {
         let node = Node::new(0, 4096);
         node.connect(&node.address(), &Terms::default());
         node.recv(1, &[node.sge(0, 8)]);
         node.send(Work { opcode: SEND, sges: &[node.sge(8, 8)], ..Work::default() });
         assert!((0..2).all(|_| node.next().status == OK));
-        line.send(&1u8);
+        socket.send(&1u8);
         node.close();
-    };
-    if is_side(NAME, body) {
-        return;
-    }
-    let fabric = fabric_name(NAME);
+    });
+    let softrnic = Softrnic::new();
     for round in 0..5u64 {
         let running: Vec<_> = (0..12)
             .map(|i| {
-                let (mine, theirs) = UnixStream::pair().expect("socket pair");
                 std::thread::sleep(Duration::from_micros(round * 400));
-                (start(NAME, i, theirs, &[("SOFTRNIC_FABRIC", fabric.as_str())]), line(mine))
+                softrnic.start(i, &[])
             })
             .collect();
-        for (child, mut line) in running {
-            assert_eq!(line.recv::<u8>(), 1);
-            finish(child);
+        for (process, mut socket) in running {
+            assert_eq!(socket.recv::<u8>(), 1);
+            process.finish();
         }
-        assert_clean(&fabric);
+        softrnic.assert_clean();
     }
 }
 
@@ -184,18 +179,18 @@ fn wait_for_receives() -> (Node, Node, Channel) {
     (a, b, channel)
 }
 
-/// Who waits for an event polls no CQ: the receives of a QP that fails are flushed all the same.
+/// A process that waits for an event polls no CQ: the receives of a QP that fails are flushed all the same.
 #[test]
 fn the_receives_of_a_failed_qp_are_told() {
-    alone("the_receives_of_a_failed_qp_are_told", &[], || {
+    Softrnic::new().alone(|| {
         for fails_by_itself in [false, true] {
             let (a, b, channel) = wait_for_receives();
             let (bad, sender) = (Sge { addr: 0, length: 8, lkey: 0 }, if fails_by_itself { &b } else { &a });
-            // With a key of nobody, at home or at the peer.
+            // With a key that no region has: a local or a remote one.
             let sges = if fails_by_itself { [bad] } else { [a.sge(0, 8)] };
             sender.send(Work { sges: &sges, ..Work::default() });
-            assert!(channel.is_told(60_000), "of its own request: {fails_by_itself}");
-            channel.take();
+            assert!(channel.has_event(60_000), "of its own request: {fails_by_itself}");
+            channel.take_event();
             let wc = b.next();
             assert_eq!((wc.wr_id, wc.status), (7, FLUSH));
         }

@@ -5,13 +5,13 @@ mod common;
 use std::ptr;
 
 use common::node::{Node, Terms, Work, local_pair};
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 /// Many QPs on one CQ, more than the bits of its doorbell.
 #[test]
 fn seventy_qps_on_one_cq() {
-    alone("seventy_qps_on_one_cq", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         let mut qps = vec![];
         for _ in 0..70 {
@@ -39,7 +39,7 @@ fn seventy_qps_on_one_cq() {
 /// Two threads post on two QPs while a third polls their common CQ.
 #[test]
 fn threads_share_a_cq() {
-    alone("threads_share_a_cq", &[], || {
+    Softrnic::new().alone(|| {
         let (a, _b) = local_pair(64, &Terms::default());
         let (c, _d) = local_pair(64, &Terms::default());
         let count = 20_000u64;

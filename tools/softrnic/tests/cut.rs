@@ -1,20 +1,20 @@
-//! A post that is cut short: its process is taken through it one instruction at a time, and killed at a given one.
+//! A post that is cut short: its process is traced through it one instruction at a time, and killed at a given one.
 //!
 //! `SOFTRNIC_KILL_POINTS` says how many places are tried for each kind of request; a number beyond the length of a post
 //! tries every instruction.
 
 mod common;
 
-use std::io::Write;
 use std::ptr;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::channel::Channel;
 use common::node::{Address, CAP, Node, Terms, Work, create_qp, to_state};
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
+use testkit::{skipped, wait_until};
 
 /// What the victim posts: the opcode, and whether with a key that nobody has.
 const KINDS: [(u32, bool); 5] = [(SEND, false), (WRITE_IMM, false), (WRITE, false), (FETCH_ADD, false), (WRITE, true)];
@@ -23,11 +23,11 @@ const RECEIVES: u64 = 4;
 /// Beyond this something hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Memory that the survivor and its children share, to introduce themselves.
+/// Memory that the survivor and its children share, for their addresses.
 #[repr(C)]
 struct Page {
     address: [AtomicU64; 6],
-    /// Counts what has been said, in turn.
+    /// Whose address this is: 1 the victim's, 2 the survivor's, 0 neither's.
     turn: AtomicU64,
 }
 
@@ -42,19 +42,15 @@ impl Page {
         }
     }
 
-    fn tell(&self, address: &Address, turn: u64) {
+    fn publish(&self, address: &Address, turn: u64) {
         let Address { gid, qpn, psn, rkey, addr } = *address;
         let words = [gid[0], gid[1], u64::from(qpn), u64::from(psn), rkey, addr];
         self.address.iter().zip(words).for_each(|(to, word)| to.store(word, SeqCst));
         self.turn.store(turn, SeqCst);
     }
 
-    fn hear(&self, turn: u64) -> Address {
-        let end = Instant::now() + PATIENCE;
-        while self.turn.load(SeqCst) != turn {
-            assert!(Instant::now() < end, "the other process says nothing");
-            std::thread::yield_now();
-        }
+    fn wait_for(&self, turn: u64) -> Address {
+        wait_until("the address of the other process", || self.turn.load(SeqCst) == turn);
         let word = |at: usize| self.address[at].load(SeqCst);
         Address { gid: [word(0), word(1)], qpn: word(2) as u32, psn: word(3) as u32, rkey: word(4), addr: word(5) }
     }
@@ -64,20 +60,20 @@ fn points(default: u64) -> u64 {
     std::env::var("SOFTRNIC_KILL_POINTS").map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// Wherever the victim dies in its post: the survivor's own request fails, told by the event that was asked for before
-/// that death; what it had posted comes back; and its QP can be connected to the next peer, which gets through.
+/// Wherever in its post the victim is killed: the survivor's own request fails, with the completion event for which the CQ
+/// was armed before; what the survivor had posted comes back; and its QP can be connected to the next peer, which gets through.
 #[test]
 fn a_post_may_be_cut_short_anywhere() {
-    alone("a_post_may_be_cut_short_anywhere", &[], || {
+    Softrnic::new().alone(|| {
         let page = Page::new();
         let survivor = Survivor::new();
         for kind in KINDS {
-            let Some(length) = survivor.outlive(page, kind, u64::MAX) else { return };
+            let Some(length) = survivor.kill_victim_at(page, kind, u64::MAX) else { return };
             let cuts = (0..length).step_by((length / points(6)).max(1) as usize);
             println!("{kind:?}: killed at {} of {length} instructions", cuts.clone().count());
             for cut in cuts {
                 println!("{kind:?}: instruction {cut} of {length}");
-                survivor.outlive(page, kind, cut);
+                survivor.kill_victim_at(page, kind, cut);
             }
         }
         survivor.close();
@@ -101,61 +97,61 @@ impl Survivor {
         Self { node, channel }
     }
 
-    /// A new victim has connected, made one post in peace, and is stopped before the next one. `None` (told): processes
-    /// may not trace their children here.
-    fn meet(&self, page: &Page, kind: (u32, bool)) -> Option<Child> {
+    /// A new victim that has connected, has made one whole post, and is stopped before the next one. `None`, and the test is
+    /// skipped: processes may not trace their children here.
+    fn start_victim(&self, page: &Page, kind: (u32, bool)) -> Option<Child> {
         // SAFETY: the child uses the library and ends without handlers.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            suffer(page, kind);
+            run_victim(page, kind);
         }
-        let peer = page.hear(1);
+        let peer = page.wait_for(1);
         self.node.connect(&peer, &TERMS);
         for _ in 0..RECEIVES {
             self.node.recv(1, &[self.node.sge(0, 64)]);
         }
-        page.tell(&self.node.address(), 2);
-        assert_eq!(self.node.next().status, OK, "of the post in peace");
+        page.publish(&self.node.address(), 2);
+        assert_eq!(self.node.next().status, OK, "of the whole post");
         page.turn.store(0, SeqCst);
         let child = Child::stopped(pid);
         if child.is_none() {
-            let _ = writeln!(std::io::stderr(), "skipped: permission to trace a child process");
+            skipped("permission to trace a child process");
         }
         child
     }
 
-    /// A victim makes one post in peace and is killed at instruction `cut` of the next. Returns how many it executed;
-    /// `None` (told) where processes may not trace their children.
-    fn outlive(&self, page: &Page, kind: (u32, bool), cut: u64) -> Option<u64> {
-        let victim = self.meet(page, kind)?;
-        self.quieten();
+    /// A victim makes one whole post and is killed at instruction `cut` of the next. Returns how many it executed; `None` as
+    /// [`Self::start_victim`].
+    fn kill_victim_at(&self, page: &Page, kind: (u32, bool), cut: u64) -> Option<u64> {
+        let victim = self.start_victim(page, kind)?;
+        self.take_all();
         Channel::arm(self.node.cq);
         let steps = victim.take_steps(cut);
         victim.kill();
-        self.go_on();
+        self.end_exchange();
         Some(steps)
     }
 
-    /// No completion and no event is left.
-    fn quieten(&self) {
+    /// Takes all completions and events.
+    fn take_all(&self) {
         while self.node.poll().is_some() {}
-        while self.channel.is_told(0) {
-            self.channel.take();
+        while self.channel.has_event(0) {
+            self.channel.take_event();
         }
     }
 
-    /// After the death.
-    fn go_on(&self) {
+    /// After the victim's end: all that is posted fails or is flushed.
+    fn end_exchange(&self) {
         let mut left = RECEIVES - 1;
-        // A request that was refused has put our QP into the error state; then we are told without doing anything.
+        // A request that was refused has put our QP into the error state; then its receives are flushed without a request.
         let is_broken = self.node.state() == ERR;
         if !is_broken {
             self.node.send(Work { id: 2, ..Work::default() });
             left += 1;
         }
         while left != 0 {
-            assert!(self.channel.is_told(PATIENCE.as_millis() as i32), "no event; {left} to come");
-            self.channel.take();
+            assert!(self.channel.has_event(PATIENCE.as_millis() as i32), "no event; {left} to come");
+            self.channel.take_event();
             Channel::arm(self.node.cq);
             while let Some(wc) = self.node.poll() {
                 let good = if wc.wr_id == 2 { [RETRY_EXC, FLUSH] } else { [OK, FLUSH] };
@@ -183,11 +179,11 @@ fn open_up(node: &mut Node) {
 }
 
 /// The child's part.
-fn suffer(page: &Page, (opcode, is_bad): (u32, bool)) -> ! {
+fn run_victim(page: &Page, (opcode, is_bad): (u32, bool)) -> ! {
     let mut node = Node::new(1, 8192);
     open_up(&mut node);
-    page.tell(&node.address(), 1);
-    let peer = page.hear(2);
+    page.publish(&node.address(), 1);
+    let peer = page.wait_for(2);
     node.connect(&peer, &TERMS);
     node.send(Work { opcode: SEND, sges: &[node.sge(0, 8)], ..Work::default() });
     assert_eq!(node.next().status, OK);
@@ -223,7 +219,7 @@ fn suffer(page: &Page, (opcode, is_bad): (u32, bool)) -> ! {
     }
 }
 
-/// A victim under our hands.
+/// A victim that is traced.
 struct Child(i32);
 
 impl Child {

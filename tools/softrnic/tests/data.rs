@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::node::{Node, Terms, Work, local_pair};
-use common::process::{Line, alone, pair};
 use common::verbs::*;
+use testkit::Peer;
+use testkit::softrnic::Softrnic;
 
 /// A pattern that differs at every place.
 fn fill(bytes: &mut [u8], seed: u64) {
@@ -33,23 +34,23 @@ const SPACE: usize = (4 << 20) + 256;
 
 #[test]
 fn every_opcode_between_processes() {
-    pair("every_opcode_between_processes", &[], every_opcode);
+    Softrnic::new().pair(every_opcode);
 }
 
 #[test]
 fn every_opcode_with_late_execution() {
-    pair("every_opcode_with_late_execution", &[("SOFTRNIC_STRICT", "1")], every_opcode);
+    Softrnic::new().strict().pair(every_opcode);
 }
 
 #[test]
 fn every_opcode_by_lines() {
-    pair("every_opcode_by_lines", &[("SOFTRNIC_LINES", "1")], every_opcode);
+    Softrnic::new().env("SOFTRNIC_LINES", "1").pair(every_opcode);
 }
 
 /// Side 0 requests, side 1 checks. All sizes, odd alignments on both ends.
-fn every_opcode(side: usize, mut line: Line) {
+fn every_opcode(side: usize, mut socket: Peer) {
     let mut node = Node::new(side, SPACE);
-    let peer = node.join(&mut line, &Terms::default());
+    let peer = node.connect_over(&mut socket, &Terms::default());
     for (round, len) in SIZES.into_iter().enumerate() {
         for opcode in [WRITE, WRITE_IMM, SEND, SEND_IMM, READ] {
             let seed = round as u64 * 10 + u64::from(opcode);
@@ -65,7 +66,7 @@ fn every_opcode(side: usize, mut line: Line) {
                 let sges = if opcode == WRITE_IMM { vec![] } else { vec![node.sge(to, len + 32)] };
                 node.recv(seed, &sges);
             }
-            line.meet();
+            socket.barrier();
             if side == 0 {
                 let to = (peer.addr + to as u64, peer.rkey);
                 let imm = seed as u32 ^ 0xa5a5;
@@ -82,24 +83,24 @@ fn every_opcode(side: usize, mut line: Line) {
                     assert_eq!((wc.flags & 2, wc.imm), (2, seed as u32 ^ 0xa5a5));
                 }
             }
-            line.meet();
+            socket.barrier();
             if !fills {
                 assert!(node.memory[at..at + len] == pattern(len, seed)[..], "{opcode} of {len}: wrong data");
                 assert!(node.memory[..at].iter().chain(&node.memory[at + len..][..64]).all(|b| *b == 0xee), "outside");
             }
-            line.meet();
+            socket.barrier();
         }
     }
     assert!(node.poll().is_none());
-    line.meet();
+    socket.barrier();
     node.close();
 }
 
 #[test]
 fn several_elements_on_both_sides() {
-    pair("several_elements_on_both_sides", &[], |side, mut line| {
+    Softrnic::new().pair(|side, mut socket| {
         let mut node = Node::new(0, 4096);
-        node.join(&mut line, &Terms::default());
+        node.connect_over(&mut socket, &Terms::default());
         for (gather, scatter) in [([3, 5, 8, 1], [1, 2, 14, 9]), ([100, 200, 300, 0], [0, 599, 1, 7])] {
             let total: usize = gather.iter().sum();
             let parts = |lengths: [usize; 4], node: &Node| {
@@ -122,7 +123,7 @@ fn several_elements_on_both_sides() {
             } else {
                 node.recv(1, &mine);
             }
-            line.meet();
+            socket.barrier();
             if side == 0 {
                 node.send(Work { opcode: SEND, sges: &mine, ..Work::default() });
                 assert_eq!(node.next().status, OK);
@@ -136,14 +137,14 @@ fn several_elements_on_both_sides() {
                     .collect();
                 assert!(got == want);
             }
-            line.meet();
+            socket.barrier();
         }
     });
 }
 
 #[test]
 fn inline_data_is_taken_at_the_post() {
-    alone("inline_data_is_taken_at_the_post", &[("SOFTRNIC_STRICT", "1")], || {
+    Softrnic::new().strict().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         let mut bytes = *b"inline!!";
         // Inline data needs no key.
@@ -159,7 +160,7 @@ fn inline_data_is_taken_at_the_post() {
 
 #[test]
 fn strict_mode_reads_other_data_late() {
-    alone("strict_mode_reads_other_data_late", &[("SOFTRNIC_STRICT", "1")], || {
+    Softrnic::new().strict().alone(|| {
         let (mut a, b) = local_pair(64, &Terms::default());
         let to = (b.address().addr, b.address().rkey);
         // On a busy machine we may be too late ourselves, but not always.
@@ -176,7 +177,7 @@ fn strict_mode_reads_other_data_late() {
 
 #[test]
 fn a_qp_may_be_connected_to_itself() {
-    alone("a_qp_may_be_connected_to_itself", &[], || {
+    Softrnic::new().alone(|| {
         let mut node = Node::new(0, 128);
         node.connect(&node.address(), &Terms::default());
         fill(&mut node.memory[..64], 9);
@@ -190,7 +191,7 @@ fn a_qp_may_be_connected_to_itself() {
 
 #[test]
 fn iova_may_differ_from_the_address() {
-    alone("iova_may_differ_from_the_address", &[], || {
+    Softrnic::new().alone(|| {
         let (mut a, b) = local_pair(64, &Terms::default());
         let register = symbol("ibv_reg_mr_iova2", "IBVERBS_1.8");
         // SAFETY: its type in the verbs interface.
@@ -212,7 +213,7 @@ fn iova_may_differ_from_the_address() {
 
 #[test]
 fn requests_in_a_list_run_in_order() {
-    alone("requests_in_a_list_run_in_order", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         let mut sges: Vec<Sge> = (0..8).map(|i| a.sge(i, 1)).collect();
         let to = b.address();
@@ -246,15 +247,16 @@ fn requests_in_a_list_run_in_order() {
     });
 }
 
-/// The receiver watches memory that the sender keeps rewriting: whoever sees round n somewhere sees at least n below it.
+/// The receiver reads memory that the sender keeps rewriting: where it reads round n, lower addresses hold round n or a later
+/// one.
 #[test]
 fn bytes_appear_in_ascending_order() {
-    pair("bytes_appear_in_ascending_order", &[], |side, mut line| {
+    Softrnic::new().pair(|side, mut socket| {
         const BYTES: usize = 64;
         let mut node = Node::new(0, 4096);
-        let peer = node.join(&mut line, &Terms::default());
+        let peer = node.connect_over(&mut socket, &Terms::default());
         let aligned = node.memory.as_ptr().align_offset(8);
-        let theirs: usize = line.swap(&aligned);
+        let theirs: usize = socket.swap(&aligned);
         if side == 0 {
             let to = |at: usize| (peer.addr + (theirs + at) as u64, peer.rkey);
             for round in 1..=20_000u32 {
@@ -286,25 +288,25 @@ fn bytes_appear_in_ascending_order() {
             }
             assert!(looks > 100, "{looks} looks");
         }
-        line.meet();
+        socket.barrier();
     });
 }
 
 /// Side 0 writes `bytes` again and again; side 1 waits for the last word of each `unit` and looks at those before it, back
 /// to the start of its unit.
-fn polled(side: usize, mut line: Line, bytes: usize, unit: usize) {
+fn polled(side: usize, mut socket: Peer, bytes: usize, unit: usize) {
     const ROUNDS: u64 = 300;
     const ALIGNED: usize = 128;
     let mut node = Node::new(0, bytes + ALIGNED);
-    let peer = node.join(&mut line, &Terms::default());
+    let peer = node.connect_over(&mut socket, &Terms::default());
     let mine = node.memory.as_ptr().align_offset(ALIGNED);
-    let theirs: usize = line.swap(&mine);
+    let theirs: usize = socket.swap(&mine);
     for round in 1..=ROUNDS {
         if side == 0 {
             for word in node.memory[..bytes].chunks_mut(8) {
                 word.copy_from_slice(&round.to_le_bytes()[..word.len()]);
             }
-            line.meet();
+            socket.barrier();
             let to = (peer.addr + theirs as u64, peer.rkey);
             node.send(Work { sges: &[node.sge(0, bytes)], to, ..Work::default() });
             assert_eq!(node.next().status, OK);
@@ -313,7 +315,7 @@ fn polled(side: usize, mut line: Line, bytes: usize, unit: usize) {
             // SAFETY: aligned and inside the memory; read as atomics while the device writes.
             let words: &[AtomicU64] =
                 unsafe { std::slice::from_raw_parts(node.memory.as_ptr().add(mine).cast(), bytes / 8) };
-            line.meet();
+            socket.barrier();
             for (at, unit) in words.chunks_exact(unit / 8).enumerate() {
                 let (flag, rest) = unit.split_last().expect("not empty");
                 while flag.load(Ordering::Acquire) != round {
@@ -323,37 +325,36 @@ fn polled(side: usize, mut line: Line, bytes: usize, unit: usize) {
                 assert_eq!(late, None, "a word of unit {at} in round {round} appears after the last");
             }
         }
-        line.meet();
+        socket.barrier();
     }
 }
 
 #[test]
 fn the_last_word_of_a_long_message_appears_last() {
-    pair("the_last_word_of_a_long_message_appears_last", &[], |side, line| polled(side, line, 65_536, 65_536));
+    Softrnic::new().pair(|side, socket| polled(side, socket, 65_536, 65_536));
 }
 
 #[test]
 fn whole_lines_are_seen_by_their_last_word() {
-    const NAME: &str = "whole_lines_are_seen_by_their_last_word";
-    pair(NAME, &[("SOFTRNIC_LINES", "1")], |side, line| polled(side, line, 614_400, 128));
+    Softrnic::new().env("SOFTRNIC_LINES", "1").pair(|side, socket| polled(side, socket, 614_400, 128));
 }
 
 #[test]
 fn whole_lines_are_seen_by_their_last_word_when_staged() {
-    const NAME: &str = "whole_lines_are_seen_by_their_last_word_when_staged";
-    pair(NAME, &[("SOFTRNIC_LINES", "1"), STAGED], |side, line| polled(side, line, 65_536, 128));
+    Softrnic::new()
+        .env("SOFTRNIC_LINES", 1)
+        .env("SOFTRNIC_STAGED", 1)
+        .pair(|side, socket| polled(side, socket, 65_536, 128));
 }
-
-const STAGED: (&str, &str) = ("SOFTRNIC_STAGED", "1");
 
 /// The receiver posts one receive at a time; the sender's queue is full most of the time. Nothing is lost, doubled or
 /// out of order.
 #[test]
 fn a_slow_receiver_gets_everything_in_order() {
-    pair("a_slow_receiver_gets_everything_in_order", &[], |side, mut line| {
+    Softrnic::new().pair(|side, mut socket| {
         const MESSAGES: u32 = 2000;
         let mut node = Node::new(side, 64 * 1024);
-        node.join(&mut line, &Terms { min_rnr_timer: 1, ..Terms::default() });
+        node.connect_over(&mut socket, &Terms { min_rnr_timer: 1, ..Terms::default() });
         if side == 0 {
             let (mut posted, mut done) = (0, 0);
             while done < MESSAGES {
@@ -385,7 +386,7 @@ fn a_slow_receiver_gets_everything_in_order() {
                 assert_eq!(node.memory[..4], want.to_ne_bytes());
             }
         }
-        line.meet();
+        socket.barrier();
         assert!(node.poll().is_none());
     });
 }

@@ -1,4 +1,4 @@
-//! The pages say what is true: tests that they name exist, links lead somewhere, settings are told.
+//! The pages say what is true: tests that they name exist, links lead somewhere, every setting has its row.
 
 use std::collections::HashSet;
 use std::path::Path;

@@ -3,8 +3,8 @@
 mod common;
 
 use common::node::Node;
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 type Call = extern "C" fn(*mut Qp, *mut [u32; 3]) -> i32;
 
@@ -15,7 +15,7 @@ fn call(name: &str) -> Call {
 
 #[test]
 fn options_are_reduced_to_what_both_have() {
-    alone("options_are_reduced_to_what_both_have", &[("SOFTRNIC_ECE", "13")], || {
+    Softrnic::new().env("SOFTRNIC_ECE", "13").alone(|| {
         let (query, set) = (call("ibv_query_ece"), call("ibv_set_ece"));
         let node = Node::new(0, 64);
         let mut ece = [0; 3];
@@ -34,7 +34,7 @@ fn options_are_reduced_to_what_both_have() {
 
 #[test]
 fn without_options_it_is_not_supported() {
-    alone("without_options_it_is_not_supported", &[], || {
+    Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
         assert_eq!(call("ibv_query_ece")(node.qp, &mut [0; 3]), libc::EOPNOTSUPP);
         assert_eq!(call("ibv_set_ece")(node.qp, &mut [0xf000, 1, 0]), libc::EOPNOTSUPP);

@@ -1,4 +1,4 @@
-//! What goes wrong, and who is told: one test per row of the table of errors.
+//! Errors, and which end has a completion or an event for them: one test per row of the table of errors.
 
 mod common;
 
@@ -6,8 +6,8 @@ use std::ptr;
 use std::time::Duration;
 
 use common::node::{CAP, Node, Terms, Work, create_qp, local_pair, to_state};
-use common::process::{alone, pair};
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 /// Posts `work` from a fresh connection and returns (requester, responder, requester's completion). Before it, the
 /// responder has posted one receive of 8 bytes, and the requester has one request behind it.
@@ -42,7 +42,7 @@ fn event(node: &Node) -> u32 {
 
 #[test]
 fn local_key_is_checked() {
-    alone("local_key_is_checked", &[], || {
+    Softrnic::new().alone(|| {
         type Spoil = fn(&Node, &Node) -> Sge;
         let spoils: [(&str, Spoil); 4] = [
             ("unknown key", |a, _| Sge { lkey: 0xffff_ff01, ..a.sge(0, 8) }),
@@ -65,7 +65,7 @@ fn local_key_is_checked() {
 
 #[test]
 fn remote_key_is_checked() {
-    alone("remote_key_is_checked", &[], || {
+    Softrnic::new().alone(|| {
         type Spoil = fn(&Node) -> (u64, u64);
         let spoils: [(&str, Spoil); 5] = [
             ("key of another protection domain", |b| (b.address().addr, u64::from(foreign_key(b)))),
@@ -91,7 +91,7 @@ fn remote_key_is_checked() {
 
 #[test]
 fn region_access_is_checked() {
-    alone("region_access_is_checked", &[], || {
+    Softrnic::new().alone(|| {
         for (opcode, allowed) in [(WRITE, 1 | 4), (READ, 1 | 2)] {
             let mut bytes = vec![0u8; 64];
             let (_a, b, wc) = provoke(&Terms::default(), |a, b| {
@@ -108,7 +108,7 @@ fn region_access_is_checked() {
 
 #[test]
 fn read_needs_local_write() {
-    alone("read_needs_local_write", &[], || {
+    Softrnic::new().alone(|| {
         let bytes = [0u8; 64];
         let (_a, b, wc) = provoke(&Terms::default(), |a, b| {
             let mr = ibv_reg_mr(a.pd, bytes.as_ptr().cast_mut().cast(), 64, 0);
@@ -123,7 +123,7 @@ fn read_needs_local_write() {
 
 #[test]
 fn qp_access_is_checked() {
-    alone("qp_access_is_checked", &[], || {
+    Softrnic::new().alone(|| {
         for (opcode, access) in [(WRITE, 1 | 4), (WRITE_IMM, 1 | 4), (READ, 1 | 2)] {
             let terms = Terms { access, ..Terms::default() };
             let (_a, b, wc) = provoke(&terms, |a, b| {
@@ -139,7 +139,7 @@ fn qp_access_is_checked() {
 
 #[test]
 fn receive_that_is_too_small() {
-    alone("receive_that_is_too_small", &[], || {
+    Softrnic::new().alone(|| {
         let (_a, b, wc) = provoke(&Terms::default(), |a, _| {
             a.try_send(Work { opcode: SEND, sges: &[a.sge(0, 9)], ..Work::default() })
         });
@@ -152,7 +152,7 @@ fn receive_that_is_too_small() {
 
 #[test]
 fn receive_with_a_bad_key() {
-    alone("receive_with_a_bad_key", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         b.recv(50, &[Sge { lkey: 0xffff_ff01, ..b.sge(0, 8) }]);
         a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], ..Work::default() });
@@ -163,7 +163,7 @@ fn receive_with_a_bad_key() {
 
 #[test]
 fn memory_that_is_gone_on_either_side() {
-    pair("memory_that_is_gone_on_either_side", &[], |side, mut line| {
+    Softrnic::new().pair(|side, mut socket| {
         for culprit in 0..2 {
             let mut node = Node::new(0, 4096);
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -178,21 +178,21 @@ fn memory_that_is_gone_on_either_side() {
                 unsafe { libc::munmap(at, 4096) };
                 node.psn += 1;
             }
-            node.join(&mut line, &Terms::default());
-            let theirs: [u64; 2] = line.swap(&[at as u64, u64::from(key)]);
+            node.connect_over(&mut socket, &Terms::default());
+            let theirs: [u64; 2] = socket.swap(&[at as u64, u64::from(key)]);
             if side == 0 {
                 let sge = Sge { addr: at as u64, length: 64, lkey: key };
                 node.send(Work { sges: &[sge], to: (theirs[0], theirs[1]), ..Work::default() });
                 assert_eq!(node.next().status, if culprit == 0 { LOC_PROT } else { REM_OP });
             }
-            line.meet();
+            socket.barrier();
         }
     });
 }
 
 #[test]
 fn zero_bytes_need_no_key() {
-    alone("zero_bytes_need_no_key", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         b.recv(9, &[]);
         a.send(Work { opcode: WRITE, ..Work::default() });
@@ -206,7 +206,7 @@ fn zero_bytes_need_no_key() {
 
 #[test]
 fn a_full_completion_queue_dies() {
-    alone("a_full_completion_queue_dies", &[], || {
+    Softrnic::new().alone(|| {
         // 3 rounds up to 3.
         let a = Node::with(0, 64, CAP, 3);
         a.connect(&a.address(), &Terms::default());
@@ -224,7 +224,7 @@ fn a_full_completion_queue_dies() {
 
 #[test]
 fn strict_mode_shows_what_is_not_defined() {
-    alone("strict_mode_shows_what_is_not_defined", &[("SOFTRNIC_STRICT", "1")], || {
+    Softrnic::new().strict().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         assert_eq!(to_state(b.qp, RESET), 0);
         a.send(Work { id: 3, ..Work::default() });
@@ -236,7 +236,7 @@ fn strict_mode_shows_what_is_not_defined() {
 
 #[test]
 fn events_hold_back_destruction() {
-    alone("events_hold_back_destruction", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
         assert_eq!(a.next().status, REM_ACCESS);
@@ -248,7 +248,7 @@ fn events_hold_back_destruction() {
         assert!(!destroyer.is_finished(), "destroyed before its event was acknowledged");
         ibv_ack_async_event(&mut event);
         assert_eq!(destroyer.join().expect("destroy"), 0);
-        // An event that nobody fetched goes with its QP.
+        // An event that was not fetched is removed with its QP.
         let (a, b) = local_pair(64, &Terms::default());
         a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
         assert_eq!(a.next().status, REM_ACCESS);
@@ -260,7 +260,7 @@ fn events_hold_back_destruction() {
 
 #[test]
 fn unsupported_kinds_say_so() {
-    alone("unsupported_kinds_say_so", &[], || {
+    Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
         let mut init = common::node::empty_init();
         (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (node.cq, node.cq, 4, CAP);

@@ -5,12 +5,14 @@ mod common;
 
 use std::ffi::c_int;
 use std::ptr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::gpu::{Driver, GpuNode, pattern};
 use common::node::{Address, Node, Terms, Work, to_state};
-use common::process::{alone, pair};
 use common::verbs::*;
+use testkit::side::enter;
+use testkit::softrnic::Softrnic;
+use testkit::wait_until;
 
 fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
@@ -24,8 +26,8 @@ fn dmabuf_mr(pd: Ptr, length: usize, iova: u64, fd: c_int) -> *mut Mr {
 }
 
 /// What a machine with neither, one or both of the ways to register GPU memory answers.
-fn ways(test: &str, gpu: &str, by_address: bool, by_dmabuf: bool) {
-    alone(test, &[("SOFTRNIC_GPU", gpu)], || {
+fn ways(gpu: &str, by_address: bool, by_dmabuf: bool) {
+    Softrnic::new().env("SOFTRNIC_GPU", gpu).alone(|| {
         let driver = Driver::load();
         let node = Node::new(0, 64);
         let at = driver.allocate(8192);
@@ -55,28 +57,27 @@ fn ways(test: &str, gpu: &str, by_address: bool, by_dmabuf: bool) {
 
 #[test]
 fn a_machine_with_no_way_to_register_gpu_memory() {
-    ways("a_machine_with_no_way_to_register_gpu_memory", "none", false, false);
+    ways("none", false, false);
 }
 
 #[test]
 fn a_machine_with_peermem() {
-    ways("a_machine_with_peermem", "peermem", true, false);
+    ways("peermem", true, false);
 }
 
 #[test]
 fn a_machine_with_dmabuf() {
-    ways("a_machine_with_dmabuf", "dmabuf", false, true);
+    ways("dmabuf", false, true);
 }
 
 #[test]
 fn a_machine_with_both_ways_to_register_gpu_memory() {
-    ways("a_machine_with_both_ways_to_register_gpu_memory", "both", true, true);
+    ways("both", true, true);
 }
 
 #[test]
 fn what_was_registered_by_which_way_is_told_at_the_end() {
-    let test = "what_was_registered_by_which_way_is_told_at_the_end";
-    let is_side = common::process::is_side(test, |_, _| {
+    enter(|_, _| {
         let driver = Driver::load();
         let node = Node::new(0, 64);
         let at = driver.allocate(8192);
@@ -86,15 +87,9 @@ fn what_was_registered_by_which_way_is_told_at_the_end() {
         }
         assert!(!ibv_reg_mr(node.pd, at as Ptr, 8192, ALL_ACCESS).is_null());
     });
-    if is_side {
-        return;
-    }
-    let fabric = common::process::fabric_name(test);
-    let env = [("SOFTRNIC_FABRIC", fabric.as_str()), ("SOFTRNIC_GPU", "both"), ("SOFTRNIC_STAT", "1")];
-    let (_mine, theirs) = std::os::unix::net::UnixStream::pair().expect("socket pair");
-    let output = common::process::start(test, 0, theirs, &env).wait_with_output().expect("ended");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && told.contains("GPU memory 1 by address, 2 by dma-buf"), "{told}");
+    let (process, _socket) = Softrnic::new().start(0, &[("SOFTRNIC_GPU", "both"), ("SOFTRNIC_STAT", "1")]);
+    let ended = process.ended();
+    assert!(ended.is_body_done() && ended.output.contains("GPU memory 1 by address, 2 by dma-buf"), "{ended}");
 }
 
 const SIZES: [usize; 9] = [1, 7, 8, 4096, 65_536, 524_287, 524_288, 524_289, 3_000_001];
@@ -103,7 +98,7 @@ const SIZES: [usize; 9] = [1, 7, 8, 4096, 65_536, 524_287, 524_288, 524_289, 3_0
 #[test]
 fn bytes_go_between_gpus_and_hosts_of_two_processes() {
     const MOST: usize = 3_000_001;
-    pair("bytes_go_between_gpus_and_hosts_of_two_processes", &[("SOFTRNIC_GPU", "peermem")], |side, mut line| {
+    Softrnic::new().env("SOFTRNIC_GPU", "peermem").pair(|side, mut socket| {
         let driver = Driver::load();
         let gpu = GpuNode::new(&driver, side, MOST);
         let mut host = vec![0u8; MOST];
@@ -111,9 +106,9 @@ fn bytes_go_between_gpus_and_hosts_of_two_processes() {
         let host_mr = ibv_reg_mr(gpu.node.pd, host.as_mut_ptr().cast(), MOST, ALL_ACCESS);
         // SAFETY: a live region.
         let host_key = unsafe { (*host_mr).lkey };
-        let peer = gpu.node.join(&mut line, &Terms::default());
+        let peer = gpu.node.connect_over(&mut socket, &Terms::default());
         let mine = [gpu.at, u64::from(gpu.node.key()), host.as_ptr() as u64, u64::from(host_key)];
-        let theirs: [u64; 4] = line.swap(&mine);
+        let theirs: [u64; 4] = socket.swap(&mine);
         assert_eq!(theirs[1], peer.rkey);
         for (round, size) in SIZES.into_iter().enumerate() {
             for (from_gpu, to_gpu) in [(true, true), (true, false), (false, true)] {
@@ -128,22 +123,22 @@ fn bytes_go_between_gpus_and_hosts_of_two_processes() {
                         Sge { addr: mine[2], length: size as u32, lkey: host_key }
                     };
                     let to = if to_gpu { (theirs[0], theirs[1]) } else { (theirs[2], theirs[3]) };
-                    line.meet();
+                    socket.barrier();
                     gpu.node.send(Work { opcode: WRITE_IMM, imm: 7, sges: &[from], to, ..Work::default() });
                     assert_eq!(gpu.node.next().status, OK);
-                    line.meet();
+                    socket.barrier();
                 } else {
                     driver.put(gpu.at, &untouched);
                     host.copy_from_slice(&untouched);
                     gpu.node.recv(3, &[]);
-                    line.meet();
+                    socket.barrier();
                     let got = gpu.node.next();
                     assert_eq!((got.status, got.imm, got.byte_len), (OK, 7, size as u32));
                     let (full, empty): (&[u8], &[u8]) =
                         if to_gpu { (driver.bytes(gpu.at, MOST), &host) } else { (&host, driver.bytes(gpu.at, MOST)) };
                     assert!(full[..size] == data, "{size} bytes, {from_gpu} to {to_gpu}");
                     assert!(full[size..] == untouched[size..] && empty == untouched, "{size} bytes and no more");
-                    line.meet();
+                    socket.barrier();
                 }
             }
         }
@@ -152,7 +147,7 @@ fn bytes_go_between_gpus_and_hosts_of_two_processes() {
 
 #[test]
 fn reads_and_sends_reach_gpu_memory() {
-    alone("reads_and_sends_reach_gpu_memory", &[("SOFTRNIC_GPU", "both")], || {
+    Softrnic::new().env("SOFTRNIC_GPU", "both").alone(|| {
         let driver = Driver::load();
         let (a, b) = (GpuNode::new(&driver, 0, 8192), GpuNode::new(&driver, 1, 8192));
         a.node.connect(&b.node.address(), &Terms::default());
@@ -181,7 +176,7 @@ fn reads_and_sends_reach_gpu_memory() {
 /// What a transport does to have a GPU see what has arrived: it reads a byte of it over a connection with itself.
 #[test]
 fn a_flush_over_a_queue_pair_connected_with_itself() {
-    alone("a_flush_over_a_queue_pair_connected_with_itself", &[("SOFTRNIC_GPU", "dmabuf")], || {
+    Softrnic::new().env("SOFTRNIC_GPU", "dmabuf").alone(|| {
         let driver = Driver::load();
         let mut node = Node::new(0, 64);
         let at = driver.allocate(4096);
@@ -203,7 +198,7 @@ fn a_flush_over_a_queue_pair_connected_with_itself() {
 
 #[test]
 fn a_gpu_that_fails_is_an_operation_error() {
-    alone("a_gpu_that_fails_is_an_operation_error", &[("SOFTRNIC_GPU", "peermem")], || {
+    Softrnic::new().env("SOFTRNIC_GPU", "peermem").alone(|| {
         let driver = Driver::load();
         let gpu = GpuNode::new(&driver, 1, 4096);
         let host = Node::new(0, 4096);
@@ -219,7 +214,7 @@ fn a_gpu_that_fails_is_an_operation_error() {
 /// Keys and bounds are checked for GPU memory as for any other; atomics it has none.
 #[test]
 fn gpu_memory_has_keys_and_bounds() {
-    alone("gpu_memory_has_keys_and_bounds", &[("SOFTRNIC_GPU", "peermem")], || {
+    Softrnic::new().env("SOFTRNIC_GPU", "peermem").alone(|| {
         let driver = Driver::load();
         for (offset, length, status) in [(0u64, 4096, OK), (1, 4096, REM_ACCESS), (4096, 1, REM_ACCESS)] {
             let gpu = GpuNode::new(&driver, 1, 4096);
@@ -236,18 +231,18 @@ fn gpu_memory_has_keys_and_bounds() {
 }
 
 /// Side 0 sends 4096 bytes to the GPU of side 1, which does `and_then` once its GPU has begun to copy.
-fn while_a_gpu_copies(test: &str, and_then: impl Fn(&Driver, &GpuNode)) {
+fn while_a_gpu_copies(and_then: impl Fn(&Driver, &GpuNode)) {
     let env = [("SOFTRNIC_GPU", "peermem"), ("FAKE_CUDA_SLOW_US", "3000")];
-    pair(test, &env, |side, mut line| {
+    Softrnic::new().envs(&env).pair(|side, mut socket| {
         let driver = Driver::load();
         let gpu = GpuNode::new(&driver, side, 4096);
-        let peer: Address = line.swap(&gpu.address());
+        let peer: Address = socket.swap(&gpu.address());
         gpu.node.connect(&peer, &Terms { timeout: 8, retry_cnt: 1, ..Terms::default() });
         let before = driver.copies();
-        line.meet();
+        socket.barrier();
         if side == 0 {
             // Not before the other side polls: who polls is not woken.
-            line.meet();
+            socket.barrier();
             let host = vec![1u8; 4096];
             let mr = ibv_reg_mr(gpu.node.pd, host.as_ptr() as Ptr, 4096, ALL_ACCESS);
             // SAFETY: a live region.
@@ -256,31 +251,27 @@ fn while_a_gpu_copies(test: &str, and_then: impl Fn(&Driver, &GpuNode)) {
             gpu.node.next();
         } else {
             assert!(gpu.node.poll().is_none());
-            line.meet();
+            socket.barrier();
             while driver.copies() == before {
                 assert!(gpu.node.poll().is_none());
             }
             and_then(&driver, &gpu);
         }
-        line.meet();
+        socket.barrier();
     });
 }
 
 /// The application that took the job goes off to do something else.
 #[test]
 fn a_copy_ends_although_nobody_polls_any_more() {
-    while_a_gpu_copies("a_copy_ends_although_nobody_polls_any_more", |driver, gpu| {
-        let end = Instant::now() + Duration::from_secs(60);
-        while driver.bytes(gpu.at, 4096) != [1; 4096] {
-            assert!(Instant::now() < end, "the copy does not end");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    while_a_gpu_copies(|driver, gpu| {
+        wait_until("the end of the copy", || driver.bytes(gpu.at, 4096) == [1; 4096]);
     });
 }
 
 #[test]
 fn nothing_is_written_after_a_reset() {
-    while_a_gpu_copies("nothing_is_written_after_a_reset", |driver, gpu| {
+    while_a_gpu_copies(|driver, gpu| {
         assert_eq!(to_state(gpu.node.qp, RESET), 0);
         driver.put(gpu.at, &[0xaa; 4096]);
         std::thread::sleep(Duration::from_millis(50));

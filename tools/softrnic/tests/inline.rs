@@ -6,10 +6,10 @@ use std::io::Error;
 use std::ptr;
 
 use common::node::{CAP, Node, Terms, Work, create_qp, local_pair};
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
-/// A queue pair that is to have so many inline bytes; the bytes that it is told to have, or the errno, which was `errno_before`.
+/// A queue pair that is to have so many inline bytes; the bytes that it is granted, or the errno, which was `errno_before`.
 fn granted(node: &Node, max_inline_data: u32, errno_before: i32) -> Result<u32, i32> {
     let mut init = QpInit {
         user: ptr::null_mut(),
@@ -41,7 +41,7 @@ fn node() -> Node {
 
 #[test]
 fn too_much_inline_data_is_refused() {
-    alone("too_much_inline_data_is_refused", &[("SOFTRNIC_MAX_INLINE", "96")], || {
+    Softrnic::new().env("SOFTRNIC_MAX_INLINE", "96").alone(|| {
         let node = node();
         let grants = [0, 64, 96, 97, 256].map(|bytes| granted(&node, bytes, libc::ENOMEM));
         assert_eq!(grants, [Ok(0), Ok(64), Ok(96), Err(libc::EINVAL), Err(libc::EINVAL)]);
@@ -51,7 +51,7 @@ fn too_much_inline_data_is_refused() {
 #[test]
 fn a_refusal_may_leave_errno_as_it_was() {
     let env = [("SOFTRNIC_MAX_INLINE", "96"), ("SOFTRNIC_INLINE_EXCESS", "silent")];
-    alone("a_refusal_may_leave_errno_as_it_was", &env, || {
+    Softrnic::new().envs(&env).alone(|| {
         let node = node();
         assert_eq!(granted(&node, 96, 0), Ok(96));
         assert_eq!([0, libc::ENOMEM].map(|before| granted(&node, 97, before)), [Err(0), Err(libc::ENOMEM)]);
@@ -64,7 +64,7 @@ fn a_refusal_may_leave_errno_as_it_was() {
 #[test]
 fn less_may_be_granted_than_asked_for() {
     let env = [("SOFTRNIC_MAX_INLINE", "96"), ("SOFTRNIC_INLINE_EXCESS", "grant")];
-    alone("less_may_be_granted_than_asked_for", &env, || {
+    Softrnic::new().envs(&env).alone(|| {
         let node = node();
         assert_eq!([0, 64, 96, 97, 256].map(|bytes| granted(&node, bytes, 0)), [0, 64, 96, 96, 96].map(Ok));
     });
@@ -73,7 +73,7 @@ fn less_may_be_granted_than_asked_for() {
 #[test]
 fn a_device_may_have_none() {
     let env = [("SOFTRNIC_MAX_INLINE", "0"), ("SOFTRNIC_INLINE_EXCESS", "grant")];
-    alone("a_device_may_have_none", &env, || {
+    Softrnic::new().envs(&env).alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         assert_eq!([0, 64].map(|bytes| granted(&a, bytes, 0)), [0, 0].map(Ok));
         let sges = [a.sge(0, 8)];

@@ -8,12 +8,12 @@ use std::ptr;
 
 use common::guard::AtPageEnd;
 use common::node::{Terms, Work, empty_init, local_pair, open, rtr, rts};
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 #[test]
 fn send_and_receive_requests_of_the_short_form() {
-    alone("send_and_receive_requests_of_the_short_form", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(4096, &Terms::default());
         let sge = AtPageEnd::new(a.sge(0, 8));
         for opcode in [WRITE, WRITE_IMM, SEND, SEND_IMM, READ] {
@@ -45,7 +45,7 @@ fn send_and_receive_requests_of_the_short_form() {
 
 #[test]
 fn completions_fill_no_more_than_their_array() {
-    alone("completions_fill_no_more_than_their_array", &[], || {
+    Softrnic::new().alone(|| {
         let (a, _b) = local_pair(4096, &Terms::default());
         for _ in 0..5 {
             a.send(Work::default());
@@ -59,7 +59,7 @@ fn completions_fill_no_more_than_their_array() {
 
 #[test]
 fn qp_attributes_of_136_bytes() {
-    alone("qp_attributes_of_136_bytes", &[], || {
+    Softrnic::new().alone(|| {
         let a = common::node::Node::new(0, 64);
         let terms = Terms::default();
         let init = AtPageEnd::new(QpAttr { state: INIT, port: 1, access: 7, ..QpAttr::default() });
@@ -80,7 +80,7 @@ fn qp_attributes_of_136_bytes() {
 
 #[test]
 fn qp_init_attributes_of_64_bytes() {
-    alone("qp_init_attributes_of_64_bytes", &[], || {
+    Softrnic::new().alone(|| {
         let a = common::node::Node::new(0, 64);
         let mut init = empty_init();
         (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (a.cq, a.cq, 2, common::node::CAP);
@@ -95,7 +95,7 @@ fn qp_init_attributes_of_64_bytes() {
 
 #[test]
 fn port_attributes_of_every_length() {
-    alone("port_attributes_of_every_length", &[], || {
+    Softrnic::new().alone(|| {
         let context = open(0);
         let short = AtPageEnd::new([0xeeu8; 48]);
         assert_eq!(ibv_query_port(context, 1, short.as_ptr().cast()), 0);
@@ -127,7 +127,7 @@ fn port_attributes_of_every_length() {
 
 #[test]
 fn device_attributes_of_232_bytes() {
-    alone("device_attributes_of_232_bytes", &[("SOFTRNIC_MAX_QP", "99")], || {
+    Softrnic::new().env("SOFTRNIC_MAX_QP", "99").alone(|| {
         let out = AtPageEnd::new([0u8; 232]);
         assert_eq!(ibv_query_device(open(0), out.as_ptr().cast()), 0);
         assert_eq!(out.get()[108..112], 99u32.to_ne_bytes(), "max_qp");
@@ -138,7 +138,7 @@ fn device_attributes_of_232_bytes() {
 /// Newer headers reach this through verbs_context, 104 bytes before the context.
 #[test]
 fn extended_device_attributes_of_every_length() {
-    alone("extended_device_attributes_of_every_length", &[("SOFTRNIC_PORTS", "2")], || {
+    Softrnic::new().ports(2).alone(|| {
         let context = open(0);
         let plain = AtPageEnd::new([0u8; 232]);
         assert_eq!(ibv_query_device(context, plain.as_ptr().cast()), 0);
@@ -147,7 +147,7 @@ fn extended_device_attributes_of_every_length() {
         let query: Option<Query> = unsafe { transmute_copy(&*context.cast::<u8>().sub(104).cast::<Ptr>()) };
         let query = query.expect("query_device_ex");
         let whole = AtPageEnd::new([0xeeu8; 400]);
-        // SAFETY: as many bytes as are told, here and below.
+        // SAFETY: as many bytes as the length says, here and below.
         assert_eq!(unsafe { query(context, ptr::null(), whole.as_ptr().cast(), 400) }, 0);
         let bytes = whole.get();
         // The last four are padding.
@@ -174,7 +174,7 @@ fn extended_device_attributes_of_every_length() {
 
 #[test]
 fn unknown_opcodes_of_the_extended_context_are_absent() {
-    alone("unknown_opcodes_of_the_extended_context_are_absent", &[], || {
+    Softrnic::new().alone(|| {
         let context = open(0);
         // create_qp_ex, create_cq_ex: NULL makes the inlined wrappers fall back.
         for offset in [56, 120] {
@@ -186,7 +186,7 @@ fn unknown_opcodes_of_the_extended_context_are_absent() {
 
 #[test]
 fn gid_entries_are_the_same_everywhere() {
-    alone("gid_entries_are_the_same_everywhere", &[("SOFTRNIC_DEVICES", "8")], || {
+    Softrnic::new().devices(8).alone(|| {
         type One = unsafe extern "C" fn(Ptr, u32, u32, Ptr, u32, usize) -> i32;
         type All = unsafe extern "C" fn(Ptr, Ptr, usize, u32, usize) -> isize;
         // SAFETY: the functions' types in the verbs interface.

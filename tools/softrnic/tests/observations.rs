@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::process::alone;
+use testkit::softrnic::Softrnic;
 
 #[test]
 fn softrnic_is_as_its_column_says() {
-    alone("softrnic_is_as_its_column_says", &[], || common::table::compare(1));
+    Softrnic::new().alone(|| common::table::compare(1));
 }

@@ -4,10 +4,10 @@ mod common;
 
 use std::mem::transmute_copy;
 
-use common::node::{Node, Terms, Work, join_ports, modify, open, rtr};
-use common::process::{alone, assert_clean, fabric_name, finish, is_side, line, pair, start};
+use common::node::{Node, Terms, Work, connect_ports, modify, open, rtr};
 use common::verbs::*;
-use std::os::unix::net::UnixStream;
+use testkit::side::enter;
+use testkit::softrnic::Softrnic;
 
 const QUICK: Terms = Terms { timeout: 8, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
 
@@ -28,7 +28,7 @@ fn attributes_say_what_was_asked_for() {
         ("SOFTRNIC_MTU", "softrnic1/1=1024"),
         ("SOFTRNIC_LINK", "roce,softrnic2/2=ib"),
     ];
-    alone("attributes_say_what_was_asked_for", &env, || {
+    Softrnic::new().envs(&env).alone(|| {
         // SAFETY: the function's type in the verbs interface.
         let speed: unsafe extern "C" fn(Ptr, u32, *mut u64) -> i32 =
             unsafe { transmute_copy(&symbol("ibv_query_port_speed", "IBVERBS_1.16")) };
@@ -78,10 +78,10 @@ fn cards(devices: usize) -> Vec<usize> {
 
 #[test]
 fn both_ports_carry_data() {
-    alone("both_ports_carry_data", &[("SOFTRNIC_PORTS", "2")], || {
+    Softrnic::new().ports(2).alone(|| {
         for (from, to) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
             let (a, b) = (Node::new(0, 64), Node::new(1, 64));
-            join_ports((&a, from), (&b, to), 1, &QUICK);
+            connect_ports((&a, from), (&b, to), 1, &QUICK);
             assert_eq!(send(&a, &b), OK, "{from} -> {to}");
             assert_eq!(b.next().status, OK);
             a.close();
@@ -97,7 +97,7 @@ fn both_ports_carry_data() {
 
 #[test]
 fn a_queue_pair_is_found_at_its_own_port_only() {
-    alone("a_queue_pair_is_found_at_its_own_port_only", &[("SOFTRNIC_PORTS", "2")], || {
+    Softrnic::new().ports(2).alone(|| {
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         // B sits at port 2, and A looks for it at port 1.
         a.connect_by(&rtr(&b.address(), &QUICK), &QUICK).expect("connect");
@@ -111,15 +111,15 @@ fn a_queue_pair_is_found_at_its_own_port_only() {
 
 #[test]
 fn infiniband_goes_by_lid() {
-    pair("infiniband_goes_by_lid", &[("SOFTRNIC_LINK", "ib"), ("SOFTRNIC_PORTS", "2")], |side, mut line| {
+    Softrnic::new().link("ib").ports(2).pair(|side, mut socket| {
         let node = Node::new(side, 64);
         let attr = port_attr(node.context, 2).expect("port");
-        let (lid, peer) = (attr.lid, line.swap(&node.address()));
-        let peer_lid: u16 = line.swap(&lid);
+        let (lid, peer) = (attr.lid, socket.swap(&node.address()));
+        let peer_lid: u16 = socket.swap(&lid);
         assert!(lid != 0 && peer_lid != 0 && lid != peer_lid);
         assert_eq!(node.gid_of(2, 0)[0], u64::from_ne_bytes([0xfe, 0x80, 0, 0, 0, 0, 0, 0]));
         assert_eq!(node.gid_of(2, 1), [0, 0], "one GID");
-        let gid: [u64; 2] = line.swap(&node.gid_of(2, 0));
+        let gid: [u64; 2] = socket.swap(&node.gid_of(2, 0));
         let local = QpAttr { is_global: 0, dlid: peer_lid, ah_port: 2, ..rtr(&peer, &QUICK) };
         let global = QpAttr { is_global: 1, sgid_index: 0, dgid: gid, ..local };
         let no_source = QpAttr { sgid_index: 1, ..global };
@@ -127,16 +127,16 @@ fn infiniband_goes_by_lid() {
         let wrong_gid = QpAttr { dgid: [gid[0], 1], ..global };
         for (vector, status) in [(local, OK), (global, OK), (astray, RETRY_EXC), (wrong_gid, RETRY_EXC)] {
             assert_eq!(node.connect_by(&vector, &QUICK), Ok(()));
-            line.meet();
+            socket.barrier();
             node.recv(5, &[]);
-            line.meet();
+            socket.barrier();
             node.send(Work { opcode: SEND, ..Work::default() });
             let first = node.next();
             let sent = if first.wr_id == 5 && status == OK { node.next() } else { first };
             assert_eq!(sent.status, status, "{vector:?}");
-            line.meet();
+            socket.barrier();
             assert_eq!(modify(node.qp, &QpAttr::default(), 1), 0, "reset");
-            line.meet();
+            socket.barrier();
         }
         assert_eq!(node.connect_by(&no_source, &QUICK), Err(libc::ENODATA), "an empty GID entry");
     });
@@ -144,7 +144,7 @@ fn infiniband_goes_by_lid() {
 
 #[test]
 fn rich_tables_have_both_kinds_of_every_address() {
-    alone("rich_tables_have_both_kinds_of_every_address", &[("SOFTRNIC_GIDS", "rich")], || {
+    Softrnic::new().gids("rich").alone(|| {
         type All = unsafe extern "C" fn(Ptr, Ptr, usize, u32, usize) -> isize;
         // SAFETY: the function's type in the verbs interface.
         let all: All = unsafe { transmute_copy(&symbol("_ibv_query_gid_table", "IBVERBS_1.11")) };
@@ -160,7 +160,7 @@ fn rich_tables_have_both_kinds_of_every_address() {
         assert!(starts.iter().enumerate().all(|(i, start)| table[2 * i][..3] == *start));
         for index in 0..6 {
             let (a, b) = (Node::new(0, 64), Node::new(1, 64));
-            join_ports((&a, 1), (&b, 1), index, &QUICK);
+            connect_ports((&a, 1), (&b, 1), index, &QUICK);
             assert_eq!(send(&a, &b), OK, "entry {index}");
         }
         // Source and target of different families, and targets that nobody has.
@@ -180,9 +180,9 @@ fn rich_tables_have_both_kinds_of_every_address() {
 #[test]
 fn large_messages_vanish_where_the_mtu_is_too_small() {
     let env = [("SOFTRNIC_MTU", "4096,softrnic1/1=1024")];
-    alone("large_messages_vanish_where_the_mtu_is_too_small", &env, || {
+    Softrnic::new().envs(&env).alone(|| {
         let (a, b) = (Node::new(0, 4096), Node::new(1, 4096));
-        join_ports((&a, 1), (&b, 1), 1, &QUICK);
+        connect_ports((&a, 1), (&b, 1), 1, &QUICK);
         let to = (b.address().addr, b.address().rkey);
         a.send(Work { sges: &[a.sge(0, 1024)], to, ..Work::default() });
         assert_eq!(a.next().status, OK);
@@ -193,40 +193,31 @@ fn large_messages_vanish_where_the_mtu_is_too_small() {
 
 #[test]
 fn a_port_may_have_no_link_layer() {
-    alone("a_port_may_have_no_link_layer", &[("SOFTRNIC_LINK", "roce,softrnic1/1=unspecified")], || {
+    Softrnic::new().link("roce,softrnic1/1=unspecified").alone(|| {
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         let layers = [&a, &b].map(|node| port_attr(node.context, 1).expect("port").link_layer);
         assert_eq!(layers, [2, 0]);
-        join_ports((&a, 1), (&b, 1), 1, &QUICK);
+        connect_ports((&a, 1), (&b, 1), 1, &QUICK);
         assert_eq!(send(&a, &b), OK);
     });
 }
 
-const SHAPED: &str = "the_first_process_decides_the_shape";
-
 #[test]
 fn the_first_process_decides_the_shape() {
-    let is_side = is_side(SHAPED, |_, mut line| {
+    enter(|_, mut socket| {
         let mut count = 0;
         let list = ibv_get_device_list(&mut count);
         let ports = if list.is_null() { 0 } else { u8::from(port_attr(open(0), 2).is_ok()) + 1 };
-        line.send(&(if list.is_null() { -1 } else { count }, ports));
-        let _: u8 = line.recv();
+        socket.send(&(if list.is_null() { -1 } else { count }, ports));
+        let _: u8 = socket.recv();
     });
-    if is_side {
-        return;
-    }
-    let fabric = fabric_name(SHAPED);
-    let launch = |env: &[(&str, &str)]| {
-        let (mine, theirs) = UnixStream::pair().expect("socket pair");
-        let mut all = vec![("SOFTRNIC_FABRIC", fabric.as_str())];
-        all.extend_from_slice(env);
-        let child = start(SHAPED, 0, theirs, &all);
-        let mut line = line(mine);
-        let found: (i32, u8) = line.recv();
-        (child, line, found)
+    let softrnic = Softrnic::new();
+    let start = |env: &[(&str, &str)]| {
+        let (process, mut socket) = softrnic.start(0, env);
+        let found: (i32, u8) = socket.recv();
+        (process, socket, found)
     };
-    let (first, mut first_line, found) = launch(&[("SOFTRNIC_DEVICES", "3"), ("SOFTRNIC_PORTS", "2")]);
+    let (first, mut to_first, found) = start(&[("SOFTRNIC_DEVICES", "3"), ("SOFTRNIC_PORTS", "2")]);
     assert_eq!(found, (3, 2));
     for (env, expected) in [
         (&[][..], (3, 2)),
@@ -235,23 +226,22 @@ fn the_first_process_decides_the_shape() {
         (&[("SOFTRNIC_SPEED", "400,softrnic2/2=100")][..], (-1, 0)),
         (&[("SOFTRNIC_GIDS", "rich")][..], (-1, 0)),
     ] {
-        let (child, mut line, found) = launch(env);
+        let (process, mut socket, found) = start(env);
         assert_eq!(found, expected, "{env:?}");
-        line.send(&1u8);
-        let output = child.wait_with_output().expect("wait");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        socket.send(&1u8);
+        let ended = process.ended();
         if expected.0 < 0 {
             let (name, value) = env[0];
-            let says = |what: &str| told.contains(what);
-            assert!(says(name) && says(value) && says("unset it") && says("SOFTRNIC_FABRIC"), "{told}");
+            let says = |what: &str| ended.output.contains(what);
+            assert!(says(name) && says(value) && says("unset it") && says("SOFTRNIC_FABRIC"), "{ended}");
         }
     }
-    first_line.send(&1u8);
-    finish(first);
-    assert_clean(&fabric);
-    // Nobody is left, so the next one decides anew.
-    let (next, mut line, found) = launch(&[("SOFTRNIC_DEVICES", "2")]);
+    to_first.send(&1u8);
+    first.finish();
+    softrnic.assert_clean();
+    // No process is left in the fabric, so the next one decides anew.
+    let (next, mut socket, found) = start(&[("SOFTRNIC_DEVICES", "2")]);
     assert_eq!(found, (2, 1));
-    line.send(&1u8);
-    finish(next);
+    socket.send(&1u8);
+    next.finish();
 }

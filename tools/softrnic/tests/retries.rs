@@ -5,12 +5,12 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::node::{Address, Node, Terms, Work, local_pair, to_state};
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 #[test]
 fn receiver_not_ready_waits_and_then_delivers() {
-    alone("receiver_not_ready_waits_and_then_delivers", &[], || {
+    Softrnic::new().alone(|| {
         let (mut a, b) = local_pair(64, &Terms { timeout: 1, retry_cnt: 0, ..Terms::default() });
         a.memory[..8].fill(7);
         a.send(Work { opcode: SEND_IMM, imm: 5, sges: &[a.sge(0, 8)], ..Work::default() });
@@ -31,7 +31,7 @@ fn receiver_not_ready_waits_and_then_delivers() {
 
 #[test]
 fn receiver_not_ready_for_too_long() {
-    alone("receiver_not_ready_for_too_long", &[], || {
+    Softrnic::new().alone(|| {
         let terms = Terms { rnr_retry: 3, min_rnr_timer: 20, ..Terms::default() };
         let (a, b) = local_pair(64, &terms);
         let start = Instant::now();
@@ -45,7 +45,7 @@ fn receiver_not_ready_for_too_long() {
 
 #[test]
 fn nobody_answers() {
-    alone("nobody_answers", &[], || {
+    Softrnic::new().alone(|| {
         type Spoil = fn(&Node);
         let spoils: [(&str, Spoil); 3] = [
             ("peer in reset", |b| assert_eq!(to_state(b.qp, RESET), 0)),
@@ -68,7 +68,7 @@ fn nobody_answers() {
 
 #[test]
 fn somebody_else_is_addressed() {
-    alone("somebody_else_is_addressed", &[], || {
+    Softrnic::new().alone(|| {
         let terms = Terms::default();
         // Wrong packet sequence number.
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
@@ -99,7 +99,7 @@ fn somebody_else_is_addressed() {
 
 #[test]
 fn a_peer_that_is_late_is_reached_by_a_retry() {
-    alone("a_peer_that_is_late_is_reached_by_a_retry", &[], || {
+    Softrnic::new().alone(|| {
         // 4.096 us x 2^17 x 8 = 4.3 s to be late in.
         let terms = Terms { timeout: 17, retry_cnt: 7, ..Terms::default() };
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
@@ -114,7 +114,7 @@ fn a_peer_that_is_late_is_reached_by_a_retry() {
 #[test]
 fn time_scale_shortens_timeouts() {
     // 4.096 us x 2^20 = 4.3 s, eight times, scaled to 34 ms.
-    alone("time_scale_shortens_timeouts", &[("SOFTRNIC_TIME_SCALE", "0.001")], || {
+    Softrnic::new().env("SOFTRNIC_TIME_SCALE", "0.001").alone(|| {
         let (a, b) = local_pair(64, &Terms { timeout: 20, retry_cnt: 7, ..Terms::default() });
         assert_eq!(to_state(b.qp, RESET), 0);
         let start = Instant::now();

@@ -4,9 +4,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::node::{CAP, Node, Terms, Work, create_qp, join_ports, local_pair, rtr, to_state};
-use common::process::{alone, pair};
+use common::node::{CAP, Node, Terms, Work, create_qp, connect_ports, local_pair, rtr, to_state};
 use common::verbs::*;
+use testkit::side::exit_without_handlers;
+use testkit::softrnic::Softrnic;
 
 /// Gives up after 1 ms.
 const QUICK: Terms = Terms { timeout: 7, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
@@ -38,7 +39,7 @@ fn events<const N: usize>(node: &Node) -> [u32; N] {
 #[test]
 fn an_address_that_comes_later_than_its_port_is_waited_for() {
     let rule = "port-down=20ms gid-after=20ms device=softrnic0 message=1 times=1";
-    alone("an_address_that_comes_later_than_its_port_is_waited_for", &[("SOFTRNIC_FAULTS", rule)], || {
+    Softrnic::new().faults(rule).alone(|| {
         let (a, b) = local_pair(16, &PATIENT);
         let before = [a.gid_of(1, 0), a.gid_of(1, 1)];
         assert_eq!((send(&a, &b), b.next().status), (OK, OK));
@@ -51,7 +52,7 @@ fn an_address_that_comes_later_than_its_port_is_waited_for() {
 #[test]
 fn until_its_address_is_back_a_port_has_the_link_local_one() {
     let rule = "port-down=1ms gid-after=1000s device=softrnic0 message=1 times=1";
-    alone("until_its_address_is_back_a_port_has_the_link_local_one", &[("SOFTRNIC_FAULTS", rule)], || {
+    Softrnic::new().faults(rule).alone(|| {
         let (a, b) = local_pair(16, &PATIENT);
         let (c, d) = (Node::new(0, 16), Node::new(1, 16));
         let before = c.gid;
@@ -66,7 +67,7 @@ fn until_its_address_is_back_a_port_has_the_link_local_one() {
         let to_old = QpAttr { dgid: before, ..rtr(&c.address(), &QUICK) };
         assert_eq!(d.connect_by(&to_old, &QUICK), Err(libc::ETIMEDOUT), "to the address that is not there");
         assert!(a.poll().is_none(), "the message is lost as long as that");
-        join_ports((&c, 1), (&d, 1), 0, &QUICK);
+        connect_ports((&c, 1), (&d, 1), 0, &QUICK);
         assert_eq!(send(&c, &d), OK, "by the link-local addresses");
         assert!(!a.has_event());
     });
@@ -75,7 +76,7 @@ fn until_its_address_is_back_a_port_has_the_link_local_one() {
 #[test]
 fn an_address_may_return_at_another_index() {
     let rule = "port-down=1ms gid=move device=softrnic0 message=1 times=1";
-    alone("an_address_may_return_at_another_index", &[("SOFTRNIC_FAULTS", rule)], || {
+    Softrnic::new().faults(rule).alone(|| {
         let (a, b) = local_pair(16, &QUICK);
         assert_eq!(send(&a, &b), RETRY_EXC);
         // In the table before the port is active.
@@ -92,10 +93,10 @@ fn an_address_may_return_at_another_index() {
 #[test]
 fn all_kinds_of_addresses_return_at_other_indices() {
     let env = [("SOFTRNIC_FAULTS", "port-down=1ms gid=move gid-after=1ms"), ("SOFTRNIC_GIDS", "rich")];
-    alone("all_kinds_of_addresses_return_at_other_indices", &env, || {
+    Softrnic::new().envs(&env).alone(|| {
         let (a, b) = (Node::new(0, 16), Node::new(1, 16));
         let before: Vec<_> = (0..6).map(|index| a.gid_of(1, index)).collect();
-        join_ports((&a, 1), (&b, 1), 3, &QUICK);
+        connect_ports((&a, 1), (&b, 1), 3, &QUICK);
         assert_eq!(send(&a, &b), RETRY_EXC);
         let expected = [&[PORT_ERR][..], &[GID_CHANGE; 4], &[PORT_ACTIVE], &[GID_CHANGE; 4]].concat();
         assert_eq!(&events::<10>(&a)[..], expected);
@@ -108,7 +109,7 @@ fn all_kinds_of_addresses_return_at_other_indices() {
 #[test]
 fn another_address_may_come_in_its_place() {
     let rule = "port-down=1ms gid=other gid-after=1ms device=softrnic0 message=1 times=1";
-    alone("another_address_may_come_in_its_place", &[("SOFTRNIC_FAULTS", rule)], || {
+    Softrnic::new().faults(rule).alone(|| {
         let (a, b) = local_pair(16, &QUICK);
         assert_eq!(send(&a, &b), RETRY_EXC);
         assert_eq!(events(&a), [PORT_ERR, GID_CHANGE, PORT_ACTIVE, GID_CHANGE]);
@@ -159,7 +160,7 @@ fn assert_dead(node: &Node) {
 fn a_device_that_has_failed_can_be_opened_anew_when_it_is_back() {
     let rules = "device-fatal=200ms device=softrnic0 message=2 times=1; port-down=1ms device=softrnic0/2 times=1";
     let env = [("SOFTRNIC_FAULTS", rules), ("SOFTRNIC_PORTS", "2")];
-    alone("a_device_that_has_failed_can_be_opened_anew_when_it_is_back", &env, || {
+    Softrnic::new().envs(&env).alone(|| {
         let all = listed();
         let (a, b) = local_pair(16, &QUICK);
         assert_eq!((send(&a, &b), listed()), (OK, all.clone()));
@@ -178,7 +179,7 @@ fn a_device_that_has_failed_can_be_opened_anew_when_it_is_back() {
         for port in [1, 2] {
             let (c, d) = (Node::new(0, 16), Node::new(1, 16));
             assert_eq!(port_attr(c.context, port).expect("port").state, 4);
-            join_ports((&c, port), (&d, port), 1, &PATIENT);
+            connect_ports((&c, port), (&d, port), 1, &PATIENT);
             assert_eq!((send(&c, &d), d.next().status), (OK, OK));
             assert_eq!((send(&d, &c), c.next().status), (OK, OK));
             if port == 2 {
@@ -197,8 +198,7 @@ fn a_device_that_has_failed_can_be_opened_anew_when_it_is_back() {
 #[test]
 fn a_device_that_is_away_cannot_be_opened_and_one_that_failed_for_good_stays_in_the_list() {
     let rules = "device-fatal=1000s device=softrnic0 times=1; device-fatal device=softrnic1 times=1";
-    let test = "a_device_that_is_away_cannot_be_opened_and_one_that_failed_for_good_stays_in_the_list";
-    alone(test, &[("SOFTRNIC_FAULTS", rules)], || {
+    Softrnic::new().faults(rules).alone(|| {
         let all = listed();
         let (a, b) = local_pair(16, &QUICK);
         assert_eq!((send(&a, &b), names()), (FLUSH, vec!["softrnic1".to_owned()]));
@@ -217,23 +217,54 @@ fn a_device_that_is_away_cannot_be_opened_and_one_that_failed_for_good_stays_in_
 #[test]
 fn a_device_is_back_though_the_process_that_lost_it_is_gone() {
     let rule = "device-fatal=20ms device=softrnic0 times=1";
-    let test = "a_device_is_back_though_the_process_that_lost_it_is_gone";
-    pair(test, &[("SOFTRNIC_FAULTS", rule)], |side, mut line| {
+    Softrnic::new().faults(rule).pair(|side, mut socket| {
         let device = listed()[0].0;
         if side == 0 {
             let (a, b) = local_pair(16, &QUICK);
-            line.meet();
+            socket.barrier();
             assert_eq!(send(&a, &b), FLUSH);
-            // SAFETY: ends this process without its exit handlers, with its timers.
-            unsafe { libc::_exit(0) };
+            // With its timers.
+            exit_without_handlers();
         }
-        line.meet();
-        assert_eq!(line.try_recv::<u8>(), None, "the other side has ended");
+        socket.barrier();
+        assert_eq!(socket.try_recv::<u8>(), None, "the other side has ended");
         let end = Instant::now() + Duration::from_secs(60);
         while ibv_open_device(device).is_null() {
             assert!(Instant::now() < end, "the device is not back");
             std::thread::yield_now();
         }
         assert_eq!(names().len(), 2);
+    });
+}
+
+/// What a read over a queue pair that is connected with itself comes to while its port is down, and what a write to a peer.
+fn read_while_down() -> (u32, u32) {
+    let mut own = Node::new(0, 16);
+    own.connect(&own.address(), &QUICK);
+    let (a, b) = local_pair(16, &QUICK);
+    a.send(Work::default());
+    assert_eq!(next_event(a.context), (PORT_ERR, 1));
+    own.memory[..8].fill(7);
+    let to = (own.address().addr, own.address().rkey);
+    own.send(Work { opcode: READ, sges: &[own.sge(8, 8)], to, ..Work::default() });
+    let status = own.next().status;
+    assert_eq!(own.memory[8] == 7, status == OK);
+    drop(b);
+    (status, a.next().status)
+}
+
+#[test]
+fn a_queue_pair_connected_with_itself_works_while_its_port_is_down() {
+    let env = [("SOFTRNIC_FAULTS", "port-down peer=softrnic1")];
+    Softrnic::new().envs(&env).alone(|| {
+        assert_eq!(read_while_down(), (OK, RETRY_EXC));
+    });
+}
+
+#[test]
+fn packets_to_the_same_queue_pair_may_be_lost_with_the_port() {
+    let env = [("SOFTRNIC_FAULTS", "port-down peer=softrnic1"), ("SOFTRNIC_LOOPBACK_DOWN", "lost")];
+    Softrnic::new().envs(&env).alone(|| {
+        assert_eq!(read_while_down(), (RETRY_EXC, RETRY_EXC));
     });
 }

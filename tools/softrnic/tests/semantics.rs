@@ -3,13 +3,13 @@
 mod common;
 
 use common::node::{Address, CAP, Node, Terms, Work, create_qp, local_pair, modify, rtr, rts};
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
-/// A number is one of its device only: who gives the right number and the wrong GID reaches another QP, or nobody.
+/// A number is one of its device only: with the right number and the wrong GID a request reaches another QP, or none.
 #[test]
 fn one_number_on_two_devices_names_two_queue_pairs() {
-    alone("one_number_on_two_devices_names_two_queue_pairs", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b, sender) = (Node::new(0, 64), Node::new(1, 64), Node::new(0, 64));
         assert_eq!(a.qpn(), b.qpn(), "the first of each device");
         let to = |node: &Node, peer: Address| {
@@ -28,7 +28,7 @@ fn one_number_on_two_devices_names_two_queue_pairs() {
 /// READs need `max_rd_atomic` at the requester and `max_dest_rd_atomic` at the responder.
 #[test]
 fn reads_need_room_at_both_ends() {
-    alone("reads_need_room_at_both_ends", &[], || {
+    Softrnic::new().alone(|| {
         for (ours, theirs, want) in [(1, 1, OK), (0, 1, 2), (1, 0, REM_INV_REQ)] {
             let (a, b) = (Node::new(0, 64), Node::new(1, 64));
             let terms = Terms::default();
@@ -50,7 +50,7 @@ fn reads_need_room_at_both_ends() {
 /// A key that was given back stays refused when its place is taken by another region.
 #[test]
 fn a_stale_key_reaches_nothing() {
-    alone("a_stale_key_reaches_nothing", &[], || {
+    Softrnic::new().alone(|| {
         let (a, mut b) = local_pair(64, &Terms::default());
         let stale = b.address();
         assert_eq!(ibv_dereg_mr(b.mr), 0);
@@ -64,7 +64,7 @@ fn a_stale_key_reaches_nothing() {
 /// Applications register whole pages around a buffer.
 #[test]
 fn a_region_may_be_wider_than_its_buffer() {
-    alone("a_region_may_be_wider_than_its_buffer", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(3 * 4096, &Terms::default());
         let start = b.memory.as_ptr() as usize + 100;
         let (low, high) = (start & !4095, (start + 5000).next_multiple_of(4096));
@@ -82,7 +82,7 @@ fn a_region_may_be_wider_than_its_buffer() {
 /// QPs without a send or without a receive queue exist, and take nothing there.
 #[test]
 fn a_queue_may_have_no_room_at_all() {
-    alone("a_queue_may_have_no_room_at_all", &[], || {
+    Softrnic::new().alone(|| {
         let mut node = Node::new(0, 64);
         assert_eq!(ibv_destroy_qp(node.qp), 0);
         node.qp = create_qp(node.pd, node.cq, node.cq, Cap { max_send_wr: 0, max_recv_wr: 0, ..CAP });

@@ -5,12 +5,12 @@ mod common;
 use std::ptr;
 
 use common::node::{CAP, Node, Terms, Work, create_qp, local_pair, modify, rtr, rts, to_state};
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 #[test]
 fn every_required_attribute_is_required() {
-    alone("every_required_attribute_is_required", &[], || {
+    Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
         let terms = Terms::default();
         let init = QpAttr { state: INIT, port: 1, access: 7, ..QpAttr::default() };
@@ -31,7 +31,7 @@ fn every_required_attribute_is_required() {
 
 #[test]
 fn states_cannot_be_skipped() {
-    alone("states_cannot_be_skipped", &[], || {
+    Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
         let terms = Terms::default();
         assert_eq!(node.to_rtr(&node.address(), &terms), libc::EINVAL);
@@ -43,7 +43,7 @@ fn states_cannot_be_skipped() {
 
 #[test]
 fn values_out_of_range_are_refused() {
-    alone("values_out_of_range_are_refused", &[], || {
+    Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
         let init = QpAttr { state: INIT, port: 1, access: 7, ..QpAttr::default() };
         assert_eq!(modify(node.qp, &QpAttr { port: 2, ..init }, INIT_MASK), libc::EINVAL);
@@ -68,7 +68,7 @@ fn values_out_of_range_are_refused() {
 
 #[test]
 fn posting_in_the_wrong_state() {
-    alone("posting_in_the_wrong_state", &[], || {
+    Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
         let terms = Terms::default();
         assert_eq!(node.try_recv(1, &[]), libc::EINVAL, "RESET");
@@ -85,7 +85,7 @@ fn posting_in_the_wrong_state() {
 
 #[test]
 fn error_state_flushes_both_queues() {
-    alone("error_state_flushes_both_queues", &[], || {
+    Softrnic::new().alone(|| {
         // The peer has no receive, so the first request waits and the second stays behind it.
         let (a, _b) = local_pair(64, &Terms::default());
         a.recv(10, &[]);
@@ -108,7 +108,7 @@ fn error_state_flushes_both_queues() {
 
 #[test]
 fn reset_discards_silently_and_the_qp_works_again() {
-    alone("reset_discards_silently_and_the_qp_works_again", &[], || {
+    Softrnic::new().alone(|| {
         let terms = Terms::default();
         let (a, b) = local_pair(64, &terms);
         a.recv(10, &[]);
@@ -128,7 +128,7 @@ fn reset_discards_silently_and_the_qp_works_again() {
 
 #[test]
 fn unsignaled_requests_hold_their_slots() {
-    alone("unsignaled_requests_hold_their_slots", &[], || {
+    Softrnic::new().alone(|| {
         let (a, _b) = local_pair(64, &Terms::default());
         for id in 0..u64::from(CAP.max_send_wr) {
             let flags = if id == 9 { SIGNALED } else { 0 };
@@ -146,7 +146,7 @@ fn unsignaled_requests_hold_their_slots() {
 
 #[test]
 fn receive_queue_has_its_bound() {
-    alone("receive_queue_has_its_bound", &[], || {
+    Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         for id in 0..u64::from(CAP.max_recv_wr) {
             b.recv(id, &[]);
@@ -161,7 +161,7 @@ fn receive_queue_has_its_bound() {
 
 #[test]
 fn requests_that_do_not_fit_are_refused() {
-    alone("requests_that_do_not_fit_are_refused", &[], || {
+    Softrnic::new().alone(|| {
         let (a, _b) = local_pair(4096, &Terms::default());
         let five = [a.sge(0, 8); 5];
         assert_eq!(a.try_send(Work { sges: &five, ..Work::default() }), libc::EINVAL);
@@ -175,7 +175,7 @@ fn requests_that_do_not_fit_are_refused() {
 
 #[test]
 fn parents_are_busy_while_they_have_children() {
-    alone("parents_are_busy_while_they_have_children", &[], || {
+    Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
         assert_eq!(ibv_dealloc_pd(node.pd), libc::EBUSY);
         assert_eq!(ibv_destroy_cq(node.cq), libc::EBUSY);
@@ -187,7 +187,7 @@ fn parents_are_busy_while_they_have_children() {
 fn tables_have_their_limits() {
     let limits =
         [("SOFTRNIC_MAX_QP", "2"), ("SOFTRNIC_MAX_CQ", "2"), ("SOFTRNIC_MAX_MR", "2"), ("SOFTRNIC_MAX_QP_WR", "64")];
-    alone("tables_have_their_limits", &limits, || {
+    Softrnic::new().envs(&limits).alone(|| {
         let node = Node::new(0, 64);
         let errno = || std::io::Error::last_os_error().raw_os_error();
         let too_long = Cap { max_send_wr: 65, ..CAP };
@@ -214,7 +214,7 @@ fn tables_have_their_limits() {
 
 #[test]
 fn registration_checks_what_it_is_given() {
-    alone("registration_checks_what_it_is_given", &[], || {
+    Softrnic::new().alone(|| {
         let node = Node::new(0, 8192);
         let at = node.memory.as_ptr().cast_mut().cast();
         let errno = |mr: *mut Mr| if mr.is_null() { std::io::Error::last_os_error().raw_os_error() } else { None };
@@ -227,7 +227,7 @@ fn registration_checks_what_it_is_given() {
 
 #[test]
 fn numbers_are_not_reused_at_once() {
-    alone("numbers_are_not_reused_at_once", &[], || {
+    Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
         let first = create_qp(node.pd, node.cq, node.cq, CAP);
         // SAFETY: a live QP.

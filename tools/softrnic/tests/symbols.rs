@@ -9,9 +9,10 @@ use std::io::{Read, Seek};
 use std::mem::transmute;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-use common::process::alone;
 use common::verbs::{Ptr, library_path, symbol};
 use common::{elf, tools};
+use testkit::softrnic::Softrnic;
+use testkit::{Missing, require};
 
 const TABLE: &[(&str, &[&str])] = &[
     (
@@ -115,9 +116,8 @@ fn the_library_calls_itself_libibverbs() {
 
 #[test]
 fn versions_are_those_of_the_systems_library() {
-    let Some(system) = elf::libraries(&["libibverbs.so.1"]).next() else {
-        return tools::skipped("libibverbs.so.1 is missing (package libibverbs1)").unwrap_or_default();
-    };
+    let missing = Missing::new("libibverbs.so.1 is missing (package libibverbs1)");
+    let system = require!(elf::libraries(&["libibverbs.so.1"]).next().ok_or(missing));
     let theirs = elf::exports(&system);
     let known: HashSet<_> = theirs.iter().filter_map(|name| name.split('@').next()).collect();
     let ours = elf::exports(&library_path());
@@ -129,7 +129,7 @@ fn versions_are_those_of_the_systems_library() {
 
 #[test]
 fn the_tools_flavour_has_all_that_installed_programs_want() {
-    let Some(library) = tools::library() else { return };
+    let library = require!(tools::library());
     let offered = elf::exports(&library);
     let files = elf::programs(tools::PROGRAMS).chain(elf::libraries(tools::LIBRARIES));
     let mut wanted = 0;
@@ -145,9 +145,8 @@ fn the_tools_flavour_has_all_that_installed_programs_want() {
 /// A driver library that uses the kernel gets an answer, and the user a line; nothing is aborted.
 #[test]
 fn private_names_answer_that_there_is_no_kernel_device() {
-    let test = "private_names_answer_that_there_is_no_kernel_device";
-    let Some(library) = tools::library() else { return };
-    alone(test, &[], || {
+    let library = require!(tools::library());
+    Softrnic::new().alone(|| {
         let path = CString::new(library.to_str().expect("UTF-8")).expect("path");
         // SAFETY: a valid path; the library has no initialisers of its own.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };

@@ -4,6 +4,7 @@
 mod common;
 
 use common::tools::{Bench, Outcome};
+use testkit::require;
 
 /// Iterations of a test.
 const FEW: &[&str] = &["-n", "50"];
@@ -48,7 +49,7 @@ fn latency(bench: &Bench, tool: &str, arguments: &[&str]) -> Vec<Vec<f64>> {
 
 #[test]
 fn devices_are_listed() {
-    let Some(bench) = Bench::new("devices_are_listed") else { return };
+    let bench = require!(Bench::new());
     let text = bench.run("ibv_devices", &[]).well();
     for line in [["softrnic0", "0250f7fffe000001"], ["softrnic1", "0250f7fffe000002"]] {
         assert!(text.lines().any(|l| l.split_whitespace().eq(line)), "{text}");
@@ -57,7 +58,7 @@ fn devices_are_listed() {
 
 #[test]
 fn devices_are_described() {
-    let Some(bench) = Bench::new("devices_are_described") else { return };
+    let bench = require!(Bench::new());
     let text = bench.run("ibv_devinfo", &["-d", "softrnic1", "-v"]).well();
     let squeezed = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for fact in [
@@ -77,7 +78,7 @@ fn devices_are_described() {
 
 #[test]
 fn ping_pong() {
-    let Some(bench) = Bench::new("ping_pong") else { return };
+    let bench = require!(Bench::new());
     for (tool, more) in [("ibv_rc_pingpong", [].as_slice()), ("ibv_rc_pingpong", &["-e"]), ("ibv_uc_pingpong", &[])] {
         // With a check of what arrived.
         let [server, client] = bench.pair(tool, &[FEW, &["-g", "1", "-c"], more].concat());
@@ -90,7 +91,7 @@ fn ping_pong() {
 
 #[test]
 fn bandwidth_of_each_operation() {
-    let Some(bench) = Bench::new("bandwidth_of_each_operation") else { return };
+    let bench = require!(Bench::new());
     for tool in ["ib_write_bw", "ib_send_bw", "ib_read_bw"] {
         assert_eq!(bandwidth(&bench, tool, &[])[0][..2], [65536.0, 50.0], "{tool}");
         // Both directions, over several QPs.
@@ -100,7 +101,7 @@ fn bandwidth_of_each_operation() {
 
 #[test]
 fn latency_of_each_operation() {
-    let Some(bench) = Bench::new("latency_of_each_operation") else { return };
+    let bench = require!(Bench::new());
     for tool in ["ib_write_lat", "ib_send_lat", "ib_read_lat"] {
         assert_eq!(latency(&bench, tool, &[])[0][0], 2.0, "{tool}");
     }
@@ -108,7 +109,7 @@ fn latency_of_each_operation() {
 
 #[test]
 fn all_sizes() {
-    let Some(bench) = Bench::new("all_sizes") else { return };
+    let bench = require!(Bench::new());
     // 2 bytes to 8 MiB.
     let sizes: Vec<f64> = (1..=23).map(|bits| f64::from(1 << bits)).collect();
     let table = bandwidth(&bench, "ib_write_bw", &["-a", "-n", "10"]);
@@ -122,7 +123,7 @@ fn all_sizes() {
 
 #[test]
 fn completion_events() {
-    let Some(bench) = Bench::new("completion_events") else { return };
+    let bench = require!(Bench::new());
     bandwidth(&bench, "ib_send_bw", &["-e"]);
     bandwidth(&bench, "ib_read_bw", &["-e"]);
     latency(&bench, "ib_send_lat", &["-e"]);
@@ -130,14 +131,14 @@ fn completion_events() {
 
 #[test]
 fn atomics() {
-    let Some(bench) = Bench::new("atomics") else { return };
+    let bench = require!(Bench::new());
     bandwidth(&bench, "ib_atomic_bw", &["-A", "FETCH_AND_ADD"]);
     latency(&bench, "ib_atomic_lat", &["-A", "CMP_AND_SWAP"]);
 }
 
 #[test]
 fn other_transports_and_shapes() {
-    let Some(bench) = Bench::new("other_transports_and_shapes") else { return };
+    let bench = require!(Bench::new());
     bandwidth(&bench, "ib_write_bw", &["-c", "UC"]);
     bandwidth(&bench, "ib_send_bw", &["-c", "UC"]);
     // Lists of work requests, few completions, a short queue.
@@ -148,7 +149,7 @@ fn other_transports_and_shapes() {
 
 #[test]
 fn from_one_device_to_the_other() {
-    let Some(bench) = Bench::new("from_one_device_to_the_other") else { return };
+    let bench = require!(Bench::new());
     let (server, client) = ([FEW, &["-d", "softrnic1"]], [FEW, &["-d", "softrnic0"]]);
     let [server, client] = bench.pair_of("ib_write_bw", &server, &client);
     assert!(server.well().contains("softrnic1"));
@@ -163,7 +164,7 @@ fn refused(outcome: &Outcome, words: &str) {
 
 #[test]
 fn what_is_absent_is_refused() {
-    let Some(bench) = Bench::new("what_is_absent_is_refused") else { return };
+    let bench = require!(Bench::new());
     refused(&bench.run("ibv_ud_pingpong", &["-g", "1"]), "Couldn't create QP");
     refused(&bench.run("ibv_srq_pingpong", &["-g", "1"]), "Couldn't create SRQ");
     refused(&bench.run("ibv_xsrq_pingpong", &["-g", "1"]), "Couldn't Open the XRC Domain");

@@ -5,8 +5,8 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::node::{Node, Terms, Work, local_pair};
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 /// Gives up after 1 ms.
 const QUICK: Terms = Terms { timeout: 7, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
@@ -23,7 +23,7 @@ fn write(a: &mut Node, b: &Node, value: u8) {
 #[test]
 fn a_rule_ends_by_itself() {
     let rules = "drop attempts=all flow=0 for=1000s; drop attempts=all flow=1 for=50ms";
-    alone("a_rule_ends_by_itself", &[("SOFTRNIC_FAULTS", rules)], || {
+    Softrnic::new().faults(rules).alone(|| {
         let (mut a, b) = local_pair(16, &QUICK);
         write(&mut a, &b, 1);
         assert_eq!(a.next().status, RETRY_EXC, "the rule of flow 0 is in force");
@@ -52,19 +52,19 @@ fn cut_for_good() {
 #[test]
 fn of_a_message_that_is_cut_the_beginning_arrives() {
     let rule = ("SOFTRNIC_FAULTS", "cut=5000 attempts=all");
-    alone("of_a_message_that_is_cut_the_beginning_arrives", &[rule], cut_for_good);
+    Softrnic::new().envs(&[rule]).alone(cut_for_good);
 }
 
 #[test]
 fn of_a_message_that_is_cut_the_beginning_arrives_when_staged() {
     let env = [("SOFTRNIC_FAULTS", "cut=5000 attempts=all"), ("SOFTRNIC_STAGED", "1")];
-    alone("of_a_message_that_is_cut_the_beginning_arrives_when_staged", &env, cut_for_good);
+    Softrnic::new().envs(&env).alone(cut_for_good);
 }
 
 #[test]
 fn a_message_that_is_cut_once_arrives_whole() {
     let rules = "cut=0 message=1; cut=4 message=2; cut=100000 message=3; cut=20 opcode=read message=4; cut=8 message=5";
-    alone("a_message_that_is_cut_once_arrives_whole", &[("SOFTRNIC_FAULTS", rules)], || {
+    Softrnic::new().faults(rules).alone(|| {
         let (mut a, mut b) = local_pair(64, &Terms { access: 15, ..Terms::default() });
         for value in 1..=3 {
             write(&mut a, &b, value);
@@ -88,7 +88,7 @@ fn a_message_that_is_cut_once_arrives_whole() {
 #[test]
 fn of_a_read_that_is_cut_the_beginning_arrives_and_of_an_atomic_nothing() {
     let rule = ("SOFTRNIC_FAULTS", "cut=3 attempts=all");
-    alone("of_a_read_that_is_cut_the_beginning_arrives_and_of_an_atomic_nothing", &[rule], || {
+    Softrnic::new().envs(&[rule]).alone(|| {
         for (opcode, here, there) in [(READ, [9, 9, 9, 0], 9), (FETCH_ADD, [0; 4], 9)] {
             let (a, mut b) = (Node::new(0, 8), Node::new(1, 8));
             let all = ALL_ACCESS | 8;
@@ -125,8 +125,8 @@ fn of_a_read_that_is_cut_the_beginning_arrives_and_of_an_atomic_nothing() {
 
 #[test]
 fn what_is_forgotten_is_acknowledged_and_does_not_appear() {
-    let rules = "forget message=1..5; device-fatal device=softrnic1 times=1";
-    alone("what_is_forgotten_is_acknowledged_and_does_not_appear", &[("SOFTRNIC_FAULTS", rules)], || {
+    let rules = "forget device=softrnic0 message=1..5; device-fatal device=softrnic1 times=1";
+    Softrnic::new().faults(rules).alone(|| {
         let (mut a, mut b) = local_pair(16, &QUICK);
         b.recv(7, &[b.sge(0, 16)]);
         a.memory.fill(1);
@@ -157,7 +157,7 @@ fn what_is_forgotten_is_acknowledged_and_does_not_appear() {
 /// A key that the responder refuses is refused, though the message would be forgotten.
 #[test]
 fn what_is_refused_is_not_forgotten() {
-    alone("what_is_refused_is_not_forgotten", &[("SOFTRNIC_FAULTS", "forget")], || {
+    Softrnic::new().faults("forget").alone(|| {
         let (a, b) = local_pair(16, &QUICK);
         a.send(Work { sges: &[a.sge(0, 16)], to: (b.address().addr, 1), ..Work::default() });
         assert_eq!((a.next().status, b.state()), (REM_ACCESS, ERR));

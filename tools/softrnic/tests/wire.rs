@@ -5,13 +5,13 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::node::{Node, Terms, Work, local_pair};
-use common::process::alone;
 use common::verbs::*;
+use testkit::softrnic::Softrnic;
 
 /// The slower of the ports sets the pace: a message cannot be there before its bytes have passed.
 #[test]
 fn bandwidth_has_a_bound_and_bytes_take_their_time() {
-    alone("bandwidth_has_a_bound_and_bytes_take_their_time", &[("SOFTRNIC_FAULTS", "slow=0.01 message=1")], || {
+    Softrnic::new().faults("slow=0.01 message=1").alone(|| {
         let (a, b) = local_pair(100_000, &Terms::default());
         let sges = [a.sge(0, 100_000)];
         let to = (b.address().addr, b.address().rkey);
@@ -32,7 +32,7 @@ fn bandwidth_has_a_bound_and_bytes_take_their_time() {
 #[test]
 fn relaxed_memory_is_written_in_no_order_but_completely() {
     const RELAXED: i32 = 1 << 20;
-    alone("relaxed_memory_is_written_in_no_order_but_completely", &[("SOFTRNIC_CHAOS", "1")], || {
+    Softrnic::new().env("SOFTRNIC_CHAOS", "1").alone(|| {
         let (mut a, mut b) = (Node::new(0, 65_536), Node::new(1, 65_536));
         assert_eq!(ibv_dereg_mr(b.mr), 0);
         b.mr = ibv_reg_mr(b.pd, b.memory.as_mut_ptr().cast(), 65_536, ALL_ACCESS | RELAXED);

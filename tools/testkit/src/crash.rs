@@ -10,10 +10,11 @@ pub fn die() -> ! {
     unreachable!("the kernel does not return from a SIGKILL to the process itself")
 }
 
-/// Forks a child that goes through `body` and then dies ([`die`]); returns when it has.
+/// Forks a child that goes through `body` and then dies ([`die`]); returns when it has. To be called in a process of the
+/// test's own, as [`ForkedChild::start`] is.
 ///
 /// # Panics
-/// If it ends in another way: `body` panicked, or ended the process itself.
+/// If other tests may run in this process, or if the child ends in another way: `body` panicked, or ended the process itself.
 #[track_caller]
 pub fn in_child_that_dies(body: impl FnOnce()) {
     let status = ForkedChild::start(|| {
@@ -27,20 +28,23 @@ pub fn in_child_that_dies(body: impl FnOnce()) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::side::alone;
 
     #[test]
     fn a_child_dies_after_its_body() {
-        let (mut reader, writer) = std::io::pipe().expect("a pipe");
-        in_child_that_dies(|| std::io::Write::write_all(&mut &writer, b"body").expect("a pipe takes bytes"));
-        drop(writer);
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut reader, &mut said).expect("text");
-        assert_eq!(said, "body");
+        alone(&[], || {
+            let (mut reader, writer) = std::io::pipe().expect("a pipe");
+            in_child_that_dies(|| std::io::Write::write_all(&mut &writer, b"body").expect("a pipe takes bytes"));
+            drop(writer);
+            let mut written = String::new();
+            std::io::Read::read_to_string(&mut reader, &mut written).expect("text");
+            assert_eq!(written, "body");
+        });
     }
 
     #[test]
     #[should_panic(expected = "was to die by SIGKILL")]
     fn a_body_that_panics_in_the_child_fails_the_test() {
-        in_child_that_dies(|| panic!("on purpose"));
+        alone(&[], || in_child_that_dies(|| panic!("on purpose")));
     }
 }

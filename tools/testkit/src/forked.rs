@@ -1,5 +1,11 @@
 //! A child that this process forks: it goes on with what the process has, in the calling thread alone.
+//!
+//! A lock that another thread held at the fork stays locked in the child for good. One such lock is the standard library's,
+//! which a thread holds while it prints the message of a panic: where tests run beside each other in one process, a panic in
+//! the child would wait for it without end. So a test calls this in a process of its own ([`crate::side::alone`],
+//! [`crate::side::pair`]).
 
+use crate::name::is_only_test;
 use crate::process::die_with_parent;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -19,9 +25,15 @@ impl ForkedChild {
     /// Forks a child that goes through `body` and ends, without exit handlers and destructors, with status 0.
     ///
     /// # Panics
-    /// If there can be no child. In the child a panic of `body` is printed and ends it with status 101.
+    /// If there can be no child, or if other tests may run in this process. In the child a panic of `body` is printed and ends
+    /// it with status 101.
     #[must_use]
+    #[track_caller]
     pub fn start(body: impl FnOnce()) -> Self {
+        assert!(
+            is_only_test(),
+            "a test forks in a process of its own: call this within testkit::alone or testkit::pair"
+        );
         // SAFETY: the child goes on alone with this one thread; what it uses was made before or is made by itself.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "{}", io::Error::last_os_error());
@@ -82,6 +94,7 @@ fn wait(pid: libc::pid_t) -> ExitStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::side::alone;
 
     fn pause() {
         // SAFETY: no arguments.
@@ -90,20 +103,24 @@ mod tests {
 
     #[test]
     fn the_status_tells_how_the_body_ended() {
-        assert_eq!(ForkedChild::start(|| ()).ended().code(), Some(0));
-        assert_eq!(ForkedChild::start(|| panic!("on purpose")).ended().code(), Some(PANICKED));
-        let child = ForkedChild::start(pause);
-        child.signal(libc::SIGTERM);
-        assert_eq!(child.ended().signal(), Some(libc::SIGTERM));
+        alone(&[], || {
+            assert_eq!(ForkedChild::start(|| ()).ended().code(), Some(0));
+            assert_eq!(ForkedChild::start(|| panic!("on purpose")).ended().code(), Some(PANICKED));
+            let child = ForkedChild::start(pause);
+            child.signal(libc::SIGTERM);
+            assert_eq!(child.ended().signal(), Some(libc::SIGTERM));
+        });
     }
 
     #[test]
     fn a_child_that_is_dropped_is_gone() {
-        let child = ForkedChild::start(pause);
-        let pid = child.pid;
-        drop(child);
-        // SAFETY: only asks whether there is such a child.
-        let rc = unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
-        assert_eq!((rc, io::Error::last_os_error().raw_os_error()), (-1, Some(libc::ECHILD)));
+        alone(&[], || {
+            let child = ForkedChild::start(pause);
+            let pid = child.pid;
+            drop(child);
+            // SAFETY: only asks whether there is such a child.
+            let rc = unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
+            assert_eq!((rc, io::Error::last_os_error().raw_os_error()), (-1, Some(libc::ECHILD)));
+        });
     }
 }

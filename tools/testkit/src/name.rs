@@ -17,6 +17,12 @@ pub fn test_name() -> String {
     }
 }
 
+/// Whether this process was started for one test by its exact name, as cargo-nextest and [`crate::side`] start processes: no
+/// thread of another test is in it.
+pub(crate) fn is_only_test() -> bool {
+    named_by_arguments(std::env::args()).is_some()
+}
+
 /// The test that `--exact NAME` selects.
 fn named_by_arguments(mut arguments: impl Iterator<Item = String>) -> Option<String> {
     let all: Vec<String> = arguments.by_ref().skip(1).collect();

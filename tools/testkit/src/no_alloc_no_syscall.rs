@@ -1,4 +1,4 @@
-//! A stretch of one thread's work in which nothing is allocated and the kernel is not called, or it is told what was.
+//! A stretch of one thread's work in which nothing is allocated and the kernel is not called, or a report of what was.
 //!
 //! A test program that uses [`watch`] has [`count_allocations!`](crate::count_allocations) at its root: its allocation
 //! functions stand in for the C library's, for every library in the process. System calls are caught by the kernel's syscall

@@ -86,7 +86,7 @@ impl Relay {
 fn reset_on_close(stream: &TcpStream) {
     let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
     let (value, size) = ((&raw const at_once).cast(), size_of_val(&at_once) as libc::socklen_t);
-    // SAFETY: an open socket and a value of the size told.
+    // SAFETY: an open socket and a value of the given size.
     let rc = unsafe { libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, size) };
     assert_eq!(rc, 0);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use testkit::process::Process;
-use testkit::side::{alone, enter, pair};
+use testkit::side::{alone, enter, exit_without_handlers, pair};
 use testkit::wait::wait_until;
 
 /// The processes of [`pair`] and [`alone`] are others than the test's, and each has its environment.
@@ -60,6 +60,19 @@ fn a_process_that_does_not_reach_a_body_fails_the_test() {
         std::process::exit(0);
     }
     process.finish();
+}
+
+#[test]
+fn a_body_that_ends_its_process_without_handlers_has_ended_well() {
+    extern "C" fn fail() {
+        // SAFETY: ends here.
+        unsafe { libc::_exit(1) };
+    }
+    alone(&[], || {
+        // SAFETY: a function that may be called at the end.
+        assert_eq!(unsafe { libc::atexit(fail) }, 0);
+        exit_without_handlers();
+    });
 }
 
 /// What a process does that is to be examined.

@@ -275,6 +275,19 @@ impl Recovery {
         self.advance(now);
     }
 
+    /// Sender: the queue pairs of `attempt` are connected, but nothing is acknowledged over the rails `dead`. They wait before they are
+    /// used again beside others.
+    pub fn handle_unreachable(&mut self, now: Time, attempt: u32, dead: RailMask) {
+        if !self.take_job(|job| matches!(job, Job::Connect(_))) {
+            return;
+        }
+        if self.state == State::Connecting && attempt == self.attempt {
+            self.history.handle_unreachable(now, dead);
+            self.begin_next(now, format!("rails {dead} acknowledge nothing"));
+        }
+        self.advance(now);
+    }
+
     /// The new queue pairs of `attempt` are in use. The receiver tells the account that it has composed.
     pub fn handle_resumed(&mut self, now: Time, attempt: u32, account: Option<Account>) {
         if !self.take_job(|job| matches!(job, Job::Resume(_))) {

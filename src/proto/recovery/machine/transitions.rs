@@ -244,6 +244,18 @@ impl Recovery {
         self.job.take_if(|(job, is_known)| *is_known && is(job)).is_some()
     }
 
+    /// For messages: since when the connection has not run, why, and what it waits for.
+    pub fn describe(&self, now: Time) -> String {
+        let seconds = now.saturating_sub(self.since).as_secs();
+        let (own, peer) = (self.own, self.peer);
+        format!(
+            "{seconds} s and {} attempt(s) so far. {}. Last fault: {}. Rails that this end can use: {own}, the peer: {peer}",
+            self.attempts,
+            self.waited_for(),
+            self.cause,
+        )
+    }
+
     fn fail(&mut self, now: Time) {
         let since = self.trouble.as_ref().map_or(now, |trouble| trouble.since);
         let first = self.trouble.as_ref().map_or("", |trouble| &trouble.cause);

@@ -27,7 +27,7 @@ pub(crate) fn connect_and_accept(
     listener: &mut Listener,
 ) -> Result<LocalConn> {
     let mut deadline = Deadline::new("a connection within one process", SOON);
-    let (send, recv) = listener::connect_and_accept(transport, from, handle, listener, &mut deadline)?;
+    let (send, recv) = listener::connect_and_accept(transport, from, handle, listener, &mut deadline, || ())?;
     Ok(LocalConn { send, recv })
 }
 

@@ -25,7 +25,8 @@ impl PeerConn {
         let mut theirs = Handle([0; _]);
         theirs.0.copy_from_slice(&worker.exchange(&handle.0)?);
         let mut deadline = worker.deadline("connecting both ways");
-        let (send, recv) = listener::connect_and_accept(transport, device, &mut theirs, &mut listener, &mut deadline)?;
+        let (send, recv) =
+            listener::connect_and_accept(transport, device, &mut theirs, &mut listener, &mut deadline, || ())?;
         listener.close()?;
         Ok(Self { send, recv })
     }

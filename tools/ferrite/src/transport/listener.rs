@@ -96,19 +96,22 @@ impl Drop for Listener {
 }
 
 /// Calls `connect` from device `from` and `accept` on `listener` in turn until both have given a communicator. The handle
-/// is that of the listener that `connect` is to reach: of `listener`, or of one in another process.
+/// is that of the listener that `connect` is to reach: of `listener`, or of one in another process. Before each attempt `between`
+/// does what else has to go on.
 ///
 /// # Errors
 /// Those of the transport's calls; [`Error::Stalled`].
-pub(crate) fn connect_and_accept(
+pub fn connect_and_accept(
     transport: &Transport,
     from: usize,
     handle: &mut Handle,
     listener: &mut Listener,
     deadline: &mut Deadline,
+    mut between: impl FnMut(),
 ) -> Result<(SendComm, RecvComm)> {
     let (mut send, mut recv) = (None, None);
     loop {
+        between();
         if send.is_none() {
             send = transport.connect(from, handle)?;
         }

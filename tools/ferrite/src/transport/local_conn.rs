@@ -18,7 +18,7 @@ impl LocalConn {
     /// ends are there.
     pub(crate) fn open(transport: &Transport, from: usize, to: usize, deadline: &mut Deadline) -> Result<Self> {
         let (mut handle, mut listener) = transport.listen(to)?;
-        let (send, recv) = listener::connect_and_accept(transport, from, &mut handle, &mut listener, deadline)?;
+        let (send, recv) = listener::connect_and_accept(transport, from, &mut handle, &mut listener, deadline, || ())?;
         listener.close()?;
         Ok(Self { send, recv })
     }

@@ -101,6 +101,8 @@ pub struct Port {
     pub gids: Vec<Gid>,
     /// What was sent from here, in all.
     pub counters: Counters,
+    /// What became of the packets from here that a rule has delayed.
+    pub delayed: Delayed,
 }
 
 /// An entry of a GID table.
@@ -167,6 +169,39 @@ impl Counters {
         self.losses += other.losses;
         self.rnr_waits += other.rnr_waits;
         self.faults += other.faults;
+    }
+}
+
+/// Packets that a rule has delayed (`late`): they arrive, if at all, when their sender has taken them for lost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Delayed {
+    /// On their way so far.
+    pub launched: u64,
+    /// Executed by the responder: the data is in its memory.
+    pub landed: u64,
+    /// Dropped: the queue pair is gone, or not connected to the sender any more.
+    pub gone: u64,
+    /// Dropped: the queue pair is in the error state.
+    pub in_error: u64,
+    /// Dropped: the queue pair expects another packet number.
+    pub wrong_psn: u64,
+    /// Dropped: the responder does not take it, because of its key, its access or a receive that is missing.
+    pub refused: u64,
+    /// Dropped: the responder's port is down.
+    pub port_down: u64,
+}
+
+impl Delayed {
+    fn of(slot: &slots::DelayedCounters) -> Self {
+        Self {
+            launched: slot.launched.load(SeqCst),
+            landed: slot.landed.load(SeqCst),
+            gone: slot.gone.load(SeqCst),
+            in_error: slot.in_error.load(SeqCst),
+            wrong_psn: slot.wrong_psn.load(SeqCst),
+            refused: slot.refused.load(SeqCst),
+            port_down: slot.port_down.load(SeqCst),
+        }
     }
 }
 
@@ -265,6 +300,7 @@ fn port_of(slot: &PortSlot, name: PortName) -> Port {
         bandwidth: Some(slot.bytes_per_ms.load(SeqCst)).filter(|&b| b != 0).map(|b| b * 1000),
         gids: gids.collect(),
         counters: Counters::of(&slot.past),
+        delayed: Delayed::of(&slot.delayed),
     }
 }
 

@@ -3,12 +3,16 @@
 //! The QP that sent it may have been reset or destroyed meanwhile, its buffer used for something else. If the responder
 //! still expects exactly this packet, it takes it: a late write.
 
-use crate::abi::consts::{send_flag, wr_opcode};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use crate::abi::consts::{qp_state, send_flag, wr_opcode};
 use crate::copy::piece::{CopyError, Direction, Pieces};
 use crate::copy::transfer::{transfer, transfer_by_lines};
 use crate::engine::requester::{PSN_MASK, gather};
-use crate::engine::wait::STAGED_CHECK_NS;
+use crate::engine::wait::{BUSY_RETRY_NS, STAGED_CHECK_NS};
 use crate::host::clock::now_ns;
+use crate::network::port_id::PortId;
 use crate::objects::qp::Qp;
 use crate::objects::send_queue::{Link, SendQueue};
 use crate::process::fabric::Fabric;
@@ -18,6 +22,7 @@ use crate::remote::outcome::TxOutcome;
 use crate::remote::request::Request;
 use crate::remote::responder::{self, Admission};
 use crate::remote::staged_transfer::{Path, StagedTransfer};
+use crate::shm::slots::DelayedCounters;
 
 /// A message with its bytes, as they were when it was sent.
 #[derive(Debug)]
@@ -64,22 +69,30 @@ impl DelayedPacket {
             staged: None,
             bytes,
         };
+        packet.count(|counters| &counters.launched);
         qp.fabric.arm(at, Box::new(packet));
     }
 
     /// The packet arrives.
     fn arrive(mut self: Box<Self>) {
-        let fabric = self.fabric;
+        let (fabric, to) = (self.fabric, PortId::of_name(self.link.peer));
+        if !fabric.port(to.device, to.port).is_active() {
+            return self.count(|counters| &counters.port_down);
+        }
         if self.staged.is_some() {
             return self.pass_through();
         }
-        let Some(guard) = RemoteQpGuard::enter(fabric, self.link.peer, self.from, self.serial) else { return };
+        let Some(guard) = RemoteQpGuard::enter(fabric, self.link.peer, self.from, self.serial) else {
+            return self.miss();
+        };
         if !guard.expects(self.is_uc, self.link.psn) {
-            return;
+            return self.count(|counters| &counters.wrong_psn);
         }
         let total = self.bytes.len() as u64;
         let local = Pieces::host(self.bytes.as_ptr() as u64, total);
-        let Ok(admission) = responder::admit(&guard, &self.request, total) else { return };
+        let Ok(admission) = responder::admit(&guard, &self.request, total) else {
+            return self.count(|counters| &counters.refused);
+        };
         if total != 0 && (admission.remote.has_gpu || !guard.is_reached()) {
             let path = Path {
                 from: self.from,
@@ -100,16 +113,37 @@ impl DelayedPacket {
         self.conclude(&guard, &admission, moved);
     }
 
+    /// The queue pair does not let it in: it is not what it was, or another process is in it for a moment.
+    fn miss(self: Box<Self>) {
+        let fabric = self.fabric;
+        let peer = PortId::of_name(self.link.peer);
+        let slot = fabric.find_qp(peer.device, self.link.peer as u32).filter(|slot| {
+            slot.qpn.load(SeqCst) == self.link.peer as u32
+                && slot.peer.load(SeqCst) == self.from
+                && slot.port.load(SeqCst) == peer.port
+                && fabric.live_process(slot.owner.load(SeqCst)).is_some()
+        });
+        match slot.map(|slot| slot.state.load(SeqCst)) {
+            Some(qp_state::ERR) => self.count(|counters| &counters.in_error),
+            Some(qp_state::RTR..=qp_state::SQE) => fabric.arm(now_ns() + BUSY_RETRY_NS, self),
+            _ => self.count(|counters| &counters.gone),
+        }
+    }
+
+    /// Counts it where it was sent.
+    fn count(&self, which: impl FnOnce(&DelayedCounters) -> &AtomicU64) {
+        let from = PortId::of_name(self.from);
+        which(&self.fabric.port(from.device, from.port).delayed).fetch_add(1, Relaxed);
+    }
+
     /// Through the stage, for as long as the peer's queue pair waits for it.
     fn pass_through(mut self: Box<Self>) {
         let fabric = self.fabric;
         let Some(mut staged) = self.staged.take().filter(|_| fabric.open_stage().is_ok()) else { return };
         match staged.proceed() {
-            Some((guard, moved)) => {
-                if let Some(guard) = guard {
-                    self.conclude(&guard, &staged.admission, moved);
-                }
-            }
+            Some((Some(guard), moved)) => self.conclude(&guard, &staged.admission, moved),
+            // It may be sent again as a whole: what has been copied is the same.
+            Some((None, _)) => self.arrive(),
             None => {
                 staged.remind();
                 self.staged = Some(staged);
@@ -122,6 +156,9 @@ impl DelayedPacket {
         let total = self.bytes.len() as u64;
         if responder::conclude(guard, &self.request, admission, total, moved) == TxOutcome::Done {
             guard.advance(self.link.psn.wrapping_add(self.link.packets(total)) & PSN_MASK);
+            self.count(|counters| &counters.landed);
+        } else {
+            self.count(|counters| &counters.refused);
         }
     }
 }

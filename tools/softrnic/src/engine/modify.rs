@@ -65,8 +65,8 @@ fn publish(qp: &Qp, known: &QpAttr, given: i32, route: Option<Route>) {
     let link = &mut queue.link;
     if let Some(route) = route {
         link.mtu_bytes = mtu_bytes(known.path_mtu);
-        link.route = route.with_mtu(link.mtu_bytes);
         link.peer = route.peer(known.dest_qp_num);
+        link.route = route.with_mtu(link.mtu_bytes).looped(link.peer == qp.name());
         qp.slot.flow.store(route.take_flow(qp.fabric), SeqCst);
         qp.slot.peer.store(link.peer, SeqCst);
     }

@@ -9,7 +9,7 @@ use crate::engine::delayed_packet::DelayedPacket;
 use crate::engine::fault_hook::Fault;
 use crate::engine::flush::flush_recv;
 use crate::engine::state::Engine;
-use crate::engine::wait::{STAGED_CHECK_NS, modelled_ns, rnr_ns};
+use crate::engine::wait::{BUSY_RETRY_NS, STAGED_CHECK_NS, modelled_ns, rnr_ns};
 use crate::engine::{requester, wire};
 use crate::host::clock::now_ns;
 use crate::host::lock::lock;
@@ -17,9 +17,6 @@ use crate::objects::qp::Qp;
 use crate::objects::send_queue::SendQueue;
 use crate::process::timers::Task;
 use crate::remote::outcome::TxOutcome;
-
-/// How soon to look again at what another process holds for a moment, in ns.
-const BUSY_RETRY_NS: u64 = 20_000;
 
 /// Executes and completes what is posted until the queue is empty or has to wait.
 #[inline]

@@ -21,6 +21,8 @@ impl Engine {
         // ask for it itself.
         let mut contexts = lock(&self.contexts);
         let context = Context::open(self.fabric, device, ops)?;
+        // Those that are closed hold memory until nobody refers to them.
+        contexts.retain(|known| known.strong_count() != 0);
         contexts.push(Arc::downgrade(&context));
         Ok(context)
     }

@@ -5,6 +5,9 @@ use crate::objects::qp::Qp;
 /// How soon the service thread looks after bytes that are copied through the shared file, if no poll does.
 pub(crate) const STAGED_CHECK_NS: u64 = 100_000;
 
+/// How soon to look again at what another process holds for a moment, in ns.
+pub(crate) const BUSY_RETRY_NS: u64 = 20_000;
+
 /// `ns` of modelled time in real time.
 pub(crate) fn modelled_ns(qp: &Qp, ns: u64) -> u64 {
     (ns as f64 * qp.fabric.settings.time_scale) as u64

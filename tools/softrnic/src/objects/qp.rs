@@ -35,6 +35,8 @@ pub(crate) struct Qp {
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) slot: &'static QpSlot,
     index: u32,
+    /// Of its table entry: no other queue pair has had both.
+    generation: u32,
     pub(crate) cap: QpCap,
     pub(crate) signal_all: bool,
     /// What `ibv_query_qp` reports.
@@ -111,6 +113,7 @@ impl Qp {
             recv_cq: requested.recv_cq,
             slot,
             index,
+            generation: slot.generation.load(SeqCst),
             cap,
             signal_all: requested.signal_all,
             attributes: Mutex::new(QpAttr { cap, port_num: 1, ..QpAttr::default() }),
@@ -179,7 +182,7 @@ impl Qp {
 
     /// Whether the table entry is still this queue pair's. Call with `recv` locked, for it to stay so.
     pub(crate) fn is_in_fabric(&self) -> bool {
-        self.slot.qpn.load(SeqCst) == self.abi.qp_num
+        self.slot.qpn.load(SeqCst) == self.abi.qp_num && self.slot.generation.load(SeqCst) == self.generation
     }
 
     /// Completes the posted receives as flushed. No peer is in the queue pair. Call with `recv` locked.
@@ -383,7 +386,8 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, requested: &QpRequest) ->
     }
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);
-    let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1) % 4095 + 1;
-    slot.qpn.store(generation * QPS + index, SeqCst);
+    let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1);
+    let part = if fabric.settings.qpn_reuse { 1 } else { generation % 4095 + 1 };
+    slot.qpn.store(part * QPS + index, SeqCst);
     Ok((index, slot))
 }

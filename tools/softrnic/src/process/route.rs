@@ -8,6 +8,7 @@ use crate::network::gid::{self, TypedGid};
 use crate::network::link;
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
+use crate::process::settings::LoopbackDown;
 use crate::shm::slots::{GIDS, NO_PEER, PortSlot};
 
 /// The global part of an address vector.
@@ -27,6 +28,8 @@ pub(crate) struct Route {
     global: Option<Global>,
     lid: u16,
     mtu_bytes: u32,
+    /// It leads from a queue pair back to the same.
+    is_loop: bool,
     /// The state of the network by which it was checked; see [`Header::changes`](crate::shm::slots::Header).
     checked_at: u64,
     /// Messages below this size get through.
@@ -78,6 +81,11 @@ impl Route {
         Self { mtu_bytes, checked_at: u64::MAX, ..self }
     }
 
+    /// The same way, which leads from a queue pair back to the same if `is_loop`.
+    pub(crate) fn looped(self, is_loop: bool) -> Self {
+        Self { is_loop, ..self }
+    }
+
     /// The name of the queue pair at its end.
     pub(crate) fn peer(&self, qpn: u32) -> u64 {
         self.to.map_or(NO_PEER, |to| to.qp_name(qpn))
@@ -114,8 +122,9 @@ impl Route {
         self.limit = 0;
         let Some(to) = self.to else { return };
         let (mine, theirs) = (fabric.port(self.from.device, self.from.port), fabric.port(to.device, to.port));
-        let is_up = mine.is_active()
-            && theirs.is_active()
+        // Packets to the same queue pair do not leave the device.
+        let is_inside = self.is_loop && fabric.settings.loopback_down == LoopbackDown::Answered;
+        let is_up = (is_inside || mine.is_active() && theirs.is_active())
             && !fabric.is_failed(self.from.device)
             && !fabric.is_failed(to.device);
         let is_found = self.global.is_none_or(|global| {

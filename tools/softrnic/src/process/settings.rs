@@ -21,6 +21,10 @@ pub(crate) struct Settings {
     pub(crate) gpu: GpuAccess,
     /// Options of enhanced connection establishment that the devices have; 0: they know nothing of it.
     pub(crate) ece: u32,
+    /// A queue pair has the number of the one that had its place before.
+    pub(crate) qpn_reuse: bool,
+    /// What becomes of packets to the same queue pair while their port is down.
+    pub(crate) loopback_down: LoopbackDown,
     /// Copies are staged even where they could go directly.
     pub(crate) staged: bool,
     /// Writes to memory with relaxed ordering land in no order.
@@ -65,6 +69,16 @@ pub(crate) enum InlineExcess {
     Grant,
 }
 
+/// What becomes of the packets of a queue pair that is connected with itself, while its port is down. Devices differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LoopbackDown {
+    /// They arrive.
+    #[default]
+    Answered,
+    /// They vanish.
+    Lost,
+}
+
 /// All variables that are read, here and for the [`Requested`].
 const KNOWN: &[&str] = &[
     "SOFTRNIC_CARD",
@@ -77,6 +91,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_INLINE_EXCESS",
     "SOFTRNIC_LINES",
     "SOFTRNIC_LINK",
+    "SOFTRNIC_LOOPBACK_DOWN",
     "SOFTRNIC_MAX_CQ",
     "SOFTRNIC_MAX_INLINE",
     "SOFTRNIC_MAX_MR",
@@ -84,6 +99,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_MAX_QP_WR",
     "SOFTRNIC_MTU",
     "SOFTRNIC_PORTS",
+    "SOFTRNIC_QPN_REUSE",
     "SOFTRNIC_QUIET",
     "SOFTRNIC_SEED",
     "SOFTRNIC_SHM_DIR",
@@ -107,6 +123,8 @@ impl Settings {
             stat: false,
             gpu: GpuAccess::default(),
             ece: 0,
+            loopback_down: LoopbackDown::default(),
+            qpn_reuse: false,
             staged: false,
             chaos: false,
             lines: false,
@@ -155,6 +173,8 @@ impl Settings {
             stat: switch("SOFTRNIC_STAT")?,
             gpu: gpu()?,
             ece: number("SOFTRNIC_ECE", 0, 0, u32::MAX)?,
+            loopback_down: loopback_down()?,
+            qpn_reuse: switch("SOFTRNIC_QPN_REUSE")?,
             staged: switch("SOFTRNIC_STAGED")?,
             chaos: switch("SOFTRNIC_CHAOS")?,
             lines: switch("SOFTRNIC_LINES")?,
@@ -210,6 +230,15 @@ fn inline_excess() -> Result<InlineExcess, String> {
         Some("silent") => Ok(InlineExcess::RefuseSilently),
         Some("grant") => Ok(InlineExcess::Grant),
         Some(value) => Err(format!("SOFTRNIC_INLINE_EXCESS={value:?}: must be refuse, silent or grant")),
+    }
+}
+
+/// `SOFTRNIC_LOOPBACK_DOWN`.
+fn loopback_down() -> Result<LoopbackDown, String> {
+    match text("SOFTRNIC_LOOPBACK_DOWN")?.as_deref() {
+        None | Some("answered") => Ok(LoopbackDown::Answered),
+        Some("lost") => Ok(LoopbackDown::Lost),
+        Some(value) => Err(format!("SOFTRNIC_LOOPBACK_DOWN={value:?}: must be answered or lost")),
     }
 }
 

@@ -126,6 +126,29 @@ pub(crate) struct PortSlot {
     pub(crate) gids: [GidSlot; GIDS],
     /// What queue pairs that are gone had sent. See [`Counters`].
     pub(crate) past: Counters,
+    pub(crate) delayed: DelayedCounters,
+}
+
+/// What became of the packets from a port that a rule has delayed, so that they arrive when their sender has taken them for
+/// lost. Written by those who send.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct DelayedCounters {
+    /// On their way so far.
+    pub(crate) launched: AtomicU64,
+    /// Executed at the responder.
+    pub(crate) landed: AtomicU64,
+    // Dropped:
+    /// There is no such queue pair, or it is not connected to the sender (any more).
+    pub(crate) gone: AtomicU64,
+    /// It is in the error state.
+    pub(crate) in_error: AtomicU64,
+    /// It expects another packet.
+    pub(crate) wrong_psn: AtomicU64,
+    /// It does not take it: the key, the access, no receive.
+    pub(crate) refused: AtomicU64,
+    /// Its port is down.
+    pub(crate) port_down: AtomicU64,
 }
 
 /// What a requester has done.

@@ -28,21 +28,21 @@ impl Channel {
         }
     }
 
-    /// The next completion of `cq` is to be told here.
+    /// The next completion of `cq` raises an event of its channel.
     pub fn arm(cq: *mut Cq) {
         // SAFETY: slot 12 of the table is `req_notify_cq`.
         unsafe { assert_eq!(transmute::<Ptr, Arm>(op((*cq).context, 12))(cq, 0), 0) };
     }
 
-    /// Whether something is told within `wait_ms`.
-    pub fn is_told(&self, wait_ms: i32) -> bool {
+    /// Whether an event comes within `wait_ms`.
+    pub fn has_event(&self, wait_ms: i32) -> bool {
         let mut poll = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd.
         unsafe { libc::poll(&raw mut poll, 1, wait_ms) == 1 }
     }
 
-    /// Takes and acknowledges what is told.
-    pub fn take(&self) {
+    /// Takes and acknowledges the next event.
+    pub fn take_event(&self) {
         let (mut cq, mut user) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the functions' types in the verbs interface.
         unsafe {

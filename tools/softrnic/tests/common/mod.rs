@@ -1,4 +1,4 @@
-//! What the tests share: the verbs interface as seen from outside, and processes to use it in.
+//! What the tests share: the verbs interface as seen from outside, and what it is used with.
 
 // Every test file uses another part of this.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "shared by several test programs")]
@@ -9,7 +9,6 @@ pub mod gpu;
 pub mod guard;
 pub mod node;
 pub mod observed;
-pub mod process;
 pub mod table;
 pub mod tools;
 pub mod verbs;

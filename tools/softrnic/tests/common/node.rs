@@ -3,8 +3,8 @@
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use super::process::Line;
 use super::verbs::*;
+use testkit::Peer;
 
 /// Device `index` of the list, opened.
 pub fn open(index: usize) -> Ptr {
@@ -143,11 +143,11 @@ impl Node {
         Ok(())
     }
 
-    /// Connects with the node at the other end of the line; both are ready afterwards.
-    pub fn join(&self, line: &mut Line, terms: &Terms) -> Address {
-        let peer: Address = line.swap(&self.address());
+    /// Connects with the node of the other process, which does the same; both are in RTS afterwards. The other node's address.
+    pub fn connect_over(&self, socket: &mut Peer, terms: &Terms) -> Address {
+        let peer: Address = socket.swap(&self.address());
         self.connect(&peer, terms);
-        line.meet();
+        socket.barrier();
         peer
     }
 
@@ -331,7 +331,7 @@ pub fn local_pair(bytes: usize, terms: &Terms) -> (Node, Node) {
 }
 
 /// Connects two nodes in one process, each through a port, by the GIDs of entry `index`.
-pub fn join_ports(a: (&Node, u8), b: (&Node, u8), index: u8, terms: &Terms) {
+pub fn connect_ports(a: (&Node, u8), b: (&Node, u8), index: u8, terms: &Terms) {
     for ((node, port), (peer, peer_port)) in [(a, b), (b, a)] {
         let gid = peer.gid_of(peer_port, i32::from(index));
         let vector = rtr(&Address { gid, ..peer.address() }, terms);

@@ -1,7 +1,6 @@
 //! RDMA tools of the system, run on the flavour of the library that is made for them.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -9,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{elf, process};
+use super::elf;
+use testkit::softrnic::Softrnic;
+use testkit::{Missing, dist};
 
 pub const PROGRAMS: &[&str] = &[
     "ibv_devices",
@@ -33,38 +34,32 @@ pub const LIBRARIES: &[&str] = &["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1", 
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The built library; says so when it or the tools are missing.
-pub fn library() -> Option<PathBuf> {
-    let dist = std::env::var_os("FERRITE_DIST")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"), PathBuf::from);
-    let path = dist.join("softrnic-tools/libibverbs.so.1");
-    if !path.exists() {
-        return skipped(&format!("{} is missing (scripts/build.sh makes it)", path.display()));
-    }
+/// The built library for RDMA tools.
+///
+/// # Errors
+/// It or the tools are missing.
+pub fn library() -> Result<PathBuf, Missing> {
+    let path = dist::built("softrnic-tools/libibverbs.so.1")?;
     for (program, package) in [("ibv_devinfo", "ibverbs-utils"), ("ib_write_bw", "perftest")] {
         if elf::programs(&[program]).next().is_none() {
-            return skipped(&format!("{program} is missing (package {package})"));
+            return Err(Missing(format!("{program} is missing (package {package})")));
         }
     }
-    Some(path)
-}
-
-/// Says on the terminal, past the test harness, that a test cannot run here, and why.
-pub fn skipped<T>(why: &str) -> Option<T> {
-    let _ = writeln!(std::io::stderr(), "skipped: {why}");
-    None
+    Ok(path)
 }
 
 /// A fabric of its own to run tools on.
 pub struct Bench {
     folder: PathBuf,
-    fabric: String,
+    softrnic: Softrnic,
 }
 
 impl Bench {
-    pub fn new(test: &str) -> Option<Self> {
+    /// # Errors
+    /// The library or the tools are missing.
+    pub fn new() -> Result<Self, Missing> {
         let folder = library()?.parent().expect("in a folder").to_owned();
-        Some(Self { folder, fabric: process::fabric_name(test) })
+        Ok(Self { folder, softrnic: Softrnic::new() })
     }
 
     pub fn run(&self, tool: &str, arguments: &[&str]) -> Outcome {
@@ -94,7 +89,7 @@ impl Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            process::assert_clean(&self.fabric);
+            self.softrnic.assert_clean();
         }
     }
 }
@@ -128,13 +123,12 @@ impl Running {
     fn start(bench: &Bench, tool: &str, arguments: &[&str]) -> Self {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-        let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{count}.log", bench.fabric));
+        let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{count}.log", bench.softrnic.fabric()));
         let file = File::create(&output).expect("a file for the output");
         let child = Command::new(tool)
             .args(arguments)
             .env("LD_LIBRARY_PATH", &bench.folder)
-            .env("SOFTRNIC_FABRIC", &bench.fabric)
-            .env("SOFTRNIC_QUIET", "1")
+            .envs(bench.softrnic.vars())
             .stdin(Stdio::null())
             .stdout(file.try_clone().expect("a second descriptor"))
             .stderr(file)

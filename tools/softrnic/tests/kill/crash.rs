@@ -1,4 +1,4 @@
-//! When a process dies: at some moment, or in the middle of something that it does.
+//! Kills a process at some moment, or in the middle of something that it does.
 
 use std::ptr;
 
@@ -65,7 +65,7 @@ pub(crate) const STEPS: [(Step, u64, u64); 12] = [
     (Step::Leave, 60_000, 1),
 ];
 
-const NAME: &str = "SOFTRNIC_TEST_DOOM";
+const NAME: &str = "SOFTRNIC_TEST_CRASH";
 
 /// Kills its process a certain time after it takes a certain step for the n-th time.
 pub(crate) struct Crash {
@@ -104,13 +104,13 @@ impl Crash {
     }
 
     /// Whether it happens in such a step.
-    pub(crate) fn awaits(&self, step: Step) -> bool {
+    pub(crate) fn is_in(&self, step: Step) -> bool {
         STEPS.get(self.step).is_some_and(|(mine, ..)| *mine == step)
     }
 
     /// The process begins a step.
     pub(crate) fn enter(&mut self, step: Step) {
-        if !self.awaits(step) {
+        if !self.is_in(step) {
             return;
         }
         self.left = self.left.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! One side of an exchange, victim or survivor: everything that the verbs offer, over and over, until something fails.
+//! One side of an exchange: requests of every kind that the verbs offer, over and over, until one fails.
 
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -80,12 +80,12 @@ impl Participant {
             if self.waits {
                 crash.enter(Step::Event);
                 Channel::arm(self.node.cq);
-                // What came before the CQ was armed is not told.
+                // A completion from before the CQ was armed raises no event.
                 if let Some(wc) = self.node.poll() {
                     return wc;
                 }
-                assert!(self.channel.is_told(PATIENCE.as_millis() as i32), "no event: the survivor hangs");
-                self.channel.take();
+                assert!(self.channel.has_event(PATIENCE.as_millis() as i32), "no event: the survivor hangs");
+                self.channel.take_event();
             } else {
                 assert!(Instant::now() < end, "no completion: the survivor hangs");
                 std::thread::yield_now();
@@ -190,7 +190,7 @@ impl Participant {
         assert_eq!((ibv_dealloc_pd(pd), ibv_close_device(context)), (0, 0));
     }
 
-    /// Two processes that live: bytes both ways, and all of them right. `meet` returns when the other side is there too.
+    /// Between two processes that both run: bytes both ways, and all of them right. `meet` returns when the other side is there too.
     pub(crate) fn check(&mut self, peer: &Address, seed: u64, mut meet: impl FnMut()) {
         let pattern =
             |from: u32| (0..30_000).map(move |at: u64| (Random::new(seed ^ u64::from(from) ^ at << 32).next()) as u8);

@@ -52,6 +52,10 @@ const LARGEST: usize = 1 << 30;
 /// Groups that are outstanding at once, of so many messages.
 const GROUPS: (usize, usize) = (32, 8);
 
+/// Messages are split over three queue pairs.
+const THREE_QPS: Env =
+    Env { vars: &[("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")], ..RANK0_ONLY };
+
 pub(super) const POINTS: &[Point] = &[
     Point {
         number: 35,
@@ -65,13 +69,7 @@ pub(super) const POINTS: &[Point] = &[
         claim: "messages of 0 bytes to 1 GiB arrive whole, at any address",
         trial: Trial::Steps(&[
             Step { env: RANK0_ONLY, run: sizes },
-            Step {
-                env: Env {
-                    vars: &[("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")],
-                    ..RANK0_ONLY
-                },
-                run: sizes,
-            },
+            Step { env: THREE_QPS, run: sizes },
             Step { env: Env { timeout_s: 60, ..RANK0_ONLY }, run: largest },
         ]),
     },
@@ -79,16 +77,7 @@ pub(super) const POINTS: &[Point] = &[
         number: 37,
         name: "unequal-sizes",
         claim: "both ends report the lesser of what is sent and what there is room for; nothing is written behind it",
-        trial: Trial::Steps(&[
-            Step { env: RANK0_ONLY, run: unequal },
-            Step {
-                env: Env {
-                    vars: &[("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")],
-                    ..RANK0_ONLY
-                },
-                run: unequal,
-            },
-        ]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: unequal }, Step { env: THREE_QPS, run: unequal }]),
     },
     Point {
         number: 38,

@@ -33,17 +33,25 @@ pub(crate) fn all() -> Vec<Point> {
     all
 }
 
+/// Names that points have had before, which select them as well: the former one and today's.
+const FORMER_NAMES: &[(&str, &str)] = &[("strangers", "unauthenticated-callers")];
+
+/// Whether `word` is the number of the point, its name or a former name of it.
+fn is_named(point: &Point, word: &str) -> bool {
+    let is_former = FORMER_NAMES.contains(&(word, point.name));
+    point.name == word || is_former || word.parse() == Ok(point.number)
+}
+
 /// The points that `words` name, by number or by name; all for none.
 ///
 /// # Errors
 /// [`Error::Usage`] for a word that names none.
 pub(crate) fn selected(words: &[String]) -> Result<Vec<Point>> {
     let all = all();
-    let named = |point: &Point, word: &str| point.name == word || word.parse() == Ok(point.number);
-    if let Some(unknown) = words.iter().find(|word| !all.iter().any(|point| named(point, word))) {
+    if let Some(unknown) = words.iter().find(|word| !all.iter().any(|point| is_named(point, word))) {
         return Err(Error::Usage(format!("there is no check {unknown}; --list names all")));
     }
-    let is_selected = |point: &Point| words.is_empty() || words.iter().any(|word| named(point, word));
+    let is_selected = |point: &Point| words.is_empty() || words.iter().any(|word| is_named(point, word));
     Ok(all.into_iter().filter(is_selected).collect())
 }
 
@@ -89,10 +97,17 @@ mod tests {
     }
 
     #[test]
-    fn points_are_chosen_by_number_or_name() {
+    fn a_former_name_is_none_of_today_and_its_point_exists() {
+        let is_todays = |name: &str| all().iter().any(|point| point.name == name);
+        assert!(FORMER_NAMES.iter().all(|(former, name)| !is_todays(former) && is_todays(name)));
+    }
+
+    #[test]
+    fn points_are_chosen_by_number_name_or_former_name() {
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let numbers = |list: &[&str]| selected(&words(list)).map(|c| c.iter().map(|p| p.number).collect::<Vec<_>>());
         assert_eq!(numbers(&["57", "abi-layout"]).ok(), Some(vec![1, 57]));
+        assert_eq!(numbers(&["strangers", "unauthenticated-callers"]).ok(), Some(vec![21]));
         assert!(numbers(&["0"]).is_err() && numbers(&["nonsense"]).is_err());
         assert_eq!(numbers(&[]).map(|all| all.len()).ok(), Some(all().len()));
     }

@@ -31,7 +31,7 @@ const TURNED: [usize; 8] = [0, 7, 8, 9, 10, 12, 16, 31];
 pub(super) const POINTS: &[Point] = &[
     Point {
         number: 21,
-        name: "strangers",
+        name: "unauthenticated-callers",
         claim: "garbage, port scans and cut-off greetings at the listener are ignored without waiting; the peer is served",
         trial: Trial::Steps(&[Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: unauthenticated_callers }]),
     },
@@ -144,10 +144,10 @@ fn unauthenticated_callers(ctx: &mut Context<'_>) -> Result<StepResult> {
     let mut mine = handle;
     connect_and_accept(&transport, 0, &mut mine, &mut listener)
         .map_err(|problem| {
-            Error::Contract(format!("after {} strangers the peer is not served: {problem}", kept.len()))
+            Error::Contract(format!("after {} unauthenticated callers the peer is not served: {problem}", kept.len()))
         })?
         .carries(&[1000])?;
-    Ok(StepResult::passed(format!("{} strangers, silent and not; then the peer is served", kept.len())))
+    Ok(StepResult::passed(format!("{} unauthenticated callers, silent and not; then the peer is served", kept.len())))
 }
 
 /// Calls accept a few times: no communicator, no error, no waiting.

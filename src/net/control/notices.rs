@@ -1,0 +1,64 @@
+//! Lines for the log that many connections would write at once: the first one is written, and how many more there were.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lines with the same key are written once in this time.
+const QUIET: Duration = Duration::from_secs(1);
+/// Keys that are kept.
+const MAX_KEYS: usize = 64;
+
+/// What was written last, by key.
+#[derive(Debug, Default)]
+pub struct Notices(Mutex<HashMap<String, Last>>);
+
+#[derive(Debug)]
+struct Last {
+    written: Instant,
+    /// Lines that have not been written since then.
+    more: u32,
+}
+
+impl Notices {
+    /// The line to be written now for `text`, if any: not within [`QUIET`] of another one with the same `key`. It also says how many
+    /// lines with that key have not been written.
+    pub fn line(&self, key: &str, text: &str) -> Option<String> {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if lines.len() >= MAX_KEYS {
+            lines.retain(|_, last| now.saturating_duration_since(last.written) < QUIET);
+        }
+        let more = match lines.get_mut(key) {
+            Some(last) if now.saturating_duration_since(last.written) < QUIET => {
+                last.more += 1;
+                return None;
+            }
+            Some(last) => last.more,
+            None => 0,
+        };
+        lines.insert(key.to_owned(), Last { written: now, more: 0 });
+        Some(if more == 0 { text.to_owned() } else { format!("{text} ({more} more such lines before)") })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_of_many_is_written_and_the_others_are_counted() {
+        let notices = Notices::default();
+        assert_eq!(notices.line("port 1", "first"), Some("first".into()));
+        assert_eq!((notices.line("port 1", "second"), notices.line("port 1", "third")), (None, None));
+        assert_eq!(notices.line("port 2", "other"), Some("other".into()));
+        // As if it had been written long ago.
+        let long_ago = Instant::now().checked_sub(QUIET).expect("the machine has been up for longer");
+        notices.0.lock().expect("not poisoned").get_mut("port 1").expect("known").written = long_ago;
+        assert_eq!(notices.line("port 1", "fourth"), Some("fourth (2 more such lines before)".into()));
+        assert_eq!(notices.line("port 1", "fifth"), None);
+        for key in 0..1000 {
+            notices.line(&key.to_string(), "x");
+        }
+    }
+}

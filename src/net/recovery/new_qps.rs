@@ -1,0 +1,177 @@
+//! The queue pairs that an attempt makes: created, connected, and tested whether they reach the peer.
+
+use super::end::End;
+use crate::error::{Error, Result};
+use crate::net::device::nic::Nic;
+use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::reach::ReachTest;
+use crate::net::qp::set::{InitQpSet, QpSet};
+use crate::proto::endpoint::Endpoint;
+use crate::proto::handshake::Negotiated;
+use crate::proto::rail_weights::RailWeights;
+use crate::proto::recovery::action::Role;
+use crate::proto::recovery::rail_mask::RailMask;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the peer's device has to acknowledge a write over new queue pairs. After each failure it has twice as long.
+const REACH_LIMIT: Duration = Duration::from_millis(30);
+const MAX_REACH_LIMIT: Duration = Duration::from_secs(2);
+/// How often it is asked whether it has.
+const REACH_EVERY: Duration = Duration::from_micros(100);
+
+/// The new queue pairs of one end of a connection. There may be none.
+#[derive(Debug)]
+pub struct NewQps {
+    nic: Arc<Nic>,
+    role: Role,
+    /// Queue pairs on each rail.
+    per_rail: usize,
+    reach_limit: Duration,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    None,
+    /// The sender's, before the receiver's are known.
+    Created(InitQpSet),
+    Connecting(u32, Box<ConnectingQpSet>),
+    /// The sender's are connected.
+    Testing(u32, Box<(ReachTest, Endpoint)>, RailWeights),
+    Connected(QpSet, RailWeights),
+}
+
+/// How far the queue pairs of an attempt are.
+#[derive(Debug)]
+pub enum Progress {
+    /// To be asked again at this time.
+    Wait(Instant),
+    /// Those of this attempt are connected, with this description for the peer.
+    Connected(u32, Endpoint),
+    /// Those of this attempt are connected, but nothing is acknowledged over these rails.
+    Unreachable(u32, RailMask),
+    /// Those of this attempt cannot be connected.
+    Failed(u32, Error),
+}
+
+impl NewQps {
+    /// None yet, for an end of a connection on `terms`.
+    pub fn new(nic: &Arc<Nic>, role: Role, terms: &Negotiated) -> Self {
+        let (nic, per_rail) = (Arc::clone(nic), terms.qps_per_rail());
+        Self { nic, role, per_rail, reach_limit: REACH_LIMIT, stage: Stage::None }
+    }
+
+    /// Creates the sender's on `rails`. Returns their description for the receiver.
+    ///
+    /// # Errors
+    /// A port is down, or a device has no more queues.
+    pub fn create(&mut self, end: &dyn End, rails: RailMask) -> Result<Endpoint> {
+        self.discard();
+        let mut qps = InitQpSet::new(&self.nic, rails.iter(), self.per_rail, end.caps(), None)?;
+        if self.nic.config.ece {
+            qps.offer_ece();
+        }
+        let endpoint = qps.endpoint.clone();
+        self.stage = Stage::Created(qps);
+        Ok(endpoint)
+    }
+
+    /// Begins to connect the queue pairs of `attempt` on `rails` to those of `remote`. The receiver's are created first.
+    ///
+    /// # Errors
+    /// A port is down, a device has no more queues, or the two ends do not fit.
+    pub fn connect(&mut self, end: &dyn End, attempt: u32, rails: RailMask, remote: Endpoint) -> Result<()> {
+        let config = &self.nic.config;
+        let (qps, traffic_class) = match (self.role, std::mem::replace(&mut self.stage, Stage::None)) {
+            (Role::Sender, Stage::Created(qps)) => (qps, config.traffic_class),
+            (Role::Sender, _) => return Err(Error::internal("no queue pairs were created")),
+            (Role::Receiver, _) => {
+                let qps = InitQpSet::new(&self.nic, rails.iter(), self.per_rail, end.caps(), Some(&remote))?;
+                (qps, config.cts_traffic_class)
+            }
+        };
+        let (sender, receiver) = match self.role {
+            Role::Sender => (&qps.endpoint, &remote),
+            Role::Receiver => (&remote, &qps.endpoint),
+        };
+        let mut terms = Negotiated::agree(sender, receiver)?;
+        terms.striping = terms.striping.over(rails);
+        let connecting = qps.connect(&self.nic, remote, &terms, traffic_class)?;
+        self.stage = Stage::Connecting(attempt, Box::new(connecting));
+        Ok(())
+    }
+
+    /// Goes on as far as is possible now. `None`: there is nothing to be done.
+    pub fn advance(&mut self, end: &dyn End) -> Option<Progress> {
+        match std::mem::replace(&mut self.stage, Stage::None) {
+            Stage::Connecting(attempt, connecting) => Some(self.advance_connecting(end, attempt, connecting)),
+            Stage::Testing(attempt, mut testing, weights) => Some(match testing.0.poll() {
+                None => {
+                    self.stage = Stage::Testing(attempt, testing, weights);
+                    Progress::Wait(Instant::now() + REACH_EVERY)
+                }
+                Some(dead) if dead.is_empty() => {
+                    self.reach_limit = REACH_LIMIT;
+                    let (test, endpoint) = *testing;
+                    self.stage = Stage::Connected(test.into_qps(), weights);
+                    Progress::Connected(attempt, endpoint)
+                }
+                Some(dead) => {
+                    self.reach_limit = (2 * self.reach_limit).min(MAX_REACH_LIMIT);
+                    Progress::Unreachable(attempt, dead)
+                }
+            }),
+            other => {
+                self.stage = other;
+                None
+            }
+        }
+    }
+
+    fn advance_connecting(&mut self, end: &dyn End, attempt: u32, mut connecting: Box<ConnectingQpSet>) -> Progress {
+        match connecting.advance(&self.nic) {
+            Ok(false) => {
+                let next = connecting.next_attempt();
+                self.stage = Stage::Connecting(attempt, connecting);
+                Progress::Wait(next)
+            }
+            Ok(true) => self.prepare(end, attempt, *connecting).unwrap_or_else(|e| Progress::Failed(attempt, e)),
+            Err(e) => Progress::Failed(attempt, e),
+        }
+    }
+
+    /// The queue pairs are connected: the receiver's are made ready for messages, the sender's are tested.
+    fn prepare(&mut self, end: &dyn End, attempt: u32, connecting: ConnectingQpSet) -> Result<Progress> {
+        let (mut qps, endpoint) = connecting.finish();
+        let weights = endpoint.rail_weights_with(&qps.remote).over(qps.striping.rail_numbers());
+        match self.role {
+            Role::Sender => {
+                let test = ReachTest::begin(qps, self.reach_limit)?;
+                self.stage = Stage::Testing(attempt, Box::new((test, endpoint)), weights);
+                Ok(Progress::Wait(Instant::now()))
+            }
+            Role::Receiver => {
+                end.prepare(&mut qps)?;
+                self.stage = Stage::Connected(qps, weights);
+                Ok(Progress::Connected(attempt, endpoint))
+            }
+        }
+    }
+
+    /// The connected ones, with the weights that their rails begin with.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn take(&mut self) -> Result<(QpSet, RailWeights)> {
+        match std::mem::replace(&mut self.stage, Stage::None) {
+            Stage::Connected(qps, weights) => Ok((qps, weights)),
+            _ => Err(Error::internal("no queue pairs were connected")),
+        }
+    }
+
+    /// Destroys them.
+    pub fn discard(&mut self) {
+        self.stage = Stage::None;
+    }
+}

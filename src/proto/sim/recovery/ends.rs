@@ -1,0 +1,168 @@
+//! The two ends, with what each has in its process.
+
+use super::super::fabric::End;
+use super::super::plan::Plan;
+use super::super::random::Random;
+use super::fabric::Fabric;
+use super::laws::Laws;
+use crate::proto::control::Time;
+use crate::proto::cts::{CtsWords, cts_halves};
+use crate::proto::endpoint::Endpoint;
+use crate::proto::rail_weights::RailWeights;
+use crate::proto::recovery::action::{Action, Role};
+use crate::proto::recovery::machine::Recovery;
+use crate::proto::recovery::message::Message;
+use crate::proto::recovery::rail_mask::RailMask;
+use crate::proto::recv::RecvFlow;
+use crate::proto::requests::RequestId;
+use crate::proto::send::SendFlow;
+use crate::proto::send_queue::SendQueueSpace;
+use crate::proto::stripe::Striping;
+use crate::proto::{QpIndex, RING_SLOTS};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+/// What both ends have.
+#[derive(Debug)]
+pub(super) struct Caller {
+    pub(super) end: End,
+    pub(super) machine: Recovery,
+    /// What the machine has asked for and is not done yet.
+    pub(super) job: Option<Action>,
+    /// The queue pairs in use, by index, and how messages are laid over them.
+    pub(super) in_use: Vec<usize>,
+    pub(super) striping: Striping,
+    /// Those of the attempt, their end, and the terms once they are known.
+    pub(super) new: Vec<usize>,
+    pub(super) offered: Option<Endpoint>,
+    pub(super) terms: Option<(Striping, RailWeights)>,
+    /// How many jobs fail.
+    pub(super) refusals: u32,
+    /// Whether it has not been told that its ports have changed.
+    pub(super) has_port_event: bool,
+    /// Whether it has not been told that the control connection is back.
+    pub(super) has_back: bool,
+    /// It does nothing until then.
+    pub(super) stopped_until: Time,
+    pub(super) failure: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Sender {
+    pub(super) caller: Caller,
+    pub(super) flow: SendFlow,
+    pub(super) space: SendQueueSpace,
+    pub(super) ring: Vec<CtsWords>,
+    pub(super) is_draining: bool,
+    /// The messages that are not sent, by tag.
+    pub(super) to_send: BTreeMap<u32, VecDeque<usize>>,
+    pub(super) sending: Vec<(RequestId, usize)>,
+}
+
+#[derive(Debug)]
+pub(super) struct Receiver {
+    pub(super) caller: Caller,
+    pub(super) flow: RecvFlow,
+    pub(super) next_group: usize,
+    pub(super) receiving: VecDeque<(RequestId, Range<usize>)>,
+}
+
+/// What is around the ends.
+#[derive(Debug)]
+pub(super) struct Outside {
+    pub(super) plan: Plan,
+    pub(super) random: Random,
+    pub(super) fabric: Fabric,
+    pub(super) laws: Laws,
+    pub(super) now: Time,
+    /// Control messages on their way to each end, while the control connection stands.
+    pub(super) frames: [VecDeque<Message>; 2],
+    pub(super) is_connected: bool,
+    /// What an end has been told by the other, which has failed for good.
+    pub(super) goodbyes: [Option<String>; 2],
+    /// Actions of both machines.
+    pub(super) actions: u64,
+    pub(super) recoveries: u64,
+    pub(super) replayed: u32,
+    pub(super) may_fail: bool,
+}
+
+impl Caller {
+    fn new(end: End, plan: &Plan, in_use: Vec<usize>, give_up: Duration) -> Self {
+        let role = if end == End::Sender { Role::Sender } else { Role::Receiver };
+        Self {
+            end,
+            machine: Recovery::new(role, plan.striping.rail_numbers(), give_up),
+            job: None,
+            in_use,
+            striping: plan.striping,
+            new: Vec::new(),
+            offered: None,
+            terms: None,
+            refusals: 0,
+            has_port_event: false,
+            has_back: false,
+            stopped_until: Time::ZERO,
+            failure: None,
+        }
+    }
+
+    /// Whether there is something to do that does not depend on time.
+    pub(super) fn is_busy(&self) -> bool {
+        let is_told = self.has_port_event || self.has_back;
+        self.failure.is_none() && (is_told || self.job.is_some() || self.machine.clone().poll_action().is_some())
+    }
+
+    /// Whether it does anything now.
+    pub(super) fn is_awake(&self, outside: &Outside) -> bool {
+        self.stopped_until <= outside.now
+    }
+}
+
+impl Outside {
+    /// The ports of `end` that are up.
+    pub(super) fn usable(&self, end: End) -> RailMask {
+        let ports = &self.fabric.ports[end as usize];
+        let up = (0..self.plan.rails() as u8).filter(|rail| ports[usize::from(*rail)]);
+        up.fold(RailMask::NONE, |mask, rail| mask | RailMask::only(rail))
+    }
+
+    /// Queue pairs of `end` over `rails`, by index.
+    pub(super) fn create(&mut self, end: End, rails: RailMask) -> Vec<usize> {
+        let per_rail = self.plan.qps() / self.plan.rails();
+        let indices = 0..per_rail as u8 * rails.count();
+        indices.map(|i| self.fabric.create(end, rails.at(i % rails.count()), QpIndex(i))).collect()
+    }
+}
+
+/// Both ends, connected.
+pub(super) fn connected(outside: &mut Outside, give_up: Duration) -> (Sender, Receiver) {
+    let rails = outside.plan.striping.rail_numbers();
+    let [near, far] = [End::Sender, End::Receiver].map(|end| outside.create(end, rails));
+    for (a, b) in near.iter().zip(&far) {
+        outside.fabric.connect(*a, *b);
+        outside.fabric.connect(*b, *a);
+    }
+    let plan = &outside.plan;
+    let mut to_send: BTreeMap<u32, VecDeque<usize>> = BTreeMap::new();
+    for (i, message) in plan.messages.iter().enumerate() {
+        to_send.entry(message.tag).or_default().push_back(i);
+    }
+    let sender = Sender {
+        caller: Caller::new(End::Sender, plan, near, give_up),
+        flow: SendFlow::new(plan.striping, plan.weights),
+        space: SendQueueSpace::new(plan.max_extra),
+        ring: vec![CtsWords::default(); RING_SLOTS * cts_halves(plan.rails())],
+        is_draining: false,
+        to_send,
+        sending: Vec::new(),
+    };
+    let receiver = Receiver {
+        caller: Caller::new(End::Receiver, plan, far, give_up),
+        flow: RecvFlow::new(plan.striping),
+        next_group: 0,
+        receiving: VecDeque::new(),
+    };
+    (sender, receiver)
+}

@@ -1,0 +1,251 @@
+//! Queue pairs with identity and state, on ports that go and come.
+//!
+//! A queue pair is created, connected to one of the other end, and destroyed; its number is never used again. The responder
+//! executes a request if it is ready and the request is the next one that it expects. A request that has left the requester may
+//! be *late*: it arrives at any later time, also when its requester is gone; then only the state of the responder counts.
+
+use super::super::fabric::{Bytes, End, Status, WorkRequest, WrId};
+use super::super::random::Random;
+use crate::proto::{MAX_RAILS, QpIndex};
+use std::collections::VecDeque;
+
+/// A queue pair fails when its oldest work request has been sent again so many times.
+const MAX_RETRIES: u32 = 6;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Init,
+    Ready,
+    Error,
+    Destroyed,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Completion {
+    pub(super) id: WrId,
+    pub(super) qp: QpIndex,
+    pub(super) status: Status,
+}
+
+/// A work request and its place in the order of those of its queue pair.
+#[derive(Debug, Clone)]
+struct Request {
+    place: u32,
+    wr: WorkRequest,
+}
+
+#[derive(Debug)]
+pub(super) struct QueuePair {
+    pub(super) end: End,
+    pub(super) rail: u8,
+    pub(super) state: State,
+    /// Its index in its connection.
+    index: QpIndex,
+    peer: Option<usize>,
+    /// Work requests that are not acknowledged.
+    sends: VecDeque<Request>,
+    /// How many of them have arrived.
+    arrived: usize,
+    posted: u32,
+    /// The place of the next request of the peer that is executed.
+    expected: u32,
+    retries: u32,
+    acks_lost: bool,
+    late: VecDeque<Request>,
+    pub(super) completions: VecDeque<Completion>,
+}
+
+/// What a packet has done.
+#[derive(Debug)]
+pub(super) struct Executed {
+    pub(super) wr: WorkRequest,
+    /// The end and the rail that it has come from.
+    pub(super) from: End,
+    pub(super) rail: u8,
+    /// Whether its requester has read it from memory just now.
+    pub(super) is_read_now: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Fabric {
+    pub(super) qps: Vec<QueuePair>,
+    /// Whether the port of each rail is up, by end.
+    pub(super) ports: [[bool; MAX_RAILS]; 2],
+    /// Whether what an end sends over each rail is lost without a word.
+    pub(super) cut: [[bool; MAX_RAILS]; 2],
+    /// Requests that were still on their way when their requester had failed, and that the other end has not executed.
+    pub(super) late_packets: u32,
+    /// Whether the receiver's device acknowledges data and loses it.
+    pub(super) forgets: bool,
+}
+
+impl Fabric {
+    pub(super) fn new() -> Self {
+        let (ports, cut) = ([[true; MAX_RAILS]; 2], [[false; MAX_RAILS]; 2]);
+        Self { qps: Vec::new(), ports, cut, late_packets: 0, forgets: false }
+    }
+
+    /// A queue pair with index `index`. Returns its number.
+    pub(super) fn create(&mut self, end: End, rail: u8, index: QpIndex) -> usize {
+        self.qps.push(QueuePair {
+            end,
+            rail,
+            index,
+            state: State::Init,
+            peer: None,
+            sends: VecDeque::new(),
+            arrived: 0,
+            posted: 0,
+            expected: 0,
+            retries: 0,
+            acks_lost: false,
+            late: VecDeque::new(),
+            completions: VecDeque::new(),
+        });
+        self.qps.len() - 1
+    }
+
+    pub(super) fn connect(&mut self, qp: usize, peer: usize) {
+        let pair = &mut self.qps[qp];
+        assert_eq!(pair.state, State::Init, "a queue pair is connected twice");
+        (pair.state, pair.peer) = (State::Ready, Some(peer));
+    }
+
+    pub(super) fn post(&mut self, qp: usize, wr: WorkRequest) {
+        let pair = &mut self.qps[qp];
+        match pair.state {
+            State::Ready => {
+                pair.sends.push_back(Request { place: pair.posted, wr });
+                pair.posted += 1;
+            }
+            State::Error => pair.complete(wr.id, Status::Flushed),
+            state => panic!("a work request is posted to a queue pair that is {state:?}"),
+        }
+    }
+
+    fn is_up(&self, rail: u8, from: End) -> bool {
+        let rail = usize::from(rail);
+        self.ports[0][rail] && self.ports[1][rail] && !self.cut[from as usize][rail]
+    }
+
+    /// Has the next request of `qp` arrive, or a late one.
+    pub(super) fn deliver(&mut self, qp: usize, is_late: bool) -> Option<Executed> {
+        let QueuePair { end: from, rail, state, peer, arrived, .. } = self.qps[qp];
+        let is_live = state == State::Ready && self.is_up(rail, from);
+        let request = match is_late {
+            true => self.qps[qp].late.pop_front()?,
+            false if is_live => self.qps[qp].sends.get(arrived)?.clone(),
+            false => return None,
+        };
+        let responder = &mut self.qps[peer?];
+        if responder.state != State::Ready || request.place > responder.expected {
+            self.late_packets += u32::from(is_late);
+            return None;
+        }
+        let is_new = request.place == responder.expected;
+        responder.expected += u32::from(is_new);
+        let is_forgotten = self.forgets && from == End::Sender;
+        if is_new
+            && !is_forgotten
+            && let Some(imm) = request.wr.imm
+        {
+            let index = responder.index;
+            responder.completions.push_back(Completion {
+                id: WrId::Receive { imm },
+                qp: index,
+                status: Status::Success,
+            });
+        }
+        self.qps[qp].arrived += usize::from(!is_late);
+        (is_new && !is_forgotten).then_some(Executed { wr: request.wr, from, rail, is_read_now: !is_late })
+    }
+
+    /// Has an acknowledgement arrive at `qp`.
+    pub(super) fn acknowledge(&mut self, qp: usize) -> bool {
+        let QueuePair { end, rail, .. } = self.qps[qp];
+        let is_up = self.is_up(rail, end.other());
+        let pair = &mut self.qps[qp];
+        if !is_up || pair.acks_lost || pair.state != State::Ready || pair.arrived == 0 {
+            return false;
+        }
+        (pair.arrived, pair.retries) = (pair.arrived - 1, 0);
+        if let Some(request) = pair.sends.pop_front().filter(|request| request.wr.signaled) {
+            pair.complete(request.wr.id, Status::Success);
+        }
+        true
+    }
+
+    /// The retransmission timer of `qp` runs out. Returns what is executed in part when the queue pair fails.
+    pub(super) fn retry(&mut self, qp: usize, random: &mut Random) -> Option<Executed> {
+        let QueuePair { end, rail, state, peer, .. } = self.qps[qp];
+        let is_answered = peer.is_some_and(|peer| self.qps[peer].state == State::Ready);
+        let is_fine = is_answered && self.is_up(rail, end) && self.is_up(rail, end.other());
+        let pair = &mut self.qps[qp];
+        if state != State::Ready || pair.sends.is_empty() || is_fine && !pair.acks_lost {
+            return None;
+        }
+        pair.retries += 1;
+        if pair.retries < MAX_RETRIES { None } else { self.fail(qp, Status::RetryExceeded, random) }
+    }
+
+    /// The queue pair goes to the error state. Some of what it has sent is late, and of the first of that a part may be executed
+    /// at once, which is returned.
+    pub(super) fn fail(&mut self, qp: usize, status: Status, random: &mut Random) -> Option<Executed> {
+        let QueuePair { end, rail, state, peer, .. } = self.qps[qp];
+        if state != State::Ready {
+            return None;
+        }
+        self.detain(qp, random);
+        let expected = peer.map(|peer| self.qps[peer].expected);
+        let next = self.qps[qp].late.iter().find(|request| Some(request.place) == expected);
+        let part = next.map(|request| request.wr.clone());
+        let is_there = self.is_up(rail, end) && peer.is_some_and(|peer| self.qps[peer].state == State::Ready);
+        let pair = &mut self.qps[qp];
+        (pair.state, pair.arrived) = (State::Error, 0);
+        for (i, request) in std::mem::take(&mut pair.sends).into_iter().enumerate() {
+            pair.complete(request.wr.id, if i == 0 { status } else { Status::Flushed });
+        }
+        pair.complete(WrId::Receive { imm: 0 }, Status::Flushed);
+        let wr = part.filter(|_| is_there && !self.forgets && random.one_in(3))?;
+        let bytes = wr.bytes.map(|bytes| Bytes { length: bytes.length / 2, ..bytes });
+        let wr = WorkRequest { bytes, cts: None, imm: None, ..wr };
+        Some(Executed { wr, from: end, rail, is_read_now: true })
+    }
+
+    /// Some of what `qp` has under way is late from now on, in its order.
+    pub(super) fn detain(&mut self, qp: usize, random: &mut Random) {
+        let pair = &mut self.qps[qp];
+        let count = random.index(pair.sends.len() - pair.arrived + 1);
+        pair.late.extend(pair.sends.iter().skip(pair.arrived).take(count).cloned());
+    }
+
+    pub(super) fn lose_acks(&mut self, qp: usize) {
+        self.qps[qp].acks_lost = true;
+    }
+
+    /// Ends a queue pair for good. Returns its completions: those that have succeeded, and those of what is flushed.
+    pub(super) fn fence(&mut self, qp: usize, random: &mut Random) -> VecDeque<Completion> {
+        self.fail(qp, Status::Flushed, random);
+        let pair = &mut self.qps[qp];
+        pair.state = State::Destroyed;
+        std::mem::take(&mut pair.completions)
+    }
+
+    /// The queue pairs that an event may be for.
+    pub(super) fn active(&self) -> Vec<usize> {
+        let is_active = |pair: &QueuePair| pair.state != State::Destroyed || !pair.late.is_empty();
+        (0..self.qps.len()).filter(|qp| is_active(&self.qps[*qp])).collect()
+    }
+
+    /// The queue pairs of `end` that are not destroyed.
+    pub(super) fn existing(&self, end: End) -> Vec<usize> {
+        let exists = |pair: &QueuePair| pair.end == end && pair.state != State::Destroyed;
+        (0..self.qps.len()).filter(|qp| exists(&self.qps[*qp])).collect()
+    }
+}
+
+impl QueuePair {
+    fn complete(&mut self, id: WrId, status: Status) {
+        self.completions.push_back(Completion { id, qp: self.index, status });
+    }
+}

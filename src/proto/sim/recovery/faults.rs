@@ -1,0 +1,103 @@
+//! The faults of a run.
+
+use super::super::fabric::End;
+use super::super::plan;
+use super::super::random::Random;
+use std::time::Duration;
+
+/// When a fault happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum When {
+    Step(u64),
+    /// After so many actions of the machines of both ends: in the middle of a recovery.
+    Action(u64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A port goes down for some time; its end learns of it.
+    PortDown(End, usize, Duration),
+    /// What an end sends over a rail is lost for some time. No one is told.
+    Cut(End, usize, Duration),
+    /// A queue pair goes to the error state.
+    QpFails(End, usize),
+    /// No acknowledgement reaches a queue pair any more.
+    AcksLost(End, usize),
+    /// An end takes the connection for stalled.
+    Stalled(End),
+    /// The control connection breaks for some time.
+    ControlBreaks(Duration),
+    /// An end does nothing for some time.
+    Stops(End, Duration),
+    /// An end cannot create or connect queue pairs so many times.
+    Refuses(End, u32),
+    /// The receiver's device acknowledges data and loses it, until all of its queue pairs are destroyed.
+    Forgets,
+}
+
+/// What happens when.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) faults: Vec<(When, Fault)>,
+    /// Whether a fault never ends, or data is lost: the connection may fail.
+    pub(super) may_fail: bool,
+    pub(super) give_up: Duration,
+}
+
+impl Plan {
+    pub(super) fn nothing() -> Self {
+        Self { faults: Vec::new(), may_fail: false, give_up: Duration::from_secs(120) }
+    }
+
+    /// One to six faults that end.
+    pub(super) fn survivable(random: &mut Random, plan: &plan::Plan) -> Self {
+        let last = 30 * plan.messages.len() as u64;
+        let mut faults = vec![(When::Step(random.below(last)), fault(random, plan))];
+        for _ in 0..random.below(6) {
+            let when = if random.one_in(3) { When::Step(random.below(last)) } else { When::Action(random.below(50)) };
+            faults.push((when, fault(random, plan)));
+        }
+        Self { faults, ..Self::nothing() }
+    }
+
+    /// Every rail is cut for good.
+    pub(super) fn endless(random: &mut Random, plan: &plan::Plan) -> Self {
+        let step = random.below(30 * plan.messages.len() as u64);
+        let end = end(random);
+        let is_seen = random.one_in(2);
+        let cut = |rail| match is_seen {
+            true => Fault::PortDown(end, rail, Duration::MAX),
+            false => Fault::Cut(end, rail, Duration::MAX),
+        };
+        let faults = (0..plan.rails()).map(|rail| (When::Step(step), cut(rail))).collect();
+        Self { faults, may_fail: true, give_up: Duration::from_secs(10) }
+    }
+
+    /// The receiver's device loses data that it has acknowledged, and fails then.
+    pub(super) fn forgetful(random: &mut Random, plan: &plan::Plan) -> Self {
+        let step = random.below(40 * plan.messages.len() as u64);
+        let later = step + random.below(100);
+        let faults = vec![(When::Step(step), Fault::Forgets), (When::Step(later), Fault::Stalled(End::Receiver))];
+        Self { faults, may_fail: true, ..Self::nothing() }
+    }
+}
+
+fn end(random: &mut Random) -> End {
+    if random.one_in(2) { End::Sender } else { End::Receiver }
+}
+
+fn fault(random: &mut Random, plan: &plan::Plan) -> Fault {
+    let (end, rail, qp) = (end(random), random.index(plan.rails()), random.index(plan.qps()));
+    let most = [5, 200, 6000][random.index(3)];
+    let time = Duration::from_millis(1 + random.below(most));
+    match random.below(12) {
+        0..=2 => Fault::PortDown(end, rail, time),
+        3 => Fault::Cut(end, rail, time),
+        4 => Fault::QpFails(end, qp),
+        5 => Fault::AcksLost(end, qp),
+        6 | 7 => Fault::Stalled(end),
+        8 | 9 => Fault::ControlBreaks(time),
+        10 => Fault::Stops(end, time),
+        _ => Fault::Refuses(end, 1 + random.below(3) as u32),
+    }
+}

@@ -1,0 +1,85 @@
+//! Both ends of a connection that recovers from faults, over a fabric whose queue pairs come and go.
+//!
+//! Both run the real [`Recovery`](crate::proto::recovery::machine::Recovery), `SendFlow` and `RecvFlow`. What the caller of the
+//! machine does, `worker` does here: it takes time, and anything may happen meanwhile. The fabric: see [`fabric`]. What has to
+//! hold: see [`laws`]. Faults: see [`faults`]. Seeds are set as in the tests around this one.
+//!
+//! ```text
+//! mod ──► world ──► worker, traffic ──► ends ──► fabric, laws ──► plan, random
+//!           └─────► faults
+//! ```
+
+mod ends;
+mod fabric;
+mod faults;
+mod laws;
+mod traffic;
+mod worker;
+mod world;
+
+use super::fabric::End;
+use super::plan::Plan;
+use super::random::Random;
+use super::run_seeds;
+use faults::Plan as FaultPlan;
+use world::{Outcome, World};
+
+fn run(seed: u64, faults: impl FnOnce(&mut Random, &Plan) -> FaultPlan) -> Outcome {
+    let mut random = Random::new(seed);
+    let plan = Plan::new(&mut random, 8);
+    let faults = faults(&mut random, &plan);
+    World::new(random, plan, faults).run()
+}
+
+#[test]
+fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_used_again() {
+    let (mut recoveries, mut late, mut replayed, mut runs) = (0, 0, 0, 0);
+    run_seeds(2000, "recovery", |seed| {
+        let outcome = run(seed, |random, plan| FaultPlan::survivable(random, plan));
+        assert!(outcome.is_all_delivered);
+        runs += 1;
+        recoveries += outcome.recoveries;
+        late += u64::from(outcome.late_packets);
+        replayed += u64::from(outcome.replayed);
+    });
+    let all_seen = recoveries > runs && late > runs / 4 && replayed > runs / 2;
+    assert!(runs == 1 || all_seen, "{runs} runs: {recoveries} recoveries, {late} late packets, {replayed} sent again");
+}
+
+#[test]
+fn without_a_fault_there_is_no_recovery() {
+    run_seeds(200, "recovery without faults", |seed| {
+        let outcome = run(seed, |_, _| FaultPlan::nothing());
+        assert!(outcome.is_all_delivered);
+        assert_eq!((outcome.recoveries, outcome.replayed), (0, 0));
+    });
+}
+
+#[test]
+fn a_path_that_never_comes_back_ends_both_ends_with_an_error() {
+    run_seeds(200, "recovery in vain", |seed| {
+        let outcome = run(seed, |random, plan| FaultPlan::endless(random, plan));
+        assert!(outcome.is_all_delivered || outcome.failures.iter().all(Option::is_some), "{:?}", outcome.failures);
+        for failure in outcome.failures.iter().flatten() {
+            assert!(failure.contains("could not be recovered within 1"), "{failure}");
+        }
+    });
+}
+
+/// A device acknowledges data that it then loses. Without [`FaultPlan::forgetful`] the laws do not allow an error.
+#[test]
+fn data_that_is_acknowledged_and_lost_comes_again_or_ends_with_an_error_that_says_so() {
+    let (mut lost, mut runs) = (0, 0);
+    run_seeds(500, "recovery after a device died", |seed| {
+        let outcome = run(seed, |random, plan| FaultPlan::forgetful(random, plan));
+        runs += 1;
+        match &outcome.failures[End::Sender as usize] {
+            None => assert!(outcome.is_all_delivered),
+            Some(text) => {
+                lost += 1;
+                assert!(text.contains("acknowledged by a device that died"), "{text}");
+            }
+        }
+    });
+    assert!(runs == 1 || lost > 0, "no message was lost");
+}

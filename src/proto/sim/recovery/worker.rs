@@ -1,0 +1,200 @@
+//! What the caller of a machine does: it carries actions out, one after the other, and each takes some time.
+
+use super::super::fabric::{End, Status};
+use super::super::plan::endpoint;
+use super::ends::{Caller, Outside, Receiver, Sender};
+use crate::proto::QpIndex;
+use crate::proto::endpoint::Endpoint;
+use crate::proto::handshake::Negotiated;
+use crate::proto::recovery::action::Action;
+use crate::proto::recovery::rail_mask::RailMask;
+use crate::proto::send_queue::SendQueueSpace;
+
+impl Caller {
+    /// Does one thing. Returns a job that its end has to do: to fence, or to resume.
+    fn work(&mut self, outside: &mut Outside) -> (bool, Option<Action>) {
+        if self.failure.is_some() {
+            return (false, None);
+        }
+        if let Some(text) = outside.goodbyes[self.end as usize].take() {
+            self.failure = Some(text);
+            return (true, None);
+        }
+        if std::mem::take(&mut self.has_port_event) {
+            self.machine.handle_usable(outside.now, outside.usable(self.end));
+            return (true, None);
+        }
+        if std::mem::take(&mut self.has_back) {
+            self.machine.handle_back(outside.now);
+            return (true, None);
+        }
+        if self.machine.poll_timeout().is_some_and(|time| time <= outside.now) && outside.random.one_in(2) {
+            self.machine.handle_timeout(outside.now);
+            return (true, None);
+        }
+        if let Some(job) = self.job.take() {
+            if !outside.random.one_in(4) {
+                self.job = Some(job);
+                return (true, None);
+            }
+            return (true, self.finish(job, outside));
+        }
+        let Some(action) = self.machine.poll_action() else { return (false, None) };
+        outside.actions += 1;
+        match action {
+            Action::Send(message) if outside.is_connected => {
+                outside.frames[self.end.other() as usize].push_back(message);
+            }
+            Action::Send(_) => {}
+            Action::Discard => self.discard(outside),
+            Action::Recovered { .. } => outside.recoveries += 1,
+            Action::Fail(text) => {
+                assert!(outside.may_fail, "{:?}: {text}", self.end);
+                self.fail(text, outside);
+            }
+            Action::Drain => return (true, Some(Action::Drain)),
+            job => self.job = Some(job),
+        }
+        (true, None)
+    }
+
+    /// The connection has failed for good. The peer is told.
+    fn fail(&mut self, text: String, outside: &mut Outside) {
+        outside.goodbyes[self.end.other() as usize] = Some(text.clone());
+        self.failure = Some(text);
+    }
+
+    fn discard(&mut self, outside: &mut Outside) {
+        for qp in std::mem::take(&mut self.new) {
+            outside.fabric.fence(qp, &mut outside.random);
+        }
+    }
+
+    fn finish(&mut self, job: Action, outside: &mut Outside) -> Option<Action> {
+        let now = outside.now;
+        match job {
+            Action::Create { attempt, rails } => {
+                let end = self.create(rails, outside);
+                self.offered = end.clone().ok();
+                self.machine.handle_created(now, attempt, end);
+            }
+            Action::Connect { attempt, rails, remote } => {
+                let own = match self.end {
+                    End::Sender => self.offered.clone().ok_or_else(|| "nothing was created".to_owned()),
+                    End::Receiver => self.create(rails, outside),
+                };
+                let connected = own.and_then(|own| self.connect(own, rails, &remote, outside));
+                self.machine.handle_connected(now, attempt, connected);
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
+    /// Queue pairs on `rails`, as they are told to the peer. None, if a port is down.
+    fn create(&mut self, rails: RailMask, outside: &mut Outside) -> Result<Endpoint, String> {
+        assert!(self.new.is_empty(), "the queue pairs of an earlier attempt are there");
+        self.check(rails, outside)?;
+        let numbers = outside.create(self.end, rails);
+        let (qps, count) = (outside.plan.qps() / outside.plan.rails(), usize::from(rails.count()));
+        let mut end = endpoint(count, qps, outside.plan.striping.is_split());
+        for (i, number) in numbers.iter().enumerate() {
+            end.rails[i % count].qps[i / count].qpn = *number as u32;
+        }
+        self.new = numbers;
+        Ok(end)
+    }
+
+    fn check(&mut self, rails: RailMask, outside: &Outside) -> Result<(), String> {
+        if self.refusals > 0 {
+            self.refusals -= 1;
+            return Err("the device refuses".into());
+        }
+        if rails.is_within(outside.usable(self.end)) { Ok(()) } else { Err("a port is down".into()) }
+    }
+
+    fn connect(
+        &mut self,
+        own: Endpoint,
+        rails: RailMask,
+        remote: &Endpoint,
+        outside: &mut Outside,
+    ) -> Result<Endpoint, String> {
+        self.check(rails, outside)?;
+        let [sender, receiver] = if self.end == End::Sender { [&own, remote] } else { [remote, &own] };
+        let striping = Negotiated::agree(sender, receiver).expect("ends of one link layer").striping.over(rails);
+        for (i, qp) in self.new.iter().enumerate() {
+            let peer = remote.qp_end(QpIndex(i as u8), striping).expect("as many queue pairs");
+            outside.fabric.connect(*qp, peer.qpn as usize);
+        }
+        self.terms = Some((striping, sender.rail_weights_with(receiver).over(rails)));
+        Ok(own)
+    }
+
+    /// The new queue pairs come into use.
+    fn install(&mut self, outside: &mut Outside) {
+        let existing = outside.fabric.existing(self.end);
+        assert_eq!(existing, self.new, "{:?} goes on, and queue pairs of an earlier attempt are there", self.end);
+        self.in_use = std::mem::take(&mut self.new);
+        self.striping = self.terms.expect("connected").0;
+    }
+}
+
+impl Sender {
+    pub(super) fn work(&mut self, outside: &mut Outside) -> bool {
+        if self.is_draining && self.flow.outstanding() == 0 {
+            self.caller.machine.handle_drained(outside.now);
+        }
+        let (is_any, job) = self.caller.work(outside);
+        let now = outside.now;
+        match job {
+            Some(Action::Fence) => {
+                for qp in std::mem::take(&mut self.caller.in_use) {
+                    outside.fabric.fence(qp, &mut outside.random);
+                }
+                self.is_draining = false;
+                self.caller.machine.handle_fenced(now);
+            }
+            Some(Action::Resume { attempt, account }) => {
+                let (striping, weights) = self.caller.terms.expect("connected");
+                let applied = self.flow.apply_account(&account.expect("at the sender"), striping, weights);
+                if let Err(error) = applied {
+                    assert!(outside.may_fail, "{error}");
+                    self.caller.fail(error.to_string(), outside);
+                    return true;
+                }
+                self.caller.install(outside);
+                self.space = SendQueueSpace::new(outside.plan.max_extra);
+                self.caller.machine.handle_resumed(now, attempt, None);
+            }
+            Some(_) => self.is_draining = true,
+            None => {}
+        }
+        is_any
+    }
+}
+
+impl Receiver {
+    pub(super) fn work(&mut self, outside: &mut Outside) -> bool {
+        let (is_any, job) = self.caller.work(outside);
+        let now = outside.now;
+        match job {
+            Some(Action::Fence) => {
+                for qp in std::mem::take(&mut self.caller.in_use) {
+                    let all = outside.fabric.fence(qp, &mut outside.random);
+                    let succeeded = all.into_iter().filter(|completion| completion.status == Status::Success);
+                    self.handle_completions(succeeded.collect());
+                }
+                outside.fabric.forgets = false;
+                self.caller.machine.handle_fenced(now);
+            }
+            Some(Action::Resume { attempt, .. }) => {
+                self.caller.install(outside);
+                let account = self.flow.account(self.caller.striping);
+                self.caller.machine.handle_resumed(now, attempt, Some(account));
+            }
+            _ => {}
+        }
+        is_any
+    }
+}
