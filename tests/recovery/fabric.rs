@@ -131,6 +131,11 @@ pub(crate) fn applied() -> Vec<(String, u64)> {
     lines.map(|(rule, count)| (rule.to_owned(), count.parse().expect("a number"))).collect()
 }
 
+/// Puts fault rules into force in place of those before.
+pub(crate) fn inject_only(rules: &str) {
+    softrnic(&["inject", "--clear", rules]);
+}
+
 /// Takes a port down or up.
 pub(crate) fn set_port(port: &str, state: &str) {
     softrnic(&["port", port, state]);
