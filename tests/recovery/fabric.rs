@@ -8,8 +8,12 @@ use ferrite::error::Result;
 use ferrite::pair::Setting;
 use ferrite::pair::WorkerCtx;
 use std::process::Command;
+use std::time::{Duration, Instant};
 use testkit::dist::softrnic_program;
 use testkit::{program, require};
+
+/// What no test takes, however slow the machine.
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// How the devices of a test are arranged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,9 +24,9 @@ pub(crate) enum Fabric {
     Split,
     /// Two rails: rank 0 has `softrnic0+softrnic1`, rank 1 `softrnic2+softrnic3`.
     TwoRails,
+    /// The same with ports of InfiniBand: data and its immediate are separate writes.
+    TwoInfiniBandRails,
 }
-
-pub(crate) const ALL: [Fabric; 3] = [Fabric::OneRail, Fabric::Split, Fabric::TwoRails];
 
 /// Runs `body` in two processes, with variables for both.
 pub(crate) fn run(fabric: Fabric, env: &[(&str, &str)], body: impl FnOnce(&mut WorkerCtx) -> Result<()>) -> Result<()> {
@@ -38,8 +42,40 @@ pub(crate) fn run(fabric: Fabric, env: &[(&str, &str)], body: impl FnOnce(&mut W
             pair(&setting.env("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), body).map(drop)
         }
         Fabric::TwoRails => faithful::run(&["--devices", "4"], adapt, body),
+        Fabric::TwoInfiniBandRails => faithful::run(&["--devices", "4", "--link", "ib"], adapt, body),
     }
 }
+
+/// One test for each arrangement of devices: `count` messages each way while rules are in force. In the rules `RANK0` stands for
+/// a device of rank 0, and `RANK1` for one of rank 1; of two rails they are the second ones.
+macro_rules! all_arrives_on_each_fabric {
+    ($name:ident, $rules:expr, $shape:expr, $count:expr) => {
+        mod $name {
+            use crate::fabric::{Fabric, all_arrives};
+            use ferrite::error::Result;
+
+            #[test]
+            fn on_one_rail() -> Result<()> {
+                let rules = $rules.replace("RANK0", "softrnic0").replace("RANK1", "softrnic1");
+                all_arrives(Fabric::OneRail, &rules, $shape, $count)
+            }
+
+            #[test]
+            fn on_three_queue_pairs() -> Result<()> {
+                let rules = $rules.replace("RANK0", "softrnic0").replace("RANK1", "softrnic1");
+                all_arrives(Fabric::Split, &rules, $shape, $count)
+            }
+
+            #[test]
+            fn on_two_rails() -> Result<()> {
+                let rules = $rules.replace("RANK0", "softrnic1").replace("RANK1", "softrnic3");
+                all_arrives(Fabric::TwoRails, &rules, $shape, $count)
+            }
+        }
+    };
+}
+
+pub(crate) use all_arrives_on_each_fabric;
 
 /// `count` messages each way while `rules` are in force. Each rule has to be applied, the connection has to recover, and all
 /// messages have to arrive.
@@ -49,6 +85,25 @@ pub(crate) fn all_arrives(fabric: Fabric, rules: &str, shape: Shape, count: usiz
         stream.exchange(worker, count)?;
         end(worker, stream)
     })
+}
+
+/// Messages both ways until `is_enough` says so at rank 0.
+pub(crate) fn exchange_until(
+    worker: &mut WorkerCtx,
+    stream: &mut Stream,
+    what: &'static str,
+    mut is_enough: impl FnMut() -> bool,
+) -> Result<()> {
+    let begin = Instant::now();
+    loop {
+        worker.begin(what)?;
+        stream.exchange(worker, 20)?;
+        let is_enough = worker.rank() == 0 && is_enough();
+        if worker.agree(u64::from(is_enough))? == 1 {
+            return Ok(());
+        }
+        assert!(begin.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
+    }
 }
 
 /// At the end of a test: all rules have been applied, and at least one end has said that its connection has recovered.
@@ -76,14 +131,14 @@ pub(crate) fn applied() -> Vec<(String, u64)> {
     lines.map(|(rule, count)| (rule.to_owned(), count.parse().expect("a number"))).collect()
 }
 
-/// Puts a fault rule into force.
-pub(crate) fn inject(rule: &str) {
-    softrnic(&["inject", rule]);
+/// Puts fault rules into force in place of those before.
+pub(crate) fn inject_only(rules: &str) {
+    softrnic(&["inject", "--clear", rules]);
 }
 
-/// Takes all fault rules away.
-pub(crate) fn clear_rules() {
-    softrnic(&["inject", "--clear"]);
+/// Takes a port down or up.
+pub(crate) fn set_port(port: &str, state: &str) {
+    softrnic(&["port", port, state]);
 }
 
 /// Bytes that a port has sent so far.

@@ -4,8 +4,14 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod addresses;
+mod control;
+mod ends;
+mod errors;
 mod fabric;
+mod groups;
 mod losses;
+mod many;
 mod ports;
 mod rails;
 mod stream;

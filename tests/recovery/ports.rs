@@ -1,6 +1,6 @@
 //! Ports that go down and come back.
 
-use crate::fabric::{ALL, Fabric, all_arrives, end, recoveries, run};
+use crate::fabric::{Fabric, all_arrives, applied, end, exchange_until, run};
 use crate::stream::{LONG, SHORT, Shape, Stream};
 use ferrite::error::Result;
 
@@ -9,10 +9,6 @@ const MESSAGES: usize = 300;
 
 fn over_one_rail(rules: &str, shape: Shape) -> Result<()> {
     all_arrives(Fabric::OneRail, rules, shape, MESSAGES)
-}
-
-fn split(rules: &str, shape: Shape) -> Result<()> {
-    all_arrives(Fabric::Split, rules, shape, MESSAGES)
 }
 
 #[test]
@@ -33,6 +29,7 @@ fn all_arrives_if_both_ports_fall_at_once() -> Result<()> {
     )
 }
 
+/// The second one falls during the recovery, or soon after it.
 #[test]
 fn all_arrives_if_both_ports_fall_one_after_the_other() -> Result<()> {
     over_one_rail(
@@ -43,13 +40,49 @@ fn all_arrives_if_both_ports_fall_one_after_the_other() -> Result<()> {
 
 #[test]
 fn all_arrives_if_a_port_falls_and_messages_are_split_over_queue_pairs() -> Result<()> {
-    split(
-        "port-down=20ms device=softrnic0 message=60 times=1; port-down=10ms device=softrnic1 message=150 times=1",
-        LONG,
-    )
+    let rules =
+        "port-down=20ms device=softrnic0 message=60 times=1; port-down=10ms device=softrnic1 message=80 times=1";
+    all_arrives(Fabric::Split, rules, LONG, MESSAGES)
 }
 
 #[test]
 fn all_arrives_if_a_port_falls_for_2_s() -> Result<()> {
     over_one_rail("port-down=2s device=softrnic0 message=60 times=1", SHORT)
+}
+
+/// Clear-to-sends are held back while a receiver posts many at a time: those that have not been written come by the account.
+#[test]
+fn all_arrives_if_the_port_of_the_receiver_falls_while_many_buffers_are_posted() -> Result<()> {
+    let many = Shape { depth: 64, bytes: 2048 };
+    all_arrives(Fabric::OneRail, "port-down=20ms device=softrnic1 message=20 times=1", many, 2000)
+}
+
+/// How often ports fall in all; many times more in scripts/nightly.sh.
+fn falls() -> usize {
+    if std::env::var_os("FERRITE_DEEP").is_some() { 1000 } else { 100 }
+}
+
+/// Each of `ports` falls again and again, after its fortieth message on new queue pairs.
+fn all_arrives_despite_flaps(fabric: Fabric, ports: &[(&str, &str)]) -> Result<()> {
+    let times = falls() / ports.len();
+    let rule = |(port, time): &(&str, &str)| format!("port-down={time} device={port} message=40 times={times}");
+    let rules = ports.iter().map(rule).collect::<Vec<_>>().join("; ");
+    run(fabric, &[("SOFTRNIC_FAULTS", &rules)], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        let is_over = || applied().iter().map(|(_, count)| *count).sum::<u64>() >= (times * ports.len()) as u64;
+        exchange_until(worker, &mut stream, "ports that fall again and again", is_over)?;
+        stream.exchange(worker, 100)?;
+        end(worker, stream)
+    })
+}
+
+#[test]
+fn all_arrives_despite_a_hundred_flaps_of_the_only_rail() -> Result<()> {
+    all_arrives_despite_flaps(Fabric::OneRail, &[("softrnic0", "3ms"), ("softrnic1", "7ms")])
+}
+
+#[test]
+fn all_arrives_despite_a_hundred_flaps_of_two_rails() -> Result<()> {
+    let ports = [("softrnic0", "3ms"), ("softrnic1", "7ms"), ("softrnic2", "20ms"), ("softrnic3", "1ms")];
+    all_arrives_despite_flaps(Fabric::TwoRails, &ports)
 }

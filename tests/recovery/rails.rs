@@ -1,5 +1,88 @@
 //! Rails that fail and return while the connection has others.
 
-use crate::fabric::{Fabric, all_arrives, end, inject, recoveries, run, sent};
+use crate::common::log::{log, said};
+use crate::fabric::{Fabric, all_arrives, end, exchange_until, run, sent, set_port};
 use crate::stream::{LONG, SHORT, Stream};
 use ferrite::error::Result;
+use ferrite::pair::WorkerCtx;
+
+#[test]
+fn all_arrives_over_rail_0_if_rail_1_falls_for_good() -> Result<()> {
+    all_arrives(Fabric::TwoRails, "port-down device=softrnic1 message=60 times=1", LONG, 300)
+}
+
+#[test]
+fn all_arrives_over_rail_1_if_rail_0_falls_for_good() -> Result<()> {
+    all_arrives(Fabric::TwoRails, "port-down device=softrnic2 message=60 times=1", LONG, 300)
+}
+
+/// Rail 0 returns after rail 1 has fallen for good.
+#[test]
+fn all_arrives_if_the_second_rail_falls_before_the_first_is_back() -> Result<()> {
+    let rules = "port-down=3s device=softrnic0 message=60 times=1; port-down device=softrnic1 message=100 times=1";
+    all_arrives(Fabric::TwoRails, rules, SHORT, 1000)
+}
+
+#[test]
+fn all_arrives_if_ends_lose_different_rails_one_after_the_other() -> Result<()> {
+    let rules =
+        "port-down=1s device=softrnic0 message=60 times=1; port-down=500ms device=softrnic3 message=100 times=1";
+    all_arrives(Fabric::TwoRails, rules, SHORT, 1000)
+}
+
+/// Bytes that the ports of rail 1 send during twenty messages each way: those of rank 0's, and of rank 1's.
+fn carried_by_rail_1(worker: &mut WorkerCtx, stream: &mut Stream) -> Result<[u64; 2]> {
+    let counts = || [sent("softrnic1/1"), sent("softrnic3/1")];
+    worker.barrier()?;
+    let before = counts();
+    worker.barrier()?;
+    stream.exchange(worker, 20)?;
+    worker.barrier()?;
+    let after = counts();
+    worker.barrier()?;
+    Ok([after[0] - before[0], after[1] - before[1]])
+}
+
+/// Messages both ways until rail 1 has carried as much each way as `is_enough` wants.
+fn until_rail_1(
+    worker: &mut WorkerCtx,
+    stream: &mut Stream,
+    what: &'static str,
+    is_enough: impl Fn(u64) -> bool,
+) -> Result<()> {
+    let mut deadline = worker.deadline(what);
+    loop {
+        worker.begin(what)?;
+        let carried = carried_by_rail_1(worker, stream)?;
+        // Both see the same counters, but not at the same moment.
+        if worker.agree(u64::from(carried.iter().all(|bytes| is_enough(*bytes))))? == 1 {
+            return Ok(());
+        }
+        for _ in 0..1 << 10 {
+            deadline.idle()?;
+        }
+    }
+}
+
+#[test]
+fn a_rail_that_returns_carries_its_part_again() -> Result<()> {
+    run(Fabric::TwoRails, &[], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        // A fifth of the data, so that it is more than the receivers' clear-to-sends.
+        let is_part = |bytes: u64| bytes > 20 * SHORT.bytes as u64 / 5;
+        until_rail_1(worker, &mut stream, "both rails", is_part)?;
+        for _ in 0..2 {
+            if worker.rank() == 0 {
+                set_port("softrnic1/1", "down");
+            }
+            until_rail_1(worker, &mut stream, "rail 0 alone", |bytes| bytes == 0)?;
+            if worker.rank() == 0 {
+                set_port("softrnic1/1", "up");
+            }
+            until_rail_1(worker, &mut stream, "both rails again", is_part)?;
+        }
+        assert!(said(&["goes on on rail(s) 0 of"]), "{}", log());
+        exchange_until(worker, &mut stream, "both rails still", || true)?;
+        end(worker, stream)
+    })
+}

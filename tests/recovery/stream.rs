@@ -10,6 +10,7 @@ use ferrite::transport::comm::{Region, Request};
 use ferrite::transport::deadline::Deadline;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes behind each receive buffer that nobody may write.
 const GUARD: usize = 64;
@@ -83,6 +84,37 @@ impl Stream {
             self.advance(worker, count, &mut out, &mut into, &mut deadline)?;
         }
         self.before += count;
+        Ok(())
+    }
+
+    /// Messages for so long; then those that are under way are forgotten.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub(crate) fn exchange_for(&mut self, worker: &WorkerCtx, time: Duration) -> Result<()> {
+        let (begin, mut deadline) = (Instant::now(), worker.deadline("messages both ways for a time"));
+        let (mut out, mut into) = (Direction::NEW, Direction::NEW);
+        while begin.elapsed() < time {
+            self.advance(worker, usize::MAX, &mut out, &mut into, &mut deadline)?;
+        }
+        Ok(())
+    }
+
+    /// `count` messages each way over each of `streams`, over all of them at once.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub(crate) fn exchange_over_all(streams: &mut [Self], worker: &WorkerCtx, count: usize) -> Result<()> {
+        let mut deadline = worker.deadline("messages over many connections");
+        let mut directions: Vec<_> = streams.iter().map(|_| (Direction::NEW, Direction::NEW)).collect();
+        let is_open = |(out, into): &(Direction<'_>, Direction<'_>)| out.finished < count || into.finished < count;
+        while directions.iter().any(is_open) {
+            for (stream, (out, into)) in streams.iter().zip(&mut directions) {
+                stream.advance(worker, count, out, into, &mut deadline)?;
+            }
+        }
+        drop(directions);
+        streams.iter_mut().for_each(|stream| stream.before += count);
         Ok(())
     }
 
@@ -178,6 +210,13 @@ impl Stream {
 
     fn data(&self, rank: usize, index: usize) -> Vec<u8> {
         pattern(2 * (self.before + index) + rank, self.length(index))
+    }
+
+    /// Closes both directions, whatever is under way.
+    pub(crate) fn close_at_once(self) -> Result<()> {
+        let Self { out, into, link, _transport, .. } = self;
+        drop((out, into));
+        link.close()
     }
 
     /// No message is under way: both directions are closed.

@@ -17,13 +17,15 @@ pub struct Relay {
     pub callers: usize,
     /// How many further callers it will hang up on, without a word.
     pub turned_away: usize,
+    /// How many times it has passed something on.
+    pub passed: usize,
 }
 
 impl Relay {
     /// A relay to the listener at `to`.
     #[must_use]
     pub fn new(to: SocketAddr) -> Self {
-        Self { listener: port::listener(), to, connections: Vec::new(), callers: 0, turned_away: 0 }
+        Self { listener: port::listener(), to, connections: Vec::new(), callers: 0, turned_away: 0, passed: 0 }
     }
 
     /// Where it listens.
@@ -52,7 +54,8 @@ impl Relay {
             self.connections.push((near, far));
             self.callers += 1;
         }
-        self.connections.retain_mut(|(near, far)| copy(near, far) && copy(far, near));
+        let passed = &mut self.passed;
+        self.connections.retain_mut(|(near, far)| copy(near, far, passed) && copy(far, near, passed));
     }
 
     /// How many connections there are.
@@ -91,12 +94,15 @@ fn reset_on_close(stream: &TcpStream) {
     assert_eq!(rc, 0);
 }
 
-/// Passes on what there is; false if the connection has ended.
-fn copy(from: &mut TcpStream, to: &mut TcpStream) -> bool {
+/// Passes on what there is, and counts it; false if the connection has ended.
+fn copy(from: &mut TcpStream, to: &mut TcpStream, passed: &mut usize) -> bool {
     let mut bytes = [0; 4096];
     match from.read(&mut bytes) {
         Ok(0) => false,
-        Ok(count) => to.write_all(&bytes[..count]).is_ok(),
+        Ok(count) => {
+            *passed += 1;
+            to.write_all(&bytes[..count]).is_ok()
+        }
         Err(e) => e.kind() == ErrorKind::WouldBlock,
     }
 }
@@ -141,7 +147,7 @@ mod tests {
         far.write_all(b"back").expect("sent");
         assert_eq!(read(&mut relay, &mut caller), Ok(b"back".to_vec()));
         assert!(relay.is_quiet());
-        assert_eq!((relay.callers, relay.connections()), (1, 1));
+        assert_eq!((relay.callers, relay.connections(), relay.passed), (1, 1, 2));
     }
 
     #[test]

@@ -1,0 +1,120 @@
+//! Control connections that are lost while the connection recovers.
+
+use crate::common::connect::{connect_pair, relay_to, through};
+use crate::common::plugin_transport;
+use crate::fabric::{Fabric, end, inject_only, run};
+use crate::stream::{SHORT, Stream};
+use ferrite::error::Result;
+use ferrite::pair::{PeerConn, WorkerCtx};
+use ferrite::transport::Handle;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use testkit::relay::Relay;
+
+/// A relay before the control port of this process, served by a thread.
+struct Relayed {
+    state: Arc<Mutex<State>>,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct State {
+    relay: Relay,
+    /// All connections are reset when it has passed on so many pieces.
+    reset_at: Option<usize>,
+    resets: usize,
+}
+
+impl Relayed {
+    fn new(relay: Relay) -> Self {
+        let state = Arc::new(Mutex::new(State { relay, reset_at: None, resets: 0 }));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (shared, over) = (Arc::clone(&state), Arc::clone(&is_over));
+        let thread = std::thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                shared.lock().expect("no panic").serve();
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        });
+        Self { state, is_over, thread: Some(thread) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic")
+    }
+
+    /// Resets all connections after it has passed on `pieces` more.
+    fn reset_after(&self, pieces: usize) {
+        let mut state = self.state();
+        state.reset_at = Some(state.relay.passed + pieces);
+    }
+}
+
+impl State {
+    fn serve(&mut self) {
+        self.relay.forward();
+        if self.reset_at.is_some_and(|at| self.relay.passed >= at) {
+            self.relay.reset();
+            self.reset_at = None;
+            self.resets += 1;
+        }
+    }
+}
+
+impl Drop for Relayed {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the relay's thread has not panicked");
+        }
+    }
+}
+
+/// A connection each way, each by way of the relay of its listener.
+fn open(worker: &mut WorkerCtx) -> Result<(Stream, Relayed)> {
+    let transport = plugin_transport()?;
+    let device = worker.rank().min(transport.devices()? - 1);
+    let (handle, mut listener) = transport.listen(device)?;
+    let relay = relay_to(&handle);
+    let diverted = through(&relay, &handle);
+    let relayed = Relayed::new(relay);
+    let mut theirs = Handle(worker.exchange(&diverted.0)?.try_into().expect("a whole handle"));
+    let (send, recv) = connect_pair(worker, &transport, device, &mut theirs, &mut listener, || ())?;
+    listener.close()?;
+    Ok((Stream::over(PeerConn { send, recv }, transport, SHORT)?, relayed))
+}
+
+/// A port falls again and again, and each time the control connection is reset after one piece more of what both ends say. With
+/// none it is reset while the connection runs.
+fn all_arrives_although_control_connections_are_reset(fabric: Fabric, devices: [&str; 2]) -> Result<()> {
+    run(fabric, &[], |worker| {
+        let (mut stream, relayed) = open(worker)?;
+        stream.exchange(worker, 20)?;
+        for pieces in 0..20 {
+            worker.begin(format!("a recovery with a reset after {pieces} pieces"))?;
+            worker.barrier()?;
+            if worker.rank() == 0 {
+                inject_only(&format!("port-down=10ms device={} times=1", devices[pieces % 2]));
+            }
+            relayed.reset_after(pieces / 2);
+            worker.barrier()?;
+            stream.exchange(worker, 60)?;
+        }
+        worker.barrier()?;
+        let resets = relayed.state().resets;
+        assert!(resets >= 10, "{resets} resets");
+        end(worker, stream)
+    })
+}
+
+#[test]
+fn all_arrives_if_the_control_connection_is_reset_at_any_step_of_a_recovery() -> Result<()> {
+    all_arrives_although_control_connections_are_reset(Fabric::OneRail, ["softrnic0", "softrnic1"])
+}
+
+#[test]
+fn all_arrives_if_the_control_connection_is_reset_while_rails_are_replaced() -> Result<()> {
+    all_arrives_although_control_connections_are_reset(Fabric::TwoRails, ["softrnic1", "softrnic2"])
+}

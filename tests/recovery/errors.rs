@@ -1,0 +1,79 @@
+//! Work requests and queue pairs that fail: some are cured by new queue pairs, others are the fault of a program.
+
+use crate::common::log::{log, said};
+use crate::common::setting::set;
+use crate::fabric::{Fabric, all_arrives_on_each_fabric, recoveries, run};
+use crate::stream::{SHORT, Stream};
+use ferrite::error::{Error, Result};
+use ferrite::nccl::abi;
+use ferrite::pair::WorkerCtx;
+
+all_arrives_on_each_fabric!(
+    all_arrives_if_queue_pairs_of_both_ends_fail,
+    "qp-error device=RANK0 message=60 times=2; qp-error device=RANK1 message=80 times=2",
+    crate::stream::SHORT,
+    300
+);
+
+all_arrives_on_each_fabric!(
+    all_arrives_if_devices_cannot_reach_their_own_memory_for_once,
+    "operation-error device=RANK0 message=60 times=2; operation-error device=RANK1 message=80 times=2",
+    crate::stream::SHORT,
+    300
+);
+
+/// Messages both ways until there is an error, which has to be a remote one; the log has to have all of `words` in one line.
+/// Closing with messages under way does not fail.
+fn ends_with(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {
+    let mut stream = Stream::open(worker, SHORT)?;
+    let error = stream.exchange(worker, usize::MAX).expect_err("a connection that ends");
+    assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
+    worker.barrier()?;
+    assert!(said(words), "{words:?} are not in {}", log());
+    stream.close_at_once()?;
+    worker.barrier()
+}
+
+/// A key that the peer does not know any more is the error of a program: the same would come of it again.
+#[test]
+fn a_refused_key_ends_the_connection_at_both_ends_and_nothing_is_sent_again() -> Result<()> {
+    let rules = "access-error opcode=write-imm device=softrnic0 message=60 times=1";
+    run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules)], |worker| {
+        ends_with(worker, &[])?;
+        let words = ["remote access error", "sending data on softrnic0"];
+        assert!(worker.rank() == 1 || said(&words), "{}", log());
+        assert_eq!(recoveries(), 0, "{}", log());
+        Ok(())
+    })
+}
+
+#[test]
+fn a_port_that_does_not_return_ends_the_connection_at_both_ends_after_the_time_set() -> Result<()> {
+    let rules = "port-down device=softrnic0 message=60 times=1";
+    run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules), ("FERRITE_GIVE_UP", "2")], |worker| {
+        ends_with(worker, &["could not be recovered within 2 s", "softrnic0"])
+    })
+}
+
+#[test]
+fn a_path_that_carries_nothing_any_more_ends_the_connection_at_both_ends_after_the_time_set() -> Result<()> {
+    let rules = "drop attempts=all opcode=write-imm device=softrnic0 message=1..";
+    run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules), ("FERRITE_GIVE_UP", "2")], |worker| {
+        ends_with(worker, &["could not be recovered within"])
+    })
+}
+
+/// Without recovery at one of the ends there is none.
+#[test]
+fn a_port_that_falls_ends_the_connection_if_one_end_has_failover_switched_off() -> Result<()> {
+    let rules = "port-down device=softrnic0 message=60 times=1";
+    let quick = [("SOFTRNIC_FAULTS", rules), ("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "2")];
+    run(Fabric::OneRail, &quick, |worker| {
+        if worker.rank() == 1 {
+            set("FERRITE_FAILOVER", "0");
+        }
+        ends_with(worker, &[])?;
+        assert!(!said(&["recovering the connection"]), "{}", log());
+        Ok(())
+    })
+}
