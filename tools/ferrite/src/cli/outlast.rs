@@ -198,9 +198,6 @@ impl Outlast {
         if self.period.is_zero() {
             return Err(Error::Usage("--period 0: it is more than nothing".into()));
         }
-        if self.size == 0 {
-            return Err(Error::Usage("--size 0: a message has one byte or more".into()));
-        }
         if !self.scenario.is_empty() {
             let all = self.scenario.iter().any(|name| name == "all");
             let named = || self.scenario.iter().map(|name| Scenario::named(name)).collect::<Result<Vec<_>>>();

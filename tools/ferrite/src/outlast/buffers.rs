@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::measure::pattern::{self, seed};
 use crate::outlast::outcome::Received;
 use crate::outlast::plan::BUFFERS;
-use crate::transport::comm::Region;
+use crate::transport::buffer::Buffer;
 
 /// Bytes after each message where nothing may be written.
 const TAIL: usize = 4096;
@@ -27,7 +27,7 @@ pub(super) fn message_seed(index: u64) -> u64 {
 /// The receive buffers of a stream.
 #[derive(Debug)]
 pub(super) struct RecvBuffers<'r> {
-    region: &'r Region,
+    memory: &'r Buffer,
     bytes: usize,
     /// How often each buffer has been filled with a guard.
     uses: [u64; BUFFERS],
@@ -46,10 +46,10 @@ impl<'r> RecvBuffers<'r> {
     }
 
     /// All of them guarded.
-    pub(super) fn new(region: &'r Region, bytes: usize) -> Result<Self> {
-        let mut buffers = Self { region, bytes, uses: [0; BUFFERS], is_guarded: [false; BUFFERS] };
+    pub(super) fn new(memory: &'r Buffer, bytes: usize) -> Result<Self> {
+        let mut buffers = Self { memory, bytes, uses: [0; BUFFERS], is_guarded: [false; BUFFERS] };
         for buffer in 0..BUFFERS {
-            region.memory().set(buffer * Self::stride(bytes), Self::stride(bytes), UNTOUCHED)?;
+            memory.set(buffer * Self::stride(bytes), Self::stride(bytes), UNTOUCHED)?;
             buffers.guard(buffer)?;
         }
         Ok(buffers)
@@ -72,7 +72,7 @@ impl<'r> RecvBuffers<'r> {
         self.uses[buffer] += 1;
         self.is_guarded[buffer] = true;
         let place = buffer * Self::stride(self.bytes);
-        pattern::fill(self.region.memory(), place, self.bytes, self.guard_seed(buffer))
+        pattern::fill(self.memory, place, self.bytes, self.guard_seed(buffer))
     }
 
     /// A receive for message `index` is about to be posted: its buffer is looked at, once.
@@ -89,7 +89,7 @@ impl<'r> RecvBuffers<'r> {
         if !std::mem::take(&mut self.is_guarded[buffer]) {
             return Ok(());
         }
-        let (memory, place) = (self.region.memory(), buffer * Self::stride(self.bytes));
+        let (memory, place) = (self.memory, buffer * Self::stride(self.bytes));
         let guard = self.guard_seed(buffer);
         let wrong = pattern::wrong_bytes(memory, place, self.bytes, guard)? + self.wrong_tail(place)?;
         if wrong > 0 {
@@ -103,7 +103,7 @@ impl<'r> RecvBuffers<'r> {
 
     /// Message `index` is complete, with `size` bytes.
     pub(super) fn arrived(&mut self, index: u64, size: i32, received: &mut Received) -> Result<()> {
-        let (memory, place) = (self.region.memory(), self.place(index));
+        let (memory, place) = (self.memory, self.place(index));
         if size as usize != self.bytes {
             received.wrong_sizes += 1;
             note(received, format!("message {index} came with {size} B, not {}", self.bytes));
@@ -129,7 +129,7 @@ impl<'r> RecvBuffers<'r> {
     /// Wrong bytes after the message at `place`, which are put right.
     fn wrong_tail(&self, place: usize) -> Result<u64> {
         let (start, len) = (place + self.bytes, Self::stride(self.bytes) - self.bytes);
-        let memory = self.region.memory();
+        let memory = self.memory;
         if pattern::untouched(memory, start, len, UNTOUCHED)?.is_none() {
             return Ok(0);
         }
@@ -141,7 +141,7 @@ impl<'r> RecvBuffers<'r> {
     /// Which message or guard the word at `place` is of, in words; `offset`: where in a message that is.
     fn contents(&self, place: usize, offset: usize, near: u64) -> Result<String> {
         let word = offset - offset % 8;
-        let Ok(bytes) = self.region.memory().read(place - offset % 8, 8) else { return Ok(String::new()) };
+        let Ok(bytes) = self.memory.read(place - offset % 8, 8) else { return Ok(String::new()) };
         let index = (word / 8) as u64;
         let is = |seed: u64| pattern::word(seed, index).to_le_bytes()[..] == bytes[..];
         let messages = near.saturating_sub(8 * BUFFERS as u64)..near + 2 * BUFFERS as u64;
@@ -159,5 +159,58 @@ impl<'r> RecvBuffers<'r> {
 fn note(received: &mut Received, text: String) {
     if received.notes.len() < NOTES {
         received.notes.push(text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: usize = 100;
+
+    /// Three messages have arrived right; what was written afterwards is in the result.
+    fn after(write: impl FnOnce(&Buffer, &RecvBuffers<'_>)) -> Received {
+        let memory = Buffer::new(RecvBuffers::memory_needed(BYTES)).expect("memory");
+        let (mut buffers, mut received) = (RecvBuffers::new(&memory, BYTES).expect("inside"), Received::default());
+        for index in 0..3 {
+            buffers.before_post(index, &mut received).expect("inside");
+            pattern::fill(&memory, buffers.place(index), BYTES, message_seed(index)).expect("inside");
+            buffers.arrived(index, BYTES as i32, &mut received).expect("inside");
+        }
+        assert_eq!(received, Received::default());
+        write(&memory, &buffers);
+        buffers.look_at_all(&mut received).expect("inside");
+        received
+    }
+
+    #[test]
+    fn a_late_write_is_seen_with_the_message_it_is_of() {
+        assert_eq!(after(|_, _| {}), Received::default());
+        let received = after(|memory, buffers| {
+            pattern::fill(memory, buffers.place(2), BYTES, message_seed(2)).expect("inside");
+        });
+        assert!(received.wrong_later > 90 && received.wrong_later <= 100, "{received:?}");
+        assert!(received.notes[0].ends_with(" (there are bytes of message 2)"), "{received:?}");
+        // Two bytes past the end, and one of a buffer that has not had a message yet.
+        let received = after(|memory, buffers| {
+            memory.write(buffers.place(1) + BYTES, b"xy").expect("inside");
+            memory.write(buffers.place(19), b"\x00").expect("inside");
+        });
+        assert_eq!(received.wrong_later, 3, "{received:?}");
+    }
+
+    #[test]
+    fn a_message_that_was_not_written_is_told_apart_from_another_message() {
+        let memory = Buffer::new(RecvBuffers::memory_needed(BYTES)).expect("memory");
+        let (mut buffers, mut received) = (RecvBuffers::new(&memory, BYTES).expect("inside"), Received::default());
+        buffers.before_post(0, &mut received).expect("inside");
+        buffers.arrived(0, BYTES as i32, &mut received).expect("inside");
+        buffers.before_post(1, &mut received).expect("inside");
+        pattern::fill(&memory, buffers.place(1), BYTES, message_seed(4)).expect("inside");
+        buffers.arrived(1, 99, &mut received).expect("inside");
+        assert!(received.notes[0].ends_with(" (nothing was written there)"), "{received:?}");
+        assert_eq!(received.notes[1], "message 1 came with 99 B, not 100");
+        assert!(received.notes[2].ends_with(" (there are bytes of message 4)"), "{received:?}");
+        assert_eq!((received.wrong_sizes, received.wrong_later), (1, 0));
     }
 }

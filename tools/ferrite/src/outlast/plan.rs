@@ -7,8 +7,9 @@ use crate::verbs::libibverbs::Verbs;
 
 /// Messages in flight, at most.
 pub(crate) const DEPTH: usize = 8;
-/// Receive buffers. Those that no receive is posted for hold a guard pattern, so that a late write into one of them is seen.
-pub(crate) const BUFFERS: usize = 2 * DEPTH;
+/// Receive buffers, so many that a message that is sent again has completed before its buffer is used next. Those that no receive is
+/// posted for hold a guard pattern, so that a late write into one of them is seen.
+pub(crate) const BUFFERS: usize = 3 * DEPTH;
 
 /// One stream of messages from rank 0, the sender, to rank 1, the receiver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -109,7 +109,7 @@ fn receive(
     };
     listener.close()?;
     let region = comm.register(&Arc::new(worker.buffer(RecvBuffers::memory_needed(job.stream.bytes))?))?;
-    let mut buffers = RecvBuffers::new(&region, job.stream.bytes)?;
+    let mut buffers = RecvBuffers::new(region.memory(), job.stream.bytes)?;
     worker.barrier()?;
     worker.report(started)?;
     worker.begin("receiving")?;
