@@ -98,9 +98,12 @@ pub(super) struct Outlast {
     /// With --fault: the ports
     #[arg(long, value_enum, default_value = "one")]
     ports: PortsName,
-    /// With --fault: the receiver makes no call for so long whenever a call has found nothing
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
-    poll_pause: Option<Duration>,
+    /// With --fault: when the receiver waits for this message, from 0, it makes no call for the time of --pause
+    #[arg(long, value_name = "MESSAGE", requires = "pause")]
+    pause_at: Option<u64>,
+    /// See --pause-at
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "pause_at")]
+    pause: Option<Duration>,
     /// Folder of the software device's libibverbs.so.1 [default: ../softrnic beside this program]
     #[arg(long, value_name = "DIR")]
     softrnic: Option<PathBuf>,
@@ -135,7 +138,7 @@ struct Trial {
     name: String,
     ports: Ports,
     retries: [(&'static str, &'static str); 2],
-    poll_pause_ms: u64,
+    pause: Option<(u64, u64)>,
     /// For [`Scenario::script`]; of an own script, the steps themselves.
     scenario: Option<Scenario>,
     own: (Vec<Step>, Duration),
@@ -175,7 +178,7 @@ impl Outlast {
                         messages,
                         bytes: size,
                         period_us: period.as_micros() as u64,
-                        poll_pause_ms: trial.poll_pause_ms,
+                        pause: trial.pause,
                         settle_ms: SETTLE_MS,
                         limit_ms: limit * 1000,
                     },
@@ -227,9 +230,9 @@ impl Outlast {
             PortsName::Two => Ports::Two,
             PortsName::Spare => Ports::OneOfTwo,
         };
-        let poll_pause_ms = self.poll_pause.map_or(0, |pause| pause.as_millis() as u64);
+        let pause = self.pause_at.zip(self.pause.map(|pause| pause.as_millis() as u64));
         let own = (steps, self.lasting);
-        Ok(vec![Trial { name: "own".into(), ports, retries: RETRIES, poll_pause_ms, scenario: None, own }])
+        Ok(vec![Trial { name: "own".into(), ports, retries: RETRIES, pause, scenario: None, own }])
     }
 
     /// What is the same in all runs.
@@ -259,7 +262,7 @@ impl Outlast {
             scenario: String::new(),
             ports: Ports::One,
             script: Vec::new(),
-            stream: StreamPlan { messages: 0, bytes: 0, period_us: 0, poll_pause_ms: 0, settle_ms: 0, limit_ms: 0 },
+            stream: StreamPlan { messages: 0, bytes: 0, period_us: 0, pause: None, settle_ms: 0, limit_ms: 0 },
             seed: 0,
             command: command.join(" "),
             suffix: if is_on { " with switches" } else { "" },
@@ -269,9 +272,9 @@ impl Outlast {
 
 impl Trial {
     fn of(scenario: Scenario) -> Self {
-        let Scenario { name, ports, retries, poll_pause_ms, .. } = scenario;
+        let Scenario { name, ports, retries, pause, .. } = scenario;
         let own = (Vec::new(), Duration::ZERO);
-        Self { name: name.into(), ports, retries, poll_pause_ms, scenario: Some(scenario), own }
+        Self { name: name.into(), ports, retries, pause, scenario: Some(scenario), own }
     }
 }
 

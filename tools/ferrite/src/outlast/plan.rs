@@ -20,8 +20,8 @@ pub(crate) struct StreamPlan {
     pub(crate) bytes: usize,
     /// No message is sent earlier than so many microseconds after the one before it was due.
     pub(crate) period_us: u64,
-    /// The receiver makes no call for so long whenever a call has found nothing; 0: it polls all the time.
-    pub(crate) poll_pause_ms: u64,
+    /// When the receiver waits for this message, with [`DEPTH`] receives posted, it makes no call for so many milliseconds.
+    pub(crate) pause: Option<(u64, u64)>,
     /// From the end of the stream until all receive buffers are looked at again.
     pub(crate) settle_ms: u64,
     /// An end without progress for so long counts as hung.

@@ -24,7 +24,7 @@ pub(super) fn run(
     tell: &mut impl FnMut(&Received) -> Result<()>,
 ) -> Result<()> {
     let mut requests: [Option<Request<'_>>; DEPTH] = [const { None }; DEPTH];
-    let (mut posted, mut done) = (0_u64, 0_u64);
+    let (mut posted, mut done, mut pause) = (0_u64, 0_u64, plan.pause);
     while done < plan.messages {
         let mut moved = false;
         if posted < plan.messages && posted - done < DEPTH as u64 {
@@ -51,8 +51,8 @@ pub(super) fn run(
             pace.progress();
             continue;
         }
-        if plan.poll_pause_ms > 0 {
-            std::thread::sleep(Duration::from_millis(plan.poll_pause_ms));
+        if let Some((_, time)) = pause.take_if(|(message, _)| done == *message && posted - done == DEPTH as u64) {
+            std::thread::sleep(Duration::from_millis(time));
         }
         if pace.idle() {
             return Err(Error::Stalled { what: format!("message {done}"), after: pace.limit() });

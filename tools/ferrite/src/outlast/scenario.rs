@@ -33,8 +33,8 @@ pub(crate) struct Scenario {
     pub(crate) ports: Ports,
     /// How long the stream would last without a fault; ms.
     pub(crate) stream_ms: u64,
-    /// The receiver makes no call for so long whenever it has found nothing; ms.
-    pub(crate) poll_pause_ms: u64,
+    /// As [`StreamPlan::pause`](crate::outlast::plan::StreamPlan::pause).
+    pub(crate) pause: Option<(u64, u64)>,
     /// The variables of [`RETRIES`].
     pub(crate) retries: [(&'static str, &'static str); 2],
     script: Script,
@@ -55,12 +55,12 @@ const fn scenario(
     stream_ms: u64,
     script: &'static [(u64, &'static str)],
 ) -> Scenario {
-    Scenario { name, claim, ports, stream_ms, poll_pause_ms: 0, retries: RETRIES, script: Script::Fixed(script) }
+    Scenario { name, claim, ports, stream_ms, pause: None, retries: RETRIES, script: Script::Fixed(script) }
 }
 
 const fn flaps(name: &'static str, claim: &'static str, ports: Ports, of: &'static [&'static str]) -> Scenario {
     let script = Script::Flaps(of);
-    Scenario { name, claim, ports, stream_ms: 0, poll_pause_ms: 0, retries: RETRIES, script }
+    Scenario { name, claim, ports, stream_ms: 0, pause: None, retries: RETRIES, script }
 }
 
 /// All of them.
@@ -189,9 +189,9 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         claim: "two ports; an acknowledgement is lost while the receiver makes no call for 50 ms",
         ports: Ports::Two,
         stream_ms: 4000,
-        poll_pause_ms: 50,
+        pause: Some((199, 50)),
         retries: SHORT_RETRIES,
-        script: Script::Fixed(&[(500, "drop-ack device=softrnic0 opcode=write-imm attempts=all times=8")]),
+        script: Script::Fixed(&[(0, "drop-ack device=softrnic0 flow=0 message=200 attempts=all")]),
     },
     scenario(
         "replay-fault",
