@@ -264,7 +264,8 @@ impl Outlast {
             script: Vec::new(),
             stream: StreamPlan { messages: 0, bytes: 0, period_us: 0, pause: None, settle_ms: 0, limit_ms: 0 },
             seed: 0,
-            command: command.join(" "),
+            // Without the folder that this program is in.
+            command: format!("ferrite {}", command.get(1..).unwrap_or_default().join(" ")),
             suffix: if is_on { " with switches" } else { "" },
         })
     }

@@ -193,6 +193,19 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         retries: SHORT_RETRIES,
         script: Script::Fixed(&[(0, "drop-ack device=softrnic0 flow=0 message=200 attempts=all")]),
     },
+    Scenario {
+        name: "ack-lost-replay-delayed",
+        claim: "the same for 60 ms, and what is sent again comes 60 ms late: after the receiver has seen the message",
+        ports: Ports::Two,
+        stream_ms: 4000,
+        pause: Some((199, 60)),
+        retries: [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "7")],
+        script: Script::Fixed(&[
+            (0, "drop-ack device=softrnic0 flow=0 message=200 attempts=all"),
+            // The last of the eight messages in flight is 207 on this connection.
+            (0, "delay=60ms device=softrnic1 flow=0 message=208 times=1"),
+        ]),
+    },
     scenario(
         "replay-fault",
         "two ports; the first loses everything, and the second's queue pair fails while its messages are sent again",
