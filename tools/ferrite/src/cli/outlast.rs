@@ -22,12 +22,18 @@ use crate::system::dist::Dist;
 use crate::system::output;
 use crate::verbs::libibverbs::Verbs;
 
-/// What the failover of NCCL 2.30 needs to be on, and to get through what it can get through (README.md, "Known of NCCL's own").
-const SWITCHES: [(&str, &str); 5] = [
+/// What the failover of NCCL 2.30 needs to be on, and to get through what it can get through (README.md, "Known of NCCL's own"). Its
+/// times are scaled as those of the retries are: as they come, an attempt at recovery takes 5 s, and there are five of them.
+const SWITCHES: [(&str, &str); 10] = [
     ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1"),
     ("NCCL_IB_RESILIENCY_PORT_RECOVERY", "1"),
     ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE", "1"),
     ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE", "1"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY", "20"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL", "20"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT", "200"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT", "200"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX", "100"),
     ("NCCL_IB_RETURN_ASYNC_EVENTS", "0"),
 ];
 /// From the end of the stream until buffers are looked at for the last time; ms.

@@ -124,7 +124,7 @@ pub(crate) struct Outcome {
     pub(crate) lost_transmissions: Option<u64>,
     /// As the transport's log tells, of the end that tells more; none for a transport whose words are not known.
     pub(crate) recoveries: Option<u64>,
-    /// As the transport's log tells.
+    /// The same for failures that the transport went on after.
     pub(crate) failures: Option<u64>,
     /// How long it all took; s.
     pub(crate) seconds: f64,

@@ -81,6 +81,7 @@ impl OutlastRequest {
         self.stream(&mut run, start)?;
         let counted = run.device.counted(if self.ports == Ports::One { 1 } else { 2 }).ok();
         run.finish()?;
+        let is_ferrite = run.transport == "Ferrite";
         let told = [0, 1].map(|rank| Told::read(&run.pair.log(rank)));
         let Run { ends, received, transport, devices, script, .. } = run;
         let nothing = || EndAt { end: End::Hang { text: "it said nothing".into() }, at_ms: 0 };
@@ -92,8 +93,8 @@ impl OutlastRequest {
         }
         let payload_bytes = received.messages * self.stream.bytes as u64;
         let is_whole = received.messages == self.stream.messages;
-        let is_known = matches!(self.source, Source::Stock { .. }) || transport == "Ferrite";
-        let most = |of: fn(&Told) -> u64| told.iter().map(of).max().filter(|_| is_known);
+        let is_stock = matches!(self.source, Source::Stock { .. });
+        let most = |of: fn(&Told) -> u64| told.iter().map(of).max();
         Ok(Outcome {
             command: self.command.clone(),
             scenario: self.scenario.clone(),
@@ -110,8 +111,8 @@ impl OutlastRequest {
                 .filter(|_| is_whole)
                 .map(|counted| counted.sender_bytes.saturating_sub(payload_bytes)),
             lost_transmissions: counted.map(|counted| counted.losses),
-            recoveries: most(|told| told.recoveries),
-            failures: most(|told| told.failures),
+            recoveries: most(|told| told.recoveries).filter(|_| is_stock || is_ferrite),
+            failures: most(|told| told.failures).filter(|_| is_stock),
             received,
             seconds: began.elapsed().as_secs_f64(),
         })
