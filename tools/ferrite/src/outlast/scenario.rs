@@ -10,8 +10,9 @@ use crate::outlast::fault::{Fault, Step};
 
 /// Transmissions 67 ms apart, eight of them.
 pub(crate) const RETRIES: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "14"), ("NCCL_IB_RETRY_CNT", "7")];
-/// Transmissions 1 ms apart, eight of them.
-const SHORT_RETRIES: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "7")];
+/// Transmissions 4 ms apart, and 17 ms.
+const RETRIES_34_MS: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "7")];
+const RETRIES_134_MS: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "12"), ("NCCL_IB_RETRY_CNT", "7")];
 
 /// Which ports the stream goes over. Rank 0, the sender, is on the first ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,24 +187,24 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     ),
     Scenario {
         name: "ack-lost-idle-receiver",
-        claim: "two ports; an acknowledgement is lost while the receiver makes no call for 50 ms",
+        claim: "two ports; an acknowledgement is lost while the receiver makes no call for 100 ms, longer than the retries",
         ports: Ports::Two,
-        stream_ms: 4000,
-        pause: Some((199, 50)),
-        retries: SHORT_RETRIES,
+        stream_ms: 3000,
+        pause: Some((199, 100)),
+        retries: RETRIES_34_MS,
         script: Script::Fixed(&[(0, "drop-ack device=softrnic0 flow=0 message=200 attempts=all")]),
     },
     Scenario {
         name: "ack-lost-replay-delayed",
-        claim: "the same for 60 ms, and what is sent again comes 60 ms late: after the receiver has seen the message",
+        claim: "the same for 200 ms, and what is sent again comes 150 ms late: when the receiver has seen the message",
         ports: Ports::Two,
-        stream_ms: 4000,
-        pause: Some((199, 60)),
-        retries: [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "7")],
+        stream_ms: 3000,
+        pause: Some((199, 200)),
+        retries: RETRIES_134_MS,
         script: Script::Fixed(&[
             (0, "drop-ack device=softrnic0 flow=0 message=200 attempts=all"),
             // The last of the eight messages in flight is 207 on this connection.
-            (0, "delay=60ms device=softrnic1 flow=0 message=208 times=1"),
+            (0, "delay=150ms device=softrnic1 flow=0 message=208 times=1"),
         ]),
     },
     scenario(
