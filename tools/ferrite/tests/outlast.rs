@@ -150,7 +150,7 @@ fn a_wrong_command_line_is_told_before_anything_starts() {
         (&["--fault", "drop message=x", "--at", "1s"], "--fault \"drop message=x\": "),
         (&["--fault", "frobnicate", "--at", "1s"], "there is no action"),
         (&["--scenario", "none", "--switches", "on"], "--switches is about --stock"),
-        (&["--scenario", "none", "--period", "0ms"], "--period 0"),
+        (&["--scenario", "none", "--period", "0.5us"], "--period 500ns: it is 1us or more"),
         (&["--scenario", "none", "--size", "0"], "0 is not between"),
         (&["--scenario", "none", "--fault", "drop"], "cannot be used with"),
         (&["--scenario", "none", "--softrnic", "/no/such/folder"], "/no/such/folder/libibverbs.so.1"),

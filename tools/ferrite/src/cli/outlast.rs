@@ -204,8 +204,8 @@ impl Outlast {
 
     /// What is asked for; everything that can be wrong about it is looked at before anything starts.
     fn trials(&self) -> Result<Vec<Trial>> {
-        if self.period.is_zero() {
-            return Err(Error::Usage("--period 0: it is more than nothing".into()));
+        if self.period < Duration::from_micros(1) {
+            return Err(Error::Usage(format!("--period {:?}: it is 1us or more", self.period)));
         }
         if !self.scenario.is_empty() {
             let all = self.scenario.iter().any(|name| name == "all");

@@ -233,8 +233,15 @@ impl Run {
             self.killed[rank] = true;
             self.pair.kill(rank);
         }
-        self.device.apply(&step.fault)?;
-        self.script.push(format!("{} ms: {}", start.elapsed().as_millis(), step.fault));
+        let done = self.device.apply(&step.fault);
+        let (now, fault) = (start.elapsed().as_millis(), &step.fault);
+        // With its last process the fabric is gone.
+        let may_be_gone = self.killed.contains(&true) || self.ends.iter().any(Option::is_some);
+        match done {
+            Err(problem) if may_be_gone => self.script.push(format!("{now} ms: {fault} could not be done: {problem}")),
+            Err(problem) => return Err(problem),
+            Ok(()) => self.script.push(format!("{now} ms: {fault}")),
+        }
         Ok(())
     }
 
