@@ -1,6 +1,6 @@
 //! The receive buffers: every byte is looked at when a message arrives, and again before its buffer is used next.
 //!
-//! When a message has arrived and was compared, its buffer is filled with a guard pattern of its own. Nobody may write
+//! When a message has arrived and was compared, its buffer is filled with a guard pattern of its own. No write may land
 //! there until the next receive is posted for it: a byte that differs by then was written late.
 
 use crate::error::Result;

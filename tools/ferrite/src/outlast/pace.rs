@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Calls that find nothing before the process sleeps for a moment, so that both get on where they share processors.
+/// Calls that find nothing before the process sleeps for a moment, so that both processes make progress where they share processors.
 const POLLS: u32 = 64;
 const NAP: Duration = Duration::from_micros(50);
 
