@@ -146,6 +146,7 @@ impl Recovery {
     }
 
     /// The present attempt; 0 before the first fault.
+    #[cfg(test)]
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
@@ -153,11 +154,6 @@ impl Recovery {
     /// The rails in use, or those of the present attempt.
     pub fn rails(&self) -> RailMask {
         self.rails
-    }
-
-    /// Why the latest attempt was begun; empty before the first one.
-    pub fn cause(&self) -> &str {
-        &self.cause
     }
 
     /// The queue pairs in use cannot go on, because of `cause`. A fault of earlier queue pairs must not be told.
