@@ -156,6 +156,12 @@ impl Recovery {
         self.rails
     }
 
+    /// Why the latest attempt was begun; empty before the first one.
+    #[cfg(test)]
+    pub fn cause(&self) -> &str {
+        &self.cause
+    }
+
     /// The queue pairs in use cannot go on, because of `cause`. A fault of earlier queue pairs must not be told.
     pub fn handle_fault(&mut self, now: Time, cause: &str) {
         if self.is_running() || self.state == State::Resuming {
