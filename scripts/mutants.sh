@@ -103,6 +103,8 @@ plant recovery/machine/transitions.rs "if self.arrived != Some(self.arriving) ||
 plant recovery/machine/transitions.rs "self.pause = now + pause(trouble.attempts);" "" "attempts follow each other without a pause"
 plant recovery/machine/mod.rs "self.trouble = None;
             self.take_in(now);" "self.take_in(now);" "an idle connection with a rail over which nothing comes through is given up"
+plant recovery/machine/transitions.rs "trouble.since = now;
+        }" "}" "the receiver gives an idle connection up because the sender tries a rail again and again"
 plant recovery/rail_history.rs "0 | 1 => Duration::ZERO" "0..=9 => Duration::ZERO" "a rail that falls often is taken in at once"
 plant recovery/receiver.rs "arrival.reset();" "" "what has arrived of a missing message still counts"
 plant arrival.rs "*self = Self::new(self.request, self.index, self.posted);" "*self = Self { qps: self.qps, ..Self::new(self.request, self.index, self.posted) };" "the queue pairs over which some of a missing message came still count"

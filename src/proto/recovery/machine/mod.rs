@@ -188,6 +188,7 @@ impl Recovery {
                     Message::Halt { cause, .. } => format!("told by the peer: {cause}"),
                     _ => format!("the peer is in attempt {attempt}"),
                 };
+                self.trust_sender(now);
                 self.begin(now, attempt, cause);
             }
         }

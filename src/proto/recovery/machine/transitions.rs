@@ -121,6 +121,16 @@ impl Recovery {
         self.has_usable_changed |= before != self.history.usable();
     }
 
+    /// Receiver: whether recoveries are in vain is for the sender to judge, if it has begun this one. It may only try a rail again.
+    pub(super) fn trust_sender(&mut self, now: Time) {
+        if self.role == Role::Receiver
+            && self.is_running()
+            && let Some(trouble) = &mut self.trouble
+        {
+            trouble.since = now;
+        }
+    }
+
     /// Begins the next attempt.
     pub(super) fn begin_next(&mut self, now: Time, cause: String) {
         match self.attempt.checked_add(1) {
