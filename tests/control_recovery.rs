@@ -25,6 +25,7 @@ impl RecoveryEvents for Noting {
     fn handle_change(&self, change: &PeerChange) {
         self.0.lock().expect("no panic").push(format!("{change:?}"));
     }
+    fn handle_fault(&self, _: &str) {}
 }
 
 impl Noting {

@@ -21,12 +21,15 @@ impl State {
     const OPEN: Self = Self(0);
     /// The control connection is lost, and nothing tells at present whether the peer is there.
     const LOST: Self = Self(1);
+    /// The peer does not know the connection any more, and nothing tells whether all was done. What is under way may still be
+    /// acknowledged by its device.
+    const UNKNOWN: Self = Self(2);
     /// The peer has closed, as one does when all is done. What is under way may still be acknowledged by its device.
-    const CLOSED: Self = Self(2);
+    const CLOSED: Self = Self(3);
     /// The peer has died or given up, or the device is lost. Nothing will come of what is under way.
-    const BROKEN: Self = Self(3);
+    const BROKEN: Self = Self(4);
     /// Beside one of these: the queue pairs are being replaced.
-    const RECOVERING: u8 = 4;
+    const RECOVERING: u8 = 8;
 
     /// Whether all is well: the peer is there, and the connection does not recover.
     #[inline]
@@ -37,7 +40,12 @@ impl State {
     /// Whether the peer has closed, died or given up, or the device is lost: nothing new will come of it.
     #[inline]
     pub fn is_gone(self) -> bool {
-        self.of_peer() >= Self::CLOSED.0
+        self.of_peer() >= Self::UNKNOWN.0
+    }
+
+    /// Whether the peer has closed in good order.
+    pub fn has_closed(self) -> bool {
+        self.of_peer() == Self::CLOSED.0
     }
 
     /// Whether the peer has died or given up, or the device is lost.
@@ -204,6 +212,7 @@ impl Told for PeerState {
             PeerChange::Frame(_) => {}
             PeerChange::Lost(why) => self.end(State::LOST, why),
             PeerChange::Back => self.handle_back(),
+            PeerChange::Unknown(why) => self.end(State::UNKNOWN, why),
             PeerChange::Closed(why) => self.end(State::CLOSED, why),
             PeerChange::Broken(why) => self.end(State::BROKEN, why),
         }
@@ -269,6 +278,17 @@ mod tests {
             assert_eq!(seen(&peer), [!is_lost && !is_gone, false, is_lost, is_gone, is_broken], "{text}");
         }
         assert_eq!(peer.reason(), "bye", "the first end counts");
+    }
+
+    #[test]
+    fn a_peer_that_does_not_know_the_connection_is_gone_and_has_not_closed_in_good_order() {
+        for (change, has_closed) in [(PeerChange::Unknown("who?".into()), false), (PeerChange::Closed("bye".into()), true)] {
+            let peer = peer(true);
+            peer.set_recovering(true);
+            let _ = peer.handle_change(change);
+            let state = peer.state();
+            assert_eq!((state.is_gone(), state.is_broken(), state.has_closed()), (true, false, has_closed));
+        }
     }
 
     #[derive(Debug, Default)]

@@ -7,6 +7,7 @@ use super::signals::without_signals;
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,9 @@ const IDLE_LIMIT: Duration = Duration::from_secs(10);
 pub trait Job: Debug + Send + Sync {
     /// Does what can be done now. Returns when it is to be called again, if it is not queued before.
     fn run(&self) -> Option<Instant>;
+
+    /// [`Self::run`] has panicked: what it was about to do is not done, and it is not run again before it is queued.
+    fn handle_panic(&self);
 }
 
 /// Names a job within its [`Workers`].
@@ -57,6 +61,7 @@ impl Workers {
     /// Enters a job, which runs only when it is queued.
     pub fn add(&self, job: Weak<dyn Job>) -> JobId {
         let mut state = self.lock();
+        state.forget_parent();
         let id = JobId(state.next);
         state.next += 1;
         state.jobs.insert(id, Entry { job, is_running: false, is_queued: false, due: None });
@@ -110,7 +115,11 @@ impl Workers {
             state.take_due(now);
             if let Some((id, job)) = state.begin() {
                 drop(state);
-                let again = job.run();
+                // A thread that is lost would leave its job undone for ever, and be missing for all others.
+                let again = catch_unwind(AssertUnwindSafe(|| job.run())).unwrap_or_else(|_| {
+                    let _ = catch_unwind(AssertUnwindSafe(|| job.handle_panic()));
+                    None
+                });
                 // It may be the last that holds the connection: dropped without the lock.
                 drop(job);
                 state = self.lock();
@@ -139,11 +148,11 @@ impl Workers {
 }
 
 impl State {
-    /// In a forked child the parent's threads do not exist.
+    /// In a forked child the parent's threads do not exist, and the parent's jobs are not the child's to do.
     fn forget_parent(&mut self) {
         let process = std::process::id();
         if self.owner != process {
-            (self.owner, self.threads, self.idle) = (process, 0, 0);
+            *self = Self { owner: process, next: self.next, ..Self::default() };
         }
     }
 
@@ -201,6 +210,8 @@ mod tests {
         inside: AtomicU32,
         most: AtomicU32,
         again: Option<Duration>,
+        panics: bool,
+        panicked: AtomicU32,
     }
 
     impl Job for Counter {
@@ -210,7 +221,12 @@ mod tests {
             std::thread::sleep(Duration::from_micros(100));
             self.inside.fetch_sub(1, Ordering::SeqCst);
             self.runs.fetch_add(1, Ordering::SeqCst);
+            assert!(!self.panics, "on purpose");
             self.again.map(|pause| Instant::now() + pause)
+        }
+
+        fn handle_panic(&self) {
+            self.panicked.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -253,5 +269,37 @@ mod tests {
         workers.remove(ids[0]);
         drop(dropped);
         wait_until("nothing is left", || workers.lock().jobs.is_empty() && Arc::strong_count(&removed) == 1);
+    }
+
+    #[test]
+    fn a_job_that_panics_is_told_and_harms_no_thread() {
+        let workers = Arc::new(Workers::default());
+        let job = Arc::new(Counter { panics: true, ..Counter::default() });
+        let id = add(&workers, &job);
+        for round in 1..=2 * MAX_THREADS as u32 {
+            workers.queue(id).expect("a thread");
+            wait_until("it is told", || job.panicked.load(Ordering::SeqCst) == round);
+        }
+        let threads = workers.lock().threads;
+        assert!((1..=MAX_THREADS).contains(&threads), "{threads}");
+    }
+
+    #[test]
+    fn a_forked_child_does_not_run_its_parents_jobs() {
+        let workers = Workers::default();
+        let (inherited, own): (Arc<Counter>, Arc<Counter>) = Default::default();
+        let id = add(&workers, &inherited);
+        {
+            let mut state = workers.lock();
+            state.due.insert((Instant::now(), id));
+            state.jobs.get_mut(&id).expect("entered").due = Some(Instant::now());
+            // As a child finds it.
+            state.owner = u32::MAX;
+        }
+        let id = add(&workers, &own);
+        let mut state = workers.lock();
+        state.take_due(Instant::now());
+        assert!(state.begin().is_none(), "the parent's");
+        assert!(state.jobs.len() == 1 && state.jobs.contains_key(&id));
     }
 }

@@ -201,7 +201,8 @@ impl RecvComm {
             path.sticky_error.check_failed()?;
             let in_use = match path.recovery {
                 None => Some(RailMask::NONE),
-                Some(_) if self.peer.is_recovering() => None,
+                // Of a peer that has gone nothing is recovered any more.
+                Some(_) if self.peer.is_recovering() && !self.peer.is_gone() => None,
                 Some(_) => Some(path.qps.striping.rail_numbers()),
             };
             let result = match &mut path.flushes {

@@ -31,13 +31,15 @@ impl End for RecvComm {
 
     fn take_qps(&self) -> Result<QpSet> {
         self.path.visit(|path| {
-            path.mode = Mode::Fenced;
+            self.peer.set_recovering(true);
+            path.mode = Mode::Fencing;
             Ok(path.qps.take())
         })
     }
 
     fn handle_drained(&self, drained: &Drained) -> Result<()> {
         self.path.visit(|path| {
+            path.mode = Mode::Fenced;
             drained
                 .arrivals
                 .iter()
@@ -97,7 +99,9 @@ impl RecvPath {
         let (is_gone, is_recovering) = (peer.is_gone(), peer.is_recovering());
         self.sticky_error.check_failed()?;
         let polled = match self.mode {
-            Mode::Fenced => 0,
+            // What has arrived is being taken in.
+            Mode::Fencing if !peer.is_broken() => return Ok(()),
+            Mode::Fencing | Mode::Fenced => 0,
             _ => self.poll_any(peer)?,
         };
         if polled == 0 && is_gone {

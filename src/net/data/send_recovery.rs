@@ -24,6 +24,8 @@ impl End for SendComm {
 
     fn take_qps(&self) -> Result<QpSet> {
         self.path.visit(|path| {
+            // In here: NCCL's thread says in here that the connection runs, once all is sent again.
+            self.peer.set_recovering(true);
             path.mode = Mode::Fenced;
             Ok(path.qps.take())
         })
@@ -52,6 +54,7 @@ impl End for SendComm {
 
     fn drain(&self) -> Result<()> {
         self.path.visit(|path| {
+            self.peer.set_recovering(true);
             path.mode = Mode::Draining;
             Ok(())
         })

@@ -4,6 +4,7 @@
 //! state machine, and does what that asks for.
 
 use super::end::{End, Owner};
+use super::inbox::{Inbox, Input};
 use super::new_qps::{NewQps, Progress};
 use super::rails::ConnRails;
 use crate::error::{Error, Result};
@@ -22,7 +23,7 @@ use crate::proto::recovery::action::{Action, Role};
 use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
 use crate::proto::recovery::rail_mask::RailMask;
-use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -45,26 +46,12 @@ pub struct ConnRecovery {
     workers: Arc<Workers>,
     job: OnceLock<JobId>,
     start: Instant,
-    inbox: Mutex<VecDeque<Input>>,
+    /// Whether a fault of the queue pairs in use has been reported. The peer's state says less: it recovers also while messages are
+    /// sent again, and before a rail is taken in.
+    has_fault: AtomicBool,
+    inbox: Inbox,
     /// Locked by the worker's thread only.
     work: Mutex<Work>,
-}
-
-/// What has happened.
-#[derive(Debug)]
-enum Input {
-    /// Something of this end has failed, for this reason.
-    Fault(String),
-    /// The peer has sent this.
-    Frame(Frame),
-    /// There is a control connection again.
-    Back,
-    /// The peer has gone.
-    PeerGone,
-    /// Something has changed at a port.
-    PortChanged,
-    /// A queue pair of the device has failed, of this connection or another one.
-    QueuePairFailed,
 }
 
 /// What is under way.
@@ -97,7 +84,8 @@ impl ConnRecovery {
             workers: Arc::clone(&nic.workers),
             job: OnceLock::new(),
             start: Instant::now(),
-            inbox: Mutex::default(),
+            has_fault: AtomicBool::new(false),
+            inbox: Inbox::default(),
             work: Mutex::new(work),
         });
         let job: Weak<Self> = Arc::downgrade(&this);
@@ -119,7 +107,8 @@ impl ConnRecovery {
     /// # Errors
     /// There is no thread that could do it.
     pub fn report(&self, cause: &str) -> Result<()> {
-        if self.peer.set_recovering(true) {
+        self.peer.set_recovering(true);
+        if self.has_fault.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         self.warn_of_fault(cause);
@@ -127,7 +116,7 @@ impl ConnRecovery {
     }
 
     fn put(&self, input: Input) -> Result<()> {
-        lock(&self.inbox).push_back(input);
+        self.inbox.push(input);
         self.job.get().map_or(Ok(()), |job| self.workers.queue(*job))
     }
 
@@ -146,7 +135,7 @@ impl ConnRecovery {
     fn take_in(&self, work: &mut Work, end: &dyn End) -> Result<()> {
         loop {
             // Taken out one by one: the lock is not held while the machine works.
-            let Some(input) = lock(&self.inbox).pop_front() else { return Ok(()) };
+            let Some(input) = self.inbox.pop() else { return Ok(()) };
             let now = self.now();
             match input {
                 Input::Fault(cause) => work.machine.handle_fault(now, &cause),
@@ -157,6 +146,7 @@ impl ConnRecovery {
                 }
                 Input::Back => work.machine.handle_back(now),
                 Input::PeerGone => {}
+                Input::TooMuch => return Err(Error::remote(format!("{} says too much", self.peer.peer()))),
                 Input::PortChanged => self.look_at_ports(work),
                 // Its completions tell, which NCCL may not ask for.
                 Input::QueuePairFailed => end.poll()?,
@@ -182,7 +172,6 @@ impl ConnRecovery {
         match action {
             Action::Send(message) => self.peer.stream().send(message.kind(), message.body()),
             Action::Fence => {
-                self.peer.set_recovering(true);
                 work.is_draining = false;
                 let drained = end.take_qps()?.fence();
                 end.handle_drained(&drained)?;
@@ -205,7 +194,6 @@ impl ConnRecovery {
                 work.machine.handle_resumed(self.now(), attempt, account);
             }
             Action::Drain => {
-                self.peer.set_recovering(true);
                 end.drain()?;
                 work.is_draining = true;
             }
@@ -216,6 +204,21 @@ impl ConnRecovery {
             Action::Fail(reason) => return Err(Error::remote(reason)),
         }
         Ok(())
+    }
+
+    /// The peer has gone, and nothing more will come of the recovery.
+    fn handle_gone(&self, end: &dyn End) {
+        let state = self.peer.state();
+        if !state.is_recovering() || state.is_broken() {
+            return;
+        }
+        if state.has_closed() {
+            // It has all messages.
+            end.handle_closed();
+        } else {
+            // Nobody knows what it has, and no device will tell.
+            self.peer.fail(&self.peer.reason());
+        }
     }
 
     /// Goes on with the new queue pairs. Returns when it is to be called again.
@@ -243,6 +246,7 @@ impl ConnRecovery {
 
     fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
         let (qps, weights) = work.new_qps.take()?;
+        self.has_fault.store(false, Ordering::Release);
         self.nic.watch_queues(&self.peer, qps.queues());
         end.resume(qps, weights, account)
     }
@@ -342,11 +346,8 @@ impl Job for ConnRecovery {
         let end = owner.end();
         let mut work = lock(&self.work);
         if self.peer.is_gone() {
-            // Nothing more will come of it. A peer that has closed in good order while this end has no queue pairs has all messages.
             work.new_qps.discard();
-            if !self.peer.is_broken() && self.peer.is_recovering() {
-                end.handle_closed();
-            }
+            self.handle_gone(end);
             return None;
         }
         if !work.machine.is_running() || work.rails.has_avoided() {
@@ -361,6 +362,10 @@ impl Job for ConnRecovery {
                 None
             }
         }
+    }
+
+    fn handle_panic(&self) {
+        self.peer.fail("an internal error while the connection was being recovered");
     }
 }
 
@@ -378,7 +383,7 @@ impl RecoveryEvents for ConnRecovery {
     fn handle_change(&self, change: &PeerChange) {
         match change {
             PeerChange::Back => self.put_or_fail(Input::Back),
-            PeerChange::Closed(_) | PeerChange::Broken(_) => self.put_or_fail(Input::PeerGone),
+            PeerChange::Unknown(_) | PeerChange::Closed(_) | PeerChange::Broken(_) => self.put_or_fail(Input::PeerGone),
             PeerChange::Lost(_) | PeerChange::Frame(_) => {}
         }
     }

@@ -48,8 +48,11 @@ pub enum PeerChange {
     /// The stream has a control connection again, after [`Self::Lost`] or before this end has noticed that. What this end had sent
     /// before may be lost.
     Back,
-    /// The peer has closed in good order, or does not know the connection. What is under way may still be acknowledged.
+    /// The peer has closed in good order, which it does once all has arrived. What is under way may still be acknowledged.
     Closed(String),
+    /// The peer does not know the connection: it has closed it, in good order or not, or has died. What is under way may still be
+    /// acknowledged, and may be lost.
+    Unknown(String),
     /// The peer has died or given up, for this reason.
     Broken(String),
 }

@@ -196,7 +196,7 @@ impl ControlPlane {
         let change = match end {
             End::Closed | End::Unreachable(_) | End::Lost(_) => PeerChange::Broken(DEAD.into()),
             // Another program has the port.
-            End::Wrong(why) | End::Refused(why) if was_resuming => PeerChange::Closed(unknown(why)),
+            End::Wrong(why) | End::Refused(why) if was_resuming => PeerChange::Unknown(unknown(why)),
             End::Wrong(why) => PeerChange::Broken(why.clone()),
             End::Refused(why) => PeerChange::Broken(format!("the peer gave up: {why}")),
         };

@@ -158,7 +158,7 @@ impl ControlPlane {
         let change = match frame.kind {
             Kind::Resume if was_resuming => return self.tell(id, PeerChange::Back),
             // It may have closed it in good order, so what is under way is left to the device.
-            Kind::Refuse if was_resuming => PeerChange::Closed(unknown(&frame.body_text())),
+            Kind::Refuse if was_resuming => PeerChange::Unknown(unknown(&frame.body_text())),
             Kind::Goodbye if frame.body.is_empty() => PeerChange::Closed("the peer has closed the connection".into()),
             Kind::Goodbye => PeerChange::Broken(format!("the peer gave up: {}", frame.body_text())),
             kind => {

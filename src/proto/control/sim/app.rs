@@ -36,7 +36,7 @@ impl Established {
         self.known = match (change, self.known) {
             (_, Known::Broken) => Known::Broken,
             (PeerChange::Broken(_), _) => Known::Broken,
-            (_, Known::Closed) | (PeerChange::Closed(_), _) => Known::Closed,
+            (_, Known::Closed) | (PeerChange::Closed(_) | PeerChange::Unknown(_), _) => Known::Closed,
             (PeerChange::Lost(_), _) => Known::Lost,
             (PeerChange::Back, _) => Known::Open,
             (PeerChange::Frame(_), known) => known,

@@ -24,7 +24,7 @@ fn streams_that_the_peer_has_closed_cost_the_others_no_attempt() {
     pairs[..63].iter().for_each(|(_, far)| two.far.close(two.now, *far));
     two.dial_again();
     let told = two.told(0);
-    assert_eq!(told.iter().filter(|(_, change)| matches!(change, PeerChange::Closed(_))).count(), 63);
+    assert_eq!(told.iter().filter(|(_, change)| matches!(change, PeerChange::Unknown(_))).count(), 63);
     assert!(told.contains(&(pairs[63].0, PeerChange::Back)));
     assert_eq!(two.told(1), [(pairs[63].1, PeerChange::Back)]);
 }

@@ -211,7 +211,7 @@ fn a_connection_that_the_peer_does_not_know_is_closed() {
     two.far.close(two.now, other.1);
     two.told(0);
     two.dial_again();
-    let unknown = PeerChange::Closed(frames::unknown(NO_CONNECTION));
+    let unknown = PeerChange::Unknown(frames::unknown(NO_CONNECTION));
     assert_eq!(two.told(0), [(one.0, PeerChange::Back), (other.0, unknown)]);
 }
 
