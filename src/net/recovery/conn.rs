@@ -383,7 +383,12 @@ impl RecoveryEvents for ConnRecovery {
     fn handle_change(&self, change: &PeerChange) {
         match change {
             PeerChange::Back => self.put_or_fail(Input::Back),
-            PeerChange::Unknown(_) | PeerChange::Closed(_) | PeerChange::Broken(_) => self.put_or_fail(Input::PeerGone),
+            // While the connection runs there is nothing to be done about it, and no thread is started.
+            PeerChange::Unknown(_) | PeerChange::Closed(_) | PeerChange::Broken(_) => {
+                if self.peer.is_recovering() {
+                    self.put_or_fail(Input::PeerGone);
+                }
+            }
             PeerChange::Lost(_) | PeerChange::Frame(_) => {}
         }
     }

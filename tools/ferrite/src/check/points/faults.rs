@@ -17,6 +17,8 @@ use crate::transport::buffer::Buffer;
 
 /// Retries that last half a second.
 const QUICK: (&str, &str) = ("NCCL_IB_TIMEOUT", "14");
+/// How long a transport that recovers connections by itself tries it, if it knows this variable.
+const GIVE_UP: (&str, &str) = ("FERRITE_GIVE_UP", "2");
 const SHORT: (&str, &str) = ("SOFTRNIC_FAULTS", "port-down=40ms device=softrnic0 message=60 times=1");
 const DOWN: (&str, &str) = ("SOFTRNIC_FAULTS", "port-down device=softrnic0 message=60 times=1");
 const ERROR: (&str, &str) = ("SOFTRNIC_FAULTS", "qp-error device=softrnic0 message=60 times=1");
@@ -29,7 +31,7 @@ pub(super) const POINTS: &[Point] = &[
         claim: "a port that goes down, a queue pair or a device that fails: all data right, or an error at both ends in time",
         trial: Trial::Steps(&[
             Step { env: Env { vars: &[QUICK, SHORT], timeout_s: 40, ..BOTH_RANKS }, run: survive },
-            Step { env: Env { vars: &[QUICK, DOWN], timeout_s: 40, ..BOTH_RANKS }, run: survive },
+            Step { env: Env { vars: &[QUICK, DOWN, GIVE_UP], timeout_s: 40, ..BOTH_RANKS }, run: survive },
             Step { env: Env { vars: &[QUICK, ERROR], timeout_s: 40, ..BOTH_RANKS }, run: survive },
             Step { env: Env { vars: &[QUICK, FATAL], timeout_s: 40, ..BOTH_RANKS }, run: survive },
         ]),

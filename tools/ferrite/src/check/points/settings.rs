@@ -23,6 +23,8 @@ const QPS: &str = "NCCL_IB_QPS_PER_CONNECTION";
 const SPLIT: &str = "NCCL_IB_SPLIT_DATA_ON_QPS";
 const TIMEOUT: &str = "NCCL_IB_TIMEOUT";
 const RETRIES: &str = "NCCL_IB_RETRY_CNT";
+/// A transport that recovers connections by itself is not to do so, if it knows this variable.
+const NO_FAILOVER: (&str, &str) = ("FERRITE_FAILOVER", "0");
 const GID: &str = "NCCL_IB_GID_INDEX";
 
 pub(super) const POINTS: &[Point] = &[
@@ -49,8 +51,8 @@ pub(super) const POINTS: &[Point] = &[
             Step { env: Env { vars: &[(QPS, "3")], ..RANK0_ONLY }, run: queue_pairs },
             Step { env: Env { vars: &[(QPS, "2"), (SPLIT, "1")], ..RANK0_ONLY }, run: split },
             Step { env: Env { vars: &[(QPS, "2"), (SPLIT, "0")], ..RANK0_ONLY }, run: not_split },
-            Step { env: Env { vars: &[(TIMEOUT, "16"), (RETRIES, "1")], ..RANK0_ONLY }, run: patient },
-            Step { env: Env { vars: &[(TIMEOUT, "10"), (RETRIES, "0")], ..RANK0_ONLY }, run: hasty },
+            Step { env: Env { vars: &[(TIMEOUT, "16"), (RETRIES, "1"), NO_FAILOVER], ..RANK0_ONLY }, run: patient },
+            Step { env: Env { vars: &[(TIMEOUT, "10"), (RETRIES, "0"), NO_FAILOVER], ..RANK0_ONLY }, run: hasty },
             Step { env: Env { vars: &[(GID, "0")], ..RANK0_ONLY }, run: link_local },
             Step { env: Env { vars: &[(GID, "7")], ..RANK0_ONLY }, run: no_such_gid },
             Step { env: Env { vars: &[(TIMEOUT, "banana")], ..RANK0_ONLY }, run: nonsense },

@@ -19,6 +19,8 @@ use crate::transport::local_conn::LocalConn;
 
 /// Retries that are over in half a second.
 const QUICK: (&str, &str) = ("NCCL_IB_TIMEOUT", "14");
+/// A transport that recovers connections by itself is not to do so, if it knows this variable.
+const NO_FAILOVER: (&str, &str) = ("FERRITE_FAILOVER", "0");
 /// Longest that a close may take, on a machine with other work.
 const BOUND: Duration = Duration::from_secs(2);
 /// Tests of a request that has failed.
@@ -37,7 +39,7 @@ pub(super) const POINTS: &[Point] = &[
         number: 50,
         name: "failed-again",
         claim: "a request that has failed says the same a million times, without flooding the log",
-        trial: Trial::Steps(&[Step { env: Env { vars: &[QUICK], timeout_s: 40, ..RANK0_ONLY }, run: failed_again }]),
+        trial: Trial::Steps(&[Step { env: Env { vars: &[QUICK, NO_FAILOVER], timeout_s: 40, ..RANK0_ONLY }, run: failed_again }]),
     },
     Point {
         number: 51,
