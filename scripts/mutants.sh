@@ -13,7 +13,7 @@ export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/mutants
 log=$copy/log
 
 simulate() {
-    (cd "$copy" && cargo test -p nccl-net-ferrite --lib --locked --quiet -- proto::sim proto::control proto::frame) >"$log" 2>&1
+    (cd "$copy" && cargo test -p nccl-net-ferrite --lib --locked --quiet -- proto::sim proto::recovery proto::control proto::frame) >"$log" 2>&1
 }
 
 simulate || die "the simulator fails without a bug: $(tail -n 5 "$log")"
@@ -85,6 +85,49 @@ plant control/plane/frames.rs "backlog(conn) < 2 * MAX_BACKLOG" "backlog(conn) <
 plant control/plane/frames.rs "self.transmit(conn, &Frame::text(Kind::Goodbye, secret, &why));" "" "the peer of an unexpected frame is not told"
 plant control/stream.rs "!std::mem::replace(&mut self.has_commit, true)" "!self.is_committed()" "a commit that was taken is implied again"
 plant frame.rs "self.bytes[CHECKSUM] != checksum" "false && self.bytes[CHECKSUM] != checksum" "a frame with a wrong secret is taken"
+
+# In the recovery of a connection.
+plant recovery/machine/transitions.rs "QueuePairs::InUse => self.job" "QueuePairs::InUse if self.role == Role::Receiver => self.queue_pairs = QueuePairs::None, QueuePairs::InUse => self.job" "the receiver lists what is missing before it is fenced"
+plant recovery/machine/transitions.rs "QueuePairs::InUse => self.job" "QueuePairs::InUse if self.role == Role::Sender => self.queue_pairs = QueuePairs::None, QueuePairs::InUse => self.job" "the sender makes an offer before it is fenced"
+plant recovery/machine/transitions.rs "self.due.discard = true;" "" "queue pairs of an attempt that was given up stay"
+plant recovery/machine/mod.rs "if attempt < self.attempt {" "if false {" "a frame of an earlier attempt is obeyed"
+plant recovery/machine/mod.rs "State::Creating && attempt == self.attempt" "State::Creating || attempt != self.attempt" "queue pairs of an earlier attempt are offered"
+plant recovery/machine/mod.rs "self.due.ports |= is_partial;
+                self.due.frame = self.frame.is_some();" "self.due.ports |= is_partial;" "the account is not said again on the next control connection"
+plant recovery/machine/mod.rs "self.due.halt = true;
+                self.due.frame = self.frame.is_some();" "self.due.halt = true;" "an offer, an answer or a ready is not said again on the next control connection"
+plant recovery/machine/mod.rs "State::Running | State::Draining { .. } => self.due.ports = true," "State::Running | State::Draining { .. } => {}" "the peer is not told that a rail is back"
+plant recovery/machine/transitions.rs "_ if self.trouble.as_ref().is_some_and(is_over) => self.fail(now)," "_ if false => self.fail(now), _ if self.trouble.as_ref().is_some_and(is_over) => {}" "a connection without a path is never given up"
+plant recovery/machine/transitions.rs "if self.arrived != Some(self.arriving) || self.has_usable_changed {" "if false {" "a connection is given up although messages arrive"
+plant recovery/machine/transitions.rs "if self.arrived != Some(self.arriving) || self.has_usable_changed {" "if true {" "recoveries after which nothing arrives go on for ever"
+plant recovery/machine/transitions.rs "self.pause = now + pause(trouble.attempts);" "" "attempts follow each other without a pause"
+plant recovery/machine/mod.rs "self.trouble = None;
+            self.take_in(now);" "self.take_in(now);" "an idle connection with a rail over which nothing comes through is given up"
+plant recovery/machine/transitions.rs "trouble.since = now;
+        }" "}" "the receiver gives an idle connection up because the sender tries a rail again and again"
+plant recovery/rail_history.rs "0 | 1 => Duration::ZERO" "0..=9 => Duration::ZERO" "a rail that falls often is taken in at once"
+plant recovery/receiver.rs "arrival.reset();" "" "what has arrived of a missing message still counts"
+plant arrival.rs "*self = Self::new(self.request, self.index, self.posted);" "*self = Self { qps: self.qps, ..Self::new(self.request, self.index, self.posted) };" "the queue pairs over which some of a missing message came still count"
+plant arrival.rs "*self = Self::new(self.request, self.index, self.posted);" "*self = Self { stripes: self.stripes, ..Self::new(self.request, self.index, self.posted) };" "the stripes that came of a missing message still count"
+plant arrival.rs "*self = Self::new(self.request, self.index, self.posted);" "*self = Self { known: self.known, length: self.length, ..Self::new(self.request, self.index, self.posted) };" "the length that came of a missing message still counts"
+plant recovery/receiver.rs "if arrival.pending {" "if arrival.pending || !missing.is_empty() {" "a message that has arrived is listed"
+plant recovery/receiver.rs "if arrival.pending {" "if arrival.pending && arrival.stripes == 0 {" "a message of which a part has arrived is not listed"
+plant recovery/receiver.rs "if arrival.pending {" "if arrival.pending && self.window.is_sent(slot.index()) {" "a message whose clear-to-send was held back is not listed"
+plant recovery/receiver.rs "Account { oldest, next, missing }" "Account { oldest, next: next.wrapping_add(1), missing }" "an account is one message too long"
+plant recovery/receiver.rs "Account { oldest, next, missing }" "Account { oldest, next: next.wrapping_sub(1), missing }" "an account is one message too short"
+plant recovery/receiver.rs "self.striping = striping;" "" "the receiver expects the stripes of earlier queue pairs"
+plant recovery/receiver.rs "self.keep_rails();" "" "the rails of what had arrived before are forgotten"
+plant cts_window.rs "(self.unsent, self.outstanding) = (self.next, missing);" "self.outstanding = missing;" "clear-to-sends that an account has told are written again"
+plant recovery/account.rs "to.u16(cts.seq.wrapping_sub(self.oldest) as u16)" "to.u16(cts.seq.saturating_sub(self.oldest) as u16)" "sequence numbers of an account do not wrap"
+plant recovery/sender.rs "request.pending_stripes = striping.stripe_count(replay.length);" "" "a request whose message is missing is complete"
+plant recovery/sender.rs "replays.push(Replay { request: id, addr: request.addr, length, missing: *missing });" "if request.pending_stripes > 0 { replays.push(Replay { request: id, addr: request.addr, length, missing: *missing }); }" "a message that was acknowledged and is missing is not sent again"
+plant recovery/sender.rs "return Err(Unapplied::Lost { seq: cts.seq });" "continue;" "a message that is lost is passed over"
+plant recovery/sender.rs "head = cts.seq;" "" "clear-to-sends of an account are not used"
+plant recovery/sender.rs "(self.striping, self.weights) = (striping, weights);" "self.weights = weights;" "the sender cuts messages for earlier queue pairs"
+plant recovery/sender.rs "self.requests.live_mut().for_each(|(_, request)| request.pending_stripes = 0);" "" "sends stay incomplete when the receiver has closed in good order"
+plant recovery/replay.rs "self.extra[cts.seq as usize % RING_SLOTS] = (cts.seq, *extra);" "let _ = extra;" "the keys of an account are not used"
+plant stripe.rs "self.numbers.at(self.place_of(qp))" "self.place_of(qp)" "the place of a rail is taken for its number"
+plant sim/recovery/worker.rs "completion.status == Status::Success" "completion.status == Status::RetryExceeded" "completions that come while queue pairs are fenced are passed over"
 
 echo "$((planted - missed)) of $planted planted bugs found"
 [ "$missed" = 0 ]

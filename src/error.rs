@@ -37,6 +37,8 @@ pub struct Detail {
     pub is_logged: bool,
     /// Whether new queue pairs may cure it: the path, the port or a queue pair has failed, and not the memory or the program.
     pub is_recoverable: bool,
+    /// The number of the rail of a connection that it concerns, if it is of one.
+    pub rail: Option<u8>,
 }
 
 /// Result with [`Error`].
@@ -45,7 +47,15 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     #[cold]
     fn new(class: Class, operation: String, errno: Option<i32>) -> Self {
-        Self(Box::new(Detail { class, operation, errno, context: String::new(), is_logged: false, is_recoverable: false }))
+        Self(Box::new(Detail {
+            class,
+            operation,
+            errno,
+            context: String::new(),
+            is_logged: false,
+            is_recoverable: false,
+            rail: None,
+        }))
     }
 
     /// A bug, in Ferrite or in its caller.
@@ -118,6 +128,13 @@ impl Error {
     #[must_use]
     pub fn recoverable(mut self) -> Self {
         self.0.is_recoverable = true;
+        self
+    }
+
+    /// The same error, which concerns rail number `rail`.
+    #[must_use]
+    pub fn on_rail(mut self, rail: u8) -> Self {
+        self.0.rail = Some(rail);
         self
     }
 

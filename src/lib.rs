@@ -76,14 +76,23 @@
 //! that does not dial. Forked children keep no control sockets ([`net::control::fork`]), so that a process's death is seen when
 //! it dies and not when its forked workers do.
 //!
+//! ## Recovery
+//!
+//! After a fault of a port, a path or a queue pair both ends destroy all queue pairs of the connection and make new ones, over the rails
+//! that both can use then ([`proto::recovery`]). The receiver says which messages have not arrived, and the sender sends those again.
+//! Nothing old can be written any more when anything new begins, so no buffer changes after NCCL has been told that it is complete. What
+//! takes long is done by [`net::control::workers`], whose threads exist only while there is something to recover. For operators:
+//! docs/failover.md.
+//!
 //! ## Threads
 //!
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
 //! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::data::exclusive_cell::ExclusiveCell`],
 //! the rest is immutable or behind a lock. The data path allocates nothing, takes no lock and makes no system call of its
-//! own. Ferrite's only threads are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
+//! own. Ferrite's only threads in healthy times are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
 //! waits for device events and clears away what an abort has left half-made; one of them also drives the control connections and
-//! serves the port, from the first `listen` on. The library is never unmapped (`-z nodelete`).
+//! serves the port, from the first `listen` on. Up to four threads recover connections while there is one to recover; they enter a
+//! communicator for short moments, in which NCCL's thread waits. The library is never unmapped (`-z nodelete`).
 //!
 //! ## Where things are decided
 //!
@@ -95,6 +104,7 @@
 //! | which connections share a control connection, and when does it end? | [`proto::control::plane`], [`proto::control::pool`] |
 //! | who is let in at the port, and how many may wait there? | [`proto::control::acceptor`] |
 //! | what becomes of connections whose control connection is lost? | [`proto::control::plane`], [`proto::control::redial`], [`net::data::probe`] |
+//! | what happens after a fault, in which order, and when is it given up? | [`proto::recovery`], [`net::recovery`] |
 //! | which lock is taken first? | [`net::control`] |
 //! | what bounds a connection that NCCL has abandoned during set-up? | [`net::setup`] |
 //! | how are queue pairs connected, and how often is it tried? | [`net::qp::connect`] |
@@ -113,6 +123,8 @@
 //!
 //! | term | meaning |
 //! |---|---|
+//! | account | the receiver's list of the messages that have not arrived, during a recovery |
+//! | attempt | one try to recover a connection; attempts are numbered, and 0 is its set-up |
 //! | card | what libibverbs opens as one device: an RDMA card, or a PCI function of one |
 //! | clear-to-send (CTS) | 32 or 64 bytes that tell the sender a receive buffer: address, keys, size, tag, sequence number |
 //! | communicator | NCCL's send or receive end of a connection: `sendComm`, `recvComm` |
@@ -123,6 +135,7 @@
 //! | doorbell | the write to a device that makes it look for new work requests |
 //! | ECE | enhanced connection establishment: vendor's options that two devices agree on |
 //! | endpoint | the description of one end of a connection that the peer is told |
+//! | fence | the end of queue pairs: to state ERROR, all completions taken in, destroyed |
 //! | FLID | the LID under which other InfiniBand subnets address a port |
 //! | flush | an RDMA READ to this process itself, after which received data is in GPU memory |
 //! | GID | a port's 128-bit address; the GID table of a port has several |
@@ -139,6 +152,7 @@
 //! | queue pair (QP) | a send and a receive queue, connected to one of the peer; states RESET, INIT, RTR, RTS, ERROR |
 //! | queue pair index | the number of a queue pair within its connection |
 //! | rail | a port that carries part of a connection; rail *i* of one end is connected to rail *i* of the other |
+//! | recovery | new queue pairs for a connection after a fault, and what has not arrived sent again |
 //! | request | what `isend`, `irecv` and `iflush` give to NCCL for `test`; at most 256 at a time |
 //! | ring | the memory of the sender that clear-to-sends are written to, with a place for each of 512 |
 //! | RoCE | RDMA over Ethernet |

@@ -17,6 +17,8 @@ use testkit::wait_until;
 struct Noting(Mutex<Vec<String>>);
 
 impl RecoveryEvents for Noting {
+    fn handle_fault(&self, _: &str) {}
+
     fn handle_frame(&self, frame: Frame) {
         self.0.lock().expect("no panic").push(format!("{:?} of {} bytes", frame.kind, frame.body.len()));
     }

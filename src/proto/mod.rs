@@ -20,8 +20,8 @@
 //!
 //! Every clear-to-send has a 32-bit sequence number; its slot in the ring is that number modulo [`RING_SLOTS`]. The immediate
 //! carries only the slot. That is unambiguous as long as the next clear-to-send in the same slot is written only after the
-//! message of the one before has arrived. [`recv::RecvFlow`] sees to that. A peer that resends after a fault would have to agree on
-//! full sequence numbers first, and to have destroyed the queue pairs from which late writes could come.
+//! message of the one before has arrived. [`recv::RecvFlow`] sees to that. After a fault, what is missing is named by full sequence
+//! numbers, once the queue pairs from which late writes could come are destroyed: see [`recovery`].
 //!
 //! | file | what |
 //! |---|---|
@@ -32,7 +32,7 @@
 //! | `requests`, `send_queue` | the table of requests; the space in send queues |
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `codec` | the control messages |
-//! | `sim`, `malformed_input` | tests: two flows over a simulated fabric with faults; peers that say anything |
+//! | `sim`, `malformed_input` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything |
 #![forbid(unsafe_code)]
 
 mod arrival;

@@ -45,9 +45,9 @@ pub struct RecvFlow {
     pub(super) window: CtsWindow,
     requests: Requests<RecvRequest>,
     /// The rails of the connection.
-    all_rails: RailMask,
+    pub(super) all_rails: RailMask,
     /// By slot, the rails over which messages have come that had arrived before the last account.
-    earlier_rails: Vec<RailMask>,
+    pub(super) earlier_rails: Vec<RailMask>,
 }
 
 impl RecvFlow {
@@ -152,22 +152,6 @@ impl RecvFlow {
         let is_it = |slot: &SlotIndex| is_full(&self.arrivals[slot.index()]) && self.shadow.address(*slot) == addr;
         let Some(slot) = slots.find(is_it) else { return all };
         self.rails_of_slot(slot.index()).0.into()
-    }
-
-    /// The rails over which the message in `slot` has come.
-    fn rails_of_slot(&self, slot: usize) -> RailMask {
-        let arrived = self.arrivals[slot].qps;
-        if arrived == 0 {
-            return self.earlier_rails.get(slot).copied().unwrap_or(self.all_rails);
-        }
-        let qps = (0..self.striping.qp_count()).filter(|qp| arrived & 1 << qp != 0);
-        qps.fold(RailMask::NONE, |rails, qp| rails | RailMask::only(self.striping.rail_of(QpIndex(qp))))
-    }
-
-    /// Notes the rails of the messages that have arrived, before the queue pairs are others.
-    pub(super) fn keep_rails(&mut self) {
-        self.earlier_rails = (0..RING_SLOTS).map(|slot| self.rails_of_slot(slot)).collect();
-        self.arrivals.iter_mut().filter(|arrival| !arrival.pending).for_each(|arrival| arrival.qps = 0);
     }
 
     /// A poll of the completion queue found nothing; request `tested` is what NCCL tests.

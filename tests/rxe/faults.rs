@@ -5,7 +5,7 @@ use crate::common::log::log;
 use crate::common::pattern;
 use crate::common::process::pair;
 use crate::data::{carries, works};
-use crate::guest::{Case, is_worker, network, shell};
+use crate::guest::{Case, is_worker, network, network_command, shell};
 use ferrite::error::Error;
 use ferrite::error::Result;
 use ferrite::nccl::abi;
@@ -15,6 +15,7 @@ use ferrite::transport::deadline::Deadline;
 use ferrite::transport::deadline::finished;
 use ferrite::transport::deadline::posted;
 use serde::{Deserialize, Serialize};
+use std::process::Command;
 use std::time::Duration;
 use testkit::crash::{die, in_child_that_dies};
 use testkit::wait_until;
@@ -24,6 +25,10 @@ const BYTES: usize = 20_000;
 const BEFORE: usize = 50;
 /// Messages after it that may still come; the log tells more than their number if it does nothing.
 const ENOUGH: usize = 2000;
+/// Messages after a fault that passes.
+const AFTER: usize = 300;
+/// How long the connection may take to recover in a virtual machine without hardware support, and the messages after that.
+const RECOVERY: Duration = Duration::from_secs(90);
 /// How long the side that the device tells nothing may wait. The transport of NCCL 2.21.5 would do so for ever.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -86,9 +91,55 @@ fn stream(case: &Case, worker: &mut WorkerCtx, fault: impl FnOnce()) -> Result<E
     Ok(End { messages, code, log: log() })
 }
 
-/// The device gives up after fractions of a second. Seven tries would be endless: rxe takes that number so.
+/// The device gives up after fractions of a second, and that ends the connection. Seven tries would be endless: rxe takes that number
+/// so.
 fn impatient(case: &Case) -> Setting {
-    case.setting().env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "3")
+    case.setting().env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "3").env("FERRITE_FAILOVER", "0")
+}
+
+/// Rank 0 sends checked messages to rank 1. After some of them the shell `command` is begun, which does not have to end before they
+/// go on. All of them arrive.
+fn outlasts(case: &Case, command: &str) -> Result<()> {
+    pair(&case.setting(), |worker| {
+        let bench = Bench::open(worker, case.transport()?, 1 << 16)?;
+        let mut deadline = Deadline::new("a message after the fault", RECOVERY);
+        let mut fault = None;
+        for message in 0..BEFORE + AFTER {
+            let bytes = pattern(message, BYTES);
+            if worker.rank() == 1 {
+                let receive = posted(&mut deadline, || bench.link.recv.receive(&bench.into, 0, BYTES, 0))?;
+                finished(&mut deadline, receive, &mut [0])?;
+                assert!(bench.into.memory().read(0, BYTES)? == bytes, "message {message} is wrong");
+                continue;
+            }
+            if message == BEFORE {
+                fault = Some(Command::new("sh").args(["-ec", command]).spawn().expect("a shell"));
+            }
+            bench.out.memory().write(0, &bytes)?;
+            let send = posted(&mut deadline, || bench.link.send.send(&bench.out, 0, BYTES, 0))?;
+            finished(&mut deadline, send, &mut [0])?;
+        }
+        if let Some(mut fault) = fault {
+            assert!(fault.wait().expect("it is a child").success(), "{command}");
+        }
+        // One of the two may have written the line that it recovers, and the other one that it goes on.
+        is_logged("goes on");
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+/// A link goes down in mid-run and comes back: the connection goes on by itself.
+pub(crate) fn link_flap(case: &Case) -> Result<()> {
+    let network = network_command("ways");
+    outlasts(case, &format!("ip link set veth0 down; sleep 0.5; ip link set veth0 up; {network}"))
+}
+
+/// For a second all packets vanish without any event of a device.
+pub(crate) fn black_hole_that_ends(case: &Case) -> Result<()> {
+    let all = |what: &str| format!("for i in 0 1; do tc qdisc {what}; done");
+    let (add, del) = (all("add dev veth$i root netem loss 100%"), all("del dev veth$i root"));
+    outlasts(case, &format!("{add}; sleep 1; {del}"))
 }
 
 /// One packet in a hundred is lost, one in a thousand overtakes others.

@@ -79,7 +79,12 @@ pub(crate) fn shell(command: &str) -> String {
 
 /// `network.sh COMMAND`.
 pub(crate) fn network(command: &str) {
-    shell(&format!(concat!("'", env!("CARGO_MANIFEST_DIR"), "/tests/rxe/network.sh' {}"), command));
+    shell(&network_command(command));
+}
+
+/// The same as a command of the shell.
+pub(crate) fn network_command(command: &str) -> String {
+    format!(concat!("'", env!("CARGO_MANIFEST_DIR"), "/tests/rxe/network.sh' {}"), command)
 }
 
 fn printed(command: &mut Command) -> String {

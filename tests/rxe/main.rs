@@ -61,6 +61,8 @@ tests! {
     faults::loss_and_reordering: [plugin] [deep stock];
     faults::black_hole: [plugin] [deep stock];
     faults::link_down: [plugin] [deep stock];
+    faults::link_flap: [plugin];
+    faults::black_hole_that_ends: [plugin];
     faults::peer_killed: [plugin] [deep stock];
     rails::one_device_of_two_rails: [plugin stock];
     resources::everything_is_given_back: [plugin] [deep stock];

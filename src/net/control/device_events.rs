@@ -103,7 +103,9 @@ impl DeviceEvents {
             AsyncEvent::CompletionQueueError(_) => {
                 let reason = format!("{name}: a completion queue has failed");
                 match owner {
-                    CqOwner::Known(peer) if peer.handle_queue_failure(&reason) => log::warn!("{reason}; {}", recovered(1)),
+                    CqOwner::Known(peer) if peer.handle_queue_failure(&reason) => {
+                        log::warn!("{reason}; {}", recovered(1))
+                    }
                     CqOwner::Known(peer) => self.fail(
                         &reason,
                         &format!("the connection to {} ends", peer.peer()),

@@ -92,7 +92,8 @@ impl Workers {
 
     fn start(self: &Arc<Self>, state: &mut State) -> Result<()> {
         let run = Arc::clone(self);
-        let started = without_signals(|| std::thread::Builder::new().name("ferrite-recover".into()).spawn(move || run.run()));
+        let started =
+            without_signals(|| std::thread::Builder::new().name("ferrite-recover".into()).spawn(move || run.run()));
         match started {
             Ok(_) => state.threads += 1,
             Err(e) if state.threads == 0 => return Err(Error::io("starting the thread that recovers connections", &e)),
@@ -123,7 +124,8 @@ impl Workers {
                 state.threads -= 1;
                 return;
             }
-            let until = state.due.first().map_or(limit, |(due, _)| if state.threads > 1 { limit.min(*due) } else { *due });
+            let until =
+                state.due.first().map_or(limit, |(due, _)| if state.threads > 1 { limit.min(*due) } else { *due });
             state.idle += 1;
             let pause = until.saturating_duration_since(now);
             state = self.has_work.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
@@ -245,7 +247,9 @@ mod tests {
         let (removed, dropped) = (job(), job());
         let ids = [add(&workers, &removed), add(&workers, &dropped)];
         ids.iter().for_each(|id| workers.queue(*id).expect("a thread"));
-        wait_until("it runs again", || removed.runs.load(Ordering::SeqCst) > 3 && dropped.runs.load(Ordering::SeqCst) > 3);
+        wait_until("it runs again", || {
+            removed.runs.load(Ordering::SeqCst) > 3 && dropped.runs.load(Ordering::SeqCst) > 3
+        });
         workers.remove(ids[0]);
         drop(dropped);
         wait_until("nothing is left", || workers.lock().jobs.is_empty() && Arc::strong_count(&removed) == 1);

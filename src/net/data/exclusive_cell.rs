@@ -15,6 +15,8 @@ pub struct ExclusiveCell<T> {
     state: UnsafeCell<T>,
 }
 
+/// A pause between two attempts to enter. To yield would not do: a thread that yields comes last on a busy machine.
+const PAUSE: Duration = Duration::from_micros(20);
 /// How long a thread that recovers the connection waits for NCCL's to leave. NCCL's stays for microseconds, unless it is stopped,
 /// or has panicked inside and will never leave.
 const VISIT_LIMIT: Duration = Duration::from_secs(10);
@@ -59,7 +61,7 @@ impl<T> ExclusiveCell<T> {
                 is_free = false;
                 break;
             }
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
         }
         let result = if is_free {
             // SAFETY: as in `enter`.
@@ -89,7 +91,7 @@ impl<T> ExclusiveCell<T> {
             if visits.is_multiple_of(2) && self.visits.load(Ordering::SeqCst) == visits {
                 return Err(occupied());
             }
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
         }
     }
 }

@@ -38,7 +38,10 @@ impl End for RecvComm {
 
     fn handle_drained(&self, drained: &Drained) -> Result<()> {
         self.path.visit(|path| {
-            drained.arrivals.iter().try_for_each(|(qp, imm)| Ok(path.flow.handle_immediate(*qp, Imm::from_bits(*imm))?))
+            drained
+                .arrivals
+                .iter()
+                .try_for_each(|(qp, imm)| Ok(path.flow.handle_immediate(*qp, Imm::from_bits(*imm))?))
         })
     }
 
@@ -157,7 +160,10 @@ impl RecvPath {
         match self.cts_sender.probe.outstanding_for() {
             Some(waited) if waited > limit => {
                 self.stall.back_off();
-                let text = format!("clear-to-sends have not been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
+                let text = format!(
+                    "clear-to-sends have not been acknowledged for {} ms (FERRITE_STALL_MS)",
+                    waited.as_millis()
+                );
                 self.handle_failure(peer, Error::remote(text).recoverable())
             }
             _ => Ok(()),

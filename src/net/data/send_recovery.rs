@@ -157,7 +157,9 @@ impl SendPath {
     #[cold]
     #[inline(never)]
     pub(super) fn check_stall(&mut self) -> Result<()> {
-        let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else { return Ok(()) };
+        let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else {
+            return Ok(());
+        };
         let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes)) else { return Ok(()) };
         let text = format!("no data has been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
         self.handle_failure(Error::remote(text).recoverable())
@@ -178,7 +180,9 @@ impl SendPath {
             let Some((transfer, addr)) = self.flow.poll_replay() else { break };
             let lkeys = self.nic.lkeys_at(addr, transfer.length).ok_or_else(|| {
                 let length = transfer.length;
-                Error::argument(format!("{length} bytes at {addr:#x} are to be sent again, but are not registered any more"))
+                Error::argument(format!(
+                    "{length} bytes at {addr:#x} are to be sent again, but are not registered any more"
+                ))
             })?;
             let lkey = |rail: u8| lkeys.get(usize::from(rail)).copied().unwrap_or_default();
             if let Err(e) = self.post(addr, lkey, transfer) {

@@ -227,16 +227,12 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn send_fast(
-        &mut self,
-        addr: u64,
-        length: u32,
-        tag: u32,
-        memory: &MrHandle,
-    ) -> Result<Option<RequestId>> {
+    fn send_fast(&mut self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else { return Ok(None) };
+        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else {
+            return Ok(None);
+        };
         let id = transfer.id;
         let posted = match transfer.as_single() {
             Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm),
@@ -255,19 +251,15 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn send(
-        &mut self,
-        addr: u64,
-        length: u32,
-        tag: u32,
-        memory: &MrHandle,
-    ) -> Result<Option<RequestId>> {
+    fn send(&mut self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         if !self.has_room(length) {
             return Ok(None);
         }
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else { return Ok(None) };
+        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else {
+            return Ok(None);
+        };
         let id = transfer.id;
         self.send_in_parts(addr, memory, transfer).map(|()| Some(id))
     }

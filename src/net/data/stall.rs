@@ -14,7 +14,7 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Data may take this many times as long as at the rails' nominal speed.
 const SLACK: u32 = 50;
 /// The limit is never more than this many times the first one.
-const MAX_FACTOR: u32 = 64;
+const MAX_FACTOR: u32 = 8;
 
 /// How long one message has been the oldest one under way.
 #[derive(Debug)]

@@ -72,7 +72,14 @@ impl Nic {
                 cards.push(Arc::clone(&rail.card));
             }
         }
-        Self { name, rails, cards, config: Arc::clone(config), workers: Arc::clone(workers), notices: Notices::default() }
+        Self {
+            name,
+            rails,
+            cards,
+            config: Arc::clone(config),
+            workers: Arc::clone(workers),
+            notices: Notices::default(),
+        }
     }
 
     /// Its first rail.

@@ -37,7 +37,8 @@ struct Ends<'a> {
     local: &'a LocalAddress,
     far: &'a RailEnd,
     remote: &'a Endpoint,
-    /// Which of the rails in use it is.
+    /// The rail's number, and which of the rails in use it is.
+    number: u8,
     place: usize,
 }
 
@@ -51,7 +52,8 @@ struct Attempts {
 }
 
 impl InitQpSet {
-    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Its packets have `traffic_class`.
+    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Its packets have `traffic_class`. An attempt
+    /// that fails is repeated as `retries` says.
     ///
     /// # Errors
     /// There are fewer queue pairs than `terms` say.
@@ -61,6 +63,7 @@ impl InitQpSet {
         remote: Endpoint,
         terms: &Negotiated,
         traffic_class: u8,
+        retries: Retries,
     ) -> Result<ConnectingQpSet> {
         self.truncate(terms);
         let striping = terms.striping;
@@ -83,7 +86,7 @@ impl InitQpSet {
         let queue = rails.first().map(|on| on.queue.clone()).ok_or_else(|| Error::internal("no rail"))?;
         let qps = Vec::with_capacity(waiting.len());
         let connected = QpSet { queue, qps, rails, name: nic.name.clone(), striping, remote };
-        let attempts = Attempts::new(nic.config.retries);
+        let attempts = Attempts::new(retries);
         Ok(ConnectingQpSet { endpoint: self.endpoint, connected, waiting, traffic_class, attempts })
     }
 
@@ -130,7 +133,7 @@ impl ConnectingQpSet {
                 }
                 Err(failed) => {
                     let ConnectError { qp, error } = *failed;
-                    self.attempts.fail(&ends, error)?;
+                    self.attempts.fail(&ends, error).map_err(|e| e.on_rail(ends.number))?;
                     self.waiting.push(qp);
                 }
             }
@@ -159,7 +162,7 @@ impl<'a> Ends<'a> {
         let place = usize::from(qps.striping.place_of(index));
         let on = qps.rails.get(place)?;
         let (rail, local) = (nic.rails.get(usize::from(on.number))?, &on.address);
-        Some(Self { rail, local, far: qps.remote.rails.get(place)?, remote: &qps.remote, place })
+        Some(Self { rail, local, far: qps.remote.rails.get(place)?, remote: &qps.remote, number: on.number, place })
     }
 
     /// The far end, for messages.

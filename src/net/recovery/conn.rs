@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 
 /// How often the ports are looked at while the connection does not run: not every change of a port is reported as an event.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The same when it has not run for seconds.
+const LOOK_SELDOM: Duration = Duration::from_millis(200);
 /// How often it is said that a connection does not run.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 /// How often it is asked whether all messages that have begun are acknowledged.
@@ -39,8 +41,6 @@ pub struct ConnRecovery {
     nic: Arc<Nic>,
     peer: Arc<PeerState>,
     terms: Negotiated,
-    role: Role,
-    rails: ConnRails,
     owner: OnceLock<Weak<dyn Owner>>,
     workers: Arc<Workers>,
     job: OnceLock<JobId>,
@@ -73,31 +73,26 @@ struct Work {
     machine: Recovery,
     /// Whether the end is asked for messages that have not been acknowledged.
     is_draining: bool,
+    /// Since when it does not run.
+    stopped: Option<Instant>,
     /// When it is said next that the connection does not run.
     next_warning: Option<Instant>,
+    rails: ConnRails,
     new_qps: NewQps,
 }
 
 impl ConnRecovery {
     /// The recovery of a connection on `terms` that runs on `qps`. It begins with [`Self::start`].
-    pub fn new(
-        nic: &Arc<Nic>,
-        peer: &Arc<PeerState>,
-        terms: &Negotiated,
-        role: Role,
-        qps: &QpSet,
-    ) -> Arc<Self> {
+    pub fn new(nic: &Arc<Nic>, peer: &Arc<PeerState>, terms: &Negotiated, role: Role, qps: &QpSet) -> Arc<Self> {
         let rails = ConnRails::of(qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
         let new_qps = NewQps::new(nic, role, terms);
-        let work = Work { machine, is_draining: false, next_warning: None, new_qps };
+        let work = Work { machine, is_draining: false, stopped: None, next_warning: None, rails, new_qps };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
             peer: Arc::clone(peer),
             terms: *terms,
-            role,
-            rails,
             owner: OnceLock::new(),
             workers: Arc::clone(&nic.workers),
             job: OnceLock::new(),
@@ -170,7 +165,7 @@ impl ConnRecovery {
     }
 
     fn look_at_ports(&self, work: &mut Work) {
-        let (now, usable) = (self.now(), self.rails.usable(&self.nic));
+        let (now, usable) = (self.now(), work.rails.usable(&self.nic));
         let lost = work.machine.rails() - usable;
         if work.machine.is_running() && !lost.is_empty() {
             self.peer.set_recovering(true);
@@ -195,12 +190,13 @@ impl ConnRecovery {
                 self.look_at_ports(work);
             }
             Action::Create { attempt, rails } => {
-                let created = work.new_qps.create(end, rails).map_err(|e| e.text());
+                let created = work.new_qps.create(end, rails).map_err(|e| self.describe_failure(work, &e));
                 work.machine.handle_created(self.now(), attempt, created);
             }
             Action::Connect { attempt, rails, remote } => {
                 if let Err(e) = work.new_qps.connect(end, attempt, rails, remote) {
-                    work.machine.handle_connected(self.now(), attempt, Err(e.text()));
+                    let why = self.describe_failure(work, &e);
+                    work.machine.handle_connected(self.now(), attempt, Err(why));
                 }
             }
             Action::Discard => work.new_qps.discard(),
@@ -213,7 +209,10 @@ impl ConnRecovery {
                 end.drain()?;
                 work.is_draining = true;
             }
-            Action::Recovered { duration, attempts, rails } => self.log_recovered(duration, attempts, rails),
+            Action::Recovered { duration, attempts, rails } => {
+                work.rails.handle_running(rails);
+                self.log_recovered(duration, attempts, rails, work.rails.all());
+            },
             Action::Fail(reason) => return Err(Error::remote(reason)),
         }
         Ok(())
@@ -226,9 +225,20 @@ impl ConnRecovery {
             Progress::Wait(until) => return Some(until),
             Progress::Connected(attempt, endpoint) => work.machine.handle_connected(now, attempt, Ok(endpoint)),
             Progress::Unreachable(attempt, dead) => work.machine.handle_unreachable(now, attempt, dead),
-            Progress::Failed(attempt, e) => work.machine.handle_connected(now, attempt, Err(e.text())),
+            Progress::Failed(attempt, e) => {
+                let why = self.describe_failure(work, &e);
+                work.machine.handle_connected(now, attempt, Err(why));
+            }
         }
         Some(Instant::now())
+    }
+
+    /// Queue pairs could not be made: the rail that is to blame is not used for a while. Returns why.
+    fn describe_failure(&self, work: &mut Work, error: &Error) -> String {
+        if let Some(rail) = error.rail {
+            work.rails.avoid(rail);
+        }
+        error.text()
     }
 
     fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
@@ -271,11 +281,16 @@ impl ConnRecovery {
         }
     }
 
-    fn log_recovered(&self, duration: Duration, attempts: u32, rails: RailMask) {
-        let of = if rails == self.rails.all() { String::new() } else { format!(" on rail(s) {rails} of {}", self.rails.all()) };
+    fn log_recovered(&self, duration: Duration, attempts: u32, rails: RailMask, all: RailMask) {
+        let of = if rails == all {
+            String::new()
+        } else {
+            format!(" on rail(s) {rails} of {}", all)
+        };
         let peer = self.peer.peer();
         let ms = duration.as_millis();
-        let text = format!("{}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)", self.nic.name);
+        let text =
+            format!("{}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)", self.nic.name);
         match self.nic.notices.line("recovered", &text) {
             Some(line) => log::info!("{line}"),
             None => log::debug!("{text}"),
@@ -310,7 +325,13 @@ impl ConnRecovery {
         let now = Instant::now();
         let timeout = work.machine.poll_timeout().map(|time| self.start + time);
         let drain = work.is_draining.then(|| now + DRAIN_EVERY);
-        let look = (!work.machine.is_running()).then(|| now + LOOK_EVERY);
+        let look = if work.machine.is_running() {
+            work.stopped = None;
+            work.rails.next_change()
+        } else {
+            let stopped = *work.stopped.get_or_insert(now);
+            Some(now + (now.saturating_duration_since(stopped) / 10).clamp(LOOK_EVERY, LOOK_SELDOM))
+        };
         Ok([timeout, next_step, drain, look].into_iter().flatten().min())
     }
 }
@@ -328,7 +349,7 @@ impl Job for ConnRecovery {
             }
             return None;
         }
-        if !work.machine.is_running() {
+        if !work.machine.is_running() || work.rails.has_avoided() {
             self.look_at_ports(&mut work);
         }
         match self.run_all(&mut work, end) {

@@ -200,7 +200,8 @@ impl Connector {
 
     fn offer(&self, stream: ControlStream) -> Result<Offer> {
         let nic = &self.nic;
-        let mut qps = InitQpSet::new(nic, 0..nic.rails.len() as u8, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
+        let mut qps =
+            InitQpSet::new(nic, 0..nic.rails.len() as u8, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
             qps.offer_ece();
         }
@@ -273,7 +274,7 @@ impl Connector {
             Reply::parse(&frame.body, &qps.endpoint).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         let traffic_class = self.nic.config.traffic_class;
         self.deadline = Instant::now() + self.patience();
-        let connecting = qps.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class)?;
+        let connecting = qps.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class, self.nic.config.retries)?;
         Ok((Stage::Connecting(Box::new(Pending { stream, connecting, ring, reply })), true))
     }
 

@@ -1,9 +1,11 @@
 //! How the receiver lists what is missing.
 
 use super::account::{Account, MissingMessage};
+use super::rail_mask::RailMask;
 use crate::proto::cts::SlotIndex;
 use crate::proto::recv::RecvFlow;
 use crate::proto::stripe::Striping;
+use crate::proto::{QpIndex, RING_SLOTS};
 
 impl RecvFlow {
     /// The sequence number of the oldest message that has not arrived.
@@ -32,16 +34,31 @@ impl RecvFlow {
         self.striping = striping;
         Account { oldest, next, missing }
     }
+
+    /// The rails over which the message in `slot` has come.
+    pub(in crate::proto) fn rails_of_slot(&self, slot: usize) -> RailMask {
+        let arrived = self.arrivals[slot].qps;
+        if arrived == 0 {
+            return self.earlier_rails.get(slot).copied().unwrap_or(self.all_rails);
+        }
+        let qps = (0..self.striping.qp_count()).filter(|qp| arrived & 1 << qp != 0);
+        qps.fold(RailMask::NONE, |rails, qp| rails | RailMask::only(self.striping.rail_of(QpIndex(qp))))
+    }
+
+    /// Notes the rails of the messages that have arrived, before the queue pairs are others.
+    fn keep_rails(&mut self) {
+        self.earlier_rails = (0..RING_SLOTS).map(|slot| self.rails_of_slot(slot)).collect();
+        self.arrivals.iter_mut().filter(|arrival| !arrival.pending).for_each(|arrival| arrival.qps = 0);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::Violation;
     use crate::proto::imm::{Imm, LengthCode};
-    use crate::proto::recovery::rail_mask::RailMask;
     use crate::proto::recv::Buffer;
     use crate::proto::requests::RequestId;
-    use crate::proto::{QpIndex, RING_SLOTS, Violation};
 
     const LENGTH: u32 = 20_000;
 
@@ -112,7 +129,9 @@ mod tests {
             announce(&mut flow);
             arrive(&mut flow, seq as u32, 0, LengthCode::Bytes(1));
         }
-        (0..RING_SLOTS / 8).for_each(|_| drop(post(&mut flow, 0, 8)));
+        for _ in 0..RING_SLOTS / 8 {
+            post(&mut flow, 0, 8);
+        }
         let account = flow.account(striping);
         assert_eq!((account.oldest, account.next), (6, 6 + RING_SLOTS as u32));
         assert_eq!(seqs(&account), (6..6 + RING_SLOTS as u32).collect::<Vec<_>>());
@@ -122,7 +141,9 @@ mod tests {
     #[test]
     fn the_rails_of_a_buffer_are_known_after_the_queue_pairs_are_others() {
         let mut flow = RecvFlow::new(Striping::new(3, 1, false));
-        (1..=2).for_each(|i| drop(post(&mut flow, 100 * i, 1)));
+        for at in [100, 200] {
+            post(&mut flow, at, 1);
+        }
         announce(&mut flow);
         arrive(&mut flow, 1, 2, LengthCode::Bytes(5));
         assert_eq!(flow.rails_of(100), 0b100);

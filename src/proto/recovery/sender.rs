@@ -145,6 +145,7 @@ impl SendFlow {
     }
 
     /// Whether messages are to be sent again.
+    #[cfg(test)]
     pub fn has_replays(&self) -> bool {
         !self.replays.queue.is_empty()
     }

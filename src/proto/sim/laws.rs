@@ -9,7 +9,7 @@
 //! 7. After an error of an end, `isend` and `irecv` return an error there, and nothing is posted.
 //! 8. A run ends in a bounded number of steps after its last fault: nothing waits for ever.
 //!
-//! What cannot be kept today is counted, and `mod.rs` expects that it happens: a write that was delayed may land in a buffer
+//! What cannot be kept without recovery is counted, and `mod.rs` expects that it happens: a write that was delayed may land in a buffer
 //! after its receive has ended *with an error* and before its region is deregistered. See [`Laws::late_writes`].
 
 use super::fabric::{Bytes, WorkRequest};

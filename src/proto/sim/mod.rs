@@ -4,6 +4,8 @@
 //! on one to four rails, each with its own speed and keys; the two ends may have different numbers of rails and queue pairs.
 //! Faults: see [`faults`]. What has to hold: see [`laws`].
 //!
+//! With [recovery] the ends outlive any fault that ends; that has a world of its own.
+//!
 //! ```text
 //! mod ──► world ──► sender, receiver ──► outside ──► fabric, control, plan ──► random
 //!           └─────► faults, laws
@@ -100,7 +102,7 @@ fn after_port_flaps_and_lost_control_connections_every_message_is_delivered_once
     run_all(1000, Faults::Survivable, |_, outcome| assert!(outcome.is_all_delivered));
 }
 
-/// There is no failover: a fatal fault ends the connection, unless all was delivered before. No law is broken, and nothing waits
+/// Without recovery a fatal fault ends the connection, unless all was delivered before. No law is broken, and nothing waits
 /// for ever.
 #[test]
 fn after_a_fatal_fault_every_request_ends_safely_and_each_error_is_explained_by_the_fault() {
@@ -117,7 +119,7 @@ fn after_a_fatal_fault_every_request_ends_safely_and_each_error_is_explained_by_
     assert!(runs == 1 || failed > runs / 4, "only {failed} of {runs} runs had an error: the faults come too late");
 }
 
-/// The next two tests show what is NOT guaranteed today. They fail as soon as no run shows it any more: then it becomes a law.
+/// The next two tests show what is NOT guaranteed without recovery. They fail as soon as no run shows it any more: then it becomes a law.
 fn happens(what: impl Fn(&Outcome) -> bool) -> bool {
     (0..2000).any(|seed| what(&run(seed, Faults::Fatal).1))
 }

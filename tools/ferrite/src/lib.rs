@@ -16,6 +16,7 @@
 //! | `solo` | one process that sends to itself, for counting |
 //! | `instructions` | instructions per call out of callgrind's output |
 //! | `check` | the contract of an NCCL net transport, point by point |
+//! | `outlast` | a stream of checked messages while faults happen |
 //! | [`cli`] | the command line |
 //!
 //! To write a test, start at [`pair`]; to call a vtable, at [`transport`]; to understand a result, at [`results`].
@@ -26,6 +27,7 @@ pub mod error;
 mod instructions;
 pub mod measure;
 pub mod nccl;
+mod outlast;
 pub mod pair;
 mod report;
 pub mod results;

@@ -7,10 +7,10 @@ mod program;
 use std::time::{Duration, Instant};
 
 use common::node::{Address, Node, Terms, Work, local_pair, to_state};
-use common::process::alone;
 use common::verbs::*;
 use program::control;
 use serde_json::{Value, json};
+use testkit::softrnic::Softrnic;
 
 /// Gives up after 1 ms.
 const QUICK: Terms = Terms { timeout: 7, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
@@ -39,9 +39,9 @@ fn write(a: &Node, b: &Address, key: u64) {
 #[test]
 fn what_becomes_of_delayed_packets_is_counted() {
     let rules = ("SOFTRNIC_FAULTS", "late=1ms message=1; drop message=1 attempts=all");
-    alone("what_becomes_of_delayed_packets_is_counted", &[rules], || {
-        assert!(!control(&["stat"]).contains("delayed"), "nothing is said where there is nothing");
+    Softrnic::new().envs(&[rules]).alone(|| {
         let sent: Vec<_> = (0..6).map(|_| local_pair(16, &QUICK)).collect();
+        assert!(!control(&["stat"]).contains("delayed packets"), "nothing is said where there is nothing");
         let (psn_here, psn_there) = (Node::new(0, 16), Node::new(1, 16));
         psn_here.connect(&psn_there.address(), &QUICK);
         psn_there.connect(&Address { psn: psn_here.psn ^ 1, ..psn_here.address() }, &QUICK);

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::node::{CAP, Node, Terms, Work, create_qp, connect_ports, local_pair, rtr, to_state};
+use common::node::{CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, rtr, to_state};
 use common::verbs::*;
 use testkit::side::exit_without_handlers;
 use testkit::softrnic::Softrnic;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::node::{CAP, Node, Terms, Work, create_qp, connect_ports, local_pair, rtr, to_state};
+use common::node::{CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, rtr, to_state};
 use common::verbs::*;
 use testkit::softrnic::Softrnic;
 

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::node::{Node, Terms, Work, local_pair};
+use common::node::{Node, Terms, Work, local_pair, to_state};
 use common::verbs::*;
 use testkit::softrnic::Softrnic;
 
@@ -161,5 +161,21 @@ fn what_is_refused_is_not_forgotten() {
         let (a, b) = local_pair(16, &QUICK);
         a.send(Work { sges: &[a.sge(0, 16)], to: (b.address().addr, 1), ..Work::default() });
         assert_eq!((a.next().status, b.state()), (REM_ACCESS, ERR));
+    });
+}
+
+/// The rules that concern a queue pair are found once for each connection that it has.
+#[test]
+fn the_rules_of_a_connection_are_not_those_of_the_next_one() {
+    let rule = ("SOFTRNIC_FAULTS", "drop attempts=all flow=1 device=softrnic0");
+    Softrnic::new().envs(&[rule]).alone(|| {
+        let (mut a, b) = local_pair(16, &QUICK);
+        for status in [OK, RETRY_EXC, OK] {
+            write(&mut a, &b, 1);
+            assert_eq!(a.next().status, status);
+            assert_eq!((to_state(a.qp, RESET), to_state(b.qp, RESET)), (0, 0));
+            a.connect(&b.address(), &QUICK);
+            b.connect(&a.address(), &QUICK);
+        }
     });
 }

@@ -146,6 +146,7 @@ impl Recovery {
     }
 
     /// The present attempt; 0 before the first fault.
+    #[cfg(test)]
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
@@ -156,6 +157,7 @@ impl Recovery {
     }
 
     /// Why the latest attempt was begun; empty before the first one.
+    #[cfg(test)]
     pub fn cause(&self) -> &str {
         &self.cause
     }
@@ -186,6 +188,7 @@ impl Recovery {
                     Message::Halt { cause, .. } => format!("told by the peer: {cause}"),
                     _ => format!("the peer is in attempt {attempt}"),
                 };
+                self.trust_sender(now);
                 self.begin(now, attempt, cause);
             }
         }
@@ -310,6 +313,8 @@ impl Recovery {
     /// Sender: nothing is outstanding any more.
     pub fn handle_drained(&mut self, now: Time) {
         if matches!(self.state, State::Draining { .. }) {
+            // All that was sent is acknowledged: the connection works.
+            self.trouble = None;
             self.take_in(now);
         }
     }
@@ -379,28 +384,5 @@ impl Recovery {
             return Some(Action::Recovered { duration, attempts: self.attempts, rails: self.rails });
         }
         self.due.failure.take().map(Action::Fail)
-    }
-
-    fn poll_job(&mut self) -> Option<Action> {
-        let (job, is_known) = self.job.as_mut()?;
-        if std::mem::replace(is_known, true) {
-            return None;
-        }
-        let (attempt, rails) = (self.attempt, self.rails);
-        Some(match job {
-            Job::Fence => Action::Fence,
-            Job::Create => {
-                self.queue_pairs = QueuePairs::New;
-                Action::Create { attempt, rails }
-            }
-            Job::Connect(remote) => {
-                self.queue_pairs = QueuePairs::New;
-                Action::Connect { attempt, rails, remote: remote.clone() }
-            }
-            Job::Resume(account) => {
-                self.queue_pairs = QueuePairs::InUse;
-                Action::Resume { attempt, account: account.take() }
-            }
-        })
     }
 }

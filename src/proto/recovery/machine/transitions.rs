@@ -3,7 +3,7 @@
 use super::{ANSWER_TIME, DRAIN_TIME};
 use super::{QueuePairs, Recovery, State, Trouble};
 use crate::proto::control::Time;
-use crate::proto::recovery::action::{Due, Job, Role};
+use crate::proto::recovery::action::{Action, Due, Job, Role};
 use crate::proto::recovery::message::Message;
 use crate::proto::{Violation, violation};
 use std::time::Duration;
@@ -119,6 +119,16 @@ impl Recovery {
         let before = self.history.usable();
         self.history.handle_usable(now, self.own & self.peer);
         self.has_usable_changed |= before != self.history.usable();
+    }
+
+    /// Receiver: whether recoveries are in vain is for the sender to judge, if it has begun this one. It may only try a rail again.
+    pub(super) fn trust_sender(&mut self, now: Time) {
+        if self.role == Role::Receiver
+            && self.is_running()
+            && let Some(trouble) = &mut self.trouble
+        {
+            trouble.since = now;
+        }
     }
 
     /// Begins the next attempt.
@@ -237,6 +247,30 @@ impl Recovery {
     pub(super) fn say(&mut self, message: Message) {
         self.frame = Some(message);
         self.due.frame = true;
+    }
+
+    /// What the caller has to do next and report the end of.
+    pub(super) fn poll_job(&mut self) -> Option<Action> {
+        let (job, is_known) = self.job.as_mut()?;
+        if std::mem::replace(is_known, true) {
+            return None;
+        }
+        let (attempt, rails) = (self.attempt, self.rails);
+        Some(match job {
+            Job::Fence => Action::Fence,
+            Job::Create => {
+                self.queue_pairs = QueuePairs::New;
+                Action::Create { attempt, rails }
+            }
+            Job::Connect(remote) => {
+                self.queue_pairs = QueuePairs::New;
+                Action::Connect { attempt, rails, remote: remote.clone() }
+            }
+            Job::Resume(account) => {
+                self.queue_pairs = QueuePairs::InUse;
+                Action::Resume { attempt, account: account.take() }
+            }
+        })
     }
 
     /// Ends the job that the caller has reported the end of, if it `is` that one and the caller knows of it.

@@ -59,8 +59,7 @@ pub(super) struct QueuePair {
 #[derive(Debug)]
 pub(super) struct Executed {
     pub(super) wr: WorkRequest,
-    /// The end and the rail that it has come from.
-    pub(super) from: End,
+    /// The rail that it has come over.
     pub(super) rail: u8,
     /// Whether its requester has read it from memory just now.
     pub(super) is_read_now: bool,
@@ -157,7 +156,7 @@ impl Fabric {
             });
         }
         self.qps[qp].arrived += usize::from(!is_late);
-        (is_new && !is_forgotten).then_some(Executed { wr: request.wr, from, rail, is_read_now: !is_late })
+        (is_new && !is_forgotten).then_some(Executed { wr: request.wr, rail, is_read_now: !is_late })
     }
 
     /// Has an acknowledgement arrive at `qp`.
@@ -209,7 +208,7 @@ impl Fabric {
         let wr = part.filter(|_| is_there && !self.forgets && random.one_in(3))?;
         let bytes = wr.bytes.map(|bytes| Bytes { length: bytes.length / 2, ..bytes });
         let wr = WorkRequest { bytes, cts: None, imm: None, ..wr };
-        Some(Executed { wr, from: end, rail, is_read_now: true })
+        Some(Executed { wr, rail, is_read_now: true })
     }
 
     /// Some of what `qp` has under way is late from now on, in its order.

@@ -35,7 +35,7 @@ fn run(seed: u64, faults: impl FnOnce(&mut Random, &Plan) -> FaultPlan) -> Outco
 fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_used_again() {
     let (mut recoveries, mut late, mut replayed, mut runs) = (0, 0, 0, 0);
     run_seeds(2000, "recovery", |seed| {
-        let outcome = run(seed, |random, plan| FaultPlan::survivable(random, plan));
+        let outcome = run(seed, FaultPlan::survivable);
         assert!(outcome.is_all_delivered);
         runs += 1;
         recoveries += outcome.recoveries;
@@ -58,7 +58,7 @@ fn without_a_fault_there_is_no_recovery() {
 #[test]
 fn a_path_that_never_comes_back_ends_both_ends_with_an_error() {
     run_seeds(200, "recovery in vain", |seed| {
-        let outcome = run(seed, |random, plan| FaultPlan::endless(random, plan));
+        let outcome = run(seed, FaultPlan::endless);
         assert!(outcome.is_all_delivered || outcome.failures.iter().all(Option::is_some), "{:?}", outcome.failures);
         for failure in outcome.failures.iter().flatten() {
             assert!(failure.contains("could not be recovered within 1"), "{failure}");
@@ -71,7 +71,7 @@ fn a_path_that_never_comes_back_ends_both_ends_with_an_error() {
 fn data_that_is_acknowledged_and_lost_comes_again_or_ends_with_an_error_that_says_so() {
     let (mut lost, mut runs) = (0, 0);
     run_seeds(500, "recovery after a device died", |seed| {
-        let outcome = run(seed, |random, plan| FaultPlan::forgetful(random, plan));
+        let outcome = run(seed, FaultPlan::forgetful);
         runs += 1;
         match &outcome.failures[End::Sender as usize] {
             None => assert!(outcome.is_all_delivered),

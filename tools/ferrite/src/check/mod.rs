@@ -24,7 +24,7 @@ mod outcome;
 mod point;
 pub(crate) mod points;
 mod raw;
-mod relay;
+pub(crate) mod relay;
 pub(crate) mod report;
 pub(crate) mod runner;
 mod softrnic;

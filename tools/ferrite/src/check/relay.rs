@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ use crate::transport::listener::{Handle, Listener};
 ///
 /// # Errors
 /// [`Error::Io`] if the system does not say.
-pub(super) fn ports() -> Result<HashSet<u16>> {
+pub(crate) fn ports() -> Result<HashSet<u16>> {
     let mine = sockets()?;
     let mut ports = HashSet::new();
     for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
@@ -46,9 +47,9 @@ fn listening(line: &str, mine: &HashSet<String>) -> Option<u16> {
 
 /// Where a listener's handle leads to.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct HandlePort {
+pub(crate) struct HandlePort {
     /// The port.
-    pub(super) port: u16,
+    pub(crate) port: u16,
     /// Where in the handle it is, as two bytes.
     place: usize,
     big_endian: bool,
@@ -59,7 +60,7 @@ impl HandlePort {
     ///
     /// # Errors
     /// [`Error::Unreadable`] if it is not found: the transport does not listen on TCP, or hides the port.
-    pub(super) fn find(handle: &Handle, before: &HashSet<u16>) -> Result<Self> {
+    pub(crate) fn find(handle: &Handle, before: &HashSet<u16>) -> Result<Self> {
         let now = ports()?;
         // A transport may have one port for all of its listeners.
         let (old, new): (Vec<u16>, Vec<u16>) = now.into_iter().partition(|port| before.contains(port));
@@ -79,7 +80,7 @@ impl HandlePort {
     }
 
     /// The handle, leading to another port.
-    pub(super) fn with_port(self, handle: &Handle, port: u16) -> Handle {
+    pub(crate) fn with_port(self, handle: &Handle, port: u16) -> Handle {
         let bytes = if self.big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
         let mut other = *handle;
         other.0[self.place..self.place + 2].copy_from_slice(&bytes);
@@ -90,13 +91,13 @@ impl HandlePort {
     ///
     /// # Errors
     /// [`Error::Io`] if the port does not listen.
-    pub(super) fn connect_to_port(self) -> Result<TcpStream> {
+    pub(crate) fn connect_to_port(self) -> Result<TcpStream> {
         connect_to_port(self.port)
     }
 }
 
 /// A listener on device 0, its handle, and the port in the handle.
-pub(super) fn listen(transport: &Transport) -> Result<(Handle, Listener, HandlePort)> {
+pub(crate) fn listen(transport: &Transport) -> Result<(Handle, Listener, HandlePort)> {
     let before = ports()?;
     let (handle, listener) = transport.listen(0)?;
     let handle_port = HandlePort::find(&handle, &before)?;
@@ -104,7 +105,7 @@ pub(super) fn listen(transport: &Transport) -> Result<(Handle, Listener, HandleP
 }
 
 /// A connection to `port` of this host, where nothing waits for long.
-pub(super) fn connect_to_port(port: u16) -> Result<TcpStream> {
+pub(crate) fn connect_to_port(port: u16) -> Result<TcpStream> {
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let stream = TcpStream::connect(to).map_err(|e| Error::io(format!("cannot connect to {to}"), e))?;
     timeout_s(&stream)?;
@@ -119,7 +120,7 @@ fn timeout_s(stream: &TcpStream) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`] if there is none.
-pub(super) fn listen_on_loopback() -> Result<(TcpListener, u16)> {
+pub(crate) fn listen_on_loopback() -> Result<(TcpListener, u16)> {
     let failed = |e| Error::io("cannot listen on 127.0.0.1", e);
     let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
@@ -128,7 +129,7 @@ pub(super) fn listen_on_loopback() -> Result<(TcpListener, u16)> {
 }
 
 /// The next caller, if there is one.
-pub(super) fn accept_one(socket: &TcpListener) -> Option<TcpStream> {
+pub(crate) fn accept_one(socket: &TcpListener) -> Option<TcpStream> {
     let (stream, _) = socket.accept().ok()?;
     stream.set_nonblocking(false).ok()?;
     timeout_s(&stream).ok()?;
@@ -136,7 +137,7 @@ pub(super) fn accept_one(socket: &TcpListener) -> Option<TcpStream> {
 }
 
 /// What has come so far; `None` when the other end has closed.
-pub(super) fn read_available(stream: &mut TcpStream) -> Option<Vec<u8>> {
+pub(crate) fn read_available(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut bytes = [0; 8192];
     match stream.read(&mut bytes) {
         Ok(0) => None,
@@ -150,7 +151,7 @@ pub(super) fn read_available(stream: &mut TcpStream) -> Option<Vec<u8>> {
 
 /// Passes bytes on between a caller and a listener, and inverts one byte of the caller's.
 #[derive(Debug)]
-pub(super) struct Relay {
+pub(crate) struct Relay {
     caller: TcpStream,
     listener: TcpStream,
     /// Which of the caller's bytes is to be wrong.
@@ -159,12 +160,12 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    pub(super) fn new(caller: TcpStream, port: u16, wrong: Option<usize>) -> Result<Self> {
+    pub(crate) fn new(caller: TcpStream, port: u16, wrong: Option<usize>) -> Result<Self> {
         Ok(Self { caller, listener: connect_to_port(port)?, wrong, passed: 0 })
     }
 
     /// Passes on what there is; false when one of the two has gone.
-    pub(super) fn pass(&mut self) -> bool {
+    pub(crate) fn pass(&mut self) -> bool {
         let Some(mut forth) = read_available(&mut self.caller) else {
             return false;
         };
@@ -178,8 +179,26 @@ impl Relay {
         self.listener.write_all(&forth).is_ok() && self.caller.write_all(&back).is_ok()
     }
 
+    /// Ends both connections as a network does that loses them: each side sees a reset.
+    pub(crate) fn reset(self) {
+        for stream in [&self.caller, &self.listener] {
+            let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
+            let size = size_of::<libc::linger>() as libc::socklen_t;
+            // SAFETY: an open socket, and a structure of the size that is told.
+            unsafe {
+                libc::setsockopt(
+                    stream.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    libc::SO_LINGER,
+                    (&raw const at_once).cast(),
+                    size,
+                )
+            };
+        }
+    }
+
     /// How many bytes the caller has said.
-    pub(super) fn passed(&self) -> usize {
+    pub(crate) fn passed(&self) -> usize {
         self.passed
     }
 }

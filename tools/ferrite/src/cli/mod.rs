@@ -6,6 +6,7 @@ mod device_args;
 mod exit;
 mod instructions;
 mod memcpy;
+mod outlast;
 mod size;
 mod solo;
 mod source_args;
@@ -52,13 +53,15 @@ enum Command {
     Memcpy(memcpy::Memcpy),
     /// Check a transport against NCCL's contract, point by point
     Check(check::Check),
+    /// Stream checked messages while ports, queue pairs or processes fail, and say how it ended
+    Outlast(outlast::Outlast),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Count a transport's instructions in what callgrind wrote of `solo`
     Instructions(instructions::Instructions),
     /// Find, fetch or verify a stock NCCL library and print its path
     Wheel {
-        /// 2.20.5, 2.21.5, 2.28.9 or 2.30.7: from the cache, else fetched with pip [default: as --nccl of `compare`]
+        /// 2.20.5, 2.21.5, 2.28.9, 2.30.7 or 2.32.3: from the cache, else fetched with pip [default: as --nccl of `compare`]
         #[arg(conflicts_with = "nccl", value_parser = source_args::parse_release)]
         version: Option<NcclRelease>,
         /// A libnccl.so.2 of one of these
@@ -69,6 +72,8 @@ enum Command {
     Worker,
     #[command(hide = true)]
     CheckWorker,
+    #[command(hide = true)]
+    OutlastWorker,
 }
 
 /// Parses the process's arguments and does what they say; the exit code.
@@ -89,7 +94,12 @@ pub fn main() -> i32 {
     };
     if !matches!(
         cli.command,
-        Command::Solo(_) | Command::Instructions(_) | Command::Wheel { .. } | Command::Worker | Command::CheckWorker
+        Command::Solo(_)
+            | Command::Instructions(_)
+            | Command::Wheel { .. }
+            | Command::Worker
+            | Command::CheckWorker
+            | Command::OutlastWorker
     ) {
         interrupt::install_handler();
     }
@@ -97,6 +107,7 @@ pub fn main() -> i32 {
     exit::code(match cli.command {
         Command::Worker => return worker::main(),
         Command::CheckWorker => return crate::check::worker::main(),
+        Command::OutlastWorker => return crate::outlast::worker::main(),
         Command::Wheel { version, nccl } => {
             let found = version.map_or_else(|| cache::find(nccl.as_deref()), cache::fetched);
             found.and_then(|path| output::write_stdout(&format!("{}\n", path.display()))).map(|()| Exit::Good)
@@ -106,6 +117,7 @@ pub fn main() -> i32 {
         Command::Verify(verify) => verify.run(),
         Command::Memcpy(memcpy) => memcpy.run(),
         Command::Check(check) => check.run(),
+        Command::Outlast(outlast) => outlast.run(words()),
         Command::Solo(solo) => solo.run(),
         Command::Instructions(instructions) => instructions.run(),
     })

@@ -15,7 +15,7 @@ pub(super) struct SourceArgs {
     /// A plugin's shared object
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.28.9 or 2.30.7 out of the cache (fetched if need be), or of a
+    /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.28.9, 2.30.7 or 2.32.3 out of the cache (fetched if need be), or of a
     /// libnccl.so.2 [default: as --nccl of `compare`]
     #[arg(long, value_name = "VERSION|LIBNCCL", num_args = 0..=1, value_parser = parse_stock)]
     stock: Option<Option<Stock>>,
@@ -69,6 +69,9 @@ mod tests {
         assert_eq!(parse_stock("2.21.5"), Ok(Stock::Release(NcclRelease::DEFAULT)));
         assert_eq!(parse_stock("./2.21.5"), Ok(Stock::File("./2.21.5".into())));
         assert_eq!(parse_stock("libnccl.so.2"), Ok(Stock::File("libnccl.so.2".into())));
-        assert!(parse_stock("2.99.1").is_err_and(|words| words.contains("known are 2.20.5, 2.21.5, 2.28.9, 2.30.7")));
+        assert!(
+            parse_stock("2.99.1")
+                .is_err_and(|words| words.contains("known are 2.20.5, 2.21.5, 2.28.9, 2.30.7, 2.32.3"))
+        );
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Difference {
 
 /// The eight bytes at word `index` of the message with this seed.
 #[inline]
-fn word(seed: u64, index: u64) -> u64 {
+pub(crate) fn word(seed: u64, index: u64) -> u64 {
     let mixed = (seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     mixed ^ (mixed >> 32)
 }
@@ -44,6 +44,15 @@ pub(crate) fn check(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Re
     unsafe { memory.with(offset, len, |bytes| check_slice(bytes, seed)) }
 }
 
+/// How many of `len` bytes are not the message's.
+///
+/// # Errors
+/// [`crate::error::Error::Misuse`] if the range lies outside.
+pub(crate) fn wrong_bytes(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<u64> {
+    // SAFETY: the caller looks at a receive that is done, or at memory that no receive is posted for.
+    unsafe { memory.with(offset, len, |bytes| wrong_in_slice(bytes, seed)) }
+}
+
 /// Looks for a byte that is not `value`.
 ///
 /// # Errors
@@ -67,6 +76,15 @@ fn fill_slice(bytes: &mut [u8], seed: u64) {
     rest.copy_from_slice(&word(seed, index).to_le_bytes()[..rest.len()]);
 }
 
+fn wrong_in_slice(bytes: &[u8], seed: u64) -> u64 {
+    let chunks = bytes.chunks(8).enumerate();
+    let wrong = chunks.map(|(index, chunk)| {
+        let expected = &word(seed, index as u64).to_le_bytes()[..chunk.len()];
+        if chunk == expected { 0 } else { chunk.iter().zip(expected).filter(|(got, sent)| got != sent).count() as u64 }
+    });
+    wrong.sum()
+}
+
 fn check_slice(bytes: &[u8], seed: u64) -> Option<Difference> {
     for (index, chunk) in bytes.chunks(8).enumerate() {
         let expected = &word(seed, index as u64).to_le_bytes()[..chunk.len()];
@@ -88,12 +106,14 @@ mod tests {
             let mut bytes = vec![0; len];
             fill_slice(&mut bytes, seed(3, 1, 42));
             assert_eq!(check_slice(&bytes, seed(3, 1, 42)), None);
+            assert_eq!(wrong_in_slice(&bytes, seed(3, 1, 42)), 0);
             for at in 0..len {
                 let sent = bytes[at];
                 bytes[at] ^= 0x10;
                 let difference = check_slice(&bytes, seed(3, 1, 42));
                 let expected = Difference { offset: at, expected: sent, got: sent ^ 0x10 };
                 assert_eq!(difference, Some(expected));
+                assert_eq!(wrong_in_slice(&bytes, seed(3, 1, 42)), 1);
                 bytes[at] = sent;
             }
         }

@@ -22,11 +22,12 @@ pub struct NcclRelease {
 }
 
 /// All of them, oldest first.
-pub const RELEASES: [NcclRelease; 4] = [
+pub const RELEASES: [NcclRelease; 5] = [
     NcclRelease { version: 22005, text: "2.20.5", interface: 8, megabytes: 176 },
     NcclRelease { version: 22105, text: "2.21.5", interface: 8, megabytes: 189 },
     NcclRelease { version: 22809, text: "2.28.9", interface: 11, megabytes: 297 },
     NcclRelease { version: 23007, text: "2.30.7", interface: 12, megabytes: 303 },
+    NcclRelease { version: 23203, text: "2.32.3", interface: 12, megabytes: 352 },
 ];
 
 impl NcclRelease {
@@ -97,7 +98,10 @@ mod tests {
             assert!(NcclRelease::named(release.text).is_ok_and(|found| found == release));
         }
         let words = NcclRelease::named("2.19.3").map_err(|problem| problem.to_string());
-        assert_eq!(words, Err("NCCL 2.19.3 is not known here; known are 2.20.5, 2.21.5, 2.28.9, 2.30.7".into()));
+        assert_eq!(
+            words,
+            Err("NCCL 2.19.3 is not known here; known are 2.20.5, 2.21.5, 2.28.9, 2.30.7, 2.32.3".into())
+        );
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub enum Vtable {
     V8(&'static ncclNet_v8_t),
     /// `ncclNet_v11`: NCCL 2.28.9.
     V11(&'static later::Net),
-    /// `ncclNet_v12`: NCCL 2.30.7. The slots are those of version 11.
+    /// `ncclNet_v12`: NCCL 2.30.7 and 2.32.3. The slots are those of version 11.
     V12(&'static later::Net),
 }
 

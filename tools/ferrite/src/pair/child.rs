@@ -18,7 +18,7 @@ use crate::pair::worker_ctx::{StartInfo, WORKER_VARIABLE};
 use crate::system::{host, interrupt};
 
 /// How many of a process's last lines are kept.
-pub(crate) const LINES_KEPT: usize = 400;
+pub(crate) const LINES_KEPT: usize = 10_000;
 
 #[derive(Debug)]
 pub(crate) struct ChildProcess {

@@ -38,6 +38,17 @@ pub struct Pair {
     fabric: String,
 }
 
+/// Something that a process of a pair says or does.
+#[derive(Debug)]
+pub(crate) enum PairEvent {
+    /// A value, or that it failed.
+    Said(usize, WorkerMessage),
+    /// It has ended, or is about to.
+    Closed(usize),
+    /// Nothing within the limit.
+    Nothing,
+}
+
 impl Pair {
     /// Starts `program arguments` twice.
     ///
@@ -83,6 +94,16 @@ impl Pair {
         Ok(())
     }
 
+    /// Sends a value to one of them; whether it is still there.
+    ///
+    /// # Errors
+    /// [`Error::Unreadable`] if the value is no JSON.
+    pub(crate) fn send_to<T: Serialize>(&mut self, rank: usize, value: &T) -> Result<bool> {
+        let mut line = to_json(value)?;
+        line.push('\n');
+        Ok(self.children[rank].control.write_all(line.as_bytes()).is_ok())
+    }
+
     /// The next thing one of them reports, and its rank; `None` when both are done.
     ///
     /// # Errors
@@ -107,6 +128,44 @@ impl Pair {
                 None => return Err(self.died(rank)),
             }
         }
+    }
+
+    /// What one of them says or does within `limit`. Unlike [`Self::next_message`] it takes the failure of a process for an event.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub(crate) fn next_event(&mut self, limit: Duration) -> Result<PairEvent> {
+        let end = Instant::now() + limit;
+        loop {
+            interrupt::check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            match self.messages.recv_timeout(left.min(INTERRUPT_POLL)) {
+                Ok((rank, Some(WorkerMessage::Done))) => self.children[rank].done = true,
+                Ok((rank, Some(WorkerMessage::Begin { what }))) => self.children[rank].doing = what,
+                Ok((rank, Some(message))) => return Ok(PairEvent::Said(rank, message)),
+                Ok((rank, None)) => return Ok(PairEvent::Closed(rank)),
+                Err(_) if left.is_zero() => return Ok(PairEvent::Nothing),
+                Err(RecvTimeoutError::Timeout) => {}
+                // Both have closed their sockets.
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(left.min(INTERRUPT_POLL)),
+            }
+        }
+    }
+
+    /// What the process of `rank` said last that it was doing.
+    pub(crate) fn doing(&self, rank: usize) -> &str {
+        &self.children[rank].doing
+    }
+
+    /// Kills the process of `rank`.
+    pub(crate) fn kill(&mut self, rank: usize) {
+        self.children[rank].stop();
+    }
+
+    /// How the process of `rank` ended, in words, once it has closed its socket.
+    pub(crate) fn exit_words(&mut self, rank: usize) -> String {
+        let status = self.children[rank].reap(EXIT_TIMEOUT);
+        status.map_or_else(|| "it fell silent".into(), status_words)
     }
 
     /// The next message of either process, or `None` when one has closed its socket.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::measure::byte_check::{self, Check};
 use crate::measure::checked_stream::{self, Stream};
 use crate::measure::conn::Bench;
@@ -14,6 +14,7 @@ use crate::nccl::library::Library;
 use crate::pair::worker_ctx::WorkerCtx;
 use crate::results::loaded::LoadedTransport;
 use crate::run::worker_report::Report;
+use crate::transport::fused;
 use crate::transport::instance::Transport;
 use crate::verbs::port_counters::PortCounters;
 
@@ -37,7 +38,7 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
     transport.init()?;
     let init_ms = start.elapsed().as_secs_f64() * 1e3;
     let device = match job.fused {
-        true => fused_device(&transport, worker.rank())?,
+        true => fused::device_of(&transport, worker.rank())?,
         false => transport.device_of(worker.rank(), job.devices[worker.rank()])?,
     };
     let devices = (0..transport.devices()?).map(|device| transport.properties(device)).collect::<Result<_>>()?;
@@ -111,28 +112,6 @@ fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTranspo
     }
     worker.begin("closing")?;
     bench.map_or(Ok(()), Bench::close)
-}
-
-/// The device that is made of two others: by the transport itself, if it has one (a v8 transport fuses the ports of a
-/// card on its own), else made here. Rank 1 takes the second fused device, or the third and fourth plain one, where
-/// there are so many.
-fn fused_device(transport: &Transport, rank: usize) -> Result<usize> {
-    let count = transport.devices()?;
-    let mut fused = Vec::new();
-    for device in 0..count {
-        // Version 8 has no field for it: the built-in transport joins the names.
-        if transport.properties(device)?.name.contains('+') {
-            fused.push(device);
-        }
-    }
-    if let Some(device) = fused.get(rank).or_else(|| fused.first()) {
-        return Ok(*device);
-    }
-    if count < 2 || transport.identity().interface == 8 {
-        return Err(Error::Refused(format!("{} fused no devices: it shows {count}", transport.name())));
-    }
-    let first = if count >= 4 { 2 * rank } else { 0 };
-    transport.fuse(&[first, first + 1])
 }
 
 /// One connection each way on the first device and one on the second, used at once by this thread.

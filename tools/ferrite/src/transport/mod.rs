@@ -16,11 +16,13 @@
 //! | [`comm`] | send and receive communicators, memory regions, requests |
 //! | [`listener`] | [`Listener`], [`Handle`], `listen` and `connect` |
 //! | [`deadline`] | polling with a time limit |
+//! | `fused` | the device of each rank where two are made into one |
 //! | `local_conn` | a connection whose two ends are in this process |
 
 pub mod buffer;
 pub mod comm;
 pub mod deadline;
+pub(crate) mod fused;
 pub mod instance;
 pub mod listener;
 pub(crate) mod local_conn;

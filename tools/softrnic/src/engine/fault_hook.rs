@@ -28,7 +28,7 @@ pub(crate) enum Fault {
 pub(crate) trait FaultHook: Debug + Send + Sync {
     /// The fault of the next transmission of the head request of `queue`, if it has one. What the fault does to ports,
     /// devices and processes is done when this returns.
-    fn on_transmission(&self, qp: &Qp, queue: &SendQueue) -> Option<Fault>;
+    fn on_transmission(&self, qp: &Qp, queue: &mut SendQueue) -> Option<Fault>;
 
     /// What `ibv_modify_qp` to RTR from one port to another has to answer.
     fn on_modify_qp(&self, from: PortId, to: PortId) -> Result<(), i32>;

@@ -11,6 +11,7 @@ use crate::network::link::mtu_bytes;
 use crate::objects::qp::Qp;
 use crate::objects::transition::{attributes, check_values, remember};
 use crate::process::route::Route;
+use crate::rules::known::KnownRules;
 use crate::shm::slots::NO_PEER;
 
 /// `ibv_modify_qp`.
@@ -61,6 +62,10 @@ fn publish(qp: &Qp, known: &QpAttr, given: i32, route: Option<Route>) {
     let queue = &mut *lock(&qp.send);
     if given & mask::SQ_PSN != 0 {
         queue.connected();
+    }
+    if route.is_some() {
+        // Another connection.
+        queue.rules = KnownRules::default();
     }
     let link = &mut queue.link;
     if let Some(route) = route {

@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::engine::fault_hook::{Fault, FaultHook};
 use crate::faults::apply::apply;
-use crate::faults::connection::{Connection, RulesByConnection};
 use crate::faults::matching::{Transmission, match_rule, salt};
 use crate::faults::{call, trace};
 use crate::network::port_id::PortId;
@@ -12,28 +11,25 @@ use crate::objects::qp::Qp;
 use crate::objects::send_queue::SendQueue;
 use crate::process::fabric::Fabric;
 use crate::rules::action::ActionKind;
+use crate::rules::known::Connection;
 
 /// Injects faults by the rules in the fabric.
 #[derive(Debug)]
 pub(crate) struct Injector {
     fabric: &'static Fabric,
-    rules: RulesByConnection,
 }
 
 impl Injector {
     pub(crate) fn new(fabric: &'static Fabric) -> Self {
-        Self { fabric, rules: RulesByConnection::default() }
+        Self { fabric }
     }
 
     #[cold]
-    fn find_fault(&self, qp: &Qp, queue: &SendQueue, epoch: u32) -> Option<Fault> {
+    fn find_fault(&self, qp: &Qp, queue: &mut SendQueue, epoch: u32) -> Option<Fault> {
         let peer = queue.link.peer;
         let flow = qp.slot.flow.load(Relaxed);
         let connection = Connection { from: qp.port(), to: PortId::of_name(peer), flow };
-        let rules = self.rules.of(self.fabric, epoch, connection);
-        if rules.is_empty() {
-            return None;
-        }
+        queue.rules.refresh(self.fabric, epoch, connection);
         let sent = Transmission {
             path: u64::from(flow) << 32 | (qp.name() >> 32) << 16 | peer >> 32,
             number: queue.number(),
@@ -42,9 +38,10 @@ impl Injector {
         };
         let seed = self.fabric.header().seed.load(Relaxed);
         let is_over = |kind: ActionKind| kind == ActionKind::Delay && queue.head.is_delayed;
-        let mut rules = rules.iter();
-        let (_, id, action) =
-            *rules.find(|(rule, id, action)| !is_over(action.kind) && match_rule(rule, *id, seed, &sent))?;
+        let (_, id, action) = *queue
+            .rules
+            .iter()
+            .find(|(rule, id, action)| !is_over(action.kind) && match_rule(rule, *id, seed, &sent))?;
         qp.slot.sent.faults.store(qp.slot.sent.faults.load(Relaxed) + 1, Relaxed);
         trace::write(self.fabric, &connection, &sent, action);
         apply(qp, action, salt(id, seed, &sent))
@@ -53,10 +50,10 @@ impl Injector {
 
 impl FaultHook for Injector {
     #[inline]
-    fn on_transmission(&self, qp: &Qp, queue: &SendQueue) -> Option<Fault> {
+    fn on_transmission(&self, qp: &Qp, queue: &mut SendQueue) -> Option<Fault> {
         let epoch = self.fabric.header().rules_epoch.load(Acquire);
         // 0: there have never been any rules.
-        if epoch == 0 { None } else { self.find_fault(qp, queue, epoch) }
+        if epoch == 0 || queue.rules.is_free(epoch) { None } else { self.find_fault(qp, queue, epoch) }
     }
 
     fn on_modify_qp(&self, from: PortId, to: PortId) -> Result<(), i32> {

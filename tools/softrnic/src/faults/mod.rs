@@ -6,7 +6,6 @@
 
 mod apply;
 mod call;
-mod connection;
 pub(crate) mod injector;
 mod matching;
 mod outage;

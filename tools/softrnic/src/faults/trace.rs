@@ -3,10 +3,10 @@
 
 use std::io::Write;
 
-use crate::faults::connection::Connection;
 use crate::faults::matching::Transmission;
 use crate::process::fabric::Fabric;
 use crate::rules::action::Action;
+use crate::rules::known::Connection;
 
 /// Writes down that `action` was applied to a transmission.
 pub(crate) fn write(fabric: &Fabric, connection: &Connection, sent: &Transmission, action: Action) {

@@ -13,6 +13,7 @@ use crate::abi::types::{QpCap, Sge};
 use crate::process::route::Route;
 use crate::remote::request::Request;
 use crate::remote::staged_transfer::StagedTransfer;
+use crate::rules::known::KnownRules;
 
 /// What came of a request that is executed, to be known when its acknowledgement is here.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +53,8 @@ pub(crate) struct SendQueue {
     /// Value of `posted` when the QP was connected: request number n of the connection is the n-th after it.
     pub(crate) origin: u64,
     pub(crate) link: Link,
+    /// Fault rules that concern the connection.
+    pub(crate) rules: KnownRules,
     pub(crate) head: Head,
     /// When the last request reaches the peer, as far as the wire has been planned.
     pub(crate) planned: u64,
@@ -107,6 +110,7 @@ impl SendQueue {
             acked: 0,
             origin: 0,
             link: Link::default(),
+            rules: KnownRules::default(),
             head: Head::default(),
             planned: 0,
             is_broken: false,

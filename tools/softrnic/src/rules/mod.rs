@@ -6,6 +6,7 @@ pub(crate) mod action;
 mod documented;
 pub(crate) mod environment;
 pub(crate) mod gid_return;
+pub(crate) mod known;
 pub(crate) mod rule;
 pub(crate) mod table;
 pub(crate) mod text;

@@ -1,5 +1,6 @@
 //! Tests of one machine against another, and against a peer that says anything.
 
+mod explorer;
 mod hostile;
 mod pair;
 mod rails;

@@ -22,6 +22,8 @@ pub(super) struct End {
     pub(super) refusals: u32,
     pub(super) actions: Vec<Action>,
     pub(super) drained: bool,
+    /// Rails over which nothing comes through when the sender tries them.
+    pub(super) dead: RailMask,
 }
 
 #[derive(Debug)]
@@ -50,6 +52,7 @@ impl Pair {
             refusals: 0,
             actions: Vec::new(),
             drained: true,
+            dead: RailMask::NONE,
         };
         Self {
             ends: [end(Role::Sender), end(Role::Receiver)],
@@ -126,7 +129,7 @@ impl Pair {
     /// Reports the end of a job.
     fn finish(&mut self, i: usize) -> bool {
         let (now, arrived) = (self.now, self.arrived);
-        let End { machine, jobs, has_queue_pairs, refusals, .. } = &mut self.ends[i];
+        let End { machine, jobs, has_queue_pairs, refusals, dead, .. } = &mut self.ends[i];
         let Some(job) = jobs.pop_front() else { return false };
         let mut made = |rails: RailMask| match *refusals {
             0 => Ok(endpoint(rails.count().into(), 1, false)),
@@ -148,6 +151,11 @@ impl Pair {
                 let had = std::mem::replace(has_queue_pairs, true);
                 assert_eq!(had, i == 0, "queue pairs of the sender are created before, and of the receiver now");
                 assert_eq!(remote.rails.len(), usize::from(rails.count()));
+                let dead = rails & *dead;
+                if !dead.is_empty() {
+                    machine.handle_unreachable(now, attempt, dead);
+                    return true;
+                }
                 machine.handle_connected(now, attempt, made(rails));
             }
             Action::Resume { attempt, account } => {

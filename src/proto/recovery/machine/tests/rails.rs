@@ -94,15 +94,12 @@ fn a_fault_while_sends_are_drained_is_a_fault() {
 #[test]
 fn a_rail_that_falls_often_waits_while_another_one_lives() {
     let mut pair = Pair::new(2);
-    let mut fall = |pair: &mut Pair, wait: u64| {
+    let fall = |pair: &mut Pair, wait: u64| {
         pair.usable(1, 0b01);
         pair.settle();
         pair.usable(1, 0b11);
         pair.pass(Duration::from_millis(wait).saturating_sub(Duration::from_nanos(1)));
-        let is_draining = |pair: &Pair| {
-            !std::mem::replace(&mut pair.ends[0].machine.clone().due.drain, false)
-                && matches!(pair.ends[0].machine.state, State::Draining { .. })
-        };
+        let is_draining = |pair: &Pair| matches!(pair.ends[0].machine.state, State::Draining { .. });
         assert_eq!((rails(pair), is_draining(pair)), (0b01, wait == 0));
         pair.pass(Duration::from_nanos(1));
         assert!(is_draining(pair), "after {wait} ms");
@@ -167,4 +164,28 @@ fn a_rail_that_came_back_while_the_control_connection_was_lost_is_taken_in() {
         pair.pass(2 * SECOND);
         assert_eq!(rails(&pair), 0b11, "end {end}");
     }
+}
+
+#[test]
+fn an_idle_connection_lives_on_although_nothing_comes_through_over_one_of_its_rails() {
+    let mut pair = Pair::new(2);
+    // Shorter than the longest time that a rail waits.
+    pair.ends.iter_mut().for_each(|end| end.machine.give_up = 20 * SECOND);
+    pair.ends[0].dead = RailMask::only(1);
+    pair.fault(0);
+    for _ in 0..600 {
+        pair.pass(SECOND);
+        pair.ends[0].machine.handle_drained(pair.now);
+    }
+    pair.settle();
+    assert_eq!(rails(&pair), 0b01);
+    let attempts = pair.expect_running();
+    assert!((10..100).contains(&attempts), "the rail is tried now and then: {attempts}");
+    pair.ends[0].dead = RailMask::NONE;
+    for _ in 0..62 {
+        pair.pass(SECOND);
+        pair.ends[0].machine.handle_drained(pair.now);
+    }
+    pair.settle();
+    assert_eq!(rails(&pair), 0b11);
 }
