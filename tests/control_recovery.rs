@@ -22,6 +22,7 @@ impl RecoveryEvents for Noting {
     fn handle_frame(&self, frame: Frame) {
         self.0.lock().expect("no panic").push(format!("{:?} of {} bytes", frame.kind, frame.body.len()));
     }
+    fn handle_fault(&self, _reason: &str) {}
     fn handle_change(&self, change: &PeerChange) {
         self.0.lock().expect("no panic").push(format!("{change:?}"));
     }

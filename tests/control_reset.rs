@@ -128,9 +128,9 @@ fn handle_of_peer(worker: &mut WorkerCtx) -> Result<Handle> {
 /// The peer, a child of rank 1, dies, and the control connection to it is reset: nobody answers when it is dialled again. The
 /// device of rank 0 reports an error although rank 0 has no writes in flight. `play` calls [`wait_for_death`] before it resets
 /// the connection: a probe that the peer's device still acknowledges is followed by the next one only after 10 s.
-fn told_by_the_device(play: impl Fn(&mut WorkerCtx, &Transport) -> Result<()>, peer: Peer) -> Result<()> {
+fn told_by_the_device(recovery: (&str, &str), play: Play, peer: Peer) -> Result<()> {
     let setting = require!(setting());
-    let setting = setting.env("NCCL_IB_TIMEOUT", "10").env("NCCL_IB_RETRY_CNT", "3");
+    let setting = setting.env("NCCL_IB_TIMEOUT", "10").env("NCCL_IB_RETRY_CNT", "3").env(recovery.0, recovery.1);
     pair(&setting, |worker| {
         if worker.rank() == 1 {
             in_child_that_dies(|| {
@@ -156,15 +156,29 @@ fn wait_for_death(worker: &mut WorkerCtx) -> Result<()> {
     worker.barrier()
 }
 
+/// Without recovery that ends the connection; with it, when nobody has answered for so long.
+const WITHOUT_RECOVERY: (&str, &str) = ("FERRITE_FAILOVER", "0");
+const WITH_RECOVERY: (&str, &str) = ("FERRITE_GIVE_UP", "2");
+
+type Play = fn(&mut WorkerCtx, &Transport) -> Result<()>;
 type Peer = fn(&mut WorkerCtx, &Transport) -> Result<(Option<SendComm>, Option<RecvComm>)>;
 
 /// Rank 0 waits for two messages in one receive, of which one comes. That it comes shows that the clear-to-send has arrived: it
 /// is not what fails for want of an acknowledgement.
 #[test]
 fn a_receiver_without_a_control_connection_is_told_by_its_device() -> Result<()> {
+    a_receiver_is_told_by_its_device(WITHOUT_RECOVERY)
+}
+
+#[test]
+fn a_receiver_without_a_control_connection_gives_up_its_recovery() -> Result<()> {
+    a_receiver_is_told_by_its_device(WITH_RECOVERY)
+}
+
+fn a_receiver_is_told_by_its_device(recovery: (&str, &str)) -> Result<()> {
     const SENT: i32 = 1;
     const NOT_SENT: i32 = 2;
-    let play = |worker: &mut WorkerCtx, transport: &Transport| {
+    let play: Play = |worker, transport| {
         let (handle, listener) = transport.listen(0)?;
         let mut relay = relay_to(&handle);
         worker.send_bytes(&through(&relay, &handle).0)?;
@@ -192,12 +206,21 @@ fn a_receiver_without_a_control_connection_is_told_by_its_device() -> Result<()>
         finished(&mut deadline, sending, &mut [0])?;
         Ok((Some(send), None))
     };
-    told_by_the_device(play, peer)
+    told_by_the_device(recovery, play, peer)
 }
 
 #[test]
 fn a_sender_without_a_control_connection_is_told_by_its_device() -> Result<()> {
-    let play = |worker: &mut WorkerCtx, transport: &Transport| {
+    a_sender_is_told_by_its_device(WITHOUT_RECOVERY)
+}
+
+#[test]
+fn a_sender_without_a_control_connection_gives_up_its_recovery() -> Result<()> {
+    a_sender_is_told_by_its_device(WITH_RECOVERY)
+}
+
+fn a_sender_is_told_by_its_device(recovery: (&str, &str)) -> Result<()> {
+    let play: Play = |worker, transport| {
         let handle = handle_of_peer(worker)?;
         let mut relay = relay_to(&handle);
         let diverted = through(&relay, &handle);
@@ -224,7 +247,7 @@ fn a_sender_without_a_control_connection_is_told_by_its_device() -> Result<()> {
         worker.send_bytes(&handle.0)?;
         Ok((None, Some(answer(worker, listener, None)?)))
     };
-    told_by_the_device(play, peer)
+    told_by_the_device(recovery, play, peer)
 }
 
 /// A worker that the peer has forked, as data loaders are, outlives it: that keeps nobody from hearing of the death.

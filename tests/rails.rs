@@ -245,18 +245,28 @@ fn sent(port: &str) -> Result<u64> {
     Ok(words[at - 1].parse().expect("a number"))
 }
 
-/// There is no failover yet: the connection ends, and says on which rail.
+/// Rail 1 of rank 0 fails: its device, or its port.
+const DEAD_RAIL: [&str; 2] =
+    ["device-fatal device=softrnic1 message=100 times=1", "port-down device=softrnic1 message=100 times=1"];
+
 #[test]
-fn a_dead_rail_ends_the_connection_and_is_named() -> Result<()> {
+fn a_dead_rail_leaves_all_messages_to_the_other() -> Result<()> {
+    for fault in DEAD_RAIL {
+        let (code, stdout, stderr) = require!(verified(&["--devices", "4"], &["--long", "4000"], fault, &[]));
+        assert_eq!(code, 0, "{stdout}\n{stderr}");
+        assert!(stderr.lines().any(|line| line.contains(" recovers: ")), "{stderr}");
+    }
+    Ok(())
+}
+
+/// Without recovery the connection ends, and says on which rail.
+#[test]
+fn a_dead_rail_ends_the_connection_and_is_named_if_failover_is_switched_off() -> Result<()> {
     // Of a port both ends may be the first to hear: the sender by its data, the receiver by its clear-to-sends.
     let ends = ["on softrnic1 (rail 1 of softrnic0+softrnic1)", "on softrnic3 (rail 1 of softrnic2+softrnic3)"];
-    for (fault, words) in [
-        ("device-fatal device=softrnic1 message=100", ["softrnic1"; 2]),
-        ("port-down device=softrnic1 message=100", ends),
-    ] {
-        let fault = format!("{fault} times=1");
-        let quick = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "2")];
-        let (code, stdout, stderr) = require!(verified(&["--devices", "4"], &["--long", "4000"], &fault, &quick));
+    for (fault, words) in DEAD_RAIL.into_iter().zip([["softrnic1"; 2], ends]) {
+        let quick = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "2"), ("FERRITE_FAILOVER", "0")];
+        let (code, stdout, stderr) = require!(verified(&["--devices", "4"], &["--long", "4000"], fault, &quick));
         assert_eq!(code, 2, "{stdout}\n{stderr}");
         let told = stderr.lines().any(|line| line.contains("Ferrite") && words.iter().any(|w| line.contains(w)));
         assert!(told, "{words:?} is not told: {stderr}");

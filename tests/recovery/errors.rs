@@ -22,6 +22,13 @@ all_arrives_on_each_fabric!(
     300
 );
 
+all_arrives_on_each_fabric!(
+    all_arrives_if_completion_queues_of_both_ends_fail,
+    "cq-overrun device=RANK0 message=60 times=2; cq-overrun device=RANK1 message=80 times=2",
+    crate::stream::SHORT,
+    300
+);
+
 /// Messages both ways until there is an error, which has to be a remote one; the log has to have all of `words` in one line.
 /// Closing with messages under way does not fail.
 fn ends_with(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {

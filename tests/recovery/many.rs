@@ -1,11 +1,14 @@
 //! Many connections over the port that falls.
 
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, end, inject_only, run};
+use crate::common::process::pair;
+use crate::common::setting::talkative;
+use crate::fabric::{end, inject_only};
 use crate::stream::{Shape, Stream};
 use ferrite::error::Result;
 use ferrite::pair::PeerConn;
 use std::time::Instant;
+use testkit::require;
 
 /// Of a process, each way.
 const CONNECTIONS: usize = 64;
@@ -13,7 +16,9 @@ const CONNECTIONS: usize = 64;
 /// It prints how long that takes; nothing is asked of it.
 #[test]
 fn all_connections_of_a_process_go_on_after_their_port_has_fallen() -> Result<()> {
-    run(Fabric::OneRail, &[], |worker| {
+    let setting = require!(talkative(&[]));
+    let lines: [Vec<String>; 2] = pair(&setting, |worker| {
+        let mut lines = Vec::new();
         let transport = plugin_transport()?;
         let device = worker.rank();
         let shape = Shape { depth: 2, bytes: 4096 };
@@ -32,10 +37,16 @@ fn all_connections_of_a_process_go_on_after_their_port_has_fallen() -> Result<()
             let begin = Instant::now();
             Stream::exchange_over_all(&mut streams, worker, 10)?;
             let (count, ms) = (2 * CONNECTIONS, begin.elapsed().as_millis());
-            eprintln!("{count} connections: ten messages over each, a fall of {device} included, took {ms} ms");
+            lines.push(format!(
+                "rank {}: ten messages over each of {count} connections took {ms} ms, a fall of {device} included",
+                worker.rank()
+            ));
         }
         let first = streams.pop().expect("a stream");
         streams.into_iter().try_for_each(Stream::close)?;
-        end(worker, first)
-    })
+        end(worker, first)?;
+        Ok(lines)
+    })?;
+    println!("{}", lines.concat().join("\n"));
+    Ok(())
 }

@@ -16,6 +16,12 @@ fn all_arrives_over_rail_1_if_rail_0_falls_for_good() -> Result<()> {
     all_arrives(Fabric::TwoRails, "port-down device=softrnic2 message=60 times=1", LONG, 300)
 }
 
+/// Its memory keys are gone with it.
+#[test]
+fn all_arrives_over_the_other_card_if_a_device_fails_for_good() -> Result<()> {
+    all_arrives(Fabric::TwoRails, "device-fatal device=softrnic1 message=60 times=1", LONG, 300)
+}
+
 /// Rail 0 returns after rail 1 has fallen for good.
 #[test]
 fn all_arrives_if_the_second_rail_falls_before_the_first_is_back() -> Result<()> {
