@@ -17,8 +17,6 @@ use testkit::wait_until;
 struct Noting(Mutex<Vec<String>>);
 
 impl RecoveryEvents for Noting {
-    fn handle_fault(&self, _: &str) {}
-
     fn handle_frame(&self, frame: Frame) {
         self.0.lock().expect("no panic").push(format!("{:?} of {} bytes", frame.kind, frame.body.len()));
     }
@@ -26,7 +24,6 @@ impl RecoveryEvents for Noting {
     fn handle_change(&self, change: &PeerChange) {
         self.0.lock().expect("no panic").push(format!("{change:?}"));
     }
-    fn handle_fault(&self, _: &str) {}
 }
 
 impl Noting {
