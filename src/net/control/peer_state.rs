@@ -302,7 +302,6 @@ mod tests {
         fn handle_change(&self, change: &PeerChange) {
             self.0.lock().expect("one thread").push(change.clone());
         }
-        fn handle_fault(&self, _: &str) {}
     }
 
     #[test]
