@@ -33,9 +33,12 @@ def arguments() -> argparse.Namespace:
     options.add_gdr(parser, "GPUDirect")
     options.add_both(parser, "all runs")
     options.add_softrnic(parser)
+    parser.add_argument("--faults", metavar="RULES", help="with --softrnic: train once more over Ferrite under these fault rules")
     options.add_limit(parser, 10, 900, "one run")
     options.add_out(parser, "report-ddp")
     chosen = parser.parse_args()
+    if chosen.faults and not chosen.softrnic:
+        parser.error("--faults is of the software device: --softrnic is missing")
     if chosen.cycles > chosen.steps:
         parser.error(f"--cycles {chosen.cycles} is more than --steps {chosen.steps}")
     return chosen
