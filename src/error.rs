@@ -37,6 +37,8 @@ pub struct Detail {
     pub is_logged: bool,
     /// Whether new queue pairs may cure it: the path, the port or a queue pair has failed, and not the memory or the program.
     pub is_recoverable: bool,
+    /// The number of the rail that it concerns, if it concerns one alone.
+    pub rail: Option<u8>,
 }
 
 /// Result with [`Error`].
@@ -52,6 +54,7 @@ impl Error {
             context: String::new(),
             is_logged: false,
             is_recoverable: false,
+            rail: None,
         }))
     }
 
@@ -125,6 +128,13 @@ impl Error {
     #[must_use]
     pub fn recoverable(mut self) -> Self {
         self.0.is_recoverable = true;
+        self
+    }
+
+    /// The same error, which concerns rail number `rail` alone.
+    #[must_use]
+    pub fn on_rail(mut self, rail: u8) -> Self {
+        self.0.rail = Some(rail);
         self
     }
 

@@ -37,6 +37,8 @@ struct Ends<'a> {
     local: &'a LocalAddress,
     far: &'a RailEnd,
     remote: &'a Endpoint,
+    /// The rail's number.
+    number: u8,
     /// Which of the rails in use it is.
     place: usize,
 }
@@ -51,7 +53,8 @@ struct Attempts {
 }
 
 impl InitQpSet {
-    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Its packets have `traffic_class`.
+    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Its packets have `traffic_class`. What fails is
+    /// tried again as `retries` say.
     ///
     /// # Errors
     /// There are fewer queue pairs than `terms` say.
@@ -61,6 +64,7 @@ impl InitQpSet {
         remote: Endpoint,
         terms: &Negotiated,
         traffic_class: u8,
+        retries: Retries,
     ) -> Result<ConnectingQpSet> {
         self.truncate(terms);
         let striping = terms.striping;
@@ -83,7 +87,7 @@ impl InitQpSet {
         let queue = rails.first().map(|on| on.queue.clone()).ok_or_else(|| Error::internal("no rail"))?;
         let qps = Vec::with_capacity(waiting.len());
         let connected = QpSet { queue, qps, rails, name: nic.name.clone(), striping, remote };
-        let attempts = Attempts::new(nic.config.retries);
+        let attempts = Attempts::new(retries);
         Ok(ConnectingQpSet { endpoint: self.endpoint, connected, waiting, traffic_class, attempts })
     }
 
@@ -112,7 +116,8 @@ impl ConnectingQpSet {
             else {
                 return Err(is_missing(index));
             };
-            let path = ends.path(*local, far, self.traffic_class)?;
+            let number = ends.number;
+            let path = ends.path(*local, far, self.traffic_class).map_err(|e| e.on_rail(number))?;
             let is_first = index.0 < striping.rails();
             if is_first && self.attempts.failed == 0 {
                 ends.log(&path);
@@ -130,7 +135,7 @@ impl ConnectingQpSet {
                 }
                 Err(failed) => {
                     let ConnectError { qp, error } = *failed;
-                    self.attempts.fail(&ends, error)?;
+                    self.attempts.fail(&ends, error).map_err(|e| e.on_rail(number))?;
                     self.waiting.push(qp);
                 }
             }
@@ -159,7 +164,7 @@ impl<'a> Ends<'a> {
         let place = usize::from(qps.striping.place_of(index));
         let on = qps.rails.get(place)?;
         let (rail, local) = (nic.rails.get(usize::from(on.number))?, &on.address);
-        Some(Self { rail, local, far: qps.remote.rails.get(place)?, remote: &qps.remote, place })
+        Some(Self { rail, local, far: qps.remote.rails.get(place)?, remote: &qps.remote, number: on.number, place })
     }
 
     /// The far end, for messages.

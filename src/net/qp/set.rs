@@ -85,7 +85,7 @@ impl InitQpSet {
         let count = per_rail.min(MAX_QPS / used.len().max(1));
         let peer_gid = |place: usize| peer.and_then(|peer| peer.rails.get(place)).map(|end| end.gid);
         let create = |(place, (number, rail)): (usize, &(u8, &Arc<Rail>))| {
-            InitRailQps::new(*number, rail, count, caps, peer_gid(place))
+            InitRailQps::new(*number, rail, count, caps, peer_gid(place)).map_err(|e| e.on_rail(*number))
         };
         let rails = used.iter().enumerate().map(create).collect::<Result<Vec<_>>>()?;
         let infiniband = nic.first().infiniband;

@@ -6,17 +6,14 @@
 use super::end::{End, Owner};
 use super::inbox::{Inbox, Input};
 use super::new_qps::{NewQps, Progress};
-use super::rails::ConnRails;
+use super::rails::{ConnRails, FailedRails};
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
-use crate::net::control::port_listeners::{PortEvent, PortListener};
-use crate::net::control::recovery_events::RecoveryEvents;
+use crate::net::control::port_listeners::PortListener;
 use crate::net::control::workers::{Job, JobId, Workers};
 use crate::net::device::nic::Nic;
 use crate::net::qp::set::QpSet;
 use crate::proto::control::Time;
-use crate::proto::control::event::PeerChange;
-use crate::proto::frame::Frame;
 use crate::proto::handshake::Negotiated;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::action::{Action, Role};
@@ -37,8 +34,8 @@ const DRAIN_EVERY: Duration = Duration::from_millis(1);
 /// The recovery of one connection at one end.
 #[derive(Debug)]
 pub struct ConnRecovery {
-    nic: Arc<Nic>,
-    peer: Arc<PeerState>,
+    pub(super) nic: Arc<Nic>,
+    pub(super) peer: Arc<PeerState>,
     terms: Negotiated,
     role: Role,
     rails: ConnRails,
@@ -63,6 +60,7 @@ struct Work {
     /// When it is said next that the connection does not run.
     next_warning: Option<Instant>,
     new_qps: NewQps,
+    failed_rails: FailedRails,
 }
 
 impl ConnRecovery {
@@ -72,7 +70,8 @@ impl ConnRecovery {
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
         let new_qps = NewQps::new(nic, role, terms);
-        let work = Work { machine, is_draining: false, next_warning: None, new_qps };
+        let work =
+            Work { machine, is_draining: false, next_warning: None, new_qps, failed_rails: FailedRails::default() };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
             peer: Arc::clone(peer),
@@ -120,7 +119,7 @@ impl ConnRecovery {
     }
 
     /// As [`Self::put`], where nobody can be told of an error.
-    fn put_or_fail(&self, input: Input) {
+    pub(super) fn put_or_fail(&self, input: Input) {
         if let Err(e) = self.put(input) {
             log::warn!("{e}");
         }
@@ -154,7 +153,8 @@ impl ConnRecovery {
     }
 
     fn look_at_ports(&self, work: &mut Work) {
-        let (now, usable) = (self.now(), self.rails.usable(&self.nic));
+        let now = self.now();
+        let usable = work.failed_rails.keep_out(Instant::now(), self.rails.usable(&self.nic));
         let lost = work.machine.rails() - usable;
         if work.machine.is_running() && !lost.is_empty() {
             self.peer.set_recovering(true);
@@ -178,12 +178,13 @@ impl ConnRecovery {
                 self.look_at_ports(work);
             }
             Action::Create { attempt, rails } => {
-                let created = work.new_qps.create(end, rails).map_err(|e| e.text());
+                let created = work.new_qps.create(end, rails).map_err(|e| self.failed(work, &e));
                 work.machine.handle_created(self.now(), attempt, created);
             }
             Action::Connect { attempt, rails, remote } => {
                 if let Err(e) = work.new_qps.connect(end, attempt, rails, remote) {
-                    work.machine.handle_connected(self.now(), attempt, Err(e.text()));
+                    let cause = self.failed(work, &e);
+                    work.machine.handle_connected(self.now(), attempt, Err(cause));
                 }
             }
             Action::Discard => work.new_qps.discard(),
@@ -195,7 +196,10 @@ impl ConnRecovery {
                 end.drain()?;
                 work.is_draining = true;
             }
-            Action::Recovered { duration, attempts, rails } => self.log_recovered(duration, attempts, rails),
+            Action::Recovered { duration, attempts, rails } => {
+                work.failed_rails.handle_success(rails);
+                self.log_recovered(duration, attempts, rails);
+            }
             Action::Fail(reason) => return Err(Error::remote(reason)),
         }
         Ok(())
@@ -223,9 +227,21 @@ impl ConnRecovery {
             Progress::Wait(until) => return Some(until),
             Progress::Connected(attempt, endpoint) => work.machine.handle_connected(now, attempt, Ok(endpoint)),
             Progress::Unreachable(attempt, dead) => work.machine.handle_unreachable(now, attempt, dead),
-            Progress::Failed(attempt, e) => work.machine.handle_connected(now, attempt, Err(e.text())),
+            Progress::Failed(attempt, e) => {
+                let cause = self.failed(work, &e);
+                work.machine.handle_connected(now, attempt, Err(cause));
+            }
         }
         Some(Instant::now())
+    }
+
+    /// Queue pairs could not be created or connected: the rail that this is due to is left out for a while. Returns the reason.
+    fn failed(&self, work: &mut Work, error: &Error) -> String {
+        if let Some(rail) = error.rail {
+            work.failed_rails.handle_failure(Instant::now(), rail);
+            self.look_at_ports(work);
+        }
+        error.text()
     }
 
     fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
@@ -314,7 +330,8 @@ impl ConnRecovery {
         let timeout = work.machine.poll_timeout().map(|time| self.start + time);
         let drain = work.is_draining.then(|| now + DRAIN_EVERY);
         let look = (!work.machine.is_running()).then(|| now + LOOK_EVERY);
-        Ok([timeout, next_step, drain, look].into_iter().flatten().min())
+        let pause = work.failed_rails.next_end(now);
+        Ok([timeout, next_step, drain, look, pause].into_iter().flatten().min())
     }
 }
 
@@ -328,7 +345,7 @@ impl Job for ConnRecovery {
             self.handle_gone(end);
             return None;
         }
-        if !work.machine.is_running() {
+        if !work.machine.is_running() || work.failed_rails.is_any() {
             self.look_at_ports(&mut work);
         }
         match self.run_all(&mut work, end) {
@@ -344,44 +361,6 @@ impl Job for ConnRecovery {
 
     fn handle_panic(&self) {
         self.peer.fail("an internal error while the connection was being recovered");
-    }
-}
-
-impl RecoveryEvents for ConnRecovery {
-    fn handle_frame(&self, frame: Frame) {
-        self.put_or_fail(Input::Frame(frame));
-    }
-
-    fn handle_fault(&self, reason: &str) {
-        if let Err(e) = self.report(reason) {
-            self.peer.fail(&e.text());
-        }
-    }
-
-    fn handle_change(&self, change: &PeerChange) {
-        match change {
-            PeerChange::Back => self.put_or_fail(Input::Back),
-            PeerChange::Unknown(_) | PeerChange::Closed(_) | PeerChange::Broken(_) => self.put_or_fail(Input::PeerGone),
-            PeerChange::Lost(_) | PeerChange::Frame(_) => {}
-        }
-    }
-}
-
-impl PortListener for ConnRecovery {
-    fn handle_port_event(&self, _port: u8, what: PortEvent) -> usize {
-        if what == PortEvent::DeviceFatal && self.nic.cards.len() == 1 {
-            // A lost device does not come back by itself.
-            if self.nic.config.fail_on_async_error {
-                self.peer.fail(&format!("{}: fatal device error", self.nic.name));
-            }
-            return 0;
-        }
-        if what == PortEvent::QueuePairError {
-            self.put_or_fail(Input::QueuePairFailed);
-            return 0;
-        }
-        self.put_or_fail(Input::PortChanged);
-        usize::from(matches!(what, PortEvent::Down | PortEvent::DeviceFatal))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::end::End;
 use crate::error::{Error, Result};
+use crate::host::config::Retries;
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::reach::ReachTest;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 /// How long the peer's device has to acknowledge a write over new queue pairs. After each failure it has twice as long.
 const REACH_LIMIT: Duration = Duration::from_millis(30);
 const MAX_REACH_LIMIT: Duration = Duration::from_secs(2);
+/// What cannot be connected fails the attempt: the next one may be over other rails.
+const NO_RETRIES: Retries = Retries { all: false, count: 0, pause_ms: 0 };
 /// How often it is asked whether it has.
 const REACH_EVERY: Duration = Duration::from_micros(100);
 
@@ -97,7 +100,7 @@ impl NewQps {
         };
         let mut terms = Negotiated::agree(sender, receiver)?;
         terms.striping = terms.striping.over(rails);
-        let connecting = qps.connect(&self.nic, remote, &terms, traffic_class)?;
+        let connecting = qps.connect(&self.nic, remote, &terms, traffic_class, NO_RETRIES)?;
         self.stage = Stage::Connecting(attempt, Box::new(connecting));
         Ok(())
     }
