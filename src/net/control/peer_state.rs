@@ -282,7 +282,9 @@ mod tests {
 
     #[test]
     fn a_peer_that_does_not_know_the_connection_is_gone_and_has_not_closed_in_good_order() {
-        for (change, has_closed) in [(PeerChange::Unknown("who?".into()), false), (PeerChange::Closed("bye".into()), true)] {
+        for (change, has_closed) in
+            [(PeerChange::Unknown("who?".into()), false), (PeerChange::Closed("bye".into()), true)]
+        {
             let peer = peer(true);
             peer.set_recovering(true);
             let _ = peer.handle_change(change);

@@ -9,14 +9,11 @@ use super::new_qps::{NewQps, Progress};
 use super::rails::ConnRails;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
-use crate::net::control::port_listeners::{PortEvent, PortListener};
-use crate::net::control::recovery_events::RecoveryEvents;
+use crate::net::control::port_listeners::PortListener;
 use crate::net::control::workers::{Job, JobId, Workers};
 use crate::net::device::nic::Nic;
 use crate::net::qp::set::QpSet;
 use crate::proto::control::Time;
-use crate::proto::control::event::PeerChange;
-use crate::proto::frame::Frame;
 use crate::proto::handshake::Negotiated;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::action::{Action, Role};
@@ -39,8 +36,8 @@ const DRAIN_EVERY: Duration = Duration::from_millis(1);
 /// The recovery of one connection at one end.
 #[derive(Debug)]
 pub struct ConnRecovery {
-    nic: Arc<Nic>,
-    peer: Arc<PeerState>,
+    pub(super) nic: Arc<Nic>,
+    pub(super) peer: Arc<PeerState>,
     terms: Negotiated,
     owner: OnceLock<Weak<dyn Owner>>,
     workers: Arc<Workers>,
@@ -121,7 +118,7 @@ impl ConnRecovery {
     }
 
     /// As [`Self::put`], where nobody can be told of an error.
-    fn put_or_fail(&self, input: Input) {
+    pub(super) fn put_or_fail(&self, input: Input) {
         if let Err(e) = self.put(input) {
             log::warn!("{e}");
         }
@@ -200,7 +197,7 @@ impl ConnRecovery {
             Action::Recovered { duration, attempts, rails } => {
                 work.rails.handle_running(rails);
                 self.log_recovered(duration, attempts, rails, work.rails.all());
-            },
+            }
             Action::Fail(reason) => return Err(Error::remote(reason)),
         }
         Ok(())
@@ -286,11 +283,7 @@ impl ConnRecovery {
     }
 
     fn log_recovered(&self, duration: Duration, attempts: u32, rails: RailMask, all: RailMask) {
-        let of = if rails == all {
-            String::new()
-        } else {
-            format!(" on rail(s) {rails} of {}", all)
-        };
+        let of = if rails == all { String::new() } else { format!(" on rail(s) {rails} of {}", all) };
         let peer = self.peer.peer();
         let ms = duration.as_millis();
         let text =
@@ -366,49 +359,6 @@ impl Job for ConnRecovery {
 
     fn handle_panic(&self) {
         self.peer.fail("an internal error while the connection was being recovered");
-    }
-}
-
-impl RecoveryEvents for ConnRecovery {
-    fn handle_frame(&self, frame: Frame) {
-        self.put_or_fail(Input::Frame(frame));
-    }
-
-    fn handle_fault(&self, reason: &str) {
-        if let Err(e) = self.report(reason) {
-            self.peer.fail(&e.text());
-        }
-    }
-
-    fn handle_change(&self, change: &PeerChange) {
-        match change {
-            PeerChange::Back => self.put_or_fail(Input::Back),
-            // While the connection runs there is nothing to be done about it, and no thread is started.
-            PeerChange::Unknown(_) | PeerChange::Closed(_) | PeerChange::Broken(_) => {
-                if self.peer.is_recovering() {
-                    self.put_or_fail(Input::PeerGone);
-                }
-            }
-            PeerChange::Lost(_) | PeerChange::Frame(_) => {}
-        }
-    }
-}
-
-impl PortListener for ConnRecovery {
-    fn handle_port_event(&self, _port: u8, what: PortEvent) -> usize {
-        if what == PortEvent::DeviceFatal && self.nic.cards.len() == 1 {
-            // A lost device does not come back by itself.
-            if self.nic.config.fail_on_async_error {
-                self.peer.fail(&format!("{}: fatal device error", self.nic.name));
-            }
-            return 0;
-        }
-        if what == PortEvent::QueuePairError {
-            self.put_or_fail(Input::QueuePairFailed);
-            return 0;
-        }
-        self.put_or_fail(Input::PortChanged);
-        usize::from(matches!(what, PortEvent::Down | PortEvent::DeviceFatal))
     }
 }
 

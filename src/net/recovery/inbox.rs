@@ -68,7 +68,9 @@ mod tests {
     #[test]
     fn a_look_is_asked_for_once_and_what_is_too_much_is_said_once() {
         let inbox = Inbox::default();
-        [Input::PortChanged, Input::PortChanged, Input::QueuePairFailed].into_iter().for_each(|input| inbox.push(input));
+        [Input::PortChanged, Input::PortChanged, Input::QueuePairFailed]
+            .into_iter()
+            .for_each(|input| inbox.push(input));
         let taken: Vec<_> = std::iter::from_fn(|| inbox.pop()).collect();
         assert!(matches!(taken[..], [Input::PortChanged, Input::QueuePairFailed]), "{taken:?}");
         (0..2 * MOST).for_each(|_| inbox.push(Input::Back));

@@ -274,7 +274,8 @@ impl Connector {
             Reply::parse(&frame.body, &qps.endpoint).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         let traffic_class = self.nic.config.traffic_class;
         self.deadline = Instant::now() + self.patience();
-        let connecting = qps.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class, self.nic.config.retries)?;
+        let connecting =
+            qps.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class, self.nic.config.retries)?;
         Ok((Stage::Connecting(Box::new(Pending { stream, connecting, ring, reply })), true))
     }
 

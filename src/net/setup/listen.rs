@@ -250,7 +250,8 @@ fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
     let rails = 0..hello.endpoint.rails.len().min(nic.rails.len()) as u8;
     let idle = InitQpSet::new(nic, rails, count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
     let terms = Negotiated::agree(&hello.endpoint, &idle.endpoint)?;
-    let connecting = idle.connect(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class, nic.config.retries)?;
+    let connecting =
+        idle.connect(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class, nic.config.retries)?;
     Ok(Preparing { connecting, hello, terms })
 }
 

@@ -268,8 +268,7 @@ impl World {
         for pair in &mut self.pairs {
             let has_closed = pair.has_closed[1 - process];
             if let Some(done) = pair.end(process).filter(|done| done.stream == stream) {
-                let is_end =
-                    matches!(change, PeerChange::Closed(_) | PeerChange::Unknown(_) | PeerChange::Broken(_));
+                let is_end = matches!(change, PeerChange::Closed(_) | PeerChange::Unknown(_) | PeerChange::Broken(_));
                 assert!(!is_end || has_closed || is_dead, "{change:?}, while the peer lives and has not closed");
                 done.handle_change(change);
             }

@@ -39,7 +39,10 @@ pub(super) const POINTS: &[Point] = &[
         number: 50,
         name: "failed-again",
         claim: "a request that has failed says the same a million times, without flooding the log",
-        trial: Trial::Steps(&[Step { env: Env { vars: &[QUICK, NO_FAILOVER], timeout_s: 40, ..RANK0_ONLY }, run: failed_again }]),
+        trial: Trial::Steps(&[Step {
+            env: Env { vars: &[QUICK, NO_FAILOVER], timeout_s: 40, ..RANK0_ONLY },
+            run: failed_again,
+        }]),
     },
     Point {
         number: 51,

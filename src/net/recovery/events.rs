@@ -1,0 +1,51 @@
+//! What a connection's recovery is told: of the peer, of ports, of failed queues.
+
+use super::conn::ConnRecovery;
+use super::inbox::Input;
+use crate::net::control::port_listeners::{PortEvent, PortListener};
+use crate::net::control::recovery_events::RecoveryEvents;
+use crate::proto::control::event::PeerChange;
+use crate::proto::frame::Frame;
+
+impl RecoveryEvents for ConnRecovery {
+    fn handle_frame(&self, frame: Frame) {
+        self.put_or_fail(Input::Frame(frame));
+    }
+
+    fn handle_fault(&self, reason: &str) {
+        if let Err(e) = self.report(reason) {
+            self.peer.fail(&e.text());
+        }
+    }
+
+    fn handle_change(&self, change: &PeerChange) {
+        match change {
+            PeerChange::Back => self.put_or_fail(Input::Back),
+            // While the connection runs there is nothing to be done about it, and no thread is started.
+            PeerChange::Unknown(_) | PeerChange::Closed(_) | PeerChange::Broken(_) => {
+                if self.peer.is_recovering() {
+                    self.put_or_fail(Input::PeerGone);
+                }
+            }
+            PeerChange::Lost(_) | PeerChange::Frame(_) => {}
+        }
+    }
+}
+
+impl PortListener for ConnRecovery {
+    fn handle_port_event(&self, _port: u8, what: PortEvent) -> usize {
+        if what == PortEvent::DeviceFatal && self.nic.cards.len() == 1 {
+            // A lost device does not come back by itself.
+            if self.nic.config.fail_on_async_error {
+                self.peer.fail(&format!("{}: fatal device error", self.nic.name));
+            }
+            return 0;
+        }
+        if what == PortEvent::QueuePairError {
+            self.put_or_fail(Input::QueuePairFailed);
+            return 0;
+        }
+        self.put_or_fail(Input::PortChanged);
+        usize::from(matches!(what, PortEvent::Down | PortEvent::DeviceFatal))
+    }
+}
