@@ -36,6 +36,18 @@ fn all_arrives_if_ends_lose_different_rails_one_after_the_other() -> Result<()> 
     all_arrives(Fabric::TwoRails, rules, SHORT, 1000)
 }
 
+/// The port of rail 1 is active, and nothing answers for its address when new queue pairs are connected.
+#[test]
+fn all_arrives_over_rail_0_if_the_peer_cannot_be_resolved_on_rail_1() -> Result<()> {
+    let rules = "qp-error device=softrnic0 message=60 times=1; modify-qp=ETIMEDOUT device=softrnic1 message=3..";
+    run(Fabric::TwoRails, &[("SOFTRNIC_FAULTS", rules)], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 300)?;
+        assert!(said(&["goes on on rail(s) 0 of"]), "{}", log());
+        end(worker, stream)
+    })
+}
+
 /// Bytes that the ports of rail 1 send during twenty messages each way: those of rank 0's, and of rank 1's.
 fn carried_by_rail_1(worker: &mut WorkerCtx, stream: &mut Stream) -> Result<[u64; 2]> {
     let counts = || [sent("softrnic1/1"), sent("softrnic3/1")];

@@ -19,7 +19,7 @@ pub struct ExclusiveCell<T> {
 const PAUSE: Duration = Duration::from_micros(20);
 /// How long a thread that recovers the connection waits for NCCL's to leave. NCCL's stays for microseconds, unless it is stopped,
 /// or has panicked inside and will never leave.
-const VISIT_LIMIT: Duration = Duration::from_secs(10);
+const VISIT_LIMIT: Duration = Duration::from_secs(60);
 
 // SAFETY: `enter` lets one caller in at a time, so `T` moves between threads but is never shared.
 unsafe impl<T: Send> Sync for ExclusiveCell<T> {}

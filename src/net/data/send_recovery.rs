@@ -181,12 +181,11 @@ impl SendPath {
                 return Ok(());
             }
             let Some((transfer, addr)) = self.flow.poll_replay() else { break };
-            let lkeys = self.nic.lkeys_at(addr, transfer.length).ok_or_else(|| {
-                let length = transfer.length;
-                Error::argument(format!(
-                    "{length} bytes at {addr:#x} are to be sent again, but are not registered any more"
-                ))
-            })?;
+            let length = transfer.length;
+            let Some(lkeys) = self.nic.lkeys_at(addr, length) else {
+                let text = format!("{length} bytes at {addr:#x} are to be sent again, but are not registered any more");
+                return Err(self.sticky_error.fail(&self.peer, Error::argument(text)));
+            };
             let lkey = |rail: u8| lkeys.get(usize::from(rail)).copied().unwrap_or_default();
             if let Err(e) = self.post(addr, lkey, transfer) {
                 return self.handle_failure(e);
