@@ -131,9 +131,13 @@ mod tests {
     fn a_visitor_and_nccls_thread_wait_for_each_other() {
         let cell = ExclusiveCell::new(0u64);
         let times = 20_000;
+        let increment = |state: &mut u64| {
+            *state += 1;
+            Ok(())
+        };
         std::thread::scope(|scope| {
-            scope.spawn(|| (0..times).for_each(|_| cell.visit(|state| Ok(*state += 1)).expect("it waits")));
-            scope.spawn(|| (0..times).for_each(|_| cell.enter(|state| Ok(*state += 1)).expect("it waits")));
+            scope.spawn(|| (0..times).for_each(|_| cell.visit(increment).expect("it waits")));
+            scope.spawn(|| (0..times).for_each(|_| cell.enter(increment).expect("it waits")));
         });
         assert_eq!(cell.enter(|state| Ok(*state)), Ok(2 * times));
     }

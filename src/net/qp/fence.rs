@@ -7,6 +7,7 @@
 
 use super::set::{ConnectedQp, QpSet};
 use super::wr_id::WrId;
+use crate::error::Result;
 use crate::proto::QpIndex;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::status::Status;
@@ -37,7 +38,19 @@ impl QpSet {
         let mut drained = Drained::default();
         let limit = Instant::now() + DRAIN_LIMIT;
         loop {
-            let polled: usize = self.rails.iter().map(|on| drained.poll(&on.queue, &mut self.qps)).sum();
+            let mut polled = 0;
+            for (place, on) in (0..).zip(&self.rails) {
+                match drained.poll(&on.queue, &mut self.qps) {
+                    Ok(count) => polled += count,
+                    // The queue has failed, and reports nothing more.
+                    Err(e) => {
+                        log::debug!("{e}");
+                        let of_rail = |index: u8| self.striping.place_of(QpIndex(index)) == place;
+                        let qps = (0..).zip(&mut self.qps).filter(|(index, _)| of_rail(*index));
+                        qps.for_each(|(_, connected)| connected.receives = 0);
+                    }
+                }
+            }
             if self.qps.iter().all(|connected| connected.receives == 0) && polled == 0 {
                 return drained;
             }
@@ -55,9 +68,12 @@ impl QpSet {
 
 impl Drained {
     /// Takes a batch of completions of `queue` in, and returns their number.
-    fn poll(&mut self, queue: &CompletionQueue, qps: &mut [ConnectedQp]) -> usize {
+    ///
+    /// # Errors
+    /// The queue has failed.
+    fn poll(&mut self, queue: &CompletionQueue, qps: &mut [ConnectedQp]) -> Result<usize> {
         let mut batch = Batch::default();
-        let Ok(completions) = queue.poll(&mut batch) else { return 0 };
+        let completions = queue.poll(&mut batch)?;
         for completion in completions {
             let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { continue };
             let Some(connected) = qps.get_mut(usize::from(qp)) else { continue };
@@ -66,6 +82,6 @@ impl Drained {
                 self.arrivals.push((QpIndex(qp), completion.imm()));
             }
         }
-        completions.len()
+        Ok(completions.len())
     }
 }

@@ -97,7 +97,7 @@ fn a_killed_peer_is_told_as_killed_and_the_other_end_with_its_error() {
 }
 
 #[test]
-fn a_stream_that_gets_nowhere_is_ended_by_the_limit_at_both_ends() {
+fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
     // Retries that last longer than the limit.
     let retries = [("NCCL_IB_TIMEOUT", "20"), ("FERRITE_GIVE_UP", "100")];
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
@@ -106,7 +106,8 @@ fn a_stream_that_gets_nowhere_is_ended_by_the_limit_at_both_ends() {
     arguments.extend(["--limit", "2"]);
     let (code, stdout, stderr) = require!(outlast(&arguments, &retries));
     assert_eq!(code, 1, "{stdout}{stderr}");
-    assert!(stdout.contains("  sender hung until ") && stdout.contains("; receiver hung until "), "{stdout}");
+    // The end whose limit comes first closes its connection, which the other one may see before its own limit.
+    assert!(stdout.contains("sender hung until ") || stdout.contains("receiver hung until "), "{stdout}");
     // Each end sees it, since its calls return.
     assert!(!stdout.contains("no call returned"), "{stdout}");
     assert!(stderr.contains("1 of 1 streams did not come to their end"), "{stderr}");
