@@ -127,8 +127,11 @@ pub(crate) fn recoveries() -> usize {
 /// The fault rules in force, and how often each has been applied.
 pub(crate) fn applied() -> Vec<(String, u64)> {
     let text = softrnic(&["inject"]);
-    let lines = text.lines().filter_map(|line| line.trim().rsplit_once(" struck "));
-    lines.map(|(rule, count)| (rule.to_owned(), count.parse().expect("a number"))).collect()
+    let rule = |line: &str| {
+        let (rule, count) = line.trim().rsplit_once("  applied ").expect("a rule and a number");
+        (rule.to_owned(), count.parse().expect("a number"))
+    };
+    text.lines().filter(|line| !line.is_empty()).map(rule).collect()
 }
 
 /// Puts fault rules into force in place of those before.

@@ -300,7 +300,6 @@ mod tests {
         fn handle_frame(&self, frame: Frame) {
             self.0.lock().expect("one thread").push(PeerChange::Frame(frame));
         }
-        fn handle_fault(&self, _reason: &str) {}
         fn handle_change(&self, change: &PeerChange) {
             self.0.lock().expect("one thread").push(change.clone());
         }
