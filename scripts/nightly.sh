@@ -39,6 +39,9 @@ SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked
 step "soft-RoCE, Ferrite and NCCL's own transport"
 FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'binary(rxe)'
 
+step "ports that fall a thousand times"
+FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'binary(recovery) & test(many_flaps)'
+
 step "processes killed"
 tools/softrnic/scripts/soak.sh 1000
 

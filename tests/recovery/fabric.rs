@@ -13,7 +13,7 @@ use testkit::dist::softrnic_program;
 use testkit::{program, require};
 
 /// What no test takes, however slow the machine.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// How the devices of a test are arranged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

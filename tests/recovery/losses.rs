@@ -86,7 +86,7 @@ fn a_message_is_sent_again_if_its_data_has_arrived_and_its_immediate_has_not() -
 // The path only pauses: a suspicion does no harm.
 all_arrives_on_each_fabric!(
     all_arrives_if_a_path_pauses_for_300_ms,
-    "delay=300ms device=RANK0 message=60 times=1",
+    "delay=300ms opcode=write-imm device=RANK0 message=60 times=1",
     crate::stream::SHORT,
     300
 );
