@@ -104,15 +104,3 @@ fn a_rail_that_returns_carries_its_part_again() -> Result<()> {
         end(worker, stream)
     })
 }
-
-/// The port of rail 1 is active, and nothing answers for its address when new queue pairs are connected.
-#[test]
-fn all_arrives_over_rail_0_if_the_peer_cannot_be_resolved_on_rail_1() -> Result<()> {
-    let rules = "qp-error device=softrnic0 message=60 times=1; modify-qp=ETIMEDOUT device=softrnic1 message=3..";
-    run(Fabric::TwoRails, &[("SOFTRNIC_FAULTS", rules)], |worker| {
-        let mut stream = Stream::open(worker, SHORT)?;
-        stream.exchange(worker, 300)?;
-        assert!(said(&["goes on on rail(s) 0 of"]), "{}", log());
-        end(worker, stream)
-    })
-}

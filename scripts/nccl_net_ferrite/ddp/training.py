@@ -21,7 +21,8 @@ def compare(options: argparse.Namespace) -> int:
     # The built-in comes twice: a difference between its two runs is not the network's.
     sides = [built_in("built-in"), ferrite("Ferrite", options.plugin, []), sockets("sockets"), built_in("built-in-again")]
     if options.faults:
-        sides.append(ferrite("Ferrite-under-faults", options.plugin, [("SOFTRNIC_FAULTS", options.faults)]))
+        # Before the last, which shows that the training repeats itself.
+        sides.insert(3, ferrite("Ferrite-under-faults", options.plugin, [("SOFTRNIC_FAULTS", options.faults)]))
     files.check_writable(options.out)
     setup = setup_of(options)
     placements = placement.on_this_machine(options.ranks, gpus.seen_by_torch())
