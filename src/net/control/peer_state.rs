@@ -297,6 +297,8 @@ mod tests {
     struct Noting(Mutex<Vec<PeerChange>>);
 
     impl RecoveryEvents for Noting {
+        fn handle_fault(&self, _: &str) {}
+
         fn handle_frame(&self, frame: Frame) {
             self.0.lock().expect("one thread").push(PeerChange::Frame(frame));
         }
