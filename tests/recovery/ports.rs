@@ -69,7 +69,8 @@ fn all_arrives_despite_flaps(fabric: Fabric, ports: &[(&str, &str)]) -> Result<(
     let rules = ports.iter().map(rule).collect::<Vec<_>>().join("; ");
     run(fabric, &[("SOFTRNIC_FAULTS", &rules)], |worker| {
         let mut stream = Stream::open(worker, SHORT)?;
-        let is_over = || applied().iter().map(|(_, count)| *count).sum::<u64>() >= (times * ports.len()) as u64;
+        // Not all: a rail that has fallen often is not used for a minute while another one works.
+        let is_over = || applied().iter().map(|(_, count)| *count).sum::<u64>() >= (times * ports.len() / 2) as u64;
         exchange_until(worker, &mut stream, "ports that fall again and again", is_over)?;
         stream.exchange(worker, 100)?;
         end(worker, stream)

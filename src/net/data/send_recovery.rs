@@ -111,8 +111,13 @@ impl SendPath {
     #[inline(never)]
     pub(super) fn progress_not_open(&mut self) -> Result<()> {
         self.sticky_error.check_failed()?;
-        // Read before the queue is polled. A peer that has closed in good order has received all messages, so their completions
-        // still come.
+        if self.recovery.is_some() && self.peer.state().has_closed() {
+            // It does so only when all that has begun has arrived. The device would report that much later if acknowledgements are
+            // lost, or never.
+            self.flow.complete_all();
+            return Ok(());
+        }
+        // Read before the queue is polled. What the peer has acknowledged before it went is in the queue then.
         let is_broken = self.peer.is_broken();
         let polled = if self.mode == Mode::Fenced { 0 } else { self.poll_any()? };
         self.replay()?;
