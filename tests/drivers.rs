@@ -194,10 +194,17 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
         }
         worker.barrier()?;
         if rank == 0 {
-            while let Some(send) = begin(requests.len())? {
-                requests.push_back(send);
+            let mut deadline = worker.deadline("a send queue that is full");
+            while requests.len() < 127 {
+                match begin(requests.len())? {
+                    Some(send) => requests.push_back(send),
+                    None => deadline.idle()?,
+                }
             }
-            assert_eq!(requests.len(), 127, "a send queue has room for as many and a probe, and the rest have to wait");
+            for _ in 0..1000 {
+                let next = begin(requests.len())?;
+                assert!(next.is_none(), "a send queue has room for as many and a probe, and the rest have to wait");
+            }
         }
         let mut begun = requests.len();
         let mut deadline = worker.deadline("long messages");
