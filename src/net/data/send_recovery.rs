@@ -24,7 +24,7 @@ impl End for SendComm {
 
     fn take_qps(&self) -> Result<QpSet> {
         self.path.visit(|path| {
-            // In here: NCCL's thread says in here that the connection runs, once all is sent again.
+            // Set while no other thread is inside: the end of a replay, which clears it, happens inside as well.
             self.peer.set_recovering(true);
             path.mode = Mode::Fenced;
             Ok(path.qps.take())
@@ -136,14 +136,16 @@ impl SendPath {
         self.poll_rails().or_else(|e| self.handle_failure(e).map(|()| 1))
     }
 
-    /// Something has failed: new queue pairs may cure it, or else the connection ends.
+    /// Something has failed: new queue pairs may cure it, or else the connection ends. Once the queue pairs are to be replaced, any
+    /// failure of theirs is one of queue pairs that are given up.
     ///
     /// # Errors
     /// It ends.
     #[cold]
     #[inline(never)]
     pub(super) fn handle_failure(&mut self, error: Error) -> Result<()> {
-        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable || self.peer.is_recovering())
+        let is_given_up = self.peer.is_recovering() && matches!(self.mode, Mode::Running | Mode::Fenced);
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable || is_given_up)
             && !self.peer.is_broken()
         {
             return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(&self.peer, e));

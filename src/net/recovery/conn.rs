@@ -143,7 +143,12 @@ impl ConnRecovery {
                 }
                 Input::Back => work.machine.handle_back(now),
                 Input::PeerGone => {}
-                Input::TooMuch => return Err(Error::remote(format!("{} says too much", self.peer.peer()))),
+                Input::TooMuch => {
+                    return Err(Error::remote(format!(
+                        "{} sends control messages faster than they are handled",
+                        self.peer.peer()
+                    )));
+                }
                 Input::PortChanged => self.look_at_ports(work),
                 // Its completions tell, which NCCL may not ask for.
                 Input::QueuePairFailed => end.poll()?,
@@ -213,7 +218,7 @@ impl ConnRecovery {
             // It has all messages.
             end.handle_closed();
         } else {
-            // Nobody knows what it has, and no device will tell.
+            // Which messages it has is not known, and there are no queue pairs whose completions would show it.
             self.peer.fail(&self.peer.reason());
         }
     }
@@ -283,7 +288,7 @@ impl ConnRecovery {
     }
 
     fn log_recovered(&self, duration: Duration, attempts: u32, rails: RailMask, all: RailMask) {
-        let of = if rails == all { String::new() } else { format!(" on rail(s) {rails} of {}", all) };
+        let of = if rails == all { String::new() } else { format!(" on rail(s) {rails} of {all}") };
         let peer = self.peer.peer();
         let ms = duration.as_millis();
         let text =
