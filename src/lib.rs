@@ -116,6 +116,7 @@
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
 //! | how is libibverbs found? | [`verbs::library`] |
+//! | what does `ferrite doctor` see of the machine? | [`inspect`] |
 //!
 //! ## Glossary
 //!
@@ -182,6 +183,7 @@
 mod abi;
 mod error;
 mod host;
+pub mod inspect;
 mod net;
 mod proto;
 pub mod testing;
