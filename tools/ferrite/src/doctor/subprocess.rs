@@ -108,6 +108,6 @@ impl Printed {
             .iter()
             .rev()
             .find(|line| !line.trim().is_empty())
-            .map_or(failure.clone(), |last| format!("{failure}; its last line: {last}"))
+            .map_or_else(|| failure.clone(), |last| format!("{failure}; its last line: {last}"))
     }
 }

@@ -72,7 +72,7 @@ fn device(context: &Arc<Context>, config: &Config) -> DeviceFacts {
     facts.takes_dmabuf = domain.as_ref().is_ok_and(|domain| domain.supports_dmabuf());
     facts.ports =
         (1..=attributes.port_count).map(|number| port(context, domain.as_ref().ok(), number, config)).collect();
-    facts.registration = Some(domain.as_ref().map_err(|e| words(e.clone())).and_then(|domain| register(domain)));
+    facts.registration = Some(domain.as_ref().map_err(|e| words(e.clone())).and_then(register));
     facts.queue_pair = Some(domain.map_err(words).and_then(|domain| queue_pair(context, &domain).map(|pair| pair.1)));
     facts
 }
