@@ -16,10 +16,6 @@ pub(crate) const ROWS: &[Row] = &[Row {
     look: settings,
 }];
 
-/// Variables of this program and of the project's tests.
-const OF_TOOLS: [&str; 6] =
-    ["FERRITE_NCCL", "FERRITE_DIST", "FERRITE_WORKER", "FERRITE_TASK", "FERRITE_SOLO", "FERRITE_UPDATE"];
-
 fn settings(machine: &Machine) -> Vec<Finding> {
     let mut found: Vec<Finding> =
         machine.env.iter().filter_map(|(name, value)| of_variable(name, value.trim())).collect();
@@ -48,16 +44,13 @@ fn of_variable(name: &str, value: &str) -> Option<Finding> {
     }
     let why = match ignored_reason(name) {
         Some(why) => why,
-        None if name.starts_with("FERRITE_") && !is_of_tools(name) => "there is no such variable",
+        // This program and the project's tests have variables of their own.
+        None if name.starts_with("FERRITE_") && nearest(name, 4).is_some() => "there is no such variable",
         None if name.starts_with("NCCL_") && nearest(name, 1).is_some() => "the plugin has no such variable",
         None => return None,
     };
     let near = nearest(name, 4).map_or(String::new(), |near| format!("; {near} is meant?"));
     Some(Finding::warn("", format!("{name}={value} has no effect: {why}{near}")))
-}
-
-fn is_of_tools(name: &str) -> bool {
-    OF_TOOLS.contains(&name) || name.starts_with("FERRITE_TEST")
 }
 
 /// Why a value that is in range keeps the plugin from being used.
