@@ -240,7 +240,8 @@ mod tests {
         for (ours, theirs, rails, qps) in
             [((1, 4), (1, 2), 1, 2), ((2, 4), (1, 32), 1, 4), ((4, 9), (3, 2), 3, 2), ((4, 8), (4, 9), 4, 8)]
         {
-            let hello = Hello { endpoint: endpoint(ours.0, ours.1, true), ring: RING, token: [6; 16], identity: identity() };
+            let hello =
+                Hello { endpoint: endpoint(ours.0, ours.1, true), ring: RING, token: [6; 16], identity: identity() };
             assert_eq!(Hello::parse(&hello.frame([0; 16]).body).as_ref(), Ok(&hello));
             let mut end = endpoint(theirs.0, theirs.1, true);
             let terms = Negotiated::agree(&hello.endpoint, &end).expect("they fit");
@@ -273,7 +274,8 @@ mod tests {
             assert_eq!(terms.failover, sender && receiver, "{sender} {receiver}");
             let reply = Reply { endpoint: end.clone(), terms, identity: identity() };
             assert_eq!(Reply::parse(&reply.body(), &hello.endpoint), Ok(reply));
-            let other = Reply { endpoint: end, terms: Negotiated { failover: !terms.failover, ..terms }, identity: identity() };
+            let other =
+                Reply { endpoint: end, terms: Negotiated { failover: !terms.failover, ..terms }, identity: identity() };
             assert!(Reply::parse(&other.body(), &hello.endpoint).is_err(), "that does not follow from both ends");
         }
     }

@@ -4,6 +4,8 @@ use super::layout::{CHUNK_RECORDS, FILE_PREFIX, HEADER_WORDS, MAX_RECORDS, RECOR
 use super::lock;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::Resource;
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -65,9 +67,18 @@ impl StatsFile {
 
 /// Memory of this process alone, which is never freed.
 pub(super) fn private<T: Mapped>() -> &'static T {
-    // SAFETY: zeros are valid, as the trait says.
-    Box::leak(unsafe { Box::<T>::new_zeroed().assume_init() })
+    let Ok(layout) = Layout::new::<T>().align_to(CACHE_LINE) else { handle_alloc_error(Layout::new::<T>()) };
+    // SAFETY: the size is not 0.
+    let memory = unsafe { alloc_zeroed(layout) }.cast::<T>();
+    if memory.is_null() {
+        handle_alloc_error(layout);
+    }
+    // SAFETY: memory of this size and alignment, never freed, whose zeros are valid, as the trait says.
+    unsafe { &*memory }
 }
+
+/// A record begins on a cache line of its own.
+const CACHE_LINE: usize = 64;
 
 /// Types that are arrays of atomic words.
 pub(super) trait Mapped: Sized + 'static {}
@@ -78,6 +89,10 @@ impl Mapped for Chunk {}
 /// is an error here, and not a signal when the memory is written.
 fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
     let bytes = size_of::<T>();
+    // A file beyond this limit of the process would be answered with a signal that ends it.
+    if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|most| most < at + bytes as u64) {
+        return Err(Errno::FBIG);
+    }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(file, at, bytes)?,
         other => other?,

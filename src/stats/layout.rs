@@ -157,6 +157,18 @@ pub const SENDER: u64 = 1;
 /// Of [`record::DIRECTION`].
 pub const RECEIVER: u64 = 2;
 
+// No words of a record, or of the header, overlap.
+const _: () = {
+    use record::{DEVICE, DEVICE_WORDS, PEER_HOST, PEER_HOST_WORDS, QPS, QPS_WORDS, RAIL_NAME_WORDS, RAIL_NAMES};
+    assert!(QPS + QPS_WORDS <= DEVICE && DEVICE + DEVICE_WORDS <= PEER_HOST);
+    assert!(PEER_HOST + PEER_HOST_WORDS <= RAIL_NAMES);
+    assert!(RAIL_NAMES + record::RAILS * RAIL_NAME_WORDS <= RECORD_WORDS);
+    assert!(record::RAIL_BYTES + record::RAILS <= record::STATE && record::RESENT_BYTES < record::COUNTERS);
+    assert!(header::LABEL_NAME + header::LABEL_NAME_WORDS <= header::PAST);
+    assert!(header::PAST + header::PAST_ROWS * header::PAST_WORDS <= HEADER_WORDS);
+    assert!(DEVICE_WORDS + 1 + record::COUNTERS <= header::PAST_WORDS);
+};
+
 /// `text` as words, cut to `count` words at the end of a character.
 pub fn text_words(text: &str, count: usize) -> impl Iterator<Item = u64> {
     let cut = (0..=text.len().min(count * 8)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
@@ -178,17 +190,5 @@ mod tests {
         assert_eq!(bytes("12345678", 1), b"12345678");
         assert_eq!(bytes("1234567é", 1), b"1234567\0");
         assert_eq!(bytes("123456789", 2), b"123456789\0\0\0\0\0\0\0");
-    }
-
-    #[test]
-    fn no_words_of_a_record_or_header_overlap() {
-        use record::{DEVICE, DEVICE_WORDS, PEER_HOST, PEER_HOST_WORDS, QPS, QPS_WORDS, RAIL_NAME_WORDS, RAIL_NAMES};
-        assert!(QPS + QPS_WORDS <= DEVICE && DEVICE + DEVICE_WORDS <= PEER_HOST);
-        assert!(PEER_HOST + PEER_HOST_WORDS <= RAIL_NAMES);
-        assert!(RAIL_NAMES + record::RAILS * RAIL_NAME_WORDS <= RECORD_WORDS);
-        assert!(record::RAIL_BYTES + record::RAILS <= record::STATE && record::RESENT_BYTES < record::COUNTERS);
-        assert!(header::LABEL_NAME + header::LABEL_NAME_WORDS <= header::PAST);
-        assert!(header::PAST + header::PAST_ROWS * header::PAST_WORDS <= HEADER_WORDS);
-        assert!(DEVICE_WORDS + 1 + record::COUNTERS <= header::PAST_WORDS);
     }
 }

@@ -14,8 +14,9 @@ fn first_byte() -> libc::flock {
 
 /// Takes the lock of this process's own file. A file system without locks leaves it without.
 pub(super) fn take(file: BorrowedFd<'_>) {
+    let lock = first_byte();
     // SAFETY: a valid descriptor and a valid lock.
-    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const first_byte()) };
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
 }
 
 /// Whether another process has the lock of its file.

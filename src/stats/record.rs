@@ -137,15 +137,17 @@ impl ConnStats {
         add(&self.words[record::WAITS], 1);
     }
 
-    /// `test` has said that a request is complete, whose messages have these lengths in bytes.
+    /// `test` has said that a message of so many bytes is complete.
     #[inline(always)]
-    pub fn handle_done(&mut self, lengths: &[u32]) {
-        let (count, bytes) = match lengths {
-            [one] => (1, u64::from(*one)),
-            many => (many.len() as u64, many.iter().map(|length| u64::from(*length)).sum()),
-        };
-        add(&self.words[record::DONE], count);
-        add(&self.words[record::BYTES], bytes);
+    pub fn handle_done(&mut self, length: u32) {
+        add(&self.words[record::DONE], 1);
+        add(&self.words[record::BYTES], length.into());
+    }
+
+    /// `test` has said that a group of messages of these lengths is complete.
+    #[inline(never)]
+    pub fn handle_group_done(&mut self, lengths: &[u32]) {
+        lengths.iter().for_each(|length| self.handle_done(*length));
     }
 
     /// `iflush` has begun a flush.
@@ -209,8 +211,8 @@ mod tests {
         assert_eq!((1..64).map(|_| end.handle_begun(1)).filter(|due| *due).count(), 0);
         assert!(end.handle_begun(8), "the 64th call after the first one");
         assert_eq!(end.handle_tag(7), None, "it is known");
-        end.handle_done(&[100]);
-        end.handle_done(&[1, 2, 3]);
+        end.handle_done(100);
+        end.handle_group_done(&[1, 2, 3]);
         assert_eq!([record::BEGUN, record::DONE, record::BYTES].map(|at| word(&end, at)), [72, 4, 106]);
         assert_eq!((word(&end, record::PEER_LABEL), word(&end, record::PEER_PID)), (119, 3021));
     }

@@ -2,8 +2,8 @@
 
 use super::file::{self, Chunk, Header, StatsFile, Words};
 use super::layout::{
-    self, CHUNK_RECORDS, CLOSED, FREE, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECORD_WORDS, header,
-    record, text_words,
+    CHUNK_RECORDS, CLOSED, FREE, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECORD_WORDS, header, record,
+    text_words,
 };
 use std::collections::VecDeque;
 use std::path::Path;
@@ -166,7 +166,7 @@ pub(super) fn unix_ns() -> u64 {
 /// Marks a record that has been filled as one of an end that stands.
 pub(super) fn publish(words: &Words) {
     let state = words[record::STATE].load(Ordering::Relaxed);
-    words[record::STATE].store((state & !0xff) | layout::OPEN, Ordering::Release);
+    words[record::STATE].store((state & !0xff) | OPEN, Ordering::Release);
 }
 
 #[cfg(test)]

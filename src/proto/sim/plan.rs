@@ -2,8 +2,8 @@
 
 use super::random::Random;
 use crate::proto::endpoint::{Ece, Endpoint, QpEnd, RailEnd};
-use crate::proto::identity::Identity;
 use crate::proto::handshake::Negotiated;
+use crate::proto::identity::Identity;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::stripe::Striping;
 use crate::proto::{MAX_GROUP, MAX_RAILS};
