@@ -109,7 +109,7 @@ impl Listener {
     /// Does what can be done now; the communicator, once the peer has committed.
     ///
     /// # Errors
-    /// The peer came, and could not be served. Strangers and peers that vanish are no error.
+    /// The peer came, and could not be served. Clients without the token and peers that vanish are no error.
     pub fn accept(&mut self) -> Result<Option<RecvComm>> {
         self.control.poll()?;
         let candidates = Arc::clone(&self.candidates);
