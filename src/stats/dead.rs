@@ -34,3 +34,53 @@ fn died(path: &Path) -> Option<SystemTime> {
     let is_own = about.is_file() && about.uid() == rustix::process::geteuid().as_raw();
     (is_own && !lock::is_taken(file.as_fd())).then(|| about.modified().ok())?
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use testkit::Scratch;
+
+    /// A child process that holds the lock of `path` until it is killed.
+    fn holder(path: &Path) -> libc::pid_t {
+        let file = File::options().read(true).write(true).open(path).expect("it is there");
+        let (mut ready, child_end) = UnixStream::pair().expect("a pair");
+        // SAFETY: the child goes on alone with this one thread, calls nothing but the system, and waits to be killed.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            lock::take(file.as_fd());
+            // SAFETY: a valid buffer of one byte; then plain numbers.
+            unsafe { libc::write(child_end.as_raw_fd(), c"x".as_ptr().cast(), 1) };
+            loop {
+                // SAFETY: plain numbers.
+                unsafe { libc::pause() };
+            }
+        }
+        ready.read_exact(&mut [0]).expect("the child has the lock");
+        child
+    }
+
+    #[test]
+    fn the_newest_files_of_dead_processes_are_kept_and_those_of_living_ones() {
+        let folder = Scratch::new();
+        let name = |n: usize| format!("{FILE_PREFIX}{n}.1");
+        let start = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        for n in 0..KEPT + 4 {
+            let path = folder.write(&name(n), "");
+            let changed = start + std::time::Duration::from_secs(n as u64);
+            File::options().write(true).open(path).expect("it is there").set_modified(changed).expect("a time");
+        }
+        folder.write("another-file", "");
+        let (own, alive) = (folder.path().join(name(0)), folder.path().join(name(1)));
+        let child = holder(&alive);
+        sweep(folder.path(), &own);
+        // SAFETY: our own child, which is waited for once.
+        unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0)) };
+        let is_left = |n: usize| folder.path().join(name(n)).exists();
+        let gone: Vec<_> = (0..KEPT + 4).filter(|n| !is_left(*n)).collect();
+        assert_eq!(gone, [2, 3], "the oldest of the dead");
+        assert!(folder.path().join("another-file").exists());
+    }
+}
