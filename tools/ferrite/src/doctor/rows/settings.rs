@@ -45,7 +45,7 @@ fn of_variable(name: &str, value: &str) -> Option<Finding> {
     let why = match ignored_reason(name) {
         Some(why) => why,
         // This program and the project's tests have variables of their own.
-        None if name.starts_with("FERRITE_") && nearest(name, 4).is_some() => "there is no such variable",
+        None if name.starts_with("FERRITE_") && nearest(name, 2).is_some() => "there is no such variable",
         None if name.starts_with("NCCL_") && nearest(name, 1).is_some() => "the plugin has no such variable",
         None => return None,
     };
