@@ -1,0 +1,438 @@
+//! What a process knows of the ends of its connections, whom it asks, and what it answers.
+//!
+//! ```text
+//!   asked by a peer, or an end waits for long
+//!        │
+//!        ▼
+//!   ask the peers of all ends that wait ──► their numbers, at once: what each end waits for
+//!        │                              └─► what they wait for themselves, as soon as they know: the cause
+//!        ▼
+//!   the same to each peer that has asked, and again whenever it changes
+//! ```
+//!
+//! A process asks each peer at most twice a second however many ask it: the search costs a few frames for each connection, and
+//! ends by itself at processes that wait for nobody. What is known of a cause grows old on its way and is dropped after
+//! [`MAX_AGE`], so nothing is passed round in a circle.
+
+use super::message::{Answer, Cause, Laggard, MAX_DEPTH, Question, Standing, Who};
+use super::numbers::{End, Numbers};
+use super::verdict::{Peer, Verdict, judge};
+use crate::proto::control::Time;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Names an end within its process.
+pub type EndId = u64;
+
+/// From one question to a peer to the next.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// An end that waits has stood still for so long before it counts as one that waits.
+const SETTLED: Duration = Duration::from_secs(1);
+/// How long an answer counts, and how long a peer that has asked is told of changes.
+const FRESH: Duration = Duration::from_secs(3);
+/// A peer that has not answered for so long is silent, if it has been asked [`MIN_QUESTIONS`] times.
+const SILENT: Duration = Duration::from_secs(3);
+const MIN_QUESTIONS: u32 = 4;
+/// A cause that was found longer ago is not passed on.
+const MAX_AGE: Duration = Duration::from_secs(10);
+/// After this time without a call of NCCL's, outstanding requests are not tested.
+const UNTESTED: Duration = Duration::from_secs(3);
+/// NCCL calls `isend` in vain if it has done so within this time.
+const WANTED: Duration = Duration::from_millis(2500);
+/// Ends are looked at every second. If it takes so long, this process was stopped meanwhile.
+const STOPPED: Duration = Duration::from_secs(5);
+/// How long a cause is looked for, once all peers have answered.
+pub const SEARCH_LIMIT: Duration = Duration::from_secs(4);
+
+/// What is known of a peer without asking it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contact {
+    /// The control connection stands.
+    Up,
+    /// It is lost.
+    Lost,
+    /// The peer's process has ended, or has closed the connection.
+    Gone,
+}
+
+/// An end at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Look {
+    /// Its numbers. Whether NCCL calls `isend` in vain is seen from `refusals`.
+    pub numbers: Numbers,
+    /// How often `isend` has been called in vain, modulo 2^32.
+    pub refusals: u32,
+    /// How often NCCL has called in vain, in either way, modulo 2^32.
+    pub calls: u32,
+    /// Whether requests are outstanding.
+    pub has_requests: bool,
+    /// Whether the connection is being recovered.
+    pub recovers: bool,
+    /// What is known of the peer.
+    pub contact: Contact,
+    /// The rank that sends on this connection, if messages tell.
+    pub sender_rank: Option<u32>,
+}
+
+/// What an end waits for, for a report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The end.
+    pub id: EndId,
+    /// How long it has waited.
+    pub age: Duration,
+    /// How it stands.
+    pub end: End,
+    /// What it waits for.
+    pub verdict: Verdict,
+    /// The peer.
+    pub peer: Who,
+    /// The peer's end, if it has answered.
+    pub theirs: Option<Standing>,
+    /// What all this waits for in the end, if it is known.
+    pub cause: Option<Cause>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    look: Look,
+    /// For people, before the peer has said who it is.
+    peer: Who,
+    /// When it moved last, or began to wait.
+    since: Time,
+    /// When `isend` was called in vain last.
+    refused: Option<Time>,
+    /// When NCCL called last.
+    called: Time,
+    /// The questions that the peer has not answered: since when, and how many.
+    unanswered: Option<(Time, u32)>,
+    last_question: Option<Time>,
+    answer: Option<(Time, Answer)>,
+    /// When the peer asked last.
+    asked: Option<Time>,
+    /// What it was answered last.
+    told: Option<Standing>,
+}
+
+/// The state of one process.
+#[derive(Debug)]
+pub struct Inquiry {
+    place: String,
+    ends: BTreeMap<EndId, Watched>,
+    /// The lead of each end when the process last waited for nothing.
+    baseline: BTreeMap<EndId, u32>,
+    /// When the ends were looked at last.
+    looked: Time,
+    /// Until when this process asks on its own account.
+    asks_until: Time,
+    outgoing: VecDeque<(EndId, Message)>,
+}
+
+/// A frame's content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Message {
+    /// A question.
+    Question(Question),
+    /// An answer.
+    Answer(Answer),
+}
+
+impl Watched {
+    fn new(now: Time, look: Look, peer: Who) -> Self {
+        Self {
+            look,
+            peer,
+            since: now,
+            refused: None,
+            called: now,
+            unanswered: None,
+            last_question: None,
+            answer: None,
+            asked: None,
+            told: None,
+        }
+    }
+
+    fn update(&mut self, now: Time, mut look: Look) {
+        if look.refusals != self.look.refusals {
+            self.refused = Some(now);
+        }
+        if let Numbers::Sender { wants, .. } = &mut look.numbers {
+            *wants = self.refused.is_some_and(|refused| now < refused + WANTED);
+        }
+        if look.numbers != self.look.numbers {
+            (self.since, self.answer, self.unanswered) = (now, None, None);
+        }
+        if look.calls != self.look.calls || look.numbers != self.look.numbers || !look.has_requests {
+            self.called = now;
+        }
+        if look.contact != self.look.contact {
+            (self.answer, self.unanswered, self.asked) = (None, None, None);
+        }
+        self.look = look;
+    }
+
+    fn end(&self, now: Time) -> End {
+        let is_heard = !self.look.recovers && self.look.contact == Contact::Up;
+        End {
+            numbers: self.look.numbers,
+            recovers: self.look.recovers,
+            is_untested: is_heard && self.look.has_requests && now >= self.called + UNTESTED,
+            still_ms: millis(now.saturating_sub(self.since)),
+        }
+    }
+
+    fn is_waiting(&self, now: Time) -> bool {
+        self.look.numbers.is_waiting() && now >= self.since + SETTLED
+    }
+
+    /// The peer's standing, if it has told it lately.
+    fn standing(&self, now: Time) -> Option<&Standing> {
+        match self.answer.as_ref().filter(|(came, _)| now < *came + FRESH) {
+            Some((_, Answer::Stands(standing))) => Some(standing),
+            _ => None,
+        }
+    }
+
+    fn verdict(&self, now: Time) -> Verdict {
+        let fresh = self.answer.as_ref().filter(|(came, _)| now < *came + FRESH);
+        let is_silent = |(since, count): (Time, u32)| now >= since + SILENT && count >= MIN_QUESTIONS;
+        let peer = match (self.look.contact, fresh) {
+            (Contact::Gone, _) => Peer::Gone,
+            (Contact::Lost, _) => Peer::Unreachable,
+            (Contact::Up, Some((_, Answer::NotAccepted))) => Peer::NotAccepted,
+            (Contact::Up, Some((_, Answer::Stands(standing)))) => {
+                let (waits, is_busy) = (standing.waits_for.is_some(), standing.is_busy);
+                Peer::Answered { end: &standing.end, waits, is_busy }
+            }
+            (Contact::Up, None) if self.unanswered.is_some_and(is_silent) => Peer::Silent,
+            (Contact::Up, None) => Peer::Unknown,
+        };
+        judge(&self.end(now), peer)
+    }
+
+    /// Who the peer is, as far as it is known.
+    fn peer(&self) -> Who {
+        let mut peer = self.peer.clone();
+        match &self.answer {
+            Some((_, Answer::Stands(standing))) => peer.rank = standing.me.rank,
+            _ if !self.look.numbers.is_sender() => peer.rank = self.look.sender_rank,
+            _ => {}
+        }
+        peer
+    }
+}
+
+impl Inquiry {
+    /// That of the process that `place` describes.
+    pub fn new(place: String) -> Self {
+        Self {
+            place,
+            ends: BTreeMap::new(),
+            baseline: BTreeMap::new(),
+            looked: Time::ZERO,
+            asks_until: Time::ZERO,
+            outgoing: VecDeque::new(),
+        }
+    }
+
+    /// All ends of the process as they are now, in the order of their numbers, and their peers' descriptions.
+    ///
+    /// If that has not been done for long, this process was stopped: how long anything has stood still is not known.
+    pub fn handle_looks(&mut self, now: Time, looks: Vec<(EndId, Look, &str)>) {
+        if now > std::mem::replace(&mut self.looked, now) + STOPPED {
+            self.ends.clear();
+        }
+        let is_there = |id: &EndId| looks.binary_search_by_key(id, |(id, ..)| *id).is_ok();
+        self.ends.retain(|id, _| is_there(id));
+        self.baseline.retain(|id, _| is_there(id));
+        for (id, look, peer) in looks {
+            match self.ends.get_mut(&id) {
+                Some(end) => end.update(now, look),
+                None => {
+                    let peer = Who { rank: None, place: peer.to_owned() };
+                    self.ends.insert(id, Watched::new(now, look, peer));
+                }
+            }
+        }
+        if !self.ends.values().any(|end| end.look.numbers.is_waiting()) {
+            self.baseline = self.ends.iter().map(|(id, end)| (*id, end.look.numbers.lead())).collect();
+        }
+    }
+
+    /// How long the end has waited that has waited for longest.
+    pub fn longest_wait(&self, now: Time) -> Option<Duration> {
+        let waiting = self.ends.values().filter(|end| end.look.numbers.is_waiting());
+        waiting.map(|end| now.saturating_sub(end.since)).max()
+    }
+
+    /// This process wants to know, for the next seconds.
+    pub fn ask(&mut self, now: Time) {
+        self.asks_until = now + FRESH;
+    }
+
+    /// A peer asks. The ends have just been looked at.
+    pub fn handle_question(&mut self, now: Time, id: EndId, question: &Question) {
+        let Some(end) = self.ends.get_mut(&id) else { return };
+        end.asked = Some(now);
+        end.told = None;
+        if let Some(rank) = question.me.rank {
+            end.peer.rank = Some(rank);
+        }
+    }
+
+    /// A peer answers.
+    pub fn handle_answer(&mut self, now: Time, id: EndId, answer: Answer) {
+        let Some(end) = self.ends.get_mut(&id) else { return };
+        // Nobody has asked.
+        if end.last_question.is_none_or(|asked| now > asked + FRESH) {
+            return;
+        }
+        (end.answer, end.unanswered) = (Some((now, answer)), None);
+    }
+
+    /// Asks and answers what is due. Returns when it is to be called again, if nothing happens before.
+    pub fn advance(&mut self, now: Time) -> Option<Time> {
+        let is_recent = |asked: &Option<Time>| asked.is_some_and(|asked| now < asked + FRESH);
+        let is_asked = self.ends.values().any(|end| is_recent(&end.asked));
+        if !is_asked && now >= self.asks_until {
+            return None;
+        }
+        let ids: Vec<_> = self.ends.keys().copied().collect();
+        for id in &ids {
+            self.ask_peer(now, *id);
+        }
+        for id in ids.into_iter().filter(|id| self.ends.get(id).is_some_and(|end| is_recent(&end.asked))) {
+            let standing = self.standing(now, id);
+            let Some((end, standing)) = self.ends.get_mut(&id).zip(standing) else { continue };
+            if end.told.as_ref().is_none_or(|told| is_news(told, &standing)) {
+                end.told = Some(standing.clone());
+                self.outgoing.push_back((id, Message::Answer(Answer::Stands(Box::new(standing)))));
+            }
+        }
+        Some(now + ASK_EVERY)
+    }
+
+    /// What is to be sent to the peer of an end.
+    pub fn poll_message(&mut self) -> Option<(EndId, Message)> {
+        self.outgoing.pop_front()
+    }
+
+    fn ask_peer(&mut self, now: Time, id: EndId) {
+        let me = self.me(Some(id));
+        let Some(end) = self.ends.get_mut(&id) else { return };
+        let is_due = end.last_question.is_none_or(|last| now >= last + ASK_EVERY);
+        if !is_due || !end.is_waiting(now) || end.look.contact != Contact::Up {
+            return;
+        }
+        end.last_question = Some(now);
+        end.unanswered = Some(end.unanswered.map_or((now, 1), |(since, count)| (since, count + 1)));
+        let question = Question { end: end.end(now), me };
+        self.outgoing.push_back((id, Message::Question(question)));
+    }
+
+    /// How the end and this process stand.
+    fn standing(&self, now: Time, id: EndId) -> Option<Standing> {
+        let end = self.ends.get(&id)?;
+        let waiting = self.ends.values().find(|end| end.is_waiting(now));
+        let is_busy = self.ends.values().any(|end| now < end.since + SETTLED);
+        Some(Standing {
+            end: end.end(now),
+            me: self.me(Some(id)),
+            is_busy,
+            waits_for: waiting.map(Watched::peer),
+            cause: self.cause(now),
+            laggard: waiting.and_then(|_| self.laggard(now)),
+        })
+    }
+
+    /// This process, as the peer of an end is to know it.
+    pub fn me(&self, id: Option<EndId>) -> Who {
+        let own = |end: &Watched| end.look.sender_rank.filter(|_| end.look.numbers.is_sender());
+        let of_end = id.and_then(|id| own(self.ends.get(&id)?));
+        let mut ranks = self.ends.values().filter_map(own);
+        let first = ranks.next();
+        let rank = of_end.or_else(|| first.filter(|first| ranks.all(|rank| rank == *first)));
+        Who { rank, place: self.place.clone() }
+    }
+
+    /// What an end waits for in the end, as far as it is known: the nearest cause.
+    fn cause_of(&self, now: Time, id: EndId, end: &Watched) -> Option<Cause> {
+        let verdict = end.verdict(now);
+        if verdict.is_cause() {
+            let waited_ms = end.end(now).still_ms;
+            return Some(Cause { verdict, near: self.me(Some(id)), far: end.peer(), depth: 1, age_ms: 0, waited_ms });
+        }
+        let (came, _) = end.answer.as_ref()?;
+        let cause = end.standing(now).filter(|_| verdict == Verdict::PeerWaits)?.cause.clone()?;
+        let age = Duration::from_millis(cause.age_ms.into()) + now.saturating_sub(*came);
+        let is_known = age < MAX_AGE && cause.depth < MAX_DEPTH;
+        is_known.then(|| Cause { depth: cause.depth + 1, age_ms: millis(age), ..cause })
+    }
+
+    /// The nearest cause of all waits of this process.
+    fn cause(&self, now: Time) -> Option<Cause> {
+        let waiting = self.ends.iter().filter(|(_, end)| end.is_waiting(now));
+        waiting
+            .filter_map(|(id, end)| self.cause_of(now, *id, end))
+            .min_by(|a, b| (a.depth, &a.far, &a.near).cmp(&(b.depth, &b.far, &b.near)))
+    }
+
+    /// Of this process and those that it has heard of, the one with the least lead.
+    pub fn laggard(&self, now: Time) -> Option<Laggard> {
+        let lead = |(id, end): (&EndId, &Watched)| {
+            end.look.numbers.lead().wrapping_sub(self.baseline.get(id).copied().unwrap_or(0))
+        };
+        let own = self.ends.iter().map(lead).fold(0, u32::wrapping_add) as i32;
+        let heard = self.ends.values().filter_map(|end| end.standing(now)?.laggard.clone());
+        heard.chain([Laggard { lead: own, who: self.me(None) }]).min()
+    }
+
+    /// What each end that waits waits for; those that have waited for longest come first.
+    pub fn findings(&self, now: Time) -> Vec<Finding> {
+        let waiting = self.ends.iter().filter(|(_, end)| end.look.numbers.is_waiting());
+        let finding = |(id, end): (&EndId, &Watched)| Finding {
+            id: *id,
+            age: now.saturating_sub(end.since),
+            end: end.end(now),
+            verdict: end.verdict(now),
+            peer: end.peer(),
+            theirs: end.standing(now).cloned(),
+            cause: self.cause_of(now, *id, end),
+        };
+        let mut findings: Vec<_> = waiting.map(finding).collect();
+        findings.sort_by_key(|finding| (std::cmp::Reverse(finding.age), finding.id));
+        findings
+    }
+
+    /// Peers that wait for an end of this process which itself does not wait: the end, who waits, and for how long.
+    pub fn owed(&self, now: Time) -> Option<(EndId, Verdict, Who)> {
+        if self.ends.values().any(|end| end.look.numbers.is_waiting()) {
+            return None;
+        }
+        let asked = |end: &&Watched| end.asked.is_some_and(|asked| now < asked + FRESH);
+        let (id, end) = self.ends.iter().find(|(_, end)| asked(end))?;
+        let verdict =
+            if end.look.numbers.is_sender() { Verdict::OwnHasNotSent } else { Verdict::OwnHasNotAsked };
+        Some((*id, verdict, end.peer()))
+    }
+
+    /// Whether nothing more is to be expected of an inquiry that has begun at `since`: the cause is known, or it has been looked for
+    /// long enough.
+    pub fn is_settled(&self, now: Time, since: Time) -> bool {
+        self.cause(now).is_some() || now >= since + SEARCH_LIMIT
+    }
+}
+
+/// Whether a peer that has been told `told` has to be told `standing`: the time alone is no news.
+fn is_news(told: &Standing, standing: &Standing) -> bool {
+    let what = |cause: &Cause| (cause.verdict, cause.near.clone(), cause.far.clone(), cause.depth);
+    told.end.numbers != standing.end.numbers
+        || told.waits_for != standing.waits_for
+        || told.laggard != standing.laggard
+        || told.cause.as_ref().map(what) != standing.cause.as_ref().map(what)
+}
+
+fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}

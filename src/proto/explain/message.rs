@@ -1,0 +1,195 @@
+//! Questions and answers between the processes at the two ends of a connection.
+
+use super::numbers::End;
+use super::verdict::Verdict;
+use crate::proto::codec::{Reader, Writer};
+use crate::proto::{Violation, violation};
+
+/// Longest description of a process, in bytes.
+const MAX_PLACE_BYTES: usize = 160;
+/// A process further away than this is not looked for.
+pub const MAX_DEPTH: u16 = 4096;
+
+/// A process, for people.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Who {
+    /// Its rank in the communicator from which NCCL has made the others; usually the world's.
+    pub rank: Option<u32>,
+    /// Process id and host name, as a text.
+    pub place: String,
+}
+
+impl Who {
+    fn emit(&self, to: &mut Writer) {
+        to.u8(self.rank.is_some().into());
+        to.u32(self.rank.unwrap_or(0));
+        let end = (0..=MAX_PLACE_BYTES.min(self.place.len())).rev().find(|at| self.place.is_char_boundary(*at));
+        to.name(&self.place[..end.unwrap_or(0)]);
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
+        let (is_known, rank) = (from.flag()?, from.u32()?);
+        let mut place = from.name()?;
+        // What is not valid UTF-8 takes more bytes once read.
+        while place.len() > MAX_PLACE_BYTES {
+            place.pop();
+        }
+        Ok(Self { rank: is_known.then_some(rank), place })
+    }
+}
+
+impl std::fmt::Display for Who {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.rank {
+            Some(rank) => write!(f, "rank {rank} ({})", self.place),
+            None => f.write_str(&self.place),
+        }
+    }
+}
+
+/// What does not go on, and what others wait for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cause {
+    /// What it is, as the process `near` sees it. [A cause](Verdict::is_cause).
+    pub verdict: Verdict,
+    /// The process that has found it, by its own numbers and its peer's.
+    pub near: Who,
+    /// Its peer.
+    pub far: Who,
+    /// How many connections lie between it and this process; 1: the connection is this process's.
+    pub depth: u16,
+    /// Milliseconds since it was found so.
+    pub age_ms: u32,
+    /// Milliseconds that the end at `near` had waited then.
+    pub waited_ms: u32,
+}
+
+impl Cause {
+    fn emit(&self, to: &mut Writer) {
+        to.u8(self.verdict.to_bits());
+        self.near.emit(to);
+        self.far.emit(to);
+        to.u16(self.depth);
+        to.u32(self.age_ms);
+        to.u32(self.waited_ms);
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
+        let verdict = Verdict::from_bits(from.u8()?)?;
+        let (near, far) = (Who::parse(from)?, Who::parse(from)?);
+        let (depth, age_ms, waited_ms) = (from.u16()?, from.u32()?, from.u32()?);
+        if !verdict.is_cause() || !(1..=MAX_DEPTH).contains(&depth) {
+            return Err(violation!("{verdict:?} at depth {depth} is no cause"));
+        }
+        Ok(Self { verdict, near, far, depth, age_ms, waited_ms })
+    }
+}
+
+/// A process that has sent little against what it has received.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Laggard {
+    /// Messages sent less messages received, since the process last waited for nothing.
+    pub lead: i32,
+    /// The process.
+    pub who: Who,
+}
+
+/// An end waits: how does the other one stand?
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// The end that waits.
+    pub end: End,
+    /// Its process.
+    pub me: Who,
+}
+
+impl Question {
+    /// The body of its frame.
+    pub fn body(&self) -> Vec<u8> {
+        let mut body = Writer::default();
+        self.end.emit(&mut body);
+        self.me.emit(&mut body);
+        body.0
+    }
+
+    /// Reads a frame's body.
+    ///
+    /// # Errors
+    /// No Ferrite says that.
+    pub fn parse(body: &[u8]) -> Result<Self, Violation> {
+        let mut from = Reader(body);
+        let question = Self { end: End::parse(&mut from)?, me: Who::parse(&mut from)? };
+        from.end().map(|()| question)
+    }
+}
+
+/// What is said to a [`Question`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// NCCL has not accepted the connection yet.
+    NotAccepted,
+    /// So the other end and its process stand.
+    Stands(Box<Standing>),
+}
+
+/// How an end and its process stand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// The end that was asked.
+    pub end: End,
+    /// Its process.
+    pub me: Who,
+    /// Whether a connection of the process has moved messages, or begun to wait, within the last second.
+    pub is_busy: bool,
+    /// A peer that the process waits for; `None`: it waits for none.
+    pub waits_for: Option<Who>,
+    /// What that peer, or another one, waits for in the end, once it is known.
+    pub cause: Option<Cause>,
+    /// Of all processes known so far that wait for each other, the one with the least lead.
+    pub laggard: Option<Laggard>,
+}
+
+impl Answer {
+    /// The body of its frame.
+    pub fn body(&self) -> Vec<u8> {
+        let mut body = Writer::default();
+        let Self::Stands(standing) = self else { return vec![0] };
+        body.u8(1);
+        standing.end.emit(&mut body);
+        standing.me.emit(&mut body);
+        body.u8(standing.is_busy.into());
+        body.u8(standing.waits_for.is_some().into());
+        standing.waits_for.iter().for_each(|who| who.emit(&mut body));
+        body.u8(standing.cause.is_some().into());
+        standing.cause.iter().for_each(|cause| cause.emit(&mut body));
+        body.u8(standing.laggard.is_some().into());
+        for laggard in &standing.laggard {
+            body.u32(laggard.lead as u32);
+            laggard.who.emit(&mut body);
+        }
+        body.0
+    }
+
+    /// Reads a frame's body.
+    ///
+    /// # Errors
+    /// No Ferrite says that.
+    pub fn parse(body: &[u8]) -> Result<Self, Violation> {
+        let mut from = Reader(body);
+        if !from.flag()? {
+            return from.end().map(|()| Self::NotAccepted);
+        }
+        let standing = Standing {
+            end: End::parse(&mut from)?,
+            me: Who::parse(&mut from)?,
+            is_busy: from.flag()?,
+            waits_for: if from.flag()? { Some(Who::parse(&mut from)?) } else { None },
+            cause: if from.flag()? { Some(Cause::parse(&mut from)?) } else { None },
+            laggard: match from.flag()? {
+                true => Some(Laggard { lead: from.u32()? as i32, who: Who::parse(&mut from)? }),
+                false => None,
+            },
+        };
+        from.end().map(|()| Self::Stands(Box::new(standing)))
+    }
+}
