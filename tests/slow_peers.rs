@@ -189,12 +189,12 @@ fn a_port_is_served_before_the_first_accept() -> Result<()> {
     alone(&setting, |_| {
         let transport = plugin_transport()?;
         let (handle, _listener) = transport.listen(0)?;
-        let mut caller = TcpStream::connect(address(&handle).address).expect("the port is open");
-        caller.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        let mut client = TcpStream::connect(address(&handle).address).expect("the port is open");
+        client.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
         let hello = Frame { kind: Kind::Hello, secret: [1; 16], body: vec![9; 16] };
-        caller.write_all(&hello.emit()).expect("sent");
+        client.write_all(&hello.emit()).expect("sent");
         let mut answer = Vec::new();
-        caller.read_to_end(&mut answer).expect("an answer and an end");
+        client.read_to_end(&mut answer).expect("an answer and an end");
         assert!(String::from_utf8_lossy(&answer).contains("wrong token"), "{answer:?}");
         Ok(())
     })

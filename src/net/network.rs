@@ -23,8 +23,8 @@ pub struct Network {
     devices: Vec<Arc<Nic>>,
     interface: Option<Interface>,
     connectors: Arc<Connectors>,
-    /// What a caller has to say its first words.
-    patience: Duration,
+    /// The time that a client has for its first frame.
+    first_frame_limit: Duration,
     /// The control connections of this process; a forked child has others than its parent.
     control: Mutex<Option<Arc<ControlDriver>>>,
 }
@@ -41,8 +41,8 @@ impl Network {
             true => None,
             false => Some(iface::choose(&config.interfaces, config.socket_family)?),
         };
-        let patience = Duration::from_secs(config.handshake_timeout_s);
-        let net = Self { devices, interface, connectors: Arc::default(), patience, control: Mutex::default() };
+        let first_frame_limit = Duration::from_secs(config.handshake_timeout_s);
+        let net = Self { devices, interface, connectors: Arc::default(), first_frame_limit, control: Mutex::default() };
         net.log_devices(&config);
         Ok(net)
     }
@@ -77,7 +77,7 @@ impl Network {
         if let Some(driver) = known.as_ref().filter(|driver| !driver.is_inherited()) {
             return Ok(Arc::clone(driver));
         }
-        let driver = ControlDriver::new(self.patience)?;
+        let driver = ControlDriver::new(self.first_frame_limit)?;
         Ok(Arc::clone(known.insert(driver)))
     }
 

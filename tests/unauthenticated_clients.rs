@@ -16,7 +16,7 @@ use std::time::Duration;
 use testkit::require;
 
 #[test]
-fn callers_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() -> Result<()> {
+fn clients_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
@@ -70,7 +70,7 @@ fn callers_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
 }
 
 #[test]
-fn two_hundred_silent_callers_keep_no_peer_out() -> Result<()> {
+fn two_hundred_silent_clients_keep_no_peer_out() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
@@ -109,9 +109,9 @@ fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result
     })
 }
 
-/// Every caller is heard before another has to go, so a peer in the middle of a flood gets through.
+/// Every client is heard before another has to go, so a peer in the middle of a flood gets through.
 #[test]
-fn a_peer_among_two_hundred_silent_callers_is_accepted() -> Result<()> {
+fn a_peer_among_two_hundred_silent_clients_is_accepted() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
