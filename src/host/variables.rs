@@ -144,6 +144,16 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(1, 86_400, 120),
         "seconds that the recovery of a connection may take; then the connection fails",
     ),
+    variable(
+        "FERRITE_HANG_SECONDS",
+        Kind::Number(0, 86_400, 10),
+        "seconds that a message may wait before it is reported who waits for whom; 0: never. Where it is not set, each wait that ends by itself doubles it, up to 120",
+    ),
+    variable(
+        "FERRITE_REPORT_DIR",
+        Kind::Text,
+        "folder for these reports as JSON, and for the socket by which `ferrite hang` asks for one; unset: `/tmp`",
+    ),
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 

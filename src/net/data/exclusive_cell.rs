@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A cell for the state of the data path, which NCCL uses from one thread at a time. If two of NCCL's threads enter at once, the
@@ -12,6 +13,8 @@ pub struct ExclusiveCell<T> {
     entered: AtomicBool,
     /// Odd while the thread that recovers the connection is inside or wants to enter: incremented before and after.
     visits: AtomicU32,
+    /// One visitor at a time: else two of them would make the number even.
+    visitors: Mutex<()>,
     state: UnsafeCell<T>,
 }
 
@@ -27,7 +30,7 @@ unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
 impl<T> ExclusiveCell<T> {
     /// A cell with `state` in it.
     pub fn new(state: T) -> Self {
-        Self { entered: AtomicBool::new(false), visits: AtomicU32::new(0), state: UnsafeCell::new(state) }
+        Self { entered: AtomicBool::new(false), visits: AtomicU32::new(0), visitors: Mutex::new(()), state: UnsafeCell::new(state) }
     }
 
     /// Runs `body` with exclusive access to the state. If `body` panics, the state may be inconsistent, and nobody can enter any
@@ -53,6 +56,7 @@ impl<T> ExclusiveCell<T> {
     /// # Errors
     /// NCCL's thread does not leave within [`VISIT_LIMIT`], or `body` fails.
     pub fn visit<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
+        let _visitor = self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
         self.visits.fetch_add(1, Ordering::SeqCst);
         let start = Instant::now();
         let mut is_free = true;
@@ -71,6 +75,20 @@ impl<T> ExclusiveCell<T> {
         } else {
             Err(occupied())
         };
+        self.visits.fetch_add(1, Ordering::SeqCst);
+        result
+    }
+
+    /// Runs `body`, which has to be short, unless NCCL's thread or another visitor is inside. NCCL's thread waits for it.
+    pub fn try_visit<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let _visitor = self.visitors.try_lock().ok()?;
+        self.visits.fetch_add(1, Ordering::SeqCst);
+        let result = (!self.entered.swap(true, Ordering::Acquire)).then(|| {
+            // SAFETY: as in `enter`.
+            let result = body(unsafe { &mut *self.state.get() });
+            self.entered.store(false, Ordering::Release);
+            result
+        });
         self.visits.fetch_add(1, Ordering::SeqCst);
         result
     }
@@ -140,6 +158,24 @@ mod tests {
             scope.spawn(|| (0..times).for_each(|_| cell.enter(increment).expect("it waits")));
         });
         assert_eq!(cell.enter(|state| Ok(*state)), Ok(2 * times));
+    }
+
+    #[test]
+    fn two_visitors_disturb_neither_each_other_nor_nccls_thread() {
+        let cell = ExclusiveCell::new(0u64);
+        let times = 20_000;
+        let increment = |state: &mut u64| {
+            *state += 1;
+            Ok(())
+        };
+        let tried = std::thread::scope(|scope| {
+            scope.spawn(|| (0..times).for_each(|_| cell.visit(increment).expect("it waits")));
+            scope.spawn(|| (0..times).for_each(|_| cell.enter(increment).expect("it waits")));
+            let tries = scope.spawn(|| (0..times).filter_map(|_| cell.try_visit(|state| *state += 1)).count());
+            tries.join().expect("it does not panic")
+        });
+        assert_eq!(cell.enter(|state| Ok(*state)), Ok(2 * times + tried as u64));
+        assert!(cell.enter(|_| Ok(cell.try_visit(|_| ()))).is_ok_and(|visit| visit.is_none()));
     }
 
     #[test]

@@ -93,6 +93,19 @@ pub struct Finding {
     pub cause: Option<Cause>,
 }
 
+/// A peer that waits for an end of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owed {
+    /// The end.
+    pub id: EndId,
+    /// What the peer waits for.
+    pub verdict: Verdict,
+    /// The peer.
+    pub who: Who,
+    /// How long it had waited when it asked.
+    pub age: Duration,
+}
+
 #[derive(Debug)]
 struct Watched {
     look: Look,
@@ -110,6 +123,8 @@ struct Watched {
     answer: Option<(Time, Answer)>,
     /// When the peer asked last.
     asked: Option<Time>,
+    /// The peer's end, as it was then.
+    question: Option<End>,
     /// What it was answered last.
     told: Option<Standing>,
 }
@@ -149,12 +164,20 @@ impl Watched {
             last_question: None,
             answer: None,
             asked: None,
+            question: None,
             told: None,
         }
     }
 
     fn update(&mut self, now: Time, mut look: Look) {
-        if look.refusals != self.look.refusals {
+        let counts = |numbers: Numbers| match numbers {
+            Numbers::Sender { seen, sent, acknowledged, .. } => (seen, sent, acknowledged),
+            Numbers::Receiver { posted, announced, arrived, .. } => (posted, announced, arrived),
+        };
+        if counts(look.numbers) != counts(self.look.numbers) {
+            // What was refused before may have been before this.
+            self.refused = None;
+        } else if look.refusals != self.look.refusals {
             self.refused = Some(now);
         }
         if let Numbers::Sender { wants, .. } = &mut look.numbers {
@@ -275,6 +298,7 @@ impl Inquiry {
     pub fn handle_question(&mut self, now: Time, id: EndId, question: &Question) {
         let Some(end) = self.ends.get_mut(&id) else { return };
         end.asked = Some(now);
+        end.question = Some(question.end);
         end.told = None;
         if let Some(rank) = question.me.rank {
             end.peer.rank = Some(rank);
@@ -302,7 +326,10 @@ impl Inquiry {
         for id in &ids {
             self.ask_peer(now, *id);
         }
-        for id in ids.into_iter().filter(|id| self.ends.get(id).is_some_and(|end| is_recent(&end.asked))) {
+        for id in ids {
+            if !self.ends.get(&id).is_some_and(|end| is_recent(&end.asked)) {
+                continue;
+            }
             let standing = self.standing(now, id);
             let Some((end, standing)) = self.ends.get_mut(&id).zip(standing) else { continue };
             if end.told.as_ref().is_none_or(|told| is_news(told, &standing)) {
@@ -405,16 +432,24 @@ impl Inquiry {
         findings
     }
 
-    /// Peers that wait for an end of this process which itself does not wait: the end, who waits, and for how long.
-    pub fn owed(&self, now: Time) -> Option<(EndId, Verdict, Who)> {
+    /// A peer that has waited for this process for as long as `limit`, if this process waits for nobody.
+    pub fn owed(&self, now: Time, limit: Duration) -> Option<Owed> {
         if self.ends.values().any(|end| end.look.numbers.is_waiting()) {
             return None;
         }
-        let asked = |end: &&Watched| end.asked.is_some_and(|asked| now < asked + FRESH);
-        let (id, end) = self.ends.iter().find(|(_, end)| asked(end))?;
-        let verdict =
-            if end.look.numbers.is_sender() { Verdict::OwnHasNotSent } else { Verdict::OwnHasNotAsked };
-        Some((*id, verdict, end.peer()))
+        let owed = |(id, end): (&EndId, &Watched)| {
+            let theirs = end.question.filter(|_| end.asked.is_some_and(|asked| now < asked + FRESH))?;
+            let age = Duration::from_millis(theirs.still_ms.into());
+            let verdict = judge(&end.end(now), Peer::Answered { end: &theirs, waits: false, is_busy: false });
+            let is_owed = age >= limit && matches!(verdict, Verdict::OwnHasNotSent | Verdict::OwnHasNotAsked);
+            is_owed.then(|| Owed { id: *id, verdict, who: end.peer(), age })
+        };
+        self.ends.iter().find_map(owed)
+    }
+
+    /// The end as it was looked at last.
+    pub fn last_look(&self, id: EndId) -> Option<Look> {
+        self.ends.get(&id).map(|end| end.look.clone())
     }
 
     /// Whether nothing more is to be expected of an inquiry that has begun at `since`: the cause is known, or it has been looked for

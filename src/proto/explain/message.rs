@@ -163,7 +163,7 @@ impl Answer {
         body.u8(standing.cause.is_some().into());
         standing.cause.iter().for_each(|cause| cause.emit(&mut body));
         body.u8(standing.laggard.is_some().into());
-        for laggard in &standing.laggard {
+        if let Some(laggard) = &standing.laggard {
             body.u32(laggard.lead as u32);
             laggard.who.emit(&mut body);
         }
@@ -191,5 +191,96 @@ impl Answer {
             },
         };
         from.end().map(|()| Self::Stands(Box::new(standing)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::explain::numbers::Numbers;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    fn who(rank: Option<u32>) -> Who {
+        Who { rank, place: "process 7 on a host".into() }
+    }
+
+    fn standing(has_all: bool) -> Answer {
+        let numbers = Numbers::Receiver { posted: 3, announced: 2, arrived: 1, flushes: true };
+        let end = End { numbers, recovers: false, is_untested: true, still_ms: 99 };
+        let cause = Cause {
+            verdict: Verdict::DataLost,
+            near: who(Some(1)),
+            far: who(None),
+            depth: 3,
+            age_ms: 4,
+            waited_ms: 5,
+        };
+        Answer::Stands(Box::new(Standing {
+            end,
+            me: who(Some(0)),
+            is_busy: false,
+            waits_for: has_all.then(|| who(Some(9))),
+            cause: has_all.then_some(cause),
+            laggard: has_all.then(|| Laggard { lead: -3, who: who(None) }),
+        }))
+    }
+
+    fn question() -> Question {
+        let numbers = Numbers::Sender { seen: 3, sent: 2, acknowledged: 1, wants: true };
+        let end = End { numbers, recovers: true, is_untested: false, still_ms: 1 << 20 };
+        Question { end, me: who(Some(5)) }
+    }
+
+    proptest! {
+        #[test]
+        fn changed_bytes_are_another_message_or_refused(has_all: bool, changes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+                                                        cut in any::<prop::sample::Index>(), is_cut: bool) {
+            for good in [question().body(), standing(has_all).body(), Answer::NotAccepted.body()] {
+                let mut body = good;
+                for (at, byte) in &changes {
+                    *at.get_mut(&mut body) = *byte;
+                }
+                if is_cut {
+                    body.truncate(cut.index(body.len()));
+                }
+                if let Ok(answer) = Answer::parse(&body) {
+                    if let Answer::Stands(standing) = &answer {
+                        prop_assert!(standing.me.place.len() <= MAX_PLACE_BYTES);
+                        prop_assert!(standing.cause.as_ref().is_none_or(|c| c.verdict.is_cause() && c.depth <= MAX_DEPTH));
+                    }
+                    prop_assert_eq!(Answer::parse(&answer.body()), Ok(answer));
+                }
+                if let Ok(question) = Question::parse(&body) {
+                    prop_assert_eq!(Question::parse(&question.body()), Ok(question));
+                }
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_message_or_refused(body in vec(any::<u8>(), 0..600)) {
+            let _ = (Question::parse(&body), Answer::parse(&body));
+        }
+    }
+
+    #[test]
+    fn messages_are_read_as_written_and_refused_one_byte_short_or_long() {
+        for answer in [standing(true), standing(false), Answer::NotAccepted] {
+            let body = answer.body();
+            assert_eq!(Answer::parse(&body), Ok(answer));
+            assert!(Answer::parse(&body[..body.len() - 1]).is_err() && Answer::parse(&[body, vec![0]].concat()).is_err());
+        }
+        let body = question().body();
+        assert_eq!(Question::parse(&body), Ok(question()));
+        assert!(Question::parse(&body[..body.len() - 1]).is_err() && Question::parse(&[body, vec![0]].concat()).is_err());
+    }
+
+    #[test]
+    fn a_long_description_is_cut_between_two_characters() {
+        let long = Who { rank: None, place: "ö".repeat(200) };
+        let mut body = Writer::default();
+        long.emit(&mut body);
+        let read = Who::parse(&mut Reader(&body.0)).expect("valid");
+        assert_eq!(read.place, "ö".repeat(MAX_PLACE_BYTES / 2));
     }
 }

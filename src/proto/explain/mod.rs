@@ -11,12 +11,14 @@
 //! | file | what it is |
 //! |---|---|
 //! | [`numbers`] | what one end has counted |
+//! | `flows` | the same of [`crate::proto::send`] and [`crate::proto::recv`] |
 //! | [`verdict`] | what an end waits for, from the numbers of both ends |
 //! | [`message`] | questions and answers between two processes |
 //! | [`inquiry`] | what a process knows, asks and answers |
 //! | [`patience`] | when a wait is reported, and how often |
 //! | `model` | tests: rings of processes that stand still, for a cause that each has to name |
 
+mod flows;
 pub mod inquiry;
 pub mod message;
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub enum Verdict {
     Unacknowledged,
     /// For messages that have been sent and have not arrived.
     DataLost,
-    /// For acknowledgements of messages that have all arrived.
+    /// For acknowledgements of messages that have arrived.
     AcknowledgementsLost,
     /// For clear-to-sends that the receiver has to send, or has sent, and that have not arrived.
     ClearToSendsLost,
@@ -122,7 +122,7 @@ const STILL_MS: u32 = 1000;
 pub fn judge(mine: &End, peer: Peer<'_>) -> Verdict {
     if !mine.numbers.is_waiting() {
         return match peer {
-            Peer::Answered { end, .. } if end.numbers.is_waiting() => owed(&end.numbers),
+            Peer::Answered { end, .. } => owed(&mine.numbers, &end.numbers),
             _ => Verdict::NotWaiting,
         };
     }
@@ -147,9 +147,19 @@ pub fn judge(mine: &End, peer: Peer<'_>) -> Verdict {
     }
 }
 
-/// The end whose peer has the numbers `waiting` owes it something.
-fn owed(waiting: &Numbers) -> Verdict {
-    if waiting.is_sender() { Verdict::OwnHasNotAsked } else { Verdict::OwnHasNotSent }
+/// What the end `mine`, which waits for nothing, owes its peer.
+fn owed(mine: &Numbers, theirs: &Numbers) -> Verdict {
+    match (*mine, *theirs) {
+        (Numbers::Receiver { .. }, Numbers::Sender { sent, acknowledged, wants: true, .. }) if sent == acknowledged => {
+            Verdict::OwnHasNotAsked
+        }
+        (Numbers::Sender { seen, sent, .. }, Numbers::Receiver { posted, announced, arrived, .. })
+            if posted != arrived && (seen, sent) == (announced, arrived) =>
+        {
+            Verdict::OwnHasNotSent
+        }
+        _ => Verdict::NotWaiting,
+    }
 }
 
 fn is_flush_only(numbers: &Numbers) -> bool {
@@ -175,11 +185,12 @@ fn judge_numbers(mine: &Numbers, theirs: &Numbers) -> Verdict {
     else {
         return Verdict::Unknown;
     };
+    // Behind the first message whose acknowledgement is lost, a queue pair carries no others.
+    if is_before(acknowledged, arrived) && (arrived != sent || mine.is_sender()) {
+        return Verdict::AcknowledgementsLost;
+    }
     if is_before(arrived, sent) {
         return Verdict::DataLost;
-    }
-    if sent != acknowledged && mine.is_sender() {
-        return Verdict::AcknowledgementsLost;
     }
     if is_before(seen, announced) || announced != posted {
         return Verdict::ClearToSendsLost;
@@ -223,7 +234,7 @@ mod tests {
         let none = [false; 2];
         let asked = both(&sender(5, 5, 5, false), &receiver(8, 8, 5), none);
         let seen = both(&sender(8, 5, 5, false), &receiver(8, 8, 5), none);
-        assert_eq!((asked[1], asked[0]), (Verdict::ClearToSendsLost, Verdict::OwnHasNotSent));
+        assert_eq!(asked, [Verdict::NotWaiting, Verdict::ClearToSendsLost]);
         assert_eq!(seen, [Verdict::OwnHasNotSent, Verdict::PeerHasNotSent]);
         let wants = both(&sender(5, 5, 5, true), &receiver(5, 5, 5), none);
         assert_eq!(wants, [Verdict::PeerHasNotAsked, Verdict::OwnHasNotAsked]);
@@ -236,6 +247,7 @@ mod tests {
         for waits in [false, true] {
             let path = |s: &End, r: &End| both(s, r, [waits; 2]);
             assert_eq!(path(&sender(8, 7, 5, false), &receiver(8, 8, 5)), [Verdict::DataLost; 2]);
+            assert_eq!(path(&sender(8, 7, 5, false), &receiver(8, 8, 6)), [Verdict::AcknowledgementsLost; 2]);
             let acknowledgements = path(&sender(8, 7, 5, false), &receiver(7, 7, 7));
             assert_eq!(acknowledgements, [Verdict::AcknowledgementsLost, Verdict::NotWaiting]);
             assert_eq!(path(&sender(5, 5, 5, true), &receiver(8, 8, 5)), [Verdict::ClearToSendsLost; 2]);
