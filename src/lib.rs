@@ -9,13 +9,14 @@
 //!   abi    NCCL's interface: vtable, handles, logger; errors become result codes, panics become errors
 //!    │
 //!   net    the plugin's objects: Network, Nic, Rail, Listener, Connector, SendComm, RecvComm
-//!    ├──────────────────┬──────────────────┐
-//!   proto              verbs              host
-//!   what two peers     libibverbs:        the machine: settings, sysfs, GIDs,
-//!   agree on; pure     owned objects      network interfaces
+//!    ├──────────────────┬──────────────────┬───────────────────┐
+//!   proto              verbs              host                stats
+//!   what two peers     libibverbs:        the machine:        counters of connections,
+//!   agree on; pure     owned objects      settings, sysfs,    in a file for `ferrite top`
+//!                                         GIDs, interfaces
 //! ```
 //!
-//! `abi → net → {proto, verbs, host}`. The lower three do not use each other; all use `error`. A test reads the sources and
+//! `abi → net → {proto, verbs, host, stats}`. The lower four do not use each other; all use `error`. A test reads the sources and
 //! enforces that, the order of the folders of `net`, that no files use each other in a circle, and that `unsafe` stays in
 //! `abi`, `verbs` and the few files that make system calls.
 //!
@@ -84,6 +85,13 @@
 //! takes long is done by [`net::control::workers`], whose threads exist only while there is something to recover. For operators:
 //! docs/failover.md.
 //!
+//! ## Reports of waits
+//!
+//! Both ends of a connection count their messages alike, so the numbers of both tell what a waiting end waits for
+//! ([`proto::explain`]). A watcher looks at all ends once a second. When one has waited for too long, a thread asks the peers over the
+//! control connections ([`net::explain`]), and these ask theirs, until processes are found that wait for nobody. For operators:
+//! docs/hang-report.md.
+//!
 //! ## Threads
 //!
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
@@ -92,7 +100,8 @@
 //! own. Ferrite's only threads in healthy times are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
 //! waits for device events and clears away what an abort has left half-made; one of them also drives the control connections and
 //! serves the port, from the first `listen` on. Up to four threads recover connections while there is one to recover; they enter a
-//! communicator for short moments, in which NCCL's thread waits. The library is never unmapped (`-z nodelete`).
+//! communicator for short moments, in which NCCL's thread waits. So does a watcher, once a second. One more thread asks and reports while
+//! a message waits for too long. The library is never unmapped (`-z nodelete`).
 //!
 //! ## Where things are decided
 //!
@@ -104,6 +113,7 @@
 //! | which connections share a control connection, and when does it end? | [`proto::control::plane`], [`proto::control::pool`] |
 //! | who is let in at the port, and how many may wait there? | [`proto::control::acceptor`] |
 //! | what becomes of connections whose control connection is lost? | [`proto::control::plane`], [`proto::control::redial`], [`net::data::probe`] |
+//! | what does a waiting end wait for, and what does the log say of it? | [`proto::explain`], [`net::explain`] |
 //! | what happens after a fault, in which order, and when is it given up? | [`proto::recovery`], [`net::recovery`] |
 //! | which lock is taken first? | [`net::control`] |
 //! | what bounds a connection that NCCL has abandoned during set-up? | [`net::setup`] |
@@ -115,6 +125,8 @@
 //! | how large are the queues? | [`net::data::caps`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
+//! | what is counted, and how does another process read it? | [`stats`], docs/stats-file.md |
+//! | how is a peer called in messages? | [`proto::identity`], [`net::control::peer_name`] |
 //! | how is libibverbs found? | [`verbs::library`] |
 //!
 //! ## Glossary
@@ -152,6 +164,7 @@
 //! | queue pair (QP) | a send and a receive queue, connected to one of the peer; states RESET, INIT, RTR, RTS, ERROR |
 //! | queue pair index | the number of a queue pair within its connection |
 //! | rail | a port that carries part of a connection; rail *i* of one end is connected to rail *i* of the other |
+//! | record | the 2 KiB of the statistics file that one end of a connection has |
 //! | recovery | new queue pairs for a connection after a fault, and what has not arrived sent again |
 //! | request | what `isend`, `irecv` and `iflush` give to NCCL for `test`; at most 256 at a time |
 //! | ring | the memory of the sender that clear-to-sends are written to, with a place for each of 512 |
@@ -184,5 +197,6 @@ mod error;
 mod host;
 mod net;
 mod proto;
+mod stats;
 pub mod testing;
 mod verbs;

@@ -68,7 +68,7 @@ fn unauthenticated_clients_have_a_moment_and_are_not_let_in_without_end() {
 
 #[test]
 fn an_unauthenticated_client_that_drips_has_a_deadline() {
-    let mut process = Process::with_patience(Duration::from_millis(200));
+    let mut process = Process::with_limit(Duration::from_millis(200));
     process.listen([1; 16]);
     let mut slow = process.client();
     let start = Instant::now();
@@ -100,8 +100,8 @@ fn who_waits_at_the_port_is_told_that_the_last_listener_has_closed() {
     process.driver.deregister(&[1; 16]);
     assert!(!is_closed(&mut inside) && !is_closed(&mut outside), "somebody listens still");
     process.driver.deregister(&[2; 16]);
-    for stranger in [&mut inside, &mut outside] {
-        wait_until("the end", || is_closed(stranger).then_some(()));
+    for client in [&mut inside, &mut outside] {
+        wait_until("the end", || is_closed(client).then_some(()));
     }
     // On a control connection the answer is in words.
     let late = client.reach(process.address, [2; 16], [13; 16]);
@@ -297,7 +297,7 @@ fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one()
     assert!(peers[0].is_broken() && !peers[1].is_gone());
 }
 
-/// What a child does with its copies is its own affair.
+/// What a child does with its copies has no effect on its parent.
 #[test]
 fn a_forked_child_leaves_its_parents_control_connections_alone() {
     let (process, client) = (Process::listening(&[[1; 16], [2; 16]]), Process::new());

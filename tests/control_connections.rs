@@ -156,7 +156,7 @@ fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_told() -> Re
     })
 }
 
-/// What is known of one listener's token does not help with another's, and whoever tries harms nobody.
+/// What is known of one listener's token does not help with another's, and an attempt has no effect on others.
 #[test]
 fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> Result<()> {
     let setting = require!(setting());

@@ -5,9 +5,9 @@
 //! recovers a connection may have another one for a while.
 
 use crate::error::{Error, Result};
+use crate::net::control::peer_state::PeerState;
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
-use crate::net::control::peer_state::PeerState;
 use crate::net::explain::end::ExplainedEnd;
 use crate::net::mr::handle::MrHandle;
 use crate::net::recovery::end::{self, End};

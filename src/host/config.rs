@@ -91,6 +91,10 @@ pub struct Config {
     pub is_hang_set: bool,
     /// Folder for reports.
     pub report_folder: String,
+    /// Statistics are in a file, for `ferrite top`.
+    pub stats: bool,
+    /// The folder of that file. `None`: the usual one.
+    pub stats_folder: Option<String>,
 }
 
 /// How often and how soon an operation is tried again.
@@ -183,6 +187,8 @@ impl Config {
             hang_s: reader.number("FERRITE_HANG_SECONDS")? as u64,
             is_hang_set: reader.text("FERRITE_HANG_SECONDS").is_some(),
             report_folder: reader.text("FERRITE_REPORT_DIR").unwrap_or_else(|| "/tmp".into()),
+            stats: reader.flag("FERRITE_STATS")?,
+            stats_folder: reader.text("FERRITE_STATS_DIR"),
         })
     }
 }

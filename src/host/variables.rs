@@ -149,11 +149,21 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(0, 86_400, 10),
         "seconds that a message may wait before it is reported who waits for whom; 0: never. Where it is not set, each wait that ends by itself doubles it, up to 120",
     ),
+    variable("FERRITE_REPORT_DIR", Kind::Text, "folder for these reports as JSON; unset: `/tmp`"),
     variable(
-        "FERRITE_REPORT_DIR",
-        Kind::Text,
-        "folder for these reports as JSON, and for the socket by which `ferrite hang` asks for one; unset: `/tmp`",
+        "FERRITE_STATS",
+        Kind::Number(0, 1, 1),
+        "1: statistics are in a file in shared memory, for `ferrite top`; 0: no process can read them",
     ),
+    variable("FERRITE_STATS_DIR", Kind::Text, "folder of that file; unset: `/dev/shm`"),
+    variable(
+        "RANK",
+        Kind::Text,
+        "rank in the job, for messages and statistics; the first that is set of this and the next three",
+    ),
+    variable("SLURM_PROCID", Kind::Text, "the same, as Slurm tells it"),
+    variable("OMPI_COMM_WORLD_RANK", Kind::Text, "the same, as Open MPI tells it"),
+    variable("PMIX_RANK", Kind::Text, "the same, as PMIx tells it"),
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 

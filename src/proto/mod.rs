@@ -32,7 +32,7 @@
 //! | `requests`, `send_queue` | the table of requests; the space in send queues |
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
 //! | `explain` | what an operation that does not go on waits for |
-//! | `frame`, `handle`, `handshake`, `endpoint`, `codec` | the control messages |
+//! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
 //! | `sim`, `malformed_input` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything |
 #![forbid(unsafe_code)]
 
@@ -47,6 +47,7 @@ pub mod explain;
 pub mod frame;
 pub mod handle;
 pub mod handshake;
+pub mod identity;
 pub mod imm;
 #[cfg(test)]
 mod malformed_input;
@@ -66,7 +67,7 @@ pub use violation::Violation;
 pub(crate) use violation::violation;
 
 /// Version of everything in this module that peers see. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 /// Slots in the ring of clear-to-sends. A grouped receive of n messages takes n of them.
 pub const RING_SLOTS: usize = 512;
 /// Requests that may be outstanding on one communicator; the next one has to wait.

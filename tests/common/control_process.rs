@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use testkit::wait_until;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const FIRST_FRAME_LIMIT: Duration = Duration::from_secs(30);
 
 /// A process: its control connections, and its port if it has listeners.
 pub(crate) struct Process {
@@ -22,11 +22,11 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn new() -> Self {
-        Self::with_patience(PATIENCE)
+        Self::with_limit(FIRST_FRAME_LIMIT)
     }
 
-    pub(crate) fn with_patience(patience: Duration) -> Self {
-        let driver = ControlDriver::new(patience).expect("descriptors");
+    pub(crate) fn with_limit(limit: Duration) -> Self {
+        let driver = ControlDriver::new(limit).expect("descriptors");
         Self { driver, address: SocketAddr::from(([127, 0, 0, 1], 0)) }
     }
 

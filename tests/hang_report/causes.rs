@@ -21,9 +21,12 @@ fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
     require!(built());
     enter();
     let job = Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 2).then_some(SOON));
-    let last = job.place(2);
+    let last = job.place(2, false);
     job.line(1, &["waits since", "to be asked for data by", &last, "has not called irecv"]);
-    job.line(0, &["waits since", &job.place(1), "waits itself. 1 connection(s) further", &last, "has not called irecv"]);
+    job.line(
+        0,
+        &["waits since", &job.place(1, true), "waits itself. 1 connection(s) further", &last, "has not called irecv"],
+    );
     job.line(2, &["rank 1", "to be asked for data by this process", "has not called irecv"]);
     (0..2).for_each(|rank| says_nothing_of(&job, rank, &PATH));
     let report = &job.reports(1)[0];
@@ -35,7 +38,7 @@ fn a_sender_that_stops_sending_is_named_by_both_ranks_behind_it() {
     require!(built());
     enter();
     let job = Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 0).then_some(SOON));
-    job.line(1, &["waits since", "for data of rank 0", &job.place(0), "has not called isend"]);
+    job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), "has not called isend"]);
     job.line(2, &["waits since", "for data of rank 1", "waits itself", "rank 0", "has not called isend"]);
     job.line(0, &["for data of this process", "has not called isend"]);
     (1..3).for_each(|rank| says_nothing_of(&job, rank, &PATH));
@@ -47,8 +50,8 @@ fn in_a_ring_of_eight_all_name_the_rank_that_has_stopped() {
     enter();
     let job = Job::start(Shape::Ring, 8, &[], |rank| rank.stops_after = (rank.number == 5).then_some(SOON));
     for rank in (0..8).filter(|rank| *rank != 5) {
-        let line = job.line(rank, &["waits since", "rank 5 ("]);
-        assert!(line.contains("has not called") && line.contains(&job.place(5)), "{line}");
+        let line = job.line(rank, &["waits since", "rank 5 on "]);
+        assert!(line.contains("has not called") && line.contains(&job.place(5, true)), "{line}");
         says_nothing_of(&job, rank, &PATH);
     }
 }
@@ -60,7 +63,7 @@ fn a_process_that_is_stopped_is_named_as_one_that_does_not_answer() {
     let mut job = Job::start(Shape::Ring, 3, &[], |rank| rank.pause_ms = 1);
     (0..3).for_each(|rank| drop(job.line(rank, &["passes messages on"])));
     job.processes[1].signal(libc::SIGSTOP);
-    let stopped = job.place(1);
+    let stopped = job.place(1, true);
     for rank in [0, 2] {
         job.line(rank, &["waits since", "does not answer", &stopped]);
     }
@@ -82,8 +85,8 @@ fn a_path_that_loses_messages_is_named_by_both_ends() {
     enter();
     let job = black_hole("drop attempts=all opcode=write-imm device=softrnic0 message=20..");
     let words = "have not arrived: the path loses them";
-    job.line(0, &["waits since", "for acknowledgements of", &job.place(1), words]);
-    job.line(1, &["waits since", "for data of rank 0", &job.place(0), words]);
+    job.line(0, &["waits since", "for acknowledgements of", &job.place(1, false), words]);
+    job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), words]);
 }
 
 #[test]
@@ -92,8 +95,8 @@ fn a_path_that_loses_clear_to_sends_is_named_by_both_ends() {
     enter();
     let job = black_hole("drop attempts=all opcode=write device=softrnic1 message=20..");
     let words = "its clear-to-sends do not arrive at the sender";
-    job.line(0, &["waits since", "to be asked for data by", &job.place(1), words]);
-    job.line(1, &["waits since", "for data of rank 0", &job.place(0), words]);
+    job.line(0, &["waits since", "to be asked for data by", &job.place(1, false), words]);
+    job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), words]);
 }
 
 #[test]
@@ -102,7 +105,7 @@ fn a_path_that_loses_acknowledgements_is_named() {
     enter();
     let job = black_hole("drop-ack attempts=all opcode=write-imm device=softrnic0 message=20..");
     let words = "the path back loses the acknowledgements";
-    job.line(0, &["waits since", "for acknowledgements of", &job.place(1), words]);
+    job.line(0, &["waits since", "for acknowledgements of", &job.place(1, false), words]);
 }
 
 #[test]

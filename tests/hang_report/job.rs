@@ -49,7 +49,8 @@ impl Job {
             softrnic.env(name, value.to_str().expect("a path of this test's"))
         });
         let softrnic = softrnic.env("FERRITE_HANG_SECONDS", "1").env("NCCL_DEBUG", "INFO");
-        let softrnic = softrnic.env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("FERRITE_REPORT_DIR", reports.path().display());
+        let softrnic =
+            softrnic.env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("FERRITE_REPORT_DIR", reports.path().display());
         let softrnic = softrnic.envs(env);
         let mut peers = Vec::new();
         let mut processes = Vec::new();
@@ -85,9 +86,10 @@ impl Job {
         testkit::wait::wait_within(testkit::wait::LIMIT, found).unwrap_or_else(|| panic!("{}", what()))
     }
 
-    /// As the ranks describe that process.
-    pub(crate) fn place(&self, rank: usize) -> String {
-        format!("process {} on ", self.processes[rank].pid())
+    /// As the others name that process, whose rank they know if it sends.
+    pub(crate) fn place(&self, rank: usize, sends: bool) -> String {
+        let pid = self.processes[rank].pid();
+        if sends { format!("(pid {pid}") } else { format!("process {pid} on") }
     }
 
     /// The reports of a rank, once there is one.

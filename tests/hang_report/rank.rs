@@ -2,9 +2,9 @@
 
 use crate::common::plugin_transport;
 use ferrite::error::Result;
-use ferrite::transport::{Handle, Listener, Transport};
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::{RecvComm, Region, Request, SendComm};
+use ferrite::transport::{Handle, Listener, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -60,8 +60,14 @@ pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
     let (send, recv) = connect(&transport, rank.number as usize, to, listener)?;
     let memory = || Buffer::new(BYTES).map(Arc::new);
     let ends = Ends {
-        send: send.as_ref().map(|send| Ok::<_, ferrite::error::Error>((send, send.register(&memory()?)?))).transpose()?,
-        recv: recv.as_ref().map(|recv| Ok::<_, ferrite::error::Error>((recv, recv.register(&memory()?)?))).transpose()?,
+        send: send
+            .as_ref()
+            .map(|send| Ok::<_, ferrite::error::Error>((send, send.register(&memory()?)?)))
+            .transpose()?,
+        recv: recv
+            .as_ref()
+            .map(|recv| Ok::<_, ferrite::error::Error>((recv, recv.register(&memory()?)?)))
+            .transpose()?,
     };
     pass_on(rank, &ends)
 }
@@ -98,7 +104,8 @@ fn pass_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
         if let Some((recv, region)) = ends.recv.as_ref().filter(|_| !is_stopped) {
             // What has arrived is kept until it is sent on.
             let kept = if rank.sends { arrived.saturating_sub(sent) } else { 0 };
-            if posted < arrived + DEPTH && kept < DEPTH
+            if posted < arrived + DEPTH
+                && kept < DEPTH
                 && let Some(request) = recv.receive(region, 0, BYTES, rank.from.unwrap_or(0) as i32)?
             {
                 posted += 1;
@@ -109,7 +116,8 @@ fn pass_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
         if let Some((send, region)) = ends.send.as_ref().filter(|_| !is_stopped && Instant::now() >= next_send) {
             // In a ring each rank is one message ahead.
             let may_send = rank.from.is_none() || sent < arrived + 1;
-            if may_send && sends.len() < DEPTH as usize
+            if may_send
+                && sends.len() < DEPTH as usize
                 && let Some(request) = send.send(region, 0, BYTES, rank.number as i32)?
             {
                 sent += 1;

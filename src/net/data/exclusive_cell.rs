@@ -30,7 +30,12 @@ unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
 impl<T> ExclusiveCell<T> {
     /// A cell with `state` in it.
     pub fn new(state: T) -> Self {
-        Self { entered: AtomicBool::new(false), visits: AtomicU32::new(0), visitors: Mutex::new(()), state: UnsafeCell::new(state) }
+        Self {
+            entered: AtomicBool::new(false),
+            visits: AtomicU32::new(0),
+            visitors: Mutex::new(()),
+            state: UnsafeCell::new(state),
+        }
     }
 
     /// Runs `body` with exclusive access to the state. If `body` panics, the state may be inconsistent, and nobody can enter any

@@ -43,7 +43,8 @@ impl Nic {
     /// The devices that the settings make of `contexts`. It is logged if they cannot reach the memory of GPUs.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>) -> Vec<Arc<Self>> {
         let gdr = Gdr::detect();
-        let nics = Self::assemble(Rail::discover(contexts, config, &gdr), config, &Arc::default(), &Explainer::new(config));
+        let nics =
+            Self::assemble(Rail::discover(contexts, config, &gdr), config, &Arc::default(), &Explainer::new(config));
         if !nics.is_empty() {
             gdr.warn_if_missing(GdrSupport {
                 by_address: nics.iter().any(|nic| nic.supports_peer_memory()),
@@ -72,12 +73,7 @@ impl Nic {
         groups.into_iter().map(|group| Arc::new(Self::new(group, config, workers, explainer))).collect()
     }
 
-    fn new(
-        rails: Vec<Arc<Rail>>,
-        config: &Arc<Config>,
-        workers: &Arc<Workers>,
-        explainer: &Arc<Explainer>,
-    ) -> Self {
+    fn new(rails: Vec<Arc<Rail>>, config: &Arc<Config>, workers: &Arc<Workers>, explainer: &Arc<Explainer>) -> Self {
         let names: Vec<_> = rails.iter().map(|rail| rail.name.as_str()).collect();
         let name = names.join("+");
         let mut cards: Vec<Arc<Card>> = Vec::new();

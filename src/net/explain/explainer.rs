@@ -2,7 +2,7 @@
 
 use super::end::ExplainedEnd;
 use crate::host::config::Config;
-use crate::host::sysfs;
+use crate::host::{launcher, sysfs};
 use crate::net::control::inquiry_events::InquiryEvents;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::workers::{Job, JobId, Workers};
@@ -10,6 +10,7 @@ use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Inquiry, Look};
 use crate::proto::explain::patience::{Due, Patience};
 use crate::proto::frame::{Frame, Kind};
+use crate::proto::identity::Identity;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -62,9 +63,14 @@ impl Explainer {
     /// Without ends yet.
     pub fn new(config: &Config) -> Arc<Self> {
         let limit = Duration::from_secs(config.hang_s);
-        let place = format!("process {} on {}", std::process::id(), sysfs::host_name());
+        let me = Identity {
+            host: sysfs::host_name().to_owned(),
+            pid: std::process::id(),
+            rank: None,
+            label: launcher::rank().map(|(_, rank)| rank),
+        };
         let state = State {
-            inquiry: Inquiry::new(place),
+            inquiry: Inquiry::new(me),
             patience: Patience::new(limit, !config.is_hang_set),
             owner: std::process::id(),
             looked: None,
@@ -121,7 +127,7 @@ impl Explainer {
         let now = self.start.elapsed();
         let known = |number: &EndId, look: Option<Look>| look.or_else(|| state.inquiry.last_look(*number));
         let looks = looks.into_iter().zip(ends).filter_map(|((number, look), (_, end))| {
-            Some((number, known(&number, look)?, end.peer().peer()))
+            Some((number, known(&number, look)?, end.peer().peer().identity()))
         });
         let looks = looks.collect();
         state.inquiry.handle_looks(now, looks);

@@ -2,7 +2,7 @@
 
 use super::explainer::{Explainer, NumberedEnd, State};
 use super::output;
-use super::text::{self, Report};
+use super::text::{self, EndName, Report};
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Message};
 use crate::proto::explain::message::{Answer, Question};
@@ -23,7 +23,7 @@ impl Explainer {
     pub(super) fn inquire(&self) -> Option<Instant> {
         let ends = self.ends();
         let (mut state, now) = self.look(&ends, SAME_LOOK);
-        handle_frames(&mut state, now, self.take_inbox());
+        handle_frames(&mut state, now, self.take_inbox(), &ends);
         if state.asking.is_some() {
             state.inquiry.ask(now);
         }
@@ -64,8 +64,8 @@ impl Explainer {
         state.asking = None;
         state.patience.handle_report(age);
         state.reports += 1;
-        let device = |number: EndId| find(ends, number).map_or("", |end| end.device()).to_owned();
-        Report::new(&state.inquiry, now, state.reports, state.patience.limit().unwrap_or_default(), device)
+        let name = |number: EndId| find(ends, number).map(|end| EndName::of(end.as_ref())).unwrap_or_default();
+        Report::new(&state.inquiry, now, state.reports, state.patience.limit().unwrap_or_default(), name)
     }
 
     /// A line that says that a peer waits for this process, if it is due.
@@ -76,7 +76,7 @@ impl Explainer {
         }
         let owed = state.inquiry.owed(now, limit)?;
         state.said_owed = Some(now);
-        find(ends, owed.id).map(|end| text::owed(&owed, end.device()))
+        find(ends, owed.id).map(|end| text::owed(&owed, &EndName::of(end.as_ref())))
     }
 }
 
@@ -86,12 +86,18 @@ fn find(ends: &[NumberedEnd], number: EndId) -> Option<&Arc<dyn super::end::Expl
 }
 
 /// A frame that no Ferrite sends is dropped: the connection does not depend on it.
-fn handle_frames(state: &mut State, now: Time, frames: BTreeMap<(EndId, bool), Frame>) {
+fn handle_frames(state: &mut State, now: Time, frames: BTreeMap<(EndId, bool), Frame>, ends: &[NumberedEnd]) {
     for ((number, is_question), frame) in frames {
         let handled = if is_question {
             Question::parse(&frame.body).map(|question| state.inquiry.handle_question(now, number, &question))
         } else {
-            Answer::parse(&frame.body).map(|answer| state.inquiry.handle_answer(now, number, answer))
+            Answer::parse(&frame.body).map(|answer| {
+                let rank = if let Answer::Stands(standing) = &answer { standing.me.rank } else { None };
+                if let Some((end, rank)) = find(ends, number).zip(rank) {
+                    end.peer().peer().set_rank(rank);
+                }
+                state.inquiry.handle_answer(now, number, answer);
+            })
         };
         if let Err(violation) = handled {
             log::debug!("a {:?} that is not understood: {violation}", frame.kind);

@@ -1,9 +1,10 @@
 //! A report, for programs.
 
-use super::text::{Report, cause_text};
+use super::text::{EndName, Report, cause_text};
 use crate::proto::explain::inquiry::Finding;
-use crate::proto::explain::message::{Cause, Who};
+use crate::proto::explain::message::Cause;
 use crate::proto::explain::numbers::{End, Numbers};
+use crate::proto::identity::Identity;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,7 +14,7 @@ const MAX_WAITS: usize = 256;
 /// One object, in one line. Times are in seconds, `time_unix` since 1970.
 pub fn json(report: &Report, host: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let waits: Vec<_> = report.findings.iter().take(MAX_WAITS).map(|(finding, device)| wait(finding, device)).collect();
+    let waits: Vec<_> = report.findings.iter().take(MAX_WAITS).map(|(finding, name)| wait(finding, name)).collect();
     let laggard = report.laggard.as_ref().map_or_else(
         || "null".into(),
         |laggard| format!("{{\"who\":{},\"lead\":{}}}", who(&laggard.who), laggard.lead),
@@ -24,7 +25,7 @@ pub fn json(report: &Report, host: &str) -> String {
         now.as_secs_f64(),
         string(host),
         std::process::id(),
-        rank(&report.me),
+        number(report.me.rank),
         report.number,
         report.limit.as_secs(),
         string(&report.text()),
@@ -32,16 +33,17 @@ pub fn json(report: &Report, host: &str) -> String {
     )
 }
 
-fn wait(finding: &Finding, device: &str) -> String {
+fn wait(finding: &Finding, EndName { device, peer }: &EndName) -> String {
     let theirs = finding.theirs.as_ref().map_or_else(|| "null".into(), |theirs| end(&theirs.end));
     let waits_for = finding.theirs.as_ref().and_then(|theirs| theirs.waits_for.as_ref());
     format!(
-        "{{\"verdict\":\"{:?}\",\"device\":{},\"since_s\":{:.1},\"peer\":{},\"local\":{},\"remote\":{theirs},\
+        "{{\"verdict\":\"{:?}\",\"device\":{},\"since_s\":{:.1},\"peer\":{},\"peer_name\":{},\"local\":{},\"remote\":{theirs},\
          \"peer_waits_for\":{},\"cause\":{}}}",
         finding.verdict,
         string(device),
         finding.age.as_secs_f64(),
         who(&finding.peer),
+        string(peer),
         end(&finding.end),
         waits_for.map_or_else(|| "null".into(), who),
         finding.cause.as_ref().map_or_else(|| "null".into(), cause),
@@ -59,12 +61,13 @@ fn cause(cause: &Cause) -> String {
     )
 }
 
-fn who(who: &Who) -> String {
-    format!("{{\"rank\":{},\"place\":{}}}", rank(who), string(&who.place))
+fn who(who: &Identity) -> String {
+    let (host, rank, label) = (string(&who.host), number(who.rank), number(who.label));
+    format!("{{\"rank\":{rank},\"rank_in_job\":{label},\"host\":{host},\"pid\":{}}}", who.pid)
 }
 
-fn rank(who: &Who) -> String {
-    who.rank.map_or_else(|| "null".into(), |rank| rank.to_string())
+fn number(number: Option<u32>) -> String {
+    number.map_or_else(|| "null".into(), |number| number.to_string())
 }
 
 fn end(end: &End) -> String {

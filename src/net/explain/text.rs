@@ -1,11 +1,29 @@
 //! A report, for people.
 
+use super::end::ExplainedEnd;
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Finding, Inquiry, Owed};
-use crate::proto::explain::message::{Cause, Laggard, Who};
+use crate::proto::explain::message::{Cause, Laggard};
 use crate::proto::explain::numbers::Numbers;
 use crate::proto::explain::verdict::Verdict;
+use crate::proto::identity::Identity;
 use std::time::Duration;
+
+/// The names of an end.
+#[derive(Debug, Clone, Default)]
+pub struct EndName {
+    /// Of its device.
+    pub device: String,
+    /// Of its peer, with device and address.
+    pub peer: String,
+}
+
+impl EndName {
+    /// The names of `end`.
+    pub fn of(end: &dyn ExplainedEnd) -> Self {
+        Self { device: end.device().to_owned(), peer: end.peer().peer().to_string() }
+    }
+}
 
 /// What all waits of a process come to at one moment.
 #[derive(Debug)]
@@ -13,37 +31,37 @@ pub struct Report {
     /// The number of the report in this process, from 1.
     pub number: u32,
     /// This process.
-    pub me: Who,
+    pub me: Identity,
     /// How long a wait lasts before it is reported.
     pub limit: Duration,
-    /// What each end waits for, with its device. The first one is what the text is about.
-    pub findings: Vec<(Finding, String)>,
+    /// What each end waits for, with its names. The first one is what the text is about.
+    pub findings: Vec<(Finding, EndName)>,
     /// If no cause is known: the process that has sent the least against what it has received.
     pub laggard: Option<Laggard>,
 }
 
 impl Report {
-    /// What is known now; `None` if nothing waits. `device` returns the device of an end.
+    /// What is known now; `None` if nothing waits. `name` returns the names of an end.
     pub fn new(
         inquiry: &Inquiry,
         now: Time,
         number: u32,
         limit: Duration,
-        device: impl Fn(EndId) -> String,
+        name: impl Fn(EndId) -> EndName,
     ) -> Option<Self> {
         let mut findings = inquiry.findings(now);
         // The nearest cause first: that is what this process can tell more of than others.
         let depth = |finding: &Finding| finding.cause.as_ref().map_or(u16::MAX, |cause| cause.depth);
         findings.sort_by_key(depth);
         let is_known = findings.first()?.cause.is_some();
-        let findings: Vec<_> = findings.into_iter().map(|finding| (device(finding.id), finding)).collect();
-        let findings = findings.into_iter().map(|(device, finding)| (finding, device)).collect();
+        let names: Vec<_> = findings.iter().map(|finding| name(finding.id)).collect();
+        let findings = findings.into_iter().zip(names).collect();
         let laggard = if is_known { None } else { inquiry.laggard(now) };
         Some(Self { number, me: inquiry.me(None), limit, findings, laggard })
     }
 
-    /// The wait that the text is about, and its device.
-    pub fn main(&self) -> Option<&(Finding, String)> {
+    /// The wait that the text is about, and the names of its end.
+    pub fn main(&self) -> Option<&(Finding, EndName)> {
         self.findings.first()
     }
 
@@ -56,7 +74,7 @@ impl Report {
 
     /// One line.
     pub fn text(&self) -> String {
-        let Some((finding, device)) = self.main() else { return String::new() };
+        let Some((finding, EndName { device, peer })) = self.main() else { return String::new() };
         let age = seconds(finding.age);
         let what = match finding.end.numbers {
             Numbers::Sender { wants: true, .. } => "to be asked for data by",
@@ -70,7 +88,7 @@ impl Report {
         };
         let rank = self.me.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
         let why = self.why(finding);
-        format!("{device}: {rank}waits since {age} s {what} {}: {why}.{others}", finding.peer)
+        format!("{device}: {rank}waits since {age} s {what} {peer}: {why}.{others}")
     }
 
     fn why(&self, finding: &Finding) -> String {
@@ -153,9 +171,7 @@ fn reason(verdict: Verdict, finding: Option<&Finding>) -> String {
         Verdict::Recovering => "the connection recovers from a fault; the warnings before tell from which",
         Verdict::Unreachable => "the control connection is lost, so that the peer cannot be asked",
         Verdict::NotAccepted => "NCCL there has not accepted the connection yet (accept)",
-        Verdict::OtherTags => {
-            "it has asked for messages with other tags: a bug, of Ferrite or of what calls it"
-        }
+        Verdict::OtherTags => "it has asked for messages with other tags: a bug, of Ferrite or of what calls it",
         Verdict::Moving => "that process goes on with other messages",
         Verdict::PeerWaits | Verdict::Unknown => "what that process waits for is not known yet",
         Verdict::NotWaiting | Verdict::OwnHasNotAsked | Verdict::OwnHasNotSent => "it does not wait any more",
@@ -179,17 +195,21 @@ fn numbers(finding: &Finding) -> String {
 
 /// A wait has ended by itself after it was reported.
 pub fn went_on(after: Duration, next: Duration) -> String {
-    format!("what was waited for went on after {} s; from now on a wait is reported after {} s", seconds(after), next.as_secs())
+    format!(
+        "what was waited for went on after {} s; from now on a wait is reported after {} s",
+        seconds(after),
+        next.as_secs()
+    )
 }
 
 /// A peer waits for this process.
-pub fn owed(owed: &Owed, device: &str) -> String {
+pub fn owed(owed: &Owed, EndName { device, peer }: &EndName) -> String {
     let (what, call) = match owed.verdict {
         Verdict::OwnHasNotSent => ("for data of this process", "isend"),
         _ => ("to be asked for data by this process", "irecv"),
     };
-    let (who, age) = (&owed.who, seconds(owed.age));
-    format!("{device}: {who} waits since {age} s {what}: NCCL here has not called {call}, and waits for no peer")
+    let age = seconds(owed.age);
+    format!("{device}: {peer} waits since {age} s {what}: NCCL here has not called {call}, and waits for no peer")
 }
 
 /// With one decimal.

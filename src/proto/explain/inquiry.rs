@@ -14,10 +14,11 @@
 //! ends by itself at processes that wait for nobody. What is known of a cause grows old on its way and is dropped after
 //! [`MAX_AGE`], so nothing is passed round in a circle.
 
-use super::message::{Answer, Cause, Laggard, MAX_DEPTH, Question, Standing, Who};
+use super::message::{Answer, Cause, Laggard, MAX_DEPTH, Question, Standing};
 use super::numbers::{End, Numbers};
 use super::verdict::{Peer, Verdict, judge};
 use crate::proto::control::Time;
+use crate::proto::identity::Identity;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -86,7 +87,7 @@ pub struct Finding {
     /// What it waits for.
     pub verdict: Verdict,
     /// The peer.
-    pub peer: Who,
+    pub peer: Identity,
     /// The peer's end, if it has answered.
     pub theirs: Option<Standing>,
     /// What all this waits for in the end, if it is known.
@@ -100,8 +101,6 @@ pub struct Owed {
     pub id: EndId,
     /// What the peer waits for.
     pub verdict: Verdict,
-    /// The peer.
-    pub who: Who,
     /// How long it had waited when it asked.
     pub age: Duration,
 }
@@ -109,8 +108,8 @@ pub struct Owed {
 #[derive(Debug)]
 struct Watched {
     look: Look,
-    /// For people, before the peer has said who it is.
-    peer: Who,
+    /// As it was told when the connection was set up.
+    peer: Identity,
     /// When it moved last, or began to wait.
     since: Time,
     /// When `isend` was called in vain last.
@@ -132,7 +131,7 @@ struct Watched {
 /// The state of one process.
 #[derive(Debug)]
 pub struct Inquiry {
-    place: String,
+    me: Identity,
     ends: BTreeMap<EndId, Watched>,
     /// The lead of each end when the process last waited for nothing.
     baseline: BTreeMap<EndId, u32>,
@@ -153,7 +152,7 @@ pub enum Message {
 }
 
 impl Watched {
-    fn new(now: Time, look: Look, peer: Who) -> Self {
+    fn new(now: Time, look: Look, peer: Identity) -> Self {
         Self {
             look,
             peer,
@@ -234,12 +233,12 @@ impl Watched {
         judge(&self.end(now), peer)
     }
 
-    /// Who the peer is, as far as it is known.
-    fn peer(&self) -> Who {
+    /// Identity the peer is, as far as it is known.
+    fn peer(&self) -> Identity {
         let mut peer = self.peer.clone();
         match &self.answer {
             Some((_, Answer::Stands(standing))) => peer.rank = standing.me.rank,
-            _ if !self.look.numbers.is_sender() => peer.rank = self.look.sender_rank,
+            _ if !self.look.numbers.is_sender() => peer.rank = self.look.sender_rank.or(peer.rank),
             _ => {}
         }
         peer
@@ -247,10 +246,10 @@ impl Watched {
 }
 
 impl Inquiry {
-    /// That of the process that `place` describes.
-    pub fn new(place: String) -> Self {
+    /// That of the process `me`.
+    pub fn new(me: Identity) -> Self {
         Self {
-            place,
+            me,
             ends: BTreeMap::new(),
             baseline: BTreeMap::new(),
             looked: Time::ZERO,
@@ -259,10 +258,10 @@ impl Inquiry {
         }
     }
 
-    /// All ends of the process as they are now, in the order of their numbers, and their peers' descriptions.
+    /// All ends of the process as they are now, in the order of their numbers, and their peers.
     ///
     /// If that has not been done for long, this process was stopped: how long anything has stood still is not known.
-    pub fn handle_looks(&mut self, now: Time, looks: Vec<(EndId, Look, &str)>) {
+    pub fn handle_looks(&mut self, now: Time, looks: Vec<(EndId, Look, Identity)>) {
         if now > std::mem::replace(&mut self.looked, now) + STOPPED {
             self.ends.clear();
         }
@@ -272,10 +271,7 @@ impl Inquiry {
         for (id, look, peer) in looks {
             match self.ends.get_mut(&id) {
                 Some(end) => end.update(now, look),
-                None => {
-                    let peer = Who { rank: None, place: peer.to_owned() };
-                    self.ends.insert(id, Watched::new(now, look, peer));
-                }
+                None => drop(self.ends.insert(id, Watched::new(now, look, peer))),
             }
         }
         if !self.ends.values().any(|end| end.look.numbers.is_waiting()) {
@@ -374,13 +370,13 @@ impl Inquiry {
     }
 
     /// This process, as the peer of an end is to know it.
-    pub fn me(&self, id: Option<EndId>) -> Who {
+    pub fn me(&self, id: Option<EndId>) -> Identity {
         let own = |end: &Watched| end.look.sender_rank.filter(|_| end.look.numbers.is_sender());
         let of_end = id.and_then(|id| own(self.ends.get(&id)?));
         let mut ranks = self.ends.values().filter_map(own);
         let first = ranks.next();
         let rank = of_end.or_else(|| first.filter(|first| ranks.all(|rank| rank == *first)));
-        Who { rank, place: self.place.clone() }
+        Identity { rank: rank.or(self.me.rank), ..self.me.clone() }
     }
 
     /// What an end waits for in the end, as far as it is known: the nearest cause.
@@ -442,7 +438,7 @@ impl Inquiry {
             let age = Duration::from_millis(theirs.still_ms.into());
             let verdict = judge(&end.end(now), Peer::Answered { end: &theirs, waits: false, is_busy: false });
             let is_owed = age >= limit && matches!(verdict, Verdict::OwnHasNotSent | Verdict::OwnHasNotAsked);
-            is_owed.then(|| Owed { id: *id, verdict, who: end.peer(), age })
+            is_owed.then_some(Owed { id: *id, verdict, age })
         };
         self.ends.iter().find_map(owed)
     }

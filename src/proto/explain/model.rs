@@ -6,6 +6,7 @@ use super::inquiry::{Contact, EndId, Inquiry, Look, Message};
 use super::message::{Answer, Cause, Question};
 use super::numbers::Numbers;
 use super::verdict::Verdict;
+use crate::proto::identity::Identity;
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
 use std::collections::{BTreeMap, VecDeque};
@@ -160,7 +161,7 @@ impl Ring {
         }
     }
 
-    fn looks(&self, i: usize, time: u32) -> Vec<(EndId, Look, &'static str)> {
+    fn looks(&self, i: usize, time: u32) -> Vec<(EndId, Look, Identity)> {
         let (to, from) = (&self.edges[i], &self.edges[self.before(i)]);
         let look = |numbers: Numbers, sender_rank: usize, is_refused: bool| Look {
             refusals: if is_refused { time } else { 0 },
@@ -171,17 +172,19 @@ impl Ring {
             contact: Contact::Up,
             sender_rank: Some(sender_rank as u32),
         };
-        let numbers = Numbers::Sender {
-            seen: to.seen(),
-            sent: to.sent,
-            acknowledged: to.acknowledged(),
-            wants: false,
-        };
+        let numbers = Numbers::Sender { seen: to.seen(), sent: to.sent, acknowledged: to.acknowledged(), wants: false };
         let sender = look(numbers, i, to.can_send() && to.sent >= to.seen());
         let (posted, arrived) = (from.posted(), from.arrived());
         let receiver = Numbers::Receiver { posted, announced: posted, arrived, flushes: false };
-        vec![(SENDER, sender, "the next"), (RECEIVER, look(receiver, self.before(i), false), "the one before")]
+        let next = identity((i + 1) % self.edges.len());
+        let receiver = look(receiver, self.before(i), false);
+        vec![(SENDER, sender, next), (RECEIVER, receiver, identity(self.before(i)))]
     }
+}
+
+/// Its rank is known from messages only.
+fn identity(i: usize) -> Identity {
+    Identity { host: "a host".into(), pid: i as u32, rank: None, label: None }
 }
 
 /// The processes, and what is under way between them.
@@ -197,14 +200,18 @@ struct Network {
 
 impl Network {
     fn new(ring: Ring, lost: Vec<usize>) -> Self {
-        let processes = (0..ring.edges.len()).map(|i| Inquiry::new(format!("process {i}"))).collect();
+        let processes = (0..ring.edges.len()).map(|i| Inquiry::new(identity(i))).collect();
         Self { ring, processes, frames: BTreeMap::new(), lost, sent: 0 }
     }
 
     /// The edge of an end, and the process and end at its other side.
     fn other(&self, i: usize, end: EndId) -> (usize, (usize, EndId)) {
         let size = self.processes.len();
-        if end == SENDER { (i, ((i + 1) % size, RECEIVER)) } else { (self.ring.before(i), (self.ring.before(i), SENDER)) }
+        if end == SENDER {
+            (i, ((i + 1) % size, RECEIVER))
+        } else {
+            (self.ring.before(i), (self.ring.before(i), SENDER))
+        }
     }
 
     fn is_stopped(&self, i: usize) -> bool {
@@ -259,7 +266,9 @@ impl Network {
         loop {
             let ready: Vec<_> = self.frames.iter().filter(|(_, queue)| !queue.is_empty()).map(|(to, _)| *to).collect();
             let Some(&(i, end)) = ready.get(random.random_range(0..ready.len().max(1))) else { return };
-            let Some((is_question, body)) = self.frames.get_mut(&(i, end)).and_then(VecDeque::pop_front) else { return };
+            let Some((is_question, body)) = self.frames.get_mut(&(i, end)).and_then(VecDeque::pop_front) else {
+                return;
+            };
             if self.is_stopped(i) {
                 continue;
             }
@@ -292,15 +301,15 @@ fn plan() -> impl Strategy<Value = (Culprit, usize, usize, u32)> {
 /// Whether `cause` is the planted one. Process numbers are ranks.
 fn is_right(cause: &Cause, culprit: Culprit, size: usize) -> bool {
     let next = |k: usize| (k + 1) % size;
-    let far_is = |k: usize| cause.far.rank == Some(k as u32);
+    let far_is = |k: usize| cause.far.pid == k as u32 && cause.far.rank.is_none_or(|rank| rank == k as u32);
     let is_edge = |k: usize| {
-        let ends = [cause.near.rank, cause.far.rank];
-        ends == [k, next(k)].map(|k| Some(k as u32)) || ends == [next(k), k].map(|k| Some(k as u32))
+        let ends = [cause.near.pid, cause.far.pid];
+        ends == [k, next(k)].map(|k| k as u32) || ends == [next(k), k].map(|k| k as u32)
     };
     let has_not = matches!(cause.verdict, Verdict::PeerHasNotSent | Verdict::PeerHasNotAsked);
     match culprit {
         Culprit::Absent(k) | Culprit::Gpu(k, _) => far_is(k) && has_not,
-        Culprit::Stopped(k, _) => cause.verdict == Verdict::PeerSilent && far_is(k) || cause.far.rank.is_none(),
+        Culprit::Stopped(k, _) => cause.verdict == Verdict::PeerSilent && far_is(k),
         Culprit::Data(k, _) => is_edge(k) && cause.verdict == Verdict::DataLost,
         Culprit::ClearToSends(k, _) => is_edge(k) && cause.verdict == Verdict::ClearToSendsLost,
         Culprit::Acknowledgements(k, _) => is_edge(k) && cause.verdict == Verdict::AcknowledgementsLost,

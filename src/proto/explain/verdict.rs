@@ -178,10 +178,8 @@ fn is_before(a: u32, b: u32) -> bool {
 /// From the numbers of two ends that stand still.
 fn judge_numbers(mine: &Numbers, theirs: &Numbers) -> Verdict {
     let (sender, receiver) = if mine.is_sender() { (mine, theirs) } else { (theirs, mine) };
-    let (
-        &Numbers::Sender { seen, sent, acknowledged, wants },
-        &Numbers::Receiver { posted, announced, arrived, .. },
-    ) = (sender, receiver)
+    let (&Numbers::Sender { seen, sent, acknowledged, wants }, &Numbers::Receiver { posted, announced, arrived, .. }) =
+        (sender, receiver)
     else {
         return Verdict::Unknown;
     };
@@ -223,10 +221,7 @@ mod tests {
 
     /// What each of two ends says: the sender's first.
     fn both(sender: &End, receiver: &End, waits: [bool; 2]) -> [Verdict; 2] {
-        [
-            judge(sender, answered(receiver, waits[1])),
-            judge(receiver, answered(sender, waits[0])),
-        ]
+        [judge(sender, answered(receiver, waits[1])), judge(receiver, answered(sender, waits[0]))]
     }
 
     #[test]

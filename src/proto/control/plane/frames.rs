@@ -151,7 +151,10 @@ impl ControlPlane {
     fn answer_early(&mut self, conn: ConnId, frame: &Frame) {
         let has_room = self.conns.get(&conn).is_some_and(|conn| conn.backlog() < MAX_BACKLOG);
         if frame.kind == Kind::WaitQuestion && has_room {
-            self.transmit(conn, &Frame { kind: Kind::WaitAnswer, secret: frame.secret, body: Answer::NotAccepted.body() });
+            self.transmit(
+                conn,
+                &Frame { kind: Kind::WaitAnswer, secret: frame.secret, body: Answer::NotAccepted.body() },
+            );
         }
     }
 

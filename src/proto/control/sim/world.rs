@@ -13,7 +13,7 @@ use crate::proto::handle::Secret;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const FIRST_FRAME_LIMIT: Duration = Duration::from_secs(60);
 /// Steps after which a schedule without faults must have come to rest.
 const CALM_STEPS: usize = 5000;
 
@@ -38,7 +38,7 @@ pub(super) fn address(process: usize) -> SocketAddr {
 impl World {
     pub(super) fn new(seed: u64) -> Self {
         let mut dice = Dice(seed);
-        let planes = [0, 1].map(|i| ControlPlane::new(PATIENCE, seed ^ i));
+        let planes = [0, 1].map(|i| ControlPlane::new(FIRST_FRAME_LIMIT, seed ^ i));
         let pairs = (0..1 + dice.roll(5) as u8).map(|i| Pair {
             dialler: dice.roll(2) as usize,
             token: [i + 1; 16],

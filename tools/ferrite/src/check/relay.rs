@@ -1,6 +1,6 @@
 //! A TCP relay between the two ends of a connection: finds the port in a listener's handle, and puts another one there.
 //!
-//! What is in a handle is a transport's own affair, but for one thing: somewhere in it is the number of the port where
+//! The contents of a handle are the transport's choice, but for one thing: somewhere in it is the number of the port where
 //! its listener waits, and the kernel lists this port as well.
 
 use std::collections::HashSet;

@@ -218,7 +218,7 @@ fn a_connection_that_the_peer_does_not_know_is_closed() {
 
 /// Who does not know a connection's secret and its listener's token, or repeats what was said before, changes nothing.
 #[test]
-fn strangers_do_not_take_over_connections() {
+fn unknown_clients_do_not_take_over_connections() {
     let mut two = Two::new(&[TOKEN]);
     let (_, far) = two.established(TOKEN, [1; 16]);
     two.lose();

@@ -24,7 +24,7 @@ use crate::transport::local_conn::LocalConn;
 /// A short time limit for handshakes, for transports that have one.
 const IMPATIENT: (&str, &str) = ("FERRITE_HANDSHAKE_TIMEOUT", "2");
 /// Longer than that.
-const PATIENCE: Duration = Duration::from_secs(4);
+const TIME_LIMIT: Duration = Duration::from_secs(4);
 /// Bytes of the caller's first frame that are turned, one at a time.
 const TURNED: [usize; 8] = [0, 7, 8, 9, 10, 12, 16, 31];
 
@@ -151,18 +151,14 @@ fn unauthenticated_clients(ctx: &mut Context<'_>) -> Result<StepResult> {
 }
 
 /// Calls accept a few times: no communicator, no error, no waiting.
-fn accept_nothing(listener: &mut Listener, stranger: usize) -> Result<()> {
+fn accept_nothing(listener: &mut Listener, client: usize) -> Result<()> {
     for _ in 0..4 {
         let start = Instant::now();
-        let came = listener.accept().map_err(|problem| {
-            Error::Contract(format!("stranger {stranger} (of 7 kinds) makes accept fail: {problem}"))
-        })?;
-        ensure!(came.is_none(), "stranger {stranger} was accepted");
-        ensure!(
-            start.elapsed() < Duration::from_secs(1),
-            "accept waited {:?} for stranger {stranger}",
-            start.elapsed()
-        );
+        let came = listener
+            .accept()
+            .map_err(|problem| Error::Contract(format!("client {client} (of 7 kinds) makes accept fail: {problem}")))?;
+        ensure!(came.is_none(), "client {client} was accepted");
+        ensure!(start.elapsed() < Duration::from_secs(1), "accept waited {:?} for client {client}", start.elapsed());
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
@@ -174,7 +170,7 @@ fn late(ctx: &mut Context<'_>) -> Result<StepResult> {
     let (mut handle, mut listener) = transport.listen(0)?;
     let mut files = [0; 2];
     let start = Instant::now();
-    within(PATIENCE, || {
+    within(TIME_LIMIT, || {
         let came = transport.connect(0, &mut handle).map_err(|problem| {
             Error::Contract(format!("connect gives up on a peer that lives, after {:?}: {problem}", start.elapsed()))
         })?;
@@ -259,7 +255,7 @@ fn turned(transport: &Transport, at: usize) -> Result<bool> {
     let (socket, port) = relay::listen_on_loopback()?;
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut relays, mut send, mut recv) = (Vec::new(), None, None);
-    let outcome = within(PATIENCE, || {
+    let outcome = within(TIME_LIMIT, || {
         if let Some(client) = relay::accept_one(&socket) {
             relays.push(Relay::new(client, handle_port.port, Some(at))?);
         }
@@ -301,8 +297,8 @@ fn foreign_handles(ctx: &mut Context<'_>) -> Result<StepResult> {
         handle
     }));
     for (i, handle) in foreign.iter_mut().enumerate() {
-        let outcome = within(PATIENCE, || transport.connect(0, handle));
-        ensure!(outcome.is_err(), "handle {i}, which is not the listener's: no error after {PATIENCE:?}");
+        let outcome = within(TIME_LIMIT, || transport.connect(0, handle));
+        ensure!(outcome.is_err(), "handle {i}, which is not the listener's: no error after {TIME_LIMIT:?}");
     }
     Ok(StepResult::passed(format!("{} foreign handles refused", foreign.len())))
 }
@@ -316,7 +312,7 @@ fn built_in_peer(ctx: &mut Context<'_>) -> Result<StepResult> {
     let (mine, built_in) = (ctx.transport()?, Transport::open(&Source::stock(nccl))?);
     // Here the plugin connects to the built-in's listener.
     let (mut handle, _listener) = built_in.listen(0)?;
-    let outcome = within(PATIENCE, || mine.connect(0, &mut handle));
+    let outcome = within(TIME_LIMIT, || mine.connect(0, &mut handle));
     let Err(words) = outcome else {
         return Err(Error::Contract("the built-in's handle is not refused".into()));
     };
