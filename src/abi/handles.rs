@@ -13,7 +13,7 @@ use crate::net::mr::handle::MrHandle;
 use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
 use crate::proto::MAX_REQUESTS;
-use crate::proto::explain::inquiry::Look;
+use crate::proto::explain::look::Look;
 use crate::proto::requests::RequestId;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;

@@ -4,7 +4,7 @@ use super::receiver::RecvComm;
 use super::sender::SendComm;
 use crate::net::control::peer_state::PeerState;
 use crate::proto::cts::{Cts, SlotIndex};
-use crate::proto::explain::inquiry::{Contact, Look};
+use crate::proto::explain::look::{Contact, Look};
 
 impl SendComm {
     /// How it stands now; `None` if NCCL's thread is inside.

@@ -1,7 +1,7 @@
 //! What the explainer needs of a communicator.
 
 use crate::net::control::peer_state::PeerState;
-use crate::proto::explain::inquiry::Look;
+use crate::proto::explain::look::Look;
 use std::fmt::Debug;
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! What the two flows have counted.
 
-use super::inquiry::{Contact, Look};
+use super::look::{Contact, Look};
 use super::numbers::Numbers;
 use crate::proto::RING_SLOTS;
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};

@@ -14,9 +14,11 @@
 //! ends by itself at processes that wait for nobody. What is known of a cause grows old on its way and is dropped after
 //! [`MAX_AGE`], so nothing is passed round in a circle.
 
+use super::look::{Contact, Look};
 use super::message::{Answer, Cause, Laggard, MAX_DEPTH, Question, Standing};
-use super::numbers::{End, Numbers};
+use super::numbers::End;
 use super::verdict::{Peer, Verdict, judge};
+use super::watched::{FRESH, SETTLED, Watched, millis};
 use crate::proto::control::Time;
 use crate::proto::identity::Identity;
 use std::collections::{BTreeMap, VecDeque};
@@ -27,53 +29,12 @@ pub type EndId = u64;
 
 /// From one question to a peer to the next.
 const ASK_EVERY: Duration = Duration::from_millis(500);
-/// An end that waits has stood still for so long before it counts as one that waits.
-const SETTLED: Duration = Duration::from_secs(1);
-/// How long an answer counts, and how long a peer that has asked is told of changes.
-const FRESH: Duration = Duration::from_secs(3);
-/// A peer that has not answered for so long is silent, if it has been asked [`MIN_QUESTIONS`] times.
-const SILENT: Duration = Duration::from_secs(3);
-const MIN_QUESTIONS: u32 = 4;
 /// A cause that was found longer ago is not passed on.
 const MAX_AGE: Duration = Duration::from_secs(10);
-/// After this time without a call of NCCL's, outstanding requests are not tested.
-const UNTESTED: Duration = Duration::from_secs(3);
-/// NCCL calls `isend` in vain if it has done so within this time.
-const WANTED: Duration = Duration::from_millis(2500);
 /// Ends are looked at every second. If it takes so long, this process was stopped meanwhile.
 const STOPPED: Duration = Duration::from_secs(5);
 /// How long a cause is looked for, once all peers have answered.
 pub const SEARCH_LIMIT: Duration = Duration::from_secs(4);
-
-/// What is known of a peer without asking it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Contact {
-    /// The control connection stands.
-    Up,
-    /// It is lost.
-    Lost,
-    /// The peer's process has ended, or has closed the connection.
-    Gone,
-}
-
-/// An end at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Look {
-    /// Its numbers. Whether NCCL calls `isend` in vain is seen from `refusals`.
-    pub numbers: Numbers,
-    /// How often `isend` has been called in vain, modulo 2^32.
-    pub refusals: u32,
-    /// How often NCCL has called in vain, in either way, modulo 2^32.
-    pub calls: u32,
-    /// Whether requests are outstanding.
-    pub has_requests: bool,
-    /// Whether the connection is being recovered.
-    pub recovers: bool,
-    /// What is known of the peer.
-    pub contact: Contact,
-    /// The rank that sends on this connection, if messages tell.
-    pub sender_rank: Option<u32>,
-}
 
 /// What an end waits for, for a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,29 +66,6 @@ pub struct Owed {
     pub age: Duration,
 }
 
-#[derive(Debug)]
-struct Watched {
-    look: Look,
-    /// As it was told when the connection was set up.
-    peer: Identity,
-    /// When it moved last, or began to wait.
-    since: Time,
-    /// When `isend` was called in vain last.
-    refused: Option<Time>,
-    /// When NCCL called last.
-    called: Time,
-    /// The questions that the peer has not answered: since when, and how many.
-    unanswered: Option<(Time, u32)>,
-    last_question: Option<Time>,
-    answer: Option<(Time, Answer)>,
-    /// When the peer asked last.
-    asked: Option<Time>,
-    /// The peer's end, as it was then.
-    question: Option<End>,
-    /// What it was answered last.
-    told: Option<Standing>,
-}
-
 /// The state of one process.
 #[derive(Debug)]
 pub struct Inquiry {
@@ -149,100 +87,6 @@ pub enum Message {
     Question(Question),
     /// An answer.
     Answer(Answer),
-}
-
-impl Watched {
-    fn new(now: Time, look: Look, peer: Identity) -> Self {
-        Self {
-            look,
-            peer,
-            since: now,
-            refused: None,
-            called: now,
-            unanswered: None,
-            last_question: None,
-            answer: None,
-            asked: None,
-            question: None,
-            told: None,
-        }
-    }
-
-    fn update(&mut self, now: Time, mut look: Look) {
-        let counts = |numbers: Numbers| match numbers {
-            Numbers::Sender { seen, sent, acknowledged, .. } => (seen, sent, acknowledged),
-            Numbers::Receiver { posted, announced, arrived, .. } => (posted, announced, arrived),
-        };
-        if counts(look.numbers) != counts(self.look.numbers) {
-            // What was refused before may have been before this.
-            self.refused = None;
-        } else if look.refusals != self.look.refusals {
-            self.refused = Some(now);
-        }
-        if let Numbers::Sender { wants, .. } = &mut look.numbers {
-            *wants = self.refused.is_some_and(|refused| now < refused + WANTED);
-        }
-        if look.numbers != self.look.numbers {
-            (self.since, self.answer, self.unanswered) = (now, None, None);
-        }
-        if look.calls != self.look.calls || look.numbers != self.look.numbers || !look.has_requests {
-            self.called = now;
-        }
-        if look.contact != self.look.contact {
-            (self.answer, self.unanswered, self.asked) = (None, None, None);
-        }
-        self.look = look;
-    }
-
-    fn end(&self, now: Time) -> End {
-        let is_heard = !self.look.recovers && self.look.contact == Contact::Up;
-        End {
-            numbers: self.look.numbers,
-            recovers: self.look.recovers,
-            is_untested: is_heard && self.look.has_requests && now >= self.called + UNTESTED,
-            still_ms: millis(now.saturating_sub(self.since)),
-        }
-    }
-
-    fn is_waiting(&self, now: Time) -> bool {
-        self.look.numbers.is_waiting() && now >= self.since + SETTLED
-    }
-
-    /// The peer's standing, if it has told it lately.
-    fn standing(&self, now: Time) -> Option<&Standing> {
-        match self.answer.as_ref().filter(|(came, _)| now < *came + FRESH) {
-            Some((_, Answer::Stands(standing))) => Some(standing),
-            _ => None,
-        }
-    }
-
-    fn verdict(&self, now: Time) -> Verdict {
-        let fresh = self.answer.as_ref().filter(|(came, _)| now < *came + FRESH);
-        let is_silent = |(since, count): (Time, u32)| now >= since + SILENT && count >= MIN_QUESTIONS;
-        let peer = match (self.look.contact, fresh) {
-            (Contact::Gone, _) => Peer::Gone,
-            (Contact::Lost, _) => Peer::Unreachable,
-            (Contact::Up, Some((_, Answer::NotAccepted))) => Peer::NotAccepted,
-            (Contact::Up, Some((_, Answer::Stands(standing)))) => {
-                let (waits, is_busy) = (standing.waits_for.is_some(), standing.is_busy);
-                Peer::Answered { end: &standing.end, waits, is_busy }
-            }
-            (Contact::Up, None) if self.unanswered.is_some_and(is_silent) => Peer::Silent,
-            (Contact::Up, None) => Peer::Unknown,
-        };
-        judge(&self.end(now), peer)
-    }
-
-    /// Identity the peer is, as far as it is known.
-    fn peer(&self) -> Identity {
-        let mut peer = self.peer.clone();
-        match &self.answer {
-            Some((_, Answer::Stands(standing))) => peer.rank = standing.me.rank,
-            _ if !self.look.numbers.is_sender() => peer.rank = self.look.sender_rank.or(peer.rank),
-            _ => {}
-        }
-        peer
-    }
 }
 
 impl Inquiry {
@@ -462,8 +306,4 @@ fn is_news(told: &Standing, standing: &Standing) -> bool {
         || told.waits_for != standing.waits_for
         || told.laggard != standing.laggard
         || told.cause.as_ref().map(what) != standing.cause.as_ref().map(what)
-}
-
-fn millis(time: Duration) -> u32 {
-    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }

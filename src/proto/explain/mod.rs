@@ -14,15 +14,18 @@
 //! | `flows` | the same of [`crate::proto::send`] and [`crate::proto::recv`] |
 //! | [`verdict`] | what an end waits for, from the numbers of both ends |
 //! | [`message`] | questions and answers between two processes |
+//! | [`look`], `watched` | one end at a moment; one end over time, with what its peer has said |
 //! | [`inquiry`] | what a process knows, asks and answers |
 //! | [`patience`] | when a wait is reported, and how often |
 //! | `model` | tests: rings of processes that stand still, for a cause that each has to name |
 
 mod flows;
 pub mod inquiry;
+pub mod look;
 pub mod message;
 #[cfg(test)]
 mod model;
 pub mod numbers;
 pub mod patience;
 pub mod verdict;
+mod watched;

@@ -2,7 +2,8 @@
 //! cause that nothing goes on. Then every process that waits asks, over a network that delivers in any order between processes.
 //! Each has to name the cause, and none may name anything else.
 
-use super::inquiry::{Contact, EndId, Inquiry, Look, Message};
+use super::inquiry::{EndId, Inquiry, Message};
+use super::look::{Contact, Look};
 use super::message::{Answer, Cause, Question};
 use super::numbers::Numbers;
 use super::verdict::Verdict;
@@ -63,15 +64,15 @@ impl Edge {
     }
 
     fn seen(&self) -> u32 {
-        self.cts_until.map_or(self.posted(), |until| until.min(self.posted()))
+        self.posted().min(self.cts_until.unwrap_or(u32::MAX))
     }
 
     fn arrived(&self) -> u32 {
-        self.data_until.map_or(self.sent, |until| until.min(self.sent))
+        self.sent.min(self.data_until.unwrap_or(u32::MAX))
     }
 
     fn acknowledged(&self) -> u32 {
-        self.acknowledged_until.map_or(self.arrived(), |until| until.min(self.arrived()))
+        self.arrived().min(self.acknowledged_until.unwrap_or(u32::MAX))
     }
 
     fn can_send(&self) -> bool {
@@ -187,12 +188,15 @@ fn identity(i: usize) -> Identity {
     Identity { host: "a host".into(), pid: i as u32, rank: None, label: None }
 }
 
+/// Questions, which are marked, and answers.
+type Frames = VecDeque<(bool, Vec<u8>)>;
+
 /// The processes, and what is under way between them.
 struct Network {
     ring: Ring,
     processes: Vec<Inquiry>,
     /// By receiving process and end, in order.
-    frames: BTreeMap<(usize, EndId), VecDeque<(bool, Vec<u8>)>>,
+    frames: BTreeMap<(usize, EndId), Frames>,
     /// Edges whose control connection is lost.
     lost: Vec<usize>,
     sent: usize,
