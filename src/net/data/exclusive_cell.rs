@@ -4,17 +4,17 @@ use crate::error::{Error, Result};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A cell for the state of the data path, which NCCL uses from one thread at a time. If two of NCCL's threads enter at once, the
-/// second one gets an error instead of undefined behaviour. Entering waits only for the thread that recovers the connection.
+/// second one gets an error instead of undefined behaviour. Entering waits only for visitors: the thread that recovers the connection, and the one
+/// that looks what it waits for.
 pub struct ExclusiveCell<T> {
     entered: AtomicBool,
     /// Odd while the thread that recovers the connection is inside or wants to enter: incremented before and after.
     visits: AtomicU32,
-    /// One visitor at a time: else two of them would make the number even.
-    visitors: Mutex<()>,
+    /// Whether there is a visitor: two of them would make the number even.
+    has_visitor: AtomicBool,
     state: UnsafeCell<T>,
 }
 
@@ -33,7 +33,7 @@ impl<T> ExclusiveCell<T> {
         Self {
             entered: AtomicBool::new(false),
             visits: AtomicU32::new(0),
-            visitors: Mutex::new(()),
+            has_visitor: AtomicBool::new(false),
             state: UnsafeCell::new(state),
         }
     }
@@ -61,9 +61,15 @@ impl<T> ExclusiveCell<T> {
     /// # Errors
     /// NCCL's thread does not leave within [`VISIT_LIMIT`], or `body` fails.
     pub fn visit<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
-        let _visitor = self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
-        self.visits.fetch_add(1, Ordering::SeqCst);
         let start = Instant::now();
+        while self.has_visitor.swap(true, Ordering::Acquire) {
+            // One that has panicked inside will never leave.
+            if start.elapsed() > VISIT_LIMIT {
+                return Err(occupied());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        self.visits.fetch_add(1, Ordering::SeqCst);
         let mut is_free = true;
         while self.entered.swap(true, Ordering::Acquire) {
             if start.elapsed() > VISIT_LIMIT {
@@ -81,12 +87,15 @@ impl<T> ExclusiveCell<T> {
             Err(occupied())
         };
         self.visits.fetch_add(1, Ordering::SeqCst);
+        self.has_visitor.store(false, Ordering::Release);
         result
     }
 
     /// Runs `body`, which has to be short, unless NCCL's thread or another visitor is inside. NCCL's thread waits for it.
     pub fn try_visit<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let _visitor = self.visitors.try_lock().ok()?;
+        if self.has_visitor.swap(true, Ordering::Acquire) {
+            return None;
+        }
         self.visits.fetch_add(1, Ordering::SeqCst);
         let result = (!self.entered.swap(true, Ordering::Acquire)).then(|| {
             // SAFETY: as in `enter`.
@@ -95,6 +104,7 @@ impl<T> ExclusiveCell<T> {
             result
         });
         self.visits.fetch_add(1, Ordering::SeqCst);
+        self.has_visitor.store(false, Ordering::Release);
         result
     }
 
