@@ -59,7 +59,7 @@ pub struct RecvPath {
     /// The sender's ring, and the size of a clear-to-send in it.
     pub(super) ring: (Ring, usize),
     pub(super) cts_sender: CtsSender,
-    flushes: Option<Box<Flushes>>,
+    pub(super) flushes: Option<Box<Flushes>>,
     pub(super) sticky_error: StickyError,
     /// What is possible while the peer's state is not open.
     pub(super) mode: Mode,

@@ -49,7 +49,7 @@ pub(super) struct SendPath {
     pub(super) flow: SendFlow,
     // Queue pairs before the ring: the peer cannot write any more when the memory is deregistered.
     pub(super) qps: QpSet,
-    ring: CtsRing,
+    pub(super) ring: CtsRing,
     /// A stripe of more bytes has its immediate in a trailing write of its own. `u32::MAX`: no stripe has.
     trailing_immediate_above: u32,
     pub(super) other_work: OtherWork,
