@@ -18,7 +18,7 @@ pub(super) struct HostFacts {
     pub(super) host: String,
     /// Version of the doctor.
     pub(super) version: String,
-    /// Version of the plugin's protocol.
+    /// Version of the wire protocol of this release.
     pub(super) protocol: u16,
     /// SHA-256 of the plugin's file.
     pub(super) plugin: String,

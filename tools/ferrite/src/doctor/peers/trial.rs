@@ -177,13 +177,11 @@ fn all<'c>(
     while finished < transfer.count {
         for (place, slot) in places.iter_mut().enumerate() {
             match slot {
-                Some((operation, since)) => {
-                    if operation.test(&mut sizes)? {
-                        done(place, since.elapsed())?;
-                        *slot = None;
-                        finished += 1;
-                        deadline.progress();
-                    }
+                Some((operation, since)) if operation.test(&mut sizes)? => {
+                    done(place, since.elapsed())?;
+                    *slot = None;
+                    finished += 1;
+                    deadline.progress();
                 }
                 None if posted < transfer.count => {
                     let since = Instant::now();
@@ -192,7 +190,7 @@ fn all<'c>(
                         posted += 1;
                     }
                 }
-                None => {}
+                _ => {}
             }
         }
         deadline.idle()?;
