@@ -7,6 +7,7 @@
 use crate::error::{Error, Result};
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
+use crate::net::device::conn_memory::Holder;
 use crate::net::mr::handle::MrHandle;
 use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
@@ -174,13 +175,19 @@ where
 
 impl<T> Given<T> {
     /// NCCL's pointer to it.
-    fn into_raw(this: Arc<Self>) -> *mut c_void {
+    pub fn into_raw(this: Arc<Self>) -> *mut c_void {
         Arc::into_raw(this).cast_mut().cast()
     }
 }
 
 // SAFETY: only NCCL's calls look at the tag.
 unsafe impl<T: Sync> Sync for Handle<T> {}
+
+impl Holder for Given<MrHandle> {
+    fn memory(&self) -> &MrHandle {
+        &self.handle.inner
+    }
+}
 
 impl end::Owner for Given<Comm<SendComm>> {
     fn end(&self) -> &dyn End {
@@ -198,6 +205,13 @@ impl end::Owner for Given<Comm<RecvComm>> {
 #[inline(never)]
 fn wrong_object(raw: *mut c_void, name: &str) -> Error {
     Error::argument(format!("{raw:?} is no {name} of Ferrite's"))
+}
+
+impl Handle<MrHandle> {
+    /// A memory handle for NCCL.
+    pub fn new_memory(memory: MrHandle) -> Arc<Given<MrHandle>> {
+        Self::allocate(|_| memory)
+    }
 }
 
 impl Handle<Comm<SendComm>> {

@@ -144,6 +144,11 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(1, 86_400, 120),
         "seconds that the recovery of a connection may take; then the connection fails",
     ),
+    variable(
+        "FERRITE_SPARE",
+        Kind::Number(0, 1, 1),
+        "1: a connection none of whose ports can be used goes on over a port of another card, until one is back; 0: it waits",
+    ),
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 

@@ -14,15 +14,28 @@ use std::ops::Range;
 /// The clear-to-send of a buffer of more than this many bytes is sent at once; others may be coalesced.
 const COALESCE_MAX_BYTES: u32 = 16 << 10;
 
+/// The keys of registered memory for the peer's work requests.
+pub trait KeysByRail {
+    /// The key on rail number `rail`, which is below [`MAX_RAILS`].
+    fn of_rail(&self, rail: usize) -> u32;
+}
+
+impl KeysByRail for [u32; MAX_RAILS] {
+    #[inline(always)]
+    fn of_rail(&self, rail: usize) -> u32 {
+        self[rail]
+    }
+}
+
 /// One buffer of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Buffer<'a> {
+pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
     /// Its address in this process.
     pub addr: u64,
     /// Its size in bytes.
     pub length: u32,
-    /// Keys of its memory region, one per rail.
-    pub rkeys: &'a [u32; MAX_RAILS],
+    /// Keys of its memory.
+    pub rkeys: &'a K,
     /// The tag that its message has to carry.
     pub tag: u32,
 }
@@ -70,10 +83,10 @@ impl RecvFlow {
     /// # Errors
     /// The group has no or too many members, or `buffer` returns an error. Nothing is posted then.
     #[inline(always)]
-    pub fn post<'a, E: From<Violation>>(
+    pub fn post<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,
         count: usize,
-        mut buffer: impl FnMut(usize) -> Result<Buffer<'a>, E>,
+        mut buffer: impl FnMut(usize) -> Result<Buffer<'a, K>, E>,
     ) -> Result<Option<RequestId>, E> {
         if !(1..=MAX_GROUP).contains(&count) {
             return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are possible", { count }).into());
@@ -94,8 +107,8 @@ impl RecvFlow {
             };
             let seq = self.window.next().wrapping_add(index as u32);
             let slot = SlotIndex::of(seq).index();
-            let [key, second, extra @ ..] = *rkeys;
-            self.shadow.put(slot, &Cts { addr, length, rkeys: [key, second], tag, seq }, extra);
+            let cts = Cts { addr, length, rkeys: [rkeys.of_rail(0), rkeys.of_rail(1)], tag, seq };
+            self.shadow.put(slot, &cts, || [rkeys.of_rail(2), rkeys.of_rail(3)]);
             self.arrivals[slot] = Arrival::new(id, index as u8, length);
             large |= length > COALESCE_MAX_BYTES;
         }
