@@ -13,6 +13,11 @@ pub mod control {
     pub use crate::net::control::{driver, peer_state, recovery_events, stream};
 }
 
+/// The file of statistics.
+pub mod stats {
+    pub use crate::stats::layout;
+}
+
 /// The protocol's messages.
 pub mod proto {
     pub use crate::proto::control::event;

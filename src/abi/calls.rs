@@ -156,7 +156,8 @@ pub(super) unsafe fn register(
             other => return Err(Error::argument(format!("memory of type {other}; 1 (host) and 2 (CUDA) are known"))),
         };
         // SAFETY: NCCL keeps the memory until it has deregistered it.
-        let memory = unsafe { known.register(data as u64, size, kind, dmabuf, MemoryHandle::new_memory)? };
+        let register = |nic: &Nic| unsafe { nic.register(data as u64, size, kind, dmabuf) };
+        let memory = known.add(register, MemoryHandle::new_memory)?;
         // SAFETY: NCCL's output pointer.
         unsafe { put(mhandle, Given::into_raw(memory), "mhandle") }
     })

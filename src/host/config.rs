@@ -87,6 +87,10 @@ pub struct Config {
     pub give_up_s: u64,
     /// A connection none of whose ports can be used borrows one of another card.
     pub spare: bool,
+    /// Statistics are in a file, for `ferrite top`.
+    pub stats: bool,
+    /// The folder of that file. `None`: the usual one.
+    pub stats_folder: Option<String>,
 }
 
 /// How often and how soon an operation is tried again.
@@ -177,6 +181,8 @@ impl Config {
             stall_ms: reader.number("FERRITE_STALL_MS")? as u64,
             spare: reader.flag("FERRITE_SPARE")?,
             give_up_s: reader.number("FERRITE_GIVE_UP")? as u64,
+            stats: reader.flag("FERRITE_STATS")?,
+            stats_folder: reader.text("FERRITE_STATS_DIR"),
         })
     }
 }

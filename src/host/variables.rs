@@ -127,7 +127,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_HANDSHAKE_TIMEOUT",
         Kind::Number(1, 3600, 60),
-        "seconds to reach a peer's port, to connect queue pairs, and for a caller's first words; how long a peer takes to accept has no limit",
+        "seconds to reach a peer's port, to connect queue pairs, and for a client's first frame; how long a peer takes to accept has no limit",
     ),
     variable(
         "FERRITE_FAILOVER",
@@ -149,6 +149,20 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(0, 1, 1),
         "1: a connection none of whose ports can be used goes on over a port of another card, until one is back; 0: it waits",
     ),
+    variable(
+        "FERRITE_STATS",
+        Kind::Number(0, 1, 1),
+        "1: statistics are in a file in shared memory, for `ferrite top`; 0: no process can read them",
+    ),
+    variable("FERRITE_STATS_DIR", Kind::Text, "folder of that file; unset: `/dev/shm`"),
+    variable(
+        "RANK",
+        Kind::Text,
+        "rank in the job, for messages and statistics; the first that is set of this and the next three",
+    ),
+    variable("SLURM_PROCID", Kind::Text, "the same, as Slurm tells it"),
+    variable("OMPI_COMM_WORLD_RANK", Kind::Text, "the same, as Open MPI tells it"),
+    variable("PMIX_RANK", Kind::Text, "the same, as PMIx tells it"),
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 

@@ -10,8 +10,9 @@ use super::setup::listen::Listener;
 use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::iface::{self, Interface};
-use crate::host::random;
+use crate::host::{launcher, random, sysfs};
 use crate::proto::handle::{self, HANDLE_BYTES, Handle};
+use crate::stats::{self, process};
 use crate::verbs::context::Context;
 use crate::verbs::library::Library;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,8 +24,8 @@ pub struct Network {
     devices: Vec<Arc<Nic>>,
     interface: Option<Interface>,
     connectors: Arc<Connectors>,
-    /// What a caller has to say its first words.
-    patience: Duration,
+    /// The time that a client has for its first frame.
+    first_frame_limit: Duration,
     /// The control connections of this process; a forked child has others than its parent.
     control: Mutex<Option<Arc<ControlDriver>>>,
 }
@@ -41,8 +42,11 @@ impl Network {
             true => None,
             false => Some(iface::choose(&config.interfaces, config.socket_family)?),
         };
-        let patience = Duration::from_secs(config.handshake_timeout_s);
-        let net = Self { devices, interface, connectors: Arc::default(), patience, control: Mutex::default() };
+        let first_frame_limit = Duration::from_secs(config.handshake_timeout_s);
+        if !devices.is_empty() {
+            open_stats(&config);
+        }
+        let net = Self { devices, interface, connectors: Arc::default(), first_frame_limit, control: Mutex::default() };
         net.log_devices(&config);
         Ok(net)
     }
@@ -77,7 +81,7 @@ impl Network {
         if let Some(driver) = known.as_ref().filter(|driver| !driver.is_inherited()) {
             return Ok(Arc::clone(driver));
         }
-        let driver = ControlDriver::new(self.patience)?;
+        let driver = ControlDriver::new(self.first_frame_limit)?;
         Ok(Arc::clone(known.insert(driver)))
     }
 
@@ -181,4 +185,21 @@ fn find_devices(config: &Arc<Config>) -> Vec<Arc<Nic>> {
         });
     }
     devices
+}
+
+/// Makes the file of statistics, unless the settings say otherwise.
+fn open_stats(config: &Config) {
+    if !config.stats {
+        return;
+    }
+    let of = stats::Process {
+        start_ticks: sysfs::start_ticks().unwrap_or_default(),
+        host: sysfs::host_name().to_owned(),
+        program: std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default(),
+        label: launcher::rank(),
+    };
+    let folder = config.stats_folder.as_deref().unwrap_or(process::DEFAULT_FOLDER);
+    if let Err(why) = process::open_file(folder, &of) {
+        log::info!(target: INIT, "Ferrite: no statistics for `ferrite top`: {why} (FERRITE_STATS_DIR={folder})");
+    }
 }

@@ -1,7 +1,7 @@
 //! The receiving end of a connection: takes buffers in, says which clear-to-sends are to be written, counts arrivals.
 
 use super::arrival::Arrival;
-use super::cts::{Cts, CtsWords, SlotIndex};
+use super::cts::{Cts, CtsWords, KeysByRail, SlotIndex};
 use super::cts_shadow::CtsShadow;
 use super::cts_window::CtsWindow;
 use super::imm::{Imm, LengthCode};
@@ -13,19 +13,6 @@ use std::ops::Range;
 
 /// The clear-to-send of a buffer of more than this many bytes is sent at once; others may be coalesced.
 const COALESCE_MAX_BYTES: u32 = 16 << 10;
-
-/// The keys of registered memory for the peer's work requests.
-pub trait KeysByRail {
-    /// The key on rail number `rail`, which is below [`MAX_RAILS`].
-    fn of_rail(&self, rail: usize) -> u32;
-}
-
-impl KeysByRail for [u32; MAX_RAILS] {
-    #[inline(always)]
-    fn of_rail(&self, rail: usize) -> u32 {
-        self[rail]
-    }
-}
 
 /// One buffer of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

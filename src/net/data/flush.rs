@@ -94,13 +94,7 @@ impl Flushes {
     ///
     /// # Errors
     /// The flush has failed.
-    pub fn test(
-        &mut self,
-        qps: &QpSet,
-        memory: &ConnMemory,
-        id: RequestId,
-        in_use: Option<RailMask>,
-    ) -> Result<bool> {
+    pub fn test(&mut self, qps: &QpSet, memory: &ConnMemory, id: RequestId, in_use: Option<RailMask>) -> Result<bool> {
         for number in 0..MAX_RAILS {
             if let Err(e) = self.poll(number) {
                 self.handle_failure(number);

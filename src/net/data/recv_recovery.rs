@@ -71,6 +71,8 @@ impl End for RecvComm {
             }
             let account = path.flow.account(qps.striping);
             path.flushes.iter_mut().for_each(|flushes| flushes.handle_ports(qps.ports()));
+            qps.tell(&path.stats);
+            path.stats.handle_recovery();
             path.qps = qps;
             path.cts_sender = cts_sender;
             path.stall.reset();

@@ -5,11 +5,9 @@ use super::nic::Nic;
 use super::rail::Rail;
 use crate::error::Result;
 use crate::net::control::weak_registry::WeakRegistry;
-use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_RAILS;
 use std::fmt::Debug;
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What holds a memory handle for NCCL.
@@ -41,26 +39,18 @@ impl ConnMemory {
         Arc::new(Self { nic: Arc::clone(nic), state: Mutex::new(state) })
     }
 
-    /// Registers `size` bytes at `addr`, by a dma-buf descriptor and offset if they are given, and returns what `hold` makes of the
-    /// handle.
+    /// Adds the memory that `register` registers with the connection's device, and returns what `hold` makes of its handle.
     ///
     /// # Errors
-    /// As [`MrHandle::register`] and [`MrHandle::extend`].
-    ///
-    /// # Safety
-    /// The memory stays mapped until the handle is closed or dropped.
-    pub unsafe fn register<H: Holder + 'static>(
+    /// As `register` and [`MrHandle::extend`].
+    pub fn add<H: Holder + 'static>(
         &self,
-        addr: u64,
-        size: usize,
-        kind: MemoryKind,
-        dmabuf: Option<(RawFd, u64)>,
+        register: impl FnOnce(&Nic) -> Result<MrHandle>,
         hold: impl FnOnce(MrHandle) -> Arc<H>,
     ) -> Result<Arc<H>> {
         // Locked meanwhile: the ports that are in use do not change before the handle is known here.
         let mut state = self.lock();
-        // SAFETY: as the caller says.
-        let memory = unsafe { self.nic.register(addr, size, kind, dmabuf)? };
+        let memory = register(&self.nic)?;
         for card in &state.cards {
             let extended = memory.extend(&card.regions);
             extended.map_err(|e| e.context(format_args!("{} stands in for {}", card.context.name(), self.nic.name)))?;

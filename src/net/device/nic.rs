@@ -161,7 +161,7 @@ impl Nic {
         watcher.serve(driver)
     }
 
-    /// Has `listener` told what happens to the ports. To be called after [`Self::watch`].
+    /// From now on `listener` receives the events of the ports. To be called after [`Self::watch`].
     pub fn watch_ports(&self, listener: &Arc<dyn PortListener>) {
         for rail in &self.rails {
             if let Some(watcher) = rail.card.started_watcher() {

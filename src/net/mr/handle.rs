@@ -3,7 +3,7 @@
 use super::cache::{CachedMr, MemoryKind, MemoryRange, MrCache};
 use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
-use crate::proto::recv::KeysByRail;
+use crate::proto::cts::KeysByRail;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

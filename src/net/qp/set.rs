@@ -11,6 +11,7 @@ use crate::proto::endpoint::{Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
 use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_QPS};
+use crate::stats::record::ConnStats;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, QueuePair, RemoteAccess, ResetQueuePair};
 use crate::verbs::status::Status;
@@ -23,7 +24,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct InitQpSet {
     pub(in crate::net) rails: Vec<InitRailQps>,
-    /// The description of this end that the peer is told.
+    /// The description of this end that is sent to the peer.
     pub endpoint: Endpoint,
 }
 
@@ -196,6 +197,12 @@ impl QpSet {
     /// The ports that it uses, each with the number of its rail.
     pub fn ports(&self) -> impl Iterator<Item = (u8, &Arc<Rail>)> {
         self.rails.iter().map(|on| (on.number, &on.port))
+    }
+
+    /// Writes the rails and queue pair numbers into the record of this end.
+    pub fn tell(&self, stats: &ConnStats) {
+        let rails = self.rails.iter().map(|on| (on.number, on.port.name.as_str()));
+        stats.set_queue_pairs(rails, self.qps.iter().map(|connected| connected.qp.number()));
     }
 
     /// How long the rails need for `bytes`, at their nominal speed.

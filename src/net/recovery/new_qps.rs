@@ -86,13 +86,7 @@ impl NewQps {
     ///
     /// # Errors
     /// A port is down, a device has no more queues, or the two ends do not fit.
-    pub fn connect(
-        &mut self,
-        end: &dyn End,
-        attempt: u32,
-        ports: &[(u8, Arc<Rail>)],
-        remote: Endpoint,
-    ) -> Result<()> {
+    pub fn connect(&mut self, end: &dyn End, attempt: u32, ports: &[(u8, Arc<Rail>)], remote: Endpoint) -> Result<()> {
         let config = &self.nic.config;
         let (qps, traffic_class) = match (self.role, std::mem::replace(&mut self.stage, Stage::None)) {
             (Role::Sender, Stage::Created(qps)) => (qps, config.traffic_class),

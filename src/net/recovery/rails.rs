@@ -54,13 +54,7 @@ impl ConnRails {
 
     /// Looks whether a port is to be borrowed, or given back. That happens only if the connection `is_at_rest`: it has no queue pairs,
     /// not even of an attempt. `peer` are the rails that the peer can use, `listener` is told of the port's events.
-    pub fn look(
-        &mut self,
-        memory: &ConnMemory,
-        listener: &Weak<dyn PortListener>,
-        peer: RailMask,
-        is_at_rest: bool,
-    ) {
+    pub fn look(&mut self, memory: &ConnMemory, listener: &Weak<dyn PortListener>, peer: RailMask, is_at_rest: bool) {
         if self.nic.spares.is_empty() {
             return;
         }

@@ -5,10 +5,12 @@
 //! as long as its control connection is there, and NCCL may leave a listener alone for hours. What is left of candidates whose control connection
 //! has ended meanwhile is cleared away by a [watcher](crate::net::control::watcher).
 
+use super::identity;
 use crate::error::Result;
 use crate::host::iface::Interface;
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
+use crate::net::control::peer_name::PeerName;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::stream::ControlStream;
@@ -17,15 +19,17 @@ use crate::net::data::receiver::{RecvComm, RecvPath};
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::set::InitQpSet;
-use crate::proto::control::event::{End, Heard};
+use crate::proto::control::event::{End, Received};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Negotiated, Reply};
+use crate::proto::identity::Identity;
 use crate::proto::recovery::rail_mask::RailMask;
+use crate::stats::record::Direction;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Candidates that are heard at once; others have to wait.
+/// The most candidates at a time; others have to wait.
 const MAX_CANDIDATES: usize = 32;
 
 /// A listener for one peer.
@@ -44,6 +48,8 @@ struct Candidates(Mutex<Vec<Candidate>>);
 #[derive(Debug)]
 struct Candidate {
     stream: ControlStream,
+    /// Its device, process, host and address, once it has said hello.
+    name: Option<String>,
     /// When connecting our queue pairs to its has taken too long.
     deadline: Instant,
     stage: Stage,
@@ -51,9 +57,9 @@ struct Candidate {
 
 #[derive(Debug)]
 enum Stage {
-    /// Is led here, since it knows the token.
-    Caller,
-    /// Has said hello; our queue pairs are being connected to its.
+    /// Knows the token; its hello is to be read.
+    Client,
+    /// Has sent its hello; our queue pairs are being connected to its.
     Connecting(Box<Preparing>),
     /// Has got our reply; its commit is due.
     Replied(Box<Prepared>),
@@ -71,7 +77,8 @@ struct Preparing {
 #[derive(Debug)]
 struct Prepared {
     path: RecvPath,
-    peer: String,
+    endpoint: String,
+    identity: Identity,
     terms: Negotiated,
 }
 
@@ -103,7 +110,7 @@ impl Listener {
     /// Does what can be done now; the communicator, once the peer has committed.
     ///
     /// # Errors
-    /// The peer came, and could not be served. Strangers and peers that vanish are no error.
+    /// The peer came, and could not be served. Clients without the token and peers that vanish are no error.
     pub fn accept(&mut self) -> Result<Option<RecvComm>> {
         self.control.poll()?;
         let candidates = Arc::clone(&self.candidates);
@@ -111,22 +118,22 @@ impl Listener {
         self.admit(&mut candidates);
         let mut i = 0;
         while i < candidates.len() {
-            match self.hear(&mut candidates[i]) {
+            match self.poll_candidate(&mut candidates[i]) {
                 Ok(Verdict::Wait) => i += 1,
                 Ok(Verdict::Dismiss(why)) => {
                     let candidate = candidates.remove(i);
-                    let (at, from) = (self.handle.address, candidate.stream.peer());
+                    let (at, from) = (self.handle.address, candidate.describe());
                     log::info!("listener {at} for {}: dismissed {from}: {why}", self.nic.name);
                 }
                 Ok(Verdict::Take(prepared)) => {
                     let Candidate { stream, .. } = candidates.remove(i);
                     return self.complete(stream, *prepared).map(Some);
                 }
-                // The right peer cannot be served, and is told why.
+                // The right peer cannot be served, and is sent the reason.
                 Err(error) => {
                     let candidate = candidates.remove(i);
                     candidate.refuse(&error.text());
-                    let from = candidate.stream.peer();
+                    let from = candidate.describe();
                     return Err(error.during(format_args!("accepting {from} on {}", self.nic.name)));
                 }
             }
@@ -134,7 +141,7 @@ impl Listener {
         Ok(None)
     }
 
-    fn patience(&self) -> Duration {
+    fn handshake_timeout(&self) -> Duration {
         Duration::from_secs(self.nic.config.handshake_timeout_s)
     }
 
@@ -142,22 +149,22 @@ impl Listener {
         while candidates.len() < MAX_CANDIDATES
             && let Some(stream) = ControlStream::fetch(&self.control, &self.handle.token)
         {
-            candidates.push(Candidate { stream, deadline: Instant::now(), stage: Stage::Caller });
+            candidates.push(Candidate { stream, name: None, deadline: Instant::now(), stage: Stage::Client });
         }
     }
 
-    fn hear(&self, candidate: &mut Candidate) -> Result<Verdict> {
+    fn poll_candidate(&self, candidate: &mut Candidate) -> Result<Verdict> {
         let frame = match candidate.stream.poll_frame() {
-            Heard::Frame(frame) => frame,
-            Heard::Nothing => return self.proceed(candidate),
-            Heard::End(End::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
-            Heard::End(End::Wrong(why)) => return Ok(Verdict::Dismiss(why)),
-            Heard::End(_) => return Ok(Verdict::Dismiss("it closed the connection".into())),
+            Received::Frame(frame) => frame,
+            Received::Nothing => return self.proceed(candidate),
+            Received::End(End::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
+            Received::End(End::Wrong(why)) => return Ok(Verdict::Dismiss(why)),
+            Received::End(_) => return Ok(Verdict::Dismiss("it closed the connection".into())),
         };
-        match (frame.kind, std::mem::replace(&mut candidate.stage, Stage::Caller)) {
-            // Not answered: the same peer may have said another hello on this line, for which the answer would be taken.
+        match (frame.kind, std::mem::replace(&mut candidate.stage, Stage::Client)) {
+            // Not answered: the same peer may have sent another hello on this control connection, and would take the answer for that one's.
             (Kind::Hello, _) if candidate.stream.is_over() => Ok(Verdict::Dismiss("it closed the connection".into())),
-            (Kind::Hello, Stage::Caller) => self.reply(candidate, &frame),
+            (Kind::Hello, Stage::Client) => self.reply(candidate, &frame),
             (Kind::Commit, Stage::Replied(prepared)) => Ok(Verdict::Take(prepared)),
             (Kind::Goodbye, _) => Ok(Verdict::Dismiss("it closed the connection".into())),
             (kind, _) => {
@@ -172,22 +179,25 @@ impl Listener {
         // From here on there are queue pairs, which have to go if the peer does and nobody asks the listener.
         let task: Arc<dyn PeriodicTask> = Arc::clone(&self.candidates) as _;
         self.nic.watch_set_up(&self.control, Some(&task))?;
-        let preparing = begin(&self.nic, Hello::parse(&frame.body)?)?;
-        candidate.deadline = Instant::now() + self.patience();
+        let hello = Hello::parse(&frame.body)?;
+        let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
+        candidate.name = Some(name.to_string());
+        let preparing = begin(&self.nic, hello)?;
+        candidate.deadline = Instant::now() + self.handshake_timeout();
         candidate.stage = Stage::Connecting(Box::new(preparing));
         self.proceed(candidate)
     }
 
-    /// Goes on with what does not wait for the peer; once it is done, the peer is told.
+    /// Goes on with what does not wait for the peer; once it is done, the peer is sent the reply.
     fn proceed(&self, candidate: &mut Candidate) -> Result<Verdict> {
         let Stage::Connecting(preparing) = &mut candidate.stage else { return Ok(Verdict::Wait) };
         if !preparing.connecting.advance(&self.nic)? {
             return Ok(if Instant::now() < candidate.deadline { Verdict::Wait } else { self.too_late(candidate) });
         }
-        let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Caller) else {
+        let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
             return Ok(Verdict::Wait);
         };
-        let (prepared, reply) = preparing.finish()?;
+        let (prepared, reply) = preparing.finish(&self.nic)?;
         candidate.stream.send(Kind::Reply, reply.body());
         candidate.stage = Stage::Replied(Box::new(prepared));
         Ok(Verdict::Wait)
@@ -202,7 +212,8 @@ impl Listener {
     }
 
     fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<RecvComm> {
-        let peer = PeerState::new(format!("{} ({})", prepared.peer, stream.peer()), stream, prepared.terms.failover);
+        let name = PeerName::new(&prepared.identity, &prepared.endpoint, stream.peer());
+        let peer = PeerState::new(name, stream, prepared.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} receives from {}", self.nic.name, peer.peer());
         Ok(RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms))
@@ -210,6 +221,11 @@ impl Listener {
 }
 
 impl Candidate {
+    /// For messages: what is known of it.
+    fn describe(&self) -> String {
+        self.name.clone().unwrap_or_else(|| self.stream.peer().to_string())
+    }
+
     fn refuse(&self, why: &str) {
         self.stream.send(Kind::Refuse, why.as_bytes().to_vec());
     }
@@ -244,7 +260,7 @@ impl Drop for Listener {
     }
 }
 
-/// Makes our end for the peer that said `hello`.
+/// Makes our end for the peer that sent `hello`.
 fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.config.queue_pairs).min(offered);
@@ -257,10 +273,12 @@ fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
 }
 
 impl Preparing {
-    fn finish(self) -> Result<(Prepared, Reply)> {
+    fn finish(self, nic: &Nic) -> Result<(Prepared, Reply)> {
         let Self { connecting, hello, terms } = self;
         let (qps, endpoint) = connecting.finish();
-        let path = RecvPath::new(qps, hello.ring, &terms)?;
-        Ok((Prepared { path, peer: hello.endpoint.name, terms }, Reply { endpoint, terms }))
+        let stats = identity::open_stats(nic, Direction::Receive, &hello.identity, &qps);
+        let path = RecvPath::new(qps, hello.ring, &terms, stats)?;
+        let prepared = Prepared { path, endpoint: hello.endpoint.name, identity: hello.identity, terms };
+        Ok((prepared, Reply { endpoint, terms, identity: identity::own() }))
     }
 }

@@ -1,6 +1,6 @@
 //! Version 8's functions with arguments of any kind: what [`Transport`] keeps from happening has to be tried.
 //!
-//! Objects are the transport's own ([`SendComm`], [`Region`], …), so that a caller can pass the wrong number, place or
+//! Objects are the transport's own ([`SendComm`], [`Region`], …), so that a client can pass the wrong number, place or
 //! time, and nothing that is not the transport's.
 
 use std::ffi::{c_int, c_void};
