@@ -120,6 +120,7 @@
 //! | what is counted, and how does another process read it? | [`stats`], docs/stats-file.md |
 //! | how is a peer called in messages? | [`proto::identity`], [`net::control::peer_name`] |
 //! | how is libibverbs found? | [`verbs::library`] |
+//! | what does `ferrite doctor` see of the machine? | [`inspect`] |
 //!
 //! ## Glossary
 //!
@@ -188,6 +189,7 @@
 mod abi;
 mod error;
 mod host;
+pub mod inspect;
 mod net;
 mod proto;
 mod stats;
