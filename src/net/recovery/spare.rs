@@ -19,6 +19,8 @@ const BORROW_AFTER: Duration = Duration::from_millis(100);
 /// How long an own port has to be usable again before the connection goes back to it. Each time it is twice as long.
 const FIRST_RETURN: Duration = Duration::from_secs(1);
 const LONGEST_RETURN: Duration = Duration::from_secs(60);
+/// Attempts are in a row as long as the connection has run for less than this between them.
+const STEADY_RUN: Duration = Duration::from_secs(2);
 /// A connection that has not borrowed for so long goes back as soon as the first time.
 const STEADY_TIME: Duration = Duration::from_secs(60);
 /// Attempts in a row that may fail over one port before another one is tried.
@@ -38,7 +40,9 @@ pub struct SparePort {
     without_since: Option<Instant>,
     /// While a port is borrowed: since when an own one can be used.
     own_since: Option<Instant>,
-    /// Attempts over own ports since the connection ran last, the latest of them, and until when own ports are not used.
+    /// Since when the connection has been running; `None`: there was an attempt since.
+    running_since: Option<Instant>,
+    /// Attempts in a row over own ports, the latest of them, and until when own ports are not used.
     own_attempts: (u32, u32),
     own_avoided: Option<Instant>,
     /// How long that has to be before the connection goes back.
@@ -52,7 +56,7 @@ struct Loan {
     /// The rail that it stands in for.
     rail: u8,
     port: BorrowedPort,
-    /// Attempts over it since the connection ran last, and the latest of them.
+    /// Attempts in a row over it, and the latest of them.
     attempts: (u32, u32),
     /// Told of the port's events, as long as it is borrowed.
     _events: Arc<dyn PortListener>,
@@ -84,10 +88,17 @@ pub struct Wanted<'a> {
 impl SparePort {
     /// None yet.
     pub fn new() -> Self {
-        let (loan, avoided) = (None, Vec::new());
-        let (without_since, own_since, own_avoided, returned) = (None, None, None, None);
-        let (own_attempts, return_after) = ((0, 0), FIRST_RETURN);
-        Self { loan, avoided, without_since, own_since, own_attempts, own_avoided, return_after, returned }
+        Self {
+            loan: None,
+            avoided: Vec::new(),
+            without_since: None,
+            own_since: None,
+            running_since: None,
+            own_attempts: (0, 0),
+            own_avoided: None,
+            return_after: FIRST_RETURN,
+            returned: None,
+        }
     }
 
     /// The port that stands in for rail number `rail`, if one does.
@@ -181,6 +192,9 @@ impl SparePort {
     /// Queue pairs of `attempt` are about to be made.
     pub fn handle_attempt(&mut self, attempt: u32) {
         let (count, latest) = self.loan.as_mut().map_or(&mut self.own_attempts, |loan| &mut loan.attempts);
+        if self.running_since.take().is_some_and(|since| since.elapsed() >= STEADY_RUN) {
+            *count = 0;
+        }
         if attempt != std::mem::replace(latest, attempt) {
             *count += 1;
         }
@@ -188,8 +202,7 @@ impl SparePort {
 
     /// The connection runs.
     pub fn handle_running(&mut self) {
-        let (count, _) = self.loan.as_mut().map_or(&mut self.own_attempts, |loan| &mut loan.attempts);
-        *count = 0;
+        self.running_since = Some(Instant::now());
     }
 }
 
