@@ -40,6 +40,8 @@ pub struct SendComm {
     fast_below: u32,
     /// The peer's state.
     pub peer: Arc<PeerState>,
+    /// The device that it uses.
+    pub nic: Arc<Nic>,
     /// The memory that NCCL has registered for it.
     pub memory: Arc<ConnMemory>,
     recovery: Option<Arc<ConnRecovery>>,
@@ -123,7 +125,7 @@ impl SendComm {
             memory: Arc::clone(&memory),
             stats,
         };
-        Self { path: ExclusiveCell::new(path), fast_below, peer, memory, recovery }
+        Self { path: ExclusiveCell::new(path), fast_below, peer, nic, memory, recovery }
     }
 
     /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
