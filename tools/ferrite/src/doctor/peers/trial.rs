@@ -176,21 +176,20 @@ fn all<'c>(
     let mut sizes = [0; 1];
     while finished < transfer.count {
         for (place, slot) in places.iter_mut().enumerate() {
-            match slot {
-                Some((operation, since)) if operation.test(&mut sizes)? => {
-                    done(place, since.elapsed())?;
-                    *slot = None;
-                    finished += 1;
-                    deadline.progress();
+            let is_done = match slot {
+                Some((operation, _)) => operation.test(&mut sizes)?,
+                None => false,
+            };
+            if let Some((_, since)) = slot.take_if(|_| is_done) {
+                done(place, since.elapsed())?;
+                finished += 1;
+                deadline.progress();
+            } else if slot.is_none() && posted < transfer.count {
+                let since = Instant::now();
+                if let Some(operation) = post(place)? {
+                    *slot = Some((operation, since));
+                    posted += 1;
                 }
-                None if posted < transfer.count => {
-                    let since = Instant::now();
-                    if let Some(operation) = post(place)? {
-                        *slot = Some((operation, since));
-                        posted += 1;
-                    }
-                }
-                _ => {}
             }
         }
         deadline.idle()?;
