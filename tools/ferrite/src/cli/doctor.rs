@@ -43,9 +43,9 @@ pub(super) struct Doctor {
     /// The plugin that is tried [default: ../lib/libnccl-net.so beside this program]
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// Processes of the job on this host, one per GPU
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    ranks: u32,
+    /// Processes of the job on this host [default: one for each GPU that the driver has, or 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: Option<u32>,
     #[command(flatten)]
     peers: Peers,
     /// A folder that stands for / where files of /sys, /proc, /etc and /dev are read
@@ -110,7 +110,9 @@ impl Doctor {
         let env: BTreeMap<String, String> =
             std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?))).collect();
         let found = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok);
-        Machine::new(Root::new(self.sysroot), env, found.map_err(|problem| problem.to_string()), self.ranks)
+        let root = Root::new(self.sysroot);
+        let gpus = root.names("/proc/driver/nvidia/gpus").len().max(1) as u32;
+        Machine::new(root, env, found.map_err(|problem| problem.to_string()), self.ranks.unwrap_or(gpus))
     }
 }
 

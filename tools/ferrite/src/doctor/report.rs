@@ -34,7 +34,7 @@ impl Looked {
         for (at, finding) in self.findings.iter().enumerate() {
             let subject = if finding.subject.is_empty() { String::new() } else { format!("{}: ", finding.subject) };
             text +=
-                &format!("{:<8} {:<15} {subject}{}\n", finding.verdict, self.name, finding.fact.replace('\n', "; "));
+                &format!("{:<8} {:<15} {}\n", finding.verdict, self.name, plain(&format!("{subject}{}", finding.fact)));
             let is_last = self.findings.get(at + 1).is_none_or(|next| next.cure != finding.cure);
             if let Some(cure) = finding.cure.as_ref().filter(|_| is_last) {
                 text += &format!("{:<8} {:<15} -> {cure}\n", "", "");
@@ -42,6 +42,11 @@ impl Looked {
         }
         text
     }
+}
+
+/// The text in one line, without what would change a terminal: it may come from another host or from the kernel's log.
+fn plain(text: &str) -> String {
+    text.replace('\n', "; ").replace(|c: char| c.is_control(), " ")
 }
 
 /// Rows with each verdict, in one line.
@@ -74,6 +79,13 @@ pub(crate) fn json(host: &str, looked: &[Looked]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_has_no_control_characters() {
+        let text = Looked::named("x", "", vec![Finding::ok("a\u{1b}[2J", "one\ntwo\rthree")]).text();
+        assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), "ok x a [2J: one; two three");
+        assert_eq!(text.chars().filter(|c| c.is_control()).count(), 1, "the line's end");
+    }
 
     #[test]
     fn a_cure_stands_below_the_last_finding_that_needs_it_and_unknown_is_no_failure() {

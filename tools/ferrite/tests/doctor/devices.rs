@@ -8,9 +8,10 @@ use crate::common::shared_object;
 use crate::visit;
 
 /// A folder with a libibverbs of 2008, whose only device cannot be opened.
-fn old_library() -> (Scratch, PathBuf) {
+fn old_library(flags: &[&str]) -> (Scratch, PathBuf) {
     let map = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_verbs.map");
-    let library = shared_object("old_verbs", &[&format!("-Wl,--version-script={}", map.display())]);
+    let library =
+        shared_object("old_verbs", &[&[format!("-Wl,--version-script={}", map.display()).as_str()], flags].concat());
     let folder = Scratch::new();
     let path = folder.join("libibverbs.so.1");
     std::fs::copy(library, &path).expect("copied");
@@ -27,7 +28,7 @@ fn libibverbs_fails_if_it_cannot_be_loaded_and_warns_if_it_is_old() {
     empty.is("FAIL", &["no libibverbs", "file too short", "install libibverbs1"]);
     let missing = require!(visit("libibverbs")).env("NCCL_IBVERBS_LIB", "/no/such/library.so").look();
     missing.is("FAIL", &["/no/such/library.so"]);
-    let (_folder, old) = old_library();
+    let (_folder, old) = old_library(&[]);
     let old = require!(visit("libibverbs")).env("NCCL_IBVERBS_LIB", old.display()).look();
     old.is("warn", &["GPU memory by dma-buf (from IBVERBS_1.12 on)", "rdma-core 34"]);
 }
@@ -61,7 +62,14 @@ fn device_nodes_fails_where_neither_the_kernel_nor_libibverbs_has_a_device() {
 #[test]
 fn open_fails_for_a_device_that_cannot_be_opened() {
     require!(visit("open")).look().is("ok", &["softrnic0", "softrnic1", "firmware"]);
-    let (_folder, old) = old_library();
+    let (_folder, old) = old_library(&[]);
     let refused = require!(visit("open")).env("NCCL_IBVERBS_LIB", old.display()).look();
     refused.is("FAIL", &["ibv_open_device(old0)", "Permission denied", "NCCL_IB_HCA"]);
+}
+
+#[test]
+fn a_library_that_crashes_is_reported_and_does_not_end_the_doctor() {
+    let (_folder, crashing) = old_library(&["-DCRASH"]);
+    let crashed = require!(visit("libibverbs")).env("NCCL_IBVERBS_LIB", crashing.display()).look();
+    crashed.is("FAIL", &["looking at the devices failed: signal 6"]);
 }

@@ -86,8 +86,9 @@ fn queue_pairs_fails_if_none_can_be_made_and_warns_without_inline_data() {
 
 #[test]
 fn limits_warns_of_too_few_queue_pairs_for_the_processes() {
-    require!(visit("limits")).look().is("ok", &["counted with 2048"]);
-    require!(visit("limits")).softrnic("SOFTRNIC_MAX_QP", "300").look().is("warn", &["300 queue pairs"]);
-    let one = require!(visit("limits")).softrnic("SOFTRNIC_MAX_QP", "300").word("--ranks").word("1").look();
-    one.is("ok", &["counted with 256"]);
+    let with = |pairs: u32| visit("limits").map(|visit| visit.softrnic("SOFTRNIC_MAX_QP", pairs));
+    require!(with(300)).look().is("ok", &["1 processes are counted with 256"]);
+    require!(with(300)).word("--ranks").word("8").look().is("warn", &["300 queue pairs", "counted with 2048"]);
+    let gpus = require!(with(300)).file("/proc/driver/nvidia/gpus/0000:17:00.0/information", "");
+    gpus.file("/proc/driver/nvidia/gpus/0000:18:00.0/information", "").look().is("warn", &["counted with 512"]);
 }

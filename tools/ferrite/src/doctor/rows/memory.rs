@@ -61,7 +61,7 @@ fn memory_of_machine(machine: &Machine) -> Option<u64> {
 const PER_PROCESS: i64 = 256;
 
 fn limits(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let needed = i64::from(machine.ranks) * PER_PROCESS;
     let found: Vec<Finding> = facts
         .devices
@@ -79,7 +79,7 @@ fn limits(machine: &Machine) -> Vec<Finding> {
 }
 
 fn queue_pairs(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let found: Vec<Finding> = facts
         .devices
         .iter()
