@@ -29,7 +29,7 @@ Exit code 0: nothing FAILs (and nothing warns, with --fail-on-warn); 1: somethin
 130: interrupted.")]
 pub(super) struct Doctor {
     /// Only these rows, by name
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with_all = ["server", "serve", "job"])]
     only: Vec<String>,
     /// Names all rows and what they look at, and does nothing
     #[arg(long)]

@@ -73,6 +73,10 @@ fn memlock_fails_if_the_trial_fails_and_warns_of_a_limit_below_the_memory() {
             .map(|visit| visit.file("/proc/meminfo", format!("MemTotal:  {kib} kB\n")).shell("ulimit -l 64"))
     };
     require!(with("32")).look().is("ok", &["limit 64 KiB", "256 MiB were registered"]);
+    let exempt = require!(with("1048576")).file("/proc/self/status", "Name:\tx\nCapEff:\t0000000000004000\n").look();
+    exempt.is("ok", &["does not bind this process"]);
+    let other = require!(with("1048576")).file("/proc/self/status", "Name:\tx\nCapEff:\t0000000000003fff\n").look();
+    other.is("warn", &["limit 64 KiB"]);
     require!(with("1048576")).look().is("warn", &["limit 64 KiB, and the machine has 1 GiB", "ulimit -l unlimited"]);
     require!(with("32")).softrnic("SOFTRNIC_FAULTS", "reg-mr=ENOMEM").look().is("FAIL", &["Cannot allocate memory"]);
 }

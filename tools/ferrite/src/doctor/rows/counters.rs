@@ -28,14 +28,13 @@ pub(crate) const ROWS: &[Row] = &[
 ];
 
 /// In `counters`.
-const ERRORS: [&str; 7] = [
+const ERRORS: [&str; 6] = [
     "symbol_error",
     "link_error_recovery",
     "link_downed",
     "port_rcv_errors",
     "local_link_integrity_errors",
     "excessive_buffer_overrun_errors",
-    "VL15_dropped",
 ];
 /// In `hw_counters`.
 const RETRIES: [&str; 8] = [
