@@ -1,8 +1,10 @@
 //! The ranks of a test, as the test sees them.
 
 use crate::rank::{self, HandleBytes, Rank};
+use ferrite::hang::finding::Finding;
 use ferrite::verbs::Verbs;
 use std::path::PathBuf;
+use std::time::Duration;
 use testkit::dist::{plugin, softrnic_library_folder};
 use testkit::softrnic::Softrnic;
 use testkit::{Missing, Process, Scratch, wait_until};
@@ -90,6 +92,12 @@ impl Job {
     pub(crate) fn place(&self, rank: usize, sends: bool) -> String {
         let pid = self.processes[rank].pid();
         if sends { format!("(pid {pid}") } else { format!("process {pid} on") }
+    }
+
+    /// What `ferrite hang` finds out of a rank, once that is as it should be.
+    pub(crate) fn found(&self, rank: usize, is_right: impl Fn(&Finding) -> bool) -> Finding {
+        let ask = || Some(Finding::of_process(self.processes[rank].pid(), Duration::from_secs(6))).filter(&is_right);
+        wait_until("ferrite hang to say so", ask)
     }
 
     /// The reports of a rank, once there is one.

@@ -1,6 +1,7 @@
 //! Looks at all ends of the process once a second, and has a wait reported that is too long.
 
 use super::end::ExplainedEnd;
+use super::socket::ReportSocket;
 use crate::host::config::Config;
 use crate::host::{launcher, sysfs};
 use crate::net::control::inquiry_events::InquiryEvents;
@@ -13,11 +14,15 @@ use crate::proto::explain::patience::{Due, Patience};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::identity::Identity;
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// The watchers of several cards have this task; one of them does it.
 const LOOK_EVERY: Duration = Duration::from_millis(900);
+
+/// After so many seconds with connections a process has a socket where it can be asked.
+pub(super) const SOCKET_TICKS: u32 = 3;
 
 /// What explains the waits of this process.
 #[derive(Debug)]
@@ -31,6 +36,8 @@ pub struct Explainer {
     ends: Mutex<Ends>,
     /// What peers have asked and answered last, by end, and whether it is a question.
     inbox: Mutex<BTreeMap<(EndId, bool), Frame>>,
+    /// `None`: not made yet, or not to be had.
+    socket: Mutex<Option<ReportSocket>>,
     state: Mutex<State>,
 }
 
@@ -58,6 +65,11 @@ pub(super) struct State {
     /// When it was said last that a peer waits for this process.
     pub(super) said_owed: Option<Time>,
     pub(super) reports: u32,
+    /// Programs that have asked for a report, and since when.
+    pub(super) requests: Vec<UnixStream>,
+    pub(super) requested: Time,
+    /// How often the ends have been looked at once a second.
+    pub(super) ticks: u32,
 }
 
 impl Explainer {
@@ -79,6 +91,9 @@ impl Explainer {
             went_on: None,
             said_owed: None,
             reports: 0,
+            requests: Vec::new(),
+            requested: Time::ZERO,
+            ticks: 0,
         };
         let this = Arc::new(Self {
             start: Instant::now(),
@@ -88,6 +103,7 @@ impl Explainer {
             job: OnceLock::new(),
             ends: Mutex::default(),
             inbox: Mutex::default(),
+            socket: Mutex::default(),
             state: Mutex::new(state),
         });
         let job: Weak<Self> = Arc::downgrade(&this);
@@ -144,6 +160,18 @@ impl Explainer {
         }
     }
 
+    /// Makes the socket where `ferrite hang` asks, unless there is one. A process that ends soon has none.
+    pub(super) fn open_socket(&self) {
+        let mut socket = lock(&self.socket);
+        if socket.is_some() {
+            return;
+        }
+        match ReportSocket::open(&self.folder) {
+            Ok(made) => *socket = Some(made),
+            Err(e) => log::info!("`ferrite hang` cannot ask this process: {e} (FERRITE_REPORT_DIR)"),
+        }
+    }
+
     /// What peers have asked and answered since this was called last.
     pub(super) fn take_inbox(&self) -> BTreeMap<(EndId, bool), Frame> {
         std::mem::take(&mut *lock(&self.inbox))
@@ -166,22 +194,41 @@ impl PeriodicTask for Explainer {
     fn run(&self) -> bool {
         let ends = self.ends();
         if ends.is_empty() {
+            drop(lock(&self.socket).take());
+            lock(&self.state).ticks = 0;
             return false;
         }
         let (mut state, now) = self.look(&ends, LOOK_EVERY);
         if state.owner != std::process::id() {
             return false;
         }
+        // The thread may be about to make it: then there are no questions yet.
+        let requests = match self.socket.try_lock() {
+            Ok(socket) => socket.as_ref().map(ReportSocket::accept).unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
+        state.ticks = state.ticks.saturating_add(1);
+        let mut is_due = !requests.is_empty() || state.ticks == SOCKET_TICKS;
+        if !requests.is_empty() && state.requests.is_empty() {
+            state.requested = now;
+        }
+        state.requests.extend(requests);
         if state.asking.is_none() {
             let longest = state.inquiry.longest_wait(now);
-            match state.patience.check(longest) {
-                Due::Nothing => return true,
+            let due = state.patience.check(longest);
+            match due {
+                Due::Nothing => {}
                 Due::Report => state.asking = Some(now),
                 Due::WentOn(after, next) => state.went_on = Some((after, next)),
             }
+            is_due |= due != Due::Nothing;
+        } else {
+            is_due = true;
         }
         drop(state);
-        self.wake();
+        if is_due {
+            self.wake();
+        }
         true
     }
 }

@@ -41,23 +41,17 @@ pub struct Report {
 }
 
 impl Report {
-    /// What is known now; `None` if nothing waits. `name` returns the names of an end.
-    pub fn new(
-        inquiry: &Inquiry,
-        now: Time,
-        number: u32,
-        limit: Duration,
-        name: impl Fn(EndId) -> EndName,
-    ) -> Option<Self> {
+    /// What is known now. `name` returns the names of an end.
+    pub fn new(inquiry: &Inquiry, now: Time, number: u32, limit: Duration, name: impl Fn(EndId) -> EndName) -> Self {
         let mut findings = inquiry.findings(now);
         // The nearest cause first: that is what this process can tell more of than others.
         let depth = |finding: &Finding| finding.cause.as_ref().map_or(u16::MAX, |cause| cause.depth);
         findings.sort_by_key(depth);
-        let is_known = findings.first()?.cause.is_some();
+        let is_known = findings.first().is_none_or(|finding| finding.cause.is_some());
         let names: Vec<_> = findings.iter().map(|finding| name(finding.id)).collect();
         let findings = findings.into_iter().zip(names).collect();
         let laggard = if is_known { None } else { inquiry.laggard(now) };
-        Some(Self { number, me: inquiry.me(None), limit, findings, laggard })
+        Self { number, me: inquiry.me(None), limit, findings, laggard }
     }
 
     /// The wait that the text is about, and the names of its end.
@@ -74,7 +68,7 @@ impl Report {
 
     /// One line.
     pub fn text(&self) -> String {
-        let Some((finding, EndName { device, peer })) = self.main() else { return String::new() };
+        let Some((finding, EndName { device, peer })) = self.main() else { return "no message waits".into() };
         let age = seconds(finding.age);
         let what = match finding.end.numbers {
             Numbers::Sender { wants: true, .. } => "to be asked for data by",

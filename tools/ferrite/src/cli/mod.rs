@@ -5,6 +5,7 @@ mod compare;
 mod device_args;
 mod doctor;
 mod exit;
+mod hang;
 mod instructions;
 mod memcpy;
 mod outlast;
@@ -59,6 +60,8 @@ enum Command {
     Outlast(outlast::Outlast),
     /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
     Doctor(doctor::Doctor),
+    /// Say what processes wait for, of which and why
+    Hang(hang::Hang),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Count a transport's instructions in what callgrind wrote of `solo`
@@ -102,7 +105,8 @@ pub fn main() -> i32 {
     };
     if !matches!(
         cli.command,
-        Command::Solo(_)
+        Command::Hang(_)
+            | Command::Solo(_)
             | Command::Instructions(_)
             | Command::Wheel { .. }
             | Command::Worker
@@ -131,6 +135,7 @@ pub fn main() -> i32 {
         Command::Check(check) => check.run(),
         Command::Outlast(outlast) => outlast.run(words()),
         Command::Doctor(doctor) => doctor.run(),
+        Command::Hang(hang) => hang.run(),
         Command::Solo(solo) => solo.run(),
         Command::Instructions(instructions) => instructions.run(),
     })
