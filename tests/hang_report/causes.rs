@@ -49,11 +49,22 @@ fn a_sender_that_stops_sending_is_named_by_both_ranks_behind_it() {
 }
 
 #[test]
-fn in_a_ring_of_eight_all_name_the_rank_that_has_stopped() {
+fn in_a_ring_of_8_all_name_the_rank_that_has_stopped() {
+    all_name_rank_5(8, "1");
+}
+
+/// One of those that run at night.
+#[test]
+fn in_a_ring_of_64_all_name_the_rank_that_has_stopped() {
+    all_name_rank_5(64, "5");
+}
+
+fn all_name_rank_5(count: u32, seconds: &str) {
     require!(built());
     enter();
-    let job = Job::start(Shape::Ring, 8, &[], |rank| rank.stops_after = (rank.number == 5).then_some(SOON));
-    for rank in (0..8).filter(|rank| *rank != 5) {
+    let env = [("FERRITE_HANG_SECONDS", seconds)];
+    let job = Job::start(Shape::Ring, count, &env, |rank| rank.stops_after = (rank.number == 5).then_some(SOON));
+    for rank in (0..count as usize).filter(|rank| *rank != 5) {
         let line = job.line(rank, &["waits since", "rank 5 on "]);
         assert!(line.contains("has not called") && line.contains(&job.place(5, true)), "{line}");
         says_nothing_of(&job, rank, &PATH);

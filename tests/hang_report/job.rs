@@ -47,9 +47,11 @@ impl Job {
         let reports = Scratch::new();
         let verbs = Verbs::softrnic(&softrnic_library_folder().expect("it is there")).expect("it is there");
         let settings = verbs.settings();
-        let softrnic = settings.iter().fold(Softrnic::new().devices(count as usize), |softrnic, (name, value)| {
-            softrnic.env(name, value.to_str().expect("a path of this test's"))
-        });
+        let softrnic = settings
+            .iter()
+            .fold(Softrnic::new().devices(rank::DEVICES.min(count as usize)), |softrnic, (name, value)| {
+                softrnic.env(name, value.to_str().expect("a path of this test's"))
+            });
         let softrnic = softrnic.env("FERRITE_HANG_SECONDS", "1").env("NCCL_DEBUG", "INFO");
         let softrnic =
             softrnic.env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("FERRITE_REPORT_DIR", reports.path().display());
@@ -64,6 +66,8 @@ impl Job {
                 sends: number + 1 < count || shape == Shape::Ring,
                 stops_after: None,
                 pause_ms: 0,
+                // On a machine of two processors each gets its turn.
+                idle_us: 200.max(u64::from(count) * 100),
             };
             change(&mut rank);
             let rank = serde_json::to_string(&rank).expect("JSON");

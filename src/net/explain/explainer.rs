@@ -2,6 +2,7 @@
 
 use super::end::ExplainedEnd;
 use super::socket::ReportSocket;
+use super::text;
 use crate::host::config::Config;
 use crate::host::{launcher, sysfs};
 use crate::net::control::inquiry_events::InquiryEvents;
@@ -60,8 +61,10 @@ pub(super) struct State {
     looked: Option<Time>,
     /// Since when it is asked why a wait is too long.
     pub(super) asking: Option<Time>,
-    /// A wait that has ended by itself after it was reported: how long it was, and when the next one is reported.
-    pub(super) went_on: Option<(Duration, Duration)>,
+    /// How a wait has ended that was reported: a line for the log.
+    pub(super) ended: Option<String>,
+    /// What was said last of a wait.
+    pub(super) said: String,
     /// When it was said last that a peer waits for this process.
     pub(super) said_owed: Option<Time>,
     pub(super) reports: u32,
@@ -88,7 +91,8 @@ impl Explainer {
             owner: std::process::id(),
             looked: None,
             asking: None,
-            went_on: None,
+            ended: None,
+            said: String::new(),
             said_owed: None,
             reports: 0,
             requests: Vec::new(),
@@ -193,12 +197,8 @@ impl InquiryEvents for Explainer {
 impl PeriodicTask for Explainer {
     fn run(&self) -> bool {
         let ends = self.ends();
-        if ends.is_empty() {
-            drop(lock(&self.socket).take());
-            lock(&self.state).ticks = 0;
-            return false;
-        }
-        let (mut state, now) = self.look(&ends, LOOK_EVERY);
+        let pause = if ends.is_empty() { Duration::ZERO } else { LOOK_EVERY };
+        let (mut state, now) = self.look(&ends, pause);
         if state.owner != std::process::id() {
             return false;
         }
@@ -215,21 +215,29 @@ impl PeriodicTask for Explainer {
         state.requests.extend(requests);
         if state.asking.is_none() {
             let longest = state.inquiry.longest_wait(now);
-            let due = state.patience.check(longest);
+            let is_closed = state.inquiry.take_lost_wait();
+            let due = state.patience.check(longest, is_closed);
             match due {
                 Due::Nothing => {}
                 Due::Report => state.asking = Some(now),
-                Due::WentOn(after, next) => state.went_on = Some((after, next)),
+                Due::WentOn(after, next) => state.ended = Some(text::went_on(after, next)),
+                Due::Closed(after) => state.ended = Some(text::closed(after, &state.said)),
             }
             is_due |= due != Due::Nothing;
         } else {
             is_due = true;
         }
+        if ends.is_empty() {
+            state.ticks = 0;
+        }
         drop(state);
+        if ends.is_empty() {
+            drop(lock(&self.socket).take());
+        }
         if is_due {
             self.wake();
         }
-        true
+        !ends.is_empty()
     }
 }
 

@@ -33,7 +33,7 @@ impl Explainer {
         }
         let next = state.inquiry.advance(now);
         let messages: Vec<_> = std::iter::from_fn(|| state.inquiry.poll_message()).collect();
-        let went_on = state.went_on.take();
+        let ended = state.ended.take();
         let owed = self.owed(&mut state, now, &ends);
         let report = self.report(&mut state, now, &ends);
         let wants_socket = state.ticks == SOCKET_TICKS;
@@ -47,8 +47,8 @@ impl Explainer {
         for (number, message) in messages {
             send(&ends, number, &message);
         }
-        if let Some((after, next)) = went_on {
-            log::warn!("{}", text::went_on(after, next));
+        if let Some(line) = ended {
+            log::warn!("{line}");
         }
         if let Some(line) = owed {
             log::warn!("{line}");
@@ -77,7 +77,9 @@ impl Explainer {
         state.asking = None;
         state.patience.handle_report(age);
         state.reports += 1;
-        Some(new_report(state, now, ends))
+        let report = new_report(state, now, ends);
+        state.said = report.text();
+        Some(report)
     }
 
     /// Programs that have asked for a report, and the report, once the cause is known or there is none.

@@ -139,7 +139,6 @@ mod tests {
     fn a_file_that_is_none_is_refused_and_one_that_is_cut_is_read_as_far_as_it_goes() {
         let mut words = header_words();
         words.extend(vec![OPEN; RECORD_WORDS - 1]);
-        assert_eq!(connections(&file(&words).1).map(|found| found.len()).ok(), None, "its folder has gone");
         let (_folder, path) = file(&words);
         assert_eq!(connections(&path).expect("valid"), []);
         for at in [header::MAGIC, header::LAYOUT, header::HEADER_BYTES, header::RECORD_BYTES] {
