@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::doctor_peers::{Peers, Visit};
+use crate::cli::doctor_peers::{Peers, Session};
 use crate::cli::exit::Exit;
 use crate::doctor::finding::Verdict;
 use crate::doctor::machine::Machine;
-use crate::doctor::report::{self, Looked};
+use crate::doctor::report::{self, RowReport};
 use crate::doctor::root::Root;
 use crate::doctor::rows;
 use crate::error::{Error, Result};
@@ -83,9 +83,9 @@ impl Doctor {
         let role = peers.role(|name| std::env::var(name).ok())?;
         let machine = self.machine();
         if let Some(role) = role {
-            return match peers.visit(&machine, &role)? {
-                Visit::Joined(exit) => Ok(exit),
-                Visit::Served(looked) => {
+            return match peers.session(&machine, &role)? {
+                Session::Joined(exit) => Ok(exit),
+                Session::Served(looked) => {
                     if !json {
                         looked.iter().try_for_each(|row| output::write_stdout(&row.text()))?;
                     }
@@ -95,7 +95,7 @@ impl Doctor {
         }
         let mut looked = Vec::new();
         for row in rows {
-            let row = Looked::new(row, (row.look)(&machine));
+            let row = RowReport::new(row, (row.look)(&machine));
             interrupt::check()?;
             if !json {
                 output::write_stdout(&row.text())?;
@@ -117,13 +117,13 @@ impl Doctor {
 }
 
 /// Prints what comes behind the lines, or all as JSON; the exit code.
-fn finish(machine: &Machine, looked: &[Looked], json: bool, fail_on_warn: bool) -> Result<Exit> {
+fn finish(machine: &Machine, looked: &[RowReport], json: bool, fail_on_warn: bool) -> Result<Exit> {
     let host = machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default();
     output::write_stdout(&if json { report::json(&host, looked) } else { report::summary(looked) })?;
     Ok(exit(looked, fail_on_warn))
 }
 
-fn exit(looked: &[Looked], fail_on_warn: bool) -> Exit {
+fn exit(looked: &[RowReport], fail_on_warn: bool) -> Exit {
     let worst = report::worst(looked);
     if worst == Verdict::Fail || worst == Verdict::Warn && fail_on_warn { Exit::Worse } else { Exit::Good }
 }

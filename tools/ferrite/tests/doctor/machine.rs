@@ -5,11 +5,11 @@ use std::path::Path;
 use testkit::{Scratch, dist, require};
 
 use crate::common::ferrite;
-use crate::visit;
+use crate::setup;
 
 #[test]
 fn a_warning_is_no_failure_unless_it_is_to_be_one() {
-    let warned = || visit("control").map(|visit| visit.env("NCCL_SOCKET_IFNAME", "lo"));
+    let warned = || setup("control").map(|setup| setup.env("NCCL_SOCKET_IFNAME", "lo"));
     let report = require!(warned()).look();
     assert_eq!((report.code, report.verdict.as_str()), (0, "warn"));
     assert_eq!(require!(warned()).word("--fail-on-warn").look().code, 1);

@@ -47,7 +47,7 @@ const RETRIES: [&str; 8] = [
     "rx_icrc_encapsulated",
     "req_remote_access_errors",
 ];
-/// Losses of an interface's link that are not held against it: its start makes some.
+/// Changes of an interface's link that are allowed: its start makes some.
 const CARRIER_CHANGES: i64 = 10;
 
 const CLASS: &str = "/sys/class/infiniband";
