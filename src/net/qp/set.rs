@@ -239,7 +239,10 @@ impl QpSet {
         for completion in completions {
             if completion.status() != Status::SUCCESS {
                 handle_flushed(&mut self.qps, completion);
-                failed = failed.or(Some(completion));
+                // What fails on new queue pairs as well counts most: others may have been flushed before it.
+                let is_worse =
+                    |known: &&Completion| known.status().is_recoverable() && !completion.status().is_recoverable();
+                failed = failed.filter(|known| !is_worse(known)).or(Some(completion));
             } else if outcome.is_ok() {
                 outcome = handle(&mut self.qps, completion);
             }
@@ -250,9 +253,10 @@ impl QpSet {
         }
     }
 
+    /// The error for a work request that has failed.
     #[cold]
     #[inline(never)]
-    fn failure(&self, peer: &PeerState, completion: &Completion) -> Error {
+    pub(super) fn failure(&self, peer: &PeerState, completion: &Completion) -> Error {
         let (on, between) = self.ends(WrId::from_bits(completion.id()).qp());
         let error = failure(completion, &on, &between, peer);
         if completion.status().is_recoverable() { error.recoverable() } else { error }
