@@ -3,7 +3,7 @@
 use super::card::Card;
 use super::gdr::{Gdr, GdrSupport};
 use super::rail::Rail;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::net::control::driver::ControlDriver;
 use crate::net::control::notices::Notices;
@@ -80,6 +80,55 @@ impl Nic {
             workers: Arc::clone(workers),
             notices: Notices::default(),
         }
+    }
+
+    /// A device for each of its ports; itself, if it has one.
+    pub fn split(self: &Arc<Self>) -> Vec<Arc<Self>> {
+        if self.rails.len() == 1 {
+            return vec![Arc::clone(self)];
+        }
+        let alone = |rail: &Arc<Rail>| Arc::new(Self::new(vec![Arc::clone(rail)], &self.config, &self.workers));
+        self.rails.iter().map(alone).collect()
+    }
+
+    /// The device of all `ports`, which are devices of one port each. `any`: they may be of several cards and of different speeds.
+    ///
+    /// # Errors
+    /// They cannot be one device, or the user does not want it.
+    pub fn merge(ports: &[Arc<Self>], any: bool) -> Result<Self> {
+        let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
+        let refused = |why: &str| Err(Error::usage(format!("{} cannot be one device: {why}", names.join(" and "))));
+        let Some(of) = ports.first() else { return refused("there is no port") };
+        let first = of.first();
+        let twice = ports.iter().enumerate().any(|(i, port)| names[..i].contains(&port.name.as_str()));
+        let fits = |port: &Arc<Self>| match any {
+            true => port.first().infiniband == first.infiniband,
+            false => are_equal_ports(first, port.first()),
+        };
+        match () {
+            () if !of.config.merge_nics => refused("NCCL_IB_MERGE_NICS=0"),
+            () if ports.len() > MAX_RAILS => refused(&format!("{MAX_RAILS} ports are possible")),
+            () if twice => refused("a port is named twice"),
+            () if any && !ports.iter().all(fits) => refused("their link layers differ"),
+            () if !ports.iter().all(fits) => {
+                refused("they are not equal ports of one card (NCCL_NET_FORCE_MERGE and NCCL_NET_MERGE_LEVEL allow it)")
+            }
+            () => {
+                let rails = ports.iter().flat_map(|port| &port.rails).map(Arc::clone).collect();
+                Ok(Self::new(rails, &of.config, &of.workers))
+            }
+        }
+    }
+
+    /// The numbers of the rail and of the plane of the fabric that the user says all of its ports are on; -1: not said, or different
+    /// ones.
+    pub fn rail_and_plane(&self) -> (i16, i16) {
+        let of = |rail: &Arc<Rail>| rail.config.hca.rail_and_plane(rail.card.context.name(), rail.port);
+        let mut all = self.rails.iter().map(of);
+        let first = all.next().unwrap_or((-1, -1));
+        all.fold(first, |(rail, plane), other| {
+            (if rail == other.0 { rail } else { -1 }, if plane == other.1 { plane } else { -1 })
+        })
     }
 
     /// Its first rail.

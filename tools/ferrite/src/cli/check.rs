@@ -111,13 +111,9 @@ impl Check {
             VerbsName::System => None,
         };
         let source = absolute(self.source.source()?)?;
-        let version8 = match &source {
-            Source::Stock { nccl } => stock_library::verify(nccl)?.interface == 8,
-            Source::Plugin { .. } | Source::Loader { .. } => true,
-        };
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
         let built_in = cache::cached(NcclRelease::DEFAULT).ok().filter(|path| path.exists());
-        Ok(CheckRequest { program, source, version8, built_in, softrnic, device_config, long: self.long })
+        Ok(CheckRequest { program, source, built_in, softrnic, device_config, long: self.long })
     }
 }
 
@@ -133,8 +129,8 @@ fn software_device(folder: Option<PathBuf>) -> Result<SoftrnicPaths> {
 /// Processes of a point may be in another folder.
 fn absolute(source: Source) -> Result<Source> {
     match source {
-        Source::Plugin { path } => std::fs::canonicalize(&path)
-            .map(Source::plugin)
+        Source::Plugin { path, abi } => std::fs::canonicalize(&path)
+            .map(|path| Source::Plugin { path, abi })
             .map_err(|e| Error::io(format!("cannot open {}", path.display()), e)),
         other => Ok(other),
     }
@@ -142,8 +138,9 @@ fn absolute(source: Source) -> Result<Source> {
 
 fn title(request: &CheckRequest) -> String {
     let what = match &request.source {
-        Source::Plugin { path } => {
-            path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+        Source::Plugin { path, abi } => {
+            let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+            abi.map_or_else(|| name.clone(), |abi| format!("{name} (interface v{abi})"))
         }
         Source::Stock { nccl } => match stock_library::verify(nccl) {
             Ok(release) => format!("the IB transport of NCCL {release}"),

@@ -248,9 +248,11 @@ impl Outlast {
         let folder = std::fs::canonicalize(&folder).unwrap_or(folder);
         let control = check_runner::control_of(&folder)?;
         let source = match self.source.source()? {
-            Source::Plugin { path } => Source::plugin(
-                std::fs::canonicalize(&path).map_err(|e| Error::io(format!("cannot open {}", path.display()), e))?,
-            ),
+            Source::Plugin { path, abi } => {
+                let path = std::fs::canonicalize(&path)
+                    .map_err(|e| Error::io(format!("cannot open {}", path.display()), e))?;
+                Source::Plugin { path, abi }
+            }
             other => other,
         };
         if self.switches.is_some() && !matches!(source, Source::Stock { .. }) {

@@ -32,7 +32,7 @@ pub(super) const POINTS: &[Point] = &[
         number: 13,
         name: "handle",
         claim: "listen writes 128 bytes at most, with no pointer of the listener's process in them",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: handle }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: handle }]),
     },
     Point {
         number: 14,
@@ -44,13 +44,13 @@ pub(super) const POINTS: &[Point] = &[
         number: 15,
         name: "device-handle",
         claim: "connect and accept take NULL for the device handle, and leave a NULL behind the pointer alone",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: device_handle }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: device_handle }]),
     },
     Point {
         number: 16,
         name: "pending-is-null",
         claim: "no communicator comes before the peer has done its part, and what comes works at once",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: pending }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: pending }]),
     },
     Point {
         number: 17,
