@@ -100,10 +100,11 @@ export FERRITE_DIST=$ROOT/dist
 status=0
 sums=()
 
-# run_tests PROFILE: those of a profile of .config/nextest.toml. nextest writes below target/, whatever CARGO_TARGET_DIR is.
+# run_tests PROFILE: those of a profile of .config/nextest.toml. nextest writes below target/, whatever CARGO_TARGET_DIR is. Many tests
+# wait for a time limit or for other processes: one more than there are processors keeps these busy.
 run_tests() {
     rm -rf "target/nextest/$1"
-    cargo nextest run --workspace --locked --profile "$1" || status=$?
+    cargo nextest run --workspace --locked --profile "$1" --test-threads $(($(nproc) + 1)) || status=$?
     sums+=("target/nextest/$1/junit.xml")
 }
 

@@ -32,7 +32,7 @@ fn connect_to(worker: &WorkerCtx, play: impl FnOnce(TcpStream, Address) + Send) 
     let to = Address { address: socket.local_addr().expect("an address"), token: [5; 16] };
     let mut handle = Handle(to.emit());
     std::thread::scope(|scope| {
-        scope.spawn(move || play(socket.accept().expect("a caller").0, to));
+        scope.spawn(move || play(socket.accept().expect("a client").0, to));
         let mut deadline = worker.deadline("a failing connection");
         loop {
             match transport.connect(0, &mut handle) {

@@ -2,7 +2,7 @@
 
 use nccl_net::testing::control::peer_state::PeerState;
 use nccl_net::testing::control::stream::ControlStream;
-use nccl_net::testing::proto::event::{End, Heard};
+use nccl_net::testing::proto::event::{End, Received};
 use nccl_net::testing::proto::frame::{Assembler, Kind};
 use nccl_net::testing::proto::handle::{Secret, Token};
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use testkit::wait_until;
 #[test]
 fn frames_may_come_in_any_pieces() {
     let process = Process::listening(&[[1; 16], [2; 16]]);
-    let mut raw = process.caller();
+    let mut raw = process.client();
     raw.set_nodelay(true).expect("no delay");
     let tokens = [[1; 16], [2; 16]];
     let all = |secrets: [Secret; 2]| {
@@ -36,7 +36,7 @@ fn frames_may_come_in_any_pieces() {
     }
     drop(streams);
     // And all at once.
-    let mut raw = process.caller();
+    let mut raw = process.client();
     raw.write_all(&all([[13; 16], [14; 16]])).expect("sent");
     for stream in tokens.map(|token| process.fetch(token)) {
         is_kind(&stream, Kind::Hello);
@@ -45,12 +45,12 @@ fn frames_may_come_in_any_pieces() {
 }
 
 #[test]
-fn unauthenticated_callers_have_a_moment_and_are_not_let_in_without_end() {
+fn unauthenticated_clients_have_a_moment_and_are_not_let_in_without_end() {
     const MANY: usize = 128;
     let process = Process::listening(&[[1; 16]]);
     let start = Instant::now();
-    let mut early: Vec<_> = (0..MANY).map(|_| process.caller()).collect();
-    let mut late: Vec<_> = (0..MANY).map(|_| process.caller()).collect();
+    let mut early: Vec<_> = (0..MANY).map(|_| process.client()).collect();
+    let mut late: Vec<_> = (0..MANY).map(|_| process.client()).collect();
     (0..20).for_each(|_| process.poll());
     let closed = early.iter_mut().chain(&mut late).filter_map(|one| is_closed(one).then_some(())).count();
     // Unless this machine is slow just now.
@@ -58,7 +58,7 @@ fn unauthenticated_callers_have_a_moment_and_are_not_let_in_without_end() {
         assert_eq!(closed, 0, "nobody has to go before its time");
     }
     std::thread::sleep(Duration::from_millis(60));
-    let mut prompt = process.caller();
+    let mut prompt = process.client();
     prompt.write_all(&frame(Kind::Hello, [1; 16], [9; 16])).expect("sent");
     is_kind(&process.fetch([1; 16]), Kind::Hello);
     assert!(early.iter_mut().all(is_closed), "the oldest had to go");
@@ -67,10 +67,10 @@ fn unauthenticated_callers_have_a_moment_and_are_not_let_in_without_end() {
 }
 
 #[test]
-fn an_unauthenticated_caller_that_drips_has_a_deadline() {
-    let mut process = Process::with_patience(Duration::from_millis(200));
+fn an_unauthenticated_client_that_drips_has_a_deadline() {
+    let mut process = Process::with_limit(Duration::from_millis(200));
     process.listen([1; 16]);
-    let mut slow = process.caller();
+    let mut slow = process.client();
     let start = Instant::now();
     let hello = frame(Kind::Hello, [1; 16], [9; 16]);
     let mut bytes = hello.iter().cycle();
@@ -89,46 +89,46 @@ fn an_unauthenticated_caller_that_drips_has_a_deadline() {
 /// As long as there are connections the port is open; but who comes when nobody listens is not left waiting.
 #[test]
 fn who_waits_at_the_port_is_told_that_the_last_listener_has_closed() {
-    let (process, caller) = (Process::listening(&[[1; 16], [2; 16]]), Process::new());
-    let near = caller.reach(process.address, [1; 16], [11; 16]);
+    let (process, client) = (Process::listening(&[[1; 16], [2; 16]]), Process::new());
+    let near = client.reach(process.address, [1; 16], [11; 16]);
     near.send(Kind::Hello, hello([1; 16]));
     let _far = process.fetch([1; 16]);
-    let mut inside = process.caller();
+    let mut inside = process.client();
     process.poll();
-    let mut outside = process.caller();
+    let mut outside = process.client();
     outside.write_all(&frame(Kind::Hello, [2; 16], [12; 16])).expect("sent");
     process.driver.deregister(&[1; 16]);
     assert!(!is_closed(&mut inside) && !is_closed(&mut outside), "somebody listens still");
     process.driver.deregister(&[2; 16]);
-    for stranger in [&mut inside, &mut outside] {
-        wait_until("the end", || is_closed(stranger).then_some(()));
+    for client in [&mut inside, &mut outside] {
+        wait_until("the end", || is_closed(client).then_some(()));
     }
     // On a control connection the answer is in words.
-    let late = caller.reach(process.address, [2; 16], [13; 16]);
+    let late = client.reach(process.address, [2; 16], [13; 16]);
     late.send(Kind::Hello, hello([2; 16]));
     wait_until("the refusal", || {
         process.poll();
-        matches!(late.poll_frame(), Heard::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
+        matches!(late.poll_frame(), Received::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
     });
 }
 
 /// Connections keep the port open when nobody listens: who comes then is not in the way of the next listener's peer.
 #[test]
 fn who_queued_up_while_nobody_listened_is_sent_away() {
-    let (mut process, caller) = (Process::listening(&[[1; 16]]), Process::new());
-    let near = caller.reach(process.address, [1; 16], [11; 16]);
+    let (mut process, client) = (Process::listening(&[[1; 16]]), Process::new());
+    let near = client.reach(process.address, [1; 16], [11; 16]);
     near.send(Kind::Hello, hello([1; 16]));
     let _far = process.fetch([1; 16]);
     process.driver.deregister(&[1; 16]);
-    let mut early = process.caller();
+    let mut early = process.client();
     process.listen([2; 16]);
     wait_until("the end", || is_closed(&mut early).then_some(()));
 }
 
 #[test]
 fn a_port_goes_with_the_last_listener_and_connection() {
-    let (process, caller) = (Process::listening(&[[1; 16]]), Process::new());
-    let near = caller.reach(process.address, [1; 16], [11; 16]);
+    let (process, client) = (Process::listening(&[[1; 16]]), Process::new());
+    let near = client.reach(process.address, [1; 16], [11; 16]);
     near.send(Kind::Hello, hello([1; 16]));
     let far = process.fetch([1; 16]);
     process.driver.deregister(&[1; 16]);
@@ -157,10 +157,10 @@ fn a_port_ends_also_where_a_forked_child_has_it() {
 
 #[test]
 fn streams_to_one_address_share_a_control_connection_which_goes_with_the_last() {
-    let caller = Process::new();
+    let client = Process::new();
     let listeners: Vec<_> = (0..2).map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a port")).collect();
     let address = |n: usize| listeners[n].local_addr().expect("an address");
-    let reach = |n, token, secret| caller.reach(address(n), [token; 16], [secret; 16]);
+    let reach = |n, token, secret| client.reach(address(n), [token; 16], [secret; 16]);
     let before = sockets();
     let (a, b, again) = (reach(0, 1, 1), reach(0, 2, 2), reach(0, 1, 3));
     assert_eq!(sockets(), before + 1, "one process, one control connection");
@@ -175,16 +175,16 @@ fn streams_to_one_address_share_a_control_connection_which_goes_with_the_last() 
 /// Two connections share a control connection that is new; the listener of the first has closed meanwhile.
 #[test]
 fn a_refusal_at_the_port_is_for_one_connection() {
-    let (process, caller) = (Process::listening(&[[2; 16]]), Process::new());
-    let [dead, live] = [1, 2].map(|n| caller.reach(process.address, [n; 16], [10 + n; 16]));
+    let (process, client) = (Process::listening(&[[2; 16]]), Process::new());
+    let [dead, live] = [1, 2].map(|n| client.reach(process.address, [n; 16], [10 + n; 16]));
     dead.send(Kind::Hello, hello([1; 16]));
     live.send(Kind::Hello, hello([2; 16]));
     wait_until("the refusal", || {
         process.poll();
-        matches!(dead.poll_frame(), Heard::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
+        matches!(dead.poll_frame(), Received::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
     });
-    assert_eq!(heard(&live), Heard::End(End::Closed), "it may call again");
-    let again = caller.reach(process.address, [2; 16], [13; 16]);
+    assert_eq!(heard(&live), Received::End(End::Closed), "it may call again");
+    let again = client.reach(process.address, [2; 16], [13; 16]);
     again.send(Kind::Hello, hello([2; 16]));
     is_kind(&process.fetch([2; 16]), Kind::Hello);
 }
@@ -192,16 +192,16 @@ fn a_refusal_at_the_port_is_for_one_connection() {
 /// A peer that takes no bytes, and a process that talks to it.
 struct Deaf {
     listener: TcpListener,
-    caller: Process,
+    client: Process,
 }
 
 impl Deaf {
     fn new() -> Self {
-        Self { listener: TcpListener::bind(("127.0.0.1", 0)).expect("a port"), caller: Process::new() }
+        Self { listener: TcpListener::bind(("127.0.0.1", 0)).expect("a port"), client: Process::new() }
     }
 
     fn reach(&self, token: Token) -> ControlStream {
-        self.caller.reach(self.listener.local_addr().expect("an address"), token, token)
+        self.client.reach(self.listener.local_addr().expect("an address"), token, token)
     }
 
     /// Says so much on `stream` that some of it has to wait; how many frames.
@@ -216,7 +216,7 @@ impl Deaf {
 fn what_a_peer_would_not_take_is_sent_once_it_does() {
     let deaf = Deaf::new();
     let (first, second) = (deaf.reach([1; 16]), deaf.reach([2; 16]));
-    let (mut peer, _) = deaf.listener.accept().expect("a caller");
+    let (mut peer, _) = deaf.listener.accept().expect("a client");
     second.send(Kind::Hello, Vec::new());
     let filled = Deaf::fill(&first);
     let start = Instant::now();
@@ -229,7 +229,7 @@ fn what_a_peer_would_not_take_is_sent_once_it_does() {
         let mut bytes = [0; 4096];
         match peer.read(&mut bytes) {
             Ok(count) => assembler.handle_bytes(&bytes[..count]),
-            Err(_) => deaf.caller.poll(),
+            Err(_) => deaf.client.poll(),
         }
         while let Some(frame) = assembler.poll_frame().expect("frames") {
             match frame.kind {
@@ -269,13 +269,13 @@ fn give_up_after(fd: RawFd, milliseconds: u32) {
 fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one() {
     let deaf = Deaf::new();
     let (first, second, third) = (deaf.reach([1; 16]), deaf.reach([2; 16]), deaf.reach([3; 16]));
-    let (_peer, _) = deaf.listener.accept().expect("a caller");
+    let (_peer, _) = deaf.listener.accept().expect("a client");
     Deaf::fill(&first);
     let peers = [first, second].map(|stream| PeerState::new("the peer".into(), stream, false));
     let port = deaf.listener.local_addr().expect("an address").port();
     connected_to(port).into_iter().for_each(|fd| give_up_after(fd, 100));
     let end = heard(&third);
-    assert!(matches!(&end, Heard::End(End::Lost(why)) if why.contains("timed out")), "{end:?}");
+    assert!(matches!(&end, Received::End(End::Lost(why)) if why.contains("timed out")), "{end:?}");
     for peer in &peers {
         assert!(!peer.is_gone() && !peer.is_broken(), "{}", peer.reason());
         assert!(peer.reason().contains("the control connection was lost before"), "{}", peer.reason());
@@ -288,7 +288,7 @@ fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one()
     let late = PeerState::new("the peer".into(), again, false);
     drop(new);
     wait_until("the end of the second one", || {
-        deaf.caller.poll();
+        deaf.client.poll();
         late.is_broken().then_some(())
     });
     assert_eq!(late.reason(), "the peer's process has died");
@@ -297,11 +297,11 @@ fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one()
     assert!(peers[0].is_broken() && !peers[1].is_gone());
 }
 
-/// What a child does with its copies is its own affair.
+/// What a child does with its copies has no effect on its parent.
 #[test]
 fn a_forked_child_leaves_its_parents_control_connections_alone() {
-    let (process, caller) = (Process::listening(&[[1; 16], [2; 16]]), Process::new());
-    let near = caller.reach(process.address, [1; 16], [11; 16]);
+    let (process, client) = (Process::listening(&[[1; 16], [2; 16]]), Process::new());
+    let near = client.reach(process.address, [1; 16], [11; 16]);
     near.send(Kind::Hello, hello([1; 16]));
     let far = process.fetch([1; 16]);
     is_kind(&far, Kind::Hello);
@@ -309,11 +309,11 @@ fn a_forked_child_leaves_its_parents_control_connections_alone() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         near.send(Kind::Commit, Vec::new());
-        let is_parents = ControlStream::open(&caller.driver, process.address, [2; 16], [12; 16]).is_err();
-        let is_deaf = far.poll_frame() == Heard::Nothing;
+        let is_parents = ControlStream::open(&client.driver, process.address, [2; 16], [12; 16]).is_err();
+        let is_deaf = far.poll_frame() == Received::Nothing;
         process.driver.deregister(&[1; 16]);
         process.driver.deregister(&[2; 16]);
-        drop((near, far, caller, process));
+        drop((near, far, client, process));
         // SAFETY: ends here.
         unsafe { libc::_exit(if is_parents && is_deaf { 0 } else { 1 }) };
     }
@@ -321,12 +321,12 @@ fn a_forked_child_leaves_its_parents_control_connections_alone() {
     // SAFETY: our own child.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0, "the child has no part in it and hears nothing");
-    assert_eq!(far.poll_frame(), Heard::Nothing, "it has said nothing");
+    assert_eq!(far.poll_frame(), Received::Nothing, "it has said nothing");
     far.send(Kind::Reply, Vec::new());
     is_kind(&near, Kind::Reply);
     assert!(TcpStream::connect(process.address).is_ok(), "so does the port");
     let before = sockets();
-    let other = caller.reach(process.address, [2; 16], [13; 16]);
+    let other = client.reach(process.address, [2; 16], [13; 16]);
     assert_eq!(sockets(), before, "the control connection goes on");
     other.send(Kind::Hello, hello([2; 16]));
     is_kind(&process.fetch([2; 16]), Kind::Hello);

@@ -100,13 +100,13 @@ fn a_control_connection_that_is_cut_ends_its_connections_and_is_dialled_anew() -
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
         let cut: Vec<_> = (0..3).map(|_| connect_through(worker, &transport, &mut relay)).collect::<Result<_>>()?;
-        assert_eq!(relay.callers, 1, "one control connection");
+        assert_eq!(relay.clients, 1, "one control connection");
         relay.close();
         for (send, _, _) in &cut {
             is_told(worker, send)?;
         }
         let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
-        assert_eq!(relay.callers, 2, "a new control connection");
+        assert_eq!(relay.clients, 2, "a new control connection");
         works(worker, (send, recv))?;
         // Also where it has not been noticed that the control connection is cut.
         let (_send, _recv, _other) = connect_through(worker, &transport, &mut relay)?;
@@ -116,9 +116,9 @@ fn a_control_connection_that_is_cut_ends_its_connections_and_is_dialled_anew() -
     })
 }
 
-/// A port with too many callers hangs up on some: those try again.
+/// A port with too many clients hangs up on some: those try again.
 #[test]
-fn a_caller_that_is_turned_away_calls_again() -> Result<()> {
+fn a_client_that_is_turned_away_calls_again() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
@@ -126,7 +126,7 @@ fn a_caller_that_is_turned_away_calls_again() -> Result<()> {
         let mut relay = relay_to(&first);
         relay.turned_away = 5;
         let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
-        assert_eq!((relay.turned_away, relay.callers), (0, 1));
+        assert_eq!((relay.turned_away, relay.clients), (0, 1));
         works(worker, (send, recv))
     })
 }
@@ -156,7 +156,7 @@ fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_told() -> Re
     })
 }
 
-/// What is known of one listener's token does not help with another's, and whoever tries harms nobody.
+/// What is known of one listener's token does not help with another's, and an attempt has no effect on others.
 #[test]
 fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> Result<()> {
     let setting = require!(setting());

@@ -36,23 +36,23 @@ fn bytes(kind: Kind, length: usize) -> Vec<u8> {
     Frame { kind, secret: [11; 16], body: vec![3; length] }.emit()
 }
 
-/// A raw caller sends its commit and more in one piece, and long accounts once it is accepted: whoever recovers the connection,
+/// A raw client sends its commit and more in one piece, and long accounts once it is accepted: the recovery of the connection,
 /// from when NCCL has it, hears all of that in order, and then that the caller has gone.
 #[test]
 fn what_comes_with_the_commit_and_after_is_heard_in_order_by_what_recovers_the_connection() {
     let process = Process::listening(&[[1; 16]]);
-    let mut caller = process.caller();
-    caller.write_all(&frame(Kind::Hello, [1; 16], [11; 16])).expect("sent");
+    let mut client = process.client();
+    client.write_all(&frame(Kind::Hello, [1; 16], [11; 16])).expect("sent");
     let stream = process.fetch([1; 16]);
     is_kind(&stream, Kind::Hello);
     stream.send(Kind::Reply, Vec::new());
-    caller.write_all(&[bytes(Kind::Commit, 0), bytes(Kind::Halt, 5), bytes(Kind::Offer, 4096)].concat()).expect("sent");
+    client.write_all(&[bytes(Kind::Commit, 0), bytes(Kind::Halt, 5), bytes(Kind::Offer, 4096)].concat()).expect("sent");
     is_kind(&stream, Kind::Commit);
     let (peer, noting) = (PeerState::new("the peer".into(), stream, true), Arc::new(Noting::default()));
     let handler: Arc<dyn RecoveryEvents> = Arc::clone(&noting) as _;
     peer.on_recovery_events(Arc::downgrade(&handler));
     peer.set_recovering(true);
-    caller
+    client
         .write_all(&[bytes(Kind::Account, 24 << 10), bytes(Kind::Ready, 4), bytes(Kind::Goodbye, 0)].concat())
         .expect("sent");
     wait_until("the goodbye", || {

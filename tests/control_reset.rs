@@ -45,7 +45,7 @@ fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() 
                 relay.forward();
                 deadline.idle()?;
             }
-            assert_eq!(relay.callers, 1 + round, "one control connection for all four");
+            assert_eq!(relay.clients, 1 + round, "one control connection for all four");
         }
         // What either end says comes to the other one, over the last control connection.
         let (send, recv, _listener) = pairs.pop().expect("four");
@@ -232,7 +232,7 @@ fn a_sender_is_told_by_its_device(recovery: (&str, &str)) -> Result<()> {
             deadline.idle()?;
         }
         wait_for_death(worker)?;
-        // From here on the port takes callers, and nobody answers them.
+        // From here on the port takes clients, and nobody answers them.
         relay.reset();
         let memory = Arc::new(Buffer::new(64)?);
         let region = send.register(&memory)?;

@@ -24,10 +24,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use testkit::require;
 
 const CONNECTIONS: usize = 100;
-/// Strangers that stay on the line, so that each listener has some who say nothing more.
+/// Clients that stay connected, so that each listener has some that send nothing more.
 const HELD: usize = 300;
 
-/// What the `n`th stranger says.
+/// What the `n`th client sends.
 fn speech(n: usize) -> Vec<u8> {
     let noise = pattern(n, n * 37 % 400);
     let hello = Frame { kind: Kind::Hello, secret: [7; 16], body: noise.clone() }.emit();

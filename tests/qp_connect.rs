@@ -195,7 +195,7 @@ fn a_rail_that_cannot_be_connected_is_reported_with_both_ends() -> Result<()> {
     })
 }
 
-/// The listening end has less patience than its device needs, and says so.
+/// The listening end's time limit is shorter than its device needs, and its error says so.
 #[test]
 fn a_listener_that_cannot_connect_its_queue_pairs_in_time_does_not_blame_the_peer() -> Result<()> {
     let env = [

@@ -372,7 +372,7 @@ impl Flushes {
         let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, bytes, 0))?;
         finished(&mut deadline, send, &mut [0])?;
         finished(&mut deadline, receive, &mut [0])?;
-        // Whoever fails here takes the other one's connection with it: both have got their message by then.
+        // The end that fails here ends the other one's connection as well: both have got their message by then.
         let vtable = self.transport.vtable();
         let (iflush, test) = (vtable.iflush.expect("a slot"), vtable.test.expect("a slot"));
         let start: *mut c_void = self.into.memory().address(0, 1)?.cast();

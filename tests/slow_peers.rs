@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 use testkit::dist::dist;
 use testkit::{Missing, require};
 
-/// Longer than the patience that [`impatient`] sets, which has to do for what is well on a busy machine.
+/// Longer than the time limit that [`with_short_limit`] sets, which has to suffice for what works on a busy machine.
 const LONG: Duration = Duration::from_secs(7);
 
-fn impatient() -> std::result::Result<Setting, Missing> {
+fn with_short_limit() -> std::result::Result<Setting, Missing> {
     setting().map(|setting| setting.env("FERRITE_HANDSHAKE_TIMEOUT", "5"))
 }
 
@@ -41,7 +41,7 @@ fn meet(
 
 #[test]
 fn accept_may_come_long_after_connect() -> Result<()> {
-    let setting = require!(impatient());
+    let setting = require!(with_short_limit());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
@@ -58,7 +58,7 @@ fn accept_may_come_long_after_connect() -> Result<()> {
 /// Neither the connecting end nor the listener gives up on the other one when that pauses in the middle.
 #[test]
 fn a_pause_at_any_step_ends_nothing() -> Result<()> {
-    let setting = require!(impatient());
+    let setting = require!(with_short_limit());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
         for steps in [1, 2, 4] {
@@ -89,7 +89,7 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
 /// hello of the one that is given up is not answered.
 #[test]
 fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_its_own() -> Result<()> {
-    let setting = require!(impatient());
+    let setting = require!(with_short_limit());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (other, mut other_listener) = transport.listen(0)?;
@@ -113,7 +113,7 @@ fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_i
 #[test]
 fn a_ring_of_four_with_a_late_rank_connects() -> Result<()> {
     const RANKS: usize = 4;
-    let setting = require!(impatient());
+    let setting = require!(with_short_limit());
     alone(&setting, |worker| {
         let (posts, boxes): (Vec<_>, Vec<_>) = (0..RANKS).map(|_| channel::<(usize, Handle)>()).unzip();
         let worker = &*worker;
@@ -158,7 +158,7 @@ fn queue_pairs() -> usize {
 /// NCCL aborts in the middle of set-up and calls nothing any more: both halves of the connection go all the same.
 #[test]
 fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
-    let setting = require!(impatient());
+    let setting = require!(with_short_limit());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
@@ -189,28 +189,28 @@ fn a_port_is_served_before_the_first_accept() -> Result<()> {
     alone(&setting, |_| {
         let transport = plugin_transport()?;
         let (handle, _listener) = transport.listen(0)?;
-        let mut caller = TcpStream::connect(address(&handle).address).expect("the port is open");
-        caller.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        let mut client = TcpStream::connect(address(&handle).address).expect("the port is open");
+        client.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
         let hello = Frame { kind: Kind::Hello, secret: [1; 16], body: vec![9; 16] };
-        caller.write_all(&hello.emit()).expect("sent");
+        client.write_all(&hello.emit()).expect("sent");
         let mut answer = Vec::new();
-        caller.read_to_end(&mut answer).expect("an answer and an end");
+        client.read_to_end(&mut answer).expect("an answer and an end");
         assert!(String::from_utf8_lossy(&answer).contains("wrong token"), "{answer:?}");
         Ok(())
     })
 }
 
-/// Whoever says nothing has a deadline as before, also where nobody accepts any more.
+/// A silent client has a deadline, also where `accept` is not called any more.
 #[test]
-fn a_silent_stranger_is_dismissed_while_nobody_accepts() -> Result<()> {
-    let setting = require!(impatient());
+fn a_silent_client_is_dismissed_while_nobody_accepts() -> Result<()> {
+    let setting = require!(with_short_limit());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let _pair = connect(worker, &transport, &handle, &mut listener)?;
-        let mut stranger = TcpStream::connect(address(&handle).address).expect("the port is open");
-        stranger.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
-        assert_eq!(stranger.read(&mut [0]).expect("an end"), 0);
+        let mut client = TcpStream::connect(address(&handle).address).expect("the port is open");
+        client.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        assert_eq!(client.read(&mut [0]).expect("an end"), 0);
         Ok(())
     })
 }

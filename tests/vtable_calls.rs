@@ -197,7 +197,7 @@ fn communicators_close_with_requests_in_flight() -> Result<()> {
                 break;
             }
         }
-        // Whoever closes first ends the other's sends as well, and is not to be waited for.
+        // The end that closes first ends the other's sends as well, and is not to be waited for.
         worker.barrier()?;
         let Bench { out, into, link, _transport } = bench;
         drop((out, into));

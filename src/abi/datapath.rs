@@ -14,6 +14,7 @@ use crate::proto::requests::RequestId;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
 use std::ffi::{c_int, c_void};
 use std::fmt;
+use std::mem::MaybeUninit;
 
 #[cold]
 #[inline(never)]
@@ -71,19 +72,19 @@ pub(super) unsafe fn with_narrow_array(
     sizes: *const usize,
     irecv: impl FnOnce(*mut c_int) -> ncclResult_t,
 ) -> ncclResult_t {
-    let mut narrowed = [0; MAX_GROUP];
+    let mut narrowed = [MaybeUninit::uninit(); MAX_GROUP];
     if sizes.is_null() {
         return irecv(std::ptr::null_mut());
     }
-    // A wrong number is refused later.
+    // As many are written as are read; a wrong `n` is refused later.
     for (i, place) in narrowed.iter_mut().take(usize::try_from(n).unwrap_or(0)).enumerate() {
         // SAFETY: as the caller says.
         match narrow(unsafe { *sizes.add(i) }) {
-            Ok(size) => *place = size,
+            Ok(size) => _ = place.write(size),
             Err(error) => return fail("irecv", error),
         }
     }
-    irecv(narrowed.as_mut_ptr())
+    irecv(narrowed.as_mut_ptr().cast())
 }
 
 /// Runs the body of a call on a communicator. An error that is the same as the last one is not logged again, since NCCL goes on

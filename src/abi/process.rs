@@ -32,7 +32,7 @@ struct Table {
 }
 
 static PROCESS: OnceCell<Process> = OnceCell::new();
-/// The tables whose `init` has been called: a bit for each.
+/// The tables that NCCL has taken: a bit for each.
 static TAKEN: AtomicU32 = AtomicU32::new(0);
 
 impl Process {
@@ -42,10 +42,13 @@ impl Process {
     /// A setting is wrong, or no network interface fits.
     pub(super) fn init(version: u32, log_function: nccl::ncclDebugLogger_t) -> Result<()> {
         logger::install(log_function);
-        if TAKEN.fetch_or(1 << version, Ordering::Relaxed) & 1 << version == 0 {
+        let process = PROCESS.get_or_try_init(Self::new)?;
+        // Without a device NCCL takes another network.
+        let is_taken = !process.network.devices().is_empty();
+        if is_taken && TAKEN.fetch_or(1 << version, Ordering::Relaxed) & 1 << version == 0 {
             log::info!(target: INIT, "Ferrite: NCCL took ncclNetPlugin_v{version}");
         }
-        PROCESS.get_or_try_init(Self::new).map(|_| ())
+        Ok(())
     }
 
     /// The process's network and devices.

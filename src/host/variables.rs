@@ -137,7 +137,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_HANDSHAKE_TIMEOUT",
         Kind::Number(1, 3600, 60),
-        "seconds to reach a peer's port, to connect queue pairs, and for a caller's first words; how long a peer takes to accept has no limit",
+        "seconds to reach a peer's port, to connect queue pairs, and for a client's first frame; how long a peer takes to accept has no limit",
     ),
     variable(
         "FERRITE_FAILOVER",

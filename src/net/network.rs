@@ -24,8 +24,8 @@ pub struct Network {
     merges_any_ports: bool,
     interface: Option<Interface>,
     connectors: Arc<Connectors>,
-    /// What a caller has to say its first words.
-    patience: Duration,
+    /// The time that a client has for its first frame.
+    first_frame_limit: Duration,
     /// The control connections of this process; a forked child has others than its parent.
     control: Mutex<Option<Arc<ControlDriver>>>,
 }
@@ -42,10 +42,10 @@ impl Network {
             true => None,
             false => Some(iface::choose(&config.interfaces, config.socket_family)?),
         };
-        let patience = Duration::from_secs(config.handshake_timeout_s);
+        let first_frame_limit = Duration::from_secs(config.handshake_timeout_s);
         let merges_any_ports = config.merge_any;
         let (connectors, control) = (Arc::default(), Mutex::default());
-        let net = Self { devices, merges_any_ports, interface, connectors, patience, control };
+        let net = Self { devices, merges_any_ports, interface, connectors, first_frame_limit, control };
         net.log_devices(&config);
         Ok(net)
     }
@@ -80,7 +80,7 @@ impl Network {
         if let Some(driver) = known.as_ref().filter(|driver| !driver.is_inherited()) {
             return Ok(Arc::clone(driver));
         }
-        let driver = ControlDriver::new(self.patience)?;
+        let driver = ControlDriver::new(self.first_frame_limit)?;
         Ok(Arc::clone(known.insert(driver)))
     }
 

@@ -3,7 +3,7 @@
 use nccl_net::testing::control::driver::ControlDriver;
 use nccl_net::testing::control::stream::ControlStream;
 use nccl_net::testing::host::iface::Interface;
-use nccl_net::testing::proto::event::Heard;
+use nccl_net::testing::proto::event::Received;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::{Secret, Token};
 use std::io::{ErrorKind, Read};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use testkit::wait_until;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const FIRST_FRAME_LIMIT: Duration = Duration::from_secs(30);
 
 /// A process: its control connections, and its port if it has listeners.
 pub(crate) struct Process {
@@ -22,11 +22,11 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn new() -> Self {
-        Self::with_patience(PATIENCE)
+        Self::with_limit(FIRST_FRAME_LIMIT)
     }
 
-    pub(crate) fn with_patience(patience: Duration) -> Self {
-        let driver = ControlDriver::new(patience).expect("descriptors");
+    pub(crate) fn with_limit(limit: Duration) -> Self {
+        let driver = ControlDriver::new(limit).expect("descriptors");
         Self { driver, address: SocketAddr::from(([127, 0, 0, 1], 0)) }
     }
 
@@ -53,24 +53,24 @@ impl Process {
     }
 
     pub(crate) fn fetch(&self, token: Token) -> ControlStream {
-        wait_until("the caller", || {
+        wait_until("the client", || {
             self.poll();
             ControlStream::fetch(&self.driver, &token)
         })
     }
 
-    pub(crate) fn caller(&self) -> TcpStream {
+    pub(crate) fn client(&self) -> TcpStream {
         TcpStream::connect(self.address).expect("it listens")
     }
 }
 
-pub(crate) fn heard(stream: &ControlStream) -> Heard {
-    wait_until("a frame", || Some(stream.poll_frame()).filter(|heard| *heard != Heard::Nothing))
+pub(crate) fn heard(stream: &ControlStream) -> Received {
+    wait_until("a frame", || Some(stream.poll_frame()).filter(|heard| *heard != Received::Nothing))
 }
 
 pub(crate) fn is_kind(stream: &ControlStream, kind: Kind) {
     let heard = heard(stream);
-    assert!(matches!(&heard, Heard::Frame(frame) if frame.kind == kind), "{heard:?} instead of {kind:?}");
+    assert!(matches!(&heard, Received::Frame(frame) if frame.kind == kind), "{heard:?} instead of {kind:?}");
 }
 
 /// A frame that begins with the token, as hellos and resumptions do.

@@ -22,12 +22,12 @@ pub(crate) fn hello(worker: &WorkerCtx, transport: &Transport, to: &Address) -> 
     let decoy = Address { address: socket.local_addr().expect("an address"), token: to.token };
     let mut handle = Handle(decoy.emit());
     let mut deadline = worker.deadline("the plugin's hello");
-    let mut caller = None;
+    let mut client = None;
     let mut assembler = Assembler::default();
     loop {
         assert!(transport.connect(1, &mut handle)?.is_none(), "nobody has answered");
-        caller = caller.or_else(|| socket.accept().ok());
-        if let Some((stream, _)) = &mut caller {
+        client = client.or_else(|| socket.accept().ok());
+        if let Some((stream, _)) = &mut client {
             stream.set_read_timeout(Some(Duration::from_millis(10))).expect("a timeout");
             let mut buffer = [0; 4096];
             let count = stream.read(&mut buffer).unwrap_or(0);

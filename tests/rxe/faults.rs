@@ -30,7 +30,7 @@ const AFTER: usize = 300;
 /// How long the connection may take to recover in a virtual machine without hardware support, and the messages after that.
 const RECOVERY: Duration = Duration::from_secs(90);
 /// How long the side that the device tells nothing may wait. The transport of NCCL 2.21.5 would do so for ever.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// What a send ends with when nobody answers.
 const RETRY_EXCEEDED: u32 = 12;
@@ -60,7 +60,7 @@ fn stream(case: &Case, worker: &mut WorkerCtx, fault: impl FnOnce()) -> Result<E
     let bench = Bench::open(worker, case.transport()?, 1 << 16)?;
     let mut fault = Some(fault);
     let mut messages = 0;
-    let mut deadline = Deadline::new("the end of a stream", PATIENCE);
+    let mut deadline = Deadline::new("the end of a stream", TIME_LIMIT);
     let failure = loop {
         let bytes = pattern(messages, BYTES);
         let outcome = if worker.rank() == 0 {

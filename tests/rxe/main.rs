@@ -45,13 +45,13 @@ macro_rules! tests {
 
 tests! {
     data::one_device: [plugin];
-    data::two_devices: [plugin stock];
+    data::two_devices: [plugin] [deep stock];
     data::two_devices_at_once: [plugin];
-    data::measured: [plugin];
+    data::measured: [] [deep plugin];
     data::four_queue_pairs: [plugin] [deep stock];
     data::unequal_packets: [plugin];
     data::longer_than_the_port_allows: [plugin] [deep stock];
-    data::two_hundred_connections: [plugin];
+    data::two_hundred_connections: [] [deep plugin];
     contract::connections: [plugin];
     contract::messages: [plugin];
     addresses::ipv4_by_default: [plugin] [deep stock];
@@ -64,9 +64,9 @@ tests! {
     faults::link_flap: [plugin];
     faults::black_hole_that_ends: [plugin];
     faults::peer_killed: [plugin] [deep stock];
-    rails::one_device_of_two_rails: [plugin stock];
+    rails::one_device_of_two_rails: [plugin] [deep stock];
     resources::everything_is_given_back: [plugin] [deep stock];
-    observations::as_the_page_says: [rxe];
+    observations::as_the_page_says: [] [deep rxe];
     resources::locked_memory_is_limited: [plugin] [deep stock];
 }
 

@@ -44,7 +44,7 @@ impl DeviceEvents {
         self.context.name()
     }
 
-    /// From now on `listener` is told what happens to `port`, as long as it lives.
+    /// From now on `listener` receives the events of `port`, as long as it lives.
     pub fn listen(&self, port: u8, listener: &Arc<dyn PortListener>) {
         self.listeners.add(port, listener);
     }
@@ -81,19 +81,19 @@ impl DeviceEvents {
         match event {
             AsyncEvent::PortActive(port) => {
                 log::info!("{name}:{port} is up");
-                self.listeners.tell(port, PortEvent::Active);
+                self.listeners.notify(port, PortEvent::Active);
             }
             AsyncEvent::PortDown(port) => {
-                let recovering = self.listeners.tell(port, PortEvent::Down);
+                let recovering = self.listeners.notify(port, PortEvent::Down);
                 log::warn!("{name}:{port} is down; {}", port_down(recovering));
             }
             AsyncEvent::GidChange(port) => {
                 log::info!("{name}:{port}: the GID table has changed");
-                self.listeners.tell(port, PortEvent::GidChange);
+                self.listeners.notify(port, PortEvent::GidChange);
             }
             AsyncEvent::LidChange(port) => {
                 log::info!("{name}:{port}: the LID has changed");
-                self.listeners.tell(port, PortEvent::LidChange);
+                self.listeners.notify(port, PortEvent::LidChange);
             }
             AsyncEvent::QueuePairError(what) => {
                 log::warn!("{name}: {what}");
@@ -137,7 +137,7 @@ impl DeviceEvents {
         self.fail(reason, "its connections end", &peers);
     }
 
-    /// `what` is said to happen to the connections to `peers`, if fatal events end them.
+    /// The text for the connections to `peers`: `what` happens to them if fatal events end them.
     fn fail(&self, reason: &str, what: &str, peers: &[Arc<PeerState>]) {
         if !self.ends_connections {
             log::warn!("{reason}; NCCL_IB_RETURN_ASYNC_EVENTS=0: its connections go on as far as they can");
@@ -164,7 +164,7 @@ fn port_down(recovering: usize) -> String {
     }
 }
 
-/// What is said of connections that a failure does not end.
+/// The text for connections that a failure does not end.
 fn recovered(count: usize) -> String {
     format!("{count} connection(s) recover, over other ports or once it is back")
 }

@@ -1,14 +1,14 @@
 //! The one driver of this process's control connections: it moves bytes between sockets and the [`ControlPlane`], under one lock.
 //!
-//! Whoever sets up connections polls it, and so does the [watcher](super::watcher) that serves it. Its epoll is ready while
+//! Those who set up connections poll it, and so does the [watcher](super::watcher) that serves it. Its epoll is ready while
 //! there is something to do, deadlines included. A forked child has a copy of it, whose lock may be held by a thread that the
-//! child does not have, and which is its parent's business: every way in leads through [`ControlDriver::enter`], which is closed
+//! child does not have and must not touch: every use goes through [`ControlDriver::enter`], which is closed
 //! to the child.
 
 use super::epoll::{Epoll, Trigger};
 use super::fork::Unshared;
+use super::peer_observer::PeerObserver;
 use super::sockets::{Sockets, TIMER};
-use super::told::Told;
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::host::random;
@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Callers that may have queued up while nobody listened: about what the system keeps.
+/// Clients that may have queued up while nobody listened: about what the system keeps.
 const MAX_QUEUE: usize = 4096;
-/// Callers who have not been let in when the last listener closes, and are told.
+/// The most clients in the system's queue that are closed when the last listener closes.
 const MAX_TOLD: usize = 128;
 
 /// All control connections of this process, and its port.
@@ -47,14 +47,14 @@ struct State {
 }
 
 impl ControlDriver {
-    /// No connection. `patience` is what a caller has to say its first words.
+    /// No connection. `first_frame_limit` is the time that a client has for its first frame.
     ///
     /// # Errors
     /// There are no descriptors left, or no random numbers.
-    pub fn new(patience: Duration) -> Result<Arc<Self>> {
+    pub fn new(first_frame_limit: Duration) -> Result<Arc<Self>> {
         let (epoll, timer) = (Arc::new(Epoll::new()?), Timer::new()?);
         epoll.add(&timer.fd, TIMER, Trigger::Level)?;
-        let plane = ControlPlane::new(patience, u64::from_le_bytes(random::bytes()?));
+        let plane = ControlPlane::new(first_frame_limit, u64::from_le_bytes(random::bytes()?));
         let state = Mutex::new(State { plane, sockets: Sockets::new(Arc::clone(&epoll)) });
         let (owner, start) = (std::process::id(), Instant::now());
         Ok(Arc::new(Self { owner, start, is_served: AtomicBool::new(false), epoll, timer, state }))
@@ -94,7 +94,7 @@ impl ControlDriver {
         self.enter(|state, _| listen(state)).unwrap_or_else(|| Err(inherited()))
     }
 
-    /// Nobody fetches callers for `token` any more.
+    /// The listener with `token` is gone.
     pub fn deregister(&self, token: &Token) {
         self.enter(|state, _| {
             state.plane.deregister(token);
@@ -104,10 +104,10 @@ impl ControlDriver {
         });
     }
 
-    /// Does all that can be done without waiting: reads, writes, lets callers in, and heeds the time.
+    /// Does all that can be done without waiting: reads, writes, accepts clients, and handles timeouts.
     ///
     /// # Errors
-    /// No more callers can be accepted.
+    /// No more clients can be accepted.
     pub fn poll(&self) -> Result<()> {
         self.enter(|State { plane, sockets }, now| {
             // First what has come: this process may have been stopped for longer than a deadline.
@@ -123,11 +123,11 @@ impl ControlDriver {
         self.with(ControlPlane::handle_network_change);
     }
 
-    /// From now on `peer` is told of the other end of `stream`.
-    pub(super) fn establish(&self, stream: StreamId, peer: &Arc<dyn Told>, hears_recovery: bool) {
+    /// From now on `peer` receives what becomes of the other end of `stream`.
+    pub(super) fn establish(&self, stream: StreamId, peer: &Arc<dyn PeerObserver>, receives_recovery: bool) {
         self.enter(|state, now| {
             state.sockets.add_peer(stream, peer);
-            state.plane.establish(now, stream, hears_recovery);
+            state.plane.establish(now, stream, receives_recovery);
         });
     }
 
@@ -211,10 +211,10 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
-    /// The kernel has no memory for one caller, and then for one that knows a token: each is sent away, and whoever polls for
+    /// The kernel has no memory for one client, and then for one that knows a token: each is closed, and a listener that polls for
     /// another listener is not bothered.
     #[test]
-    fn a_caller_that_cannot_be_heard_is_its_own_affair() {
+    fn a_client_that_cannot_be_served_is_closed_and_no_other() {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
         let address = driver.listen(&Interface { name: "lo".into(), address }, [1; 16]).expect("a port");
@@ -227,17 +227,17 @@ mod tests {
             }
         };
         for words in [&[] as &[u8], &hello] {
-            let mut caller = TcpStream::connect(address).expect("it listens");
-            caller.write_all(words).expect("sent");
+            let mut client = TcpStream::connect(address).expect("it listens");
+            client.write_all(words).expect("sent");
             driver.epoll.refuses.store(1, Ordering::Relaxed);
-            until("nobody is let in", &|| driver.epoll.refuses.load(Ordering::Relaxed) == 0);
-            caller.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+            until("no client is accepted", &|| driver.epoll.refuses.load(Ordering::Relaxed) == 0);
+            client.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
             // Closed or reset.
-            assert_eq!(caller.read(&mut [0]).unwrap_or(0), 0);
+            assert_eq!(client.read(&mut [0]).unwrap_or(0), 0);
             assert!(driver.with(|plane, _| plane.fetch(&[1; 16])).flatten().is_none());
         }
-        let mut caller = TcpStream::connect(address).expect("it listens");
-        caller.write_all(&hello).expect("sent");
+        let mut client = TcpStream::connect(address).expect("it listens");
+        client.write_all(&hello).expect("sent");
         until("the next one is served", &|| driver.with(|plane, _| plane.fetch(&[1; 16])).flatten().is_some());
     }
 }

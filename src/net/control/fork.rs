@@ -1,7 +1,7 @@
 //! Descriptors that a forked child of this process does not keep.
 //!
 //! A child has a copy of every descriptor, and the kernel ends a connection only when its last descriptor is closed: with a
-//! child that outlives this process (a worker that loads data), peers would hear of this process's death when the child
+//! child that outlives this process (a worker that loads data), peers would see this process's death when the child
 //! ends. So a handler that runs in every child replaces its copies by a descriptor that does nothing. They are not just
 //! closed: the child has copies of the objects too, which close the numbers once more if it drops them, and by then the
 //! numbers could be of other files. Nor are they shut down, which would end the connection of the parent.

@@ -3,16 +3,16 @@
 //! | file | what it is |
 //! |---|---|
 //! | [`driver`] | the one lock around this process's control plane, and its sockets |
-//! | `sockets` | what is done under that lock: reading, writing, letting callers in, telling of peers |
+//! | `sockets` | what is done under that lock: reading, writing, accepting clients, notifying of peers |
 //! | [`socket`], [`port`] | a TCP connection, and the port where this process is called; never blocking |
-//! | `told` | who is told of a peer |
+//! | `peer_observer` | what receives the changes at a peer |
 //! | [`stream`] | one RDMA connection's share of a control connection, while it is set up |
 //! | [`peer_state`] | what is known of the peer of an established connection: one number for the data path |
 //! | [`watcher`] | the thread that waits: for [`device_events`], for control connections, for [`periodic`] tasks |
 //! | [`notices`] | lines for the log that many connections would write at once |
 //! | [`workers`] | threads for what takes long and is rare: recovering connections |
-//! | [`cq_owners`], [`port_listeners`], [`weak_registry`] | who is told of a device's failure |
-//! | [`recovery_events`] | what the recovery of a connection hears of the peer |
+//! | [`cq_owners`], [`port_listeners`], [`weak_registry`] | what receives a device's failure |
+//! | [`recovery_events`] | what the recovery of a connection receives from the peer |
 //! | [`epoll`], [`fork`] | many descriptors that are waited on at once, and what a forked child keeps of them: nothing |
 //!
 //! Locks: the driver's, then the reason of a [`peer_state::PeerState`], then its inbox for recovery. Neither is held while the verbs are called, and the data path
@@ -24,6 +24,7 @@ pub mod driver;
 pub mod epoll;
 pub mod fork;
 pub mod notices;
+mod peer_observer;
 pub mod peer_state;
 pub mod periodic;
 pub mod port;
@@ -33,7 +34,6 @@ mod signals;
 pub mod socket;
 mod sockets;
 pub mod stream;
-mod told;
 pub mod watcher;
 pub mod weak_registry;
 pub mod workers;

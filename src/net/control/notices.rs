@@ -21,7 +21,7 @@ struct Last {
 }
 
 impl Notices {
-    /// The line to be written now for `text`, if any: not within [`QUIET`] of another one with the same `key`. It also says how many
+    /// The line to be written now for `text`, if any: not within [`QUIET`] of another one with the same `key`. It also tells how many
     /// lines with that key have not been written.
     pub fn line(&self, key: &str, text: &str) -> Option<String> {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,12 +1,12 @@
 //! What is known of the peer of one established connection: its name, and whether it still lives.
 //!
-//! When the control connection is lost, that says nothing of the peer: the data goes another way. The end that dialled dials
+//! When the control connection is lost, that shows nothing about the peer: the data goes another way. The end that dialled dials
 //! again ([`crate::proto::control::redial`]), and both ask their devices now and then whether the peer's still acknowledges
 //! ([`crate::net::data::probe`]).
 
+use super::peer_observer::PeerObserver;
 use super::recovery_events::{Full, RecoveryEvents, RecoveryInbox};
 use super::stream::ControlStream;
-use super::told::Told;
 use crate::proto::control::event::PeerChange;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,9 +19,9 @@ pub struct State(u8);
 impl State {
     /// Both sides are there.
     const OPEN: Self = Self(0);
-    /// The control connection is lost, and nothing tells at present whether the peer is there.
+    /// The control connection is lost, and it is not known at present whether the peer is there.
     const LOST: Self = Self(1);
-    /// The peer does not know the connection any more, and nothing tells whether all was done. What is under way may still be
+    /// The peer does not know the connection any more, and it is not known whether all was done. What is under way may still be
     /// acknowledged by its device.
     const UNKNOWN: Self = Self(2);
     /// The peer has closed, as one does when all is done. What is under way may still be acknowledged by its device.
@@ -71,7 +71,7 @@ impl State {
     }
 }
 
-/// The control side of a connection. The [driver](super::driver) tells it what comes; the data path looks at one number.
+/// The control side of a connection. The [driver](super::driver) gives it what comes; the data path looks at one number.
 #[derive(Debug)]
 pub struct PeerState {
     peer: String,
@@ -83,23 +83,23 @@ pub struct PeerState {
 }
 
 impl PeerState {
-    /// What is known of the peer called `peer`, at the other end of `stream`. What has come before is told at once. `failover`: both
-    /// ends recover the connection; else a peer that speaks of recovery is in error.
+    /// What is known of the peer called `peer`, at the other end of `stream`. What has come before is handled at once. `failover`: both
+    /// ends recover the connection; else a frame of recovery is an error.
     pub fn new(peer: String, stream: ControlStream, failover: bool) -> Arc<Self> {
         let state = AtomicU8::new(State::OPEN.0);
         let this =
             Arc::new(Self { peer, state, reason: Mutex::default(), recovery: RecoveryInbox::new(failover), stream });
-        let told: Arc<dyn Told> = Arc::clone(&this) as _;
-        this.stream.establish(&told, failover);
+        let observer: Arc<dyn PeerObserver> = Arc::clone(&this) as _;
+        this.stream.establish(&observer, failover);
         this
     }
 
-    /// From now on `handler` hears what the peer says of recovery, and what becomes of the peer; first what it has missed.
+    /// From now on `handler` receives the peer's frames of recovery, and what becomes of the peer; first what has come before.
     pub fn on_recovery_events(&self, handler: Weak<dyn RecoveryEvents>) {
         self.recovery.open(handler);
     }
 
-    /// Whether somebody recovers the connection when its device fails.
+    /// Whether the connection is recovered when its device fails.
     pub fn is_recoverable(&self) -> bool {
         self.recovery.is_heard()
     }
@@ -152,12 +152,12 @@ impl PeerState {
         self.lock().clone()
     }
 
-    /// What the peer is heard by.
+    /// The stream by which the peer's frames come.
     pub fn stream(&self) -> &ControlStream {
         &self.stream
     }
 
-    /// Ends the connection from this side for `reason`, which the peer is told as well.
+    /// Ends the connection from this side for `reason`, which is sent to the peer as well.
     pub fn fail(&self, reason: &str) {
         self.end(State::BROKEN, reason);
         self.stream.fail(reason);
@@ -175,13 +175,13 @@ impl PeerState {
     }
 
     fn end(&self, state: State, reason: &str) {
-        let mut told = self.lock();
+        let mut text = self.lock();
         let now = self.state();
         if state.0 <= now.of_peer() {
             return;
         }
         if !now.is_gone() {
-            reason.clone_into(&mut told);
+            reason.clone_into(&mut text);
         }
         self.set_of_peer(state);
     }
@@ -194,9 +194,9 @@ impl PeerState {
 
     /// There is a control connection again.
     fn handle_back(&self) {
-        let mut told = self.lock();
+        let mut text = self.lock();
         if self.is_lost() {
-            told.clear();
+            text.clear();
             self.set_of_peer(State::OPEN);
         }
     }
@@ -206,7 +206,7 @@ impl PeerState {
     }
 }
 
-impl Told for PeerState {
+impl PeerObserver for PeerState {
     fn handle_change(&self, change: PeerChange) -> Option<Arc<dyn RecoveryEvents>> {
         match &change {
             PeerChange::Frame(_) => {}
@@ -317,7 +317,7 @@ mod tests {
         peer.on_recovery_events(Arc::downgrade(&handler));
         assert!(peer.is_recoverable());
         for change in &all[3..] {
-            assert!(peer.handle_change(change.clone()).is_some(), "who has been told is not dropped here");
+            assert!(peer.handle_change(change.clone()).is_some(), "the handler is not dropped here");
         }
         assert_eq!(*noting.0.lock().expect("one thread"), all);
         drop((handler, noting));

@@ -1,4 +1,4 @@
-//! What has to be done now and then, as long as it says so.
+//! Tasks that are done at intervals, until they return that they are done.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,7 +14,7 @@ pub trait PeriodicTask: Debug + Send + Sync {
 pub struct PeriodicTasks(Mutex<Vec<Weak<dyn PeriodicTask>>>);
 
 impl PeriodicTasks {
-    /// Takes one up, as long as it lives and says that there will be more to do; whether it is new.
+    /// Takes one up, as long as it lives and returns that there will be more to do. Returns whether it is new.
     pub fn add(&self, task: &Arc<dyn PeriodicTask>) -> bool {
         let mut tasks = self.lock();
         let is_new = !tasks.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(task)));

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// A port that takes callers.
+/// A TCP port that accepts clients.
 #[derive(Debug)]
 pub struct Port {
     // Declared first: it goes before the descriptor is closed.
@@ -28,7 +28,7 @@ impl Port {
         let what = || format!("listening on {} ({})", interface.name, interface.address.ip());
         let socket = TcpListener::bind(interface.address).map_err(|e| Error::io(what(), &e))?;
         socket.set_nonblocking(true).map_err(|e| Error::io(what(), &e))?;
-        // As many callers wait as the system allows, and not the 128 that are usual: all peers of a process may call at once. If
+        // As many clients wait as the system allows, and not the 128 that are usual: all peers of a process may connect at once. If
         // this fails, the queue stays as it is.
         let _ = SockRef::from(&socket).listen(i32::from(i16::MAX));
         let mut address = socket.local_addr().map_err(|e| Error::io(what(), &e))?;
@@ -42,7 +42,7 @@ impl Port {
         self.address
     }
 
-    /// The next caller.
+    /// The next client.
     ///
     /// # Errors
     /// No more can be accepted by this process.
@@ -54,16 +54,16 @@ impl Port {
                 Err(e) if is_of_this_process(&e) => {
                     return Err(Error::io(format_args!("accepting on {}", self.address), &e));
                 }
-                // That caller has gone again.
+                // That client is gone already.
                 Err(_) => {}
             }
         }
     }
 
-    /// Hangs up on as many as `most` of those who have not been let in.
+    /// Closes as many as `most` of the clients in the system's queue.
     pub fn clear_queue(&self, most: usize) {
-        let callers = std::iter::from_fn(|| self.socket.accept().ok());
-        callers.take(most).for_each(|(stream, _)| drop(stream.shutdown(Shutdown::Both)));
+        let clients = std::iter::from_fn(|| self.socket.accept().ok());
+        clients.take(most).for_each(|(stream, _)| drop(stream.shutdown(Shutdown::Both)));
     }
 }
 
@@ -83,7 +83,7 @@ impl AsFd for Port {
     }
 }
 
-/// Whether an error of `accept` is no affair of the caller's, whose connection may have failed in many ways by then.
+/// Whether an error of `accept` concerns one incoming connection only, which may have failed in many ways by then.
 fn is_of_this_process(error: &std::io::Error) -> bool {
     let ours = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EBADF, libc::EINVAL, libc::ENOTSOCK];
     error.raw_os_error().is_none_or(|errno| ours.contains(&errno))

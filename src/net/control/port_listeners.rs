@@ -1,4 +1,4 @@
-//! Who is told of what happens to a device's ports.
+//! The connections that receive the events of a device's ports.
 
 use super::weak_registry::WeakRegistry;
 use std::collections::HashMap;
@@ -34,13 +34,13 @@ pub trait PortListener: Debug + Send + Sync {
 pub(super) struct PortListeners(Mutex<HashMap<u8, WeakRegistry<dyn PortListener>>>);
 
 impl PortListeners {
-    /// From now on `listener` is told of `port`, as long as it lives.
+    /// From now on `listener` receives the events of `port`, as long as it lives.
     pub(super) fn add(&self, port: u8, listener: &Arc<dyn PortListener>) {
         self.lock().entry(port).or_insert_with(|| WeakRegistry::new(0)).add(listener);
     }
 
     /// Tells the listeners of `port`. How many connections they recover.
-    pub(super) fn tell(&self, port: u8, what: PortEvent) -> usize {
+    pub(super) fn notify(&self, port: u8, what: PortEvent) -> usize {
         let listeners = self.lock().get(&port).map(WeakRegistry::all).unwrap_or_default();
         listeners.iter().map(|listener| listener.handle_port_event(port, what)).sum()
     }
@@ -67,7 +67,7 @@ impl PortListeners {
 mod tests {
     use super::*;
 
-    /// Recovers so many connections, and notes what it is told.
+    /// Recovers so many connections, and notes the events.
     #[derive(Debug)]
     struct Noting(usize, Mutex<Vec<(u8, PortEvent)>>);
 
@@ -86,7 +86,7 @@ mod tests {
         listeners.add(1, &dynamic(&one));
         listeners.add(1, &dynamic(&other));
         listeners.add(2, &dynamic(&other));
-        let counts = [1, 2, 3].map(|port| listeners.tell(port, PortEvent::Down));
+        let counts = [1, 2, 3].map(|port| listeners.notify(port, PortEvent::Down));
         assert_eq!((counts, listeners.tell_all(PortEvent::DeviceFatal)), ([11, 10, 0], 11));
         assert_eq!(*one.1.lock().expect("one thread"), [(1, PortEvent::Down), (1, PortEvent::DeviceFatal)]);
         drop(other);

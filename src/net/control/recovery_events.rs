@@ -1,4 +1,4 @@
-//! What the recovery of a connection hears over the control connection.
+//! What the recovery of a connection receives over the control connection.
 
 use crate::proto::control::event::PeerChange;
 use crate::proto::frame::Frame;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// [driver](super::driver): they note what has come and wake a thread. They call nothing of the control connection, and take no lock
 /// that anybody holds who does.
 pub trait RecoveryEvents: Debug + Send + Sync {
-    /// The peer has said this, which [is of recovery](crate::proto::frame::Kind::is_of_recovery).
+    /// The peer has sent this frame, which [is of recovery](crate::proto::frame::Kind::is_of_recovery).
     fn handle_frame(&self, frame: Frame);
 
     /// A completion queue of the connection has failed, for this reason. Called by the device's watcher.
@@ -24,7 +24,7 @@ pub trait RecoveryEvents: Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct Full;
 
-/// So many changes are kept before anybody hears them: of a connection that has just been set up.
+/// The most changes that are kept while there is no handler: of a connection that has just been set up.
 const MAX_HELD: usize = 64;
 
 /// The way to what recovers one connection. It is locked while that is called, so that the order is kept.
@@ -35,19 +35,19 @@ pub(super) struct RecoveryInbox(Mutex<Inbox>);
 enum Inbox {
     /// The connection is not recovered.
     Ignored,
-    /// Nobody hears it yet; what has come until now.
+    /// There is no handler yet; what has come until now.
     Held(Vec<PeerChange>),
-    /// This one hears it, as long as it lives.
+    /// This one receives them, as long as it lives.
     Handled(Weak<dyn RecoveryEvents>),
 }
 
 impl RecoveryInbox {
-    /// That of a connection which somebody will recover, if `failover` has been negotiated.
+    /// That of a connection which is to be recovered, if `failover` has been negotiated.
     pub(super) fn new(failover: bool) -> Self {
         Self(Mutex::new(if failover { Inbox::Held(Vec::new()) } else { Inbox::Ignored }))
     }
 
-    /// Hands `change` over, and returns who has heard it; or keeps it until there is somebody to hear it.
+    /// Hands `change` over, and returns the handler; or keeps it until there is a handler.
     ///
     /// # Errors
     /// So much is kept that there is no room for more.
@@ -63,7 +63,7 @@ impl RecoveryInbox {
         }
     }
 
-    /// From now on `handler` hears what comes; first what has come before.
+    /// From now on `handler` receives what comes; first what has come before.
     pub(super) fn open(&self, handler: Weak<dyn RecoveryEvents>) {
         let mut inbox = self.lock();
         let Some(living) = handler.upgrade() else { return };
@@ -81,7 +81,7 @@ impl RecoveryInbox {
         handler.inspect(|handler| handler.handle_fault(reason)).is_some()
     }
 
-    /// Whether anybody hears it.
+    /// Whether there is a handler.
     pub(super) fn is_heard(&self) -> bool {
         matches!(&*self.lock(), Inbox::Handled(handler) if handler.strong_count() > 0)
     }

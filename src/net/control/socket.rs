@@ -16,9 +16,9 @@ pub struct ControlSocket {
     _unshared: Unshared,
     stream: TcpStream,
     is_connecting: bool,
-    /// What writing has told of the network: the system says it once.
+    /// The error that writing has given: the system gives it once.
     lost: Option<String>,
-    /// Whether writing has failed: the kernel never has room again, and reading tells why.
+    /// Whether writing has failed: the kernel never has room again, and reading gives the error.
     has_failed: bool,
 }
 
@@ -141,12 +141,12 @@ impl ControlSocket {
         }
     }
 
-    /// Writes `last`, as far as the kernel takes it, and tells the peer that nothing more will come, even if a forked child of
+    /// Writes `last`, as far as the kernel takes it, and ends the stream, even if a forked child of
     /// this process still has the socket.
     pub fn finish(&mut self, last: &[u8]) {
         self.write(last);
         let _ = self.stream.shutdown(Shutdown::Write);
-        // A socket that is closed with something to read is reset, and then what was said last is not sent again if it got lost.
+        // A socket that is closed with something to read is reset, and then the last frame is not sent again if it got lost.
         let mut buffer = [0; 4096];
         for _ in 0..MAX_DRAINED {
             if !matches!(self.read(&mut buffer), Incoming::Bytes(_)) {
@@ -162,7 +162,7 @@ impl AsFd for ControlSocket {
     }
 }
 
-/// Whether an error does not tell that the peer's process has ended. A reset may come of a process that was killed with
+/// Whether an error leaves open whether the peer's process has ended. A reset may come of a process that was killed with
 /// something unread, but so it does of a peer's kernel that had given the connection up while the network was away.
 fn is_of_the_network(error: &std::io::Error) -> bool {
     let network =
@@ -185,7 +185,7 @@ mod tests {
     fn a_peer_whose_host_acknowledges_nothing_for_40_s_is_lost() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let _dialled = ControlSocket::dial(listener.local_addr().expect("its address")).expect("dialled");
-        let accepted = ControlSocket::accepted(listener.accept().expect("a caller").0).expect("accepted");
+        let accepted = ControlSocket::accepted(listener.accept().expect("a client").0).expect("accepted");
         let socket = SockRef::from(&accepted.stream);
         assert_eq!(socket.tcp_user_timeout().expect("the option"), Some(Duration::from_secs(40)));
         assert!(socket.keepalive().expect("the option"));
@@ -195,7 +195,7 @@ mod tests {
     fn a_socket_that_cannot_be_written_is_still_read() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let _dialled = ControlSocket::dial(listener.local_addr().expect("its address")).expect("dialled");
-        let mut accepted = ControlSocket::accepted(listener.accept().expect("a caller").0).expect("accepted");
+        let mut accepted = ControlSocket::accepted(listener.accept().expect("a client").0).expect("accepted");
         assert!(accepted.write(b"all is well") > 0 && accepted.can_write());
         accepted.stream.shutdown(Shutdown::Write).expect("it is connected");
         assert_eq!((accepted.write(b"too late"), accepted.can_write()), (0, false));

@@ -1,10 +1,10 @@
 //! The sockets of a control plane, and whom its events go to. Everything here happens under the driver's lock.
 
 use super::epoll::{Epoll, Trigger};
+use super::peer_observer::PeerObserver;
 use super::port::Port;
 use super::recovery_events::RecoveryEvents;
 use super::socket::{ControlSocket, Incoming};
-use super::told::Told;
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::proto::control::event::{End, Event, Level};
@@ -21,10 +21,10 @@ const PORT: u64 = u64::MAX - 1;
 const MAX_READS: usize = 16;
 /// Batches of the epoll at a time.
 const MAX_BATCHES: usize = 8;
-/// Callers accepted at a time.
+/// Clients accepted at a time.
 const MAX_ACCEPTS: usize = 32;
 
-/// Descriptors, and who is told of the peers.
+/// Descriptors, and the observers of the peers.
 #[derive(Debug)]
 pub(super) struct Sockets {
     /// The process that made them.
@@ -32,7 +32,7 @@ pub(super) struct Sockets {
     epoll: Arc<Epoll>,
     by_conn: HashMap<ConnId, ControlSocket>,
     port: Option<Port>,
-    peers: HashMap<StreamId, Weak<dyn Told>>,
+    peers: HashMap<StreamId, Weak<dyn PeerObserver>>,
     /// Those that may have more to read than was read at a time.
     unread: Vec<ConnId>,
     /// When the timer rings.
@@ -42,9 +42,9 @@ pub(super) struct Sockets {
 /// What is left to do without the driver's lock.
 #[derive(Debug, Default)]
 pub(super) struct Settled {
-    /// Those that have been told something. To be dropped: one may be the last that has its stream.
-    told: Vec<Arc<dyn Told>>,
-    /// Those that they have told, to be dropped as well.
+    /// Observers that have been notified. To be dropped: one may be the last that has its stream.
+    notified: Vec<Arc<dyn PeerObserver>>,
+    /// What they have passed the change on to, to be dropped as well.
     recovery: Vec<Arc<dyn RecoveryEvents>>,
     /// Lines for the log, whose reader may be slow.
     lines: Vec<(Level, String)>,
@@ -94,7 +94,7 @@ impl Sockets {
         self.port.as_ref()
     }
 
-    pub(super) fn add_peer(&mut self, stream: StreamId, peer: &Arc<dyn Told>) {
+    pub(super) fn add_peer(&mut self, stream: StreamId, peer: &Arc<dyn PeerObserver>) {
         self.peers.insert(stream, Arc::downgrade(peer));
     }
 
@@ -110,7 +110,7 @@ impl Sockets {
         &mut self.armed
     }
 
-    /// Reads what there is to read, and accepts callers.
+    /// Reads what there is to read, and accepts clients.
     pub(super) fn poll(&mut self, plane: &mut ControlPlane, now: Time) -> Result<()> {
         let mut is_called = false;
         for conn in std::mem::take(&mut self.unread) {
@@ -133,7 +133,7 @@ impl Sockets {
                 break;
             }
         }
-        // Last: who has come before is heard before.
+        // Last: clients that are there already are read first.
         if is_called { self.let_in(plane, now) } else { Ok(()) }
     }
 
@@ -186,8 +186,8 @@ impl Sockets {
                 return Ok(());
             }
             let Some((stream, peer)) = port.accept()? else { return Ok(()) };
-            let conn = plane.handle_caller(now, peer);
-            // It is this one that cannot be heard, and not whoever's `accept` has come upon it.
+            let conn = plane.handle_client(now, peer);
+            // This client cannot be served. The listener whose `accept` has found it is not in error.
             let taken = ControlSocket::accepted(stream)
                 .and_then(|socket| self.epoll.add(&socket, conn.0, Trigger::Room).map(|()| socket));
             match taken {
@@ -199,7 +199,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Does what the control plane wants done, but for what [`Settled`] says.
+    /// Does what the control plane asks for, except for what [`Settled`] lists.
     pub(super) fn settle(&mut self, plane: &mut ControlPlane, now: Time) -> Settled {
         let mut settled = Settled::default();
         loop {
@@ -237,7 +237,7 @@ impl Sockets {
             Event::Peer { stream, change } => {
                 if let Some(peer) = self.peers.get(&stream).and_then(Weak::upgrade) {
                     settled.recovery.extend(peer.handle_change(change));
-                    settled.told.push(peer);
+                    settled.notified.push(peer);
                 }
             }
             Event::Log { level, text } => settled.lines.push((level, text)),
@@ -246,7 +246,7 @@ impl Sockets {
 }
 
 impl Drop for Sockets {
-    /// In a forked child the numbers are of other files by now, which do nothing: only the owner says its last words.
+    /// In a forked child the numbers are of other files by now, which do nothing: only the owner sends its last frames.
     fn drop(&mut self) {
         if self.owner != std::process::id() {
             return;

@@ -1,16 +1,16 @@
 //! One RDMA connection's share of a control connection.
 
 use super::driver::{ControlDriver, inherited};
-use super::told::Told;
+use super::peer_observer::PeerObserver;
 use crate::error::Result;
 use crate::proto::control::StreamId;
-use crate::proto::control::event::Heard;
+use crate::proto::control::event::Received;
 use crate::proto::frame::Kind;
 use crate::proto::handle::{Secret, Token};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// The way to the peer of one connection. When it is dropped, the peer is told.
+/// The way to the peer of one connection. When it is dropped, the peer is sent a Goodbye.
 #[derive(Debug)]
 pub struct ControlStream {
     driver: Arc<ControlDriver>,
@@ -28,7 +28,7 @@ impl ControlStream {
         Ok(Self { driver: Arc::clone(driver), id, peer: address })
     }
 
-    /// The next caller for the listener that knows `token`.
+    /// The next client for the listener that knows `token`.
     pub fn fetch(driver: &Arc<ControlDriver>, token: &Token) -> Option<Self> {
         let (id, peer) = driver.with(|plane, _| plane.fetch(token)).flatten()?;
         Some(Self { driver: Arc::clone(driver), id, peer })
@@ -59,14 +59,14 @@ impl ControlStream {
     }
 
     /// The next frame of the peer, while the connection is set up.
-    pub fn poll_frame(&self) -> Heard {
-        let poll = || self.driver.with(|plane, _| plane.poll_heard(self.id)).unwrap_or(Heard::Nothing);
+    pub fn poll_frame(&self) -> Received {
+        let poll = || self.driver.with(|plane, _| plane.poll_received(self.id)).unwrap_or(Received::Nothing);
         match poll() {
-            Heard::Nothing => {
+            Received::Nothing => {
                 let _ = self.driver.poll();
                 poll()
             }
-            heard => heard,
+            received => received,
         }
     }
 
@@ -76,13 +76,13 @@ impl ControlStream {
         self.driver.with(|plane, _| plane.is_over(self.id)).unwrap_or(false)
     }
 
-    /// The connection is there: from now on `peer` is told of its other end, and of what that says of recovery, if it
-    /// `hears_recovery`.
-    pub(super) fn establish(&self, peer: &Arc<dyn Told>, hears_recovery: bool) {
-        self.driver.establish(self.id, peer, hears_recovery);
+    /// The connection is there: from now on `peer` receives what becomes of its other end, and frames of recovery, if it
+    /// `receives_recovery`.
+    pub(super) fn establish(&self, peer: &Arc<dyn PeerObserver>, receives_recovery: bool) {
+        self.driver.establish(self.id, peer, receives_recovery);
     }
 
-    /// This end has failed, and the peer is told why.
+    /// This end has failed, and the peer is sent the reason.
     pub(super) fn fail(&self, reason: &str) {
         self.driver.with(|plane, _| plane.fail(self.id, reason));
     }

@@ -40,10 +40,10 @@ struct Shared {
     stops: AtomicBool,
 }
 
-/// A pause after control connections have been heard. While connections are set up, those who do it poll the driver themselves,
-/// and the watcher is not to be woken by each word.
+/// A pause after control connections have been read. While connections are set up, those who do it poll the driver themselves,
+/// and the watcher is not to be woken by each frame.
 const PAUSE: Duration = Duration::from_millis(1);
-/// A pause after the driver could not let callers in: this process has too many descriptors, say.
+/// A pause after the driver could not accept clients: this process has too many descriptors, say.
 const LONG_PAUSE: Duration = Duration::from_millis(100);
 /// How often periodic tasks are done.
 const TASKS_EVERY: Duration = Duration::from_secs(1);
@@ -79,7 +79,7 @@ impl Watcher {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// From now on `listener` is told what happens to the card's port of this number, as long as it lives.
+    /// From now on `listener` receives the events of the card's port of this number, as long as it lives.
     pub fn listen(&self, port: u8, listener: &Arc<dyn PortListener>) {
         self.shared.events.listen(port, listener);
     }
@@ -111,7 +111,7 @@ impl Watcher {
         added.inspect_err(|_| driver.end_to_serve())
     }
 
-    /// Also does `task`, as long as it lives and says that there will be more to do.
+    /// Also does `task`, as long as it lives and returns that there will be more to do.
     pub fn take_up(&self, task: &Arc<dyn PeriodicTask>) {
         if !self.shared.is_inherited() && self.shared.tasks.add(task) {
             self.shared.wake.ring();
@@ -164,7 +164,7 @@ impl Shared {
         let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
         match driver.map(|driver| driver.poll()) {
             None | Some(Ok(())) => PAUSE,
-            // Whoever accepts is told.
+            // The listener's owner is notified.
             Some(Err(_)) => LONG_PAUSE,
         }
     }

@@ -224,7 +224,7 @@ impl Nic {
         }
     }
 
-    /// Has `listener` told what happens to the ports. To be called after [`Self::watch`].
+    /// From now on `listener` receives the events of the ports. To be called after [`Self::watch`].
     pub fn watch_ports(&self, listener: &Arc<dyn PortListener>) {
         for rail in &self.rails {
             if let Some(watcher) = rail.card.started_watcher() {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// The queue pairs of one end while they are being connected.
 #[derive(Debug)]
 pub struct ConnectingQpSet {
-    /// The description of this end that the peer is told.
+    /// The description of this end that is sent to the peer.
     pub endpoint: Endpoint,
     /// The queue pairs that are connected.
     connected: QpSet,

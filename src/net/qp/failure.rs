@@ -7,7 +7,7 @@ use crate::verbs::status::Status;
 use crate::verbs::work::Completion;
 
 /// What sets the time until a device gives up on a peer that does not acknowledge.
-const PATIENCE: &str = "NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long to wait";
+const RETRY_SETTINGS: &str = "NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long to wait";
 
 /// The error for a failed completion on port `on`, between the two ends that `between` describes, and with what is known of `peer`.
 #[cold]
@@ -38,7 +38,7 @@ fn circumstances(status: Status, reason: &str, is_lost: bool) -> String {
         // The peer has failed: the path is not the cause.
         _ if has_no_answer && !reason.is_empty() && !is_lost => peer,
         "" => peer,
-        cause if has_no_answer => format!("{peer}; likely: {death}{cause}; {PATIENCE}"),
+        cause if has_no_answer => format!("{peer}; likely: {death}{cause}; {RETRY_SETTINGS}"),
         cause => format!("{peer}; likely: {cause}"),
     }
 }

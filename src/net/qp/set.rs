@@ -23,7 +23,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct InitQpSet {
     pub(in crate::net) rails: Vec<InitRailQps>,
-    /// The description of this end that the peer is told.
+    /// The description of this end that is sent to the peer.
     pub endpoint: Endpoint,
 }
 

@@ -117,7 +117,7 @@ impl ConnRecovery {
         self.job.get().map_or(Ok(()), |job| self.workers.queue(*job))
     }
 
-    /// As [`Self::put`], where nobody can be told of an error.
+    /// As [`Self::put`], where an error cannot be returned.
     pub(super) fn put_or_fail(&self, input: Input) {
         if let Err(e) = self.put(input) {
             log::warn!("{e}");

@@ -1,4 +1,4 @@
-//! What a connection's recovery is told: of the peer, of ports, of failed queues.
+//! The events of a connection's recovery: of the peer, of ports, of failed queue pairs.
 
 use super::conn::ConnRecovery;
 use super::inbox::Input;

@@ -8,7 +8,7 @@
 //! | [`conn`] | one connection's recovery: what has happened, the state machine, and who does what it asks for |
 //! | [`inbox`] | what has happened to it and is not handled yet |
 //! | [`new_qps`] | the queue pairs of an attempt: created, connected, tested |
-//! | `events` | what it is told of the peer, of ports and of failed queues |
+//! | `events` | its events: of the peer, of ports and of failed queue pairs |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
 //! | [`rails`] | which rails of a device can be used at present |
 //!

@@ -6,12 +6,12 @@
 //! ```
 //!
 //! Only what should not take long has a deadline: a TCP connection to the peer's port, and connecting the queue pairs. How
-//! long the peer takes to accept is its own affair, and may be hours: among four ranks that connect in a ring, each may wait
+//! long the peer takes to accept has no limit, and may be hours: among four ranks that connect in a ring, each may wait
 //! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the control connection is
 //! there, so is the peer, and its end is noticed.
 //!
 //! One that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. It is dialled
-//! again like any other, and that this end wants to go on tells the peer that it has committed.
+//! again like any other, and that this end wants to go on shows the peer that it has committed.
 
 use crate::error::{Error, Result};
 use crate::host::random;
@@ -24,7 +24,7 @@ use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::set::InitQpSet;
 use crate::proto::RING_SLOTS;
-use crate::proto::control::event::{End, Heard};
+use crate::proto::control::event::{End, Received};
 use crate::proto::control::redial::Refusals;
 use crate::proto::cts::{Cts, cts_halves};
 use crate::proto::frame::Kind;
@@ -48,7 +48,7 @@ pub struct Connector {
     /// Refusals in a row of the listener's port.
     refusals: Refusals,
     start: Instant,
-    /// Whether a control connection to the listener's process has ended without a word: it may have had too many callers, or no more
+    /// Whether a control connection to the listener's process has ended without a frame: it may have had too many clients, or no more
     /// connections on that one, or it is dead, in which case its port is closed as well.
     turned_away: bool,
     /// The errno of the latest attempt at a TCP connection that failed.
@@ -109,10 +109,10 @@ impl Connector {
 
     /// Whether nobody has asked for it for longer than anybody pauses who still wants it. Who does after all may begin anew.
     pub fn is_abandoned(&self, now: Instant) -> bool {
-        now > self.asked + self.patience()
+        now > self.asked + self.handshake_timeout()
     }
 
-    fn patience(&self) -> Duration {
+    fn handshake_timeout(&self) -> Duration {
         Duration::from_secs(self.nic.config.handshake_timeout_s)
     }
 
@@ -152,7 +152,9 @@ impl Connector {
             return Ok(());
         }
         let waiting = match stage {
-            Stage::Dialing(_) if self.turned_away => "the listener took connections and closed them without a word",
+            Stage::Dialing(_) if self.turned_away => {
+                "the listener accepted connections and closed them without an answer"
+            }
             Stage::Dialing(_) => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
             Stage::Connecting(_) => "the queue pairs could not be connected",
             Stage::Awaiting(_) | Stage::Done => return Ok(()),
@@ -227,8 +229,8 @@ impl Connector {
     /// all of the time again; one that ends at once is an attempt that has failed.
     fn ended(&mut self, end: End) -> Result<(Stage, bool)> {
         let to = self.handle.address;
-        if self.up_since.take().is_some_and(|since| since.elapsed() > self.patience() / 10) {
-            self.deadline = Instant::now() + self.patience();
+        if self.up_since.take().is_some_and(|since| since.elapsed() > self.handshake_timeout() / 10) {
+            self.deadline = Instant::now() + self.handshake_timeout();
         }
         match end {
             // If the listener's process is no more, that will be refused.
@@ -249,9 +251,9 @@ impl Connector {
     fn await_reply(&mut self, offer: Box<Offer>) -> Result<(Stage, bool)> {
         let to = self.handle.address;
         let frame = match offer.stream.poll_frame() {
-            Heard::Nothing => return Ok((Stage::Awaiting(offer), false)),
-            Heard::Frame(frame) => frame,
-            Heard::End(end) => return self.ended(end),
+            Received::Nothing => return Ok((Stage::Awaiting(offer), false)),
+            Received::Frame(frame) => frame,
+            Received::End(end) => return self.ended(end),
         };
         if frame.kind == Kind::Refuse {
             return Err(self.refused(&frame.body_text()));
@@ -265,15 +267,15 @@ impl Connector {
         // Nothing is committed yet: what has ended is begun anew.
         if offer.stream.is_over() {
             return match offer.stream.poll_frame() {
-                Heard::End(end) => self.ended(end),
-                Heard::Frame(_) | Heard::Nothing => Err(self.abandoned()),
+                Received::End(end) => self.ended(end),
+                Received::Frame(_) | Received::Nothing => Err(self.abandoned()),
             };
         }
         let Offer { stream, qps, ring } = *offer;
         let reply =
             Reply::parse(&frame.body, &qps.endpoint).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         let traffic_class = self.nic.config.traffic_class;
-        self.deadline = Instant::now() + self.patience();
+        self.deadline = Instant::now() + self.handshake_timeout();
         let connecting =
             qps.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class, self.nic.config.retries)?;
         Ok((Stage::Connecting(Box::new(Pending { stream, connecting, ring, reply })), true))
@@ -285,7 +287,7 @@ impl Connector {
         done.map_err(|e| e.during(format_args!("connecting to {}", self.handle.address)))
     }
 
-    /// Commits. If that is lost with the control connection, the peer is told over another one.
+    /// Commits. If that is lost with the control connection, the peer learns it over another one.
     fn complete(&self, pending: Pending) -> Result<SendComm> {
         let Pending { stream, connecting, mut ring, reply } = pending;
         let (qps, endpoint) = connecting.finish();

@@ -1,7 +1,7 @@
 //! The connections that `connect` is about to make, by the numbers that NCCL's handles keep.
 //!
-//! NCCL may give up on one without a word. There is no limit to how long a peer may take to accept, so what bounds them is
-//! that NCCL asks: one that nobody has asked for so long is dropped, with its queue pairs, and its peer is told. If NCCL asks
+//! NCCL may give up on one and not say so. There is no limit to how long a peer may take to accept, so what bounds them is
+//! that NCCL asks: one that nobody has asked for so long is dropped, with its queue pairs, and its peer is sent a Goodbye. If NCCL asks
 //! for it after all, the connection is begun anew, which takes a moment and harms nothing. A [watcher](crate::net::control::watcher) looks
 //! after them, and so does every call that begins something.
 

@@ -17,14 +17,14 @@ use crate::net::data::receiver::{RecvComm, RecvPath};
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::set::InitQpSet;
-use crate::proto::control::event::{End, Heard};
+use crate::proto::control::event::{End, Received};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Negotiated, Reply};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Candidates that are heard at once; others have to wait.
+/// The most candidates at a time; others have to wait.
 const MAX_CANDIDATES: usize = 32;
 
 /// A listener for one peer.
@@ -50,9 +50,9 @@ struct Candidate {
 
 #[derive(Debug)]
 enum Stage {
-    /// Is led here, since it knows the token.
-    Caller,
-    /// Has said hello; our queue pairs are being connected to its.
+    /// Knows the token; its hello is to be read.
+    Client,
+    /// Has sent its hello; our queue pairs are being connected to its.
     Connecting(Box<Preparing>),
     /// Has got our reply; its commit is due.
     Replied(Box<Prepared>),
@@ -102,7 +102,7 @@ impl Listener {
     /// Does what can be done now; the communicator, once the peer has committed.
     ///
     /// # Errors
-    /// The peer came, and could not be served. Strangers and peers that vanish are no error.
+    /// The peer came, and could not be served. Clients without the token and peers that vanish are no error.
     pub fn accept(&mut self) -> Result<Option<RecvComm>> {
         self.control.poll()?;
         let candidates = Arc::clone(&self.candidates);
@@ -110,7 +110,7 @@ impl Listener {
         self.admit(&mut candidates);
         let mut i = 0;
         while i < candidates.len() {
-            match self.hear(&mut candidates[i]) {
+            match self.poll_candidate(&mut candidates[i]) {
                 Ok(Verdict::Wait) => i += 1,
                 Ok(Verdict::Dismiss(why)) => {
                     let candidate = candidates.remove(i);
@@ -121,7 +121,7 @@ impl Listener {
                     let Candidate { stream, .. } = candidates.remove(i);
                     return self.complete(stream, *prepared).map(Some);
                 }
-                // The right peer cannot be served, and is told why.
+                // The right peer cannot be served, and is sent the reason.
                 Err(error) => {
                     let candidate = candidates.remove(i);
                     candidate.refuse(&error.text());
@@ -133,7 +133,7 @@ impl Listener {
         Ok(None)
     }
 
-    fn patience(&self) -> Duration {
+    fn handshake_timeout(&self) -> Duration {
         Duration::from_secs(self.nic.config.handshake_timeout_s)
     }
 
@@ -141,22 +141,22 @@ impl Listener {
         while candidates.len() < MAX_CANDIDATES
             && let Some(stream) = ControlStream::fetch(&self.control, &self.handle.token)
         {
-            candidates.push(Candidate { stream, deadline: Instant::now(), stage: Stage::Caller });
+            candidates.push(Candidate { stream, deadline: Instant::now(), stage: Stage::Client });
         }
     }
 
-    fn hear(&self, candidate: &mut Candidate) -> Result<Verdict> {
+    fn poll_candidate(&self, candidate: &mut Candidate) -> Result<Verdict> {
         let frame = match candidate.stream.poll_frame() {
-            Heard::Frame(frame) => frame,
-            Heard::Nothing => return self.proceed(candidate),
-            Heard::End(End::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
-            Heard::End(End::Wrong(why)) => return Ok(Verdict::Dismiss(why)),
-            Heard::End(_) => return Ok(Verdict::Dismiss("it closed the connection".into())),
+            Received::Frame(frame) => frame,
+            Received::Nothing => return self.proceed(candidate),
+            Received::End(End::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
+            Received::End(End::Wrong(why)) => return Ok(Verdict::Dismiss(why)),
+            Received::End(_) => return Ok(Verdict::Dismiss("it closed the connection".into())),
         };
-        match (frame.kind, std::mem::replace(&mut candidate.stage, Stage::Caller)) {
-            // Not answered: the same peer may have said another hello on this line, for which the answer would be taken.
+        match (frame.kind, std::mem::replace(&mut candidate.stage, Stage::Client)) {
+            // Not answered: the same peer may have sent another hello on this control connection, and would take the answer for that one's.
             (Kind::Hello, _) if candidate.stream.is_over() => Ok(Verdict::Dismiss("it closed the connection".into())),
-            (Kind::Hello, Stage::Caller) => self.reply(candidate, &frame),
+            (Kind::Hello, Stage::Client) => self.reply(candidate, &frame),
             (Kind::Commit, Stage::Replied(prepared)) => Ok(Verdict::Take(prepared)),
             (Kind::Goodbye, _) => Ok(Verdict::Dismiss("it closed the connection".into())),
             (kind, _) => {
@@ -172,18 +172,18 @@ impl Listener {
         let task: Arc<dyn PeriodicTask> = Arc::clone(&self.candidates) as _;
         self.nic.watch_set_up(&self.control, Some(&task))?;
         let preparing = begin(&self.nic, Hello::parse(&frame.body)?)?;
-        candidate.deadline = Instant::now() + self.patience();
+        candidate.deadline = Instant::now() + self.handshake_timeout();
         candidate.stage = Stage::Connecting(Box::new(preparing));
         self.proceed(candidate)
     }
 
-    /// Goes on with what does not wait for the peer; once it is done, the peer is told.
+    /// Goes on with what does not wait for the peer; once it is done, the peer is sent the reply.
     fn proceed(&self, candidate: &mut Candidate) -> Result<Verdict> {
         let Stage::Connecting(preparing) = &mut candidate.stage else { return Ok(Verdict::Wait) };
         if !preparing.connecting.advance(&self.nic)? {
             return Ok(if Instant::now() < candidate.deadline { Verdict::Wait } else { self.too_late(candidate) });
         }
-        let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Caller) else {
+        let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
             return Ok(Verdict::Wait);
         };
         let (prepared, reply) = preparing.finish()?;
@@ -243,7 +243,7 @@ impl Drop for Listener {
     }
 }
 
-/// Makes our end for the peer that said `hello`.
+/// Makes our end for the peer that sent `hello`.
 fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.config.queue_pairs).min(offered);

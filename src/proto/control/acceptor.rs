@@ -1,26 +1,22 @@
-//! Who has come to this process's port: callers that have not shown yet that they have any business there, listeners with the
-//! callers that wait for them, and the streams that a peer may go on with over another control connection.
+//! The incoming control connections of this process's port: clients that have not shown a listener's token yet, listeners with the
+//! clients that wait for them, and the streams that a peer may resume over another control connection.
 
+use super::refusal::Refusal;
 use super::{ConnId, StreamId, Time};
 use crate::proto::handle::{Secret, Token};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Unauthenticated callers that are heard at once; one more, and the oldest has to go.
-pub const MAX_CALLERS: usize = 128;
-/// What each has to say its first words, however many come after it; these wait in the system's queue until then.
+/// The most unauthenticated clients at a time. One more, and the oldest is closed.
+pub const MAX_CLIENTS: usize = 128;
+/// The time that each has at least for its first frame. Until then further clients wait in the system's queue.
 pub const GRACE: Duration = Duration::from_millis(50);
-/// Callers that one listener may leave waiting.
+/// Clients that one listener may leave waiting.
 pub const MAX_PENDING: usize = 32;
 
-/// What a caller is told that knows no listener's token.
-pub const WRONG_TOKEN: &str = "no such listener: it has closed, or is another job's (wrong token)";
-/// What a peer is told that would go on with a connection that there is not.
-pub const NO_CONNECTION: &str = "no such connection: it has been closed, or is another process's";
-
-/// An unauthenticated caller.
+/// An unauthenticated client.
 #[derive(Debug, Clone, Copy)]
-struct Caller {
+struct Client {
     conn: ConnId,
     came: Time,
     deadline: Time,
@@ -30,7 +26,7 @@ struct Caller {
 #[derive(Debug, Default)]
 pub struct ControlAcceptor {
     /// The oldest first.
-    callers: Vec<Caller>,
+    clients: Vec<Client>,
     listeners: BTreeMap<Token, VecDeque<StreamId>>,
     by_secret: BTreeMap<Secret, StreamId>,
 }
@@ -46,7 +42,7 @@ impl ControlAcceptor {
         self.listeners.remove(token).unwrap_or_default()
     }
 
-    /// Whether anybody listens.
+    /// Whether there is a listener.
     pub fn has_listeners(&self) -> bool {
         !self.listeners.is_empty()
     }
@@ -55,11 +51,11 @@ impl ControlAcceptor {
     ///
     /// # Errors
     /// It may not, for this reason.
-    pub fn check(&self, token: &Token, secret: &Secret) -> Result<(), &'static str> {
+    pub fn check(&self, token: &Token, secret: &Secret) -> Result<(), Refusal> {
         match self.listeners.get(token) {
-            None => Err(WRONG_TOKEN),
-            Some(pending) if pending.len() >= MAX_PENDING => Err("too many callers wait for this listener"),
-            Some(_) if self.by_secret.contains_key(secret) => Err("this hello has been said before"),
+            None => Err(Refusal::UnknownToken),
+            Some(pending) if pending.len() >= MAX_PENDING => Err(Refusal::TooManyPending),
+            Some(_) if self.by_secret.contains_key(secret) => Err(Refusal::KnownSecret),
             Some(_) => Ok(()),
         }
     }
@@ -98,44 +94,44 @@ impl ControlAcceptor {
         }
     }
 
-    /// Somebody has come, and has to say its first words by `deadline`.
-    pub fn add_caller(&mut self, conn: ConnId, came: Time, deadline: Time) {
-        self.callers.push(Caller { conn, came, deadline });
+    /// A client has connected, and has to send its first frame by `deadline`.
+    pub fn add_client(&mut self, conn: ConnId, came: Time, deadline: Time) {
+        self.clients.push(Client { conn, came, deadline });
     }
 
-    /// `conn` is no unauthenticated caller any more.
-    pub fn remove_caller(&mut self, conn: ConnId) {
-        self.callers.retain(|caller| caller.conn != conn);
+    /// `conn` is no unauthenticated client any more.
+    pub fn remove_client(&mut self, conn: ConnId) {
+        self.clients.retain(|client| client.conn != conn);
     }
 
-    /// The caller that has to go if another one is to be heard. `None`: nobody has to.
+    /// The client that has to be closed before another one is accepted. `None`: no client has to.
     ///
     /// # Errors
-    /// Nobody may be sent away before this time.
+    /// No client may be closed before this time.
     pub fn poll_surplus(&self, now: Time) -> Result<Option<ConnId>, Time> {
-        match self.callers.first().filter(|_| self.callers.len() >= MAX_CALLERS) {
+        match self.clients.first().filter(|_| self.clients.len() >= MAX_CLIENTS) {
             None => Ok(None),
             Some(oldest) if now < oldest.came + GRACE => Err(oldest.came + GRACE),
             Some(oldest) => Ok(Some(oldest.conn)),
         }
     }
 
-    /// A caller that has not said its first words in time.
+    /// A client that has not sent its first frame in time.
     pub fn poll_late(&self, now: Time) -> Option<ConnId> {
-        self.callers.iter().find(|caller| caller.deadline <= now).map(|caller| caller.conn)
+        self.clients.iter().find(|client| client.deadline <= now).map(|client| client.conn)
     }
 
     /// When the next one is late.
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.callers.iter().map(|caller| caller.deadline).min()
+        self.clients.iter().map(|client| client.deadline).min()
     }
 
-    /// All unauthenticated callers.
-    pub fn callers(&self) -> Vec<ConnId> {
-        self.callers.iter().map(|caller| caller.conn).collect()
+    /// All unauthenticated clients.
+    pub fn clients(&self) -> Vec<ConnId> {
+        self.clients.iter().map(|client| client.conn).collect()
     }
 
-    /// Whether the port is needed: somebody listens, or a peer may have to come back.
+    /// Whether the port is needed: there is a listener, or a connection that a peer may have to resume.
     pub fn is_needed(&self) -> bool {
         self.has_listeners() || !self.by_secret.is_empty()
     }
@@ -152,23 +148,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_caller_goes_for_a_new_one_and_not_before_its_grace_is_over() {
+    fn the_oldest_client_goes_for_a_new_one_and_not_before_its_grace_is_over() {
         let mut acceptor = ControlAcceptor::default();
         let at = Duration::from_millis;
-        for n in 0..MAX_CALLERS as u64 {
+        for n in 0..MAX_CLIENTS as u64 {
             assert_eq!(acceptor.poll_surplus(at(n)), Ok(None));
-            acceptor.add_caller(ConnId(n), at(n), at(5000 + n));
+            acceptor.add_client(ConnId(n), at(n), at(5000 + n));
         }
         assert_eq!(acceptor.poll_surplus(at(49)), Err(GRACE));
         assert_eq!(acceptor.poll_surplus(at(50)), Ok(Some(ConnId(0))));
         assert_eq!((acceptor.poll_timeout(), acceptor.poll_late(at(4999))), (Some(at(5000)), None));
         assert_eq!(acceptor.poll_late(at(5000)), Some(ConnId(0)));
-        acceptor.remove_caller(ConnId(0));
+        acceptor.remove_client(ConnId(0));
         assert_eq!(acceptor.poll_surplus(at(50)), Ok(None));
     }
 
     #[test]
-    fn a_stream_that_has_ended_makes_room_for_another_caller() {
+    fn a_stream_that_has_ended_makes_room_for_another_client() {
         let (mut acceptor, token) = (ControlAcceptor::default(), [1; 16]);
         acceptor.register(token);
         for n in 0..MAX_PENDING as u8 {
@@ -179,7 +175,7 @@ mod tests {
         acceptor.forget(&token, &[5; 16], StreamId(5));
         assert_eq!(acceptor.check(&token, &[99; 16]), Ok(()));
         assert!(acceptor.check(&token, &[4; 16]).is_err(), "a secret names one stream");
-        assert_eq!(acceptor.check(&[2; 16], &[99; 16]), Err(WRONG_TOKEN));
+        assert_eq!(acceptor.check(&[2; 16], &[99; 16]), Err(Refusal::UnknownToken));
         let fetched: Vec<_> = std::iter::from_fn(|| acceptor.fetch(&token)).collect();
         assert_eq!(fetched.len(), MAX_PENDING - 1);
         assert!(acceptor.stream(&[4; 16]).is_some() && acceptor.stream(&[5; 16]).is_none());

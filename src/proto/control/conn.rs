@@ -40,7 +40,7 @@ pub struct ControlConn {
     streams: BTreeMap<Secret, StreamId>,
     /// Those of them that are established.
     established: BTreeSet<Secret>,
-    /// The most there were at once: what a stream has said may wait when it has ended.
+    /// The most there were at once: frames of a stream may wait after it has ended.
     most_established: usize,
 }
 

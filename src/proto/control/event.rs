@@ -1,4 +1,4 @@
-//! What a [`ControlPlane`](super::plane::ControlPlane) tells its driver and the streams' owners.
+//! The events that a [`ControlPlane`](super::plane::ControlPlane) gives to its driver and to the streams' owners.
 
 use super::{ConnId, StreamId};
 use crate::proto::frame::Frame;
@@ -25,7 +25,7 @@ pub enum Event {
     Peer {
         /// Its stream.
         stream: StreamId,
-        /// What it has to be told.
+        /// The change.
         change: PeerChange,
     },
     /// Write a line to the log.
@@ -40,7 +40,7 @@ pub enum Event {
 /// What is known newly of the peer of an established stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerChange {
-    /// It has said this, which is of the recovery of the RDMA connection. In the order in which the peer has sent them; what it has
+    /// It has sent this frame of the recovery of the RDMA connection. In the order in which the peer has sent them; what it has
     /// sent before the control connection was lost never comes after [`Self::Back`].
     Frame(Frame),
     /// The control connection is lost, for this reason; the peer may well live.
@@ -77,15 +77,15 @@ pub enum End {
     Closed,
     /// The network between the hosts has failed, or it was reset, for this reason. The peer may well live.
     Lost(String),
-    /// What came is not Ferrite's, or not what a Ferrite says.
+    /// What came is not a frame of Ferrite's protocol, or one that is not allowed here.
     Wrong(String),
     /// The listening process wants nothing of this one, for this reason.
     Refused(String),
 }
 
-/// What the owner of a stream that is being set up hears.
+/// What the owner of a stream that is being set up receives.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum Received {
     /// A frame.
     Frame(Frame),
     /// Nothing yet.

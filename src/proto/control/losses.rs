@@ -1,4 +1,4 @@
-//! How often an operator is told that control connections to one host are lost.
+//! How often the log tells that control connections to one host are lost.
 
 use super::Time;
 use super::event::Level;

@@ -1,12 +1,12 @@
-//! The control connections of a process, as a value: who shares them, what is said on them, and what becomes of connections
+//! The control connections of a process, as a value: which connections share them, the frames on them, and what becomes of connections
 //! that lose theirs. No socket, no lock, no clock: bytes and the time come in, bytes and [`event::Event`]s go out.
 //!
 //! ```text
 //!   ControlPlane ── one per process
 //!    ├── ControlConn ×n      one TCP connection to another process: bytes ⇄ frames, and the streams that share it
-//!    ├── Stream ×n           one RDMA connection's share: an inbox while it is set up, later only its end is told
+//!    ├── Stream ×n           one RDMA connection's share: an inbox while it is set up; later its frames of recovery and its end
 //!    ├── ControlPool         the dialled ControlConns by address, and the Redial of those that are lost
-//!    └── ControlAcceptor     unauthenticated callers, listeners with their pending callers, streams by secret
+//!    └── ControlAcceptor     unauthenticated clients, listeners with their pending clients, streams by secret
 //! ```
 //!
 //! A stream keeps its [`StreamId`] as long as its RDMA connection lives; the [`conn::ControlConn`] that carries it may change.
@@ -19,6 +19,7 @@ mod losses;
 pub mod plane;
 pub mod pool;
 pub mod redial;
+pub(super) mod refusal;
 #[cfg(test)]
 mod sim;
 pub mod stream;

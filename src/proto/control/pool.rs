@@ -22,7 +22,7 @@ pub struct Peer {
     pub waiting: BTreeSet<StreamId>,
     /// Streams for which the peer has been asked whether they go on over this one, and has not answered.
     pub resuming: usize,
-    /// Those for which it has said so, since it was asked.
+    /// Those for which it has answered so, since it was asked.
     pub resumed: usize,
     timer: Option<Time>,
 }

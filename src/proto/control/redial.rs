@@ -1,7 +1,7 @@
 //! When a peer whose control connection is lost is dialled again, and when it is given up.
 //!
-//! There is no limit to how long this goes on: while the network is away nobody can tell whether the peer lives. Only a port
-//! that refuses tells, and not at once: a full queue of callers may be answered in the same way.
+//! There is no limit to how long this goes on: while the network is away it cannot be known whether the peer lives. Only a port
+//! that refuses shows that it does not, and not at once: a full queue of clients is answered in the same way.
 
 use super::Time;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub const DIAL_LIMIT: Duration = Duration::from_secs(5);
 /// A control connection that has stood so long is no sign of something that ends each as soon as it is there.
 const STEADY: Duration = Duration::from_secs(10);
 
-/// Refusals in a row that tell of a closed port.
+/// Refusals in a row that show that the port is closed.
 const REFUSALS: u32 = 3;
 /// What has to lie between the first and the last of them.
 const REFUSED_FOR: Duration = Duration::from_secs(1);

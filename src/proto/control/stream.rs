@@ -1,6 +1,6 @@
 //! A stream: one RDMA connection's share of a control connection.
 
-use super::event::{End, Heard};
+use super::event::{End, Received};
 use super::{ConnId, Time};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::{Secret, Token};
@@ -16,11 +16,11 @@ pub const MAX_INBOX: usize = 8;
 pub enum Phase {
     /// It is being set up; its owner polls the inbox.
     Setup,
-    /// Both ends are there; its owner is told of what is said about recovery, and of the peer's end.
+    /// Both ends are there; its owner receives frames of recovery, and the peer's end.
     Established,
-    /// The owner has closed it while there was no control connection; the peer is told this once there is one.
+    /// The owner has closed it while there was no control connection; the peer is sent a Goodbye once there is one.
     Closing(String),
-    /// One end has said its last word.
+    /// One end has sent its last frame.
     Over,
 }
 
@@ -56,8 +56,8 @@ pub struct Stream {
     pub is_known: bool,
     /// Whether this end has replied: from then on the peer may have committed.
     pub has_replied: bool,
-    /// Whether the owner, once the stream is established, hears frames of recovery.
-    pub hears_recovery: bool,
+    /// Whether the owner, once the stream is established, receives frames of recovery.
+    pub receives_recovery: bool,
     /// What this end has failed with while there was no control connection.
     pub failure: Option<String>,
     /// Until when a stream that is lost before it is established, or that is closing, is kept.
@@ -82,7 +82,7 @@ impl Stream {
             is_resuming: false,
             is_known: role == Role::Accepts,
             has_replied: false,
-            hears_recovery: false,
+            receives_recovery: false,
             failure: None,
             kept_until: None,
             inbox: VecDeque::new(),
@@ -94,7 +94,7 @@ impl Stream {
     /// Keeps a frame for the owner.
     ///
     /// # Errors
-    /// The peer says more than there is to say.
+    /// The peer sends more frames than the protocol has.
     pub fn push(&mut self, frame: Frame) -> Result<(), End> {
         if self.inbox.len() >= MAX_INBOX && !self.supersede(frame.kind) {
             return Err(End::Wrong(format!("more than {MAX_INBOX} control messages at once")));
@@ -104,23 +104,23 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes room for a frame of recovery, whose kind says all anew. NCCL may take hours to ask for a connection whose peer has
+    /// Makes room for a frame of recovery, whose kind replaces earlier ones. NCCL may take hours to ask for a connection whose peer has
     /// committed.
     fn supersede(&mut self, kind: Kind) -> bool {
         let earlier = self.inbox.iter().position(|kept| kept.kind == kind).filter(|_| kind.is_of_recovery());
         earlier.and_then(|earlier| self.inbox.remove(earlier)).is_some()
     }
 
-    /// What the owner hears next.
-    pub fn poll_heard(&mut self) -> Heard {
+    /// What the owner receives next.
+    pub fn poll_received(&mut self) -> Received {
         match (self.inbox.pop_front(), &self.end) {
-            (Some(frame), _) => Heard::Frame(frame),
-            (None, Some(end)) => Heard::End(end.clone()),
-            (None, None) => Heard::Nothing,
+            (Some(frame), _) => Received::Frame(frame),
+            (None, Some(end)) => Received::End(end.clone()),
+            (None, None) => Received::Nothing,
         }
     }
 
-    /// Whether the peer has committed, and the owner has not heard it yet.
+    /// Whether the peer has committed, and the owner has not received it yet.
     pub fn is_committed(&self) -> bool {
         self.inbox.iter().any(|frame| frame.kind == Kind::Commit)
     }
@@ -132,7 +132,7 @@ impl Stream {
         }
     }
 
-    /// Whether the peer has said its last word: the frame that the owner hears last.
+    /// Whether the peer has sent its last frame, which the owner receives last.
     pub fn has_farewell(&self) -> bool {
         self.inbox.iter().any(|frame| frame.kind == Kind::Goodbye)
     }

@@ -21,7 +21,7 @@ const KINDS: [(u32, bool); 5] = [(SEND, false), (WRITE_IMM, false), (WRITE, fals
 const TERMS: Terms = Terms { timeout: 8, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 1, access: 15 };
 const RECEIVES: u64 = 4;
 /// Beyond this something hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Memory that the survivor and its children share, for their addresses.
 #[repr(C)]
@@ -150,7 +150,7 @@ impl Survivor {
             left += 1;
         }
         while left != 0 {
-            assert!(self.channel.has_event(PATIENCE.as_millis() as i32), "no event; {left} to come");
+            assert!(self.channel.has_event(TIME_LIMIT.as_millis() as i32), "no event; {left} to come");
             self.channel.take_event();
             Channel::arm(self.node.cq);
             while let Some(wc) = self.node.poll() {

@@ -5,17 +5,17 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
-/// Listens at a port of its own and passes on what callers and the listener behind it say, whenever [`Relay::forward`] is
+/// Listens at a port of its own and passes on what clients and the listener behind it say, whenever [`Relay::forward`] is
 /// called.
 #[derive(Debug)]
 pub struct Relay {
     listener: TcpListener,
     to: SocketAddr,
-    /// From each caller to the relay, and from there to the listener behind it.
+    /// From each client to the relay, and from there to the listener behind it.
     connections: Vec<(TcpStream, TcpStream)>,
-    /// How many callers it has connected so far.
-    pub callers: usize,
-    /// How many further callers it will hang up on, without a word.
+    /// How many clients it has connected so far.
+    pub clients: usize,
+    /// How many further clients it will hang up on, without a word.
     pub turned_away: usize,
     /// How many times it has passed something on.
     pub passed: usize,
@@ -25,7 +25,7 @@ impl Relay {
     /// A relay to the listener at `to`.
     #[must_use]
     pub fn new(to: SocketAddr) -> Self {
-        Self { listener: port::listener(), to, connections: Vec::new(), callers: 0, turned_away: 0, passed: 0 }
+        Self { listener: port::listener(), to, connections: Vec::new(), clients: 0, turned_away: 0, passed: 0 }
     }
 
     /// Where it listens.
@@ -37,7 +37,7 @@ impl Relay {
         self.listener.local_addr().expect("it is bound")
     }
 
-    /// Accepts one caller, if there is one, and passes on what there is; does not block.
+    /// Accepts one client, if there is one, and passes on what there is; does not block.
     ///
     /// # Panics
     /// If nobody listens behind it.
@@ -52,7 +52,7 @@ impl Relay {
                 stream.set_nonblocking(true).expect("a socket can be made non-blocking");
             }
             self.connections.push((near, far));
-            self.callers += 1;
+            self.clients += 1;
         }
         let passed = &mut self.passed;
         self.connections.retain_mut(|(near, far)| copy(near, far, passed) && copy(far, near, passed));
@@ -64,7 +64,7 @@ impl Relay {
         self.connections.len()
     }
 
-    /// Whether all that callers have sent was read: the kernel has taken what was passed on.
+    /// Whether all that clients have sent was read: the kernel has taken what was passed on.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         let is_read = |near: &TcpStream| near.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
@@ -116,15 +116,15 @@ mod tests {
     fn connected() -> (Relay, TcpStream, TcpStream) {
         let listener = port::listener();
         let mut relay = Relay::new(listener.local_addr().expect("it is bound"));
-        let caller = TcpStream::connect(relay.address()).expect("the relay listens");
+        let client = TcpStream::connect(relay.address()).expect("the relay listens");
         let (far, _) = wait_until("the relay's call", || {
             relay.forward();
             listener.accept().ok()
         });
-        for stream in [&caller, &far] {
+        for stream in [&client, &far] {
             stream.set_nonblocking(true).expect("a socket can be made non-blocking");
         }
-        (relay, caller, far)
+        (relay, client, far)
     }
 
     /// What the next attempt to read ends with, other than that there is nothing yet.
@@ -141,40 +141,40 @@ mod tests {
 
     #[test]
     fn bytes_are_passed_on_in_both_directions() {
-        let (mut relay, mut caller, mut far) = connected();
-        caller.write_all(b"there").expect("sent");
+        let (mut relay, mut client, mut far) = connected();
+        client.write_all(b"there").expect("sent");
         assert_eq!(read(&mut relay, &mut far), Ok(b"there".to_vec()));
         far.write_all(b"back").expect("sent");
-        assert_eq!(read(&mut relay, &mut caller), Ok(b"back".to_vec()));
+        assert_eq!(read(&mut relay, &mut client), Ok(b"back".to_vec()));
         assert!(relay.is_quiet());
-        assert_eq!((relay.callers, relay.connections(), relay.passed), (1, 1, 2));
+        assert_eq!((relay.clients, relay.connections(), relay.passed), (1, 1, 2));
     }
 
     #[test]
     fn a_closed_connection_ends_and_a_reset_one_is_reset() {
-        let (mut relay, mut caller, mut far) = connected();
+        let (mut relay, mut client, mut far) = connected();
         relay.close();
-        assert_eq!(read(&mut relay, &mut caller), Ok(Vec::new()));
+        assert_eq!(read(&mut relay, &mut client), Ok(Vec::new()));
         assert_eq!(read(&mut relay, &mut far), Ok(Vec::new()));
-        let (mut relay, mut caller, mut far) = connected();
+        let (mut relay, mut client, mut far) = connected();
         relay.reset();
-        assert_eq!(read(&mut relay, &mut caller), Err(ErrorKind::ConnectionReset));
+        assert_eq!(read(&mut relay, &mut client), Err(ErrorKind::ConnectionReset));
         assert_eq!(read(&mut relay, &mut far), Err(ErrorKind::ConnectionReset));
     }
 
     #[test]
-    fn so_many_callers_are_turned_away_as_were_asked_for() {
+    fn so_many_clients_are_turned_away_as_were_asked_for() {
         let listener = port::listener();
         let mut relay = Relay::new(listener.local_addr().expect("it is bound"));
         relay.turned_away = 1;
         let mut first = TcpStream::connect(relay.address()).expect("the relay listens");
         first.set_nonblocking(true).expect("a socket can be made non-blocking");
         assert_eq!(read(&mut relay, &mut first), Ok(Vec::new()));
-        assert_eq!((relay.turned_away, relay.callers), (0, 0));
+        assert_eq!((relay.turned_away, relay.clients), (0, 0));
         let _second = TcpStream::connect(relay.address()).expect("the relay listens");
-        wait_until("the second caller", || {
+        wait_until("the second client", || {
             relay.forward();
-            relay.callers == 1
+            relay.clients == 1
         });
     }
 }

@@ -75,14 +75,14 @@ impl ControlPlane {
             self.transmit(conn, &resume);
         }
         for (id, reason, is_closing) in farewells {
-            self.say_goodbye(id, &reason);
+            self.send_goodbye(id, &reason);
             if is_closing {
                 self.forget(id);
             }
         }
     }
 
-    /// The peer has answered for a stream whether it goes on. With the last one it is said how many do.
+    /// The peer has answered for a stream whether it goes on. With the last one the log tells how many do.
     pub(super) fn note_answer(&mut self, address: SocketAddr, goes_on: bool) {
         let resumed = self.pool.update(address, |peer| {
             peer.resuming = peer.resuming.saturating_sub(1);
@@ -112,7 +112,7 @@ impl ControlPlane {
         }
     }
 
-    /// What the end of the control connection to `address` says of the next attempt.
+    /// What the end of the control connection to `address` means for the next attempt.
     fn note_end(&mut self, now: Time, address: SocketAddr, since: Time, end: &End) {
         let jitter = self.roll();
         self.pool.update(address, |peer| {
@@ -156,7 +156,7 @@ impl ControlPlane {
             if is_lost && stream.has_replied {
                 // It may have committed: then it comes back.
                 if !stream.is_committed() {
-                    let until = now + self.patience;
+                    let until = now + self.first_frame_limit;
                     stream.kept_until = Some(until);
                     self.expiring.insert((until, id));
                 }
@@ -178,14 +178,14 @@ impl ControlPlane {
         let (dials, peer) = (stream.role == Role::Dials, stream.peer);
         let may_live = match end {
             End::Lost(_) => true,
-            // The port may have too many callers.
+            // The port may have too many clients.
             End::Closed | End::Unreachable(_) => was_resuming,
             End::Wrong(_) | End::Refused(_) => false,
         };
         if may_live {
             if let End::Lost(why) = end {
                 let text = format!("the control connection was lost before ({why})");
-                self.tell(id, PeerChange::Lost(text));
+                self.notify(id, PeerChange::Lost(text));
             }
             if dials {
                 self.wait_for_another(now, id, peer);
@@ -200,7 +200,7 @@ impl ControlPlane {
             End::Wrong(why) => PeerChange::Broken(why.clone()),
             End::Refused(why) => PeerChange::Broken(format!("the peer gave up: {why}")),
         };
-        self.tell(id, change);
+        self.notify(id, change);
     }
 
     /// A stream needs another control connection to `address`, which there may be already.
@@ -232,7 +232,7 @@ impl ControlPlane {
                 continue;
             }
             stream.phase = Phase::Over;
-            self.tell(id, PeerChange::Broken(DEAD.into()));
+            self.notify(id, PeerChange::Broken(DEAD.into()));
         }
     }
 

@@ -1,8 +1,8 @@
 //! Where a frame goes.
 
 use super::{ConnId, ControlPlane, End, Level, PeerChange, Phase, Role, Stage, Stream, StreamId, Time};
-use crate::proto::control::acceptor::NO_CONNECTION;
 use crate::proto::control::conn::MAX_BACKLOG;
+use crate::proto::control::refusal::Refusal;
 use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind};
 use crate::proto::handle::Secret;
 use crate::proto::handshake::{Hello, Resume};
@@ -12,11 +12,11 @@ impl ControlPlane {
         let Some(found) = self.conns.get(&conn) else { return };
         let stream = found.stream(&frame.secret);
         match (found.stage, frame.kind, stream) {
-            (Stage::Unauthenticated, _, _) => self.handle_first_words(conn, frame),
+            (Stage::Unauthenticated, _, _) => self.handle_first_frame(conn, frame),
             (_, _, Some(id)) => self.deliver(now, conn, id, frame),
             (Stage::Accepted, Kind::Hello, None) => {
                 let secret = frame.secret;
-                if let Err(why) = self.introduce(conn, frame) {
+                if let Err(why) = self.handle_hello(conn, frame) {
                     self.refuse(conn, secret, &why);
                 }
             }
@@ -29,7 +29,7 @@ impl ControlPlane {
             (Stage::Dialled, Kind::Refuse, None) if frame.secret == ALL_CONNECTIONS => {
                 self.end_conn(now, conn, End::Refused(frame.body_text()));
             }
-            // The last words on a connection that is no more, or was given up.
+            // The last frames on a connection that no longer exists, or was given up.
             (_, kind, None) => {
                 let text = format!("a {kind:?} of {} for no connection of this process", found.peer);
                 self.log(Level::Debug, text);
@@ -37,28 +37,28 @@ impl ControlPlane {
         }
     }
 
-    /// What an unauthenticated caller says first shows whether it has any business here.
-    fn handle_first_words(&mut self, conn: ConnId, frame: Frame) {
+    /// The first frame of an unauthenticated client shows whether it knows a listener's token or a connection's secret.
+    fn handle_first_frame(&mut self, conn: ConnId, frame: Frame) {
         let (kind, secret) = (frame.kind, frame.secret);
         let Some(found) = self.conns.get_mut(&conn) else { return };
         found.stage = Stage::Accepted;
-        let is_resumption = kind == Kind::Resume;
         let admitted = match kind {
-            Kind::Hello => self.introduce(conn, frame),
+            Kind::Hello => self.handle_hello(conn, frame),
             Kind::Resume => self.resume(conn, &frame),
-            _ => Err(format!("an unexpected {kind:?}")),
+            _ => Err(Refusal::Invalid(format!("an unexpected {kind:?}"))),
         };
         match admitted {
-            Ok(()) => self.acceptor.remove_caller(conn),
+            Ok(()) => self.acceptor.remove_client(conn),
             // One of its connections is no more. Others may be next on that control connection, and have the caller's deadline.
-            Err(why) if is_resumption && why == NO_CONNECTION => {
+            Err(why @ Refusal::UnknownConnection) => {
                 if let Some(found) = self.conns.get_mut(&conn) {
                     found.stage = Stage::Unauthenticated;
                 }
                 self.refuse(conn, secret, &why);
             }
             Err(why) => {
-                // Only this one: other connections may be next on that control connection, and call again when it ends.
+                // Only this one: other connections may follow on that control connection, and dial again when it ends.
+                let why = why.to_string();
                 self.transmit(conn, &Frame::text(Kind::Refuse, secret, &why));
                 self.dismiss(conn, &why);
             }
@@ -66,8 +66,8 @@ impl ControlPlane {
     }
 
     /// A hello: leads the peer to its listener.
-    fn introduce(&mut self, conn: ConnId, hello: Frame) -> Result<(), String> {
-        let token = Hello::token_of(&hello.body).map_err(|violation| violation.to_string())?;
+    fn handle_hello(&mut self, conn: ConnId, hello: Frame) -> Result<(), Refusal> {
+        let token = Hello::token_of(&hello.body)?;
         self.acceptor.check(&token, &hello.secret)?;
         let Some(peer) = self.conns.get(&conn).map(|conn| conn.peer) else { return Ok(()) };
         let secret = hello.secret;
@@ -79,15 +79,15 @@ impl ControlPlane {
     }
 
     /// A stream of another control connection goes on here, if the peer knows its secret and its listener's token. That the
-    /// peer wants it says that it has committed, whether or not the commit has come.
-    fn resume(&mut self, conn: ConnId, frame: &Frame) -> Result<(), String> {
-        let Resume { token, attempt } = Resume::parse(&frame.body).map_err(|violation| violation.to_string())?;
-        let id = self.acceptor.stream(&frame.secret).ok_or(NO_CONNECTION)?;
-        let stream = self.streams.get_mut(&id).ok_or(NO_CONNECTION)?;
+    /// peer wants it shows that it has committed, whether or not the commit has come.
+    fn resume(&mut self, conn: ConnId, frame: &Frame) -> Result<(), Refusal> {
+        let Resume { token, attempt } = Resume::parse(&frame.body)?;
+        let id = self.acceptor.stream(&frame.secret).ok_or(Refusal::UnknownConnection)?;
+        let stream = self.streams.get_mut(&id).ok_or(Refusal::UnknownConnection)?;
         let is_set_up = stream.phase == Phase::Established;
         let may_be = is_set_up || stream.phase == Phase::Setup && stream.has_replied && stream.end().is_none();
         if stream.token != token || !may_be {
-            return Err(NO_CONNECTION.into());
+            return Err(Refusal::UnknownConnection);
         }
         if attempt <= stream.attempt {
             // Of two that cross, the later one counts, and this one has been given up by its sender.
@@ -116,8 +116,8 @@ impl ControlPlane {
         }
         self.transmit(conn, &Frame { kind: Kind::Resume, secret, body: Vec::new() });
         match failure {
-            Some(reason) => self.say_goodbye(id, &reason),
-            None if is_set_up => self.tell(id, PeerChange::Back),
+            Some(reason) => self.send_goodbye(id, &reason),
+            None if is_set_up => self.notify(id, PeerChange::Back),
             None => {}
         }
         Ok(())
@@ -143,11 +143,11 @@ impl ControlPlane {
         }
     }
 
-    /// The peer of an established stream says something: of recovery, or that it goes, or that it is back.
+    /// A frame from the peer of an established stream: of recovery, or Goodbye, or the answer to a Resume.
     pub(super) fn handle_established_frame(&mut self, id: StreamId, frame: Frame) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        if frame.kind.is_of_recovery() && stream.hears_recovery && !stream.is_resuming {
-            return self.tell(id, PeerChange::Frame(frame));
+        if frame.kind.is_of_recovery() && stream.receives_recovery && !stream.is_resuming {
+            return self.notify(id, PeerChange::Frame(frame));
         }
         let (was_resuming, peer) = (std::mem::take(&mut stream.is_resuming), stream.peer);
         if was_resuming {
@@ -156,7 +156,7 @@ impl ControlPlane {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let mut complaint = None;
         let change = match frame.kind {
-            Kind::Resume if was_resuming => return self.tell(id, PeerChange::Back),
+            Kind::Resume if was_resuming => return self.notify(id, PeerChange::Back),
             // It may have closed it in good order, so what is under way is left to the device.
             Kind::Refuse if was_resuming => PeerChange::Unknown(unknown(&frame.body_text())),
             Kind::Goodbye if frame.body.is_empty() => PeerChange::Closed("the peer has closed the connection".into()),
@@ -168,7 +168,7 @@ impl ControlPlane {
         };
         stream.phase = Phase::Over;
         let (conn, secret) = (stream.conn.take(), stream.secret);
-        self.tell(id, change);
+        self.notify(id, change);
         if let Some(conn) = conn {
             if let Some(why) = complaint {
                 self.transmit(conn, &Frame::text(Kind::Goodbye, secret, &why));
@@ -177,10 +177,10 @@ impl ControlPlane {
         }
     }
 
-    /// Tells a peer, which waits for it. A driver that heeds [`Self::is_backlogged`] never has so much to send that it is not told.
-    fn refuse(&mut self, conn: ConnId, secret: Secret, why: &str) {
+    /// Refuses a peer, which waits for the answer. The refusal is always sent if the driver reads nothing while [`Self::is_backlogged`].
+    fn refuse(&mut self, conn: ConnId, secret: Secret, why: &Refusal) {
         if self.conns.get(&conn).is_some_and(|conn| conn.backlog() < conn.max_backlog() + MAX_BACKLOG) {
-            self.transmit(conn, &Frame::text(Kind::Refuse, secret, why));
+            self.transmit(conn, &Frame::text(Kind::Refuse, secret, &why.to_string()));
         }
     }
 }

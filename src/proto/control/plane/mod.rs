@@ -1,9 +1,9 @@
-//! All control connections of a process, and what its RDMA connections hear over them.
+//! All control connections of a process, and what its RDMA connections receive over them.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | here | what the owners of streams ask for |
-//! | `sockets` | what the driver tells of its sockets and of the time |
+//! | `sockets` | the driver's input: its sockets and the time |
 //! | `frames` | where a frame goes |
 //! | `ends` | what becomes of streams when their control connection ends, and how they come to another one |
 
@@ -13,7 +13,7 @@ mod sockets;
 
 use super::acceptor::ControlAcceptor;
 use super::conn::{ControlConn, Stage};
-use super::event::{End, Event, Heard, Level, PeerChange};
+use super::event::{End, Event, Level, PeerChange, Received};
 use super::losses::Losses;
 use super::pool::ControlPool;
 use super::stream::{Phase, Role, Stream};
@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long the peer of a stream that this end has closed without a control connection is dialled, to be told.
+/// How long the peer of a stream that this end has closed without a control connection is dialled, for the Goodbye.
 pub const FAREWELL: Duration = Duration::from_secs(30);
 
 /// The state machine of all control connections of a process.
@@ -44,13 +44,13 @@ pub struct ControlPlane {
     dirty: BTreeSet<ConnId>,
     next: u64,
     random: u64,
-    /// What a caller has to say its first words, and a peer to come back that was lost before it was accepted.
-    patience: Duration,
+    /// The limit for a client's first frame, and for a peer that was lost before it was accepted to resume.
+    first_frame_limit: Duration,
 }
 
 impl ControlPlane {
-    /// No connection. `patience` is what a caller has to say its first words; `seed` spreads the attempts of many processes.
-    pub fn new(patience: Duration, seed: u64) -> Self {
+    /// No connection. `first_frame_limit` is the time that a client has for its first frame; `seed` spreads the attempts of many processes.
+    pub fn new(first_frame_limit: Duration, seed: u64) -> Self {
         Self {
             conns: BTreeMap::new(),
             streams: BTreeMap::new(),
@@ -63,7 +63,7 @@ impl ControlPlane {
             dirty: BTreeSet::new(),
             next: 1,
             random: seed,
-            patience,
+            first_frame_limit,
         }
     }
 
@@ -87,7 +87,7 @@ impl ControlPlane {
         }
     }
 
-    /// The next caller for the listener that knows `token`, and its address.
+    /// The next client for the listener that knows `token`, and its address.
     pub fn fetch(&mut self, token: &Token) -> Option<(StreamId, SocketAddr)> {
         let id = self.acceptor.fetch(token)?;
         self.streams.get(&id).map(|stream| (id, stream.peer))
@@ -96,7 +96,7 @@ impl ControlPlane {
     /// Queues a frame of `stream`.
     pub fn send(&mut self, id: StreamId, kind: Kind, body: Vec<u8>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        // After a refusal the peer expects no other word.
+        // After a refusal the peer expects no further frame.
         stream.is_known = kind != Kind::Refuse;
         stream.has_replied |= kind == Kind::Reply;
         let (conn, frame) = (stream.conn, Frame { kind, secret: stream.secret, body });
@@ -105,23 +105,23 @@ impl ControlPlane {
         }
     }
 
-    /// What the owner of a stream that is being set up hears next.
-    pub fn poll_heard(&mut self, id: StreamId) -> Heard {
-        self.streams.get_mut(&id).map_or(Heard::End(End::Closed), Stream::poll_heard)
+    /// What the owner of a stream that is being set up receives next.
+    pub fn poll_received(&mut self, id: StreamId) -> Received {
+        self.streams.get_mut(&id).map_or(Received::End(End::Closed), Stream::poll_received)
     }
 
     /// Whether nothing more is to be expected of a stream that is being set up: its control connection has ended or the peer
-    /// has said goodbye, and it has not committed before.
+    /// has sent a Goodbye, and it has not committed before.
     pub fn is_over(&self, id: StreamId) -> bool {
         let Some(stream) = self.streams.get(&id) else { return true };
         (stream.end().is_some() || stream.has_farewell()) && !stream.is_committed()
     }
 
-    /// The RDMA connection is there: from now on its owner is told of the peer's end by [`Event::Peer`], and of what the peer says
-    /// of recovery, if it `hears_recovery`. What has come before is told at once, in order.
-    pub fn establish(&mut self, now: Time, id: StreamId, hears_recovery: bool) {
+    /// The RDMA connection is there: from now on its owner receives the peer's end as [`Event::Peer`], and the peer's frames
+    /// of recovery as well, if it `receives_recovery`. What has come before is given at once, in order.
+    pub fn establish(&mut self, now: Time, id: StreamId, receives_recovery: bool) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        (stream.phase, stream.hears_recovery) = (Phase::Established, hears_recovery);
+        (stream.phase, stream.receives_recovery) = (Phase::Established, receives_recovery);
         let (secret, conn) = (stream.secret, stream.conn);
         if let Some(kept) = stream.kept_until.take() {
             self.expiring.remove(&(kept, id));
@@ -130,31 +130,31 @@ impl ControlPlane {
             found.handle_established(&secret);
         }
         while let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.phase == Phase::Established) {
-            match stream.poll_heard() {
-                Heard::Frame(frame) => self.handle_established_frame(id, frame),
-                Heard::End(end) => return self.handle_established_end(now, id, &end),
+            match stream.poll_received() {
+                Received::Frame(frame) => self.handle_established_frame(id, frame),
+                Received::End(end) => return self.handle_established_end(now, id, &end),
                 // It was accepted while its control connection is lost.
-                Heard::Nothing if conn.is_none() => {
-                    return self.tell(id, PeerChange::Lost("lost before it was accepted".into()));
+                Received::Nothing if conn.is_none() => {
+                    return self.notify(id, PeerChange::Lost("lost before it was accepted".into()));
                 }
-                Heard::Nothing => return,
+                Received::Nothing => return,
             }
         }
     }
 
-    /// This end of an established stream has failed, for `reason`: the peer is told, now or once there is a control
+    /// This end of an established stream has failed, for `reason`: the peer is sent a Goodbye, now or once there is a control
     /// connection again.
     pub fn fail(&mut self, id: StreamId, reason: &str) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.conn.is_none() && stream.phase == Phase::Established {
             stream.failure.get_or_insert_with(|| reason.to_owned());
         }
-        self.say_goodbye(id, reason);
+        self.send_goodbye(id, reason);
     }
 
-    /// Nobody here has the stream any more. The peer is told, unless it was first.
+    /// The stream's owner has dropped it. The peer is sent a Goodbye, unless the peer's came first.
     pub fn close(&mut self, now: Time, id: StreamId) {
-        self.say_goodbye(id, "");
+        self.send_goodbye(id, "");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let is_waiting = self.pool.get(&stream.peer).is_some_and(|peer| peer.waiting.contains(&id));
         if stream.phase == Phase::Established && is_waiting {
@@ -171,8 +171,8 @@ impl ControlPlane {
         self.conns.get(&conn).is_some_and(|conn| conn.backlog() >= conn.max_backlog())
     }
 
-    /// Ends a stream with a goodbye, if it is on a control connection. Nothing more is heard on it after that.
-    fn say_goodbye(&mut self, id: StreamId, reason: &str) {
+    /// Ends a stream with a goodbye, if it is on a control connection. Nothing more is received on it after that.
+    fn send_goodbye(&mut self, id: StreamId, reason: &str) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Some(conn) = stream.conn.take() else { return };
         if stream.phase == Phase::Established {
@@ -237,7 +237,7 @@ impl ControlPlane {
         }
     }
 
-    fn tell(&mut self, stream: StreamId, change: PeerChange) {
+    fn notify(&mut self, stream: StreamId, change: PeerChange) {
         self.events.push_back(Event::Peer { stream, change });
     }
 

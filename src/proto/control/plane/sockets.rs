@@ -1,4 +1,4 @@
-//! What the driver tells a control plane of its sockets and of the time, and what it asks.
+//! The driver's input to a control plane: its sockets and the time; and what the driver asks of it.
 
 use super::{ConnId, ControlConn, ControlPlane, End, Event, Level, Phase, Stage, StreamId, Time};
 use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind};
@@ -79,7 +79,7 @@ impl ControlPlane {
         self.end_conn(now, conn, end);
     }
 
-    /// Whether one more caller can be heard now. The oldest unauthenticated one may have to go for it.
+    /// Whether one more client can be accepted now. The oldest unauthenticated one may be closed for it.
     ///
     /// # Errors
     /// Not before this time.
@@ -90,32 +90,32 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Somebody at `peer` has come to the port.
-    pub fn handle_caller(&mut self, now: Time, peer: SocketAddr) -> ConnId {
+    /// A client at `peer` has connected to the port.
+    pub fn handle_client(&mut self, now: Time, peer: SocketAddr) -> ConnId {
         let conn = self.add_conn(peer, Stage::Unauthenticated);
-        self.acceptor.add_caller(conn, now, now + self.patience);
+        self.acceptor.add_client(conn, now, now + self.first_frame_limit);
         conn
     }
 
-    /// From now on callers that show `token` are led to whoever fetches them with it.
+    /// From now on clients that show `token` are kept for the listener that fetches them with it.
     pub fn register(&mut self, token: Token) {
         self.acceptor.register(token);
     }
 
-    /// Nobody fetches callers for `token` any more. When nobody fetches any, unauthenticated ones need not wait.
+    /// The listener with `token` is gone. When no listener is left, unauthenticated clients need not wait.
     pub fn deregister(&mut self, token: &Token) {
         for stream in self.acceptor.deregister(token) {
-            self.say_goodbye(stream, "");
+            self.send_goodbye(stream, "");
             self.forget(stream);
         }
         if !self.acceptor.has_listeners() {
-            for conn in self.acceptor.callers() {
+            for conn in self.acceptor.clients() {
                 self.dismiss(conn, "nobody listens any more");
             }
         }
     }
 
-    /// Whether anybody listens.
+    /// Whether there is a listener.
     pub fn has_listeners(&self) -> bool {
         self.acceptor.has_listeners()
     }
@@ -139,7 +139,7 @@ impl ControlPlane {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(conn) = self.acceptor.poll_late(now) {
-            // Who has said nothing calls again; who cannot say more need not try.
+            // A peer that has sent nothing dials again; one that cannot be sent any more need not.
             if self.conns.get(&conn).is_some_and(ControlConn::has_begun) {
                 let why = "the first message did not come to an end";
                 self.transmit(conn, &Frame::text(Kind::Refuse, ALL_CONNECTIONS, why));
@@ -163,15 +163,15 @@ impl ControlPlane {
             Phase::Closing(_) => self.forget(id),
             // The peer has not come back; the listener dismisses it.
             _ => {
-                let seconds = self.patience.as_secs();
+                let seconds = self.first_frame_limit.as_secs();
                 stream.handle_end(End::Lost(format!("the peer has not come back within {seconds} s")));
             }
         }
     }
 
-    /// An unauthenticated caller goes, and it is said why.
+    /// Closes an unauthenticated client, and logs why.
     pub(super) fn dismiss(&mut self, conn: ConnId, why: &str) {
-        self.acceptor.remove_caller(conn);
+        self.acceptor.remove_client(conn);
         let Some(found) = self.conns.remove(&conn) else { return };
         self.log(Level::Info, format!("dismissed {}: {why}", found.peer));
         self.events.push_back(Event::Close { conn, last: found.into_outgoing() });

@@ -1,7 +1,7 @@
 //! The two ends of one connection as NCCL's threads go on with them: what [`crate::net`] does, without queue pairs.
 
-use super::talk::Talk;
-use crate::proto::control::event::{End, Heard, PeerChange};
+use super::frame_order::FrameOrder;
+use crate::proto::control::event::{End, PeerChange, Received};
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{StreamId, Time};
 use crate::proto::frame::{Frame, Kind};
@@ -23,16 +23,16 @@ pub(super) struct Established {
     pub(super) stream: StreamId,
     pub(super) secret: Secret,
     pub(super) known: Known,
-    pub(super) talk: Talk,
+    pub(super) order: FrameOrder,
 }
 
 impl Established {
     fn new(stream: StreamId, secret: Secret) -> Self {
-        Self { stream, secret, known: Known::Open, talk: Talk::default() }
+        Self { stream, secret, known: Known::Open, order: FrameOrder::default() }
     }
 
     pub(super) fn handle_change(&mut self, change: &PeerChange) {
-        self.talk.handle_change(self.secret, change);
+        self.order.handle_change(self.secret, change);
         self.known = match (change, self.known) {
             (_, Known::Broken) => Known::Broken,
             (PeerChange::Broken(_), _) => Known::Broken,
@@ -88,18 +88,18 @@ impl Connector {
                 }
                 Err(_) => self.begin_anew(plane, now, stream),
             },
-            Self::Greeted(stream, secret) => match plane.poll_heard(stream) {
-                Heard::Nothing => {}
-                Heard::Frame(frame) if frame.kind == Kind::Reply => {
+            Self::Greeted(stream, secret) => match plane.poll_received(stream) {
+                Received::Nothing => {}
+                Received::Frame(frame) if frame.kind == Kind::Reply => {
                     is_own(&frame, secret);
                     plane.send(stream, Kind::Commit, Vec::new());
                     plane.establish(now, stream, true);
                     *self = Self::Done(Established::new(stream, secret));
                 }
-                Heard::Frame(_) | Heard::End(End::Closed | End::Lost(_) | End::Unreachable(_)) => {
+                Received::Frame(_) | Received::End(End::Closed | End::Lost(_) | End::Unreachable(_)) => {
                     self.begin_anew(plane, now, stream);
                 }
-                Heard::End(end) => panic!("{end:?}"),
+                Received::End(end) => panic!("{end:?}"),
             },
             Self::Done(_) | Self::Closed => {}
         }
@@ -142,9 +142,9 @@ impl Acceptor {
         let mut i = 0;
         while i < self.candidates.len() {
             let (stream, secret) = self.candidates[i];
-            let is_over = match plane.poll_heard(stream) {
-                Heard::Nothing => false,
-                Heard::Frame(frame) if frame.kind == Kind::Hello => {
+            let is_over = match plane.poll_received(stream) {
+                Received::Nothing => false,
+                Received::Frame(frame) if frame.kind == Kind::Hello => {
                     // What somebody says who is not the peer has another length.
                     let is_peers = frame.body.len() == 32;
                     if is_peers {
@@ -158,7 +158,7 @@ impl Acceptor {
                         false
                     }
                 }
-                Heard::Frame(frame) if frame.kind == Kind::Commit => {
+                Received::Frame(frame) if frame.kind == Kind::Commit => {
                     let secret = secret.expect("a commit comes after the reply");
                     is_own(&frame, secret);
                     plane.establish(now, stream, true);
@@ -166,7 +166,7 @@ impl Acceptor {
                     self.done = Some(Established::new(stream, secret));
                     break;
                 }
-                Heard::Frame(_) | Heard::End(_) => true,
+                Received::Frame(_) | Received::End(_) => true,
             };
             match is_over {
                 true => plane.close(now, self.candidates.remove(i).0),

@@ -10,13 +10,13 @@ impl World {
             && self.planes[process].is_port_needed()
             && self.planes[process].make_room(self.now).is_ok()
         {
-            let conn = self.planes[process].handle_caller(self.now, address(9));
+            let conn = self.planes[process].handle_client(self.now, address(9));
             self.hostile.push((process, conn));
         }
     }
 
     /// Somebody who knows a token says what comes to mind.
-    pub(super) fn hostile_speaks(&mut self) {
+    pub(super) fn hostile_sends(&mut self) {
         if self.hostile.is_empty() {
             return;
         }

@@ -13,7 +13,7 @@ use crate::proto::handle::Secret;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const FIRST_FRAME_LIMIT: Duration = Duration::from_secs(60);
 /// Steps after which a schedule without faults must have come to rest.
 const CALM_STEPS: usize = 5000;
 
@@ -38,7 +38,7 @@ pub(super) fn address(process: usize) -> SocketAddr {
 impl World {
     pub(super) fn new(seed: u64) -> Self {
         let mut dice = Dice(seed);
-        let planes = [0, 1].map(|i| ControlPlane::new(PATIENCE, seed ^ i));
+        let planes = [0, 1].map(|i| ControlPlane::new(FIRST_FRAME_LIMIT, seed ^ i));
         let pairs = (0..1 + dice.roll(5) as u8).map(|i| Pair {
             dialler: dice.roll(2) as usize,
             token: [i + 1; 16],
@@ -111,12 +111,12 @@ impl World {
                 self.network.refuses[process] += count;
             }
             56 => self.hostile_comes(process),
-            57 => self.hostile_speaks(),
+            57 => self.hostile_sends(),
             58 => {
                 let far = 1 - self.pairs[pair].dialler;
                 self.pairs[pair].acceptor.sweep(&mut self.planes[far], self.now);
             }
-            60..=69 => self.speak(pair, process),
+            60..=69 => self.send_recovery_frame(pair, process),
             _ => {}
         }
     }
@@ -219,7 +219,7 @@ impl World {
         }
         if self.planes[far].make_room(self.now).is_ok() {
             wire.is_up = true;
-            wire.sides[far].conn = Some(self.planes[far].handle_caller(self.now, address(2)));
+            wire.sides[far].conn = Some(self.planes[far].handle_client(self.now, address(2)));
             self.planes[near].handle_connected(self.now, conn);
         }
     }
@@ -346,8 +346,9 @@ impl World {
                     assert_eq!((near.secret, near.known, far.known), (far.secret, Known::Open, Known::Open), "{what}");
                     let carried = self.planes[pair.dialler].conn_of(near.stream).expect("it is open");
                     let wire = self.network.of(pair.dialler, carried).expect("it stands").number;
-                    let is_heard = near.talk.was_heard_by(&far.talk, wire) && far.talk.was_heard_by(&near.talk, wire);
-                    assert!(is_heard, "control connection {wire}: {what}");
+                    let is_received =
+                        near.order.was_received_by(&far.order, wire) && far.order.was_received_by(&near.order, wire);
+                    assert!(is_received, "control connection {wire}: {what}");
                 }
                 (None, Some(far)) => assert!(pair.has_closed[near] && far.known != Known::Open, "{what}"),
                 (Some(_), None) => assert!(pair.has_closed[far], "{what}"),

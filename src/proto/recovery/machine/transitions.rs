@@ -311,14 +311,14 @@ impl Recovery {
 
     /// For messages: what this end waits for.
     fn waited_for(&self) -> String {
-        let patience = ANSWER_TIME.as_secs();
+        let limit = ANSWER_TIME.as_secs();
         match self.state {
             State::Halted if self.job.is_some() => "The old queue pairs are not destroyed".into(),
             State::Halted if self.role == Role::Sender && !self.has_peer_halted => "The peer has not answered".into(),
             State::Halted if self.role == Role::Receiver => "The sender has not offered new queue pairs".into(),
             State::Halted => "There is no rail that both ends can use".into(),
             State::Offered { .. } | State::Answered { .. } | State::AwaitingAccount { .. } => {
-                format!("The peer did not answer within {patience} s")
+                format!("The peer did not answer within {limit} s")
             }
             State::Creating | State::Connecting | State::Resuming => "New queue pairs are not ready".into(),
             State::Running | State::Draining { .. } | State::Failed => "It failed again and again".into(),

@@ -9,7 +9,7 @@ use crate::error::Result;
 /// Something that a transport has to keep.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Point {
-    /// 1 to 60; the same point has the same number for ever.
+    /// From 1; the same point has the same number for ever.
     pub(crate) number: u32,
     /// For `--only`.
     pub(crate) name: &'static str,

@@ -1,6 +1,6 @@
 //! The functions of a table with arguments of any kind: what [`Transport`] keeps from happening has to be tried.
 //!
-//! Objects are the transport's own ([`SendComm`], [`Region`], …), so that a caller can pass the wrong number, place or
+//! Objects are the transport's own ([`SendComm`], [`Region`], …), so that a client can pass the wrong number, place or
 //! time, and nothing that is not the transport's.
 
 use std::ffi::{c_int, c_void};
@@ -45,8 +45,23 @@ pub(super) struct Written {
     pub(super) common: later::Common,
     /// All bytes, and as many again that are not to be written.
     pub(super) bytes: Vec<u8>,
-    /// Those of them that have a meaning.
-    pub(super) meant: Vec<Range<usize>>,
+    /// Those of them that have no meaning.
+    pub(super) padding: [Range<usize>; 2],
+}
+
+impl Written {
+    /// How many bytes the properties have.
+    pub(super) fn size(&self) -> usize {
+        self.bytes.len() / 2
+    }
+
+    /// The longest message that is promised, from version 9 on; bytes.
+    pub(super) fn most_bytes(&self) -> i64 {
+        let at = if self.size() == 128 { 104 } else { 88 };
+        let mut eight = [0; 8];
+        eight.copy_from_slice(&self.bytes[at..at + 8]);
+        i64::from_le_bytes(eight)
+    }
 }
 
 /// A request, a communicator or a memory handle of the transport's; 0 for NULL.
@@ -135,11 +150,11 @@ impl Raw {
             Vtable::V10(net) => slot!(@ net.getProperties, (index, place)),
             Vtable::V11(net) | Vtable::V12(net) => slot!(@ net.getProperties, (index, place)),
         };
-        let (size, meant) = match self.vtable.version() {
-            8 => (64, vec![0..60]),
-            9 | 10 => (104, vec![0..84, 88..104]),
-            11 => (112, vec![0..84, 88..108]),
-            _ => (128, vec![0..100, 104..128]),
+        let (size, padding) = match self.vtable.version() {
+            8 => (64, [60..64, 0..0]),
+            9 | 10 => (104, [84..88, 0..0]),
+            11 => (112, [84..88, 108..112]),
+            _ => (128, [100..104, 0..0]),
         };
         // SAFETY: the place is larger than either, and any bytes are a value of its integers and pointers.
         let common = unsafe {
@@ -148,7 +163,7 @@ impl Raw {
                 _ => *place.cast::<later::Common>(),
             }
         };
-        Written { code, common, bytes: room.0[..2 * size].to_vec(), meant }
+        Written { code, common, bytes: room.0[..2 * size].to_vec(), padding }
     }
 
     /// A handle with as much again behind it, all `fill` before; and the listener.

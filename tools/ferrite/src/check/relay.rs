@@ -1,6 +1,6 @@
 //! A TCP relay between the two ends of a connection: finds the port in a listener's handle, and puts another one there.
 //!
-//! What is in a handle is a transport's own affair, but for one thing: somewhere in it is the number of the port where
+//! The contents of a handle are the transport's choice, but for one thing: somewhere in it is the number of the port where
 //! its listener waits, and the kernel lists this port as well.
 
 use std::collections::HashSet;
@@ -116,7 +116,7 @@ fn timeout_s(stream: &TcpStream) -> Result<()> {
     stream.set_read_timeout(Some(Duration::from_millis(2))).map_err(|e| Error::io("cannot set a timeout", e))
 }
 
-/// A port of this host that takes callers.
+/// A port of this host that takes clients.
 ///
 /// # Errors
 /// [`Error::Io`] if there is none.
@@ -128,7 +128,7 @@ pub(crate) fn listen_on_loopback() -> Result<(TcpListener, u16)> {
     Ok((socket, port))
 }
 
-/// The next caller, if there is one.
+/// The next client, if there is one.
 pub(crate) fn accept_one(socket: &TcpListener) -> Option<TcpStream> {
     let (stream, _) = socket.accept().ok()?;
     stream.set_nonblocking(false).ok()?;
@@ -152,7 +152,7 @@ pub(crate) fn read_available(stream: &mut TcpStream) -> Option<Vec<u8>> {
 /// Passes bytes on between a caller and a listener, and inverts one byte of the caller's.
 #[derive(Debug)]
 pub(crate) struct Relay {
-    caller: TcpStream,
+    client: TcpStream,
     listener: TcpStream,
     /// Which of the caller's bytes is to be wrong.
     wrong: Option<usize>,
@@ -160,13 +160,13 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    pub(crate) fn new(caller: TcpStream, port: u16, wrong: Option<usize>) -> Result<Self> {
-        Ok(Self { caller, listener: connect_to_port(port)?, wrong, passed: 0 })
+    pub(crate) fn new(client: TcpStream, port: u16, wrong: Option<usize>) -> Result<Self> {
+        Ok(Self { client, listener: connect_to_port(port)?, wrong, passed: 0 })
     }
 
     /// Passes on what there is; false when one of the two has gone.
     pub(crate) fn pass(&mut self) -> bool {
-        let Some(mut forth) = read_available(&mut self.caller) else {
+        let Some(mut forth) = read_available(&mut self.client) else {
             return false;
         };
         if let Some(byte) = self.wrong.and_then(|at| at.checked_sub(self.passed)).and_then(|at| forth.get_mut(at)) {
@@ -176,12 +176,12 @@ impl Relay {
         let Some(back) = read_available(&mut self.listener) else {
             return false;
         };
-        self.listener.write_all(&forth).is_ok() && self.caller.write_all(&back).is_ok()
+        self.listener.write_all(&forth).is_ok() && self.client.write_all(&back).is_ok()
     }
 
     /// Ends both connections as a network does that loses them: each side sees a reset.
     pub(crate) fn reset(self) {
-        for stream in [&self.caller, &self.listener] {
+        for stream in [&self.client, &self.listener] {
             let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
             let size = size_of::<libc::linger>() as libc::socklen_t;
             // SAFETY: an open socket, and a structure of the size that is told.
@@ -197,7 +197,7 @@ impl Relay {
         }
     }
 
-    /// How many bytes the caller has said.
+    /// How many bytes the client has said.
     pub(crate) fn passed(&self) -> usize {
         self.passed
     }

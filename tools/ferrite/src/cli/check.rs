@@ -10,7 +10,7 @@ use crate::cli::device_args::VerbsName;
 use crate::cli::exit::Exit;
 use crate::cli::source_args::SourceArgs;
 use crate::error::{Error, Result};
-use crate::nccl::library::Source;
+use crate::nccl::library::{self, Source};
 use crate::nccl::release::NcclRelease;
 use crate::nccl::{cache, stock_library};
 use crate::system::dist::Dist;
@@ -111,6 +111,11 @@ impl Check {
             VerbsName::System => None,
         };
         let source = absolute(self.source.source()?)?;
+        if self.rails != 1 && interface(&source)? != 8 {
+            let words =
+                "--rails 2 is about version 8, whose transports merge ports by themselves; later ones: merged-devices";
+            return Err(Error::Usage(words.into()));
+        }
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
         let built_in = cache::cached(NcclRelease::DEFAULT).ok().filter(|path| path.exists());
         Ok(CheckRequest { program, source, built_in, softrnic, device_config, long: self.long })
@@ -124,6 +129,16 @@ fn software_device(folder: Option<PathBuf>) -> Result<SoftrnicPaths> {
     let folder = std::fs::canonicalize(&folder).unwrap_or(folder);
     let control = runner::control_of(&folder)?;
     Ok(SoftrnicPaths { folder, control })
+}
+
+/// The version of the interface that the transport is called by.
+fn interface(source: &Source) -> Result<u32> {
+    match source {
+        Source::Plugin { path, abi } => library::require_plugin(path, *abi),
+        Source::Stock { nccl } | Source::Loader { nccl, .. } => {
+            stock_library::verify(nccl).map(|release| release.interface)
+        }
+    }
 }
 
 /// Processes of a point may be in another folder.

@@ -12,7 +12,7 @@ use crate::outlast::fault::{Fault, Step};
 use crate::outlast::outcome::{End, EndAt, Outcome, Received, Report};
 use crate::outlast::plan::{LineFault, OutlastJob, StreamPlan};
 use crate::outlast::scenario::Ports;
-use crate::outlast::transport_log::Told;
+use crate::outlast::transport_log::PeerObserver;
 use crate::outlast::worker::WORKER;
 use crate::pair::message::{WorkerMessage, json_error};
 use crate::pair::parent::{Pair, PairEvent};
@@ -82,7 +82,7 @@ impl OutlastRequest {
         let counted = run.device.counted(if self.ports == Ports::One { 1 } else { 2 }).ok();
         run.finish()?;
         let is_ferrite = run.transport == "Ferrite";
-        let told = [0, 1].map(|rank| Told::read(&run.pair.log(rank)));
+        let told = [0, 1].map(|rank| PeerObserver::read(&run.pair.log(rank)));
         let Run { ends, received, transport, devices, script, .. } = run;
         let nothing = || EndAt { end: End::Hang { text: "it said nothing".into() }, at_ms: 0 };
         let mut ends = ends.map(|end| end.unwrap_or_else(nothing));
@@ -94,7 +94,7 @@ impl OutlastRequest {
         let payload_bytes = received.messages * self.stream.bytes as u64;
         let is_whole = received.messages == self.stream.messages;
         let is_stock = matches!(self.source, Source::Stock { .. });
-        let most = |of: fn(&Told) -> u64| told.iter().map(of).max();
+        let most = |of: fn(&PeerObserver) -> u64| told.iter().map(of).max();
         Ok(Outcome {
             command: self.command.clone(),
             scenario: self.scenario.clone(),

@@ -10,7 +10,7 @@ const FAILED: [&[&str]; 1] = [&["marked as failed. Initiating"]];
 
 /// What the log of one process tells.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct PeerObserver {
     /// Times that something is used again after a failure.
     pub(super) recoveries: u64,
     /// Times that something has failed.
@@ -19,7 +19,7 @@ pub(super) struct Told {
     pub(super) warning: String,
 }
 
-impl Told {
+impl PeerObserver {
     /// Of the lines that the process printed, up to the end of its stream.
     pub(super) fn read(lines: &[String]) -> Self {
         let end = lines.iter().position(|line| line == STREAM_ENDED).unwrap_or(lines.len());
@@ -60,10 +60,10 @@ mod tests {
         ];
         let lines = lines.map(String::from);
         let ferrite = "INFO softrnic0: the connection to 127.0.0.1:5 goes on, after 12 ms and 1 attempt(s)".to_owned();
-        assert_eq!(Told::read(&[ferrite, "the connection to x goes on".into()]).recoveries, 1);
-        let told = Told { recoveries: 0, failures: 1, warning: "NET/Ferrite : the peer is gone".into() };
-        assert_eq!(Told::read(&lines), told);
-        assert_eq!(Told::read(&lines[..3]).warning, "NET/IB: Got completion from peer with status=12");
-        assert_eq!(Told::read(&[]), Told::default());
+        assert_eq!(PeerObserver::read(&[ferrite, "the connection to x goes on".into()]).recoveries, 1);
+        let told = PeerObserver { recoveries: 0, failures: 1, warning: "NET/Ferrite : the peer is gone".into() };
+        assert_eq!(PeerObserver::read(&lines), told);
+        assert_eq!(PeerObserver::read(&lines[..3]).warning, "NET/IB: Got completion from peer with status=12");
+        assert_eq!(PeerObserver::read(&[]), PeerObserver::default());
     }
 }

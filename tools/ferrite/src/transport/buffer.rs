@@ -126,7 +126,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped in new() and is not used any more: whoever registered it
+        // SAFETY: the range was mapped in new() and is not used any more: the code that registered it
         // holds an Arc of this object.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }

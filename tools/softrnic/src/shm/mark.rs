@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::host::sync::{AtomicU64, spin_loop, yield_now};
 
 /// How often to look again at a queue pair that another process has marked.
-const PATIENCE: u32 = 1000;
+const MAX_TRIES: u32 = 1000;
 /// How often to look again before giving up the processor.
 const SPINS: u32 = 200;
 
@@ -20,7 +20,7 @@ pub(crate) fn set(busy: &AtomicU64, mark: u64, is_alive: impl Fn(u64) -> bool) -
     while let Err(holder) = busy.compare_exchange_weak(0, mark, SeqCst, Relaxed) {
         // Only a process that comes late and will find that it may not enter can be in there.
         tries += 1;
-        if tries == PATIENCE && !evict(busy, holder, &is_alive) {
+        if tries == MAX_TRIES && !evict(busy, holder, &is_alive) {
             return false;
         }
         spin_loop();

@@ -13,7 +13,7 @@ pub(crate) const TERMS: Terms = Terms { timeout: 10, retry_cnt: 3, rnr_retry: 7,
 /// After so much modelled time without an answer a request fails.
 pub(crate) const MODELLED: Duration = Duration::from_micros((4096 << 10) * 4 / 1000);
 /// What no wait of a survivor takes, however slow the machine: beyond it something hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const BYTES: usize = 1 << 19;
 /// Receives that are kept posted.
@@ -71,7 +71,7 @@ impl Participant {
 
     /// The next completion.
     fn completion(&self, crash: &mut Crash) -> Wc {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIME_LIMIT;
         loop {
             crash.enter(Step::Poll);
             if let Some(wc) = self.node.poll() {
@@ -84,7 +84,7 @@ impl Participant {
                 if let Some(wc) = self.node.poll() {
                     return wc;
                 }
-                assert!(self.channel.has_event(PATIENCE.as_millis() as i32), "no event: the survivor hangs");
+                assert!(self.channel.has_event(TIME_LIMIT.as_millis() as i32), "no event: the survivor hangs");
                 self.channel.take_event();
             } else {
                 assert!(Instant::now() < end, "no completion: the survivor hangs");

@@ -13,7 +13,7 @@ fn secret(number: u32) -> Secret {
 fn lost(two: &mut Two, count: u32) -> Vec<(StreamId, StreamId)> {
     let pairs = (0..count).map(|number| two.established(TOKEN, secret(number))).collect();
     two.lose();
-    let _ = (two.told(0), two.told(1));
+    let _ = (two.changes(0), two.changes(1));
     pairs
 }
 
@@ -23,10 +23,10 @@ fn streams_that_the_peer_has_closed_cost_the_others_no_attempt() {
     let pairs = lost(&mut two, 64);
     pairs[..63].iter().for_each(|(_, far)| two.far.close(two.now, *far));
     two.dial_again();
-    let told = two.told(0);
+    let told = two.changes(0);
     assert_eq!(told.iter().filter(|(_, change)| matches!(change, PeerChange::Unknown(_))).count(), 63);
     assert!(told.contains(&(pairs[63].0, PeerChange::Back)));
-    assert_eq!(two.told(1), [(pairs[63].1, PeerChange::Back)]);
+    assert_eq!(two.changes(1), [(pairs[63].1, PeerChange::Back)]);
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_farewell_behind_a_stream_that_the_peer_has_closed_is_heard() {
     pairs.iter().for_each(|(near, _)| two.near.close(two.now, *near));
     two.dial_again();
     let closed = PeerChange::Closed("the peer has closed the connection".into());
-    assert_eq!(two.told(1).pop(), Some((pairs[1].1, closed)));
+    assert_eq!(two.changes(1).pop(), Some((pairs[1].1, closed)));
     assert_eq!(two.near.counts(), [0; 4]);
 }
 
@@ -63,7 +63,7 @@ fn a_thousand_streams_that_the_peer_has_closed_are_all_answered() {
         two.far.handle_bytes(two.now, far, chunk);
     }
     two.pass();
-    assert_eq!(two.told(0).len(), 1000);
+    assert_eq!(two.changes(0).len(), 1000);
     assert!(two.near.streams.values().all(|stream| !stream.is_resuming));
 }
 
@@ -74,12 +74,12 @@ fn a_commit_that_the_owner_has_taken_is_not_implied_again() {
     two.near.send(near, Kind::Commit, Vec::new());
     two.near.establish(two.now, near, true);
     two.pass();
-    assert_eq!(kind(two.far.poll_heard(far)), Some(Kind::Commit));
+    assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit));
     two.lose();
     two.dial_again();
     two.far.establish(two.now, far, true);
     two.pass();
-    assert_eq!((two.told(0).pop(), two.told(1)), (Some((near, PeerChange::Back)), Vec::new()));
+    assert_eq!((two.changes(0).pop(), two.changes(1)), (Some((near, PeerChange::Back)), Vec::new()));
 }
 
 #[test]
@@ -88,15 +88,15 @@ fn an_unexpected_frame_ends_the_stream_at_both_ends() {
     let (_kept, (near, far)) = (two.established(TOKEN, secret(1)), two.established(TOKEN, secret(2)));
     two.near.send(near, Kind::Hello, Vec::new());
     two.pass();
-    assert_eq!(two.told(1), [(far, broken("the peer sent an unexpected Hello"))]);
-    assert_eq!(two.told(0), [(near, broken("the peer gave up: an unexpected Hello"))]);
+    assert_eq!(two.changes(1), [(far, broken("the peer sent an unexpected Hello"))]);
+    assert_eq!(two.changes(0), [(near, broken("the peer gave up: an unexpected Hello"))]);
 }
 
 #[test]
-fn a_caller_that_knows_no_connection_is_dismissed_in_time() {
+fn a_client_that_knows_no_connection_is_dismissed_in_time() {
     let mut two = Two::new(&[TOKEN]);
-    let caller = two.far.handle_caller(two.now, here());
-    two.far.handle_bytes(two.now, caller, &Resume { token: TOKEN, attempt: 1 }.frame(secret(1)).emit());
+    let client = two.far.handle_client(two.now, here());
+    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 1 }.frame(secret(1)).emit());
     assert_eq!(two.far.counts(), [1, 0, 0, 0]);
     two.far.handle_timeout(two.far.poll_timeout().expect("it has a deadline"));
     assert_eq!(two.far.counts(), [0; 4]);

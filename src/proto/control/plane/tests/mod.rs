@@ -5,8 +5,9 @@ mod recovery;
 mod two;
 
 use super::*;
-use crate::proto::control::acceptor::{MAX_PENDING, NO_CONNECTION, WRONG_TOKEN};
+use crate::proto::control::acceptor::MAX_PENDING;
 use crate::proto::control::conn::MAX_BACKLOG;
+use crate::proto::control::refusal::Refusal;
 use crate::proto::control::stream::MAX_INBOX;
 use crate::proto::frame::Assembler;
 use crate::proto::handshake::Resume;
@@ -33,11 +34,11 @@ fn a_reply_to_a_hello_that_was_given_up_is_not_taken_for_the_next_ones() {
     let next = two.near.open(two.now, here(), TOKEN, [2; 16]);
     two.near.send(next, Kind::Hello, TOKEN.to_vec());
     two.pass();
-    assert_eq!(two.near.poll_heard(next), Heard::Nothing);
+    assert_eq!(two.near.poll_received(next), Received::Nothing);
     let (new, _) = two.far.fetch(&TOKEN).expect("it has come");
     two.far.send(new, Kind::Reply, b"new".to_vec());
     two.pass();
-    assert!(matches!(two.near.poll_heard(next), Heard::Frame(frame) if frame.body == b"new"));
+    assert!(matches!(two.near.poll_received(next), Received::Frame(frame) if frame.body == b"new"));
 }
 
 /// The commit has been read, or is lost with the connection: that the peer goes on says that it has committed.
@@ -54,16 +55,16 @@ fn a_connection_that_is_lost_between_commit_and_accept_goes_on() {
         two.lose();
         assert!(!two.far.is_over(far));
         two.dial_again();
-        assert_eq!(two.told(0).pop(), Some((near, PeerChange::Back)), "commit arrives: {commit_arrives}");
-        assert_eq!(kind(two.far.poll_heard(far)), Some(Kind::Commit));
+        assert_eq!(two.changes(0).pop(), Some((near, PeerChange::Back)), "commit arrives: {commit_arrives}");
+        assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit));
         two.far.establish(two.now, far, true);
-        assert_eq!((two.far.poll_heard(far), two.told(1)), (Heard::Nothing, Vec::new()));
+        assert_eq!((two.far.poll_received(far), two.changes(1)), (Received::Nothing, Vec::new()));
     }
 }
 
 /// One that never comes back after the reply is not kept for ever.
 #[test]
-fn a_peer_that_is_lost_before_its_commit_has_as_long_as_a_caller_to_come_back() {
+fn a_peer_that_is_lost_before_its_commit_has_as_long_as_a_client_to_come_back() {
     let mut two = Two::new(&[TOKEN]);
     let (near, far) = two.replied(TOKEN, [1; 16]);
     two.near.close(two.now, near);
@@ -73,7 +74,7 @@ fn a_peer_that_is_lost_before_its_commit_has_as_long_as_a_caller_to_come_back() 
     let until = two.far.poll_timeout().expect("not for ever");
     assert_eq!(until, two.now + Duration::from_secs(30));
     two.far.handle_timeout(until);
-    assert!(two.far.is_over(far) && matches!(two.far.poll_heard(far), Heard::End(End::Lost(_))));
+    assert!(two.far.is_over(far) && matches!(two.far.poll_received(far), Received::End(End::Lost(_))));
 }
 
 #[test]
@@ -81,10 +82,10 @@ fn two_refusals_are_no_death_and_a_third_after_a_second_is() {
     let mut two = Two::new(&[TOKEN]);
     let (near, _) = two.established(TOKEN, [1; 16]);
     two.lose();
-    two.told(0);
+    two.changes(0);
     let start = two.now;
     let mut refusals = 0;
-    while two.told[0].is_empty() {
+    while two.changes[0].is_empty() {
         two.now = two.near.poll_timeout().expect("it dials again");
         two.near.handle_timeout(two.now);
         let conn = two.events().expect("it dials");
@@ -92,7 +93,7 @@ fn two_refusals_are_no_death_and_a_third_after_a_second_is() {
         two.events();
         refusals += 1;
     }
-    assert_eq!(two.told(0), [(near, broken("the peer's process has died"))]);
+    assert_eq!(two.changes(0), [(near, broken("the peer's process has died"))]);
     assert!(refusals >= 3 && two.now - start >= Duration::from_secs(1), "{refusals} in {:?}", two.now - start);
     assert_eq!(two.near.poll_timeout(), None, "nobody dials a dead peer");
 }
@@ -109,11 +110,11 @@ fn a_thousand_connections_are_dialled_for_once_and_warned_of_once() {
     }
     for round in 0..3 {
         two.lose();
-        assert_eq!([two.told(0).len(), two.told(1).len()], [MANY; 2]);
+        assert_eq!([two.changes(0).len(), two.changes(1).len()], [MANY; 2]);
         assert!(two.near.poll_timeout().expect("it dials again") > two.now, "after a pause");
         // That it dials no more than once is checked where it does.
         two.dial_again();
-        assert_eq!([two.told(0).len(), two.told(1).len()], [MANY; 2], "they are back");
+        assert_eq!([two.changes(0).len(), two.changes(1).len()], [MANY; 2], "they are back");
         assert_eq!(two.near.poll_timeout(), None, "nothing is left to do");
         let back = format!("is back: {MANY} connection(s)");
         let told = two.log[0].iter().filter(|(level, text)| *level == Level::Info && text.contains(&back)).count();
@@ -125,28 +126,28 @@ fn a_thousand_connections_are_dialled_for_once_and_warned_of_once() {
     }
 }
 
-/// Callers that have ended do not count among those who wait.
+/// Clients that have ended do not count among those who wait.
 #[test]
-fn callers_that_have_gone_keep_no_other_from_a_listener() {
+fn clients_that_have_gone_keep_no_other_from_a_listener() {
     let mut two = Two::new(&[TOKEN]);
     for n in 0..3 * MAX_PENDING as u8 {
-        let caller = two.near.open(two.now, here(), TOKEN, [n; 16]);
+        let client = two.near.open(two.now, here(), TOKEN, [n; 16]);
         if two.wire.is_none() {
             two.connect();
         }
-        two.near.send(caller, Kind::Hello, TOKEN.to_vec());
+        two.near.send(client, Kind::Hello, TOKEN.to_vec());
         two.pass();
-        assert_eq!(two.near.poll_heard(caller), Heard::Nothing, "caller {n} is not refused");
-        two.near.close(two.now, caller);
+        assert_eq!(two.near.poll_received(client), Received::Nothing, "client {n} is not refused");
+        two.near.close(two.now, client);
         two.pass();
     }
     assert!(two.far.fetch(&TOKEN).is_none() && two.far.counts() == [0; 4]);
     // Those who stay do.
-    let callers: Vec<_> = (0..=MAX_PENDING as u8).map(|n| two.near.open(two.now, here(), TOKEN, [n; 16])).collect();
+    let clients: Vec<_> = (0..=MAX_PENDING as u8).map(|n| two.near.open(two.now, here(), TOKEN, [n; 16])).collect();
     two.connect();
-    callers.iter().for_each(|caller| two.near.send(*caller, Kind::Hello, TOKEN.to_vec()));
+    clients.iter().for_each(|client| two.near.send(*client, Kind::Hello, TOKEN.to_vec()));
     two.pass();
-    let refused = callers.iter().filter(|caller| kind(two.near.poll_heard(**caller)) == Some(Kind::Refuse)).count();
+    let refused = clients.iter().filter(|client| kind(two.near.poll_received(**client)) == Some(Kind::Refuse)).count();
     assert_eq!(refused, 1);
 }
 
@@ -158,12 +159,12 @@ fn a_goodbye_is_of_one_connection_and_the_end_of_a_control_connection_of_all_oth
     two.far.fail(three.1, "enough");
     two.pass();
     let closed = PeerChange::Closed("the peer has closed the connection".into());
-    assert_eq!(two.told(0), [(one.0, closed), (three.0, broken("the peer gave up: enough"))]);
+    assert_eq!(two.changes(0), [(one.0, closed), (three.0, broken("the peer gave up: enough"))]);
     // As when the process has died: nobody says goodbye.
     let (conn, _) = two.wire.take().expect("it stands");
     two.near.handle_end(two.now, conn, End::Closed);
     two.events();
-    assert_eq!(two.told(0), [(other.0, broken("the peer's process has died"))], "a goodbye is the last word");
+    assert_eq!(two.changes(0), [(other.0, broken("the peer's process has died"))], "a goodbye is the last word");
     two.near.open(two.now, here(), [2; 16], [20; 16]);
     assert!(two.events().is_some(), "one that has ended is not used again");
 }
@@ -179,10 +180,10 @@ fn what_came_before_a_connection_was_established_is_told_then() {
     let [Event::Close { last, .. }] = last.as_slice() else { panic!("{last:?}") };
     two.far.handle_bytes(two.now, conn, last);
     two.far.handle_end(two.now, conn, End::Closed);
-    assert_eq!(kind(two.far.poll_heard(far)), Some(Kind::Commit), "it comes before the goodbye");
+    assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit), "it comes before the goodbye");
     two.far.establish(two.now, far, true);
     two.events();
-    assert_eq!(two.told(1), [(far, PeerChange::Closed("the peer has closed the connection".into()))]);
+    assert_eq!(two.changes(1), [(far, PeerChange::Closed("the peer has closed the connection".into()))]);
 }
 
 #[test]
@@ -193,11 +194,11 @@ fn a_failure_while_there_is_no_control_connection_is_told_once_there_is_one() {
     two.far.fail(pairs[0].1, "a device is lost");
     two.near.fail(pairs[1].0, "another one");
     two.near.close(two.now, pairs[2].0);
-    let _ = (two.told(0), two.told(1));
+    let _ = (two.changes(0), two.changes(1));
     two.dial_again();
-    assert_eq!(two.told(0).pop(), Some((pairs[0].0, broken("the peer gave up: a device is lost"))));
+    assert_eq!(two.changes(0).pop(), Some((pairs[0].0, broken("the peer gave up: a device is lost"))));
     let closed = PeerChange::Closed("the peer has closed the connection".into());
-    let told = two.told(1);
+    let told = two.changes(1);
     assert!(told.contains(&(pairs[1].1, broken("the peer gave up: another one"))), "{told:?}");
     assert!(told.contains(&(pairs[2].1, closed)), "{told:?}");
 }
@@ -209,36 +210,36 @@ fn a_connection_that_the_peer_does_not_know_is_closed() {
     let (one, other) = (two.established(TOKEN, [1; 16]), two.established(TOKEN, [2; 16]));
     two.lose();
     two.far.close(two.now, other.1);
-    two.told(0);
+    two.changes(0);
     two.dial_again();
-    let unknown = PeerChange::Unknown(frames::unknown(NO_CONNECTION));
-    assert_eq!(two.told(0), [(one.0, PeerChange::Back), (other.0, unknown)]);
+    let unknown = PeerChange::Unknown(frames::unknown(&Refusal::UnknownConnection.to_string()));
+    assert_eq!(two.changes(0), [(one.0, PeerChange::Back), (other.0, unknown)]);
 }
 
 /// Who does not know a connection's secret and its listener's token, or repeats what was said before, changes nothing.
 #[test]
-fn strangers_do_not_take_over_connections() {
+fn unknown_clients_do_not_take_over_connections() {
     let mut two = Two::new(&[TOKEN]);
     let (_, far) = two.established(TOKEN, [1; 16]);
     two.lose();
     two.dial_again();
-    two.told(1);
+    two.changes(1);
     let carried = two.far.streams[&far].conn;
     let cases = [([5; 16], TOKEN, 9, true), ([1; 16], [2; 16], 9, true), ([1; 16], TOKEN, 1, false)];
     for (secret, token, attempt, is_refused) in cases {
-        let caller = two.far.handle_caller(two.now, here());
-        two.far.handle_bytes(two.now, caller, &Resume { token, attempt }.frame(secret).emit());
+        let client = two.far.handle_client(two.now, here());
+        two.far.handle_bytes(two.now, client, &Resume { token, attempt }.frame(secret).emit());
         while two.far.poll_event().is_some() {}
         let mut answer = Assembler::default();
-        answer.handle_bytes(two.far.poll_transmit(caller));
+        answer.handle_bytes(two.far.poll_transmit(client));
         let answer = answer.poll_frame().expect("a frame").map(|frame| frame.body_text());
-        assert_eq!(answer, is_refused.then(|| NO_CONNECTION.to_owned()));
+        assert_eq!(answer, is_refused.then(|| Refusal::UnknownConnection.to_string()));
         assert_eq!(two.far.streams[&far].conn, carried);
     }
     // Who knows it is the peer.
-    let caller = two.far.handle_caller(two.now, here());
-    two.far.handle_bytes(two.now, caller, &Resume { token: TOKEN, attempt: 9 }.frame([1; 16]).emit());
-    assert_eq!(two.far.streams[&far].conn, Some(caller));
+    let client = two.far.handle_client(two.now, here());
+    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 9 }.frame([1; 16]).emit());
+    assert_eq!(two.far.streams[&far].conn, Some(client));
 }
 
 #[test]
@@ -260,8 +261,8 @@ fn frames_for_nobody_cost_nothing_and_harm_nobody() {
     let mut answer = Assembler::default();
     answer.handle_bytes(two.far.poll_transmit(conn));
     let first = answer.poll_frame().expect("a frame").expect("a refusal");
-    assert_eq!((first.kind, first.body_text().as_str()), (Kind::Refuse, WRONG_TOKEN));
-    assert!(two.told(1).is_empty());
+    assert_eq!((first.kind, first.body_text()), (Kind::Refuse, Refusal::UnknownToken.to_string()));
+    assert!(two.changes(1).is_empty());
 }
 
 #[test]
@@ -270,8 +271,8 @@ fn a_peer_that_says_too_much_loses_its_control_connection() {
     let (near, far) = two.replied(TOKEN, [1; 16]);
     (0..=MAX_INBOX).for_each(|_| two.near.send(near, Kind::Commit, Vec::new()));
     two.pass();
-    (0..MAX_INBOX).for_each(|_| assert_eq!(kind(two.far.poll_heard(far)), Some(Kind::Commit)));
-    assert!(matches!(two.far.poll_heard(far), Heard::End(End::Wrong(_))));
+    (0..MAX_INBOX).for_each(|_| assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit)));
+    assert!(matches!(two.far.poll_received(far), Received::End(End::Wrong(_))));
 }
 
 #[test]

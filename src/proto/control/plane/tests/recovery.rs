@@ -19,15 +19,15 @@ fn what_came_before_a_connection_is_established_is_told_then_and_in_order() {
     two.near.send(near, Kind::Commit, Vec::new());
     (0..3).for_each(|number| say(&mut two.near, near, number));
     two.pass();
-    assert_eq!(kind(two.far.poll_heard(far)), Some(Kind::Commit));
+    assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit));
     two.far.establish(two.now, far, true);
     (3..6).for_each(|number| say(&mut two.far, far, number));
     two.pass();
     two.near.establish(two.now, near, true);
     say(&mut two.near, near, 6);
     two.pass();
-    assert_eq!(two.told(1), [0, 1, 2, 6].map(|number| (far, halt(secret, number))));
-    assert_eq!(two.told(0), [3, 4, 5].map(|number| (near, halt(secret, number))));
+    assert_eq!(two.changes(1), [0, 1, 2, 6].map(|number| (far, halt(secret, number))));
+    assert_eq!(two.changes(0), [3, 4, 5].map(|number| (near, halt(secret, number))));
 }
 
 /// NCCL asks for the connection hours later.
@@ -41,10 +41,10 @@ fn of_many_frames_before_accept_the_latest_of_each_kind_is_kept() {
     (0..1000).for_each(|number| say(&mut two.near, near, number));
     two.pass();
     assert!(two.far.most_kept()[2] <= MAX_INBOX);
-    assert_eq!(kind(two.far.poll_heard(far)), Some(Kind::Commit));
+    assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit));
     two.far.establish(two.now, far, true);
     two.pass();
-    let told = two.told(1);
+    let told = two.changes(1);
     assert_eq!(told[0].1, PeerChange::Frame(Frame { kind: Kind::Ports, secret, body: vec![9] }));
     assert_eq!(told.last(), Some(&(far, halt(secret, 999))));
 }
@@ -56,12 +56,12 @@ fn recovery_that_has_not_been_negotiated_is_refused_as_an_unexpected_frame() {
     two.near.send(near, Kind::Commit, Vec::new());
     two.near.establish(two.now, near, false);
     two.pass();
-    assert_eq!(kind(two.far.poll_heard(far)), Some(Kind::Commit));
+    assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit));
     two.far.establish(two.now, far, false);
     say(&mut two.near, near, 1);
     two.pass();
-    assert_eq!(two.told(1), [(far, broken("the peer sent an unexpected Halt"))]);
-    assert_eq!(two.told(0), [(near, broken("the peer gave up: an unexpected Halt"))]);
+    assert_eq!(two.changes(1), [(far, broken("the peer sent an unexpected Halt"))]);
+    assert_eq!(two.changes(0), [(near, broken("the peer gave up: an unexpected Halt"))]);
 }
 
 /// The peer is lost at one end only, which dials again; the other one reads late what was sent before.
@@ -77,7 +77,7 @@ fn no_frame_of_a_lost_control_connection_comes_after_the_stream_is_back() {
     say(&mut two.near, near, 2);
     two.far.handle_bytes(two.now, stale, &late);
     two.pass();
-    assert_eq!(two.told(1), [(far, PeerChange::Back), (far, halt(secret, 2))]);
+    assert_eq!(two.changes(1), [(far, PeerChange::Back), (far, halt(secret, 2))]);
     // And what is said while there is no control connection comes never.
     two.lose();
     say(&mut two.near, near, 3);
@@ -85,7 +85,7 @@ fn no_frame_of_a_lost_control_connection_comes_after_the_stream_is_back() {
     say(&mut two.near, near, 4);
     two.pass();
     let text = PeerChange::Lost("the control connection was lost before (a test)".into());
-    assert_eq!(two.told(1), [(far, text), (far, PeerChange::Back), (far, halt(secret, 4))]);
+    assert_eq!(two.changes(1), [(far, text), (far, PeerChange::Back), (far, halt(secret, 4))]);
 }
 
 #[test]
@@ -95,9 +95,9 @@ fn a_long_account_comes_over_a_control_connection_that_has_had_an_established_st
         let (near, far) = two.replied(TOKEN, [1; 16]);
         two.near.send(near, Kind::Account, vec![1; length]);
         two.pass();
-        match two.far.poll_heard(far) {
-            Heard::Frame(frame) => assert_eq!((frame.body.len(), length), (4096, 4096)),
-            Heard::End(End::Wrong(why)) => {
+        match two.far.poll_received(far) {
+            Received::Frame(frame) => assert_eq!((frame.body.len(), length), (4096, 4096)),
+            Received::End(End::Wrong(why)) => {
                 assert_eq!(why, format!("a control message of {length} bytes; 4096 are allowed"))
             }
             other => panic!("{length}: {other:?}"),
@@ -109,7 +109,7 @@ fn a_long_account_comes_over_a_control_connection_that_has_had_an_established_st
         // Both ends of the connection have gone when it comes: that is no harm to others.
         two.far.close(two.now, far);
         two.pass();
-        let told = two.told(1).pop().expect("a frame");
+        let told = two.changes(1).pop().expect("a frame");
         assert!(
             matches!(&told, (at, PeerChange::Frame(frame)) if *at == other && frame.body.len() == length),
             "{told:?}"
@@ -125,7 +125,7 @@ fn a_long_account_of_a_stream_that_is_closed_already_is_no_harm_to_others() {
     two.near.send(near, Kind::Account, vec![1; 20_000]);
     two.far.close(two.now, far);
     two.pass();
-    assert_eq!(two.far.poll_heard(waiting), Heard::Nothing, "its control connection stands");
+    assert_eq!(two.far.poll_received(waiting), Received::Nothing, "its control connection stands");
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_peer_that_waits_to_be_dialled_again_is_dialled_at_once_when_a_port_comes_up
     two.near.handle_network_change(two.now);
     assert_eq!(two.near.poll_timeout(), Some(two.now));
     two.dial_again();
-    assert!(matches!(two.told(0).pop(), Some((_, PeerChange::Back))));
+    assert!(matches!(two.changes(0).pop(), Some((_, PeerChange::Back))));
 }
 
 /// Bytes that the sockets of one direction hold.
@@ -172,6 +172,6 @@ fn two_processes_with_an_account_of_each_connection_for_each_other_go_on_reading
     // Both have more to send than a control connection without streams may have waiting.
     while drive(&mut two.near, near, &mut back, &mut there) | drive(&mut two.far, far, &mut there, &mut back) {}
     two.events();
-    let counts = [two.told(0).len(), two.told(1).len()];
+    let counts = [two.changes(0).len(), two.changes(1).len()];
     assert_eq!(counts, [CONNECTIONS as usize; 2], "accounts that have come to either end");
 }

@@ -1,6 +1,6 @@
 //! Two control planes that talk to each other.
 
-use crate::proto::control::event::{End, Event, Heard, Level, PeerChange};
+use crate::proto::control::event::{End, Event, Level, PeerChange, Received};
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{ConnId, StreamId, Time};
 use crate::proto::frame::Kind;
@@ -18,7 +18,7 @@ pub(super) struct Two {
     pub(super) far: ControlPlane,
     pub(super) now: Time,
     pub(super) wire: Option<(ConnId, ConnId)>,
-    pub(super) told: [Vec<(StreamId, PeerChange)>; 2],
+    pub(super) changes: [Vec<(StreamId, PeerChange)>; 2],
     pub(super) log: [Vec<(Level, String)>; 2],
 }
 
@@ -30,7 +30,7 @@ impl Two {
             far,
             now: Duration::from_secs(1),
             wire: None,
-            told: Default::default(),
+            changes: Default::default(),
             log: Default::default(),
         };
         tokens.iter().for_each(|token| two.far.register(*token));
@@ -48,7 +48,7 @@ impl Two {
                         let wire = self.wire.take_if(|wire| [wire.0, wire.1][side] == conn);
                         closed = wire.map(|wire| (side, wire, last)).or(closed);
                     }
-                    Event::Peer { stream, change } => self.told[side].push((stream, change)),
+                    Event::Peer { stream, change } => self.changes[side].push((stream, change)),
                     Event::Log { level, text } => self.log[side].push((level, text)),
                 }
             }
@@ -66,9 +66,9 @@ impl Two {
     /// The connection that is dialled comes about.
     pub(super) fn connect(&mut self) {
         let conn = self.events().expect("it dials");
-        let caller = self.far.handle_caller(self.now, SocketAddr::from(([10, 0, 0, 2], 99)));
+        let client = self.far.handle_client(self.now, SocketAddr::from(([10, 0, 0, 2], 99)));
         self.near.handle_connected(self.now, conn);
-        self.wire = Some((conn, caller));
+        self.wire = Some((conn, client));
     }
 
     /// The bytes of each go to the other, until there are none.
@@ -96,10 +96,10 @@ impl Two {
         self.near.send(near, Kind::Hello, token.to_vec());
         self.pass();
         let (far, _) = self.far.fetch(&token).expect("it has come");
-        assert_eq!(kind(self.far.poll_heard(far)), Some(Kind::Hello));
+        assert_eq!(kind(self.far.poll_received(far)), Some(Kind::Hello));
         self.far.send(far, Kind::Reply, Vec::new());
         self.pass();
-        assert_eq!(kind(self.near.poll_heard(near)), Some(Kind::Reply));
+        assert_eq!(kind(self.near.poll_received(near)), Some(Kind::Reply));
         (near, far)
     }
 
@@ -108,7 +108,7 @@ impl Two {
         self.near.send(near, Kind::Commit, Vec::new());
         self.near.establish(self.now, near, true);
         self.pass();
-        assert_eq!(kind(self.far.poll_heard(far)), Some(Kind::Commit));
+        assert_eq!(kind(self.far.poll_received(far)), Some(Kind::Commit));
         self.far.establish(self.now, far, true);
         (near, far)
     }
@@ -129,8 +129,8 @@ impl Two {
         self.pass();
     }
 
-    pub(super) fn told(&mut self, side: usize) -> Vec<(StreamId, PeerChange)> {
-        std::mem::take(&mut self.told[side])
+    pub(super) fn changes(&mut self, side: usize) -> Vec<(StreamId, PeerChange)> {
+        std::mem::take(&mut self.changes[side])
     }
 
     pub(super) fn warnings(&self, side: usize) -> Vec<&str> {
@@ -138,6 +138,6 @@ impl Two {
     }
 }
 
-pub(super) fn kind(heard: Heard) -> Option<Kind> {
-    if let Heard::Frame(frame) = heard { Some(frame.kind) } else { None }
+pub(super) fn kind(heard: Received) -> Option<Kind> {
+    if let Received::Frame(frame) = heard { Some(frame.kind) } else { None }
 }

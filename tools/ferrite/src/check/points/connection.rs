@@ -158,7 +158,7 @@ fn one_order(transport: &Transport, connects: usize, accepts: usize, slowest: &m
 }
 
 /// Connects and accepts with or without places for device handles; the communicators.
-fn connect_raw(raw: Raw, with_place: bool) -> Result<(Opaque, Opaque)> {
+pub(super) fn connect_raw(raw: Raw, with_place: bool) -> Result<(Opaque, Opaque)> {
     let (code, bytes, listener) = raw.listen(0, 0);
     ensure!(code == 0, "listen returns {code}");
     let mut handle = Handle([0; _]);

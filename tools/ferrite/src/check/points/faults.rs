@@ -55,7 +55,7 @@ enum End {
     /// With all of its messages.
     Whole,
     /// With an error of this code.
-    Told(u32),
+    PeerObserver(u32),
 }
 
 /// Messages both ways; something happens in the middle.
@@ -67,7 +67,7 @@ fn survive(ctx: &mut Context<'_>) -> Result<StepResult> {
     let took = start.elapsed();
     let mine = match end {
         End::Whole => 0,
-        End::Told(code) => u64::from(code),
+        End::PeerObserver(code) => u64::from(code),
     };
     let theirs = ctx.worker.swap(mine)?;
     ensure!(took < 2 * SOON, "it takes {took:?}");
@@ -85,7 +85,7 @@ fn stream(ctx: &mut Context<'_>, bench: &Bench) -> Result<End> {
     for i in 0..300 {
         match round(ctx, bench, SIZE, i) {
             Ok(()) => {}
-            Err(Error::Call { code, .. }) => return Ok(End::Told(code)),
+            Err(Error::Call { code, .. }) => return Ok(End::PeerObserver(code)),
             Err(Error::Stalled { after, .. }) => {
                 return Err(Error::Contract(format!(
                     "message {i}: neither data nor an error for {:.0} s",

@@ -10,6 +10,7 @@ mod properties;
 mod registration;
 mod settings;
 mod teardown;
+mod versions;
 
 use crate::check::point::Point;
 use crate::error::{Error, Result};
@@ -27,6 +28,7 @@ pub(crate) fn all() -> Vec<Point> {
         teardown::POINTS,
         faults::POINTS,
         settings::POINTS,
+        versions::POINTS,
     ];
     let mut all = chapters.concat();
     all.sort_by_key(|point| point.number);
@@ -34,7 +36,7 @@ pub(crate) fn all() -> Vec<Point> {
 }
 
 /// Names that points have had before, which select them as well: the former one and today's.
-const FORMER_NAMES: &[(&str, &str)] = &[("strangers", "unauthenticated-callers")];
+const FORMER_NAMES: &[(&str, &str)] = &[("strangers", "unauthenticated-clients")];
 
 /// Whether `word` is the number of the point, its name or a former name of it.
 fn is_named(point: &Point, word: &str) -> bool {
@@ -107,7 +109,7 @@ mod tests {
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let numbers = |list: &[&str]| selected(&words(list)).map(|c| c.iter().map(|p| p.number).collect::<Vec<_>>());
         assert_eq!(numbers(&["57", "abi-layout"]).ok(), Some(vec![1, 57]));
-        assert_eq!(numbers(&["strangers", "unauthenticated-callers"]).ok(), Some(vec![21]));
+        assert_eq!(numbers(&["strangers", "unauthenticated-clients"]).ok(), Some(vec![21]));
         assert!(numbers(&["0"]).is_err() && numbers(&["nonsense"]).is_err());
         assert_eq!(numbers(&[]).map(|all| all.len()).ok(), Some(all().len()));
     }

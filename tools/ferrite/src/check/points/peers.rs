@@ -1,4 +1,4 @@
-//! Points 21 to 26: unauthenticated callers, peers that wait, and peers with other settings.
+//! Points 21 to 26: unauthenticated clients, peers that wait, and peers with other settings.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -24,16 +24,16 @@ use crate::transport::local_conn::LocalConn;
 /// A short time limit for handshakes, for transports that have one.
 const IMPATIENT: (&str, &str) = ("FERRITE_HANDSHAKE_TIMEOUT", "2");
 /// Longer than that.
-const PATIENCE: Duration = Duration::from_secs(4);
-/// Bytes of the caller's first words that are turned, one at a time.
+const TIME_LIMIT: Duration = Duration::from_secs(4);
+/// Bytes of the caller's first frame that are turned, one at a time.
 const TURNED: [usize; 8] = [0, 7, 8, 9, 10, 12, 16, 31];
 
 pub(super) const POINTS: &[Point] = &[
     Point {
         number: 21,
-        name: "unauthenticated-callers",
+        name: "unauthenticated-clients",
         claim: "garbage, port scans and cut-off greetings at the listener are ignored without waiting; the peer is served",
-        trial: Trial::Steps(&[Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: unauthenticated_callers }]),
+        trial: Trial::Steps(&[Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: unauthenticated_clients }]),
     },
     Point {
         number: 22,
@@ -99,11 +99,11 @@ fn greeting(transport: &Transport) -> Result<Vec<u8>> {
     let (handle, listener, handle_port) = relay::listen(transport)?;
     let (socket, port) = relay::listen_on_loopback()?;
     let mut with_port = handle_port.with_port(&handle, port);
-    let (mut caller, mut words, mut latest) = (None, Vec::new(), None::<Instant>);
+    let (mut client, mut words, mut latest) = (None, Vec::new(), None::<Instant>);
     within(SOON, || {
         ensure!(transport.connect(0, &mut with_port)?.is_none(), "connected to somebody who says nothing");
-        caller = caller.take().or_else(|| relay::accept_one(&socket));
-        if let Some(more) = caller.as_mut().and_then(relay::read_available) {
+        client = client.take().or_else(|| relay::accept_one(&socket));
+        if let Some(more) = client.as_mut().and_then(relay::read_available) {
             words.extend(more);
             latest = Some(Instant::now());
         }
@@ -113,7 +113,7 @@ fn greeting(transport: &Transport) -> Result<Vec<u8>> {
     Ok(words)
 }
 
-fn unauthenticated_callers(ctx: &mut Context<'_>) -> Result<StepResult> {
+fn unauthenticated_clients(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let whole = greeting(&transport)?;
     ensure!(!whole.is_empty(), "connect says nothing to a listener: this check knows no other way to tell");
@@ -132,37 +132,33 @@ fn unauthenticated_callers(ctx: &mut Context<'_>) -> Result<StepResult> {
     let mut kept = Vec::new();
     for (i, opening) in openings.iter().enumerate() {
         for hangs_up in [false, true] {
-            let mut caller = handle_port.connect_to_port()?;
-            caller.write_all(opening).unwrap_or_default();
+            let mut client = handle_port.connect_to_port()?;
+            client.write_all(opening).unwrap_or_default();
             if hangs_up {
-                caller.shutdown(Shutdown::Both).unwrap_or_default();
+                client.shutdown(Shutdown::Both).unwrap_or_default();
             }
             accept_nothing(&mut listener, i)?;
-            kept.push(caller);
+            kept.push(client);
         }
     }
     let mut mine = handle;
     connect_and_accept(&transport, 0, &mut mine, &mut listener)
         .map_err(|problem| {
-            Error::Contract(format!("after {} unauthenticated callers the peer is not served: {problem}", kept.len()))
+            Error::Contract(format!("after {} unauthenticated clients the peer is not served: {problem}", kept.len()))
         })?
         .carries(&[1000])?;
-    Ok(StepResult::passed(format!("{} unauthenticated callers, silent and not; then the peer is served", kept.len())))
+    Ok(StepResult::passed(format!("{} unauthenticated clients, silent and not; then the peer is served", kept.len())))
 }
 
 /// Calls accept a few times: no communicator, no error, no waiting.
-fn accept_nothing(listener: &mut Listener, stranger: usize) -> Result<()> {
+fn accept_nothing(listener: &mut Listener, client: usize) -> Result<()> {
     for _ in 0..4 {
         let start = Instant::now();
-        let came = listener.accept().map_err(|problem| {
-            Error::Contract(format!("stranger {stranger} (of 7 kinds) makes accept fail: {problem}"))
-        })?;
-        ensure!(came.is_none(), "stranger {stranger} was accepted");
-        ensure!(
-            start.elapsed() < Duration::from_secs(1),
-            "accept waited {:?} for stranger {stranger}",
-            start.elapsed()
-        );
+        let came = listener
+            .accept()
+            .map_err(|problem| Error::Contract(format!("client {client} (of 7 kinds) makes accept fail: {problem}")))?;
+        ensure!(came.is_none(), "client {client} was accepted");
+        ensure!(start.elapsed() < Duration::from_secs(1), "accept waited {:?} for client {client}", start.elapsed());
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
@@ -174,7 +170,7 @@ fn late(ctx: &mut Context<'_>) -> Result<StepResult> {
     let (mut handle, mut listener) = transport.listen(0)?;
     let mut files = [0; 2];
     let start = Instant::now();
-    within(PATIENCE, || {
+    within(TIME_LIMIT, || {
         let came = transport.connect(0, &mut handle).map_err(|problem| {
             Error::Contract(format!("connect gives up on a peer that lives, after {:?}: {problem}", start.elapsed()))
         })?;
@@ -259,9 +255,9 @@ fn turned(transport: &Transport, at: usize) -> Result<bool> {
     let (socket, port) = relay::listen_on_loopback()?;
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut relays, mut send, mut recv) = (Vec::new(), None, None);
-    let outcome = within(PATIENCE, || {
-        if let Some(caller) = relay::accept_one(&socket) {
-            relays.push(Relay::new(caller, handle_port.port, Some(at))?);
+    let outcome = within(TIME_LIMIT, || {
+        if let Some(client) = relay::accept_one(&socket) {
+            relays.push(Relay::new(client, handle_port.port, Some(at))?);
         }
         relays.retain_mut(Relay::pass);
         if send.is_none() {
@@ -301,8 +297,8 @@ fn foreign_handles(ctx: &mut Context<'_>) -> Result<StepResult> {
         handle
     }));
     for (i, handle) in foreign.iter_mut().enumerate() {
-        let outcome = within(PATIENCE, || transport.connect(0, handle));
-        ensure!(outcome.is_err(), "handle {i}, which is not the listener's: no error after {PATIENCE:?}");
+        let outcome = within(TIME_LIMIT, || transport.connect(0, handle));
+        ensure!(outcome.is_err(), "handle {i}, which is not the listener's: no error after {TIME_LIMIT:?}");
     }
     Ok(StepResult::passed(format!("{} foreign handles refused", foreign.len())))
 }
@@ -316,7 +312,7 @@ fn built_in_peer(ctx: &mut Context<'_>) -> Result<StepResult> {
     let (mine, built_in) = (ctx.transport()?, Transport::open(&Source::stock(nccl))?);
     // Here the plugin connects to the built-in's listener.
     let (mut handle, _listener) = built_in.listen(0)?;
-    let outcome = within(PATIENCE, || mine.connect(0, &mut handle));
+    let outcome = within(TIME_LIMIT, || mine.connect(0, &mut handle));
     let Err(words) = outcome else {
         return Err(Error::Contract("the built-in's handle is not refused".into()));
     };
@@ -335,7 +331,7 @@ fn built_in_peer(ctx: &mut Context<'_>) -> Result<StepResult> {
     let mut handle = handle;
     connect_and_accept(&mine, 0, &mut handle, &mut listener)?.carries(&[1000])?;
     Ok(StepResult::passed(format!(
-        "to the built-in: {words}; the built-in as a caller is dismissed and the listener lives"
+        "to the built-in: {words}; the built-in as a client is dismissed and the listener lives"
     )))
 }
 

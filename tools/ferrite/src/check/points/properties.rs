@@ -72,12 +72,12 @@ fn every_field(ctx: &mut Context<'_>) -> Result<StepResult> {
             one.code,
             two.code
         );
-        // What lies between has no meaning.
-        let unwritten = one.meant.iter().cloned().flatten().find(|&at| one.bytes[at] != two.bytes[at]);
+        let has_meaning = |at: &usize| !one.padding.iter().any(|range| range.contains(at));
+        let unwritten = (0..one.size()).filter(has_meaning).find(|&at| one.bytes[at] != two.bytes[at]);
         if let Some(at) = unwritten {
             return Err(Error::Contract(format!("byte {at} of the properties of device {device} is not written")));
         }
-        let size = one.bytes.len() / 2;
+        let size = one.size();
         ensure!(one.bytes[size..].iter().all(|byte| *byte == FILLS[0]), "bytes behind byte {size} are written");
         sensible(device, &one.common)?;
     }

@@ -1,4 +1,4 @@
-//! Whoever calls the port of a listener: what does not speak the protocol is dismissed, and the peer is served all the same.
+//! Clients of a listener's port: those that do not follow the protocol are closed, and the peer is served all the same.
 
 mod common;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 use testkit::require;
 
 #[test]
-fn callers_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() -> Result<()> {
+fn clients_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
@@ -27,7 +27,7 @@ fn callers_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
         let mut endless = frame(Kind::Hello, to.token);
         endless[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
         let whole = hello(worker, &transport, &to)?;
-        let speeches: Vec<Vec<u8>> = vec![
+        let openings: Vec<Vec<u8>> = vec![
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
             vec![0; 4096],
             Vec::new(),
@@ -39,28 +39,28 @@ fn callers_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
             frame(Kind::Commit, to.token),
             frame(Kind::Goodbye, to.token),
         ];
-        let mut strangers = Vec::new();
-        for speech in &speeches {
-            let mut stranger = TcpStream::connect(to.address).expect("the port is open");
-            stranger.write_all(speech).expect("it takes some bytes");
-            strangers.push(stranger);
+        let mut clients = Vec::new();
+        for opening in &openings {
+            let mut client = TcpStream::connect(to.address).expect("the port is open");
+            client.write_all(opening).expect("it takes some bytes");
+            clients.push(client);
             accept_nobody(&mut listener, 3)?;
         }
         // Those who said something wrong are told so or cut off; those who said nothing or half are still waited for.
         accept_nobody(&mut listener, 50)?;
         let mut answers = Vec::new();
-        for stranger in &mut strangers {
-            stranger.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
+        for client in &mut clients {
+            client.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
             let mut bytes = Vec::new();
             // Reset counts as closed: that is what those get who had said more than was read.
-            let closed = !stranger.read_to_end(&mut bytes).is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
+            let closed = !client.read_to_end(&mut bytes).is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
             let mut assembler = Assembler::default();
             assembler.handle_bytes(&bytes);
             let refusal = assembler.poll_frame().ok().flatten().filter(|f| f.kind == Kind::Refuse);
             answers.push((closed, refusal.map(|f| f.body_text())));
         }
         for (i, (closed, _)) in answers.iter().enumerate() {
-            assert_eq!(*closed, ![2, 3, 4].contains(&i), "stranger {i}: {answers:?}");
+            assert_eq!(*closed, ![2, 3, 4].contains(&i), "client {i}: {answers:?}");
         }
         assert!(answers[5].1.as_ref().is_some_and(|t| t.contains("protocol 77, this Ferrite 3")), "{answers:?}");
         assert!(answers[7].1.as_ref().is_some_and(|t| t.contains("wrong token")), "{answers:?}");
@@ -70,7 +70,7 @@ fn callers_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
 }
 
 #[test]
-fn two_hundred_silent_callers_keep_no_peer_out() -> Result<()> {
+fn two_hundred_silent_clients_keep_no_peer_out() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
@@ -109,9 +109,9 @@ fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result
     })
 }
 
-/// Every caller is heard before another has to go, so a peer in the middle of a flood gets through.
+/// Every client is heard before another has to go, so a peer in the middle of a flood gets through.
 #[test]
-fn a_peer_among_two_hundred_silent_callers_is_accepted() -> Result<()> {
+fn a_peer_among_two_hundred_silent_clients_is_accepted() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;

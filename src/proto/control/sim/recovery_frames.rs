@@ -1,22 +1,22 @@
-//! When established ends say something of recovery, and what.
+//! When established ends send frames of recovery, and which.
 
 use super::world::World;
 use crate::proto::frame::Kind;
 
 /// Frames that a dialler may send before its peer has been accepted: so many are kept.
 const MAX_EARLY: u64 = 5;
-/// Bytes that may wait to be sent before an end says more.
+/// Bytes that may wait to be sent before an end sends more.
 const MAX_WAITING: usize = 1 << 16;
 
 impl World {
-    /// One end says something of recovery, if it is established and has a control connection.
-    pub(super) fn speak(&mut self, pair: usize, process: usize) {
+    /// One end sends a frame of recovery, if it is established and has a control connection.
+    pub(super) fn send_recovery_frame(&mut self, pair: usize, process: usize) {
         let is_receiver = self.pairs[pair].dialler != process;
         let is_accepted = self.pairs[pair].acceptor.done.is_some();
         let Some(end) = self.pairs[pair].end(process).filter(|_| !self.network.is_dead[process]) else { return };
         let Some(conn) = self.planes[process].conn_of(end.stream) else { return };
         let Some(wire) = self.network.of(process, conn).map(|wire| wire.number) else { return };
-        if !is_accepted && end.talk.said_in_all >= MAX_EARLY
+        if !is_accepted && end.order.sent_in_all >= MAX_EARLY
             || self.planes[process].poll_transmit(conn).len() > MAX_WAITING
         {
             return;
@@ -26,7 +26,7 @@ impl World {
             true => (Kind::Account, self.dice.roll(20_000)),
             false => (kinds[self.dice.roll(5) as usize], self.dice.roll(300)),
         };
-        let body = end.talk.say(end.secret, wire, padding as usize);
+        let body = end.order.next_body(end.secret, wire, padding as usize);
         self.planes[process].send(end.stream, kind, body);
     }
 }

@@ -1,7 +1,7 @@
-//! What established ends say to each other of recovery, and what of it they have to hear.
+//! The frames of recovery that established ends send to each other, and the order in which they have to be received.
 //!
 //! A frame tells the control connection that it was sent over, and how many frames of this end were sent over that before. So the end
-//! that hears it sees whether one is missing, comes twice or too late.
+//! that receives it sees whether one is missing, comes twice or too late.
 
 use crate::proto::control::event::PeerChange;
 use crate::proto::frame::Frame;
@@ -14,30 +14,30 @@ struct Mark {
     frames: u64,
 }
 
-/// What one end of a connection has said, and heard.
+/// What one end of a connection has sent and received.
 #[derive(Debug, Default)]
-pub(super) struct Talk {
-    said: Mark,
+pub(super) struct FrameOrder {
+    sent: Mark,
     /// Frames, over all control connections.
-    pub(super) said_in_all: u64,
-    heard: Mark,
-    /// Whether the control connection over which it has heard that is gone.
+    pub(super) sent_in_all: u64,
+    received: Mark,
+    /// Whether the control connection over which it has received that is gone.
     is_cut_off: bool,
 }
 
-impl Talk {
+impl FrameOrder {
     /// The body of the next frame, which goes over `wire`.
-    pub(super) fn say(&mut self, secret: Secret, wire: u64, padding: usize) -> Vec<u8> {
-        if self.said.wire != wire {
-            self.said = Mark { wire, frames: 0 };
+    pub(super) fn next_body(&mut self, secret: Secret, wire: u64, padding: usize) -> Vec<u8> {
+        if self.sent.wire != wire {
+            self.sent = Mark { wire, frames: 0 };
         }
-        let body = [&secret[..], &wire.to_le_bytes(), &self.said.frames.to_le_bytes(), &vec![7; padding]].concat();
-        self.said.frames += 1;
-        self.said_in_all += 1;
+        let body = [&secret[..], &wire.to_le_bytes(), &self.sent.frames.to_le_bytes(), &vec![7; padding]].concat();
+        self.sent.frames += 1;
+        self.sent_in_all += 1;
         body
     }
 
-    /// The end of the connection with this `secret` hears something.
+    /// The end of the connection with this `secret` receives a change.
     pub(super) fn handle_change(&mut self, secret: Secret, change: &PeerChange) {
         match change {
             PeerChange::Frame(frame) => self.handle_frame(secret, frame),
@@ -50,20 +50,20 @@ impl Talk {
         let number = |at: usize| u64::from_le_bytes(frame.body[at..at + 8].try_into().expect("8 bytes"));
         assert_eq!((frame.secret, &frame.body[..16]), (secret, &secret[..]), "a frame of another connection");
         let (wire, before) = (number(16), number(24));
-        let expected = if wire == self.heard.wire { self.heard.frames } else { 0 };
-        assert!(wire >= self.heard.wire, "a frame of control connection {wire}, after {:?}", self.heard);
+        let expected = if wire == self.received.wire { self.received.frames } else { 0 };
+        assert!(wire >= self.received.wire, "a frame of control connection {wire}, after {:?}", self.received);
         assert!(
-            wire > self.heard.wire || !self.is_cut_off,
+            wire > self.received.wire || !self.is_cut_off,
             "a frame of a lost control connection, after {:?}",
-            self.heard
+            self.received
         );
         assert_eq!(before, expected, "frames of control connection {wire} sent before this one");
-        self.heard = Mark { wire, frames: before + 1 };
+        self.received = Mark { wire, frames: before + 1 };
         self.is_cut_off = false;
     }
 
-    /// Whether `peer` has heard all that was said over control connection `wire`.
-    pub(super) fn was_heard_by(&self, peer: &Self, wire: u64) -> bool {
-        self.said.wire != wire || self.said == peer.heard
+    /// Whether `peer` has received all that was sent over control connection `wire`.
+    pub(super) fn was_received_by(&self, peer: &Self, wire: u64) -> bool {
+        self.sent.wire != wire || self.sent == peer.received
     }
 }
