@@ -3,7 +3,7 @@
 # bytes, bugs planted to be found, all of NCCL's contract with its long checks, and processes killed a thousand times.
 # The first failure ends it.
 #
-#   scripts/nightly.sh           an hour on two cores
+#   scripts/nightly.sh           three hours on two cores
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 setup_tests
@@ -46,6 +46,9 @@ FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --
 
 step "ports that fall a thousand times"
 FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'binary(recovery) & test(many_flaps)'
+
+step "an hour of random faults"
+dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --reps 40 --finish
 
 step "processes killed"
 tools/softrnic/scripts/soak.sh 1000

@@ -9,13 +9,14 @@
 //!   abi    NCCL's interface: tables, handles, logger; errors become result codes, panics become errors
 //!    │
 //!   net    the plugin's objects: Network, Nic, Rail, Listener, Connector, SendComm, RecvComm
-//!    ├──────────────────┬──────────────────┐
-//!   proto              verbs              host
-//!   what two peers     libibverbs:        the machine: settings, sysfs, GIDs,
-//!   agree on; pure     owned objects      network interfaces
+//!    ├──────────────────┬──────────────────┬───────────────────┐
+//!   proto              verbs              host                stats
+//!   what two peers     libibverbs:        the machine:        counters of connections,
+//!   agree on; pure     owned objects      settings, sysfs,    in a file for `ferrite top`
+//!                                         GIDs, interfaces
 //! ```
 //!
-//! `abi → net → {proto, verbs, host}`. The lower three do not use each other; all use `error`. A test reads the sources and
+//! `abi → net → {proto, verbs, host, stats}`. The lower four do not use each other; all use `error`. A test reads the sources and
 //! enforces that, the order of the folders of `net`, that no files use each other in a circle, and that `unsafe` stays in
 //! `abi`, `verbs` and the few files that make system calls.
 //!
@@ -117,7 +118,10 @@
 //! | how large are the queues? | [`net::data::caps`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
+//! | what is counted, and how does another process read it? | [`stats`], docs/stats-file.md |
+//! | how is a peer called in messages? | [`proto::identity`], [`net::control::peer_name`] |
 //! | how is libibverbs found? | [`verbs::library`] |
+//! | what does `ferrite doctor` see of the machine? | [`inspect`] |
 //!
 //! ## Glossary
 //!
@@ -155,6 +159,7 @@
 //! | queue pair (QP) | a send and a receive queue, connected to one of the peer; states RESET, INIT, RTR, RTS, ERROR |
 //! | queue pair index | the number of a queue pair within its connection |
 //! | rail | a port that carries part of a connection; rail *i* of one end is connected to rail *i* of the other |
+//! | record | the 2 KiB of the statistics file that one end of a connection has |
 //! | recovery | new queue pairs for a connection after a fault, and what has not arrived sent again |
 //! | request | what `isend`, `irecv` and `iflush` give to NCCL for `test`; at most 256 at a time |
 //! | ring | the memory of the sender that clear-to-sends are written to, with a place for each of 512 |
@@ -185,7 +190,9 @@
 mod abi;
 mod error;
 mod host;
+pub mod inspect;
 mod net;
 mod proto;
+mod stats;
 pub mod testing;
 mod verbs;

@@ -1,4 +1,4 @@
-//! The parts of the crate that the tests in `tests/` use. It is the crate's only public module, and no interface for others.
+//! The parts of the crate that the tests in `tests/` use. No interface for others.
 
 pub use crate::abi::nccl;
 
@@ -11,6 +11,11 @@ pub mod host {
 /// The control plane.
 pub mod control {
     pub use crate::net::control::{driver, peer_state, recovery_events, stream};
+}
+
+/// The file of statistics.
+pub mod stats {
+    pub use crate::stats::layout;
 }
 
 /// The protocol's messages.

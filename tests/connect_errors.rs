@@ -68,7 +68,7 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
             std::thread::sleep(Duration::from_millis(100));
         };
         assert_eq!(code(connect_to(worker, old)?), remote);
-        assert_logged("the peer speaks protocol 9, this Ferrite 3");
+        assert_logged("the peer speaks protocol 9, this Ferrite 4");
         let refuse = |mut stream: TcpStream, _: Address| {
             let mut preamble = [0; 32];
             stream.read_exact(&mut preamble).expect("a hello");

@@ -62,7 +62,7 @@ fn clients_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
         for (i, (closed, _)) in answers.iter().enumerate() {
             assert_eq!(*closed, ![2, 3, 4].contains(&i), "client {i}: {answers:?}");
         }
-        assert!(answers[5].1.as_ref().is_some_and(|t| t.contains("protocol 77, this Ferrite 3")), "{answers:?}");
+        assert!(answers[5].1.as_ref().is_some_and(|t| t.contains("protocol 77, this Ferrite 4")), "{answers:?}");
         assert!(answers[7].1.as_ref().is_some_and(|t| t.contains("wrong token")), "{answers:?}");
         let pair = connect(worker, &transport, &handle, &mut listener)?;
         works(worker, pair)

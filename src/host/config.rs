@@ -87,6 +87,10 @@ pub struct Config {
     pub stall_ms: u64,
     /// Seconds that the recovery of a connection may take; then the connection fails.
     pub give_up_s: u64,
+    /// Statistics are in a file, for `ferrite top`.
+    pub stats: bool,
+    /// The folder of that file. `None`: the usual one.
+    pub stats_folder: Option<String>,
 }
 
 /// How often and how soon an operation is tried again.
@@ -179,6 +183,8 @@ impl Config {
             failover: reader.flag("FERRITE_FAILOVER")?,
             stall_ms: reader.number("FERRITE_STALL_MS")? as u64,
             give_up_s: reader.number("FERRITE_GIVE_UP")? as u64,
+            stats: reader.flag("FERRITE_STATS")?,
+            stats_folder: reader.text("FERRITE_STATS_DIR"),
         })
     }
 }

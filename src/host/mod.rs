@@ -7,6 +7,7 @@ pub mod gid;
 pub mod hca;
 pub mod ib;
 pub mod iface;
+pub mod launcher;
 pub mod random;
 pub mod sysfs;
 pub mod variables;

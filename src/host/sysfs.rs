@@ -77,6 +77,16 @@ pub fn host_name() -> &'static str {
     })
 }
 
+/// When this process started, in clock ticks since the machine's start.
+pub fn start_ticks() -> Option<u64> {
+    start_ticks_in(&fs::read_to_string("/proc/self/stat").ok()?)
+}
+
+/// The program's name, in brackets, may have spaces and brackets itself. Of what follows it is the 20th number.
+fn start_ticks_in(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,5 +111,12 @@ mod tests {
         for name in ["0000:17:00", "000:17:00.1", "0000:17:00.1:2", "0000:17:0g.1", "0000:17:00.12", "x000:17:00.1"] {
             assert!(!is_pci_function(name), "{name}");
         }
+    }
+
+    #[test]
+    fn the_start_of_a_process_is_found_behind_any_name() {
+        let rest: Vec<_> = (3..=52).map(|field| field.to_string()).collect();
+        assert_eq!(start_ticks_in(&format!("42 (a) b) S {}", rest[1..].join(" "))), Some(22));
+        assert_eq!(start_ticks_in("42 (cut) S 1"), None);
     }
 }

@@ -154,6 +154,20 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(1, 86_400, 120),
         "seconds that the recovery of a connection may take; then the connection fails",
     ),
+    variable(
+        "FERRITE_STATS",
+        Kind::Number(0, 1, 1),
+        "1: statistics are in a file in shared memory, for `ferrite top`; 0: no process can read them",
+    ),
+    variable("FERRITE_STATS_DIR", Kind::Text, "folder of that file; unset: `/dev/shm`"),
+    variable(
+        "RANK",
+        Kind::Text,
+        "rank in the job, for messages and statistics; the first that is set of this and the next three",
+    ),
+    variable("SLURM_PROCID", Kind::Text, "the same, as Slurm tells it"),
+    variable("OMPI_COMM_WORLD_RANK", Kind::Text, "the same, as Open MPI tells it"),
+    variable("PMIX_RANK", Kind::Text, "the same, as PMIx tells it"),
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 

@@ -10,8 +10,9 @@ use super::setup::listen::Listener;
 use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::iface::{self, Interface};
-use crate::host::random;
+use crate::host::{launcher, random, sysfs};
 use crate::proto::handle::{self, HANDLE_BYTES, Handle};
+use crate::stats::{self, process};
 use crate::verbs::context::Context;
 use crate::verbs::library::Library;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,6 +44,9 @@ impl Network {
             false => Some(iface::choose(&config.interfaces, config.socket_family)?),
         };
         let first_frame_limit = Duration::from_secs(config.handshake_timeout_s);
+        if !devices.is_empty() {
+            open_stats(&config);
+        }
         let merges_any_ports = config.merge_any;
         let (connectors, control) = (Arc::default(), Mutex::default());
         let net = Self { devices, merges_any_ports, interface, connectors, first_frame_limit, control };
@@ -184,4 +188,21 @@ fn find_devices(config: &Arc<Config>) -> Vec<Arc<Nic>> {
         });
     }
     devices
+}
+
+/// Makes the file of statistics, unless the settings say otherwise.
+fn open_stats(config: &Config) {
+    if !config.stats {
+        return;
+    }
+    let of = stats::Process {
+        start_ticks: sysfs::start_ticks().unwrap_or_default(),
+        host: sysfs::host_name().to_owned(),
+        program: std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default(),
+        label: launcher::rank(),
+    };
+    let folder = config.stats_folder.as_deref().unwrap_or(process::DEFAULT_FOLDER);
+    if let Err(why) = process::open_file(folder, &of) {
+        log::info!(target: INIT, "Ferrite: no statistics for `ferrite top`: {why} (FERRITE_STATS_DIR={folder})");
+    }
 }

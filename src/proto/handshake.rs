@@ -5,6 +5,7 @@ use super::cts::{Cts, cts_halves};
 use super::endpoint::{Endpoint, RailEnd};
 use super::frame::{Frame, Kind};
 use super::handle::{Secret, Token};
+use super::identity::Identity;
 use super::stripe::Striping;
 use super::{MAX_QPS, MAX_RAILS, RING_SLOTS, Violation, violation};
 
@@ -30,6 +31,8 @@ pub struct Hello {
     pub endpoint: Endpoint,
     /// Where the receiver puts its clear-to-sends.
     pub ring: Ring,
+    /// The sender's process.
+    pub identity: Identity,
 }
 
 /// What the sender says on another control connection than the one that was lost.
@@ -48,6 +51,8 @@ pub struct Reply {
     pub endpoint: Endpoint,
     /// The terms.
     pub terms: Negotiated,
+    /// The receiver's process.
+    pub identity: Identity,
 }
 
 /// What holds for both ends of a connection.
@@ -117,6 +122,7 @@ impl Hello {
         self.ring.rkeys.iter().for_each(|key| body.u32(*key));
         body.u32(self.ring.slots);
         body.u32(self.ring.slot_room);
+        self.identity.emit(&mut body);
         body.0
     }
 
@@ -134,6 +140,7 @@ impl Hello {
             *key = body.u32()?;
         }
         let ring = Ring { addr, rkeys, slots: body.u32()?, slot_room: body.u32()? };
+        let identity = Identity::parse(&mut body)?;
         body.end()?;
         if ring.slots as usize != RING_SLOTS {
             return Err(violation!("a ring of {} slots; {RING_SLOTS} are expected", ring.slots));
@@ -142,7 +149,7 @@ impl Hello {
         if (ring.slot_room as usize) < needed {
             return Err(violation!("a ring with {} bytes for a slot; {needed} are needed", ring.slot_room));
         }
-        Ok(Self { token, endpoint, ring })
+        Ok(Self { token, endpoint, ring, identity })
     }
 
     /// The token of the listener that a hello with this body is for; nothing else of it is looked at.
@@ -191,6 +198,7 @@ impl Reply {
         body.u8(u8::from(striping.is_split()));
         body.u8(u8::from(adaptive_routing));
         body.u8(u8::from(failover));
+        self.identity.emit(&mut body);
         body.0
     }
 
@@ -203,6 +211,7 @@ impl Reply {
         let endpoint = Endpoint::parse(&mut body)?;
         let (rails, qps) = (body.count(MAX_RAILS, "rails")?, body.count(MAX_QPS, "queue pairs")?);
         let (split, adaptive_routing, failover) = (body.flag()?, body.flag()?, body.flag()?);
+        let identity = Identity::parse(&mut body)?;
         body.end()?;
         let terms = Negotiated { striping: Striping::new(rails, qps / rails, split), adaptive_routing, failover };
         let mut rest = endpoint.clone();
@@ -213,7 +222,7 @@ impl Reply {
                 endpoint.name
             ));
         }
-        Ok(Self { endpoint, terms })
+        Ok(Self { endpoint, terms, identity })
     }
 }
 
@@ -221,7 +230,7 @@ impl Reply {
 mod tests {
     use super::*;
     use crate::proto::endpoint::QpEnd;
-    use crate::proto::sim::endpoint;
+    use crate::proto::sim::{endpoint, identity};
     use proptest::prelude::*;
 
     const RING: Ring = Ring { addr: 0xdead_beef, rkeys: [77, 78, 79, 80], slots: RING_SLOTS as u32, slot_room: 64 };
@@ -231,7 +240,8 @@ mod tests {
         for (ours, theirs, rails, qps) in
             [((1, 4), (1, 2), 1, 2), ((2, 4), (1, 32), 1, 4), ((4, 9), (3, 2), 3, 2), ((4, 8), (4, 9), 4, 8)]
         {
-            let hello = Hello { endpoint: endpoint(ours.0, ours.1, true), ring: RING, token: [6; 16] };
+            let hello =
+                Hello { endpoint: endpoint(ours.0, ours.1, true), ring: RING, token: [6; 16], identity: identity() };
             assert_eq!(Hello::parse(&hello.frame([0; 16]).body).as_ref(), Ok(&hello));
             let mut end = endpoint(theirs.0, theirs.1, true);
             let terms = Negotiated::agree(&hello.endpoint, &end).expect("they fit");
@@ -244,10 +254,10 @@ mod tests {
                 }
             );
             end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
-            let reply = Reply { endpoint: end.clone(), terms };
+            let reply = Reply { endpoint: end.clone(), terms, identity: identity() };
             assert_eq!(Reply::parse(&reply.frame([0; 16]).body, &hello.endpoint), Ok(reply));
             end.rails[0].qps.push(QpEnd { qpn: 1, psn: 1, ece: None });
-            let wrong = Reply { endpoint: end, terms };
+            let wrong = Reply { endpoint: end, terms, identity: identity() };
             assert!(Reply::parse(&wrong.frame([0; 16]).body, &hello.endpoint).is_err());
         }
     }
@@ -255,16 +265,17 @@ mod tests {
     #[test]
     fn a_connection_is_recovered_only_if_both_ends_would() {
         for (sender, receiver) in [(true, true), (true, false), (false, true), (false, false)] {
-            let mut hello = Hello { endpoint: endpoint(2, 1, true), ring: RING, token: [6; 16] };
+            let mut hello = Hello { endpoint: endpoint(2, 1, true), ring: RING, token: [6; 16], identity: identity() };
             hello.endpoint.failover = sender;
             assert_eq!(Hello::parse(&hello.body()).as_ref(), Ok(&hello));
             let mut end = endpoint(2, 1, true);
             end.failover = receiver;
             let terms = Negotiated::agree(&hello.endpoint, &end).expect("they fit");
             assert_eq!(terms.failover, sender && receiver, "{sender} {receiver}");
-            let reply = Reply { endpoint: end.clone(), terms };
+            let reply = Reply { endpoint: end.clone(), terms, identity: identity() };
             assert_eq!(Reply::parse(&reply.body(), &hello.endpoint), Ok(reply));
-            let other = Reply { endpoint: end, terms: Negotiated { failover: !terms.failover, ..terms } };
+            let other =
+                Reply { endpoint: end, terms: Negotiated { failover: !terms.failover, ..terms }, identity: identity() };
             assert!(Reply::parse(&other.body(), &hello.endpoint).is_err(), "that does not follow from both ends");
         }
     }
@@ -279,8 +290,9 @@ mod tests {
 
     #[test]
     fn the_longest_hello_fits_a_frame() {
-        let mut hello = Hello { endpoint: endpoint(4, 8, true), ring: RING, token: [6; 16] };
+        let mut hello = Hello { endpoint: endpoint(4, 8, true), ring: RING, token: [6; 16], identity: identity() };
         hello.endpoint.name = "x".repeat(300);
+        hello.identity.host = "z".repeat(300);
         hello.endpoint.rails.iter_mut().for_each(|rail| rail.name = "y".repeat(300));
         assert!(hello.frame([0; 16]).body.len() <= crate::proto::frame::MAX_BODY_BYTES);
     }
@@ -303,7 +315,7 @@ mod tests {
     #[test]
     fn a_ring_of_another_size_is_refused() {
         let refused = |rails, ring| {
-            let hello = Hello { endpoint: endpoint(rails, 1, false), ring, token: [6; 16] };
+            let hello = Hello { endpoint: endpoint(rails, 1, false), ring, token: [6; 16], identity: identity() };
             Hello::parse(&hello.frame([0; 16]).body).is_err()
         };
         assert!(refused(1, Ring { slots: 1 << 20, ..RING }));
@@ -314,7 +326,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_cut_of_a_hello_is_refused(cut in 0usize..150) {
-            let body = Hello { endpoint: endpoint(2, 4, true), ring: RING, token: [6; 16] }.frame([0; 16]).body;
+            let body = Hello { endpoint: endpoint(2, 4, true), ring: RING, token: [6; 16], identity: identity() }.frame([0; 16]).body;
             prop_assert!(Hello::parse(&body[..body.len() - 1 - cut]).is_err());
         }
 

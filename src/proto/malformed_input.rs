@@ -14,7 +14,7 @@ use super::recovery::message::Message;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
 use super::send::SendFlow;
-use super::sim::endpoint;
+use super::sim::{endpoint, identity};
 use super::stripe::Striping;
 use super::{MAX_GROUP, MAX_MESSAGE, MAX_QPS, MAX_RAILS, PROTOCOL_VERSION, QpIndex, RING_SLOTS, Violation};
 use proptest::collection::vec;
@@ -51,7 +51,7 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
 
 fn hello(rails: usize, qps: usize) -> Hello {
     let ring = Ring { addr: 1 << 40, rkeys: [1, 2, 3, 4], slots: RING_SLOTS as u32, slot_room: 64 };
-    Hello { endpoint: endpoint(rails, qps, true), ring, token: [9; 16] }
+    Hello { endpoint: endpoint(rails, qps, true), ring, token: [9; 16], identity: identity() }
 }
 
 fn within_bounds(end: &Endpoint) -> bool {
@@ -155,7 +155,7 @@ proptest! {
         let mut end = endpoint(rails, qps, true);
         let terms = Negotiated::agree(&offer, &end).expect("they fit");
         end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
-        let good = Reply { endpoint: end, terms };
+        let good = Reply { endpoint: end, terms, identity: identity() };
         if let Ok(reply) = Reply::parse(&changed(good.frame(TOKEN).body, &changes), &offer) {
             prop_assert!(within_bounds(&reply.endpoint));
             if has_short_names(&reply.endpoint) {

@@ -31,7 +31,7 @@
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail gets |
 //! | `requests`, `send_queue` | the table of requests; the space in send queues |
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
-//! | `frame`, `handle`, `handshake`, `endpoint`, `codec` | the control messages |
+//! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
 //! | `sim`, `malformed_input` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything |
 #![forbid(unsafe_code)]
 
@@ -45,6 +45,7 @@ pub mod endpoint;
 pub mod frame;
 pub mod handle;
 pub mod handshake;
+pub mod identity;
 pub mod imm;
 #[cfg(test)]
 mod malformed_input;
@@ -64,7 +65,7 @@ pub use violation::Violation;
 pub(crate) use violation::violation;
 
 /// Version of everything in this module that peers see. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 /// Slots in the ring of clear-to-sends. A grouped receive of n messages takes n of them.
 pub const RING_SLOTS: usize = 512;
 /// Requests that may be outstanding on one communicator; the next one has to wait.

@@ -8,6 +8,7 @@
 //! | `peer_observer` | what receives the changes at a peer |
 //! | [`stream`] | one RDMA connection's share of a control connection, while it is set up |
 //! | [`peer_state`] | what is known of the peer of an established connection: one number for the data path |
+//! | [`peer_name`] | how a peer is called in log lines and errors |
 //! | [`watcher`] | the thread that waits: for [`device_events`], for control connections, for [`periodic`] tasks |
 //! | [`notices`] | lines for the log that many connections would write at once |
 //! | [`workers`] | threads for what takes long and is rare: recovering connections |
@@ -24,6 +25,7 @@ pub mod driver;
 pub mod epoll;
 pub mod fork;
 pub mod notices;
+pub mod peer_name;
 mod peer_observer;
 pub mod peer_state;
 pub mod periodic;

@@ -4,6 +4,7 @@
 //! again ([`crate::proto::control::redial`]), and both ask their devices now and then whether the peer's still acknowledges
 //! ([`crate::net::data::probe`]).
 
+use super::peer_name::PeerName;
 use super::peer_observer::PeerObserver;
 use super::recovery_events::{Full, RecoveryEvents, RecoveryInbox};
 use super::stream::ControlStream;
@@ -74,7 +75,7 @@ impl State {
 /// The control side of a connection. The [driver](super::driver) gives it what comes; the data path looks at one number.
 #[derive(Debug)]
 pub struct PeerState {
-    peer: String,
+    peer: PeerName,
     state: AtomicU8,
     /// Why the connection cannot go on, or that the control connection is lost; empty while all is well.
     reason: Mutex<String>,
@@ -85,7 +86,7 @@ pub struct PeerState {
 impl PeerState {
     /// What is known of the peer called `peer`, at the other end of `stream`. What has come before is handled at once. `failover`: both
     /// ends recover the connection; else a frame of recovery is an error.
-    pub fn new(peer: String, stream: ControlStream, failover: bool) -> Arc<Self> {
+    pub fn new(peer: PeerName, stream: ControlStream, failover: bool) -> Arc<Self> {
         let state = AtomicU8::new(State::OPEN.0);
         let this =
             Arc::new(Self { peer, state, reason: Mutex::default(), recovery: RecoveryInbox::new(failover), stream });
@@ -118,8 +119,8 @@ impl PeerState {
         self.state().is_recovering()
     }
 
-    /// The peer's device, host and process, and its address.
-    pub fn peer(&self) -> &str {
+    /// The peer's device, host and process, its address, and its rank, if it is known.
+    pub fn peer(&self) -> &PeerName {
         &self.peer
     }
 

@@ -23,6 +23,7 @@ use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
 use crate::proto::{self, Violation};
+use crate::stats::record::ConnStats;
 use crate::verbs::work::Completion;
 use std::sync::{Arc, Weak};
 
@@ -65,6 +66,7 @@ pub struct RecvPath {
     pub(super) stall: Stall,
     /// `None`: the first fault ends the connection.
     pub(super) recovery: Option<Arc<ConnRecovery>>,
+    pub(super) stats: ConnStats,
 }
 
 impl RecvPath {
@@ -73,7 +75,7 @@ impl RecvPath {
     /// # Errors
     /// The device refuses the receives; or it has too little inline data for clear-to-sends, and memory for them cannot be
     /// registered.
-    pub fn new(mut qps: QpSet, ring: Ring, terms: &Negotiated) -> Result<Self> {
+    pub fn new(mut qps: QpSet, ring: Ring, terms: &Negotiated, stats: ConnStats) -> Result<Self> {
         post_receives(&mut qps)?;
         Ok(Self {
             flow: RecvFlow::new(terms.striping),
@@ -85,6 +87,7 @@ impl RecvPath {
             mode: Mode::Running,
             stall: Stall::new(0),
             recovery: None,
+            stats,
         })
     }
 }
@@ -153,8 +156,19 @@ impl RecvComm {
                     path.progress(&self.peer, id)?;
                 }
             }
-            if let Some(lengths) = path.flow.poll_done(id).map_err(Violation::into_misuse)? {
-                done(lengths);
+            let RecvPath { flow, stats, .. } = path;
+            if let Some(lengths) = flow.poll_done(id).map_err(Violation::into_misuse)? {
+                match lengths {
+                    // Nearly all groups have one member.
+                    [length] => {
+                        stats.handle_done(*length);
+                        done(std::slice::from_ref(length));
+                    }
+                    many => {
+                        stats.handle_group_done(many);
+                        done(many);
+                    }
+                }
             }
             Ok(())
         })
@@ -187,7 +201,9 @@ impl RecvComm {
             let rails = if (rails & in_use).is_empty() { in_use } else { rails & in_use };
             let posted = flushes.post(&self.nic, rails, addr, memory, path.recovery.is_some());
             let posted = posted.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
-            posted.map_or_else(|| Err(too_many_flushes()), |id| Ok(Some(id)))
+            let id = posted.ok_or_else(too_many_flushes)?;
+            path.stats.handle_flush();
+            Ok(Some(id))
         })
     }
 
@@ -209,7 +225,11 @@ impl RecvComm {
                 Some(flushes) => flushes.test(&self.nic, id, in_use),
                 None => Err(Error::internal("a flush is tested that was not begun")),
             };
-            result.map_err(|e| path.sticky_error.fail(&self.peer, e))
+            let done = result.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
+            if done {
+                path.stats.handle_flush_done();
+            }
+            Ok(done)
         })
     }
 }
@@ -241,10 +261,28 @@ impl RecvPath {
             memory.require("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         })?;
+        let Some(id) = posted else { return self.receive_later(peer) };
+        if self.stats.handle_begun(count) {
+            self.handle_tag(peer, expected(0)?.tag);
+        }
         if let Err(e) = self.send_cts() {
             self.handle_failure(peer, e)?;
         }
-        Ok(posted)
+        Ok(Some(id))
+    }
+
+    /// Too many receives are outstanding.
+    #[inline(never)]
+    fn receive_later(&mut self, peer: &Arc<PeerState>) -> Result<Option<RequestId>> {
+        self.send_cts().or_else(|e| self.handle_failure(peer, e)).map(|()| None)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn handle_tag(&mut self, peer: &PeerState, tag: u32) {
+        if let Some(rank) = self.stats.handle_tag(tag) {
+            peer.peer().set_rank(rank);
+        }
     }
 
     #[inline(always)]

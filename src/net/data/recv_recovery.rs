@@ -56,6 +56,8 @@ impl End for RecvComm {
         let cts_sender = CtsSender::new(&qps, ring, slot_bytes)?;
         self.path.visit(|path| {
             let account = path.flow.account(qps.striping);
+            qps.tell(&path.stats);
+            path.stats.handle_recovery();
             path.qps = qps;
             path.cts_sender = cts_sender;
             path.stall.reset();

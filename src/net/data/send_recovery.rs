@@ -44,6 +44,8 @@ impl End for SendComm {
         let account = account.ok_or_else(|| Error::internal("a sender goes on without an account"))?;
         self.path.visit(|path| {
             path.flow.apply_account(account, qps.striping, weights).map_err(|why| unapplied(&why))?;
+            qps.tell(&path.stats);
+            path.stats.handle_recovery();
             path.qps = qps;
             path.other_work = OtherWork::default();
             path.stall.reset();
@@ -193,6 +195,7 @@ impl SendPath {
                 let text = format!("{length} bytes at {addr:#x} are to be sent again, but are not registered any more");
                 return Err(self.sticky_error.fail(&self.peer, Error::argument(text)));
             };
+            self.stats.handle_resent(length);
             let lkey = |rail: u8| lkeys.get(usize::from(rail)).copied().unwrap_or_default();
             if let Err(e) = self.post(addr, lkey, transfer) {
                 return self.handle_failure(e);

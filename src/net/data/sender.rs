@@ -23,6 +23,7 @@ use crate::proto::send::SendFlow;
 use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
 use crate::proto::transfer::Transfer;
 use crate::proto::{QpIndex, RING_SLOTS, Violation};
+use crate::stats::record::ConnStats;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::work::{Sge, Target, Write};
 use std::sync::{Arc, Weak};
@@ -60,6 +61,7 @@ pub(super) struct SendPath {
     pub(super) recovery: Option<Arc<ConnRecovery>>,
     pub(super) peer: Arc<PeerState>,
     pub(super) nic: Arc<Nic>,
+    pub(super) stats: ConnStats,
 }
 
 /// Work requests that are not a stripe in one write.
@@ -96,6 +98,7 @@ impl SendComm {
         ring: CtsRing,
         terms: &Negotiated,
         weights: RailWeights,
+        stats: ConnStats,
     ) -> Self {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(trailing_immediate_above.saturating_add(1));
@@ -116,6 +119,7 @@ impl SendComm {
             recovery: recovery.clone(),
             peer: Arc::clone(&peer),
             nic: Arc::clone(&nic),
+            stats,
         };
         Self { path: ExclusiveCell::new(path), fast_below, peer, nic, recovery }
     }
@@ -173,7 +177,11 @@ impl SendComm {
                     path.progress()?;
                 }
             }
-            path.flow.poll_done(id).map_err(Violation::into_misuse)
+            let done = path.flow.poll_done(id).map_err(Violation::into_misuse)?;
+            if let Some(length) = done {
+                path.stats.handle_done(length);
+            }
+            Ok(done)
         })
     }
 }
@@ -231,9 +239,13 @@ impl SendPath {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else {
+            self.stats.handle_refused();
             return Ok(None);
         };
         let id = transfer.id;
+        if self.stats.handle_begun(1) {
+            self.stats.handle_tag(tag);
+        }
         let posted = match transfer.as_single() {
             Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm),
             None => return self.send_in_parts(addr, memory, transfer).map(|()| Some(id)),
@@ -258,9 +270,13 @@ impl SendPath {
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else {
+            self.stats.handle_refused();
             return Ok(None);
         };
         let id = transfer.id;
+        if self.stats.handle_begun(1) {
+            self.stats.handle_tag(tag);
+        }
         self.send_in_parts(addr, memory, transfer).map(|()| Some(id))
     }
 
@@ -310,6 +326,9 @@ impl SendPath {
             if let Some(second) = imms.second {
                 writes[count] = immediate(second.to_bits());
                 count += 1;
+            }
+            if self.qps.are_on_several_rails() {
+                self.stats.handle_stripe(rail, stripe.length);
             }
             let Some(connected) = self.qps.qps.get_mut(usize::from(stripe.qp.0)) else {
                 return Err(no_such_qp(stripe.qp));

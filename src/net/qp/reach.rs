@@ -10,6 +10,10 @@ use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Write};
 use std::time::{Duration, Instant};
 
+/// When one rail has acknowledged, the others have so many times as long as that took, and at least the limit divided by this number:
+/// the paths of one connection are about equally long.
+const OTHERS: u32 = 8;
+
 /// Connected queue pairs, over which nothing has been sent but one write of no bytes on each rail.
 #[derive(Debug)]
 pub struct ReachTest {
@@ -18,7 +22,10 @@ pub struct ReachTest {
     waiting: RailMask,
     /// Rails whose write has failed.
     failed: RailMask,
-    deadline: Instant,
+    begun: Instant,
+    limit: Duration,
+    /// The time from the beginning after which no more is waited for: the limit, or less once a rail has acknowledged.
+    until: Duration,
 }
 
 impl ReachTest {
@@ -33,7 +40,7 @@ impl ReachTest {
             let id = WrId::Probe { qp: number }.to_bits();
             connected.qp.post_write(&Write { id, signaled: true, ..Write::default() })?;
         }
-        Ok(Self { qps, waiting, failed: RailMask::NONE, deadline: Instant::now() + limit })
+        Ok(Self { qps, waiting, failed: RailMask::NONE, begun: Instant::now(), limit, until: limit })
     }
 
     /// The rails over which nothing is acknowledged, once that is known of each.
@@ -45,12 +52,15 @@ impl ReachTest {
             for completion in completions {
                 let rail = RailMask::only(on.number);
                 self.waiting = self.waiting - rail;
-                if completion.status() != Status::SUCCESS {
+                if completion.status() == Status::SUCCESS {
+                    let others = (self.limit / OTHERS).max(self.begun.elapsed() * OTHERS);
+                    self.until = self.until.min(others);
+                } else {
                     self.failed = self.failed | rail;
                 }
             }
         }
-        let is_over = self.waiting.is_empty() || Instant::now() >= self.deadline;
+        let is_over = self.waiting.is_empty() || self.begun.elapsed() >= self.until;
         is_over.then(|| self.failed | self.waiting)
     }
 

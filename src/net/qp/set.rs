@@ -11,6 +11,7 @@ use crate::proto::endpoint::{Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
 use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_QPS};
+use crate::stats::record::ConnStats;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, QueuePair, RemoteAccess, ResetQueuePair};
 use crate::verbs::status::Status;
@@ -184,6 +185,12 @@ impl QpSet {
     /// The ids of the completion queues, each with the number of its rail.
     pub fn queues(&self) -> impl Iterator<Item = (u8, u64)> {
         self.rails.iter().map(|on| (on.number, on.queue.id()))
+    }
+
+    /// Writes the rails and queue pair numbers into the record of this end.
+    pub fn tell(&self, stats: &ConnStats) {
+        let rails = self.rails.iter().map(|on| (on.number, on.name.as_str()));
+        stats.set_queue_pairs(rails, self.qps.iter().map(|connected| connected.qp.number()));
     }
 
     /// How long the rails need for `bytes`, at their nominal speed.

@@ -13,9 +13,11 @@
 //! One that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. It is dialled
 //! again like any other, and that this end wants to go on shows the peer that it has committed.
 
+use super::identity;
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
+use crate::net::control::peer_name::PeerName;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::stream::ControlStream;
 use crate::net::data::caps::SENDER_QP_CAPS;
@@ -30,6 +32,7 @@ use crate::proto::cts::{Cts, cts_halves};
 use crate::proto::frame::Kind;
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Reply, Ring};
+use crate::stats::record::Direction;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -215,7 +218,8 @@ impl Connector {
             slots: RING_SLOTS as u32,
             slot_room: (halves * Cts::BYTES) as u32,
         };
-        let hello = Hello { token: self.handle.token, endpoint: qps.endpoint.clone(), ring: place };
+        let hello =
+            Hello { token: self.handle.token, endpoint: qps.endpoint.clone(), ring: place, identity: identity::own() };
         stream.send(Kind::Hello, hello.body());
         Ok(Offer { stream, qps, ring })
     }
@@ -294,10 +298,12 @@ impl Connector {
         let weights = endpoint.rail_weights_with(&reply.endpoint);
         ring.lay_out(cts_halves(reply.terms.striping.rails().into()));
         stream.send(Kind::Commit, Vec::new());
-        let peer = PeerState::new(format!("{} ({})", reply.endpoint.name, stream.peer()), stream, reply.terms.failover);
+        let name = PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer());
+        let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
-        Ok(SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights))
+        let stats = identity::open_stats(&self.nic, Direction::Send, &reply.identity, &qps);
+        Ok(SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats))
     }
 }
 

@@ -5,10 +5,12 @@
 //! as long as its control connection is there, and NCCL may leave a listener alone for hours. What is left of candidates whose control connection
 //! has ended meanwhile is cleared away by a [watcher](crate::net::control::watcher).
 
+use super::identity;
 use crate::error::Result;
 use crate::host::iface::Interface;
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
+use crate::net::control::peer_name::PeerName;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::stream::ControlStream;
@@ -21,6 +23,8 @@ use crate::proto::control::event::{End, Received};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Negotiated, Reply};
+use crate::proto::identity::Identity;
+use crate::stats::record::Direction;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -43,6 +47,8 @@ struct Candidates(Mutex<Vec<Candidate>>);
 #[derive(Debug)]
 struct Candidate {
     stream: ControlStream,
+    /// Its device, process, host and address, once it has said hello.
+    name: Option<String>,
     /// When connecting our queue pairs to its has taken too long.
     deadline: Instant,
     stage: Stage,
@@ -70,7 +76,8 @@ struct Preparing {
 #[derive(Debug)]
 struct Prepared {
     path: RecvPath,
-    peer: String,
+    endpoint: String,
+    identity: Identity,
     terms: Negotiated,
 }
 
@@ -114,7 +121,7 @@ impl Listener {
                 Ok(Verdict::Wait) => i += 1,
                 Ok(Verdict::Dismiss(why)) => {
                     let candidate = candidates.remove(i);
-                    let (at, from) = (self.handle.address, candidate.stream.peer());
+                    let (at, from) = (self.handle.address, candidate.describe());
                     log::info!("listener {at} for {}: dismissed {from}: {why}", self.nic.name);
                 }
                 Ok(Verdict::Take(prepared)) => {
@@ -125,7 +132,7 @@ impl Listener {
                 Err(error) => {
                     let candidate = candidates.remove(i);
                     candidate.refuse(&error.text());
-                    let from = candidate.stream.peer();
+                    let from = candidate.describe();
                     return Err(error.during(format_args!("accepting {from} on {}", self.nic.name)));
                 }
             }
@@ -141,7 +148,7 @@ impl Listener {
         while candidates.len() < MAX_CANDIDATES
             && let Some(stream) = ControlStream::fetch(&self.control, &self.handle.token)
         {
-            candidates.push(Candidate { stream, deadline: Instant::now(), stage: Stage::Client });
+            candidates.push(Candidate { stream, name: None, deadline: Instant::now(), stage: Stage::Client });
         }
     }
 
@@ -171,7 +178,10 @@ impl Listener {
         // From here on there are queue pairs, which have to go if the peer does and nobody asks the listener.
         let task: Arc<dyn PeriodicTask> = Arc::clone(&self.candidates) as _;
         self.nic.watch_set_up(&self.control, Some(&task))?;
-        let preparing = begin(&self.nic, Hello::parse(&frame.body)?)?;
+        let hello = Hello::parse(&frame.body)?;
+        let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
+        candidate.name = Some(name.to_string());
+        let preparing = begin(&self.nic, hello)?;
         candidate.deadline = Instant::now() + self.handshake_timeout();
         candidate.stage = Stage::Connecting(Box::new(preparing));
         self.proceed(candidate)
@@ -186,7 +196,7 @@ impl Listener {
         let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
             return Ok(Verdict::Wait);
         };
-        let (prepared, reply) = preparing.finish()?;
+        let (prepared, reply) = preparing.finish(&self.nic)?;
         candidate.stream.send(Kind::Reply, reply.body());
         candidate.stage = Stage::Replied(Box::new(prepared));
         Ok(Verdict::Wait)
@@ -201,7 +211,8 @@ impl Listener {
     }
 
     fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<RecvComm> {
-        let peer = PeerState::new(format!("{} ({})", prepared.peer, stream.peer()), stream, prepared.terms.failover);
+        let name = PeerName::new(&prepared.identity, &prepared.endpoint, stream.peer());
+        let peer = PeerState::new(name, stream, prepared.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} receives from {}", self.nic.name, peer.peer());
         Ok(RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms))
@@ -209,6 +220,11 @@ impl Listener {
 }
 
 impl Candidate {
+    /// For messages: what is known of it.
+    fn describe(&self) -> String {
+        self.name.clone().unwrap_or_else(|| self.stream.peer().to_string())
+    }
+
     fn refuse(&self, why: &str) {
         self.stream.send(Kind::Refuse, why.as_bytes().to_vec());
     }
@@ -256,10 +272,12 @@ fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
 }
 
 impl Preparing {
-    fn finish(self) -> Result<(Prepared, Reply)> {
+    fn finish(self, nic: &Nic) -> Result<(Prepared, Reply)> {
         let Self { connecting, hello, terms } = self;
         let (qps, endpoint) = connecting.finish();
-        let path = RecvPath::new(qps, hello.ring, &terms)?;
-        Ok((Prepared { path, peer: hello.endpoint.name, terms }, Reply { endpoint, terms }))
+        let stats = identity::open_stats(nic, Direction::Receive, &hello.identity, &qps);
+        let path = RecvPath::new(qps, hello.ring, &terms, stats)?;
+        let prepared = Prepared { path, endpoint: hello.endpoint.name, identity: hello.identity, terms };
+        Ok((prepared, Reply { endpoint, terms, identity: identity::own() }))
     }
 }

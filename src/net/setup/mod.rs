@@ -2,4 +2,5 @@
 
 pub mod connect;
 pub mod connectors;
+mod identity;
 pub mod listen;

@@ -25,7 +25,7 @@ mod recovery;
 mod sender;
 mod world;
 
-pub(super) use plan::endpoint;
+pub(super) use plan::{endpoint, identity};
 
 use fabric::End;
 use faults::Fault;

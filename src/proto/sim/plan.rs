@@ -3,6 +3,7 @@
 use super::random::Random;
 use crate::proto::endpoint::{Ece, Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
+use crate::proto::identity::Identity;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::stripe::Striping;
 use crate::proto::{MAX_GROUP, MAX_RAILS};
@@ -125,4 +126,9 @@ pub(in crate::proto) fn endpoint(rails: usize, qps: usize, split: bool) -> Endpo
 fn queue_pair(rail: u32, i: u32) -> QpEnd {
     let ece = Ece { vendor_id: 0x15b3, options: rail << 8 | i, comp_mask: 0 };
     QpEnd { qpn: 100 * rail + i, psn: 7 * i, ece: Some(ece).filter(|_| i % 2 == 1) }
+}
+
+/// The process of such an end.
+pub(in crate::proto) fn identity() -> Identity {
+    Identity { host: "host".into(), pid: 42, rank: Some(3), label: None }
 }

@@ -17,12 +17,14 @@
 //! | `instructions` | instructions per call out of callgrind's output |
 //! | `check` | the contract of an NCCL net transport, point by point |
 //! | `outlast` | a stream of checked messages while faults happen |
+//! | `doctor` | a machine before a job, row by row; sees it through the plugin's own code |
 //! | [`cli`] | the command line |
 //!
 //! To write a test, start at [`pair`]; to call a vtable, at [`transport`]; to understand a result, at [`results`].
 
 mod check;
 pub mod cli;
+mod doctor;
 pub mod error;
 mod instructions;
 pub mod measure;

@@ -3,6 +3,7 @@
 mod check;
 mod compare;
 mod device_args;
+mod doctor;
 mod exit;
 mod instructions;
 mod memcpy;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::cli::exit::{Exit, INVALID, TABLE};
+use crate::doctor::machine;
 use crate::error::Result;
 use crate::nccl::cache;
 use crate::nccl::release::NcclRelease;
@@ -55,6 +57,8 @@ enum Command {
     Check(check::Check),
     /// Stream checked messages while ports, queue pairs or processes fail, and say how it ended
     Outlast(outlast::Outlast),
+    /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
+    Doctor(doctor::Doctor),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Count a transport's instructions in what callgrind wrote of `solo`
@@ -74,6 +78,10 @@ enum Command {
     CheckWorker,
     #[command(hide = true)]
     OutlastWorker,
+    #[command(hide = true)]
+    DoctorVerbs,
+    #[command(hide = true)]
+    DoctorLoopback { plugin: PathBuf },
 }
 
 /// Parses the process's arguments and does what they say; the exit code.
@@ -100,6 +108,8 @@ pub fn main() -> i32 {
             | Command::Worker
             | Command::CheckWorker
             | Command::OutlastWorker
+            | Command::DoctorVerbs
+            | Command::DoctorLoopback { .. }
     ) {
         interrupt::install_handler();
     }
@@ -108,6 +118,8 @@ pub fn main() -> i32 {
         Command::Worker => return worker::main(),
         Command::CheckWorker => return crate::check::worker::main(),
         Command::OutlastWorker => return crate::outlast::worker::main(),
+        Command::DoctorVerbs => return machine::verbs_worker(),
+        Command::DoctorLoopback { plugin } => return machine::loopback_worker(&plugin),
         Command::Wheel { version, nccl } => {
             let found = version.map_or_else(|| cache::find(nccl.as_deref()), cache::fetched);
             found.and_then(|path| output::write_stdout(&format!("{}\n", path.display()))).map(|()| Exit::Good)
@@ -118,6 +130,7 @@ pub fn main() -> i32 {
         Command::Memcpy(memcpy) => memcpy.run(),
         Command::Check(check) => check.run(),
         Command::Outlast(outlast) => outlast.run(words()),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Solo(solo) => solo.run(),
         Command::Instructions(instructions) => instructions.run(),
     })

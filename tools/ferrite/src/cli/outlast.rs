@@ -89,7 +89,7 @@ pub(super) struct Outlast {
     /// Seed of all random decisions; each repetition adds one
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Flaps of the scenarios that are made of them
+    /// Flaps, or other random faults, of the scenarios that are made of them
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     flaps: u32,
     /// The size of each message

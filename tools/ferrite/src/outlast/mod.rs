@@ -10,7 +10,7 @@
 //! | `control_relay` | a TCP relay that cuts or silences what passes |
 //! | `worker` | one of the two processes |
 //! | `fault` | what can be done to a run |
-//! | `scenario` | the scenarios |
+//! | `scenario`, `script` | the scenarios; their faults and times |
 //! | `device` | the software device's command line |
 //! | `transport_log` | what a transport's log tells of failures |
 //! | `runner` | the process that starts the others and keeps the clock |
@@ -27,6 +27,7 @@ mod receiver;
 pub(crate) mod report;
 pub(crate) mod runner;
 pub(crate) mod scenario;
+mod script;
 mod sender;
 mod transport_log;
 pub(crate) mod worker;

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::outlast::fault::{Fault, Step};
+use crate::outlast::fault::Step;
+use crate::outlast::script::Script;
 
 /// Transmissions 67 ms apart, eight of them.
 pub(crate) const RETRIES: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "14"), ("NCCL_IB_RETRY_CNT", "7")];
@@ -41,14 +42,6 @@ pub(crate) struct Scenario {
     script: Script,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Script {
-    /// Milliseconds after the start, and the fault as [`Fault::parse`] reads it.
-    Fixed(&'static [(u64, &'static str)]),
-    /// The ports, one of them at a time and at random, go down for 5 to 60 ms, after 20 to 60 ms up.
-    Flaps(&'static [&'static str]),
-}
-
 const fn scenario(
     name: &'static str,
     claim: &'static str,
@@ -63,6 +56,9 @@ const fn flaps(name: &'static str, claim: &'static str, ports: Ports, of: &'stat
     let script = Script::Flaps(of);
     Scenario { name, claim, ports, stream_ms: 0, pause: None, retries: RETRIES, script }
 }
+
+/// The devices of [`Ports::Two`], with one port each.
+const DEVICES: &[&str] = &["softrnic0", "softrnic1", "softrnic2", "softrnic3"];
 
 /// All of them.
 pub(crate) const SCENARIOS: &[Scenario] = &[
@@ -270,6 +266,15 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         4000,
         &[(500, "port softrnic0/1 down")],
     ),
+    Scenario {
+        name: "random",
+        claim: "two ports; faults of every kind that ends, at random times, some while another one lasts",
+        ports: Ports::Two,
+        stream_ms: 0,
+        pause: None,
+        retries: RETRIES_34_MS,
+        script: Script::Random(DEVICES),
+    },
 ];
 
 impl Scenario {
@@ -283,45 +288,14 @@ impl Scenario {
             .ok_or_else(|| Error::Usage(format!("there is no scenario {name}; there are {}, and all", names())))
     }
 
-    /// The steps in the order of their times, and how long the stream lasts. `flaps` is how many flaps there are where a scenario
-    /// is made of them.
+    /// The steps in the order of their times, and how long the stream lasts. `faults` is how many there are where a scenario is made
+    /// of random ones.
     ///
     /// # Errors
-    /// Those of [`Fault::parse`].
-    pub(crate) fn script(&self, seed: u64, flaps: u32) -> Result<(Vec<Step>, Duration)> {
-        let mut steps = Vec::new();
-        match self.script {
-            Script::Fixed(lines) => {
-                for (at, text) in lines {
-                    steps.push(Step { at: Duration::from_millis(*at), fault: Fault::parse(text)? });
-                }
-                Ok((steps, Duration::from_millis(self.stream_ms)))
-            }
-            Script::Flaps(ports) => {
-                let (mut at, mut random) = (500, Random(seed));
-                for _ in 0..flaps {
-                    let port = ports[random.below(ports.len() as u64) as usize];
-                    for (state, least, most) in [("down", 5, 60), ("up", 20, 60)] {
-                        let fault = Fault::parse(&format!("port {port} {state}"))?;
-                        steps.push(Step { at: Duration::from_millis(at), fault });
-                        at += least + random.below(most - least + 1);
-                    }
-                }
-                Ok((steps, Duration::from_millis(at + 1000)))
-            }
-        }
-    }
-}
-
-/// A generator of random numbers (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end
+    /// Those of [`Fault::parse`](crate::outlast::fault::Fault::parse).
+    pub(crate) fn script(&self, seed: u64, faults: u32) -> Result<(Vec<Step>, Duration)> {
+        let (steps, last) = self.script.steps(seed, faults)?;
+        Ok((steps, last.unwrap_or_else(|| Duration::from_millis(self.stream_ms))))
     }
 }
 
@@ -337,15 +311,6 @@ mod tests {
             assert!(steps.is_sorted_by_key(|step| step.at), "{}", scenario.name);
             assert!(steps.iter().all(|step| step.at < duration), "{}", scenario.name);
         }
-    }
-
-    #[test]
-    fn flaps_are_those_of_the_seed() {
-        let scenario = Scenario::named("flaps-two-ports").expect("it is there");
-        let script = |seed| scenario.script(seed, 20).expect("it is read");
-        assert_eq!(script(3), script(3));
-        assert_ne!(script(3), script(4));
-        assert_eq!(script(3).0.len(), 40);
     }
 
     #[test]

@@ -1,0 +1,96 @@
+//! Who an end of a connection is: what the two ends tell each other so that messages and statistics can name them.
+
+use super::codec::{Reader, Writer};
+use super::{Violation, violation};
+
+/// Bytes of a host name at most; a longer one is cut.
+pub const MAX_HOST_BYTES: usize = 64;
+/// Ranks are below this number.
+const RANKS: u32 = 1 << 31;
+/// Stands for a rank that is not known.
+const NONE: u32 = u32::MAX;
+
+/// The process of an end. None of it is relied upon: it is for people.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Host name.
+    pub host: String,
+    /// Process id, in the process's own namespace.
+    pub pid: u32,
+    /// The process's rank as the tags of its sends tell it, if it has sent anything, and one rank only. NCCL's tags are ranks in a
+    /// communicator, not in the job.
+    pub rank: Option<u32>,
+    /// The process's rank in the job as its launcher has told it.
+    pub label: Option<u32>,
+}
+
+impl Identity {
+    pub(super) fn emit(&self, to: &mut Writer) {
+        let host = (0..=self.host.len().min(MAX_HOST_BYTES)).rev().find(|at| self.host.is_char_boundary(*at));
+        to.name(&self.host[..host.unwrap_or(0)]);
+        to.u32(self.pid);
+        to.u32(self.rank.unwrap_or(NONE));
+        to.u32(self.label.unwrap_or(NONE));
+    }
+
+    /// # Errors
+    /// It is too short, the name of the host is too long, or a rank is none.
+    pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
+        let host = from.name()?;
+        if host.len() > MAX_HOST_BYTES {
+            return Err(violation!("a host name of {} bytes; {MAX_HOST_BYTES} are possible", host.len()));
+        }
+        let pid = from.u32()?;
+        Ok(Self { host, pid, rank: rank(from.u32()?)?, label: rank(from.u32()?)? })
+    }
+}
+
+fn rank(bits: u32) -> Result<Option<u32>, Violation> {
+    match bits {
+        NONE => Ok(None),
+        rank if rank < RANKS => Ok(Some(rank)),
+        other => Err(violation!("{other} is no rank")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn survives(identity: &Identity) -> Result<Identity, Violation> {
+        let mut body = Writer::default();
+        identity.emit(&mut body);
+        let mut reader = Reader(&body.0);
+        let parsed = Identity::parse(&mut reader)?;
+        reader.end().map(|()| parsed)
+    }
+
+    #[test]
+    fn an_identity_survives_the_wire() {
+        for (rank, label) in [(None, None), (Some(0), Some(RANKS - 1)), (Some(7), None)] {
+            let identity = Identity { host: "n-0412".into(), pid: 3021, rank, label };
+            assert_eq!(survives(&identity), Ok(identity));
+        }
+    }
+
+    #[test]
+    fn a_long_host_name_is_cut_between_characters() {
+        let identity = Identity { host: format!("{}é", "x".repeat(63)), pid: 1, rank: None, label: None };
+        assert_eq!(survives(&identity).map(|identity| identity.host), Ok("x".repeat(63)));
+    }
+
+    #[test]
+    fn what_no_ferrite_says_is_refused() {
+        let mut long = Writer::default();
+        long.name(&"x".repeat(MAX_HOST_BYTES + 1));
+        long.bytes(&[0; 12]);
+        assert!(Identity::parse(&mut Reader(&long.0)).is_err(), "a long name");
+        for rank in [RANKS, NONE - 1] {
+            let mut body = Writer::default();
+            body.name("n");
+            [1, rank, NONE].into_iter().for_each(|word| body.u32(word));
+            assert!(Identity::parse(&mut Reader(&body.0)).is_err(), "rank {rank}");
+        }
+        assert!(Identity::parse(&mut Reader(&[1, b'n', 0, 0])).is_err(), "cut");
+    }
+}

@@ -1,0 +1,86 @@
+//! Files of processes that have been killed. They stay so that what was outstanding can be read; the newest ones are kept.
+
+use super::layout::FILE_PREFIX;
+use super::lock;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Files of dead processes that are kept.
+pub(super) const KEPT: usize = 64;
+
+/// Removes this user's files in `folder` whose processes are dead, but for the newest [`KEPT`]. `own` is not opened: to close it
+/// again would give its lock up.
+pub(super) fn sweep(folder: &Path, own: &Path) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    let is_ours = |path: &PathBuf| {
+        path != own && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(FILE_PREFIX))
+    };
+    let paths = entries.filter_map(Result::ok).map(|entry| entry.path()).filter(is_ours);
+    let mut dead: Vec<_> = paths.filter_map(|path| Some((died(&path)?, path))).collect();
+    dead.sort();
+    for (_, path) in &dead[..dead.len().saturating_sub(KEPT)] {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// When the file of a dead process of this user was made or last changed. `None`: it is another's, or its process is alive.
+fn died(path: &Path) -> Option<SystemTime> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
+    let about = file.metadata().ok()?;
+    let is_own = about.is_file() && about.uid() == rustix::process::geteuid().as_raw();
+    (is_own && !lock::is_taken(file.as_fd())).then(|| about.modified().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use testkit::Scratch;
+
+    /// A child process that holds the lock of `path` until it is killed.
+    fn holder(path: &Path) -> libc::pid_t {
+        let file = File::options().read(true).write(true).open(path).expect("it is there");
+        let (mut ready, child_end) = UnixStream::pair().expect("a pair");
+        // SAFETY: the child goes on alone with this one thread, calls nothing but the system, and waits to be killed.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            lock::take(file.as_fd());
+            // SAFETY: a valid buffer of one byte; then plain numbers.
+            unsafe { libc::write(child_end.as_raw_fd(), c"x".as_ptr().cast(), 1) };
+            loop {
+                // SAFETY: plain numbers.
+                unsafe { libc::pause() };
+            }
+        }
+        ready.read_exact(&mut [0]).expect("the child has the lock");
+        child
+    }
+
+    #[test]
+    fn the_newest_files_of_dead_processes_are_kept_and_those_of_living_ones() {
+        let folder = Scratch::new();
+        let name = |n: usize| format!("{FILE_PREFIX}{n}.1");
+        let start = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        for n in 0..KEPT + 4 {
+            let path = folder.write(&name(n), "");
+            let changed = start + std::time::Duration::from_secs(n as u64);
+            File::options().write(true).open(path).expect("it is there").set_modified(changed).expect("a time");
+        }
+        folder.write("another-file", "");
+        let (own, alive) = (folder.path().join(name(0)), folder.path().join(name(1)));
+        let child = holder(&alive);
+        sweep(folder.path(), &own);
+        // SAFETY: our own child, which is waited for once.
+        unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0)) };
+        let is_left = |n: usize| folder.path().join(name(n)).exists();
+        let gone: Vec<_> = (0..KEPT + 4).filter(|n| !is_left(*n)).collect();
+        assert_eq!(gone, [2, 3], "the oldest of the dead");
+        assert!(folder.path().join("another-file").exists());
+    }
+}

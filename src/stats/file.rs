@@ -1,0 +1,137 @@
+//! This process's statistics file: made, locked, grown and removed.
+
+use super::layout::{CHUNK_RECORDS, FILE_PREFIX, HEADER_WORDS, MAX_RECORDS, RECORD_WORDS, header};
+use super::lock;
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::Resource;
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::ffi::CString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The words of the header.
+pub(super) type Header = [AtomicU64; HEADER_WORDS];
+/// The words of a record.
+pub(super) type Words = [AtomicU64; RECORD_WORDS];
+/// The records that the file grows by.
+pub(super) type Chunk = [Words; CHUNK_RECORDS];
+
+/// The file, which is mapped as long as the process lives.
+#[derive(Debug)]
+pub(super) struct StatsFile {
+    file: OwnedFd,
+    pub(super) path: PathBuf,
+    pub(super) header: &'static Header,
+    records: usize,
+}
+
+impl StatsFile {
+    /// Makes the file of this process in `folder`, with an empty header and no record. `start_ticks` is when the process started.
+    ///
+    /// # Errors
+    /// The file system refuses, or is full.
+    pub(super) fn create(folder: &Path, start_ticks: u64) -> Result<Self, String> {
+        let path = folder.join(format!("{FILE_PREFIX}{}.{start_ticks:x}", std::process::id()));
+        let failed = |e: Errno| format!("{}: {}", path.display(), std::io::Error::from(e));
+        // One of this name is this process's own, from before an exec.
+        let _ = rustix::fs::unlink(&path);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        remove_at_exit(&path);
+        lock::take(file.as_fd());
+        match map::<Header>(&file, 0) {
+            Ok(header) => Ok(Self { file, path, header, records: 0 }),
+            Err(e) => {
+                let _ = rustix::fs::unlink(&path);
+                Err(failed(e))
+            }
+        }
+    }
+
+    /// [`CHUNK_RECORDS`] more records. `None`: the file system is full, or there are [`MAX_RECORDS`].
+    pub(super) fn grow(&mut self) -> Option<&'static Chunk> {
+        if self.records + CHUNK_RECORDS > MAX_RECORDS {
+            return None;
+        }
+        let at = (size_of::<Header>() + self.records * size_of::<Words>()) as u64;
+        let chunk = map::<Chunk>(&self.file, at).ok()?;
+        self.records += CHUNK_RECORDS;
+        self.header[header::RECORDS].store(self.records as u64, Ordering::Release);
+        Some(chunk)
+    }
+}
+
+/// Memory of this process alone, which is never freed.
+pub(super) fn private<T: Mapped>() -> &'static T {
+    let Ok(layout) = Layout::new::<T>().align_to(CACHE_LINE) else { handle_alloc_error(Layout::new::<T>()) };
+    // SAFETY: the size is not 0.
+    let memory = unsafe { alloc_zeroed(layout) }.cast::<T>();
+    if memory.is_null() {
+        handle_alloc_error(layout);
+    }
+    // SAFETY: memory of this size and alignment, never freed, whose zeros are valid, as the trait says.
+    unsafe { &*memory }
+}
+
+/// A record begins on a cache line of its own.
+const CACHE_LINE: usize = 64;
+
+/// Types that are arrays of atomic words.
+pub(super) trait Mapped: Sized + 'static {}
+impl Mapped for Header {}
+impl Mapped for Chunk {}
+
+/// A `T` at offset `at` of `file`, which gets as long as it takes. Its blocks are allocated first: if the file system is full, that
+/// is an error here, and not a signal when the memory is written.
+fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
+    let bytes = size_of::<T>();
+    // A file beyond this limit of the process would be answered with a signal that ends it.
+    if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|most| most < at + bytes as u64) {
+        return Err(Errno::FBIG);
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(file, at, bytes)?,
+        other => other?,
+    }
+    let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, std::os::fd::AsRawFd::as_raw_fd(file));
+    // SAFETY: a new mapping at an address of the kernel's choice; `at` is a multiple of the page size, as the assertions say.
+    let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, fd, at as libc::off_t) };
+    if memory == libc::MAP_FAILED {
+        return Err(Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM)));
+    }
+    // SAFETY: `bytes` bytes that are never unmapped, aligned to a page. Every access to them is atomic, here and in readers.
+    Ok(unsafe { &*memory.cast::<T>() })
+}
+
+// Pages have 4 KiB on x86-64 and 4 or 64 KiB on arm64, where mapping a file at such an offset may fail: memory is private then.
+const _: () = assert!(size_of::<Header>().is_multiple_of(4096) && size_of::<Chunk>().is_multiple_of(4096));
+
+/// As `fallocate`, on a file system that does not know it.
+fn fill(file: &OwnedFd, at: u64, bytes: usize) -> Result<(), Errno> {
+    let zeros = [0; 4096];
+    let mut done = 0;
+    while done < bytes {
+        done += rustix::io::pwrite(file, &zeros[..zeros.len().min(bytes - done)], at + done as u64)?;
+    }
+    Ok(())
+}
+
+static REMOVED_AT_EXIT: OnceLock<(u32, CString)> = OnceLock::new();
+
+/// Has the file removed when the process ends in order. A forked child that ends removes nothing.
+fn remove_at_exit(path: &Path) {
+    extern "C" fn remove() {
+        if let Some((_, path)) = REMOVED_AT_EXIT.get().filter(|(owner, _)| *owner == std::process::id()) {
+            let _ = rustix::fs::unlink(path.as_c_str());
+        }
+    }
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return };
+    if REMOVED_AT_EXIT.set((std::process::id(), path)).is_ok() {
+        // SAFETY: a function that lives as long as the process, since the library is never unmapped.
+        unsafe { libc::atexit(remove) };
+    }
+}

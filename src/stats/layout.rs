@@ -1,0 +1,194 @@
+//! The layout of the statistics file. The plugin writes it; `ferrite top` compiles this file too. The page for readers of other
+//! programs is docs/stats-file.md.
+//!
+//! A file is a header of [`HEADER_WORDS`] words and then records of [`RECORD_WORDS`] words. A word has 8 bytes, in the byte order
+//! of the machine, and is written as a whole. A constant of [`header`] or [`record`] is the index of a word. A text begins in the
+//! word of its constant and has the number of words that is told; unused bytes are 0.
+
+/// The first word of a file.
+pub const MAGIC: u64 = u64::from_ne_bytes(*b"FerrStat");
+/// A reader that knows another major number cannot read the file.
+pub const LAYOUT_MAJOR: u64 = 1;
+/// Incremented when words get a meaning that had none.
+pub const LAYOUT_MINOR: u64 = 0;
+
+/// Words of the header.
+pub const HEADER_WORDS: usize = 1024;
+/// Words of a record.
+pub const RECORD_WORDS: usize = 256;
+/// The file grows by so many records at a time.
+pub const CHUNK_RECORDS: usize = 64;
+/// Records of a file at most.
+pub const MAX_RECORDS: usize = 4096;
+/// How the names of these files begin. The process id follows, a dot, and the time at which the process started, in clock ticks
+/// since the machine's start, in hexadecimal digits.
+pub const FILE_PREFIX: &str = "ferrite-stats.";
+
+/// Words of the header.
+pub mod header {
+    /// [`super::MAGIC`], written last of the header.
+    pub const MAGIC: usize = 0;
+    /// Major number of the layout in the upper 32 bits, minor number in the lower ones.
+    pub const LAYOUT: usize = 1;
+    /// Bytes of the header.
+    pub const HEADER_BYTES: usize = 2;
+    /// Bytes of a record.
+    pub const RECORD_BYTES: usize = 3;
+    /// Records that the file has room for. Many may be free.
+    pub const RECORDS: usize = 4;
+    /// Process id.
+    pub const PID: usize = 5;
+    /// When the process started, in clock ticks since the machine's start.
+    pub const START_TICKS: usize = 6;
+    /// When the file was made, in nanoseconds since 1970.
+    pub const CREATED: usize = 7;
+    /// The process's own rank plus 1, as its sends tell it; 0: it is not known; [`super::SEVERAL`]: sends tell several.
+    pub const OWN_RANK: usize = 8;
+    /// Ends of connections that have no record in the file, since there was no memory for it.
+    pub const UNLISTED: usize = 9;
+    /// Rank plus 1 that the launcher has told in the environment; 0: it has told none.
+    pub const LABEL: usize = 10;
+    /// Host name.
+    pub const HOST: usize = 16;
+    /// Words of it.
+    pub const HOST_WORDS: usize = 8;
+    /// Path of the program.
+    pub const PROGRAM: usize = 24;
+    /// Words of it.
+    pub const PROGRAM_WORDS: usize = 16;
+    /// Version of Ferrite.
+    pub const VERSION: usize = 40;
+    /// Words of it.
+    pub const VERSION_WORDS: usize = 4;
+    /// Name of the environment variable that has told the label.
+    pub const LABEL_NAME: usize = 44;
+    /// Words of it.
+    pub const LABEL_NAME_WORDS: usize = 4;
+    /// Sums over ends whose records have been given to other ends: a row for each device and direction.
+    pub const PAST: usize = 256;
+    /// Words of a row: the device's name ([`super::record::DEVICE_WORDS`]), the direction, and then the
+    /// first [`super::record::COUNTERS`] words of the records, added up.
+    pub const PAST_WORDS: usize = 32;
+    /// Rows.
+    pub const PAST_ROWS: usize = 24;
+}
+
+/// Of [`header::OWN_RANK`]: the process's sends tell several ranks.
+pub const SEVERAL: u64 = u64::MAX;
+
+/// Words of a record, which is of one end of a connection.
+pub mod record {
+    /// Messages that `isend` or `irecv` has accepted.
+    pub const BEGUN: usize = 0;
+    /// Messages that `test` has said are complete.
+    pub const DONE: usize = 1;
+    /// Bytes of those.
+    pub const BYTES: usize = 2;
+    /// Sender: messages whose first `isend` was refused, since there was no clear-to-send, or no free request.
+    pub const WAITS: usize = 3;
+    /// Receiver: flushes that `iflush` has begun.
+    pub const FLUSHES: usize = 4;
+    /// Receiver: flushes that `test` has said are complete.
+    pub const FLUSHES_DONE: usize = 5;
+    /// How often the connection has gone on over new queue pairs.
+    pub const RECOVERIES: usize = 6;
+    /// Sender: messages that were sent again after a recovery.
+    pub const RESENT: usize = 7;
+    /// Sender: bytes of those.
+    pub const RESENT_BYTES: usize = 8;
+    /// The words before this one are counters.
+    pub const COUNTERS: usize = 12;
+
+    /// Sender: what [`BEGUN`] was when an `isend` was last refused. Equal to it while a message waits for its clear-to-send.
+    pub const REFUSED_AT: usize = 12;
+    /// Sender: bytes that each rail has been given, by number, if there are several rails.
+    pub const RAIL_BYTES: usize = 16;
+    /// Words of it.
+    pub const RAILS: usize = 8;
+
+    /// [`super::FREE`], [`super::OPEN`] or [`super::CLOSED`] in the lower 8 bits; above them a number that is incremented each time
+    /// the record is given to another end.
+    pub const STATE: usize = 32;
+    /// [`super::SENDER`] or [`super::RECEIVER`].
+    pub const DIRECTION: usize = 33;
+    /// When the connection was set up, in nanoseconds since 1970.
+    pub const OPENED: usize = 34;
+    /// When it was closed; 0: it is open.
+    pub const CLOSED: usize = 35;
+    /// Process id of the peer, in its own namespace.
+    pub const PEER_PID: usize = 36;
+    /// The peer's rank plus 1, as NCCL's tags tell it; 0: it is not known.
+    pub const PEER_RANK: usize = 37;
+    /// The rank plus 1 that the peer's launcher has told it; 0: it has told none.
+    pub const PEER_LABEL: usize = 38;
+    /// This end's rank plus 1, as NCCL's tags tell it; 0: it is not known.
+    pub const OWN_RANK: usize = 39;
+    /// Number of rails in use.
+    pub const RAIL_COUNT: usize = 40;
+    /// Number of queue pairs in use.
+    pub const QP_COUNT: usize = 41;
+    /// Queue pair numbers, two in each word, the first one in the lower 32 bits.
+    pub const QPS: usize = 42;
+    /// Words of it.
+    pub const QPS_WORDS: usize = 16;
+    /// Name of the device, as NCCL is told it.
+    pub const DEVICE: usize = 64;
+    /// Words of it.
+    pub const DEVICE_WORDS: usize = 8;
+    /// Host name of the peer.
+    pub const PEER_HOST: usize = 72;
+    /// Words of it.
+    pub const PEER_HOST_WORDS: usize = 8;
+    /// Names of the rails, by number.
+    pub const RAIL_NAMES: usize = 80;
+    /// Words of each.
+    pub const RAIL_NAME_WORDS: usize = 4;
+}
+
+/// Of [`record::STATE`]: no end has the record.
+pub const FREE: u64 = 0;
+/// Of [`record::STATE`]: the connection stands.
+pub const OPEN: u64 = 1;
+/// Of [`record::STATE`]: this end is closed. The record stays as it is until another end needs it.
+pub const CLOSED: u64 = 2;
+
+/// Of [`record::DIRECTION`].
+pub const SENDER: u64 = 1;
+/// Of [`record::DIRECTION`].
+pub const RECEIVER: u64 = 2;
+
+// No words of a record, or of the header, overlap.
+const _: () = {
+    use record::{DEVICE, DEVICE_WORDS, PEER_HOST, PEER_HOST_WORDS, QPS, QPS_WORDS, RAIL_NAME_WORDS, RAIL_NAMES};
+    assert!(QPS + QPS_WORDS <= DEVICE && DEVICE + DEVICE_WORDS <= PEER_HOST);
+    assert!(PEER_HOST + PEER_HOST_WORDS <= RAIL_NAMES);
+    assert!(RAIL_NAMES + record::RAILS * RAIL_NAME_WORDS <= RECORD_WORDS);
+    assert!(record::RAIL_BYTES + record::RAILS <= record::STATE && record::RESENT_BYTES < record::COUNTERS);
+    assert!(header::LABEL_NAME + header::LABEL_NAME_WORDS <= header::PAST);
+    assert!(header::PAST + header::PAST_ROWS * header::PAST_WORDS <= HEADER_WORDS);
+    assert!(DEVICE_WORDS + 1 + record::COUNTERS <= header::PAST_WORDS);
+};
+
+/// `text` as words, cut to `count` words at the end of a character.
+pub fn text_words(text: &str, count: usize) -> impl Iterator<Item = u64> {
+    let cut = (0..=text.len().min(count * 8)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    let bytes = &text.as_bytes()[..cut];
+    (0..count).map(move |word| {
+        let at = |i: usize| bytes.get(word * 8 + i).copied().unwrap_or(0);
+        u64::from_ne_bytes(std::array::from_fn(at))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_cut_between_characters_and_filled_with_zeros() {
+        let bytes = |text, count| text_words(text, count).flat_map(u64::to_ne_bytes).collect::<Vec<_>>();
+        assert_eq!(bytes("mlx5_0", 1), b"mlx5_0\0\0");
+        assert_eq!(bytes("12345678", 1), b"12345678");
+        assert_eq!(bytes("1234567é", 1), b"1234567\0");
+        assert_eq!(bytes("123456789", 2), b"123456789\0\0\0\0\0\0\0");
+    }
+}

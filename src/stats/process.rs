@@ -1,0 +1,76 @@
+//! The one table of records of this process.
+
+use super::file::{Header, Words};
+use super::layout::{SEVERAL, header};
+use super::table::{Process, Table};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// `None`: nothing has been opened yet.
+static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+/// As [`header::OWN_RANK`].
+static OWN_RANK: AtomicU64 = AtomicU64::new(0);
+/// The process that made the file, and the header.
+static HEADER: OnceLock<(u32, &'static Header)> = OnceLock::new();
+
+/// Where the file is made if the user names no folder.
+pub const DEFAULT_FOLDER: &str = "/dev/shm";
+
+/// From now on records are in a file in `folder`. To be called before the first connection; later calls do nothing. Without a
+/// file, records are in private memory.
+///
+/// # Errors
+/// The file cannot be made, for the reason given. That is no reason to stop.
+pub fn open_file(folder: &str, process: &Process) -> Result<(), String> {
+    let mut table = lock();
+    if table.is_none() {
+        let made = table.insert(Table::in_file(Path::new(folder), process)?);
+        HEADER.get_or_init(|| (made.owner, made.header));
+    }
+    Ok(())
+}
+
+/// The rank that the sends of this process tell, if they tell one only.
+pub fn own_rank() -> Option<u32> {
+    match OWN_RANK.load(Ordering::Relaxed) {
+        0 | SEVERAL => None,
+        rank => Some(rank as u32 - 1),
+    }
+}
+
+/// A send has told this rank of this process.
+pub(super) fn handle_own_rank(rank: u32) {
+    let rank = u64::from(rank) + 1;
+    let told = match OWN_RANK.load(Ordering::Relaxed) {
+        0 => rank,
+        known if known == rank => return,
+        _ => SEVERAL,
+    };
+    OWN_RANK.store(told, Ordering::Relaxed);
+    if let Some((_, words)) = HEADER.get().filter(|(owner, _)| *owner == std::process::id()) {
+        words[header::OWN_RANK].store(told, Ordering::Relaxed);
+    }
+}
+
+/// A free record and its number.
+pub(super) fn take_record() -> (usize, &'static Words) {
+    let mut table = lock();
+    // A forked child has the file of its parent, which it leaves alone.
+    let is_own = |table: &Table| table.owner == std::process::id();
+    if !table.as_ref().is_some_and(is_own) {
+        *table = None;
+    }
+    table.get_or_insert_with(Table::private).take()
+}
+
+/// The end that has had record `number` is closed.
+pub(super) fn give_record_back(number: usize, words: &Words) {
+    if let Some(table) = lock().as_mut().filter(|table| table.owner == std::process::id()) {
+        table.give_back(number, words);
+    }
+}
+
+fn lock() -> MutexGuard<'static, Option<Table>> {
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
