@@ -44,7 +44,7 @@ pub(super) struct Check {
     #[arg(long)]
     long: bool,
     /// Names all checks and what they claim, and does nothing
-    #[arg(long, group = "SourceArgs")]
+    #[arg(long, group = "TransportArgs")]
     list: bool,
     /// Folder of the software device's libibverbs.so.1 [default: ../softrnic beside this program]
     #[arg(long, value_name = "DIR")]

@@ -66,10 +66,10 @@ pub(super) struct Outlast {
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     at: Vec<Duration>,
     /// Names all scenarios and does nothing
-    #[arg(long, group = "SourceArgs")]
+    #[arg(long, group = "TransportArgs")]
     list: bool,
     /// Prints a Markdown table of what `--format json` wrote into these files, and runs nothing
-    #[arg(long, value_name = "FILE", num_args = 1.., group = "SourceArgs")]
+    #[arg(long, value_name = "FILE", num_args = 1.., group = "TransportArgs")]
     table: Vec<PathBuf>,
     /// The built-in transport's port failover and recovery, which it has from 2.30 on [default: off]
     #[arg(long, value_enum)]
