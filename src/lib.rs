@@ -86,6 +86,13 @@
 //! takes long is done by [`net::control::workers`], whose threads exist only while there is something to recover. For operators:
 //! docs/failover.md.
 //!
+//! ## Reports of waits
+//!
+//! Both ends of a connection count their messages alike, so the numbers of both tell what a waiting end waits for
+//! ([`proto::explain`]). A watcher looks at all ends once a second. When one has waited for too long, a thread asks the peers over the
+//! control connections ([`net::explain`]), and these ask theirs, until processes are found that wait for nobody. For operators:
+//! docs/hang-report.md.
+//!
 //! ## Threads
 //!
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
@@ -94,7 +101,8 @@
 //! own. Ferrite's only threads in healthy times are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
 //! waits for device events and clears away what an abort has left half-made; one of them also drives the control connections and
 //! serves the port, from the first `listen` on. Up to four threads recover connections while there is one to recover; they enter a
-//! communicator for short moments, in which NCCL's thread waits. The library is never unmapped (`-z nodelete`).
+//! communicator for short moments, in which NCCL's thread waits. So does a watcher, once a second. One more thread asks and reports while
+//! a message waits for too long. The library is never unmapped (`-z nodelete`).
 //!
 //! ## Where things are decided
 //!
@@ -106,9 +114,11 @@
 //! | which connections share a control connection, and when does it end? | [`proto::control::plane`], [`proto::control::pool`] |
 //! | who is let in at the port, and how many may wait there? | [`proto::control::acceptor`] |
 //! | what becomes of connections whose control connection is lost? | [`proto::control::plane`], [`proto::control::redial`], [`net::data::probe`] |
+//! | what does a waiting end wait for, and what does the log say of it? | [`proto::explain`], [`net::explain`] |
 //! | what happens after a fault, in which order, and when is it given up? | [`proto::recovery`], [`net::recovery`] |
 //! | which lock is taken first? | [`net::control`] |
 //! | what bounds a connection that NCCL has abandoned during set-up? | [`net::setup`] |
+//! | which port of another card is borrowed, and when? | [`net::recovery`], [`net::device::spares`] |
 //! | how are queue pairs connected, and how often is it tried? | [`net::qp::connect`] |
 //! | which memory region serves which memory? | [`net::mr::table`] |
 //! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
@@ -131,6 +141,7 @@
 //! |---|---|
 //! | account | the receiver's list of the messages that have not arrived, during a recovery |
 //! | attempt | one try to recover a connection; attempts are numbered, and 0 is its set-up |
+//! | borrowed port | a port of another card that stands in for a rail while no own port can be used |
 //! | card | what libibverbs opens as one device: an RDMA card, or a PCI function of one |
 //! | clear-to-send (CTS) | 32 or 64 bytes that tell the sender a receive buffer: address, keys, size, tag, sequence number |
 //! | communicator | NCCL's send or receive end of a connection: `sendComm`, `recvComm` |

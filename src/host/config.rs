@@ -87,6 +87,14 @@ pub struct Config {
     pub stall_ms: u64,
     /// Seconds that the recovery of a connection may take; then the connection fails.
     pub give_up_s: u64,
+    /// A connection none of whose ports can be used borrows one of another card.
+    pub spare: bool,
+    /// Seconds that a message may wait before it is reported. 0: never.
+    pub hang_s: u64,
+    /// [`Self::hang_s`] is what the user has asked for, and not the default.
+    pub is_hang_set: bool,
+    /// Folder for reports.
+    pub report_folder: String,
     /// Statistics are in a file, for `ferrite top`.
     pub stats: bool,
     /// The folder of that file. `None`: the usual one.
@@ -182,7 +190,11 @@ impl Config {
             handshake_timeout_s: reader.number("FERRITE_HANDSHAKE_TIMEOUT")? as u64,
             failover: reader.flag("FERRITE_FAILOVER")?,
             stall_ms: reader.number("FERRITE_STALL_MS")? as u64,
+            spare: reader.flag("FERRITE_SPARE")?,
             give_up_s: reader.number("FERRITE_GIVE_UP")? as u64,
+            hang_s: reader.number("FERRITE_HANG_SECONDS")? as u64,
+            is_hang_set: reader.text("FERRITE_HANG_SECONDS").is_some(),
+            report_folder: reader.text("FERRITE_REPORT_DIR").unwrap_or_else(|| "/tmp".into()),
             stats: reader.flag("FERRITE_STATS")?,
             stats_folder: reader.text("FERRITE_STATS_DIR"),
         })
@@ -284,6 +296,7 @@ mod tests {
         assert_eq!(recovery("", "").expect("valid"), (true, 60, 120));
         assert_eq!(recovery("FERRITE_FAILOVER", "0").expect("valid"), (false, 60, 120));
         assert_eq!(recovery("FERRITE_STALL_MS", "0").expect("valid"), (true, 0, 120));
+        assert!(with("", "").expect("valid").spare && !with("FERRITE_SPARE", "0").expect("valid").spare);
         assert_eq!(recovery("FERRITE_GIVE_UP", "86400").expect("valid"), (true, 60, 86400));
     }
 

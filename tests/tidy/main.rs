@@ -22,7 +22,8 @@ const LAYERS: &[(&str, &[&str])] = &[
 const NET: &[(&str, &[&str])] = &[
     ("control", &[]),
     ("mr", &[]),
-    ("device", &["control", "mr"]),
+    ("explain", &["control"]),
+    ("device", &["control", "mr", "explain"]),
     ("qp", &["control", "mr", "device"]),
     ("recovery", &["control", "mr", "device", "qp"]),
     ("data", &["control", "mr", "device", "qp", "recovery"]),

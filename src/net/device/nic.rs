@@ -3,6 +3,7 @@
 use super::card::Card;
 use super::gdr::{Gdr, GdrSupport};
 use super::rail::Rail;
+use super::spares::Spares;
 use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::net::control::driver::ControlDriver;
@@ -11,9 +12,12 @@ use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::port_listeners::PortListener;
 use crate::net::control::workers::Workers;
+use crate::net::explain::end::ExplainedEnd;
+use crate::net::explain::explainer::Explainer;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_RAILS;
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::verbs::context::Context;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -27,10 +31,14 @@ pub struct Nic {
     pub rails: Vec<Arc<Rail>>,
     /// The cards of the ports, each once. There may be several, since libibverbs opens each PCI function of a card separately.
     pub cards: Vec<Arc<Card>>,
+    /// Ports of other devices that its connections may borrow.
+    pub spares: Spares,
     /// Settings.
     pub config: Arc<Config>,
     /// Threads that recover connections.
     pub workers: Arc<Workers>,
+    /// What explains the waits of this process.
+    pub explainer: Arc<Explainer>,
     /// What the log says of connections that recover.
     pub notices: Notices,
 }
@@ -39,7 +47,8 @@ impl Nic {
     /// The devices that the settings make of `contexts`. It is logged if they cannot reach the memory of GPUs.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>) -> Vec<Arc<Self>> {
         let gdr = Gdr::detect();
-        let nics = Self::assemble(Rail::discover(contexts, config, &gdr), config, &Arc::default());
+        let nics =
+            Self::assemble(Rail::discover(contexts, config, &gdr), config, &Arc::default(), &Explainer::new(config));
         if !nics.is_empty() {
             gdr.warn_if_missing(GdrSupport {
                 by_address: nics.iter().any(|nic| nic.supports_peer_memory()),
@@ -51,19 +60,33 @@ impl Nic {
     }
 
     /// Groups `rails` into devices, in the order of their first rails.
-    fn assemble(rails: Vec<Arc<Rail>>, config: &Arc<Config>, workers: &Arc<Workers>) -> Vec<Arc<Self>> {
+    fn assemble(
+        rails: Vec<Arc<Rail>>,
+        config: &Arc<Config>,
+        workers: &Arc<Workers>,
+        explainer: &Arc<Explainer>,
+    ) -> Vec<Arc<Self>> {
         let mut groups: Vec<Vec<Arc<Rail>>> = Vec::new();
-        for rail in rails {
-            let fits = |group: &&mut Vec<Arc<Rail>>| group.len() < MAX_RAILS && are_equal_ports(&group[0], &rail);
+        for rail in &rails {
+            let fits = |group: &&mut Vec<Arc<Rail>>| group.len() < MAX_RAILS && are_equal_ports(&group[0], rail);
             match groups.iter_mut().find(fits).filter(|_| config.merge_nics) {
-                Some(group) => group.push(rail),
-                None => groups.push(vec![rail]),
+                Some(group) => group.push(Arc::clone(rail)),
+                None => groups.push(vec![Arc::clone(rail)]),
             }
         }
-        groups.into_iter().map(|group| Arc::new(Self::new(group, config, workers))).collect()
+        let new = |group: Vec<Arc<Rail>>| Arc::new(Self::new(group, &rails, config, workers, explainer));
+        groups.into_iter().map(new).collect()
     }
 
-    fn new(rails: Vec<Arc<Rail>>, config: &Arc<Config>, workers: &Arc<Workers>) -> Self {
+    /// The device with `rails`, of `all` ports.
+    fn new(
+        rails: Vec<Arc<Rail>>,
+        all: &[Arc<Rail>],
+        config: &Arc<Config>,
+        workers: &Arc<Workers>,
+        explainer: &Arc<Explainer>,
+    ) -> Self {
+        let spares = if config.failover && config.spare { Spares::of(&rails, all) } else { Spares::default() };
         let names: Vec<_> = rails.iter().map(|rail| rail.name.as_str()).collect();
         let name = names.join("+");
         let mut cards: Vec<Arc<Card>> = Vec::new();
@@ -76,8 +99,10 @@ impl Nic {
             name,
             rails,
             cards,
+            spares,
             config: Arc::clone(config),
             workers: Arc::clone(workers),
+            explainer: Arc::clone(explainer),
             notices: Notices::default(),
         }
     }
@@ -87,8 +112,18 @@ impl Nic {
         if self.rails.len() == 1 {
             return vec![Arc::clone(self)];
         }
-        let alone = |rail: &Arc<Rail>| Arc::new(Self::new(vec![Arc::clone(rail)], &self.config, &self.workers));
-        self.rails.iter().map(alone).collect()
+        let all = self.ports_around();
+        self.rails.iter().map(|rail| Arc::new(self.like(vec![Arc::clone(rail)], &all))).collect()
+    }
+
+    /// A device with other `rails`, of `all` ports, which shares with this one what all devices share.
+    fn like(&self, rails: Vec<Arc<Rail>>, all: &[Arc<Rail>]) -> Self {
+        Self::new(rails, all, &self.config, &self.workers, &self.explainer)
+    }
+
+    /// Its ports, and those that it may borrow.
+    fn ports_around(&self) -> Vec<Arc<Rail>> {
+        self.rails.iter().cloned().chain(self.spares.by_preference()).collect()
     }
 
     /// The device of all `ports`, which are devices of one port each. `any`: they may be of several cards and of different speeds.
@@ -114,8 +149,9 @@ impl Nic {
                 refused("they are not equal ports of one card (NCCL_NET_FORCE_MERGE and NCCL_NET_MERGE_LEVEL allow it)")
             }
             () => {
-                let rails = ports.iter().flat_map(|port| &port.rails).map(Arc::clone).collect();
-                Ok(Self::new(rails, &of.config, &of.workers))
+                let rails = ports.iter().flat_map(|port| &port.rails).cloned().collect();
+                // What a port may borrow includes its sisters on other cards, if they are no members.
+                Ok(of.like(rails, &of.ports_around()))
             }
         }
     }
@@ -136,10 +172,9 @@ impl Nic {
         &self.rails[0]
     }
 
-    /// The index in [`Self::cards`] of the card of rail number `rail`.
-    pub fn card_of(&self, rail: usize) -> usize {
-        let of = |rail: &Arc<Rail>| self.cards.iter().position(|card| Arc::ptr_eq(card, &rail.card));
-        self.rails.get(rail).and_then(of).unwrap_or(0)
+    /// Its own ports of the rails with these `numbers`, as far as it has so many.
+    pub fn ports(&self, numbers: RailMask) -> Vec<(u8, Arc<Rail>)> {
+        numbers.iter().filter_map(|number| Some((number, Arc::clone(self.rails.get(usize::from(number))?)))).collect()
     }
 
     /// Registers `size` bytes at `addr` on every card, by a dma-buf descriptor and offset if they are given.
@@ -157,22 +192,9 @@ impl Nic {
         dmabuf: Option<(RawFd, u64)>,
     ) -> Result<MrHandle> {
         let caches = self.cards.iter().map(|card| &card.regions);
-        let cache_of_rail = (0..self.rails.len()).map(|rail| self.card_of(rail));
+        let cache_of_rail = self.rails.iter().map(|rail| &rail.card.regions);
         // SAFETY: as the caller says.
         unsafe { MrHandle::register(caches, cache_of_rail, addr, size, kind, dmabuf) }
-    }
-
-    /// Keys by rail for local work requests on the registered memory that has `length` bytes at `addr`; `None` if there is no such
-    /// memory. No bytes need no key.
-    pub fn lkeys_at(&self, addr: u64, length: u32) -> Option<[u32; MAX_RAILS]> {
-        let mut lkeys = [0; MAX_RAILS];
-        if length == 0 {
-            return Some(lkeys);
-        }
-        for (lkey, rail) in lkeys.iter_mut().zip(0..self.rails.len()) {
-            *lkey = self.cards.get(self.card_of(rail))?.regions.lkey_at(addr, length)?;
-        }
-        Some(lkeys)
     }
 
     /// Bandwidth of all rails together, in Mbit/s.
@@ -214,16 +236,6 @@ impl Nic {
         watcher.serve(driver)
     }
 
-    /// Has `peer` end, and no other connection, when one of the completion queues fails whose ids are `queues`, each with the number
-    /// of its rail. To be called after [`Self::watch`].
-    pub fn watch_queues(&self, peer: &Arc<PeerState>, queues: impl Iterator<Item = (u8, u64)>) {
-        for (rail, queue) in queues {
-            if let Some(watcher) = self.cards.get(self.card_of(rail.into())).and_then(|card| card.started_watcher()) {
-                watcher.watch_queue(queue, peer);
-            }
-        }
-    }
-
     /// From now on `listener` receives the events of the ports. To be called after [`Self::watch`].
     pub fn watch_ports(&self, listener: &Arc<dyn PortListener>) {
         for rail in &self.rails {
@@ -231,6 +243,15 @@ impl Nic {
                 watcher.listen(rail.port, listener);
             }
         }
+    }
+
+    /// Has what `end` waits for explained, as long as it lives. To be called after [`Self::watch`].
+    pub fn explain(&self, end: &Arc<dyn ExplainedEnd>) {
+        if !self.explainer.add(end) {
+            return;
+        }
+        let task: Arc<dyn PeriodicTask> = Arc::clone(&self.explainer) as _;
+        self.cards.iter().filter_map(|card| card.started_watcher()).for_each(|watcher| watcher.take_up(&task));
     }
 
     /// The device in one line, for the log.

@@ -23,13 +23,14 @@ const BYTES: usize = 1 << 20;
 const STEP: Duration = Duration::from_secs(10);
 
 /// The settings under which the plugin is tried. A device that does not answer fails soon, and by itself: each port is a device
-/// of its own, and nothing is recovered.
-pub(crate) const SETTINGS: [(&str, &str); 5] = [
+/// of its own, nothing is recovered, and no file is made.
+pub(crate) const SETTINGS: [(&str, &str); 6] = [
     ("NCCL_DEBUG", "WARN"),
     ("NCCL_IB_MERGE_NICS", "0"),
     ("NCCL_IB_TIMEOUT", "14"),
     ("NCCL_IB_RETRY_CNT", "5"),
     ("FERRITE_FAILOVER", "0"),
+    ("FERRITE_STATS", "0"),
 ];
 
 /// How it went on one device.

@@ -12,6 +12,7 @@ use crate::doctor::root::Root;
 use crate::doctor::subprocess;
 use crate::doctor::verbs_facts::VerbsFacts;
 use crate::doctor::verbs_probe;
+use crate::system::host;
 
 /// The hidden subcommands of the trials.
 pub(crate) const VERBS_WORKER: &str = "doctor-verbs";
@@ -43,6 +44,11 @@ impl Machine {
     /// The value of a variable that is set and not empty.
     pub(crate) fn var(&self, name: &str) -> Option<&str> {
         self.env.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    /// The kernel's log, where it may be read; below another root, its file `/var/log/dmesg`.
+    pub(crate) fn kernel_log(&self) -> Option<String> {
+        if self.root.is_real() { host::kernel_log() } else { self.root.text("/var/log/dmesg") }
     }
 
     /// What libibverbs reports; else why there is no libibverbs.

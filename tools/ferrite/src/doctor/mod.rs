@@ -6,7 +6,7 @@
 //! | `finding`, `row` | a fact with its verdict; a row of the table, which gives facts |
 //! | `rows` | the table, a file for each group of rows |
 //! | `machine` | what rows look at: files, environment, trials |
-//! | `root`, `conf_file` | files of the machine; NCCL's configuration files |
+//! | `root`, `conf_file`, `pci` | files of the machine; NCCL's configuration files; PCI functions |
 //! | `verbs_probe`, `loopback` | the trials, each in a process of its own; `verbs_facts` is what the first finds |
 //! | `subprocess` | such a process |
 //! | `report` | text and JSON |
@@ -15,6 +15,7 @@ mod conf_file;
 pub(crate) mod finding;
 mod loopback;
 pub(crate) mod machine;
+mod pci;
 pub(crate) mod report;
 pub(crate) mod root;
 pub(crate) mod row;

@@ -12,6 +12,11 @@ impl Root {
         Self(folder.into())
     }
 
+    /// Whether it is the machine's own `/`.
+    pub(crate) fn is_real(&self) -> bool {
+        self.0 == Path::new("/")
+    }
+
     /// Where the absolute `path` lies.
     pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();

@@ -13,6 +13,8 @@ pub(crate) struct VerbsFacts {
     pub(crate) unopened: Vec<String>,
     /// The ports that the plugin would use.
     pub(crate) rails: Vec<RailFacts>,
+    /// The traffic class that the settings give to packets.
+    pub(crate) traffic_class: u8,
 }
 
 /// The libibverbs that is loaded.

@@ -1,8 +1,10 @@
 //! `ferrite doctor`: each verdict that can be bad is shown by breaking what it is about, and is good again without that.
 
+mod bus;
 #[path = "../common/mod.rs"]
 mod common;
 mod devices;
+mod host;
 mod machine;
 mod page;
 mod ports;

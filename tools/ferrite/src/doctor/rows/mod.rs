@@ -1,28 +1,42 @@
 //! The table of rows, in the order in which they are looked at: what the first need is what the later ones stand on.
 
+mod bus;
 mod control;
+mod counters;
 mod devices;
 mod gids;
+mod gpu;
+mod host;
+mod isolation;
 mod memory;
 mod message;
 mod plugins;
 mod ports;
 mod settings;
+mod traffic;
+mod versions;
 
 use crate::doctor::row::Row;
 use crate::error::{Error, Result};
 
 /// All rows.
 pub(crate) fn all() -> Vec<&'static Row> {
-    let groups: [&'static [Row]; 8] = [
+    let groups: [&'static [Row]; 15] = [
         devices::ROWS,
         ports::ROWS,
         gids::ROWS,
+        traffic::ROWS,
         memory::ROWS,
         message::ROWS,
         control::ROWS,
-        plugins::ROWS,
         settings::ROWS,
+        plugins::ROWS,
+        versions::ROWS,
+        counters::ROWS,
+        bus::ROWS,
+        gpu::ROWS,
+        isolation::ROWS,
+        host::ROWS,
     ];
     groups.into_iter().flatten().collect()
 }
