@@ -4,6 +4,7 @@ mod check;
 mod compare;
 mod device_args;
 mod doctor;
+mod doctor_peers;
 mod exit;
 mod instructions;
 mod memcpy;
@@ -82,6 +83,8 @@ enum Command {
     DoctorVerbs,
     #[command(hide = true)]
     DoctorLoopback { plugin: PathBuf },
+    #[command(hide = true)]
+    DoctorHost { place: String, plugin: PathBuf },
 }
 
 /// Parses the process's arguments and does what they say; the exit code.
@@ -110,6 +113,7 @@ pub fn main() -> i32 {
             | Command::OutlastWorker
             | Command::DoctorVerbs
             | Command::DoctorLoopback { .. }
+            | Command::DoctorHost { .. }
     ) {
         interrupt::install_handler();
     }
@@ -119,6 +123,7 @@ pub fn main() -> i32 {
         Command::CheckWorker => return crate::check::worker::main(),
         Command::OutlastWorker => return crate::outlast::worker::main(),
         Command::DoctorVerbs => return machine::verbs_worker(),
+        Command::DoctorHost { place, plugin } => doctor_peers::host(&place, &plugin),
         Command::DoctorLoopback { plugin } => return machine::loopback_worker(&plugin),
         Command::Wheel { version, nccl } => {
             let found = version.map_or_else(|| cache::find(nccl.as_deref()), cache::fetched);
