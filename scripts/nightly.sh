@@ -38,6 +38,9 @@ for release in 2.20.5 2.25.1 2.27.5 2.32.3; do
 done
 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(/^the_loader_of_nccl_/)'
 
+step "a job of 64 processes that does not go on"
+FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(=causes::in_a_ring_of_64_all_name_the_rank_that_has_stopped)'
+
 step "the software device with staged copies"
 SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'package(softrnic) + package(softrnic-cli)'
 

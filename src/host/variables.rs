@@ -164,7 +164,11 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(0, 86_400, 10),
         "seconds that a message may wait before it is reported who waits for whom; 0: never. Where it is not set, each wait that ends by itself doubles it, up to 120",
     ),
-    variable("FERRITE_REPORT_DIR", Kind::Text, "folder for these reports as JSON; unset: `/tmp`"),
+    variable(
+        "FERRITE_REPORT_DIR",
+        Kind::Text,
+        "folder for these reports as JSON, and for the socket by which `ferrite hang` asks for one; unset: `/tmp`",
+    ),
     variable(
         "FERRITE_STATS",
         Kind::Number(0, 1, 1),

@@ -17,6 +17,7 @@
 //! | `instructions` | instructions per call out of callgrind's output |
 //! | `check` | the contract of an NCCL net transport, point by point |
 //! | `outlast` | a stream of checked messages while faults happen |
+//! | [`hang`] | what processes of Ferrite wait for |
 //! | `doctor` | a machine before a job, row by row; sees it through the plugin's own code |
 //! | [`cli`] | the command line |
 //!
@@ -26,6 +27,7 @@ mod check;
 pub mod cli;
 mod doctor;
 pub mod error;
+pub mod hang;
 mod instructions;
 pub mod measure;
 pub mod nccl;

@@ -6,6 +6,7 @@ mod device_args;
 mod doctor;
 mod doctor_peers;
 mod exit;
+mod hang;
 mod instructions;
 mod memcpy;
 mod outlast;
@@ -60,6 +61,8 @@ enum Command {
     Outlast(outlast::Outlast),
     /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
     Doctor(doctor::Doctor),
+    /// Say what processes wait for, of which and why
+    Hang(hang::Hang),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Count a transport's instructions in what callgrind wrote of `solo`
@@ -105,7 +108,8 @@ pub fn main() -> i32 {
     };
     if !matches!(
         cli.command,
-        Command::Solo(_)
+        Command::Hang(_)
+            | Command::Solo(_)
             | Command::Instructions(_)
             | Command::Wheel { .. }
             | Command::Worker
@@ -136,6 +140,7 @@ pub fn main() -> i32 {
         Command::Check(check) => check.run(),
         Command::Outlast(outlast) => outlast.run(words()),
         Command::Doctor(doctor) => doctor.run(),
+        Command::Hang(hang) => hang.run(),
         Command::Solo(solo) => solo.run(),
         Command::Instructions(instructions) => instructions.run(),
     })
