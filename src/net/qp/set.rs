@@ -297,7 +297,7 @@ fn take_in<'c>(
     completions: &'c [Completion],
     handle: &mut impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
 ) -> (Option<&'c Completion>, Result<()>) {
-    let (mut failed, mut outcome) = (None, Ok(()));
+    let (mut failed, mut outcome): (Option<&Completion>, _) = (None, Ok(()));
     for completion in completions {
         if completion.status() != Status::SUCCESS {
             handle_flushed(qps, completion);
