@@ -89,6 +89,8 @@ pub struct Config {
     pub stats: bool,
     /// The folder of that file. `None`: the usual one.
     pub stats_folder: Option<String>,
+    /// One in so many messages is timed; 0: none is.
+    pub stats_sample: u32,
 }
 
 /// How often and how soon an operation is tried again.
@@ -179,6 +181,7 @@ impl Config {
             stall_ms: reader.number("FERRITE_STALL_MS")? as u64,
             give_up_s: reader.number("FERRITE_GIVE_UP")? as u64,
             stats: reader.flag("FERRITE_STATS")?,
+            stats_sample: reader.number("FERRITE_SAMPLE")? as u32,
             stats_folder: reader.text("FERRITE_STATS_DIR"),
         })
     }

@@ -17,6 +17,7 @@
 //! | `instructions` | instructions per call out of callgrind's output |
 //! | `check` | the contract of an NCCL net transport, point by point |
 //! | `outlast` | a stream of checked messages while faults happen |
+//! | `top` | statistics that the plugin writes, as tables and metrics |
 //! | [`cli`] | the command line |
 //!
 //! To write a test, start at [`pair`]; to call a vtable, at [`transport`]; to understand a result, at [`results`].
@@ -35,6 +36,7 @@ mod run;
 mod solo;
 
 mod system;
+mod top;
 pub mod transport;
 pub mod verbs;
 mod version;

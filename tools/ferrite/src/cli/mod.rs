@@ -10,6 +10,7 @@ mod outlast;
 mod size;
 mod solo;
 mod source_args;
+mod top;
 mod verify;
 
 use std::path::PathBuf;
@@ -55,6 +56,8 @@ enum Command {
     Check(check::Check),
     /// Stream checked messages while ports, queue pairs or processes fail, and say how it ended
     Outlast(outlast::Outlast),
+    /// Show what the connections of this machine's processes do, as they run
+    Top(top::Top),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Count a transport's instructions in what callgrind wrote of `solo`
@@ -118,6 +121,7 @@ pub fn main() -> i32 {
         Command::Memcpy(memcpy) => memcpy.run(),
         Command::Check(check) => check.run(),
         Command::Outlast(outlast) => outlast.run(words()),
+        Command::Top(top) => top.run(),
         Command::Solo(solo) => solo.run(),
         Command::Instructions(instructions) => instructions.run(),
     })

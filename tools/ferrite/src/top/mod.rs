@@ -1,0 +1,33 @@
+//! `ferrite top`: what the connections of all processes of this machine do, from the files that the plugin writes.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | [`layout`], [`histogram`] | the plugin's own description of these files |
+//! | [`stats_file`] | one file as it is at a moment, or why it cannot be read |
+//! | [`end`] | one end of a connection, from its record |
+//! | [`processes`] | all files of a folder |
+//! | [`rates`] | what has changed between two moments |
+//! | [`ports`] | counters of ports in sysfs |
+//! | [`filter`] | which connections are shown, in which order |
+//! | [`table`] | tables of text |
+//! | [`json`], [`openmetrics`] | the same for programs; [`serve`] answers HTTP with the latter |
+//! | [`screen`] | the terminal |
+//!
+//! It opens files for reading only: it cannot disturb a job.
+
+pub(crate) mod end;
+pub(crate) mod filter;
+#[path = "../../../../src/stats/histogram.rs"]
+pub(crate) mod histogram;
+pub(crate) mod json;
+#[allow(dead_code, reason = "the plugin writes what this program does not read")]
+#[path = "../../../../src/stats/layout.rs"]
+pub(crate) mod layout;
+pub(crate) mod openmetrics;
+pub(crate) mod ports;
+pub(crate) mod processes;
+pub(crate) mod rates;
+pub(crate) mod screen;
+pub(crate) mod serve;
+pub(crate) mod stats_file;
+pub(crate) mod table;
