@@ -85,6 +85,13 @@
 //! takes long is done by [`net::control::workers`], whose threads exist only while there is something to recover. For operators:
 //! docs/failover.md.
 //!
+//! ## Reports of waits
+//!
+//! Both ends of a connection count their messages alike, so the numbers of both tell what a waiting end waits for
+//! ([`proto::explain`]). A watcher looks at all ends once a second. When one has waited for too long, a thread asks the peers over the
+//! control connections ([`net::explain`]), and these ask theirs, until processes are found that wait for nobody. For operators:
+//! docs/hang-report.md.
+//!
 //! ## Threads
 //!
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
@@ -93,7 +100,8 @@
 //! own. Ferrite's only threads in healthy times are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
 //! waits for device events and clears away what an abort has left half-made; one of them also drives the control connections and
 //! serves the port, from the first `listen` on. Up to four threads recover connections while there is one to recover; they enter a
-//! communicator for short moments, in which NCCL's thread waits. The library is never unmapped (`-z nodelete`).
+//! communicator for short moments, in which NCCL's thread waits. So does a watcher, once a second. One more thread asks and reports while
+//! a message waits for too long. The library is never unmapped (`-z nodelete`).
 //!
 //! ## Where things are decided
 //!
@@ -105,6 +113,7 @@
 //! | which connections share a control connection, and when does it end? | [`proto::control::plane`], [`proto::control::pool`] |
 //! | who is let in at the port, and how many may wait there? | [`proto::control::acceptor`] |
 //! | what becomes of connections whose control connection is lost? | [`proto::control::plane`], [`proto::control::redial`], [`net::data::probe`] |
+//! | what does a waiting end wait for, and what does the log say of it? | [`proto::explain`], [`net::explain`] |
 //! | what happens after a fault, in which order, and when is it given up? | [`proto::recovery`], [`net::recovery`] |
 //! | which lock is taken first? | [`net::control`] |
 //! | what bounds a connection that NCCL has abandoned during set-up? | [`net::setup`] |
@@ -119,6 +128,7 @@
 //! | what is counted, and how does another process read it? | [`stats`], docs/stats-file.md |
 //! | how is a peer called in messages? | [`proto::identity`], [`net::control::peer_name`] |
 //! | how is libibverbs found? | [`verbs::library`] |
+//! | what does `ferrite doctor` see of the machine? | [`inspect`] |
 //!
 //! ## Glossary
 //!
@@ -186,6 +196,7 @@
 mod abi;
 mod error;
 mod host;
+pub mod inspect;
 mod net;
 mod proto;
 mod stats;

@@ -1,4 +1,4 @@
-//! The parts of the crate that the tests in `tests/` use. It is the crate's only public module, and no interface for others.
+//! The parts of the crate that the tests in `tests/` use. No interface for others.
 
 pub use crate::abi::nccl;
 

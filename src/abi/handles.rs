@@ -5,12 +5,15 @@
 //! recovers a connection may have another one for a while.
 
 use crate::error::{Error, Result};
+use crate::net::control::peer_state::PeerState;
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
+use crate::net::explain::end::ExplainedEnd;
 use crate::net::mr::handle::MrHandle;
 use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
 use crate::proto::MAX_REQUESTS;
+use crate::proto::explain::look::Look;
 use crate::proto::requests::RequestId;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -194,6 +197,27 @@ impl end::Owner for Given<Comm<RecvComm>> {
     }
 }
 
+macro_rules! explained {
+    ($comm:ty) => {
+        impl ExplainedEnd for Given<Comm<$comm>> {
+            fn look(&self) -> Option<Look> {
+                self.handle.inner.comm.look()
+            }
+
+            fn peer(&self) -> &Arc<PeerState> {
+                &self.handle.inner.comm.peer
+            }
+
+            fn device(&self) -> &str {
+                &self.handle.inner.comm.nic.name
+            }
+        }
+    };
+}
+
+explained!(SendComm);
+explained!(RecvComm);
+
 #[cold]
 #[inline(never)]
 fn wrong_object(raw: *mut c_void, name: &str) -> Error {
@@ -211,6 +235,8 @@ impl Handle<Comm<SendComm>> {
         });
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
         made.handle.inner.comm.start(&owner);
+        let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
+        made.handle.inner.comm.nic.explain(&explained);
         Given::into_raw(made)
     }
 }
@@ -226,6 +252,8 @@ impl Handle<Comm<RecvComm>> {
         });
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
         made.handle.inner.comm.start(&owner);
+        let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
+        made.handle.inner.comm.nic.explain(&explained);
         Given::into_raw(made)
     }
 }

@@ -85,6 +85,12 @@ pub struct Config {
     pub stall_ms: u64,
     /// Seconds that the recovery of a connection may take; then the connection fails.
     pub give_up_s: u64,
+    /// Seconds that a message may wait before it is reported. 0: never.
+    pub hang_s: u64,
+    /// [`Self::hang_s`] is what the user has asked for, and not the default.
+    pub is_hang_set: bool,
+    /// Folder for reports.
+    pub report_folder: String,
     /// Statistics are in a file, for `ferrite top`.
     pub stats: bool,
     /// The folder of that file. `None`: the usual one.
@@ -180,6 +186,9 @@ impl Config {
             failover: reader.flag("FERRITE_FAILOVER")?,
             stall_ms: reader.number("FERRITE_STALL_MS")? as u64,
             give_up_s: reader.number("FERRITE_GIVE_UP")? as u64,
+            hang_s: reader.number("FERRITE_HANG_SECONDS")? as u64,
+            is_hang_set: reader.text("FERRITE_HANG_SECONDS").is_some(),
+            report_folder: reader.text("FERRITE_REPORT_DIR").unwrap_or_else(|| "/tmp".into()),
             stats: reader.flag("FERRITE_STATS")?,
             stats_sample: reader.number("FERRITE_SAMPLE")? as u32,
             stats_folder: reader.text("FERRITE_STATS_DIR"),

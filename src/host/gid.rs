@@ -111,7 +111,8 @@ impl GidEntry {
         kind(self) == kind(other)
     }
 
-    fn is_link_local(&self) -> bool {
+    /// Whether it is an address that no router forwards.
+    pub fn is_link_local(&self) -> bool {
         self.gid[0] == 0xfe && self.gid[1] & 0xc0 == 0x80
     }
 

@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | [`control`] | TCP connections between processes: they carry the set-up, and tell when a peer has died | |
 //! | [`mr`] | registered memory: the cache of memory regions, and NCCL's handles | |
-//! | [`device`] | devices as NCCL sees them: cards and ports, their GIDs, GPUDirect RDMA | `control`, `mr` |
+//! | [`explain`] | the report of what an operation waits for that does not go on | `control` |
+//! | [`device`] | devices as NCCL sees them: cards and ports, their GIDs, GPUDirect RDMA | `control`, `mr`, `explain` |
 //! | [`qp`] | the queue pairs of a connection, and connecting them | and `device` |
 //! | [`recovery`] | new queue pairs for a connection after a fault | and `qp` |
 //! | [`data`] | the data path: isend, irecv, iflush, test | and `recovery` |
@@ -14,6 +15,7 @@
 pub mod control;
 pub mod data;
 pub mod device;
+pub mod explain;
 pub mod mr;
 pub mod network;
 pub mod qp;

@@ -51,6 +51,11 @@ impl CtsWindow {
         self.next
     }
 
+    /// The sequence number of the first clear-to-send that the sender has not been sent.
+    pub(super) fn unsent(&self) -> u32 {
+        self.unsent
+    }
+
     /// The sequence number before which all messages have arrived.
     pub(super) fn oldest(&self) -> u32 {
         self.oldest

@@ -49,10 +49,15 @@ pub enum Kind {
     Ready,
     /// Receiver to sender: the messages that have not arrived.
     Account,
+    /// Either way, at any time: this end waits; how does the other one stand? This kind and the next one: see
+    /// [`super::explain::message`].
+    WaitQuestion,
+    /// Either way: so it stands.
+    WaitAnswer,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::Hello,
         Self::Reply,
         Self::Commit,
@@ -65,11 +70,18 @@ impl Kind {
         Self::Answer,
         Self::Ready,
         Self::Account,
+        Self::WaitQuestion,
+        Self::WaitAnswer,
     ];
 
     /// Whether it is of the recovery of an established connection, and has no meaning before the connection is there.
     pub fn is_of_recovery(self) -> bool {
-        self as u16 >= Self::Halt as u16
+        (Self::Halt as u16..=Self::Account as u16).contains(&(self as u16))
+    }
+
+    /// Whether it asks or tells what an established connection waits for. It changes nothing at the peer.
+    pub fn is_of_inquiry(self) -> bool {
+        matches!(self, Self::WaitQuestion | Self::WaitAnswer)
     }
 
     /// The longest body, in bytes.

@@ -2,6 +2,7 @@
 
 use super::codec::{Reader, Writer};
 use super::{Violation, violation};
+use std::fmt;
 
 /// Bytes of a host name at most; a longer one is cut.
 pub const MAX_HOST_BYTES: usize = 64;
@@ -11,7 +12,7 @@ const RANKS: u32 = 1 << 31;
 const NONE: u32 = u32::MAX;
 
 /// The process of an end. None of it is relied upon: it is for people.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
     /// Host name.
     pub host: String,
@@ -45,6 +46,19 @@ impl Identity {
     }
 }
 
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, pid, rank, label } = self;
+        match (rank, label) {
+            (None, None) => write!(f, "process {pid} on {host}"),
+            (Some(rank), Some(label)) if rank != label => {
+                write!(f, "rank {rank} (rank {label} of the job) on {host} (pid {pid})")
+            }
+            (Some(rank), _) | (None, Some(rank)) => write!(f, "rank {rank} on {host} (pid {pid})"),
+        }
+    }
+}
+
 fn rank(bits: u32) -> Result<Option<u32>, Violation> {
     match bits {
         NONE => Ok(None),
@@ -71,6 +85,14 @@ mod tests {
             let identity = Identity { host: "n-0412".into(), pid: 3021, rank, label };
             assert_eq!(survives(&identity), Ok(identity));
         }
+    }
+
+    #[test]
+    fn a_process_is_named_by_its_rank_or_by_its_number() {
+        let name = |rank, label| Identity { host: "n".into(), pid: 7, rank, label }.to_string();
+        assert_eq!(name(None, None), "process 7 on n");
+        assert_eq!([name(Some(3), None), name(None, Some(3)), name(Some(3), Some(3))], ["rank 3 on n (pid 7)"; 3]);
+        assert_eq!(name(Some(3), Some(9)), "rank 3 (rank 9 of the job) on n (pid 7)");
     }
 
     #[test]

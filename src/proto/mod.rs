@@ -31,6 +31,7 @@
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail gets |
 //! | `requests`, `send_queue` | the table of requests; the space in send queues |
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
+//! | `explain` | what an operation that does not go on waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
 //! | `sim`, `malformed_input` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything |
 #![forbid(unsafe_code)]
@@ -42,6 +43,7 @@ pub mod cts;
 mod cts_shadow;
 mod cts_window;
 pub mod endpoint;
+pub mod explain;
 pub mod frame;
 pub mod handle;
 pub mod handshake;

@@ -111,6 +111,11 @@ impl RecvFlow {
         let _ = self.requests.release_if(id, |_| true);
     }
 
+    /// Whether no request is in use.
+    pub fn is_idle(&self) -> bool {
+        self.requests.are_all_free()
+    }
+
     /// Messages that are expected and have not arrived.
     pub fn outstanding(&self) -> u32 {
         self.window.missing()

@@ -53,6 +53,8 @@ pub struct SendFlow {
     poll: u32,
     pub(super) requests: Requests<SendRequest>,
     pub(super) replays: Replays,
+    /// How often a message has found no clear-to-send of its tag.
+    pub(super) refusals: u32,
 }
 
 impl SendFlow {
@@ -68,6 +70,7 @@ impl SendFlow {
             poll: 0,
             requests: Requests::default(),
             replays: Replays::default(),
+            refusals: 0,
         }
     }
 
@@ -99,6 +102,7 @@ impl SendFlow {
                 return Ok(self.begin(seq, cts, addr, length));
             }
         }
+        self.refusals = self.refusals.wrapping_add(1);
         Ok(None)
     }
 

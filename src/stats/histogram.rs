@@ -1,4 +1,4 @@
-//! Histograms of times: buckets whose width grows with the time, four for each doubling. `ferrite top` compiles this file too.
+//! Histograms of times: buckets whose width grows with the time, four for each doubling. `ferrite top` uses this file too.
 //!
 //! A bucket is reported at the geometric mean of its bounds, which is off by 12 % at most.
 

@@ -1,4 +1,4 @@
-//! The layout of the statistics file. The plugin writes it; `ferrite top` compiles this file too. The page for readers of other
+//! The layout of the statistics file. The plugin writes it; `ferrite top` uses this file too. The page for readers of other
 //! programs is docs/stats-file.md.
 //!
 //! A file is a header of [`HEADER_WORDS`] words and then records of [`RECORD_WORDS`] words. A word has 8 bytes, in the byte order

@@ -2,7 +2,7 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`layout`] | what each word of the file means; `ferrite top` compiles it too |
+//! | [`layout`] | what each word of the file means; `ferrite top` uses it too |
 //! | [`record`] | the record of one end of a connection: its counters |
 //! | `timing`, `clock`, `histogram` | the times of some messages, stage by stage |
 //! | `stalls` | ends that stand still |
@@ -16,8 +16,7 @@
 mod clock;
 mod dead;
 mod file;
-#[cfg_attr(not(test), allow(dead_code, reason = "`ferrite top` uses what the plugin does not"))]
-mod histogram;
+pub mod histogram;
 pub mod layout;
 mod lock;
 pub mod process;

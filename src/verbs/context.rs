@@ -39,6 +39,10 @@ pub struct DeviceAttributes {
     pub port_count: u8,
     /// Queue pairs that the device can have.
     pub max_queue_pairs: i32,
+    /// Memory regions that the device can have.
+    pub max_memory_regions: i32,
+    /// Version of the firmware, as the device reports it.
+    pub firmware: [u8; 64],
 }
 
 /// An asynchronous event of a device.
@@ -125,6 +129,8 @@ impl Context {
             system_image_guid: attr.sys_image_guid,
             port_count: attr.phys_port_cnt,
             max_queue_pairs: attr.max_qp,
+            max_memory_regions: attr.max_mr,
+            firmware: attr.fw_ver.map(|c| c as u8),
         })
     }
 

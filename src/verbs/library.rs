@@ -30,6 +30,12 @@ macro_rules! functions {
                     }),)*
                 })
             }
+
+            /// The optional functions that this libibverbs lacks, each with the version that brought it.
+            pub fn missing(&self) -> Vec<(&'static str, &'static str)> {
+                let optional = [$((stringify!($oname), $oversion, self.$oname.is_some())),*];
+                optional.into_iter().filter(|(_, _, is_there)| !is_there).map(|(name, version, _)| (name, version)).collect()
+            }
         }
     };
 }

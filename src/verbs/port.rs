@@ -18,6 +18,10 @@ pub struct PortAttributes {
     pub lid: u16,
     /// MTU as `enum ibv_mtu`: 1 = 256 … 5 = 4096 bytes.
     pub mtu: u8,
+    /// The largest MTU that the port can have, in the same numbers.
+    pub max_mtu: u8,
+    /// LID of the subnet manager (InfiniBand); 0: there is none.
+    pub sm_lid: u16,
     /// Entries of the GID table.
     pub gid_count: i32,
     /// Entries of the partition key table.
@@ -100,6 +104,8 @@ impl Context {
             grh_required: raw.flags & GRH_REQUIRED != 0,
             lid: raw.lid,
             mtu: raw.active_mtu as u8,
+            max_mtu: raw.max_mtu as u8,
+            sm_lid: raw.sm_lid,
             gid_count: raw.gid_tbl_len,
             pkey_count: raw.pkey_tbl_len,
             // The older field is too narrow for speeds above NDR.

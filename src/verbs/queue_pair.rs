@@ -110,6 +110,11 @@ impl ResetQueuePair {
         Ok(Self { inner, inline_bytes })
     }
 
+    /// Bytes of inline data that the device has granted.
+    pub fn inline_bytes(&self) -> u32 {
+        self.inline_bytes
+    }
+
     /// Moves it to state INIT on `port`, in the partition of entry `pkey_index` of the port's partition key table.
     ///
     /// # Errors

@@ -17,13 +17,13 @@ pub struct RawAsyncEvent {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RawPort {
     pub(super) state: u32,
-    max_mtu: u32,
+    pub(super) max_mtu: u32,
     pub(super) active_mtu: u32,
     pub(super) gid_tbl_len: i32,
     capabilities_and_counters: [u32; 4],
     pub(super) pkey_tbl_len: u16,
     pub(super) lid: u16,
-    sm_lid: u16,
+    pub(super) sm_lid: u16,
     lmc_to_init_type: [u8; 5],
     pub(super) active_width: u8,
     pub(super) active_speed: u8,
@@ -60,5 +60,6 @@ pub struct Ece {
 const _: () = assert!(size_of::<RawAsyncEvent>() == size_of::<sys::ibv_async_event>());
 const _: () = assert!(size_of::<RawGidEntry>() == size_of::<sys::ibv_gid_entry>());
 const _: () = assert!(offset_of!(RawPort, flags) == offset_of!(sys::ibv_port_attr, flags));
+const _: () = assert!(offset_of!(RawPort, sm_lid) == offset_of!(sys::ibv_port_attr, sm_lid));
 const _: () = assert!(offset_of!(RawPort, lid) == offset_of!(sys::ibv_port_attr, lid));
 const _: () = assert!(size_of::<RawPort>() == 56 && offset_of!(RawPort, active_speed_ex) == 52);

@@ -14,9 +14,10 @@
 //! | [`workers`] | threads for what takes long and is rare: recovering connections |
 //! | [`cq_owners`], [`port_listeners`], [`weak_registry`] | what receives a device's failure |
 //! | [`recovery_events`] | what the recovery of a connection receives from the peer |
+//! | [`inquiry_events`] | what receives the peer's questions and answers about what a connection waits for |
 //! | [`epoll`], [`fork`] | many descriptors that are waited on at once, and what a forked child keeps of them: nothing |
 //!
-//! Locks: the driver's, then the reason of a [`peer_state::PeerState`], then its inbox for recovery. Neither is held while the verbs are called, and the data path
+//! Locks: the driver's, then the reason of a [`peer_state::PeerState`], then its inbox for recovery, or its slot for inquiries. Neither is held while the verbs are called, and the data path
 //! takes none. The lists of connections that are being set up are locked before the driver; the watcher only tries them.
 
 pub mod cq_owners;
@@ -24,6 +25,7 @@ pub mod device_events;
 pub mod driver;
 pub mod epoll;
 pub mod fork;
+pub mod inquiry_events;
 pub mod notices;
 pub mod peer_name;
 mod peer_observer;

@@ -10,6 +10,8 @@ const NONE: u32 = u32::MAX;
 /// The name. Before the peer's rank is known, it is its device, process, host and address.
 #[derive(Debug)]
 pub struct PeerName {
+    host: String,
+    pid: u32,
     /// As the tags of messages tell it.
     rank: AtomicU32,
     label: Option<u32>,
@@ -24,11 +26,19 @@ impl PeerName {
         let Identity { host, pid, rank, label } = identity;
         let device = endpoint.split_once(" of process ").map_or(endpoint, |(device, _)| device);
         Self {
+            host: host.clone(),
+            pid: *pid,
             rank: AtomicU32::new(rank.unwrap_or(NONE)),
             label: *label,
             place: format!("on {host} (pid {pid}; {device}, {address})"),
             without_rank: format!("{endpoint} ({address})"),
         }
+    }
+
+    /// The peer's process, with its rank as far as it is known now.
+    pub fn identity(&self) -> Identity {
+        let rank = Some(self.rank.load(Ordering::Relaxed)).filter(|rank| *rank != NONE);
+        Identity { host: self.host.clone(), pid: self.pid, rank, label: self.label }
     }
 
     /// A message has told the peer's rank.
@@ -40,13 +50,20 @@ impl PeerName {
 impl From<&str> for PeerName {
     /// A name without a rank.
     fn from(name: &str) -> Self {
-        Self { rank: AtomicU32::new(NONE), label: None, place: name.into(), without_rank: name.into() }
+        Self {
+            host: String::new(),
+            pid: 0,
+            rank: AtomicU32::new(NONE),
+            label: None,
+            place: name.into(),
+            without_rank: name.into(),
+        }
     }
 }
 
 impl fmt::Display for PeerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, label, place, without_rank } = self;
+        let Self { rank, label, place, without_rank, .. } = self;
         match (rank.load(Ordering::Relaxed), label) {
             (NONE, None) => f.write_str(without_rank),
             (NONE, Some(label)) => write!(f, "rank {label} {place}"),

@@ -4,6 +4,7 @@
 //! again ([`crate::proto::control::redial`]), and both ask their devices now and then whether the peer's still acknowledges
 //! ([`crate::net::data::probe`]).
 
+use super::inquiry_events::{InquiryEvents, InquirySlot};
 use super::peer_name::PeerName;
 use super::peer_observer::PeerObserver;
 use super::recovery_events::{Full, RecoveryEvents, RecoveryInbox};
@@ -80,6 +81,7 @@ pub struct PeerState {
     /// Why the connection cannot go on, or that the control connection is lost; empty while all is well.
     reason: Mutex<String>,
     recovery: RecoveryInbox,
+    inquiry: InquirySlot,
     stream: ControlStream,
 }
 
@@ -88,8 +90,14 @@ impl PeerState {
     /// ends recover the connection; else a frame of recovery is an error.
     pub fn new(peer: PeerName, stream: ControlStream, failover: bool) -> Arc<Self> {
         let state = AtomicU8::new(State::OPEN.0);
-        let this =
-            Arc::new(Self { peer, state, reason: Mutex::default(), recovery: RecoveryInbox::new(failover), stream });
+        let this = Arc::new(Self {
+            peer,
+            state,
+            reason: Mutex::default(),
+            recovery: RecoveryInbox::new(failover),
+            inquiry: InquirySlot::default(),
+            stream,
+        });
         let observer: Arc<dyn PeerObserver> = Arc::clone(&this) as _;
         this.stream.establish(&observer, failover);
         this
@@ -98,6 +106,11 @@ impl PeerState {
     /// From now on `handler` receives the peer's frames of recovery, and what becomes of the peer; first what has come before.
     pub fn on_recovery_events(&self, handler: Weak<dyn RecoveryEvents>) {
         self.recovery.open(handler);
+    }
+
+    /// From now on `handler` receives what the peer asks and tells of what it waits for, with the number `end`.
+    pub fn on_inquiries(&self, end: u64, handler: Weak<dyn InquiryEvents>) {
+        self.inquiry.open(end, handler);
     }
 
     /// Whether the connection is recovered when its device fails.
@@ -211,6 +224,10 @@ impl PeerObserver for PeerState {
     fn handle_change(&self, change: PeerChange) -> Option<Arc<dyn RecoveryEvents>> {
         match &change {
             PeerChange::Frame(_) => {}
+            PeerChange::Inquiry(frame) => {
+                self.inquiry.hand_over(frame);
+                return None;
+            }
             PeerChange::Lost(why) => self.end(State::LOST, why),
             PeerChange::Back => self.handle_back(),
             PeerChange::Unknown(why) => self.end(State::UNKNOWN, why),

@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// A cell for the state of the data path, which NCCL uses from one thread at a time. If two of NCCL's threads enter at once, the
-/// second one gets an error instead of undefined behaviour. Entering waits only for the thread that recovers the connection.
+/// second one gets an error instead of undefined behaviour. Entering waits only for visitors: the thread that recovers the connection, and the one
+/// that looks what it waits for.
 pub struct ExclusiveCell<T> {
     entered: AtomicBool,
     /// Odd while the thread that recovers the connection is inside or wants to enter: incremented before and after.
     visits: AtomicU32,
+    /// Whether there is a visitor: two of them would make the number even.
+    has_visitor: AtomicBool,
     state: UnsafeCell<T>,
 }
 
@@ -27,7 +30,12 @@ unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
 impl<T> ExclusiveCell<T> {
     /// A cell with `state` in it.
     pub fn new(state: T) -> Self {
-        Self { entered: AtomicBool::new(false), visits: AtomicU32::new(0), state: UnsafeCell::new(state) }
+        Self {
+            entered: AtomicBool::new(false),
+            visits: AtomicU32::new(0),
+            has_visitor: AtomicBool::new(false),
+            state: UnsafeCell::new(state),
+        }
     }
 
     /// Runs `body` with exclusive access to the state. If `body` panics, the state may be inconsistent, and nobody can enter any
@@ -53,8 +61,15 @@ impl<T> ExclusiveCell<T> {
     /// # Errors
     /// NCCL's thread does not leave within [`VISIT_LIMIT`], or `body` fails.
     pub fn visit<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
-        self.visits.fetch_add(1, Ordering::SeqCst);
         let start = Instant::now();
+        while self.has_visitor.swap(true, Ordering::Acquire) {
+            // One that has panicked inside will never leave.
+            if start.elapsed() > VISIT_LIMIT {
+                return Err(occupied());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        self.visits.fetch_add(1, Ordering::SeqCst);
         let mut is_free = true;
         while self.entered.swap(true, Ordering::Acquire) {
             if start.elapsed() > VISIT_LIMIT {
@@ -72,6 +87,24 @@ impl<T> ExclusiveCell<T> {
             Err(occupied())
         };
         self.visits.fetch_add(1, Ordering::SeqCst);
+        self.has_visitor.store(false, Ordering::Release);
+        result
+    }
+
+    /// Runs `body`, which has to be short, unless NCCL's thread or another visitor is inside. NCCL's thread waits for it.
+    pub fn try_visit<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
+        if self.has_visitor.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        self.visits.fetch_add(1, Ordering::SeqCst);
+        let result = (!self.entered.swap(true, Ordering::Acquire)).then(|| {
+            // SAFETY: as in `enter`.
+            let result = body(unsafe { &mut *self.state.get() });
+            self.entered.store(false, Ordering::Release);
+            result
+        });
+        self.visits.fetch_add(1, Ordering::SeqCst);
+        self.has_visitor.store(false, Ordering::Release);
         result
     }
 
@@ -140,6 +173,24 @@ mod tests {
             scope.spawn(|| (0..times).for_each(|_| cell.enter(increment).expect("it waits")));
         });
         assert_eq!(cell.enter(|state| Ok(*state)), Ok(2 * times));
+    }
+
+    #[test]
+    fn two_visitors_disturb_neither_each_other_nor_nccls_thread() {
+        let cell = ExclusiveCell::new(0u64);
+        let times = 20_000;
+        let increment = |state: &mut u64| {
+            *state += 1;
+            Ok(())
+        };
+        let tried = std::thread::scope(|scope| {
+            scope.spawn(|| (0..times).for_each(|_| cell.visit(increment).expect("it waits")));
+            scope.spawn(|| (0..times).for_each(|_| cell.enter(increment).expect("it waits")));
+            let tries = scope.spawn(|| (0..times).filter_map(|_| cell.try_visit(|state| *state += 1)).count());
+            tries.join().expect("it does not panic")
+        });
+        assert_eq!(cell.enter(|state| Ok(*state)), Ok(2 * times + tried as u64));
+        assert!(cell.enter(|_| Ok(cell.try_visit(|_| ()))).is_ok_and(|visit| visit.is_none()));
     }
 
     #[test]

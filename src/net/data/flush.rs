@@ -87,6 +87,11 @@ impl Flushes {
         }
     }
 
+    /// Whether there are some that NCCL has not been told of.
+    pub fn are_outstanding(&self) -> bool {
+        !self.requests.are_all_free()
+    }
+
     /// Whether the flush is complete. If it is, its id is not valid any more. Where a read has failed, the writes that it stands
     /// for have been made by queue pairs that do not exist any more; reads over the rails that are now in use, `in_use`, take its
     /// place. `None`: the connection recovers just now. An empty mask: reads are not repeated.

@@ -8,6 +8,7 @@
 //! | `timing` | what they do while a message is timed |
 //! | [`cts_sender`] | clear-to-sends from the receiver to the sender |
 //! | [`flush`] | flushes of received data to GPU memory |
+//! | `looks` | how a communicator stands, for what explains waits |
 //! | [`probe`] | asks the peer's device for a sign of life |
 //! | [`sticky_error`] | the error with which a communicator has failed |
 //! | [`exclusive_cell`] | keeps two threads out of one communicator's data path |
@@ -17,6 +18,7 @@ pub mod caps;
 pub mod cts_sender;
 pub mod exclusive_cell;
 pub mod flush;
+mod looks;
 pub mod mode;
 pub mod probe;
 pub mod receiver;

@@ -59,7 +59,7 @@ pub struct RecvPath {
     /// The sender's ring, and the size of a clear-to-send in it.
     pub(super) ring: (Ring, usize),
     pub(super) cts_sender: CtsSender,
-    flushes: Option<Box<Flushes>>,
+    pub(super) flushes: Option<Box<Flushes>>,
     pub(super) sticky_error: StickyError,
     /// What is possible while the peer's state is not open.
     pub(super) mode: Mode,
@@ -282,7 +282,7 @@ impl RecvPath {
 
     #[inline(always)]
     fn progress(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        self.progress_by(peer, awaited, Self::poll)
+        self.progress_by(peer, awaited, |path, peer| path.poll(peer))
     }
 
     #[inline(always)]
@@ -312,7 +312,7 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
+    pub(super) fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
         qps.poll(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
     }

@@ -49,7 +49,7 @@ pub(super) struct SendPath {
     pub(super) flow: SendFlow,
     // Queue pairs before the ring: the peer cannot write any more when the memory is deregistered.
     pub(super) qps: QpSet,
-    ring: CtsRing,
+    pub(super) ring: CtsRing,
     /// A stripe of more bytes has its immediate in a trailing write of its own. `u32::MAX`: no stripe has.
     trailing_immediate_above: u32,
     pub(super) other_work: OtherWork,
@@ -192,7 +192,7 @@ impl SendComm {
 impl SendPath {
     #[inline(always)]
     fn progress(&mut self) -> Result<()> {
-        self.progress_by(Self::poll)
+        self.progress_by(|path| path.poll())
     }
 
     #[inline(always)]
@@ -208,7 +208,7 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn poll(&mut self) -> Result<usize> {
+    pub(super) fn poll(&mut self) -> Result<usize> {
         let Self { flow, qps, other_work, peer, .. } = self;
         qps.poll(peer, |_, completion| match WrId::from_bits(completion.id()) {
             WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),

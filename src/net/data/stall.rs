@@ -41,6 +41,11 @@ impl Stall {
         self.tests.is_multiple_of(LOOK_EVERY)
     }
 
+    /// How often [`Self::is_due`] has been called, modulo 2^32.
+    pub fn tests(&self) -> u32 {
+        self.tests
+    }
+
     /// Message `oldest` is the oldest one under way. Returns for how long, if that is suspicious. `data_time` is how long all data takes
     /// that is under way.
     pub fn check(&mut self, oldest: u32, data_time: Duration) -> Option<Duration> {

@@ -27,7 +27,11 @@ impl SendPath {
     /// The connection has failed.
     #[inline(never)]
     pub(super) fn progress_otherwise(&mut self) -> Result<()> {
-        let outcome = self.progress_by(Self::poll_rails);
+        let outcome = match self.qps.are_on_several_rails() {
+            true => self.progress_by(Self::poll_rails),
+            // A closure of its own: so both callers of `poll` have it inline.
+            false => self.progress_by(|path| path.poll()),
+        };
         if let Some(id) = self.stats.timed_request() {
             match self.flow.is_done(RequestId::from_bits(id)) {
                 Ok(false) => return outcome,
@@ -75,7 +79,11 @@ impl RecvPath {
     /// The connection has failed.
     #[inline(never)]
     pub(super) fn progress_otherwise(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        let outcome = self.progress_by(peer, awaited, Self::poll_rails);
+        let outcome = match self.qps.are_on_several_rails() {
+            true => self.progress_by(peer, awaited, Self::poll_rails),
+            // As above.
+            false => self.progress_by(peer, awaited, |path, peer| path.poll(peer)),
+        };
         if let Some(id) = self.stats.timed_request() {
             self.handle_posted_cts();
             match self.flow.is_done(RequestId::from_bits(id)) {

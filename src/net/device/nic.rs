@@ -11,6 +11,8 @@ use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::port_listeners::PortListener;
 use crate::net::control::workers::Workers;
+use crate::net::explain::end::ExplainedEnd;
+use crate::net::explain::explainer::Explainer;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_RAILS;
@@ -31,6 +33,8 @@ pub struct Nic {
     pub config: Arc<Config>,
     /// Threads that recover connections.
     pub workers: Arc<Workers>,
+    /// What explains the waits of this process.
+    pub explainer: Arc<Explainer>,
     /// What the log says of connections that recover.
     pub notices: Notices,
 }
@@ -39,7 +43,8 @@ impl Nic {
     /// The devices that the settings make of `contexts`. It is logged if they cannot reach the memory of GPUs.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>) -> Vec<Arc<Self>> {
         let gdr = Gdr::detect();
-        let nics = Self::assemble(Rail::discover(contexts, config, &gdr), config, &Arc::default());
+        let nics =
+            Self::assemble(Rail::discover(contexts, config, &gdr), config, &Arc::default(), &Explainer::new(config));
         if !nics.is_empty() {
             gdr.warn_if_missing(GdrSupport {
                 by_address: nics.iter().any(|nic| nic.supports_peer_memory()),
@@ -51,7 +56,12 @@ impl Nic {
     }
 
     /// Groups `rails` into devices, in the order of their first rails.
-    fn assemble(rails: Vec<Arc<Rail>>, config: &Arc<Config>, workers: &Arc<Workers>) -> Vec<Arc<Self>> {
+    fn assemble(
+        rails: Vec<Arc<Rail>>,
+        config: &Arc<Config>,
+        workers: &Arc<Workers>,
+        explainer: &Arc<Explainer>,
+    ) -> Vec<Arc<Self>> {
         let mut groups: Vec<Vec<Arc<Rail>>> = Vec::new();
         for rail in rails {
             let fits = |group: &&mut Vec<Arc<Rail>>| group.len() < MAX_RAILS && are_equal_ports(&group[0], &rail);
@@ -60,10 +70,10 @@ impl Nic {
                 None => groups.push(vec![rail]),
             }
         }
-        groups.into_iter().map(|group| Arc::new(Self::new(group, config, workers))).collect()
+        groups.into_iter().map(|group| Arc::new(Self::new(group, config, workers, explainer))).collect()
     }
 
-    fn new(rails: Vec<Arc<Rail>>, config: &Arc<Config>, workers: &Arc<Workers>) -> Self {
+    fn new(rails: Vec<Arc<Rail>>, config: &Arc<Config>, workers: &Arc<Workers>, explainer: &Arc<Explainer>) -> Self {
         let names: Vec<_> = rails.iter().map(|rail| rail.name.as_str()).collect();
         let name = names.join("+");
         let mut cards: Vec<Arc<Card>> = Vec::new();
@@ -78,6 +88,7 @@ impl Nic {
             cards,
             config: Arc::clone(config),
             workers: Arc::clone(workers),
+            explainer: Arc::clone(explainer),
             notices: Notices::default(),
         }
     }
@@ -182,6 +193,15 @@ impl Nic {
                 watcher.listen(rail.port, listener);
             }
         }
+    }
+
+    /// Has what `end` waits for explained, as long as it lives. To be called after [`Self::watch`].
+    pub fn explain(&self, end: &Arc<dyn ExplainedEnd>) {
+        if !self.explainer.add(end) {
+            return;
+        }
+        let task: Arc<dyn PeriodicTask> = Arc::clone(&self.explainer) as _;
+        self.cards.iter().filter_map(|card| card.started_watcher()).for_each(|watcher| watcher.take_up(&task));
     }
 
     /// The device in one line, for the log.

@@ -27,7 +27,7 @@ impl RecoveryEvents for ConnRecovery {
                     self.put_or_fail(Input::PeerGone);
                 }
             }
-            PeerChange::Lost(_) | PeerChange::Frame(_) => {}
+            PeerChange::Lost(_) | PeerChange::Frame(_) | PeerChange::Inquiry(_) => {}
         }
     }
 }

@@ -43,6 +43,8 @@ pub enum PeerChange {
     /// It has sent this frame of the recovery of the RDMA connection. In the order in which the peer has sent them; what it has
     /// sent before the control connection was lost never comes after [`Self::Back`].
     Frame(Frame),
+    /// It asks what this end waits for, or tells what its end waits for.
+    Inquiry(Frame),
     /// The control connection is lost, for this reason; the peer may well live.
     Lost(String),
     /// The stream has a control connection again, after [`Self::Lost`] or before this end has noticed that. What this end had sent

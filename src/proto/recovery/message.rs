@@ -123,7 +123,14 @@ impl Message {
             }
             Kind::Ready => Self::Ready { attempt: body.u32()? },
             Kind::Account => Self::Account { attempt: body.u32()?, account: Account::parse(&mut body)? },
-            Kind::Hello | Kind::Reply | Kind::Commit | Kind::Refuse | Kind::Goodbye | Kind::Resume => {
+            Kind::Hello
+            | Kind::Reply
+            | Kind::Commit
+            | Kind::Refuse
+            | Kind::Goodbye
+            | Kind::Resume
+            | Kind::WaitQuestion
+            | Kind::WaitAnswer => {
                 return Err(violation!("{kind:?} is no message about recovery"));
             }
         };

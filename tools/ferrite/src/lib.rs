@@ -18,12 +18,14 @@
 //! | `check` | the contract of an NCCL net transport, point by point |
 //! | `outlast` | a stream of checked messages while faults happen |
 //! | `top` | statistics that the plugin writes, as tables and metrics |
+//! | `doctor` | a machine before a job, row by row; sees it through the plugin's own code |
 //! | [`cli`] | the command line |
 //!
 //! To write a test, start at [`pair`]; to call a vtable, at [`transport`]; to understand a result, at [`results`].
 
 mod check;
 pub mod cli;
+mod doctor;
 pub mod error;
 mod instructions;
 pub mod measure;

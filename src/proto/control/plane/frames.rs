@@ -3,6 +3,7 @@
 use super::{ConnId, ControlPlane, End, Level, PeerChange, Phase, Role, Stage, Stream, StreamId, Time};
 use crate::proto::control::conn::MAX_BACKLOG;
 use crate::proto::control::refusal::Refusal;
+use crate::proto::explain::message::Answer;
 use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind};
 use crate::proto::handle::Secret;
 use crate::proto::handshake::{Hello, Resume};
@@ -129,6 +130,9 @@ impl ControlPlane {
         if stream.phase != Phase::Setup {
             return self.handle_established_frame(id, frame);
         }
+        if frame.kind.is_of_inquiry() {
+            return self.answer_early(conn, &frame);
+        }
         let (is_last, secret, token) = (frame.kind == Kind::Goodbye, stream.secret, stream.token);
         if let Err(end) = stream.push(frame) {
             return self.end_conn(now, conn, end);
@@ -143,9 +147,27 @@ impl ControlPlane {
         }
     }
 
+    /// A peer asks what a connection waits for that NCCL here has not accepted: just for that.
+    fn answer_early(&mut self, conn: ConnId, frame: &Frame) {
+        let has_room = self.conns.get(&conn).is_some_and(|conn| conn.backlog() < MAX_BACKLOG);
+        if frame.kind == Kind::WaitQuestion && has_room {
+            self.transmit(
+                conn,
+                &Frame { kind: Kind::WaitAnswer, secret: frame.secret, body: Answer::NotAccepted.body() },
+            );
+        }
+    }
+
     /// A frame from the peer of an established stream: of recovery, or Goodbye, or the answer to a Resume.
     pub(super) fn handle_established_frame(&mut self, id: StreamId, frame: Frame) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
+        if frame.kind.is_of_inquiry() {
+            // Nothing depends on it, and it is sent again.
+            if stream.phase == Phase::Established && !stream.is_resuming {
+                self.notify(id, PeerChange::Inquiry(frame));
+            }
+            return;
+        }
         if frame.kind.is_of_recovery() && stream.receives_recovery && !stream.is_resuming {
             return self.notify(id, PeerChange::Frame(frame));
         }

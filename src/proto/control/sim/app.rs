@@ -39,7 +39,7 @@ impl Established {
             (_, Known::Closed) | (PeerChange::Closed(_) | PeerChange::Unknown(_), _) => Known::Closed,
             (PeerChange::Lost(_), _) => Known::Lost,
             (PeerChange::Back, _) => Known::Open,
-            (PeerChange::Frame(_), known) => known,
+            (PeerChange::Frame(_) | PeerChange::Inquiry(_), known) => known,
         };
     }
 }

@@ -42,7 +42,7 @@ impl FrameOrder {
         match change {
             PeerChange::Frame(frame) => self.handle_frame(secret, frame),
             PeerChange::Lost(_) | PeerChange::Back => self.is_cut_off = true,
-            PeerChange::Closed(_) | PeerChange::Unknown(_) | PeerChange::Broken(_) => {}
+            PeerChange::Inquiry(_) | PeerChange::Closed(_) | PeerChange::Unknown(_) | PeerChange::Broken(_) => {}
         }
     }
 

@@ -25,7 +25,11 @@ impl World {
         let token = [self.dice.roll(6) as u8; 16];
         let body = [token.as_slice(), &secret, &[0; 4]].concat();
         let cut = [16, 20, 36, 5][self.dice.roll(4) as usize];
-        let frame = Frame { kind: Kind::ALL[self.dice.roll(12) as usize], secret, body: body[..cut].to_vec() };
+        let frame = Frame {
+            kind: Kind::ALL[self.dice.roll(Kind::ALL.len() as u64) as usize],
+            secret,
+            body: body[..cut].to_vec(),
+        };
         let mut bytes = frame.emit();
         if self.dice.one_in(4) {
             let at = self.dice.roll(bytes.len() as u64) as usize;

@@ -3,6 +3,7 @@
 mod check;
 mod compare;
 mod device_args;
+mod doctor;
 mod exit;
 mod instructions;
 mod memcpy;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::cli::exit::{Exit, INVALID, TABLE};
+use crate::doctor::machine;
 use crate::error::Result;
 use crate::nccl::cache;
 use crate::nccl::release::NcclRelease;
@@ -56,8 +58,13 @@ enum Command {
     Check(check::Check),
     /// Stream checked messages while ports, queue pairs or processes fail, and say how it ended
     Outlast(outlast::Outlast),
+<<<<<<< HEAD
     /// Show what the connections of this machine's processes do, as they run
     Top(top::Top),
+=======
+    /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
+    Doctor(doctor::Doctor),
+>>>>>>> main
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Count a transport's instructions in what callgrind wrote of `solo`
@@ -77,6 +84,10 @@ enum Command {
     CheckWorker,
     #[command(hide = true)]
     OutlastWorker,
+    #[command(hide = true)]
+    DoctorVerbs,
+    #[command(hide = true)]
+    DoctorLoopback { plugin: PathBuf },
 }
 
 /// Parses the process's arguments and does what they say; the exit code.
@@ -103,6 +114,8 @@ pub fn main() -> i32 {
             | Command::Worker
             | Command::CheckWorker
             | Command::OutlastWorker
+            | Command::DoctorVerbs
+            | Command::DoctorLoopback { .. }
     ) {
         interrupt::install_handler();
     }
@@ -111,6 +124,8 @@ pub fn main() -> i32 {
         Command::Worker => return worker::main(),
         Command::CheckWorker => return crate::check::worker::main(),
         Command::OutlastWorker => return crate::outlast::worker::main(),
+        Command::DoctorVerbs => return machine::verbs_worker(),
+        Command::DoctorLoopback { plugin } => return machine::loopback_worker(&plugin),
         Command::Wheel { version, nccl } => {
             let found = version.map_or_else(|| cache::find(nccl.as_deref()), cache::fetched);
             found.and_then(|path| output::write_stdout(&format!("{}\n", path.display()))).map(|()| Exit::Good)
@@ -121,7 +136,11 @@ pub fn main() -> i32 {
         Command::Memcpy(memcpy) => memcpy.run(),
         Command::Check(check) => check.run(),
         Command::Outlast(outlast) => outlast.run(words()),
+<<<<<<< HEAD
         Command::Top(top) => top.run(),
+=======
+        Command::Doctor(doctor) => doctor.run(),
+>>>>>>> main
         Command::Solo(solo) => solo.run(),
         Command::Instructions(instructions) => instructions.run(),
     })

@@ -53,6 +53,29 @@ pub(crate) fn raise_open_files() {
     }
 }
 
+/// Bytes that this process may lock. `None`: there is no limit.
+pub(crate) fn memlock_limit() -> Option<u64> {
+    limit(libc::RLIMIT_MEMLOCK)
+}
+
+/// The soft limit of a resource. `None`: there is none, or the system does not say.
+pub(crate) fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is writable.
+    let known = unsafe { libc::getrlimit(resource, &raw mut limit) } == 0;
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// The last MiB of the kernel's log; `None` if this process may not read it.
+pub(crate) fn kernel_log() -> Option<String> {
+    const READ_ALL: libc::c_int = 3;
+    let mut text = vec![0_u8; 1 << 20];
+    // SAFETY: the buffer can be written, and its size is told.
+    let length = unsafe { libc::klogctl(READ_ALL, text.as_mut_ptr().cast(), text.len() as libc::c_int) };
+    text.truncate(usize::try_from(length).ok()?);
+    Some(String::from_utf8_lossy(&text).into_owned())
+}
+
 /// Has the kernel kill this process when the thread that started it ends. For use between fork
 /// and exec: a plain system call.
 pub(crate) fn die_with_parent() -> std::io::Result<()> {

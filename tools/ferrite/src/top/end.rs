@@ -1,7 +1,7 @@
 //! One end of a connection, as its record describes it.
 
-use super::histogram::{self, BUCKETS, lower_bound};
-use super::layout::{OPEN, SENDER, record};
+use nccl_net::inspect::stats::histogram::{self, BUCKETS, lower_bound};
+use nccl_net::inspect::stats::layout::{OPEN, SENDER, record};
 use super::stats_file::text;
 
 /// The names of a sender's stages and of a receiver's.

@@ -1,6 +1,6 @@
 //! Which connections are shown, and in which order.
 
-use super::layout::record;
+use nccl_net::inspect::stats::layout::record;
 use super::rates::Row;
 
 /// The order of connections. The first is the one that is looked for first when a job is slow.

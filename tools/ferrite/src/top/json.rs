@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::layout::record;
+use nccl_net::inspect::stats::layout::record;
 use super::rates::Row;
 use super::table::View;
 
@@ -13,7 +13,7 @@ pub(crate) fn line(view: &View<'_>) -> String {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
     let processes = view.now.living.values().map(|process| {
         json!({"pid": process.file.pid(), "rank": process.file.rank(), "host": process.file.host(),
-            "program": process.file.text(super::layout::header::PROGRAM, super::layout::header::PROGRAM_WORDS)})
+            "program": process.file.text(nccl_net::inspect::stats::layout::header::PROGRAM, nccl_net::inspect::stats::layout::header::PROGRAM_WORDS)})
     });
     let ports = view.ports.iter().map(|((device, port), about)| {
         json!({"device": device, "port": port, "state": about.state, "counters": about.counters})

@@ -2,7 +2,6 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`layout`], [`histogram`] | the plugin's own description of these files |
 //! | [`stats_file`] | one file as it is at a moment, or why it cannot be read |
 //! | [`end`] | one end of a connection, from its record |
 //! | [`processes`] | all files of a folder |
@@ -17,12 +16,7 @@
 
 pub(crate) mod end;
 pub(crate) mod filter;
-#[path = "../../../../src/stats/histogram.rs"]
-pub(crate) mod histogram;
 pub(crate) mod json;
-#[allow(dead_code, reason = "the plugin writes what this program does not read")]
-#[path = "../../../../src/stats/layout.rs"]
-pub(crate) mod layout;
 pub(crate) mod openmetrics;
 pub(crate) mod ports;
 pub(crate) mod processes;

@@ -8,8 +8,8 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use super::end::{Buckets, End};
-use super::histogram::{BUCKETS, lower_bound};
-use super::layout::{header, record};
+use nccl_net::inspect::stats::histogram::{BUCKETS, lower_bound};
+use nccl_net::inspect::stats::layout::{header, record};
 use super::processes::Processes;
 use super::table::Ports;
 
@@ -190,7 +190,7 @@ fn labels(pairs: &[(&str, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::layout::{CLOSED, HEADER_WORDS};
+    use nccl_net::inspect::stats::layout::{CLOSED, HEADER_WORDS};
     use crate::top::stats_file::tests::{example, parsed};
     use std::time::Instant;
 
@@ -211,7 +211,7 @@ mod tests {
     fn sums_go_on_when_an_end_is_closed_and_its_record_given_to_another_one_or_the_process_ends() {
         let mut totals = Totals::default();
         let state = |generation: u64, state: u64| (record::STATE, generation << 8 | state);
-        let open = super::super::layout::OPEN;
+        let open = nccl_net::inspect::stats::layout::OPEN;
         for (changes, expected) in [
             (vec![state(1, open), (record::DONE, 100)], 100.0),
             (vec![state(1, open), (record::DONE, 150)], 150.0),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::end::End;
-use super::layout::FILE_PREFIX;
+use nccl_net::inspect::stats::layout::FILE_PREFIX;
 use super::stats_file::StatsFile;
 
 /// All processes at a moment.

@@ -1,8 +1,8 @@
 //! What connections have done between two moments.
 
 use super::end::{Buckets, End, quantile};
-use super::histogram::BUCKETS;
-use super::layout::record;
+use nccl_net::inspect::stats::histogram::BUCKETS;
+use nccl_net::inspect::stats::layout::record;
 use super::processes::Processes;
 
 /// One end of a connection and what it has done.
@@ -87,8 +87,8 @@ fn row(pid: u64, rank: Option<u64>, end: &End, earlier: Option<&End>, seconds: f
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::histogram::bucket_of;
-    use crate::top::layout::{HEADER_WORDS, RECORD_WORDS};
+    use nccl_net::inspect::stats::histogram::bucket_of;
+    use nccl_net::inspect::stats::layout::{HEADER_WORDS, RECORD_WORDS};
     use crate::top::stats_file::tests::{example, parsed};
 
     /// The first end of the example with some words changed.
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn rates_are_differences_and_an_end_without_a_past_has_none() {
         let earlier = end(&[(record::BYTES, 1000), (record::RAIL_COUNT, 2), (record::RAIL_BYTES, 500)]);
-        let bucket = record::HISTOGRAMS + record::WIRE * super::super::histogram::WORDS + bucket_of(5000) / 2;
+        let bucket = record::HISTOGRAMS + record::WIRE * nccl_net::inspect::stats::histogram::WORDS + bucket_of(5000) / 2;
         let now = end(&[
             (record::BYTES, 5000),
             (record::RAIL_COUNT, 2),

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::layout::{
+use nccl_net::inspect::stats::layout::{
     HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, RECORD_WORDS, SEVERAL, header, record,
 };
 
@@ -94,7 +94,7 @@ impl StatsFile {
     pub(crate) fn records(&self) -> impl Iterator<Item = (usize, &[u64])> {
         let count = self.words[header::RECORDS] as usize;
         let all = self.words[self.header_words..].chunks_exact(self.record_words).take(count).enumerate();
-        all.filter(|(_, words)| matches!(words[record::STATE] & 0xff, super::layout::OPEN | super::layout::CLOSED))
+        all.filter(|(_, words)| matches!(words[record::STATE] & 0xff, nccl_net::inspect::stats::layout::OPEN | nccl_net::inspect::stats::layout::CLOSED))
     }
 
     /// Process id.
@@ -133,7 +133,7 @@ fn is_locked(file: &File) -> bool {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::top::layout::{CHUNK_RECORDS, LAYOUT_MINOR, OPEN, SENDER, text_words};
+    use nccl_net::inspect::stats::layout::{CHUNK_RECORDS, LAYOUT_MINOR, OPEN, SENDER, text_words};
 
     /// A file of 64 records, of which the first is that of a sender to a process on n-0412.
     pub(crate) fn example() -> Vec<u64> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::filter::Sort;
-use super::layout::{header, record};
+use nccl_net::inspect::stats::layout::{header, record};
 use super::ports::{Port, PortRates};
 use super::processes::Processes;
 use super::rates::Row;
@@ -223,8 +223,8 @@ mod tests {
     fn the_tables_have_100_columns_and_as_many_lines_as_there_is_room_for() {
         let mut words = example();
         // All 64 records are of ends that stand still.
-        let first: Vec<u64> = words[super::super::layout::HEADER_WORDS..][..super::super::layout::RECORD_WORDS].to_vec();
-        for record_words in words[super::super::layout::HEADER_WORDS..].chunks_exact_mut(first.len()) {
+        let first: Vec<u64> = words[nccl_net::inspect::stats::layout::HEADER_WORDS..][..nccl_net::inspect::stats::layout::RECORD_WORDS].to_vec();
+        for record_words in words[nccl_net::inspect::stats::layout::HEADER_WORDS..].chunks_exact_mut(first.len()) {
             record_words.copy_from_slice(&first);
             record_words[record::STALL] = 12_000_000_000;
         }

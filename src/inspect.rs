@@ -1,0 +1,13 @@
+//! The machine as the plugin sees it. `ferrite doctor` looks at it through these parts, so that it reports what the plugin will
+//! do and not what a second reading of the same files would. No interface for others.
+
+pub use crate::error::Error;
+pub use crate::host::{config, gid, iface, random, variables};
+pub use crate::net::data::caps;
+pub use crate::net::device::{gdr, rail};
+pub use crate::verbs::{completion_queue, context, library, memory, port, queue_pair};
+
+/// The file of statistics, for `ferrite top`.
+pub mod stats {
+    pub use crate::stats::{histogram, layout};
+}

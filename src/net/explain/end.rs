@@ -1,0 +1,18 @@
+//! What the explainer needs of a communicator.
+
+use crate::net::control::peer_state::PeerState;
+use crate::proto::explain::look::Look;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// One end of a connection.
+pub trait ExplainedEnd: Debug + Send + Sync {
+    /// How it stands now; `None` if NCCL's thread is inside.
+    fn look(&self) -> Option<Look>;
+
+    /// The peer.
+    fn peer(&self) -> &Arc<PeerState>;
+
+    /// The name of the device that it uses.
+    fn device(&self) -> &str;
+}

@@ -1,0 +1,201 @@
+//! Looks at all ends of the process once a second, and has a wait reported that is too long.
+
+use super::end::ExplainedEnd;
+use crate::host::config::Config;
+use crate::host::{launcher, sysfs};
+use crate::net::control::inquiry_events::InquiryEvents;
+use crate::net::control::periodic::PeriodicTask;
+use crate::net::control::workers::{Job, JobId, Workers};
+use crate::proto::control::Time;
+use crate::proto::explain::inquiry::{EndId, Inquiry};
+use crate::proto::explain::look::Look;
+use crate::proto::explain::patience::{Due, Patience};
+use crate::proto::frame::{Frame, Kind};
+use crate::proto::identity::Identity;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// The watchers of several cards have this task; one of them does it.
+const LOOK_EVERY: Duration = Duration::from_millis(900);
+
+/// What explains the waits of this process.
+#[derive(Debug)]
+pub struct Explainer {
+    start: Instant,
+    pub(super) folder: String,
+    pub(super) limit: Duration,
+    /// Threads of its own: those that recover connections are not to wait for a file system.
+    workers: Arc<Workers>,
+    job: OnceLock<JobId>,
+    ends: Mutex<Ends>,
+    /// What peers have asked and answered last, by end, and whether it is a question.
+    inbox: Mutex<BTreeMap<(EndId, bool), Frame>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct Ends {
+    by_number: BTreeMap<EndId, Weak<dyn ExplainedEnd>>,
+    next: EndId,
+}
+
+/// An end and its number.
+pub(super) type NumberedEnd = (EndId, Arc<dyn ExplainedEnd>);
+
+/// What the lock guards. It is held for short moments.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) inquiry: Inquiry,
+    pub(super) patience: Patience,
+    /// The process that it is of: a forked child has none of the connections.
+    owner: u32,
+    looked: Option<Time>,
+    /// Since when it is asked why a wait is too long.
+    pub(super) asking: Option<Time>,
+    /// A wait that has ended by itself after it was reported: how long it was, and when the next one is reported.
+    pub(super) went_on: Option<(Duration, Duration)>,
+    /// When it was said last that a peer waits for this process.
+    pub(super) said_owed: Option<Time>,
+    pub(super) reports: u32,
+}
+
+impl Explainer {
+    /// Without ends yet.
+    pub fn new(config: &Config) -> Arc<Self> {
+        let limit = Duration::from_secs(config.hang_s);
+        let me = Identity {
+            host: sysfs::host_name().to_owned(),
+            pid: std::process::id(),
+            rank: None,
+            label: launcher::rank().map(|(_, rank)| rank),
+        };
+        let state = State {
+            inquiry: Inquiry::new(me),
+            patience: Patience::new(limit, !config.is_hang_set),
+            owner: std::process::id(),
+            looked: None,
+            asking: None,
+            went_on: None,
+            said_owed: None,
+            reports: 0,
+        };
+        let this = Arc::new(Self {
+            start: Instant::now(),
+            folder: config.report_folder.clone(),
+            limit,
+            workers: Arc::default(),
+            job: OnceLock::new(),
+            ends: Mutex::default(),
+            inbox: Mutex::default(),
+            state: Mutex::new(state),
+        });
+        let job: Weak<Self> = Arc::downgrade(&this);
+        this.job.get_or_init(|| this.workers.add(job));
+        this
+    }
+
+    /// From now on the waits of `end` are explained, as long as it lives. Returns whether it is to be run as a [`PeriodicTask`].
+    pub fn add(self: &Arc<Self>, end: &Arc<dyn ExplainedEnd>) -> bool {
+        let mut ends = lock(&self.ends);
+        let number = ends.next;
+        ends.next += 1;
+        ends.by_number.insert(number, Arc::downgrade(end));
+        drop(ends);
+        let handler: Weak<Self> = Arc::downgrade(self);
+        end.peer().on_inquiries(number, handler);
+        !self.limit.is_zero()
+    }
+
+    /// The ends that are there.
+    pub(super) fn ends(&self) -> Vec<NumberedEnd> {
+        let mut ends = lock(&self.ends);
+        ends.by_number.retain(|_, end| end.strong_count() > 0);
+        ends.by_number.iter().filter_map(|(number, end)| Some((*number, end.upgrade()?))).collect()
+    }
+
+    /// Looks at `ends`, which are all, unless that was done within the last `pause`. Returns the state, locked, and the time.
+    pub(super) fn look(&self, ends: &[NumberedEnd], pause: Duration) -> (MutexGuard<'_, State>, Time) {
+        let is_recent = |state: &State, now: Time| state.looked.is_some_and(|looked| now < looked + pause);
+        let state = lock(&self.state);
+        let now = self.start.elapsed();
+        if is_recent(&state, now) {
+            return (state, now);
+        }
+        drop(state);
+        let looks: Vec<(EndId, Option<Look>)> = ends.iter().map(|(number, end)| (*number, end.look())).collect();
+        let mut state = lock(&self.state);
+        let now = self.start.elapsed();
+        let known = |number: &EndId, look: Option<Look>| look.or_else(|| state.inquiry.last_look(*number));
+        let looks = looks.into_iter().zip(ends).filter_map(|((number, look), (_, end))| {
+            Some((number, known(&number, look)?, end.peer().peer().identity()))
+        });
+        let looks = looks.collect();
+        state.inquiry.handle_looks(now, looks);
+        state.looked = Some(now);
+        (state, now)
+    }
+
+    /// Has the thread look after what is asked, answered or due.
+    fn wake(&self) {
+        let queued = self.job.get().map_or(Ok(()), |job| self.workers.queue(*job));
+        if let Err(e) = queued {
+            log::debug!("nobody explains what connections wait for: {e}");
+        }
+    }
+
+    /// What peers have asked and answered since this was called last.
+    pub(super) fn take_inbox(&self) -> BTreeMap<(EndId, bool), Frame> {
+        std::mem::take(&mut *lock(&self.inbox))
+    }
+
+    /// The moment of a time.
+    pub(super) fn instant(&self, time: Time) -> Instant {
+        self.start + time
+    }
+}
+
+impl InquiryEvents for Explainer {
+    fn handle_frame(&self, end: EndId, frame: &Frame) {
+        lock(&self.inbox).insert((end, frame.kind == Kind::WaitQuestion), frame.clone());
+        self.wake();
+    }
+}
+
+impl PeriodicTask for Explainer {
+    fn run(&self) -> bool {
+        let ends = self.ends();
+        if ends.is_empty() {
+            return false;
+        }
+        let (mut state, now) = self.look(&ends, LOOK_EVERY);
+        if state.owner != std::process::id() {
+            return false;
+        }
+        if state.asking.is_none() {
+            let longest = state.inquiry.longest_wait(now);
+            match state.patience.check(longest) {
+                Due::Nothing => return true,
+                Due::Report => state.asking = Some(now),
+                Due::WentOn(after, next) => state.went_on = Some((after, next)),
+            }
+        }
+        drop(state);
+        self.wake();
+        true
+    }
+}
+
+impl Job for Explainer {
+    fn run(&self) -> Option<Instant> {
+        self.inquire()
+    }
+
+    fn handle_panic(&self) {
+        log::warn!("a bug in Ferrite: what connections wait for cannot be explained");
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

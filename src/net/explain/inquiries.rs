@@ -1,0 +1,115 @@
+//! What the explainer's thread does: it asks, answers and reports.
+
+use super::explainer::{Explainer, NumberedEnd, State};
+use super::output;
+use super::text::{self, EndName, Report};
+use crate::proto::control::Time;
+use crate::proto::explain::inquiry::{EndId, Message};
+use crate::proto::explain::message::{Answer, Question};
+use crate::proto::frame::{Frame, Kind};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Frames that come within this time are handled by the same look at the ends.
+const SAME_LOOK: Duration = Duration::from_millis(50);
+/// How often the ends are looked at, and peers asked, while a cause is looked for.
+const STEP: Duration = Duration::from_millis(250);
+/// It is said at most so often that a peer waits for this process.
+const SAY_EVERY: Duration = Duration::from_secs(60);
+
+impl Explainer {
+    /// Does what can be done now. Returns when there is more to do.
+    pub(super) fn inquire(&self) -> Option<Instant> {
+        let ends = self.ends();
+        let (mut state, now) = self.look(&ends, SAME_LOOK);
+        handle_frames(&mut state, now, self.take_inbox(), &ends);
+        if state.asking.is_some() {
+            state.inquiry.ask(now);
+        }
+        let next = state.inquiry.advance(now);
+        let messages: Vec<_> = std::iter::from_fn(|| state.inquiry.poll_message()).collect();
+        let went_on = state.went_on.take();
+        let owed = self.owed(&mut state, now, &ends);
+        let report = self.report(&mut state, now, &ends);
+        let is_asking = state.asking.is_some();
+        drop(state);
+        // Without the lock from here on: what follows may wait.
+        for (number, message) in messages {
+            send(&ends, number, &message);
+        }
+        if let Some((after, next)) = went_on {
+            log::warn!("{}", text::went_on(after, next));
+        }
+        if let Some(line) = owed {
+            log::warn!("{line}");
+        }
+        if let Some(report) = report {
+            output::write(&report, &self.folder);
+        }
+        if is_asking { Some(self.instant(now + STEP)) } else { next.map(|next| self.instant(next)) }
+    }
+
+    /// The report that is due, if the cause is known or has been looked for long enough.
+    fn report(&self, state: &mut State, now: Time, ends: &[NumberedEnd]) -> Option<Report> {
+        let since = state.asking?;
+        let age = state.inquiry.longest_wait(now).unwrap_or_default();
+        if state.patience.limit().is_none_or(|limit| age < limit) {
+            state.asking = None;
+            return None;
+        }
+        if !state.inquiry.is_settled(now, since) {
+            return None;
+        }
+        state.asking = None;
+        state.patience.handle_report(age);
+        state.reports += 1;
+        let name = |number: EndId| find(ends, number).map(|end| EndName::of(end.as_ref())).unwrap_or_default();
+        Report::new(&state.inquiry, now, state.reports, state.patience.limit().unwrap_or_default(), name)
+    }
+
+    /// A line that says that a peer waits for this process, if it is due.
+    fn owed(&self, state: &mut State, now: Time, ends: &[NumberedEnd]) -> Option<String> {
+        let limit = state.patience.limit()?;
+        if state.said_owed.is_some_and(|said| now < said + SAY_EVERY) {
+            return None;
+        }
+        let owed = state.inquiry.owed(now, limit)?;
+        state.said_owed = Some(now);
+        find(ends, owed.id).map(|end| text::owed(&owed, &EndName::of(end.as_ref())))
+    }
+}
+
+fn find(ends: &[NumberedEnd], number: EndId) -> Option<&Arc<dyn super::end::ExplainedEnd>> {
+    let at = ends.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+    ends.get(at).map(|(_, end)| end)
+}
+
+/// A frame that no Ferrite sends is dropped: the connection does not depend on it.
+fn handle_frames(state: &mut State, now: Time, frames: BTreeMap<(EndId, bool), Frame>, ends: &[NumberedEnd]) {
+    for ((number, is_question), frame) in frames {
+        let handled = if is_question {
+            Question::parse(&frame.body).map(|question| state.inquiry.handle_question(now, number, &question))
+        } else {
+            Answer::parse(&frame.body).map(|answer| {
+                let rank = if let Answer::Stands(standing) = &answer { standing.me.rank } else { None };
+                if let Some((end, rank)) = find(ends, number).zip(rank) {
+                    end.peer().peer().set_rank(rank);
+                }
+                state.inquiry.handle_answer(now, number, answer);
+            })
+        };
+        if let Err(violation) = handled {
+            log::debug!("a {:?} that is not understood: {violation}", frame.kind);
+        }
+    }
+}
+
+fn send(ends: &[NumberedEnd], number: EndId, message: &Message) {
+    let Some(end) = find(ends, number) else { return };
+    let (kind, body) = match message {
+        Message::Question(question) => (Kind::WaitQuestion, question.body()),
+        Message::Answer(answer) => (Kind::WaitAnswer, answer.body()),
+    };
+    end.peer().stream().send(kind, body);
+}

@@ -1,0 +1,108 @@
+//! A report, for programs.
+
+use super::text::{EndName, Report, cause_text};
+use crate::proto::explain::inquiry::Finding;
+use crate::proto::explain::message::Cause;
+use crate::proto::explain::numbers::{End, Numbers};
+use crate::proto::identity::Identity;
+use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Waits that are listed at most.
+const MAX_WAITS: usize = 256;
+
+/// One object, in one line. Times are in seconds, `time_unix` since 1970.
+pub fn json(report: &Report, host: &str) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let waits: Vec<_> = report.findings.iter().take(MAX_WAITS).map(|(finding, name)| wait(finding, name)).collect();
+    let laggard = report.laggard.as_ref().map_or_else(
+        || "null".into(),
+        |laggard| format!("{{\"who\":{},\"lead\":{}}}", who(&laggard.who), laggard.lead),
+    );
+    format!(
+        "{{\"schema\":1,\"time_unix\":{:.3},\"host\":{},\"pid\":{},\"rank\":{},\"number\":{},\"threshold_s\":{},\"text\":{},\
+         \"waits\":[{}],\"least_lead\":{laggard}}}",
+        now.as_secs_f64(),
+        string(host),
+        std::process::id(),
+        number(report.me.rank),
+        report.number,
+        report.limit.as_secs(),
+        string(&report.text()),
+        waits.join(","),
+    )
+}
+
+fn wait(finding: &Finding, EndName { device, peer }: &EndName) -> String {
+    let theirs = finding.theirs.as_ref().map_or_else(|| "null".into(), |theirs| end(&theirs.end));
+    let waits_for = finding.theirs.as_ref().and_then(|theirs| theirs.waits_for.as_ref());
+    format!(
+        "{{\"verdict\":\"{:?}\",\"device\":{},\"since_s\":{:.1},\"peer\":{},\"peer_name\":{},\"local\":{},\"remote\":{theirs},\
+         \"peer_waits_for\":{},\"cause\":{}}}",
+        finding.verdict,
+        string(device),
+        finding.age.as_secs_f64(),
+        who(&finding.peer),
+        string(peer),
+        end(&finding.end),
+        waits_for.map_or_else(|| "null".into(), who),
+        finding.cause.as_ref().map_or_else(|| "null".into(), cause),
+    )
+}
+
+fn cause(cause: &Cause) -> String {
+    format!(
+        "{{\"verdict\":\"{:?}\",\"near\":{},\"far\":{},\"connections\":{},\"text\":{}}}",
+        cause.verdict,
+        who(&cause.near),
+        who(&cause.far),
+        cause.depth,
+        string(&cause_text(cause))
+    )
+}
+
+fn who(who: &Identity) -> String {
+    let (host, rank, label) = (string(&who.host), number(who.rank), number(who.label));
+    format!("{{\"rank\":{rank},\"rank_in_job\":{label},\"host\":{host},\"pid\":{}}}", who.pid)
+}
+
+fn number(number: Option<u32>) -> String {
+    number.map_or_else(|| "null".into(), |number| number.to_string())
+}
+
+fn end(end: &End) -> String {
+    let numbers = match end.numbers {
+        Numbers::Sender { seen, sent, acknowledged, wants } => {
+            format!("\"seen\":{seen},\"sent\":{sent},\"acknowledged\":{acknowledged},\"wants\":{wants}")
+        }
+        Numbers::Receiver { posted, announced, arrived, flushes } => {
+            format!("\"posted\":{posted},\"announced\":{announced},\"arrived\":{arrived},\"flushes\":{flushes}")
+        }
+    };
+    format!("{{{numbers},\"recovers\":{},\"is_untested\":{}}}", end.recovers, end.is_untested)
+}
+
+/// A text with quotes.
+fn string(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c.is_control() => drop(write!(quoted, "\\u{:04x}", u32::from(c))),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_with_any_characters_is_one_json_string() {
+        let text = "a \"quoted\" \\ path\n\u{1}é";
+        assert_eq!(serde_json::from_str::<String>(&string(text)).ok().as_deref(), Some(text));
+    }
+}

@@ -1,0 +1,19 @@
+//! The report of what an operation waits for that does not go on: [`crate::proto::explain`] with the connections of this process.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | [`explainer`] | looks at all ends once a second, and has waits reported that are too long |
+//! | `inquiries` | the thread for that: questions and answers over the control connections, and the reports |
+//! | [`end`] | what it needs of a communicator |
+//! | [`text`], [`json`] | a report, for people and for programs |
+//! | [`output`] | where it goes: the log, stderr, a file |
+//!
+//! The ends are looked at by a watcher, which waits for nobody. All else is done by a thread of [`crate::net::control::workers`] that
+//! exists only while somebody waits for too long. NCCL's threads are in none of it.
+
+pub mod end;
+pub mod explainer;
+mod inquiries;
+pub mod json;
+pub mod output;
+pub mod text;

@@ -1,0 +1,223 @@
+//! A report, for people.
+
+use super::end::ExplainedEnd;
+use crate::proto::control::Time;
+use crate::proto::explain::inquiry::{EndId, Finding, Inquiry, Owed};
+use crate::proto::explain::message::{Cause, Laggard};
+use crate::proto::explain::numbers::Numbers;
+use crate::proto::explain::verdict::Verdict;
+use crate::proto::identity::Identity;
+use std::time::Duration;
+
+/// The names of an end.
+#[derive(Debug, Clone, Default)]
+pub struct EndName {
+    /// Of its device.
+    pub device: String,
+    /// Of its peer, with device and address.
+    pub peer: String,
+}
+
+impl EndName {
+    /// The names of `end`.
+    pub fn of(end: &dyn ExplainedEnd) -> Self {
+        Self { device: end.device().to_owned(), peer: end.peer().peer().to_string() }
+    }
+}
+
+/// What all waits of a process come to at one moment.
+#[derive(Debug)]
+pub struct Report {
+    /// The number of the report in this process, from 1.
+    pub number: u32,
+    /// This process.
+    pub me: Identity,
+    /// How long a wait lasts before it is reported.
+    pub limit: Duration,
+    /// What each end waits for, with its names. The first one is what the text is about.
+    pub findings: Vec<(Finding, EndName)>,
+    /// If no cause is known: the process that has sent the least against what it has received.
+    pub laggard: Option<Laggard>,
+}
+
+impl Report {
+    /// What is known now; `None` if nothing waits. `name` returns the names of an end.
+    pub fn new(
+        inquiry: &Inquiry,
+        now: Time,
+        number: u32,
+        limit: Duration,
+        name: impl Fn(EndId) -> EndName,
+    ) -> Option<Self> {
+        let mut findings = inquiry.findings(now);
+        // The nearest cause first: that is what this process can tell more of than others.
+        let depth = |finding: &Finding| finding.cause.as_ref().map_or(u16::MAX, |cause| cause.depth);
+        findings.sort_by_key(depth);
+        let is_known = findings.first()?.cause.is_some();
+        let names: Vec<_> = findings.iter().map(|finding| name(finding.id)).collect();
+        let findings = findings.into_iter().zip(names).collect();
+        let laggard = if is_known { None } else { inquiry.laggard(now) };
+        Some(Self { number, me: inquiry.me(None), limit, findings, laggard })
+    }
+
+    /// The wait that the text is about, and the names of its end.
+    pub fn main(&self) -> Option<&(Finding, EndName)> {
+        self.findings.first()
+    }
+
+    /// Whether this process has something to say that others do not: it is next to the cause, or has rank 0, or no cause is known.
+    pub fn is_for_operators(&self) -> bool {
+        let depth = self.main().and_then(|(finding, _)| finding.cause.as_ref()).map(|cause| cause.depth);
+        let moves = self.main().is_some_and(|(finding, _)| finding.verdict == Verdict::Moving);
+        !moves && (depth.is_none_or(|depth| depth == 1) || self.me.rank == Some(0))
+    }
+
+    /// One line.
+    pub fn text(&self) -> String {
+        let Some((finding, EndName { device, peer })) = self.main() else { return String::new() };
+        let age = seconds(finding.age);
+        let what = match finding.end.numbers {
+            Numbers::Sender { wants: true, .. } => "to be asked for data by",
+            Numbers::Sender { .. } => "for acknowledgements of",
+            Numbers::Receiver { posted, arrived, .. } if posted == arrived => "for a flush of data of",
+            Numbers::Receiver { .. } => "for data of",
+        };
+        let others = match self.findings.len() - 1 {
+            0 => String::new(),
+            n => format!(" {n} more connection(s) of this process wait too."),
+        };
+        let rank = self.me.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
+        let why = self.why(finding);
+        format!("{device}: {rank}waits since {age} s {what} {peer}: {why}.{others}")
+    }
+
+    fn why(&self, finding: &Finding) -> String {
+        match (&finding.cause, finding.verdict) {
+            (Some(cause), Verdict::PeerWaits) => {
+                let further = cause.depth - 1;
+                format!(
+                    "that process waits itself. {further} connection(s) further, {} waits for {}: {}",
+                    cause.near,
+                    cause.far,
+                    reason(cause.verdict, None)
+                )
+            }
+            (None, Verdict::PeerWaits) => self.circle(finding),
+            (_, verdict) => reason(verdict, Some(finding)),
+        }
+    }
+
+    /// All that were asked wait for each other.
+    fn circle(&self, finding: &Finding) -> String {
+        let next = finding.theirs.as_ref().and_then(|theirs| theirs.waits_for.as_ref());
+        let next = next.map(|who| format!(" for {who}")).unwrap_or_default();
+        let least = self.laggard.as_ref().map(|laggard| {
+            format!(
+                ". The one that has sent the least against what it has received is {} ({:+} messages): most likely its \
+                 GPU stands still",
+                laggard.who, laggard.lead
+            )
+        });
+        format!(
+            "that process waits itself{next}, and so do all that could be asked: either a GPU stands still whose receives are \
+             posted ahead, or operations of two communicators were begun in different orders{}",
+            least.unwrap_or_default()
+        )
+    }
+}
+
+/// Why, and what to look at. `finding` is of this process, with the numbers of both ends.
+fn reason(verdict: Verdict, finding: Option<&Finding>) -> String {
+    let numbers = finding.map(numbers).unwrap_or_default();
+    let text = match verdict {
+        Verdict::PeerHasNotSent => {
+            "NCCL there has not sent (it has not called isend), and waits for no peer. Whether it has begun the operation is \
+             not known: that process is elsewhere, or its GPU or another one of its host stands still (py-spy dump, nvidia-smi)"
+        }
+        Verdict::PeerHasNotAsked => {
+            "NCCL there has not asked for data (it has not called irecv), and waits for no peer. Whether it has begun the \
+             operation is not known: that process is elsewhere, or its GPU or another one of its host stands still (py-spy \
+             dump, nvidia-smi)"
+        }
+        Verdict::PeerSilent => {
+            "that process does not answer, although the control connection to it stands: it is stopped (SIGSTOP, debugger, \
+             frozen cgroup), swapping, or gets no CPU; or its host is down (kill -CONT, /proc/PID/status)"
+        }
+        Verdict::PeerGone => "that process has ended, or has closed the connection",
+        Verdict::DataLost => {
+            "messages are posted and not acknowledged, and have not arrived: the path loses them (ports, cables, switches \
+             between the two)"
+        }
+        Verdict::AcknowledgementsLost => {
+            "messages have arrived there, and are not acknowledged: the path back loses the acknowledgements"
+        }
+        Verdict::Unacknowledged => {
+            "messages are posted and not acknowledged, and the control connection is lost: the path between the two, or that \
+             host, is down"
+        }
+        Verdict::ClearToSendsLost => {
+            "the receiver has asked for data, and its clear-to-sends do not arrive at the sender: the path loses them"
+        }
+        Verdict::Flush => {
+            "all data has arrived, and the read that flushes it to GPU memory is not complete: the GPU or the PCIe path to it \
+             does not answer (nvidia-smi, dmesg)"
+        }
+        Verdict::OwnNotTested => {
+            "NCCL in this process makes no call, although requests are outstanding: its progress thread has ended or stands still"
+        }
+        Verdict::PeerNotTested => {
+            "NCCL there makes no call, although requests are outstanding: its progress thread has ended or stands still"
+        }
+        Verdict::Recovering => "the connection recovers from a fault; the warnings before tell from which",
+        Verdict::Unreachable => "the control connection is lost, so that the peer cannot be asked",
+        Verdict::NotAccepted => "NCCL there has not accepted the connection yet (accept)",
+        Verdict::OtherTags => "it has asked for messages with other tags: a bug, of Ferrite or of what calls it",
+        Verdict::Moving => "that process goes on with other messages",
+        Verdict::PeerWaits | Verdict::Unknown => "what that process waits for is not known yet",
+        Verdict::NotWaiting | Verdict::OwnHasNotAsked | Verdict::OwnHasNotSent => "it does not wait any more",
+    };
+    format!("{text}{numbers}")
+}
+
+/// The numbers of both ends, in parentheses.
+fn numbers(finding: &Finding) -> String {
+    let of = |numbers: &Numbers| match numbers {
+        Numbers::Sender { seen, sent, acknowledged, .. } => {
+            format!("{seen} clear-to-sends seen, {sent} messages sent, {acknowledged} acknowledged")
+        }
+        Numbers::Receiver { posted, announced, arrived, .. } => {
+            format!("{posted} receives posted, {announced} announced, {arrived} arrived")
+        }
+    };
+    let theirs = finding.theirs.as_ref().map(|theirs| format!("; there: {}", of(&theirs.end.numbers)));
+    format!(" (here: {}{})", of(&finding.end.numbers), theirs.unwrap_or_default())
+}
+
+/// A wait has ended by itself after it was reported.
+pub fn went_on(after: Duration, next: Duration) -> String {
+    format!(
+        "what was waited for went on after {} s; from now on a wait is reported after {} s",
+        seconds(after),
+        next.as_secs()
+    )
+}
+
+/// A peer waits for this process.
+pub fn owed(owed: &Owed, EndName { device, peer }: &EndName) -> String {
+    let (what, call) = match owed.verdict {
+        Verdict::OwnHasNotSent => ("for data of this process", "isend"),
+        _ => ("to be asked for data by this process", "irecv"),
+    };
+    let age = seconds(owed.age);
+    format!("{device}: {peer} waits since {age} s {what}: NCCL here has not called {call}, and waits for no peer")
+}
+
+/// With one decimal.
+fn seconds(time: Duration) -> String {
+    format!("{:.1}", time.as_secs_f64())
+}
+
+/// For programs: the reason of a cause that another process has found.
+pub fn cause_text(cause: &Cause) -> String {
+    format!("{} waits for {}: {}", cause.near, cause.far, reason(cause.verdict, None))
+}

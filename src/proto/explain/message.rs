@@ -1,0 +1,240 @@
+//! Questions and answers between the processes at the two ends of a connection.
+
+use super::numbers::End;
+use super::verdict::Verdict;
+use crate::proto::codec::{Reader, Writer};
+use crate::proto::identity::Identity;
+use crate::proto::{Violation, violation};
+
+/// A process further away than this is not looked for.
+pub const MAX_DEPTH: u16 = 4096;
+
+/// What does not go on, and what others wait for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cause {
+    /// What it is, as the process `near` sees it. [A cause](Verdict::is_cause).
+    pub verdict: Verdict,
+    /// The process that has found it, by its own numbers and its peer's.
+    pub near: Identity,
+    /// Its peer.
+    pub far: Identity,
+    /// How many connections lie between it and this process; 1: the connection is this process's.
+    pub depth: u16,
+    /// Milliseconds since it was found so.
+    pub age_ms: u32,
+    /// Milliseconds that the end at `near` had waited then.
+    pub waited_ms: u32,
+}
+
+impl Cause {
+    fn emit(&self, to: &mut Writer) {
+        to.u8(self.verdict.to_bits());
+        self.near.emit(to);
+        self.far.emit(to);
+        to.u16(self.depth);
+        to.u32(self.age_ms);
+        to.u32(self.waited_ms);
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
+        let verdict = Verdict::from_bits(from.u8()?)?;
+        let (near, far) = (Identity::parse(from)?, Identity::parse(from)?);
+        let (depth, age_ms, waited_ms) = (from.u16()?, from.u32()?, from.u32()?);
+        if !verdict.is_cause() || !(1..=MAX_DEPTH).contains(&depth) {
+            return Err(violation!("{verdict:?} at depth {depth} is no cause"));
+        }
+        Ok(Self { verdict, near, far, depth, age_ms, waited_ms })
+    }
+}
+
+/// A process that has sent little against what it has received.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Laggard {
+    /// Messages sent less messages received, since the process last waited for nothing.
+    pub lead: i32,
+    /// The process.
+    pub who: Identity,
+}
+
+/// An end waits: how does the other one stand?
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// The end that waits.
+    pub end: End,
+    /// Its process.
+    pub me: Identity,
+}
+
+impl Question {
+    /// The body of its frame.
+    pub fn body(&self) -> Vec<u8> {
+        let mut body = Writer::default();
+        self.end.emit(&mut body);
+        self.me.emit(&mut body);
+        body.0
+    }
+
+    /// Reads a frame's body.
+    ///
+    /// # Errors
+    /// No Ferrite says that.
+    pub fn parse(body: &[u8]) -> Result<Self, Violation> {
+        let mut from = Reader(body);
+        let question = Self { end: End::parse(&mut from)?, me: Identity::parse(&mut from)? };
+        from.end().map(|()| question)
+    }
+}
+
+/// What is said to a [`Question`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// NCCL has not accepted the connection yet.
+    NotAccepted,
+    /// So the other end and its process stand.
+    Stands(Box<Standing>),
+}
+
+/// How an end and its process stand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// The end that was asked.
+    pub end: End,
+    /// Its process.
+    pub me: Identity,
+    /// Whether a connection of the process has moved messages, or begun to wait, within the last second.
+    pub is_busy: bool,
+    /// A peer that the process waits for; `None`: it waits for none.
+    pub waits_for: Option<Identity>,
+    /// What that peer, or another one, waits for in the end, once it is known.
+    pub cause: Option<Cause>,
+    /// Of all processes known so far that wait for each other, the one with the least lead.
+    pub laggard: Option<Laggard>,
+}
+
+impl Answer {
+    /// The body of its frame.
+    pub fn body(&self) -> Vec<u8> {
+        let mut body = Writer::default();
+        let Self::Stands(standing) = self else { return vec![0] };
+        body.u8(1);
+        standing.end.emit(&mut body);
+        standing.me.emit(&mut body);
+        body.u8(standing.is_busy.into());
+        body.u8(standing.waits_for.is_some().into());
+        standing.waits_for.iter().for_each(|who| who.emit(&mut body));
+        body.u8(standing.cause.is_some().into());
+        standing.cause.iter().for_each(|cause| cause.emit(&mut body));
+        body.u8(standing.laggard.is_some().into());
+        if let Some(laggard) = &standing.laggard {
+            body.u32(laggard.lead as u32);
+            laggard.who.emit(&mut body);
+        }
+        body.0
+    }
+
+    /// Reads a frame's body.
+    ///
+    /// # Errors
+    /// No Ferrite says that.
+    pub fn parse(body: &[u8]) -> Result<Self, Violation> {
+        let mut from = Reader(body);
+        if !from.flag()? {
+            return from.end().map(|()| Self::NotAccepted);
+        }
+        let standing = Standing {
+            end: End::parse(&mut from)?,
+            me: Identity::parse(&mut from)?,
+            is_busy: from.flag()?,
+            waits_for: if from.flag()? { Some(Identity::parse(&mut from)?) } else { None },
+            cause: if from.flag()? { Some(Cause::parse(&mut from)?) } else { None },
+            laggard: match from.flag()? {
+                true => Some(Laggard { lead: from.u32()? as i32, who: Identity::parse(&mut from)? }),
+                false => None,
+            },
+        };
+        from.end().map(|()| Self::Stands(Box::new(standing)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::explain::numbers::Numbers;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    fn who(rank: Option<u32>) -> Identity {
+        Identity { host: "n-0007".into(), pid: 7, rank, label: Some(3) }
+    }
+
+    fn standing(has_all: bool) -> Answer {
+        let numbers = Numbers::Receiver { posted: 3, announced: 2, arrived: 1, flushes: true };
+        let end = End { numbers, recovers: false, is_untested: true, still_ms: 99 };
+        let cause =
+            Cause { verdict: Verdict::DataLost, near: who(Some(1)), far: who(None), depth: 3, age_ms: 4, waited_ms: 5 };
+        Answer::Stands(Box::new(Standing {
+            end,
+            me: who(Some(0)),
+            is_busy: false,
+            waits_for: has_all.then(|| who(Some(9))),
+            cause: has_all.then_some(cause),
+            laggard: has_all.then(|| Laggard { lead: -3, who: who(None) }),
+        }))
+    }
+
+    fn question() -> Question {
+        let numbers = Numbers::Sender { seen: 3, sent: 2, acknowledged: 1, wants: true };
+        let end = End { numbers, recovers: true, is_untested: false, still_ms: 1 << 20 };
+        Question { end, me: who(Some(5)) }
+    }
+
+    proptest! {
+        #[test]
+        fn changed_bytes_are_another_message_or_refused(has_all: bool, changes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+                                                        cut in any::<prop::sample::Index>(), is_cut: bool) {
+            for good in [question().body(), standing(has_all).body(), Answer::NotAccepted.body()] {
+                let mut body = good;
+                for (at, byte) in &changes {
+                    *at.get_mut(&mut body) = *byte;
+                }
+                if is_cut {
+                    body.truncate(cut.index(body.len()));
+                }
+                // What is not, takes more bytes once read, and may be cut when it is written again.
+                let is_utf8 = body.is_ascii();
+                if let Ok(answer) = Answer::parse(&body) {
+                    if let Answer::Stands(standing) = &answer {
+                        prop_assert!(standing.cause.as_ref().is_none_or(|c| c.verdict.is_cause() && c.depth <= MAX_DEPTH));
+                    }
+                    let again = Answer::parse(&answer.body());
+                    prop_assert!(again == Ok(answer) || !is_utf8, "{again:?}");
+                }
+                if let Ok(question) = Question::parse(&body) {
+                    let again = Question::parse(&question.body());
+                    prop_assert!(again == Ok(question) || !is_utf8, "{again:?}");
+                }
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_message_or_refused(body in vec(any::<u8>(), 0..600)) {
+            let _ = (Question::parse(&body), Answer::parse(&body));
+        }
+    }
+
+    #[test]
+    fn messages_are_read_as_written_and_refused_one_byte_short_or_long() {
+        for answer in [standing(true), standing(false), Answer::NotAccepted] {
+            let body = answer.body();
+            assert_eq!(Answer::parse(&body), Ok(answer));
+            assert!(
+                Answer::parse(&body[..body.len() - 1]).is_err() && Answer::parse(&[body, vec![0]].concat()).is_err()
+            );
+        }
+        let body = question().body();
+        assert_eq!(Question::parse(&body), Ok(question()));
+        assert!(
+            Question::parse(&body[..body.len() - 1]).is_err() && Question::parse(&[body, vec![0]].concat()).is_err()
+        );
+    }
+}

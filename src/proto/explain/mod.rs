@@ -1,0 +1,31 @@
+//! Why an operation of NCCL does not go on: who waits for whom, as a value. No I/O and no clock.
+//!
+//! Each end of a connection counts its messages by how far they are, and both ends count alike: the clear-to-sends that the receiver
+//! has written are those that the sender sees, the messages that the sender has sent are those that arrive. So the numbers of both ends
+//! tell what a waiting end waits for ([`verdict`]). They are asked for over the control connection ([`message`]).
+//!
+//! A peer may itself wait for another one. So a process that is asked asks those that it waits for in turn, and passes on what it hears
+//! as soon as it hears it ([`inquiry`]). The processes that cannot go on and do not wait for a peer are what all others wait for: the
+//! causes.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | [`numbers`] | what one end has counted |
+//! | `flows` | the same of [`crate::proto::send`] and [`crate::proto::recv`] |
+//! | [`verdict`] | what an end waits for, from the numbers of both ends |
+//! | [`message`] | questions and answers between two processes |
+//! | [`look`], `watched` | one end at a moment; one end over time, with what its peer has said |
+//! | [`inquiry`] | what a process knows, asks and answers |
+//! | [`patience`] | when a wait is reported, and how often |
+//! | `model` | tests: rings of processes that stand still, for a cause that each has to name |
+
+mod flows;
+pub mod inquiry;
+pub mod look;
+pub mod message;
+#[cfg(test)]
+mod model;
+pub mod numbers;
+pub mod patience;
+pub mod verdict;
+mod watched;

@@ -1,0 +1,122 @@
+//! When a wait is reported, and how often.
+
+use crate::proto::control::Time;
+use std::time::Duration;
+
+/// Repeats of a report, by the age of the wait; later ones every [`LAST_PAUSE`].
+const REPEATS: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(300)];
+const LAST_PAUSE: Duration = Duration::from_secs(600);
+/// A limit that learns is never longer.
+const MAX_LEARNT: Duration = Duration::from_secs(120);
+
+/// How long a wait may last before it is reported.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// `None`: nothing is reported.
+    limit: Option<Duration>,
+    /// Whether a wait that ends by itself after a report makes the limit longer.
+    learns: bool,
+    /// The wait that has been reported: its age at the last report, and when it was looked at last.
+    reported: Option<(Duration, Duration)>,
+}
+
+/// What is to be said of the longest wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing.
+    Nothing,
+    /// The limit is reached: who waits for whom.
+    Report,
+    /// It went on after so long; from now on a wait is reported after the other time.
+    WentOn(Duration, Duration),
+}
+
+impl Patience {
+    /// Reports after `limit`; zero: never. If it `learns`, the limit is doubled by each wait that ends by itself.
+    pub fn new(limit: Duration, learns: bool) -> Self {
+        Self { limit: Some(limit).filter(|limit| !limit.is_zero()), learns, reported: None }
+    }
+
+    /// How long a wait may last; `None`: for ever.
+    pub fn limit(&self) -> Option<Duration> {
+        self.limit
+    }
+
+    /// What is due now that the longest wait lasts `age`; `None`: nobody waits.
+    pub fn check(&mut self, age: Option<Time>) -> Due {
+        let Some(limit) = self.limit else { return Due::Nothing };
+        let age = age.unwrap_or_default();
+        match self.reported {
+            // Another wait, or none.
+            Some((_, before)) if age < before => {
+                self.reported = None;
+                if self.learns {
+                    self.limit = Some((limit * 2).min(MAX_LEARNT.max(limit)));
+                }
+                Due::WentOn(before, self.limit.unwrap_or(limit))
+            }
+            Some((report, _)) => {
+                self.reported = Some((report, age));
+                if age >= next_after(report) { Due::Report } else { Due::Nothing }
+            }
+            None if age >= limit => Due::Report,
+            None => Due::Nothing,
+        }
+    }
+
+    /// A wait of this age has been reported.
+    pub fn handle_report(&mut self, age: Duration) {
+        self.reported = Some((age, age));
+    }
+}
+
+/// The age at which a wait is reported again that was reported at the age `before`.
+fn next_after(before: Duration) -> Duration {
+    let last = REPEATS[REPEATS.len() - 1];
+    let repeat = REPEATS.into_iter().find(|repeat| before < *repeat);
+    repeat.unwrap_or_else(|| last + LAST_PAUSE * ((before - last).as_secs() / LAST_PAUSE.as_secs() + 1) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// The ages at which a wait that goes on for an hour is reported, looked at each second.
+    #[test]
+    fn a_wait_is_reported_at_the_limit_and_then_ever_more_seldom() {
+        let mut patience = Patience::new(s(10), true);
+        let mut reports = Vec::new();
+        for age in 0..3600 {
+            if patience.check(Some(s(age))) == Due::Report {
+                patience.handle_report(s(age));
+                reports.push(age);
+            }
+        }
+        assert_eq!(reports, [10, 60, 300, 900, 1500, 2100, 2700, 3300]);
+    }
+
+    #[test]
+    fn each_wait_that_ends_by_itself_doubles_the_limit_up_to_two_minutes_unless_it_is_set() {
+        let mut limits = Vec::new();
+        for learns in [true, false] {
+            let mut patience = Patience::new(s(10), learns);
+            for _ in 0..5 {
+                let limit = patience.limit().expect("it reports");
+                assert_eq!(patience.check(Some(limit - s(1))), Due::Nothing);
+                assert_eq!(patience.check(Some(limit)), Due::Report);
+                patience.handle_report(limit);
+                assert_eq!(patience.check(Some(limit + s(3))), Due::Nothing);
+                let Due::WentOn(after, next) = patience.check(Some(s(1))) else { panic!("another wait has begun") };
+                assert_eq!((after, Some(next)), (limit + s(3), patience.limit()));
+                limits.push(next.as_secs());
+            }
+        }
+        assert_eq!(limits, [20, 40, 80, 120, 120, 10, 10, 10, 10, 10]);
+        let mut never = Patience::new(s(0), true);
+        assert_eq!((never.check(Some(s(10_000))), never.limit()), (Due::Nothing, None));
+    }
+}

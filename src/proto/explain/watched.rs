@@ -1,0 +1,144 @@
+//! One end of a connection, as it was looked at last, and what its peer has said.
+
+use super::look::{Contact, Look};
+use super::message::{Answer, Standing};
+use super::numbers::{End, Numbers};
+use super::verdict::{Peer, Verdict, judge};
+use crate::proto::control::Time;
+use crate::proto::identity::Identity;
+use std::time::Duration;
+
+/// An end that waits has stood still for so long before it counts as one that waits.
+pub(super) const SETTLED: Duration = Duration::from_secs(1);
+/// How long an answer counts, and how long a peer that has asked is told of changes.
+pub(super) const FRESH: Duration = Duration::from_secs(3);
+/// A peer that has not answered for so long is silent, if it has been asked [`MIN_QUESTIONS`] times.
+const SILENT: Duration = Duration::from_secs(3);
+const MIN_QUESTIONS: u32 = 4;
+/// After this time without a call of NCCL's, outstanding requests are not tested.
+const UNTESTED: Duration = Duration::from_secs(3);
+/// NCCL calls `isend` in vain if it has done so within this time.
+const WANTED: Duration = Duration::from_millis(2500);
+
+/// One end. Its peer is asked and told by [`super::inquiry::Inquiry`].
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) look: Look,
+    /// As it was told when the connection was set up.
+    pub(super) peer: Identity,
+    /// When it moved last, or began to wait.
+    pub(super) since: Time,
+    /// When `isend` was called in vain last.
+    pub(super) refused: Option<Time>,
+    /// When NCCL called last.
+    pub(super) called: Time,
+    /// The questions that the peer has not answered: since when, and how many.
+    pub(super) unanswered: Option<(Time, u32)>,
+    pub(super) last_question: Option<Time>,
+    pub(super) answer: Option<(Time, Answer)>,
+    /// When the peer asked last.
+    pub(super) asked: Option<Time>,
+    /// The peer's end, as it was then.
+    pub(super) question: Option<End>,
+    /// What it was answered last.
+    pub(super) told: Option<Standing>,
+}
+
+impl Watched {
+    pub(super) fn new(now: Time, look: Look, peer: Identity) -> Self {
+        Self {
+            look,
+            peer,
+            since: now,
+            refused: None,
+            called: now,
+            unanswered: None,
+            last_question: None,
+            answer: None,
+            asked: None,
+            question: None,
+            told: None,
+        }
+    }
+
+    pub(super) fn update(&mut self, now: Time, mut look: Look) {
+        let counts = |numbers: Numbers| match numbers {
+            Numbers::Sender { seen, sent, acknowledged, .. } => (seen, sent, acknowledged),
+            Numbers::Receiver { posted, announced, arrived, .. } => (posted, announced, arrived),
+        };
+        if counts(look.numbers) != counts(self.look.numbers) {
+            // What was refused before may have been before this.
+            self.refused = None;
+        } else if look.refusals != self.look.refusals {
+            self.refused = Some(now);
+        }
+        if let Numbers::Sender { wants, .. } = &mut look.numbers {
+            *wants = self.refused.is_some_and(|refused| now < refused + WANTED);
+        }
+        if look.numbers != self.look.numbers {
+            (self.since, self.answer, self.unanswered) = (now, None, None);
+        }
+        if look.calls != self.look.calls || look.numbers != self.look.numbers || !look.has_requests {
+            self.called = now;
+        }
+        if look.contact != self.look.contact {
+            (self.answer, self.unanswered, self.asked) = (None, None, None);
+        }
+        self.look = look;
+    }
+
+    pub(super) fn end(&self, now: Time) -> End {
+        let is_heard = !self.look.recovers && self.look.contact == Contact::Up;
+        End {
+            numbers: self.look.numbers,
+            recovers: self.look.recovers,
+            is_untested: is_heard && self.look.has_requests && now >= self.called + UNTESTED,
+            still_ms: millis(now.saturating_sub(self.since)),
+        }
+    }
+
+    pub(super) fn is_waiting(&self, now: Time) -> bool {
+        self.look.numbers.is_waiting() && now >= self.since + SETTLED
+    }
+
+    /// The peer's standing, if it has told it lately.
+    pub(super) fn standing(&self, now: Time) -> Option<&Standing> {
+        match self.answer.as_ref().filter(|(came, _)| now < *came + FRESH) {
+            Some((_, Answer::Stands(standing))) => Some(standing),
+            _ => None,
+        }
+    }
+
+    pub(super) fn verdict(&self, now: Time) -> Verdict {
+        let fresh = self.answer.as_ref().filter(|(came, _)| now < *came + FRESH);
+        let is_silent = |(since, count): (Time, u32)| now >= since + SILENT && count >= MIN_QUESTIONS;
+        let peer = match (self.look.contact, fresh) {
+            (Contact::Gone, _) => Peer::Gone,
+            (Contact::Lost, _) => Peer::Unreachable,
+            (Contact::Up, Some((_, Answer::NotAccepted))) => Peer::NotAccepted,
+            (Contact::Up, Some((_, Answer::Stands(standing)))) => {
+                let (waits, is_busy) = (standing.waits_for.is_some(), standing.is_busy);
+                Peer::Answered { end: &standing.end, waits, is_busy }
+            }
+            (Contact::Up, None) if self.unanswered.is_some_and(is_silent) => Peer::Silent,
+            (Contact::Up, None) => Peer::Unknown,
+        };
+        judge(&self.end(now), peer)
+    }
+
+    /// Identity the peer is, as far as it is known.
+    pub(super) fn peer(&self) -> Identity {
+        let mut peer = self.peer.clone();
+        match &self.answer {
+            Some((_, Answer::Stands(standing))) => peer.rank = standing.me.rank,
+            _ if !self.look.numbers.is_sender() => peer.rank = self.look.sender_rank.or(peer.rank),
+            _ => {}
+        }
+        peer
+    }
+}
+
+/// As messages have it.
+pub(super) fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,131 @@
+//! One test for each cause: every rank that waits has to name it, and the process.
+
+use crate::job::{Job, Shape, built, enter};
+use testkit::require;
+
+/// Begins once messages flow.
+const SOON: u32 = 20;
+
+/// Of the lines of `rank` about waits, none says any of `words`.
+fn says_nothing_of(job: &Job, rank: usize, words: &[&str]) {
+    let output = job.processes[rank].output();
+    let waits = output.lines().filter(|line| line.contains("waits since"));
+    let wrong: Vec<_> = waits.filter(|line| words.iter().any(|word| line.contains(word))).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+const PATH: [&str; 4] = ["do not arrive", "have not arrived", "not acknowledged", "does not answer"];
+
+#[test]
+fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
+    require!(built());
+    enter();
+    let job = Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 2).then_some(SOON));
+    let last = job.place(2, false);
+    job.line(1, &["waits since", "to be asked for data by", &last, "has not called irecv"]);
+    job.line(
+        0,
+        &["waits since", &job.place(1, true), "waits itself. 1 connection(s) further", &last, "has not called irecv"],
+    );
+    job.line(2, &["rank 1", "to be asked for data by this process", "has not called irecv"]);
+    (0..2).for_each(|rank| says_nothing_of(&job, rank, &PATH));
+    let report = &job.reports(1)[0];
+    assert_eq!((&report["waits"][0]["verdict"], &report["rank"]), (&"PeerHasNotAsked".into(), &1.into()), "{report}");
+}
+
+#[test]
+fn a_sender_that_stops_sending_is_named_by_both_ranks_behind_it() {
+    require!(built());
+    enter();
+    let job = Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 0).then_some(SOON));
+    job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), "has not called isend"]);
+    job.line(2, &["waits since", "for data of rank 1", "waits itself", "rank 0", "has not called isend"]);
+    job.line(0, &["for data of this process", "has not called isend"]);
+    (1..3).for_each(|rank| says_nothing_of(&job, rank, &PATH));
+}
+
+#[test]
+fn in_a_ring_of_eight_all_name_the_rank_that_has_stopped() {
+    require!(built());
+    enter();
+    let job = Job::start(Shape::Ring, 8, &[], |rank| rank.stops_after = (rank.number == 5).then_some(SOON));
+    for rank in (0..8).filter(|rank| *rank != 5) {
+        let line = job.line(rank, &["waits since", "rank 5 on "]);
+        assert!(line.contains("has not called") && line.contains(&job.place(5, true)), "{line}");
+        says_nothing_of(&job, rank, &PATH);
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_is_named_as_one_that_does_not_answer() {
+    require!(built());
+    enter();
+    let mut job = Job::start(Shape::Ring, 3, &[], |rank| rank.pause_ms = 1);
+    (0..3).for_each(|rank| drop(job.line(rank, &["passes messages on"])));
+    job.processes[1].signal(libc::SIGSTOP);
+    let stopped = job.place(1, true);
+    for rank in [0, 2] {
+        job.line(rank, &["waits since", "does not answer", &stopped]);
+    }
+    job.processes[1].signal(libc::SIGCONT);
+    for rank in [0, 2] {
+        job.line(rank, &["went on after"]);
+    }
+}
+
+/// A chain of two without failover, where what `rule` says is lost for ever.
+fn black_hole(rule: &str) -> Job {
+    let env = [("FERRITE_FAILOVER", "0"), ("SOFTRNIC_FAULTS", rule)];
+    Job::start(Shape::Chain, 2, &env, |_| ())
+}
+
+#[test]
+fn a_path_that_loses_messages_is_named_by_both_ends() {
+    require!(built());
+    enter();
+    let job = black_hole("drop attempts=all opcode=write-imm device=softrnic0 message=20..");
+    let words = "have not arrived: the path loses them";
+    job.line(0, &["waits since", "for acknowledgements of", &job.place(1, false), words]);
+    job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), words]);
+}
+
+#[test]
+fn a_path_that_loses_clear_to_sends_is_named_by_both_ends() {
+    require!(built());
+    enter();
+    let job = black_hole("drop attempts=all opcode=write device=softrnic1 message=20..");
+    let words = "its clear-to-sends do not arrive at the sender";
+    job.line(0, &["waits since", "to be asked for data by", &job.place(1, false), words]);
+    job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), words]);
+}
+
+#[test]
+fn a_path_that_loses_acknowledgements_is_named() {
+    require!(built());
+    enter();
+    let job = black_hole("drop-ack attempts=all opcode=write-imm device=softrnic0 message=20..");
+    let words = "the path back loses the acknowledgements";
+    job.line(0, &["waits since", "for acknowledgements of", &job.place(1, false), words]);
+}
+
+#[test]
+fn a_slow_rank_is_not_taken_for_a_broken_one() {
+    require!(built());
+    enter();
+    let job = Job::start(Shape::Chain, 2, &[], |rank| rank.pause_ms = if rank.number == 0 { 6000 } else { 0 });
+    job.line(1, &["waits since", "for data of rank 0", "has not called isend"]);
+    job.line(1, &["went on after"]);
+    says_nothing_of(&job, 1, &PATH);
+}
+
+#[test]
+fn a_peer_that_dies_is_an_error_and_no_wait() {
+    require!(built());
+    enter();
+    let mut job = Job::start(Shape::Chain, 2, &[], |rank| rank.pause_ms = 1);
+    job.line(0, &["passes messages on"]);
+    job.processes[1].signal(libc::SIGKILL);
+    job.line(0, &["the peer's process has died"]);
+    job.line(0, &["rank 0 ends"]);
+    says_nothing_of(&job, 0, &PATH);
+}

@@ -1,0 +1,147 @@
+//! One process: a rank that receives from the one before, and sends to the next.
+
+use crate::common::plugin_transport;
+use ferrite::error::Result;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::{RecvComm, Region, Request, SendComm};
+use ferrite::transport::{Handle, Listener, Transport};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use testkit::Peer;
+
+/// What a process is told of itself, in this variable.
+pub(crate) const VARIABLE: &str = "HANG_RANK";
+/// Receives that are posted ahead, and messages that are kept until they are sent on.
+const DEPTH: u32 = 4;
+const BYTES: usize = 64;
+/// After so many messages a rank says that they flow.
+const STEADY: u32 = 10;
+
+/// A rank, and what it does.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Rank {
+    pub(crate) number: u32,
+    /// The rank that it receives from.
+    pub(crate) from: Option<u32>,
+    /// Whether it sends to the next one.
+    pub(crate) sends: bool,
+    /// It stops after so many messages that it has sent, or received, and makes no call from then on.
+    pub(crate) stops_after: Option<u32>,
+    /// A pause after each message; milliseconds.
+    pub(crate) pause_ms: u64,
+}
+
+/// What NCCL carries from `listen` to `connect`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HandleBytes(pub(crate) [u8; 128]);
+
+impl Default for HandleBytes {
+    fn default() -> Self {
+        Self([0; 128])
+    }
+}
+
+/// Both connections of a rank, as far as it has them, with memory to send from and receive into.
+struct Ends<'c> {
+    send: Option<(&'c SendComm, Region)>,
+    recv: Option<(&'c RecvComm, Region)>,
+}
+
+/// Runs until the process is killed, or a call fails.
+pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
+    let transport = plugin_transport()?;
+    let (handle, mut listener) = transport.listen(rank.number as usize)?;
+    parent.send(&HandleBytes(handle.0));
+    let mut to = Handle(parent.recv::<HandleBytes>().0);
+    let to = rank.sends.then_some(&mut to);
+    let listener = rank.from.map(|_| &mut listener);
+    let (send, recv) = connect(&transport, rank.number as usize, to, listener)?;
+    let memory = || Buffer::new(BYTES).map(Arc::new);
+    let ends = Ends {
+        send: send
+            .as_ref()
+            .map(|send| Ok::<_, ferrite::error::Error>((send, send.register(&memory()?)?)))
+            .transpose()?,
+        recv: recv
+            .as_ref()
+            .map(|recv| Ok::<_, ferrite::error::Error>((recv, recv.register(&memory()?)?)))
+            .transpose()?,
+    };
+    pass_on(rank, &ends)
+}
+
+/// Connects to the handle and accepts at the listener, as far as they are given.
+fn connect(
+    transport: &Transport,
+    device: usize,
+    mut to: Option<&mut Handle>,
+    mut listener: Option<&mut Listener>,
+) -> Result<(Option<SendComm>, Option<RecvComm>)> {
+    let (mut send, mut recv) = (None, None);
+    loop {
+        if let Some(to) = to.as_deref_mut().filter(|_| send.is_none()) {
+            send = transport.connect(device, to)?;
+        }
+        if let Some(listener) = listener.as_deref_mut().filter(|_| recv.is_none()) {
+            recv = listener.accept()?;
+        }
+        if send.is_some() == to.is_some() && recv.is_some() == listener.is_some() {
+            return Ok((send, recv));
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn pass_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
+    let (mut posted, mut arrived, mut sent) = (0_u32, 0_u32, 0_u32);
+    let (mut receives, mut sends): (VecDeque<Request<'_>>, VecDeque<Request<'_>>) = Default::default();
+    let (mut next_send, mut has_begun) = (Instant::now(), false);
+    loop {
+        std::thread::sleep(Duration::from_micros(200));
+        let is_stopped = rank.stops_after.is_some_and(|most| sent.max(arrived) >= most);
+        if let Some((recv, region)) = ends.recv.as_ref().filter(|_| !is_stopped) {
+            // What has arrived is kept until it is sent on.
+            let kept = if rank.sends { arrived.saturating_sub(sent) } else { 0 };
+            if posted < arrived + DEPTH
+                && kept < DEPTH
+                && let Some(request) = recv.receive(region, 0, BYTES, rank.from.unwrap_or(0) as i32)?
+            {
+                posted += 1;
+                receives.push_back(request);
+            }
+        }
+        arrived += finished(&mut receives)?;
+        if let Some((send, region)) = ends.send.as_ref().filter(|_| !is_stopped && Instant::now() >= next_send) {
+            // In a ring each rank is one message ahead.
+            let may_send = rank.from.is_none() || sent < arrived + 1;
+            if may_send
+                && sends.len() < DEPTH as usize
+                && let Some(request) = send.send(region, 0, BYTES, rank.number as i32)?
+            {
+                sent += 1;
+                sends.push_back(request);
+                next_send = Instant::now() + Duration::from_millis(rank.pause_ms);
+            }
+        }
+        finished(&mut sends)?;
+        if !has_begun && sent.max(arrived) > STEADY {
+            has_begun = true;
+            eprintln!("rank {} passes messages on", rank.number);
+        }
+    }
+}
+
+/// Takes the requests off that are done; how many.
+fn finished(requests: &mut VecDeque<Request<'_>>) -> Result<u32> {
+    let mut count = 0;
+    while let Some(request) = requests.front_mut() {
+        if !request.test(&mut [0])? {
+            break;
+        }
+        requests.pop_front();
+        count += 1;
+    }
+    Ok(count)
+}

@@ -1,0 +1,105 @@
+//! The arguments of `ferrite doctor`, and what it prints.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::exit::Exit;
+use crate::doctor::finding::Verdict;
+use crate::doctor::machine::Machine;
+use crate::doctor::report::{self, Looked};
+use crate::doctor::root::Root;
+use crate::doctor::rows;
+use crate::error::{Error, Result};
+use crate::system::dist::Dist;
+use crate::system::{interrupt, output};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Looks at this machine as a job would find it, in the environment in which it is started: inside the job's container, as \
+the job's user, with the job's variables. It needs neither NCCL nor root, and changes nothing: devices are opened, and \
+what is made on them for a trial is destroyed again. Each line is a verdict, the row, a fact; below it, behind `->`, what \
+to do. `unknown` means that it could not be found out here. The rows are explained in docs/doctor.md.\n\n\
+Exit code 0: nothing FAILs (and nothing warns, with --fail-on-warn); 1: something does; 2: a wrong command line; \
+130: interrupted.")]
+pub(super) struct Doctor {
+    /// Only these rows, by name
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Names all rows and what they look at, and does nothing
+    #[arg(long)]
+    list: bool,
+    /// Print JSON instead of lines
+    #[arg(long)]
+    json: bool,
+    /// Exit with 1 for warnings as well
+    #[arg(long)]
+    fail_on_warn: bool,
+    /// The plugin that is tried [default: ../lib/libnccl-net.so beside this program]
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// Processes of the job on this host, one per GPU
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: u32,
+    /// A folder that stands for / where files of /sys, /proc, /etc and /dev are read
+    #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
+    sysroot: PathBuf,
+}
+
+/// A row as `--list --json` shows it.
+#[derive(Serialize)]
+struct Listed {
+    name: &'static str,
+    what: &'static str,
+    why: &'static str,
+    cure: &'static str,
+}
+
+impl Doctor {
+    pub(super) fn run(self) -> Result<Exit> {
+        let rows = rows::selected(&self.only)?;
+        if self.list {
+            let listed: Vec<Listed> = rows
+                .iter()
+                .map(|row| Listed { name: row.name, what: row.what, why: row.why, cure: row.cure })
+                .collect();
+            let text = match self.json {
+                true => serde_json::to_string_pretty(&listed).unwrap_or_default() + "\n",
+                false => listed.iter().map(|row| format!("{:<15}  {}\n", row.name, row.what)).collect(),
+            };
+            return output::write_stdout(&text).map(|()| Exit::Good);
+        }
+        if !self.sysroot.is_dir() {
+            return Err(Error::Usage(format!("--sysroot {}: there is no such folder", self.sysroot.display())));
+        }
+        let (json, fail_on_warn) = (self.json, self.fail_on_warn);
+        let machine = self.machine();
+        let mut looked = Vec::new();
+        for row in rows {
+            let row = Looked::new(row, (row.look)(&machine));
+            interrupt::check()?;
+            if !json {
+                output::write_stdout(&row.text())?;
+            }
+            looked.push(row);
+        }
+        let host = machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default();
+        output::write_stdout(&if json { report::json(&host, &looked) } else { report::summary(&looked) })?;
+        Ok(exit(&looked, fail_on_warn))
+    }
+
+    fn machine(self) -> Machine {
+        let text = |word: std::ffi::OsString| word.into_string().ok();
+        let env: BTreeMap<String, String> =
+            std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?))).collect();
+        let found = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok);
+        Machine::new(Root::new(self.sysroot), env, found.map_err(|problem| problem.to_string()), self.ranks)
+    }
+}
+
+fn exit(looked: &[Looked], fail_on_warn: bool) -> Exit {
+    let worst = report::worst(looked);
+    if worst == Verdict::Fail || worst == Verdict::Warn && fail_on_warn { Exit::Worse } else { Exit::Good }
+}

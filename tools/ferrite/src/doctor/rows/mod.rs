@@ -1,0 +1,71 @@
+//! The table of rows, in the order in which they are looked at: what the first need is what the later ones stand on.
+
+mod bus;
+mod control;
+mod counters;
+mod devices;
+mod gids;
+mod gpu;
+mod host;
+mod isolation;
+mod memory;
+mod message;
+mod plugins;
+mod ports;
+mod settings;
+mod traffic;
+mod versions;
+
+use crate::doctor::row::Row;
+use crate::error::{Error, Result};
+
+/// All rows.
+pub(crate) fn all() -> Vec<&'static Row> {
+    let groups: [&'static [Row]; 15] = [
+        devices::ROWS,
+        ports::ROWS,
+        gids::ROWS,
+        traffic::ROWS,
+        memory::ROWS,
+        message::ROWS,
+        control::ROWS,
+        settings::ROWS,
+        plugins::ROWS,
+        versions::ROWS,
+        counters::ROWS,
+        bus::ROWS,
+        gpu::ROWS,
+        isolation::ROWS,
+        host::ROWS,
+    ];
+    groups.into_iter().flatten().collect()
+}
+
+/// The rows of these names, in the table's order; all if there are none.
+///
+/// # Errors
+/// [`Error::Usage`] if there is no row of a name.
+pub(crate) fn selected(names: &[String]) -> Result<Vec<&'static Row>> {
+    let all = all();
+    if let Some(unknown) = names.iter().find(|name| !all.iter().any(|row| row.name == name.as_str())) {
+        let known: Vec<&str> = all.iter().map(|row| row.name).collect();
+        return Err(Error::Usage(format!("--only {unknown}: there is no such row; there are: {}", known.join(", "))));
+    }
+    Ok(all.into_iter().filter(|row| names.is_empty() || names.iter().any(|name| name == row.name)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_distinct_names_and_say_what_and_why() {
+        let rows = all();
+        for row in &rows {
+            assert_eq!(rows.iter().filter(|other| other.name == row.name).count(), 1, "{}", row.name);
+            assert!(!row.what.is_empty() && !row.why.is_empty() && !row.cure.is_empty(), "{}", row.name);
+        }
+        assert!(selected(&["nothing".into()]).is_err());
+        assert_eq!(selected(&["memlock".into()]).expect("it is there").len(), 1);
+    }
+}

@@ -1,0 +1,140 @@
+//! Releases of what is installed, and what the kernel has to say.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::doctor::finding::Finding;
+use crate::doctor::machine::Machine;
+use crate::doctor::row::Row;
+use crate::doctor::rows::plugins::places;
+
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        name: "nccl",
+        what: "the files libnccl.so.2 where the loader and Python look, with their versions; warn below 2.20 and where versions differ",
+        why: "the plugin serves NCCL 2.20 and later, and a process takes the first that it finds, which may not be PyTorch's",
+        cure: "one version in the image: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
+        look: nccl,
+    },
+    Row {
+        name: "firmware",
+        what: "RDMA devices of one kind have one firmware",
+        why: "fused ports and equal ranks behave alike only with equal firmware",
+        cure: "update the older one (`mlxfwmanager`, `flint`), then reset the card",
+        look: firmware,
+    },
+    Row {
+        name: "kernel-log",
+        what: "the kernel's log, where it may be read, has no fault of a GPU (Xid), of an RDMA driver or of the PCIe bus (AER)",
+        why: "hardware that is about to fail often says so there first",
+        cure: "as the line says: Xid numbers are in NVIDIA's documentation; AER names the PCIe function; health errors of mlx5 need a reset",
+        look: kernel_log,
+    },
+];
+
+fn nccl(machine: &Machine) -> Vec<Finding> {
+    let mut files = places(machine, "libnccl.so.2");
+    files.extend(in_python(machine));
+    let mut found = Vec::new();
+    let mut versions = BTreeSet::new();
+    for file in &files {
+        let shown = file.display();
+        match version(&machine.root.path(file)) {
+            None => found.push(Finding::unknown("", format!("{shown}: it does not tell its version"))),
+            Some(version) => {
+                let text = format!("{shown}: {}.{}.{}", version.0, version.1, version.2);
+                found.push(if version < (2, 20, 0) { Finding::warn("", text) } else { Finding::ok("", text) });
+                versions.insert(version);
+            }
+        }
+    }
+    if versions.len() > 1 {
+        found.push(Finding::warn(
+            "",
+            format!("{} different versions: a process takes the first that it finds", versions.len()),
+        ));
+    }
+    if found.is_empty() {
+        vec![Finding::unknown("", "no libnccl.so.2 where the loader and Python look")]
+    } else {
+        found
+    }
+}
+
+/// The libraries in packages of Python's usual folders, of `$VIRTUAL_ENV` and of `$CONDA_PREFIX`.
+fn in_python(machine: &Machine) -> Vec<PathBuf> {
+    let home = machine.var("HOME").map(|home| format!("{home}/.local"));
+    let named = [machine.var("VIRTUAL_ENV"), machine.var("CONDA_PREFIX")].into_iter().flatten().map(str::to_owned);
+    let prefixes = named.chain(home).chain(["/usr/local", "/usr", "/opt/conda"].map(str::to_owned));
+    let mut found = Vec::new();
+    for lib in prefixes.map(|prefix| Path::new(&prefix).join("lib")) {
+        for python in machine.root.names(&lib).iter().filter(|name| name.starts_with("python3")) {
+            for packages in ["site-packages", "dist-packages"] {
+                let file = lib.join(python).join(packages).join("nvidia/nccl/lib/libnccl.so.2");
+                found.extend(Some(file).filter(|file| machine.root.exists(file)));
+            }
+        }
+    }
+    found
+}
+
+/// The version in the text `NCCL version 2.21.5` of the library.
+fn version(file: &Path) -> Option<(u32, u32, u32)> {
+    const MARK: &[u8] = b"NCCL version ";
+    let bytes = std::fs::read(file).ok()?;
+    let mut starts = bytes.windows(MARK.len()).enumerate().filter(|(_, window)| *window == MARK);
+    starts.find_map(|(at, _)| {
+        let text = &bytes[at + MARK.len()..(at + MARK.len() + 16).min(bytes.len())];
+        let text = String::from_utf8_lossy(text);
+        let mut parts = text.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
+        Some((parts.next()?, parts.next()?, parts.next()?))
+    })
+}
+
+fn firmware(machine: &Machine) -> Vec<Finding> {
+    let class = Path::new("/sys/class/infiniband");
+    let text = |device: &str, file: &str| machine.root.text(class.join(device).join(file));
+    let devices: Vec<(String, String, String)> = machine
+        .root
+        .names(class)
+        .into_iter()
+        .filter_map(|name| Some((text(&name, "hca_type")?, text(&name, "fw_ver")?, name)))
+        .collect();
+    let of_device = |(kind, version, name): &(String, String, String)| {
+        let other = devices.iter().find(|(other, theirs, _)| other == kind && theirs != version);
+        let said = format!("{kind}, firmware {version}");
+        match other {
+            None => Finding::ok(name.as_str(), said),
+            Some((_, theirs, other)) => Finding::warn(name.as_str(), format!("{said}, and {other} has {theirs}")),
+        }
+    };
+    if devices.is_empty() {
+        return vec![Finding::unknown("", "/sys shows no firmware")];
+    }
+    devices.iter().map(of_device).collect()
+}
+
+/// Lines that are shown at most.
+const SHOWN: usize = 3;
+
+fn kernel_log(machine: &Machine) -> Vec<Finding> {
+    let Some(text) = machine.kernel_log() else {
+        return vec![Finding::unknown("", "it may not be read here (as root, or with kernel.dmesg_restrict=0)")];
+    };
+    let bad: Vec<&str> = text.lines().filter(|line| is_fault(line)).collect();
+    if bad.is_empty() {
+        return vec![Finding::ok("", format!("{} lines, no fault", text.lines().count()))];
+    }
+    let shown = bad.iter().rev().take(SHOWN).map(|line| Finding::warn("", (*line).to_owned()));
+    let more = bad.len().saturating_sub(SHOWN);
+    shown.chain((more > 0).then(|| Finding::warn("", format!("and {more} more")))).collect()
+}
+
+fn is_fault(line: &str) -> bool {
+    let has = |words: &[&str]| words.iter().all(|word| line.contains(word));
+    has(&["NVRM", "Xid"])
+        || has(&["AER:", "rror"])
+        || has(&["PCIe Bus Error"])
+        || ["mlx5_core", "bnxt_en", "irdma", "mlx4_core"].iter().any(|driver| line.contains(driver))
+            && ["health", "error", "FATAL", "timeout"].iter().any(|word| line.contains(word))
+}

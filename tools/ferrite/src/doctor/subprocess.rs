@@ -1,0 +1,113 @@
+//! Parts of the doctor that run in a process of their own, since what they call may crash or wait for ever.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use crate::system::{host, interrupt};
+
+/// How often a wait looks whether the user has interrupted the program.
+const LOOK: Duration = Duration::from_millis(100);
+/// Bytes of standard error that are kept.
+const KEPT: u64 = 64 << 10;
+
+/// What such a process has printed, and how it ended.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Printed {
+    /// The lines of its standard output.
+    pub(crate) lines: Vec<String>,
+    /// The lines of its standard error, as far as they are kept.
+    pub(crate) log: Vec<String>,
+    /// Why it did not end well.
+    pub(crate) failure: Option<String>,
+}
+
+/// Runs this program with `words` and the environment `env`. It is ended when it prints nothing for so long, or when the user
+/// interrupts the doctor.
+pub(crate) fn run(words: &[String], env: &BTreeMap<String, String>, silence: Duration) -> Printed {
+    let program = std::env::current_exe().map(Command::new);
+    let spawned = program.and_then(|mut command| {
+        command.args(words).env_clear().envs(env).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // SAFETY: between fork and exec there is one system call.
+        unsafe { command.pre_exec(host::die_with_parent) };
+        command.spawn()
+    });
+    match spawned {
+        Ok(child) => follow(child, silence),
+        Err(problem) => Printed { failure: Some(format!("it could not be started: {problem}")), ..Printed::default() },
+    }
+}
+
+fn follow(mut child: Child, silence: Duration) -> Printed {
+    let (sender, receiver) = mpsc::channel();
+    let stdout = child.stdout.take();
+    let lines = std::thread::spawn(move || {
+        for line in stdout.into_iter().flat_map(|pipe| BufReader::new(pipe).lines()).map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let stderr = child.stderr.take();
+    let log = std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        if let Some(mut pipe) = stderr {
+            // What follows is read and dropped, so that the process does not wait for its reader.
+            pipe.by_ref().take(KEPT).read_to_end(&mut kept).unwrap_or_default();
+            std::io::copy(&mut pipe, &mut std::io::sink()).unwrap_or_default();
+        }
+        String::from_utf8_lossy(&kept).lines().map(str::to_owned).collect::<Vec<_>>()
+    });
+    let mut printed = Printed::default();
+    let mut last = Instant::now();
+    let is_late = loop {
+        match receiver.recv_timeout(LOOK) {
+            Ok(line) => {
+                printed.lines.push(line);
+                last = Instant::now();
+            }
+            Err(RecvTimeoutError::Disconnected) => break false,
+            Err(RecvTimeoutError::Timeout) if last.elapsed() > silence || interrupt::received() => break true,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    };
+    if is_late {
+        child.kill().unwrap_or_default();
+    }
+    let status = child.wait();
+    // Both threads end with the process, unless something that it started keeps its output open.
+    if lines.is_finished() || !is_late {
+        lines.join().unwrap_or_default();
+        printed.log = log.join().unwrap_or_default();
+    }
+    printed.failure = match status {
+        _ if is_late => Some(format!("nothing for {}", host::seconds(silence))),
+        Ok(status) if status.success() => None,
+        Ok(status) => Some(ending(status)),
+        Err(problem) => Some(problem.to_string()),
+    };
+    printed
+}
+
+fn ending(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("it ended with code {code}"),
+        (None, Some(signal)) => format!("signal {signal} ended it"),
+        (None, None) => "it ended".into(),
+    }
+}
+
+impl Printed {
+    /// The failure with the last line of the log.
+    pub(crate) fn words(&self) -> String {
+        let failure = self.failure.clone().unwrap_or_else(|| "it printed nothing".into());
+        self.log
+            .iter()
+            .rev()
+            .find(|line| !line.trim().is_empty())
+            .map_or_else(|| failure.clone(), |last| format!("{failure}; its last line: {last}"))
+    }
+}
