@@ -58,13 +58,10 @@ enum Command {
     Check(check::Check),
     /// Stream checked messages while ports, queue pairs or processes fail, and say how it ended
     Outlast(outlast::Outlast),
-<<<<<<< HEAD
     /// Show what the connections of this machine's processes do, as they run
     Top(top::Top),
-=======
     /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
     Doctor(doctor::Doctor),
->>>>>>> main
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Count a transport's instructions in what callgrind wrote of `solo`
@@ -136,11 +133,8 @@ pub fn main() -> i32 {
         Command::Memcpy(memcpy) => memcpy.run(),
         Command::Check(check) => check.run(),
         Command::Outlast(outlast) => outlast.run(words()),
-<<<<<<< HEAD
         Command::Top(top) => top.run(),
-=======
         Command::Doctor(doctor) => doctor.run(),
->>>>>>> main
         Command::Solo(solo) => solo.run(),
         Command::Instructions(instructions) => instructions.run(),
     })

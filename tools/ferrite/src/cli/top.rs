@@ -12,6 +12,7 @@ use crate::cli::exit::Exit;
 use crate::error::{Error, Result};
 use crate::system::{interrupt, output};
 use crate::top::filter::{Filter, Sort};
+use crate::top::json;
 use crate::top::openmetrics::Totals;
 use crate::top::ports::{self, PortRates};
 use crate::top::processes::Processes;
@@ -19,7 +20,6 @@ use crate::top::rates::rows;
 use crate::top::screen::{Key, Screen};
 use crate::top::serve::Server;
 use crate::top::table::{Ports, View};
-use crate::top::json;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -179,7 +179,10 @@ mod tests {
     #[test]
     fn a_port_alone_is_on_the_loopback_address() {
         let local = SocketAddr::from(([127, 0, 0, 1], 9100));
-        assert_eq!([parse_address("9100"), parse_address(":9100"), parse_address("127.0.0.1:9100")], [Ok(local), Ok(local), Ok(local)]);
+        assert_eq!(
+            [parse_address("9100"), parse_address(":9100"), parse_address("127.0.0.1:9100")],
+            [Ok(local), Ok(local), Ok(local)]
+        );
         assert_eq!(parse_address("0.0.0.0:80"), Ok(SocketAddr::from(([0, 0, 0, 0], 80))));
         assert!(parse_address("here").is_err());
     }

@@ -1,8 +1,8 @@
 //! One end of a connection, as its record describes it.
 
+use super::stats_file::text;
 use nccl_net::inspect::stats::histogram::{self, BUCKETS, lower_bound};
 use nccl_net::inspect::stats::layout::{OPEN, SENDER, record};
-use super::stats_file::text;
 
 /// The names of a sender's stages and of a receiver's.
 pub(crate) const STAGES: [[&str; record::STAGES]; 2] = [["gpu", "cts", "wire"], ["announce", "data", "consume"]];
@@ -66,7 +66,8 @@ impl End {
             let name = &words[record::RAIL_NAMES + rail * record::RAIL_NAME_WORDS..][..record::RAIL_NAME_WORDS];
             (text(name), of(record::RAIL_BYTES + rail))
         });
-        let numbers = words[record::QPS..][..record::QPS_WORDS].iter().flat_map(|word| [*word as u32, (word >> 32) as u32]);
+        let numbers =
+            words[record::QPS..][..record::QPS_WORDS].iter().flat_map(|word| [*word as u32, (word >> 32) as u32]);
         Self {
             number,
             generation: of(record::STATE) >> 8,

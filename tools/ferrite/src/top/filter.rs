@@ -1,7 +1,7 @@
 //! Which connections are shown, and in which order.
 
-use nccl_net::inspect::stats::layout::record;
 use super::rates::Row;
+use nccl_net::inspect::stats::layout::record;
 
 /// The order of connections. The first is the one that is looked for first when a job is slow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -80,7 +80,9 @@ impl Filter {
                 "rank" => filter.rank = Some(number()?),
                 "peer" => filter.peer = Some(number()?),
                 "pid" => filter.pid = Some(number()?),
-                "dev" | "host" if value.is_empty() => return Err(format!("{part}: a name is expected after `{name}=`")),
+                "dev" | "host" if value.is_empty() => {
+                    return Err(format!("{part}: a name is expected after `{name}=`"));
+                }
                 "dev" => filter.device = Some(value.into()),
                 "host" => filter.host = Some(value.into()),
                 _ => return Err(format!("{part}: rank=, peer=, pid=, dev= or host= is expected")),
@@ -92,7 +94,8 @@ impl Filter {
     /// Whether the row is shown. Names of devices and hosts fit if they begin so.
     pub(crate) fn admits(&self, row: &Row) -> bool {
         let is = |wanted: Option<u64>, found: Option<u64>| wanted.is_none() || wanted == found;
-        let begins = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|wanted| name.starts_with(wanted));
+        let begins =
+            |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|wanted| name.starts_with(wanted));
         is(self.rank, row.rank)
             && is(self.peer, row.end.peer.rank)
             && is(self.pid, Some(row.pid))

@@ -4,16 +4,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use nccl_net::inspect::stats::layout::record;
 use super::rates::Row;
 use super::table::View;
+use nccl_net::inspect::stats::layout::{header, record};
 
 /// One line: an object with `time` (seconds since 1970), `processes`, `connections`, `ports`, `dead` and `unreadable`. Times of stages are in seconds.
 pub(crate) fn line(view: &View<'_>) -> String {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
     let processes = view.now.living.values().map(|process| {
         json!({"pid": process.file.pid(), "rank": process.file.rank(), "host": process.file.host(),
-            "program": process.file.text(nccl_net::inspect::stats::layout::header::PROGRAM, nccl_net::inspect::stats::layout::header::PROGRAM_WORDS)})
+            "program": process.file.text(header::PROGRAM, header::PROGRAM_WORDS)})
     });
     let ports = view.ports.iter().map(|((device, port), about)| {
         json!({"device": device, "port": port, "state": about.state, "counters": about.counters})
@@ -43,9 +43,11 @@ fn connection(row: &Row) -> Value {
             ((*name).to_owned(), json!({"p50": seconds(0.5), "p99": seconds(0.99), "longest": longest}))
         })
         .collect();
-    let rails = end.rails.iter().zip(&row.rail_bytes).map(|((name, total), new)| {
-        json!({"name": name, "bytes": total, "new_bytes": new})
-    });
+    let rails = end
+        .rails
+        .iter()
+        .zip(&row.rail_bytes)
+        .map(|((name, total), new)| json!({"name": name, "bytes": total, "new_bytes": new}));
     json!({
         "pid": row.pid, "rank": row.rank, "direction": if end.is_sender { "send" } else { "receive" },
         "peer": {"rank": end.peer.rank, "host": end.peer.host, "pid": end.peer.pid},

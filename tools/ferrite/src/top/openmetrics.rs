@@ -8,15 +8,14 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use super::end::{Buckets, End};
-use nccl_net::inspect::stats::histogram::{BUCKETS, lower_bound};
-use nccl_net::inspect::stats::layout::{header, record};
 use super::processes::Processes;
 use super::table::Ports;
+use nccl_net::inspect::stats::histogram::{BUCKETS, lower_bound};
+use nccl_net::inspect::stats::layout::{header, record};
 
 /// Upper bounds of the buckets of times, in seconds.
-const BOUNDS: [f64; 19] = [
-    1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0,
-];
+const BOUNDS: [f64; 19] =
+    [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0];
 
 /// Sums over connections, by device, direction and host of the peer.
 type Sums = BTreeMap<(String, &'static str, String), [u64; record::COUNTERS]>;
@@ -108,12 +107,18 @@ impl Totals {
                 let _ = writeln!(text, "ferrite_stage_seconds_bucket{labels} {count:.0}");
             };
             for bound in BOUNDS {
-                let below = counts.iter().enumerate().filter(|(bucket, _)| lower_bound(bucket + 1) as f64 <= bound * 1e9 * 1.125);
+                let below = counts
+                    .iter()
+                    .enumerate()
+                    .filter(|(bucket, _)| lower_bound(bucket + 1) as f64 <= bound * 1e9 * 1.125);
                 put(&bound.to_string(), below.map(|(_, count)| count).sum());
             }
             put("+Inf", total);
             let labels = labels(&[("stage", stage), ("device", device)]);
-            let _ = writeln!(text, "ferrite_stage_seconds_sum{labels} {seconds}\nferrite_stage_seconds_count{labels} {total:.0}");
+            let _ = writeln!(
+                text,
+                "ferrite_stage_seconds_sum{labels} {seconds}\nferrite_stage_seconds_count{labels} {total:.0}"
+            );
         }
         text
     }
@@ -162,7 +167,13 @@ fn gauges(now: &Processes) -> String {
 
 fn port_text(ports: &Ports) -> String {
     let mut text = String::new();
-    family(&mut text, "ferrite_rdma_port_counter", "counter", "", "Counters of the kernel for each port, under its names.");
+    family(
+        &mut text,
+        "ferrite_rdma_port_counter",
+        "counter",
+        "",
+        "Counters of the kernel for each port, under its names.",
+    );
     for ((device, port), about) in ports {
         let port = port.to_string();
         for (counter, value) in &about.counters {
@@ -190,8 +201,8 @@ fn labels(pairs: &[(&str, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_net::inspect::stats::layout::{CLOSED, HEADER_WORDS};
     use crate::top::stats_file::tests::{example, parsed};
+    use nccl_net::inspect::stats::layout::{CLOSED, HEADER_WORDS, OPEN};
     use std::time::Instant;
 
     fn with(changes: &[(usize, u64)]) -> Processes {
@@ -199,7 +210,7 @@ mod tests {
         changes.iter().for_each(|(at, value)| words[HEADER_WORDS + at] = *value);
         let file = parsed(&words);
         let ends = file.records().map(|(number, words)| End::new(number, words)).collect();
-        let living = BTreeMap::from([("a".into(), super::super::processes::Process { file, ends })]);
+        let living = BTreeMap::from([("a".into(), crate::top::processes::Process { file, ends })]);
         Processes { at: Instant::now(), living, dead: Vec::new(), unreadable: Vec::new() }
     }
 
@@ -211,7 +222,7 @@ mod tests {
     fn sums_go_on_when_an_end_is_closed_and_its_record_given_to_another_one_or_the_process_ends() {
         let mut totals = Totals::default();
         let state = |generation: u64, state: u64| (record::STATE, generation << 8 | state);
-        let open = nccl_net::inspect::stats::layout::OPEN;
+        let open = OPEN;
         for (changes, expected) in [
             (vec![state(1, open), (record::DONE, 100)], 100.0),
             (vec![state(1, open), (record::DONE, 150)], 150.0),
@@ -260,7 +271,10 @@ mod tests {
             }
         }
         assert_eq!(value(&text, "ferrite_stage_seconds_count{stage=\"gpu\""), Some(576.0), "9 samples, 1 in 64");
-        assert_eq!(value(&text, "ferrite_stage_seconds_bucket{stage=\"gpu\",device=\"mlx5_3\",le=\"+Inf\"}"), Some(576.0));
+        assert_eq!(
+            value(&text, "ferrite_stage_seconds_bucket{stage=\"gpu\",device=\"mlx5_3\",le=\"+Inf\"}"),
+            Some(576.0)
+        );
     }
 
     #[test]

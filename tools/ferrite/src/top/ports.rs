@@ -49,25 +49,22 @@ pub(crate) fn read(class: &Path) -> BTreeMap<(String, u32), Port> {
     for device in names(class) {
         for number in names(&class.join(&device).join("ports")) {
             let folder = class.join(&device).join("ports").join(&number);
-            let Ok(number) = number.parse() else { continue };
             let state = fs::read_to_string(folder.join("state")).unwrap_or_default();
             let state = state.trim().rsplit(' ').next().unwrap_or_default().to_owned();
-            let counters = ["counters", "hw_counters"].iter().flat_map(|kind| {
-                let folder = folder.join(kind);
-                let value = move |name: String| {
+            let counters = ["counters", "hw_counters"].map(|kind| folder.join(kind)).into_iter().flat_map(|folder| {
+                let read = |name: String| {
                     let value = fs::read_to_string(folder.join(&name)).ok()?.trim().parse().ok()?;
                     Some((name, value))
                 };
-                names(&class.join(&device).join("ports").join(number_text(number)).join(kind)).into_iter().filter_map(value)
+                names(&folder).into_iter().filter_map(read).collect::<Vec<_>>()
             });
-            ports.insert((device.clone(), number), Port { state, counters: counters.collect() });
+            let port = Port { state, counters: counters.collect() };
+            if let Ok(number) = number.parse() {
+                ports.insert((device.clone(), number), port);
+            }
         }
     }
     ports
-}
-
-fn number_text(number: u32) -> String {
-    number.to_string()
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -105,7 +102,7 @@ mod tests {
             fs::create_dir_all(path.parent().expect("a folder")).expect("made");
             fs::write(path, text).expect("written");
         };
-        let mut read = |sent: &str| {
+        let read = |sent: &str| {
             write("state", "4: ACTIVE\n");
             write("counters/port_xmit_data", sent);
             write("hw_counters/out_of_sequence", "12\n");

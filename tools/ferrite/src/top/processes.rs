@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::end::End;
-use nccl_net::inspect::stats::layout::FILE_PREFIX;
 use super::stats_file::StatsFile;
+use nccl_net::inspect::stats::layout::FILE_PREFIX;
 
 /// All processes at a moment.
 #[derive(Debug)]

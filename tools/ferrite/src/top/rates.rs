@@ -1,9 +1,8 @@
 //! What connections have done between two moments.
 
 use super::end::{Buckets, End, quantile};
-use nccl_net::inspect::stats::histogram::BUCKETS;
-use nccl_net::inspect::stats::layout::record;
 use super::processes::Processes;
+use nccl_net::inspect::stats::layout::record;
 
 /// One end of a connection and what it has done.
 #[derive(Debug, Clone)]
@@ -20,7 +19,7 @@ pub(crate) struct Row {
     pub(crate) grown: [u64; record::COUNTERS],
     /// Bytes of each rail meanwhile.
     pub(crate) rail_bytes: Vec<u64>,
-    /// Times of each stage meanwhile; if there are none, those of all time.
+    /// Times of each stage meanwhile.
     pub(crate) stages: [Buckets; record::STAGES],
 }
 
@@ -35,9 +34,9 @@ impl Row {
         if self.seconds > 0.0 { self.grown[counter] as f64 / self.seconds } else { 0.0 }
     }
 
-    /// A quantile of a stage, in nanoseconds.
+    /// A quantile of a stage, in nanoseconds; of all time, if there are too few samples of this interval.
     pub(crate) fn quantile(&self, stage: usize, share: f64) -> Option<f64> {
-        quantile(&self.stages[stage], share)
+        quantile(&self.stages[stage], share).or_else(|| quantile(&self.end.stages[stage], share))
     }
 
     /// The 99th percentile of the stage that the path is in: `wire` or `data`.
@@ -68,16 +67,16 @@ pub(crate) fn rows(before: Option<&Processes>, now: &Processes) -> Vec<Row> {
 }
 
 fn row(pid: u64, rank: Option<u64>, end: &End, earlier: Option<&End>, seconds: f64) -> Row {
-    let grown = std::array::from_fn(|at| end.counters[at].saturating_sub(earlier.map_or(0, |earlier| earlier.counters[at])));
+    let grown =
+        std::array::from_fn(|at| end.counters[at].saturating_sub(earlier.map_or(0, |earlier| earlier.counters[at])));
     let before = |rail: usize| earlier.and_then(|earlier| earlier.rails.get(rail)).map_or(0, |(_, bytes)| *bytes);
     let rail_bytes = end.rails.iter().enumerate().map(|(rail, (_, bytes))| bytes.saturating_sub(before(rail)));
     let stages = std::array::from_fn(|stage| {
         let now = &end.stages[stage];
-        let new: Buckets = match earlier {
+        match earlier {
             Some(earlier) => std::array::from_fn(|at| now[at].saturating_sub(earlier.stages[stage][at])),
             None => *now,
-        };
-        if new == [0; BUCKETS] { *now } else { new }
+        }
     });
     // Of an end that is new there are no seconds to divide by.
     let seconds = if earlier.is_some() { seconds } else { 0.0 };
@@ -87,9 +86,9 @@ fn row(pid: u64, rank: Option<u64>, end: &End, earlier: Option<&End>, seconds: f
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_net::inspect::stats::histogram::bucket_of;
-    use nccl_net::inspect::stats::layout::{HEADER_WORDS, RECORD_WORDS};
     use crate::top::stats_file::tests::{example, parsed};
+    use nccl_net::inspect::stats::histogram::{WORDS, bucket_of};
+    use nccl_net::inspect::stats::layout::{HEADER_WORDS, RECORD_WORDS};
 
     /// The first end of the example with some words changed.
     fn end(changes: &[(usize, u64)]) -> End {
@@ -104,7 +103,7 @@ mod tests {
     #[test]
     fn rates_are_differences_and_an_end_without_a_past_has_none() {
         let earlier = end(&[(record::BYTES, 1000), (record::RAIL_COUNT, 2), (record::RAIL_BYTES, 500)]);
-        let bucket = record::HISTOGRAMS + record::WIRE * nccl_net::inspect::stats::histogram::WORDS + bucket_of(5000) / 2;
+        let bucket = record::HISTOGRAMS + record::WIRE * WORDS + bucket_of(5000) / 2;
         let now = end(&[
             (record::BYTES, 5000),
             (record::RAIL_COUNT, 2),

@@ -89,7 +89,9 @@ fn meaning(event: &Event) -> Option<Key> {
     match event {
         Event::Resize(..) => Some(Key::Redraw),
         Event::Key(KeyEvent { kind: KeyEventKind::Release, .. }) => None,
-        Event::Key(KeyEvent { code: KeyCode::Char('c'), modifiers, .. }) if modifiers.contains(KeyModifiers::CONTROL) => {
+        Event::Key(KeyEvent { code: KeyCode::Char('c'), modifiers, .. })
+            if modifiers.contains(KeyModifiers::CONTROL) =>
+        {
             Some(Key::Quit)
         }
         Event::Key(KeyEvent { code, .. }) => match code {

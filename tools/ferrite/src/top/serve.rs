@@ -59,7 +59,10 @@ fn answer(mut stream: TcpStream, metrics: &mut impl FnMut() -> String) -> std::i
         ["GET", _] => ("404 Not Found", "text/plain", "metrics are at /metrics\n".to_owned()),
         _ => ("400 Bad Request", "text/plain", "GET /metrics is expected\n".to_owned()),
     };
-    let head = format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
     stream.write_all(head.as_bytes())?;
     stream.write_all(body.as_bytes())
 }
@@ -86,7 +89,10 @@ mod tests {
     #[test]
     fn metrics_are_answered_and_nothing_else() {
         let metrics = asked("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
-        assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n") && metrics.ends_with("Content-Length: 6\r\nConnection: close\r\n\r\n# EOF\n"));
+        assert!(
+            metrics.starts_with("HTTP/1.1 200 OK\r\n")
+                && metrics.ends_with("Content-Length: 6\r\nConnection: close\r\n\r\n# EOF\n")
+        );
         assert!(asked("GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(asked("nonsense").starts_with("HTTP/1.1 400"));
         assert!(asked("").starts_with("HTTP/1.1 400"));

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nccl_net::inspect::stats::layout::{
-    HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, RECORD_WORDS, SEVERAL, header, record,
+    CLOSED, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, RECORD_WORDS, SEVERAL, header, record,
 };
 
 /// A longer file is not one of these.
@@ -55,7 +55,8 @@ impl StatsFile {
     /// # Errors
     /// As [`Self::read`].
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let words: Vec<u64> = bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
+        let words: Vec<u64> =
+            bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
         let of = |at: usize| words.get(at).copied().unwrap_or(0);
         match of(header::MAGIC) {
             MAGIC => {}
@@ -68,7 +69,8 @@ impl StatsFile {
             return Err(format!("layout {major}.{minor}, of {which} Ferrite; this program reads {LAYOUT_MAJOR}.*"));
         }
         let (header_bytes, record_bytes) = (of(header::HEADER_BYTES), of(header::RECORD_BYTES));
-        let is_possible = |bytes: u64, least: usize| bytes % 8 == 0 && (least as u64 * 8..=1 << 20).contains(&bytes);
+        let is_possible =
+            |bytes: u64, least: usize| bytes.is_multiple_of(8) && (least as u64 * 8..=1 << 20).contains(&bytes);
         if !is_possible(header_bytes, HEADER_WORDS) || !is_possible(record_bytes, RECORD_WORDS) {
             return Err(format!("impossible: a header of {header_bytes} bytes and records of {record_bytes}"));
         }
@@ -94,7 +96,7 @@ impl StatsFile {
     pub(crate) fn records(&self) -> impl Iterator<Item = (usize, &[u64])> {
         let count = self.words[header::RECORDS] as usize;
         let all = self.words[self.header_words..].chunks_exact(self.record_words).take(count).enumerate();
-        all.filter(|(_, words)| matches!(words[record::STATE] & 0xff, nccl_net::inspect::stats::layout::OPEN | nccl_net::inspect::stats::layout::CLOSED))
+        all.filter(|(_, words)| matches!(words[record::STATE] & 0xff, OPEN | CLOSED))
     }
 
     /// Process id.
@@ -133,7 +135,7 @@ fn is_locked(file: &File) -> bool {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use nccl_net::inspect::stats::layout::{CHUNK_RECORDS, LAYOUT_MINOR, OPEN, SENDER, text_words};
+    use nccl_net::inspect::stats::layout::{CHUNK_RECORDS, LAYOUT_MINOR, SENDER, text_words};
 
     /// A file of 64 records, of which the first is that of a sender to a process on n-0412.
     pub(crate) fn example() -> Vec<u64> {
@@ -229,7 +231,8 @@ pub(crate) mod tests {
                 words[at] = [random.u64(..), 0, 1, u64::MAX][random.usize(..4)];
             }
             if let Ok(file) = StatsFile::parse(&bytes(&words)) {
-                let ends: Vec<_> = file.records().map(|(number, words)| super::super::end::End::new(number, words)).collect();
+                let ends: Vec<_> =
+                    file.records().map(|(number, words)| super::super::end::End::new(number, words)).collect();
                 assert!(ends.len() <= CHUNK_RECORDS);
             }
         }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::filter::Sort;
-use nccl_net::inspect::stats::layout::{header, record};
 use super::ports::{Port, PortRates};
 use super::processes::Processes;
 use super::rates::Row;
+use nccl_net::inspect::stats::layout::{header, record};
 
 /// Ports by device and number.
 pub(crate) type Ports = BTreeMap<(String, u32), Port>;
@@ -34,15 +34,20 @@ impl View<'_> {
         text += &self.devices();
         let _ = writeln!(text, "\nconnections by {}, those without progress first", self.sort.words());
         text += &format!(
-            "{:>5} {:<24} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}\n",
+            "{:>5} {:<22} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}\n",
             "RANK", "PEER", "", "DEVICE", "GB/s", "MSG/s", "OUT", "S1 p50", "S2 p50", "S3 p50", "PATH99"
         );
-        let room = lines.saturating_sub(text.lines().count() + 2);
-        for row in self.rows.iter().take(room) {
-            text += &line(row);
-        }
-        if self.rows.len() > room {
-            let _ = writeln!(text, "… {} more", self.rows.len() - room);
+        let mut room = lines.saturating_sub(text.lines().count() + 2);
+        for (at, row) in self.rows.iter().enumerate() {
+            let line = line(row);
+            match room.checked_sub(line.lines().count()) {
+                Some(left) => room = left,
+                None => {
+                    let _ = writeln!(text, "… {} more", self.rows.len() - at);
+                    break;
+                }
+            }
+            text += &line;
         }
         text + "S1 S2 S3: tx gpu cts wire, rx announce data consume. PATH99: p99 of wire or data\n"
     }
@@ -59,7 +64,12 @@ impl View<'_> {
             let _ = writeln!(text, "{unlisted} end(s) of connections have no record: there was no memory for it");
         }
         if !self.now.dead.is_empty() {
-            let _ = writeln!(text, "{} file(s) of dead processes, such as {}", self.now.dead.len(), self.now.dead[0].display());
+            let _ = writeln!(
+                text,
+                "{} file(s) of dead processes, such as {}",
+                self.now.dead.len(),
+                self.now.dead[0].display()
+            );
         }
         for (path, why) in &self.now.unreadable {
             let _ = writeln!(text, "{}: {why}", path.display());
@@ -110,7 +120,8 @@ impl View<'_> {
 
     fn ports_of<'a>(&'a self, device: &'a str) -> impl Iterator<Item = &'a (String, u32)> {
         // A port of a card with several is called by card and port number.
-        let (card, port) = device.split_once(':').map_or((device, None), |(card, port)| (card, port.parse::<u32>().ok()));
+        let (card, port) =
+            device.split_once(':').map_or((device, None), |(card, port)| (card, port.parse::<u32>().ok()));
         self.ports.keys().filter(move |(name, number)| name == card && port.is_none_or(|port| port == *number))
     }
 }
@@ -130,9 +141,9 @@ fn line(row: &Row) -> String {
     let peer = format!("{} {}", number(end.peer.rank), end.peer.host);
     let stage = |stage| row.quantile(stage, 0.5).map_or_else(|| "-".into(), time);
     let mut text = format!(
-        "{:>5} {:<24} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}",
+        "{:>5} {:<22} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}",
         number(row.rank),
-        cut(&peer, 24),
+        cut(&peer, 22),
         if end.is_sender { "tx" } else { "rx" },
         cut(&end.device, 14),
         gigabytes(row.bytes_per_second()),
@@ -145,7 +156,7 @@ fn line(row: &Row) -> String {
     );
     let notes = notes(row);
     if !notes.is_empty() {
-        let _ = write!(text, "\n{:>30} {}", "", notes.join(", "));
+        let _ = write!(text, "\n{:>28} {}", "", notes.join(", "));
     }
     text + "\n"
 }
@@ -210,6 +221,7 @@ mod tests {
     use crate::top::rates::rows;
     use crate::top::stats_file::tests::{example, parsed};
     use crate::top::{end::End, processes::Process};
+    use nccl_net::inspect::stats::layout::{HEADER_WORDS, RECORD_WORDS};
     use std::time::Instant;
 
     pub(crate) fn processes(words: &[u64]) -> Processes {
@@ -223,8 +235,8 @@ mod tests {
     fn the_tables_have_100_columns_and_as_many_lines_as_there_is_room_for() {
         let mut words = example();
         // All 64 records are of ends that stand still.
-        let first: Vec<u64> = words[nccl_net::inspect::stats::layout::HEADER_WORDS..][..nccl_net::inspect::stats::layout::RECORD_WORDS].to_vec();
-        for record_words in words[nccl_net::inspect::stats::layout::HEADER_WORDS..].chunks_exact_mut(first.len()) {
+        let first: Vec<u64> = words[HEADER_WORDS..][..RECORD_WORDS].to_vec();
+        for record_words in words[HEADER_WORDS..].chunks_exact_mut(first.len()) {
             record_words.copy_from_slice(&first);
             record_words[record::STALL] = 12_000_000_000;
         }
@@ -237,7 +249,8 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
         assert!(text.contains("118 n-0412") && text.contains("waits for progress since 12 s"), "{text}");
         assert!(text.contains("b: cut"), "{text}");
-        assert!(view.text(20).contains("more"));
+        let cut = view.text(20);
+        assert!(cut.contains("… 59 more") && cut.lines().count() <= 20, "{cut}");
     }
 
     #[test]
