@@ -33,6 +33,9 @@ step "the plugin loader of NCCL 2.20"
 dist/bin/ferrite wheel 2.20.5
 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(=the_loader_of_nccl_2_20_takes_a_name_and_no_path)'
 
+step "a job of 64 processes that does not go on"
+FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(=causes::in_a_ring_of_64_all_name_the_rank_that_has_stopped)'
+
 step "the software device with staged copies"
 SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'package(softrnic) + package(softrnic-cli)'
 

@@ -117,6 +117,7 @@
 //! | what happens after a fault, in which order, and when is it given up? | [`proto::recovery`], [`net::recovery`] |
 //! | which lock is taken first? | [`net::control`] |
 //! | what bounds a connection that NCCL has abandoned during set-up? | [`net::setup`] |
+//! | which port of another card is borrowed, and when? | [`net::recovery`], [`net::device::spares`] |
 //! | how are queue pairs connected, and how often is it tried? | [`net::qp::connect`] |
 //! | which memory region serves which memory? | [`net::mr::table`] |
 //! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
@@ -138,6 +139,7 @@
 //! |---|---|
 //! | account | the receiver's list of the messages that have not arrived, during a recovery |
 //! | attempt | one try to recover a connection; attempts are numbered, and 0 is its set-up |
+//! | borrowed port | a port of another card that stands in for a rail while no own port can be used |
 //! | card | what libibverbs opens as one device: an RDMA card, or a PCI function of one |
 //! | clear-to-send (CTS) | 32 or 64 bytes that tell the sender a receive buffer: address, keys, size, tag, sequence number |
 //! | communicator | NCCL's send or receive end of a connection: `sendComm`, `recvComm` |

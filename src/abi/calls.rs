@@ -5,13 +5,14 @@
 //! that this plugin gave out and that have not been closed, and output pointers are valid.
 
 use super::guard::guard;
-use super::handles::{Comm, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
+use super::handles::{Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
 use super::nccl;
 use super::output::put;
 use super::process::Process;
 use crate::error::{Error, Result};
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
+use crate::net::device::conn_memory::{ConnMemory, Holder};
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::setup::listen::Listener;
@@ -148,33 +149,39 @@ pub(super) unsafe fn register(
         // SAFETY: NCCL's output pointer.
         unsafe { put(mhandle, std::ptr::null_mut(), "mhandle")? };
         // SAFETY: by NCCL's contract.
-        let device = unsafe { device_of(comm)? };
+        let known = unsafe { memory_of(comm)? };
         let kind = match kind as u32 {
             nccl::NCCL_PTR_HOST => MemoryKind::Host,
             nccl::NCCL_PTR_CUDA => MemoryKind::Gpu,
             other => return Err(Error::argument(format!("memory of type {other}; 1 (host) and 2 (CUDA) are known"))),
         };
         // SAFETY: NCCL keeps the memory until it has deregistered it.
-        let memory = unsafe { device.register(data as u64, size, kind, dmabuf)? };
+        let register = |nic: &Nic| unsafe { nic.register(data as u64, size, kind, dmabuf) };
+        let memory = known.add(register, MemoryHandle::new_memory)?;
         // SAFETY: NCCL's output pointer.
-        unsafe { put(mhandle, MemoryHandle::into_raw(memory), "mhandle") }
+        unsafe { put(mhandle, Given::into_raw(memory), "mhandle") }
     })
 }
 
-/// The device of a send or receive communicator.
-unsafe fn device_of<'a>(comm: *mut c_void) -> Result<&'a Nic> {
+/// The registered memory of a send or receive communicator.
+unsafe fn memory_of<'a>(comm: *mut c_void) -> Result<&'a ConnMemory> {
     // SAFETY: by NCCL's contract; the tag tells which of the two it is.
     match unsafe { SendHandle::borrow(comm) } {
-        Ok(send) => Ok(&send.comm.nic),
+        Ok(send) => Ok(&send.comm.memory),
         // SAFETY: as above.
-        Err(_) => Ok(&unsafe { RecvHandle::borrow(comm)? }.comm.nic),
+        Err(_) => Ok(&unsafe { RecvHandle::borrow(comm)? }.comm.memory),
     }
 }
 
 /// Deregisters memory. It needs no communicator: NCCL may have closed that before.
 pub(super) unsafe fn deregister(mhandle: *mut c_void) -> ncclResult_t {
-    // SAFETY: by NCCL's contract.
-    guard("deregMr", || unsafe { MemoryHandle::take(mhandle) }.map(drop))
+    guard("deregMr", || {
+        // SAFETY: by NCCL's contract.
+        let memory = unsafe { MemoryHandle::take(mhandle)? };
+        // A thread that recovers the connection may look at the handle still.
+        memory.iter().for_each(|given| given.memory().close());
+        Ok(())
+    })
 }
 
 /// Closes a send communicator.

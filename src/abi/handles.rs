@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
+use crate::net::device::conn_memory::Holder;
 use crate::net::explain::end::ExplainedEnd;
 use crate::net::mr::handle::MrHandle;
 use crate::net::recovery::end::{self, End};
@@ -177,13 +178,19 @@ where
 
 impl<T> Given<T> {
     /// NCCL's pointer to it.
-    fn into_raw(this: Arc<Self>) -> *mut c_void {
+    pub fn into_raw(this: Arc<Self>) -> *mut c_void {
         Arc::into_raw(this).cast_mut().cast()
     }
 }
 
 // SAFETY: only NCCL's calls look at the tag.
 unsafe impl<T: Sync> Sync for Handle<T> {}
+
+impl Holder for Given<MrHandle> {
+    fn memory(&self) -> &MrHandle {
+        &self.handle.inner
+    }
+}
 
 impl end::Owner for Given<Comm<SendComm>> {
     fn end(&self) -> &dyn End {
@@ -222,6 +229,13 @@ explained!(RecvComm);
 #[inline(never)]
 fn wrong_object(raw: *mut c_void, name: &str) -> Error {
     Error::argument(format!("{raw:?} is no {name} of Ferrite's"))
+}
+
+impl Handle<MrHandle> {
+    /// A memory handle for NCCL.
+    pub fn new_memory(memory: MrHandle) -> Arc<Given<MrHandle>> {
+        Self::allocate(|_| memory)
+    }
 }
 
 impl Handle<Comm<SendComm>> {

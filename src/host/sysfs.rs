@@ -14,6 +14,11 @@ pub fn pci_path(device: &str, merge_vfs: bool) -> Option<String> {
     Some(trim_function(path.to_str()?, merge_vfs))
 }
 
+/// The NUMA node that the RDMA device `device` is at, if the kernel knows it.
+pub fn numa_node(device: &str) -> Option<u32> {
+    fs::read_to_string(Path::new(CLASS).join(device).join("device/numa_node")).ok()?.trim().parse().ok()
+}
+
 /// Whether `device` is a virtual PCI function.
 pub fn is_virtual_function(device: &str) -> bool {
     Path::new(CLASS).join(device).join("device/physfn").exists()

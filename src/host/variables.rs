@@ -145,11 +145,20 @@ pub const VARIABLES: &[Variable] = &[
         "seconds that the recovery of a connection may take; then the connection fails",
     ),
     variable(
+        "FERRITE_SPARE",
+        Kind::Number(0, 1, 1),
+        "1: a connection none of whose ports can be used goes on over a port of another card, until one is back; 0: it waits",
+    ),
+    variable(
         "FERRITE_HANG_SECONDS",
         Kind::Number(0, 86_400, 10),
         "seconds that a message may wait before it is reported who waits for whom; 0: never. Where it is not set, each wait that ends by itself doubles it, up to 120",
     ),
-    variable("FERRITE_REPORT_DIR", Kind::Text, "folder for these reports as JSON; unset: `/tmp`"),
+    variable(
+        "FERRITE_REPORT_DIR",
+        Kind::Text,
+        "folder for these reports as JSON, and for the socket by which `ferrite hang` asks for one; unset: `/tmp`",
+    ),
     variable(
         "FERRITE_STATS",
         Kind::Number(0, 1, 1),

@@ -79,6 +79,19 @@ impl Cts {
     }
 }
 
+/// The keys of registered memory for the peer's work requests.
+pub trait KeysByRail {
+    /// The key on rail number `rail`, which is below [`MAX_RAILS`].
+    fn of_rail(&self, rail: usize) -> u32;
+}
+
+impl KeysByRail for [u32; MAX_RAILS] {
+    #[inline(always)]
+    fn of_rail(&self, rail: usize) -> u32 {
+        self[rail]
+    }
+}
+
 /// The remote keys of the third and the fourth rail.
 pub type ExtraKeys = [u32; MAX_RAILS - Cts::KEYS];
 

@@ -21,10 +21,10 @@ impl CtsShadow {
 
     /// Puts `cts` into slot number `slot`, with the keys that it has no room for.
     #[inline(always)]
-    pub(super) fn put(&mut self, slot: usize, cts: &Cts, extra: ExtraKeys) {
+    pub(super) fn put(&mut self, slot: usize, cts: &Cts, extra: impl FnOnce() -> ExtraKeys) {
         self.narrow[slot] = cts.emit();
         if let Some(wide) = &mut self.wide {
-            wide[slot] = [emit_extra_keys(extra), self.narrow[slot]];
+            wide[slot] = [emit_extra_keys(extra()), self.narrow[slot]];
         }
     }
 

@@ -42,6 +42,8 @@ pub struct RailEnd {
     pub mtu: u8,
     /// What the port promises, in Mbit/s.
     pub speed_mbps: u32,
+    /// At a sender: the key of its ring of clear-to-sends on the port's card. 0 at a receiver.
+    pub ring_key: u32,
     /// Its queue pairs.
     pub qps: Vec<QpEnd>,
 }
@@ -126,6 +128,7 @@ impl RailEnd {
         to.bytes(&self.gid);
         to.u8(self.mtu);
         to.u32(self.speed_mbps);
+        to.u32(self.ring_key);
         to.u8(self.qps.len().min(MAX_QPS) as u8);
         self.qps.iter().take(MAX_QPS).for_each(|qp| qp.emit(to));
     }
@@ -136,10 +139,10 @@ impl RailEnd {
         if !(1..=5).contains(&mtu) {
             return Err(violation!("MTU code {mtu}; 1 (256 bytes) to 5 (4096) are possible"));
         }
-        let speed_mbps = from.u32()?;
+        let (speed_mbps, ring_key) = (from.u32()?, from.u32()?);
         let count = from.count(MAX_QPS, "queue pairs")?;
         let qps = (0..count).map(|_| QpEnd::parse(from)).collect::<Result<_, _>>()?;
-        Ok(Self { name, infiniband, lid, gid, mtu, speed_mbps, qps })
+        Ok(Self { name, infiniband, lid, gid, mtu, speed_mbps, ring_key, qps })
     }
 }
 

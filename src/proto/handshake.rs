@@ -9,13 +9,11 @@ use super::identity::Identity;
 use super::stripe::Striping;
 use super::{MAX_QPS, MAX_RAILS, RING_SLOTS, Violation, violation};
 
-/// The ring of clear-to-sends, in the sender's memory.
+/// The ring of clear-to-sends, in the sender's memory. Its keys are those of the sender's rails: [`RailEnd::ring_key`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ring {
     /// Its address in the sender's process.
     pub addr: u64,
-    /// Keys for remote writes, one per rail.
-    pub rkeys: [u32; MAX_RAILS],
     /// Its number of slots; has to be [`RING_SLOTS`].
     pub slots: u32,
     /// The bytes there are for each. How many a slot has follows from the terms; it begins where the one before ends.
@@ -119,7 +117,6 @@ impl Hello {
         body.bytes(&self.token);
         self.endpoint.emit(&mut body);
         body.u64(self.ring.addr);
-        self.ring.rkeys.iter().for_each(|key| body.u32(*key));
         body.u32(self.ring.slots);
         body.u32(self.ring.slot_room);
         self.identity.emit(&mut body);
@@ -134,12 +131,7 @@ impl Hello {
         let mut body = Reader(body);
         let token = body.array()?;
         let endpoint = Endpoint::parse(&mut body)?;
-        let addr = body.u64()?;
-        let mut rkeys = [0; MAX_RAILS];
-        for key in &mut rkeys {
-            *key = body.u32()?;
-        }
-        let ring = Ring { addr, rkeys, slots: body.u32()?, slot_room: body.u32()? };
+        let ring = Ring { addr: body.u64()?, slots: body.u32()?, slot_room: body.u32()? };
         let identity = Identity::parse(&mut body)?;
         body.end()?;
         if ring.slots as usize != RING_SLOTS {
@@ -233,7 +225,7 @@ mod tests {
     use crate::proto::sim::{endpoint, identity};
     use proptest::prelude::*;
 
-    const RING: Ring = Ring { addr: 0xdead_beef, rkeys: [77, 78, 79, 80], slots: RING_SLOTS as u32, slot_room: 64 };
+    const RING: Ring = Ring { addr: 0xdead_beef, slots: RING_SLOTS as u32, slot_room: 64 };
 
     #[test]
     fn hello_and_reply_survive_the_wire() {

@@ -50,7 +50,7 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
 }
 
 fn hello(rails: usize, qps: usize) -> Hello {
-    let ring = Ring { addr: 1 << 40, rkeys: [1, 2, 3, 4], slots: RING_SLOTS as u32, slot_room: 64 };
+    let ring = Ring { addr: 1 << 40, slots: RING_SLOTS as u32, slot_room: 64 };
     Hello { endpoint: endpoint(rails, qps, true), ring, token: [9; 16], identity: identity() }
 }
 

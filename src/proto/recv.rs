@@ -1,7 +1,7 @@
 //! The receiving end of a connection: takes buffers in, says which clear-to-sends are to be written, counts arrivals.
 
 use super::arrival::Arrival;
-use super::cts::{Cts, CtsWords, SlotIndex};
+use super::cts::{Cts, CtsWords, KeysByRail, SlotIndex};
 use super::cts_shadow::CtsShadow;
 use super::cts_window::CtsWindow;
 use super::imm::{Imm, LengthCode};
@@ -16,13 +16,13 @@ const COALESCE_MAX_BYTES: u32 = 16 << 10;
 
 /// One buffer of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Buffer<'a> {
+pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
     /// Its address in this process.
     pub addr: u64,
     /// Its size in bytes.
     pub length: u32,
-    /// Keys of its memory region, one per rail.
-    pub rkeys: &'a [u32; MAX_RAILS],
+    /// Keys of its memory.
+    pub rkeys: &'a K,
     /// The tag that its message has to carry.
     pub tag: u32,
 }
@@ -70,10 +70,10 @@ impl RecvFlow {
     /// # Errors
     /// The group has no or too many members, or `buffer` returns an error. Nothing is posted then.
     #[inline(always)]
-    pub fn post<'a, E: From<Violation>>(
+    pub fn post<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,
         count: usize,
-        mut buffer: impl FnMut(usize) -> Result<Buffer<'a>, E>,
+        mut buffer: impl FnMut(usize) -> Result<Buffer<'a, K>, E>,
     ) -> Result<Option<RequestId>, E> {
         if !(1..=MAX_GROUP).contains(&count) {
             return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are possible", { count }).into());
@@ -94,8 +94,8 @@ impl RecvFlow {
             };
             let seq = self.window.next().wrapping_add(index as u32);
             let slot = SlotIndex::of(seq).index();
-            let [key, second, extra @ ..] = *rkeys;
-            self.shadow.put(slot, &Cts { addr, length, rkeys: [key, second], tag, seq }, extra);
+            let cts = Cts { addr, length, rkeys: [rkeys.of_rail(0), rkeys.of_rail(1)], tag, seq };
+            self.shadow.put(slot, &cts, || [rkeys.of_rail(2), rkeys.of_rail(3)]);
             self.arrivals[slot] = Arrival::new(id, index as u8, length);
             large |= length > COALESCE_MAX_BYTES;
         }

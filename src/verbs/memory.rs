@@ -137,6 +137,11 @@ impl MemoryRegion {
         Ok(Self { raw, lkey, rkey, domain: Arc::clone(domain) })
     }
 
+    /// Whether it is registered in `domain`.
+    pub fn is_in(&self, domain: &Arc<ProtectionDomain>) -> bool {
+        Arc::ptr_eq(&self.domain, domain)
+    }
+
     /// Key for local work requests.
     pub fn lkey(&self) -> u32 {
         self.lkey

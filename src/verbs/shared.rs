@@ -27,21 +27,15 @@ unsafe impl<const WORDS: usize, const RECORDS: usize> Send for SharedRing<WORDS,
 unsafe impl<const WORDS: usize, const RECORDS: usize> Sync for SharedRing<WORDS, RECORDS> {}
 
 impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
-    /// A ring of zeroed records of one or two `halves`, registered in each of `domains`.
+    /// A ring of zeroed records of one or two `halves`. It is registered in a domain when its key there is asked for.
     ///
     /// # Errors
-    /// The system has no memory, or it cannot be registered.
-    pub fn new<'a>(domains: impl IntoIterator<Item = &'a Arc<ProtectionDomain>>, halves: usize) -> Result<Self> {
+    /// The system has no memory.
+    pub fn new(halves: usize) -> Result<Self> {
         let stride = Self::stride(halves);
         let memory = Mapping::new(RECORDS * stride * 8)?;
-        // No relaxed ordering here: the sequence number must not overtake the rest of its record.
-        let region = |domain| {
-            // SAFETY: the mapping is ours and outlives the regions by the order of the fields.
-            unsafe { MemoryRegion::register(domain, memory.base as u64, memory.bytes, Source::Address, false) }
-        };
-        let regions = domains.into_iter().map(region).collect::<Result<_>>()?;
         let last_half = Self::last_half_of(&memory, stride);
-        Ok(Self { regions, memory, stride, last_half })
+        Ok(Self { regions: Vec::new(), memory, stride, last_half })
     }
 
     /// Gives each record only as many `halves`, if it has more. To be called before a peer writes.
@@ -60,14 +54,36 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         self.memory.base as u64
     }
 
-    /// Its key for the peer, by domain.
-    pub fn rkey(&self, domain: usize) -> u32 {
-        self.regions.get(domain).map_or(0, MemoryRegion::rkey)
+    /// Its key for the peer, in `domain`.
+    ///
+    /// # Errors
+    /// It cannot be registered there.
+    pub fn rkey(&mut self, domain: &Arc<ProtectionDomain>) -> Result<u32> {
+        self.region(domain).map(MemoryRegion::rkey)
     }
 
-    /// Its key for local work requests, by domain.
-    pub fn lkey(&self, domain: usize) -> u32 {
-        self.regions.get(domain).map_or(0, MemoryRegion::lkey)
+    /// Its key for local work requests, in `domain`.
+    ///
+    /// # Errors
+    /// It cannot be registered there.
+    pub fn lkey(&mut self, domain: &Arc<ProtectionDomain>) -> Result<u32> {
+        self.region(domain).map(MemoryRegion::lkey)
+    }
+
+    fn region(&mut self, domain: &Arc<ProtectionDomain>) -> Result<&MemoryRegion> {
+        let known = self.regions.iter().position(|region| region.is_in(domain));
+        let place = match known {
+            Some(place) => place,
+            None => {
+                let Mapping { base, bytes, .. } = self.memory;
+                // SAFETY: the mapping is ours and outlives the regions by the order of the fields. No relaxed ordering here: the
+                // sequence number must not overtake the rest of its record.
+                let region = unsafe { MemoryRegion::register(domain, base as u64, bytes, Source::Address, false) }?;
+                self.regions.push(region);
+                self.regions.len() - 1
+            }
+        };
+        Ok(&self.regions[place])
     }
 
     /// A copy of the last half of record `index` (modulo `RECORDS`), if `is_there` accepts its last word.

@@ -1,6 +1,8 @@
 //! One test for each cause: every rank that waits has to name it, and the process.
 
 use crate::job::{Job, Shape, built, enter};
+use ferrite::hang::finding::Finding;
+use ferrite::hang::outside::State;
 use testkit::require;
 
 /// Begins once messages flow.
@@ -29,6 +31,8 @@ fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
     );
     job.line(2, &["rank 1", "to be asked for data by this process", "has not called irecv"]);
     (0..2).for_each(|rank| says_nothing_of(&job, rank, &PATH));
+    let answer = job.found(1, |found| matches!(found, Finding::Answer(_)));
+    assert!(answer.is_waiting() && answer.text().contains(&last), "{answer:?}");
     let report = &job.reports(1)[0];
     assert_eq!((&report["waits"][0]["verdict"], &report["rank"]), (&"PeerHasNotAsked".into(), &1.into()), "{report}");
 }
@@ -45,11 +49,22 @@ fn a_sender_that_stops_sending_is_named_by_both_ranks_behind_it() {
 }
 
 #[test]
-fn in_a_ring_of_eight_all_name_the_rank_that_has_stopped() {
+fn in_a_ring_of_8_all_name_the_rank_that_has_stopped() {
+    all_name_rank_5(8, "1");
+}
+
+/// One of those that run at night.
+#[test]
+fn in_a_ring_of_64_all_name_the_rank_that_has_stopped() {
+    all_name_rank_5(64, "5");
+}
+
+fn all_name_rank_5(count: u32, seconds: &str) {
     require!(built());
     enter();
-    let job = Job::start(Shape::Ring, 8, &[], |rank| rank.stops_after = (rank.number == 5).then_some(SOON));
-    for rank in (0..8).filter(|rank| *rank != 5) {
+    let env = [("FERRITE_HANG_SECONDS", seconds)];
+    let job = Job::start(Shape::Ring, count, &env, |rank| rank.stops_after = (rank.number == 5).then_some(SOON));
+    for rank in (0..count as usize).filter(|rank| *rank != 5) {
         let line = job.line(rank, &["waits since", "rank 5 on "]);
         assert!(line.contains("has not called") && line.contains(&job.place(5, true)), "{line}");
         says_nothing_of(&job, rank, &PATH);
@@ -67,6 +82,8 @@ fn a_process_that_is_stopped_is_named_as_one_that_does_not_answer() {
     for rank in [0, 2] {
         job.line(rank, &["waits since", "does not answer", &stopped]);
     }
+    let outside = job.found(1, |found| matches!(found, Finding::Outside(State::Stopped, _)));
+    assert!(outside.text().contains("receives from rank 0 on"), "{}", outside.text());
     job.processes[1].signal(libc::SIGCONT);
     for rank in [0, 2] {
         job.line(rank, &["went on after"]);

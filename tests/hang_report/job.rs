@@ -1,8 +1,10 @@
 //! The ranks of a test, as the test sees them.
 
 use crate::rank::{self, HandleBytes, Rank};
+use ferrite::hang::finding::Finding;
 use ferrite::verbs::Verbs;
 use std::path::PathBuf;
+use std::time::Duration;
 use testkit::dist::{plugin, softrnic_library_folder};
 use testkit::softrnic::Softrnic;
 use testkit::{Missing, Process, Scratch, wait_until};
@@ -45,9 +47,11 @@ impl Job {
         let reports = Scratch::new();
         let verbs = Verbs::softrnic(&softrnic_library_folder().expect("it is there")).expect("it is there");
         let settings = verbs.settings();
-        let softrnic = settings.iter().fold(Softrnic::new().devices(count as usize), |softrnic, (name, value)| {
-            softrnic.env(name, value.to_str().expect("a path of this test's"))
-        });
+        let softrnic = settings
+            .iter()
+            .fold(Softrnic::new().devices(rank::DEVICES.min(count as usize)), |softrnic, (name, value)| {
+                softrnic.env(name, value.to_str().expect("a path of this test's"))
+            });
         let softrnic = softrnic.env("FERRITE_HANG_SECONDS", "1").env("NCCL_DEBUG", "INFO");
         let softrnic =
             softrnic.env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("FERRITE_REPORT_DIR", reports.path().display());
@@ -62,6 +66,8 @@ impl Job {
                 sends: number + 1 < count || shape == Shape::Ring,
                 stops_after: None,
                 pause_ms: 0,
+                // On a machine of two processors each gets its turn.
+                idle_us: 200.max(u64::from(count) * 100),
             };
             change(&mut rank);
             let rank = serde_json::to_string(&rank).expect("JSON");
@@ -90,6 +96,12 @@ impl Job {
     pub(crate) fn place(&self, rank: usize, sends: bool) -> String {
         let pid = self.processes[rank].pid();
         if sends { format!("(pid {pid}") } else { format!("process {pid} on") }
+    }
+
+    /// What `ferrite hang` finds out of a rank, once that is as it should be.
+    pub(crate) fn found(&self, rank: usize, is_right: impl Fn(&Finding) -> bool) -> Finding {
+        let ask = || Some(Finding::of_process(self.processes[rank].pid(), Duration::from_secs(6))).filter(&is_right);
+        wait_until("ferrite hang to say so", ask)
     }
 
     /// The reports of a rank, once there is one.

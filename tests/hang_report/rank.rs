@@ -16,6 +16,8 @@ pub(crate) const VARIABLE: &str = "HANG_RANK";
 /// Receives that are posted ahead, and messages that are kept until they are sent on.
 const DEPTH: u32 = 4;
 const BYTES: usize = 64;
+/// The software devices are no more.
+pub(crate) const DEVICES: usize = 8;
 /// After so many messages a rank says that they flow.
 const STEADY: u32 = 10;
 
@@ -31,6 +33,8 @@ pub(crate) struct Rank {
     pub(crate) stops_after: Option<u32>,
     /// A pause after each message; milliseconds.
     pub(crate) pause_ms: u64,
+    /// A pause after each round of calls; microseconds.
+    pub(crate) idle_us: u64,
 }
 
 /// What NCCL carries from `listen` to `connect`.
@@ -52,12 +56,13 @@ struct Ends<'c> {
 /// Runs until the process is killed, or a call fails.
 pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
     let transport = plugin_transport()?;
-    let (handle, mut listener) = transport.listen(rank.number as usize)?;
+    let device = rank.number as usize % DEVICES;
+    let (handle, mut listener) = transport.listen(device)?;
     parent.send(&HandleBytes(handle.0));
     let mut to = Handle(parent.recv::<HandleBytes>().0);
     let to = rank.sends.then_some(&mut to);
     let listener = rank.from.map(|_| &mut listener);
-    let (send, recv) = connect(&transport, rank.number as usize, to, listener)?;
+    let (send, recv) = connect(&transport, device, to, listener)?;
     let memory = || Buffer::new(BYTES).map(Arc::new);
     let ends = Ends {
         send: send
@@ -99,7 +104,7 @@ fn pass_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
     let (mut receives, mut sends): (VecDeque<Request<'_>>, VecDeque<Request<'_>>) = Default::default();
     let (mut next_send, mut has_begun) = (Instant::now(), false);
     loop {
-        std::thread::sleep(Duration::from_micros(200));
+        std::thread::sleep(Duration::from_micros(rank.idle_us));
         let is_stopped = rank.stops_after.is_some_and(|most| sent.max(arrived) >= most);
         if let Some((recv, region)) = ends.recv.as_ref().filter(|_| !is_stopped) {
             // What has arrived is kept until it is sent on.

@@ -14,4 +14,5 @@ mod losses;
 mod many;
 mod ports;
 mod rails;
+mod spare;
 mod stream;

@@ -212,6 +212,13 @@ impl Stream {
         pattern(2 * (self.before + index) + rank, self.length(index))
     }
 
+    /// The same over the same connections, with memory that is registered now.
+    pub(crate) fn with_new_memory(self) -> Result<Self> {
+        let Self { out, into, link, _transport, shape, .. } = self;
+        drop((out, into));
+        Self::over(link, _transport, shape)
+    }
+
     /// Closes both directions, whatever is under way.
     pub(crate) fn close_at_once(self) -> Result<()> {
         let Self { out, into, link, _transport, .. } = self;

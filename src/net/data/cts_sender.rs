@@ -25,8 +25,9 @@ const MAX_OUTSTANDING: u32 = RECEIVER_QP_CAPS.max_send_wr - 1;
 /// The ring that clear-to-sends are written to, and the rail whose turn it is to carry them.
 #[derive(Debug)]
 pub struct CtsSender {
-    /// The ring, with its keys in the order of the rails in use.
     ring: Ring,
+    /// Its keys, in the order of the rails in use.
+    rkeys: [u32; MAX_RAILS],
     slot_bytes: usize,
     slots_per_write: u32,
     /// Number of rails in use.
@@ -62,12 +63,10 @@ impl CtsSender {
     ///
     /// # Errors
     /// A device has too little inline data, and memory cannot be registered instead.
-    pub fn new(set: &QpSet, mut ring: Ring, slot_bytes: usize) -> Result<Self> {
+    pub fn new(set: &QpSet, ring: Ring, slot_bytes: usize) -> Result<Self> {
         let (qps, rails) = (&set.qps, set.rails.len());
-        let keys = ring.rkeys;
-        for (key, on) in ring.rkeys.iter_mut().zip(&set.rails) {
-            *key = keys[usize::from(on.number) % MAX_RAILS];
-        }
+        let mut rkeys = [0; MAX_RAILS];
+        rkeys.iter_mut().zip(&set.remote.rails).for_each(|(key, far)| *key = far.ring_key);
         let inline_bytes = qps.iter().take(rails).map(|connected| connected.qp.inline_bytes()).min().unwrap_or(0);
         let (staging, slots_per_write) = match inline_bytes / slot_bytes as u32 {
             0 => (
@@ -83,13 +82,14 @@ impl CtsSender {
         let (writes, other_writes) = (WriteCount::default(), [WriteCount::default(); MAX_RAILS]);
         Ok(Self {
             ring,
+            rkeys,
             slot_bytes,
             slots_per_write,
             rails,
             is_plain,
             staging,
             turn: 0,
-            rkey: ring.rkeys[0],
+            rkey: rkeys[0],
             writes,
             other_writes,
             probed: 0,
@@ -172,7 +172,7 @@ impl CtsSender {
 
     fn take_turn(&mut self, rail: usize) {
         self.other_writes[self.turn] = self.writes;
-        (self.turn, self.writes, self.rkey) = (rail, self.other_writes[rail], self.ring.rkeys[rail]);
+        (self.turn, self.writes, self.rkey) = (rail, self.other_writes[rail], self.rkeys[rail]);
     }
 }
 

@@ -5,11 +5,11 @@
 //! NCCL never asks for one with recent GPUs.
 
 use crate::error::{Error, Result};
-use crate::net::device::nic::Nic;
+use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::rail::Rail;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::connect::{path_to, with_hint};
-use crate::net::qp::set::create_qp;
+use crate::net::qp::set::{QpSet, create_qp};
 use crate::net::qp::wr_id::WrId;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::requests::{RequestId, Requests};
@@ -51,10 +51,11 @@ struct Flush {
 /// A queue pair that is connected to itself, and memory to read into.
 #[derive(Debug)]
 struct FlushRail {
-    name: String,
+    port: Arc<Rail>,
     qp: QueuePair,
     queue: Arc<CompletionQueue>,
     landing: SharedRing<8, 1>,
+    lkey: u32,
 }
 
 /// Reads of one flush that may fail before the flush fails, if other reads may take their place.
@@ -70,15 +71,15 @@ impl Flushes {
     /// A port is down, its device has no more queues or memory regions, or the read cannot be posted.
     pub fn post(
         &mut self,
-        nic: &Nic,
+        qps: &QpSet,
         rails: RailMask,
         addr: u64,
         memory: &MrHandle,
         may_be_repeated: bool,
     ) -> Result<Option<RequestId>> {
         let Some((id, flush)) = self.requests.allocate() else { return Ok(None) };
-        *flush = Flush { addr, rkeys: memory.rkeys, ..Flush::default() };
-        match self.post_reads(nic, rails, id) {
+        *flush = Flush { addr, rkeys: memory.rkeys.all(), ..Flush::default() };
+        match self.post_reads(qps, rails, id) {
             Err(e) if !may_be_repeated => Err(e),
             outcome => {
                 self.handle_outcome(id, outcome)?;
@@ -98,7 +99,7 @@ impl Flushes {
     ///
     /// # Errors
     /// The flush has failed.
-    pub fn test(&mut self, nic: &Nic, id: RequestId, in_use: Option<RailMask>) -> Result<bool> {
+    pub fn test(&mut self, qps: &QpSet, memory: &ConnMemory, id: RequestId, in_use: Option<RailMask>) -> Result<bool> {
         for number in 0..MAX_RAILS {
             if let Err(e) = self.poll(number) {
                 self.handle_failure(number);
@@ -115,7 +116,8 @@ impl Flushes {
         if let Some(rails) = in_use.filter(|_| is_due)
             && self.requests.check(id, |flush| flush.is_failed).map_err(Violation::into_misuse)?
         {
-            let outcome = self.post_reads(nic, rails, id);
+            self.renew_keys(memory, id);
+            let outcome = self.post_reads(qps, rails, id);
             self.handle_outcome(id, outcome)?;
         }
         let is_done = |flush: &Flush| flush.waiting == 0 && !flush.is_failed;
@@ -128,11 +130,11 @@ impl Flushes {
     /// A read has failed.
     fn poll(&mut self, number: usize) -> Result<()> {
         let Self { rails, requests, .. } = self;
-        let Some(FlushRail { name, queue, .. }) = &rails[number] else { return Ok(()) };
+        let Some(FlushRail { port, queue, .. }) = &rails[number] else { return Ok(()) };
         for completion in queue.poll(&mut Batch::default())? {
             let status = completion.status();
             if status != Status::SUCCESS {
-                let text = format!("flushing GPU memory on {name}: {status}; likely: {}", status.cause());
+                let text = format!("flushing GPU memory on {}: {status}; likely: {}", port.name, status.cause());
                 return Err(Error::remote(text));
             }
             if let WrId::Flush { request } = WrId::from_bits(completion.id())
@@ -142,6 +144,25 @@ impl Flushes {
             }
         }
         Ok(())
+    }
+
+    /// The connection may use another card than when flush `id` began.
+    fn renew_keys(&mut self, memory: &ConnMemory, id: RequestId) {
+        if let Some(flush) = self.requests.get_mut(id)
+            && let Some(rkeys) = memory.rkeys_at(flush.addr, 1)
+        {
+            flush.rkeys = rkeys;
+        }
+    }
+
+    /// The connection uses `ports` from now on, each with the number of its rail. Reads over other ports than these have failed.
+    pub fn handle_ports<'a>(&mut self, ports: impl Iterator<Item = (u8, &'a Arc<Rail>)>) {
+        for (number, port) in ports {
+            let number = usize::from(number) % MAX_RAILS;
+            if self.rails[number].as_ref().is_some_and(|on| !Arc::ptr_eq(&on.port, port)) {
+                self.handle_failure(number);
+            }
+        }
     }
 
     /// A read over rail `number` has failed: so have all that are under way there.
@@ -173,19 +194,19 @@ impl Flushes {
     ///
     /// # Errors
     /// A port is down, its device has no more queues or memory regions, or a read cannot be posted.
-    fn post_reads(&mut self, nic: &Nic, rails: RailMask, id: RequestId) -> Result<()> {
+    fn post_reads(&mut self, qps: &QpSet, rails: RailMask, id: RequestId) -> Result<()> {
         let Self { rails: known, requests, .. } = self;
         let Some(flush) = requests.get_mut(id) else { return Ok(()) };
-        for (number, rail) in rails.iter().filter_map(|number| Some((number, nic.rails.get(usize::from(number))?))) {
+        for (number, port) in qps.ports().filter(|(number, _)| rails.contains(*number)) {
             if flush.waiting & 1 << number != 0 {
                 continue;
             }
             let place = &mut known[usize::from(number)];
             let on = match place {
                 Some(on) => on,
-                None => place.insert(FlushRail::new(rail)?),
+                None => place.insert(FlushRail::new(port)?),
             };
-            let local = Sge { addr: on.landing.addr(), length: 1, lkey: on.landing.lkey(0) };
+            let local = Sge { addr: on.landing.addr(), length: 1, lkey: on.lkey };
             let target = Target { addr: flush.addr, rkey: flush.rkeys[usize::from(number)] };
             on.qp.post_read(WrId::Flush { request: id }.to_bits(), local, target)?;
             flush.waiting |= 1 << number;
@@ -195,14 +216,16 @@ impl Flushes {
 }
 
 impl FlushRail {
-    fn new(rail: &Rail) -> Result<Self> {
+    fn new(port: &Arc<Rail>) -> Result<Self> {
+        let rail = &**port;
         let address = rail.local_address()?;
         let queue = CompletionQueue::new(&rail.card.context, FLUSH_QP_CAPS.max_send_wr + FLUSH_QP_CAPS.max_recv_wr)?;
         let init = create_qp(rail, &queue, FLUSH_QP_CAPS, RemoteAccess::Read)?;
         let path = path_to(rail, &address, &address.gid.gid, address.port.lid)?;
         let path = Path { dest_qpn: init.number(), ..path };
-        let landing = SharedRing::new([&rail.card.domain], 1)?;
+        let mut landing = SharedRing::new(1)?;
+        let lkey = landing.lkey(&rail.card.domain)?;
         let qp = init.connect(&path, WrId::Receive { qp: 0 }.to_bits()).map_err(with_hint)?;
-        Ok(Self { name: rail.name.clone(), qp, queue, landing })
+        Ok(Self { port: Arc::clone(port), qp, queue, landing, lkey })
     }
 }

@@ -9,6 +9,7 @@ use super::stall::Stall;
 use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
+use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
@@ -35,6 +36,8 @@ pub struct RecvComm {
     pub peer: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
+    /// The memory that NCCL has registered for it.
+    pub memory: Arc<ConnMemory>,
     recovery: Option<Arc<ConnRecovery>>,
 }
 
@@ -106,11 +109,12 @@ pub(super) fn post_receives(qps: &mut QpSet) -> Result<()> {
 impl RecvComm {
     /// A receiver on `terms`.
     pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, mut path: RecvPath, terms: &Negotiated) -> Self {
-        nic.watch_queues(&peer, path.qps.queues());
+        path.qps.watch(&peer);
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
         path.recovery = recovery.clone();
         path.stall = Stall::new(nic.config.stall_ms);
-        Self { path: ExclusiveCell::new(path), peer, nic, recovery }
+        let memory = ConnMemory::new(&nic);
+        Self { path: ExclusiveCell::new(path), peer, nic, memory, recovery }
     }
 
     /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
@@ -202,7 +206,7 @@ impl RecvComm {
             // A rail that is not in use any more has no queue pair whose writes could be under way.
             let in_use = path.qps.striping.rail_numbers();
             let rails = if (rails & in_use).is_empty() { in_use } else { rails & in_use };
-            let posted = flushes.post(&self.nic, rails, addr, memory, path.recovery.is_some());
+            let posted = flushes.post(&path.qps, rails, addr, memory, path.recovery.is_some());
             let posted = posted.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
             let id = posted.ok_or_else(too_many_flushes)?;
             path.stats.handle_flush();
@@ -225,7 +229,7 @@ impl RecvComm {
                 Some(_) => Some(path.qps.striping.rail_numbers()),
             };
             let result = match &mut path.flushes {
-                Some(flushes) => flushes.test(&self.nic, id, in_use),
+                Some(flushes) => flushes.test(&path.qps, &self.memory, id, in_use),
                 None => Err(Error::internal("a flush is tested that was not begun")),
             };
             let done = result.map_err(|e| path.sticky_error.fail(&self.peer, e))?;

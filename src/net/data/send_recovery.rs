@@ -4,16 +4,33 @@ use super::caps::SENDER_QP_CAPS;
 use super::mode::Mode;
 use super::sender::{OtherWork, SendComm, SendPath};
 use crate::error::{Error, Result};
+use crate::net::device::conn_memory::ConnMemory;
+use crate::net::device::rail::Rail;
 use crate::net::qp::fence::Drained;
 use crate::net::qp::set::QpSet;
 use crate::net::recovery::end::End;
 use crate::proto::Violation;
+use crate::proto::endpoint::Endpoint;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::sender::Unapplied;
 use crate::verbs::queue_pair::QpCaps;
+use std::sync::Arc;
 
 impl End for SendComm {
+    fn memory(&self) -> &ConnMemory {
+        &self.memory
+    }
+
+    fn describe(&self, ports: &[(u8, Arc<Rail>)], endpoint: &mut Endpoint) -> Result<()> {
+        self.path.visit(|path| {
+            endpoint.rails.iter_mut().zip(ports).try_for_each(|(end, (_, port))| {
+                end.ring_key = path.ring.rkey(&port.card.domain)?;
+                Ok(())
+            })
+        })
+    }
+
     fn caps(&self) -> QpCaps {
         SENDER_QP_CAPS
     }
@@ -44,6 +61,7 @@ impl End for SendComm {
         let account = account.ok_or_else(|| Error::internal("a sender goes on without an account"))?;
         self.path.visit(|path| {
             path.flow.apply_account(account, qps.striping, weights).map_err(|why| unapplied(&why))?;
+            path.memory.use_ports(qps.ports());
             qps.tell(&path.stats);
             path.stats.handle_recovery();
             path.qps = qps;
@@ -192,7 +210,7 @@ impl SendPath {
             }
             let Some((transfer, addr)) = self.flow.poll_replay() else { break };
             let length = transfer.length;
-            let Some(lkeys) = self.nic.lkeys_at(addr, length) else {
+            let Some(lkeys) = self.memory.lkeys_at(addr, length) else {
                 let text = format!("{length} bytes at {addr:#x} are to be sent again, but are not registered any more");
                 return Err(self.sticky_error.fail(&self.peer, Error::argument(text)));
             };

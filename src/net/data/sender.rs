@@ -7,6 +7,7 @@ use super::stall::Stall;
 use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
+use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::set::QpSet;
@@ -41,6 +42,8 @@ pub struct SendComm {
     pub peer: Arc<PeerState>,
     /// The device that it uses.
     pub nic: Arc<Nic>,
+    /// The memory that NCCL has registered for it.
+    pub memory: Arc<ConnMemory>,
     recovery: Option<Arc<ConnRecovery>>,
 }
 
@@ -60,7 +63,7 @@ pub(super) struct SendPath {
     /// `None`: the first fault ends the connection.
     pub(super) recovery: Option<Arc<ConnRecovery>>,
     pub(super) peer: Arc<PeerState>,
-    pub(super) nic: Arc<Nic>,
+    pub(super) memory: Arc<ConnMemory>,
     pub(super) stats: ConnStats,
     /// Whether there is one rail, and no message is being timed.
     pub(super) is_plain: bool,
@@ -105,10 +108,11 @@ impl SendComm {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_below = Imm::EXPLICIT_LIMIT.min(trailing_immediate_above.saturating_add(1));
         let fast_below = if qps.are_on_several_rails() { 0 } else { one_write_below };
-        nic.watch_queues(&peer, qps.queues());
+        qps.watch(&peer);
         let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
+        let memory = ConnMemory::new(&nic);
         let path = SendPath {
             flow,
             qps,
@@ -120,11 +124,11 @@ impl SendComm {
             stall: Stall::new(nic.config.stall_ms),
             recovery: recovery.clone(),
             peer: Arc::clone(&peer),
-            nic: Arc::clone(&nic),
+            memory: Arc::clone(&memory),
             stats,
             is_plain: fast_below > 0,
         };
-        Self { path: ExclusiveCell::new(path), fast_below, peer, nic, recovery }
+        Self { path: ExclusiveCell::new(path), fast_below, peer, nic, memory, recovery }
     }
 
     /// `owner` has the communicator. From now on it recovers from faults, if both ends do.

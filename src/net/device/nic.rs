@@ -3,6 +3,7 @@
 use super::card::Card;
 use super::gdr::{Gdr, GdrSupport};
 use super::rail::Rail;
+use super::spares::Spares;
 use crate::error::Result;
 use crate::host::config::Config;
 use crate::net::control::driver::ControlDriver;
@@ -16,6 +17,7 @@ use crate::net::explain::explainer::Explainer;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_RAILS;
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::verbs::context::Context;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -29,6 +31,8 @@ pub struct Nic {
     pub rails: Vec<Arc<Rail>>,
     /// The cards of the ports, each once. There may be several, since libibverbs opens each PCI function of a card separately.
     pub cards: Vec<Arc<Card>>,
+    /// Ports of other devices that its connections may borrow.
+    pub spares: Spares,
     /// Settings.
     pub config: Arc<Config>,
     /// Threads that recover connections.
@@ -63,17 +67,28 @@ impl Nic {
         explainer: &Arc<Explainer>,
     ) -> Vec<Arc<Self>> {
         let mut groups: Vec<Vec<Arc<Rail>>> = Vec::new();
-        for rail in rails {
-            let fits = |group: &&mut Vec<Arc<Rail>>| group.len() < MAX_RAILS && are_equal_ports(&group[0], &rail);
+        for rail in &rails {
+            let fits = |group: &&mut Vec<Arc<Rail>>| group.len() < MAX_RAILS && are_equal_ports(&group[0], rail);
             match groups.iter_mut().find(fits).filter(|_| config.merge_nics) {
-                Some(group) => group.push(rail),
-                None => groups.push(vec![rail]),
+                Some(group) => group.push(Arc::clone(rail)),
+                None => groups.push(vec![Arc::clone(rail)]),
             }
         }
-        groups.into_iter().map(|group| Arc::new(Self::new(group, config, workers, explainer))).collect()
+        let borrows = config.failover && config.spare;
+        let new = |group: Vec<Arc<Rail>>| {
+            let spares = if borrows { Spares::of(&group, &rails) } else { Spares::default() };
+            Arc::new(Self::new(group, spares, config, workers, explainer))
+        };
+        groups.into_iter().map(new).collect()
     }
 
-    fn new(rails: Vec<Arc<Rail>>, config: &Arc<Config>, workers: &Arc<Workers>, explainer: &Arc<Explainer>) -> Self {
+    fn new(
+        rails: Vec<Arc<Rail>>,
+        spares: Spares,
+        config: &Arc<Config>,
+        workers: &Arc<Workers>,
+        explainer: &Arc<Explainer>,
+    ) -> Self {
         let names: Vec<_> = rails.iter().map(|rail| rail.name.as_str()).collect();
         let name = names.join("+");
         let mut cards: Vec<Arc<Card>> = Vec::new();
@@ -86,6 +101,7 @@ impl Nic {
             name,
             rails,
             cards,
+            spares,
             config: Arc::clone(config),
             workers: Arc::clone(workers),
             explainer: Arc::clone(explainer),
@@ -98,10 +114,9 @@ impl Nic {
         &self.rails[0]
     }
 
-    /// The index in [`Self::cards`] of the card of rail number `rail`.
-    pub fn card_of(&self, rail: usize) -> usize {
-        let of = |rail: &Arc<Rail>| self.cards.iter().position(|card| Arc::ptr_eq(card, &rail.card));
-        self.rails.get(rail).and_then(of).unwrap_or(0)
+    /// Its own ports of the rails with these `numbers`, as far as it has so many.
+    pub fn ports(&self, numbers: RailMask) -> Vec<(u8, Arc<Rail>)> {
+        numbers.iter().filter_map(|number| Some((number, Arc::clone(self.rails.get(usize::from(number))?)))).collect()
     }
 
     /// Registers `size` bytes at `addr` on every card, by a dma-buf descriptor and offset if they are given.
@@ -119,22 +134,9 @@ impl Nic {
         dmabuf: Option<(RawFd, u64)>,
     ) -> Result<MrHandle> {
         let caches = self.cards.iter().map(|card| &card.regions);
-        let cache_of_rail = (0..self.rails.len()).map(|rail| self.card_of(rail));
+        let cache_of_rail = self.rails.iter().map(|rail| &rail.card.regions);
         // SAFETY: as the caller says.
         unsafe { MrHandle::register(caches, cache_of_rail, addr, size, kind, dmabuf) }
-    }
-
-    /// Keys by rail for local work requests on the registered memory that has `length` bytes at `addr`; `None` if there is no such
-    /// memory. No bytes need no key.
-    pub fn lkeys_at(&self, addr: u64, length: u32) -> Option<[u32; MAX_RAILS]> {
-        let mut lkeys = [0; MAX_RAILS];
-        if length == 0 {
-            return Some(lkeys);
-        }
-        for (lkey, rail) in lkeys.iter_mut().zip(0..self.rails.len()) {
-            *lkey = self.cards.get(self.card_of(rail))?.regions.lkey_at(addr, length)?;
-        }
-        Some(lkeys)
     }
 
     /// Bandwidth of all rails together, in Mbit/s.
@@ -174,16 +176,6 @@ impl Nic {
             watcher.take_up(task);
         }
         watcher.serve(driver)
-    }
-
-    /// Has `peer` end, and no other connection, when one of the completion queues fails whose ids are `queues`, each with the number
-    /// of its rail. To be called after [`Self::watch`].
-    pub fn watch_queues(&self, peer: &Arc<PeerState>, queues: impl Iterator<Item = (u8, u64)>) {
-        for (rail, queue) in queues {
-            if let Some(watcher) = self.cards.get(self.card_of(rail.into())).and_then(|card| card.started_watcher()) {
-                watcher.watch_queue(queue, peer);
-            }
-        }
     }
 
     /// From now on `listener` receives the events of the ports. To be called after [`Self::watch`].

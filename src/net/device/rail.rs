@@ -10,7 +10,7 @@ use crate::host::ib;
 use crate::verbs::context::Context;
 use crate::verbs::port::{LinkLayer, PortAttributes};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// An active port of a card.
 #[derive(Debug)]
@@ -31,6 +31,8 @@ pub struct Rail {
     pub config: Arc<Config>,
     /// Its GID table.
     gids: GidTable,
+    /// How many connections of other devices use it.
+    pub borrowers: AtomicU32,
     /// Whether it has been logged that peers are in another network.
     has_logged_networks: AtomicBool,
 }
@@ -83,6 +85,7 @@ impl Rail {
             infiniband: attributes.is_infiniband(),
             config: Arc::clone(config),
             gids: GidTable::new(context, port),
+            borrowers: AtomicU32::new(0),
             has_logged_networks: AtomicBool::new(false),
         }))
     }

@@ -1,6 +1,8 @@
 //! Looks at all ends of the process once a second, and has a wait reported that is too long.
 
 use super::end::ExplainedEnd;
+use super::socket::ReportSocket;
+use super::text;
 use crate::host::config::Config;
 use crate::host::{launcher, sysfs};
 use crate::net::control::inquiry_events::InquiryEvents;
@@ -13,11 +15,15 @@ use crate::proto::explain::patience::{Due, Patience};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::identity::Identity;
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// The watchers of several cards have this task; one of them does it.
 const LOOK_EVERY: Duration = Duration::from_millis(900);
+
+/// After so many seconds with connections a process has a socket where it can be asked.
+pub(super) const SOCKET_TICKS: u32 = 3;
 
 /// What explains the waits of this process.
 #[derive(Debug)]
@@ -31,6 +37,8 @@ pub struct Explainer {
     ends: Mutex<Ends>,
     /// What peers have asked and answered last, by end, and whether it is a question.
     inbox: Mutex<BTreeMap<(EndId, bool), Frame>>,
+    /// `None`: not made yet, or not to be had.
+    socket: Mutex<Option<ReportSocket>>,
     state: Mutex<State>,
 }
 
@@ -53,11 +61,18 @@ pub(super) struct State {
     looked: Option<Time>,
     /// Since when it is asked why a wait is too long.
     pub(super) asking: Option<Time>,
-    /// A wait that has ended by itself after it was reported: how long it was, and when the next one is reported.
-    pub(super) went_on: Option<(Duration, Duration)>,
+    /// How a wait has ended that was reported: a line for the log.
+    pub(super) ended: Option<String>,
+    /// What was said last of a wait.
+    pub(super) said: String,
     /// When it was said last that a peer waits for this process.
     pub(super) said_owed: Option<Time>,
     pub(super) reports: u32,
+    /// Programs that have asked for a report, and since when.
+    pub(super) requests: Vec<UnixStream>,
+    pub(super) requested: Time,
+    /// How often the ends have been looked at once a second.
+    pub(super) ticks: u32,
 }
 
 impl Explainer {
@@ -76,9 +91,13 @@ impl Explainer {
             owner: std::process::id(),
             looked: None,
             asking: None,
-            went_on: None,
+            ended: None,
+            said: String::new(),
             said_owed: None,
             reports: 0,
+            requests: Vec::new(),
+            requested: Time::ZERO,
+            ticks: 0,
         };
         let this = Arc::new(Self {
             start: Instant::now(),
@@ -88,6 +107,7 @@ impl Explainer {
             job: OnceLock::new(),
             ends: Mutex::default(),
             inbox: Mutex::default(),
+            socket: Mutex::default(),
             state: Mutex::new(state),
         });
         let job: Weak<Self> = Arc::downgrade(&this);
@@ -144,6 +164,18 @@ impl Explainer {
         }
     }
 
+    /// Makes the socket where `ferrite hang` asks, unless there is one. A process that ends soon has none.
+    pub(super) fn open_socket(&self) {
+        let mut socket = lock(&self.socket);
+        if socket.is_some() {
+            return;
+        }
+        match ReportSocket::open(&self.folder) {
+            Ok(made) => *socket = Some(made),
+            Err(e) => log::info!("`ferrite hang` cannot ask this process: {e} (FERRITE_REPORT_DIR)"),
+        }
+    }
+
     /// What peers have asked and answered since this was called last.
     pub(super) fn take_inbox(&self) -> BTreeMap<(EndId, bool), Frame> {
         std::mem::take(&mut *lock(&self.inbox))
@@ -165,24 +197,47 @@ impl InquiryEvents for Explainer {
 impl PeriodicTask for Explainer {
     fn run(&self) -> bool {
         let ends = self.ends();
-        if ends.is_empty() {
-            return false;
-        }
-        let (mut state, now) = self.look(&ends, LOOK_EVERY);
+        let pause = if ends.is_empty() { Duration::ZERO } else { LOOK_EVERY };
+        let (mut state, now) = self.look(&ends, pause);
         if state.owner != std::process::id() {
             return false;
         }
+        // The thread may be about to make it: then there are no questions yet.
+        let requests = match self.socket.try_lock() {
+            Ok(socket) => socket.as_ref().map(ReportSocket::accept).unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
+        state.ticks = state.ticks.saturating_add(1);
+        let mut is_due = !requests.is_empty() || state.ticks == SOCKET_TICKS;
+        if !requests.is_empty() && state.requests.is_empty() {
+            state.requested = now;
+        }
+        state.requests.extend(requests);
         if state.asking.is_none() {
             let longest = state.inquiry.longest_wait(now);
-            match state.patience.check(longest) {
-                Due::Nothing => return true,
+            let is_closed = state.inquiry.take_lost_wait();
+            let due = state.patience.check(longest, is_closed);
+            match due {
+                Due::Nothing => {}
                 Due::Report => state.asking = Some(now),
-                Due::WentOn(after, next) => state.went_on = Some((after, next)),
+                Due::WentOn(after, next) => state.ended = Some(text::went_on(after, next)),
+                Due::Closed(after) => state.ended = Some(text::closed(after, &state.said)),
             }
+            is_due |= due != Due::Nothing;
+        } else {
+            is_due = true;
+        }
+        if ends.is_empty() {
+            state.ticks = 0;
         }
         drop(state);
-        self.wake();
-        true
+        if ends.is_empty() {
+            drop(lock(&self.socket).take());
+        }
+        if is_due {
+            self.wake();
+        }
+        !ends.is_empty()
     }
 }
 

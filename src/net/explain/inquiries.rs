@@ -1,13 +1,17 @@
 //! What the explainer's thread does: it asks, answers and reports.
 
-use super::explainer::{Explainer, NumberedEnd, State};
+use super::explainer::{Explainer, NumberedEnd, SOCKET_TICKS, State};
+use super::json::json;
 use super::output;
+use super::socket;
 use super::text::{self, EndName, Report};
+use crate::host::sysfs;
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Message};
 use crate::proto::explain::message::{Answer, Question};
 use crate::proto::frame::{Frame, Kind};
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,28 +28,37 @@ impl Explainer {
         let ends = self.ends();
         let (mut state, now) = self.look(&ends, SAME_LOOK);
         handle_frames(&mut state, now, self.take_inbox(), &ends);
-        if state.asking.is_some() {
+        if state.asking.is_some() || !state.requests.is_empty() {
             state.inquiry.ask(now);
         }
         let next = state.inquiry.advance(now);
         let messages: Vec<_> = std::iter::from_fn(|| state.inquiry.poll_message()).collect();
-        let went_on = state.went_on.take();
+        let ended = state.ended.take();
         let owed = self.owed(&mut state, now, &ends);
         let report = self.report(&mut state, now, &ends);
-        let is_asking = state.asking.is_some();
+        let wants_socket = state.ticks == SOCKET_TICKS;
+        let answer = self.answer(&mut state, now, &ends);
+        let is_asking = state.asking.is_some() || !state.requests.is_empty();
         drop(state);
         // Without the lock from here on: what follows may wait.
+        if wants_socket {
+            self.open_socket();
+        }
         for (number, message) in messages {
             send(&ends, number, &message);
         }
-        if let Some((after, next)) = went_on {
-            log::warn!("{}", text::went_on(after, next));
+        if let Some(line) = ended {
+            log::warn!("{line}");
         }
         if let Some(line) = owed {
             log::warn!("{line}");
         }
         if let Some(report) = report {
             output::write(&report, &self.folder);
+        }
+        if let Some((streams, report)) = answer {
+            let answer = json(&report, sysfs::host_name());
+            streams.into_iter().for_each(|stream| socket::answer(stream, &answer));
         }
         if is_asking { Some(self.instant(now + STEP)) } else { next.map(|next| self.instant(next)) }
     }
@@ -64,8 +77,18 @@ impl Explainer {
         state.asking = None;
         state.patience.handle_report(age);
         state.reports += 1;
-        let name = |number: EndId| find(ends, number).map(|end| EndName::of(end.as_ref())).unwrap_or_default();
-        Report::new(&state.inquiry, now, state.reports, state.patience.limit().unwrap_or_default(), name)
+        let report = new_report(state, now, ends);
+        state.said = report.text();
+        Some(report)
+    }
+
+    /// Programs that have asked for a report, and the report, once the cause is known or there is none.
+    fn answer(&self, state: &mut State, now: Time, ends: &[NumberedEnd]) -> Option<(Vec<UnixStream>, Report)> {
+        let is_waiting = state.inquiry.longest_wait(now).is_some();
+        if state.requests.is_empty() || is_waiting && !state.inquiry.is_settled(now, state.requested) {
+            return None;
+        }
+        Some((std::mem::take(&mut state.requests), new_report(state, now, ends)))
     }
 
     /// A line that says that a peer waits for this process, if it is due.
@@ -78,6 +101,11 @@ impl Explainer {
         state.said_owed = Some(now);
         find(ends, owed.id).map(|end| text::owed(&owed, &EndName::of(end.as_ref())))
     }
+}
+
+fn new_report(state: &State, now: Time, ends: &[NumberedEnd]) -> Report {
+    let name = |number: EndId| find(ends, number).map(|end| EndName::of(end.as_ref())).unwrap_or_default();
+    Report::new(&state.inquiry, now, state.reports, state.patience.limit().unwrap_or_default(), name)
 }
 
 fn find(ends: &[NumberedEnd], number: EndId) -> Option<&Arc<dyn super::end::ExplainedEnd>> {

@@ -33,7 +33,7 @@ pub fn json(report: &Report, host: &str) -> String {
     )
 }
 
-fn wait(finding: &Finding, EndName { device, peer }: &EndName) -> String {
+fn wait(finding: &Finding, EndName { device, peer, .. }: &EndName) -> String {
     let theirs = finding.theirs.as_ref().map_or_else(|| "null".into(), |theirs| end(&theirs.end));
     let waits_for = finding.theirs.as_ref().and_then(|theirs| theirs.waits_for.as_ref());
     format!(

@@ -6,6 +6,7 @@
 //! | `inquiries` | the thread for that: questions and answers over the control connections, and the reports |
 //! | [`end`] | what it needs of a communicator |
 //! | [`text`], [`json`] | a report, for people and for programs |
+//! | `socket` | the Unix socket where `ferrite hang` asks for one |
 //! | [`output`] | where it goes: the log, stderr, a file |
 //!
 //! The ends are looked at by a watcher, which waits for nobody. All else is done by a thread of [`crate::net::control::workers`] that
@@ -16,4 +17,5 @@ pub mod explainer;
 mod inquiries;
 pub mod json;
 pub mod output;
+mod socket;
 pub mod text;

@@ -16,12 +16,14 @@ pub struct EndName {
     pub device: String,
     /// Of its peer, with device and address.
     pub peer: String,
+    /// Why the connection has ended; empty while it has not.
+    pub end: String,
 }
 
 impl EndName {
     /// The names of `end`.
     pub fn of(end: &dyn ExplainedEnd) -> Self {
-        Self { device: end.device().to_owned(), peer: end.peer().peer().to_string() }
+        Self { device: end.device().to_owned(), peer: end.peer().peer().to_string(), end: end.peer().reason() }
     }
 }
 
@@ -41,23 +43,17 @@ pub struct Report {
 }
 
 impl Report {
-    /// What is known now; `None` if nothing waits. `name` returns the names of an end.
-    pub fn new(
-        inquiry: &Inquiry,
-        now: Time,
-        number: u32,
-        limit: Duration,
-        name: impl Fn(EndId) -> EndName,
-    ) -> Option<Self> {
+    /// What is known now. `name` returns the names of an end.
+    pub fn new(inquiry: &Inquiry, now: Time, number: u32, limit: Duration, name: impl Fn(EndId) -> EndName) -> Self {
         let mut findings = inquiry.findings(now);
         // The nearest cause first: that is what this process can tell more of than others.
         let depth = |finding: &Finding| finding.cause.as_ref().map_or(u16::MAX, |cause| cause.depth);
         findings.sort_by_key(depth);
-        let is_known = findings.first()?.cause.is_some();
+        let is_known = findings.first().is_none_or(|finding| finding.cause.is_some());
         let names: Vec<_> = findings.iter().map(|finding| name(finding.id)).collect();
         let findings = findings.into_iter().zip(names).collect();
         let laggard = if is_known { None } else { inquiry.laggard(now) };
-        Some(Self { number, me: inquiry.me(None), limit, findings, laggard })
+        Self { number, me: inquiry.me(None), limit, findings, laggard }
     }
 
     /// The wait that the text is about, and the names of its end.
@@ -74,7 +70,7 @@ impl Report {
 
     /// One line.
     pub fn text(&self) -> String {
-        let Some((finding, EndName { device, peer })) = self.main() else { return String::new() };
+        let Some((finding, EndName { device, peer, end })) = self.main() else { return "no message waits".into() };
         let age = seconds(finding.age);
         let what = match finding.end.numbers {
             Numbers::Sender { wants: true, .. } => "to be asked for data by",
@@ -87,7 +83,10 @@ impl Report {
             n => format!(" {n} more connection(s) of this process wait too."),
         };
         let rank = self.me.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
-        let why = self.why(finding);
+        let why = match finding.verdict {
+            Verdict::PeerGone => format!("the connection has ended: {end}"),
+            _ => self.why(finding),
+        };
         format!("{device}: {rank}waits since {age} s {what} {peer}: {why}.{others}")
     }
 
@@ -143,7 +142,9 @@ fn reason(verdict: Verdict, finding: Option<&Finding>) -> String {
             "that process does not answer, although the control connection to it stands: it is stopped (SIGSTOP, debugger, \
              frozen cgroup), swapping, or gets no CPU; or its host is down (kill -CONT, /proc/PID/status)"
         }
-        Verdict::PeerGone => "that process has ended, or has closed the connection",
+        Verdict::PeerGone => {
+            "the connection has ended: that process has ended or closed it, or one of the two has failed"
+        }
         Verdict::DataLost => {
             "messages are posted and not acknowledged, and have not arrived: the path loses them (ports, cables, switches \
              between the two)"
@@ -202,8 +203,16 @@ pub fn went_on(after: Duration, next: Duration) -> String {
     )
 }
 
+/// A connection was closed, by NCCL or after an error, while it waited. `said` is what was said of it before.
+pub fn closed(after: Duration, said: &str) -> String {
+    format!(
+        "what was waited for had not come after {} s, when the connection was closed. It was: {said}",
+        seconds(after)
+    )
+}
+
 /// A peer waits for this process.
-pub fn owed(owed: &Owed, EndName { device, peer }: &EndName) -> String {
+pub fn owed(owed: &Owed, EndName { device, peer, .. }: &EndName) -> String {
     let (what, call) = match owed.verdict {
         Verdict::OwnHasNotSent => ("for data of this process", "isend"),
         _ => ("to be asked for data by this process", "irecv"),

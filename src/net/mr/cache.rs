@@ -1,52 +1,30 @@
 //! The memory regions of a card, shared by all of its connections.
 
-use super::table::{MemoryRange, MrTable};
+use super::table::MrTable;
 use crate::error::{Error, Result};
 use crate::verbs::memory::{MemoryRegion, ProtectionDomain, Source};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-pub use super::table::MemoryKind;
+pub use super::table::{MemoryKind, MemoryRange};
 
 /// A registered range of memory on one card. Dropping it deregisters the range.
 #[derive(Debug)]
 pub struct CachedMr {
     table: Arc<MrTable<MemoryRegion>>,
-    range: MemoryRange,
+    /// The whole pages.
+    pub range: MemoryRange,
     /// Key for local work requests.
     pub lkey: u32,
     /// Key for the peer's work requests.
     pub rkey: u32,
-    /// Kind of memory.
-    pub kind: MemoryKind,
-    start: u64,
-    size: u64,
 }
 
 impl CachedMr {
-    /// Checks that `length` bytes at `addr` are inside. Zero bytes are always inside: NCCL passes addresses after the end with
-    /// them, and such an address is not used.
-    ///
-    /// # Errors
-    /// The bytes are outside.
-    #[inline]
-    #[allow(clippy::if_same_then_else, reason = "as one condition it costs every message some instructions")]
-    pub fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
-        let offset = addr.wrapping_sub(self.start);
-        if offset <= self.size && u64::from(length) <= self.size - offset {
-            Ok(())
-        } else if length == 0 {
-            Ok(())
-        } else {
-            Err(outside(call, addr, length))
-        }
+    /// Whether it is registered with `cache`.
+    pub fn is_of(&self, cache: &MrCache) -> bool {
+        Arc::ptr_eq(&self.table, &cache.table)
     }
-}
-
-#[cold]
-#[inline(never)]
-fn outside(call: &str, addr: u64, length: u32) -> Error {
-    Error::argument(format!("{call} of {length} bytes at {addr:#x}: outside of the memory handle"))
 }
 
 impl Drop for CachedMr {
@@ -106,15 +84,7 @@ impl MrCache {
         let region = self.table.acquire(range, make)?;
         let (lkey, rkey) = (region.lkey(), region.rkey());
         let table = Arc::clone(&self.table);
-        Ok(CachedMr { table, range, lkey, rkey, kind, start, size: end - start })
-    }
-
-    /// The key for local work requests on the registered memory that has `length` bytes at `addr`, if there is such memory.
-    pub fn lkey_at(&self, addr: u64, length: u32) -> Option<u32> {
-        [MemoryKind::Host, MemoryKind::Gpu].into_iter().find_map(|kind| {
-            let range = whole_pages(addr, length as usize, kind)?;
-            self.table.find(range, MemoryRegion::lkey)
-        })
+        Ok(CachedMr { table, range, lkey, rkey })
     }
 }
 

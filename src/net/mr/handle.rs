@@ -1,34 +1,77 @@
-//! The handle that NCCL holds for registered memory: a memory region on every card of a device.
+//! The handle that NCCL holds for registered memory: a memory region on every card of a device, and on those of ports that are borrowed.
 
-use super::cache::{CachedMr, MemoryKind, MrCache};
+use super::cache::{CachedMr, MemoryKind, MemoryRange, MrCache};
 use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
+use crate::proto::cts::KeysByRail;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that is registered on every card of a device. Dropping it deregisters it on all of them.
 #[derive(Debug)]
 pub struct MrHandle {
-    /// Keys for the peer's work requests, by rail.
-    pub rkeys: [u32; MAX_RAILS],
-    /// Keys for local work requests, by rail.
-    lkeys: [u32; MAX_RAILS],
-    first: CachedMr,
-    // Held as long as NCCL holds the handle.
-    _others: Box<[CachedMr]>,
+    /// Keys for the peer's work requests.
+    pub rkeys: RailKeys,
+    /// Keys for local work requests.
+    lkeys: RailKeys,
+    pages: Pages,
+    kind: MemoryKind,
+    /// `None`: it is deregistered.
+    regions: Mutex<Option<Regions>>,
+}
+
+/// Keys of registered memory. Those of a rail change when it uses a port of another card; nobody uses them at that time.
+#[derive(Debug, Default)]
+pub struct RailKeys([AtomicU32; MAX_RAILS]);
+
+/// The whole pages of registered memory.
+#[derive(Debug)]
+struct Pages {
+    start: u64,
+    size: u64,
+}
+
+#[derive(Debug)]
+struct Regions {
+    addr: u64,
+    size: usize,
+    /// Whether a dma-buf was registered, whose descriptor NCCL has closed since.
+    is_dmabuf: bool,
+    /// One for each card.
+    by_card: Vec<CachedMr>,
+}
+
+impl KeysByRail for RailKeys {
+    #[inline(always)]
+    fn of_rail(&self, rail: usize) -> u32 {
+        self.0[rail % MAX_RAILS].load(Ordering::Relaxed)
+    }
+}
+
+impl RailKeys {
+    fn set(&self, rail: u8, key: u32) {
+        self.0[usize::from(rail) % MAX_RAILS].store(key, Ordering::Relaxed);
+    }
+
+    /// All of them.
+    pub fn all(&self) -> [u32; MAX_RAILS] {
+        std::array::from_fn(|rail| self.of_rail(rail))
+    }
 }
 
 impl MrHandle {
     /// Registers `size` bytes at `addr` in each of `caches`, by a dma-buf descriptor and offset if they are given. The
-    /// descriptor may be closed afterwards. `cache_of_rail` has, for each rail, the index of its card's cache.
+    /// descriptor may be closed afterwards. `cache_of_rail` has, for each rail, the cache of its card, which is one of them.
     ///
     /// # Errors
     /// `size` or `addr` is 0, or a card refuses. Then the memory is registered on none.
     ///
     /// # Safety
-    /// The memory stays mapped until the handle is dropped.
+    /// The memory stays mapped until the handle is closed or dropped.
     pub unsafe fn register<'a>(
         caches: impl IntoIterator<Item = &'a MrCache>,
-        cache_of_rail: impl Iterator<Item = usize>,
+        cache_of_rail: impl Iterator<Item = &'a MrCache>,
         addr: u64,
         size: usize,
         kind: MemoryKind,
@@ -36,34 +79,110 @@ impl MrHandle {
     ) -> Result<Self> {
         // SAFETY: as the caller says.
         let register = |cache: &MrCache| unsafe { cache.register(addr, size, kind, dmabuf) };
-        let mut regions = caches.into_iter().map(register);
-        let first = regions.next().unwrap_or_else(|| Err(Error::internal("a device without a card")))?;
-        let others = regions.collect::<Result<Box<[_]>>>()?;
-        let (mut lkeys, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
-        for ((lkey, rkey), cache) in lkeys.iter_mut().zip(&mut rkeys).zip(cache_of_rail) {
-            let region = cache.checked_sub(1).and_then(|other| others.get(other)).unwrap_or(&first);
-            (*lkey, *rkey) = (region.lkey, region.rkey);
-        }
-        Ok(Self { rkeys, lkeys, first, _others: others })
+        let by_card = caches.into_iter().map(register).collect::<Result<Vec<_>>>()?;
+        let first = by_card.first().ok_or_else(|| Error::internal("a device without a card"))?;
+        let MemoryRange { start, end, .. } = first.range;
+        let regions = Mutex::new(Some(Regions { addr, size, is_dmabuf: dmabuf.is_some(), by_card }));
+        let (rkeys, lkeys) = (RailKeys::default(), RailKeys::default());
+        let this = Self { rkeys, lkeys, pages: Pages { start, size: end - start }, kind, regions };
+        (0..).zip(cache_of_rail).for_each(|(rail, cache)| this.use_cache(rail, cache));
+        Ok(this)
     }
 
-    /// Checks that `length` bytes at `addr` are inside, as [`CachedMr::require`].
+    /// Registers the memory with `cache` too, unless it is registered there, or not registered at all any more.
+    ///
+    /// # Errors
+    /// The card refuses, or the memory was registered by a dma-buf.
+    pub fn extend(&self, cache: &MrCache) -> Result<()> {
+        // Locked meanwhile: NCCL may free the memory only after it has deregistered it.
+        let mut regions = self.lock();
+        let Some(Regions { addr, size, is_dmabuf, by_card }) = regions.as_mut() else { return Ok(()) };
+        if by_card.iter().any(|region| region.is_of(cache)) {
+            return Ok(());
+        }
+        if *is_dmabuf {
+            return Err(Error::system(format!("the {size} bytes at {addr:#x} are known by a dma-buf that is closed")));
+        }
+        // SAFETY: the memory is mapped until this is closed, which waits for the lock.
+        by_card.push(unsafe { cache.register(*addr, *size, self.kind, None)? });
+        Ok(())
+    }
+
+    /// From now on rail number `rail` has the keys that the memory has with `cache`; none, if it is not registered there.
+    pub fn use_cache(&self, rail: u8, cache: &MrCache) {
+        let regions = self.lock();
+        let by_card = regions.iter().flat_map(|regions| &regions.by_card);
+        let (lkey, rkey) =
+            { by_card }.find(|region| region.is_of(cache)).map_or((0, 0), |region| (region.lkey, region.rkey));
+        self.lkeys.set(rail, lkey);
+        self.rkeys.set(rail, rkey);
+    }
+
+    /// Deregisters the memory on all cards.
+    pub fn close(&self) {
+        let regions = self.lock().take();
+        drop(regions);
+    }
+
+    /// Whether `length` bytes at `addr` are inside, and the memory is registered.
+    pub fn has(&self, addr: u64, length: u32) -> bool {
+        let Pages { start, size } = self.pages;
+        let offset = addr.wrapping_sub(start);
+        offset <= size && u64::from(length) <= size - offset && self.lock().is_some()
+    }
+
+    /// Checks that `length` bytes at `addr` are inside, as [`Pages::require`].
     ///
     /// # Errors
     /// The bytes are outside.
     #[inline]
     pub fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
-        self.first.require(call, addr, length)
+        self.pages.require(call, addr, length)
     }
 
     /// Kind of memory.
     pub fn kind(&self) -> MemoryKind {
-        self.first.kind
+        self.kind
     }
 
     /// Key for local work requests on rail number `rail`.
     #[inline]
     pub fn lkey(&self, rail: u8) -> u32 {
-        self.lkeys[usize::from(rail) % MAX_RAILS]
+        self.lkeys.of_rail(usize::from(rail))
     }
+
+    /// Keys for local work requests, by rail.
+    pub fn lkeys(&self) -> [u32; MAX_RAILS] {
+        self.lkeys.all()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Regions>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pages {
+    /// Checks that `length` bytes at `addr` are inside. Zero bytes are always inside: NCCL passes addresses after the end with
+    /// them, and such an address is not used.
+    ///
+    /// # Errors
+    /// The bytes are outside.
+    #[inline]
+    #[allow(clippy::if_same_then_else, reason = "as one condition it costs every message some instructions")]
+    fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
+        let offset = addr.wrapping_sub(self.start);
+        if offset <= self.size && u64::from(length) <= self.size - offset {
+            Ok(())
+        } else if length == 0 {
+            Ok(())
+        } else {
+            Err(outside(call, addr, length))
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn outside(call: &str, addr: u64, length: u32) -> Error {
+    Error::argument(format!("{call} of {length} bytes at {addr:#x}: outside of the memory handle"))
 }

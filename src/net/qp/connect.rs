@@ -109,7 +109,7 @@ impl ConnectingQpSet {
         let striping = self.connected.striping;
         while let Some(qp) = self.waiting.pop_if(|_| self.attempts.next <= Instant::now()) {
             let index = proto::QpIndex(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
-            let ends = Ends::of(index, nic, &self.connected).ok_or_else(|| is_missing(index))?;
+            let ends = Ends::of(index, &self.connected).ok_or_else(|| is_missing(index))?;
             let (Some(local), Some(far)) =
                 (self.endpoint.qp_end_mut(index, striping), ends.remote.qp_end(index, striping))
             else {
@@ -158,10 +158,10 @@ fn is_missing(index: proto::QpIndex) -> Error {
 
 impl<'a> Ends<'a> {
     /// The ends of the rail that `index` is on.
-    fn of(index: proto::QpIndex, nic: &'a Nic, qps: &'a QpSet) -> Option<Self> {
+    fn of(index: proto::QpIndex, qps: &'a QpSet) -> Option<Self> {
         let place = usize::from(qps.striping.place_of(index));
         let on = qps.rails.get(place)?;
-        let (rail, local) = (nic.rails.get(usize::from(on.number))?, &on.address);
+        let (rail, local) = (&*on.port, &on.address);
         Some(Self { rail, local, far: qps.remote.rails.get(place)?, remote: &qps.remote, number: on.number, place })
     }
 

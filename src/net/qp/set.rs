@@ -40,7 +40,8 @@ pub(in crate::net) struct InitRailQps {
 pub(in crate::net) struct QpSetRail {
     /// The rail's number.
     pub(in crate::net) number: u8,
-    pub(super) name: String,
+    /// The port that it uses: the device's own, or one of another card.
+    pub(in crate::net) port: Arc<Rail>,
     pub(in crate::net) address: LocalAddress,
     pub(in crate::net) queue: Arc<CompletionQueue>,
 }
@@ -69,28 +70,27 @@ pub struct QpSet {
 }
 
 impl InitQpSet {
-    /// Creates up to `per_rail` queue pairs with capacities `caps` on each of `rails`, which are numbers of rails of `nic`, as many
-    /// as [`MAX_QPS`] allows. If the `peer`'s end is known, it has the same rails, and GIDs are chosen for the peer's.
+    /// Creates up to `per_rail` queue pairs with capacities `caps` on each of `ports`, of which each has the number of its rail, as
+    /// many as [`MAX_QPS`] allows. If the `peer`'s end is known, it has the same rails, and GIDs are chosen for the peer's.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
     pub fn new(
         nic: &Nic,
-        rails: impl IntoIterator<Item = u8>,
+        ports: &[(u8, Arc<Rail>)],
         per_rail: usize,
         caps: QpCaps,
         peer: Option<&Endpoint>,
     ) -> Result<Self> {
         let config = &nic.config;
-        let used: Vec<_> = rails.into_iter().filter_map(|n| Some((n, nic.rails.get(usize::from(n))?))).collect();
-        let count = per_rail.min(MAX_QPS / used.len().max(1));
+        let count = per_rail.min(MAX_QPS / ports.len().max(1));
         let peer_gid = |place: usize| peer.and_then(|peer| peer.rails.get(place)).map(|end| end.gid);
-        let create = |(place, (number, rail)): (usize, &(u8, &Arc<Rail>))| {
-            InitRailQps::new(*number, rail, count, caps, peer_gid(place)).map_err(|e| e.on_rail(*number))
+        let create = |(place, (number, port)): (usize, &(u8, Arc<Rail>))| {
+            InitRailQps::new(*number, port, count, caps, peer_gid(place)).map_err(|e| e.on_rail(*number))
         };
-        let rails = used.iter().enumerate().map(create).collect::<Result<Vec<_>>>()?;
+        let rails = ports.iter().enumerate().map(create).collect::<Result<Vec<_>>>()?;
         let infiniband = nic.first().infiniband;
-        let ends = used.iter().zip(&rails).map(|((_, rail), qps)| qps.end(rail)).collect::<Result<_>>()?;
+        let ends = rails.iter().map(InitRailQps::end).collect::<Result<_>>()?;
         let port = match nic.rails.as_slice() {
             [one] => format!(" port {}", one.port),
             _ => String::new(),
@@ -116,16 +116,17 @@ impl InitQpSet {
 }
 
 impl InitRailQps {
-    fn new(number: u8, rail: &Rail, count: usize, caps: QpCaps, peer: Option<[u8; 16]>) -> Result<Self> {
-        let address = rail.address_towards(peer)?;
+    fn new(number: u8, port: &Arc<Rail>, count: usize, caps: QpCaps, peer: Option<[u8; 16]>) -> Result<Self> {
+        let address = port.address_towards(peer)?;
         let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
-        let queue = CompletionQueue::new(&rail.card.context, entries)?;
-        let create = |_| create_qp(rail, &queue, caps, RemoteAccess::Write);
+        let queue = CompletionQueue::new(&port.card.context, entries)?;
+        let create = |_| create_qp(port, &queue, caps, RemoteAccess::Write);
         let qps = (0..count).map(create).collect::<Result<Vec<_>>>()?;
-        Ok(Self { on: QpSetRail { number, name: rail.name.clone(), address, queue }, qps })
+        Ok(Self { on: QpSetRail { number, port: Arc::clone(port), address, queue }, qps })
     }
 
-    fn end(&self, rail: &Rail) -> Result<RailEnd> {
+    fn end(&self) -> Result<RailEnd> {
+        let rail = &self.on.port;
         let LocalAddress { port, gid } = self.on.address;
         let end = |qp: &InitQueuePair| {
             let psn = u32::from_le_bytes(random::bytes()?) & 0xff_ffff;
@@ -138,6 +139,7 @@ impl InitRailQps {
             gid: gid.gid,
             mtu: port.mtu,
             speed_mbps: rail.speed_mbps,
+            ring_key: 0,
             qps: self.qps.iter().map(end).collect::<Result<_>>()?,
         })
     }
@@ -182,14 +184,24 @@ impl QpSet {
         self.rails.len() > 1
     }
 
-    /// The ids of the completion queues, each with the number of its rail.
-    pub fn queues(&self) -> impl Iterator<Item = (u8, u64)> {
-        self.rails.iter().map(|on| (on.number, on.queue.id()))
+    /// Has `peer` end or recover, and no other connection, when one of the completion queues fails. To be called after
+    /// [`Nic::watch`].
+    pub fn watch(&self, peer: &Arc<PeerState>) {
+        for on in &self.rails {
+            if let Some(watcher) = on.port.card.started_watcher() {
+                watcher.watch_queue(on.queue.id(), peer);
+            }
+        }
+    }
+
+    /// The ports that it uses, each with the number of its rail.
+    pub fn ports(&self) -> impl Iterator<Item = (u8, &Arc<Rail>)> {
+        self.rails.iter().map(|on| (on.number, &on.port))
     }
 
     /// Writes the rails and queue pair numbers into the record of this end.
     pub fn tell(&self, stats: &ConnStats) {
-        let rails = self.rails.iter().map(|on| (on.number, on.name.as_str()));
+        let rails = self.rails.iter().map(|on| (on.number, on.port.name.as_str()));
         stats.set_queue_pairs(rails, self.qps.iter().map(|connected| connected.qp.number()));
     }
 
@@ -261,14 +273,14 @@ impl QpSet {
     /// For messages: the port of the queue pair with index `qp`, and the queue pair's two ends.
     fn ends(&self, qp: u8) -> (String, String) {
         let number = usize::from(qp) % self.rails.len().max(1);
-        let (Some(QpSetRail { name, address, .. }), Some(far)) =
+        let (Some(QpSetRail { port, address, .. }), Some(far)) =
             (self.rails.get(number), self.remote.rails.get(number))
         else {
             return (self.name.clone(), String::new());
         };
         let on = match self.rails.len() {
-            1 => name.clone(),
-            _ => format!("{name} (rail {number} of {})", self.name),
+            1 => port.name.clone(),
+            _ => format!("{} (rail {number} of {})", port.name, self.name),
         };
         let qpn = self.qps.get(usize::from(qp)).map_or(0, |c| c.qp.number());
         let remote_qpn = self.remote.qp_end(proto::QpIndex(qp), self.striping).map_or(0, |l| l.qpn);

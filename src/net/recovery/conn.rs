@@ -42,6 +42,8 @@ pub struct ConnRecovery {
     owner: OnceLock<Weak<dyn Owner>>,
     workers: Arc<Workers>,
     job: OnceLock<JobId>,
+    /// This, to be told what happens to ports.
+    listener: OnceLock<Weak<dyn PortListener>>,
     start: Instant,
     /// Whether a fault of the queue pairs in use has been reported. The peer's state says less: it recovers also while messages are
     /// sent again, and before a rail is taken in.
@@ -68,7 +70,7 @@ struct Work {
 impl ConnRecovery {
     /// The recovery of a connection on `terms` that runs on `qps`. It begins with [`Self::start`].
     pub fn new(nic: &Arc<Nic>, peer: &Arc<PeerState>, terms: &Negotiated, role: Role, qps: &QpSet) -> Arc<Self> {
-        let rails = ConnRails::of(qps);
+        let rails = ConnRails::of(nic, qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
         let new_qps = NewQps::new(nic, role, terms);
@@ -80,6 +82,7 @@ impl ConnRecovery {
             owner: OnceLock::new(),
             workers: Arc::clone(&nic.workers),
             job: OnceLock::new(),
+            listener: OnceLock::new(),
             start: Instant::now(),
             has_fault: AtomicBool::new(false),
             inbox: Inbox::default(),
@@ -96,6 +99,7 @@ impl ConnRecovery {
         let events: Weak<Self> = Arc::downgrade(self);
         self.peer.on_recovery_events(events);
         let ports: Arc<dyn PortListener> = Arc::clone(self) as _;
+        self.listener.get_or_init(|| Arc::downgrade(&ports));
         self.nic.watch_ports(&ports);
     }
 
@@ -149,21 +153,28 @@ impl ConnRecovery {
                         self.peer.peer()
                     )));
                 }
-                Input::PortChanged => self.look_at_ports(work),
+                Input::PortChanged => self.look_at_ports(work, end),
                 // Its completions tell, which NCCL may not ask for.
                 Input::QueuePairFailed => end.poll()?,
             }
         }
     }
 
-    fn look_at_ports(&self, work: &mut Work) {
-        let (now, usable) = (self.now(), work.rails.usable(&self.nic));
+    fn look_at_ports(&self, work: &mut Work, end: &dyn End) {
+        if let Some(listener) = self.listener.get() {
+            let is_at_rest = !work.machine.has_queue_pairs();
+            work.rails.look(end.memory(), listener, work.machine.usable_by_peer(), is_at_rest);
+        }
+        let (now, usable) = (self.now(), work.rails.usable());
         let lost = work.machine.rails() - usable;
         if work.machine.is_running() && !lost.is_empty() {
             self.peer.set_recovering(true);
-            let cause = format!("{} cannot be used: its port is down, or has no address", self.names(lost));
+            let cause = format!("{} cannot be used: its port is down, or has no address", work.rails.names(lost));
             self.warn_of_fault(&cause);
             work.machine.handle_fault(now, &cause);
+        } else if work.machine.is_running() && work.rails.is_loan_over() {
+            self.peer.set_recovering(true);
+            work.machine.handle_fault(now, &format!("to use a port of {} again", self.nic.name));
         }
         work.machine.handle_usable(now, usable);
     }
@@ -178,19 +189,24 @@ impl ConnRecovery {
                 let drained = end.take_qps()?.fence();
                 end.handle_drained(&drained)?;
                 work.machine.handle_fenced(self.now());
-                self.look_at_ports(work);
+                self.look_at_ports(work, end);
             }
             Action::Create { attempt, rails } => {
-                let created = work.new_qps.create(end, rails).map_err(|e| self.describe_failure(work, &e));
+                let ports = work.rails.ports_for_attempt(attempt, rails);
+                let created = work.new_qps.create(end, &ports).map_err(|e| self.describe_failure(work, &e));
                 work.machine.handle_created(self.now(), attempt, created);
             }
             Action::Connect { attempt, rails, remote } => {
-                if let Err(e) = work.new_qps.connect(end, attempt, rails, remote) {
+                let ports = work.rails.ports_for_attempt(attempt, rails);
+                if let Err(e) = work.new_qps.connect(end, attempt, &ports, remote) {
                     let why = self.describe_failure(work, &e);
                     work.machine.handle_connected(self.now(), attempt, Err(why));
                 }
             }
-            Action::Discard => work.new_qps.discard(),
+            Action::Discard => {
+                work.new_qps.discard();
+                self.look_at_ports(work, end);
+            }
             Action::Resume { attempt, account } => {
                 let account = self.resume(work, end, account.as_ref())?;
                 work.machine.handle_resumed(self.now(), attempt, account);
@@ -201,7 +217,7 @@ impl ConnRecovery {
             }
             Action::Recovered { duration, attempts, rails } => {
                 work.rails.handle_running(rails);
-                self.log_recovered(duration, attempts, rails, work.rails.all());
+                self.log_recovered(work, duration, attempts, rails);
             }
             Action::Fail(reason) => return Err(Error::remote(reason)),
         }
@@ -249,14 +265,8 @@ impl ConnRecovery {
     fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
         let (qps, weights) = work.new_qps.take()?;
         self.has_fault.store(false, Ordering::Release);
-        self.nic.watch_queues(&self.peer, qps.queues());
+        qps.watch(&self.peer);
         end.resume(qps, weights, account)
-    }
-
-    /// For messages: the rails of `mask`.
-    fn names(&self, mask: RailMask) -> String {
-        let names = mask.iter().filter_map(|number| self.nic.rails.get(usize::from(number)));
-        names.map(|rail| rail.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
     /// One line for all connections that fail at the same time.
@@ -287,8 +297,13 @@ impl ConnRecovery {
         }
     }
 
-    fn log_recovered(&self, duration: Duration, attempts: u32, rails: RailMask, all: RailMask) {
-        let of = if rails == all { String::new() } else { format!(" on rail(s) {rails} of {all}") };
+    fn log_recovered(&self, work: &Work, duration: Duration, attempts: u32, rails: RailMask) {
+        let all = work.rails.all();
+        let of = match work.rails.borrowing() {
+            Some(rail) => format!(" over {}, which is borrowed", work.rails.names(RailMask::only(rail))),
+            None if rails == all => String::new(),
+            None => format!(" on rail(s) {rails} of {all}"),
+        };
         let peer = self.peer.peer();
         let ms = duration.as_millis();
         let text =
@@ -329,10 +344,12 @@ impl ConnRecovery {
         let drain = work.is_draining.then(|| now + DRAIN_EVERY);
         let look = if work.machine.is_running() {
             work.stopped = None;
-            work.rails.next_change()
+            let look = work.rails.borrowing().map(|_| now + LOOK_SELDOM);
+            look.into_iter().chain(work.rails.next_change()).min()
         } else {
             let stopped = *work.stopped.get_or_insert(now);
-            Some(now + (now.saturating_duration_since(stopped) / 10).clamp(LOOK_EVERY, LOOK_SELDOM))
+            let look = now + (now.saturating_duration_since(stopped) / 10).clamp(LOOK_EVERY, LOOK_SELDOM);
+            work.rails.next_change().into_iter().chain([look]).min()
         };
         Ok([timeout, next_step, drain, look].into_iter().flatten().min())
     }
@@ -348,8 +365,8 @@ impl Job for ConnRecovery {
             self.handle_gone(end);
             return None;
         }
-        if !work.machine.is_running() || work.rails.has_avoided() {
-            self.look_at_ports(&mut work);
+        if !work.machine.is_running() || work.rails.has_avoided() || work.rails.borrowing().is_some() {
+            self.look_at_ports(&mut work, end);
         }
         match self.run_all(&mut work, end) {
             Ok(next) => next,

@@ -1,12 +1,16 @@
 //! What the recovery needs of a communicator.
 
 use crate::error::Result;
+use crate::net::device::conn_memory::ConnMemory;
+use crate::net::device::rail::Rail;
 use crate::net::qp::fence::Drained;
 use crate::net::qp::set::QpSet;
+use crate::proto::endpoint::Endpoint;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::verbs::queue_pair::QpCaps;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 /// What owns a communicator, and lives as long as NCCL or the recovery uses it.
 pub trait Owner: Debug + Send + Sync {
@@ -16,6 +20,16 @@ pub trait Owner: Debug + Send + Sync {
 
 /// One end of a connection. All methods are called by one thread at a time, which is not NCCL's.
 pub trait End: Debug + Send + Sync {
+    /// Its registered memory.
+    fn memory(&self) -> &ConnMemory;
+
+    /// Adds to the description of this end what only the sender knows: the keys of its ring of clear-to-sends on these ports, which
+    /// are those of the description's rails.
+    ///
+    /// # Errors
+    /// The ring cannot be registered there.
+    fn describe(&self, ports: &[(u8, Arc<Rail>)], endpoint: &mut Endpoint) -> Result<()>;
+
     /// Capacities of its queue pairs.
     fn caps(&self) -> QpCaps;
 

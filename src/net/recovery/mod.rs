@@ -11,6 +11,7 @@
 //! | `events` | its events: of the peer, of ports and of failed queue pairs |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
 //! | [`rails`] | which rails of a device can be used at present |
+//! | `spare` | the port of another card that a connection uses while none of its own can be used |
 //!
 //! NCCL's threads only report faults here. The rest is done by [`crate::net::control::workers`], whose threads exist only while there
 //! is something to recover: creating, connecting and destroying queue pairs may take milliseconds each, and resolving an
@@ -22,3 +23,4 @@ mod events;
 mod inbox;
 mod new_qps;
 pub mod rails;
+mod spare;

@@ -4,6 +4,7 @@ use super::end::End;
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
 use crate::net::device::nic::Nic;
+use crate::net::device::rail::Rail;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::reach::ReachTest;
 use crate::net::qp::set::{InitQpSet, QpSet};
@@ -65,13 +66,14 @@ impl NewQps {
         Self { nic, role, per_rail, reach_limit: REACH_LIMIT, stage: Stage::None }
     }
 
-    /// Creates the sender's on `rails`. Returns their description for the receiver.
+    /// Creates the sender's on `ports`, each with the number of its rail. Returns their description for the receiver.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
-    pub fn create(&mut self, end: &dyn End, rails: RailMask) -> Result<Endpoint> {
+    pub fn create(&mut self, end: &dyn End, ports: &[(u8, Arc<Rail>)]) -> Result<Endpoint> {
         self.discard();
-        let mut qps = InitQpSet::new(&self.nic, rails.iter(), self.per_rail, end.caps(), None)?;
+        let mut qps = InitQpSet::new(&self.nic, ports, self.per_rail, end.caps(), None)?;
+        end.describe(ports, &mut qps.endpoint)?;
         if self.nic.config.ece {
             qps.offer_ece();
         }
@@ -80,17 +82,17 @@ impl NewQps {
         Ok(endpoint)
     }
 
-    /// Begins to connect the queue pairs of `attempt` on `rails` to those of `remote`. The receiver's are created first.
+    /// Begins to connect the queue pairs of `attempt` on `ports` to those of `remote`. The receiver's are created first.
     ///
     /// # Errors
     /// A port is down, a device has no more queues, or the two ends do not fit.
-    pub fn connect(&mut self, end: &dyn End, attempt: u32, rails: RailMask, remote: Endpoint) -> Result<()> {
+    pub fn connect(&mut self, end: &dyn End, attempt: u32, ports: &[(u8, Arc<Rail>)], remote: Endpoint) -> Result<()> {
         let config = &self.nic.config;
         let (qps, traffic_class) = match (self.role, std::mem::replace(&mut self.stage, Stage::None)) {
             (Role::Sender, Stage::Created(qps)) => (qps, config.traffic_class),
             (Role::Sender, _) => return Err(Error::internal("no queue pairs were created")),
             (Role::Receiver, _) => {
-                let qps = InitQpSet::new(&self.nic, rails.iter(), self.per_rail, end.caps(), Some(&remote))?;
+                let qps = InitQpSet::new(&self.nic, ports, self.per_rail, end.caps(), Some(&remote))?;
                 (qps, config.cts_traffic_class)
             }
         };
@@ -99,6 +101,7 @@ impl NewQps {
             Role::Receiver => (&remote, &qps.endpoint),
         };
         let mut terms = Negotiated::agree(sender, receiver)?;
+        let rails = ports.iter().fold(RailMask::NONE, |rails, (number, _)| rails | RailMask::only(*number));
         terms.striping = terms.striping.over(rails);
         let connecting = qps.connect(&self.nic, remote, &terms, traffic_class, ONCE)?;
         self.stage = Stage::Connecting(attempt, Box::new(connecting));

@@ -32,6 +32,7 @@ use crate::proto::cts::{Cts, cts_halves};
 use crate::proto::frame::Kind;
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Reply, Ring};
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::stats::record::Direction;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -205,19 +206,17 @@ impl Connector {
 
     fn offer(&self, stream: ControlStream) -> Result<Offer> {
         let nic = &self.nic;
-        let mut qps =
-            InitQpSet::new(nic, 0..nic.rails.len() as u8, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
+        let ports = nic.ports(RailMask::first(nic.rails.len() as u8));
+        let mut qps = InitQpSet::new(nic, &ports, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
             qps.offer_ece();
         }
         let halves = cts_halves(nic.rails.len());
-        let ring = CtsRing::new(nic.cards.iter().map(|card| &card.domain), halves)?;
-        let place = Ring {
-            addr: ring.addr(),
-            rkeys: std::array::from_fn(|rail| ring.rkey(nic.card_of(rail))),
-            slots: RING_SLOTS as u32,
-            slot_room: (halves * Cts::BYTES) as u32,
-        };
+        let mut ring = CtsRing::new(halves)?;
+        for (end, (_, port)) in qps.endpoint.rails.iter_mut().zip(&ports) {
+            end.ring_key = ring.rkey(&port.card.domain)?;
+        }
+        let place = Ring { addr: ring.addr(), slots: RING_SLOTS as u32, slot_room: (halves * Cts::BYTES) as u32 };
         let hello =
             Hello { token: self.handle.token, endpoint: qps.endpoint.clone(), ring: place, identity: identity::own() };
         stream.send(Kind::Hello, hello.body());

@@ -24,6 +24,7 @@ use crate::proto::frame::{Frame, Kind};
 use crate::proto::handle::Handle;
 use crate::proto::handshake::{Hello, Negotiated, Reply};
 use crate::proto::identity::Identity;
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::stats::record::Direction;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -263,8 +264,8 @@ impl Drop for Listener {
 fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.config.queue_pairs).min(offered);
-    let rails = 0..hello.endpoint.rails.len().min(nic.rails.len()) as u8;
-    let idle = InitQpSet::new(nic, rails, count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
+    let rails = hello.endpoint.rails.len().min(nic.rails.len()) as u8;
+    let idle = InitQpSet::new(nic, &nic.ports(RailMask::first(rails)), count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
     let terms = Negotiated::agree(&hello.endpoint, &idle.endpoint)?;
     let connecting =
         idle.connect(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class, nic.config.retries)?;

@@ -75,6 +75,8 @@ pub struct Inquiry {
     baseline: BTreeMap<EndId, u32>,
     /// When the ends were looked at last.
     looked: Time,
+    /// Whether an end that waited has been closed since [`Self::take_lost_wait`] was called last.
+    has_lost_wait: bool,
     /// Until when this process asks on its own account.
     asks_until: Time,
     outgoing: VecDeque<(EndId, Message)>,
@@ -97,6 +99,7 @@ impl Inquiry {
             ends: BTreeMap::new(),
             baseline: BTreeMap::new(),
             looked: Time::ZERO,
+            has_lost_wait: false,
             asks_until: Time::ZERO,
             outgoing: VecDeque::new(),
         }
@@ -110,6 +113,7 @@ impl Inquiry {
             self.ends.clear();
         }
         let is_there = |id: &EndId| looks.binary_search_by_key(id, |(id, ..)| *id).is_ok();
+        self.has_lost_wait |= self.ends.iter().any(|(id, end)| !is_there(id) && end.look.numbers.is_waiting());
         self.ends.retain(|id, _| is_there(id));
         self.baseline.retain(|id, _| is_there(id));
         for (id, look, peer) in looks {
@@ -127,6 +131,11 @@ impl Inquiry {
     pub fn longest_wait(&self, now: Time) -> Option<Duration> {
         let waiting = self.ends.values().filter(|end| end.look.numbers.is_waiting());
         waiting.map(|end| now.saturating_sub(end.since)).max()
+    }
+
+    /// Whether an end that waited has been closed since this was called last.
+    pub fn take_lost_wait(&mut self) -> bool {
+        std::mem::take(&mut self.has_lost_wait)
     }
 
     /// This process wants to know, for the next seconds.

@@ -29,6 +29,8 @@ pub enum Due {
     Report,
     /// It went on after so long; from now on a wait is reported after the other time.
     WentOn(Duration, Duration),
+    /// Its connection was closed after so long.
+    Closed(Duration),
 }
 
 impl Patience {
@@ -42,14 +44,18 @@ impl Patience {
         self.limit
     }
 
-    /// What is due now that the longest wait lasts `age`; `None`: nobody waits.
-    pub fn check(&mut self, age: Option<Time>) -> Due {
+    /// What is due now that the longest wait lasts `age`; `None`: nobody waits. `is_closed`: a connection that waited has been closed
+    /// since the last call.
+    pub fn check(&mut self, age: Option<Time>, is_closed: bool) -> Due {
         let Some(limit) = self.limit else { return Due::Nothing };
         let age = age.unwrap_or_default();
         match self.reported {
             // Another wait, or none.
             Some((_, before)) if age < before => {
                 self.reported = None;
+                if is_closed {
+                    return Due::Closed(before);
+                }
                 if self.learns {
                     self.limit = Some((limit * 2).min(MAX_LEARNT.max(limit)));
                 }
@@ -91,7 +97,7 @@ mod tests {
         let mut patience = Patience::new(s(10), true);
         let mut reports = Vec::new();
         for age in 0..3600 {
-            if patience.check(Some(s(age))) == Due::Report {
+            if patience.check(Some(s(age)), false) == Due::Report {
                 patience.handle_report(s(age));
                 reports.push(age);
             }
@@ -106,17 +112,28 @@ mod tests {
             let mut patience = Patience::new(s(10), learns);
             for _ in 0..5 {
                 let limit = patience.limit().expect("it reports");
-                assert_eq!(patience.check(Some(limit - s(1))), Due::Nothing);
-                assert_eq!(patience.check(Some(limit)), Due::Report);
+                assert_eq!(patience.check(Some(limit - s(1)), false), Due::Nothing);
+                assert_eq!(patience.check(Some(limit), false), Due::Report);
                 patience.handle_report(limit);
-                assert_eq!(patience.check(Some(limit + s(3))), Due::Nothing);
-                let Due::WentOn(after, next) = patience.check(Some(s(1))) else { panic!("another wait has begun") };
+                assert_eq!(patience.check(Some(limit + s(3)), false), Due::Nothing);
+                let Due::WentOn(after, next) = patience.check(Some(s(1)), false) else {
+                    panic!("another wait has begun")
+                };
                 assert_eq!((after, Some(next)), (limit + s(3), patience.limit()));
                 limits.push(next.as_secs());
             }
         }
         assert_eq!(limits, [20, 40, 80, 120, 120, 10, 10, 10, 10, 10]);
         let mut never = Patience::new(s(0), true);
-        assert_eq!((never.check(Some(s(10_000))), never.limit()), (Due::Nothing, None));
+        assert_eq!((never.check(Some(s(10_000)), false), never.limit()), (Due::Nothing, None));
+    }
+    #[test]
+    fn a_wait_whose_connection_is_closed_has_not_gone_on_and_teaches_nothing() {
+        let mut patience = Patience::new(s(10), true);
+        assert_eq!(patience.check(Some(s(10)), false), Due::Report);
+        patience.handle_report(s(10));
+        assert_eq!(patience.check(Some(s(11)), false), Due::Nothing);
+        assert_eq!((patience.check(None, true), patience.limit()), (Due::Closed(s(11)), Some(s(10))));
+        assert_eq!(patience.check(None, true), Due::Nothing, "it was not reported");
     }
 }

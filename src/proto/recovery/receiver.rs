@@ -2,10 +2,10 @@
 
 use super::account::{Account, MissingMessage};
 use super::rail_mask::RailMask;
-use crate::proto::cts::SlotIndex;
+use crate::proto::cts::{Cts, SlotIndex};
 use crate::proto::recv::RecvFlow;
 use crate::proto::stripe::Striping;
-use crate::proto::{QpIndex, RING_SLOTS};
+use crate::proto::{MAX_RAILS, QpIndex, RING_SLOTS};
 
 impl RecvFlow {
     /// The sequence number of the oldest message that has not arrived.
@@ -33,6 +33,18 @@ impl RecvFlow {
         self.window.handle_account(missing.len() as u32);
         self.striping = striping;
         Account { oldest, next, missing }
+    }
+
+    /// The memory of buffers has other keys from now on, since a rail uses a port of another card: `keys_at` returns them by address
+    /// and length, or `None` where they are as before. To be called before [`Self::account`], which tells the sender.
+    pub fn renew_keys(&mut self, mut keys_at: impl FnMut(u64, u32) -> Option<[u32; MAX_RAILS]>) {
+        let (oldest, next) = (self.window.oldest(), self.window.next());
+        for slot in (0..next.wrapping_sub(oldest)).map(|i| SlotIndex::of(oldest.wrapping_add(i))) {
+            let (cts, _) = self.shadow.get(slot);
+            if let Some([first, second, extra @ ..]) = keys_at(cts.addr, cts.length) {
+                self.shadow.put(slot.index(), &Cts { rkeys: [first, second], ..cts }, || extra);
+            }
+        }
     }
 
     /// The rails over which the message in `slot` has come.
@@ -107,6 +119,21 @@ mod tests {
         assert_eq!(flow.outstanding(), 0);
         post(&mut flow, 400, 1);
         assert_eq!(flow.poll_cts(8), Some(6..7), "the next one is announced as ever");
+    }
+
+    #[test]
+    fn an_account_has_the_keys_that_memory_has_on_another_card() {
+        let mut flow = RecvFlow::new(Striping::new(3, 1, false));
+        post(&mut flow, 100, 1);
+        announce(&mut flow);
+        post(&mut flow, 200, 1);
+        post(&mut flow, 300, 1);
+        flow.renew_keys(|addr, length| (addr != 200 && length == LENGTH).then_some([addr as u32, 12, 13, 14]));
+        let account = flow.account(Striping::new(1, 1, false));
+        let keys: Vec<_> = account.missing.iter().map(|MissingMessage { cts, extra }| (cts.rkeys, *extra)).collect();
+        assert_eq!(keys, [([100, 12], [13, 14]), ([1, 2], [3, 4]), ([300, 12], [13, 14])]);
+        let of_cts: Vec<_> = account.missing.iter().map(|missing| (missing.cts.seq, missing.cts.addr)).collect();
+        assert_eq!(of_cts, [(1, 100), (2, 200), (3, 300)]);
     }
 
     #[test]

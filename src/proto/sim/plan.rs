@@ -117,6 +117,7 @@ pub(in crate::proto) fn endpoint(rails: usize, qps: usize, split: bool) -> Endpo
         gid: [3 + rail as u8; 16],
         mtu: 5 - rail as u8,
         speed_mbps: 400_000 >> rail,
+        ring_key: 77 + rail as u32,
         qps: (0..qps as u32).map(|i| queue_pair(rail as u32, i)).collect(),
     };
     let rails = (0..rails).map(rail).collect();

@@ -18,6 +18,7 @@
 //! | `check` | the contract of an NCCL net transport, point by point |
 //! | `outlast` | a stream of checked messages while faults happen |
 //! | `top` | statistics that the plugin writes, as tables and metrics |
+//! | [`hang`] | what processes of Ferrite wait for |
 //! | `doctor` | a machine before a job, row by row; sees it through the plugin's own code |
 //! | [`cli`] | the command line |
 //!
@@ -27,6 +28,7 @@ mod check;
 pub mod cli;
 mod doctor;
 pub mod error;
+pub mod hang;
 mod instructions;
 pub mod measure;
 pub mod nccl;

@@ -145,6 +145,16 @@ impl Recovery {
         matches!(self.state, State::Running | State::Draining { .. })
     }
 
+    /// Whether there are queue pairs: in use, or of an attempt.
+    pub fn has_queue_pairs(&self) -> bool {
+        self.queue_pairs != QueuePairs::None
+    }
+
+    /// The rails that the peer can use, as it said last.
+    pub fn usable_by_peer(&self) -> RailMask {
+        self.peer
+    }
+
     /// The present attempt; 0 before the first fault.
     #[cfg(test)]
     pub fn attempt(&self) -> u32 {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
+use crate::cli::doctor_peers::{Peers, Visit};
 use crate::cli::exit::Exit;
 use crate::doctor::finding::Verdict;
 use crate::doctor::machine::Machine;
@@ -22,6 +23,8 @@ Looks at this machine as a job would find it, in the environment in which it is 
 the job's user, with the job's variables. It needs neither NCCL nor root, and changes nothing: devices are opened, and \
 what is made on them for a trial is destroyed again. Each line is a verdict, the row, a fact; below it, behind `->`, what \
 to do. `unknown` means that it could not be found out here. The rows are explained in docs/doctor.md.\n\n\
+With --serve on one host and HOST:PORT on the others (or with --job under a launcher, one process a host) it looks at the \
+hosts together: whether they are alike, and whether each reaches the others over each rail, at which speed.\n\n\
 Exit code 0: nothing FAILs (and nothing warns, with --fail-on-warn); 1: something does; 2: a wrong command line; \
 130: interrupted.")]
 pub(super) struct Doctor {
@@ -43,6 +46,8 @@ pub(super) struct Doctor {
     /// Processes of the job on this host, one per GPU
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
+    #[command(flatten)]
+    peers: Peers,
     /// A folder that stands for / where files of /sys, /proc, /etc and /dev are read
     #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
     sysroot: PathBuf,
@@ -74,8 +79,20 @@ impl Doctor {
         if !self.sysroot.is_dir() {
             return Err(Error::Usage(format!("--sysroot {}: there is no such folder", self.sysroot.display())));
         }
-        let (json, fail_on_warn) = (self.json, self.fail_on_warn);
+        let (json, fail_on_warn, peers) = (self.json, self.fail_on_warn, self.peers.clone());
+        let role = peers.role(|name| std::env::var(name).ok())?;
         let machine = self.machine();
+        if let Some(role) = role {
+            return match peers.visit(&machine, &role)? {
+                Visit::Joined(exit) => Ok(exit),
+                Visit::Served(looked) => {
+                    if !json {
+                        looked.iter().try_for_each(|row| output::write_stdout(&row.text()))?;
+                    }
+                    finish(&machine, &looked, json, fail_on_warn)
+                }
+            };
+        }
         let mut looked = Vec::new();
         for row in rows {
             let row = Looked::new(row, (row.look)(&machine));
@@ -85,9 +102,7 @@ impl Doctor {
             }
             looked.push(row);
         }
-        let host = machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default();
-        output::write_stdout(&if json { report::json(&host, &looked) } else { report::summary(&looked) })?;
-        Ok(exit(&looked, fail_on_warn))
+        finish(&machine, &looked, json, fail_on_warn)
     }
 
     fn machine(self) -> Machine {
@@ -97,6 +112,13 @@ impl Doctor {
         let found = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok);
         Machine::new(Root::new(self.sysroot), env, found.map_err(|problem| problem.to_string()), self.ranks)
     }
+}
+
+/// Prints what comes behind the lines, or all as JSON; the exit code.
+fn finish(machine: &Machine, looked: &[Looked], json: bool, fail_on_warn: bool) -> Result<Exit> {
+    let host = machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default();
+    output::write_stdout(&if json { report::json(&host, looked) } else { report::summary(looked) })?;
+    Ok(exit(looked, fail_on_warn))
 }
 
 fn exit(looked: &[Looked], fail_on_warn: bool) -> Exit {

@@ -4,7 +4,9 @@ mod check;
 mod compare;
 mod device_args;
 mod doctor;
+mod doctor_peers;
 mod exit;
+mod hang;
 mod instructions;
 mod memcpy;
 mod outlast;
@@ -62,6 +64,8 @@ enum Command {
     Top(top::Top),
     /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
     Doctor(doctor::Doctor),
+    /// Say what processes wait for, of which and why
+    Hang(hang::Hang),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
     /// Count a transport's instructions in what callgrind wrote of `solo`
@@ -85,6 +89,8 @@ enum Command {
     DoctorVerbs,
     #[command(hide = true)]
     DoctorLoopback { plugin: PathBuf },
+    #[command(hide = true)]
+    DoctorHost { place: String, plugin: PathBuf },
 }
 
 /// Parses the process's arguments and does what they say; the exit code.
@@ -105,7 +111,8 @@ pub fn main() -> i32 {
     };
     if !matches!(
         cli.command,
-        Command::Solo(_)
+        Command::Hang(_)
+            | Command::Solo(_)
             | Command::Instructions(_)
             | Command::Wheel { .. }
             | Command::Worker
@@ -113,6 +120,7 @@ pub fn main() -> i32 {
             | Command::OutlastWorker
             | Command::DoctorVerbs
             | Command::DoctorLoopback { .. }
+            | Command::DoctorHost { .. }
     ) {
         interrupt::install_handler();
     }
@@ -122,6 +130,7 @@ pub fn main() -> i32 {
         Command::CheckWorker => return crate::check::worker::main(),
         Command::OutlastWorker => return crate::outlast::worker::main(),
         Command::DoctorVerbs => return machine::verbs_worker(),
+        Command::DoctorHost { place, plugin } => doctor_peers::host(&place, &plugin),
         Command::DoctorLoopback { plugin } => return machine::loopback_worker(&plugin),
         Command::Wheel { version, nccl } => {
             let found = version.map_or_else(|| cache::find(nccl.as_deref()), cache::fetched);
@@ -135,6 +144,7 @@ pub fn main() -> i32 {
         Command::Outlast(outlast) => outlast.run(words()),
         Command::Top(top) => top.run(),
         Command::Doctor(doctor) => doctor.run(),
+        Command::Hang(hang) => hang.run(),
         Command::Solo(solo) => solo.run(),
         Command::Instructions(instructions) => instructions.run(),
     })

@@ -23,14 +23,15 @@ const BYTES: usize = 1 << 20;
 const STEP: Duration = Duration::from_secs(10);
 
 /// The settings under which the plugin is tried. A device that does not answer fails soon, and by itself: each port is a device
-/// of its own, nothing is recovered, and no file is made.
-pub(crate) const SETTINGS: [(&str, &str); 6] = [
+/// of its own, nothing is recovered, and no file of statistics or reports is made.
+pub(crate) const SETTINGS: [(&str, &str); 7] = [
     ("NCCL_DEBUG", "WARN"),
     ("NCCL_IB_MERGE_NICS", "0"),
     ("NCCL_IB_TIMEOUT", "14"),
     ("NCCL_IB_RETRY_CNT", "5"),
     ("FERRITE_FAILOVER", "0"),
     ("FERRITE_STATS", "0"),
+    ("FERRITE_HANG_SECONDS", "0"),
 ];
 
 /// How it went on one device.

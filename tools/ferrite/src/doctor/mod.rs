@@ -10,12 +10,14 @@
 //! | `verbs_probe`, `loopback` | the trials, each in a process of its own; `verbs_facts` is what the first finds |
 //! | `subprocess` | such a process |
 //! | `report` | text and JSON |
+//! | `peers` | several hosts: are they alike, and does each reach the others |
 
 mod conf_file;
 pub(crate) mod finding;
 mod loopback;
 pub(crate) mod machine;
 mod pci;
+pub(crate) mod peers;
 pub(crate) mod report;
 pub(crate) mod root;
 pub(crate) mod row;

@@ -138,6 +138,8 @@ impl OutlastRequest {
         setting = setting
             .env("NCCL_IB_MERGE_NICS", if is_fused { "1" } else { "0" })
             .env("NCCL_SOCKET_IFNAME", "lo")
+            // Each process sees the other's devices too, as if they were spare ones of its own.
+            .env("FERRITE_SPARE", if self.ports == Ports::OneOfTwo { "1" } else { "0" })
             .env("SOFTRNIC_QUIET", "1")
             .env("SOFTRNIC_DEVICES", if self.ports == Ports::One { "2" } else { "4" })
             .env("SOFTRNIC_SEED", self.seed.to_string());

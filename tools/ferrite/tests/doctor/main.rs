@@ -7,6 +7,7 @@ mod devices;
 mod host;
 mod machine;
 mod page;
+mod peers;
 mod ports;
 mod software;
 

@@ -102,8 +102,8 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         let place = listener.local_addr().expect("its address");
         assert_eq!(reached(place).verdict, Verdict::Ok);
-        // Port 1 has no service that anybody runs.
-        assert_eq!(reached("127.0.0.1:1".parse().expect("an address")).verdict, Verdict::Fail);
+        let refusing = testkit::port::RefusingPort::new();
+        assert_eq!(reached(refusing.address()).verdict, Verdict::Fail);
     }
 
     #[test]

@@ -1,0 +1,108 @@
+//! A TCP connection that carries one JSON object a line. Lines are bounded, and each wait has an end.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Bytes of a line at most.
+pub(super) const MOST: usize = 64 << 10;
+
+/// The connection, and what has been read beyond the last line.
+#[derive(Debug)]
+pub(super) struct LineConn {
+    stream: TcpStream,
+    pending: Vec<u8>,
+}
+
+impl LineConn {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        stream.set_nodelay(true).unwrap_or_default();
+        Self { stream, pending: Vec::new() }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// It is too long, or the peer does not take it.
+    pub(super) fn send(&mut self, message: &impl Serialize, patience: Duration) -> Result<(), String> {
+        let mut line = serde_json::to_vec(message).map_err(|e| e.to_string())?;
+        line.push(b'\n');
+        if line.len() > MOST {
+            return Err(format!("a message of {} bytes; {MOST} are allowed", line.len()));
+        }
+        self.stream.set_write_timeout(Some(patience)).map_err(|e| e.to_string())?;
+        self.stream.write_all(&line).map_err(|e| format!("cannot send: {e}"))
+    }
+
+    /// The next message.
+    ///
+    /// # Errors
+    /// None has come whole within `patience`, the line is too long or no such message, or the connection has ended.
+    pub(super) fn receive<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<T, String> {
+        let line = self.line(Instant::now() + patience, patience)?;
+        serde_json::from_slice(&line).map_err(|e| format!("no such message: {e}"))
+    }
+
+    fn line(&mut self, end: Instant, patience: Duration) -> Result<Vec<u8>, String> {
+        let mut searched = 0;
+        loop {
+            if let Some(at) = self.pending[searched..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.pending.split_off(searched + at + 1);
+                return Ok(std::mem::replace(&mut self.pending, rest));
+            }
+            searched = self.pending.len();
+            if searched >= MOST {
+                return Err(format!("a line of more than {MOST} bytes"));
+            }
+            let late = || format!("nothing whole for {:.0} s", patience.as_secs_f64());
+            let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()).ok_or_else(late)?;
+            self.stream.set_read_timeout(Some(left)).map_err(|e| e.to_string())?;
+            let mut part = [0; 4096];
+            match self.stream.read(&mut part) {
+                Ok(0) => return Err("the connection was closed".into()),
+                Ok(count) => self.pending.extend_from_slice(&part[..count]),
+                Err(e) if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&e.kind()) => {}
+                Err(e) => return Err(format!("the connection has failed: {e}")),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn pair() -> (TcpStream, LineConn) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let far = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+        (far, LineConn::new(listener.accept().expect("accepted").0))
+    }
+
+    #[test]
+    fn lines_come_in_parts_and_several_at_once() {
+        let (mut far, mut near) = pair();
+        far.write_all(b"[1,").expect("sent");
+        far.write_all(b"2]\n[3]\n").expect("sent");
+        let long = Duration::from_secs(20);
+        assert_eq!(near.receive::<Vec<u8>>(long), Ok(vec![1, 2]));
+        assert_eq!(near.receive::<Vec<u8>>(long), Ok(vec![3]));
+        drop(far);
+        assert!(near.receive::<Vec<u8>>(long).is_err_and(|e| e.contains("closed")));
+    }
+
+    #[test]
+    fn lines_without_end_and_without_sense_and_silence_are_errors() {
+        let (mut far, mut near) = pair();
+        assert!(near.receive::<u8>(Duration::from_millis(20)).is_err_and(|e| e.contains("nothing whole")));
+        far.write_all(b"{]\n").expect("sent");
+        assert!(near.receive::<u8>(Duration::from_secs(20)).is_err_and(|e| e.contains("no such message")));
+        let writer = std::thread::spawn(move || far.write_all(&vec![b'x'; 4 * MOST]));
+        assert!(near.receive::<u8>(Duration::from_secs(20)).is_err_and(|e| e.contains("more than")));
+        drop(near);
+        let _ = writer.join();
+    }
+}

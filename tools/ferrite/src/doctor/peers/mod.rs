@@ -1,0 +1,21 @@
+//! Several hosts at once: whether they are alike, and whether each reaches the others over each rail, at which speed.
+//!
+//! One process is the server (`doctor --serve`, or rank 0 of a launcher). Each host, the server's own too, runs a process that
+//! connects to it over TCP, tells its facts, and tries the plugin as the server asks. One JSON object a line, 64 KiB at most.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `line_conn`, `message` | the connection, and what is said over it |
+//! | `host`, `trial` | a host's part; what it does with the plugin |
+//! | `server`, `rounds` | letting hosts in, and having each pair try; which pairs at once |
+//! | `judge` | the rows |
+//! | `visit` | all of it, from the server's start to the report |
+
+pub(crate) mod host;
+mod judge;
+mod line_conn;
+mod message;
+mod rounds;
+pub(crate) mod server;
+mod trial;
+pub(crate) mod visit;

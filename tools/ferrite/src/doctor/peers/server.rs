@@ -1,0 +1,212 @@
+//! The server of a visit: lets hosts in by the token, has each pair of them try its rails, and keeps what they answer. It never
+//! calls the plugin itself.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::doctor::peers::line_conn::LineConn;
+use crate::doctor::peers::message::{Hello, HostFacts, Measured, Reply, Request, Transfer};
+use crate::doctor::peers::rounds::rounds;
+use crate::system::interrupt;
+
+/// A caller says its first words within this time.
+const HELLO: Duration = Duration::from_secs(10);
+/// A host answers within this time.
+const ANSWER: Duration = Duration::from_secs(30);
+/// Callers that have said nothing yet, at most.
+const WAITING: usize = 64;
+
+/// What the server is to do.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) token: String,
+    pub(crate) hosts: usize,
+    /// How long it waits for all hosts.
+    pub(crate) patience: Duration,
+    /// Time of each measurement.
+    pub(crate) slice: Duration,
+    /// Each rail with each, and not only with its like.
+    pub(crate) is_full: bool,
+}
+
+/// A host that was let in.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) facts: HostFacts,
+    /// What a request without work took.
+    pub(super) round_trip: Result<Duration, String>,
+    /// `None`: it has failed, and an answer may still be under way.
+    conn: Mutex<Option<LineConn>>,
+}
+
+/// How a rail of one host reached a rail of another one.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Tried {
+    pub(super) from: (usize, usize),
+    pub(super) to: (usize, usize),
+    pub(super) outcome: Result<Speed, String>,
+}
+
+/// What was measured over a connection.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Speed {
+    pub(super) gbps: f64,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+}
+
+/// Lets hosts in until all are there, or the time is over.
+pub(super) fn gather(listener: &TcpListener, plan: &Plan) -> Vec<Host> {
+    let (sender, receiver) = mpsc::channel();
+    let (end, mut hosts) = (Instant::now() + plan.patience, Vec::new());
+    let waiting = Arc::new(AtomicUsize::new(0));
+    listener.set_nonblocking(true).unwrap_or_default();
+    while hosts.len() < plan.hosts && Instant::now() < end && !interrupt::received() {
+        if let Ok((stream, caller)) = listener.accept() {
+            if waiting.load(Relaxed) < WAITING {
+                waiting.fetch_add(1, Relaxed);
+                let (sender, token, waiting) = (sender.clone(), plan.token.clone(), Arc::clone(&waiting));
+                std::thread::spawn(move || {
+                    admit(stream, caller, &token, &sender);
+                    waiting.fetch_sub(1, Relaxed);
+                });
+            }
+            continue;
+        }
+        if let Ok((facts, conn)) = receiver.recv_timeout(Duration::from_millis(50)) {
+            hosts.push(welcome(facts, conn, hosts.len()));
+        }
+    }
+    hosts
+}
+
+/// Hears a caller's first words, and passes it on if it has the token.
+fn admit(stream: TcpStream, caller: SocketAddr, token: &str, sender: &Sender<(HostFacts, LineConn)>) {
+    stream.set_nonblocking(false).unwrap_or_default();
+    let mut conn = LineConn::new(stream);
+    match conn.receive::<Hello>(HELLO) {
+        Ok(hello) if is_equal(&hello.token, token) => drop(sender.send((hello.facts, conn))),
+        Ok(_) => {
+            log::warn!("{caller} has another token");
+            conn.send(&Request::Refused("another token (--token)".into()), HELLO).unwrap_or_default();
+        }
+        Err(why) => log::warn!("{caller} is no host of this visit: {why}"),
+    }
+}
+
+/// Takes the same time wherever the texts differ.
+fn is_equal(one: &str, other: &str) -> bool {
+    let differ = one.bytes().zip(other.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b));
+    one.len() == other.len() && differ == 0
+}
+
+fn welcome(facts: HostFacts, conn: LineConn, number: usize) -> Host {
+    let mut host = Host { facts, round_trip: Err("not asked".into()), conn: Mutex::new(Some(conn)) };
+    host.round_trip = host.ask(&Request::Welcome(number)).and_then(|_| {
+        let start = Instant::now();
+        host.ask(&Request::Ping).map(|_| start.elapsed())
+    });
+    host
+}
+
+impl Host {
+    /// Sends a request and waits for the reply.
+    fn ask(&self, request: &Request) -> Result<Reply, String> {
+        self.tell(request)?;
+        self.hear()
+    }
+
+    fn tell(&self, request: &Request) -> Result<(), String> {
+        self.over(|conn| conn.send(request, ANSWER))
+    }
+
+    fn hear(&self) -> Result<Reply, String> {
+        match self.over(|conn| conn.receive(ANSWER))? {
+            Reply::Failed(why) => Err(format!("{}: {why}", self.facts.host)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Uses the connection, for the last time if that fails.
+    fn over<T>(&self, call: impl FnOnce(&mut LineConn) -> Result<T, String>) -> Result<T, String> {
+        let mut place = self.conn.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(conn) = place.as_mut() else { return Err(format!("{} has failed before", self.facts.host)) };
+        call(conn).map_err(|why| {
+            *place = None;
+            format!("{}: {why}", self.facts.host)
+        })
+    }
+}
+
+/// Has every pair of hosts try its rails, both ways, the pairs of a round at once.
+pub(super) fn try_all(hosts: &[Host], plan: &Plan) -> Vec<Tried> {
+    let mut tried = Vec::new();
+    for round in rounds(hosts.len()) {
+        if interrupt::received() {
+            break;
+        }
+        let of_pair = |a: usize, b: usize| {
+            let mut tried = try_rails(hosts, (a, b), plan);
+            tried.extend(try_rails(hosts, (b, a), plan));
+            tried
+        };
+        let of_round = std::thread::scope(|scope| {
+            let threads: Vec<_> = round.iter().map(|(a, b)| scope.spawn(move || of_pair(*a, *b))).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok()).flatten().collect::<Vec<_>>()
+        });
+        tried.extend(of_round);
+    }
+    tried
+}
+
+fn try_rails(hosts: &[Host], (from, to): (usize, usize), plan: &Plan) -> Vec<Tried> {
+    let counts = [from, to].map(|host| hosts[host].facts.rails.len());
+    let all = (0..counts[0]).flat_map(|i| (0..counts[1]).map(move |j| (i, j)));
+    let wanted = all.filter(|(i, j)| plan.is_full || i == j);
+    let tried = wanted.map(|(i, j)| {
+        let outcome = try_pair(&hosts[from], i, &hosts[to], j, plan.slice);
+        for host in [from, to] {
+            drop(hosts[host].ask(&Request::Close));
+        }
+        Tried { from: (from, i), to: (to, j), outcome }
+    });
+    tried.collect()
+}
+
+const MESSAGE: usize = 1 << 20;
+
+fn try_pair(from: &Host, i: usize, to: &Host, j: usize, slice: Duration) -> Result<Speed, String> {
+    let Reply::Handle(handle) = to.ask(&Request::Listen(j))? else { return Err("listening gave no handle".into()) };
+    both(from, &Request::Connect(i, handle), to, &Request::Accept)?;
+    let transfer = |bytes, count, window| {
+        let request = Request::Transfer(Transfer { bytes, count, window });
+        both(from, &request, to, &request)
+    };
+    let first = transfer(MESSAGE, 16, 8)?;
+    let count = (slice.as_secs_f64() / (first.seconds / 16.0).max(1e-6)).clamp(16.0, 65_536.0) as u32;
+    let long = transfer(MESSAGE, count, 8)?;
+    let small = transfer(8, 1000, 1)?;
+    let gbps = f64::from(count) * MESSAGE as f64 * 8.0 / long.seconds.max(1e-9) / 1e9;
+    Ok(Speed { gbps, p50_us: small.p50_us, p99_us: small.p99_us })
+}
+
+/// Asks both at once; what the first one has measured. Both are heard, so that no reply is left.
+fn both(from: &Host, request: &Request, to: &Host, other: &Request) -> Result<Measured, String> {
+    from.tell(request)?;
+    let told = to.tell(other);
+    let (one, two) = (from.hear(), told.and_then(|()| to.hear()));
+    match (one?, two?) {
+        (Reply::Measured(measured), _) => Ok(measured),
+        _ => Ok(Measured::default()),
+    }
+}
+
+/// Tells all hosts that the visit is over.
+pub(super) fn end(hosts: &[Host], failed: usize, warned: usize) {
+    for host in hosts {
+        host.tell(&Request::End { failed, warned }).unwrap_or_default();
+    }
+}

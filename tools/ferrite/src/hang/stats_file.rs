@@ -1,0 +1,153 @@
+//! The connections in a statistics file. The process may be dead: then they are as it left them.
+
+#[allow(dead_code, missing_docs, unreachable_pub, reason = "the plugin's own, of which a part is read here")]
+#[path = "../../../../src/stats/layout.rs"]
+mod layout;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use layout::{FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, RECORD_WORDS, SENDER, header, record};
+
+/// One end of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Connection {
+    /// Name of the device.
+    pub device: String,
+    /// Whether it is the sending end.
+    pub sends: bool,
+    /// The peer, for people.
+    pub peer: String,
+    /// Messages that NCCL has begun, and those that it has been told are done.
+    pub begun: u64,
+    /// Of these, the ones that are done.
+    pub done: u64,
+    /// Whether a message waits to be asked for.
+    pub wants: bool,
+}
+
+impl Connection {
+    /// Whether something is outstanding.
+    pub fn is_waiting(&self) -> bool {
+        self.begun != self.done || self.wants
+    }
+}
+
+/// The file of process `pid` in the usual folder; the newest one if there are several.
+pub fn of_process(pid: u32) -> Option<PathBuf> {
+    let prefix = format!("{FILE_PREFIX}{pid}.");
+    let ours = paths().into_iter().filter(|path| name(path).starts_with(&prefix));
+    ours.max_by_key(|path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok())
+}
+
+/// The processes that have files in the usual folder.
+pub fn processes() -> Vec<u32> {
+    let pid = |path: &PathBuf| name(path).strip_prefix(FILE_PREFIX)?.split_once('.')?.0.parse().ok();
+    paths().iter().filter_map(pid).collect()
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn paths() -> Vec<PathBuf> {
+    let folder = std::env::var_os("FERRITE_STATS_DIR").filter(|folder| !folder.is_empty());
+    let entries = fs::read_dir(folder.unwrap_or_else(|| "/dev/shm".into()));
+    entries.map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path())).collect()).unwrap_or_default()
+}
+
+/// The open connections in the file at `path`.
+///
+/// # Errors
+/// It cannot be read, or is no statistics file of a layout that is known.
+pub fn connections(path: &Path) -> Result<Vec<Connection>> {
+    let bytes = fs::read(path).map_err(|source| Error::io(format!("reading {}", path.display()), source))?;
+    let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+    let is_known = |words: &[u64]| {
+        let sizes = [(HEADER_WORDS * 8) as u64, (RECORD_WORDS * 8) as u64];
+        words.len() >= HEADER_WORDS
+            && words[header::MAGIC] == MAGIC
+            && words[header::LAYOUT] >> 32 == LAYOUT_MAJOR
+            && [words[header::HEADER_BYTES], words[header::RECORD_BYTES]] == sizes
+    };
+    if !is_known(&words) {
+        return Err(Error::Unreadable(format!("{} is no statistics file of this version", path.display())));
+    }
+    let records = words[HEADER_WORDS..].chunks_exact(RECORD_WORDS).take(MAX_RECORDS);
+    Ok(records.filter(|words| words[record::STATE] & 0xff == OPEN).map(connection).collect())
+}
+
+fn connection(words: &[u64]) -> Connection {
+    let text = |at: usize, count: usize| {
+        let bytes: Vec<_> = words[at..at + count].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        String::from_utf8_lossy(&bytes[..end]).chars().filter(|c| !c.is_control()).collect::<String>()
+    };
+    let ranks = [words[record::PEER_RANK], words[record::PEER_LABEL]];
+    let rank = ranks.into_iter().find(|rank| *rank != 0).map(|rank| format!("rank {} ", rank - 1));
+    let host = text(record::PEER_HOST, record::PEER_HOST_WORDS);
+    let sends = words[record::DIRECTION] == SENDER;
+    Connection {
+        device: text(record::DEVICE, record::DEVICE_WORDS),
+        sends,
+        peer: format!("{}on {host} (pid {})", rank.unwrap_or_default(), words[record::PEER_PID]),
+        begun: words[record::BEGUN],
+        done: words[record::DONE],
+        wants: sends && words[record::REFUSED_AT] == words[record::BEGUN],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(words: &[u64]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        fs::write(&path, words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>()).expect("written");
+        (folder, path)
+    }
+
+    fn header_words() -> Vec<u64> {
+        let mut words = vec![0; HEADER_WORDS];
+        words[header::MAGIC] = MAGIC;
+        words[header::LAYOUT] = LAYOUT_MAJOR << 32;
+        words[header::HEADER_BYTES] = (HEADER_WORDS * 8) as u64;
+        words[header::RECORD_BYTES] = (RECORD_WORDS * 8) as u64;
+        words
+    }
+
+    #[test]
+    fn open_connections_are_read_and_free_records_are_not() {
+        let mut words = header_words();
+        words.extend(vec![0; 2 * RECORD_WORDS]);
+        let record = &mut words[HEADER_WORDS + RECORD_WORDS..];
+        record[record::STATE] = 5 << 8 | OPEN;
+        record[record::DIRECTION] = SENDER;
+        (record[record::BEGUN], record[record::DONE], record[record::REFUSED_AT]) = (9, 7, u64::MAX);
+        (record[record::PEER_RANK], record[record::PEER_PID]) = (4, 77);
+        record[record::DEVICE] = u64::from_ne_bytes(*b"mlx5_0\0\0");
+        record[record::PEER_HOST] = u64::from_ne_bytes(*b"n-0412\0\0");
+        let (_folder, path) = file(&words);
+        let peer = "rank 3 on n-0412 (pid 77)".into();
+        let expected = Connection { device: "mlx5_0".into(), sends: true, peer, begun: 9, done: 7, wants: false };
+        assert_eq!(connections(&path).expect("valid"), [expected]);
+    }
+
+    #[test]
+    fn a_file_that_is_none_is_refused_and_one_that_is_cut_is_read_as_far_as_it_goes() {
+        let mut words = header_words();
+        words.extend(vec![OPEN; RECORD_WORDS - 1]);
+        let (_folder, path) = file(&words);
+        assert_eq!(connections(&path).expect("valid"), []);
+        for at in [header::MAGIC, header::LAYOUT, header::HEADER_BYTES, header::RECORD_BYTES] {
+            let mut wrong = words.clone();
+            wrong[at] ^= 1 << 40;
+            let (_folder, path) = file(&wrong);
+            assert!(connections(&path).is_err(), "word {at}");
+        }
+        let (_folder, path) = file(&words[..100]);
+        assert!(connections(&path).is_err());
+    }
+}
