@@ -167,7 +167,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("FERRITE_STATS_DIR", Kind::Text, "folder of that file; unset: `/dev/shm`"),
     variable(
         "FERRITE_SAMPLE",
-        Kind::Number(0, 65_536, 64),
+        Kind::Number(0, 65_536, 256),
         "one in so many messages of a connection is timed, for `ferrite top`; 0: none is",
     ),
     variable(

@@ -1,7 +1,7 @@
 //! The clock of the times that are measured: the processor's time stamp counter, where the kernel itself takes its time from it, or
 //! else the kernel's monotonic clock.
 //!
-//! It is read a few times in 64 messages. To read the counter takes one instruction.
+//! It is read a few times for each message that is timed. To read the counter takes one instruction.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! The record of one end of a connection, as that end writes it.
 
-use super::file::Words;
+use super::file::{Words, add};
 use super::layout::{RECEIVER, SENDER, record};
 use super::process;
-use super::table::{add, publish, put_text, unix_ns};
+use super::table::{publish, put_text, unix_ns};
 use super::timing::Timing;
 use std::sync::atomic::Ordering;
 

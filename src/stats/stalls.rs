@@ -1,9 +1,8 @@
 //! Ends that have something outstanding and whose counters stand still. Sampled times say nothing of them; a watcher looks every
 //! second.
 
-use super::file::Words;
+use super::file::{Words, add};
 use super::layout::{OPEN, record};
-use super::table::add;
 use std::sync::atomic::Ordering;
 
 /// Looks at a record; `now` is the time in nanoseconds. Returns whether it is of an end that stands.

@@ -1,6 +1,6 @@
 //! The records of this process: which are free, and whose memory they are in.
 
-use super::file::{self, Chunk, Header, StatsFile, Words};
+use super::file::{self, Chunk, Header, StatsFile, Words, add};
 use super::layout::{
     CHUNK_RECORDS, CLOSED, FREE, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECORD_WORDS, header, record,
     text_words,
@@ -174,12 +174,6 @@ fn describe(words: &Header, process: &Process) {
 /// Writes `text` into `words`, and zeros behind it.
 pub(super) fn put_text(words: &[AtomicU64], text: &str) {
     words.iter().zip(text_words(text, words.len())).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
-}
-
-/// Adds to a word that has one writer.
-#[inline(always)]
-pub(super) fn add(word: &AtomicU64, n: u64) {
-    word.store(word.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
 /// Nanoseconds since 1970.
