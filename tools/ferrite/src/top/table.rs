@@ -34,7 +34,7 @@ impl View<'_> {
         text += &self.devices();
         let _ = writeln!(text, "\nconnections by {}, those without progress first", self.sort.words());
         text += &format!(
-            "{:>5} {:<22} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}\n",
+            "{:>5} {:<21} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}\n",
             "RANK", "PEER", "", "DEVICE", "GB/s", "MSG/s", "OUT", "S1 p50", "S2 p50", "S3 p50", "PATH99"
         );
         let mut room = lines.saturating_sub(text.lines().count() + 2);
@@ -141,9 +141,9 @@ fn line(row: &Row) -> String {
     let peer = format!("{} {}", number(end.peer.rank), end.peer.host);
     let stage = |stage| row.quantile(stage, 0.5).map_or_else(|| "-".into(), time);
     let mut text = format!(
-        "{:>5} {:<22} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}",
+        "{:>5} {:<21} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}",
         number(row.rank),
-        cut(&peer, 22),
+        cut(&peer, 21),
         if end.is_sender { "tx" } else { "rx" },
         cut(&end.device, 14),
         gigabytes(row.bytes_per_second()),
@@ -156,7 +156,7 @@ fn line(row: &Row) -> String {
     );
     let notes = notes(row);
     if !notes.is_empty() {
-        let _ = write!(text, "\n{:>28} {}", "", notes.join(", "));
+        let _ = write!(text, "\n{:>27} {}", "", notes.join(", "));
     }
     text + "\n"
 }
@@ -191,7 +191,8 @@ fn cut(text: &str, width: usize) -> String {
 }
 
 fn gigabytes(bytes: f64) -> String {
-    format!("{:.2}", bytes / 1e9)
+    // An empty sum is -0.
+    format!("{:.2}", bytes / 1e9 + 0.0)
 }
 
 /// A number in at most five characters.
