@@ -10,10 +10,18 @@ use ferrite::error::{Error, Result};
 use ferrite::nccl::abi;
 use ferrite::nccl::library::Source;
 use ferrite::transport::Transport;
+use ferrite::transport::comm::{RecvComm, SendComm};
+use ferrite::transport::deadline::Deadline;
+use ferrite::transport::listener::connect_and_accept;
+use std::time::Duration;
 use testkit::require;
 
+fn plugin(version: u32) -> Source {
+    Source::plugin_of(testkit::dist::dist().join("lib/libnccl-net.so"), version)
+}
+
 fn table(version: u32) -> Result<Transport> {
-    Transport::open(&Source::plugin_of(testkit::dist::dist().join("lib/libnccl-net.so"), version))
+    Transport::open(&plugin(version))
 }
 
 #[test]
@@ -28,6 +36,40 @@ fn the_log_names_each_table_that_nccl_takes_once() -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// Version 10 tells the class to `connect` alone, later ones to the communicator.
+#[test]
+fn the_traffic_class_of_a_communicator_is_that_of_its_packets() -> Result<()> {
+    let setting = require!(talkative(&[]));
+    for (version, classes) in
+        [(8, &["class 0,"; 2]), (10, &["class 0,", "class 42,"]), (11, &["class 42,"; 2]), (12, &["class 42,"; 2])]
+    {
+        alone(&setting, |_| {
+            let transport = Transport::open_with_class(&plugin(version), 42)?;
+            assert!(!said(&["traffic class"]), "{}", log());
+            let _ends = connect_within(&transport)?;
+            for class in classes {
+                assert!(said(&["traffic class", class]), "{version}: no {class} in {}", log());
+            }
+            let is_other =
+                |line: &&str| line.contains("traffic class") && !classes.iter().any(|class| line.contains(class));
+            assert_eq!(log().lines().find(is_other), None, "version {version}");
+            Ok(())
+        })?;
+    }
+    alone(&setting, |_| {
+        let _transport = Transport::open_with_class(&plugin(12), 256)?;
+        assert!(said(&["WARN", "traffic class is 256; 0 to 255 are possible"]), "{}", log());
+        Ok(())
+    })
+}
+
+/// A connection from device 0 to itself.
+fn connect_within(transport: &Transport) -> Result<(SendComm, RecvComm)> {
+    let (mut handle, mut listener) = transport.listen(0)?;
+    let mut deadline = Deadline::new("a connection", Duration::from_secs(20));
+    connect_and_accept(transport, 0, &mut handle, &mut listener, &mut deadline, || ())
 }
 
 /// `makeVDevice` of these devices is refused, with `words` in the log.
