@@ -39,7 +39,7 @@ pub fn known() -> Vec<u32> {
 fn socket_of(pid: u32) -> PathBuf {
     let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let variables = environment.split(|byte| *byte == 0).filter_map(|variable| std::str::from_utf8(variable).ok());
-    let named = variables.filter_map(|variable| variable.strip_prefix(VARIABLE)?.strip_prefix('=')).last();
+    let named = variables.filter_map(|variable| variable.strip_prefix(VARIABLE)?.strip_prefix('=')).next_back();
     let folder = named.filter(|folder| !folder.is_empty()).map_or_else(own_folder, PathBuf::from);
     Path::new(&folder).join(format!("ferrite.{pid}.sock"))
 }
