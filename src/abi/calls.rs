@@ -12,6 +12,7 @@ use super::process::Process;
 use crate::error::{Error, Result};
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
+use crate::net::device::card::Card;
 use crate::net::device::conn_memory::{ConnMemory, Holder};
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
@@ -21,7 +22,7 @@ use crate::proto::handle::HANDLE_BYTES;
 use nccl::ncclResult_t;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::RawFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 const _: () = assert!(HANDLE_BYTES == nccl::NCCL_NET_HANDLE_MAXSIZE as usize);
 
@@ -156,7 +157,8 @@ pub(super) unsafe fn register(
             other => return Err(Error::argument(format!("memory of type {other}; 1 (host) and 2 (CUDA) are known"))),
         };
         // SAFETY: NCCL keeps the memory until it has deregistered it.
-        let register = |nic: &Nic| unsafe { nic.register(data as u64, size, kind, dmabuf) };
+        let register =
+            |nic: &Nic, others: &[Arc<Card>]| unsafe { nic.register(data as u64, size, kind, dmabuf, others) };
         let memory = known.add(register, MemoryHandle::new_memory)?;
         // SAFETY: NCCL's output pointer.
         unsafe { put(mhandle, Given::into_raw(memory), "mhandle") }

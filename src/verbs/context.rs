@@ -8,7 +8,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::ffi::CStr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// An open RDMA device.
 ///
@@ -22,6 +22,7 @@ pub struct Context {
     raw: *mut sys::ibv_context,
     name: String,
     gid_changes: AtomicU32,
+    has_failed: AtomicBool,
     pub(super) library: Arc<Library>,
 }
 
@@ -100,7 +101,13 @@ impl Context {
         let operation = format_args!("ibv_open_device({name})");
         // SAFETY: as above.
         let raw = create::create(operation, 0, || unsafe { (library.ibv_open_device)(device) })?;
-        Ok(Self { raw, name, gid_changes: AtomicU32::new(0), library: Arc::clone(library) })
+        Ok(Self {
+            raw,
+            name,
+            gid_changes: AtomicU32::new(0),
+            has_failed: AtomicBool::new(false),
+            library: Arc::clone(library),
+        })
     }
 
     /// The device's name, such as `mlx5_0`.
@@ -144,6 +151,11 @@ impl Context {
         self.gid_changes.load(Ordering::Acquire)
     }
 
+    /// Whether it has reported that it is lost.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
+    }
+
     /// The descriptor that is readable while there is an event to take.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open.
@@ -172,8 +184,10 @@ impl Context {
             return None;
         }
         let event = raw.decode();
-        if let AsyncEvent::GidChange(_) = event {
-            self.gid_changes.fetch_add(1, Ordering::Release);
+        match event {
+            AsyncEvent::GidChange(_) => drop(self.gid_changes.fetch_add(1, Ordering::Release)),
+            AsyncEvent::DeviceFatal => self.has_failed.store(true, Ordering::Release),
+            _ => {}
         }
         Some(UnackedEvent { event, raw, context: self })
     }

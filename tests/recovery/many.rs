@@ -50,3 +50,34 @@ fn all_connections_of_a_process_go_on_after_their_port_has_fallen() -> Result<()
     println!("{}", lines.concat().join("\n"));
     Ok(())
 }
+
+/// The device says of each queue pair that it has failed.
+#[test]
+fn queue_pairs_that_fail_at_the_same_time_are_not_a_warning_each() -> Result<()> {
+    const COUNT: usize = 16;
+    let setting = require!(talkative(&[]));
+    pair(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let device = worker.rank();
+        let shape = Shape { depth: 2, bytes: 4096 };
+        let mut streams = Vec::new();
+        for _ in 0..COUNT {
+            streams.push(Stream::over(PeerConn::open(worker, &transport, device)?, transport.clone(), shape)?);
+        }
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            inject_only(&format!("qp-error device=softrnic0 times={COUNT}"));
+        }
+        worker.barrier()?;
+        Stream::exchange_over_all(&mut streams, worker, 10)?;
+        let lines = ferrite::nccl::debug_log::lines();
+        let of_queue_pairs = |line: &&String| line.starts_with("WARN") && line.contains("queue pair fatal error");
+        let warnings = lines.iter().filter(of_queue_pairs).count();
+        let expected = if worker.rank() == 0 { 1..COUNT } else { 0..1 };
+        assert!(expected.contains(&warnings), "{warnings} warnings: {lines:#?}");
+        let first = streams.pop().expect("a stream");
+        streams.into_iter().try_for_each(Stream::close)?;
+        end(worker, first)
+    })
+    .map(drop)
+}

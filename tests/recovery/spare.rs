@@ -57,10 +57,17 @@ fn all_arrives_over_a_borrowed_port_if_messages_are_split_over_queue_pairs() -> 
     all_arrives_over_spares("port-down device=softrnic0 message=60 times=1", &split, LONG, &[0])
 }
 
-/// Its memory keys are gone with it.
+/// Its memory keys are gone with it, and nothing can be registered on it any more.
 #[test]
 fn all_arrives_over_a_borrowed_port_if_the_only_device_fails_for_good() -> Result<()> {
-    all_arrives_over_spares("device-fatal device=softrnic0 message=60 times=1", &[], LONG, &[0])
+    run("device-fatal device=softrnic0 message=60 times=1", &[], |worker| {
+        let mut stream = Stream::open(worker, LONG)?;
+        stream.exchange(worker, 300)?;
+        assert_eq!(said(&[BORROWED[0]]), worker.rank() == 0, "{}", log());
+        let mut stream = stream.with_new_memory()?;
+        stream.exchange(worker, 100)?;
+        end(worker, stream)
+    })
 }
 
 /// The port stays active. Whether rank 1 borrows its spare too depends on who is first.

@@ -1,6 +1,7 @@
 //! What a device reports by itself, and whose connections that ends.
 
 use super::cq_owners::{CqOwner, CqOwners};
+use super::notices::Notices;
 use super::peer_state::PeerState;
 use super::port_listeners::{PortEvent, PortListener, PortListeners};
 use super::weak_registry::WeakRegistry;
@@ -20,6 +21,7 @@ pub struct DeviceEvents {
     /// Those of them to which a completion queue belongs.
     owners: Mutex<CqOwners<PeerState>>,
     listeners: PortListeners,
+    notices: Notices,
 }
 
 impl DeviceEvents {
@@ -36,6 +38,7 @@ impl DeviceEvents {
             peers,
             owners: Mutex::default(),
             listeners: PortListeners::default(),
+            notices: Notices::default(),
         })
     }
 
@@ -96,7 +99,11 @@ impl DeviceEvents {
                 self.listeners.notify(port, PortEvent::LidChange);
             }
             AsyncEvent::QueuePairError(what) => {
-                log::warn!("{name}: {what}");
+                // All queue pairs of a port may fail at once.
+                match self.notices.line("queue pair", &format!("{name}: {what}")) {
+                    Some(line) => log::warn!("{line}"),
+                    None => log::debug!("{name}: {what}"),
+                }
                 self.listeners.tell_all(PortEvent::QueuePairError);
             }
             // Nothing more would be reported by the queue.

@@ -1,14 +1,20 @@
 //! Threads for work that is rare and may take long: creating, connecting and destroying queue pairs after a fault.
 //!
 //! There is no thread while there is nothing to do: the first job starts one, and one that has had nothing to do for
-//! [`IDLE_LIMIT`] ends. A job is run by one thread at a time. If it is queued while it runs, it runs again afterwards.
+//! [`IDLE_LIMIT`] ends. A job is run by one thread at a time. If it is queued while it runs, it runs again afterwards. If no thread can be
+//! had, a watcher tries again each second.
+//!
+//! A forked child has none of its parent's threads, and any lock may be held in it by a thread that it does not have: it has a state of
+//! its own.
 
+use super::periodic::PeriodicTask;
 use super::signals::without_signals;
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Threads at most. They wait for the kernel and for devices more than they compute.
@@ -32,8 +38,35 @@ pub struct JobId(u64);
 /// The threads, and the jobs that they run.
 #[derive(Debug, Default)]
 pub struct Workers {
+    first: OfProcess,
+    /// The id of the next job. A forked child goes on to count, so that its parent's jobs are not taken for its own.
+    next: AtomicU64,
+    /// So many threads cannot be had.
+    #[cfg(test)]
+    refuses: AtomicU64,
+}
+
+/// What belongs to one process.
+#[derive(Debug)]
+struct OfProcess {
+    process: u32,
     state: Mutex<State>,
     has_work: Condvar,
+    /// That of a forked child.
+    child: OnceLock<Box<Self>>,
+}
+
+impl Default for OfProcess {
+    fn default() -> Self {
+        let (state, has_work, child) = Default::default();
+        Self { process: std::process::id(), state, has_work, child }
+    }
+}
+
+impl OfProcess {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -43,9 +76,6 @@ struct State {
     due: BTreeSet<(Instant, JobId)>,
     threads: usize,
     idle: usize,
-    next: u64,
-    /// The process whose threads these are. A forked child has none of them.
-    owner: u32,
 }
 
 #[derive(Debug)]
@@ -60,17 +90,14 @@ struct Entry {
 impl Workers {
     /// Enters a job, which runs only when it is queued.
     pub fn add(&self, job: Weak<dyn Job>) -> JobId {
-        let mut state = self.lock();
-        state.forget_parent();
-        let id = JobId(state.next);
-        state.next += 1;
-        state.jobs.insert(id, Entry { job, is_running: false, is_queued: false, due: None });
+        let id = JobId(self.next.fetch_add(1, Ordering::Relaxed));
+        self.own().lock().jobs.insert(id, Entry { job, is_running: false, is_queued: false, due: None });
         id
     }
 
     /// Removes a job. It may still be running.
     pub fn remove(&self, id: JobId) {
-        let mut state = self.lock();
+        let mut state = self.own().lock();
         if let Some(due) = state.jobs.remove(&id).and_then(|entry| entry.due) {
             state.due.remove(&(due, id));
         }
@@ -79,10 +106,10 @@ impl Workers {
     /// Has a job run soon, in a thread of its own if there is none without work.
     ///
     /// # Errors
-    /// There is no thread, and none can be started.
+    /// There is no thread, and none can be started. The job runs when there is one.
     pub fn queue(self: &Arc<Self>, id: JobId) -> Result<()> {
-        let mut state = self.lock();
-        state.forget_parent();
+        let own = self.own();
+        let mut state = own.lock();
         let Some(entry) = state.jobs.get_mut(&id) else { return Ok(()) };
         if !std::mem::replace(&mut entry.is_queued, true) && !entry.is_running {
             state.ready.push_back(id);
@@ -91,14 +118,27 @@ impl Workers {
             self.start(&mut state)?;
         }
         drop(state);
-        self.has_work.notify_one();
+        own.has_work.notify_one();
         Ok(())
     }
 
+    /// What belongs to this process.
+    fn own(&self) -> &OfProcess {
+        let (process, mut own) = (std::process::id(), &self.first);
+        while own.process != process {
+            own = own.child.get_or_init(Box::default);
+        }
+        own
+    }
+
     fn start(self: &Arc<Self>, state: &mut State) -> Result<()> {
+        #[cfg(test)]
+        if self.refuses.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            return Err(Error::system("no thread, for a test"));
+        }
         let run = Arc::clone(self);
         let started =
-            without_signals(|| std::thread::Builder::new().name("ferrite-recover".into()).spawn(move || run.run()));
+            without_signals(|| std::thread::Builder::new().name("ferrite-recover".into()).spawn(move || run.work()));
         match started {
             Ok(_) => state.threads += 1,
             Err(e) if state.threads == 0 => return Err(Error::io("starting the thread that recovers connections", &e)),
@@ -107,8 +147,9 @@ impl Workers {
         Ok(())
     }
 
-    fn run(&self) {
-        let mut state = self.lock();
+    fn work(&self) {
+        let own = self.own();
+        let mut state = own.lock();
         let mut idle_since = Instant::now();
         loop {
             let now = Instant::now();
@@ -122,7 +163,7 @@ impl Workers {
                 });
                 // It may be the last that holds the connection: dropped without the lock.
                 drop(job);
-                state = self.lock();
+                state = own.lock();
                 state.finish(id, again);
                 idle_since = Instant::now();
                 continue;
@@ -137,25 +178,25 @@ impl Workers {
                 state.due.first().map_or(limit, |(due, _)| if state.threads > 1 { limit.min(*due) } else { *due });
             state.idle += 1;
             let pause = until.saturating_duration_since(now);
-            state = self.has_work.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+            state = own.has_work.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
             state.idle -= 1;
         }
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+/// Jobs wait for a thread that could not be had.
+#[derive(Debug)]
+pub struct StartWorkers(pub Arc<Workers>);
+
+impl PeriodicTask for StartWorkers {
+    fn run(&self) -> bool {
+        let Self(workers) = self;
+        let mut state = workers.own().lock();
+        state.threads == 0 && !state.ready.is_empty() && workers.start(&mut state).is_err()
     }
 }
 
 impl State {
-    /// In a forked child the parent's threads do not exist, and the parent's jobs are not the child's to do.
-    fn forget_parent(&mut self) {
-        let process = std::process::id();
-        if self.owner != process {
-            *self = Self { owner: process, next: self.next, ..Self::default() };
-        }
-    }
-
     /// Moves the jobs whose time has come to the ready ones.
     fn take_due(&mut self, now: Instant) {
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
@@ -201,7 +242,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     /// Counts its runs, and how many threads are in it at once.
     #[derive(Debug, Default)]
@@ -253,7 +294,7 @@ mod tests {
             wait_until("each has run", || jobs.iter().all(|job| job.runs.load(Ordering::SeqCst) >= round));
         }
         assert!(jobs.iter().all(|job| job.most.load(Ordering::SeqCst) == 1));
-        assert!(workers.lock().threads <= MAX_THREADS);
+        assert!(workers.own().lock().threads <= MAX_THREADS);
     }
 
     #[test]
@@ -268,7 +309,7 @@ mod tests {
         });
         workers.remove(ids[0]);
         drop(dropped);
-        wait_until("nothing is left", || workers.lock().jobs.is_empty() && Arc::strong_count(&removed) == 1);
+        wait_until("nothing is left", || workers.own().lock().jobs.is_empty() && Arc::strong_count(&removed) == 1);
     }
 
     #[test]
@@ -280,26 +321,47 @@ mod tests {
             workers.queue(id).expect("a thread");
             wait_until("it is told", || job.panicked.load(Ordering::SeqCst) == round);
         }
-        let threads = workers.lock().threads;
+        let threads = workers.own().lock().threads;
         assert!((1..=MAX_THREADS).contains(&threads), "{threads}");
     }
 
     #[test]
-    fn a_forked_child_does_not_run_its_parents_jobs() {
-        let workers = Workers::default();
+    fn a_job_runs_after_all_if_no_thread_was_to_be_had_at_first() {
+        let workers: Arc<Workers> = Arc::default();
+        let job: Arc<Counter> = Arc::default();
+        let id = add(&workers, &job);
+        workers.refuses.store(2, Ordering::SeqCst);
+        assert!(workers.queue(id).is_err());
+        let task = StartWorkers(Arc::clone(&workers));
+        assert!(task.run(), "there is no thread still");
+        assert!(!task.run());
+        wait_until("it runs", || job.runs.load(Ordering::SeqCst) == 1);
+    }
+
+    /// The lock is held by a thread that the child does not have.
+    #[test]
+    fn a_forked_child_runs_its_own_jobs_and_not_its_parents() {
+        let workers: Arc<Workers> = Arc::default();
         let (inherited, own): (Arc<Counter>, Arc<Counter>) = Default::default();
         let id = add(&workers, &inherited);
-        {
-            let mut state = workers.lock();
-            state.due.insert((Instant::now(), id));
-            state.jobs.get_mut(&id).expect("entered").due = Some(Instant::now());
-            // As a child finds it.
-            state.owner = u32::MAX;
+        let guard = workers.own().lock();
+        // SAFETY: the child goes on alone with this one thread and ends below, or by the alarm.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child if it waits for ever.
+            unsafe { libc::alarm(20) };
+            let queued = [id, add(&workers, &own)].map(|id| workers.queue(id).is_ok());
+            while own.runs.load(Ordering::SeqCst) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let is_right = queued == [true; 2] && inherited.runs.load(Ordering::SeqCst) == 0;
+            // SAFETY: ends here.
+            unsafe { libc::_exit(if is_right { 0 } else { 1 }) };
         }
-        let id = add(&workers, &own);
-        let mut state = workers.lock();
-        state.take_due(Instant::now());
-        assert!(state.begin().is_none(), "the parent's");
-        assert!(state.jobs.len() == 1 && state.jobs.contains_key(&id));
+        drop(guard);
+        let mut status = -1;
+        // SAFETY: our own child.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0, "the child waits for ever, or runs its parent's job");
     }
 }

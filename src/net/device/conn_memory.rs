@@ -39,22 +39,19 @@ impl ConnMemory {
         Arc::new(Self { nic: Arc::clone(nic), state: Mutex::new(state) })
     }
 
-    /// Adds the memory that `register` registers with the connection's device, and returns what `hold` makes of its handle.
+    /// Adds the memory that `register` registers with the connection's device and these other cards, and returns what `hold` makes of
+    /// its handle.
     ///
     /// # Errors
-    /// As `register` and [`MrHandle::extend`].
+    /// As `register`.
     pub fn add<H: Holder + 'static>(
         &self,
-        register: impl FnOnce(&Nic) -> Result<MrHandle>,
+        register: impl FnOnce(&Nic, &[Arc<Card>]) -> Result<MrHandle>,
         hold: impl FnOnce(MrHandle) -> Arc<H>,
     ) -> Result<Arc<H>> {
         // Locked meanwhile: the ports that are in use do not change before the handle is known here.
         let mut state = self.lock();
-        let memory = register(&self.nic)?;
-        for card in &state.cards {
-            let extended = memory.extend(&card.regions);
-            extended.map_err(|e| e.context(format_args!("{} stands in for {}", card.context.name(), self.nic.name)))?;
-        }
+        let memory = register(&self.nic, &state.cards)?;
         state.use_borrowed(&memory);
         let held = hold(memory);
         let holder: Arc<dyn Holder> = Arc::clone(&held) as _;

@@ -4,14 +4,14 @@ use super::card::Card;
 use super::gdr::{Gdr, GdrSupport};
 use super::rail::Rail;
 use super::spares::Spares;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::net::control::driver::ControlDriver;
 use crate::net::control::notices::Notices;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::port_listeners::PortListener;
-use crate::net::control::workers::Workers;
+use crate::net::control::workers::{StartWorkers, Workers};
 use crate::net::explain::end::ExplainedEnd;
 use crate::net::explain::explainer::Explainer;
 use crate::net::mr::cache::MemoryKind;
@@ -37,6 +37,7 @@ pub struct Nic {
     pub config: Arc<Config>,
     /// Threads that recover connections.
     pub workers: Arc<Workers>,
+    start_workers: Arc<dyn PeriodicTask>,
     /// What explains the waits of this process.
     pub explainer: Arc<Explainer>,
     /// What the log says of connections that recover.
@@ -104,6 +105,7 @@ impl Nic {
             spares,
             config: Arc::clone(config),
             workers: Arc::clone(workers),
+            start_workers: Arc::new(StartWorkers(Arc::clone(workers))),
             explainer: Arc::clone(explainer),
             notices: Notices::default(),
         }
@@ -119,7 +121,7 @@ impl Nic {
         numbers.iter().filter_map(|number| Some((number, Arc::clone(self.rails.get(usize::from(number))?)))).collect()
     }
 
-    /// Registers `size` bytes at `addr` on every card, by a dma-buf descriptor and offset if they are given.
+    /// Registers `size` bytes at `addr` on `others` and on every card that is not lost, by a dma-buf descriptor and offset if they are given.
     ///
     /// # Errors
     /// As [`MrHandle::register`].
@@ -132,8 +134,12 @@ impl Nic {
         size: usize,
         kind: MemoryKind,
         dmabuf: Option<(RawFd, u64)>,
+        others: &[Arc<Card>],
     ) -> Result<MrHandle> {
-        let caches = self.cards.iter().map(|card| &card.regions);
+        // If all are lost, one of them says so.
+        let is_lost = |card: &&Arc<Card>| card.context.has_failed() && !others.is_empty();
+        let own = self.cards.iter().filter(|card| !is_lost(card));
+        let caches = own.chain(others).map(|card| &card.regions);
         let cache_of_rail = self.rails.iter().map(|rail| &rail.card.regions);
         // SAFETY: as the caller says.
         unsafe { MrHandle::register(caches, cache_of_rail, addr, size, kind, dmabuf) }
@@ -176,6 +182,16 @@ impl Nic {
             watcher.take_up(task);
         }
         watcher.serve(driver)
+    }
+
+    /// There is no thread for a recovery, for this reason: a watcher tries again each second.
+    pub fn start_workers_later(&self, reason: &Error) {
+        if let Some(line) = self.notices.line("workers", &format!("{}: {reason}; tried again each second", self.name)) {
+            log::warn!("{line}");
+        }
+        if let Some(watcher) = self.cards.iter().find_map(|card| card.started_watcher()) {
+            watcher.take_up(&self.start_workers);
+        }
     }
 
     /// From now on `listener` receives the events of the ports. To be called after [`Self::watch`].

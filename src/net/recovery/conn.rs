@@ -121,10 +121,10 @@ impl ConnRecovery {
         self.job.get().map_or(Ok(()), |job| self.workers.queue(*job))
     }
 
-    /// As [`Self::put`], where an error cannot be returned.
-    pub(super) fn put_or_fail(&self, input: Input) {
+    /// As [`Self::put`], where nobody can be told of an error: if there is no thread, a watcher tries again to start one.
+    pub(super) fn put_or_wait(&self, input: Input) {
         if let Err(e) = self.put(input) {
-            log::warn!("{e}");
+            self.nic.start_workers_later(&e);
         }
     }
 
@@ -210,6 +210,9 @@ impl ConnRecovery {
             Action::Resume { attempt, account } => {
                 let account = self.resume(work, end, account.as_ref())?;
                 work.machine.handle_resumed(self.now(), attempt, account);
+                if end.is_drained()? {
+                    work.machine.handle_acknowledged();
+                }
             }
             Action::Drain => {
                 end.drain()?;

@@ -70,7 +70,7 @@ pub trait End: Debug + Send + Sync {
     /// NCCL's thread has panicked inside.
     fn drain(&self) -> Result<()>;
 
-    /// Whether all messages that have begun are acknowledged. Only a sender is asked.
+    /// Whether all messages that have begun are acknowledged. A receiver has begun none.
     ///
     /// # Errors
     /// NCCL's thread has panicked inside.

@@ -9,7 +9,7 @@ use crate::proto::frame::Frame;
 
 impl RecoveryEvents for ConnRecovery {
     fn handle_frame(&self, frame: Frame) {
-        self.put_or_fail(Input::Frame(frame));
+        self.put_or_wait(Input::Frame(frame));
     }
 
     fn handle_fault(&self, reason: &str) {
@@ -20,11 +20,11 @@ impl RecoveryEvents for ConnRecovery {
 
     fn handle_change(&self, change: &PeerChange) {
         match change {
-            PeerChange::Back => self.put_or_fail(Input::Back),
+            PeerChange::Back => self.put_or_wait(Input::Back),
             // While the connection runs there is nothing to be done about it, and no thread is started.
             PeerChange::Unknown(_) | PeerChange::Closed(_) | PeerChange::Broken(_) => {
                 if self.peer.is_recovering() {
-                    self.put_or_fail(Input::PeerGone);
+                    self.put_or_wait(Input::PeerGone);
                 }
             }
             PeerChange::Lost(_) | PeerChange::Frame(_) | PeerChange::Inquiry(_) => {}
@@ -42,10 +42,10 @@ impl PortListener for ConnRecovery {
             return 0;
         }
         if what == PortEvent::QueuePairError {
-            self.put_or_fail(Input::QueuePairFailed);
+            self.put_or_wait(Input::QueuePairFailed);
             return 0;
         }
-        self.put_or_fail(Input::PortChanged);
+        self.put_or_wait(Input::PortChanged);
         usize::from(matches!(what, PortEvent::Down | PortEvent::DeviceFatal))
     }
 }

@@ -131,6 +131,14 @@ impl Recovery {
         }
     }
 
+    /// No message waits for an acknowledgement of the peer's device: it works. The receiver, which does not know, says so whenever the
+    /// connection runs, since the sender judges.
+    pub fn handle_acknowledged(&mut self) {
+        if self.is_running() {
+            self.trouble = None;
+        }
+    }
+
     /// Begins the next attempt.
     pub(super) fn begin_next(&mut self, now: Time, cause: String) {
         match self.attempt.checked_add(1) {

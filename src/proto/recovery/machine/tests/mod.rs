@@ -233,6 +233,19 @@ fn a_connection_over_which_messages_arrive_recovers_as_often_as_it_has_to() {
 }
 
 #[test]
+fn faults_of_a_connection_on_which_nothing_waits_do_not_add_up() {
+    for end in [0, 1] {
+        let mut pair = Pair::new(1);
+        for _ in 0..400 {
+            pair.fault(end);
+            pair.pass(SECOND);
+            pair.ends.iter_mut().for_each(|end| end.machine.handle_acknowledged());
+        }
+        assert_eq!(pair.expect_running(), 400);
+    }
+}
+
+#[test]
 fn faults_that_are_rare_end_no_idle_connection() {
     let mut pair = Pair::new(1);
     for _ in 0..10 {
