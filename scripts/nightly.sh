@@ -27,11 +27,16 @@ for link in roce ib; do
     for rails in 1 2; do
         dist/bin/ferrite check --plugin dist/lib/libnccl-net.so --link "$link" --rails "$rails" --long
     done
+    for version in 9 10 11 12; do
+        dist/bin/ferrite check --plugin dist/lib/libnccl-net.so --abi "$version" --link "$link"
+    done
 done
 
-step "the plugin loader of NCCL 2.20"
-dist/bin/ferrite wheel 2.20.5
-FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(=the_loader_of_nccl_2_20_takes_a_name_and_no_path)'
+step "the plugin loaders of further releases of NCCL"
+for release in 2.20.5 2.25.1 2.27.5 2.32.3; do
+    dist/bin/ferrite wheel "$release"
+done
+FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(/^the_loader_of_nccl_/)'
 
 step "a job of 64 processes that does not go on"
 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(=causes::in_a_ring_of_64_all_name_the_rank_that_has_stopped)'

@@ -1,12 +1,12 @@
 //! # Ferrite
 //!
-//! An NCCL network plugin: `libnccl-net.so`, which implements the ncclNet v8 interface over raw RDMA verbs. This page is
-//! the map of its sources.
+//! An NCCL network plugin: `libnccl-net.so`, which implements the ncclNet interface, versions 8 to 12, over raw RDMA
+//! verbs. This page is the map of its sources.
 //!
 //! ```text
-//!            NCCL ── ncclNetPlugin_v8
+//!            NCCL ── ncclNetPlugin_v8 … v12
 //!                       │
-//!   abi    NCCL's interface: vtable, handles, logger; errors become result codes, panics become errors
+//!   abi    NCCL's interface: tables, handles, logger; errors become result codes, panics become errors
 //!    │
 //!   net    the plugin's objects: Network, Nic, Rail, Listener, Connector, SendComm, RecvComm
 //!    ├──────────────────┬──────────────────┬───────────────────┐
@@ -37,7 +37,8 @@
 //!
 //! ## Rails
 //!
-//! Equal ports of one card are one device to NCCL ([`net::device::nic`]). A connection uses as many rails as both ends have.
+//! Equal ports of one card are one device to NCCL ([`net::device::nic`]). NCCL before 2.24 is shown them merged; later ones are shown
+//! each port, and merge them by a call ([`abi::devices`]). A connection uses as many rails as both ends have.
 //! Each rail has its queue pairs and its completion queue, and a clear-to-send may go over any of them. A clear-to-send has room
 //! for two keys; with three or four rails it has 64 bytes, which is still one packet. Memory is registered on every card
 //! ([`net::mr::handle`]). A connection with one rail takes a shorter path through the code, which branches off before anything
@@ -121,7 +122,8 @@
 //! | how are queue pairs connected, and how often is it tried? | [`net::qp::connect`] |
 //! | which memory region serves which memory? | [`net::mr::table`] |
 //! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
-//! | which ports are one device? | [`net::device::nic`] |
+//! | which table does NCCL take, and what is different in it? | [`abi`] |
+//! | which ports are one device? | [`net::device::nic`], [`abi::devices`] |
 //! | how much of a message does a rail carry? | [`proto::stripe`], [`proto::rail_weights`] |
 //! | how large are the queues? | [`net::data::caps`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
@@ -144,6 +146,7 @@
 //! | clear-to-send (CTS) | 32 or 64 bytes that tell the sender a receive buffer: address, keys, size, tag, sequence number |
 //! | communicator | NCCL's send or receive end of a connection: `sendComm`, `recvComm` |
 //! | completion queue (CQ) | where a device reports completed work requests; a connection has one per rail |
+//! | context | what `init` gives NCCL for one of its own communicators (`ncclComm_t`), from version 11 on |
 //! | control connection | a TCP connection between two processes, which all connections between them share |
 //! | device | what NCCL is told of: one rail, or several that are merged |
 //! | dma-buf | a Linux descriptor for memory of a device, by which GPU memory can be registered |

@@ -14,19 +14,22 @@ fn plugin() -> Result<Vec<u8>, Missing> {
 }
 
 #[test]
-fn the_plugin_exports_its_vtable_and_nothing_else() {
+fn the_plugin_exports_its_tables_and_nothing_else() {
     let bytes = require!(plugin());
     let file = object::File::parse(&*bytes).expect("an ELF file");
-    let exported: Vec<_> = file
-        .exports()
-        .expect("it has dynamic symbols")
-        .iter()
-        .map(|e| String::from_utf8_lossy(e.name()).into_owned())
-        .collect();
-    assert_eq!(exported, ["ncclNetPlugin_v8"]);
-    let symbol = file.dynamic_symbols().find(|s| s.name() == Ok("ncclNetPlugin_v8")).expect("exported");
-    assert_eq!(symbol.size() as usize, size_of::<nccl::ncclNet_v8_t>());
-    assert_eq!(symbol.kind(), object::SymbolKind::Data);
+    let exports = file.exports().expect("it has dynamic symbols");
+    let mut exported: Vec<_> = exports.iter().map(|e| String::from_utf8_lossy(e.name()).into_owned()).collect();
+    exported.sort();
+    // As NCCL's versions have them: 19, 20, 20, 22 and 22 slots.
+    let tables = [(8, 152), (9, 160), (10, 160), (11, 176), (12, 176)];
+    let mut names = tables.map(|(version, _)| format!("ncclNetPlugin_v{version}"));
+    for ((_, bytes), name) in tables.iter().zip(&names) {
+        let symbol = file.dynamic_symbols().find(|s| s.name() == Ok(name.as_str())).expect("exported");
+        assert_eq!((symbol.size(), symbol.kind()), (*bytes, object::SymbolKind::Data), "{name}");
+    }
+    names.sort();
+    assert_eq!(exported, names);
+    assert_eq!(size_of::<nccl::ncclNet_v8_t>(), 152);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Stock NCCL: the loader of 2.21.5 takes the plugin, and the IB transports of three releases run on the software RDMA
+//! Stock NCCL: the loaders of seven releases take the plugin, each the table that it should, and the IB transports of three releases run on the software RDMA
 //! device, which is thereby judged by code that was not written here.
 
 mod common;
@@ -49,6 +49,48 @@ fn nccls_loader_takes_the_plugin_by_absolute_path() -> Result<()> {
 #[test]
 fn nccls_loader_takes_the_plugin_by_name() -> Result<()> {
     loaded_as("ferrite")
+}
+
+/// The loader of `release` takes the plugin's table of `version`, over which messages go.
+fn takes_version(release: &str, version: u32) -> Result<()> {
+    let mut setting = require!(setting());
+    let nccl = require!(stock_nccl(release));
+    let plugin = require!(plugin()).canonicalize().unwrap_or_default().to_string_lossy().into_owned();
+    let source = Source::Loader { nccl, plugin };
+    source.net_plugin().clone_into(&mut setting.net_plugin);
+    pair(&setting, |worker| {
+        let transport = Transport::open(&source)?;
+        let identity = transport.identity();
+        assert_eq!((identity.name.as_str(), identity.interface), ("Ferrite", version));
+        assert_eq!(identity.symbol, format!("ncclNetPlugin_v{version}"));
+        Bench::open(worker, transport, 1 << 20)?.exchange(worker, 1, 70_001, 70_001)
+    })?;
+    Ok(())
+}
+
+#[test]
+fn the_loader_of_nccl_2_25_takes_version_9() -> Result<()> {
+    takes_version("2.25.1", 9)
+}
+
+#[test]
+fn the_loader_of_nccl_2_27_takes_version_10() -> Result<()> {
+    takes_version("2.27.5", 10)
+}
+
+#[test]
+fn the_loader_of_nccl_2_28_takes_version_11() -> Result<()> {
+    takes_version("2.28.9", 11)
+}
+
+#[test]
+fn the_loader_of_nccl_2_30_takes_version_12() -> Result<()> {
+    takes_version("2.30.7", 12)
+}
+
+#[test]
+fn the_loader_of_nccl_2_32_takes_version_12() -> Result<()> {
+    takes_version("2.32.3", 12)
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""The error that all three programs end with when there is no result."""
+"""The error that all programs end with when there is no result."""
 
 
 class Invalid(Exception):

@@ -1,4 +1,4 @@
-"""Exit codes of the three programs, as the table in docs/operators.md has them, and the line on standard error that goes with each."""
+"""Exit codes of the programs, as the table in docs/operators.md has them, and the line on standard error that goes with each."""
 
 import os
 import sys

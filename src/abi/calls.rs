@@ -1,13 +1,15 @@
 //! The calls of NCCL's service thread, in types that no version of the interface changes: init, devices, properties, listen,
-//! connect, accept, registration and close. The calls of its progress thread are in [`super::datapath`].
+//! connect, accept, registration and close. The calls with a context are in [`super::context_calls`], those of NCCL's progress
+//! thread in [`super::datapath`]. `version` is that of the table that NCCL has called.
 //!
 //! Every function is `unsafe` for one reason: NCCL's pointers. By its contract, communicators, handles and requests are those
 //! that this plugin gave out and that have not been closed, and output pointers are valid.
 
 use super::guard::guard;
 use super::handles::{Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
+use super::layout::Members;
 use super::nccl;
-use super::output::put;
+use super::output::{missing, put};
 use super::process::Process;
 use crate::error::{Error, Result};
 use crate::net::data::receiver::RecvComm;
@@ -17,8 +19,8 @@ use crate::net::device::conn_memory::{ConnMemory, Holder};
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::setup::listen::Listener;
-use crate::proto::MAX_GROUP;
 use crate::proto::handle::HANDLE_BYTES;
+use crate::proto::{MAX_GROUP, MAX_MESSAGE};
 use nccl::ncclResult_t;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::RawFd;
@@ -28,7 +30,7 @@ const _: () = assert!(HANDLE_BYTES == nccl::NCCL_NET_HANDLE_MAXSIZE as usize);
 
 /// The properties of a device, of which each version of the interface has its own struct.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Properties {
+pub(super) struct Properties<'a> {
     /// Unique name.
     pub(super) name: *const c_char,
     /// Path of the PCI function in /sys, or NULL.
@@ -45,17 +47,28 @@ pub(super) struct Properties {
     pub(super) max_comms: c_int,
     /// Messages in one grouped receive.
     pub(super) max_recvs: c_int,
+    /// Numbers of the devices that it consists of.
+    pub(super) members: &'a [c_int],
+    /// The rail and the plane of the fabric that it is on; -1: not known.
+    pub(super) rail: i16,
+    /// As `rail`.
+    pub(super) plane: i16,
 }
 
+/// Bytes of a message at most, as NCCL is told.
+pub(super) const MAX_P2P_BYTES: usize = MAX_MESSAGE as usize;
+/// Bytes of a message of a collective network at most. There is none here; the value is that of NCCL's own transports.
+pub(super) const MAX_COLLECTIVE_BYTES: usize = 512 << 20;
+
 /// Sends log messages to `log_function` and makes the network.
-pub(super) fn init(log_function: nccl::ncclDebugLogger_t) -> ncclResult_t {
-    guard("init", || Process::init(log_function))
+pub(super) unsafe fn init(version: u32, log_function: nccl::ncclDebugLogger_t) -> ncclResult_t {
+    guard("init", || Process::init(version, log_function))
 }
 
 /// The number of devices.
-pub(super) unsafe fn devices(count: *mut c_int) -> ncclResult_t {
+pub(super) unsafe fn devices(version: u32, count: *mut c_int) -> ncclResult_t {
     guard("devices", || {
-        let devices = Process::get()?.network.devices().len();
+        let devices = Process::get()?.devices(version)?.count();
         // SAFETY: NCCL's output pointer.
         unsafe { put(count, c_int::try_from(devices).unwrap_or(c_int::MAX), "ndev") }
     })
@@ -63,25 +76,45 @@ pub(super) unsafe fn devices(count: *mut c_int) -> ncclResult_t {
 
 /// The properties of device number `dev`, as `convert` puts them into the struct of a version.
 pub(super) unsafe fn get_properties<P>(
+    version: u32,
     dev: c_int,
     props: *mut P,
-    convert: impl FnOnce(Properties) -> P,
+    convert: impl FnOnce(Properties<'_>) -> P,
 ) -> ncclResult_t {
     guard("getProperties", || {
-        let (device, name, path) = Process::get()?.device(dev)?;
-        let first = device.first();
+        let device = Process::get()?.devices(version)?.get(dev)?;
+        let (nic, first) = (&device.nic, device.nic.first());
+        let (rail, plane) = nic.rail_and_plane();
         let properties = Properties {
-            name: name.as_ptr(),
-            pci_path: path.map_or(std::ptr::null(), |path| path.as_ptr()),
+            name: device.name.as_ptr(),
+            pci_path: device.pci_path.as_deref().map_or(std::ptr::null(), |path| path.as_ptr()),
             guid: first.card.guid(),
-            ptr_support: pointer_support(device),
-            speed_mbps: c_int::try_from(device.speed_mbps()).unwrap_or(c_int::MAX),
+            ptr_support: pointer_support(nic),
+            speed_mbps: c_int::try_from(nic.speed_mbps()).unwrap_or(c_int::MAX),
             port: first.port_of_card,
             max_comms: first.card.max_queue_pairs(),
             max_recvs: MAX_GROUP as c_int,
+            members: &device.members,
+            rail,
+            plane,
         };
         // SAFETY: NCCL's output pointer.
         unsafe { put(props, convert(properties), "props") }
+    })
+}
+
+/// Makes one device of several; `dev` becomes its number.
+pub(super) unsafe fn make_v_device<const MOST: usize>(
+    version: u32,
+    dev: *mut c_int,
+    members: *const Members<MOST>,
+) -> ncclResult_t {
+    guard("makeVDevice", || {
+        // SAFETY: NCCL's pointer, NULL or valid.
+        let members = unsafe { members.as_ref() }.ok_or_else(|| missing("props"))?;
+        let merged = Process::get()?.devices(version)?.merge(members.named()?)?;
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(dev, merged, "d") }
     })
 }
 
@@ -92,9 +125,15 @@ fn pointer_support(device: &Nic) -> c_int {
 }
 
 /// A listener on device number `dev`, and its handle for the peer.
-pub(super) unsafe fn listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> ncclResult_t {
+pub(super) unsafe fn listen(
+    version: u32,
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> ncclResult_t {
     guard("listen", || {
-        let listener = Process::get()?.network.listen(dev)?;
+        let process = Process::get()?;
+        let listener = process.network.listen(&process.devices(version)?.get(dev)?.nic)?;
         // SAFETY: NCCL gives 128 bytes, without alignment.
         unsafe { put(handle.cast::<[u8; HANDLE_BYTES]>(), listener.handle().emit(), "handle")? };
         // SAFETY: NCCL's output pointer.
@@ -103,7 +142,12 @@ pub(super) unsafe fn listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *
 }
 
 /// A send communicator to the listener behind `handle`; NULL while that is not done.
-pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, send_comm: *mut *mut c_void) -> ncclResult_t {
+pub(super) unsafe fn connect(
+    version: u32,
+    dev: c_int,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+) -> ncclResult_t {
     guard("connect", || {
         // SAFETY: NCCL's output pointer.
         unsafe { put(send_comm, std::ptr::null_mut(), "sendComm")? };
@@ -112,7 +156,8 @@ pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, send_comm: *mut *m
         }
         // SAFETY: NCCL's private copy of the 128 bytes, which nobody else uses during the call.
         let bytes = unsafe { &mut *handle.cast::<[u8; HANDLE_BYTES]>() };
-        match Process::get()?.network.connect(dev, bytes)? {
+        let process = Process::get()?;
+        match process.network.connect(&process.devices(version)?.get(dev)?.nic, bytes)? {
             None => Ok(()),
             // SAFETY: as above.
             Some(comm) => unsafe { put(send_comm, SendHandle::new_send(comm), "sendComm") },

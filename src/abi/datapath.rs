@@ -14,6 +14,7 @@ use crate::proto::requests::RequestId;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
 use std::ffi::{c_int, c_void};
 use std::fmt;
+use std::mem::MaybeUninit;
 
 #[cold]
 #[inline(never)]
@@ -23,22 +24,8 @@ fn bad_group(n: c_int) -> Error {
 
 #[cold]
 #[inline(never)]
-fn bad_length(size: impl Length) -> Error {
+fn bad_length(size: impl fmt::Display) -> Error {
     Error::argument(format!("a length of {size} bytes; 0 to {MAX_MESSAGE} are possible"))
-}
-
-/// The type of a length in bytes, which differs between the versions of NCCL's interface.
-pub(super) trait Length: Copy + fmt::Display {
-    /// The length, or a number above [`MAX_MESSAGE`] if the length is not possible.
-    fn bytes(self) -> u32;
-}
-
-impl Length for c_int {
-    #[inline(always)]
-    fn bytes(self) -> u32 {
-        const { assert!(MAX_MESSAGE < 1 << 31, "a negative length becomes a greater number") };
-        self as u32
-    }
 }
 
 /// A possible length.
@@ -46,8 +33,58 @@ impl Length for c_int {
 /// # Errors
 /// It is negative or above [`MAX_MESSAGE`].
 #[inline]
-fn length(size: impl Length) -> Result<u32> {
-    if size.bytes() <= MAX_MESSAGE { Ok(size.bytes()) } else { Err(bad_length(size)) }
+fn length(size: c_int) -> Result<u32> {
+    if bits(size) <= MAX_MESSAGE { Ok(bits(size)) } else { Err(bad_length(size)) }
+}
+
+/// The length, or a number above [`MAX_MESSAGE`] if it is negative.
+#[inline(always)]
+fn bits(size: c_int) -> u32 {
+    const { assert!(MAX_MESSAGE < 1 << 31, "a negative length becomes a greater number") };
+    size as u32
+}
+
+/// Lengths of 64 bits, as NCCL gives them from version 9 on, in the type of version 8, whose calls do the rest.
+///
+/// # Errors
+/// One is above [`MAX_MESSAGE`].
+#[inline(always)]
+fn narrow(size: usize) -> Result<c_int> {
+    if size <= MAX_MESSAGE as usize { Ok(size as c_int) } else { Err(bad_length(size)) }
+}
+
+/// Calls `isend` of version 8 with a length of 64 bits.
+#[inline(always)]
+pub(super) fn with_narrow(size: usize, isend: impl FnOnce(c_int) -> ncclResult_t) -> ncclResult_t {
+    match narrow(size) {
+        Ok(size) => isend(size),
+        Err(error) => fail("isend", error),
+    }
+}
+
+/// Calls `irecv` of version 8 with the `n` lengths of 64 bits at `sizes`.
+///
+/// # Safety
+/// `sizes` is NULL or points to `n` lengths.
+#[inline(always)]
+pub(super) unsafe fn with_narrow_array(
+    n: c_int,
+    sizes: *const usize,
+    irecv: impl FnOnce(*mut c_int) -> ncclResult_t,
+) -> ncclResult_t {
+    let mut narrowed = [MaybeUninit::uninit(); MAX_GROUP];
+    if sizes.is_null() {
+        return irecv(std::ptr::null_mut());
+    }
+    // As many are written as are read; a wrong `n` is refused later.
+    for (i, place) in narrowed.iter_mut().take(usize::try_from(n).unwrap_or(0)).enumerate() {
+        // SAFETY: as the caller says.
+        match narrow(unsafe { *sizes.add(i) }) {
+            Ok(size) => _ = place.write(size),
+            Err(error) => return fail("irecv", error),
+        }
+    }
+    irecv(narrowed.as_mut_ptr().cast())
 }
 
 /// Runs the body of a call on a communicator. An error that is the same as the last one is not logged again, since NCCL goes on
@@ -61,20 +98,20 @@ fn on_comm<T>(call: &'static str, comm: Result<&Comm<T>>, body: impl FnOnce(&Com
 }
 
 #[inline(always)]
-pub(super) unsafe fn isend<L: Length>(
+pub(super) unsafe fn isend(
     send_comm: *mut c_void,
     data: *mut c_void,
-    size: L,
+    size: c_int,
     tag: c_int,
     mhandle: *mut c_void,
     request: *mut *mut c_void,
 ) -> ncclResult_t {
     // SAFETY: by NCCL's contract.
     match unsafe { SendHandle::borrow(send_comm) } {
-        Ok(comm) if comm.comm.takes_fast_path(size.bytes()) => on_comm("isend", Ok(comm), |comm| {
+        Ok(comm) if comm.comm.takes_fast_path(bits(size)) => on_comm("isend", Ok(comm), |comm| {
             // SAFETY: by NCCL's contract.
             let memory = unsafe { MemoryHandle::borrow(mhandle)? };
-            let id = comm.comm.isend_fast(data as u64, size.bytes(), tag as u32, memory)?;
+            let id = comm.comm.isend_fast(data as u64, bits(size), tag as u32, memory)?;
             // SAFETY: NCCL's output pointer.
             unsafe { put(request, comm.request(id), "request") }
         }),
@@ -85,10 +122,10 @@ pub(super) unsafe fn isend<L: Length>(
 
 /// All other cases, an invalid communicator included.
 #[inline(never)]
-unsafe extern "C" fn isend_any<L: Length>(
+unsafe extern "C" fn isend_any(
     send_comm: *mut c_void,
     data: *mut c_void,
-    size: L,
+    size: c_int,
     tag: c_int,
     mhandle: *mut c_void,
     request: *mut *mut c_void,
@@ -106,20 +143,20 @@ unsafe extern "C" fn isend_any<L: Length>(
 
 /// NCCL's arrays that describe the messages of a group.
 #[derive(Clone, Copy)]
-struct Group<L> {
+struct Group {
     count: usize,
     data: *mut *mut c_void,
-    sizes: *mut L,
+    sizes: *mut c_int,
     tags: *mut c_int,
     mhandles: *mut *mut c_void,
 }
 
-impl<L: Length> Group<L> {
+impl Group {
     #[inline(always)]
     fn new(
         n: c_int,
         data: *mut *mut c_void,
-        sizes: *mut L,
+        sizes: *mut c_int,
         tags: *mut c_int,
         mhandles: *mut *mut c_void,
     ) -> Result<Self> {
@@ -150,11 +187,11 @@ impl<L: Length> Group<L> {
 }
 
 #[inline(always)]
-pub(super) unsafe fn irecv<L: Length>(
+pub(super) unsafe fn irecv(
     recv_comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
-    sizes: *mut L,
+    sizes: *mut c_int,
     tags: *mut c_int,
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
@@ -171,11 +208,11 @@ pub(super) unsafe fn irecv<L: Length>(
 }
 
 #[inline(always)]
-pub(super) unsafe fn iflush<L: Length>(
+pub(super) unsafe fn iflush(
     recv_comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
-    sizes: *mut L,
+    sizes: *mut c_int,
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> ncclResult_t {

@@ -2,21 +2,35 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`v8`] | the table of version 8 and its thunks; each further version is one such file |
-//! | [`calls`], [`datapath`] | the calls in neutral types: of NCCL's service thread, and of its progress thread |
+//! | [`v8`] to [`v12`] | the table of a version, and the functions that are new in it; NCCL takes the highest that it knows |
+//! | [`table`], [`common_slots`] | how a table is written; the slots that are the same in all |
+//! | [`layout`] | NCCL's structs of versions 9 to 12 |
+//! | [`calls`], [`context_calls`], [`datapath`] | the calls in neutral types: of NCCL's service thread, those of them that have a context, and of its progress thread |
 //! | [`process`] | what exists once in the process |
-//! | [`handles`] | the objects behind NCCL's `void*` |
+//! | [`devices`] | the devices that a table shows, by number |
+//! | [`context`] | what NCCL holds for each of its communicators, from version 11 on |
+//! | [`handles`] | the other objects behind NCCL's `void*` |
 //! | [`guard`] | errors become result codes, and panics become errors |
 //! | [`logger`] | the `log` crate, through NCCL's logger |
 
 mod calls;
+mod common_slots;
+mod context;
+mod context_calls;
 mod datapath;
+mod devices;
 mod guard;
 mod handles;
+mod layout;
 mod logger;
 mod output;
 mod process;
+mod table;
+mod v10;
+mod v11;
+mod v12;
 mod v8;
+mod v9;
 
 /// NCCL's types, generated from `include/nccl/net_v8.h`. Result codes, logger and constants are common to all versions.
 #[allow(missing_docs, missing_debug_implementations, non_camel_case_types, non_snake_case, non_upper_case_globals)]

@@ -1,64 +1,107 @@
-//! What exists once in the process: the logger and the network, made by NCCL's `init`.
+//! What exists once in the process: the logger, the network and the devices of each table, made by NCCL's `init`.
 
+use super::devices::Devices;
 use super::{logger, nccl};
 use crate::error::{Error, Result};
-use crate::net::device::nic::Nic;
-use crate::net::network::Network;
+use crate::net::network::{INIT, Network};
 use once_cell::sync::OnceCell;
-use std::ffi::{CStr, CString, c_int};
-use std::sync::Arc;
+use std::ffi::CStr;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// The plugin's name: `NCCL_NET=Ferrite` asks for it.
 pub const NAME: &CStr = c"Ferrite";
 
-/// The network, and the strings that `getProperties` gives out.
+/// The versions of the interface that there are tables of.
+const VERSIONS: RangeInclusive<u32> = 8..=12;
+
+/// The network and what each table shows of it.
 #[derive(Debug)]
-pub struct Process {
+pub(super) struct Process {
     /// The network.
-    pub network: Network,
-    /// For each device its name and its PCI path.
-    strings: Vec<(CString, Option<CString>)>,
+    pub(super) network: Network,
+    /// By version, as in [`VERSIONS`].
+    tables: Vec<Table>,
+}
+
+#[derive(Debug)]
+struct Table {
+    devices: Devices,
+    /// NCCL's communicators at present.
+    communicators: AtomicUsize,
 }
 
 static PROCESS: OnceCell<Process> = OnceCell::new();
+/// The tables that NCCL has taken: a bit for each.
+static TAKEN: AtomicU32 = AtomicU32::new(0);
 
 impl Process {
     /// Sends log messages to `log_function` from now on, and makes the network, if that has not been done before.
     ///
     /// # Errors
     /// A setting is wrong, or no network interface fits.
-    pub fn init(log_function: nccl::ncclDebugLogger_t) -> Result<()> {
+    pub(super) fn init(version: u32, log_function: nccl::ncclDebugLogger_t) -> Result<()> {
         logger::install(log_function);
-        PROCESS.get_or_try_init(Self::new).map(|_| ())
+        let process = PROCESS.get_or_try_init(Self::new)?;
+        // Without a device NCCL takes another network.
+        let is_taken = !process.network.devices().is_empty();
+        if is_taken && TAKEN.fetch_or(1 << version, Ordering::Relaxed) & 1 << version == 0 {
+            log::info!(target: INIT, "Ferrite: NCCL took ncclNetPlugin_v{version}");
+        }
+        Ok(())
     }
 
-    /// The process's network and strings.
+    /// The process's network and devices.
     ///
     /// # Errors
     /// [`Self::init`] has not succeeded yet.
-    pub fn get() -> Result<&'static Self> {
+    pub(super) fn get() -> Result<&'static Self> {
         PROCESS.get().ok_or_else(|| Error::internal("called before init succeeded"))
     }
 
     fn new() -> Result<Self> {
         let network = Network::from_env()?;
-        let string = |text: &str| CString::new(text).map_err(|_| Error::internal(format!("{text:?} has a NUL")));
-        let strings = network.devices().iter().map(|device| {
-            let path = device.first().card.pci_path().map(string).transpose()?;
-            Ok((string(&device.name)?, path))
-        });
-        let strings = strings.collect::<Result<_>>()?;
-        Ok(Self { network, strings })
+        let ports = network.ports();
+        let table = |version| {
+            let nics = if version == 8 { network.devices() } else { ports.as_slice() };
+            let devices = Devices::new(nics, network.merges_any_ports())?;
+            Ok(Table { devices, communicators: AtomicUsize::new(0) })
+        };
+        let tables = VERSIONS.map(table).collect::<Result<_>>()?;
+        Ok(Self { network, tables })
     }
 
-    /// Device number `dev`, its name and its PCI path.
+    fn table(&self, version: u32) -> Result<&Table> {
+        let table = version.checked_sub(*VERSIONS.start()).and_then(|place| self.tables.get(place as usize));
+        table.ok_or_else(|| Error::internal("a version without a table"))
+    }
+
+    /// The devices that the table of `version` shows.
     ///
     /// # Errors
-    /// There is no such device.
-    pub fn device(&self, dev: c_int) -> Result<(&Arc<Nic>, &CStr, Option<&CStr>)> {
-        let device = self.network.device(dev)?;
-        let strings = usize::try_from(dev).ok().and_then(|i| self.strings.get(i));
-        let (name, path) = strings.ok_or_else(|| Error::internal(format!("device {dev} has no name")))?;
-        Ok((device, name, path.as_deref()))
+    /// There is no such table.
+    pub(super) fn devices(&self, version: u32) -> Result<&Devices> {
+        self.table(version).map(|table| &table.devices)
+    }
+
+    /// NCCL has one more communicator.
+    ///
+    /// # Errors
+    /// As [`Self::devices`].
+    pub(super) fn handle_begin(&self, version: u32) -> Result<()> {
+        let table = self.table(version)?;
+        if table.communicators.fetch_add(1, Ordering::Relaxed) == 0 {
+            table.devices.handle_first_communicator();
+        }
+        Ok(())
+    }
+
+    /// NCCL has one communicator less.
+    ///
+    /// # Errors
+    /// As [`Self::devices`].
+    pub(super) fn handle_end(&self, version: u32) -> Result<()> {
+        self.table(version)?.communicators.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
     }
 }

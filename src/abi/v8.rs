@@ -1,30 +1,24 @@
-//! ncclNet version 8: the vtable `ncclNetPlugin_v8`, and one thunk per slot, which passes its arguments on in neutral types.
+//! ncclNet version 8: the table `ncclNetPlugin_v8`, and a function for each slot, which passes its arguments on in neutral types.
+//! Later versions share most of the functions.
 //!
-//! A thunk is `unsafe` for the reason given in [`super::calls`]: NCCL's pointers.
+//! A function is `unsafe` for the reason given in [`super::calls`]: NCCL's pointers.
 
 use super::calls::{self, Properties};
 use super::nccl::{self, ncclNetDeviceHandle_v8_t, ncclNetProperties_v8_t, ncclResult_t};
+use super::table::{Exported, slots};
 use super::{datapath, process};
 use std::ffi::{c_int, c_void};
-
-/// A vtable, which NCCL only reads.
-#[repr(transparent)]
-#[derive(Debug)]
-pub struct Vtable(nccl::ncclNet_v8_t);
-
-// SAFETY: never written; its one data pointer is to a static string.
-unsafe impl Sync for Vtable {}
 
 /// The symbol that NCCL looks up.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v8: Vtable = Vtable(nccl::ncclNet_v8_t {
+pub static ncclNetPlugin_v8: Exported<nccl::ncclNet_v8_t> = Exported(nccl::ncclNet_v8_t {
     name: process::NAME.as_ptr(),
-    init: Some(init),
-    devices: Some(devices),
+    init: Some(init::<8>),
+    devices: Some(devices::<8>),
     getProperties: Some(get_properties),
-    listen: Some(listen),
-    connect: Some(connect),
+    listen: Some(listen::<8>),
+    connect: Some(connect::<8>),
     accept: Some(accept),
     regMr: Some(reg_mr),
     regMrDmaBuf: Some(reg_mr_dma_buf),
@@ -40,7 +34,7 @@ pub static ncclNetPlugin_v8: Vtable = Vtable(nccl::ncclNet_v8_t {
     irecvConsumed: None,
 });
 
-fn properties(of: Properties) -> ncclNetProperties_v8_t {
+fn properties(of: Properties<'_>) -> ncclNetProperties_v8_t {
     ncclNetProperties_v8_t {
         name: of.name.cast_mut(),
         pciPath: of.pci_path.cast_mut(),
@@ -57,51 +51,38 @@ fn properties(of: Properties) -> ncclNetProperties_v8_t {
     }
 }
 
-/// Defines thunks. Each one's body is the call that it passes its arguments on to.
-macro_rules! thunks {
-    ($($name:ident($($arg:ident: $type:ty),*) => $call:expr;)*) => {$(
-        unsafe extern "C" fn $name($($arg: $type),*) -> ncclResult_t {
-            // SAFETY: the arguments are NCCL's.
-            unsafe { $call }
-        }
-    )*};
-}
-
-thunks! {
-    devices(count: *mut c_int) => calls::devices(count);
-    get_properties(dev: c_int, props: *mut ncclNetProperties_v8_t) => calls::get_properties(dev, props, properties);
-    listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) => calls::listen(dev, handle, listen_comm);
-    connect(
-        dev: c_int, handle: *mut c_void, send_comm: *mut *mut c_void, _device: *mut *mut ncclNetDeviceHandle_v8_t
-    ) => calls::connect(dev, handle, send_comm);
-    accept(
-        listen_comm: *mut c_void, recv_comm: *mut *mut c_void, _device: *mut *mut ncclNetDeviceHandle_v8_t
-    ) => calls::accept(listen_comm, recv_comm);
+slots! {
+    init<VERSION>(log_function: nccl::ncclDebugLogger_t) => calls::init(VERSION, log_function);
+    devices<VERSION>(count: *mut c_int) => calls::devices(VERSION, count);
+    get_properties(dev: c_int, props: *mut ncclNetProperties_v8_t) => calls::get_properties(8, dev, props, properties);
+    listen<VERSION>(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void)
+        => calls::listen(VERSION, dev, handle, listen_comm);
+    connect<VERSION>(
+        dev: c_int, handle: *mut c_void, send_comm: *mut *mut c_void, _device: *mut *mut ncclNetDeviceHandle_v8_t,
+    ) => calls::connect(VERSION, dev, handle, send_comm);
+    accept(listen_comm: *mut c_void, recv_comm: *mut *mut c_void, _device: *mut *mut ncclNetDeviceHandle_v8_t)
+        => calls::accept(listen_comm, recv_comm);
     reg_mr(comm: *mut c_void, data: *mut c_void, size: usize, kind: c_int, mhandle: *mut *mut c_void)
         => calls::register("regMr", comm, data, size, kind, None, mhandle);
     reg_mr_dma_buf(
         comm: *mut c_void, data: *mut c_void, size: usize, kind: c_int, offset: u64, fd: c_int,
-        mhandle: *mut *mut c_void
+        mhandle: *mut *mut c_void,
     ) => calls::register("regMrDmaBuf", comm, data, size, kind, Some((fd, offset)), mhandle);
     dereg_mr(_comm: *mut c_void, mhandle: *mut c_void) => calls::deregister(mhandle);
     isend(
         send_comm: *mut c_void, data: *mut c_void, size: c_int, tag: c_int, mhandle: *mut c_void,
-        request: *mut *mut c_void
+        request: *mut *mut c_void,
     ) => datapath::isend(send_comm, data, size, tag, mhandle, request);
     irecv(
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut c_int, tags: *mut c_int,
-        mhandles: *mut *mut c_void, request: *mut *mut c_void
+        mhandles: *mut *mut c_void, request: *mut *mut c_void,
     ) => datapath::irecv(recv_comm, n, data, sizes, tags, mhandles, request);
     iflush(
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut c_int, mhandles: *mut *mut c_void,
-        request: *mut *mut c_void
+        request: *mut *mut c_void,
     ) => datapath::iflush(recv_comm, n, data, sizes, mhandles, request);
     test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) => datapath::test(request, done, sizes);
     close_send(comm: *mut c_void) => calls::close_send(comm);
     close_recv(comm: *mut c_void) => calls::close_recv(comm);
     close_listen(comm: *mut c_void) => calls::close_listen(comm);
-}
-
-unsafe extern "C" fn init(log_function: nccl::ncclDebugLogger_t) -> ncclResult_t {
-    calls::init(log_function)
 }

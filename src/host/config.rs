@@ -68,6 +68,8 @@ pub struct Config {
     pub fail_on_async_error: bool,
     /// Equal ports of one card are one device to NCCL.
     pub merge_nics: bool,
+    /// Ports are merged as NCCL says, also where they are not equal ports of one card.
+    pub merge_any: bool,
     /// Virtual functions of one card share a PCI path.
     pub merge_vfs: bool,
     /// Received data is flushed to GPU memory.
@@ -178,6 +180,9 @@ impl Config {
             query_port_speed: reader.flag("NCCL_IB_QUERY_PORT_SPEED")?,
             fail_on_async_error: reader.flag("NCCL_IB_RETURN_ASYNC_EVENTS")?,
             merge_nics: reader.flag("NCCL_IB_MERGE_NICS")?,
+            merge_any: ["NCCL_NET_FORCE_MERGE", "NCCL_NET_MERGE_LEVEL"]
+                .into_iter()
+                .any(|name| reader.text(name).is_some()),
             merge_vfs: reader.flag("NCCL_IB_MERGE_VFS")?,
             flush: !reader.flag("NCCL_GDR_FLUSH_DISABLE")?,
             interfaces: InterfaceFilter::parse(&reader.text("NCCL_SOCKET_IFNAME").unwrap_or_default()),

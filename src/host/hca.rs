@@ -7,14 +7,25 @@ use crate::error::{Error, Result};
 pub struct HcaFilter {
     exclude: bool,
     exact: bool,
-    entries: Vec<(String, Option<u8>)>,
+    entries: Vec<Entry>,
+}
+
+/// One `name[:port[:rail:plane]]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Entry {
+    name: String,
+    /// `None`: every port.
+    port: Option<u8>,
+    /// Numbers of the fabric's rail and plane that the port is on; -1: not said.
+    rail: i16,
+    plane: i16,
 }
 
 impl HcaFilter {
     /// Parses the setting. An empty text admits every port.
     ///
     /// # Errors
-    /// A port is not a number from 1 to 255.
+    /// A port is not a number from 1 to 255, or a rail or plane is not one from -1 to 32767.
     pub fn parse(text: &str) -> Result<Self> {
         let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
@@ -22,16 +33,7 @@ impl HcaFilter {
             .split(',')
             .map(str::trim)
             .filter(|entry| !entry.is_empty())
-            .map(|entry| match entry.split_once(':') {
-                None => Ok((entry.to_owned(), None)),
-                // NCCL 2.30 allows rail and plane after the port. ncclNet version 8 has no field for them: they are ignored.
-                Some((name, place)) => match place.split(':').next().unwrap_or_default().parse::<u8>() {
-                    Ok(n) if n > 0 => Ok((name.to_owned(), Some(n))),
-                    _ => Err(Error::usage(format!(
-                        "NCCL_IB_HCA={text}: port {place:?} of {name:?}: a number from 1 to 255 is expected"
-                    ))),
-                },
-            })
+            .map(|entry| Entry::parse(entry, text))
             .collect::<Result<_>>()?;
         Ok(Self { exclude, exact, entries })
     }
@@ -39,12 +41,49 @@ impl HcaFilter {
     /// Whether `port` of device `name` is to be used.
     pub fn admits(&self, name: &str, port: u8) -> bool {
         // An empty list stands for all ports, after `^` too, as in NCCL's built-in transport.
-        let listed = self.entries.is_empty()
-            || self.entries.iter().any(|(wanted, wanted_port)| {
-                let named = if self.exact { name == wanted } else { name.starts_with(wanted.as_str()) };
-                named && wanted_port.is_none_or(|p| p == port)
-            });
+        let listed = self.entries.is_empty() || self.entry(name, port).is_some();
         listed != self.exclude
+    }
+
+    /// The first entry that `port` of device `name` is named by.
+    fn entry(&self, name: &str, port: u8) -> Option<&Entry> {
+        self.entries.iter().find(|entry| {
+            let named = if self.exact { name == entry.name } else { name.starts_with(entry.name.as_str()) };
+            named && entry.port.is_none_or(|p| p == port)
+        })
+    }
+
+    /// The numbers of the fabric's rail and plane that `port` of device `name` is on; -1: not said.
+    pub fn rail_and_plane(&self, name: &str, port: u8) -> (i16, i16) {
+        let entry = self.entry(name, port).filter(|_| !self.exclude);
+        entry.map_or((-1, -1), |entry| (entry.rail, entry.plane))
+    }
+}
+
+impl Entry {
+    /// Parses `entry` of the setting `text`.
+    fn parse(entry: &str, text: &str) -> Result<Self> {
+        let mut parts = entry.split(':');
+        let name = parts.next().unwrap_or_default().to_owned();
+        let expected = |what: &str, place: &str, range: &str| {
+            Err(Error::usage(format!(
+                "NCCL_IB_HCA={text}: {what} {place:?} of {name:?}: a number from {range} is expected"
+            )))
+        };
+        let port = match parts.next().map(|place| (place, place.parse::<u8>())) {
+            None => None,
+            Some((_, Ok(port))) if port > 0 => Some(port),
+            Some((place, _)) => return expected("port", place, "1 to 255"),
+        };
+        let [mut rail, mut plane] = [-1; 2];
+        for (what, number) in [("rail", &mut rail), ("plane", &mut plane)] {
+            let Some(place) = parts.next() else { continue };
+            match place.parse::<i16>() {
+                Ok(given) if given >= -1 => *number = given,
+                _ => return expected(what, place, "-1 to 32767"),
+            }
+        }
+        Ok(Self { name, port, rail, plane })
     }
 }
 
@@ -74,6 +113,20 @@ mod tests {
         assert!(admits("=", "mlx5_0", 1), "lists everything");
         assert!(!admits("=^mlx5_0", "mlx5_0", 1), "the other order is a name");
         assert!(admits("mlx5_1, mlx5_0:1", "mlx5_0", 1));
+    }
+
+    #[test]
+    fn rail_and_plane_are_those_of_the_first_entry_that_names_the_port() {
+        let of = |filter: &str, name: &str, port| HcaFilter::parse(filter).expect("valid").rail_and_plane(name, port);
+        assert_eq!(of("mlx5_0:1:3:0,mlx5_1:1:4:1", "mlx5_0", 1), (3, 0));
+        assert_eq!(of("mlx5_0:1:3:0,mlx5_1:1:4:1", "mlx5_1", 1), (4, 1));
+        assert_eq!(of("mlx5_0:1:3", "mlx5_0", 1), (3, -1));
+        assert_eq!(of("mlx5_0:1:3:0", "mlx5_0", 2), (-1, -1));
+        assert_eq!(of("^mlx5_1:1:3:0", "mlx5_0", 1), (-1, -1));
+        assert_eq!(of("", "mlx5_0", 1), (-1, -1));
+        for wrong in ["mlx5_0:1:x:0", "mlx5_0:1:0:-2", "mlx5_0:1:32768:0"] {
+            assert!(HcaFilter::parse(wrong).expect_err("no number").text().contains("-1 to 32767"), "{wrong}");
+        }
     }
 
     #[test]

@@ -115,6 +115,16 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(0, 1, 1),
         "1: equal ports of one card are one device, up to 4; 0: each port is a device of its own",
     ),
+    variable(
+        "NCCL_NET_FORCE_MERGE",
+        Kind::Text,
+        "NCCL 2.24 and later: devices that NCCL merges; set to anything, Ferrite lets NCCL merge ports that are not equal ports of one card",
+    ),
+    variable(
+        "NCCL_NET_MERGE_LEVEL",
+        Kind::Text,
+        "NCCL 2.24 and later: how near ports are that NCCL merges; else as NCCL_NET_FORCE_MERGE",
+    ),
     variable("NCCL_IB_MERGE_VFS", Kind::Number(0, 1, 1), "1: virtual functions of one card share a PCI path"),
     variable("NCCL_GDR_FLUSH_DISABLE", Kind::Number(0, 1, 0), "1: flushes of GPU memory do nothing"),
     variable(

@@ -22,6 +22,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Network {
     devices: Vec<Arc<Nic>>,
+    merges_any_ports: bool,
     interface: Option<Interface>,
     connectors: Arc<Connectors>,
     /// The time that a client has for its first frame.
@@ -46,7 +47,9 @@ impl Network {
         if !devices.is_empty() {
             open_stats(&config);
         }
-        let net = Self { devices, interface, connectors: Arc::default(), first_frame_limit, control: Mutex::default() };
+        let merges_any_ports = config.merge_any;
+        let (connectors, control) = (Arc::default(), Mutex::default());
+        let net = Self { devices, merges_any_ports, interface, connectors, first_frame_limit, control };
         net.log_devices(&config);
         Ok(net)
     }
@@ -56,22 +59,22 @@ impl Network {
         &self.devices
     }
 
-    /// Device number `index`.
-    ///
-    /// # Errors
-    /// There is no such device.
-    pub fn device(&self, index: i32) -> Result<&Arc<Nic>> {
-        let found = usize::try_from(index).ok().and_then(|i| self.devices.get(i));
-        found.ok_or_else(|| Error::argument(format!("device {index}: there are {}", self.devices.len())))
+    /// A device for each port of the devices, in their order.
+    pub fn ports(&self) -> Vec<Arc<Nic>> {
+        self.devices.iter().flat_map(Nic::split).collect()
     }
 
-    /// A listener on device number `index`.
+    /// Whether the user has asked NCCL to merge ports also where [`Nic::merge`] would not.
+    pub fn merges_any_ports(&self) -> bool {
+        self.merges_any_ports
+    }
+
+    /// A listener on `device`.
     ///
     /// # Errors
-    /// There is no such device, or no TCP port is free.
-    pub fn listen(&self, index: i32) -> Result<Listener> {
+    /// No TCP port is free.
+    pub fn listen(&self, device: &Arc<Nic>) -> Result<Listener> {
         self.connectors.sweep();
-        let device = self.device(index)?;
         let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
         Listener::new(Arc::clone(device), self.control()?, interface)
     }
@@ -85,12 +88,12 @@ impl Network {
         Ok(Arc::clone(known.insert(driver)))
     }
 
-    /// Connects device number `index` to the listener whose handle is `bytes`, in as many calls as it takes. From one call to the
+    /// Connects `device` to the listener whose handle is `bytes`, in as many calls as it takes. From one call to the
     /// next, the handle keeps the number of the unfinished connection.
     ///
     /// # Errors
     /// The handle is not Ferrite's, or the connection fails.
-    pub fn connect(&self, index: i32, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
+    pub fn connect(&self, device: &Arc<Nic>, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
         let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
         let cookie = handle::cookie(bytes);
         let known = self.connectors.take(cookie).filter(|c| c.leads_to(&handle));
@@ -100,7 +103,7 @@ impl Network {
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
-                (cookie, Connector::new(Arc::clone(self.device(index)?), handle, self.control()?))
+                (cookie, Connector::new(Arc::clone(device), handle, self.control()?))
             }
         };
         // No lock is held here: creating queue pairs takes time.
@@ -110,7 +113,7 @@ impl Network {
             handle::set_cookie(bytes, cookie);
             self.connectors.put(cookie, connector);
             let task: Arc<dyn PeriodicTask> = Arc::clone(&self.connectors) as _;
-            self.device(index)?.watch_set_up(&self.control()?, Some(&task))?;
+            device.watch_set_up(&self.control()?, Some(&task))?;
         }
         done
     }

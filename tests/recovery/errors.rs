@@ -1,12 +1,17 @@
 //! Work requests and queue pairs that fail: some are cured by new queue pairs, others are the fault of a program.
 
 use crate::common::log::{log, said};
+use crate::common::plugin_transport;
 use crate::common::setting::set;
 use crate::fabric::{Fabric, all_arrives_on_each_fabric, recoveries, run};
 use crate::stream::{SHORT, Stream};
 use ferrite::error::{Error, Result};
 use ferrite::nccl::abi;
-use ferrite::pair::WorkerCtx;
+use ferrite::pair::{PeerConn, WorkerCtx};
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::deadline::{finished, posted};
+use std::sync::Arc;
+use testkit::wait::wait_until;
 
 all_arrives_on_each_fabric!(
     all_arrives_if_queue_pairs_of_both_ends_fail,
@@ -51,6 +56,41 @@ fn a_refused_key_ends_the_connection_at_both_ends_and_nothing_is_sent_again() ->
         assert!(worker.rank() == 1 || said(&words), "{}", log());
         assert_eq!(recoveries(), 0, "{}", log());
         Ok(())
+    })
+}
+
+/// The receiver's device flushes a clear-to-send, which new queue pairs would cure; the sender has not polled the refusal by then.
+#[test]
+fn a_refused_key_ends_the_connection_if_the_peer_finds_a_fault_first() -> Result<()> {
+    let rules = "access-error opcode=write-imm device=softrnic0 times=1";
+    run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules)], |worker| {
+        let transport = plugin_transport()?;
+        let PeerConn { send, recv } = PeerConn::open(worker, &transport, worker.rank())?;
+        let memory = Arc::new(Buffer::new(4096)?);
+        let mut deadline = worker.deadline("an error");
+        if worker.rank() == 0 {
+            let out = send.register(&memory)?;
+            let sending = posted(&mut deadline, || send.send(&out, 0, 64, 1))?;
+            wait_until("the fence that the receiver asks for", || said(&["recovering the connection", "Fence"]));
+            let error = finished(&mut deadline, sending, &mut [0]).expect_err("it is refused again and again");
+            assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
+            assert!(said(&["remote access error"]), "{}", log());
+            return worker.barrier();
+        }
+        let into = recv.register(&memory)?;
+        let mut receives = Vec::new();
+        let error = loop {
+            let posted = if receives.len() < 32 { recv.receive(&into, 0, 64, 1) } else { Ok(None) };
+            match posted.map(|receive| receives.extend(receive)) {
+                Err(error) => break error,
+                Ok(()) => deadline.idle()?,
+            }
+            if let Some(Err(error)) = receives.first_mut().map(|receive| receive.test(&mut [0])) {
+                break error;
+            }
+        };
+        assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
+        worker.barrier()
     })
 }
 

@@ -62,7 +62,7 @@ impl Case {
     /// `dist/bin/ferrite SUBCOMMAND` with this case's transport: what it prints. It has to end well.
     pub(crate) fn ferrite(&self, subcommand: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Result<String> {
         let source = match self.source()? {
-            Source::Plugin { path } => ["--plugin".into(), path],
+            Source::Plugin { path, .. } => ["--plugin".into(), path],
             Source::Stock { nccl } | Source::Loader { nccl, .. } => ["--stock".into(), nccl],
         };
         let mut command = Command::new(dist().join("bin/ferrite"));

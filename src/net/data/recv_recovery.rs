@@ -152,7 +152,7 @@ impl RecvPath {
     #[cold]
     #[inline(never)]
     pub(super) fn handle_failure(&mut self, peer: &Arc<PeerState>, error: Error) -> Result<()> {
-        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable || peer.is_recovering())
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
             && !peer.is_broken()
         {
             return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(peer, e));

@@ -156,16 +156,14 @@ impl SendPath {
         self.poll_rails().or_else(|e| self.handle_failure(e).map(|()| 1))
     }
 
-    /// Something has failed: new queue pairs may cure it, or else the connection ends. Once the queue pairs are to be replaced, any
-    /// failure of theirs is one of queue pairs that are given up.
+    /// Something has failed: new queue pairs may cure it, or else the connection ends.
     ///
     /// # Errors
     /// It ends.
     #[cold]
     #[inline(never)]
     pub(super) fn handle_failure(&mut self, error: Error) -> Result<()> {
-        let is_given_up = self.peer.is_recovering() && matches!(self.mode, Mode::Running | Mode::Fenced);
-        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable || is_given_up)
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
             && !self.peer.is_broken()
         {
             return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(&self.peer, e));

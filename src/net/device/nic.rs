@@ -75,21 +75,19 @@ impl Nic {
                 None => groups.push(vec![Arc::clone(rail)]),
             }
         }
-        let borrows = config.failover && config.spare;
-        let new = |group: Vec<Arc<Rail>>| {
-            let spares = if borrows { Spares::of(&group, &rails) } else { Spares::default() };
-            Arc::new(Self::new(group, spares, config, workers, explainer))
-        };
+        let new = |group: Vec<Arc<Rail>>| Arc::new(Self::new(group, &rails, config, workers, explainer));
         groups.into_iter().map(new).collect()
     }
 
+    /// The device with `rails`, of `all` ports.
     fn new(
         rails: Vec<Arc<Rail>>,
-        spares: Spares,
+        all: &[Arc<Rail>],
         config: &Arc<Config>,
         workers: &Arc<Workers>,
         explainer: &Arc<Explainer>,
     ) -> Self {
+        let spares = if config.failover && config.spare { Spares::of(&rails, all) } else { Spares::default() };
         let names: Vec<_> = rails.iter().map(|rail| rail.name.as_str()).collect();
         let name = names.join("+");
         let mut cards: Vec<Arc<Card>> = Vec::new();
@@ -109,6 +107,66 @@ impl Nic {
             explainer: Arc::clone(explainer),
             notices: Notices::default(),
         }
+    }
+
+    /// A device for each of its ports; itself, if it has one.
+    pub fn split(self: &Arc<Self>) -> Vec<Arc<Self>> {
+        if self.rails.len() == 1 {
+            return vec![Arc::clone(self)];
+        }
+        let all = self.ports_around();
+        self.rails.iter().map(|rail| Arc::new(self.like(vec![Arc::clone(rail)], &all))).collect()
+    }
+
+    /// A device with other `rails`, of `all` ports, which shares with this one what all devices share.
+    fn like(&self, rails: Vec<Arc<Rail>>, all: &[Arc<Rail>]) -> Self {
+        Self::new(rails, all, &self.config, &self.workers, &self.explainer)
+    }
+
+    /// Its ports, and those that it may borrow.
+    fn ports_around(&self) -> Vec<Arc<Rail>> {
+        self.rails.iter().cloned().chain(self.spares.by_preference()).collect()
+    }
+
+    /// The device of all `ports`, which are devices of one port each. `any`: they may be of several cards and of different speeds.
+    ///
+    /// # Errors
+    /// They cannot be one device, or the user does not want it.
+    pub fn merge(ports: &[Arc<Self>], any: bool) -> Result<Self> {
+        let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
+        let refused = |why: &str| Err(Error::usage(format!("{} cannot be one device: {why}", names.join(" and "))));
+        let Some(of) = ports.first() else { return refused("there is no port") };
+        let first = of.first();
+        let twice = ports.iter().enumerate().any(|(i, port)| names[..i].contains(&port.name.as_str()));
+        let fits = |port: &Arc<Self>| match any {
+            true => port.first().infiniband == first.infiniband,
+            false => are_equal_ports(first, port.first()),
+        };
+        match () {
+            () if !of.config.merge_nics => refused("NCCL_IB_MERGE_NICS=0"),
+            () if ports.len() > MAX_RAILS => refused(&format!("{MAX_RAILS} ports are possible")),
+            () if twice => refused("a port is named twice"),
+            () if any && !ports.iter().all(fits) => refused("their link layers differ"),
+            () if !ports.iter().all(fits) => {
+                refused("they are not equal ports of one card (NCCL_NET_FORCE_MERGE and NCCL_NET_MERGE_LEVEL allow it)")
+            }
+            () => {
+                let rails = ports.iter().flat_map(|port| &port.rails).cloned().collect();
+                // What a port may borrow includes its sisters on other cards, if they are no members.
+                Ok(of.like(rails, &of.ports_around()))
+            }
+        }
+    }
+
+    /// The numbers of the rail and of the plane of the fabric that the user says all of its ports are on; -1: not said, or different
+    /// ones.
+    pub fn rail_and_plane(&self) -> (i16, i16) {
+        let of = |rail: &Arc<Rail>| rail.config.hca.rail_and_plane(rail.card.context.name(), rail.port);
+        let mut all = self.rails.iter().map(of);
+        let first = all.next().unwrap_or((-1, -1));
+        all.fold(first, |(rail, plane), other| {
+            (if rail == other.0 { rail } else { -1 }, if plane == other.1 { plane } else { -1 })
+        })
     }
 
     /// Its first rail.

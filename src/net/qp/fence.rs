@@ -5,11 +5,11 @@
 //! So once as many have completed as were posted, all that has arrived is known, and nothing more will arrive. Once a queue pair is
 //! destroyed, the device neither reads nor writes memory for it.
 
-use super::set::{ConnectedQp, QpSet};
+use super::set::QpSet;
 use super::wr_id::WrId;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::net::control::peer_state::PeerState;
 use crate::proto::QpIndex;
-use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::status::Status;
 use crate::verbs::work::Batch;
 use std::time::{Duration, Instant};
@@ -23,11 +23,14 @@ const PAUSE: Duration = Duration::from_micros(50);
 pub struct Drained {
     /// Queue pairs, and the immediates of the messages.
     pub arrivals: Vec<(QpIndex, u32)>,
+    /// The error of a work request that would fail on new queue pairs as well.
+    pub failure: Option<Error>,
 }
 
 impl QpSet {
-    /// Moves all queue pairs to state ERROR, polls until all of their receives have completed, and destroys them.
-    pub fn fence(mut self) -> Drained {
+    /// Moves all queue pairs, which are connected to `peer`, to state ERROR, polls until all of their receives have completed, and
+    /// destroys them.
+    pub fn fence(mut self, peer: &PeerState) -> Drained {
         for connected in &mut self.qps {
             if let Err(e) = connected.qp.fail() {
                 // The device has failed, and completes nothing more.
@@ -39,13 +42,13 @@ impl QpSet {
         let limit = Instant::now() + DRAIN_LIMIT;
         loop {
             let mut polled = 0;
-            for (place, on) in (0..).zip(&self.rails) {
-                match drained.poll(&on.queue, &mut self.qps) {
+            for place in 0..self.rails.len() {
+                match self.drain_rail(place, peer, &mut drained) {
                     Ok(count) => polled += count,
                     // The queue has failed, and reports nothing more.
                     Err(e) => {
                         log::debug!("{e}");
-                        let of_rail = |index: u8| self.striping.place_of(QpIndex(index)) == place;
+                        let of_rail = |index: u8| usize::from(self.striping.place_of(QpIndex(index))) == place;
                         let qps = (0..).zip(&mut self.qps).filter(|(index, _)| of_rail(*index));
                         qps.for_each(|(_, connected)| connected.receives = 0);
                     }
@@ -64,22 +67,24 @@ impl QpSet {
             }
         }
     }
-}
 
-impl Drained {
-    /// Takes a batch of completions of `queue` in, and returns their number.
+    /// Takes a batch of completions of the rail at `place` in, and returns their number.
     ///
     /// # Errors
     /// The queue has failed.
-    fn poll(&mut self, queue: &CompletionQueue, qps: &mut [ConnectedQp]) -> Result<usize> {
+    fn drain_rail(&mut self, place: usize, peer: &PeerState, drained: &mut Drained) -> Result<usize> {
         let mut batch = Batch::default();
-        let completions = queue.poll(&mut batch)?;
+        let completions = self.rails[place].queue.poll(&mut batch)?;
         for completion in completions {
+            let status = completion.status();
+            if status != Status::SUCCESS && !status.is_recoverable() && drained.failure.is_none() {
+                drained.failure = Some(self.failure(peer, completion));
+            }
             let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { continue };
-            let Some(connected) = qps.get_mut(usize::from(qp)) else { continue };
+            let Some(connected) = self.qps.get_mut(usize::from(qp)) else { continue };
             connected.receives = connected.receives.saturating_sub(1);
-            if completion.status() == Status::SUCCESS {
-                self.arrivals.push((QpIndex(qp), completion.imm()));
+            if status == Status::SUCCESS {
+                drained.arrivals.push((QpIndex(qp), completion.imm()));
             }
         }
         Ok(completions.len())

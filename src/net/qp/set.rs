@@ -253,9 +253,10 @@ impl QpSet {
         }
     }
 
+    /// The error for a work request that has failed.
     #[cold]
     #[inline(never)]
-    fn failure(&self, peer: &PeerState, completion: &Completion) -> Error {
+    pub(super) fn failure(&self, peer: &PeerState, completion: &Completion) -> Error {
         let (on, between) = self.ends(WrId::from_bits(completion.id()).qp());
         let error = failure(completion, &on, &between, peer);
         if completion.status().is_recoverable() { error.recoverable() } else { error }
@@ -289,23 +290,29 @@ impl QpSet {
 }
 
 /// Calls `handle` for each completion that succeeded, also after it has failed for another one: what has arrived is not reported
-/// again. Returns the first completion that failed, and the first error of `handle`.
+/// again. Returns the first completion that failed, one that would fail again before others, and the first error of `handle`.
 #[inline(always)]
 fn take_in<'c>(
     qps: &mut [ConnectedQp],
     completions: &'c [Completion],
     handle: &mut impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
 ) -> (Option<&'c Completion>, Result<()>) {
-    let (mut failed, mut outcome) = (None, Ok(()));
+    let (mut failed, mut outcome): (Option<&Completion>, _) = (None, Ok(()));
     for completion in completions {
         if completion.status() != Status::SUCCESS {
             handle_flushed(qps, completion);
-            failed = failed.or(Some(completion));
+            // What fails on new queue pairs as well counts most: others may have been flushed before it.
+            failed = failed.filter(|known| !is_worse(completion, known)).or(Some(completion));
         } else if let Err(e) = handle(qps, completion) {
             outcome = outcome.and(Err(e));
         }
     }
     (failed, outcome)
+}
+
+/// Whether `completion` would fail again on new queue pairs, and `known` would not.
+fn is_worse(completion: &Completion, known: &Completion) -> bool {
+    known.status().is_recoverable() && !completion.status().is_recoverable()
 }
 
 /// A work request has failed. A receive that is flushed is not posted any more.

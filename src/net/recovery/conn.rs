@@ -186,7 +186,10 @@ impl ConnRecovery {
             Action::Send(message) => self.peer.stream().send(message.kind(), message.body()),
             Action::Fence => {
                 work.is_draining = false;
-                let drained = end.take_qps()?.fence();
+                let drained = end.take_qps()?.fence(&self.peer);
+                if let Some(error) = drained.failure {
+                    return Err(error);
+                }
                 end.handle_drained(&drained)?;
                 work.machine.handle_fenced(self.now());
                 self.look_at_ports(work, end);

@@ -133,9 +133,9 @@ fn parallel_checks_are_reported_in_order() {
 #[test]
 fn checks_are_listed_without_a_transport_and_an_unknown_number_is_named() {
     let (code, stdout, stderr) = ferrite(&["check", "--list"], &[]);
-    assert_eq!((code, stdout.lines().count()), (0, 60), "{stderr}");
-    let (code, _, stderr) = ferrite(&["check", "--stock", "--only", "61"], &[]);
-    assert!(code == 2 && stderr.contains("there is no check 61"), "{stderr}");
+    assert_eq!((code, stdout.lines().count()), (0, 65), "{stderr}");
+    let (code, _, stderr) = ferrite(&["check", "--stock", "--only", "66"], &[]);
+    assert!(code == 2 && stderr.contains("there is no check 66"), "{stderr}");
 }
 
 /// Ferrite itself, with these arguments; nothing may fail. What needs a GPU is not tried: that is known, and no news.

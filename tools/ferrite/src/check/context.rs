@@ -67,12 +67,12 @@ impl<'s> Context<'s> {
         Ok(transport)
     }
 
-    /// The transport's version 8 functions themselves.
+    /// The transport's functions themselves.
     ///
     /// # Errors
-    /// Those of [`Context::transport`]; [`Error::Misuse`] for another version.
+    /// Those of [`Context::transport`].
     pub(super) fn raw(&mut self) -> Result<Raw> {
-        Raw::of(&self.transport()?)
+        Ok(Raw::of(&self.transport()?))
     }
 
     /// The device that a rank uses: rank 1 the second one where there are two.

@@ -9,7 +9,7 @@
 //! | `points` | the points themselves, a chapter a file, and the table of all |
 //! | `context` | what a step can use, in each of its two processes |
 //! | `wait`, `local_messages` | polling with a limit; messages within one process |
-//! | `raw` | calls of version 8's functions with arguments of any kind |
+//! | `raw` | calls of a table's functions with arguments of any kind |
 //! | `relay` | a TCP relay between the two ends of a connection |
 //! | `softrnic` | the software device's command line |
 //! | `worker` | one of the two processes of a step |

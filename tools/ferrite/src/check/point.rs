@@ -9,7 +9,7 @@ use crate::error::Result;
 /// Something that a transport has to keep.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Point {
-    /// 1 to 60; the same point has the same number for ever.
+    /// From 1; the same point has the same number for ever.
     pub(crate) number: u32,
     /// For `--only`.
     pub(crate) name: &'static str,
@@ -57,8 +57,6 @@ pub(crate) struct Env {
     pub(crate) host: Host,
     /// Rank 0 does everything; rank 1 only waits.
     pub(crate) alone: bool,
-    /// Calls the functions of version 8 by itself.
-    pub(crate) raw: bool,
     /// A process that is silent for so long counts as hung; s.
     pub(crate) timeout_s: u64,
     /// Only with `--long`.
@@ -89,7 +87,7 @@ pub(crate) enum Host {
 
 /// Both ranks work.
 pub(super) const BOTH_RANKS: Env =
-    Env { vars: &[], rank1_vars: &[], host: Host::Plain, alone: false, raw: false, timeout_s: 20, long: false };
+    Env { vars: &[], rank1_vars: &[], host: Host::Plain, alone: false, timeout_s: 20, long: false };
 /// Rank 0 works.
 pub(super) const RANK0_ONLY: Env = Env { alone: true, ..BOTH_RANKS };
 

@@ -52,8 +52,6 @@ pub(crate) struct CheckRequest {
     pub(crate) program: PathBuf,
     /// The transport.
     pub(crate) source: Source,
-    /// Whether the transport speaks version 8.
-    pub(crate) version8: bool,
     /// NCCL 2.21.5, if it is in the cache.
     pub(crate) built_in: Option<PathBuf>,
     /// The software device; `None`: the devices of this machine, without faults.
@@ -117,10 +115,6 @@ impl CheckRequest {
         let mut details: Vec<String> = Vec::new();
         let mut skipped: Vec<String> = Vec::new();
         for (index, step) in steps.iter().enumerate().filter(|(_, step)| self.long || !step.env.long) {
-            if step.env.raw && !self.version8 {
-                skipped.push("needs a transport of interface v8".into());
-                continue;
-            }
             if self.softrnic.is_none() && step.env.needs_softrnic() {
                 skipped.push(format!("needs {SOFTWARE_DEVICE}"));
                 continue;

@@ -10,7 +10,7 @@ use crate::cli::device_args::VerbsName;
 use crate::cli::exit::Exit;
 use crate::cli::source_args::SourceArgs;
 use crate::error::{Error, Result};
-use crate::nccl::library::Source;
+use crate::nccl::library::{self, Source};
 use crate::nccl::release::NcclRelease;
 use crate::nccl::{cache, stock_library};
 use crate::system::dist::Dist;
@@ -44,7 +44,7 @@ pub(super) struct Check {
     #[arg(long)]
     long: bool,
     /// Names all checks and what they claim, and does nothing
-    #[arg(long, group = "SourceArgs")]
+    #[arg(long, group = "TransportArgs")]
     list: bool,
     /// Folder of the software device's libibverbs.so.1 [default: ../softrnic beside this program]
     #[arg(long, value_name = "DIR")]
@@ -111,13 +111,14 @@ impl Check {
             VerbsName::System => None,
         };
         let source = absolute(self.source.source()?)?;
-        let version8 = match &source {
-            Source::Stock { nccl } => stock_library::verify(nccl)?.interface == 8,
-            Source::Plugin { .. } | Source::Loader { .. } => true,
-        };
+        if self.rails != 1 && interface(&source)? != 8 {
+            let words =
+                "--rails 2 is about version 8, whose transports merge ports by themselves; later ones: merged-devices";
+            return Err(Error::Usage(words.into()));
+        }
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
         let built_in = cache::cached(NcclRelease::DEFAULT).ok().filter(|path| path.exists());
-        Ok(CheckRequest { program, source, version8, built_in, softrnic, device_config, long: self.long })
+        Ok(CheckRequest { program, source, built_in, softrnic, device_config, long: self.long })
     }
 }
 
@@ -130,11 +131,21 @@ fn software_device(folder: Option<PathBuf>) -> Result<SoftrnicPaths> {
     Ok(SoftrnicPaths { folder, control })
 }
 
+/// The version of the interface that the transport is called by.
+fn interface(source: &Source) -> Result<u32> {
+    match source {
+        Source::Plugin { path, abi } => library::require_plugin(path, *abi),
+        Source::Stock { nccl } | Source::Loader { nccl, .. } => {
+            stock_library::verify(nccl).map(|release| release.interface)
+        }
+    }
+}
+
 /// Processes of a point may be in another folder.
 fn absolute(source: Source) -> Result<Source> {
     match source {
-        Source::Plugin { path } => std::fs::canonicalize(&path)
-            .map(Source::plugin)
+        Source::Plugin { path, abi } => std::fs::canonicalize(&path)
+            .map(|path| Source::Plugin { path, abi })
             .map_err(|e| Error::io(format!("cannot open {}", path.display()), e)),
         other => Ok(other),
     }
@@ -142,8 +153,9 @@ fn absolute(source: Source) -> Result<Source> {
 
 fn title(request: &CheckRequest) -> String {
     let what = match &request.source {
-        Source::Plugin { path } => {
-            path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+        Source::Plugin { path, abi } => {
+            let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+            abi.map_or_else(|| name.clone(), |abi| format!("{name} (interface v{abi})"))
         }
         Source::Stock { nccl } => match stock_library::verify(nccl) {
             Ok(release) => format!("the IB transport of NCCL {release}"),

@@ -93,10 +93,10 @@ impl Compare {
     pub(super) fn run(self, command: Vec<String>) -> Result<Exit> {
         let plugin = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok)?;
         // What is here is looked at before A is fetched, verified and measured.
-        library::require_plugin(&plugin)?;
+        library::require_plugin(&plugin, None)?;
         let verbs = self.common.prepared()?;
         let a = match self.baseline {
-            Some(path) => library::require_plugin(&path).map(|()| Source::plugin(path))?,
+            Some(path) => library::require_plugin(&path, None).map(|_| Source::plugin(path))?,
             None => Source::stock(cache::find(self.nccl.as_deref())?),
         };
         let scope = Scope { find_percent: self.find, ..self.common.scope() };

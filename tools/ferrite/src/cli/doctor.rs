@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::doctor_peers::{Peers, Visit};
+use crate::cli::doctor_peers::{Peers, Session};
 use crate::cli::exit::Exit;
 use crate::doctor::finding::Verdict;
 use crate::doctor::machine::Machine;
-use crate::doctor::report::{self, Looked};
+use crate::doctor::report::{self, RowReport};
 use crate::doctor::root::Root;
 use crate::doctor::rows;
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ Exit code 0: nothing FAILs (and nothing warns, with --fail-on-warn); 1: somethin
 130: interrupted.")]
 pub(super) struct Doctor {
     /// Only these rows, by name
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with_all = ["server", "serve", "job"])]
     only: Vec<String>,
     /// Names all rows and what they look at, and does nothing
     #[arg(long)]
@@ -43,9 +43,9 @@ pub(super) struct Doctor {
     /// The plugin that is tried [default: ../lib/libnccl-net.so beside this program]
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// Processes of the job on this host, one per GPU
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    ranks: u32,
+    /// Processes of the job on this host [default: one for each GPU that the driver has, or 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: Option<u32>,
     #[command(flatten)]
     peers: Peers,
     /// A folder that stands for / where files of /sys, /proc, /etc and /dev are read
@@ -83,9 +83,9 @@ impl Doctor {
         let role = peers.role(|name| std::env::var(name).ok())?;
         let machine = self.machine();
         if let Some(role) = role {
-            return match peers.visit(&machine, &role)? {
-                Visit::Joined(exit) => Ok(exit),
-                Visit::Served(looked) => {
+            return match peers.session(&machine, &role)? {
+                Session::Joined(exit) => Ok(exit),
+                Session::Served(looked) => {
                     if !json {
                         looked.iter().try_for_each(|row| output::write_stdout(&row.text()))?;
                     }
@@ -95,7 +95,7 @@ impl Doctor {
         }
         let mut looked = Vec::new();
         for row in rows {
-            let row = Looked::new(row, (row.look)(&machine));
+            let row = RowReport::new(row, (row.look)(&machine));
             interrupt::check()?;
             if !json {
                 output::write_stdout(&row.text())?;
@@ -110,18 +110,20 @@ impl Doctor {
         let env: BTreeMap<String, String> =
             std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?))).collect();
         let found = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok);
-        Machine::new(Root::new(self.sysroot), env, found.map_err(|problem| problem.to_string()), self.ranks)
+        let root = Root::new(self.sysroot);
+        let gpus = root.names("/proc/driver/nvidia/gpus").len().max(1) as u32;
+        Machine::new(root, env, found.map_err(|problem| problem.to_string()), self.ranks.unwrap_or(gpus))
     }
 }
 
 /// Prints what comes behind the lines, or all as JSON; the exit code.
-fn finish(machine: &Machine, looked: &[Looked], json: bool, fail_on_warn: bool) -> Result<Exit> {
+fn finish(machine: &Machine, looked: &[RowReport], json: bool, fail_on_warn: bool) -> Result<Exit> {
     let host = machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default();
     output::write_stdout(&if json { report::json(&host, looked) } else { report::summary(looked) })?;
     Ok(exit(looked, fail_on_warn))
 }
 
-fn exit(looked: &[Looked], fail_on_warn: bool) -> Exit {
+fn exit(looked: &[RowReport], fail_on_warn: bool) -> Exit {
     let worst = report::worst(looked);
     if worst == Verdict::Fail || worst == Verdict::Warn && fail_on_warn { Exit::Worse } else { Exit::Good }
 }

@@ -1,4 +1,4 @@
-//! The arguments of `ferrite doctor` that make it a visit of several hosts.
+//! The arguments of `ferrite doctor` that make it a session of several hosts.
 
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::Path;
@@ -9,8 +9,8 @@ use clap::Args;
 use crate::cli::exit::Exit;
 use crate::doctor::machine::Machine;
 use crate::doctor::peers::server::Plan;
-use crate::doctor::peers::{host, visit};
-use crate::doctor::report::Looked;
+use crate::doctor::peers::{host, session};
+use crate::doctor::report::RowReport;
 use crate::error::{Error, Result};
 use crate::system::output;
 
@@ -20,7 +20,7 @@ const MASTER_PORT: u16 = 29500;
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct Peers {
-    /// Take part in the visit of the server there
+    /// Take part in the session of the server there
     #[arg(value_name = "HOST:PORT", conflicts_with_all = ["serve", "job"])]
     server: Option<String>,
     /// Look at several hosts, and serve the others at this address [default: 0.0.0.0:0]
@@ -32,7 +32,7 @@ pub(super) struct Peers {
     /// Hosts that take part, with --serve
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=4096))]
     hosts: u16,
-    /// What hosts of one visit have in common [default: the server makes it up; with --job the launcher's job id]
+    /// What hosts of one session have in common [default: the server makes it up; with --job the launcher's job id]
     #[arg(long, value_name = "TEXT")]
     token: Option<String>,
     /// Time of each measurement between hosts; ms
@@ -46,7 +46,7 @@ pub(super) struct Peers {
     full: bool,
 }
 
-/// What this process is in the visit.
+/// What this process is in the session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Role {
     Server { address: String, token: String, hosts: usize },
@@ -54,8 +54,8 @@ pub(super) enum Role {
 }
 
 /// How it ended here.
-pub(super) enum Visit {
-    Served(Vec<Looked>),
+pub(super) enum Session {
+    Served(Vec<RowReport>),
     Joined(Exit),
 }
 
@@ -103,16 +103,16 @@ impl Peers {
         })
     }
 
-    /// Serves the visit, or takes part in it.
-    pub(super) fn visit(&self, machine: &Machine, role: &Role) -> Result<Visit> {
+    /// Serves the session, or takes part in it.
+    pub(super) fn session(&self, machine: &Machine, role: &Role) -> Result<Session> {
         let (address, token, hosts) = match role {
             Role::Host { place, token } => {
-                let code = visit::join(place, machine, token)?;
+                let code = session::join(place, machine, token)?;
                 return match code {
-                    0 => Ok(Visit::Joined(Exit::Good)),
-                    1 => Ok(Visit::Joined(Exit::Worse)),
+                    0 => Ok(Session::Joined(Exit::Good)),
+                    1 => Ok(Session::Joined(Exit::Worse)),
                     _ => Err(Error::Unreadable(format!(
-                        "this host's part in the visit of {place} has failed, see above"
+                        "this host's part in the session of {place} has failed, see above"
                     ))),
                 };
             }
@@ -132,7 +132,7 @@ impl Peers {
             slice: Duration::from_millis(self.slice),
             is_full: self.full,
         };
-        visit::serve(&listener, machine, &plan).map(Visit::Served)
+        session::serve(&listener, machine, &plan).map(Session::Served)
     }
 }
 
@@ -144,7 +144,7 @@ fn new_token() -> Result<String> {
 /// What the hidden subcommand of a host's part does.
 pub(super) fn host(place: &str, plugin: &Path) -> Result<Exit> {
     let host::Ended { failed, warned } = host::main(place, plugin)?;
-    output::write_stderr(format_args!("the visit is over: {failed} FAIL, {warned} warn; the report is the server's"));
+    output::write_stderr(format_args!("the session is over: {failed} FAIL, {warned} warn; the report is the server's"));
     Ok(if failed > 0 { Exit::Worse } else { Exit::Good })
 }
 
@@ -167,7 +167,7 @@ mod tests {
                 ("SLURM_JOB_ID", "77"),
             ];
             let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
-            peers().role(find).expect("all is there").expect("a visit")
+            peers().role(find).expect("all is there").expect("a session")
         };
         assert_eq!(role("0"), Role::Server { address: "0.0.0.0:4002".into(), token: "77".into(), hosts: 3 });
         assert_eq!(role("2"), Role::Host { place: "n0:4002".into(), token: "77".into() });
@@ -179,6 +179,6 @@ mod tests {
         assert!(missing.contains("RANK, SLURM_PROCID"), "{missing}");
         let joined = Peers { server: Some("n0:1".into()), job: false, ..peers() };
         assert!(joined.role(|_| None).is_err_and(|problem| problem.to_string().contains("--token")));
-        assert_eq!(Peers { job: false, ..peers() }.role(|_| None).expect("no visit"), None);
+        assert_eq!(Peers { job: false, ..peers() }.role(|_| None).expect("no session"), None);
     }
 }

@@ -66,10 +66,10 @@ pub(super) struct Outlast {
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     at: Vec<Duration>,
     /// Names all scenarios and does nothing
-    #[arg(long, group = "SourceArgs")]
+    #[arg(long, group = "TransportArgs")]
     list: bool,
     /// Prints a Markdown table of what `--format json` wrote into these files, and runs nothing
-    #[arg(long, value_name = "FILE", num_args = 1.., group = "SourceArgs")]
+    #[arg(long, value_name = "FILE", num_args = 1.., group = "TransportArgs")]
     table: Vec<PathBuf>,
     /// The built-in transport's port failover and recovery, which it has from 2.30 on [default: off]
     #[arg(long, value_enum)]
@@ -248,9 +248,11 @@ impl Outlast {
         let folder = std::fs::canonicalize(&folder).unwrap_or(folder);
         let control = check_runner::control_of(&folder)?;
         let source = match self.source.source()? {
-            Source::Plugin { path } => Source::plugin(
-                std::fs::canonicalize(&path).map_err(|e| Error::io(format!("cannot open {}", path.display()), e))?,
-            ),
+            Source::Plugin { path, abi } => {
+                let path = std::fs::canonicalize(&path)
+                    .map_err(|e| Error::io(format!("cannot open {}", path.display()), e))?;
+                Source::Plugin { path, abi }
+            }
             other => other,
         };
         if self.switches.is_some() && !matches!(source, Source::Stock { .. }) {

@@ -10,16 +10,25 @@ use crate::nccl::library::{self, Source};
 use crate::nccl::release::NcclRelease;
 
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
 pub(super) struct SourceArgs {
+    #[command(flatten)]
+    transport: TransportArgs,
+    /// The version of the plugin's interface [default: 8, as NCCL 2.21.5 takes; the highest where there is no 8]
+    #[arg(long, value_name = "N", requires = "plugin", value_parser = clap::value_parser!(u32).range(8..=12))]
+    abi: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct TransportArgs {
     /// A plugin's shared object
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.28.9, 2.30.7 or 2.32.3 out of the cache (fetched if need be), or of a
+    /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7 or 2.32.3 out of the cache (fetched if need be), or of a
     /// libnccl.so.2 [default: as --nccl of `compare`]
     #[arg(long, value_name = "VERSION|LIBNCCL", num_args = 0..=1, value_parser = parse_stock)]
     stock: Option<Option<Stock>>,
-    /// What NCCL's own loader makes of this value of NCCL_NET_PLUGIN
+    /// What the loader of NCCL 2.21.5 (or of the libnccl.so.2 that FERRITE_NCCL names) makes of this value of NCCL_NET_PLUGIN
     #[arg(long, value_name = "NCCL_NET_PLUGIN")]
     loader: Option<String>,
 }
@@ -32,14 +41,20 @@ enum Stock {
 
 impl SourceArgs {
     pub(super) fn source(self) -> Result<Source> {
-        match self {
-            Self { plugin: Some(path), .. } => library::require_plugin(&path).map(|()| Source::plugin(path)),
-            Self { stock: Some(None), .. } => Ok(Source::stock(cache::find(None)?)),
-            Self { stock: Some(Some(Stock::File(path))), .. } => Ok(Source::stock(cache::find(Some(&path))?)),
-            Self { stock: Some(Some(Stock::Release(release))), .. } => Ok(Source::stock(cache::fetched(release)?)),
-            Self { loader: Some(plugin), .. } => {
+        let abi = self.abi;
+        match self.transport {
+            TransportArgs { plugin: Some(path), .. } => {
+                library::require_plugin(&path, abi)?;
+                Ok(Source::Plugin { path, abi })
+            }
+            TransportArgs { stock: Some(None), .. } => Ok(Source::stock(cache::find(None)?)),
+            TransportArgs { stock: Some(Some(Stock::File(path))), .. } => Ok(Source::stock(cache::find(Some(&path))?)),
+            TransportArgs { stock: Some(Some(Stock::Release(release))), .. } => {
+                Ok(Source::stock(cache::fetched(release)?))
+            }
+            TransportArgs { loader: Some(plugin), .. } => {
                 if plugin.contains('/') {
-                    library::require_plugin(plugin.as_ref())?;
+                    library::require_plugin(plugin.as_ref(), None)?;
                 }
                 Ok(Source::Loader { nccl: cache::find(None)?, plugin })
             }
@@ -71,7 +86,7 @@ mod tests {
         assert_eq!(parse_stock("libnccl.so.2"), Ok(Stock::File("libnccl.so.2".into())));
         assert!(
             parse_stock("2.99.1")
-                .is_err_and(|words| words.contains("known are 2.20.5, 2.21.5, 2.28.9, 2.30.7, 2.32.3"))
+                .is_err_and(|words| words.contains("known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3"))
         );
     }
 }

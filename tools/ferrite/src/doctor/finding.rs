@@ -63,6 +63,11 @@ impl Finding {
         Self::new(Verdict::Fail, subject, fact)
     }
 
+    /// For rows that ask libibverbs, where there is none.
+    pub(crate) fn no_verbs() -> Vec<Self> {
+        vec![Self::unknown("", "there is no libibverbs to ask")]
+    }
+
     /// `fact` with the verdict of whether it `is_good`; else `other`.
     pub(crate) fn judge(is_good: bool, other: Verdict, subject: impl Into<String>, fact: impl Into<String>) -> Self {
         Self::new(if is_good { Verdict::Ok } else { other }, subject, fact)

@@ -7,13 +7,13 @@ use crate::doctor::row::Row;
 
 /// A row with what was found.
 #[derive(Debug, Serialize)]
-pub(crate) struct Looked {
+pub(crate) struct RowReport {
     name: &'static str,
     pub(crate) verdict: Verdict,
     findings: Vec<Finding>,
 }
 
-impl Looked {
+impl RowReport {
     /// Findings that warn or fail and have no cure of their own get that of the row.
     pub(crate) fn new(row: &Row, findings: Vec<Finding>) -> Self {
         Self::named(row.name, row.cure, findings)
@@ -34,7 +34,7 @@ impl Looked {
         for (at, finding) in self.findings.iter().enumerate() {
             let subject = if finding.subject.is_empty() { String::new() } else { format!("{}: ", finding.subject) };
             text +=
-                &format!("{:<8} {:<15} {subject}{}\n", finding.verdict, self.name, finding.fact.replace('\n', "; "));
+                &format!("{:<8} {:<15} {}\n", finding.verdict, self.name, plain(&format!("{subject}{}", finding.fact)));
             let is_last = self.findings.get(at + 1).is_none_or(|next| next.cure != finding.cure);
             if let Some(cure) = finding.cure.as_ref().filter(|_| is_last) {
                 text += &format!("{:<8} {:<15} -> {cure}\n", "", "");
@@ -44,15 +44,20 @@ impl Looked {
     }
 }
 
+/// The text in one line, without what would change a terminal: it may come from another host or from the kernel's log.
+fn plain(text: &str) -> String {
+    text.replace('\n', "; ").replace(|c: char| c.is_control(), " ")
+}
+
 /// Rows with each verdict, in one line.
-pub(crate) fn summary(looked: &[Looked]) -> String {
+pub(crate) fn summary(looked: &[RowReport]) -> String {
     let count = |verdict| looked.iter().filter(|row| row.verdict == verdict).count();
     let [failed, warned, unknown, ok] = [Verdict::Fail, Verdict::Warn, Verdict::Unknown, Verdict::Ok].map(count);
     format!("{failed} FAIL, {warned} warn, {unknown} unknown, {ok} ok\n")
 }
 
-/// The worst verdict but for `unknown`, which is not held against a machine.
-pub(crate) fn worst(looked: &[Looked]) -> Verdict {
+/// The worst verdict but for `unknown`, which does not count.
+pub(crate) fn worst(looked: &[RowReport]) -> Verdict {
     let known = looked.iter().map(|row| row.verdict).filter(|verdict| *verdict != Verdict::Unknown);
     known.max().unwrap_or(Verdict::Ok)
 }
@@ -62,11 +67,11 @@ struct Document<'a> {
     schema: u32,
     host: &'a str,
     verdict: Verdict,
-    rows: &'a [Looked],
+    rows: &'a [RowReport],
 }
 
 /// The report as JSON: `schema` 1, the host, the worst verdict, and the rows with their findings.
-pub(crate) fn json(host: &str, looked: &[Looked]) -> String {
+pub(crate) fn json(host: &str, looked: &[RowReport]) -> String {
     let document = Document { schema: 1, host, verdict: worst(looked), rows: looked };
     serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
 }
@@ -76,14 +81,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_line_has_no_control_characters() {
+        let text = RowReport::named("x", "", vec![Finding::ok("a\u{1b}[2J", "one\ntwo\rthree")]).text();
+        assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), "ok x a [2J: one; two three");
+        assert_eq!(text.chars().filter(|c| c.is_control()).count(), 1, "the line's end");
+    }
+
+    #[test]
     fn a_cure_stands_below_the_last_finding_that_needs_it_and_unknown_is_no_failure() {
         let findings = vec![Finding::ok("a:1", "fast"), Finding::warn("a:2", "slow"), Finding::fail("a:3", "dead")];
-        let looked = Looked::named("ports", "plug it in", findings);
+        let looked = RowReport::named("ports", "plug it in", findings);
         let lines: Vec<Vec<String>> =
             looked.text().lines().map(|l| l.split_whitespace().map(str::to_owned).collect()).collect();
         assert_eq!(lines[0], ["ok", "ports", "a:1:", "fast"]);
         assert_eq!((lines.len(), lines[3].join(" ").as_str()), (4, "-> plug it in"));
-        let unknown = Looked::named("x", "", vec![Finding::unknown("", "as root only")]);
+        let unknown = RowReport::named("x", "", vec![Finding::unknown("", "as root only")]);
         assert_eq!(worst(&[looked]), Verdict::Fail);
         assert_eq!(worst(&[unknown]), Verdict::Ok);
     }

@@ -111,3 +111,29 @@ impl Printed {
             .map_or_else(|| failure.clone(), |last| format!("{failure}; its last line: {last}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, silence: Duration) -> Printed {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        follow(command.spawn().expect("a shell"), silence)
+    }
+
+    #[test]
+    fn a_process_that_says_nothing_is_ended() {
+        let printed = shell("echo one; exec sleep 1000", Duration::from_millis(300));
+        assert_eq!(printed.lines, ["one"]);
+        assert!(printed.failure.is_some_and(|failure| failure.contains("nothing for")));
+    }
+
+    #[test]
+    fn a_process_that_fails_is_told_by_its_end_and_its_last_words() {
+        let long = Duration::from_secs(100);
+        assert_eq!(shell("echo a >&2; echo b >&2; exit 7", long).words(), "it ended with code 7; its last line: b");
+        assert_eq!(shell("kill -9 $$", long).words(), "signal 9 ended it");
+        assert_eq!(shell("echo fine", long).failure, None);
+    }
+}

@@ -1,27 +1,33 @@
 //! Where a vtable comes from, and the proof that it came from there.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::nccl::elf;
-use crate::nccl::release::{self, STOCK_SYMBOL};
+use crate::nccl::release::{NcclRelease, STOCK_SYMBOL};
 use crate::nccl::shared_object::SharedObject;
 use crate::nccl::vtable::Vtable;
 use crate::system::maps::Maps;
 
-/// The data symbol that a v8 plugin exports.
-pub const PLUGIN_SYMBOL: &str = "ncclNetPlugin_v8";
+/// The data symbols that plugins export begin so; the version follows.
+const PLUGIN_SYMBOL: &str = "ncclNetPlugin_v";
+/// The versions that this program can call.
+pub const INTERFACES: RangeInclusive<u32> = 8..=12;
 
 /// A place to take a vtable from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Source {
-    /// `ncclNetPlugin_v8` of a plugin.
+    /// `ncclNetPlugin_vN` of a plugin.
     Plugin {
         /// The shared object.
         path: PathBuf,
+        /// N. `None`: 8, or the highest where there is no 8.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        abi: Option<u32>,
     },
     /// NCCL's built-in IB transport.
     Stock {
@@ -30,7 +36,7 @@ pub enum Source {
     },
     /// What NCCL's own loader makes of `NCCL_NET_PLUGIN`.
     Loader {
-        /// libnccl.so.2 of a release whose built-in transports are of version 8.
+        /// libnccl.so.2.
         nccl: PathBuf,
         /// The value of `NCCL_NET_PLUGIN`.
         plugin: String,
@@ -40,7 +46,12 @@ pub enum Source {
 impl Source {
     /// A plugin's shared object.
     pub fn plugin(path: impl Into<PathBuf>) -> Self {
-        Self::Plugin { path: path.into() }
+        Self::Plugin { path: path.into(), abi: None }
+    }
+
+    /// A plugin's table of interface version `abi`.
+    pub fn plugin_of(path: impl Into<PathBuf>, abi: u32) -> Self {
+        Self::Plugin { path: path.into(), abi: Some(abi) }
     }
 
     /// The IB transport inside a libnccl.so.2.
@@ -51,7 +62,7 @@ impl Source {
     /// The file that this process opens itself.
     pub fn file(&self) -> &Path {
         match self {
-            Self::Plugin { path } => path,
+            Self::Plugin { path, .. } => path,
             Self::Stock { nccl } | Self::Loader { nccl, .. } => nccl,
         }
     }
@@ -76,7 +87,7 @@ pub struct Identity {
     pub symbol: String,
     /// What `ncclGetVersion` of that library said, for the sources inside libnccl.
     pub nccl_version: Option<i32>,
-    /// The version of the vtable: 8, 11 or 12.
+    /// The version of the vtable: 8 to 12.
     #[serde(default = "eight")]
     pub interface: u32,
     /// How many function slots were checked to lie inside `file`.
@@ -107,19 +118,18 @@ impl Library {
         let file = std::fs::canonicalize(source.file())
             .map_err(|e| Error::io(format!("cannot open {}", source.file().display()), e))?;
         let (found, release) = match source {
-            Source::Plugin { .. } => (plugin_vtable(&file)?, None),
+            Source::Plugin { abi, .. } => (plugin_vtable(&file, *abi)?, None),
             Source::Stock { .. } => {
                 let value = elf::local_symbol(&file, STOCK_SYMBOL)?;
                 let object = SharedObject::open(&file)?;
                 let release = object.release()?;
-                (Found { symbol: STOCK_SYMBOL, address: object.at(value), interface: release.interface }, Some(release))
+                let (symbol, address) = (STOCK_SYMBOL.into(), object.at(value));
+                (Found { symbol, address, interface: release.interface }, Some(release))
             }
             Source::Loader { plugin, .. } => {
                 let object = SharedObject::open(&file)?;
                 let release = object.release()?;
-                release::require_loader(&file, release)?;
-                let address = object.run_loader(plugin)?;
-                (Found { symbol: "ncclNets[0]", address, interface: 8 }, Some(release))
+                (taken_by_loader(&object, release, plugin)?, Some(release))
             }
         };
         let maps = Maps::read()?;
@@ -138,7 +148,7 @@ impl Library {
             name,
             functions: vtable.check_functions(&maps, &home)?,
             file: home,
-            symbol: found.symbol.into(),
+            symbol: found.symbol,
             nccl_version: release.map(|release| release.version),
             interface: found.interface,
         };
@@ -158,23 +168,25 @@ impl Library {
 
 /// A vtable candidate.
 struct Found {
-    symbol: &'static str,
+    symbol: String,
     address: usize,
     interface: u32,
 }
 
-/// Finds out, without loading it, whether the file is a plugin of version 8.
+/// Finds out, without loading it, whether the file is a plugin, of version `abi` if that is given; the version that is used.
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be read, [`Error::Load`] if it is no ELF file, [`Error::Symbol`] if it is none.
-pub fn require_plugin(file: &Path) -> Result<()> {
-    let exports = elf::exports(file, "ncclNetPlugin_v")?;
-    if exports.iter().any(|name| name == PLUGIN_SYMBOL) {
-        return Ok(());
-    }
-    Err(Error::Symbol {
+pub fn require_plugin(file: &Path, abi: Option<u32>) -> Result<u32> {
+    let exports = elf::exports(file, PLUGIN_SYMBOL)?;
+    let has = |version: &u32| exports.contains(&symbol_of(*version));
+    let chosen = match abi {
+        Some(version) => Some(version).filter(has),
+        None => Some(8).filter(has).or_else(|| INTERFACES.rev().find(has)),
+    };
+    chosen.ok_or_else(|| Error::Symbol {
         path: file.into(),
-        symbol: PLUGIN_SYMBOL.into(),
+        symbol: symbol_of(abi.unwrap_or(8)),
         hint: if exports.is_empty() {
             "it is not an NCCL network plugin".into()
         } else {
@@ -183,14 +195,38 @@ pub fn require_plugin(file: &Path) -> Result<()> {
     })
 }
 
-fn plugin_vtable(file: &Path) -> Result<Found> {
-    require_plugin(file)?;
-    let address = SharedObject::open(file)?.exported(PLUGIN_SYMBOL).ok_or_else(|| Error::Symbol {
+fn symbol_of(version: u32) -> String {
+    format!("{PLUGIN_SYMBOL}{version}")
+}
+
+fn plugin_vtable(file: &Path, abi: Option<u32>) -> Result<Found> {
+    let interface = require_plugin(file, abi)?;
+    let symbol = symbol_of(interface);
+    let address = SharedObject::open(file)?.exported(&symbol).ok_or_else(|| Error::Symbol {
         path: file.into(),
-        symbol: PLUGIN_SYMBOL.into(),
+        symbol: symbol.clone(),
         hint: "the dynamic loader does not find it, although the file exports it".into(),
     })?;
-    Ok(Found { symbol: PLUGIN_SYMBOL, address, interface: 8 })
+    Ok(Found { symbol, address, interface })
+}
+
+/// What NCCL's own loader takes out of `plugin`: before 2.24 its only table, later the one that it tells a communicator to use.
+fn taken_by_loader(nccl: &SharedObject, release: NcclRelease, plugin: &str) -> Result<Found> {
+    if release.interface == 8 {
+        return Ok(Found { symbol: "ncclNets[0]".into(), address: nccl.run_loader(plugin)?, interface: 8 });
+    }
+    let chosen = nccl.run_later_loader(release, plugin)?;
+    let maps = Maps::read()?;
+    for address in chosen {
+        let Some(home) = maps.at(address).map(|mapping| mapping.path.clone()) else { continue };
+        // NCCL has it open, so this changes nothing.
+        let Ok(object) = SharedObject::open(&home) else { continue };
+        let of = |version: &u32| object.exported(&symbol_of(*version)) == Some(address);
+        if let Some(interface) = INTERFACES.into_iter().find(of) {
+            return Ok(Found { symbol: symbol_of(interface), address, interface });
+        }
+    }
+    Err(Error::Refused(format!("NCCL {release} has not taken a table of NCCL_NET_PLUGIN={plugin}")))
 }
 
 /// The file that the vtable at `address` belongs to; an error if it is not the file that was named.

@@ -2,9 +2,9 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`abi`] | the ncclNet types of versions 8, 11 and 12 |
+//! | [`abi`] | the ncclNet types of versions 8 to 12 |
 //! | [`elf`] | symbols and flags of an ELF file, read without loading it |
-//! | [`release`] | the releases of NCCL that this program can call |
+//! | [`release`] | the releases of NCCL that this program can call, and the interface version of each |
 //! | `shared_object` | a shared object that is loaded into this process, and NCCL's plugin loader in it |
 //! | `vtable` | a transport's table of functions, of any of the versions |
 //! | [`stock_library`], [`cache`], `fetch` | libnccl.so.2 of a release: verified, kept in a cache, downloaded |

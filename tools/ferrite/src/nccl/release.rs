@@ -22,9 +22,11 @@ pub struct NcclRelease {
 }
 
 /// All of them, oldest first.
-pub const RELEASES: [NcclRelease; 5] = [
+pub const RELEASES: [NcclRelease; 7] = [
     NcclRelease { version: 22005, text: "2.20.5", interface: 8, megabytes: 176 },
     NcclRelease { version: 22105, text: "2.21.5", interface: 8, megabytes: 189 },
+    NcclRelease { version: 22501, text: "2.25.1", interface: 9, megabytes: 201 },
+    NcclRelease { version: 22705, text: "2.27.5", interface: 10, megabytes: 322 },
     NcclRelease { version: 22809, text: "2.28.9", interface: 11, megabytes: 297 },
     NcclRelease { version: 23007, text: "2.30.7", interface: 12, megabytes: 303 },
     NcclRelease { version: 23203, text: "2.32.3", interface: 12, megabytes: 352 },
@@ -69,17 +71,6 @@ pub(crate) fn release_of(path: &Path, found: i32) -> Result<NcclRelease> {
     })
 }
 
-/// An error unless the names and the layout of this release's plugin loader are known: they are those of version 8.
-pub(crate) fn require_loader(path: &Path, found: NcclRelease) -> Result<()> {
-    if found.interface == 8 {
-        return Ok(());
-    }
-    Err(Error::Refused(format!(
-        "{} is NCCL {found}, whose plugin loader is not known; 2.20.5 and 2.21.5 are",
-        path.display()
-    )))
-}
-
 /// `22105` as `2.21.5`.
 pub fn version_text(version: i32) -> String {
     let (major, rest) =
@@ -100,7 +91,8 @@ mod tests {
         let words = NcclRelease::named("2.19.3").map_err(|problem| problem.to_string());
         assert_eq!(
             words,
-            Err("NCCL 2.19.3 is not known here; known are 2.20.5, 2.21.5, 2.28.9, 2.30.7, 2.32.3".into())
+            Err("NCCL 2.19.3 is not known here; known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3"
+                .into())
         );
     }
 

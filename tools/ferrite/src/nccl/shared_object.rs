@@ -10,6 +10,10 @@ use crate::nccl::release::{self, NcclRelease};
 
 /// NCCL's plugin loader, a local function without arguments in libnccl 2.20.5 and 2.21.5.
 const LOADER_SYMBOL: &str = "_Z17ncclNetPluginInitv";
+/// NCCL's functions that load the plugin (in 2.24 and 2.25; later the other one does it) and that give a communicator its network.
+const COMM_LOADER_SYMBOLS: [&str; 2] = ["_Z17ncclNetPluginLoadP8ncclComm", "_Z11ncclNetInitP8ncclComm"];
+/// Words of a block that is larger than NCCL's communicators.
+const COMM_WORDS: usize = 1 << 19;
 /// What the loader fills: `{plugin or NULL, IB, Socket}`.
 const NETS_SYMBOL: &str = "ncclNets";
 
@@ -93,10 +97,7 @@ impl SharedObject {
     /// Has NCCL load the plugin, and returns the address of the vtable it chose. The caller knows that this is
     /// a release with interface 8: the layout of the local symbols is known for these alone.
     pub(crate) fn run_loader(&self, plugin: &str) -> Result<usize> {
-        let set = std::env::var_os("NCCL_NET_PLUGIN");
-        if set.as_deref() != Some(OsStr::new(plugin)) {
-            return Err(Error::Misuse("NCCL_NET_PLUGIN must be set before a process opens Source::Loader"));
-        }
+        require_setting(plugin)?;
         let [init, nets] = elf::local_symbols(&self.path, [LOADER_SYMBOL, NETS_SYMBOL])?.map(|value| self.at(value));
         // SAFETY: in this version (the caller's word) the symbol is `ncclResult_t
         // ncclNetPluginInit()`; it reads the environment and fills ncclNets, an array of three
@@ -112,6 +113,43 @@ impl SharedObject {
         }
         Ok(address)
     }
+
+    /// Has NCCL give a communicator its network, and returns the addresses that it has written into the communicator: the
+    /// vtable is one of them. The caller knows that this is a `release` with interface 9 or later.
+    pub(crate) fn run_later_loader(&self, release: NcclRelease, plugin: &str) -> Result<Vec<usize>> {
+        require_setting(plugin)?;
+        let symbols = if release.interface == 9 { &COMM_LOADER_SYMBOLS[..] } else { &COMM_LOADER_SYMBOLS[1..] };
+        let mut comm = vec![0_usize; COMM_WORDS];
+        let mut code = 0;
+        for symbol in symbols {
+            let function = self.at(elf::local_symbol(&self.path, symbol)?);
+            // SAFETY: in these versions (the caller's word) both symbols are `ncclResult_t function(ncclComm*)`. They read the name
+            // of the wanted network (NULL: any) and the traffic class from the communicator, and write what they have
+            // chosen; the communicator of none of these versions is as large as this one.
+            code = unsafe {
+                let function: unsafe extern "C" fn(*mut usize) -> u32 = std::mem::transmute(function);
+                function(comm.as_mut_ptr())
+            };
+            if code != 0 {
+                break;
+            }
+        }
+        if code != 0 {
+            return Err(Error::Refused(format!(
+                "NCCL's own loader did not take NCCL_NET_PLUGIN={plugin} (result {code})"
+            )));
+        }
+        comm.retain(|word| *word != 0);
+        Ok(comm)
+    }
+}
+
+/// An error unless NCCL reads `plugin` from the environment.
+fn require_setting(plugin: &str) -> Result<()> {
+    if std::env::var_os("NCCL_NET_PLUGIN").as_deref() == Some(OsStr::new(plugin)) {
+        return Ok(());
+    }
+    Err(Error::Misuse("NCCL_NET_PLUGIN must be set before a process opens Source::Loader"))
 }
 
 /// The start of glibc's `struct link_map`.

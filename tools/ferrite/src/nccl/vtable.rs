@@ -1,4 +1,4 @@
-//! A transport's table of functions, of interface version 8, 11 or 12.
+//! A transport's table of functions, of interface versions 8 to 12.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -13,6 +13,10 @@ use crate::system::maps::Maps;
 pub enum Vtable {
     /// `ncclNet_v8`: plugins, and NCCL 2.21.5.
     V8(&'static ncclNet_v8_t),
+    /// `ncclNet_v9`: NCCL 2.25.1.
+    V9(&'static later::NetV9),
+    /// `ncclNet_v10`: NCCL 2.27.5.
+    V10(&'static later::NetV10),
     /// `ncclNet_v11`: NCCL 2.28.9.
     V11(&'static later::Net),
     /// `ncclNet_v12`: NCCL 2.30.7 and 2.32.3. The slots are those of version 11.
@@ -29,6 +33,8 @@ macro_rules! slot {
     ($vtable:expr, $slot:ident) => {
         match $vtable {
             $crate::nccl::vtable::Vtable::V8(net) => net.$slot,
+            $crate::nccl::vtable::Vtable::V9(net) => net.$slot,
+            $crate::nccl::vtable::Vtable::V10(net) => net.$slot,
             $crate::nccl::vtable::Vtable::V11(net) | $crate::nccl::vtable::Vtable::V12(net) => net.$slot,
         }
     };
@@ -40,7 +46,7 @@ pub(crate) use slot;
 const REQUIRED: usize = 15;
 
 impl Vtable {
-    /// The table of interface `version` (8, 11 or 12) at `address`.
+    /// The table of interface `version` (8 to 12) at `address`.
     ///
     /// # Safety
     /// A table of that version has to be there, and to stay.
@@ -49,6 +55,8 @@ impl Vtable {
         unsafe {
             match version {
                 8 => Ok(Self::V8(&*(address as *const ncclNet_v8_t))),
+                9 => Ok(Self::V9(&*(address as *const later::NetV9))),
+                10 => Ok(Self::V10(&*(address as *const later::NetV10))),
                 11 => Ok(Self::V11(&*(address as *const later::Net))),
                 12 => Ok(Self::V12(&*(address as *const later::Net))),
                 _ => Err(Error::Misuse("a vtable of an unknown version")),
@@ -56,10 +64,12 @@ impl Vtable {
         }
     }
 
-    /// 8, 11 or 12.
+    /// 8 to 12.
     pub fn version(&self) -> u32 {
         match self {
             Self::V8(_) => 8,
+            Self::V9(_) => 9,
+            Self::V10(_) => 10,
             Self::V11(_) => 11,
             Self::V12(_) => 12,
         }
@@ -116,6 +126,8 @@ impl Vtable {
         }
         match self {
             Self::V8(net) => known!(net;),
+            Self::V9(net) => known!(net; makeVDevice),
+            Self::V10(net) => known!(net; makeVDevice),
             Self::V11(net) | Self::V12(net) => known!(net; makeVDevice, finalize, setNetAttr),
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::error::{Error, Result};
 use crate::measure::plan::{Job, LARGEST, Task};
-use crate::nccl::library::Source;
+use crate::nccl::library::{self, Source};
 use crate::nccl::stock_library;
 use crate::run::session::{Runner, Session};
 use crate::verbs::libibverbs::Verbs;
@@ -13,6 +13,9 @@ use crate::verbs::libibverbs::Verbs;
 pub(crate) const STREAMED: [usize; 10] = [1, 3, 8, 129, 4097, 16384 - 8, 65537, 1_000_003, LARGEST, LARGEST + 129];
 /// The message size of the long stream.
 pub(crate) const LONG: usize = 64 << 10;
+
+/// NCCL's settings by which a user has devices merged.
+const MERGE_SETTINGS: [&str; 2] = ["NCCL_NET_FORCE_MERGE", "NCCL_NET_MERGE_LEVEL"];
 
 /// What the connections of a verification lie on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,16 +35,19 @@ impl Topology {
     /// Why it cannot be tried with this transport on this machine.
     ///
     /// # Errors
-    /// Those of [`stock_library::verify`].
+    /// Those of [`stock_library::verify`] and [`library::require_plugin`].
     pub(crate) fn obstacle(self, source: &Source) -> Result<Option<String>> {
         if self != Self::Fused {
             return Ok(None);
         }
+        // A plugin merges what the user wants merged; the built-in transports merge what they are told to.
+        let is_wanted = MERGE_SETTINGS.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
         let later = match source {
             Source::Stock { nccl } => stock_library::verify(nccl)?.interface > 8,
-            Source::Plugin { .. } | Source::Loader { .. } => false,
+            Source::Plugin { path, abi } => is_wanted && library::require_plugin(path, *abi)? > 8,
+            Source::Loader { nccl, .. } => is_wanted && stock_library::verify(nccl)?.interface > 8,
         };
-        // Version 8, which plugins are asked for, has no call for it: the transport itself looks for ports of one card.
+        // Version 8 has no call for it: the transport itself looks for ports of one card.
         let links = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
         if later || links.map(|entry| entry.path().join("device")).any(|conn: std::path::PathBuf| conn.exists()) {
             return Ok(None);

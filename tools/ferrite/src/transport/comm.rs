@@ -16,6 +16,9 @@ use crate::transport::instance::{Transport, call};
 /// built-in transport's 8).
 pub const MAX_GROUP: usize = 32;
 
+/// The handle of a profiler that there is not.
+const NO_PROFILE: *mut c_void = std::ptr::null_mut();
+
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Send,
@@ -105,9 +108,12 @@ impl SendComm {
         let (transport, comm, start) = (&self.0.transport, self.0.raw, start.cast());
         match transport.vtable {
             Vtable::V8(net) => call!(transport, net.isend(comm, start, len as c_int, tag, region.raw, &raw mut raw)),
+            Vtable::V9(net) => call!(transport, net.isend(comm, start, len, tag, region.raw, &raw mut raw)),
+            Vtable::V10(net) => {
+                call!(transport, net.isend(comm, start, len, tag, region.raw, NO_PROFILE, &raw mut raw))
+            }
             Vtable::V11(net) | Vtable::V12(net) => {
-                let profile = std::ptr::null_mut();
-                call!(transport, net.isend(comm, start, len, tag, region.raw, profile, &raw mut raw))
+                call!(transport, net.isend(comm, start, len, tag, region.raw, NO_PROFILE, &raw mut raw))
             }
         }?;
         Ok(self.0.request(raw, 1))
@@ -217,14 +223,25 @@ impl RecvComm {
                 let (tags, regions) = (tags.as_mut_ptr(), regions.as_mut_ptr());
                 call!(transport, net.irecv(comm, count, starts, sizes, tags, regions, &raw mut raw))
             }
-            Vtable::V11(net) | Vtable::V12(net) => {
+            later => {
                 let Arrays { mut starts, mut regions, mut sizes, mut tags } =
                     Arrays::<N, usize>::fill(places, |len| len)?;
-                let mut profiles = [std::ptr::null_mut(); N];
+                let mut profiles = [NO_PROFILE; N];
                 let (starts, sizes) = (starts.as_mut_ptr(), sizes.as_mut_ptr());
                 let (tags, regions) = (tags.as_mut_ptr(), regions.as_mut_ptr());
                 let profiles = profiles.as_mut_ptr();
-                call!(transport, net.irecv(comm, count, starts, sizes, tags, regions, profiles, &raw mut raw))
+                match later {
+                    Vtable::V8(_) => Err(Error::Misuse("a version with sizes of its own")),
+                    Vtable::V9(net) => {
+                        call!(transport, net.irecv(comm, count, starts, sizes, tags, regions, &raw mut raw))
+                    }
+                    Vtable::V10(net) => {
+                        call!(transport, net.irecv(comm, count, starts, sizes, tags, regions, profiles, &raw mut raw))
+                    }
+                    Vtable::V11(net) | Vtable::V12(net) => {
+                        call!(transport, net.irecv(comm, count, starts, sizes, tags, regions, profiles, &raw mut raw))
+                    }
+                }
             }
         }?;
         Ok(self.0.request(raw, places.len()))

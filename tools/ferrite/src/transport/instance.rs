@@ -25,13 +25,16 @@ use crate::nccl::library::{Identity, Library, Source};
 use crate::nccl::vtable::{Vtable, slot};
 
 /// Calls a slot of the vtable and turns its result into an [`Error::Call`]: `slot(…)` where it is the same in all
-/// versions, `net.slot(…)` of a known version's table `net` where it is not.
+/// versions, `net.slot(…)` of a known version's table `net` where it is not, `function => slot(…)` of a function that is at hand.
 macro_rules! call {
     ($transport:expr, $slot:ident ( $($argument:expr),* )) => {
         $crate::transport::instance::call!(@ $transport, slot!($transport.vtable, $slot), $slot ( $($argument),* ))
     };
     ($transport:expr, $net:ident . $slot:ident ( $($argument:expr),* )) => {
         $crate::transport::instance::call!(@ $transport, $net.$slot, $slot ( $($argument),* ))
+    };
+    ($transport:expr, $function:expr => $slot:ident ( $($argument:expr),* )) => {
+        $crate::transport::instance::call!(@ $transport, $function, $slot ( $($argument),* ))
     };
     (@ $transport:expr, $function:expr, $slot:ident ( $($argument:expr),* )) => {{
         match $function {
@@ -130,6 +133,8 @@ impl Transport {
     pub fn init(&self) -> Result<()> {
         let net = match self.vtable {
             Vtable::V8(net) => return call!(self, net.init(debug_log::callback())),
+            Vtable::V9(net) => return call!(self, net.init(debug_log::callback())),
+            Vtable::V10(net) => return call!(self, net.init(debug_log::callback(), std::ptr::null())),
             Vtable::V11(net) | Vtable::V12(net) => net,
         };
         // No traffic class and no profiler; one communicator, whose id no transport looks at.
@@ -144,7 +149,7 @@ impl Transport {
     }
 
     /// The context for `listen` and `connect`.
-    pub(super) fn context(&self) -> *mut c_void {
+    pub(crate) fn context(&self) -> *mut c_void {
         self.context.raw.get().map_or(std::ptr::null_mut(), |raw| raw.0)
     }
 
@@ -154,7 +159,7 @@ impl Transport {
         const NO_SLOTS: &ncclNet_v8_t = &unsafe { std::mem::zeroed() };
         match self.vtable {
             Vtable::V8(net) => net,
-            Vtable::V11(_) | Vtable::V12(_) => NO_SLOTS,
+            _ => NO_SLOTS,
         }
     }
 
@@ -204,6 +209,12 @@ impl Transport {
                 call!(self, net.getProperties(device as c_int, &raw mut raw))?;
                 self.describe(device, &in_common(&raw), &[])
             }
+            Vtable::V9(later::NetV9 { getProperties, .. }) | Vtable::V10(later::NetV10 { getProperties, .. }) => {
+                // SAFETY: as above.
+                let mut raw: later::PropertiesV9 = unsafe { std::mem::zeroed() };
+                call!(self, *getProperties => getProperties(device as c_int, (&raw mut raw).cast()))?;
+                self.describe(device, &raw.common, members(&raw.fused))
+            }
             Vtable::V11(net) => {
                 // SAFETY: as above.
                 let mut raw: later::PropertiesV11 = unsafe { std::mem::zeroed() };
@@ -248,10 +259,12 @@ impl Transport {
     /// # Errors
     /// [`Error::Call`]; [`Error::Misuse`] if the transport cannot, or for more devices than it can name.
     pub fn fuse(&self, devices: &[usize]) -> Result<usize> {
-        let (net, most) = match self.vtable {
+        let (fuse, most) = match self.vtable {
             Vtable::V8(_) => return Err(Error::Misuse("a v8 transport fuses no devices")),
-            Vtable::V11(net) => (net, later::MOST_V11),
-            Vtable::V12(net) => (net, later::MOST_V12),
+            Vtable::V9(net) => (net.makeVDevice, later::MOST_V11),
+            Vtable::V10(net) => (net.makeVDevice, later::MOST_V11),
+            Vtable::V11(net) => (net.makeVDevice, later::MOST_V11),
+            Vtable::V12(net) => (net.makeVDevice, later::MOST_V12),
         };
         if devices.len() > most {
             return Err(Error::Misuse("more devices than one can be made of"));
@@ -262,7 +275,7 @@ impl Transport {
             *place = *device as c_int;
         }
         let mut index: c_int = -1;
-        call!(self, net.makeVDevice(&raw mut index, (&raw mut wanted).cast()))?;
+        call!(self, fuse => makeVDevice(&raw mut index, (&raw mut wanted).cast()))?;
         usize::try_from(index).map_err(|_| Error::Data(format!("{}: makeVDevice gave no index", self.name())))
     }
 
@@ -282,7 +295,7 @@ impl fmt::Debug for Transport {
 }
 
 /// What version 8 says, in the shape of the later ones.
-fn in_common(raw: &ncclNetProperties_v8_t) -> later::Common {
+pub(crate) fn in_common(raw: &ncclNetProperties_v8_t) -> later::Common {
     later::Common {
         name: raw.name,
         pci_path: raw.pciPath,

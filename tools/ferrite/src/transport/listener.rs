@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use crate::error::{Error, Result};
-use crate::nccl::abi;
+use crate::nccl::abi::{self, later};
 use crate::nccl::vtable::{Vtable, slot};
 use crate::transport::comm::{RecvComm, SendComm};
 use crate::transport::deadline::Deadline;
@@ -25,6 +25,8 @@ impl Transport {
         let (index, place) = (device as c_int, (&raw mut handle).cast());
         match self.vtable {
             Vtable::V8(net) => call!(self, net.listen(index, place, &raw mut raw)),
+            Vtable::V9(net) => call!(self, net.listen(index, place, &raw mut raw)),
+            Vtable::V10(net) => call!(self, net.listen(index, place, &raw mut raw)),
             Vtable::V11(net) | Vtable::V12(net) => call!(self, net.listen(self.context(), index, place, &raw mut raw)),
         }?;
         if raw.is_null() {
@@ -45,6 +47,11 @@ impl Transport {
         let (index, place) = (device as c_int, std::ptr::from_mut(handle).cast());
         match self.vtable {
             Vtable::V8(net) => call!(self, net.connect(index, place, &raw mut raw, &raw mut device_handle)),
+            Vtable::V9(net) => call!(self, net.connect(index, place, &raw mut raw, &raw mut device_handle)),
+            Vtable::V10(net) => {
+                let mut config = later::Config { traffic_class: -1 };
+                call!(self, net.connect(index, &raw mut config, place, &raw mut raw, &raw mut device_handle))
+            }
             Vtable::V11(net) | Vtable::V12(net) => {
                 call!(self, net.connect(self.context(), index, place, &raw mut raw, &raw mut device_handle))
             }

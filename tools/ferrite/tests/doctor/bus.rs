@@ -5,31 +5,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use testkit::{Missing, require};
 
-use crate::{Visit, visit};
+use crate::{Setup, setup};
 
 const ROOT_PORT: &str = "/sys/devices/pci0000:16/0000:16:01.0";
 
 /// A machine with a card `x0` below a switch, whose link is as given.
-fn card(row: &str, speed: &str, width: &str) -> Result<Visit, Missing> {
+fn card(row: &str, speed: &str, width: &str) -> Result<Setup, Missing> {
     let nic = format!("{ROOT_PORT}/0000:17:00.0/0000:18:00.0");
-    let visit = visit(row)?;
-    let visit =
-        visit.file(&format!("{nic}/current_link_speed"), speed).file(&format!("{nic}/current_link_width"), width);
-    let visit =
-        visit.file(&format!("{nic}/max_link_speed"), "32.0 GT/s PCIe").file(&format!("{nic}/max_link_width"), "16");
-    let visit = visit
+    let setup = setup(row)?;
+    let setup =
+        setup.file(&format!("{nic}/current_link_speed"), speed).file(&format!("{nic}/current_link_width"), width);
+    let setup =
+        setup.file(&format!("{nic}/max_link_speed"), "32.0 GT/s PCIe").file(&format!("{nic}/max_link_width"), "16");
+    let setup = setup
         .file("/sys/class/infiniband/x0/ports/1/rate", "400 Gb/sec (4X NDR)")
         .file(&format!("{nic}/numa_node"), "0");
-    Ok(visit
+    Ok(setup
         .link("/sys/class/infiniband/x0/device", "../../../devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0"))
 }
 
 /// A GPU at `path` below /sys/devices.
-fn gpu(visit: Visit, path: &str) -> Visit {
+fn gpu(setup: Setup, path: &str) -> Setup {
     let folder = format!("/sys/devices/{path}");
     let name = path.rsplit('/').next().expect("a name").to_owned();
-    let visit = visit.file(&format!("{folder}/class"), "0x030200\n").file(&format!("{folder}/vendor"), "0x10de\n");
-    visit.link(&format!("/sys/bus/pci/devices/{name}"), &format!("../../../devices/{path}"))
+    let setup = setup.file(&format!("{folder}/class"), "0x030200\n").file(&format!("{folder}/vendor"), "0x10de\n");
+    setup.link(&format!("/sys/bus/pci/devices/{name}"), &format!("../../../devices/{path}"))
 }
 
 const NEAR: &str = "pci0000:16/0000:16:01.0/0000:17:00.0/0000:19:00.0";
@@ -48,8 +48,8 @@ fn pcie_warns_of_a_link_below_what_the_card_can_and_fails_below_half_of_its_port
 #[test]
 fn gpu_distance_warns_of_a_gpu_without_a_card_below_its_switch() {
     let fast = || card("gpu-distance", "32.0 GT/s PCIe", "16");
-    require!(fast().map(|visit| gpu(visit, NEAR))).look().is("ok", &["GPU 0000:19:00.0", "shares a bridge with x0"]);
-    require!(fast().map(|visit| gpu(visit, FAR)))
+    require!(fast().map(|setup| gpu(setup, NEAR))).look().is("ok", &["GPU 0000:19:00.0", "shares a bridge with x0"]);
+    require!(fast().map(|setup| gpu(setup, FAR)))
         .look()
         .is("warn", &["no RDMA device shares a bridge", "NCCL_NET_GDR_LEVEL"]);
     require!(fast()).look().is("unknown", &["0 GPUs"]);
@@ -68,9 +68,9 @@ fn config(id: u16, control: u16) -> Vec<u8> {
 #[test]
 fn acs_warns_of_a_bridge_that_redirects_requests_and_is_unknown_without_root() {
     let with = |bytes: &[u8]| {
-        let visit = card("acs", "32.0 GT/s PCIe", "16").map(|visit| gpu(visit, NEAR))?;
-        let visit = visit.file(&format!("{ROOT_PORT}/config"), bytes);
-        Ok::<Visit, Missing>(visit.file(&format!("{ROOT_PORT}/0000:17:00.0/config"), config(0xd, 0)))
+        let setup = card("acs", "32.0 GT/s PCIe", "16").map(|setup| gpu(setup, NEAR))?;
+        let setup = setup.file(&format!("{ROOT_PORT}/config"), bytes);
+        Ok::<Setup, Missing>(setup.file(&format!("{ROOT_PORT}/0000:17:00.0/config"), config(0xd, 0)))
     };
     require!(with(&config(0xd, 0))).look().is("ok", &["none of 2 bridges"]);
     require!(with(&config(0xd, 0x5d))).look().is("warn", &["0000:16:01.0", "0x005d", "setpci"]);
@@ -82,9 +82,9 @@ fn acs_warns_of_a_bridge_that_redirects_requests_and_is_unknown_without_root() {
 fn iommu_warns_of_translation_without_ats_where_there_are_gpus() {
     let nic = format!("{ROOT_PORT}/0000:17:00.0/0000:18:00.0");
     let with = |kind: &str, ats: u16| {
-        let visit = card("iommu", "32.0 GT/s PCIe", "16").map(|visit| gpu(visit, NEAR))?;
-        let visit = visit.file(&format!("{nic}/iommu_group/type"), kind);
-        Ok::<Visit, Missing>(visit.file(&format!("{nic}/config"), config(0xf, ats)))
+        let setup = card("iommu", "32.0 GT/s PCIe", "16").map(|setup| gpu(setup, NEAR))?;
+        let setup = setup.file(&format!("{nic}/iommu_group/type"), kind);
+        Ok::<Setup, Missing>(setup.file(&format!("{nic}/config"), config(0xf, ats)))
     };
     require!(with("identity", 0)).look().is("ok", &["identity"]);
     require!(with("DMA-FQ", 0)).look().is("warn", &["without ATS", "iommu=pt"]);
@@ -93,10 +93,10 @@ fn iommu_warns_of_translation_without_ats_where_there_are_gpus() {
 
 #[test]
 fn gpu_warns_of_a_driver_files_or_a_library_that_are_missing() {
-    let bus = || visit("gpu").map(|visit| gpu(visit, FAR));
-    let driver = || bus().map(|visit| visit.file("/proc/driver/nvidia/gpus/0000:81:00.0/information", ""));
-    let nodes = || driver().map(|visit| visit.file("/dev/nvidia0", ""));
-    require!(visit("gpu")).look().is("unknown", &["no NVIDIA GPU"]);
+    let bus = || setup("gpu").map(|setup| gpu(setup, FAR));
+    let driver = || bus().map(|setup| setup.file("/proc/driver/nvidia/gpus/0000:81:00.0/information", ""));
+    let nodes = || driver().map(|setup| setup.file("/dev/nvidia0", ""));
+    require!(setup("gpu")).look().is("unknown", &["no NVIDIA GPU"]);
     require!(bus()).look().is("warn", &["no driver"]);
     require!(driver()).look().is("warn", &["no /dev/nvidia0", "--gpus all"]);
     require!(nodes()).look().is("warn", &["no libcuda.so.1"]);
@@ -106,9 +106,9 @@ fn gpu_warns_of_a_driver_files_or_a_library_that_are_missing() {
 #[test]
 fn gpu_memory_warns_if_neither_way_is_there() {
     let with = |kernel: &str, driver: &str| {
-        let visit = visit("gpu-memory").map(|visit| gpu(visit, FAR))?;
-        Ok::<Visit, Missing>(
-            visit.file("/proc/sys/kernel/osrelease", kernel).file("/proc/driver/nvidia/version", driver),
+        let setup = setup("gpu-memory").map(|setup| gpu(setup, FAR))?;
+        Ok::<Setup, Missing>(
+            setup.file("/proc/sys/kernel/osrelease", kernel).file("/proc/driver/nvidia/version", driver),
         )
     };
     let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.1";
@@ -130,21 +130,21 @@ fn gpu_memory_warns_if_neither_way_is_there() {
 fn errors_warns_of_errors_and_of_a_link_that_comes_and_goes() {
     let port = "/sys/class/infiniband/x0/ports/1";
     let with = |errors: &str, changes: &str| {
-        let visit = visit("errors")?.file(&format!("{port}/counters/symbol_error"), errors);
-        let visit = visit.file(&format!("{port}/gid_attrs/ndevs/0"), "rdma7\n");
-        Ok::<Visit, Missing>(visit.file("/sys/class/net/rdma7/carrier_changes", changes))
+        let setup = setup("errors")?.file(&format!("{port}/counters/symbol_error"), errors);
+        let setup = setup.file(&format!("{port}/gid_attrs/ndevs/0"), "rdma7\n");
+        Ok::<Setup, Missing>(setup.file("/sys/class/net/rdma7/carrier_changes", changes))
     };
     require!(with("0\n", "2\n")).look().is("ok", &["x0:1", "2 counters, no errors"]);
     require!(with("17\n", "2\n")).look().is("warn", &["symbol_error 17"]);
     require!(with("0\n", "40\n")).look().is("warn", &["carrier_changes 40"]);
-    require!(visit("errors")).look().is("unknown", &["no counters"]);
+    require!(setup("errors")).look().is("unknown", &["no counters"]);
 }
 
 #[test]
 fn retries_warns_of_a_counter_that_moves() {
     let counter = "/sys/class/infiniband/x0/ports/1/hw_counters/local_ack_timeout_err";
-    require!(visit("retries")).file(counter, "7\n").look().is("ok", &["1 counters, none moved"]);
-    let moving = require!(visit("retries")).file(counter, "7\n");
+    require!(setup("retries")).file(counter, "7\n").look().is("ok", &["1 counters, none moved"]);
+    let moving = require!(setup("retries")).file(counter, "7\n");
     let (path, is_done) = (moving.root.join(&counter[1..]), Arc::new(AtomicBool::new(false)));
     let stop = Arc::clone(&is_done);
     let writer = std::thread::spawn(move || {

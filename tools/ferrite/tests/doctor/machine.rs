@@ -1,13 +1,15 @@
 //! The command itself: what it prints, how it ends, and that it leaves nothing.
 
+use std::path::Path;
+
 use testkit::{Scratch, dist, require};
 
 use crate::common::ferrite;
-use crate::visit;
+use crate::setup;
 
 #[test]
 fn a_warning_is_no_failure_unless_it_is_to_be_one() {
-    let warned = || visit("control").map(|visit| visit.env("NCCL_SOCKET_IFNAME", "lo"));
+    let warned = || setup("control").map(|setup| setup.env("NCCL_SOCKET_IFNAME", "lo"));
     let report = require!(warned()).look();
     assert_eq!((report.code, report.verdict.as_str()), (0, "warn"));
     assert_eq!(require!(warned()).word("--fail-on-warn").look().code, 1);
@@ -33,16 +35,25 @@ fn lines_have_verdict_row_fact_and_cure() {
     assert_eq!(lines[2], "1 FAIL, 0 warn, 0 unknown, 0 ok");
 }
 
-/// On this machine as it is.
 #[test]
-fn all_rows_are_looked_at_and_nothing_is_left() {
-    let dist = require!(dist::plugin());
-    let dist = dist.parent().and_then(std::path::Path::parent).expect("dist/lib");
-    let (code, stdout, stderr) = ferrite(&["doctor"], &[("FERRITE_DIST", dist.to_str().expect("text"))]);
+fn all_rows_are_looked_at_and_no_file_is_left() {
+    let (library, plugin) = (require!(dist::softrnic_library_folder()), require!(dist::plugin()));
+    let dist = plugin.parent().and_then(Path::parent).expect("dist/lib");
+    let folders = [Scratch::new(), Scratch::new(), Scratch::new()];
+    let text = |path: &Path| path.to_str().expect("text").to_owned();
+    let names = ["SOFTRNIC_SHM_DIR", "FERRITE_STATS_DIR", "FERRITE_REPORT_DIR"];
+    let mut env: Vec<(&str, String)> = names.into_iter().zip(folders.iter().map(|folder| text(folder))).collect();
+    env.extend([("LD_LIBRARY_PATH", text(&library)), ("FERRITE_DIST", text(dist)), ("SOFTRNIC_QUIET", "1".into())]);
+    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let (code, stdout, stderr) = ferrite(&["doctor"], &env);
     assert!([0, 1].contains(&code), "{stdout}{stderr}");
+    assert!(stdout.contains("softrnic1:1: 1 MiB arrived right"), "{stdout}");
     let (_, listed, _) = ferrite(&["doctor", "--list"], &[]);
     for name in listed.lines().filter_map(|line| line.split_whitespace().next()) {
         let has_row = |line: &str| line.split_whitespace().nth(1) == Some(name);
         assert!(stdout.lines().any(has_row), "{name} is missing: {stdout}");
+    }
+    for (folder, name) in folders.iter().zip(names) {
+        assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 0, "{name}");
     }
 }

@@ -18,8 +18,8 @@ use serde_json::Value;
 use testkit::softrnic::Softrnic;
 use testkit::{Missing, Scratch, dist, program};
 
-/// A doctor's visit: on which devices, with which environment and files.
-struct Visit {
+/// A run of the doctor: on which devices, with which environment and files.
+struct Setup {
     softrnic: Softrnic,
     env: Vec<(String, String)>,
     words: Vec<String>,
@@ -36,21 +36,21 @@ struct Report {
     text: String,
 }
 
-/// A visit at the software devices, on a machine that has no file of its own.
-fn visit(row: &str) -> Result<Visit, Missing> {
+/// A run on the software devices, on a machine that has no file of its own.
+fn setup(row: &str) -> Result<Setup, Missing> {
     let (library, dist) = (dist::softrnic_library_folder()?, dist::plugin()?);
     let dist = dist.parent().and_then(Path::parent).expect("dist/lib");
-    let visit = Visit {
+    let setup = Setup {
         softrnic: Softrnic::new().env("SOFTRNIC_TIME_SCALE", "0.01"),
         env: Vec::new(),
         words: ["doctor", "--json", "--only", row].map(str::to_owned).into(),
         root: Scratch::new(),
         shell: String::new(),
     };
-    Ok(visit.env("LD_LIBRARY_PATH", library.display()).env("FERRITE_DIST", dist.display()))
+    Ok(setup.env("LD_LIBRARY_PATH", library.display()).env("FERRITE_DIST", dist.display()))
 }
 
-impl Visit {
+impl Setup {
     fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.env.push((name.into(), value.to_string()));
         self

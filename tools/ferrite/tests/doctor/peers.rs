@@ -9,21 +9,21 @@ use serde_json::Value;
 use testkit::softrnic::Softrnic;
 use testkit::{Missing, dist, require};
 
-/// A visit of two hosts: what is different for the host that is not the server.
-struct Meeting {
+/// A session of two hosts: what is different for the host that is not the server.
+struct Hosts {
     softrnic: Softrnic,
     other: Vec<(&'static str, &'static str)>,
 }
 
 /// What came of it.
-struct Met {
+struct Outcome {
     /// Exit codes of the server and of the other host.
     codes: (i32, i32),
     report: Value,
 }
 
-fn meeting() -> Meeting {
-    Meeting { softrnic: Softrnic::new().env("SOFTRNIC_TIME_SCALE", "0.01"), other: Vec::new() }
+fn two_hosts() -> Hosts {
+    Hosts { softrnic: Softrnic::new().env("SOFTRNIC_TIME_SCALE", "0.01"), other: Vec::new() }
 }
 
 /// The doctor with the software device and the built plugin.
@@ -70,7 +70,7 @@ fn ended(mut server: Child, mut log: BufReader<std::process::ChildStderr>) -> (i
     (status.code().unwrap_or(-1), serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{e}: {stdout}{log}")))
 }
 
-impl Meeting {
+impl Hosts {
     fn softrnic(mut self, name: &str, value: &str) -> Self {
         self.softrnic = self.softrnic.env(name, value);
         self
@@ -81,18 +81,18 @@ impl Meeting {
         self
     }
 
-    fn meet(self) -> Result<Met, Missing> {
+    fn run(self) -> Result<Outcome, Missing> {
         let (server, log, port) = server(&self.softrnic, &["--hosts", "2"])?;
         let mut host = doctor(&self.softrnic)?;
         host.args([&format!("127.0.0.1:{port}"), "--token", "t"]).envs(self.other.iter().copied());
         let host = testkit::program::run(&mut host).into_parts().0;
         let (code, report) = ended(server, log);
         self.softrnic.assert_clean();
-        Ok(Met { codes: (code, host), report })
+        Ok(Outcome { codes: (code, host), report })
     }
 }
 
-impl Met {
+impl Outcome {
     fn find(&self, name: &str) -> &Value {
         let rows = self.report["rows"].as_array().expect("rows");
         rows.iter().find(|row| row["name"] == name).expect("the row")
@@ -114,19 +114,19 @@ impl Met {
 
 #[test]
 fn two_hosts_that_are_alike_reach_each_other_over_each_rail() {
-    let met = require!(meeting().meet());
+    let outcome = require!(two_hosts().run());
     for row in ["peer-versions", "peer-settings", "peer-devices", "peer-networks", "peer-mtu"] {
-        met.row(row, "ok", &[]);
+        outcome.row(row, "ok", &[]);
     }
-    met.row("peer-reach", "ok", &["4 pairs of rails"]);
+    outcome.row("peer-reach", "ok", &["4 pairs of rails"]);
     // How fast they are depends on this machine.
     for row in ["peer-bandwidth", "peer-latency"] {
-        met.row(row, met.verdict(row), &["softrnic1:1"]);
+        outcome.row(row, outcome.verdict(row), &["softrnic1:1"]);
     }
     // The page explains each of them.
     let page =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/doctor.md")).expect("the page");
-    for row in met.report["rows"].as_array().expect("rows") {
+    for row in outcome.report["rows"].as_array().expect("rows") {
         let name = row["name"].as_str().expect("text");
         assert!(page.contains(&format!("| `{name}` |")), "{name}");
     }
@@ -134,30 +134,31 @@ fn two_hosts_that_are_alike_reach_each_other_over_each_rail() {
 
 #[test]
 fn settings_that_differ_warn_with_both_values() {
-    let met = require!(meeting().other("NCCL_IB_TC", "106").meet());
-    met.row("peer-settings", "warn", &["NCCL_IB_TC: ", "106", "unset on", "alike on every host"]);
+    let outcome = require!(two_hosts().other("NCCL_IB_TC", "106").run());
+    outcome.row("peer-settings", "warn", &["NCCL_IB_TC: ", "106", "unset on", "alike on every host"]);
 }
 
 #[test]
 fn another_number_of_rails_fails_on_both_hosts() {
-    let met = require!(meeting().other("NCCL_IB_HCA", "softrnic0").meet());
-    met.row("peer-devices", "FAIL", &["1 rails on", "2 rails on"]);
-    met.row("peer-reach", "ok", &["2 pairs of rails"]);
-    assert_eq!(met.codes, (1, 1));
+    let outcome = require!(two_hosts().other("NCCL_IB_HCA", "softrnic0").run());
+    outcome.row("peer-devices", "FAIL", &["1 rails on", "2 rails on"]);
+    outcome.row("peer-reach", "ok", &["2 pairs of rails"]);
+    assert_eq!(outcome.codes, (1, 1));
 }
 
 #[test]
 fn gids_of_other_networks_warn() {
-    let met = require!(meeting().softrnic("SOFTRNIC_GIDS", "rich").other("NCCL_IB_ADDR_FAMILY", "AF_INET6").meet());
-    met.row("peer-networks", "warn", &["10.82.1.0/24", "fd52:4e49"]);
+    let outcome =
+        require!(two_hosts().softrnic("SOFTRNIC_GIDS", "rich").other("NCCL_IB_ADDR_FAMILY", "AF_INET6").run());
+    outcome.row("peer-networks", "warn", &["10.82.1.0/24", "fd52:4e49"]);
 }
 
 #[test]
 fn rails_that_lose_everything_fail_with_the_plugins_words() {
-    let met = require!(meeting().softrnic("SOFTRNIC_FAULTS", "drop attempts=all device=softrnic1").meet());
-    met.row("peer-reach", "FAIL", &["softrnic1:1 to", "status 12"]);
-    met.row("peer-latency", met.verdict("peer-latency"), &["softrnic0:1"]);
-    assert_eq!(met.codes, (1, 1));
+    let outcome = require!(two_hosts().softrnic("SOFTRNIC_FAULTS", "drop attempts=all device=softrnic1").run());
+    outcome.row("peer-reach", "FAIL", &["softrnic1:1 to", "status 12"]);
+    outcome.row("peer-latency", outcome.verdict("peer-latency"), &["softrnic0:1"]);
+    assert_eq!(outcome.codes, (1, 1));
 }
 
 #[test]
@@ -166,10 +167,10 @@ fn a_host_that_does_not_come_fails() {
     let (server, log, _) = require!(server(&softrnic, &["--hosts", "3", "--wait", "1"]));
     let (code, report) = ended(server, log);
     assert_eq!(code, 1);
-    Met { codes: (code, 0), report }.row("peer-hosts", "FAIL", &["of 3 hosts came"]);
+    Outcome { codes: (code, 0), report }.row("peer-hosts", "FAIL", &["of 3 hosts came"]);
 }
 
-/// Callers without the token, with lines that are too long, that are no JSON, or that never end, while a visit begins.
+/// Callers without the token, with lines that are too long, that are no JSON, or that never end, while a session begins.
 #[test]
 fn strangers_are_refused_and_do_not_keep_hosts_out() {
     let softrnic = Softrnic::new().env("SOFTRNIC_TIME_SCALE", "0.01");
@@ -193,15 +194,15 @@ fn strangers_are_refused_and_do_not_keep_hosts_out() {
     let host = testkit::program::run(&mut host);
     let (code, report) = ended(server, log);
     drop((silent, unfinished));
-    let met = Met { codes: (code, 0), report };
+    let outcome = Outcome { codes: (code, 0), report };
     // Slow answers, on a machine that is busy, are no failure.
-    assert_ne!(met.verdict("peer-hosts"), "FAIL", "{}", met.report);
+    assert_ne!(outcome.verdict("peer-hosts"), "FAIL", "{}", outcome.report);
     assert!(host.status.code().is_some_and(|code| code < 2), "{host}");
 }
 
 /// A host that has the token and then says nothing, or nonsense, fails alone.
 #[test]
-fn a_host_that_goes_away_fails_by_name_and_the_visit_ends() {
+fn a_host_that_goes_away_fails_by_name_and_the_session_ends() {
     let softrnic = Softrnic::new();
     let (server, log, port) = require!(server(&softrnic, &["--hosts", "2"]));
     let hello = br#"{"token":"t","facts":{"host":"gone","version":"","protocol":4,"plugin":"","settings":{},"rails":[{"name":"x0:1","speed_mbps":1,"infiniband":false,"mtu":1024,"gid":""}]}}"#;
@@ -210,9 +211,9 @@ fn a_host_that_goes_away_fails_by_name_and_the_visit_ends() {
     stream.write_all(b"\"Done\"\n\"Done\"\n{\"Handle\":\"zz\"}\nnonsense\n").expect("sent");
     let (code, report) = ended(server, log);
     assert_eq!(code, 1);
-    let met = Met { codes: (code, 0), report };
-    met.row("peer-reach", "FAIL", &["gone"]);
-    met.row("peer-devices", "FAIL", &["1 rails on gone"]);
+    let outcome = Outcome { codes: (code, 0), report };
+    outcome.row("peer-reach", "FAIL", &["gone"]);
+    outcome.row("peer-devices", "FAIL", &["1 rails on gone"]);
 }
 
 #[test]

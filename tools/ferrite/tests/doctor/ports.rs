@@ -2,20 +2,20 @@
 
 use testkit::require;
 
-use crate::visit;
+use crate::setup;
 
 #[test]
 fn ports_fails_if_no_port_is_left_to_use() {
-    require!(visit("ports")).look().is("ok", &["softrnic1:1"]);
-    let one = require!(visit("ports")).env("NCCL_IB_HCA", "softrnic0").look();
+    require!(setup("ports")).look().is("ok", &["softrnic1:1"]);
+    let one = require!(setup("ports")).env("NCCL_IB_HCA", "softrnic0").look();
     one.is("ok", &["active, not used"]);
-    require!(visit("ports")).env("NCCL_IB_HCA", "mlx5").look().is("FAIL", &["no port (NCCL_IB_HCA=mlx5)"]);
+    require!(setup("ports")).env("NCCL_IB_HCA", "mlx5").look().is("FAIL", &["no port (NCCL_IB_HCA=mlx5)"]);
 }
 
 #[test]
 fn link_layer_fails_for_one_that_is_neither_infiniband_nor_ethernet() {
-    require!(visit("link-layer")).softrnic("SOFTRNIC_LINK", "ib").look().is("ok", &["InfiniBand"]);
-    require!(visit("link-layer"))
+    require!(setup("link-layer")).softrnic("SOFTRNIC_LINK", "ib").look().is("ok", &["InfiniBand"]);
+    require!(setup("link-layer"))
         .softrnic("SOFTRNIC_LINK", "unspecified")
         .look()
         .is("FAIL", &["neither", "NCCL plugin"]);
@@ -23,23 +23,23 @@ fn link_layer_fails_for_one_that_is_neither_infiniband_nor_ethernet() {
 
 #[test]
 fn lid_is_looked_at_on_infiniband() {
-    require!(visit("lid")).softrnic("SOFTRNIC_LINK", "ib").look().is("ok", &["subnet manager at LID 1"]);
-    require!(visit("lid")).look().is("ok", &["no active InfiniBand port"]);
+    require!(setup("lid")).softrnic("SOFTRNIC_LINK", "ib").look().is("ok", &["subnet manager at LID 1"]);
+    require!(setup("lid")).look().is("ok", &["no active InfiniBand port"]);
 }
 
 #[test]
 fn speed_warns_of_a_port_that_is_slower_than_another() {
-    require!(visit("speed")).look().is("ok", &["400 Gb/s"]);
-    let slow = require!(visit("speed")).softrnic("SOFTRNIC_SPEED", "400,softrnic1/1=100").look();
+    require!(setup("speed")).look().is("ok", &["400 Gb/s"]);
+    let slow = require!(setup("speed")).softrnic("SOFTRNIC_SPEED", "400,softrnic1/1=100").look();
     slow.is("warn", &["100 Gb/s, and another port has 400 Gb/s", "reseat"]);
 }
 
 #[test]
 fn mtu_warns_below_the_largest_and_names_the_interface() {
-    require!(visit("mtu")).look().is("ok", &["4096 of 4096"]);
-    let small = require!(visit("mtu")).softrnic("SOFTRNIC_MTU", "1024").look();
+    require!(setup("mtu")).look().is("ok", &["4096 of 4096"]);
+    let small = require!(setup("mtu")).softrnic("SOFTRNIC_MTU", "1024").look();
     small.is("warn", &["1024 of 4096", "mtu 9000"]);
-    let named = require!(visit("mtu")).softrnic("SOFTRNIC_MTU", "1024");
+    let named = require!(setup("mtu")).softrnic("SOFTRNIC_MTU", "1024");
     let named = named.file("/sys/class/infiniband/softrnic0/ports/1/gid_attrs/ndevs/0", "rdma7\n");
     named
         .file("/sys/class/net/rdma7/mtu", "1500\n")
@@ -49,45 +49,50 @@ fn mtu_warns_below_the_largest_and_names_the_interface() {
 
 #[test]
 fn gid_fails_at_an_empty_index_and_warns_of_addresses_that_are_not_routed() {
-    require!(visit("gid")).look().is("ok", &["GID 1 10.82.1.1 (routable, RoCE v2)"]);
-    require!(visit("gid"))
+    require!(setup("gid")).look().is("ok", &["GID 1 10.82.1.1 (routable, RoCE v2)"]);
+    require!(setup("gid"))
         .env("NCCL_IB_GID_INDEX", "9")
         .look()
         .is("FAIL", &["NCCL_IB_GID_INDEX=9", "1: 10.82.1.1 (RoCE v2)"]);
-    require!(visit("gid")).env("NCCL_IB_GID_INDEX", "0").look().is("warn", &["link-local only"]);
-    let old = require!(visit("gid")).softrnic("SOFTRNIC_GIDS", "rich").env("NCCL_IB_ROCE_VERSION_NUM", "1").look();
+    require!(setup("gid")).env("NCCL_IB_GID_INDEX", "0").look().is("warn", &["link-local only"]);
+    let old = require!(setup("gid")).softrnic("SOFTRNIC_GIDS", "rich").env("NCCL_IB_ROCE_VERSION_NUM", "1").look();
     old.is("warn", &["RoCE v1"]);
 }
 
 #[test]
 fn pkey_fails_at_an_index_beyond_the_table() {
-    let named = require!(visit("pkey")).file("/sys/class/infiniband/softrnic0/ports/1/pkeys/0", "0xffff\n").look();
+    let named = require!(setup("pkey")).file("/sys/class/infiniband/softrnic0/ports/1/pkeys/0", "0xffff\n").look();
     named.is("ok", &["entry 0 of 1, 0xffff"]);
-    require!(visit("pkey")).env("NCCL_IB_PKEY", "5").look().is("FAIL", &["INIT", "NCCL_IB_PKEY"]);
+    require!(setup("pkey")).env("NCCL_IB_PKEY", "5").look().is("FAIL", &["INIT", "NCCL_IB_PKEY"]);
 }
 
 #[test]
 fn memlock_fails_if_the_trial_fails_and_warns_of_a_limit_below_the_memory() {
     let with = |kib: &str| {
-        visit("memlock")
-            .map(|visit| visit.file("/proc/meminfo", format!("MemTotal:  {kib} kB\n")).shell("ulimit -l 64"))
+        setup("memlock")
+            .map(|setup| setup.file("/proc/meminfo", format!("MemTotal:  {kib} kB\n")).shell("ulimit -l 64"))
     };
     require!(with("32")).look().is("ok", &["limit 64 KiB", "256 MiB were registered"]);
+    let exempt = require!(with("1048576")).file("/proc/self/status", "Name:\tx\nCapEff:\t0000000000004000\n").look();
+    exempt.is("ok", &["does not bind this process"]);
+    let other = require!(with("1048576")).file("/proc/self/status", "Name:\tx\nCapEff:\t0000000000003fff\n").look();
+    other.is("warn", &["limit 64 KiB"]);
     require!(with("1048576")).look().is("warn", &["limit 64 KiB, and the machine has 1 GiB", "ulimit -l unlimited"]);
     require!(with("32")).softrnic("SOFTRNIC_FAULTS", "reg-mr=ENOMEM").look().is("FAIL", &["Cannot allocate memory"]);
 }
 
 #[test]
 fn queue_pairs_fails_if_none_can_be_made_and_warns_without_inline_data() {
-    require!(visit("queue-pairs")).look().is("ok", &["256 bytes"]);
-    require!(visit("queue-pairs")).softrnic("SOFTRNIC_MAX_INLINE", "0").look().is("warn", &["0 bytes of inline data"]);
-    require!(visit("queue-pairs")).softrnic("SOFTRNIC_MAX_QP_WR", "1").look().is("FAIL", &["ibv_create_qp"]);
+    require!(setup("queue-pairs")).look().is("ok", &["256 bytes"]);
+    require!(setup("queue-pairs")).softrnic("SOFTRNIC_MAX_INLINE", "0").look().is("warn", &["0 bytes of inline data"]);
+    require!(setup("queue-pairs")).softrnic("SOFTRNIC_MAX_QP_WR", "1").look().is("FAIL", &["ibv_create_qp"]);
 }
 
 #[test]
 fn limits_warns_of_too_few_queue_pairs_for_the_processes() {
-    require!(visit("limits")).look().is("ok", &["counted with 2048"]);
-    require!(visit("limits")).softrnic("SOFTRNIC_MAX_QP", "300").look().is("warn", &["300 queue pairs"]);
-    let one = require!(visit("limits")).softrnic("SOFTRNIC_MAX_QP", "300").word("--ranks").word("1").look();
-    one.is("ok", &["counted with 256"]);
+    let with = |pairs: u32| setup("limits").map(|setup| setup.softrnic("SOFTRNIC_MAX_QP", pairs));
+    require!(with(300)).look().is("ok", &["1 processes are counted with 256"]);
+    require!(with(300)).word("--ranks").word("8").look().is("warn", &["300 queue pairs", "counted with 2048"]);
+    let gpus = require!(with(300)).file("/proc/driver/nvidia/gpus/0000:17:00.0/information", "");
+    gpus.file("/proc/driver/nvidia/gpus/0000:18:00.0/information", "").look().is("warn", &["counted with 512"]);
 }

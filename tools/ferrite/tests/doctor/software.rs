@@ -3,39 +3,39 @@
 use testkit::{dist, require};
 
 use crate::common::loopback;
-use crate::visit;
+use crate::setup;
 
 #[test]
 fn loopback_fails_if_the_message_does_not_arrive_or_arrives_wrong() {
-    require!(visit("loopback")).look().is("ok", &["softrnic0:1", "1 MiB arrived right"]);
+    require!(setup("loopback")).look().is("ok", &["softrnic0:1", "1 MiB arrived right"]);
     let faults =
         [("drop attempts=all", "status 12"), ("corrupt", "is wrong"), ("qp-error opcode=write-imm", "status 2")];
     for (rule, words) in faults {
-        require!(visit("loopback")).softrnic("SOFTRNIC_FAULTS", rule).look().is("FAIL", &["softrnic0:1", words]);
+        require!(setup("loopback")).softrnic("SOFTRNIC_FAULTS", rule).look().is("FAIL", &["softrnic0:1", words]);
     }
 }
 
 #[test]
 fn loopback_fails_with_the_plugins_words_if_queue_pairs_cannot_be_connected() {
-    let unresolved = require!(visit("loopback")).softrnic("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT");
+    let unresolved = require!(setup("loopback")).softrnic("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT");
     unresolved.env("NCCL_IB_MQP_RETRY_CNT", "0").look().is("FAIL", &["Connection timed out", "neighbour"]);
 }
 
 #[test]
 fn loopback_fails_if_the_file_is_no_plugin_and_is_unknown_without_one() {
     let file = require!(dist::softrnic_library_folder()).join("libibverbs.so.1");
-    let other = require!(visit("loopback")).word("--plugin").word(file.to_str().expect("text"));
+    let other = require!(setup("loopback")).word("--plugin").word(file.to_str().expect("text"));
     other.look().is("FAIL", &["not an NCCL network plugin"]);
-    require!(visit("loopback")).env("FERRITE_DIST", "/no/such/folder").look().is("unknown", &["no plugin at"]);
+    require!(setup("loopback")).env("FERRITE_DIST", "/no/such/folder").look().is("unknown", &["no plugin at"]);
 }
 
 #[test]
 fn control_fails_if_no_interface_fits_and_warns_of_loopback() {
-    require!(visit("control"))
+    require!(setup("control"))
         .env("NCCL_SOCKET_IFNAME", "lo")
         .look()
         .is("warn", &["no other host", "NCCL_SOCKET_IFNAME=DEV"]);
-    require!(visit("control")).env("NCCL_SOCKET_IFNAME", "none9").look().is("FAIL", &["NCCL_SOCKET_IFNAME=none9"]);
+    require!(setup("control")).env("NCCL_SOCKET_IFNAME", "none9").look().is("FAIL", &["NCCL_SOCKET_IFNAME=none9"]);
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn plugins_tells_which_file_nccl_takes() {
     let ours = std::fs::read(require!(dist::plugin())).expect("the plugin");
     let theirs = std::fs::read(loopback()).expect("the other plugin");
     let with = |files: &[(&str, &[u8])]| {
-        files.iter().fold(visit("plugins"), |visit, (path, bytes)| visit.map(|visit| visit.file(path, bytes)))
+        files.iter().fold(setup("plugins"), |setup, (path, bytes)| setup.map(|setup| setup.file(path, bytes)))
     };
     require!(with(&[])).look().is("warn", &["NCCL finds no plugin", "export NCCL_NET_PLUGIN"]);
     require!(with(&[("/usr/lib/libnccl-net.so", &ours)]))
@@ -66,10 +66,10 @@ fn plugins_tells_which_file_nccl_takes() {
 
 #[test]
 fn settings_fails_out_of_range_and_warns_of_names_without_effect() {
-    require!(visit("settings")).env("NCCL_IB_TIMEOUT", "22").look().is("ok", &["each in range"]);
-    require!(visit("settings")).env("NCCL_IB_TIMEOUT", "32").look().is("FAIL", &["NCCL_IB_TIMEOUT=32", "from 0 to 31"]);
-    require!(visit("settings")).env("NCCL_IB_TIMOUT", "20").look().is("warn", &["NCCL_IB_TIMEOUT is meant?"]);
-    require!(visit("settings")).file("/etc/nccl.conf", "NCCL_IB_TC=300\n").look().is("FAIL", &["NCCL_IB_TC=300"]);
-    let precedes = require!(visit("settings")).file("/etc/nccl.conf", "NCCL_IB_TC=300\n").env("NCCL_IB_TC", "3");
+    require!(setup("settings")).env("NCCL_IB_TIMEOUT", "22").look().is("ok", &["each in range"]);
+    require!(setup("settings")).env("NCCL_IB_TIMEOUT", "32").look().is("FAIL", &["NCCL_IB_TIMEOUT=32", "from 0 to 31"]);
+    require!(setup("settings")).env("NCCL_IB_TIMOUT", "20").look().is("warn", &["NCCL_IB_TIMEOUT is meant?"]);
+    require!(setup("settings")).file("/etc/nccl.conf", "NCCL_IB_TC=300\n").look().is("FAIL", &["NCCL_IB_TC=300"]);
+    let precedes = require!(setup("settings")).file("/etc/nccl.conf", "NCCL_IB_TC=300\n").env("NCCL_IB_TC", "3");
     precedes.look().is("ok", &["each in range"]);
 }

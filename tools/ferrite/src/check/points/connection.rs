@@ -32,7 +32,7 @@ pub(super) const POINTS: &[Point] = &[
         number: 13,
         name: "handle",
         claim: "listen writes 128 bytes at most, with no pointer of the listener's process in them",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: handle }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: handle }]),
     },
     Point {
         number: 14,
@@ -44,13 +44,13 @@ pub(super) const POINTS: &[Point] = &[
         number: 15,
         name: "device-handle",
         claim: "connect and accept take NULL for the device handle, and leave a NULL behind the pointer alone",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: device_handle }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: device_handle }]),
     },
     Point {
         number: 16,
         name: "pending-is-null",
         claim: "no communicator comes before the peer has done its part, and what comes works at once",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: pending }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: pending }]),
     },
     Point {
         number: 17,
@@ -158,7 +158,7 @@ fn one_order(transport: &Transport, connects: usize, accepts: usize, slowest: &m
 }
 
 /// Connects and accepts with or without places for device handles; the communicators.
-fn connect_raw(raw: Raw, with_place: bool) -> Result<(Opaque, Opaque)> {
+pub(super) fn connect_raw(raw: Raw, with_place: bool) -> Result<(Opaque, Opaque)> {
     let (code, bytes, listener) = raw.listen(0, 0);
     ensure!(code == 0, "listen returns {code}");
     let mut handle = Handle([0; _]);

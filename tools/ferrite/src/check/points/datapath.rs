@@ -61,7 +61,7 @@ pub(super) const POINTS: &[Point] = &[
         number: 35,
         name: "send-before-receive",
         claim: "isend before any receive succeeds with a request that is NULL, whatever was in its place",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: send_first }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: send_first }]),
     },
     Point {
         number: 36,
@@ -89,7 +89,7 @@ pub(super) const POINTS: &[Point] = &[
         number: 39,
         name: "sizes-array",
         claim: "test writes as many sizes as there are messages, when they are there; NULL for sizes is taken",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: sizes_array }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: sizes_array }]),
     },
     Point {
         number: 40,

@@ -9,10 +9,10 @@ use crate::check::point::{BOTH_RANKS, Env, Host, Point, RANK0_ONLY, Step, Trial}
 use crate::check::raw::Raw;
 use crate::check::wait::{code, open_files_and_threads};
 use crate::error::{Error, Result};
+use crate::nccl::abi::later::{Net, NetV9};
 use crate::nccl::abi::{ncclNet_v8_t, ncclNetProperties_v8_t};
 use crate::nccl::elf;
-use crate::nccl::library::{Library, PLUGIN_SYMBOL, Source};
-use crate::nccl::release::STOCK_SYMBOL;
+use crate::nccl::library::{Library, Source};
 use crate::nccl::shared_object::SharedObject;
 use crate::transport::instance::Transport;
 
@@ -23,14 +23,14 @@ pub(super) const POINTS: &[Point] = &[
     Point {
         number: 1,
         name: "abi-layout",
-        claim: "the vtable is a data object of 152 bytes whose functions lie in the library",
+        claim: "the vtable is a data object of its version's size, whose functions lie in the library",
         trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: layout }]),
     },
     Point {
         number: 2,
         name: "loads-without-libibverbs",
         claim: "where libibverbs cannot be loaded, the library loads with all symbols bound and reports no device",
-        trial: Trial::Steps(&[Step { env: Env { host: Host::WithoutVerbs, raw: true, ..RANK0_ONLY }, run: no_verbs }]),
+        trial: Trial::Steps(&[Step { env: Env { host: Host::WithoutVerbs, ..RANK0_ONLY }, run: no_verbs }]),
     },
     Point {
         number: 3,
@@ -48,23 +48,23 @@ pub(super) const POINTS: &[Point] = &[
         number: 5,
         name: "init-again",
         claim: "init may be called again, also by another thread, and finds the same devices",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: init_again }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: init_again }]),
     },
     Point {
         number: 6,
         name: "no-devices",
         claim: "without an active port there are no devices, which is no error",
         trial: Trial::Steps(&[
-            Step { env: Env { raw: true, ..BOTH_RANKS }, run: ports_down },
-            Step { env: Env { raw: true, vars: &[("NCCL_IB_HCA", "=nothing9")], ..RANK0_ONLY }, run: none },
-            Step { env: Env { raw: true, vars: &[("NCCL_IB_DISABLE", "1")], ..RANK0_ONLY }, run: disabled },
+            Step { env: BOTH_RANKS, run: ports_down },
+            Step { env: Env { vars: &[("NCCL_IB_HCA", "=nothing9")], ..RANK0_ONLY }, run: none },
+            Step { env: Env { vars: &[("NCCL_IB_DISABLE", "1")], ..RANK0_ONLY }, run: disabled },
         ]),
     },
     Point {
         number: 7,
         name: "log-lines",
         claim: "per cents and lines of more than 1024 bytes get into the log as they are",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: log_lines }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: log_lines }]),
     },
 ];
 
@@ -76,17 +76,20 @@ const _: () = {
 };
 
 fn layout(ctx: &mut Context<'_>) -> Result<StepResult> {
-    let source = &ctx.job.source;
-    let symbol = match source {
-        Source::Plugin { .. } | Source::Loader { .. } => PLUGIN_SYMBOL,
-        Source::Stock { .. } => STOCK_SYMBOL,
-    };
-    let library = Library::open(source)?;
+    let library = Library::open(&ctx.job.source)?;
     let identity = library.identity();
+    let symbol = match ctx.job.source {
+        // What NCCL's loader of 2.21.5 names otherwise.
+        Source::Loader { .. } if identity.interface == 8 => "ncclNetPlugin_v8",
+        _ => identity.symbol.as_str(),
+    };
     let size = elf::data_size(&identity.file, symbol)?;
-    // Later versions have more slots.
-    let right = if identity.interface == 8 { size == 152 } else { size > 152 };
-    ensure!(right, "{symbol} is a data object of {size} bytes, not 152");
+    let wanted = match identity.interface {
+        8 => size_of::<ncclNet_v8_t>(),
+        9 | 10 => size_of::<NetV9>(),
+        _ => size_of::<Net>(),
+    };
+    ensure!(size == wanted as u64, "{symbol} is a data object of {size} bytes, not {wanted}");
     let functions = identity.functions;
     Ok(StepResult::passed(format!(
         "{symbol}: {size} bytes, name {:?}, {functions} functions in the file",
@@ -96,7 +99,7 @@ fn layout(ctx: &mut Context<'_>) -> Result<StepResult> {
 
 fn no_verbs(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = Transport::without_init(Library::open(&ctx.job.source)?);
-    let raw = Raw::of(&transport)?;
+    let raw = Raw::of(&transport);
     let code = raw.init();
     if code != 0 {
         return Ok(StepResult::passed(format!("loads; init returns {code}, so NCCL takes another network")));
@@ -115,7 +118,7 @@ fn name(ctx: &mut Context<'_>) -> Result<StepResult> {
     let held = ctx.softrnic()?.objects()?;
     ensure!(held.queue_pairs == 0, "init alone holds {held}");
     let words = format!("{name:?}, {count} devices; after init: {held}");
-    let (Source::Plugin { path }, Some(nccl)) = (&ctx.job.source, &ctx.job.built_in) else {
+    let (Source::Plugin { path, .. }, Some(nccl)) = (&ctx.job.source, &ctx.job.built_in) else {
         return Ok(StepResult::passed(words));
     };
     let plugin = path.to_string_lossy().into_owned();
@@ -199,7 +202,7 @@ fn ports_down(ctx: &mut Context<'_>) -> Result<StepResult> {
 
 fn none(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = Transport::without_init(Library::open(&ctx.job.source)?);
-    let raw = Raw::of(&transport)?;
+    let raw = Raw::of(&transport);
     let (init, (code, count)) = (raw.init(), raw.devices());
     ensure!((init, code) == (0, 0), "init returned {init}, devices {code}: that is an error");
     ensure!(count == 0, "{count} devices where there should be none");
@@ -209,7 +212,7 @@ fn none(ctx: &mut Context<'_>) -> Result<StepResult> {
 /// The user has asked for none: an error leads NCCL to the same.
 fn disabled(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = Transport::without_init(Library::open(&ctx.job.source)?);
-    let raw = Raw::of(&transport)?;
+    let raw = Raw::of(&transport);
     let (init, (_, count)) = (raw.init(), raw.devices());
     ensure!(init != 0 || count == 0, "NCCL_IB_DISABLE=1 leaves {count} devices");
     Ok(StepResult::passed(format!(

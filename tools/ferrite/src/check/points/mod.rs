@@ -10,6 +10,7 @@ mod properties;
 mod registration;
 mod settings;
 mod teardown;
+mod versions;
 
 use crate::check::point::Point;
 use crate::error::{Error, Result};
@@ -27,6 +28,7 @@ pub(crate) fn all() -> Vec<Point> {
         teardown::POINTS,
         faults::POINTS,
         settings::POINTS,
+        versions::POINTS,
     ];
     let mut all = chapters.concat();
     all.sort_by_key(|point| point.number);

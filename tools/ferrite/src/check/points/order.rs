@@ -99,7 +99,7 @@ pub(super) const POINTS: &[Point] = &[
         number: 48,
         name: "optional-slots",
         claim: "getDeviceMr and irecvConsumed are NULL in a transport without device code",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: slots }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: slots }]),
     },
 ];
 

@@ -10,7 +10,7 @@ use crate::check::outcome::StepResult;
 use crate::check::point::{Env, Host, Point, RANK0_ONLY, Step, Trial};
 use crate::check::raw::{FILLS, Raw};
 use crate::error::{Error, Result};
-use crate::nccl::abi::{self, ncclNetProperties_v8_t};
+use crate::nccl::abi::{self, later::Common};
 use crate::nccl::library::Source;
 use crate::transport::buffer::Buffer;
 use crate::transport::instance::{Properties, Transport};
@@ -22,26 +22,23 @@ pub(super) const POINTS: &[Point] = &[
     Point {
         number: 8,
         name: "every-field-written",
-        claim: "getProperties writes all 12 fields of a structure full of other bytes",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: every_field }]),
+        claim: "getProperties writes all fields of a structure full of other bytes, and nothing behind it",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: every_field }]),
     },
     Point {
         number: 9,
         name: "names",
         claim: "two ports of one card have names of their own, which stay where they are",
-        trial: Trial::Steps(&[Step {
-            env: Env { raw: true, vars: &[("SOFTRNIC_PORTS", "2")], ..RANK0_ONLY },
-            run: names,
-        }]),
+        trial: Trial::Steps(&[Step { env: Env { vars: &[("SOFTRNIC_PORTS", "2")], ..RANK0_ONLY }, run: names }]),
     },
     Point {
         number: 10,
         name: "as-the-built-in",
         claim: "speed, guid, port, pciPath and the rest are what the built-in transport of 2.21.5 says on the same host",
         trial: Trial::Steps(&[
-            Step { env: Env { host: Host::Faithful, raw: true, ..RANK0_ONLY }, run: as_built_in },
+            Step { env: Env { host: Host::Faithful, ..RANK0_ONLY }, run: as_built_in },
             Step {
-                env: Env { host: Host::Faithful, raw: true, vars: &[("SOFTRNIC_PORTS", "2")], ..RANK0_ONLY },
+                env: Env { host: Host::Faithful, vars: &[("SOFTRNIC_PORTS", "2")], ..RANK0_ONLY },
                 run: both_ports_as_built_in,
             },
         ]),
@@ -69,31 +66,42 @@ fn every_field(ctx: &mut Context<'_>) -> Result<StepResult> {
     ensure!(count > 0, "there are {count} devices");
     for device in 0..count as usize {
         let [one, two] = FILLS.map(|fill| raw.properties(device, fill));
-        ensure!((one.0, two.0) == (0, 0), "getProperties of device {device} returns {} and {}", one.0, two.0);
-        // The last four bytes are padding.
-        let unwritten = (0..60).find(|&at| one.2[at] != two.2[at]);
+        ensure!(
+            (one.code, two.code) == (0, 0),
+            "getProperties of device {device} returns {} and {}",
+            one.code,
+            two.code
+        );
+        let has_meaning = |at: &usize| !one.padding.iter().any(|range| range.contains(at));
+        let unwritten = (0..one.size()).filter(has_meaning).find(|&at| one.bytes[at] != two.bytes[at]);
         if let Some(at) = unwritten {
             return Err(Error::Contract(format!("byte {at} of the properties of device {device} is not written")));
         }
-        sensible(device, &one.1)?;
+        let size = one.size();
+        ensure!(one.bytes[size..].iter().all(|byte| *byte == FILLS[0]), "bytes behind byte {size} are written");
+        sensible(device, &one.common)?;
     }
-    Ok(StepResult::passed(format!("12 fields of each of {count} devices, over two kinds of garbage")))
+    Ok(StepResult::passed(format!("every field of each of {count} devices, over two kinds of garbage")))
 }
 
-fn sensible(device: usize, properties: &ncclNetProperties_v8_t) -> Result<()> {
-    let ncclNetProperties_v8_t { ptrSupport, regIsGlobal, speed, maxComms, maxRecvs, netDeviceType, .. } = *properties;
+fn sensible(device: usize, properties: &Common) -> Result<()> {
+    let Common { pointer_support, registration_is_global, speed, max_comms, max_receives, device_type, .. } =
+        *properties;
     ensure!(!properties.name.is_null(), "device {device} has no name");
-    ensure!(ptrSupport & abi::NCCL_PTR_HOST as i32 != 0, "device {device} takes no host memory: {ptrSupport}");
-    ensure!([0, 1].contains(&regIsGlobal), "regIsGlobal of device {device} is {regIsGlobal}");
-    ensure!(speed > 0 && maxComms > 0, "device {device}: speed {speed}, maxComms {maxComms}");
-    ensure!((1..=32).contains(&maxRecvs), "device {device}: maxRecvs {maxRecvs}");
-    ensure!(netDeviceType == 0, "device {device} is of type {netDeviceType}, not a host's");
+    ensure!(
+        pointer_support & abi::NCCL_PTR_HOST as i32 != 0,
+        "device {device} takes no host memory: {pointer_support}"
+    );
+    ensure!([0, 1].contains(&registration_is_global), "regIsGlobal of device {device} is {registration_is_global}");
+    ensure!(speed > 0 && max_comms > 0, "device {device}: speed {speed}, maxComms {max_comms}");
+    ensure!((1..=32).contains(&max_receives), "device {device}: maxRecvs {max_receives}");
+    ensure!(device_type == 0, "device {device} is of type {device_type}, not a host's");
     Ok(())
 }
 
 /// The name of a device, and where it lies.
 fn name_of(raw: Raw, device: usize) -> (usize, String) {
-    let (_, properties, _) = raw.properties(device, 0);
+    let properties = raw.properties(device, 0).common;
     if properties.name.is_null() {
         return (0, String::new());
     }

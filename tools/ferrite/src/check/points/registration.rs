@@ -6,7 +6,7 @@ use crate::check::context::Context;
 use crate::check::ensure;
 use crate::check::local_messages::connect_locally;
 use crate::check::outcome::StepResult;
-use crate::check::point::{Env, Point, RANK0_ONLY, Step, Trial};
+use crate::check::point::{Point, RANK0_ONLY, Step, Trial};
 use crate::check::raw::Opaque;
 use crate::check::softrnic::Softrnic;
 use crate::check::wait::{SETTLED, SOON, code, done, within};
@@ -22,19 +22,19 @@ pub(super) const POINTS: &[Point] = &[
         number: 27,
         name: "odd-ranges",
         claim: "memory of any address and size is registered: unaligned, one byte, more than 4 GiB; none at all does no harm",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: odd_ranges }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: odd_ranges }]),
     },
     Point {
         number: 28,
         name: "overlapping-ranges",
         claim: "a range may be registered often, within others and over their edges, and given back in any order",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: overlapping }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: overlapping }]),
     },
     Point {
         number: 29,
         name: "replaced-memory",
         claim: "other memory at the same address, registered after the old was given back, is what is sent",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: replaced }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: replaced }]),
     },
     Point {
         number: 30,
@@ -46,19 +46,19 @@ pub(super) const POINTS: &[Point] = &[
         number: 31,
         name: "dma-buf-refused",
         claim: "a dma-buf that cannot be registered is an error, after which memory is registered as before",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: refused }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: refused }]),
     },
     Point {
         number: 32,
         name: "deregister-nothing",
         claim: "deregMr of NULL, and after a registration that failed, does no harm",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: nothing }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: nothing }]),
     },
     Point {
         number: 33,
         name: "concurrent-registration",
         claim: "two threads register and deregister with two communicators of one device at the same time",
-        trial: Trial::Steps(&[Step { env: Env { raw: true, ..RANK0_ONLY }, run: concurrent }]),
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: concurrent }]),
     },
     Point {
         number: 34,

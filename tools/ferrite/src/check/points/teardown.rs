@@ -48,10 +48,7 @@ pub(super) const POINTS: &[Point] = &[
         number: 51,
         name: "close-in-flight",
         claim: "communicators are closed with requests in flight, after errors and as NULL; what comes late does no harm",
-        trial: Trial::Steps(&[Step {
-            env: Env { raw: true, vars: &[QUICK], timeout_s: 40, ..RANK0_ONLY },
-            run: close_in_flight,
-        }]),
+        trial: Trial::Steps(&[Step { env: Env { vars: &[QUICK], timeout_s: 40, ..RANK0_ONLY }, run: close_in_flight }]),
     },
     Point {
         number: 52,

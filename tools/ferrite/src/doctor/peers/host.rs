@@ -1,4 +1,4 @@
-//! A host of a visit: it tells its facts to the server, and does what the server asks until the end.
+//! A host of a session: it tells its facts to the server, and does what the server asks until the end.
 
 use std::io::Read;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -63,7 +63,7 @@ pub(crate) fn hello(machine: &Machine, token: &str) -> Result<String> {
         .map_err(|problem| Error::Unreadable(problem.to_string()))
 }
 
-/// What the hidden subcommand does: takes part in the visit of the server at `place` with the hello that it reads from its
+/// What the hidden subcommand does: takes part in the session of the server at `place` with the hello that it reads from its
 /// input. A process of its own, since the plugin is tried with settings of its own.
 pub(crate) fn main(place: &str, plugin: &Path) -> Result<Ended> {
     let mut text = String::new();
@@ -79,7 +79,7 @@ pub(crate) fn main(place: &str, plugin: &Path) -> Result<Ended> {
             Request::Refused(why) => return Err(Error::Refused(format!("the server at {place}: {why}"))),
             Request::End { failed, warned } => return Ok(Ended { failed, warned }),
             Request::Welcome(number) => {
-                output::write_stderr(format_args!("this is host {number} of the visit at {place}"));
+                output::write_stderr(format_args!("this is host {number} of the session at {place}"));
                 Reply::Done
             }
             request => part.answer(&request),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::peers::message::{HostFacts, RailFacts};
 use crate::doctor::peers::server::{Host, Speed, Tried};
-use crate::doctor::report::Looked;
+use crate::doctor::report::RowReport;
 
 /// Settings that are each host's own.
 const OWN: [&str; 6] =
@@ -15,34 +15,38 @@ const OWN: [&str; 6] =
 const SLOW_CONTROL: Duration = Duration::from_millis(5);
 
 /// All rows, in order.
-pub(super) fn all(hosts: &[Host], expected: usize, tried: &[Tried]) -> Vec<Looked> {
+pub(super) fn all(hosts: &[Host], expected: usize, tried: &[Tried]) -> Vec<RowReport> {
     let facts: Vec<&HostFacts> = hosts.iter().map(|host| &host.facts).collect();
     vec![
-        Looked::named("peer-hosts", "start the doctor on each host, with the same --token", of_hosts(hosts, expected)),
-        Looked::named("peer-versions", "install the same files on every host", versions(&facts)),
-        Looked::named("peer-settings", "set the variable alike on every host, or unset it", settings(&facts)),
-        Looked::named(
+        RowReport::named(
+            "peer-hosts",
+            "start the doctor on each host, with the same --token",
+            of_hosts(hosts, expected),
+        ),
+        RowReport::named("peer-versions", "install the same files on every host", versions(&facts)),
+        RowReport::named("peer-settings", "set the variable alike on every host, or unset it", settings(&facts)),
+        RowReport::named(
             "peer-devices",
             "make the devices alike: containers that get fewer devices, ports that are down; choose them with NCCL_IB_HCA",
             devices(&facts),
         ),
-        Looked::named(
+        RowReport::named(
             "peer-networks",
             "nothing if the fabric routes between them; else NCCL_IB_ADDR_RANGE, or the addresses of the interfaces",
             networks(&facts),
         ),
-        Looked::named("peer-mtu", "set the same MTU on every host and switch", mtu(&facts)),
-        Looked::named(
+        RowReport::named("peer-mtu", "set the same MTU on every host and switch", mtu(&facts)),
+        RowReport::named(
             "peer-reach",
             "as the plugin's words say; where only rails of one number reach each other, NCCL_CROSS_NIC=0",
             reach(&facts, tried),
         ),
-        Looked::named(
+        RowReport::named(
             "peer-bandwidth",
             "see `speed`, `pcie`, `errors` and `retries` on both hosts",
             bandwidth(&facts, tried),
         ),
-        Looked::named("peer-latency", "see `retries`, `cpus` and `clock` on both hosts", latency(&facts, tried)),
+        RowReport::named("peer-latency", "see `retries`, `cpus` and `clock` on both hosts", latency(&facts, tried)),
     ]
 }
 

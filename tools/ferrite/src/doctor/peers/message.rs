@@ -1,4 +1,4 @@
-//! What the server of a doctor's visit and the hosts say to each other.
+//! What the server of a session of several hosts and the hosts say to each other.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ pub(super) enum Request {
     Transfer(Transfer),
     /// Close all that is open.
     Close,
-    /// The visit is over: how many rows have FAILed, and how many have warned.
+    /// The session is over: how many rows have FAILed, and how many have warned.
     End { failed: usize, warned: usize },
 }
 

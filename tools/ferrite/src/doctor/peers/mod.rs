@@ -9,7 +9,7 @@
 //! | `host`, `trial` | a host's part; what it does with the plugin |
 //! | `server`, `rounds` | letting hosts in, and having each pair try; which pairs at once |
 //! | `judge` | the rows |
-//! | `visit` | all of it, from the server's start to the report |
+//! | `session` | all of it, from the server's start to the report |
 
 pub(crate) mod host;
 mod judge;
@@ -17,5 +17,5 @@ mod line_conn;
 mod message;
 mod rounds;
 pub(crate) mod server;
+pub(crate) mod session;
 mod trial;
-pub(crate) mod visit;

@@ -1,4 +1,4 @@
-//! The server of a visit: lets hosts in by the token, has each pair of them try its rails, and keeps what they answer. It never
+//! The server of a session: lets hosts in by the token, has each pair of them try its rails, and keeps what they answer. It never
 //! calls the plugin itself.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -93,7 +93,7 @@ fn admit(stream: TcpStream, caller: SocketAddr, token: &str, sender: &Sender<(Ho
             log::warn!("{caller} has another token");
             conn.send(&Request::Refused("another token (--token)".into()), HELLO).unwrap_or_default();
         }
-        Err(why) => log::warn!("{caller} is no host of this visit: {why}"),
+        Err(why) => log::warn!("{caller} is no host of this session: {why}"),
     }
 }
 
@@ -204,7 +204,7 @@ fn both(from: &Host, request: &Request, to: &Host, other: &Request) -> Result<Me
     }
 }
 
-/// Tells all hosts that the visit is over.
+/// Tells all hosts that the session is over.
 pub(super) fn end(hosts: &[Host], failed: usize, warned: usize) {
     for host in hosts {
         host.tell(&Request::End { failed, warned }).unwrap_or_default();

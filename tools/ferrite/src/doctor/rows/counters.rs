@@ -28,14 +28,13 @@ pub(crate) const ROWS: &[Row] = &[
 ];
 
 /// In `counters`.
-const ERRORS: [&str; 7] = [
+const ERRORS: [&str; 6] = [
     "symbol_error",
     "link_error_recovery",
     "link_downed",
     "port_rcv_errors",
     "local_link_integrity_errors",
     "excessive_buffer_overrun_errors",
-    "VL15_dropped",
 ];
 /// In `hw_counters`.
 const RETRIES: [&str; 8] = [
@@ -48,7 +47,7 @@ const RETRIES: [&str; 8] = [
     "rx_icrc_encapsulated",
     "req_remote_access_errors",
 ];
-/// Losses of an interface's link that are not held against it: its start makes some.
+/// Changes of an interface's link that are allowed: its start makes some.
 const CARRIER_CHANGES: i64 = 10;
 
 const CLASS: &str = "/sys/class/infiniband";

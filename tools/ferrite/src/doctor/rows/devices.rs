@@ -71,7 +71,7 @@ fn kernel_devices(machine: &Machine) -> Vec<(String, String)> {
 }
 
 fn providers(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let is_listed = |name: &str| {
         facts.devices.iter().any(|device| device.name == name) || facts.unopened.iter().any(|text| text.contains(name))
     };
@@ -125,7 +125,7 @@ fn device_nodes(machine: &Machine) -> Vec<Finding> {
 }
 
 fn open(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     if let Some(why) = &facts.no_list {
         return vec![Finding::fail("", why.as_str())];
     }
@@ -138,4 +138,19 @@ fn open(machine: &Machine) -> Vec<Finding> {
         .map(|d| Finding::ok(d.name.as_str(), format!("opened, {} ports{}", d.ports.len(), firmware(&d.firmware))));
     let verdict = if facts.devices.is_empty() { Finding::fail } else { Finding::warn };
     opened.chain(facts.unopened.iter().map(|why| verdict(String::new(), why.clone()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::verbs_facts::{DeviceFacts, VerbsFacts};
+
+    #[test]
+    fn a_device_that_cannot_be_opened_beside_one_that_can_warns() {
+        let device = DeviceFacts { name: "x0".into(), ..DeviceFacts::default() };
+        let facts = VerbsFacts { devices: vec![device], unopened: vec!["x1: refused".into()], ..VerbsFacts::default() };
+        let machine = Machine::made_up(Path::new("/nonexistent"), &[], facts);
+        let verdicts: Vec<Verdict> = open(&machine).iter().map(|finding| finding.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Ok, Verdict::Warn]);
+    }
 }

@@ -24,7 +24,7 @@ pub(crate) const ROWS: &[Row] = &[
 ];
 
 fn gid(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let found: Vec<Finding> = facts
         .rails
         .iter()
@@ -44,7 +44,7 @@ fn is_good(gid: &GidFacts) -> bool {
 }
 
 fn pkey(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let used = facts.ports().filter(|(_, device, port)| facts.is_used(device, port));
     let found: Vec<Finding> = used
         .filter_map(|(name, device, port)| {

@@ -8,7 +8,7 @@ use crate::system::host;
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "memlock",
-        what: "256 MiB of host memory can be registered with each device; warn where the limit of locked memory is below the machine's memory",
+        what: "256 MiB of host memory can be registered with each device; warn where the limit of locked memory is below the machine's memory, unless the process is exempt (CAP_IPC_LOCK)",
         why: "registered memory counts as locked memory, and queue pairs take some as well",
         cure: "ulimit -l unlimited; memlock in /etc/security/limits.conf; LimitMEMLOCK=infinity of the systemd unit \
                (slurmd, kubelet); docker run --ulimit memlock=-1",
@@ -37,6 +37,9 @@ fn memlock(machine: &Machine) -> Vec<Finding> {
     let ram = memory_of_machine(machine);
     let is_low = limit.zip(ram).is_some_and(|(limit, ram)| limit < ram);
     let mut found = vec![match is_low {
+        true if is_exempt(machine) => {
+            Finding::ok("", format!("{said}, which does not bind this process (CAP_IPC_LOCK)"))
+        }
         true => Finding::warn("", format!("{said}, and the machine has {} GiB", ram.unwrap_or(0) >> 30)),
         false => Finding::ok("", said),
     }];
@@ -50,6 +53,14 @@ fn memlock(machine: &Machine) -> Vec<Finding> {
     found
 }
 
+/// Whether this process may lock more than its limit: the kernel asks for CAP_IPC_LOCK alone.
+fn is_exempt(machine: &Machine) -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let status = machine.root.text("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    effective.is_some_and(|capabilities| capabilities >> CAP_IPC_LOCK & 1 == 1)
+}
+
 /// Bytes.
 fn memory_of_machine(machine: &Machine) -> Option<u64> {
     let text = machine.root.text("/proc/meminfo")?;
@@ -61,7 +72,7 @@ fn memory_of_machine(machine: &Machine) -> Option<u64> {
 const PER_PROCESS: i64 = 256;
 
 fn limits(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let needed = i64::from(machine.ranks) * PER_PROCESS;
     let found: Vec<Finding> = facts
         .devices
@@ -79,7 +90,7 @@ fn limits(machine: &Machine) -> Vec<Finding> {
 }
 
 fn queue_pairs(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let found: Vec<Finding> = facts
         .devices
         .iter()

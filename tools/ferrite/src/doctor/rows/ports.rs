@@ -49,14 +49,14 @@ fn of_ports(
     none: &str,
     look: impl Fn(&VerbsFacts, &str, &DeviceFacts, &PortFacts) -> Option<Finding>,
 ) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let found: Vec<Finding> =
         facts.ports().filter_map(|(name, device, port)| look(facts, &name, device, port)).collect();
     if found.is_empty() { vec![Finding::unknown("", none)] } else { found }
 }
 
 fn ports(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let mut found: Vec<Finding> = facts
         .ports()
         .map(|(name, device, port)| match (port.active, facts.is_used(device, port)) {
@@ -101,7 +101,7 @@ fn lid(machine: &Machine) -> Vec<Finding> {
 }
 
 fn speed(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let best = facts.rails.iter().map(|rail| rail.speed_mbps).max().unwrap_or(0);
     let found: Vec<Finding> = facts
         .rails
@@ -147,6 +147,7 @@ fn interface_mtu(machine: &Machine, device: &str, port: u8) -> Option<(String, i
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::verbs_facts::RailFacts;
 
     fn machine(port: PortFacts) -> Machine {
         let device = DeviceFacts { name: "x0".into(), ports: vec![port], ..DeviceFacts::default() };
@@ -166,6 +167,23 @@ mod tests {
         };
         let verdict = |lid, sm_lid| lid_verdict(&machine(port(lid, sm_lid)));
         assert_eq!([verdict(7, 1), verdict(0, 1), verdict(7, 0)], [Verdict::Ok, Verdict::Fail, Verdict::Fail]);
+    }
+
+    #[test]
+    fn a_port_that_is_down_warns_and_is_a_failure_where_it_is_the_only_one() {
+        let port = |number, active| PortFacts { port: number, active, ..PortFacts::default() };
+        let device =
+            DeviceFacts { name: "x0".into(), ports: vec![port(1, true), port(2, false)], ..DeviceFacts::default() };
+        let rail = RailFacts { device: "x0".into(), port: 1, ..RailFacts::default() };
+        let mut facts = VerbsFacts { devices: vec![device], rails: vec![rail], ..VerbsFacts::default() };
+        let verdicts = |facts: &VerbsFacts| {
+            let machine = Machine::made_up(std::path::Path::new("/nonexistent"), &[], facts.clone());
+            ports(&machine).iter().map(|finding| finding.verdict).collect::<Vec<_>>()
+        };
+        assert_eq!(verdicts(&facts), [Verdict::Ok, Verdict::Warn]);
+        facts.devices[0].ports.remove(0);
+        facts.rails.clear();
+        assert_eq!(verdicts(&facts), [Verdict::Warn, Verdict::Fail]);
     }
 
     fn lid_verdict(machine: &Machine) -> Verdict {

@@ -16,7 +16,7 @@ pub(crate) const ROWS: &[Row] = &[Row {
 }];
 
 fn traffic_class(machine: &Machine) -> Vec<Finding> {
-    let Ok(facts) = machine.verbs() else { return vec![Finding::unknown("", "there is no libibverbs to ask")] };
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let ethernet: Vec<_> = facts.rails.iter().filter(|rail| !rail.infiniband).collect();
     if ethernet.is_empty() {
         return vec![Finding::ok("", "no RoCE port is used")];

@@ -1,4 +1,4 @@
-//! A visit of several hosts: starts the server and this host's own part in it.
+//! A session of several hosts: starts the server and this host's own part in it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,15 +11,15 @@ use crate::doctor::loopback;
 use crate::doctor::machine::Machine;
 use crate::doctor::peers::server::Plan;
 use crate::doctor::peers::{host, judge, server};
-use crate::doctor::report::Looked;
+use crate::doctor::report::RowReport;
 use crate::error::{Error, Result};
 use crate::system::host::die_with_parent;
 
 /// The hidden subcommand of a host's part.
 const HOST_WORKER: &str = "doctor-host";
 
-/// Serves the visit and takes part in it; the rows.
-pub(crate) fn serve(listener: &TcpListener, machine: &Machine, plan: &Plan) -> Result<Vec<Looked>> {
+/// Serves the session and takes part in it; the rows.
+pub(crate) fn serve(listener: &TcpListener, machine: &Machine, plan: &Plan) -> Result<Vec<RowReport>> {
     let place = listener.local_addr().map_err(|e| Error::io("no address", e))?;
     let own = match place.ip().is_unspecified() {
         true => format!("127.0.0.1:{}", place.port()),
@@ -38,7 +38,7 @@ pub(crate) fn serve(listener: &TcpListener, machine: &Machine, plan: &Plan) -> R
     Ok(looked)
 }
 
-/// Takes part in the visit of the server at `place`: the exit code of this host's part.
+/// Takes part in the session of the server at `place`: the exit code of this host's part.
 pub(crate) fn join(place: &str, machine: &Machine, token: &str) -> Result<i32> {
     let mut child = start(place, machine, token)?;
     let status = child.wait().map_err(|e| Error::io("cannot wait for this host's part", e))?;

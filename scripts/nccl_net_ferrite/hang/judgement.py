@@ -1,0 +1,54 @@
+"""Whether the reports of a run name the rank that was held up."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .cases import Case
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one case."""
+
+    case: str
+    claim: str
+    culprit: int
+    texts: dict[int, str]  # of each rank that wrote a report: the text of its first one
+    named: dict[int, int | None]  # the rank that it names as the cause, or as the most likely one
+    wrong: list[str]  # what is not as it has to be
+
+    def is_good(self) -> bool:
+        return not self.wrong
+
+
+def judge(case: Case, culprit: int, ranks: list[dict[str, Any]], reports: list[dict[str, Any]]) -> Found:
+    """`ranks`: what each rank left, in order, with its "pid" and whether its sums were "right". `reports`: the JSON files of all."""
+    by_pid = {one["pid"]: rank for rank, one in enumerate(ranks)}
+    firsts: dict[int, dict[str, Any]] = {}
+    for report in sorted(reports, key=lambda report: int(report["number"])):
+        if report["pid"] in by_pid:
+            firsts.setdefault(by_pid[report["pid"]], report)
+    wrong = [f"rank {rank} has wrong sums" for rank, one in enumerate(ranks) if not one["right"]]
+    named = {}
+    for rank, report in sorted(firsts.items()):
+        verdict, named[rank] = cause_of(report)
+        if rank == culprit:
+            wrong.append(f"rank {rank} was held up and has reported a wait")
+        elif named[rank] != culprit:
+            wrong.append(f"rank {rank} names rank {named[rank]}, and rank {culprit} was held up")
+        elif case.verdicts and verdict not in case.verdicts:
+            wrong.append(f"rank {rank} has the verdict {verdict}, and not {' or '.join(case.verdicts)}")
+    if case.is_reported and not firsts:
+        wrong.append("nobody has reported a wait")
+    if not case.is_reported:
+        wrong += [f"rank {rank} has reported a wait that was below the threshold" for rank in firsts]
+    return Found(case.name, case.claim, culprit, {rank: report["text"] for rank, report in firsts.items()}, named, wrong)
+
+
+def cause_of(report: dict[str, Any]) -> tuple[str | None, int | None]:
+    """The verdict and the rank that a report names: the nearest cause's, or that of the process that is most likely the cause."""
+    waits = report["waits"]
+    if waits and waits[0]["cause"]:
+        return waits[0]["cause"]["verdict"], waits[0]["cause"]["far"]["rank"]
+    likely = report["least_lead"]
+    return None, likely["who"]["rank"] if likely else None

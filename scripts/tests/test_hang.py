@@ -1,0 +1,53 @@
+"""Judging the reports of hangs that were planted."""
+
+import unittest
+from typing import Any
+
+from nccl_net_ferrite.hang.cases import CASES, Case, named
+from nccl_net_ferrite.hang.judgement import judge
+
+RANKS = [{"pid": 100 + rank, "right": True} for rank in range(3)]
+
+
+def case(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def report(rank: int, cause: int | None, verdict: str = "PeerHasNotSent", likely: int | None = None, number: int = 1) -> dict[str, Any]:
+    far = {"verdict": verdict, "far": {"rank": cause}} if cause is not None else None
+    lead = {"who": {"rank": likely}, "lead": -3} if likely is not None else None
+    return {"pid": 100 + rank, "number": number, "text": f"text of {rank}", "waits": [{"cause": far}], "least_lead": lead}
+
+
+class JudgementTest(unittest.TestCase):
+    def test_reports_that_name_the_culprit_are_right(self) -> None:
+        found = judge(case("absent"), 2, RANKS, [report(0, 2), report(1, 2, "PeerHasNotAsked")])
+        self.assertEqual((found.wrong, found.named), ([], {0: 2, 1: 2}))
+        self.assertEqual(found.texts, {0: "text of 0", 1: "text of 1"})
+
+    def test_the_first_report_of_a_rank_counts(self) -> None:
+        reports = [report(0, 2, number=2), report(0, 1, number=1)]
+        self.assertEqual(judge(case("absent"), 2, RANKS, reports).wrong, ["rank 0 names rank 1, and rank 2 was held up"])
+
+    def test_another_verdict_is_wrong(self) -> None:
+        wrong = judge(case("stopped"), 2, RANKS, [report(0, 2)]).wrong
+        self.assertEqual(wrong, ["rank 0 has the verdict PeerHasNotSent, and not PeerSilent"])
+
+    def test_the_most_likely_rank_will_do_for_a_gpu(self) -> None:
+        self.assertEqual(judge(case("gpu"), 2, RANKS, [report(0, None, likely=2)]).wrong, [])
+        self.assertEqual(len(judge(case("gpu"), 2, RANKS, [report(0, None, likely=1)]).wrong), 1)
+
+    def test_no_report_where_one_is_due_and_one_where_none_is_due(self) -> None:
+        self.assertEqual(judge(case("gpu"), 2, RANKS, []).wrong, ["nobody has reported a wait"])
+        self.assertEqual(len(judge(case("late"), 2, RANKS, [report(0, 2)]).wrong), 1)
+        self.assertEqual(judge(case("late"), 2, RANKS, []).wrong, [])
+
+    def test_wrong_sums_and_a_report_of_the_culprit_are_told(self) -> None:
+        ranks = [{**RANKS[0], "right": False}, *RANKS[1:]]
+        wrong = judge(case("absent"), 2, ranks, [report(2, 1)]).wrong
+        self.assertEqual(wrong, ["rank 0 has wrong sums", "rank 2 was held up and has reported a wait"])
+
+    def test_unknown_cases_are_refused_with_the_known_ones(self) -> None:
+        self.assertEqual([case.name for case in named("late,gpu")], ["late", "gpu"])
+        with self.assertRaisesRegex(ValueError, "'flop' must be one of absent, gpu, stopped, late"):
+            named("gpu,flop")

@@ -1,0 +1,90 @@
+//! The calls of version 11 and later that have a context of one of NCCL's communicators.
+//!
+//! They are `unsafe` for the reason given in [`super::calls`]: NCCL's pointers. A context may be NULL.
+
+use super::calls;
+use super::context::Context;
+use super::guard::guard;
+use super::layout::{CommConfig, NetAttributes};
+use super::nccl::{self, ncclResult_t};
+use super::output::{missing, put};
+use super::process::Process;
+use std::ffi::{c_int, c_void};
+
+/// Begins a communicator: does what [`calls::init`] does, and makes a context.
+pub(super) unsafe fn init(
+    version: u32,
+    context: *mut *mut c_void,
+    id: u64,
+    config: *const CommConfig,
+    log_function: nccl::ncclDebugLogger_t,
+) -> ncclResult_t {
+    guard("init", || {
+        Process::init(version, log_function)?;
+        // SAFETY: NCCL's pointer, NULL or valid.
+        let made = Context::into_raw(id, unsafe { config.as_ref() });
+        // SAFETY: NCCL's output pointer.
+        let given = unsafe { put(context, made, "ctx") };
+        if given.is_err() {
+            // SAFETY: made above, and nobody else has it.
+            drop(unsafe { Context::take(made)? });
+            return given;
+        }
+        Process::get()?.handle_begin(version)
+    })
+}
+
+/// As [`calls::listen`].
+pub(super) unsafe fn listen(
+    version: u32,
+    context: *mut c_void,
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    match unsafe { Context::borrow(context) } {
+        // SAFETY: as the caller says.
+        Ok(_) => unsafe { calls::listen(version, dev, handle, listen_comm) },
+        Err(error) => guard("listen", || Err(error)),
+    }
+}
+
+/// As [`calls::connect`].
+pub(super) unsafe fn connect(
+    version: u32,
+    context: *mut c_void,
+    dev: c_int,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    match unsafe { Context::borrow(context) } {
+        // SAFETY: as the caller says.
+        Ok(_) => unsafe { calls::connect(version, dev, handle, send_comm) },
+        Err(error) => guard("connect", || Err(error)),
+    }
+}
+
+/// Ends a communicator. What has been listened, connected and accepted with its context may still be open.
+pub(super) unsafe fn finalize(version: u32, context: *mut c_void) -> ncclResult_t {
+    guard("finalize", || {
+        // SAFETY: by NCCL's contract.
+        let Some(ended) = (unsafe { Context::take(context)? }) else { return Ok(()) };
+        log::debug!("NCCL has ended {}", ended.describe());
+        Process::get()?.handle_end(version)
+    })
+}
+
+/// NCCL says what a communicator does from now on.
+pub(super) unsafe fn set_attributes(context: *mut c_void, attributes: *const NetAttributes) -> ncclResult_t {
+    guard("setNetAttr", || {
+        // SAFETY: NCCL's pointer, NULL or valid.
+        let attributes = unsafe { attributes.as_ref() }.ok_or_else(|| missing("attr"))?;
+        // SAFETY: by NCCL's contract.
+        if let Some(context) = unsafe { Context::borrow(context)? } {
+            context.set_attributes(attributes);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,67 @@
+//! ncclNet version 10 (NCCL 2.26): `connect` is told what the communicator is like; sends and receives carry handles of a
+//! profiler, which are not used.
+
+use super::common_slots::{ENDS, Ends, MEMORY, Memory};
+use super::layout::{
+    CommConfig, ConnectConfig, Count, DeviceHandle, GetProperties, IrecvProfiled, IsendProfiled, Listen, MOST_V9,
+    MakeVDevice, ProfilerCallback, PropertiesV9,
+};
+use super::nccl::{self, ncclResult_t};
+use super::table::{Exported, slots};
+use super::{calls, datapath, process, v8, v9};
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::{offset_of, size_of};
+
+/// The table.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Table {
+    name: *const c_char,
+    init: unsafe extern "C" fn(nccl::ncclDebugLogger_t, ProfilerCallback) -> ncclResult_t,
+    devices: Count,
+    get_properties: GetProperties<PropertiesV9>,
+    listen: Listen,
+    connect: ConnectConfig,
+    memory: Memory,
+    isend: IsendProfiled,
+    irecv: IrecvProfiled,
+    ends: Ends,
+    make_v_device: MakeVDevice<MOST_V9>,
+}
+
+const _: () = {
+    assert!(size_of::<Table>() == 160);
+    assert!(offset_of!(Table, isend) == 80 && offset_of!(Table, make_v_device) == 152);
+};
+
+/// The symbol that NCCL looks up.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclNetPlugin_v10: Exported<Table> = Exported(Table {
+    name: process::NAME.as_ptr(),
+    init,
+    devices: v8::devices::<10>,
+    get_properties: v9::get_properties::<10>,
+    listen: v8::listen::<10>,
+    connect,
+    memory: MEMORY,
+    isend,
+    irecv,
+    ends: ENDS,
+    make_v_device: v9::make_v_device::<10>,
+});
+
+slots! {
+    init(log_function: nccl::ncclDebugLogger_t, _profiler: ProfilerCallback) => calls::init(10, log_function);
+    connect(
+        dev: c_int, _config: *const CommConfig, handle: *mut c_void, send_comm: *mut *mut c_void, _device: DeviceHandle,
+    ) => calls::connect(10, dev, handle, send_comm);
+    isend(
+        send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
+        _profiled: *mut c_void, request: *mut *mut c_void,
+    ) => datapath::with_narrow(size, |size| v8::isend(send_comm, data, size, tag, mhandle, request));
+    irecv(
+        recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut usize, tags: *mut c_int,
+        mhandles: *mut *mut c_void, _profiled: *mut *mut c_void, request: *mut *mut c_void,
+    ) => datapath::with_narrow_array(n, sizes, |sizes| v8::irecv(recv_comm, n, data, sizes, tags, mhandles, request));
+}
