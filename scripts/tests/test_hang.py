@@ -14,8 +14,8 @@ def case(name: str) -> Case:
 
 
 def report(rank: int, cause: int | None, verdict: str = "PeerHasNotSent", likely: int | None = None, number: int = 1) -> dict[str, Any]:
-    far = {"verdict": verdict, "far": {"rank": cause}} if cause is not None else None
-    lead = {"who": {"rank": likely}, "lead": -3} if likely is not None else None
+    far = {"verdict": verdict, "far": {"rank": None, "rank_in_job": cause}} if cause is not None else None
+    lead = {"who": {"rank": likely, "rank_in_job": None}, "lead": -3} if likely is not None else None
     return {"pid": 100 + rank, "number": number, "text": f"text of {rank}", "waits": [{"cause": far}], "least_lead": lead}
 
 

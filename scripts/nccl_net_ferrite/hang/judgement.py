@@ -49,6 +49,12 @@ def cause_of(report: dict[str, Any]) -> tuple[str | None, int | None]:
     """The verdict and the rank that a report names: the nearest cause's, or that of the process that is most likely the cause."""
     waits = report["waits"]
     if waits and waits[0]["cause"]:
-        return waits[0]["cause"]["verdict"], waits[0]["cause"]["far"]["rank"]
+        return waits[0]["cause"]["verdict"], rank_of(waits[0]["cause"]["far"])
     likely = report["least_lead"]
-    return None, likely["who"]["rank"] if likely else None
+    return None, rank_of(likely["who"]) if likely else None
+
+
+def rank_of(process: dict[str, Any]) -> int | None:
+    """As NCCL's tags tell it, or else the launcher."""
+    found: int | None = process["rank"] if process["rank"] is not None else process["rank_in_job"]
+    return found

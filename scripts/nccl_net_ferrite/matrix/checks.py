@@ -1,5 +1,6 @@
 """Whether the outcome of a case is right."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -155,10 +156,11 @@ def check_abort(outcome: Outcome, network: str) -> Findings:
             f"{RETRIES_END_S:.2f} s), ncclCommAbort took {abort.abort_s:.2f} s"
         )
         if network == "Ferrite":
-            pid = f"process {outcome.pids.get(victim)}"
-            lines = [line for line in outcome.logs[rank].splitlines() if "WARN" in line and f"{pid} " in line]
+            pid = outcome.pids.get(victim)
+            named = re.compile(rf"(process|pid) {pid}\b")
+            lines = [line for line in outcome.logs[rank].splitlines() if "WARN" in line and named.search(line)]
             if rank in neighbours(outcome.case) and not lines:
-                found.wrong.append(f"rank {rank}: no warning names the dead {pid}")
+                found.wrong.append(f"rank {rank}: no warning names the dead process {pid}")
             found.seen += [f'log: "{line[line.index("WARN") :]}"' for line in lines[:1]]
     return found
 

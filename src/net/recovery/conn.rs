@@ -73,7 +73,7 @@ impl ConnRecovery {
         let rails = ConnRails::of(nic, qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
-        let new_qps = NewQps::new(nic, role, terms);
+        let new_qps = NewQps::new(nic, role, terms, qps.priority);
         let work = Work { machine, is_draining: false, stopped: None, next_warning: None, rails, new_qps };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
