@@ -99,6 +99,8 @@ pub struct Config {
     pub stats: bool,
     /// The folder of that file. `None`: the usual one.
     pub stats_folder: Option<String>,
+    /// One in so many messages is timed; 0: none is.
+    pub stats_sample: u32,
 }
 
 /// How often and how soon an operation is tried again.
@@ -196,6 +198,7 @@ impl Config {
             is_hang_set: reader.text("FERRITE_HANG_SECONDS").is_some(),
             report_folder: reader.text("FERRITE_REPORT_DIR").unwrap_or_else(|| "/tmp".into()),
             stats: reader.flag("FERRITE_STATS")?,
+            stats_sample: reader.number("FERRITE_SAMPLE")? as u32,
             stats_folder: reader.text("FERRITE_STATS_DIR"),
         })
     }

@@ -184,6 +184,11 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("FERRITE_STATS_DIR", Kind::Text, "folder of that file; unset: `/dev/shm`"),
     variable(
+        "FERRITE_SAMPLE",
+        Kind::Number(0, 65_536, 256),
+        "one in so many messages of a connection is timed, for `ferrite top`; 0: none is",
+    ),
+    variable(
         "RANK",
         Kind::Text,
         "rank in the job, for messages and statistics; the first that is set of this and the next three",

@@ -205,6 +205,7 @@ fn open_stats(config: &Config) {
         host: sysfs::host_name().to_owned(),
         program: std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default(),
         label: launcher::rank(),
+        sample: config.stats_sample,
     };
     let folder = config.stats_folder.as_deref().unwrap_or(process::DEFAULT_FOLDER);
     if let Err(why) = process::open_file(folder, &of) {

@@ -318,7 +318,7 @@ impl Connector {
         let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
-        let stats = identity::open_stats(&self.nic, Direction::Send, &reply.identity, &qps);
+        let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps)?;
         Ok(SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats))
     }
 }

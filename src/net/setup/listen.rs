@@ -200,7 +200,7 @@ impl Listener {
         let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
             return Ok(Verdict::Wait);
         };
-        let (prepared, reply) = preparing.finish(&self.nic)?;
+        let (prepared, reply) = preparing.finish(&self.nic, &self.control)?;
         candidate.stream.send(Kind::Reply, reply.body());
         candidate.stage = Stage::Replied(Box::new(prepared));
         Ok(Verdict::Wait)
@@ -276,10 +276,10 @@ fn begin(nic: &Nic, hello: Hello, class: Option<u8>) -> Result<Preparing> {
 }
 
 impl Preparing {
-    fn finish(self, nic: &Nic) -> Result<(Prepared, Reply)> {
+    fn finish(self, nic: &Nic, control: &Arc<ControlDriver>) -> Result<(Prepared, Reply)> {
         let Self { connecting, hello, terms } = self;
         let (qps, endpoint) = connecting.finish();
-        let stats = identity::open_stats(nic, Direction::Receive, &hello.identity, &qps);
+        let stats = identity::open_stats(nic, control, Direction::Receive, &hello.identity, &qps)?;
         let path = RecvPath::new(qps, hello.ring, &terms, stats)?;
         let prepared = Prepared { path, endpoint: hello.endpoint.name, identity: hello.identity, terms };
         Ok((prepared, Reply { endpoint, terms, identity: identity::own() }))
