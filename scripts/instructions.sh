@@ -30,6 +30,8 @@ dist=$(cd "$dist" && pwd)
 nccl=$(readlink -f "$("$dist/bin/ferrite" wheel)")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# Files of dead processes in the usual folder would be looked through at each start.
+export FERRITE_STATS_DIR=$work
 
 # run FILE SIZE DEPTH MESSAGES --plugin PATH|--stock PATH: writes what callgrind counts to FILE.
 run() {

@@ -7,3 +7,8 @@ pub use crate::net::data::caps;
 pub use crate::net::device::{gdr, rail};
 pub use crate::proto::PROTOCOL_VERSION;
 pub use crate::verbs::{completion_queue, context, library, memory, port, queue_pair};
+
+/// The file of statistics, for `ferrite top`.
+pub mod stats {
+    pub use crate::stats::{histogram, layout};
+}

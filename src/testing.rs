@@ -15,7 +15,7 @@ pub mod control {
 
 /// The file of statistics.
 pub mod stats {
-    pub use crate::stats::layout;
+    pub use crate::stats::{histogram, layout};
 }
 
 /// The protocol's messages.

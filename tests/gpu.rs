@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::log::said;
 use common::process::pair;
 use common::setting::setting;
 use common::{faithful, pattern, plugin_transport};
@@ -222,4 +223,53 @@ fn gpu_memory_by_address_arrives() -> Result<()> {
 #[test]
 fn gpu_memory_by_dmabuf_arrives() -> Result<()> {
     arrives("dmabuf", true)
+}
+
+/// Its read of GPU memory is lost, again and again.
+#[test]
+fn a_flush_that_does_not_end_is_reported() -> Result<()> {
+    let setting = require!(setting());
+    require!(no_gpu());
+    let folder = Scratch::new();
+    let env = [
+        ("SOFTRNIC_GPU", "peermem"),
+        ("SOFTRNIC_FAULTS", "drop attempts=all opcode=read"),
+        ("FERRITE_HANG_SECONDS", "1"),
+    ];
+    let setting = env.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
+    pair(&setting.env("FERRITE_REPORT_DIR", folder.path().as_os_str()), |worker| {
+        let driver = Driver::load();
+        let transport = plugin_transport()?;
+        let link = PeerConn::open(worker, &transport, worker.rank())?;
+        if worker.rank() == 0 {
+            let (into, _) = driver.allocate();
+            let (net, recv) = (transport.vtable(), link.recv.raw());
+            let mut memory = register(&transport, recv, into, None);
+            let (mut data, mut size, mut request) =
+                (into as *mut c_void, BYTES as c_int, std::ptr::null_mut::<c_void>());
+            // SAFETY: a group of one; the handles are live.
+            let code = unsafe {
+                net.iflush.expect("a slot")(recv, 1, &raw mut data, &raw mut size, &raw mut memory, &raw mut request)
+            };
+            assert_eq!((code, request.is_null()), (abi::ncclSuccess, false));
+            let mut deadline = worker.deadline("a report");
+            while !said(&[
+                "waits since",
+                "for a flush of data of",
+                "the read that flushes it to GPU memory is not complete",
+            ]) {
+                let mut done = 0;
+                // SAFETY: a live request.
+                let code = unsafe { net.test.expect("a slot")(request, &raw mut done, &raw mut size) };
+                assert_eq!((code, done), (abi::ncclSuccess, 0));
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                deadline.idle()?;
+            }
+            // SAFETY: not used again.
+            assert_eq!(unsafe { net.deregMr.expect("a slot")(recv, memory) }, abi::ncclSuccess);
+        }
+        worker.barrier()?;
+        link.close()
+    })?;
+    Ok(())
 }

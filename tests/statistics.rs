@@ -9,6 +9,7 @@ use common::process::pair;
 use common::setting::{set, setting, talkative};
 use ferrite::error::Result;
 use ferrite::pair::Setting;
+use nccl_net::testing::stats::histogram;
 use nccl_net::testing::stats::layout::{
     CLOSED, FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECEIVER, RECORD_WORDS, SENDER, header,
     record,
@@ -54,7 +55,7 @@ fn in_folder(setting: Setting, folder: &Scratch) -> Setting {
 fn each_end_of_a_connection_is_counted_and_knows_its_peer() -> Result<()> {
     const MESSAGES: u64 = 70;
     let folder = Scratch::new();
-    let setting = in_folder(require!(setting()), &folder);
+    let setting = in_folder(require!(setting()), &folder).env("FERRITE_SAMPLE", "4");
     pair(&setting, |worker| {
         let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
         set("RANK", ["40", "41"][worker.rank()]);
@@ -75,6 +76,10 @@ fn each_end_of_a_connection_is_counted_and_knows_its_peer() -> Result<()> {
             assert_eq!([record::BEGUN, record::DONE].map(|at| end[at]), [MESSAGES; 2]);
             assert_eq!(end[record::BYTES], 1000 * MESSAGES);
             assert_eq!(end[record::PEER_LABEL], 42 - worker.rank() as u64);
+            // Two counts in each word.
+            let stages = end[record::HISTOGRAMS..].chunks_exact(histogram::WORDS).take(record::STAGES);
+            let samples = |words: &[u64]| words.iter().map(|word| (word >> 32) + (word & 0xffff_ffff)).sum::<u64>();
+            assert!(stages.map(samples).all(|count| (MESSAGES / 4 - 1..=MESSAGES / 4 + 1).contains(&count)));
             let is_sender = end[record::DIRECTION] == SENDER;
             assert_eq!(end[if is_sender { record::OWN_RANK } else { record::PEER_RANK }], 4);
             assert_eq!((end[record::RAIL_COUNT], end[record::QP_COUNT]), (1, 1));

@@ -124,16 +124,17 @@ fn pointer_support(device: &Nic) -> c_int {
     (nccl::NCCL_PTR_HOST | gpu | dmabuf) as c_int
 }
 
-/// A listener on device number `dev`, and its handle for the peer.
+/// A listener on device number `dev`, and its handle for the peer. `class` is the communicator's traffic class, if it has one.
 pub(super) unsafe fn listen(
     version: u32,
+    class: Option<u8>,
     dev: c_int,
     handle: *mut c_void,
     listen_comm: *mut *mut c_void,
 ) -> ncclResult_t {
     guard("listen", || {
         let process = Process::get()?;
-        let listener = process.network.listen(&process.devices(version)?.get(dev)?.nic)?;
+        let listener = process.network.listen(&process.devices(version)?.get(dev)?.nic, class)?;
         // SAFETY: NCCL gives 128 bytes, without alignment.
         unsafe { put(handle.cast::<[u8; HANDLE_BYTES]>(), listener.handle().emit(), "handle")? };
         // SAFETY: NCCL's output pointer.
@@ -141,9 +142,10 @@ pub(super) unsafe fn listen(
     })
 }
 
-/// A send communicator to the listener behind `handle`; NULL while that is not done.
+/// A send communicator, with traffic class `class`, to the listener behind `handle`; NULL while that is not done.
 pub(super) unsafe fn connect(
     version: u32,
+    class: Option<u8>,
     dev: c_int,
     handle: *mut c_void,
     send_comm: *mut *mut c_void,
@@ -157,7 +159,7 @@ pub(super) unsafe fn connect(
         // SAFETY: NCCL's private copy of the 128 bytes, which nobody else uses during the call.
         let bytes = unsafe { &mut *handle.cast::<[u8; HANDLE_BYTES]>() };
         let process = Process::get()?;
-        match process.network.connect(&process.devices(version)?.get(dev)?.nic, bytes)? {
+        match process.network.connect(&process.devices(version)?.get(dev)?.nic, class, bytes)? {
             None => Ok(()),
             // SAFETY: as above.
             Some(comm) => unsafe { put(send_comm, SendHandle::new_send(comm), "sendComm") },

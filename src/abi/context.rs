@@ -1,8 +1,8 @@
 //! The context of one of NCCL's communicators (`ncclComm_t`): what `init` of version 11 and later makes and `finalize` ends.
 
-use super::layout::{CommConfig, NetAttributes};
+use super::layout::NetAttributes;
 use crate::error::{Error, Result};
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -21,6 +21,8 @@ pub(super) struct Context {
     tag: AtomicU64,
     /// NCCL's number of the communicator, the same on all ranks.
     id: u64,
+    /// The communicator's traffic class, if it has one.
+    class: Option<u8>,
     /// Masks of the operations, algorithms and protocols that NCCL has announced last.
     announced: [AtomicU32; 3],
 }
@@ -28,11 +30,11 @@ pub(super) struct Context {
 const _: () = assert!(offset_of!(Context, foreign) == 0);
 
 impl Context {
-    /// A context for NCCL, of communicator `id`.
-    pub(super) fn into_raw(id: u64, config: Option<&CommConfig>) -> *mut c_void {
-        let foreign = AtomicI32::new(config.map_or(-1, |config| config.traffic_class));
+    /// A context for NCCL, of communicator `id` with traffic class `class`; `foreign` is what NCCL gave for that.
+    pub(super) fn into_raw(id: u64, foreign: c_int, class: Option<u8>) -> *mut c_void {
+        let foreign = AtomicI32::new(foreign);
         let announced = [UNKNOWN; 3].map(AtomicU32::new);
-        Box::into_raw(Box::new(Self { foreign, tag: AtomicU64::new(TAG), id, announced })).cast()
+        Box::into_raw(Box::new(Self { foreign, tag: AtomicU64::new(TAG), id, class, announced })).cast()
     }
 
     /// The context behind NCCL's pointer; `None` for NULL.
@@ -64,6 +66,11 @@ impl Context {
         context.tag.store(0, Ordering::Relaxed);
         // SAFETY: made by `into_raw`, and given back once.
         Ok(Some(unsafe { Box::from_raw(raw.cast()) }))
+    }
+
+    /// The communicator's traffic class, if it has one.
+    pub(super) fn class(&self) -> Option<u8> {
+        self.class
     }
 
     /// NCCL says what the communicator does from now on. Its progress thread may say so, so this takes no lock.

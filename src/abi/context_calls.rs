@@ -22,7 +22,12 @@ pub(super) unsafe fn init(
     guard("init", || {
         Process::init(version, log_function)?;
         // SAFETY: NCCL's pointer, NULL or valid.
-        let made = Context::into_raw(id, unsafe { config.as_ref() });
+        let (foreign, class) =
+            unsafe { (config.as_ref().map_or(-1, |config| config.traffic_class), CommConfig::class(config)) };
+        if foreign != -1 && class.is_none() {
+            log::warn!("the communicator's traffic class is {foreign}; 0 to 255 are possible, and 0 is used");
+        }
+        let made = Context::into_raw(id, foreign, class);
         // SAFETY: NCCL's output pointer.
         let given = unsafe { put(context, made, "ctx") };
         if given.is_err() {
@@ -45,7 +50,7 @@ pub(super) unsafe fn listen(
     // SAFETY: by NCCL's contract.
     match unsafe { Context::borrow(context) } {
         // SAFETY: as the caller says.
-        Ok(_) => unsafe { calls::listen(version, dev, handle, listen_comm) },
+        Ok(context) => unsafe { calls::listen(version, context.and_then(Context::class), dev, handle, listen_comm) },
         Err(error) => guard("listen", || Err(error)),
     }
 }
@@ -61,7 +66,7 @@ pub(super) unsafe fn connect(
     // SAFETY: by NCCL's contract.
     match unsafe { Context::borrow(context) } {
         // SAFETY: as the caller says.
-        Ok(_) => unsafe { calls::connect(version, dev, handle, send_comm) },
+        Ok(context) => unsafe { calls::connect(version, context.and_then(Context::class), dev, handle, send_comm) },
         Err(error) => guard("connect", || Err(error)),
     }
 }

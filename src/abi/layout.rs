@@ -48,6 +48,17 @@ pub(super) struct CommConfig {
     pub(super) traffic_class: c_int,
 }
 
+impl CommConfig {
+    /// The traffic class, if one is set that there is: 0 to 255.
+    ///
+    /// # Safety
+    /// `config` is NULL or valid.
+    pub(super) unsafe fn class(config: *const Self) -> Option<u8> {
+        // SAFETY: as the caller says.
+        unsafe { config.as_ref() }.and_then(|config| u8::try_from(config.traffic_class).ok())
+    }
+}
+
 /// How many peers at a time a communicator has, and how many connections to each.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]

@@ -54,8 +54,8 @@ pub static ncclNetPlugin_v10: Exported<Table> = Exported(Table {
 slots! {
     init(log_function: nccl::ncclDebugLogger_t, _profiler: ProfilerCallback) => calls::init(10, log_function);
     connect(
-        dev: c_int, _config: *const CommConfig, handle: *mut c_void, send_comm: *mut *mut c_void, _device: DeviceHandle,
-    ) => calls::connect(10, dev, handle, send_comm);
+        dev: c_int, config: *const CommConfig, handle: *mut c_void, send_comm: *mut *mut c_void, _device: DeviceHandle,
+    ) => calls::connect(10, CommConfig::class(config), dev, handle, send_comm);
     isend(
         send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
         _profiled: *mut c_void, request: *mut *mut c_void,

@@ -56,10 +56,10 @@ slots! {
     devices<VERSION>(count: *mut c_int) => calls::devices(VERSION, count);
     get_properties(dev: c_int, props: *mut ncclNetProperties_v8_t) => calls::get_properties(8, dev, props, properties);
     listen<VERSION>(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void)
-        => calls::listen(VERSION, dev, handle, listen_comm);
+        => calls::listen(VERSION, None, dev, handle, listen_comm);
     connect<VERSION>(
         dev: c_int, handle: *mut c_void, send_comm: *mut *mut c_void, _device: *mut *mut ncclNetDeviceHandle_v8_t,
-    ) => calls::connect(VERSION, dev, handle, send_comm);
+    ) => calls::connect(VERSION, None, dev, handle, send_comm);
     accept(listen_comm: *mut c_void, recv_comm: *mut *mut c_void, _device: *mut *mut ncclNetDeviceHandle_v8_t)
         => calls::accept(listen_comm, recv_comm);
     reg_mr(comm: *mut c_void, data: *mut c_void, size: usize, kind: c_int, mhandle: *mut *mut c_void)

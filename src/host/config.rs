@@ -44,12 +44,12 @@ pub struct Config {
     pub retry_count: u8,
     /// Index into the partition key table.
     pub pkey_index: u16,
-    /// Service level.
-    pub service_level: u8,
-    /// Traffic class.
-    pub traffic_class: u8,
-    /// Traffic class of clear-to-sends.
-    pub cts_traffic_class: u8,
+    /// Service level. `None`: that of the communicator.
+    pub service_level: Option<u8>,
+    /// Traffic class. `None`: that of the communicator.
+    pub traffic_class: Option<u8>,
+    /// Traffic class of clear-to-sends. `None`: as of data.
+    pub cts_traffic_class: Option<u8>,
     /// Devices negotiate their vendor's options (ECE).
     pub ece: bool,
     /// Queue pairs per connection and rail.
@@ -99,6 +99,8 @@ pub struct Config {
     pub stats: bool,
     /// The folder of that file. `None`: the usual one.
     pub stats_folder: Option<String>,
+    /// One in so many messages is timed; 0: none is.
+    pub stats_sample: u32,
 }
 
 /// How often and how soon an operation is tried again.
@@ -140,7 +142,7 @@ impl Config {
                 _ => None,
             })
         };
-        let traffic_class = reader.number("NCCL_IB_TC")?.max(0) as u8;
+        let if_set = |name| reader.number(name).map(|number| u8::try_from(number).ok());
         Ok(Self {
             disabled: reader.flag("NCCL_IB_DISABLE")?,
             required: reader.text("NCCL_NET").is_some_and(|v| v.eq_ignore_ascii_case("Ferrite")),
@@ -161,9 +163,9 @@ impl Config {
             timeout: reader.number("NCCL_IB_TIMEOUT")? as u8,
             retry_count: reader.number("NCCL_IB_RETRY_CNT")? as u8,
             pkey_index: reader.number("NCCL_IB_PKEY")? as u16,
-            service_level: reader.number("NCCL_IB_SL")?.max(0) as u8,
-            traffic_class,
-            cts_traffic_class: u8::try_from(reader.number("NCCL_IB_FIFO_TC")?).unwrap_or(traffic_class),
+            service_level: if_set("NCCL_IB_SL")?,
+            traffic_class: if_set("NCCL_IB_TC")?,
+            cts_traffic_class: if_set("NCCL_IB_FIFO_TC")?,
             ece: reader.flag("NCCL_IB_ECE_ENABLE")?,
             queue_pairs: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.min(MAX_QUEUE_PAIRS) as u8,
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")?,
@@ -196,6 +198,7 @@ impl Config {
             is_hang_set: reader.text("FERRITE_HANG_SECONDS").is_some(),
             report_folder: reader.text("FERRITE_REPORT_DIR").unwrap_or_else(|| "/tmp".into()),
             stats: reader.flag("FERRITE_STATS")?,
+            stats_sample: reader.number("FERRITE_SAMPLE")? as u32,
             stats_folder: reader.text("FERRITE_STATS_DIR"),
         })
     }
@@ -279,18 +282,18 @@ mod tests {
     #[test]
     fn values_are_parsed() {
         assert_eq!(with("NCCL_IB_GID_INDEX", "3").expect("valid").gid_index, Some(3));
-        assert_eq!(with("NCCL_IB_TC", "0x6a").expect("valid").traffic_class, 106);
+        assert_eq!(with("NCCL_IB_TC", "0x6a").expect("valid").traffic_class, Some(106));
         for junk in ["0x-6", "-0x-8000000000000000", "0+7", "--1", "1-", "0x", "9223372036854775808"] {
             assert!(with("NCCL_IB_TC", junk).is_err(), "{junk}");
         }
-        assert_eq!(with("NCCL_IB_TC", "0152").expect("valid").traffic_class, 106, "octal, as NCCL reads it");
+        assert_eq!(with("NCCL_IB_TC", "0152").expect("valid").traffic_class, Some(106), "octal, as NCCL reads it");
         assert_eq!(with("NCCL_IB_ADDR_FAMILY", "AF_INET6").expect("valid").gid_family, Family::V6);
         assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").expect("valid").adaptive_routing, Some(true));
         assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 20);
         assert_eq!(with("NCCL_IB_AR_THRESHOLD", "-2").expect("valid").ar_threshold, 8192);
         let classes = |name, value| with(name, value).map(|c| (c.traffic_class, c.cts_traffic_class));
-        assert_eq!(classes("NCCL_IB_TC", "106").expect("valid"), (106, 106));
-        assert_eq!(classes("NCCL_IB_FIFO_TC", "184").expect("valid"), (0, 184));
+        assert_eq!(classes("NCCL_IB_TC", "106").expect("valid"), (Some(106), None));
+        assert_eq!(classes("NCCL_IB_FIFO_TC", "184").expect("valid"), (None, Some(184)));
         assert!(with("NCCL_NET", "ferrite").expect("valid").required);
         let recovery = |name, value| with(name, value).map(|c| (c.failover, c.stall_ms, c.give_up_s));
         assert_eq!(recovery("", "").expect("valid"), (true, 60, 120));

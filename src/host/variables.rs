@@ -67,8 +67,16 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("NCCL_IB_MQP_RETRY_SLEEP_MSEC", Kind::Number(0, 60_000, 100), "milliseconds between these attempts"),
     variable("NCCL_IB_PKEY", Kind::Number(0, 65535, 0), "index into the partition key table"),
-    variable("NCCL_IB_SL", Kind::Number(-1, 15, 0), "service level; -1: 0"),
-    variable("NCCL_IB_TC", Kind::Number(-1, 255, 0), "traffic class, where packets carry GIDs (RoCE); -1: 0"),
+    variable(
+        "NCCL_IB_SL",
+        Kind::Number(-1, 15, -1),
+        "service level; -1: the communicator's traffic class, if it has one up to 15, else 0",
+    ),
+    variable(
+        "NCCL_IB_TC",
+        Kind::Number(-1, 255, -1),
+        "traffic class, where packets carry GIDs (RoCE); -1: the communicator's, if it has one, else 0",
+    ),
     variable("NCCL_IB_FIFO_TC", Kind::Number(-1, 255, -1), "traffic class of clear-to-sends; -1: as NCCL_IB_TC"),
     variable(
         "NCCL_IB_ECE_ENABLE",
@@ -176,6 +184,11 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("FERRITE_STATS_DIR", Kind::Text, "folder of that file; unset: `/dev/shm`"),
     variable(
+        "FERRITE_SAMPLE",
+        Kind::Number(0, 65_536, 256),
+        "one in so many messages of a connection is timed, for `ferrite top`; 0: none is",
+    ),
+    variable(
         "RANK",
         Kind::Text,
         "rank in the job, for messages and statistics; the first that is set of this and the next three",
@@ -186,7 +199,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 
-/// Variables of NCCL's built-in IB transports, up to 2.30, that Ferrite ignores, with the reasons. A `*` stands for any end.
+/// Variables of NCCL's built-in IB transports, up to 2.32, that Ferrite ignores, with the reasons. A `*` stands for any end.
 pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_USE_INLINE", "clear-to-sends are always inline"),
     ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
@@ -195,6 +208,12 @@ pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_DATA_DIRECT", "Data Direct functions are not used"),
     ("NCCL_IB_DEVICE_PCI_ORDER", "devices come in libibverbs' order"),
     ("NCCL_IB_SUBNET_AWARE_ROUTING", "the receiver always prefers the sender's network"),
+    ("NCCL_IB_EVENT_BASED_LB*", "a port's share of a message always follows what it completes"),
+    ("NCCL_IB_WQE_LATENCY_*", "FERRITE_STATS and the hang report tell of slow messages"),
+    ("NCCL_IB_RAIL_POLICY", "rails are those that NCCL_IB_HCA names"),
+    ("NCCL_IB_SORT_MERGE_NICS", "ports are merged in the order that NCCL names them"),
+    ("NCCL_IB_VR_*", "rails are those that NCCL_IB_HCA names"),
+    ("NCCL_IB_PKEY_VALUE", "NCCL_IB_PKEY, the index, is what counts"),
     ("NCCL_IB_RESILIENCY_*", "recovery is on by default; see FERRITE_FAILOVER"),
     ("NCCL_GIN_IB_TC", "there are no GPU-initiated transfers"),
     ("NCCL_SOCKET_RETRY_CNT", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),

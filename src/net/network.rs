@@ -69,14 +69,14 @@ impl Network {
         self.merges_any_ports
     }
 
-    /// A listener on `device`.
+    /// A listener on `device`, for a communicator with traffic class `class`.
     ///
     /// # Errors
     /// No TCP port is free.
-    pub fn listen(&self, device: &Arc<Nic>) -> Result<Listener> {
+    pub fn listen(&self, device: &Arc<Nic>, class: Option<u8>) -> Result<Listener> {
         self.connectors.sweep();
         let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
-        Listener::new(Arc::clone(device), self.control()?, interface)
+        Listener::new(Arc::clone(device), self.control()?, interface, class)
     }
 
     fn control(&self) -> Result<Arc<ControlDriver>> {
@@ -88,12 +88,17 @@ impl Network {
         Ok(Arc::clone(known.insert(driver)))
     }
 
-    /// Connects `device` to the listener whose handle is `bytes`, in as many calls as it takes. From one call to the
+    /// Connects `device`, for a communicator with traffic class `class`, to the listener whose handle is `bytes`, in as many calls as it takes. From one call to the
     /// next, the handle keeps the number of the unfinished connection.
     ///
     /// # Errors
     /// The handle is not Ferrite's, or the connection fails.
-    pub fn connect(&self, device: &Arc<Nic>, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
+    pub fn connect(
+        &self,
+        device: &Arc<Nic>,
+        class: Option<u8>,
+        bytes: &mut [u8; HANDLE_BYTES],
+    ) -> Result<Option<SendComm>> {
         let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
         let cookie = handle::cookie(bytes);
         let known = self.connectors.take(cookie).filter(|c| c.leads_to(&handle));
@@ -103,7 +108,7 @@ impl Network {
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
-                (cookie, Connector::new(Arc::clone(device), handle, self.control()?))
+                (cookie, Connector::new(Arc::clone(device), handle, self.control()?, class))
             }
         };
         // No lock is held here: creating queue pairs takes time.
@@ -200,6 +205,7 @@ fn open_stats(config: &Config) {
         host: sysfs::host_name().to_owned(),
         program: std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default(),
         label: launcher::rank(),
+        sample: config.stats_sample,
     };
     let folder = config.stats_folder.as_deref().unwrap_or(process::DEFAULT_FOLDER);
     if let Err(why) = process::open_file(folder, &of) {

@@ -65,6 +65,12 @@ impl StatsFile {
     }
 }
 
+/// Adds to a word that has one writer.
+#[inline(always)]
+pub(super) fn add(word: &AtomicU64, n: u64) {
+    word.store(word.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
 /// Memory of this process alone, which is never freed.
 pub(super) fn private<T: Mapped>() -> &'static T {
     let Ok(layout) = Layout::new::<T>().align_to(CACHE_LINE) else { handle_alloc_error(Layout::new::<T>()) };

@@ -1,4 +1,4 @@
-//! The layout of the statistics file. The plugin writes it; `ferrite top` compiles this file too. The page for readers of other
+//! The layout of the statistics file. The plugin writes it; `ferrite top` uses this file too. The page for readers of other
 //! programs is docs/stats-file.md.
 //!
 //! A file is a header of [`HEADER_WORDS`] words and then records of [`RECORD_WORDS`] words. A word has 8 bytes, in the byte order
@@ -48,6 +48,10 @@ pub mod header {
     pub const UNLISTED: usize = 9;
     /// Rank plus 1 that the launcher has told in the environment; 0: it has told none.
     pub const LABEL: usize = 10;
+    /// When a watcher has last looked for stalls, in nanoseconds since 1970.
+    pub const LOOKED: usize = 11;
+    /// One in so many messages is timed; 0: none is.
+    pub const SAMPLE: usize = 12;
     /// Host name.
     pub const HOST: usize = 16;
     /// Words of it.
@@ -96,15 +100,38 @@ pub mod record {
     pub const RESENT: usize = 7;
     /// Sender: bytes of those.
     pub const RESENT_BYTES: usize = 8;
+    /// How often the counters stood still for a second or longer while something was outstanding.
+    pub const STALLS: usize = 9;
     /// The words before this one are counters.
     pub const COUNTERS: usize = 12;
 
     /// Sender: what [`BEGUN`] was when an `isend` was last refused. Equal to it while a message waits for its clear-to-send.
     pub const REFUSED_AT: usize = 12;
+    /// The longest such time, in nanoseconds.
+    pub const LONGEST_STALL: usize = 13;
+    /// The present one, in nanoseconds; 0: there is none.
+    pub const STALL: usize = 14;
     /// Sender: bytes that each rail has been given, by number, if there are several rails.
     pub const RAIL_BYTES: usize = 16;
     /// Words of it.
     pub const RAILS: usize = 8;
+
+    /// The longest time that a timed message was in each stage, in nanoseconds.
+    pub const LONGEST: usize = 24;
+    /// Stages of an end.
+    pub const STAGES: usize = 3;
+    /// Stage of a sender: from the `isend` that accepted the message before to the first `isend` of this one.
+    pub const GPU: usize = 0;
+    /// Stage of a sender: from the first `isend` to the one that is accepted, as the clear-to-send is there.
+    pub const CTS: usize = 1;
+    /// Stage of a sender: from that `isend` to the poll that finds the message acknowledged.
+    pub const WIRE: usize = 2;
+    /// Stage of a receiver: from `irecv` to the posting of the write that carries the clear-to-send.
+    pub const ANNOUNCE: usize = 0;
+    /// Stage of a receiver: from that posting to the poll that finds all of the message arrived.
+    pub const DATA: usize = 1;
+    /// Stage of a receiver: from that poll to the next `irecv` on the connection.
+    pub const CONSUME: usize = 2;
 
     /// [`super::FREE`], [`super::OPEN`] or [`super::CLOSED`] in the lower 8 bits; above them a number that is incremented each time
     /// the record is given to another end.
@@ -131,6 +158,10 @@ pub mod record {
     pub const QPS: usize = 42;
     /// Words of it.
     pub const QPS_WORDS: usize = 16;
+    /// For the plugin: the sum of the counters when they were last seen to change, and when that was.
+    pub const PROGRESS_SEEN: usize = 58;
+    /// See [`PROGRESS_SEEN`].
+    pub const STILL_SINCE: usize = 59;
     /// Name of the device, as NCCL is told it.
     pub const DEVICE: usize = 64;
     /// Words of it.
@@ -143,6 +174,8 @@ pub mod record {
     pub const RAIL_NAMES: usize = 80;
     /// Words of each.
     pub const RAIL_NAME_WORDS: usize = 4;
+    /// A histogram of 48 words for each stage.
+    pub const HISTOGRAMS: usize = 112;
 }
 
 /// Of [`record::STATE`]: no end has the record.
@@ -162,8 +195,10 @@ const _: () = {
     use record::{DEVICE, DEVICE_WORDS, PEER_HOST, PEER_HOST_WORDS, QPS, QPS_WORDS, RAIL_NAME_WORDS, RAIL_NAMES};
     assert!(QPS + QPS_WORDS <= DEVICE && DEVICE + DEVICE_WORDS <= PEER_HOST);
     assert!(PEER_HOST + PEER_HOST_WORDS <= RAIL_NAMES);
-    assert!(RAIL_NAMES + record::RAILS * RAIL_NAME_WORDS <= RECORD_WORDS);
-    assert!(record::RAIL_BYTES + record::RAILS <= record::STATE && record::RESENT_BYTES < record::COUNTERS);
+    assert!(RAIL_NAMES + record::RAILS * RAIL_NAME_WORDS <= record::HISTOGRAMS);
+    assert!(QPS + QPS_WORDS <= record::PROGRESS_SEEN && record::STILL_SINCE < DEVICE);
+    assert!(record::RAIL_BYTES + record::RAILS <= record::LONGEST && record::LONGEST + record::STAGES <= record::STATE);
+    assert!(record::STALLS < record::COUNTERS && record::COUNTERS <= record::REFUSED_AT);
     assert!(header::LABEL_NAME + header::LABEL_NAME_WORDS <= header::PAST);
     assert!(header::PAST + header::PAST_ROWS * header::PAST_WORDS <= HEADER_WORDS);
     assert!(DEVICE_WORDS + 1 + record::COUNTERS <= header::PAST_WORDS);

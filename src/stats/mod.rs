@@ -2,8 +2,10 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`layout`] | what each word of the file means; `ferrite top` compiles it too |
+//! | [`layout`] | what each word of the file means; `ferrite top` uses it too |
 //! | [`record`] | the record of one end of a connection: its counters |
+//! | `timing`, `clock`, `histogram` | the times of some messages, stage by stage |
+//! | `stalls` | ends that stand still |
 //! | [`process`] | the records of this process, and the rank that its sends tell |
 //! | `table`, `file` | which records are free; the file that they are in |
 //! | `lock`, `dead` | how a reader sees whether the process is alive; files of dead processes |
@@ -11,12 +13,16 @@
 //! Nothing here ends or stops a job: without a file the records are in private memory. Counters are written without a lock by the
 //! one thread that is inside of a communicator, on cache lines of its own.
 
+mod clock;
 mod dead;
 mod file;
+pub mod histogram;
 pub mod layout;
 mod lock;
 pub mod process;
 pub mod record;
+mod stalls;
 mod table;
+mod timing;
 
 pub use table::Process;

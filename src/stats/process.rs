@@ -4,13 +4,15 @@ use super::file::{Header, Words};
 use super::layout::{SEVERAL, header};
 use super::table::{Process, Table};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// `None`: nothing has been opened yet.
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
 /// As [`header::OWN_RANK`].
 static OWN_RANK: AtomicU64 = AtomicU64::new(0);
+/// One in so many messages is timed. 0, as long as nobody can read the times: none.
+static INTERVAL: AtomicU32 = AtomicU32::new(0);
 /// The process that made the file, and the header.
 static HEADER: OnceLock<(u32, &'static Header)> = OnceLock::new();
 
@@ -26,6 +28,7 @@ pub fn open_file(folder: &str, process: &Process) -> Result<(), String> {
     let mut table = lock();
     if table.is_none() {
         let made = table.insert(Table::in_file(Path::new(folder), process)?);
+        INTERVAL.store(process.sample, Ordering::Relaxed);
         HEADER.get_or_init(|| (made.owner, made.header));
     }
     Ok(())
@@ -37,6 +40,17 @@ pub fn own_rank() -> Option<u32> {
         0 | SEVERAL => None,
         rank => Some(rank as u32 - 1),
     }
+}
+
+/// One in so many messages is timed; 0: none is.
+pub(super) fn interval() -> u32 {
+    INTERVAL.load(Ordering::Relaxed)
+}
+
+/// Looks for ends that stand still, if that has not been done within the last half second. To be called every second. Returns whether any
+/// end stands.
+pub fn look_for_stalls() -> bool {
+    lock().as_mut().filter(|table| table.owner == std::process::id()).is_some_and(Table::look_for_stalls)
 }
 
 /// A send has told this rank of this process.

@@ -1,14 +1,15 @@
 //! The records of this process: which are free, and whose memory they are in.
 
-use super::file::{self, Chunk, Header, StatsFile, Words};
+use super::file::{self, Chunk, Header, StatsFile, Words, add};
 use super::layout::{
     CHUNK_RECORDS, CLOSED, FREE, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECORD_WORDS, header, record,
     text_words,
 };
+use super::stalls;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// What the header tells of the process.
 #[derive(Debug, Clone, Default)]
@@ -21,6 +22,8 @@ pub struct Process {
     pub program: String,
     /// The environment variable in which the launcher has told a rank, and that rank.
     pub label: Option<(&'static str, u32)>,
+    /// One in so many messages is timed; 0: none is.
+    pub sample: u32,
 }
 
 /// All records.
@@ -35,7 +38,13 @@ pub(super) struct Table {
     listed_chunks: usize,
     /// Records that no end has, the one that has been free for longest first.
     free: VecDeque<usize>,
+    start: Instant,
+    /// When stalls were last looked for, in nanoseconds since `start`.
+    looked: u64,
 }
+
+/// Time between two looks for stalls at least, in nanoseconds.
+const LOOK_EVERY_NS: u64 = 500_000_000;
 
 impl Table {
     /// No records, in private memory.
@@ -48,6 +57,8 @@ impl Table {
             chunks: Vec::new(),
             listed_chunks: 0,
             free: VecDeque::new(),
+            start: Instant::now(),
+            looked: 0,
         }
     }
 
@@ -87,6 +98,18 @@ impl Table {
         words[record::STATE].store((state & !0xff) | CLOSED, Ordering::Release);
         self.count_unlisted(number, u64::MAX);
         self.free.push_back(number);
+    }
+
+    /// As [`super::process::look_for_stalls`].
+    pub(super) fn look_for_stalls(&mut self) -> bool {
+        let now = self.start.elapsed().as_nanos() as u64 + 1;
+        if now - self.looked < LOOK_EVERY_NS {
+            return true;
+        }
+        self.looked = now;
+        self.header[header::LOOKED].store(unix_ns(), Ordering::Relaxed);
+        let all = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        all.filter(|words| stalls::look_at(words, now)).count() > 0
     }
 
     fn count_unlisted(&self, number: usize, change: u64) {
@@ -135,6 +158,7 @@ fn describe(words: &Header, process: &Process) {
         (header::PID, std::process::id().into()),
         (header::START_TICKS, process.start_ticks),
         (header::CREATED, unix_ns()),
+        (header::SAMPLE, process.sample.into()),
         (header::LABEL, process.label.map_or(0, |(_, rank)| u64::from(rank) + 1)),
     ];
     for (at, value) in numbers {
@@ -150,12 +174,6 @@ fn describe(words: &Header, process: &Process) {
 /// Writes `text` into `words`, and zeros behind it.
 pub(super) fn put_text(words: &[AtomicU64], text: &str) {
     words.iter().zip(text_words(text, words.len())).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
-}
-
-/// Adds to a word that has one writer.
-#[inline(always)]
-pub(super) fn add(word: &AtomicU64, n: u64) {
-    word.store(word.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
 /// Nanoseconds since 1970.

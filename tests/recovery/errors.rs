@@ -34,6 +34,22 @@ all_arrives_on_each_fabric!(
     300
 );
 
+// The second message over new queue pairs is one that is sent again.
+all_arrives_on_each_fabric!(
+    all_arrives_if_queue_pairs_fail_again_and_again_while_messages_are_sent_again,
+    "qp-error device=RANK0 message=60 times=1; qp-error device=RANK0 opcode=write-imm message=2 times=5",
+    crate::stream::SHORT,
+    300
+);
+
+// The first writes over new queue pairs of the receiver are those of clear-to-sends after the account.
+all_arrives_on_each_fabric!(
+    all_arrives_if_queue_pairs_of_the_receiver_fail_right_after_its_account,
+    "qp-error device=RANK1 message=60 times=1; qp-error device=RANK1 opcode=write message=1 times=5",
+    crate::stream::SHORT,
+    300
+);
+
 /// Messages both ways until there is an error, which has to be a remote one; the log has to have all of `words` in one line.
 /// Closing with messages under way does not fail.
 fn ends_with(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Rails that fail and return while the connection has others.
 
 use crate::common::log::{log, said};
-use crate::fabric::{Fabric, all_arrives, end, exchange_until, run, sent, set_port};
+use crate::fabric::{Fabric, all_arrives, applied, end, exchange_until, run, sent, set_port};
 use crate::stream::{LONG, SHORT, Stream};
 use ferrite::error::Result;
 use ferrite::pair::WorkerCtx;
@@ -44,6 +44,28 @@ fn all_arrives_over_rail_0_if_the_peer_cannot_be_resolved_on_rail_1() -> Result<
         let mut stream = Stream::open(worker, SHORT)?;
         stream.exchange(worker, 300)?;
         assert!(said(&["goes on on rail(s) 0 of"]), "{}", log());
+        end(worker, stream)
+    })
+}
+
+/// The peer's address on rail 1 cannot be resolved when the rail is to be taken in again, five times: traffic over rail 0 goes on, and
+/// rail 1 carries its part in the end.
+#[test]
+fn a_rail_on_which_connecting_fails_for_some_time_is_taken_in_later() -> Result<()> {
+    let rules = "modify-qp=ETIMEDOUT device=softrnic1 message=3.. times=5";
+    run(Fabric::TwoRails, &[("SOFTRNIC_FAULTS", rules)], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        let is_part = |bytes: u64| bytes > 20 * SHORT.bytes as u64 / 5;
+        until_rail_1(worker, &mut stream, "both rails", is_part)?;
+        if worker.rank() == 0 {
+            set_port("softrnic1/1", "down");
+        }
+        until_rail_1(worker, &mut stream, "rail 0 alone", |bytes| bytes == 0)?;
+        if worker.rank() == 0 {
+            set_port("softrnic1/1", "up");
+        }
+        exchange_until(worker, &mut stream, "all refusals", || applied().iter().all(|(_, count)| *count == 5))?;
+        until_rail_1(worker, &mut stream, "both rails again", is_part)?;
         end(worker, stream)
     })
 }

@@ -41,6 +41,7 @@ const UNSAFE_FILES: &[&str] = &[
     "net/device/nic.rs",
     "net/mr/cache.rs",
     "net/mr/handle.rs",
+    "stats/clock.rs",
     "stats/file.rs",
     "stats/lock.rs",
 ];

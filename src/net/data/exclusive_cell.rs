@@ -177,19 +177,31 @@ mod tests {
 
     #[test]
     fn two_visitors_disturb_neither_each_other_nor_nccls_thread() {
-        let cell = ExclusiveCell::new(0u64);
-        let times = 20_000;
-        let increment = |state: &mut u64| {
-            *state += 1;
+        let (cell, is_over) = (ExclusiveCell::new(0), AtomicBool::new(false));
+        let goes_on = || !is_over.load(Ordering::Relaxed);
+        let increment = |state: &mut usize| *state += 1;
+        let visit = |state: &mut usize| {
+            increment(state);
+            // So long that both others come meanwhile.
+            std::thread::sleep(Duration::from_micros(50));
             Ok(())
         };
-        let tried = std::thread::scope(|scope| {
-            scope.spawn(|| (0..times).for_each(|_| cell.visit(increment).expect("it waits")));
-            scope.spawn(|| (0..times).for_each(|_| cell.enter(increment).expect("it waits")));
-            let tries = scope.spawn(|| (0..times).filter_map(|_| cell.try_visit(|state| *state += 1)).count());
-            tries.join().expect("it does not panic")
+        let enter = |state: &mut usize| {
+            increment(state);
+            Ok(())
+        };
+        let visits = 300;
+        let (tried, entered) = std::thread::scope(|scope| {
+            let tries =
+                scope.spawn(|| std::iter::from_fn(|| goes_on().then(|| cell.try_visit(increment))).flatten().count());
+            let enters =
+                scope.spawn(|| std::iter::from_fn(|| goes_on().then(|| cell.enter(enter).expect("it waits"))).count());
+            (0..visits).for_each(|_| cell.visit(visit).expect("it waits"));
+            is_over.store(true, Ordering::Relaxed);
+            (tries.join().expect("it does not panic"), enters.join())
         });
-        assert_eq!(cell.enter(|state| Ok(*state)), Ok(2 * times + tried as u64));
+        let entered = entered.expect("NCCL's thread waits for visitors");
+        assert_eq!(cell.enter(|state| Ok(*state)), Ok(visits + tried + entered));
         assert!(cell.enter(|_| Ok(cell.try_visit(|_| ()))).is_ok_and(|visit| visit.is_none()));
     }
 

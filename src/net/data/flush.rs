@@ -9,6 +9,7 @@ use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::rail::Rail;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::connect::{path_to, with_hint};
+use crate::net::qp::priority::Priority;
 use crate::net::qp::set::{QpSet, create_qp};
 use crate::net::qp::wr_id::WrId;
 use crate::proto::recovery::rail_mask::RailMask;
@@ -221,7 +222,8 @@ impl FlushRail {
         let address = rail.local_address()?;
         let queue = CompletionQueue::new(&rail.card.context, FLUSH_QP_CAPS.max_send_wr + FLUSH_QP_CAPS.max_recv_wr)?;
         let init = create_qp(rail, &queue, FLUSH_QP_CAPS, RemoteAccess::Read)?;
-        let path = path_to(rail, &address, &address.gid.gid, address.port.lid)?;
+        let priority = Priority::of_sender(&rail.config, None);
+        let path = path_to(rail, &address, &address.gid.gid, address.port.lid, priority)?;
         let path = Path { dest_qpn: init.number(), ..path };
         let mut landing = SharedRing::new(1)?;
         let lkey = landing.lkey(&rail.card.domain)?;

@@ -5,6 +5,7 @@
 //! | [`sender`], [`receiver`] | the two kinds of communicator |
 //! | `send_recovery`, `recv_recovery` | what they do while not all is well: they report faults, and go on over new queue pairs |
 //! | [`mode`], [`stall`] | what is possible meanwhile; finding a path that carries nothing |
+//! | `timing` | what they do while a message is timed |
 //! | [`cts_sender`] | clear-to-sends from the receiver to the sender |
 //! | [`flush`] | flushes of received data to GPU memory |
 //! | `looks` | how a communicator stands, for what explains waits |
@@ -26,3 +27,4 @@ mod send_recovery;
 pub mod sender;
 pub mod stall;
 pub mod sticky_error;
+mod timing;

@@ -70,6 +70,8 @@ pub struct RecvPath {
     /// `None`: the first fault ends the connection.
     pub(super) recovery: Option<Arc<ConnRecovery>>,
     pub(super) stats: ConnStats,
+    /// Whether there is one rail, and no message is being timed.
+    pub(super) is_plain: bool,
 }
 
 impl RecvPath {
@@ -83,6 +85,7 @@ impl RecvPath {
         Ok(Self {
             flow: RecvFlow::new(terms.striping),
             cts_sender: CtsSender::new(&qps, ring, terms.slot_bytes())?,
+            is_plain: !qps.are_on_several_rails(),
             qps,
             ring: (ring, terms.slot_bytes()),
             flushes: None,
@@ -154,10 +157,10 @@ impl RecvComm {
     pub fn test(&self, id: RequestId, done: impl FnOnce(&[u32])) -> Result<()> {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
-                if path.qps.are_on_several_rails() {
-                    path.progress_on_rails(&self.peer, id)?;
-                } else {
+                if path.is_plain {
                     path.progress(&self.peer, id)?;
+                } else {
+                    path.progress_otherwise(&self.peer, id)?;
                 }
             }
             let RecvPath { flow, stats, .. } = path;
@@ -267,7 +270,7 @@ impl RecvPath {
         })?;
         let Some(id) = posted else { return self.receive_later(peer) };
         if self.stats.handle_begun(count) {
-            self.handle_tag(peer, expected(0)?.tag);
+            return self.handle_due(peer, id, expected(0)?.tag).map(|()| Some(id));
         }
         if let Err(e) = self.send_cts() {
             self.handle_failure(peer, e)?;
@@ -281,26 +284,13 @@ impl RecvPath {
         self.send_cts().or_else(|e| self.handle_failure(peer, e)).map(|()| None)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn handle_tag(&mut self, peer: &PeerState, tag: u32) {
-        if let Some(rank) = self.stats.handle_tag(tag) {
-            peer.peer().set_rank(rank);
-        }
-    }
-
     #[inline(always)]
     fn progress(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        self.progress_by(peer, awaited, Self::poll)
-    }
-
-    #[inline(never)]
-    fn progress_on_rails(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        self.progress_by(peer, awaited, Self::poll_rails)
+        self.progress_by(peer, awaited, |path, peer| path.poll(peer))
     }
 
     #[inline(always)]
-    fn progress_by(
+    pub(super) fn progress_by(
         &mut self,
         peer: &Arc<PeerState>,
         awaited: RequestId,
@@ -326,7 +316,7 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
+    pub(super) fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
         qps.poll(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
     }

@@ -74,6 +74,7 @@ impl End for RecvComm {
             qps.tell(&path.stats);
             path.stats.handle_recovery();
             path.qps = qps;
+            path.choose_path();
             path.cts_sender = cts_sender;
             path.stall.reset();
             path.mode = Mode::Running;

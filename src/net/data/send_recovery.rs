@@ -65,6 +65,7 @@ impl End for SendComm {
             qps.tell(&path.stats);
             path.stats.handle_recovery();
             path.qps = qps;
+            path.choose_path();
             path.other_work = OtherWork::default();
             path.stall.reset();
             path.mode = Mode::Replaying;

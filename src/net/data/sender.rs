@@ -65,6 +65,8 @@ pub(super) struct SendPath {
     pub(super) peer: Arc<PeerState>,
     pub(super) memory: Arc<ConnMemory>,
     pub(super) stats: ConnStats,
+    /// Whether there is one rail, and no message is being timed.
+    pub(super) is_plain: bool,
 }
 
 /// Work requests that are not a stripe in one write.
@@ -124,6 +126,7 @@ impl SendComm {
             peer: Arc::clone(&peer),
             memory: Arc::clone(&memory),
             stats,
+            is_plain: fast_below > 0,
         };
         Self { path: ExclusiveCell::new(path), fast_below, peer, nic, memory, recovery }
     }
@@ -175,10 +178,10 @@ impl SendComm {
     pub fn test(&self, id: RequestId) -> Result<Option<u32>> {
         self.path.enter(|path| {
             if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
-                if path.qps.are_on_several_rails() {
-                    path.progress_on_rails()?;
-                } else {
+                if path.is_plain {
                     path.progress()?;
+                } else {
+                    path.progress_otherwise()?;
                 }
             }
             let done = path.flow.poll_done(id).map_err(Violation::into_misuse)?;
@@ -193,16 +196,11 @@ impl SendComm {
 impl SendPath {
     #[inline(always)]
     fn progress(&mut self) -> Result<()> {
-        self.progress_by(Self::poll)
-    }
-
-    #[inline(never)]
-    fn progress_on_rails(&mut self) -> Result<()> {
-        self.progress_by(Self::poll_rails)
+        self.progress_by(|path| path.poll())
     }
 
     #[inline(always)]
-    fn progress_by(&mut self, poll: impl FnOnce(&mut Self) -> Result<usize>) -> Result<()> {
+    pub(super) fn progress_by(&mut self, poll: impl FnOnce(&mut Self) -> Result<usize>) -> Result<()> {
         if !self.peer.state().is_open() {
             return self.progress_not_open();
         }
@@ -214,7 +212,7 @@ impl SendPath {
     }
 
     #[inline(always)]
-    fn poll(&mut self) -> Result<usize> {
+    pub(super) fn poll(&mut self) -> Result<usize> {
         let Self { flow, qps, other_work, peer, .. } = self;
         qps.poll(peer, |_, completion| match WrId::from_bits(completion.id()) {
             WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
@@ -248,7 +246,7 @@ impl SendPath {
         };
         let id = transfer.id;
         if self.stats.handle_begun(1) {
-            self.stats.handle_tag(tag);
+            self.handle_due(id, tag);
         }
         let posted = match transfer.as_single() {
             Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm),
@@ -279,7 +277,7 @@ impl SendPath {
         };
         let id = transfer.id;
         if self.stats.handle_begun(1) {
-            self.stats.handle_tag(tag);
+            self.handle_due(id, tag);
         }
         self.send_in_parts(addr, memory, transfer).map(|()| Some(id))
     }

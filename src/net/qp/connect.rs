@@ -3,6 +3,7 @@
 //! A failed attempt is repeated after a pause, since the peer's address may not be resolvable yet. Nothing waits here: NCCL calls
 //! until all are connected. One attempt takes as long as the kernel tries to resolve the address, up to a second on RoCE.
 
+use super::priority::Priority;
 use super::set::{ConnectedQp, InitQpSet, InitRailQps, QpSet};
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
@@ -26,7 +27,6 @@ pub struct ConnectingQpSet {
     connected: QpSet,
     /// The others, of all rails, by falling index: the next one is last.
     waiting: Vec<InitQueuePair>,
-    traffic_class: u8,
     attempts: Attempts,
 }
 
@@ -52,8 +52,8 @@ struct Attempts {
 }
 
 impl InitQpSet {
-    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Its packets have `traffic_class`. An attempt
-    /// that fails is repeated as `retries` says.
+    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Its packets have `priority`. An attempt that
+    /// fails is repeated as `retries` says.
     ///
     /// # Errors
     /// There are fewer queue pairs than `terms` say.
@@ -62,7 +62,7 @@ impl InitQpSet {
         nic: &Nic,
         remote: Endpoint,
         terms: &Negotiated,
-        traffic_class: u8,
+        priority: Priority,
         retries: Retries,
     ) -> Result<ConnectingQpSet> {
         self.truncate(terms);
@@ -85,9 +85,9 @@ impl InitQpSet {
         waiting.reverse();
         let queue = rails.first().map(|on| on.queue.clone()).ok_or_else(|| Error::internal("no rail"))?;
         let qps = Vec::with_capacity(waiting.len());
-        let connected = QpSet { queue, qps, rails, name: nic.name.clone(), striping, remote };
+        let connected = QpSet { queue, qps, rails, name: nic.name.clone(), striping, remote, priority };
         let attempts = Attempts::new(retries);
-        Ok(ConnectingQpSet { endpoint: self.endpoint, connected, waiting, traffic_class, attempts })
+        Ok(ConnectingQpSet { endpoint: self.endpoint, connected, waiting, attempts })
     }
 
     /// Adds to the description of this end the vendor's options that each device offers.
@@ -115,7 +115,7 @@ impl ConnectingQpSet {
             else {
                 return Err(is_missing(index));
             };
-            let path = ends.path(*local, far, self.traffic_class)?;
+            let path = ends.path(*local, far, self.connected.priority)?;
             let is_first = index.0 < striping.rails();
             if is_first && self.attempts.failed == 0 {
                 ends.log(&path);
@@ -171,9 +171,9 @@ impl<'a> Ends<'a> {
     }
 
     /// The path of a queue pair from its `local` end to its `far` one.
-    fn path(&self, local: QpEnd, far: QpEnd, traffic_class: u8) -> Result<Path> {
-        let path = path_to(self.rail, self.local, &self.far.gid, self.far.lid)?;
-        let path = Path { mtu: path.mtu.min(self.far.mtu), traffic_class, ..path };
+    fn path(&self, local: QpEnd, far: QpEnd, priority: Priority) -> Result<Path> {
+        let path = path_to(self.rail, self.local, &self.far.gid, self.far.lid, priority)?;
+        let path = Path { mtu: path.mtu.min(self.far.mtu), ..path };
         Ok(Path { psn: local.psn, dest_qpn: far.qpn, dest_psn: far.psn, ..path })
     }
 
@@ -269,11 +269,12 @@ pub fn with_hint(error: Error) -> Error {
     }
 }
 
-/// The path from `rail`, addressed as `local`, to the port with `gid` and `lid`, without what differs by queue pair.
+/// The path from `rail`, addressed as `local`, to the port with `gid` and `lid`, for packets with `priority`, without what differs by
+/// queue pair.
 ///
 /// # Errors
 /// The GID table does not have the local GID any more.
-pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16) -> Result<Path> {
+pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16, priority: Priority) -> Result<Path> {
     let config = &rail.config;
     let route = match local.port.is_infiniband() {
         true => ib::route(&local.gid.gid, gid, lid, local.port.grh_required),
@@ -288,8 +289,8 @@ pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16) -> R
         global: route.global,
         gid_index: if route.global { rail.index_of(local)? } else { 0 },
         mtu: local.port.mtu,
-        service_level: config.service_level,
-        traffic_class: config.traffic_class,
+        service_level: priority.service_level,
+        traffic_class: priority.traffic_class,
         timeout: config.timeout,
         retry_count: config.retry_count,
     })

@@ -1,6 +1,7 @@
 //! The queue pairs of one end of a connection, over all of its rails.
 
 use super::failure::failure;
+use super::priority::Priority;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::host::{random, sysfs};
@@ -67,6 +68,8 @@ pub struct QpSet {
     pub(in crate::net) name: String,
     pub(in crate::net) striping: Striping,
     pub(in crate::net) remote: Endpoint,
+    /// The marks of its packets.
+    pub(in crate::net) priority: Priority,
 }
 
 impl InitQpSet {
@@ -174,7 +177,15 @@ impl QpSet {
     /// Takes all queue pairs out.
     pub fn take(&mut self) -> Self {
         let (queue, name, remote) = (Arc::clone(&self.queue), self.name.clone(), self.remote.clone());
-        let empty = Self { queue, qps: Vec::new(), rails: Vec::new(), name, striping: self.striping, remote };
+        let empty = Self {
+            queue,
+            qps: Vec::new(),
+            rails: Vec::new(),
+            name,
+            striping: self.striping,
+            remote,
+            priority: self.priority,
+        };
         std::mem::replace(self, empty)
     }
 

@@ -73,7 +73,7 @@ impl ConnRecovery {
         let rails = ConnRails::of(nic, qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
-        let new_qps = NewQps::new(nic, role, terms);
+        let new_qps = NewQps::new(nic, role, terms, qps.priority);
         let work = Work { machine, is_draining: false, stopped: None, next_warning: None, rails, new_qps };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
@@ -310,8 +310,7 @@ impl ConnRecovery {
             None if rails == all => String::new(),
             None => format!(" on rail(s) {rails} of {all}"),
         };
-        let peer = self.peer.peer();
-        let ms = duration.as_millis();
+        let (peer, ms) = (self.peer.peer(), duration.as_millis());
         let text =
             format!("{}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)", self.nic.name);
         match self.nic.notices.line("recovered", &text) {
@@ -350,14 +349,12 @@ impl ConnRecovery {
         let drain = work.is_draining.then(|| now + DRAIN_EVERY);
         let look = if work.machine.is_running() {
             work.stopped = None;
-            let look = work.rails.borrowing().map(|_| now + LOOK_SELDOM);
-            look.into_iter().chain(work.rails.next_change()).min()
+            work.rails.borrowing().map(|_| now + LOOK_SELDOM)
         } else {
             let stopped = *work.stopped.get_or_insert(now);
-            let look = now + (now.saturating_duration_since(stopped) / 10).clamp(LOOK_EVERY, LOOK_SELDOM);
-            work.rails.next_change().into_iter().chain([look]).min()
+            Some(now + (now.saturating_duration_since(stopped) / 10).clamp(LOOK_EVERY, LOOK_SELDOM))
         };
-        Ok([timeout, next_step, drain, look].into_iter().flatten().min())
+        Ok([timeout, next_step, drain, look, work.rails.next_change()].into_iter().flatten().min())
     }
 }
 

@@ -6,6 +6,7 @@ use crate::host::config::Retries;
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
 use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::priority::Priority;
 use crate::net::qp::reach::ReachTest;
 use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::proto::endpoint::Endpoint;
@@ -31,6 +32,7 @@ pub struct NewQps {
     role: Role,
     /// Queue pairs on each rail.
     per_rail: usize,
+    priority: Priority,
     reach_limit: Duration,
     stage: Stage,
 }
@@ -60,10 +62,10 @@ pub enum Progress {
 }
 
 impl NewQps {
-    /// None yet, for an end of a connection on `terms`.
-    pub fn new(nic: &Arc<Nic>, role: Role, terms: &Negotiated) -> Self {
+    /// None yet, for an end of a connection on `terms`, whose packets have `priority`.
+    pub fn new(nic: &Arc<Nic>, role: Role, terms: &Negotiated, priority: Priority) -> Self {
         let (nic, per_rail) = (Arc::clone(nic), terms.qps_per_rail());
-        Self { nic, role, per_rail, reach_limit: REACH_LIMIT, stage: Stage::None }
+        Self { nic, role, per_rail, priority, reach_limit: REACH_LIMIT, stage: Stage::None }
     }
 
     /// Creates the sender's on `ports`, each with the number of its rail. Returns their description for the receiver.
@@ -87,14 +89,10 @@ impl NewQps {
     /// # Errors
     /// A port is down, a device has no more queues, or the two ends do not fit.
     pub fn connect(&mut self, end: &dyn End, attempt: u32, ports: &[(u8, Arc<Rail>)], remote: Endpoint) -> Result<()> {
-        let config = &self.nic.config;
-        let (qps, traffic_class) = match (self.role, std::mem::replace(&mut self.stage, Stage::None)) {
-            (Role::Sender, Stage::Created(qps)) => (qps, config.traffic_class),
+        let qps = match (self.role, std::mem::replace(&mut self.stage, Stage::None)) {
+            (Role::Sender, Stage::Created(qps)) => qps,
             (Role::Sender, _) => return Err(Error::internal("no queue pairs were created")),
-            (Role::Receiver, _) => {
-                let qps = InitQpSet::new(&self.nic, ports, self.per_rail, end.caps(), Some(&remote))?;
-                (qps, config.cts_traffic_class)
-            }
+            (Role::Receiver, _) => InitQpSet::new(&self.nic, ports, self.per_rail, end.caps(), Some(&remote))?,
         };
         let (sender, receiver) = match self.role {
             Role::Sender => (&qps.endpoint, &remote),
@@ -103,7 +101,7 @@ impl NewQps {
         let mut terms = Negotiated::agree(sender, receiver)?;
         let rails = ports.iter().fold(RailMask::NONE, |rails, (number, _)| rails | RailMask::only(*number));
         terms.striping = terms.striping.over(rails);
-        let connecting = qps.connect(&self.nic, remote, &terms, traffic_class, ONCE)?;
+        let connecting = qps.connect(&self.nic, remote, &terms, self.priority, ONCE)?;
         self.stage = Stage::Connecting(attempt, Box::new(connecting));
         Ok(())
     }

@@ -24,6 +24,7 @@ use crate::net::data::caps::SENDER_QP_CAPS;
 use crate::net::data::sender::{CtsRing, SendComm};
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::priority::Priority;
 use crate::net::qp::set::InitQpSet;
 use crate::proto::RING_SLOTS;
 use crate::proto::control::event::{End, Received};
@@ -43,6 +44,8 @@ pub struct Connector {
     nic: Arc<Nic>,
     handle: Handle,
     control: Arc<ControlDriver>,
+    /// The communicator's traffic class, if it has one.
+    class: Option<u8>,
     /// When the present attempts at a control connection, or at connecting the queue pairs, end.
     deadline: Instant,
     /// Since when there is a control connection.
@@ -101,14 +104,28 @@ const PASSING: [i32; 6] =
     [libc::ECONNREFUSED, libc::ETIMEDOUT, libc::ECONNRESET, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENETUNREACH];
 
 impl Connector {
-    /// Begins to connect `nic` to the listener behind `handle`, over a connection of `control`.
-    pub fn new(nic: Arc<Nic>, handle: Handle, control: Arc<ControlDriver>) -> Self {
+    /// Begins to connect `nic` to the listener behind `handle`, over a connection of `control`, for a
+    /// communicator with traffic class `class`.
+    pub fn new(nic: Arc<Nic>, handle: Handle, control: Arc<ControlDriver>, class: Option<u8>) -> Self {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
         let stage = Stage::Dialing(Dial::Again(now));
         let (up_since, turned_away, trouble) = (None, false, None);
         let (refusals, start) = (Refusals::default(), now);
-        Self { nic, handle, control, deadline, up_since, asked: now, refusals, start, turned_away, trouble, stage }
+        Self {
+            nic,
+            handle,
+            control,
+            class,
+            deadline,
+            up_since,
+            asked: now,
+            refusals,
+            start,
+            turned_away,
+            trouble,
+            stage,
+        }
     }
 
     /// Whether nobody has asked for it for longer than anybody pauses who still wants it. Who does after all may begin anew.
@@ -277,10 +294,10 @@ impl Connector {
         let Offer { stream, qps, ring } = *offer;
         let reply =
             Reply::parse(&frame.body, &qps.endpoint).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
-        let traffic_class = self.nic.config.traffic_class;
+        let priority = Priority::of_sender(&self.nic.config, self.class);
         self.deadline = Instant::now() + self.handshake_timeout();
         let connecting =
-            qps.connect(&self.nic, reply.endpoint.clone(), &reply.terms, traffic_class, self.nic.config.retries)?;
+            qps.connect(&self.nic, reply.endpoint.clone(), &reply.terms, priority, self.nic.config.retries)?;
         Ok((Stage::Connecting(Box::new(Pending { stream, connecting, ring, reply })), true))
     }
 
@@ -301,7 +318,7 @@ impl Connector {
         let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
-        let stats = identity::open_stats(&self.nic, Direction::Send, &reply.identity, &qps);
+        let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps)?;
         Ok(SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats))
     }
 }

@@ -1,11 +1,15 @@
 //! Who the two ends of a new connection are: for the peer, for messages, and for the statistics.
 
+use crate::error::Result;
 use crate::host::{launcher, sysfs};
+use crate::net::control::driver::ControlDriver;
+use crate::net::control::periodic::PeriodicTask;
 use crate::net::device::nic::Nic;
 use crate::net::qp::set::QpSet;
 use crate::proto::identity::Identity;
 use crate::stats::process;
 use crate::stats::record::{ConnStats, Direction, Opening};
+use std::sync::{Arc, LazyLock};
 
 /// This process.
 pub(super) fn own() -> Identity {
@@ -17,8 +21,28 @@ pub(super) fn own() -> Identity {
     }
 }
 
+/// Has a watcher look for connections that stand still, as long as there are connections.
+#[derive(Debug)]
+struct StallLook;
+
+impl PeriodicTask for StallLook {
+    fn run(&self) -> bool {
+        process::look_for_stalls()
+    }
+}
+
 /// The record of a new end on `nic` whose peer is `peer`.
-pub(super) fn open_stats(nic: &Nic, direction: Direction, peer: &Identity, qps: &QpSet) -> ConnStats {
+///
+/// # Errors
+/// A watcher cannot be started, or the kernel has no memory for it.
+pub(super) fn open_stats(
+    nic: &Nic,
+    control: &Arc<ControlDriver>,
+    direction: Direction,
+    peer: &Identity,
+    qps: &QpSet,
+) -> Result<ConnStats> {
+    static STALL_LOOK: LazyLock<Arc<dyn PeriodicTask>> = LazyLock::new(|| Arc::new(StallLook));
     let stats = ConnStats::open(&Opening {
         direction,
         device: &nic.name,
@@ -28,5 +52,6 @@ pub(super) fn open_stats(nic: &Nic, direction: Direction, peer: &Identity, qps: 
         peer_label: peer.label,
     });
     qps.tell(&stats);
-    stats
+    nic.watch_set_up(control, Some(&STALL_LOOK))?;
+    Ok(stats)
 }

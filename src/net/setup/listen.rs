@@ -18,6 +18,7 @@ use crate::net::data::caps::RECEIVER_QP_CAPS;
 use crate::net::data::receiver::{RecvComm, RecvPath};
 use crate::net::device::nic::Nic;
 use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::priority::Priority;
 use crate::net::qp::set::InitQpSet;
 use crate::proto::control::event::{End, Received};
 use crate::proto::frame::{Frame, Kind};
@@ -39,6 +40,8 @@ pub struct Listener {
     control: Arc<ControlDriver>,
     handle: Handle,
     candidates: Arc<Candidates>,
+    /// The communicator's traffic class, if it has one.
+    class: Option<u8>,
 }
 
 /// Those that have come to a listener. Their lock is held while the listener is asked, and is taken before any other.
@@ -89,14 +92,14 @@ enum Verdict {
 }
 
 impl Listener {
-    /// Listens for the peer of `nic` at this process's port, which is on `interface`.
+    /// Listens for the peer of `nic` at this process's port, which is on `interface`, for a communicator with traffic class `class`.
     ///
     /// # Errors
     /// The system gives no token or no port, or nobody can serve it.
-    pub fn new(nic: Arc<Nic>, control: Arc<ControlDriver>, interface: &Interface) -> Result<Self> {
+    pub fn new(nic: Arc<Nic>, control: Arc<ControlDriver>, interface: &Interface, class: Option<u8>) -> Result<Self> {
         let token = random::bytes()?;
         let handle = Handle { address: control.listen(interface, token)?, token };
-        let listener = Self { nic, control, handle, candidates: Arc::default() };
+        let listener = Self { nic, control, handle, class, candidates: Arc::default() };
         // From here on: the peer may come, and NCCL may ask much later.
         listener.nic.watch_set_up(&listener.control, None)?;
         Ok(listener)
@@ -182,7 +185,7 @@ impl Listener {
         let hello = Hello::parse(&frame.body)?;
         let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
         candidate.name = Some(name.to_string());
-        let preparing = begin(&self.nic, hello)?;
+        let preparing = begin(&self.nic, hello, self.class)?;
         candidate.deadline = Instant::now() + self.handshake_timeout();
         candidate.stage = Stage::Connecting(Box::new(preparing));
         self.proceed(candidate)
@@ -197,7 +200,7 @@ impl Listener {
         let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
             return Ok(Verdict::Wait);
         };
-        let (prepared, reply) = preparing.finish(&self.nic)?;
+        let (prepared, reply) = preparing.finish(&self.nic, &self.control)?;
         candidate.stream.send(Kind::Reply, reply.body());
         candidate.stage = Stage::Replied(Box::new(prepared));
         Ok(Verdict::Wait)
@@ -261,22 +264,22 @@ impl Drop for Listener {
 }
 
 /// Makes our end for the peer that sent `hello`.
-fn begin(nic: &Nic, hello: Hello) -> Result<Preparing> {
+fn begin(nic: &Nic, hello: Hello, class: Option<u8>) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.config.queue_pairs).min(offered);
     let rails = hello.endpoint.rails.len().min(nic.rails.len()) as u8;
     let idle = InitQpSet::new(nic, &nic.ports(RailMask::first(rails)), count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
     let terms = Negotiated::agree(&hello.endpoint, &idle.endpoint)?;
-    let connecting =
-        idle.connect(nic, hello.endpoint.clone(), &terms, nic.config.cts_traffic_class, nic.config.retries)?;
+    let priority = Priority::of_receiver(&nic.config, class);
+    let connecting = idle.connect(nic, hello.endpoint.clone(), &terms, priority, nic.config.retries)?;
     Ok(Preparing { connecting, hello, terms })
 }
 
 impl Preparing {
-    fn finish(self, nic: &Nic) -> Result<(Prepared, Reply)> {
+    fn finish(self, nic: &Nic, control: &Arc<ControlDriver>) -> Result<(Prepared, Reply)> {
         let Self { connecting, hello, terms } = self;
         let (qps, endpoint) = connecting.finish();
-        let stats = identity::open_stats(nic, Direction::Receive, &hello.identity, &qps);
+        let stats = identity::open_stats(nic, control, Direction::Receive, &hello.identity, &qps)?;
         let path = RecvPath::new(qps, hello.ring, &terms, stats)?;
         let prepared = Prepared { path, endpoint: hello.endpoint.name, identity: hello.identity, terms };
         Ok((prepared, Reply { endpoint, terms, identity: identity::own() }))

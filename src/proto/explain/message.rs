@@ -223,6 +223,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_cause_or_too_far_away_is_refused() {
+        let Answer::Stands(good) = standing(true) else { unreachable!("it stands") };
+        let with = |verdict, depth| {
+            let cause = good.cause.clone().map(|cause| Cause { verdict, depth, ..cause });
+            Answer::parse(&Answer::Stands(Box::new(Standing { cause, ..(*good).clone() })).body())
+        };
+        assert!(with(Verdict::Flush, 1).is_ok() && with(Verdict::Flush, MAX_DEPTH).is_ok());
+        for (verdict, depth) in [(Verdict::PeerWaits, 1), (Verdict::Flush, 0), (Verdict::Flush, MAX_DEPTH + 1)] {
+            assert!(with(verdict, depth).is_err(), "{verdict:?} {depth}");
+        }
+    }
+
+    #[test]
     fn messages_are_read_as_written_and_refused_one_byte_short_or_long() {
         for answer in [standing(true), standing(false), Answer::NotAccepted] {
             let body = answer.body();

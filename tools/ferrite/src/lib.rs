@@ -17,6 +17,7 @@
 //! | `instructions` | instructions per call out of callgrind's output |
 //! | `check` | the contract of an NCCL net transport, point by point |
 //! | `outlast` | a stream of checked messages while faults happen |
+//! | `top` | statistics that the plugin writes, as tables and metrics |
 //! | [`hang`] | what processes of Ferrite wait for |
 //! | `doctor` | a machine before a job, row by row; sees it through the plugin's own code |
 //! | [`cli`] | the command line |
@@ -39,6 +40,7 @@ mod run;
 mod solo;
 
 mod system;
+mod top;
 pub mod transport;
 pub mod verbs;
 mod version;

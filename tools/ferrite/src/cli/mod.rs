@@ -13,6 +13,7 @@ mod outlast;
 mod size;
 mod solo;
 mod source_args;
+mod top;
 mod verify;
 
 use std::path::PathBuf;
@@ -59,6 +60,8 @@ enum Command {
     Check(check::Check),
     /// Stream checked messages while ports, queue pairs or processes fail, and say how it ended
     Outlast(outlast::Outlast),
+    /// Show what the connections of this machine's processes do, as they run
+    Top(top::Top),
     /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
     Doctor(doctor::Doctor),
     /// Say what processes wait for, of which and why
@@ -139,6 +142,7 @@ pub fn main() -> i32 {
         Command::Memcpy(memcpy) => memcpy.run(),
         Command::Check(check) => check.run(),
         Command::Outlast(outlast) => outlast.run(words()),
+        Command::Top(top) => top.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Hang(hang) => hang.run(),
         Command::Solo(solo) => solo.run(),

@@ -36,8 +36,11 @@ fn facts() -> std::result::Result<VerbsFacts, String> {
     let config = Config::from_env().or_else(|_| Config::parse(|_| None)).map_err(words)?;
     let config = Arc::new(config);
     let library = Arc::new(Library::load(config.verbs_library.as_deref()).map_err(words)?);
-    let mut facts =
-        VerbsFacts { library: library_facts(&library), traffic_class: config.traffic_class, ..VerbsFacts::default() };
+    let mut facts = VerbsFacts {
+        library: library_facts(&library),
+        traffic_class: config.traffic_class.unwrap_or(0),
+        ..VerbsFacts::default()
+    };
     match Context::open_all(&library) {
         Ok((contexts, failures)) => {
             facts.unopened = failures.into_iter().map(words).collect();

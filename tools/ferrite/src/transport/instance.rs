@@ -55,6 +55,8 @@ pub(crate) use call;
 #[derive(Clone)]
 pub struct Transport {
     pub(crate) vtable: Vtable,
+    /// Of the communicator; -1: none.
+    pub(super) traffic_class: i32,
     // After the last clone, the context is ended.
     context: Arc<Context>,
     library: Arc<Library>,
@@ -120,10 +122,25 @@ impl Transport {
         Ok(transport)
     }
 
+    /// As [`Self::open`], for a communicator with this traffic class, where the interface knows one: from version 10 on.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with_class(source: &Source, traffic_class: i32) -> Result<Self> {
+        let transport = Self { traffic_class, ..Self::without_init(Library::open(source)?) };
+        transport.init()?;
+        Ok(transport)
+    }
+
     /// The transport before `init`, for tests of `init` itself.
     pub fn without_init(library: Library) -> Self {
         let vtable = library.vtable();
-        Self { vtable, context: Arc::new(Context { vtable, raw: OnceLock::new() }), library: Arc::new(library) }
+        Self {
+            vtable,
+            traffic_class: -1,
+            context: Arc::new(Context { vtable, raw: OnceLock::new() }),
+            library: Arc::new(library),
+        }
     }
 
     /// Calls `init`. From version 11 on once only: each call makes a context.
@@ -137,8 +154,8 @@ impl Transport {
             Vtable::V10(net) => return call!(self, net.init(debug_log::callback(), std::ptr::null())),
             Vtable::V11(net) | Vtable::V12(net) => net,
         };
-        // No traffic class and no profiler; one communicator, whose id no transport looks at.
-        let mut config = later::Config { traffic_class: -1 };
+        // No profiler; one communicator, whose id no transport looks at.
+        let mut config = later::Config { traffic_class: self.traffic_class };
         let mut raw = std::ptr::null_mut();
         let (config, profiler) = (&raw mut config, std::ptr::null());
         if self.context.raw.get().is_some() {

@@ -49,7 +49,7 @@ impl Transport {
             Vtable::V8(net) => call!(self, net.connect(index, place, &raw mut raw, &raw mut device_handle)),
             Vtable::V9(net) => call!(self, net.connect(index, place, &raw mut raw, &raw mut device_handle)),
             Vtable::V10(net) => {
-                let mut config = later::Config { traffic_class: -1 };
+                let mut config = later::Config { traffic_class: self.traffic_class };
                 call!(self, net.connect(index, &raw mut config, place, &raw mut raw, &raw mut device_handle))
             }
             Vtable::V11(net) | Vtable::V12(net) => {

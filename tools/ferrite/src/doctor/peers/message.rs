@@ -71,6 +71,8 @@ pub(super) struct Transfer {
     pub(super) count: u32,
     /// Messages in flight at most.
     pub(super) window: usize,
+    /// The bytes of the first messages are checked, which takes time.
+    pub(super) is_checked: bool,
 }
 
 /// The answer of a host.

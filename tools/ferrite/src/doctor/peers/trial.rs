@@ -88,7 +88,7 @@ impl Trial {
     }
 
     fn transfer(&mut self, transfer: Transfer) -> Result<Measured> {
-        let Transfer { bytes, count, window } = transfer;
+        let Transfer { bytes, count, window, .. } = transfer;
         let is_bounded =
             (1..=MOST_BYTES).contains(&bytes) && count <= MOST_COUNT && (1..=MOST_WINDOW).contains(&window);
         if !is_bounded {
@@ -145,7 +145,7 @@ fn receive_all(recv: &RecvComm, transfer: Transfer) -> Result<Measured> {
     let memory = Arc::new(Buffer::new(transfer.window * stride(transfer))?);
     let region = recv.register(&memory)?;
     // Each place once: what was seen in it before does not count as seen again.
-    let mut unchecked = vec![true; transfer.window];
+    let mut unchecked = vec![transfer.is_checked; transfer.window];
     let seconds = all(
         transfer,
         |place| recv.receive(&region, place * stride(transfer), transfer.bytes, 0),

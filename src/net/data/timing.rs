@@ -1,0 +1,98 @@
+//! What the two ends of a connection do while a message is timed: they look after each poll whether it is complete.
+
+use super::receiver::RecvPath;
+use super::sender::SendPath;
+use crate::error::Result;
+use crate::net::control::peer_state::PeerState;
+use crate::proto::requests::RequestId;
+use std::sync::Arc;
+
+impl SendPath {
+    /// A message has been accepted that is timed, or the one before it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn handle_due(&mut self, id: RequestId, tag: u32) {
+        self.stats.handle_due_send(id.to_bits(), tag);
+        self.choose_path();
+    }
+
+    /// To be called when the rails have changed, or what is timed.
+    pub(super) fn choose_path(&mut self) {
+        self.is_plain = !self.qps.are_on_several_rails() && self.stats.timed_request().is_none();
+    }
+
+    /// As [`Self::progress_by`], with several rails, or while a message is timed.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(never)]
+    pub(super) fn progress_otherwise(&mut self) -> Result<()> {
+        let outcome = match self.qps.are_on_several_rails() {
+            true => self.progress_by(Self::poll_rails),
+            // A closure of its own: so both callers of `poll` have it inline.
+            false => self.progress_by(|path| path.poll()),
+        };
+        if let Some(id) = self.stats.timed_request() {
+            match self.flow.is_done(RequestId::from_bits(id)) {
+                Ok(false) => return outcome,
+                Ok(true) => self.stats.handle_timed_done(),
+                Err(_) => self.stats.forget_timed(),
+            }
+        }
+        self.choose_path();
+        outcome
+    }
+}
+
+impl RecvPath {
+    /// A receive has been accepted that is timed, or the one after it. Goes on with it as with others.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn handle_due(&mut self, peer: &Arc<PeerState>, id: RequestId, tag: u32) -> Result<()> {
+        if let Some(rank) = self.stats.handle_due_receive(id.to_bits(), tag) {
+            peer.peer().set_rank(rank);
+        }
+        let outcome = self.send_cts().or_else(|e| self.handle_failure(peer, e));
+        self.handle_posted_cts();
+        self.choose_path();
+        outcome
+    }
+
+    /// The clear-to-sends that were due have been posted, as far as the send queues had room.
+    fn handle_posted_cts(&mut self) {
+        if !self.flow.is_cts_due() {
+            self.stats.handle_announced();
+        }
+    }
+
+    /// As [`SendPath::choose_path`].
+    pub(super) fn choose_path(&mut self) {
+        self.is_plain = !self.qps.are_on_several_rails() && self.stats.timed_request().is_none();
+    }
+
+    /// As [`SendPath::progress_otherwise`].
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(never)]
+    pub(super) fn progress_otherwise(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        let outcome = match self.qps.are_on_several_rails() {
+            true => self.progress_by(peer, awaited, Self::poll_rails),
+            // As above.
+            false => self.progress_by(peer, awaited, |path, peer| path.poll(peer)),
+        };
+        if let Some(id) = self.stats.timed_request() {
+            self.handle_posted_cts();
+            match self.flow.is_done(RequestId::from_bits(id)) {
+                Ok(false) => return outcome,
+                Ok(true) => self.stats.handle_timed_done(),
+                Err(_) => self.stats.forget_timed(),
+            }
+        }
+        self.choose_path();
+        outcome
+    }
+}

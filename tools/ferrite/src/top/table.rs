@@ -1,0 +1,264 @@
+//! Tables of text, 100 columns wide.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::filter::Sort;
+use super::ports::{Port, PortRates};
+use super::processes::Processes;
+use super::rates::Row;
+use nccl_net::inspect::stats::layout::{header, record};
+
+/// Ports by device and number.
+pub(crate) type Ports = BTreeMap<(String, u32), Port>;
+
+/// All that is shown at a moment.
+#[derive(Debug)]
+pub(crate) struct View<'a> {
+    /// The processes.
+    pub(crate) now: &'a Processes,
+    /// Their connections, in order.
+    pub(crate) rows: &'a [Row],
+    /// The ports.
+    pub(crate) ports: &'a Ports,
+    /// Their rates; empty at first.
+    pub(crate) port_rates: &'a BTreeMap<(String, u32), PortRates>,
+    /// The order of the connections.
+    pub(crate) sort: Sort,
+}
+
+impl View<'_> {
+    /// The tables, with at most `lines` lines.
+    pub(crate) fn text(&self, lines: usize) -> String {
+        let mut text = self.title();
+        text += &self.devices();
+        let _ = writeln!(text, "\nconnections by {}, those without progress first", self.sort.words());
+        text += &format!(
+            "{:>5} {:<21} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}\n",
+            "RANK", "PEER", "", "DEVICE", "GB/s", "MSG/s", "OUT", "S1 p50", "S2 p50", "S3 p50", "PATH99"
+        );
+        let mut room = lines.saturating_sub(text.lines().count() + 2);
+        for (at, row) in self.rows.iter().enumerate() {
+            let line = line(row);
+            match room.checked_sub(line.lines().count()) {
+                Some(left) => room = left,
+                None => {
+                    let _ = writeln!(text, "… {} more", self.rows.len() - at);
+                    break;
+                }
+            }
+            text += &line;
+        }
+        text + "S1 S2 S3: tx gpu cts wire, rx announce data consume. PATH99: p99 of wire or data\n"
+    }
+
+    fn title(&self) -> String {
+        let host = self.now.living.values().next().map_or_else(String::new, |process| process.file.host());
+        let unlisted: u64 = self.now.living.values().map(|process| process.file.word(header::UNLISTED)).sum();
+        let mut text = format!(
+            "ferrite top   {host}   {} process(es)   {} connection(s)\n",
+            self.now.living.len(),
+            self.rows.len() as u64 + unlisted
+        );
+        if unlisted > 0 {
+            let _ = writeln!(text, "{unlisted} end(s) of connections have no record: there was no memory for it");
+        }
+        if !self.now.dead.is_empty() {
+            let _ = writeln!(
+                text,
+                "{} file(s) of dead processes, such as {}",
+                self.now.dead.len(),
+                self.now.dead[0].display()
+            );
+        }
+        for (path, why) in &self.now.unreadable {
+            let _ = writeln!(text, "{}: {why}", path.display());
+        }
+        text
+    }
+
+    fn devices(&self) -> String {
+        let mut devices: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+        for row in self.rows {
+            devices.entry(&row.end.device).or_default().push(row);
+        }
+        let head = ["DEVICE", "STATE", "TX GB/s", "RX GB/s", "MSG/s", "CONN", "BUSY", "RETRY/s", "CNP/s", "WAIT/s"];
+        let mut text = device_line(&head.map(String::from));
+        for (name, rows) in devices {
+            let sum = |is_sender: bool| {
+                rows.iter().filter(|row| row.end.is_sender == is_sender).map(|row| row.bytes_per_second()).sum::<f64>()
+            };
+            let messages: f64 = rows.iter().map(|row| row.per_second(record::DONE)).sum();
+            let busy = rows.iter().filter(|row| row.end.outstanding() > 0).count();
+            let ports: Vec<_> = name.split('+').flat_map(|device| self.ports_of(device)).collect();
+            let states: Vec<_> = ports.iter().map(|key| self.ports[*key].state.to_lowercase()).collect();
+            let state = match states.iter().find(|state| *state != "active") {
+                Some(other) => other.clone(),
+                None if states.is_empty() => "?".into(),
+                None => "up".into(),
+            };
+            let rates: Vec<_> = ports.iter().filter_map(|key| self.port_rates.get(*key)).collect();
+            let of = |value: fn(&PortRates) -> f64| match rates.is_empty() {
+                true => "-".into(),
+                false => count(rates.iter().map(|rates| value(rates)).sum()),
+            };
+            text += &device_line(&[
+                name.into(),
+                state,
+                gigabytes(sum(true)),
+                gigabytes(sum(false)),
+                count(messages),
+                rows.len().to_string(),
+                busy.to_string(),
+                of(|rates| rates.retries),
+                of(|rates| rates.congestion),
+                of(|rates| rates.waits),
+            ]);
+        }
+        text
+    }
+
+    fn ports_of<'a>(&'a self, device: &'a str) -> impl Iterator<Item = &'a (String, u32)> {
+        // A port of a card with several is called by card and port number.
+        let (card, port) =
+            device.split_once(':').map_or((device, None), |(card, port)| (card, port.parse::<u32>().ok()));
+        self.ports.keys().filter(move |(name, number)| name == card && port.is_none_or(|port| port == *number))
+    }
+}
+
+fn device_line(cells: &[String; 10]) -> String {
+    let [name, state, sent, received, messages, ends, busy, retries, congestion, waits] = cells;
+    format!(
+        "{:<22} {state:<7} {sent:>8} {received:>8} {messages:>8} {ends:>6} {busy:>6} {retries:>8} {congestion:>7} {waits:>7}\n",
+        cut(name, 22)
+    )
+}
+
+/// One end of a connection.
+fn line(row: &Row) -> String {
+    let end = &row.end;
+    let number = |rank: Option<u64>| rank.map_or_else(|| "?".into(), |rank| rank.to_string());
+    let peer = format!("{} {}", number(end.peer.rank), end.peer.host);
+    let stage = |stage| row.quantile(stage, 0.5).map_or_else(|| "-".into(), time);
+    let mut text = format!(
+        "{:>5} {:<21} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}",
+        number(row.rank),
+        cut(&peer, 21),
+        if end.is_sender { "tx" } else { "rx" },
+        cut(&end.device, 14),
+        gigabytes(row.bytes_per_second()),
+        count(row.per_second(record::DONE)),
+        end.outstanding(),
+        stage(0),
+        stage(1),
+        stage(2),
+        row.path_p99().map_or_else(|| "-".into(), time)
+    );
+    let notes = notes(row);
+    if !notes.is_empty() {
+        let _ = write!(text, "\n{:>27} {}", "", notes.join(", "));
+    }
+    text + "\n"
+}
+
+/// What is worth a second line.
+fn notes(row: &Row) -> Vec<String> {
+    let end = &row.end;
+    let mut notes = Vec::new();
+    if end.stall > 0 {
+        let what = if end.is_refused { "a clear-to-send" } else { "progress" };
+        notes.push(format!("waits for {what} since {}", time(end.stall as f64)));
+    }
+    if end.counters[record::RECOVERIES] > 0 {
+        notes.push(format!(
+            "recovered {} time(s), {} message(s) sent again",
+            end.counters[record::RECOVERIES],
+            end.counters[record::RESENT]
+        ));
+    }
+    if let Some((rail, share)) = row.greatest_share() {
+        let name = end.rails.get(rail).map_or("?", |(name, _)| name.as_str());
+        notes.push(format!("rail {name} carries {:.0} %", share * 100.0));
+    }
+    notes
+}
+
+fn cut(text: &str, width: usize) -> String {
+    match text.chars().count() > width {
+        true => text.chars().take(width - 1).chain(['…']).collect(),
+        false => text.to_owned(),
+    }
+}
+
+fn gigabytes(bytes: f64) -> String {
+    // An empty sum is -0.
+    format!("{:.2}", bytes / 1e9 + 0.0)
+}
+
+/// A number in at most five characters.
+pub(crate) fn count(value: f64) -> String {
+    match value {
+        v if v >= 9.995e8 => format!("{:.1}G", v / 1e9),
+        v if v >= 9.995e5 => format!("{:.1}M", v / 1e6),
+        v if v >= 9_999.5 => format!("{:.1}k", v / 1e3),
+        v => format!("{v:.0}"),
+    }
+}
+
+/// A time given in nanoseconds, in at most seven characters.
+pub(crate) fn time(ns: f64) -> String {
+    match ns {
+        v if v >= 9.995e9 => format!("{:.0} s", v / 1e9),
+        v if v >= 9.995e8 => format!("{:.1} s", v / 1e9),
+        v if v >= 9.995e5 => format!("{:.1} ms", v / 1e6),
+        v if v >= 99_950.0 => format!("{:.0} us", v / 1e3),
+        v => format!("{:.1} us", v / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::rates::rows;
+    use crate::top::stats_file::tests::{example, parsed};
+    use crate::top::{end::End, processes::Process};
+    use nccl_net::inspect::stats::layout::{HEADER_WORDS, RECORD_WORDS};
+    use std::time::Instant;
+
+    pub(crate) fn processes(words: &[u64]) -> Processes {
+        let file = parsed(words);
+        let ends = file.records().map(|(number, words)| End::new(number, words)).collect();
+        let living = BTreeMap::from([("a".into(), Process { file, ends })]);
+        Processes { at: Instant::now(), living, dead: Vec::new(), unreadable: vec![("b".into(), "cut".into())] }
+    }
+
+    #[test]
+    fn the_tables_have_100_columns_and_as_many_lines_as_there_is_room_for() {
+        let mut words = example();
+        // All 64 records are of ends that stand still.
+        let first: Vec<u64> = words[HEADER_WORDS..][..RECORD_WORDS].to_vec();
+        for record_words in words[HEADER_WORDS..].chunks_exact_mut(first.len()) {
+            record_words.copy_from_slice(&first);
+            record_words[record::STALL] = 12_000_000_000;
+        }
+        let now = processes(&words);
+        let rows = rows(None, &now);
+        assert_eq!(rows.len(), 64);
+        let (ports, port_rates) = (Ports::new(), BTreeMap::new());
+        let view = View { now: &now, rows: &rows, ports: &ports, port_rates: &port_rates, sort: Sort::P99 };
+        let text = view.text(200);
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        assert!(text.contains("118 n-0412") && text.contains("waits for progress since 12 s"), "{text}");
+        assert!(text.contains("b: cut"), "{text}");
+        let cut = view.text(20);
+        assert!(cut.contains("… 59 more") && cut.lines().count() <= 20, "{cut}");
+    }
+
+    #[test]
+    fn numbers_and_times_are_short() {
+        let counts = [0.0, 9999.0, 9999.5, 92_100.0, 999_500.0, 1e9].map(count);
+        assert_eq!(counts, ["0", "9999", "10.0k", "92.1k", "1.0M", "1.0G"]);
+        let times = [400.0, 99_949.0, 99_950.0, 480_000.0, 999_500.0, 8.1e6, 2.1e9, 12e9].map(time);
+        assert_eq!(times, ["0.4 us", "99.9 us", "100 us", "480 us", "1.0 ms", "8.1 ms", "2.1 s", "12 s"]);
+    }
+}
