@@ -14,7 +14,7 @@ use crate::net::mr::handle::MrHandle;
 use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
 use crate::proto::MAX_REQUESTS;
-use crate::proto::explain::look::Look;
+use crate::proto::explain::look::Found;
 use crate::proto::requests::RequestId;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -207,7 +207,7 @@ impl end::Owner for Given<Comm<RecvComm>> {
 macro_rules! explained {
     ($comm:ty) => {
         impl ExplainedEnd for Given<Comm<$comm>> {
-            fn look(&self) -> Option<Look> {
+            fn look(&self) -> Found {
                 self.handle.inner.comm.look()
             }
 

@@ -1,11 +1,15 @@
 //! The rank that the job's launcher has told this process.
 
+use std::sync::OnceLock;
+
 /// The variables in which launchers tell it, the first one that is set counts: torchrun, Slurm, Open MPI, PMIx.
 const VARIABLES: [&str; 4] = ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"];
 
-/// The variable that tells a rank, and the rank.
+/// The variable that tells a rank, and the rank. The environment is read when this is first called, which the plugin does when NCCL
+/// initializes it: later a thread of the program may be changing the environment.
 pub fn rank() -> Option<(&'static str, u32)> {
-    rank_in(|name| std::env::var(name).ok())
+    static RANK: OnceLock<Option<(&'static str, u32)>> = OnceLock::new();
+    *RANK.get_or_init(|| rank_in(|name| std::env::var(name).ok()))
 }
 
 fn rank_in(lookup: impl Fn(&str) -> Option<String>) -> Option<(&'static str, u32)> {

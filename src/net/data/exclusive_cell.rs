@@ -18,6 +18,15 @@ pub struct ExclusiveCell<T> {
     state: UnsafeCell<T>,
 }
 
+/// Who is inside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Occupant {
+    /// NCCL's thread.
+    Nccl,
+    /// A visitor.
+    Visitor,
+}
+
 /// A pause between two attempts to enter. To yield would not do: a thread that yields comes last on a busy machine.
 const PAUSE: Duration = Duration::from_micros(20);
 /// How long a thread that recovers the connection waits for NCCL's to leave. NCCL's stays for microseconds, unless it is stopped,
@@ -91,18 +100,23 @@ impl<T> ExclusiveCell<T> {
         result
     }
 
-    /// Runs `body`, which has to be short, unless NCCL's thread or another visitor is inside. NCCL's thread waits for it.
-    pub fn try_visit<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
+    /// Runs `body`, which has to be short, unless somebody is inside. NCCL's thread waits for it.
+    ///
+    /// # Errors
+    /// NCCL's thread or another visitor is inside.
+    pub fn try_visit<R>(&self, body: impl FnOnce(&mut T) -> R) -> std::result::Result<R, Occupant> {
         if self.has_visitor.swap(true, Ordering::Acquire) {
-            return None;
+            return Err(Occupant::Visitor);
         }
         self.visits.fetch_add(1, Ordering::SeqCst);
-        let result = (!self.entered.swap(true, Ordering::Acquire)).then(|| {
+        let result = if self.entered.swap(true, Ordering::Acquire) {
+            Err(Occupant::Nccl)
+        } else {
             // SAFETY: as in `enter`.
             let result = body(unsafe { &mut *self.state.get() });
             self.entered.store(false, Ordering::Release);
-            result
-        });
+            Ok(result)
+        };
         self.visits.fetch_add(1, Ordering::SeqCst);
         self.has_visitor.store(false, Ordering::Release);
         result
@@ -202,7 +216,8 @@ mod tests {
         });
         let entered = entered.expect("NCCL's thread waits for visitors");
         assert_eq!(cell.enter(|state| Ok(*state)), Ok(visits + tried + entered));
-        assert!(cell.enter(|_| Ok(cell.try_visit(|_| ()))).is_ok_and(|visit| visit.is_none()));
+        assert_eq!(cell.enter(|_| Ok(cell.try_visit(|_| ()))), Ok(Err(Occupant::Nccl)));
+        assert_eq!(cell.visit(|_| Ok(cell.try_visit(|_| ()))), Ok(Err(Occupant::Visitor)));
     }
 
     #[test]

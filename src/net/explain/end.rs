@@ -1,14 +1,14 @@
 //! What the explainer needs of a communicator.
 
 use crate::net::control::peer_state::PeerState;
-use crate::proto::explain::look::Look;
+use crate::proto::explain::look::Found;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 /// One end of a connection.
 pub trait ExplainedEnd: Debug + Send + Sync {
-    /// How it stands now; `None` if NCCL's thread is inside.
-    fn look(&self) -> Option<Look>;
+    /// How it stands now, unless a thread is inside.
+    fn look(&self) -> Found;
 
     /// The peer.
     fn peer(&self) -> &Arc<PeerState>;

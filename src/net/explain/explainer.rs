@@ -1,7 +1,8 @@
 //! Looks at all ends of the process once a second, and has a wait reported that is too long.
 
 use super::end::ExplainedEnd;
-use super::socket::ReportSocket;
+use super::output;
+use super::socket::{Opening, ReportSocket};
 use super::text;
 use crate::host::config::Config;
 use crate::host::{launcher, sysfs};
@@ -10,7 +11,7 @@ use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::workers::{Job, JobId, Workers};
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Inquiry};
-use crate::proto::explain::look::Look;
+use crate::proto::explain::look::Found;
 use crate::proto::explain::patience::{Due, Patience};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::identity::Identity;
@@ -22,13 +23,12 @@ use std::time::{Duration, Instant};
 /// The watchers of several cards have this task; one of them does it.
 const LOOK_EVERY: Duration = Duration::from_millis(900);
 
-/// After so many seconds with connections a process has a socket where it can be asked.
-pub(super) const SOCKET_TICKS: u32 = 3;
-
 /// What explains the waits of this process.
 #[derive(Debug)]
 pub struct Explainer {
     start: Instant,
+    /// The process that it is of: a forked child has none of the connections, and any lock may be held in it for ever.
+    owner: u32,
     pub(super) folder: String,
     pub(super) limit: Duration,
     /// Threads of its own: those that recover connections are not to wait for a file system.
@@ -56,8 +56,6 @@ pub(super) type NumberedEnd = (EndId, Arc<dyn ExplainedEnd>);
 pub(super) struct State {
     pub(super) inquiry: Inquiry,
     pub(super) patience: Patience,
-    /// The process that it is of: a forked child has none of the connections.
-    owner: u32,
     looked: Option<Time>,
     /// Since when it is asked why a wait is too long.
     pub(super) asking: Option<Time>,
@@ -71,14 +69,16 @@ pub(super) struct State {
     /// Programs that have asked for a report, and since when.
     pub(super) requests: Vec<UnixStream>,
     pub(super) requested: Time,
-    /// How often the ends have been looked at once a second.
-    pub(super) ticks: u32,
+    /// Whether the socket is to be made.
+    pub(super) opening: Opening,
 }
 
 impl Explainer {
     /// Without ends yet.
     pub fn new(config: &Config) -> Arc<Self> {
         let limit = Duration::from_secs(config.hang_s);
+        // Read from the environment now.
+        output::nccl_shows_warnings();
         let me = Identity {
             host: sysfs::host_name().to_owned(),
             pid: std::process::id(),
@@ -88,7 +88,6 @@ impl Explainer {
         let state = State {
             inquiry: Inquiry::new(me),
             patience: Patience::new(limit, !config.is_hang_set),
-            owner: std::process::id(),
             looked: None,
             asking: None,
             ended: None,
@@ -97,10 +96,11 @@ impl Explainer {
             reports: 0,
             requests: Vec::new(),
             requested: Time::ZERO,
-            ticks: 0,
+            opening: Opening::default(),
         };
         let this = Arc::new(Self {
             start: Instant::now(),
+            owner: std::process::id(),
             folder: config.report_folder.clone(),
             limit,
             workers: Arc::default(),
@@ -143,14 +143,11 @@ impl Explainer {
             return (state, now);
         }
         drop(state);
-        let looks: Vec<(EndId, Option<Look>)> = ends.iter().map(|(number, end)| (*number, end.look())).collect();
+        let found: Vec<Found> = ends.iter().map(|(_, end)| end.look()).collect();
         let mut state = lock(&self.state);
         let now = self.start.elapsed();
-        let known = |number: &EndId, look: Option<Look>| look.or_else(|| state.inquiry.last_look(*number));
-        let looks = looks.into_iter().zip(ends).filter_map(|((number, look), (_, end))| {
-            Some((number, known(&number, look)?, end.peer().peer().identity()))
-        });
-        let looks = looks.collect();
+        let looks = found.into_iter().zip(ends);
+        let looks = looks.map(|(found, (number, end))| (*number, found, end.peer().peer().identity())).collect();
         state.inquiry.handle_looks(now, looks);
         state.looked = Some(now);
         (state, now)
@@ -166,13 +163,17 @@ impl Explainer {
 
     /// Makes the socket where `ferrite hang` asks, unless there is one. A process that ends soon has none.
     pub(super) fn open_socket(&self) {
-        let mut socket = lock(&self.socket);
-        if socket.is_some() {
+        if lock(&self.socket).is_some() {
             return;
         }
+        // Without the lock, for which a watcher waits.
         match ReportSocket::open(&self.folder) {
-            Ok(made) => *socket = Some(made),
+            Ok(made) => *lock(&self.socket) = Some(made),
             Err(e) => log::info!("`ferrite hang` cannot ask this process: {e} (FERRITE_REPORT_DIR)"),
+        }
+        // The last end may have been closed meanwhile.
+        if lock(&self.state).opening == Opening::WithoutEnds {
+            drop(lock(&self.socket).take());
         }
     }
 
@@ -196,19 +197,18 @@ impl InquiryEvents for Explainer {
 
 impl PeriodicTask for Explainer {
     fn run(&self) -> bool {
+        if self.owner != std::process::id() {
+            return false;
+        }
         let ends = self.ends();
         let pause = if ends.is_empty() { Duration::ZERO } else { LOOK_EVERY };
         let (mut state, now) = self.look(&ends, pause);
-        if state.owner != std::process::id() {
-            return false;
-        }
-        // The thread may be about to make it: then there are no questions yet.
+        // The thread may just have made it: then there are no questions yet.
         let requests = match self.socket.try_lock() {
             Ok(socket) => socket.as_ref().map(ReportSocket::accept).unwrap_or_default(),
             Err(_) => Vec::new(),
         };
-        state.ticks = state.ticks.saturating_add(1);
-        let mut is_due = !requests.is_empty() || state.ticks == SOCKET_TICKS;
+        let mut is_due = state.opening.handle_time(now, !ends.is_empty()) || !requests.is_empty();
         if !requests.is_empty() && state.requests.is_empty() {
             state.requested = now;
         }
@@ -226,9 +226,6 @@ impl PeriodicTask for Explainer {
             is_due |= due != Due::Nothing;
         } else {
             is_due = true;
-        }
-        if ends.is_empty() {
-            state.ticks = 0;
         }
         drop(state);
         if ends.is_empty() {

@@ -1,6 +1,6 @@
 //! What the explainer's thread does: it asks, answers and reports.
 
-use super::explainer::{Explainer, NumberedEnd, SOCKET_TICKS, State};
+use super::explainer::{Explainer, NumberedEnd, State};
 use super::json::json;
 use super::output;
 use super::socket;
@@ -36,16 +36,17 @@ impl Explainer {
         let ended = state.ended.take();
         let owed = self.owed(&mut state, now, &ends);
         let report = self.report(&mut state, now, &ends);
-        let wants_socket = state.ticks == SOCKET_TICKS;
+        let wants_socket = state.opening.take();
         let answer = self.answer(&mut state, now, &ends);
         let is_asking = state.asking.is_some() || !state.requests.is_empty();
         drop(state);
-        // Without the lock from here on: what follows may wait.
-        if wants_socket {
-            self.open_socket();
-        }
         for (number, message) in messages {
             send(&ends, number, &message);
+        }
+        // Without the lock and the ends from here on: what follows may wait, and NCCL may close the ends meanwhile.
+        drop(ends);
+        if wants_socket {
+            self.open_socket();
         }
         if let Some(line) = ended {
             log::warn!("{line}");
@@ -57,8 +58,7 @@ impl Explainer {
             output::write(&report, &self.folder);
         }
         if let Some((streams, report)) = answer {
-            let answer = json(&report, sysfs::host_name());
-            streams.into_iter().for_each(|stream| socket::answer(stream, &answer));
+            socket::answer(streams, &json(&report, sysfs::host_name()));
         }
         if is_asking { Some(self.instant(now + STEP)) } else { next.map(|next| self.instant(next)) }
     }

@@ -6,6 +6,7 @@ use crate::host::sysfs;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::OnceLock;
 
 /// Files of a process at most; the oldest is replaced.
 const MAX_FILES: u32 = 8;
@@ -21,10 +22,17 @@ pub fn write(report: &Report, folder: &str) {
         Err(e) => format!("{} (no file in {folder}: {e})", report.text()),
     };
     log::warn!("{text}");
-    if !is_shown(std::env::var("NCCL_DEBUG").ok().as_deref()) {
+    if !nccl_shows_warnings() {
         // Nobody is to be told that this fails.
         let _ = io::stderr().write_all(format!("NET/Ferrite : {text}\n").as_bytes());
     }
+}
+
+/// Whether NCCL shows warnings. The environment is read when this is first called, which the plugin does when NCCL initializes it: later a
+/// thread of the program may be changing the environment.
+pub(super) fn nccl_shows_warnings() -> bool {
+    static SHOWN: OnceLock<bool> = OnceLock::new();
+    *SHOWN.get_or_init(|| is_shown(std::env::var("NCCL_DEBUG").ok().as_deref()))
 }
 
 /// Whether NCCL shows warnings when `NCCL_DEBUG` is `level`.

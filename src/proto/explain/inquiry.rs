@@ -14,7 +14,7 @@
 //! ends by itself at processes that wait for nobody. What is known of a cause grows old on its way and is dropped after
 //! [`MAX_AGE`], so nothing is passed round in a circle.
 
-use super::look::{Contact, Look};
+use super::look::{Contact, Found};
 use super::message::{Answer, Cause, Laggard, MAX_DEPTH, Question, Standing};
 use super::numbers::End;
 use super::verdict::{Peer, Verdict, judge};
@@ -105,10 +105,11 @@ impl Inquiry {
         }
     }
 
-    /// All ends of the process as they are now, in the order of their numbers, and their peers.
+    /// All ends of the process as they are now, in the order of their numbers, and their peers. Those that cannot be seen stay as they were
+    /// seen last.
     ///
     /// If that has not been done for long, this process was stopped: how long anything has stood still is not known.
-    pub fn handle_looks(&mut self, now: Time, looks: Vec<(EndId, Look, Identity)>) {
+    pub fn handle_looks(&mut self, now: Time, looks: Vec<(EndId, Found, Identity)>) {
         if now > std::mem::replace(&mut self.looked, now) + STOPPED {
             self.ends.clear();
         }
@@ -116,10 +117,12 @@ impl Inquiry {
         self.has_lost_wait |= self.ends.iter().any(|(id, end)| !is_there(id) && end.look.numbers.is_waiting());
         self.ends.retain(|id, _| is_there(id));
         self.baseline.retain(|id, _| is_there(id));
-        for (id, look, peer) in looks {
-            match self.ends.get_mut(&id) {
-                Some(end) => end.update(now, look),
-                None => drop(self.ends.insert(id, Watched::new(now, look, peer))),
+        for (id, found, peer) in looks {
+            match (self.ends.get_mut(&id), found) {
+                (Some(end), Found::Look(look)) => end.update(now, look),
+                (Some(end), Found::InCall) => end.called = now,
+                (None, Found::Look(look)) => drop(self.ends.insert(id, Watched::new(now, look, peer))),
+                (None, Found::InCall) | (_, Found::Visited) => {}
             }
         }
         if !self.ends.values().any(|end| end.look.numbers.is_waiting()) {
@@ -296,11 +299,6 @@ impl Inquiry {
         self.ends.iter().find_map(owed)
     }
 
-    /// The end as it was looked at last.
-    pub fn last_look(&self, id: EndId) -> Option<Look> {
-        self.ends.get(&id).map(|end| end.look.clone())
-    }
-
     /// Whether nothing more is to be expected of an inquiry that has begun at `since`: the cause is known, or it has been looked for
     /// long enough.
     pub fn is_settled(&self, now: Time, since: Time) -> bool {
@@ -315,4 +313,36 @@ fn is_news(told: &Standing, standing: &Standing) -> bool {
         || told.waits_for != standing.waits_for
         || told.laggard != standing.laggard
         || told.cause.as_ref().map(what) != standing.cause.as_ref().map(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::look::Look;
+    use super::super::numbers::Numbers;
+    use super::*;
+
+    #[test]
+    fn nccl_makes_no_call_only_if_its_thread_is_never_inside() {
+        let look = Look {
+            numbers: Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false },
+            refusals: 0,
+            calls: 0,
+            has_requests: true,
+            recovers: false,
+            contact: Contact::Up,
+            sender_rank: None,
+        };
+        let verdict_after = |found: Found| {
+            let who = Identity { host: String::new(), pid: 1, rank: None, label: None };
+            let mut inquiry = Inquiry::new(who.clone());
+            inquiry.handle_looks(Time::ZERO, vec![(0, Found::Look(look.clone()), who.clone())]);
+            let times = (1..=4).map(Duration::from_secs);
+            times.for_each(|now| inquiry.handle_looks(now, vec![(0, found.clone(), who.clone())]));
+            let findings = inquiry.findings(Duration::from_secs(4));
+            findings.iter().map(|finding| (finding.age.as_secs(), finding.verdict)).collect::<Vec<_>>()
+        };
+        assert_eq!(verdict_after(Found::Look(look.clone())), [(4, Verdict::OwnNotTested)]);
+        assert_eq!(verdict_after(Found::InCall), [(4, Verdict::Unknown)]);
+        assert_eq!(verdict_after(Found::Visited), [(4, Verdict::OwnNotTested)]);
+    }
 }

@@ -31,3 +31,14 @@ pub struct Look {
     /// The rank that sends on this connection, if messages tell.
     pub sender_rank: Option<u32>,
 }
+
+/// What has been found when an end was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// How it stands.
+    Look(Look),
+    /// NCCL's thread is inside, so it cannot be seen. NCCL calls.
+    InCall,
+    /// Another thread of Ferrite is inside, so it cannot be seen.
+    Visited,
+}

@@ -3,7 +3,7 @@
 //! Each has to name the cause, and none may name anything else.
 
 use super::inquiry::{EndId, Inquiry, Message};
-use super::look::{Contact, Look};
+use super::look::{Contact, Found, Look};
 use super::message::{Answer, Cause, Question};
 use super::numbers::Numbers;
 use super::verdict::Verdict;
@@ -245,6 +245,7 @@ impl Network {
                 look.contact = Contact::Lost;
             }
         }
+        let looks = looks.into_iter().map(|(end, look, peer)| (end, Found::Look(look), peer)).collect();
         self.processes[i].handle_looks(now, looks);
     }
 
