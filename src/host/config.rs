@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(recovery("", "").expect("valid"), (true, 60, 120));
         assert_eq!(recovery("FERRITE_FAILOVER", "0").expect("valid"), (false, 60, 120));
         assert_eq!(recovery("FERRITE_STALL_MS", "0").expect("valid"), (true, 0, 120));
-        assert!(with("", "").expect("valid").spare && !with("FERRITE_SPARE", "0").expect("valid").spare);
+        assert!(!with("", "").expect("valid").spare && with("FERRITE_SPARE", "1").expect("valid").spare);
         assert_eq!(recovery("FERRITE_GIVE_UP", "86400").expect("valid"), (true, 60, 86400));
     }
 

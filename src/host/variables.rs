@@ -164,7 +164,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "FERRITE_SPARE",
-        Kind::Number(0, 1, 1),
+        Kind::Number(0, 1, 0),
         "1: a connection none of whose ports can be used goes on over a port of another card, until one is back; 0: it waits",
     ),
     variable(

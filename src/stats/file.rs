@@ -99,7 +99,7 @@ fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
     if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|most| most < at + bytes as u64) {
         return Err(Errno::FBIG);
     }
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64) {
+    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64)) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(file, at, bytes)?,
         other => other?,
     }
@@ -121,7 +121,8 @@ fn fill(file: &OwnedFd, at: u64, bytes: usize) -> Result<(), Errno> {
     let zeros = [0; 4096];
     let mut done = 0;
     while done < bytes {
-        done += rustix::io::pwrite(file, &zeros[..zeros.len().min(bytes - done)], at + done as u64)?;
+        let part = &zeros[..zeros.len().min(bytes - done)];
+        done += rustix::io::retry_on_intr(|| rustix::io::pwrite(file, part, at + done as u64))?;
     }
     Ok(())
 }

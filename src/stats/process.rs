@@ -58,7 +58,7 @@ pub(super) fn handle_own_rank(rank: u32) {
     let rank = u64::from(rank) + 1;
     let told = match OWN_RANK.load(Ordering::Relaxed) {
         0 => rank,
-        known if known == rank => return,
+        known if known == rank || known == SEVERAL => return,
         _ => SEVERAL,
     };
     OWN_RANK.store(told, Ordering::Relaxed);

@@ -76,14 +76,6 @@ impl Completion {
         u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data })
     }
 
-    /// One of this id and status.
-    #[cfg(test)]
-    pub fn for_test(id: u64, status: Status) -> Self {
-        // SAFETY: numbers, of which all zero bits are valid.
-        let zeroed = unsafe { std::mem::zeroed::<sys::ibv_wc>() };
-        Self(sys::ibv_wc { wr_id: id, status: status.0, ..zeroed })
-    }
-
     /// The vendor's error code.
     pub fn vendor_error(&self) -> u32 {
         self.0.vendor_err

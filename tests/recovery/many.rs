@@ -9,6 +9,7 @@ use ferrite::error::Result;
 use ferrite::pair::PeerConn;
 use std::time::Instant;
 use testkit::require;
+use testkit::wait::wait_until;
 
 /// Of a process, each way.
 const CONNECTIONS: usize = 64;
@@ -70,11 +71,13 @@ fn queue_pairs_that_fail_at_the_same_time_are_not_a_warning_each() -> Result<()>
         }
         worker.barrier()?;
         Stream::exchange_over_all(&mut streams, worker, 10)?;
-        let lines = ferrite::nccl::debug_log::lines();
-        let of_queue_pairs = |line: &&String| line.starts_with("WARN") && line.contains("queue pair fatal error");
-        let warnings = lines.iter().filter(of_queue_pairs).count();
-        let expected = if worker.rank() == 0 { 1..COUNT } else { 0..1 };
-        assert!(expected.contains(&warnings), "{warnings} warnings: {lines:#?}");
+        let of_queue_pairs = |line: &String| line.starts_with("WARN") && line.contains("queue pair fatal error");
+        let warnings = || ferrite::nccl::debug_log::lines().into_iter().filter(of_queue_pairs).count();
+        if worker.rank() == 0 {
+            // The device reports the failures beside the completions, and it may be later.
+            wait_until("a warning", || warnings() > 0);
+        }
+        assert!(warnings() < if worker.rank() == 0 { COUNT } else { 1 }, "{:#?}", ferrite::nccl::debug_log::lines());
         let first = streams.pop().expect("a stream");
         streams.into_iter().try_for_each(Stream::close)?;
         end(worker, first)

@@ -50,13 +50,9 @@ fn all_arrives_if_a_port_falls_for_2_s() -> Result<()> {
     over_one_rail("port-down=2s device=softrnic0 message=60 times=1", SHORT)
 }
 
-/// Longer than the 30 s that a device's retries last as they are set by default; a night's test.
+/// Longer than the 30 s that a device's retries last as they are set by default; scripts/nightly.sh runs it.
 #[test]
 fn all_arrives_if_both_ports_fall_for_half_a_minute() -> Result<()> {
-    if std::env::var_os("FERRITE_DEEP").is_none() {
-        println!("skipped: it takes 35 s, in scripts/nightly.sh");
-        return Ok(());
-    }
     let rules = "port-down=35s device=softrnic0 message=60 times=1; port-down=30s device=softrnic1 message=60 times=1";
     over_one_rail(rules, SHORT)
 }

@@ -1,6 +1,7 @@
 //! Tasks that are done at intervals, until they return that they are done.
 
 use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// One such task.
@@ -34,8 +35,14 @@ impl PeriodicTasks {
         // Off the list meanwhile, so that one that comes back is put on it; and the list is not locked.
         let tasks = std::mem::take(&mut *self.lock());
         for task in tasks {
-            if let Some(task) = task.upgrade().filter(|task| task.run()) {
-                self.add(&task);
+            let Some(task) = task.upgrade() else { continue };
+            // The thread has other things to do than this task.
+            match catch_unwind(AssertUnwindSafe(|| task.run())) {
+                Ok(true) => {
+                    self.add(&task);
+                }
+                Ok(false) => {}
+                Err(_) => log::warn!("a periodic task has panicked: a bug; it is not done any more"),
             }
         }
     }

@@ -21,7 +21,7 @@ pub struct ExclusiveCell<T> {
 /// Who is inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occupant {
-    /// NCCL's thread.
+    /// NCCL's thread, or one that has panicked inside.
     Nccl,
     /// A visitor.
     Visitor,
@@ -78,7 +78,7 @@ impl<T> ExclusiveCell<T> {
             }
             std::thread::sleep(PAUSE);
         }
-        self.visits.fetch_add(1, Ordering::SeqCst);
+        let _visit = Visit::begin(self);
         let mut is_free = true;
         while self.entered.swap(true, Ordering::Acquire) {
             if start.elapsed() > VISIT_LIMIT {
@@ -87,16 +87,12 @@ impl<T> ExclusiveCell<T> {
             }
             std::thread::sleep(PAUSE);
         }
-        let result = if is_free {
-            // SAFETY: as in `enter`.
-            let result = body(unsafe { &mut *self.state.get() });
-            self.entered.store(false, Ordering::Release);
-            result
-        } else {
-            Err(occupied())
-        };
-        self.visits.fetch_add(1, Ordering::SeqCst);
-        self.has_visitor.store(false, Ordering::Release);
+        if !is_free {
+            return Err(occupied());
+        }
+        // SAFETY: as in `enter`.
+        let result = body(unsafe { &mut *self.state.get() });
+        self.entered.store(false, Ordering::Release);
         result
     }
 
@@ -108,18 +104,14 @@ impl<T> ExclusiveCell<T> {
         if self.has_visitor.swap(true, Ordering::Acquire) {
             return Err(Occupant::Visitor);
         }
-        self.visits.fetch_add(1, Ordering::SeqCst);
-        let result = if self.entered.swap(true, Ordering::Acquire) {
-            Err(Occupant::Nccl)
-        } else {
-            // SAFETY: as in `enter`.
-            let result = body(unsafe { &mut *self.state.get() });
-            self.entered.store(false, Ordering::Release);
-            Ok(result)
-        };
-        self.visits.fetch_add(1, Ordering::SeqCst);
-        self.has_visitor.store(false, Ordering::Release);
-        result
+        let _visit = Visit::begin(self);
+        if self.entered.swap(true, Ordering::Acquire) {
+            return Err(Occupant::Nccl);
+        }
+        // SAFETY: as in `enter`.
+        let result = body(unsafe { &mut *self.state.get() });
+        self.entered.store(false, Ordering::Release);
+        Ok(result)
     }
 
     /// Enters once the thread that recovers the connection has left.
@@ -140,6 +132,27 @@ impl<T> ExclusiveCell<T> {
             }
             std::thread::sleep(PAUSE);
         }
+    }
+}
+
+/// A visit, which ends when this is dropped, also by a panic. The cell stays entered then, and NCCL's thread gets an error.
+struct Visit<'a> {
+    visits: &'a AtomicU32,
+    has_visitor: &'a AtomicBool,
+}
+
+impl<'a> Visit<'a> {
+    /// There is no other visitor.
+    fn begin<T>(cell: &'a ExclusiveCell<T>) -> Self {
+        cell.visits.fetch_add(1, Ordering::SeqCst);
+        Self { visits: &cell.visits, has_visitor: &cell.has_visitor }
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.visits.fetch_add(1, Ordering::SeqCst);
+        self.has_visitor.store(false, Ordering::Release);
     }
 }
 
@@ -227,5 +240,14 @@ mod tests {
             std::panic::catch_unwind(AssertUnwindSafe(|| cell.enter(|()| -> Result<()> { panic!("on purpose") })));
         assert!(panicked.is_err());
         assert!(cell.enter(|()| Ok(())).is_err());
+    }
+
+    #[test]
+    fn nccls_thread_gets_an_error_after_a_visitor_has_panicked() {
+        let cell = ExclusiveCell::new(());
+        let look = || cell.try_visit(|()| panic!("on purpose"));
+        assert!(std::panic::catch_unwind(AssertUnwindSafe(look)).is_err());
+        assert!(cell.enter(|()| Ok(())).is_err(), "it does not wait for ever");
+        assert_eq!(cell.try_visit(|()| ()), None);
     }
 }

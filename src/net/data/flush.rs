@@ -80,7 +80,7 @@ impl Flushes {
     ) -> Result<Option<RequestId>> {
         let Some((id, flush)) = self.requests.allocate() else { return Ok(None) };
         *flush = Flush { addr, rkeys: memory.rkeys.all(), ..Flush::default() };
-        match self.post_reads(qps, rails, id) {
+        match self.post_reads(qps.ports(), rails, id) {
             Err(e) if !may_be_repeated => Err(e),
             outcome => {
                 self.handle_outcome(id, outcome)?;
@@ -95,12 +95,18 @@ impl Flushes {
     }
 
     /// Whether the flush is complete. If it is, its id is not valid any more. Where a read has failed, the writes that it stands
-    /// for have been made by queue pairs that do not exist any more; reads over the rails that are now in use, `in_use`, take its
-    /// place. `None`: the connection recovers just now. An empty mask: reads are not repeated.
+    /// for have been made by queue pairs that do not exist any more; reads over the rails that are now in use, `in_use`, with these
+    /// `ports`, take its place. `None`: the connection recovers just now. An empty mask: reads are not repeated.
     ///
     /// # Errors
     /// The flush has failed.
-    pub fn test(&mut self, qps: &QpSet, memory: &ConnMemory, id: RequestId, in_use: Option<RailMask>) -> Result<bool> {
+    pub fn test<'a>(
+        &mut self,
+        ports: impl Iterator<Item = (u8, &'a Arc<Rail>)>,
+        memory: &ConnMemory,
+        id: RequestId,
+        in_use: Option<RailMask>,
+    ) -> Result<bool> {
         for number in 0..MAX_RAILS {
             if let Err(e) = self.poll(number) {
                 self.handle_failure(number);
@@ -118,7 +124,7 @@ impl Flushes {
             && self.requests.check(id, |flush| flush.is_failed).map_err(Violation::into_misuse)?
         {
             self.renew_keys(memory, id);
-            let outcome = self.post_reads(qps, rails, id);
+            let outcome = self.post_reads(ports, rails, id);
             self.handle_outcome(id, outcome)?;
         }
         let is_done = |flush: &Flush| flush.waiting == 0 && !flush.is_failed;
@@ -178,27 +184,35 @@ impl Flushes {
         }
     }
 
-    /// Reads for flush `id` were posted, or could not be.
+    /// Reads for flush `id` were posted, or there were no ports to post them on just now (false), or they could not be.
     ///
     /// # Errors
     /// They could not be, once too often.
-    fn handle_outcome(&mut self, id: RequestId, outcome: Result<()>) -> Result<()> {
+    fn handle_outcome(&mut self, id: RequestId, outcome: Result<bool>) -> Result<()> {
         let Some(flush) = self.requests.get_mut(id) else { return Ok(()) };
-        flush.is_failed = outcome.is_err();
+        flush.is_failed = !matches!(outcome, Ok(true));
+        if flush.is_failed {
+            self.next_try = Some(Instant::now() + TRY_EVERY);
+        }
         let Err(e) = outcome else { return Ok(()) };
         flush.failures += 1;
-        self.next_try = Some(Instant::now() + TRY_EVERY);
         if flush.failures >= MAX_FAILURES { Err(e) } else { Ok(()) }
     }
 
-    /// Posts a read over each of `rails` for flush `id`.
+    /// Posts a read over each of `rails` that is among `ports`, for flush `id`. Returns whether a read is under way: while a
+    /// connection recovers it has no ports.
     ///
     /// # Errors
     /// A port is down, its device has no more queues or memory regions, or a read cannot be posted.
-    fn post_reads(&mut self, qps: &QpSet, rails: RailMask, id: RequestId) -> Result<()> {
+    fn post_reads<'a>(
+        &mut self,
+        ports: impl Iterator<Item = (u8, &'a Arc<Rail>)>,
+        rails: RailMask,
+        id: RequestId,
+    ) -> Result<bool> {
         let Self { rails: known, requests, .. } = self;
-        let Some(flush) = requests.get_mut(id) else { return Ok(()) };
-        for (number, port) in qps.ports().filter(|(number, _)| rails.contains(*number)) {
+        let Some(flush) = requests.get_mut(id) else { return Ok(true) };
+        for (number, port) in ports.filter(|(number, _)| rails.contains(*number)) {
             if flush.waiting & 1 << number != 0 {
                 continue;
             }
@@ -212,7 +226,7 @@ impl Flushes {
             on.qp.post_read(WrId::Flush { request: id }.to_bits(), local, target)?;
             flush.waiting |= 1 << number;
         }
-        Ok(())
+        Ok(flush.waiting != 0)
     }
 }
 

@@ -59,7 +59,7 @@ impl ConnMemory {
         Ok(held)
     }
 
-    /// Registers all memory on `card` too, and from now on new memory.
+    /// Registers all memory on `card` too, and from now on new memory. No work request may be posted meanwhile.
     ///
     /// # Errors
     /// Some of it cannot be registered there.
@@ -69,6 +69,8 @@ impl ConnMemory {
         if !state.cards.iter().any(|known| Arc::ptr_eq(known, card)) {
             state.cards.push(Arc::clone(card));
         }
+        // The port may be one that was borrowed before: memory that was registered since has no keys of its card.
+        state.holders.all().iter().for_each(|holder| state.use_borrowed(holder.memory()));
         Ok(())
     }
 

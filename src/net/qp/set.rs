@@ -258,9 +258,20 @@ impl QpSet {
         let queue = if rail == 0 { &self.queue } else { &self.rails[rail].queue };
         let mut batch = Batch::default();
         let completions = queue.poll(&mut batch)?;
-        match take_in(&mut self.qps, completions, &mut handle) {
-            (Some(completion), _) => Err(self.failure(peer, completion)),
-            (None, outcome) => outcome.map(|()| completions.len()),
+        let (mut failed, mut outcome): (Option<&Completion>, _) = (None, Ok(()));
+        for completion in completions {
+            if completion.status() != Status::SUCCESS {
+                handle_flushed(&mut self.qps, completion);
+                // What fails on new queue pairs as well counts most: others may have been flushed before it.
+                failed = failed.filter(|known| !is_worse(completion, known)).or(Some(completion));
+            } else if outcome.is_ok() {
+                // An error of `handle` ends the connection: what is behind it does not matter.
+                outcome = handle(&mut self.qps, completion);
+            }
+        }
+        match failed {
+            Some(completion) => Err(self.failure(peer, completion)),
+            None => outcome.map(|()| completions.len()),
         }
     }
 
@@ -300,27 +311,6 @@ impl QpSet {
     }
 }
 
-/// Calls `handle` for each completion that succeeded, also after it has failed for another one: what has arrived is not reported
-/// again. Returns the first completion that failed, one that would fail again before others, and the first error of `handle`.
-#[inline(always)]
-fn take_in<'c>(
-    qps: &mut [ConnectedQp],
-    completions: &'c [Completion],
-    handle: &mut impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
-) -> (Option<&'c Completion>, Result<()>) {
-    let (mut failed, mut outcome): (Option<&Completion>, _) = (None, Ok(()));
-    for completion in completions {
-        if completion.status() != Status::SUCCESS {
-            handle_flushed(qps, completion);
-            // What fails on new queue pairs as well counts most: others may have been flushed before it.
-            failed = failed.filter(|known| !is_worse(completion, known)).or(Some(completion));
-        } else if let Err(e) = handle(qps, completion) {
-            outcome = outcome.and(Err(e));
-        }
-    }
-    (failed, outcome)
-}
-
 /// Whether `completion` would fail again on new queue pairs, and `known` would not.
 fn is_worse(completion: &Completion, known: &Completion) -> bool {
     known.status().is_recoverable() && !completion.status().is_recoverable()
@@ -358,25 +348,4 @@ pub fn create_qp(
             _ => error,
         }
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn completions_behind_one_that_cannot_be_handled_are_handled() {
-        let completion = |id, status| Completion::for_test(id, status);
-        let success = Status::SUCCESS;
-        let batch = [completion(1, success), completion(2, success), completion(3, Status(5)), completion(4, success)];
-        let mut handled = Vec::new();
-        let mut handle = |_: &mut [ConnectedQp], completion: &Completion| {
-            handled.push(completion.id());
-            if completion.id() == 4 { Ok(()) } else { Err(Error::internal(format!("number {}", completion.id()))) }
-        };
-        let (failed, outcome) = take_in(&mut [], &batch, &mut handle);
-        assert_eq!(failed.map(Completion::id), Some(3));
-        assert!(outcome.expect_err("two").text().contains("number 1"), "the first error");
-        assert_eq!(handled, [1, 2, 4]);
-    }
 }

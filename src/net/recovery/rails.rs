@@ -126,6 +126,9 @@ impl ConnRails {
     /// Whether `port` is active and has an address like that which rail number `number` had before.
     fn is_addressable(&self, number: usize, port: &Rail) -> bool {
         let Some((before, peer)) = self.known[number] else { return false };
+        if port.card.context.has_failed() {
+            return false;
+        }
         port.address_towards(Some(peer)).is_ok_and(|now| are_of_one_kind(&before, &now))
     }
 

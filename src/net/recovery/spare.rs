@@ -27,6 +27,8 @@ const STEADY_TIME: Duration = Duration::from_secs(60);
 const MAX_FAILED: u32 = 3;
 /// How long a port is not borrowed after so many have failed.
 const AVOIDED_AFTER_FAILURES: Duration = Duration::from_secs(1);
+/// How long own ports are not used after so many have failed. It is short: the fault may be the peer's.
+const OWN_AVOIDED: Duration = Duration::from_secs(2);
 /// How long a port is not borrowed after its card has refused to register memory.
 const AVOIDED_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
@@ -42,6 +44,8 @@ pub struct SparePort {
     own_since: Option<Instant>,
     /// Since when the connection has been running; `None`: there was an attempt since.
     running_since: Option<Instant>,
+    /// Whether an own port could be used at the last look.
+    had_own: bool,
     /// Attempts in a row over own ports, the latest of them, and until when own ports are not used.
     own_attempts: (u32, u32),
     own_avoided: Option<Instant>,
@@ -58,6 +62,8 @@ struct Loan {
     port: BorrowedPort,
     /// Attempts in a row over it, and the latest of them.
     attempts: (u32, u32),
+    /// Whether the connection has run over it.
+    has_run: bool,
     /// Told of the port's events, as long as it is borrowed.
     _events: Arc<dyn PortListener>,
 }
@@ -94,6 +100,7 @@ impl SparePort {
             without_since: None,
             own_since: None,
             running_since: None,
+            had_own: true,
             own_attempts: (0, 0),
             own_avoided: None,
             return_after: FIRST_RETURN,
@@ -128,9 +135,15 @@ impl SparePort {
     pub fn handle_own(&mut self, has_own: bool) {
         let now = Instant::now();
         if self.own_attempts.0 > MAX_FAILED {
-            self.own_attempts = (0, self.own_attempts.1);
-            self.own_avoided = Some(now + 2 * self.return_after);
+            self.own_attempts.0 = 0;
+            self.own_avoided = Some(now + OWN_AVOIDED);
         }
+        if has_own && !self.had_own {
+            // It is back: what has failed before does not count.
+            self.own_attempts.0 = 0;
+            self.own_avoided = None;
+        }
+        self.had_own = has_own;
         let has_own = has_own && self.own_avoided.is_none_or(|until| until <= now);
         self.own_since = if has_own { self.own_since.or(Some(now)) } else { None };
         let is_without = !has_own && self.loan.is_none();
@@ -151,7 +164,12 @@ impl SparePort {
         if is_bad {
             self.avoided.push((Arc::clone(port), now + AVOIDED_AFTER_FAILURES));
         }
-        self.returned = Some(now);
+        if loan.has_run {
+            let is_steady = self.returned.is_none_or(|ended| ended.elapsed() >= STEADY_TIME);
+            let longer = if is_steady { FIRST_RETURN } else { self.return_after };
+            self.return_after = (2 * longer).min(LONGEST_RETURN);
+            self.returned = Some(now);
+        }
     }
 
     /// Borrows a port whose card registers all memory, if it is time for that: first those that are in the peer's network, then the
@@ -170,9 +188,9 @@ impl SparePort {
         for (_, port) in ports {
             match Loan::begin(&port, &wanted) {
                 Ok(loan) => {
-                    let is_steady = self.returned.is_none_or(|ended| ended.elapsed() >= STEADY_TIME);
-                    let longer = (2 * self.return_after).min(LONGEST_RETURN);
-                    self.return_after = if is_steady { FIRST_RETURN } else { longer };
+                    if self.returned.is_none_or(|ended| ended.elapsed() >= STEADY_TIME) {
+                        self.return_after = FIRST_RETURN;
+                    }
                     self.without_since = None;
                     self.loan = Some(loan);
                     return;
@@ -203,6 +221,10 @@ impl SparePort {
     /// The connection runs.
     pub fn handle_running(&mut self) {
         self.running_since = Some(Instant::now());
+        self.without_since = None;
+        if let Some(loan) = &mut self.loan {
+            loan.has_run = true;
+        }
     }
 }
 
@@ -214,6 +236,6 @@ impl Loan {
         wanted.memory.extend(&port.card)?;
         let events: Arc<dyn PortListener> = Arc::new(PassedOn(wanted.listener.clone()));
         watcher.listen(port.port, &events);
-        Ok(Self { rail: wanted.rail, port: BorrowedPort::new(port), attempts: (0, 0), _events: events })
+        Ok(Self { rail: wanted.rail, port: BorrowedPort::new(port), attempts: (0, 0), has_run: false, _events: events })
     }
 }
