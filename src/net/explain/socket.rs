@@ -20,8 +20,8 @@ const BACKLOG: i32 = 8;
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
 /// From one attempt to write to the next.
 const PAUSE: Duration = Duration::from_millis(10);
-/// A process that has had connections for so long has a socket.
-const OPEN_AFTER: Duration = Duration::from_secs(3);
+/// A process that has had connections for so long has a socket. Less than three seconds: the ends are looked at about once a second.
+const OPEN_AFTER: Duration = Duration::from_millis(2500);
 
 /// Whether the socket is to be made. A process that ends soon has none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -274,7 +274,7 @@ mod tests {
         let (mut opening, second) = (Opening::default(), Duration::from_secs(1));
         // As the watchers of several cards have it: at any time, and several times a second.
         let due: Vec<u32> = (0..20).filter(|tick| opening.handle_time(*tick * second / 3, true)).collect();
-        assert_eq!(due, [9]);
+        assert_eq!(due, [8]);
         assert!(opening.take());
         assert!(!opening.take() && !opening.handle_time(10 * second, true));
         assert!(!opening.handle_time(11 * second, false) && !opening.handle_time(20 * second, true));
