@@ -38,7 +38,7 @@
 //! ## Rails
 //!
 //! Equal ports of one card are one device to NCCL ([`net::device::nic`]). NCCL before 2.24 is shown them merged; later ones are shown
-//! each port, and merge them by a call ([`abi::devices`]). A connection uses as many rails as both ends have.
+//! each port, and merge them by a call (`abi::devices`). A connection uses as many rails as both ends have.
 //! Each rail has its queue pairs and its completion queue, and a clear-to-send may go over any of them. A clear-to-send has room
 //! for two keys; with three or four rails it has 64 bytes, which is still one packet. Memory is registered on every card
 //! ([`net::mr::handle`]). A connection with one rail takes a shorter path through the code, which branches off before anything
@@ -123,7 +123,7 @@
 //! | which memory region serves which memory? | [`net::mr::table`] |
 //! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
 //! | which table does NCCL take, and what is different in it? | [`abi`] |
-//! | which ports are one device? | [`net::device::nic`], [`abi::devices`] |
+//! | which ports are one device? | [`net::device::nic`], `abi::devices` |
 //! | how much of a message does a rail carry? | [`proto::stripe`], [`proto::rail_weights`] |
 //! | how large are the queues? | [`net::data::caps`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
