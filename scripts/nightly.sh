@@ -51,7 +51,7 @@ step "ports that fall a thousand times"
 FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'binary(recovery) & (test(many_flaps) | test(half_a_minute))'
 
 step "an hour of random faults"
-dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --reps 40 --finish
+dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --reps 65 --finish
 
 step "processes killed"
 tools/softrnic/scripts/soak.sh 1000
