@@ -15,7 +15,7 @@ from . import python
 # How often ranks are looked at.
 INTERVAL_S = 0.02
 # How long a rank may take to end after SIGTERM, and its process group after SIGKILL.
-PATIENCE_S = 5.0
+END_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,18 @@ def end(processes: list[RankProcess]) -> None:
     for process in processes:
         if process.status() is None:
             process.signal_group(signal.SIGTERM)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + END_LIMIT_S
     while any(process.status() is None for process in processes) and time.monotonic() < deadline:
         time.sleep(INTERVAL_S)
     for process in processes:
         process.signal_group(signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + END_LIMIT_S
     groups = {process.popen.pid for process in processes}
     while living_groups() & groups and time.monotonic() < deadline:
         time.sleep(INTERVAL_S)
     for process in processes:
         try:
-            process.popen.wait(timeout=PATIENCE_S)
+            process.popen.wait(timeout=END_LIMIT_S)
         except subprocess.TimeoutExpired:
             pass
 

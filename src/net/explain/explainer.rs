@@ -12,7 +12,7 @@ use crate::net::control::workers::{Job, JobId, Workers};
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Inquiry};
 use crate::proto::explain::look::Found;
-use crate::proto::explain::patience::{Due, Patience};
+use crate::proto::explain::report_times::{Due, ReportTimes};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::identity::Identity;
 use std::collections::BTreeMap;
@@ -55,7 +55,7 @@ pub(super) type NumberedEnd = (EndId, Arc<dyn ExplainedEnd>);
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) inquiry: Inquiry,
-    pub(super) patience: Patience,
+    pub(super) report_times: ReportTimes,
     looked: Option<Time>,
     /// Since when it is asked why a wait is too long.
     pub(super) asking: Option<Time>,
@@ -87,7 +87,7 @@ impl Explainer {
         };
         let state = State {
             inquiry: Inquiry::new(me),
-            patience: Patience::new(limit, !config.is_hang_set),
+            report_times: ReportTimes::new(limit, !config.is_hang_set),
             looked: None,
             asking: None,
             ended: None,
@@ -157,7 +157,7 @@ impl Explainer {
     fn wake(&self) {
         let queued = self.job.get().map_or(Ok(()), |job| self.workers.queue(*job));
         if let Err(e) = queued {
-            log::debug!("nobody explains what connections wait for: {e}");
+            log::debug!("waits of connections are not reported: {e}");
         }
     }
 
@@ -216,7 +216,7 @@ impl PeriodicTask for Explainer {
         if state.asking.is_none() {
             let longest = state.inquiry.longest_wait(now);
             let is_closed = state.inquiry.take_lost_wait();
-            let due = state.patience.check(longest, is_closed);
+            let due = state.report_times.check(longest, is_closed);
             match due {
                 Due::Nothing => {}
                 Due::Report => state.asking = Some(now),

@@ -67,7 +67,7 @@ impl Explainer {
     fn report(&self, state: &mut State, now: Time, ends: &[NumberedEnd]) -> Option<Report> {
         let since = state.asking?;
         let age = state.inquiry.longest_wait(now).unwrap_or_default();
-        if state.patience.limit().is_none_or(|limit| age < limit) {
+        if state.report_times.limit().is_none_or(|limit| age < limit) {
             state.asking = None;
             return None;
         }
@@ -75,7 +75,7 @@ impl Explainer {
             return None;
         }
         state.asking = None;
-        state.patience.handle_report(age);
+        state.report_times.handle_report(age);
         state.reports += 1;
         let report = new_report(state, now, ends);
         state.said = report.text();
@@ -93,7 +93,7 @@ impl Explainer {
 
     /// A line that says that a peer waits for this process, if it is due.
     fn owed(&self, state: &mut State, now: Time, ends: &[NumberedEnd]) -> Option<String> {
-        let limit = state.patience.limit()?;
+        let limit = state.report_times.limit()?;
         if state.said_owed.is_some_and(|said| now < said + SAY_EVERY) {
             return None;
         }
@@ -105,7 +105,7 @@ impl Explainer {
 
 fn new_report(state: &State, now: Time, ends: &[NumberedEnd]) -> Report {
     let name = |number: EndId| find(ends, number).map(|end| EndName::of(end.as_ref())).unwrap_or_default();
-    Report::new(&state.inquiry, now, state.reports, state.patience.limit().unwrap_or_default(), name)
+    Report::new(&state.inquiry, now, state.reports, state.report_times.limit().unwrap_or_default(), name)
 }
 
 fn find(ends: &[NumberedEnd], number: EndId) -> Option<&Arc<dyn super::end::ExplainedEnd>> {

@@ -15,13 +15,13 @@ const MAX_WAITS: usize = 256;
 pub fn json(report: &Report, host: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let waits: Vec<_> = report.findings.iter().take(MAX_WAITS).map(|(finding, name)| wait(finding, name)).collect();
-    let laggard = report.laggard.as_ref().map_or_else(
+    let least_lead = report.least_lead.as_ref().map_or_else(
         || "null".into(),
-        |laggard| format!("{{\"who\":{},\"lead\":{}}}", who(&laggard.who), laggard.lead),
+        |least_lead| format!("{{\"who\":{},\"lead\":{}}}", who(&least_lead.who), least_lead.lead),
     );
     format!(
         "{{\"schema\":1,\"time_unix\":{:.3},\"host\":{},\"pid\":{},\"rank\":{},\"number\":{},\"threshold_s\":{},\"text\":{},\
-         \"waits\":[{}],\"least_lead\":{laggard}}}",
+         \"waits\":[{}],\"least_lead\":{least_lead}}}",
         now.as_secs_f64(),
         string(host),
         std::process::id(),

@@ -23,7 +23,7 @@ pub fn write(report: &Report, folder: &str) {
     };
     log::warn!("{text}");
     if !nccl_shows_warnings() {
-        // Nobody is to be told that this fails.
+        // A failure here cannot be reported anywhere.
         let _ = io::stderr().write_all(format!("NET/Ferrite : {text}\n").as_bytes());
     }
 }

@@ -134,7 +134,7 @@ fn is_own(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket() && found.uid() == own)
 }
 
-/// Whether nobody listens at `path`: only that shows that the process has ended, which may be of another process id namespace. Does not
+/// Whether no process listens at `path`: only that shows that the process has ended, which may be of another process id namespace. Does not
 /// wait for one that listens and does not accept.
 fn is_refused(path: &Path) -> bool {
     let connect = || Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?.connect(&SockAddr::unix(path)?);
@@ -155,7 +155,7 @@ pub fn answer(streams: Vec<UnixStream>, answer: &str) {
         left.retain_mut(|(stream, rest)| match write(stream, rest) {
             Ok(()) => !rest.is_empty(),
             Err(e) => {
-                log::debug!("a report that nobody has read: {e}");
+                log::debug!("a report that was not read: {e}");
                 false
             }
         });

@@ -3,7 +3,7 @@
 use super::end::ExplainedEnd;
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Finding, Inquiry, Owed};
-use crate::proto::explain::message::{Cause, Laggard};
+use crate::proto::explain::message::{Cause, LeastLead};
 use crate::proto::explain::numbers::Numbers;
 use crate::proto::explain::verdict::Verdict;
 use crate::proto::identity::Identity;
@@ -39,7 +39,7 @@ pub struct Report {
     /// What each end waits for, with its names. The first one is what the text is about.
     pub findings: Vec<(Finding, EndName)>,
     /// If no cause is known: the process that has sent the least against what it has received.
-    pub laggard: Option<Laggard>,
+    pub least_lead: Option<LeastLead>,
 }
 
 impl Report {
@@ -52,8 +52,8 @@ impl Report {
         let is_known = findings.first().is_none_or(|finding| finding.cause.is_some());
         let names: Vec<_> = findings.iter().map(|finding| name(finding.id)).collect();
         let findings = findings.into_iter().zip(names).collect();
-        let laggard = if is_known { None } else { inquiry.laggard(now) };
-        Self { number, me: inquiry.me(None), limit, findings, laggard }
+        let least_lead = if is_known { None } else { inquiry.least_lead(now) };
+        Self { number, me: inquiry.me(None), limit, findings, least_lead }
     }
 
     /// The wait that the text is about, and the names of its end.
@@ -110,11 +110,11 @@ impl Report {
     fn circle(&self, finding: &Finding) -> String {
         let next = finding.theirs.as_ref().and_then(|theirs| theirs.waits_for.as_ref());
         let next = next.map(|who| format!(" for {who}")).unwrap_or_default();
-        let least = self.laggard.as_ref().map(|laggard| {
+        let least = self.least_lead.as_ref().map(|least_lead| {
             format!(
                 ". The one that has sent the least against what it has received is {} ({:+} messages): most likely its \
                  GPU stands still",
-                laggard.who, laggard.lead
+                least_lead.who, least_lead.lead
             )
         });
         format!(

@@ -15,7 +15,7 @@
 //! [`MAX_AGE`], so nothing is passed round in a circle.
 
 use super::look::{Contact, Found};
-use super::message::{Answer, Cause, Laggard, MAX_DEPTH, Question, Standing};
+use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
 use super::numbers::End;
 use super::verdict::{Peer, Verdict, judge};
 use super::watched::{FRESH, SETTLED, Watched, millis};
@@ -221,7 +221,7 @@ impl Inquiry {
             is_busy,
             waits_for: waiting.map(Watched::peer),
             cause: self.cause(now),
-            laggard: waiting.and_then(|_| self.laggard(now)),
+            least_lead: waiting.and_then(|_| self.least_lead(now)),
         })
     }
 
@@ -258,13 +258,13 @@ impl Inquiry {
     }
 
     /// Of this process and those that it has heard of, the one with the least lead.
-    pub fn laggard(&self, now: Time) -> Option<Laggard> {
+    pub fn least_lead(&self, now: Time) -> Option<LeastLead> {
         let lead = |(id, end): (&EndId, &Watched)| {
             end.look.numbers.lead().wrapping_sub(self.baseline.get(id).copied().unwrap_or(0))
         };
         let own = self.ends.iter().map(lead).fold(0, u32::wrapping_add) as i32;
-        let heard = self.ends.values().filter_map(|end| end.standing(now)?.laggard.clone());
-        heard.chain([Laggard { lead: own, who: self.me(None) }]).min()
+        let received = self.ends.values().filter_map(|end| end.standing(now)?.least_lead.clone());
+        received.chain([LeastLead { lead: own, who: self.me(None) }]).min()
     }
 
     /// What each end that waits waits for; those that have waited for longest come first.
@@ -311,7 +311,7 @@ fn is_news(told: &Standing, standing: &Standing) -> bool {
     let what = |cause: &Cause| (cause.verdict, cause.near.clone(), cause.far.clone(), cause.depth);
     told.end.numbers != standing.end.numbers
         || told.waits_for != standing.waits_for
-        || told.laggard != standing.laggard
+        || told.least_lead != standing.least_lead
         || told.cause.as_ref().map(what) != standing.cause.as_ref().map(what)
 }
 

@@ -49,7 +49,7 @@ impl Cause {
 
 /// A process that has sent little against what it has received.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Laggard {
+pub struct LeastLead {
     /// Messages sent less messages received, since the process last waited for nothing.
     pub lead: i32,
     /// The process.
@@ -108,7 +108,7 @@ pub struct Standing {
     /// What that peer, or another one, waits for in the end, once it is known.
     pub cause: Option<Cause>,
     /// Of all processes known so far that wait for each other, the one with the least lead.
-    pub laggard: Option<Laggard>,
+    pub least_lead: Option<LeastLead>,
 }
 
 impl Answer {
@@ -124,10 +124,10 @@ impl Answer {
         standing.waits_for.iter().for_each(|who| who.emit(&mut body));
         body.u8(standing.cause.is_some().into());
         standing.cause.iter().for_each(|cause| cause.emit(&mut body));
-        body.u8(standing.laggard.is_some().into());
-        if let Some(laggard) = &standing.laggard {
-            body.u32(laggard.lead as u32);
-            laggard.who.emit(&mut body);
+        body.u8(standing.least_lead.is_some().into());
+        if let Some(least_lead) = &standing.least_lead {
+            body.u32(least_lead.lead as u32);
+            least_lead.who.emit(&mut body);
         }
         body.0
     }
@@ -147,8 +147,8 @@ impl Answer {
             is_busy: from.flag()?,
             waits_for: if from.flag()? { Some(Identity::parse(&mut from)?) } else { None },
             cause: if from.flag()? { Some(Cause::parse(&mut from)?) } else { None },
-            laggard: match from.flag()? {
-                true => Some(Laggard { lead: from.u32()? as i32, who: Identity::parse(&mut from)? }),
+            least_lead: match from.flag()? {
+                true => Some(LeastLead { lead: from.u32()? as i32, who: Identity::parse(&mut from)? }),
                 false => None,
             },
         };
@@ -178,7 +178,7 @@ mod tests {
             is_busy: false,
             waits_for: has_all.then(|| who(Some(9))),
             cause: has_all.then_some(cause),
-            laggard: has_all.then(|| Laggard { lead: -3, who: who(None) }),
+            least_lead: has_all.then(|| LeastLead { lead: -3, who: who(None) }),
         }))
     }
 

@@ -16,7 +16,7 @@
 //! | [`message`] | questions and answers between two processes |
 //! | [`look`], `watched` | one end at a moment; one end over time, with what its peer has said |
 //! | [`inquiry`] | what a process knows, asks and answers |
-//! | [`patience`] | when a wait is reported, and how often |
+//! | [`report_times`] | when a wait is reported, and how often |
 //! | `model` | tests: rings of processes that stand still, for a cause that each has to name |
 
 mod flows;
@@ -26,6 +26,6 @@ pub mod message;
 #[cfg(test)]
 mod model;
 pub mod numbers;
-pub mod patience;
+pub mod report_times;
 pub mod verdict;
 mod watched;

@@ -344,8 +344,8 @@ proptest! {
                     continue;
                 };
                 // Its proxy has posted receives ahead, so that it seems to wait as all others do.
-                let laggard = process.laggard(END).expect("there is always one");
-                prop_assert!(findings.is_empty() || laggard.who.rank == Some(k as u32), "process {i}: {laggard:?}");
+                let least_lead = process.least_lead(END).expect("there is always one");
+                prop_assert!(findings.is_empty() || least_lead.who.rank == Some(k as u32), "process {i}: {least_lead:?}");
                 continue;
             };
             prop_assert!(is_right(nearest, culprit, size), "process {i}: {nearest:?}");

@@ -128,7 +128,7 @@ impl Peers {
         let plan = Plan {
             token: token.clone(),
             hosts,
-            patience: Duration::from_secs(self.wait),
+            limit: Duration::from_secs(self.wait),
             slice: Duration::from_millis(self.slice),
             is_full: self.full,
         };

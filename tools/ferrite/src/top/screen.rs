@@ -60,12 +60,12 @@ impl Screen {
         draw().map_err(failed)
     }
 
-    /// The next key within `patience`.
+    /// The next key within `limit`.
     ///
     /// # Errors
     /// The terminal has gone.
-    pub(crate) fn key(&self, patience: Duration) -> Result<Option<Key>> {
-        let until = Instant::now() + patience;
+    pub(crate) fn key(&self, limit: Duration) -> Result<Option<Key>> {
+        let until = Instant::now() + limit;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if !event::poll(left).map_err(failed)? {

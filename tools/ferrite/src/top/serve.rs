@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 
 /// How long a client may take for its request, and for the answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIME_LIMIT: Duration = Duration::from_secs(2);
 /// Bytes of a request at most.
 const MAX_REQUEST: usize = 8192;
 
@@ -41,8 +41,8 @@ impl Server {
 
 fn answer(mut stream: TcpStream, metrics: &mut impl FnMut() -> String) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIME_LIMIT))?;
+    stream.set_write_timeout(Some(TIME_LIMIT))?;
     let mut request = Vec::new();
     let mut piece = [0; 1024];
     let is_whole = |request: &[u8]| request.windows(4).any(|four| four == b"\r\n\r\n");

@@ -13,7 +13,7 @@ pub type Observation = (&'static str, fn() -> String);
 /// How long something may take that comes at once where it comes at all, in milliseconds.
 static SOON_MS: AtomicU64 = AtomicU64::new(4000);
 
-/// Looks with so much patience from now on.
+/// Looks with this time limit from now on.
 pub fn be_patient(soon: Duration) {
     SOON_MS.store(soon.as_millis() as u64, SeqCst);
 }

@@ -19,7 +19,7 @@ use crate::version;
 /// The server may not be there yet: it is tried for so long.
 const REACH: Duration = Duration::from_secs(60);
 /// Between two requests the server may be busy with other hosts.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIME_LIMIT: Duration = Duration::from_secs(600);
 const SEND: Duration = Duration::from_secs(10);
 
 /// How a host's part ended.
@@ -74,7 +74,7 @@ pub(crate) fn main(place: &str, plugin: &Path) -> Result<Ended> {
     let mut part = Part { plugin: plugin.into(), trial: None };
     loop {
         let request: Request =
-            conn.receive(PATIENCE).map_err(|why| Error::Unreadable(format!("the server at {place}: {why}")))?;
+            conn.receive(TIME_LIMIT).map_err(|why| Error::Unreadable(format!("the server at {place}: {why}")))?;
         let reply = match request {
             Request::Refused(why) => return Err(Error::Refused(format!("the server at {place}: {why}"))),
             Request::End { failed, warned } => return Ok(Ended { failed, warned }),

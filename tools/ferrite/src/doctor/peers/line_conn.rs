@@ -27,26 +27,26 @@ impl LineConn {
     ///
     /// # Errors
     /// It is too long, or the peer does not take it.
-    pub(super) fn send(&mut self, message: &impl Serialize, patience: Duration) -> Result<(), String> {
+    pub(super) fn send(&mut self, message: &impl Serialize, limit: Duration) -> Result<(), String> {
         let mut line = serde_json::to_vec(message).map_err(|e| e.to_string())?;
         line.push(b'\n');
         if line.len() > MOST {
             return Err(format!("a message of {} bytes; {MOST} are allowed", line.len()));
         }
-        self.stream.set_write_timeout(Some(patience)).map_err(|e| e.to_string())?;
+        self.stream.set_write_timeout(Some(limit)).map_err(|e| e.to_string())?;
         self.stream.write_all(&line).map_err(|e| format!("cannot send: {e}"))
     }
 
     /// The next message.
     ///
     /// # Errors
-    /// None has come whole within `patience`, the line is too long or no such message, or the connection has ended.
-    pub(super) fn receive<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<T, String> {
-        let line = self.line(Instant::now() + patience, patience)?;
+    /// None has come whole within `limit`, the line is too long or no such message, or the connection has ended.
+    pub(super) fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, String> {
+        let line = self.line(Instant::now() + limit, limit)?;
         serde_json::from_slice(&line).map_err(|e| format!("no such message: {e}"))
     }
 
-    fn line(&mut self, end: Instant, patience: Duration) -> Result<Vec<u8>, String> {
+    fn line(&mut self, end: Instant, limit: Duration) -> Result<Vec<u8>, String> {
         let mut searched = 0;
         loop {
             if let Some(at) = self.pending[searched..].iter().position(|byte| *byte == b'\n') {
@@ -57,7 +57,7 @@ impl LineConn {
             if searched >= MOST {
                 return Err(format!("a line of more than {MOST} bytes"));
             }
-            let late = || format!("nothing whole for {:.0} s", patience.as_secs_f64());
+            let late = || format!("nothing whole for {:.0} s", limit.as_secs_f64());
             let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()).ok_or_else(late)?;
             self.stream.set_read_timeout(Some(left)).map_err(|e| e.to_string())?;
             let mut part = [0; 4096];

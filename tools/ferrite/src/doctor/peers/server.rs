@@ -25,7 +25,7 @@ pub(crate) struct Plan {
     pub(crate) token: String,
     pub(crate) hosts: usize,
     /// How long it waits for all hosts.
-    pub(crate) patience: Duration,
+    pub(crate) limit: Duration,
     /// Time of each measurement.
     pub(crate) slice: Duration,
     /// Each rail with each, and not only with its like.
@@ -61,7 +61,7 @@ pub(super) struct Speed {
 /// Lets hosts in until all are there, or the time is over.
 pub(super) fn gather(listener: &TcpListener, plan: &Plan) -> Vec<Host> {
     let (sender, receiver) = mpsc::channel();
-    let (end, mut hosts) = (Instant::now() + plan.patience, Vec::new());
+    let (end, mut hosts) = (Instant::now() + plan.limit, Vec::new());
     let waiting = Arc::new(AtomicUsize::new(0));
     listener.set_nonblocking(true).unwrap_or_default();
     while hosts.len() < plan.hosts && Instant::now() < end && !interrupt::received() {

@@ -28,7 +28,7 @@ pub(crate) const ROWS: &[Row] = &[
 ];
 
 /// A port of this host answers at once, or not at all.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIME_LIMIT: Duration = Duration::from_secs(3);
 
 /// The interface that the plugin would take, with the settings of the job.
 ///
@@ -71,7 +71,7 @@ fn control_port(machine: &Machine) -> Vec<Finding> {
 
 /// Whether something that listens at `place` can be reached.
 fn reached(place: SocketAddr) -> Finding {
-    match TcpStream::connect_timeout(&place, PATIENCE) {
+    match TcpStream::connect_timeout(&place, TIME_LIMIT) {
         Ok(_) => Finding::ok("", format!("{place} was reached")),
         Err(problem) => Finding::fail("", format!("{place} cannot be reached: {problem}")),
     }

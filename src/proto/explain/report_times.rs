@@ -11,7 +11,7 @@ const MAX_LEARNT: Duration = Duration::from_secs(120);
 
 /// How long a wait may last before it is reported.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct ReportTimes {
     /// `None`: nothing is reported.
     limit: Option<Duration>,
     /// Whether a wait that ends by itself after a report makes the limit longer.
@@ -33,7 +33,7 @@ pub enum Due {
     Closed(Duration),
 }
 
-impl Patience {
+impl ReportTimes {
     /// Reports after `limit`; zero: never. If it `learns`, the limit is doubled by each wait that ends by itself.
     pub fn new(limit: Duration, learns: bool) -> Self {
         Self { limit: Some(limit).filter(|limit| !limit.is_zero()), learns, reported: None }
@@ -94,11 +94,11 @@ mod tests {
     /// The ages at which a wait that goes on for an hour is reported, looked at each second.
     #[test]
     fn a_wait_is_reported_at_the_limit_and_then_ever_more_seldom() {
-        let mut patience = Patience::new(s(10), true);
+        let mut report_times = ReportTimes::new(s(10), true);
         let mut reports = Vec::new();
         for age in 0..3600 {
-            if patience.check(Some(s(age)), false) == Due::Report {
-                patience.handle_report(s(age));
+            if report_times.check(Some(s(age)), false) == Due::Report {
+                report_times.handle_report(s(age));
                 reports.push(age);
             }
         }
@@ -109,31 +109,31 @@ mod tests {
     fn each_wait_that_ends_by_itself_doubles_the_limit_up_to_two_minutes_unless_it_is_set() {
         let mut limits = Vec::new();
         for learns in [true, false] {
-            let mut patience = Patience::new(s(10), learns);
+            let mut report_times = ReportTimes::new(s(10), learns);
             for _ in 0..5 {
-                let limit = patience.limit().expect("it reports");
-                assert_eq!(patience.check(Some(limit - s(1)), false), Due::Nothing);
-                assert_eq!(patience.check(Some(limit), false), Due::Report);
-                patience.handle_report(limit);
-                assert_eq!(patience.check(Some(limit + s(3)), false), Due::Nothing);
-                let Due::WentOn(after, next) = patience.check(Some(s(1)), false) else {
+                let limit = report_times.limit().expect("it reports");
+                assert_eq!(report_times.check(Some(limit - s(1)), false), Due::Nothing);
+                assert_eq!(report_times.check(Some(limit), false), Due::Report);
+                report_times.handle_report(limit);
+                assert_eq!(report_times.check(Some(limit + s(3)), false), Due::Nothing);
+                let Due::WentOn(after, next) = report_times.check(Some(s(1)), false) else {
                     panic!("another wait has begun")
                 };
-                assert_eq!((after, Some(next)), (limit + s(3), patience.limit()));
+                assert_eq!((after, Some(next)), (limit + s(3), report_times.limit()));
                 limits.push(next.as_secs());
             }
         }
         assert_eq!(limits, [20, 40, 80, 120, 120, 10, 10, 10, 10, 10]);
-        let mut never = Patience::new(s(0), true);
+        let mut never = ReportTimes::new(s(0), true);
         assert_eq!((never.check(Some(s(10_000)), false), never.limit()), (Due::Nothing, None));
     }
     #[test]
     fn a_wait_whose_connection_is_closed_has_not_gone_on_and_teaches_nothing() {
-        let mut patience = Patience::new(s(10), true);
-        assert_eq!(patience.check(Some(s(10)), false), Due::Report);
-        patience.handle_report(s(10));
-        assert_eq!(patience.check(Some(s(11)), false), Due::Nothing);
-        assert_eq!((patience.check(None, true), patience.limit()), (Due::Closed(s(11)), Some(s(10))));
-        assert_eq!(patience.check(None, true), Due::Nothing, "it was not reported");
+        let mut report_times = ReportTimes::new(s(10), true);
+        assert_eq!(report_times.check(Some(s(10)), false), Due::Report);
+        report_times.handle_report(s(10));
+        assert_eq!(report_times.check(Some(s(11)), false), Due::Nothing);
+        assert_eq!((report_times.check(None, true), report_times.limit()), (Due::Closed(s(11)), Some(s(10))));
+        assert_eq!(report_times.check(None, true), Due::Nothing, "it was not reported");
     }
 }
