@@ -29,7 +29,7 @@
 //! | `send`, `transfer` | the sending end; one message that is to be posted |
 //! | `recv`, `arrival`, `cts_window`, `cts_shadow` | the receiving end; one message that is awaited; which clear-to-sends are sent when; their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail gets |
-//! | `requests`, `send_queue` | the table of requests; the space in send queues |
+//! | `requests`, `send_queue`, `receives` | the table of requests; the space in send queues; the receives that messages consume |
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
 //! | `explain` | what an operation that does not go on waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
@@ -52,6 +52,7 @@ pub mod imm;
 #[cfg(test)]
 mod malformed_input;
 pub mod rail_weights;
+pub mod receives;
 pub mod recovery;
 pub mod recv;
 pub mod requests;

@@ -5,6 +5,7 @@ use super::cts::{Cts, CtsWords, KeysByRail, SlotIndex};
 use super::cts_shadow::CtsShadow;
 use super::cts_window::CtsWindow;
 use super::imm::{Imm, LengthCode};
+use super::receives::Receives;
 use super::recovery::rail_mask::RailMask;
 use super::requests::{RequestId, Requests};
 use super::stripe::Striping;
@@ -43,6 +44,7 @@ pub struct RecvFlow {
     /// The message of each slot.
     pub(super) arrivals: Box<[Arrival; RING_SLOTS]>,
     pub(super) window: CtsWindow,
+    receives: Receives,
     requests: Requests<RecvRequest>,
     /// The rails of the connection.
     pub(super) all_rails: RailMask,
@@ -53,11 +55,15 @@ pub struct RecvFlow {
 impl RecvFlow {
     /// A flow with nothing posted.
     pub fn new(striping: Striping) -> Self {
+        let receives = Receives::default();
+        let mut window = CtsWindow::new();
+        window.set_limit(receives.most_messages());
         Self {
             striping,
             shadow: CtsShadow::new(striping.rails()),
             arrivals: Box::new([Arrival::new(RequestId::from_bits(0), 0, 0); RING_SLOTS]),
-            window: CtsWindow::new(),
+            window,
+            receives,
             requests: Requests::default(),
             all_rails: striping.rail_numbers(),
             earlier_rails: Vec::new(),
@@ -83,7 +89,7 @@ impl RecvFlow {
         }
         let Some((id, request)) = self.requests.allocate() else { return Ok(None) };
         (request.count, request.pending) = (count as u8, count as u8);
-        let mut large = false;
+        let mut longest = 0;
         for index in 0..count {
             let Buffer { addr, length, rkeys, tag } = match buffer(index) {
                 Ok(buffer) => buffer,
@@ -97,10 +103,39 @@ impl RecvFlow {
             let cts = Cts { addr, length, rkeys: [rkeys.of_rail(0), rkeys.of_rail(1)], tag, seq };
             self.shadow.put(slot, &cts, || [rkeys.of_rail(2), rkeys.of_rail(3)]);
             self.arrivals[slot] = Arrival::new(id, index as u8, length);
-            large |= length > COALESCE_MAX_BYTES;
+            longest = longest.max(length);
         }
-        self.window.push(count, large);
+        self.window.push(count, longest > COALESCE_MAX_BYTES);
+        if longest > Imm::EXPLICIT_LIMIT {
+            self.expect_two_immediates();
+        }
         Ok(Some(id))
+    }
+
+    /// The receives that each queue pair has to have posted.
+    pub fn receives(&self) -> u32 {
+        self.receives.posted()
+    }
+
+    /// How many each queue pair would have to have for `count` more messages to be accepted, if that is what they lack.
+    pub fn more_receives(&self, count: usize) -> Option<u32> {
+        if self.window.has_space(count) { None } else { self.receives.more().map(Receives::posted) }
+    }
+
+    /// Each queue pair has as many as [`Self::more_receives`] has said.
+    pub fn handle_more_receives(&mut self) {
+        if let Some(more) = self.receives.more() {
+            self.receives = more;
+            self.window.set_limit(more.most_messages());
+        }
+    }
+
+    /// A buffer of a group has room for a message whose length needs two immediates.
+    #[cold]
+    #[inline(never)]
+    fn expect_two_immediates(&mut self) {
+        self.receives.expect_two_each();
+        self.window.set_limit(self.receives.most_messages());
     }
 
     /// Ends a request of which nothing has been posted.
@@ -270,6 +305,15 @@ mod tests {
         flow.post(buffers.len(), |i| Ok(buffers[i]))
     }
 
+    /// A flow with as many receives as there can be.
+    fn grown() -> RecvFlow {
+        let mut flow = RecvFlow::new(one_qp());
+        while flow.receives.more().is_some() {
+            flow.handle_more_receives();
+        }
+        flow
+    }
+
     fn flow_with(lengths: &[u32]) -> (RecvFlow, Vec<RequestId>) {
         let mut flow = RecvFlow::new(one_qp());
         let ids = lengths.iter().map(|n| post(&mut flow, &[buffer(*n)]).expect("valid").expect("space")).collect();
@@ -316,7 +360,7 @@ mod tests {
 
     #[test]
     fn the_257th_request_waits() {
-        let mut flow = RecvFlow::new(one_qp());
+        let mut flow = grown();
         for _ in 0..MAX_REQUESTS {
             assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
         }
@@ -326,18 +370,46 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_waits_for_the_oldest_message() {
-        let mut flow = RecvFlow::new(one_qp());
-        let groups = RING_SLOTS / MAX_GROUP;
+    fn messages_that_have_no_receives_wait_for_the_oldest_message() {
+        let mut flow = grown();
+        let groups = flow.receives.most_messages() as usize / MAX_GROUP;
         let ids: Vec<_> =
             (0..groups).map(|_| post(&mut flow, &[buffer(1); 8]).expect("valid").expect("space")).collect();
         while flow.poll_cts(8).is_some() {}
-        assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None));
+        assert_eq!(post(&mut flow, &[buffer(1); 2]), Ok(None));
+        assert_eq!(flow.more_receives(2), None, "there cannot be more");
         flow.handle_immediate(QpIndex(0), imm(2, LengthCode::Full)).expect("outstanding");
-        assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None), "slot 1 still holds its slot");
+        assert_eq!(post(&mut flow, &[buffer(1); 2]), Ok(None), "message 1 may still consume one");
         flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Full)).expect("outstanding");
         assert!(post(&mut flow, &[buffer(1); 2]).expect("valid").is_some());
         assert_eq!(flow.poll_done(ids[0]), Ok(None));
+    }
+
+    #[test]
+    fn more_messages_than_receives_are_accepted_once_there_are_more_receives() {
+        let mut flow = RecvFlow::new(one_qp());
+        for _ in 0..25 {
+            assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
+        }
+        assert_eq!((flow.receives(), post(&mut flow, &[buffer(1)])), (64, Ok(None)));
+        assert_eq!(flow.more_receives(1), Some(128));
+        flow.handle_more_receives();
+        assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
+        assert_eq!((flow.receives(), flow.more_receives(1)), (128, None), "there is space");
+    }
+
+    #[test]
+    fn buffers_for_lengths_of_two_immediates_have_two_receives_each() {
+        let mut flow = RecvFlow::new(one_qp());
+        let long = buffer(Imm::EXPLICIT_LIMIT + 1);
+        assert!(post(&mut flow, &[buffer(Imm::EXPLICIT_LIMIT); 8]).expect("valid").is_some());
+        assert!(post(&mut flow, &[long; 8]).expect("valid").is_some());
+        assert_eq!((post(&mut flow, &[buffer(1)]), flow.more_receives(1)), (Ok(None), Some(128)), "16 of them have 32");
+        flow.handle_more_receives();
+        for _ in 16..48 {
+            assert!(post(&mut flow, &[long]).expect("valid").is_some());
+        }
+        assert_eq!((post(&mut flow, &[buffer(1)]), flow.more_receives(1)), (Ok(None), Some(256)));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! again like any other, and that this end wants to go on shows the peer that it has committed.
 
 use super::identity;
+use super::steps::Steps;
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
@@ -60,6 +61,7 @@ pub struct Connector {
     turned_away: bool,
     /// The errno of the latest attempt at a TCP connection that failed.
     trouble: Option<i32>,
+    steps: Steps,
     stage: Stage,
 }
 
@@ -124,6 +126,7 @@ impl Connector {
             start,
             turned_away,
             trouble,
+            steps: Steps::begin(),
             stage,
         }
     }
@@ -154,7 +157,10 @@ impl Connector {
                 Stage::Dialing(dial) => self.dial(dial)?,
                 Stage::Awaiting(offer) => self.await_reply(offer)?,
                 Stage::Connecting(mut pending) => match self.join(&mut pending)? {
-                    true => return self.complete(*pending).map(Some),
+                    true => {
+                        self.steps.end("connecting queue pairs");
+                        return self.complete(*pending).map(Some);
+                    }
                     false => (Stage::Connecting(pending), false),
                 },
                 Stage::Done => return Err(Error::internal("connect was called after it had failed")),
@@ -202,7 +208,10 @@ impl Connector {
                 Ok(true) => {
                     self.refusals.clear();
                     self.up_since = Some(Instant::now());
-                    Ok((Stage::Awaiting(Box::new(self.offer(stream)?)), true))
+                    self.steps.end("dial");
+                    let offer = self.offer(stream)?;
+                    self.steps.end("creating queue pairs");
+                    Ok((Stage::Awaiting(Box::new(offer)), true))
                 }
                 Err(e) if PASSING.contains(&e) => {
                     let now = self.start.elapsed();
@@ -294,6 +303,7 @@ impl Connector {
         let Offer { stream, qps, ring } = *offer;
         let reply =
             Reply::parse(&frame.body, &qps.endpoint).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
+        self.steps.end("handshake");
         let priority = Priority::of_sender(&self.nic.config, self.class);
         self.deadline = Instant::now() + self.handshake_timeout();
         let connecting =
@@ -317,8 +327,8 @@ impl Connector {
         let name = PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer());
         let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
-        log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
         let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps)?;
+        log::debug!("{} sends to {}: {:?}; {}", self.nic.name, peer.peer(), reply.terms, self.steps);
         Ok(SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats))
     }
 }

@@ -6,6 +6,7 @@
 //! has ended meanwhile is cleared away by a [watcher](crate::net::control::watcher).
 
 use super::identity;
+use super::steps::Steps;
 use crate::error::Result;
 use crate::host::iface::Interface;
 use crate::host::random;
@@ -55,6 +56,7 @@ struct Candidate {
     name: Option<String>,
     /// When connecting our queue pairs to its has taken too long.
     deadline: Instant,
+    steps: Steps,
     stage: Stage,
 }
 
@@ -129,8 +131,9 @@ impl Listener {
                     log::info!("listener {at} for {}: dismissed {from}: {why}", self.nic.name);
                 }
                 Ok(Verdict::Take(prepared)) => {
-                    let Candidate { stream, .. } = candidates.remove(i);
-                    return self.complete(stream, *prepared).map(Some);
+                    let Candidate { stream, mut steps, .. } = candidates.remove(i);
+                    steps.end("commit");
+                    return self.complete(stream, *prepared, &steps).map(Some);
                 }
                 // The right peer cannot be served, and is sent the reason.
                 Err(error) => {
@@ -152,7 +155,8 @@ impl Listener {
         while candidates.len() < MAX_CANDIDATES
             && let Some(stream) = ControlStream::fetch(&self.control, &self.handle.token)
         {
-            candidates.push(Candidate { stream, name: None, deadline: Instant::now(), stage: Stage::Client });
+            let (deadline, steps) = (Instant::now(), Steps::begin());
+            candidates.push(Candidate { stream, name: None, deadline, steps, stage: Stage::Client });
         }
     }
 
@@ -185,7 +189,9 @@ impl Listener {
         let hello = Hello::parse(&frame.body)?;
         let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
         candidate.name = Some(name.to_string());
+        candidate.steps.end("hello");
         let preparing = begin(&self.nic, hello, self.class)?;
+        candidate.steps.end("creating queue pairs");
         candidate.deadline = Instant::now() + self.handshake_timeout();
         candidate.stage = Stage::Connecting(Box::new(preparing));
         self.proceed(candidate)
@@ -200,7 +206,9 @@ impl Listener {
         let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
             return Ok(Verdict::Wait);
         };
+        candidate.steps.end("connecting queue pairs");
         let (prepared, reply) = preparing.finish(&self.nic, &self.control)?;
+        candidate.steps.end("receives");
         candidate.stream.send(Kind::Reply, reply.body());
         candidate.stage = Stage::Replied(Box::new(prepared));
         Ok(Verdict::Wait)
@@ -214,11 +222,11 @@ impl Listener {
         Verdict::Dismiss(why)
     }
 
-    fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<RecvComm> {
+    fn complete(&self, stream: ControlStream, prepared: Prepared, steps: &Steps) -> Result<RecvComm> {
         let name = PeerName::new(&prepared.identity, &prepared.endpoint, stream.peer());
         let peer = PeerState::new(name, stream, prepared.terms.failover);
         self.nic.watch(&peer)?;
-        log::debug!("{} receives from {}", self.nic.name, peer.peer());
+        log::debug!("{} receives from {}; {steps}", self.nic.name, peer.peer());
         Ok(RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms))
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Qp {
     generation: u32,
     pub(crate) cap: QpCap,
     pub(crate) signal_all: bool,
+    /// What may be posted to the send queue: bit n is `ibv_wr_opcode` n.
+    pub(crate) operations: u64,
     /// What `ibv_query_qp` reports.
     pub(crate) attributes: Mutex<QpAttr>,
     pub(crate) send: Mutex<SendQueue>,
@@ -73,7 +75,12 @@ pub(crate) struct QpRequest {
     pub(crate) cap: QpCap,
     pub(crate) qp_type: i32,
     pub(crate) signal_all: bool,
+    /// `None`: all.
+    pub(crate) operations: Option<u64>,
 }
+
+/// RDMA WRITE, SEND, RDMA READ and the atomics.
+pub(crate) const ALL_OPERATIONS: u64 = 0x7f;
 
 impl Qp {
     /// The errno value of a refusal may be 0: errno stays as it was.
@@ -116,6 +123,7 @@ impl Qp {
             generation: slot.generation.load(SeqCst),
             cap,
             signal_all: requested.signal_all,
+            operations: requested.operations.unwrap_or(ALL_OPERATIONS),
             attributes: Mutex::new(QpAttr { cap, port_num: 1, ..QpAttr::default() }),
             send: Mutex::new(SendQueue::new(&cap)),
             send_ring: SendRing::new(entries(&cap)),
@@ -384,7 +392,7 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, requested: &QpRequest) ->
     for count in slot.sent.all().into_iter().chain(slot.work.all()) {
         count.store(0, Relaxed);
     }
-    slot.capacities.set(&requested.cap);
+    slot.capacities.set(&requested.cap, requested.operations);
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);
     let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1);
