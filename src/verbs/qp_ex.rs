@@ -31,16 +31,10 @@ pub(super) fn create(
 ) -> Option<(*mut sys::ibv_qp, sys::ibv_qp_cap)> {
     let context = domain.context.raw();
     let call = call_of(context)?;
-    let mut attr = QpInitAttrEx {
-        send_cq: queue.raw,
-        recv_cq: queue.raw,
-        cap,
-        qp_type: sys::ibv_qp_type::IBV_QPT_RC,
-        comp_mask: FIELDS,
-        pd: domain.raw(),
-        send_ops_flags: operations.0,
-        ..QpInitAttrEx::default()
-    };
+    let mut attr = QpInitAttrEx::default();
+    (attr.send_cq, attr.recv_cq, attr.pd) = (queue.raw, queue.raw, domain.raw());
+    (attr.cap, attr.qp_type) = (cap, sys::ibv_qp_type::IBV_QPT_RC);
+    (attr.comp_mask, attr.send_ops_flags) = (FIELDS, operations.0);
     // SAFETY: the domain and the queue are live and of this context, and the attributes are a whole struct.
     let raw = create::try_create(|| unsafe { call(context, &raw mut attr) }).ok()?;
     Some((raw, attr.cap))
