@@ -126,8 +126,11 @@ fn row(words: &str, cells: impl Iterator<Item = String>) -> String {
 
 /// As many digits as tell something.
 fn count(value: f64) -> String {
-    let text = format!("{value:.2}");
-    if value >= 1000.0 { format!("{value:.0}") } else { text.strip_suffix(".00").map_or(text.clone(), str::to_owned) }
+    match value {
+        1000.0.. => format!("{value:.0}"),
+        _ if value.fract() == 0.0 => format!("{value}"),
+        _ => format!("{value:.2}"),
+    }
 }
 
 #[cfg(test)]
@@ -175,6 +178,10 @@ mod tests {
 
     #[test]
     fn counts_have_two_places_where_they_are_no_whole_numbers() {
-        assert_eq!([0.0, 1.0, 0.5, 4.03125, 70_000.25].map(count), ["0", "1", "0.50", "4.03", "70000"]);
+        assert_eq!(
+            [0.0, 1.0, 0.5, 4.03125, 70_000.25].map(count),
+            ["0", "1", "0.50", "4.03", "70000"],
+            "no more than tell something"
+        );
     }
 }
