@@ -38,7 +38,15 @@ pub(super) struct CtsWindow {
 impl CtsWindow {
     /// No clear-to-send yet; the first one will have the sequence number 1.
     pub(super) fn new() -> Self {
-        Self { oldest: 1, unsent: 1, next: 1, outstanding: 0, limit: RING_SLOTS as u32, is_urgent: false, empty_polls: 0 }
+        Self {
+            oldest: 1,
+            unsent: 1,
+            next: 1,
+            outstanding: 0,
+            limit: RING_SLOTS as u32,
+            is_urgent: false,
+            empty_polls: 0,
+        }
     }
 
     /// There may be `limit` of them, or as many as the ring has slots for.

@@ -44,7 +44,7 @@ pub struct RecvFlow {
     /// The message of each slot.
     pub(super) arrivals: Box<[Arrival; RING_SLOTS]>,
     pub(super) window: CtsWindow,
-    receives: Receives,
+    pub(super) receives: Receives,
     requests: Requests<RecvRequest>,
     /// The rails of the connection.
     pub(super) all_rails: RailMask,
@@ -110,32 +110,6 @@ impl RecvFlow {
             self.expect_two_immediates();
         }
         Ok(Some(id))
-    }
-
-    /// The receives that each queue pair has to have posted.
-    pub fn receives(&self) -> u32 {
-        self.receives.posted()
-    }
-
-    /// How many each queue pair would have to have for `count` more messages to be accepted, if that is what they lack.
-    pub fn more_receives(&self, count: usize) -> Option<u32> {
-        if self.window.has_space(count) { None } else { self.receives.more().map(Receives::posted) }
-    }
-
-    /// Each queue pair has as many as [`Self::more_receives`] has said.
-    pub fn handle_more_receives(&mut self) {
-        if let Some(more) = self.receives.more() {
-            self.receives = more;
-            self.window.set_limit(more.most_messages());
-        }
-    }
-
-    /// A buffer of a group has room for a message whose length needs two immediates.
-    #[cold]
-    #[inline(never)]
-    fn expect_two_immediates(&mut self) {
-        self.receives.expect_two_each();
-        self.window.set_limit(self.receives.most_messages());
     }
 
     /// Ends a request of which nothing has been posted.
@@ -305,15 +279,6 @@ mod tests {
         flow.post(buffers.len(), |i| Ok(buffers[i]))
     }
 
-    /// A flow with as many receives as there can be.
-    fn grown() -> RecvFlow {
-        let mut flow = RecvFlow::new(one_qp());
-        while flow.receives.more().is_some() {
-            flow.handle_more_receives();
-        }
-        flow
-    }
-
     fn flow_with(lengths: &[u32]) -> (RecvFlow, Vec<RequestId>) {
         let mut flow = RecvFlow::new(one_qp());
         let ids = lengths.iter().map(|n| post(&mut flow, &[buffer(*n)]).expect("valid").expect("space")).collect();
@@ -360,56 +325,16 @@ mod tests {
 
     #[test]
     fn the_257th_request_waits() {
-        let mut flow = grown();
+        let mut flow = RecvFlow::new(one_qp());
+        while flow.receives.more().is_some() {
+            flow.handle_more_receives();
+        }
         for _ in 0..MAX_REQUESTS {
             assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
         }
         assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None));
         assert!(post(&mut flow, &[]).is_err());
         assert!(post(&mut flow, &[buffer(1); 9]).is_err());
-    }
-
-    #[test]
-    fn messages_that_have_no_receives_wait_for_the_oldest_message() {
-        let mut flow = grown();
-        let groups = flow.receives.most_messages() as usize / MAX_GROUP;
-        let ids: Vec<_> =
-            (0..groups).map(|_| post(&mut flow, &[buffer(1); 8]).expect("valid").expect("space")).collect();
-        while flow.poll_cts(8).is_some() {}
-        assert_eq!(post(&mut flow, &[buffer(1); 2]), Ok(None));
-        assert_eq!(flow.more_receives(2), None, "there cannot be more");
-        flow.handle_immediate(QpIndex(0), imm(2, LengthCode::Full)).expect("outstanding");
-        assert_eq!(post(&mut flow, &[buffer(1); 2]), Ok(None), "message 1 may still consume one");
-        flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Full)).expect("outstanding");
-        assert!(post(&mut flow, &[buffer(1); 2]).expect("valid").is_some());
-        assert_eq!(flow.poll_done(ids[0]), Ok(None));
-    }
-
-    #[test]
-    fn more_messages_than_receives_are_accepted_once_there_are_more_receives() {
-        let mut flow = RecvFlow::new(one_qp());
-        for _ in 0..25 {
-            assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
-        }
-        assert_eq!((flow.receives(), post(&mut flow, &[buffer(1)])), (64, Ok(None)));
-        assert_eq!(flow.more_receives(1), Some(128));
-        flow.handle_more_receives();
-        assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
-        assert_eq!((flow.receives(), flow.more_receives(1)), (128, None), "there is space");
-    }
-
-    #[test]
-    fn buffers_for_lengths_of_two_immediates_have_two_receives_each() {
-        let mut flow = RecvFlow::new(one_qp());
-        let long = buffer(Imm::EXPLICIT_LIMIT + 1);
-        assert!(post(&mut flow, &[buffer(Imm::EXPLICIT_LIMIT); 8]).expect("valid").is_some());
-        assert!(post(&mut flow, &[long; 8]).expect("valid").is_some());
-        assert_eq!((post(&mut flow, &[buffer(1)]), flow.more_receives(1)), (Ok(None), Some(128)), "16 of them have 32");
-        flow.handle_more_receives();
-        for _ in 16..48 {
-            assert!(post(&mut flow, &[long]).expect("valid").is_some());
-        }
-        assert_eq!((post(&mut flow, &[buffer(1)]), flow.more_receives(1)), (Ok(None), Some(256)));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! | [`shared`] | registered memory that a peer writes |
 //! | [`staging`] | registered memory that writes are sent from where a device has no inline data |
 //! | [`completion_queue`], [`queue_pair`] | the queues |
-//! | `qp_ex` | creating a queue pair for certain operations only |
+//! | [`qp_ex`] | creating a queue pair for certain operations only |
 //! | [`path`] | from INIT to RTS |
 //! | [`work`] | work requests: posting them, polling their completions |
 //! | [`status`] | why a work request failed |
@@ -26,8 +26,8 @@ mod memlock;
 pub mod memory;
 pub mod path;
 pub mod port;
+pub mod qp_ex;
 pub mod queue_pair;
-mod qp_ex;
 mod raw;
 mod recv_chain;
 pub mod shared;

@@ -6,7 +6,6 @@
 
 use super::completion_queue::CompletionQueue;
 use super::memory::ProtectionDomain;
-use super::queue_pair::Operations;
 use super::raw::QpInitAttrEx;
 use super::{create, sys};
 
@@ -18,6 +17,19 @@ const IS_EXTENDED: usize = usize::MAX;
 
 /// Which fields of the attributes are set: the protection domain and the operations.
 const FIELDS: u32 = 1 | 1 << 6;
+
+/// Operations of send work requests, as a bit mask of `enum ibv_qp_create_send_ops_flags`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operations(u64);
+
+impl Operations {
+    /// RDMA WRITE.
+    pub const WRITE: Self = Self(1);
+    /// RDMA WRITE with and without immediate data.
+    pub const WRITE_AND_IMM: Self = Self(1 | 1 << 1);
+    /// RDMA READ.
+    pub const READ: Self = Self(1 << 4);
+}
 
 type CreateQpEx = unsafe extern "C" fn(*mut sys::ibv_context, *mut QpInitAttrEx) -> *mut sys::ibv_qp;
 

@@ -4,7 +4,8 @@ use super::completion_queue::CompletionQueue;
 use super::create::{self, CreateError};
 use super::memory::ProtectionDomain;
 use super::recv_chain::RecvChain;
-use super::{qp_ex, sys};
+use super::qp_ex::{self, Operations};
+use super::sys;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -33,19 +34,6 @@ pub struct QpCaps {
     pub max_inline_data: u32,
     /// What is posted to the send queue. Some drivers make its entries only as large as that needs.
     pub operations: Operations,
-}
-
-/// Operations of send work requests, as a bit mask of `enum ibv_qp_create_send_ops_flags`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Operations(pub(super) u64);
-
-impl Operations {
-    /// RDMA WRITE.
-    pub const WRITE: Self = Self(1);
-    /// RDMA WRITE with and without immediate data.
-    pub const WRITE_AND_IMM: Self = Self(1 | 1 << 1);
-    /// RDMA READ.
-    pub const READ: Self = Self(1 << 4);
 }
 
 /// What the peer may do with this end's memory over a queue pair.

@@ -3,7 +3,8 @@
 use crate::proto::cts::Cts;
 use crate::proto::receives::{MAX_RECEIVES, RECEIVE_BATCH};
 use crate::proto::send_queue::SEND_QUEUE_DEPTH;
-use crate::verbs::queue_pair::{Operations, QpCaps};
+use crate::verbs::qp_ex::Operations;
+use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::work::RECV_BATCH;
 
 /// A sender's. Why its send queue never overflows is told in [`crate::proto::send_queue`]. It receives nothing; one receive work

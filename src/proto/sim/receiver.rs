@@ -49,7 +49,8 @@ impl Receiver {
                 tag: message.tag,
             })
         };
-        let mut post = |flow: &mut RecvFlow| flow.post(range.len(), buffer).unwrap_or_else(|violation| panic!("{violation}"));
+        let post =
+            |flow: &mut RecvFlow| flow.post(range.len(), buffer).unwrap_or_else(|violation| panic!("{violation}"));
         let mut posted = post(&mut self.flow);
         while posted.is_none()
             && let Some(more) = self.flow.more_receives(range.len())

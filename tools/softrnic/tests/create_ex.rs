@@ -52,8 +52,8 @@ fn a_queue_pair_for_writes_takes_writes_alone() {
     Softrnic::new().alone(|| {
         let mut node = Node::new(0, 64);
         let peer = Node::new(1, 64);
-        let own = std::mem::replace(&mut node.qp, create(&node, PD | OPERATIONS, 0b11).expect("a queue pair"));
-        assert_eq!(ibv_destroy_qp(own), 0);
+        let made = create(&node, PD | OPERATIONS, 0b11).expect("a queue pair");
+        assert_eq!(ibv_destroy_qp(std::mem::replace(&mut node.qp, made)), 0);
         node.connect(&peer.address(), &Terms::default());
         peer.connect(&node.address(), &Terms::default());
         let to = (peer.address().addr, peer.address().rkey);
@@ -61,7 +61,10 @@ fn a_queue_pair_for_writes_takes_writes_alone() {
             peer.recv(1, &[]);
             node.try_send(Work { sges: &[node.sge(0, 8)], to, opcode, ..Work::default() })
         };
-        assert_eq!([WRITE, WRITE_IMM, SEND, SEND_IMM, READ].map(posted), [0, 0, libc::EINVAL, libc::EINVAL, libc::EINVAL]);
+        assert_eq!(
+            [WRITE, WRITE_IMM, SEND, SEND_IMM, READ].map(posted),
+            [0, 0, libc::EINVAL, libc::EINVAL, libc::EINVAL]
+        );
         assert_eq!((node.next().status, node.next().status), (OK, OK));
     });
 }

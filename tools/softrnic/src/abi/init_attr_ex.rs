@@ -10,6 +10,9 @@ pub(crate) const HAS_PD: u32 = 1;
 /// The operations are named.
 pub(crate) const HAS_OPERATIONS: u32 = 1 << 6;
 
+/// RDMA WRITE, SEND, RDMA READ and the atomics.
+pub(crate) const ALL_OPERATIONS: u64 = 0x7f;
+
 /// The structure, as it is since rdma-core 24.
 #[repr(C)]
 pub(crate) struct QpInitAttrEx {

@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::abi::consts::event;
-use crate::abi::types::{self, LEAD_CREATE_QP_EX, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot};
+use crate::abi::types::{
+    self, LEAD_CREATE_QP_EX, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot,
+};
 use crate::host::fd_queue::FdQueue;
 use crate::objects::device::Device;
 use crate::process::fabric::Fabric;

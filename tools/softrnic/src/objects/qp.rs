@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use crate::abi::consts::{Status, event, qp_state, qp_type};
+use crate::abi::init_attr_ex::ALL_OPERATIONS;
 use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
 use crate::host::lock::lock;
 use crate::limits::{MAX_SGE, QPS};
@@ -78,9 +79,6 @@ pub(crate) struct QpRequest {
     /// `None`: all.
     pub(crate) operations: Option<u64>,
 }
-
-/// RDMA WRITE, SEND, RDMA READ and the atomics.
-pub(crate) const ALL_OPERATIONS: u64 = 0x7f;
 
 impl Qp {
     /// The errno value of a refusal may be 0: errno stays as it was.

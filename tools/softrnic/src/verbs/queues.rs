@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::abi::consts::qp_state;
 use crate::abi::export::export;
-use crate::abi::init_attr_ex::{HAS_OPERATIONS, HAS_PD, QpInitAttrEx};
+use crate::abi::init_attr_ex::{ALL_OPERATIONS, HAS_OPERATIONS, HAS_PD, QpInitAttrEx};
 use crate::abi::types::{self, QpAttr, QpInitAttr};
 use crate::engine::modify::modify;
 use crate::host::lock::lock;
@@ -15,7 +15,7 @@ use crate::limits::MAX_CQE;
 use crate::objects::channel::Channel;
 use crate::objects::cq::Cq;
 use crate::objects::pd::Pd;
-use crate::objects::qp::{ALL_OPERATIONS, Qp, QpRequest};
+use crate::objects::qp::{Qp, QpRequest};
 use crate::process::commands::Command;
 use crate::verbs::attach::engine_of;
 use crate::verbs::{code, context, object, pointer, shared};
@@ -100,36 +100,32 @@ pub(crate) unsafe extern "C" fn create_qp_ex(_: *mut types::Context, attr: *mut 
 ///
 /// # Safety
 /// `pd` and the queues are the caller's handles.
-unsafe fn make_qp(
-    pd: *mut types::Pd,
-    init: &mut QpInitAttr,
-    operations: Option<u64>,
-) -> Result<*mut types::Qp, i32> {
-        // SAFETY: the caller's handle.
-        let pd: Arc<Pd> = unsafe { shared(pd) };
-        let engine = engine_of(pd.context.fabric)?;
-        if init.send_cq.is_null() || init.recv_cq.is_null() {
-            return Err(libc::EINVAL);
-        }
-        if !init.srq.is_null() {
-            return Err(libc::EOPNOTSUPP);
-        }
-        // SAFETY: the caller's handles.
-        let (send_cq, recv_cq): (Arc<Cq>, Arc<Cq>) = unsafe { (shared(init.send_cq), shared(init.recv_cq)) };
-        let device = pd.context.device.index;
-        if send_cq.context.device.index != device || recv_cq.context.device.index != device {
-            return Err(libc::EINVAL);
-        }
-        let signal_all = init.sq_sig_all != 0;
-        let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
-        let request = QpRequest { qp_context, send_cq, recv_cq, cap, qp_type, signal_all, operations };
-        let qp = engine.create_qp(&pd, request)?;
-        engine.fabric.count_command(Command::CreateQp);
-        init.cap = qp.cap;
-        let handle = qp.as_abi();
-        // Given back by `destroy_qp`.
-        let _ = Arc::into_raw(qp);
-        Ok(handle)
+unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<u64>) -> Result<*mut types::Qp, i32> {
+    // SAFETY: the caller's handle.
+    let pd: Arc<Pd> = unsafe { shared(pd) };
+    let engine = engine_of(pd.context.fabric)?;
+    if init.send_cq.is_null() || init.recv_cq.is_null() {
+        return Err(libc::EINVAL);
+    }
+    if !init.srq.is_null() {
+        return Err(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's handles.
+    let (send_cq, recv_cq): (Arc<Cq>, Arc<Cq>) = unsafe { (shared(init.send_cq), shared(init.recv_cq)) };
+    let device = pd.context.device.index;
+    if send_cq.context.device.index != device || recv_cq.context.device.index != device {
+        return Err(libc::EINVAL);
+    }
+    let signal_all = init.sq_sig_all != 0;
+    let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
+    let request = QpRequest { qp_context, send_cq, recv_cq, cap, qp_type, signal_all, operations };
+    let qp = engine.create_qp(&pd, request)?;
+    engine.fabric.count_command(Command::CreateQp);
+    init.cap = qp.cap;
+    let handle = qp.as_abi();
+    // Given back by `destroy_qp`.
+    let _ = Arc::into_raw(qp);
+    Ok(handle)
 }
 
 unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
