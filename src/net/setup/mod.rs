@@ -4,4 +4,5 @@ pub mod connect;
 pub mod connectors;
 mod identity;
 pub mod listen;
+pub mod nccl_comm;
 mod steps;
