@@ -278,7 +278,6 @@ impl RecvPath {
     }
 
     /// Too many receives are outstanding. If what they lack is receive work requests, more of these are posted.
-    #[cold]
     #[inline(never)]
     fn receive_later<'a>(
         &mut self,
@@ -286,14 +285,14 @@ impl RecvPath {
         expected: &impl Fn(usize) -> Result<Expected<'a>>,
         peer: &Arc<PeerState>,
     ) -> Result<Option<RequestId>> {
-        if let Some(more) = self.flow.more_receives(count) {
-            if let Err(e) = self.qps.keep_receives(more) {
-                return self.handle_failure(peer, e).map(|()| None);
-            }
-            self.flow.handle_more_receives();
-            return self.receive(count, expected, peer);
+        let Some(more) = self.flow.more_receives(count) else {
+            return self.send_cts().or_else(|e| self.handle_failure(peer, e)).map(|()| None);
+        };
+        if let Err(e) = self.qps.keep_receives(more) {
+            return self.handle_failure(peer, e).map(|()| None);
         }
-        self.send_cts().or_else(|e| self.handle_failure(peer, e)).map(|()| None)
+        self.flow.handle_more_receives();
+        self.receive(count, expected, peer)
     }
 
     #[inline(always)]
