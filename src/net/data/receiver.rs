@@ -80,8 +80,7 @@ impl RecvPath {
     /// Posts receives on connected queue pairs, so that the peer may send.
     ///
     /// # Errors
-    /// The device refuses the receives; or it has too little inline data for clear-to-sends, and memory for them cannot be
-    /// registered.
+    /// The device refuses the receives; or clear-to-sends can neither be inline nor in registered memory.
     pub fn new(mut qps: QpSet, ring: Ring, terms: &Negotiated, stats: ConnStats) -> Result<Self> {
         let flow = RecvFlow::new(terms.striping);
         qps.keep_receives(flow.receives())?;
