@@ -56,4 +56,7 @@ dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --re
 step "processes killed"
 tools/softrnic/scripts/soak.sh 1000
 
+step "packages: two builds in different folders have the same bits"
+scripts/package_twice.sh
+
 echo "all well"

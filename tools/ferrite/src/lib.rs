@@ -43,4 +43,3 @@ mod system;
 mod top;
 pub mod transport;
 pub mod verbs;
-mod version;
