@@ -90,5 +90,19 @@ class Kubernetes(unittest.TestCase):
         self.assertEqual(self.container["securityContext"]["capabilities"]["add"], ["IPC_LOCK"])
         self.assertTrue(self.pod["hostNetwork"])
         self.assertTrue(any(name.startswith("rdma/") for name in self.container["resources"]["limits"]))
-        [mount], [volume] = self.container["volumeMounts"], self.pod["volumes"]
-        self.assertEqual((mount["name"], mount["mountPath"]), (volume["name"], "/dev/shm"))
+        mounts = {mount["name"]: mount["mountPath"] for mount in self.container["volumeMounts"]}
+        self.assertEqual(mounts["shm"], "/dev/shm")
+        self.assertEqual({volume["name"] for volume in self.pod["volumes"]}, set(mounts))
+
+    def test_the_plugin_comes_by_an_init_container(self) -> None:
+        [first] = self.pod["initContainers"]
+        [brought] = first["volumeMounts"]
+        # The image's entry point is `copy /ferrite`: the argument is where to.
+        self.assertEqual(first["args"], [brought["mountPath"]])
+        self.assertIn(brought["name"], [mount["name"] for mount in self.container["volumeMounts"]])
+        variables = {one["name"]: one["value"] for one in self.container["env"]}
+        folder = brought["mountPath"]
+        self.assertEqual(
+            variables, {"PYTHONPATH": f"{folder}/python", "NCCL_NET_PLUGIN": f"{folder}/lib/libnccl-net.so", "NCCL_NET": "Ferrite"}
+        )
+        self.assertEqual(self.container["command"][-3:], ["-m", "nccl_net_ferrite", "ab"])
