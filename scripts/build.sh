@@ -6,24 +6,25 @@
 #   bin/ferrite                      the companion
 #   bin/softrnic                     runs programs on the software device, and controls its network
 #
-#   scripts/build.sh                        for this machine, into dist/
-#   scripts/build.sh --portable ARCH DIR    for every Linux of that architecture (x86_64 or aarch64) with glibc 2.17 or newer, into DIR: by
-#                                           the compilers of scripts/portable.txt, which are fetched once
+#   scripts/build.sh                   for this machine, into dist/
+#   scripts/build.sh --portable DIR    for every Linux on this processor with glibc 2.17 or newer, into DIR: by the compilers of
+#                                      scripts/portable.txt, which are fetched once
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-case "$# ${1:-} ${2:-}" in
-"0  ") dist=dist ;;
-"3 --portable x86_64" | "3 --portable aarch64") dist=$3 ;;
-*) die "usage: scripts/build.sh [--portable x86_64|aarch64 DIR]" ;;
+case "$# ${1:-}" in
+"0 ") dist=dist ;;
+"2 --portable") dist=$2 ;;
+*) die "usage: scripts/build.sh [--portable DIR]" ;;
 esac
 
 setup_build
 build=(build)
 release=release
-if [ $# = 3 ]; then
+if [ $# = 2 ]; then
+    target=$(uname -m)-unknown-linux-gnu
     setup_portable
-    build=(zigbuild --target "$2-unknown-linux-gnu.2.17")
-    release=$2-unknown-linux-gnu/release
+    build=(zigbuild --target "$target.2.17")
+    release=$target/release
     # Of its own, since the flags are others; and nothing that is built tells where it was built.
     export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/portable
     export RUSTFLAGS="--remap-path-prefix=$ROOT=/ferrite --remap-path-prefix=$CARGO_TARGET_DIR=/target --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"

@@ -1,26 +1,24 @@
 #!/usr/bin/env bash
 # Makes all packages that are released, in packages/: tarball, wheel, .deb, .rpm (where rpmbuild is), image, bill of materials,
-# SHA256SUMS. What is built depends on the commit alone: another folder, day or user makes the same bits.
+# SHA256SUMS. What is built depends on the commit and the Rust compiler alone: another folder, day or user makes the same bits.
 #
-#   scripts/package.sh [ARCH]        builds for glibc 2.17 and packs it; ARCH is x86_64 (default) or aarch64
+#   scripts/package.sh               builds for glibc 2.17, and packs it
 #   scripts/package.sh --built DIR   packs what scripts/build.sh has built in DIR, for this machine's glibc
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-case "$# ${1:-x86_64}" in
-"0 x86_64" | "1 x86_64" | "1 aarch64")
-    machine=${1:-x86_64}
-    built=packages/built/$machine
+case "$# ${1:-}" in
+"0 ")
+    built=packages/built
     rm -rf "$built"
-    scripts/build.sh --portable "$machine" "$built"
+    scripts/build.sh --portable "$built"
     setup_portable
-    compiler=(python3 -m ziglang cc -target "$machine-linux-musl" -s)
+    compiler=(python3 -m ziglang cc -target "$(uname -m)-linux-musl" -s)
     ;;
 "2 --built")
     built=$2
-    machine=$(uname -m)
     compiler=(cc)
     ;;
-*) die "usage: scripts/package.sh [x86_64|aarch64] | --built DIR" ;;
+*) die "usage: scripts/package.sh [--built DIR]" ;;
 esac
 
 # Every file has the time of the commit.

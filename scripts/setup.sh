@@ -62,6 +62,7 @@ missing_test_packages() {
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
         command -v ibv_devinfo >/dev/null || echo ibverbs-utils
         command -v ib_write_bw >/dev/null || echo perftest
+        command -v shellcheck >/dev/null || echo shellcheck
     fi
 }
 

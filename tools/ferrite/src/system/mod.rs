@@ -7,9 +7,11 @@
 //! | `interrupt` | SIGINT |
 //! | `output` | stdout, stderr and files |
 //! | `dist` | where the project's built files lie |
+//! | `suitability` | whether this machine's loader takes a file |
 
 pub(crate) mod dist;
 pub(crate) mod host;
 pub(crate) mod interrupt;
 pub(crate) mod maps;
 pub(crate) mod output;
+pub(crate) mod suitability;
