@@ -136,11 +136,11 @@ impl SendComm {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
-    /// Whether a message of `length` bytes takes the fast path: one write for each stripe, on the only rail, while the control
-    /// connection stands. No message longer than [`crate::proto::MAX_MESSAGE`] does.
+    /// Whether a message of `length` bytes takes the fast path: one write for each stripe, on the only rail. No message longer than
+    /// [`crate::proto::MAX_MESSAGE`] does.
     #[inline(always)]
     pub fn takes_fast_path(&self, length: u32) -> bool {
-        length < self.fast_below && self.peer.state().is_open()
+        length < self.fast_below
     }
 
     /// Begins to send `length` bytes of registered memory, for which [`Self::takes_fast_path`] has to be true. `None`: the receiver
@@ -151,6 +151,10 @@ impl SendComm {
     #[inline(always)]
     pub fn isend_fast(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
         self.path.enter(|path| {
+            // Asked inside: the thread that recovers the connection may have taken the queue pairs just before.
+            if !self.peer.state().is_open() && !path.check_peer()? {
+                return Ok(None);
+            }
             memory.require("isend", addr, length)?;
             path.send_fast(addr, length, tag, memory)
         })

@@ -124,7 +124,7 @@ fn a_failing_init_is_named() {
 
 #[test]
 fn a_failing_send_is_named() {
-    invalid(bench("error"), &["isend returned 6 (ncclRemoteError"]);
+    invalid(bench("error"), &["isend returned 2 (ncclSystemError"]);
 }
 
 #[test]

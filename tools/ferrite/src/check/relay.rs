@@ -17,7 +17,7 @@ use crate::transport::listener::{Handle, Listener};
 ///
 /// # Errors
 /// [`Error::Io`] if the system does not say.
-pub(crate) fn ports() -> Result<HashSet<u16>> {
+fn ports() -> Result<HashSet<u16>> {
     let mine = sockets()?;
     let mut ports = HashSet::new();
     for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
@@ -45,6 +45,9 @@ fn listening(line: &str, mine: &HashSet<String>) -> Option<u16> {
     u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()
 }
 
+/// How many listeners are made until there is one place in the handle that may be the port's.
+const MAX_LISTENERS: usize = 8;
+
 /// Where a listener's handle leads to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HandlePort {
@@ -56,27 +59,36 @@ pub(crate) struct HandlePort {
 }
 
 impl HandlePort {
-    /// Finds it: the port is in the handle, and this process listens on it, if it can be only since `before` was read.
+    /// The places where it may be: the port is in the handle, and this process listens on it, if it can be only since `before` was
+    /// read. There are several if other bytes of the handle, which may be random, are by chance the same.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] if it is not found: the transport does not listen on TCP, or hides the port.
-    pub(crate) fn find(handle: &Handle, before: &HashSet<u16>) -> Result<Self> {
+    /// [`Error::Unreadable`] if there is none: the transport does not listen on TCP, or hides the port.
+    fn find(handle: &Handle, before: &HashSet<u16>) -> Result<Vec<Self>> {
         let now = ports()?;
         // A transport may have one port for all of its listeners.
         let (old, new): (Vec<u16>, Vec<u16>) = now.into_iter().partition(|port| before.contains(port));
-        let found = Self::of_one(handle, &new).or_else(|| Self::of_one(handle, &old));
+        let found = [new, old].iter().map(|ports| Self::all_of(handle, ports)).find(|found| !found.is_empty());
         found.ok_or_else(|| Error::Unreadable("the port that the listener waits on is not in its handle".into()))
     }
 
-    /// The one of the ports that is in the handle. In network order if there is such a one, as a socket's address has it:
+    /// All places of one of the ports in the handle. Those in network order if there are such, as a socket's address has it:
     /// the bytes of one port may be those of another in the other order.
-    fn of_one(handle: &Handle, ports: &[u16]) -> Option<Self> {
-        let place = |bytes: [u8; 2]| handle.0.windows(2).position(|pair| pair == bytes);
-        let of_order = |big_endian: bool| {
-            let bytes = move |port: u16| if big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
-            ports.iter().find_map(|port| place(bytes(*port)).map(|place| Self { port: *port, place, big_endian }))
+    fn all_of(handle: &Handle, ports: &[u16]) -> Vec<Self> {
+        let of_order = |big_endian: bool| -> Vec<Self> {
+            let bytes = |port: u16| if big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
+            let places = handle.0.windows(2).enumerate();
+            let found = places.flat_map(|(place, pair)| {
+                ports.iter().filter(move |port| pair == bytes(**port)).map(move |port| Self {
+                    port: *port,
+                    place,
+                    big_endian,
+                })
+            });
+            found.collect()
         };
-        of_order(true).or_else(|| of_order(false))
+        let found = of_order(true);
+        if found.is_empty() { of_order(false) } else { found }
     }
 
     /// The handle, leading to another port.
@@ -96,12 +108,23 @@ impl HandlePort {
     }
 }
 
-/// A listener on device 0, its handle, and the port in the handle.
-pub(crate) fn listen(transport: &Transport) -> Result<(Handle, Listener, HandlePort)> {
-    let before = ports()?;
-    let (handle, listener) = transport.listen(0)?;
-    let handle_port = HandlePort::find(&handle, &before)?;
-    Ok((handle, listener, handle_port))
+/// A listener on `device`, its handle, and the port in the handle.
+///
+/// # Errors
+/// The transport does not listen, or [`Error::Unreadable`].
+pub(crate) fn listen(transport: &Transport, device: usize) -> Result<(Handle, Listener, HandlePort)> {
+    let mut attempts = 1;
+    loop {
+        let before = ports()?;
+        let (handle, listener) = transport.listen(device)?;
+        let found = HandlePort::find(&handle, &before)?;
+        match found[..] {
+            // Random bytes of a handle are others in the next one.
+            [_, _, ..] if attempts < MAX_LISTENERS => attempts += 1,
+            _ => return Ok((handle, listener, found[0])),
+        }
+        listener.close()?;
+    }
 }
 
 /// A connection to `port` of this host, where nothing waits for long.
@@ -220,12 +243,22 @@ mod tests {
         let mut handle = Handle([0xee; _]);
         handle.0[30..32].copy_from_slice(&[0x12, 0x43]);
         for ports in [&[0x1243][..], &[0x4312, 0x1243], &[9, 0x1243, 0x4312]] {
-            let handle_port = HandlePort::of_one(&handle, ports).expect("it is there");
-            assert_eq!(handle_port.port, 0x1243, "{ports:?}");
-            assert_eq!(handle_port.with_port(&handle, 0x5678).0[29..33], [0xee, 0x56, 0x78, 0xee]);
+            let found = HandlePort::all_of(&handle, ports);
+            assert_eq!(found.iter().map(|found| found.port).collect::<Vec<_>>(), [0x1243], "{ports:?}");
+            assert_eq!(found[0].with_port(&handle, 0x5678).0[29..33], [0xee, 0x56, 0x78, 0xee]);
         }
-        let handle_port = HandlePort::of_one(&handle, &[0x4312]).expect("in the order of this machine");
-        assert_eq!(handle_port.with_port(&handle, 0x5678).0[29..33], [0xee, 0x78, 0x56, 0xee]);
-        assert!(HandlePort::of_one(&handle, &[7, 0x1234]).is_none());
+        let in_this_machines_order = HandlePort::all_of(&handle, &[0x4312]);
+        assert_eq!(in_this_machines_order[0].with_port(&handle, 0x5678).0[29..33], [0xee, 0x78, 0x56, 0xee]);
+        assert!(HandlePort::all_of(&handle, &[7, 0x1234]).is_empty());
+    }
+
+    #[test]
+    fn all_places_are_found_that_may_be_the_port() {
+        let mut handle = Handle([0xee; _]);
+        for place in [4, 30] {
+            handle.0[place..place + 2].copy_from_slice(&[0x12, 0x43]);
+        }
+        let places: Vec<usize> = HandlePort::all_of(&handle, &[0x1243]).iter().map(|found| found.place).collect();
+        assert_eq!(places, [4, 30]);
     }
 }

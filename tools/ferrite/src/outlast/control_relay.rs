@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::check::relay::{self, HandlePort, Relay};
+use crate::check::relay::{self, Relay};
 use crate::error::Result;
 use crate::outlast::plan::LineFault;
 use crate::transport::instance::Transport;
@@ -26,9 +26,7 @@ impl ControlRelay {
         device: usize,
         faults: Vec<(u64, LineFault)>,
     ) -> Result<(Handle, Listener, Self)> {
-        let before = relay::ports()?;
-        let (handle, listener) = transport.listen(device)?;
-        let behind = HandlePort::find(&handle, &before)?;
+        let (handle, listener, behind) = relay::listen(transport, device)?;
         let (socket, port) = relay::listen_on_loopback()?;
         let start = Arc::new(OnceLock::new());
         let theirs = start.clone();

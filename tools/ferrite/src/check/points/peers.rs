@@ -96,7 +96,7 @@ const WHOLE: Duration = Duration::from_millis(300);
 
 /// What the transport says first to a listener; empty if nothing comes.
 fn greeting(transport: &Transport) -> Result<Vec<u8>> {
-    let (handle, listener, handle_port) = relay::listen(transport)?;
+    let (handle, listener, handle_port) = relay::listen(transport, 0)?;
     let (socket, port) = relay::listen_on_loopback()?;
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut client, mut words, mut latest) = (None, Vec::new(), None::<Instant>);
@@ -128,7 +128,7 @@ fn unauthenticated_clients(ctx: &mut Context<'_>) -> Result<StepResult> {
         whole[..whole.len() / 2].to_vec(),
         inverted,
     ];
-    let (handle, mut listener, handle_port) = relay::listen(&transport)?;
+    let (handle, mut listener, handle_port) = relay::listen(&transport, 0)?;
     let mut kept = Vec::new();
     for (i, opening) in openings.iter().enumerate() {
         for hangs_up in [false, true] {
@@ -251,7 +251,7 @@ fn turned_bytes(ctx: &mut Context<'_>) -> Result<StepResult> {
 
 /// Whether a turned byte at `at` led to an error.
 fn turned(transport: &Transport, at: usize) -> Result<bool> {
-    let (handle, mut listener, handle_port) = relay::listen(transport)?;
+    let (handle, mut listener, handle_port) = relay::listen(transport, 0)?;
     let (socket, port) = relay::listen_on_loopback()?;
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut relays, mut send, mut recv) = (Vec::new(), None, None);
@@ -317,8 +317,8 @@ fn built_in_peer(ctx: &mut Context<'_>) -> Result<StepResult> {
         return Err(Error::Contract("the built-in's handle is not refused".into()));
     };
     // And there the built-in calls the plugin's listener.
-    let (handle, mut listener, handle_port) = relay::listen(&mine)?;
-    let (theirs, _other, other) = relay::listen(&built_in)?;
+    let (handle, mut listener, handle_port) = relay::listen(&mine, 0)?;
+    let (theirs, _other, other) = relay::listen(&built_in, 0)?;
     let mut with_port = other.with_port(&theirs, handle_port.port);
     let mut told = None;
     within(Duration::from_secs(1), || {
