@@ -1,9 +1,11 @@
 """The container recipes, as far as they can be checked without a container engine."""
 
+import importlib.util
 import os
 import re
 import shlex
 import subprocess
+import sys
 import unittest
 from pathlib import Path
 
@@ -71,6 +73,14 @@ class Kubernetes(unittest.TestCase):
         self.service, self.job = yaml.safe_load_all((FOLDER / "job.yaml").read_text())
         self.pod = self.job["spec"]["template"]["spec"]
         [self.container] = self.pod["containers"]
+
+    def test_kubernetes_knows_all_of_it(self) -> None:
+        if not importlib.util.find_spec("kubernetes_validate"):
+            self.skipTest("kubernetes-validate")
+        command: list[str | Path] = [sys.executable, "-m", "kubernetes_validate", "--strict", FOLDER / "job.yaml"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual((done.stdout + done.stderr).count(" passed for resource "), 2)
 
     def test_nodes_and_ranks_agree(self) -> None:
         spec, command = self.job["spec"], self.container["command"]
