@@ -10,8 +10,8 @@ from .errors import Invalid
 
 # Numbers of the ELF header, as uname names the machines.
 MACHINES = {62: "x86_64", 183: "aarch64"}
-# What scripts/build.sh writes.
-VERSION = re.compile(rb"ferrite-version=([0-9A-Za-z.+-]+)")
+# As src/version.rs lays it out and scripts/build.sh completes it.
+VERSION = re.compile(rb"ferrite-version=(\d[0-9A-Za-z.-]*\+[0-9a-z.]+)")
 GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 
 

@@ -19,8 +19,8 @@ ROOT = SCRIPTS.parent
 # As in scripts/setup.sh.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrite"
 
-# Of launchers, of NCCL, of the software device, and of these tests themselves.
-PREFIXES = ("FAKE", "NCCL", "SOFTRNIC", "OMPI_", "PMI_", "SLURM_", "MPI_", "MASTER_", "TORCHELASTIC_")
+# Of launchers, of NCCL, of Ferrite, of the software device, and of these tests themselves.
+PREFIXES = ("FAKE", "FERRITE", "NCCL", "SOFTRNIC", "OMPI_", "PMI_", "SLURM_", "MPI_", "MASTER_", "TORCHELASTIC_")
 NAMES = ("PYTHONUNBUFFERED", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 

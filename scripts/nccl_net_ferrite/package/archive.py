@@ -39,4 +39,4 @@ def add(file: tarfile.TarFile, name: str, kind: bytes, mode: int, epoch: int, co
 
 def gzipped(content: bytes) -> bytes:
     """Without a name and a time."""
-    return gzip.compress(content, 9, mtime=0)
+    return gzip.compress(content, 6, mtime=0)

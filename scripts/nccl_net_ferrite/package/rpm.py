@@ -56,7 +56,7 @@ def spec(release: Release, entries: list[Entry], top: Path) -> str:
 %global debug_package %{{nil}}
 %global _build_id_links none
 %global _buildhost localhost
-%global _binary_payload w9.gzdio
+%global _binary_payload w6.gzdio
 %global use_source_date_epoch_as_buildtime 1
 %global clamp_mtime_to_source_date_epoch 1
 %global source_date_epoch_from_changelog 0

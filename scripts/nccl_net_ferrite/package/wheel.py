@@ -26,7 +26,7 @@ def make(release: Release) -> tuple[str, bytes]:
     entries = [*release.python, *files(release), *information(release, f"{stem}.dist-info", tag)]
     entries.append(record(entries, f"{stem}.dist-info/RECORD"))
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as file:
         for entry in entries:
             info = zipfile.ZipInfo(entry.path, time.gmtime(max(release.epoch, FIRST_TIME))[:6])
             info.compress_type = zipfile.ZIP_DEFLATED
