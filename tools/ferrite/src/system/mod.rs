@@ -8,6 +8,7 @@
 //! | `output` | stdout, stderr and files |
 //! | `dist` | where the project's built files lie |
 //! | `suitability` | whether this machine's loader takes a file |
+//! | `subprocess` | parts of this program that run in a process of their own |
 
 pub(crate) mod dist;
 pub(crate) mod host;
@@ -15,3 +16,4 @@ pub(crate) mod interrupt;
 pub(crate) mod maps;
 pub(crate) mod output;
 pub(crate) mod suitability;
+pub(crate) mod subprocess;
