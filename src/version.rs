@@ -32,7 +32,10 @@ mod tests {
     #[test]
     fn the_version_ends_where_the_padding_begins() {
         assert_eq!(text(), concat!(env!("CARGO_PKG_VERSION"), "+unknown"));
-        assert_eq!(version(b"ferrite-version=1.2.3-rc.1+0123456789ab.modified____"), "1.2.3-rc.1+0123456789ab.modified");
+        assert_eq!(
+            version(b"ferrite-version=1.2.3-rc.1+0123456789ab.modified____"),
+            "1.2.3-rc.1+0123456789ab.modified"
+        );
         assert_eq!(version(b"ferrite-version=1.2.3+0123456789ab"), "1.2.3+0123456789ab");
     }
 }

@@ -15,5 +15,5 @@ pub(crate) mod host;
 pub(crate) mod interrupt;
 pub(crate) mod maps;
 pub(crate) mod output;
-pub(crate) mod suitability;
 pub(crate) mod subprocess;
+pub(crate) mod suitability;

@@ -60,7 +60,9 @@ impl<T> FdQueue<T> {
             let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
             // SAFETY: preadv2, which glibc has from 2.26 on only, reads 8 bytes into `count`, without waiting whatever the descriptor's
             // mode; its position is in two words, the second of which has no meaning on a 64-bit system.
-            unsafe { libc::syscall(libc::SYS_preadv2, self.fd, &raw const part, 1_usize, -1_i64, 0_i64, libc::RWF_NOWAIT) };
+            unsafe {
+                libc::syscall(libc::SYS_preadv2, self.fd, &raw const part, 1_usize, -1_i64, 0_i64, libc::RWF_NOWAIT)
+            };
         }
     }
 }
