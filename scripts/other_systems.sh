@@ -31,7 +31,7 @@ for release in "${releases[@]}"; do
         rm -rf "$root"
         mkdir -p "$CACHE"
         # Whether a mirror has this release is another matter.
-        if ! mmdebstrap --quiet --variant=extract --include=libc-bin,libgcc-s1,libibverbs1,ibverbs-providers,dash,coreutils \
+        if ! mmdebstrap --quiet --variant=extract --include=base-files,libc-bin,libgcc-s1,libibverbs1,ibverbs-providers,dash,coreutils \
             "$release" "$root" 2>"$CACHE/root.log"; then
             echo "skipped: $release: $(tail -n 1 "$CACHE/root.log")"
             continue
