@@ -14,6 +14,7 @@
 //! | `report` | a record as tables, Markdown and SVG |
 //! | `run` | the worker process, one session of a pair, verification and comparison of transports |
 //! | `solo` | one process that sends to itself, for counting |
+//! | `cost` | what a message costs the card and its driver, counted by the software device |
 //! | `instructions` | instructions per call out of callgrind's output |
 //! | `check` | the contract of an NCCL net transport, point by point |
 //! | `outlast` | a stream of checked messages while faults happen |
@@ -26,6 +27,7 @@
 
 mod check;
 pub mod cli;
+mod cost;
 mod doctor;
 pub mod error;
 pub mod hang;

@@ -1,7 +1,9 @@
 //! What there is: devices, ports, processes, objects, counters.
 
 use clap::Args;
-use ibverbs::control::{Counters, Delayed, Device, GidKind, LinkLayer, Port, Process, Qp, Report};
+use ibverbs::control::{
+    Capacities, Commands, Counters, Cq, Delayed, Device, GidKind, LinkLayer, Port, Process, Qp, Report, Work,
+};
 use serde_json::{Value, json};
 
 /// Shows devices, ports, processes, objects and counters.
@@ -43,7 +45,7 @@ fn as_text(report: &Report) -> String {
             device.name,
             if device.has_failed { " FAILED" } else { "" },
             device.queue_pairs.len(),
-            device.completion_queues,
+            device.completion_queues.len(),
             device.memory_regions,
             device.registered_bytes
         );
@@ -130,6 +132,20 @@ fn process_json(process: &Process) -> Value {
         "copies_directly": process.copies_directly,
         "copies_staged": process.copies_staged,
         "obstacle": process.obstacle,
+        "commands": commands_json(&process.commands),
+    })
+}
+
+fn commands_json(c: &Commands) -> Value {
+    json!({
+        "create_qp": c.create_qp,
+        "modify_qp": c.modify_qp,
+        "destroy_qp": c.destroy_qp,
+        "create_cq": c.create_cq,
+        "destroy_cq": c.destroy_cq,
+        "register_mr": c.register_mr,
+        "deregister_mr": c.deregister_mr,
+        "alloc_pd": c.alloc_pd,
     })
 }
 
@@ -138,7 +154,7 @@ fn device_json(device: &Device) -> Value {
         "name": device.name.to_string(),
         "failed": device.has_failed,
         "node_guid": format!("{:016x}", device.guid),
-        "completion_queues": device.completion_queues,
+        "completion_queues": device.completion_queues.iter().map(cq_json).collect::<Vec<_>>(),
         "memory_regions": device.memory_regions,
         "registered_bytes": device.registered_bytes,
         "ports": device.ports.iter().map(port_json).collect::<Vec<_>>(),
@@ -187,7 +203,46 @@ fn qp_json(qp: &Qp) -> Value {
         "pid": qp.pid,
         "peer": peer,
         "flow": qp.flow,
+        "capacities": capacities_json(&qp.capacities),
         "counters": counters_json(&qp.counters),
+        "work": work_json(&qp.work),
+    })
+}
+
+fn cq_json(cq: &Cq) -> Value {
+    json!({
+        "pid": cq.pid,
+        "entries": cq.entries,
+        "polls": cq.polls,
+        "fruitful_polls": cq.fruitful_polls,
+        "completions": cq.completions,
+    })
+}
+
+fn capacities_json(c: &Capacities) -> Value {
+    json!({
+        "sends": c.sends,
+        "receives": c.receives,
+        "send_elements": c.send_elements,
+        "receive_elements": c.receive_elements,
+        "inline": c.inline,
+    })
+}
+
+fn work_json(w: &Work) -> Value {
+    json!({
+        "requests": w.requests,
+        "doorbells": w.doorbells,
+        "inline": w.inline,
+        "gathered": w.gathered,
+        "gathered_bytes": w.gathered_bytes,
+        "fetched": w.fetched,
+        "fetched_bytes": w.fetched_bytes,
+        "pushed_bytes": w.pushed_bytes,
+        "immediates": w.immediates,
+        "packets": w.packets,
+        "receives": w.receives,
+        "receive_posts": w.receive_posts,
     })
 }
 

@@ -71,6 +71,36 @@ fn stat_shows_what_there_is() {
 }
 
 #[test]
+fn stat_counts_what_drivers_and_cards_do_for_each_queue() {
+    Softrnic::new().alone(|| {
+        let (a, b) = local_pair(8192, &Terms::default());
+        let to = (b.address().addr, b.address().rkey);
+        b.recv(1, &[]);
+        b.recv(2, &[]);
+        a.send(Work { sges: &[a.sge(0, 5000)], to, opcode: WRITE_IMM, ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 8)], to, flags: SIGNALED | INLINE, ..Work::default() });
+        assert!(a.poll().is_some() && a.poll().is_some() && a.poll().is_none());
+        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let of = |device: usize| &seen["devices"][device]["queue_pairs"][0]["work"];
+        let sender = of(0);
+        let names = ["requests", "doorbells", "inline", "gathered", "gathered_bytes", "fetched", "pushed_bytes"];
+        assert_eq!(names.map(|name| sender[name].as_u64().expect(name)), [2, 2, 1, 1, 5000, 0, 128]);
+        assert_eq!(
+            (sender["packets"].as_u64(), sender["immediates"].as_u64()),
+            (Some(3), Some(1)),
+            "5000 bytes are two packets"
+        );
+        assert_eq!((of(1)["receives"].as_u64(), of(1)["receive_posts"].as_u64()), (Some(2), Some(2)));
+        let queue = &seen["devices"][0]["completion_queues"][0];
+        let names = ["polls", "fruitful_polls", "completions"];
+        assert_eq!(names.map(|name| queue[name].as_u64().expect(name)), [3, 2, 2]);
+        let commands = &seen["processes"][0]["commands"];
+        let names = ["create_qp", "modify_qp", "create_cq", "register_mr", "alloc_pd"];
+        assert_eq!(names.map(|name| commands[name].as_u64().expect(name)), [2, 6, 2, 2, 2]);
+    });
+}
+
+#[test]
 fn a_port_remembers_what_went_through_it() {
     Softrnic::new().alone(|| {
         let sent = || {

@@ -63,12 +63,11 @@ impl Softrnic {
     pub(super) fn objects(&self) -> Result<Objects> {
         let stat = self.stat()?;
         let devices = stat["devices"].as_array().cloned().unwrap_or_default();
-        let sum = |name: &str| devices.iter().map(|device| device[name].as_u64().unwrap_or(0)).sum();
-        let queue_pairs = devices.iter().map(|device| device["queue_pairs"].as_array().map_or(0, Vec::len) as u64);
+        let listed = |name: &str| devices.iter().map(|device| device[name].as_array().map_or(0, Vec::len) as u64).sum();
         Ok(Objects {
-            queue_pairs: queue_pairs.sum(),
-            completion_queues: sum("completion_queues"),
-            memory_regions: sum("memory_regions"),
+            queue_pairs: listed("queue_pairs"),
+            completion_queues: listed("completion_queues"),
+            memory_regions: devices.iter().map(|device| device["memory_regions"].as_u64().unwrap_or(0)).sum(),
         })
     }
 

@@ -2,6 +2,7 @@
 
 mod check;
 mod compare;
+mod cost;
 mod device_args;
 mod doctor;
 mod doctor_peers;
@@ -68,6 +69,8 @@ enum Command {
     Hang(hang::Hang),
     /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
     Solo(solo::Solo),
+    /// Count what a message costs the card and its driver: work requests, doorbells, completions, bytes, queue memory
+    Cost(cost::Cost),
     /// Count a transport's instructions in what callgrind wrote of `solo`
     Instructions(instructions::Instructions),
     /// Find, fetch or verify a stock NCCL library and print its path
@@ -85,6 +88,8 @@ enum Command {
     CheckWorker,
     #[command(hide = true)]
     OutlastWorker,
+    #[command(hide = true)]
+    CostWorker { job: String },
     #[command(hide = true)]
     DoctorVerbs,
     #[command(hide = true)]
@@ -118,6 +123,7 @@ pub fn main() -> i32 {
             | Command::Worker
             | Command::CheckWorker
             | Command::OutlastWorker
+            | Command::CostWorker { .. }
             | Command::DoctorVerbs
             | Command::DoctorLoopback { .. }
             | Command::DoctorHost { .. }
@@ -129,6 +135,7 @@ pub fn main() -> i32 {
         Command::Worker => return worker::main(),
         Command::CheckWorker => return crate::check::worker::main(),
         Command::OutlastWorker => return crate::outlast::worker::main(),
+        Command::CostWorker { job } => crate::cost::worker::main(&job).map(|()| Exit::Good),
         Command::DoctorVerbs => return machine::verbs_worker(),
         Command::DoctorHost { place, plugin } => doctor_peers::host(&place, &plugin),
         Command::DoctorLoopback { plugin } => return machine::loopback_worker(&plugin),
@@ -146,6 +153,7 @@ pub fn main() -> i32 {
         Command::Doctor(doctor) => doctor.run(),
         Command::Hang(hang) => hang.run(),
         Command::Solo(solo) => solo.run(),
+        Command::Cost(cost) => cost.run(),
         Command::Instructions(instructions) => instructions.run(),
     })
 }

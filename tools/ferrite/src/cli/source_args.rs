@@ -34,7 +34,7 @@ struct TransportArgs {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Stock {
+pub(super) enum Stock {
     Release(NcclRelease),
     File(PathBuf),
 }
@@ -64,7 +64,7 @@ impl SourceArgs {
 }
 
 /// `2.28.9` is a release, anything else a file.
-fn parse_stock(text: &str) -> std::result::Result<Stock, String> {
+pub(super) fn parse_stock(text: &str) -> std::result::Result<Stock, String> {
     if text.starts_with(|c: char| c.is_ascii_digit()) && text.chars().all(|c| c.is_ascii_digit() || c == '.') {
         return parse_release(text).map(Stock::Release);
     }

@@ -9,10 +9,9 @@ use std::time::Duration;
 use crate::doctor::conf_file;
 use crate::doctor::loopback::{self, LoopbackFacts};
 use crate::doctor::root::Root;
-use crate::doctor::subprocess;
 use crate::doctor::verbs_facts::VerbsFacts;
 use crate::doctor::verbs_probe;
-use crate::system::host;
+use crate::system::{host, subprocess};
 
 /// The hidden subcommands of the trials.
 pub(crate) const VERBS_WORKER: &str = "doctor-verbs";

@@ -8,7 +8,6 @@
 //! | `machine` | what rows look at: files, environment, trials |
 //! | `root`, `conf_file`, `pci` | files of the machine; NCCL's configuration files; PCI functions |
 //! | `verbs_probe`, `loopback` | the trials, each in a process of its own; `verbs_facts` is what the first finds |
-//! | `subprocess` | such a process |
 //! | `report` | text and JSON |
 //! | `peers` | several hosts: are they alike, and does each reach the others |
 
@@ -22,6 +21,5 @@ pub(crate) mod report;
 pub(crate) mod root;
 pub(crate) mod row;
 pub(crate) mod rows;
-mod subprocess;
 mod verbs_facts;
 mod verbs_probe;

@@ -8,16 +8,16 @@ use crate::transport::instance::Transport;
 use crate::transport::local_conn::LocalConn;
 
 /// A transport that is ready, and the two devices that talk.
-pub(super) struct Endpoints {
-    pub(super) transport: Transport,
-    pub(super) listener: usize,
-    pub(super) sender: usize,
-    pub(super) silence: Duration,
+pub(crate) struct Endpoints {
+    pub(crate) transport: Transport,
+    pub(crate) listener: usize,
+    pub(crate) sender: usize,
+    pub(crate) silence: Duration,
 }
 
 impl Endpoints {
     /// A connection from the sender's device to the listener's.
-    pub(super) fn connect(&self) -> Result<LocalConn> {
+    pub(crate) fn connect(&self) -> Result<LocalConn> {
         LocalConn::open(&self.transport, self.sender, self.listener, &mut self.deadline("connecting to itself"))
     }
 

@@ -37,7 +37,7 @@ pub(super) fn run(endpoints: &Endpoints, bytes: usize, count: u64, depth: usize)
 }
 
 /// A connection with registered memory at both ends.
-struct Path<'w> {
+pub(crate) struct Path<'w> {
     conn: &'w LocalConn,
     out: Region,
     into: Region,
@@ -49,7 +49,11 @@ struct Path<'w> {
 }
 
 impl<'w> Path<'w> {
-    fn new(endpoints: &Endpoints, conn: &'w LocalConn, bytes: usize, depth: usize) -> Result<Self> {
+    /// For messages of `bytes` bytes, of which `depth` are in flight.
+    ///
+    /// # Errors
+    /// Those of the transport; [`Error::Io`] if there is no memory.
+    pub(crate) fn new(endpoints: &Endpoints, conn: &'w LocalConn, bytes: usize, depth: usize) -> Result<Self> {
         let stride = bytes.next_multiple_of(4096);
         Ok(Self {
             conn,
@@ -63,14 +67,14 @@ impl<'w> Path<'w> {
     }
 
     /// Writes what the messages of the next rounds contain.
-    fn fill(&self, test: u64) -> Result<()> {
+    pub(crate) fn fill(&self, test: u64) -> Result<()> {
         (0..self.depth).try_for_each(|index| {
             pattern::fill(self.out.memory(), index * self.stride, self.bytes, pattern::seed(test, 0, index as u64))
         })
     }
 
     /// Compares what the first `count` messages of the last round brought.
-    fn check(&self, test: u64, count: usize) -> Result<()> {
+    pub(crate) fn check(&self, test: u64, count: usize) -> Result<()> {
         for index in 0..count {
             let seed = pattern::seed(test, 0, index as u64);
             if let Some(wrong) = pattern::check(self.into.memory(), index * self.stride, self.bytes, seed)? {
@@ -84,7 +88,10 @@ impl<'w> Path<'w> {
     }
 
     /// One round of `count` messages.
-    fn round(&mut self, count: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of the transport; [`Error::Data`] if a message has another length; [`Error::Stalled`].
+    pub(crate) fn round(&mut self, count: usize) -> Result<()> {
         let Self { conn, ref out, ref into, bytes, stride, ref mut deadline, .. } = *self;
         let mut receives = Receives::new(bytes);
         for index in 0..count {

@@ -3,7 +3,7 @@
 //! instructions each time and two transports can be compared by counting them.
 
 mod connections;
-mod endpoints;
+pub(crate) mod endpoints;
 pub(crate) mod job;
-mod messages;
+pub(crate) mod messages;
 mod reexec;

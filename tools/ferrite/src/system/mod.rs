@@ -7,9 +7,11 @@
 //! | `interrupt` | SIGINT |
 //! | `output` | stdout, stderr and files |
 //! | `dist` | where the project's built files lie |
+//! | `subprocess` | parts of this program that run in a process of their own |
 
 pub(crate) mod dist;
 pub(crate) mod host;
 pub(crate) mod interrupt;
 pub(crate) mod maps;
 pub(crate) mod output;
+pub(crate) mod subprocess;

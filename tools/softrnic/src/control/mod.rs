@@ -14,6 +14,7 @@ pub(crate) mod network;
 mod parse;
 mod planned;
 mod report;
+mod work;
 
 pub use clean::{Fate, Found, clean};
 pub use error::Error;
@@ -22,3 +23,4 @@ pub use names::{DeviceName, GidKind, PortName};
 pub use network::Network;
 pub use planned::planned;
 pub use report::{Counters, Delayed, Device, Gid, LinkLayer, Port, Process, Qp, Report};
+pub use work::{Capacities, Commands, Cq, Work};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::abi::names::qp_state;
 use crate::control::names::{DeviceName, GidKind, PortName};
+use crate::control::work::{Capacities, Commands, Cq, Work};
 use crate::limits::PROCS;
 use crate::network::gid::{self, GidType};
 use crate::network::link::{LINK_INFINIBAND, LINK_UNSPECIFIED, mtu_bytes};
@@ -42,6 +43,8 @@ pub struct Process {
     pub copies_staged: bool,
     /// Why it cannot reach some directly, if it has tried: errno.
     pub obstacle: Option<i32>,
+    /// Commands that it has had cards carry out.
+    pub commands: Commands,
 }
 
 /// A device.
@@ -60,7 +63,7 @@ pub struct Device {
     /// Its queue pairs, of all processes.
     pub queue_pairs: Vec<Qp>,
     /// Completion queues, of all processes.
-    pub completion_queues: usize,
+    pub completion_queues: Vec<Cq>,
     /// Memory regions, of all processes.
     pub memory_regions: usize,
     /// Their bytes.
@@ -133,8 +136,12 @@ pub struct Qp {
     pub peer: Option<(PortName, u32)>,
     /// Which connection it is among those from its port to the peer's, from 0.
     pub flow: u32,
+    /// What it was asked to have.
+    pub capacities: Capacities,
     /// What it has sent.
     pub counters: Counters,
+    /// What its owner has posted.
+    pub work: Work,
 }
 
 /// What requesters have done.
@@ -214,6 +221,7 @@ pub(crate) fn of(fabric: &Fabric) -> Report {
             copies_directly: ways & DIRECT != 0,
             copies_staged: ways & STAGED != 0,
             obstacle: (obstacle != 0).then_some(obstacle),
+            commands: Commands::of(slot),
             pid: slot.pid.load(SeqCst),
             is_alive: slot.state.load(SeqCst) == PROC_ALIVE && fabric.file.is_held(index),
         }
@@ -240,7 +248,7 @@ pub(crate) fn devices_of(topology: &Topology) -> Vec<Device> {
         has_failed: false,
         ports: (1..=topology.ports()).map(|port| port_of(device, port)).collect(),
         queue_pairs: Vec::new(),
-        completion_queues: 0,
+        completion_queues: Vec::new(),
         memory_regions: 0,
         registered_bytes: 0,
     };
@@ -264,7 +272,7 @@ fn device_of(fabric: &Fabric, device: usize) -> Device {
         card_guid: u64::from_be(gid::card_guid(fabric.topology.devices_on_card(), device)),
         has_failed: fabric.is_failed(device),
         ports: ports.collect(),
-        completion_queues: cqs.filter(|cq| cq.owner.load(SeqCst) != 0).count(),
+        completion_queues: cqs.filter(|cq| cq.owner.load(SeqCst) != 0).map(|cq| Cq::of(fabric, cq)).collect(),
         memory_regions: mrs.len(),
         registered_bytes: mrs.iter().map(|mr| mr.length.load(SeqCst)).sum(),
         queue_pairs,
@@ -315,6 +323,8 @@ fn qp_of(fabric: &Fabric, qp: &QpSlot) -> Qp {
         pid: fabric.proc(slot_of(qp.owner.load(SeqCst))).pid.load(SeqCst),
         peer: (peer != NO_PEER).then_some((PortName { device: port.device, port: port.port }, peer as u32)),
         flow: qp.flow.load(SeqCst),
+        capacities: Capacities::of(qp),
         counters: Counters::of(&qp.sent),
+        work: Work::of(&qp.work),
     }
 }

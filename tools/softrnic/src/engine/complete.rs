@@ -29,6 +29,8 @@ pub(crate) fn complete(qp: &Qp, queue: &mut SendQueue, status: Status) -> bool {
         let sent = &qp.slot.sent;
         sent.messages.store(sent.messages.load(Relaxed) + 1, Relaxed);
         sent.bytes.store(sent.bytes.load(Relaxed) + u64::from(bytes), Relaxed);
+        let has_immediate = matches!(request.opcode, wr_opcode::RDMA_WRITE_WITH_IMM | wr_opcode::SEND_WITH_IMM);
+        qp.slot.work.acknowledged(queue.link.packets(bytes.into()), has_immediate);
     }
     queue.advance();
     if is_completion {

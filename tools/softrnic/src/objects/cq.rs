@@ -69,7 +69,8 @@ impl Cq {
         let index = fabric.claim(&control, Table::Cq, device, fabric.settings.max_cq)?;
         let slot = fabric.cq(device, index);
         slot.capacity.store(capacity, SeqCst);
-        for word in [&slot.bell, &slot.pushed, &slot.polled] {
+        slot.requested.store(cqe, SeqCst);
+        for word in [&slot.bell, &slot.pushed, &slot.polled, &slot.polls, &slot.fruitful_polls] {
             word.store(0, SeqCst);
         }
         for word in [&slot.dead, &slot.events, &slot.armed] {
@@ -134,6 +135,7 @@ impl Cq {
 
     /// Takes completions that are there; returns how many.
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<Wc>]) -> usize {
+        self.slot.polls.store(self.slot.polls.load(Relaxed) + 1, Relaxed);
         if self.slot.bell.load(Relaxed) == 0 && self.carry.load(Relaxed) == 0 {
             return 0;
         }
@@ -156,6 +158,7 @@ impl Cq {
         self.carry.store(keep, Relaxed);
         if taken != 0 {
             self.slot.polled.fetch_add(taken as u64, SeqCst);
+            self.slot.fruitful_polls.store(self.slot.fruitful_polls.load(Relaxed) + 1, Relaxed);
         }
         taken
     }

@@ -381,9 +381,10 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, requested: &QpRequest) ->
     slot.expected_psn.store(0, SeqCst);
     slot.events.store(0, SeqCst);
     slot.established.store(0, SeqCst);
-    for count in slot.sent.all() {
+    for count in slot.sent.all().into_iter().chain(slot.work.all()) {
         count.store(0, Relaxed);
     }
+    slot.capacities.set(&requested.cap);
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);
     let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1);

@@ -1,6 +1,7 @@
 //! One process in a fabric: its settings, its membership, which other processes live and can be reached, its timers, and
 //! the entries of the device tables that it owns.
 
+pub(crate) mod commands;
 pub(crate) mod event_log;
 pub(crate) mod fabric;
 mod liveness;

@@ -38,6 +38,8 @@ pub(crate) struct Settings {
     /// Seed of random decisions, if this process sets one.
     pub(crate) seed: Option<u64>,
     pub(crate) time_scale: f64,
+    /// How long a command to a card takes at least, in microseconds.
+    pub(crate) command_us: u64,
     pub(crate) max_qp: u32,
     pub(crate) max_cq: u32,
     pub(crate) max_mr: u32,
@@ -83,6 +85,7 @@ pub(crate) enum LoopbackDown {
 const KNOWN: &[&str] = &[
     "SOFTRNIC_CARD",
     "SOFTRNIC_CHAOS",
+    "SOFTRNIC_COMMAND_US",
     "SOFTRNIC_DEVICES",
     "SOFTRNIC_FABRIC",
     "SOFTRNIC_FAULTS",
@@ -132,6 +135,7 @@ impl Settings {
             faults: None,
             seed: None,
             time_scale: 1.0,
+            command_us: 0,
             max_qp: QPS,
             max_cq: CQS,
             max_mr: MRS,
@@ -182,6 +186,7 @@ impl Settings {
             faults: faults()?,
             seed: text("SOFTRNIC_SEED")?.map(|_| number("SOFTRNIC_SEED", 0, 0, u64::MAX)).transpose()?,
             time_scale,
+            command_us: number("SOFTRNIC_COMMAND_US", 0, 0, 100_000)?,
             max_qp: number("SOFTRNIC_MAX_QP", QPS, 1, QPS)?,
             max_cq: number("SOFTRNIC_MAX_CQ", CQS, 1, CQS)?,
             max_mr: number("SOFTRNIC_MAX_MR", MRS, 1, MRS)?,

@@ -10,7 +10,7 @@ use crate::limits::{DEVICES, PORTS, PROCS};
 use crate::process::fabric::Fabric;
 use crate::process::usage;
 use crate::shm::file::ControlLock;
-use crate::shm::layout::{CHUNK, PAGE, RINGS_AT, RINGS_BYTES, Table};
+use crate::shm::layout::{CHUNK, PAGE, RINGS_AT, Table};
 use crate::shm::slots::{CqSlot, MrSlot, NO_PEER, QpSlot};
 
 impl Fabric {
@@ -89,33 +89,25 @@ impl Fabric {
             return Ok(RINGS_AT as u64);
         }
         let bytes = bytes.next_multiple_of(PAGE);
-        let at = self.find_gap(bytes).or_else(|| {
+        let pages = self.file.ring_pages();
+        let at = pages.find(control, bytes).or_else(|| {
             self.reap_dead(control);
-            self.find_gap(bytes)
+            pages.rebuild(control, self.rings());
+            pages.find(control, bytes)
         });
         let at = at.ok_or(libc::ENOMEM)?;
         self.file.allocate(at, bytes).map_err(|code| self.report_no_space(code))?;
+        pages.take(control, at, bytes);
         Ok(at as u64)
     }
 
-    /// The first gap between the rings in use that has `bytes`.
-    fn find_gap(&self, bytes: usize) -> Option<usize> {
-        let mut used: Vec<(usize, usize)> = (0..DEVICES)
+    /// The receive rings in use: where each begins in the file, and its bytes.
+    fn rings(&self) -> impl Iterator<Item = (usize, usize)> {
+        (0..DEVICES)
             .flat_map(|d| self.entries(Table::Qp, d).map(move |i| (d, i)))
             .map(|(d, i)| self.qp(d, i))
             .filter(|qp| qp.owner.load(Acquire) != 0 && qp.ring_bytes.load(Acquire) != 0)
             .map(|qp| (qp.ring_at.load(Acquire) as usize, qp.ring_bytes.load(Acquire) as usize))
-            .collect();
-        // Stable, since that is quick where most are in order already: each device has given them out from below.
-        used.sort();
-        let mut at = RINGS_AT;
-        for (start, len) in used {
-            if start >= at + bytes {
-                break;
-            }
-            at = at.max(start + len.next_multiple_of(PAGE));
-        }
-        (at + bytes <= RINGS_AT + RINGS_BYTES).then_some(at)
     }
 
     /// Takes a QP entry out of the fabric. No peer enters it any more: the caller has seen to that.
@@ -127,6 +119,7 @@ impl Fabric {
         let (at, bytes) = (qp.ring_at.load(Relaxed) as usize, qp.ring_bytes.swap(0, SeqCst) as usize);
         if bytes != 0 {
             self.file.release(at, bytes.next_multiple_of(PAGE));
+            self.file.ring_pages().give_back(control, at, bytes);
         }
         self.free(control, Table::Qp, device, index);
     }

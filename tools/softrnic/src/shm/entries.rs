@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use crate::limits::{DEVICES, JOBS, PORTS, PROCS, QPS, RULES};
 use crate::shm::file::SharedFile;
 use crate::shm::job::JobSlot;
-use crate::shm::layout::{self, JOBS_AT, PORTS_AT, PROCS_AT, RULES_AT, STAGE_AT, STAGE_BYTES, Table};
+use crate::shm::layout::{self, JOBS_AT, PORTS_AT, PROCS_AT, RING_PAGES_AT, RULES_AT, STAGE_AT, STAGE_BYTES, Table};
+use crate::shm::ring_pages::RingPages;
 use crate::shm::slots::{CqSlot, MrSlot, PortSlot, ProcSlot, QpSlot, RuleSlot};
 
 impl SharedFile {
@@ -36,6 +37,12 @@ impl SharedFile {
     pub(crate) fn rules(&self) -> &'static [RuleSlot; RULES] {
         // SAFETY: the rule table has storage and consists of atomics.
         unsafe { &*self.base().add(RULES_AT).cast() }
+    }
+
+    /// Which pages of the receive rings are in use.
+    pub(crate) fn ring_pages(&self) -> &'static RingPages {
+        // SAFETY: the bits have storage and consist of atomics.
+        unsafe { &*self.base().add(RING_PAGES_AT).cast() }
     }
 
     #[inline]

@@ -5,6 +5,7 @@
 //! 4 KiB    PROCS x ProcSlot
 //! 36 KiB   DEVICES x PORTS x PortSlot
 //! 52 KiB   RULES x RuleSlot
+//! 64 KiB   a bit for each page of the receive rings
 //! 128 KiB  per device: QPS x QpSlot, MRS x MrSlot, CQS x CqSlot    (storage allocated chunk by chunk, on first use)
 //! ...      receive rings                                           (storage allocated with the QP)
 //! ...      JOBS x JobSlot, JOBS x bytes to stage copies in         (storage allocated when the first is needed)
@@ -19,7 +20,7 @@ use crate::shm::slots::{CqSlot, Header, MrSlot, PortSlot, ProcSlot, QpSlot, Rule
 /// First word of the file: the text "softrnic".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
 /// Change it with every change in this file.
-pub(crate) const VERSION: u64 = 7;
+pub(crate) const VERSION: u64 = 8;
 
 pub(crate) const PAGE: usize = 4096;
 /// Storage of the tables grows by this much.
@@ -27,6 +28,7 @@ pub(crate) const CHUNK: usize = 64 << 10;
 pub(crate) const PROCS_AT: usize = PAGE;
 pub(crate) const PORTS_AT: usize = PROCS_AT + PROCS * size_of::<ProcSlot>();
 pub(crate) const RULES_AT: usize = PORTS_AT + DEVICES * PORTS * size_of::<PortSlot>();
+pub(crate) const RING_PAGES_AT: usize = CHUNK;
 pub(crate) const TABLES_AT: usize = 2 * CHUNK;
 const QP_TABLE: usize = QPS as usize * size_of::<QpSlot>();
 const MR_TABLE: usize = MRS as usize * size_of::<MrSlot>();
@@ -84,6 +86,7 @@ impl Table {
 const _: () = {
     assert!(size_of::<Header>() <= PAGE);
     assert!(JOBS * size_of::<JobSlot>() <= PAGE && STAGE_AT.is_multiple_of(PAGE));
-    assert!(RULES_AT + RULES * size_of::<RuleSlot>() <= TABLES_AT);
+    assert!(RULES_AT + RULES * size_of::<RuleSlot>() <= RING_PAGES_AT);
+    assert!(RING_PAGES_AT + RINGS_BYTES / PAGE / 8 <= TABLES_AT);
     assert!(QP_TABLE.is_multiple_of(CHUNK) && MR_TABLE.is_multiple_of(CHUNK) && CQ_TABLE.is_multiple_of(CHUNK));
 };

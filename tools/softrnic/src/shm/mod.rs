@@ -10,4 +10,6 @@ pub(crate) mod mark;
 pub(crate) mod process_id;
 pub(crate) mod record_lock;
 pub(crate) mod recv_ring;
+pub(crate) mod ring_pages;
 pub(crate) mod slots;
+pub(crate) mod work;

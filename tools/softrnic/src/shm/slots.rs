@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
 
 use crate::abi::consts::qp_state;
 use crate::limits::{DEVICES, PORTS, RULES};
+use crate::shm::work::{Capacities, WorkCounters};
 
 /// Start of the file.
 #[repr(C)]
@@ -84,6 +85,8 @@ pub(crate) struct ProcSlot {
     pub(crate) ways: AtomicU32,
     /// Why it cannot reach some directly (errno), or 0.
     pub(crate) obstacle: AtomicU32,
+    /// Commands that it has had cards carry out, by kind.
+    pub(crate) commands: [AtomicU32; 8],
 }
 
 /// Entries of a GID table.
@@ -268,7 +271,10 @@ pub(crate) struct QpSlot {
     pub(crate) posted: AtomicU64,
     /// What this QP has sent.
     pub(crate) sent: Counters,
-    _pad2: [u64; 2],
+    pub(crate) capacities: Capacities,
+    /// What it has had the driver and the card do.
+    pub(crate) work: WorkCounters,
+    _pad2: [u64; 19],
 }
 
 impl QpSlot {
@@ -329,10 +335,16 @@ pub(crate) struct CqSlot {
     pub(crate) events: AtomicU32,
     /// Completion notification: bits [`armed`]. One word, so that a process that takes an arm cannot die before it has notified.
     pub(crate) armed: AtomicU32,
-    _pad: u32,
+    /// Completions that it was asked to have room for. Written by the owner.
+    pub(crate) requested: AtomicU32,
+    // Written by the owner; exact as long as one thread polls.
+    /// Calls of `ibv_poll_cq`.
+    pub(crate) polls: AtomicU64,
+    /// Those that found something.
+    pub(crate) fruitful_polls: AtomicU64,
 }
 
 const _: () = {
     assert!(size_of::<ProcSlot>() == 128 && size_of::<PortSlot>() == 1024 && size_of::<RuleSlot>() == 128);
-    assert!(size_of::<QpSlot>() == 256 && size_of::<MrSlot>() == 64 && size_of::<CqSlot>() == 64);
+    assert!(size_of::<QpSlot>() == 512 && size_of::<MrSlot>() == 64 && size_of::<CqSlot>() == 64);
 };

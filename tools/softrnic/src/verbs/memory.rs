@@ -9,6 +9,7 @@ use crate::abi::types;
 use crate::copy::gpu;
 use crate::objects::mr::{Mr, Range};
 use crate::objects::pd::Pd;
+use crate::process::commands::Command;
 use crate::verbs::attach::engine_of;
 use crate::verbs::{code, context, object, pointer, shared};
 
@@ -16,6 +17,7 @@ unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
     pointer(|| {
         // SAFETY: the caller's handle.
         let pd = Pd::new(unsafe { context(handle) }?)?;
+        pd.context.fabric.count_command(Command::AllocPd);
         let handle = pd.as_abi();
         // Given back by `dealloc_pd`.
         let _ = Arc::into_raw(pd);
@@ -42,7 +44,9 @@ fn register(pd: *mut types::Pd, range: Range, flags: u32) -> *mut types::Mr {
     pointer(|| {
         // SAFETY: the caller's handle.
         let pd: Arc<Pd> = unsafe { shared(pd) };
-        let mr = engine_of(pd.context.fabric)?.register(&pd, range, flags)?;
+        let engine = engine_of(pd.context.fabric)?;
+        let mr = engine.register(&pd, range, flags)?;
+        engine.fabric.count_command(Command::RegisterMr);
         let handle = mr.as_abi();
         // Given back by `dereg_mr`.
         let _ = Box::into_raw(mr);
@@ -107,6 +111,7 @@ unsafe extern "C" fn dereg_mr(handle: *mut types::Mr) -> c_int {
         if let Ok(engine) = engine_of(pd.context.fabric) {
             // SAFETY: takes back what `register` leaked.
             engine.deregister(*unsafe { Box::from_raw(handle.cast::<Mr>()) });
+            engine.fabric.count_command(Command::DeregisterMr);
         }
         Ok(())
     })

@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::slice;
 use std::sync::atomic::Ordering::SeqCst;
+use std::{ptr, slice};
 
 use crate::abi::consts::{qp_state, send_flag, wr_opcode};
 use crate::abi::types::{self, RecvWr, SendWr, Sge, Wc};
@@ -16,6 +16,7 @@ use crate::objects::cq::Cq;
 use crate::objects::qp::Qp;
 use crate::objects::send_queue::SendQueue;
 use crate::remote::request::Request;
+use crate::shm::work::Batch;
 use crate::verbs::attach::engine_of;
 use crate::verbs::{code, object};
 
@@ -52,11 +53,13 @@ pub(crate) unsafe extern "C" fn post_recv(handle: *mut types::Qp, list: *mut Rec
             let wr = unsafe { *at };
             let engine = engine_of(qp.fabric)?;
             // SAFETY: the caller's array.
-            receive::post_recv(engine, qp, wr.wr_id, unsafe { elements(wr.sg_list, wr.num_sge) }?)?;
+            let sges = unsafe { elements(wr.sg_list, wr.num_sge) }?;
+            receive::post_recv(engine, qp, wr.wr_id, sges, ptr::eq(at, list))?;
             at = wr.next;
         }
         Ok(())
     });
+
     if rc != 0 {
         // SAFETY: the caller's structure.
         unsafe { bad.write(at) };
@@ -71,15 +74,21 @@ pub(crate) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut Sen
     let rc = code(|| {
         let engine = engine_of(qp.fabric)?;
         let mut queue = lock(&qp.send);
-        while !at.is_null() {
+        let mut batch = Batch::default();
+        let mut outcome = Ok(());
+        while !at.is_null() && outcome.is_ok() {
             // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
             let wr = unsafe { &*at };
             // SAFETY: the caller's array.
-            enqueue(qp, &mut queue, wr, unsafe { elements(wr.sg_list, wr.num_sge) }?)?;
-            at = wr.next;
-            pump(engine, qp, &mut queue);
+            let sges = unsafe { elements(wr.sg_list, wr.num_sge) };
+            outcome = sges.and_then(|sges| enqueue(qp, &mut queue, wr, sges, &mut batch));
+            if outcome.is_ok() {
+                at = wr.next;
+                pump(engine, qp, &mut queue);
+            }
         }
-        Ok(())
+        qp.slot.work.posted(&batch);
+        outcome
     });
     if rc != 0 {
         // SAFETY: the caller's structure.
@@ -89,7 +98,7 @@ pub(crate) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut Sen
 }
 
 /// Checks a request and puts it into the queue; inline data is copied here, other data when it is executed.
-fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<(), i32> {
+fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge], batch: &mut Batch) -> Result<(), i32> {
     let bytes = check(qp, queue, wr, sges)?;
     let is_inline = wr.send_flags & send_flag::INLINE != 0;
     let mut request = Request {
@@ -116,6 +125,7 @@ fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<
         elements[..sges.len()].copy_from_slice(sges);
     }
     queue.posted += 1;
+    batch.add(is_inline, bytes, sges.len());
     Ok(())
 }
 

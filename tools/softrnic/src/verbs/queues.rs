@@ -15,6 +15,7 @@ use crate::objects::channel::Channel;
 use crate::objects::cq::Cq;
 use crate::objects::pd::Pd;
 use crate::objects::qp::{Qp, QpRequest};
+use crate::process::commands::Command;
 use crate::verbs::attach::engine_of;
 use crate::verbs::{code, context, object, pointer, shared};
 
@@ -34,7 +35,9 @@ unsafe extern "C" fn create_cq(
         }
         // SAFETY: the caller's handle, or NULL; it may not go before the CQ (EBUSY).
         let channel: Option<&'static Channel> = (!channel.is_null()).then(|| unsafe { object(channel) });
-        let cq = engine_of(context.fabric)?.create_cq(context, cqe, cq_context, channel)?;
+        let fabric = context.fabric;
+        let cq = engine_of(fabric)?.create_cq(context, cqe, cq_context, channel)?;
+        fabric.count_command(Command::CreateCq);
         let handle = cq.as_abi();
         // Given back by `destroy_cq`.
         let _ = Arc::into_raw(cq);
@@ -49,6 +52,7 @@ unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
         let cq: &Cq = unsafe { object(handle) };
         if let Ok(engine) = engine_of(cq.context.fabric) {
             engine.destroy_cq(cq)?;
+            engine.fabric.count_command(Command::DestroyCq);
             // SAFETY: takes back what `create_cq` leaked.
             drop(unsafe { Arc::from_raw(handle.cast::<Cq>()) });
         }
@@ -79,6 +83,7 @@ unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mu
         let signal_all = init.sq_sig_all != 0;
         let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
         let qp = engine.create_qp(&pd, QpRequest { qp_context, send_cq, recv_cq, cap, qp_type, signal_all })?;
+        engine.fabric.count_command(Command::CreateQp);
         init.cap = qp.cap;
         let handle = qp.as_abi();
         // Given back by `destroy_qp`.
@@ -94,6 +99,7 @@ unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
         let qp: &Qp = unsafe { object(handle) };
         if let Ok(engine) = engine_of(qp.fabric) {
             engine.destroy_qp(qp);
+            engine.fabric.count_command(Command::DestroyQp);
             // SAFETY: takes back what `create_qp` leaked.
             drop(unsafe { Arc::from_raw(handle.cast::<Qp>()) });
         }
@@ -108,7 +114,9 @@ unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const QpAttr, mask
         let qp: &Qp = unsafe { object(handle) };
         let engine = engine_of(qp.fabric)?;
         // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
-        modify(engine, qp, unsafe { &*attr }, mask)
+        modify(engine, qp, unsafe { &*attr }, mask)?;
+        engine.fabric.count_command(Command::ModifyQp);
+        Ok(())
     })
 }
 export!("ibv_modify_qp", "IBVERBS_1.1", modify_qp);

@@ -1,4 +1,4 @@
-//! Parts of the doctor that run in a process of their own, since what they call may crash or wait for ever.
+//! Parts of this program that run in a process of their own, since what they call may crash or wait for ever.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -23,22 +23,35 @@ pub(crate) struct Printed {
     pub(crate) log: Vec<String>,
     /// Why it did not end well.
     pub(crate) failure: Option<String>,
+    /// Its exit code, if it ended by itself.
+    pub(crate) code: Option<i32>,
 }
 
-/// Runs this program with `words` and the environment `env`. It is ended when it prints nothing for so long, or when the user
-/// interrupts the doctor.
+/// Runs this program with `words` and the environment `env`, as [`run_command`] does.
 pub(crate) fn run(words: &[String], env: &BTreeMap<String, String>, silence: Duration) -> Printed {
-    let program = std::env::current_exe().map(Command::new);
-    let spawned = program.and_then(|mut command| {
-        command.args(words).env_clear().envs(env).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: between fork and exec there is one system call.
-        unsafe { command.pre_exec(host::die_with_parent) };
-        command.spawn()
-    });
-    match spawned {
-        Ok(child) => follow(child, silence),
-        Err(problem) => Printed { failure: Some(format!("it could not be started: {problem}")), ..Printed::default() },
+    match std::env::current_exe() {
+        Ok(program) => {
+            let mut command = Command::new(program);
+            command.args(words).env_clear().envs(env);
+            run_command(command, silence)
+        }
+        Err(problem) => not_started(&problem),
     }
+}
+
+/// Runs a command to its end. It is ended when it prints nothing for so long, or when the user interrupts this program.
+pub(crate) fn run_command(mut command: Command, silence: Duration) -> Printed {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // SAFETY: between fork and exec there is one system call.
+    unsafe { command.pre_exec(host::die_with_parent) };
+    match command.spawn() {
+        Ok(child) => follow(child, silence),
+        Err(problem) => not_started(&problem),
+    }
+}
+
+fn not_started(problem: &std::io::Error) -> Printed {
+    Printed { failure: Some(format!("it could not be started: {problem}")), ..Printed::default() }
 }
 
 fn follow(mut child: Child, silence: Duration) -> Printed {
@@ -83,6 +96,7 @@ fn follow(mut child: Child, silence: Duration) -> Printed {
         lines.join().unwrap_or_default();
         printed.log = log.join().unwrap_or_default();
     }
+    printed.code = status.as_ref().ok().and_then(ExitStatus::code).filter(|_| !is_late);
     printed.failure = match status {
         _ if is_late => Some(format!("nothing for {}", host::seconds(silence))),
         Ok(status) if status.success() => None,
