@@ -6,6 +6,7 @@ pub use crate::host::{config, gid, iface, random, variables};
 pub use crate::net::data::caps;
 pub use crate::net::device::{gdr, rail};
 pub use crate::proto::PROTOCOL_VERSION;
+pub use crate::proto::explain::operation;
 pub use crate::verbs::{completion_queue, context, library, memory, port, queue_pair};
 
 /// The file of statistics, for `ferrite top`.

@@ -93,6 +93,10 @@
 //! control connections ([`net::explain`]), and these ask theirs, until processes are found that wait for nobody. For operators:
 //! docs/hang-report.md.
 //!
+//! NCCL tells of its operations as to a profiler, whose tables are in the same library (`abi::profiler`). What it has begun and not ended
+//! is kept in tables without locks ([`net::operations`]); the watcher finds there what operation a waiting end's messages are of, by
+//! communicator, direction and peer.
+//!
 //! ## Threads
 //!
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
@@ -123,6 +127,7 @@
 //! | which memory region serves which memory? | [`net::mr::table`] |
 //! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
 //! | which table does NCCL take, and what is different in it? | [`abi`] |
+//! | which operation are a connection's messages of? | [`net::operations`], `abi::profiler` |
 //! | which ports are one device? | [`net::device::nic`], `abi::devices` |
 //! | how much of a message does a rail carry? | [`proto::stripe`], [`proto::rail_weights`] |
 //! | how large are the queues? | [`net::data::caps`] |
@@ -166,6 +171,7 @@
 //! | link layer | InfiniBand, or Ethernet (RoCE) |
 //! | lkey, rkey | the keys of a memory region for local and for the peer's work requests |
 //! | memory region (MR) | registered memory, which a device can access |
+//! | operation | a collective of NCCL, or a send or receive, as a user calls it; it consists of many messages |
 //! | probe | an RDMA WRITE of zero bytes, which tells whether the peer's device acknowledges |
 //! | queue pair (QP) | a send and a receive queue, connected to one of the peer; states RESET, INIT, RTR, RTS, ERROR |
 //! | queue pair index | the number of a queue pair within its connection |

@@ -22,11 +22,18 @@ fn the_plugin_exports_its_tables_and_nothing_else() {
     exported.sort();
     // As NCCL's versions have them: 19, 20, 20, 22 and 22 slots.
     let tables = [(8, 152), (9, 160), (10, 160), (11, 176), (12, 176)];
-    let mut names = tables.map(|(version, _)| format!("ncclNetPlugin_v{version}"));
+    let names = tables.map(|(version, _)| format!("ncclNetPlugin_v{version}"));
     for ((_, bytes), name) in tables.iter().zip(&names) {
         let symbol = file.dynamic_symbols().find(|s| s.name() == Ok(name.as_str())).expect("exported");
         assert_eq!((symbol.size(), symbol.kind()), (*bytes, object::SymbolKind::Data), "{name}");
     }
+    let profilers = ["ncclProfiler_v4", "ncclProfiler_v5", "ncclProfiler_v6"];
+    for name in profilers {
+        let symbol = file.dynamic_symbols().find(|s| s.name() == Ok(name)).expect("exported");
+        assert_eq!((symbol.size(), symbol.kind()), (48, object::SymbolKind::Data), "{name}");
+    }
+    let mut names = names.to_vec();
+    names.extend(profilers.map(str::to_owned));
     names.sort();
     assert_eq!(exported, names);
     assert_eq!(size_of::<nccl::ncclNet_v8_t>(), 152);

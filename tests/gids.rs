@@ -290,21 +290,40 @@ fn clear_to_sends_have_a_traffic_class_of_their_own() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_partition_key_that_is_not_there_is_named() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_IB_PKEY", "3")]));
+/// Connecting fails, and the log says all of `words` in one line.
+fn fails_with(env: &[(&str, &str)], words: &[&str]) -> Result<()> {
+    let setting = require!(talkative(env));
     pair(&setting, |_| {
         let transport = plugin_transport()?;
         let (mut handle, _listener) = transport.listen(0)?;
         while transport.connect(0, &mut handle).is_ok() {
             std::thread::yield_now();
         }
-        assert!(
-            said(&["WARN", "to INIT failed: Invalid argument", "NCCL_IB_PKEY=3", "has 1 partition key(s)"]),
-            "{}",
-            log()
-        );
+        assert!(said(words), "{}", log());
         Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_partition_key_that_is_not_there_is_named() -> Result<()> {
+    let words = ["WARN", "to INIT failed: Invalid argument", "NCCL_IB_PKEY=3", "has 1 partition key(s)"];
+    fails_with(&[("NCCL_IB_PKEY", "3")], &words)
+}
+
+#[test]
+fn a_partition_key_whose_value_is_not_there_is_named() -> Result<()> {
+    let words = ["WARN", "NCCL_IB_PKEY_VALUE=0x8001", "has no such partition key"];
+    fails_with(&[("NCCL_IB_PKEY_VALUE", "0x8001")], &words)
+}
+
+/// The device has the key 0xffff at index 0, and at no other.
+#[test]
+fn a_partition_key_is_found_by_its_value_whatever_its_membership_and_the_index() -> Result<()> {
+    let setting = require!(talkative(&[("NCCL_IB_PKEY_VALUE", "0x7fff"), ("NCCL_IB_PKEY", "3")]));
+    pair(&setting, |worker| {
+        let transport = plugin_transport()?;
+        Bench::open(worker, transport, 1 << 16)?.exchange(worker, 1, 4096, 4096)
     })?;
     Ok(())
 }

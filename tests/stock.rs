@@ -4,10 +4,10 @@
 mod common;
 
 use common::bench::{Bench, SIZES};
-use common::process::pair;
+use common::process::{alone, pair};
 use common::setting::{default_nccl, mount_namespaces, setting, stock_nccl};
 use ferrite::error::Result;
-use ferrite::nccl::library::Source;
+use ferrite::nccl::library::{Source, profiler_events};
 use ferrite::pair::PairPermit;
 use ferrite::pair::Setting;
 use ferrite::transport::Transport;
@@ -91,6 +91,50 @@ fn the_loader_of_nccl_2_30_takes_version_12() -> Result<()> {
 #[test]
 fn the_loader_of_nccl_2_32_takes_version_12() -> Result<()> {
     takes_version("2.32.3", 12)
+}
+
+/// The loader of `release`, which has taken the plugin's network, looks for a profiler with `environment`, and is asked for the events
+/// of `mask`.
+fn asked_for(release: &str, environment: &[(&str, &str)], mask: i32) -> Result<()> {
+    let setting = require!(setting());
+    let nccl = require!(stock_nccl(release));
+    let plugin = require!(plugin()).canonicalize().unwrap_or_default().to_string_lossy().into_owned();
+    let mut setting = environment.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
+    setting.net_plugin.clone_from(&plugin);
+    alone(&setting, |_| {
+        assert_eq!(profiler_events(&nccl, &plugin)?, mask, "NCCL {release} with {environment:?}");
+        Ok(())
+    })
+}
+
+/// What proxies do for operations.
+const PROXY_EVENTS: i32 = 8;
+
+/// The loader of `release` finds the profiler in the network plugin: with no setting, and where there is no library of the name.
+fn finds_profiler(release: &str) -> Result<()> {
+    asked_for(release, &[], PROXY_EVENTS)?;
+    asked_for(release, &[("NCCL_PROFILER_PLUGIN", "ferrite")], PROXY_EVENTS)
+}
+
+#[test]
+fn the_loader_of_nccl_2_28_finds_the_profiler() -> Result<()> {
+    finds_profiler("2.28.9")
+}
+
+#[test]
+fn the_loader_of_nccl_2_30_finds_the_profiler() -> Result<()> {
+    finds_profiler("2.30.7")
+}
+
+#[test]
+fn the_loader_of_nccl_2_32_finds_the_profiler() -> Result<()> {
+    finds_profiler("2.32.3")
+}
+
+#[test]
+fn nccl_is_asked_for_no_events_where_the_user_wants_none() -> Result<()> {
+    asked_for("2.28.9", &[("NCCL_PROFILER_PLUGIN", "none")], 0)?;
+    asked_for("2.28.9", &[("FERRITE_PROFILER", "0")], 0)
 }
 
 #[test]

@@ -3,14 +3,26 @@
 import unittest
 from typing import Any
 
-from nccl_net_ferrite.hang.cases import CASES, Case, named
-from nccl_net_ferrite.hang.judgement import judge
+from nccl_net_ferrite.hang.cases import BEFORE, CASES, Case, named
+from nccl_net_ferrite.hang.judgement import Found
+from nccl_net_ferrite.hang.judgement import judge as judge_of
 
 RANKS = [{"pid": 100 + rank, "right": True} for rank in range(3)]
 
 
 def case(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
+
+
+def judge(case: Case, culprit: int, ranks: list[dict[str, Any]], reports: list[dict[str, Any]], nccl: str = "2.21.5") -> Found:
+    return judge_of(case, culprit, ranks, reports, nccl)
+
+
+def named_report(function: str, number: int, has_begun: bool | None) -> dict[str, Any]:
+    one = report(0, 2)
+    one["waits"][0]["operation"] = {"function": function, "number": number}
+    one["waits"][0]["cause"]["far_has_begun"] = has_begun
+    return one
 
 
 def report(rank: int, cause: int | None, verdict: str = "PeerHasNotSent", likely: int | None = None, number: int = 1) -> dict[str, Any]:
@@ -46,6 +58,16 @@ class JudgementTest(unittest.TestCase):
         ranks = [{**RANKS[0], "right": False}, *RANKS[1:]]
         wrong = judge(case("absent"), 2, ranks, [report(2, 1)]).wrong
         self.assertEqual(wrong, ["rank 0 has wrong sums", "rank 2 was held up and has reported a wait"])
+
+    def test_the_operation_is_looked_at_where_nccl_tells_it(self) -> None:
+        def wrong(name: str, one: dict[str, Any], nccl: str = "2.28.9") -> int:
+            return len(judge(case(name), 2, RANKS, [one], nccl).wrong)
+
+        good = named_report("AllReduce", BEFORE, False)
+        self.assertEqual((wrong("absent", good), wrong("absent", report(0, 2)), wrong("absent", report(0, 2), "2.28.1")), (0, 2, 0))
+        self.assertEqual(wrong("absent", named_report("AllReduce", BEFORE - 1, False), "2.32.3"), 1)
+        self.assertEqual(wrong("absent", named_report("AllGather", BEFORE, None)), 2)
+        self.assertEqual([wrong("gpu", named_report("AllReduce", BEFORE, begun)) for begun in (True, None, False)], [0, 0, 1])
 
     def test_unknown_cases_are_refused_with_the_known_ones(self) -> None:
         self.assertEqual([case.name for case in named("late,gpu")], ["late", "gpu"])

@@ -19,6 +19,7 @@ use crate::net::device::conn_memory::{ConnMemory, Holder};
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::setup::listen::Listener;
+use crate::net::setup::nccl_comm::NcclComm;
 use crate::proto::handle::HANDLE_BYTES;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
 use nccl::ncclResult_t;
@@ -124,17 +125,17 @@ fn pointer_support(device: &Nic) -> c_int {
     (nccl::NCCL_PTR_HOST | gpu | dmabuf) as c_int
 }
 
-/// A listener on device number `dev`, and its handle for the peer. `class` is the communicator's traffic class, if it has one.
+/// A listener on device number `dev`, for NCCL's communicator `of`, and its handle for the peer.
 pub(super) unsafe fn listen(
     version: u32,
-    class: Option<u8>,
+    of: NcclComm,
     dev: c_int,
     handle: *mut c_void,
     listen_comm: *mut *mut c_void,
 ) -> ncclResult_t {
     guard("listen", || {
         let process = Process::get()?;
-        let listener = process.network.listen(&process.devices(version)?.get(dev)?.nic, class)?;
+        let listener = process.network.listen(&process.devices(version)?.get(dev)?.nic, of)?;
         // SAFETY: NCCL gives 128 bytes, without alignment.
         unsafe { put(handle.cast::<[u8; HANDLE_BYTES]>(), listener.handle().emit(), "handle")? };
         // SAFETY: NCCL's output pointer.
@@ -142,10 +143,10 @@ pub(super) unsafe fn listen(
     })
 }
 
-/// A send communicator, with traffic class `class`, to the listener behind `handle`; NULL while that is not done.
+/// A send communicator, for NCCL's communicator `of`, to the listener behind `handle`; NULL while that is not done.
 pub(super) unsafe fn connect(
     version: u32,
-    class: Option<u8>,
+    of: NcclComm,
     dev: c_int,
     handle: *mut c_void,
     send_comm: *mut *mut c_void,
@@ -159,7 +160,7 @@ pub(super) unsafe fn connect(
         // SAFETY: NCCL's private copy of the 128 bytes, which nobody else uses during the call.
         let bytes = unsafe { &mut *handle.cast::<[u8; HANDLE_BYTES]>() };
         let process = Process::get()?;
-        match process.network.connect(&process.devices(version)?.get(dev)?.nic, class, bytes)? {
+        match process.network.connect(&process.devices(version)?.get(dev)?.nic, of, bytes)? {
             None => Ok(()),
             // SAFETY: as above.
             Some(comm) => unsafe { put(send_comm, SendHandle::new_send(comm), "sendComm") },

@@ -2,6 +2,7 @@
 
 use super::layout::NetAttributes;
 use crate::error::{Error, Result};
+use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -68,9 +69,9 @@ impl Context {
         Ok(Some(unsafe { Box::from_raw(raw.cast()) }))
     }
 
-    /// The communicator's traffic class, if it has one.
-    pub(super) fn class(&self) -> Option<u8> {
-        self.class
+    /// What is known of the communicator.
+    pub(super) fn comm(&self) -> NcclComm {
+        NcclComm { id: Some(self.id), class: self.class }
     }
 
     /// NCCL says what the communicator does from now on. Its progress thread may say so, so this takes no lock.

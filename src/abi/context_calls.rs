@@ -9,6 +9,7 @@ use super::layout::{CommConfig, NetAttributes};
 use super::nccl::{self, ncclResult_t};
 use super::output::{missing, put};
 use super::process::Process;
+use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_int, c_void};
 
 /// Begins a communicator: does what [`calls::init`] does, and makes a context.
@@ -39,6 +40,10 @@ pub(super) unsafe fn init(
     })
 }
 
+fn comm_of(context: Option<&Context>) -> NcclComm {
+    context.map(Context::comm).unwrap_or_default()
+}
+
 /// As [`calls::listen`].
 pub(super) unsafe fn listen(
     version: u32,
@@ -50,12 +55,12 @@ pub(super) unsafe fn listen(
     // SAFETY: by NCCL's contract.
     match unsafe { Context::borrow(context) } {
         // SAFETY: as the caller says.
-        Ok(context) => unsafe { calls::listen(version, context.and_then(Context::class), dev, handle, listen_comm) },
+        Ok(context) => unsafe { calls::listen(version, comm_of(context), dev, handle, listen_comm) },
         Err(error) => guard("listen", || Err(error)),
     }
 }
 
-/// As [`calls::connect`].
+/// As [`calls::connect`]. By now NCCL has taken a profiler, if it takes one.
 pub(super) unsafe fn connect(
     version: u32,
     context: *mut c_void,
@@ -63,10 +68,13 @@ pub(super) unsafe fn connect(
     handle: *mut c_void,
     send_comm: *mut *mut c_void,
 ) -> ncclResult_t {
+    if let Ok(process) = Process::get() {
+        process.handle_connect();
+    }
     // SAFETY: by NCCL's contract.
     match unsafe { Context::borrow(context) } {
         // SAFETY: as the caller says.
-        Ok(context) => unsafe { calls::connect(version, context.and_then(Context::class), dev, handle, send_comm) },
+        Ok(context) => unsafe { calls::connect(version, comm_of(context), dev, handle, send_comm) },
         Err(error) => guard("connect", || Err(error)),
     }
 }

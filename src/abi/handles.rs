@@ -9,8 +9,9 @@ use crate::net::control::peer_state::PeerState;
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;
 use crate::net::device::conn_memory::Holder;
-use crate::net::explain::end::ExplainedEnd;
+use crate::net::explain::end::{ExplainedEnd, Labels};
 use crate::net::mr::handle::MrHandle;
+use crate::net::operations::seen::Seen;
 use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
 use crate::proto::MAX_REQUESTS;
@@ -79,6 +80,7 @@ tagged!(Request, b"FerReqst", "request");
 pub struct Comm<T> {
     /// The communicator.
     pub comm: T,
+    labels: Labels,
     requests: Box<[RequestHandle; MAX_REQUESTS]>,
     /// The request objects of flushes. A sender has none.
     flushes: Box<[RequestHandle]>,
@@ -218,6 +220,10 @@ macro_rules! explained {
             fn device(&self) -> &str {
                 &self.handle.inner.comm.nic.name
             }
+
+            fn labels(&self) -> &Labels {
+                &self.handle.inner.labels
+            }
         }
     };
 }
@@ -242,6 +248,7 @@ impl Handle<Comm<SendComm>> {
     /// Gives a send communicator to NCCL.
     pub fn new_send(comm: SendComm) -> *mut c_void {
         let made = Self::allocate(|place| Comm {
+            labels: comm.labels,
             comm,
             requests: requests(Owner::Send(place)),
             flushes: Box::default(),
@@ -259,6 +266,7 @@ impl Handle<Comm<RecvComm>> {
     /// Gives a receive communicator to NCCL.
     pub fn new_recv(comm: RecvComm) -> *mut c_void {
         let made = Self::allocate(|place| Comm {
+            labels: comm.labels,
             comm,
             requests: requests(Owner::Receive(place)),
             flushes: requests(Owner::Flush(place)),
@@ -290,7 +298,8 @@ impl<T> Comm<T> {
         id.and_then(of).unwrap_or(std::ptr::null_mut())
     }
 
-    /// `error`, marked as logged if it is the same as the last one, since NCCL goes on to call a failed communicator.
+    /// `error` with the operation that it ends, if NCCL has told that; or marked as logged if it is the same as the last one, since
+    /// NCCL goes on to call a failed communicator.
     #[cold]
     pub fn log_once(&self, error: Error) -> Error {
         let mut last = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -298,7 +307,11 @@ impl<T> Comm<T> {
             return error.logged();
         }
         *last = Some(error.clone());
-        error
+        let of = &self.labels;
+        match Seen::now().operation(of.communicator(), of.is_sender(), of.peer_rank()) {
+            Some(operation) => error.context(format_args!("during {operation}")),
+            None => error,
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! | [`process`] | what exists once in the process |
 //! | [`devices`] | the devices that a table shows, by number |
 //! | [`context`] | what NCCL holds for each of its communicators, from version 11 on |
+//! | [`profiler`], [`profiler_layout`] | NCCL's interface for profilers, and its structs |
 //! | [`handles`] | the other objects behind NCCL's `void*` |
 //! | [`guard`] | errors become result codes, and panics become errors |
 //! | [`logger`] | the `log` crate, through NCCL's logger |
@@ -25,6 +26,8 @@ mod layout;
 mod logger;
 mod output;
 mod process;
+mod profiler;
+mod profiler_layout;
 mod table;
 mod v10;
 mod v11;

@@ -7,13 +7,15 @@ use crate::net::network::{INIT, Network};
 use once_cell::sync::OnceCell;
 use std::ffi::CStr;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// The plugin's name: `NCCL_NET=Ferrite` asks for it.
 pub const NAME: &CStr = c"Ferrite";
 
 /// The versions of the interface that there are tables of.
 const VERSIONS: RangeInclusive<u32> = 8..=12;
+/// The first one with which NCCL tells of each communicator.
+const FIRST_WITH_CONTEXTS: u32 = 11;
 
 /// The network and what each table shows of it.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ struct Table {
 static PROCESS: OnceCell<Process> = OnceCell::new();
 /// The tables that NCCL has taken: a bit for each.
 static TAKEN: AtomicU32 = AtomicU32::new(0);
+/// The versions of the profiler's interface that NCCL has taken: a bit for each.
+static PROFILERS: AtomicU32 = AtomicU32::new(0);
 
 impl Process {
     /// Sends log messages to `log_function` from now on, and makes the network, if that has not been done before.
@@ -49,6 +53,36 @@ impl Process {
             log::info!(target: INIT, "Ferrite: NCCL took ncclNetPlugin_v{version}");
         }
         Ok(())
+    }
+
+    /// NCCL has taken version `version` of the profiler's interface. Returns whether it is to tell of its operations.
+    pub(super) fn handle_profiler(version: u32) -> bool {
+        let is_new = PROFILERS.fetch_or(1 << version, Ordering::Relaxed) & 1 << version == 0;
+        // Without devices, or with another network, there is nothing to be named.
+        let used = PROCESS.get().filter(|process| process.is_used());
+        let is_wanted = used.is_some_and(|process| process.network.names_operations());
+        if is_wanted && is_new {
+            log::info!(target: INIT, "Ferrite: NCCL took ncclProfiler_v{version}: reports name operations");
+        }
+        is_wanted
+    }
+
+    /// Whether NCCL uses the network, as far as that can be known.
+    fn is_used(&self) -> bool {
+        let has_no_contexts = TAKEN.load(Ordering::Relaxed) & ((1 << FIRST_WITH_CONTEXTS) - 1) != 0;
+        has_no_contexts || self.tables.iter().any(|table| table.communicators.load(Ordering::Relaxed) > 0)
+    }
+
+    /// NCCL connects, by when it has taken a profiler if it takes one. If that is not Ferrite's, the log says so once.
+    pub(super) fn handle_connect(&self) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if PROFILERS.load(Ordering::Relaxed) == 0 && !SAID.swap(true, Ordering::Relaxed) {
+            let why = match self.network.other_profiler() {
+                Some(name) => format!("NCCL_PROFILER_PLUGIN={name}"),
+                None => "is there a libnccl-profiler.so?".into(),
+            };
+            log::info!(target: INIT, "Ferrite: NCCL has not taken Ferrite's profiler ({why}): reports name no operations");
+        }
     }
 
     /// The process's network and devices.

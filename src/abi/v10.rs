@@ -9,6 +9,7 @@ use super::layout::{
 use super::nccl::{self, ncclResult_t};
 use super::table::{Exported, slots};
 use super::{calls, datapath, process, v8, v9};
+use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
 
@@ -55,7 +56,7 @@ slots! {
     init(log_function: nccl::ncclDebugLogger_t, _profiler: ProfilerCallback) => calls::init(10, log_function);
     connect(
         dev: c_int, config: *const CommConfig, handle: *mut c_void, send_comm: *mut *mut c_void, _device: DeviceHandle,
-    ) => calls::connect(10, CommConfig::class(config), dev, handle, send_comm);
+    ) => calls::connect(10, NcclComm { id: None, class: CommConfig::class(config) }, dev, handle, send_comm);
     isend(
         send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
         _profiled: *mut c_void, request: *mut *mut c_void,

@@ -44,6 +44,8 @@ pub struct Config {
     pub retry_count: u8,
     /// Index into the partition key table.
     pub pkey_index: u16,
+    /// The partition key to be looked for in the table, which counts more than the index.
+    pub pkey: Option<u16>,
     /// Service level. `None`: that of the communicator.
     pub service_level: Option<u8>,
     /// Traffic class. `None`: that of the communicator.
@@ -95,6 +97,10 @@ pub struct Config {
     pub is_hang_set: bool,
     /// Folder for reports.
     pub report_folder: String,
+    /// NCCL tells of its operations, so that reports name them.
+    pub profiler: bool,
+    /// The profiler that NCCL's user has named.
+    pub other_profiler: Option<String>,
     /// Statistics are in a file, for `ferrite top`.
     pub stats: bool,
     /// The folder of that file. `None`: the usual one.
@@ -163,6 +169,7 @@ impl Config {
             timeout: reader.number("NCCL_IB_TIMEOUT")? as u8,
             retry_count: reader.number("NCCL_IB_RETRY_CNT")? as u8,
             pkey_index: reader.number("NCCL_IB_PKEY")? as u16,
+            pkey: u16::try_from(reader.number("NCCL_IB_PKEY_VALUE")?).ok(),
             service_level: if_set("NCCL_IB_SL")?,
             traffic_class: if_set("NCCL_IB_TC")?,
             cts_traffic_class: if_set("NCCL_IB_FIFO_TC")?,
@@ -197,6 +204,8 @@ impl Config {
             hang_s: reader.number("FERRITE_HANG_SECONDS")? as u64,
             is_hang_set: reader.text("FERRITE_HANG_SECONDS").is_some(),
             report_folder: reader.text("FERRITE_REPORT_DIR").unwrap_or_else(|| "/tmp".into()),
+            profiler: reader.flag("FERRITE_PROFILER")?,
+            other_profiler: reader.text("NCCL_PROFILER_PLUGIN"),
             stats: reader.flag("FERRITE_STATS")?,
             stats_sample: reader.number("FERRITE_SAMPLE")? as u32,
             stats_folder: reader.text("FERRITE_STATS_DIR"),

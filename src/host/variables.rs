@@ -68,6 +68,11 @@ pub const VARIABLES: &[Variable] = &[
     variable("NCCL_IB_MQP_RETRY_SLEEP_MSEC", Kind::Number(0, 60_000, 100), "milliseconds between these attempts"),
     variable("NCCL_IB_PKEY", Kind::Number(0, 65535, 0), "index into the partition key table"),
     variable(
+        "NCCL_IB_PKEY_VALUE",
+        Kind::Number(-1, 65535, -1),
+        "partition key, which is looked for in the table without its highest bit, and counts more than NCCL_IB_PKEY; -1: NCCL_IB_PKEY",
+    ),
+    variable(
         "NCCL_IB_SL",
         Kind::Number(-1, 15, -1),
         "service level; -1: the communicator's traffic class, if it has one up to 15, else 0",
@@ -178,6 +183,11 @@ pub const VARIABLES: &[Variable] = &[
         "folder for these reports as JSON, and for the socket by which `ferrite hang` asks for one; unset: `/tmp`",
     ),
     variable(
+        "FERRITE_PROFILER",
+        Kind::Number(0, 1, 1),
+        "1: NCCL 2.28.3 and later tell Ferrite's profiler of their operations, so that reports and `ferrite top` name them; 0: they do not",
+    ),
+    variable(
         "FERRITE_STATS",
         Kind::Number(0, 1, 1),
         "1: statistics are in a file in shared memory, for `ferrite top`; 0: no process can read them",
@@ -196,6 +206,11 @@ pub const VARIABLES: &[Variable] = &[
     variable("SLURM_PROCID", Kind::Text, "the same, as Slurm tells it"),
     variable("OMPI_COMM_WORLD_RANK", Kind::Text, "the same, as Open MPI tells it"),
     variable("PMIX_RANK", Kind::Text, "the same, as PMIx tells it"),
+    variable(
+        "NCCL_PROFILER_PLUGIN",
+        Kind::Text,
+        "another profiler than Ferrite's, which then names no operations; `none`: NCCL takes none",
+    ),
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 
@@ -213,7 +228,6 @@ pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_RAIL_POLICY", "rails are those that NCCL_IB_HCA names"),
     ("NCCL_IB_SORT_MERGE_NICS", "ports are merged in the order that NCCL names them"),
     ("NCCL_IB_VR_*", "rails are those that NCCL_IB_HCA names"),
-    ("NCCL_IB_PKEY_VALUE", "NCCL_IB_PKEY, the index, is what counts"),
     ("NCCL_IB_RESILIENCY_*", "recovery is on by default; see FERRITE_FAILOVER"),
     ("NCCL_GIN_IB_TC", "there are no GPU-initiated transfers"),
     ("NCCL_SOCKET_RETRY_CNT", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),

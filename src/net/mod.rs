@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | [`control`] | TCP connections between processes: they carry the set-up, and tell when a peer has died | |
 //! | [`mr`] | registered memory: the cache of memory regions, and NCCL's handles | |
-//! | [`explain`] | the report of what an operation waits for that does not go on | `control` |
+//! | [`operations`] | the operations that NCCL has told of | |
+//! | [`explain`] | the report of what an operation waits for that does not go on | `control`, `operations` |
 //! | [`device`] | devices as NCCL sees them: cards and ports, their GIDs, GPUDirect RDMA | `control`, `mr`, `explain` |
 //! | [`qp`] | the queue pairs of a connection, and connecting them | and `device` |
 //! | [`recovery`] | new queue pairs for a connection after a fault | and `qp` |
@@ -18,6 +19,7 @@ pub mod device;
 pub mod explain;
 pub mod mr;
 pub mod network;
+pub mod operations;
 pub mod qp;
 pub mod recovery;
 pub mod setup;

@@ -7,6 +7,7 @@ use super::device::nic::Nic;
 use super::setup::connect::Connector;
 use super::setup::connectors::Connectors;
 use super::setup::listen::Listener;
+use super::setup::nccl_comm::NcclComm;
 use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::iface::{self, Interface};
@@ -24,6 +25,8 @@ use std::time::Duration;
 pub struct Network {
     devices: Vec<Arc<Nic>>,
     merges_any_ports: bool,
+    names_operations: bool,
+    other_profiler: Option<String>,
     interface: Option<Interface>,
     connectors: Arc<Connectors>,
     /// The time that a client has for its first frame.
@@ -50,7 +53,16 @@ impl Network {
         }
         let merges_any_ports = config.merge_any;
         let (connectors, control) = (Arc::default(), Mutex::default());
-        let net = Self { devices, merges_any_ports, interface, connectors, first_frame_limit, control };
+        let net = Self {
+            devices,
+            merges_any_ports,
+            names_operations: config.profiler,
+            other_profiler: config.other_profiler.clone(),
+            interface,
+            connectors,
+            first_frame_limit,
+            control,
+        };
         net.log_devices(&config);
         Ok(net)
     }
@@ -70,14 +82,24 @@ impl Network {
         self.merges_any_ports
     }
 
-    /// A listener on `device`, for a communicator with traffic class `class`.
+    /// Whether NCCL is to tell of its operations, if there are devices to send them over.
+    pub fn names_operations(&self) -> bool {
+        self.names_operations && !self.devices.is_empty()
+    }
+
+    /// The profiler that the user has named to NCCL.
+    pub fn other_profiler(&self) -> Option<&str> {
+        self.other_profiler.as_deref()
+    }
+
+    /// A listener on `device`, for NCCL's communicator `of`.
     ///
     /// # Errors
     /// No TCP port is free.
-    pub fn listen(&self, device: &Arc<Nic>, class: Option<u8>) -> Result<Listener> {
+    pub fn listen(&self, device: &Arc<Nic>, of: NcclComm) -> Result<Listener> {
         self.connectors.sweep();
         let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
-        Listener::new(Arc::clone(device), self.control()?, interface, class)
+        Listener::new(Arc::clone(device), self.control()?, interface, of)
     }
 
     fn control(&self) -> Result<Arc<ControlDriver>> {
@@ -89,17 +111,12 @@ impl Network {
         Ok(Arc::clone(known.insert(driver)))
     }
 
-    /// Connects `device`, for a communicator with traffic class `class`, to the listener whose handle is `bytes`, in as many calls as it takes. From one call to the
-    /// next, the handle keeps the number of the unfinished connection.
+    /// Connects `device`, for NCCL's communicator `of`, to the listener whose handle is `bytes`, in as many calls as it takes. From one
+    /// call to the next, the handle keeps the number of the unfinished connection.
     ///
     /// # Errors
     /// The handle is not Ferrite's, or the connection fails.
-    pub fn connect(
-        &self,
-        device: &Arc<Nic>,
-        class: Option<u8>,
-        bytes: &mut [u8; HANDLE_BYTES],
-    ) -> Result<Option<SendComm>> {
+    pub fn connect(&self, device: &Arc<Nic>, of: NcclComm, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
         let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
         let cookie = handle::cookie(bytes);
         let known = self.connectors.take(cookie).filter(|c| c.leads_to(&handle));
@@ -109,7 +126,7 @@ impl Network {
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
-                (cookie, Connector::new(Arc::clone(device), handle, self.control()?, class))
+                (cookie, Connector::new(Arc::clone(device), handle, self.control()?, of))
             }
         };
         // No lock is held here: creating queue pairs takes time.

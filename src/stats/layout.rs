@@ -10,7 +10,7 @@ pub const MAGIC: u64 = u64::from_ne_bytes(*b"FerrStat");
 /// A reader that knows another major number cannot read the file.
 pub const LAYOUT_MAJOR: u64 = 1;
 /// Incremented when words get a meaning that had none.
-pub const LAYOUT_MINOR: u64 = 0;
+pub const LAYOUT_MINOR: u64 = 1;
 
 /// Words of the header.
 pub const HEADER_WORDS: usize = 1024;
@@ -133,6 +133,12 @@ pub mod record {
     /// Stage of a receiver: from that poll to the next `irecv` on the connection.
     pub const CONSUME: usize = 2;
 
+    /// The operation of NCCL that the outstanding messages are of; 0: it is not known, or there are none. Bits 0 to 46: its number;
+    /// bit 47: it has none; bits 48 to 58: the function. Bit 59 is set. Written once a second.
+    pub const OPERATION: usize = 27;
+    /// NCCL's number of the communicator that the connection is for; 0: it is not known.
+    pub const COMMUNICATOR: usize = 28;
+
     /// [`super::FREE`], [`super::OPEN`] or [`super::CLOSED`] in the lower 8 bits; above them a number that is incremented each time
     /// the record is given to another end.
     pub const STATE: usize = 32;
@@ -162,6 +168,10 @@ pub mod record {
     pub const PROGRESS_SEEN: usize = 58;
     /// See [`PROGRESS_SEEN`].
     pub const STILL_SINCE: usize = 59;
+    /// Name of the communicator that [`OPERATION`] is in, if its user has given one.
+    pub const COMMUNICATOR_NAME: usize = 60;
+    /// Words of it.
+    pub const COMMUNICATOR_NAME_WORDS: usize = 4;
     /// Name of the device, as NCCL is told it.
     pub const DEVICE: usize = 64;
     /// Words of it.
@@ -196,8 +206,10 @@ const _: () = {
     assert!(QPS + QPS_WORDS <= DEVICE && DEVICE + DEVICE_WORDS <= PEER_HOST);
     assert!(PEER_HOST + PEER_HOST_WORDS <= RAIL_NAMES);
     assert!(RAIL_NAMES + record::RAILS * RAIL_NAME_WORDS <= record::HISTOGRAMS);
-    assert!(QPS + QPS_WORDS <= record::PROGRESS_SEEN && record::STILL_SINCE < DEVICE);
-    assert!(record::RAIL_BYTES + record::RAILS <= record::LONGEST && record::LONGEST + record::STAGES <= record::STATE);
+    assert!(QPS + QPS_WORDS <= record::PROGRESS_SEEN && record::STILL_SINCE < record::COMMUNICATOR_NAME);
+    assert!(record::COMMUNICATOR_NAME + record::COMMUNICATOR_NAME_WORDS <= DEVICE);
+    assert!(record::RAIL_BYTES + record::RAILS <= record::LONGEST);
+    assert!(record::LONGEST + record::STAGES <= record::OPERATION && record::COMMUNICATOR < record::STATE);
     assert!(record::STALLS < record::COUNTERS && record::COUNTERS <= record::REFUSED_AT);
     assert!(header::LABEL_NAME + header::LABEL_NAME_WORDS <= header::PAST);
     assert!(header::PAST + header::PAST_ROWS * header::PAST_WORDS <= HEADER_WORDS);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`layout`] | what each word of the file means; `ferrite top` uses it too |
 //! | [`record`] | the record of one end of a connection: its counters |
+//! | [`labels`] | the words of a record that name NCCL's communicator and operation |
 //! | `timing`, `clock`, `histogram` | the times of some messages, stage by stage |
 //! | `stalls` | ends that stand still |
 //! | [`process`] | the records of this process, and the rank that its sends tell |
@@ -17,6 +18,7 @@ mod clock;
 mod dead;
 mod file;
 pub mod histogram;
+pub mod labels;
 pub mod layout;
 mod lock;
 pub mod process;

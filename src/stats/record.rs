@@ -37,7 +37,7 @@ pub struct Opening<'a> {
 /// and by no other. They are read by other processes at any time, each by itself.
 #[derive(Debug)]
 pub struct ConnStats {
-    words: &'static Words,
+    pub(super) words: &'static Words,
     /// Calls of [`Self::handle_begun`] until it says that one is due.
     credit: u32,
     timing: Timing,

@@ -51,6 +51,7 @@ functions! {
         ibv_ack_async_event @ "IBVERBS_1.1": fn(*mut super::raw::RawAsyncEvent);
         ibv_query_device @ "IBVERBS_1.1": fn(*mut sys::ibv_context, *mut sys::ibv_device_attr) -> c_int;
         ibv_query_port @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, *mut super::raw::RawPort) -> c_int;
+        ibv_query_pkey @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, c_int, *mut u16) -> c_int;
         ibv_query_gid @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, c_int, *mut sys::ibv_gid) -> c_int;
         ibv_alloc_pd @ "IBVERBS_1.1": fn(*mut sys::ibv_context) -> *mut sys::ibv_pd;
         ibv_dealloc_pd @ "IBVERBS_1.1": fn(*mut sys::ibv_pd) -> c_int;

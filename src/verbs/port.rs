@@ -162,6 +162,24 @@ impl Context {
         (gid.bytes != [0; 16]).then_some(gid)
     }
 
+    /// The first entry of the partition key table of `port` that has `key`. The highest bit of a key tells the kind of membership, and is
+    /// not compared. `None`: there is none.
+    ///
+    /// # Errors
+    /// The port cannot be queried.
+    pub fn partition_index(&self, port: u8, key: u16) -> Result<Option<u16>> {
+        let count = self.port(port)?.pkey_count;
+        Ok((0..count).find(|index| self.partition_key(port, *index).is_some_and(|found| (found ^ key) << 1 == 0)))
+    }
+
+    /// Entry `index` of the partition key table of `port`. `None`: it is unreadable.
+    fn partition_key(&self, port: u8, index: u16) -> Option<u16> {
+        let mut key = 0_u16;
+        // SAFETY: the context is open and `key` is a valid place.
+        let rc = unsafe { (self.library.ibv_query_pkey)(self.raw(), port, index.into(), &raw mut key) };
+        (rc == 0).then_some(u16::from_be(key))
+    }
+
     fn untyped_gid(&self, port: u8, index: i32) -> Option<[u8; 16]> {
         let mut gid = sys::ibv_gid { raw: [0; 16] };
         // SAFETY: the context is open and `gid` is a valid place.

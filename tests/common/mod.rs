@@ -19,6 +19,11 @@ pub(crate) fn plugin_transport() -> ferrite::error::Result<Transport> {
     Transport::open(&Source::plugin(testkit::dist::dist().join("lib/libnccl-net.so")))
 }
 
+/// As [`plugin_transport`], by the table of version `abi`.
+pub(crate) fn plugin_transport_of(abi: u32) -> ferrite::error::Result<Transport> {
+    Transport::open(&Source::plugin_of(testkit::dist::dist().join("lib/libnccl-net.so"), abi))
+}
+
 /// A byte pattern that differs from message to message and from offset to offset.
 pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
     let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);

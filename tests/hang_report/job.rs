@@ -68,6 +68,8 @@ impl Job {
                 pause_ms: 0,
                 // On a machine of two processors each gets its turn.
                 idle_us: 200.max(u64::from(count) * 100),
+                abi: 8,
+                begun: None,
             };
             change(&mut rank);
             let rank = serde_json::to_string(&rank).expect("JSON");

@@ -6,4 +6,5 @@ mod common;
 
 mod causes;
 mod job;
+mod operations;
 mod rank;

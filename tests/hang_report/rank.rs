@@ -1,7 +1,8 @@
 //! One process: a rank that receives from the one before, and sends to the next.
 
-use crate::common::plugin_transport;
+use crate::common::plugin_transport_of;
 use ferrite::error::Result;
+use ferrite::nccl::profiler::{Event, Profiler};
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::{RecvComm, Region, Request, SendComm};
 use ferrite::transport::{Handle, Listener, Transport};
@@ -35,6 +36,10 @@ pub(crate) struct Rank {
     pub(crate) pause_ms: u64,
     /// A pause after each round of calls; microseconds.
     pub(crate) idle_us: u64,
+    /// The version of the plugin's table.
+    pub(crate) abi: u32,
+    /// NCCL tells a profiler that so many operations are begun, of which the last one goes on.
+    pub(crate) begun: Option<u64>,
 }
 
 /// What NCCL carries from `listen` to `connect`.
@@ -55,7 +60,8 @@ struct Ends<'c> {
 
 /// Runs until the process is killed, or a call fails.
 pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
-    let transport = plugin_transport()?;
+    let transport = plugin_transport_of(rank.abi)?;
+    let _operation = rank.begun.map(|begun| begin(&transport, rank, begun)).transpose()?;
     let device = rank.number as usize % DEVICES;
     let (handle, mut listener) = transport.listen(device)?;
     parent.send(&HandleBytes(handle.0));
@@ -75,6 +81,21 @@ pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
             .transpose()?,
     };
     pass_on(rank, &ends)
+}
+
+/// Tells the plugin's profiler of `begun` operations as NCCL does. The last one goes on as long as the communicator is there.
+fn begin(transport: &Transport, rank: Rank, begun: u64) -> Result<(Profiler, Vec<Event>)> {
+    // The transport's communicator has this number.
+    let profiler = Profiler::begin(&transport.identity().file, 6, 1, c"dp", rank.number as i32, 4)?;
+    let mut live = Vec::new();
+    for number in 0..begun {
+        live.iter().for_each(|event| profiler.stop(*event));
+        let operation = profiler.collective(c"AllReduce", number);
+        let to = rank.sends.then(|| profiler.proxy(operation, rank.number as i32 + 1, true));
+        let from = rank.from.map(|from| profiler.proxy(operation, from as i32, false));
+        live = to.into_iter().chain(from).collect();
+    }
+    Ok((profiler, live))
 }
 
 /// Connects to the handle and accepts at the listener, as far as they are given.

@@ -23,7 +23,8 @@ const LAYERS: &[(&str, &[&str])] = &[
 const NET: &[(&str, &[&str])] = &[
     ("control", &[]),
     ("mr", &[]),
-    ("explain", &["control"]),
+    ("operations", &[]),
+    ("explain", &["control", "operations"]),
     ("device", &["control", "mr", "explain"]),
     ("qp", &["control", "mr", "device"]),
     ("recovery", &["control", "mr", "device", "qp"]),

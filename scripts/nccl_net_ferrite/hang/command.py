@@ -4,7 +4,7 @@
     python scripts/hang.py --softrnic --ranks 4     # on the software device, on a machine without RDMA
 
 Fresh processes for each case. Exit code 0: in each case the reports of the waiting ranks name the right one, with the right
-verdict, and where no report is due there is none. 1: a report is wrong or missing, or a sum is. 2: the check is not valid, or could
+verdict and, from NCCL 2.28.3 on, the operation; and where no report is due there is none. 1: a report is wrong or missing, or a sum is. 2: the check is not valid, or could
 not be made. 130: interrupted. report.md has the text of each report; raw.json says more.
 """
 
@@ -87,7 +87,7 @@ def run_case(
     if raw is None:
         raise Invalid("rank 0 is on another machine")
     reports = [files.read_json(path) for path in sorted(folder.glob("*.json"))]
-    return judge(case, culprit, raw["ranks"], reports), raw["versions"]
+    return judge(case, culprit, raw["ranks"], reports, raw["versions"]["nccl"]), raw["versions"]
 
 
 def write(folder: Path, plugin: Path, summary: str, versions: dict[str, str], found: list[Found]) -> None:

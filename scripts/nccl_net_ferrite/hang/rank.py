@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 
 from ..launch.torch_gather import gather, versions
+from .cases import AFTER, BEFORE
 
 ELEMENTS = 1 << 20
-# all_reduce operations before the one that is held up, and after it.
-BEFORE, AFTER = 5, 5
 
 
 def hold_up(how: str, seconds: float) -> None:

@@ -24,6 +24,7 @@ use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
 use crate::proto::{self, Violation};
+use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use crate::verbs::work::Completion;
 use std::sync::{Arc, Weak};
@@ -38,6 +39,8 @@ pub struct RecvComm {
     pub nic: Arc<Nic>,
     /// The memory that NCCL has registered for it.
     pub memory: Arc<ConnMemory>,
+    /// What the statistics say of NCCL's operation.
+    pub labels: Labels,
     recovery: Option<Arc<ConnRecovery>>,
 }
 
@@ -113,8 +116,8 @@ impl RecvComm {
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
         path.recovery = recovery.clone();
         path.stall = Stall::new(nic.config.stall_ms);
-        let memory = ConnMemory::new(&nic);
-        Self { path: ExclusiveCell::new(path), peer, nic, memory, recovery }
+        let (memory, labels) = (ConnMemory::new(&nic), Labels::of(&path.stats));
+        Self { path: ExclusiveCell::new(path), peer, nic, memory, labels, recovery }
     }
 
     /// `owner` has the communicator. From now on it recovers from faults, if both ends do.

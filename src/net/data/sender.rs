@@ -24,6 +24,7 @@ use crate::proto::send::SendFlow;
 use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
 use crate::proto::transfer::Transfer;
 use crate::proto::{QpIndex, RING_SLOTS, Violation};
+use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::work::{Sge, Target, Write};
@@ -44,6 +45,8 @@ pub struct SendComm {
     pub nic: Arc<Nic>,
     /// The memory that NCCL has registered for it.
     pub memory: Arc<ConnMemory>,
+    /// What the statistics say of NCCL's operation.
+    pub labels: Labels,
     recovery: Option<Arc<ConnRecovery>>,
 }
 
@@ -112,7 +115,7 @@ impl SendComm {
         let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
-        let memory = ConnMemory::new(&nic);
+        let (memory, labels) = (ConnMemory::new(&nic), Labels::of(&stats));
         let path = SendPath {
             flow,
             qps,
@@ -128,7 +131,7 @@ impl SendComm {
             stats,
             is_plain: fast_below > 0,
         };
-        Self { path: ExclusiveCell::new(path), fast_below, peer, nic, memory, recovery }
+        Self { path: ExclusiveCell::new(path), fast_below, peer, nic, memory, labels, recovery }
     }
 
     /// `owner` has the communicator. From now on it recovers from faults, if both ends do.

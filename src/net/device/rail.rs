@@ -216,6 +216,19 @@ impl Rail {
     }
 }
 
+/// The index into the partition key table of `port` that queue pairs get.
+///
+/// # Errors
+/// The user wants a key that the port does not have.
+pub fn partition_index(context: &Context, port: u8, config: &Config) -> Result<u16> {
+    let Some(key) = config.pkey else { return Ok(config.pkey_index) };
+    context.partition_index(port, key)?.ok_or_else(|| {
+        let name = context.name();
+        Error::usage(format!("NCCL_IB_PKEY_VALUE={key:#06x}: port {port} of {name} has no such partition key"))
+            .hint(format_args!("cat /sys/class/infiniband/{name}/ports/{port}/pkeys/*"))
+    })
+}
+
 /// Why a port cannot be used. `None`: it can.
 fn unusable_reason(attributes: &PortAttributes) -> Option<String> {
     match attributes.link_layer {

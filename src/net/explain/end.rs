@@ -2,6 +2,7 @@
 
 use crate::net::control::peer_state::PeerState;
 use crate::proto::explain::look::Found;
+pub use crate::stats::labels::Labels;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -15,4 +16,7 @@ pub trait ExplainedEnd: Debug + Send + Sync {
 
     /// The name of the device that it uses.
     fn device(&self) -> &str;
+
+    /// What its record says of NCCL's communicator and operation.
+    fn labels(&self) -> &Labels;
 }

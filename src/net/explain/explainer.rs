@@ -9,9 +9,11 @@ use crate::host::{launcher, sysfs};
 use crate::net::control::inquiry_events::InquiryEvents;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::workers::{Job, JobId, Workers};
+use crate::net::operations::seen::Seen;
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Inquiry};
-use crate::proto::explain::look::Found;
+use crate::proto::explain::look::Sight;
+use crate::proto::explain::operation::{Call, Operation};
 use crate::proto::explain::report_times::{Due, ReportTimes};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::identity::Identity;
@@ -143,12 +145,11 @@ impl Explainer {
             return (state, now);
         }
         drop(state);
-        let found: Vec<Found> = ends.iter().map(|(_, end)| end.look()).collect();
+        let seen = Seen::now();
+        let sights: Vec<Sight> = ends.iter().map(|(number, end)| sight(*number, end.as_ref(), &seen)).collect();
         let mut state = lock(&self.state);
         let now = self.start.elapsed();
-        let looks = found.into_iter().zip(ends);
-        let looks = looks.map(|(found, (number, end))| (*number, found, end.peer().peer().identity())).collect();
-        state.inquiry.handle_looks(now, looks);
+        state.inquiry.handle_looks(now, sights, seen.progress());
         state.looked = Some(now);
         (state, now)
     }
@@ -188,6 +189,29 @@ impl Explainer {
     }
 }
 
+impl State {
+    /// The ends have just been looked at. Returns whether there is something to do for the thread.
+    pub(super) fn handle_time(&mut self, now: Time) -> bool {
+        if self.asking.is_some() {
+            return true;
+        }
+        let longest = self.inquiry.longest_wait(now);
+        let is_closed = self.inquiry.take_lost_wait();
+        let due = self.report_times.check(longest, is_closed);
+        match due {
+            Due::Nothing => {}
+            Due::Report => self.asking = Some(now),
+            Due::WentOn(after, next) => self.ended = Some(text::went_on(after, next)),
+            Due::Closed(after) => self.ended = Some(text::closed(after, &self.said)),
+        }
+        let is_near = self.report_times.is_near(longest);
+        if is_near {
+            self.inquiry.ask(now);
+        }
+        is_near || due != Due::Nothing
+    }
+}
+
 impl InquiryEvents for Explainer {
     fn handle_frame(&self, end: EndId, frame: &Frame) {
         lock(&self.inbox).insert((end, frame.kind == Kind::WaitQuestion), frame.clone());
@@ -213,20 +237,7 @@ impl PeriodicTask for Explainer {
             state.requested = now;
         }
         state.requests.extend(requests);
-        if state.asking.is_none() {
-            let longest = state.inquiry.longest_wait(now);
-            let is_closed = state.inquiry.take_lost_wait();
-            let due = state.report_times.check(longest, is_closed);
-            match due {
-                Due::Nothing => {}
-                Due::Report => state.asking = Some(now),
-                Due::WentOn(after, next) => state.ended = Some(text::went_on(after, next)),
-                Due::Closed(after) => state.ended = Some(text::closed(after, &state.said)),
-            }
-            is_due |= due != Due::Nothing;
-        } else {
-            is_due = true;
-        }
+        is_due |= state.handle_time(now);
         drop(state);
         if ends.is_empty() {
             drop(lock(&self.socket).take());
@@ -246,6 +257,16 @@ impl Job for Explainer {
     fn handle_panic(&self) {
         log::warn!("a bug in Ferrite: what connections wait for cannot be explained");
     }
+}
+
+/// Looks at an end, and writes into its record what operation of those in `seen` its messages are of.
+fn sight(id: EndId, end: &dyn ExplainedEnd, seen: &Seen) -> Sight {
+    let (found, peer, labels) = (end.look(), end.peer().peer().identity(), end.labels());
+    let rank = peer.rank.or_else(|| labels.peer_rank());
+    let operation = seen.operation(labels.communicator(), labels.is_sender(), rank);
+    let (call, name) = operation.as_ref().map_or((0, ""), |Operation { call, name, .. }| (Call::to_bits(*call), name));
+    labels.set_operation(call, name);
+    Sight { id, found, peer, operation }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

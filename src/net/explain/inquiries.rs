@@ -28,6 +28,7 @@ impl Explainer {
         let ends = self.ends();
         let (mut state, now) = self.look(&ends, SAME_LOOK);
         handle_frames(&mut state, now, self.take_inbox(), &ends);
+        state.handle_time(now);
         if state.asking.is_some() || !state.requests.is_empty() {
             state.inquiry.ask(now);
         }

@@ -4,6 +4,7 @@ use super::text::{EndName, Report, cause_text};
 use crate::proto::explain::inquiry::Finding;
 use crate::proto::explain::message::Cause;
 use crate::proto::explain::numbers::{End, Numbers};
+use crate::proto::explain::operation::{Begun, Operation};
 use crate::proto::identity::Identity;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -38,7 +39,7 @@ fn wait(finding: &Finding, EndName { device, peer, .. }: &EndName) -> String {
     let waits_for = finding.theirs.as_ref().and_then(|theirs| theirs.waits_for.as_ref());
     format!(
         "{{\"verdict\":\"{:?}\",\"device\":{},\"since_s\":{:.1},\"peer\":{},\"peer_name\":{},\"local\":{},\"remote\":{theirs},\
-         \"peer_waits_for\":{},\"cause\":{}}}",
+         \"peer_waits_for\":{},\"operation\":{},\"peer_has_begun\":{},\"cause\":{}}}",
         finding.verdict,
         string(device),
         finding.age.as_secs_f64(),
@@ -46,19 +47,41 @@ fn wait(finding: &Finding, EndName { device, peer, .. }: &EndName) -> String {
         string(peer),
         end(&finding.end),
         waits_for.map_or_else(|| "null".into(), who),
+        operation(finding.operation.as_ref()),
+        has_begun(finding.begun),
         finding.cause.as_ref().map_or_else(|| "null".into(), cause),
     )
 }
 
 fn cause(cause: &Cause) -> String {
     format!(
-        "{{\"verdict\":\"{:?}\",\"near\":{},\"far\":{},\"connections\":{},\"text\":{}}}",
+        "{{\"verdict\":\"{:?}\",\"near\":{},\"far\":{},\"connections\":{},\"operation\":{},\"far_has_begun\":{},\"text\":{}}}",
         cause.verdict,
         who(&cause.near),
         who(&cause.far),
         cause.depth,
+        operation(cause.operation.as_ref()),
+        has_begun(cause.begun),
         string(&cause_text(cause))
     )
+}
+
+fn operation(operation: Option<&Operation>) -> String {
+    let Some(Operation { call, communicator, name, .. }) = operation else { return "null".into() };
+    let count = call.number.map_or_else(|| "null".into(), |number| number.to_string());
+    format!(
+        "{{\"function\":\"{}\",\"number\":{count},\"communicator\":\"{communicator:#x}\",\"communicator_name\":{}}}",
+        call.function.name(),
+        string(name),
+    )
+}
+
+fn has_begun(begun: Begun) -> &'static str {
+    match begun {
+        Begun::Unknown => "null",
+        Begun::Yes => "true",
+        Begun::No(_) => "false",
+    }
 }
 
 fn who(who: &Identity) -> String {

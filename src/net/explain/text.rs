@@ -5,6 +5,7 @@ use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Finding, Inquiry, Owed};
 use crate::proto::explain::message::{Cause, LeastLead};
 use crate::proto::explain::numbers::Numbers;
+use crate::proto::explain::operation::{Begun, Operation};
 use crate::proto::explain::verdict::Verdict;
 use crate::proto::identity::Identity;
 use std::time::Duration;
@@ -87,22 +88,18 @@ impl Report {
             Verdict::PeerGone => format!("the connection has ended: {end}"),
             _ => self.why(finding),
         };
-        format!("{device}: {rank}waits since {age} s {what} {peer}: {why}.{others}")
+        let operation = finding.operation.as_ref().map(|operation| format!("in {operation} ")).unwrap_or_default();
+        format!("{device}: {rank}waits since {age} s {operation}{what} {peer}: {why}.{others}")
     }
 
     fn why(&self, finding: &Finding) -> String {
         match (&finding.cause, finding.verdict) {
             (Some(cause), Verdict::PeerWaits) => {
                 let further = cause.depth - 1;
-                format!(
-                    "that process waits itself. {further} connection(s) further, {} waits for {}: {}",
-                    cause.near,
-                    cause.far,
-                    reason(cause.verdict, None)
-                )
+                format!("that process waits itself. {further} connection(s) further, {}", cause_text(cause))
             }
             (None, Verdict::PeerWaits) => self.circle(finding),
-            (_, verdict) => reason(verdict, Some(finding)),
+            (_, verdict) => reason(verdict, finding.operation.as_ref(), finding.begun) + &numbers(finding),
         }
     }
 
@@ -125,18 +122,16 @@ impl Report {
     }
 }
 
-/// Why, and what to look at. `finding` is of this process, with the numbers of both ends.
-fn reason(verdict: Verdict, finding: Option<&Finding>) -> String {
-    let numbers = finding.map(numbers).unwrap_or_default();
+/// Why, and what to look at. The peer has begun `operation` or not, as `begun` says.
+fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> String {
     let text = match verdict {
         Verdict::PeerHasNotSent => {
-            "NCCL there has not sent (it has not called isend), and waits for no peer. Whether it has begun the operation is \
-             not known: that process is elsewhere, or its GPU or another one of its host stands still (py-spy dump, nvidia-smi)"
+            let what = "NCCL there has not sent (it has not called isend), and waits for no peer";
+            return format!("{what}. {}", elsewhere(operation, begun));
         }
         Verdict::PeerHasNotAsked => {
-            "NCCL there has not asked for data (it has not called irecv), and waits for no peer. Whether it has begun the \
-             operation is not known: that process is elsewhere, or its GPU or another one of its host stands still (py-spy \
-             dump, nvidia-smi)"
+            let what = "NCCL there has not asked for data (it has not called irecv), and waits for no peer";
+            return format!("{what}. {}", elsewhere(operation, begun));
         }
         Verdict::PeerSilent => {
             "that process does not answer, although the control connection to it stands: it is stopped (SIGSTOP, debugger, \
@@ -177,7 +172,31 @@ fn reason(verdict: Verdict, finding: Option<&Finding>) -> String {
         Verdict::PeerWaits | Verdict::Unknown => "what that process waits for is not known yet",
         Verdict::NotWaiting | Verdict::OwnHasNotAsked | Verdict::OwnHasNotSent => "it does not wait any more",
     };
-    format!("{text}{numbers}")
+    text.into()
+}
+
+/// Where a process is that owes a message of `operation`.
+fn elsewhere(operation: Option<&Operation>, begun: Begun) -> String {
+    let function = operation.map_or("operation", |operation| operation.call.function.name());
+    match begun {
+        Begun::Unknown => {
+            "Whether it has begun the operation is not known: that process is elsewhere, or its GPU or another \
+                           one of its host stands still (py-spy dump, nvidia-smi)"
+                .into()
+        }
+        Begun::Yes => {
+            "It has begun the operation: its GPU, or another one of its host, stands still or is busy with something \
+                       before it (nvidia-smi, dmesg)"
+                .into()
+        }
+        Begun::No(last) => {
+            let last = last.map_or_else(|| "none".into(), |last| format!("number {last}"));
+            format!(
+                "It has not begun the operation (its last {function} of this communicator: {last}): that process is elsewhere \
+                 (py-spy dump)"
+            )
+        }
+    }
 }
 
 /// The numbers of both ends, in parentheses.
@@ -218,7 +237,20 @@ pub fn owed(owed: &Owed, EndName { device, peer, .. }: &EndName) -> String {
         _ => ("to be asked for data by this process", "irecv"),
     };
     let age = seconds(owed.age);
-    format!("{device}: {peer} waits since {age} s {what}: NCCL here has not called {call}, and waits for no peer")
+    let (operation, begun) = match &owed.operation {
+        None => (String::new(), ""),
+        Some((operation, begun)) => {
+            let begun = match begun {
+                Begun::Unknown => "",
+                Begun::Yes => ". It has begun the operation",
+                Begun::No(_) => ". It has not begun the operation",
+            };
+            (format!("in {operation} "), begun)
+        }
+    };
+    format!(
+        "{device}: {peer} waits since {age} s {operation}{what}: NCCL here has not called {call}, and waits for no peer{begun}"
+    )
 }
 
 /// With one decimal.
@@ -226,7 +258,8 @@ fn seconds(time: Duration) -> String {
     format!("{:.1}", time.as_secs_f64())
 }
 
-/// For programs: the reason of a cause that another process has found.
-pub fn cause_text(cause: &Cause) -> String {
-    format!("{} waits for {}: {}", cause.near, cause.far, reason(cause.verdict, None))
+/// The reason of a cause that another process may have found.
+pub fn cause_text(Cause { verdict, near, far, operation, begun, .. }: &Cause) -> String {
+    let within = operation.as_ref().map(|operation| format!(" in {operation}")).unwrap_or_default();
+    format!("{near} waits{within} for {far}: {}", reason(*verdict, operation.as_ref(), *begun))
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::host::{random, sysfs};
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
-use crate::net::device::rail::{LocalAddress, Rail};
+use crate::net::device::rail::{LocalAddress, Rail, partition_index};
 use crate::proto::endpoint::{Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
 use crate::proto::stripe::Striping;
@@ -337,7 +337,7 @@ pub fn create_qp(
     caps: QpCaps,
     access: RemoteAccess,
 ) -> Result<InitQueuePair> {
-    let pkey_index = rail.config.pkey_index;
+    let pkey_index = partition_index(&rail.card.context, rail.port, &rail.config)?;
     let qp = ResetQueuePair::new(&rail.card.domain, queue, caps)?;
     qp.initialize(rail.port, pkey_index, access).map_err(|error| {
         let keys = rail.card.context.port(rail.port).map_or(0, |port| port.pkey_count);

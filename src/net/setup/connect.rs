@@ -14,6 +14,7 @@
 //! again like any other, and that this end wants to go on shows the peer that it has committed.
 
 use super::identity;
+use super::nccl_comm::NcclComm;
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
@@ -44,8 +45,8 @@ pub struct Connector {
     nic: Arc<Nic>,
     handle: Handle,
     control: Arc<ControlDriver>,
-    /// The communicator's traffic class, if it has one.
-    class: Option<u8>,
+    /// NCCL's communicator that it is for.
+    of: NcclComm,
     /// When the present attempts at a control connection, or at connecting the queue pairs, end.
     deadline: Instant,
     /// Since when there is a control connection.
@@ -104,28 +105,15 @@ const PASSING: [i32; 6] =
     [libc::ECONNREFUSED, libc::ETIMEDOUT, libc::ECONNRESET, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENETUNREACH];
 
 impl Connector {
-    /// Begins to connect `nic` to the listener behind `handle`, over a connection of `control`, for a
-    /// communicator with traffic class `class`.
-    pub fn new(nic: Arc<Nic>, handle: Handle, control: Arc<ControlDriver>, class: Option<u8>) -> Self {
+    /// Begins to connect `nic` to the listener behind `handle`, over a connection of `control`, for
+    /// NCCL's communicator `of`.
+    pub fn new(nic: Arc<Nic>, handle: Handle, control: Arc<ControlDriver>, of: NcclComm) -> Self {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
         let stage = Stage::Dialing(Dial::Again(now));
         let (up_since, turned_away, trouble) = (None, false, None);
         let (refusals, start) = (Refusals::default(), now);
-        Self {
-            nic,
-            handle,
-            control,
-            class,
-            deadline,
-            up_since,
-            asked: now,
-            refusals,
-            start,
-            turned_away,
-            trouble,
-            stage,
-        }
+        Self { nic, handle, control, of, deadline, up_since, asked: now, refusals, start, turned_away, trouble, stage }
     }
 
     /// Whether nobody has asked for it for longer than anybody pauses who still wants it. Who does after all may begin anew.
@@ -294,7 +282,7 @@ impl Connector {
         let Offer { stream, qps, ring } = *offer;
         let reply =
             Reply::parse(&frame.body, &qps.endpoint).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
-        let priority = Priority::of_sender(&self.nic.config, self.class);
+        let priority = Priority::of_sender(&self.nic.config, self.of.class);
         self.deadline = Instant::now() + self.handshake_timeout();
         let connecting =
             qps.connect(&self.nic, reply.endpoint.clone(), &reply.terms, priority, self.nic.config.retries)?;
@@ -319,7 +307,9 @@ impl Connector {
         self.nic.watch(&peer)?;
         log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
         let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps)?;
-        Ok(SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats))
+        let comm = SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats);
+        comm.labels.set_communicator(self.of.id);
+        Ok(comm)
     }
 }
 

@@ -6,6 +6,7 @@
 //! has ended meanwhile is cleared away by a [watcher](crate::net::control::watcher).
 
 use super::identity;
+use super::nccl_comm::NcclComm;
 use crate::error::Result;
 use crate::host::iface::Interface;
 use crate::host::random;
@@ -40,8 +41,8 @@ pub struct Listener {
     control: Arc<ControlDriver>,
     handle: Handle,
     candidates: Arc<Candidates>,
-    /// The communicator's traffic class, if it has one.
-    class: Option<u8>,
+    /// NCCL's communicator that it is for.
+    of: NcclComm,
 }
 
 /// Those that have come to a listener. Their lock is held while the listener is asked, and is taken before any other.
@@ -92,14 +93,14 @@ enum Verdict {
 }
 
 impl Listener {
-    /// Listens for the peer of `nic` at this process's port, which is on `interface`, for a communicator with traffic class `class`.
+    /// Listens for the peer of `nic` at this process's port, which is on `interface`, for NCCL's communicator `of`.
     ///
     /// # Errors
     /// The system gives no token or no port, or nobody can serve it.
-    pub fn new(nic: Arc<Nic>, control: Arc<ControlDriver>, interface: &Interface, class: Option<u8>) -> Result<Self> {
+    pub fn new(nic: Arc<Nic>, control: Arc<ControlDriver>, interface: &Interface, of: NcclComm) -> Result<Self> {
         let token = random::bytes()?;
         let handle = Handle { address: control.listen(interface, token)?, token };
-        let listener = Self { nic, control, handle, class, candidates: Arc::default() };
+        let listener = Self { nic, control, handle, of, candidates: Arc::default() };
         // From here on: the peer may come, and NCCL may ask much later.
         listener.nic.watch_set_up(&listener.control, None)?;
         Ok(listener)
@@ -185,7 +186,7 @@ impl Listener {
         let hello = Hello::parse(&frame.body)?;
         let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
         candidate.name = Some(name.to_string());
-        let preparing = begin(&self.nic, hello, self.class)?;
+        let preparing = begin(&self.nic, hello, self.of.class)?;
         candidate.deadline = Instant::now() + self.handshake_timeout();
         candidate.stage = Stage::Connecting(Box::new(preparing));
         self.proceed(candidate)
@@ -219,7 +220,9 @@ impl Listener {
         let peer = PeerState::new(name, stream, prepared.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} receives from {}", self.nic.name, peer.peer());
-        Ok(RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms))
+        let comm = RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms);
+        comm.labels.set_communicator(self.of.id);
+        Ok(comm)
     }
 }
 

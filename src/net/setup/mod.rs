@@ -4,3 +4,4 @@ pub mod connect;
 pub mod connectors;
 mod identity;
 pub mod listen;
+pub mod nccl_comm;

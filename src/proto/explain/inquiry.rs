@@ -14,9 +14,10 @@
 //! ends by itself at processes that wait for nobody. What is known of a cause grows old on its way and is dropped after
 //! [`MAX_AGE`], so nothing is passed round in a circle.
 
-use super::look::{Contact, Found};
+use super::look::{Contact, Found, Sight};
 use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
 use super::numbers::End;
+use super::operation::{Begun, Operation, Progress, begun};
 use super::verdict::{Peer, Verdict, judge};
 use super::watched::{FRESH, SETTLED, Watched, millis};
 use crate::proto::control::Time;
@@ -53,6 +54,10 @@ pub struct Finding {
     pub theirs: Option<Standing>,
     /// What all this waits for in the end, if it is known.
     pub cause: Option<Cause>,
+    /// The operation that the end waits in, if it is known.
+    pub operation: Option<Operation>,
+    /// Whether the peer has begun it.
+    pub begun: Begun,
 }
 
 /// A peer that waits for an end of this process.
@@ -64,6 +69,8 @@ pub struct Owed {
     pub verdict: Verdict,
     /// How long it had waited when it asked.
     pub age: Duration,
+    /// The operation that it waits in, if it is known, and whether this process has begun it.
+    pub operation: Option<(Operation, Begun)>,
 }
 
 /// The state of one process.
@@ -75,6 +82,8 @@ pub struct Inquiry {
     baseline: BTreeMap<EndId, u32>,
     /// When the ends were looked at last.
     looked: Time,
+    /// What NCCL has begun in this process.
+    progress: Vec<Progress>,
     /// Whether an end that waited has been closed since [`Self::take_lost_wait`] was called last.
     has_lost_wait: bool,
     /// Until when this process asks on its own account.
@@ -99,29 +108,34 @@ impl Inquiry {
             ends: BTreeMap::new(),
             baseline: BTreeMap::new(),
             looked: Time::ZERO,
+            progress: Vec::new(),
             has_lost_wait: false,
             asks_until: Time::ZERO,
             outgoing: VecDeque::new(),
         }
     }
 
-    /// All ends of the process as they are now, in the order of their numbers, and their peers. Those that cannot be seen stay as they were
-    /// seen last.
+    /// All ends of the process as they are now, in the order of their numbers, and what NCCL has begun. Ends that cannot be seen stay as
+    /// they were seen last.
     ///
     /// If that has not been done for long, this process was stopped: how long anything has stood still is not known.
-    pub fn handle_looks(&mut self, now: Time, looks: Vec<(EndId, Found, Identity)>) {
+    pub fn handle_looks(&mut self, now: Time, looks: Vec<Sight>, progress: Vec<Progress>) {
+        self.progress = progress;
         if now > std::mem::replace(&mut self.looked, now) + STOPPED {
             self.ends.clear();
         }
-        let is_there = |id: &EndId| looks.binary_search_by_key(id, |(id, ..)| *id).is_ok();
+        let is_there = |id: &EndId| looks.binary_search_by_key(id, |sight| sight.id).is_ok();
         self.has_lost_wait |= self.ends.iter().any(|(id, end)| !is_there(id) && end.look.numbers.is_waiting());
         self.ends.retain(|id, _| is_there(id));
         self.baseline.retain(|id, _| is_there(id));
-        for (id, found, peer) in looks {
+        for Sight { id, found, peer, operation } in looks {
             match (self.ends.get_mut(&id), found) {
-                (Some(end), Found::Look(look)) => end.update(now, look),
+                (Some(end), Found::Look(look)) => {
+                    end.update(now, look);
+                    end.operation = operation;
+                }
                 (Some(end), Found::InCall) => end.called = now,
-                (None, Found::Look(look)) => drop(self.ends.insert(id, Watched::new(now, look, peer))),
+                (None, Found::Look(look)) => drop(self.ends.insert(id, Watched::new(now, look, peer, operation))),
                 (None, Found::InCall) | (_, Found::Visited) => {}
             }
         }
@@ -150,7 +164,7 @@ impl Inquiry {
     pub fn handle_question(&mut self, now: Time, id: EndId, question: &Question) {
         let Some(end) = self.ends.get_mut(&id) else { return };
         end.asked = Some(now);
-        end.question = Some(question.end);
+        end.question = Some(question.clone());
         end.told = None;
         if let Some(rank) = question.me.rank {
             end.peer.rank = Some(rank);
@@ -206,7 +220,7 @@ impl Inquiry {
         }
         end.last_question = Some(now);
         end.unanswered = Some(end.unanswered.map_or((now, 1), |(since, count)| (since, count + 1)));
-        let question = Question { end: end.end(now), me };
+        let question = Question { end: end.end(now), me, operation: end.operation.clone() };
         self.outgoing.push_back((id, Message::Question(question)));
     }
 
@@ -222,7 +236,13 @@ impl Inquiry {
             waits_for: waiting.map(Watched::peer),
             cause: self.cause(now),
             least_lead: waiting.and_then(|_| self.least_lead(now)),
+            begun: self.begun(end.question.as_ref().and_then(|question| question.operation.as_ref())),
         })
+    }
+
+    /// Whether this process has begun `operation`.
+    fn begun(&self, operation: Option<&Operation>) -> Begun {
+        operation.map_or(Begun::Unknown, |operation| begun(&self.progress, operation))
     }
 
     /// This process, as the peer of an end is to know it.
@@ -239,8 +259,16 @@ impl Inquiry {
     fn cause_of(&self, now: Time, id: EndId, end: &Watched) -> Option<Cause> {
         let verdict = end.verdict(now);
         if verdict.is_cause() {
-            let waited_ms = end.end(now).still_ms;
-            return Some(Cause { verdict, near: self.me(Some(id)), far: end.peer(), depth: 1, age_ms: 0, waited_ms });
+            return Some(Cause {
+                verdict,
+                near: self.me(Some(id)),
+                far: end.peer(),
+                depth: 1,
+                age_ms: 0,
+                waited_ms: end.end(now).still_ms,
+                operation: end.operation.clone(),
+                begun: end.begun(now),
+            });
         }
         let (came, _) = end.answer.as_ref()?;
         let cause = end.standing(now).filter(|_| verdict == Verdict::PeerWaits)?.cause.clone()?;
@@ -278,6 +306,8 @@ impl Inquiry {
             peer: end.peer(),
             theirs: end.standing(now).cloned(),
             cause: self.cause_of(now, *id, end),
+            operation: end.operation.clone(),
+            begun: end.begun(now),
         };
         let mut findings: Vec<_> = waiting.map(finding).collect();
         findings.sort_by_key(|finding| (std::cmp::Reverse(finding.age), finding.id));
@@ -290,11 +320,13 @@ impl Inquiry {
             return None;
         }
         let owed = |(id, end): (&EndId, &Watched)| {
-            let theirs = end.question.filter(|_| end.asked.is_some_and(|asked| now < asked + FRESH))?;
-            let age = Duration::from_millis(theirs.still_ms.into());
-            let verdict = judge(&end.end(now), Peer::Answered { end: &theirs, waits: false, is_busy: false });
+            let theirs = end.question.as_ref().filter(|_| end.asked.is_some_and(|asked| now < asked + FRESH))?;
+            let age = Duration::from_millis(theirs.end.still_ms.into());
+            let verdict = judge(&end.end(now), Peer::Answered { end: &theirs.end, waits: false, is_busy: false });
             let is_owed = age >= limit && matches!(verdict, Verdict::OwnHasNotSent | Verdict::OwnHasNotAsked);
-            is_owed.then_some(Owed { id: *id, verdict, age })
+            let operation =
+                || theirs.operation.clone().map(|operation| (operation.clone(), self.begun(Some(&operation))));
+            is_owed.then(|| Owed { id: *id, verdict, age, operation: operation() })
         };
         self.ends.iter().find_map(owed)
     }
@@ -308,8 +340,9 @@ impl Inquiry {
 
 /// Whether a peer that has been told `told` has to be told `standing`: the time alone is no news.
 fn is_news(told: &Standing, standing: &Standing) -> bool {
-    let what = |cause: &Cause| (cause.verdict, cause.near.clone(), cause.far.clone(), cause.depth);
-    told.end.numbers != standing.end.numbers
+    let what = |cause: &Cause| Cause { age_ms: 0, waited_ms: 0, ..cause.clone() };
+    told.begun != standing.begun
+        || told.end.numbers != standing.end.numbers
         || told.waits_for != standing.waits_for
         || told.least_lead != standing.least_lead
         || told.cause.as_ref().map(what) != standing.cause.as_ref().map(what)
@@ -335,9 +368,10 @@ mod tests {
         let verdict_after = |found: Found| {
             let who = Identity { host: String::new(), pid: 1, rank: None, label: None };
             let mut inquiry = Inquiry::new(who.clone());
-            inquiry.handle_looks(Time::ZERO, vec![(0, Found::Look(look.clone()), who.clone())]);
+            let sight = |found: Found| vec![Sight { id: 0, found, peer: who.clone(), operation: None }];
+            inquiry.handle_looks(Time::ZERO, sight(Found::Look(look.clone())), Vec::new());
             let times = (1..=4).map(Duration::from_secs);
-            times.for_each(|now| inquiry.handle_looks(now, vec![(0, found.clone(), who.clone())]));
+            times.for_each(|now| inquiry.handle_looks(now, sight(found.clone()), Vec::new()));
             let findings = inquiry.findings(Duration::from_secs(4));
             findings.iter().map(|finding| (finding.age.as_secs(), finding.verdict)).collect::<Vec<_>>()
         };

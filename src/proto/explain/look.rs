@@ -1,6 +1,8 @@
 //! An end of a connection at one moment.
 
 use super::numbers::Numbers;
+use super::operation::Operation;
+use crate::proto::identity::Identity;
 
 /// What is known of a peer without asking it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,4 +43,17 @@ pub enum Found {
     InCall,
     /// Another thread of Ferrite is inside, so it cannot be seen.
     Visited,
+}
+
+/// An end that has been looked at.
+#[derive(Debug, Clone)]
+pub struct Sight {
+    /// Names the end within its process.
+    pub id: u64,
+    /// What has been found.
+    pub found: Found,
+    /// The peer, as far as it is known without asking.
+    pub peer: Identity,
+    /// The operation that the oldest outstanding messages are of, if NCCL has told.
+    pub operation: Option<Operation>,
 }

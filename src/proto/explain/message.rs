@@ -1,6 +1,7 @@
 //! Questions and answers between the processes at the two ends of a connection.
 
 use super::numbers::End;
+use super::operation::{Begun, Operation};
 use super::verdict::Verdict;
 use crate::proto::codec::{Reader, Writer};
 use crate::proto::identity::Identity;
@@ -24,6 +25,10 @@ pub struct Cause {
     pub age_ms: u32,
     /// Milliseconds that the end at `near` had waited then.
     pub waited_ms: u32,
+    /// The operation that `near` waits in, if it is known.
+    pub operation: Option<Operation>,
+    /// Whether `far` has begun it.
+    pub begun: Begun,
 }
 
 impl Cause {
@@ -34,17 +39,29 @@ impl Cause {
         to.u16(self.depth);
         to.u32(self.age_ms);
         to.u32(self.waited_ms);
+        emit_operation(self.operation.as_ref(), to);
+        self.begun.emit(to);
     }
 
     fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
         let verdict = Verdict::from_bits(from.u8()?)?;
         let (near, far) = (Identity::parse(from)?, Identity::parse(from)?);
         let (depth, age_ms, waited_ms) = (from.u16()?, from.u32()?, from.u32()?);
+        let (operation, begun) = (parse_operation(from)?, Begun::parse(from)?);
         if !verdict.is_cause() || !(1..=MAX_DEPTH).contains(&depth) {
             return Err(violation!("{verdict:?} at depth {depth} is no cause"));
         }
-        Ok(Self { verdict, near, far, depth, age_ms, waited_ms })
+        Ok(Self { verdict, near, far, depth, age_ms, waited_ms, operation, begun })
     }
+}
+
+fn emit_operation(operation: Option<&Operation>, to: &mut Writer) {
+    to.u8(operation.is_some().into());
+    operation.iter().for_each(|operation| operation.emit(to));
+}
+
+fn parse_operation(from: &mut Reader<'_>) -> Result<Option<Operation>, Violation> {
+    if from.flag()? { Operation::parse(from).map(Some) } else { Ok(None) }
 }
 
 /// A process that has sent little against what it has received.
@@ -63,6 +80,8 @@ pub struct Question {
     pub end: End,
     /// Its process.
     pub me: Identity,
+    /// The operation that it waits in, if it is known.
+    pub operation: Option<Operation>,
 }
 
 impl Question {
@@ -71,6 +90,7 @@ impl Question {
         let mut body = Writer::default();
         self.end.emit(&mut body);
         self.me.emit(&mut body);
+        emit_operation(self.operation.as_ref(), &mut body);
         body.0
     }
 
@@ -80,7 +100,8 @@ impl Question {
     /// No Ferrite says that.
     pub fn parse(body: &[u8]) -> Result<Self, Violation> {
         let mut from = Reader(body);
-        let question = Self { end: End::parse(&mut from)?, me: Identity::parse(&mut from)? };
+        let (end, me) = (End::parse(&mut from)?, Identity::parse(&mut from)?);
+        let question = Self { end, me, operation: parse_operation(&mut from)? };
         from.end().map(|()| question)
     }
 }
@@ -109,6 +130,8 @@ pub struct Standing {
     pub cause: Option<Cause>,
     /// Of all processes known so far that wait for each other, the one with the least lead.
     pub least_lead: Option<LeastLead>,
+    /// Whether the process has begun the operation that the question was about.
+    pub begun: Begun,
 }
 
 impl Answer {
@@ -129,6 +152,7 @@ impl Answer {
             body.u32(least_lead.lead as u32);
             least_lead.who.emit(&mut body);
         }
+        standing.begun.emit(&mut body);
         body.0
     }
 
@@ -151,6 +175,7 @@ impl Answer {
                 true => Some(LeastLead { lead: from.u32()? as i32, who: Identity::parse(&mut from)? }),
                 false => None,
             },
+            begun: Begun::parse(&mut from)?,
         };
         from.end().map(|()| Self::Stands(Box::new(standing)))
     }
@@ -160,6 +185,7 @@ impl Answer {
 mod tests {
     use super::*;
     use crate::proto::explain::numbers::Numbers;
+    use crate::proto::explain::operation::{Call, Function};
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -167,11 +193,23 @@ mod tests {
         Identity { host: "n-0007".into(), pid: 7, rank, label: Some(3) }
     }
 
+    fn operation(number: Option<u64>) -> Operation {
+        Operation { call: Call { function: Function::Recv, number }, communicator: 7, name: "dp".into(), peer: 3 }
+    }
+
     fn standing(has_all: bool) -> Answer {
         let numbers = Numbers::Receiver { posted: 3, announced: 2, arrived: 1, flushes: true };
         let end = End { numbers, recovers: false, is_untested: true, still_ms: 99 };
-        let cause =
-            Cause { verdict: Verdict::DataLost, near: who(Some(1)), far: who(None), depth: 3, age_ms: 4, waited_ms: 5 };
+        let cause = Cause {
+            verdict: Verdict::DataLost,
+            near: who(Some(1)),
+            far: who(None),
+            depth: 3,
+            age_ms: 4,
+            waited_ms: 5,
+            operation: Some(operation(None)),
+            begun: Begun::No(None),
+        };
         Answer::Stands(Box::new(Standing {
             end,
             me: who(Some(0)),
@@ -179,13 +217,14 @@ mod tests {
             waits_for: has_all.then(|| who(Some(9))),
             cause: has_all.then_some(cause),
             least_lead: has_all.then(|| LeastLead { lead: -3, who: who(None) }),
+            begun: if has_all { Begun::No(Some(6)) } else { Begun::Yes },
         }))
     }
 
     fn question() -> Question {
         let numbers = Numbers::Sender { seen: 3, sent: 2, acknowledged: 1, wants: true };
         let end = End { numbers, recovers: true, is_untested: false, still_ms: 1 << 20 };
-        Question { end, me: who(Some(5)) }
+        Question { end, me: who(Some(5)), operation: Some(operation(Some(8))) }
     }
 
     proptest! {

@@ -12,6 +12,7 @@
 //! |---|---|
 //! | [`numbers`] | what one end has counted |
 //! | `flows` | the same of [`crate::proto::send`] and [`crate::proto::recv`] |
+//! | [`operation`] | the operation of NCCL that messages are of |
 //! | [`verdict`] | what an end waits for, from the numbers of both ends |
 //! | [`message`] | questions and answers between two processes |
 //! | [`look`], `watched` | one end at a moment; one end over time, with what its peer has said |
@@ -26,6 +27,7 @@ pub mod message;
 #[cfg(test)]
 mod model;
 pub mod numbers;
+pub mod operation;
 pub mod report_times;
 pub mod verdict;
 mod watched;

@@ -3,9 +3,10 @@
 //! Each has to name the cause, and none may name anything else.
 
 use super::inquiry::{EndId, Inquiry, Message};
-use super::look::{Contact, Found, Look};
+use super::look::{Contact, Found, Look, Sight};
 use super::message::{Answer, Cause, Question};
 use super::numbers::Numbers;
+use super::operation::{Begun, Call, Function, Operation, Progress};
 use super::verdict::Verdict;
 use crate::proto::identity::Identity;
 use proptest::prelude::*;
@@ -21,6 +22,8 @@ const STEPS: u32 = 8;
 const TICK: Duration = Duration::from_millis(250);
 /// Waits that are as old begin to be looked into.
 const LIMIT: Duration = Duration::from_secs(2);
+/// The number of the operation.
+const NUMBER: u64 = 41;
 /// When all have to know.
 const END: Duration = Duration::from_secs(9);
 
@@ -188,6 +191,12 @@ fn identity(i: usize) -> Identity {
     Identity { host: "a host".into(), pid: i as u32, rank: None, label: None }
 }
 
+/// What all are in but one that is absent. It is to wait for, or with, process number `peer`.
+fn operation(peer: u32) -> Operation {
+    let call = Call { function: Function::AllReduce, number: Some(NUMBER) };
+    Operation { call, communicator: 1, name: "dp".into(), peer }
+}
+
 /// Questions, which are marked, and answers.
 type Frames = VecDeque<(bool, Vec<u8>)>;
 
@@ -245,8 +254,13 @@ impl Network {
                 look.contact = Contact::Lost;
             }
         }
-        let looks = looks.into_iter().map(|(end, look, peer)| (end, Found::Look(look), peer)).collect();
-        self.processes[i].handle_looks(now, looks);
+        let is_begun = !matches!(self.ring.culprit, Culprit::Absent(k) if k == i);
+        let operation = |peer: &Identity| is_begun.then(|| operation(peer.pid));
+        let sight = |(id, look, peer)| Sight { id, operation: operation(&peer), found: Found::Look(look), peer };
+        let mut begun = [0; Function::COUNT];
+        begun[Function::AllReduce as usize] = NUMBER + u64::from(is_begun);
+        let progress = Progress { communicator: 1, rank: i as u32, begun };
+        self.processes[i].handle_looks(now, looks.into_iter().map(sight).collect(), vec![progress]);
     }
 
     fn advance(&mut self, i: usize, now: Duration) {
@@ -312,8 +326,10 @@ fn is_right(cause: &Cause, culprit: Culprit, size: usize) -> bool {
         ends == [k, next(k)].map(|k| k as u32) || ends == [next(k), k].map(|k| k as u32)
     };
     let has_not = matches!(cause.verdict, Verdict::PeerHasNotSent | Verdict::PeerHasNotAsked);
+    let is_told = cause.operation.as_ref().is_some_and(|operation| operation.call.number == Some(NUMBER));
     match culprit {
-        Culprit::Absent(k) | Culprit::Gpu(k, _) => far_is(k) && has_not,
+        Culprit::Absent(k) => far_is(k) && has_not && is_told && cause.begun == Begun::No(Some(NUMBER - 1)),
+        Culprit::Gpu(k, _) => far_is(k) && has_not && is_told && cause.begun == Begun::Yes,
         Culprit::Stopped(k, _) => cause.verdict == Verdict::PeerSilent && far_is(k),
         Culprit::Data(k, _) => is_edge(k) && cause.verdict == Verdict::DataLost,
         Culprit::ClearToSends(k, _) => is_edge(k) && cause.verdict == Verdict::ClearToSendsLost,

@@ -9,6 +9,9 @@ const LAST_PAUSE: Duration = Duration::from_secs(600);
 /// A limit that learns is never longer.
 const MAX_LEARNT: Duration = Duration::from_secs(120);
 
+/// Peers are asked from so long before a report on. Whether one of them is silent shows after 3 s, and ends are looked at once a second.
+const LEAD: Duration = Duration::from_millis(3500);
+
 /// How long a wait may last before it is reported.
 #[derive(Debug, Clone, Copy)]
 pub struct ReportTimes {
@@ -42,6 +45,12 @@ impl ReportTimes {
     /// How long a wait may last; `None`: for ever.
     pub fn limit(&self) -> Option<Duration> {
         self.limit
+    }
+
+    /// Whether a report will be due soon, or is due, if the longest wait, which lasts `age`, goes on.
+    pub fn is_near(&self, age: Option<Time>) -> bool {
+        let next = self.reported.map(|(report, _)| next_after(report)).or(self.limit);
+        age.zip(next).is_some_and(|(age, next)| age + LEAD >= next)
     }
 
     /// What is due now that the longest wait lasts `age`; `None`: nobody waits. `is_closed`: a connection that waited has been closed
@@ -103,6 +112,18 @@ mod tests {
             }
         }
         assert_eq!(reports, [10, 60, 300, 900, 1500, 2100, 2700, 3300]);
+    }
+
+    #[test]
+    fn a_report_is_near_some_seconds_before_it_is_due_each_time() {
+        let mut report_times = ReportTimes::new(s(10), true);
+        let near = |times: &ReportTimes, all: [u64; 4]| all.map(|age| times.is_near(Some(s(age))));
+        assert_eq!(near(&report_times, [1, 6, 7, 11]), [false, false, true, true]);
+        assert!(!report_times.is_near(None), "nobody waits");
+        report_times.handle_report(s(10));
+        assert_eq!(near(&report_times, [11, 56, 57, 60]), [false, false, true, true]);
+        assert!(!ReportTimes::new(s(0), true).is_near(Some(s(100))), "nothing is ever reported");
+        assert!(ReportTimes::new(s(2), false).is_near(Some(s(0))));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! One end of a connection, as it was looked at last, and what its peer has said.
 
 use super::look::{Contact, Look};
-use super::message::{Answer, Standing};
+use super::message::{Answer, Question, Standing};
 use super::numbers::{End, Numbers};
+use super::operation::{Begun, Operation};
 use super::verdict::{Peer, Verdict, judge};
 use crate::proto::control::Time;
 use crate::proto::identity::Identity;
@@ -24,6 +25,8 @@ const WANTED: Duration = Duration::from_millis(2500);
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) look: Look,
+    /// The operation that its messages are of, if NCCL has told.
+    pub(super) operation: Option<Operation>,
     /// As it was told when the connection was set up.
     pub(super) peer: Identity,
     /// When it moved last, or began to wait.
@@ -38,16 +41,17 @@ pub(super) struct Watched {
     pub(super) answer: Option<(Time, Answer)>,
     /// When the peer asked last.
     pub(super) asked: Option<Time>,
-    /// The peer's end, as it was then.
-    pub(super) question: Option<End>,
+    /// What it asked.
+    pub(super) question: Option<Question>,
     /// What it was answered last.
     pub(super) told: Option<Standing>,
 }
 
 impl Watched {
-    pub(super) fn new(now: Time, look: Look, peer: Identity) -> Self {
+    pub(super) fn new(now: Time, look: Look, peer: Identity, operation: Option<Operation>) -> Self {
         Self {
             look,
+            operation,
             peer,
             since: now,
             refused: None,
@@ -95,6 +99,11 @@ impl Watched {
             is_untested: is_heard && self.look.has_requests && now >= self.called + UNTESTED,
             still_ms: millis(now.saturating_sub(self.since)),
         }
+    }
+
+    /// Whether the peer has begun the operation, as far as it has told.
+    pub(super) fn begun(&self, now: Time) -> Begun {
+        self.standing(now).filter(|_| self.operation.is_some()).map_or(Begun::Unknown, |standing| standing.begun)
     }
 
     pub(super) fn is_waiting(&self, now: Time) -> bool {

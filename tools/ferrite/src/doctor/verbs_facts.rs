@@ -58,7 +58,7 @@ pub(crate) struct PortFacts {
     /// Bytes.
     pub(crate) max_mtu: u32,
     pub(crate) pkey_count: u16,
-    /// Entry `NCCL_IB_PKEY` of the partition key table could be used for a queue pair; or the error.
+    /// The entry of the partition key table that the settings name could be used for a queue pair; or the error.
     pub(crate) pkey: Option<Result<u16, String>>,
 }
 

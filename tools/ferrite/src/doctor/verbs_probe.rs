@@ -11,7 +11,7 @@ use nccl_net::inspect::library::Library;
 use nccl_net::inspect::memory::{MemoryRegion, ProtectionDomain, Source};
 use nccl_net::inspect::port::LinkLayer;
 use nccl_net::inspect::queue_pair::{RemoteAccess, ResetQueuePair};
-use nccl_net::inspect::rail::Rail;
+use nccl_net::inspect::rail::{Rail, partition_index};
 use nccl_net::inspect::{Error, caps};
 
 use crate::doctor::verbs_facts::{DeviceFacts, GidFacts, LibraryFacts, PortFacts, RailFacts, VerbsFacts};
@@ -90,7 +90,8 @@ fn port(context: &Arc<Context>, domain: Option<&Arc<ProtectionDomain>>, number: 
     // The step to INIT is the first at which a device looks at the index.
     let pkey = domain.map(|domain| {
         let (pair, _) = queue_pair(context, domain)?;
-        pair.initialize(number, config.pkey_index, RemoteAccess::Write).map(|_| config.pkey_index).map_err(words)
+        let index = partition_index(context, number, config).map_err(words)?;
+        pair.initialize(number, index, RemoteAccess::Write).map(|_| index).map_err(words)
     });
     PortFacts {
         port: number,

@@ -53,10 +53,11 @@ impl Finding {
             Self::Answer(report) => report["text"].as_str().unwrap_or_default().to_owned(),
             Self::Outside(state, connections) => {
                 let waiting = connections.iter().filter(|connection| connection.is_waiting());
-                let lines = waiting.map(|Connection { device, sends, peer, begun, done, wants }| {
+                let lines = waiting.map(|Connection { device, sends, peer, begun, done, wants, operation }| {
                     let what = if *sends { "sends to" } else { "receives from" };
                     let wants = if *wants { ", one more waits to be asked for" } else { "" };
-                    format!("\n  {device}: {what} {peer}: {begun} messages begun, {done} done{wants}")
+                    let within = if operation.is_empty() { String::new() } else { format!(" in {operation}") };
+                    format!("\n  {device}: {what} {peer}{within}: {begun} messages begun, {done} done{wants}")
                 });
                 let lines: String = lines.collect();
                 format!("does not answer: {}{lines}", state.text())

@@ -8,6 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use nccl_net::inspect::operation::Call;
+
 use layout::{FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, RECORD_WORDS, SENDER, header, record};
 
 /// One end of a connection.
@@ -25,6 +27,8 @@ pub struct Connection {
     pub done: u64,
     /// Whether a message waits to be asked for.
     pub wants: bool,
+    /// The operation of NCCL that the outstanding messages are of, for people; empty: it is not known.
+    pub operation: String,
 }
 
 impl Connection {
@@ -88,6 +92,7 @@ fn connection(words: &[u64]) -> Connection {
     let rank = ranks.into_iter().find(|rank| *rank != 0).map(|rank| format!("rank {} ", rank - 1));
     let host = text(record::PEER_HOST, record::PEER_HOST_WORDS);
     let sends = words[record::DIRECTION] == SENDER;
+    let name = text(record::COMMUNICATOR_NAME, record::COMMUNICATOR_NAME_WORDS);
     Connection {
         device: text(record::DEVICE, record::DEVICE_WORDS),
         sends,
@@ -95,12 +100,18 @@ fn connection(words: &[u64]) -> Connection {
         begun: words[record::BEGUN],
         done: words[record::DONE],
         wants: sends && words[record::REFUSED_AT] == words[record::BEGUN],
+        operation: match (Call::from_bits(words[record::OPERATION]), name) {
+            (None, _) => String::new(),
+            (Some(call), name) if name.is_empty() => call.to_string(),
+            (Some(call), name) => format!("{call} of communicator {name}"),
+        },
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nccl_net::inspect::operation::Function;
 
     fn file(words: &[u64]) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().expect("a folder");
@@ -129,9 +140,13 @@ mod tests {
         (record[record::PEER_RANK], record[record::PEER_PID]) = (4, 77);
         record[record::DEVICE] = u64::from_ne_bytes(*b"mlx5_0\0\0");
         record[record::PEER_HOST] = u64::from_ne_bytes(*b"n-0412\0\0");
+        record[record::OPERATION] = Call { function: Function::AllGather, number: Some(7) }.to_bits();
+        record[record::COMMUNICATOR_NAME] = u64::from_ne_bytes(*b"tp\0\0\0\0\0\0");
         let (_folder, path) = file(&words);
         let peer = "rank 3 on n-0412 (pid 77)".into();
-        let expected = Connection { device: "mlx5_0".into(), sends: true, peer, begun: 9, done: 7, wants: false };
+        let operation = "AllGather number 7 of communicator tp".into();
+        let device = "mlx5_0".into();
+        let expected = Connection { device, sends: true, peer, begun: 9, done: 7, wants: false, operation };
         assert_eq!(connections(&path).expect("valid"), [expected]);
     }
 

@@ -173,6 +173,21 @@ struct Found {
     interface: u32,
 }
 
+/// Has the loader of the libnccl.so.2 at `nccl` take the plugin that `NCCL_NET_PLUGIN=plugin` names, and then look for a profiler.
+/// Returns the types of events that the profiler wants, as a mask; 0: there is none.
+///
+/// # Errors
+/// As [`Library::open`]; [`Error::Misuse`] for a release before 2.28.
+pub fn profiler_events(nccl: &Path, plugin: &str) -> Result<i32> {
+    let file = std::fs::canonicalize(nccl).map_err(|e| Error::io(format!("cannot open {}", nccl.display()), e))?;
+    let object = SharedObject::open(&file)?;
+    let release = object.release()?;
+    if release.interface < 11 {
+        return Err(Error::Misuse("this release looks for no profiler in a network plugin"));
+    }
+    object.run_profiler_loader(release, plugin)
+}
+
 /// Finds out, without loading it, whether the file is a plugin, of version `abi` if that is given; the version that is used.
 ///
 /// # Errors

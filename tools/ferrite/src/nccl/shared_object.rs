@@ -12,6 +12,10 @@ use crate::nccl::release::{self, NcclRelease};
 const LOADER_SYMBOL: &str = "_Z17ncclNetPluginInitv";
 /// NCCL's functions that load the plugin (in 2.24 and 2.25; later the other one does it) and that give a communicator its network.
 const COMM_LOADER_SYMBOLS: [&str; 2] = ["_Z17ncclNetPluginLoadP8ncclComm", "_Z11ncclNetInitP8ncclComm"];
+/// NCCL's function that loads a profiler and gives it a communicator, from 2.28 on.
+const PROFILER_LOADER_SYMBOL: &str = "_Z22ncclProfilerPluginInitP8ncclComm";
+/// Where a profiler's `init` says which events it wants.
+const PROFILER_MASK_SYMBOL: &str = "ncclProfilerEventMask";
 /// Words of a block that is larger than NCCL's communicators.
 const COMM_WORDS: usize = 1 << 19;
 /// What the loader fills: `{plugin or NULL, IB, Socket}`.
@@ -117,9 +121,36 @@ impl SharedObject {
     /// Has NCCL give a communicator its network, and returns the addresses that it has written into the communicator: the
     /// vtable is one of them. The caller knows that this is a `release` with interface 9 or later.
     pub(crate) fn run_later_loader(&self, release: NcclRelease, plugin: &str) -> Result<Vec<usize>> {
+        let mut comm = vec![0_usize; COMM_WORDS];
+        self.load_into(&mut comm, release, plugin)?;
+        comm.retain(|word| *word != 0);
+        Ok(comm)
+    }
+
+    /// Has NCCL give a communicator its network and then its profiler, and returns the mask of events that the profiler wants; 0 if
+    /// there is no profiler. The caller knows that this is a `release` with interface 11 or later.
+    pub(crate) fn run_profiler_loader(&self, release: NcclRelease, plugin: &str) -> Result<i32> {
+        // Not given back: from 2.31 on a thread may look at it as long as the process lives.
+        let comm = Box::leak(vec![0_usize; COMM_WORDS].into_boxed_slice());
+        self.load_into(comm, release, plugin)?;
+        let symbols = [PROFILER_LOADER_SYMBOL, PROFILER_MASK_SYMBOL];
+        let [init, mask] = elf::local_symbols(&self.path, symbols)?.map(|value| self.at(value));
+        // SAFETY: in these versions (the caller's word) the first symbol is `ncclResult_t function(ncclComm*)`, which reads number, name
+        // (NULL: none) and rank from the communicator and writes what the profiler returns; the second one is an int.
+        let (code, mask) = unsafe {
+            let init: unsafe extern "C" fn(*mut usize) -> u32 = std::mem::transmute(init);
+            (init(comm.as_mut_ptr()), *(mask as *const c_int))
+        };
+        match code {
+            0 => Ok(mask),
+            code => Err(Error::Refused(format!("NCCL's own loader of profilers returned {code}"))),
+        }
+    }
+
+    /// Has NCCL give the communicator at `comm` its network.
+    fn load_into(&self, comm: &mut [usize], release: NcclRelease, plugin: &str) -> Result<()> {
         require_setting(plugin)?;
         let symbols = if release.interface == 9 { &COMM_LOADER_SYMBOLS[..] } else { &COMM_LOADER_SYMBOLS[1..] };
-        let mut comm = vec![0_usize; COMM_WORDS];
         let mut code = 0;
         for symbol in symbols {
             let function = self.at(elf::local_symbol(&self.path, symbol)?);
@@ -139,8 +170,7 @@ impl SharedObject {
                 "NCCL's own loader did not take NCCL_NET_PLUGIN={plugin} (result {code})"
             )));
         }
-        comm.retain(|word| *word != 0);
-        Ok(comm)
+        Ok(())
     }
 }
 

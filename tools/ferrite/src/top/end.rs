@@ -1,6 +1,7 @@
 //! One end of a connection, as its record describes it.
 
 use super::stats_file::text;
+use nccl_net::inspect::operation::Call;
 use nccl_net::inspect::stats::histogram::{self, BUCKETS, lower_bound};
 use nccl_net::inspect::stats::layout::{OPEN, SENDER, record};
 
@@ -43,6 +44,10 @@ pub(crate) struct End {
     pub(crate) stages: [Buckets; record::STAGES],
     /// The longest time of each stage, in nanoseconds.
     pub(crate) longest: [u64; record::STAGES],
+    /// NCCL's number of the communicator that the connection is for; 0: it is not known.
+    pub(crate) communicator: u64,
+    /// The operation of NCCL that the outstanding messages are of, and the name of its communicator, which may be empty.
+    pub(crate) operation: Option<(Call, String)>,
 }
 
 /// The other end.
@@ -88,6 +93,9 @@ impl End {
             queue_pairs: numbers.take(of(record::QP_COUNT).min(2 * record::QPS_WORDS as u64) as usize).collect(),
             stages: std::array::from_fn(|stage| buckets(words, stage)),
             longest: std::array::from_fn(|stage| of(record::LONGEST + stage)),
+            communicator: of(record::COMMUNICATOR),
+            operation: Call::from_bits(of(record::OPERATION))
+                .map(|call| (call, text(&words[record::COMMUNICATOR_NAME..][..record::COMMUNICATOR_NAME_WORDS]))),
         }
     }
 

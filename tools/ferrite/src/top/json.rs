@@ -48,7 +48,11 @@ fn connection(row: &Row) -> Value {
         .iter()
         .zip(&row.rail_bytes)
         .map(|((name, total), new)| json!({"name": name, "bytes": total, "new_bytes": new}));
+    let operation = end.operation.as_ref().map(
+        |(call, name)| json!({"function": call.function.name(), "number": call.number, "communicator_name": name}),
+    );
     json!({
+        "operation": operation, "communicator": Some(end.communicator).filter(|id| *id != 0).map(|id| format!("{id:#x}")),
         "pid": row.pid, "rank": row.rank, "direction": if end.is_sender { "send" } else { "receive" },
         "peer": {"rank": end.peer.rank, "host": end.peer.host, "pid": end.peer.pid},
         "device": end.device, "queue_pairs": end.queue_pairs, "rails": rails.collect::<Vec<_>>(),

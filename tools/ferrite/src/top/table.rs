@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use super::end::End;
 use super::filter::Sort;
 use super::ports::{Port, PortRates};
 use super::processes::Processes;
@@ -156,7 +157,7 @@ fn line(row: &Row) -> String {
     );
     let notes = notes(row);
     if !notes.is_empty() {
-        let _ = write!(text, "\n{:>27} {}", "", notes.join(", "));
+        let _ = write!(text, "\n{:>27} {}", "", cut(&notes.join(", "), 72));
     }
     text + "\n"
 }
@@ -167,7 +168,7 @@ fn notes(row: &Row) -> Vec<String> {
     let mut notes = Vec::new();
     if end.stall > 0 {
         let what = if end.is_refused { "a clear-to-send" } else { "progress" };
-        notes.push(format!("waits for {what} since {}", time(end.stall as f64)));
+        notes.push(format!("waits for {what} since {}", time(end.stall as f64)) + &operation(end));
     }
     if end.counters[record::RECOVERIES] > 0 {
         notes.push(format!(
@@ -181,6 +182,15 @@ fn notes(row: &Row) -> Vec<String> {
         notes.push(format!("rail {name} carries {:.0} %", share * 100.0));
     }
     notes
+}
+
+/// What its messages are of, after what is said of them.
+fn operation(end: &End) -> String {
+    match &end.operation {
+        None => String::new(),
+        Some((call, name)) if name.is_empty() => format!(" in {call}"),
+        Some((call, name)) => format!(" in {call} of {name}"),
+    }
 }
 
 fn cut(text: &str, width: usize) -> String {
@@ -219,9 +229,10 @@ pub(crate) fn time(ns: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::top::processes::Process;
     use crate::top::rates::rows;
     use crate::top::stats_file::tests::{example, parsed};
-    use crate::top::{end::End, processes::Process};
+    use nccl_net::inspect::operation::{Call, Function};
     use nccl_net::inspect::stats::layout::{HEADER_WORDS, RECORD_WORDS};
     use std::time::Instant;
 
@@ -240,6 +251,8 @@ mod tests {
         for record_words in words[HEADER_WORDS..].chunks_exact_mut(first.len()) {
             record_words.copy_from_slice(&first);
             record_words[record::STALL] = 12_000_000_000;
+            record_words[record::OPERATION] = Call { function: Function::AllReduce, number: Some(2_398_459) }.to_bits();
+            record_words[record::COMMUNICATOR_NAME] = u64::from_ne_bytes(*b"default_");
         }
         let now = processes(&words);
         let rows = rows(None, &now);
@@ -248,7 +261,8 @@ mod tests {
         let view = View { now: &now, rows: &rows, ports: &ports, port_rates: &port_rates, sort: Sort::P99 };
         let text = view.text(200);
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-        assert!(text.contains("118 n-0412") && text.contains("waits for progress since 12 s"), "{text}");
+        let waits = "waits for progress since 12 s in AllReduce number 2398459 of default_\n";
+        assert!(text.contains("118 n-0412") && text.contains(waits), "{text}");
         assert!(text.contains("b: cut"), "{text}");
         let cut = view.text(20);
         assert!(cut.contains("… 59 more") && cut.lines().count() <= 20, "{cut}");

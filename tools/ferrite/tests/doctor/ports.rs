@@ -64,6 +64,10 @@ fn pkey_fails_at_an_index_beyond_the_table() {
     let named = require!(setup("pkey")).file("/sys/class/infiniband/softrnic0/ports/1/pkeys/0", "0xffff\n").look();
     named.is("ok", &["entry 0 of 1, 0xffff"]);
     require!(setup("pkey")).env("NCCL_IB_PKEY", "5").look().is("FAIL", &["INIT", "NCCL_IB_PKEY"]);
+    let by_value = require!(setup("pkey")).env("NCCL_IB_PKEY", "5").env("NCCL_IB_PKEY_VALUE", "0x7fff").look();
+    by_value.is("ok", &["entry 0 of 1"]);
+    let other = require!(setup("pkey")).env("NCCL_IB_PKEY_VALUE", "0x8001").look();
+    other.is("FAIL", &["NCCL_IB_PKEY_VALUE=0x8001", "has no such partition key"]);
 }
 
 #[test]

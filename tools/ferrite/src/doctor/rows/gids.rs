@@ -16,9 +16,9 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         name: "pkey",
-        what: "entry NCCL_IB_PKEY of the partition key table can be used for a queue pair",
+        what: "the entry of the partition key table that NCCL_IB_PKEY or NCCL_IB_PKEY_VALUE names can be used for a queue pair",
         why: "a queue pair belongs to one partition, and peers in another one do not hear it",
-        cure: "unset NCCL_IB_PKEY, or have the subnet manager put this port into the partition (`cat /sys/class/infiniband/DEV/ports/1/pkeys/*`)",
+        cure: "unset NCCL_IB_PKEY and NCCL_IB_PKEY_VALUE, or have the subnet manager put this port into the partition (`cat /sys/class/infiniband/DEV/ports/1/pkeys/*`)",
         look: pkey,
     },
 ];

@@ -1,0 +1,307 @@
+//! NCCL's interface for profilers, versions 4 to 6: by it NCCL tells of its operations.
+//!
+//! NCCL 2.28.3 and later look for a profiler in the library of the network plugin too, unless they have found another one
+//! (`NCCL_PROFILER_PLUGIN`, `libnccl-profiler.so`). 2.28 takes version 5, later ones version 6; NCCL 2.27 takes version 4, if
+//! `NCCL_PROFILER_PLUGIN` names this file.
+//!
+//! NCCL is told to tell of what its proxies do, and tells then of the operations that this is part of too. That is a call or
+//! two for each operation, channel and direction, and none for a message. `init` never fails: NCCL would go on with a profiler
+//! that has no context, or unload it twice.
+
+use super::guard::guard;
+use super::nccl::{self, ncclResult_t};
+use super::output::put;
+use super::process::{self, Process};
+use super::profiler_layout::{
+    COLLECTIVE, COLLECTIVE_CALL, Collective, Event, InitV4, InitV5, POINT_TO_POINT, PROXY, Proxy, Table,
+};
+use super::table::{Exported, slots};
+use crate::net::operations::{communicators, live};
+use crate::proto::explain::operation::{Call, Function};
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// Taken by NCCL 2.27.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclProfiler_v4: Exported<Table<InitV4>> = Exported(Table {
+    name: process::NAME.as_ptr(),
+    init: init_v4,
+    start_event: start_event::<0xff>,
+    stop_event,
+    record_event_state,
+    finalize,
+});
+
+/// Taken by NCCL 2.28.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclProfiler_v5: Exported<Table<InitV5>> = Exported(Table {
+    name: process::NAME.as_ptr(),
+    init: init_v5::<5>,
+    start_event: start_event::<{ u64::MAX }>,
+    stop_event,
+    record_event_state,
+    finalize,
+});
+
+/// Taken by NCCL 2.29 and later.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclProfiler_v6: Exported<Table<InitV5>> = Exported(Table {
+    name: process::NAME.as_ptr(),
+    init: init_v5::<6>,
+    start_event: start_event::<{ u64::MAX }>,
+    stop_event,
+    record_event_state,
+    finalize,
+});
+
+slots! {
+    init_v4(
+        context: *mut *mut c_void, mask: *mut c_int, name: *const c_char, id: u64, _nodes: c_int, _ranks: c_int,
+        rank: c_int, _log_function: nccl::ncclDebugLogger_t,
+    ) => begin(4, context, id, mask, name, rank);
+}
+
+unsafe extern "C" fn stop_event(handle: *mut c_void) -> ncclResult_t {
+    guard("stopEvent", || {
+        live::end(handle as u64);
+        Ok(())
+    })
+}
+
+/// What has become of an event is not looked at.
+unsafe extern "C" fn record_event_state(_handle: *mut c_void, _state: c_int, _arguments: *mut c_void) -> ncclResult_t {
+    nccl::ncclSuccess
+}
+
+unsafe extern "C" fn finalize(context: *mut c_void) -> ncclResult_t {
+    guard("finalize", || {
+        communicators::end(context as u64);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn init_v5<const VERSION: u32>(
+    context: *mut *mut c_void,
+    id: u64,
+    mask: *mut c_int,
+    name: *const c_char,
+    _nodes: c_int,
+    _ranks: c_int,
+    rank: c_int,
+    _log_function: nccl::ncclDebugLogger_t,
+) -> ncclResult_t {
+    // SAFETY: the arguments are NCCL's.
+    unsafe { begin(VERSION, context, id, mask, name, rank) }
+}
+
+/// NCCL begins a communicator.
+unsafe fn begin(
+    version: u32,
+    context: *mut *mut c_void,
+    id: u64,
+    mask: *mut c_int,
+    name: *const c_char,
+    rank: c_int,
+) -> ncclResult_t {
+    // An error has been logged.
+    let _ = guard("init", || {
+        let is_wanted = Process::handle_profiler(version);
+        // SAFETY: NCCL's pointer, NULL or a string.
+        let name = if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } };
+        let given = communicators::begin(id, &name.to_string_lossy(), rank.cast_unsigned());
+        // SAFETY: NCCL's output pointers.
+        unsafe {
+            put(context, given as *mut c_void, "context")?;
+            put(mask, if is_wanted { PROXY as c_int } else { 0 }, "eActivationMask")
+        }
+    });
+    nccl::ncclSuccess
+}
+
+/// An event begins, whose type is in the bits `TYPE` of its field.
+unsafe extern "C" fn start_event<const TYPE: u64>(
+    context: *mut c_void,
+    handle: *mut *mut c_void,
+    event: *const Event,
+) -> ncclResult_t {
+    guard("startEvent", || {
+        // SAFETY: NCCL's pointer, NULL or valid; it has the members of its type.
+        let event = unsafe { event.as_ref() };
+        // SAFETY: as above.
+        let given = event.and_then(|event| unsafe { start(context as u64, event, event.kind & TYPE) });
+        // NCCL passes a handle that is not NULL to the other functions. What is not listened to has none.
+        // SAFETY: NCCL's output pointer.
+        unsafe { put(handle, given.unwrap_or(0) as *mut c_void, "eHandle") }
+    })
+}
+
+/// What NCCL is given for the event.
+///
+/// # Safety
+/// The event has the members of `kind`.
+unsafe fn start(context: u64, event: &Event, kind: u64) -> Option<u64> {
+    match kind {
+        COLLECTIVE => {
+            // SAFETY: as the caller says.
+            let Collective { number, function } = unsafe { event.detail.collective };
+            // SAFETY: NCCL's pointer, NULL or a string.
+            let function = unsafe { named(function) };
+            let number = Some(number).filter(|_| event.parent as u64 != communicators::UNCOUNTED);
+            Some(communicators::begin_call(context, Call { function, number }))
+        }
+        COLLECTIVE_CALL => {
+            // SAFETY: as the caller says.
+            (unsafe { event.detail.collective_call.is_captured } != 0).then_some(communicators::UNCOUNTED)
+        }
+        POINT_TO_POINT => {
+            // SAFETY: as above, both.
+            let function = unsafe { named(event.detail.point_to_point.function) };
+            Some(communicators::begin_call(context, Call { function, number: None }))
+        }
+        PROXY => {
+            // SAFETY: as the caller says.
+            let Proxy { peer, is_send, .. } = unsafe { event.detail.proxy };
+            live::begin(context, event.parent as u64, peer.cast_unsigned(), is_send != 0)
+        }
+        _ => None,
+    }
+}
+
+/// # Safety
+/// `name` is NULL or a string.
+unsafe fn named(name: *const c_char) -> Function {
+    match name.is_null() {
+        true => Function::Other,
+        // SAFETY: as the caller says.
+        false => Function::named(unsafe { CStr::from_ptr(name) }.to_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::operations::seen::Seen;
+    use crate::proto::explain::operation::Operation;
+
+    /// An event, by the offsets of NCCL's headers.
+    fn event(kind: u64, parent: u64, at: &[(usize, u64)], halves: &[(usize, u32)]) -> [u8; 112] {
+        let mut bytes = [0; 112];
+        for (offset, value) in [(0, kind), (8, parent)].iter().chain(at) {
+            bytes[*offset..][..8].copy_from_slice(&value.to_ne_bytes());
+        }
+        halves.iter().for_each(|(offset, value)| bytes[*offset..][..4].copy_from_slice(&value.to_ne_bytes()));
+        bytes
+    }
+
+    type Start = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *const Event) -> ncclResult_t;
+
+    fn started(start: Start, context: u64, bytes: &[u8; 112]) -> u64 {
+        let mut words = [0_u64; 14];
+        words.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
+        let mut handle = 0x5a as *mut c_void;
+        // SAFETY: aligned, and as long as NCCL's.
+        let code = unsafe { start(context as *mut c_void, &raw mut handle, words.as_ptr().cast()) };
+        assert_eq!(code, nccl::ncclSuccess);
+        handle as u64
+    }
+
+    fn begun(init: InitV5, id: u64) -> u64 {
+        let (mut context, mut mask) = (std::ptr::null_mut(), -1);
+        // SAFETY: valid places.
+        let code = unsafe { init(&raw mut context, id, &raw mut mask, c"tp".as_ptr(), 1, 8, 3, None) };
+        // Nothing is wanted, since there is no network in this process.
+        assert_eq!((code, mask), (nccl::ncclSuccess, 0));
+        context as u64
+    }
+
+    /// What a connection of communicator `id` to the peer with rank 5 is told to send.
+    fn sent(id: u64) -> Option<Operation> {
+        Seen::now().operation(Some(id), true, Some(5)).filter(|operation| operation.communicator == id)
+    }
+
+    fn collective(function: &CStr, number: u64) -> [u8; 112] {
+        event(COLLECTIVE, 0, &[(24, number), (32, function.as_ptr() as u64)], &[(16, 3)])
+    }
+
+    fn proxy(parent: u64, is_send: u32) -> [u8; 112] {
+        event(PROXY, parent, &[], &[(16, 3), (24, 77), (28, 2), (32, 5), (36, 8), (40, 1 << 19), (44, is_send)])
+    }
+
+    #[test]
+    fn an_operation_is_known_from_its_proxys_beginning_to_its_end() {
+        for (id, table) in [(0x501, &ncclProfiler_v5), (0x601, &ncclProfiler_v6)] {
+            let (start, context) = (table.0.start_event, begun(table.0.init, id));
+            let parent = started(start, context, &collective(c"ReduceScatter", 12));
+            assert_eq!(sent(id), None);
+            let handle = started(start, context, &proxy(parent, 1));
+            let found = sent(id).expect("it is sent");
+            assert_eq!((found.to_string(), found.peer), ("ReduceScatter number 12 of communicator tp".into(), 5));
+            // SAFETY: a handle of the profiler's, twice, and its state.
+            unsafe {
+                (table.0.record_event_state)(handle as *mut c_void, 4, std::ptr::null_mut());
+                (table.0.stop_event)(handle as *mut c_void);
+                (table.0.stop_event)(handle as *mut c_void);
+            }
+            assert_eq!(sent(id), None);
+            // SAFETY: a context of the profiler's.
+            unsafe { (table.0.finalize)(context as *mut c_void) };
+        }
+    }
+
+    #[test]
+    fn an_operation_of_a_captured_graph_has_no_number() {
+        let context = begun(ncclProfiler_v6.0.init, 0x603);
+        let start = ncclProfiler_v6.0.start_event;
+        for (captured, name) in [(0_u64, "AllGather number 9 of communicator tp"), (1, "AllGather of communicator tp")]
+        {
+            let call = started(start, context, &event(COLLECTIVE_CALL, 0, &[(64, captured)], &[]));
+            let mut bytes = collective(c"AllGather", 9);
+            bytes[8..16].copy_from_slice(&call.to_ne_bytes());
+            let handle = started(start, context, &proxy(started(start, context, &bytes), 1));
+            assert_eq!(sent(0x603).map(|found| found.to_string()).as_deref(), Some(name));
+            // SAFETY: handles of the profiler's.
+            unsafe { (stop_event(call as *mut c_void), stop_event(handle as *mut c_void)) };
+        }
+        // SAFETY: a context of the profiler's.
+        unsafe { finalize(context as *mut c_void) };
+    }
+
+    #[test]
+    fn of_version_4_only_the_first_byte_of_the_type_counts() {
+        let (mut context, mut mask) = (std::ptr::null_mut(), -1);
+        let table = &ncclProfiler_v4.0;
+        // SAFETY: valid places; a communicator need not have a name.
+        unsafe { (table.init)(&raw mut context, &raw mut mask, std::ptr::null(), 0x401, 1, 8, 3, None) };
+        let mut bytes = event(POINT_TO_POINT, 0, &[(24, c"Send".as_ptr() as u64)], &[]);
+        bytes[1..8].fill(0xa5);
+        let parent = started(table.start_event, context as u64, &bytes);
+        let handle = started(table.start_event, context as u64, &proxy(parent, 1));
+        assert_eq!(sent(0x401).map(|found| found.to_string()).as_deref(), Some("Send of communicator 0x401"));
+        // SAFETY: a handle and a context of the profiler's.
+        unsafe { ((table.stop_event)(handle as *mut c_void), (table.finalize)(context)) };
+        assert_eq!(started(ncclProfiler_v6.0.start_event, context as u64, &bytes), 0, "version 6 reads all of it");
+    }
+
+    #[test]
+    fn other_events_and_null_pointers_are_no_errors_and_are_not_heard_of_again() {
+        let context = begun(ncclProfiler_v6.0.init, 0x602);
+        let start = ncclProfiler_v6.0.start_event;
+        for kind in [0, 1, 16, 32, 64, 128, 256, 1 << 15, u64::MAX] {
+            assert_eq!(started(start, context, &event(kind, 0, &[], &[])), 0, "type {kind}");
+        }
+        assert_eq!(started(start, context, &proxy(0, 1)), 0, "the operation is not known");
+        let mut handle = std::ptr::dangling_mut();
+        // SAFETY: NULL is allowed.
+        let codes = unsafe {
+            let started = start(context as *mut c_void, &raw mut handle, std::ptr::null());
+            [started, stop_event(std::ptr::null_mut()), finalize(std::ptr::null_mut())]
+        };
+        assert_eq!((codes, handle.is_null()), ([nccl::ncclSuccess; 3], true));
+        let unnamed = started(start, context, &event(COLLECTIVE, 0, &[(24, 3)], &[]));
+        assert_ne!(unnamed, 0, "an operation whose function is not known is one");
+        // SAFETY: a context of the profiler's.
+        unsafe { finalize(context as *mut c_void) };
+    }
+}

@@ -1,0 +1,279 @@
+//! NCCL's operations, as a profiler is told of them: their names for people, and what two processes tell each other of them.
+
+use crate::proto::codec::{Reader, Writer};
+use crate::proto::{Violation, violation};
+use std::fmt;
+
+/// Bytes of a communicator's name at most; a longer one is cut.
+pub const MAX_NAME_BYTES: usize = 31;
+/// Numbers of operations are below this one.
+const NUMBERS: u64 = 1 << 47;
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Function {
+    /// None of the others.
+    Other,
+    /// ncclAllGather.
+    AllGather,
+    /// ncclAllReduce.
+    AllReduce,
+    /// ncclAlltoAll.
+    AlltoAll,
+    /// ncclBroadcast.
+    Broadcast,
+    /// ncclGather.
+    Gather,
+    /// ncclReduce.
+    Reduce,
+    /// ncclReduceScatter.
+    ReduceScatter,
+    /// ncclScatter.
+    Scatter,
+    /// ncclSend.
+    Send,
+    /// ncclRecv.
+    Recv,
+    /// Several of the two in one group.
+    SendRecv,
+}
+
+impl Function {
+    /// All, each at the place that is its number.
+    const ALL: [(Self, &str); 12] = [
+        (Self::Other, "operation"),
+        (Self::AllGather, "AllGather"),
+        (Self::AllReduce, "AllReduce"),
+        (Self::AlltoAll, "AlltoAll"),
+        (Self::Broadcast, "Broadcast"),
+        (Self::Gather, "Gather"),
+        (Self::Reduce, "Reduce"),
+        (Self::ReduceScatter, "ReduceScatter"),
+        (Self::Scatter, "Scatter"),
+        (Self::Send, "Send"),
+        (Self::Recv, "Recv"),
+        (Self::SendRecv, "SendRecv"),
+    ];
+    /// How many there are.
+    pub const COUNT: usize = Self::ALL.len();
+
+    /// The one that NCCL calls `name`.
+    pub fn named(name: &[u8]) -> Self {
+        let found = Self::ALL.iter().skip(1).find(|(_, known)| known.as_bytes() == name);
+        found.map_or(Self::Other, |(function, _)| *function)
+    }
+
+    /// NCCL's name for it.
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    fn from_bits(bits: u64) -> Option<Self> {
+        Self::ALL.get(usize::try_from(bits).ok()?).map(|(function, _)| *function)
+    }
+}
+
+/// A function and which of its operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Call {
+    /// What it does.
+    pub function: Function,
+    /// NCCL's number of it: it counts those of a communicator and function from 0. Sends and receives have none.
+    pub number: Option<u64>,
+}
+
+impl Call {
+    /// In 60 bits. Never 0.
+    pub fn to_bits(self) -> u64 {
+        let number = self.number.map_or(NUMBERS, |number| number % NUMBERS);
+        (1 << 59) | ((self.function as u64) << 48) | number
+    }
+
+    /// From [`Self::to_bits`]. `None`: that has not made them.
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        let number = bits & ((1 << 48) - 1);
+        let function = Function::from_bits((bits >> 48) & ((1 << 11) - 1))?;
+        let is_made = bits >> 59 == 1 && number <= NUMBERS;
+        is_made.then(|| Self { function, number: Some(number).filter(|number| *number < NUMBERS) })
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.function.name())?;
+        self.number.map_or(Ok(()), |number| write!(f, " number {number}"))
+    }
+}
+
+/// An operation that a connection's messages are of.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Operation {
+    /// Which one.
+    pub call: Call,
+    /// NCCL's number of the communicator, of which the lower 48 bits are known.
+    pub communicator: u64,
+    /// The communicator's name, which its user may have given; else empty.
+    pub name: String,
+    /// The peer's rank in that communicator.
+    pub peer: u32,
+}
+
+impl Operation {
+    pub(super) fn emit(&self, to: &mut Writer) {
+        to.u64(self.call.to_bits());
+        to.u64(self.communicator);
+        to.name(cut(&self.name));
+        to.u32(self.peer);
+    }
+
+    pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
+        let bits = from.u64()?;
+        let call = Call::from_bits(bits).ok_or_else(|| violation!("{bits:#x} is no operation"))?;
+        let (communicator, name) = (from.u64()?, from.name()?);
+        if name.len() > MAX_NAME_BYTES || communicator >> 48 != 0 {
+            return Err(violation!("communicator {communicator:#x} with a name of {} bytes", name.len()));
+        }
+        Ok(Self { call, communicator, name, peer: from.u32()? })
+    }
+}
+
+/// As much of a communicator's name as is kept.
+pub fn cut(name: &str) -> &str {
+    let end = (0..=name.len().min(MAX_NAME_BYTES)).rev().find(|at| name.is_char_boundary(*at));
+    &name[..end.unwrap_or(0)]
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, communicator, name, .. } = self;
+        match name.as_str() {
+            "" => write!(f, "{call} of communicator {communicator:#x}"),
+            name => write!(f, "{call} of communicator {name}"),
+        }
+    }
+}
+
+/// Whether a process has begun an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begun {
+    /// It is not known.
+    Unknown,
+    /// It has.
+    Yes,
+    /// It has not. The last one of the same function and communicator that it has begun has this number, if it has begun any.
+    No(Option<u64>),
+}
+
+impl Begun {
+    pub(super) fn emit(self, to: &mut Writer) {
+        let (kind, last) = match self {
+            Self::Unknown => (0, 0),
+            Self::Yes => (1, 0),
+            Self::No(last) => (2, last.map_or(0, |last| last + 1)),
+        };
+        to.u8(kind);
+        to.u64(last);
+    }
+
+    pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
+        match (from.u8()?, from.u64()?) {
+            (0, 0) => Ok(Self::Unknown),
+            (1, 0) => Ok(Self::Yes),
+            (2, last) if last <= NUMBERS => Ok(Self::No(last.checked_sub(1))),
+            (kind, last) => Err(violation!("{kind} and {last} do not tell whether an operation is begun")),
+        }
+    }
+}
+
+/// What a process has begun in one of NCCL's communicators.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// As [`Operation::communicator`].
+    pub communicator: u64,
+    /// This process's rank in it.
+    pub rank: u32,
+    /// For each function the last number that was begun plus 1; 0: none.
+    pub begun: [u64; Function::COUNT],
+}
+
+impl Progress {
+    /// Whether `call` is begun.
+    fn of(&self, call: Call) -> Begun {
+        let Some(number) = call.number else { return Begun::Unknown };
+        let begun = self.begun[call.function as usize];
+        if number < begun { Begun::Yes } else { Begun::No(begun.checked_sub(1)) }
+    }
+}
+
+/// Whether the process that has begun `all` has begun `operation`, which a peer waits in.
+pub(super) fn begun(all: &[Progress], operation: &Operation) -> Begun {
+    // Several GPUs of a process may be in one communicator.
+    let mut here = all.iter().filter(|progress| progress.communicator == operation.communicator);
+    let asked = here.clone().find(|progress| progress.rank == operation.peer);
+    let only = here.next().filter(|_| here.next().is_none());
+    asked.or(only).map_or(Begun::Unknown, |progress| progress.of(operation.call))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_function_has_its_number_and_nccls_name() {
+        for (place, (function, name)) in Function::ALL.into_iter().enumerate() {
+            assert_eq!((function as usize, function.name()), (place, name));
+            assert_eq!(Function::named(name.as_bytes()) == function, place > 0 || name == "operation", "{name}");
+        }
+        assert_eq!(Function::named(b"PutSignal"), Function::Other);
+    }
+
+    #[test]
+    fn a_call_survives_as_bits_which_are_never_0() {
+        for number in [None, Some(0), Some(NUMBERS - 1)] {
+            for (function, _) in Function::ALL {
+                let call = Call { function, number };
+                assert!(call.to_bits() != 0 && call.to_bits() >> 60 == 0);
+                assert_eq!(Call::from_bits(call.to_bits()), Some(call));
+            }
+        }
+        let good = Call { function: Function::SendRecv, number: Some(7) }.to_bits();
+        for wrong in [0, good ^ 1 << 59, good | 1 << 60, good + (1 << 48), good | NUMBERS, good | 1 << 58] {
+            assert_eq!(Call::from_bits(wrong), None, "{wrong:#x}");
+        }
+    }
+
+    #[test]
+    fn an_operation_is_named_by_its_communicators_name_or_number() {
+        let call = Call { function: Function::AllReduce, number: Some(41) };
+        let named = |name: &str| Operation { call, communicator: 0xabc, name: name.into(), peer: 0 }.to_string();
+        assert_eq!(named(""), "AllReduce number 41 of communicator 0xabc");
+        assert_eq!(named("tp"), "AllReduce number 41 of communicator tp");
+        assert_eq!(Call { function: Function::Send, number: None }.to_string(), "Send");
+    }
+
+    #[test]
+    fn what_is_begun_is_told_for_the_rank_that_is_asked() {
+        let progress = |rank, count| {
+            let mut begun = [0; Function::COUNT];
+            begun[Function::AllReduce as usize] = count;
+            Progress { communicator: 5, rank, begun }
+        };
+        let asked = |all: &[Progress], communicator, peer, function, number| {
+            let call = Call { function, number };
+            begun(all, &Operation { call, communicator, name: String::new(), peer })
+        };
+        let all_reduce = Function::AllReduce;
+        let two = [progress(2, 8), progress(3, 0)];
+        assert_eq!(asked(&two, 5, 2, all_reduce, Some(7)), Begun::Yes);
+        assert_eq!(asked(&two, 5, 2, all_reduce, Some(8)), Begun::No(Some(7)));
+        assert_eq!(asked(&two, 5, 3, all_reduce, Some(0)), Begun::No(None));
+        assert_eq!(asked(&two, 5, 2, Function::Reduce, Some(0)), Begun::No(None));
+        let unknown = [
+            asked(&two, 6, 2, all_reduce, Some(7)),
+            asked(&two, 5, 4, all_reduce, Some(7)),
+            asked(&two, 5, 2, Function::Send, None),
+        ];
+        assert_eq!(unknown, [Begun::Unknown; 3]);
+        assert_eq!(asked(&two[..1], 5, 9, all_reduce, Some(7)), Begun::Yes, "there is one rank only");
+    }
+}

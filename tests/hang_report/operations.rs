@@ -1,0 +1,87 @@
+//! What the reports say of NCCL's operations, of which these ranks tell the plugin's profiler.
+
+use crate::job::{Job, Shape, built, enter};
+use ferrite::hang::stats_file;
+use testkit::{require, wait_until};
+
+/// Begins once messages flow.
+const SOON: u32 = 20;
+/// The number of the last of 8 operations.
+const OPERATION: &str = "in AllReduce number 7 of communicator dp";
+
+/// A chain whose last rank makes no call any more after some messages, when it has begun `begun` operations.
+fn chain(count: u32, begun: u64) -> Job {
+    Job::start(Shape::Chain, count, &[], |rank| {
+        let is_last = rank.number + 1 == count;
+        rank.abi = 12;
+        rank.begun = Some(if is_last { begun } else { 8 });
+        rank.stops_after = is_last.then_some(SOON);
+    })
+}
+
+#[test]
+fn a_rank_that_has_not_begun_the_operation_is_told_from_all_others() {
+    require!(built());
+    enter();
+    let mut job = chain(3, 7);
+    let not_begun = "It has not begun the operation (its last AllReduce of this communicator: number 6)";
+    job.line(0, &["NCCL took ncclProfiler_v6: reports name operations"]);
+    job.line(1, &["rank 1 waits since", OPERATION, "has not called irecv", not_begun]);
+    job.line(
+        0,
+        &["rank 0 waits since", OPERATION, "1 connection(s) further, rank 1", &format!("{OPERATION} for"), not_begun],
+    );
+    job.line(2, &["rank 1", OPERATION, "to be asked for data by this process", "It has not begun the operation"]);
+    let wait = &job.reports(1)[0]["waits"][0];
+    assert_eq!(
+        (&wait["operation"]["function"], &wait["operation"]["number"]),
+        (&"AllReduce".into(), &7.into()),
+        "{wait}"
+    );
+    assert_eq!((&wait["peer_has_begun"], &wait["cause"]["far_has_begun"]), (&false.into(), &false.into()), "{wait}");
+    assert_eq!(wait["operation"]["communicator_name"], "dp", "{wait}");
+    // Another process reads it in the statistics file.
+    let file = stats_file::of_process(job.processes[1].pid()).expect("its file");
+    wait_until("the record to name it", || {
+        let connections = stats_file::connections(&file).expect("valid");
+        connections
+            .iter()
+            .any(|connection| OPERATION.ends_with(&connection.operation) && connection.sends)
+            .then_some(())
+    });
+    job.processes[2].signal(libc::SIGKILL);
+    job.line(1, &["the peer's process has died", "during AllReduce number 7 of communicator dp"]);
+}
+
+#[test]
+fn a_rank_that_has_begun_the_operation_and_does_not_go_on_is_told_so() {
+    require!(built());
+    enter();
+    let job = chain(2, 8);
+    job.line(0, &["rank 0 waits since", OPERATION, "has not called irecv", "It has begun the operation: its GPU"]);
+    assert_eq!(job.reports(0)[0]["waits"][0]["peer_has_begun"], true);
+}
+
+#[test]
+fn the_log_says_that_nccl_has_taken_another_profiler() {
+    require!(built());
+    enter();
+    let env = [("NCCL_PROFILER_PLUGIN", "inspector")];
+    let job = Job::start(Shape::Chain, 2, &env, |rank| rank.abi = 12);
+    job.line(
+        0,
+        &["NCCL has not taken Ferrite's profiler (NCCL_PROFILER_PLUGIN=inspector): reports name no operations"],
+    );
+}
+
+#[test]
+fn nothing_is_named_where_the_user_wants_no_profiler() {
+    require!(built());
+    enter();
+    let job = Job::start(Shape::Chain, 2, &[("FERRITE_PROFILER", "0")], |rank| {
+        (rank.abi, rank.begun) = (12, Some(8));
+        rank.stops_after = (rank.number == 1).then_some(SOON);
+    });
+    let line = job.line(0, &["rank 0 waits since", "has not called irecv"]);
+    assert!(!job.processes[0].output().contains("took ncclProfiler"), "{line}");
+}
