@@ -1,6 +1,7 @@
 """The packages of what scripts/build.sh has built: each is made, unpacked or installed, and used. Without a network."""
 
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -24,6 +25,14 @@ def versions_built() -> set[str]:
     return {elf.read(path).version for path in DIST.glob("*/*") if not path.is_symlink()} - {""}
 
 
+def missing() -> str:
+    """What the tests need and is not here; "" if nothing is missing."""
+    if not importlib.util.find_spec("ensurepip"):
+        return "venv of Python with pip (Debian: python3-venv)"
+    count = len(versions_built())
+    return "" if count == 1 else f"one build in {DIST}, which has {count} (scripts/build.sh makes one)"
+
+
 def output(*command: str | Path, **more: str) -> str:
     """Of a command that has to succeed, in a folder that has no Python package."""
     done = subprocess.run(command, env=environment(**more), cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -38,12 +47,8 @@ class Packages(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        plugin = DIST / "lib/libnccl-net.so"
-        if not plugin.exists():
-            raise unittest.SkipTest(f"{plugin} is missing (scripts/build.sh makes it)")
-        versions = versions_built()
-        if len(versions) != 1:
-            raise unittest.SkipTest(f"one build in {DIST}, which has {len(versions)} (scripts/build.sh makes one)")
+        if missing():
+            return
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.out = Path(folder.name)
@@ -52,11 +57,12 @@ class Packages(unittest.TestCase):
         if done.returncode:
             raise AssertionError(done.stdout + done.stderr)
         cls.venv = cls.out / "venv"
-        try:
-            output(sys.executable, "-m", "venv", cls.venv)
-        except AssertionError as error:
-            raise unittest.SkipTest("venv of Python with pip (Debian: python3-venv)") from error
+        output(sys.executable, "-m", "venv", cls.venv)
         output(cls.venv / "bin/pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", next(cls.out.glob("*.whl")))
+
+    def setUp(self) -> None:
+        if missing():
+            self.skipTest(missing())
 
     def package(self, pattern: str) -> Path:
         [found] = self.out.glob(pattern)
