@@ -1,31 +1,57 @@
 #!/usr/bin/env bash
-# Builds everything and fills dist/:
-#   dist/lib/libnccl-net.so          the plugin, and the link libnccl-net-ferrite.so
-#   dist/softrnic/libibverbs.so.1    the software RDMA device, and the link libibverbs.so
-#   dist/softrnic-tools/             the same for RDMA tools (ibv_devinfo, perftest); not for NCCL
-#   dist/bin/ferrite                 the companion
-#   dist/bin/softrnic                runs programs on the software device, and controls its network
+# Builds everything and fills a folder with it:
+#   lib/libnccl-net.so               the plugin, and the link libnccl-net-ferrite.so
+#   softrnic/libibverbs.so.1         the software RDMA device, and the link libibverbs.so
+#   softrnic-tools/                  the same for RDMA tools (ibv_devinfo, perftest); not for NCCL
+#   bin/ferrite                      the companion
+#   bin/softrnic                     runs programs on the software device, and controls its network
+#
+#   scripts/build.sh                   for this machine, into dist/
+#   scripts/build.sh --portable DIR    for every Linux on this processor with glibc 2.17 or newer, into DIR: by the compilers of
+#                                      scripts/portable.txt, which are fetched once
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-setup_build
 
-cargo build --release --workspace --locked --quiet
-release=$CARGO_TARGET_DIR/release
+case "$# ${1:-}" in
+"0 ") dist=dist ;;
+"2 --portable") dist=$2 ;;
+*) die "usage: scripts/build.sh [--portable DIR]" ;;
+esac
+
+setup_build
+build=(build)
+release=release
+if [ $# = 2 ]; then
+    target=$(uname -m)-unknown-linux-gnu
+    setup_portable
+    build=(zigbuild --target "$target.2.17")
+    release=$target/release
+    # Of its own, since the flags are others; and nothing that is built tells where it was built.
+    export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/portable
+    export RUSTFLAGS="--remap-path-prefix=$ROOT=/ferrite --remap-path-prefix=$CARGO_TARGET_DIR=/target --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+    export CFLAGS="-ffile-prefix-map=$ROOT=/ferrite"
+fi
+
+cargo "${build[@]}" --release --workspace --locked --quiet
 # In a folder of its own, since the file has the same name.
-cargo build --release -p softrnic --features tools --target-dir "$CARGO_TARGET_DIR/tools" \
+cargo "${build[@]}" --release -p softrnic --features tools --target-dir "$CARGO_TARGET_DIR/tools" \
     --locked --quiet
 
-# By rename, so that a process that has the old file mapped keeps it.
+# put FILE TARGET: with the commit in it (src/version.rs). By rename, so that a process that has the old file mapped keeps it.
+commit=$(source_commit)
+[[ $commit =~ ^[0-9a-z.]{1,33}$ ]] || die "FERRITE_COMMIT=$commit: 1 to 33 digits, small letters and dots are allowed"
+stamp=$(printf '%-33s' "$commit" | tr ' ' _)
 put() {
     mkdir -p "$(dirname "$2")"
     cp "$1" "$2.new"
+    LC_ALL=C sed -i "s/\(ferrite-version=[0-9A-Za-z.-]*+\)unknown_\{26\}/\1$stamp/" "$2.new"
     mv "$2.new" "$2"
 }
-put "$release/libnccl_net.so" dist/lib/libnccl-net.so
-ln -sfn libnccl-net.so dist/lib/libnccl-net-ferrite.so
-put "$release/libibverbs.so" dist/softrnic/libibverbs.so.1
-ln -sfn libibverbs.so.1 dist/softrnic/libibverbs.so
-put "$CARGO_TARGET_DIR/tools/release/libibverbs.so" dist/softrnic-tools/libibverbs.so.1
-ln -sfn libibverbs.so.1 dist/softrnic-tools/libibverbs.so
-put "$release/ferrite" dist/bin/ferrite
-put "$release/softrnic" dist/bin/softrnic
-echo "built: dist/lib/libnccl-net.so dist/softrnic/libibverbs.so.1 dist/softrnic-tools/libibverbs.so.1 dist/bin/ferrite dist/bin/softrnic"
+put "$CARGO_TARGET_DIR/$release/libnccl_net.so" "$dist/lib/libnccl-net.so"
+ln -sfn libnccl-net.so "$dist/lib/libnccl-net-ferrite.so"
+put "$CARGO_TARGET_DIR/$release/libibverbs.so" "$dist/softrnic/libibverbs.so.1"
+ln -sfn libibverbs.so.1 "$dist/softrnic/libibverbs.so"
+put "$CARGO_TARGET_DIR/tools/$release/libibverbs.so" "$dist/softrnic-tools/libibverbs.so.1"
+ln -sfn libibverbs.so.1 "$dist/softrnic-tools/libibverbs.so"
+put "$CARGO_TARGET_DIR/$release/ferrite" "$dist/bin/ferrite"
+put "$CARGO_TARGET_DIR/$release/softrnic" "$dist/bin/softrnic"
+echo "built: $dist/lib/libnccl-net.so $dist/softrnic/libibverbs.so.1 $dist/softrnic-tools/libibverbs.so.1 $dist/bin/ferrite $dist/bin/softrnic"

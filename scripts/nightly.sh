@@ -56,4 +56,19 @@ dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --re
 step "processes killed"
 tools/softrnic/scripts/soak.sh 1000
 
+step "packages: two builds in different folders have the same bits"
+scripts/package_twice.sh
+
+step "other releases of the system"
+scripts/build.sh --portable "$CARGO_TARGET_DIR/portable/dist"
+scripts/other_systems.sh "$CARGO_TARGET_DIR/portable/dist"
+
+step "two hosts under Open MPI and Slurm"
+for launcher in mpirun srun; do
+    command -v "$launcher" >/dev/null || { echo "skipped: $launcher" && continue; }
+    # How fast two processes of a busy machine are is not the question.
+    said=$(scripts/two_nodes.sh "$launcher" dist/bin/softrnic run -- dist/bin/ferrite doctor --job 2>&1) || true
+    grep 'ok *peer-reach' <<<"$said" || die "$launcher: $said"
+done
+
 echo "all well"

@@ -62,12 +62,27 @@ missing_test_packages() {
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
         command -v ibv_devinfo >/dev/null || echo ibverbs-utils
         command -v ib_write_bw >/dev/null || echo perftest
+        command -v shellcheck >/dev/null || echo shellcheck
     fi
 }
 
 # is_at_least VERSION MINIMUM
 is_at_least() {
     [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
+}
+
+# The commit of these sources, in 12 digits. `.modified` follows it if files have been changed since; where there is no checkout it is
+# what FERRITE_COMMIT says, or `unknown`.
+source_commit() {
+    # Outside of a checkout git would take one that happens to lie around it.
+    local commit
+    if [ ! -e .git ] || ! commit=$(git rev-parse HEAD 2>/dev/null); then
+        echo "${FERRITE_COMMIT:-unknown}"
+        return
+    fi
+    commit=${commit:0:12}
+    [ -z "$(git --no-optional-locks status --porcelain --untracked-files=no)" ] || commit+=.modified
+    echo "$commit"
 }
 
 # -- installing --
@@ -116,24 +131,24 @@ install_nextest() {
     cargo install --locked --quiet cargo-nextest || die "cargo install cargo-nextest failed; it is what runs the tests"
 }
 
-# The folder of a virtual environment for scripts/requirements.txt and this Python.
+# The folder of a virtual environment for a list of packages, by default scripts/requirements.txt, and this Python.
 python_tools() {
-    echo "$CACHE/python-$(sha256sum < <(cat scripts/requirements.txt && python3 --version) | cut -c 1-12)"
+    echo "$CACHE/python-$(sha256sum < <(cat "${1:-scripts/requirements.txt}" && python3 --version) | cut -c 1-12)"
 }
 
 # Makes it. Where that cannot be done, without pip or a network, the tests that need it say so.
 install_python_tools() {
-    local folder fresh
-    folder=$(python_tools)
+    local list=${1:-scripts/requirements.txt} folder fresh
+    folder=$(python_tools "$list")
     [ ! -e "$folder/complete" ] || return 0
     mkdir -p "$CACHE"
     fresh=$(mktemp -d -p "$CACHE")
-    if python3 -m venv "$fresh" && "$fresh/bin/python" -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt; then
+    if python3 -m venv "$fresh" && "$fresh/bin/python" -m pip install --quiet --disable-pip-version-check -r "$list"; then
         touch "$fresh/complete"
         # Another run may have made it meanwhile.
         mv -T "$fresh" "$folder" 2>/dev/null || [ -e "$folder/complete" ]
     else
-        echo "mypy and ruff cannot be installed here" >&2
+        echo "what $list lists cannot be installed here" >&2
     fi
     rm -rf "$fresh"
 }
@@ -145,6 +160,15 @@ setup_build() {
     install_packages
     install_rust
     export LIBCLANG_PATH=${LIBCLANG_PATH:-$(find_libclang)}
+}
+
+# setup_portable: the compilers that build for other machines than this one, first in PATH.
+setup_portable() {
+    install_python_tools scripts/portable.txt
+    local folder
+    folder=$(python_tools scripts/portable.txt)
+    [ -e "$folder/complete" ] || die "missing: what scripts/portable.txt lists (pip installs it into a virtual environment)"
+    export PATH=$folder/bin:$PATH
 }
 
 # setup_fetch: all that `ferrite` needs to fetch stock NCCL.

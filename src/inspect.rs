@@ -13,3 +13,8 @@ pub use crate::verbs::{completion_queue, context, library, memory, port, queue_p
 pub mod stats {
     pub use crate::stats::{histogram, layout};
 }
+
+/// Which build this is.
+pub mod version {
+    pub use crate::version::text;
+}

@@ -16,7 +16,7 @@
 //!                                         GIDs, interfaces
 //! ```
 //!
-//! `abi → net → {proto, verbs, host, stats}`. The lower four do not use each other; all use `error`. A test reads the sources and
+//! `abi → net → {proto, verbs, host, stats}`. The lower four do not use each other; all may use `error` and `version`. A test reads the sources and
 //! enforces that, the order of the folders of `net`, that no files use each other in a circle, and that `unsafe` stays in
 //! `abi`, `verbs` and the few files that make system calls.
 //!
@@ -213,3 +213,4 @@ mod proto;
 mod stats;
 pub mod testing;
 mod verbs;
+mod version;

@@ -57,6 +57,8 @@ fn pages() -> Vec<String> {
     let names = docs.map(|entry| format!("docs/{}", entry.expect("it is readable").file_name().display()));
     let others = [
         "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
         "benchmarks/README.md",
         "tests/rxe/README.md",
         "tools/ferrite/README.md",

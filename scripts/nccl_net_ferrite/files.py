@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import elf
 from .errors import Invalid
 
 
@@ -16,10 +17,15 @@ class Library:
 
     path: str
     sha256: str
+    version: str = ""  # of Ferrite, with the commit; "" if it does not tell, as NCCL
+
+    def text(self) -> str:
+        """In a report."""
+        return f"{self.version}, sha256 `{self.sha256}`" if self.version else f"sha256 `{self.sha256}`"
 
 
 def library(path: Path) -> Library:
-    return Library(str(path.resolve()), sha256(path))
+    return Library(str(path.resolve()), sha256(path), elf.version_in(path.read_bytes()))
 
 
 def sha256(path: Path) -> str:

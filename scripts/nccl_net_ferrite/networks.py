@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import elf
 from .errors import Invalid
 
 Variables = tuple[tuple[str, str], ...]
@@ -36,6 +37,7 @@ def ferrite(name: str, plugin: Path, more: list[tuple[str, str]]) -> Side:
 def check_plugin(plugin: Path) -> None:
     if not plugin.is_file():
         raise Invalid(f"--plugin {plugin}: no such file; scripts/build.sh makes it")
+    elf.check_machine(plugin)
 
 
 def gpudirect(choice: str, on_softrnic: bool) -> Variables:

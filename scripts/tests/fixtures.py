@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from nccl_net_ferrite import elf
+
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parent
 ROOT = SCRIPTS.parent
 # As in scripts/setup.sh.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrite"
 
-# Of launchers, of NCCL, of the software device, and of these tests themselves.
-PREFIXES = ("FAKE", "NCCL", "SOFTRNIC", "OMPI_", "PMI_", "SLURM_", "MPI_", "MASTER_", "TORCHELASTIC_")
+# Of launchers, of NCCL, of Ferrite, of the software device, and of these tests themselves.
+PREFIXES = ("FAKE", "FERRITE", "NCCL", "SOFTRNIC", "OMPI_", "PMI_", "SLURM_", "MPI_", "MASTER_", "TORCHELASTIC_")
 NAMES = ("PYTHONUNBUFFERED", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
@@ -49,6 +51,17 @@ class WithFakeNccl(InFolder):
         cls.library = Path(built.name) / "libnccl.so.2"
         command: list[str | Path] = ["cc", "-O1", "-shared", "-fPIC", "-pthread", "-o", cls.library, HERE / "fake_nccl.c"]
         subprocess.run(command, check=True)
+
+
+def library_of(machine: int, *texts: bytes) -> bytes:
+    """What looks like a shared library for the machine that ELF numbers so, with these texts in it."""
+    return b"\x7fELF" + bytes(14) + machine.to_bytes(2, "little") + b"\0".join([b"", *texts, b""])
+
+
+def library_here() -> bytes:
+    """What looks like a plugin for this machine."""
+    [machine] = [number for number, name in elf.MACHINES.items() if name == os.uname().machine]
+    return library_of(machine, b"ferrite-version=1.2.3+0123456789ab___")
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ class WithFakeRanks(fixtures.InFolder):
     def setUp(self) -> None:
         super().setUp()
         self.plugin = self.out / "libnccl-net.so"
-        self.plugin.write_bytes(b"a plugin")
+        self.plugin.write_bytes(fixtures.library_here())
         self.options = argparse.Namespace(
             plugin=self.plugin,
             libnccl=None,

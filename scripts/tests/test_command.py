@@ -13,7 +13,7 @@ class Command(fixtures.InFolder):
 
     def setUp(self) -> None:
         super().setUp()
-        (self.out / "p.so").write_bytes(b"x")
+        (self.out / "p.so").write_bytes(fixtures.library_here())
 
     def start(self, torch: str) -> "subprocess.CompletedProcess[str]":
         """With a module `torch` of this text."""

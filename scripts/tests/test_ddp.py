@@ -20,7 +20,7 @@ from . import fake_ddp_rank, fixtures
 class Training(fixtures.InFolder):
     def setUp(self) -> None:
         super().setUp()
-        (self.out / "plugin.so").write_bytes(b"a plugin")
+        (self.out / "plugin.so").write_bytes(fixtures.library_here())
         (self.out / "bin").mkdir()
         (self.out / "bin/softrnic").touch()
         self.replace(training, "RANK", "tests.fake_ddp_rank")

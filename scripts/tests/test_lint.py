@@ -1,6 +1,7 @@
-"""Types, lints and layout of all Python files here. Skipped where the tools of scripts/requirements.txt are not installed."""
+"""Types, lints and layout of all Python files here, and lints of all shell scripts. Skipped where the tools are not installed."""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 import unittest
@@ -24,3 +25,12 @@ class Lint(unittest.TestCase):
 
     def test_ruff_format(self) -> None:
         self.check("ruff", "format", "--no-cache", "--check", "--diff", ".")
+
+    def test_shellcheck(self) -> None:
+        if not shutil.which("shellcheck"):
+            self.skipTest("shellcheck")
+        scripts = sorted(path for folder in ("scripts", "tests", "tools", ".ci") for path in (fixtures.ROOT / folder).rglob("*.sh"))
+        self.assertGreater(len(scripts), 8)
+        command = ["shellcheck", "--severity=warning", "--external-sources", "--source-path=SCRIPTDIR", *map(str, scripts)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

@@ -22,7 +22,7 @@ class Matrix(fixtures.WithFakeNccl):
     def setUp(self) -> None:
         super().setUp()
         (self.out / "libibverbs.so.1").touch()
-        (self.out / "plugin.so").write_bytes(b"a plugin")
+        (self.out / "plugin.so").write_bytes(fixtures.library_here())
 
     def check(self, *arguments: str, fake: str = "", softrnic: bool = True) -> "subprocess.CompletedProcess[str]":
         """Of the whole program."""

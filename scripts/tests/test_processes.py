@@ -33,7 +33,7 @@ class Interruption(unittest.TestCase):
         """Once ranks hang: exit code, standard error, and the report."""
         with tempfile.TemporaryDirectory() as folder:
             plugin, hanging = Path(folder) / "p.so", Path(folder) / "hanging"
-            plugin.write_bytes(b"x")
+            plugin.write_bytes(fixtures.library_here())
             code = (
                 "import sys; from nccl_net_ferrite.ab import command, comparison; from nccl_net_ferrite.launch import gpus\n"
                 "comparison.TORCH_RANK, gpus.seen_by_torch = 'tests.fake_torch_rank', lambda _: 2\n"

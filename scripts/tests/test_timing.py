@@ -36,7 +36,7 @@ def ports_in_a_row(count: int) -> int:
 class Timing(fixtures.WithFakeNccl):
     def setUp(self) -> None:
         super().setUp()
-        (self.out / "p.so").write_bytes(b"a plugin")
+        (self.out / "p.so").write_bytes(fixtures.library_here())
 
     def compare(self, *arguments: str, fake: str = "", slower: str = "1") -> "subprocess.CompletedProcess[str]":
         return fixtures.run(

@@ -234,6 +234,7 @@ pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_VR_*", "rails are those that NCCL_IB_HCA names"),
     ("NCCL_IB_RESILIENCY_*", "recovery is on by default; see FERRITE_FAILOVER"),
     ("NCCL_GIN_IB_TC", "there are no GPU-initiated transfers"),
+    ("NCCL_RMA_IB_WR_BATCHSIZE", "there are no one-sided transfers"),
     ("NCCL_SOCKET_RETRY_CNT", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),
     ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),
 ];

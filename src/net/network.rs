@@ -16,6 +16,7 @@ use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::stats::{self, process};
 use crate::verbs::context::Context;
 use crate::verbs::library::Library;
+use crate::version;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -147,7 +148,7 @@ impl Network {
         log::info!(
             target: INIT,
             "Ferrite {}: {} device(s): {}; connection set-up over {} ({}); {} queue pair(s) per connection and rail",
-            env!("CARGO_PKG_VERSION"),
+            version::text(),
             devices.len(),
             devices.join(", "),
             interface.name,

@@ -6,6 +6,7 @@ use super::layout::{
     text_words,
 };
 use super::stalls;
+use crate::version;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -166,7 +167,7 @@ fn describe(words: &Header, process: &Process) {
     }
     put_text(&words[header::HOST..][..header::HOST_WORDS], &process.host);
     put_text(&words[header::PROGRAM..][..header::PROGRAM_WORDS], &process.program);
-    put_text(&words[header::VERSION..][..header::VERSION_WORDS], env!("CARGO_PKG_VERSION"));
+    put_text(&words[header::VERSION..][..header::VERSION_WORDS], version::text());
     put_text(&words[header::LABEL_NAME..][..header::LABEL_NAME_WORDS], label.0);
     words[header::MAGIC].store(MAGIC, Ordering::Release);
 }

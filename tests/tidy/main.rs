@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 /// Each layer of the library, and the layers that it may use besides itself and `error`.
 const LAYERS: &[(&str, &[&str])] = &[
     ("abi", &["net", "proto"]),
-    ("net", &["proto", "verbs", "host", "stats"]),
+    ("net", &["proto", "verbs", "host", "stats", "version.rs"]),
     ("proto", &[]),
     ("verbs", &[]),
     ("host", &[]),
-    ("stats", &[]),
+    ("stats", &["version.rs"]),
+    ("version.rs", &[]),
     ("error.rs", &[]),
 ];
 

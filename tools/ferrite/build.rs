@@ -1,8 +1,7 @@
 //! Generates the ncclNet v8 bindings from the project's own header and compiles the one variadic
-//! function, the log callback, which stable Rust cannot define. Notes the commit.
+//! function, the log callback, which stable Rust cannot define.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 const HEADER: &str = "../../include/nccl/net_v8.h";
 const LOGGER: &str = "src/nccl/logger.c";
@@ -22,30 +21,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .map_err(|()| format!("bindgen cannot read {HEADER}"))?
         .write_to_file(out.join("net_v8.rs"))?;
     cc::Build::new().file(LOGGER).warnings(true).try_compile("ferrite_logger")?;
-    note_commit();
     Ok(())
-}
-
-/// `FERRITE_COMMIT` for the compiler, where this is a checkout and git is there.
-fn note_commit() {
-    // Outside of a checkout git would take one that happens to lie around it.
-    if !Path::new("../../.git").exists() {
-        return;
-    }
-    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return };
-    for watched in ["HEAD", "logs/HEAD"] {
-        if let Some(path) = git(&["rev-parse", "--path-format=absolute", "--git-path", watched]) {
-            println!("cargo:rerun-if-changed={path}");
-        }
-    }
-    println!("cargo:rerun-if-changed=src");
-    let modified = git(&["--no-optional-locks", "status", "--porcelain", "--untracked-files=no"])
-        .is_some_and(|files| !files.is_empty());
-    println!("cargo:rustc-env=FERRITE_COMMIT={commit}{}", if modified { ", modified" } else { "" });
-}
-
-/// What git says to this.
-fn git(words: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(words).output().ok().filter(|output| output.status.success())?;
-    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }

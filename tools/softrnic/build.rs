@@ -1,18 +1,24 @@
 //! Gives the shared object the name, the symbol versions and the lifetime of `libibverbs.so.1`.
 
+use std::path::PathBuf;
+
 fn main() {
-    let here = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
-    // Empty version nodes; the symbols join them through `.symver` (see src/abi/export.rs).
+    // Version nodes; the symbols join them through `.symver` (see src/abi/export.rs), and all others are local.
     let mut maps = vec!["nodes.map"];
     if std::env::var_os("CARGO_FEATURE_TOOLS").is_some() {
         maps.push("private.map");
     }
-    for map in maps {
-        println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={here}/{map}");
-        println!("cargo:rerun-if-changed={map}");
-    }
+    let read = |map: &&str| std::fs::read_to_string(map).unwrap_or_else(|e| panic!("{map}: {e}"));
+    // In one file: some linkers take only the last version script that they are given.
+    let script = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("versions.map");
+    std::fs::write(&script, maps.iter().map(read).collect::<String>()).expect("OUT_DIR can be written to");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", script.display());
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
+    // A function that the oldest glibc lacks is an error of the build, not of the day when it is loaded.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,defs");
     // A thread and an exit handler outlive any dlclose.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    println!("cargo:rerun-if-changed=build.rs");
+    for read in maps.iter().chain(&["build.rs"]) {
+        println!("cargo:rerun-if-changed={read}");
+    }
 }

@@ -66,7 +66,8 @@ def setup_of(options: argparse.Namespace, launched: Placement | None) -> Setup:
 
 def fabric_of(launched: Placement | None) -> str:
     """Name of a software network: the same for all ranks of this comparison, and for no others on this machine."""
-    return f"{os.getuid()}-{launched.port}" if launched else str(os.getpid())
+    named = os.environ.get("SOFTRNIC_FABRIC") if launched else None
+    return named or (f"{os.getuid()}-{launched.port}" if launched else str(os.getpid()))
 
 
 def gpus_of(options: argparse.Namespace) -> int:

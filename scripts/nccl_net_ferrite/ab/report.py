@@ -111,7 +111,7 @@ def facts(about: About) -> str:
     if about.libnccl:
         lines.append(f"- libnccl.so.2: sha256 `{about.libnccl.sha256}`, without PyTorch")
     lines += [
-        f"- plugin: sha256 `{about.plugin.sha256}`",
+        f"- plugin: {about.plugin.text()}",
         f"- variables of A: {variables['A']}",
         f"- variables of B: {variables['B']}",
         f"- variables of both: {variables['both']}",

@@ -88,7 +88,11 @@ class About:
 
     def to_json(self) -> dict[str, Any]:
         missing = () if self.seconds else ("cut", "libnccl", "seconds")
-        return {name: value for name, value in asdict(self).items() if name not in missing}
+        found = {name: value for name, value in asdict(self).items() if name not in missing}
+        for library in (found["plugin"], found.get("libnccl")):
+            if library and not library["version"]:
+                del library["version"]
+        return found
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def facts(about: About, ferrite: Run) -> str:
         f"- command: `{about.command}`",
         f"- versions: {', '.join(f'{name} {version}' for name, version in about.versions.items())}",
         f"- ranks: {'; '.join(about.gpus)}",
-        f"- plugin: sha256 `{about.plugin.sha256}`",
+        f"- plugin: {about.plugin.text()}",
         f"- variables: {variables}",
         f"- Ferrite, worst rank, from the first to the last of {about.cycles} process groups: {grown}",
     ]

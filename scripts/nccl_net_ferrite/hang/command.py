@@ -4,8 +4,8 @@
     python scripts/hang.py --softrnic --ranks 4     # on the software device, on a machine without RDMA
 
 Fresh processes for each case. Exit code 0: in each case the reports of the waiting ranks name the right one, with the right
-verdict and, from NCCL 2.28.3 on, the operation; and where no report is due there is none. 1: a report is wrong or missing, or a sum is. 2: the check is not valid, or could
-not be made. 130: interrupted. report.md has the text of each report; raw.json says more.
+verdict and, from NCCL 2.28.3 on, the operation; and where no report is due there is none. 1: a report is wrong or missing, or
+a sum is. 2: the check is not valid, or could not be made. 130: interrupted. report.md has the text of each report; raw.json says more.
 """
 
 import argparse

@@ -70,11 +70,15 @@ def port_of_run(launched: Placement, run: int) -> int:
     return port
 
 
-def check_one_host(launched: Placement) -> None:
-    """The software device joins processes of one machine only."""
-    if launched.ranks_here != launched.world:
+def check_one_host(launched: Placement, environment: Mapping[str, str] = os.environ) -> None:
+    """The software device joins processes of one machine only. To a launcher, network namespaces of it are machines of their own: a
+    software network with a name says that they are not."""
+    if launched.ranks_here != launched.world and not environment.get("SOFTRNIC_FABRIC"):
         known = f"{launched.ranks_here} of {launched.world} are" if launched.ranks_here else "the launcher does not say how many are"
-        raise Invalid(f"--softrnic needs all ranks on one machine: {known} on this one")
+        raise Invalid(
+            f"--softrnic needs all ranks on one machine: {known} on this one. If the others are in network namespaces of it, "
+            "set SOFTRNIC_FABRIC to the same name for all ranks"
+        )
 
 
 def first_host(nodes: str) -> str:

@@ -20,7 +20,8 @@ def environment(folder: Path, rank: int, fabric: str) -> dict[str, str]:
         "SOFTRNIC_FABRIC": f"ab-{fabric}",
         "SOFTRNIC_QUIET": "1",
         "NCCL_HOSTID": f"rank{rank}",
-        "NCCL_SOCKET_IFNAME": "lo",
+        # In network namespaces of their own the ranks need an interface between these.
+        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
         "NCCL_IB_MERGE_NICS": "0",
         "NCCL_GIN_TYPE": "0",
     }

@@ -107,7 +107,7 @@ def write_report(options: argparse.Namespace, progress: Progress) -> Report:
         sizes=options.sizes,
         gpus=progress.gpus,
         nccl=progress.nccls,
-        plugin=sha256_of(options.plugin) if options.network == "Ferrite" else None,
+        plugin=files.library(options.plugin) if options.network == "Ferrite" else None,
         softrnic=bool(options.softrnic),
     )
     found = Report(about, progress.wrong, progress.rows)

@@ -40,7 +40,7 @@ def facts(about: About) -> str:
         *(f"- NCCL {one.version}: sha256 `{one.sha256}`" for one in about.nccl),
     ]
     if about.plugin:
-        lines.append(f"- plugin: sha256 `{about.plugin}`")
+        lines.append(f"- plugin: {about.plugin.text()}")
     if about.softrnic:
         lines.append("- on the software device")
     return "\n".join(lines)

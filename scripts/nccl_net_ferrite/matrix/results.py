@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..files import Library
 from .cases import Case
 
 
@@ -109,7 +110,7 @@ class About:
     sizes: list[int]
     gpus: list[str]
     nccl: list[Nccl]
-    plugin: str | None  # its sum; None if it is not Ferrite that was tested
+    plugin: Library | None  # None if it is not Ferrite that was tested
     softrnic: bool
 
 

@@ -45,4 +45,3 @@ mod system;
 mod top;
 pub mod transport;
 pub mod verbs;
-mod version;

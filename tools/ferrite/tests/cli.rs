@@ -73,20 +73,8 @@ fn the_version_names_the_commit_and_the_plugin() {
     assert_eq!((code, stdout.lines().count()), (0, 2), "{stdout}");
     let (code, short, _) = ferrite(&["-V"], &env);
     assert_eq!((code, short.lines().next()), (0, stdout.lines().next()));
-    let git = |words: &[&str]| {
-        let output = std::process::Command::new("git").args(words).current_dir(env!("CARGO_MANIFEST_DIR")).output();
-        output.ok().filter(|output| output.status.success())
-    };
-    let known = short
-        .split("(commit ")
-        .nth(1)
-        .map(|rest| rest.trim_end().trim_end_matches(", modified)").trim_end_matches(')'));
-    match known {
-        Some(commit) => assert!(git(&["cat-file", "-e", commit]).is_some(), "no commit {commit}"),
-        None => {
-            assert!(git(&["rev-parse", "--show-prefix"]).is_none_or(|o| o.stdout != b"tools/ferrite/\n"), "{short}")
-        }
-    }
+    // What cargo has built has no commit; scripts/build.sh writes it into its copy.
+    assert_eq!(short, concat!("ferrite ", env!("CARGO_PKG_VERSION"), "+unknown\n"));
 }
 
 #[test]

@@ -10,6 +10,10 @@ mod outcome;
 mod run;
 mod stat;
 mod variable;
+// The plugin's own, which says which build this is.
+#[allow(unreachable_pub)]
+#[path = "../../../src/version.rs"]
+mod version;
 
 use std::process::ExitCode;
 
@@ -22,7 +26,7 @@ use outcome::{Failure, print};
 ///
 /// Exit status: 0 done, 1 failed, 2 wrong usage or nothing to do it on; `run` has the program's.
 #[derive(Debug, Parser)]
-#[command(name = "softrnic", version, arg_required_else_help = true)]
+#[command(name = "softrnic", version = version::text(), arg_required_else_help = true)]
 struct Cli {
     /// Name of the fabric; otherwise that of SOFTRNIC_FABRIC
     ///

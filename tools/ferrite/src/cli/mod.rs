@@ -21,6 +21,8 @@ use std::path::PathBuf;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use nccl_net::inspect::version;
+
 use crate::cli::exit::{Exit, INVALID, TABLE};
 use crate::doctor::machine;
 use crate::error::Result;
@@ -30,7 +32,6 @@ use crate::results::file_hash;
 use crate::run::worker;
 use crate::system::dist::Dist;
 use crate::system::{interrupt, output};
-use crate::version;
 
 const ENVIRONMENT: &str = "\
 Environment:
@@ -166,7 +167,7 @@ fn long_version(arguments: &[std::ffi::OsString]) -> String {
         Ok(format!("\nplugin {} (sha256 {})", path.display(), file_hash::sha256(&path)?))
     };
     let asked = arguments.iter().any(|word| word == "--version");
-    version::text() + &if asked { plugin().unwrap_or_default() } else { String::new() }
+    version::text().to_owned() + &if asked { plugin().unwrap_or_default() } else { String::new() }
 }
 
 #[cfg(test)]

@@ -26,8 +26,10 @@ impl Pages {
     }
 
     fn new() -> Result<Self> {
-        // SAFETY: the name is a C string; the result is a descriptor of this process, or -1.
-        let descriptor = unsafe { libc::memfd_create(c"ferrite-pages".as_ptr(), libc::MFD_CLOEXEC) };
+        let name = c"ferrite-pages";
+        // SAFETY: memfd_create, which glibc has from 2.27 on only: the name is a C string; the result is a descriptor of this process, or -1.
+        let descriptor = unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC) };
+        let descriptor = RawFd::try_from(descriptor).unwrap_or(-1);
         if descriptor < 0 {
             return Err(Error::last_os("cannot make a file in memory"));
         }

@@ -8,6 +8,8 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use nccl_net::inspect::version;
+
 use crate::error::{Error, Result};
 use crate::measure::plan::{Job, Scope, Task};
 use crate::nccl::library::Source;
@@ -20,7 +22,6 @@ use crate::results::{file_hash, rows};
 use crate::run::progress::Progress;
 use crate::run::session::{Runner, Session};
 use crate::verbs::libibverbs::Verbs;
-use crate::version;
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -71,7 +72,7 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     let (rows, groups) = rows::rows(&sessions);
     Ok(Record {
         schema: SCHEMA.into(),
-        tool: version::text(),
+        tool: version::text().to_owned(),
         complete: sessions.len() == order.len(),
         command: request.command.clone(),
         started_unix,

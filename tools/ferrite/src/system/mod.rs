@@ -7,6 +7,7 @@
 //! | `interrupt` | SIGINT |
 //! | `output` | stdout, stderr and files |
 //! | `dist` | where the project's built files lie |
+//! | `suitability` | whether this machine's loader takes a file |
 //! | `subprocess` | parts of this program that run in a process of their own |
 
 pub(crate) mod dist;
@@ -15,3 +16,4 @@ pub(crate) mod interrupt;
 pub(crate) mod maps;
 pub(crate) mod output;
 pub(crate) mod subprocess;
+pub(crate) mod suitability;

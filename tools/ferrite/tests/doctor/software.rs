@@ -60,6 +60,10 @@ fn plugins_tells_which_file_nccl_takes() {
     named.env("NCCL_NET_PLUGIN", "/opt/f.so").look().is("ok", &["takes /opt/f.so: Ferrite"]);
     require!(with(&[])).env("NCCL_NET_PLUGIN", "/opt/f.so").look().is("FAIL", &["there is no such file"]);
     require!(with(&[])).env("NCCL_NET_PLUGIN", "none").look().is("warn", &["loads no plugin"]);
+    let mut other_processor = ours.clone();
+    other_processor[18..20].copy_from_slice(&21_u16.to_le_bytes());
+    let other = require!(with(&[("/usr/lib/libnccl-net.so", &other_processor)])).look();
+    other.is("FAIL", &["it is for another processor (ELF machine 21): install the package for "]);
     let empty = require!(with(&[("/usr/lib/libnccl-net.so", b"text")])).look();
     empty.is("FAIL", &["cannot be loaded"]);
 }

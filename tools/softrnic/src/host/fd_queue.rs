@@ -58,8 +58,11 @@ impl<T> FdQueue<T> {
         for _ in tokens.len()..before {
             let mut count = 0u64;
             let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
-            // SAFETY: reads 8 bytes into `count`, without waiting whatever the descriptor's mode.
-            unsafe { libc::preadv2(self.fd, &raw const part, 1, -1, libc::RWF_NOWAIT) };
+            // SAFETY: preadv2, which glibc has from 2.26 on only, reads 8 bytes into `count`, without waiting whatever the descriptor's
+            // mode; its position is in two words, the second of which has no meaning on a 64-bit system.
+            unsafe {
+                libc::syscall(libc::SYS_preadv2, self.fd, &raw const part, 1_usize, -1_i64, 0_i64, libc::RWF_NOWAIT)
+            };
         }
     }
 }

@@ -5,6 +5,8 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nccl_net::inspect::version;
+
 use crate::doctor::machine::Machine;
 use crate::doctor::peers::line_conn::{LineConn, MOST};
 use crate::doctor::peers::message::{Hello, HostFacts, RailFacts, Reply, Request};
@@ -14,7 +16,6 @@ use crate::nccl::library::Source;
 use crate::results::file_hash;
 use crate::system::output;
 use crate::transport::instance::Transport;
-use crate::version;
 
 /// The server may not be there yet: it is tried for so long.
 const REACH: Duration = Duration::from_secs(60);
@@ -48,7 +49,7 @@ pub(crate) fn hello(machine: &Machine, token: &str) -> Result<String> {
     });
     let facts = HostFacts {
         host: machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default(),
-        version: version::text(),
+        version: version::text().to_owned(),
         protocol: nccl_net::inspect::PROTOCOL_VERSION,
         plugin: file_hash::sha256(plugin)?,
         settings: machine

@@ -6,6 +6,7 @@ use crate::doctor::finding::Finding;
 use crate::doctor::machine::Machine;
 use crate::doctor::row::Row;
 use crate::nccl::elf;
+use crate::system::suitability;
 
 pub(crate) const ROWS: &[Row] = &[Row {
     name: "plugins",
@@ -93,6 +94,9 @@ fn plugins(machine: &Machine) -> Vec<Finding> {
 fn winner(machine: &Machine, path: &Path) -> Finding {
     let file = machine.root.path(path);
     let shown = path.display();
+    if let Ok(Some(obstacle)) = suitability::obstacle(&file) {
+        return Finding::fail("", format!("NCCL takes {shown}, which cannot be loaded: {obstacle}"));
+    }
     match elf::exports(&file, "ncclNetPlugin_v") {
         Err(problem) => Finding::fail("", format!("NCCL takes {shown}, which cannot be loaded: {problem}")),
         Ok(tables) if tables.is_empty() => Finding::fail("", format!("NCCL takes {shown}, which is no network plugin")),

@@ -1,0 +1,8 @@
+"""python -m nccl_net_ferrite: the command nccl-net-ferrite."""
+
+import sys
+
+from .command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

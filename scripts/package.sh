@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Makes all packages that are released, in packages/: tarball, wheel, .deb, .rpm (where rpmbuild is), image, bill of materials,
+# SHA256SUMS. What is built depends on the commit and the Rust compiler alone: another folder, day or user makes the same bits.
+#
+#   scripts/package.sh               builds for glibc 2.17, and packs it
+#   scripts/package.sh --built DIR   packs what scripts/build.sh has built in DIR, for this machine's glibc
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+case "$# ${1:-}" in
+"0 ")
+    built=packages/built
+    rm -rf "$built"
+    scripts/build.sh --portable "$built"
+    setup_portable
+    compiler=(python3 -m ziglang cc -target "$(uname -m)-linux-musl" -s)
+    ;;
+"2 --built")
+    built=$2
+    compiler=(cc)
+    ;;
+*) die "usage: scripts/package.sh [--built DIR]" ;;
+esac
+
+# Every file has the time of the commit.
+if [ -z "${SOURCE_DATE_EPOCH:-}" ] && [ -e .git ]; then
+    SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+fi
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"${compiler[@]}" -static -Os -Wall -o "$work/copy" scripts/container/copy.c
+PYTHONPATH=scripts python3 -m nccl_net_ferrite.package --built "$built" --copy "$work/copy" --out "${FERRITE_PACKAGES:-packages}"

@@ -1,0 +1,196 @@
+"""The packages of what scripts/build.sh has built: each is made, unpacked or installed, and used. Without a network."""
+
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+from nccl_net_ferrite import elf
+
+from .fixtures import ROOT, environment
+from .test_container import DIST
+
+
+def versions_built() -> set[str]:
+    """In the folder that scripts/build.sh fills; softrnic's libraries do not tell theirs."""
+    return {elf.read(path).version for path in DIST.glob("*/*") if not path.is_symlink()} - {""}
+
+
+def missing() -> str:
+    """What the tests need and is not here; "" if nothing is missing."""
+    if not importlib.util.find_spec("ensurepip"):
+        return "venv of Python with pip (Debian: python3-venv)"
+    count = len(versions_built())
+    return "" if count == 1 else f"one build in {DIST}, which has {count} (scripts/build.sh makes one)"
+
+
+def output(*command: str | Path, **more: str) -> str:
+    """Of a command that has to succeed, in a folder that has no Python package."""
+    done = subprocess.run(command, env=environment(**more), cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AssertionError(f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class Packages(unittest.TestCase):
+    out: Path  # has all packages
+    venv: Path  # has the wheel
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        if missing():
+            return
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.out = Path(folder.name)
+        command: list[str | Path] = [ROOT / "scripts/package.sh", "--built", DIST]
+        done = subprocess.run(command, env=environment(FERRITE_PACKAGES=str(cls.out)), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise AssertionError(done.stdout + done.stderr)
+        cls.venv = cls.out / "venv"
+        output(sys.executable, "-m", "venv", cls.venv)
+        output(cls.venv / "bin/pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", next(cls.out.glob("*.whl")))
+
+    def setUp(self) -> None:
+        if missing():
+            self.skipTest(missing())
+
+    def package(self, pattern: str) -> Path:
+        [found] = self.out.glob(pattern)
+        return found
+
+    def test_the_sums_are_those_of_the_files(self) -> None:
+        lines = (self.out / "SHA256SUMS").read_text().splitlines()
+        self.assertGreaterEqual(len(lines), 5)
+        for line in lines:
+            digest, name = line.split()
+            self.assertEqual(hashlib.sha256((self.out / name).read_bytes()).hexdigest(), digest, name)
+
+    def test_the_tarball_has_what_was_built(self) -> None:
+        with tarfile.open(self.package("*.tar.gz")) as file:
+            [top] = {name.split("/")[0] for name in file.getnames()}
+            for name in ("lib/libnccl-net.so", "bin/ferrite", "bin/softrnic", "softrnic/libibverbs.so.1"):
+                member = file.getmember(f"{top}/{name}")
+                found = file.extractfile(member)
+                assert found
+                self.assertEqual((found.read(), member.mode & 0o111), ((DIST / name).read_bytes(), 0o111), name)
+            names = [name.removeprefix(f"{top}/") for name in file.getnames()]
+        self.assertIn("python/nccl_net_ferrite/ab/command.py", names)
+        # What makes packages is in none.
+        self.assertEqual([name for name in names if "package/" in name or "tests/" in name], [])
+
+    def test_all_that_was_built_is_one_build(self) -> None:
+        [version] = versions_built()
+        self.assertEqual(output(DIST / "bin/ferrite", "-V"), f"ferrite {version}\n")
+        self.assertEqual(output(DIST / "bin/softrnic", "-V"), f"softrnic {version}\n")
+        commit = version.partition("+")[2].removesuffix(".modified")
+        if (ROOT / ".git").exists():
+            output("git", "-C", ROOT, "cat-file", "-e", f"{commit}^{{commit}}")
+
+    def test_the_bill_of_materials_is_what_is_linked(self) -> None:
+        bom = json.loads(self.package("*.cdx.json").read_text())
+        names = {one["name"]: one for one in bom["components"]}
+        self.assertEqual(names["rdma-sys"]["version"], "0.3.0")
+        self.assertTrue({"nccl-net-ferrite", "ferrite", "softrnic", "softrnic-cli", "libc"} <= set(names))
+        # Of tests and of builds.
+        self.assertFalse({"proptest", "loom", "bindgen", "testkit", "cc"} & set(names))
+        lock = (ROOT / "Cargo.lock").read_text()
+        for one in bom["components"]:
+            self.assertIn(f'name = "{one["name"]}"\nversion = "{one["version"]}"\n', lock)
+        references = {one["bom-ref"] for one in bom["components"]}
+        self.assertTrue(all(set(one["dependsOn"]) <= references for one in bom["dependencies"]))
+
+    def test_the_name_of_the_wheel_tells_the_glibc_that_it_needs(self) -> None:
+        needed = max(elf.read(path).glibc for path in DIST.glob("*/*") if not path.is_symlink())
+        major, minor = max(needed, (2, 17))
+        self.assertIn(f"-py3-none-manylinux_{major}_{minor}_{os.uname().machine}.whl", self.package("*.whl").name)
+
+    def test_one_line_sets_what_nccl_needs(self) -> None:
+        line = 'eval "$("$1/python" -m nccl_net_ferrite)" && echo "$NCCL_NET $NCCL_NET_PLUGIN"'
+        network, plugin = output("sh", "-c", line, "sh", self.venv / "bin").split()
+        self.assertEqual((network, output(self.venv / "bin/nccl-net-ferrite", "path").strip()), ("Ferrite", plugin))
+        self.assertEqual(Path(plugin).read_bytes(), (DIST / "lib/libnccl-net.so").read_bytes())
+        load = "import ctypes, sys; [getattr(ctypes.CDLL(sys.argv[1]), f'ncclNetPlugin_v{n}') for n in range(8, 13)]"
+        output(sys.executable, "-c", load, plugin)
+
+    def test_the_doctor_finds_nothing_wrong_on_softrnic(self) -> None:
+        softrnic, ferrite = self.venv / "bin/softrnic", self.venv / "bin/nccl-net-ferrite"
+        plugin = output(ferrite, "path").strip()
+        said = output(softrnic, "run", "--", ferrite, "doctor", NCCL_NET_PLUGIN=plugin, NCCL_NET="Ferrite")
+        self.assertRegex(said, r"ok +loopback +softrnic0:1: 1 MiB arrived right")
+        self.assertRegex(said, rf"ok +plugins .*{re.escape(plugin)}")
+        self.assertRegex(said, r"\n0 FAIL, ")
+
+    def test_the_programs_of_the_package_are_there(self) -> None:
+        for program in ("ab", "matrix", "ddp", "compare", "check", "top", "hang"):
+            self.assertIn(program, output(self.venv / "bin/nccl-net-ferrite", program, "--help"))
+        self.assertEqual(output(self.venv / "bin/ferrite", "-V"), output(DIST / "bin/ferrite", "-V"))
+
+    def test_a_program_that_cannot_be_run_is_told_with_the_cure(self) -> None:
+        [program] = self.venv.glob("lib/python*/site-packages/nccl_net_ferrite/dist/bin/softrnic")
+        program.chmod(0o644)
+        self.addCleanup(program.chmod, 0o755)
+        done = subprocess.run([self.venv / "bin/softrnic"], env=environment(), capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, rf"^not valid: {program} cannot be run: .*chmod \+x it")
+
+    def test_the_debian_package(self) -> None:
+        try:
+            root = self.out / "root"
+            output("dpkg-deb", "--extract", self.package("*.deb"), root)
+        except FileNotFoundError:
+            self.skipTest("dpkg-deb")
+        for link in [path for path in root.rglob("*") if path.is_symlink()]:
+            self.assertTrue(link.resolve().is_relative_to(root) and link.exists(), link)
+        machine = os.uname().machine
+        plugin = root / f"usr/lib/{machine}-linux-gnu/libnccl-net-ferrite.so"
+        self.assertEqual(plugin.read_bytes(), (DIST / "lib/libnccl-net.so").read_bytes())
+        # Every NCCL of the system would take a file of this name.
+        self.assertEqual(list(plugin.parent.glob("libnccl-net.so")), [])
+        self.assertTrue(output(root / "usr/bin/ferrite", "--version").splitlines()[1].startswith(f"plugin {root}"))
+        fields = dict(line.split(": ", 1) for line in output("dpkg-deb", "--field", self.package("*.deb")).splitlines() if ": " in line)
+        self.assertEqual(fields["Package"], "nccl-net-ferrite")
+        self.assertRegex(fields["Depends"], r"^libc6 \(>= 2\.\d+\)")
+
+    def test_the_image_copies_itself_into_a_volume(self) -> None:
+        with tarfile.open(self.package("*-image.tar")) as file:
+            contents = {member.name: self.content(file, member) for member in file.getmembers() if member.isfile()}
+
+        def blob(descriptor: dict[str, Any]) -> bytes:
+            content = contents[f"blobs/{descriptor['digest'].replace(':', '/')}"]
+            self.assertEqual(f"sha256:{hashlib.sha256(content).hexdigest()}", descriptor["digest"])
+            self.assertEqual(len(content), descriptor["size"])
+            return content
+
+        self.assertEqual(json.loads(contents["oci-layout"]), {"imageLayoutVersion": "1.0.0"})
+        [described] = json.loads(contents["index.json"])["manifests"]
+        manifest = json.loads(blob(described))
+        config = json.loads(blob(manifest["config"]))
+        self.assertEqual(config["config"]["Entrypoint"], ["/copy", "/ferrite"])
+        root, volume = self.out / "image", self.out / "volume"
+        for layer in manifest["layers"]:
+            with tarfile.open(fileobj=io.BytesIO(blob(layer))) as file:
+                file.extractall(root)
+        # The same is done again: an older copy is replaced.
+        for _ in range(2):
+            output(root / "copy", root / "ferrite", volume)
+            names = {path.relative_to(root / "ferrite") for path in (root / "ferrite").rglob("*")}
+            self.assertEqual({path.relative_to(volume) for path in volume.rglob("*")}, names)
+        self.assertEqual(output(volume / "bin/ferrite", "-V"), output(DIST / "bin/ferrite", "-V"))
+        self.assertEqual(os.readlink(volume / "softrnic/libibverbs.so"), "libibverbs.so.1")
+        done = subprocess.run([root / "copy", root / "ferrite"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, "mounted at /target" in done.stderr), (2, True))
+
+    def content(self, file: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+        found = file.extractfile(member)
+        assert found
+        return found.read()
