@@ -3,8 +3,8 @@
 use super::completion_queue::CompletionQueue;
 use super::create::{self, CreateError};
 use super::memory::ProtectionDomain;
-use super::recv_chain::RecvChain;
 use super::qp_ex::{self, Operations};
+use super::recv_chain::RecvChain;
 use super::sys;
 use crate::error::{Error, Result};
 use std::sync::Arc;
