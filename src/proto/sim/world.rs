@@ -205,7 +205,7 @@ impl World {
         let (Some(receiver), Some((id, messages))) = (&mut self.receiver, self.receiving.front().cloned()) else {
             return;
         };
-        if self.outside.plan.tests_rarely && !self.outside.random.one_in(64) {
+        if self.outside.plan.tests_rarely && !self.outside.random.one_in(16) {
             return;
         }
         match receiver.test(id, &mut self.outside) {
