@@ -101,8 +101,10 @@
 //!
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
 //! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::data::exclusive_cell::ExclusiveCell`],
-//! the rest is immutable or behind a lock. The data path allocates nothing, takes no lock and makes no system call of its
-//! own. Ferrite's only threads in healthy times are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
+//! the rest is immutable or behind a lock. The first thread that sends or receives enters the cell by plain loads and stores, and others
+//! that look into a communicator pay for it with the system call `membarrier`. The data path allocates nothing, takes no lock and makes no
+//! system call of its own; while all is well it executes no locked instruction either, if NCCL calls from one thread and the kernel has
+//! `membarrier`. Ferrite's only threads in healthy times are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
 //! waits for device events and clears away what an abort has left half-made; one of them also drives the control connections and
 //! serves the port, from the first `listen` on. Up to four threads recover connections while there is one to recover; they enter a
 //! communicator for short moments, in which NCCL's thread waits. So does a watcher, once a second. One more thread asks and reports while
@@ -120,6 +122,7 @@
 //! | what becomes of connections whose control connection is lost? | [`proto::control::plane`], [`proto::control::redial`], [`net::data::probe`] |
 //! | what does a waiting end wait for, and what does the log say of it? | [`proto::explain`], [`net::explain`] |
 //! | what happens after a fault, in which order, and when is it given up? | [`proto::recovery`], [`net::recovery`] |
+//! | when does a call take the short way, and who keeps it out? | [`net::control::state_word`], [`net::data::exclusive_cell`] |
 //! | which lock is taken first? | [`net::control`] |
 //! | what bounds a connection that NCCL has abandoned during set-up? | [`net::setup`] |
 //! | which port of another card is borrowed, and when? | [`net::recovery`], [`net::device::spares`] |
@@ -182,6 +185,7 @@
 //! | ring | the memory of the sender that clear-to-sends are written to, with a place for each of 512 |
 //! | RoCE | RDMA over Ethernet |
 //! | signalled | of a work request: its success is reported as a completion |
+//! | state word | what each call of the data path looks at first: 0 while all is well with the peer and nobody else is inside |
 //! | stripe | the part of a message that one queue pair carries |
 //! | token | the random number in a handle, by which a listener knows its peer |
 //! | trailing immediate write | a write of zero bytes that carries the immediate, where the fabric may reorder packets |

@@ -5,7 +5,7 @@
 use super::guard::guard;
 use super::handles::{Comm, MemoryHandle, Owner, RecvHandle, RequestHandle, SendHandle};
 use super::nccl::ncclResult_t;
-use super::output::{missing, put};
+use super::output::{RequestOutput, missing, put};
 use crate::error::{Error, Result};
 use crate::net::data::receiver::{Expected, RecvComm};
 use crate::net::data::sender::SendComm;
@@ -107,37 +107,17 @@ pub(super) unsafe fn isend(
     request: *mut *mut c_void,
 ) -> ncclResult_t {
     // SAFETY: by NCCL's contract.
-    match unsafe { SendHandle::borrow(send_comm) } {
-        Ok(comm) if comm.comm.takes_fast_path(bits(size)) => on_comm("isend", Ok(comm), |comm| {
-            // SAFETY: by NCCL's contract.
-            let memory = unsafe { MemoryHandle::borrow(mhandle)? };
-            let id = comm.comm.isend_fast(data as u64, bits(size), tag as u32, memory)?;
-            // SAFETY: NCCL's output pointer.
-            unsafe { put(request, comm.request(id), "request") }
-        }),
-        // SAFETY: as above.
-        _ => unsafe { isend_any(send_comm, data, size, tag, mhandle, request) },
-    }
-}
-
-/// All other cases, an invalid communicator included.
-#[inline(never)]
-unsafe extern "C" fn isend_any(
-    send_comm: *mut c_void,
-    data: *mut c_void,
-    size: c_int,
-    tag: c_int,
-    mhandle: *mut c_void,
-    request: *mut *mut c_void,
-) -> ncclResult_t {
-    // SAFETY: by NCCL's contract.
     let comm = unsafe { SendHandle::borrow(send_comm) };
     on_comm("isend", comm, |comm| {
-        // SAFETY: by NCCL's contract.
-        let memory = unsafe { MemoryHandle::borrow(mhandle)? };
-        let id = comm.comm.isend(data as u64, length(size)?, tag as u32, memory)?;
         // SAFETY: NCCL's output pointer.
-        unsafe { put(request, comm.request(id), "request") }
+        let output = unsafe { RequestOutput::new(request)? };
+        let begun = move |id| output.set(comm.request(id));
+        // SAFETY: by NCCL's contract.
+        let memory = || unsafe { MemoryHandle::borrow(mhandle) };
+        match comm.comm.isend_usual(data as u64, bits(size), tag as u32, memory, begun) {
+            Some(outcome) => outcome,
+            None => comm.comm.isend(data as u64, length(size)?, tag as u32, memory()?, begun),
+        }
     })
 }
 
@@ -199,11 +179,12 @@ pub(super) unsafe fn irecv(
     // SAFETY: by NCCL's contract.
     let comm = unsafe { RecvHandle::borrow(recv_comm) };
     on_comm("irecv", comm, |comm| {
+        // SAFETY: NCCL's output pointer.
+        let output = unsafe { RequestOutput::new(request)? };
         let group = Group::new(n, data, sizes, tags, mhandles)?;
         // SAFETY: NCCL's arrays have n elements, and irecv asks for those below n.
-        let id = comm.comm.irecv(group.count, |i| unsafe { group.message(i) })?;
-        // SAFETY: NCCL's output pointer.
-        unsafe { put(request, comm.request(id), "request") }
+        let expected = move |i| unsafe { group.message(i) };
+        comm.comm.irecv(group.count, expected, move |id| output.set(comm.request(id)))
     })
 }
 
@@ -230,15 +211,12 @@ pub(super) unsafe fn iflush(
 #[inline(always)]
 pub(super) unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
     if done.is_null() {
-        return fail("test", missing("done"));
+        return fail_without_done();
     }
     // SAFETY: NCCL's output pointer.
     unsafe { *done = 0 };
     // SAFETY: by NCCL's contract.
-    let request = match unsafe { RequestHandle::borrow(request) } {
-        Ok(request) => request,
-        Err(e) => return fail("test", e),
-    };
+    let Some(request) = (unsafe { RequestHandle::find(request) }) else { return fail_without_request(request) };
     let (id, answer) = (request.id(), Answer { done, sizes });
     match request.owner() {
         // SAFETY: a request is part of its communicator and lives as long.
@@ -278,17 +256,12 @@ impl Answer {
 
 #[inline(never)]
 extern "C" fn test_send(comm: &Comm<SendComm>, id: RequestId, answer: Answer) -> ncclResult_t {
-    on_comm("test", Ok(comm), |c| {
-        if let Some(length) = c.comm.test(id)? {
-            answer.finish(&[length]);
-        }
-        Ok(())
-    })
+    on_comm("test", Ok(comm), |c| c.comm.test(id, move |lengths| answer.finish(lengths)))
 }
 
 #[inline(never)]
 extern "C" fn test_receive(comm: &Comm<RecvComm>, id: RequestId, answer: Answer) -> ncclResult_t {
-    on_comm("test", Ok(comm), |c| c.comm.test(id, |lengths| answer.finish(lengths)))
+    on_comm("test", Ok(comm), |c| c.comm.test(id, move |lengths| answer.finish(lengths)))
 }
 
 #[inline(never)]
@@ -299,6 +272,18 @@ extern "C" fn test_flush(comm: &Comm<RecvComm>, id: RequestId, answer: Answer) -
         }
         Ok(())
     })
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn fail_without_done() -> ncclResult_t {
+    fail("test", missing("done"))
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn fail_without_request(raw: *mut c_void) -> ncclResult_t {
+    fail("test", RequestHandle::wrong(raw))
 }
 
 /// An error that no communicator has.

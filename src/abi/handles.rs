@@ -142,12 +142,25 @@ where
     /// `raw` is NULL or points to a live object that this module made.
     #[inline]
     pub unsafe fn borrow<'a>(raw: *mut c_void) -> Result<&'a T> {
+        // SAFETY: as the caller says.
+        unsafe { Self::find(raw) }.ok_or_else(|| Self::wrong(raw))
+    }
+
+    /// The error for a pointer that is not to such an object.
+    pub fn wrong(raw: *mut c_void) -> Error {
+        wrong_object(raw, T::NAME)
+    }
+
+    /// As [`Self::borrow`]; `None` where that fails.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    pub unsafe fn find<'a>(raw: *mut c_void) -> Option<&'a T> {
         // SAFETY: not NULL, so a live object as the caller says, and every object begins with a tag.
-        if raw.is_null() || unsafe { *raw.cast::<u64>() } != T::TAG {
-            return Err(wrong_object(raw, T::NAME));
-        }
+        let is_one = !raw.is_null() && unsafe { *raw.cast::<u64>() } == T::TAG;
         // SAFETY: the tag says that it is one.
-        Ok(unsafe { &(*raw.cast::<Self>()).inner })
+        is_one.then(|| unsafe { &(*raw.cast::<Self>()).inner })
     }
 
     /// Takes an object back from NCCL. `None` for NULL, since NCCL closes what it never got; and for an object that a forked child
@@ -286,10 +299,10 @@ fn requests(owner: Owner) -> Box<[RequestHandle; MAX_REQUESTS]> {
 }
 
 impl<T> Comm<T> {
-    /// NCCL's pointer for request `id`; NULL for `None`.
+    /// NCCL's pointer for request `id`.
     #[inline]
-    pub fn request(&self, id: Option<RequestId>) -> *mut c_void {
-        id.map_or(std::ptr::null_mut(), |id| self.requests[id.index()].begin(id))
+    pub fn request(&self, id: RequestId) -> *mut c_void {
+        self.requests[id.index()].begin(id)
     }
 
     /// NCCL's pointer for flush `id`; NULL for `None`.

@@ -1,6 +1,7 @@
 //! NCCL's output pointers.
 
 use crate::error::{Error, Result};
+use std::ffi::c_void;
 
 /// Writes `value` through one of NCCL's output pointers, which messages call `name`.
 ///
@@ -24,4 +25,30 @@ pub(super) unsafe fn put<T>(pointer: *mut T, value: T, name: &str) -> Result<()>
 #[inline(never)]
 pub(super) fn missing(name: &str) -> Error {
     Error::argument(format!("{name} is NULL"))
+}
+
+/// Where NCCL wants a request. NULL there means that it has to try again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RequestOutput(*mut *mut c_void);
+
+impl RequestOutput {
+    /// Writes NULL until there is a request.
+    ///
+    /// # Errors
+    /// The pointer is NULL.
+    ///
+    /// # Safety
+    /// The pointer is NULL or stays valid for writing.
+    #[inline]
+    pub(super) unsafe fn new(pointer: *mut *mut c_void) -> Result<Self> {
+        // SAFETY: as the caller says.
+        unsafe { put(pointer, std::ptr::null_mut(), "request") }.map(|()| Self(pointer))
+    }
+
+    /// There is a request.
+    #[inline]
+    pub(super) fn set(self, request: *mut c_void) {
+        // SAFETY: as the caller of `new` has said.
+        unsafe { self.0.write(request) };
+    }
 }

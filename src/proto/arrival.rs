@@ -17,11 +17,21 @@ pub(super) struct Arrival {
     pub(super) qps: u32,
     /// Index of the buffer within the request.
     pub(super) index: u8,
-    /// Whether some of the message has not arrived.
-    pub(super) pending: bool,
+    pub(super) stage: Stage,
     known: LengthState,
     /// Stripes that have arrived.
     pub(super) stripes: u8,
+}
+
+/// How much of a message has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// All of it.
+    Whole,
+    /// Nothing.
+    Untouched,
+    /// Something, or part of its length.
+    Begun,
 }
 
 /// What is known of a message's length.
@@ -36,7 +46,20 @@ impl Arrival {
     /// Nothing has arrived yet.
     #[inline]
     pub(super) fn new(request: RequestId, index: u8, posted: u32) -> Self {
-        Self { request, posted, length: 0, qps: 0, index, pending: true, known: LengthState::Unknown, stripes: 0 }
+        let (stage, known) = (Stage::Untouched, LengthState::Unknown);
+        Self { request, posted, length: 0, qps: 0, index, stage, known, stripes: 0 }
+    }
+
+    /// Whether some of the message has not arrived.
+    #[inline(always)]
+    pub(super) fn is_pending(&self) -> bool {
+        self.stage != Stage::Whole
+    }
+
+    /// The whole message has arrived on `qp`, in one stripe of `length` bytes.
+    #[inline(always)]
+    pub(super) fn handle_whole(&mut self, qp: QpIndex, length: u32) {
+        (self.stage, self.length, self.qps) = (Stage::Whole, length, 1 << qp.0);
     }
 
     /// What has arrived of it counts no more.
@@ -72,13 +95,11 @@ impl Arrival {
     }
 
     /// Whether the whole length is known.
-    #[inline(always)]
     pub(super) fn is_length_known(&self) -> bool {
         self.known == LengthState::Known
     }
 
     /// Counts a stripe that has arrived on `qp`. Returns how many have arrived.
-    #[inline(always)]
     pub(super) fn count_stripe(&mut self, qp: QpIndex) -> u8 {
         self.qps |= 1 << qp.0;
         self.stripes += 1;
@@ -89,8 +110,7 @@ impl Arrival {
     ///
     /// # Errors
     /// The message is longer than the buffer, or its length came before.
-    #[inline(always)]
-    pub(super) fn set_length(&mut self, length: u32) -> Result<(), Violation> {
+    fn set_length(&mut self, length: u32) -> Result<(), Violation> {
         if length > self.posted {
             return Err(violation!("a message of {} bytes for a buffer of {}", length, self.posted));
         }

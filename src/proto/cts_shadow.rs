@@ -23,8 +23,15 @@ impl CtsShadow {
     #[inline(always)]
     pub(super) fn put(&mut self, slot: usize, cts: &Cts, extra: impl FnOnce() -> ExtraKeys) {
         self.narrow[slot] = cts.emit();
+        if self.wide.is_some() {
+            self.put_wide(slot, extra());
+        }
+    }
+
+    #[inline(never)]
+    fn put_wide(&mut self, slot: usize, extra: ExtraKeys) {
         if let Some(wide) = &mut self.wide {
-            wide[slot] = [emit_extra_keys(extra()), self.narrow[slot]];
+            wide[slot] = [emit_extra_keys(extra), self.narrow[slot]];
         }
     }
 

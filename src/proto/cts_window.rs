@@ -14,7 +14,7 @@ use super::RING_SLOTS;
 use super::cts::SlotIndex;
 use std::ops::Range;
 
-/// Polls without a completion after which all waiting clear-to-sends are sent.
+/// Polls without a completion, while clear-to-sends wait, after which all of them are sent.
 pub(super) const MAX_EMPTY_POLLS: u32 = 32;
 
 /// The clear-to-sends of a connection, by sequence number. `oldest <= unsent <= next`, in wrapping arithmetic.
@@ -96,23 +96,21 @@ impl CtsWindow {
 
     /// How many clear-to-sends wait.
     #[inline(always)]
-    fn waiting(&self) -> u32 {
+    pub(super) fn waiting(&self) -> u32 {
         self.next.wrapping_sub(self.unsent)
     }
 
-    /// Whether [`Self::poll`] returns some.
+    /// Whether some are to be sent now.
     #[inline(always)]
     pub(super) fn is_due(&self) -> bool {
         let waiting = self.waiting();
         waiting != 0 && (waiting >= self.outstanding || self.is_urgent)
     }
 
-    /// The slots whose clear-to-sends are to be sent now: contiguous, at most `limit`. To be called until it returns `None`.
+    /// The slots whose clear-to-sends are to be sent now: contiguous, at most `limit`, which is not 0. To be called as long as
+    /// [`Self::is_due`].
     #[inline(always)]
-    pub(super) fn poll(&mut self, limit: u32) -> Option<Range<usize>> {
-        if limit == 0 || !self.is_due() {
-            return None;
-        }
+    pub(super) fn take(&mut self, limit: u32) -> Range<usize> {
         let start = SlotIndex::of(self.unsent).index();
         let count = self.waiting().min(limit).min((RING_SLOTS - start) as u32);
         self.unsent = self.unsent.wrapping_add(count);
@@ -123,17 +121,26 @@ impl CtsWindow {
         } else {
             self.is_urgent = true;
         }
-        Some(start..start + count as usize)
+        start..start + count as usize
+    }
+
+    /// As [`Self::take`], if some are due.
+    #[cfg(test)]
+    fn poll(&mut self, limit: u32) -> Option<Range<usize>> {
+        self.is_due().then(|| self.take(limit))
     }
 
     /// A poll of the completion queue found nothing. `is_tested` tells whether a slot belongs to the request that is tested.
     #[inline]
     pub(super) fn handle_empty_poll(&mut self, is_tested: impl Fn(usize) -> bool) {
+        if self.waiting() == 0 {
+            return;
+        }
         self.empty_polls += 1;
         let slot = |i: u32| SlotIndex::of(self.unsent.wrapping_add(i)).index();
         if self.empty_polls >= MAX_EMPTY_POLLS || (0..self.waiting()).any(|i| is_tested(slot(i))) {
             self.empty_polls = 0;
-            self.is_urgent |= self.next != self.unsent;
+            self.is_urgent = true;
         }
     }
 

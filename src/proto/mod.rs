@@ -4,7 +4,7 @@
 //!        sender                                     receiver
 //!   isend ─► SendFlow                               RecvFlow ◄─ irecv
 //!             ▲   ring of slots in sender memory       │
-//!             │◄────── RDMA WRITE: Cts ────────────────┤ poll_cts
+//!             │◄────── RDMA WRITE: Cts ────────────────┤ take_cts
 //!             │                                        │
 //!             └─ Transfer ── RDMA WRITE + Imm ────────►│ handle_immediate
 //!   test ◄─ handle_completion                          └─► test
@@ -26,8 +26,9 @@
 //! | file | what |
 //! |---|---|
 //! | `cts`, `imm` | the two formats of the data path |
-//! | `send`, `transfer` | the sending end; one message that is to be posted |
-//! | `recv`, `recv_room`, `arrival`, `cts_window`, `cts_shadow` | the receiving end; how many messages it may expect; one that is awaited; which clear-to-sends are sent when; their bytes |
+//! | `send`, `send_single`, `transfer` | the sending end; its usual case; one message that is to be posted |
+//! | `recv`, `recv_room`, `recv_immediate` | the receiving end; how many messages it may expect; immediates that arrive |
+//! | `arrival`, `cts_window`, `cts_shadow` | one message that is awaited; which clear-to-sends are sent when; their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail gets |
 //! | `requests`, `send_queue`, `receives` | the table of requests; the space in send queues; the receives that messages consume |
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
@@ -55,10 +56,12 @@ pub mod rail_weights;
 pub mod receives;
 pub mod recovery;
 pub mod recv;
+mod recv_immediate;
 mod recv_room;
 pub mod requests;
 pub mod send;
 pub mod send_queue;
+pub mod send_single;
 #[cfg(test)]
 mod sim;
 pub mod stripe;

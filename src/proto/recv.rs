@@ -4,12 +4,12 @@ use super::arrival::Arrival;
 use super::cts::{Cts, CtsWords, KeysByRail, SlotIndex};
 use super::cts_shadow::CtsShadow;
 use super::cts_window::CtsWindow;
-use super::imm::{Imm, LengthCode};
+use super::imm::Imm;
 use super::receives::Receives;
 use super::recovery::rail_mask::RailMask;
 use super::requests::{RequestId, Requests};
 use super::stripe::Striping;
-use super::{MAX_GROUP, MAX_RAILS, QpIndex, RING_SLOTS, Violation, violation};
+use super::{MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation, violation};
 use std::ops::Range;
 
 /// The clear-to-send of a buffer of more than this many bytes is sent at once; others may be coalesced.
@@ -30,10 +30,10 @@ pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
 
 /// A receive request: the number of its messages, how many of them have not arrived, and the bytes of the others.
 #[derive(Debug, Clone, Copy, Default)]
-struct RecvRequest {
+pub(super) struct RecvRequest {
     count: u8,
-    pending: u8,
-    lengths: [u32; MAX_GROUP],
+    pub(super) pending: u8,
+    pub(super) lengths: [u32; MAX_GROUP],
 }
 
 /// State of the receiving end. All memory is allocated by [`RecvFlow::new`].
@@ -45,7 +45,7 @@ pub struct RecvFlow {
     pub(super) arrivals: Box<[Arrival; RING_SLOTS]>,
     pub(super) window: CtsWindow,
     pub(super) receives: Receives,
-    requests: Requests<RecvRequest>,
+    pub(super) requests: Requests<RecvRequest>,
     /// The rails of the connection.
     pub(super) all_rails: RailMask,
     /// By slot, the rails over which messages have come that had arrived before the last account.
@@ -130,16 +130,29 @@ impl RecvFlow {
         self.window.missing()
     }
 
-    /// Whether [`Self::poll_cts`] returns some.
+    /// Whether clear-to-sends are to be written now.
     #[inline(always)]
     pub fn is_cts_due(&self) -> bool {
         self.window.is_due()
     }
 
-    /// The slots of the sender's ring that are to be written now: contiguous, at most `limit`. To be called until it returns `None`.
+    /// Whether some wait for others, so that [`Self::handle_empty_poll`] has something to do.
     #[inline(always)]
-    pub fn poll_cts(&mut self, limit: u32) -> Option<Range<usize>> {
-        self.window.poll(limit)
+    pub fn has_waiting_cts(&self) -> bool {
+        self.window.waiting() != 0
+    }
+
+    /// The slots of the sender's ring that are to be written now: contiguous, at most `limit`, which is not 0. To be called as long as
+    /// [`Self::is_cts_due`].
+    #[inline(always)]
+    pub fn take_cts(&mut self, limit: u32) -> Range<usize> {
+        self.window.take(limit)
+    }
+
+    /// As [`Self::take_cts`], if some are due.
+    #[cfg(test)]
+    pub(super) fn poll_cts(&mut self, limit: u32) -> Option<Range<usize>> {
+        self.is_cts_due().then(|| self.take_cts(limit))
     }
 
     /// What is to be written into `slots`, on a connection of one or two rails.
@@ -162,7 +175,7 @@ impl RecvFlow {
         }
         let mut slots = (1..=RING_SLOTS as u32).map(|back| SlotIndex::of(self.window.next().wrapping_sub(back)));
         // Messages of no bytes have any address.
-        let is_full = |arrival: &Arrival| !arrival.pending && arrival.length > 0;
+        let is_full = |arrival: &Arrival| !arrival.is_pending() && arrival.length > 0;
         let is_it = |slot: &SlotIndex| is_full(&self.arrivals[slot.index()]) && self.shadow.address(*slot) == addr;
         let Some(slot) = slots.find(is_it) else { return all };
         self.rails_of_slot(slot.index()).0.into()
@@ -173,61 +186,6 @@ impl RecvFlow {
     pub fn handle_empty_poll(&mut self, tested: RequestId) {
         let Self { window, arrivals, .. } = self;
         window.handle_empty_poll(|slot| arrivals[slot].request == tested);
-    }
-
-    /// An immediate has arrived on `qp`. All data before it on that queue pair has arrived, too.
-    ///
-    /// # Errors
-    /// It fits no message that may arrive now. The connection cannot go on.
-    #[inline(always)]
-    pub fn handle_immediate(&mut self, qp: QpIndex, imm: Imm) -> Result<(), Violation> {
-        let slot = imm.slot().index();
-        if !self.window.is_sent(slot) {
-            return Err(violation!("data for slot {}, whose clear-to-send has not been sent", slot));
-        }
-        let arrival = &mut self.arrivals[slot];
-        if !arrival.pending {
-            return Err(violation!("data for slot {}, where nothing is posted", slot));
-        }
-        if arrival.qps & 1 << qp.0 != 0 {
-            return Err(violation!("a stripe arrived twice on queue pair {}", qp.0));
-        }
-        let LengthCode::Bytes(length) = imm.length_code() else { return self.handle_coded(qp, imm) };
-        arrival.set_length(length)?;
-        self.handle_stripe(qp, slot, length)
-    }
-
-    /// As [`Self::handle_immediate`], for an immediate that does not carry the length in bytes.
-    #[inline(never)]
-    fn handle_coded(&mut self, qp: QpIndex, imm: Imm) -> Result<(), Violation> {
-        let slot = imm.slot().index();
-        let arrival = &mut self.arrivals[slot];
-        if !arrival.handle_length(imm.length_code())? {
-            return Ok(());
-        }
-        if !arrival.is_length_known() {
-            arrival.count_stripe(qp);
-            return Ok(());
-        }
-        let length = arrival.length;
-        self.handle_stripe(qp, slot, length)
-    }
-
-    /// The whole of a stripe has arrived, of a message of `length` bytes.
-    #[inline(always)]
-    fn handle_stripe(&mut self, qp: QpIndex, slot: usize, length: u32) -> Result<(), Violation> {
-        let expected = self.striping.stripe_count(length);
-        let arrival = &mut self.arrivals[slot];
-        let arrived = u32::from(arrival.count_stripe(qp));
-        if arrived < expected {
-            return Ok(());
-        }
-        if arrived > expected {
-            return Err(violation!("more than {expected} stripes for a message of {length} bytes"));
-        }
-        arrival.pending = false;
-        let (id, index) = (arrival.request, arrival.index);
-        self.complete(id, index, length)
     }
 
     /// Whether request `id` is complete.
@@ -246,26 +204,18 @@ impl RecvFlow {
     #[inline]
     pub fn poll_done(&mut self, id: RequestId) -> Result<Option<&[u32]>, Violation> {
         let done = self.requests.release_if(id, |request| request.pending == 0)?;
-        Ok(done.map(|request| &request.lengths[..usize::from(request.count).min(MAX_GROUP)]))
-    }
-
-    /// The whole message has arrived that is number `index` of request `id`.
-    #[inline(always)]
-    fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
-        let request =
-            self.requests.get_mut(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
-        request.lengths[usize::from(index) % MAX_GROUP] = length;
-        request.pending -= 1;
-        let Self { window, arrivals, .. } = self;
-        window.handle_arrival(|slot| arrivals[slot].pending);
-        Ok(())
+        Ok(done.map(|request| match request.count {
+            1 => std::slice::from_ref(&request.lengths[0]),
+            count => &request.lengths[..usize::from(count).min(MAX_GROUP)],
+        }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::MAX_REQUESTS;
+    use crate::proto::imm::LengthCode;
+    use crate::proto::{MAX_REQUESTS, QpIndex};
 
     fn one_qp() -> Striping {
         Striping::new(1, 1, false)

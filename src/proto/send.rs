@@ -89,6 +89,8 @@ impl SendFlow {
         mut read: impl FnMut(u32) -> Option<CtsWords>,
     ) -> Result<Option<Transfer>, Violation> {
         if self.requests.is_exhausted() {
+            let is_refused = self.head == self.next && read(self.next).is_none();
+            self.refusals = self.refusals.wrapping_add(is_refused.into());
             return Ok(None);
         }
         if self.head != self.next

@@ -88,6 +88,11 @@ impl Striping {
         qp.0 % self.rails
     }
 
+    /// Messages up to this many bytes have one stripe.
+    pub fn whole_up_to(self) -> u32 {
+        self.whole_up_to
+    }
+
     /// Most stripes of one message.
     fn width(self) -> u8 {
         if self.split { self.qps } else { self.rails }

@@ -30,11 +30,11 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// The queue pair and the immediate, if the message is one RDMA WRITE.
+    /// The queue pair and the immediate of a message that has one stripe and is shorter than [`Imm::EXPLICIT_LIMIT`]: of all that
+    /// [`Self::stripes`] returns for it.
     #[inline]
-    pub fn as_single(&self) -> Option<(QpIndex, Imm)> {
-        let is_single = self.stripes == 1 && self.length < Imm::EXPLICIT_LIMIT;
-        is_single.then_some((self.qp, Imm::new(self.slot, LengthCode::Bytes(self.length))))
+    pub fn single(&self) -> (QpIndex, Imm) {
+        (self.qp, Imm::new(self.slot, LengthCode::Bytes(self.length)))
     }
 
     /// Remote key of the peer's buffer on rail number `rail`, which is 2 or 3. `read_extra_keys` reads the first half of the

@@ -12,6 +12,7 @@
 //! | [`qp_ex`] | creating a queue pair for certain operations only |
 //! | [`path`] | from INIT to RTS |
 //! | [`work`] | work requests: posting them, polling their completions |
+//! | [`prepared_write`] | a write that is posted again and again with other values |
 //! | [`status`] | why a work request failed |
 //!
 //! Types, constants and the calls that go through a context's own table come from `rdma-sys`. Each object holds an `Arc`
@@ -26,6 +27,7 @@ mod memlock;
 pub mod memory;
 pub mod path;
 pub mod port;
+pub mod prepared_write;
 pub mod qp_ex;
 pub mod queue_pair;
 mod raw;

@@ -146,8 +146,9 @@ impl QueuePair {
         self.post_send(request.as_mut_ptr())
     }
 
+    /// Posts a chain of work requests.
     #[inline(always)]
-    fn post_send(&mut self, first: *mut sys::ibv_send_wr) -> Result<()> {
+    pub(super) fn post_send(&mut self, first: *mut sys::ibv_send_wr) -> Result<()> {
         let mut bad = MaybeUninit::uninit();
         // SAFETY: the queue pair is live and exclusively borrowed; the chain and its elements live until the call
         // returns, and the library does not use them after that.
@@ -205,7 +206,12 @@ fn overrun() -> Error {
 impl Write {
     /// Fills in the fields that RDMA READ and RDMA WRITE use. The library does not read the others.
     #[inline(always)]
-    fn put(&self, at: &mut MaybeUninit<sys::ibv_send_wr>, sge: *mut sys::ibv_sge, next: *mut sys::ibv_send_wr) {
+    pub(super) fn put(
+        &self,
+        at: &mut MaybeUninit<sys::ibv_send_wr>,
+        sge: *mut sys::ibv_sge,
+        next: *mut sys::ibv_send_wr,
+    ) {
         let mut flags = 0;
         if self.signaled {
             flags |= sys::ibv_send_flags::IBV_SEND_SIGNALED.0;

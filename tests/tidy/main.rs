@@ -38,6 +38,7 @@ const UNSAFE_FILES: &[&str] = &[
     "host/cuda.rs",
     "net/control/fork.rs",
     "net/control/signals.rs",
+    "net/control/sync.rs",
     "net/data/exclusive_cell.rs",
     "net/device/gdr.rs",
     "net/device/nic.rs",

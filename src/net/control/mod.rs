@@ -8,6 +8,7 @@
 //! | `peer_observer` | what receives the changes at a peer |
 //! | [`stream`] | one RDMA connection's share of a control connection, while it is set up |
 //! | [`peer_state`] | what is known of the peer of an established connection: one number for the data path |
+//! | [`state_word`], [`sync`] | that number; what its guard is made of |
 //! | [`peer_name`] | how a peer is called in log lines and errors |
 //! | [`watcher`] | the thread that waits: for [`device_events`], for control connections, for [`periodic`] tasks |
 //! | [`notices`] | lines for the log that many connections would write at once |
@@ -37,7 +38,9 @@ pub mod recovery_events;
 mod signals;
 pub mod socket;
 mod sockets;
+pub mod state_word;
 pub mod stream;
+pub mod sync;
 pub mod watcher;
 pub mod weak_registry;
 pub mod workers;

@@ -8,9 +8,9 @@ use super::inquiry_events::{InquiryEvents, InquirySlot};
 use super::peer_name::PeerName;
 use super::peer_observer::PeerObserver;
 use super::recovery_events::{Full, RecoveryEvents, RecoveryInbox};
+use super::state_word::StateWord;
 use super::stream::ControlStream;
 use crate::proto::control::event::PeerChange;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// How a connection stands: what is known of the peer, and whether the connection recovers. Of two of the former the later one in
@@ -77,7 +77,7 @@ impl State {
 #[derive(Debug)]
 pub struct PeerState {
     peer: PeerName,
-    state: AtomicU8,
+    state: Arc<StateWord>,
     /// Why the connection cannot go on, or that the control connection is lost; empty while all is well.
     reason: Mutex<String>,
     recovery: RecoveryInbox,
@@ -89,10 +89,9 @@ impl PeerState {
     /// What is known of the peer called `peer`, at the other end of `stream`. What has come before is handled at once. `failover`: both
     /// ends recover the connection; else a frame of recovery is an error.
     pub fn new(peer: PeerName, stream: ControlStream, failover: bool) -> Arc<Self> {
-        let state = AtomicU8::new(State::OPEN.0);
         let this = Arc::new(Self {
             peer,
-            state,
+            state: Arc::default(),
             reason: Mutex::default(),
             recovery: RecoveryInbox::new(failover),
             inquiry: InquirySlot::default(),
@@ -122,7 +121,7 @@ impl PeerState {
     pub fn set_recovering(&self, recovers: bool) -> bool {
         let _told = self.lock();
         let (bit, before) = (if recovers { State::RECOVERING } else { 0 }, self.state());
-        self.state.store(before.of_peer() | bit, Ordering::Release);
+        self.state.set_peer(before.of_peer() | bit);
         before.is_recovering()
     }
 
@@ -137,11 +136,16 @@ impl PeerState {
         &self.peer
     }
 
+    /// What the data path looks at: clear only while the state is open.
+    pub fn word(&self) -> &Arc<StateWord> {
+        &self.state
+    }
+
     /// How the connection stands.
     #[inline]
     pub fn state(&self) -> State {
-        // Acquire pairs with the Release in `end`: the reason is there.
-        State(self.state.load(Ordering::Acquire))
+        // What is stored before a state is set is visible to a thread that reads the state: the reason is there.
+        State(self.state.peer())
     }
 
     /// Whether the peer has closed, died or given up, or the device is lost: nothing new will come of it.
@@ -203,7 +207,7 @@ impl PeerState {
     /// Changes what is known of the peer, under the lock.
     fn set_of_peer(&self, state: State) {
         let recovering = self.state().0 & State::RECOVERING;
-        self.state.store(state.0 | recovering, Ordering::Release);
+        self.state.set_peer(state.0 | recovering);
     }
 
     /// There is a control connection again.

@@ -13,6 +13,7 @@ use crate::proto::cts::Cts;
 use crate::proto::handshake::Ring;
 use crate::proto::recv::RecvFlow;
 use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
+use crate::verbs::prepared_write::PreparedWrite;
 use crate::verbs::staging::Staging;
 use crate::verbs::work::{Sge, Target, Write};
 
@@ -34,6 +35,8 @@ pub struct CtsSender {
     rails: usize,
     /// Whether there is only one rail, its device has enough inline data, and clear-to-sends have one half.
     is_plain: bool,
+    /// The write for that case.
+    plain: PreparedWrite,
     /// What they are sent from where a device has too little inline data.
     staging: Option<Box<Staging>>,
     /// The rail whose turn it is.
@@ -87,6 +90,13 @@ impl CtsSender {
             slots_per_write,
             rails,
             is_plain,
+            plain: PreparedWrite::new(&Write {
+                id: WrId::Cts { qp: 0 }.to_bits(),
+                local: Sge { length: 1, ..Sge::default() },
+                target: Target { rkey: rkeys[0], ..Target::default() },
+                inline: true,
+                ..Write::default()
+            }),
             staging,
             turn: 0,
             rkey: rkeys[0],
@@ -103,37 +113,66 @@ impl CtsSender {
         self.writes.has_room()
     }
 
-    /// Whether there is only one rail, its device has enough inline data, and clear-to-sends have one half.
-    #[inline(always)]
-    pub fn is_plain(&self) -> bool {
-        self.is_plain
-    }
-
-    /// Sends as many due clear-to-sends as fit one write, with one doorbell, over the rail whose turn it is. `PLAIN` is what
-    /// [`Self::is_plain`] says.
+    /// Sends as many clear-to-sends as fit one write, with one doorbell. Some are due, and [`Self::has_room`].
     ///
     /// # Errors
     /// The device refuses the write.
     #[inline(always)]
-    pub fn send_some<const PLAIN: bool>(&mut self, flow: &mut RecvFlow, qps: &mut [ConnectedQp]) -> Result<()> {
-        let (turn, slot_bytes) = if PLAIN { (0, Cts::BYTES) } else { (self.turn, self.slot_bytes) };
-        let Some(connected) = qps.get_mut(turn) else { return Err(no_such_qp()) };
-        let Some(places) = flow.poll_cts(self.slots_per_write) else { return Ok(()) };
-        let at = places.start * slot_bytes;
-        let slots = if PLAIN { flow.encoded_cts_narrow(places) } else { flow.encoded_cts(places) };
+    pub fn send_some(&mut self, flow: &mut RecvFlow, qps: &mut [ConnectedQp]) -> Result<()> {
+        if self.is_plain { self.send_plain(flow, qps) } else { self.send_in_turn(flow, qps) }
+    }
+
+    /// As [`Self::send_some`], where [`Self::is_plain`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    fn send_plain(&mut self, flow: &mut RecvFlow, qps: &mut [ConnectedQp]) -> Result<()> {
+        let Some(connected) = qps.first_mut() else { return Err(no_such_qp()) };
+        let places = flow.take_cts(self.slots_per_write);
+        let at = places.start * Cts::BYTES;
+        let slots = flow.encoded_cts_narrow(places);
+        let (addr, length) = (slots.as_ptr() as u64, size_of_val(slots) as u32);
+        self.plain.set_range(addr, length, self.ring.addr.wrapping_add(at as u64));
+        if self.writes.count() {
+            return self.post_signaled(connected);
+        }
+        connected.qp.post_prepared(&mut self.plain)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_signaled(&mut self, connected: &mut ConnectedQp) -> Result<()> {
+        self.plain.set_signaled(true);
+        let outcome = connected.qp.post_prepared(&mut self.plain);
+        self.plain.set_signaled(false);
+        outcome
+    }
+
+    /// As [`Self::send_some`], over the rail whose turn it is, and gives the turn to the next one.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(never)]
+    fn send_in_turn(&mut self, flow: &mut RecvFlow, qps: &mut [ConnectedQp]) -> Result<()> {
+        let Some(connected) = qps.get_mut(self.turn) else { return Err(no_such_qp()) };
+        let places = flow.take_cts(self.slots_per_write);
+        let at = places.start * self.slot_bytes;
+        let slots = flow.encoded_cts(places);
         let (addr, lkey, inline) = match &mut self.staging {
-            Some(staging) if !PLAIN => (staging.put(at, slots)?, staging.lkey(turn), false),
-            _ => (slots.as_ptr() as u64, 0, true),
+            Some(staging) => (staging.put(at, slots)?, staging.lkey(self.turn), false),
+            None => (slots.as_ptr() as u64, 0, true),
         };
-        self.writes.posted = self.writes.posted.wrapping_add(1);
-        connected.qp.post_write(&Write {
-            id: WrId::Cts { qp: turn as u8 }.to_bits(),
+        let outcome = connected.qp.post_write(&Write {
+            id: WrId::Cts { qp: self.turn as u8 }.to_bits(),
             local: Sge { addr, length: size_of_val(slots) as u32, lkey },
             target: Target { addr: self.ring.addr.wrapping_add(at as u64), rkey: self.rkey },
             imm: None,
             inline,
-            signaled: self.writes.posted.is_multiple_of(SIGNAL_EVERY),
-        })
+            signaled: self.writes.count(),
+        });
+        self.pass_on();
+        outcome
     }
 
     /// A signalled write on rail number `rail` is complete, and those before it.
@@ -163,7 +202,7 @@ impl CtsSender {
     }
 
     /// Gives the turn to the next rail whose queue has room. If none has room, the first rail with a completion gets it.
-    pub fn pass_on(&mut self) {
+    fn pass_on(&mut self) {
         let mut others = (1..self.rails).map(|step| (self.turn + step) % self.rails);
         if let Some(next) = others.find(|rail| self.other_writes[*rail].has_room()) {
             self.take_turn(next);
@@ -177,6 +216,13 @@ impl CtsSender {
 }
 
 impl WriteCount {
+    /// Counts a write that is about to be posted. Returns whether it is to be signalled.
+    #[inline(always)]
+    fn count(&mut self) -> bool {
+        self.posted = self.posted.wrapping_add(1);
+        self.posted.is_multiple_of(SIGNAL_EVERY)
+    }
+
     /// Whether another work request fits the queue.
     #[inline(always)]
     fn has_room(self) -> bool {

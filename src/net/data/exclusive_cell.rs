@@ -1,17 +1,46 @@
 //! A cell whose value one thread at a time may use: NCCL's, or the one that recovers the connection.
+//!
+//! NCCL calls from one thread, many millions of times a second, and others come a few times in the life of a connection, or once
+//! a second. So the first thread of NCCL's that enters owns the cell and enters by plain loads and stores; the others pay.
+//!
+//! | | the short way | the long way |
+//! |---|---|---|
+//! | who | the owner, while the [`StateWord`] is clear | the owner otherwise; visitors; another thread of NCCL's |
+//! | begins | stores [`INSIDE`] as its position, [`light_barrier`], loads the word: it is clear | sets the word's bit `held`, which was clear; then, if it is not the owner, [`heavy_barrier`], loads the owner's position until that is not [`INSIDE`] |
+//! | ends | stores its own id as its position | clears the bit |
+//!
+//! Two threads on the long way exclude each other by the bit. The owner on the long way is not on the short one at the same
+//! time. For another thread on the long way and the owner on the short one, the two halves of the barrier see to it that the
+//! owner finds the bit set, and steps back, or the other thread finds the owner inside, and waits. An owner that steps back may
+//! be seen as inside for a moment, which costs the other one a pause.
+//!
+//! Nobody but the owner stores its position, and there is one owner in the life of a cell: another one could not be sure that
+//! the first one is not just about to store. When a second thread of NCCL's enters, the word becomes shared: it is never clear
+//! again, and all take the long way. Where the kernel refuses the barrier there is never an owner, and all take the long way
+//! from the beginning. An owner that has ended may leave its id to a new thread, which is the owner then; and so it is in a
+//! forked child, where a position that says [`INSIDE`] keeps everybody out.
 
 use crate::error::{Error, Result};
+use crate::net::control::state_word::StateWord;
+use crate::net::control::sync::{
+    AtomicBool, AtomicU32, AtomicUsize, Ordering, SPINS, Wait, has_barrier, heavy_barrier, light_barrier, pause,
+    spin_loop, thread_id,
+};
 use std::cell::UnsafeCell;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-/// A cell for the state of the data path, which NCCL uses from one thread at a time. If two of NCCL's threads enter at once, the
-/// second one gets an error instead of undefined behaviour. Entering waits only for visitors: the thread that recovers the connection, and the one
-/// that looks what it waits for.
+/// A cell for the state of the data path, which NCCL uses from one thread at a time. If two of NCCL's threads enter at once, one of
+/// them or both get an error instead of undefined behaviour. Entering waits only for visitors: the thread that recovers the
+/// connection, and the one that looks what it waits for.
 pub struct ExclusiveCell<T> {
-    entered: AtomicBool,
-    /// Odd while the thread that recovers the connection is inside or wants to enter: incremented before and after.
+    /// The owner's id while it is outside or on the long way, or [`INSIDE`]. Before there is an owner, [`NOBODY`].
+    position: AtomicUsize,
+    /// The owner's id, [`NOBODY`], or [`ALL`]. Changed on the long way.
+    owner: AtomicUsize,
+    word: Arc<StateWord>,
+    /// Odd while a visitor is inside or wants to enter: incremented before and after.
     visits: AtomicU32,
     /// Whether there is a visitor: two of them would make the number even.
     has_visitor: AtomicBool,
@@ -27,24 +56,46 @@ pub enum Occupant {
     Visitor,
 }
 
-/// A pause between two attempts to enter. To yield would not do: a thread that yields comes last on a busy machine.
-const PAUSE: Duration = Duration::from_micros(20);
+// No ids of threads.
+/// The owner is on the short way, or has panicked there.
+const INSIDE: usize = 1;
+/// There is no owner yet.
+const NOBODY: usize = usize::MAX;
+/// There is no owner any more: the word is shared.
+const ALL: usize = usize::MAX - 2;
+
 /// How long a thread that recovers the connection waits for NCCL's to leave. NCCL's stays for microseconds, unless it is stopped,
 /// or has panicked inside and will never leave.
 const VISIT_LIMIT: Duration = Duration::from_secs(60);
 
-// SAFETY: `enter` lets one caller in at a time, so `T` moves between threads but is never shared.
+// SAFETY: one caller at a time is inside, so `T` moves between threads but is never shared.
 unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
 
 impl<T> ExclusiveCell<T> {
-    /// A cell with `state` in it.
-    pub fn new(state: T) -> Self {
+    /// A cell with `state` in it. `word` is used by no other cell.
+    pub fn new(state: T, word: &Arc<StateWord>) -> Self {
+        let owner = if has_barrier() { NOBODY } else { ALL };
         Self {
-            entered: AtomicBool::new(false),
+            position: AtomicUsize::new(NOBODY),
+            owner: AtomicUsize::new(owner),
+            word: Arc::clone(word),
             visits: AtomicU32::new(0),
             has_visitor: AtomicBool::new(false),
             state: UnsafeCell::new(state),
         }
+    }
+
+    /// Runs `body` with exclusive access to the state, if this thread is the owner and the word is clear, or else returns `None`. If
+    /// `body` panics, the state may be inconsistent, and nobody can enter any more.
+    #[inline(always)]
+    pub fn enter_if_clear<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
+        if !self.begin_short() {
+            return None;
+        }
+        // SAFETY: this thread is inside, so there is no other reference, and none is made before it leaves.
+        let result = body(unsafe { &mut *self.state.get() });
+        self.end_short();
+        Some(result)
     }
 
     /// Runs `body` with exclusive access to the state. If `body` panics, the state may be inconsistent, and nobody can enter any
@@ -54,13 +105,17 @@ impl<T> ExclusiveCell<T> {
     /// Another of NCCL's threads is inside, or `body` fails.
     #[inline(always)]
     pub fn enter<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
-        // Acquire pairs with the Release below: the writes of the thread that was inside before are visible.
-        if self.entered.swap(true, Ordering::Acquire) {
-            self.wait_for_visitor()?;
+        let is_short = self.begin_short();
+        if !is_short {
+            self.begin_long()?;
         }
-        // SAFETY: `entered` was clear and is set now, so there is no other reference, and none is made before it is cleared.
+        // SAFETY: as in `enter_if_clear`.
         let result = body(unsafe { &mut *self.state.get() });
-        self.entered.store(false, Ordering::Release);
+        if is_short {
+            self.end_short();
+        } else {
+            self.word.release();
+        }
         result
     }
 
@@ -70,29 +125,23 @@ impl<T> ExclusiveCell<T> {
     /// # Errors
     /// NCCL's thread does not leave within [`VISIT_LIMIT`], or `body` fails.
     pub fn visit<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
-        let start = Instant::now();
+        let wait = Wait::new(VISIT_LIMIT);
         while self.has_visitor.swap(true, Ordering::Acquire) {
             // One that has panicked inside will never leave.
-            if start.elapsed() > VISIT_LIMIT {
+            if !wait.step() {
                 return Err(occupied());
             }
-            std::thread::sleep(PAUSE);
         }
         let _visit = Visit::begin(self);
-        let mut is_free = true;
-        while self.entered.swap(true, Ordering::Acquire) {
-            if start.elapsed() > VISIT_LIMIT {
-                is_free = false;
-                break;
+        while !self.word.try_hold() {
+            if !wait.step() {
+                return Err(occupied());
             }
-            std::thread::sleep(PAUSE);
         }
-        if !is_free {
-            return Err(occupied());
-        }
-        // SAFETY: as in `enter`.
+        self.keep_owner_out(|| wait.step()).inspect_err(|_| self.word.release())?;
+        // SAFETY: as in `enter_if_clear`.
         let result = body(unsafe { &mut *self.state.get() });
-        self.entered.store(false, Ordering::Release);
+        self.word.release();
         result
     }
 
@@ -101,41 +150,128 @@ impl<T> ExclusiveCell<T> {
     /// # Errors
     /// NCCL's thread or another visitor is inside.
     pub fn try_visit<R>(&self, body: impl FnOnce(&mut T) -> R) -> std::result::Result<R, Occupant> {
+        // Seen without keeping NCCL's thread from anything.
+        if self.position.load(Ordering::Relaxed) == INSIDE {
+            return Err(Occupant::Nccl);
+        }
         if self.has_visitor.swap(true, Ordering::Acquire) {
             return Err(Occupant::Visitor);
         }
         let _visit = Visit::begin(self);
-        if self.entered.swap(true, Ordering::Acquire) {
+        if !self.word.try_hold() {
             return Err(Occupant::Nccl);
         }
-        // SAFETY: as in `enter`.
+        if self.keep_owner_out(|| false).is_err() {
+            self.word.release();
+            return Err(Occupant::Nccl);
+        }
+        // SAFETY: as in `enter_if_clear`.
         let result = body(unsafe { &mut *self.state.get() });
-        self.entered.store(false, Ordering::Release);
+        self.word.release();
         Ok(result)
     }
 
-    /// Enters once the thread that recovers the connection has left.
+    /// The state, unless somebody has panicked inside.
+    pub fn get_mut(&mut self) -> Option<&mut T> {
+        let is_left = !self.word.is_held() && self.position.load(Ordering::Acquire) != INSIDE;
+        is_left.then(|| self.state.get_mut())
+    }
+
+    /// Whether the calling thread has entered by the short way.
+    #[inline(always)]
+    fn begin_short(&self) -> bool {
+        let me = thread_id();
+        if self.position.load(Ordering::Relaxed) != me {
+            return false;
+        }
+        self.position.store(INSIDE, Ordering::Relaxed);
+        light_barrier();
+        let is_clear = self.word.is_clear();
+        if !is_clear {
+            self.position.store(me, Ordering::Release);
+        }
+        is_clear
+    }
+
+    #[inline(always)]
+    fn end_short(&self) {
+        // Asked for again, which is cheaper than to keep it.
+        self.position.store(thread_id(), Ordering::Release);
+    }
+
+    /// Enters by the long way, for a thread of NCCL's, once a visitor has left.
     ///
     /// # Errors
-    /// It is not that thread that is inside.
+    /// It is not a visitor that is inside.
     #[cold]
     #[inline(never)]
-    fn wait_for_visitor(&self) -> Result<()> {
+    fn begin_long(&self) -> Result<()> {
+        let mut spins = 0;
         loop {
             let visits = self.visits.load(Ordering::SeqCst);
-            if !self.entered.swap(true, Ordering::Acquire) {
-                return Ok(());
+            if self.word.try_hold() {
+                break;
             }
             // Without a visit meanwhile, it is one of NCCL's threads that is inside.
             if visits.is_multiple_of(2) && self.visits.load(Ordering::SeqCst) == visits {
                 return Err(occupied());
             }
-            std::thread::sleep(PAUSE);
+            // Most visits are looks of a few microseconds.
+            if spins < SPINS {
+                spins += 1;
+                spin_loop();
+            } else {
+                pause();
+            }
         }
+        self.admit(thread_id()).inspect_err(|_| self.word.release())
+    }
+
+    /// A thread of NCCL's holds the word.
+    ///
+    /// # Errors
+    /// The owner is inside, which is another thread or has panicked there.
+    fn admit(&self, me: usize) -> Result<()> {
+        match self.owner.load(Ordering::Relaxed) {
+            ALL => {}
+            NOBODY => {
+                self.owner.store(me, Ordering::Relaxed);
+                self.position.store(me, Ordering::Relaxed);
+            }
+            owner => {
+                if owner != me {
+                    self.word.share();
+                }
+                self.keep_owner_out(|| false)?;
+                if owner != me {
+                    self.owner.store(ALL, Ordering::Relaxed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the owner to leave, which does not enter again while the calling thread holds the word. `step` waits for a moment;
+    /// when it returns false, the wait ends.
+    ///
+    /// # Errors
+    /// The wait has ended, or the kernel refuses the barrier.
+    fn keep_owner_out(&self, step: impl Fn() -> bool) -> Result<()> {
+        match self.owner.load(Ordering::Relaxed) {
+            ALL | NOBODY => return Ok(()),
+            owner if owner == thread_id() => {}
+            _ => heavy_barrier()?,
+        }
+        while self.position.load(Ordering::Acquire) == INSIDE {
+            if !step() {
+                return Err(occupied());
+            }
+        }
+        Ok(())
     }
 }
 
-/// A visit, which ends when this is dropped, also by a panic. The cell stays entered then, and NCCL's thread gets an error.
+/// A visit, which ends when this is dropped, also by a panic. The word stays held then, and NCCL's thread gets an error.
 struct Visit<'a> {
     visits: &'a AtomicU32,
     has_visitor: &'a AtomicBool,
@@ -167,87 +303,5 @@ fn occupied() -> Error {
 impl<T> fmt::Debug for ExclusiveCell<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExclusiveCell").finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::panic::AssertUnwindSafe;
-
-    #[test]
-    fn the_second_caller_gets_an_error() {
-        let cell = ExclusiveCell::new(1);
-        let inside = |state: &mut i32| {
-            *state += 1;
-            assert!(cell.enter(|_| Ok(())).is_err());
-            Ok(*state)
-        };
-        assert_eq!(cell.enter(inside), Ok(2));
-        assert_eq!(cell.enter(inside), Ok(3));
-    }
-
-    #[test]
-    fn a_visitor_and_nccls_thread_wait_for_each_other() {
-        let cell = ExclusiveCell::new(0u64);
-        let times = 20_000;
-        let increment = |state: &mut u64| {
-            *state += 1;
-            Ok(())
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| (0..times).for_each(|_| cell.visit(increment).expect("it waits")));
-            scope.spawn(|| (0..times).for_each(|_| cell.enter(increment).expect("it waits")));
-        });
-        assert_eq!(cell.enter(|state| Ok(*state)), Ok(2 * times));
-    }
-
-    #[test]
-    fn two_visitors_disturb_neither_each_other_nor_nccls_thread() {
-        let (cell, is_over) = (ExclusiveCell::new(0), AtomicBool::new(false));
-        let goes_on = || !is_over.load(Ordering::Relaxed);
-        let increment = |state: &mut usize| *state += 1;
-        let visit = |state: &mut usize| {
-            increment(state);
-            // So long that both others come meanwhile.
-            std::thread::sleep(Duration::from_micros(50));
-            Ok(())
-        };
-        let enter = |state: &mut usize| {
-            increment(state);
-            Ok(())
-        };
-        let visits = 300;
-        let (tried, entered) = std::thread::scope(|scope| {
-            let tries =
-                scope.spawn(|| std::iter::from_fn(|| goes_on().then(|| cell.try_visit(increment))).flatten().count());
-            let enters =
-                scope.spawn(|| std::iter::from_fn(|| goes_on().then(|| cell.enter(enter).expect("it waits"))).count());
-            (0..visits).for_each(|_| cell.visit(visit).expect("it waits"));
-            is_over.store(true, Ordering::Relaxed);
-            (tries.join().expect("it does not panic"), enters.join())
-        });
-        let entered = entered.expect("NCCL's thread waits for visitors");
-        assert_eq!(cell.enter(|state| Ok(*state)), Ok(visits + tried + entered));
-        assert_eq!(cell.enter(|_| Ok(cell.try_visit(|_| ()))), Ok(Err(Occupant::Nccl)));
-        assert_eq!(cell.visit(|_| Ok(cell.try_visit(|_| ()))), Ok(Err(Occupant::Visitor)));
-    }
-
-    #[test]
-    fn nobody_can_enter_after_a_panic() {
-        let cell = ExclusiveCell::new(());
-        let panicked =
-            std::panic::catch_unwind(AssertUnwindSafe(|| cell.enter(|()| -> Result<()> { panic!("on purpose") })));
-        assert!(panicked.is_err());
-        assert!(cell.enter(|()| Ok(())).is_err());
-    }
-
-    #[test]
-    fn nccls_thread_gets_an_error_after_a_visitor_has_panicked() {
-        let cell = ExclusiveCell::new(());
-        let look = || cell.try_visit(|()| panic!("on purpose"));
-        assert!(std::panic::catch_unwind(AssertUnwindSafe(look)).is_err());
-        assert!(cell.enter(|()| Ok(())).is_err(), "it does not wait for ever");
-        assert_eq!(cell.try_visit(|()| ()), Err(Occupant::Nccl));
     }
 }

@@ -12,20 +12,17 @@ use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
-use crate::net::qp::set::{ConnectedQp, QpSet};
-use crate::net::qp::wr_id::WrId;
+use crate::net::qp::set::QpSet;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::Owner;
+use crate::proto;
 use crate::proto::handshake::{Negotiated, Ring};
-use crate::proto::imm::Imm;
 use crate::proto::recovery::action::Role;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
-use crate::proto::{self, Violation};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
-use crate::verbs::work::Completion;
 use std::sync::{Arc, Weak};
 
 /// The receiving end of a connection.
@@ -108,7 +105,7 @@ impl RecvComm {
         path.recovery = recovery.clone();
         path.stall = Stall::new(nic.config.stall_ms);
         let (memory, labels) = (ConnMemory::new(&nic), Labels::of(&path.stats));
-        Self { path: ExclusiveCell::new(path), peer, nic, memory, labels, recovery }
+        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, recovery }
     }
 
     /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
@@ -116,8 +113,8 @@ impl RecvComm {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
-    /// Begins to receive a group of `count` messages; `expected` returns each of them. `None`: too many receives are outstanding;
-    /// try again.
+    /// Begins to receive a group of `count` messages; `expected` returns each of them. Then `begun` is called; if it is not, too many
+    /// receives are outstanding: try again.
     ///
     /// # Errors
     /// The connection has failed, or `count` or a buffer is not valid.
@@ -125,53 +122,30 @@ impl RecvComm {
     pub fn irecv<'a>(
         &self,
         count: usize,
-        expected: impl Fn(usize) -> Result<Expected<'a>>,
-    ) -> Result<Option<RequestId>> {
+        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        begun: impl FnOnce(RequestId) + Copy,
+    ) -> Result<()> {
         // Nearly all groups have one member. For them the count is a constant to the compiler.
-        if count == 1 {
-            return self.path.enter(|path| path.receive(1, &expected, &self.peer));
+        if count == 1
+            && let Some(outcome) = self.path.enter_if_clear(|path| path.receive(1, expected, begun, &self.peer))
+        {
+            return outcome;
         }
-        self.irecv_group(count, expected)
+        self.irecv_in_general(count, expected, begun)
     }
 
     #[inline(never)]
-    fn irecv_group<'a>(
+    fn irecv_in_general<'a>(
         &self,
         count: usize,
-        expected: impl Fn(usize) -> Result<Expected<'a>>,
-    ) -> Result<Option<RequestId>> {
-        self.path.enter(|path| path.receive(count, &expected, &self.peer))
-    }
-
-    /// Calls `done` with the number of bytes of each message, once the request is complete.
-    ///
-    /// # Errors
-    /// The connection has failed. The error is the same each time.
-    #[inline(always)]
-    pub fn test(&self, id: RequestId, done: impl FnOnce(&[u32])) -> Result<()> {
+        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        begun: impl FnOnce(RequestId),
+    ) -> Result<()> {
         self.path.enter(|path| {
-            if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
-                if path.is_plain {
-                    path.progress(&self.peer, id)?;
-                } else {
-                    path.progress_otherwise(&self.peer, id)?;
-                }
+            if !self.peer.state().is_open() && !path.check_peer(&self.peer)? {
+                return Ok(());
             }
-            let RecvPath { flow, stats, .. } = path;
-            if let Some(lengths) = flow.poll_done(id).map_err(Violation::into_misuse)? {
-                match lengths {
-                    // Nearly all groups have one member.
-                    [length] => {
-                        stats.handle_done(*length);
-                        done(std::slice::from_ref(length));
-                    }
-                    many => {
-                        stats.handle_group_done(many);
-                        done(many);
-                    }
-                }
-            }
-            Ok(())
+            path.receive(count, expected, begun, &self.peer)
         })
     }
 
@@ -243,8 +217,8 @@ impl Drop for RecvComm {
     /// Tells a sender whose messages were expected that this end is closed, so that it does not have to wait for its device to
     /// report that.
     fn drop(&mut self) {
-        let outstanding = self.path.enter(|path| Ok(path.flow.outstanding()));
-        if outstanding != Ok(0) {
+        let outstanding = self.path.get_mut().map(|path| path.flow.outstanding());
+        if outstanding != Some(0) {
             self.peer.fail("the receiver was closed with receives outstanding");
         }
     }
@@ -255,69 +229,19 @@ impl RecvPath {
     fn receive<'a>(
         &mut self,
         count: usize,
-        expected: &impl Fn(usize) -> Result<Expected<'a>>,
+        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        begun: impl FnOnce(RequestId),
         peer: &Arc<PeerState>,
-    ) -> Result<Option<RequestId>> {
-        if !peer.state().is_open() && !self.check_peer(peer)? {
-            return Ok(None);
-        }
+    ) -> Result<()> {
         let posted = self.flow.post(count, |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
             memory.require("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         })?;
-        let Some(id) = posted else { return self.receive_later(count, expected, peer) };
+        let Some(id) = posted else { return self.receive_later(count, expected, begun, peer) };
+        begun(id);
         if self.stats.handle_begun(count) {
-            return self.handle_due(peer, id, expected(0)?.tag).map(|()| Some(id));
-        }
-        if let Err(e) = self.send_cts() {
-            self.handle_failure(peer, e)?;
-        }
-        Ok(Some(id))
-    }
-
-    /// Too many receives are outstanding. If what they lack is receive work requests, more of these are posted.
-    #[inline(never)]
-    fn receive_later<'a>(
-        &mut self,
-        count: usize,
-        expected: &impl Fn(usize) -> Result<Expected<'a>>,
-        peer: &Arc<PeerState>,
-    ) -> Result<Option<RequestId>> {
-        let Some(more) = self.flow.more_receives(count) else {
-            return self.send_cts().or_else(|e| self.handle_failure(peer, e)).map(|()| None);
-        };
-        if let Err(e) = self.qps.keep_receives(more) {
-            return self.handle_failure(peer, e).map(|()| None);
-        }
-        self.flow.handle_more_receives();
-        self.receive(count, expected, peer)
-    }
-
-    #[inline(always)]
-    fn progress(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        self.progress_by(peer, awaited, |path, peer| path.poll(peer))
-    }
-
-    #[inline(always)]
-    pub(super) fn progress_by(
-        &mut self,
-        peer: &Arc<PeerState>,
-        awaited: RequestId,
-        poll: impl FnOnce(&mut Self, &Arc<PeerState>) -> Result<usize>,
-    ) -> Result<()> {
-        if !peer.state().is_open() {
-            return self.progress_not_open(peer, awaited);
-        }
-        match poll(self, peer) {
-            Ok(0) => {
-                self.flow.handle_empty_poll(awaited);
-                if self.stall.is_due() {
-                    self.check_stall(peer)?;
-                }
-            }
-            Ok(_) => {}
-            Err(e) => return self.handle_failure(peer, e),
+            return self.handle_due(peer, id, expected(0)?.tag);
         }
         match self.send_cts() {
             Ok(()) => Ok(()),
@@ -325,16 +249,23 @@ impl RecvPath {
         }
     }
 
-    #[inline(always)]
-    pub(super) fn poll(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let Self { flow, qps, cts_sender, .. } = self;
-        qps.poll(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
-    }
-
+    /// Too many receives are outstanding. If what they lack is receive work requests, more of these are posted.
     #[inline(never)]
-    pub(super) fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let Self { flow, qps, cts_sender, .. } = self;
-        qps.poll_rails(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
+    fn receive_later<'a>(
+        &mut self,
+        count: usize,
+        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        begun: impl FnOnce(RequestId),
+        peer: &Arc<PeerState>,
+    ) -> Result<()> {
+        let Some(more) = self.flow.more_receives(count) else {
+            return self.send_cts().or_else(|e| self.handle_failure(peer, e));
+        };
+        if let Err(e) = self.qps.keep_receives(more) {
+            return self.handle_failure(peer, e);
+        }
+        self.flow.handle_more_receives();
+        self.receive(count, expected, begun, peer)
     }
 
     /// Sends due clear-to-sends, as far as the send queues have room.
@@ -349,40 +280,7 @@ impl RecvPath {
     #[inline(never)]
     fn send_some_cts(&mut self) -> Result<()> {
         let Self { flow, qps, cts_sender, .. } = self;
-        if cts_sender.is_plain() {
-            return cts_sender.send_some::<true>(flow, &mut qps.qps);
-        }
-        self.send_cts_in_turn()
-    }
-
-    #[inline(never)]
-    fn send_cts_in_turn(&mut self) -> Result<()> {
-        let Self { flow, qps, cts_sender, .. } = self;
-        let outcome = cts_sender.send_some::<false>(flow, &mut qps.qps);
-        cts_sender.pass_on();
-        outcome
-    }
-}
-
-/// Handles the completion of a work request that has succeeded.
-#[inline(always)]
-fn handle(
-    flow: &mut RecvFlow,
-    cts_sender: &mut CtsSender,
-    qps: &mut [ConnectedQp],
-    completion: &Completion,
-) -> Result<()> {
-    match WrId::from_bits(completion.id()) {
-        WrId::Receive { qp } => {
-            flow.handle_immediate(proto::QpIndex(qp), Imm::from_bits(completion.imm()))?;
-            let Some(qp) = qps.get_mut(usize::from(qp)) else { return Err(no_such_qp()) };
-            qp.handle_receive()
-        }
-        WrId::Cts { qp } => {
-            cts_sender.handle_completion(qp);
-            Ok(())
-        }
-        _ => cts_sender.probe.handle_completion(completion.id(), "receiver"),
+        cts_sender.send_some(flow, &mut qps.qps)
     }
 }
 
@@ -391,10 +289,4 @@ fn handle(
 fn too_many_flushes() -> Error {
     let most = proto::MAX_REQUESTS;
     Error::internal(format!("{most} flushes are outstanding on this communicator, which is the most; test some first"))
-}
-
-#[cold]
-#[inline(never)]
-fn no_such_qp() -> Error {
-    Error::internal("a queue pair that does not exist")
 }

@@ -22,10 +22,12 @@ use crate::proto::recovery::action::Role;
 use crate::proto::requests::RequestId;
 use crate::proto::send::SendFlow;
 use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
+use crate::proto::send_single::Usual;
 use crate::proto::transfer::Transfer;
-use crate::proto::{QpIndex, RING_SLOTS, Violation};
+use crate::proto::{QpIndex, RING_SLOTS};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
+use crate::verbs::prepared_write::PreparedWrite;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::work::{Sge, Target, Write};
 use std::sync::{Arc, Weak};
@@ -37,8 +39,6 @@ pub type CtsRing = SharedRing<{ size_of::<CtsWords>() / 8 }, RING_SLOTS>;
 #[derive(Debug)]
 pub struct SendComm {
     pub(super) path: ExclusiveCell<SendPath>,
-    /// Messages of fewer bytes take the fast path.
-    fast_below: u32,
     /// The peer's state.
     pub peer: Arc<PeerState>,
     /// The device that it uses.
@@ -70,6 +70,10 @@ pub(super) struct SendPath {
     pub(super) stats: ConnStats,
     /// Whether there is one rail, and no message is being timed.
     pub(super) is_plain: bool,
+    /// Messages of fewer bytes are one write on the only rail.
+    usual_below: u32,
+    /// The write of such a message: signalled, with immediate data.
+    single: PreparedWrite,
 }
 
 /// Work requests that are not a stripe in one write.
@@ -86,7 +90,7 @@ impl OtherWork {
     /// # Errors
     /// The sender has no such work request.
     #[inline(never)]
-    fn handle_completion(&mut self, id: u64) -> Result<Option<(RequestId, QpIndex)>> {
+    pub(super) fn handle_completion(&mut self, id: u64) -> Result<Option<(RequestId, QpIndex)>> {
         match WrId::from_bits(id) {
             WrId::LongData { request, qp, extra } => {
                 self.room.handle_completion(QpIndex(qp), extra);
@@ -109,8 +113,9 @@ impl SendComm {
         stats: ConnStats,
     ) -> Self {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
-        let one_write_below = Imm::EXPLICIT_LIMIT.min(trailing_immediate_above.saturating_add(1));
-        let fast_below = if qps.are_on_several_rails() { 0 } else { one_write_below };
+        let one_write_up_to = trailing_immediate_above.min(terms.striping.whole_up_to());
+        let one_write_below = Imm::EXPLICIT_LIMIT.min(one_write_up_to.saturating_add(1));
+        let is_plain = !qps.are_on_several_rails();
         qps.watch(&peer);
         let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
@@ -129,9 +134,11 @@ impl SendComm {
             peer: Arc::clone(&peer),
             memory: Arc::clone(&memory),
             stats,
-            is_plain: fast_below > 0,
+            is_plain,
+            usual_below: if is_plain { one_write_below } else { 0 },
+            single: PreparedWrite::new(&Write { imm: Some(0), signaled: true, ..Write::default() }),
         };
-        Self { path: ExclusiveCell::new(path), fast_below, peer, nic, memory, labels, recovery }
+        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, recovery }
     }
 
     /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
@@ -139,154 +146,130 @@ impl SendComm {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
-    /// Whether a message of `length` bytes takes the fast path: one write for each stripe, on the only rail. No message longer than
-    /// [`crate::proto::MAX_MESSAGE`] does.
-    #[inline(always)]
-    pub fn takes_fast_path(&self, length: u32) -> bool {
-        length < self.fast_below
-    }
-
-    /// Begins to send `length` bytes of registered memory, for which [`Self::takes_fast_path`] has to be true. `None`: the receiver
-    /// has not cleared it to send; try again.
+    /// Begins to send `length` bytes at `addr` in the usual case: as one write, with the clear-to-send that comes next, on the only
+    /// rail, while the state word is clear. `memory` returns the memory handle; it is called if there is a clear-to-send. Then `begun`
+    /// is called; if it is not, the receiver has not cleared it to send: try again. `None`: it is another case, and nothing has been
+    /// done.
     ///
     /// # Errors
     /// The connection has failed, or the bytes are outside of `memory`.
     #[inline(always)]
-    pub fn isend_fast(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
-        self.path.enter(|path| {
-            // Asked inside: the thread that recovers the connection may have taken the queue pairs just before.
-            if !self.peer.state().is_open() && !path.check_peer()? {
-                return Ok(None);
-            }
-            memory.require("isend", addr, length)?;
-            path.send_fast(addr, length, tag, memory)
-        })
+    pub fn isend_usual<'a>(
+        &self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: impl FnOnce() -> Result<&'a MrHandle>,
+        begun: impl FnOnce(RequestId),
+    ) -> Option<Result<()>> {
+        self.path.enter_if_clear(|path| path.send_usual(addr, length, tag, memory, begun))?
     }
 
-    /// As [`Self::isend_fast`], for any number of bytes. `None` also if the send queues have no room.
+    /// As [`Self::isend_usual`], for all cases. The send queues may have no room; then it is to be tried again, too.
     ///
     /// # Errors
-    /// As [`Self::isend_fast`].
-    pub fn isend(&self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
+    /// As there.
+    #[inline(never)]
+    pub fn isend(
+        &self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: &MrHandle,
+        begun: impl FnOnce(RequestId),
+    ) -> Result<()> {
         self.path.enter(|path| {
             if !self.peer.state().is_open() && !path.check_peer()? {
-                return Ok(None);
+                return Ok(());
             }
             memory.require("isend", addr, length)?;
-            path.send(addr, length, tag, memory)
-        })
-    }
-
-    /// The number of bytes sent, once the request is complete.
-    ///
-    /// # Errors
-    /// The connection has failed. The error is the same each time.
-    #[inline(always)]
-    pub fn test(&self, id: RequestId) -> Result<Option<u32>> {
-        self.path.enter(|path| {
-            if !path.flow.is_done(id).map_err(Violation::into_misuse)? {
-                if path.is_plain {
-                    path.progress()?;
-                } else {
-                    path.progress_otherwise()?;
-                }
-            }
-            let done = path.flow.poll_done(id).map_err(Violation::into_misuse)?;
-            if let Some(length) = done {
-                path.stats.handle_done(length);
-            }
-            Ok(done)
+            path.send(addr, length, tag, memory, begun)
         })
     }
 }
 
 impl SendPath {
     #[inline(always)]
-    fn progress(&mut self) -> Result<()> {
-        self.progress_by(|path| path.poll())
+    fn send_usual<'a>(
+        &mut self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: impl FnOnce() -> Result<&'a MrHandle>,
+        begun: impl FnOnce(RequestId),
+    ) -> Option<Result<()>> {
+        if length >= self.usual_below {
+            return None;
+        }
+        let Self { flow, ring, single, .. } = self;
+        let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+        let prepare = |cts: &Cts| {
+            let memory = memory()?;
+            let local = Sge { addr, length: length.min(cts.length), lkey: memory.lkey(0) };
+            single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
+            memory.require("isend", addr, length)
+        };
+        match flow.submit_single(tag, addr, length, read, prepare) {
+            Ok(Usual::Begun(transfer)) => {
+                begun(transfer.id);
+                Some(self.post_single(tag, &transfer))
+            }
+            Ok(Usual::Refused) => {
+                self.stats.handle_refused();
+                Some(Ok(()))
+            }
+            Ok(Usual::Other) => None,
+            Err(e) => Some(Err(e)),
+        }
     }
 
+    /// A message has begun that is one write, whose data and target are prepared: counts and posts it.
     #[inline(always)]
-    pub(super) fn progress_by(&mut self, poll: impl FnOnce(&mut Self) -> Result<usize>) -> Result<()> {
-        if !self.peer.state().is_open() {
-            return self.progress_not_open();
+    fn post_single(&mut self, tag: u32, transfer: &Transfer) -> Result<()> {
+        if self.stats.handle_begun(1) {
+            self.handle_due(transfer.id, tag);
         }
-        match poll(self) {
-            Ok(0) if self.stall.is_due() => self.check_stall(),
-            Ok(_) => Ok(()),
+        let (qp, imm) = transfer.single();
+        self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());
+        let posted = match self.qps.qps.get_mut(usize::from(qp.0)) {
+            Some(connected) => connected.qp.post_prepared(&mut self.single),
+            None => Err(no_such_qp(qp)),
+        };
+        match posted {
+            Ok(()) => Ok(()),
             Err(e) => self.handle_failure(e),
         }
     }
 
     #[inline(always)]
-    pub(super) fn poll(&mut self) -> Result<usize> {
-        let Self { flow, qps, other_work, peer, .. } = self;
-        qps.poll(peer, |_, completion| match WrId::from_bits(completion.id()) {
-            WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
-            _ => match other_work.handle_completion(completion.id())? {
-                Some((request, _)) => Ok(flow.handle_completion(request)?),
-                None => Ok(()),
-            },
-        })
-    }
-
-    #[inline(never)]
-    pub(super) fn poll_rails(&mut self) -> Result<usize> {
-        let Self { flow, qps, other_work, peer, .. } = self;
-        flow.handle_poll();
-        qps.poll_rails(peer, |_, completion| match WrId::from_bits(completion.id()) {
-            WrId::Data { request, qp } => Ok(flow.handle_completion_on(request, QpIndex(qp))?),
-            _ => match other_work.handle_completion(completion.id())? {
-                Some((request, qp)) => Ok(flow.handle_completion_on(request, qp)?),
-                None => Ok(()),
-            },
-        })
-    }
-
-    #[inline(always)]
-    fn send_fast(&mut self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
-        let Self { flow, ring, .. } = self;
-        let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else {
-            self.stats.handle_refused();
-            return Ok(None);
-        };
-        let id = transfer.id;
-        if self.stats.handle_begun(1) {
-            self.handle_due(id, tag);
-        }
-        let posted = match transfer.as_single() {
-            Some((qp, imm)) => self.post_single(addr, memory.lkey(0), &transfer, qp, imm),
-            None => return self.send_in_parts(addr, memory, transfer).map(|()| Some(id)),
-        };
-        if let Err(e) = posted {
-            self.handle_failure(e)?;
-        }
-        Ok(Some(id))
-    }
-
-    /// Sends a message that is not one write. What cannot be posted is sent when the connection has recovered.
-    #[inline(never)]
-    fn send_in_parts(&mut self, addr: u64, memory: &MrHandle, transfer: Transfer) -> Result<()> {
-        self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))
-    }
-
-    #[inline(always)]
-    fn send(&mut self, addr: u64, length: u32, tag: u32, memory: &MrHandle) -> Result<Option<RequestId>> {
+    fn send(
+        &mut self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: &MrHandle,
+        begun: impl FnOnce(RequestId),
+    ) -> Result<()> {
         if !self.has_room(length) {
-            return Ok(None);
+            return Ok(());
         }
         let Self { flow, ring, .. } = self;
         let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
         let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else {
             self.stats.handle_refused();
-            return Ok(None);
+            return Ok(());
         };
-        let id = transfer.id;
-        if self.stats.handle_begun(1) {
-            self.handle_due(id, tag);
+        begun(transfer.id);
+        if transfer.length < self.usual_below {
+            let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
+            self.single.set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
+            return self.post_single(tag, &transfer);
         }
-        self.send_in_parts(addr, memory, transfer).map(|()| Some(id))
+        if self.stats.handle_begun(1) {
+            self.handle_due(transfer.id, tag);
+        }
+        // What cannot be posted is sent when the connection has recovered.
+        self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))
     }
 
     /// Whether the send queues have room for all writes that a message of `length` bytes may take.
@@ -294,20 +277,6 @@ impl SendPath {
     pub(super) fn has_room(&self, length: u32) -> bool {
         let extra = u8::from(length > self.trailing_immediate_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
         extra == 0 || self.other_work.room.has_space(self.qps.qps.len(), extra)
-    }
-
-    /// Posts a message as one write, which carries its immediate.
-    #[inline(always)]
-    fn post_single(&mut self, addr: u64, lkey: u32, transfer: &Transfer, qp: QpIndex, imm: Imm) -> Result<()> {
-        let Some(connected) = self.qps.qps.get_mut(usize::from(qp.0)) else { return Err(no_such_qp(qp)) };
-        connected.qp.post_write(&Write {
-            id: WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(),
-            local: Sge { addr, length: transfer.length, lkey },
-            target: Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] },
-            imm: Some(imm.to_bits()),
-            inline: false,
-            signaled: true,
-        })
     }
 
     /// Posts a message stripe by stripe, with one doorbell each: the data with its immediate, or, where the fabric may reorder

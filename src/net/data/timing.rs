@@ -21,17 +21,13 @@ impl SendPath {
         self.is_plain = !self.qps.are_on_several_rails() && self.stats.timed_request().is_none();
     }
 
-    /// As [`Self::progress_by`], with several rails, or while a message is timed.
+    /// As [`Self::progress`], and looks whether the message is complete that is timed.
     ///
     /// # Errors
     /// The connection has failed.
     #[inline(never)]
-    pub(super) fn progress_otherwise(&mut self) -> Result<()> {
-        let outcome = match self.qps.are_on_several_rails() {
-            true => self.progress_by(Self::poll_rails),
-            // A closure of its own: so both callers of `poll` have it inline.
-            false => self.progress_by(|path| path.poll()),
-        };
+    pub(super) fn progress_in_general(&mut self) -> Result<()> {
+        let outcome = self.progress();
         if let Some(id) = self.stats.timed_request() {
             match self.flow.is_done(RequestId::from_bits(id)) {
                 Ok(false) => return outcome,
@@ -73,17 +69,13 @@ impl RecvPath {
         self.is_plain = !self.qps.are_on_several_rails() && self.stats.timed_request().is_none();
     }
 
-    /// As [`SendPath::progress_otherwise`].
+    /// As [`SendPath::progress_in_general`].
     ///
     /// # Errors
     /// The connection has failed.
     #[inline(never)]
-    pub(super) fn progress_otherwise(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        let outcome = match self.qps.are_on_several_rails() {
-            true => self.progress_by(peer, awaited, Self::poll_rails),
-            // As above.
-            false => self.progress_by(peer, awaited, |path, peer| path.poll(peer)),
-        };
+    pub(super) fn progress_in_general(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        let outcome = self.progress(peer, awaited);
         if let Some(id) = self.stats.timed_request() {
             self.handle_posted_cts();
             match self.flow.is_done(RequestId::from_bits(id)) {

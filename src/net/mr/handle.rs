@@ -29,7 +29,7 @@ pub struct RailKeys([AtomicU32; MAX_RAILS]);
 #[derive(Debug)]
 struct Pages {
     start: u64,
-    size: u64,
+    end: u64,
 }
 
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl MrHandle {
         let MemoryRange { start, end, .. } = first.range;
         let regions = Mutex::new(Some(Regions { addr, size, is_dmabuf: dmabuf.is_some(), by_card }));
         let (rkeys, lkeys) = (RailKeys::default(), RailKeys::default());
-        let this = Self { rkeys, lkeys, pages: Pages { start, size: end - start }, kind, regions };
+        let this = Self { rkeys, lkeys, pages: Pages { start, end }, kind, regions };
         (0..).zip(cache_of_rail).for_each(|(rail, cache)| this.use_cache(rail, cache));
         Ok(this)
     }
@@ -126,9 +126,7 @@ impl MrHandle {
 
     /// Whether `length` bytes at `addr` are inside, and the memory is registered.
     pub fn has(&self, addr: u64, length: u32) -> bool {
-        let Pages { start, size } = self.pages;
-        let offset = addr.wrapping_sub(start);
-        offset <= size && u64::from(length) <= size - offset && self.lock().is_some()
+        self.pages.has(addr, length) && self.lock().is_some()
     }
 
     /// Checks that `length` bytes at `addr` are inside, as [`Pages::require`].
@@ -168,21 +166,20 @@ impl Pages {
     /// # Errors
     /// The bytes are outside.
     #[inline]
-    #[allow(clippy::if_same_then_else, reason = "as one condition it costs every message some instructions")]
     fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
-        let offset = addr.wrapping_sub(self.start);
-        if offset <= self.size && u64::from(length) <= self.size - offset {
-            Ok(())
-        } else if length == 0 {
-            Ok(())
-        } else {
-            Err(outside(call, addr, length))
-        }
+        if self.has(addr, length) { Ok(()) } else { outside(call, addr, length) }
+    }
+
+    /// Whether `length` bytes at `addr` are inside.
+    #[inline]
+    fn has(&self, addr: u64, length: u32) -> bool {
+        addr.checked_add(length.into()).is_some_and(|end| addr >= self.start && end <= self.end)
     }
 }
 
 #[cold]
 #[inline(never)]
-fn outside(call: &str, addr: u64, length: u32) -> Error {
-    Error::argument(format!("{call} of {length} bytes at {addr:#x}: outside of the memory handle"))
+fn outside(call: &str, addr: u64, length: u32) -> Result<()> {
+    let text = || format!("{call} of {length} bytes at {addr:#x}: outside of the memory handle");
+    if length == 0 { Ok(()) } else { Err(Error::argument(text())) }
 }

@@ -238,42 +238,37 @@ impl QpSet {
         Duration::from_micros(bytes * 8 / mbps.max(1))
     }
 
-    /// Polls a batch of completions of the first rail, calls `handle` for those that succeeded, and returns their number.
+    /// Polls a batch of completions of each rail and handles them as [`Self::handle_completions`] does. Returns their number.
     ///
     /// # Errors
-    /// A completion has failed, or else `handle` fails. The former tells more, so it counts first.
+    /// As there, of the first rail that has an error.
     #[inline(always)]
-    pub fn poll(
-        &mut self,
-        peer: &Arc<PeerState>,
-        handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
-    ) -> Result<usize> {
-        self.poll_rail(0, peer, handle)
-    }
-
-    /// As [`Self::poll`], over all rails.
-    ///
-    /// # Errors
-    /// As [`Self::poll`], of the first rail that has an error.
-    #[inline(never)]
     pub fn poll_rails(
         &mut self,
         peer: &Arc<PeerState>,
         mut handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
-        (0..self.rails.len()).try_fold(0, |before, rail| Ok(before + self.poll_rail(rail, peer, &mut handle)?))
+        let mut polled = 0;
+        for rail in 0..self.rails.len() {
+            let mut batch = Batch::default();
+            let completions = self.rails[rail].queue.poll(&mut batch)?;
+            polled += completions.len();
+            self.handle_completions(peer, completions, &mut handle)?;
+        }
+        Ok(polled)
     }
 
+    /// Calls `handle` for those of the completions that have succeeded.
+    ///
+    /// # Errors
+    /// A completion has failed, or else `handle` fails. The former tells more, so it counts first.
     #[inline(always)]
-    fn poll_rail(
+    pub fn handle_completions(
         &mut self,
-        rail: usize,
         peer: &Arc<PeerState>,
+        completions: &[Completion],
         mut handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
-    ) -> Result<usize> {
-        let queue = if rail == 0 { &self.queue } else { &self.rails[rail].queue };
-        let mut batch = Batch::default();
-        let completions = queue.poll(&mut batch)?;
+    ) -> Result<()> {
         let (mut failed, mut outcome): (Option<&Completion>, _) = (None, Ok(()));
         for completion in completions {
             if completion.status() != Status::SUCCESS {
@@ -287,7 +282,7 @@ impl QpSet {
         }
         match failed {
             Some(completion) => Err(self.failure(peer, completion)),
-            None => outcome.map(|()| completions.len()),
+            None => outcome,
         }
     }
 

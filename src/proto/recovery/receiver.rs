@@ -16,7 +16,7 @@ impl RecvFlow {
     /// Lists the messages that have not arrived whole. To be called after the queue pairs that were in use are destroyed and
     /// all of their completions have been handled. What has arrived of a listed message is forgotten: the whole of it comes
     /// again, over queue pairs as `striping` says. The account stands for all clear-to-sends up to now: none of them is
-    /// returned by [`Self::poll_cts`] any more.
+    /// returned by [`Self::take_cts`] any more.
     pub fn account(&mut self, striping: Striping) -> Account {
         self.keep_rails();
         let (oldest, next) = (self.window.oldest(), self.window.next());
@@ -24,7 +24,7 @@ impl RecvFlow {
         for seq in (0..next.wrapping_sub(oldest)).map(|i| oldest.wrapping_add(i)) {
             let slot = SlotIndex::of(seq);
             let arrival = &mut self.arrivals[slot.index()];
-            if arrival.pending {
+            if arrival.is_pending() {
                 arrival.reset();
                 let (cts, extra) = self.shadow.get(slot);
                 missing.push(MissingMessage { cts, extra });
@@ -60,7 +60,7 @@ impl RecvFlow {
     /// Notes the rails of the messages that have arrived, before the queue pairs are others.
     fn keep_rails(&mut self) {
         self.earlier_rails = (0..RING_SLOTS).map(|slot| self.rails_of_slot(slot)).collect();
-        self.arrivals.iter_mut().filter(|arrival| !arrival.pending).for_each(|arrival| arrival.qps = 0);
+        self.arrivals.iter_mut().filter(|arrival| !arrival.is_pending()).for_each(|arrival| arrival.qps = 0);
     }
 }
 

@@ -53,8 +53,9 @@ impl Sender {
         let half = |slot: SlotIndex, half| ring[slot.index() * halves + half];
         let read =
             |seq| Some(half(SlotIndex::of(seq), halves - 1)).filter(|words: &CtsWords| Cts::seq_of(words[3]) == seq);
-        let transfer = self.flow.submit(tag, 0, length, read).unwrap_or_else(|violation| panic!("{violation}"));
-        let Some(transfer) = transfer else { return Ok(None) };
+        let is_usual = outside.random.one_in(2);
+        let submitted = self.flow.submit_either(is_usual, tag, 0, length, read);
+        let Some(transfer) = submitted.unwrap_or_else(|violation| panic!("{violation}")) else { return Ok(None) };
         self.requests += 1;
         self.post(message, transfer, outside);
         Ok(Some(transfer.id))

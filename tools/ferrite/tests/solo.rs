@@ -100,9 +100,22 @@ fn wrong_command_lines_are_invalid() {
         &["solo", "--plugin", "x", "--messages", "0"],
         &["solo", "--plugin", "x", "--hold"],
         &["solo", "--plugin", "x", "--connections", "5", "--depth", "2"],
+        &["solo", "--plugin", "x", "--connections", "5", "--empty-tests", "2"],
     ] {
         let (code, _, stderr) = ferrite(arguments, &[]);
         assert_eq!(code, 2, "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn calls_that_find_nothing_are_timed_on_the_software_device() {
+    let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
+    let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
+    let plugin = dist.join("lib/libnccl-net.so");
+    for (side, path) in [("--plugin", &plugin), ("--stock", &nccl)] {
+        let arguments = ["solo", side, text(path), "--refused-sends", "300", "--empty-tests", "300", "--depth", "8"];
+        let line = line(ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]));
+        assert!(line.contains(" ns per isend in vain, ") && line.ends_with(" ns per test in vain\n"), "{line}");
     }
 }
 

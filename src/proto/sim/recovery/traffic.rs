@@ -52,8 +52,9 @@ impl Sender {
         let ring = &self.ring;
         let half = |seq: u32| ring[SlotIndex::of(seq).index() * halves + halves - 1];
         let read = |seq| Some(half(seq)).filter(|words: &CtsWords| Cts::seq_of(words[3]) == seq);
-        let transfer = self.flow.submit(tag, message as u64, length, read).unwrap_or_else(|e| panic!("{e}"));
-        let Some(transfer) = transfer else { return false };
+        let is_usual = outside.random.one_in(2);
+        let submitted = self.flow.submit_either(is_usual, tag, message as u64, length, read);
+        let Some(transfer) = submitted.unwrap_or_else(|e| panic!("{e}")) else { return false };
         outside.laws.handle_sent(message);
         self.sending.push((transfer.id, message));
         self.to_send.get_mut(&tag).and_then(std::collections::VecDeque::pop_front);

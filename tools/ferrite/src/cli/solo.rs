@@ -9,6 +9,7 @@ use crate::cli::exit::Exit;
 use crate::cli::size::parse_size;
 use crate::cli::source_args::SourceArgs;
 use crate::error::Result;
+use crate::solo::in_vain::InVain;
 use crate::solo::job::{Job, Work};
 use crate::system::output;
 
@@ -31,8 +32,14 @@ pub(super) struct Solo {
     /// Messages in flight
     #[arg(long, value_name = "D", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=32))]
     depth: u16,
+    /// Before each round, call isend so often while there is no receive, which is in vain
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    refused_sends: u32,
+    /// In each round, test the first receive so often before anything is sent, which finds nothing
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    empty_tests: u32,
     /// Make and close so many connections instead of sending
-    #[arg(long, value_name = "C", conflicts_with_all = ["size", "messages", "depth"])]
+    #[arg(long, value_name = "C", conflicts_with_all = ["size", "messages", "depth", "refused_sends", "empty_tests"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: Option<u32>,
     /// Keep the connections open until the last is there, and say what memory they take
@@ -47,7 +54,12 @@ impl Solo {
     pub(super) fn run(self) -> Result<Exit> {
         let work = match self.connections {
             Some(count) => Work::Connections { count, hold: self.hold },
-            None => Work::Messages { bytes: self.size, count: self.messages, depth: self.depth.into() },
+            None => Work::Messages {
+                bytes: self.size,
+                count: self.messages,
+                depth: self.depth.into(),
+                in_vain: InVain { sends: self.refused_sends, tests: self.empty_tests },
+            },
         };
         let job = Job {
             verbs: self.devices.verbs()?,

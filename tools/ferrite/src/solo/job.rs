@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::nccl::library::Source;
 use crate::solo::endpoints::Endpoints;
+use crate::solo::in_vain::InVain;
 use crate::solo::{connections, messages, reexec};
 use crate::system::host;
 use crate::transport::instance::Transport;
@@ -37,6 +38,8 @@ pub(crate) enum Work {
         count: u64,
         /// How many are in flight at a time.
         depth: usize,
+        /// Calls of each round that find nothing.
+        in_vain: InVain,
     },
     /// Make connections and close them.
     Connections {
@@ -74,7 +77,7 @@ impl Job {
         };
         self.verbs.prove()?;
         let result = match self.work {
-            Work::Messages { bytes, count, depth } => messages::run(&endpoints, bytes, count, depth)?,
+            Work::Messages { bytes, count, depth, in_vain } => messages::run(&endpoints, bytes, count, depth, in_vain)?,
             Work::Connections { count, hold: false } => connections::each(&endpoints, count)?,
             Work::Connections { count, hold: true } => connections::all(&endpoints, count)?,
         };

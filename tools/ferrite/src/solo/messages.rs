@@ -1,22 +1,24 @@
 //! Messages from this process to itself, in rounds of a fixed order: all receives, all sends, the
-//! tests of the sends, the tests of the receives.
+//! tests of the sends, the tests of the receives. Before the receives and behind them, calls in vain if
+//! they are wanted.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::measure::conn::TAG;
 use crate::measure::pattern;
 use crate::solo::endpoints::Endpoints;
+use crate::solo::in_vain::InVain;
 use crate::transport::buffer::Buffer;
 use crate::transport::comm::{Region, Request};
 use crate::transport::deadline::{Deadline, finished, posted};
 use crate::transport::local_conn::LocalConn;
 
-/// Sends `count` messages of `bytes` bytes, `depth` to a round, and checks those of the last one.
-pub(super) fn run(endpoints: &Endpoints, bytes: usize, count: u64, depth: usize) -> Result<String> {
+/// Sends `count` messages of `bytes` bytes, `depth` to a round, with calls in vain, and checks the messages of the last round.
+pub(super) fn run(endpoints: &Endpoints, bytes: usize, count: u64, depth: usize, in_vain: InVain) -> Result<String> {
     let conn = endpoints.connect()?;
-    let mut path = Path::new(endpoints, &conn, bytes, depth)?;
+    let mut path = Path { in_vain, ..Path::new(endpoints, &conn, bytes, depth)? };
     let last = ((count - 1) % depth as u64) as usize + 1;
     let rounds = (count - last as u64) / depth as u64;
     path.fill(0)?;
@@ -30,10 +32,17 @@ pub(super) fn run(endpoints: &Endpoints, bytes: usize, count: u64, depth: usize)
     path.round(last)?;
     spent += start.elapsed();
     path.check(1, last)?;
+    let [sends, tests] = path.least;
     drop(path);
     conn.close()?;
     let us = spent.as_secs_f64() * 1e6 / count as f64;
-    Ok(format!("{count} messages of {bytes} B, {depth} in flight, {us:.3} us per message"))
+    let mut line = format!("{count} messages of {bytes} B, {depth} in flight, {us:.3} us per message");
+    for (what, calls, least) in [("isend", in_vain.sends, sends), ("test", in_vain.tests, tests)] {
+        if calls > 0 {
+            line += &format!(", {:.2} ns per {what} in vain", least.as_secs_f64() * 1e9 / f64::from(calls));
+        }
+    }
+    Ok(line)
 }
 
 /// A connection with registered memory at both ends.
@@ -45,6 +54,9 @@ pub(crate) struct Path<'w> {
     /// Between the places of two messages in flight; bytes.
     stride: usize,
     depth: usize,
+    in_vain: InVain,
+    /// The least time that the sends and the tests in vain of a round have taken.
+    least: [Duration; 2],
     deadline: Deadline,
 }
 
@@ -62,6 +74,8 @@ impl<'w> Path<'w> {
             bytes,
             stride,
             depth,
+            in_vain: InVain::default(),
+            least: [Duration::MAX; 2],
             deadline: endpoints.deadline("a message to itself"),
         })
     }
@@ -87,16 +101,37 @@ impl<'w> Path<'w> {
         Ok(())
     }
 
+    /// The calls of `isend` that there is no receive for.
+    fn send_in_vain(&mut self) -> Result<()> {
+        let start = Instant::now();
+        for _ in 0..self.in_vain.sends {
+            if self.conn.send.send(&self.out, 0, self.bytes, TAG)?.is_some() {
+                return Err(Error::Data("a message was accepted that there is no receive for".into()));
+            }
+        }
+        self.least[0] = self.least[0].min(start.elapsed());
+        Ok(())
+    }
+
     /// One round of `count` messages.
     ///
     /// # Errors
     /// Those of the transport; [`Error::Data`] if a message has another length; [`Error::Stalled`].
     pub(crate) fn round(&mut self, count: usize) -> Result<()> {
-        let Self { conn, ref out, ref into, bytes, stride, ref mut deadline, .. } = *self;
+        self.send_in_vain()?;
+        let Self { conn, ref out, ref into, bytes, stride, ref mut deadline, ref mut least, .. } = *self;
         let mut receives = Receives::new(bytes);
         for index in 0..count {
             receives.push(posted(deadline, || conn.recv.receive(into, index * stride, bytes, TAG))?);
         }
+        let tests = self.in_vain.tests;
+        let start = Instant::now();
+        for _ in 0..tests {
+            if receives.test_oldest()? {
+                return Err(Error::Data("a receive was complete before anything was sent".into()));
+            }
+        }
+        least[1] = least[1].min(start.elapsed());
         let mut sends = Vec::with_capacity(count);
         for index in 0..count {
             let send = || conn.send.send(out, index * stride, bytes, TAG);

@@ -4,6 +4,7 @@
 
 mod connections;
 pub(crate) mod endpoints;
+pub(crate) mod in_vain;
 pub(crate) mod job;
 pub(crate) mod messages;
 mod reexec;

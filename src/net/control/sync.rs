@@ -1,0 +1,153 @@
+//! What the guard of the data path is made of: the identity of a thread, a memory barrier of which one half costs nothing, and
+//! pauses. `tests/exclusive_cell.rs` has a model checker's atomics, threads and barriers in place of this file.
+//!
+//! The barrier has two halves. Say thread A stores `x`, calls [`light_barrier`] and loads `y`, and thread B stores `y`, calls
+//! [`heavy_barrier`] and loads `x`. Then at least one of them sees what the other one has stored, as if both had executed
+//! `fence(SeqCst)`. The light half only keeps the compiler from changing the order. The heavy half is the system call `membarrier`,
+//! during which each running thread of the process executes a full fence; a thread that does not run has executed one when it was
+//! taken off its processor, and executes another one before it runs again. If A's fence comes before its store, then A loads `y` after B has stored it; otherwise B loads `x`
+//! after A has stored it.
+
+use crate::error::{Error, Result};
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::compiler_fence;
+use std::time::{Duration, Instant};
+
+pub use std::hint::spin_loop;
+pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+/// Whether the calling thread can be told from others, and the kernel allows [`heavy_barrier`]. Asked once in a process.
+pub fn has_barrier() -> bool {
+    static HAS_BARRIER: OnceLock<bool> = OnceLock::new();
+    *HAS_BARRIER.get_or_init(|| {
+        let has_barrier = thread_id() != 0 && register().is_ok() && heavy_barrier().is_ok();
+        if !has_barrier {
+            log::info!("membarrier is not to be had: each isend, irecv and test takes some 10 ns longer");
+        }
+        has_barrier
+    })
+}
+
+/// The half of the barrier for the thread that needs it often.
+#[inline(always)]
+pub fn light_barrier() {
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// The other half, for threads that need it rarely. It takes about a microsecond.
+///
+/// # Errors
+/// The kernel refuses: a filter of system calls has been installed since [`has_barrier`] was asked.
+pub fn heavy_barrier() -> Result<()> {
+    let again = |error: io::Error| match error.raw_os_error() {
+        // A child of a fork inherits the registration on the kernels that are known; this is for one where it does not.
+        Some(libc::EPERM) => register().and_then(|()| membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)),
+        // The kernel allocates a set of processors.
+        Some(libc::ENOMEM) => membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED),
+        _ => Err(error),
+    };
+    let outcome = membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).or_else(again);
+    outcome.map_err(|error| Error::os("membarrier", error.raw_os_error().unwrap_or(0)))
+}
+
+/// Tells the kernel that this process will ask for barriers.
+fn register() -> io::Result<()> {
+    membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
+}
+
+fn membarrier(command: libc::c_int) -> io::Result<()> {
+    // SAFETY: a system call that takes numbers and touches no memory.
+    let rc = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A number that no other living thread of the process has: the address of its control block, which is neither 0 nor odd. A thread
+/// may get the number of one that has ended; what that one has written is visible to it, since the C library and the kernel
+/// synchronise before they use the memory of a thread again.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub fn thread_id() -> usize {
+    let id;
+    // SAFETY: in the ABI of x86-64 the first word of a thread's control block is its own address, and `fs` points there.
+    unsafe { std::arch::asm!("mov {}, fs:0", out(reg) id, options(readonly, nostack, preserves_flags)) };
+    id
+}
+
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+pub fn thread_id() -> usize {
+    let id;
+    // SAFETY: the register points to the thread's control block in the ABI, and may be read by any program.
+    unsafe { std::arch::asm!("mrs {}, tpidr_el0", out(reg) id, options(nomem, nostack, preserves_flags)) };
+    id
+}
+
+/// Threads cannot be told apart at little cost: there is no barrier.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[inline(always)]
+pub fn thread_id() -> usize {
+    0
+}
+
+/// How often a thread looks before it pauses, when it waits for what takes some microseconds: some 10 of them.
+pub const SPINS: u32 = 200;
+
+/// Waits for a moment. To yield would not do: a thread that yields comes last on a busy machine.
+pub fn pause() {
+    std::thread::sleep(Duration::from_micros(20));
+}
+
+/// A wait that has a limit.
+#[derive(Debug)]
+pub struct Wait {
+    start: Instant,
+    limit: Duration,
+}
+
+impl Wait {
+    /// A wait that begins now.
+    pub fn new(limit: Duration) -> Self {
+        Self { start: Instant::now(), limit }
+    }
+
+    /// Waits for a moment. Returns whether the limit has not passed.
+    pub fn step(&self) -> bool {
+        pause();
+        self.start.elapsed() <= self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_live_at_once_have_different_numbers_and_each_keeps_its_own() {
+        let main = thread_id();
+        let other = std::thread::scope(|scope| scope.spawn(thread_id).join().expect("it does not panic"));
+        assert_eq!(thread_id(), main);
+        assert_ne!(main, other);
+        assert!(!has_barrier() || main != 0 && main.is_multiple_of(2));
+    }
+
+    #[test]
+    fn a_forked_child_has_the_barrier_too() {
+        if !has_barrier() {
+            println!("skipped: the kernel refuses membarrier");
+            return;
+        }
+        // SAFETY: the child makes system calls and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let status = i32::from(heavy_barrier().is_err());
+            // SAFETY: ends here.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = -1;
+        // SAFETY: our own child.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
+    }
+}

@@ -1,0 +1,178 @@
+//! The usual case of [`SendFlow::submit`], at fewer instructions: a message in one stripe takes the clear-to-send that comes next.
+
+use super::MAX_MESSAGE;
+use super::cts::{Cts, CtsWords, SlotIndex};
+use super::send::{SendFlow, UnclaimedCts};
+use super::transfer::Transfer;
+
+/// What [`SendFlow::submit_single`] has found. `repr(u8)`: otherwise the compiler encodes the variant in an unused value of a field of
+/// the transfer and reads that field again, which costs instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Usual {
+    /// A message that is to be posted as [`Transfer::single`] says.
+    Begun(Transfer),
+    /// There is no clear-to-send.
+    Refused,
+    /// It is not the usual case, and nothing has changed: [`SendFlow::submit`] decides.
+    Other,
+}
+
+impl SendFlow {
+    /// As [`Self::submit`], for a message that has one stripe and is shorter than [`super::imm::Imm::EXPLICIT_LIMIT`]. If there is a
+    /// clear-to-send for it, `prepare` is called with that before anything changes.
+    ///
+    /// # Errors
+    /// Those of `prepare`.
+    #[inline(always)]
+    pub fn submit_single<E>(
+        &mut self,
+        tag: u32,
+        addr: u64,
+        length: u32,
+        read: impl FnOnce(u32) -> Option<CtsWords>,
+        prepare: impl FnOnce(&Cts) -> Result<(), E>,
+    ) -> Result<Usual, E> {
+        let seq = self.next;
+        if self.head != seq {
+            return Ok(Usual::Other);
+        }
+        let Some(words) = read(seq) else {
+            self.refusals = self.refusals.wrapping_add(1);
+            return Ok(Usual::Refused);
+        };
+        let cts = Cts::from_words(&words);
+        if cts.tag != tag || cts.length > MAX_MESSAGE {
+            return Ok(Usual::Other);
+        }
+        prepare(&cts)?;
+        let Some((id, request)) = self.requests.allocate() else { return Ok(Usual::Other) };
+        let length = length.min(cts.length);
+        (request.length, request.pending_stripes) = (length, 1);
+        (request.addr, request.seq) = (addr, seq);
+        self.next = seq.wrapping_add(1);
+        self.head = self.next;
+        Ok(Usual::Begun(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1)))
+    }
+}
+
+#[cfg(test)]
+use super::{stripe::Stripe, transfer::Immediates};
+
+#[cfg(test)]
+impl SendFlow {
+    /// Tries [`Self::submit_single`] first, if `is_usual` and the message may have one stripe only, and else [`Self::submit`].
+    pub(super) fn submit_either(
+        &mut self,
+        is_usual: bool,
+        tag: u32,
+        addr: u64,
+        length: u32,
+        read: impl Fn(u32) -> Option<CtsWords> + Copy,
+    ) -> Result<Option<Transfer>, super::Violation> {
+        if is_usual && self.striping.stripe_count(length) == 1 && length < super::imm::Imm::EXPLICIT_LIMIT {
+            match self.submit_single(tag, addr, length, read, |_| Ok(()))? {
+                Usual::Begun(transfer) => {
+                    let stripes: Vec<_> = transfer.stripes(self.weights).collect();
+                    let (qp, first) = transfer.single();
+                    let whole = Stripe { qp, offset: 0, length: transfer.length };
+                    assert_eq!(stripes, [(whole, Immediates { first, second: None })]);
+                    return Ok(Some(transfer));
+                }
+                Usual::Refused => return Ok(None),
+                Usual::Other => {}
+            }
+        }
+        self.submit(tag, addr, length, read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::imm::Imm;
+    use crate::proto::rail_weights::RailWeights;
+    use crate::proto::stripe::{STRIPE_MIN_BYTES, Striping};
+    use proptest::prelude::*;
+
+    /// What NCCL and the peer do.
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// The peer writes a clear-to-send.
+        Write { tag: u32, length: u32 },
+        /// `isend`.
+        Send { tag: u32, length: u32 },
+        /// The stripe of some message that is outstanding completes, and NCCL is told of the message.
+        Complete(prop::sample::Index),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        // One tag is more frequent, as with NCCL; some lengths are too long for one stripe or for a clear-to-send.
+        let tag = || prop_oneof![8 => Just(0u32), 1 => 1..3u32];
+        let posted = || prop_oneof![20 => 0..20_000u32, 1 => Just(MAX_MESSAGE + 1)];
+        let step = prop_oneof![
+            (tag(), posted()).prop_map(|(tag, length)| Step::Write { tag, length }),
+            (tag(), 0..20_000u32).prop_map(|(tag, length)| Step::Send { tag, length }),
+            any::<prop::sample::Index>().prop_map(Step::Complete),
+        ];
+        prop::collection::vec(step, 1..600)
+    }
+
+    proptest! {
+        #[test]
+        fn the_usual_case_gives_the_same_transfers_and_the_same_state_as_the_general_one(
+            steps in steps(),
+            (qps, split) in (1..4u8, any::<bool>()),
+        ) {
+            let striping = Striping::new(1, qps, split);
+            let flow = || SendFlow::new(striping, RailWeights::from_speeds([1]));
+            let mut callers = [(flow(), Vec::new(), false), (flow(), Vec::new(), true)];
+            let mut ring: Vec<Cts> = Vec::new();
+            for step in steps {
+                let mut answers = Vec::new();
+                for (flow, outstanding, is_usual) in &mut callers {
+                    match &step {
+                        Step::Write { .. } => {}
+                        Step::Send { tag, length } => {
+                            let read = |seq: u32| ring.get(seq as usize - 1).map(Cts::emit);
+                            let answer = flow.submit_either(*is_usual, *tag, 7, *length, read).ok();
+                            outstanding.extend(answer.flatten());
+                            answers.push(answer);
+                        }
+                        Step::Complete(_) if outstanding.is_empty() => {}
+                        Step::Complete(index) => {
+                            let transfer = outstanding.remove(index.index(outstanding.len()));
+                            for _ in 0..striping.stripe_count(transfer.length) {
+                                flow.handle_completion(transfer.id).expect("outstanding");
+                            }
+                            prop_assert_eq!(flow.poll_done(transfer.id), Ok(Some(transfer.length)));
+                        }
+                    }
+                }
+                if let Step::Write { tag, length } = step {
+                    let seq = ring.len() as u32 + 1;
+                    ring.push(Cts { addr: 0x1000 * u64::from(seq), length, rkeys: [seq, 0], tag, seq });
+                }
+                prop_assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{:?}", answers);
+                prop_assert_eq!(format!("{:?}", callers[0].0), format!("{:?}", callers[1].0));
+                // After a clear-to-send that is not valid nothing goes on.
+                if answers.contains(&None) {
+                    break;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_failure_to_prepare_changes_nothing() {
+        let mut flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
+        let before = format!("{flow:?}");
+        let cts = Cts { addr: 1, length: STRIPE_MIN_BYTES, rkeys: [1, 0], tag: 0, seq: 1 };
+        let submit = |flow: &mut SendFlow, outcome| {
+            flow.submit_single(0, 0, Imm::EXPLICIT_LIMIT - 1, |_| Some(cts.emit()), |_| outcome)
+        };
+        assert_eq!(submit(&mut flow, Err("outside")), Err("outside"));
+        assert_eq!(format!("{flow:?}"), before);
+        assert!(matches!(submit(&mut flow, Ok(())), Ok(Usual::Begun(Transfer { length: STRIPE_MIN_BYTES, .. }))));
+    }
+}

@@ -1,0 +1,127 @@
+//! An RDMA WRITE that is posted again and again with other values.
+
+use super::queue_pair::QueuePair;
+use super::sys;
+use super::work::{Sge, Target, Write};
+use crate::error::Result;
+use std::fmt;
+use std::mem::MaybeUninit;
+
+/// A work request of which only what differs from one post to the next is written.
+pub struct PreparedWrite {
+    request: sys::ibv_send_wr,
+    sge: sys::ibv_sge,
+}
+
+// SAFETY: its only pointer is to its own element, and is set at each post.
+unsafe impl Send for PreparedWrite {}
+// SAFETY: as above; a shared reference gives access to nothing.
+unsafe impl Sync for PreparedWrite {}
+
+impl PreparedWrite {
+    /// A work request as `write` says.
+    pub fn new(write: &Write) -> Self {
+        let mut sge = write.local.into();
+        let mut request = MaybeUninit::zeroed();
+        write.put(&mut request, &mut sge, std::ptr::null_mut());
+        // SAFETY: a struct of numbers and pointers, for which zero is valid.
+        Self { request: unsafe { request.assume_init() }, sge }
+    }
+
+    /// What is written, and where to.
+    #[inline(always)]
+    pub fn set_data(&mut self, local: Sge, target: Target) {
+        self.sge = local.into();
+        self.request.num_sge = i32::from(local.length > 0);
+        self.request.wr.rdma.remote_addr = target.addr;
+        self.request.wr.rdma.rkey = target.rkey;
+    }
+
+    /// What is written, and where to, if neither memory region is another one. `length` is not 0, nor was it before.
+    #[inline(always)]
+    pub fn set_range(&mut self, addr: u64, length: u32, target: u64) {
+        (self.sge.addr, self.sge.length) = (addr, length);
+        self.request.wr.rdma.remote_addr = target;
+    }
+
+    /// The work request id, and the immediate data of a write that has some.
+    #[inline(always)]
+    pub fn set_id(&mut self, id: u64, imm: u32) {
+        self.request.wr_id = id;
+        self.request.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
+    }
+
+    /// Whether success creates a completion.
+    #[inline(always)]
+    pub fn set_signaled(&mut self, signaled: bool) {
+        let flag = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        let others = self.request.send_flags & !flag;
+        self.request.send_flags = others | if signaled { flag } else { 0 };
+    }
+}
+
+impl QueuePair {
+    /// Posts `write` as it is now.
+    ///
+    /// # Errors
+    /// As [`Self::post_writes`].
+    #[inline(always)]
+    pub fn post_prepared(&mut self, write: &mut PreparedWrite) -> Result<()> {
+        write.request.sg_list = &raw mut write.sge;
+        self.post_send(&raw mut write.request)
+    }
+}
+
+impl fmt::Debug for PreparedWrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedWrite").field("id", &self.request.wr_id).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// All fields that a device may read, but the address of the element.
+    fn fields(write: &PreparedWrite) -> impl PartialEq + fmt::Debug + use<> {
+        let PreparedWrite { request, sge } = write;
+        // SAFETY: both are plain numbers that have been written, or are zero.
+        let (imm, rdma) = unsafe { (request.imm_data_invalidated_rkey_union.imm_data, request.wr.rdma) };
+        let number = (request.num_sge, request.opcode, request.send_flags);
+        ((request.wr_id, request.next, imm, number), (rdma.remote_addr, rdma.rkey), (sge.addr, sge.length, sge.lkey))
+    }
+
+    proptest! {
+        #[test]
+        fn a_write_that_is_changed_is_the_write_that_is_made_so(
+            (id, addr, remote, keys) in any::<(u64, u64, u64, [u32; 2])>(),
+            length in prop_oneof![Just(0u32), any::<u32>()],
+            (imm, inline, signaled) in any::<(Option<u32>, bool, bool)>(),
+        ) {
+            let (local, target) = (Sge { addr, length, lkey: keys[0] }, Target { addr: remote, rkey: keys[1] });
+            let made = PreparedWrite::new(&Write { id, local, target, imm, inline, signaled });
+            let mut changed = PreparedWrite::new(&Write { imm: imm.map(|_| 7), inline, ..Write::default() });
+            changed.set_data(local, target);
+            changed.set_id(id, imm.unwrap_or(0));
+            changed.set_signaled(signaled);
+            prop_assert_eq!(fields(&changed), fields(&made));
+        }
+
+        #[test]
+        fn a_write_whose_range_is_changed_is_the_write_that_is_made_so(
+            (addr, remote, keys) in any::<(u64, u64, [u32; 2])>(),
+            lengths in any::<[u32; 2]>().prop_filter("not 0", |lengths| !lengths.contains(&0)),
+        ) {
+            let (local, target) = (Sge { addr, length: lengths[0], lkey: keys[0] }, Target { addr: remote, rkey: keys[1] });
+            let write = Write { local, target, ..Write::default() };
+            let mut changed = PreparedWrite::new(&Write {
+                local: Sge { addr: 1, length: lengths[1], ..local },
+                target: Target { addr: 2, ..target },
+                ..write
+            });
+            changed.set_range(addr, lengths[0], remote);
+            prop_assert_eq!(fields(&changed), fields(&PreparedWrite::new(&write)));
+        }
+    }
+}
