@@ -132,7 +132,7 @@
 //! | which operation are a connection's messages of? | [`net::operations`], `abi::profiler` |
 //! | which ports are one device? | [`net::device::nic`], `abi::devices` |
 //! | how much of a message does a rail carry? | [`proto::stripe`], [`proto::rail_weights`] |
-//! | how large are the queues? | [`net::data::caps`] |
+//! | how large are the queues, and how many receives are posted? | [`net::data::caps`], [`proto::receives`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
 //! | what is counted, and how does another process read it? | [`stats`], docs/stats-file.md |

@@ -18,6 +18,7 @@ use crate::proto::requests::{RequestId, Requests};
 use crate::proto::{MAX_RAILS, MAX_REQUESTS, Violation};
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::path::Path;
+use crate::verbs::qp_ex::Operations;
 use crate::verbs::queue_pair::{QpCaps, QueuePair, RemoteAccess};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
@@ -26,7 +27,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Room for a read of every outstanding flush, so that the send queue never overflows.
-const FLUSH_QP_CAPS: QpCaps = QpCaps { max_send_wr: MAX_REQUESTS as u32, max_recv_wr: 1, max_inline_data: 0 };
+const FLUSH_QP_CAPS: QpCaps =
+    QpCaps { max_send_wr: MAX_REQUESTS as u32, max_recv_wr: 1, max_inline_data: 0, operations: Operations::READ };
 
 /// The flushes of one receiver.
 #[derive(Debug, Default)]

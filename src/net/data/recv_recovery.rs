@@ -3,7 +3,7 @@
 use super::caps::RECEIVER_QP_CAPS;
 use super::cts_sender::CtsSender;
 use super::mode::Mode;
-use super::receiver::{RecvComm, RecvPath, post_receives};
+use super::receiver::{RecvComm, RecvPath};
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::conn_memory::ConnMemory;
@@ -57,7 +57,9 @@ impl End for RecvComm {
     }
 
     fn prepare(&self, qps: &mut QpSet) -> Result<()> {
-        post_receives(qps)
+        // No receive is accepted while the connection recovers, so this stays what the messages need.
+        let receives = self.path.visit(|path| Ok(path.flow.receives()))?;
+        qps.keep_receives(receives)
     }
 
     fn resume(&self, qps: QpSet, _weights: RailWeights, _account: Option<&Account>) -> Result<Option<Account>> {

@@ -58,6 +58,8 @@ pub struct ConnectedQp {
     pub qp: QueuePair,
     /// Number of receive work requests that are posted.
     pub receives: u32,
+    /// How many it gets again when they are consumed.
+    pub receives_kept: u32,
 }
 
 /// The connected queue pairs of one end.
@@ -90,6 +92,7 @@ impl InitQpSet {
         peer: Option<&Endpoint>,
     ) -> Result<Self> {
         let config = &nic.config;
+        let caps = if config.inline_data { caps } else { QpCaps { max_inline_data: 0, ..caps } };
         let count = per_rail.min(MAX_QPS / ports.len().max(1));
         let peer_gid = |place: usize| peer.and_then(|peer| peer.rails.get(place)).map(|end| end.gid);
         let create = |(place, (number, port)): (usize, &(u8, Arc<Rail>))| {
@@ -168,23 +171,28 @@ impl InitRailQps {
 }
 
 impl ConnectedQp {
-    /// A receive has been consumed. Posts more as soon as a whole batch fits a receive queue of `max_recv_wr`.
+    /// A receive has been consumed. Posts a batch as soon as one is missing.
     ///
     /// # Errors
     /// The device refuses.
     #[inline(always)]
-    pub fn handle_receive(&mut self, max_recv_wr: u32) -> Result<()> {
+    pub fn handle_receive(&mut self) -> Result<()> {
         self.receives = self.receives.saturating_sub(1);
-        if self.receives + RECV_BATCH as u32 <= max_recv_wr { self.post_receives(max_recv_wr) } else { Ok(()) }
+        if self.receives + RECV_BATCH as u32 <= self.receives_kept { self.post_missing() } else { Ok(()) }
     }
 
-    /// Posts receives in batches, as many as fit a receive queue of `max_recv_wr`.
+    /// Posts receives, so that there are `count`, a multiple of a batch; and again when they are consumed.
     ///
     /// # Errors
     /// The device refuses.
+    pub fn keep_receives(&mut self, count: u32) -> Result<()> {
+        self.receives_kept = count;
+        self.post_missing()
+    }
+
     #[inline(never)]
-    pub fn post_receives(&mut self, max_recv_wr: u32) -> Result<()> {
-        while self.receives + RECV_BATCH as u32 <= max_recv_wr {
+    fn post_missing(&mut self) -> Result<()> {
+        while self.receives + RECV_BATCH as u32 <= self.receives_kept {
             self.qp.post_receives(RECV_BATCH)?;
             self.receives += RECV_BATCH as u32;
         }
@@ -193,6 +201,14 @@ impl ConnectedQp {
 }
 
 impl QpSet {
+    /// Posts receives on each queue pair, as [`ConnectedQp::keep_receives`] does.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub fn keep_receives(&mut self, count: u32) -> Result<()> {
+        self.qps.iter_mut().try_for_each(|connected| connected.keep_receives(count))
+    }
+
     /// Takes all queue pairs out.
     pub fn take(&mut self) -> Self {
         let (queue, name, remote) = (Arc::clone(&self.queue), self.name.clone(), self.remote.clone());

@@ -18,6 +18,7 @@
 
 use super::identity;
 use super::nccl_comm::NcclComm;
+use super::steps::Steps;
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
@@ -66,6 +67,7 @@ pub struct Connector {
     trouble: Option<i32>,
     /// Why a port could not be used at the latest look.
     port_trouble: Option<Error>,
+    steps: Steps,
     stage: Stage,
 }
 
@@ -135,6 +137,7 @@ impl Connector {
             turned_away,
             trouble,
             port_trouble,
+            steps: Steps::begin(),
             stage,
         }
     }
@@ -165,7 +168,10 @@ impl Connector {
                 Stage::Dialing(dial) => self.dial(dial)?,
                 Stage::Awaiting(offer) => self.await_reply(offer)?,
                 Stage::Connecting(mut pending) => match self.join(&mut pending) {
-                    Ok(true) => return self.complete(*pending).map(Some),
+                    Ok(true) => {
+                        self.steps.end("connecting queue pairs");
+                        return self.complete(*pending).map(Some);
+                    }
                     Ok(false) => (Stage::Connecting(pending), false),
                     // With other queue pairs; the listener hears that these are no more.
                     Err(e) if self.may_pass(&e) => redial(),
@@ -234,6 +240,7 @@ impl Connector {
                 Ok(true) => {
                     self.refusals.clear();
                     self.up_since = Some(Instant::now());
+                    self.steps.end("dial");
                     self.offer(stream)
                 }
                 Err(e) if PASSING.contains(&e) => {
@@ -264,6 +271,7 @@ impl Connector {
             Err(e) if self.port_trouble.is_some() => return Err(self.given_up(e)),
             Err(e) => return Err(e),
         };
+        self.steps.end("creating queue pairs");
         let halves = cts_halves(self.nic.rails.len());
         let place = Ring { addr: ring.addr(), slots: RING_SLOTS as u32, slot_room: (halves * Cts::BYTES) as u32 };
         let hello =
@@ -339,6 +347,7 @@ impl Connector {
         let Offer { stream, qps, ring } = *offer;
         let reply =
             Reply::parse(&frame.body, &qps.endpoint).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
+        self.steps.end("handshake");
         let priority = Priority::of_sender(&self.nic.config, self.of.class);
         self.deadline = Instant::now() + self.handshake_timeout();
         let connecting =
@@ -362,8 +371,8 @@ impl Connector {
         let name = PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer());
         let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
-        log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
         let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps)?;
+        log::debug!("{} sends to {}: {:?}; {}", self.nic.name, peer.peer(), reply.terms, self.steps);
         let comm = SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats);
         comm.labels.set_communicator(self.of.id);
         Ok(comm)

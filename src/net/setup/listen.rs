@@ -8,6 +8,7 @@
 use super::connect::LOOK_AFTER;
 use super::identity;
 use super::nccl_comm::NcclComm;
+use super::steps::Steps;
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::host::random;
@@ -57,6 +58,7 @@ struct Candidate {
     name: Option<String>,
     /// When connecting our queue pairs to its has taken too long.
     deadline: Instant,
+    steps: Steps,
     stage: Stage,
 }
 
@@ -133,8 +135,9 @@ impl Listener {
                     log::info!("listener {at} for {}: dismissed {from}: {why}", self.nic.name);
                 }
                 Ok(Verdict::Take(prepared)) => {
-                    let Candidate { stream, .. } = candidates.remove(i);
-                    return self.complete(stream, *prepared).map(Some);
+                    let Candidate { stream, mut steps, .. } = candidates.remove(i);
+                    steps.end("commit");
+                    return self.complete(stream, *prepared, &steps).map(Some);
                 }
                 // The right peer cannot be served, and is sent the reason.
                 Err(error) => {
@@ -156,7 +159,8 @@ impl Listener {
         while candidates.len() < MAX_CANDIDATES
             && let Some(stream) = ControlStream::fetch(&self.control, &self.handle.token)
         {
-            candidates.push(Candidate { stream, name: None, deadline: Instant::now(), stage: Stage::Client });
+            let (deadline, steps) = (Instant::now(), Steps::begin());
+            candidates.push(Candidate { stream, name: None, deadline, steps, stage: Stage::Client });
         }
     }
 
@@ -189,6 +193,7 @@ impl Listener {
         let hello = Hello::parse(&frame.body)?;
         let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
         candidate.name = Some(name.to_string());
+        candidate.steps.end("hello");
         let now = Instant::now();
         candidate.deadline = now + self.handshake_timeout();
         candidate.stage = Stage::Waiting(Box::new(hello), now);
@@ -207,7 +212,10 @@ impl Listener {
         {
             let hello = hello.clone();
             match begin(&self.nic, (*hello).clone(), self.of.class) {
-                Ok(preparing) => candidate.stage = Stage::Connecting(Box::new(preparing)),
+                Ok(preparing) => {
+                    candidate.steps.end("creating queue pairs");
+                    candidate.stage = Stage::Connecting(Box::new(preparing));
+                }
                 Err(e) if self.may_pass(&e, candidate) => {
                     candidate.stage = Stage::Waiting(hello, Instant::now() + LOOK_AFTER);
                 }
@@ -231,7 +239,9 @@ impl Listener {
         let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
             return Ok(Verdict::Wait);
         };
+        candidate.steps.end("connecting queue pairs");
         let (prepared, reply) = preparing.finish(&self.nic, &self.control)?;
+        candidate.steps.end("receives");
         candidate.stream.send(Kind::Reply, reply.body());
         candidate.stage = Stage::Replied(Box::new(prepared));
         Ok(Verdict::Wait)
@@ -245,11 +255,11 @@ impl Listener {
         Verdict::Dismiss(why)
     }
 
-    fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<RecvComm> {
+    fn complete(&self, stream: ControlStream, prepared: Prepared, steps: &Steps) -> Result<RecvComm> {
         let name = PeerName::new(&prepared.identity, &prepared.endpoint, stream.peer());
         let peer = PeerState::new(name, stream, prepared.terms.failover);
         self.nic.watch(&peer)?;
-        log::debug!("{} receives from {}", self.nic.name, peer.peer());
+        log::debug!("{} receives from {}; {steps}", self.nic.name, peer.peer());
         let comm = RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms);
         comm.labels.set_communicator(self.of.id);
         Ok(comm)
