@@ -126,7 +126,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_RETURN_ASYNC_EVENTS",
         Kind::Number(0, 1, 1),
-        "1: a fatal event of a device ends its connections; 0: it is logged",
+        "1: a fatal event of a device ends its connections that do not recover; 0: it is logged",
     ),
     variable(
         "NCCL_IB_MERGE_NICS",

@@ -206,9 +206,7 @@ impl Drop for RawQueuePair {
     fn drop(&mut self) {
         // SAFETY: created by us, destroyed once, before the queue and the domain it holds.
         let rc = unsafe { (self.domain.context.library.ibv_destroy_qp)(self.raw) };
-        if rc != 0 {
-            log::warn!("ibv_destroy_qp({}) returned {rc}", self.domain.context.name());
-        }
+        self.domain.context.handle_released("ibv_destroy_qp", rc);
     }
 }
 

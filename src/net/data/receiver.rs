@@ -104,7 +104,7 @@ impl RecvComm {
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
         path.recovery = recovery.clone();
         path.stall = Stall::new(nic.config.stall_ms);
-        let (memory, labels) = (ConnMemory::new(&nic), Labels::of(&path.stats));
+        let (memory, labels) = (ConnMemory::new(&nic, path.qps.devices()), Labels::of(&path.stats));
         Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, recovery }
     }
 
@@ -199,7 +199,7 @@ impl RecvComm {
             let result = match &mut path.flushes {
                 // A peer that has gone during a recovery leaves no queue pairs: the reads go over the device's own ports.
                 Some(flushes) if path.qps.rails.is_empty() => {
-                    flushes.test((0..).zip(&self.nic.rails), &self.memory, id, in_use)
+                    flushes.test(self.nic.own_ports(), &self.memory, id, in_use)
                 }
                 Some(flushes) => flushes.test(path.qps.ports(), &self.memory, id, in_use),
                 None => Err(Error::internal("a flush is tested that was not begun")),

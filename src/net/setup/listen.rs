@@ -5,10 +5,11 @@
 //! as long as its control connection is there, and NCCL may leave a listener alone for hours. What is left of candidates whose control connection
 //! has ended meanwhile is cleared away by a [watcher](crate::net::control::watcher).
 
+use super::connect::LOOK_AFTER;
 use super::identity;
 use super::nccl_comm::NcclComm;
 use super::steps::Steps;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
@@ -65,6 +66,8 @@ struct Candidate {
 enum Stage {
     /// Knows the token; its hello is to be read.
     Client,
+    /// Has sent its hello; a port of ours cannot be used, and is looked at again at the given time.
+    Waiting(Box<Hello>, Instant),
     /// Has sent its hello; our queue pairs are being connected to its.
     Connecting(Box<Preparing>),
     /// Has got our reply; its commit is due.
@@ -191,18 +194,47 @@ impl Listener {
         let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
         candidate.name = Some(name.to_string());
         candidate.steps.end("hello");
-        let preparing = begin(&self.nic, hello, self.of.class)?;
-        candidate.steps.end("creating queue pairs");
-        candidate.deadline = Instant::now() + self.handshake_timeout();
-        candidate.stage = Stage::Connecting(Box::new(preparing));
+        let now = Instant::now();
+        candidate.deadline = now + self.handshake_timeout();
+        candidate.stage = Stage::Waiting(Box::new(hello), now);
         self.proceed(candidate)
+    }
+
+    /// Whether a port cannot be used just now, and is waited for.
+    fn may_pass(&self, error: &Error, candidate: &Candidate) -> bool {
+        error.is_recoverable && self.nic.config.failover && Instant::now() < candidate.deadline
     }
 
     /// Goes on with what does not wait for the peer; once it is done, the peer is sent the reply.
     fn proceed(&self, candidate: &mut Candidate) -> Result<Verdict> {
+        if let Stage::Waiting(hello, when) = &candidate.stage
+            && *when <= Instant::now()
+        {
+            let hello = hello.clone();
+            match begin(&self.nic, (*hello).clone(), self.of.class) {
+                Ok(preparing) => {
+                    candidate.steps.end("creating queue pairs");
+                    candidate.stage = Stage::Connecting(Box::new(preparing));
+                }
+                Err(e) if self.may_pass(&e, candidate) => {
+                    candidate.stage = Stage::Waiting(hello, Instant::now() + LOOK_AFTER);
+                }
+                Err(e) => return Err(e),
+            }
+        }
         let Stage::Connecting(preparing) = &mut candidate.stage else { return Ok(Verdict::Wait) };
-        if !preparing.connecting.advance(&self.nic)? {
-            return Ok(if Instant::now() < candidate.deadline { Verdict::Wait } else { self.too_late(candidate) });
+        match preparing.connecting.advance(&self.nic) {
+            Ok(true) => {}
+            Ok(false) if Instant::now() < candidate.deadline => return Ok(Verdict::Wait),
+            Ok(false) => return Ok(self.too_late(candidate)),
+            Err(e) => {
+                let hello = Box::new(preparing.hello.clone());
+                if !self.may_pass(&e, candidate) {
+                    return Err(e);
+                }
+                candidate.stage = Stage::Waiting(hello, Instant::now() + LOOK_AFTER);
+                return Ok(Verdict::Wait);
+            }
         }
         let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
             return Ok(Verdict::Wait);
