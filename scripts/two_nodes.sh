@@ -31,6 +31,10 @@ undo() {
     done
     wait
     for node in 0 1; do
+        # Slurm's daemon of a step, for one, has left its parent. All that runs in these namespaces was started here.
+        for pid in $(ip netns pids "$name-$node" 2>/dev/null); do
+            kill -KILL "$pid" 2>/dev/null || true
+        done
         ip netns delete "$name-$node" 2>/dev/null || true
         rm -rf "/etc/netns/$name-$node"
     done

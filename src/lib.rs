@@ -80,10 +80,11 @@
 //!
 //! ## Recovery
 //!
-//! After a fault of a port, a path or a queue pair both ends destroy all queue pairs of the connection and make new ones, over the rails
+//! After a fault of a port, a path, a queue pair or a card both ends destroy all queue pairs of the connection and make new ones, over the rails
 //! that both can use then ([`proto::recovery`]). The receiver says which messages have not arrived, and the sender sends those again.
 //! Nothing old can be written any more when anything new begins, so no buffer changes after NCCL has been told that it is complete. What
-//! takes long is done by [`net::control::workers`], whose threads exist only while there is something to recover. For operators:
+//! takes long is done by [`net::control::workers`], whose threads exist only while there is something to recover. A card that is lost is
+//! opened again when it is back: [`net::device::card`] stays, and has another [`net::device::open_device`] from then on. For operators:
 //! docs/failover.md.
 //!
 //! ## Reports of waits
@@ -122,6 +123,7 @@
 //! | what happens after a fault, in which order, and when is it given up? | [`proto::recovery`], [`net::recovery`] |
 //! | which lock is taken first? | [`net::control`] |
 //! | what bounds a connection that NCCL has abandoned during set-up? | [`net::setup`] |
+//! | when is a card that was lost opened again, and who gives up what was made of it before? | [`net::device::card`], `net::recovery::devices` |
 //! | which port of another card is borrowed, and when? | [`net::recovery`], [`net::device::spares`] |
 //! | how are queue pairs connected, and how often is it tried? | [`net::qp::connect`] |
 //! | which memory region serves which memory? | [`net::mr::table`] |
@@ -130,7 +132,7 @@
 //! | which operation are a connection's messages of? | [`net::operations`], `abi::profiler` |
 //! | which ports are one device? | [`net::device::nic`], `abi::devices` |
 //! | how much of a message does a rail carry? | [`proto::stripe`], [`proto::rail_weights`] |
-//! | how large are the queues? | [`net::data::caps`] |
+//! | how large are the queues, and how many receives are posted? | [`net::data::caps`], [`proto::receives`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
 //! | what is counted, and how does another process read it? | [`stats`], docs/stats-file.md |

@@ -195,7 +195,7 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
         worker.barrier()?;
         if rank == 0 {
             let mut deadline = worker.deadline("a send queue that is full");
-            while requests.len() < 127 {
+            while requests.len() < 31 {
                 match begin(requests.len())? {
                     Some(send) => requests.push_back(send),
                     None => deadline.idle()?,

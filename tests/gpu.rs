@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::bench::Bench;
 use common::log::said;
 use common::process::pair;
 use common::setting::setting;
@@ -223,6 +224,38 @@ fn gpu_memory_by_address_arrives() -> Result<()> {
 #[test]
 fn gpu_memory_by_dmabuf_arrives() -> Result<()> {
     arrives("dmabuf", true)
+}
+
+/// NCCL has closed the descriptor by which the memory was registered: it cannot be registered again on a device that has come back.
+#[test]
+fn memory_by_dmabuf_ends_the_connection_when_its_only_device_is_back() -> Result<()> {
+    let setting = require!(setting());
+    require!(no_gpu());
+    let rule = "device-fatal=100ms device=softrnic0 message=20 times=1";
+    pair(&setting.env("SOFTRNIC_GPU", "dmabuf").env("SOFTRNIC_FAULTS", rule), |worker| {
+        let driver = Driver::load();
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        let (transport, (at, _)) = (plugin_transport()?, driver.allocate());
+        // SAFETY: a descriptor of no meaning: the software device goes by the address.
+        let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) };
+        let handle = register(&transport, bench.link.send.raw(), at, Some(fd));
+        // SAFETY: ours.
+        assert_eq!(unsafe { libc::close(fd) }, 0);
+        let error = (0..).find_map(|round| bench.exchange(worker, round, 5000, 5000).err());
+        assert!(matches!(error, Some(Error::Call { code: abi::ncclRemoteError, .. })), "{error:?}");
+        worker.barrier()?;
+        let words = [
+            "softrnic0 is back after a fatal error",
+            "cannot be registered there again",
+            "by a dma-buf that is closed",
+        ];
+        assert!(worker.rank() == 1 || said(&words), "{}", common::log::log());
+        // SAFETY: not used again.
+        let code = unsafe { transport.vtable().deregMr.expect("a slot")(bench.link.send.raw(), handle) };
+        assert_eq!(code, abi::ncclSuccess);
+        worker.barrier()
+    })?;
+    Ok(())
 }
 
 /// Its read of GPU memory is lost, again and again.

@@ -229,8 +229,8 @@ fn a_listener_that_cannot_connect_its_queue_pairs_in_time_does_not_blame_the_pee
 }
 
 #[test]
-fn a_port_that_is_down_is_named() -> Result<()> {
-    over_two_rails(&[], &[], |worker| {
+fn a_port_that_stays_down_is_named() -> Result<()> {
+    over_two_rails(&[("FERRITE_HANDSHAKE_TIMEOUT", "1")], &[], |worker| {
         if worker.rank() == 0 {
             let transport = plugin_transport()?;
             softrnic("port 1/1 down");
@@ -239,7 +239,7 @@ fn a_port_that_is_down_is_named() -> Result<()> {
             while transport.connect(0, &mut handle).is_ok() {
                 deadline.idle()?;
             }
-            assert!(said(&["using softrnic1: the port is down"]), "{}", log());
+            assert!(said(&["using softrnic1: the port is down", "FERRITE_HANDSHAKE_TIMEOUT=1 s"]), "{}", log());
         }
         worker.barrier()
     })

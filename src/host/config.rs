@@ -58,6 +58,8 @@ pub struct Config {
     pub queue_pairs: u8,
     /// Messages are split over all queue pairs.
     pub split: bool,
+    /// Clear-to-sends are inline, where the device can.
+    pub inline_data: bool,
     /// Messages of more bytes have their immediate in a trailing write of its own, under adaptive routing.
     pub ar_threshold: u32,
     /// Whether the fabric may reorder packets. `None`: it may on InfiniBand, and not on Ethernet.
@@ -178,6 +180,7 @@ impl Config {
             ece: reader.flag("NCCL_IB_ECE_ENABLE")?,
             queue_pairs: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.min(MAX_QUEUE_PAIRS) as u8,
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")?,
+            inline_data: reader.flag("NCCL_IB_USE_INLINE")?,
             ar_threshold: match reader.number("NCCL_IB_AR_THRESHOLD")? {
                 n if n < 0 => AR_THRESHOLD as u32,
                 n => n as u32,
@@ -289,6 +292,7 @@ mod tests {
         assert_eq!((config.timeout, config.retry_count, config.queue_pairs, config.ar_threshold), (20, 7, 1, 8192));
         assert_eq!((config.gid_index, config.gid_family, config.roce_version), (None, Family::V4, 2));
         assert!(config.relaxed_ordering && config.flush && !config.split && !config.disabled);
+        assert!(config.inline_data && !with("NCCL_IB_USE_INLINE", "0").expect("valid").inline_data);
     }
 
     #[test]

@@ -99,6 +99,11 @@ pub const VARIABLES: &[Variable] = &[
         "1: a message is cut over all queue pairs, if both ends say so; 0: messages take turns",
     ),
     variable(
+        "NCCL_IB_USE_INLINE",
+        Kind::Number(0, 1, 1),
+        "1: clear-to-sends are sent inline, where the device can; 0: the device reads them from memory",
+    ),
+    variable(
         "NCCL_IB_AR_THRESHOLD",
         Kind::Number(-2, 1 << 30, 8192),
         "bytes above which data and immediate are two writes; -2: 8192",
@@ -121,7 +126,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_RETURN_ASYNC_EVENTS",
         Kind::Number(0, 1, 1),
-        "1: a fatal event of a device ends its connections; 0: it is logged",
+        "1: a fatal event of a device ends its connections that do not recover; 0: it is logged",
     ),
     variable(
         "NCCL_IB_MERGE_NICS",
@@ -221,7 +226,6 @@ pub const VARIABLES: &[Variable] = &[
 
 /// Variables of NCCL's built-in IB transports, up to 2.32, that Ferrite ignores, with the reasons. A `*` stands for any end.
 pub const IGNORED: &[(&str, &str)] = &[
-    ("NCCL_IB_USE_INLINE", "clear-to-sends are always inline"),
     ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
     ("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "messages are always matched by identity"),
     ("NCCL_IB_OOO_RQ", "out-of-order receive queues are not used"),

@@ -28,6 +28,8 @@ pub(super) struct CtsWindow {
     next: u32,
     /// How many have been sent whose message has not arrived.
     outstanding: u32,
+    /// From the oldest one whose message has not arrived, how many there may be.
+    limit: u32,
     /// Whether all that wait are sent at the next opportunity.
     is_urgent: bool,
     empty_polls: u32,
@@ -36,13 +38,26 @@ pub(super) struct CtsWindow {
 impl CtsWindow {
     /// No clear-to-send yet; the first one will have the sequence number 1.
     pub(super) fn new() -> Self {
-        Self { oldest: 1, unsent: 1, next: 1, outstanding: 0, is_urgent: false, empty_polls: 0 }
+        Self {
+            oldest: 1,
+            unsent: 1,
+            next: 1,
+            outstanding: 0,
+            limit: RING_SLOTS as u32,
+            is_urgent: false,
+            empty_polls: 0,
+        }
     }
 
-    /// Whether the ring has space for `count` more: one whose message has not arrived keeps its slot.
+    /// There may be `limit` of them, or as many as the ring has slots for.
+    pub(super) fn set_limit(&mut self, limit: u32) {
+        self.limit = limit.min(RING_SLOTS as u32);
+    }
+
+    /// Whether there may be `count` more: one whose message has not arrived keeps its slot of the ring.
     #[inline(always)]
     pub(super) fn has_space(&self, count: usize) -> bool {
-        self.next.wrapping_sub(self.oldest) as usize + count <= RING_SLOTS
+        self.next.wrapping_sub(self.oldest) as usize + count <= self.limit as usize
     }
 
     /// The sequence number of the next buffer.

@@ -27,9 +27,9 @@
 //! |---|---|
 //! | `cts`, `imm` | the two formats of the data path |
 //! | `send`, `transfer` | the sending end; one message that is to be posted |
-//! | `recv`, `arrival`, `cts_window`, `cts_shadow` | the receiving end; one message that is awaited; which clear-to-sends are sent when; their bytes |
+//! | `recv`, `recv_room`, `arrival`, `cts_window`, `cts_shadow` | the receiving end; how many messages it may expect; one that is awaited; which clear-to-sends are sent when; their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail gets |
-//! | `requests`, `send_queue` | the table of requests; the space in send queues |
+//! | `requests`, `send_queue`, `receives` | the table of requests; the space in send queues; the receives that messages consume |
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
 //! | `explain` | what an operation that does not go on waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
@@ -52,8 +52,10 @@ pub mod imm;
 #[cfg(test)]
 mod malformed_input;
 pub mod rail_weights;
+pub mod receives;
 pub mod recovery;
 pub mod recv;
+mod recv_room;
 pub mod requests;
 pub mod send;
 pub mod send_queue;

@@ -5,6 +5,7 @@ use super::cts::{Cts, CtsWords, KeysByRail, SlotIndex};
 use super::cts_shadow::CtsShadow;
 use super::cts_window::CtsWindow;
 use super::imm::{Imm, LengthCode};
+use super::receives::Receives;
 use super::recovery::rail_mask::RailMask;
 use super::requests::{RequestId, Requests};
 use super::stripe::Striping;
@@ -43,6 +44,7 @@ pub struct RecvFlow {
     /// The message of each slot.
     pub(super) arrivals: Box<[Arrival; RING_SLOTS]>,
     pub(super) window: CtsWindow,
+    pub(super) receives: Receives,
     requests: Requests<RecvRequest>,
     /// The rails of the connection.
     pub(super) all_rails: RailMask,
@@ -53,11 +55,15 @@ pub struct RecvFlow {
 impl RecvFlow {
     /// A flow with nothing posted.
     pub fn new(striping: Striping) -> Self {
+        let receives = Receives::default();
+        let mut window = CtsWindow::new();
+        window.set_limit(receives.most_messages());
         Self {
             striping,
             shadow: CtsShadow::new(striping.rails()),
             arrivals: Box::new([Arrival::new(RequestId::from_bits(0), 0, 0); RING_SLOTS]),
-            window: CtsWindow::new(),
+            window,
+            receives,
             requests: Requests::default(),
             all_rails: striping.rail_numbers(),
             earlier_rails: Vec::new(),
@@ -83,7 +89,7 @@ impl RecvFlow {
         }
         let Some((id, request)) = self.requests.allocate() else { return Ok(None) };
         (request.count, request.pending) = (count as u8, count as u8);
-        let mut large = false;
+        let mut longest = 0;
         for index in 0..count {
             let Buffer { addr, length, rkeys, tag } = match buffer(index) {
                 Ok(buffer) => buffer,
@@ -97,9 +103,12 @@ impl RecvFlow {
             let cts = Cts { addr, length, rkeys: [rkeys.of_rail(0), rkeys.of_rail(1)], tag, seq };
             self.shadow.put(slot, &cts, || [rkeys.of_rail(2), rkeys.of_rail(3)]);
             self.arrivals[slot] = Arrival::new(id, index as u8, length);
-            large |= length > COALESCE_MAX_BYTES;
+            longest = longest.max(length);
         }
-        self.window.push(count, large);
+        self.window.push(count, longest > COALESCE_MAX_BYTES);
+        if longest > Imm::EXPLICIT_LIMIT {
+            self.expect_two_immediates();
+        }
         Ok(Some(id))
     }
 
@@ -317,27 +326,15 @@ mod tests {
     #[test]
     fn the_257th_request_waits() {
         let mut flow = RecvFlow::new(one_qp());
+        while flow.receives.more().is_some() {
+            flow.handle_more_receives();
+        }
         for _ in 0..MAX_REQUESTS {
             assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
         }
         assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None));
         assert!(post(&mut flow, &[]).is_err());
         assert!(post(&mut flow, &[buffer(1); 9]).is_err());
-    }
-
-    #[test]
-    fn a_full_ring_waits_for_the_oldest_message() {
-        let mut flow = RecvFlow::new(one_qp());
-        let groups = RING_SLOTS / MAX_GROUP;
-        let ids: Vec<_> =
-            (0..groups).map(|_| post(&mut flow, &[buffer(1); 8]).expect("valid").expect("space")).collect();
-        while flow.poll_cts(8).is_some() {}
-        assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None));
-        flow.handle_immediate(QpIndex(0), imm(2, LengthCode::Full)).expect("outstanding");
-        assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None), "slot 1 still holds its slot");
-        flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Full)).expect("outstanding");
-        assert!(post(&mut flow, &[buffer(1); 2]).expect("valid").is_some());
-        assert_eq!(flow.poll_done(ids[0]), Ok(None));
     }
 
     #[test]

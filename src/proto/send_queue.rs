@@ -7,18 +7,21 @@
 //! No queue overflows. At most [`MAX_REQUESTS`] messages are outstanding, each with at most one stripe on a queue pair, and a
 //! message stays outstanding until the completions of all its stripes have been polled. So the *first* work requests of all
 //! stripes take at most that many entries of a send queue. The *extra* ones, which most stripes do not have, are counted here
-//! for each queue pair. They get as many entries again less one, which is kept for a probe that may still be outstanding when
-//! messages begin again. [`SEND_QUEUE_DEPTH`] is the sum.
+//! for each queue pair. They get [`EXTRA_WRS`] entries less one, which is kept for a probe that may still be outstanding when
+//! messages begin again. [`SEND_QUEUE_DEPTH`] is the sum. Messages that find no entry wait.
 
 use super::{MAX_QPS, MAX_REQUESTS, QpIndex};
 
 /// Work requests that the send queue of a queue pair has to take.
-pub const SEND_QUEUE_DEPTH: u32 = 2 * MAX_REQUESTS as u32;
+pub const SEND_QUEUE_DEPTH: u32 = MAX_REQUESTS as u32 + EXTRA_WRS;
+/// Entries of a send queue for extra work requests and a probe. Messages that need extra ones have many packets each, so as many
+/// as these keep a path full.
+const EXTRA_WRS: u32 = 64;
 /// Most work requests of one stripe.
 pub const MAX_STRIPE_WRS: usize = 3;
 
 /// Extra work requests that a send queue has space for.
-const MAX_EXTRA_WRS: u16 = SEND_QUEUE_DEPTH as u16 - MAX_REQUESTS as u16 - 1;
+const MAX_EXTRA_WRS: u16 = EXTRA_WRS as u16 - 1;
 
 /// How many extra work requests are outstanding, by queue pair.
 #[derive(Debug)]
@@ -82,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_one_two_and_three_work_requests_fit_256_255_and_127_times() {
-        assert_eq!([0, 1, 2].map(fit), [256, 255, 127]);
+    fn messages_of_one_two_and_three_work_requests_fit_256_63_and_31_times() {
+        assert_eq!([0, 1, 2].map(fit), [256, 63, 31]);
     }
 }

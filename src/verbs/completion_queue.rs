@@ -55,8 +55,6 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // SAFETY: created by us, destroyed once; the queue pairs that use it hold an Arc and are gone.
         let rc = unsafe { (self.context.library.ibv_destroy_cq)(self.raw) };
-        if rc != 0 {
-            log::warn!("ibv_destroy_cq({}) returned {rc}", self.context.name());
-        }
+        self.context.handle_released("ibv_destroy_cq", rc);
     }
 }

@@ -7,8 +7,9 @@ use crate::error::{Error, Result};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::ffi::CStr;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// An open RDMA device.
 ///
@@ -21,8 +22,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub struct Context {
     raw: *mut sys::ibv_context,
     name: String,
+    /// GUID of the device, which it keeps when it is lost and comes back; 0: it has none.
+    guid: u64,
     gid_changes: AtomicU32,
-    has_failed: AtomicBool,
+    /// When it reported that it is lost.
+    failed: OnceLock<Instant>,
     pub(super) library: Arc<Library>,
 }
 
@@ -75,39 +79,30 @@ impl Context {
     pub fn open_all(library: &Arc<Library>) -> Result<(Vec<Arc<Self>>, Vec<Error>)> {
         // SAFETY: the call has no preconditions; a failure of it (no kernel support) matters only to forking programs.
         unsafe { (library.ibv_fork_init)() };
-        let mut count = 0;
-        // SAFETY: `count` is a valid place for the number.
-        let list = create::try_create(|| unsafe { (library.ibv_get_device_list)(&raw mut count) });
-        let list = list.map_err(|error| no_list(error.errno()))?;
         let (mut contexts, mut failures) = (Vec::new(), Vec::new());
-        for i in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: the list has `count` entries.
-            let device = unsafe { *list.add(i) };
-            match Self::open(library, device) {
+        for listed in DeviceList::new(library)?.devices() {
+            match listed.open(library) {
                 Ok(context) => contexts.push(Arc::new(context)),
                 Err(e) => failures.push(e),
             }
         }
-        // SAFETY: the list came from ibv_get_device_list; open contexts keep their devices alive.
-        unsafe { (library.ibv_free_device_list)(list) };
         Ok((contexts, failures))
     }
 
-    fn open(library: &Arc<Library>, device: *mut sys::ibv_device) -> Result<Self> {
-        // SAFETY: the device is of a list that has not been freed.
-        let name = unsafe { (library.ibv_get_device_name)(device) };
-        // SAFETY: a device's name is a C string inside the device.
-        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-        let operation = format_args!("ibv_open_device({name})");
-        // SAFETY: as above.
-        let raw = create::create(operation, 0, || unsafe { (library.ibv_open_device)(device) })?;
-        Ok(Self {
-            raw,
-            name,
-            gid_changes: AtomicU32::new(0),
-            has_failed: AtomicBool::new(false),
-            library: Arc::clone(library),
-        })
+    /// Opens the device as it is in the system now: one that was lost and has come back is another one to libibverbs. It is known by
+    /// its GUID, since two devices may have come back under each other's names.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be opened.
+    pub fn open_again(&self) -> Result<Arc<Self>> {
+        let (library, name) = (&self.library, &self.name);
+        let list = DeviceList::new(library)?;
+        let mut found: Vec<_> = list.devices().filter(|listed| listed.guid == self.guid).collect();
+        // Functions of one card, or devices without a GUID, may have the same.
+        found.sort_by_key(|listed| listed.name != *name);
+        let found = found.first().filter(|listed| self.guid != 0 || listed.name == *name);
+        let absent = || Error::os(format_args!("{name} is not in the list of RDMA devices: opening it"), libc::ENODEV);
+        found.ok_or_else(absent)?.open(library).map(Arc::new)
     }
 
     /// The device's name, such as `mlx5_0`.
@@ -151,9 +146,23 @@ impl Context {
         self.gid_changes.load(Ordering::Acquire)
     }
 
-    /// Whether it has reported that it is lost.
+    /// Whether it has reported that it is lost. It stays so: the device can only be opened again.
     pub fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::Acquire)
+        self.failed_at().is_some()
+    }
+
+    /// When it reported that it is lost.
+    pub fn failed_at(&self) -> Option<Instant> {
+        self.failed.get().copied()
+    }
+
+    /// What was made from it has been given back by `call`, which returned `rc`. A device that is lost may refuse that.
+    pub(super) fn handle_released(&self, call: &str, rc: i32) {
+        match rc {
+            0 => {}
+            _ if self.has_failed() => log::debug!("{call}({}) returned {rc}: the device is lost", self.name),
+            _ => log::warn!("{call}({}) returned {rc}", self.name),
+        }
     }
 
     /// The descriptor that is readable while there is an event to take.
@@ -186,7 +195,7 @@ impl Context {
         let event = raw.decode();
         match event {
             AsyncEvent::GidChange(_) => drop(self.gid_changes.fetch_add(1, Ordering::Release)),
-            AsyncEvent::DeviceFatal => self.has_failed.store(true, Ordering::Release),
+            AsyncEvent::DeviceFatal => drop(self.failed.get_or_init(Instant::now)),
             _ => {}
         }
         Some(UnackedEvent { event, raw, context: self })
@@ -231,9 +240,70 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: opened by us, closed once; everything made from it holds an Arc and is gone.
         let rc = unsafe { (self.library.ibv_close_device)(self.raw) };
-        if rc != 0 {
-            log::warn!("ibv_close_device({}) returned {rc}", self.name);
+        self.handle_released("ibv_close_device", rc);
+        if self.has_failed() {
+            log::debug!("{}: the device that was lost is closed", self.name);
         }
+    }
+}
+
+/// The devices that libibverbs knows.
+struct DeviceList<'a> {
+    raw: *mut *mut sys::ibv_device,
+    count: usize,
+    library: &'a Library,
+}
+
+/// One of them.
+struct ListedDevice<'a> {
+    raw: *mut sys::ibv_device,
+    name: String,
+    guid: u64,
+    _list: &'a DeviceList<'a>,
+}
+
+impl<'a> DeviceList<'a> {
+    /// # Errors
+    /// libibverbs gives no list of devices.
+    fn new(library: &'a Library) -> Result<Self> {
+        let mut count = 0;
+        // SAFETY: `count` is a valid place for the number.
+        let list = create::try_create(|| unsafe { (library.ibv_get_device_list)(&raw mut count) });
+        let raw = list.map_err(|error| no_list(error.errno()))?;
+        Ok(Self { raw, count: usize::try_from(count).unwrap_or(0), library })
+    }
+
+    fn devices(&self) -> impl Iterator<Item = ListedDevice<'_>> {
+        (0..self.count).map(|place| {
+            // SAFETY: the list has so many entries.
+            let raw = unsafe { *self.raw.add(place) };
+            // SAFETY: the device is of a list that has not been freed.
+            let (name, guid) =
+                unsafe { ((self.library.ibv_get_device_name)(raw), (self.library.ibv_get_device_guid)(raw)) };
+            // SAFETY: a device's name is a C string inside the device.
+            let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+            ListedDevice { raw, name, guid, _list: self }
+        })
+    }
+}
+
+impl Drop for DeviceList<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the list came from ibv_get_device_list; open contexts keep their devices alive.
+        unsafe { (self.library.ibv_free_device_list)(self.raw) };
+    }
+}
+
+impl ListedDevice<'_> {
+    /// # Errors
+    /// It cannot be opened.
+    fn open(&self, library: &Arc<Library>) -> Result<Context> {
+        let name = self.name.clone();
+        let operation = format_args!("ibv_open_device({name})");
+        // SAFETY: the device is of a list that has not been freed.
+        let raw = create::create(operation, 0, || unsafe { (library.ibv_open_device)(self.raw) })?;
+        let (gid_changes, failed, library) = (AtomicU32::new(0), OnceLock::new(), Arc::clone(library));
+        Ok(Context { raw, name, guid: self.guid, gid_changes, failed, library })
     }
 }
 

@@ -45,6 +45,7 @@ functions! {
         ibv_get_device_list @ "IBVERBS_1.1": fn(*mut c_int) -> *mut *mut sys::ibv_device;
         ibv_free_device_list @ "IBVERBS_1.1": fn(*mut *mut sys::ibv_device);
         ibv_get_device_name @ "IBVERBS_1.1": fn(*mut sys::ibv_device) -> *const c_char;
+        ibv_get_device_guid @ "IBVERBS_1.1": fn(*mut sys::ibv_device) -> u64;
         ibv_open_device @ "IBVERBS_1.1": fn(*mut sys::ibv_device) -> *mut sys::ibv_context;
         ibv_close_device @ "IBVERBS_1.1": fn(*mut sys::ibv_context) -> c_int;
         ibv_get_async_event @ "IBVERBS_1.1": fn(*mut sys::ibv_context, *mut super::raw::RawAsyncEvent) -> c_int;

@@ -54,9 +54,7 @@ impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: allocated by us, released once; everything made from it holds an Arc and is gone.
         let rc = unsafe { (self.context.library.ibv_dealloc_pd)(self.raw) };
-        if rc != 0 {
-            log::warn!("ibv_dealloc_pd({}) returned {rc}", self.context.name());
-        }
+        self.context.handle_released("ibv_dealloc_pd", rc);
     }
 }
 
@@ -142,6 +140,11 @@ impl MemoryRegion {
         Arc::ptr_eq(&self.domain, domain)
     }
 
+    /// Whether its device is lost.
+    pub fn is_lost(&self) -> bool {
+        self.domain.context.has_failed()
+    }
+
     /// Key for local work requests.
     pub fn lkey(&self) -> u32 {
         self.lkey
@@ -157,8 +160,6 @@ impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: registered by us, released once.
         let rc = unsafe { (self.domain.context.library.ibv_dereg_mr)(self.raw) };
-        if rc != 0 {
-            log::warn!("ibv_dereg_mr({}) returned {rc}", self.domain.context.name());
-        }
+        self.domain.context.handle_released("ibv_dereg_mr", rc);
     }
 }

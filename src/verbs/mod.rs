@@ -9,6 +9,7 @@
 //! | [`shared`] | registered memory that a peer writes |
 //! | [`staging`] | registered memory that writes are sent from where a device has no inline data |
 //! | [`completion_queue`], [`queue_pair`] | the queues |
+//! | [`qp_ex`] | creating a queue pair for certain operations only |
 //! | [`path`] | from INIT to RTS |
 //! | [`work`] | work requests: posting them, polling their completions |
 //! | [`status`] | why a work request failed |
@@ -25,6 +26,7 @@ mod memlock;
 pub mod memory;
 pub mod path;
 pub mod port;
+pub mod qp_ex;
 pub mod queue_pair;
 mod raw;
 mod recv_chain;

@@ -3,6 +3,7 @@
 use super::completion_queue::CompletionQueue;
 use super::create::{self, CreateError};
 use super::memory::ProtectionDomain;
+use super::qp_ex::{self, Operations};
 use super::recv_chain::RecvChain;
 use super::sys;
 use crate::error::{Error, Result};
@@ -31,6 +32,8 @@ pub struct QpCaps {
     pub max_recv_wr: u32,
     /// Bytes of inline data that are wanted. The device may grant fewer.
     pub max_inline_data: u32,
+    /// What is posted to the send queue. Some drivers make its entries only as large as that needs.
+    pub operations: Operations,
 }
 
 /// What the peer may do with this end's memory over a queue pair.
@@ -101,7 +104,7 @@ impl ResetQueuePair {
     /// The device has no more queue pairs, or refuses these capacities.
     pub fn new(domain: &Arc<ProtectionDomain>, queue: &Arc<CompletionQueue>, caps: QpCaps) -> Result<Self> {
         let (raw, inline_bytes) = create_qp(domain, queue, caps).map_err(|error| {
-            let QpCaps { max_send_wr: send, max_recv_wr: recv, max_inline_data } = caps;
+            let QpCaps { max_send_wr: send, max_recv_wr: recv, max_inline_data, .. } = caps;
             let name = domain.context.name();
             let bytes = u64::from(send) * (SEND_BYTES + u64::from(max_inline_data)) + u64::from(recv) * RECEIVE_BYTES;
             error.explain(format_args!("ibv_create_qp({name}, {send} send and {recv} receive work requests)"), bytes)
@@ -203,9 +206,7 @@ impl Drop for RawQueuePair {
     fn drop(&mut self) {
         // SAFETY: created by us, destroyed once, before the queue and the domain it holds.
         let rc = unsafe { (self.domain.context.library.ibv_destroy_qp)(self.raw) };
-        if rc != 0 {
-            log::warn!("ibv_destroy_qp({}) returned {rc}", self.domain.context.name());
-        }
+        self.domain.context.handle_released("ibv_destroy_qp", rc);
     }
 }
 
@@ -231,25 +232,31 @@ fn create_with(
     queue: &CompletionQueue,
     caps: QpCaps,
 ) -> std::result::Result<(*mut sys::ibv_qp, u32), CreateError> {
+    let cap = sys::ibv_qp_cap {
+        max_send_wr: caps.max_send_wr,
+        max_recv_wr: caps.max_recv_wr,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: caps.max_inline_data,
+    };
+    // Some drivers write back what they have granted, which may be less; many grant more.
+    let granted = |raw, cap: sys::ibv_qp_cap| (raw, cap.max_inline_data.min(caps.max_inline_data));
+    // What a driver refuses here, for whatever reason, it is asked for in the older way.
+    if let Some((raw, cap)) = qp_ex::create(domain, queue, cap, caps.operations) {
+        return Ok(granted(raw, cap));
+    }
     let mut attr = sys::ibv_qp_init_attr {
         qp_context: std::ptr::null_mut(),
         send_cq: queue.raw,
         recv_cq: queue.raw,
         srq: std::ptr::null_mut(),
-        cap: sys::ibv_qp_cap {
-            max_send_wr: caps.max_send_wr,
-            max_recv_wr: caps.max_recv_wr,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: caps.max_inline_data,
-        },
+        cap,
         qp_type: sys::ibv_qp_type::IBV_QPT_RC,
         sq_sig_all: 0,
     };
     // SAFETY: the domain and the queue are live and of one context.
     let raw = create::try_create(|| unsafe { (domain.context.library.ibv_create_qp)(domain.raw(), &raw mut attr) })?;
-    // Some drivers write back what they have granted, which may be less; many grant more.
-    Ok((raw, attr.cap.max_inline_data.min(caps.max_inline_data)))
+    Ok(granted(raw, attr.cap))
 }
 
 pub(super) fn zeroed_attributes() -> sys::ibv_qp_attr {

@@ -1,6 +1,7 @@
 //! Structs of libibverbs that the binding lacks, or has as they were in an older version.
 
 use super::sys;
+use libc::c_void;
 use std::mem::offset_of;
 
 /// `struct ibv_async_event`, with the event type as a plain number: a newer library may report a type that no enum has.
@@ -57,6 +58,37 @@ pub struct Ece {
     pub comp_mask: u32,
 }
 
+/// `struct ibv_qp_init_attr_ex` of rdma-core 24 and later.
+#[repr(C)]
+pub struct QpInitAttrEx {
+    qp_context: *mut c_void,
+    pub(super) send_cq: *mut sys::ibv_cq,
+    pub(super) recv_cq: *mut sys::ibv_cq,
+    srq: *mut c_void,
+    pub(super) cap: sys::ibv_qp_cap,
+    pub(super) qp_type: sys::ibv_qp_type::Type,
+    sq_sig_all: i32,
+    pub(super) comp_mask: u32,
+    pub(super) pd: *mut sys::ibv_pd,
+    xrcd: *mut c_void,
+    create_flags: u32,
+    max_tso_header: u16,
+    rwq_ind_tbl: *mut c_void,
+    rx_hash_conf: [u64; 3],
+    source_qpn: u32,
+    /// Operations, if [`Self::comp_mask`] says so.
+    pub(super) send_ops_flags: u64,
+}
+
+impl Default for QpInitAttrEx {
+    fn default() -> Self {
+        // SAFETY: a struct of numbers and pointers, for which zero is valid.
+        unsafe { std::mem::zeroed() }
+    }
+}
+
+const _: () = assert!(offset_of!(QpInitAttrEx, pd) == 64 && offset_of!(QpInitAttrEx, send_ops_flags) == 128);
+const _: () = assert!(size_of::<QpInitAttrEx>() == 136);
 const _: () = assert!(size_of::<RawAsyncEvent>() == size_of::<sys::ibv_async_event>());
 const _: () = assert!(size_of::<RawGidEntry>() == size_of::<sys::ibv_gid_entry>());
 const _: () = assert!(offset_of!(RawPort, flags) == offset_of!(sys::ibv_port_attr, flags));

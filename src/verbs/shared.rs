@@ -75,6 +75,8 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         let place = match known {
             Some(place) => place,
             None => {
+                // Those of devices that are lost serve nobody any more, and keep them open.
+                self.regions.retain(|region| !region.is_lost());
                 let Mapping { base, bytes, .. } = self.memory;
                 // SAFETY: the mapping is ours and outlives the regions by the order of the fields. No relaxed ordering here: the
                 // sequence number must not overtake the rest of its record.

@@ -1,8 +1,9 @@
 //! Ports that go down and come back.
 
-use crate::fabric::{Fabric, all_arrives, applied, end, exchange_until, run};
+use crate::fabric::{Fabric, all_arrives, applied, end, exchange_until, run, set_port};
 use crate::stream::{LONG, SHORT, Shape, Stream};
 use ferrite::error::Result;
+use std::time::Duration;
 
 /// Messages each way: more than twice as many as are on their way when the port falls.
 const MESSAGES: usize = 300;
@@ -53,8 +54,27 @@ fn all_arrives_if_a_port_falls_for_2_s() -> Result<()> {
 /// Longer than the 30 s that a device's retries last as they are set by default; scripts/nightly.sh runs it.
 #[test]
 fn all_arrives_if_both_ports_fall_for_half_a_minute() -> Result<()> {
-    let rules = "port-down=35s device=softrnic0 message=60 times=1; port-down=30s device=softrnic1 message=60 times=1";
-    over_one_rail(rules, SHORT)
+    run(Fabric::OneRail, &[], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 20)?;
+        worker.begin("messages while both ports are down")?;
+        worker.barrier()?;
+        let ports = (worker.rank() == 0).then(|| {
+            ["softrnic0/1", "softrnic1/1"].iter().for_each(|port| set_port(port, "down"));
+            std::thread::spawn(|| {
+                for (port, seconds) in [("softrnic1/1", 31), ("softrnic0/1", 4)] {
+                    std::thread::sleep(Duration::from_secs(seconds));
+                    set_port(port, "up");
+                }
+            })
+        });
+        worker.barrier()?;
+        stream.exchange(worker, MESSAGES)?;
+        if let Some(ports) = ports {
+            ports.join().expect("no panic");
+        }
+        end(worker, stream)
+    })
 }
 
 /// Clear-to-sends are held back while a receiver posts many at a time: those that have not been written come by the account.

@@ -84,7 +84,7 @@ fn carried_by_rail_1(worker: &mut WorkerCtx, stream: &mut Stream) -> Result<[u64
 }
 
 /// Messages both ways until rail 1 has carried as much each way as `is_enough` wants.
-fn until_rail_1(
+pub(crate) fn until_rail_1(
     worker: &mut WorkerCtx,
     stream: &mut Stream,
     what: &'static str,

@@ -7,7 +7,9 @@ use crate::fabric::{end, exchange_until, inject_only, recoveries, sent, set_port
 use crate::stream::{LONG, SHORT, Shape, Stream};
 use ferrite::error::Result;
 use ferrite::pair::WorkerCtx;
+use std::time::Duration;
 use testkit::require;
+use testkit::wait::wait_until;
 
 /// Runs `body` in two processes, each of which has two cards with a port. The connection of rank 0 is set up over softrnic0, and
 /// softrnic2 is its spare; that of rank 1 over softrnic3, and its spare is softrnic1.
@@ -118,7 +120,7 @@ fn a_connection_waits_if_its_borrowed_port_falls_too() -> Result<()> {
         if worker.rank() == 0 {
             set_port("softrnic2/1", "down");
             std::thread::spawn(|| {
-                std::thread::sleep(std::time::Duration::from_millis(300));
+                std::thread::sleep(Duration::from_millis(300));
                 set_port("softrnic0/1", "up");
             });
         }
@@ -182,6 +184,33 @@ fn a_connection_goes_back_to_its_own_port_with_memory_that_was_registered_meanwh
         until_own(worker, &mut stream)?;
         until_borrowed(worker, &mut stream)?;
         assert!(recoveries() >= 1, "{}", log());
+        end(worker, stream)
+    })
+}
+
+/// A port is given back because it falls too, and borrowed again when it is active: the connection has used no other one in between.
+#[test]
+fn memory_that_is_registered_between_two_loans_of_a_port_can_be_used_over_it() -> Result<()> {
+    run("", &[], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        until_borrowed(worker, &mut stream)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            let fences = || ferrite::nccl::debug_log::lines().iter().filter(|line| line.contains("Fence")).count();
+            let before = fences();
+            set_port("softrnic2/1", "down");
+            // The sender and the receiver of this rank.
+            wait_until("the end of the queue pairs", || fences() >= before + 2);
+            // The port is given back right after that.
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        worker.barrier()?;
+        let mut stream = stream.with_new_memory()?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            set_port("softrnic2/1", "up");
+        }
+        stream.exchange(worker, 100)?;
         end(worker, stream)
     })
 }

@@ -100,6 +100,19 @@ impl Stream {
         Ok(())
     }
 
+    /// Messages until this is so; then those that are under way are forgotten.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub(crate) fn exchange_until(&self, worker: &WorkerCtx, mut is_so: impl FnMut() -> bool) -> Result<()> {
+        let mut deadline = worker.deadline("messages both ways until something happens");
+        let (mut out, mut into) = (Direction::NEW, Direction::NEW);
+        while !is_so() {
+            self.advance(worker, usize::MAX, &mut out, &mut into, &mut deadline)?;
+        }
+        Ok(())
+    }
+
     /// `count` messages each way over each of `streams`, over all of them at once.
     ///
     /// # Errors

@@ -7,13 +7,15 @@ use super::port_listeners::{PortEvent, PortListener, PortListeners};
 use super::weak_registry::WeakRegistry;
 use crate::error::Result;
 use crate::verbs::context::{AsyncEvent, Context};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The events of one device, and its connections.
 #[derive(Debug)]
 pub struct DeviceEvents {
-    context: Arc<Context>,
+    /// The device's name.
+    name: String,
+    /// The device as it was opened last.
+    context: Mutex<Arc<Context>>,
     /// Whether a fatal event ends the connections.
     ends_connections: bool,
     /// The connections that a fatal event ends.
@@ -33,7 +35,8 @@ impl DeviceEvents {
         context.make_events_nonblocking()?;
         let peers = Mutex::new(WeakRegistry::new(0));
         Ok(Self {
-            context: Arc::clone(context),
+            name: context.name().to_owned(),
+            context: Mutex::new(Arc::clone(context)),
             ends_connections,
             peers,
             owners: Mutex::default(),
@@ -44,7 +47,21 @@ impl DeviceEvents {
 
     /// The device's name.
     pub fn device(&self) -> &str {
-        self.context.name()
+        &self.name
+    }
+
+    /// The device was lost and is open again as `context`, whose events are taken from now on. Returns the lost one.
+    ///
+    /// # Errors
+    /// The descriptor of the events cannot be made non-blocking.
+    pub fn replace(&self, context: &Arc<Context>) -> Result<Arc<Context>> {
+        context.make_events_nonblocking()?;
+        Ok(std::mem::replace(&mut *lock(&self.context), Arc::clone(context)))
+    }
+
+    /// The device is open again: all that depends on its ports has a look at them.
+    pub fn tell_of_return(&self) {
+        self.listeners.tell_all(PortEvent::Active);
     }
 
     /// From now on `listener` receives the events of `port`, as long as it lives.
@@ -65,7 +82,8 @@ impl DeviceEvents {
     /// Heeds all events that there are. Whether a port has come up.
     pub fn handle(&self) -> bool {
         let mut has_come_up = false;
-        while let Some(occurrence) = self.context.next_event() {
+        let context = Arc::clone(&lock(&self.context));
+        while let Some(occurrence) = context.next_event() {
             let event = occurrence.event.clone();
             let owner = match event {
                 AsyncEvent::CompletionQueueError(queue) => lock(&self.owners).of(queue),
@@ -80,7 +98,7 @@ impl DeviceEvents {
     }
 
     fn handle_event(&self, event: AsyncEvent, owner: CqOwner<PeerState>) {
-        let name = self.context.name();
+        let name = &self.name;
         match event {
             AsyncEvent::PortActive(port) => {
                 log::info!("{name}:{port} is up");
@@ -154,12 +172,6 @@ impl DeviceEvents {
         for peer in peers {
             peer.handle_device_failure(reason);
         }
-    }
-}
-
-impl AsFd for DeviceEvents {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.context.event_fd()
     }
 }
 

@@ -71,12 +71,30 @@ impl Watcher {
         // What has come while nobody watched: who finds the card watched relies on it that all changes are counted.
         shared.events.handle();
         shared.epoll.add(&shared.wake.fd, WAKE, Trigger::Edge)?;
-        shared.epoll.add(&shared.events, DEVICE, Trigger::Edge)?;
+        shared.epoll.add(context.event_fd(), DEVICE, Trigger::Edge)?;
         let run = Arc::clone(&shared);
         let name = format!("ferrite-{}", context.name()).chars().take(15).collect();
         let thread = without_signals(|| std::thread::Builder::new().name(name).spawn(move || run.run()));
         let thread = thread.map_err(|e| Error::io("starting the watcher thread", &e))?;
         Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// The device was lost and is open again as `context`, whose events are taken from now on.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it.
+    pub fn watch_device(&self, context: &Arc<Context>) -> Result<()> {
+        if self.shared.is_inherited() {
+            return Ok(());
+        }
+        let lost = self.shared.events.replace(context)?;
+        self.shared.epoll.remove(lost.event_fd());
+        self.shared.epoll.add(context.event_fd(), DEVICE, Trigger::Edge)
+    }
+
+    /// The device is open again: all that depends on its ports has a look at them.
+    pub fn tell_of_return(&self) {
+        self.shared.events.tell_of_return();
     }
 
     /// From now on `listener` receives the events of the card's port of this number, as long as it lives.

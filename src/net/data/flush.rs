@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::net::device::conn_memory::ConnMemory;
+use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::Rail;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::connect::{path_to, with_hint};
@@ -17,6 +18,7 @@ use crate::proto::requests::{RequestId, Requests};
 use crate::proto::{MAX_RAILS, MAX_REQUESTS, Violation};
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::path::Path;
+use crate::verbs::qp_ex::Operations;
 use crate::verbs::queue_pair::{QpCaps, QueuePair, RemoteAccess};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
@@ -25,7 +27,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Room for a read of every outstanding flush, so that the send queue never overflows.
-const FLUSH_QP_CAPS: QpCaps = QpCaps { max_send_wr: MAX_REQUESTS as u32, max_recv_wr: 1, max_inline_data: 0 };
+const FLUSH_QP_CAPS: QpCaps =
+    QpCaps { max_send_wr: MAX_REQUESTS as u32, max_recv_wr: 1, max_inline_data: 0, operations: Operations::READ };
 
 /// The flushes of one receiver.
 #[derive(Debug, Default)]
@@ -53,6 +56,7 @@ struct Flush {
 #[derive(Debug)]
 struct FlushRail {
     port: Arc<Rail>,
+    device: Arc<OpenDevice>,
     qp: QueuePair,
     queue: Arc<CompletionQueue>,
     landing: SharedRing<8, 1>,
@@ -102,7 +106,7 @@ impl Flushes {
     /// The flush has failed.
     pub fn test<'a>(
         &mut self,
-        ports: impl Iterator<Item = (u8, &'a Arc<Rail>)>,
+        ports: impl Iterator<Item = (u8, &'a Arc<Rail>, Arc<OpenDevice>)>,
         memory: &ConnMemory,
         id: RequestId,
         in_use: Option<RailMask>,
@@ -162,14 +166,15 @@ impl Flushes {
         }
     }
 
-    /// The connection uses `ports` from now on, each with the number of its rail. Reads over other ports than these have failed.
-    pub fn handle_ports<'a>(&mut self, ports: impl Iterator<Item = (u8, &'a Arc<Rail>)>) {
-        for (number, port) in ports {
+    /// The connection's rails are on `devices` from now on, each with the number of its rail. Reads over other devices than these, and
+    /// over lost ones, have failed.
+    pub fn handle_devices<'a>(&mut self, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) {
+        let mut is_left = self.rails.each_ref().map(|on| on.as_ref().is_some_and(|on| on.device.is_lost()));
+        for (number, device) in devices {
             let number = usize::from(number) % MAX_RAILS;
-            if self.rails[number].as_ref().is_some_and(|on| !Arc::ptr_eq(&on.port, port)) {
-                self.handle_failure(number);
-            }
+            is_left[number] |= self.rails[number].as_ref().is_some_and(|on| !Arc::ptr_eq(&on.device, device));
         }
+        (0..MAX_RAILS).filter(|number| is_left[*number]).for_each(|number| self.handle_failure(number));
     }
 
     /// A read over rail `number` has failed: so have all that are under way there.
@@ -206,20 +211,20 @@ impl Flushes {
     /// A port is down, its device has no more queues or memory regions, or a read cannot be posted.
     fn post_reads<'a>(
         &mut self,
-        ports: impl Iterator<Item = (u8, &'a Arc<Rail>)>,
+        ports: impl Iterator<Item = (u8, &'a Arc<Rail>, Arc<OpenDevice>)>,
         rails: RailMask,
         id: RequestId,
     ) -> Result<bool> {
         let Self { rails: known, requests, .. } = self;
         let Some(flush) = requests.get_mut(id) else { return Ok(true) };
-        for (number, port) in ports.filter(|(number, _)| rails.contains(*number)) {
+        for (number, port, device) in ports.filter(|(number, ..)| rails.contains(*number)) {
             if flush.waiting & 1 << number != 0 {
                 continue;
             }
             let place = &mut known[usize::from(number)];
             let on = match place {
                 Some(on) => on,
-                None => place.insert(FlushRail::new(port)?),
+                None => place.insert(FlushRail::new(port, device)?),
             };
             let local = Sge { addr: on.landing.addr(), length: 1, lkey: on.lkey };
             let target = Target { addr: flush.addr, rkey: flush.rkeys[usize::from(number)] };
@@ -231,17 +236,17 @@ impl Flushes {
 }
 
 impl FlushRail {
-    fn new(port: &Arc<Rail>) -> Result<Self> {
+    fn new(port: &Arc<Rail>, device: Arc<OpenDevice>) -> Result<Self> {
         let rail = &**port;
         let address = rail.local_address()?;
-        let queue = CompletionQueue::new(&rail.card.context, FLUSH_QP_CAPS.max_send_wr + FLUSH_QP_CAPS.max_recv_wr)?;
-        let init = create_qp(rail, &queue, FLUSH_QP_CAPS, RemoteAccess::Read)?;
+        let queue = CompletionQueue::new(&device.context, FLUSH_QP_CAPS.max_send_wr + FLUSH_QP_CAPS.max_recv_wr)?;
+        let init = create_qp(rail, &device, &queue, FLUSH_QP_CAPS, RemoteAccess::Read)?;
         let priority = Priority::of_sender(&rail.config, None);
         let path = path_to(rail, &address, &address.gid.gid, address.port.lid, priority)?;
         let path = Path { dest_qpn: init.number(), ..path };
         let mut landing = SharedRing::new(1)?;
-        let lkey = landing.lkey(&rail.card.domain)?;
+        let lkey = landing.lkey(&device.domain)?;
         let qp = init.connect(&path, WrId::Receive { qp: 0 }.to_bits()).map_err(with_hint)?;
-        Ok(Self { port: Arc::clone(port), qp, queue, landing, lkey })
+        Ok(Self { port: Arc::clone(port), device, qp, queue, landing, lkey })
     }
 }

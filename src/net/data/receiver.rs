@@ -1,6 +1,5 @@
 //! A receive communicator: takes buffers, sends clear-to-sends, polls completions.
 
-use super::caps::RECEIVER_QP_CAPS;
 use super::cts_sender::CtsSender;
 use super::exclusive_cell::ExclusiveCell;
 use super::flush::Flushes;
@@ -81,12 +80,12 @@ impl RecvPath {
     /// Posts receives on connected queue pairs, so that the peer may send.
     ///
     /// # Errors
-    /// The device refuses the receives; or it has too little inline data for clear-to-sends, and memory for them cannot be
-    /// registered.
+    /// The device refuses the receives; or clear-to-sends can neither be inline nor in registered memory.
     pub fn new(mut qps: QpSet, ring: Ring, terms: &Negotiated, stats: ConnStats) -> Result<Self> {
-        post_receives(&mut qps)?;
+        let flow = RecvFlow::new(terms.striping);
+        qps.keep_receives(flow.receives())?;
         Ok(Self {
-            flow: RecvFlow::new(terms.striping),
+            flow,
             cts_sender: CtsSender::new(&qps, ring, terms.slot_bytes())?,
             is_plain: !qps.are_on_several_rails(),
             qps,
@@ -101,14 +100,6 @@ impl RecvPath {
     }
 }
 
-/// Posts as many receives as the queue pairs take.
-///
-/// # Errors
-/// The device refuses.
-pub(super) fn post_receives(qps: &mut QpSet) -> Result<()> {
-    qps.qps.iter_mut().try_for_each(|connected| connected.post_receives(RECEIVER_QP_CAPS.max_recv_wr))
-}
-
 impl RecvComm {
     /// A receiver on `terms`.
     pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, mut path: RecvPath, terms: &Negotiated) -> Self {
@@ -116,7 +107,7 @@ impl RecvComm {
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
         path.recovery = recovery.clone();
         path.stall = Stall::new(nic.config.stall_ms);
-        let (memory, labels) = (ConnMemory::new(&nic), Labels::of(&path.stats));
+        let (memory, labels) = (ConnMemory::new(&nic, path.qps.devices()), Labels::of(&path.stats));
         Self { path: ExclusiveCell::new(path), peer, nic, memory, labels, recovery }
     }
 
@@ -138,7 +129,7 @@ impl RecvComm {
     ) -> Result<Option<RequestId>> {
         // Nearly all groups have one member. For them the count is a constant to the compiler.
         if count == 1 {
-            return self.path.enter(|path| path.receive(1, expected, &self.peer));
+            return self.path.enter(|path| path.receive(1, &expected, &self.peer));
         }
         self.irecv_group(count, expected)
     }
@@ -149,7 +140,7 @@ impl RecvComm {
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>>,
     ) -> Result<Option<RequestId>> {
-        self.path.enter(|path| path.receive(count, expected, &self.peer))
+        self.path.enter(|path| path.receive(count, &expected, &self.peer))
     }
 
     /// Calls `done` with the number of bytes of each message, once the request is complete.
@@ -234,7 +225,7 @@ impl RecvComm {
             let result = match &mut path.flushes {
                 // A peer that has gone during a recovery leaves no queue pairs: the reads go over the device's own ports.
                 Some(flushes) if path.qps.rails.is_empty() => {
-                    flushes.test((0..).zip(&self.nic.rails), &self.memory, id, in_use)
+                    flushes.test(self.nic.own_ports(), &self.memory, id, in_use)
                 }
                 Some(flushes) => flushes.test(path.qps.ports(), &self.memory, id, in_use),
                 None => Err(Error::internal("a flush is tested that was not begun")),
@@ -264,7 +255,7 @@ impl RecvPath {
     fn receive<'a>(
         &mut self,
         count: usize,
-        expected: impl Fn(usize) -> Result<Expected<'a>>,
+        expected: &impl Fn(usize) -> Result<Expected<'a>>,
         peer: &Arc<PeerState>,
     ) -> Result<Option<RequestId>> {
         if !peer.state().is_open() && !self.check_peer(peer)? {
@@ -275,7 +266,7 @@ impl RecvPath {
             memory.require("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         })?;
-        let Some(id) = posted else { return self.receive_later(peer) };
+        let Some(id) = posted else { return self.receive_later(count, expected, peer) };
         if self.stats.handle_begun(count) {
             return self.handle_due(peer, id, expected(0)?.tag).map(|()| Some(id));
         }
@@ -285,10 +276,22 @@ impl RecvPath {
         Ok(Some(id))
     }
 
-    /// Too many receives are outstanding.
+    /// Too many receives are outstanding. If what they lack is receive work requests, more of these are posted.
     #[inline(never)]
-    fn receive_later(&mut self, peer: &Arc<PeerState>) -> Result<Option<RequestId>> {
-        self.send_cts().or_else(|e| self.handle_failure(peer, e)).map(|()| None)
+    fn receive_later<'a>(
+        &mut self,
+        count: usize,
+        expected: &impl Fn(usize) -> Result<Expected<'a>>,
+        peer: &Arc<PeerState>,
+    ) -> Result<Option<RequestId>> {
+        let Some(more) = self.flow.more_receives(count) else {
+            return self.send_cts().or_else(|e| self.handle_failure(peer, e)).map(|()| None);
+        };
+        if let Err(e) = self.qps.keep_receives(more) {
+            return self.handle_failure(peer, e).map(|()| None);
+        }
+        self.flow.handle_more_receives();
+        self.receive(count, expected, peer)
     }
 
     #[inline(always)]
@@ -373,7 +376,7 @@ fn handle(
         WrId::Receive { qp } => {
             flow.handle_immediate(proto::QpIndex(qp), Imm::from_bits(completion.imm()))?;
             let Some(qp) = qps.get_mut(usize::from(qp)) else { return Err(no_such_qp()) };
-            qp.handle_receive(RECEIVER_QP_CAPS.max_recv_wr)
+            qp.handle_receive()
         }
         WrId::Cts { qp } => {
             cts_sender.handle_completion(qp);

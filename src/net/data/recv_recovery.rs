@@ -3,15 +3,13 @@
 use super::caps::RECEIVER_QP_CAPS;
 use super::cts_sender::CtsSender;
 use super::mode::Mode;
-use super::receiver::{RecvComm, RecvPath, post_receives};
+use super::receiver::{RecvComm, RecvPath};
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::conn_memory::ConnMemory;
-use crate::net::device::rail::Rail;
 use crate::net::qp::fence::Drained;
-use crate::net::qp::set::QpSet;
+use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::net::recovery::end::End;
-use crate::proto::endpoint::Endpoint;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
@@ -28,7 +26,7 @@ impl End for RecvComm {
         &self.memory
     }
 
-    fn describe(&self, _ports: &[(u8, Arc<Rail>)], _endpoint: &mut Endpoint) -> Result<()> {
+    fn describe(&self, _qps: &mut InitQpSet) -> Result<()> {
         Ok(())
     }
 
@@ -59,18 +57,20 @@ impl End for RecvComm {
     }
 
     fn prepare(&self, qps: &mut QpSet) -> Result<()> {
-        post_receives(qps)
+        // No receive is accepted while the connection recovers, so this stays what the messages need.
+        let receives = self.path.visit(|path| Ok(path.flow.receives()))?;
+        qps.keep_receives(receives)
     }
 
     fn resume(&self, qps: QpSet, _weights: RailWeights, _account: Option<&Account>) -> Result<Option<Account>> {
         let (ring, slot_bytes) = self.path.visit(|path| Ok(path.ring))?;
         let cts_sender = CtsSender::new(&qps, ring, slot_bytes)?;
         self.path.visit(|path| {
-            if self.memory.use_ports(qps.ports()) {
+            if self.memory.use_devices(qps.devices()) {
                 path.flow.renew_keys(|addr, length| self.memory.rkeys_at(addr, length));
             }
             let account = path.flow.account(qps.striping);
-            path.flushes.iter_mut().for_each(|flushes| flushes.handle_ports(qps.ports()));
+            path.flushes.iter_mut().for_each(|flushes| flushes.handle_devices(qps.devices()));
             qps.tell(&path.stats);
             path.stats.handle_recovery();
             path.qps = qps;

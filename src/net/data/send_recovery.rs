@@ -5,30 +5,22 @@ use super::mode::Mode;
 use super::sender::{OtherWork, SendComm, SendPath};
 use crate::error::{Error, Result};
 use crate::net::device::conn_memory::ConnMemory;
-use crate::net::device::rail::Rail;
 use crate::net::qp::fence::Drained;
-use crate::net::qp::set::QpSet;
+use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::net::recovery::end::End;
 use crate::proto::Violation;
-use crate::proto::endpoint::Endpoint;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::sender::Unapplied;
 use crate::verbs::queue_pair::QpCaps;
-use std::sync::Arc;
 
 impl End for SendComm {
     fn memory(&self) -> &ConnMemory {
         &self.memory
     }
 
-    fn describe(&self, ports: &[(u8, Arc<Rail>)], endpoint: &mut Endpoint) -> Result<()> {
-        self.path.visit(|path| {
-            endpoint.rails.iter_mut().zip(ports).try_for_each(|(end, (_, port))| {
-                end.ring_key = path.ring.rkey(&port.card.domain)?;
-                Ok(())
-            })
-        })
+    fn describe(&self, qps: &mut InitQpSet) -> Result<()> {
+        self.path.visit(|path| qps.describe_ring(&mut path.ring))
     }
 
     fn caps(&self) -> QpCaps {
@@ -61,7 +53,7 @@ impl End for SendComm {
         let account = account.ok_or_else(|| Error::internal("a sender goes on without an account"))?;
         self.path.visit(|path| {
             path.flow.apply_account(account, qps.striping, weights).map_err(|why| unapplied(&why))?;
-            path.memory.use_ports(qps.ports());
+            path.memory.use_devices(qps.devices());
             qps.tell(&path.stats);
             path.stats.handle_recovery();
             path.qps = qps;

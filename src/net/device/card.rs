@@ -1,34 +1,47 @@
 //! An RDMA card, or a PCI function of one: what libibverbs opens as one device.
 
 use super::gdr::Gdr;
-use crate::error::Result;
+use super::open_device::OpenDevice;
+use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::sysfs;
 use crate::net::control::watcher::Watcher;
-use crate::net::mr::cache::MrCache;
 use crate::verbs::context::{Context, DeviceAttributes};
-use crate::verbs::memory::ProtectionDomain;
 use once_cell::sync::OnceCell;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
-/// An open RDMA device with what its ports share.
+/// An RDMA device, and what its ports share. It stays when the device is lost and opened again.
 #[derive(Debug)]
 pub struct Card {
     // Declared first: its thread stops before the device is closed.
     watcher: OnceCell<Watcher>,
-    /// Memory regions.
-    pub regions: MrCache,
-    /// The protection domain of all objects on the card.
-    pub domain: Arc<ProtectionDomain>,
-    /// The open device.
-    pub context: Arc<Context>,
+    /// The device as it was opened last.
+    device: Mutex<Arc<OpenDevice>>,
+    reopening: Mutex<Reopening>,
+    /// The device's name, such as `mlx5_0`.
+    pub name: String,
     attributes: DeviceAttributes,
     peer_memory: bool,
     dmabuf: bool,
     fail_on_async_error: bool,
+    relaxed_ordering: bool,
     pci_path: Option<String>,
     is_virtual: bool,
 }
+
+/// The attempts to open a device again that is lost.
+#[derive(Debug, Default)]
+struct Reopening {
+    /// When it may be tried again.
+    next: Option<Instant>,
+    /// Why the last attempt has failed.
+    error: Option<Error>,
+}
+
+/// The time from one attempt to the next is a tenth of the time that the device has been lost, within these limits.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl Card {
     /// The card of `context`.
@@ -36,19 +49,88 @@ impl Card {
     /// # Errors
     /// A query fails, or the device has no more protection domains.
     pub fn open(context: &Arc<Context>, config: &Config, gdr: &Gdr) -> Result<Arc<Self>> {
-        let domain = ProtectionDomain::new(context)?;
+        let device = OpenDevice::new(Arc::clone(context), config.relaxed_ordering)?;
         Ok(Arc::new(Self {
             watcher: OnceCell::new(),
-            regions: MrCache::new(&domain, config.relaxed_ordering),
-            peer_memory: gdr.works_by_address(&domain),
-            dmabuf: domain.supports_dmabuf(),
+            peer_memory: gdr.works_by_address(&device.domain),
+            dmabuf: device.domain.supports_dmabuf(),
+            device: Mutex::new(device),
+            reopening: Mutex::default(),
+            name: context.name().to_owned(),
             fail_on_async_error: config.fail_on_async_error,
+            relaxed_ordering: config.relaxed_ordering,
             attributes: context.attributes()?,
             pci_path: sysfs::pci_path(context.name(), config.merge_vfs),
             is_virtual: sysfs::is_virtual_function(context.name()),
-            context: Arc::clone(context),
-            domain,
         }))
+    }
+
+    /// The device as it was opened last. It may be lost.
+    pub fn device(&self) -> Arc<OpenDevice> {
+        Arc::clone(&lock(&self.device))
+    }
+
+    /// The open device. If it is lost, tries to open it again, unless that was tried a moment ago.
+    ///
+    /// # Errors
+    /// It is lost, and not back.
+    pub fn living_device(&self) -> Result<Arc<OpenDevice>> {
+        let device = self.device();
+        let Some(lost_at) = device.context.failed_at() else { return Ok(device) };
+        let mut reopening = match self.reopening.try_lock() {
+            Ok(reopening) => reopening,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // One at a time: the others do not wait.
+            Err(TryLockError::WouldBlock) => return Err(self.absent(lost_at, None)),
+        };
+        // Another one may have been quicker.
+        let now_open = self.device();
+        if !Arc::ptr_eq(&now_open, &device) {
+            return Ok(now_open);
+        }
+        let now = Instant::now();
+        if reopening.next.is_some_and(|next| now < next) {
+            return Err(self.absent(lost_at, reopening.error.as_ref()));
+        }
+        match self.reopen(&device) {
+            Ok(opened) => {
+                *reopening = Reopening::default();
+                Ok(opened)
+            }
+            Err(e) => {
+                let pause = (now.saturating_duration_since(lost_at) / 10).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+                *reopening = Reopening { next: Some(Instant::now() + pause), error: Some(e) };
+                Err(self.absent(lost_at, reopening.error.as_ref()))
+            }
+        }
+    }
+
+    /// # Errors
+    /// The device is not there, or cannot be opened or watched.
+    fn reopen(&self, lost: &OpenDevice) -> Result<Arc<OpenDevice>> {
+        let context = lost.context.open_again()?;
+        let opened = OpenDevice::new(context, self.relaxed_ordering)?;
+        let watcher = self.watcher()?;
+        watcher.watch_device(&opened.context)?;
+        *lock(&self.device) = Arc::clone(&opened);
+        log::info!("{}: the device is back after a fatal error, and open again", self.name);
+        watcher.tell_of_return();
+        Ok(opened)
+    }
+
+    #[cold]
+    fn absent(&self, lost_at: Instant, why: Option<&Error>) -> Error {
+        let text = format!("{} was lost by a fatal error {} s ago", self.name, lost_at.elapsed().as_secs());
+        match why {
+            None => Error::system(text).recoverable(),
+            Some(why) => Error::system(format!("{text} and is not back: {why}")).recoverable(),
+        }
+    }
+
+    /// If the device is lost: since when, and why it cannot be opened again.
+    pub fn loss(&self) -> Option<String> {
+        let lost_at = self.device().context.failed_at()?;
+        Some(self.absent(lost_at, lock(&self.reopening).error.as_ref()).text())
     }
 
     /// The card's watcher, which is started at the first call.
@@ -56,7 +138,7 @@ impl Card {
     /// # Errors
     /// The watcher cannot be started.
     pub fn watcher(&self) -> Result<&Watcher> {
-        self.watcher.get_or_try_init(|| Watcher::start(&self.context, self.fail_on_async_error))
+        self.watcher.get_or_try_init(|| Watcher::start(&self.device().context, self.fail_on_async_error))
     }
 
     /// The card's watcher, if it has been started.
@@ -103,4 +185,8 @@ impl Card {
     pub fn pci_path(&self) -> Option<&str> {
         self.pci_path.as_deref()
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

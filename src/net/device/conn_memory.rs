@@ -1,14 +1,17 @@
 //! The memory that NCCL has registered for one connection: on the device's own cards, and on the card of a port that is borrowed.
+//!
+//! NCCL holds its handles as long as it likes. Which keys they have depends on the devices that the connection's rails are on: a rail
+//! may use a port of another card for a while, and a card that is lost is opened again when it comes back, as another device.
 
 use super::card::Card;
 use super::nic::Nic;
-use super::rail::Rail;
+use super::open_device::OpenDevice;
 use crate::error::Result;
 use crate::net::control::weak_registry::WeakRegistry;
 use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_RAILS;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What holds a memory handle for NCCL.
 pub trait Holder: Debug + Send + Sync {
@@ -26,17 +29,19 @@ pub struct ConnMemory {
 #[derive(Debug)]
 struct State {
     holders: WeakRegistry<dyn Holder>,
-    /// Ports of other cards that rails use in place of their own, by rail.
-    borrowed: [Option<Arc<Rail>>; MAX_RAILS],
+    /// By rail: the device whose keys are used there.
+    in_use: [Weak<OpenDevice>; MAX_RAILS],
     /// Cards of other devices on which new memory is registered too.
     cards: Vec<Arc<Card>>,
 }
 
 impl ConnMemory {
-    /// That of a connection of `nic`.
-    pub fn new(nic: &Arc<Nic>) -> Arc<Self> {
-        let state = State { holders: WeakRegistry::new(0), borrowed: Default::default(), cards: Vec::new() };
-        Arc::new(Self { nic: Arc::clone(nic), state: Mutex::new(state) })
+    /// That of a connection of `nic`, whose rails are on `devices`, each with the number of its rail.
+    pub fn new<'a>(nic: &Arc<Nic>, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) -> Arc<Self> {
+        let state = State { holders: WeakRegistry::new(0), in_use: Default::default(), cards: Vec::new() };
+        let this = Self { nic: Arc::clone(nic), state: Mutex::new(state) };
+        this.use_devices(devices);
+        Arc::new(this)
     }
 
     /// Adds the memory that `register` registers with the connection's device and these other cards, and returns what `hold` makes of
@@ -49,29 +54,39 @@ impl ConnMemory {
         register: impl FnOnce(&Nic, &[Arc<Card>]) -> Result<MrHandle>,
         hold: impl FnOnce(MrHandle) -> Arc<H>,
     ) -> Result<Arc<H>> {
-        // Locked meanwhile: the ports that are in use do not change before the handle is known here.
+        // Locked meanwhile: the devices that are in use do not change before the handle is known here.
         let mut state = self.lock();
         let memory = register(&self.nic, &state.cards)?;
-        state.use_borrowed(&memory);
+        state.use_keys(&memory);
         let held = hold(memory);
         let holder: Arc<dyn Holder> = Arc::clone(&held) as _;
         state.holders.add(&holder);
         Ok(held)
     }
 
-    /// Registers all memory on `card` too, and from now on new memory. No work request may be posted meanwhile.
+    /// Registers all memory on `device` too, which is one of the connection's own cards, opened again.
     ///
     /// # Errors
-    /// Some of it cannot be registered there.
-    pub fn extend(&self, card: &Arc<Card>) -> Result<()> {
+    /// Some of it cannot be registered there, as [`MrHandle::extend`].
+    pub fn renew(&self, device: &OpenDevice) -> Result<()> {
+        self.lock().extend(device)
+    }
+
+    /// Registers all memory on `card` too, which is another device's, and from now on new memory. No work request may be posted
+    /// meanwhile. Returns the card's device.
+    ///
+    /// # Errors
+    /// The card is lost, or some of the memory cannot be registered there.
+    pub fn extend(&self, card: &Arc<Card>) -> Result<Arc<OpenDevice>> {
         let mut state = self.lock();
-        state.holders.all().iter().try_for_each(|holder| holder.memory().extend(&card.regions))?;
+        let device = card.living_device()?;
+        state.extend(&device)?;
         if !state.cards.iter().any(|known| Arc::ptr_eq(known, card)) {
             state.cards.push(Arc::clone(card));
         }
-        // The port may be one that was borrowed before: memory that was registered since has no keys of its card.
-        state.holders.all().iter().for_each(|holder| state.use_borrowed(holder.memory()));
-        Ok(())
+        // The device may be one that was in use before: memory that was registered since has no keys of it.
+        state.holders.all().iter().for_each(|holder| state.use_keys(holder.memory()));
+        Ok(device)
     }
 
     /// From now on new memory is not registered on `card` any more, which is another device's and not in use.
@@ -79,26 +94,19 @@ impl ConnMemory {
         self.lock().cards.retain(|known| !Arc::ptr_eq(known, card));
     }
 
-    /// From now on the connection uses `ports`, each with the number of its rail: all memory has the keys for them. Returns whether
-    /// keys may be others than before. No work request may be posted meanwhile.
-    pub fn use_ports<'a>(&self, ports: impl Iterator<Item = (u8, &'a Arc<Rail>)>) -> bool {
+    /// From now on the connection's rails are on `devices`, each with the number of its rail: all memory has the keys for them. Returns
+    /// whether keys may be others than before. No work request may be posted meanwhile.
+    pub fn use_devices<'a>(&self, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) -> bool {
         let mut state = self.lock();
         let mut has_changed = false;
-        for (number, port) in ports {
-            let place = usize::from(number) % MAX_RAILS;
-            let is_own = self.nic.rails.get(place).is_some_and(|own| Arc::ptr_eq(own, port));
-            let borrowed = Some(port).filter(|_| !is_own).cloned();
-            let is_known = match (&borrowed, &state.borrowed[place]) {
-                (None, None) => true,
-                (Some(now), Some(before)) => Arc::ptr_eq(now, before),
-                _ => false,
-            };
-            if is_known {
+        for (number, device) in devices {
+            let (place, now) = (usize::from(number) % MAX_RAILS, Arc::downgrade(device));
+            if Weak::ptr_eq(&now, &state.in_use[place]) {
                 continue;
             }
             has_changed = true;
-            state.borrowed[place] = borrowed;
-            state.holders.all().iter().for_each(|holder| holder.memory().use_cache(number, &port.card.regions));
+            state.in_use[place] = now;
+            state.holders.all().iter().for_each(|holder| holder.memory().use_cache(number, &device.regions));
         }
         has_changed
     }
@@ -128,10 +136,15 @@ impl ConnMemory {
 }
 
 impl State {
-    fn use_borrowed(&self, memory: &MrHandle) {
-        for (number, port) in (0..).zip(&self.borrowed) {
-            if let Some(port) = port {
-                memory.use_cache(number, &port.card.regions);
+    fn extend(&self, device: &OpenDevice) -> Result<()> {
+        self.holders.all().iter().try_for_each(|holder| holder.memory().extend(&device.regions))
+    }
+
+    /// Gives `memory` the keys of the devices that are in use.
+    fn use_keys(&self, memory: &MrHandle) {
+        for (number, device) in (0..).zip(&self.in_use) {
+            if let Some(device) = device.upgrade() {
+                memory.use_cache(number, &device.regions);
             }
         }
     }

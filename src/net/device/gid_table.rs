@@ -1,9 +1,10 @@
 //! The GID table of a port. Tables are long, and reading one for every connection takes time, so it is cached.
 
+use super::card::Card;
 use crate::host::gid::{self, GidEntry, Preference};
 use crate::host::sysfs;
 use crate::verbs::context::Context;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Entries of the longest table. The index of an entry is a byte.
 const LONGEST_TABLE: i32 = 256;
@@ -11,7 +12,7 @@ const LONGEST_TABLE: i32 = 256;
 /// The GID table of one port.
 #[derive(Debug)]
 pub struct GidTable {
-    context: Arc<Context>,
+    card: Arc<Card>,
     /// Port number, from 1.
     port: u8,
     cached: Mutex<Option<Cached>>,
@@ -19,6 +20,8 @@ pub struct GidTable {
 
 #[derive(Debug)]
 struct Cached {
+    /// The device that the table was read from: one that is opened again may have another table.
+    context: Weak<Context>,
     /// [`Context::gid_changes`] before the table was read.
     changes: u32,
     entries: Vec<GidEntry>,
@@ -34,15 +37,20 @@ pub struct Choice {
 }
 
 impl GidTable {
-    /// The table of port number `port`, from 1.
-    pub fn new(context: &Arc<Context>, port: u8) -> Self {
-        Self { context: Arc::clone(context), port, cached: Mutex::default() }
+    /// The table of port number `port` of `card`, from 1.
+    pub fn new(card: &Arc<Card>, port: u8) -> Self {
+        Self { card: Arc::clone(card), port, cached: Mutex::default() }
+    }
+
+    fn context(&self) -> Arc<Context> {
+        Arc::clone(&self.card.device().context)
     }
 
     /// Reads entry `index`. `None`: it is empty or, as in some containers, unreadable.
     pub fn entry(&self, index: i32) -> Option<GidEntry> {
-        let gid = self.context.gid(self.port, index)?;
-        let roce_version = gid.roce_version.or_else(|| sysfs::roce_version(self.context.name(), self.port, index));
+        let context = self.context();
+        let gid = context.gid(self.port, index)?;
+        let roce_version = gid.roce_version.or_else(|| sysfs::roce_version(context.name(), self.port, index));
         Some(GidEntry { index: u8::try_from(index).ok()?, gid: gid.bytes, roce_version })
     }
 
@@ -55,8 +63,10 @@ impl GidTable {
     /// that known.
     pub fn choose(&self, count: i32, want: &Preference, is_watched: bool) -> Option<Choice> {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
-        let changes = self.context.gid_changes();
-        let current = cached.as_ref().filter(|c| is_watched && c.changes == changes);
+        let context = self.context();
+        let (changes, read_from) = (context.gid_changes(), Arc::downgrade(&context));
+        let is_current = |c: &&Cached| is_watched && c.changes == changes && Weak::ptr_eq(&c.context, &read_from);
+        let current = cached.as_ref().filter(is_current);
         let known = current.and_then(|c| gid::choose(&c.entries, want));
         // The event of a change may not have arrived yet, so the entry itself is read again.
         if let Some(entry) = known.filter(|known| self.entry(i32::from(known.index)) == Some(*known)) {
@@ -65,14 +75,15 @@ impl GidTable {
         let before = cached.take().and_then(|c| gid::choose(&c.entries, want));
         let entries = self.read(count);
         let chosen = gid::choose(&entries, want);
-        *cached = Some(Cached { changes, entries });
+        *cached = Some(Cached { context: read_from, changes, entries });
         chosen.map(|entry| Choice { entry, before: before.filter(|before| *before != entry) })
     }
 
     /// The index that the GID of `entry` has now, among the first `count` entries. The RoCE version is compared too, since a
     /// table has a GID once for each version.
     pub fn index_of(&self, entry: &GidEntry, count: i32) -> Option<u8> {
-        let holds = |index: i32| self.context.gid(self.port, index).is_some_and(|g| g.bytes == entry.gid);
+        let context = self.context();
+        let holds = |index: i32| context.gid(self.port, index).is_some_and(|g| g.bytes == entry.gid);
         let is_version = |index: i32| self.entry(index).is_some_and(|e| e.roce_version == entry.roce_version);
         let is_same = |index: &i32| holds(*index) && is_version(*index);
         let known = Some(i32::from(entry.index)).filter(is_same);

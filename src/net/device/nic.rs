@@ -2,6 +2,7 @@
 
 use super::card::Card;
 use super::gdr::{Gdr, GdrSupport};
+use super::open_device::OpenDevice;
 use super::rail::Rail;
 use super::spares::Spares;
 use crate::error::{Error, Result};
@@ -54,7 +55,7 @@ impl Nic {
             gdr.warn_if_missing(GdrSupport {
                 by_address: nics.iter().any(|nic| nic.supports_peer_memory()),
                 dmabuf: nics.iter().any(|nic| nic.supports_dmabuf()),
-                knows_dmabuf: nics.iter().flat_map(|nic| &nic.cards).any(|card| card.context.knows_dmabuf()),
+                knows_dmabuf: nics.iter().flat_map(|nic| &nic.cards).any(|card| card.device().context.knows_dmabuf()),
             });
         }
         nics
@@ -161,7 +162,7 @@ impl Nic {
     /// The numbers of the rail and of the plane of the fabric that the user says all of its ports are on; -1: not said, or different
     /// ones.
     pub fn rail_and_plane(&self) -> (i16, i16) {
-        let of = |rail: &Arc<Rail>| rail.config.hca.rail_and_plane(rail.card.context.name(), rail.port);
+        let of = |rail: &Arc<Rail>| rail.config.hca.rail_and_plane(&rail.card.name, rail.port);
         let mut all = self.rails.iter().map(of);
         let first = all.next().unwrap_or((-1, -1));
         all.fold(first, |(rail, plane), other| {
@@ -174,12 +175,18 @@ impl Nic {
         &self.rails[0]
     }
 
+    /// Its own ports, each with the number of its rail and its device as it is open now.
+    pub fn own_ports(&self) -> impl Iterator<Item = (u8, &Arc<Rail>, Arc<OpenDevice>)> {
+        (0..).zip(&self.rails).map(|(number, rail)| (number, rail, rail.card.device()))
+    }
+
     /// Its own ports of the rails with these `numbers`, as far as it has so many.
     pub fn ports(&self, numbers: RailMask) -> Vec<(u8, Arc<Rail>)> {
         numbers.iter().filter_map(|number| Some((number, Arc::clone(self.rails.get(usize::from(number))?)))).collect()
     }
 
-    /// Registers `size` bytes at `addr` on `others` and on every card that is not lost, by a dma-buf descriptor and offset if they are given.
+    /// Registers `size` bytes at `addr` on `others` and on every card, by a dma-buf descriptor and offset if they are given. Cards that
+    /// are lost are left out if connections recover: the memory is registered there when they are back.
     ///
     /// # Errors
     /// As [`MrHandle::register`].
@@ -194,13 +201,10 @@ impl Nic {
         dmabuf: Option<(RawFd, u64)>,
         others: &[Arc<Card>],
     ) -> Result<MrHandle> {
-        // If all are lost, one of them says so.
-        let is_lost = |card: &&Arc<Card>| card.context.has_failed() && !others.is_empty();
-        let own = self.cards.iter().filter(|card| !is_lost(card));
-        let caches = own.chain(others).map(|card| &card.regions);
-        let cache_of_rail = self.rails.iter().map(|rail| &rail.card.regions);
+        let devices = self.cards.iter().chain(others).map(|card| card.device());
+        let devices: Vec<_> = devices.filter(|device| !(self.config.failover && device.is_lost())).collect();
         // SAFETY: as the caller says.
-        unsafe { MrHandle::register(caches, cache_of_rail, addr, size, kind, dmabuf) }
+        unsafe { MrHandle::register(devices.iter().map(|device| &device.regions), addr, size, kind, dmabuf) }
     }
 
     /// Bandwidth of all rails together, in Mbit/s.

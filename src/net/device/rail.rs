@@ -65,7 +65,7 @@ impl Rail {
     }
 
     fn open(card: &Arc<Card>, port: u8, before: i32, config: &Arc<Config>) -> Result<Option<Self>> {
-        let context = &card.context;
+        let context = &card.device().context;
         let attributes = context.port(port)?;
         if let Some(why) = unusable_reason(&attributes).or_else(|| excluded(config, context.name(), port)) {
             log::debug!("{}:{port} is not used: {why}", context.name());
@@ -84,7 +84,7 @@ impl Rail {
             speed_mbps: queried_speed.unwrap_or_else(|| speed_mbps(attributes.speed, attributes.width)),
             infiniband: attributes.is_infiniband(),
             config: Arc::clone(config),
-            gids: GidTable::new(context, port),
+            gids: GidTable::new(card, port),
             borrowers: AtomicU32::new(0),
             has_logged_networks: AtomicBool::new(false),
         }))
@@ -109,14 +109,15 @@ impl Rail {
         self.address_towards(None)
     }
 
-    /// Queries the port and chooses the GID. A GID in the network of `peer` is preferred, if that is known.
+    /// Queries the port and chooses the GID. A GID in the network of `peer` is preferred, if that is known. A device that is lost is
+    /// opened again, if it is back.
     ///
     /// # Errors
-    /// The port is down or has no usable GID.
+    /// The device is lost, or the port is down or has no usable GID.
     pub fn address_towards(&self, peer: Option<[u8; 16]>) -> Result<LocalAddress> {
-        let port = self.card.context.port(self.port)?;
+        let port = self.card.living_device()?.context.port(self.port)?;
         if !port.active {
-            return Err(Error::os(format_args!("using {}: the port is down", self.name), libc::ENETDOWN));
+            return Err(Error::os(format_args!("using {}: the port is down", self.name), libc::ENETDOWN).recoverable());
         }
         let gid = match self.config.gid_index {
             // The setting is for RoCE only, as in NCCL's built-in transport: a site may set it for all of its hosts.
@@ -140,7 +141,7 @@ impl Rail {
         }
         self.gids.index_of(gid, port.gid_count).ok_or_else(|| {
             let text = format!("{}: GID {} has gone while the connection was set up", self.name, gid.address());
-            Error::system(text)
+            Error::system(text).recoverable()
         })
     }
 
@@ -157,7 +158,7 @@ impl Rail {
         let chosen = self.gids.choose(count, &want, self.card.is_watched());
         let Some(Choice { entry, before }) = chosen else {
             let operation = format_args!("{}: the port has no GID (no IP address?)", self.name);
-            return Err(Error::os(operation, libc::EADDRNOTAVAIL));
+            return Err(Error::os(operation, libc::EADDRNOTAVAIL).recoverable());
         };
         if let Some(old) = before {
             let (name, why, index) = (&self.name, gid::reason(&entry, &want), entry.index);

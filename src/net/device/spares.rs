@@ -43,7 +43,7 @@ impl Spares {
 
 fn distance(one: &Card, other: &Card) -> Distance {
     let common = common_bridges(one.pci_path().unwrap_or_default(), other.pci_path().unwrap_or_default());
-    let nodes = [one, other].map(|card| sysfs::numa_node(card.context.name()));
+    let nodes = [one, other].map(|card| sysfs::numa_node(&card.name));
     (Reverse(common), nodes[0] != nodes[1])
 }
 

@@ -12,15 +12,26 @@ pub use super::table::{MemoryKind, MemoryRange};
 #[derive(Debug)]
 pub struct CachedMr {
     table: Arc<MrTable<MemoryRegion>>,
-    /// The whole pages.
-    pub range: MemoryRange,
-    /// Key for local work requests.
-    pub lkey: u32,
-    /// Key for the peer's work requests.
-    pub rkey: u32,
+    range: MemoryRange,
+    region: Arc<MemoryRegion>,
 }
 
 impl CachedMr {
+    /// Key for local work requests.
+    pub fn lkey(&self) -> u32 {
+        self.region.lkey()
+    }
+
+    /// Key for the peer's work requests.
+    pub fn rkey(&self) -> u32 {
+        self.region.rkey()
+    }
+
+    /// Whether its device is lost.
+    pub fn is_lost(&self) -> bool {
+        self.region.is_lost()
+    }
+
     /// Whether it is registered with `cache`.
     pub fn is_of(&self, cache: &MrCache) -> bool {
         Arc::ptr_eq(&self.table, &cache.table)
@@ -56,7 +67,7 @@ impl MrCache {
     /// be closed afterwards.
     ///
     /// # Errors
-    /// `size` or `addr` is 0, or the device refuses.
+    /// As [`whole_pages`], or the device refuses.
     ///
     /// # Safety
     /// The memory stays mapped until the last [`CachedMr`] of it is dropped.
@@ -67,9 +78,7 @@ impl MrCache {
         kind: MemoryKind,
         dmabuf: Option<(RawFd, u64)>,
     ) -> Result<CachedMr> {
-        let Some(range) = whole_pages(addr, size, kind) else {
-            return Err(Error::argument(format!("{size} bytes at {addr:#x} cannot be registered")));
-        };
+        let range = whole_pages(addr, size, kind)?;
         let source = match dmabuf {
             None => Source::Address,
             Some((fd, offset)) => Source::DmaBuf(fd, whole_page_offset(addr, offset)?),
@@ -82,16 +91,20 @@ impl MrCache {
             }
         };
         let region = self.table.acquire(range, make)?;
-        let (lkey, rkey) = (region.lkey(), region.rkey());
-        let table = Arc::clone(&self.table);
-        Ok(CachedMr { table, range, lkey, rkey })
+        Ok(CachedMr { table: Arc::clone(&self.table), range, region })
     }
 }
 
-/// The pages of `size` bytes at `addr`. `None`: there are no bytes, or the address is NULL.
-fn whole_pages(addr: u64, size: usize, kind: MemoryKind) -> Option<MemoryRange> {
-    let end = addr.checked_add(size as u64)?.checked_next_multiple_of(PAGE)?;
-    (addr != 0 && size != 0).then_some(MemoryRange { kind, start: addr & !(PAGE - 1), end })
+/// The pages of `size` bytes at `addr`.
+///
+/// # Errors
+/// There are no bytes, or the address is NULL.
+pub fn whole_pages(addr: u64, size: usize, kind: MemoryKind) -> Result<MemoryRange> {
+    let end = addr.checked_add(size as u64).and_then(|end| end.checked_next_multiple_of(PAGE));
+    match end.filter(|_| addr != 0 && size != 0) {
+        Some(end) => Ok(MemoryRange { kind, start: addr & !(PAGE - 1), end }),
+        None => Err(Error::argument(format!("{size} bytes at {addr:#x} cannot be registered"))),
+    }
 }
 
 /// The offset in a dma-buf of the page that contains `addr`, where `addr` itself is at `offset`.
@@ -110,7 +123,7 @@ mod tests {
 
     #[test]
     fn registered_ranges_are_whole_pages() {
-        let pages = |addr, size| whole_pages(addr, size, MemoryKind::Host).map(|r| (r.start, r.end));
+        let pages = |addr, size| whole_pages(addr, size, MemoryKind::Host).ok().map(|r| (r.start, r.end));
         assert_eq!(pages(0x5001, 1), Some((0x5000, 0x6000)));
         assert_eq!(pages(0x5fff, 2), Some((0x5000, 0x7000)));
         assert_eq!(pages(0x5000, 0x1000), Some((0x5000, 0x6000)));

@@ -1,6 +1,7 @@
 //! The handle that NCCL holds for registered memory: a memory region on every card of a device, and on those of ports that are borrowed.
+//! NCCL keeps it while a card is lost and opened again, which gives it another region there.
 
-use super::cache::{CachedMr, MemoryKind, MemoryRange, MrCache};
+use super::cache::{CachedMr, MemoryKind, MemoryRange, MrCache, whole_pages};
 use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
 use crate::proto::cts::KeysByRail;
@@ -21,7 +22,8 @@ pub struct MrHandle {
     regions: Mutex<Option<Regions>>,
 }
 
-/// Keys of registered memory. Those of a rail change when it uses a port of another card; nobody uses them at that time.
+/// Keys of registered memory. Those of a rail change when it uses a port of another card, or its own is opened again; nobody uses them
+/// at that time.
 #[derive(Debug, Default)]
 pub struct RailKeys([AtomicU32; MAX_RAILS]);
 
@@ -62,37 +64,40 @@ impl RailKeys {
 
 impl MrHandle {
     /// Registers `size` bytes at `addr` in each of `caches`, by a dma-buf descriptor and offset if they are given. The
-    /// descriptor may be closed afterwards. `cache_of_rail` has, for each rail, the cache of its card, which is one of them.
+    /// descriptor may be closed afterwards. No rail has keys before [`Self::use_cache`].
     ///
     /// # Errors
-    /// `size` or `addr` is 0, or a card refuses. Then the memory is registered on none.
+    /// `size` or `addr` is 0, or a card refuses. Then the memory is registered on none. A dma-buf needs one cache at least, since it
+    /// cannot be registered later.
     ///
     /// # Safety
     /// The memory stays mapped until the handle is closed or dropped.
     pub unsafe fn register<'a>(
         caches: impl IntoIterator<Item = &'a MrCache>,
-        cache_of_rail: impl Iterator<Item = &'a MrCache>,
         addr: u64,
         size: usize,
         kind: MemoryKind,
         dmabuf: Option<(RawFd, u64)>,
     ) -> Result<Self> {
+        let MemoryRange { start, end, .. } = whole_pages(addr, size, kind)?;
         // SAFETY: as the caller says.
         let register = |cache: &MrCache| unsafe { cache.register(addr, size, kind, dmabuf) };
         let by_card = caches.into_iter().map(register).collect::<Result<Vec<_>>>()?;
-        let first = by_card.first().ok_or_else(|| Error::internal("a device without a card"))?;
-        let MemoryRange { start, end, .. } = first.range;
+        if dmabuf.is_some() && by_card.is_empty() {
+            let text = "cannot be registered by a dma-buf while the device is lost: later the descriptor is closed";
+            return Err(Error::system(format!("{size} bytes at {addr:#x} {text}")));
+        }
         let regions = Mutex::new(Some(Regions { addr, size, is_dmabuf: dmabuf.is_some(), by_card }));
         let (rkeys, lkeys) = (RailKeys::default(), RailKeys::default());
-        let this = Self { rkeys, lkeys, pages: Pages { start, size: end - start }, kind, regions };
-        (0..).zip(cache_of_rail).for_each(|(rail, cache)| this.use_cache(rail, cache));
-        Ok(this)
+        Ok(Self { rkeys, lkeys, pages: Pages { start, size: end - start }, kind, regions })
     }
 
-    /// Registers the memory with `cache` too, unless it is registered there, or not registered at all any more.
+    /// Registers the memory with `cache` too, unless it is registered there, or NCCL has deregistered it. What is registered on
+    /// devices that are lost is given up.
     ///
     /// # Errors
-    /// The card refuses, or the memory was registered by a dma-buf.
+    /// The card refuses, which may pass; or the memory was registered by a dma-buf, which does not
+    /// ([`is_recoverable`](crate::error::Detail::is_recoverable)).
     pub fn extend(&self, cache: &MrCache) -> Result<()> {
         // Locked meanwhile: NCCL may free the memory only after it has deregistered it.
         let mut regions = self.lock();
@@ -103,8 +108,10 @@ impl MrHandle {
         if *is_dmabuf {
             return Err(Error::system(format!("the {size} bytes at {addr:#x} are known by a dma-buf that is closed")));
         }
+        by_card.retain(|region| !region.is_lost());
         // SAFETY: the memory is mapped until this is closed, which waits for the lock.
-        by_card.push(unsafe { cache.register(*addr, *size, self.kind, None)? });
+        let registered = unsafe { cache.register(*addr, *size, self.kind, None) };
+        by_card.push(registered.map_err(Error::recoverable)?);
         Ok(())
     }
 
@@ -113,7 +120,7 @@ impl MrHandle {
         let regions = self.lock();
         let by_card = regions.iter().flat_map(|regions| &regions.by_card);
         let (lkey, rkey) =
-            { by_card }.find(|region| region.is_of(cache)).map_or((0, 0), |region| (region.lkey, region.rkey));
+            { by_card }.find(|region| region.is_of(cache)).map_or((0, 0), |region| (region.lkey(), region.rkey()));
         self.lkeys.set(rail, lkey);
         self.rkeys.set(rail, rkey);
     }

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 /// How long posted receives may take to complete. A device needs microseconds; one that has failed may never complete them.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(50);
+/// The least time for them, of a device that was lost long ago.
+const LEAST_DRAIN: Duration = Duration::from_millis(10);
 
 /// What had arrived on queue pairs before their end and had not been polled, in order for each of them.
 #[derive(Debug, Default)]
@@ -39,7 +41,7 @@ impl QpSet {
             }
         }
         let mut drained = Drained::default();
-        let limit = Instant::now() + DRAIN_LIMIT;
+        let begun = Instant::now();
         loop {
             let mut polled = 0;
             for place in 0..self.rails.len() {
@@ -57,7 +59,7 @@ impl QpSet {
             if self.qps.iter().all(|connected| connected.receives == 0) && polled == 0 {
                 return drained;
             }
-            if Instant::now() > limit {
+            if Instant::now() > self.drain_limit(begun) {
                 let missing: u32 = self.qps.iter().map(|connected| connected.receives).sum();
                 log::warn!("{}: {missing} receives of queue pairs in state ERROR have not completed", self.name);
                 return drained;
@@ -66,6 +68,13 @@ impl QpSet {
                 std::thread::sleep(PAUSE);
             }
         }
+    }
+
+    /// Until when posted receives may complete, of a fence that has `begun` then. Many connections of a device that is lost do not wait one
+    /// after the other.
+    fn drain_limit(&self, begun: Instant) -> Instant {
+        let lost = self.rails.iter().filter_map(|on| on.device.context.failed_at()).max();
+        lost.map_or(begun + DRAIN_LIMIT, |lost| (lost + DRAIN_LIMIT).max(begun + LEAST_DRAIN))
     }
 
     /// Takes a batch of completions of the rail at `place` in, and returns their number.

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::host::{random, sysfs};
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
+use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::{LocalAddress, Rail, partition_index};
 use crate::proto::endpoint::{Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
@@ -15,6 +16,7 @@ use crate::proto::{self, MAX_QPS};
 use crate::stats::record::ConnStats;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, QueuePair, RemoteAccess, ResetQueuePair};
+use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion, RECV_BATCH};
 use std::net::Ipv6Addr;
@@ -43,6 +45,8 @@ pub(in crate::net) struct QpSetRail {
     pub(in crate::net) number: u8,
     /// The port that it uses: the device's own, or one of another card.
     pub(in crate::net) port: Arc<Rail>,
+    /// The port's device, as it was open when the queue pairs were created.
+    pub(in crate::net) device: Arc<OpenDevice>,
     pub(in crate::net) address: LocalAddress,
     pub(in crate::net) queue: Arc<CompletionQueue>,
 }
@@ -54,6 +58,8 @@ pub struct ConnectedQp {
     pub qp: QueuePair,
     /// Number of receive work requests that are posted.
     pub receives: u32,
+    /// How many it gets again when they are consumed.
+    pub receives_kept: u32,
 }
 
 /// The connected queue pairs of one end.
@@ -86,6 +92,7 @@ impl InitQpSet {
         peer: Option<&Endpoint>,
     ) -> Result<Self> {
         let config = &nic.config;
+        let caps = if config.inline_data { caps } else { QpCaps { max_inline_data: 0, ..caps } };
         let count = per_rail.min(MAX_QPS / ports.len().max(1));
         let peer_gid = |place: usize| peer.and_then(|peer| peer.rails.get(place)).map(|end| end.gid);
         let create = |(place, (number, port)): (usize, &(u8, Arc<Rail>))| {
@@ -108,6 +115,20 @@ impl InitQpSet {
         Ok(Self { rails, endpoint })
     }
 
+    /// Adds to the description of this end the keys of its `ring` of clear-to-sends.
+    ///
+    /// # Errors
+    /// The ring cannot be registered on one of the devices.
+    pub fn describe_ring<const WORDS: usize, const RECORDS: usize>(
+        &mut self,
+        ring: &mut SharedRing<WORDS, RECORDS>,
+    ) -> Result<()> {
+        self.rails.iter().zip(&mut self.endpoint.rails).try_for_each(|(rail, end)| {
+            end.ring_key = ring.rkey(&rail.on.device.domain)?;
+            Ok(())
+        })
+    }
+
     /// Destroys the queue pairs that the connection does not use on `terms`.
     pub fn truncate(&mut self, terms: &Negotiated) {
         self.endpoint.truncate(terms.striping.rails().into(), terms.qps_per_rail());
@@ -122,10 +143,11 @@ impl InitRailQps {
     fn new(number: u8, port: &Arc<Rail>, count: usize, caps: QpCaps, peer: Option<[u8; 16]>) -> Result<Self> {
         let address = port.address_towards(peer)?;
         let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
-        let queue = CompletionQueue::new(&port.card.context, entries)?;
-        let create = |_| create_qp(port, &queue, caps, RemoteAccess::Write);
+        let device = port.card.device();
+        let queue = CompletionQueue::new(&device.context, entries)?;
+        let create = |_| create_qp(port, &device, &queue, caps, RemoteAccess::Write);
         let qps = (0..count).map(create).collect::<Result<Vec<_>>>()?;
-        Ok(Self { on: QpSetRail { number, port: Arc::clone(port), address, queue }, qps })
+        Ok(Self { on: QpSetRail { number, port: Arc::clone(port), device, address, queue }, qps })
     }
 
     fn end(&self) -> Result<RailEnd> {
@@ -149,23 +171,28 @@ impl InitRailQps {
 }
 
 impl ConnectedQp {
-    /// A receive has been consumed. Posts more as soon as a whole batch fits a receive queue of `max_recv_wr`.
+    /// A receive has been consumed. Posts a batch as soon as one is missing.
     ///
     /// # Errors
     /// The device refuses.
     #[inline(always)]
-    pub fn handle_receive(&mut self, max_recv_wr: u32) -> Result<()> {
+    pub fn handle_receive(&mut self) -> Result<()> {
         self.receives = self.receives.saturating_sub(1);
-        if self.receives + RECV_BATCH as u32 <= max_recv_wr { self.post_receives(max_recv_wr) } else { Ok(()) }
+        if self.receives + RECV_BATCH as u32 <= self.receives_kept { self.post_missing() } else { Ok(()) }
     }
 
-    /// Posts receives in batches, as many as fit a receive queue of `max_recv_wr`.
+    /// Posts receives, so that there are `count`, a multiple of a batch; and again when they are consumed.
     ///
     /// # Errors
     /// The device refuses.
+    pub fn keep_receives(&mut self, count: u32) -> Result<()> {
+        self.receives_kept = count;
+        self.post_missing()
+    }
+
     #[inline(never)]
-    pub fn post_receives(&mut self, max_recv_wr: u32) -> Result<()> {
-        while self.receives + RECV_BATCH as u32 <= max_recv_wr {
+    fn post_missing(&mut self) -> Result<()> {
+        while self.receives + RECV_BATCH as u32 <= self.receives_kept {
             self.qp.post_receives(RECV_BATCH)?;
             self.receives += RECV_BATCH as u32;
         }
@@ -174,6 +201,14 @@ impl ConnectedQp {
 }
 
 impl QpSet {
+    /// Posts receives on each queue pair, as [`ConnectedQp::keep_receives`] does.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub fn keep_receives(&mut self, count: u32) -> Result<()> {
+        self.qps.iter_mut().try_for_each(|connected| connected.keep_receives(count))
+    }
+
     /// Takes all queue pairs out.
     pub fn take(&mut self) -> Self {
         let (queue, name, remote) = (Arc::clone(&self.queue), self.name.clone(), self.remote.clone());
@@ -205,9 +240,14 @@ impl QpSet {
         }
     }
 
-    /// The ports that it uses, each with the number of its rail.
-    pub fn ports(&self) -> impl Iterator<Item = (u8, &Arc<Rail>)> {
-        self.rails.iter().map(|on| (on.number, &on.port))
+    /// The ports that it uses, each with the number of its rail and its device.
+    pub fn ports(&self) -> impl Iterator<Item = (u8, &Arc<Rail>, Arc<OpenDevice>)> {
+        self.rails.iter().map(|on| (on.number, &on.port, Arc::clone(&on.device)))
+    }
+
+    /// The devices that it is on, each with the number of its rail.
+    pub fn devices(&self) -> impl Iterator<Item = (u8, &Arc<OpenDevice>)> {
+        self.rails.iter().map(|on| (on.number, &on.device))
     }
 
     /// Writes the rails and queue pair numbers into the record of this end.
@@ -327,20 +367,21 @@ fn handle_flushed(qps: &mut [ConnectedQp], completion: &Completion) {
     }
 }
 
-/// A queue pair on `rail` in state INIT, which completes into `queue`.
+/// A queue pair on `rail`, whose device is open as `device`, in state INIT, which completes into `queue`.
 ///
 /// # Errors
 /// The device has no more queue pairs, or the port has no such partition key.
 pub fn create_qp(
     rail: &Rail,
+    device: &OpenDevice,
     queue: &Arc<CompletionQueue>,
     caps: QpCaps,
     access: RemoteAccess,
 ) -> Result<InitQueuePair> {
-    let pkey_index = partition_index(&rail.card.context, rail.port, &rail.config)?;
-    let qp = ResetQueuePair::new(&rail.card.domain, queue, caps)?;
+    let pkey_index = partition_index(&device.context, rail.port, &rail.config)?;
+    let qp = ResetQueuePair::new(&device.domain, queue, caps)?;
     qp.initialize(rail.port, pkey_index, access).map_err(|error| {
-        let keys = rail.card.context.port(rail.port).map_or(0, |port| port.pkey_count);
+        let keys = device.context.port(rail.port).map_or(0, |port| port.pkey_count);
         match error.errno {
             Some(libc::EINVAL) if keys <= pkey_index => {
                 error.hint(format_args!("NCCL_IB_PKEY={pkey_index}: the port has {keys} partition key(s), from 0"))

@@ -5,6 +5,7 @@
 
 use super::end::{End, Owner};
 use super::inbox::{Inbox, Input};
+use super::log_lines;
 use super::new_qps::{NewQps, Progress};
 use super::rails::ConnRails;
 use crate::error::{Error, Result};
@@ -19,7 +20,6 @@ use crate::proto::recovery::account::Account;
 use crate::proto::recovery::action::{Action, Role};
 use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
-use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -101,6 +101,10 @@ impl ConnRecovery {
         let ports: Arc<dyn PortListener> = Arc::clone(self) as _;
         self.listener.get_or_init(|| Arc::downgrade(&ports));
         self.nic.watch_ports(&ports);
+        if self.nic.cards.iter().any(|card| card.device().is_lost()) {
+            // Nobody has told this connection.
+            self.put_or_wait(Input::PortChanged);
+        }
     }
 
     /// Something has failed that new queue pairs may cure. Until they are there, NCCL's calls have to post nothing.
@@ -112,7 +116,7 @@ impl ConnRecovery {
         if self.has_fault.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        self.warn_of_fault(cause);
+        log_lines::warn_of_fault(&self.nic, &self.peer, cause);
         self.put(Input::Fault(cause.to_owned()))
     }
 
@@ -166,11 +170,15 @@ impl ConnRecovery {
             work.rails.look(end.memory(), listener, work.machine.usable_by_peer(), is_at_rest);
         }
         let (now, usable) = (self.now(), work.rails.usable());
-        let lost = work.machine.rails() - usable;
+        let failed = work.rails.devices.lost(work.machine.rails());
+        let lost = (work.machine.rails() - usable) | failed;
         if work.machine.is_running() && !lost.is_empty() {
             self.peer.set_recovering(true);
-            let cause = format!("{} cannot be used: its port is down, or has no address", work.rails.names(lost));
-            self.warn_of_fault(&cause);
+            let cause = match failed.is_empty() {
+                true => format!("{} cannot be used: its port is down, or has no address", work.rails.names(lost)),
+                false => format!("{}: fatal device error", work.rails.names(failed)),
+            };
+            log_lines::warn_of_fault(&self.nic, &self.peer, &cause);
             work.machine.handle_fault(now, &cause);
         } else if work.machine.is_running() && work.rails.is_loan_over() {
             self.peer.set_recovering(true);
@@ -216,6 +224,9 @@ impl ConnRecovery {
                 if end.is_drained()? {
                     work.machine.handle_acknowledged();
                 }
+                if !work.rails.devices.lost(work.machine.rails()).is_empty() {
+                    self.look_at_ports(work, end);
+                }
             }
             Action::Drain => {
                 end.drain()?;
@@ -223,9 +234,9 @@ impl ConnRecovery {
             }
             Action::Recovered { duration, attempts, rails } => {
                 work.rails.handle_running(rails);
-                self.log_recovered(work, duration, attempts, rails);
+                log_lines::log_recovered(&self.nic, &self.peer, &work.rails, (duration, attempts, rails));
             }
-            Action::Fail(reason) => return Err(Error::remote(reason)),
+            Action::Fail(reason) => return Err(Error::remote(format!("{reason}{}", losses(work)))),
         }
         Ok(())
     }
@@ -270,18 +281,10 @@ impl ConnRecovery {
 
     fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
         let (qps, weights) = work.new_qps.take()?;
+        work.rails.devices.use_qps(&qps);
         self.has_fault.store(false, Ordering::Release);
         qps.watch(&self.peer);
         end.resume(qps, weights, account)
-    }
-
-    /// One line for all connections that fail at the same time.
-    fn warn_of_fault(&self, cause: &str) {
-        let text = format!("{}: the connection to {} recovers: {cause}", self.nic.name, self.peer.peer());
-        match self.nic.notices.line("fault", &text) {
-            Some(line) => log::warn!("{line}"),
-            None => log::debug!("{text}"),
-        }
     }
 
     /// One line now and then while the connection does not run.
@@ -296,27 +299,8 @@ impl ConnRecovery {
             return;
         }
         work.next_warning = Some(now + WARN_EVERY);
-        let (name, peer) = (&self.nic.name, self.peer.peer());
-        let text = format!("{name}: the connection to {peer} does not run yet: {}", work.machine.describe(self.now()));
-        if let Some(line) = self.nic.notices.line("late", &text) {
-            log::warn!("{line} (FERRITE_GIVE_UP={} s)", self.nic.config.give_up_s);
-        }
-    }
-
-    fn log_recovered(&self, work: &Work, duration: Duration, attempts: u32, rails: RailMask) {
-        let all = work.rails.all();
-        let of = match work.rails.borrowing() {
-            Some(rail) => format!(" over {}, which is borrowed", work.rails.names(RailMask::only(rail))),
-            None if rails == all => String::new(),
-            None => format!(" on rail(s) {rails} of {all}"),
-        };
-        let (peer, ms) = (self.peer.peer(), duration.as_millis());
-        let text =
-            format!("{}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)", self.nic.name);
-        match self.nic.notices.line("recovered", &text) {
-            Some(line) => log::info!("{line}"),
-            None => log::debug!("{text}"),
-        }
+        let so_far = format!("{}{}", work.machine.describe(self.now()), losses(work));
+        log_lines::warn_of_delay(&self.nic, &self.peer, &so_far);
     }
 
     /// Does all that can be done now. Returns when there is more to do.
@@ -368,10 +352,13 @@ impl Job for ConnRecovery {
             self.handle_gone(end);
             return None;
         }
-        if !work.machine.is_running() || work.rails.has_avoided() || work.rails.borrowing().is_some() {
+        let is_whole = !(work.rails.has_avoided() || work.rails.devices.is_one_away());
+        if !work.machine.is_running() || !is_whole || work.rails.borrowing().is_some() {
             self.look_at_ports(&mut work, end);
         }
-        match self.run_all(&mut work, end) {
+        let is_hopeless = !work.machine.is_running() && self.nic.spares.is_empty();
+        let hopeless = work.rails.devices.hopeless().filter(|_| is_hopeless);
+        match hopeless.map_or_else(|| self.run_all(&mut work, end), Err) {
             Ok(next) => next,
             Err(e) => {
                 work.new_qps.discard();
@@ -392,6 +379,14 @@ impl Drop for ConnRecovery {
         if let Some(job) = self.job.get() {
             self.workers.remove(*job);
         }
+    }
+}
+
+/// For messages: the devices of the connection that are lost.
+fn losses(work: &Work) -> String {
+    match work.rails.devices.describe_losses() {
+        losses if losses.is_empty() => losses,
+        losses => format!(". {losses}"),
     }
 }
 

@@ -2,15 +2,12 @@
 
 use crate::error::Result;
 use crate::net::device::conn_memory::ConnMemory;
-use crate::net::device::rail::Rail;
 use crate::net::qp::fence::Drained;
-use crate::net::qp::set::QpSet;
-use crate::proto::endpoint::Endpoint;
+use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::verbs::queue_pair::QpCaps;
 use std::fmt::Debug;
-use std::sync::Arc;
 
 /// What owns a communicator, and lives as long as NCCL or the recovery uses it.
 pub trait Owner: Debug + Send + Sync {
@@ -23,12 +20,11 @@ pub trait End: Debug + Send + Sync {
     /// Its registered memory.
     fn memory(&self) -> &ConnMemory;
 
-    /// Adds to the description of this end what only the sender knows: the keys of its ring of clear-to-sends on these ports, which
-    /// are those of the description's rails.
+    /// Adds to the description of this end what only the sender knows: the keys of its ring of clear-to-sends.
     ///
     /// # Errors
-    /// The ring cannot be registered there.
-    fn describe(&self, ports: &[(u8, Arc<Rail>)], endpoint: &mut Endpoint) -> Result<()>;
+    /// The ring cannot be registered on one of the devices.
+    fn describe(&self, qps: &mut InitQpSet) -> Result<()>;
 
     /// Capacities of its queue pairs.
     fn caps(&self) -> QpCaps;

@@ -34,13 +34,6 @@ impl RecoveryEvents for ConnRecovery {
 
 impl PortListener for ConnRecovery {
     fn handle_port_event(&self, _port: u8, what: PortEvent) -> usize {
-        if what == PortEvent::DeviceFatal && self.nic.cards.len() == 1 && self.nic.spares.is_empty() {
-            // A lost device does not come back by itself, and there is no other.
-            if self.nic.config.fail_on_async_error {
-                self.peer.fail(&format!("{}: fatal device error", self.nic.name));
-            }
-            return 0;
-        }
         if what == PortEvent::QueuePairError {
             self.put_or_wait(Input::QueuePairFailed);
             return 0;

@@ -9,7 +9,9 @@
 //! | [`inbox`] | what has happened to it and is not handled yet |
 //! | [`new_qps`] | the queue pairs of an attempt: created, connected, tested |
 //! | `events` | its events: of the peer, of ports and of failed queue pairs |
+//! | `log_lines` | what the log says of connections that recover |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
+//! | `devices` | the devices that a connection's rails are on: lost, open again, with the connection's memory or not |
 //! | [`rails`] | which rails of a device can be used at present |
 //! | `spare` | the port of another card that a connection uses while none of its own can be used |
 //!
@@ -18,9 +20,11 @@
 //! address up to a second.
 
 pub mod conn;
+mod devices;
 pub mod end;
 mod events;
 mod inbox;
+mod log_lines;
 mod new_qps;
 pub mod rails;
 mod spare;

@@ -75,7 +75,7 @@ impl NewQps {
     pub fn create(&mut self, end: &dyn End, ports: &[(u8, Arc<Rail>)]) -> Result<Endpoint> {
         self.discard();
         let mut qps = InitQpSet::new(&self.nic, ports, self.per_rail, end.caps(), None)?;
-        end.describe(ports, &mut qps.endpoint)?;
+        end.describe(&mut qps)?;
         if self.nic.config.ece {
             qps.offer_ece();
         }

@@ -1,5 +1,6 @@
 //! Which rails of a device can be used at present.
 
+use super::devices::ConnDevices;
 use super::spare::{SparePort, Wanted};
 use crate::host::gid;
 use crate::net::control::port_listeners::PortListener;
@@ -20,6 +21,8 @@ pub struct ConnRails {
     known: [Option<(LocalAddress, [u8; 16])>; MAX_RAILS],
     /// By rail number: until when a rail is not used because queue pairs could not be made there, and for how long that was.
     avoided: [Option<(Instant, Duration)>; MAX_RAILS],
+    /// The devices that they are on.
+    pub devices: ConnDevices,
     spare: SparePort,
 }
 
@@ -34,7 +37,8 @@ impl ConnRails {
         for (on, far) in qps.rails.iter().zip(&qps.remote.rails) {
             known[usize::from(on.number) % MAX_RAILS] = Some((on.address, far.gid));
         }
-        Self { nic: Arc::clone(nic), known, avoided: [None; MAX_RAILS], spare: SparePort::new() }
+        let (devices, spare) = (ConnDevices::of(nic, qps), SparePort::new());
+        Self { nic: Arc::clone(nic), known, avoided: [None; MAX_RAILS], devices, spare }
     }
 
     /// All of them.
@@ -52,9 +56,10 @@ impl ConnRails {
         if (usable & wanted).is_empty() { usable } else { usable & wanted }
     }
 
-    /// Looks whether a port is to be borrowed, or given back. That happens only if the connection `is_at_rest`: it has no queue pairs,
+    /// Looks whether devices that were lost are back, and whether a port is to be borrowed, or given back. The latter happens only if the connection `is_at_rest`: it has no queue pairs,
     /// not even of an attempt. `peer` are the rails that the peer can use, `listener` is told of the port's events.
     pub fn look(&mut self, memory: &ConnMemory, listener: &Weak<dyn PortListener>, peer: RailMask, is_at_rest: bool) {
+        self.devices.look(memory);
         if self.nic.spares.is_empty() {
             return;
         }
@@ -116,20 +121,19 @@ impl ConnRails {
         self.avoided.iter().any(Option::is_some)
     }
 
-    /// When a rail may be used again that is not used for a while, or a port be borrowed or given back.
+    /// When a rail may be used again that is not used for a while, a device be back, or a port be borrowed or given back.
     pub fn next_change(&self) -> Option<Instant> {
         let now = Instant::now();
         let avoided = self.avoided.iter().flatten().map(|(until, _)| *until).filter(|until| *until > now);
-        avoided.chain(self.spare.next_change()).min()
+        avoided.chain(self.spare.next_change()).chain(self.devices.next_look()).min()
     }
 
-    /// Whether `port` is active and has an address like that which rail number `number` had before.
-    fn is_addressable(&self, number: usize, port: &Rail) -> bool {
+    /// Whether `port` is active, has an address like that which rail number `number` had before, and its device knows the memory.
+    fn is_addressable(&self, number: usize, port: &Arc<Rail>) -> bool {
         let Some((before, peer)) = self.known[number] else { return false };
-        if port.card.context.has_failed() {
-            return false;
-        }
-        port.address_towards(Some(peer)).is_ok_and(|now| are_of_one_kind(&before, &now))
+        let is_own = self.nic.rails.get(number).is_some_and(|own| Arc::ptr_eq(own, port));
+        let is_ready = if is_own { self.devices.is_ready(number) } else { self.spare.is_ready(port) };
+        is_ready && port.address_towards(Some(peer)).is_ok_and(|now| are_of_one_kind(&before, &now))
     }
 
     /// Whether `port`, in place of rail number `number`, is in the network of the peer. `None`: it cannot be used.

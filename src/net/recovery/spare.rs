@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::net::control::port_listeners::{PortEvent, PortListener};
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
+use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::Rail;
 use crate::net::device::spares::BorrowedPort;
 use std::sync::{Arc, Weak};
@@ -60,6 +61,8 @@ struct Loan {
     /// The rail that it stands in for.
     rail: u8,
     port: BorrowedPort,
+    /// The port's device, on which all memory is registered.
+    device: Weak<OpenDevice>,
     /// Attempts in a row over it, and the latest of them.
     attempts: (u32, u32),
     /// Whether the connection has run over it.
@@ -113,6 +116,12 @@ impl SparePort {
         self.loan.as_ref().filter(|loan| loan.rail == rail).map(|loan| loan.port.port())
     }
 
+    /// Whether all memory is registered on the device of `port`, if that is the one that is borrowed.
+    pub fn is_ready(&self, port: &Rail) -> bool {
+        let device = Arc::downgrade(&port.card.device());
+        self.loan.as_ref().is_none_or(|loan| Weak::ptr_eq(&loan.device, &device))
+    }
+
     /// The rail that a port stands in for.
     pub fn rail(&self) -> Option<u8> {
         self.loan.as_ref().map(|loan| loan.rail)
@@ -151,9 +160,9 @@ impl SparePort {
     }
 
     /// There are no queue pairs: gives a port back that is not needed any more, that is not `usable`, or over which attempts fail.
-    pub fn settle(&mut self, memory: &ConnMemory, usable: impl Fn(&Rail) -> bool) {
+    pub fn settle(&mut self, memory: &ConnMemory, usable: impl Fn(&Arc<Rail>) -> bool) {
         let Some(loan) = &self.loan else { return };
-        let is_bad = loan.attempts.0 > MAX_FAILED || !usable(loan.port.port());
+        let is_bad = loan.attempts.0 > MAX_FAILED || !usable(loan.port.port()) || !self.is_ready(loan.port.port());
         if self.own_since.is_none() && !is_bad {
             return;
         }
@@ -233,9 +242,10 @@ impl Loan {
     /// Memory cannot be registered on the port's card, or nobody can wait for its events.
     fn begin(port: &Arc<Rail>, wanted: &Wanted<'_>) -> Result<Self, Error> {
         let watcher = port.card.watcher()?;
-        wanted.memory.extend(&port.card)?;
+        let device = Arc::downgrade(&wanted.memory.extend(&port.card)?);
         let events: Arc<dyn PortListener> = Arc::new(PassedOn(wanted.listener.clone()));
         watcher.listen(port.port, &events);
-        Ok(Self { rail: wanted.rail, port: BorrowedPort::new(port), attempts: (0, 0), has_run: false, _events: events })
+        let port = BorrowedPort::new(port);
+        Ok(Self { rail: wanted.rail, port, device, attempts: (0, 0), has_run: false, _events: events })
     }
 }

@@ -10,11 +10,15 @@
 //! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the control connection is
 //! there, so is the peer, and its end is noticed.
 //!
+//! A port that is down, or has no address, is waited for as long as the other steps may take, unless failover is switched off. If an
+//! address goes while queue pairs are connected, all of it begins anew.
+//!
 //! One that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. It is dialled
 //! again like any other, and that this end wants to go on shows the peer that it has committed.
 
 use super::identity;
 use super::nccl_comm::NcclComm;
+use super::steps::Steps;
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
@@ -61,6 +65,9 @@ pub struct Connector {
     turned_away: bool,
     /// The errno of the latest attempt at a TCP connection that failed.
     trouble: Option<i32>,
+    /// Why a port could not be used at the latest look.
+    port_trouble: Option<Error>,
+    steps: Steps,
     stage: Stage,
 }
 
@@ -80,6 +87,8 @@ enum Stage {
 enum Dial {
     Again(Instant),
     Trying(ControlStream),
+    /// There is one, and a port cannot be used. It is looked at again at the given time.
+    Waiting(ControlStream, Instant),
 }
 
 /// What has been offered to the listener.
@@ -100,6 +109,8 @@ struct Pending {
 }
 
 const REDIAL_AFTER: Duration = Duration::from_millis(20);
+/// Time from one look at a port that cannot be used to the next.
+pub(super) const LOOK_AFTER: Duration = Duration::from_millis(10);
 /// Failures of an attempt at a TCP connection that may pass.
 const PASSING: [i32; 6] =
     [libc::ECONNREFUSED, libc::ETIMEDOUT, libc::ECONNRESET, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENETUNREACH];
@@ -111,9 +122,24 @@ impl Connector {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
         let stage = Stage::Dialing(Dial::Again(now));
-        let (up_since, turned_away, trouble) = (None, false, None);
+        let (up_since, turned_away, trouble, port_trouble) = (None, false, None, None);
         let (refusals, start) = (Refusals::default(), now);
-        Self { nic, handle, control, of, deadline, up_since, asked: now, refusals, start, turned_away, trouble, stage }
+        Self {
+            nic,
+            handle,
+            control,
+            of,
+            deadline,
+            up_since,
+            asked: now,
+            refusals,
+            start,
+            turned_away,
+            trouble,
+            port_trouble,
+            steps: Steps::begin(),
+            stage,
+        }
     }
 
     /// Whether nobody has asked for it for longer than anybody pauses who still wants it. Who does after all may begin anew.
@@ -141,9 +167,15 @@ impl Connector {
             let (stage, progress) = match stage {
                 Stage::Dialing(dial) => self.dial(dial)?,
                 Stage::Awaiting(offer) => self.await_reply(offer)?,
-                Stage::Connecting(mut pending) => match self.join(&mut pending)? {
-                    true => return self.complete(*pending).map(Some),
-                    false => (Stage::Connecting(pending), false),
+                Stage::Connecting(mut pending) => match self.join(&mut pending) {
+                    Ok(true) => {
+                        self.steps.end("connecting queue pairs");
+                        return self.complete(*pending).map(Some);
+                    }
+                    Ok(false) => (Stage::Connecting(pending), false),
+                    // With other queue pairs; the listener hears that these are no more.
+                    Err(e) if self.may_pass(&e) => redial(),
+                    Err(e) => return Err(e),
                 },
                 Stage::Done => return Err(Error::internal("connect was called after it had failed")),
             };
@@ -156,9 +188,23 @@ impl Connector {
         }
     }
 
+    /// Whether a port cannot be used just now, and is waited for.
+    fn may_pass(&self, error: &Error) -> bool {
+        error.is_recoverable && self.nic.config.failover && Instant::now() < self.deadline
+    }
+
+    /// The error of a port that has been waited for.
+    fn given_up(&self, error: Error) -> Error {
+        let limit = format!("waited for it for FERRITE_HANDSHAKE_TIMEOUT={} s", self.nic.config.handshake_timeout_s);
+        error.context(limit)
+    }
+
     fn check_deadline(&self, stage: &Stage) -> Result<()> {
         if Instant::now() < self.deadline {
             return Ok(());
+        }
+        if let (Stage::Dialing(Dial::Waiting(..)), Some(error)) = (stage, &self.port_trouble) {
+            return Err(self.given_up(error.clone()));
         }
         let waiting = match stage {
             Stage::Dialing(_) if self.turned_away => {
@@ -179,6 +225,10 @@ impl Connector {
     fn dial(&mut self, dial: Dial) -> Result<(Stage, bool)> {
         match dial {
             Dial::Again(when) if Instant::now() < when => Ok((Stage::Dialing(Dial::Again(when)), false)),
+            Dial::Waiting(stream, when) if Instant::now() < when => {
+                Ok((Stage::Dialing(Dial::Waiting(stream, when)), false))
+            }
+            Dial::Waiting(stream, _) => self.offer(stream),
             Dial::Again(_) => {
                 // One for each attempt: what belongs to another one is not taken for this one's.
                 let stream =
@@ -190,7 +240,8 @@ impl Connector {
                 Ok(true) => {
                     self.refusals.clear();
                     self.up_since = Some(Instant::now());
-                    Ok((Stage::Awaiting(Box::new(self.offer(stream)?)), true))
+                    self.steps.end("dial");
+                    self.offer(stream)
                 }
                 Err(e) if PASSING.contains(&e) => {
                     let now = self.start.elapsed();
@@ -209,23 +260,37 @@ impl Connector {
         }
     }
 
-    fn offer(&self, stream: ControlStream) -> Result<Offer> {
+    /// Says hello over `stream`, as soon as all ports can be used.
+    fn offer(&mut self, stream: ControlStream) -> Result<(Stage, bool)> {
+        let (qps, ring) = match self.create() {
+            Ok(created) => created,
+            Err(e) if self.may_pass(&e) => {
+                self.port_trouble = Some(e);
+                return Ok((Stage::Dialing(Dial::Waiting(stream, Instant::now() + LOOK_AFTER)), false));
+            }
+            Err(e) if self.port_trouble.is_some() => return Err(self.given_up(e)),
+            Err(e) => return Err(e),
+        };
+        self.steps.end("creating queue pairs");
+        let halves = cts_halves(self.nic.rails.len());
+        let place = Ring { addr: ring.addr(), slots: RING_SLOTS as u32, slot_room: (halves * Cts::BYTES) as u32 };
+        let hello =
+            Hello { token: self.handle.token, endpoint: qps.endpoint.clone(), ring: place, identity: identity::own() };
+        stream.send(Kind::Hello, hello.body());
+        Ok((Stage::Awaiting(Box::new(Offer { stream, qps, ring })), true))
+    }
+
+    /// Creates what is offered.
+    fn create(&self) -> Result<(InitQpSet, CtsRing)> {
         let nic = &self.nic;
         let ports = nic.ports(RailMask::first(nic.rails.len() as u8));
         let mut qps = InitQpSet::new(nic, &ports, nic.config.queue_pairs.into(), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
             qps.offer_ece();
         }
-        let halves = cts_halves(nic.rails.len());
-        let mut ring = CtsRing::new(halves)?;
-        for (end, (_, port)) in qps.endpoint.rails.iter_mut().zip(&ports) {
-            end.ring_key = ring.rkey(&port.card.domain)?;
-        }
-        let place = Ring { addr: ring.addr(), slots: RING_SLOTS as u32, slot_room: (halves * Cts::BYTES) as u32 };
-        let hello =
-            Hello { token: self.handle.token, endpoint: qps.endpoint.clone(), ring: place, identity: identity::own() };
-        stream.send(Kind::Hello, hello.body());
-        Ok(Offer { stream, qps, ring })
+        let mut ring = CtsRing::new(cts_halves(nic.rails.len()))?;
+        qps.describe_ring(&mut ring)?;
+        Ok((qps, ring))
     }
 
     fn abandoned(&self) -> Error {
@@ -282,6 +347,7 @@ impl Connector {
         let Offer { stream, qps, ring } = *offer;
         let reply =
             Reply::parse(&frame.body, &qps.endpoint).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
+        self.steps.end("handshake");
         let priority = Priority::of_sender(&self.nic.config, self.of.class);
         self.deadline = Instant::now() + self.handshake_timeout();
         let connecting =
@@ -305,8 +371,8 @@ impl Connector {
         let name = PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer());
         let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
-        log::debug!("{} sends to {}: {:?}", self.nic.name, peer.peer(), reply.terms);
         let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps)?;
+        log::debug!("{} sends to {}: {:?}; {}", self.nic.name, peer.peer(), reply.terms, self.steps);
         let comm = SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats);
         comm.labels.set_communicator(self.of.id);
         Ok(comm)

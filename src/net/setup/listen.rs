@@ -5,9 +5,11 @@
 //! as long as its control connection is there, and NCCL may leave a listener alone for hours. What is left of candidates whose control connection
 //! has ended meanwhile is cleared away by a [watcher](crate::net::control::watcher).
 
+use super::connect::LOOK_AFTER;
 use super::identity;
 use super::nccl_comm::NcclComm;
-use crate::error::Result;
+use super::steps::Steps;
+use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
@@ -56,6 +58,7 @@ struct Candidate {
     name: Option<String>,
     /// When connecting our queue pairs to its has taken too long.
     deadline: Instant,
+    steps: Steps,
     stage: Stage,
 }
 
@@ -63,6 +66,8 @@ struct Candidate {
 enum Stage {
     /// Knows the token; its hello is to be read.
     Client,
+    /// Has sent its hello; a port of ours cannot be used, and is looked at again at the given time.
+    Waiting(Box<Hello>, Instant),
     /// Has sent its hello; our queue pairs are being connected to its.
     Connecting(Box<Preparing>),
     /// Has got our reply; its commit is due.
@@ -130,8 +135,9 @@ impl Listener {
                     log::info!("listener {at} for {}: dismissed {from}: {why}", self.nic.name);
                 }
                 Ok(Verdict::Take(prepared)) => {
-                    let Candidate { stream, .. } = candidates.remove(i);
-                    return self.complete(stream, *prepared).map(Some);
+                    let Candidate { stream, mut steps, .. } = candidates.remove(i);
+                    steps.end("commit");
+                    return self.complete(stream, *prepared, &steps).map(Some);
                 }
                 // The right peer cannot be served, and is sent the reason.
                 Err(error) => {
@@ -153,7 +159,8 @@ impl Listener {
         while candidates.len() < MAX_CANDIDATES
             && let Some(stream) = ControlStream::fetch(&self.control, &self.handle.token)
         {
-            candidates.push(Candidate { stream, name: None, deadline: Instant::now(), stage: Stage::Client });
+            let (deadline, steps) = (Instant::now(), Steps::begin());
+            candidates.push(Candidate { stream, name: None, deadline, steps, stage: Stage::Client });
         }
     }
 
@@ -186,22 +193,55 @@ impl Listener {
         let hello = Hello::parse(&frame.body)?;
         let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
         candidate.name = Some(name.to_string());
-        let preparing = begin(&self.nic, hello, self.of.class)?;
-        candidate.deadline = Instant::now() + self.handshake_timeout();
-        candidate.stage = Stage::Connecting(Box::new(preparing));
+        candidate.steps.end("hello");
+        let now = Instant::now();
+        candidate.deadline = now + self.handshake_timeout();
+        candidate.stage = Stage::Waiting(Box::new(hello), now);
         self.proceed(candidate)
+    }
+
+    /// Whether a port cannot be used just now, and is waited for.
+    fn may_pass(&self, error: &Error, candidate: &Candidate) -> bool {
+        error.is_recoverable && self.nic.config.failover && Instant::now() < candidate.deadline
     }
 
     /// Goes on with what does not wait for the peer; once it is done, the peer is sent the reply.
     fn proceed(&self, candidate: &mut Candidate) -> Result<Verdict> {
+        if let Stage::Waiting(hello, when) = &candidate.stage
+            && *when <= Instant::now()
+        {
+            let hello = hello.clone();
+            match begin(&self.nic, (*hello).clone(), self.of.class) {
+                Ok(preparing) => {
+                    candidate.steps.end("creating queue pairs");
+                    candidate.stage = Stage::Connecting(Box::new(preparing));
+                }
+                Err(e) if self.may_pass(&e, candidate) => {
+                    candidate.stage = Stage::Waiting(hello, Instant::now() + LOOK_AFTER);
+                }
+                Err(e) => return Err(e),
+            }
+        }
         let Stage::Connecting(preparing) = &mut candidate.stage else { return Ok(Verdict::Wait) };
-        if !preparing.connecting.advance(&self.nic)? {
-            return Ok(if Instant::now() < candidate.deadline { Verdict::Wait } else { self.too_late(candidate) });
+        match preparing.connecting.advance(&self.nic) {
+            Ok(true) => {}
+            Ok(false) if Instant::now() < candidate.deadline => return Ok(Verdict::Wait),
+            Ok(false) => return Ok(self.too_late(candidate)),
+            Err(e) => {
+                let hello = Box::new(preparing.hello.clone());
+                if !self.may_pass(&e, candidate) {
+                    return Err(e);
+                }
+                candidate.stage = Stage::Waiting(hello, Instant::now() + LOOK_AFTER);
+                return Ok(Verdict::Wait);
+            }
         }
         let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
             return Ok(Verdict::Wait);
         };
+        candidate.steps.end("connecting queue pairs");
         let (prepared, reply) = preparing.finish(&self.nic, &self.control)?;
+        candidate.steps.end("receives");
         candidate.stream.send(Kind::Reply, reply.body());
         candidate.stage = Stage::Replied(Box::new(prepared));
         Ok(Verdict::Wait)
@@ -215,11 +255,11 @@ impl Listener {
         Verdict::Dismiss(why)
     }
 
-    fn complete(&self, stream: ControlStream, prepared: Prepared) -> Result<RecvComm> {
+    fn complete(&self, stream: ControlStream, prepared: Prepared, steps: &Steps) -> Result<RecvComm> {
         let name = PeerName::new(&prepared.identity, &prepared.endpoint, stream.peer());
         let peer = PeerState::new(name, stream, prepared.terms.failover);
         self.nic.watch(&peer)?;
-        log::debug!("{} receives from {}", self.nic.name, peer.peer());
+        log::debug!("{} receives from {}; {steps}", self.nic.name, peer.peer());
         let comm = RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms);
         comm.labels.set_communicator(self.of.id);
         Ok(comm)

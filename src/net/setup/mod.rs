@@ -5,3 +5,4 @@ pub mod connectors;
 mod identity;
 pub mod listen;
 pub mod nccl_comm;
+mod steps;

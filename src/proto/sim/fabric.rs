@@ -97,6 +97,8 @@ struct QueuePair {
     acks_lost: bool,
     /// Work requests of a queue pair that has failed which the other end may still execute.
     delayed: VecDeque<WorkRequest>,
+    /// Receives that are posted and not consumed.
+    receives: u32,
 }
 
 /// A queue pair fails when its oldest work request has been sent again so many times.
@@ -121,6 +123,7 @@ impl Fabric {
             retries: 0,
             acks_lost: false,
             delayed: VecDeque::new(),
+            receives: 0,
         };
         let queues = || vec![VecDeque::new(); rails];
         Self {
@@ -137,6 +140,11 @@ impl Fabric {
             return self.complete(end, qp, wr.id, Status::Flushed);
         }
         pair.sends.push_back(wr);
+    }
+
+    /// Posts receives.
+    pub(super) fn post_receives(&mut self, end: End, qp: QpIndex, count: u32) {
+        self.qps[usize::from(qp.0)][end as usize].receives += count;
     }
 
     /// Takes at most `limit` completions of a rail.
@@ -175,6 +183,9 @@ impl Fabric {
             requester.executed += 1;
         }
         if let Some(imm) = wr.imm {
+            let receives = &mut self.qps[usize::from(qp.0)][from.other() as usize].receives;
+            assert!(*receives > 0, "a message finds no receive on {qp:?}");
+            *receives -= 1;
             self.complete(from.other(), qp, WrId::Receive { imm }, Status::Success);
         }
         Some(wr)

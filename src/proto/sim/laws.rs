@@ -8,6 +8,7 @@
 //! 6. A slot of the ring never goes back to an older clear-to-send.
 //! 7. After an error of an end, `isend` and `irecv` return an error there, and nothing is posted.
 //! 8. A run ends in a bounded number of steps after its last fault: nothing waits for ever.
+//! 9. A message finds a receive on each queue pair that carries an immediate of it; the fabric looks at that.
 //!
 //! What cannot be kept without recovery is counted, and `mod.rs` expects that it happens: a write that was delayed may land in a buffer
 //! after its receive has ended *with an error* and before its region is deregistered. See [`Laws::late_writes`].

@@ -1,10 +1,11 @@
 //! The receiving end: a [`RecvFlow`], and around it what `net::data::receiver` does, in the same order.
 
 use super::control::{Cause, PeerState};
-use super::fabric::{Completion, End, WorkRequest, WrId};
+use super::fabric::{Completion, End, Fabric, WorkRequest, WrId};
 use super::outside::Outside;
 use super::plan::{Plan, address};
 use crate::proto::imm::Imm;
+use crate::proto::receives::RECEIVE_BATCH;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::RequestId;
 use crate::proto::{QpIndex, RING_SLOTS, Violation};
@@ -18,13 +19,18 @@ pub(super) struct Receiver {
     /// Writes of clear-to-sends.
     writes: u32,
     probes: u32,
+    /// By queue pair, receives that have been consumed and not posted again.
+    consumed: Vec<u32>,
     /// The error of this end. It stays.
     failed: Option<Cause>,
 }
 
 impl Receiver {
-    pub(super) fn new(plan: &Plan) -> Self {
-        Self { flow: RecvFlow::new(plan.striping), writes: 0, probes: 0, failed: None }
+    /// A receiver that has posted its first receives.
+    pub(super) fn new(plan: &Plan, fabric: &mut Fabric) -> Self {
+        let flow = RecvFlow::new(plan.striping);
+        post_receives(plan, fabric, flow.receives());
+        Self { flow, writes: 0, probes: 0, consumed: vec![0; plan.qps()], failed: None }
     }
 
     /// `irecv` of group number `group`.
@@ -32,7 +38,7 @@ impl Receiver {
         if outside.control.state(End::Receiver) >= PeerState::Closed {
             return Err(self.refusal(outside));
         }
-        let plan = &outside.plan;
+        let Outside { plan, fabric, .. } = outside;
         let range = plan.groups[group].clone();
         let buffer = |i: usize| {
             let (i, message) = (range.start + i, plan.messages[range.start + i]);
@@ -43,7 +49,16 @@ impl Receiver {
                 tag: message.tag,
             })
         };
-        let posted = self.flow.post(range.len(), buffer).unwrap_or_else(|violation| panic!("{violation}"));
+        let post =
+            |flow: &mut RecvFlow| flow.post(range.len(), buffer).unwrap_or_else(|violation| panic!("{violation}"));
+        let mut posted = post(&mut self.flow);
+        while posted.is_none()
+            && let Some(more) = self.flow.more_receives(range.len())
+        {
+            post_receives(plan, fabric, more - self.flow.receives());
+            self.flow.handle_more_receives();
+            posted = post(&mut self.flow);
+        }
         self.write_cts(outside);
         Ok(posted)
     }
@@ -123,7 +138,7 @@ impl Receiver {
         for rail in 0..outside.plan.rails() {
             let polled = outside.poll(End::Receiver, rail);
             count += polled.succeeded.len();
-            polled.succeeded.iter().for_each(|completion| self.handle_completion(completion));
+            polled.succeeded.iter().for_each(|completion| self.handle_completion(completion, &mut outside.fabric));
             if let Some(status) = polled.failed {
                 return Err(self.fail(Cause::WorkRequest(status), outside));
             }
@@ -131,9 +146,14 @@ impl Receiver {
         Ok(count)
     }
 
-    fn handle_completion(&mut self, completion: &Completion) {
+    fn handle_completion(&mut self, completion: &Completion, fabric: &mut Fabric) {
         match completion.id {
             WrId::Receive { imm } => {
+                let consumed = &mut self.consumed[usize::from(completion.qp.0)];
+                *consumed += 1;
+                if *consumed == RECEIVE_BATCH {
+                    fabric.post_receives(End::Receiver, completion.qp, std::mem::take(consumed));
+                }
                 let result = self.flow.handle_immediate(completion.qp, Imm::from_bits(imm));
                 result.unwrap_or_else(|violation| panic!("{violation}"));
             }
@@ -141,4 +161,9 @@ impl Receiver {
             _ => {}
         }
     }
+}
+
+/// Posts `count` receives on each queue pair.
+fn post_receives(plan: &Plan, fabric: &mut Fabric, count: u32) {
+    (0..plan.qps()).for_each(|qp| fabric.post_receives(End::Receiver, QpIndex(qp as u8), count));
 }

@@ -51,7 +51,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(random: Random, plan: Plan) -> Self {
-        let fabric = Fabric::new(plan.rails(), plan.qps());
+        let mut fabric = Fabric::new(plan.rails(), plan.qps());
         let ring = vec![CtsWords::default(); RING_SLOTS * cts_halves(plan.rails())];
         let mut to_send: BTreeMap<u32, VecDeque<usize>> = BTreeMap::new();
         for (i, message) in plan.messages.iter().enumerate() {
@@ -60,7 +60,7 @@ impl World {
         Self {
             laws: Laws::new(&plan),
             sender: Some(Sender::new(&plan)),
-            receiver: Some(Receiver::new(&plan)),
+            receiver: Some(Receiver::new(&plan, &mut fabric)),
             outside: Outside { plan, fabric, control: Control::new(), random, ring },
             to_send,
             chosen: None,
@@ -205,6 +205,9 @@ impl World {
         let (Some(receiver), Some((id, messages))) = (&mut self.receiver, self.receiving.front().cloned()) else {
             return;
         };
+        if self.outside.plan.tests_rarely && !self.outside.random.one_in(16) {
+            return;
+        }
         match receiver.test(id, &mut self.outside) {
             Ok(None) => return,
             Ok(Some(lengths)) => {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{dist, ferrite};
+use common::{dist, ferrite, stock_nccl};
 use serde_json::Value;
 use testkit::require;
 
@@ -39,6 +39,17 @@ fn each_message_takes_two_doorbells_and_two_completions_or_fewer() {
             (Some(2), Some(2))
         );
     }
+}
+
+#[test]
+fn queues_take_a_third_of_those_of_the_built_in_transport() {
+    let dist = require!(dist(&PARTS));
+    let stock = require!(stock_nccl()).display().to_string();
+    let all = counted(&dist, &["--stock", &stock, "--size", "8"]);
+    let sides = all["cases"][0]["transports"].as_array().expect("transports");
+    let bytes = |side: &Value| side["connection"]["queue_bytes"]["mlx5"].as_f64().expect("a number");
+    assert_eq!(sides[0]["name"], "NCCL 2.21.5");
+    assert!(bytes(&sides[1]) <= 0.35 * bytes(&sides[0]), "{sides:?}");
 }
 
 #[test]

@@ -226,6 +226,7 @@ fn capacities_json(c: &Capacities) -> Value {
         "send_elements": c.send_elements,
         "receive_elements": c.receive_elements,
         "inline": c.inline,
+        "operations": c.operations,
     })
 }
 

@@ -139,6 +139,8 @@ impl Outside {
 /// Both ends, connected.
 pub(super) fn connected(outside: &mut Outside, give_up: Duration) -> (Sender, Receiver) {
     let rails = outside.plan.striping.rail_numbers();
+    let flow = RecvFlow::new(outside.plan.striping);
+    outside.fabric.keep_receives(&[], flow.receives());
     let [near, far] = [End::Sender, End::Receiver].map(|end| outside.create(end, rails));
     for (a, b) in near.iter().zip(&far) {
         outside.fabric.connect(*a, *b);
@@ -160,7 +162,7 @@ pub(super) fn connected(outside: &mut Outside, give_up: Duration) -> (Sender, Re
     };
     let receiver = Receiver {
         caller: Caller::new(End::Receiver, plan, far, give_up),
-        flow: RecvFlow::new(plan.striping),
+        flow,
         next_group: 0,
         receiving: VecDeque::new(),
     };

@@ -6,6 +6,7 @@
 
 use super::super::fabric::{Bytes, End, Status, WorkRequest, WrId};
 use super::super::random::Random;
+use crate::proto::receives::RECEIVE_BATCH;
 use crate::proto::{MAX_RAILS, QpIndex};
 use std::collections::VecDeque;
 
@@ -52,6 +53,9 @@ pub(super) struct QueuePair {
     retries: u32,
     acks_lost: bool,
     late: VecDeque<Request>,
+    /// Receives that are posted and not consumed, and those whose completion has been polled and that are not posted again.
+    receives: u32,
+    polled: u32,
     pub(super) completions: VecDeque<Completion>,
 }
 
@@ -76,12 +80,14 @@ pub(super) struct Fabric {
     pub(super) late_packets: u32,
     /// Whether the receiver's device acknowledges data and loses it.
     pub(super) forgets: bool,
+    /// Receives that the receiver posts on new queue pairs.
+    receives: u32,
 }
 
 impl Fabric {
     pub(super) fn new() -> Self {
         let (ports, cut) = ([[true; MAX_RAILS]; 2], [[false; MAX_RAILS]; 2]);
-        Self { qps: Vec::new(), ports, cut, late_packets: 0, forgets: false }
+        Self { qps: Vec::new(), ports, cut, late_packets: 0, forgets: false, receives: 0 }
     }
 
     /// A queue pair with index `index`. Returns its number.
@@ -99,9 +105,29 @@ impl Fabric {
             retries: 0,
             acks_lost: false,
             late: VecDeque::new(),
+            receives: if end == End::Receiver { self.receives } else { 0 },
+            polled: 0,
             completions: VecDeque::new(),
         });
         self.qps.len() - 1
+    }
+
+    /// The receiver posts as many on each of `qps`, which it uses, and on new queue pairs.
+    pub(super) fn keep_receives(&mut self, qps: &[usize], count: u32) {
+        qps.iter().for_each(|qp| self.qps[*qp].receives += count - self.receives);
+        self.receives = count;
+    }
+
+    /// The receiver, which uses `qps`, has polled a completion.
+    pub(super) fn handle_receive_of(&mut self, completion: &Completion, qps: &[usize]) {
+        if !matches!(completion.id, WrId::Receive { .. }) {
+            return;
+        }
+        let pair = &mut self.qps[qps[usize::from(completion.qp.0)]];
+        pair.polled += 1;
+        if pair.polled == RECEIVE_BATCH {
+            pair.receives += std::mem::take(&mut pair.polled);
+        }
     }
 
     pub(super) fn connect(&mut self, qp: usize, peer: usize) {
@@ -148,6 +174,8 @@ impl Fabric {
             && !is_forgotten
             && let Some(imm) = request.wr.imm
         {
+            assert!(responder.receives > 0, "a message finds no receive on queue pair {qp}");
+            responder.receives -= 1;
             let index = responder.index;
             responder.completions.push_back(Completion {
                 id: WrId::Receive { imm },

@@ -147,14 +147,23 @@ impl Sender {
 impl Receiver {
     /// `irecv` of the next group. While the connection recovers, it is accepted all the same.
     pub(super) fn irecv(&mut self, outside: &mut Outside) -> bool {
-        let plan = &outside.plan;
+        let Outside { plan, fabric, .. } = outside;
         let Some(range) = plan.groups.get(self.next_group).cloned() else { return false };
         let buffer = |i: usize| {
             let (i, message) = (range.start + i, plan.messages[range.start + i]);
             let (addr, length, tag) = (address(i), message.posted, message.tag);
             Ok::<_, Violation>(Buffer { addr, length, rkeys: &plan.keys[i], tag })
         };
-        let Some(id) = self.flow.post(range.len(), buffer).unwrap_or_else(|e| panic!("{e}")) else { return false };
+        let mut posted = self.flow.post(range.len(), buffer).unwrap_or_else(|e| panic!("{e}"));
+        while posted.is_none()
+            && self.caller.machine.is_running()
+            && let Some(more) = self.flow.more_receives(range.len())
+        {
+            fabric.keep_receives(&self.caller.in_use, more);
+            self.flow.handle_more_receives();
+            posted = self.flow.post(range.len(), buffer).unwrap_or_else(|e| panic!("{e}"));
+        }
+        let Some(id) = posted else { return false };
         self.receiving.push_back((id, range));
         self.next_group += 1;
         self.write_cts(outside);
@@ -168,6 +177,9 @@ impl Receiver {
         if self.caller.machine.is_running() {
             let polled = self.caller.poll(outside);
             is_any = !polled.is_empty();
+            for completion in &polled {
+                outside.fabric.handle_receive_of(completion, &self.caller.in_use);
+            }
             self.handle_completions(polled);
             if !is_any {
                 self.flow.handle_empty_poll(id);

@@ -45,6 +45,8 @@ pub(crate) struct Capacities {
     pub(crate) send_elements: u64,
     pub(crate) receive_elements: u64,
     pub(crate) inline: u64,
+    /// The operations that it was made for: bit n is `ibv_wr_opcode` n. `None`: that was not said.
+    pub(crate) operations: Option<u64>,
 }
 
 /// The queues of a process.

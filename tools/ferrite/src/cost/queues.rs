@@ -44,12 +44,19 @@ fn pages(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE)
 }
 
-/// A send work request has room for each kind of request, of which binding a memory window is the largest.
+/// A send work request has room for each operation. Where they are not named, binding a memory window is the largest.
 fn mlx5_queue_pair(cap: &Capacities) -> u64 {
     const BLOCK: u64 = 64;
-    const LARGEST: u64 = 192;
+    const ATOMIC: u64 = 0b110_0000;
+    const REMOTE: u64 = 0b001_0011;
+    let head = match cap.operations {
+        None => 192,
+        Some(operations) if operations & ATOMIC != 0 => 48,
+        Some(operations) if operations & REMOTE != 0 => 32,
+        Some(_) => 16,
+    };
     let inline = if cap.inline == 0 { 0 } else { (4 + cap.inline).next_multiple_of(16) };
-    let slot = (LARGEST + inline.max(16 * cap.send_elements)).next_multiple_of(BLOCK);
+    let slot = (head + inline.max(16 * cap.send_elements)).next_multiple_of(BLOCK);
     let send = if cap.sends == 0 { 0 } else { power(cap.sends * slot) };
     let receive =
         if cap.receives == 0 { 0 } else { (power(cap.receives) * power(16 * cap.receive_elements.max(1))).max(BLOCK) };
@@ -73,7 +80,7 @@ mod tests {
 
     fn bytes(name: &str, sends: u64, receives: u64, inline: u64, entries: u64) -> u64 {
         let driver = DRIVERS.iter().find(|driver| driver.name == name).expect("it is known");
-        let pair = Capacities { sends, receives, send_elements: 1, receive_elements: 1, inline };
+        let pair = Capacities { sends, receives, send_elements: 1, receive_elements: 1, inline, operations: None };
         driver.bytes(&Queues { queue_pairs: vec![pair], completion_queues: vec![entries] })
     }
 
@@ -86,6 +93,13 @@ mod tests {
     fn inline_data_makes_slots_larger_where_it_does_not_fit() {
         assert_eq!(bytes("mlx5", 128, 0, 60, 63), (128 * 256) + 4096);
         assert_eq!(bytes("mlx5", 128, 0, 61, 63), power(128 * 320) + 4096);
+    }
+
+    #[test]
+    fn queue_pairs_for_writes_alone_have_slots_of_64_bytes() {
+        let pair = Capacities { sends: 256, send_elements: 1, operations: Some(0b11), ..Capacities::default() };
+        assert_eq!(mlx5_queue_pair(&pair), 256 * 64);
+        assert_eq!(mlx5_queue_pair(&Capacities { inline: 192, ..pair }), 256 * 256, "6 clear-to-sends of 32 bytes");
     }
 
     #[test]

@@ -151,7 +151,7 @@ fn rail_facts(rail: &Rail) -> RailFacts {
         }
     });
     RailFacts {
-        device: rail.card.context.name().to_owned(),
+        device: rail.card.name.clone(),
         port: rail.port,
         speed_mbps: rail.speed_mbps,
         infiniband: rail.infiniband,

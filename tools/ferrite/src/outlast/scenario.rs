@@ -225,6 +225,27 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         &[(500, "operation-error device=softrnic0 times=1")],
     ),
     scenario(
+        "device-reset",
+        "the sender's only device fails, and its driver has it again after 1 s",
+        Ports::One,
+        4000,
+        &[(500, "device-fatal=1s device=softrnic0 times=1")],
+    ),
+    scenario(
+        "device-reset-receiver",
+        "the receiver's only device fails, and its driver has it again after 1 s",
+        Ports::One,
+        4000,
+        &[(500, "device-fatal=1s device=softrnic1 times=1")],
+    ),
+    scenario(
+        "device-reset-second-port",
+        "two ports; the second's device fails for 1 s, three seconds after its return the first's fails for good",
+        Ports::Two,
+        8000,
+        &[(500, "device-fatal=1s device=softrnic1 times=1"), (4500, "fail softrnic0")],
+    ),
+    scenario(
         "gid-moved",
         "two ports; the first comes back with its address at another GID index, later the second goes down for good",
         Ports::Two,

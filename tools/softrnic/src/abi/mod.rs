@@ -2,5 +2,6 @@
 
 pub(crate) mod consts;
 pub(crate) mod export;
+pub(crate) mod init_attr_ex;
 pub(crate) mod names;
 pub(crate) mod types;

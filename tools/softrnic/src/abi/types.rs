@@ -63,6 +63,8 @@ pub(crate) const LEAD_SIZE: usize = LEAD_WORDS - 1;
 pub(crate) const LEAD_QUERY_PORT: usize = LEAD_WORDS - 40;
 /// `verbs_context.query_device_ex`, 104 bytes before the context.
 pub(crate) const LEAD_QUERY_DEVICE_EX: usize = LEAD_WORDS - 13;
+/// `verbs_context.create_qp_ex`, 56 bytes before the context.
+pub(crate) const LEAD_CREATE_QP_EX: usize = LEAD_WORDS - 7;
 /// Offset of the number of ports, `uint32_t`, in `struct ibv_device_attr_ex`, which begins with a [`DeviceAttr`].
 pub(crate) const DEVICE_ATTR_EX_PORTS: usize = 396;
 

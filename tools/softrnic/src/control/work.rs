@@ -21,6 +21,8 @@ pub struct Capacities {
     pub receive_elements: u32,
     /// Bytes of inline data.
     pub inline: u32,
+    /// The operations that it was made for (`ibv_create_qp_ex`): bit n is `ibv_wr_opcode` n.
+    pub operations: Option<u32>,
 }
 
 impl Capacities {
@@ -32,6 +34,7 @@ impl Capacities {
             send_elements: cap.max_send_sge,
             receive_elements: cap.max_recv_sge,
             inline: cap.max_inline_data,
+            operations: slot.capacities.operations(),
         }
     }
 }

@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::abi::consts::event;
-use crate::abi::types::{self, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot};
+use crate::abi::types::{
+    self, LEAD_CREATE_QP_EX, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot,
+};
 use crate::host::fd_queue::FdQueue;
 use crate::objects::device::Device;
 use crate::process::fabric::Fabric;
@@ -47,6 +49,8 @@ pub(crate) struct Ops {
     pub(crate) post_recv: usize,
     pub(crate) query_port: usize,
     pub(crate) query_device: usize,
+    /// 0: there is no such call.
+    pub(crate) create_qp_ex: usize,
 }
 
 impl Context {
@@ -75,6 +79,7 @@ impl Context {
         verbs.lead[LEAD_SIZE] = size_of::<VerbsContext>();
         verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
         verbs.lead[LEAD_QUERY_DEVICE_EX] = ops.query_device;
+        verbs.lead[LEAD_CREATE_QP_EX] = ops.create_qp_ex;
         let delivered = AtomicU64::new(fabric.header().event_count.load(SeqCst));
         let is_told = AtomicBool::new(false);
         Ok(Arc::new(Self { verbs, fabric, device, events, delivered, failures, is_told }))

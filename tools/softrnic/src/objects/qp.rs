@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use crate::abi::consts::{Status, event, qp_state, qp_type};
+use crate::abi::init_attr_ex::ALL_OPERATIONS;
 use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
 use crate::host::lock::lock;
 use crate::limits::{MAX_SGE, QPS};
@@ -39,6 +40,8 @@ pub(crate) struct Qp {
     generation: u32,
     pub(crate) cap: QpCap,
     pub(crate) signal_all: bool,
+    /// What may be posted to the send queue: bit n is `ibv_wr_opcode` n.
+    pub(crate) operations: u64,
     /// What `ibv_query_qp` reports.
     pub(crate) attributes: Mutex<QpAttr>,
     pub(crate) send: Mutex<SendQueue>,
@@ -73,6 +76,8 @@ pub(crate) struct QpRequest {
     pub(crate) cap: QpCap,
     pub(crate) qp_type: i32,
     pub(crate) signal_all: bool,
+    /// `None`: all.
+    pub(crate) operations: Option<u64>,
 }
 
 impl Qp {
@@ -116,6 +121,7 @@ impl Qp {
             generation: slot.generation.load(SeqCst),
             cap,
             signal_all: requested.signal_all,
+            operations: requested.operations.unwrap_or(ALL_OPERATIONS),
             attributes: Mutex::new(QpAttr { cap, port_num: 1, ..QpAttr::default() }),
             send: Mutex::new(SendQueue::new(&cap)),
             send_ring: SendRing::new(entries(&cap)),
@@ -384,7 +390,7 @@ fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, requested: &QpRequest) ->
     for count in slot.sent.all().into_iter().chain(slot.work.all()) {
         count.store(0, Relaxed);
     }
-    slot.capacities.set(&requested.cap);
+    slot.capacities.set(&requested.cap, requested.operations);
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);
     let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1);

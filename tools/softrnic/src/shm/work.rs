@@ -136,15 +136,21 @@ impl WorkCounters {
 #[repr(C)]
 pub(crate) struct Capacities {
     words: [AtomicU32; 5],
-    _pad: u32,
+    /// The operations that it was made for: bit n is `ibv_wr_opcode` n. 0: that was not said.
+    operations: AtomicU32,
 }
 
 impl Capacities {
-    pub(crate) fn set(&self, cap: &QpCap) {
+    pub(crate) fn set(&self, cap: &QpCap, operations: Option<u64>) {
         let given = [cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data];
         for (word, value) in self.words.iter().zip(given) {
             word.store(value, Relaxed);
         }
+        self.operations.store(operations.unwrap_or(0) as u32, Relaxed);
+    }
+
+    pub(crate) fn operations(&self) -> Option<u32> {
+        Some(self.operations.load(Relaxed)).filter(|operations| *operations != 0)
     }
 
     pub(crate) fn get(&self) -> QpCap {

@@ -145,6 +145,9 @@ fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<u64, i
         wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD => return Err(libc::EINVAL),
         _ => return Err(libc::EOPNOTSUPP),
     }
+    if qp.operations & 1 << wr.opcode == 0 {
+        return Err(libc::EINVAL);
+    }
     let known = send_flag::FENCE | send_flag::SIGNALED | send_flag::SOLICITED | send_flag::INLINE;
     if wr.send_flags & !known != 0 || sges.len() > qp.cap.max_send_sge as usize {
         return Err(libc::EINVAL);

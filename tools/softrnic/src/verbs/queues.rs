@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::abi::consts::qp_state;
 use crate::abi::export::export;
+use crate::abi::init_attr_ex::{ALL_OPERATIONS, HAS_OPERATIONS, HAS_PD, QpInitAttrEx};
 use crate::abi::types::{self, QpAttr, QpInitAttr};
 use crate::engine::modify::modify;
 use crate::host::lock::lock;
@@ -62,36 +63,70 @@ unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
 export!("ibv_destroy_cq", "IBVERBS_1.1", destroy_cq);
 
 unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
-    pointer(|| {
-        // SAFETY: the caller's handle.
-        let pd: Arc<Pd> = unsafe { shared(pd) };
-        let engine = engine_of(pd.context.fabric)?;
-        // SAFETY: the caller's structure, of 64 bytes in every header.
-        let init = unsafe { &mut *init };
-        if init.send_cq.is_null() || init.recv_cq.is_null() {
-            return Err(libc::EINVAL);
-        }
-        if !init.srq.is_null() {
-            return Err(libc::EOPNOTSUPP);
-        }
-        // SAFETY: the caller's handles.
-        let (send_cq, recv_cq): (Arc<Cq>, Arc<Cq>) = unsafe { (shared(init.send_cq), shared(init.recv_cq)) };
-        let device = pd.context.device.index;
-        if send_cq.context.device.index != device || recv_cq.context.device.index != device {
-            return Err(libc::EINVAL);
-        }
-        let signal_all = init.sq_sig_all != 0;
-        let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
-        let qp = engine.create_qp(&pd, QpRequest { qp_context, send_cq, recv_cq, cap, qp_type, signal_all })?;
-        engine.fabric.count_command(Command::CreateQp);
-        init.cap = qp.cap;
-        let handle = qp.as_abi();
-        // Given back by `destroy_qp`.
-        let _ = Arc::into_raw(qp);
-        Ok(handle)
-    })
+    // SAFETY: the caller's structure, of 64 bytes in every header.
+    pointer(|| unsafe { make_qp(pd, &mut *init, None) })
 }
 export!("ibv_create_qp", "IBVERBS_1.1", create_qp);
+
+/// Through `verbs_context`. Of the fields behind the mask those of the protection domain and the operations are known.
+pub(crate) unsafe extern "C" fn create_qp_ex(_: *mut types::Context, attr: *mut QpInitAttrEx) -> *mut types::Qp {
+    pointer(|| {
+        // SAFETY: the caller's structure.
+        let attr = unsafe { &mut *attr };
+        if attr.comp_mask & !(HAS_PD | HAS_OPERATIONS) != 0 || attr.comp_mask & HAS_PD == 0 || attr.pd.is_null() {
+            return Err(if attr.comp_mask & HAS_PD == 0 { libc::EINVAL } else { libc::EOPNOTSUPP });
+        }
+        let operations = (attr.comp_mask & HAS_OPERATIONS != 0).then_some(attr.send_ops_flags);
+        if operations.is_some_and(|wanted| wanted & !ALL_OPERATIONS != 0) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let mut init = QpInitAttr {
+            qp_context: attr.qp_context,
+            send_cq: attr.send_cq,
+            recv_cq: attr.recv_cq,
+            srq: attr.srq,
+            cap: attr.cap,
+            qp_type: attr.qp_type,
+            sq_sig_all: attr.sq_sig_all,
+        };
+        // SAFETY: the caller's handle.
+        let made = unsafe { make_qp(attr.pd, &mut init, operations) }?;
+        attr.cap = init.cap;
+        Ok(made)
+    })
+}
+
+/// A queue pair for these operations; `None`: for all.
+///
+/// # Safety
+/// `pd` and the queues are the caller's handles.
+unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<u64>) -> Result<*mut types::Qp, i32> {
+    // SAFETY: the caller's handle.
+    let pd: Arc<Pd> = unsafe { shared(pd) };
+    let engine = engine_of(pd.context.fabric)?;
+    if init.send_cq.is_null() || init.recv_cq.is_null() {
+        return Err(libc::EINVAL);
+    }
+    if !init.srq.is_null() {
+        return Err(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's handles.
+    let (send_cq, recv_cq): (Arc<Cq>, Arc<Cq>) = unsafe { (shared(init.send_cq), shared(init.recv_cq)) };
+    let device = pd.context.device.index;
+    if send_cq.context.device.index != device || recv_cq.context.device.index != device {
+        return Err(libc::EINVAL);
+    }
+    let signal_all = init.sq_sig_all != 0;
+    let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
+    let request = QpRequest { qp_context, send_cq, recv_cq, cap, qp_type, signal_all, operations };
+    let qp = engine.create_qp(&pd, request)?;
+    engine.fabric.count_command(Command::CreateQp);
+    init.cap = qp.cap;
+    let handle = qp.as_abi();
+    // Given back by `destroy_qp`.
+    let _ = Arc::into_raw(qp);
+    Ok(handle)
+}
 
 unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
     code(|| {

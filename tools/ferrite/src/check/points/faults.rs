@@ -33,7 +33,7 @@ pub(super) const POINTS: &[Point] = &[
             Step { env: Env { vars: &[QUICK, SHORT], timeout_s: 40, ..BOTH_RANKS }, run: survive },
             Step { env: Env { vars: &[QUICK, DOWN, GIVE_UP], timeout_s: 40, ..BOTH_RANKS }, run: survive },
             Step { env: Env { vars: &[QUICK, ERROR], timeout_s: 40, ..BOTH_RANKS }, run: survive },
-            Step { env: Env { vars: &[QUICK, FATAL], timeout_s: 40, ..BOTH_RANKS }, run: survive },
+            Step { env: Env { vars: &[QUICK, FATAL, GIVE_UP], timeout_s: 40, ..BOTH_RANKS }, run: survive },
         ]),
     },
     Point {

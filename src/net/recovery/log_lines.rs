@@ -1,0 +1,45 @@
+//! What the log says of connections that recover: one line for all that do so at the same time.
+
+use super::rails::ConnRails;
+use crate::net::control::peer_state::PeerState;
+use crate::net::device::nic::Nic;
+use crate::proto::recovery::rail_mask::RailMask;
+use std::time::Duration;
+
+/// The connection of `nic` to `peer` recovers, because of `cause`.
+pub(super) fn warn_of_fault(nic: &Nic, peer: &PeerState, cause: &str) {
+    let text = format!("{}: the connection to {} recovers: {cause}", nic.name, peer.peer());
+    match nic.notices.line("fault", &text) {
+        Some(line) => log::warn!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}
+
+/// It does not run yet, as `so_far` tells.
+pub(super) fn warn_of_delay(nic: &Nic, peer: &PeerState, so_far: &str) {
+    let text = format!("{}: the connection to {} does not run yet: {so_far}", nic.name, peer.peer());
+    if let Some(line) = nic.notices.line("late", &text) {
+        log::warn!("{line} (FERRITE_GIVE_UP={} s)", nic.config.give_up_s);
+    }
+}
+
+/// It runs on `in_use` of its `rails`, after this time and so many attempts.
+pub(super) fn log_recovered(
+    nic: &Nic,
+    peer: &PeerState,
+    rails: &ConnRails,
+    (duration, attempts, in_use): (Duration, u32, RailMask),
+) {
+    let all = rails.all();
+    let of = match rails.borrowing() {
+        Some(rail) => format!(" over {}, which is borrowed", rails.names(RailMask::only(rail))),
+        None if in_use == all => String::new(),
+        None => format!(" on rail(s) {in_use} of {all}"),
+    };
+    let (name, peer, ms) = (&nic.name, peer.peer(), duration.as_millis());
+    let text = format!("{name}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)");
+    match nic.notices.line("recovered", &text) {
+        Some(line) => log::info!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}

@@ -1,0 +1,55 @@
+//! How long the steps of a connection's set-up have taken, for the log.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// The steps of one end, in their order.
+#[derive(Debug)]
+pub(super) struct Steps {
+    /// When the latest one ended.
+    last: Instant,
+    taken: Vec<(&'static str, Duration)>,
+}
+
+impl Steps {
+    /// The first one begins now.
+    pub(super) fn begin() -> Self {
+        Self { last: Instant::now(), taken: Vec::new() }
+    }
+
+    /// The step `name` has ended, and the next one begins. One that is repeated is told once, with the sum.
+    pub(super) fn end(&mut self, name: &'static str) {
+        let now = Instant::now();
+        let took = now.duration_since(std::mem::replace(&mut self.last, now));
+        match self.taken.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, sum)) => *sum += took,
+            None => self.taken.push((name, took)),
+        }
+    }
+}
+
+/// `dial 210 us, queue pairs 95 us`
+impl fmt::Display for Steps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (name, took)) in self.taken.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            write!(f, "{comma}{name} {} us", took.as_micros())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_steps_are_told_once() {
+        let mut steps = Steps::begin();
+        ["dial", "reply", "dial", "commit"].into_iter().for_each(|step| steps.end(step));
+        let text = steps.to_string();
+        let names: Vec<_> = text.split(", ").filter_map(|step| step.split(' ').next()).collect();
+        assert_eq!(names, ["dial", "reply", "commit"], "{text}");
+        assert!(text.ends_with(" us"), "{text}");
+    }
+}

@@ -1,0 +1,178 @@
+//! Flushes of received data to GPU memory while their connection recovers: each ends, and none before its read has been answered.
+
+use crate::common::log::said;
+use crate::common::plugin_transport;
+use crate::fabric::{Fabric, inject_only, recoveries, run, set_port};
+use crate::stream::{SHORT, Stream};
+use ferrite::error::Result;
+use ferrite::nccl::abi;
+use ferrite::pair::{PeerConn, WorkerCtx};
+use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::Region;
+use ferrite::transport::deadline::{finished, posted};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use testkit::wait::wait_until;
+
+const BYTES: usize = 4096;
+
+/// A connection each way, and memory at its end that counts as a GPU's: to the software device it is like any other.
+struct Flushes {
+    out: Region,
+    into: Region,
+    gpu: *mut c_void,
+    link: PeerConn,
+    transport: Transport,
+}
+
+impl Flushes {
+    /// With a message that each end has received.
+    fn open(worker: &mut WorkerCtx) -> Result<Self> {
+        let transport = plugin_transport()?;
+        let device = worker.rank().min(transport.devices()? - 1);
+        let link = PeerConn::open(worker, &transport, device)?;
+        let (mine, theirs) = (Arc::new(Buffer::new(BYTES)?), Arc::new(Buffer::new(BYTES)?));
+        let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);
+        let (mut gpu, start) = (std::ptr::null_mut(), theirs.address(0, BYTES)?.cast());
+        let register = transport.vtable().regMr.expect("a slot");
+        // SAFETY: a live communicator and memory that outlives the handle.
+        let code = unsafe { register(link.recv.raw(), start, BYTES, abi::NCCL_PTR_CUDA as c_int, &raw mut gpu) };
+        assert_eq!(code, abi::ncclSuccess);
+        let this = Self { out, into, gpu, link, transport };
+        this.exchange(worker)?;
+        Ok(this)
+    }
+
+    /// A message each way.
+    fn exchange(&self, worker: &WorkerCtx) -> Result<()> {
+        let mut deadline = worker.deadline("a message");
+        let receive = posted(&mut deadline, || self.link.recv.receive(&self.into, 0, BYTES, 0))?;
+        let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, BYTES, 0))?;
+        finished(&mut deadline, send, &mut [0])?;
+        finished(&mut deadline, receive, &mut [0])
+    }
+
+    /// Begins to flush the message that has been received.
+    fn begin(&self) -> Result<*mut c_void> {
+        let iflush = self.transport.vtable().iflush.expect("a slot");
+        let start: *mut c_void = self.into.memory().address(0, 1)?.cast();
+        let (mut request, mut data, mut sizes, mut handles) =
+            (std::ptr::null_mut(), [start], [BYTES as c_int], [self.gpu]);
+        let (data, sizes, handles) = (data.as_mut_ptr(), sizes.as_mut_ptr(), handles.as_mut_ptr());
+        // SAFETY: arrays of one, and a live communicator.
+        let code = unsafe { iflush(self.link.recv.raw(), 1, data, sizes, handles, &raw mut request) };
+        assert_eq!((code, request.is_null()), (abi::ncclSuccess, false));
+        Ok(request)
+    }
+
+    fn is_done(&self, request: *mut c_void) -> bool {
+        let mut done = 0;
+        // SAFETY: a live request; a flush has no sizes.
+        let code =
+            unsafe { self.transport.vtable().test.expect("a slot")(request, &raw mut done, std::ptr::null_mut()) };
+        assert_eq!(code, abi::ncclSuccess);
+        done != 0
+    }
+
+    fn finish(&self, worker: &WorkerCtx, request: *mut c_void) -> Result<()> {
+        let mut deadline = worker.deadline("a flush");
+        while !self.is_done(request) {
+            deadline.idle()?;
+        }
+        Ok(())
+    }
+
+    fn close(self, worker: &mut WorkerCtx) -> Result<()> {
+        worker.barrier()?;
+        let deregister = self.transport.vtable().deregMr.expect("a slot");
+        // SAFETY: not used again.
+        assert_eq!(unsafe { deregister(self.link.recv.raw(), self.gpu) }, abi::ncclSuccess);
+        drop((self.out, self.into));
+        self.link.close()
+    }
+}
+
+/// Tests of a flush that has not to be done: more than a completion that is there already needs.
+const IN_VAIN: usize = 1000;
+
+/// Longer than the retries of one read, and much less than those of as many as may fail.
+const READ_FAILS: Duration = Duration::from_millis(700);
+
+/// All reads are lost; the connection recovers meanwhile. The flush does not count as done by that.
+#[test]
+fn a_flush_that_is_under_way_when_the_port_falls_is_done_when_a_read_has_been_answered() -> Result<()> {
+    let env = [("NCCL_IB_TIMEOUT", "14"), ("SOFTRNIC_LOOPBACK_DOWN", "lost")];
+    run(Fabric::OneRail, &env, |worker| {
+        let flushes = Flushes::open(worker)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            inject_only("drop attempts=all opcode=read");
+            let before = recoveries();
+            let request = flushes.begin()?;
+            set_port("softrnic0/1", "down");
+            wait_until("the fault is seen", || said(&["recovers: "]));
+            set_port("softrnic0/1", "up");
+            wait_until("the connection goes on", || recoveries() > before);
+            let begin = Instant::now();
+            while begin.elapsed() < READ_FAILS {
+                assert!(!flushes.is_done(request), "no read has been answered");
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            inject_only("");
+            flushes.finish(worker, request)?;
+        }
+        worker.barrier()?;
+        flushes.exchange(worker)?;
+        flushes.close(worker)
+    })
+}
+
+#[test]
+fn a_flush_that_begins_while_the_port_is_down_is_done_when_it_is_back() -> Result<()> {
+    run(Fabric::OneRail, &[], |worker| {
+        let flushes = Flushes::open(worker)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            set_port("softrnic0/1", "down");
+            wait_until("the end of the queue pairs", || said(&["recovering the connection", "Fence"]));
+            let request = flushes.begin()?;
+            assert!(!(0..IN_VAIN).any(|_| flushes.is_done(request)), "the port is down");
+            set_port("softrnic0/1", "up");
+            flushes.finish(worker, request)?;
+        }
+        worker.barrier()?;
+        flushes.exchange(worker)?;
+        flushes.close(worker)
+    })
+}
+
+/// The read goes over the device as it is open then, with the key that the memory has there.
+#[test]
+fn a_flush_that_is_under_way_when_the_device_fails_is_done_when_it_is_back() -> Result<()> {
+    run(Fabric::OneRail, &[], |worker| {
+        // Its messages make the device fail.
+        let trigger = Stream::open(worker, SHORT)?;
+        let flushes = Flushes::open(worker)?;
+        let before = flushes.begin()?;
+        flushes.finish(worker, before)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            inject_only("drop attempts=all opcode=read; device-fatal=500ms device=softrnic0 opcode=write-imm times=1");
+            let request = flushes.begin()?;
+            trigger.exchange_until(worker, || said(&["softrnic0: fatal device error"]))?;
+            inject_only("");
+            flushes.finish(worker, request)?;
+        } else {
+            trigger.exchange_until(worker, || said(&["recovering the connection"]))?;
+        }
+        worker.barrier()?;
+        flushes.exchange(worker)?;
+        let again = flushes.begin()?;
+        flushes.finish(worker, again)?;
+        worker.barrier()?;
+        trigger.close_at_once()?;
+        flushes.close(worker)
+    })
+}

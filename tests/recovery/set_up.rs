@@ -1,0 +1,92 @@
+//! Ports and queue pairs that fail while a connection is being set up.
+
+use crate::common::log::{log, said};
+use crate::common::plugin_transport;
+use crate::fabric::{Fabric, inject_only, run, set_port};
+use crate::stream::{SHORT, Stream};
+use ferrite::error::Result;
+use std::time::Duration;
+
+/// How often connections are set up, each time with the fault at another moment.
+const ROUNDS: u64 = 12;
+
+/// `fault` happens in rank 0 `RANK` times half a millisecond after both begin to connect; then the connection carries messages.
+fn connects_despite(fabric: Fabric, fault: impl Fn(u64) + Copy + Send + 'static) -> Result<()> {
+    run(fabric, &[], |worker| {
+        // Only ports that are active now are used.
+        drop(plugin_transport()?);
+        for round in 0..ROUNDS {
+            worker.begin(format!("round {round}"))?;
+            worker.barrier()?;
+            let fault = (worker.rank() == 0).then(|| {
+                std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_micros(500 * round));
+                    fault(round);
+                })
+            });
+            let mut stream = Stream::open(worker, SHORT)?;
+            stream.exchange(worker, 20)?;
+            if let Some(fault) = fault {
+                fault.join().expect("no panic");
+            }
+            stream.exchange(worker, 20)?;
+            worker.barrier()?;
+            stream.close()?;
+        }
+        worker.barrier()
+    })
+}
+
+fn flap(port: &str) {
+    set_port(port, "down");
+    std::thread::sleep(Duration::from_millis(30));
+    set_port(port, "up");
+}
+
+#[test]
+fn a_connection_comes_about_if_a_port_falls_at_any_step() -> Result<()> {
+    connects_despite(Fabric::OneRail, |round| flap(["softrnic0/1", "softrnic1/1"][round as usize % 2]))
+}
+
+#[test]
+fn a_connection_comes_about_if_a_port_of_two_falls_at_any_step() -> Result<()> {
+    connects_despite(Fabric::TwoRails, |round| flap(&format!("softrnic{}/1", round % 4)))
+}
+
+/// The queue pair fails with its first message.
+#[test]
+fn a_connection_comes_about_if_a_queue_pair_fails_at_once() -> Result<()> {
+    connects_despite(Fabric::OneRail, |round| {
+        inject_only(&format!("qp-error device=softrnic{} times=1", round % 2));
+    })
+}
+
+/// Before anything is said: each end waits for its port.
+#[test]
+fn a_connection_comes_about_when_ports_that_are_down_come_up() -> Result<()> {
+    run(Fabric::OneRail, &[], |worker| {
+        drop(plugin_transport()?);
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            set_port("softrnic0/1", "down");
+            set_port("softrnic1/1", "down");
+        }
+        worker.barrier()?;
+        let ports = (worker.rank() == 0).then(|| {
+            std::thread::spawn(|| {
+                for port in ["softrnic0/1", "softrnic1/1"] {
+                    std::thread::sleep(Duration::from_millis(300));
+                    set_port(port, "up");
+                }
+            })
+        });
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 20)?;
+        assert!(!said(&["the port is down"]), "{}", log());
+        if let Some(ports) = ports {
+            ports.join().expect("no panic");
+        }
+        worker.barrier()?;
+        stream.close()
+    })
+}
