@@ -16,6 +16,7 @@ use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
 use crate::proto::MAX_REQUESTS;
 use crate::proto::explain::look::Found;
+use crate::proto::explain::operation::PeerRank;
 use crate::proto::requests::RequestId;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -311,7 +312,7 @@ impl<T> Comm<T> {
         id.and_then(of).unwrap_or(std::ptr::null_mut())
     }
 
-    /// `error` with the operation that it ends, if NCCL has told that; or marked as logged if it is the same as the last one, since
+    /// `error` with the operation that it ends, if one is outstanding and known for its peer; or marked as logged if it is the same as the last one, since
     /// NCCL goes on to call a failed communicator.
     #[cold]
     pub fn log_once(&self, error: Error) -> Error {
@@ -321,7 +322,8 @@ impl<T> Comm<T> {
         }
         *last = Some(error.clone());
         let of = &self.labels;
-        match Seen::now().operation(of.communicator(), of.is_sender(), of.peer_rank()) {
+        let operation = of.is_waiting().then(|| Seen::now().operation_of(of)).flatten();
+        match operation.filter(|operation| matches!(operation.peer, PeerRank::Known(_))) {
             Some(operation) => error.context(format_args!("during {operation}")),
             None => error,
         }

@@ -36,7 +36,9 @@ struct Table {
 static PROCESS: OnceCell<Process> = OnceCell::new();
 /// The tables that NCCL has taken: a bit for each.
 static TAKEN: AtomicU32 = AtomicU32::new(0);
-/// The versions of the profiler's interface that NCCL has taken: a bit for each.
+/// Whether NCCL has taken Ferrite's profiler.
+static HAS_PROFILER: AtomicBool = AtomicBool::new(false);
+/// The versions of the profiler's interface by which NCCL is asked to tell of its operations: a bit for each.
 static PROFILERS: AtomicU32 = AtomicU32::new(0);
 
 impl Process {
@@ -57,11 +59,11 @@ impl Process {
 
     /// NCCL has taken version `version` of the profiler's interface. Returns whether it is to tell of its operations.
     pub(super) fn handle_profiler(version: u32) -> bool {
-        let is_new = PROFILERS.fetch_or(1 << version, Ordering::Relaxed) & 1 << version == 0;
+        HAS_PROFILER.store(true, Ordering::Relaxed);
         // Without devices, or with another network, there is nothing to be named.
         let used = PROCESS.get().filter(|process| process.is_used());
         let is_wanted = used.is_some_and(|process| process.network.names_operations());
-        if is_wanted && is_new {
+        if is_wanted && PROFILERS.fetch_or(1 << version, Ordering::Relaxed) & 1 << version == 0 {
             log::info!(target: INIT, "Ferrite: NCCL took ncclProfiler_v{version}: reports name operations");
         }
         is_wanted
@@ -73,13 +75,15 @@ impl Process {
         has_no_contexts || self.tables.iter().any(|table| table.communicators.load(Ordering::Relaxed) > 0)
     }
 
-    /// NCCL connects, by when it has taken a profiler if it takes one. If that is not Ferrite's, the log says so once.
+    /// NCCL connects, by when it has taken a profiler if it takes one, unless it also sets up communicators over the network. If that is
+    /// not Ferrite's, the log says so once.
     pub(super) fn handle_connect(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
-        if PROFILERS.load(Ordering::Relaxed) == 0 && !SAID.swap(true, Ordering::Relaxed) {
+        let is_told = self.network.names_operations() && !self.network.connects_early();
+        if is_told && !HAS_PROFILER.load(Ordering::Relaxed) && !SAID.swap(true, Ordering::Relaxed) {
             let why = match self.network.other_profiler() {
                 Some(name) => format!("NCCL_PROFILER_PLUGIN={name}"),
-                None => "is there a libnccl-profiler.so?".into(),
+                None => "another profiler, perhaps libnccl-profiler.so in the library path, has its place".into(),
             };
             log::info!(target: INIT, "Ferrite: NCCL has not taken Ferrite's profiler ({why}): reports name no operations");
         }

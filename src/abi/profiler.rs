@@ -4,8 +4,8 @@
 //! (`NCCL_PROFILER_PLUGIN`, `libnccl-profiler.so`). 2.28 takes version 5, later ones version 6; NCCL 2.27 takes version 4, if
 //! `NCCL_PROFILER_PLUGIN` names this file.
 //!
-//! NCCL is told to tell of what its proxies do, and tells then of the operations that this is part of too. That is a call or
-//! two for each operation, channel and direction, and none for a message. `init` never fails: NCCL would go on with a profiler
+//! We ask for ProxyOp events; NCCL then sends their parents too. That is a call or two for each operation, channel and direction, and
+//! none for a message. `init` never fails: NCCL would go on with a profiler
 //! that has no context, or unload it twice.
 
 use super::guard::guard;
@@ -16,6 +16,7 @@ use super::profiler_layout::{
     COLLECTIVE, COLLECTIVE_CALL, Collective, Event, InitV4, InitV5, POINT_TO_POINT, PROXY, Proxy, Table,
 };
 use super::table::{Exported, slots};
+use crate::net::operations::live::Way;
 use crate::net::operations::{communicators, live};
 use crate::proto::explain::operation::{Call, Function};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -26,7 +27,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 pub static ncclProfiler_v4: Exported<Table<InitV4>> = Exported(Table {
     name: process::NAME.as_ptr(),
     init: init_v4,
-    start_event: start_event::<0xff>,
+    start_event: start_event::<4>,
     stop_event,
     record_event_state,
     finalize,
@@ -38,7 +39,7 @@ pub static ncclProfiler_v4: Exported<Table<InitV4>> = Exported(Table {
 pub static ncclProfiler_v5: Exported<Table<InitV5>> = Exported(Table {
     name: process::NAME.as_ptr(),
     init: init_v5::<5>,
-    start_event: start_event::<{ u64::MAX }>,
+    start_event: start_event::<5>,
     stop_event,
     record_event_state,
     finalize,
@@ -50,7 +51,7 @@ pub static ncclProfiler_v5: Exported<Table<InitV5>> = Exported(Table {
 pub static ncclProfiler_v6: Exported<Table<InitV5>> = Exported(Table {
     name: process::NAME.as_ptr(),
     init: init_v5::<6>,
-    start_event: start_event::<{ u64::MAX }>,
+    start_event: start_event::<6>,
     stop_event,
     record_event_state,
     finalize,
@@ -120,8 +121,8 @@ unsafe fn begin(
     nccl::ncclSuccess
 }
 
-/// An event begins, whose type is in the bits `TYPE` of its field.
-unsafe extern "C" fn start_event<const TYPE: u64>(
+/// An event begins.
+unsafe extern "C" fn start_event<const VERSION: u32>(
     context: *mut c_void,
     handle: *mut *mut c_void,
     event: *const Event,
@@ -130,7 +131,7 @@ unsafe extern "C" fn start_event<const TYPE: u64>(
         // SAFETY: NCCL's pointer, NULL or valid; it has the members of its type.
         let event = unsafe { event.as_ref() };
         // SAFETY: as above.
-        let given = event.and_then(|event| unsafe { start(context as u64, event, event.kind & TYPE) });
+        let given = event.and_then(|event| unsafe { start::<VERSION>(context as u64, event) });
         // NCCL passes a handle that is not NULL to the other functions. What is not listened to has none.
         // SAFETY: NCCL's output pointer.
         unsafe { put(handle, given.unwrap_or(0) as *mut c_void, "eHandle") }
@@ -140,15 +141,18 @@ unsafe extern "C" fn start_event<const TYPE: u64>(
 /// What NCCL is given for the event.
 ///
 /// # Safety
-/// The event has the members of `kind`.
-unsafe fn start(context: u64, event: &Event, kind: u64) -> Option<u64> {
-    match kind {
+/// The event has the members of its type.
+unsafe fn start<const VERSION: u32>(context: u64, event: &Event) -> Option<u64> {
+    // Of version 4 NCCL writes the first byte only.
+    match event.kind & if VERSION == 4 { 0xff } else { u64::MAX } {
         COLLECTIVE => {
             // SAFETY: as the caller says.
             let Collective { number, function } = unsafe { event.detail.collective };
             // SAFETY: NCCL's pointer, NULL or a string.
             let function = unsafe { named(function) };
-            let number = Some(number).filter(|_| event.parent as u64 != communicators::UNCOUNTED);
+            // Version 4 does not say which operations are of captured graphs, whose numbers are those of others.
+            let is_counted = VERSION > 4 && event.parent as u64 != communicators::UNCOUNTED;
+            let number = Some(number).filter(|_| is_counted);
             Some(communicators::begin_call(context, Call { function, number }))
         }
         COLLECTIVE_CALL => {
@@ -162,8 +166,9 @@ unsafe fn start(context: u64, event: &Event, kind: u64) -> Option<u64> {
         }
         PROXY => {
             // SAFETY: as the caller says.
-            let Proxy { peer, is_send, .. } = unsafe { event.detail.proxy };
-            live::begin(context, event.parent as u64, peer.cast_unsigned(), is_send != 0)
+            let Proxy { peer, is_send, channel, .. } = unsafe { event.detail.proxy };
+            let (peer, rank) = (peer.cast_unsigned(), event.rank.cast_unsigned());
+            live::begin(context, event.parent as u64, Way { peer, is_send: is_send != 0, channel, rank })
         }
         _ => None,
     }
@@ -183,7 +188,7 @@ unsafe fn named(name: *const c_char) -> Function {
 mod tests {
     use super::*;
     use crate::net::operations::seen::Seen;
-    use crate::proto::explain::operation::Operation;
+    use crate::proto::explain::operation::{Operation, PeerRank};
 
     /// An event, by the offsets of NCCL's headers.
     fn event(kind: u64, parent: u64, at: &[(usize, u64)], halves: &[(usize, u32)]) -> [u8; 112] {
@@ -237,7 +242,10 @@ mod tests {
             assert_eq!(sent(id), None);
             let handle = started(start, context, &proxy(parent, 1));
             let found = sent(id).expect("it is sent");
-            assert_eq!((found.to_string(), found.peer), ("ReduceScatter number 12 of communicator tp".into(), 5));
+            assert_eq!(
+                (found.to_string(), found.peer),
+                ("ReduceScatter number 12 of communicator tp".into(), PeerRank::Known(5))
+            );
             // SAFETY: a handle of the profiler's, twice, and its state.
             unsafe {
                 (table.0.record_event_state)(handle as *mut c_void, 4, std::ptr::null_mut());
@@ -269,18 +277,26 @@ mod tests {
     }
 
     #[test]
-    fn of_version_4_only_the_first_byte_of_the_type_counts() {
+    fn version_4_tells_no_numbers_and_only_the_first_byte_of_the_type_counts() {
         let (mut context, mut mask) = (std::ptr::null_mut(), -1);
         let table = &ncclProfiler_v4.0;
         // SAFETY: valid places; a communicator need not have a name.
         unsafe { (table.init)(&raw mut context, &raw mut mask, std::ptr::null(), 0x401, 1, 8, 3, None) };
         let mut bytes = event(POINT_TO_POINT, 0, &[(24, c"Send".as_ptr() as u64)], &[]);
+        let collective = collective(c"AllReduce", 7);
+        for (mut bytes, name) in
+            [(bytes, "Send of communicator 0x401"), (collective, "AllReduce of communicator 0x401")]
+        {
+            bytes[1..8].fill(0xa5);
+            let parent = started(table.start_event, context as u64, &bytes);
+            let handle = started(table.start_event, context as u64, &proxy(parent, 1));
+            assert_eq!(sent(0x401).map(|found| found.to_string()).as_deref(), Some(name));
+            // SAFETY: a handle of the profiler's.
+            unsafe { (table.stop_event)(handle as *mut c_void) };
+        }
         bytes[1..8].fill(0xa5);
-        let parent = started(table.start_event, context as u64, &bytes);
-        let handle = started(table.start_event, context as u64, &proxy(parent, 1));
-        assert_eq!(sent(0x401).map(|found| found.to_string()).as_deref(), Some("Send of communicator 0x401"));
-        // SAFETY: a handle and a context of the profiler's.
-        unsafe { ((table.stop_event)(handle as *mut c_void), (table.finalize)(context)) };
+        // SAFETY: a context of the profiler's.
+        unsafe { (table.finalize)(context) };
         assert_eq!(started(ncclProfiler_v6.0.start_event, context as u64, &bytes), 0, "version 6 reads all of it");
     }
 

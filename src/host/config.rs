@@ -103,6 +103,8 @@ pub struct Config {
     pub profiler: bool,
     /// The profiler that NCCL's user has named.
     pub other_profiler: Option<String>,
+    /// NCCL connects already to set up a communicator.
+    pub connects_early: bool,
     /// Statistics are in a file, for `ferrite top`.
     pub stats: bool,
     /// The folder of that file. `None`: the usual one.
@@ -209,6 +211,7 @@ impl Config {
             report_folder: reader.text("FERRITE_REPORT_DIR").unwrap_or_else(|| "/tmp".into()),
             profiler: reader.flag("FERRITE_PROFILER")?,
             other_profiler: reader.text("NCCL_PROFILER_PLUGIN"),
+            connects_early: reader.text("NCCL_OOB_NET_ENABLE").is_some_and(|value| value != "0"),
             stats: reader.flag("FERRITE_STATS")?,
             stats_sample: reader.number("FERRITE_SAMPLE")? as u32,
             stats_folder: reader.text("FERRITE_STATS_DIR"),

@@ -216,6 +216,11 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Text,
         "another profiler than Ferrite's, which then names no operations; `none`: NCCL takes none",
     ),
+    variable(
+        "NCCL_OOB_NET_ENABLE",
+        Kind::Text,
+        "other than 0: NCCL uses the network to set up communicators too; the log then does not say that NCCL has not taken Ferrite's profiler",
+    ),
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 

@@ -27,6 +27,7 @@ pub struct Network {
     merges_any_ports: bool,
     names_operations: bool,
     other_profiler: Option<String>,
+    connects_early: bool,
     interface: Option<Interface>,
     connectors: Arc<Connectors>,
     /// The time that a client has for its first frame.
@@ -58,6 +59,7 @@ impl Network {
             merges_any_ports,
             names_operations: config.profiler,
             other_profiler: config.other_profiler.clone(),
+            connects_early: config.connects_early,
             interface,
             connectors,
             first_frame_limit,
@@ -90,6 +92,11 @@ impl Network {
     /// The profiler that the user has named to NCCL.
     pub fn other_profiler(&self) -> Option<&str> {
         self.other_profiler.as_deref()
+    }
+
+    /// Whether NCCL may connect before it has taken a profiler.
+    pub fn connects_early(&self) -> bool {
+        self.connects_early
     }
 
     /// A listener on `device`, for NCCL's communicator `of`.

@@ -37,14 +37,71 @@ impl Labels {
         self.word(record::DIRECTION).load(Ordering::Relaxed) == SENDER
     }
 
-    /// The peer's rank, as far as it was known at the set-up, or as messages tell it.
+    /// The rank of the peer in the communicator that has made the connection, as the messages that it has been asked for tell it. `None`: a
+    /// sender, whose messages tell its own rank; or nothing has been asked for. (What was known at the set-up may be a rank in another
+    /// communicator.)
     pub fn peer_rank(&self) -> Option<u32> {
+        if self.is_sender() || self.word(record::BEGUN).load(Ordering::Relaxed) == 0 {
+            return None;
+        }
         self.word(record::PEER_RANK).load(Ordering::Relaxed).checked_sub(1).map(|rank| rank as u32)
     }
 
-    /// The messages that are outstanding are of the operation `call`, in a communicator that is called `name`; 0: not known.
+    /// Whether messages or flushes are outstanding, or `isend` waits to be asked for one.
+    pub fn is_waiting(&self) -> bool {
+        let of = |at| self.word(at).load(Ordering::Relaxed);
+        let begun = of(record::BEGUN);
+        begun != of(record::DONE) || of(record::REFUSED_AT) == begun || of(record::FLUSHES) != of(record::FLUSHES_DONE)
+    }
+
+    /// The end waits in the operation `call`, in a communicator that is called `name`; 0: it waits for nothing, or that is not known.
     pub fn set_operation(&self, call: u64, name: &str) {
         self.word(record::OPERATION).store(call, Ordering::Relaxed);
         put_text(&self.words[record::COMMUNICATOR_NAME..][..record::COMMUNICATOR_NAME_WORDS], name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::record::{Direction, Opening};
+
+    fn opened(direction: Direction) -> ConnStats {
+        let opening = Opening {
+            direction,
+            device: "mlx5_0",
+            peer_host: "n-0007",
+            peer_pid: 7,
+            peer_rank: Some(3),
+            peer_label: None,
+        };
+        ConnStats::open(&opening)
+    }
+
+    #[test]
+    fn the_peers_rank_is_told_by_messages_that_a_receiver_asks_for_and_by_nothing_else() {
+        let [mut receiver, mut sender] = [Direction::Receive, Direction::Send].map(opened);
+        assert_eq!(
+            Labels::of(&receiver).peer_rank(),
+            None,
+            "what was known at the set-up may be of another communicator"
+        );
+        assert!(receiver.handle_begun(1) && sender.handle_begun(1));
+        receiver.handle_due_receive(0, 9);
+        sender.handle_due_send(0, 9);
+        assert_eq!([&receiver, &sender].map(|end| Labels::of(end).peer_rank()), [Some(9), None]);
+    }
+
+    #[test]
+    fn an_end_waits_while_a_message_is_outstanding_or_refused() {
+        let mut sender = opened(Direction::Send);
+        let labels = Labels::of(&sender);
+        assert!(!labels.is_waiting());
+        sender.handle_refused();
+        assert!(labels.is_waiting(), "it is to be asked for");
+        let _ = sender.handle_begun(1);
+        assert!(labels.is_waiting(), "it is outstanding");
+        labels.word(record::DONE).store(1, Ordering::Relaxed);
+        assert!(!labels.is_waiting());
     }
 }

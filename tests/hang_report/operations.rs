@@ -24,14 +24,17 @@ fn a_rank_that_has_not_begun_the_operation_is_told_from_all_others() {
     require!(built());
     enter();
     let mut job = chain(3, 7);
-    let not_begun = "It has not begun the operation (its last AllReduce of this communicator: number 6)";
+    let not_begun = "NCCL there has not launched the operation (its last AllReduce of this communicator: number 6)";
     job.line(0, &["NCCL took ncclProfiler_v6: reports name operations"]);
     job.line(1, &["rank 1 waits since", OPERATION, "has not called irecv", not_begun]);
     job.line(
         0,
         &["rank 0 waits since", OPERATION, "1 connection(s) further, rank 1", &format!("{OPERATION} for"), not_begun],
     );
-    job.line(2, &["rank 1", OPERATION, "to be asked for data by this process", "It has not begun the operation"]);
+    job.line(
+        2,
+        &["rank 1", OPERATION, "to be asked for data by this process", "NCCL here has not launched the operation"],
+    );
     let wait = &job.reports(1)[0]["waits"][0];
     assert_eq!(
         (&wait["operation"]["function"], &wait["operation"]["number"]),
@@ -58,7 +61,10 @@ fn a_rank_that_has_begun_the_operation_and_does_not_go_on_is_told_so() {
     require!(built());
     enter();
     let job = chain(2, 8);
-    job.line(0, &["rank 0 waits since", OPERATION, "has not called irecv", "It has begun the operation: its GPU"]);
+    job.line(
+        0,
+        &["rank 0 waits since", OPERATION, "has not called irecv", "NCCL there has launched the operation: its GPU"],
+    );
     assert_eq!(job.reports(0)[0]["waits"][0]["peer_has_begun"], true);
 }
 

@@ -69,9 +69,9 @@ def wrong_operation(case: Case, report: dict[str, Any]) -> list[str]:
     wrong = [] if named == ("AllReduce", BEFORE) else [f"waits in {named[0]} number {named[1]}, and it was AllReduce number {BEFORE}"]
     has_begun = (wait.get("cause") or {}).get("far_has_begun")
     if None not in (case.has_begun, has_begun) and has_begun != case.has_begun:
-        wrong.append(f"says that the rank has {'' if has_begun else 'not '}begun the operation")
+        wrong.append(f"says that NCCL there has {'' if has_begun else 'not '}launched the operation")
     if case.has_begun is False and has_begun is None:
-        wrong.append("does not say whether the rank has begun the operation")
+        wrong.append("does not say whether NCCL there has launched the operation")
     return wrong
 
 

@@ -13,7 +13,6 @@ use crate::net::operations::seen::Seen;
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Inquiry};
 use crate::proto::explain::look::Sight;
-use crate::proto::explain::operation::{Call, Operation};
 use crate::proto::explain::report_times::{Due, ReportTimes};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::identity::Identity;
@@ -136,7 +135,8 @@ impl Explainer {
         ends.by_number.iter().filter_map(|(number, end)| Some((*number, end.upgrade()?))).collect()
     }
 
-    /// Looks at `ends`, which are all, unless that was done within the last `pause`. Returns the state, locked, and the time.
+    /// Looks at `ends`, which are all, unless that was done within the last `pause`, and writes into the record of each what operation it
+    /// waits in. Returns the state, locked, and the time.
     pub(super) fn look(&self, ends: &[NumberedEnd], pause: Duration) -> (MutexGuard<'_, State>, Time) {
         let is_recent = |state: &State, now: Time| state.looked.is_some_and(|looked| now < looked + pause);
         let state = lock(&self.state);
@@ -151,6 +151,11 @@ impl Explainer {
         let now = self.start.elapsed();
         state.inquiry.handle_looks(now, sights, seen.progress());
         state.looked = Some(now);
+        for (number, end) in ends {
+            let operation = state.inquiry.operation(*number);
+            end.labels()
+                .set_operation(operation.map_or(0, |one| one.call.to_bits()), operation.map_or("", |one| &one.name));
+        }
         (state, now)
     }
 
@@ -259,14 +264,9 @@ impl Job for Explainer {
     }
 }
 
-/// Looks at an end, and writes into its record what operation of those in `seen` its messages are of.
+/// Looks at an end, whose messages are of one of the operations in `seen`.
 fn sight(id: EndId, end: &dyn ExplainedEnd, seen: &Seen) -> Sight {
-    let (found, peer, labels) = (end.look(), end.peer().peer().identity(), end.labels());
-    let rank = peer.rank.or_else(|| labels.peer_rank());
-    let operation = seen.operation(labels.communicator(), labels.is_sender(), rank);
-    let (call, name) = operation.as_ref().map_or((0, ""), |Operation { call, name, .. }| (Call::to_bits(*call), name));
-    labels.set_operation(call, name);
-    Sight { id, found, peer, operation }
+    Sight { id, found: end.look(), peer: end.peer().peer().identity(), operation: seen.operation_of(end.labels()) }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

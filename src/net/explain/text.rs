@@ -127,11 +127,11 @@ fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> Stri
     let text = match verdict {
         Verdict::PeerHasNotSent => {
             let what = "NCCL there has not sent (it has not called isend), and waits for no peer";
-            return format!("{what}. {}", elsewhere(operation, begun));
+            return format!("{what}. {}", owes(operation, begun));
         }
         Verdict::PeerHasNotAsked => {
             let what = "NCCL there has not asked for data (it has not called irecv), and waits for no peer";
-            return format!("{what}. {}", elsewhere(operation, begun));
+            return format!("{what}. {}", owes(operation, begun));
         }
         Verdict::PeerSilent => {
             "that process does not answer, although the control connection to it stands: it is stopped (SIGSTOP, debugger, \
@@ -175,25 +175,25 @@ fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> Stri
     text.into()
 }
 
-/// Where a process is that owes a message of `operation`.
-fn elsewhere(operation: Option<&Operation>, begun: Begun) -> String {
+/// What a process does that owes a message of `operation`.
+fn owes(operation: Option<&Operation>, begun: Begun) -> String {
     let function = operation.map_or("operation", |operation| operation.call.function.name());
     match begun {
         Begun::Unknown => {
-            "Whether it has begun the operation is not known: that process is elsewhere, or its GPU or another \
-                           one of its host stands still (py-spy dump, nvidia-smi)"
+            "Whether NCCL there has launched the operation is not known: its program is doing something else, or its GPU or \
+             another one of its host stands still (py-spy dump, nvidia-smi)"
                 .into()
         }
         Begun::Yes => {
-            "It has begun the operation: its GPU, or another one of its host, stands still or is busy with something \
-                       before it (nvidia-smi, dmesg)"
+            "NCCL there has launched the operation: its GPU, or another one of its host, stands still or is busy with \
+             something before it (nvidia-smi, dmesg)"
                 .into()
         }
         Begun::No(last) => {
             let last = last.map_or_else(|| "none".into(), |last| format!("number {last}"));
             format!(
-                "It has not begun the operation (its last {function} of this communicator: {last}): that process is elsewhere \
-                 (py-spy dump)"
+                "NCCL there has not launched the operation (its last {function} of this communicator: {last}): its program has not \
+                 called it, or the call is held up by the set-up of connections, a CUDA graph or a launch before it (py-spy dump)"
             )
         }
     }
@@ -242,8 +242,8 @@ pub fn owed(owed: &Owed, EndName { device, peer, .. }: &EndName) -> String {
         Some((operation, begun)) => {
             let begun = match begun {
                 Begun::Unknown => "",
-                Begun::Yes => ". It has begun the operation",
-                Begun::No(_) => ". It has not begun the operation",
+                Begun::Yes => ". NCCL here has launched the operation",
+                Begun::No(_) => ". NCCL here has not launched the operation",
             };
             (format!("in {operation} "), begun)
         }

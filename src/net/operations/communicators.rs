@@ -1,6 +1,7 @@
 //! NCCL's communicators in this process, and what has been begun in each.
 
 use super::handle::{self, Context};
+use super::live;
 use crate::proto::explain::operation::{Call, Function, Progress, cut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -69,7 +70,7 @@ pub fn begin(id: u64, name: &str, rank: u32) -> u64 {
     Context { place, id }.to_bits()
 }
 
-/// NCCL ends the communicator that it was given `context` for.
+/// NCCL ends the communicator that it was given `context` for. Operations that it has not ended, as after an abort, are not known any more.
 pub fn end(context: u64) {
     let Some(Context { place, id }) = Context::from_bits(context) else { return };
     let mut places = lock();
@@ -77,6 +78,12 @@ pub fn end(context: u64) {
     if let Some(known) = places.known.get_mut(place).filter(|known| known.id == id && known.ended.is_none()) {
         known.ended = Some(ends);
         places.ends += 1;
+    }
+    // Several GPUs of a process may be in one communicator.
+    let is_open = places.known.iter().any(|known| known.id == id && known.ended.is_none());
+    drop(places);
+    if !is_open {
+        live::end_all(id);
     }
 }
 
@@ -87,7 +94,7 @@ pub fn begin_call(context: u64, call: Call) -> u64 {
     if let (Some((entry, id)), Some(number)) = (found, call.number)
         && entry.id.load(Ordering::Acquire) == id + 1
     {
-        entry.begun[call.function as usize].store(number + 1, Ordering::Relaxed);
+        entry.begun[call.function as usize].fetch_max(number + 1, Ordering::Relaxed);
     }
     handle::of_call(call)
 }
@@ -141,6 +148,7 @@ mod tests {
     fn what_is_begun_in_a_communicator_is_kept_until_it_ends() {
         let context = begin(0xffff_0000_0000_0007, "tp", 3);
         assert_eq!(handle::call_of(begin_call(context, all_reduce(Some(4)))), Some(all_reduce(Some(4))));
+        begin_call(context, all_reduce(Some(2)));
         begin_call(context, Call { function: Function::Send, number: None });
         let Communicator { name, progress } = of(7).expect("it has begun");
         assert_eq!((name.as_str(), progress.rank), ("tp", 3));
@@ -151,6 +159,18 @@ mod tests {
         // Late, and twice.
         begin_call(context, all_reduce(Some(9)));
         end(context);
+    }
+
+    #[test]
+    fn operations_end_with_the_last_gpu_of_the_process_in_the_communicator() {
+        let [one, two] = [0, 1].map(|rank| begin(0x79, "", rank));
+        let way = live::Way { peer: 2, is_send: true, channel: 0, rank: 0 };
+        assert!(live::begin(one, handle::of_call(all_reduce(None)), way).is_some());
+        let count = || live::all().into_iter().filter(|operation| operation.communicator == 0x79).count();
+        end(one);
+        assert_eq!(count(), 1);
+        end(two);
+        assert_eq!(count(), 0);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use super::handle::{self, Context, Live};
 use crate::proto::explain::operation::Call;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Operations at a time. More are not known.
@@ -17,6 +18,8 @@ const OLD: u64 = 1 << 16;
 /// States of a place, in the lower two bits; above them the number of the operation. 0: it is free.
 const FILLING: u64 = 1;
 const FILLED: u64 = 2;
+/// The operation has ended: the place is free too, and still tells which one that was.
+const ENDED: u64 = 3;
 
 #[repr(align(64))]
 #[derive(Debug)]
@@ -25,13 +28,36 @@ struct Place {
     /// [`Call::to_bits`].
     call: AtomicU64,
     communicator: AtomicU64,
-    /// The peer's rank in the communicator; above it, whether this process sends.
-    peer: AtomicU64,
+    /// [`Way::to_bits`].
+    way: AtomicU64,
 }
 
 static TABLE: [Place; MOST] = [const { Place::new() }; MOST];
 /// How many operations have been begun.
 static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// Where an operation of the network goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// The peer's rank in the communicator.
+    pub peer: u32,
+    /// Whether this process sends to the peer, or else receives.
+    pub is_send: bool,
+    /// NCCL's channel.
+    pub channel: u8,
+    /// The rank whose operation it is, of which the lower 22 bits are kept. It is another process's where this one sends for that (PXN).
+    pub rank: u32,
+}
+
+impl Way {
+    /// For point-to-point operations NCCL has connections of their own. Operations of the same communicator and the same bits go
+    /// over one connection, and NCCL ends them in their order.
+    fn to_bits(self, is_point_to_point: bool) -> u64 {
+        let Self { peer, is_send, channel, rank } = self;
+        let flags = u64::from(is_send) | u64::from(is_point_to_point) << 1;
+        u64::from(peer) | flags << 32 | u64::from(channel) << 34 | u64::from(rank) << 42
+    }
+}
 
 /// One of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,32 +71,46 @@ pub(super) struct Operation {
     pub(super) is_send: bool,
 }
 
+/// What is read in a place.
+#[derive(Debug, Clone, Copy)]
+struct Read {
+    state: u64,
+    way: u64,
+    operation: Operation,
+}
+
 impl Place {
     const fn new() -> Self {
-        let [state, call, communicator, peer] = [const { AtomicU64::new(0) }; 4];
-        Self { state, call, communicator, peer }
+        let [state, call, communicator, way] = [const { AtomicU64::new(0) }; 4];
+        Self { state, call, communicator, way }
     }
 
-    /// What is there, unless it changes just now.
-    fn read(&self) -> Option<Operation> {
+    /// What is there, or was there last, unless it changes just now.
+    fn read(&self) -> Option<Read> {
         let state = self.state.load(Ordering::Acquire);
-        if state & 3 != FILLED {
+        if !matches!(state & 3, FILLED | ENDED) {
             return None;
         }
-        let [call, communicator, peer] =
-            [&self.call, &self.communicator, &self.peer].map(|word| word.load(Ordering::Relaxed));
+        let [call, communicator, way] =
+            [&self.call, &self.communicator, &self.way].map(|word| word.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         let is_same = self.state.load(Ordering::Relaxed) == state;
         let call = Call::from_bits(call).filter(|_| is_same)?;
-        Some(Operation { ordinal: state >> 2, call, communicator, peer: peer as u32, is_send: peer >> 32 != 0 })
+        let (ordinal, peer, is_send) = (state >> 2, way as u32, way >> 32 & 1 != 0);
+        Some(Read { state, way, operation: Operation { ordinal, call, communicator, peer, is_send } })
+    }
+
+    /// The place is free, unless it is not in `state` any more.
+    fn free(&self, state: u64) {
+        let _ = self.state.compare_exchange(state, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 
-/// An operation of the network is begun, for the one that is called `parent`, in the communicator of `context`, with the process that has
-/// rank `peer` there. Returns what NCCL passes at its end. `None`: one of the two is not known, or there is no room.
+/// An operation of the network is begun, for the one that is called `parent`, in the communicator of `context`. Returns what NCCL
+/// passes at its end. `None`: one of the two is not known, or there is no room.
 ///
 /// Communicator and parent may be of another process, for which this one sends.
-pub fn begin(context: u64, parent: u64, peer: u32, is_send: bool) -> Option<u64> {
+pub fn begin(context: u64, parent: u64, way: Way) -> Option<u64> {
     let (Context { id, .. }, call) = (Context::from_bits(context)?, handle::call_of(parent)?);
     let ordinal = COUNT.fetch_add(1, Ordering::Relaxed) & Live::ORDINAL;
     for attempt in 0..2 * TRIES {
@@ -79,7 +119,7 @@ pub fn begin(context: u64, parent: u64, peer: u32, is_send: bool) -> Option<u64>
         let now = place.state.load(Ordering::Relaxed);
         // NCCL does not tell of the end of what some of its other transports do.
         let is_old = now & 3 == FILLED && ordinal.wrapping_sub(now >> 2) & Live::ORDINAL > OLD;
-        let is_free = now == 0 || is_old && attempt >= TRIES;
+        let is_free = now == 0 || now & 3 == ENDED || is_old && attempt >= TRIES;
         let filling = ordinal << 2 | FILLING;
         if !is_free || place.state.compare_exchange(now, filling, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             continue;
@@ -87,7 +127,7 @@ pub fn begin(context: u64, parent: u64, peer: u32, is_send: bool) -> Option<u64>
         fence(Ordering::Release);
         place.call.store(call.to_bits(), Ordering::Relaxed);
         place.communicator.store(id, Ordering::Relaxed);
-        place.peer.store(u64::from(peer) | u64::from(is_send) << 32, Ordering::Relaxed);
+        place.way.store(way.to_bits(call.function.is_point_to_point()), Ordering::Relaxed);
         place.state.store(ordinal << 2 | FILLED, Ordering::Release);
         return Some(Live { place: number, ordinal }.to_bits());
     }
@@ -98,13 +138,31 @@ pub fn begin(context: u64, parent: u64, peer: u32, is_send: bool) -> Option<u64>
 pub fn end(handle: u64) {
     let Some(Live { place, ordinal }) = Live::from_bits(handle) else { return };
     let Some(place) = TABLE.get(place) else { return };
-    let filled = ordinal << 2 | FILLED;
-    let _ = place.state.compare_exchange(filled, 0, Ordering::Release, Ordering::Relaxed);
+    let (filled, ended) = (ordinal << 2 | FILLED, ordinal << 2 | ENDED);
+    let _ = place.state.compare_exchange(filled, ended, Ordering::Release, Ordering::Relaxed);
 }
 
-/// All, in no order.
+/// The communicator with number `id` has ended, and with it all its operations.
+pub(super) fn end_all(id: u64) {
+    let of = |place: &&Place| place.read().filter(|read| read.operation.communicator == id);
+    TABLE.iter().filter_map(|place| Some((place, of(&place)?))).for_each(|(place, read)| place.free(read.state));
+}
+
+/// All, in no order. One is dropped for good if a later one of the same connection has ended: then it has ended too, and NCCL has not told.
 pub(super) fn all() -> Vec<Operation> {
-    TABLE.iter().filter_map(Place::read).collect()
+    let found: Vec<_> = TABLE.iter().filter_map(|place| Some((place, place.read()?))).collect();
+    let (ended, begun): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, read)| read.state & 3 == ENDED);
+    let mut last: HashMap<(u64, u64), u64> = HashMap::new();
+    for (_, Read { way, operation, .. }) in ended {
+        let last = last.entry((operation.communicator, way)).or_default();
+        *last = operation.ordinal.max(*last);
+    }
+    let is_over = |Read { way, operation, .. }: &Read| {
+        last.get(&(operation.communicator, *way)).is_some_and(|last| *last > operation.ordinal)
+    };
+    let (over, live): (Vec<_>, Vec<_>) = begun.into_iter().partition(|(_, read)| is_over(read));
+    over.into_iter().for_each(|(place, read)| place.free(read.state));
+    live.into_iter().map(|(_, read)| read.operation).collect()
 }
 
 #[cfg(test)]
@@ -121,6 +179,10 @@ mod tests {
         handle::of_call(Call { function: Function::AllGather, number: Some(number) })
     }
 
+    fn way(peer: u32, is_send: bool) -> Way {
+        Way { peer, is_send, channel: 0, rank: 0 }
+    }
+
     fn of(communicator: u64) -> Vec<(u64, u32, bool)> {
         let ours = all().into_iter().filter(|one| one.communicator == communicator);
         let mut ours: Vec<_> = ours.map(|one| (one.call.number.unwrap_or(0), one.peer, one.is_send)).collect();
@@ -130,8 +192,8 @@ mod tests {
 
     #[test]
     fn an_operation_is_there_from_its_beginning_to_its_end() {
-        let one = begin(context(0x11), parent(1), 7, true).expect("room");
-        let two = begin(context(0x11), parent(2), u32::MAX, false).expect("room");
+        let one = begin(context(0x11), parent(1), way(7, true)).expect("room");
+        let two = begin(context(0x11), parent(2), way(u32::MAX, false)).expect("room");
         assert_eq!(of(0x11), [(1, 7, true), (2, u32::MAX, false)]);
         end(one);
         end(one);
@@ -142,24 +204,55 @@ mod tests {
 
     #[test]
     fn what_nobody_gave_out_begins_and_ends_nothing() {
-        let (good, kept) = (begin(context(0x12), parent(1), 0, true).expect("room"), parent(1));
+        let (good, kept) = (begin(context(0x12), parent(1), way(0, true)).expect("room"), parent(1));
         for wrong in [0, 1, u64::MAX, kept, context(0x12), good ^ 1, good ^ 1 << 48] {
-            assert_eq!(begin(context(0x12), wrong, 0, true).is_some(), wrong == kept, "{wrong:#x}");
+            assert_eq!(begin(context(0x12), wrong, way(0, true)).is_some(), wrong == kept, "{wrong:#x}");
             end(wrong);
         }
-        assert_eq!(begin(parent(1), parent(1), 0, true), None);
+        assert_eq!(begin(parent(1), parent(1), way(0, true)), None);
         assert_eq!(of(0x12).len(), 2);
+    }
+
+    #[test]
+    fn an_operation_is_over_when_a_later_one_of_the_same_connection_has_ended() {
+        let id = 0x17;
+        let begin = |number, way| begin(context(id), parent(number), way).expect("room");
+        let one = way(7, true);
+        let others = [
+            way(8, true),
+            way(7, false),
+            Way { channel: 1, ..one },
+            Way { rank: 1, ..one },
+            Way { rank: 1 << 21, channel: 255, ..one },
+        ];
+        for (number, way) in (20..).zip(others) {
+            begin(number, way);
+        }
+        begin(1, one);
+        let (second, third) = (begin(2, one), begin(3, one));
+        let send = handle::of_call(Call { function: Function::Send, number: None });
+        let sent = super::begin(context(id), send, one).expect("room");
+        end(sent);
+        assert_eq!(of(id).len(), others.len() + 3, "a send has a connection of its own");
+        end(second);
+        let left: Vec<_> = of(id).into_iter().map(|(number, ..)| number).collect();
+        assert_eq!(left, [3, 20, 21, 22, 23, 24]);
+        end(third);
+        end_all(id + 1);
+        assert_eq!(of(id).len(), others.len());
+        end_all(id);
+        assert_eq!(of(id), []);
     }
 
     #[test]
     fn operations_whose_end_nobody_tells_do_not_keep_the_table_full() {
         let others = || all().into_iter().filter(|one| one.communicator == 0x15).count();
-        let mut begun = std::iter::repeat_with(|| begin(context(0x15), parent(1), 0, false));
+        let mut begun = std::iter::repeat_with(|| begin(context(0x15), parent(1), way(0, false)));
         assert!(begun.by_ref().take(2 * MOST).any(|one| one.is_none()), "the table is full");
         // Other tests of this process take places too.
         assert!(others() > MOST / 2);
         begun.take(OLD as usize).for_each(drop);
-        let handle = begin(context(0x16), parent(2), 7, true);
+        let handle = begin(context(0x16), parent(2), way(7, true));
         assert_eq!(of(0x16), [(2, 7, true)]);
         handle.into_iter().for_each(end);
         assert_eq!(of(0x16), []);
@@ -175,7 +268,7 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0_u64.. {
                         let number = round * 2 + thread;
-                        let handle = begin(context(0x13), parent(number), number as u32, number & 4 != 0);
+                        let handle = begin(context(0x13), parent(number), way(number as u32, number & 4 != 0));
                         handle.into_iter().for_each(end);
                         if is_over.load(Ordering::Relaxed) {
                             return;

@@ -3,14 +3,16 @@
 use super::communicators::{self, Communicator};
 use super::handle;
 use super::live;
-use crate::proto::explain::operation::{Operation, Progress};
+use crate::proto::explain::operation::{Operation, PeerRank, Progress};
+use crate::stats::labels::Labels;
+use std::collections::BTreeMap;
 
 /// Communicators and operations at one moment.
 #[derive(Debug)]
 pub struct Seen {
     communicators: Vec<Communicator>,
-    /// The one that was begun first comes first.
-    live: Vec<live::Operation>,
+    /// By direction (whether this process sends) and communicator; the one that was begun first comes first.
+    live: BTreeMap<(bool, u64), Vec<live::Operation>>,
 }
 
 impl Seen {
@@ -18,32 +20,62 @@ impl Seen {
     pub fn now() -> Self {
         let communicators = communicators::all();
         // Without communicators NCCL tells of no operation: no table needs to be read.
-        let mut live = if communicators.is_empty() { Vec::new() } else { live::all() };
-        live.sort_unstable_by_key(|one| one.ordinal);
-        Self { communicators, live }
+        let live = if communicators.is_empty() { Vec::new() } else { live::all() };
+        Self::new(communicators, live)
     }
 
-    /// The operation that the oldest messages are of which a connection has outstanding, of communicator number `communicator`, if that is
-    /// known, to or from the peer that has rank `peer`, if that is known.
+    fn new(communicators: Vec<Communicator>, mut all: Vec<live::Operation>) -> Self {
+        all.sort_unstable_by_key(|one| one.ordinal);
+        let mut this = Self { communicators, live: BTreeMap::new() };
+        for one in all {
+            // What was begun late, in a communicator that has ended, never ends.
+            if this.named(one.communicator).is_some() {
+                this.live.entry((one.is_send, one.communicator)).or_default().push(one);
+            }
+        }
+        this
+    }
+
+    /// The operation that the oldest messages are of which the end with these labels has outstanding. `None` unless that can be told from
+    /// what NCCL has said.
+    pub fn operation_of(&self, labels: &Labels) -> Option<Operation> {
+        self.operation(labels.communicator(), labels.is_sender(), labels.peer_rank())
+    }
+
+    /// As [`Self::operation_of`], of a connection. `communicator` is NCCL's number of the
+    /// communicator that has made the connection, if that is known, and `peer` the rank that messages say the peer has.
     ///
-    /// NCCL ends an operation of the network when its last message is complete. So it is the one that was begun first of those with this
-    /// communicator, direction and peer.
+    /// NCCL ends an operation of the network when its last message is complete, and has one for each peer that messages are outstanding to or
+    /// from. So it is the one that was begun first of those with this communicator, direction and peer. Where messages tell no rank, it
+    /// is the same if all are with one peer; and if all are part of one operation, it is that.
     ///
-    /// Ranks of messages are those of the communicator that this one has been split from, so there may be none with this peer: then
-    /// it is the one that was begun first in the communicator. A communicator that shares its connections with the one that
-    /// it has been split from has another number: then it is what all of this direction are of, if that is one.
+    /// Ranks of messages are those in the communicator that has made the connection, as are the ranks of its operations: they are not
+    /// compared with those of another communicator. One that NCCL has split off may use the connections of its parent
+    /// (`splitShare`), and with NCCL before 2.28 connections name none: if this one is not known, it is the one operation that all in
+    /// this direction are part of.
     pub fn operation(&self, communicator: Option<u64>, is_send: bool, peer: Option<u32>) -> Option<Operation> {
-        let id = communicator.map(handle::id_of);
-        let here = || self.live.iter().filter(|one| one.is_send == is_send);
-        let ours = || here().filter(|one| Some(one.communicator) == id);
-        let found = ours().find(|one| Some(one.peer) == peer).or_else(|| ours().next()).or_else(|| only(here()))?;
-        let known = self.communicators.iter().find(|known| known.progress.communicator == found.communicator);
-        Some(Operation {
-            call: found.call,
-            communicator: found.communicator,
-            name: known.map(|known| known.name.clone()).unwrap_or_default(),
-            peer: found.peer,
-        })
+        let Some(id) = communicator.map(handle::id_of).filter(|id| self.named(*id).is_some()) else {
+            let here = self.live.range((is_send, 0)..=(is_send, u64::MAX)).flat_map(|(_, all)| all);
+            return self.of(only(here)?, PeerRank::Unknown);
+        };
+        let ours = self.live.get(&(is_send, id))?;
+        let first = ours.first()?;
+        let is_one_peer = ours.iter().all(|one| one.peer == first.peer);
+        if let Some(peer) = peer.or_else(|| is_one_peer.then_some(first.peer)) {
+            return self.of(ours.iter().find(|one| one.peer == peer)?, PeerRank::Known(peer));
+        }
+        // Data goes to the process that has the rank. It may come from another one, which sends for it.
+        self.of(only(ours.iter())?, if is_send { PeerRank::Own } else { PeerRank::Unknown })
+    }
+
+    fn of(&self, found: &live::Operation, peer: PeerRank) -> Option<Operation> {
+        let name = self.named(found.communicator)?.name.clone();
+        Some(Operation { call: found.call, communicator: found.communicator, name, peer })
+    }
+
+    /// The communicator with number `id`, if it has begun and not ended.
+    fn named(&self, id: u64) -> Option<&Communicator> {
+        self.communicators.iter().find(|known| known.progress.communicator == id)
     }
 
     /// What this process has begun in each communicator.
@@ -63,46 +95,68 @@ mod tests {
     use super::*;
     use crate::proto::explain::operation::{Call, Function};
 
+    /// Operations with number, communicator, peer and direction, in the order in which they were begun. Communicators 1 and 2 are open.
     fn seen(live: &[(u64, u64, u32, bool)]) -> Seen {
         let operation = |(ordinal, &(number, communicator, peer, is_send)): (usize, &(u64, u64, u32, bool))| {
             let call = Call { function: Function::AllReduce, number: Some(number) };
             live::Operation { ordinal: ordinal as u64, call, communicator, peer, is_send }
         };
-        let progress = Progress { communicator: 1, rank: 0, begun: [0; Function::COUNT] };
-        let communicators = vec![Communicator { name: "dp".into(), progress }];
-        Seen { communicators, live: live.iter().enumerate().map(operation).collect() }
+        let progress = |communicator| Progress { communicator, rank: 0, begun: [0; Function::COUNT] };
+        let communicators = [1, 2].map(|id| Communicator { name: "dp".into(), progress: progress(id) });
+        // In any order.
+        Seen::new(communicators.into(), live.iter().enumerate().rev().map(operation).collect())
     }
 
-    fn number(seen: &Seen, communicator: Option<u64>, is_send: bool, peer: Option<u32>) -> Option<u64> {
-        seen.operation(communicator, is_send, peer).and_then(|found| found.call.number)
+    fn found(seen: &Seen, communicator: Option<u64>, is_send: bool, peer: Option<u32>) -> Option<(u64, PeerRank)> {
+        let found = seen.operation(communicator, is_send, peer)?;
+        Some((found.call.number?, found.peer))
     }
 
     #[test]
     fn it_is_the_oldest_one_of_the_communicator_direction_and_peer() {
         let seen = seen(&[(1, 2, 7, true), (2, 1, 5, true), (3, 1, 7, false), (4, 1, 7, true), (5, 1, 7, true)]);
-        assert_eq!(number(&seen, Some(1), true, Some(7)), Some(4));
-        assert_eq!(number(&seen, Some(1), false, Some(7)), Some(3));
-        assert_eq!(number(&seen, Some(2), true, Some(7)), Some(1));
-        let found = seen.operation(Some(0xffff << 48 | 1), true, Some(7)).expect("there is one");
-        assert_eq!((found.to_string(), found.peer), ("AllReduce number 4 of communicator dp".into(), 7));
-        assert_eq!(seen.operation(Some(2), true, None).expect("one").name, "", "it has ended here");
+        let known = |number| Some((number, PeerRank::Known(7)));
+        assert_eq!(found(&seen, Some(1), true, Some(7)), known(4));
+        assert_eq!(found(&seen, Some(1), false, Some(7)), known(3));
+        assert_eq!(found(&seen, Some(2), true, Some(7)), known(1));
+        let operation = seen.operation(Some(0xffff << 48 | 1), true, Some(7)).expect("there is one");
+        assert_eq!(operation.to_string(), "AllReduce number 4 of communicator dp");
     }
 
     #[test]
-    fn where_no_peer_fits_it_is_the_oldest_one_of_the_communicator() {
-        let seen = seen(&[(1, 2, 7, true), (2, 1, 5, true), (3, 1, 6, true)]);
-        assert_eq!(number(&seen, Some(1), true, Some(9)), Some(2));
-        assert_eq!(number(&seen, Some(1), true, None), Some(2));
-        assert_eq!(number(&seen, Some(1), false, Some(5)), None);
+    fn with_another_peer_there_is_none() {
+        let seen = seen(&[(2, 1, 5, true), (2, 1, 5, false)]);
+        assert_eq!(found(&seen, Some(1), true, Some(9)), None);
+        assert_eq!(found(&seen, Some(2), true, Some(5)), None, "the communicator is known, and has none");
     }
 
     #[test]
-    fn where_no_communicator_fits_it_is_known_if_all_are_of_one() {
+    fn where_messages_tell_no_rank_it_is_known_if_all_have_one_peer_or_are_of_one_operation() {
+        let one_peer = seen(&[(1, 2, 7, true), (2, 1, 5, true), (3, 1, 5, true), (4, 1, 6, false)]);
+        assert_eq!(found(&one_peer, Some(1), true, None), Some((2, PeerRank::Known(5))));
+        let one_operation = seen(&[(2, 1, 5, true), (2, 1, 6, true), (2, 1, 5, false), (2, 1, 6, false)]);
+        assert_eq!(found(&one_operation, Some(1), true, None), Some((2, PeerRank::Own)));
+        assert_eq!(found(&one_operation, Some(1), false, None), Some((2, PeerRank::Unknown)));
+        assert_eq!(found(&seen(&[(2, 1, 5, true), (3, 1, 6, true)]), Some(1), true, None), None);
+    }
+
+    #[test]
+    fn where_the_communicator_is_not_known_it_is_the_one_that_all_are_of() {
         let two = seen(&[(1, 2, 7, true), (1, 2, 5, true), (9, 2, 5, false)]);
-        assert_eq!(number(&two, Some(1), true, Some(7)), Some(1));
-        assert_eq!(number(&two, None, false, None), Some(9));
-        let several = seen(&[(1, 2, 7, true), (2, 2, 5, true)]);
-        assert_eq!(number(&several, None, true, Some(7)), None);
-        assert_eq!(seen(&[]).operation(Some(1), true, Some(1)), None);
+        for unknown in [None, Some(3)] {
+            assert_eq!(found(&two, unknown, true, Some(7)), Some((1, PeerRank::Unknown)));
+            assert_eq!(found(&two, unknown, false, None), Some((9, PeerRank::Unknown)));
+        }
+        for several in [[(1, 2, 7, true), (2, 2, 7, true)], [(1, 1, 7, true), (1, 2, 7, true)]] {
+            assert_eq!(found(&seen(&several), None, true, Some(7)), None);
+        }
+        assert_eq!(found(&seen(&[]), Some(1), true, Some(1)), None);
+    }
+
+    #[test]
+    fn an_operation_of_a_communicator_that_is_not_open_is_none() {
+        let seen = seen(&[(1, 3, 7, true), (2, 2, 7, true)]);
+        assert_eq!(found(&seen, Some(3), true, Some(7)), Some((2, PeerRank::Unknown)));
+        assert_eq!(found(&seen, Some(2), true, Some(7)), Some((2, PeerRank::Known(7))));
     }
 }

@@ -144,6 +144,11 @@ impl Inquiry {
         }
     }
 
+    /// The operation that the end waits in, if it waits and that is known.
+    pub fn operation(&self, id: EndId) -> Option<&Operation> {
+        self.ends.get(&id).filter(|end| end.look.numbers.is_waiting())?.operation.as_ref()
+    }
+
     /// How long the end has waited that has waited for longest.
     pub fn longest_wait(&self, now: Time) -> Option<Duration> {
         let waiting = self.ends.values().filter(|end| end.look.numbers.is_waiting());

@@ -185,7 +185,7 @@ impl Answer {
 mod tests {
     use super::*;
     use crate::proto::explain::numbers::Numbers;
-    use crate::proto::explain::operation::{Call, Function};
+    use crate::proto::explain::operation::{Call, Function, PeerRank};
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -194,7 +194,8 @@ mod tests {
     }
 
     fn operation(number: Option<u64>) -> Operation {
-        Operation { call: Call { function: Function::Recv, number }, communicator: 7, name: "dp".into(), peer: 3 }
+        let peer = number.map_or(PeerRank::Unknown, |_| PeerRank::Known(3));
+        Operation { call: Call { function: Function::Recv, number }, communicator: 7, name: "dp".into(), peer }
     }
 
     fn standing(has_all: bool) -> Answer {

@@ -6,7 +6,7 @@ use super::inquiry::{EndId, Inquiry, Message};
 use super::look::{Contact, Found, Look, Sight};
 use super::message::{Answer, Cause, Question};
 use super::numbers::Numbers;
-use super::operation::{Begun, Call, Function, Operation, Progress};
+use super::operation::{Begun, Call, Function, Operation, PeerRank, Progress};
 use super::verdict::Verdict;
 use crate::proto::identity::Identity;
 use proptest::prelude::*;
@@ -194,7 +194,7 @@ fn identity(i: usize) -> Identity {
 /// What all are in but one that is absent. It is to wait for, or with, process number `peer`.
 fn operation(peer: u32) -> Operation {
     let call = Call { function: Function::AllReduce, number: Some(NUMBER) };
-    Operation { call, communicator: 1, name: "dp".into(), peer }
+    Operation { call, communicator: 1, name: "dp".into(), peer: PeerRank::Known(peer) }
 }
 
 /// Questions, which are marked, and answers.

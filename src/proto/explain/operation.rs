@@ -68,6 +68,11 @@ impl Function {
         Self::ALL[self as usize].1
     }
 
+    /// Whether NCCL does it by sends and receives, which have connections of their own.
+    pub fn is_point_to_point(self) -> bool {
+        matches!(self, Self::AlltoAll | Self::Gather | Self::Scatter | Self::Send | Self::Recv | Self::SendRecv)
+    }
+
     fn from_bits(bits: u64) -> Option<Self> {
         Self::ALL.get(usize::try_from(bits).ok()?).map(|(function, _)| *function)
     }
@@ -115,7 +120,40 @@ pub struct Operation {
     /// The communicator's name, which its user may have given; else empty.
     pub name: String,
     /// The peer's rank in that communicator.
-    pub peer: u32,
+    pub peer: PeerRank,
+}
+
+/// What is known of the rank that a connection's peer has in the communicator of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PeerRank {
+    /// It is this one.
+    Known(u32),
+    /// The peer's process has it itself.
+    Own,
+    /// Nothing. The communicator may be another one than the connection's.
+    Unknown,
+}
+
+impl PeerRank {
+    /// Ranks are below this number; it and the next one stand for the others.
+    const RANKS: u32 = 1 << 31;
+
+    fn to_bits(self) -> u32 {
+        match self {
+            Self::Known(rank) => rank % Self::RANKS,
+            Self::Own => Self::RANKS,
+            Self::Unknown => Self::RANKS + 1,
+        }
+    }
+
+    fn from_bits(bits: u32) -> Result<Self, Violation> {
+        match bits {
+            rank if rank < Self::RANKS => Ok(Self::Known(rank)),
+            Self::RANKS => Ok(Self::Own),
+            _ if bits == Self::RANKS + 1 => Ok(Self::Unknown),
+            _ => Err(violation!("{bits:#x} is no rank")),
+        }
+    }
 }
 
 impl Operation {
@@ -123,7 +161,7 @@ impl Operation {
         to.u64(self.call.to_bits());
         to.u64(self.communicator);
         to.name(cut(&self.name));
-        to.u32(self.peer);
+        to.u32(self.peer.to_bits());
     }
 
     pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
@@ -133,7 +171,7 @@ impl Operation {
         if name.len() > MAX_NAME_BYTES || communicator >> 48 != 0 {
             return Err(violation!("communicator {communicator:#x} with a name of {} bytes", name.len()));
         }
-        Ok(Self { call, communicator, name, peer: from.u32()? })
+        Ok(Self { call, communicator, name, peer: PeerRank::from_bits(from.u32()?)? })
     }
 }
 
@@ -153,7 +191,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Whether a process has begun an operation.
+/// Whether NCCL in a process has begun an operation. It says so after it has launched it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
     /// It is not known.
@@ -205,13 +243,17 @@ impl Progress {
     }
 }
 
-/// Whether the process that has begun `all` has begun `operation`, which a peer waits in.
+/// Whether the process that has begun `all` has begun `operation`, which a peer waits in. It is not known if the peer waits for another rank,
+/// for which this process only sends (PXN).
 pub(super) fn begun(all: &[Progress], operation: &Operation) -> Begun {
     // Several GPUs of a process may be in one communicator.
     let mut here = all.iter().filter(|progress| progress.communicator == operation.communicator);
-    let asked = here.clone().find(|progress| progress.rank == operation.peer);
-    let only = here.next().filter(|_| here.next().is_none());
-    asked.or(only).map_or(Begun::Unknown, |progress| progress.of(operation.call))
+    let found = match operation.peer {
+        PeerRank::Known(rank) => here.find(|progress| progress.rank == rank),
+        PeerRank::Own => here.next().filter(|_| here.next().is_none()),
+        PeerRank::Unknown => None,
+    };
+    found.map_or(Begun::Unknown, |progress| progress.of(operation.call))
 }
 
 #[cfg(test)]
@@ -245,7 +287,8 @@ mod tests {
     #[test]
     fn an_operation_is_named_by_its_communicators_name_or_number() {
         let call = Call { function: Function::AllReduce, number: Some(41) };
-        let named = |name: &str| Operation { call, communicator: 0xabc, name: name.into(), peer: 0 }.to_string();
+        let named =
+            |name: &str| Operation { call, communicator: 0xabc, name: name.into(), peer: PeerRank::Own }.to_string();
         assert_eq!(named(""), "AllReduce number 41 of communicator 0xabc");
         assert_eq!(named("tp"), "AllReduce number 41 of communicator tp");
         assert_eq!(Call { function: Function::Send, number: None }.to_string(), "Send");
@@ -263,17 +306,21 @@ mod tests {
             begun(all, &Operation { call, communicator, name: String::new(), peer })
         };
         let all_reduce = Function::AllReduce;
+        let of = PeerRank::Known;
         let two = [progress(2, 8), progress(3, 0)];
-        assert_eq!(asked(&two, 5, 2, all_reduce, Some(7)), Begun::Yes);
-        assert_eq!(asked(&two, 5, 2, all_reduce, Some(8)), Begun::No(Some(7)));
-        assert_eq!(asked(&two, 5, 3, all_reduce, Some(0)), Begun::No(None));
-        assert_eq!(asked(&two, 5, 2, Function::Reduce, Some(0)), Begun::No(None));
+        assert_eq!(asked(&two, 5, of(2), all_reduce, Some(7)), Begun::Yes);
+        assert_eq!(asked(&two, 5, of(2), all_reduce, Some(8)), Begun::No(Some(7)));
+        assert_eq!(asked(&two, 5, of(3), all_reduce, Some(0)), Begun::No(None));
+        assert_eq!(asked(&two, 5, of(2), Function::Reduce, Some(0)), Begun::No(None));
         let unknown = [
-            asked(&two, 6, 2, all_reduce, Some(7)),
-            asked(&two, 5, 4, all_reduce, Some(7)),
-            asked(&two, 5, 2, Function::Send, None),
+            asked(&two, 6, of(2), all_reduce, Some(7)),
+            asked(&two, 5, of(4), all_reduce, Some(7)),
+            asked(&two, 5, of(2), Function::Send, None),
+            asked(&two[..1], 5, of(9), all_reduce, Some(7)),
+            asked(&two, 5, PeerRank::Own, all_reduce, Some(7)),
+            asked(&two[..1], 5, PeerRank::Unknown, all_reduce, Some(7)),
         ];
-        assert_eq!(unknown, [Begun::Unknown; 3]);
-        assert_eq!(asked(&two[..1], 5, 9, all_reduce, Some(7)), Begun::Yes, "there is one rank only");
+        assert_eq!(unknown, [Begun::Unknown; 6]);
+        assert_eq!(asked(&two[..1], 5, PeerRank::Own, all_reduce, Some(7)), Begun::Yes);
     }
 }
