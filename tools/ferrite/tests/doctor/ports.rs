@@ -87,7 +87,7 @@ fn memlock_fails_if_the_trial_fails_and_warns_of_a_limit_below_the_memory() {
 
 #[test]
 fn queue_pairs_fails_if_none_can_be_made_and_warns_without_inline_data() {
-    require!(setup("queue-pairs")).look().is("ok", &["256 bytes"]);
+    require!(setup("queue-pairs")).look().is("ok", &["192 bytes"]);
     require!(setup("queue-pairs")).softrnic("SOFTRNIC_MAX_INLINE", "0").look().is("warn", &["0 bytes of inline data"]);
     require!(setup("queue-pairs")).softrnic("SOFTRNIC_MAX_QP_WR", "1").look().is("FAIL", &["ibv_create_qp"]);
 }
