@@ -52,7 +52,7 @@ all_arrives_on_each_fabric!(
 
 /// Messages both ways until there is an error, which has to be a remote one; the log has to have all of `words` in one line.
 /// Closing with messages under way does not fail.
-fn ends_with(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {
+pub(crate) fn ends_with(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {
     let mut stream = Stream::open(worker, SHORT)?;
     let error = stream.exchange(worker, usize::MAX).expect_err("a connection that ends");
     assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");

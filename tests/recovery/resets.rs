@@ -3,11 +3,11 @@
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::common::setting::set;
+use crate::errors::ends_with;
 use crate::fabric::{Fabric, all_arrives, all_arrives_on_each_fabric, applied, end, exchange_until, inject_only, run};
 use crate::rails::until_rail_1;
 use crate::stream::{LONG, SHORT, Shape, Stream};
-use ferrite::error::{Error, Result};
-use ferrite::nccl::abi;
+use ferrite::error::Result;
 use ferrite::pair::{PeerConn, WorkerCtx};
 use testkit::wait::wait_until;
 
@@ -164,17 +164,6 @@ fn a_connection_can_be_made_over_a_device_that_has_come_back() -> Result<()> {
         stream.exchange(worker, 50)?;
         stream.close()
     })
-}
-
-/// Messages both ways until there is an error, which has to be a remote one; the log has to have all of `words` in one line.
-fn ends_with(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {
-    let mut stream = Stream::open(worker, SHORT)?;
-    let error = stream.exchange(worker, usize::MAX).expect_err("a connection that ends");
-    assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
-    worker.barrier()?;
-    assert!(said(words), "{words:?} are not in {}", log());
-    stream.close_at_once()?;
-    worker.barrier()
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub fn has_barrier() -> bool {
     *HAS_BARRIER.get_or_init(|| {
         let has_barrier = thread_id() != 0 && register().is_ok() && heavy_barrier().is_ok();
         if !has_barrier {
-            log::info!("membarrier is not to be had: each isend, irecv and test takes some 10 ns longer");
+            log::info!("the kernel refuses the system call membarrier: each isend, irecv and test takes a lock, some 10 ns longer");
         }
         has_barrier
     })
