@@ -27,6 +27,8 @@ pub(crate) struct Settings {
     pub(crate) loopback_down: LoopbackDown,
     /// Copies are staged even where they could go directly.
     pub(crate) staged: bool,
+    /// All devices have the node GUID of the first one.
+    pub(crate) same_guid: bool,
     /// Writes to memory with relaxed ordering land in no order.
     pub(crate) chaos: bool,
     /// The last word of each aligned line of 128 bytes is written after all that precedes it in its message.
@@ -104,6 +106,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_PORTS",
     "SOFTRNIC_QPN_REUSE",
     "SOFTRNIC_QUIET",
+    "SOFTRNIC_SAME_GUID",
     "SOFTRNIC_SEED",
     "SOFTRNIC_SHM_DIR",
     "SOFTRNIC_SPEED",
@@ -128,6 +131,7 @@ impl Settings {
             ece: 0,
             loopback_down: LoopbackDown::default(),
             qpn_reuse: false,
+            same_guid: false,
             staged: false,
             chaos: false,
             lines: false,
@@ -179,6 +183,7 @@ impl Settings {
             ece: number("SOFTRNIC_ECE", 0, 0, u32::MAX)?,
             loopback_down: loopback_down()?,
             qpn_reuse: switch("SOFTRNIC_QPN_REUSE")?,
+            same_guid: switch("SOFTRNIC_SAME_GUID")?,
             staged: switch("SOFTRNIC_STAGED")?,
             chaos: switch("SOFTRNIC_CHAOS")?,
             lines: switch("SOFTRNIC_LINES")?,
