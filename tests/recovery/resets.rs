@@ -31,6 +31,24 @@ fn all_arrives_if_devices_of_both_ranks_fail_at_once() -> Result<()> {
     all_arrives(Fabric::OneRail, rules, LONG, 300)
 }
 
+// The receiver's device refuses to move queue pairs to state ERROR, and still receives: what comes late on them is taken in, and no
+// buffer that is used again is written to.
+all_arrives_on_each_fabric!(
+    all_arrives_if_a_device_refuses_commands_before_it_fails,
+    "device-fatal=100ms refuses=400ms device=RANK1 message=50 times=1; \
+     late=200ms attempts=all opcode=write-imm device=RANK0 message=60.. for=100ms",
+    crate::stream::SHORT,
+    600
+);
+
+// Of two devices of a rank one fails at once; the other one refuses commands, and receives on.
+#[test]
+fn messages_that_a_device_receives_while_it_refuses_commands_are_taken_in() -> Result<()> {
+    let rules = "device-fatal=300ms refuses=200ms device=softrnic3 message=55 times=1; \
+                 device-fatal=200ms device=softrnic2 message=60 times=1; delay=200us peer=softrnic3 message=40..";
+    all_arrives(Fabric::TwoRails, rules, Shape { depth: 8, bytes: 4096 }, 600)
+}
+
 /// Both cards of rank 0 are away at the same time.
 #[test]
 fn all_arrives_if_both_devices_of_a_rank_fail() -> Result<()> {
@@ -176,6 +194,16 @@ fn a_device_that_does_not_return_ends_the_connection_at_both_ends_after_the_time
         let is_told = said(&words) || said(&["the peer gave up"]);
         assert!(worker.rank() == 1 || is_told, "{}", log());
         Ok(())
+    })
+}
+
+/// Another device of the process has the same GUID, and is there all the time.
+#[test]
+fn a_device_with_the_same_guid_is_not_taken_for_the_one_that_is_lost() -> Result<()> {
+    let rules = "device-fatal=1000s device=softrnic0 message=60 times=1";
+    let env = [("SOFTRNIC_FAULTS", rules), ("SOFTRNIC_SAME_GUID", "1"), ("FERRITE_GIVE_UP", "2")];
+    run(Fabric::OneRail, &env, |worker| {
+        ends_with(worker, &["could not be recovered within 2 s", "softrnic0: fatal device error"])
     })
 }
 

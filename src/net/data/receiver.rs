@@ -104,7 +104,7 @@ impl RecvComm {
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
         path.recovery = recovery.clone();
         path.stall = Stall::new(nic.config.stall_ms);
-        let (memory, labels) = (ConnMemory::new(&nic, path.qps.devices()), Labels::of(&path.stats));
+        let (memory, labels) = (ConnMemory::new(&nic, &peer, path.qps.devices()), Labels::of(&path.stats));
         Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, recovery }
     }
 
