@@ -84,7 +84,8 @@ impl Context {
         let (mut contexts, mut failures) = (Vec::new(), Vec::new());
         let list = DeviceList::new(library)?;
         for listed in list.devices() {
-            let has_own_guid = listed.guid != 0 && list.devices().filter(|other| other.guid == listed.guid).count() == 1;
+            let has_own_guid =
+                listed.guid != 0 && list.devices().filter(|other| other.guid == listed.guid).count() == 1;
             match listed.open(library, has_own_guid) {
                 Ok(context) => contexts.push(Arc::new(context)),
                 Err(e) => failures.push(e),

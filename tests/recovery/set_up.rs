@@ -2,7 +2,7 @@
 
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, inject_only, begin_softrnic, run, set_port, softrnic};
+use crate::fabric::{Fabric, begin_softrnic, inject_only, run, set_port, softrnic};
 use crate::stream::{SHORT, Stream};
 use ferrite::error::Result;
 use std::time::Duration;
@@ -13,7 +13,16 @@ const ROUNDS: u64 = 12;
 
 /// `fault` happens in rank 0 `RANK` times half a millisecond after both begin to connect; then the connection carries messages.
 fn connects_despite(fabric: Fabric, fault: impl Fn(u64) + Copy + Send + 'static) -> Result<()> {
-    run(fabric, &[], |worker| {
+    connects_despite_with(fabric, &[], fault)
+}
+
+/// The same with variables for both ranks.
+fn connects_despite_with(
+    fabric: Fabric,
+    env: &[(&str, &str)],
+    fault: impl Fn(u64) + Copy + Send + 'static,
+) -> Result<()> {
+    run(fabric, env, |worker| {
         // Only ports that are active now are used.
         drop(plugin_transport()?);
         for round in 0..ROUNDS {
@@ -72,6 +81,13 @@ fn fail_device(round: u64) {
 #[test]
 fn a_connection_comes_about_if_a_device_fails_at_any_step() -> Result<()> {
     connects_despite(Fabric::OneRail, fail_device)
+}
+
+/// Nothing completes on a device that has failed, and no time that goes by in vain is noticed.
+#[test]
+fn a_connection_comes_about_if_a_device_fails_at_any_step_and_completes_nothing_more() -> Result<()> {
+    let env = [("SOFTRNIC_SILENT_FAILURE", "1"), ("FERRITE_STALL_MS", "0")];
+    connects_despite_with(Fabric::OneRail, &env, fail_device)
 }
 
 #[test]

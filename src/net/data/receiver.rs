@@ -61,6 +61,8 @@ pub struct RecvPath {
     /// The sender's ring, and the size of a clear-to-send in it.
     pub(super) ring: (Ring, usize),
     pub(super) cts_sender: CtsSender,
+    /// That of queue pairs that are about to be used, during a recovery.
+    pub(super) prepared: Option<Box<CtsSender>>,
     pub(super) flushes: Option<Box<Flushes>>,
     pub(super) sticky_error: StickyError,
     /// What is possible while the peer's state is not open.
@@ -87,6 +89,7 @@ impl RecvPath {
             is_plain: !qps.are_on_several_rails(),
             qps,
             ring: (ring, terms.slot_bytes()),
+            prepared: None,
             flushes: None,
             sticky_error: StickyError::new("receiving from"),
             mode: Mode::Running,

@@ -130,18 +130,19 @@ impl ConnMemory {
         self.lock().cards.retain(|known| !Arc::ptr_eq(known, card));
     }
 
-    /// From now on the connection's rails are on `devices`, each with the number of its rail: all memory has the keys for them. Returns
+    /// From now on the connection uses the rails on `devices`, each with its number, and no others: all memory has the keys for them. Returns
     /// whether keys may be others than before. No work request may be posted meanwhile.
     pub fn use_devices<'a>(&self, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) -> bool {
         let mut state = self.lock();
+        let before = std::mem::take(&mut state.in_use);
         let mut has_changed = false;
         for (number, device) in devices {
-            let (place, now) = (usize::from(number) % MAX_RAILS, Arc::downgrade(device));
-            if Weak::ptr_eq(&now, &state.in_use[place]) {
+            let place = usize::from(number) % MAX_RAILS;
+            state.in_use[place] = Arc::downgrade(device);
+            if Weak::ptr_eq(&state.in_use[place], &before[place]) {
                 continue;
             }
             has_changed = true;
-            state.in_use[place] = now;
             state.holders.all().iter().for_each(|holder| holder.memory().use_cache(number, &device.regions));
         }
         has_changed

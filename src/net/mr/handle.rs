@@ -220,7 +220,9 @@ impl Pages {
 }
 
 fn closed(addr: u64, size: usize) -> Error {
-    Error::system(format!("the {size} bytes at {addr:#x} are known by a dma-buf that could not be kept, and NCCL has closed it"))
+    Error::system(format!(
+        "the {size} bytes at {addr:#x} are known by a dma-buf that could not be kept, and NCCL has closed it"
+    ))
 }
 
 #[cold]

@@ -71,7 +71,9 @@ impl QpSet {
                 let (missing, port) = (self.give_up(place), &self.rails[place].port.name);
                 match is_refused {
                     _ if missing == 0 => {}
-                    true => log::warn!("{port}: queue pairs could not be moved to state ERROR, and {missing} receives are left"),
+                    true => log::warn!(
+                        "{port}: queue pairs could not be moved to state ERROR, and {missing} receives are left"
+                    ),
                     false => log::warn!("{port}: {missing} receives of queue pairs in state ERROR have not completed"),
                 }
             }

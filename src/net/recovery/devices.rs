@@ -88,7 +88,9 @@ impl ConnDevices {
         let first = refused.next()??;
         refused.all(|other| other.is_some()).then(|| {
             let (name, error) = first;
-            Error::system(format!("{name} was lost by a fatal error, and memory cannot be registered there again: {error}"))
+            Error::system(format!(
+                "{name} was lost by a fatal error, and memory cannot be registered there again: {error}"
+            ))
         })
     }
 

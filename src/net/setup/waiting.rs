@@ -14,8 +14,9 @@ pub(super) fn may_pass(nic: &Nic, error: &Error, deadline: Instant) -> bool {
 /// `error`, which has been waited out in vain, if it is one that may pass.
 pub(super) fn given_up(nic: &Nic, error: Error) -> Error {
     match error.is_recoverable && nic.config.failover {
-        true => error
-            .context(format!("waited for it for FERRITE_HANDSHAKE_TIMEOUT={} s", nic.config.handshake_timeout_s)),
+        true => {
+            error.context(format!("waited for it for FERRITE_HANDSHAKE_TIMEOUT={} s", nic.config.handshake_timeout_s))
+        }
         false => error,
     }
 }

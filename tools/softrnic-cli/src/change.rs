@@ -164,7 +164,7 @@ impl Fail {
     pub(crate) fn apply(&self, network: &Network) -> Result<(), Failure> {
         let lasts = self.back_after.map(Duration::from_millis);
         network.fail_device_after(self.name, Duration::from_millis(self.refuses), lasts)?;
-        let change = self.back_after.map_or("failed for good".into(), |ms| format!("failed for {ms} ms"));
+        let change = self.back_after.map_or_else(|| "failed for good".into(), |ms| format!("failed for {ms} ms"));
         print_change(network, &self.name, &change)
     }
 }

@@ -245,6 +245,25 @@ fn a_device_may_refuse_commands_before_it_fails() {
 }
 
 #[test]
+fn on_a_device_that_has_failed_it_may_be_that_nothing_completes() {
+    let rule = "device-fatal device=softrnic0 message=2 times=1";
+    let env = [("SOFTRNIC_FAULTS", rule), ("SOFTRNIC_SILENT_FAILURE", "1")];
+    Softrnic::new().envs(&env).alone(|| {
+        let (a, b) = local_pair(16, &QUICK);
+        assert_eq!((send(&a, &b), b.next().status), (OK, OK));
+        (0..2).for_each(|_| a.recv(1, &[]));
+        (0..2).for_each(|_| a.send(Work { opcode: SEND, ..Work::default() }));
+        assert_eq!(next_event(a.context), (DEVICE_FATAL, 0));
+        a.recv(1, &[]);
+        assert_eq!(to_state(a.qp, ERR), 0);
+        assert!(a.poll().is_none());
+        // The other device works on.
+        assert_eq!(send(&b, &a), RETRY_EXC);
+        assert!(a.poll().is_none());
+    });
+}
+
+#[test]
 fn all_devices_may_have_one_node_guid() {
     Softrnic::new().env("SOFTRNIC_SAME_GUID", "1").alone(|| {
         let guids: Vec<_> = listed().into_iter().map(|(device, _)| ibv_get_device_guid(device)).collect();

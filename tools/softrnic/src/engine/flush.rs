@@ -10,7 +10,7 @@ use crate::objects::qp::Qp;
 /// `recv` locked.
 pub(crate) fn flush_recv(engine: &Engine, qp: &Qp) -> bool {
     // It may have been reset or destroyed since the caller looked.
-    if qp.slot.state.load(SeqCst) != qp_state::ERR || !qp.is_in_fabric() {
+    if qp.slot.state.load(SeqCst) != qp_state::ERR || !qp.is_in_fabric() || qp.is_silent() {
         return true;
     }
     if engine.fabric.is_entered(qp.slot) || (engine.fabric.has_stage() && engine.copy_server.is_busy()) {

@@ -48,7 +48,7 @@ fn work_off(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) {
             qp_state::RTS => {}
             // What has been sent is finished, nothing is begun.
             qp_state::SQD if queue.is_head_sent() => {}
-            qp_state::ERR | qp_state::SQE => return flush_send(qp, queue),
+            qp_state::ERR | qp_state::SQE if !qp.is_silent() => return flush_send(qp, queue),
             _ => return,
         }
         if !send(engine, qp, queue) {

@@ -29,6 +29,8 @@ pub(crate) struct Settings {
     pub(crate) staged: bool,
     /// All devices have the node GUID of the first one.
     pub(crate) same_guid: bool,
+    /// Nothing completes any more on a device that has failed.
+    pub(crate) silent_failure: bool,
     /// Writes to memory with relaxed ordering land in no order.
     pub(crate) chaos: bool,
     /// The last word of each aligned line of 128 bytes is written after all that precedes it in its message.
@@ -109,6 +111,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_SAME_GUID",
     "SOFTRNIC_SEED",
     "SOFTRNIC_SHM_DIR",
+    "SOFTRNIC_SILENT_FAILURE",
     "SOFTRNIC_SPEED",
     "SOFTRNIC_STAGED",
     "SOFTRNIC_STAT",
@@ -132,6 +135,7 @@ impl Settings {
             loopback_down: LoopbackDown::default(),
             qpn_reuse: false,
             same_guid: false,
+            silent_failure: false,
             staged: false,
             chaos: false,
             lines: false,
@@ -184,6 +188,7 @@ impl Settings {
             loopback_down: loopback_down()?,
             qpn_reuse: switch("SOFTRNIC_QPN_REUSE")?,
             same_guid: switch("SOFTRNIC_SAME_GUID")?,
+            silent_failure: switch("SOFTRNIC_SILENT_FAILURE")?,
             staged: switch("SOFTRNIC_STAGED")?,
             chaos: switch("SOFTRNIC_CHAOS")?,
             lines: switch("SOFTRNIC_LINES")?,
