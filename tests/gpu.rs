@@ -180,12 +180,15 @@ fn arrives(gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()> {
         let (net, mut deadline) = (transport.vtable(), worker.deadline("a message between GPUs"));
         let [mut receive, mut sending] = [std::ptr::null_mut::<c_void>(); 2];
         let (mut data, mut sizes, mut tags, mut memory) = (into as *mut c_void, BYTES as c_int, 7, target);
-        // SAFETY: a group of one; the handles are live.
-        let code = unsafe {
+        while receive.is_null() {
             let irecv = net.irecv.expect("a slot");
-            irecv(recv, 1, &raw mut data, &raw mut sizes, &raw mut tags, &raw mut memory, &raw mut receive)
-        };
-        assert_eq!((code, receive.is_null()), (abi::ncclSuccess, false));
+            // SAFETY: a group of one; the handles are live.
+            let code = unsafe {
+                irecv(recv, 1, &raw mut data, &raw mut sizes, &raw mut tags, &raw mut memory, &raw mut receive)
+            };
+            assert_eq!(code, abi::ncclSuccess);
+            deadline.idle()?;
+        }
         while sending.is_null() {
             let isend = net.isend.expect("a slot");
             // SAFETY: as above.
@@ -264,6 +267,9 @@ fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_devi
         let (transport, (at, _)) = (plugin_transport()?, driver.allocate());
         // SAFETY: a descriptor of no meaning: the software device goes by the address.
         let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) };
+        // The software device needs descriptors for the GPU's first region.
+        let (first, _) = driver.allocate();
+        let other = register(&transport, bench.link.send.raw(), first, Some(fd));
         let handle = without_descriptors(|| register(&transport, bench.link.send.raw(), at, Some(fd)));
         // SAFETY: ours.
         assert_eq!(unsafe { libc::close(fd) }, 0);
@@ -277,8 +283,10 @@ fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_devi
         ];
         assert!(said(&warned) && (worker.rank() == 1 || said(&words)), "{}", common::log::log());
         // SAFETY: not used again.
-        let code = unsafe { transport.vtable().deregMr.expect("a slot")(bench.link.send.raw(), handle) };
-        assert_eq!(code, abi::ncclSuccess);
+        for handle in [handle, other] {
+            let code = unsafe { transport.vtable().deregMr.expect("a slot")(bench.link.send.raw(), handle) };
+            assert_eq!(code, abi::ncclSuccess);
+        }
         worker.barrier()
     })?;
     Ok(())

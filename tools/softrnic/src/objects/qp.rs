@@ -81,11 +81,6 @@ pub(crate) struct QpRequest {
 }
 
 impl Qp {
-    /// Whether nothing completes any more, since its device has failed.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.fabric.settings.silent_failure && self.pd.context.is_dead()
-    }
-
     /// The errno value of a refusal may be 0: errno stays as it was.
     pub(crate) fn create(pd: &Arc<Pd>, requested: QpRequest) -> Result<Arc<Self>, i32> {
         pd.context.require_alive()?;
