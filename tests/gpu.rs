@@ -8,15 +8,15 @@ use common::log::said;
 use common::process::pair;
 use common::setting::setting;
 use common::{faithful, pattern, plugin_transport};
-use ferrite::error::Error;
-use ferrite::error::Result;
+use ferrite::error::{Error, Result};
 use ferrite::nccl::abi;
 use ferrite::pair::PeerConn;
 use ferrite::pair::Setting;
 use ferrite::transport::Transport;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::process::Command;
-use testkit::{Missing, Scratch, require};
+use testkit::dist::softrnic_program;
+use testkit::{Missing, Scratch, program, require};
 
 /// The driver, loaded into this process as an application would have it.
 struct Driver(*mut c_void);
@@ -259,33 +259,40 @@ fn without_descriptors<T>(body: impl FnOnce() -> T) -> T {
 #[test]
 fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_device_fails() -> Result<()> {
     let setting = require!(setting());
+    let softrnic = require!(softrnic_program());
     require!(no_gpu());
-    let rule = "device-fatal=1000s device=softrnic0 message=20 times=1";
-    pair(&setting.env("SOFTRNIC_GPU", "dmabuf").env("SOFTRNIC_FAULTS", rule), |worker| {
+    pair(&setting.env("SOFTRNIC_GPU", "dmabuf"), |worker| {
         let driver = Driver::load();
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
-        let (transport, (at, _)) = (plugin_transport()?, driver.allocate());
-        // SAFETY: a descriptor of no meaning: the software device goes by the address.
-        let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) };
-        // The software device needs descriptors for the GPU's first region.
-        let (first, _) = driver.allocate();
-        let other = register(&transport, bench.link.send.raw(), first, Some(fd));
-        let handle = without_descriptors(|| register(&transport, bench.link.send.raw(), at, Some(fd)));
-        // SAFETY: ours.
-        assert_eq!(unsafe { libc::close(fd) }, 0);
-        let error = (0..).find_map(|round| bench.exchange(worker, round, 5000, 5000).err());
-        assert!(matches!(error, Some(Error::Call { code: abi::ncclRemoteError, .. })), "{error:?}");
-        worker.barrier()?;
-        let warned = ["the dma-buf of registered GPU memory cannot be kept", "Too many open files", "ulimit -n"];
-        let words = [
-            "softrnic0 was lost by a fatal error, and memory cannot be registered there again",
-            "by a dma-buf that could not be kept",
-        ];
-        assert!(said(&warned) && (worker.rank() == 1 || said(&words)), "{}", common::log::log());
-        // SAFETY: not used again.
-        for handle in [handle, other] {
-            let code = unsafe { transport.vtable().deregMr.expect("a slot")(bench.link.send.raw(), handle) };
-            assert_eq!(code, abi::ncclSuccess);
+        (0..20).try_for_each(|round| bench.exchange(worker, round, 5000, 5000))?;
+        if worker.rank() == 0 {
+            let (transport, send) = (plugin_transport()?, bench.link.send.raw());
+            let ([first, at], net) = ([driver.allocate().0, driver.allocate().0], transport.vtable());
+            // SAFETY: a descriptor of no meaning: the software device goes by the address.
+            let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) };
+            // The software device needs descriptors for the GPU's first region.
+            let other = register(&transport, send, first, Some(fd));
+            let handle = without_descriptors(|| register(&transport, send, at, Some(fd)));
+            // SAFETY: ours.
+            assert_eq!(unsafe { libc::close(fd) }, 0);
+            program::stdout_of(Command::new(&softrnic).args(["fail", "softrnic0"]));
+            let (mut code, mut deadline) = (abi::ncclSuccess, worker.deadline("the end of the connection"));
+            while code == abi::ncclSuccess {
+                let (isend, mut request) = (net.isend.expect("a slot"), std::ptr::null_mut());
+                // SAFETY: the handle is live. The peer expects no message, so none is sent.
+                code = unsafe { isend(send, at as *mut c_void, 8, 7, handle, &raw mut request) };
+                deadline.idle()?;
+            }
+            let warned = ["the dma-buf of registered GPU memory cannot be kept", "Too many open files", "ulimit -n"];
+            let words = [
+                "softrnic0 was lost by a fatal error, and memory cannot be registered there again",
+                "by a dma-buf that could not be kept",
+            ];
+            assert!(code == abi::ncclRemoteError && said(&warned) && said(&words), "{code} {}", common::log::log());
+            for handle in [handle, other] {
+                // SAFETY: not used again.
+                assert_eq!(unsafe { net.deregMr.expect("a slot")(send, handle) }, abi::ncclSuccess);
+            }
         }
         worker.barrier()
     })?;
