@@ -75,12 +75,22 @@ fn all_arrives_over_a_borrowed_port_if_the_only_device_fails_for_good() -> Resul
 /// The port stays active. Whether rank 1 borrows its spare too depends on who is first.
 #[test]
 fn all_arrives_over_a_borrowed_port_if_nothing_comes_through_the_own_one_any_more() -> Result<()> {
+    all_arrives_despite_a_path_that_loses("drop attempts=all device=softrnic0; drop-ack attempts=all peer=softrnic0")
+}
+
+/// Acknowledgements come through.
+#[test]
+fn all_arrives_over_a_borrowed_port_if_no_request_comes_through_the_own_one_any_more() -> Result<()> {
+    all_arrives_despite_a_path_that_loses("drop attempts=all device=softrnic0")
+}
+
+fn all_arrives_despite_a_path_that_loses(rules: &'static str) -> Result<()> {
     run("", &[], |worker| {
         let mut stream = Stream::open(worker, SHORT)?;
         stream.exchange(worker, 20)?;
         worker.barrier()?;
         if worker.rank() == 0 {
-            inject_only("drop attempts=all device=softrnic0");
+            inject_only(rules);
         }
         stream.exchange(worker, 300)?;
         assert!(worker.rank() == 1 || said(&[BORROWED[0]]), "{}", log());

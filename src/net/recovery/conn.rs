@@ -7,7 +7,7 @@ use super::end::{End, Owner};
 use super::in_use::DevicesInUse;
 use super::inbox::{Inbox, Input};
 use super::log_lines;
-use super::new_qps::{NewQps, Progress};
+use super::new_qps::NewQps;
 use super::rails::ConnRails;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
@@ -17,10 +17,10 @@ use crate::net::device::nic::Nic;
 use crate::net::qp::set::QpSet;
 use crate::proto::control::Time;
 use crate::proto::handshake::Negotiated;
-use crate::proto::recovery::account::Account;
 use crate::proto::recovery::action::{Action, Role};
 use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
+use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ pub struct ConnRecovery {
     start: Instant,
     /// Whether a fault of the queue pairs in use has been reported. The peer's state says less: it recovers also while messages are
     /// sent again, and before a rail is taken in.
-    has_fault: AtomicBool,
+    pub(super) has_fault: AtomicBool,
     /// The devices that its queue pairs are on.
     pub(super) in_use: Arc<DevicesInUse>,
     inbox: Inbox,
@@ -58,16 +58,16 @@ pub struct ConnRecovery {
 
 /// What is under way.
 #[derive(Debug)]
-struct Work {
-    machine: Recovery,
+pub(super) struct Work {
+    pub(super) machine: Recovery,
     /// Whether the end is asked for messages that have not been acknowledged.
     is_draining: bool,
     /// Since when it does not run.
     stopped: Option<Instant>,
     /// When it is said next that the connection does not run.
     next_warning: Option<Instant>,
-    rails: ConnRails,
-    new_qps: NewQps,
+    pub(super) rails: ConnRails,
+    pub(super) new_qps: NewQps,
 }
 
 impl ConnRecovery {
@@ -134,7 +134,7 @@ impl ConnRecovery {
         }
     }
 
-    fn now(&self) -> Time {
+    pub(super) fn now(&self) -> Time {
         self.start.elapsed()
     }
 
@@ -166,7 +166,7 @@ impl ConnRecovery {
         }
     }
 
-    fn look_at_ports(&self, work: &mut Work, end: &dyn End) {
+    pub(super) fn look_at_ports(&self, work: &mut Work, end: &dyn End) {
         if let Some(listener) = self.listener.get() {
             let is_at_rest = !work.machine.has_queue_pairs();
             work.rails.look(end.memory(), listener, work.machine.usable_by_peer(), is_at_rest);
@@ -222,14 +222,12 @@ impl ConnRecovery {
                 work.new_qps.discard();
                 self.look_at_ports(work, end);
             }
-            Action::Resume { attempt, account } => {
-                let account = self.resume(work, end, account.as_ref())?;
-                work.machine.handle_resumed(self.now(), attempt, account);
-                if end.is_drained()? {
-                    work.machine.handle_acknowledged();
-                }
-                if !self.in_use.lost(work.machine.rails()).is_empty() {
-                    self.look_at_ports(work, end);
+            Action::Resume { attempt, account: Some(account) } => self.resume(work, end, attempt, Some(&account))?,
+            // The receiver's.
+            Action::Resume { attempt, account: None } => {
+                if let Err(e) = work.new_qps.prove(attempt) {
+                    self.describe_failure(work, &e);
+                    work.machine.handle_unreachable(self.now(), attempt, RailMask::NONE);
                 }
             }
             Action::Drain => {
@@ -260,35 +258,12 @@ impl ConnRecovery {
         }
     }
 
-    /// Goes on with the new queue pairs. Returns when it is to be called again.
-    fn advance(&self, work: &mut Work, end: &dyn End) -> Option<Instant> {
-        let now = self.now();
-        match work.new_qps.advance(end)? {
-            Progress::Wait(until) => return Some(until),
-            Progress::Connected(attempt, endpoint) => work.machine.handle_connected(now, attempt, Ok(endpoint)),
-            Progress::Unreachable(attempt, dead) => work.machine.handle_unreachable(now, attempt, dead),
-            Progress::Failed(attempt, e) => {
-                let why = self.describe_failure(work, &e);
-                work.machine.handle_connected(now, attempt, Err(why));
-            }
-        }
-        Some(Instant::now())
-    }
-
     /// Queue pairs could not be made: the rail that is to blame is not used for a while. Returns why.
-    fn describe_failure(&self, work: &mut Work, error: &Error) -> String {
+    pub(super) fn describe_failure(&self, work: &mut Work, error: &Error) -> String {
         if let Some(rail) = error.rail {
             work.rails.avoid(rail);
         }
         error.text()
-    }
-
-    fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
-        let (qps, weights) = work.new_qps.take()?;
-        self.in_use.use_qps(&qps);
-        self.has_fault.store(false, Ordering::Release);
-        qps.watch(&self.peer);
-        end.resume(qps, weights, account)
     }
 
     /// One line now and then while the connection does not run.
@@ -319,7 +294,7 @@ impl ConnRecovery {
                 continue;
             }
             if next_step.is_none_or(|next| next <= Instant::now()) {
-                next_step = self.advance(work, end);
+                next_step = self.advance(work, end)?;
                 if next_step.is_some() {
                     continue;
                 }

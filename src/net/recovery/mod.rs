@@ -8,6 +8,7 @@
 //! | [`conn`] | one connection's recovery: what has happened, the state machine, and who does what it asks for |
 //! | [`inbox`] | what has happened to it and is not handled yet |
 //! | [`new_qps`] | the queue pairs of an attempt: created, connected, tested |
+//! | `progress` | how it goes on with them, up to their use |
 //! | `events` | its events: of the peer, of ports and of failed queue pairs |
 //! | `log_lines` | what the log says of connections that recover |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
@@ -28,5 +29,6 @@ mod in_use;
 mod inbox;
 mod log_lines;
 mod new_qps;
+mod progress;
 pub mod rails;
 mod spare;

@@ -46,6 +46,8 @@ enum Stage {
     /// The sender's are connected.
     Testing(u32, Box<(ReachTest, Endpoint)>, RailWeights),
     Connected(QpSet, RailWeights),
+    /// The receiver's are connected, and the sender is ready.
+    Proving(u32, Box<ReachTest>, RailWeights),
 }
 
 /// How far the queue pairs of an attempt are.
@@ -57,6 +59,10 @@ pub enum Progress {
     Connected(u32, Endpoint),
     /// Those of this attempt are connected, but nothing is acknowledged over these rails.
     Unreachable(u32, RailMask),
+    /// Those of this attempt, the receiver's, reach the sender.
+    Proven(u32),
+    /// They do not over these rails.
+    Unproven(u32, RailMask),
     /// Those of this attempt cannot be connected.
     Failed(u32, Error),
 }
@@ -122,8 +128,23 @@ impl NewQps {
                     Progress::Connected(attempt, endpoint)
                 }
                 Some(dead) => {
-                    self.reach_limit = (2 * self.reach_limit).min(MAX_REACH_LIMIT);
+                    self.wait_longer();
                     Progress::Unreachable(attempt, dead)
+                }
+            }),
+            Stage::Proving(attempt, mut test, weights) => Some(match test.poll() {
+                None => {
+                    self.stage = Stage::Proving(attempt, test, weights);
+                    Progress::Wait(Instant::now() + REACH_EVERY)
+                }
+                Some(dead) if dead.is_empty() => {
+                    self.reach_limit = REACH_LIMIT;
+                    self.stage = Stage::Connected(test.into_qps(), weights);
+                    Progress::Proven(attempt)
+                }
+                Some(dead) => {
+                    self.wait_longer();
+                    Progress::Unproven(attempt, dead)
                 }
             }),
             other => {
@@ -131,6 +152,23 @@ impl NewQps {
                 None
             }
         }
+    }
+
+    /// The peer's device has more time to acknowledge the next time.
+    fn wait_longer(&mut self) {
+        self.reach_limit = (2 * self.reach_limit).min(MAX_REACH_LIMIT);
+    }
+
+    /// The sender is ready, and the account is due: begins to test whether the receiver's queue pairs reach it. That the sender's reach
+    /// the receiver says little of the way back: acknowledgements may be carried where requests are not.
+    ///
+    /// # Errors
+    /// There are none, or the device refuses.
+    pub fn prove(&mut self, attempt: u32) -> Result<()> {
+        let (qps, weights) = self.take()?;
+        let test = ReachTest::begin(qps, self.reach_limit)?;
+        self.stage = Stage::Proving(attempt, Box::new(test), weights);
+        Ok(())
     }
 
     fn advance_connecting(&mut self, end: &dyn End, attempt: u32, mut connecting: Box<ConnectingQpSet>) -> Progress {

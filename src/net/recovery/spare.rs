@@ -1,9 +1,9 @@
 //! The port of another card that a connection uses while none of its own can be used.
 //!
-//! A port is borrowed when no own one could be used for [`BORROW_AFTER`], and its card has registered all of the connection's memory.
-//! It stands in for one rail: the peer sees that rail with another address. When an own port is back for a while, the connection goes
-//! back to it. A port over which [`MAX_FAILED`] attempts in a row have failed is taken for one that cannot be used, for a while: an
-//! own one, or one that is borrowed.
+//! A port is borrowed when no own one could be used for [`BORROW_AFTER`], and its card has registered all of the connection's memory;
+//! at once, if [`MAX_FAILED`] attempts in a row have failed over own ports that are active. It stands in for one rail: the peer sees
+//! that rail with another address. When an own port is back for a while, the connection goes back to it. A port over which so many
+//! attempts have failed is taken for one that cannot be used, for a while: an own one, or one that is borrowed.
 
 use crate::error::Error;
 use crate::net::control::port_listeners::{PortEvent, PortListener};
@@ -143,9 +143,10 @@ impl SparePort {
     /// An own port can be used now, or none (`has_own`). While queue pairs exist, nothing changes that they depend on.
     pub fn handle_own(&mut self, has_own: bool) {
         let now = Instant::now();
-        if self.own_attempts.0 > MAX_FAILED {
+        if self.own_attempts.0 >= MAX_FAILED {
             self.own_attempts.0 = 0;
             self.own_avoided = Some(now + OWN_AVOIDED);
+            self.without_since = now.checked_sub(BORROW_AFTER);
         }
         if has_own && !self.had_own {
             // It is back: what has failed before does not count.
@@ -162,7 +163,7 @@ impl SparePort {
     /// There are no queue pairs: gives a port back that is not needed any more, that is not `usable`, or over which attempts fail.
     pub fn settle(&mut self, memory: &ConnMemory, usable: impl Fn(&Arc<Rail>) -> bool) {
         let Some(loan) = &self.loan else { return };
-        let is_bad = loan.attempts.0 > MAX_FAILED || !usable(loan.port.port()) || !self.is_ready(loan.port.port());
+        let is_bad = loan.attempts.0 >= MAX_FAILED || !usable(loan.port.port()) || !self.is_ready(loan.port.port());
         if self.own_since.is_none() && !is_bad {
             return;
         }

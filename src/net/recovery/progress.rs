@@ -1,0 +1,50 @@
+//! How a recovery goes on with the new queue pairs of an attempt, up to their use.
+
+use super::conn::{ConnRecovery, Work};
+use super::end::End;
+use super::new_qps::Progress;
+use crate::error::Result;
+use crate::proto::recovery::account::Account;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+impl ConnRecovery {
+    /// Goes on with the new queue pairs. Returns when it is to be called again.
+    pub(super) fn advance(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
+        let now = self.now();
+        let Some(progress) = work.new_qps.advance(end) else { return Ok(None) };
+        match progress {
+            Progress::Wait(until) => return Ok(Some(until)),
+            Progress::Connected(attempt, endpoint) => work.machine.handle_connected(now, attempt, Ok(endpoint)),
+            Progress::Unreachable(attempt, dead) => work.machine.handle_unreachable(now, attempt, dead),
+            Progress::Unproven(attempt, dead) => {
+                // The sender learns it from what this end can use.
+                dead.iter().for_each(|rail| work.rails.avoid(rail));
+                work.machine.handle_unreachable(now, attempt, dead);
+            }
+            Progress::Proven(attempt) => self.resume(work, end, attempt, None)?,
+            Progress::Failed(attempt, e) => {
+                let why = self.describe_failure(work, &e);
+                work.machine.handle_connected(now, attempt, Err(why));
+            }
+        }
+        Ok(Some(Instant::now()))
+    }
+
+    /// Goes on over the queue pairs of `attempt`; the sender with the receiver's `account`.
+    pub(super) fn resume(&self, work: &mut Work, end: &dyn End, attempt: u32, account: Option<&Account>) -> Result<()> {
+        let (qps, weights) = work.new_qps.take()?;
+        self.in_use.use_qps(&qps);
+        self.has_fault.store(false, Ordering::Release);
+        qps.watch(&self.peer);
+        let account = end.resume(qps, weights, account)?;
+        work.machine.handle_resumed(self.now(), attempt, account);
+        if end.is_drained()? {
+            work.machine.handle_acknowledged();
+        }
+        if !self.in_use.lost(work.machine.rails()).is_empty() {
+            self.look_at_ports(work, end);
+        }
+        Ok(())
+    }
+}
