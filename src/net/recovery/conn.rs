@@ -73,7 +73,7 @@ pub(super) struct Work {
 impl ConnRecovery {
     /// The recovery of a connection on `terms` that runs on `qps`. It begins with [`Self::start`].
     pub fn new(nic: &Arc<Nic>, peer: &Arc<PeerState>, terms: &Negotiated, role: Role, qps: &QpSet) -> Arc<Self> {
-        let rails = ConnRails::of(nic, qps);
+        let rails = ConnRails::of(nic, role, qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
         let new_qps = NewQps::new(nic, role, terms, qps.priority);
@@ -191,7 +191,12 @@ impl ConnRecovery {
 
     /// Does what the state machine asks for.
     fn perform(&self, work: &mut Work, end: &dyn End, action: Action) -> Result<()> {
-        log::debug!("{}: recovering the connection to {}: {action:?}", self.nic.name, self.peer.peer());
+        log::debug!(
+            "{}: recovering the connection to {}, {:?}: {action:?}",
+            self.nic.name,
+            self.peer.peer(),
+            self.now()
+        );
         match action {
             Action::Send(message) => self.peer.stream().send(message.kind(), message.body()),
             Action::Fence => {

@@ -17,7 +17,8 @@ use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the peer's device has to acknowledge a write over new queue pairs. After each failure it has twice as long.
+/// How long the peer's device has to acknowledge a write over new queue pairs. After two failures between the same ports it has twice as
+/// long.
 const REACH_LIMIT: Duration = Duration::from_millis(30);
 const MAX_REACH_LIMIT: Duration = Duration::from_secs(2);
 /// The recovery repeats what fails, and a rail on which it fails must not hold up the others.
@@ -33,7 +34,9 @@ pub struct NewQps {
     /// Queue pairs on each rail.
     per_rail: usize,
     priority: Priority,
-    reach_limit: Duration,
+    /// The ports of the latest attempt at both ends, and how many attempts between them have found that nothing is acknowledged.
+    between: Vec<(Arc<Rail>, [u8; 16])>,
+    unreached: u32,
     stage: Stage,
 }
 
@@ -71,7 +74,7 @@ impl NewQps {
     /// None yet, for an end of a connection on `terms`, whose packets have `priority`.
     pub fn new(nic: &Arc<Nic>, role: Role, terms: &Negotiated, priority: Priority) -> Self {
         let (nic, per_rail) = (Arc::clone(nic), terms.qps_per_rail());
-        Self { nic, role, per_rail, priority, reach_limit: REACH_LIMIT, stage: Stage::None }
+        Self { nic, role, per_rail, priority, between: Vec::new(), unreached: 0, stage: Stage::None }
     }
 
     /// Creates the sender's on `ports`, each with the number of its rail. Returns their description for the receiver.
@@ -105,6 +108,9 @@ impl NewQps {
             Role::Receiver => (&remote, &qps.endpoint),
         };
         let mut terms = Negotiated::agree(sender, receiver)?;
+        let between =
+            ports.iter().map(|(_, port)| Arc::clone(port)).zip(remote.rails.iter().map(|far| far.gid)).collect();
+        self.handle_ports(between);
         let rails = ports.iter().fold(RailMask::NONE, |rails, (number, _)| rails | RailMask::only(*number));
         terms.striping = terms.striping.over(rails);
         let connecting = qps.connect(&self.nic, remote, &terms, self.priority, ONCE)?;
@@ -122,13 +128,13 @@ impl NewQps {
                     Progress::Wait(Instant::now() + REACH_EVERY)
                 }
                 Some(dead) if dead.is_empty() => {
-                    self.reach_limit = REACH_LIMIT;
+                    self.unreached = 0;
                     let (test, endpoint) = *testing;
                     self.stage = Stage::Connected(test.into_qps(), weights);
                     Progress::Connected(attempt, endpoint)
                 }
                 Some(dead) => {
-                    self.wait_longer();
+                    self.unreached += 1;
                     Progress::Unreachable(attempt, dead)
                 }
             }),
@@ -138,12 +144,12 @@ impl NewQps {
                     Progress::Wait(Instant::now() + REACH_EVERY)
                 }
                 Some(dead) if dead.is_empty() => {
-                    self.reach_limit = REACH_LIMIT;
+                    self.unreached = 0;
                     self.stage = Stage::Connected(test.into_qps(), weights);
                     Progress::Proven(attempt)
                 }
                 Some(dead) => {
-                    self.wait_longer();
+                    self.unreached += 1;
                     Progress::Unproven(attempt, dead)
                 }
             }),
@@ -154,9 +160,20 @@ impl NewQps {
         }
     }
 
-    /// The peer's device has more time to acknowledge the next time.
-    fn wait_longer(&mut self) {
-        self.reach_limit = (2 * self.reach_limit).min(MAX_REACH_LIMIT);
+    /// The queue pairs are on these ports, and connected to these GIDs. Those of another port may be reached as quickly as ever.
+    fn handle_ports(&mut self, between: Vec<(Arc<Rail>, [u8; 16])>) {
+        let is_same = |((port, gid), (now, gid_now)): (&(Arc<Rail>, _), &(Arc<Rail>, _))| {
+            Arc::ptr_eq(port, now) && gid == gid_now
+        };
+        if between.len() != self.between.len() || !self.between.iter().zip(&between).all(is_same) {
+            self.unreached = 0;
+        }
+        self.between = between;
+    }
+
+    /// How long the peer's device has to acknowledge.
+    fn reach_limit(&self) -> Duration {
+        REACH_LIMIT.saturating_mul(1 << (self.unreached / 2).min(10)).min(MAX_REACH_LIMIT)
     }
 
     /// The sender is ready, and the account is due: begins to test whether the receiver's queue pairs reach it. That the sender's reach
@@ -166,7 +183,7 @@ impl NewQps {
     /// There are none, or the device refuses.
     pub fn prove(&mut self, attempt: u32) -> Result<()> {
         let (qps, weights) = self.take()?;
-        let test = ReachTest::begin(qps, self.reach_limit)?;
+        let test = ReachTest::begin(qps, self.reach_limit())?;
         self.stage = Stage::Proving(attempt, Box::new(test), weights);
         Ok(())
     }
@@ -189,7 +206,7 @@ impl NewQps {
         let weights = endpoint.rail_weights_with(&qps.remote).over(qps.striping.rail_numbers());
         match self.role {
             Role::Sender => {
-                let test = ReachTest::begin(qps, self.reach_limit)?;
+                let test = ReachTest::begin(qps, self.reach_limit())?;
                 self.stage = Stage::Testing(attempt, Box::new((test, endpoint)), weights);
                 Ok(Progress::Wait(Instant::now()))
             }

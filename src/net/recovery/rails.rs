@@ -9,6 +9,7 @@ use crate::net::device::nic::Nic;
 use crate::net::device::rail::{LocalAddress, Rail};
 use crate::net::qp::set::QpSet;
 use crate::proto::MAX_RAILS;
+use crate::proto::recovery::action::Role;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -31,13 +32,13 @@ const FIRST_AVOIDED: Duration = Duration::from_secs(1);
 const LONGEST_AVOIDED: Duration = Duration::from_secs(60);
 
 impl ConnRails {
-    /// Those of `qps`, of `nic`.
-    pub fn of(nic: &Arc<Nic>, qps: &QpSet) -> Self {
+    /// Those of `qps`, of `nic`, at the end with this `role`.
+    pub fn of(nic: &Arc<Nic>, role: Role, qps: &QpSet) -> Self {
         let mut known = [None; MAX_RAILS];
         for (on, far) in qps.rails.iter().zip(&qps.remote.rails) {
             known[usize::from(on.number) % MAX_RAILS] = Some((on.address, far.gid));
         }
-        let (devices, spare) = (ConnDevices::of(nic, qps), SparePort::new());
+        let (devices, spare) = (ConnDevices::of(nic, qps), SparePort::new(role));
         Self { nic: Arc::clone(nic), known, avoided: [None; MAX_RAILS], devices, spare }
     }
 
@@ -68,7 +69,8 @@ impl ConnRails {
         if !is_at_rest {
             return;
         }
-        let mut spare = std::mem::replace(&mut self.spare, SparePort::new());
+        // Meanwhile there is one that has borrowed nothing.
+        let mut spare = std::mem::replace(&mut self.spare, SparePort::new(Role::Sender));
         let rail = (self.all() & peer).iter().next().or_else(|| self.all().iter().next()).unwrap_or_default();
         spare.settle(memory, |port| self.is_addressable(rail.into(), port));
         spare.borrow(Wanted { rail, nic: &self.nic, memory, listener }, |port| self.is_near(rail.into(), port));

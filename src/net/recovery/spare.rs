@@ -1,7 +1,8 @@
 //! The port of another card that a connection uses while none of its own can be used.
 //!
 //! A port is borrowed when no own one could be used for [`BORROW_AFTER`], and its card has registered all of the connection's memory;
-//! at once, if [`MAX_FAILED`] attempts in a row have failed over own ports that are active. It stands in for one rail: the peer sees
+//! at once, if [`FAILED_OF_SENDER`] attempts in a row have failed over own ports that are active; the receiver, which does not know either
+//! whose port is to blame, waits for [`FAILED_OF_RECEIVER`]. It stands in for one rail: the peer sees
 //! that rail with another address. When an own port is back for a while, the connection goes back to it. A port over which so many
 //! attempts have failed is taken for one that cannot be used, for a while: an own one, or one that is borrowed.
 
@@ -12,6 +13,7 @@ use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::Rail;
 use crate::net::device::spares::BorrowedPort;
+use crate::proto::recovery::action::Role;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -24,8 +26,9 @@ const LONGEST_RETURN: Duration = Duration::from_secs(60);
 const STEADY_RUN: Duration = Duration::from_secs(2);
 /// A connection that has not borrowed for so long goes back as soon as the first time.
 const STEADY_TIME: Duration = Duration::from_secs(60);
-/// Attempts in a row that may fail over one port before another one is tried.
-const MAX_FAILED: u32 = 3;
+/// Attempts in a row that fail over one port before another one is tried.
+const FAILED_OF_SENDER: u32 = 3;
+const FAILED_OF_RECEIVER: u32 = 4;
 /// How long a port is not borrowed after so many have failed.
 const AVOIDED_AFTER_FAILURES: Duration = Duration::from_secs(1);
 /// How long own ports are not used after so many have failed. It is short: the fault may be the peer's.
@@ -36,6 +39,8 @@ const AVOIDED_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 /// The borrowed port of one connection, if there is one.
 #[derive(Debug)]
 pub struct SparePort {
+    /// Attempts in a row that fail over one port before another one is tried.
+    max_failed: u32,
     loan: Option<Loan>,
     /// Ports that are not borrowed before a time.
     avoided: Vec<(Arc<Rail>, Instant)>,
@@ -95,9 +100,10 @@ pub struct Wanted<'a> {
 }
 
 impl SparePort {
-    /// None yet.
-    pub fn new() -> Self {
+    /// None yet, of an end with this `role`.
+    pub fn new(role: Role) -> Self {
         Self {
+            max_failed: if role == Role::Sender { FAILED_OF_SENDER } else { FAILED_OF_RECEIVER },
             loan: None,
             avoided: Vec::new(),
             without_since: None,
@@ -143,7 +149,7 @@ impl SparePort {
     /// An own port can be used now, or none (`has_own`). While queue pairs exist, nothing changes that they depend on.
     pub fn handle_own(&mut self, has_own: bool) {
         let now = Instant::now();
-        if self.own_attempts.0 >= MAX_FAILED {
+        if self.own_attempts.0 >= self.max_failed {
             self.own_attempts.0 = 0;
             self.own_avoided = Some(now + OWN_AVOIDED);
             self.without_since = now.checked_sub(BORROW_AFTER);
@@ -163,7 +169,8 @@ impl SparePort {
     /// There are no queue pairs: gives a port back that is not needed any more, that is not `usable`, or over which attempts fail.
     pub fn settle(&mut self, memory: &ConnMemory, usable: impl Fn(&Arc<Rail>) -> bool) {
         let Some(loan) = &self.loan else { return };
-        let is_bad = loan.attempts.0 >= MAX_FAILED || !usable(loan.port.port()) || !self.is_ready(loan.port.port());
+        let is_bad =
+            loan.attempts.0 >= self.max_failed || !usable(loan.port.port()) || !self.is_ready(loan.port.port());
         if self.own_since.is_none() && !is_bad {
             return;
         }

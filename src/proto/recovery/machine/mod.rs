@@ -288,7 +288,7 @@ impl Recovery {
         self.advance(now);
     }
 
-    /// The queue pairs of `attempt` are connected, but nothing is acknowledged over the rails `dead`. They wait before they are used
+    /// The queue pairs of `attempt` are connected, but nothing is acknowledged over the rails `dead`: they wait before they are used
     /// again beside others. The receiver finds that when it is to go on.
     pub fn handle_unreachable(&mut self, now: Time, attempt: u32, dead: RailMask) {
         if !self.take_job(|job| matches!(job, Job::Connect(_) | Job::Resume(_))) {
@@ -296,12 +296,7 @@ impl Recovery {
         }
         if matches!(self.state, State::Connecting | State::Resuming) && attempt == self.attempt {
             self.history.handle_unreachable(now, dead);
-            // It is known what to leave out: there is nothing to wait for.
-            let is_known = !dead.is_empty() && dead != self.rails;
-            self.begin_next(now, format!("rails {dead} acknowledge nothing"));
-            if is_known {
-                self.pause = now;
-            }
+            self.begin_without(now, dead);
         }
         self.advance(now);
     }

@@ -5,6 +5,7 @@ use super::{QueuePairs, Recovery, State, Trouble};
 use crate::proto::control::Time;
 use crate::proto::recovery::action::{Action, Due, Job, Role};
 use crate::proto::recovery::message::Message;
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::{Violation, violation};
 use std::time::Duration;
 
@@ -147,6 +148,15 @@ impl Recovery {
         }
     }
 
+    /// Begins the next attempt, because nothing is acknowledged over the rails `dead`; at once, if there are others.
+    pub(super) fn begin_without(&mut self, now: Time, dead: RailMask) {
+        let has_others = !dead.is_empty() && dead != self.rails;
+        self.begin_next(now, format!("rails {dead} acknowledge nothing"));
+        if has_others {
+            self.pause = now;
+        }
+    }
+
     /// Begins `attempt`, which is later than the present one.
     pub(super) fn begin(&mut self, now: Time, attempt: u32, cause: String) {
         if self.is_running() {
@@ -157,7 +167,9 @@ impl Recovery {
         }
         let trouble = self.trouble.get_or_insert_with(|| Trouble { since: now, attempts: 0, cause: cause.clone() });
         trouble.attempts = trouble.attempts.saturating_add(1);
-        self.pause = now + pause(trouble.attempts);
+        // The sender begins, and the receiver follows: what the former has waited for, the latter need not wait for again.
+        let ahead = u32::from(self.role == Role::Receiver);
+        self.pause = now + pause(trouble.attempts.saturating_sub(ahead));
         self.attempts = self.attempts.saturating_add(1);
         (self.attempt, self.state, self.cause) = (attempt, State::Halted, cause);
         (self.offer, self.frame, self.has_peer_halted) = (None, None, false);
