@@ -5,6 +5,7 @@ use crate::common::plugin_transport;
 use crate::fabric::{Fabric, begin_softrnic, inject_only, run, set_port, softrnic};
 use crate::stream::{SHORT, Stream};
 use ferrite::error::Result;
+use std::ops::Range;
 use std::time::Duration;
 use testkit::wait::wait_until;
 
@@ -13,19 +14,20 @@ const ROUNDS: u64 = 12;
 
 /// `fault` happens in rank 0 `RANK` times half a millisecond after both begin to connect; then the connection carries messages.
 fn connects_despite(fabric: Fabric, fault: impl Fn(u64) + Copy + Send + 'static) -> Result<()> {
-    connects_despite_with(fabric, &[], fault)
+    connects_despite_with(fabric, &[], 0..ROUNDS, fault)
 }
 
-/// The same with variables for both ranks.
+/// The same with variables for both ranks, in these rounds.
 fn connects_despite_with(
     fabric: Fabric,
     env: &[(&str, &str)],
+    rounds: Range<u64>,
     fault: impl Fn(u64) + Copy + Send + 'static,
 ) -> Result<()> {
     run(fabric, env, |worker| {
         // Only ports that are active now are used.
         drop(plugin_transport()?);
-        for round in 0..ROUNDS {
+        for round in rounds {
             worker.begin(format!("round {round}"))?;
             worker.barrier()?;
             let fault = (worker.rank() == 0).then(|| {
@@ -87,7 +89,8 @@ fn a_connection_comes_about_if_a_device_fails_at_any_step() -> Result<()> {
 #[test]
 fn a_connection_comes_about_if_a_device_fails_at_any_step_and_completes_nothing_more() -> Result<()> {
     let env = [("SOFTRNIC_SILENT_FAILURE", "1"), ("FERRITE_STALL_MS", "0")];
-    connects_despite_with(Fabric::OneRail, &env, fail_device)
+    // Each takes a second, in which the device is waited for in vain.
+    connects_despite_with(Fabric::OneRail, &env, 2..5, fail_device)
 }
 
 #[test]

@@ -151,7 +151,7 @@ pub(crate) struct Fail {
     /// softrnic0, or rnic0, or 0
     name: DeviceName,
 
-    /// It can be opened anew so many milliseconds after it has failed; else never
+    /// It can be opened anew so many milliseconds after it has failed, which are waited for; else never
     #[arg(long, value_name = "MS")]
     back_after: Option<u64>,
 

@@ -188,6 +188,14 @@ impl Receiver {
                 outside.fabric.forgets = false;
                 self.caller.machine.handle_fenced(now);
             }
+            // Nothing that it sends is acknowledged over one of the rails: the queue pairs are given up.
+            Some(Action::Resume { attempt, .. }) if self.caller.refusals > 0 => {
+                self.caller.refusals -= 1;
+                self.caller.discard(outside);
+                let machine = &mut self.caller.machine;
+                let dead = machine.rails().iter().next().map_or(RailMask::NONE, RailMask::only);
+                machine.handle_unreachable(now, attempt, dead);
+            }
             Some(Action::Resume { attempt, .. }) => {
                 self.caller.install(outside);
                 let account = self.flow.account(self.caller.striping);

@@ -25,14 +25,20 @@ impl Network {
 
     /// As [`Self::fail_device`], after the device has refused all commands for so long: queue pairs that exist work on meanwhile, also
     /// those that their process destroys. If `lasts` is given, the device can be opened anew so long after that. Returns when it
-    /// has failed.
+    /// has failed, or is back.
     pub fn fail_device_after(&self, name: DeviceName, refuses: Duration, lasts: Option<Duration>) -> Result<(), Error> {
         if !refuses.is_zero() {
             self.refuse_commands(name)?;
             std::thread::sleep(refuses);
         }
         let returns_at = lasts.map_or(NEVER, |lasts| now_ns().saturating_add(lasts.as_nanos() as u64));
-        self.fail_device_until(name, returns_at)
+        self.fail_device_until(name, returns_at)?;
+        if let Some(lasts) = lasts {
+            std::thread::sleep(lasts);
+            // Looking at it is enough.
+            self.is_absent(name.0);
+        }
+        Ok(())
     }
 
     /// Has a device refuse all commands (`EIO`) until it fails.
