@@ -94,7 +94,7 @@ impl Sender {
         assert!(self.failed.is_none(), "data is posted after the connection has failed");
         let Outside { plan, fabric, ring, .. } = outside;
         let halves = ring.len() / RING_SLOTS;
-        for (stripe, imms) in transfer.stripes(self.flow.weights()) {
+        for (stripe, imms) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
             let rkey = self.flow.rkey(&transfer, transfer.rail_of(stripe.qp), |slot| ring[slot.index() * halves]);
             assert_eq!(stripe.offset % LL128_LINE_BYTES, 0, "a line is cut");
             let addr = transfer.remote_addr + u64::from(stripe.offset);

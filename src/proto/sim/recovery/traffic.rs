@@ -81,7 +81,7 @@ impl Sender {
 
     fn post(&mut self, message: usize, transfer: Transfer, outside: &mut Outside) {
         let halves = self.ring.len() / RING_SLOTS;
-        for (stripe, imms) in transfer.stripes(self.flow.weights()) {
+        for (stripe, imms) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
             let rail = transfer.rail_of(stripe.qp);
             let rkey = self.flow.rkey(&transfer, rail, |slot| self.ring[slot.index() * halves]);
             let addr = transfer.remote_addr + u64::from(stripe.offset);
