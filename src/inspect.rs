@@ -23,6 +23,7 @@ pub mod proto {
     pub use crate::proto::requests::RequestId;
     pub use crate::proto::send::SendFlow;
     pub use crate::proto::stripe::Striping;
+    pub use crate::proto::transfer::Transfer;
     pub use crate::proto::{QpIndex, RING_SLOTS, Violation};
 }
 

@@ -27,7 +27,7 @@
 //! |---|---|
 //! | `cts`, `imm` | the two formats of the data path |
 //! | `send`, `send_single`, `transfer` | the sending end; its usual case; one message that is to be posted |
-//! | `send_lanes` | the sending end where each queue pair has a share of its own |
+//! | `lanes`, `send_lanes` | queue pairs of which each has a share of its own; the sending end with them |
 //! | `recv`, `recv_room`, `recv_immediate` | the receiving end; how many messages it may expect; immediates that arrive |
 //! | `arrival`, `cts_window`, `cts_shadow` | one message that is awaited; which clear-to-sends are sent when; their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail or lane gets |
@@ -51,6 +51,7 @@ pub mod handle;
 pub mod handshake;
 pub mod identity;
 pub mod imm;
+mod lanes;
 #[cfg(test)]
 mod malformed_input;
 pub mod rail_weights;

@@ -74,8 +74,13 @@ impl<const N: usize> Weights<N> {
 
     /// The stripe on rail `slowest` was the last of its message to complete, in a later poll than those on other rails.
     pub fn handle_slowest(&mut self, slowest: u8) {
-        for (rail, (now, nominal)) in self.now.iter_mut().zip(&self.nominal).enumerate() {
-            if rail == usize::from(slowest) {
+        self.handle_last(|rail| rail == slowest);
+    }
+
+    /// The same of several, which have completed in the same poll.
+    pub(super) fn handle_last(&mut self, is_last: impl Fn(u8) -> bool) {
+        for (number, (now, nominal)) in (0..).zip(self.now.iter_mut().zip(&self.nominal)) {
+            if is_last(number) {
                 *now = (*now - (*now >> LOSS_SHIFT)).max(MIN_WEIGHT);
             } else {
                 let lack = nominal.saturating_sub(*now);

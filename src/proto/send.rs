@@ -1,7 +1,8 @@
 //! The sending end of a connection: takes clear-to-sends in, says what is to be posted, counts completions.
 
 use super::cts::{Cts, CtsWords, SlotIndex};
-use super::rail_weights::{LaneWeights, RailWeights};
+use super::lanes::Lanes;
+use super::rail_weights::RailWeights;
 use super::recovery::replay::Replays;
 use super::requests::{RequestId, Requests};
 use super::stripe::Striping;
@@ -49,8 +50,8 @@ pub struct SendFlow {
     /// Queue pair of the next message's first stripe.
     pub(super) qp: QpIndex,
     pub(super) weights: RailWeights,
-    /// The weights of the queue pairs, where they are lanes.
-    pub(super) lanes: Option<Box<LaneWeights>>,
+    /// The queue pairs, where they are lanes.
+    pub(super) lanes: Option<Box<Lanes>>,
     /// Number of the present poll of the completion queues, where there are several rails or lanes.
     poll: u32,
     pub(super) requests: Requests<SendRequest>,
@@ -151,7 +152,7 @@ impl SendFlow {
         let length = length.min(cts.length);
         let stripes = self.striping.stripe_count(length);
         if let Some(lanes) = &self.lanes {
-            self.qp = QpIndex(lanes.greatest(self.striping.qp_count()));
+            self.qp = lanes.best(self.striping.qp_count());
         }
         let (id, request) = self.requests.allocate()?;
         (request.length, request.pending_stripes) = (length, stripes);
@@ -217,13 +218,15 @@ impl SendFlow {
     pub fn handle_completion_on(&mut self, id: RequestId, qp: QpIndex) -> Result<(), Violation> {
         self.handle_completion(id)?;
         let Some(request) = self.requests.get_mut(id) else { return Ok(()) };
-        if request.pending_stripes > 0 {
+        let is_last = request.pending_stripes == 0;
+        if let Some(lanes) = &mut self.lanes {
+            if request.length >= LEARNING_BYTES {
+                lanes.handle_completion(id, qp, self.poll, is_last);
+            }
+        } else if !is_last {
             request.poll = self.poll;
         } else if request.length >= LEARNING_BYTES && request.poll != self.poll {
-            match &mut self.lanes {
-                None => self.weights.handle_slowest(self.striping.rail_of(qp)),
-                Some(lanes) => lanes.handle_slowest(qp.0),
-            }
+            self.weights.handle_slowest(self.striping.rail_of(qp));
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! same with lanes and without, so the receiver need not know.
 
 use super::QpIndex;
+use super::lanes::Lanes;
 use super::rail_weights::LaneWeights;
 use super::send::SendFlow;
 
@@ -12,13 +13,9 @@ impl SendFlow {
     /// The queue pairs are lanes from now on: each has a weight of its own, which begins with that of its rail. A message that is not
     /// cut goes over the lane with the greatest weight. To be called where messages are cut over all queue pairs of a rail.
     pub fn use_lanes(&mut self) {
-        self.lanes = Some(Box::new(self.nominal_lanes()));
-    }
-
-    /// The weights that lanes begin with.
-    pub(super) fn nominal_lanes(&self) -> LaneWeights {
         let qps = (0..self.striping.qp_count()).map(QpIndex);
-        LaneWeights::from_speeds(qps.map(|qp| self.weights.of(self.striping.rail_of(qp)) as u32))
+        let nominal = LaneWeights::from_speeds(qps.map(|qp| self.weights.of(self.striping.rail_of(qp)) as u32));
+        self.lanes = Some(Box::new(Lanes::new(nominal)));
     }
 
     /// How much of a message queue pair `qp` gets at present, in proportion to the others.
@@ -26,7 +23,7 @@ impl SendFlow {
     pub fn weight_of(&self, qp: QpIndex) -> u64 {
         match &self.lanes {
             None => self.weights.of(self.striping.rail_of(qp)),
-            Some(lanes) => lanes.of(qp.0),
+            Some(lanes) => lanes.weight(qp),
         }
     }
 
@@ -79,6 +76,23 @@ mod tests {
         let length = |qp| stripes.iter().find(|stripe| stripe.qp == QpIndex(qp)).expect("four stripes").length;
         assert!(2 * length(2) < length(0) + 128, "{stripes:?}");
         assert!(length(0).abs_diff(length(1)) <= 128 && length(0).abs_diff(length(3)) <= 128, "{stripes:?}");
+    }
+
+    #[test]
+    fn lanes_that_complete_last_together_all_get_less() {
+        let mut flow = lanes();
+        for _ in 0..100 {
+            flow.1 += 1;
+            let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
+            let id = flow.0.submit(0, 0, LARGE, |_| Some(cts.emit())).expect("valid").expect("clear to send").id;
+            for qps in [&[3][..], &[0, 1, 2]] {
+                flow.0.handle_poll();
+                qps.iter().for_each(|qp| flow.0.handle_completion_on(id, QpIndex(*qp)).expect("outstanding"));
+            }
+            assert_eq!(flow.0.poll_done(id), Ok(Some(LARGE)));
+        }
+        let weights = [0, 1, 2, 3].map(|qp| flow.0.weight_of(QpIndex(qp)));
+        assert!(weights[0] == weights[1] && weights[1] == weights[2] && 2 * weights[0] < weights[3], "{weights:?}");
     }
 
     #[test]

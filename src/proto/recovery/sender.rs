@@ -80,8 +80,9 @@ impl SendFlow {
         }
         (self.head, self.next, self.qp) = (head, account.next, QpIndex(0));
         (self.striping, self.weights) = (striping, weights);
-        let nominal = self.nominal_lanes();
-        self.lanes.iter_mut().for_each(|lanes| **lanes = nominal);
+        if self.has_lanes() {
+            self.use_lanes();
+        }
         Ok(())
     }
 

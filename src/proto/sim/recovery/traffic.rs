@@ -113,9 +113,10 @@ impl Sender {
                 if extra > 0 {
                     self.space.handle_completion(completion.qp, extra);
                 }
-                let handled = match self.caller.striping.rails() {
-                    1 => self.flow.handle_completion(request),
-                    _ => self.flow.handle_completion_on(request, completion.qp),
+                let has_shares = self.caller.striping.rails() > 1 || self.flow.has_lanes();
+                let handled = match has_shares {
+                    false => self.flow.handle_completion(request),
+                    true => self.flow.handle_completion_on(request, completion.qp),
                 };
                 handled.unwrap_or_else(|e| panic!("{e}"));
             }
