@@ -10,7 +10,7 @@ use crate::ecmp::fair::Path;
 use crate::ecmp::hash::{Fields, Random};
 use crate::ecmp::job::{Workload, streams};
 use crate::ecmp::policy::Policy;
-use crate::ecmp::run::{Measured, Run, Span};
+use crate::ecmp::run::{Measured, NIC_RATE, Run, Span};
 use crate::error::{Error, Result};
 
 /// Traffic of others has at most this share of a NIC's speed in each flow.
@@ -56,7 +56,7 @@ pub(crate) struct Scenario {
 
 /// Leaves of a pod with three tiers.
 const POD_LEAVES: usize = 4;
-/// Steps of time in which a message at a NIC's full speed is sent.
+/// Steps of time in which a message is sent, if its connection has an even part of its NIC's speed.
 const STEPS_OF_A_MESSAGE: f64 = 8.0;
 
 /// What a policy reaches: shares are of what the same job reaches in the same fabric if that spreads every packet.
@@ -150,7 +150,8 @@ impl Scenario {
         let streams = streams(self.workload, self.hosts, self.rails, &mut random);
         let mut fabric = if policy == Policy::Ideal { fabric.pooled() } else { fabric };
         let others = self.others(&mut fabric, &mut random)?;
-        let step = f64::from(self.bytes) / crate::ecmp::run::NIC_RATE / STEPS_OF_A_MESSAGE;
+        let connections_of_a_nic = (streams.len() as f64 / shape.nics as f64).max(1.0);
+        let step = connections_of_a_nic * f64::from(self.bytes) / NIC_RATE / STEPS_OF_A_MESSAGE;
         let span = Span { bytes: self.bytes, warm_up: self.warm_up, measured: self.measured, step };
         Run::new(&fabric, &streams, policy, self.hashes_queue_pairs, &others, random)?.measure(span)
     }
