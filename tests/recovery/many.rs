@@ -9,7 +9,6 @@ use ferrite::error::Result;
 use ferrite::pair::PeerConn;
 use std::time::Instant;
 use testkit::require;
-use testkit::wait::wait_until;
 
 /// Of a process, each way.
 const CONNECTIONS: usize = 64;
@@ -65,22 +64,28 @@ fn queue_pairs_that_fail_at_the_same_time_are_not_a_warning_each() -> Result<()>
         for _ in 0..COUNT {
             streams.push(Stream::over(PeerConn::open(worker, &transport, device)?, transport.clone(), shape)?);
         }
+        let begin = Instant::now();
         worker.barrier()?;
         if worker.rank() == 0 {
             inject_only(&format!("qp-error device=softrnic0 times={COUNT}"));
         }
         worker.barrier()?;
         Stream::exchange_over_all(&mut streams, worker, 10)?;
-        let of_queue_pairs = |line: &String| line.starts_with("WARN") && line.contains("queue pair fatal error");
-        let warnings = || ferrite::nccl::debug_log::lines().into_iter().filter(of_queue_pairs).count();
-        if worker.rank() == 0 {
-            // The device reports the failures beside the completions, and it may be later.
-            wait_until("a warning", || warnings() > 0);
-        }
-        assert!(warnings() < if worker.rank() == 0 { COUNT } else { 1 }, "{:#?}", ferrite::nccl::debug_log::lines());
         let first = streams.pop().expect("a stream");
         streams.into_iter().try_for_each(Stream::close)?;
-        end(worker, first)
+        end(worker, first)?;
+        // The device reports the failures beside the completions: of a queue pair that has been destroyed by then it reports none.
+        // There is a second at least between two warnings.
+        let of_queue_pairs = |line: &String| line.starts_with("WARN") && line.contains("queue pair fatal error");
+        let warnings = ferrite::nccl::debug_log::lines().into_iter().filter(of_queue_pairs).count();
+        let allowed = if worker.rank() == 0 { 1 + begin.elapsed().as_secs() } else { 0 };
+        assert!(
+            warnings as u64 <= allowed,
+            "{warnings} in {:?}: {:#?}",
+            begin.elapsed(),
+            ferrite::nccl::debug_log::lines()
+        );
+        Ok(())
     })
     .map(drop)
 }
