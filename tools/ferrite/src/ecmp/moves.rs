@@ -69,7 +69,7 @@ mod tests {
     fn a_lane_that_is_slow_now_and_then_does_not_move() {
         let mut moves = Moves::new(2);
         for completed in 0..10_000 {
-            let is_slow = completed / LOOK_EVERY % LOOKS as u64 != 0;
+            let is_slow = !(completed / LOOK_EVERY).is_multiple_of(LOOKS.into());
             assert_eq!(moves.poll(completed, |lane| if lane == 1 && is_slow { 20 } else { 100 }), None);
         }
     }
