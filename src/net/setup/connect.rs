@@ -371,7 +371,8 @@ impl Connector {
         let name = PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer());
         let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
-        let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps)?;
+        let number = identity::connection_number(&self.handle.token, ring.addr(), std::process::id());
+        let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps, number)?;
         log::debug!("{} sends to {}: {:?}; {}", self.nic.name, peer.peer(), reply.terms, self.steps);
         let comm = SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats);
         comm.labels.set_communicator(self.of.id);

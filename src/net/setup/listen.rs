@@ -322,7 +322,8 @@ impl Preparing {
     fn finish(self, nic: &Nic, control: &Arc<ControlDriver>) -> Result<(Prepared, Reply)> {
         let Self { connecting, hello, terms } = self;
         let (qps, endpoint) = connecting.finish();
-        let stats = identity::open_stats(nic, control, Direction::Receive, &hello.identity, &qps)?;
+        let number = identity::connection_number(&hello.token, hello.ring.addr, hello.identity.pid);
+        let stats = identity::open_stats(nic, control, Direction::Receive, &hello.identity, &qps, number)?;
         let path = RecvPath::new(qps, hello.ring, &terms, stats)?;
         let prepared = Prepared { path, endpoint: hello.endpoint.name, identity: hello.identity, terms };
         Ok((prepared, Reply { endpoint, terms, identity: identity::own() }))
