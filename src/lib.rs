@@ -181,7 +181,7 @@
 //! | queue pair (QP) | a send and a receive queue, connected to one of the peer; states RESET, INIT, RTR, RTS, ERROR |
 //! | queue pair index | the number of a queue pair within its connection |
 //! | rail | a port that carries part of a connection; rail *i* of one end is connected to rail *i* of the other |
-//! | record | the 2 KiB of the statistics file that one end of a connection has |
+//! | record | the part of the statistics file that one end of a connection has |
 //! | recovery | new queue pairs for a connection after a fault, and what has not arrived sent again |
 //! | request | what `isend`, `irecv` and `iflush` give to NCCL for `test`; at most 256 at a time |
 //! | ring | the memory of the sender that clear-to-sends are written to, with a place for each of 512 |

@@ -10,8 +10,13 @@ const CLASS: &str = "/sys/class/infiniband";
 /// PCI function is replaced by 0, so that the ports of a card share the path, and with `merge_vfs` its virtual functions too.
 /// The path of other hardware, such as a sub-function of a card, is not changed.
 pub fn pci_path(device: &str, merge_vfs: bool) -> Option<String> {
-    let path = fs::canonicalize(Path::new(CLASS).join(device).join("device")).ok()?;
+    let path = device_path(device)?;
     Some(trim_function(path.to_str()?, merge_vfs))
+}
+
+/// Path in /sys of the hardware behind the RDMA device `device`, with the function number: no other device has the same.
+pub fn device_path(device: &str) -> Option<PathBuf> {
+    fs::canonicalize(Path::new(CLASS).join(device).join("device")).ok()
 }
 
 /// The NUMA node that the RDMA device `device` is at, if the kernel knows it.
@@ -87,6 +92,16 @@ pub fn start_ticks() -> Option<u64> {
     start_ticks_in(&fs::read_to_string("/proc/self/stat").ok()?)
 }
 
+/// The kernel's number of the machine's start. `None`: the kernel does not tell.
+pub fn boot_id() -> Option<u128> {
+    boot_id_in(&fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?)
+}
+
+fn boot_id_in(text: &str) -> Option<u128> {
+    let digits: String = text.trim().split('-').collect();
+    u128::from_str_radix(&digits, 16).ok()
+}
+
 /// The program's name, in brackets, may have spaces and brackets itself. Of what follows it is the 20th number.
 fn start_ticks_in(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
@@ -123,5 +138,12 @@ mod tests {
         let rest: Vec<_> = (3..=52).map(|field| field.to_string()).collect();
         assert_eq!(start_ticks_in(&format!("42 (a) b) S {}", rest[1..].join(" "))), Some(22));
         assert_eq!(start_ticks_in("42 (cut) S 1"), None);
+    }
+
+    #[test]
+    fn the_number_of_the_machines_start_is_read_as_the_kernel_writes_it() {
+        let read = boot_id_in("0123abcd-4567-89ab-cdef-000000000001\n");
+        assert_eq!(read, Some(0x0123_abcd_4567_89ab_cdef_0000_0000_0001));
+        assert_eq!(boot_id_in("none"), None);
     }
 }

@@ -201,7 +201,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_SAMPLE",
         Kind::Number(0, 65_536, 256),
-        "one in so many messages of a connection is timed, for `ferrite top`; 0: none is",
+        "one in so many messages of a connection is timed, for `ferrite top` and `ferrite trace`; 0: none is",
     ),
     variable(
         "RANK",

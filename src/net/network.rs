@@ -231,6 +231,7 @@ fn open_stats(config: &Config) {
         program: std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default(),
         label: launcher::rank(),
         sample: config.stats_sample,
+        boot: sysfs::boot_id().map_or([0; 2], |id| [(id >> 64) as u64, id as u64]),
     };
     let folder = config.stats_folder.as_deref().unwrap_or(process::DEFAULT_FOLDER);
     if let Err(why) = process::open_file(folder, &of) {

@@ -197,6 +197,13 @@ impl RecvFlow {
         self.requests.check(id, |request| request.pending == 0)
     }
 
+    /// The number of messages of request `id`, and the bytes of those that have arrived.
+    pub fn messages(&self, id: RequestId) -> (u8, u64) {
+        let Some(request) = self.requests.get(id) else { return (0, 0) };
+        let lengths = request.lengths.iter().take(request.count.into());
+        (request.count, lengths.map(|length| u64::from(*length)).sum())
+    }
+
     /// The bytes of each message, in the order of the receive's buffers, if `id` is complete. The id is stale afterwards.
     ///
     /// # Errors

@@ -233,6 +233,11 @@ impl SendFlow {
         self.requests.check(id, |request| request.pending_stripes == 0)
     }
 
+    /// The bytes of request `id`.
+    pub fn bytes(&self, id: RequestId) -> u64 {
+        self.requests.get(id).map_or(0, |request| request.length.into())
+    }
+
     /// Bytes sent, once request `id` is complete. The id is stale afterwards.
     ///
     /// # Errors

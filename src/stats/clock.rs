@@ -17,6 +17,8 @@ pub(super) struct Clock {
 
 /// How long the counter is compared with the kernel's clock, once in a process. Each reading is off by some 50 ns.
 const COMPARED: Duration = Duration::from_micros(200);
+/// Ticks between two readings that count as the same moment: about a microsecond.
+const UNEQUAL: u64 = 2_000;
 const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
 impl Clock {
@@ -49,12 +51,36 @@ impl Clock {
         if self.is_counter { counter() } else { self.start.elapsed().as_nanos() as u64 }
     }
 
+    /// The time in ticks, and by the kernel's monotonic clock in nanoseconds, which is read less than [`UNEQUAL`] ticks later unless the
+    /// thread is interrupted three times.
+    pub(super) fn now_and_monotonic(&self) -> (u64, u64) {
+        let mut before = self.now();
+        let mut attempts = 1;
+        loop {
+            let ns = monotonic();
+            let after = self.now();
+            if after.wrapping_sub(before) < UNEQUAL || attempts == 3 {
+                return (before, ns);
+            }
+            (before, attempts) = (after, attempts + 1);
+        }
+    }
+
     /// The time from `earlier` to `later`, both in ticks, in nanoseconds. 0 if they are in the wrong order: the counters of two
     /// processors may differ a little.
     pub(super) fn ns_between(&self, earlier: u64, later: u64) -> u64 {
         let ticks = later.saturating_sub(earlier);
         ((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64
     }
+}
+
+/// The kernel's monotonic clock in nanoseconds.
+pub(super) fn monotonic() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // The C library's, and not rustix's, which a process cannot call under valgrind.
+    // SAFETY: a valid place for the time.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// The kernel's time since `start` in nanoseconds, and the counter at that moment. Of several readings the one that took the shortest counts:
@@ -93,5 +119,14 @@ mod tests {
         let outer = start.elapsed().as_nanos() as u64;
         assert!((19_900_000..outer + outer / 200).contains(&inner), "{inner} of {outer} ns");
         assert_eq!(clock.ns_between(5, 3), 0);
+    }
+
+    #[test]
+    fn a_moment_by_the_monotonic_clock_is_between_those_before_and_after() {
+        let clock = Clock::get();
+        let (first, before) = (clock.now(), monotonic());
+        let (ticks, ns) = clock.now_and_monotonic();
+        assert!((before..=monotonic()).contains(&ns));
+        assert!((first..=clock.now()).contains(&ticks));
     }
 }

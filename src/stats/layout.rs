@@ -10,12 +10,14 @@ pub const MAGIC: u64 = u64::from_ne_bytes(*b"FerrStat");
 /// A reader that knows another major number cannot read the file.
 pub const LAYOUT_MAJOR: u64 = 1;
 /// Incremented when words get a meaning that had none.
-pub const LAYOUT_MINOR: u64 = 1;
+pub const LAYOUT_MINOR: u64 = 2;
 
 /// Words of the header.
 pub const HEADER_WORDS: usize = 1024;
-/// Words of a record.
-pub const RECORD_WORDS: usize = 256;
+/// Words of a record: 57 cache lines, an odd number, so that the counters of several records are in different sets of a cache.
+pub const RECORD_WORDS: usize = record::TIMED + record::TIMED_MESSAGES * timed::WORDS;
+/// Words of a record before minor number 2.
+pub const FIRST_RECORD_WORDS: usize = record::TIMED;
 /// The file grows by so many records at a time.
 pub const CHUNK_RECORDS: usize = 64;
 /// Records of a file at most.
@@ -52,6 +54,12 @@ pub mod header {
     pub const LOOKED: usize = 11;
     /// One in so many messages is timed; 0: none is.
     pub const SAMPLE: usize = 12;
+    /// The kernel's number of the machine's start (`boot_id`), 16 bytes: processes with the same one have the same monotonic clock.
+    pub const BOOT: usize = 13;
+    /// Words of it.
+    pub const BOOT_WORDS: usize = 2;
+    /// What the monotonic clock was at [`CREATED`], in nanoseconds.
+    pub const CREATED_MONOTONIC: usize = 15;
     /// Host name.
     pub const HOST: usize = 16;
     /// Words of it.
@@ -138,6 +146,8 @@ pub mod record {
     pub const OPERATION: usize = 27;
     /// NCCL's number of the communicator that the connection is for; 0: it is not known.
     pub const COMMUNICATOR: usize = 28;
+    /// A number of the connection, which both ends have; 0: it is not known.
+    pub const CONNECTION: usize = 29;
 
     /// [`super::FREE`], [`super::OPEN`] or [`super::CLOSED`] in the lower 8 bits; above them a number that is incremented each time
     /// the record is given to another end.
@@ -186,6 +196,29 @@ pub mod record {
     pub const RAIL_NAME_WORDS: usize = 4;
     /// A histogram of 48 words for each stage.
     pub const HISTOGRAMS: usize = 112;
+    /// The messages that were timed last, with the words of [`super::timed`] each, in the order in which they were written, around.
+    pub const TIMED: usize = 256;
+    /// How many there are.
+    pub const TIMED_MESSAGES: usize = 25;
+}
+
+/// Words of a message that was timed, which are written when it is complete.
+pub mod timed {
+    /// The message's number plus 1; 0: there is none. Messages are counted from 0 on, alike at both ends. Receiver: of the first one of the
+    /// `irecv`. The last word is the same; if it differs, the words are being written.
+    pub const MESSAGE: usize = 0;
+    /// When the message was found complete, by the kernel's monotonic clock, in nanoseconds.
+    pub const AT: usize = 1;
+    /// The time in each stage, in nanoseconds. [`super::record::CONSUME`] comes later: 0, until the next `irecv`.
+    pub const STAGES: usize = 2;
+    /// Bytes of the message in the lower 48 bits; receiver: of all messages of the `irecv`, whose number is in the upper 8 bits.
+    pub const BYTES: usize = 5;
+    /// The operation of NCCL that it is of, as [`super::record::OPERATION`]; 0: it is not known.
+    pub const OPERATION: usize = 6;
+    /// See [`MESSAGE`].
+    pub const MESSAGE_AGAIN: usize = 7;
+    /// Words of it.
+    pub const WORDS: usize = 8;
 }
 
 /// Of [`record::STATE`]: no end has the record.
@@ -209,7 +242,9 @@ const _: () = {
     assert!(QPS + QPS_WORDS <= record::PROGRESS_SEEN && record::STILL_SINCE < record::COMMUNICATOR_NAME);
     assert!(record::COMMUNICATOR_NAME + record::COMMUNICATOR_NAME_WORDS <= DEVICE);
     assert!(record::RAIL_BYTES + record::RAILS <= record::LONGEST);
-    assert!(record::LONGEST + record::STAGES <= record::OPERATION && record::COMMUNICATOR < record::STATE);
+    assert!(record::LONGEST + record::STAGES <= record::OPERATION && record::CONNECTION < record::STATE);
+    assert!(header::BOOT + header::BOOT_WORDS <= header::CREATED_MONOTONIC && header::CREATED_MONOTONIC < header::HOST);
+    assert!(timed::STAGES + record::STAGES <= timed::BYTES && (RECORD_WORDS / 8) % 2 == 1);
     assert!(record::STALLS < record::COUNTERS && record::COUNTERS <= record::REFUSED_AT);
     assert!(header::LABEL_NAME + header::LABEL_NAME_WORDS <= header::PAST);
     assert!(header::PAST + header::PAST_ROWS * header::PAST_WORDS <= HEADER_WORDS);

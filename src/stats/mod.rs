@@ -23,8 +23,11 @@ pub mod layout;
 mod lock;
 pub mod process;
 pub mod record;
+#[cfg(test)]
+mod record_tests;
 mod stalls;
 mod table;
 mod timing;
 
 pub use table::Process;
+pub use timing::Completed;

@@ -4,7 +4,7 @@ use super::file::{Words, add};
 use super::layout::{RECEIVER, SENDER, record};
 use super::process;
 use super::table::{publish, put_text, unix_ns};
-use super::timing::Timing;
+use super::timing::{Completed, Timing};
 use std::sync::atomic::Ordering;
 
 /// Which end of a connection it is.
@@ -31,6 +31,8 @@ pub struct Opening<'a> {
     pub peer_rank: Option<u32>,
     /// The rank that the peer's launcher has told it.
     pub peer_label: Option<u32>,
+    /// A number of the connection, which both ends have.
+    pub connection: u64,
 }
 
 /// The record of one end, which closes it when dropped. The counters are written by the thread that is inside of the communicator,
@@ -57,6 +59,7 @@ impl ConnStats {
             (record::PEER_RANK, plus_1(opening.peer_rank)),
             (record::PEER_LABEL, plus_1(opening.peer_label)),
             (record::REFUSED_AT, u64::MAX),
+            (record::CONNECTION, opening.connection),
         ];
         for (at, value) in numbers {
             words[at].store(value, Ordering::Relaxed);
@@ -65,6 +68,13 @@ impl ConnStats {
         put_text(&words[record::PEER_HOST..][..record::PEER_HOST_WORDS], opening.peer_host);
         publish(words);
         Self { words, credit: 1, timing: Timing::new(process::interval()), direction: opening.direction, number }
+    }
+
+    /// One in `interval` messages is timed.
+    #[cfg(test)]
+    pub(super) fn timed_every(mut self, interval: u32) -> Self {
+        self.timing = Timing::new(interval);
+        self
     }
 
     /// The rails and the queue pair numbers in use, which a recovery changes.
@@ -100,15 +110,18 @@ impl ConnStats {
 
     /// `isend` has accepted request `request`, whose tag is this process's rank if NCCL calls.
     pub fn handle_due_send(&mut self, request: u32, tag: u32) {
-        self.credit = self.timing.handle_send(self.words, request);
+        let number = self.words[record::BEGUN].load(Ordering::Relaxed).wrapping_sub(1);
+        self.credit = self.timing.handle_send(self.words, request, number);
         if let Some(rank) = self.new_rank(record::OWN_RANK, tag) {
             process::handle_own_rank(rank);
         }
     }
 
-    /// `irecv` has accepted request `request`, whose first tag is the peer's rank if NCCL calls. Returns that rank if it is new.
-    pub fn handle_due_receive(&mut self, request: u32, tag: u32) -> Option<u32> {
-        self.credit = self.timing.handle_receive(self.words, request);
+    /// `irecv` has accepted request `request` of `count` messages, whose first tag is the peer's rank if NCCL calls. Returns that rank if it
+    /// is new.
+    pub fn handle_due_receive(&mut self, request: u32, count: u8, tag: u32) -> Option<u32> {
+        let number = self.words[record::BEGUN].load(Ordering::Relaxed).wrapping_sub(count.into());
+        self.credit = self.timing.handle_receive(self.words, request, number, count.into());
         self.new_rank(record::PEER_RANK, tag)
     }
 
@@ -133,8 +146,8 @@ impl ConnStats {
     }
 
     /// The timed request is complete.
-    pub fn handle_timed_done(&mut self) {
-        if let Some(credit) = self.timing.handle_complete(self.words, self.direction == Direction::Send) {
+    pub fn handle_timed_done(&mut self, completed: Completed) {
+        if let Some(credit) = self.timing.handle_complete(self.words, completed, self.direction == Direction::Send) {
             self.credit = credit;
         }
     }
@@ -204,194 +217,5 @@ impl ConnStats {
 impl Drop for ConnStats {
     fn drop(&mut self) {
         process::give_record_back(self.number, self.words);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::stats::layout::{CLOSED, OPEN};
-    use crate::stats::{histogram, stalls};
-
-    fn end(direction: Direction) -> ConnStats {
-        ConnStats::open(&Opening {
-            direction,
-            device: "mlx5_0",
-            peer_host: "n-0412",
-            peer_pid: 3021,
-            peer_rank: None,
-            peer_label: Some(118),
-        })
-    }
-
-    fn word(end: &ConnStats, at: usize) -> u64 {
-        end.words[at].load(Ordering::Relaxed)
-    }
-
-    #[test]
-    fn messages_and_bytes_are_counted_and_the_first_message_tells_the_rank() {
-        let mut end = end(Direction::Receive);
-        assert!(end.handle_begun(1));
-        assert_eq!((end.handle_due_receive(1, 7), word(&end, record::PEER_RANK)), (Some(7), 8));
-        assert_eq!(end.handle_due_receive(1, 7), None, "it is known");
-        assert!(!end.handle_begun(8));
-        end.handle_done(100);
-        end.handle_group_done(&[1, 2, 3]);
-        assert_eq!([record::BEGUN, record::DONE, record::BYTES].map(|at| word(&end, at)), [9, 4, 106]);
-        assert_eq!((word(&end, record::PEER_LABEL), word(&end, record::PEER_PID)), (119, 3021));
-    }
-
-    /// Samples of each stage.
-    fn samples(end: &ConnStats) -> [u64; 3] {
-        let count = |stage: usize| {
-            let at = record::HISTOGRAMS + stage * histogram::WORDS;
-            end.words[at..][..histogram::WORDS].iter().map(|word| word.load(Ordering::Relaxed)).map(halves).sum()
-        };
-        [0, 1, 2].map(count)
-    }
-
-    fn halves(word: u64) -> u64 {
-        (word >> 32) + u64::from(word as u32)
-    }
-
-    /// An end of which one in `interval` messages is timed.
-    fn timed(direction: Direction, interval: u32) -> ConnStats {
-        ConnStats { timing: Timing::new(interval), ..end(direction) }
-    }
-
-    #[test]
-    fn a_sender_times_one_message_in_64_and_the_pause_before_it() {
-        let mut end = timed(Direction::Send, 64);
-        let mut timed = Vec::new();
-        for message in 0..200 {
-            if message % 2 == 0 {
-                end.handle_refused();
-            }
-            if end.handle_begun(1) {
-                end.handle_due_send(message, 3);
-            }
-            if end.timed_request() == Some(message) {
-                timed.push(message);
-                end.handle_timed_done();
-            }
-        }
-        assert_eq!(timed, [1, 65, 129, 193]);
-        assert_eq!(samples(&end), [4; 3]);
-    }
-
-    #[test]
-    fn a_receiver_times_one_message_in_64_until_the_next_irecv() {
-        let mut end = timed(Direction::Receive, 64);
-        let mut timed = Vec::new();
-        for message in 0..200 {
-            if end.handle_begun(1) {
-                let _ = end.handle_due_receive(message, 3);
-            }
-            if end.timed_request() == Some(message) {
-                timed.push(message);
-                (0..2).for_each(|_| end.handle_announced());
-                end.handle_timed_done();
-            }
-        }
-        assert_eq!(timed, [0, 64, 128, 192]);
-        assert_eq!(samples(&end), [4; 3]);
-    }
-
-    #[test]
-    fn of_messages_that_overlap_one_is_timed_at_a_time_and_a_lost_one_does_not_end_that() {
-        for direction in [Direction::Send, Direction::Receive] {
-            let mut end = timed(direction, 4);
-            let due = |end: &mut ConnStats, request| {
-                if end.handle_begun(1) {
-                    match direction {
-                        Direction::Send => end.handle_due_send(request, 3),
-                        Direction::Receive => drop(end.handle_due_receive(request, 3)),
-                    }
-                }
-            };
-            (0..20).for_each(|request| due(&mut end, request));
-            assert_eq!(end.timed_request(), Some(u32::from(direction == Direction::Send)), "the first one still");
-            end.forget_timed();
-            (20..40).for_each(|request| due(&mut end, request));
-            assert!(end.timed_request().is_some_and(|request| request >= 20));
-        }
-    }
-
-    #[test]
-    fn without_samples_no_message_is_timed() {
-        let mut end = timed(Direction::Send, 0);
-        assert!(end.handle_begun(1), "for the rank");
-        end.handle_due_send(0, 3);
-        assert!((0..1000).all(|_| !end.handle_begun(1)) && end.timed_request().is_none());
-    }
-
-    /// Counters are written by this thread, and looked at once a second of a made-up time.
-    #[test]
-    fn an_end_that_waits_and_does_not_move_for_a_second_has_stalled() {
-        const SECOND: u64 = 1_000_000_000;
-        let mut end = end(Direction::Receive);
-        let mut seconds = 100;
-        let mut look = |end: &ConnStats| {
-            seconds += 1;
-            assert!(stalls::look_at(end.words, seconds * SECOND));
-            [record::STALLS, record::STALL, record::LONGEST_STALL].map(|at| word(end, at))
-        };
-        assert_eq!([look(&end), look(&end)], [[0; 3]; 2], "nothing is outstanding");
-        let _ = end.handle_begun(2);
-        assert_eq!(look(&end), [0; 3], "it has moved");
-        assert_eq!([look(&end), look(&end)], [[1, SECOND, SECOND], [1, 2 * SECOND, 2 * SECOND]]);
-        end.handle_done(8);
-        assert_eq!(look(&end), [1, 0, 2 * SECOND], "it has moved, and waits for the other one");
-        assert_eq!(look(&end), [2, SECOND, 2 * SECOND]);
-        end.handle_done(8);
-        assert_eq!([look(&end), look(&end)], [[2, 0, 2 * SECOND]; 2], "nothing is outstanding");
-        let words = end.words;
-        drop(end);
-        assert!(!stalls::look_at(words, 200 * SECOND));
-    }
-
-    #[test]
-    fn a_sender_without_a_clear_to_send_stalls_too() {
-        let mut end = end(Direction::Send);
-        end.handle_refused();
-        assert!((1..=2).all(|second| stalls::look_at(end.words, second)));
-        assert_eq!(word(&end, record::STALLS), 1);
-    }
-
-    #[test]
-    fn a_message_that_is_refused_many_times_counts_once() {
-        let mut end = end(Direction::Send);
-        for waits in [1, 2] {
-            (0..10).for_each(|_| end.handle_refused());
-            assert_eq!(word(&end, record::WAITS), waits);
-            assert_eq!(word(&end, record::REFUSED_AT), word(&end, record::BEGUN), "it waits");
-            let _ = end.handle_begun(1);
-        }
-        assert_ne!(word(&end, record::REFUSED_AT), word(&end, record::BEGUN));
-    }
-
-    #[test]
-    fn a_negative_tag_is_no_rank() {
-        let mut end = end(Direction::Receive);
-        assert_eq!((end.handle_due_receive(0, -1i32 as u32), word(&end, record::PEER_RANK)), (None, 0));
-    }
-
-    #[test]
-    fn queue_pair_numbers_take_half_a_word_each() {
-        let end = end(Direction::Send);
-        end.set_queue_pairs([(0, "mlx5_0"), (2, "mlx5_2")].into_iter(), [5, 6, 7].into_iter());
-        let seen = [record::RAIL_COUNT, record::QP_COUNT, record::QPS, record::QPS + 1].map(|at| word(&end, at));
-        assert_eq!(seen, [2, 3, 5 | 6 << 32, 7]);
-        assert_eq!(word(&end, record::RAIL_NAMES + 2 * record::RAIL_NAME_WORDS), u64::from_ne_bytes(*b"mlx5_2\0\0"));
-    }
-
-    #[test]
-    fn a_closed_end_stays_readable() {
-        let open = end(Direction::Send);
-        let words = open.words;
-        assert_eq!(words[record::STATE].load(Ordering::Relaxed) & 0xff, OPEN);
-        drop(open);
-        assert_eq!(words[record::STATE].load(Ordering::Relaxed) & 0xff, CLOSED);
-        assert_ne!(words[record::CLOSED].load(Ordering::Relaxed), 0);
     }
 }

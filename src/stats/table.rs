@@ -5,7 +5,7 @@ use super::layout::{
     CHUNK_RECORDS, CLOSED, FREE, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECORD_WORDS, header, record,
     text_words,
 };
-use super::stalls;
+use super::{clock, stalls};
 use crate::version;
 use std::collections::VecDeque;
 use std::path::Path;
@@ -25,6 +25,8 @@ pub struct Process {
     pub label: Option<(&'static str, u32)>,
     /// One in so many messages is timed; 0: none is.
     pub sample: u32,
+    /// The kernel's number of the machine's start; 0: it is not known.
+    pub boot: [u64; header::BOOT_WORDS],
 }
 
 /// All records.
@@ -159,6 +161,9 @@ fn describe(words: &Header, process: &Process) {
         (header::PID, std::process::id().into()),
         (header::START_TICKS, process.start_ticks),
         (header::CREATED, unix_ns()),
+        (header::CREATED_MONOTONIC, clock::monotonic()),
+        (header::BOOT, process.boot[0]),
+        (header::BOOT + 1, process.boot[1]),
         (header::SAMPLE, process.sample.into()),
         (header::LABEL, process.label.map_or(0, |(_, rank)| u64::from(rank) + 1)),
     ];

@@ -5,15 +5,17 @@
 //! receiver   irecv ──announce──► clear-to-send posted ──data──► arrived ──consume──► next irecv
 //! ```
 //!
-//! One message of an end is timed at a time.
+//! One message of an end is timed at a time. It is that with a number 1 greater than a multiple of the interval, so that both ends time the
+//! same messages. The last ones are kept in the record, for `ferrite trace`.
 
 use super::clock::Clock;
 use super::file::Words;
 use super::histogram::{self, bucket_of};
-use super::layout::{RECORD_WORDS, record};
-use std::sync::atomic::Ordering;
+use super::layout::{RECORD_WORDS, record, timed};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-const _: () = assert!(record::HISTOGRAMS + record::STAGES * histogram::WORDS <= RECORD_WORDS);
+const _: () = assert!(record::HISTOGRAMS + record::STAGES * histogram::WORDS <= record::TIMED);
+const _: () = assert!(record::TIMED + record::TIMED_MESSAGES * timed::WORDS <= RECORD_WORDS);
 
 /// Which message is timed, and how far it is. Times are in ticks of the clock.
 #[derive(Debug, Clone, Copy)]
@@ -35,12 +37,34 @@ pub(super) struct Timing {
     /// One in so many messages is timed; 0: none is.
     interval: u32,
     state: State,
+    /// What is to be kept of the message that is timed.
+    message: Message,
+    /// How many messages have been kept.
+    kept: usize,
+}
+
+/// What is kept of a message.
+#[derive(Debug, Clone, Copy, Default)]
+struct Message {
+    /// Its number; receiver: of the first one of the `irecv`.
+    number: u64,
+    /// The time in each stage, in nanoseconds.
+    stages: [u64; record::STAGES],
+}
+
+/// What the flow tells of a request that is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completed {
+    /// Number of its messages.
+    pub messages: u8,
+    /// Bytes of all of them.
+    pub bytes: u64,
 }
 
 impl Timing {
     /// No message is timed yet.
     pub(super) fn new(interval: u32) -> Self {
-        Self { clock: Clock::get(), interval, state: State::Idle }
+        Self { clock: Clock::get(), interval, state: State::Idle, message: Message::default(), kept: 0 }
     }
 
     /// The request that is timed at present.
@@ -51,8 +75,9 @@ impl Timing {
         }
     }
 
-    /// Sender: request `request` has been accepted, which was due. Returns after how many more messages the next one is due.
-    pub(super) fn handle_send(&mut self, words: &Words, request: u32) -> u32 {
+    /// Sender: request `request` has been accepted, which was due: message number `number`. Returns after how many more messages the
+    /// next one is due.
+    pub(super) fn handle_send(&mut self, words: &Words, request: u32, number: u64) -> u32 {
         if self.interval == 0 {
             return 0;
         }
@@ -60,17 +85,19 @@ impl Timing {
         match self.state {
             State::Next { since, refused } => {
                 let first_try = refused.unwrap_or(now);
-                self.count(words, record::GPU, since, first_try);
-                self.count(words, record::CTS, first_try, now);
+                let gpu = self.count(words, record::GPU, since, first_try);
+                let cts = self.count(words, record::CTS, first_try, now);
+                self.message = Message { number, stages: [gpu, cts, 0] };
                 self.state = State::Begun { request, since: now, announced: None };
-                (self.interval - 1).max(1)
             }
-            State::Idle => {
+            State::Idle if number.is_multiple_of(self.interval.into()) => {
                 self.state = State::Next { since: now, refused: None };
-                1
+                return 1;
             }
-            _ => self.interval,
+            _ => {}
         }
+        let interval = u64::from(self.interval);
+        (interval - number % interval) as u32
     }
 
     /// Sender: a message is refused for the first time.
@@ -80,24 +107,34 @@ impl Timing {
         }
     }
 
-    /// Receiver: request `request` has been accepted, which was due. Returns as [`Self::handle_send`].
-    pub(super) fn handle_receive(&mut self, words: &Words, request: u32) -> u32 {
+    /// Receiver: request `request` has been accepted, which was due: `count` messages, the first of them number `number`. Returns after how many
+    /// more requests of as many messages the next one is due.
+    pub(super) fn handle_receive(&mut self, words: &Words, request: u32, number: u64, count: u64) -> u32 {
         if self.interval == 0 {
             return 0;
         }
         let now = self.clock.now();
-        match self.state {
-            State::Arrived { since } => {
-                self.count(words, record::CONSUME, since, now);
-                self.state = State::Idle;
-                (self.interval - 1).max(1)
-            }
-            State::Idle => {
-                self.state = State::Begun { request, since: now, announced: None };
-                self.interval
-            }
-            _ => self.interval,
+        if let State::Arrived { since } = self.state {
+            let ns = self.count(words, record::CONSUME, since, now);
+            self.kept_words(words, self.kept.wrapping_sub(1))[timed::STAGES + record::CONSUME]
+                .store(ns, Ordering::Relaxed);
+            self.state = State::Idle;
         }
+        let next = self.next_timed(number);
+        let (is_timed, next) =
+            if next < number + count { (true, self.next_timed(number + count)) } else { (false, next) };
+        if is_timed && matches!(self.state, State::Idle) {
+            self.message = Message { number, stages: [0; record::STAGES] };
+            self.state = State::Begun { request, since: now, announced: None };
+        }
+        ((next - (number + count)) / count.max(1)) as u32 + 1
+    }
+
+    /// The first number from `number` on of a message that is to be timed.
+    fn next_timed(&self, number: u64) -> u64 {
+        let interval = u64::from(self.interval);
+        let offset = 1 % interval;
+        (number + interval - 1 - offset) / interval * interval + offset
     }
 
     /// Receiver: the clear-to-sends of the timed request are posted.
@@ -106,22 +143,47 @@ impl Timing {
             let now = self.clock.now();
             *announced = Some(now);
             let since = *since;
-            self.count(words, record::ANNOUNCE, since, now);
+            self.message.stages[record::ANNOUNCE] = self.count(words, record::ANNOUNCE, since, now);
         }
     }
 
     /// The timed request is complete. Returns after how many more messages the next one is due, if that changes.
-    pub(super) fn handle_complete(&mut self, words: &Words, is_sender: bool) -> Option<u32> {
+    pub(super) fn handle_complete(&mut self, words: &Words, completed: Completed, is_sender: bool) -> Option<u32> {
         let State::Begun { since, announced, .. } = self.state else { return None };
-        let now = self.clock.now();
+        let (now, at) = self.clock.now_and_monotonic();
         if is_sender {
-            self.count(words, record::WIRE, since, now);
+            self.message.stages[record::WIRE] = self.count(words, record::WIRE, since, now);
+            self.keep(words, completed, at);
             self.state = State::Idle;
             return None;
         }
-        self.count(words, record::DATA, announced.unwrap_or(since), now);
+        self.message.stages[record::DATA] = self.count(words, record::DATA, announced.unwrap_or(since), now);
+        self.keep(words, completed, at);
         self.state = State::Arrived { since: now };
         Some(1)
+    }
+
+    /// Keeps the message in the record, in the place of the one that has been there for longest. A reader recognises words that are half
+    /// written: the last one is written first.
+    fn keep(&mut self, words: &Words, completed: Completed, at: u64) {
+        let Message { number, stages } = self.message;
+        let place = self.kept_words(words, self.kept);
+        place[timed::MESSAGE_AGAIN].store(number + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        place[timed::AT].store(at, Ordering::Relaxed);
+        for (word, ns) in place[timed::STAGES..].iter().zip(stages) {
+            word.store(ns, Ordering::Relaxed);
+        }
+        let bytes = completed.bytes | u64::from(completed.messages) << 56;
+        place[timed::BYTES].store(bytes, Ordering::Relaxed);
+        place[timed::OPERATION].store(0, Ordering::Relaxed);
+        place[timed::MESSAGE].store(number + 1, Ordering::Release);
+        self.kept = self.kept.wrapping_add(1);
+    }
+
+    /// The words of the message that is or was kept as number `kept`.
+    fn kept_words<'a>(&self, words: &'a Words, kept: usize) -> &'a [AtomicU64] {
+        &words[record::TIMED + kept % record::TIMED_MESSAGES * timed::WORDS..][..timed::WORDS]
     }
 
     /// What is timed is not timed to its end.
@@ -129,7 +191,8 @@ impl Timing {
         self.state = State::Idle;
     }
 
-    fn count(&self, words: &Words, stage: usize, earlier: u64, later: u64) {
+    /// Adds the time from `earlier` to `later` to those of a stage. Returns it in nanoseconds.
+    fn count(&self, words: &Words, stage: usize, earlier: u64, later: u64) -> u64 {
         let ns = self.clock.ns_between(earlier, later);
         let bucket = bucket_of(ns);
         let word = &words[record::HISTOGRAMS + stage * histogram::WORDS + bucket / 2];
@@ -141,5 +204,6 @@ impl Timing {
         if ns > longest.load(Ordering::Relaxed) {
             longest.store(ns, Ordering::Relaxed);
         }
+        ns
     }
 }

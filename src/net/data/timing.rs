@@ -5,6 +5,7 @@ use super::sender::SendPath;
 use crate::error::Result;
 use crate::net::control::peer_state::PeerState;
 use crate::proto::requests::RequestId;
+use crate::stats::Completed;
 use std::sync::Arc;
 
 impl SendPath {
@@ -31,7 +32,10 @@ impl SendPath {
         if let Some(id) = self.stats.timed_request() {
             match self.flow.is_done(RequestId::from_bits(id)) {
                 Ok(false) => return outcome,
-                Ok(true) => self.stats.handle_timed_done(),
+                Ok(true) => {
+                    let bytes = self.flow.bytes(RequestId::from_bits(id));
+                    self.stats.handle_timed_done(Completed { messages: 1, bytes });
+                }
                 Err(_) => self.stats.forget_timed(),
             }
         }
@@ -48,7 +52,8 @@ impl RecvPath {
     #[cold]
     #[inline(never)]
     pub(super) fn handle_due(&mut self, peer: &Arc<PeerState>, id: RequestId, tag: u32) -> Result<()> {
-        if let Some(rank) = self.stats.handle_due_receive(id.to_bits(), tag) {
+        let (count, _) = self.flow.messages(id);
+        if let Some(rank) = self.stats.handle_due_receive(id.to_bits(), count, tag) {
             peer.peer().set_rank(rank);
         }
         let outcome = self.send_cts().or_else(|e| self.handle_failure(peer, e));
@@ -80,7 +85,10 @@ impl RecvPath {
             self.handle_posted_cts();
             match self.flow.is_done(RequestId::from_bits(id)) {
                 Ok(false) => return outcome,
-                Ok(true) => self.stats.handle_timed_done(),
+                Ok(true) => {
+                    let (messages, bytes) = self.flow.messages(RequestId::from_bits(id));
+                    self.stats.handle_timed_done(Completed { messages, bytes });
+                }
                 Err(_) => self.stats.forget_timed(),
             }
         }

@@ -6,6 +6,7 @@ use crate::net::control::driver::ControlDriver;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::device::nic::Nic;
 use crate::net::qp::set::QpSet;
+use crate::proto::handle::Token;
 use crate::proto::identity::Identity;
 use crate::stats::process;
 use crate::stats::record::{ConnStats, Direction, Opening};
@@ -31,7 +32,16 @@ impl PeriodicTask for StallLook {
     }
 }
 
-/// The record of a new end on `nic` whose peer is `peer`.
+/// A number of the connection whose sender, process `sender`, has said hello with these: both ends know them. The token cannot be told from it.
+pub(super) fn connection_number(token: &Token, ring: u64, sender: u32) -> u64 {
+    let bytes = token.iter().copied().chain(ring.to_le_bytes()).chain(sender.to_le_bytes());
+    // FNV-1a.
+    let hash =
+        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    hash.max(1)
+}
+
+/// The record of a new end on `nic` whose peer is `peer`, of connection number `connection`.
 ///
 /// # Errors
 /// A watcher cannot be started, or the kernel has no memory for it.
@@ -41,6 +51,7 @@ pub(super) fn open_stats(
     direction: Direction,
     peer: &Identity,
     qps: &QpSet,
+    connection: u64,
 ) -> Result<ConnStats> {
     static STALL_LOOK: LazyLock<Arc<dyn PeriodicTask>> = LazyLock::new(|| Arc::new(StallLook));
     let stats = ConnStats::open(&Opening {
@@ -50,6 +61,7 @@ pub(super) fn open_stats(
         peer_pid: peer.pid,
         peer_rank: peer.rank,
         peer_label: peer.label,
+        connection,
     });
     qps.tell(&stats);
     nic.watch_set_up(control, Some(&STALL_LOOK))?;

@@ -19,6 +19,7 @@
 //! | `check` | the contract of an NCCL net transport, point by point |
 //! | `outlast` | a stream of checked messages while faults happen |
 //! | `top` | statistics that the plugin writes, as tables and metrics |
+//! | `trace` | messages that the plugin has timed, of both ends, as a timeline |
 //! | [`hang`] | what processes of Ferrite wait for |
 //! | `doctor` | a machine before a job, row by row; sees it through the plugin's own code |
 //! | [`cli`] | the command line |
@@ -43,5 +44,6 @@ mod solo;
 
 mod system;
 mod top;
+mod trace;
 pub mod transport;
 pub mod verbs;

@@ -50,7 +50,7 @@ fn help_is_valid_and_tells_exit_codes_defaults_and_examples() {
     for words in ["  1    something is wrong: a failed check", "  3    `compare`: too few runs", "  130  interrupted"] {
         assert!(stdout.contains(words), "{words:?} is missing: {stdout}");
     }
-    for command in ["compare", "bench", "verify", "memcpy", "check", "solo", "cost"] {
+    for command in ["compare", "bench", "verify", "memcpy", "check", "solo", "cost", "trace"] {
         let (code, stdout, stderr) = ferrite(&[command, "--help"], &[]);
         assert_eq!(code, 0, "{stderr}");
         assert!(command == "bench" || stdout.contains("Exit code 0: "), "{stdout}");

@@ -15,6 +15,7 @@ mod size;
 mod solo;
 mod source_args;
 mod top;
+mod trace;
 mod verify;
 
 use std::path::PathBuf;
@@ -64,6 +65,8 @@ enum Command {
     Outlast(outlast::Outlast),
     /// Show what the connections of this machine's processes do, as they run
     Top(top::Top),
+    /// Write a timeline of messages at both ends of connections, for Perfetto, and list the slowest
+    Trace(trace::Trace),
     /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
     Doctor(doctor::Doctor),
     /// Say what processes wait for, of which and why
@@ -151,6 +154,7 @@ pub fn main() -> i32 {
         Command::Check(check) => check.run(),
         Command::Outlast(outlast) => outlast.run(words()),
         Command::Top(top) => top.run(),
+        Command::Trace(trace) => trace.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Hang(hang) => hang.run(),
         Command::Solo(solo) => solo.run(),

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use nccl_net::inspect::operation::Call;
 
-use layout::{FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, RECORD_WORDS, SENDER, header, record};
+use layout::{
+    FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, SENDER, header, record,
+};
 
 /// One end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,16 +71,18 @@ pub fn connections(path: &Path) -> Result<Vec<Connection>> {
     let bytes = fs::read(path).map_err(|source| Error::io(format!("reading {}", path.display()), source))?;
     let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
     let is_known = |words: &[u64]| {
-        let sizes = [(HEADER_WORDS * 8) as u64, (RECORD_WORDS * 8) as u64];
         words.len() >= HEADER_WORDS
             && words[header::MAGIC] == MAGIC
             && words[header::LAYOUT] >> 32 == LAYOUT_MAJOR
-            && [words[header::HEADER_BYTES], words[header::RECORD_BYTES]] == sizes
+            && words[header::HEADER_BYTES] == (HEADER_WORDS * 8) as u64
+            && words[header::RECORD_BYTES].is_multiple_of(8)
+            // Records of later minor versions are longer.
+            && (FIRST_RECORD_WORDS * 8..=1 << 20).contains(&(words[header::RECORD_BYTES] as usize))
     };
     if !is_known(&words) {
         return Err(Error::Unreadable(format!("{} is no statistics file of this version", path.display())));
     }
-    let records = words[HEADER_WORDS..].chunks_exact(RECORD_WORDS).take(MAX_RECORDS);
+    let records = words[HEADER_WORDS..].chunks_exact(words[header::RECORD_BYTES] as usize / 8).take(MAX_RECORDS);
     Ok(records.filter(|words| words[record::STATE] & 0xff == OPEN).map(connection).collect())
 }
 
@@ -111,6 +115,7 @@ fn connection(words: &[u64]) -> Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use layout::RECORD_WORDS;
     use nccl_net::inspect::operation::Function;
 
     fn file(words: &[u64]) -> (tempfile::TempDir, PathBuf) {

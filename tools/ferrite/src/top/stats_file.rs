@@ -7,7 +7,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nccl_net::inspect::stats::layout::{
-    CLOSED, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, RECORD_WORDS, SEVERAL, header, record,
+    CLOSED, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, RECORD_WORDS, SEVERAL, header,
+    record,
 };
 
 /// A longer file is not one of these.
@@ -71,7 +72,7 @@ impl StatsFile {
         let (header_bytes, record_bytes) = (of(header::HEADER_BYTES), of(header::RECORD_BYTES));
         let is_possible =
             |bytes: u64, least: usize| bytes.is_multiple_of(8) && (least as u64 * 8..=1 << 20).contains(&bytes);
-        if !is_possible(header_bytes, HEADER_WORDS) || !is_possible(record_bytes, RECORD_WORDS) {
+        if !is_possible(header_bytes, HEADER_WORDS) || !is_possible(record_bytes, FIRST_RECORD_WORDS) {
             return Err(format!("impossible: a header of {header_bytes} bytes and records of {record_bytes}"));
         }
         let (header_words, record_words) = (header_bytes as usize / 8, record_bytes as usize / 8);
@@ -85,6 +86,11 @@ impl StatsFile {
     /// A word of the header.
     pub(crate) fn word(&self, at: usize) -> u64 {
         self.words[at]
+    }
+
+    /// Whether records have the words from [`FIRST_RECORD_WORDS`] on.
+    pub(crate) fn has_timed_messages(&self) -> bool {
+        self.record_words >= RECORD_WORDS
     }
 
     /// A text of the header.
@@ -200,7 +206,7 @@ pub(crate) mod tests {
         assert!(changed(header::MAGIC, 5).contains("not a file of Ferrite's"));
         assert!(changed(header::LAYOUT, 0).contains("layout 0.0, of an older Ferrite"));
         assert!(changed(header::LAYOUT, 9 << 32).contains("layout 9.0, of a newer Ferrite"));
-        for bytes in [0, 7, 8, 2049, u64::MAX, 1 << 40] {
+        for bytes in [0, 7, 8, 2040, 2049, u64::MAX, 1 << 40] {
             assert!(changed(header::RECORD_BYTES, bytes).contains("impossible"), "{bytes}");
             assert!(changed(header::HEADER_BYTES, bytes).contains("impossible"), "{bytes}");
         }
@@ -219,6 +225,16 @@ pub(crate) mod tests {
         words[header::RECORD_BYTES] += 512;
         words[header::RECORDS] = 1;
         assert_eq!(parsed(&words).records().count(), 1);
+    }
+
+    #[test]
+    fn an_older_minor_layout_with_shorter_records_is_read() {
+        let mut words = example();
+        words[header::LAYOUT] = LAYOUT_MAJOR << 32 | 1;
+        words[header::RECORD_BYTES] = FIRST_RECORD_WORDS as u64 * 8;
+        words.truncate(HEADER_WORDS + CHUNK_RECORDS * FIRST_RECORD_WORDS);
+        let file = parsed(&words);
+        assert_eq!(file.records().map(|(_, words)| words.len()).collect::<Vec<_>>(), [FIRST_RECORD_WORDS]);
     }
 
     #[test]

@@ -1,0 +1,126 @@
+//! The arguments of `ferrite trace`, and how long it looks.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use crate::cli::exit::Exit;
+use crate::error::{Error, Result};
+use crate::system::{interrupt, output};
+use crate::trace::recording::Recording;
+use crate::trace::timeline::Timeline;
+use crate::trace::{chrome, slowest};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Gathers the messages that the plugin times, one in FERRITE_SAMPLE of each connection, from the files that processes of this machine \
+write (docs/trace.md), and only reads. Open the output at https://ui.perfetto.dev. Of a process that was killed, and with --seconds 0, \
+it is what the files hold: the last 25 of each end. For several machines, copy /dev/shm/ferrite-stats.* of each into a folder of \
+its own, and name each with --folder.\n\n\
+Exit code 0: written; 2: a folder cannot be read, or the output not be written; 3: no message was timed; 130: interrupted, and what \
+there was is written.")]
+pub(super) struct Trace {
+    /// Only of processes with these ids [default: all]
+    #[arg(value_name = "PID")]
+    pids: Vec<u64>,
+    /// How long to look; 0: take what there is; s
+    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = parse_seconds)]
+    seconds: f64,
+    /// File to write
+    #[arg(long, value_name = "FILE", default_value = "ferrite-trace.json")]
+    output: PathBuf,
+    /// List so many of the slowest messages
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    slowest: usize,
+    /// Folders of the files; can be given several times
+    #[arg(long, value_name = "FOLDER", env = "FERRITE_STATS_DIR", default_value = "/dev/shm")]
+    folder: Vec<PathBuf>,
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "0 to 3600 seconds are possible".into())
+}
+
+impl Trace {
+    pub(super) fn run(self) -> Result<Exit> {
+        output::require_writable(&self.output)?;
+        let start = monotonic();
+        let (recording, is_interrupted) = self.record()?;
+        for (path, why) in &recording.unused {
+            output::write_stderr(format_args!("{}: {why}", path.display()));
+        }
+        let recording = self.of_this_time(recording, start);
+        if recording.len() == 0 {
+            let places: Vec<_> = self.folder.iter().map(|folder| folder.display().to_string()).collect();
+            let (who, places) = (recording.processes.len(), places.join(", "));
+            let why = match who {
+                0 => format!("no process with timed messages has a file in {places}"),
+                _ => format!("no message was timed meanwhile by {who} process(es) with files in {places}"),
+            };
+            output::write_stderr(format_args!("ferrite trace: {why}"));
+            return Ok(if is_interrupted { Exit::Interrupted } else { Exit::TooFew });
+        }
+        let timeline = Timeline::new(&recording);
+        output::write_file(&self.output, &chrome::document(&timeline).to_string())?;
+        output::write_stdout(&self.text(&recording, &timeline))?;
+        Ok(if is_interrupted { Exit::Interrupted } else { Exit::Good })
+    }
+
+    /// Looks at the files again and again. Returns whether the user has ended that.
+    fn record(&self) -> Result<(Recording, bool)> {
+        /// Between two looks. 25 messages are timed in this time if 640,000 a second go over a connection.
+        const PAUSE: Duration = Duration::from_millis(10);
+        let until = Instant::now() + Duration::from_secs_f64(self.seconds);
+        let mut recording = Recording::default();
+        loop {
+            let began = Instant::now();
+            for folder in &self.folder {
+                let looked = recording.look(folder, &self.pids);
+                looked.map_err(|e| Error::io(folder.display().to_string(), e))?;
+            }
+            if Instant::now() >= until || interrupt::received() {
+                return Ok((recording, interrupt::received()));
+            }
+            // Where the files are long, looking at them takes no more than a fifth of a CPU.
+            std::thread::sleep(PAUSE.max(4 * began.elapsed()).min(until.saturating_duration_since(Instant::now())));
+        }
+    }
+
+    /// Without what was complete before the command began.
+    fn of_this_time(&self, mut recording: Recording, start: i64) -> Recording {
+        if self.seconds > 0.0 {
+            recording.forget_before(start);
+        }
+        recording
+    }
+
+    fn text(&self, recording: &Recording, timeline: &Timeline<'_>) -> String {
+        let samples: Vec<u64> = recording.processes.values().map(|process| process.sample).collect();
+        let sample = match (samples.iter().min(), samples.iter().max()) {
+            (Some(least), Some(most)) if least != most => format!("one in {least} to {most}"),
+            (Some(sample), _) => format!("one in {sample}"),
+            _ => "none".into(),
+        };
+        let mut text = format!(
+            "{} timed message(s) ({sample} is timed) at {} end(s) of connections of {} process(es); of {} connection(s) both ends are known\n",
+            slowest::count(timeline),
+            timeline.ends.len(),
+            recording.processes.len(),
+            timeline.connections.len()
+        );
+        text.extend(timeline.clock_lines().into_iter().map(|line| line + "\n"));
+        text.extend(slowest::advice(timeline).map(|line| line + "\n"));
+        text += &format!("\n{}\n", slowest::table(timeline, self.slowest));
+        text + &format!("written to {}: open it at https://ui.perfetto.dev\n", self.output.display())
+    }
+}
+
+/// This machine's monotonic clock in nanoseconds.
+fn monotonic() -> i64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid place for the time.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
