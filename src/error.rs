@@ -35,7 +35,8 @@ pub struct Detail {
     pub context: String,
     /// Whether it has been logged before, so that it is not logged again.
     pub is_logged: bool,
-    /// Whether new queue pairs may cure it: the path, the port or a queue pair has failed, and not the memory or the program.
+    /// Whether new queue pairs may cure it: the path, the port, the device or a queue pair has failed, and not the memory or the
+    /// program.
     pub is_recoverable: bool,
     /// The number of the rail of a connection that it concerns, if it is of one.
     pub rail: Option<u8>,
@@ -86,6 +87,13 @@ impl Error {
     /// A system or library call failed with `errno`.
     pub fn os(operation: impl fmt::Display, errno: i32) -> Self {
         Self::new(Class::System, operation.to_string(), Some(errno))
+    }
+
+    /// A call that a device carries out failed with `errno`. `EIO` says that the device does not work: it may be about to report that
+    /// it is lost, and be opened again later.
+    pub fn of_device(operation: impl fmt::Display, errno: i32) -> Self {
+        let error = Self::os(operation, errno);
+        if errno == libc::EIO { error.recoverable() } else { error }
     }
 
     /// A call of the standard library failed.

@@ -8,15 +8,15 @@ use common::log::said;
 use common::process::pair;
 use common::setting::setting;
 use common::{faithful, pattern, plugin_transport};
-use ferrite::error::Error;
-use ferrite::error::Result;
+use ferrite::error::{Error, Result};
 use ferrite::nccl::abi;
 use ferrite::pair::PeerConn;
 use ferrite::pair::Setting;
 use ferrite::transport::Transport;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::process::Command;
-use testkit::{Missing, Scratch, require};
+use testkit::dist::softrnic_program;
+use testkit::{Missing, Scratch, program, require};
 
 /// The driver, loaded into this process as an application would have it.
 struct Driver(*mut c_void);
@@ -157,10 +157,10 @@ fn register(transport: &Transport, comm: *mut c_void, at: u64, fd: Option<c_int>
     handle
 }
 
-/// From one GPU's memory into another's.
-fn arrives(gpu: &str, by_dmabuf: bool) -> Result<()> {
+/// From one GPU's memory into another's, under these fault rules.
+fn arrives(gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()> {
     let setting = require!(setting());
-    pair(&setting.env("SOFTRNIC_GPU", gpu), |worker| {
+    pair(&setting.env("SOFTRNIC_GPU", gpu).env("SOFTRNIC_FAULTS", faults), |worker| {
         let driver = Driver::load();
         let transport = plugin_transport()?;
         let link = PeerConn::open(worker, &transport, worker.rank())?;
@@ -180,12 +180,15 @@ fn arrives(gpu: &str, by_dmabuf: bool) -> Result<()> {
         let (net, mut deadline) = (transport.vtable(), worker.deadline("a message between GPUs"));
         let [mut receive, mut sending] = [std::ptr::null_mut::<c_void>(); 2];
         let (mut data, mut sizes, mut tags, mut memory) = (into as *mut c_void, BYTES as c_int, 7, target);
-        // SAFETY: a group of one; the handles are live.
-        let code = unsafe {
+        while receive.is_null() {
             let irecv = net.irecv.expect("a slot");
-            irecv(recv, 1, &raw mut data, &raw mut sizes, &raw mut tags, &raw mut memory, &raw mut receive)
-        };
-        assert_eq!((code, receive.is_null()), (abi::ncclSuccess, false));
+            // SAFETY: a group of one; the handles are live.
+            let code = unsafe {
+                irecv(recv, 1, &raw mut data, &raw mut sizes, &raw mut tags, &raw mut memory, &raw mut receive)
+            };
+            assert_eq!(code, abi::ncclSuccess);
+            deadline.idle()?;
+        }
         while sending.is_null() {
             let isend = net.isend.expect("a slot");
             // SAFETY: as above.
@@ -218,41 +221,79 @@ fn arrives(gpu: &str, by_dmabuf: bool) -> Result<()> {
 
 #[test]
 fn gpu_memory_by_address_arrives() -> Result<()> {
-    arrives("peermem", false)
+    arrives("peermem", false, "")
 }
 
 #[test]
 fn gpu_memory_by_dmabuf_arrives() -> Result<()> {
-    arrives("dmabuf", true)
+    arrives("dmabuf", true, "")
 }
 
-/// NCCL has closed the descriptor by which the memory was registered: it cannot be registered again on a device that has come back.
+/// NCCL has closed the descriptor by which the memory was registered.
 #[test]
-fn memory_by_dmabuf_ends_the_connection_when_its_only_device_is_back() -> Result<()> {
-    let setting = require!(setting());
+fn gpu_memory_by_dmabuf_is_registered_again_on_a_device_that_is_back() -> Result<()> {
     require!(no_gpu());
-    let rule = "device-fatal=100ms device=softrnic0 message=20 times=1";
-    pair(&setting.env("SOFTRNIC_GPU", "dmabuf").env("SOFTRNIC_FAULTS", rule), |worker| {
+    arrives("dmabuf", true, "device-fatal=100ms device=softrnic0 times=1")
+}
+
+/// Runs `body` while this process can have no more descriptors.
+fn without_descriptors<T>(body: impl FnOnce() -> T) -> T {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: plain numbers; the descriptor is the next one that is free, and ours.
+    let before = unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        let next = libc::dup(0);
+        libc::close(next);
+        let before = limit;
+        limit.rlim_cur = next as u64;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        before
+    };
+    let outcome = body();
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before) }, 0);
+    outcome
+}
+
+/// The device never comes back: it is not waited for.
+#[test]
+fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_device_fails() -> Result<()> {
+    let setting = require!(setting());
+    let softrnic = require!(softrnic_program());
+    require!(no_gpu());
+    pair(&setting.env("SOFTRNIC_GPU", "dmabuf"), |worker| {
         let driver = Driver::load();
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
-        let (transport, (at, _)) = (plugin_transport()?, driver.allocate());
-        // SAFETY: a descriptor of no meaning: the software device goes by the address.
-        let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) };
-        let handle = register(&transport, bench.link.send.raw(), at, Some(fd));
-        // SAFETY: ours.
-        assert_eq!(unsafe { libc::close(fd) }, 0);
-        let error = (0..).find_map(|round| bench.exchange(worker, round, 5000, 5000).err());
-        assert!(matches!(error, Some(Error::Call { code: abi::ncclRemoteError, .. })), "{error:?}");
-        worker.barrier()?;
-        let words = [
-            "softrnic0 is back after a fatal error",
-            "cannot be registered there again",
-            "by a dma-buf that is closed",
-        ];
-        assert!(worker.rank() == 1 || said(&words), "{}", common::log::log());
-        // SAFETY: not used again.
-        let code = unsafe { transport.vtable().deregMr.expect("a slot")(bench.link.send.raw(), handle) };
-        assert_eq!(code, abi::ncclSuccess);
+        (0..20).try_for_each(|round| bench.exchange(worker, round, 5000, 5000))?;
+        if worker.rank() == 0 {
+            let (transport, send) = (plugin_transport()?, bench.link.send.raw());
+            let ([first, at], net) = ([driver.allocate().0, driver.allocate().0], transport.vtable());
+            // SAFETY: a descriptor of no meaning: the software device goes by the address.
+            let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) };
+            // The software device needs descriptors for the GPU's first region.
+            let other = register(&transport, send, first, Some(fd));
+            let handle = without_descriptors(|| register(&transport, send, at, Some(fd)));
+            // SAFETY: ours.
+            assert_eq!(unsafe { libc::close(fd) }, 0);
+            program::stdout_of(Command::new(&softrnic).args(["fail", "softrnic0"]));
+            let (mut code, mut deadline) = (abi::ncclSuccess, worker.deadline("the end of the connection"));
+            while code == abi::ncclSuccess {
+                let (isend, mut request) = (net.isend.expect("a slot"), std::ptr::null_mut());
+                // SAFETY: the handle is live. The peer expects no message, so none is sent.
+                code = unsafe { isend(send, at as *mut c_void, 8, 7, handle, &raw mut request) };
+                deadline.idle()?;
+            }
+            let warned = ["the dma-buf of registered GPU memory cannot be kept", "Too many open files", "ulimit -n"];
+            let words = [
+                "softrnic0 was lost by a fatal error, and memory cannot be registered there again",
+                "by a dma-buf that could not be kept",
+            ];
+            assert!(code == abi::ncclRemoteError && said(&warned) && said(&words), "{code} {}", common::log::log());
+            for handle in [handle, other] {
+                // SAFETY: not used again.
+                assert_eq!(unsafe { net.deregMr.expect("a slot")(send, handle) }, abi::ncclSuccess);
+            }
+        }
         worker.barrier()
     })?;
     Ok(())

@@ -10,8 +10,13 @@ const CLASS: &str = "/sys/class/infiniband";
 /// PCI function is replaced by 0, so that the ports of a card share the path, and with `merge_vfs` its virtual functions too.
 /// The path of other hardware, such as a sub-function of a card, is not changed.
 pub fn pci_path(device: &str, merge_vfs: bool) -> Option<String> {
-    let path = fs::canonicalize(Path::new(CLASS).join(device).join("device")).ok()?;
+    let path = device_path(device)?;
     Some(trim_function(path.to_str()?, merge_vfs))
+}
+
+/// Path in /sys of the hardware behind the RDMA device `device`, with the function number: no other device has the same.
+pub fn device_path(device: &str) -> Option<PathBuf> {
+    fs::canonicalize(Path::new(CLASS).join(device).join("device")).ok()
 }
 
 /// The NUMA node that the RDMA device `device` is at, if the kernel knows it.

@@ -3,7 +3,7 @@
 //! | folder | what is in it | uses |
 //! |---|---|---|
 //! | [`control`] | TCP connections between processes: they carry the set-up, and tell when a peer has died | |
-//! | [`mr`] | registered memory: the cache of memory regions, and NCCL's handles | |
+//! | [`mr`] | registered memory: the cache of memory regions, and NCCL's handles | `control` |
 //! | [`operations`] | the operations that NCCL has told of | |
 //! | [`explain`] | the report of what an operation waits for that does not go on | `control`, `operations` |
 //! | [`device`] | devices as NCCL sees them: cards and ports, their GIDs, GPUDirect RDMA | `control`, `mr`, `explain` |

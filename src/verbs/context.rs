@@ -24,6 +24,8 @@ pub struct Context {
     name: String,
     /// GUID of the device, which it keeps when it is lost and comes back; 0: it has none.
     guid: u64,
+    /// Whether no other device in the list had that when it was opened.
+    has_own_guid: bool,
     gid_changes: AtomicU32,
     /// When it reported that it is lost.
     failed: OnceLock<Instant>,
@@ -80,8 +82,11 @@ impl Context {
         // SAFETY: the call has no preconditions; a failure of it (no kernel support) matters only to forking programs.
         unsafe { (library.ibv_fork_init)() };
         let (mut contexts, mut failures) = (Vec::new(), Vec::new());
-        for listed in DeviceList::new(library)?.devices() {
-            match listed.open(library) {
+        let list = DeviceList::new(library)?;
+        for listed in list.devices() {
+            let has_own_guid =
+                listed.guid != 0 && list.devices().filter(|other| other.guid == listed.guid).count() == 1;
+            match listed.open(library, has_own_guid) {
                 Ok(context) => contexts.push(Arc::new(context)),
                 Err(e) => failures.push(e),
             }
@@ -90,19 +95,21 @@ impl Context {
     }
 
     /// Opens the device as it is in the system now: one that was lost and has come back is another one to libibverbs. It is known by
-    /// its GUID, since two devices may have come back under each other's names.
+    /// its GUID, since two devices may have come back under each other's names. Functions of one card, or devices without a GUID, may
+    /// have the same: of those it is the one for whose name `is_at_place` says so.
     ///
     /// # Errors
     /// It is not there, or cannot be opened.
-    pub fn open_again(&self) -> Result<Arc<Self>> {
+    pub fn open_again(&self, is_at_place: impl Fn(&str) -> bool) -> Result<Arc<Self>> {
         let (library, name) = (&self.library, &self.name);
         let list = DeviceList::new(library)?;
-        let mut found: Vec<_> = list.devices().filter(|listed| listed.guid == self.guid).collect();
-        // Functions of one card, or devices without a GUID, may have the same.
-        found.sort_by_key(|listed| listed.name != *name);
-        let found = found.first().filter(|listed| self.guid != 0 || listed.name == *name);
+        let alike: Vec<_> = list.devices().filter(|listed| listed.guid == self.guid).collect();
+        let found = match &alike[..] {
+            [only] if self.has_own_guid => Some(only),
+            all => all.iter().find(|listed| is_at_place(&listed.name)),
+        };
         let absent = || Error::os(format_args!("{name} is not in the list of RDMA devices: opening it"), libc::ENODEV);
-        found.ok_or_else(absent)?.open(library).map(Arc::new)
+        found.ok_or_else(absent)?.open(library, self.has_own_guid && alike.len() == 1).map(Arc::new)
     }
 
     /// The device's name, such as `mlx5_0`.
@@ -297,13 +304,13 @@ impl Drop for DeviceList<'_> {
 impl ListedDevice<'_> {
     /// # Errors
     /// It cannot be opened.
-    fn open(&self, library: &Arc<Library>) -> Result<Context> {
+    fn open(&self, library: &Arc<Library>, has_own_guid: bool) -> Result<Context> {
         let name = self.name.clone();
         let operation = format_args!("ibv_open_device({name})");
         // SAFETY: the device is of a list that has not been freed.
         let raw = create::create(operation, 0, || unsafe { (library.ibv_open_device)(self.raw) })?;
         let (gid_changes, failed, library) = (AtomicU32::new(0), OnceLock::new(), Arc::clone(library));
-        Ok(Context { raw, name, guid: self.guid, gid_changes, failed, library })
+        Ok(Context { raw, name, guid: self.guid, has_own_guid, gid_changes, failed, library })
     }
 }
 

@@ -42,7 +42,7 @@ impl CreateError {
     /// The error of `operation`, which locks up to `bytes` of memory.
     #[cold]
     pub(super) fn explain(self, operation: impl fmt::Display, bytes: u64) -> Error {
-        let error = Error::os(operation, self.errno());
+        let error = Error::of_device(operation, self.errno());
         match self.errno {
             0 => error.hint("the driver refuses without saying why"),
             errno => memlock::explain(error, errno, bytes),

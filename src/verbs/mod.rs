@@ -21,6 +21,7 @@
 pub mod completion_queue;
 pub mod context;
 mod create;
+pub mod dma_buf;
 pub mod library;
 mod mapping;
 mod memlock;

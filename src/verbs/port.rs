@@ -96,7 +96,7 @@ impl Context {
             None => unsafe { (self.library.ibv_query_port)(self.raw(), port, &raw mut raw) },
         };
         if rc != 0 {
-            return Err(Error::os(format_args!("ibv_query_port({}:{port})", self.name()), rc.abs()));
+            return Err(Error::of_device(format_args!("ibv_query_port({}:{port})", self.name()), rc.abs()));
         }
         Ok(PortAttributes {
             active: raw.state == ACTIVE,

@@ -197,7 +197,7 @@ impl RawQueuePair {
         let rc = unsafe { (self.domain.context.library.ibv_modify_qp)(self.raw, attr, mask) };
         match rc.abs() {
             0 => Ok(()),
-            errno => Err(Error::os(format_args!("ibv_modify_qp({}) to {state}", self.name()), errno)),
+            errno => Err(Error::of_device(format_args!("ibv_modify_qp({}) to {state}", self.name()), errno)),
         }
     }
 }

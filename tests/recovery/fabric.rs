@@ -7,7 +7,7 @@ use crate::stream::{Shape, Stream};
 use ferrite::error::Result;
 use ferrite::pair::Setting;
 use ferrite::pair::WorkerCtx;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use testkit::dist::softrnic_program;
 use testkit::{program, require};
@@ -153,7 +153,14 @@ pub(crate) fn sent(port: &str) -> u64 {
     words[at - 1].parse().expect("a number")
 }
 
-fn softrnic(arguments: &[&str]) -> String {
+/// What the command `softrnic` with these arguments writes.
+pub(crate) fn softrnic(arguments: &[&str]) -> String {
     let path = softrnic_program().unwrap_or_else(|missing| panic!("{missing}"));
     program::stdout_of(Command::new(path).args(arguments))
+}
+
+/// The same of a command that takes long, which is not waited for.
+pub(crate) fn begin_softrnic(arguments: &[&str]) -> Child {
+    let path = softrnic_program().unwrap_or_else(|missing| panic!("{missing}"));
+    Command::new(path).args(arguments).stdout(Stdio::null()).spawn().expect("a process")
 }

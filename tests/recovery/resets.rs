@@ -4,7 +4,10 @@ use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::common::setting::set;
 use crate::errors::ends_with;
-use crate::fabric::{Fabric, all_arrives, all_arrives_on_each_fabric, applied, end, exchange_until, inject_only, run};
+use crate::fabric::{
+    Fabric, all_arrives, all_arrives_on_each_fabric, applied, begin_softrnic, end, exchange_until, inject_only, run,
+    softrnic,
+};
 use crate::rails::until_rail_1;
 use crate::stream::{LONG, SHORT, Shape, Stream};
 use ferrite::error::Result;
@@ -29,6 +32,24 @@ all_arrives_on_each_fabric!(
 fn all_arrives_if_devices_of_both_ranks_fail_at_once() -> Result<()> {
     let rules = "device-fatal=200ms device=softrnic0 message=60 times=1; device-fatal=300ms device=softrnic1 message=60 times=1";
     all_arrives(Fabric::OneRail, rules, LONG, 300)
+}
+
+// The receiver's device refuses to move queue pairs to state ERROR, and still receives: what comes late on them is taken in, and no
+// buffer that is used again is written to.
+all_arrives_on_each_fabric!(
+    all_arrives_if_a_device_refuses_commands_before_it_fails,
+    "device-fatal=100ms refuses=400ms device=RANK1 message=50 times=1; \
+     late=200ms attempts=all opcode=write-imm device=RANK0 message=60.. for=100ms",
+    crate::stream::SHORT,
+    600
+);
+
+// Of two devices of a rank one fails at once; the other one refuses commands, and receives on.
+#[test]
+fn messages_that_a_device_receives_while_it_refuses_commands_are_taken_in() -> Result<()> {
+    let rules = "device-fatal=300ms refuses=200ms device=softrnic3 message=55 times=1; \
+                 device-fatal=200ms device=softrnic2 message=60 times=1; delay=200us peer=softrnic3 message=40..";
+    all_arrives(Fabric::TwoRails, rules, Shape { depth: 8, bytes: 4096 }, 600)
 }
 
 /// Both cards of rank 0 are away at the same time.
@@ -121,6 +142,42 @@ fn memory_that_is_registered_while_the_only_device_is_away_can_be_used_when_it_i
     })
 }
 
+/// It is registered when the device is back.
+#[test]
+fn memory_can_be_registered_while_a_device_refuses_commands_before_it_fails() -> Result<()> {
+    run(Fabric::OneRail, &[], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 20)?;
+        worker.barrier()?;
+        let failing = (worker.rank() == 0)
+            .then(|| begin_softrnic(&["fail", "softrnic0", "--refuses", "300", "--back-after", "200"]));
+        if failing.is_some() {
+            wait_until("the device refuses", || softrnic(&["stat"]).contains("REFUSES COMMANDS"));
+        }
+        let mut stream = stream.with_new_memory()?;
+        stream.exchange(worker, 100)?;
+        if let Some(mut failing) = failing {
+            assert!(failing.wait().expect("it is ours").success());
+        }
+        // It may have been quicker than the device.
+        stream.exchange(worker, 100)?;
+        end(worker, stream)
+    })
+}
+
+/// A device that completes nothing any more is not waited for for ever, and a connection that begins on it is told of the loss though it
+/// sees no time go by in vain.
+#[test]
+fn all_arrives_if_a_device_that_fails_completes_nothing_more() -> Result<()> {
+    let rules = "device-fatal=300ms device=softrnic1 message=60 times=1";
+    let env = [("SOFTRNIC_FAULTS", rules), ("SOFTRNIC_SILENT_FAILURE", "1"), ("FERRITE_STALL_MS", "0")];
+    run(Fabric::OneRail, &env, |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 200)?;
+        end(worker, stream)
+    })
+}
+
 /// Other connections of the same device go on as well, one over which nothing is sent meanwhile too; and new ones can be made.
 #[test]
 fn all_connections_of_a_device_go_on_and_new_ones_can_be_made() -> Result<()> {
@@ -179,6 +236,14 @@ fn a_device_that_does_not_return_ends_the_connection_at_both_ends_after_the_time
     })
 }
 
+/// Another device of the process has the same GUID, and is there all the time.
+#[test]
+fn a_device_with_the_same_guid_is_not_taken_for_the_one_that_is_lost() -> Result<()> {
+    let rules = "device-fatal=1000s device=softrnic0 message=60 times=1";
+    let env = [("SOFTRNIC_FAULTS", rules), ("SOFTRNIC_SAME_GUID", "1"), ("FERRITE_GIVE_UP", "2")];
+    run(Fabric::OneRail, &env, |worker| ends_with(worker, &["could not be recovered within 2 s"]))
+}
+
 #[test]
 fn a_device_that_fails_ends_the_connection_at_once_if_failover_is_switched_off() -> Result<()> {
     let rules = "device-fatal=100ms device=softrnic0 message=60 times=1";
@@ -212,6 +277,22 @@ fn a_device_that_is_back_and_cannot_register_memory_is_asked_again() -> Result<(
             "{}",
             log()
         );
+        end(worker, stream)
+    })
+}
+
+/// Clear-to-sends are sent from registered memory, for which there is no room at first on the new queue pairs.
+#[test]
+fn memory_that_clear_to_sends_are_sent_from_is_asked_for_again() -> Result<()> {
+    run(Fabric::OneRail, &[("SOFTRNIC_MAX_INLINE", "0")], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 20)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            inject_only("qp-error device=softrnic0 times=1; reg-mr=ENOMEM device=softrnic0 times=1");
+        }
+        exchange_until(worker, &mut stream, "both faults", || applied().iter().all(|(_, count)| *count > 0))?;
+        stream.exchange(worker, 50)?;
         end(worker, stream)
     })
 }

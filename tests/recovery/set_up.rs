@@ -2,17 +2,27 @@
 
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, inject_only, run, set_port};
+use crate::fabric::{Fabric, begin_softrnic, inject_only, run, set_port, softrnic};
 use crate::stream::{SHORT, Stream};
 use ferrite::error::Result;
 use std::time::Duration;
+use testkit::wait::wait_until;
 
 /// How often connections are set up, each time with the fault at another moment.
 const ROUNDS: u64 = 12;
 
 /// `fault` happens in rank 0 `RANK` times half a millisecond after both begin to connect; then the connection carries messages.
 fn connects_despite(fabric: Fabric, fault: impl Fn(u64) + Copy + Send + 'static) -> Result<()> {
-    run(fabric, &[], |worker| {
+    connects_despite_with(fabric, &[], fault)
+}
+
+/// The same with variables for both ranks.
+fn connects_despite_with(
+    fabric: Fabric,
+    env: &[(&str, &str)],
+    fault: impl Fn(u64) + Copy + Send + 'static,
+) -> Result<()> {
+    run(fabric, env, |worker| {
         // Only ports that are active now are used.
         drop(plugin_transport()?);
         for round in 0..ROUNDS {
@@ -58,6 +68,52 @@ fn a_connection_comes_about_if_a_port_of_two_falls_at_any_step() -> Result<()> {
 fn a_connection_comes_about_if_a_queue_pair_fails_at_once() -> Result<()> {
     connects_despite(Fabric::OneRail, |round| {
         inject_only(&format!("qp-error device=softrnic{} times=1", round % 2));
+    })
+}
+
+/// Device 0 or 1 fails, and is back after 50 ms. For a while before, it may refuse commands.
+fn fail_device(round: u64) {
+    let device = format!("softrnic{}", round % 2);
+    let refuses = ["0", "20"][round as usize / 2 % 2];
+    softrnic(&["fail", &device, "--refuses", refuses, "--back-after", "50"]);
+}
+
+#[test]
+fn a_connection_comes_about_if_a_device_fails_at_any_step() -> Result<()> {
+    connects_despite(Fabric::OneRail, fail_device)
+}
+
+/// Nothing completes on a device that has failed, and no time that goes by in vain is noticed.
+#[test]
+fn a_connection_comes_about_if_a_device_fails_at_any_step_and_completes_nothing_more() -> Result<()> {
+    let env = [("SOFTRNIC_SILENT_FAILURE", "1"), ("FERRITE_STALL_MS", "0")];
+    connects_despite_with(Fabric::OneRail, &env, fail_device)
+}
+
+#[test]
+fn a_connection_comes_about_if_a_device_of_two_fails_at_any_step() -> Result<()> {
+    connects_despite(Fabric::TwoRails, |round| fail_device(round + round / 4))
+}
+
+/// A device that refuses commands for good never says that it is lost.
+#[test]
+fn a_device_that_refuses_commands_for_good_ends_the_set_up_in_time() -> Result<()> {
+    run(Fabric::OneRail, &[("FERRITE_HANDSHAKE_TIMEOUT", "2")], |worker| {
+        drop(plugin_transport()?);
+        worker.barrier()?;
+        // It would fail in the end.
+        let refusing = (worker.rank() == 0).then(|| begin_softrnic(&["fail", "softrnic0", "--refuses", "1000000"]));
+        if refusing.is_some() {
+            wait_until("the device refuses", || softrnic(&["stat"]).contains("REFUSES COMMANDS"));
+        }
+        worker.barrier()?;
+        let error = Stream::open(worker, SHORT).err().map(|e| e.to_string());
+        if let Some(mut refusing) = refusing {
+            refusing.kill().and_then(|()| refusing.wait()).expect("it is ours");
+        }
+        let is_told = said(&["Input/output error", "waited for it for FERRITE_HANDSHAKE_TIMEOUT=2 s"]);
+        assert!(error.is_some() && (worker.rank() == 1 || is_told), "{error:?} {}", log());
+        Ok(())
     })
 }
 

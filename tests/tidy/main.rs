@@ -22,7 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// Each folder of `net`, and the folders there that it may use besides itself.
 const NET: &[(&str, &[&str])] = &[
     ("control", &[]),
-    ("mr", &[]),
+    ("mr", &["control"]),
     ("operations", &[]),
     ("explain", &["control", "operations"]),
     ("device", &["control", "mr", "explain"]),

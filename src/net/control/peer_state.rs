@@ -112,7 +112,7 @@ impl PeerState {
         self.inquiry.open(end, handler);
     }
 
-    /// Whether the connection is recovered when its device fails.
+    /// Whether the connection is recovered when its device fails; one that has just been set up is as soon as it begins.
     pub fn is_recoverable(&self) -> bool {
         self.recovery.is_heard()
     }
@@ -316,10 +316,12 @@ mod tests {
     }
 
     #[derive(Debug, Default)]
-    struct Noting(Mutex<Vec<PeerChange>>);
+    struct Noting(Mutex<Vec<PeerChange>>, Mutex<Vec<String>>);
 
     impl RecoveryEvents for Noting {
-        fn handle_fault(&self, _: &str) {}
+        fn handle_fault(&self, reason: &str) {
+            self.1.lock().expect("one thread").push(reason.to_owned());
+        }
 
         fn handle_frame(&self, frame: Frame) {
             self.0.lock().expect("one thread").push(PeerChange::Frame(frame));
@@ -335,13 +337,15 @@ mod tests {
         let all = [halt(0), lost(), PeerChange::Back, halt(1), halt(2)];
         all[..3].iter().for_each(|change| drop(peer.handle_change(change.clone())));
         let handler: Arc<dyn RecoveryEvents> = Arc::clone(&noting) as _;
-        assert!(!peer.is_recoverable());
+        assert!(peer.is_recoverable(), "it will be");
+        assert!(peer.handle_queue_failure("a queue"), "it is kept");
         peer.on_recovery_events(Arc::downgrade(&handler));
         assert!(peer.is_recoverable());
         for change in &all[3..] {
             assert!(peer.handle_change(change.clone()).is_some(), "the handler is not dropped here");
         }
         assert_eq!(*noting.0.lock().expect("one thread"), all);
+        assert_eq!(*noting.1.lock().expect("one thread"), ["a queue"]);
         drop((handler, noting));
         assert!(!peer.is_recoverable() && peer.handle_change(halt(3)).is_none());
     }
@@ -358,6 +362,7 @@ mod tests {
     #[test]
     fn without_failover_a_control_connection_may_be_lost_and_come_back_any_number_of_times() {
         let peer = peer(false);
+        assert!(!peer.is_recoverable() && !peer.handle_queue_failure("a queue"));
         for _ in 0..1000 {
             let _ = (peer.handle_change(lost()), peer.handle_change(PeerChange::Back));
             assert!(peer.state().is_open(), "{}", peer.reason());

@@ -35,8 +35,8 @@ pub(super) struct RecoveryInbox(Mutex<Inbox>);
 enum Inbox {
     /// The connection is not recovered.
     Ignored,
-    /// There is no handler yet; what has come until now.
-    Held(Vec<PeerChange>),
+    /// There is no handler yet; what has come until now, and the latest failure of a completion queue.
+    Held(Vec<PeerChange>, Option<String>),
     /// This one receives them, as long as it lives.
     Handled(Weak<dyn RecoveryEvents>),
 }
@@ -44,7 +44,7 @@ enum Inbox {
 impl RecoveryInbox {
     /// That of a connection which is to be recovered, if `failover` has been negotiated.
     pub(super) fn new(failover: bool) -> Self {
-        Self(Mutex::new(if failover { Inbox::Held(Vec::new()) } else { Inbox::Ignored }))
+        Self(Mutex::new(if failover { Inbox::Held(Vec::new(), None) } else { Inbox::Ignored }))
     }
 
     /// Hands `change` over, and returns the handler; or keeps it until there is a handler.
@@ -54,8 +54,8 @@ impl RecoveryInbox {
     pub(super) fn push(&self, change: PeerChange) -> Result<Option<Arc<dyn RecoveryEvents>>, Full> {
         match &mut *self.lock() {
             Inbox::Ignored => Ok(None),
-            Inbox::Held(held) if held.len() >= MAX_HELD => Err(Full),
-            Inbox::Held(held) => {
+            Inbox::Held(held, _) if held.len() >= MAX_HELD => Err(Full),
+            Inbox::Held(held, _) => {
                 held.push(change);
                 Ok(None)
             }
@@ -67,23 +67,32 @@ impl RecoveryInbox {
     pub(super) fn open(&self, handler: Weak<dyn RecoveryEvents>) {
         let mut inbox = self.lock();
         let Some(living) = handler.upgrade() else { return };
-        if let Inbox::Held(held) = std::mem::replace(&mut *inbox, Inbox::Handled(handler)) {
+        if let Inbox::Held(held, fault) = std::mem::replace(&mut *inbox, Inbox::Handled(handler)) {
             held.into_iter().for_each(|change| hand_over(living.as_ref(), change));
+            fault.iter().for_each(|reason| living.handle_fault(reason));
         }
     }
 
-    /// Has the connection recovered from the failure of a completion queue; whether anybody does that.
+    /// Has the connection recovered from the failure of a completion queue, now or when there is a handler; whether anybody does that.
     pub(super) fn handle_fault(&self, reason: &str) -> bool {
-        let handler = match &*self.lock() {
+        let handler = match &mut *self.lock() {
             Inbox::Handled(handler) => handler.upgrade(),
-            Inbox::Held(_) | Inbox::Ignored => None,
+            Inbox::Held(_, fault) => {
+                *fault = Some(reason.to_owned());
+                return true;
+            }
+            Inbox::Ignored => None,
         };
         handler.inspect(|handler| handler.handle_fault(reason)).is_some()
     }
 
-    /// Whether there is a handler.
+    /// Whether there is a handler, or will be one.
     pub(super) fn is_heard(&self) -> bool {
-        matches!(&*self.lock(), Inbox::Handled(handler) if handler.strong_count() > 0)
+        match &*self.lock() {
+            Inbox::Handled(handler) => handler.strong_count() > 0,
+            Inbox::Held(..) => true,
+            Inbox::Ignored => false,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inbox> {

@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::net::device::conn_memory::ConnMemory;
-use crate::net::device::open_device::OpenDevice;
+use crate::net::device::open_device::{LOSS_LIMIT, OpenDevice};
 use crate::net::device::rail::Rail;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::connect::{path_to, with_hint};
@@ -50,6 +50,8 @@ struct Flush {
     is_failed: bool,
     /// How often a read has failed.
     failures: u8,
+    /// Since when a device has refused to post one.
+    refused_since: Option<Instant>,
 }
 
 /// A queue pair that is connected to itself, and memory to read into.
@@ -200,6 +202,10 @@ impl Flushes {
             self.next_try = Some(Instant::now() + TRY_EVERY);
         }
         let Err(e) = outcome else { return Ok(()) };
+        // A device that does not work, or a port that is down: the connection is about to recover.
+        if e.is_recoverable && flush.refused_since.get_or_insert_with(Instant::now).elapsed() < LOSS_LIMIT {
+            return Ok(());
+        }
         flush.failures += 1;
         if flush.failures >= MAX_FAILURES { Err(e) } else { Ok(()) }
     }

@@ -61,6 +61,8 @@ pub struct RecvPath {
     /// The sender's ring, and the size of a clear-to-send in it.
     pub(super) ring: (Ring, usize),
     pub(super) cts_sender: CtsSender,
+    /// That of queue pairs that are about to be used, during a recovery.
+    pub(super) prepared: Option<Box<CtsSender>>,
     pub(super) flushes: Option<Box<Flushes>>,
     pub(super) sticky_error: StickyError,
     /// What is possible while the peer's state is not open.
@@ -87,6 +89,7 @@ impl RecvPath {
             is_plain: !qps.are_on_several_rails(),
             qps,
             ring: (ring, terms.slot_bytes()),
+            prepared: None,
             flushes: None,
             sticky_error: StickyError::new("receiving from"),
             mode: Mode::Running,
@@ -104,7 +107,7 @@ impl RecvComm {
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
         path.recovery = recovery.clone();
         path.stall = Stall::new(nic.config.stall_ms);
-        let (memory, labels) = (ConnMemory::new(&nic, path.qps.devices()), Labels::of(&path.stats));
+        let (memory, labels) = (ConnMemory::new(&nic, &peer, path.qps.devices()), Labels::of(&path.stats));
         Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, recovery }
     }
 

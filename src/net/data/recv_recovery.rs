@@ -59,13 +59,19 @@ impl End for RecvComm {
     fn prepare(&self, qps: &mut QpSet) -> Result<()> {
         // No receive is accepted while the connection recovers, so this stays what the messages need.
         let receives = self.path.visit(|path| Ok(path.flow.receives()))?;
-        qps.keep_receives(receives)
+        qps.keep_receives(receives)?;
+        // Here, where a device that has no room for its memory makes the attempt fail, and not the connection.
+        let (ring, slot_bytes) = self.path.visit(|path| Ok(path.ring))?;
+        let cts_sender = CtsSender::new(qps, ring, slot_bytes)?;
+        self.path.visit(|path| {
+            path.prepared = Some(Box::new(cts_sender));
+            Ok(())
+        })
     }
 
     fn resume(&self, qps: QpSet, _weights: RailWeights, _account: Option<&Account>) -> Result<Option<Account>> {
-        let (ring, slot_bytes) = self.path.visit(|path| Ok(path.ring))?;
-        let cts_sender = CtsSender::new(&qps, ring, slot_bytes)?;
         self.path.visit(|path| {
+            let prepared = path.prepared.take().ok_or_else(|| Error::internal("queue pairs are not prepared"))?;
             if self.memory.use_devices(qps.devices()) {
                 path.flow.renew_keys(|addr, length| self.memory.rkeys_at(addr, length));
             }
@@ -75,7 +81,7 @@ impl End for RecvComm {
             path.stats.handle_recovery();
             path.qps = qps;
             path.choose_path();
-            path.cts_sender = cts_sender;
+            path.cts_sender = *prepared;
             path.stall.reset();
             path.mode = Mode::Running;
             self.peer.set_recovering(false);

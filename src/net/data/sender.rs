@@ -120,7 +120,7 @@ impl SendComm {
         let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
-        let (memory, labels) = (ConnMemory::new(&nic, qps.devices()), Labels::of(&stats));
+        let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
         let path = SendPath {
             flow,
             qps,

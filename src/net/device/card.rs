@@ -8,6 +8,7 @@ use crate::host::sysfs;
 use crate::net::control::watcher::Watcher;
 use crate::verbs::context::{Context, DeviceAttributes};
 use once_cell::sync::OnceCell;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,8 @@ pub struct Card {
     fail_on_async_error: bool,
     relaxed_ordering: bool,
     pci_path: Option<String>,
+    /// What it is in the system, which it keeps when it is lost and comes back.
+    place: Option<PathBuf>,
     is_virtual: bool,
 }
 
@@ -61,6 +64,7 @@ impl Card {
             relaxed_ordering: config.relaxed_ordering,
             attributes: context.attributes()?,
             pci_path: sysfs::pci_path(context.name(), config.merge_vfs),
+            place: sysfs::device_path(context.name()),
             is_virtual: sysfs::is_virtual_function(context.name()),
         }))
     }
@@ -108,7 +112,11 @@ impl Card {
     /// # Errors
     /// The device is not there, or cannot be opened or watched.
     fn reopen(&self, lost: &OpenDevice) -> Result<Arc<OpenDevice>> {
-        let context = lost.context.open_again()?;
+        let is_at_place = |name: &str| match &self.place {
+            Some(place) => sysfs::device_path(name).as_ref() == Some(place),
+            None => name == self.name,
+        };
+        let context = lost.context.open_again(is_at_place)?;
         let opened = OpenDevice::new(context, self.relaxed_ordering)?;
         let watcher = self.watcher()?;
         watcher.watch_device(&opened.context)?;
@@ -130,7 +138,9 @@ impl Card {
     /// If the device is lost: since when, and why it cannot be opened again.
     pub fn loss(&self) -> Option<String> {
         let lost_at = self.device().context.failed_at()?;
-        Some(self.absent(lost_at, lock(&self.reopening).error.as_ref()).text())
+        // Locked while another thread opens the device, which may take long.
+        let reopening = self.reopening.try_lock().ok();
+        Some(self.absent(lost_at, reopening.as_ref().and_then(|reopening| reopening.error.as_ref())).text())
     }
 
     /// The card's watcher, which is started at the first call.

@@ -5,13 +5,18 @@
 
 use super::card::Card;
 use super::nic::Nic;
-use super::open_device::OpenDevice;
+use super::open_device::{LOSS_LIMIT, OpenDevice};
 use crate::error::Result;
+use crate::net::control::peer_state::PeerState;
 use crate::net::control::weak_registry::WeakRegistry;
 use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_RAILS;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Time from one attempt to register memory on a device that does not work to the next.
+const TRY_EVERY: Duration = Duration::from_millis(5);
 
 /// What holds a memory handle for NCCL.
 pub trait Holder: Debug + Send + Sync {
@@ -23,6 +28,7 @@ pub trait Holder: Debug + Send + Sync {
 #[derive(Debug)]
 pub struct ConnMemory {
     nic: Arc<Nic>,
+    peer: Arc<PeerState>,
     state: Mutex<State>,
 }
 
@@ -36,32 +42,62 @@ struct State {
 }
 
 impl ConnMemory {
-    /// That of a connection of `nic`, whose rails are on `devices`, each with the number of its rail.
-    pub fn new<'a>(nic: &Arc<Nic>, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) -> Arc<Self> {
+    /// That of a connection of `nic` to `peer`, whose rails are on `devices`, each with the number of its rail.
+    pub fn new<'a>(
+        nic: &Arc<Nic>,
+        peer: &Arc<PeerState>,
+        devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>,
+    ) -> Arc<Self> {
         let state = State { holders: WeakRegistry::new(0), in_use: Default::default(), cards: Vec::new() };
-        let this = Self { nic: Arc::clone(nic), state: Mutex::new(state) };
+        let this = Self { nic: Arc::clone(nic), peer: Arc::clone(peer), state: Mutex::new(state) };
         this.use_devices(devices);
         Arc::new(this)
     }
 
     /// Adds the memory that `register` registers with the connection's device and these other cards, and returns what `hold` makes of
-    /// its handle.
+    /// its handle. A device that does not work is waited for until it works again or is lost, at most [`LOSS_LIMIT`].
     ///
     /// # Errors
     /// As `register`.
     pub fn add<H: Holder + 'static>(
         &self,
-        register: impl FnOnce(&Nic, &[Arc<Card>]) -> Result<MrHandle>,
+        register: impl Fn(&Nic, &[Arc<Card>]) -> Result<MrHandle>,
         hold: impl FnOnce(MrHandle) -> Arc<H>,
     ) -> Result<Arc<H>> {
-        // Locked meanwhile: the devices that are in use do not change before the handle is known here.
-        let mut state = self.lock();
-        let memory = register(&self.nic, &state.cards)?;
-        state.use_keys(&memory);
-        let held = hold(memory);
-        let holder: Arc<dyn Holder> = Arc::clone(&held) as _;
-        state.holders.add(&holder);
-        Ok(held)
+        let begun = Instant::now();
+        loop {
+            // Locked meanwhile: the devices that are in use do not change before the handle is known here.
+            let mut state = self.lock();
+            let memory = match register(&self.nic, &state.cards) {
+                Ok(memory) => memory,
+                Err(e) if !(e.is_recoverable && self.peer.is_recoverable() && begun.elapsed() < LOSS_LIMIT) => {
+                    return Err(e);
+                }
+                Err(_) => {
+                    drop(state);
+                    std::thread::sleep(TRY_EVERY);
+                    continue;
+                }
+            };
+            state.use_keys(&memory);
+            if state.is_one_lost() && self.peer.is_recoverable() {
+                // The memory has no key there. The device's watcher is about to report the loss: nothing may be posted before.
+                self.peer.set_recovering(true);
+            }
+            let held = hold(memory);
+            let holder: Arc<dyn Holder> = Arc::clone(&held) as _;
+            state.holders.add(&holder);
+            return Ok(held);
+        }
+    }
+
+    /// Checks that all memory can be registered once more, on a device that is back or on another one.
+    ///
+    /// # Errors
+    /// As [`MrHandle::require_renewable`].
+    pub fn require_renewable(&self) -> Result<()> {
+        let holders = self.lock().holders.all();
+        holders.iter().try_for_each(|holder| holder.memory().require_renewable())
     }
 
     /// Registers all memory on `device` too, which is one of the connection's own cards, opened again.
@@ -94,18 +130,19 @@ impl ConnMemory {
         self.lock().cards.retain(|known| !Arc::ptr_eq(known, card));
     }
 
-    /// From now on the connection's rails are on `devices`, each with the number of its rail: all memory has the keys for them. Returns
+    /// From now on the connection uses the rails on `devices`, each with its number, and no others: all memory has the keys for them. Returns
     /// whether keys may be others than before. No work request may be posted meanwhile.
     pub fn use_devices<'a>(&self, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) -> bool {
         let mut state = self.lock();
+        let before = std::mem::take(&mut state.in_use);
         let mut has_changed = false;
         for (number, device) in devices {
-            let (place, now) = (usize::from(number) % MAX_RAILS, Arc::downgrade(device));
-            if Weak::ptr_eq(&now, &state.in_use[place]) {
+            let place = usize::from(number) % MAX_RAILS;
+            state.in_use[place] = Arc::downgrade(device);
+            if Weak::ptr_eq(&state.in_use[place], &before[place]) {
                 continue;
             }
             has_changed = true;
-            state.in_use[place] = now;
             state.holders.all().iter().for_each(|holder| holder.memory().use_cache(number, &device.regions));
         }
         has_changed
@@ -138,6 +175,11 @@ impl ConnMemory {
 impl State {
     fn extend(&self, device: &OpenDevice) -> Result<()> {
         self.holders.all().iter().try_for_each(|holder| holder.memory().extend(&device.regions))
+    }
+
+    /// Whether one of the devices in use is lost.
+    fn is_one_lost(&self) -> bool {
+        self.in_use.iter().filter_map(Weak::upgrade).any(|device| device.is_lost())
     }
 
     /// Gives `memory` the keys of the devices that are in use.

@@ -204,7 +204,16 @@ impl Nic {
         let devices = self.cards.iter().chain(others).map(|card| card.device());
         let devices: Vec<_> = devices.filter(|device| !(self.config.failover && device.is_lost())).collect();
         // SAFETY: as the caller says.
-        unsafe { MrHandle::register(devices.iter().map(|device| &device.regions), addr, size, kind, dmabuf) }
+        unsafe {
+            MrHandle::register(
+                devices.iter().map(|device| &device.regions),
+                addr,
+                size,
+                kind,
+                dmabuf,
+                self.config.failover,
+            )
+        }
     }
 
     /// Bandwidth of all rails together, in Mbit/s.

@@ -1,9 +1,9 @@
 //! The memory regions of a card, shared by all of its connections.
 
+use super::dma_buf::{DmaBuf, GivenDmaBuf};
 use super::table::MrTable;
 use crate::error::{Error, Result};
 use crate::verbs::memory::{MemoryRegion, ProtectionDomain, Source};
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
 pub use super::table::{MemoryKind, MemoryRange};
@@ -11,25 +11,48 @@ pub use super::table::{MemoryKind, MemoryRange};
 /// A registered range of memory on one card. Dropping it deregisters the range.
 #[derive(Debug)]
 pub struct CachedMr {
-    table: Arc<MrTable<MemoryRegion>>,
+    table: Arc<MrTable<Registered>>,
     range: MemoryRange,
-    region: Arc<MemoryRegion>,
+    registered: Arc<Registered>,
+}
+
+/// A memory region, and the dma-buf that it was registered by, if it is kept.
+#[derive(Debug)]
+struct Registered {
+    region: MemoryRegion,
+    dma_buf: Option<Arc<DmaBuf>>,
+}
+
+/// How memory is named to the device when it is registered.
+#[derive(Debug, Clone, Copy)]
+pub enum Name<'a> {
+    /// By its address.
+    Address,
+    /// By a dma-buf that NCCL has given.
+    Given(&'a GivenDmaBuf),
+    /// By a dma-buf that was kept.
+    Kept(&'a Arc<DmaBuf>),
 }
 
 impl CachedMr {
     /// Key for local work requests.
     pub fn lkey(&self) -> u32 {
-        self.region.lkey()
+        self.registered.region.lkey()
     }
 
     /// Key for the peer's work requests.
     pub fn rkey(&self) -> u32 {
-        self.region.rkey()
+        self.registered.region.rkey()
+    }
+
+    /// The dma-buf that it was registered by, if it was, and that is kept.
+    pub fn dma_buf(&self) -> Option<&Arc<DmaBuf>> {
+        self.registered.dma_buf.as_ref()
     }
 
     /// Whether its device is lost.
     pub fn is_lost(&self) -> bool {
-        self.region.is_lost()
+        self.registered.region.is_lost()
     }
 
     /// Whether it is registered with `cache`.
@@ -52,7 +75,7 @@ impl Drop for CachedMr {
 pub struct MrCache {
     domain: Arc<ProtectionDomain>,
     relaxed_ordering: bool,
-    table: Arc<MrTable<MemoryRegion>>,
+    table: Arc<MrTable<Registered>>,
 }
 
 const PAGE: u64 = 4096;
@@ -63,35 +86,39 @@ impl MrCache {
         Self { domain: Arc::clone(domain), relaxed_ordering, table: Arc::default() }
     }
 
-    /// Registers the pages of `size` bytes at `addr`, by a dma-buf descriptor and offset if they are given. The descriptor may
-    /// be closed afterwards.
+    /// Registers the pages of `size` bytes at `addr`, which are named to the device so. A given descriptor may be closed afterwards.
     ///
     /// # Errors
     /// As [`whole_pages`], or the device refuses.
     ///
     /// # Safety
     /// The memory stays mapped until the last [`CachedMr`] of it is dropped.
-    pub unsafe fn register(
-        &self,
-        addr: u64,
-        size: usize,
-        kind: MemoryKind,
-        dmabuf: Option<(RawFd, u64)>,
-    ) -> Result<CachedMr> {
+    pub unsafe fn register(&self, addr: u64, size: usize, kind: MemoryKind, name: Name<'_>) -> Result<CachedMr> {
         let range = whole_pages(addr, size, kind)?;
-        let source = match dmabuf {
+        let descriptor = match name {
+            Name::Address => None,
+            Name::Given(given) => Some(given.descriptor()),
+            Name::Kept(kept) => Some(kept.at(addr)),
+        };
+        let source = match descriptor {
             None => Source::Address,
             Some((fd, offset)) => Source::DmaBuf(fd, whole_page_offset(addr, offset)?),
         };
         let MemoryRange { start, end, .. } = range;
         let make = || {
             // SAFETY: the caller of `register` keeps the memory mapped.
-            unsafe {
+            let region = unsafe {
                 MemoryRegion::register(&self.domain, start, (end - start) as usize, source, self.relaxed_ordering)
-            }
+            }?;
+            let dma_buf = match name {
+                Name::Address => None,
+                Name::Given(given) => given.kept(),
+                Name::Kept(kept) => Some(Arc::clone(kept)),
+            };
+            Ok(Registered { region, dma_buf })
         };
-        let region = self.table.acquire(range, make)?;
-        Ok(CachedMr { table: Arc::clone(&self.table), range, region })
+        let registered = self.table.acquire(range, make)?;
+        Ok(CachedMr { table: Arc::clone(&self.table), range, registered })
     }
 }
 

@@ -1,13 +1,14 @@
 //! The handle that NCCL holds for registered memory: a memory region on every card of a device, and on those of ports that are borrowed.
 //! NCCL keeps it while a card is lost and opened again, which gives it another region there.
 
-use super::cache::{CachedMr, MemoryKind, MemoryRange, MrCache, whole_pages};
+use super::cache::{CachedMr, MemoryKind, MemoryRange, MrCache, Name, whole_pages};
+use super::dma_buf::{DmaBuf, GivenDmaBuf};
 use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
 use crate::proto::cts::KeysByRail;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Memory that is registered on every card of a device. Dropping it deregisters it on all of them.
 #[derive(Debug)]
@@ -38,10 +39,20 @@ struct Pages {
 struct Regions {
     addr: u64,
     size: usize,
-    /// Whether a dma-buf was registered, whose descriptor NCCL has closed since.
-    is_dmabuf: bool,
+    again: Again,
     /// One for each card.
     by_card: Vec<CachedMr>,
+}
+
+/// How the memory can be registered once more.
+#[derive(Debug)]
+enum Again {
+    /// By its address.
+    Address,
+    /// By this dma-buf.
+    DmaBuf(Arc<DmaBuf>),
+    /// Not at all: the descriptor of the dma-buf was not kept, and NCCL has closed its own.
+    Never,
 }
 
 impl KeysByRail for RailKeys {
@@ -64,11 +75,12 @@ impl RailKeys {
 
 impl MrHandle {
     /// Registers `size` bytes at `addr` in each of `caches`, by a dma-buf descriptor and offset if they are given. The
-    /// descriptor may be closed afterwards. No rail has keys before [`Self::use_cache`].
+    /// descriptor may be closed afterwards; the dma-buf is kept if it `is_to_be_kept` and the process has a descriptor for it. No rail
+    /// has keys before [`Self::use_cache`].
     ///
     /// # Errors
-    /// `size` or `addr` is 0, or a card refuses. Then the memory is registered on none. A dma-buf needs one cache at least, since it
-    /// cannot be registered later.
+    /// `size` or `addr` is 0, or a card refuses. Then the memory is registered on none. A dma-buf that is not kept needs one cache at
+    /// least.
     ///
     /// # Safety
     /// The memory stays mapped until the handle is closed or dropped.
@@ -78,16 +90,26 @@ impl MrHandle {
         size: usize,
         kind: MemoryKind,
         dmabuf: Option<(RawFd, u64)>,
+        is_to_be_kept: bool,
     ) -> Result<Self> {
         let MemoryRange { start, end, .. } = whole_pages(addr, size, kind)?;
+        let given = dmabuf.map(|(fd, offset)| GivenDmaBuf::new(fd, addr, offset, is_to_be_kept));
+        let name = given.as_ref().map_or(Name::Address, Name::Given);
         // SAFETY: as the caller says.
-        let register = |cache: &MrCache| unsafe { cache.register(addr, size, kind, dmabuf) };
+        let register = |cache: &MrCache| unsafe { cache.register(addr, size, kind, name) };
         let by_card = caches.into_iter().map(register).collect::<Result<Vec<_>>>()?;
-        if dmabuf.is_some() && by_card.is_empty() {
-            let text = "cannot be registered by a dma-buf while the device is lost: later the descriptor is closed";
+        let again = match &given {
+            None => Again::Address,
+            Some(given) => {
+                let kept = by_card.iter().find_map(|region| region.dma_buf().cloned()).or_else(|| given.kept());
+                kept.map_or(Again::Never, Again::DmaBuf)
+            }
+        };
+        if matches!(again, Again::Never) && by_card.is_empty() {
+            let text = "cannot be registered by a dma-buf while the device is lost: its descriptor cannot be kept";
             return Err(Error::system(format!("{size} bytes at {addr:#x} {text}")));
         }
-        let regions = Mutex::new(Some(Regions { addr, size, is_dmabuf: dmabuf.is_some(), by_card }));
+        let regions = Mutex::new(Some(Regions { addr, size, again, by_card }));
         let (rkeys, lkeys) = (RailKeys::default(), RailKeys::default());
         Ok(Self { rkeys, lkeys, pages: Pages { start, end }, kind, regions })
     }
@@ -96,23 +118,36 @@ impl MrHandle {
     /// devices that are lost is given up.
     ///
     /// # Errors
-    /// The card refuses, which may pass; or the memory was registered by a dma-buf, which does not
-    /// ([`is_recoverable`](crate::error::Detail::is_recoverable)).
+    /// The card refuses, which may pass; or as [`Self::require_renewable`].
     pub fn extend(&self, cache: &MrCache) -> Result<()> {
         // Locked meanwhile: NCCL may free the memory only after it has deregistered it.
         let mut regions = self.lock();
-        let Some(Regions { addr, size, is_dmabuf, by_card }) = regions.as_mut() else { return Ok(()) };
+        let Some(Regions { addr, size, again, by_card }) = regions.as_mut() else { return Ok(()) };
         if by_card.iter().any(|region| region.is_of(cache)) {
             return Ok(());
         }
-        if *is_dmabuf {
-            return Err(Error::system(format!("the {size} bytes at {addr:#x} are known by a dma-buf that is closed")));
-        }
+        let name = match again {
+            Again::Address => Name::Address,
+            Again::DmaBuf(kept) => Name::Kept(kept),
+            Again::Never => return Err(closed(*addr, *size)),
+        };
         by_card.retain(|region| !region.is_lost());
         // SAFETY: the memory is mapped until this is closed, which waits for the lock.
-        let registered = unsafe { cache.register(*addr, *size, self.kind, None) };
+        let registered = unsafe { cache.register(*addr, *size, self.kind, name) };
         by_card.push(registered.map_err(Error::recoverable)?);
         Ok(())
+    }
+
+    /// Checks that the memory can be registered once more.
+    ///
+    /// # Errors
+    /// It was registered by a dma-buf that could not be kept. That does not pass
+    /// ([`is_recoverable`](crate::error::Detail::is_recoverable)).
+    pub fn require_renewable(&self) -> Result<()> {
+        match self.lock().as_ref() {
+            Some(Regions { addr, size, again: Again::Never, .. }) => Err(closed(*addr, *size)),
+            _ => Ok(()),
+        }
     }
 
     /// From now on rail number `rail` has the keys that the memory has with `cache`; none, if it is not registered there.
@@ -182,6 +217,12 @@ impl Pages {
     fn has(&self, addr: u64, length: u32) -> bool {
         addr.checked_add(length.into()).is_some_and(|end| addr >= self.start && end <= self.end)
     }
+}
+
+fn closed(addr: u64, size: usize) -> Error {
+    Error::system(format!(
+        "the {size} bytes at {addr:#x} are known by a dma-buf that could not be kept, and NCCL has closed it"
+    ))
 }
 
 #[cold]

@@ -9,16 +9,20 @@ use super::set::QpSet;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
+use crate::net::device::open_device::LOSS_LIMIT;
 use crate::proto::QpIndex;
 use crate::verbs::status::Status;
 use crate::verbs::work::Batch;
 use std::time::{Duration, Instant};
 
-/// How long posted receives may take to complete. A device needs microseconds; one that has failed may never complete them.
+/// How long posted receives may take to complete on queue pairs in state ERROR, or of a device that is lost. A device needs
+/// microseconds; one that is lost may never complete them.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(50);
-/// The least time for them, of a device that was lost long ago.
+/// The least time for them, of a device that was lost or began to refuse commands long ago.
 const LEAST_DRAIN: Duration = Duration::from_millis(10);
+/// Time from one attempt to move a queue pair to state ERROR to the next.
+const TRY_EVERY: Duration = Duration::from_millis(1);
 
 /// What had arrived on queue pairs before their end and had not been polled, in order for each of them.
 #[derive(Debug, Default)]
@@ -32,17 +36,18 @@ pub struct Drained {
 impl QpSet {
     /// Moves all queue pairs, which are connected to `peer`, to state ERROR, polls until all of their receives have completed, and
     /// destroys them.
+    ///
+    /// A device that is about to be lost may refuse that, and go on to receive, even on queue pairs that are destroyed. It is asked
+    /// again until it obeys, or has completed all receives, or has been lost for [`DRAIN_LIMIT`], or has refused for [`LOSS_LIMIT`]. A
+    /// sender has no receives, and does not wait: what its device still sends, the receiver's fence keeps out.
     pub fn fence(mut self, peer: &PeerState) -> Drained {
-        for connected in &mut self.qps {
-            if let Err(e) = connected.qp.fail() {
-                // The device has failed, and completes nothing more.
-                log::debug!("{e}");
-                connected.receives = 0;
-            }
-        }
-        let mut drained = Drained::default();
-        let begun = Instant::now();
+        let mut refused: Vec<usize> = (0..self.qps.len()).collect();
+        let (mut drained, begun, mut next_try) = (Drained::default(), Instant::now(), Instant::now());
         loop {
+            if !refused.is_empty() && Instant::now() >= next_try {
+                refused.retain(|index| !self.fail(*index));
+                next_try = Instant::now() + TRY_EVERY;
+            }
             let mut polled = 0;
             for place in 0..self.rails.len() {
                 match self.drain_rail(place, peer, &mut drained) {
@@ -50,19 +55,27 @@ impl QpSet {
                     // The queue has failed, and reports nothing more.
                     Err(e) => {
                         log::debug!("{e}");
-                        let of_rail = |index: u8| usize::from(self.striping.place_of(QpIndex(index))) == place;
-                        let qps = (0..).zip(&mut self.qps).filter(|(index, _)| of_rail(*index));
-                        qps.for_each(|(_, connected)| connected.receives = 0);
+                        self.give_up(place);
                     }
                 }
             }
             if self.qps.iter().all(|connected| connected.receives == 0) && polled == 0 {
                 return drained;
             }
-            if Instant::now() > self.drain_limit(begun) {
-                let missing: u32 = self.qps.iter().map(|connected| connected.receives).sum();
-                log::warn!("{}: {missing} receives of queue pairs in state ERROR have not completed", self.name);
-                return drained;
+            let now = Instant::now();
+            for place in 0..self.rails.len() {
+                let is_refused = refused.iter().any(|index| self.place_of(*index) == place);
+                if now <= self.drain_limit(place, begun, is_refused) {
+                    continue;
+                }
+                let (missing, port) = (self.give_up(place), &self.rails[place].port.name);
+                match is_refused {
+                    _ if missing == 0 => {}
+                    true => log::warn!(
+                        "{port}: queue pairs could not be moved to state ERROR, and {missing} receives are left"
+                    ),
+                    false => log::warn!("{port}: {missing} receives of queue pairs in state ERROR have not completed"),
+                }
             }
             if polled == 0 {
                 std::thread::sleep(PAUSE);
@@ -70,11 +83,39 @@ impl QpSet {
         }
     }
 
-    /// Until when posted receives may complete, of a fence that has `begun` then. Many connections of a device that is lost do not wait one
-    /// after the other.
-    fn drain_limit(&self, begun: Instant) -> Instant {
-        let lost = self.rails.iter().filter_map(|on| on.device.context.failed_at()).max();
-        lost.map_or(begun + DRAIN_LIMIT, |lost| (lost + DRAIN_LIMIT).max(begun + LEAST_DRAIN))
+    /// Moves the queue pair with this index to state ERROR. Whether its device has done so; one that is lost is not asked again.
+    fn fail(&self, index: usize) -> bool {
+        let (connected, device) = (&self.qps[index], &self.rails[self.place_of(index)].device);
+        let outcome = connected.qp.fail();
+        device.handle_command(outcome.is_err());
+        if let Err(e) = &outcome {
+            log::debug!("{e}");
+        }
+        outcome.is_ok() || device.is_lost()
+    }
+
+    /// The place of the rail of the queue pair with this index, among the rails in use.
+    fn place_of(&self, index: usize) -> usize {
+        index % self.rails.len().max(1)
+    }
+
+    /// The receives on the rail at `place` are not waited for any more. Returns how many they are.
+    fn give_up(&mut self, place: usize) -> u32 {
+        let rails = self.rails.len().max(1);
+        let of_rail = self.qps.iter_mut().skip(place).step_by(rails);
+        of_rail.map(|connected| std::mem::take(&mut connected.receives)).sum()
+    }
+
+    /// Until when receives on the rail at `place` may complete, of a fence that has `begun` then. Many connections of a device that is
+    /// lost, or refuses commands, do not wait one after the other.
+    fn drain_limit(&self, place: usize, begun: Instant, is_refused: bool) -> Instant {
+        let device = &self.rails[place].device;
+        let limit = match (device.context.failed_at(), device.refuses_since()) {
+            (Some(lost), _) => lost + DRAIN_LIMIT,
+            (None, Some(since)) if is_refused => since + LOSS_LIMIT,
+            (None, _) => begun + DRAIN_LIMIT,
+        };
+        limit.max(begun + LEAST_DRAIN)
     }
 
     /// Takes a batch of completions of the rail at `place` in, and returns their number.

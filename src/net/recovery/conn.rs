@@ -4,6 +4,7 @@
 //! state machine, and does what that asks for.
 
 use super::end::{End, Owner};
+use super::in_use::DevicesInUse;
 use super::inbox::{Inbox, Input};
 use super::log_lines;
 use super::new_qps::{NewQps, Progress};
@@ -48,6 +49,8 @@ pub struct ConnRecovery {
     /// Whether a fault of the queue pairs in use has been reported. The peer's state says less: it recovers also while messages are
     /// sent again, and before a rail is taken in.
     has_fault: AtomicBool,
+    /// The devices that its queue pairs are on.
+    pub(super) in_use: Arc<DevicesInUse>,
     inbox: Inbox,
     /// Locked by the worker's thread only.
     work: Mutex<Work>,
@@ -85,6 +88,7 @@ impl ConnRecovery {
             listener: OnceLock::new(),
             start: Instant::now(),
             has_fault: AtomicBool::new(false),
+            in_use: Arc::clone(&work.rails.devices.in_use),
             inbox: Inbox::default(),
             work: Mutex::new(work),
         });
@@ -101,10 +105,8 @@ impl ConnRecovery {
         let ports: Arc<dyn PortListener> = Arc::clone(self) as _;
         self.listener.get_or_init(|| Arc::downgrade(&ports));
         self.nic.watch_ports(&ports);
-        if self.nic.cards.iter().any(|card| card.device().is_lost()) {
-            // Nobody has told this connection.
-            self.put_or_wait(Input::PortChanged);
-        }
+        // Nobody has told this connection of what was lost before.
+        self.handle_loss();
     }
 
     /// Something has failed that new queue pairs may cure. Until they are there, NCCL's calls have to post nothing.
@@ -170,7 +172,7 @@ impl ConnRecovery {
             work.rails.look(end.memory(), listener, work.machine.usable_by_peer(), is_at_rest);
         }
         let (now, usable) = (self.now(), work.rails.usable());
-        let failed = work.rails.devices.lost(work.machine.rails());
+        let failed = self.in_use.lost(work.machine.rails());
         let lost = (work.machine.rails() - usable) | failed;
         if work.machine.is_running() && !lost.is_empty() {
             self.peer.set_recovering(true);
@@ -194,7 +196,9 @@ impl ConnRecovery {
             Action::Send(message) => self.peer.stream().send(message.kind(), message.body()),
             Action::Fence => {
                 work.is_draining = false;
-                let drained = end.take_qps()?.fence(&self.peer);
+                let qps = end.take_qps()?;
+                self.in_use.clear();
+                let drained = qps.fence(&self.peer);
                 if let Some(error) = drained.failure {
                     return Err(error);
                 }
@@ -224,7 +228,7 @@ impl ConnRecovery {
                 if end.is_drained()? {
                     work.machine.handle_acknowledged();
                 }
-                if !work.rails.devices.lost(work.machine.rails()).is_empty() {
+                if !self.in_use.lost(work.machine.rails()).is_empty() {
                     self.look_at_ports(work, end);
                 }
             }
@@ -281,7 +285,7 @@ impl ConnRecovery {
 
     fn resume(&self, work: &mut Work, end: &dyn End, account: Option<&Account>) -> Result<Option<Account>> {
         let (qps, weights) = work.new_qps.take()?;
-        work.rails.devices.use_qps(&qps);
+        self.in_use.use_qps(&qps);
         self.has_fault.store(false, Ordering::Release);
         qps.watch(&self.peer);
         end.resume(qps, weights, account)

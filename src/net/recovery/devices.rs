@@ -1,12 +1,12 @@
-//! The devices that a connection's rails are on: whether one is lost, and whether one that is open again knows the connection's memory.
+//! The devices of a connection's own cards: whether one is lost, and whether one that is open again knows the connection's memory.
 
+use super::in_use::DevicesInUse;
 use crate::error::Error;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
 use crate::net::qp::set::QpSet;
 use crate::proto::MAX_RAILS;
-use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 pub struct ConnDevices {
     nic: Arc<Nic>,
     /// Those that the queue pairs in use are on.
-    in_use: [Weak<OpenDevice>; MAX_RAILS],
+    pub(super) in_use: Arc<DevicesInUse>,
     /// Those of the connection's own cards on which all of its memory is registered.
     ready: [Weak<OpenDevice>; MAX_RAILS],
-    /// Why memory could not be registered on a device that is open again, and when that may be tried again.
+    /// Why memory cannot be registered on a device that is lost or open again, and when that may be tried again. An error that is not
+    /// recoverable stays as long as the memory is registered.
     refused: [Option<(Error, Instant)>; MAX_RAILS],
 }
 
@@ -30,52 +31,46 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 impl ConnDevices {
     /// Those of a connection of `nic` that begins on `qps`.
     pub fn of(nic: &Arc<Nic>, qps: &QpSet) -> Self {
-        let mut this = Self {
-            nic: Arc::clone(nic),
-            in_use: Default::default(),
-            ready: Default::default(),
-            refused: Default::default(),
-        };
-        this.use_qps(qps);
-        this.ready = this.in_use.clone();
-        this
-    }
-
-    /// The connection uses `qps` from now on.
-    pub fn use_qps(&mut self, qps: &QpSet) {
-        self.in_use = Default::default();
-        for (number, device) in qps.devices() {
-            self.in_use[usize::from(number) % MAX_RAILS] = Arc::downgrade(device);
-        }
+        let in_use = DevicesInUse::of(qps);
+        let ready = in_use.all();
+        Self { nic: Arc::clone(nic), in_use: Arc::new(in_use), ready, refused: Default::default() }
     }
 
     /// Opens the connection's own cards that are lost again, if they are back, and registers its memory there.
     pub fn look(&mut self, memory: &ConnMemory) {
-        for (number, rail) in self.nic.rails.iter().enumerate().take(MAX_RAILS) {
-            let Ok(device) = rail.card.living_device() else { continue };
+        for number in 0..self.nic.rails.len().min(MAX_RAILS) {
+            let Ok(device) = self.nic.rails[number].card.living_device() else {
+                // What cannot be registered there again is known before the device is back.
+                self.note(number, memory.require_renewable().err());
+                continue;
+            };
             let now_open = Arc::downgrade(&device);
-            if Weak::ptr_eq(&now_open, &self.ready[number]) {
+            let is_too_early = |(_, until): &(Error, Instant)| Instant::now() < *until;
+            if Weak::ptr_eq(&now_open, &self.ready[number]) || self.refused[number].as_ref().is_some_and(is_too_early) {
                 continue;
             }
-            let refused = &mut self.refused[number];
-            if refused.as_ref().is_some_and(|(_, until)| Instant::now() < *until) {
-                continue;
+            let refused = memory.renew(&device).err();
+            if refused.is_none() {
+                self.ready[number] = now_open;
             }
-            match memory.renew(&device) {
-                Ok(()) => {
-                    self.ready[number] = now_open;
-                    *refused = None;
-                }
-                Err(e) => {
-                    let text = format!("{}: memory is not registered again on {}: {e}", self.nic.name, rail.name);
-                    match self.nic.notices.line("renew", &text) {
-                        Some(line) => log::warn!("{line}"),
-                        None => log::debug!("{text}"),
-                    }
-                    *refused = Some((e, Instant::now() + AFTER_REFUSAL));
-                }
+            self.note(number, refused);
+        }
+    }
+
+    /// Memory cannot be registered on the device of rail number `number` for the reason `refused`, or can be. One reason is logged once.
+    fn note(&mut self, number: usize, refused: Option<Error>) {
+        let text = |e: &Error| {
+            let (nic, rail) = (&self.nic.name, &self.nic.rails[number].name);
+            format!("{nic}: memory is not registered again on {rail}: {e}")
+        };
+        let known = self.refused[number].as_ref().map(|(e, _)| text(e));
+        if let Some(text) = refused.as_ref().map(text).filter(|text| known.as_ref() != Some(text)) {
+            match self.nic.notices.line("renew", &text) {
+                Some(line) => log::warn!("{line}"),
+                None => log::debug!("{text}"),
             }
         }
+        self.refused[number] = refused.map(|e| (e, Instant::now() + AFTER_REFUSAL));
     }
 
     /// Whether all memory is registered on the device of the own port of rail number `number`.
@@ -84,16 +79,7 @@ impl ConnDevices {
         device.is_some_and(|device| Weak::ptr_eq(&Arc::downgrade(&device), &self.ready[number % MAX_RAILS]))
     }
 
-    /// Of these rails, those whose queue pairs are on a device that is lost.
-    pub fn lost(&self, rails: RailMask) -> RailMask {
-        let is_lost = |number: &u8| {
-            let device = self.in_use[usize::from(*number) % MAX_RAILS].upgrade();
-            device.is_none_or(|device| device.is_lost())
-        };
-        rails.iter().filter(is_lost).fold(RailMask::NONE, |lost, number| lost | RailMask::only(number))
-    }
-
-    /// Why none of the connection's own ports can be used any more, even though all of their devices are open.
+    /// Why none of the connection's own ports can be used any more.
     pub fn hopeless(&self) -> Option<Error> {
         let mut refused = self.nic.rails.iter().zip(&self.refused).map(|(rail, refused)| {
             let (error, _) = refused.as_ref().filter(|(error, _)| !error.is_recoverable)?;
@@ -103,15 +89,20 @@ impl ConnDevices {
         refused.all(|other| other.is_some()).then(|| {
             let (name, error) = first;
             Error::system(format!(
-                "{name} is back after a fatal error, but memory cannot be registered there again: {error}"
+                "{name} was lost by a fatal error, and memory cannot be registered there again: {error}"
             ))
         })
     }
 
-    /// Whether one of the connection's own cards cannot be used until it is back and knows the memory.
+    /// Whether one of the connection's own cards cannot be used until it is back and knows the memory. One that can never be used again
+    /// is not waited for.
     pub fn is_one_away(&self) -> bool {
-        (0..self.nic.rails.len().min(MAX_RAILS)).any(|number| !self.is_ready(number))
-            || self.nic.cards.iter().any(|card| card.device().is_lost())
+        let is_waited_for = |number: usize| {
+            let is_hopeless = self.refused[number].as_ref().is_some_and(|(error, _)| !error.is_recoverable);
+            let is_lost = || self.nic.rails[number].card.device().is_lost();
+            !is_hopeless && (!self.is_ready(number) || is_lost())
+        };
+        (0..self.nic.rails.len().min(MAX_RAILS)).any(is_waited_for)
     }
 
     /// When it is to be looked again whether a device is back.

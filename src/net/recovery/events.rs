@@ -7,6 +7,21 @@ use crate::net::control::recovery_events::RecoveryEvents;
 use crate::proto::control::event::PeerChange;
 use crate::proto::frame::Frame;
 
+impl ConnRecovery {
+    /// A device may have been lost. If the queue pairs are on it, NCCL's calls post nothing from now on: memory that is registered
+    /// now has no keys there.
+    pub(super) fn handle_loss(&self) {
+        if let Some(name) = self.in_use.lost_name()
+            && let Err(e) = self.report(&format!("{name}: fatal device error"))
+        {
+            self.nic.start_workers_later(&e);
+        }
+        if self.nic.cards.iter().any(|card| card.device().is_lost()) {
+            self.put_or_wait(Input::PortChanged);
+        }
+    }
+}
+
 impl RecoveryEvents for ConnRecovery {
     fn handle_frame(&self, frame: Frame) {
         self.put_or_wait(Input::Frame(frame));
@@ -38,7 +53,10 @@ impl PortListener for ConnRecovery {
             self.put_or_wait(Input::QueuePairFailed);
             return 0;
         }
-        self.put_or_wait(Input::PortChanged);
+        match what {
+            PortEvent::DeviceFatal => self.handle_loss(),
+            _ => self.put_or_wait(Input::PortChanged),
+        }
         usize::from(matches!(what, PortEvent::Down | PortEvent::DeviceFatal))
     }
 }

@@ -11,7 +11,8 @@
 //! | `events` | its events: of the peer, of ports and of failed queue pairs |
 //! | `log_lines` | what the log says of connections that recover |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
-//! | `devices` | the devices that a connection's rails are on: lost, open again, with the connection's memory or not |
+//! | `in_use` | the devices that the queue pairs of a connection are on |
+//! | `devices` | the devices of a connection's own cards: lost, open again, with the connection's memory or not |
 //! | [`rails`] | which rails of a device can be used at present |
 //! | `spare` | the port of another card that a connection uses while none of its own can be used |
 //!
@@ -23,6 +24,7 @@ pub mod conn;
 mod devices;
 pub mod end;
 mod events;
+mod in_use;
 mod inbox;
 mod log_lines;
 mod new_qps;

@@ -10,8 +10,8 @@
 //! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the control connection is
 //! there, so is the peer, and its end is noticed.
 //!
-//! A port that is down, or has no address, is waited for as long as the other steps may take, unless failover is switched off. If an
-//! address goes while queue pairs are connected, all of it begins anew.
+//! A port that is down, or has no address, and a device that fails, is waited for as long as the other steps may take, unless failover
+//! is switched off. If an address or a device goes while queue pairs are connected, all of it begins anew.
 //!
 //! One that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. It is dialled
 //! again like any other, and that this end wants to go on shows the peer that it has committed.
@@ -19,6 +19,7 @@
 use super::identity;
 use super::nccl_comm::NcclComm;
 use super::steps::Steps;
+use super::waiting::{given_up, may_pass};
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
@@ -65,7 +66,7 @@ pub struct Connector {
     turned_away: bool,
     /// The errno of the latest attempt at a TCP connection that failed.
     trouble: Option<i32>,
-    /// Why a port could not be used at the latest look.
+    /// Why a port or its device could not be used at the latest look.
     port_trouble: Option<Error>,
     steps: Steps,
     stage: Stage,
@@ -87,7 +88,7 @@ enum Stage {
 enum Dial {
     Again(Instant),
     Trying(ControlStream),
-    /// There is one, and a port cannot be used. It is looked at again at the given time.
+    /// There is one, and a port or its device cannot be used. It is looked at again at the given time.
     Waiting(ControlStream, Instant),
 }
 
@@ -174,7 +175,7 @@ impl Connector {
                     }
                     Ok(false) => (Stage::Connecting(pending), false),
                     // With other queue pairs; the listener hears that these are no more.
-                    Err(e) if self.may_pass(&e) => redial(),
+                    Err(e) if may_pass(&self.nic, &e, self.deadline) => redial(),
                     Err(e) => return Err(e),
                 },
                 Stage::Done => return Err(Error::internal("connect was called after it had failed")),
@@ -188,23 +189,12 @@ impl Connector {
         }
     }
 
-    /// Whether a port cannot be used just now, and is waited for.
-    fn may_pass(&self, error: &Error) -> bool {
-        error.is_recoverable && self.nic.config.failover && Instant::now() < self.deadline
-    }
-
-    /// The error of a port that has been waited for.
-    fn given_up(&self, error: Error) -> Error {
-        let limit = format!("waited for it for FERRITE_HANDSHAKE_TIMEOUT={} s", self.nic.config.handshake_timeout_s);
-        error.context(limit)
-    }
-
     fn check_deadline(&self, stage: &Stage) -> Result<()> {
         if Instant::now() < self.deadline {
             return Ok(());
         }
         if let (Stage::Dialing(Dial::Waiting(..)), Some(error)) = (stage, &self.port_trouble) {
-            return Err(self.given_up(error.clone()));
+            return Err(given_up(&self.nic, error.clone()));
         }
         let waiting = match stage {
             Stage::Dialing(_) if self.turned_away => {
@@ -264,12 +254,11 @@ impl Connector {
     fn offer(&mut self, stream: ControlStream) -> Result<(Stage, bool)> {
         let (qps, ring) = match self.create() {
             Ok(created) => created,
-            Err(e) if self.may_pass(&e) => {
+            Err(e) if may_pass(&self.nic, &e, self.deadline) => {
                 self.port_trouble = Some(e);
                 return Ok((Stage::Dialing(Dial::Waiting(stream, Instant::now() + LOOK_AFTER)), false));
             }
-            Err(e) if self.port_trouble.is_some() => return Err(self.given_up(e)),
-            Err(e) => return Err(e),
+            Err(e) => return Err(given_up(&self.nic, e)),
         };
         self.steps.end("creating queue pairs");
         let halves = cts_halves(self.nic.rails.len());

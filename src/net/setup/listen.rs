@@ -9,6 +9,7 @@ use super::connect::LOOK_AFTER;
 use super::identity;
 use super::nccl_comm::NcclComm;
 use super::steps::Steps;
+use super::waiting::{given_up, may_pass};
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::host::random;
@@ -200,26 +201,18 @@ impl Listener {
         self.proceed(candidate)
     }
 
-    /// Whether a port cannot be used just now, and is waited for.
-    fn may_pass(&self, error: &Error, candidate: &Candidate) -> bool {
-        error.is_recoverable && self.nic.config.failover && Instant::now() < candidate.deadline
-    }
-
     /// Goes on with what does not wait for the peer; once it is done, the peer is sent the reply.
     fn proceed(&self, candidate: &mut Candidate) -> Result<Verdict> {
         if let Stage::Waiting(hello, when) = &candidate.stage
             && *when <= Instant::now()
         {
-            let hello = hello.clone();
-            match begin(&self.nic, (*hello).clone(), self.of.class) {
+            let hello = (**hello).clone();
+            match begin(&self.nic, hello.clone(), self.of.class) {
                 Ok(preparing) => {
                     candidate.steps.end("creating queue pairs");
                     candidate.stage = Stage::Connecting(Box::new(preparing));
                 }
-                Err(e) if self.may_pass(&e, candidate) => {
-                    candidate.stage = Stage::Waiting(hello, Instant::now() + LOOK_AFTER);
-                }
-                Err(e) => return Err(e),
+                Err(e) => return self.begin_again(candidate, hello, e),
             }
         }
         let Stage::Connecting(preparing) = &mut candidate.stage else { return Ok(Verdict::Wait) };
@@ -228,22 +221,34 @@ impl Listener {
             Ok(false) if Instant::now() < candidate.deadline => return Ok(Verdict::Wait),
             Ok(false) => return Ok(self.too_late(candidate)),
             Err(e) => {
-                let hello = Box::new(preparing.hello.clone());
-                if !self.may_pass(&e, candidate) {
-                    return Err(e);
-                }
-                candidate.stage = Stage::Waiting(hello, Instant::now() + LOOK_AFTER);
-                return Ok(Verdict::Wait);
+                let hello = preparing.hello.clone();
+                return self.begin_again(candidate, hello, e);
             }
         }
         let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
             return Ok(Verdict::Wait);
         };
         candidate.steps.end("connecting queue pairs");
-        let (prepared, reply) = preparing.finish(&self.nic, &self.control)?;
+        let hello = preparing.hello.clone();
+        let (prepared, reply) = match preparing.finish(&self.nic, &self.control) {
+            Ok(finished) => finished,
+            Err(e) => return self.begin_again(candidate, hello, e),
+        };
         candidate.steps.end("receives");
         candidate.stream.send(Kind::Reply, reply.body());
         candidate.stage = Stage::Replied(Box::new(prepared));
+        Ok(Verdict::Wait)
+    }
+
+    /// What was made for `hello` is given up because of `error`, and made again when that has passed.
+    ///
+    /// # Errors
+    /// It does not pass.
+    fn begin_again(&self, candidate: &mut Candidate, hello: Hello, error: Error) -> Result<Verdict> {
+        if !may_pass(&self.nic, &error, candidate.deadline) {
+            return Err(given_up(&self.nic, error));
+        }
+        candidate.stage = Stage::Waiting(Box::new(hello), Instant::now() + LOOK_AFTER);
         Ok(Verdict::Wait)
     }
 

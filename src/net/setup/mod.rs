@@ -6,3 +6,4 @@ mod identity;
 pub mod listen;
 pub mod nccl_comm;
 mod steps;
+mod waiting;

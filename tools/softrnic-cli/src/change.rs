@@ -145,17 +145,27 @@ impl Gid {
     }
 }
 
-/// Fails a device for good.
+/// Fails a device, for good or for a time.
 #[derive(Debug, Args)]
 pub(crate) struct Fail {
     /// softrnic0, or rnic0, or 0
     name: DeviceName,
+
+    /// It can be opened anew so many milliseconds after it has failed; else never
+    #[arg(long, value_name = "MS")]
+    back_after: Option<u64>,
+
+    /// For so many milliseconds before it fails it refuses all commands, while its queue pairs work on
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    refuses: u64,
 }
 
 impl Fail {
     pub(crate) fn apply(&self, network: &Network) -> Result<(), Failure> {
-        network.fail_device(self.name)?;
-        print_change(network, &self.name, "failed for good")
+        let lasts = self.back_after.map(Duration::from_millis);
+        network.fail_device_after(self.name, Duration::from_millis(self.refuses), lasts)?;
+        let change = self.back_after.map_or_else(|| "failed for good".into(), |ms| format!("failed for {ms} ms"));
+        print_change(network, &self.name, &change)
     }
 }
 

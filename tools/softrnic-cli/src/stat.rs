@@ -43,7 +43,11 @@ fn as_text(report: &Report) -> String {
         text += &format!(
             "{}{}: {} queue pairs, {} completion queues, {} memory regions of {} bytes\n",
             device.name,
-            if device.has_failed { " FAILED" } else { "" },
+            match () {
+                () if device.has_failed => " FAILED",
+                () if device.is_refusing => " REFUSES COMMANDS",
+                () => "",
+            },
             device.queue_pairs.len(),
             device.completion_queues.len(),
             device.memory_regions,
@@ -153,6 +157,7 @@ fn device_json(device: &Device) -> Value {
     json!({
         "name": device.name.to_string(),
         "failed": device.has_failed,
+        "refuses_commands": device.is_refusing,
         "node_guid": format!("{:016x}", device.guid),
         "completion_queues": device.completion_queues.iter().map(cq_json).collect::<Vec<_>>(),
         "memory_regions": device.memory_regions,

@@ -168,6 +168,8 @@
 //! | `SOFTRNIC_CHAOS` | 1: memory with relaxed ordering is written in no order | 0 |
 //! | `SOFTRNIC_LOOPBACK_DOWN` | `answered` or `lost`: what becomes of the packets of a queue pair that is connected with itself while its port is down | `answered` |
 //! | `SOFTRNIC_QPN_REUSE` | 1: the number of a queue pair that is destroyed is given to the next one that is created | 0 |
+//! | `SOFTRNIC_SILENT_FAILURE` | 1: on a device that has failed nothing completes any more, as with mlx5; else work requests are flushed | 0 |
+//! | `SOFTRNIC_SAME_GUID` | 1: all devices have the node GUID of the first one, as functions of one card may have | 0 |
 //! | `SOFTRNIC_LINES` | 1: a reader that sees the last word of an aligned line of 128 bytes sees all that precedes it in its message, as consumers expect that poll flags in the data (NCCL's LL128). The sending process's; processes whose copies are staged need it as receivers. Costs bandwidth: messages of 4 KiB take twice as long, of 64 KiB nine times | 0 |
 //! | `SOFTRNIC_MAX_QP`, `_MAX_CQ`, `_MAX_MR` | objects of a device in use, of all processes | 4096, 4096, 16384 |
 //! | `SOFTRNIC_MAX_QP_WR` | 1 to 16384 | 16384 |

@@ -213,6 +213,64 @@ fn a_device_that_is_away_cannot_be_opened_and_one_that_failed_for_good_stays_in_
     });
 }
 
+#[test]
+fn a_device_may_refuse_commands_before_it_fails() {
+    let rule = "device-fatal=20ms refuses=200ms device=softrnic0 message=2 times=1";
+    Softrnic::new().faults(rule).alone(|| {
+        let (a, mut b) = local_pair(16, &PATIENT);
+        assert_eq!((send(&a, &b), b.next().status), (OK, OK));
+        (0..2).for_each(|_| a.recv(1, &[]));
+        assert_eq!((send(&a, &b), b.next().status), (OK, OK), "the message that the rule applies to");
+        let mut bytes = [0u8; 64];
+        let refused = Some(libc::EIO);
+        assert_eq!((to_state(a.qp, ERR), a.state()), (libc::EIO, RTS));
+        assert!(create_qp(a.pd, a.cq, a.cq, CAP).is_null() && errno() == refused);
+        assert!(ibv_reg_mr(a.pd, bytes.as_mut_ptr().cast(), 64, 1).is_null() && errno() == refused);
+        assert!(port_attr(a.context, 1).is_err());
+        assert!(ibv_open_device(listed()[0].0).is_null() && errno() == refused);
+        // What is destroyed goes on.
+        assert_eq!((ibv_destroy_qp(a.qp), ibv_dereg_mr(a.mr)), (0, 0));
+        b.memory[..8].fill(7);
+        let to = (a.address().addr, a.address().rkey);
+        b.send(Work { opcode: WRITE, sges: &[b.sge(0, 8)], to, ..Work::default() });
+        assert_eq!((b.next().status, a.memory[..8].to_vec()), (OK, vec![7; 8]));
+        assert!(!a.has_event(), "it has not failed yet");
+        assert_eq!(next_event(a.context), (DEVICE_FATAL, 0));
+        assert_eq!((a.next().status, a.next().status), (FLUSH, FLUSH));
+        while ibv_open_device(listed().first().expect("softrnic1").0).is_null() {
+            std::thread::yield_now();
+        }
+        std::mem::forget(a);
+    });
+}
+
+#[test]
+fn on_a_device_that_has_failed_it_may_be_that_nothing_completes() {
+    let rule = "device-fatal device=softrnic0 message=2 times=1";
+    let env = [("SOFTRNIC_FAULTS", rule), ("SOFTRNIC_SILENT_FAILURE", "1")];
+    Softrnic::new().envs(&env).alone(|| {
+        let (a, b) = local_pair(16, &QUICK);
+        assert_eq!((send(&a, &b), b.next().status), (OK, OK));
+        (0..2).for_each(|_| a.recv(1, &[]));
+        (0..2).for_each(|_| a.send(Work { opcode: SEND, ..Work::default() }));
+        assert_eq!(next_event(a.context), (DEVICE_FATAL, 0));
+        a.recv(1, &[]);
+        assert_eq!(to_state(a.qp, ERR), 0);
+        assert!(a.poll().is_none());
+        // The other device works on.
+        assert_eq!(send(&b, &a), RETRY_EXC);
+        assert!(a.poll().is_none());
+    });
+}
+
+#[test]
+fn all_devices_may_have_one_node_guid() {
+    Softrnic::new().env("SOFTRNIC_SAME_GUID", "1").alone(|| {
+        let guids: Vec<_> = listed().into_iter().map(|(device, _)| ibv_get_device_guid(device)).collect();
+        assert!(guids[0] == guids[1] && guids[0] != 0, "{guids:?}");
+    });
+}
+
 /// The process that failed the device ends; the device is back all the same.
 #[test]
 fn a_device_is_back_though_the_process_that_lost_it_is_gone() {

@@ -1,6 +1,7 @@
 //! Devices that fail, and others that come in their place.
 
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
 use crate::abi::consts::{event, qp_state};
 use crate::control::error::Error;
@@ -18,8 +19,34 @@ const NEVER: u64 = u64::MAX;
 
 impl Network {
     /// Fails a device for good: its queue pairs go into the error state, calls answer `EIO`, peers get no answer.
-    pub fn fail_device(&self, name: DeviceName) -> Result<(), Error> {
+    pub(crate) fn fail_device(&self, name: DeviceName) -> Result<(), Error> {
         self.fail_device_until(name, NEVER)
+    }
+
+    /// As [`Self::fail_device`], after the device has refused all commands for so long: queue pairs that exist work on meanwhile, also
+    /// those that their process destroys. If `lasts` is given, the device can be opened anew so long after that. Returns when it
+    /// has failed.
+    pub fn fail_device_after(&self, name: DeviceName, refuses: Duration, lasts: Option<Duration>) -> Result<(), Error> {
+        if !refuses.is_zero() {
+            self.refuse_commands(name)?;
+            std::thread::sleep(refuses);
+        }
+        let returns_at = lasts.map_or(NEVER, |lasts| now_ns().saturating_add(lasts.as_nanos() as u64));
+        self.fail_device_until(name, returns_at)
+    }
+
+    /// Has a device refuse all commands (`EIO`) until it fails.
+    pub(crate) fn refuse_commands(&self, name: DeviceName) -> Result<(), Error> {
+        let devices = self.fabric.topology.devices();
+        if name.0 >= devices {
+            return Err(Error::NoDevice(name, devices));
+        }
+        let control = self.fabric.file.control();
+        if !self.fabric.is_failed(name.0) {
+            self.fabric.header().refusing[name.0].store(1, SeqCst);
+        }
+        drop(control);
+        Ok(())
     }
 
     /// As [`Self::fail_device`], but at `returns_at` (monotonic ns) it can be opened anew; until then it is not in the
@@ -37,6 +64,7 @@ impl Network {
         }
         header.returns_at[device].store(returns_at, SeqCst);
         header.failures[device].fetch_add(1, SeqCst);
+        header.refusing[device].store(0, SeqCst);
         self.set_states(device, STATE_DOWN);
         self.fabric.note_change(&control);
         for index in self.fabric.entries(Table::Qp, device) {

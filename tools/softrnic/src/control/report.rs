@@ -58,6 +58,8 @@ pub struct Device {
     pub card_guid: u64,
     /// It has failed, and is not back.
     pub has_failed: bool,
+    /// It refuses commands, and is about to fail.
+    pub is_refusing: bool,
     /// Its ports.
     pub ports: Vec<Port>,
     /// Its queue pairs, of all processes.
@@ -246,6 +248,7 @@ pub(crate) fn devices_of(topology: &Topology) -> Vec<Device> {
         guid: u64::from_be(gid::guid(device, 0)),
         card_guid: u64::from_be(gid::card_guid(topology.devices_on_card(), device)),
         has_failed: false,
+        is_refusing: false,
         ports: (1..=topology.ports()).map(|port| port_of(device, port)).collect(),
         queue_pairs: Vec::new(),
         completion_queues: Vec::new(),
@@ -271,6 +274,7 @@ fn device_of(fabric: &Fabric, device: usize) -> Device {
         guid: u64::from_be(gid::guid(device, 0)),
         card_guid: u64::from_be(gid::card_guid(fabric.topology.devices_on_card(), device)),
         has_failed: fabric.is_failed(device),
+        is_refusing: fabric.is_refusing(device),
         ports: ports.collect(),
         completion_queues: cqs.filter(|cq| cq.owner.load(SeqCst) != 0).map(|cq| Cq::of(fabric, cq)).collect(),
         memory_regions: mrs.len(),

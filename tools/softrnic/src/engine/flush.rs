@@ -10,7 +10,7 @@ use crate::objects::qp::Qp;
 /// `recv` locked.
 pub(crate) fn flush_recv(engine: &Engine, qp: &Qp) -> bool {
     // It may have been reset or destroyed since the caller looked.
-    if qp.slot.state.load(SeqCst) != qp_state::ERR || !qp.is_in_fabric() {
+    if qp.slot.state.load(SeqCst) != qp_state::ERR || !qp.is_in_fabric() || is_silent(qp) {
         return true;
     }
     if engine.fabric.is_entered(qp.slot) || (engine.fabric.has_stage() && engine.copy_server.is_busy()) {
@@ -18,4 +18,9 @@ pub(crate) fn flush_recv(engine: &Engine, qp: &Qp) -> bool {
     }
     qp.flush_recv();
     true
+}
+
+/// Whether nothing completes any more, since its device has failed.
+pub(crate) fn is_silent(qp: &Qp) -> bool {
+    qp.fabric.settings.silent_failure && qp.pd.context.is_dead()
 }

@@ -22,6 +22,9 @@ pub(crate) fn modify(engine: &'static Engine, qp: &Qp, attr: &QpAttr, given: i32
     if qp.pd.context.is_dead() && !matches!(to, state::RESET | state::ERR) {
         return Err(libc::EIO);
     }
+    if qp.pd.context.is_refusing() {
+        return Err(libc::EIO);
+    }
     if given & mask::CUR_STATE != 0 && attr.cur_qp_state != from {
         return Err(libc::EINVAL);
     }

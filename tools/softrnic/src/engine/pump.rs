@@ -7,7 +7,7 @@ use crate::abi::consts::{Status, event, qp_state};
 use crate::engine::complete::complete;
 use crate::engine::delayed_packet::DelayedPacket;
 use crate::engine::fault_hook::Fault;
-use crate::engine::flush::flush_recv;
+use crate::engine::flush::{flush_recv, is_silent};
 use crate::engine::state::Engine;
 use crate::engine::wait::{BUSY_RETRY_NS, STAGED_CHECK_NS, modelled_ns, rnr_ns};
 use crate::engine::{requester, wire};
@@ -48,7 +48,7 @@ fn work_off(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) {
             qp_state::RTS => {}
             // What has been sent is finished, nothing is begun.
             qp_state::SQD if queue.is_head_sent() => {}
-            qp_state::ERR | qp_state::SQE => return flush_send(qp, queue),
+            qp_state::ERR | qp_state::SQE if !is_silent(qp) => return flush_send(qp, queue),
             _ => return,
         }
         if !send(engine, qp, queue) {

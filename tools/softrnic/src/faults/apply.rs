@@ -28,7 +28,7 @@ pub(crate) fn apply(qp: &Qp, action: Action, salt: u64) -> Option<Fault> {
         ActionKind::PortDown => outage::begin(fabric, port, action.value, action.gids),
         ActionKind::PortUp => outage::set_port_state(fabric, port, true),
         ActionKind::Slow => fabric.port(port.device, port.port).bytes_per_ms.store(action.value, Relaxed),
-        ActionKind::DeviceFatal => outage::fail_device(fabric, port.device, action.value),
+        ActionKind::DeviceFatal => outage::fail_device(fabric, port.device, action),
         // SAFETY: ends this process, as asked.
         ActionKind::Kill => unsafe {
             libc::kill(libc::getpid(), libc::SIGKILL);

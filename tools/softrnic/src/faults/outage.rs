@@ -7,6 +7,7 @@ use crate::host::clock::now_ns;
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
 use crate::process::timers::Task;
+use crate::rules::action::Action;
 use crate::rules::gid_return::GidReturn;
 
 /// What is left to be done.
@@ -34,8 +35,18 @@ pub(crate) fn set_port_state(fabric: &'static Fabric, PortId { device, port }: P
     let _ = Network::of(fabric).set_port_state(PortName { device, port }, is_active);
 }
 
+/// Has a device fail as `action` says, which is one that does that.
+pub(crate) fn fail_device(fabric: &'static Fabric, device: usize, action: Action) {
+    if action.refuses == 0 {
+        return fail_device_now(fabric, device, action.value);
+    }
+    if Network::of(fabric).refuse_commands(DeviceName(device)).is_ok() {
+        fabric.arm(now_ns() + action.refuses, Box::new(DeviceFailure { fabric, device, lasts: action.value }));
+    }
+}
+
 /// Has a device fail for `lasts` nanoseconds; 0: for good.
-pub(crate) fn fail_device(fabric: &'static Fabric, device: usize, lasts: u64) {
+fn fail_device_now(fabric: &'static Fabric, device: usize, lasts: u64) {
     let name = DeviceName(device);
     if lasts == 0 {
         return drop(Network::of(fabric).fail_device(name));
@@ -43,6 +54,20 @@ pub(crate) fn fail_device(fabric: &'static Fabric, device: usize, lasts: u64) {
     let at = now_ns() + lasts;
     if Network::of(fabric).fail_device_until(name, at).is_ok() {
         fabric.arm(at, Box::new(DeviceReturn { fabric, device }));
+    }
+}
+
+/// A device that has refused commands fails.
+#[derive(Debug)]
+struct DeviceFailure {
+    fabric: &'static Fabric,
+    device: usize,
+    lasts: u64,
+}
+
+impl Task for DeviceFailure {
+    fn run(self: Box<Self>) {
+        fail_device_now(self.fabric, self.device, self.lasts);
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct Ops {
 impl Context {
     pub(crate) fn open(fabric: &'static Fabric, device: &'static Device, ops: &Ops) -> Result<Arc<Self>, i32> {
         let failures = fabric.header().failures[device.index].load(SeqCst);
-        if fabric.is_failed(device.index) {
+        if fabric.is_failed(device.index) || fabric.is_refusing(device.index) {
             return Err(libc::EIO);
         }
         let events = FdQueue::new()?;
@@ -103,9 +103,15 @@ impl Context {
         self.fabric.header().failures[self.device.index].load(SeqCst) != self.failures
     }
 
+    /// Whether the device carries out no commands, though it has not failed yet. What is destroyed meanwhile stays as it is in the
+    /// device, as long as the process lives.
+    pub(crate) fn is_refusing(&self) -> bool {
+        self.fabric.is_refusing(self.device.index) && !self.is_dead()
+    }
+
     /// EIO if nothing can be made here any more.
     pub(crate) fn require_alive(&self) -> Result<(), i32> {
-        if self.is_dead() { Err(libc::EIO) } else { Ok(()) }
+        if self.is_dead() || self.is_refusing() { Err(libc::EIO) } else { Ok(()) }
     }
 
     /// Port `port` of the device; EINVAL if it has none of that number.

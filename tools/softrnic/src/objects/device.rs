@@ -60,15 +60,15 @@ impl Device {
     }
 
     /// The node GUID, network order in memory.
-    pub(crate) fn guid(&self) -> u64 {
-        gid::guid(self.index, 0)
+    pub(crate) fn guid(&self, settings: &Settings) -> u64 {
+        gid::guid(if settings.same_guid { 0 } else { self.index }, 0)
     }
 
     pub(crate) fn attributes(&self, settings: &Settings, topology: &Topology) -> DeviceAttr {
         let capacity = |table: Table| table.capacity() as i32;
         DeviceAttr {
             fw_ver: c_text(env!("CARGO_PKG_VERSION")),
-            node_guid: self.guid(),
+            node_guid: self.guid(settings),
             sys_image_guid: gid::card_guid(topology.devices_on_card(), self.index),
             max_mr_size: u64::MAX >> 1,
             page_size_cap: 0xffff_f000,

@@ -27,6 +27,10 @@ pub(crate) struct Settings {
     pub(crate) loopback_down: LoopbackDown,
     /// Copies are staged even where they could go directly.
     pub(crate) staged: bool,
+    /// All devices have the node GUID of the first one.
+    pub(crate) same_guid: bool,
+    /// Nothing completes any more on a device that has failed.
+    pub(crate) silent_failure: bool,
     /// Writes to memory with relaxed ordering land in no order.
     pub(crate) chaos: bool,
     /// The last word of each aligned line of 128 bytes is written after all that precedes it in its message.
@@ -104,8 +108,10 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_PORTS",
     "SOFTRNIC_QPN_REUSE",
     "SOFTRNIC_QUIET",
+    "SOFTRNIC_SAME_GUID",
     "SOFTRNIC_SEED",
     "SOFTRNIC_SHM_DIR",
+    "SOFTRNIC_SILENT_FAILURE",
     "SOFTRNIC_SPEED",
     "SOFTRNIC_STAGED",
     "SOFTRNIC_STAT",
@@ -128,6 +134,8 @@ impl Settings {
             ece: 0,
             loopback_down: LoopbackDown::default(),
             qpn_reuse: false,
+            same_guid: false,
+            silent_failure: false,
             staged: false,
             chaos: false,
             lines: false,
@@ -179,6 +187,8 @@ impl Settings {
             ece: number("SOFTRNIC_ECE", 0, 0, u32::MAX)?,
             loopback_down: loopback_down()?,
             qpn_reuse: switch("SOFTRNIC_QPN_REUSE")?,
+            same_guid: switch("SOFTRNIC_SAME_GUID")?,
+            silent_failure: switch("SOFTRNIC_SILENT_FAILURE")?,
             staged: switch("SOFTRNIC_STAGED")?,
             chaos: switch("SOFTRNIC_CHAOS")?,
             lines: switch("SOFTRNIC_LINES")?,

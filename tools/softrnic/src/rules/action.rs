@@ -36,7 +36,7 @@ pub(crate) enum ActionKind {
     PortUp = 12,
     /// The sender's port carries so many bytes per millisecond from now on; 0: no limit.
     Slow = 13,
-    /// The sender's device fails; another one is in its place after so many nanoseconds, 0: never.
+    /// The sender's device fails; another one is in its place after so many nanoseconds, 0: never. See [`Action::refuses`].
     DeviceFatal = 14,
     /// The sending process is killed.
     Kill = 15,
@@ -107,18 +107,14 @@ pub(crate) struct Action {
     pub(crate) value: u64,
     /// Of [`ActionKind::PortDown`].
     pub(crate) gids: GidReturn,
+    /// Of [`ActionKind::DeviceFatal`]: for so many nanoseconds before, the device refuses commands.
+    pub(crate) refuses: u64,
 }
 
 impl Action {
     /// Concerns calls, not messages.
     pub(crate) fn is_for_calls(self) -> bool {
         matches!(self.kind, ActionKind::ModifyQp | ActionKind::RegMr)
-    }
-
-    /// The action with this number, value and return of GIDs, if there is one.
-    pub(crate) fn decode(number: u32, value: u64, gids: GidReturn) -> Option<Self> {
-        let (kind, ..) = ACTIONS.into_iter().find(|(kind, ..)| *kind as u32 == number)?;
-        Some(Self { kind, value, gids })
     }
 
     /// Reads `NAME` or `NAME=VALUE`. The error is a sentence.
@@ -138,7 +134,14 @@ impl Action {
             Value::Errno => errno(needs()?)? as u64,
             Value::Bytes => bytes(needs()?)?,
         };
-        Ok(Self { kind, value, gids: GidReturn::default() })
+        Ok(Self { kind, value, gids: GidReturn::default(), refuses: 0 })
+    }
+}
+
+impl ActionKind {
+    /// The one with this number, if there is one.
+    pub(crate) fn decode(number: u32) -> Option<Self> {
+        ACTIONS.into_iter().map(|(kind, ..)| kind).find(|kind| *kind as u32 == number)
     }
 }
 

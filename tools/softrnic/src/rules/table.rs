@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::limits::RULES;
-use crate::rules::action::Action;
+use crate::rules::action::{Action, ActionKind};
 use crate::rules::gid_return::{GidChange, GidReturn};
 use crate::rules::rule::{FaultRule, RuleEnd};
 use crate::shm::file::{ControlLock, SharedFile};
@@ -72,6 +72,7 @@ fn store(slot: &RuleSlot, rule: &FaultRule) {
     slot.value.store(rule.action.value, Relaxed);
     slot.gid_after.store(rule.action.gids.after, Relaxed);
     slot.gid_change.store(rule.action.gids.change as u32, Relaxed);
+    slot.refuses.store(rule.action.refuses, Relaxed);
     slot.device.store(device, Relaxed);
     slot.port.store(port, Relaxed);
     slot.peer.store(peer, Relaxed);
@@ -114,5 +115,6 @@ fn load(slot: &RuleSlot) -> Option<FaultRule> {
 pub(crate) fn action_of(slot: &RuleSlot) -> Option<Action> {
     let change = GidChange::decode(slot.gid_change.load(Relaxed));
     let gids = GidReturn { after: slot.gid_after.load(Relaxed), change };
-    Action::decode(slot.action.load(Relaxed), slot.value.load(Relaxed), gids)
+    let kind = ActionKind::decode(slot.action.load(Relaxed))?;
+    Some(Action { kind, value: slot.value.load(Relaxed), gids, refuses: slot.refuses.load(Relaxed) })
 }

@@ -22,7 +22,7 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-const KEYS: &str = "device, peer, flow, opcode, message, every, chance, attempts, times, for, gid-after, gid";
+const KEYS: &str = "device, peer, flow, opcode, message, every, chance, attempts, times, for, gid-after, gid, refuses";
 const OPCODES: [(&str, u32); 9] = [
     ("write", 1 << 0),
     ("write-imm", 1 << 1),
@@ -67,13 +67,18 @@ fn one(text: &str) -> Result<FaultRule, String> {
             "times" => rule.times = number(key, value, 1, u32::MAX)?,
             "for" => rule.lasts = time::parse(value).map_err(|why| format!("for: {why}"))?,
             "gid-after" => rule.action.gids.after = time::parse(value).map_err(|why| format!("gid-after: {why}"))?,
+            "refuses" => rule.action.refuses = time::parse(value).map_err(|why| format!("refuses: {why}"))?,
             "gid" => rule.action.gids.change = GidChange::parse(value)?,
             _ => return Err(format!("there is no key {key:?}; keys are {KEYS}")),
         }
     }
-    let Action { kind, value, gids } = rule.action;
+    let Action { kind, value, gids, refuses } = rule.action;
     let returns = kind == ActionKind::PortDown && value != 0;
-    if returns || gids.is_untouched() { Ok(rule) } else { Err("gid-after and gid need port-down=TIME".to_owned()) }
+    match () {
+        () if !returns && !gids.is_untouched() => Err("gid-after and gid need port-down=TIME".to_owned()),
+        () if kind != ActionKind::DeviceFatal && refuses != 0 => Err("refuses needs device-fatal".to_owned()),
+        () => Ok(rule),
+    }
 }
 
 fn number<T: FromStr + PartialOrd + fmt::Display>(key: &str, value: &str, low: T, high: T) -> Result<T, String> {
@@ -129,6 +134,9 @@ impl fmt::Display for FaultRule {
         write!(f, "{}", self.action)?;
         if self.action.gids.after != 0 {
             write!(f, " gid-after={}ns", self.action.gids.after)?;
+        }
+        if self.action.refuses != 0 {
+            write!(f, " refuses={}ns", self.action.refuses)?;
         }
         self.action.gids.change.name().map_or(Ok(()), |name| write!(f, " gid={name}"))?;
         self.device.map_or(Ok(()), |end| write!(f, " device={end}"))?;
@@ -186,6 +194,7 @@ mod tests {
             "forget",
             "device-fatal",
             "device-fatal=5000000000ns device=softrnic1",
+            "device-fatal=20000ns refuses=30000ns device=softrnic1",
             "port-down=20000ns gid-after=30000ns gid=move device=softrnic0",
             "port-down=20000ns gid=other",
             "drop attempts=all times=9 for=300000000ns",
@@ -218,6 +227,7 @@ mod tests {
             ("delay=5", "no time"),
             ("drop gid=move", "need port-down=TIME"),
             ("port-down gid-after=1ms", "need port-down=TIME"),
+            ("port-down=1ms refuses=1ms", "needs device-fatal"),
             ("port-down=1ms gid=stay", "must be move or other"),
             ("cut=1k", "a number of bytes from 0 to 1073741824"),
             ("drop=1", "takes no value"),

@@ -11,6 +11,11 @@ use crate::shm::ring_pages::RingPages;
 use crate::shm::slots::{CqSlot, MrSlot, PortSlot, ProcSlot, QpSlot, RuleSlot};
 
 impl SharedFile {
+    /// Whether `device` refuses commands, and is about to fail.
+    pub(crate) fn is_refusing(&self, device: usize) -> bool {
+        self.header().refusing[device].load(SeqCst) != 0
+    }
+
     /// Whether `device` has failed and is not back.
     #[inline]
     pub(crate) fn is_failed(&self, device: usize) -> bool {

@@ -27,6 +27,8 @@ pub(crate) struct Header {
     pub(crate) failures: [AtomicU32; DEVICES],
     /// When (monotonic ns) a device that has failed is back; 0: it works, [`u64::MAX`]: never. Written under the control lock.
     pub(crate) returns_at: [AtomicU64; DEVICES],
+    /// 1: the device refuses all commands, and is about to fail. Written under the control lock.
+    pub(crate) refusing: [AtomicU32; DEVICES],
     /// Device and port events so far; number n is entry n modulo [`EVENTS`] of `events`. Written under the control lock.
     pub(crate) event_count: AtomicU64,
     /// Event type | device << 8 | port << 16.
@@ -215,6 +217,8 @@ pub(crate) struct RuleSlot {
     /// A port that goes down gets its GIDs back so many ns after it is active; see `crate::rules::gid_return`.
     pub(crate) gid_after: AtomicU64,
     pub(crate) gid_change: AtomicU32,
+    /// A device that fails refuses commands for so many ns before.
+    pub(crate) refuses: AtomicU64,
 }
 
 /// [`QpSlot::peer`] of a QP that is connected to nobody.

@@ -57,7 +57,9 @@ export!("ibv_get_device_name", "IBVERBS_1.1", get_device_name);
 
 unsafe extern "C" fn get_device_guid(device: *const types::Device) -> u64 {
     // SAFETY: the caller's handle.
-    unsafe { Device::from_abi(device) }.guid()
+    let device = unsafe { Device::from_abi(device) };
+    // Who has a device has an engine.
+    engine().map_or(0, |engine| device.guid(&engine.fabric.settings))
 }
 export!("ibv_get_device_guid", "IBVERBS_1.1", get_device_guid);
 
@@ -148,6 +150,9 @@ unsafe extern "C" fn query_device_ex(
 fn write_port(handle: *mut types::Context, port: u8, out: *mut u8, room: usize) -> Result<(), i32> {
     // SAFETY: the caller's handle.
     let context = unsafe { context(handle) }?;
+    if context.is_refusing() {
+        return Err(libc::EIO);
+    }
     let mut attr = context.port(u32::from(port))?.attributes();
     if context.is_dead() {
         attr.state = STATE_DOWN;

@@ -30,6 +30,9 @@ unsafe extern "C" fn dealloc_pd(handle: *mut types::Pd) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let pd: &Pd = unsafe { object(handle) };
+        if pd.context.is_refusing() {
+            return Ok(());
+        }
         if pd.users.load(SeqCst) != 0 && !pd.context.fabric.is_gone() {
             return Err(libc::EBUSY);
         }
@@ -108,6 +111,9 @@ unsafe extern "C" fn dereg_mr(handle: *mut types::Mr) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let pd: Arc<Pd> = unsafe { shared((*handle).pd) };
+        if pd.context.is_refusing() {
+            return Ok(());
+        }
         if let Ok(engine) = engine_of(pd.context.fabric) {
             // SAFETY: takes back what `register` leaked.
             engine.deregister(*unsafe { Box::from_raw(handle.cast::<Mr>()) });

@@ -51,6 +51,9 @@ unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let cq: &Cq = unsafe { object(handle) };
+        if cq.context.is_refusing() {
+            return Ok(());
+        }
         if let Ok(engine) = engine_of(cq.context.fabric) {
             engine.destroy_cq(cq)?;
             engine.fabric.count_command(Command::DestroyCq);
@@ -132,6 +135,9 @@ unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
+        if qp.pd.context.is_refusing() {
+            return Ok(());
+        }
         if let Ok(engine) = engine_of(qp.fabric) {
             engine.destroy_qp(qp);
             engine.fabric.count_command(Command::DestroyQp);
