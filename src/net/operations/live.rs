@@ -277,7 +277,7 @@ mod tests {
                 });
             }
             let (mut seen, mut are_whole) = (0, true);
-            while are_whole && seen < 300 {
+            while are_whole && seen < 100 {
                 let operations = of(0x13);
                 seen += operations.len();
                 are_whole = operations.iter().all(is_whole);
