@@ -117,6 +117,7 @@
 //! |---|---|
 //! | what does a peer see on the wire? | [`proto::cts`], [`proto::imm`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
 //! | which environment variables are there? | [`host::variables::VARIABLES`] |
+//! | which settings come from NCCL's environment plugin? | `abi::env_plugin` |
 //! | which GID is used, and why? | [`host::gid`], [`net::device::gid_table`], [`net::device::rail`] |
 //! | which connections share a control connection, and when does it end? | [`proto::control::plane`], [`proto::control::pool`] |
 //! | who is let in at the port, and how many may wait there? | [`proto::control::acceptor`] |
