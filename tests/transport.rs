@@ -49,6 +49,11 @@ fn messages_are_split_over_three_queue_pairs() -> Result<()> {
 }
 
 #[test]
+fn messages_are_split_over_four_lanes() -> Result<()> {
+    all_sizes(&[("FERRITE_LANES", "4")])
+}
+
+#[test]
 fn data_and_immediate_are_separate_writes_under_adaptive_routing() -> Result<()> {
     let env = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "100")];
     all_sizes(&env)

@@ -32,7 +32,8 @@ impl SendPath {
 
     /// To be called when the rails have changed, or what is timed.
     pub(super) fn choose_path(&mut self) {
-        self.is_plain = !self.qps.are_on_several_rails() && self.stats.timed_request().is_none();
+        let is_one = !self.qps.are_on_several_rails() && !self.flow.has_lanes();
+        self.is_plain = is_one && self.stats.timed_request().is_none();
     }
 
     /// As [`Self::progress`], and looks whether the message is complete that is timed.
