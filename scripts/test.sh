@@ -68,14 +68,13 @@ if [ "$mode" = all ]; then
     background "virtual machine with soft-RoCE" tests/rxe/setup.sh
 fi
 
-if [ "$mode" != --tests ]; then
-    step build
+# The release build beside the lints and the build of the tests: each has long parts that keep one processor busy.
+build() {
     scripts/build.sh
     # The tests drive it as well.
-    releases=(2.21.5 2.28.9 2.30.7)
-    [ "$mode" = all ] || releases=(2.21.5)
-    background "stock NCCL" fetch_nccl "${releases[@]}"
-fi
+    if [ "$mode" = all ]; then fetch_nccl 2.21.5 2.28.9 2.30.7; else fetch_nccl 2.21.5; fi
+}
+[ "$mode" = --tests ] || background "build, and stock NCCL" build
 
 if [ "$mode" = all ]; then
     step format
@@ -89,10 +88,13 @@ if [ "$mode" = all ]; then
 
     step documentation
     RUSTDOCFLAGS=$deny cargo doc --workspace --no-deps --document-private-items --locked --quiet
-
-    finish "virtual machine with soft-RoCE" || [ $? = 77 ]
 fi
-[ "$mode" = --tests ] || finish "stock NCCL"
+
+step "build of the tests"
+cargo nextest run --workspace --locked --no-run
+
+[ "$mode" = --tests ] || finish "build, and stock NCCL"
+[ "$mode" != all ] || finish "virtual machine with soft-RoCE" || [ $? = 77 ]
 finish "Python tools"
 
 step tests

@@ -14,6 +14,19 @@ pub mod stats {
     pub use crate::stats::{histogram, layout};
 }
 
+/// How a message is cut over queue pairs, sent and counted, for `ferrite ecmp`.
+pub mod proto {
+    pub use crate::proto::cts::{Cts, CtsWords, SlotIndex};
+    pub use crate::proto::imm::Imm;
+    pub use crate::proto::rail_weights::RailWeights;
+    pub use crate::proto::recv::{Buffer, RecvFlow};
+    pub use crate::proto::requests::RequestId;
+    pub use crate::proto::send::SendFlow;
+    pub use crate::proto::stripe::Striping;
+    pub use crate::proto::transfer::Transfer;
+    pub use crate::proto::{QpIndex, RING_SLOTS, Violation};
+}
+
 /// Which build this is.
 pub mod version {
     pub use crate::version::text;

@@ -33,7 +33,7 @@
 //! A grouped receive takes as many clear-to-sends as it has messages. Each message completes by itself, and the group with the
 //! last one. A message is split over several queue pairs, at multiples of 128 bytes, if both ends are set so; and over all rails
 //! if there are several. The receiver counts stripes, in whatever order they come. The sender decides where a message is split
-//! ([`proto::stripe`], [`proto::rail_weights`]). A length that the 22 bits of one immediate cannot tell is told in two.
+//! ([`proto::stripe`], [`proto::rail_weights`]). With `FERRITE_LANES` each queue pair has a share of its own (docs/paths.md). A length that the 22 bits of one immediate cannot tell is told in two.
 //!
 //! ## Rails
 //!
@@ -117,6 +117,7 @@
 //! |---|---|
 //! | what does a peer see on the wire? | [`proto::cts`], [`proto::imm`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
 //! | which environment variables are there? | [`host::variables::VARIABLES`] |
+//! | which settings come from NCCL's environment plugin? | `abi::env_plugin` |
 //! | which GID is used, and why? | [`host::gid`], [`net::device::gid_table`], [`net::device::rail`] |
 //! | which connections share a control connection, and when does it end? | [`proto::control::plane`], [`proto::control::pool`] |
 //! | who is let in at the port, and how many may wait there? | [`proto::control::acceptor`] |
@@ -134,7 +135,7 @@
 //! | which table does NCCL take, and what is different in it? | [`abi`] |
 //! | which operation are a connection's messages of? | [`net::operations`], `abi::profiler` |
 //! | which ports are one device? | [`net::device::nic`], `abi::devices` |
-//! | how much of a message does a rail carry? | [`proto::stripe`], [`proto::rail_weights`] |
+//! | how much of a message does a rail carry, or a lane? | [`proto::stripe`], [`proto::rail_weights`], `proto::lanes` |
 //! | how large are the queues, and how many receives are posted? | [`net::data::caps`], [`proto::receives`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
@@ -173,6 +174,7 @@
 //! | immediate | 32 bits that come with an RDMA WRITE and complete a receive work request |
 //! | inline data | data that the CPU gives to the device with the work request, so that it needs no registration |
 //! | LID | a port's 16-bit address within an InfiniBand subnet |
+//! | lane | one of several queue pairs of a rail, with a share of its own of each message that is cut |
 //! | link layer | InfiniBand, or Ethernet (RoCE) |
 //! | lkey, rkey | the keys of a memory region for local and for the peer's work requests |
 //! | memory region (MR) | registered memory, which a device can access |

@@ -68,6 +68,12 @@ fn messages_are_split_over_all_queue_pairs_of_all_rails() -> Result<()> {
 }
 
 #[test]
+fn messages_are_split_over_all_lanes_of_all_rails() -> Result<()> {
+    let adapt = |s: Setting| s.env("FERRITE_LANES", "3");
+    faithful::run(&["--devices", "4", "--ports", "2"], adapt, |worker| exchange_all(worker, FOURS))
+}
+
+#[test]
 fn data_and_immediate_are_separate_writes_on_every_rail_of_infiniband() -> Result<()> {
     faithful::run(&["--devices", "4", "--link", "ib"], |s| s, |worker| exchange_all(worker, PAIRS))
 }

@@ -74,6 +74,16 @@ fn what_is_not_honoured_and_what_does_not_exist_is_named() -> Result<()> {
 }
 
 #[test]
+fn lanes_are_said_to_be_ignored_where_nccl_s_variables_count() -> Result<()> {
+    let env = [("FERRITE_LANES", "4"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
+    let (code, _, log) = init_with(require!(setting()), &env)?;
+    assert_eq!(code, abi::ncclSuccess);
+    let said = |line: &&String| line.contains("does not honour FERRITE_LANES: NCCL_IB_QPS_PER_CONNECTION or");
+    assert_eq!(log.iter().filter(said).count(), 1, "{log:?}");
+    Ok(())
+}
+
+#[test]
 fn an_interface_that_does_not_exist_is_named() -> Result<()> {
     let (code, _, log) = init_with(require!(setting()), &[("NCCL_SOCKET_IFNAME", "nowhere9")])?;
     assert_eq!(code, abi::ncclInvalidUsage);

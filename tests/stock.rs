@@ -336,7 +336,8 @@ fn the_comparison_is_valid_and_its_data_right() {
     require!(default_nccl());
     let report = Scratch::new();
     let mut command = Command::new(require!(built("bin/ferrite")));
-    let printed = program::run(command.args(["compare", "--quick", "--reps", "2", "--report"]).arg(report.path()));
+    let short = ["compare", "--quick", "--reps", "2", "--slice", "2", "--connections", "8", "--report"];
+    let printed = program::run(command.args(short).arg(report.path()));
     // Two repetitions tell nothing of the times, and say so.
     assert_eq!(printed.status.code(), Some(3), "{printed}");
     assert!(printed.stdout.contains("valid run, data right"), "{printed}");

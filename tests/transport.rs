@@ -12,6 +12,8 @@ use ferrite::transport::comm::RecvBuffer;
 use ferrite::transport::deadline::finished;
 use ferrite::transport::deadline::posted;
 use std::collections::VecDeque;
+use std::process::Command;
+use testkit::dist::dist;
 use testkit::require;
 
 fn all_sizes(env: &[(&str, &str)]) -> Result<()> {
@@ -46,6 +48,46 @@ fn messages_take_turns_on_four_queue_pairs() -> Result<()> {
 fn messages_are_split_over_three_queue_pairs() -> Result<()> {
     let env = [("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
     all_sizes(&env)
+}
+
+#[test]
+fn messages_are_split_over_four_lanes() -> Result<()> {
+    all_sizes(&[("FERRITE_LANES", "4")])
+}
+
+/// How many queue pairs of this process have sent data that the device has read from memory: messages, and not clear-to-sends.
+fn queue_pairs_with_data() -> usize {
+    let output = Command::new(dist().join("bin/softrnic")).args(["stat", "--json"]).output().expect("softrnic runs");
+    let stat: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let devices = stat["devices"].as_array().expect("a list of devices");
+    let queue_pairs = devices.iter().filter_map(|device| device["queue_pairs"].as_array()).flatten();
+    let own = queue_pairs.filter(|queue_pair| queue_pair["pid"] == std::process::id());
+    own.filter(|queue_pair| queue_pair["work"]["gathered"].as_u64().expect("a number") > 0).count()
+}
+
+/// Twenty messages of less than 8 KiB, which are not cut, go over so many of four queue pairs; a large one then goes over some more.
+fn small_messages_go_over(expected: usize, env: (&str, &str)) -> Result<()> {
+    pair(&require!(setting()).env(env.0, env.1), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        for round in 0..20 {
+            bench.exchange(worker, round, 8000, 8000)?;
+        }
+        assert_eq!(queue_pairs_with_data(), expected);
+        bench.exchange(worker, 20, 1 << 19, 1 << 19)?;
+        assert_eq!(queue_pairs_with_data(), 4);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn small_messages_stay_on_one_lane_and_a_large_one_goes_over_all() -> Result<()> {
+    small_messages_go_over(1, ("FERRITE_LANES", "4"))
+}
+
+#[test]
+fn small_messages_take_turns_on_queue_pairs_that_are_no_lanes() -> Result<()> {
+    small_messages_go_over(4, ("NCCL_IB_QPS_PER_CONNECTION", "4"))
 }
 
 #[test]

@@ -1,5 +1,6 @@
 """The networks that NCCL can be given. NCCL_NET forces each: NCCL fails rather than take another."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +19,9 @@ class Side:
     variables: Variables
 
 
-def built_in(name: str) -> Side:
-    """NCCL's own IB transport."""
-    return Side(name, "IB", (("NCCL_NET", "IB"), ("NCCL_NET_PLUGIN", "none")))
+def built_in(name: str, more: Sequence[tuple[str, str]] = ()) -> Side:
+    """NCCL's own IB transport; `more`: variables that only this side has."""
+    return Side(name, "IB", (("NCCL_NET", "IB"), ("NCCL_NET_PLUGIN", "none"), *more))
 
 
 def sockets(name: str) -> Side:
@@ -28,15 +29,16 @@ def sockets(name: str) -> Side:
     return Side(name, "Socket", (("NCCL_NET", "Socket"), ("NCCL_NET_PLUGIN", "none")))
 
 
-def ferrite(name: str, plugin: Path, more: list[tuple[str, str]]) -> Side:
+def ferrite(name: str, plugin: Path, more: Sequence[tuple[str, str]]) -> Side:
     """The plugin in that file; `more`: variables that only this side has."""
+    check_plugin(plugin)
     check_plugin(plugin)
     return Side(name, "Ferrite", (("NCCL_NET", "Ferrite"), ("NCCL_NET_PLUGIN", str(plugin.resolve())), *more))
 
 
-def check_plugin(plugin: Path) -> None:
+def check_plugin(plugin: Path, option: str = "--plugin") -> None:
     if not plugin.is_file():
-        raise Invalid(f"--plugin {plugin}: no such file; scripts/build.sh makes it")
+        raise Invalid(f"{option} {plugin}: no such file; scripts/build.sh makes it")
     elf.check_machine(plugin)
 
 

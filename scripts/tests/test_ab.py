@@ -33,7 +33,9 @@ class WithFakeRanks(fixtures.InFolder):
             dtype="float32",
             gdr="as-is",
             both=[],
+            only_a=[],
             only_b=[],
+            baseline=None,
             softrnic=None,
             limit=60,
             effect=10,
@@ -72,6 +74,18 @@ class Comparison(WithFakeRanks):
         self.assertRegex(text, r"This run would have found .* differs by \d\.\d % in the median row, by \d\.\d % in the noisiest")
         self.assertIn("NCCL_NET=Ferrite", text)
 
+    def test_one_plugin_with_two_settings(self) -> None:
+        self.options.baseline, self.options.only_a, self.options.blocks = self.plugin, [("FERRITE_PROFILER", "0")], 3
+        self.assertEqual(self.compare(), exit_codes.GOOD)
+        about = self.raw()["about"]
+        self.assertEqual(about["variables"]["A"]["NCCL_NET"], "Ferrite")
+        self.assertEqual([about["variables"][side].get("FERRITE_PROFILER") for side in "AB"], ["0", None])
+        self.assertEqual(about["baseline"]["sha256"], about["plugin"]["sha256"])
+        text = (self.options.out / "report.md").read_text()
+        for words in ("# Ferrite against another Ferrite", "A is another Ferrite, B is Ferrite.", "plugin of A:", "plugin of B:"):
+            self.assertIn(words, text)
+        self.assertIn("A: another Ferrite", (self.options.out / "report.svg").read_text())
+
     def test_one_block_cannot_tell_a_factor_of_two(self) -> None:
         self.assertEqual(self.compare(FAKE_B="2"), exit_codes.TOO_FEW_RUNS)
         self.assertEqual({row["verdict"] for row in self.raw()["rows"]}, {"too few runs to tell"})
@@ -109,6 +123,14 @@ class Beforehand(WithFakeRanks):
     def test_no_plugin_is_named(self) -> None:
         self.options.plugin = self.out / "none.so"
         self.assertIn("none.so: no such file", self.refused())
+
+    def test_no_baseline_is_named(self) -> None:
+        self.options.baseline = self.out / "none.so"
+        self.assertIn("--baseline", self.refused())
+
+    def test_sides_that_are_the_same(self) -> None:
+        self.options.baseline, self.options.only_a, self.options.only_b = self.plugin, [("X", "1")], [("X", "1")]
+        self.assertIn("A and B are the same", self.refused())
 
     def test_a_folder_that_cannot_be_written(self) -> None:
         self.options.out = self.plugin / "report"

@@ -10,6 +10,7 @@
 //! | [`devices`] | the devices that a table shows, by number |
 //! | [`context`] | what NCCL holds for each of its communicators, from version 11 on |
 //! | [`profiler`], [`profiler_layout`] | NCCL's interface for profilers, and its structs |
+//! | [`env_plugin`] | settings that NCCL has from a plugin, and not from the environment |
 //! | [`handles`] | the other objects behind NCCL's `void*` |
 //! | [`guard`] | errors become result codes, and panics become errors |
 //! | [`logger`] | the `log` crate, through NCCL's logger |
@@ -20,6 +21,7 @@ mod context;
 mod context_calls;
 mod datapath;
 mod devices;
+mod env_plugin;
 mod guard;
 mod handles;
 mod layout;

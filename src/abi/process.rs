@@ -1,6 +1,7 @@
 //! What exists once in the process: the logger, the network and the devices of each table, made by NCCL's `init`.
 
 use super::devices::Devices;
+use super::env_plugin::Settings;
 use super::{logger, nccl};
 use crate::error::{Error, Result};
 use crate::net::network::{INIT, Network};
@@ -98,7 +99,12 @@ impl Process {
     }
 
     fn new() -> Result<Self> {
-        let network = Network::from_env()?;
+        let settings = Settings::new();
+        let network = Network::new(|name| settings.get(name));
+        if let Some(line) = settings.line() {
+            log::info!(target: INIT, "Ferrite: {line}");
+        }
+        let network = network?;
         let ports = network.ports();
         let table = |version| {
             let nics = if version == 8 { network.devices() } else { ports.as_slice() };

@@ -58,6 +58,8 @@ pub struct Config {
     pub queue_pairs: u8,
     /// Messages are split over all queue pairs.
     pub split: bool,
+    /// Each queue pair has a share of its own of what is split.
+    pub lanes: bool,
     /// Clear-to-sends are inline, where the device can.
     pub inline_data: bool,
     /// Messages of more bytes have their immediate in a trailing write of its own, under adaptive routing.
@@ -125,10 +127,19 @@ pub struct Retries {
 }
 
 impl Config {
+    /// How many lanes a connection has.
+    const LANES: &str = "FERRITE_LANES";
+    /// The variables of NCCL's that say the same in another way, and then count alone.
+    const QUEUE_PAIRS: [&str; 2] = ["NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"];
+
     /// Names of the variables that the user has set and Ferrite ignores, with the reasons.
     pub fn ignored() -> impl Iterator<Item = (String, &'static str)> {
+        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let has_lanes_in_vain = is_set(Self::LANES) && Self::QUEUE_PAIRS.into_iter().any(is_set);
+        let why = "NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set";
+        let lanes = has_lanes_in_vain.then(|| (Self::LANES.to_owned(), why));
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        names.filter_map(|name| ignored_reason(&name).map(|why| (name, why)))
+        names.filter_map(|name| ignored_reason(&name).map(|why| (name, why))).chain(lanes)
     }
 
     /// Reads the process environment.
@@ -151,6 +162,11 @@ impl Config {
                 "AF_INET6" => Some(Family::V6),
                 _ => None,
             })
+        };
+        // What the user says of queue pairs in NCCL's words holds as it does there.
+        let lanes = match Self::QUEUE_PAIRS.iter().any(|name| reader.text(name).is_some()) {
+            false => reader.number(Self::LANES)?,
+            true => reader.number(Self::LANES).map(|_| 1)?,
         };
         let if_set = |name| reader.number(name).map(|number| u8::try_from(number).ok());
         Ok(Self {
@@ -178,8 +194,9 @@ impl Config {
             traffic_class: if_set("NCCL_IB_TC")?,
             cts_traffic_class: if_set("NCCL_IB_FIFO_TC")?,
             ece: reader.flag("NCCL_IB_ECE_ENABLE")?,
-            queue_pairs: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.min(MAX_QUEUE_PAIRS) as u8,
-            split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")?,
+            queue_pairs: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.max(lanes).min(MAX_QUEUE_PAIRS) as u8,
+            split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")? || lanes > 1,
+            lanes: lanes > 1,
             inline_data: reader.flag("NCCL_IB_USE_INLINE")?,
             ar_threshold: match reader.number("NCCL_IB_AR_THRESHOLD")? {
                 n if n < 0 => AR_THRESHOLD as u32,
@@ -291,7 +308,7 @@ mod tests {
         let config = Config::parse(|_| None).expect("defaults are valid");
         assert_eq!((config.timeout, config.retry_count, config.queue_pairs, config.ar_threshold), (20, 7, 1, 8192));
         assert_eq!((config.gid_index, config.gid_family, config.roce_version), (None, Family::V4, 2));
-        assert!(config.relaxed_ordering && config.flush && !config.split && !config.disabled);
+        assert!(config.relaxed_ordering && config.flush && !config.split && !config.lanes && !config.disabled);
         assert!(config.inline_data && !with("NCCL_IB_USE_INLINE", "0").expect("valid").inline_data);
     }
 
@@ -317,6 +334,23 @@ mod tests {
         assert_eq!(recovery("FERRITE_STALL_MS", "0").expect("valid"), (true, 0, 120));
         assert!(!with("", "").expect("valid").spare && with("FERRITE_SPARE", "1").expect("valid").spare);
         assert_eq!(recovery("FERRITE_GIVE_UP", "86400").expect("valid"), (true, 60, 86400));
+    }
+
+    #[test]
+    fn lanes_are_split_queue_pairs_unless_nccl_s_variables_say_how_many_there_are() {
+        let of = |env: &[(&str, &str)]| {
+            let value = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+            let config = Config::parse(value).expect("valid");
+            (config.queue_pairs, config.split, config.lanes)
+        };
+        let lanes = ("FERRITE_LANES", "4");
+        assert_eq!(of(&[lanes]), (4, true, true));
+        assert_eq!(of(&[("FERRITE_LANES", "1")]), (1, false, false));
+        assert_eq!(of(&[lanes, ("NCCL_IB_QPS_PER_CONNECTION", "2")]), (2, false, false));
+        assert_eq!(of(&[lanes, ("NCCL_IB_QPS_PER_CONNECTION", "")]), (4, true, true), "empty is unset");
+        assert_eq!(of(&[lanes, ("NCCL_IB_SPLIT_DATA_ON_QPS", "0")]), (1, false, false));
+        let split = [("NCCL_IB_QPS_PER_CONNECTION", "2"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
+        assert_eq!(of(&split), (2, true, false), "even shares");
     }
 
     #[test]

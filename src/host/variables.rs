@@ -163,6 +163,11 @@ pub const VARIABLES: &[Variable] = &[
         "1: a connection whose port or queue pair fails is recovered, over its other ports or once the port is back, if both ends say so",
     ),
     variable(
+        "FERRITE_LANES",
+        Kind::Number(1, 8, 1),
+        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
+    ),
+    variable(
         "FERRITE_STALL_MS",
         Kind::Number(0, 60_000, 60),
         "milliseconds without a completion, beyond what the posted messages should take, after which a connection is recovered although no device has reported a failure; 0: never",

@@ -9,7 +9,7 @@
 //! | [`device`] | devices as NCCL sees them: cards and ports, their GIDs, GPUDirect RDMA | `control`, `mr`, `explain` |
 //! | [`qp`] | the queue pairs of a connection, and connecting them | and `device` |
 //! | [`recovery`] | new queue pairs for a connection after a fault | and `qp` |
-//! | [`data`] | the data path: isend, irecv, iflush, test | and `recovery` |
+//! | [`data`] | the data path: isend, irecv, iflush, test | and `recovery`, `operations` |
 //! | [`setup`] | listen, connect and accept | and `data` |
 //! | [`network`] | all devices of the process | all of them |
 

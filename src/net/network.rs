@@ -37,12 +37,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// Reads the settings and finds the devices. Without libibverbs there is no device, which is no error.
+    /// Reads the settings through `lookup` and finds the devices. Without libibverbs there is no device, which is no error.
     ///
     /// # Errors
     /// A setting is out of range, or no network interface fits the settings.
-    pub fn from_env() -> Result<Self> {
-        let config = Arc::new(Config::from_env()?);
+    pub fn new(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let config = Arc::new(Config::parse(lookup)?);
         let devices = find_devices(&config);
         let interface = match devices.is_empty() {
             true => None,

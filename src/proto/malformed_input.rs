@@ -251,7 +251,7 @@ proptest! {
             match flow.submit(0, 0, length, read) {
                 Ok(Some(transfer)) => {
                     prop_assert!(transfer.length <= length);
-                    let sum: u32 = transfer.stripes(flow.weights()).map(|(stripe, _)| stripe.length).sum();
+                    let sum: u32 = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe.length).sum();
                     prop_assert_eq!(sum, transfer.length);
                 }
                 Ok(None) => {}
@@ -317,7 +317,7 @@ proptest! {
                     prop_assert!((sent + 1..=sent.max(read)).all(|seq| listed.contains(&seq)));
                     while let Some((transfer, addr)) = flow.poll_replay() {
                         prop_assert!(ids.contains(&transfer.id) && transfer.length == 50_000 + addr as u32);
-                        let sum: u32 = transfer.stripes(flow.weights()).map(|(stripe, _)| stripe.length).sum();
+                        let sum: u32 = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe.length).sum();
                         prop_assert_eq!(sum, transfer.length);
                     }
                 }

@@ -27,9 +27,10 @@
 //! |---|---|
 //! | `cts`, `imm` | the two formats of the data path |
 //! | `send`, `send_single`, `transfer` | the sending end; its usual case; one message that is to be posted |
+//! | `lanes`, `send_lanes` | queue pairs of which each has a share of its own; the sending end with them |
 //! | `recv`, `recv_room`, `recv_immediate` | the receiving end; how many messages it may expect; immediates that arrive |
 //! | `arrival`, `cts_window`, `cts_shadow` | one message that is awaited; which clear-to-sends are sent when; their bytes |
-//! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail gets |
+//! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail or lane gets |
 //! | `requests`, `send_queue`, `receives` | the table of requests; the space in send queues; the receives that messages consume |
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
 //! | `explain` | what an operation that does not go on waits for |
@@ -50,6 +51,7 @@ pub mod handle;
 pub mod handshake;
 pub mod identity;
 pub mod imm;
+mod lanes;
 #[cfg(test)]
 mod malformed_input;
 pub mod rail_weights;
@@ -60,6 +62,7 @@ mod recv_immediate;
 mod recv_room;
 pub mod requests;
 pub mod send;
+mod send_lanes;
 pub mod send_queue;
 pub mod send_single;
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! How much of a message each rail gets: its weight.
+//! How much of a message each rail gets: its weight. Where the queue pairs of a connection are lanes, each lane has a weight of
+//! its own, by the same rule.
 //!
 //! A rail begins with its nominal weight, which is its speed. After that the order in which the stripes of a message complete
 //! is the measure, and no clock is needed: a rail whose stripe is the last one to complete, in a later poll than those of the
@@ -6,8 +7,8 @@
 //! stay equal, and the weight of a slow one settles where its stripes take as long as those of the others. Weights are known to
 //! the sender only: the receiver counts stripes and does not need to know where the cuts are.
 
-use super::MAX_RAILS;
 use super::recovery::rail_mask::RailMask;
+use super::{MAX_QPS, MAX_RAILS};
 
 /// Nominal weight of the fastest rail.
 const NOMINAL: u32 = 1 << 14;
@@ -19,17 +20,22 @@ const LOSS_SHIFT: u32 = 7;
 /// only one at a time is the last.
 const GAIN_SHIFT: u32 = 11;
 
-/// The weights of all rails; only their proportions matter.
+/// The weights of a connection's rails, by their numbers.
+pub type RailWeights = Weights<MAX_RAILS>;
+/// The weights of a connection's lanes, by the indices of the queue pairs.
+pub type LaneWeights = Weights<MAX_QPS>;
+
+/// The weights of up to N rails or lanes; only their proportions matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RailWeights {
-    now: [u16; MAX_RAILS],
-    nominal: [u16; MAX_RAILS],
+pub struct Weights<const N: usize> {
+    now: [u16; N],
+    nominal: [u16; N],
 }
 
-impl RailWeights {
+impl<const N: usize> Weights<N> {
     /// In proportion to the rails' speeds, in any unit.
     pub fn from_speeds(speeds: impl IntoIterator<Item = u32>) -> Self {
-        let mut rails = [0; MAX_RAILS];
+        let mut rails = [0; N];
         for (rail, speed) in rails.iter_mut().zip(speeds) {
             *rail = speed;
         }
@@ -42,8 +48,8 @@ impl RailWeights {
     /// These weights, in their order, for the rails with these numbers.
     pub fn over(self, numbers: RailMask) -> Self {
         let mut moved = self;
-        for (place, rail) in numbers.iter().enumerate().take(MAX_RAILS) {
-            let to = usize::from(rail) % MAX_RAILS;
+        for (place, rail) in numbers.iter().enumerate().take(N) {
+            let to = usize::from(rail) % N;
             (moved.now[to], moved.nominal[to]) = (self.now[place], self.nominal[place]);
         }
         moved
@@ -52,13 +58,29 @@ impl RailWeights {
     /// The weight of rail number `rail`.
     #[inline]
     pub fn of(&self, rail: u8) -> u64 {
-        u64::from(self.now[usize::from(rail) % MAX_RAILS])
+        u64::from(self.now[usize::from(rail) % N])
+    }
+
+    /// The one with the greatest weight of the first `count`; the first of those that have it.
+    pub fn greatest(&self, count: u8) -> u8 {
+        let mut greatest = 0;
+        for (number, weight) in (0..count).zip(&self.now) {
+            if *weight > self.now[usize::from(greatest) % N] {
+                greatest = number;
+            }
+        }
+        greatest
     }
 
     /// The stripe on rail `slowest` was the last of its message to complete, in a later poll than those on other rails.
     pub fn handle_slowest(&mut self, slowest: u8) {
-        for (rail, (now, nominal)) in self.now.iter_mut().zip(&self.nominal).enumerate() {
-            if rail == usize::from(slowest) {
+        self.handle_last(|rail| rail == slowest);
+    }
+
+    /// The same of several, which have completed in the same poll.
+    pub(super) fn handle_last(&mut self, is_last: impl Fn(u8) -> bool) {
+        for (number, (now, nominal)) in (0..).zip(self.now.iter_mut().zip(&self.nominal)) {
+            if is_last(number) {
                 *now = (*now - (*now >> LOSS_SHIFT)).max(MIN_WEIGHT);
             } else {
                 let lack = nominal.saturating_sub(*now);

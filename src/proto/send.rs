@@ -1,6 +1,7 @@
 //! The sending end of a connection: takes clear-to-sends in, says what is to be posted, counts completions.
 
 use super::cts::{Cts, CtsWords, SlotIndex};
+use super::lanes::Lanes;
 use super::rail_weights::RailWeights;
 use super::recovery::replay::Replays;
 use super::requests::{RequestId, Requests};
@@ -49,7 +50,9 @@ pub struct SendFlow {
     /// Queue pair of the next message's first stripe.
     pub(super) qp: QpIndex,
     pub(super) weights: RailWeights,
-    /// Number of the present poll of the completion queues, where there are several rails.
+    /// The queue pairs, where they are lanes.
+    pub(super) lanes: Option<Box<Lanes>>,
+    /// Number of the present poll of the completion queues, where there are several rails or lanes.
     poll: u32,
     pub(super) requests: Requests<SendRequest>,
     pub(super) replays: Replays,
@@ -67,6 +70,7 @@ impl SendFlow {
             next: 1,
             qp: QpIndex(0),
             weights,
+            lanes: None,
             poll: 0,
             requests: Requests::default(),
             replays: Replays::default(),
@@ -147,6 +151,9 @@ impl SendFlow {
     fn begin(&mut self, seq: u32, cts: UnclaimedCts, addr: u64, length: u32) -> Option<Transfer> {
         let length = length.min(cts.length);
         let stripes = self.striping.stripe_count(length);
+        if let Some(lanes) = &self.lanes {
+            self.qp = lanes.best(self.striping.qp_count());
+        }
         let (id, request) = self.requests.allocate()?;
         (request.length, request.pending_stripes) = (length, stripes);
         (request.addr, request.seq) = (addr, seq);
@@ -198,25 +205,25 @@ impl SendFlow {
         self.requests.are_all_free()
     }
 
-    /// How much of a message each rail gets at present.
-    pub fn weights(&self) -> RailWeights {
-        self.weights
-    }
-
     /// The completions after this call belong to another poll than those before.
     pub fn handle_poll(&mut self) {
         self.poll = self.poll.wrapping_add(1);
     }
 
-    /// As [`Self::handle_completion`], where there are several rails. The weights are learnt from which rail completes its stripe
-    /// of a message last.
+    /// As [`Self::handle_completion`], where there are several rails or lanes. The weights are learnt from which of them completes its
+    /// stripe of a message last.
     ///
     /// # Errors
     /// As [`Self::handle_completion`].
     pub fn handle_completion_on(&mut self, id: RequestId, qp: QpIndex) -> Result<(), Violation> {
         self.handle_completion(id)?;
         let Some(request) = self.requests.get_mut(id) else { return Ok(()) };
-        if request.pending_stripes > 0 {
+        let is_last = request.pending_stripes == 0;
+        if let Some(lanes) = &mut self.lanes {
+            if request.length >= LEARNING_BYTES {
+                lanes.handle_completion(id, qp, self.poll, is_last);
+            }
+        } else if !is_last {
             request.poll = self.poll;
         } else if request.length >= LEARNING_BYTES && request.poll != self.poll {
             self.weights.handle_slowest(self.striping.rail_of(qp));
@@ -339,11 +346,11 @@ mod tests {
         let long = Imm::EXPLICIT_LIMIT + 0x2_0003;
         let ring = [cts(1, 0, long + 1), cts(2, 0, long)];
         let partial = submit(&mut flow, &ring, 0, long).expect("clear-to-send 1");
-        let (_, imms) = partial.stripes(flow.weights()).next().expect("one stripe");
+        let (_, imms) = partial.stripes(|qp| flow.weight_of(qp)).next().expect("one stripe");
         assert_eq!(imms.first.length_code(), LengthCode::Low(3));
         assert_eq!(imms.second.map(|i| i.length_code()), Some(LengthCode::High((long >> 16) as u16)));
         let full = submit(&mut flow, &ring, 0, long).expect("clear-to-send 2");
-        let (_, imms) = full.stripes(flow.weights()).next().expect("one stripe");
+        let (_, imms) = full.stripes(|qp| flow.weight_of(qp)).next().expect("one stripe");
         assert_eq!((imms.first.length_code(), imms.second), (LengthCode::Full, None));
     }
 
@@ -355,7 +362,7 @@ mod tests {
         let mut message = |polls: u32| {
             seq += 1;
             let transfer = submit(&mut flow, &[cts(seq, 0, 1 << 20)], 0, 1 << 20).expect("there is a clear-to-send");
-            let stripes: Vec<_> = transfer.stripes(flow.weights()).map(|(stripe, _)| stripe).collect();
+            let stripes: Vec<_> = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe).collect();
             let lengths = [0, 1].map(|qp| stripes.iter().find(|s| s.qp == QpIndex(qp)).expect("a stripe").length);
             for qp in [0, 1] {
                 flow.handle_completion_on(transfer.id, QpIndex(qp)).expect("outstanding");

@@ -73,7 +73,7 @@ impl SendFlow {
         if is_usual && self.striping.stripe_count(length) == 1 && length < super::imm::Imm::EXPLICIT_LIMIT {
             match self.submit_single(tag, addr, length, read, |_| Ok(()))? {
                 Usual::Begun(transfer) => {
-                    let stripes: Vec<_> = transfer.stripes(self.weights).collect();
+                    let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();
                     let whole = Stripe { qp, offset: 0, length: transfer.length };
                     assert_eq!(stripes, [(whole, Immediates { first, second: None })]);

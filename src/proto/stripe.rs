@@ -2,9 +2,8 @@
 //!
 //! Queue pairs are numbered over the rails in turn: of three rails, queue pairs 0, 3, 6… are on rail 0. So as many consecutive
 //! queue pairs as there are rails are on different rails. How many stripes a message has follows from its length, and both
-//! ends know it. Where it is cut is known to the sender only; see [`RailWeights`].
+//! ends know it. Where it is cut is known to the sender only; see [`super::rail_weights`].
 
-use super::rail_weights::RailWeights;
 use super::recovery::rail_mask::RailMask;
 use super::{MAX_QPS, QpIndex};
 
@@ -116,12 +115,11 @@ impl Striping {
     }
 
     /// The stripes of a message of `length` bytes, of which the first goes to `qp` and each next one to the queue pair after.
-    /// The 128-byte lines of the message are divided in proportion to the weights of the stripes' rails.
-    pub fn stripes(self, length: u32, qp: QpIndex, weights: RailWeights) -> impl Iterator<Item = Stripe> {
+    /// The 128-byte lines of the message are divided in proportion to the weights of the stripes' queue pairs, which `weight` returns.
+    pub fn stripes(self, length: u32, qp: QpIndex, weight: impl Fn(QpIndex) -> u64) -> impl Iterator<Item = Stripe> {
         let count = self.stripe_count(length);
         let qps = std::iter::successors(Some(qp), move |l| Some(self.next_qp(*l))).take(count as usize);
-        let weight = move |qp: QpIndex| weights.of(self.rail_of(qp));
-        let all: u64 = qps.clone().map(weight).sum();
+        let all: u64 = qps.clone().map(&weight).sum();
         let lines = u64::from(length.div_ceil(LL128_LINE_BYTES));
         let (mut before, mut offset) = (0, 0);
         qps.map(move |qp| {
@@ -141,6 +139,7 @@ const _: () = assert!(MAX_QPS <= u32::BITS as usize, "arrived stripes are a bit 
 mod tests {
     use super::*;
     use crate::proto::MAX_MESSAGE;
+    use crate::proto::rail_weights::RailWeights;
     use proptest::prelude::*;
 
     /// Weights after the rails of `slowest` have been the slowest ones.
@@ -156,7 +155,9 @@ mod tests {
                                     speeds: [u32; 4], late in proptest::collection::vec(0u8..4, 0..300)) {
             let striping = Striping::new(rails, per_rail, split);
             let qps = rails * per_rail;
-            let stripes: Vec<_> = striping.stripes(length, QpIndex(first % qps), weights(speeds, &late)).collect();
+            let weights = weights(speeds, &late);
+            let weight = |qp| weights.of(striping.rail_of(qp));
+            let stripes: Vec<_> = striping.stripes(length, QpIndex(first % qps), weight).collect();
             prop_assert_eq!(stripes.len() as u32, striping.stripe_count(length));
             let most = if split { qps } else { rails };
             prop_assert!(stripes.len() <= usize::from(most));
@@ -176,7 +177,7 @@ mod tests {
         fn a_message_reaches_every_rail_once(rails in 1u8..=4, per_rail in 1u8..=8, first in 0u8..32) {
             let striping = Striping::new(rails, per_rail, false);
             let first = QpIndex(first % (rails * per_rail));
-            let stripes = striping.stripes(MAX_MESSAGE, first, weights([1; 4], &[]));
+            let stripes = striping.stripes(MAX_MESSAGE, first, |_| 1);
             let mut seen: Vec<_> = stripes.map(|s| striping.rail_of(s.qp)).collect();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..rails).collect::<Vec<_>>());
@@ -186,7 +187,7 @@ mod tests {
         fn a_rail_carries_its_weight(length in 1u32 << 20..=MAX_MESSAGE, speeds in proptest::array::uniform4(20u32..400)) {
             let weights = weights(speeds, &[]);
             let all: u64 = (0..4).map(|rail| weights.of(rail)).sum();
-            for s in Striping::new(4, 1, false).stripes(length, QpIndex(1), weights) {
+            for s in Striping::new(4, 1, false).stripes(length, QpIndex(1), |qp| weights.of(qp.0)) {
                 let due = u64::from(length) * weights.of(s.qp.0) / all;
                 prop_assert!(u64::from(s.length).abs_diff(due) <= 2 * u64::from(LL128_LINE_BYTES), "{s:?} {due}");
             }

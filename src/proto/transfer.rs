@@ -3,7 +3,6 @@
 use super::QpIndex;
 use super::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, parse_extra_keys};
 use super::imm::{Imm, LengthCode};
-use super::rail_weights::RailWeights;
 use super::requests::RequestId;
 use super::stripe::{Stripe, Striping};
 
@@ -55,10 +54,11 @@ impl Transfer {
         self.striping.rail_of(qp)
     }
 
-    /// The stripes in the order in which they are to be posted, each with its immediates. `weights` are those of the flow.
-    pub fn stripes(&self, weights: RailWeights) -> impl Iterator<Item = (Stripe, Immediates)> {
+    /// The stripes in the order in which they are to be posted, each with its immediates. `weight` returns the weight of a
+    /// queue pair: see [`super::send::SendFlow::weight_of`].
+    pub fn stripes(&self, weight: impl Fn(QpIndex) -> u64) -> impl Iterator<Item = (Stripe, Immediates)> {
         self.striping
-            .stripes(self.length, self.qp, weights)
+            .stripes(self.length, self.qp, weight)
             .enumerate()
             .map(|(i, stripe)| (stripe, self.immediates(i == 0)))
     }

@@ -140,6 +140,11 @@ impl ConnStats {
         self.timing.request()
     }
 
+    /// The timed request is of NCCL's operation `call`; 0: that is not known.
+    pub fn set_timed_operation(&mut self, call: u64) {
+        self.timing.set_operation(call);
+    }
+
     /// Receiver: the clear-to-sends of the timed request are posted.
     pub fn handle_announced(&mut self) {
         self.timing.handle_announced(self.words);

@@ -112,6 +112,7 @@ fn the_last_messages_that_were_timed_are_kept_with_their_times() {
         }
         for end in [&mut send, &mut receive] {
             if end.timed_request() == Some(message) {
+                end.set_timed_operation(message.into());
                 end.handle_announced();
                 end.handle_timed_done(Completed { messages: 1, bytes: u64::from(message) << 20 });
             }
@@ -122,6 +123,7 @@ fn the_last_messages_that_were_timed_are_kept_with_their_times() {
     assert_eq!([&send, &receive].map(kept), [expected.clone(), expected]);
     let at = record::TIMED + timed::WORDS;
     assert_eq!([&send, &receive].map(|end| word(end, at + timed::BYTES)), [1 << 56 | 105 << 20; 2]);
+    assert_eq!([&send, &receive].map(|end| word(end, at + timed::OPERATION)), [105; 2]);
     for end in [&send, &receive] {
         let [earlier, later] = [at - timed::WORDS, at].map(|at| word(end, at + timed::AT));
         let times = (0..record::STAGES).map(|stage| word(end, at + timed::STAGES + stage)).sum::<u64>();

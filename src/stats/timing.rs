@@ -50,6 +50,8 @@ struct Message {
     number: u64,
     /// The time in each stage, in nanoseconds.
     stages: [u64; record::STAGES],
+    /// As [`record::OPERATION`].
+    operation: u64,
 }
 
 /// What the flow tells of a request that is complete.
@@ -87,7 +89,7 @@ impl Timing {
                 let first_try = refused.unwrap_or(now);
                 let gpu = self.count(words, record::GPU, since, first_try);
                 let cts = self.count(words, record::CTS, first_try, now);
-                self.message = Message { number, stages: [gpu, cts, 0] };
+                self.message = Message { number, stages: [gpu, cts, 0], operation: 0 };
                 self.state = State::Begun { request, since: now, announced: None };
             }
             State::Idle if number.is_multiple_of(self.interval.into()) => {
@@ -98,6 +100,11 @@ impl Timing {
         }
         let interval = u64::from(self.interval);
         (interval - number % interval) as u32
+    }
+
+    /// The message that is timed is of this operation.
+    pub(super) fn set_operation(&mut self, operation: u64) {
+        self.message.operation = operation;
     }
 
     /// Sender: a message is refused for the first time.
@@ -124,7 +131,7 @@ impl Timing {
         let (is_timed, next) =
             if next < number + count { (true, self.next_timed(number + count)) } else { (false, next) };
         if is_timed && matches!(self.state, State::Idle) {
-            self.message = Message { number, stages: [0; record::STAGES] };
+            self.message = Message { number, ..Message::default() };
             self.state = State::Begun { request, since: now, announced: None };
         }
         ((next - (number + count)) / count.max(1)) as u32 + 1
@@ -166,7 +173,7 @@ impl Timing {
     /// Keeps the message in the record, in the place of the one that has been there for longest. A reader recognises words that are half
     /// written: the last one is written first.
     fn keep(&mut self, words: &Words, completed: Completed, at: u64) {
-        let Message { number, stages } = self.message;
+        let Message { number, stages, operation } = self.message;
         let place = self.kept_words(words, self.kept);
         place[timed::MESSAGE_AGAIN].store(number + 1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -176,7 +183,7 @@ impl Timing {
         }
         let bytes = completed.bytes | u64::from(completed.messages) << 56;
         place[timed::BYTES].store(bytes, Ordering::Relaxed);
-        place[timed::OPERATION].store(0, Ordering::Relaxed);
+        place[timed::OPERATION].store(operation, Ordering::Relaxed);
         place[timed::MESSAGE].store(number + 1, Ordering::Release);
         self.kept = self.kept.wrapping_add(1);
     }

@@ -1,6 +1,6 @@
 //! One connection each way, and messages over it that are checked to the last byte.
 
-use super::pattern;
+use super::{are_all, pattern};
 use ferrite::error::Result;
 use ferrite::pair::PeerConn;
 use ferrite::pair::WorkerCtx;
@@ -49,7 +49,7 @@ impl Bench {
         assert_eq!((went[0], came[0]), (expected as i32, expected as i32), "{sent} bytes into {room}");
         let got = self.into.memory().read(0, room + MARGIN)?;
         assert!(got[..expected] == theirs[..expected], "{sent} bytes into {room}: wrong data");
-        assert!(got[expected..].iter().all(|b| *b == 0xee), "{sent} bytes into {room}: bytes past the message");
+        assert!(are_all(&got[expected..], 0xee), "{sent} bytes into {room}: bytes past the message");
         Ok(())
     }
 }

@@ -146,3 +146,22 @@ fn a_peer_that_dies_is_an_error_and_no_wait() {
     job.line(0, &["rank 0 ends"]);
     says_nothing_of(&job, 0, &PATH);
 }
+
+/// A rank that has met an error closes its other connections because of it, and so on.
+#[test]
+fn an_error_is_told_to_all_ranks_before_it_with_the_rank_that_has_met_it_first() {
+    require!(built());
+    enter();
+    let mut job = Job::start(Shape::Chain, 4, &[], |rank| rank.pause_ms = 1);
+    job.line(2, &["passes messages on"]);
+    let met = format!("(pid {}): ", job.processes[2].pid());
+    let died = format!("of process {} on ", job.processes[3].pid());
+    job.processes[3].signal(libc::SIGKILL);
+    job.line(2, &[&died, "the peer's process has died"]);
+    for rank in [1, 0] {
+        job.line(
+            rank,
+            &["the receiver was closed", "the first error there: ", &met, &died, "the peer's process has died"],
+        );
+    }
+}

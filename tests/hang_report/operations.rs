@@ -2,6 +2,9 @@
 
 use crate::job::{Job, Shape, built, enter};
 use ferrite::hang::stats_file;
+use nccl_net::inspect::operation::{Call, Function};
+use nccl_net::testing::stats::layout::{HEADER_WORDS, record, timed};
+use std::path::Path;
 use testkit::{require, wait_until};
 
 /// Begins once messages flow.
@@ -17,6 +20,15 @@ fn chain(count: u32, begun: u64) -> Job {
         rank.begun = Some(if is_last { begun } else { 8 });
         rank.stops_after = is_last.then_some(SOON);
     })
+}
+
+/// The operation of the first message that was timed, of the first connection in a statistics file.
+fn timed_operation(file: &Path) -> Option<Call> {
+    let bytes = std::fs::read(file).expect("it is readable");
+    let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+    let message = &words[HEADER_WORDS + record::TIMED..][..timed::WORDS];
+    assert_eq!(message[timed::MESSAGE], 2, "number 1");
+    Call::from_bits(message[timed::OPERATION])
 }
 
 #[test]
@@ -52,6 +64,8 @@ fn a_rank_that_has_not_begun_the_operation_is_told_from_all_others() {
             .any(|connection| OPERATION.ends_with(&connection.operation) && connection.sends)
             .then_some(())
     });
+    // So are messages that were timed: number 1 of each connection is.
+    assert_eq!(timed_operation(&file), Some(Call { function: Function::AllReduce, number: Some(7) }));
     job.processes[2].signal(libc::SIGKILL);
     job.line(1, &["the peer's process has died", "during AllReduce number 7 of communicator dp"]);
 }

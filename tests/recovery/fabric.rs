@@ -22,6 +22,8 @@ pub(crate) enum Fabric {
     OneRail,
     /// One rail, and each message is split over three queue pairs.
     Split,
+    /// One rail with four lanes.
+    Lanes,
     /// Two rails: rank 0 has `softrnic0+softrnic1`, rank 1 `softrnic2+softrnic3`.
     TwoRails,
     /// The same with ports of InfiniBand: data and its immediate are separate writes.
@@ -41,6 +43,7 @@ pub(crate) fn run(fabric: Fabric, env: &[(&str, &str)], body: impl FnOnce(&mut W
             let setting = adapt(require!(setting())).env("NCCL_IB_QPS_PER_CONNECTION", "3");
             pair(&setting.env("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), body).map(drop)
         }
+        Fabric::Lanes => pair(&adapt(require!(setting())).env("FERRITE_LANES", "4"), body).map(drop),
         Fabric::TwoRails => faithful::run(&["--devices", "4"], adapt, body),
         Fabric::TwoInfiniBandRails => faithful::run(&["--devices", "4", "--link", "ib"], adapt, body),
     }

@@ -1,7 +1,7 @@
 //! Receives of several messages, of which some have arrived when a port falls.
 
-use crate::common::pattern;
 use crate::common::plugin_transport;
+use crate::common::{are_all, pattern};
 use crate::fabric::{Fabric, applied, recoveries, run};
 use ferrite::error::Result;
 use ferrite::pair::PeerConn;
@@ -59,7 +59,7 @@ impl Groups {
             assert_eq!(*size as usize, expected.len(), "message {member} of group {round}");
             let got = self.into.memory().read(member * BYTES, BYTES)?;
             assert!(got[..expected.len()] == expected[..], "message {member} of group {round} is wrong");
-            assert!(got[expected.len()..].iter().all(|byte| *byte == 0xee), "bytes past message {member}");
+            assert!(are_all(&got[expected.len()..], 0xee), "bytes past message {member}");
         }
         Ok(())
     }

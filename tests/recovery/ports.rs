@@ -47,6 +47,13 @@ fn all_arrives_if_a_port_falls_and_messages_are_split_over_queue_pairs() -> Resu
 }
 
 #[test]
+fn all_arrives_if_a_port_falls_and_messages_are_split_over_lanes() -> Result<()> {
+    let rules =
+        "port-down=20ms device=softrnic0 message=60 times=1; port-down=10ms device=softrnic1 message=80 times=1";
+    all_arrives(Fabric::Lanes, rules, LONG, MESSAGES)
+}
+
+#[test]
 fn all_arrives_if_a_port_falls_for_2_s() -> Result<()> {
     over_one_rail("port-down=2s device=softrnic0 message=60 times=1", SHORT)
 }

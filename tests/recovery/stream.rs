@@ -1,6 +1,6 @@
 //! Messages both ways, several at once, checked to the last byte: also the memory around them, and after they have arrived.
 
-use crate::common::{pattern, plugin_transport};
+use crate::common::{are_all, pattern, plugin_transport};
 use ferrite::error::Result;
 use ferrite::pair::PeerConn;
 use ferrite::pair::WorkerCtx;
@@ -159,7 +159,7 @@ impl Stream {
         let at = self.place(into.posted);
         if !into.is_prepared {
             let left = self.into.memory().read(at, self.shape.bytes + GUARD)?;
-            assert!(left.iter().all(|byte| *byte == USED), "a buffer was written after its message was done");
+            assert!(are_all(&left, USED), "a buffer was written after its message was done");
             self.into.memory().set(at, left.len(), EMPTY)?;
             into.is_prepared = true;
         }
@@ -190,7 +190,7 @@ impl Stream {
         assert_eq!(bytes as usize, expected.len(), "length of message {}", self.before + index);
         let got = self.into.memory().read(at, self.shape.bytes + GUARD)?;
         assert!(got[..expected.len()] == expected[..], "wrong data in message {}", self.before + index);
-        assert!(got[expected.len()..].iter().all(|b| *b == EMPTY), "bytes past message {}", self.before + index);
+        assert!(are_all(&got[expected.len()..], EMPTY), "bytes past message {}", self.before + index);
         self.into.memory().set(at, got.len(), USED)?;
         Ok(true)
     }
@@ -244,7 +244,7 @@ impl Stream {
         let Self { out, into, link, _transport, .. } = self;
         let left = into.memory().read(0, into.memory().len())?;
         let used = self.shape.depth * (self.shape.bytes + GUARD);
-        assert!(left[..used].iter().all(|byte| *byte == USED), "a buffer was written after its message was done");
+        assert!(are_all(&left[..used], USED), "a buffer was written after its message was done");
         drop((out, into));
         link.close()
     }

@@ -52,8 +52,8 @@ tests! {
     data::unequal_packets: [plugin];
     data::longer_than_the_port_allows: [plugin] [deep stock];
     data::two_hundred_connections: [] [deep plugin];
-    contract::connections: [plugin];
-    contract::messages: [plugin];
+    contract::connections: [] [deep plugin];
+    contract::messages: [] [deep plugin];
     addresses::ipv4_by_default: [plugin] [deep stock];
     addresses::ipv6_by_family: [plugin] [deep stock];
     addresses::link_local_by_index: [plugin] [deep stock];

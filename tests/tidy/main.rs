@@ -28,7 +28,7 @@ const NET: &[(&str, &[&str])] = &[
     ("device", &["control", "mr", "explain"]),
     ("qp", &["control", "mr", "device"]),
     ("recovery", &["control", "mr", "device", "qp"]),
-    ("data", &["control", "mr", "device", "qp", "recovery"]),
+    ("data", &["control", "mr", "device", "operations", "qp", "recovery"]),
     ("setup", &["control", "mr", "device", "qp", "data"]),
     ("network.rs", &["control", "mr", "device", "qp", "data", "setup"]),
 ];

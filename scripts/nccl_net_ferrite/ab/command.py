@@ -1,10 +1,11 @@
-"""Compares Ferrite with NCCL's built-in IB transport: per collective and size, with proof of which network ran.
+"""Compares Ferrite with NCCL's built-in IB transport, or with another Ferrite: per collective and size, with proof of which network ran.
 
 On one machine it starts the ranks itself; under a launcher each of its processes is one rank, and rank 0 has the verdict:
 
     python scripts/ab.py                        # all GPUs of this machine, RDMA devices of this machine
     python scripts/ab.py --softrnic --ranks 2   # on the software device, on a machine without RDMA
     python scripts/ab.py --libnccl FILE         # without PyTorch, with this libnccl.so.2
+    python scripts/ab.py --baseline OLD         # A is Ferrite too, in the file OLD, or with other variables (--only-a)
 
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST0:29500 scripts/ab.py     # on each node
     MASTER_ADDR=HOST0 srun --nodes 2 --ntasks-per-node 8 python scripts/ab.py
@@ -32,6 +33,7 @@ from . import comparison, judgement, nccl_tests, plan
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plugin", type=Path, default=repository.PLUGIN, help="side B's library")
+    parser.add_argument("--baseline", type=Path, metavar="PLUGIN", help="side A: this library of Ferrite instead of NCCL's own transport")
     parser.add_argument("--libnccl", type=Path, metavar="FILE", help="measure this libnccl.so.2, called by itself, and not PyTorch's")
     parser.add_argument("--libcuda", default="libcuda.so.1", metavar="FILE", help="the CUDA driver for --libnccl; default libcuda.so.1")
     parser.add_argument(
@@ -65,9 +67,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=sorted(plan.DTYPES), default="float32")
     options.add_gdr(parser, "GPUDirect on both sides")
     options.add_both(parser, "both sides")
-    parser.add_argument(
-        "--only-b", type=options.variable, action="append", default=[], metavar="NAME=VALUE", help="a variable for Ferrite alone"
-    )
+    for side in "ab":
+        parser.add_argument(
+            f"--only-{side}",
+            type=options.variable,
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help=f"a variable for side {side.upper()} alone",
+        )
     options.add_softrnic(parser, "both sides on the software device in DIR; all ranks on one machine")
     options.add_limit(parser, 10, 900, "one run of one side")
     options.add_out(parser, "report-ab")

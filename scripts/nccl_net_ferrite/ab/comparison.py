@@ -23,7 +23,7 @@ NCCL_RANK = "nccl_net_ferrite.ab.nccl_rank"
 def compare(options: argparse.Namespace) -> int:
     """Returns an exit code."""
     launched = placement.of_launcher()
-    sides = plan.sides(options.plugin, options.only_b)
+    sides = plan.sides(options)
     order = plan.order(options.blocks)
     check(options, launched, len(order))
     setup = setup_of(options, launched)
@@ -125,6 +125,7 @@ def report_of(options: argparse.Namespace, setup: Setup, sides: tuple[Side, Side
         versions=runs[0].versions,
         gpus=runs[0].gpus,
         plugin=files.library(options.plugin),
+        baseline=files.library(options.baseline) if options.baseline else None,
         variables=variables_of(setup, sides),
         ranks=len(runs[0].gpus),
         dtype=setup.task["dtype"],

@@ -2,9 +2,10 @@
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
-from ..networks import Side, built_in, ferrite
+from .. import files
+from ..errors import Invalid
+from ..networks import Side, built_in, check_plugin, ferrite
 
 # Bus bandwidth over algorithm bandwidth, for n ranks: the part of the bytes that a link really carries.
 COLLECTIVES: dict[str, Callable[[int], float]] = {
@@ -27,9 +28,17 @@ MOST_CALLS = 200
 BATCHES = 5
 
 
-def sides(plugin: Path, only_b: list[tuple[str, str]]) -> tuple[Side, Side]:
-    """A: NCCL's built-in IB transport; B: the plugin, with variables that it alone has."""
-    return built_in("A"), ferrite("B", plugin, only_b)
+def sides(options: argparse.Namespace) -> tuple[Side, Side]:
+    """A: NCCL's built-in IB transport, or the plugin of --baseline; B: the plugin. Each with the variables that it alone has."""
+    if not options.baseline:
+        return built_in("A", options.only_a), ferrite("B", options.plugin, options.only_b)
+    check_plugin(options.baseline, "--baseline")
+    a, b = ferrite("A", options.baseline, options.only_a), ferrite("B", options.plugin, options.only_b)
+    if files.sha256(options.baseline) == files.sha256(options.plugin) and sorted(options.only_a) == sorted(options.only_b):
+        raise Invalid(
+            f"--baseline {options.baseline}: A and B are the same; name another library, or a variable of one side (--only-a, --only-b)"
+        )
+    return a, b
 
 
 def order(blocks: int) -> str:

@@ -25,11 +25,11 @@ def draw(report: Report) -> str:
         parts.append(ratios(name, points, left, top + 2 * ABOVE + HEIGHT + BELOW))
     width = min(len(names), COLUMNS) * (LEFT + WIDTH) + 40
     height = HEADER + ceil(len(names) / COLUMNS) * 2 * (ABOVE + HEIGHT + BELOW)
-    return page(width, height, legend() + "".join(parts))
+    return page(width, height, legend(report.about.side_a()) + "".join(parts))
 
 
-def legend() -> str:
-    words = {"A": "A: NCCL's built-in IB transport", "B": "B: Ferrite"}
+def legend(side_a: str) -> str:
+    words = {"A": f"A: {side_a}", "B": "B: Ferrite"}
     lines = [
         f'<line x1="{LEFT + 300 * i}" x2="{LEFT + 300 * i + 28}" y1="22" y2="22" stroke="{COLOURS[side]}" stroke-width="3"/>'
         f'<text x="{LEFT + 300 * i + 36}" y="26">{words[side]}</text>'

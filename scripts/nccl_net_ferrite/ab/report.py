@@ -15,11 +15,11 @@ def write(folder: Path, report: Report) -> None:
     (folder / "report.svg").write_text(plot.draw(report))
     write_json(folder / "raw.json", report.to_json())
     parts = [
-        "# Ferrite against NCCL's built-in IB transport",
+        f"# Ferrite against {report.about.side_a()}",
         summary(report),
         "![bus bandwidth over size, and the ratio](report.svg)",
         table(report),
-        HOW,
+        f"A is {report.about.side_a()}, B is Ferrite. {HOW}",
         facts(report.about),
     ]
     (folder / "report.md").write_text("\n\n".join(parts) + "\n")
@@ -29,7 +29,7 @@ def summary(report: Report) -> str:
     about, verdicts = report.about, [one.row.verdict for one in report.rows]
     ratios = ", ".join(f"{one.name} {one.row.ratio:.3f}" for one in report.together)
     sentences = [
-        f"Ferrite against NCCL {about.versions['nccl']}'s IB transport, {about.ranks} ranks, GPUDirect {about.gdr}, {len(verdicts)} rows:",
+        f"Ferrite against {of_nccl(about)}, {about.ranks} ranks, GPUDirect {about.gdr}, {len(verdicts)} rows:",
         f"better in {verdicts.count(stats.BETTER)}, worse in {verdicts.count(stats.WORSE)}, "
         f"alike within {about.effect * 100:g} % in {verdicts.count(stats.ALIKE)}, "
         f"too few runs to tell in {verdicts.count(stats.TOO_FEW_RUNS)}.",
@@ -40,6 +40,12 @@ def summary(report: Report) -> str:
     if about.cut:
         sentences.append(f"The run was {about.cut}.")
     return " ".join(sentences)
+
+
+def of_nccl(about: About) -> str:
+    """Side A, with the release of NCCL."""
+    nccl = f"NCCL {about.versions['nccl']}"
+    return f"{about.side_a()} under {nccl}" if about.baseline else f"{nccl}'s IB transport"
 
 
 def smallest_effect(report: Report) -> str:
@@ -88,7 +94,7 @@ def percent(ratio: float) -> str:
 
 
 HOW = (
-    'A is NCCL\'s built-in IB transport, B is Ferrite. Times are medians over fresh processes; GB/s is bus bandwidth. "time B/A" is '
+    'Times are medians over fresh processes; GB/s is bus bandwidth. "time B/A" is '
     'the mean ratio of a block of four runs, two of each side; "together" is the geometric mean of rows. The intervals hold all at '
     f"once: in {100 - stats.SIGNIFICANCE * 100:g} % of reports each of them holds its true ratio, by a permutation test within "
     "blocks over the largest statistic of all rows. A row is called better or worse if its interval leaves out 1 and the ratio is "
@@ -110,8 +116,10 @@ def facts(about: About) -> str:
     ]
     if about.libnccl:
         lines.append(f"- libnccl.so.2: sha256 `{about.libnccl.sha256}`, without PyTorch")
+    if about.baseline:
+        lines.append(f"- plugin of A: {about.baseline.text()}")
     lines += [
-        f"- plugin: {about.plugin.text()}",
+        f"- plugin{' of B' if about.baseline else ''}: {about.plugin.text()}",
         f"- variables of A: {variables['A']}",
         f"- variables of B: {variables['B']}",
         f"- variables of both: {variables['both']}",

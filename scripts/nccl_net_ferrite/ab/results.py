@@ -55,6 +55,7 @@ class About:
     versions: dict[str, str]
     gpus: list[str]
     plugin: Library
+    baseline: Library | None  # side A; None: NCCL's built-in IB transport
     variables: dict[str, dict[str, str]]  # of "A", of "B", of "both"
     ranks: int
     dtype: str
@@ -67,7 +68,7 @@ class About:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> "About":
-        libnccl = raw.get("libnccl")
+        libnccl, baseline = raw.get("libnccl"), raw.get("baseline")
         return cls(
             command=raw["command"],
             order=raw["order"],
@@ -75,6 +76,7 @@ class About:
             versions=raw["versions"],
             gpus=raw["gpus"],
             plugin=Library(**raw["plugin"]),
+            baseline=Library(**baseline) if baseline else None,
             variables=raw["variables"],
             ranks=raw["ranks"],
             dtype=raw["dtype"],
@@ -86,10 +88,16 @@ class About:
             effect=raw.get("effect", 0.0),
         )
 
+    def side_a(self) -> str:
+        """What side A is, in a title."""
+        return "another Ferrite" if self.baseline else "NCCL's built-in IB transport"
+
     def to_json(self) -> dict[str, Any]:
         missing = () if self.seconds else ("cut", "libnccl", "seconds")
         found = {name: value for name, value in asdict(self).items() if name not in missing}
-        for library in (found["plugin"], found.get("libnccl")):
+        if not self.baseline:
+            del found["baseline"]
+        for library in (found["plugin"], found.get("baseline"), found.get("libnccl")):
             if library and not library["version"]:
                 del library["version"]
         return found

@@ -2,7 +2,7 @@
 //!
 //! The short way, while the state word is clear, asks first whether the request is complete. If it is not, the completion queue is
 //! polled, and a poll that finds nothing does little else than count. The general way is for all other cases: the connection
-//! recovers, the peer is lost or gone, there are several rails, or a message is being timed.
+//! recovers, the peer is lost or gone, there are several rails or lanes, or a message is being timed.
 
 use super::cts_sender::CtsSender;
 use super::receiver::{RecvComm, RecvPath};

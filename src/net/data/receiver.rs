@@ -2,6 +2,7 @@
 
 use super::cts_sender::CtsSender;
 use super::exclusive_cell::ExclusiveCell;
+use super::first_error;
 use super::flush::Flushes;
 use super::mode::Mode;
 use super::stall::Stall;
@@ -222,7 +223,7 @@ impl Drop for RecvComm {
     fn drop(&mut self) {
         let outstanding = self.path.get_mut().map(|path| path.flow.outstanding());
         if outstanding != Some(0) {
-            self.peer.fail("the receiver was closed with receives outstanding");
+            self.peer.fail(&first_error::with_first("the receiver was closed with receives outstanding"));
         }
     }
 }

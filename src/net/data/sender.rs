@@ -68,7 +68,7 @@ pub(super) struct SendPath {
     pub(super) peer: Arc<PeerState>,
     pub(super) memory: Arc<ConnMemory>,
     pub(super) stats: ConnStats,
-    /// Whether there is one rail, and no message is being timed.
+    /// Whether there is one rail without lanes, and no message is being timed.
     pub(super) is_plain: bool,
     /// Messages of fewer bytes are one write on the only rail.
     usual_below: u32,
@@ -115,9 +115,12 @@ impl SendComm {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_up_to = trailing_immediate_above.min(terms.striping.whole_up_to());
         let one_write_below = Imm::EXPLICIT_LIMIT.min(one_write_up_to.saturating_add(1));
-        let is_plain = !qps.are_on_several_rails();
+        let mut flow = SendFlow::new(terms.striping, weights);
+        if nic.config.lanes && terms.striping.is_split() && terms.qps_per_rail() > 1 {
+            flow.use_lanes();
+        }
+        let is_plain = !qps.are_on_several_rails() && !flow.has_lanes();
         qps.watch(&peer);
-        let flow = SendFlow::new(terms.striping, weights);
         let sticky_error = StickyError::new("sending to");
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
@@ -283,7 +286,7 @@ impl SendPath {
     /// packets, the immediate in a trailing write of its own. `lkey` returns the key of the memory by rail number.
     #[inline(never)]
     pub(super) fn post(&mut self, addr: u64, lkey: impl Fn(u8) -> u32, transfer: Transfer) -> Result<()> {
-        for (stripe, imms) in transfer.stripes(self.flow.weights()) {
+        for (stripe, imms) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
             let is_trailing = stripe.length > 0 && stripe.length > self.trailing_immediate_above;
             let at = u64::from(stripe.offset);
             let rail = transfer.rail_of(stripe.qp);

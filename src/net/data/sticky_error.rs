@@ -1,5 +1,6 @@
 //! The error with which one end of a connection has failed.
 
+use super::first_error;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use std::sync::Arc;
@@ -41,14 +42,22 @@ impl StickyError {
     #[cold]
     #[inline(never)]
     pub fn reason(&self, peer: &Arc<PeerState>) -> Error {
-        let gone = || Error::remote(format!("{} {}: {}", self.task, peer.peer(), peer.reason()));
-        self.error.clone().unwrap_or_else(gone)
+        if let Some(error) = &self.error {
+            return error.clone();
+        }
+        let gone = Error::remote(format!("{} {}: {}", self.task, peer.peer(), peer.reason()));
+        if peer.state().has_closed() {
+            return gone.hint("NCCL there does so after an error on another connection, too: its log tells");
+        }
+        first_error::record(&gone.text());
+        gone
     }
 
     /// Records that this end has failed with `error`, unless it has failed before, and tells the peer. Returns the recorded error.
     #[cold]
     #[inline(never)]
     pub fn fail(&mut self, peer: &Arc<PeerState>, error: Error) -> Error {
+        first_error::record(&error.text());
         peer.fail(&error.text());
         self.error.get_or_insert(error).clone()
     }

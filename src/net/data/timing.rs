@@ -4,9 +4,21 @@ use super::receiver::RecvPath;
 use super::sender::SendPath;
 use crate::error::Result;
 use crate::net::control::peer_state::PeerState;
+use crate::net::operations::live;
 use crate::proto::requests::RequestId;
 use crate::stats::Completed;
+use crate::stats::labels::Labels;
+use crate::stats::record::ConnStats;
 use std::sync::Arc;
+
+/// If request `id` is timed from now on, it is one of the operation that NCCL's profiler says messages are of now.
+fn name_operation(stats: &mut ConnStats, id: RequestId) {
+    if stats.timed_request() == Some(id.to_bits()) {
+        let labels = Labels::of(stats);
+        let call = labels.communicator().and_then(|id| live::recent(id, labels.is_sender(), labels.peer_rank()));
+        stats.set_timed_operation(call.map_or(0, |call| call.to_bits()));
+    }
+}
 
 impl SendPath {
     /// A message has been accepted that is timed, or the one before it.
@@ -14,12 +26,14 @@ impl SendPath {
     #[inline(never)]
     pub(super) fn handle_due(&mut self, id: RequestId, tag: u32) {
         self.stats.handle_due_send(id.to_bits(), tag);
+        name_operation(&mut self.stats, id);
         self.choose_path();
     }
 
     /// To be called when the rails have changed, or what is timed.
     pub(super) fn choose_path(&mut self) {
-        self.is_plain = !self.qps.are_on_several_rails() && self.stats.timed_request().is_none();
+        let is_one = !self.qps.are_on_several_rails() && !self.flow.has_lanes();
+        self.is_plain = is_one && self.stats.timed_request().is_none();
     }
 
     /// As [`Self::progress`], and looks whether the message is complete that is timed.
@@ -56,6 +70,7 @@ impl RecvPath {
         if let Some(rank) = self.stats.handle_due_receive(id.to_bits(), count, tag) {
             peer.peer().set_rank(rank);
         }
+        name_operation(&mut self.stats, id);
         let outcome = self.send_cts().or_else(|e| self.handle_failure(peer, e));
         self.handle_posted_cts();
         self.choose_path();

@@ -5,6 +5,7 @@ use crate::proto::endpoint::{Ece, Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
 use crate::proto::identity::Identity;
 use crate::proto::rail_weights::RailWeights;
+use crate::proto::send::SendFlow;
 use crate::proto::stripe::Striping;
 use crate::proto::{MAX_GROUP, MAX_RAILS};
 use std::ops::Range;
@@ -31,6 +32,8 @@ impl Message {
 pub(super) struct Plan {
     pub(super) striping: Striping,
     pub(super) weights: RailWeights,
+    /// Whether the sender's queue pairs are lanes.
+    pub(super) has_lanes: bool,
     pub(super) messages: Vec<Message>,
     /// The messages of each grouped receive.
     pub(super) groups: Vec<Range<usize>>,
@@ -67,9 +70,11 @@ impl Plan {
         let groups = (0..1 + random.below(most_groups)).map(|_| group(random, &mut messages)).collect();
         let keys = (0..messages.len()).map(|i| std::array::from_fn(|rail| rkey(i, rail))).collect();
         let weights = near.rail_weights_with(&far);
+        let has_lanes = striping.is_split() && max_extra.is_multiple_of(2);
         Self {
             striping,
             weights,
+            has_lanes,
             messages,
             groups,
             trailing_above,
@@ -79,6 +84,15 @@ impl Plan {
             speeds,
             keys,
         }
+    }
+
+    /// The sending end.
+    pub(super) fn send_flow(&self) -> SendFlow {
+        let mut flow = SendFlow::new(self.striping, self.weights);
+        if self.has_lanes {
+            flow.use_lanes();
+        }
+        flow
     }
 
     pub(super) fn rails(&self) -> usize {

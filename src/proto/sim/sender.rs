@@ -29,7 +29,7 @@ pub(super) struct Sender {
 impl Sender {
     pub(super) fn new(plan: &Plan) -> Self {
         Self {
-            flow: SendFlow::new(plan.striping, plan.weights),
+            flow: plan.send_flow(),
             space: SendQueueSpace::new(plan.max_extra),
             queued: vec![0; plan.qps()],
             requests: 0,
@@ -94,7 +94,7 @@ impl Sender {
         assert!(self.failed.is_none(), "data is posted after the connection has failed");
         let Outside { plan, fabric, ring, .. } = outside;
         let halves = ring.len() / RING_SLOTS;
-        for (stripe, imms) in transfer.stripes(self.flow.weights()) {
+        for (stripe, imms) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
             let rkey = self.flow.rkey(&transfer, transfer.rail_of(stripe.qp), |slot| ring[slot.index() * halves]);
             assert_eq!(stripe.offset % LL128_LINE_BYTES, 0, "a line is cut");
             let addr = transfer.remote_addr + u64::from(stripe.offset);
@@ -138,14 +138,15 @@ impl Sender {
 
     fn poll(&mut self, outside: &mut Outside) -> Result<usize, Cause> {
         let rails = outside.plan.rails();
-        if rails > 1 {
+        let has_shares = rails > 1 || self.flow.has_lanes();
+        if has_shares {
             self.flow.handle_poll();
         }
         let mut count = 0;
         for rail in 0..rails {
             let polled = outside.poll(End::Sender, rail);
             count += polled.succeeded.len();
-            polled.succeeded.iter().for_each(|completion| self.handle_completion(completion, rails > 1));
+            polled.succeeded.iter().for_each(|completion| self.handle_completion(completion, has_shares));
             if let Some(status) = polled.failed {
                 return Err(self.fail(Cause::WorkRequest(status), outside));
             }
@@ -153,12 +154,12 @@ impl Sender {
         Ok(count)
     }
 
-    fn handle_completion(&mut self, completion: &Completion, has_rails: bool) {
+    fn handle_completion(&mut self, completion: &Completion, has_shares: bool) {
         let result = match completion.id {
             WrId::Data { request, extra } => {
                 self.queued[usize::from(completion.qp.0)] -= 1 + u32::from(extra);
                 self.space.handle_completion(completion.qp, extra);
-                if has_rails {
+                if has_shares {
                     self.flow.handle_completion_on(request, completion.qp)
                 } else {
                     self.flow.handle_completion(request)

@@ -15,6 +15,7 @@
 //! | `run` | the worker process, one session of a pair, verification and comparison of transports |
 //! | `solo` | one process that sends to itself, for counting |
 //! | `cost` | what a message costs the card and its driver, counted by the software device |
+//! | `ecmp` | a model of a fabric with ECMP, over the plugin's own code |
 //! | `instructions` | instructions per call out of callgrind's output |
 //! | `check` | the contract of an NCCL net transport, point by point |
 //! | `outlast` | a stream of checked messages while faults happen |
@@ -30,6 +31,7 @@ mod check;
 pub mod cli;
 mod cost;
 mod doctor;
+mod ecmp;
 pub mod error;
 pub mod hang;
 mod instructions;

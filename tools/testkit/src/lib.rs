@@ -6,6 +6,7 @@
 //! | its own name | [`name`] |
 //! | to wait until something has happened | [`wait`] |
 //! | to run in a process of its own, or in two with a socket between them | [`side`], [`peer`], [`process`] |
+//! | contents for buffers | [`bytes`] |
 //! | a process that dies on purpose | [`crash`], [`forked`], [`process`] |
 //! | what a program prints | [`program`] |
 //! | software RDMA devices | [`softrnic`] |
@@ -27,6 +28,7 @@
 //! }
 //! ```
 
+pub mod bytes;
 pub mod crash;
 pub mod dist;
 pub mod forked;

@@ -153,7 +153,7 @@ pub(super) fn connected(outside: &mut Outside, give_up: Duration) -> (Sender, Re
     }
     let sender = Sender {
         caller: Caller::new(End::Sender, plan, near, give_up),
-        flow: SendFlow::new(plan.striping, plan.weights),
+        flow: plan.send_flow(),
         space: SendQueueSpace::new(plan.max_extra),
         ring: vec![CtsWords::default(); RING_SLOTS * cts_halves(plan.rails())],
         is_draining: false,

@@ -81,7 +81,7 @@ impl Sender {
 
     fn post(&mut self, message: usize, transfer: Transfer, outside: &mut Outside) {
         let halves = self.ring.len() / RING_SLOTS;
-        for (stripe, imms) in transfer.stripes(self.flow.weights()) {
+        for (stripe, imms) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
             let rail = transfer.rail_of(stripe.qp);
             let rkey = self.flow.rkey(&transfer, rail, |slot| self.ring[slot.index() * halves]);
             let addr = transfer.remote_addr + u64::from(stripe.offset);
@@ -113,9 +113,10 @@ impl Sender {
                 if extra > 0 {
                     self.space.handle_completion(completion.qp, extra);
                 }
-                let handled = match self.caller.striping.rails() {
-                    1 => self.flow.handle_completion(request),
-                    _ => self.flow.handle_completion_on(request, completion.qp),
+                let has_shares = self.caller.striping.rails() > 1 || self.flow.has_lanes();
+                let handled = match has_shares {
+                    false => self.flow.handle_completion(request),
+                    true => self.flow.handle_completion_on(request, completion.qp),
                 };
                 handled.unwrap_or_else(|e| panic!("{e}"));
             }

@@ -6,6 +6,7 @@ mod cost;
 mod device_args;
 mod doctor;
 mod doctor_peers;
+mod ecmp;
 mod exit;
 mod hang;
 mod instructions;
@@ -75,6 +76,8 @@ enum Command {
     Solo(solo::Solo),
     /// Count what a message costs the card and its driver: work requests, doorbells, completions, bytes, queue memory
     Cost(cost::Cost),
+    /// Model a fabric with ECMP: how much of its links jobs can use, by what a transport does with its queue pairs
+    Ecmp(ecmp::Ecmp),
     /// Count a transport's instructions in what callgrind wrote of `solo`
     Instructions(instructions::Instructions),
     /// Find, fetch or verify a stock NCCL library and print its path
@@ -121,6 +124,7 @@ pub fn main() -> i32 {
     if !matches!(
         cli.command,
         Command::Hang(_)
+            | Command::Ecmp(_)
             | Command::Solo(_)
             | Command::Instructions(_)
             | Command::Wheel { .. }
@@ -159,6 +163,7 @@ pub fn main() -> i32 {
         Command::Hang(hang) => hang.run(),
         Command::Solo(solo) => solo.run(),
         Command::Cost(cost) => cost.run(),
+        Command::Ecmp(ecmp) => ecmp.run(),
         Command::Instructions(instructions) => instructions.run(),
     })
 }

@@ -9,6 +9,11 @@ use crate::transport::comm::Request;
 /// microseconds.
 const POLLS_PER_LOOK: u32 = 1 << 10;
 
+/// What takes longer than this is waited for with a pause at each look, in which other processes have the CPU. A pause is short against
+/// it, so that it does not show in what is measured.
+const LONG: Duration = Duration::from_millis(4);
+const PAUSE: Duration = Duration::from_micros(50);
+
 /// A limit for a loop that polls. Cheap: the clock is read rarely.
 #[derive(Debug)]
 pub struct Deadline {
@@ -46,9 +51,12 @@ impl Deadline {
     #[cold]
     fn look(&mut self) -> Result<()> {
         std::thread::yield_now();
-        let start = *self.start.get_or_insert_with(Instant::now);
-        if start.elapsed() > self.limit {
+        let waited = self.start.get_or_insert_with(Instant::now).elapsed();
+        if waited > self.limit {
             return Err(Error::Stalled { what: self.what.into(), after: self.limit });
+        }
+        if waited > LONG {
+            std::thread::sleep(PAUSE);
         }
         Ok(())
     }

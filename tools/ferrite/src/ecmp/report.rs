@@ -1,0 +1,48 @@
+//! What was found, as text and as JSON.
+
+use crate::ecmp::scenario::{Row, Scenario, Wrong};
+use crate::error::Result;
+use crate::pair::message::json_error;
+
+/// The scenario in one line.
+fn heading(scenario: &Scenario) -> String {
+    let Scenario { hosts, rails, leaf_nics, tiers, oversubscription, others, seeds, .. } = scenario;
+    let wrong = match scenario.wrong {
+        Wrong::Nothing => String::new(),
+        Wrong::Slow(share) => format!("; one link at {share} of its speed"),
+        Wrong::Lossy(share) => format!("; one link of whose packets {share} arrive in time"),
+        Wrong::Dead => "; one link down".to_owned(),
+    };
+    let others = if *others > 0 { format!("; {others} flows of others") } else { String::new() };
+    let hash = if scenario.hashes_queue_pairs { "; switches hash the destination queue pair" } else { "" };
+    format!(
+        "{}, {} NICs ({hosts} hosts of {rails}), {tiers} tiers, leaves of {leaf_nics} NICs and {} uplinks{wrong}{others}{hash}; {seeds} seeds",
+        scenario.workload.name(),
+        scenario.nics(),
+        leaf_nics / oversubscription,
+    )
+}
+
+/// A table in Markdown.
+pub(crate) fn text(scenario: &Scenario, rows: &[Row]) -> String {
+    let mut text = heading(scenario) + "\n\n";
+    text +=
+        "| policy | slowest | worst seed | mean | work requests a message | moves a connection: before, measured |\n";
+    text += "|---|---|---|---|---|---|\n";
+    for row in rows {
+        let Row { policy, slowest, worst, mean, work_requests, moves } = row;
+        let moves =
+            if policy.starts_with("moves") { format!("{:.1}, {:.2}", moves[0], moves[1]) } else { String::new() };
+        text += &format!("| {policy} | {slowest:.2} | {worst:.2} | {mean:.2} | {work_requests:.1} | {moves} |\n");
+    }
+    text
+}
+
+/// One JSON object.
+///
+/// # Errors
+/// [`crate::error::Error::Unreadable`] if a number has no JSON.
+pub(crate) fn json(scenario: &Scenario, rows: &[Row]) -> Result<String> {
+    let all = serde_json::json!({ "schema": "ferrite-ecmp/1", "scenario": heading(scenario), "rows": rows });
+    serde_json::to_string_pretty(&all).map(|text| text + "\n").map_err(|e| json_error(&e))
+}
