@@ -18,8 +18,11 @@ impl ConnRecovery {
             Progress::Connected(attempt, endpoint) => work.machine.handle_connected(now, attempt, Ok(endpoint)),
             Progress::Unreachable(attempt, dead) => work.machine.handle_unreachable(now, attempt, dead),
             Progress::Unproven(attempt, dead) => {
-                // The sender learns it from what this end can use.
-                dead.iter().for_each(|rail| work.rails.avoid(rail));
+                // The sender learns it from what this end can use. Of one that is not tested beside others it is not known whether it
+                // is to blame: those that are left may be worse.
+                if dead != work.machine.rails() {
+                    dead.iter().for_each(|rail| work.rails.avoid(rail));
+                }
                 work.machine.handle_unreachable(now, attempt, dead);
             }
             Progress::Proven(attempt) => self.resume(work, end, attempt, None)?,

@@ -11,7 +11,7 @@
 //!  create
 //!  Offer ─────────────────────────────────────►  create, connect, post receives
 //!  connect ◄─────────────────────────────────── Answer
-//!  Ready ─────────────────────────────────────►  list what is missing, run
+//!  Ready ─────────────────────────────────────►  test the way back, list what is missing, run
 //!  apply, send again, run ◄──────────────────── Account
 //! ```
 //!
