@@ -51,8 +51,8 @@ pub(super) struct Ecmp {
     /// NICs of a leaf for each of its uplinks
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     oversubscription: u8,
-    /// What is wrong with one link between switches: none, slow[:SHARE], lossy[:SHARE] or dead. SHARE is what is left of its speed, or what
-    /// arrives in time: 0.25, 0.5
+    /// What is wrong with one link between switches: none, slow, slow:SHARE, lossy, lossy:SHARE or dead. SHARE is what is left of its
+    /// speed, or what arrives in time: 0.25, 0.5
     #[arg(long, value_name = "FAULT", default_value = "none", value_parser = parse_fault)]
     fault: Wrong,
     /// Flows of other jobs between random leaves, each of half a NIC's speed at most

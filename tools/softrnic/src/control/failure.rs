@@ -23,7 +23,7 @@ impl Network {
         self.fail_device_until(name, NEVER)
     }
 
-    /// As [`Self::fail_device`], after the device has refused all commands for so long: queue pairs that exist work on meanwhile, also
+    /// As `fail_device`, after the device has refused all commands for so long: queue pairs that exist work on meanwhile, also
     /// those that their process destroys. If `lasts` is given, the device can be opened anew so long after that. Returns when it
     /// has failed.
     pub fn fail_device_after(&self, name: DeviceName, refuses: Duration, lasts: Option<Duration>) -> Result<(), Error> {
