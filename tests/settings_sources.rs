@@ -13,16 +13,21 @@ use std::process::Command;
 use testkit::dist::plugin;
 use testkit::{Scratch, require};
 
-/// An environment plugin that knows one setting itself and passes the others through.
+/// An environment plugin that knows one setting itself, hides one, and passes the others through.
 const PLUGIN: &str = r#"
 #include <stdlib.h>
 #include <string.h>
 static int init(unsigned char major, unsigned char minor, unsigned char patch, const char *suffix, void *log) { return 0; }
 static int finalize(void) { return 0; }
-static const char *get(const char *name) { return strcmp(name, "NCCL_IB_HCA") ? getenv(name) : "softrnic0"; }
+static const char *get(const char *name) {
+    if (!strcmp(name, "NCCL_IB_DISABLE")) return 0;
+    return strcmp(name, "NCCL_IB_HCA") ? getenv(name) : "softrnic0";
+}
 struct { const char *name; void *init, *finalize; const char *(*get)(const char *); } SYMBOL = { "site", init, finalize, get };
 "#;
-const LINE: &str = "NCCL's environment plugin site says: NCCL_IB_HCA=softrnic0";
+const LINE: &str = "NCCL's environment plugin site says: NCCL_IB_DISABLE not set, NCCL_IB_HCA=softrnic0";
+/// Ferrite has no device, unless the plugin hides it.
+const HIDDEN: (&str, &str) = ("NCCL_IB_DISABLE", "1");
 
 /// The plugin with the table of a version, in `folder`.
 fn env_plugin(folder: &Scratch, symbol: &str) -> String {
@@ -55,7 +60,8 @@ fn over_loader(release: &str, cases: &[(&[(&str, &str)], usize)]) -> Result<()> 
 fn an_environment_plugin_that_is_loaded_is_asked_and_one_that_is_not_is_not_loaded() -> Result<()> {
     let folder = Scratch::new();
     let site = env_plugin(&folder, "ncclEnvPlugin_v2");
-    let setting = require!(setting()).env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("NCCL_ENV_PLUGIN", &site);
+    let setting =
+        require!(setting()).env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("NCCL_ENV_PLUGIN", &site).env(HIDDEN.0, HIDDEN.1);
     for loads in ["1", "0"] {
         alone(&setting.clone().env("LOADS", loads), |_| {
             let path = CString::new(std::env::var("NCCL_ENV_PLUGIN").expect("it is set")).expect("a path");
@@ -65,7 +71,7 @@ fn an_environment_plugin_that_is_loaded_is_asked_and_one_that_is_not_is_not_load
                 assert!(!unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) }.is_null());
             }
             let transport = Transport::open(&Source::plugin(plugin().expect("it is there")))?;
-            let devices = if loads { 1 } else { 2 };
+            let devices = usize::from(loads);
             assert_eq!((transport.devices()?, said(&[LINE])), (devices, loads), "{}", common::log::log());
             Ok(())
         })?;
@@ -76,13 +82,13 @@ fn an_environment_plugin_that_is_loaded_is_asked_and_one_that_is_not_is_not_load
 #[test]
 fn nccl_2_28_and_ferrite_ask_the_same_environment_plugin() -> Result<()> {
     let folder = Scratch::new();
-    over_loader("2.28.9", &[(&[("NCCL_ENV_PLUGIN", &env_plugin(&folder, "ncclEnvPlugin_v1"))], 1)])
+    over_loader("2.28.9", &[(&[("NCCL_ENV_PLUGIN", &env_plugin(&folder, "ncclEnvPlugin_v1")), HIDDEN], 1)])
 }
 
 #[test]
 fn nccl_2_32_and_ferrite_ask_the_same_environment_plugin() -> Result<()> {
     let folder = Scratch::new();
-    over_loader("2.32.3", &[(&[("NCCL_ENV_PLUGIN", &env_plugin(&folder, "ncclEnvPlugin_v2"))], 1)])
+    over_loader("2.32.3", &[(&[("NCCL_ENV_PLUGIN", &env_plugin(&folder, "ncclEnvPlugin_v2")), HIDDEN], 1)])
 }
 
 /// What NCCL's configuration file sets reaches Ferrite, unless the environment sets it otherwise.

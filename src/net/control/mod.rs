@@ -8,6 +8,7 @@
 //! | `peer_observer` | what receives the changes at a peer |
 //! | [`stream`] | one RDMA connection's share of a control connection, while it is set up |
 //! | [`peer_state`] | what is known of the peer of an established connection: one number for the data path |
+//! | [`first_error`] | the first error of this process's connections, which peers are told when others are closed because of it |
 //! | [`state_word`], [`sync`] | that number; what its guard is made of |
 //! | [`peer_name`] | how a peer is called in log lines and errors |
 //! | [`watcher`] | the thread that waits: for [`device_events`], for control connections, for [`periodic`] tasks |
@@ -19,12 +20,13 @@
 //! | [`epoll`], [`fork`] | many descriptors that are waited on at once, and what a forked child keeps of them: nothing |
 //!
 //! Locks: the driver's, then the reason of a [`peer_state::PeerState`], then its inbox for recovery, or its slot for inquiries. Neither is held while the verbs are called, and the data path
-//! takes none. The lists of connections that are being set up are locked before the driver; the watcher only tries them.
+//! takes none. Nothing is called while the first error is locked. The lists of connections that are being set up are locked before the driver; the watcher only tries them.
 
 pub mod cq_owners;
 pub mod device_events;
 pub mod driver;
 pub mod epoll;
+pub mod first_error;
 pub mod fork;
 pub mod inquiry_events;
 pub mod notices;

@@ -11,7 +11,7 @@
 //! | [`flush`] | flushes of received data to GPU memory |
 //! | `looks` | how a communicator stands, for what explains waits |
 //! | [`probe`] | asks the peer's device for a sign of life |
-//! | [`sticky_error`], `first_error` | the error with which a communicator has failed; the first one of the process, which peers are told |
+//! | [`sticky_error`] | the error with which a communicator has failed |
 //! | [`exclusive_cell`] | keeps two threads out of one communicator's data path |
 //! | [`caps`] | capacities of the queue pairs |
 
@@ -21,7 +21,6 @@ pub mod cts_sender;
 pub mod exclusive_cell;
 #[cfg(test)]
 mod exclusive_cell_tests;
-mod first_error;
 pub mod flush;
 mod looks;
 pub mod mode;

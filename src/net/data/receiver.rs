@@ -2,12 +2,12 @@
 
 use super::cts_sender::CtsSender;
 use super::exclusive_cell::ExclusiveCell;
-use super::first_error;
 use super::flush::Flushes;
 use super::mode::Mode;
 use super::stall::Stall;
 use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
+use crate::net::control::first_error;
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;

@@ -1,7 +1,7 @@
 //! The error with which one end of a connection has failed.
 
-use super::first_error;
 use crate::error::{Error, Result};
+use crate::net::control::first_error;
 use crate::net::control::peer_state::PeerState;
 use std::sync::Arc;
 

@@ -62,7 +62,7 @@ fn cause(cause: &Cause) -> String {
         cause.depth,
         operation(cause.operation.as_ref()),
         has_begun(cause.begun),
-        string(&cause_text(cause))
+        string(&cause_text(cause, None))
     )
 }
 

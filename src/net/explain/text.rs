@@ -96,7 +96,8 @@ impl Report {
         match (&finding.cause, finding.verdict) {
             (Some(cause), Verdict::PeerWaits) => {
                 let further = cause.depth - 1;
-                format!("that process waits itself. {further} connection(s) further, {}", cause_text(cause))
+                let cause = cause_text(cause, finding.operation.as_ref());
+                format!("that process waits itself. {further} connection(s) further, {cause}")
             }
             (None, Verdict::PeerWaits) => self.circle(finding),
             (_, verdict) => reason(verdict, finding.operation.as_ref(), finding.begun) + &numbers(finding),
@@ -258,8 +259,13 @@ fn seconds(time: Duration) -> String {
     format!("{:.1}", time.as_secs_f64())
 }
 
-/// The reason of a cause that another process may have found.
-pub fn cause_text(Cause { verdict, near, far, operation, begun, .. }: &Cause) -> String {
-    let within = operation.as_ref().map(|operation| format!(" in {operation}")).unwrap_or_default();
+/// The reason of a cause that another process may have found. `said` is the operation that the sentence has named already.
+pub fn cause_text(cause: &Cause, said: Option<&Operation>) -> String {
+    let Cause { verdict, near, far, operation, begun, .. } = cause;
+    let is_said = |operation: &&Operation| {
+        said.is_some_and(|said| (said.call, said.communicator) == (operation.call, operation.communicator))
+    };
+    let other = operation.as_ref().filter(|operation| !is_said(operation));
+    let within = other.map(|operation| format!(" in {operation}")).unwrap_or_default();
     format!("{near} waits{within} for {far}: {}", reason(*verdict, operation.as_ref(), *begun))
 }
