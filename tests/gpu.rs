@@ -236,8 +236,8 @@ fn gpu_memory_by_dmabuf_is_registered_again_on_a_device_that_is_back() -> Result
     arrives("dmabuf", true, "device-fatal=100ms device=softrnic0 times=1")
 }
 
-/// Runs `body` while this process can have no more descriptors.
-fn without_descriptors<T>(body: impl FnOnce() -> T) -> T {
+/// Runs `body` while this process has half of the descriptors that it may have.
+fn with_half_of_the_descriptors<T>(body: impl FnOnce() -> T) -> T {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: plain numbers; the descriptor is the next one that is free, and ours.
     let before = unsafe {
@@ -245,7 +245,7 @@ fn without_descriptors<T>(body: impl FnOnce() -> T) -> T {
         let next = libc::dup(0);
         libc::close(next);
         let before = limit;
-        limit.rlim_cur = next as u64;
+        limit.rlim_cur = 2 * next as u64;
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
         before
     };
@@ -270,9 +270,9 @@ fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_devi
             let ([first, at], net) = ([driver.allocate().0, driver.allocate().0], transport.vtable());
             // SAFETY: a descriptor of no meaning: the software device goes by the address.
             let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) };
-            // The software device needs descriptors for the GPU's first region.
+            // Kept.
             let other = register(&transport, send, first, Some(fd));
-            let handle = without_descriptors(|| register(&transport, send, at, Some(fd)));
+            let handle = with_half_of_the_descriptors(|| register(&transport, send, at, Some(fd)));
             // SAFETY: ours.
             assert_eq!(unsafe { libc::close(fd) }, 0);
             program::stdout_of(Command::new(&softrnic).args(["fail", "softrnic0"]));
@@ -283,7 +283,8 @@ fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_devi
                 code = unsafe { isend(send, at as *mut c_void, 8, 7, handle, &raw mut request) };
                 deadline.idle()?;
             }
-            let warned = ["the dma-buf of registered GPU memory cannot be kept", "Too many open files", "ulimit -n"];
+            let warned =
+                ["the dma-buf of registered GPU memory cannot be kept", "the process has half of the", "ulimit -n"];
             let words = [
                 "softrnic0 was lost by a fatal error, and memory cannot be registered there again",
                 "by a dma-buf that could not be kept",

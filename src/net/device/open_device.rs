@@ -17,8 +17,18 @@ pub struct OpenDevice {
     /// The open device.
     pub context: Arc<Context>,
     /// Since when it has refused to move queue pairs to state ERROR, without having done so once.
-    refuses_since: Mutex<Option<Instant>>,
+    refusals: Mutex<Option<Refusals>>,
 }
+
+/// Commands that a device has refused, one soon after the other.
+#[derive(Debug, Clone, Copy)]
+struct Refusals {
+    first: Instant,
+    last: Instant,
+}
+
+/// A refusal after a longer time without one begins anew: the device has worked in between, though nobody has asked it for this.
+const REFUSALS_GAP: Duration = Duration::from_secs(1);
 
 /// How long a device may refuse commands before it reports that it is lost. Drivers look at their device's health every few seconds.
 pub const LOSS_LIMIT: Duration = Duration::from_secs(10);
@@ -31,22 +41,46 @@ impl OpenDevice {
     pub fn new(context: Arc<Context>, relaxed_ordering: bool) -> Result<Arc<Self>> {
         let domain = ProtectionDomain::new(&context)?;
         let regions = MrCache::new(&domain, relaxed_ordering);
-        Ok(Arc::new(Self { regions, domain, context, refuses_since: Mutex::default() }))
+        Ok(Arc::new(Self { regions, domain, context, refusals: Mutex::default() }))
     }
 
     /// It has moved a queue pair to state ERROR, or has refused to.
     pub fn handle_command(&self, is_refused: bool) {
-        let mut since = self.refuses_since.lock().unwrap_or_else(PoisonError::into_inner);
-        *since = since.filter(|_| is_refused).or_else(|| is_refused.then(Instant::now));
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        *refusals = is_refused.then(|| Refusals::next(*refusals, Instant::now()));
     }
 
     /// Since when it has refused that, if it does.
     pub fn refuses_since(&self) -> Option<Instant> {
-        *self.refuses_since.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).map(|refusals| refusals.first)
     }
 
     /// Whether it has reported that it is lost (`IBV_EVENT_DEVICE_FATAL`).
     pub fn is_lost(&self) -> bool {
         self.context.has_failed()
+    }
+}
+
+impl Refusals {
+    /// With one more at `now`.
+    fn next(before: Option<Self>, now: Instant) -> Self {
+        let recent = before.filter(|before| now.saturating_duration_since(before.last) < REFUSALS_GAP);
+        Self { first: recent.map_or(now, |before| before.first), last: now }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_long_after_another_begins_anew() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let one = Refusals::next(None, at(0));
+        let soon = Refusals::next(Some(one), at(900));
+        let sooner = Refusals::next(Some(soon), at(1800));
+        assert_eq!([one.first, soon.first, sooner.first], [at(0); 3]);
+        assert_eq!(Refusals::next(Some(sooner), at(2800)).first, at(2800));
     }
 }

@@ -50,7 +50,7 @@ impl GivenDmaBuf {
         (self.fd, self.offset)
     }
 
-    /// The same by a descriptor of this process's own. `None`: that is not wanted, or the process has no more descriptors.
+    /// The same by a descriptor of this process's own. `None`: that is not wanted, or the process has half of the descriptors that it may have.
     pub fn kept(&self) -> Option<Arc<DmaBuf>> {
         static WARNED: Once = Once::new();
         let keep = || {
