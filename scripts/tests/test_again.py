@@ -12,6 +12,7 @@ from unittest import mock
 from nccl_net_ferrite import exit_codes
 from nccl_net_ferrite.ab import judgement, plan
 from nccl_net_ferrite.errors import Invalid
+from nccl_net_ferrite.files import read_json
 
 from . import fixtures
 from .fixtures import found
@@ -124,7 +125,7 @@ class Committed(fixtures.InFolder):
         self.assertGreaterEqual(len(sources), 6)
         for source in sources:
             with self.subTest(report=source.parent.name), mock.patch("builtins.print"):
-                judgement.judge_again(source, self.out, 0.1)
+                judgement.judge_again(source, self.out, read_json(source)["about"].get("effect") or 0.1)
                 for file in ("report.md", "report.svg"):
                     self.assertEqual((self.out / file).read_bytes(), (source.parent / file).read_bytes(), file)
                 self.assertEqual(to_9_digits(self.out / "raw.json"), to_9_digits(source))

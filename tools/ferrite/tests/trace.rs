@@ -194,6 +194,11 @@ fn messages_of_killed_processes_are_there_whether_or_not_it_looks_for_a_while() 
         check(&timeline);
         assert!(messages(&timeline).values().all(|one| *one == expected()), "{printed}");
     }
+    // 18 messages at two ends of two connections.
+    let (code, printed, written) =
+        trace(&["--seconds", "3600", "--most", "72", "--folder", folder.to_str().expect("text")]);
+    assert!(code == 0 && written.is_some(), "{printed}");
+    assert!(printed.contains("ended early: 72 messages are there, and --most is 72"), "{printed}");
     Ok(())
 }
 

@@ -27,6 +27,9 @@ pub(super) struct Trace {
     /// How long to look; 0: take what there is; s
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = parse_seconds)]
     seconds: f64,
+    /// End once so many messages have been gathered; one counts at each of its two ends. It bounds the memory
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    most: u32,
     /// File to write
     #[arg(long, value_name = "FILE", default_value = "ferrite-trace.json")]
     output: PathBuf,
@@ -79,6 +82,11 @@ impl Trace {
             for folder in &self.folder {
                 let looked = recording.look(folder, &self.pids);
                 looked.map_err(|e| Error::io(folder.display().to_string(), e))?;
+            }
+            if recording.len() >= self.most as usize && self.seconds > 0.0 {
+                let (count, most) = (recording.len(), self.most);
+                output::write_stderr(format_args!("ferrite trace: ended early: {count} messages are there, and --most is {most}"));
+                return Ok((recording, false));
             }
             if Instant::now() >= until || interrupt::received() {
                 return Ok((recording, interrupt::received()));

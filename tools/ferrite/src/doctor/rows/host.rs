@@ -28,7 +28,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "descriptors",
         what: "4,096 open files for a process, and 64 threads for each process of this host",
-        why: "each control connection is a descriptor, and NCCL starts threads per communicator",
+        why: "each control connection is a descriptor, and each region of GPU memory that is registered by dma-buf; NCCL starts threads per communicator",
         cure: "ulimit -n 65536, ulimit -u; nofile and nproc in /etc/security/limits.conf; docker run --ulimit nofile=65536",
         look: descriptors,
     },
