@@ -95,8 +95,9 @@ impl SendPath {
     /// As there.
     #[inline(never)]
     fn progress_for(&mut self, id: RequestId, done: impl Done) -> Result<()> {
-        self.progress_in_general()?;
-        self.finish(id, done).map(drop)
+        let progress = self.progress_in_general();
+        // What is complete stays so, whatever has failed after it.
+        if self.finish(id, done)? { Ok(()) } else { progress }
     }
 
     /// Polls all completion queues, or does what takes the place of that.
@@ -220,8 +221,8 @@ impl RecvPath {
     /// As there.
     #[inline(never)]
     fn progress_for(&mut self, peer: &Arc<PeerState>, id: RequestId, done: impl Done) -> Result<()> {
-        self.progress_in_general(peer, id)?;
-        self.finish(id, done).map(drop)
+        let progress = self.progress_in_general(peer, id);
+        if self.finish(id, done)? { Ok(()) } else { progress }
     }
 
     /// A poll has found nothing. NCCL tests request `awaited`; `is_due` tells whether to look at the clock.

@@ -73,7 +73,12 @@ impl Receiver {
             {
                 return Err(cause);
             }
-            if self.poll(outside)? == 0 {
+            let polled = self.poll(outside);
+            // What is complete stays so, whatever has failed after it.
+            if polled.is_err() && self.flow.is_done(id).expect("a live request") {
+                return Ok(self.flow.poll_done(id).expect("a live request").map(<[u32]>::to_vec));
+            }
+            if polled? == 0 {
                 self.flow.handle_empty_poll(id);
                 if state >= PeerState::Closed {
                     let cause = self.refusal(outside);

@@ -126,7 +126,10 @@ impl Sender {
             if is_broken && let Some(cause) = self.failed {
                 return Err(cause);
             }
-            if self.poll(outside)? == 0 && is_broken {
+            let polled = self.poll(outside);
+            // What is complete stays so, whatever has failed after it.
+            let is_done = self.flow.is_done(id).expect("a live request");
+            if !is_done && polled? == 0 && is_broken {
                 let cause = self.refusal(outside);
                 return Err(self.fail(cause, outside));
             }

@@ -85,7 +85,9 @@ impl Trace {
             }
             if recording.len() >= self.most as usize && self.seconds > 0.0 {
                 let (count, most) = (recording.len(), self.most);
-                output::write_stderr(format_args!("ferrite trace: ended early: {count} messages are there, and --most is {most}"));
+                output::write_stderr(format_args!(
+                    "ferrite trace: ended early: {count} messages are there, and --most is {most}"
+                ));
                 return Ok((recording, false));
             }
             if Instant::now() >= until || interrupt::received() {
