@@ -32,8 +32,8 @@ pub(crate) fn all(worker: &mut WorkerCtx, bench: &Bench, sizes: &[usize], groups
         worker.begin(format!("verifying a stream of {bytes} B"))?;
         checks.extend(checked_stream::run(worker, &[bench], Stream::usual("stream", bytes), 100 + test as u64)?);
     }
-    worker.begin("verifying grouped receives")?;
     for messages in 1..=groups {
+        worker.begin(format!("verifying grouped receives of {messages}"))?;
         for sender in 0..2 {
             checks.extend(grouped(worker, bench, messages, sender)?);
         }
