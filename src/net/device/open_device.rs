@@ -16,7 +16,7 @@ pub struct OpenDevice {
     pub domain: Arc<ProtectionDomain>,
     /// The open device.
     pub context: Arc<Context>,
-    /// Since when it has refused to move queue pairs to state ERROR, without having done so once.
+    /// Its refusals to move queue pairs to state ERROR; `None`: it has obeyed since, or was never asked.
     refusals: Mutex<Option<Refusals>>,
 }
 
