@@ -3,7 +3,7 @@
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::common::setting::set;
-use crate::fabric::{Fabric, all_arrives_on_each_fabric, recoveries, run};
+use crate::fabric::{Fabric, all_arrives_on_each_fabric, applied, recoveries, run};
 use crate::stream::{SHORT, Stream};
 use ferrite::error::{Error, Result};
 use ferrite::nccl::abi;
@@ -108,6 +108,48 @@ fn a_refused_key_ends_the_connection_if_the_peer_finds_a_fault_first() -> Result
         assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
         worker.barrier()
     })
+}
+
+/// Of two messages the first one is complete and the second one is refused, and both are found by the same poll. The rank `first` asks
+/// before the other one, which has been told by then that the connection has failed.
+fn a_complete_message_ends_well_before_one_that_fails(first: usize) -> Result<()> {
+    let rules = "access-error opcode=write-imm device=softrnic0 message=2 times=1";
+    let env = [("SOFTRNIC_FAULTS", rules), ("FERRITE_FAILOVER", "0"), ("NCCL_IB_RETURN_ASYNC_EVENTS", "0")];
+    run(Fabric::OneRail, &env, |worker| {
+        let transport = plugin_transport()?;
+        let PeerConn { send, recv } = PeerConn::open(worker, &transport, worker.rank())?;
+        let memory = Arc::new(Buffer::new(4096)?);
+        let (out, into) = (send.register(&memory)?, recv.register(&memory)?);
+        let mut deadline = worker.deadline("a message and an error");
+        let mut begin = || {
+            posted(&mut deadline, || match worker.rank() {
+                0 => send.send(&out, 0, 64, 1),
+                _ => recv.receive(&into, 0, 64, 1),
+            })
+        };
+        let mut requests = Some((begin()?, begin()?));
+        if worker.rank() == 0 {
+            wait_until("the refusal", || applied().iter().all(|(_, count)| *count == 1));
+        }
+        for rank in [first, 1 - first] {
+            worker.barrier()?;
+            if let Some((complete, refused)) = requests.take_if(|_| worker.rank() == rank) {
+                finished(&mut deadline, complete, &mut [0])?;
+                finished(&mut deadline, refused, &mut [0]).expect_err("the key is refused");
+            }
+        }
+        worker.barrier()
+    })
+}
+
+#[test]
+fn a_message_that_is_complete_ends_well_if_the_sender_finds_first_that_the_next_one_has_failed() -> Result<()> {
+    a_complete_message_ends_well_before_one_that_fails(0)
+}
+
+#[test]
+fn a_message_that_is_complete_ends_well_if_the_receiver_finds_first_that_the_next_one_has_failed() -> Result<()> {
+    a_complete_message_ends_well_before_one_that_fails(1)
 }
 
 #[test]

@@ -83,10 +83,22 @@ impl SendPath {
             Ok([]) => self.check_stall(),
             Ok(completions) => match self.handle_completions(completions) {
                 Ok(()) => self.finish(id, done).map(drop),
-                Err(e) => self.handle_failure(e),
+                Err(e) => self.fail_after(id, done, e),
             },
             Err(e) => self.handle_failure(e),
         }
+    }
+
+    /// A poll has found `error`, and may have found before it that request `id` is complete.
+    ///
+    /// # Errors
+    /// The connection has failed, and the request is not complete.
+    #[cold]
+    #[inline(never)]
+    fn fail_after(&mut self, id: RequestId, done: impl Done, error: Error) -> Result<()> {
+        let outcome = self.handle_failure(error);
+        // What is complete stays so, whatever has failed after it.
+        if self.finish(id, done)? { Ok(()) } else { outcome }
     }
 
     /// As [`Self::poll_for`], in all cases.
@@ -96,7 +108,6 @@ impl SendPath {
     #[inline(never)]
     fn progress_for(&mut self, id: RequestId, done: impl Done) -> Result<()> {
         let progress = self.progress_in_general();
-        // What is complete stays so, whatever has failed after it.
         if self.finish(id, done)? { Ok(()) } else { progress }
     }
 
@@ -209,10 +220,21 @@ impl RecvPath {
             },
             Ok(completions) => match self.handle_completions(peer, completions).and_then(|()| self.send_cts()) {
                 Ok(()) => self.finish(id, done).map(drop),
-                Err(e) => self.handle_failure(peer, e),
+                Err(e) => self.fail_after(peer, id, done, e),
             },
             Err(e) => self.handle_failure(peer, e),
         }
+    }
+
+    /// As [`SendPath::fail_after`].
+    ///
+    /// # Errors
+    /// As there.
+    #[cold]
+    #[inline(never)]
+    fn fail_after(&mut self, peer: &Arc<PeerState>, id: RequestId, done: impl Done, error: Error) -> Result<()> {
+        let outcome = self.handle_failure(peer, error);
+        if self.finish(id, done)? { Ok(()) } else { outcome }
     }
 
     /// As [`SendPath::progress_for`].

@@ -201,7 +201,14 @@ impl Flushes {
         if flush.is_failed {
             self.next_try = Some(Instant::now() + TRY_EVERY);
         }
-        let Err(e) = outcome else { return Ok(()) };
+        let e = match outcome {
+            Ok(true) => {
+                flush.refused_since = None;
+                return Ok(());
+            }
+            Ok(false) => return Ok(()),
+            Err(e) => e,
+        };
         // A device that does not work, or a port that is down: the connection is about to recover.
         if e.is_recoverable && flush.refused_since.get_or_insert_with(Instant::now).elapsed() < LOSS_LIMIT {
             return Ok(());
@@ -254,5 +261,46 @@ impl FlushRail {
         let lkey = landing.lkey(&device.domain)?;
         let qp = init.connect(&path, WrId::Receive { qp: 0 }.to_bits()).map_err(with_hint)?;
         Ok(Self { port: Arc::clone(port), device, qp, queue, landing, lkey })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one() -> (Flushes, RequestId) {
+        let mut flushes = Flushes::default();
+        let (id, _) = flushes.requests.allocate().expect("room");
+        (flushes, id)
+    }
+
+    /// How many refusals in a row the flush outlasts.
+    fn outlasted(flushes: &mut Flushes, id: RequestId, refusal: &Error) -> usize {
+        (0..1000).take_while(|_| flushes.handle_outcome(id, Err(refusal.clone())).is_ok()).count()
+    }
+
+    #[test]
+    fn a_flush_that_cannot_be_posted_fails_at_the_tenth_time() {
+        let (mut flushes, id) = one();
+        assert_eq!(outlasted(&mut flushes, id, &Error::system("no more queues")), 9);
+    }
+
+    #[test]
+    fn a_flush_that_a_failing_device_refuses_is_asked_for_again_as_long_as_that_may_take_and_ten_times_more() {
+        let refusal = Error::of_device("ibv_create_qp", libc::EIO);
+        let (mut flushes, id) = one();
+        assert_eq!(outlasted(&mut flushes, id, &refusal), 1000, "no time has gone by");
+        let late = |flushes: &mut Flushes| {
+            let since = &mut flushes.requests.get_mut(id).expect("live").refused_since;
+            *since = since.and_then(|since| since.checked_sub(LOSS_LIMIT));
+        };
+        late(&mut flushes);
+        flushes.handle_outcome(id, Ok(false)).expect("the connection recovers");
+        assert_eq!(outlasted(&mut flushes, id, &refusal), 9);
+        let (mut flushes, id) = one();
+        flushes.handle_outcome(id, Err(refusal.clone())).expect("asked for again");
+        late(&mut flushes);
+        flushes.handle_outcome(id, Ok(true)).expect("posted");
+        assert_eq!(outlasted(&mut flushes, id, &refusal), 1000, "another device, or another loss");
     }
 }

@@ -4,7 +4,7 @@
 
 use super::set::QpSet;
 use super::wr_id::WrId;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Write};
@@ -18,12 +18,39 @@ const OTHERS: u32 = 8;
 #[derive(Debug)]
 pub struct ReachTest {
     qps: QpSet,
+    answers: Answers,
+    begun: Instant,
+    patience: Patience,
+}
+
+/// What is known of the writes.
+#[derive(Debug)]
+struct Answers {
     /// Rails whose write is not complete.
     waiting: RailMask,
     /// Rails whose write has failed.
     failed: RailMask,
-    begun: Instant,
-    patience: Patience,
+}
+
+impl Answers {
+    /// A work request on rail `number` is complete, whose queue pair for the write has index `qp`. Returns whether it is the write, and
+    /// the peer's device has acknowledged it.
+    ///
+    /// # Errors
+    /// The completion is of something else: the peer has sent what it must not send yet.
+    fn handle(&mut self, number: u8, qp: u8, id: WrId, status: Status) -> Result<bool> {
+        let rail = RailMask::only(number);
+        if status != Status::SUCCESS {
+            // Of a queue pair that has failed, its receives are completed as well.
+            self.failed = self.failed | rail;
+        } else if id != (WrId::Probe { qp }) || !self.waiting.contains(number) {
+            return Err(Error::remote(format!(
+                "the peer broke the protocol: over rail {number} a message came before the connection goes on ({id:?})"
+            )));
+        }
+        self.waiting = self.waiting - rail;
+        Ok(status == Status::SUCCESS)
+    }
 }
 
 /// How long a test waits.
@@ -62,27 +89,28 @@ impl ReachTest {
             let id = WrId::Probe { qp: number }.to_bits();
             connected.qp.post_write(&Write { id, signaled: true, ..Write::default() })?;
         }
-        Ok(Self { qps, waiting, failed: RailMask::NONE, begun: Instant::now(), patience: Patience::new(limit) })
+        let answers = Answers { waiting, failed: RailMask::NONE };
+        Ok(Self { qps, answers, begun: Instant::now(), patience: Patience::new(limit) })
     }
 
     /// The rails over which nothing is acknowledged, once that is known of each.
-    pub fn poll(&mut self) -> Option<RailMask> {
-        for on in &self.qps.rails {
+    ///
+    /// # Errors
+    /// The peer has sent what it must not send yet. The connection cannot go on.
+    pub fn poll(&mut self) -> Result<Option<RailMask>> {
+        for (qp, on) in (0..).zip(&self.qps.rails) {
             let mut batch = Batch::default();
             // A queue that has failed reports nothing more.
-            let completions = on.queue.poll(&mut batch).unwrap_or_default();
-            for completion in completions {
-                let rail = RailMask::only(on.number);
-                self.waiting = self.waiting - rail;
-                if completion.status() == Status::SUCCESS {
+            for completion in on.queue.poll(&mut batch).unwrap_or_default() {
+                let id = WrId::from_bits(completion.id());
+                if self.answers.handle(on.number, qp, id, completion.status())? {
                     self.patience.handle_acknowledged(self.begun.elapsed());
-                } else {
-                    self.failed = self.failed | rail;
                 }
             }
         }
-        let is_over = self.waiting.is_empty() || self.patience.is_over(self.begun.elapsed());
-        is_over.then(|| self.failed | self.waiting)
+        let Answers { waiting, failed } = self.answers;
+        let is_over = waiting.is_empty() || self.patience.is_over(self.begun.elapsed());
+        Ok(is_over.then(|| failed | waiting))
     }
 
     /// The queue pairs.
@@ -101,6 +129,32 @@ mod tests {
         acknowledged_us.iter().for_each(|after| patience.handle_acknowledged(Duration::from_micros(*after)));
         let over = (0..=limit_us).find(|elapsed| patience.is_over(Duration::from_micros(*elapsed)));
         over.expect("it ends with the limit")
+    }
+
+    fn waits_for_two() -> Answers {
+        Answers { waiting: RailMask::first(2), failed: RailMask::NONE }
+    }
+
+    #[test]
+    fn only_its_own_write_tells_that_a_rail_reaches_the_peer() {
+        let mut answers = waits_for_two();
+        assert_eq!(answers.handle(1, 1, WrId::Probe { qp: 1 }, Status::SUCCESS), Ok(true));
+        assert_eq!((answers.waiting, answers.failed), (RailMask::only(0), RailMask::NONE));
+        for id in [WrId::Receive { qp: 0 }, WrId::Cts { qp: 0 }, WrId::Probe { qp: 1 }] {
+            let error = answers.handle(0, 0, id, Status::SUCCESS).expect_err("not the write of rail 0");
+            assert!(error.text().contains("the peer broke the protocol"), "{error}");
+        }
+        assert!(answers.handle(1, 1, WrId::Probe { qp: 1 }, Status::SUCCESS).is_err(), "it is complete already");
+        assert_eq!(answers.waiting, RailMask::only(0), "still waited for");
+    }
+
+    #[test]
+    fn a_queue_pair_that_fails_does_not_reach_the_peer_whatever_is_completed_first() {
+        for id in [WrId::Receive { qp: 0 }, WrId::Probe { qp: 0 }] {
+            let mut answers = waits_for_two();
+            assert_eq!(answers.handle(0, 0, id, Status::RETRY_EXCEEDED), Ok(false));
+            assert_eq!((answers.waiting, answers.failed), (RailMask::only(1), RailMask::only(0)));
+        }
     }
 
     #[test]

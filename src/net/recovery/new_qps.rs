@@ -119,10 +119,13 @@ impl NewQps {
     }
 
     /// Goes on as far as is possible now. `None`: there is nothing to be done.
-    pub fn advance(&mut self, end: &dyn End) -> Option<Progress> {
-        match std::mem::replace(&mut self.stage, Stage::None) {
+    ///
+    /// # Errors
+    /// The peer has sent what it must not send yet. The connection cannot go on.
+    pub fn advance(&mut self, end: &dyn End) -> Result<Option<Progress>> {
+        Ok(match std::mem::replace(&mut self.stage, Stage::None) {
             Stage::Connecting(attempt, connecting) => Some(self.advance_connecting(end, attempt, connecting)),
-            Stage::Testing(attempt, mut testing, weights) => Some(match testing.0.poll() {
+            Stage::Testing(attempt, mut testing, weights) => Some(match testing.0.poll()? {
                 None => {
                     self.stage = Stage::Testing(attempt, testing, weights);
                     Progress::Wait(Instant::now() + REACH_EVERY)
@@ -138,7 +141,7 @@ impl NewQps {
                     Progress::Unreachable(attempt, dead)
                 }
             }),
-            Stage::Proving(attempt, mut test, weights) => Some(match test.poll() {
+            Stage::Proving(attempt, mut test, weights) => Some(match test.poll()? {
                 None => {
                     self.stage = Stage::Proving(attempt, test, weights);
                     Progress::Wait(Instant::now() + REACH_EVERY)
@@ -157,7 +160,7 @@ impl NewQps {
                 self.stage = other;
                 None
             }
-        }
+        })
     }
 
     /// The queue pairs are on these ports, and connected to these GIDs. Those of another port may be reached as quickly as ever.

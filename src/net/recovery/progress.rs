@@ -5,6 +5,7 @@ use super::end::End;
 use super::new_qps::Progress;
 use crate::error::Result;
 use crate::proto::recovery::account::Account;
+use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ impl ConnRecovery {
     /// Goes on with the new queue pairs. Returns when it is to be called again.
     pub(super) fn advance(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
         let now = self.now();
-        let Some(progress) = work.new_qps.advance(end) else { return Ok(None) };
+        let Some(progress) = work.new_qps.advance(end)? else { return Ok(None) };
         match progress {
             Progress::Wait(until) => return Ok(Some(until)),
             Progress::Connected(attempt, endpoint) => work.machine.handle_connected(now, attempt, Ok(endpoint)),
@@ -25,7 +26,12 @@ impl ConnRecovery {
                 }
                 work.machine.handle_unreachable(now, attempt, dead);
             }
-            Progress::Proven(attempt) => self.resume(work, end, attempt, None)?,
+            Progress::Proven(attempt) if work.machine.is_resuming(attempt) => self.resume(work, end, attempt, None)?,
+            // The peer has begun another attempt meanwhile: these queue pairs are not used.
+            Progress::Proven(attempt) => {
+                work.new_qps.discard();
+                work.machine.handle_unreachable(now, attempt, RailMask::NONE);
+            }
             Progress::Failed(attempt, e) => {
                 let why = self.describe_failure(work, &e);
                 work.machine.handle_connected(now, attempt, Err(why));

@@ -19,7 +19,7 @@
 use super::identity;
 use super::nccl_comm::NcclComm;
 use super::steps::Steps;
-use super::waiting::{given_up, may_pass};
+use super::waiting::{given_up, wait_out};
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
@@ -175,8 +175,7 @@ impl Connector {
                     }
                     Ok(false) => (Stage::Connecting(pending), false),
                     // With other queue pairs; the listener hears that these are no more.
-                    Err(e) if may_pass(&self.nic, &e, self.deadline) => redial(),
-                    Err(e) => return Err(e),
+                    Err(e) => wait_out(&self.nic, e, self.deadline).map(|_| redial())?,
                 },
                 Stage::Done => return Err(Error::internal("connect was called after it had failed")),
             };
@@ -254,11 +253,10 @@ impl Connector {
     fn offer(&mut self, stream: ControlStream) -> Result<(Stage, bool)> {
         let (qps, ring) = match self.create() {
             Ok(created) => created,
-            Err(e) if may_pass(&self.nic, &e, self.deadline) => {
-                self.port_trouble = Some(e);
+            Err(e) => {
+                self.port_trouble = Some(wait_out(&self.nic, e, self.deadline)?);
                 return Ok((Stage::Dialing(Dial::Waiting(stream, Instant::now() + LOOK_AFTER)), false));
             }
-            Err(e) => return Err(given_up(&self.nic, e)),
         };
         self.steps.end("creating queue pairs");
         let halves = cts_halves(self.nic.rails.len());

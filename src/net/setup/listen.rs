@@ -9,7 +9,7 @@ use super::connect::LOOK_AFTER;
 use super::identity;
 use super::nccl_comm::NcclComm;
 use super::steps::Steps;
-use super::waiting::{given_up, may_pass};
+use super::waiting::wait_out;
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::host::random;
@@ -245,9 +245,7 @@ impl Listener {
     /// # Errors
     /// It does not pass.
     fn begin_again(&self, candidate: &mut Candidate, hello: Hello, error: Error) -> Result<Verdict> {
-        if !may_pass(&self.nic, &error, candidate.deadline) {
-            return Err(given_up(&self.nic, error));
-        }
+        wait_out(&self.nic, error, candidate.deadline)?;
         candidate.stage = Stage::Waiting(Box::new(hello), Instant::now() + LOOK_AFTER);
         Ok(Verdict::Wait)
     }

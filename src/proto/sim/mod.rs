@@ -11,7 +11,8 @@
 //!           └─────► faults, laws
 //! ```
 //!
-//! Every test runs many seeds: `FERRITE_SIM_SEEDS=1000000` sets how many, `FERRITE_SIM_SEED=42` runs just that one.
+//! Every test runs many seeds: `FERRITE_SIM_SEEDS=1000000` sets how many, `FERRITE_SIM_SEED=42` runs just that one; both together run so
+//! many from that one on, so that several processes can share the work.
 
 mod control;
 mod fabric;
@@ -71,7 +72,7 @@ fn run(seed: u64, faults: Faults) -> (Option<Fault>, Outcome) {
     (fatal, World::new(random, plan).run(&planned))
 }
 
-/// Runs `count` seeds, or as many or the one that the environment names, and has `check` look at each outcome.
+/// Runs `count` seeds, or as many or those that the environment names, and has `check` look at each outcome.
 fn run_all(count: u64, faults: Faults, mut check: impl FnMut(Option<Fault>, &Outcome)) {
     run_seeds(count, &format!("{faults:?}"), |seed| {
         let (fatal, outcome) = run(seed, faults);
@@ -79,12 +80,12 @@ fn run_all(count: u64, faults: Faults, mut check: impl FnMut(Option<Fault>, &Out
     });
 }
 
-/// Calls `run` with `count` seeds, or with as many or the one that the environment names.
+/// Calls `run` with `count` seeds, or with those that the environment names.
 fn run_seeds(count: u64, what: &str, mut run: impl FnMut(u64)) {
     let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
-    let (first, count) = match number("FERRITE_SIM_SEED") {
-        Some(seed) => (seed, 1),
-        None => (0, number("FERRITE_SIM_SEEDS").unwrap_or(count)),
+    let (first, count) = match (number("FERRITE_SIM_SEED"), number("FERRITE_SIM_SEEDS")) {
+        (Some(seed), count) => (seed, count.unwrap_or(1)),
+        (None, named) => (0, named.unwrap_or(count)),
     };
     for seed in first..first + count {
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed)));

@@ -306,7 +306,7 @@ impl Recovery {
         if !self.take_job(|job| matches!(job, Job::Resume(_))) {
             return;
         }
-        if self.state == State::Resuming && attempt == self.attempt {
+        if self.is_resuming(attempt) {
             match (account, self.role) {
                 (None, Role::Receiver) => self.begin_next(now, "no account was composed".into()),
                 (Some(account), Role::Receiver) => {

@@ -132,6 +132,11 @@ impl Recovery {
         }
     }
 
+    /// Whether the queue pairs of `attempt` are to come into use, and nothing has ended it since that was asked for.
+    pub fn is_resuming(&self, attempt: u32) -> bool {
+        self.state == State::Resuming && self.attempt == attempt
+    }
+
     /// No message waits for an acknowledgement of the peer's device: it works. The receiver, which does not know, says so whenever the
     /// connection runs, since the sender judges.
     pub fn handle_acknowledged(&mut self) {

@@ -71,7 +71,12 @@ pub(super) struct Executed {
 
 #[derive(Debug)]
 pub(super) struct Fabric {
+    /// All that have ever been created.
     pub(super) qps: Vec<QueuePair>,
+    /// The numbers of those that are not destroyed, and of those from which requests are late. An attempt in vain leaves some, so that
+    /// a run that ends in vain has hundreds that nothing happens to any more.
+    live: Vec<usize>,
+    detained: Vec<usize>,
     /// Whether the port of each rail is up, by end.
     pub(super) ports: [[bool; MAX_RAILS]; 2],
     /// Whether what an end sends over each rail is lost without a word.
@@ -87,7 +92,8 @@ pub(super) struct Fabric {
 impl Fabric {
     pub(super) fn new() -> Self {
         let (ports, cut) = ([[true; MAX_RAILS]; 2], [[false; MAX_RAILS]; 2]);
-        Self { qps: Vec::new(), ports, cut, late_packets: 0, forgets: false, receives: 0 }
+        let (qps, live, detained) = (Vec::new(), Vec::new(), Vec::new());
+        Self { qps, live, detained, ports, cut, late_packets: 0, forgets: false, receives: 0 }
     }
 
     /// A queue pair with index `index`. Returns its number.
@@ -109,7 +115,9 @@ impl Fabric {
             polled: 0,
             completions: VecDeque::new(),
         });
-        self.qps.len() - 1
+        let number = self.qps.len() - 1;
+        self.live.push(number);
+        number
     }
 
     /// The receiver posts as many on each of `qps`, which it uses, and on new queue pairs.
@@ -158,7 +166,7 @@ impl Fabric {
         let QueuePair { end: from, rail, state, peer, arrived, .. } = self.qps[qp];
         let is_live = state == State::Ready && self.is_up(rail, from);
         let request = match is_late {
-            true => self.qps[qp].late.pop_front()?,
+            true => self.next_late(qp)?,
             false if is_live => self.qps[qp].sends.get(arrived)?.clone(),
             false => return None,
         };
@@ -185,6 +193,15 @@ impl Fabric {
         }
         self.qps[qp].arrived += usize::from(!is_late);
         (is_new && !is_forgotten).then_some(Executed { wr: request.wr, rail, is_read_now: !is_late })
+    }
+
+    fn next_late(&mut self, qp: usize) -> Option<Request> {
+        let late = &mut self.qps[qp].late;
+        let next = late.pop_front();
+        if late.is_empty() {
+            self.detained.retain(|other| *other != qp);
+        }
+        next
     }
 
     /// Has an acknowledgement arrive at `qp`.
@@ -244,6 +261,9 @@ impl Fabric {
         let pair = &mut self.qps[qp];
         let count = random.index(pair.sends.len() - pair.arrived + 1);
         pair.late.extend(pair.sends.iter().skip(pair.arrived).take(count).cloned());
+        if count > 0 && !self.detained.contains(&qp) {
+            self.detained.push(qp);
+        }
     }
 
     pub(super) fn lose_acks(&mut self, qp: usize) {
@@ -255,19 +275,24 @@ impl Fabric {
         self.fail(qp, Status::Flushed, random);
         let pair = &mut self.qps[qp];
         pair.state = State::Destroyed;
-        std::mem::take(&mut pair.completions)
+        let completions = std::mem::take(&mut pair.completions);
+        self.live.retain(|other| *other != qp);
+        completions
     }
 
-    /// The queue pairs that an event may be for.
-    pub(super) fn active(&self) -> Vec<usize> {
-        let is_active = |pair: &QueuePair| pair.state != State::Destroyed || !pair.late.is_empty();
-        (0..self.qps.len()).filter(|qp| is_active(&self.qps[*qp])).collect()
+    /// The queue pairs that are not destroyed.
+    pub(super) fn live(&self) -> &[usize] {
+        &self.live
+    }
+
+    /// The queue pairs from which requests are late; they may be destroyed.
+    pub(super) fn detained(&self) -> &[usize] {
+        &self.detained
     }
 
     /// The queue pairs of `end` that are not destroyed.
     pub(super) fn existing(&self, end: End) -> Vec<usize> {
-        let exists = |pair: &QueuePair| pair.end == end && pair.state != State::Destroyed;
-        (0..self.qps.len()).filter(|qp| exists(&self.qps[*qp])).collect()
+        self.live.iter().copied().filter(|qp| self.qps[*qp].end == end).collect()
     }
 }
 

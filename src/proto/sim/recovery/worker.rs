@@ -188,6 +188,11 @@ impl Receiver {
                 outside.fabric.forgets = false;
                 self.caller.machine.handle_fenced(now);
             }
+            // Another attempt has begun meanwhile.
+            Some(Action::Resume { attempt, .. }) if !self.caller.machine.is_resuming(attempt) => {
+                self.caller.discard(outside);
+                self.caller.machine.handle_unreachable(now, attempt, RailMask::NONE);
+            }
             // Nothing that it sends is acknowledged over one of the rails: the queue pairs are given up.
             Some(Action::Resume { attempt, .. }) if self.caller.refusals > 0 => {
                 self.caller.refusals -= 1;

@@ -140,25 +140,29 @@ impl World {
             4 | 5 => self.control(),
             6..=8 if sends => sender.work(outside),
             9..=11 if receives => receiver.work(outside),
-            12..=14 => self.on_queue_pair(|fabric, qp, _| (fabric.deliver(qp, false), false)),
-            15 => self.on_queue_pair(|fabric, qp, random| match random.one_in(10) {
-                true => (fabric.deliver(qp, true), false),
-                false => (None, false),
-            }),
-            16 | 17 => self.on_queue_pair(|fabric, qp, _| (None, fabric.acknowledge(qp))),
-            18 => self.on_queue_pair(|fabric, qp, random| (fabric.retry(qp, random), false)),
+            12..=14 => self.on_queue_pair(Fabric::live, |fabric, qp, _| (fabric.deliver(qp, false), false)),
+            15 if self.outside.random.one_in(10) => {
+                self.on_queue_pair(Fabric::detained, |fabric, qp, _| (fabric.deliver(qp, true), false))
+            }
+            15 => false,
+            16 | 17 => self.on_queue_pair(Fabric::live, |fabric, qp, _| (None, fabric.acknowledge(qp))),
+            18 => self.on_queue_pair(Fabric::live, |fabric, qp, random| (fabric.retry(qp, random), false)),
             _ => self.heal(),
         }
     }
 
-    /// Something happens on a queue pair. `event` returns what is executed, and whether anything has happened besides.
-    fn on_queue_pair(&mut self, event: impl Fn(&mut Fabric, usize, &mut Random) -> (Option<Executed>, bool)) -> bool {
+    /// Something happens on one of `those` queue pairs. `event` returns what is executed, and whether anything has happened besides.
+    fn on_queue_pair(
+        &mut self,
+        those: fn(&Fabric) -> &[usize],
+        event: impl Fn(&mut Fabric, usize, &mut Random) -> (Option<Executed>, bool),
+    ) -> bool {
         let Outside { fabric, random, laws, .. } = &mut self.outside;
-        let active = fabric.active();
-        if active.is_empty() {
+        let numbers = those(fabric);
+        if numbers.is_empty() {
             return false;
         }
-        let qp = active[random.index(active.len())];
+        let qp = numbers[random.index(numbers.len())];
         let (executed, is_any) = event(fabric, qp, random);
         let Some(Executed { wr, rail, is_read_now, .. }) = executed else { return is_any };
         if let Some(bytes) = wr.bytes {
@@ -239,7 +243,7 @@ impl World {
     /// Some of what is under way over `rail` is late.
     fn detain(&mut self, rail: usize) {
         let Outside { fabric, random, .. } = &mut self.outside;
-        for qp in fabric.active() {
+        for qp in fabric.live().to_vec() {
             if usize::from(fabric.qps[qp].rail) == rail {
                 fabric.detain(qp, random);
             }

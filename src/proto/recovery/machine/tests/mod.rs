@@ -171,6 +171,23 @@ fn the_account_is_said_again_when_the_sender_asks_again_and_when_the_control_con
 }
 
 #[test]
+fn queue_pairs_of_an_attempt_that_the_peer_has_ended_are_not_to_come_into_use() {
+    let mut pair = Pair::new(1);
+    pair.are_jobs_slow = true;
+    pair.fault(0);
+    while !pair.ends[1].machine.is_resuming(1) {
+        assert!(pair.step(), "the receiver is to go on");
+    }
+    assert!(!pair.ends[1].machine.is_resuming(2));
+    let halt = Message::Halt { attempt: 2, usable: RailMask::first(1), cause: "another fault".into() };
+    pair.ends[1].machine.handle_message(pair.now, halt).expect("allowed");
+    assert!(![1, 2].into_iter().any(|attempt| pair.ends[1].machine.is_resuming(attempt)));
+    pair.fault(0);
+    pair.pass(SECOND);
+    assert!(pair.expect_running() >= 2);
+}
+
+#[test]
 fn a_peer_that_says_nothing_is_given_up_after_the_time_that_is_set() {
     for end in [0, 1] {
         let mut pair = Pair::new(2);

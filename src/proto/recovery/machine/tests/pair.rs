@@ -160,6 +160,12 @@ impl Pair {
             }
             Action::Resume { attempt, account } => {
                 assert!(*has_queue_pairs);
+                if i == 1 && !machine.is_resuming(attempt) {
+                    // They are not taken into use.
+                    *has_queue_pairs = false;
+                    machine.handle_unreachable(now, attempt, RailMask::NONE);
+                    return true;
+                }
                 assert_eq!(account.is_some(), i == 0, "the sender applies it, the receiver composes it");
                 let next = arrived + 1;
                 let composed = Account { oldest: next, next, missing: Vec::new() };
