@@ -15,7 +15,7 @@
 //!    loss of the control connection that it was sent over;
 //! 7. every run comes to an end.
 //!
-//! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one.
+//! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one, and both together so many from that one on.
 
 mod app;
 mod dice;
@@ -40,8 +40,9 @@ fn run(seed: u64) {
 
 #[test]
 fn no_schedule_of_losses_ends_a_connection_whose_processes_live() {
-    if let Some(seed) = number("FERRITE_SIM_SEED") {
-        return run(seed);
-    }
-    (0..number("FERRITE_SIM_SEEDS").unwrap_or(2000)).for_each(run);
+    let (first, count) = match (number("FERRITE_SIM_SEED"), number("FERRITE_SIM_SEEDS")) {
+        (Some(seed), count) => (seed, count.unwrap_or(1)),
+        (None, count) => (0, count.unwrap_or(2000)),
+    };
+    (first..first + count).for_each(run);
 }
