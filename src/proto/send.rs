@@ -240,6 +240,11 @@ impl SendFlow {
         self.requests.check(id, |request| request.pending_stripes == 0)
     }
 
+    /// How many messages the receiver had asked for before that of request `id`: the lower 32 bits.
+    pub fn place(&self, id: RequestId) -> Option<u32> {
+        self.requests.get(id).map(|request| request.seq.wrapping_sub(1))
+    }
+
     /// The bytes of request `id`.
     pub fn bytes(&self, id: RequestId) -> u64 {
         self.requests.get(id).map_or(0, |request| request.length.into())
@@ -309,6 +314,17 @@ mod tests {
         assert_eq!(addr(10), Some(0x3000));
         assert_eq!(addr(10), Some(0x4000));
         assert_eq!(addr(10), None);
+    }
+
+    #[test]
+    fn a_message_has_the_place_in_which_the_receiver_has_asked_for_it() {
+        let mut flow = flow();
+        let ring = [cts(1, 10, 8), cts(2, 20, 8), cts(3, 10, 8)];
+        let ids = [20, 10, 10].map(|tag| submit(&mut flow, &ring, tag, 8).expect("cleared").id);
+        assert_eq!(ids.map(|id| flow.place(id)), [Some(1), Some(0), Some(2)]);
+        flow.handle_completion(ids[0]).expect("one stripe");
+        flow.poll_done(ids[0]).expect("complete");
+        assert_eq!(flow.place(ids[0]), None, "it is no more");
     }
 
     #[test]

@@ -204,8 +204,8 @@ pub mod record {
 
 /// Words of a message that was timed, which are written when it is complete.
 pub mod timed {
-    /// The message's number plus 1; 0: there is none. Messages are counted from 0 on, alike at both ends. Receiver: of the first one of the
-    /// `irecv`. The last word is the same; if it differs, the words are being written.
+    /// The message's number plus 1; 0: there is none. Messages are counted from 0 on, in the order in which the receiver asks for them.
+    /// Receiver: of the first one of the `irecv`. The last word is the same; if it differs, the words are being written.
     pub const MESSAGE: usize = 0;
     /// When the message was found complete, by the kernel's monotonic clock, in nanoseconds.
     pub const AT: usize = 1;

@@ -140,6 +140,11 @@ impl ConnStats {
         self.timing.request()
     }
 
+    /// Sender: the receiver had asked for so many messages before the timed one; the lower 32 bits.
+    pub fn set_timed_place(&mut self, place: u32) {
+        self.timing.set_place(place);
+    }
+
     /// The timed request is of NCCL's operation `call`; 0: that is not known.
     pub fn set_timed_operation(&mut self, call: u64) {
         self.timing.set_operation(call);

@@ -133,6 +133,21 @@ fn the_last_messages_that_were_timed_are_kept_with_their_times() {
 }
 
 #[test]
+fn a_timed_send_has_the_number_that_the_message_has_at_the_receiver() {
+    let mut end = timed(Direction::Send, 4);
+    for message in 0..6 {
+        if end.handle_begun(1) {
+            end.handle_due_send(message, 3);
+        }
+        if end.timed_request() == Some(message) {
+            end.set_timed_place(message + 2);
+            end.handle_timed_done(EIGHT_BYTES);
+        }
+    }
+    assert_eq!(kept(&end), [3, 7], "messages 1 and 5 of the sender");
+}
+
+#[test]
 fn a_receive_of_several_messages_is_timed_if_the_sender_times_one_of_them() {
     let mut end = timed(Direction::Receive, 8);
     let (mut begun, mut timed) = (0, Vec::new());

@@ -5,8 +5,9 @@
 //! receiver   irecv ──announce──► clear-to-send posted ──data──► arrived ──consume──► next irecv
 //! ```
 //!
-//! One message of an end is timed at a time. It is that with a number 1 greater than a multiple of the interval, so that both ends time the
-//! same messages. The last ones are kept in the record, for `ferrite trace`.
+//! One message of an end is timed at a time. It is that of a call whose number is 1 greater than a multiple of the interval, so that both
+//! ends time the same messages, unless the sender sends in another order than the receiver asks. It is kept with its number at the
+//! receiver. The last ones are kept in the record, for `ferrite trace`.
 
 use super::clock::Clock;
 use super::file::Words;
@@ -63,6 +64,11 @@ pub struct Completed {
     pub bytes: u64,
 }
 
+/// The number nearest to `number` whose lower 32 bits are `low`.
+fn nearest(number: u64, low: u32) -> u64 {
+    number.wrapping_add_signed(i64::from(low.wrapping_sub(number as u32) as i32))
+}
+
 impl Timing {
     /// No message is timed yet.
     pub(super) fn new(interval: u32) -> Self {
@@ -100,6 +106,12 @@ impl Timing {
         }
         let interval = u64::from(self.interval);
         (interval - number % interval) as u32
+    }
+
+    /// Sender: the message that is timed is number `place` of those that the receiver has asked for, of which these are the lower 32
+    /// bits. With several tags the sender may have sent others before it.
+    pub(super) fn set_place(&mut self, place: u32) {
+        self.message.number = nearest(self.message.number, place);
     }
 
     /// The message that is timed is of this operation.
@@ -212,5 +224,18 @@ impl Timing {
             longest.store(ns, Ordering::Relaxed);
         }
         ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_known_by_its_lower_half_if_it_is_near() {
+        let of = |number, near: u64| nearest(number, near as u32) == near;
+        assert!(of(5, 5) && of(5, 3) && of(5, 400));
+        let wrap = 1 << 32;
+        assert!(of(wrap + 1, wrap - 1) && of(wrap - 1, wrap + 7) && of(9 * wrap, 9 * wrap - 512));
     }
 }

@@ -26,6 +26,11 @@ impl SendPath {
     #[inline(never)]
     pub(super) fn handle_due(&mut self, id: RequestId, tag: u32) {
         self.stats.handle_due_send(id.to_bits(), tag);
+        if self.stats.timed_request() == Some(id.to_bits())
+            && let Some(place) = self.flow.place(id)
+        {
+            self.stats.set_timed_place(place);
+        }
         name_operation(&mut self.stats, id);
         self.choose_path();
     }

@@ -6,7 +6,7 @@ use nccl_net::inspect::stats::layout::{record, timed};
 /// Times are in nanoseconds, by the monotonic clock of the end's machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timed {
-    /// Its number, counted from 0 on, alike at both ends. Receiver: of the first message of the `irecv`.
+    /// Its number, counted from 0 on, in the order in which the receiver has asked. Receiver: of the first message of the `irecv`.
     pub(crate) number: u64,
     /// Receiver: messages of the `irecv`. 1 for a sender.
     pub(crate) messages: u8,
