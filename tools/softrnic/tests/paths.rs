@@ -39,7 +39,8 @@ fn overtakes(other: &(Node, Node), one: &(Node, Node)) -> bool {
             return true;
         }
     }
-    (one.0.next(), other.0.next());
+    one.0.next();
+    other.0.next();
     false
 }
 

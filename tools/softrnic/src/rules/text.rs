@@ -22,7 +22,8 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-const KEYS: &str = "device, peer, flow, path, opcode, message, every, chance, attempts, times, for, gid-after, gid, refuses";
+const KEYS: &str =
+    "device, peer, flow, path, opcode, message, every, chance, attempts, times, for, gid-after, gid, refuses";
 const OPCODES: [(&str, u32); 9] = [
     ("write", 1 << 0),
     ("write-imm", 1 << 1),
