@@ -2,7 +2,7 @@
 
 use clap::Args;
 use ibverbs::control::{
-    Capacities, Commands, Counters, Cq, Delayed, Device, GidKind, LinkLayer, Port, Process, Qp, Report, Work,
+    Capacities, Commands, Counters, Cq, Delayed, Device, GidKind, LinkLayer, Path, Port, Process, Qp, Report, Work,
 };
 use serde_json::{Value, json};
 
@@ -84,6 +84,10 @@ fn port_text(port: &Port) -> String {
         counters_text(&port.counters)
     );
     text += &delayed_text(&port.delayed);
+    for (number, path) in port.paths.iter().enumerate() {
+        let pace = path.bandwidth.map_or_else(String::new, |bytes| format!(" {} GB/s", bytes as f64 / 1e9));
+        text += &format!("    path {number} {:?}{pace}: {} bytes\n", path.latency, path.bytes);
+    }
     for gid in &port.gids {
         text += &format!("    gid {:2} {} {}\n", gid.index, kind_name(gid.kind), gid.gid);
     }
@@ -181,6 +185,15 @@ fn port_json(port: &Port) -> Value {
         "gids": port.gids.iter().map(gid).collect::<Vec<_>>(),
         "counters": counters_json(&port.counters),
         "delayed": delayed_json(&port.delayed),
+        "paths": port.paths.iter().map(path_json).collect::<Vec<_>>(),
+    })
+}
+
+fn path_json(path: &Path) -> Value {
+    json!({
+        "latency_ns": path.latency.as_nanos() as u64,
+        "bytes_per_second": path.bandwidth,
+        "bytes": path.bytes,
     })
 }
 
@@ -208,6 +221,7 @@ fn qp_json(qp: &Qp) -> Value {
         "pid": qp.pid,
         "peer": peer,
         "flow": qp.flow,
+        "path": qp.path,
         "capacities": capacities_json(&qp.capacities),
         "counters": counters_json(&qp.counters),
         "work": work_json(&qp.work),

@@ -68,6 +68,7 @@
 //! | keys, QPNs | carry a generation: a stale one is caught (see `SOFTRNIC_QPN_REUSE`); QPNs repeat across devices |
 //! | destruction | `EBUSY` for a PD or CQ in use; deregistration waits for accesses under way; QPs and CQs wait for acknowledgement of their events |
 //! | events | `async_fd` and completion channels are pollable and honour `O_NONBLOCK` |
+//! | paths | several equal ways between RoCE ports, one of which each queue pair takes by a hash, as in a fabric with ECMP; each slow, lossy or dead by rules (`path=`); see `SOFTRNIC_PATHS` |
 //! | port down | packets from and to it vanish until it is up again, but for those of a queue pair to itself (`SOFTRNIC_LOOPBACK_DOWN`); `PORT_ERR`, `PORT_ACTIVE` in every process that has the device open, after the state shows it |
 //! | GIDs and LIDs | come, go and change while programs run: `GID_CHANGE`, `LID_CHANGE`; packets by the old ones vanish |
 //! | device failed | its QPs go into ERR and flush, `DEVICE_FATAL`, creating and modifying answer `EIO`, peers get no answer; for good, or until it can be opened anew |
@@ -80,7 +81,7 @@
 //! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
 //!   (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see below.
 //! * GPU memory and DMA-BUF, unless `SOFTRNIC_GPU` asks for them: `EOPNOTSUPP`.
-//! * Congestion, PCIe. Bandwidth and latency only where they are asked for: else all goes as fast as the processor copies.
+//! * Congestion beyond bandwidth that is shared, PCIe. Bandwidth and latency only where they are asked for: else all goes as fast as the processor copies.
 //! * Retransmission within a message: it arrives whole or not at all, unless a fault rule cuts it; a receive that is missing is noticed before any
 //!   byte of its message is written.
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
@@ -154,6 +155,9 @@
 //! | `SOFTRNIC_GIDS` | `plain` or `rich` | `plain` |
 //! | `SOFTRNIC_SPEED` | 5, 10, 20, 25, 40, 50, 56, 100, 200, 400, 800 (Gb/s) | 400 |
 //! | `SOFTRNIC_MTU` | 256, 512, 1024, 2048, 4096 | 4096 |
+//! | `SOFTRNIC_PATHS` | 0 to 8: so many equal ways lead from each RoCE port to the others. A queue pair's packets take one, by a hash of both GIDs and of the UDP source port, which follows from the flow label, or from both queue pair numbers where that is 0. 0: the way between ports is not modelled. A queue pair to its own port takes none | 0 |
+//! | `SOFTRNIC_PATH_MBS` | 0 to 100000: bandwidth of each path, in MB/s, which all queue pairs that take it from the same port share; 0: no limit | 0 |
+//! | `SOFTRNIC_PATH_US` | 0 to 1000000: latency of each path, one way, in microseconds | 0 |
 //! | `SOFTRNIC_QUIET` | 1: no banner | 0 |
 //! | `SOFTRNIC_STRICT` | 1: junk in undefined fields of failed completions; data of requests is read 50 µs late | 0 |
 //! | `SOFTRNIC_ECE` | options of enhanced connection establishment, as a number; they are agreed on and change nothing. 0: not supported | 0 |

@@ -4,6 +4,8 @@
 pub(crate) const DEVICES: usize = 8;
 /// Ports of a device.
 pub(crate) const PORTS: usize = 2;
+/// Ways through the fabric from a port to the others.
+pub(crate) const PATHS: usize = 8;
 /// Processes of a fabric.
 pub(crate) const PROCS: usize = 256;
 /// Queue pairs of a device.

@@ -22,7 +22,7 @@ impl Network {
     /// separated by `;` or line ends.
     pub fn inject(&self, text: &str) -> Result<Vec<u32>, Error> {
         let rules = text::parse(text).map_err(|error| Error::Rule(error.to_string()))?;
-        table::require((self.fabric.topology.devices(), self.fabric.topology.ports()), &rules).map_err(Error::Rule)?;
+        table::require(&self.fabric.topology, &rules).map_err(Error::Rule)?;
         let control = self.fabric.file.control();
         table::install(self.fabric, &control, &rules).map_err(Error::Rule)
     }

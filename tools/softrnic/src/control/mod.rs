@@ -22,5 +22,5 @@ pub use inject::InForce;
 pub use names::{DeviceName, GidKind, PortName};
 pub use network::Network;
 pub use planned::planned;
-pub use report::{Counters, Delayed, Device, Gid, LinkLayer, Port, Process, Qp, Report};
+pub use report::{Counters, Delayed, Device, Gid, LinkLayer, Path, Port, Process, Qp, Report};
 pub use work::{Capacities, Commands, Cq, Work};

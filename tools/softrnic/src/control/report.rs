@@ -1,6 +1,7 @@
 //! The state of a fabric, in plain values.
 
 use std::net::Ipv6Addr;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::process::fabric::Fabric;
 use crate::process::reach::{DIRECT, STAGED};
 use crate::shm::layout::Table;
 use crate::shm::process_id::slot_of;
-use crate::shm::slots::{self, GIDS, NO_PEER, PROC_ALIVE, PortSlot, QpSlot};
+use crate::shm::slots::{self, GIDS, NO_PEER, PROC_ALIVE, PathSlot, PortSlot, QpSlot};
 
 /// A fabric.
 #[derive(Clone, Debug)]
@@ -108,6 +109,19 @@ pub struct Port {
     pub counters: Counters,
     /// What became of the packets from here that a rule has delayed.
     pub delayed: Delayed,
+    /// The ways from here through the fabric; none if they are not modelled.
+    pub paths: Vec<Path>,
+}
+
+/// One of several ways from a port through the fabric.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    /// One way.
+    pub latency: Duration,
+    /// In bytes per second.
+    pub bandwidth: Option<u64>,
+    /// What was posted to go this way, so far.
+    pub bytes: u64,
 }
 
 /// An entry of a GID table.
@@ -138,6 +152,8 @@ pub struct Qp {
     pub peer: Option<(PortName, u32)>,
     /// Which connection it is among those from its port to the peer's, from 0.
     pub flow: u32,
+    /// Which of its port's paths it takes, from 0; `None`: there is but one way.
+    pub path: Option<u32>,
     /// What it was asked to have.
     pub capacities: Capacities,
     /// What it has sent.
@@ -241,7 +257,7 @@ pub(crate) fn devices_of(topology: &Topology) -> Vec<Device> {
         // SAFETY: atomics that are all zeros, as in a new file.
         let slot: PortSlot = unsafe { std::mem::zeroed() };
         set_up(&slot, topology, device, port);
-        port_of(&slot, PortName { device, port })
+        port_of(&slot, PortName { device, port }, topology.paths())
     };
     let device_of = |device: usize| Device {
         name: DeviceName(device),
@@ -265,7 +281,7 @@ fn device_of(fabric: &Fabric, device: usize) -> Device {
     let mrs = fabric.entries(Table::Mr, device).map(|index| fabric.mr(device, index));
     let mrs: Vec<_> = mrs.filter(|mr| mr.owner.load(SeqCst) != 0).collect();
     let ports = (1..=fabric.topology.ports()).map(|port| {
-        let mut found = port_of(fabric.port(device, port), PortName { device, port });
+        let mut found = port_of(fabric.port(device, port), PortName { device, port }, fabric.topology.paths());
         queue_pairs.iter().filter(|qp| qp.port == port).for_each(|qp| found.counters.add(&qp.counters));
         found
     });
@@ -291,7 +307,20 @@ fn link_layer_of(slot: &PortSlot) -> LinkLayer {
     }
 }
 
-fn port_of(slot: &PortSlot, name: PortName) -> Port {
+/// In bytes per second.
+fn bandwidth_of(bytes_per_ms: &AtomicU64) -> Option<u64> {
+    Some(bytes_per_ms.load(SeqCst)).filter(|&b| b != 0).map(|b| b * 1000)
+}
+
+fn path_of(slot: &PathSlot) -> Path {
+    Path {
+        latency: Duration::from_nanos(slot.latency_ns.load(SeqCst)),
+        bandwidth: bandwidth_of(&slot.bytes_per_ms),
+        bytes: slot.bytes.load(SeqCst),
+    }
+}
+
+fn port_of(slot: &PortSlot, name: PortName, paths: u32) -> Port {
     let kind_of = |kind| match kind {
         GidType::RoceV2 => GidKind::RoceV2,
         GidType::Plain if slot.is_infiniband() => GidKind::InfiniBand,
@@ -309,10 +338,11 @@ fn port_of(slot: &PortSlot, name: PortName) -> Port {
         gbps: slot.speed.load(SeqCst) / 10,
         lid: slot.lid.load(SeqCst) as u16,
         latency: Duration::from_nanos(slot.latency_ns.load(SeqCst)),
-        bandwidth: Some(slot.bytes_per_ms.load(SeqCst)).filter(|&b| b != 0).map(|b| b * 1000),
+        bandwidth: bandwidth_of(&slot.bytes_per_ms),
         gids: gids.collect(),
         counters: Counters::of(&slot.past),
         delayed: Delayed::of(&slot.delayed),
+        paths: slot.paths.iter().take(paths as usize).map(path_of).collect(),
     }
 }
 
@@ -327,6 +357,7 @@ fn qp_of(fabric: &Fabric, qp: &QpSlot) -> Qp {
         pid: fabric.proc(slot_of(qp.owner.load(SeqCst))).pid.load(SeqCst),
         peer: (peer != NO_PEER).then_some((PortName { device: port.device, port: port.port }, peer as u32)),
         flow: qp.flow.load(SeqCst),
+        path: qp.path.load(SeqCst).checked_sub(1),
         capacities: Capacities::of(qp),
         counters: Counters::of(&qp.sent),
         work: Work::of(&qp.work),

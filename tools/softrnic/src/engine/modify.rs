@@ -75,6 +75,8 @@ fn publish(qp: &Qp, known: &QpAttr, given: i32, route: Option<Route>) {
         link.mtu_bytes = mtu_bytes(known.path_mtu);
         link.peer = route.peer(known.dest_qp_num);
         link.route = route.with_mtu(link.mtu_bytes).looped(link.peer == qp.name());
+        link.path = route.path(qp.fabric, qp.abi.qp_num, known.dest_qp_num);
+        qp.slot.path.store(link.path.map_or(0, |path| path + 1), SeqCst);
         qp.slot.flow.store(route.take_flow(qp.fabric), SeqCst);
         qp.slot.peer.store(link.peer, SeqCst);
     }

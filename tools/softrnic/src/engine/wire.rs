@@ -1,9 +1,13 @@
 //! The model of the wire: when a message reaches the peer, and its acknowledgement us.
 //!
-//! Off unless a port has a latency or a bandwidth: then everything goes as fast as the processor copies. A message
+//! Off unless a port has a latency or a bandwidth, or there are paths: then everything goes as fast as the processor copies. A message
 //! occupies the sending port and the receiving one for its length over the lower of their bandwidths, so that two
 //! senders into one port share it; it arrives after the sum of both ports' latencies. The data of a READ occupies
 //! them in the other direction.
+//!
+//! Where paths are modelled (`SOFTRNIC_PATHS`), a message also occupies the path that its queue pair's packets take, for its length over
+//! the path's bandwidth: messages that take the same path from the same port share it, those on other paths do not wait. The data of a
+//! READ takes no path.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,57 +17,89 @@ use crate::host::clock::now_ns;
 use crate::network::port_id::PortId;
 use crate::objects::qp::Qp;
 use crate::objects::send_queue::SendQueue;
-use crate::shm::slots::{NO_PEER, PortSlot};
+use crate::shm::slots::{NO_PEER, PathSlot, PortSlot};
 
 /// In strict mode requests are executed this much after their post, so that a buffer that is reused too early shows.
 const LATE_NS: u64 = 50_000;
 
-/// Both ends of a connection.
-#[inline]
-fn ports(qp: &Qp, queue: &SendQueue) -> Option<(&'static PortSlot, &'static PortSlot)> {
-    let peer = queue.link.peer;
-    let port_at = |port: PortId| qp.fabric.port(port.device, port.port);
-    (peer != NO_PEER).then(|| (port_at(qp.port()), port_at(PortId::of_name(peer))))
+/// What a message passes: both ports, and the path between them where paths are modelled.
+#[derive(Clone, Copy)]
+struct Way {
+    from: &'static PortSlot,
+    to: &'static PortSlot,
+    path: Option<&'static PathSlot>,
 }
 
-/// What the ports at both ends add to every packet, in ns.
-#[inline]
-fn latency(ends: (&PortSlot, &PortSlot)) -> u64 {
-    ends.0.latency_ns.load(Relaxed) + ends.1.latency_ns.load(Relaxed)
+impl Way {
+    #[inline]
+    fn of(qp: &Qp, queue: &SendQueue) -> Option<Self> {
+        let peer = queue.link.peer;
+        let port_at = |port: PortId| qp.fabric.port(port.device, port.port);
+        let from = port_at(qp.port());
+        let path = queue.link.path.and_then(|path| from.paths.get(path as usize));
+        (peer != NO_PEER).then(|| Self { from, to: port_at(PortId::of_name(peer)), path })
+    }
+
+    /// What it adds to every packet, in ns.
+    #[inline]
+    fn latency(self) -> u64 {
+        let ports = self.from.latency_ns.load(Relaxed) + self.to.latency_ns.load(Relaxed);
+        ports + self.path.map_or(0, |path| path.latency_ns.load(Relaxed))
+    }
+
+    /// Whether messages wait for those before them.
+    #[inline]
+    fn is_paced(self) -> bool {
+        self.from.bytes_per_ms.load(Relaxed) | self.to.bytes_per_ms.load(Relaxed) != 0 || self.path.is_some()
+    }
 }
 
 /// Plans when a request of `bytes` that is posted now reaches the peer; 0: at once.
 #[inline]
 pub(crate) fn plan(qp: &Qp, queue: &SendQueue, opcode: u32, bytes: u64) -> u64 {
-    let Some(ends) = ports(qp, queue) else { return 0 };
-    let is_paced = ends.0.bytes_per_ms.load(Relaxed) | ends.1.bytes_per_ms.load(Relaxed) != 0;
-    if !is_paced && !qp.fabric.settings.strict && latency(ends) == 0 && queue.planned == 0 {
+    let Some(way) = Way::of(qp, queue) else { return 0 };
+    if !way.is_paced() && !qp.fabric.settings.strict && way.latency() == 0 && queue.planned == 0 {
         return 0;
     }
-    slowly(qp, queue, ends, opcode, bytes)
+    slowly(qp, queue, way, opcode, bytes)
 }
 
 #[cold]
-fn slowly(qp: &Qp, queue: &SendQueue, ends: (&PortSlot, &PortSlot), opcode: u32, bytes: u64) -> u64 {
+fn slowly(qp: &Qp, queue: &SendQueue, way: Way, opcode: u32, bytes: u64) -> u64 {
     let now = now_ns();
-    let mut due = now + latency(ends);
+    let mut due = now + way.latency();
     if qp.fabric.settings.strict {
         due += LATE_NS;
     }
     let is_read = opcode == wr_opcode::RDMA_READ;
-    let (from, to) = if is_read { (ends.1, ends.0) } else { ends };
+    let (from, to) = if is_read { (way.to, way.from) } else { (way.from, way.to) };
     let pace = [from, to].map(|end| end.bytes_per_ms.load(Relaxed)).into_iter().filter(|&p| p != 0).min();
+    let mut passed = now;
     if let Some(pace) = pace {
-        let ns = (u128::from(bytes) * 1_000_000 / u128::from(pace)) as u64;
         let begin = now.max(from.tx_until.load(Relaxed)).max(to.rx_until.load(Relaxed));
-        due += occupy(&from.tx_until, begin, ns).max(occupy(&to.rx_until, begin, ns)) - now;
+        let ns = time_for(bytes, pace);
+        passed = occupy(&from.tx_until, begin, ns).max(occupy(&to.rx_until, begin, ns));
     }
+    if let Some(path) = way.path.filter(|_| !is_read) {
+        path.bytes.fetch_add(bytes, Relaxed);
+        let pace = path.bytes_per_ms.load(Relaxed);
+        if pace != 0 {
+            // Not before it is free. Meanwhile the ports carry what takes other paths.
+            passed = passed.max(occupy(&path.until, now, time_for(bytes, pace)));
+        }
+    }
+    due += passed - now;
     // Nothing overtakes on a connection. A plan that lies in the past binds nobody, and one for now is none.
     let due = if queue.planned > now { due.max(queue.planned) } else { due };
     if due > now { due } else { 0 }
 }
 
-/// Takes `ns` of a port's time, not before `begin`; returns when that is over.
+/// Nanoseconds for `bytes` at `pace`, in bytes per millisecond, which is not 0.
+fn time_for(bytes: u64, pace: u64) -> u64 {
+    (u128::from(bytes) * 1_000_000 / u128::from(pace)) as u64
+}
+
+/// Takes `ns` of the time of a port or a path, not before `begin`; returns when that is over.
 fn occupy(until: &AtomicU64, begin: u64, ns: u64) -> u64 {
     let mut seen = until.load(Relaxed);
     loop {
@@ -78,7 +114,7 @@ fn occupy(until: &AtomicU64, begin: u64, ns: u64) -> u64 {
 /// When the acknowledgement of what is executed now is here; 0: at once.
 #[inline]
 pub(crate) fn ack_time(qp: &Qp, queue: &SendQueue) -> u64 {
-    match ports(qp, queue).map_or(0, latency) {
+    match Way::of(qp, queue).map_or(0, Way::latency) {
         0 => 0,
         latency => now_ns() + latency,
     }

@@ -9,8 +9,9 @@ use crate::remote::completion;
 use crate::remote::responder::ResponderFault;
 use crate::rules::action::{Action, ActionKind};
 
-/// Does what concerns more than the message; returns what concerns it. `salt`: a random number of its own.
-pub(crate) fn apply(qp: &Qp, action: Action, salt: u64) -> Option<Fault> {
+/// Does what concerns more than the message; returns what concerns it. `path`: the one that the rule is for, if it is for one; `salt`: a
+/// random number of its own.
+pub(crate) fn apply((qp, path): (&Qp, Option<u32>), action: Action, salt: u64) -> Option<Fault> {
     let (fabric, port) = (qp.fabric, qp.port());
     match action.kind {
         ActionKind::Drop => return Some(Fault::Drop),
@@ -27,7 +28,11 @@ pub(crate) fn apply(qp: &Qp, action: Action, salt: u64) -> Option<Fault> {
         ActionKind::CqOverrun => completion::overrun(fabric, qp.send_cq.slot),
         ActionKind::PortDown => outage::begin(fabric, port, action.value, action.gids),
         ActionKind::PortUp => outage::set_port_state(fabric, port, true),
-        ActionKind::Slow => fabric.port(port.device, port.port).bytes_per_ms.store(action.value, Relaxed),
+        ActionKind::Slow => {
+            let port = fabric.port(port.device, port.port);
+            let path = path.and_then(|path| port.paths.get(path as usize));
+            path.map_or(&port.bytes_per_ms, |path| &path.bytes_per_ms).store(action.value, Relaxed);
+        }
         ActionKind::DeviceFatal => outage::fail_device(fabric, port.device, action),
         // SAFETY: ends this process, as asked.
         ActionKind::Kill => unsafe {

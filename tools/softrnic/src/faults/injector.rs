@@ -28,7 +28,7 @@ impl Injector {
     fn find_fault(&self, qp: &Qp, queue: &mut SendQueue, epoch: u32) -> Option<Fault> {
         let peer = queue.link.peer;
         let flow = qp.slot.flow.load(Relaxed);
-        let connection = Connection { from: qp.port(), to: PortId::of_name(peer), flow };
+        let connection = Connection { from: qp.port(), to: PortId::of_name(peer), flow, path: queue.link.path };
         queue.rules.refresh(self.fabric, epoch, connection);
         let sent = Transmission {
             path: u64::from(flow) << 32 | (qp.name() >> 32) << 16 | peer >> 32,
@@ -38,13 +38,14 @@ impl Injector {
         };
         let seed = self.fabric.header().seed.load(Relaxed);
         let is_over = |kind: ActionKind| kind == ActionKind::Delay && queue.head.is_delayed;
-        let (_, id, action) = *queue
+        let (rule, id, action) = *queue
             .rules
             .iter()
             .find(|(rule, id, action)| !is_over(action.kind) && match_rule(rule, *id, seed, &sent))?;
         qp.slot.sent.faults.store(qp.slot.sent.faults.load(Relaxed) + 1, Relaxed);
         trace::write(self.fabric, &connection, &sent, action);
-        apply(qp, action, salt(id, seed, &sent))
+        let path = queue.link.path.filter(|_| rule.path.load(Relaxed) != 0);
+        apply((qp, path), action, salt(id, seed, &sent))
     }
 }
 

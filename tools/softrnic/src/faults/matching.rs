@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::host::clock::now_ns;
+use crate::network::ecmp::mix;
 use crate::shm::slots::RuleSlot;
 
 /// A message that is transmitted.
@@ -70,12 +71,4 @@ fn count_hit(rule: &RuleSlot) -> bool {
 /// A number that depends on nothing but its arguments, and on every bit of them.
 fn random(seed: u64, words: &[u64]) -> u64 {
     words.iter().fold(mix(seed), |state, word| mix(state ^ mix(*word)))
-}
-
-/// The finaliser of splitmix64.
-fn mix(word: u64) -> u64 {
-    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ word >> 31
 }

@@ -11,7 +11,7 @@ use crate::rules::known::Connection;
 /// Writes down that `action` was applied to a transmission.
 pub(crate) fn write(fabric: &Fabric, connection: &Connection, sent: &Transmission, action: Action) {
     let Some(path) = &fabric.settings.trace else { return };
-    let Connection { from, to, flow } = connection;
+    let Connection { from, to, flow, .. } = connection;
     let line = format!(
         "softrnic{}/{} > softrnic{}/{} flow {flow} message {} transmission {}: {action}\n",
         from.device,

@@ -1,5 +1,6 @@
 //! What the network is like: devices, ports, links, addresses.
 
+pub(crate) mod ecmp;
 pub(crate) mod gid;
 pub(crate) mod link;
 pub(crate) mod port;

@@ -36,6 +36,11 @@ pub(crate) fn set_up(slot: &PortSlot, topology: &Topology, device: usize, port: 
     for (entry, gid) in slot.gids.iter().zip(first_gids(topology, device, port)) {
         entry.set(&gid);
     }
+    let (pace, latency) = topology.path_pace_and_latency();
+    for path in &slot.paths {
+        path.bytes_per_ms.store(pace, SeqCst);
+        path.latency_ns.store(latency, SeqCst);
+    }
     slot.state.store(STATE_ACTIVE, SeqCst);
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::host::env;
-use crate::limits::{DEVICES, PORTS};
+use crate::limits::{DEVICES, PATHS, PORTS};
 use crate::network::link::{self, LINK_ETHERNET, LINK_INFINIBAND, LINK_UNSPECIFIED};
 use crate::network::port_id;
 use crate::shm::slots::{Header, TOPOLOGY_WORDS};
@@ -18,6 +18,9 @@ enum Key {
     Gids,
     Speed,
     Mtu,
+    Paths,
+    PathMbs,
+    PathUs,
 }
 
 /// What may be said about one [`Key`].
@@ -29,7 +32,7 @@ struct KeyRule {
     parse: fn(&str) -> Option<u32>,
 }
 
-const KEYS: usize = 7;
+const KEYS: usize = 10;
 
 const RULES: [KeyRule; KEYS] = [
     KeyRule {
@@ -85,6 +88,27 @@ const RULES: [KeyRule; KEYS] = [
         allowed: "256, 512, 1024, 2048 or 4096",
         is_per_port: true,
         parse: |text| one_of(text, 256..=4096).and_then(link::mtu_code),
+    },
+    KeyRule {
+        word: "paths",
+        default: "0",
+        allowed: "a number from 0 to 8 (ways from a port through the fabric; 0: all go the same way, which is not modelled)",
+        is_per_port: false,
+        parse: |text| one_of(text, 0..=PATHS as u32),
+    },
+    KeyRule {
+        word: "path_mbs",
+        default: "0",
+        allowed: "a number from 0 to 100000 (MB/s of each path; 0: no limit)",
+        is_per_port: false,
+        parse: |text| one_of(text, 0..=100_000),
+    },
+    KeyRule {
+        word: "path_us",
+        default: "0",
+        allowed: "a number from 0 to 1000000 (microseconds that each path takes, one way)",
+        is_per_port: false,
+        parse: |text| one_of(text, 0..=1_000_000),
     },
 ];
 
@@ -244,6 +268,16 @@ impl Topology {
     /// As `ibv_mtu`.
     pub(crate) fn mtu(&self, device: usize, port: u32) -> u32 {
         self.at(Key::Mtu, device, port)
+    }
+
+    /// Ways from a port to each other one; 0: they are not modelled.
+    pub(crate) fn paths(&self) -> u32 {
+        self.all(Key::Paths)
+    }
+
+    /// Bytes in a millisecond of each path, 0: no limit; and nanoseconds that it takes, one way.
+    pub(crate) fn path_pace_and_latency(&self) -> (u64, u64) {
+        (u64::from(self.all(Key::PathMbs)) * 1000, u64::from(self.all(Key::PathUs)) * 1000)
     }
 
     fn text(&self) -> String {

@@ -28,6 +28,8 @@ pub(crate) struct Link {
     /// Name of the peer, see `QpSlot::peer`.
     pub(crate) peer: u64,
     pub(crate) route: Route,
+    /// Which of the port's paths its packets take; `None`: paths are not modelled.
+    pub(crate) path: Option<u32>,
     pub(crate) psn: u32,
     pub(crate) mtu_bytes: u32,
     pub(crate) timeout: u8,

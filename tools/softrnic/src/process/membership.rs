@@ -44,8 +44,7 @@ impl Fabric {
         slot.id.store(id, SeqCst);
         // Under the control lock, or the next process would take the file for a stale one.
         slot.state.store(PROC_ALIVE, SeqCst);
-        let size = (self.topology.devices(), self.topology.ports());
-        load_env(self, &control, size, self.settings.faults.as_deref(), self.settings.seed)?;
+        load_env(self, &control, &self.topology, self.settings.faults.as_deref(), self.settings.seed)?;
         Ok(id)
     }
 

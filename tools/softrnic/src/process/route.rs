@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use crate::abi::types::{AhAttr, Gid};
 use crate::limits::PORTS;
-use crate::network::gid::{self, TypedGid};
+use crate::network::ecmp;
+use crate::network::gid::{self, GidType, TypedGid};
 use crate::network::link;
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
@@ -17,6 +18,7 @@ struct Global {
     index: usize,
     source: TypedGid,
     target: Gid,
+    flow_label: u32,
 }
 
 /// A way through the network.
@@ -52,7 +54,7 @@ impl Route {
             let mut target = [0; 16];
             target[..8].copy_from_slice(&vector.dgid[0].to_ne_bytes());
             target[8..].copy_from_slice(&vector.dgid[1].to_ne_bytes());
-            route.global = Some(Global { index, source, target });
+            route.global = Some(Global { index, source, target, flow_label: vector.flow_label });
         }
         if is_ib {
             let lid = u32::from(vector.dlid);
@@ -94,6 +96,23 @@ impl Route {
     /// Where it leads, if anywhere.
     pub(crate) fn to(&self) -> Option<PortId> {
         self.to
+    }
+
+    /// Which of the paths of the sending port the packets of queue pair `local` take to `remote` of the port where this leads; `None`:
+    /// there is but one way, or none. InfiniBand does not choose by a hash.
+    pub(crate) fn path(&self, fabric: &Fabric, local: u32, remote: u32) -> Option<u32> {
+        let paths = fabric.topology.paths();
+        let Global { source, target, flow_label, .. } = self.global?;
+        let is_within_port = self.to? == self.from;
+        if paths == 0 || is_within_port || fabric.port(self.from.device, self.from.port).is_infiniband() {
+            return None;
+        }
+        let port = match source.kind {
+            GidType::RoceV2 => ecmp::udp_source_port(flow_label, local, remote),
+            // Version 1 has no UDP header.
+            GidType::Plain => 0,
+        };
+        Some(ecmp::path(&source.gid, &target, port, paths))
     }
 
     /// Numbers a new connection among those that go this way.

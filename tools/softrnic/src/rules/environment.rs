@@ -4,15 +4,15 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use crate::network::topology::Topology;
 use crate::rules::{table, text};
 use crate::shm::file::{ControlLock, Failure, SharedFile};
 
-/// Adds what `SOFTRNIC_FAULTS` and `SOFTRNIC_SEED` say, if the fabric does not have it yet. `size`: devices, and ports of
-/// each.
+/// Adds what `SOFTRNIC_FAULTS` and `SOFTRNIC_SEED` say, if the fabric does not have it yet.
 pub(crate) fn load_env(
     file: &SharedFile,
     control: &ControlLock<'_>,
-    size: (usize, u32),
+    topology: &Topology,
     rules: Option<&str>,
     seed: Option<u64>,
 ) -> Result<(), Failure> {
@@ -29,7 +29,7 @@ pub(crate) fn load_env(
     }
     let refused = |what: String| (format!("SOFTRNIC_FAULTS: {what}"), libc::EINVAL);
     let rules = text::parse(rules).map_err(|e| refused(e.to_string()))?;
-    table::require(size, &rules).map_err(refused)?;
+    table::require(topology, &rules).map_err(refused)?;
     table::install(file, control, &rules).map_err(refused)?;
     if let Some(free) = header.rule_texts.iter().find(|known| known.load(Relaxed) == 0) {
         free.store(hash, Relaxed);

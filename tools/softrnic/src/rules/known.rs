@@ -15,6 +15,8 @@ pub(crate) struct Connection {
     pub(crate) from: PortId,
     pub(crate) to: PortId,
     pub(crate) flow: u32,
+    /// Which of the sender's paths it takes, where paths are modelled.
+    pub(crate) path: Option<u32>,
 }
 
 /// A rule in its slot, its identity and its action.
@@ -49,7 +51,7 @@ impl KnownRules {
 }
 
 #[cold]
-fn find(file: &SharedFile, Connection { from, to, flow }: Connection) -> Vec<KnownRule> {
+fn find(file: &SharedFile, Connection { from, to, flow, path }: Connection) -> Vec<KnownRule> {
     let concerns = |rule: &&RuleSlot| {
         let is = |field: u32, value: u32| field == 0 || field == value;
         is(rule.device.load(Relaxed), from.device as u32 + 1)
@@ -57,6 +59,7 @@ fn find(file: &SharedFile, Connection { from, to, flow }: Connection) -> Vec<Kno
             && is(rule.peer.load(Relaxed), to.device as u32 + 1)
             && is(rule.peer_port.load(Relaxed), to.port)
             && is(rule.flow.load(Relaxed), flow + 1)
+            && is(rule.path.load(Relaxed), path.map_or(u32::MAX, |path| path + 1))
     };
     let rules = file.rules().iter().filter(|rule| rule.id.load(Acquire) != 0).filter(concerns);
     let rules = rules.filter_map(|rule| Some((rule, rule.id.load(Acquire), table::action_of(rule)?)));

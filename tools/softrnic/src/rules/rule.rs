@@ -25,6 +25,8 @@ pub(crate) struct FaultRule {
     pub(crate) peer: Option<RuleEnd>,
     /// Number of the connection among those from the sender's port to the receiver's, from 0.
     pub(crate) flow: Option<u32>,
+    /// Which of the sender's paths it takes, from 0.
+    pub(crate) path: Option<u32>,
     /// Bit n: applies to `ibv_wr_opcode` n.
     pub(crate) opcodes: u32,
     /// Numbers of the messages on the connection, from 1. For calls: the number of the call that the rule is asked for.
@@ -53,6 +55,7 @@ impl FaultRule {
             device: None,
             peer: None,
             flow: None,
+            path: None,
             opcodes: ANY_OPCODE,
             messages: 1..=u64::MAX,
             every: 1,

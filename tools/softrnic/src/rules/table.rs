@@ -3,14 +3,19 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::limits::RULES;
+use crate::network::topology::Topology;
 use crate::rules::action::{Action, ActionKind};
 use crate::rules::gid_return::{GidChange, GidReturn};
 use crate::rules::rule::{FaultRule, RuleEnd};
 use crate::shm::file::{ControlLock, SharedFile};
 use crate::shm::slots::RuleSlot;
 
-/// The ports that rules name must be there, among so many devices with so many ports each. The error is a sentence.
-pub(crate) fn require((devices, ports): (usize, u32), rules: &[FaultRule]) -> Result<(), String> {
+/// The ports and paths that rules name must be there. The error is a sentence.
+pub(crate) fn require(topology: &Topology, rules: &[FaultRule]) -> Result<(), String> {
+    let (devices, ports, paths) = (topology.devices(), topology.ports(), topology.paths());
+    if let Some(path) = rules.iter().filter_map(|rule| rule.path).find(|path| *path >= paths) {
+        return Err(format!("there is no path {path} among {paths}; SOFTRNIC_PATHS says how many there are"));
+    }
     let ends = rules.iter().flat_map(|rule| [rule.device, rule.peer]).flatten();
     let mut absent = ends.filter(|end| end.device >= devices || end.port.is_some_and(|port| port > ports));
     absent
@@ -78,6 +83,7 @@ fn store(slot: &RuleSlot, rule: &FaultRule) {
     slot.peer.store(peer, Relaxed);
     slot.peer_port.store(peer_port, Relaxed);
     slot.flow.store(rule.flow.map_or(0, |flow| flow + 1), Relaxed);
+    slot.path.store(rule.path.map_or(0, |path| path + 1), Relaxed);
     slot.opcodes.store(rule.opcodes, Relaxed);
     slot.first.store(*rule.messages.start(), Relaxed);
     slot.last.store(*rule.messages.end(), Relaxed);
@@ -101,6 +107,7 @@ fn load(slot: &RuleSlot) -> Option<FaultRule> {
         device: end(slot.device.load(Relaxed), slot.port.load(Relaxed)),
         peer: end(slot.peer.load(Relaxed), slot.peer_port.load(Relaxed)),
         flow: slot.flow.load(Relaxed).checked_sub(1),
+        path: slot.path.load(Relaxed).checked_sub(1),
         opcodes: slot.opcodes.load(Relaxed),
         messages: slot.first.load(Relaxed)..=slot.last.load(Relaxed),
         every: slot.every.load(Relaxed),

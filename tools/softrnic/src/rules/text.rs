@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::limits::{DEVICES, PORTS};
+use crate::limits::{DEVICES, PATHS, PORTS};
 use crate::network::port_id;
 use crate::rules::action::{Action, ActionKind};
 use crate::rules::gid_return::GidChange;
@@ -22,7 +22,8 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-const KEYS: &str = "device, peer, flow, opcode, message, every, chance, attempts, times, for, gid-after, gid, refuses";
+const KEYS: &str =
+    "device, peer, flow, path, opcode, message, every, chance, attempts, times, for, gid-after, gid, refuses";
 const OPCODES: [(&str, u32); 9] = [
     ("write", 1 << 0),
     ("write-imm", 1 << 1),
@@ -58,6 +59,7 @@ fn one(text: &str) -> Result<FaultRule, String> {
             "device" => rule.device = Some(end(key, value)?),
             "peer" => rule.peer = Some(end(key, value)?),
             "flow" => rule.flow = Some(number(key, value, 0, u32::MAX - 1)?),
+            "path" => rule.path = Some(number(key, value, 0, PATHS as u32 - 1)?),
             "opcode" => rule.opcodes = opcodes(value)?,
             "message" => rule.messages = range(value)?,
             "every" => rule.every = number(key, value, 1, u64::MAX)?,
@@ -142,6 +144,7 @@ impl fmt::Display for FaultRule {
         self.device.map_or(Ok(()), |end| write!(f, " device={end}"))?;
         self.peer.map_or(Ok(()), |end| write!(f, " peer={end}"))?;
         self.flow.map_or(Ok(()), |flow| write!(f, " flow={flow}"))?;
+        self.path.map_or(Ok(()), |path| write!(f, " path={path}"))?;
         if self.opcodes != ANY_OPCODE {
             let single = OPCODES.iter().filter(|(_, bit)| bit.is_power_of_two() && bit & self.opcodes != 0);
             let names: Vec<_> = single.map(|(name, _)| *name).collect();
@@ -182,6 +185,7 @@ mod tests {
             "drop",
             "drop-ack device=softrnic0/1 peer=softrnic1 flow=3 opcode=write,read message=10..20 every=2 attempts=all",
             "delay=1500000ns message=7.. chance=0.25",
+            "slow=0.5 device=softrnic0 path=7",
             "drop chance=0.1",
             "drop chance=0",
             "rnr chance=0.000000001",
@@ -219,6 +223,7 @@ mod tests {
             ("drop device=mlx5_0", "device=mlx5_0: must be softrnic0"),
             ("drop device=softrnic8", "softrnic7"),
             ("drop device=softrnic0/3", "/2"),
+            ("drop path=8", "path=8: must be a number from 0 to 7"),
             ("drop nth=3", "no key \"nth\""),
             ("drop message=0", "1 <= N"),
             ("drop message=5..4", "1 <= N"),

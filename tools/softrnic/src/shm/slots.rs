@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
 
 use crate::abi::consts::qp_state;
-use crate::limits::{DEVICES, PORTS, RULES};
+use crate::limits::{DEVICES, PATHS, PORTS, RULES};
 use crate::shm::work::{Capacities, WorkCounters};
 
 /// Start of the file.
@@ -132,6 +132,23 @@ pub(crate) struct PortSlot {
     /// What queue pairs that are gone had sent. See [`Counters`].
     pub(crate) past: Counters,
     pub(crate) delayed: DelayedCounters,
+    /// The ways that packets from here take through the fabric; as many are used as the topology says.
+    pub(crate) paths: [PathSlot; PATHS],
+}
+
+/// One of several equal ways from a port to the others. Written when the port is set up and by rules, but for `until` and `bytes`
+/// (anyone who sends).
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct PathSlot {
+    /// One way.
+    pub(crate) latency_ns: AtomicU64,
+    /// In bytes per millisecond; 0: no limit.
+    pub(crate) bytes_per_ms: AtomicU64,
+    /// When (monotonic ns) it is free.
+    pub(crate) until: AtomicU64,
+    /// What has been posted to go this way.
+    pub(crate) bytes: AtomicU64,
 }
 
 /// What became of the packets from a port that a rule has delayed, so that they arrive when their sender has taken them for
@@ -217,6 +234,8 @@ pub(crate) struct RuleSlot {
     /// A port that goes down gets its GIDs back so many ns after it is active; see `crate::rules::gid_return`.
     pub(crate) gid_after: AtomicU64,
     pub(crate) gid_change: AtomicU32,
+    /// Path + 1; 0 is any.
+    pub(crate) path: AtomicU32,
     /// A device that fails refuses commands for so many ns before.
     pub(crate) refuses: AtomicU64,
 }
@@ -256,7 +275,9 @@ pub(crate) struct QpSlot {
     pub(crate) port: AtomicU32,
     /// Number of this connection among those from our port to the peer's, from 0.
     pub(crate) flow: AtomicU32,
-    _pad0: [u64; 5],
+    /// Path + 1 that its packets take through the fabric; 0: there is but one.
+    pub(crate) path: AtomicU32,
+    _pad0: [u32; 9],
 
     // Written by the connected peer while it holds `busy`, and by the owner when no peer may enter.
     /// 0, or serial << 32 | id of the process that executes against this QP right now. See `mark`.

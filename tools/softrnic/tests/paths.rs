@@ -1,0 +1,127 @@
+//! Several ways through the fabric: which one a queue pair takes, what it shares there, and what goes wrong there.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::node::{Node, Terms, Work, rtr};
+use common::verbs::*;
+use testkit::softrnic::Softrnic;
+
+const BYTES: usize = 200_000;
+
+/// Two paths of 10 MB/s.
+fn two_paths() -> Softrnic {
+    Softrnic::new().env("SOFTRNIC_PATHS", 2).env("SOFTRNIC_PATH_MBS", 10)
+}
+
+/// A queue pair of device 0 whose packets have `flow_label`, and one of device 1 that it is connected to.
+fn pair(flow_label: u32, terms: &Terms) -> (Node, Node) {
+    let (a, b) = (Node::new(0, BYTES), Node::new(1, BYTES));
+    for (node, peer) in [(&a, &b), (&b, &a)] {
+        node.connect_by(&QpAttr { flow_label, ..rtr(&peer.address(), terms) }, terms).expect("connect");
+    }
+    (a, b)
+}
+
+fn write((a, b): &(Node, Node), length: usize) {
+    a.send(Work { sges: &[a.sge(0, length)], to: (b.address().addr, b.address().rkey), ..Work::default() });
+}
+
+/// Whether a short message of `other` is through while a long one of `one` is on its way, which takes 20 ms.
+fn overtakes(other: &(Node, Node), one: &(Node, Node)) -> bool {
+    let begin = Instant::now();
+    write(one, BYTES);
+    write(other, 8);
+    while begin.elapsed() < Duration::from_millis(20) {
+        if other.0.poll().is_some() {
+            assert_eq!(one.0.next().status, OK);
+            return true;
+        }
+    }
+    one.0.next();
+    other.0.next();
+    false
+}
+
+/// The hash is fixed: of the flow labels 1 to 8, some take one path and some the other.
+#[test]
+fn queue_pairs_share_a_path_if_the_hash_of_their_flow_labels_is_the_same() {
+    two_paths().alone(|| {
+        let terms = Terms::default();
+        let first = pair(1, &terms);
+        let again = pair(1, &terms);
+        assert!(!overtakes(&again, &first), "the same label, so the same path");
+        // A machine that stops for 20 ms makes one of these late.
+        let is_other = |label| (0..10).any(|_| overtakes(&pair(label, &terms), &first));
+        assert!((2..=8).any(is_other), "another path");
+    });
+}
+
+/// What shares a path takes as long as all of it, at least; without paths nothing waits.
+#[test]
+fn messages_on_one_path_share_its_bandwidth() {
+    two_paths().alone(|| {
+        let all: Vec<_> = (0..3).map(|_| pair(5, &Terms::default())).collect();
+        let begin = Instant::now();
+        all.iter().for_each(|pair| write(pair, BYTES));
+        all.iter().for_each(|pair| assert_eq!(pair.0.next().status, OK));
+        assert!(begin.elapsed() >= Duration::from_millis(60), "600 kB at 10 MB/s: {:?}", begin.elapsed());
+    });
+}
+
+#[test]
+fn a_path_that_is_dead_fails_the_queue_pairs_on_it_and_no_others() {
+    let dead = Softrnic::new().env("SOFTRNIC_PATHS", 2).faults("drop attempts=all path=1");
+    dead.alone(|| {
+        let terms = Terms { timeout: 1, retry_cnt: 1, ..Terms::default() };
+        let results: Vec<u32> = (1..=16)
+            .map(|label| {
+                let pair = pair(label, &terms);
+                write(&pair, 8);
+                pair.0.next().status
+            })
+            .collect();
+        let failed = results.iter().filter(|status| **status != OK).count();
+        assert!((3..=13).contains(&failed), "{results:?}");
+        let again = results.iter().zip(1..).all(|(status, label)| {
+            let pair = pair(label, &terms);
+            write(&pair, 8);
+            pair.0.next().status == *status
+        });
+        assert!(again, "the same label takes the same path");
+    });
+}
+
+/// A rule that names a path slows that one alone.
+#[test]
+fn a_slow_path_slows_what_takes_it() {
+    Softrnic::new().env("SOFTRNIC_PATHS", 2).faults("slow=0.01 path=0").alone(|| {
+        let took = |label| {
+            let pair = pair(label, &Terms::default());
+            // The first message brings the rule into effect.
+            write(&pair, 8);
+            pair.0.next();
+            let begin = Instant::now();
+            write(&pair, BYTES);
+            pair.0.next();
+            begin.elapsed()
+        };
+        let times: Vec<_> = (1..=16).map(took).collect();
+        let slow = times.iter().filter(|time| **time >= Duration::from_millis(20)).count();
+        assert!((3..16).contains(&slow), "{times:?}");
+    });
+}
+
+#[test]
+fn without_a_flow_label_the_numbers_of_the_queue_pairs_choose_the_path() {
+    let dead = Softrnic::new().env("SOFTRNIC_PATHS", 2).faults("drop attempts=all path=1");
+    dead.alone(|| {
+        let terms = Terms { timeout: 1, retry_cnt: 1, ..Terms::default() };
+        // All are kept, so that each has other numbers.
+        let pairs: Vec<_> = (0..24).map(|_| pair(0, &terms)).collect();
+        pairs.iter().for_each(|pair| write(pair, 8));
+        let failed = pairs.iter().filter(|pair| pair.0.next().status != OK).count();
+        assert!((3..=21).contains(&failed), "{failed} of 24");
+    });
+}
