@@ -3,8 +3,9 @@
 use super::gid::{AddressRange, Family};
 use super::hca::HcaFilter;
 use super::iface::InterfaceFilter;
-use super::variables::{Kind, VARIABLES, ignored_reason};
+use super::variables::{Kind, VARIABLES, ignored_names, ignored_reason};
 use crate::error::{Error, Result};
+use std::collections::BTreeMap;
 
 /// Queue pairs of one connection at most.
 const MAX_QUEUE_PAIRS: i64 = 32;
@@ -132,14 +133,17 @@ impl Config {
     /// The variables of NCCL's that say the same in another way, and then count alone.
     const QUEUE_PAIRS: [&str; 2] = ["NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"];
 
-    /// Names of the variables that the user has set and Ferrite ignores, with the reasons.
-    pub fn ignored() -> impl Iterator<Item = (String, &'static str)> {
-        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    /// Names of the variables that the user has set, as `lookup` says, and Ferrite ignores, in order, with the reasons. Names that
+    /// no table has are known only if they are in the environment.
+    pub fn ignored(lookup: impl Fn(&str) -> Option<String>) -> BTreeMap<String, &'static str> {
+        let is_set = |name: &str| lookup(name).is_some_and(|value| !value.is_empty());
         let has_lanes_in_vain = is_set(Self::LANES) && Self::QUEUE_PAIRS.into_iter().any(is_set);
         let why = "NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set";
         let lanes = has_lanes_in_vain.then(|| (Self::LANES.to_owned(), why));
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        names.filter_map(|name| ignored_reason(&name).map(|why| (name, why))).chain(lanes)
+        let names = names.chain(ignored_names().map(str::to_owned));
+        let reasons = names.filter_map(|name| ignored_reason(&name).map(|why| (name, why)));
+        reasons.filter(|(name, _)| is_set(name)).chain(lanes).collect()
     }
 
     /// Reads the process environment.
@@ -310,6 +314,17 @@ mod tests {
         assert_eq!((config.gid_index, config.gid_family, config.roce_version), (None, Family::V4, 2));
         assert!(config.relaxed_ordering && config.flush && !config.split && !config.lanes && !config.disabled);
         assert!(config.inline_data && !with("NCCL_IB_USE_INLINE", "0").expect("valid").inline_data);
+    }
+
+    #[test]
+    fn settings_that_are_ignored_are_named_wherever_they_come_from() {
+        let set = |names: &[&str]| {
+            let ignored = Config::ignored(|name| names.contains(&name).then(|| "1".to_owned()));
+            ignored.into_keys().collect::<Vec<_>>()
+        };
+        assert_eq!(set(&["NCCL_IB_OOO_RQ", "NCCL_IB_TIMEOUT"]), ["NCCL_IB_OOO_RQ"]);
+        assert_eq!(set(&["FERRITE_LANES", "NCCL_IB_QPS_PER_CONNECTION"]), ["FERRITE_LANES"]);
+        assert!(set(&["FERRITE_LANES"]).is_empty() && Config::ignored(|_| Some(String::new())).is_empty());
     }
 
     #[test]

@@ -249,6 +249,11 @@ pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),
 ];
 
+/// The variables that Ferrite ignores, as far as the table has their whole names.
+pub fn ignored_names() -> impl Iterator<Item = &'static str> {
+    IGNORED.iter().map(|(name, _)| *name).filter(|name| !name.ends_with('*'))
+}
+
 /// Why Ferrite ignores the variable `name`. `None`: it does not, or the variable is not one for InfiniBand.
 pub fn ignored_reason(name: &str) -> Option<&'static str> {
     const OURS: [&str; 1] = ["NCCL_IB_"];

@@ -17,6 +17,7 @@ use crate::stats::{self, process};
 use crate::verbs::context::Context;
 use crate::verbs::library::Library;
 use crate::version;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ impl Network {
     /// # Errors
     /// A setting is out of range, or no network interface fits the settings.
     pub fn new(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        let config = Arc::new(Config::parse(lookup)?);
+        let config = Arc::new(Config::parse(&lookup)?);
         let devices = find_devices(&config);
         let interface = match devices.is_empty() {
             true => None,
@@ -65,7 +66,7 @@ impl Network {
             first_frame_limit,
             control,
         };
-        net.log_devices(&config);
+        net.log_devices(&config, &Config::ignored(lookup));
         Ok(net)
     }
 
@@ -148,8 +149,8 @@ impl Network {
         done
     }
 
-    /// Logs the version, the devices and the ignored settings.
-    fn log_devices(&self, config: &Config) {
+    /// Logs the version, the devices and the `ignored` settings with the reasons.
+    fn log_devices(&self, config: &Config, ignored: &BTreeMap<String, &'static str>) {
         let Some(interface) = &self.interface else { return };
         let devices: Vec<_> = self.devices.iter().map(|d| d.describe()).collect();
         log::info!(
@@ -170,7 +171,7 @@ impl Network {
         for error in self.devices.iter().flat_map(|d| &d.rails).filter_map(|rail| rail.local_address().err()) {
             log::warn!(target: INIT, "{error}");
         }
-        for (name, why) in Config::ignored() {
+        for (name, why) in ignored {
             log::info!(target: INIT, "Ferrite does not honour {name}: {why}");
         }
     }
