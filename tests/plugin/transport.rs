@@ -258,6 +258,10 @@ fn counters_and_rings_wrap() -> Result<()> {
                 }
                 ended += 1;
                 deadline.progress();
+                if ended.is_multiple_of(10_000) {
+                    // So that the parent of a slow machine knows that this process goes on.
+                    worker.begin(format!("moving messages from {ended} on"))?;
+                }
             }
             deadline.idle()?;
         }
