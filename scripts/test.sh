@@ -53,7 +53,7 @@ finish() {
 deny=""
 case "$(rustc --version)" in "rustc 1.95."*) deny="-D warnings" ;; esac
 
-# Each release is fetched once (1.6 GB in all) and kept outside of this repository.
+# Each release is fetched once (2.1 GB in all) and kept outside of this repository.
 fetch_nccl() {
     local release
     for release in "$@"; do
