@@ -151,9 +151,6 @@ impl SendFlow {
     fn begin(&mut self, seq: u32, cts: UnclaimedCts, addr: u64, length: u32) -> Option<Transfer> {
         let length = length.min(cts.length);
         let stripes = self.striping.stripe_count(length);
-        if let Some(lanes) = &self.lanes {
-            self.qp = lanes.best(self.striping.qp_count());
-        }
         let (id, request) = self.requests.allocate()?;
         (request.length, request.pending_stripes) = (length, stripes);
         (request.addr, request.seq) = (addr, seq);
@@ -170,8 +167,11 @@ impl SendFlow {
         length: u32,
         stripes: u32,
     ) -> Transfer {
-        let qp = self.qp;
-        self.qp = self.striping.next_qp(qp);
+        let qp = match &mut self.lanes {
+            None => self.qp,
+            Some(lanes) => lanes.begin(stripes, self.striping),
+        };
+        self.qp = self.striping.next_qp(self.qp);
         Transfer {
             id,
             remote_addr: cts.addr,
@@ -220,6 +220,7 @@ impl SendFlow {
         let Some(request) = self.requests.get_mut(id) else { return Ok(()) };
         let is_last = request.pending_stripes == 0;
         if let Some(lanes) = &mut self.lanes {
+            lanes.handle_stripe(qp);
             if request.length >= LEARNING_BYTES {
                 lanes.handle_completion(id, qp, self.poll, is_last);
             }
