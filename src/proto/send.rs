@@ -152,6 +152,9 @@ impl SendFlow {
         let length = length.min(cts.length);
         let stripes = self.striping.stripe_count(length);
         let (id, request) = self.requests.allocate()?;
+        if let Some(lanes) = &mut self.lanes {
+            self.qp = lanes.begin(stripes, self.striping);
+        }
         (request.length, request.pending_stripes) = (length, stripes);
         (request.addr, request.seq) = (addr, seq);
         Some(self.transfer(id, SlotIndex::of(seq), cts, length, stripes))
@@ -167,11 +170,8 @@ impl SendFlow {
         length: u32,
         stripes: u32,
     ) -> Transfer {
-        let qp = match &mut self.lanes {
-            None => self.qp,
-            Some(lanes) => lanes.begin(stripes, self.striping),
-        };
-        self.qp = self.striping.next_qp(self.qp);
+        let qp = self.qp;
+        self.qp = self.striping.next_qp(qp);
         Transfer {
             id,
             remote_addr: cts.addr,
