@@ -152,17 +152,27 @@ fn a_peer_that_dies_is_an_error_and_no_wait() {
 fn an_error_is_told_to_all_ranks_before_it_with_the_rank_that_has_met_it_first() {
     require!(built());
     enter();
-    // Slow, so that each rank still waits for messages when it hears of the death: one that waits for none closes in good order.
-    let mut job = Job::start(Shape::Chain, 4, &[], |rank| rank.pause_ms = 100);
-    job.line(2, &["passes messages on"]);
-    let met = format!("(pid {}): ", job.processes[2].pid());
-    let died = format!("of process {} on ", job.processes[3].pid());
+    // Each rank waits for messages whenever it hears of the error: one that waits for none closes in good order. And none sends while its
+    // peer deregisters memory: it would meet an error of its own.
+    let mut job = Job::start(Shape::Chain, 4, &[], |rank| {
+        rank.is_independent = true;
+        rank.waits_after = Some(30).filter(|_| rank.number < 2);
+    });
+    for rank in [0, 1] {
+        job.line(rank, &["waits for the test"]);
+    }
+    let (met, dead) = (job.processes[2].pid(), job.processes[3].pid());
+    // It knows its own rank as soon as it has looked at its messages.
+    let (with_rank, without) = (format!(" (pid {met}): "), format!("process {met} on "));
+    let died = format!("of process {dead} on ");
     job.processes[3].signal(libc::SIGKILL);
     job.line(2, &[&died, "the peer's process has died"]);
     for rank in [1, 0] {
-        job.line(
-            rank,
-            &["the receiver was closed", "the first error there: ", &met, &died, "the peer's process has died"],
-        );
+        job.line(rank + 1, &[&format!("rank {} ends", rank + 1)]);
+        job.go_on(rank);
+        let first = "the first error there: ";
+        let line = job.line(rank, &["the receiver was closed", first, &died, "the peer's process has died"]);
+        let who = line.split(first).nth(1).unwrap_or_default();
+        assert!(who.starts_with(&without) || who.contains(&with_rank), "rank {rank}: {line}");
     }
 }

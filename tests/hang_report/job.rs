@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use testkit::dist::{plugin, softrnic_library_folder};
 use testkit::softrnic::Softrnic;
-use testkit::{Missing, Process, Scratch, wait_until};
+use testkit::{Missing, Peer, Process, Scratch, wait_until};
 
 /// How the ranks are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,7 @@ pub(crate) enum Shape {
 /// Processes that pass messages on.
 pub(crate) struct Job {
     pub(crate) processes: Vec<Process>,
+    peers: Vec<Peer>,
     reports: Scratch,
 }
 
@@ -65,6 +66,8 @@ impl Job {
                 from: Some(before).filter(|_| number > 0 || shape == Shape::Ring),
                 sends: number + 1 < count || shape == Shape::Ring,
                 stops_after: None,
+                is_independent: false,
+                waits_after: None,
                 pause_ms: 0,
                 // On a machine of two processors each gets its turn.
                 idle_us: 200.max(u64::from(count) * 100),
@@ -77,11 +80,16 @@ impl Job {
             processes.push(process);
             peers.push(peer);
         }
-        let handles: Vec<HandleBytes> = peers.iter_mut().map(testkit::Peer::recv).collect();
+        let handles: Vec<HandleBytes> = peers.iter_mut().map(Peer::recv).collect();
         for (number, peer) in peers.iter_mut().enumerate() {
             peer.send(&handles[(number + 1) % handles.len()]);
         }
-        Self { processes, reports }
+        Self { processes, peers, reports }
+    }
+
+    /// Lets a rank that waits for it go on.
+    pub(crate) fn go_on(&mut self, rank: usize) {
+        self.peers[rank].send(&0_u8);
     }
 
     /// Waits until `rank` has said all of `words` in one line, which is returned.

@@ -32,6 +32,10 @@ pub(crate) struct Rank {
     pub(crate) sends: bool,
     /// It stops after so many messages that it has sent, or received, and makes no call from then on.
     pub(crate) stops_after: Option<u32>,
+    /// Its receives do not wait until it has sent on, nor its sends until something has arrived.
+    pub(crate) is_independent: bool,
+    /// When so many messages are sent and complete, and as many have arrived, it makes no call until [`crate::job::Job::go_on`].
+    pub(crate) waits_after: Option<u32>,
     /// A pause after each message; milliseconds.
     pub(crate) pause_ms: u64,
     /// A pause after each round of calls; microseconds.
@@ -80,7 +84,7 @@ pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
             .map(|recv| Ok::<_, ferrite::error::Error>((recv, recv.register(&memory()?)?)))
             .transpose()?,
     };
-    pass_on(rank, &ends)
+    pass_on(rank, &ends, parent)
 }
 
 /// Tells the plugin's profiler of `begun` operations as NCCL does. The last one goes on as long as the communicator is there.
@@ -120,7 +124,7 @@ fn connect(
     }
 }
 
-fn pass_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
+fn pass_on(mut rank: Rank, ends: &Ends<'_>, mut parent: Peer) -> Result<()> {
     let (mut posted, mut arrived, mut sent) = (0_u32, 0_u32, 0_u32);
     let (mut receives, mut sends): (VecDeque<Request<'_>>, VecDeque<Request<'_>>) = Default::default();
     let (mut next_send, mut has_begun) = (Instant::now(), false);
@@ -129,8 +133,8 @@ fn pass_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
         let is_stopped = rank.stops_after.is_some_and(|most| sent.max(arrived) >= most);
         if let Some((recv, region)) = ends.recv.as_ref().filter(|_| !is_stopped) {
             // What has arrived is kept until it is sent on.
-            let kept = if rank.sends { arrived.saturating_sub(sent) } else { 0 };
-            if posted < arrived + DEPTH
+            let kept = if rank.sends && !rank.is_independent { arrived.saturating_sub(sent) } else { 0 };
+            while posted < arrived + DEPTH
                 && kept < DEPTH
                 && let Some(request) = recv.receive(region, 0, BYTES, rank.from.unwrap_or(0) as i32)?
             {
@@ -141,8 +145,9 @@ fn pass_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
         arrived += finished(&mut receives)?;
         if let Some((send, region)) = ends.send.as_ref().filter(|_| !is_stopped && Instant::now() >= next_send) {
             // In a ring each rank is one message ahead.
-            let may_send = rank.from.is_none() || sent < arrived + 1;
+            let may_send = rank.from.is_none() || rank.is_independent || sent < arrived + 1;
             if may_send
+                && rank.waits_after != Some(sent)
                 && sends.len() < DEPTH as usize
                 && let Some(request) = send.send(region, 0, BYTES, rank.number as i32)?
             {
@@ -152,6 +157,14 @@ fn pass_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
             }
         }
         finished(&mut sends)?;
+        if rank
+            .waits_after
+            .is_some_and(|most| sent == most && sends.is_empty() && (ends.recv.is_none() || arrived >= most))
+        {
+            eprintln!("rank {} waits for the test", rank.number);
+            parent.recv::<u8>();
+            rank.waits_after = None;
+        }
         if !has_begun && sent.max(arrived) > STEADY {
             has_begun = true;
             eprintln!("rank {} passes messages on", rank.number);

@@ -196,6 +196,13 @@ mod tests {
     use super::*;
     use crate::proto::explain::operation::Function;
     use std::sync::atomic::AtomicBool;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    /// The table is that of the process: one test at a time uses it.
+    fn alone() -> MutexGuard<'static, ()> {
+        static TABLE_IN_USE: Mutex<()> = Mutex::new(());
+        TABLE_IN_USE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     fn context(id: u64) -> u64 {
         Context { place: 0, id }.to_bits()
@@ -218,6 +225,7 @@ mod tests {
 
     #[test]
     fn an_operation_is_there_from_its_beginning_to_its_end() {
+        let _alone = alone();
         let one = begin(context(0x11), parent(1), way(7, true)).expect("room");
         let two = begin(context(0x11), parent(2), way(u32::MAX, false)).expect("room");
         assert_eq!(of(0x11), [(1, 7, true), (2, u32::MAX, false)]);
@@ -230,6 +238,7 @@ mod tests {
 
     #[test]
     fn what_nobody_gave_out_begins_and_ends_nothing() {
+        let _alone = alone();
         let (good, kept) = (begin(context(0x12), parent(1), way(0, true)).expect("room"), parent(1));
         for wrong in [0, 1, u64::MAX, kept, context(0x12), good ^ 1, good ^ 1 << 48] {
             assert_eq!(begin(context(0x12), wrong, way(0, true)).is_some(), wrong == kept, "{wrong:#x}");
@@ -241,6 +250,7 @@ mod tests {
 
     #[test]
     fn an_operation_is_over_when_a_later_one_of_the_same_connection_has_ended() {
+        let _alone = alone();
         let id = 0x17;
         let begin = |number, way| begin(context(id), parent(number), way).expect("room");
         let one = way(7, true);
@@ -272,6 +282,7 @@ mod tests {
 
     #[test]
     fn of_the_last_operations_the_oldest_one_that_has_not_ended_is_that_of_new_messages() {
+        let _alone = alone();
         let begin = |number, way| begin(context(0x18), parent(number), way).expect("room");
         let number = |is_send, peer| recent(0xffff << 48 | 0x18, is_send, peer).and_then(|call| call.number);
         let first = begin(1, way(7, true));
@@ -290,10 +301,10 @@ mod tests {
 
     #[test]
     fn operations_whose_end_nobody_tells_do_not_keep_the_table_full() {
+        let _alone = alone();
         let others = || all().into_iter().filter(|one| one.communicator == 0x15).count();
         let mut begun = std::iter::repeat_with(|| begin(context(0x15), parent(1), way(0, false)));
         assert!(begun.by_ref().take(2 * MOST).any(|one| one.is_none()), "the table is full");
-        // Other tests of this process take places too.
         assert!(others() > MOST / 2);
         begun.take(OLD as usize).for_each(drop);
         let handle = begin(context(0x16), parent(2), way(7, true));
@@ -305,6 +316,7 @@ mod tests {
     /// Each operation is told with two numbers that belong together.
     #[test]
     fn a_reader_sees_no_operation_that_is_half_written() {
+        let _alone = alone();
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for thread in 0..2_u64 {

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 /// Steps after the last fault in which a run ends. Without this law, an end that waits for ever would go unnoticed.
-pub(super) const MOST_STEPS: u64 = 400_000;
+pub(super) const MOST_STEPS: u64 = 4_000_000;
 
 /// How a run has ended.
 #[derive(Debug, Default)]

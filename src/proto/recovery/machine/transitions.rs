@@ -280,7 +280,8 @@ impl Recovery {
         (self.arrived, self.has_usable_changed) = (Some(self.arriving), false);
         self.state = State::Running;
         self.due.recovered = Some(now.saturating_sub(self.since));
-        self.due.ports = self.own != self.told;
+        // A halt that is due says again what may have been lost with the control connection: the rails that this end can use.
+        self.due.ports = self.own != self.told || self.due.halt;
         self.due.halt = false;
         self.since = now;
         if self.role == Role::Sender {

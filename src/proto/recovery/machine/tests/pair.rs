@@ -105,7 +105,7 @@ impl Pair {
         self.are_jobs_slow && finish(self)
     }
 
-    fn act(&mut self, i: usize, action: Action) {
+    pub(super) fn act(&mut self, i: usize, action: Action) {
         let end = &mut self.ends[i];
         end.actions.push(action.clone());
         match action {
@@ -127,7 +127,7 @@ impl Pair {
     }
 
     /// Reports the end of a job.
-    fn finish(&mut self, i: usize) -> bool {
+    pub(super) fn finish(&mut self, i: usize) -> bool {
         let (now, arrived) = (self.now, self.arrived);
         let End { machine, jobs, has_queue_pairs, refusals, dead, .. } = &mut self.ends[i];
         let Some(job) = jobs.pop_front() else { return false };

@@ -167,6 +167,25 @@ fn a_rail_that_came_back_while_the_control_connection_was_lost_is_taken_in() {
 }
 
 #[test]
+fn a_rail_that_comes_back_is_told_again_if_the_frame_was_lost_before_the_receiver_ran_again() {
+    let mut pair = Pair::new(2);
+    pair.are_jobs_slow = true;
+    pair.usable(1, 0b01);
+    while !pair.ends[1].machine.is_resuming(1) {
+        assert!(pair.step(), "the receiver is to go on");
+    }
+    pair.lose();
+    pair.usable(1, 0b11);
+    while let Some(action) = pair.ends[1].machine.poll_action() {
+        pair.act(1, action);
+    }
+    pair.back();
+    assert!(pair.finish(1), "the queue pairs come into use before the frame is said again");
+    pair.pass(2 * SECOND);
+    assert_eq!(rails(&pair), 0b11);
+}
+
+#[test]
 fn an_idle_connection_lives_on_although_nothing_comes_through_over_one_of_its_rails() {
     let mut pair = Pair::new(2);
     // Shorter than the longest time that a rail waits.

@@ -1,0 +1,217 @@
+//! The control connections between processes: how many there are, who shares them, and what their ends mean.
+
+use crate::common::connect::{address, connect, connect_through, is_told, relay_to, through, works};
+use crate::common::plugin_transport;
+use crate::common::process::{alone, pair};
+use crate::common::setting::setting;
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::abi;
+use ferrite::pair::PeerConn;
+use ferrite::pair::WorkerCtx;
+use ferrite::transport::Handle;
+use nccl_net::testing::proto::handle::Handle as Address;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use testkit::crash::in_child_that_dies;
+use testkit::require;
+
+/// The sockets and all files of this process.
+fn files() -> (usize, usize) {
+    let links: Vec<_> = std::fs::read_dir("/proc/self/fd")
+        .expect("readable")
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .collect();
+    (links.iter().filter(|to| to.to_string_lossy().starts_with("socket:")).count(), links.len())
+}
+
+#[test]
+fn a_hundred_connections_share_one_tcp_connection_each_way() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let others = files().0;
+        // What a process needs once.
+        PeerConn::open(worker, &transport, 0)?.close()?;
+        let mut deadline = worker.deadline("the end of the first control connections");
+        while files().0 != others {
+            deadline.idle()?;
+        }
+        let before = files();
+        worker.barrier()?;
+        let mut links = Vec::new();
+        for _ in 0..100 {
+            links.push(PeerConn::open(worker, &transport, 0)?);
+        }
+        assert_eq!(files().0, before.0 + 3, "a control connection to the peer, one from it, and the port");
+        worker.barrier()?;
+        let last = links.pop().expect("a hundred");
+        links.into_iter().try_for_each(PeerConn::close)?;
+        worker.barrier()?;
+        assert_eq!(files().0, before.0 + 3, "as long as there is one connection");
+        // It goes with the last goodbye of either end.
+        worker.barrier()?;
+        last.close()?;
+        let mut deadline = worker.deadline("the end of the control connections");
+        while files() != before {
+            deadline.idle()?;
+        }
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+fn dead_peers() -> usize {
+    let lines = ferrite::nccl::debug_log::lines();
+    lines.iter().filter(|l| l.contains("sending to softrnic") && l.contains("the peer's process has died")).count()
+}
+
+#[test]
+fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        const COUNT: usize = 10;
+        let open = |worker: &mut WorkerCtx| -> Result<Vec<PeerConn>> {
+            let transport = plugin_transport()?;
+            (0..COUNT).map(|_| PeerConn::open(worker, &transport, worker.rank())).collect()
+        };
+        if worker.rank() == 0 {
+            let links = open(worker)?;
+            for link in &links {
+                is_told(worker, &link.send)?;
+            }
+            assert_eq!(dead_peers(), COUNT, "{:#?}", ferrite::nccl::debug_log::lines());
+            let _new = open(worker)?;
+            return worker.barrier();
+        }
+        in_child_that_dies(|| std::mem::forget(open(worker)));
+        let _new = open(worker)?;
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_control_connection_that_is_cut_ends_its_connections_and_is_dialled_anew() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (first, _first) = transport.listen(0)?;
+        let mut relay = relay_to(&first);
+        let cut: Vec<_> = (0..3).map(|_| connect_through(worker, &transport, &mut relay)).collect::<Result<_>>()?;
+        assert_eq!(relay.clients, 1, "one control connection");
+        relay.close();
+        for (send, _, _) in &cut {
+            is_told(worker, send)?;
+        }
+        let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
+        assert_eq!(relay.clients, 2, "a new control connection");
+        works(worker, (send, recv))?;
+        // Also where it has not been noticed that the control connection is cut.
+        let (_send, _recv, _other) = connect_through(worker, &transport, &mut relay)?;
+        relay.close();
+        let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
+        works(worker, (send, recv))
+    })
+}
+
+/// A port with too many clients hangs up on some: those try again.
+#[test]
+fn a_client_that_is_turned_away_calls_again() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (first, _first) = transport.listen(0)?;
+        let mut relay = relay_to(&first);
+        relay.turned_away = 5;
+        let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
+        assert_eq!((relay.turned_away, relay.clients), (0, 1));
+        works(worker, (send, recv))
+    })
+}
+
+/// Where a control connection was there before, the port tells whether only that has ended or the process.
+#[test]
+fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_told() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (handle, _listener) = transport.listen(0)?;
+        let mut relay = relay_to(&handle);
+        let _first = connect_through(worker, &transport, &mut relay)?;
+        let mut handle = through(&relay, &handle);
+        assert!(transport.connect(1, &mut handle)?.is_none(), "nobody accepts");
+        drop(relay);
+        let mut deadline = worker.deadline("an error");
+        while transport.connect(1, &mut handle).is_ok() {
+            deadline.idle()?;
+        }
+        let lines = ferrite::nccl::debug_log::lines();
+        assert!(
+            lines.iter().any(|l| l.contains("the listener closed the connection: its process has died")),
+            "{lines:?}"
+        );
+        Ok(())
+    })
+}
+
+/// What is known of one listener's token does not help with another's, and an attempt has no effect on others.
+#[test]
+fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let pair = connect(worker, &transport, &handle, &mut listener)?;
+        let sockets = files().0;
+        let mut wrong = Handle(Address { token: [3; 16], ..address(&handle) }.emit());
+        let mut deadline = worker.deadline("a refusal");
+        let refusal = loop {
+            match transport.connect(1, &mut wrong) {
+                Ok(comm) => assert!(comm.is_none(), "nobody knows that token"),
+                Err(error) => break error,
+            }
+            assert!(listener.accept()?.is_none());
+            deadline.idle()?;
+        };
+        assert!(matches!(refusal, Error::Call { code: abi::ncclRemoteError, .. }), "{refusal}");
+        let lines = ferrite::nccl::debug_log::lines();
+        assert!(lines.iter().any(|l| l.contains("the listener refuses: no such listener")), "{lines:?}");
+        assert_eq!(files().0, sockets, "it went over the control connection that was there");
+        works(worker, pair)
+    })
+}
+
+#[test]
+fn two_threads_connect_and_accept_at_once() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |worker| {
+        const COUNT: usize = 25;
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let first = connect(worker, &transport, &handle, &mut listener)?;
+        let sockets = files().0;
+        let made = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(|| -> Result<()> {
+                        let transport = plugin_transport()?;
+                        let mut pairs = Vec::new();
+                        for _ in 0..COUNT {
+                            let (handle, mut listener) = transport.listen(0)?;
+                            pairs.push(connect(worker, &transport, &handle, &mut listener)?);
+                        }
+                        made.fetch_add(COUNT, Ordering::Relaxed);
+                        while made.load(Ordering::Relaxed) < 2 * COUNT {
+                            std::thread::yield_now();
+                        }
+                        assert_eq!(files().0, sockets, "all over one control connection");
+                        pairs.into_iter().try_for_each(|pair| works(worker, pair))
+                    })
+                })
+                .collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+        })?;
+        works(worker, first)
+    })
+}

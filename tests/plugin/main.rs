@@ -1,0 +1,27 @@
+//! The built plugin, called as NCCL calls it, on the software device. One program: linking one for each file took longer than running it.
+
+mod async_events;
+#[path = "../common/mod.rs"]
+mod common;
+mod connect_errors;
+mod connection_errors;
+mod control_acceptor;
+mod control_connections;
+mod control_recovery;
+mod control_reset;
+mod drivers;
+mod gids;
+mod gpu;
+mod port_scan;
+mod qp_connect;
+mod rails;
+mod registration;
+mod resources;
+mod settings;
+mod settings_sources;
+mod slow_peers;
+mod statistics;
+mod transport;
+mod unauthenticated_clients;
+mod versions;
+mod vtable_calls;

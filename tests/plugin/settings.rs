@@ -1,0 +1,129 @@
+//! What `init` makes of the machine and the environment: a clear line and an end, never a crash.
+
+use crate::common::process::pair;
+use crate::common::setting::setting;
+use ferrite::error::Error;
+use ferrite::error::Result;
+use ferrite::nccl::abi;
+use ferrite::nccl::library::Library;
+use ferrite::nccl::library::Source;
+use ferrite::pair::Setting;
+use ferrite::transport::Transport;
+use ferrite::verbs::Verbs;
+use testkit::dist::dist;
+use testkit::{require, skipped};
+
+/// Initialises the plugin in a process with `env`: the code of `init`, the number of devices and the log.
+fn init_with(setting: Setting, env: &[(&str, &str)]) -> Result<(u32, i32, Vec<String>)> {
+    let setting = env.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
+    let [result, _] = pair(&setting, |_| {
+        let transport = Transport::without_init(Library::open(&Source::plugin(dist().join("lib/libnccl-net.so")))?);
+        let code = match transport.init() {
+            Ok(()) => 0,
+            Err(Error::Call { code, .. }) => code,
+            Err(other) => return Err(other),
+        };
+        let mut devices = -1;
+        // SAFETY: a valid place for the number.
+        let _ = unsafe { transport.vtable().devices.expect("a slot")(&raw mut devices) };
+        Ok((code, devices, ferrite::nccl::debug_log::lines()))
+    })?;
+    Ok(result)
+}
+
+#[test]
+fn a_setting_out_of_range_is_refused_by_name_value_and_range() -> Result<()> {
+    let (code, devices, log) = init_with(require!(setting()), &[("NCCL_IB_TIMEOUT", "99")])?;
+    assert_eq!((code, devices), (abi::ncclInvalidUsage, -1));
+    assert!(log.iter().any(|l| l.contains("NCCL_IB_TIMEOUT=99: a whole number from 0 to 31 is expected")), "{log:?}");
+    Ok(())
+}
+
+#[test]
+fn settings_of_recovery_out_of_range_are_refused_by_name_value_and_range() -> Result<()> {
+    for (name, value, range) in [
+        ("FERRITE_FAILOVER", "2", "0 to 1"),
+        ("FERRITE_STALL_MS", "-1", "0 to 60000"),
+        ("FERRITE_GIVE_UP", "0", "1 to 86400"),
+    ] {
+        let (code, devices, log) = init_with(require!(setting()), &[(name, value)])?;
+        assert_eq!((code, devices), (abi::ncclInvalidUsage, -1));
+        let words = format!("{name}={value}: a whole number from {range} is expected");
+        assert!(log.iter().any(|line| line.contains(&words)), "{log:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_not_honoured_and_what_does_not_exist_is_named() -> Result<()> {
+    let resilience = "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT";
+    let env = [("NCCL_IB_OOO_RQ", "1"), ("NCCL_IB_TIMOUT", "22"), ("NCCL_IB_TIMEOUT", "20"), (resilience, "5")];
+    let (code, _, log) = init_with(require!(setting()), &env)?;
+    assert_eq!(code, abi::ncclSuccess);
+    let about = |name: &str| log.iter().find(|l| l.contains("does not honour") && l.contains(&format!(" {name}: ")));
+    assert!(about("NCCL_IB_OOO_RQ").is_some_and(|l| l.contains("out-of-order")), "{log:?}");
+    assert!(
+        about(resilience).is_some_and(|l| l.contains("recovery is on by default; see FERRITE_FAILOVER")),
+        "{log:?}"
+    );
+    assert!(about("NCCL_IB_TIMOUT").is_some_and(|l| l.contains("there is no such variable")), "{log:?}");
+    assert!(about("NCCL_IB_TIMEOUT").is_none(), "{log:?}");
+    Ok(())
+}
+
+#[test]
+fn lanes_are_said_to_be_ignored_where_nccl_s_variables_count() -> Result<()> {
+    let env = [("FERRITE_LANES", "4"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
+    let (code, _, log) = init_with(require!(setting()), &env)?;
+    assert_eq!(code, abi::ncclSuccess);
+    let said = |line: &&String| line.contains("does not honour FERRITE_LANES: NCCL_IB_QPS_PER_CONNECTION or");
+    assert_eq!(log.iter().filter(said).count(), 1, "{log:?}");
+    Ok(())
+}
+
+#[test]
+fn an_interface_that_does_not_exist_is_named() -> Result<()> {
+    let (code, _, log) = init_with(require!(setting()), &[("NCCL_SOCKET_IFNAME", "nowhere9")])?;
+    assert_eq!(code, abi::ncclInvalidUsage);
+    assert!(log.iter().any(|l| l.contains("NCCL_SOCKET_IFNAME=nowhere9: no interface fits; there are: ")), "{log:?}");
+    Ok(())
+}
+
+/// Without a device there is one line and nothing else.
+fn nothing_but_one_line((code, devices, log): (u32, i32, Vec<String>), words: &str) {
+    assert_eq!((code, devices), (abi::ncclSuccess, 0));
+    assert_eq!(log.len(), 1, "{log:#?}");
+    assert!(log[0].contains("Ferrite has no device: ") && log[0].contains(words), "{log:?}");
+}
+
+#[test]
+fn no_libibverbs_means_no_device_and_one_line() -> Result<()> {
+    let env = [("NCCL_IBVERBS_LIB", "/nonexistent/libibverbs.so.1")];
+    nothing_but_one_line(init_with(require!(setting()), &env)?, "/nonexistent/libibverbs.so.1");
+    Ok(())
+}
+
+#[test]
+fn no_rdma_device_means_one_line() -> Result<()> {
+    if std::path::Path::new("/sys/class/infiniband").read_dir().is_ok_and(|mut dir| dir.next().is_some()) {
+        skipped("a machine without RDMA devices: this one has some");
+        return Ok(());
+    }
+    let mut setting = require!(setting());
+    setting.verbs = Verbs::System;
+    nothing_but_one_line(init_with(setting, &[])?, "");
+    Ok(())
+}
+
+#[test]
+fn a_filter_that_admits_nothing_is_named() -> Result<()> {
+    let env = [("NCCL_IB_HCA", "mlx5"), ("NCCL_NET", "Ferrite")];
+    nothing_but_one_line(init_with(require!(setting()), &env)?, "NCCL_IB_HCA");
+    Ok(())
+}
+
+#[test]
+fn ib_disable_means_no_device_and_one_line() -> Result<()> {
+    nothing_but_one_line(init_with(require!(setting()), &[("NCCL_IB_DISABLE", "1")])?, "NCCL_IB_DISABLE=1");
+    Ok(())
+}

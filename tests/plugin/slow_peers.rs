@@ -1,0 +1,214 @@
+//! A peer that takes its time: `connect` waits for one that lives for as long as it takes, and what nobody wants any more goes.
+
+use crate::common::connect::{address, connect, connect_pair, works};
+use crate::common::plugin_transport;
+use crate::common::process::alone;
+use crate::common::setting::setting;
+use ferrite::error::Result;
+use ferrite::pair::Setting;
+use ferrite::pair::WorkerCtx;
+use ferrite::transport::Handle;
+use ferrite::transport::Listener;
+use ferrite::transport::Transport;
+use ferrite::transport::comm::RecvComm;
+use ferrite::transport::comm::SendComm;
+use nccl_net::testing::proto::frame::{Frame, Kind};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+use testkit::dist::dist;
+use testkit::{Missing, require};
+
+/// Longer than the time limit that [`with_short_limit`] sets, which has to suffice for what works on a busy machine.
+const LONG: Duration = Duration::from_secs(7);
+
+fn with_short_limit() -> std::result::Result<Setting, Missing> {
+    setting().map(|setting| setting.env("FERRITE_HANDSHAKE_TIMEOUT", "5"))
+}
+
+fn meet(
+    worker: &WorkerCtx,
+    transport: &Transport,
+    handle: &mut Handle,
+    listener: &mut Listener,
+) -> Result<(SendComm, RecvComm)> {
+    connect_pair(worker, transport, 1, handle, listener, || ())
+}
+
+#[test]
+fn accept_may_come_long_after_connect() -> Result<()> {
+    let setting = require!(with_short_limit());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (mut handle, mut listener) = transport.listen(0)?;
+        let start = Instant::now();
+        while start.elapsed() < LONG {
+            assert!(transport.connect(1, &mut handle)?.is_none(), "nobody accepts");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let pair = meet(worker, &transport, &mut handle, &mut listener)?;
+        works(worker, pair)
+    })
+}
+
+/// Neither the connecting end nor the listener gives up on the other one when that pauses in the middle.
+#[test]
+fn a_pause_at_any_step_ends_nothing() -> Result<()> {
+    let setting = require!(with_short_limit());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        for steps in [1, 2, 4] {
+            let (mut handle, mut listener) = transport.listen(0)?;
+            let (mut send, mut recv) = (None, None);
+            for _ in 0..steps {
+                send = transport.connect(1, &mut handle)?;
+                recv = listener.accept()?;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if send.is_some() || recv.is_some() {
+                continue;
+            }
+            // The listener alone goes on: the connecting end is given up meanwhile, and begins anew when it is asked for.
+            let start = Instant::now();
+            while start.elapsed() < LONG {
+                assert!(listener.accept()?.is_none(), "nothing was committed");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let pair = meet(worker, &transport, &mut handle, &mut listener)?;
+            works(worker, pair)?;
+        }
+        Ok(())
+    })
+}
+
+/// The connecting end was given up and begins anew on the same control connection, which others keep, before the listener is asked: the
+/// hello of the one that is given up is not answered.
+#[test]
+fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_its_own() -> Result<()> {
+    let setting = require!(with_short_limit());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (other, mut other_listener) = transport.listen(0)?;
+        let kept = connect(worker, &transport, &other, &mut other_listener)?;
+        let before = queue_pairs();
+        let (mut handle, mut listener) = transport.listen(0)?;
+        assert!(transport.connect(1, &mut handle)?.is_none(), "nobody accepts");
+        let mut deadline = worker.deadline("the end of the first attempt");
+        while queue_pairs() > before {
+            deadline.idle()?;
+        }
+        let pair = meet(worker, &transport, &mut handle, &mut listener)?;
+        works(worker, pair)?;
+        works(worker, kept)
+    })
+}
+
+/// As NCCL sets up a ring of four: each rank posts its listener and waits for what both neighbours post, before it connects
+/// and accepts. The first rank is late. So its neighbours wait for it and do not accept, and the one between them, which has
+/// all it needs, waits in `connect`.
+#[test]
+fn a_ring_of_four_with_a_late_rank_connects() -> Result<()> {
+    const RANKS: usize = 4;
+    let setting = require!(with_short_limit());
+    alone(&setting, |worker| {
+        let (posts, boxes): (Vec<_>, Vec<_>) = (0..RANKS).map(|_| channel::<(usize, Handle)>()).unzip();
+        let worker = &*worker;
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = boxes
+                .into_iter()
+                .enumerate()
+                .map(|(rank, inbox)| {
+                    let posts = posts.clone();
+                    scope.spawn(move || -> Result<()> {
+                        let transport = plugin_transport()?;
+                        let (handle, mut listener) = transport.listen(0)?;
+                        if rank == 0 {
+                            std::thread::sleep(LONG);
+                        }
+                        let (next, previous) = ((rank + 1) % RANKS, (rank + RANKS - 1) % RANKS);
+                        for neighbour in [next, previous] {
+                            posts[neighbour].send((rank, Handle(handle.0))).expect("it reads");
+                        }
+                        let two = [inbox.recv().expect("a neighbour"), inbox.recv().expect("a neighbour")];
+                        let of_next = two.into_iter().find(|(from, _)| *from == next).expect("one of them");
+                        let mut handle = of_next.1;
+                        let (send, recv) = meet(worker, &transport, &mut handle, &mut listener)?;
+                        assert!(send.close().is_ok() && recv.close().is_ok());
+                        Ok(())
+                    })
+                })
+                .collect();
+            ranks.into_iter().try_for_each(|rank| rank.join().expect("no panic"))
+        })
+    })
+}
+
+/// The queue pairs of all processes on the software device.
+fn queue_pairs() -> usize {
+    let output = Command::new(dist().join("bin/softrnic")).args(["stat", "--json"]).output().expect("softrnic runs");
+    let stat: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let devices = stat["devices"].as_array().expect("a list of devices");
+    devices.iter().filter_map(|device| device["queue_pairs"].as_array()).map(Vec::len).sum()
+}
+
+/// NCCL aborts in the middle of set-up and calls nothing any more: both halves of the connection go all the same.
+#[test]
+fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
+    let setting = require!(with_short_limit());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (mut handle, mut listener) = transport.listen(0)?;
+        let mut deadline = worker.deadline("queue pairs at both ends");
+        while queue_pairs() < 1 {
+            assert!(transport.connect(1, &mut handle)?.is_none());
+            deadline.idle()?;
+        }
+        // The connecting end is not asked any more from here on, so that it cannot commit.
+        while queue_pairs() < 2 {
+            assert!(listener.accept()?.is_none());
+            deadline.idle()?;
+        }
+        let mut deadline = worker.deadline("the end of what is left");
+        while queue_pairs() > 0 {
+            deadline.idle()?;
+        }
+        // And the listener is there still.
+        let pair = meet(worker, &transport, &mut Handle(handle.0), &mut listener)?;
+        works(worker, pair)
+    })
+}
+
+/// From `listen` on, long before NCCL asks the listener.
+#[test]
+fn a_port_is_served_before_the_first_accept() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |_| {
+        let transport = plugin_transport()?;
+        let (handle, _listener) = transport.listen(0)?;
+        let mut client = TcpStream::connect(address(&handle).address).expect("the port is open");
+        client.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        let hello = Frame { kind: Kind::Hello, secret: [1; 16], body: vec![9; 16] };
+        client.write_all(&hello.emit()).expect("sent");
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).expect("an answer and an end");
+        assert!(String::from_utf8_lossy(&answer).contains("wrong token"), "{answer:?}");
+        Ok(())
+    })
+}
+
+/// A silent client has a deadline, also where `accept` is not called any more.
+#[test]
+fn a_silent_client_is_dismissed_while_nobody_accepts() -> Result<()> {
+    let setting = require!(with_short_limit());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let _pair = connect(worker, &transport, &handle, &mut listener)?;
+        let mut client = TcpStream::connect(address(&handle).address).expect("the port is open");
+        client.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        assert_eq!(client.read(&mut [0]).expect("an end"), 0);
+        Ok(())
+    })
+}

@@ -1,0 +1,171 @@
+//! The file of statistics that other processes read: what is counted, and what becomes of the file.
+
+use crate::common::bench::Bench;
+use crate::common::log::said;
+use crate::common::plugin_transport;
+use crate::common::process::pair;
+use crate::common::setting::{set, setting, talkative};
+use ferrite::error::Result;
+use ferrite::pair::Setting;
+use nccl_net::testing::stats::histogram;
+use nccl_net::testing::stats::layout::{
+    CLOSED, FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECEIVER, RECORD_WORDS, SENDER, header,
+    record,
+};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use testkit::{Scratch, require};
+
+/// Files of statistics in `folder`.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("the folder").map(|entry| entry.expect("it is readable").path());
+    entries
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FILE_PREFIX)))
+        .collect()
+}
+
+/// The words of this process's own file. It is not opened in this process, which would lose its lock.
+fn own_words(folder: &Path) -> Vec<u64> {
+    let mine = format!("{FILE_PREFIX}{}.", std::process::id());
+    let path = files(folder).into_iter().find(|path| path.to_string_lossy().contains(&mine)).expect("a file");
+    words(&path)
+}
+
+fn words(path: &Path) -> Vec<u64> {
+    let bytes = std::process::Command::new("cat").arg(path).output().expect("cat").stdout;
+    bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes"))).collect()
+}
+
+fn records(words: &[u64]) -> impl Iterator<Item = &[u64]> {
+    words[HEADER_WORDS..].chunks_exact(RECORD_WORDS).filter(|words| words[record::STATE] & 0xff == OPEN)
+}
+
+fn text(words: &[u64]) -> String {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
+    String::from_utf8(bytes).expect("text")
+}
+
+fn in_folder(setting: Setting, folder: &Scratch) -> Setting {
+    setting.env("FERRITE_STATS_DIR", folder.path().to_str().expect("text"))
+}
+
+#[test]
+fn each_end_of_a_connection_is_counted_and_knows_its_peer() -> Result<()> {
+    const MESSAGES: u64 = 70;
+    let folder = Scratch::new();
+    let setting = in_folder(require!(setting()), &folder).env("FERRITE_SAMPLE", "4");
+    pair(&setting, |worker| {
+        let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
+        set("RANK", ["40", "41"][worker.rank()]);
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        for round in 0..MESSAGES as usize {
+            bench.exchange(worker, round, 1000, 1000)?;
+        }
+        let words = own_words(&folder);
+        assert_eq!((words[header::MAGIC], words[header::LAYOUT]), (MAGIC, LAYOUT_MAJOR << 32 | LAYOUT_MINOR));
+        assert_eq!((words[header::PID], words[header::LABEL]), (std::process::id().into(), 41 + worker.rank() as u64));
+        assert_eq!(words.len() as u64, HEADER_WORDS as u64 + words[header::RECORDS] * RECORD_WORDS as u64);
+        assert_eq!((words[header::OWN_RANK], words[header::UNLISTED]), (4, 0), "all messages have tag 3");
+        let ends: Vec<_> = records(&words).collect();
+        let mut directions: Vec<_> = ends.iter().map(|end| end[record::DIRECTION]).collect();
+        directions.sort_unstable();
+        assert_eq!(directions, [SENDER, RECEIVER]);
+        for end in ends {
+            assert_eq!([record::BEGUN, record::DONE].map(|at| end[at]), [MESSAGES; 2]);
+            assert_eq!(end[record::BYTES], 1000 * MESSAGES);
+            assert_eq!(end[record::PEER_LABEL], 42 - worker.rank() as u64);
+            // Two counts in each word.
+            let stages = end[record::HISTOGRAMS..].chunks_exact(histogram::WORDS).take(record::STAGES);
+            let samples = |words: &[u64]| words.iter().map(|word| (word >> 32) + (word & 0xffff_ffff)).sum::<u64>();
+            assert!(stages.map(samples).all(|count| (MESSAGES / 4 - 1..=MESSAGES / 4 + 1).contains(&count)));
+            let is_sender = end[record::DIRECTION] == SENDER;
+            assert_eq!(end[if is_sender { record::OWN_RANK } else { record::PEER_RANK }], 4);
+            assert_eq!((end[record::RAIL_COUNT], end[record::QP_COUNT]), (1, 1));
+            let device = text(&end[record::DEVICE..][..record::DEVICE_WORDS]);
+            assert_eq!(device, text(&end[record::RAIL_NAMES..][..record::RAIL_NAME_WORDS]));
+            assert_eq!(
+                end[record::PEER_HOST..][..record::PEER_HOST_WORDS],
+                words[header::HOST..][..header::HOST_WORDS]
+            );
+        }
+        drop(bench);
+        let words = own_words(&folder);
+        let closed = words[HEADER_WORDS..].chunks_exact(RECORD_WORDS).filter(|end| end[record::STATE] & 0xff == CLOSED);
+        assert_eq!(closed.map(|end| end[record::DONE]).collect::<Vec<_>>(), [MESSAGES; 2]);
+        let mode = |path: &PathBuf| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+        assert!(files(&folder).iter().all(|path| mode(path) == 0o600));
+        worker.barrier()
+    })?;
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new(), "both processes have ended in order");
+    Ok(())
+}
+
+/// The process ends without its exit handlers, as one that is killed.
+#[test]
+fn the_file_of_a_process_that_is_killed_stays_with_what_was_outstanding() -> Result<()> {
+    let folder = Scratch::new();
+    let setting = in_folder(require!(setting()), &folder);
+    let killed = pair::<()>(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        bench.exchange(worker, 1, 1000, 1000)?;
+        let _outstanding = bench.link.recv.receive(&bench.into, 0, 8, 3)?.expect("there is room");
+        worker.barrier()?;
+        // SAFETY: ends here.
+        unsafe { libc::_exit(0) }
+    });
+    assert!(killed.is_err());
+    let left = files(folder.path());
+    assert_eq!(left.len(), 2);
+    for path in left {
+        let words = words(&path);
+        let end = records(&words).find(|end| end[record::DIRECTION] == RECEIVER).expect("the receiver");
+        assert_eq!((end[record::BEGUN], end[record::DONE]), (2, 1));
+    }
+    Ok(())
+}
+
+/// A job goes on where there can be no file.
+fn goes_on_without_a_file(folder: &str, why: &'static str) -> Result<()> {
+    let setting = require!(talkative(&[("FERRITE_STATS_DIR", folder)]));
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        bench.exchange(worker, 1, 1000, 1000)?;
+        assert!(said(&["no statistics for `ferrite top`", why]), "{}", crate::common::log::log());
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn without_the_folder_there_is_no_file_and_a_line_in_the_log() -> Result<()> {
+    goes_on_without_a_file("/no/such/folder", "No such file or directory")
+}
+
+/// Writing to the memory of a file without blocks ends a process by a signal.
+#[test]
+fn on_a_full_file_system_there_is_no_file_and_a_line_in_the_log() -> Result<()> {
+    let folder = Scratch::new();
+    let path = folder.path().to_str().expect("text").to_owned();
+    let mount = |arguments: &[&str]| std::process::Command::new(arguments[0]).args(&arguments[1..]).output();
+    let mounted = mount(&["mount", "-t", "tmpfs", "-o", "size=4k", "none", &path]);
+    if !mounted.is_ok_and(|output| output.status.success()) {
+        require!(Err::<(), _>(testkit::Missing::new("no file system can be mounted here")));
+    }
+    let outcome = goes_on_without_a_file(&path, "No space left on device");
+    let _ = mount(&["umount", &path]);
+    outcome
+}
+
+#[test]
+fn with_ferrite_stats_0_there_is_no_file() -> Result<()> {
+    let folder = Scratch::new();
+    let setting = in_folder(require!(setting()), &folder).env("FERRITE_STATS", "0");
+    pair(&setting, |worker| {
+        let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        bench.exchange(worker, 1, 1000, 1000)?;
+        assert_eq!(files(&folder), Vec::<PathBuf>::new());
+        worker.barrier()
+    })?;
+    Ok(())
+}

@@ -1,0 +1,271 @@
+//! The data path through the C ABI, between two processes on the software RDMA device.
+
+use crate::common::bench::{Bench, SIZES};
+use crate::common::log::{log, said};
+use crate::common::process::pair;
+use crate::common::setting::{setting, talkative};
+use crate::common::{pattern, plugin_transport};
+use ferrite::error::Result;
+use ferrite::transport::comm::RecvBuffer;
+use ferrite::transport::deadline::finished;
+use ferrite::transport::deadline::posted;
+use std::collections::VecDeque;
+use std::process::Command;
+use testkit::dist::dist;
+use testkit::require;
+
+fn all_sizes(env: &[(&str, &str)]) -> Result<()> {
+    let mut setting = require!(setting());
+    for (name, value) in env {
+        setting = setting.env(name, value);
+    }
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 8 << 20)?;
+        for (i, &size) in SIZES.iter().enumerate() {
+            bench.exchange(worker, i, size, size)?;
+            bench.exchange(worker, i, size, size + 37)?;
+            bench.exchange(worker, i, size + 37, size)?;
+        }
+        // Too long for one immediate, and not what was posted.
+        bench.exchange(worker, 99, (4 << 20) + 70_001, 6 << 20)
+    })?;
+    Ok(())
+}
+
+#[test]
+fn every_size_arrives_whole_truncated_or_short() -> Result<()> {
+    all_sizes(&[])
+}
+
+#[test]
+fn messages_take_turns_on_four_queue_pairs() -> Result<()> {
+    all_sizes(&[("NCCL_IB_QPS_PER_CONNECTION", "4")])
+}
+
+#[test]
+fn messages_are_split_over_three_queue_pairs() -> Result<()> {
+    let env = [("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
+    all_sizes(&env)
+}
+
+#[test]
+fn messages_are_split_over_four_lanes() -> Result<()> {
+    all_sizes(&[("FERRITE_LANES", "4")])
+}
+
+/// How many queue pairs of this process have sent data that the device has read from memory: messages, and not clear-to-sends.
+fn queue_pairs_with_data() -> usize {
+    let output = Command::new(dist().join("bin/softrnic")).args(["stat", "--json"]).output().expect("softrnic runs");
+    let stat: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let devices = stat["devices"].as_array().expect("a list of devices");
+    let queue_pairs = devices.iter().filter_map(|device| device["queue_pairs"].as_array()).flatten();
+    let own = queue_pairs.filter(|queue_pair| queue_pair["pid"] == std::process::id());
+    own.filter(|queue_pair| queue_pair["work"]["gathered"].as_u64().expect("a number") > 0).count()
+}
+
+/// Twenty messages of less than 8 KiB, which are not cut, go over so many of four queue pairs; a large one then goes over some more.
+fn small_messages_go_over(expected: usize, env: (&str, &str)) -> Result<()> {
+    pair(&require!(setting()).env(env.0, env.1), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        for round in 0..20 {
+            bench.exchange(worker, round, 8000, 8000)?;
+        }
+        assert_eq!(queue_pairs_with_data(), expected);
+        bench.exchange(worker, 20, 1 << 19, 1 << 19)?;
+        assert_eq!(queue_pairs_with_data(), 4);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn small_messages_stay_on_one_lane_and_a_large_one_goes_over_all() -> Result<()> {
+    small_messages_go_over(1, ("FERRITE_LANES", "4"))
+}
+
+#[test]
+fn small_messages_take_turns_on_queue_pairs_that_are_no_lanes() -> Result<()> {
+    small_messages_go_over(4, ("NCCL_IB_QPS_PER_CONNECTION", "4"))
+}
+
+#[test]
+fn data_and_immediate_are_separate_writes_under_adaptive_routing() -> Result<()> {
+    let env = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "100")];
+    all_sizes(&env)
+}
+
+#[test]
+fn unequal_settings_are_negotiated() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        let value = if worker.rank() == 0 { "5" } else { "2" };
+        // SAFETY: the process has one thread that looks at the environment: this one.
+        unsafe {
+            std::env::set_var("NCCL_IB_QPS_PER_CONNECTION", value);
+            std::env::set_var("NCCL_IB_SPLIT_DATA_ON_QPS", if worker.rank() == 0 { "1" } else { "0" });
+            std::env::set_var("NCCL_IB_ADAPTIVE_ROUTING", if worker.rank() == 0 { "0" } else { "1" });
+        }
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        for round in 0..40 {
+            bench.exchange(worker, round, 20_000 + round, 20_000 + round)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Both processes send to each other, and rank 1 has `FERRITE_FAILOVER` as told.
+fn failover_is(value: &str, negotiated: &str) -> Result<()> {
+    let setting = require!(talkative(&[]));
+    pair(&setting, |worker| {
+        if worker.rank() == 1 {
+            // SAFETY: the process has one thread that looks at the environment: this one.
+            unsafe { std::env::set_var("FERRITE_FAILOVER", value) };
+        }
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        bench.exchange(worker, 1, 5000, 5000)?;
+        assert!(said(&[" sends to ", negotiated]), "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_connection_is_recovered_if_both_ends_would() -> Result<()> {
+    failover_is("1", "failover: true")
+}
+
+#[test]
+fn a_connection_is_not_recovered_if_the_sender_or_the_receiver_has_that_switched_off() -> Result<()> {
+    failover_is("0", "failover: false")
+}
+
+#[test]
+fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        const ROOM: usize = 4096;
+        let bench = Bench::open(worker, plugin_transport()?, 64 << 10)?;
+        for round in 0..200 {
+            let n = 1 + round % 8;
+            let size = |i: usize| (round * 131 + i * 517) % (ROOM + 1) * usize::from(!(round + i).is_multiple_of(5));
+            let places: Vec<_> = (0..n)
+                .map(|i| RecvBuffer { region: &bench.into, offset: i * ROOM, len: ROOM, tag: 100 + i as i32 })
+                .collect();
+            let mut deadline = worker.deadline("a group");
+            let receive = posted(&mut deadline, || bench.link.recv.receive_group(&places))?;
+            let mut sends = Vec::new();
+            for k in 0..n {
+                let i = (k * 5 + round) % n;
+                let i = if n.is_multiple_of(5) { n - 1 - k } else { i };
+                bench.out.memory().write(i * ROOM, &pattern(round * 16 + i * 2 + worker.rank(), size(i)))?;
+                sends.push(posted(&mut deadline, || {
+                    bench.link.send.send(&bench.out, i * ROOM, size(i), 100 + i as i32)
+                })?);
+            }
+            for send in sends {
+                finished(&mut deadline, send, &mut [0])?;
+            }
+            let mut sizes = [-7; 9];
+            finished(&mut deadline, receive, &mut sizes)?;
+            for (i, got) in sizes.iter().enumerate().take(n) {
+                assert_eq!(*got, size(i) as i32, "round {round}, message {i}");
+                let expected = pattern(round * 16 + i * 2 + 1 - worker.rank(), size(i));
+                assert!(bench.into.memory().read(i * ROOM, size(i))? == expected, "round {round}, message {i}");
+            }
+            assert!(sizes[n..].iter().all(|s| *s == -7), "sizes past the group are touched");
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        const COUNT: usize = 256;
+        let bench = Bench::open(worker, plugin_transport()?, COUNT * 8)?;
+        assert!(bench.link.send.send(&bench.out, 0, 8, 3)?.is_none(), "nothing has been announced yet");
+        for round in 0..3 {
+            worker.barrier()?;
+            let bytes = |i: usize, rank: usize| pattern(round * 1000 + i * 2 + rank, 8);
+            let mut receives = VecDeque::new();
+            for i in 0..COUNT {
+                bench.out.memory().write(i * 8, &bytes(i, worker.rank()))?;
+                receives.extend(bench.link.recv.receive(&bench.into, i * 8, 8, 3)?);
+            }
+            assert_eq!(receives.len(), COUNT);
+            assert!(bench.link.recv.receive(&bench.into, 0, 8, 3)?.is_none(), "the 257th has to wait");
+            let mut deadline = worker.deadline("256 messages");
+            let mut sends = VecDeque::new();
+            let mut sent = 0;
+            while sent < COUNT || !sends.is_empty() || !receives.is_empty() {
+                if sent < COUNT
+                    && let Some(send) = bench.link.send.send(&bench.out, sent * 8, 8, 3)?
+                {
+                    sends.push_back(send);
+                    sent += 1;
+                }
+                for queue in [&mut sends, &mut receives] {
+                    if let Some(oldest) = queue.front_mut()
+                        && oldest.test(&mut [0])?
+                    {
+                        queue.pop_front();
+                        deadline.progress();
+                    }
+                }
+                deadline.idle()?;
+            }
+            for i in 0..COUNT {
+                assert_eq!(bench.into.memory().read(i * 8, 8)?, bytes(i, 1 - worker.rank()), "message {i}");
+            }
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn counters_and_rings_wrap() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        const MESSAGES: usize = 70_000;
+        const DEPTH: usize = 8;
+        let bench = Bench::open(worker, plugin_transport()?, DEPTH * 8)?;
+        let mut deadline = worker.deadline("70,000 messages");
+        let (mut requests, mut begun) = (VecDeque::new(), 0usize);
+        let mut ended = 0usize;
+        while ended < MESSAGES {
+            if begun < MESSAGES && begun - ended < DEPTH {
+                let at = begun % DEPTH * 8;
+                let request = if worker.rank() == 0 {
+                    bench.out.memory().write(at, &begun.to_le_bytes())?;
+                    bench.link.send.send(&bench.out, at, 8, 3)?
+                } else {
+                    bench.link.recv.receive(&bench.into, at, 8, 3)?
+                };
+                begun += usize::from(request.is_some());
+                requests.extend(request);
+            }
+            if let Some(oldest) = requests.front_mut()
+                && oldest.test(&mut [0])?
+            {
+                requests.pop_front();
+                if worker.rank() == 1 {
+                    let got = bench.into.memory().read(ended % DEPTH * 8, 8)?;
+                    assert_eq!(got, ended.to_le_bytes(), "message {ended}");
+                }
+                ended += 1;
+                deadline.progress();
+                if ended.is_multiple_of(10_000) {
+                    // So that the parent of a slow machine knows that this process goes on.
+                    worker.begin(format!("moving messages from {ended} on"))?;
+                }
+            }
+            deadline.idle()?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}

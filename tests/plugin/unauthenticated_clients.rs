@@ -1,0 +1,130 @@
+//! Clients of a listener's port: those that do not follow the protocol are closed, and the peer is served all the same.
+
+use crate::common::connect::{accept_nobody, address, connect, connect_pair, works};
+use crate::common::handshake::{frame, hello};
+use crate::common::plugin_transport;
+use crate::common::process::alone;
+use crate::common::setting::setting;
+use ferrite::error::Result;
+use ferrite::transport::Handle;
+use nccl_net::testing::proto::frame::{Assembler, Kind};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+use testkit::require;
+
+#[test]
+fn clients_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let to = address(&handle);
+        let mut other_version = frame(Kind::Hello, to.token);
+        other_version[8] = 77;
+        let mut endless = frame(Kind::Hello, to.token);
+        endless[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+        let whole = hello(worker, &transport, &to)?;
+        let openings: Vec<Vec<u8>> = vec![
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+            vec![0; 4096],
+            Vec::new(),
+            whole[..20].to_vec(),
+            whole[..whole.len() - 5].to_vec(),
+            other_version,
+            endless,
+            frame(Kind::Hello, [9; 16]),
+            frame(Kind::Commit, to.token),
+            frame(Kind::Goodbye, to.token),
+        ];
+        let mut clients = Vec::new();
+        for opening in &openings {
+            let mut client = TcpStream::connect(to.address).expect("the port is open");
+            client.write_all(opening).expect("it takes some bytes");
+            clients.push(client);
+            accept_nobody(&mut listener, 3)?;
+        }
+        // Those who said something wrong are told so or cut off; those who said nothing or half are still waited for.
+        accept_nobody(&mut listener, 50)?;
+        let mut answers = Vec::new();
+        for client in &mut clients {
+            client.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
+            let mut bytes = Vec::new();
+            // Reset counts as closed: that is what those get who had said more than was read.
+            let closed = !client.read_to_end(&mut bytes).is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
+            let mut assembler = Assembler::default();
+            assembler.handle_bytes(&bytes);
+            let refusal = assembler.poll_frame().ok().flatten().filter(|f| f.kind == Kind::Refuse);
+            answers.push((closed, refusal.map(|f| f.body_text())));
+        }
+        for (i, (closed, _)) in answers.iter().enumerate() {
+            assert_eq!(*closed, ![2, 3, 4].contains(&i), "client {i}: {answers:?}");
+        }
+        assert!(answers[5].1.as_ref().is_some_and(|t| t.contains("protocol 77, this Ferrite 4")), "{answers:?}");
+        assert!(answers[7].1.as_ref().is_some_and(|t| t.contains("wrong token")), "{answers:?}");
+        let pair = connect(worker, &transport, &handle, &mut listener)?;
+        works(worker, pair)
+    })
+}
+
+#[test]
+fn two_hundred_silent_clients_keep_no_peer_out() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let mut flood = Vec::new();
+        for _ in 0..200 {
+            flood.push(TcpStream::connect(address(&handle).address).expect("the port is open"));
+            accept_nobody(&mut listener, 1)?;
+        }
+        let pair = connect(worker, &transport, &handle, &mut listener)?;
+        works(worker, pair)
+    })
+}
+
+#[test]
+fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let to = address(&handle);
+        let whole = hello(worker, &transport, &to)?;
+        for cut in [0, 1, 31, 32, 40, whole.len() - 1, whole.len()] {
+            let mut peer = TcpStream::connect(to.address).expect("the port is open");
+            peer.write_all(&whole[..cut]).expect("sent");
+            accept_nobody(&mut listener, 5)?;
+            if cut == whole.len() {
+                let mut head = [0; 32];
+                peer.read_exact(&mut head).expect("the listener replies to a hello");
+            }
+            drop(peer);
+            accept_nobody(&mut listener, 5)?;
+        }
+        let pair = connect(worker, &transport, &handle, &mut listener)?;
+        works(worker, pair)
+    })
+}
+
+/// Every client is heard before another has to go, so a peer in the middle of a flood gets through.
+#[test]
+fn a_peer_among_two_hundred_silent_clients_is_accepted() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let to = address(&handle).address;
+        let flood = || (0..100).map(|_| TcpStream::connect(to).expect("the port is open")).collect::<Vec<_>>();
+        let _before = flood();
+        let mut mine = Handle(handle.0);
+        // Dials and says hello, in between.
+        for _ in 0..3 {
+            assert!(transport.connect(1, &mut mine)?.is_none());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _after = flood();
+        let pair = connect_pair(worker, &transport, 1, &mut mine, &mut listener, || ())?;
+        works(worker, pair)
+    })
+}

@@ -1,0 +1,167 @@
+//! The tables of ncclNet v8 to v12 beside what `ferrite check` tries with each of them: which one NCCL has taken, and devices that
+//! NCCL has merged.
+
+use crate::common::log::{log, said};
+use crate::common::process::alone;
+use crate::common::setting::talkative;
+use ferrite::error::{Error, Result};
+use ferrite::nccl::abi;
+use ferrite::nccl::library::Source;
+use ferrite::transport::Transport;
+use ferrite::transport::comm::{RecvComm, SendComm};
+use ferrite::transport::deadline::Deadline;
+use ferrite::transport::listener::connect_and_accept;
+use std::time::Duration;
+use testkit::require;
+
+fn plugin(version: u32) -> Source {
+    Source::plugin_of(testkit::dist::dist().join("lib/libnccl-net.so"), version)
+}
+
+fn table(version: u32) -> Result<Transport> {
+    Transport::open(&plugin(version))
+}
+
+#[test]
+fn the_log_names_each_table_that_nccl_takes_once() -> Result<()> {
+    let setting = require!(talkative(&[]));
+    alone(&setting, |_| {
+        for version in 8..=12 {
+            let _transports = [table(version)?, table(version)?];
+            let line = format!("NCCL took ncclNetPlugin_v{version}");
+            let times = log().lines().filter(|logged| logged.ends_with(&line)).count();
+            assert_eq!(times, 1, "{line}: {}", log());
+        }
+        Ok(())
+    })
+}
+
+/// With a communicator of traffic class 42, packets of data and of clear-to-sends have these classes, and no others.
+fn classes_are(version: u32, classes: [&str; 2]) -> Result<()> {
+    let setting = require!(talkative(&[]));
+    alone(&setting, |_| {
+        let transport = Transport::open_with_class(&plugin(version), 42)?;
+        let _ends = connect_within(&transport)?;
+        for class in classes {
+            assert!(said(&["traffic class", class]), "no {class} in {}", log());
+        }
+        let is_other =
+            |line: &&str| line.contains("traffic class") && !classes.iter().any(|class| line.contains(class));
+        assert_eq!(log().lines().find(is_other), None);
+        Ok(())
+    })
+}
+
+#[test]
+fn version_8_knows_no_traffic_class() -> Result<()> {
+    classes_are(8, ["class 0,"; 2])
+}
+
+#[test]
+fn version_10_tells_the_sender_alone_the_traffic_class() -> Result<()> {
+    classes_are(10, ["class 0,", "class 42,"])
+}
+
+#[test]
+fn version_11_tells_both_ends_the_traffic_class() -> Result<()> {
+    classes_are(11, ["class 42,"; 2])
+}
+
+#[test]
+fn version_12_tells_both_ends_the_traffic_class() -> Result<()> {
+    classes_are(12, ["class 42,"; 2])
+}
+
+#[test]
+fn a_traffic_class_that_there_is_not_is_named() -> Result<()> {
+    let setting = require!(talkative(&[]));
+    alone(&setting, |_| {
+        let _transport = Transport::open_with_class(&plugin(12), 256)?;
+        assert!(said(&["WARN", "traffic class is 256; 0 to 255 are possible"]), "{}", log());
+        Ok(())
+    })
+}
+
+/// A connection from device 0 to itself.
+fn connect_within(transport: &Transport) -> Result<(SendComm, RecvComm)> {
+    let (mut handle, mut listener) = transport.listen(0)?;
+    let mut deadline = Deadline::new("a connection", Duration::from_secs(20));
+    connect_and_accept(transport, 0, &mut handle, &mut listener, &mut deadline, || ())
+}
+
+/// `makeVDevice` of these devices is refused, with `words` in the log.
+#[track_caller]
+fn refused(transport: &Transport, members: &[usize], words: &str) {
+    let code = match transport.fuse(members) {
+        Err(Error::Call { code, .. }) => code,
+        other => panic!("{members:?}: {other:?}"),
+    };
+    assert_eq!(code, abi::ncclInvalidUsage);
+    assert!(said(&["makeVDevice: ", words]), "{words:?} is not in {}", log());
+}
+
+#[test]
+fn ports_of_several_cards_are_not_merged() -> Result<()> {
+    let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "1")]));
+    alone(&setting, |_| {
+        refused(
+            &table(9)?,
+            &[0, 1],
+            "softrnic0 and softrnic1 cannot be one device: they are not equal ports of one card",
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn ports_of_several_cards_are_merged_if_the_user_says_so() -> Result<()> {
+    let merging = [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_MERGE_LEVEL", "SYS"), ("SOFTRNIC_DEVICES", "5")];
+    let setting = require!(talkative(&merging));
+    alone(&setting, |_| {
+        let transport = table(12)?;
+        let pair = transport.fuse(&[1, 0])?;
+        assert_eq!(transport.properties(pair)?.name, "softrnic1+softrnic0");
+        assert_eq!(transport.fuse(&[1, 0])?, pair, "the same device again");
+        refused(&transport, &[0, 1, 2, 3, 4], "4 ports are possible");
+        refused(&transport, &[2, 2], "a port is named twice");
+        refused(&transport, &[2, pair], "is a merged one");
+        Ok(())
+    })
+}
+
+#[test]
+fn nothing_is_merged_with_nccl_ib_merge_nics_0() -> Result<()> {
+    let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]));
+    alone(&setting, |_| {
+        refused(&table(11)?, &[0, 1], "NCCL_IB_MERGE_NICS=0");
+        Ok(())
+    })
+}
+
+/// NCCL forgets what it has merged when it unloads the plugin, with its last communicator; the plugin stays in memory.
+#[test]
+fn merged_devices_are_forgotten_when_nccl_loads_the_plugin_again() -> Result<()> {
+    let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any")]));
+    alone(&setting, |_| {
+        let first = table(11)?;
+        assert_eq!((first.devices()?, first.fuse(&[0, 1])?, first.devices()?), (2, 2, 3));
+        let second = table(11)?;
+        drop(first);
+        assert_eq!(second.devices()?, 3, "a communicator is left");
+        drop(second);
+        let third = table(11)?;
+        assert_eq!(third.devices()?, 2, "NCCL takes all of them for ports");
+        assert_eq!((third.fuse(&[0, 1])?, third.devices()?), (2, 3));
+        drop(third);
+        // NCCL has not unloaded the plugin: it uses a device before it asks for their number.
+        let fourth = table(11)?;
+        assert_eq!(fourth.properties(2)?.name, "softrnic0+softrnic1");
+        assert_eq!(fourth.devices()?, 3);
+        // NCCL up to 2.27 remembers them for as long as its process lives. Another table has devices of its own.
+        let older = table(9)?;
+        assert_eq!((older.devices()?, older.fuse(&[0, 1])?), (2, 2));
+        drop(older);
+        assert_eq!(table(9)?.devices()?, 3);
+        Ok(())
+    })
+}

@@ -1,0 +1,243 @@
+//! Calls of the C ABI beside those that carry messages: registration, flush, close, init; and arguments that are impossible.
+
+use crate::common::bench::Bench;
+use crate::common::plugin_transport;
+use crate::common::process::pair;
+use crate::common::setting::setting;
+use ferrite::error::Result;
+use ferrite::nccl::abi;
+use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::comm::RecvBuffer;
+use ferrite::transport::deadline::posted;
+use std::ffi::{c_int, c_void};
+use testkit::require;
+
+/// Calls of the vtable that the wrapper does not make.
+struct Raw<'a>(&'a Transport);
+
+impl Raw<'_> {
+    fn register(&self, comm: *mut c_void, memory: &Buffer, kind: u32) -> (u32, *mut c_void) {
+        let mut handle = std::ptr::null_mut();
+        let start = memory.address(0, memory.len()).expect("the whole buffer").cast();
+        let register = self.0.vtable().regMr.expect("a slot");
+        // SAFETY: a live communicator and memory that outlives the registration.
+        let code = unsafe { register(comm, start, memory.len(), kind as c_int, &raw mut handle) };
+        (code, handle)
+    }
+
+    fn deregister(&self, comm: *mut c_void, handle: *mut c_void) -> u32 {
+        // SAFETY: a handle that is not used again, or NULL.
+        unsafe { self.0.vtable().deregMr.expect("a slot")(comm, handle) }
+    }
+}
+
+#[test]
+fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 4096)?;
+        let place = RecvBuffer { region: &bench.into, offset: 0, len: 64, tag: 0 };
+        assert!(bench.link.recv.flush(&[place])?.is_none(), "host memory needs no flush");
+
+        let transport = plugin_transport()?;
+        let raw = Raw(&transport);
+        let comm = bench.link.recv.raw();
+        let memory = Buffer::new(4096)?;
+        // To the software device, memory registered as a GPU's by address is memory like any other.
+        let (code, handle) = raw.register(comm, &memory, abi::NCCL_PTR_CUDA);
+        assert_eq!(code, abi::ncclSuccess);
+        let iflush = transport.vtable().iflush.expect("a slot");
+        let test = transport.vtable().test.expect("a slot");
+        for (sizes, expected) in [([0, 0], false), ([64, 0], true), ([8, 4096], true)] {
+            let mut request = std::ptr::null_mut();
+            let start: *mut c_void = memory.address(0, 1)?.cast();
+            let (mut data, mut handles, mut lengths) = ([start; 2], [handle; 2], sizes);
+            // SAFETY: arrays of two, and a live communicator.
+            let code = unsafe {
+                iflush(comm, 2, data.as_mut_ptr(), lengths.as_mut_ptr(), handles.as_mut_ptr(), &raw mut request)
+            };
+            assert_eq!(code, abi::ncclSuccess);
+            assert_eq!(!request.is_null(), expected, "{sizes:?}");
+            let mut deadline = worker.deadline("a flush");
+            let mut done = c_int::from(request.is_null());
+            while done == 0 {
+                // SAFETY: a live request; a flush has no sizes.
+                let code = unsafe { test(request, &raw mut done, std::ptr::null_mut()) };
+                assert_eq!(code, abi::ncclSuccess);
+                deadline.idle()?;
+            }
+        }
+        assert_eq!(raw.deregister(comm, handle), abi::ncclSuccess);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn registrations_of_one_buffer_may_be_released_in_any_order() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        let transport = plugin_transport()?;
+        let raw = Raw(&transport);
+        let comms = [bench.link.send.raw(), bench.link.recv.raw()];
+        let mut handles: Vec<_> = (0..20)
+            .map(|i| {
+                let (code, handle) = raw.register(comms[i % 2], bench.out.memory(), abi::NCCL_PTR_HOST);
+                assert_eq!((code, handle.is_null()), (abi::ncclSuccess, false));
+                handle
+            })
+            .collect();
+        while !handles.is_empty() {
+            let handle = handles.swap_remove(handles.len() * 7 / 11);
+            assert_eq!(raw.deregister(comms[handles.len() % 2], handle), abi::ncclSuccess);
+        }
+        worker.barrier()?;
+        // The bench's own registrations of the same memory are not touched by that.
+        bench.exchange(worker, 1, 5000, 5000)
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_refused_dma_buf_leaves_the_connection_usable() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        let transport = plugin_transport()?;
+        let start = bench.out.memory().address(0, 4096)?.cast();
+        let mut handle = std::ptr::dangling_mut();
+        let register = transport.vtable().regMrDmaBuf.expect("a slot");
+        // SAFETY: a live communicator; descriptor -1 is nobody's.
+        let code = unsafe {
+            register(bench.link.send.raw(), start, 4096, abi::NCCL_PTR_CUDA as c_int, 0, -1, &raw mut handle)
+        };
+        assert_eq!((code, handle.is_null()), (abi::ncclSystemError, true));
+        assert_eq!(transport.properties(0)?.pointer_support & abi::NCCL_PTR_DMABUF as i32, 0, "and it is not promised");
+        worker.barrier()?;
+        bench.exchange(worker, 1, 5000, 5000)
+    })?;
+    Ok(())
+}
+
+#[test]
+fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        let transport = plugin_transport()?;
+        let vtable = transport.vtable();
+        let (send, recv) = (bench.link.send.raw(), bench.link.recv.raw());
+        let (isend, irecv) = (vtable.isend.expect("a slot"), vtable.irecv.expect("a slot"));
+        let mut request = std::ptr::dangling_mut();
+        let inside: *mut c_void = bench.out.memory().address(0, 1)?.cast();
+        let handle = bench.out.raw();
+        let invalid = abi::ncclInvalidArgument;
+        // SAFETY: live objects or NULL; refused before any memory is touched.
+        unsafe {
+            assert_eq!(isend(send, inside, -1, 0, handle, &raw mut request), invalid, "a negative size");
+            assert_eq!(isend(send, inside, (1 << 30) + 1, 0, handle, &raw mut request), invalid, "more than 1 GiB");
+            assert_eq!(isend(send, inside, 8, 0, std::ptr::null_mut(), &raw mut request), invalid, "no memory handle");
+            assert_eq!(isend(send, inside, 1 << 20, 0, handle, &raw mut request), invalid, "past the registration");
+            assert_eq!(isend(recv, inside, 8, 0, handle, &raw mut request), invalid, "the wrong communicator");
+            assert_eq!(isend(std::ptr::null_mut(), inside, 8, 0, handle, &raw mut request), invalid, "none");
+            let (mut data, mut sizes, mut tags, mut handles) = ([inside; 9], [8; 9], [0; 9], [handle; 9]);
+            for n in [-1, 0, 9] {
+                let code = irecv(
+                    recv,
+                    n,
+                    data.as_mut_ptr(),
+                    sizes.as_mut_ptr(),
+                    tags.as_mut_ptr(),
+                    handles.as_mut_ptr(),
+                    &raw mut request,
+                );
+                assert_eq!(code, invalid, "{n} messages");
+            }
+            let mut done = 7;
+            assert_eq!(
+                vtable.test.expect("a slot")(std::ptr::null_mut(), &raw mut done, std::ptr::null_mut()),
+                invalid
+            );
+            assert_eq!(done, 0);
+            let mut handle = std::ptr::null_mut();
+            let register = vtable.regMr.expect("a slot");
+            assert_eq!(register(send, inside, 0, 1, &raw mut handle), invalid, "nothing to register");
+            assert_eq!(register(send, inside, 8, 4, &raw mut handle), invalid, "a type that is none");
+            let ok = abi::ncclSuccess;
+            assert_eq!(vtable.deregMr.expect("a slot")(send, std::ptr::null_mut()), ok, "NULL after a failed set-up");
+            assert_eq!(vtable.closeSend.expect("a slot")(std::ptr::null_mut()), ok);
+            assert_eq!(vtable.closeRecv.expect("a slot")(std::ptr::null_mut()), ok);
+            assert_eq!(vtable.closeListen.expect("a slot")(std::ptr::null_mut()), ok);
+            let mut props = std::mem::zeroed();
+            assert_eq!(vtable.getProperties.expect("a slot")(99, &raw mut props), invalid);
+        }
+        worker.barrier()?;
+        bench.exchange(worker, 1, 5000, 5000)
+    })?;
+    Ok(())
+}
+
+#[test]
+fn communicators_close_with_requests_in_flight() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        for i in 0..10 {
+            let _never_tested = bench.link.recv.receive(&bench.into, i * 64, 64, 3)?.expect("room");
+        }
+        worker.barrier()?;
+        let mut deadline = worker.deadline("a send");
+        for _ in 0..5 {
+            let _never_tested = posted(&mut deadline, || bench.link.send.send(&bench.out, 0, 64, 3))?;
+            if worker.rank() == 0 {
+                break;
+            }
+        }
+        // The end that closes first ends the other's sends as well, and is not to be waited for.
+        worker.barrier()?;
+        let Bench { out, into, link, _transport } = bench;
+        drop((out, into));
+        link.close()?;
+        worker.barrier()?;
+        // The device is as good as new.
+        Bench::open(worker, plugin_transport()?, 4096)?.exchange(worker, 1, 100, 100)
+    })?;
+    Ok(())
+}
+
+#[test]
+fn init_may_be_called_again_and_properties_are_all_written() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |_| {
+        let transport = plugin_transport()?;
+        let devices = transport.devices()?;
+        transport.init()?;
+        assert_eq!(transport.devices()?, devices);
+        let mut names = Vec::new();
+        for device in 0..devices {
+            let mut props = std::mem::MaybeUninit::<abi::ncclNetProperties_v8_t>::uninit();
+            // SAFETY: NCCL passes memory that it has not set; so does this.
+            let props = unsafe {
+                props.as_mut_ptr().cast::<u8>().write_bytes(0xa5, size_of::<abi::ncclNetProperties_v8_t>());
+                let get = transport.vtable().getProperties.expect("a slot");
+                assert_eq!(get(device as c_int, props.as_mut_ptr()), abi::ncclSuccess);
+                props.assume_init()
+            };
+            // SAFETY: a C string that lives as long as the process.
+            names.push(unsafe { std::ffi::CStr::from_ptr(props.name) }.to_owned());
+            assert!(props.pciPath.is_null(), "the software device has no PCI function");
+            assert_eq!((props.ptrSupport, props.regIsGlobal, props.speed), (1, 1, 400_000));
+            assert_eq!((props.port, props.latency, props.maxRecvs), (1, 0.0, 8));
+            assert_eq!((props.netDeviceType, props.netDeviceVersion), (0, 0));
+            assert!(props.maxComms > 0 && props.guid != 0);
+        }
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count, "names are unique");
+        Ok(())
+    })?;
+    Ok(())
+}

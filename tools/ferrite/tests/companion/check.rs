@@ -1,0 +1,171 @@
+//! `ferrite check`: that it names what is wrong, and that Ferrite passes.
+
+use crate::common::{dist, ferrite, shared_object};
+use std::path::Path;
+use testkit::{Scratch, require};
+
+/// What a plugin may do wrong (`tests/fixtures/misdeed.c`), the checks that notice, and words of what they say.
+const MISDEEDS: &[(&str, &str, &str)] = &[
+    ("name", "3", "is the name of a network of NCCL's own"),
+    ("open", "4", "files and threads before"),
+    ("init-once", "5", "a second init changes the devices or fails"),
+    ("always-one", "2", "there are 1 devices"),
+    ("always-one", "6", "1 devices where there should be none"),
+    ("format", "7", ""),
+    ("mute", "7", "the value of NCCL_SOCKET_FAMILY is not told"),
+    ("unwritten", "8", "byte 40 of the properties of device 0 is not written"),
+    ("new-names", "9", "the name of device 0 was"),
+    ("speed", "10", "speed_mbps of device 0 is 400001"),
+    ("cuda", "11", "GPU memory is promised where the device takes none"),
+    ("one-comm", "12", "isend returned 3"),
+    ("pointer", "13", "an address of this process"),
+    ("overrun", "13", "past the 128 bytes"),
+    ("wait", "14", "in each of three rounds"),
+    ("device-handle", "15", "has written a device handle"),
+    ("early", "16", "although nobody has accepted yet"),
+    ("early-accept", "17", "before connect gave it anything"),
+    ("close-listen", "19", "closeListen returned 2"),
+    ("no-self", "20", "connect returned 2"),
+    ("no-self", "25", "connect returned 2"),
+    ("keep", "28", "memory regions on the device, not"),
+    ("keep", "29", "memory regions on the device, not"),
+    ("keep", "33", "memory regions on the device, not"),
+    ("any-file", "31", "is no dma-buf, and regMrDmaBuf succeeds"),
+    ("garbage", "35", "leaves garbage in the place of the request"),
+    ("last-byte", "36", "byte 4096 of 4097 is"),
+    ("past", "37", "bytes are written behind byte"),
+    ("sent-all", "37", "the send says"),
+    ("swap", "38", "group of 2"),
+    ("eight-sizes", "39", "more sizes than there are messages"),
+    ("wrap", "41", "message 65536 arrives as"),
+    ("grow", "42", "a million tests take"),
+    ("too-soon", "43", "before its message was sent"),
+    ("torn", "44", "has its flag, and not its word"),
+    ("last-byte", "45", "offset 4096: expected"),
+    ("one-thread", "47", "isend returned 3"),
+    ("slots", "48", "getDeviceMr is not NULL"),
+    ("slow-close", "51", "closing takes 3"),
+    ("last-byte", "52", "byte 69999 of 70000"),
+    ("slow-close", "53", "an abort "),
+    ("mute", "55", "is not logged with the device"),
+    ("last-byte", "56", "byte 49999 of 50000"),
+    ("leak", "57", "after them"),
+];
+
+const PARTS: [&str; 3] = ["softrnic/libibverbs.so.1", "bin/softrnic", "lib/libnccl-net.so"];
+
+/// Runs `ferrite check` with `words` on the plugin in `dist`, wrapped so that it does `misdeed`.
+fn with(dist: &Path, misdeed: &str, words: &[&str]) -> (i32, String) {
+    let wrong = shared_object("misdeed", &["-ldl", "-lpthread"]);
+    let plugin = std::fs::canonicalize(dist.join(PARTS[2])).expect("it is there");
+    let text = |path: &Path| path.to_str().expect("it is text").to_owned();
+    let (wrong, plugin, folder) = (text(&wrong), text(&plugin), text(dist));
+    let mut arguments = vec!["check", "--plugin", &wrong];
+    arguments.extend(words);
+    let env = [("FERRITE_DIST", folder.as_str()), ("MISDEED", misdeed), ("MISDEED_PLUGIN", plugin.as_str())];
+    let (code, stdout, _) = ferrite(&arguments, &env);
+    (code, stdout)
+}
+
+/// A quarter of them, so that a runner with a process for each test tries several at once.
+fn noticed_and_named(quarter: usize) {
+    let dist = require!(dist(&PARTS));
+    let mut unnoticed = Vec::new();
+    for (misdeed, number, words) in MISDEEDS.iter().skip(quarter).step_by(4) {
+        let (code, stdout) = with(&dist, misdeed, &["--only", number]);
+        let line = stdout.lines().next().unwrap_or_default();
+        if code != 1 || !line.contains("  FAIL  ") || !stdout.contains(words) {
+            unnoticed.push(format!("{misdeed}: code {code}, {}", stdout.trim()));
+        }
+    }
+    assert!(unnoticed.is_empty(), "{}", unnoticed.join("\n"));
+}
+
+#[test]
+fn each_planted_defect_fails_its_check_1_of_4() {
+    noticed_and_named(0);
+}
+
+#[test]
+fn each_planted_defect_fails_its_check_2_of_4() {
+    noticed_and_named(1);
+}
+
+#[test]
+fn each_planted_defect_fails_its_check_3_of_4() {
+    noticed_and_named(2);
+}
+
+#[test]
+fn each_planted_defect_fails_its_check_4_of_4() {
+    noticed_and_named(3);
+}
+
+#[test]
+fn results_are_written_for_programs() {
+    let dist = require!(dist(&PARTS));
+    let folder = Scratch::new();
+    let (junit, json) = (folder.join("junit.xml"), folder.join("check.json"));
+    let files = ["--junit", junit.to_str().expect("text"), "--json", json.to_str().expect("text")];
+    let (code, stdout) = with(&dist, "", &[&["--only", "abi-layout,46"][..], &files[..]].concat());
+    assert_eq!(code, 0, "{stdout}");
+    assert!(stdout.contains(" 1  abi-layout                  pass  ncclNetPlugin_v8: 152 bytes"), "{stdout}");
+    assert!(stdout.ends_with(": 2 checks, 1 passed, 0 failed, 1 skipped, 0 s\n"), "{stdout}");
+    let xml = std::fs::read_to_string(&junit).expect("it was written");
+    assert!(xml.contains("tests=\"2\" failures=\"0\" skipped=\"1\""), "{xml}");
+    let json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&json).expect("it was written")).expect("JSON");
+    assert_eq!((json["passed"].as_u64(), json["checks"][1]["verdict"].as_str()), (Some(1), Some("skipped")));
+}
+
+#[test]
+fn parallel_checks_are_reported_in_order() {
+    let dist = require!(dist(&PARTS));
+    let (code, stdout) = with(&dist, "", &["--jobs", "4", "--only", "1,2,3,5,11,13,46,48,59"]);
+    assert_eq!(code, 0, "{stdout}");
+    let numbers: Vec<&str> = stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(numbers[..9], ["1", "2", "3", "5", "11", "13", "46", "48", "59"], "{stdout}");
+    assert!(stdout.contains(": 9 checks, "), "{stdout}");
+}
+
+#[test]
+fn checks_are_listed_without_a_transport_and_an_unknown_number_is_named() {
+    let (code, stdout, stderr) = ferrite(&["check", "--list"], &[]);
+    assert_eq!((code, stdout.lines().count()), (0, 65), "{stderr}");
+    let (code, _, stderr) = ferrite(&["check", "--stock", "--only", "66"], &[]);
+    assert!(code == 2 && stderr.contains("there is no check 66"), "{stderr}");
+}
+
+/// Ferrite itself, with these arguments; nothing may fail. What needs a GPU is not tried: that is known, and no news.
+fn ferrite_passes(words: &[&str]) {
+    let dist = require!(dist(&PARTS));
+    let plugin = dist.join(PARTS[2]);
+    let mut arguments = vec!["check", "--strict", "--plugin", plugin.to_str().expect("it is text")];
+    arguments.extend(words);
+    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", dist.to_str().expect("it is text"))]);
+    let failed: Vec<&str> = stdout.lines().filter(|line| line.contains("  FAIL  ") || line.contains("| ")).collect();
+    assert_eq!(code, 0, "{}\n{}\n{stderr}", failed.join("\n"), stdout.lines().last().unwrap_or_default());
+}
+
+#[test]
+fn ferrite_keeps_the_contract_over_roce() {
+    ferrite_passes(&["--link", "roce"]);
+}
+
+/// What the link layer has to do with.
+const LINKED: &str = "6,8,10,12,14,16,18,20,23,25,26,36,37,38,40,43,44,45,47,49,50,51,52,53,54,55,57,60";
+
+#[test]
+fn ferrite_keeps_the_contract_over_infiniband() {
+    ferrite_passes(&["--link", "ib", "--only", LINKED]);
+}
+
+#[test]
+fn ferrite_keeps_the_contract_over_two_rails_of_roce() {
+    ferrite_passes(&["--link", "roce", "--rails", "2"]);
+}
+
+#[test]
+fn ferrite_keeps_the_contract_over_two_rails_of_infiniband() {
+    ferrite_passes(&["--link", "ib", "--rails", "2", "--only", LINKED]);
+}

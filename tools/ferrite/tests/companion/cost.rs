@@ -1,0 +1,74 @@
+//! What messages cost, counted on the software device.
+
+use crate::common::{dist, ferrite, stock_nccl};
+use serde_json::Value;
+use testkit::require;
+
+const PARTS: [&str; 4] = ["lib/libnccl-net.so", "softrnic/libibverbs.so.1", "bin/ferrite", "bin/softrnic"];
+
+/// `ferrite cost` of the plugin alone, as JSON.
+fn counted(dist: &std::path::Path, words: &[&str]) -> Value {
+    let path = |part: &str| dist.join(part).display().to_string();
+    let (plugin, softrnic) = (path(PARTS[0]), path("softrnic"));
+    let all = [&["cost", "--plugin", &plugin, "--softrnic", &softrnic, "--json"], words].concat();
+    let (code, stdout, stderr) = ferrite(&all, &[]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    serde_json::from_str(&stdout).expect("JSON")
+}
+
+#[test]
+fn each_message_takes_two_doorbells_and_two_completions_or_fewer() {
+    let dist = require!(dist(&PARTS));
+    let all = counted(&dist, &["--size", "8,64K", "--depth", "1,8"]);
+    let cases = all["cases"].as_array().expect("cases");
+    assert_eq!(cases.len(), 4);
+    for case in cases {
+        let side = &case["transports"][0];
+        assert_eq!(side["name"], "Ferrite");
+        let cost = |name: &str| side["per_message"][name].as_f64().expect(name);
+        assert!(cost("doorbells") > 1.0 && cost("doorbells") <= 2.0, "{case}");
+        assert!(cost("completions") >= 2.0 && cost("completions") < 2.1, "{case}");
+        assert!((cost("gathered") - 1.0).abs() < 0.01, "the data alone is read from memory: {case}");
+        assert!((cost("receives") - 1.0).abs() < 0.1 && cost("receive_posts") < 0.1, "{case}");
+        let bytes = case["case"]["bytes"].as_f64().expect("bytes");
+        assert!(cost("wire_bytes") > bytes + 200.0 && cost("wire_bytes") < 1.1 * bytes + 600.0, "{case}");
+        assert_eq!(
+            (side["connection"]["queue_pairs"].as_u64(), side["connection"]["completion_queues"].as_u64()),
+            (Some(2), Some(2))
+        );
+    }
+}
+
+#[test]
+fn queues_take_a_third_of_those_of_the_built_in_transport() {
+    let dist = require!(dist(&PARTS));
+    let stock = require!(stock_nccl()).display().to_string();
+    let all = counted(&dist, &["--stock", &stock, "--size", "8"]);
+    let sides = all["cases"][0]["transports"].as_array().expect("transports");
+    let bytes = |side: &Value| side["connection"]["queue_bytes"]["mlx5"].as_f64().expect("a number");
+    assert_eq!(sides[0]["name"], "NCCL 2.21.5");
+    assert!(bytes(&sides[1]) <= 0.35 * bytes(&sides[0]), "{sides:?}");
+}
+
+#[test]
+fn the_same_run_counts_the_same() {
+    let dist = require!(dist(&PARTS));
+    let of = || counted(&dist, &["--size", "8", "--depth", "8", "--queue-pairs", "2"])["cases"].clone();
+    assert_eq!(of(), of());
+}
+
+#[test]
+fn what_cannot_be_tried_is_said() {
+    let dist = require!(dist(&PARTS));
+    let softrnic = dist.join("softrnic").display().to_string();
+    for (words, says) in [
+        (&["--plugin", "/no/such.so"][..], "/no/such.so"),
+        (&["--size", "0"][..], "between 1 and 128M"),
+        (&["--depth", "33"][..], "1..=32"),
+        (&["--rails", "3"][..], "1..=2"),
+    ] {
+        let (code, stdout, stderr) = ferrite(&[&["cost", "--softrnic", &softrnic], words].concat(), &[]);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{words:?}: {stderr}");
+        assert!(stderr.contains(says), "{words:?}: {stderr}");
+    }
+}

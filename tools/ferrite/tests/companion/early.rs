@@ -1,0 +1,93 @@
+//! What is wrong with the arguments is told before anything long begins, and leaves nothing behind.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::common::{fake_nccl, ferrite, loopback};
+use testkit::Scratch;
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("it is text")
+}
+
+/// A `python3` that notes its calls in `calls` and fails, and an environment in which it is the one that is found and no
+/// NCCL is there.
+fn refused(arguments: &[&str]) -> (i32, String, String) {
+    let folder = Scratch::new();
+    let python = folder.join("python3");
+    let calls = folder.join("calls");
+    std::fs::write(&python, format!("#!/bin/sh\necho called >> {}\nexit 1\n", calls.display())).expect("it is written");
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+    let path = format!("{}:/usr/bin:/bin", folder.display());
+    let cache = folder.join("cache");
+    let env = [("PATH", path.as_str()), ("XDG_CACHE_HOME", text(&cache)), ("FERRITE_NCCL", "")];
+    let (code, stdout, stderr) = ferrite(arguments, &env);
+    assert!(!calls.exists(), "{arguments:?} fetches: {stderr}");
+    (code, stdout, stderr)
+}
+
+#[test]
+fn a_missing_plugin_is_told_before_anything_is_fetched() {
+    let plugin = "/no/such/plugin.so";
+    for arguments in [
+        &["compare", "--verbs", "system", "--plugin", plugin][..],
+        &["bench", "--verbs", "system", "--loader", plugin],
+        &["verify", "--verbs", "system", "--loader", plugin],
+        &["check", "--verbs", "system", "--loader", plugin],
+        &["solo", "--verbs", "system", "--loader", plugin],
+    ] {
+        let (code, stdout, stderr) = refused(arguments);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{arguments:?}");
+        assert!(stderr.contains("cannot open /no/such/plugin.so"), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_plugin_is_told_before_anything_is_fetched() {
+    let nccl = fake_nccl();
+    let (code, _, stderr) = refused(&["compare", "--verbs", "system", "--plugin", text(&nccl)]);
+    assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
+    let plugin = loopback();
+    let arguments = ["compare", "--verbs", "system", "--plugin", text(&plugin), "--baseline", text(&nccl)];
+    let (code, _, stderr) = refused(&arguments);
+    assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_told_first() {
+    let plugin = loopback();
+    let (code, stdout, stderr) =
+        refused(&["compare", "--verbs", "system", "--plugin", text(&plugin), "--report", "/dev/null/report"]);
+    assert_eq!((code, stdout.as_str()), (2, ""));
+    assert!(stderr.contains("cannot create /dev/null/report"), "{stderr}");
+    // The folder is there, and one of the files cannot be.
+    let folder = Scratch::new();
+    std::fs::create_dir_all(folder.join("report.svg")).expect("a folder can be made");
+    let arguments = ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
+    let (code, stdout, stderr) = refused(&arguments);
+    assert_eq!((code, stdout.as_str()), (2, ""));
+    assert!(stderr.contains("report.svg: Is a directory"), "{stderr}");
+    let left: Vec<_> = std::fs::read_dir(&folder).expect("it is there").flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left, ["report.svg"], "trying leaves files");
+}
+
+#[test]
+fn results_of_checks_that_cannot_be_written_are_told_first() {
+    let plugin = loopback();
+    for option in ["--junit", "--json"] {
+        let arguments = ["check", "--verbs", "system", "--plugin", text(&plugin), option, "/dev/null/results"];
+        let (code, stdout, stderr) = refused(&arguments);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{option}");
+        assert!(stderr.contains("cannot write /dev/null/results"), "{stderr}");
+    }
+}
+
+#[test]
+fn an_existing_result_file_is_kept_if_the_arguments_are_wrong() {
+    let folder = Scratch::new();
+    let file = folder.join("results.xml");
+    std::fs::write(&file, "of yesterday").expect("it can be written");
+    let arguments = ["check", "--verbs", "system", "--plugin", "/no/such/plugin.so", "--junit", text(&file)];
+    let (code, ..) = refused(&arguments);
+    assert_eq!((code, std::fs::read_to_string(&file).expect("it is there").as_str()), (2, "of yesterday"));
+}

@@ -1,0 +1,19 @@
+//! `ferrite` as its user starts it. One program: linking one for each file took longer than running it.
+
+mod check;
+mod cli;
+#[path = "../common/mod.rs"]
+mod common;
+mod cost;
+mod early;
+mod ecmp;
+mod ending;
+mod fabrics;
+mod library;
+mod outlast;
+mod pair;
+mod softrnic;
+mod solo;
+mod trace;
+mod verify;
+mod wheel;

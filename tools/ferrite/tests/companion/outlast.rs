@@ -1,0 +1,168 @@
+//! `ferrite outlast` on the software device: it finds what it must find, ends what hangs, and leaves nothing behind. Skipped, loudly,
+//! where a part is not built.
+
+use std::path::{Path, PathBuf};
+
+use crate::common::{dist, ferrite, loopback};
+use testkit::unique::unique_name;
+use testkit::{Missing, require};
+
+/// A short stream, of the plugin.
+const STREAM: [&str; 8] = ["--lasting", "600ms", "--period", "3ms", "--size", "10000", "--limit", "20"];
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("it is text")
+}
+
+/// A folder in shared memory, for fabrics of one run alone.
+struct SharedMemory(PathBuf);
+
+impl SharedMemory {
+    fn new() -> Self {
+        let folder = Path::new("/dev/shm").join(unique_name("outlast"));
+        std::fs::create_dir(&folder).expect("shared memory can be written");
+        Self(folder)
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).unwrap_or_default();
+    }
+}
+
+/// What `ferrite outlast` did with these arguments and this environment: exit code, stdout, stderr. No process and no fabric of the run
+/// is left.
+fn outlast(arguments: &[&str], environment: &[(&str, &str)]) -> Result<(i32, String, String), Missing> {
+    let dist = dist(&["softrnic/libibverbs.so.1", "bin/softrnic"])?;
+    let (mark, memory) = (unique_name("outlast"), SharedMemory::new());
+    let mut all = vec!["outlast"];
+    all.extend(arguments);
+    let dist = std::fs::canonicalize(dist).expect("it is there");
+    let mut variables =
+        vec![("FERRITE_DIST", text(&dist)), ("FERRITE_OUTLAST_TEST", &mark), ("SOFTRNIC_SHM_DIR", text(&memory.0))];
+    variables.extend(environment);
+    let printed = ferrite(&all, &variables);
+    let marked = |entry: &std::fs::DirEntry| {
+        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        environment.windows(mark.len()).any(|bytes| bytes == mark.as_bytes())
+    };
+    let left: Vec<_> = std::fs::read_dir("/proc").expect("it is there").flatten().filter(marked).collect();
+    assert!(left.is_empty(), "processes are left: {left:?}");
+    let left: Vec<_> = std::fs::read_dir(&memory.0).expect("it is there").flatten().collect();
+    assert!(left.is_empty(), "fabrics are left: {left:?}");
+    Ok(printed)
+}
+
+/// The plugin, with one fault.
+fn plugin(fault: &str, environment: &[(&str, &str)]) -> Result<(i32, String, String), Missing> {
+    let plugin = dist(&["lib/libnccl-net.so"])?.join("lib/libnccl-net.so");
+    let mut arguments = vec!["--plugin", text(&plugin), "--fault", fault, "--at", "200ms"];
+    arguments.extend(STREAM);
+    outlast(&arguments, environment)
+}
+
+#[test]
+fn a_stream_that_nothing_happens_to_comes_to_its_end() {
+    let (code, stdout, stderr) = require!(plugin("port softrnic0/1 --mtu 4096", &[]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(
+        stdout.starts_with("own 1: Ferrite on softrnic0 and softrnic1, 200 messages of 10000 B, seed 1\n"),
+        "{stdout}"
+    );
+    assert!(stdout.contains(" ms: port softrnic0/1 --mtu 4096\n  sender finished after "), "{stdout}");
+    assert!(stdout.contains("  200 of 200 messages, longest gap ") && stdout.contains("; 0 wrong bytes\n"), "{stdout}");
+    let payload = "  payload 2000000 B, sent and acknowledged 2000000 B, resent 0 B, transmissions lost 0; ";
+    assert!(stdout.contains(payload), "{stdout}");
+}
+
+#[test]
+fn a_flipped_bit_is_one_wrong_byte() {
+    let (code, stdout, stderr) = require!(plugin("corrupt device=softrnic0 opcode=write-imm times=1", &[]));
+    assert_eq!(code, 1, "{stdout}{stderr}");
+    assert!(stdout.contains("; 1 wrong bytes\n") && stdout.contains(": 1 of 10000 B wrong, from byte "), "{stdout}");
+    assert!(stderr.contains("wrong data: 1 wrong bytes") && !stderr.contains("invalid run"), "{stderr}");
+}
+
+#[test]
+fn a_killed_peer_is_told_as_killed_and_the_other_end_with_its_error() {
+    let (code, stdout, stderr) = require!(plugin("kill receiver", &[]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(
+        stdout.contains("  sender got error 6 from ") && stdout.contains("; receiver was killed after "),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
+    // Retries that last longer than the limit.
+    let retries = [("NCCL_IB_TIMEOUT", "20"), ("FERRITE_GIVE_UP", "100")];
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "drop attempts=all", "--at", "200ms", "--finish"];
+    arguments.extend(&STREAM[..6]);
+    arguments.extend(["--limit", "2"]);
+    let (code, stdout, stderr) = require!(outlast(&arguments, &retries));
+    assert_eq!(code, 1, "{stdout}{stderr}");
+    // The end whose limit comes first closes its connection, which the other one may see before its own limit.
+    assert!(stdout.contains("sender hung until ") || stdout.contains("receiver hung until "), "{stdout}");
+    // Each end sees it, since its calls return.
+    assert!(!stdout.contains("no call returned"), "{stdout}");
+    assert!(stderr.contains("1 of 1 streams did not come to their end"), "{stderr}");
+}
+
+#[test]
+fn two_ports_are_one_device() {
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "clear", "--at", "1ms", "--ports", "two"];
+    arguments.extend(STREAM);
+    let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains(" on softrnic0+softrnic1 and softrnic2+softrnic3, "), "{stdout}");
+}
+
+#[test]
+fn outcomes_become_a_table() {
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let arguments = ["--plugin", text(&plugin), "--scenario", "none", "--reps", "2", "--format", "json"];
+    let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
+    assert_eq!((code, stdout.lines().count()), (0, 2), "{stdout}{stderr}");
+    let folder = testkit::Scratch::new();
+    let file = folder.write("outcomes.jsonl", &stdout);
+    let (code, page, stderr) = ferrite(&["outlast", "--table", text(&file)], &[]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(page.starts_with("| scenario | Ferrite |\n|---|---|\n| `none`: no fault | goes on, gap "), "{page}");
+}
+
+#[test]
+fn a_wrong_command_line_is_told_before_anything_starts() {
+    let transport = loopback();
+    let transport = text(&transport);
+    for (arguments, words) in [
+        (&["--scenario", "flop"][..], "there is no scenario flop; there are none, "),
+        (&["--fault", "drop"], "each --fault has one --at: there are 1 and 0"),
+        (&["--at", "1s"], "each --fault has one --at: there are 0 and 1"),
+        (&[], "name --scenario, or --fault and --at"),
+        (&["--fault", "drop", "--at", "5"], "\"5\" is no time; times are written 50us, 300ms or 2s"),
+        (&["--fault", "drop", "--at", "3s"], "is not before --lasting 3s"),
+        (&["--fault", "line up", "--at", "1s"], "it is `line cut` or `line silent TIME`"),
+        (&["--fault", "drop message=x", "--at", "1s"], "--fault \"drop message=x\": "),
+        (&["--fault", "frobnicate", "--at", "1s"], "there is no action"),
+        (&["--scenario", "none", "--switches", "on"], "--switches is about --stock"),
+        (&["--scenario", "none", "--period", "0.5us"], "--period 500ns: it is 1us or more"),
+        (&["--scenario", "none", "--size", "0"], "0 is not between"),
+        (&["--scenario", "none", "--fault", "drop"], "cannot be used with"),
+        (&["--scenario", "none", "--softrnic", "/no/such/folder"], "/no/such/folder/libibverbs.so.1"),
+    ] {
+        let mut all = vec!["--plugin", transport];
+        all.extend(arguments);
+        let (code, stdout, stderr) = require!(outlast(&all, &[]));
+        assert_eq!((code, stdout.as_str()), (2, ""), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(words), "{arguments:?}: {stderr}");
+    }
+    let (code, stdout, _) = ferrite(&["outlast", "--list"], &[]);
+    assert_eq!(code, 0);
+    assert!(stdout.contains("\nlate-write "), "{stdout}");
+    let (code, _, stderr) = ferrite(&["outlast", "--table", "/no/such/file"], &[]);
+    assert!(code == 2 && stderr.contains("/no/such/file"), "{stderr}");
+}

@@ -1,0 +1,106 @@
+//! The whole chain on the software device: stock NCCL's own IB transport, and the plugin against
+//! it. Skipped, loudly, where a part is not built or not fetched.
+
+use crate::common::{cached_nccl, dist, ferrite, loopback, stock_nccl};
+use ferrite::measure::metric::Metric;
+use ferrite::results::record::Record;
+use testkit::{Scratch, require};
+
+const FAST: [&str; 9] = ["--quick", "--slice", "5", "--timeout", "60", "--sizes", "8,64K", "--connections", "10"];
+
+fn text(path: &std::path::Path) -> &str {
+    path.to_str().expect("it is text")
+}
+
+#[test]
+fn the_built_in_transport_runs() {
+    let (dist, nccl) = (require!(dist(&["softrnic/libibverbs.so.1"])), require!(stock_nccl()));
+    let report = Scratch::new();
+    let mut arguments = vec!["bench", "--stock", text(&nccl), "--reps", "1", "--report", text(&report)];
+    arguments.extend(FAST);
+    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains("A = IB (built in, NCCL 2.21.5)"), "{stdout}");
+}
+
+#[test]
+fn the_built_in_transport_is_compared_with_memcpy() {
+    let (dist, nccl) = (require!(dist(&["softrnic/libibverbs.so.1"])), require!(stock_nccl()));
+    let arguments = ["memcpy", "--stock", text(&nccl), "--sizes", "64K", "--reps", "2", "--slice", "5"];
+    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    let row = stdout.lines().find(|line| line.trim_start().starts_with("64K ")).expect("a row");
+    let numbers: Vec<f64> = row.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    // Bandwidth, and that of copies with its ratio, twice. Where another program has the processors, ratios are 0.00.
+    assert!(numbers.len() == 5 && [0, 1, 3].iter().all(|&i| numbers[i] > 0.0), "{row}");
+    assert!([2, 4].iter().all(|&i| numbers[i] >= 0.0), "{row}");
+    assert!(stdout.contains("us a message") && stdout.contains("us one way"), "{stdout}");
+}
+
+#[test]
+fn the_plugin_is_compared_with_the_built_in_transport() {
+    let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
+    let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
+    let report = Scratch::new();
+    let mut arguments = vec!["compare", "--nccl", text(&nccl), "--reps", "1", "--report", text(&report)];
+    arguments.extend(FAST);
+    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
+    // One repetition tells nothing.
+    assert_eq!(code, 3, "{stdout}{stderr}");
+    assert!(stdout.contains("B = Ferrite"), "{stdout}");
+    let raw = std::fs::read_to_string(report.join("raw.json")).expect("it was written");
+    let record: Record = serde_json::from_str(&raw).expect("it is a record");
+    let names: Vec<&str> = record.sides.iter().map(|side| side.identity.name.as_str()).collect();
+    assert_eq!(names, ["IB", "Ferrite"]);
+    for side in &record.sides {
+        let verbs = side.verbs.first().expect("both use libibverbs");
+        assert!(verbs.starts_with(std::fs::canonicalize(dist.join("softrnic")).expect("it is there")), "{verbs:?}");
+    }
+    assert!(record.rows.iter().any(|row| row.key.metric == Metric::SetupMany && row.judgement.ratio.is_some()));
+}
+
+#[test]
+fn nccls_own_loader_takes_the_plugin() {
+    let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
+    let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
+    let (report, plugin) = (Scratch::new(), dist.join("lib/libnccl-net.so"));
+    let plugin = std::fs::canonicalize(plugin).expect("it is there");
+    let mut arguments = vec!["bench", "--loader", text(&plugin), "--reps", "1", "--report", text(&report)];
+    arguments.extend(FAST);
+    let environment = [("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))];
+    let (code, stdout, stderr) = ferrite(&arguments, &environment);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains("through NCCL's loader"), "{stdout}");
+}
+
+/// NCCL 2.20 makes `libnccl-net-VALUE.so` of every value of `NCCL_NET_PLUGIN`, so it takes a name and no path.
+#[test]
+fn the_loader_of_nccl_2_20_takes_a_name_and_no_path() {
+    let dist = require!(dist(&["softrnic/libibverbs.so.1", "lib/libnccl-net-ferrite.so"]));
+    let nccl = require!(cached_nccl("2.20.5"));
+    let folder = std::fs::canonicalize(dist.join("lib")).expect("it is there");
+    let path = folder.join("libnccl-net.so");
+    let report = Scratch::new();
+    for (value, code) in [("ferrite", 0), (text(&path), 2)] {
+        let mut arguments = vec!["bench", "--loader", value, "--reps", "1", "--report", text(&report)];
+        arguments.extend(FAST);
+        let environment =
+            [("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl)), ("LD_LIBRARY_PATH", text(&folder))];
+        let (found, stdout, stderr) = ferrite(&arguments, &environment);
+        assert_eq!(found, code, "{value}: {stdout}{stderr}");
+        let words = format!("did not take NCCL_NET_PLUGIN={value}");
+        assert!(if code == 0 { stdout.contains("A = Ferrite") } else { stderr.contains(&words) }, "{stdout}{stderr}");
+    }
+}
+
+#[test]
+fn a_transport_that_does_not_use_the_software_device_is_refused() {
+    let folder = Scratch::new();
+    std::fs::write(folder.join("libibverbs.so.1"), "").expect("it can be written");
+    let plugin = loopback();
+    let mut arguments = vec!["bench", "--plugin", text(&plugin), "--softrnic", text(&folder)];
+    arguments.extend(FAST);
+    let (code, _, stderr) = ferrite(&arguments, &[]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("has mapped no libibverbs at all"), "{stderr}");
+}

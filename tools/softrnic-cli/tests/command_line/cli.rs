@@ -1,0 +1,294 @@
+//! The command line.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+
+use crate::common::node::{Node, Terms, Work, local_pair};
+use crate::common::verbs::*;
+use crate::program::{Folder, LibraryDir, control, hold_if_started, refused, softrnic};
+use testkit::process::this_program;
+use testkit::softrnic::Softrnic;
+use testkit::{Missing, require, skipped};
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// `softrnic run`, with the library that is tested.
+fn run(args: &[&str]) -> Output {
+    let library = LibraryDir::new();
+    let folder = library.path().to_str().expect("UTF-8").to_owned();
+    let all = [&["run", "--library", &folder], args].concat();
+    softrnic(&all)
+}
+
+#[test]
+fn what_it_says_of_a_wrong_request() {
+    assert!(
+        refused(&["stat", "--fabric", "no-such-fabric"]).contains("no process uses a fabric /dev/shm/no-such-fabric")
+    );
+    Softrnic::new().alone(|| {
+        let _node = Node::new(0, 64);
+        for (args, says) in [
+            (&["port", "0/2", "down"][..], "there is no softrnic0/2 among 2 device(s) with 1 port(s) each"),
+            (&["port", "eth0", "down"][..], "must be a name such as softrnic0/1"),
+            (&["port", "0/1", "--mtu", "1500"][..], "must be 256, 512, 1024, 2048 or 4096"),
+            (&["port", "0/1", "--speed", "300"][..], "must be 5, 10"),
+            (&["port", "0/1", "--lid", "9"][..], "of an InfiniBand port"),
+            (&["gid", "0/1", "remove", "16"][..], "must be 0 to 15"),
+            (&["gid", "0/1", "add", "3", "10.0.0.1"][..], "IPv6"),
+            (&["fail", "softrnic2"][..], "there is no softrnic2 among 2 device(s)"),
+        ] {
+            let told = refused(args);
+            assert!(told.contains(says), "{args:?}: {told}");
+        }
+    });
+}
+
+#[test]
+fn stat_shows_what_there_is() {
+    Softrnic::new().ports(2).alone(|| {
+        let (a, b) = local_pair(4096, &Terms::default());
+        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let me = std::process::id();
+        assert_eq!(seen["processes"][0]["pid"], me);
+        assert_eq!(seen["processes"][0]["alive"], true);
+        let device = &seen["devices"][0];
+        assert_eq!((device["memory_regions"].as_u64(), device["registered_bytes"].as_u64()), (Some(1), Some(4096)));
+        let qp = &device["queue_pairs"][0];
+        assert_eq!((qp["number"].as_u64(), qp["pid"].as_u64()), (Some(a.qpn().into()), Some(me.into())));
+        assert_eq!((qp["state"].as_str(), qp["peer"]["port"].as_str()), (Some("RTS"), Some("softrnic1/1")));
+        assert_eq!(qp["peer"]["number"], b.qpn());
+        assert_eq!(device["ports"][1]["gids"][1]["gid"], "::ffff:10.82.2.1");
+        let shown = control(&["stat"]);
+        let line = format!("qp {} RC RTS port 1 of process {me} to softrnic1/1 qp {} flow 0", a.qpn(), b.qpn());
+        assert!(shown.contains(&line) && shown.contains("softrnic0/2 up roce 400 Gb/s mtu 4096"), "{shown}");
+    });
+}
+
+#[test]
+fn stat_counts_what_drivers_and_cards_do_for_each_queue() {
+    Softrnic::new().alone(|| {
+        let (a, b) = local_pair(8192, &Terms::default());
+        let to = (b.address().addr, b.address().rkey);
+        b.recv(1, &[]);
+        b.recv(2, &[]);
+        a.send(Work { sges: &[a.sge(0, 5000)], to, opcode: WRITE_IMM, ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 8)], to, flags: SIGNALED | INLINE, ..Work::default() });
+        assert!(a.poll().is_some() && a.poll().is_some() && a.poll().is_none());
+        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let of = |device: usize| &seen["devices"][device]["queue_pairs"][0]["work"];
+        let sender = of(0);
+        let names = ["requests", "doorbells", "inline", "gathered", "gathered_bytes", "fetched", "pushed_bytes"];
+        assert_eq!(names.map(|name| sender[name].as_u64().expect(name)), [2, 2, 1, 1, 5000, 0, 128]);
+        assert_eq!(
+            (sender["packets"].as_u64(), sender["immediates"].as_u64()),
+            (Some(3), Some(1)),
+            "5000 bytes are two packets"
+        );
+        assert_eq!((of(1)["receives"].as_u64(), of(1)["receive_posts"].as_u64()), (Some(2), Some(2)));
+        let queue = &seen["devices"][0]["completion_queues"][0];
+        let names = ["polls", "fruitful_polls", "completions"];
+        assert_eq!(names.map(|name| queue[name].as_u64().expect(name)), [3, 2, 2]);
+        let commands = &seen["processes"][0]["commands"];
+        let names = ["create_qp", "modify_qp", "create_cq", "register_mr", "alloc_pd"];
+        assert_eq!(names.map(|name| commands[name].as_u64().expect(name)), [2, 6, 2, 2, 2]);
+    });
+}
+
+#[test]
+fn a_port_remembers_what_went_through_it() {
+    Softrnic::new().alone(|| {
+        let sent = || {
+            let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let device = &seen["devices"][0];
+            let counters = &device["ports"][0]["counters"];
+            let qps = device["queue_pairs"].as_array().expect("array").len();
+            (qps, counters["messages"].as_u64(), counters["bytes"].as_u64())
+        };
+        for round in 1..=2 {
+            let (a, b) = local_pair(64, &Terms::default());
+            let to = (b.address().addr, b.address().rkey);
+            for _ in 0..3 {
+                a.send(Work { sges: &[a.sge(0, 10)], to, ..Work::default() });
+                assert_eq!(a.next().status, OK);
+            }
+            assert_eq!(sent(), (1, Some(3 * round), Some(30 * round)));
+            a.close();
+            b.close();
+            assert_eq!(sent(), (0, Some(3 * round), Some(30 * round)), "their queue pair is gone");
+        }
+    });
+}
+
+#[test]
+fn flows_are_numbered_by_their_ports() {
+    Softrnic::new().alone(|| {
+        let nodes: Vec<_> = (0..3).map(|_| local_pair(64, &Terms::default())).collect();
+        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        for (flow, (a, b)) in nodes.iter().enumerate() {
+            for (device, node) in [a, b].into_iter().enumerate() {
+                let qps = seen["devices"][device]["queue_pairs"].as_array().expect("array");
+                let qp = qps.iter().find(|qp| qp["number"] == node.qpn()).expect("the QP");
+                assert_eq!(qp["flow"], flow);
+            }
+        }
+    });
+}
+
+#[test]
+fn run_sets_the_stage_and_becomes_the_program() {
+    let show = "echo $SOFTRNIC_DEVICES,$SOFTRNIC_PORTS,$SOFTRNIC_LINK,$SOFTRNIC_STRICT; \
+                echo $SOFTRNIC_FABRIC; ls ${LD_LIBRARY_PATH%%:*} $NCCL_IBVERBS_LIB >&2 || exit 1; exit 7";
+    let args = ["--devices", "3", "--ports", "2", "--link", "ib", "--strict", "--", "sh", "-c", show];
+    let outputs = [(); 2].map(|()| run(&args));
+    let fabrics = outputs.map(|output| {
+        assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+        let shown = text(&output.stdout);
+        let (settings, fabric) = shown.split_once('\n').expect("two lines");
+        assert_eq!(settings, "3,2,ib,1");
+        fabric.to_owned()
+    });
+    assert_ne!(fabrics[0], fabrics[1], "two runs do not meet");
+    let output = run(&["--fabric", "mine", "--verbose", "--", "true"]);
+    assert!(text(&output.stderr).contains("softrnic: SOFTRNIC_FABRIC=mine"), "{}", text(&output.stderr));
+    let output = run(&["--", "/no/such/program"]);
+    assert!(text(&output.stderr).contains("cannot run /no/such/program"), "{}", text(&output.stderr));
+    let output = run(&["--devices", "9", "--", "true"]);
+    assert!(text(&output.stderr).contains("SOFTRNIC_DEVICES=\"9\""), "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_only_fabric_is_shown_by_default() {
+    hold_if_started();
+    let folder = Folder::new();
+    let stat = || folder.command(&["stat"]).output().expect("runs");
+    assert!(text(&stat().stderr).contains("no fabric is in use"));
+    let one = folder.hold("one");
+    assert!(text(&stat().stdout).starts_with("fabric one\n"));
+    let two = folder.hold("two");
+    let told = text(&stat().stderr);
+    assert!(told.contains("--fabric or SOFTRNIC_FABRIC") && told.contains(": one, two"), "{told}");
+    one.end();
+    two.end();
+    assert_eq!(folder.names(), [""; 0], "nothing is left");
+}
+
+/// What a faithful run needs.
+fn mount_namespaces() -> Result<(), Missing> {
+    if has_namespaces(false) || has_namespaces(true) { Ok(()) } else { Err(Missing::new("mount namespaces")) }
+}
+
+/// Whether a namespace with a mount of its own can be had.
+fn has_namespaces(as_nobody: bool) -> bool {
+    let mut probe = Command::new("unshare");
+    let flags = if as_nobody { "-Urm" } else { "-m" };
+    probe.args([flags, "mount", "-t", "tmpfs", "none", "/sys/class"]);
+    // SAFETY: no preconditions.
+    if as_nobody && unsafe { libc::geteuid() } == 0 {
+        probe.uid(65534).gid(65534);
+    }
+    probe.output().is_ok_and(|output| output.status.success())
+}
+
+/// What a program sees of sysfs.
+const LOOK: &str = "cd /sys/class/infiniband && for d in *; do echo $d $(cat $d/node_guid) $(cat $d/sys_image_guid) \
+                    $(realpath $d/device) $(cat $d/device/class); done; cd softrnic1/ports/2; cat rate state link_layer \
+                    gids/2 gid_attrs/types/2 gid_attrs/types/3; ls gids | wc -l; test -e /sys/class/net/lo && echo net";
+
+fn check_look(output: &Output) -> Vec<String> {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    let lines: Vec<&str> = shown.lines().collect();
+    let rest = [
+        "100 Gb/sec (4X EDR)",
+        "4: ACTIVE",
+        "Ethernet",
+        "0000:0000:0000:0000:0000:ffff:0a52:0202",
+        "IB/RoCE v1",
+        "RoCE v2",
+        "16",
+        "net",
+    ];
+    assert_eq!(lines[2..], rest, "{shown}");
+    assert!(lines[0].starts_with("softrnic0 0250:f7ff:fe00:0001 0250:f7ff:fe00:0001 /sys/"), "{shown}");
+    lines[..2].iter().map(|line| (*line).to_owned()).collect()
+}
+
+const SHAPE: [&str; 7] = ["--ports", "2", "--gids", "rich", "--speed", "400,softrnic1/2=100", "--faithful"];
+
+#[test]
+fn a_faithful_run_has_a_sysfs() {
+    require!(mount_namespaces());
+    let look = |more: &[&str]| check_look(&run(&[&SHAPE, more, &["--", "sh", "-c", LOOK]].concat()));
+    let path = |line: &str| line.split(' ').nth(3).expect("path").to_owned();
+    let apart = look(&[]);
+    assert!(apart[1].starts_with("softrnic1 0250:f7ff:fe00:0002 0250:f7ff:fe00:0002 /sys/"), "{apart:?}");
+    assert_ne!(path(&apart[0]), path(&apart[1]));
+    let paired = look(&["--same-card"]);
+    assert!(paired[1].starts_with("softrnic1 0250:f7ff:fe00:0002 0250:f7ff:fe00:0001 /sys/"), "{paired:?}");
+    let card = |line: &str| path(line).rsplit_once('.').expect("a function").0.to_owned();
+    assert_eq!(card(&paired[0]), card(&paired[1]));
+    assert_ne!(path(&paired[0]), path(&paired[1]), "two functions");
+    assert!(!std::path::Path::new("/sys/class/infiniband/softrnic0").exists(), "outside of it");
+    let told = run(&["--faithful", "--pci", "softrnic0=/sys/class", "--", "true"]);
+    assert!(text(&told.stderr).contains("no PCI device"), "{}", text(&told.stderr));
+}
+
+#[test]
+fn a_faithful_run_shows_the_fabric_that_is_there() {
+    Softrnic::new().devices(3).alone(|| {
+        require!(mount_namespaces());
+        let _node = Node::new(0, 64);
+        control(&["port", "2/1", "down"]);
+        let library = LibraryDir::new();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_softrnic"));
+        command.args(["run", "--faithful", "--library"]).arg(library.path());
+        command.args(["--", "cat", "/sys/class/infiniband/softrnic2/ports/1/state"]);
+        let output = command.env_remove("SOFTRNIC_DEVICES").output().expect("start");
+        assert_eq!(text(&output.stdout), "1: DOWN\n", "{}", text(&output.stderr));
+    });
+}
+
+#[test]
+fn a_faithful_run_needs_no_root() {
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } != 0 || !has_namespaces(true) {
+        return skipped("root, to become another user, and user namespaces");
+    }
+    let library = LibraryDir::new();
+    // The build folder may be out of that user's reach: copies are not.
+    let program = library.path().join("softrnic");
+    std::fs::copy(env!("CARGO_BIN_EXE_softrnic"), &program).expect("copy");
+    let real = library.path().join("libibverbs.so.1");
+    std::fs::remove_file(&real).expect("the link");
+    std::fs::copy(library_path(), &real).expect("copy");
+    let mut command = Command::new(&program);
+    command.arg("run").arg("--library").arg(library.path()).args(SHAPE).args(["--", "sh", "-c", LOOK]);
+    check_look(&command.uid(65534).gid(65534).current_dir("/").output().expect("start"));
+}
+
+#[test]
+fn two_processes_exchange_data() {
+    Softrnic::new().pair(|side, mut socket| {
+        let mut node = Node::new(side, 4096);
+        node.memory.fill(side as u8 + 1);
+        let peer = node.connect_over(&mut socket, &Terms::default());
+        let sges = [node.sge(0, 2048)];
+        node.send(Work { sges: &sges, to: (peer.addr + 2048, peer.rkey), ..Work::default() });
+        assert_eq!(node.next().status, OK);
+        socket.barrier();
+        let expected = [side as u8 + 1, 2 - side as u8];
+        assert!(node.memory[..2048].iter().all(|&byte| byte == expected[0]));
+        assert!(node.memory[2048..].iter().all(|&byte| byte == expected[1]));
+    });
+}
+
+#[test]
+fn processes_in_a_faithful_run_reach_each_other() {
+    require!(mount_namespaces());
+    let me = this_program();
+    let args = ["--faithful", "--", me.to_str().expect("UTF-8"), "two_processes_exchange_data", "--exact"];
+    let output = run(&args);
+    assert!(output.status.success() && text(&output.stdout).contains("1 passed"), "{}", text(&output.stdout));
+}

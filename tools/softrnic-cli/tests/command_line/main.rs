@@ -1,0 +1,15 @@
+//! `softrnic` as its user starts it. One program: linking one for each file took longer than running it.
+
+mod clean;
+mod cli;
+mod command;
+#[path = "../../../softrnic/tests/common/mod.rs"]
+mod common;
+mod control;
+mod delayed;
+mod draining;
+mod injected;
+#[path = "../program/mod.rs"]
+mod program;
+mod rules;
+mod staged;

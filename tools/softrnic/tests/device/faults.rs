@@ -1,0 +1,329 @@
+//! Settings, shared memory, processes that are killed, and fork.
+
+use std::ffi::CString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::common::node::{Address, Node, Terms, Work, open, to_state};
+use crate::common::verbs::*;
+use testkit::process::{Ended, Process, this_program};
+use testkit::side::enter;
+use testkit::softrnic::Softrnic;
+use testkit::unique::unique_name;
+use testkit::{Missing, Peer, Scratch, require};
+
+/// The number of devices, or the errno.
+fn device_count() -> Result<i32, i32> {
+    let mut count = -1;
+    let list = ibv_get_device_list(&mut count);
+    if list.is_null() {
+        assert_eq!(count, 0);
+        return Err(std::io::Error::last_os_error().raw_os_error().expect("errno"));
+    }
+    ibv_free_device_list(list);
+    Ok(count)
+}
+
+/// What the other process of [`probe`] does.
+fn print_device_count(_side: usize, _socket: Peer) {
+    println!("\ndevices: {:?}", device_count());
+}
+
+/// Runs the body that the calling test has given to [`enter`] in a process on a fabric of its own, unless `env` names
+/// another one; `prepare` runs in that process before the program.
+fn probe(env: &[(&str, &str)], prepare: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static) -> Ended {
+    let fabric = unique_name("probe");
+    let mut starter = Command::new(this_program());
+    // SAFETY: only async-signal-safe calls (unshare, mount) happen between fork and exec.
+    unsafe { starter.pre_exec(prepare) };
+    let all = [&[("SOFTRNIC_FABRIC", fabric.as_str())], env].concat();
+    Process::start_by(starter, 0, &all).0.ended()
+}
+
+#[test]
+fn a_bad_setting_is_named_and_there_is_no_device() {
+    enter(print_device_count);
+    let long = "x".repeat(65);
+    let bad = [
+        ("SOFTRNIC_DEVICES", "0", "1 to 8"),
+        ("SOFTRNIC_DEVICES", "9", "1 to 8"),
+        ("SOFTRNIC_DEVICES", "two", "1 to 8"),
+        ("SOFTRNIC_PORTS", "3", "1 to 2"),
+        ("SOFTRNIC_CARD", "0", "1 to 2"),
+        ("SOFTRNIC_LINK", "opa", "roce, ib or unspecified"),
+        ("SOFTRNIC_GIDS", "many", "plain or rich"),
+        ("SOFTRNIC_SPEED", "300", "200, 400 or 800"),
+        ("SOFTRNIC_SPEED", "400,softrnic0/3=100", "200, 400 or 800"),
+        ("SOFTRNIC_SPEED", "400,softrnic1/2=100", "no softrnic1/2"),
+        ("SOFTRNIC_MTU", "1500", "1024, 2048 or 4096"),
+        ("SOFTRNIC_MTU", "softrnic0/1=1024,", "1024, 2048 or 4096"),
+        ("SOFTRNIC_FABRIC", "a/b", "A-Z"),
+        ("SOFTRNIC_FABRIC", "..", "A-Z"),
+        ("SOFTRNIC_FABRIC", long.as_str(), "64"),
+        ("SOFTRNIC_SHM_DIR", "relative", "absolute"),
+        ("SOFTRNIC_TIME_SCALE", "-1", "number from"),
+        ("SOFTRNIC_TIME_SCALE", "NaN", "number from"),
+        ("SOFTRNIC_MAX_QP", "0", "1 to 4096"),
+        ("SOFTRNIC_MAX_QP_WR", "100000", "1 to 16384"),
+        ("SOFTRNIC_MAX_INLINE", "1025", "0 to 1024"),
+        ("SOFTRNIC_INLINE_EXCESS", "shrug", "refuse, silent or grant"),
+        ("SOFTRNIC_STRICT", "yes", "0 or 1"),
+        ("SOFTRNIC_QUIET", "2", "0 or 1"),
+    ];
+    for (name, value, allowed) in bad {
+        let Ended { output, .. } = probe(&[(name, value)], || Ok(()));
+        assert!(output.contains("devices: Err(22)"), "{name}={value}: {output}");
+        let is_told = |line: &str| [name, value, allowed].iter().all(|word| line.contains(word));
+        assert!(output.lines().any(is_told), "{name}={value}: {output}");
+    }
+}
+
+#[test]
+fn the_banner_is_one_line_and_can_be_silenced() {
+    enter(print_device_count);
+    let Ended { output, .. } = probe(&[("SOFTRNIC_DEVICES", "3")], || Ok(()));
+    assert!(output.contains("devices: Ok(3)"), "{output}");
+    assert_eq!(output.lines().filter(|l| l.contains("not for production")).count(), 1, "{output}");
+    let Ended { output, .. } = probe(&[("SOFTRNIC_QUIET", "1")], || Ok(()));
+    assert!(output.contains("devices: Ok(2)"), "{output}");
+    assert!(!output.contains("softrnic:"), "{output}");
+}
+
+#[test]
+fn a_directory_that_is_not_there() {
+    enter(print_device_count);
+    let Ended { output, .. } = probe(&[("SOFTRNIC_SHM_DIR", "/no/such/dir")], || Ok(()));
+    assert!(output.contains("devices: Err(2)"), "{output}");
+    assert!(output.contains("/no/such/dir/") && output.contains("No such file"), "{output}");
+    assert!(output.contains("SOFTRNIC_SHM_DIR"), "what to do: {output}");
+}
+
+/// What [`probe`] gives where the folder for shared memory is a tmpfs with these options and flags, and the path of the folder.
+fn probe_in_tmpfs(options: &str, flags: u64) -> (Ended, String) {
+    let folder = Scratch::new();
+    let path = folder.to_str().expect("UTF-8");
+    let ended = probe(&[("SOFTRNIC_SHM_DIR", path)], mount(&folder, options, flags));
+    assert_eq!(std::fs::read_dir(&folder).expect("the folder").count(), 0, "it was used outside of the mount");
+    (ended, path.to_owned())
+}
+
+/// In the child: a tmpfs of `options` on `path`, in a mount namespace of its own.
+fn mount(path: &Path, options: &str, flags: u64) -> impl FnMut() -> std::io::Result<()> + Send + Sync + 'static {
+    let path = CString::new(path.to_str().expect("UTF-8")).expect("path");
+    let options = CString::new(options).expect("options");
+    move || {
+        // SAFETY: plain system calls with valid strings.
+        let rc = unsafe {
+            if libc::unshare(libc::CLONE_NEWNS) != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            let root = c"/".as_ptr();
+            libc::mount(std::ptr::null(), root, std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE, std::ptr::null());
+            let tmpfs = c"tmpfs".as_ptr();
+            libc::mount(tmpfs, path.as_ptr(), tmpfs, flags, options.as_ptr().cast())
+        };
+        if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    }
+}
+
+fn is_root() -> Result<(), Missing> {
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } == 0 { Ok(()) } else { Err(Missing::new("root, to mount a folder")) }
+}
+
+#[test]
+fn no_room_for_the_file() {
+    enter(print_device_count);
+    require!(is_root());
+    let (Ended { output, .. }, folder) = probe_in_tmpfs("size=4k", 0);
+    assert!(output.contains("devices: Err(28)"), "{output}");
+    assert!(output.contains(&folder) && output.contains("No space left"), "{output}");
+    assert!(output.contains("free some space"), "{output}");
+}
+
+#[test]
+fn a_directory_that_is_read_only() {
+    enter(print_device_count);
+    require!(is_root());
+    let (Ended { output, .. }, _) = probe_in_tmpfs("size=1m", libc::MS_RDONLY);
+    assert!(output.contains("devices: Err(30)"), "{output}");
+    assert!(output.contains("Read-only"), "{output}");
+}
+
+#[test]
+fn memory_that_runs_out_later_is_enomem() {
+    enter(|_, _| {
+        // 512 KiB: the tables fit, some rings of 36 KiB too.
+        let node = Node::new(0, 64);
+        let cap = Cap { max_recv_wr: 512, ..crate::common::node::CAP };
+        let made =
+            (0..64).take_while(|_| !crate::common::node::create_qp(node.pd, node.cq, node.cq, cap).is_null()).count();
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        println!("\nmade {made} then {errno:?}");
+    });
+    require!(is_root());
+    let (ended, _) = probe_in_tmpfs("size=512k", 0);
+    assert!(ended.is_body_done() && ended.output.contains("then Some(12)"), "{ended}");
+    assert!(!ended.output.contains("made 0 ") && !ended.output.contains("made 64 "), "{ended}");
+    assert!(ended.output.contains("no room for more shared memory"), "{ended}");
+}
+
+#[test]
+fn a_stale_file_is_replaced_and_a_foreign_one_in_use_is_not() {
+    enter(print_device_count);
+    let softrnic = Softrnic::new();
+    let fabric = softrnic.fabric();
+    let path = format!("/dev/shm/{fabric}");
+    std::fs::write(&path, b"left behind by another program").expect("write");
+    let Ended { output, .. } = probe(&[("SOFTRNIC_FABRIC", fabric)], || Ok(()));
+    assert!(output.contains("devices: Ok(2)"), "{output}");
+    softrnic.assert_clean();
+
+    std::fs::write(&path, vec![7u8; 4096]).expect("write");
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("open");
+    // SAFETY: all zeros is a valid flock; one like those of the users of a fabric.
+    let rc = unsafe {
+        let mut range: libc::flock = std::mem::zeroed();
+        (range.l_type, range.l_start, range.l_len) = (libc::F_WRLCK as i16, (1 << 40) + 5, 1);
+        libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_SETLK, &range)
+    };
+    assert_eq!(rc, 0);
+    let Ended { output, .. } = probe(&[("SOFTRNIC_FABRIC", fabric)], || Ok(()));
+    assert!(output.contains("devices: Err(71)"), "{output}");
+    assert!(output.contains("another version"), "{output}");
+    assert!(output.contains("SOFTRNIC_FABRIC"), "what to do: {output}");
+    assert_eq!(std::fs::read(&path).expect("untouched").len(), 4096);
+    std::fs::remove_file(&path).expect("remove");
+}
+
+#[test]
+fn the_file_is_private() {
+    Softrnic::new().alone(|| {
+        assert_eq!(device_count(), Ok(2));
+        let name = std::env::var("SOFTRNIC_FABRIC").expect("set");
+        let meta = std::fs::metadata(format!("/dev/shm/{name}")).expect("file");
+        use std::os::unix::fs::MetadataExt;
+        assert_eq!(meta.mode() & 0o777, 0o600);
+        open(0);
+        assert!(meta.blocks() * 512 <= 4 << 20, "{} KiB", meta.blocks() / 2);
+    });
+}
+
+/// Fork: the child cannot harm its parent, and can have devices of its own.
+#[test]
+fn fork_leaves_the_parent_alone() {
+    Softrnic::new().alone(|| {
+        let node = Node::new(0, 64);
+        node.connect(&node.address(), &Terms::default());
+        // SAFETY: the child only uses the library and _exit.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let mut bad = std::ptr::null_mut();
+            let mut wr = RecvWr { wr_id: 1, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
+            let dead = post_recv(node.qp, &raw mut wr, &mut bad) == libc::ENODEV
+                && poll_cq(node.cq, 1, &mut Wc::default()) < 0
+                && ibv_alloc_pd(node.context).is_null()
+                && ibv_destroy_qp(node.qp) == 0
+                && ibv_dereg_mr(node.mr) == 0;
+            let fresh = device_count() == Ok(2) && !ibv_alloc_pd(open(0)).is_null();
+            // SAFETY: ends the child without its inherited handlers.
+            unsafe { libc::_exit(if dead && fresh { 0 } else { 1 }) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for our child.
+        unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        assert_eq!(status, 0, "in the child");
+        // The parent's QP, region and place in the fabric are as before.
+        node.recv(2, &[]);
+        node.send(Work { opcode: SEND, sges: &[node.sge(0, 0)], ..Work::default() });
+        assert!((0..2).all(|_| node.next().status == OK));
+        node.close();
+    });
+}
+
+/// Fifty rounds: a process is killed in the middle of whatever it does. The survivor's request fails after its retries, that
+/// is after the modelled time, its queue pair can be connected again, and the fabric is clean in the end.
+#[test]
+fn killed_peers_are_survived() {
+    const ROUNDS: u64 = 50;
+    // 4.096 us x 2^10 x 4 = 16.7 ms.
+    let terms = Terms { timeout: 10, retry_cnt: 3, ..Terms::default() };
+    enter(|side, mut socket| {
+        if side == 1 {
+            // The victim: connects and streams until it is killed.
+            let node = Node::new(1, 1 << 20);
+            let peer = node.connect_over(&mut socket, &terms);
+            let failed = stream(&node, &peer, Duration::from_secs(60), || socket.send(&1u8));
+            panic!("not killed, but {failed:?}");
+        }
+        // One QP for all rounds, so that whatever a killed peer left in it gets in the way.
+        let node = Node::new(0, 1 << 20);
+        for _ in 0..ROUNDS {
+            let peer = node.connect_over(&mut socket, &terms);
+            let failed_after = stream(&node, &peer, Duration::from_secs(60), || {}).expect("a failure");
+            socket.send(&failed_after);
+            assert_eq!(to_state(node.qp, RESET), 0);
+            assert!(node.poll().is_none());
+        }
+        node.close();
+    });
+    let softrnic = Softrnic::new();
+    let (survivor, mut to_survivor) = softrnic.start(0, &[]);
+    let mut seed = 12345u64;
+    for round in 0..ROUNDS {
+        let (mut victim, mut to_victim) = softrnic.start(1, &[]);
+        // The two ends of `connect_over`: addresses, then a barrier.
+        let (a, b): (Address, Address) = (to_survivor.recv(), to_victim.recv());
+        to_survivor.send(&b);
+        to_victim.send(&a);
+        let (a, b): (u8, u8) = (to_survivor.recv(), to_victim.recv());
+        to_survivor.send(&b);
+        to_victim.send(&a);
+        // The victim gets through, whatever the processes before it left behind.
+        assert_eq!(to_victim.recv::<u8>(), 1, "round {round}");
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        std::thread::sleep(Duration::from_micros((seed >> 33) % 8000));
+        victim.signal(libc::SIGKILL);
+        let ended = victim.ended();
+        assert!(ended.is_killed_by(libc::SIGKILL), "{ended}");
+        let failed_after_us: u64 = to_survivor.recv();
+        assert!(failed_after_us >= 16_000, "round {round}: failed after {failed_after_us} us, not after its retries");
+    }
+    survivor.finish();
+    softrnic.assert_clean();
+}
+
+/// Writes and sends of mixed sizes, with receives posted for the other side's, until something fails. Returns how
+/// long the failed request took, in microseconds. `started` is called after the first success.
+fn stream(node: &Node, peer: &Address, limit: Duration, started: impl FnOnce()) -> Option<u64> {
+    let mut started = Some(started);
+    let end = Instant::now() + limit;
+    let mut x = 1u32;
+    for id in 0..16 {
+        node.recv(1000 + id, &[]);
+    }
+    while Instant::now() < end {
+        x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let len = [8, 64, 4096, 300_000][x as usize >> 16 & 3];
+        let opcode = if x >> 20 & 1 == 0 { WRITE } else { WRITE_IMM };
+        let posted = Instant::now();
+        node.send(Work { id: 1, opcode, sges: &[node.sge(0, len)], to: (peer.addr, peer.rkey), ..Work::default() });
+        loop {
+            let wc = node.next();
+            if wc.wr_id >= 1000 && wc.status == OK {
+                node.recv(wc.wr_id, &[]);
+            } else if wc.wr_id == 1 && wc.status == OK {
+                if let Some(started) = started.take() {
+                    started();
+                }
+                break;
+            } else {
+                assert_eq!(wc.status, RETRY_EXC, "wr {}", wc.wr_id);
+                return Some(posted.elapsed().as_micros() as u64);
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,278 @@
+//! A GPU's memory: how it is registered, and that its bytes arrive. On a CUDA driver without a GPU (`cuda/fake.c`), whose
+//! memory no processor can touch.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::time::Duration;
+
+use crate::common::gpu::{Driver, GpuNode, pattern};
+use crate::common::node::{Address, Node, Terms, Work, to_state};
+use crate::common::verbs::*;
+use testkit::side::enter;
+use testkit::softrnic::Softrnic;
+use testkit::wait_until;
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+fn dmabuf_mr(pd: Ptr, length: usize, iova: u64, fd: c_int) -> *mut Mr {
+    let found = symbol("ibv_reg_dmabuf_mr", "IBVERBS_1.12");
+    // SAFETY: the verbs interface's type.
+    let register: extern "C" fn(Ptr, u64, usize, u64, c_int, c_int) -> *mut Mr = unsafe { std::mem::transmute(found) };
+    register(pd, 0, length, iova, fd, ALL_ACCESS)
+}
+
+/// What a machine with neither, one or both of the ways to register GPU memory answers.
+fn ways(gpu: &str, by_address: bool, by_dmabuf: bool) {
+    Softrnic::new().env("SOFTRNIC_GPU", gpu).alone(|| {
+        let driver = Driver::load();
+        let node = Node::new(0, 64);
+        let at = driver.allocate(8192);
+
+        assert_eq!(ibv_reg_mr(node.pd, at as Ptr, 8192, ALL_ACCESS).is_null(), !by_address);
+        if !by_address {
+            assert_eq!(errno(), libc::EFAULT);
+        }
+        // The probe; its errno is the answer, whatever it was before.
+        for stale in [libc::EBADF, libc::EOPNOTSUPP, 0] {
+            // SAFETY: this thread's errno.
+            unsafe { *libc::__errno_location() = stale };
+            assert!(dmabuf_mr(node.pd, 0, 0, -1).is_null());
+            assert_eq!(errno(), if by_dmabuf { libc::EBADF } else { libc::EOPNOTSUPP });
+        }
+        // A descriptor that may be closed at once.
+        let (file, _other) = std::os::unix::net::UnixStream::pair().expect("any descriptor");
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        assert_eq!(dmabuf_mr(node.pd, 4096, at + 4096, fd).is_null(), !by_dmabuf);
+        // What is no GPU's.
+        assert!(dmabuf_mr(node.pd, 64, node.memory.as_ptr() as u64, fd).is_null());
+        assert_eq!(errno(), libc::EOPNOTSUPP);
+        // The host's memory as ever.
+        assert!(!ibv_reg_mr(node.pd, node.memory.as_ptr() as Ptr, 64, ALL_ACCESS).is_null());
+    });
+}
+
+#[test]
+fn a_machine_with_no_way_to_register_gpu_memory() {
+    ways("none", false, false);
+}
+
+#[test]
+fn a_machine_with_peermem() {
+    ways("peermem", true, false);
+}
+
+#[test]
+fn a_machine_with_dmabuf() {
+    ways("dmabuf", false, true);
+}
+
+#[test]
+fn a_machine_with_both_ways_to_register_gpu_memory() {
+    ways("both", true, true);
+}
+
+#[test]
+fn what_was_registered_by_which_way_is_told_at_the_end() {
+    enter(|_, _| {
+        let driver = Driver::load();
+        let node = Node::new(0, 64);
+        let at = driver.allocate(8192);
+        let (file, _other) = std::os::unix::net::UnixStream::pair().expect("any descriptor");
+        for _ in 0..2 {
+            assert!(!dmabuf_mr(node.pd, 8192, at, std::os::fd::AsRawFd::as_raw_fd(&file)).is_null());
+        }
+        assert!(!ibv_reg_mr(node.pd, at as Ptr, 8192, ALL_ACCESS).is_null());
+    });
+    let (process, _socket) = Softrnic::new().start(0, &[("SOFTRNIC_GPU", "both"), ("SOFTRNIC_STAT", "1")]);
+    let ended = process.ended();
+    assert!(ended.is_body_done() && ended.output.contains("GPU memory 1 by address, 2 by dma-buf"), "{ended}");
+}
+
+const SIZES: [usize; 9] = [1, 7, 8, 4096, 65_536, 524_287, 524_288, 524_289, 3_000_001];
+
+/// Every byte, in every combination of whose memory it comes from and goes to, between processes.
+#[test]
+fn bytes_go_between_gpus_and_hosts_of_two_processes() {
+    const MOST: usize = 3_000_001;
+    Softrnic::new().env("SOFTRNIC_GPU", "peermem").pair(|side, mut socket| {
+        let driver = Driver::load();
+        let gpu = GpuNode::new(&driver, side, MOST);
+        let mut host = vec![0u8; MOST];
+        let untouched = vec![0xee; MOST];
+        let host_mr = ibv_reg_mr(gpu.node.pd, host.as_mut_ptr().cast(), MOST, ALL_ACCESS);
+        // SAFETY: a live region.
+        let host_key = unsafe { (*host_mr).lkey };
+        let peer = gpu.node.connect_over(&mut socket, &Terms::default());
+        let mine = [gpu.at, u64::from(gpu.node.key()), host.as_ptr() as u64, u64::from(host_key)];
+        let theirs: [u64; 4] = socket.swap(&mine);
+        assert_eq!(theirs[1], peer.rkey);
+        for (round, size) in SIZES.into_iter().enumerate() {
+            for (from_gpu, to_gpu) in [(true, true), (true, false), (false, true)] {
+                let data = pattern(size, round);
+                if side == 0 {
+                    let nothing = vec![0; size];
+                    driver.put(gpu.at, if from_gpu { &data } else { &nothing });
+                    host[..size].copy_from_slice(if from_gpu { &nothing } else { &data });
+                    let from = if from_gpu {
+                        gpu.sge(0, size)
+                    } else {
+                        Sge { addr: mine[2], length: size as u32, lkey: host_key }
+                    };
+                    let to = if to_gpu { (theirs[0], theirs[1]) } else { (theirs[2], theirs[3]) };
+                    socket.barrier();
+                    gpu.node.send(Work { opcode: WRITE_IMM, imm: 7, sges: &[from], to, ..Work::default() });
+                    assert_eq!(gpu.node.next().status, OK);
+                    socket.barrier();
+                } else {
+                    driver.put(gpu.at, &untouched);
+                    host.copy_from_slice(&untouched);
+                    gpu.node.recv(3, &[]);
+                    socket.barrier();
+                    let got = gpu.node.next();
+                    assert_eq!((got.status, got.imm, got.byte_len), (OK, 7, size as u32));
+                    let (full, empty): (&[u8], &[u8]) =
+                        if to_gpu { (driver.bytes(gpu.at, MOST), &host) } else { (&host, driver.bytes(gpu.at, MOST)) };
+                    assert!(full[..size] == data, "{size} bytes, {from_gpu} to {to_gpu}");
+                    assert!(full[size..] == untouched[size..] && empty == untouched, "{size} bytes and no more");
+                    socket.barrier();
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn reads_and_sends_reach_gpu_memory() {
+    Softrnic::new().env("SOFTRNIC_GPU", "both").alone(|| {
+        let driver = Driver::load();
+        let (a, b) = (GpuNode::new(&driver, 0, 8192), GpuNode::new(&driver, 1, 8192));
+        a.node.connect(&b.node.address(), &Terms::default());
+        b.node.connect(&a.node.address(), &Terms::default());
+        let before = driver.copies();
+
+        driver.put(b.at, &pattern(8192, 1));
+        let to = (b.address().addr + 100, b.address().rkey);
+        a.node.send(Work { opcode: READ, sges: &[a.sge(5, 3000), a.sge(4000, 1)], to, ..Work::default() });
+        assert_eq!(a.node.next().status, OK);
+        let want = pattern(8192, 1);
+        assert!(driver.bytes(a.at + 5, 3000) == &want[100..3100] && driver.bytes(a.at + 4000, 1)[0] == want[3100]);
+
+        b.node.recv(4, &[b.sge(0, 10), b.sge(100, 4000)]);
+        driver.put(a.at, &pattern(4000, 9));
+        a.node.send(Work { opcode: SEND_IMM, imm: 3, sges: &[a.sge(0, 1000), a.sge(1000, 3000)], ..Work::default() });
+        assert_eq!(a.node.next().status, OK);
+        let got = b.node.next();
+        assert_eq!((got.wr_id, got.byte_len, got.imm), (4, 4000, 3));
+        let want = pattern(4000, 9);
+        assert!(driver.bytes(b.at, 10) == &want[..10] && driver.bytes(b.at + 100, 3990) == &want[10..]);
+        assert!(driver.copies() > before, "it was the GPU that copied");
+    });
+}
+
+/// What a transport does to have a GPU see what has arrived: it reads a byte of it over a connection with itself.
+#[test]
+fn a_flush_over_a_queue_pair_connected_with_itself() {
+    Softrnic::new().env("SOFTRNIC_GPU", "dmabuf").alone(|| {
+        let driver = Driver::load();
+        let mut node = Node::new(0, 64);
+        let at = driver.allocate(4096);
+        let (file, _other) = std::os::unix::net::UnixStream::pair().expect("any descriptor");
+        let mr = dmabuf_mr(node.pd, 4096, at, std::os::fd::AsRawFd::as_raw_fd(&file));
+        drop(file);
+        assert!(!mr.is_null());
+        node.connect(&node.address(), &Terms::default());
+        driver.put(at, &[77]);
+        node.memory[0] = 0;
+        // SAFETY: a live region.
+        let key = unsafe { (*mr).rkey };
+        node.send(Work { opcode: READ, sges: &[node.sge(0, 1)], to: (at, u64::from(key)), ..Work::default() });
+        assert_eq!((node.next().status, node.memory[0]), (OK, 77));
+        assert_eq!(ibv_dereg_mr(mr), 0);
+        node.close();
+    });
+}
+
+#[test]
+fn a_gpu_that_fails_is_an_operation_error() {
+    Softrnic::new().env("SOFTRNIC_GPU", "peermem").alone(|| {
+        let driver = Driver::load();
+        let gpu = GpuNode::new(&driver, 1, 4096);
+        let host = Node::new(0, 4096);
+        host.connect(&gpu.node.address(), &Terms::default());
+        gpu.node.connect(&host.address(), &Terms::default());
+        driver.fail(true);
+        let to = (gpu.address().addr, gpu.address().rkey);
+        host.send(Work { sges: &[host.sge(0, 4096)], to, ..Work::default() });
+        assert_eq!((host.next().status, gpu.node.state()), (REM_OP, ERR));
+    });
+}
+
+/// Keys and bounds are checked for GPU memory as for any other; atomics it has none.
+#[test]
+fn gpu_memory_has_keys_and_bounds() {
+    Softrnic::new().env("SOFTRNIC_GPU", "peermem").alone(|| {
+        let driver = Driver::load();
+        for (offset, length, status) in [(0u64, 4096, OK), (1, 4096, REM_ACCESS), (4096, 1, REM_ACCESS)] {
+            let gpu = GpuNode::new(&driver, 1, 4096);
+            let host = Node::new(0, 8192);
+            host.connect(&gpu.node.address(), &Terms::default());
+            gpu.node.connect(&host.address(), &Terms::default());
+            let to = (gpu.at + offset, gpu.address().rkey);
+            host.send(Work { sges: &[host.sge(0, length)], to, ..Work::default() });
+            assert_eq!(host.next().status, status, "{offset} + {length}");
+        }
+        let node = Node::new(0, 64);
+        assert!(ibv_reg_mr(node.pd, ptr::null_mut(), 64, ALL_ACCESS).is_null());
+    });
+}
+
+/// Side 0 sends 4096 bytes to the GPU of side 1, which does `and_then` once its GPU has begun to copy.
+fn while_a_gpu_copies(and_then: impl Fn(&Driver, &GpuNode)) {
+    let env = [("SOFTRNIC_GPU", "peermem"), ("FAKE_CUDA_SLOW_US", "3000")];
+    Softrnic::new().envs(&env).pair(|side, mut socket| {
+        let driver = Driver::load();
+        let gpu = GpuNode::new(&driver, side, 4096);
+        let peer: Address = socket.swap(&gpu.address());
+        gpu.node.connect(&peer, &Terms { timeout: 8, retry_cnt: 1, ..Terms::default() });
+        let before = driver.copies();
+        socket.barrier();
+        if side == 0 {
+            // Not before the other side polls: who polls is not woken.
+            socket.barrier();
+            let host = vec![1u8; 4096];
+            let mr = ibv_reg_mr(gpu.node.pd, host.as_ptr() as Ptr, 4096, ALL_ACCESS);
+            // SAFETY: a live region.
+            let sge = Sge { addr: host.as_ptr() as u64, length: 4096, lkey: unsafe { (*mr).lkey } };
+            gpu.node.send(Work { sges: &[sge], to: (peer.addr, peer.rkey), ..Work::default() });
+            gpu.node.next();
+        } else {
+            assert!(gpu.node.poll().is_none());
+            socket.barrier();
+            while driver.copies() == before {
+                assert!(gpu.node.poll().is_none());
+            }
+            and_then(&driver, &gpu);
+        }
+        socket.barrier();
+    });
+}
+
+/// The application that took the job goes off to do something else.
+#[test]
+fn a_copy_ends_although_nobody_polls_any_more() {
+    while_a_gpu_copies(|driver, gpu| {
+        wait_until("the end of the copy", || driver.bytes(gpu.at, 4096) == [1; 4096]);
+    });
+}
+
+#[test]
+fn nothing_is_written_after_a_reset() {
+    while_a_gpu_copies(|driver, gpu| {
+        assert_eq!(to_state(gpu.node.qp, RESET), 0);
+        driver.put(gpu.at, &[0xaa; 4096]);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(driver.bytes(gpu.at, 4096) == [0xaa; 4096]);
+    });
+}

@@ -1,0 +1,25 @@
+//! The device as a program sees it through the verbs. One program: linking one for each file took longer than running it.
+
+mod atomics;
+mod channels;
+mod churn;
+#[path = "../common/mod.rs"]
+mod common;
+mod completions;
+mod create_ex;
+mod data;
+mod ece;
+mod errors;
+mod faults;
+mod gpu;
+mod inline;
+mod layout;
+mod observations;
+mod ports;
+mod retries;
+mod returns;
+mod semantics;
+mod states;
+mod teardown;
+mod transmissions;
+mod wire;
