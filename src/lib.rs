@@ -33,7 +33,8 @@
 //! A grouped receive takes as many clear-to-sends as it has messages. Each message completes by itself, and the group with the
 //! last one. A message is split over several queue pairs, at multiples of 128 bytes, if both ends are set so; and over all rails
 //! if there are several. The receiver counts stripes, in whatever order they come. The sender decides where a message is split
-//! ([`proto::stripe`], [`proto::rail_weights`]). With `FERRITE_LANES` each queue pair has a share of its own (docs/paths.md). A length that the 22 bits of one immediate cannot tell is told in two.
+//! ([`proto::stripe`], [`proto::rail_weights`]). With `FERRITE_LANES` each queue pair has a share of its own, and with
+//! `FERRITE_NEW_PATHS` one that stays slow is given another path by a recovery (`proto::slow_lanes`, [`proto::flow_labels`], docs/paths.md). A length that the 22 bits of one immediate cannot tell is told in two.
 //!
 //! ## Rails
 //!
@@ -136,6 +137,7 @@
 //! | which operation are a connection's messages of? | [`net::operations`], `abi::profiler` |
 //! | which ports are one device? | [`net::device::nic`], `abi::devices` |
 //! | how much of a message does a rail carry, or a lane? | [`proto::stripe`], [`proto::rail_weights`], `proto::lanes` |
+//! | which lane is slow, what leads it over another path, and how often? | `proto::slow_lanes`, [`proto::flow_labels`], [`proto::recovery::move_budget`] |
 //! | how large are the queues, and how many receives are posted? | [`net::data::caps`], [`proto::receives`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |

@@ -61,6 +61,8 @@ pub struct Config {
     pub split: bool,
     /// Each queue pair has a share of its own of what is split.
     pub lanes: bool,
+    /// A lane that stays slow is given another path.
+    pub new_paths: bool,
     /// Clear-to-sends are inline, where the device can.
     pub inline_data: bool,
     /// Messages of more bytes have their immediate in a trailing write of its own, under adaptive routing.
@@ -201,6 +203,7 @@ impl Config {
             queue_pairs: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.max(lanes).min(MAX_QUEUE_PAIRS) as u8,
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")? || lanes > 1,
             lanes: lanes > 1,
+            new_paths: reader.flag("FERRITE_NEW_PATHS")? && lanes > 1,
             inline_data: reader.flag("NCCL_IB_USE_INLINE")?,
             ar_threshold: match reader.number("NCCL_IB_AR_THRESHOLD")? {
                 n if n < 0 => AR_THRESHOLD as u32,

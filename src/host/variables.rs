@@ -168,6 +168,11 @@ pub const VARIABLES: &[Variable] = &[
         "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
     ),
     variable(
+        "FERRITE_NEW_PATHS",
+        Kind::Number(0, 1, 0),
+        "1: of several lanes, one that stays slow, or on which nothing is acknowledged, is given another path through an Ethernet fabric",
+    ),
+    variable(
         "FERRITE_STALL_MS",
         Kind::Number(0, 60_000, 60),
         "milliseconds without a completion, beyond what the posted messages should take, after which a connection is recovered although no device has reported a failure; 0: never",

@@ -3,10 +3,11 @@
 //! Lanes that take the same link finish their stripes of a message at the same time. So all stripes that complete in the last poll
 //! count as the slowest, if others have completed before.
 
-use super::MAX_REQUESTS;
-use super::QpIndex;
 use super::rail_weights::LaneWeights;
 use super::requests::RequestId;
+use super::slow_lanes::SlowLanes;
+use super::stripe::Striping;
+use super::{MAX_QPS, MAX_REQUESTS, QpIndex};
 
 /// The weights of a connection's lanes, and what they are learnt from.
 #[derive(Debug)]
@@ -14,6 +15,14 @@ pub(super) struct Lanes {
     weights: LaneWeights,
     /// By index of the request.
     latest: [Latest; MAX_REQUESTS],
+    /// How many there are.
+    count: u8,
+    random: u32,
+    /// By index of the queue pair, the stripes that are posted and not complete.
+    outstanding: [u16; MAX_QPS],
+    slow_lanes: SlowLanes,
+    /// The one that was found to stay slow.
+    pub(super) slow: Option<QpIndex>,
 }
 
 /// The stripes of a message that have completed in the latest poll in which any has.
@@ -28,10 +37,18 @@ struct Latest {
 }
 
 impl Lanes {
-    /// Lanes that begin with `weights`.
-    pub(super) fn new(weights: LaneWeights) -> Self {
+    /// `count` lanes that begin with `weights`.
+    pub(super) fn new(weights: LaneWeights, count: u8) -> Self {
         let none = Latest { request: RequestId::from_bits(0), poll: 0, qps: 0, is_later: false };
-        Self { weights, latest: [none; MAX_REQUESTS] }
+        Self {
+            weights,
+            latest: [none; MAX_REQUESTS],
+            count,
+            random: 0,
+            outstanding: [0; MAX_QPS],
+            slow_lanes: SlowLanes::default(),
+            slow: None,
+        }
     }
 
     /// The weight of lane `qp`.
@@ -40,12 +57,43 @@ impl Lanes {
         self.weights.of(qp.0)
     }
 
-    /// The first one with the greatest weight of `count` lanes.
-    pub(super) fn best(&self, count: u8) -> QpIndex {
-        QpIndex(self.weights.greatest(count))
+    /// A message of so many stripes is to be posted. Returns the lane of the first one, after which they go on as `striping` says: the
+    /// first lane with the greatest weight, or, if there are several stripes, any lane. What is posted later completes later, so no lane is
+    /// to be posted last more often than others, also not of every second or fourth message, as their caller may wait for those.
+    #[inline]
+    pub(super) fn begin(&mut self, stripes: u32, striping: Striping) -> QpIndex {
+        let first = if stripes == 1 { self.weights.greatest(self.count) } else { self.any() };
+        let first = QpIndex(first);
+        let mut qp = first;
+        for _ in 0..stripes {
+            self.outstanding[usize::from(qp.0) % MAX_QPS] += 1;
+            qp = striping.next_qp(qp);
+        }
+        first
     }
 
-    /// A stripe of `request` on `qp` has completed in poll number `poll`; `is_last`: all of its stripes have.
+    /// Any lane, by a linear congruential generator (Numerical Recipes), whose high bits count.
+    #[inline]
+    fn any(&mut self) -> u8 {
+        self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        ((u64::from(self.random) * u64::from(self.count)) >> 32) as u8
+    }
+
+    /// The lanes, as a bit mask, on which a stripe is not complete while all stripes of others are. 0: it is so on none, or on all.
+    pub(super) fn lagging(&self) -> u32 {
+        let mask = (0..self.count).filter(|qp| self.outstanding[usize::from(*qp) % MAX_QPS] > 0);
+        let mask = mask.fold(0_u32, |mask, qp| mask | 1 << qp);
+        if mask.count_ones() == u32::from(self.count) { 0 } else { mask }
+    }
+
+    /// A stripe on `qp` is complete.
+    #[inline]
+    pub(super) fn handle_stripe(&mut self, qp: QpIndex) {
+        let outstanding = &mut self.outstanding[usize::from(qp.0) % MAX_QPS];
+        *outstanding = outstanding.saturating_sub(1);
+    }
+
+    /// That stripe is of `request`, which shows how fast lanes are, and has completed in poll number `poll`; `is_last`: all of its stripes have.
     pub(super) fn handle_completion(&mut self, request: RequestId, qp: QpIndex, poll: u32, is_last: bool) {
         let latest = &mut self.latest[request.index()];
         if latest.request != request {
@@ -57,6 +105,11 @@ impl Lanes {
         let Latest { qps, is_later, .. } = *latest;
         if is_last && is_later {
             self.weights.handle_last(|lane| qps & 1 << lane != 0);
+        }
+        if is_last {
+            let weights = &self.weights;
+            let found = self.slow_lanes.handle_message(self.count, |lane| weights.share_of(lane.0));
+            self.slow = found.or(self.slow);
         }
     }
 }

@@ -28,6 +28,7 @@
 //! | `cts`, `imm` | the two formats of the data path |
 //! | `send`, `send_single`, `transfer` | the sending end; its usual case; one message that is to be posted |
 //! | `lanes`, `send_lanes` | queue pairs of which each has a share of its own; the sending end with them |
+//! | `slow_lanes`, `flow_labels` | which lane stays slow; what chooses the path of each |
 //! | `recv`, `recv_room`, `recv_immediate` | the receiving end; how many messages it may expect; immediates that arrive |
 //! | `arrival`, `cts_window`, `cts_shadow` | one message that is awaited; which clear-to-sends are sent when; their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail or lane gets |
@@ -46,6 +47,7 @@ mod cts_shadow;
 mod cts_window;
 pub mod endpoint;
 pub mod explain;
+pub mod flow_labels;
 pub mod frame;
 pub mod handle;
 pub mod handshake;
@@ -67,6 +69,7 @@ pub mod send_queue;
 pub mod send_single;
 #[cfg(test)]
 mod sim;
+mod slow_lanes;
 pub mod stripe;
 pub mod transfer;
 mod violation;

@@ -61,6 +61,12 @@ impl<const N: usize> Weights<N> {
         u64::from(self.now[usize::from(rail) % N])
     }
 
+    /// The weight of lane number `lane` in proportion to its nominal one, which is 2^14.
+    pub(super) fn share_of(&self, lane: u8) -> u64 {
+        let at = usize::from(lane) % N;
+        (u64::from(self.now[at]) << NOMINAL.trailing_zeros()) / u64::from(self.nominal[at].max(1))
+    }
+
     /// The one with the greatest weight of the first `count`; the first of those that have it.
     pub fn greatest(&self, count: u8) -> u8 {
         let mut greatest = 0;

@@ -151,10 +151,10 @@ impl SendFlow {
     fn begin(&mut self, seq: u32, cts: UnclaimedCts, addr: u64, length: u32) -> Option<Transfer> {
         let length = length.min(cts.length);
         let stripes = self.striping.stripe_count(length);
-        if let Some(lanes) = &self.lanes {
-            self.qp = lanes.best(self.striping.qp_count());
-        }
         let (id, request) = self.requests.allocate()?;
+        if let Some(lanes) = &mut self.lanes {
+            self.qp = lanes.begin(stripes, self.striping);
+        }
         (request.length, request.pending_stripes) = (length, stripes);
         (request.addr, request.seq) = (addr, seq);
         Some(self.transfer(id, SlotIndex::of(seq), cts, length, stripes))
@@ -220,6 +220,7 @@ impl SendFlow {
         let Some(request) = self.requests.get_mut(id) else { return Ok(()) };
         let is_last = request.pending_stripes == 0;
         if let Some(lanes) = &mut self.lanes {
+            lanes.handle_stripe(qp);
             if request.length >= LEARNING_BYTES {
                 lanes.handle_completion(id, qp, self.poll, is_last);
             }

@@ -15,7 +15,7 @@ impl SendFlow {
     pub fn use_lanes(&mut self) {
         let qps = (0..self.striping.qp_count()).map(QpIndex);
         let nominal = LaneWeights::from_speeds(qps.map(|qp| self.weights.of(self.striping.rail_of(qp)) as u32));
-        self.lanes = Some(Box::new(Lanes::new(nominal)));
+        self.lanes = Some(Box::new(Lanes::new(nominal, self.striping.qp_count())));
     }
 
     /// How much of a message queue pair `qp` gets at present, in proportion to the others.
@@ -30,6 +30,17 @@ impl SendFlow {
     /// Whether the queue pairs are lanes.
     pub fn has_lanes(&self) -> bool {
         self.lanes.is_some()
+    }
+
+    /// The lane that has stayed slow, if one has since this was asked last.
+    pub fn poll_slow_lane(&mut self) -> Option<QpIndex> {
+        self.lanes.as_mut()?.slow.take()
+    }
+
+    /// The lanes, as a bit mask, on which a stripe is not complete while all stripes of others are: where nothing moves, it is they that are
+    /// to blame. 0: none, or all alike.
+    pub fn lagging_lanes(&self) -> u32 {
+        self.lanes.as_ref().map_or(0, |lanes| lanes.lagging())
     }
 }
 
@@ -103,6 +114,52 @@ mod tests {
         }
         for _ in 0..3 {
             assert_eq!(send(&mut flow, 8, None), [Stripe { qp: QpIndex(2), offset: 0, length: 8 }]);
+        }
+    }
+
+    #[test]
+    fn a_lane_that_stays_slow_is_named_and_a_slow_receiver_makes_none_slow() {
+        let mut flow = lanes();
+        let mut named = (0..1000).find_map(|_| {
+            send(&mut flow, LARGE, Some(2));
+            flow.0.poll_slow_lane()
+        });
+        assert_eq!(named.take(), Some(QpIndex(2)));
+        // Whatever the time between messages, it is of no account: what counts is the order of completions.
+        let mut flow = lanes();
+        for message in 0..4000_u32 {
+            send(&mut flow, LARGE, Some((message % 4) as u8));
+            assert_eq!(flow.0.poll_slow_lane(), None);
+        }
+    }
+
+    #[test]
+    fn lanes_that_lag_behind_all_others_are_known() {
+        let mut flow = lanes();
+        let mut begin = |length| {
+            flow.1 += 1;
+            let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
+            flow.0.submit(0, 0, length, |_| Some(cts.emit())).expect("valid").expect("clear to send").id
+        };
+        let ids = [begin(LARGE), begin(8)];
+        assert_eq!(flow.0.lagging_lanes(), 0, "all of them");
+        [0, 3].into_iter().for_each(|qp| flow.0.handle_completion_on(ids[0], QpIndex(qp)).expect("outstanding"));
+        assert_eq!(flow.0.lagging_lanes(), 0b0111, "the short message is on the first lane");
+        flow.0.handle_completion_on(ids[1], QpIndex(0)).expect("outstanding");
+        assert_eq!(flow.0.lagging_lanes(), 0b0110);
+        [1, 2].into_iter().for_each(|qp| flow.0.handle_completion_on(ids[0], QpIndex(qp)).expect("outstanding"));
+        assert_eq!(flow.0.lagging_lanes(), 0);
+    }
+
+    #[test]
+    fn messages_that_are_cut_begin_on_any_lane_also_every_fourth_one() {
+        let mut flow = lanes();
+        let first: Vec<_> = (0..4000).map(|_| usize::from(send(&mut flow, LARGE, None)[0].qp.0)).collect();
+        for every in [1, 2, 4] {
+            let mut counts = [0; 4];
+            first.iter().step_by(every).for_each(|lane| counts[*lane] += 1);
+            let expected = 1000 / every;
+            assert!(counts.iter().all(|count| (expected * 4 / 5..expected * 6 / 5).contains(count)), "{counts:?}");
         }
     }
 

@@ -30,6 +30,8 @@ pub struct Path {
     pub service_level: u8,
     /// Traffic class, where packets carry GIDs.
     pub traffic_class: u8,
+    /// Flow label, where packets carry GIDs: 20 bits, from which a RoCE v2 device makes the UDP source port. 0: the device chooses that.
+    pub flow_label: u32,
     /// Local acknowledge timeout: the exponent n of 4.096 us · 2^n.
     pub timeout: u8,
     /// Retries of the device.
@@ -130,6 +132,7 @@ impl RawQueuePair {
             attr.ah_attr.grh.sgid_index = path.gid_index;
             attr.ah_attr.grh.hop_limit = HOP_LIMIT;
             attr.ah_attr.grh.traffic_class = path.traffic_class;
+            attr.ah_attr.grh.flow_label = path.flow_label;
         }
         let rtr = mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN | mask::MAX_DEST_RD | mask::MIN_RNR;
         self.modify(&mut attr, mask::STATE | rtr, "RTR")

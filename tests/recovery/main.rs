@@ -13,6 +13,7 @@ mod flushes;
 mod groups;
 mod losses;
 mod many;
+mod paths;
 mod ports;
 mod rails;
 mod resets;

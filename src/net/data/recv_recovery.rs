@@ -192,6 +192,10 @@ impl RecvPath {
                     "clear-to-sends have not been acknowledged for {} ms (FERRITE_STALL_MS)",
                     waited.as_millis()
                 );
+                if let Some(recovery) = self.recovery.as_ref().filter(|_| self.qps.labels.are_used()) {
+                    // Clear-to-sends go over the first queue pair of each rail.
+                    recovery.report_lagging_lanes((1 << self.qps.rails.len()) - 1);
+                }
                 self.handle_failure(peer, Error::remote(text).recoverable())
             }
             _ => Ok(()),

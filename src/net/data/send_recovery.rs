@@ -159,6 +159,10 @@ impl SendPath {
         if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
             && !self.peer.is_broken()
         {
+            let lagging = self.flow.lagging_lanes();
+            if lagging != 0 && self.qps.labels.are_used() {
+                recovery.report_lagging_lanes(lagging);
+            }
             return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(&self.peer, e));
         }
         Err(self.sticky_error.fail(&self.peer, error))
@@ -178,6 +182,11 @@ impl SendPath {
     #[cold]
     #[inline(never)]
     pub(super) fn check_stall(&mut self) -> Result<()> {
+        if let (Some(qp), Some(recovery)) = (self.flow.poll_slow_lane(), &self.recovery)
+            && self.qps.labels.are_used()
+        {
+            recovery.report_slow_lane(qp);
+        }
         let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else {
             return Ok(());
         };

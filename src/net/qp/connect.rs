@@ -8,11 +8,12 @@ use super::set::{ConnectedQp, InitQpSet, InitRailQps, QpSet};
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
-use crate::host::{gid, ib};
+use crate::host::{gid, ib, random};
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto;
 use crate::proto::endpoint::{self, Endpoint, QpEnd, RailEnd};
+use crate::proto::flow_labels::FlowLabels;
 use crate::proto::handshake::Negotiated;
 use crate::verbs::path::{ConnectError, Ece, Path};
 use crate::verbs::queue_pair::InitQueuePair;
@@ -52,8 +53,8 @@ struct Attempts {
 }
 
 impl InitQpSet {
-    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Its packets have `priority`. An attempt that
-    /// fails is repeated as `retries` says.
+    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Its packets have `priority` and one of `labels`. An
+    /// attempt that fails is repeated as `retries` says.
     ///
     /// # Errors
     /// There are fewer queue pairs than `terms` say.
@@ -63,6 +64,7 @@ impl InitQpSet {
         remote: Endpoint,
         terms: &Negotiated,
         priority: Priority,
+        labels: FlowLabels,
         retries: Retries,
     ) -> Result<ConnectingQpSet> {
         self.truncate(terms);
@@ -85,7 +87,7 @@ impl InitQpSet {
         waiting.reverse();
         let queue = rails.first().map(|on| on.queue.clone()).ok_or_else(|| Error::internal("no rail"))?;
         let qps = Vec::with_capacity(waiting.len());
-        let connected = QpSet { queue, qps, rails, name: nic.name.clone(), striping, remote, priority };
+        let connected = QpSet { queue, qps, rails, name: nic.name.clone(), striping, remote, priority, labels };
         let attempts = Attempts::new(retries);
         Ok(ConnectingQpSet { endpoint: self.endpoint, connected, waiting, attempts })
     }
@@ -116,6 +118,8 @@ impl ConnectingQpSet {
                 return Err(is_missing(index));
             };
             let path = ends.path(*local, far, self.connected.priority)?;
+            let flow_label = self.connected.labels.of(ends.number, index.0 / striping.rails());
+            let path = Path { flow_label, ..path };
             let is_first = index.0 < striping.rails();
             if is_first && self.attempts.failed == 0 {
                 ends.log(&path);
@@ -291,9 +295,21 @@ pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16, prio
         mtu: local.port.mtu,
         service_level: priority.service_level,
         traffic_class: priority.traffic_class,
+        flow_label: 0,
         timeout: config.timeout,
         retry_count: config.retry_count,
     })
+}
+
+/// The flow labels of a connection of `nic`, if its lanes may be given other paths: on Ethernet, where they choose the path.
+///
+/// # Errors
+/// The kernel gives no random numbers.
+pub fn flow_labels(nic: &Nic) -> Result<FlowLabels> {
+    match nic.config.new_paths && !nic.first().infiniband {
+        true => Ok(FlowLabels::random(u64::from_le_bytes(random::bytes()?))),
+        false => Ok(FlowLabels::NONE),
+    }
 }
 
 fn to_wire(ece: Ece) -> endpoint::Ece {

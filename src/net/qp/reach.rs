@@ -1,20 +1,22 @@
-//! Whether new queue pairs reach the peer: a write of no bytes over each rail, before anything else.
+//! Whether new queue pairs reach the peer: a write of no bytes over each, before anything else.
 //!
-//! That a port is active says nothing of the path behind it. The peer's device acknowledges the write without its process.
+//! That a port is active says nothing of the paths behind it, of which each queue pair may have another one. The peer's device acknowledges
+//! the write without its process.
 
 use super::set::QpSet;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
+use crate::proto::QpIndex;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Write};
 use std::time::{Duration, Instant};
 
-/// When one rail has acknowledged, the others have so many times as long as that took, and at least the limit divided by this number:
+/// When one queue pair has acknowledged, the others have so many times as long as that took, and at least the limit divided by this number:
 /// the paths of one connection are about equally long.
 const OTHERS: u32 = 8;
 
-/// Connected queue pairs, over which nothing has been sent but one write of no bytes on each rail.
+/// Connected queue pairs, over each of which nothing has been sent but one write of no bytes.
 #[derive(Debug)]
 pub struct ReachTest {
     qps: QpSet,
@@ -23,32 +25,35 @@ pub struct ReachTest {
     patience: Patience,
 }
 
-/// What is known of the writes.
+/// The queue pairs, as a bit mask, over which nothing is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Silent(pub u32);
+
+/// What is known of the writes. Queue pairs are bit masks.
 #[derive(Debug)]
 struct Answers {
-    /// Rails whose write is not complete.
-    waiting: RailMask,
-    /// Rails whose write has failed.
-    failed: RailMask,
+    /// Those whose write is not complete.
+    waiting: u32,
+    /// Those whose write has failed.
+    failed: u32,
 }
 
 impl Answers {
-    /// A work request on rail `number` is complete, whose queue pair for the write has index `qp`. Returns whether it is the write, and
-    /// the peer's device has acknowledged it.
+    /// A work request is complete. Returns whether it is the write of its queue pair, and the peer's device has acknowledged it.
     ///
     /// # Errors
     /// The completion is of something else: the peer has sent what it must not send yet.
-    fn handle(&mut self, number: u8, qp: u8, id: WrId, status: Status) -> Result<bool> {
-        let rail = RailMask::only(number);
+    fn handle(&mut self, id: WrId, status: Status) -> Result<bool> {
+        let qp = 1_u32.wrapping_shl(id.qp().into());
         if status != Status::SUCCESS {
             // Of a queue pair that has failed, its receives are completed as well.
-            self.failed = self.failed | rail;
-        } else if id != (WrId::Probe { qp }) || !self.waiting.contains(number) {
+            self.failed |= qp;
+        } else if !matches!(id, WrId::Probe { .. }) || self.waiting & qp == 0 {
             return Err(Error::remote(format!(
-                "the peer broke the protocol: over rail {number} a message came before the connection goes on ({id:?})"
+                "the peer broke the protocol: a message came before the connection goes on ({id:?})"
             )));
         }
-        self.waiting = self.waiting - rail;
+        self.waiting &= !qp;
         Ok(status == Status::SUCCESS)
     }
 }
@@ -57,7 +62,7 @@ impl Answers {
 #[derive(Debug, Clone, Copy)]
 struct Patience {
     limit: Duration,
-    /// The time from the beginning after which no more is waited for: the limit, or less once a rail has acknowledged.
+    /// The time from the beginning after which no more is waited for: the limit, or less once a queue pair has acknowledged.
     until: Duration,
 }
 
@@ -66,7 +71,7 @@ impl Patience {
         Self { limit, until: limit }
     }
 
-    /// A rail has acknowledged, so long after the beginning.
+    /// A queue pair has acknowledged, so long after the beginning.
     fn handle_acknowledged(&mut self, after: Duration) {
         self.until = self.until.min((self.limit / OTHERS).max(after * OTHERS));
     }
@@ -83,34 +88,40 @@ impl ReachTest {
     /// # Errors
     /// The device refuses.
     pub fn begin(mut qps: QpSet, limit: Duration) -> Result<Self> {
-        let waiting = qps.striping.rail_numbers();
-        // The first queue pairs are on different rails.
-        for (number, connected) in (0..waiting.count()).zip(&mut qps.qps) {
+        let mut waiting = 0;
+        for (number, connected) in (0..).zip(&mut qps.qps) {
             let id = WrId::Probe { qp: number }.to_bits();
             connected.qp.post_write(&Write { id, signaled: true, ..Write::default() })?;
+            waiting |= 1 << number;
         }
-        let answers = Answers { waiting, failed: RailMask::NONE };
+        let answers = Answers { waiting, failed: 0 };
         Ok(Self { qps, answers, begun: Instant::now(), patience: Patience::new(limit) })
     }
 
-    /// The rails over which nothing is acknowledged, once that is known of each.
+    /// The queue pairs over which nothing is acknowledged, once that is known of each.
     ///
     /// # Errors
     /// The peer has sent what it must not send yet. The connection cannot go on.
-    pub fn poll(&mut self) -> Result<Option<RailMask>> {
-        for (qp, on) in (0..).zip(&self.qps.rails) {
+    pub fn poll(&mut self) -> Result<Option<Silent>> {
+        for on in &self.qps.rails {
             let mut batch = Batch::default();
             // A queue that has failed reports nothing more.
             for completion in on.queue.poll(&mut batch).unwrap_or_default() {
-                let id = WrId::from_bits(completion.id());
-                if self.answers.handle(on.number, qp, id, completion.status())? {
+                if self.answers.handle(WrId::from_bits(completion.id()), completion.status())? {
                     self.patience.handle_acknowledged(self.begun.elapsed());
                 }
             }
         }
         let Answers { waiting, failed } = self.answers;
-        let is_over = waiting.is_empty() || self.patience.is_over(self.begun.elapsed());
-        Ok(is_over.then(|| failed | waiting))
+        let is_over = waiting == 0 || self.patience.is_over(self.begun.elapsed());
+        Ok(is_over.then_some(Silent(failed | waiting)))
+    }
+
+    /// The rails of which no queue pair is acknowledged, if the `silent` ones are not.
+    pub fn dead_rails(&self, silent: Silent) -> RailMask {
+        let striping = self.qps.striping;
+        let alive = (0..striping.qp_count()).filter(|qp| silent.0 & 1 << qp == 0);
+        alive.fold(striping.rail_numbers(), |dead, qp| dead - RailMask::only(striping.rail_of(QpIndex(qp))))
     }
 
     /// The queue pairs.
@@ -123,7 +134,7 @@ impl ReachTest {
 mod tests {
     use super::*;
 
-    /// The time that is waited if a rail acknowledges after each of `acknowledged`, in microseconds, and another one never does.
+    /// The time that is waited if one acknowledges after each of `acknowledged`, in microseconds, and another one never does.
     fn waited(limit_us: u64, acknowledged_us: &[u64]) -> u64 {
         let mut patience = Patience::new(Duration::from_micros(limit_us));
         acknowledged_us.iter().for_each(|after| patience.handle_acknowledged(Duration::from_micros(*after)));
@@ -132,33 +143,32 @@ mod tests {
     }
 
     fn waits_for_two() -> Answers {
-        Answers { waiting: RailMask::first(2), failed: RailMask::NONE }
+        Answers { waiting: 0b11, failed: 0 }
     }
 
     #[test]
-    fn only_its_own_write_tells_that_a_rail_reaches_the_peer() {
+    fn only_its_own_write_tells_that_a_queue_pair_reaches_the_peer() {
         let mut answers = waits_for_two();
-        assert_eq!(answers.handle(1, 1, WrId::Probe { qp: 1 }, Status::SUCCESS), Ok(true));
-        assert_eq!((answers.waiting, answers.failed), (RailMask::only(0), RailMask::NONE));
+        assert_eq!(answers.handle(WrId::Probe { qp: 1 }, Status::SUCCESS), Ok(true));
+        assert_eq!((answers.waiting, answers.failed), (0b01, 0));
         for id in [WrId::Receive { qp: 0 }, WrId::Cts { qp: 0 }, WrId::Probe { qp: 1 }] {
-            let error = answers.handle(0, 0, id, Status::SUCCESS).expect_err("not the write of rail 0");
+            let error = answers.handle(id, Status::SUCCESS).expect_err("not the write of queue pair 0");
             assert!(error.text().contains("the peer broke the protocol"), "{error}");
         }
-        assert!(answers.handle(1, 1, WrId::Probe { qp: 1 }, Status::SUCCESS).is_err(), "it is complete already");
-        assert_eq!(answers.waiting, RailMask::only(0), "still waited for");
+        assert_eq!(answers.waiting, 0b01, "still waited for");
     }
 
     #[test]
     fn a_queue_pair_that_fails_does_not_reach_the_peer_whatever_is_completed_first() {
         for id in [WrId::Receive { qp: 0 }, WrId::Probe { qp: 0 }] {
             let mut answers = waits_for_two();
-            assert_eq!(answers.handle(0, 0, id, Status::RETRY_EXCEEDED), Ok(false));
-            assert_eq!((answers.waiting, answers.failed), (RailMask::only(1), RailMask::only(0)));
+            assert_eq!(answers.handle(id, Status::RETRY_EXCEEDED), Ok(false));
+            assert_eq!((answers.waiting, answers.failed), (0b10, 0b01));
         }
     }
 
     #[test]
-    fn a_rail_that_is_silent_has_an_eighth_of_the_limit_once_another_one_has_acknowledged() {
+    fn what_is_silent_has_an_eighth_of_the_limit_once_another_one_has_acknowledged() {
         assert_eq!(waited(8000, &[]), 8000, "nothing is known of the paths");
         assert_eq!((waited(8000, &[20]), waited(8000, &[20, 900])), (1000, 1000));
         assert_eq!(

@@ -10,6 +10,7 @@ use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::{LocalAddress, Rail, partition_index};
 use crate::proto::endpoint::{Endpoint, QpEnd, RailEnd};
+use crate::proto::flow_labels::FlowLabels;
 use crate::proto::handshake::Negotiated;
 use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_QPS};
@@ -76,6 +77,8 @@ pub struct QpSet {
     pub(in crate::net) remote: Endpoint,
     /// The marks of its packets.
     pub(in crate::net) priority: Priority,
+    /// The flow labels that this end's packets have.
+    pub(in crate::net) labels: FlowLabels,
 }
 
 impl InitQpSet {
@@ -220,6 +223,7 @@ impl QpSet {
             striping: self.striping,
             remote,
             priority: self.priority,
+            labels: self.labels.clone(),
         };
         std::mem::replace(self, empty)
     }

@@ -14,12 +14,14 @@ use crate::net::control::peer_state::PeerState;
 use crate::net::control::port_listeners::PortListener;
 use crate::net::control::workers::{Job, JobId, Workers};
 use crate::net::device::nic::Nic;
+use crate::net::qp::reach::Silent;
 use crate::net::qp::set::QpSet;
 use crate::proto::control::Time;
 use crate::proto::handshake::Negotiated;
 use crate::proto::recovery::action::{Action, Role};
 use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
+use crate::proto::recovery::move_budget::MoveBudget;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -68,6 +70,7 @@ pub(super) struct Work {
     next_warning: Option<Instant>,
     pub(super) rails: ConnRails,
     pub(super) new_qps: NewQps,
+    pub(super) moves: MoveBudget,
 }
 
 impl ConnRecovery {
@@ -76,8 +79,9 @@ impl ConnRecovery {
         let rails = ConnRails::of(nic, role, qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
-        let new_qps = NewQps::new(nic, role, terms, qps.priority);
-        let work = Work { machine, is_draining: false, stopped: None, next_warning: None, rails, new_qps };
+        let new_qps = NewQps::new(nic, role, terms, qps);
+        let moves = MoveBudget::default();
+        let work = Work { machine, is_draining: false, stopped: None, next_warning: None, rails, new_qps, moves };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
             peer: Arc::clone(peer),
@@ -162,6 +166,8 @@ impl ConnRecovery {
                 Input::PortChanged => self.look_at_ports(work, end),
                 // Its completions tell, which NCCL may not ask for.
                 Input::QueuePairFailed => end.poll()?,
+                Input::SlowLane(qp) => self.move_lane(work, qp),
+                Input::LaggingLanes(qps) => work.new_qps.leave_paths(Silent(qps)),
             }
         }
     }

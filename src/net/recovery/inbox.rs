@@ -1,5 +1,6 @@
 //! What has happened to one connection and has not been handled yet.
 
+use crate::proto::QpIndex;
 use crate::proto::frame::Frame;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,10 @@ pub(super) enum Input {
     PortChanged,
     /// A queue pair of the device has failed, of this connection or another one.
     QueuePairFailed,
+    /// This lane has stayed slow.
+    SlowLane(QpIndex),
+    /// Over these lanes, as a bit mask of queue pairs, nothing has been acknowledged, which is a fault.
+    LaggingLanes(u32),
     /// More than [`MOST`] of these.
     TooMuch,
 }

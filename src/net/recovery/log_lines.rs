@@ -3,6 +3,7 @@
 use super::rails::ConnRails;
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
+use crate::proto::QpIndex;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::time::Duration;
 
@@ -11,6 +12,16 @@ pub(super) fn warn_of_fault(nic: &Nic, peer: &PeerState, cause: &str) {
     let text = format!("{}: the connection to {} recovers: {cause}", nic.name, peer.peer());
     match nic.notices.line("fault", &text) {
         Some(line) => log::warn!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}
+
+/// The lane of queue pair `qp` gets another path.
+pub(super) fn log_move(nic: &Nic, peer: &PeerState, qp: QpIndex) {
+    let text =
+        format!("{}: lane {} of the connection to {} stays slow, and gets another path", nic.name, qp.0, peer.peer());
+    match nic.notices.line("path", &text) {
+        Some(line) => log::info!("{line}"),
         None => log::debug!("{text}"),
     }
 }

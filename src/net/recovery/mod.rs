@@ -10,6 +10,7 @@
 //! | [`new_qps`] | the queue pairs of an attempt: created, connected, tested |
 //! | `progress` | how it goes on with them, up to their use |
 //! | `events` | its events: of the peer, of ports and of failed queue pairs |
+//! | `moves` | other paths for slow lanes |
 //! | `log_lines` | what the log says of connections that recover |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
 //! | `in_use` | the devices that the queue pairs of a connection are on |
@@ -28,6 +29,7 @@ mod events;
 mod in_use;
 mod inbox;
 mod log_lines;
+mod moves;
 mod new_qps;
 mod progress;
 pub mod rails;

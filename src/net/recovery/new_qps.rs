@@ -7,13 +7,16 @@ use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::priority::Priority;
-use crate::net::qp::reach::ReachTest;
+use crate::net::qp::reach::{ReachTest, Silent};
 use crate::net::qp::set::{InitQpSet, QpSet};
+use crate::proto::QpIndex;
 use crate::proto::endpoint::Endpoint;
+use crate::proto::flow_labels::FlowLabels;
 use crate::proto::handshake::Negotiated;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::action::Role;
 use crate::proto::recovery::rail_mask::RailMask;
+use crate::proto::stripe::Striping;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +37,9 @@ pub struct NewQps {
     /// Queue pairs on each rail.
     per_rail: usize,
     priority: Priority,
+    labels: FlowLabels,
+    /// How the queue pairs are numbered that were connected last.
+    striping: Striping,
     /// The ports of the latest attempt at both ends, and how many attempts between them have found that nothing is acknowledged.
     between: Vec<(Arc<Rail>, [u8; 16])>,
     unreached: u32,
@@ -60,21 +66,38 @@ pub enum Progress {
     Wait(Instant),
     /// Those of this attempt are connected, with this description for the peer.
     Connected(u32, Endpoint),
-    /// Those of this attempt are connected, but nothing is acknowledged over these rails.
+    /// Those of this attempt are connected, but nothing is acknowledged over some of them, among which are all of these rails.
     Unreachable(u32, RailMask),
     /// Those of this attempt, the receiver's, reach the sender.
     Proven(u32),
-    /// They do not over these rails.
+    /// Some do not, among which are all of these rails.
     Unproven(u32, RailMask),
     /// Those of this attempt cannot be connected.
     Failed(u32, Error),
 }
 
 impl NewQps {
-    /// None yet, for an end of a connection on `terms`, whose packets have `priority`.
-    pub fn new(nic: &Arc<Nic>, role: Role, terms: &Negotiated, priority: Priority) -> Self {
-        let (nic, per_rail) = (Arc::clone(nic), terms.qps_per_rail());
-        Self { nic, role, per_rail, priority, between: Vec::new(), unreached: 0, stage: Stage::None }
+    /// None yet, for an end of a connection on `terms` that runs on `qps`, as whose packets theirs are marked.
+    pub fn new(nic: &Arc<Nic>, role: Role, terms: &Negotiated, qps: &QpSet) -> Self {
+        Self {
+            nic: Arc::clone(nic),
+            role,
+            per_rail: terms.qps_per_rail(),
+            priority: qps.priority,
+            labels: qps.labels.clone(),
+            striping: qps.striping,
+            between: Vec::new(),
+            unreached: 0,
+            stage: Stage::None,
+        }
+    }
+
+    /// From the next attempt on, the lanes of these queue pairs, which are those that were connected last, have other paths, if their flow labels choose
+    /// them.
+    pub fn leave_paths(&mut self, qps: Silent) {
+        for qp in (0..self.striping.qp_count()).filter(|qp| qps.0 & 1 << qp != 0) {
+            self.labels.replace(self.striping.rail_of(QpIndex(qp)), qp / self.striping.rails());
+        }
     }
 
     /// Creates the sender's on `ports`, each with the number of its rail. Returns their description for the receiver.
@@ -113,7 +136,7 @@ impl NewQps {
         self.handle_ports(between);
         let rails = ports.iter().fold(RailMask::NONE, |rails, (number, _)| rails | RailMask::only(*number));
         terms.striping = terms.striping.over(rails);
-        let connecting = qps.connect(&self.nic, remote, &terms, self.priority, ONCE)?;
+        let connecting = qps.connect(&self.nic, remote, &terms, self.priority, self.labels.clone(), ONCE)?;
         self.stage = Stage::Connecting(attempt, Box::new(connecting));
         Ok(())
     }
@@ -130,37 +153,38 @@ impl NewQps {
                     self.stage = Stage::Testing(attempt, testing, weights);
                     Progress::Wait(Instant::now() + REACH_EVERY)
                 }
-                Some(dead) if dead.is_empty() => {
+                Some(Silent(0)) => {
                     self.unreached = 0;
                     let (test, endpoint) = *testing;
                     self.stage = Stage::Connected(test.into_qps(), weights);
                     Progress::Connected(attempt, endpoint)
                 }
-                Some(dead) => {
-                    self.unreached += 1;
-                    Progress::Unreachable(attempt, dead)
-                }
+                Some(silent) => Progress::Unreachable(attempt, self.handle_silent(&testing.0, silent)),
             }),
             Stage::Proving(attempt, mut test, weights) => Some(match test.poll()? {
                 None => {
                     self.stage = Stage::Proving(attempt, test, weights);
                     Progress::Wait(Instant::now() + REACH_EVERY)
                 }
-                Some(dead) if dead.is_empty() => {
+                Some(Silent(0)) => {
                     self.unreached = 0;
                     self.stage = Stage::Connected(test.into_qps(), weights);
                     Progress::Proven(attempt)
                 }
-                Some(dead) => {
-                    self.unreached += 1;
-                    Progress::Unproven(attempt, dead)
-                }
+                Some(silent) => Progress::Unproven(attempt, self.handle_silent(&test, silent)),
             }),
             other => {
                 self.stage = other;
                 None
             }
         })
+    }
+
+    /// Nothing is acknowledged over the `silent` queue pairs of `test`. Returns the rails that have no others.
+    fn handle_silent(&mut self, test: &ReachTest, silent: Silent) -> RailMask {
+        self.unreached += 1;
+        self.leave_paths(silent);
+        test.dead_rails(silent)
     }
 
     /// The queue pairs are on these ports, and connected to these GIDs. Those of another port may be reached as quickly as ever.
@@ -206,6 +230,7 @@ impl NewQps {
     /// The queue pairs are connected: the receiver's are made ready for messages, the sender's are tested.
     fn prepare(&mut self, end: &dyn End, attempt: u32, connecting: ConnectingQpSet) -> Result<Progress> {
         let (mut qps, endpoint) = connecting.finish();
+        self.striping = qps.striping;
         let weights = endpoint.rail_weights_with(&qps.remote).over(qps.striping.rail_numbers());
         match self.role {
             Role::Sender => {

@@ -29,7 +29,7 @@ use crate::net::control::stream::ControlStream;
 use crate::net::data::caps::SENDER_QP_CAPS;
 use crate::net::data::sender::{CtsRing, SendComm};
 use crate::net::device::nic::Nic;
-use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
 use crate::net::qp::priority::Priority;
 use crate::net::qp::set::InitQpSet;
 use crate::proto::RING_SLOTS;
@@ -337,8 +337,14 @@ impl Connector {
         self.steps.end("handshake");
         let priority = Priority::of_sender(&self.nic.config, self.of.class);
         self.deadline = Instant::now() + self.handshake_timeout();
-        let connecting =
-            qps.connect(&self.nic, reply.endpoint.clone(), &reply.terms, priority, self.nic.config.retries)?;
+        let connecting = qps.connect(
+            &self.nic,
+            reply.endpoint.clone(),
+            &reply.terms,
+            priority,
+            flow_labels(&self.nic)?,
+            self.nic.config.retries,
+        )?;
         Ok((Stage::Connecting(Box::new(Pending { stream, connecting, ring, reply })), true))
     }
 

@@ -21,7 +21,7 @@ use crate::net::control::stream::ControlStream;
 use crate::net::data::caps::RECEIVER_QP_CAPS;
 use crate::net::data::receiver::{RecvComm, RecvPath};
 use crate::net::device::nic::Nic;
-use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
 use crate::net::qp::priority::Priority;
 use crate::net::qp::set::InitQpSet;
 use crate::proto::control::event::{End, Received};
@@ -317,7 +317,8 @@ fn begin(nic: &Nic, hello: Hello, class: Option<u8>) -> Result<Preparing> {
     let idle = InitQpSet::new(nic, &nic.ports(RailMask::first(rails)), count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
     let terms = Negotiated::agree(&hello.endpoint, &idle.endpoint)?;
     let priority = Priority::of_receiver(&nic.config, class);
-    let connecting = idle.connect(nic, hello.endpoint.clone(), &terms, priority, nic.config.retries)?;
+    let connecting =
+        idle.connect(nic, hello.endpoint.clone(), &terms, priority, flow_labels(nic)?, nic.config.retries)?;
     Ok(Preparing { connecting, hello, terms })
 }
 

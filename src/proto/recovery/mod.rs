@@ -32,11 +32,13 @@
 //! | [`sender`], `replay` | the sender applies it; what is sent again |
 //! | [`machine`], [`action`] | the order of things at one end; what its caller has to do |
 //! | `rail_history` | how long a rail that has fallen often waits |
+//! | [`move_budget`] | how often lanes may be given other paths |
 
 pub mod account;
 pub mod action;
 pub mod machine;
 pub mod message;
+pub mod move_budget;
 mod rail_history;
 pub mod rail_mask;
 mod receiver;

@@ -138,6 +138,9 @@ impl SendFlow {
         let Replay { request, addr, length, missing } = self.replays.queue.pop_front()?;
         let cts = missing.cts;
         let stripes = self.striping.stripe_count(length);
+        if let Some(lanes) = &mut self.lanes {
+            self.qp = lanes.begin(stripes, self.striping);
+        }
         let transfer = self.transfer(request, SlotIndex::of(cts.seq), UnclaimedCts::from(&cts), length, stripes);
         Some((transfer, addr))
     }

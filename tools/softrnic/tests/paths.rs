@@ -28,20 +28,19 @@ fn write((a, b): &(Node, Node), length: usize) {
     a.send(Work { sges: &[a.sge(0, length)], to: (b.address().addr, b.address().rkey), ..Work::default() });
 }
 
-/// Whether a short message of `other` is through while a long one of `one` is on its way, which takes 20 ms.
+/// What a path of [`two_paths`] takes for [`BYTES`].
+const LONG: Duration = Duration::from_millis(20);
+
+/// Whether a short message of `other`, posted after a long one of `one`, is through before the long one can be. On the same path it never is.
+/// On another one it is, unless the machine stops for as long.
 fn overtakes(other: &(Node, Node), one: &(Node, Node)) -> bool {
     let begin = Instant::now();
     write(one, BYTES);
     write(other, 8);
-    while begin.elapsed() < Duration::from_millis(20) {
-        if other.0.poll().is_some() {
-            assert_eq!(one.0.next().status, OK);
-            return true;
-        }
-    }
-    one.0.next();
-    other.0.next();
-    false
+    assert_eq!(other.0.next().status, OK);
+    let overtaken = begin.elapsed() < LONG;
+    assert_eq!(one.0.next().status, OK);
+    overtaken
 }
 
 /// The hash is fixed: of the flow labels 1 to 8, some take one path and some the other.
@@ -52,9 +51,10 @@ fn queue_pairs_share_a_path_if_the_hash_of_their_flow_labels_is_the_same() {
         let first = pair(1, &terms);
         let again = pair(1, &terms);
         assert!(!overtakes(&again, &first), "the same label, so the same path");
-        // A machine that stops for 20 ms makes one of these late.
-        let is_other = |label| (0..10).any(|_| overtakes(&pair(label, &terms), &first));
-        assert!((2..=8).any(is_other), "another path");
+        let others: Vec<_> = (2..=8).map(|label| pair(label, &terms)).collect();
+        // As often as it takes on a machine that stops again and again.
+        let mut tries = (0..200).flat_map(|_| &others);
+        assert!(tries.any(|other| overtakes(other, &first)), "another path");
     });
 }
 
@@ -66,7 +66,7 @@ fn messages_on_one_path_share_its_bandwidth() {
         let begin = Instant::now();
         all.iter().for_each(|pair| write(pair, BYTES));
         all.iter().for_each(|pair| assert_eq!(pair.0.next().status, OK));
-        assert!(begin.elapsed() >= Duration::from_millis(60), "600 kB at 10 MB/s: {:?}", begin.elapsed());
+        assert!(begin.elapsed() >= 3 * LONG, "600 kB at 10 MB/s: {:?}", begin.elapsed());
     });
 }
 

@@ -22,7 +22,7 @@ const DRAIN_TIME: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum State {
     Running,
-    /// Sender: a rail is to be taken in, and what is outstanding completes before.
+    /// Sender: a rail is to be taken in, or a lane to get another path, and what is outstanding completes before.
     Draining {
         until: Time,
     },

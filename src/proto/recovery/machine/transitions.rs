@@ -156,7 +156,11 @@ impl Recovery {
     /// Begins the next attempt, because nothing is acknowledged over the rails `dead`; at once, if there are others.
     pub(super) fn begin_without(&mut self, now: Time, dead: RailMask) {
         let has_others = !dead.is_empty() && dead != self.rails;
-        self.begin_next(now, format!("rails {dead} acknowledge nothing"));
+        let cause = match dead.is_empty() {
+            true => "queue pairs do not reach the peer".into(),
+            false => format!("rails {dead} acknowledge nothing"),
+        };
+        self.begin_next(now, cause);
         if has_others {
             self.pause = now;
         }
@@ -240,15 +244,31 @@ impl Recovery {
     fn look_for_rails(&mut self, now: Time) {
         let found = self.history.ready(now) - self.rails;
         if self.role == Role::Sender && !found.is_empty() {
-            self.state = State::Draining { until: now + DRAIN_TIME };
-            self.due.drain = true;
+            self.begin_draining(now);
         }
     }
 
-    /// Sender: begins an attempt so as to use more rails.
+    /// Sender: queue pairs with other paths are wanted, although nothing has failed. Returns whether that is begun: not while something
+    /// else is under way.
+    pub fn handle_wish(&mut self, now: Time) -> bool {
+        let is_begun = self.role == Role::Sender && self.state == State::Running;
+        if is_begun {
+            self.begin_draining(now);
+        }
+        is_begun
+    }
+
+    /// Sender: has what is outstanding complete before it begins an attempt although nothing has failed.
+    pub(super) fn begin_draining(&mut self, now: Time) {
+        self.state = State::Draining { until: now + DRAIN_TIME };
+        self.due.drain = true;
+    }
+
+    /// Sender: begins that attempt, so as to use more rails, or other paths.
     pub(super) fn take_in(&mut self, now: Time) {
         let found = self.history.usable() - self.rails;
-        self.begin_next(now, format!("to use more rails: {found}"));
+        let cause = if found.is_empty() { "to use other paths".into() } else { format!("to use more rails: {found}") };
+        self.begin_next(now, cause);
         self.advance(now);
     }
 

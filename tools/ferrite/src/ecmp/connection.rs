@@ -107,8 +107,9 @@ impl Connection {
         self.lanes[lane].rate = rate;
     }
 
-    pub(super) fn weight(&self, lane: usize) -> u64 {
-        self.sender.weight_of(QpIndex(lane as u8))
+    /// The lane that the plugin's code has found to stay slow.
+    pub(super) fn poll_slow_lane(&mut self) -> Option<usize> {
+        self.sender.poll_slow_lane().map(|qp| qp.0.into())
     }
 
     /// Goes on from time `now` to time `end`; us.

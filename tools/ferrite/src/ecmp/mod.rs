@@ -17,7 +17,6 @@
 //! | `fair` | max-min fair rates |
 //! | `job` | which NIC sends to which, and which messages wait for others |
 //! | `policy` | what a transport does with its queue pairs |
-//! | `moves` | when a lane is given another path, where a policy does that |
 //! | `connection` | one connection: both ends, and what is on its lanes |
 //! | `run` | time |
 //! | `scenario` | a fabric, a job and what is wrong, for several policies and seeds |
@@ -28,7 +27,6 @@ mod fabric;
 mod fair;
 mod hash;
 pub(crate) mod job;
-mod moves;
 pub(crate) mod policy;
 pub(crate) mod report;
 mod run;

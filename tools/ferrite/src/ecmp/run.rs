@@ -7,7 +7,6 @@ use crate::ecmp::fabric::Fabric;
 use crate::ecmp::fair::{Fair, Path};
 use crate::ecmp::hash::{Fields, Random, port_of_label, port_of_queue_pairs};
 use crate::ecmp::job::Stream;
-use crate::ecmp::moves::Moves;
 use crate::ecmp::policy::Policy;
 use crate::error::{Error, Result};
 
@@ -51,7 +50,6 @@ pub(super) struct Run<'a> {
     connections: Vec<Connection>,
     /// By connection, the one that forwards what it delivers.
     forwarded_by: Vec<Option<usize>>,
-    moves: Vec<Moves>,
     /// By lane of all connections, one connection after the other; then traffic of others.
     paths: Vec<Path>,
     /// By lane, the share of what is sent that arrives in time.
@@ -82,7 +80,6 @@ impl<'a> Run<'a> {
                 forwarded_by[before] = Some(number);
             }
         }
-        let moves = connections.iter().map(|connection| Moves::new(connection.lane_count())).collect();
         let mut next_qp: Vec<u32> = (0..fabric.shape().nics).map(|_| random.below(1 << 20) as u32 + 64).collect();
         let mut run = Self {
             fabric,
@@ -91,7 +88,6 @@ impl<'a> Run<'a> {
             hashes_queue_pairs,
             connections,
             forwarded_by,
-            moves,
             paths: Vec::new(),
             goodput: Vec::new(),
             random,
@@ -218,9 +214,8 @@ impl<'a> Run<'a> {
         let mut first = 0;
         for number in 0..self.connections.len() {
             let connection = &mut self.connections[number];
-            let slow = self.moves[number].poll(connection.completed, |lane| connection.weight(lane));
             let lanes = connection.lane_count();
-            if let Some(lane) = slow {
+            if let Some(lane) = connection.poll_slow_lane() {
                 connection.recover().map_err(Error::Contract)?;
                 let label = self.random.below(1 << 20) as u32;
                 let queue_pair = self.random.below(1 << 24) as u32;

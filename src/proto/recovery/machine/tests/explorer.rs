@@ -38,6 +38,8 @@ struct World {
     now: Time,
     faults: u8,
     breaks: u8,
+    wishes: u8,
+    is_draining: bool,
     messages: [Sent; MESSAGES],
 }
 
@@ -45,7 +47,7 @@ struct World {
 type Branch<'a> = dyn FnMut(bool, &dyn Fn(&mut World)) + 'a;
 
 impl World {
-    fn new(faults: u8, breaks: u8) -> Self {
+    fn new(faults: u8, breaks: u8, wishes: u8) -> Self {
         let machine = |role| Recovery::new(role, RailMask::first(2), GIVE_UP);
         Self {
             machines: [machine(Role::Sender), machine(Role::Receiver)],
@@ -57,6 +59,8 @@ impl World {
             now: Time::ZERO,
             faults,
             breaks,
+            wishes,
+            is_draining: false,
             messages: Default::default(),
         }
     }
@@ -87,6 +91,15 @@ impl World {
                 world.machines[i].handle_fault(world.now, "a fault");
             });
         }
+        on(self.wishes > 0, &|world| {
+            world.wishes -= 1;
+            world.machines[0].handle_wish(world.now);
+        });
+        let is_drained = self.messages.iter().all(|sent| sent.posted.is_none() || sent.is_acknowledged);
+        on(self.is_draining && is_drained, &|world| {
+            world.is_draining = false;
+            world.machines[0].handle_drained(world.now);
+        });
         on(self.is_connected && self.breaks > 0, &|world| {
             (world.is_connected, world.breaks) = (false, world.breaks - 1);
             world.frames.iter_mut().for_each(Vec::clear);
@@ -146,7 +159,8 @@ impl World {
             while let Some(action) = self.machines[i].poll_action() {
                 match action {
                     Action::Send(message) if self.is_connected => self.frames[1 - i].push(message),
-                    Action::Send(_) | Action::Recovered { .. } | Action::Drain => {}
+                    Action::Send(_) | Action::Recovered { .. } => {}
+                    Action::Drain => self.is_draining = true,
                     Action::Discard => self.queue_pairs[i] = None,
                     Action::Fail(text) => panic!("{text}"),
                     job => assert!(self.jobs[i].replace(job).is_none(), "two jobs at once"),
@@ -162,6 +176,7 @@ impl World {
         let end = |rails: RailMask| Ok(endpoint(rails.count().into(), 1, false));
         match self.jobs[i].take().expect("a job") {
             Action::Fence => {
+                self.is_draining &= i != 0;
                 self.queue_pairs[i] = None;
                 self.machines[i].handle_fenced(now);
             }
@@ -226,8 +241,8 @@ fn hash(world: &World) -> u64 {
 }
 
 /// Visits every state. Returns how many there are, and after how many events the last new one comes.
-fn explore(faults: u8, breaks: u8) -> (usize, usize) {
-    let mut frontier = vec![World::new(faults, breaks)];
+fn explore(faults: u8, breaks: u8, wishes: u8) -> (usize, usize) {
+    let mut frontier = vec![World::new(faults, breaks, wishes)];
     let mut seen: HashSet<u64> = frontier.iter().map(hash).collect();
     let mut depth = 0;
     while !frontier.is_empty() {
@@ -242,13 +257,19 @@ fn explore(faults: u8, breaks: u8) -> (usize, usize) {
         frontier = next;
         depth += usize::from(!frontier.is_empty());
     }
-    println!("{faults} faults, {breaks} breaks: {} states, depth {depth}", seen.len());
+    println!("{faults} faults, {breaks} breaks, {wishes} wishes: {} states, depth {depth}", seen.len());
     (seen.len(), depth)
 }
 
 #[test]
 fn every_order_of_events_with_a_fault_and_a_break_of_the_control_connection_ends_well() {
-    let (states, depth) = explore(1, 1);
+    let (states, depth) = explore(1, 1, 0);
+    assert!(states > 1000 && depth > 20, "{states} states, depth {depth}");
+}
+
+#[test]
+fn every_order_of_events_with_a_wish_for_other_paths_and_a_fault_ends_well() {
+    let (states, depth) = explore(1, 0, 1);
     assert!(states > 1000 && depth > 20, "{states} states, depth {depth}");
 }
 
@@ -256,6 +277,6 @@ fn every_order_of_events_with_a_fault_and_a_break_of_the_control_connection_ends
 #[test]
 fn every_order_of_events_with_two_faults_ends_well() {
     let breaks = u8::from(std::env::var("FERRITE_EXPLORE").is_ok_and(|value| value == "all"));
-    let (states, depth) = explore(2, breaks);
+    let (states, depth) = explore(2, breaks, 0);
     assert!(states > 1000 && depth > 20, "{states} states, depth {depth}");
 }

@@ -1,0 +1,31 @@
+//! Other paths for lanes: a queue pair that replaces one of a lane has another flow label.
+
+use super::conn::{ConnRecovery, Work};
+use super::inbox::Input;
+use super::log_lines;
+use crate::net::qp::reach::Silent;
+use crate::proto::QpIndex;
+
+impl ConnRecovery {
+    /// Sender: the lane of queue pair `qp` has stayed slow while others have not.
+    pub fn report_slow_lane(&self, qp: QpIndex) {
+        self.put_or_wait(Input::SlowLane(qp));
+    }
+
+    /// There is a fault, and it is on these lanes, as a bit mask of queue pairs, that nothing is acknowledged. To be called before
+    /// [`Self::report`].
+    pub fn report_lagging_lanes(&self, qps: u32) {
+        self.put_or_wait(Input::LaggingLanes(qps));
+    }
+
+    /// Gives a slow lane another path, if none has been given lately.
+    pub(super) fn move_lane(&self, work: &mut Work, qp: QpIndex) {
+        let now = self.now();
+        // While something else is under way, the queue pairs are about to be others.
+        if work.moves.allows(now) && work.machine.handle_wish(now) {
+            work.moves.handle_move(now);
+            work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
+            log_lines::log_move(&self.nic, &self.peer, qp);
+        }
+    }
+}

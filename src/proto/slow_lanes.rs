@@ -1,0 +1,86 @@
+//! Which lane of a connection is slow, and stays so: its share of messages has stayed far below that of the others.
+//!
+//! A lane's share follows what it completes, and shares say only how lanes compare. If all of them slow down together, since the
+//! receiver is slow or the job pauses, no share changes, and no lane is slow.
+
+use super::{MAX_QPS, QpIndex};
+
+/// Messages between two looks at the shares: enough for one to fall to a third.
+const LOOK_EVERY: u32 = 128;
+/// A lane whose share is less than 3/4 of the mean of the others' is slow.
+const SLOW: (u64, u64) = (3, 4);
+/// So many looks in a row have to find a lane slow.
+const LOOKS: u8 = 3;
+
+/// How often in a row each lane has been found slow.
+#[derive(Debug, Default)]
+pub(super) struct SlowLanes {
+    slow: [u8; MAX_QPS],
+    /// Messages since the latest look.
+    messages: u32,
+}
+
+impl SlowLanes {
+    /// A message is complete that shows how fast the `count` lanes are; `share` returns the share of one. Returns the slowest of those that
+    /// have been slow for long enough. It is then said to be slow again only after as long.
+    pub(super) fn handle_message(&mut self, count: u8, share: impl Fn(QpIndex) -> u64) -> Option<QpIndex> {
+        self.messages += 1;
+        if self.messages < LOOK_EVERY || count < 2 {
+            return None;
+        }
+        self.messages = 0;
+        let lanes = || (0..count).map(QpIndex);
+        let sum: u64 = lanes().map(&share).sum();
+        for (lane, slow) in lanes().zip(&mut self.slow) {
+            let (own, others) = (share(lane), u64::from(count) - 1);
+            let is_slow = own * others * SLOW.1 < (sum - own) * SLOW.0;
+            *slow = if is_slow { *slow + 1 } else { 0 };
+        }
+        let slowest = lanes().filter(|lane| self.slow[usize::from(lane.0)] >= LOOKS).min_by_key(|lane| share(*lane))?;
+        self.slow = [0; MAX_QPS];
+        Some(slowest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lanes that are said to be slow while so many messages complete with these shares.
+    fn slow(shares: &[u64], messages: u32) -> Vec<u8> {
+        let mut slow = SlowLanes::default();
+        let share = |lane: QpIndex| shares[usize::from(lane.0)];
+        (0..messages).filter_map(|_| slow.handle_message(shares.len() as u8, share)).map(|lane| lane.0).collect()
+    }
+
+    #[test]
+    fn the_slowest_of_those_that_stay_slow_is_named() {
+        assert_eq!(slow(&[100, 30, 20, 100], LOOK_EVERY * 3), [2]);
+        assert_eq!(slow(&[100, 30, 20, 100], LOOK_EVERY * 3 - 1), [0; 0], "not for long enough");
+        assert_eq!(slow(&[100, 30, 20, 100], LOOK_EVERY * 6), [2, 2], "as long again");
+    }
+
+    #[test]
+    fn none_is_slow_if_all_are_alike_or_there_is_one() {
+        assert_eq!(slow(&[10, 10, 9, 10], 10_000), [0; 0]);
+        assert_eq!(slow(&[2; 8], 10_000), [0; 0], "all have become slow");
+        assert_eq!(slow(&[10], 10_000), [0; 0]);
+    }
+
+    #[test]
+    fn three_quarters_of_the_mean_of_the_others_are_not_slow() {
+        assert_eq!(slow(&[75, 100, 50, 150], LOOK_EVERY * 3), [2]);
+        assert_eq!(slow(&[75, 100, 100, 100], LOOK_EVERY * 3), [0; 0]);
+        assert_eq!(slow(&[74, 100, 100, 100], LOOK_EVERY * 3), [0]);
+    }
+
+    #[test]
+    fn a_lane_that_is_slow_now_and_then_is_not_named() {
+        let mut slow = SlowLanes::default();
+        for message in 0..10_000 {
+            let is_slow = !(message / LOOK_EVERY).is_multiple_of(LOOKS.into());
+            let share = |lane: QpIndex| if lane.0 == 1 && is_slow { 20 } else { 100 };
+            assert_eq!(slow.handle_message(2, share), None);
+        }
+    }
+}

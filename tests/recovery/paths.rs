@@ -1,0 +1,113 @@
+//! A fabric with several equal paths: lanes that share one get apart, one that loses packets is left, and a slow receiver moves nobody.
+
+use crate::common::log::{log, said};
+use crate::fabric::{Fabric, exchange_until, inject_only, run, softrnic};
+use crate::stream::{Shape, Stream};
+use ferrite::error::Result;
+use ferrite::pair::WorkerCtx;
+use std::time::Duration;
+
+/// Long enough that lanes show their speed.
+const SHAPE: Shape = Shape { depth: 8, bytes: 128 << 10 };
+const NEW_PATHS: (&str, &str) = ("FERRITE_NEW_PATHS", "1");
+/// What the log says of a lane that is moved.
+const MOVED: &str = "stays slow, and gets another path";
+
+/// The bytes that each path of rank 0's port has been given so far.
+fn carried() -> Vec<u64> {
+    let text = softrnic(&["stat"]);
+    let of_port = text.lines().skip_while(|line| !line.starts_with("softrnic0")).skip(1);
+    let paths = of_port.take_while(|line| !line.starts_with("softrnic")).filter(|line| line.contains(" path "));
+    let bytes = |line: &str| line.trim_end_matches(" bytes").rsplit(' ').next().and_then(|bytes| bytes.parse().ok());
+    paths.map(|line| bytes(line).unwrap_or_else(|| panic!("no bytes in {line:?}"))).collect()
+}
+
+/// The paths that have carried a hundredth of what rank 0 has sent since `before`, or more; clear-to-sends are less.
+fn used_since(before: &mut Vec<u64>) -> Vec<usize> {
+    let was = std::mem::replace(before, carried());
+    let sent: Vec<_> = before.iter().zip(was).map(|(now, was)| now - was).collect();
+    let all: u64 = sent.iter().sum();
+    (0..sent.len()).filter(|path| sent[*path] > all / 100).collect()
+}
+
+/// Exchanges messages, and returns these paths.
+fn paths_of(worker: &WorkerCtx, stream: &mut Stream) -> Result<Vec<usize>> {
+    let mut before = carried();
+    stream.exchange(worker, 14)?;
+    Ok(used_since(&mut before))
+}
+
+/// A connection of four lanes at rank 0's end on a number of paths that `is_wanted`: each has labels of its own.
+fn open(worker: &mut WorkerCtx, is_wanted: impl Fn(usize) -> bool) -> Result<(Stream, Vec<usize>)> {
+    loop {
+        let mut stream = Stream::open(worker, SHAPE)?;
+        let paths = paths_of(worker, &mut stream)?;
+        if worker.agree(u64::from(is_wanted(paths.len())))? == 1 {
+            return Ok((stream, paths));
+        }
+        stream.close()?;
+    }
+}
+
+#[test]
+fn lanes_that_share_a_path_get_apart() -> Result<()> {
+    let env = [NEW_PATHS, ("SOFTRNIC_PATHS", "8"), ("SOFTRNIC_PATH_MBS", "20")];
+    run(Fabric::Lanes, &env, |worker| {
+        let (mut stream, first) = open(worker, |count| count < 4)?;
+        let mut before = carried();
+        exchange_until(worker, &mut stream, "until lanes are on more paths", || {
+            used_since(&mut before).len() > first.len()
+        })?;
+        if worker.rank() == 0 {
+            assert!(said(&[MOVED]), "{}", log());
+        }
+        worker.barrier()?;
+        stream.close()
+    })
+}
+
+/// `loss` is in force on one of the paths that lanes are on: that one is left, and the others are kept.
+fn is_left(loss: &str) -> Result<()> {
+    let env = [NEW_PATHS, ("SOFTRNIC_PATHS", "8"), ("SOFTRNIC_PATH_MBS", "200")];
+    run(Fabric::Lanes, &env, |worker| {
+        let (mut stream, first) = open(worker, |count| count > 1)?;
+        if worker.rank() == 0 {
+            inject_only(&format!("{loss} path={} device=softrnic0", first[0]));
+        }
+        worker.barrier()?;
+        let mut before = carried();
+        exchange_until(worker, &mut stream, "until a path is left", || !used_since(&mut before).contains(&first[0]))?;
+        let now = paths_of(worker, &mut stream)?;
+        assert!(worker.rank() != 0 || first[1..].iter().all(|path| now.contains(path)), "{first:?}, then {now:?}");
+        worker.barrier()?;
+        stream.close()
+    })
+}
+
+#[test]
+fn a_dead_path_is_left_by_the_lanes_on_it_alone() -> Result<()> {
+    is_left("drop attempts=all")
+}
+
+#[test]
+fn a_path_that_loses_packets_is_left_by_the_lanes_on_it_alone() -> Result<()> {
+    is_left("drop attempts=all chance=0.1")
+}
+
+/// All lanes share the only path, so none is slower than the others. The receiver asks for messages now and then only.
+#[test]
+fn a_slow_receiver_moves_no_lane() -> Result<()> {
+    let env = [NEW_PATHS, ("SOFTRNIC_PATHS", "1"), ("SOFTRNIC_PATH_MBS", "1000")];
+    run(Fabric::Lanes, &env, |worker| {
+        let mut stream = Stream::open(worker, SHAPE)?;
+        for _ in 0..300 {
+            if worker.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            stream.exchange(worker, 4)?;
+        }
+        assert!(!said(&["gets another path"]), "{}", log());
+        worker.barrier()?;
+        stream.close()
+    })
+}
