@@ -20,6 +20,8 @@ struct Table {
     labels: [[u32; LANES]; MAX_RAILS],
     /// State of the random numbers.
     random: u64,
+    /// How often a lane got another one.
+    replaced: u64,
 }
 
 impl FlowLabels {
@@ -28,7 +30,7 @@ impl FlowLabels {
 
     /// One for each lane, at random, with UDP source ports that all differ.
     pub fn random(seed: u64) -> Self {
-        let mut table = Table { labels: [[0; LANES]; MAX_RAILS], random: seed };
+        let mut table = Table { labels: [[0; LANES]; MAX_RAILS], random: seed, replaced: 0 };
         for (rail, lane) in (0..MAX_RAILS).flat_map(|rail| (0..LANES).map(move |lane| (rail, lane))) {
             table.labels[rail][lane] = table.other();
         }
@@ -53,7 +55,13 @@ impl FlowLabels {
         if let Some(label) = table.labels.get_mut(usize::from(rail)).and_then(|lanes| lanes.get_mut(usize::from(lane)))
         {
             *label = other;
+            table.replaced += 1;
         }
+    }
+
+    /// How often a lane has got another one.
+    pub fn replaced(&self) -> u64 {
+        self.0.as_ref().map_or(0, |table| table.replaced)
     }
 }
 
@@ -107,6 +115,7 @@ mod tests {
         for _ in 0..1000 {
             let before = labels.clone();
             labels.replace(2, 5);
+            assert_eq!(labels.replaced(), before.replaced() + 1);
             assert_ne!(port(labels.of(2, 5)), port(before.of(2, 5)));
             let changed = all(&labels).iter().zip(all(&before)).filter(|(now, then)| **now != *then).count();
             assert_eq!(changed, 1);

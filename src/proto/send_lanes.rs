@@ -163,6 +163,50 @@ mod tests {
         }
     }
 
+    /// Sends messages over lanes of these speeds, in bytes in the time of a poll, all at once. Returns the shares in percent.
+    fn settled(flow: &mut (SendFlow, u32), speeds: &[u64], messages: u32) -> Vec<u64> {
+        for _ in 0..messages {
+            flow.1 += 1;
+            let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
+            let transfer = flow.0.submit(0, 0, LARGE, |_| Some(cts.emit())).expect("valid").expect("clear to send");
+            let stripes = transfer.stripes(|qp| flow.0.weight_of(qp));
+            let mut ends: Vec<_> = stripes
+                .map(|(stripe, _)| (u64::from(stripe.length) / speeds[usize::from(stripe.qp.0)], stripe.qp))
+                .collect();
+            ends.sort_unstable();
+            let mut poll = None;
+            for (end, qp) in ends {
+                if poll.replace(end) != Some(end) {
+                    flow.0.handle_poll();
+                }
+                flow.0.handle_completion_on(transfer.id, qp).expect("outstanding");
+            }
+            flow.0.poll_done(transfer.id).expect("complete");
+        }
+        let weights: Vec<_> = (0..speeds.len()).map(|qp| flow.0.weight_of(QpIndex(qp as u8))).collect();
+        weights.iter().map(|weight| (100 * weight + 50) / weights.iter().sum::<u64>()).collect()
+    }
+
+    #[test]
+    fn the_lanes_of_a_rail_that_was_slow_regain_their_shares_beside_those_of_another_one() {
+        let rails = RailWeights::from_speeds([400_000, 400_000]);
+        let mut flow = (SendFlow::new(Striping::new(2, 4, true), rails), 0);
+        flow.0.use_lanes();
+        // Queue pairs are on the two rails in turn.
+        let (even, slow) = ([12_000; 8], [12_000, 3000, 12_000, 3000, 12_000, 3000, 12_000, 3000]);
+        let near = |found: &[u64], expected: &[u64]| found.iter().zip(expected).all(|(a, b)| a.abs_diff(*b) <= 1);
+        let found = settled(&mut flow, &slow, 3000);
+        assert!(near(&found, &[20, 5, 20, 5, 20, 5, 20, 5]), "{found:?}");
+        let found = settled(&mut flow, &even, 1000);
+        assert!(near(&found, &[13, 12, 13, 12, 13, 12, 13, 12]), "{found:?}");
+        let mut one = even;
+        one[3] = 1500;
+        let found = settled(&mut flow, &one, 3000);
+        assert!(near(&found, &[14, 14, 14, 2, 14, 14, 14, 14]), "{found:?}");
+        let found = settled(&mut flow, &even, 1000);
+        assert!(near(&found, &[13, 12, 13, 12, 13, 12, 13, 12]), "{found:?}");
+    }
+
     #[test]
     fn new_queue_pairs_begin_with_even_shares() {
         let mut flow = lanes();

@@ -10,12 +10,12 @@ pub const MAGIC: u64 = u64::from_ne_bytes(*b"FerrStat");
 /// A reader that knows another major number cannot read the file.
 pub const LAYOUT_MAJOR: u64 = 1;
 /// Incremented when words get a meaning that had none.
-pub const LAYOUT_MINOR: u64 = 2;
+pub const LAYOUT_MINOR: u64 = 3;
 
 /// Words of the header.
 pub const HEADER_WORDS: usize = 1024;
-/// Words of a record: 57 cache lines, an odd number, so that the counters of several records are in different sets of a cache.
-pub const RECORD_WORDS: usize = record::TIMED + record::TIMED_MESSAGES * timed::WORDS;
+/// Words of a record: 61 cache lines, an odd number, so that the counters of several records are in different sets of a cache.
+pub const RECORD_WORDS: usize = record::LANE_BYTES + record::LANES;
 /// Words of a record before minor number 2.
 pub const FIRST_RECORD_WORDS: usize = record::TIMED;
 /// The file grows by so many records at a time.
@@ -110,6 +110,8 @@ pub mod record {
     pub const RESENT_BYTES: usize = 8;
     /// How often the counters stood still for a second or longer while something was outstanding.
     pub const STALLS: usize = 9;
+    /// Sender: how often a lane was given another path.
+    pub const MOVES: usize = 10;
     /// The words before this one are counters.
     pub const COUNTERS: usize = 12;
 
@@ -200,6 +202,10 @@ pub mod record {
     pub const TIMED: usize = 256;
     /// How many there are.
     pub const TIMED_MESSAGES: usize = 25;
+    /// Sender: bytes that each lane has been given, by index of the queue pair, if queue pairs are lanes.
+    pub const LANE_BYTES: usize = 456;
+    /// Words of it.
+    pub const LANES: usize = 32;
 }
 
 /// Words of a message that was timed, which are written when it is complete.
@@ -245,7 +251,8 @@ const _: () = {
     assert!(record::LONGEST + record::STAGES <= record::OPERATION && record::CONNECTION < record::STATE);
     assert!(header::BOOT + header::BOOT_WORDS <= header::CREATED_MONOTONIC && header::CREATED_MONOTONIC < header::HOST);
     assert!(timed::STAGES + record::STAGES <= timed::BYTES && (RECORD_WORDS / 8) % 2 == 1);
-    assert!(record::STALLS < record::COUNTERS && record::COUNTERS <= record::REFUSED_AT);
+    assert!(record::TIMED + record::TIMED_MESSAGES * timed::WORDS <= record::LANE_BYTES);
+    assert!(record::MOVES < record::COUNTERS && record::COUNTERS <= record::REFUSED_AT);
     assert!(header::LABEL_NAME + header::LABEL_NAME_WORDS <= header::PAST);
     assert!(header::PAST + header::PAST_ROWS * header::PAST_WORDS <= HEADER_WORDS);
     assert!(DEVICE_WORDS + 1 + record::COUNTERS <= header::PAST_WORDS);

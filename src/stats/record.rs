@@ -212,6 +212,16 @@ impl ConnStats {
         add(&self.words[record::RAIL_BYTES + usize::from(rail) % record::RAILS], bytes.into());
     }
 
+    /// Lane `qp` has been given a stripe of so many bytes.
+    pub fn handle_lane_stripe(&mut self, qp: u8, bytes: u32) {
+        add(&self.words[record::LANE_BYTES + usize::from(qp) % record::LANES], bytes.into());
+    }
+
+    /// Lanes have been given other paths so often in all.
+    pub fn set_moves(&mut self, count: u64) {
+        self.words[record::MOVES].store(count, Ordering::Relaxed);
+    }
+
     /// The connection goes on over new queue pairs.
     pub fn handle_recovery(&mut self) {
         add(&self.words[record::RECOVERIES], 1);

@@ -100,6 +100,27 @@ fn each_end_of_a_connection_is_counted_and_knows_its_peer() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn the_bytes_of_each_lane_are_counted_at_the_sender() -> Result<()> {
+    const BYTES: usize = 1 << 20;
+    let folder = Scratch::new();
+    let setting = in_folder(require!(setting()), &folder).env("FERRITE_LANES", "4");
+    pair(&setting, |worker| {
+        let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
+        let bench = Bench::open(worker, plugin_transport()?, BYTES + 64)?;
+        bench.exchange(worker, 1, BYTES, BYTES)?;
+        for end in records(&own_words(&folder)) {
+            let (lanes, others) = end[record::LANE_BYTES..][..record::LANES].split_at(4);
+            let expected = if end[record::DIRECTION] == SENDER { BYTES as u64 } else { 0 };
+            assert_eq!((lanes.iter().sum::<u64>(), others.iter().sum::<u64>()), (expected, 0));
+            assert!(expected == 0 || lanes.iter().all(|bytes| *bytes == BYTES as u64 / 4), "{lanes:?}");
+            assert_eq!((end[record::QP_COUNT], end[record::MOVES]), (4, 0));
+        }
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
 /// The process ends without its exit handlers, as one that is killed.
 #[test]
 fn the_file_of_a_process_that_is_killed_stays_with_what_was_outstanding() -> Result<()> {

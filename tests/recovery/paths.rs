@@ -5,7 +5,10 @@ use crate::fabric::{Fabric, exchange_until, inject_only, run, softrnic};
 use crate::stream::{Shape, Stream};
 use ferrite::error::Result;
 use ferrite::pair::WorkerCtx;
+use std::process::Command;
 use std::time::Duration;
+use testkit::dist::built;
+use testkit::program;
 
 /// Long enough that lanes show their speed.
 const SHAPE: Shape = Shape { depth: 8, bytes: 128 << 10 };
@@ -49,6 +52,16 @@ fn open(worker: &mut WorkerCtx, is_wanted: impl Fn(usize) -> bool) -> Result<(St
     }
 }
 
+/// How often lanes of this process's connection have moved, as `ferrite paths` shows it.
+fn shown_moves() -> u64 {
+    let ferrite = built("bin/ferrite").unwrap_or_else(|missing| panic!("{missing}"));
+    let own = format!("pid={}", std::process::id());
+    let text = program::stdout_of(Command::new(ferrite).args(["paths", "--interval", "0.1", "--filter", &own]));
+    // The rank, rank and host of the peer, device, GB/s, recoveries, moves.
+    let moves = text.lines().nth(1).and_then(|line| line.split_whitespace().nth(6)?.parse().ok());
+    moves.unwrap_or_else(|| panic!("no moves in {text:?}"))
+}
+
 #[test]
 fn lanes_that_share_a_path_get_apart() -> Result<()> {
     let env = [NEW_PATHS, ("SOFTRNIC_PATHS", "8"), ("SOFTRNIC_PATH_MBS", "20")];
@@ -60,6 +73,7 @@ fn lanes_that_share_a_path_get_apart() -> Result<()> {
         })?;
         if worker.rank() == 0 {
             assert!(said(&[MOVED]), "{}", log());
+            assert!(shown_moves() > 0);
         }
         worker.barrier()?;
         stream.close()

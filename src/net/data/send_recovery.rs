@@ -56,6 +56,7 @@ impl End for SendComm {
             path.memory.use_devices(qps.devices());
             qps.tell(&path.stats);
             path.stats.handle_recovery();
+            path.stats.set_moves(qps.labels.replaced());
             path.qps = qps;
             path.choose_path();
             path.other_work = OtherWork::default();

@@ -311,6 +311,9 @@ impl SendPath {
             if self.qps.are_on_several_rails() {
                 self.stats.handle_stripe(rail, stripe.length);
             }
+            if self.flow.has_lanes() {
+                self.stats.handle_lane_stripe(stripe.qp.0, stripe.length);
+            }
             let Some(connected) = self.qps.qps.get_mut(usize::from(stripe.qp.0)) else {
                 return Err(no_such_qp(stripe.qp));
             };

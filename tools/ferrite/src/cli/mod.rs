@@ -12,6 +12,7 @@ mod hang;
 mod instructions;
 mod memcpy;
 mod outlast;
+mod paths;
 mod size;
 mod solo;
 mod source_args;
@@ -66,6 +67,8 @@ enum Command {
     Outlast(outlast::Outlast),
     /// Show what the connections of this machine's processes do, as they run
     Top(top::Top),
+    /// Show the lanes of connections: what each carries, how fast, and how often lanes were given other paths
+    Paths(paths::Paths),
     /// Write a timeline of messages at both ends of connections, for Perfetto, and list the slowest
     Trace(trace::Trace),
     /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
@@ -158,6 +161,7 @@ pub fn main() -> i32 {
         Command::Check(check) => check.run(),
         Command::Outlast(outlast) => outlast.run(words()),
         Command::Top(top) => top.run(),
+        Command::Paths(paths) => paths.run(),
         Command::Trace(trace) => trace.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Hang(hang) => hang.run(),

@@ -54,7 +54,7 @@ pub(super) struct Top {
     folder: PathBuf,
 }
 
-fn parse_interval(text: &str) -> Result<f64, String> {
+pub(super) fn parse_interval(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds.ok_or_else(|| "0.1 to 3600 seconds are possible".into())
 }

@@ -40,6 +40,8 @@ pub(crate) struct End {
     pub(crate) rails: Vec<(String, u64)>,
     /// Numbers of the queue pairs.
     pub(crate) queue_pairs: Vec<u32>,
+    /// The bytes that a sender has given to each queue pair, if they are lanes.
+    pub(crate) lanes: Vec<u64>,
     /// The times of each stage.
     pub(crate) stages: [Buckets; record::STAGES],
     /// The longest time of each stage, in nanoseconds.
@@ -91,6 +93,7 @@ impl End {
             longest_stall: of(record::LONGEST_STALL),
             rails: rails.collect(),
             queue_pairs: numbers.take(of(record::QP_COUNT).min(2 * record::QPS_WORDS as u64) as usize).collect(),
+            lanes: lanes(words),
             stages: std::array::from_fn(|stage| buckets(words, stage)),
             longest: std::array::from_fn(|stage| of(record::LONGEST + stage)),
             communicator: of(record::COMMUNICATOR),
@@ -108,6 +111,13 @@ impl End {
     pub(crate) fn stage_names(&self) -> [&'static str; record::STAGES] {
         STAGES[usize::from(!self.is_sender)]
     }
+}
+
+/// The bytes of each lane; none of a file of an older minor layout, or where queue pairs are no lanes.
+fn lanes(words: &[u64]) -> Vec<u64> {
+    let count = words[record::QP_COUNT].min(record::LANES as u64) as usize;
+    let bytes = words.get(record::LANE_BYTES..record::LANE_BYTES + count).unwrap_or_default();
+    if bytes.iter().all(|bytes| *bytes == 0) { Vec::new() } else { bytes.to_vec() }
 }
 
 fn buckets(words: &[u64], stage: usize) -> Buckets {

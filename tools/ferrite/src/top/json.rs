@@ -48,6 +48,7 @@ fn connection(row: &Row) -> Value {
         .iter()
         .zip(&row.rail_bytes)
         .map(|((name, total), new)| json!({"name": name, "bytes": total, "new_bytes": new}));
+    let lanes = end.lanes.iter().zip(&row.lane_bytes).map(|(total, new)| json!({"bytes": total, "new_bytes": new}));
     let operation = end.operation.as_ref().map(
         |(call, name)| json!({"function": call.function.name(), "number": call.number, "communicator_name": name}),
     );
@@ -55,7 +56,8 @@ fn connection(row: &Row) -> Value {
         "operation": operation, "communicator": Some(end.communicator).filter(|id| *id != 0).map(|id| format!("{id:#x}")),
         "pid": row.pid, "rank": row.rank, "direction": if end.is_sender { "send" } else { "receive" },
         "peer": {"rank": end.peer.rank, "host": end.peer.host, "pid": end.peer.pid},
-        "device": end.device, "queue_pairs": end.queue_pairs, "rails": rails.collect::<Vec<_>>(),
+        "device": end.device, "queue_pairs": end.queue_pairs, "lanes": lanes.collect::<Vec<_>>(),
+        "moves": counter(record::MOVES), "rails": rails.collect::<Vec<_>>(),
         "begun": counter(record::BEGUN), "done": counter(record::DONE), "bytes": counter(record::BYTES),
         "outstanding": end.outstanding(), "waits": counter(record::WAITS), "flushes": counter(record::FLUSHES),
         "recoveries": counter(record::RECOVERIES), "resent": counter(record::RESENT),

@@ -8,7 +8,7 @@
 //! | [`rates`] | what has changed between two moments |
 //! | [`ports`] | counters of ports in sysfs |
 //! | [`filter`] | which connections are shown, in which order |
-//! | [`table`] | tables of text |
+//! | [`table`], [`lanes`] | tables of text: of all connections, of the lanes of those that have some |
 //! | [`json`], [`openmetrics`] | the same for programs; [`serve`] answers HTTP with the latter |
 //! | [`screen`] | the terminal |
 //!
@@ -17,6 +17,7 @@
 pub(crate) mod end;
 pub(crate) mod filter;
 pub(crate) mod json;
+pub(crate) mod lanes;
 pub(crate) mod openmetrics;
 pub(crate) mod ports;
 pub(crate) mod processes;

@@ -78,6 +78,7 @@ impl Totals {
             ("ferrite_waits", "", "Messages for which there was no clear-to-send at first.", record::WAITS),
             ("ferrite_stalls", "", "Times without progress for a second or longer.", record::STALLS),
             ("ferrite_recoveries", "", "Times that a connection went on over new queue pairs.", record::RECOVERIES),
+            ("ferrite_lane_moves", "", "Times that a lane was given another path.", record::MOVES),
             ("ferrite_resent_messages", "", "Messages sent again after a recovery.", record::RESENT),
             ("ferrite_resent_bytes", "bytes", "Bytes of those.", record::RESENT_BYTES),
         ] {

@@ -19,6 +19,8 @@ pub(crate) struct Row {
     pub(crate) grown: [u64; record::COUNTERS],
     /// Bytes of each rail meanwhile.
     pub(crate) rail_bytes: Vec<u64>,
+    /// Bytes of each lane meanwhile.
+    pub(crate) lane_bytes: Vec<u64>,
     /// Times of each stage meanwhile.
     pub(crate) stages: [Buckets; record::STAGES],
 }
@@ -71,6 +73,9 @@ fn row(pid: u64, rank: Option<u64>, end: &End, earlier: Option<&End>, seconds: f
         std::array::from_fn(|at| end.counters[at].saturating_sub(earlier.map_or(0, |earlier| earlier.counters[at])));
     let before = |rail: usize| earlier.and_then(|earlier| earlier.rails.get(rail)).map_or(0, |(_, bytes)| *bytes);
     let rail_bytes = end.rails.iter().enumerate().map(|(rail, (_, bytes))| bytes.saturating_sub(before(rail)));
+    let lane_before = |lane: usize| earlier.and_then(|earlier| earlier.lanes.get(lane)).copied().unwrap_or(0);
+    let lane_bytes = end.lanes.iter().enumerate().map(|(lane, bytes)| bytes.saturating_sub(lane_before(lane)));
+    let lane_bytes = lane_bytes.collect();
     let stages = std::array::from_fn(|stage| {
         let now = &end.stages[stage];
         match earlier {
@@ -80,7 +85,7 @@ fn row(pid: u64, rank: Option<u64>, end: &End, earlier: Option<&End>, seconds: f
     });
     // Of an end that is new there are no seconds to divide by.
     let seconds = if earlier.is_some() { seconds } else { 0.0 };
-    Row { pid, rank, end: end.clone(), seconds, grown, rail_bytes: rail_bytes.collect(), stages }
+    Row { pid, rank, end: end.clone(), seconds, grown, rail_bytes: rail_bytes.collect(), lane_bytes, stages }
 }
 
 #[cfg(test)]

@@ -88,9 +88,9 @@ impl StatsFile {
         self.words[at]
     }
 
-    /// Whether records have the words from [`FIRST_RECORD_WORDS`] on.
+    /// Whether records have the words of [`record::TIMED`].
     pub(crate) fn has_timed_messages(&self) -> bool {
-        self.record_words >= RECORD_WORDS
+        self.record_words >= record::LANE_BYTES
     }
 
     /// A text of the header.

@@ -177,6 +177,9 @@ fn notes(row: &Row) -> Vec<String> {
             end.counters[record::RESENT]
         ));
     }
+    if end.counters[record::MOVES] > 0 {
+        notes.push(format!("lanes moved {} time(s)", end.counters[record::MOVES]));
+    }
     if let Some((rail, share)) = row.greatest_share() {
         let name = end.rails.get(rail).map_or("?", |(name, _)| name.as_str());
         notes.push(format!("rail {name} carries {:.0} %", share * 100.0));
