@@ -53,7 +53,7 @@ finish() {
 deny=""
 case "$(rustc --version)" in "rustc 1.95."*) deny="-D warnings" ;; esac
 
-# Each release is fetched once (0.8 GB in all) and kept outside of this repository.
+# Each release is fetched once (2.1 GB in all) and kept outside of this repository.
 fetch_nccl() {
     local release
     for release in "$@"; do
@@ -72,7 +72,7 @@ fi
 build() {
     scripts/build.sh
     # The tests drive it as well.
-    if [ "$mode" = all ]; then fetch_nccl 2.21.5 2.28.9 2.30.7; else fetch_nccl 2.21.5; fi
+    if [ "$mode" = all ]; then fetch_nccl 2.21.5 2.25.1 2.27.5 2.28.9 2.30.7 2.32.3; else fetch_nccl 2.21.5; fi
 }
 [ "$mode" = --tests ] || background "build, and stock NCCL" build
 

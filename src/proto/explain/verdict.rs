@@ -187,6 +187,10 @@ fn judge_numbers(mine: &Numbers, theirs: &Numbers) -> Verdict {
     if is_before(acknowledged, arrived) && (arrived != sent || mine.is_sender()) {
         return Verdict::AcknowledgementsLost;
     }
+    // What is acknowledged has arrived at the receiver's device, where NCCL has made no call since.
+    if is_before(arrived, acknowledged) {
+        return if mine.is_sender() { Verdict::PeerNotTested } else { Verdict::OwnNotTested };
+    }
     if is_before(arrived, sent) {
         return Verdict::DataLost;
     }
@@ -249,6 +253,12 @@ mod tests {
             assert_eq!(path(&sender(5, 5, 5, true), &receiver(8, 5, 5)), [Verdict::ClearToSendsLost; 2]);
             assert_eq!(path(&sender(8, 5, 5, true), &receiver(8, 8, 5))[0], Verdict::OtherTags);
         }
+    }
+
+    #[test]
+    fn what_is_acknowledged_is_not_lost() {
+        let verdicts = both(&sender(8, 8, 8, true), &receiver(8, 8, 5), [false; 2]);
+        assert_eq!(verdicts, [Verdict::PeerNotTested, Verdict::OwnNotTested]);
     }
 
     #[test]

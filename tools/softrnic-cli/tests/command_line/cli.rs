@@ -288,7 +288,7 @@ fn two_processes_exchange_data() {
 fn processes_in_a_faithful_run_reach_each_other() {
     require!(mount_namespaces());
     let me = this_program();
-    let args = ["--faithful", "--", me.to_str().expect("UTF-8"), "two_processes_exchange_data", "--exact"];
+    let args = ["--faithful", "--", me.to_str().expect("UTF-8"), "cli::two_processes_exchange_data", "--exact"];
     let output = run(&args);
     assert!(output.status.success() && text(&output.stdout).contains("1 passed"), "{}", text(&output.stdout));
 }
