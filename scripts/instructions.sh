@@ -69,7 +69,7 @@ done
 
 # per_call LIBRARY OPTION --plugin PATH|--stock PATH: instructions of a call in vain, OPTION of which are made for each message.
 per_call() {
-    local calls=3
+    local calls=30
     run "$work/few" 8 1 "$FEW" "${@:3}"
     run "$work/many" 8 1 "$FEW" "$2" "$calls" "${@:3}"
     "$dist/bin/ferrite" instructions --library "$1" --messages $((FEW * calls)) --minus "$work/few" "$work/many"

@@ -3,14 +3,15 @@
 //! They are `unsafe` for the reason given in [`super::calls`]: NCCL's pointers.
 
 use super::guard::guard;
-use super::handles::{Comm, MemoryHandle, Owner, RecvHandle, RequestHandle, SendHandle};
-use super::nccl::ncclResult_t;
-use super::output::{RequestOutput, missing, put};
+use super::handles::{Comm, MemoryHandle, RecvHandle, RequestHandle, SendHandle};
+use super::nccl::{ncclResult_t, ncclSuccess};
+use super::output::{Answer, RequestOutput, missing, put};
 use crate::error::{Error, Result};
+use crate::net::data::exclusive_cell::Inside;
+use crate::net::data::first_look::{Batch, Completion, FirstLook, Tested};
 use crate::net::data::receiver::{Expected, RecvComm};
 use crate::net::data::sender::SendComm;
 use crate::net::mr::handle::MrHandle;
-use crate::proto::requests::RequestId;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -107,17 +108,63 @@ pub(super) unsafe fn isend(
     request: *mut *mut c_void,
 ) -> ncclResult_t {
     // SAFETY: by NCCL's contract.
+    if let Some(SendHandle { inner: comm, .. }) = unsafe { SendHandle::find(send_comm) }
+        && !request.is_null()
+    {
+        // SAFETY: NCCL's output pointer.
+        unsafe { request.write(std::ptr::null_mut()) };
+        match comm.comm.look_for_cts() {
+            FirstLook::Over => return ncclSuccess,
+            FirstLook::Inside(_) => return isend_inside(comm, data, size, tag, mhandle, request),
+            FirstLook::Closed => {}
+        }
+    }
+    isend_in_general(send_comm, data, size, tag, mhandle, request)
+}
+
+/// `isend`, whose thread has entered the communicator.
+#[inline(never)]
+extern "C" fn isend_inside(
+    comm: &Comm<SendComm>,
+    data: *mut c_void,
+    size: c_int,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: the caller has entered it, and has dropped what says so.
+    let inside = unsafe { comm.comm.path.go_on_inside() };
+    on_comm("isend", Ok(comm), |comm| {
+        // SAFETY: NCCL's output pointer, which the caller has written to.
+        let output = unsafe { RequestOutput::of_null(request) };
+        let begun = move |id| output.set(comm.request(id));
+        // SAFETY: by NCCL's contract.
+        let memory = || unsafe { MemoryHandle::borrow(mhandle) };
+        match SendComm::isend_usual(inside, data as u64, bits(size), tag as u32, memory, begun) {
+            Some(outcome) => outcome,
+            None => comm.comm.isend(data as u64, length(size)?, tag as u32, memory()?, begun),
+        }
+    })
+}
+
+/// `isend`, from its beginning.
+#[inline(never)]
+extern "C" fn isend_in_general(
+    send_comm: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
     let comm = unsafe { SendHandle::borrow(send_comm) };
     on_comm("isend", comm, |comm| {
         // SAFETY: NCCL's output pointer.
         let output = unsafe { RequestOutput::new(request)? };
-        let begun = move |id| output.set(comm.request(id));
         // SAFETY: by NCCL's contract.
-        let memory = || unsafe { MemoryHandle::borrow(mhandle) };
-        match comm.comm.isend_usual(data as u64, bits(size), tag as u32, memory, begun) {
-            Some(outcome) => outcome,
-            None => comm.comm.isend(data as u64, length(size)?, tag as u32, memory()?, begun),
-        }
+        let memory = unsafe { MemoryHandle::borrow(mhandle)? };
+        comm.comm.isend(data as u64, length(size)?, tag as u32, memory, move |id| output.set(comm.request(id)))
     })
 }
 
@@ -216,58 +263,80 @@ pub(super) unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_
     // SAFETY: NCCL's output pointer.
     unsafe { *done = 0 };
     // SAFETY: by NCCL's contract.
-    let Some(request) = (unsafe { RequestHandle::find(request) }) else { return fail_without_request(request) };
-    let (id, answer) = (request.id(), Answer { done, sizes });
-    match request.owner() {
-        // SAFETY: a request is part of its communicator and lives as long.
-        Owner::Send(comm) => test_send(unsafe { &*comm }, id, answer),
-        // SAFETY: as above.
-        Owner::Receive(comm) => test_receive(unsafe { &*comm }, id, answer),
-        // SAFETY: as above.
-        Owner::Flush(comm) => test_flush(unsafe { &*comm }, id, answer),
+    let Some(found) = (unsafe { RequestHandle::find(request) }) else { return fail_without_request(request) };
+    found.test(Answer { done, sizes })
+}
+
+/// [`test()`] of a send or of a receive.
+#[inline(never)]
+pub(super) extern "C" fn test_message<T: Tested>(request: &RequestHandle, answer: Answer) -> ncclResult_t {
+    // SAFETY: a request is part of its communicator and lives as long.
+    let comm = unsafe { request.comm::<T>() };
+    match comm.comm.first_look(request.id(), move |lengths| answer.finish(lengths)) {
+        FirstLook::Over => ncclSuccess,
+        FirstLook::Inside(inside) => poll::<T>(request, answer, inside),
+        FirstLook::Closed => test_in_general::<T>(request, answer),
     }
 }
 
-/// NCCL's output pointers of `test`: `sizes` has as many elements as the request's group has messages, or is NULL.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Answer {
-    done: *mut c_int,
-    sizes: *mut c_int,
-}
-
-impl Answer {
-    /// Reports that the request is complete, with the length of each message. `lengths` may be empty.
-    #[inline(always)]
-    fn finish(self, lengths: &[u32]) {
-        // SAFETY: valid by NCCL's contract, which `test` has been called under.
-        unsafe {
-            *self.done = 1;
-            if self.sizes.is_null() {
-                return;
-            }
-            match lengths {
-                [one] => *self.sizes.cast::<u32>() = *one,
-                many => self.sizes.cast::<u32>().copy_from_nonoverlapping(many.as_ptr(), many.len()),
-            }
+#[inline(never)]
+extern "C" fn poll<T: Tested>(
+    request: &RequestHandle,
+    answer: Answer,
+    mut inside: Inside<'_, T::Path>,
+) -> ncclResult_t {
+    let mut batch = Batch::default();
+    match T::poll(inside.state(), &mut batch) {
+        None => {
+            inside.leave();
+            ncclSuccess
         }
+        Some(Ok(completions)) => handle_polled::<T>(request, answer, inside, completions),
+        Some(Err(e)) => handle_failed_poll::<T>(request, answer, inside, e),
     }
 }
 
 #[inline(never)]
-extern "C" fn test_send(comm: &Comm<SendComm>, id: RequestId, answer: Answer) -> ncclResult_t {
-    on_comm("test", Ok(comm), |c| c.comm.test(id, move |lengths| answer.finish(lengths)))
+fn handle_polled<T: Tested>(
+    request: &RequestHandle,
+    answer: Answer,
+    inside: Inside<'_, T::Path>,
+    completions: &[Completion],
+) -> ncclResult_t {
+    // SAFETY: as in `test_message`.
+    let comm = unsafe { request.comm::<T>() };
+    let done = move |lengths: &[u32]| answer.finish(lengths);
+    on_comm("test", Ok(comm), |c| c.comm.handle_polled(inside, Ok(completions), request.id(), done))
+}
+
+#[cold]
+#[inline(never)]
+fn handle_failed_poll<T: Tested>(
+    request: &RequestHandle,
+    answer: Answer,
+    inside: Inside<'_, T::Path>,
+    error: Error,
+) -> ncclResult_t {
+    // SAFETY: as in `test_message`.
+    let comm = unsafe { request.comm::<T>() };
+    let done = move |lengths: &[u32]| answer.finish(lengths);
+    on_comm("test", Ok(comm), |c| c.comm.handle_polled(inside, Err(error), request.id(), done))
 }
 
 #[inline(never)]
-extern "C" fn test_receive(comm: &Comm<RecvComm>, id: RequestId, answer: Answer) -> ncclResult_t {
-    on_comm("test", Ok(comm), |c| c.comm.test(id, move |lengths| answer.finish(lengths)))
+extern "C" fn test_in_general<T: Tested>(request: &RequestHandle, answer: Answer) -> ncclResult_t {
+    // SAFETY: as in `test_message`.
+    let comm = unsafe { request.comm::<T>() };
+    on_comm("test", Ok(comm), |c| c.comm.test(request.id(), move |lengths| answer.finish(lengths)))
 }
 
+/// [`test()`] of a flush.
 #[inline(never)]
-extern "C" fn test_flush(comm: &Comm<RecvComm>, id: RequestId, answer: Answer) -> ncclResult_t {
+pub(super) extern "C" fn test_flush(request: &RequestHandle, answer: Answer) -> ncclResult_t {
+    // SAFETY: as in `test_message`.
+    let comm = unsafe { request.comm::<RecvComm>() };
     on_comm("test", Ok(comm), |c| {
-        if c.comm.test_flush(id)? {
+        if c.comm.test_flush(request.id())? {
             answer.finish(&[]);
         }
         Ok(())

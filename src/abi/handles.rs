@@ -4,6 +4,8 @@
 //! allocated with it: a request that begins is the address of one of them. What NCCL holds counts as one reference; the thread that
 //! recovers a connection may have another one for a while.
 
+use super::nccl::ncclResult_t;
+use super::output::Answer;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use crate::net::data::receiver::RecvComm;
@@ -25,8 +27,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A type of object that NCCL holds.
 pub trait Tagged {
-    /// The first eight bytes of such an object.
-    const TAG: u64;
+    /// The first four bytes of such an object.
+    const TAG: u32;
     /// NCCL's name for it, for messages.
     const NAME: &'static str;
 }
@@ -34,7 +36,7 @@ pub trait Tagged {
 macro_rules! tagged {
     ($type:ty, $tag:literal, $name:literal) => {
         impl Tagged for $type {
-            const TAG: u64 = u64::from_le_bytes(*$tag);
+            const TAG: u32 = u32::from_le_bytes(*$tag);
             const NAME: &'static str = $name;
         }
     };
@@ -45,7 +47,7 @@ macro_rules! tagged {
 #[derive(Debug)]
 pub struct Handle<T> {
     /// Not valid any more once NCCL has closed the object.
-    tag: UnsafeCell<u64>,
+    tag: UnsafeCell<u32>,
     /// The object.
     pub inner: T,
 }
@@ -70,11 +72,11 @@ pub type MemoryHandle = Handle<MrHandle>;
 /// `request`.
 pub type RequestHandle = Handle<Request>;
 
-tagged!(Mutex<Listener>, b"FerListn", "listenComm");
-tagged!(Comm<SendComm>, b"FerSendC", "sendComm");
-tagged!(Comm<RecvComm>, b"FerRecvC", "recvComm");
-tagged!(MrHandle, b"FerMemry", "mhandle");
-tagged!(Request, b"FerReqst", "request");
+tagged!(Mutex<Listener>, b"FLis", "listenComm");
+tagged!(Comm<SendComm>, b"FSnd", "sendComm");
+tagged!(Comm<RecvComm>, b"FRcv", "recvComm");
+tagged!(MrHandle, b"FMem", "mhandle");
+tagged!(Request, b"FReq", "request");
 
 /// A communicator with its request objects.
 #[derive(Debug)]
@@ -89,28 +91,22 @@ pub struct Comm<T> {
     logged: Mutex<Option<Error>>,
 }
 
+/// NCCL's `test` of one kind of request.
+pub type Test = extern "C" fn(&RequestHandle, Answer) -> ncclResult_t;
+
 /// A request object. It stands for one of the communicator's requests at a time.
 #[derive(Debug)]
 pub struct Request {
-    owner: Owner,
+    test: Test,
+    /// The communicator, a [`Comm`].
+    comm: *const c_void,
     id: AtomicU32,
 }
 
-/// The communicator of a request, by the kind of request.
-#[derive(Debug, Clone, Copy)]
-pub enum Owner {
-    /// A send.
-    Send(*const Comm<SendComm>),
-    /// A receive.
-    Receive(*const Comm<RecvComm>),
-    /// A flush of a receive.
-    Flush(*const Comm<RecvComm>),
-}
-
-// SAFETY: the addresses are followed in NCCL's calls only, which know that the communicator is alive.
-unsafe impl Send for Owner {}
+// SAFETY: the address is followed in NCCL's calls only, which know that the communicator is alive.
+unsafe impl Send for Request {}
 // SAFETY: as above.
-unsafe impl Sync for Owner {}
+unsafe impl Sync for Request {}
 
 impl<T> Handle<T>
 where
@@ -144,7 +140,7 @@ where
     #[inline]
     pub unsafe fn borrow<'a>(raw: *mut c_void) -> Result<&'a T> {
         // SAFETY: as the caller says.
-        unsafe { Self::find(raw) }.ok_or_else(|| Self::wrong(raw))
+        unsafe { Self::find(raw) }.map(|handle| &handle.inner).ok_or_else(|| Self::wrong(raw))
     }
 
     /// The error for a pointer that is not to such an object.
@@ -152,16 +148,16 @@ where
         wrong_object(raw, T::NAME)
     }
 
-    /// As [`Self::borrow`]; `None` where that fails.
+    /// As [`Self::borrow`], with the tag; `None` where that fails.
     ///
     /// # Safety
     /// As there.
     #[inline]
-    pub unsafe fn find<'a>(raw: *mut c_void) -> Option<&'a T> {
+    pub unsafe fn find<'a>(raw: *mut c_void) -> Option<&'a Self> {
         // SAFETY: not NULL, so a live object as the caller says, and every object begins with a tag.
-        let is_one = !raw.is_null() && unsafe { *raw.cast::<u64>() } == T::TAG;
+        let is_one = !raw.is_null() && unsafe { *raw.cast::<u32>() } == T::TAG;
         // SAFETY: the tag says that it is one.
-        is_one.then(|| unsafe { &(*raw.cast::<Self>()).inner })
+        is_one.then(|| unsafe { &*raw.cast::<Self>() })
     }
 
     /// Takes an object back from NCCL. `None` for NULL, since NCCL closes what it never got; and for an object that a forked child
@@ -208,20 +204,14 @@ impl Holder for Given<MrHandle> {
     }
 }
 
-impl end::Owner for Given<Comm<SendComm>> {
-    fn end(&self) -> &dyn End {
-        &self.handle.inner.comm
-    }
-}
-
-impl end::Owner for Given<Comm<RecvComm>> {
-    fn end(&self) -> &dyn End {
-        &self.handle.inner.comm
-    }
-}
-
-macro_rules! explained {
+macro_rules! ends {
     ($comm:ty) => {
+        impl end::Owner for Given<Comm<$comm>> {
+            fn end(&self) -> &dyn End {
+                &self.handle.inner.comm
+            }
+        }
+
         impl ExplainedEnd for Given<Comm<$comm>> {
             fn look(&self) -> Found {
                 self.handle.inner.comm.look()
@@ -242,8 +232,8 @@ macro_rules! explained {
     };
 }
 
-explained!(SendComm);
-explained!(RecvComm);
+ends!(SendComm);
+ends!(RecvComm);
 
 #[cold]
 #[inline(never)]
@@ -259,12 +249,12 @@ impl Handle<MrHandle> {
 }
 
 impl Handle<Comm<SendComm>> {
-    /// Gives a send communicator to NCCL.
-    pub fn new_send(comm: SendComm) -> *mut c_void {
+    /// Gives a send communicator to NCCL, whose sends `test` tests.
+    pub fn new_send(comm: SendComm, test: Test) -> *mut c_void {
         let made = Self::allocate(|place| Comm {
             labels: comm.labels,
             comm,
-            requests: requests(Owner::Send(place)),
+            requests: requests(place, test),
             flushes: Box::default(),
             logged: Mutex::default(),
         });
@@ -277,13 +267,13 @@ impl Handle<Comm<SendComm>> {
 }
 
 impl Handle<Comm<RecvComm>> {
-    /// Gives a receive communicator to NCCL.
-    pub fn new_recv(comm: RecvComm) -> *mut c_void {
+    /// Gives a receive communicator to NCCL, whose receives `test` tests, and whose flushes `test_flush` tests.
+    pub fn new_recv(comm: RecvComm, test: Test, test_flush: Test) -> *mut c_void {
         let made = Self::allocate(|place| Comm {
             labels: comm.labels,
             comm,
-            requests: requests(Owner::Receive(place)),
-            flushes: requests(Owner::Flush(place)),
+            requests: requests(place, test),
+            flushes: requests(place, test_flush),
             logged: Mutex::default(),
         });
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
@@ -294,8 +284,9 @@ impl Handle<Comm<RecvComm>> {
     }
 }
 
-fn requests(owner: Owner) -> Box<[RequestHandle; MAX_REQUESTS]> {
-    let request = |_| Handle { tag: UnsafeCell::new(Request::TAG), inner: Request { owner, id: AtomicU32::new(0) } };
+fn requests<T>(comm: *const Comm<T>, test: Test) -> Box<[RequestHandle; MAX_REQUESTS]> {
+    let request = || Request { test, comm: comm.cast(), id: AtomicU32::new(0) };
+    let request = |_| Handle { tag: UnsafeCell::new(Request::TAG), inner: request() };
     Box::new(std::array::from_fn(request))
 }
 
@@ -337,19 +328,27 @@ impl RequestHandle {
         self.inner.id.store(id.to_bits(), Ordering::Relaxed);
         std::ptr::from_ref(self).cast_mut().cast()
     }
-}
 
-impl Request {
-    /// The communicator, by the kind of request.
+    /// Calls its `test`.
     #[inline]
-    pub fn owner(&self) -> Owner {
-        self.owner
+    pub fn test(&self, answer: Answer) -> ncclResult_t {
+        (self.inner.test)(self, answer)
+    }
+
+    /// The communicator.
+    ///
+    /// # Safety
+    /// It is of this type and alive.
+    #[inline]
+    pub unsafe fn comm<T>(&self) -> &Comm<T> {
+        // SAFETY: as the caller says.
+        unsafe { &*self.inner.comm.cast() }
     }
 
     /// The request that the object stands for.
     #[inline]
     pub fn id(&self) -> RequestId {
-        RequestId::from_bits(self.id.load(Ordering::Relaxed))
+        RequestId::from_bits(self.inner.id.load(Ordering::Relaxed))
     }
 }
 
@@ -365,7 +364,7 @@ mod tests {
     /// Counts its drops.
     struct Probe;
 
-    tagged!(Probe, b"FerProbe", "probe");
+    tagged!(Probe, b"FPrb", "probe");
 
     impl Drop for Probe {
         fn drop(&mut self) {

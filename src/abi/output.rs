@@ -1,7 +1,7 @@
 //! NCCL's output pointers.
 
 use crate::error::{Error, Result};
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
 /// Writes `value` through one of NCCL's output pointers, which messages call `name`.
 ///
@@ -45,10 +45,45 @@ impl RequestOutput {
         unsafe { put(pointer, std::ptr::null_mut(), "request") }.map(|()| Self(pointer))
     }
 
+    /// As [`Self::new`], of a pointer through which NULL has been written.
+    ///
+    /// # Safety
+    /// The pointer stays valid for writing.
+    #[inline]
+    pub(super) unsafe fn of_null(pointer: *mut *mut c_void) -> Self {
+        Self(pointer)
+    }
+
     /// There is a request.
     #[inline]
     pub(super) fn set(self, request: *mut c_void) {
         // SAFETY: as the caller of `new` has said.
         unsafe { self.0.write(request) };
+    }
+}
+
+/// NCCL's output pointers of `test`: `sizes` has as many elements as the request's group has messages, or is NULL.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Answer {
+    pub(super) done: *mut c_int,
+    pub(super) sizes: *mut c_int,
+}
+
+impl Answer {
+    /// Reports that the request is complete, with the length of each message. `lengths` may be empty.
+    #[inline(always)]
+    pub(super) fn finish(self, lengths: &[u32]) {
+        // SAFETY: valid by NCCL's contract, which `test` has been called under.
+        unsafe {
+            *self.done = 1;
+            if self.sizes.is_null() {
+                return;
+            }
+            match lengths {
+                [one] => *self.sizes.cast::<u32>() = *one,
+                many => self.sizes.cast::<u32>().copy_from_nonoverlapping(many.as_ptr(), many.len()),
+            }
+        }
     }
 }

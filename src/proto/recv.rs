@@ -188,6 +188,12 @@ impl RecvFlow {
         window.handle_empty_poll(|slot| arrivals[slot].request == tested);
     }
 
+    /// The number of messages of request `id`, or 0 if it is not complete. `None`: there is no such request.
+    #[inline]
+    pub fn messages_if_done(&self, id: RequestId) -> Option<u8> {
+        self.requests.get(id).map(|request| if request.pending == 0 { request.count } else { 0 })
+    }
+
     /// Whether request `id` is complete.
     ///
     /// # Errors

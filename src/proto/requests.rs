@@ -103,6 +103,7 @@ impl<T> Requests<T> {
     }
 
     /// The value of a live id.
+    #[inline]
     pub fn get(&self, id: RequestId) -> Option<&T> {
         let entry = &self.entries[id.index()];
         (entry.id == id).then_some(&entry.value)

@@ -9,8 +9,7 @@ use super::stripe::Striping;
 use super::transfer::Transfer;
 use super::{QpIndex, RING_SLOTS, Violation, violation};
 
-/// Clear-to-sends, from the oldest unclaimed one on, among which a message looks for its tag. They are as many as the receiver
-/// can have written.
+/// Clear-to-sends among which a message looks for its tag: as many as the receiver can have written.
 const WINDOW: usize = RING_SLOTS;
 /// Bytes from which on a message shows how fast rails are. The stripes of a shorter one complete in the order in which the
 /// completion queues are polled.
@@ -58,6 +57,8 @@ pub struct SendFlow {
     pub(super) replays: Replays,
     /// How often a message has found no clear-to-send of its tag.
     pub(super) refusals: u32,
+    /// Sequence number of the clear-to-send that was due at the last refusal while none was kept.
+    pub(super) refused_at: u32,
 }
 
 impl SendFlow {
@@ -75,6 +76,7 @@ impl SendFlow {
             requests: Requests::default(),
             replays: Replays::default(),
             refusals: 0,
+            refused_at: 0,
         }
     }
 
@@ -93,8 +95,9 @@ impl SendFlow {
         mut read: impl FnMut(u32) -> Option<CtsWords>,
     ) -> Result<Option<Transfer>, Violation> {
         if self.requests.is_exhausted() {
-            let is_refused = self.head == self.next && read(self.next).is_none();
-            self.refusals = self.refusals.wrapping_add(is_refused.into());
+            if self.head == self.next && read(self.next).is_none() {
+                self.count_refusal();
+            }
             return Ok(None);
         }
         if self.head != self.next
@@ -108,7 +111,7 @@ impl SendFlow {
                 return Ok(self.begin(seq, cts, addr, length));
             }
         }
-        self.refusals = self.refusals.wrapping_add(1);
+        self.count_refusal();
         Ok(None)
     }
 

@@ -2,6 +2,7 @@
 
 use super::MAX_MESSAGE;
 use super::cts::{Cts, CtsWords, SlotIndex};
+use super::requests::RequestId;
 use super::send::{SendFlow, UnclaimedCts};
 use super::transfer::Transfer;
 
@@ -18,7 +19,47 @@ pub enum Usual {
     Other,
 }
 
+/// What [`SendFlow::refuse`] has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nothing: there may be a clear-to-send for the message.
+    No,
+    /// It has refused it, for the first time since the last message or clear-to-send.
+    First,
+    /// It has refused it again.
+    Again,
+}
+
 impl SendFlow {
+    /// 1, or 0 if request `id` is not complete. `None`: there is no such request.
+    #[inline]
+    pub fn messages_if_done(&self, id: RequestId) -> Option<u8> {
+        self.requests.get(id).map(|request| u8::from(request.pending_stripes == 0))
+    }
+
+    /// Refuses a message, whatever its tag, if there is no clear-to-send. `is_there` tells whether there is the clear-to-send of a
+    /// sequence number in the ring.
+    #[inline(always)]
+    pub fn refuse(&mut self, is_there: impl FnOnce(u32) -> bool) -> Refusal {
+        let seq = self.next;
+        if self.head != seq || is_there(seq) {
+            return Refusal::No;
+        }
+        // If so, no message has begun since: the ring has had nothing new, and nothing was kept.
+        let is_first = self.refused_at != seq;
+        self.count_refusal();
+        if is_first { Refusal::First } else { Refusal::Again }
+    }
+
+    /// A message has found no clear-to-send of its tag.
+    #[inline(always)]
+    pub(super) fn count_refusal(&mut self) {
+        self.refusals = self.refusals.wrapping_add(1);
+        if self.head == self.next {
+            self.refused_at = self.next;
+        }
+    }
+
     /// As [`Self::submit`], for a message that has one stripe and is shorter than [`super::imm::Imm::EXPLICIT_LIMIT`]. If there is a
     /// clear-to-send for it, `prepare` is called with that before anything changes.
     ///
@@ -38,7 +79,7 @@ impl SendFlow {
             return Ok(Usual::Other);
         }
         let Some(words) = read(seq) else {
-            self.refusals = self.refusals.wrapping_add(1);
+            self.count_refusal();
             return Ok(Usual::Refused);
         };
         let cts = Cts::from_words(&words);
@@ -61,7 +102,7 @@ use super::{stripe::Stripe, transfer::Immediates};
 
 #[cfg(test)]
 impl SendFlow {
-    /// Tries [`Self::submit_single`] first, if `is_usual` and the message may have one stripe only, and else [`Self::submit`].
+    /// Tries [`Self::refuse`] and [`Self::submit_single`] first, if `is_usual` and the message may have one stripe only, and else [`Self::submit`].
     pub(super) fn submit_either(
         &mut self,
         is_usual: bool,
@@ -70,6 +111,9 @@ impl SendFlow {
         length: u32,
         read: impl Fn(u32) -> Option<CtsWords> + Copy,
     ) -> Result<Option<Transfer>, super::Violation> {
+        if is_usual && self.refuse(|seq| read(seq).is_some()) != Refusal::No {
+            return Ok(None);
+        }
         if is_usual && self.striping.stripe_count(length) == 1 && length < super::imm::Imm::EXPLICIT_LIMIT {
             match self.submit_single(tag, addr, length, read, |_| Ok(()))? {
                 Usual::Begun(transfer) => {
@@ -161,6 +205,29 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_refusal_is_the_first_after_each_message_and_after_each_clear_to_send() {
+        let mut flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
+        let cts = |seq, tag| Cts { addr: 1, length: 8, rkeys: [1, 0], tag, seq };
+        let refuse =
+            |flow: &mut SendFlow, written| [flow.refuse(|seq| seq <= written), flow.refuse(|seq| seq <= written)];
+        let send = |flow: &mut SendFlow, ring: &[Cts], tag| {
+            let read = |seq: u32| ring.get(seq as usize - 1).map(Cts::emit);
+            flow.submit(tag, 0, 8, read).expect("valid clear-to-sends").is_some()
+        };
+        assert_eq!(refuse(&mut flow, 0), [Refusal::First, Refusal::Again]);
+        assert!(!send(&mut flow, &[], 0));
+        assert_eq!(refuse(&mut flow, 0), [Refusal::Again; 2], "by the general case, too");
+        let ring = [cts(1, 0), cts(2, 7)];
+        assert_eq!(refuse(&mut flow, 1), [Refusal::No; 2]);
+        assert!(send(&mut flow, &ring[..1], 0));
+        assert_eq!(refuse(&mut flow, 1), [Refusal::First, Refusal::Again]);
+        assert!(!send(&mut flow, &ring, 0), "the second one is kept");
+        assert_eq!(refuse(&mut flow, 2), [Refusal::No; 2]);
+        assert!(send(&mut flow, &ring, 7));
+        assert_eq!(refuse(&mut flow, 2), [Refusal::First, Refusal::Again]);
     }
 
     #[test]

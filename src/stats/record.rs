@@ -170,18 +170,31 @@ impl ConnStats {
     /// `isend` was refused: there is no clear-to-send, or no free request.
     #[inline(always)]
     pub fn handle_refused(&mut self) {
-        let begun = self.words[record::BEGUN].load(Ordering::Relaxed);
-        if self.words[record::REFUSED_AT].load(Ordering::Relaxed) != begun {
-            self.handle_first_refusal(begun);
+        if self.count_refusal() {
+            self.timing.handle_refusal();
         }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn handle_first_refusal(&mut self, begun: u64) {
-        self.words[record::REFUSED_AT].store(begun, Ordering::Relaxed);
-        add(&self.words[record::WAITS], 1);
-        self.timing.handle_refusal();
+    /// As [`Self::handle_refused`], unless the next message is to be timed: then this does nothing and returns false.
+    #[inline(always)]
+    pub fn handle_refused_untimed(&mut self) -> bool {
+        let is_untimed = !self.timing.is_next();
+        if is_untimed {
+            self.count_refusal();
+        }
+        is_untimed
+    }
+
+    /// Returns whether the next message has not been refused before.
+    #[inline(always)]
+    fn count_refusal(&self) -> bool {
+        let begun = self.words[record::BEGUN].load(Ordering::Relaxed);
+        let is_first = self.words[record::REFUSED_AT].load(Ordering::Relaxed) != begun;
+        if is_first {
+            self.words[record::REFUSED_AT].store(begun, Ordering::Relaxed);
+            add(&self.words[record::WAITS], 1);
+        }
+        is_first
     }
 
     /// `test` has said that a message of so many bytes is complete.

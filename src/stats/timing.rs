@@ -119,7 +119,15 @@ impl Timing {
         self.message.operation = operation;
     }
 
+    /// Sender: whether the next message is to be timed.
+    #[inline(always)]
+    pub(super) fn is_next(&self) -> bool {
+        matches!(self.state, State::Next { .. })
+    }
+
     /// Sender: a message is refused for the first time.
+    #[cold]
+    #[inline(never)]
     pub(super) fn handle_refusal(&mut self) {
         if let State::Next { refused: refused @ None, .. } = &mut self.state {
             *refused = Some(self.clock.now());

@@ -108,6 +108,14 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         Some(record)
     }
 
+    /// Whether `is_there` accepts the last word of record `index` (modulo `RECORDS`).
+    #[inline]
+    pub fn is_there(&self, index: usize, is_there: impl FnOnce(u64) -> bool) -> bool {
+        let words = self.last_half.wrapping_add(index % RECORDS * self.stride);
+        // SAFETY: as in `read`.
+        is_there(unsafe { words.add(WORDS - 1).read_volatile() })
+    }
+
     /// A copy of the first half of record `index`, which [`Self::read`] has found complete.
     pub fn read_front(&self, index: usize) -> [u64; WORDS] {
         let words = self.memory.base.cast::<u64>().wrapping_add(index % RECORDS * self.stride);

@@ -189,6 +189,10 @@ impl CompletionQueue {
         // SAFETY: the queue is live and the batch has room for as many as it says.
         let count = unsafe { (self.poll)(self.raw, POLL_BATCH as i32, batch.0.as_mut_ptr().cast()) };
         let count = count as usize;
+        // Asked first, since most polls find nothing.
+        if count == 0 {
+            return Ok(&[]);
+        }
         if count > POLL_BATCH {
             return Err(overrun());
         }

@@ -1,12 +1,12 @@
 //! `test`: whether a request is complete, and taking completions in while it is not.
 //!
-//! The short way, while the state word is clear, asks first whether the request is complete. If it is not, the completion queue is
-//! polled, and a poll that finds nothing does little else than count. The general way is for all other cases: the connection
-//! recovers, the peer is lost or gone, there are several rails or lanes, or a message is being timed.
+//! The short way, while the state word is clear, begins with [`super::first_look`], which asks whether the request is complete. If it
+//! is not, the completion queue is polled, and a poll that finds nothing does little else than count. The general way is for all
+//! other cases: the connection recovers, the peer is lost or gone, there are several rails or lanes, or a message is being timed.
 
 use super::cts_sender::CtsSender;
 use super::receiver::{RecvComm, RecvPath};
-use super::sender::{SendComm, SendPath};
+use super::sender::{OtherWork, SendComm, SendPath};
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use crate::net::qp::set::ConnectedQp;
@@ -14,8 +14,10 @@ use crate::net::qp::wr_id::WrId;
 use crate::proto::imm::Imm;
 use crate::proto::recv::RecvFlow;
 use crate::proto::requests::RequestId;
+use crate::proto::send::SendFlow;
 use crate::proto::{QpIndex, Violation};
 use crate::stats::record::ConnStats;
+use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion};
 use std::sync::Arc;
 
@@ -25,61 +27,67 @@ pub trait Done: Fn(&[u32]) + Copy {}
 impl<F: Fn(&[u32]) + Copy> Done for F {}
 
 impl SendComm {
-    /// Calls `done` with the number of bytes sent, once the request is complete.
+    /// `test` by the long way: calls `done` with the number of bytes sent, once the request is complete.
     ///
     /// # Errors
-    /// The connection has failed. The error is the same each time.
-    #[inline(always)]
-    pub fn test(&self, id: RequestId, done: impl Done) -> Result<()> {
-        let outcome = self.path.enter_if_clear(|path| path.test_open(id, done));
-        outcome.unwrap_or_else(|| self.test_in_general(id, done))
-    }
-
+    /// The connection has failed, or the request has ended. The error is the same each time.
     #[inline(never)]
-    fn test_in_general(&self, id: RequestId, done: impl Done) -> Result<()> {
-        self.path.enter(|path| match path.peer.state().is_open() {
-            true => path.test_open(id, done),
-            false if path.finish(id, done)? => Ok(()),
+    pub(super) fn test_in_general(&self, id: RequestId, done: impl Done) -> Result<()> {
+        self.path.enter(|path| match path.finish(id, done)? {
+            true => Ok(()),
+            false if path.peer.state().is_open() => path.poll_for(id, done),
             false => path.progress_for(id, done),
         })
     }
 }
 
 impl SendPath {
-    /// `test`, while the peer's state is open.
-    ///
-    /// # Errors
-    /// As [`SendComm::test`].
-    #[inline(always)]
-    fn test_open(&mut self, id: RequestId, done: impl Done) -> Result<()> {
-        match self.finish(id, done)? {
-            true => Ok(()),
-            false if self.is_plain => self.poll_for(id, done),
-            false => self.progress_for(id, done),
-        }
-    }
-
     /// If request `id` is complete, calls `done` and returns true; the id is stale afterwards.
     ///
     /// # Errors
     /// The id is stale.
     #[inline(always)]
-    fn finish(&mut self, id: RequestId, done: impl Done) -> Result<bool> {
+    pub(super) fn finish(&mut self, id: RequestId, done: impl Done) -> Result<bool> {
         let Some(length) = self.flow.poll_done(id).map_err(Violation::into_misuse)? else { return Ok(false) };
         self.stats.handle_done(length);
         done(&[length]);
         Ok(true)
     }
 
-    /// Polls the only completion queue for request `id`, which is not complete.
+    /// `test` of request `id`, which is not complete, while the peer's state is open.
     ///
     /// # Errors
     /// The connection has failed.
-    #[inline(never)]
+    #[inline(always)]
     fn poll_for(&mut self, id: RequestId, done: impl Done) -> Result<()> {
+        if !self.is_plain {
+            return self.progress_for(id, done);
+        }
         let mut batch = Batch::default();
-        match self.qps.queue.poll(&mut batch) {
-            Ok([]) if !self.stall.is_due() => Ok(()),
+        self.poll(&mut batch).map_or(Ok(()), |polled| self.handle_polled(polled, id, done))
+    }
+
+    /// Polls the only completion queue. `None`: there is nothing to do.
+    #[inline(always)]
+    pub(super) fn poll<'b>(&mut self, batch: &'b mut Batch) -> Option<Result<&'b [Completion]>> {
+        match self.qps.queue.poll(batch) {
+            Ok([]) if !self.stall.is_due() => None,
+            polled => Some(polled),
+        }
+    }
+
+    /// Handles what [`Self::poll`] has returned, for request `id`.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(always)]
+    pub(super) fn handle_polled(
+        &mut self,
+        polled: Result<&[Completion]>,
+        id: RequestId,
+        done: impl Done,
+    ) -> Result<()> {
+        match polled {
             Ok([]) => self.check_stall(),
             Ok(completions) => match self.handle_completions(completions) {
                 Ok(()) => self.finish(id, done).map(drop),
@@ -126,16 +134,33 @@ impl SendPath {
         }
     }
 
+    /// Handles completions in their order.
+    ///
+    /// # Errors
+    /// As [`crate::net::qp::set::QpSet::handle_completions`].
+    #[inline(always)]
+    fn handle_completions(&mut self, mut completions: &[Completion]) -> Result<()> {
+        while let [completion, others @ ..] = completions {
+            if completion.status() != Status::SUCCESS {
+                return self.handle_failed(completions, Ok(()));
+            }
+            if let Err(e) = handle_sent(&mut self.flow, &mut self.other_work, completion) {
+                return self.handle_failed(others, Err(e));
+            }
+            completions = others;
+        }
+        Ok(())
+    }
+
+    /// As [`Self::handle_completions`], where one has failed, or has led to the error `outcome` before these.
+    ///
+    /// # Errors
+    /// As there.
+    #[cold]
     #[inline(never)]
-    fn handle_completions(&mut self, completions: &[Completion]) -> Result<()> {
+    fn handle_failed(&mut self, completions: &[Completion], outcome: Result<()>) -> Result<()> {
         let Self { flow, qps, other_work, peer, .. } = self;
-        qps.handle_completions(peer, completions, |_, completion| match WrId::from_bits(completion.id()) {
-            WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
-            _ => match other_work.handle_completion(completion.id())? {
-                Some((request, _)) => Ok(flow.handle_completion(request)?),
-                None => Ok(()),
-            },
-        })
+        qps.handle_completions(peer, completions, outcome, |_, completion| handle_sent(flow, other_work, completion))
     }
 
     #[inline(never)]
@@ -153,46 +178,27 @@ impl SendPath {
 }
 
 impl RecvComm {
-    /// Calls `done` with the number of bytes of each message, once the request is complete.
+    /// `test` by the long way: calls `done` with the number of bytes of each message, once the request is complete.
     ///
     /// # Errors
-    /// The connection has failed. The error is the same each time.
-    #[inline(always)]
-    pub fn test(&self, id: RequestId, done: impl Done) -> Result<()> {
-        let outcome = self.path.enter_if_clear(|path| path.test_open(&self.peer, id, done));
-        outcome.unwrap_or_else(|| self.test_in_general(id, done))
-    }
-
+    /// The connection has failed, or the request has ended. The error is the same each time.
     #[inline(never)]
-    fn test_in_general(&self, id: RequestId, done: impl Done) -> Result<()> {
-        self.path.enter(|path| match self.peer.state().is_open() {
-            true => path.test_open(&self.peer, id, done),
-            false if path.finish(id, done)? => Ok(()),
+    pub(super) fn test_in_general(&self, id: RequestId, done: impl Done) -> Result<()> {
+        self.path.enter(|path| match path.finish(id, done)? {
+            true => Ok(()),
+            false if self.peer.state().is_open() => path.poll_for(&self.peer, id, done),
             false => path.progress_for(&self.peer, id, done),
         })
     }
 }
 
 impl RecvPath {
-    /// As [`SendPath::test_open`].
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(always)]
-    fn test_open(&mut self, peer: &Arc<PeerState>, id: RequestId, done: impl Done) -> Result<()> {
-        match self.finish(id, done)? {
-            true => Ok(()),
-            false if self.is_plain => self.poll_for(peer, id, done),
-            false => self.progress_for(peer, id, done),
-        }
-    }
-
     /// As [`SendPath::finish`].
     ///
     /// # Errors
     /// As there.
     #[inline(always)]
-    fn finish(&mut self, id: RequestId, done: impl Done) -> Result<bool> {
+    pub(super) fn finish(&mut self, id: RequestId, done: impl Done) -> Result<bool> {
         let Self { flow, stats, .. } = self;
         match flow.poll_done(id).map_err(Violation::into_misuse)? {
             None => return Ok(false),
@@ -210,15 +216,39 @@ impl RecvPath {
     ///
     /// # Errors
     /// As there.
-    #[inline(never)]
+    #[inline(always)]
     fn poll_for(&mut self, peer: &Arc<PeerState>, id: RequestId, done: impl Done) -> Result<()> {
+        if !self.is_plain {
+            return self.progress_for(peer, id, done);
+        }
         let mut batch = Batch::default();
-        match self.qps.queue.poll(&mut batch) {
-            Ok([]) => match (self.stall.is_due(), self.flow.has_waiting_cts()) {
-                (false, false) => Ok(()),
-                (is_due, _) => self.handle_empty_poll(peer, id, is_due),
-            },
-            Ok(completions) => match self.handle_completions(peer, completions).and_then(|()| self.send_cts()) {
+        self.poll(&mut batch).map_or(Ok(()), |polled| self.handle_polled(peer, polled, id, done))
+    }
+
+    /// As [`SendPath::poll`].
+    #[inline(always)]
+    pub(super) fn poll<'b>(&mut self, batch: &'b mut Batch) -> Option<Result<&'b [Completion]>> {
+        match self.qps.queue.poll(batch) {
+            Ok([]) if !self.stall.is_due() && !self.flow.has_waiting_cts() => None,
+            polled => Some(polled),
+        }
+    }
+
+    /// As [`SendPath::handle_polled`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub(super) fn handle_polled(
+        &mut self,
+        peer: &Arc<PeerState>,
+        polled: Result<&[Completion]>,
+        id: RequestId,
+        done: impl Done,
+    ) -> Result<()> {
+        match polled {
+            Ok([]) => self.handle_empty_poll(peer, id, self.stall.was_due()),
+            Ok(completions) => match self.handle_completions(peer, completions) {
                 Ok(()) => self.finish(id, done).map(drop),
                 Err(e) => self.fail_after(peer, id, done, e),
             },
@@ -278,16 +308,58 @@ impl RecvPath {
         }
     }
 
+    /// As [`SendPath::handle_completions`]; then sends the clear-to-sends that are due.
+    ///
+    /// # Errors
+    /// As there, or the device refuses a clear-to-send.
+    #[inline(always)]
+    fn handle_completions(&mut self, peer: &Arc<PeerState>, mut completions: &[Completion]) -> Result<()> {
+        while let [completion, others @ ..] = completions {
+            if completion.status() != Status::SUCCESS {
+                return self.handle_failed(peer, completions, Ok(()));
+            }
+            let Self { flow, qps, cts_sender, .. } = self;
+            if let Err(e) = handle(flow, cts_sender, &mut qps.qps, completion) {
+                return self.handle_failed(peer, others, Err(e));
+            }
+            completions = others;
+        }
+        self.send_cts()
+    }
+
+    /// As [`SendPath::handle_failed`].
+    ///
+    /// # Errors
+    /// As there.
+    #[cold]
     #[inline(never)]
-    fn handle_completions(&mut self, peer: &Arc<PeerState>, completions: &[Completion]) -> Result<()> {
+    fn handle_failed(&mut self, peer: &Arc<PeerState>, completions: &[Completion], outcome: Result<()>) -> Result<()> {
         let Self { flow, qps, cts_sender, .. } = self;
-        qps.handle_completions(peer, completions, |qps, completion| handle(flow, cts_sender, qps, completion))
+        qps.handle_completions(peer, completions, outcome, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
     #[inline(never)]
     pub(super) fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
         let Self { flow, qps, cts_sender, .. } = self;
         qps.poll_rails(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
+    }
+}
+
+/// Handles the completion of a sender's work request that has succeeded.
+#[inline(always)]
+fn handle_sent(flow: &mut SendFlow, other_work: &mut OtherWork, completion: &Completion) -> Result<()> {
+    match WrId::from_bits(completion.id()) {
+        WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
+        _ => handle_other(flow, other_work, completion.id()),
+    }
+}
+
+/// As [`handle_sent`], for work that is not a stripe in one write.
+#[inline(never)]
+fn handle_other(flow: &mut SendFlow, other_work: &mut OtherWork, id: u64) -> Result<()> {
+    match other_work.handle_completion(id)? {
+        Some((request, _)) => Ok(flow.handle_completion(request)?),
+        None => Ok(()),
     }
 }
 

@@ -28,6 +28,7 @@ use crate::net::control::sync::{
 };
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +46,36 @@ pub struct ExclusiveCell<T> {
     /// Whether there is a visitor: two of them would make the number even.
     has_visitor: AtomicBool,
     state: UnsafeCell<T>,
+}
+
+/// The calling thread is inside by the short way. If this is dropped before [`Self::leave`], as by a panic, nobody can enter any
+/// more.
+#[must_use]
+#[repr(transparent)]
+pub struct Inside<'a, T> {
+    cell: &'a ExclusiveCell<T>,
+    _of_thread: PhantomData<*const ()>,
+}
+
+impl<T> Inside<'_, T> {
+    /// The state.
+    #[inline(always)]
+    pub fn state(&mut self) -> &mut T {
+        // SAFETY: this thread is inside, so there is no other reference but by this value, and none is made before it leaves.
+        unsafe { &mut *self.cell.state.get() }
+    }
+
+    /// Leaves.
+    #[inline(always)]
+    pub fn leave(self) {
+        self.cell.end_short();
+    }
+}
+
+impl<T> fmt::Debug for Inside<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inside").finish_non_exhaustive()
+    }
 }
 
 /// Who is inside.
@@ -89,13 +120,25 @@ impl<T> ExclusiveCell<T> {
     /// `body` panics, the state may be inconsistent, and nobody can enter any more.
     #[inline(always)]
     pub fn enter_if_clear<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
-        if !self.begin_short() {
-            return None;
-        }
-        // SAFETY: this thread is inside, so there is no other reference, and none is made before it leaves.
-        let result = body(unsafe { &mut *self.state.get() });
-        self.end_short();
+        let mut inside = self.begin_if_clear()?;
+        let result = body(inside.state());
+        inside.leave();
         Some(result)
+    }
+
+    /// Enters, if this thread is the owner and the word is clear.
+    #[inline(always)]
+    pub fn begin_if_clear(&self) -> Option<Inside<'_, T>> {
+        self.begin_short().then_some(Inside { cell: self, _of_thread: PhantomData })
+    }
+
+    /// The calling thread goes on inside.
+    ///
+    /// # Safety
+    /// It has entered by [`Self::begin_if_clear`] and dropped the [`Inside`].
+    #[inline(always)]
+    pub unsafe fn go_on_inside(&self) -> Inside<'_, T> {
+        Inside { cell: self, _of_thread: PhantomData }
     }
 
     /// Runs `body` with exclusive access to the state. If `body` panics, the state may be inconsistent, and nobody can enter any
@@ -109,7 +152,7 @@ impl<T> ExclusiveCell<T> {
         if !is_short {
             self.begin_long()?;
         }
-        // SAFETY: as in `enter_if_clear`.
+        // SAFETY: as in `Inside::state`.
         let result = body(unsafe { &mut *self.state.get() });
         if is_short {
             self.end_short();
@@ -139,7 +182,7 @@ impl<T> ExclusiveCell<T> {
             }
         }
         self.keep_owner_out(|| wait.step()).inspect_err(|_| self.word.release())?;
-        // SAFETY: as in `enter_if_clear`.
+        // SAFETY: as in `Inside::state`.
         let result = body(unsafe { &mut *self.state.get() });
         self.word.release();
         result
@@ -165,7 +208,7 @@ impl<T> ExclusiveCell<T> {
             self.word.release();
             return Err(Occupant::Nccl);
         }
-        // SAFETY: as in `enter_if_clear`.
+        // SAFETY: as in `Inside::state`.
         let result = body(unsafe { &mut *self.state.get() });
         self.word.release();
         Ok(result)

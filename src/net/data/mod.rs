@@ -3,6 +3,7 @@
 //! | file | what is in it |
 //! |---|---|
 //! | [`sender`], [`receiver`] | the two kinds of communicator |
+//! | [`first_look`] | the beginning of `test` and `isend`, which decides most calls |
 //! | `completion` | `test`, for both: whether a request is complete, and taking completions in |
 //! | `send_recovery`, `recv_recovery` | what they do while not all is well: they report faults, and go on over new queue pairs |
 //! | [`mode`], [`stall`] | what is possible meanwhile; finding a path that carries nothing |
@@ -21,6 +22,7 @@ pub mod cts_sender;
 pub mod exclusive_cell;
 #[cfg(test)]
 mod exclusive_cell_tests;
+pub mod first_look;
 pub mod flush;
 mod looks;
 pub mod mode;

@@ -1,6 +1,6 @@
 //! A send communicator: reads clear-to-sends, posts writes, polls completions.
 
-use super::exclusive_cell::ExclusiveCell;
+use super::exclusive_cell::{ExclusiveCell, Inside};
 use super::mode::Mode;
 use super::probe::Probe;
 use super::stall::Stall;
@@ -38,7 +38,8 @@ pub type CtsRing = SharedRing<{ size_of::<CtsWords>() / 8 }, RING_SLOTS>;
 /// The sending end of a connection.
 #[derive(Debug)]
 pub struct SendComm {
-    pub(super) path: ExclusiveCell<SendPath>,
+    /// The state of the data path.
+    pub path: ExclusiveCell<SendPath>,
     /// The peer's state.
     pub peer: Arc<PeerState>,
     /// The device that it uses.
@@ -50,8 +51,9 @@ pub struct SendComm {
     recovery: Option<Arc<ConnRecovery>>,
 }
 
+/// The state of the data path.
 #[derive(Debug)]
-pub(super) struct SendPath {
+pub struct SendPath {
     pub(super) flow: SendFlow,
     // Queue pairs before the ring: the peer cannot write any more when the memory is deregistered.
     pub(super) qps: QpSet,
@@ -150,7 +152,7 @@ impl SendComm {
     }
 
     /// Begins to send `length` bytes at `addr` in the usual case: as one write, with the clear-to-send that comes next, on the only
-    /// rail, while the state word is clear. `memory` returns the memory handle; it is called if there is a clear-to-send. Then `begun`
+    /// rail. The thread is `inside` of this communicator. `memory` returns the memory handle; it is called if there is a clear-to-send. Then `begun`
     /// is called; if it is not, the receiver has not cleared it to send: try again. `None`: it is another case, and nothing has been
     /// done.
     ///
@@ -158,14 +160,16 @@ impl SendComm {
     /// The connection has failed, or the bytes are outside of `memory`.
     #[inline(always)]
     pub fn isend_usual<'a>(
-        &self,
+        mut inside: Inside<'_, SendPath>,
         addr: u64,
         length: u32,
         tag: u32,
         memory: impl FnOnce() -> Result<&'a MrHandle>,
         begun: impl FnOnce(RequestId),
     ) -> Option<Result<()>> {
-        self.path.enter_if_clear(|path| path.send_usual(addr, length, tag, memory, begun))?
+        let outcome = inside.state().send_usual(addr, length, tag, memory, begun);
+        inside.leave();
+        outcome
     }
 
     /// As [`Self::isend_usual`], for all cases. The send queues may have no room; then it is to be tried again, too.

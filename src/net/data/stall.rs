@@ -7,8 +7,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Tests in vain from one look at the clock to the next.
-const LOOK_EVERY: u32 = 256;
+/// Tests in vain from one look at the clock to the next: as many as an `u8` counts.
+const LOOK_EVERY: u32 = 1 << u8::BITS;
 /// Time without a suspicion after which the limit is halved.
 const QUIET: Duration = Duration::from_secs(60);
 /// Data may take this many times as long as at the rails' nominal speed.
@@ -19,7 +19,10 @@ const MAX_FACTOR: u32 = 8;
 /// How long one message has been the oldest one under way.
 #[derive(Debug)]
 pub struct Stall {
-    tests: u32,
+    /// Tests in vain since the last time that [`Self::is_due`] said so.
+    tests: u8,
+    /// How often it has said so, modulo 2^32.
+    looks: u32,
     oldest: Option<(u32, Instant)>,
     /// Time without an acknowledgement after which a path is suspected; zero: never.
     limit: Duration,
@@ -31,19 +34,41 @@ pub struct Stall {
 impl Stall {
     /// A path is suspected after `limit_ms` milliseconds, and the time that the data takes; 0: never.
     pub fn new(limit_ms: u64) -> Self {
-        Self { tests: 0, oldest: None, limit: Duration::from_millis(limit_ms), factor: 1, last: Instant::now() }
+        Self {
+            tests: 0,
+            looks: 0,
+            oldest: None,
+            limit: Duration::from_millis(limit_ms),
+            factor: 1,
+            last: Instant::now(),
+        }
     }
 
     /// To be called after each test in vain: whether it is time for [`Self::check`].
     #[inline(always)]
     pub fn is_due(&mut self) -> bool {
         self.tests = self.tests.wrapping_add(1);
-        self.tests.is_multiple_of(LOOK_EVERY)
+        let is_due = self.tests == 0;
+        if is_due {
+            self.count_look();
+        }
+        is_due
+    }
+
+    /// What [`Self::is_due`] has returned last.
+    pub fn was_due(&self) -> bool {
+        self.tests == 0
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_look(&mut self) {
+        self.looks = self.looks.wrapping_add(1);
     }
 
     /// How often [`Self::is_due`] has been called, modulo 2^32.
     pub fn tests(&self) -> u32 {
-        self.tests
+        self.looks.wrapping_mul(LOOK_EVERY).wrapping_add(self.tests.into())
     }
 
     /// Message `oldest` is the oldest one under way. Returns for how long, if that is suspicious. `data_time` is how long all data takes

@@ -281,12 +281,12 @@ impl QpSet {
             let mut batch = Batch::default();
             let completions = self.rails[rail].queue.poll(&mut batch)?;
             polled += completions.len();
-            self.handle_completions(peer, completions, &mut handle)?;
+            self.handle_completions(peer, completions, Ok(()), &mut handle)?;
         }
         Ok(polled)
     }
 
-    /// Calls `handle` for those of the completions that have succeeded.
+    /// Calls `handle` for those of the completions that have succeeded, unless `outcome` is an error: of a completion before them.
     ///
     /// # Errors
     /// A completion has failed, or else `handle` fails. The former tells more, so it counts first.
@@ -295,9 +295,10 @@ impl QpSet {
         &mut self,
         peer: &Arc<PeerState>,
         completions: &[Completion],
+        mut outcome: Result<()>,
         mut handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<()> {
-        let (mut failed, mut outcome): (Option<&Completion>, _) = (None, Ok(()));
+        let mut failed: Option<&Completion> = None;
         for completion in completions {
             if completion.status() != Status::SUCCESS {
                 handle_flushed(&mut self.qps, completion);
