@@ -5,7 +5,7 @@
 //! Every function is `unsafe` for one reason: NCCL's pointers. By its contract, communicators, handles and requests are those
 //! that this plugin gave out and that have not been closed, and output pointers are valid.
 
-use super::datapath::{test_flush, test_message};
+use super::datapath::test_message;
 use super::guard::guard;
 use super::handles::{Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
 use super::layout::Members;
@@ -180,9 +180,7 @@ pub(super) unsafe fn accept(listen_comm: *mut c_void, recv_comm: *mut *mut c_voi
         match accepted {
             None => Ok(()),
             // SAFETY: as above.
-            Some(comm) => unsafe {
-                put(recv_comm, RecvHandle::new_recv(comm, test_message::<RecvComm>, test_flush), "recvComm")
-            },
+            Some(comm) => unsafe { put(recv_comm, RecvHandle::new_recv(comm, test_message::<RecvComm>), "recvComm") },
         }
     })
 }

@@ -251,7 +251,7 @@ pub(super) unsafe fn iflush(
         // SAFETY: NCCL's arrays have n elements.
         let id = comm.comm.iflush((0..group.count).map(|i| unsafe { group.message(i) }))?;
         // SAFETY: NCCL's output pointer.
-        unsafe { put(request, comm.flush(id), "request") }
+        unsafe { put(request, comm.flush(id, test_flush), "request") }
     })
 }
 
@@ -332,7 +332,7 @@ extern "C" fn test_in_general<T: Tested>(request: &RequestHandle, answer: Answer
 
 /// [`test()`] of a flush.
 #[inline(never)]
-pub(super) extern "C" fn test_flush(request: &RequestHandle, answer: Answer) -> ncclResult_t {
+extern "C" fn test_flush(request: &RequestHandle, answer: Answer) -> ncclResult_t {
     // SAFETY: as in `test_message`.
     let comm = unsafe { request.comm::<RecvComm>() };
     on_comm("test", Ok(comm), |c| {

@@ -23,7 +23,7 @@ use crate::proto::requests::RequestId;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// A type of object that NCCL holds.
 pub trait Tagged {
@@ -85,8 +85,8 @@ pub struct Comm<T> {
     pub comm: T,
     labels: Labels,
     requests: Box<[RequestHandle; MAX_REQUESTS]>,
-    /// The request objects of flushes. A sender has none.
-    flushes: Box<[RequestHandle]>,
+    /// The request objects of flushes, from the first flush on.
+    flushes: OnceLock<Box<[RequestHandle; MAX_REQUESTS]>>,
     /// The last error that was logged.
     logged: Mutex<Option<Error>>,
 }
@@ -255,7 +255,7 @@ impl Handle<Comm<SendComm>> {
             labels: comm.labels,
             comm,
             requests: requests(place, test),
-            flushes: Box::default(),
+            flushes: OnceLock::new(),
             logged: Mutex::default(),
         });
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
@@ -267,13 +267,13 @@ impl Handle<Comm<SendComm>> {
 }
 
 impl Handle<Comm<RecvComm>> {
-    /// Gives a receive communicator to NCCL, whose receives `test` tests, and whose flushes `test_flush` tests.
-    pub fn new_recv(comm: RecvComm, test: Test, test_flush: Test) -> *mut c_void {
+    /// Gives a receive communicator to NCCL, whose receives `test` tests.
+    pub fn new_recv(comm: RecvComm, test: Test) -> *mut c_void {
         let made = Self::allocate(|place| Comm {
             labels: comm.labels,
             comm,
             requests: requests(place, test),
-            flushes: requests(place, test_flush),
+            flushes: OnceLock::new(),
             logged: Mutex::default(),
         });
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
@@ -297,10 +297,10 @@ impl<T> Comm<T> {
         self.requests[id.index()].begin(id)
     }
 
-    /// NCCL's pointer for flush `id`; NULL for `None`.
-    pub fn flush(&self, id: Option<RequestId>) -> *mut c_void {
-        let of = |id: RequestId| self.flushes.get(id.index()).map(|handle| handle.begin(id));
-        id.and_then(of).unwrap_or(std::ptr::null_mut())
+    /// NCCL's pointer for flush `id`, which `test` tests; NULL for `None`.
+    pub fn flush(&self, id: Option<RequestId>, test: Test) -> *mut c_void {
+        let handles = || self.flushes.get_or_init(|| requests(self, test));
+        id.map_or(std::ptr::null_mut(), |id| handles()[id.index()].begin(id))
     }
 
     /// `error` with the operation that it ends, if one is outstanding and known for its peer; or marked as logged if it is the same as the last one, since
