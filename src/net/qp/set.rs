@@ -266,7 +266,8 @@ impl QpSet {
         Duration::from_micros(bytes * 8 / mbps.max(1))
     }
 
-    /// Polls a batch of completions of each rail and handles them as [`Self::handle_completions`] does. Returns their number.
+    /// Polls a batch of completions of each rail and handles them as [`Self::handle_completions`] does. Returns their number. An error of
+    /// one rail keeps nobody from those of the others: they may complete a request.
     ///
     /// # Errors
     /// As there, of the first rail that has an error.
@@ -276,14 +277,16 @@ impl QpSet {
         peer: &Arc<PeerState>,
         mut handle: impl FnMut(&mut [ConnectedQp], &Completion) -> Result<()>,
     ) -> Result<usize> {
-        let mut polled = 0;
+        let (mut polled, mut outcome) = (0, Ok(()));
         for rail in 0..self.rails.len() {
             let mut batch = Batch::default();
-            let completions = self.rails[rail].queue.poll(&mut batch)?;
-            polled += completions.len();
-            self.handle_completions(peer, completions, Ok(()), &mut handle)?;
+            let of_rail = self.rails[rail].queue.poll(&mut batch).and_then(|completions| {
+                polled += completions.len();
+                self.handle_completions(peer, completions, Ok(()), &mut handle)
+            });
+            outcome = outcome.and(of_rail);
         }
-        Ok(polled)
+        outcome.map(|()| polled)
     }
 
     /// Calls `handle` for those of the completions that have succeeded, unless `outcome` is an error: of a completion before them.

@@ -139,16 +139,17 @@ impl Receiver {
     }
 
     fn poll(&mut self, outside: &mut Outside) -> Result<usize, Cause> {
-        let mut count = 0;
+        let (mut count, mut failed) = (0, None);
         for rail in 0..outside.plan.rails() {
             let polled = outside.poll(End::Receiver, rail);
             count += polled.succeeded.len();
             polled.succeeded.iter().for_each(|completion| self.handle_completion(completion, &mut outside.fabric));
-            if let Some(status) = polled.failed {
-                return Err(self.fail(Cause::WorkRequest(status), outside));
-            }
+            failed = failed.or(polled.failed);
         }
-        Ok(count)
+        match failed {
+            Some(status) => Err(self.fail(Cause::WorkRequest(status), outside)),
+            None => Ok(count),
+        }
     }
 
     fn handle_completion(&mut self, completion: &Completion, fabric: &mut Fabric) {

@@ -145,16 +145,17 @@ impl Sender {
         if has_shares {
             self.flow.handle_poll();
         }
-        let mut count = 0;
+        let (mut count, mut failed) = (0, None);
         for rail in 0..rails {
             let polled = outside.poll(End::Sender, rail);
             count += polled.succeeded.len();
             polled.succeeded.iter().for_each(|completion| self.handle_completion(completion, has_shares));
-            if let Some(status) = polled.failed {
-                return Err(self.fail(Cause::WorkRequest(status), outside));
-            }
+            failed = failed.or(polled.failed);
         }
-        Ok(count)
+        match failed {
+            Some(status) => Err(self.fail(Cause::WorkRequest(status), outside)),
+            None => Ok(count),
+        }
     }
 
     fn handle_completion(&mut self, completion: &Completion, has_shares: bool) {

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Steps after the last fault in which a run ends.
-const MOST_STEPS: u64 = 300_000;
+const MOST_STEPS: u64 = 3_000_000;
 /// So many steps without an event, and time goes on to the next timeout.
 const IDLE_STEPS: u32 = 120;
 const STEP: Duration = Duration::from_micros(50);

@@ -31,8 +31,9 @@ Examples:
   ferrite compare --verbs system                on this machine's RDMA devices
   ferrite compare --baseline OLD.so             two builds of the plugin
   ferrite compare --sizes 1M,4M --reps 48       fewer sizes, smaller differences
+  ferrite compare --fail-if-worse 5             a loss of less than 5 % is told, and is no failure
 
-Exit code 0: B is as good as A or better; 1: B is worse somewhere, or a byte is wrong; 2: not valid; 3: too few runs to \
+Exit code 0: B is as good as A or better; 1: B is worse somewhere (see --fail-if-worse), or a byte is wrong; 2: not valid; 3: too few runs to \
 tell, see --find; 130: interrupted, and the report holds what had been measured.")]
 pub(super) struct Compare {
     /// B: the plugin [default: ../lib/libnccl-net.so beside this program]
@@ -47,6 +48,9 @@ pub(super) struct Compare {
     /// Exit with 3 unless a difference of so many per cent could have been found in each group of rows
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     find: u32,
+    /// Exit with 1 only where B is found to be worse by so many per cent or more; 0: wherever it is worse
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    fail_if_worse: u32,
     #[command(flatten)]
     common: Common,
 }
@@ -99,7 +103,7 @@ impl Compare {
             Some(path) => library::require_plugin(&path, None).map(|_| Source::plugin(path))?,
             None => Source::stock(cache::find(self.nccl.as_deref())?),
         };
-        let scope = Scope { find_percent: self.find, ..self.common.scope() };
+        let scope = Scope { find_percent: self.find, fail_percent: self.fail_if_worse, ..self.common.scope() };
         self.common.run(vec![a, Source::plugin(plugin)], verbs, scope, command)
     }
 }

@@ -134,6 +134,9 @@ pub struct Scope {
     pub bandwidth_sizes: Vec<usize>,
     /// The run tells too little if a difference of so much could not have been found in every group; %.
     pub find_percent: u32,
+    /// B fails where it is found to be worse by so much or more; %. 0: wherever it is found to be worse.
+    #[serde(default)]
+    pub fail_percent: u32,
 }
 
 /// Connections that are pending at a time, at most: NCCL connects 128 peers a round.
@@ -151,6 +154,7 @@ impl Scope {
             latency_sizes: vec![8, 64, 512, 1024, 4096],
             bandwidth_sizes: vec![8, 64, 512, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, LARGEST],
             find_percent: 10,
+            fail_percent: 0,
         }
     }
 
@@ -164,12 +168,18 @@ impl Scope {
             latency_sizes: vec![8, 4096],
             bandwidth_sizes: vec![8, 4096, 64 << 10, 1 << 20, LARGEST],
             find_percent: 10,
+            fail_percent: 0,
         }
     }
 
     /// The difference that must not be missed, as a fraction.
     pub fn find(&self) -> f64 {
         f64::from(self.find_percent) / 100.0
+    }
+
+    /// What is no failure yet, as a fraction.
+    pub fn fail(&self) -> f64 {
+        f64::from(self.fail_percent) / 100.0
     }
 
     /// What a measuring pair does.

@@ -12,7 +12,7 @@ use crate::results::rows::{Group, Row};
 pub(crate) enum Conclusion {
     /// The data is right; and B is as good as A or better, if there is a B.
     Good,
-    /// B is worse in a row or in a group.
+    /// B is worse in a row or in a group, by as much as fails.
     Worse,
     /// B is not found to be worse, and a difference of the size that was asked for might have been missed.
     TooFew,
@@ -23,12 +23,24 @@ pub(crate) fn conclusion(record: &Record) -> Conclusion {
     if record.sides.len() < 2 {
         return Conclusion::Good;
     }
-    let findings = record.rows.iter().map(|row| row.judgement.finding);
-    if findings.chain(record.groups.iter().map(|group| group.judgement.finding)).any(|f| f == Some(Finding::Worse)) {
+    if worse(record).any(|judgement| fails(record, judgement)) {
         return Conclusion::Worse;
     }
     let told = !record.groups.is_empty() && record.groups.iter().all(|group| tells(record, group));
     if told { Conclusion::Good } else { Conclusion::TooFew }
+}
+
+/// The rows and groups in which B is worse.
+fn worse(record: &Record) -> impl Iterator<Item = &Judgement> {
+    let rows = record.rows.iter().map(|row| &row.judgement);
+    let all = rows.chain(record.groups.iter().map(|group| &group.judgement));
+    all.filter(|judgement| judgement.finding == Some(Finding::Worse))
+}
+
+/// Whether B, which is worse there, is so by as much as fails.
+fn fails(record: &Record, worse: &Judgement) -> bool {
+    let least = 1.0 + record.scope.fail();
+    worse.ratio.is_none_or(|ratio| ratio.median.max(1.0 / ratio.median) >= least)
 }
 
 /// Whether the group differs, or a difference of the size that was asked for would have been found.
@@ -85,15 +97,18 @@ pub(crate) fn verdict(record: &Record) -> String {
     let any_better = record.groups.iter().any(|group| group.judgement.finding == Some(Finding::Better));
     let head = match conclusion(record) {
         Conclusion::Worse => "B is worse than A".to_owned(),
+        Conclusion::Good if worse(record).next().is_some() => {
+            format!("B is worse than A, nowhere by {} or more", percent(record.scope.fail()))
+        }
         Conclusion::Good if any_better => "B is better than A, worse nowhere".into(),
         Conclusion::Good => "B is as good as A".into(),
         Conclusion::TooFew => too_few(record),
     };
     parts.push(row_counts(record));
-    let worse = record.rows.iter().filter(|row| row.judgement.finding == Some(Finding::Worse));
-    let worse: Vec<String> = worse.map(|row| with_ratio(&row_name(row), &row.judgement)).collect();
-    if !worse.is_empty() {
-        parts.push(format!("worse rows: {}", worse.join(", ")));
+    let worse_rows = record.rows.iter().filter(|row| row.judgement.finding == Some(Finding::Worse));
+    let worse_rows: Vec<String> = worse_rows.map(|row| with_ratio(&row_name(row), &row.judgement)).collect();
+    if !worse_rows.is_empty() {
+        parts.push(format!("worse rows: {}", worse_rows.join(", ")));
     }
     format!("{head}; {}; {valid}", parts.join("; "))
 }
@@ -220,6 +235,29 @@ mod tests {
         assert_eq!(conclusion(&record), Conclusion::Worse);
         let line = verdict(&record);
         assert!(line.contains("; worse rows: bandwidth 1M 0->1 1.00 [0.95, 1.05]; "), "{line}");
+    }
+
+    #[test]
+    fn a_loss_that_is_tolerated_is_told_and_is_no_failure() {
+        let mut record = sample_record();
+        record.groups = vec![group(Some(Finding::Better), 0.01)];
+        record.rows[0].judgement.finding = Some(Finding::Worse);
+        for (ratio, fail_percent, expected) in [
+            (1.0 / 1.07, 6, Conclusion::Worse),
+            (1.0 / 1.04, 5, Conclusion::Good),
+            (1.04, 5, Conclusion::Good),
+            (1.06, 5, Conclusion::Worse),
+            (1.001, 0, Conclusion::Worse),
+        ] {
+            let estimate = record.rows[0].judgement.ratio.as_mut().expect("it has one");
+            estimate.median = ratio;
+            record.scope.fail_percent = fail_percent;
+            assert_eq!(conclusion(&record), expected, "{ratio} {fail_percent}");
+            let line = verdict(&record);
+            assert!(line.contains("worse rows: bandwidth 1M"), "{line}");
+            let is_told = line.starts_with("B is worse than A, nowhere by 5.0 % or more; ");
+            assert_eq!(is_told, expected == Conclusion::Good, "{line}");
+        }
     }
 
     #[test]
