@@ -49,7 +49,7 @@ def build() -> Path:
 
 
 def simulators(program: Path) -> list[str]:
-    listed = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run([str(program), "--list"], check=True, capture_output=True, text=True).stdout
     names = [line.removesuffix(": test") for line in listed.splitlines() if line.endswith(": test")]
     return [name for name in names if "::sim::" in name and OWN_SEEDS not in name]
 
@@ -68,7 +68,7 @@ class Run:
             self.is_stopped = True
             return
         settings = {"FERRITE_SIM_SEED": str(part.first), "FERRITE_SIM_SEEDS": str(part.count)}
-        command = [self.program, "--exact", part.simulator]
+        command = [str(self.program), "--exact", part.simulator]
         # A process group of its own: what interrupts this program does not count as a failure there.
         done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, start_new_session=True)
         with self.lock:

@@ -15,8 +15,9 @@ pub(super) struct Lanes {
     weights: LaneWeights,
     /// By index of the request.
     latest: [Latest; MAX_REQUESTS],
-    /// How many there are.
+    /// How many there are, and on how many rails.
     count: u8,
+    rails: u8,
     random: u32,
     /// By index of the queue pair, the stripes that are posted and not complete.
     outstanding: [u16; MAX_QPS],
@@ -37,13 +38,14 @@ struct Latest {
 }
 
 impl Lanes {
-    /// `count` lanes that begin with `weights`.
-    pub(super) fn new(weights: LaneWeights, count: u8) -> Self {
+    /// `count` lanes on `rails` rails that begin with `weights`.
+    pub(super) fn new(weights: LaneWeights, count: u8, rails: u8) -> Self {
         let none = Latest { request: RequestId::from_bits(0), poll: 0, qps: 0, is_later: false };
         Self {
             weights,
             latest: [none; MAX_REQUESTS],
             count,
+            rails,
             random: 0,
             outstanding: [0; MAX_QPS],
             slow_lanes: SlowLanes::default(),
@@ -108,7 +110,7 @@ impl Lanes {
         }
         if is_last {
             let weights = &self.weights;
-            let found = self.slow_lanes.handle_message(self.count, |lane| weights.share_of(lane.0));
+            let found = self.slow_lanes.handle_message(self.count, self.rails, |lane| weights.share_of(lane.0));
             self.slow = found.or(self.slow);
         }
     }

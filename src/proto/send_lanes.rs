@@ -15,7 +15,7 @@ impl SendFlow {
     pub fn use_lanes(&mut self) {
         let qps = (0..self.striping.qp_count()).map(QpIndex);
         let nominal = LaneWeights::from_speeds(qps.map(|qp| self.weights.of(self.striping.rail_of(qp)) as u32));
-        self.lanes = Some(Box::new(Lanes::new(nominal, self.striping.qp_count())));
+        self.lanes = Some(Box::new(Lanes::new(nominal, self.striping.qp_count(), self.striping.rails())));
     }
 
     /// How much of a message queue pair `qp` gets at present, in proportion to the others.

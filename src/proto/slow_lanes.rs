@@ -1,13 +1,14 @@
 //! Which lane of a connection is slow, and stays so: its share of messages has stayed far below that of the others.
 //!
 //! A lane's share follows what it completes, and shares say only how lanes compare. If all of them slow down together, since the
-//! receiver is slow or the job pauses, no share changes, and no lane is slow.
+//! receiver is slow or the job pauses, no share changes, and no lane is slow. Lanes are compared with those of the same rail: all lanes of a
+//! port or card that is slow are alike, and another path would not help them.
 
 use super::{MAX_QPS, QpIndex};
 
 /// Messages between two looks at the shares: enough for one to fall to a third.
 const LOOK_EVERY: u32 = 128;
-/// A lane whose share is less than 3/4 of the mean of the others' is slow.
+/// A lane whose share is less than 3/4 of the mean of the others' of its rail is slow.
 const SLOW: (u64, u64) = (3, 4);
 /// So many looks in a row have to find a lane slow.
 const LOOKS: u8 = 3;
@@ -21,18 +22,19 @@ pub(super) struct SlowLanes {
 }
 
 impl SlowLanes {
-    /// A message is complete that shows how fast the `count` lanes are; `share` returns the share of one. Returns the slowest of those that
-    /// have been slow for long enough. It is then said to be slow again only after as long.
-    pub(super) fn handle_message(&mut self, count: u8, share: impl Fn(QpIndex) -> u64) -> Option<QpIndex> {
+    /// A message is complete that shows how fast the `count` lanes of `rails` rails are, which take turns; `share` returns the share of one.
+    /// Returns the slowest of those that have been slow for long enough. It is then said to be slow again only after as long.
+    pub(super) fn handle_message(&mut self, count: u8, rails: u8, share: impl Fn(QpIndex) -> u64) -> Option<QpIndex> {
         self.messages += 1;
-        if self.messages < LOOK_EVERY || count < 2 {
+        if self.messages < LOOK_EVERY || count <= rails {
             return None;
         }
         self.messages = 0;
         let lanes = || (0..count).map(QpIndex);
-        let sum: u64 = lanes().map(&share).sum();
         for (lane, slow) in lanes().zip(&mut self.slow) {
-            let (own, others) = (share(lane), u64::from(count) - 1);
+            let of_rail = || lanes().filter(|other| other.0 % rails == lane.0 % rails);
+            let (own, sum): (u64, u64) = (share(lane), of_rail().map(&share).sum());
+            let others = of_rail().count() as u64 - 1;
             let is_slow = own * others * SLOW.1 < (sum - own) * SLOW.0;
             *slow = if is_slow { *slow + 1 } else { 0 };
         }
@@ -50,7 +52,7 @@ mod tests {
     fn slow(shares: &[u64], messages: u32) -> Vec<u8> {
         let mut slow = SlowLanes::default();
         let share = |lane: QpIndex| shares[usize::from(lane.0)];
-        (0..messages).filter_map(|_| slow.handle_message(shares.len() as u8, share)).map(|lane| lane.0).collect()
+        (0..messages).filter_map(|_| slow.handle_message(shares.len() as u8, 1, share)).map(|lane| lane.0).collect()
     }
 
     #[test]
@@ -74,13 +76,25 @@ mod tests {
         assert_eq!(slow(&[74, 100, 100, 100], LOOK_EVERY * 3), [0]);
     }
 
+    /// Lanes 0 and 2 are of one rail, 1 and 3 of the other.
+    #[test]
+    fn lanes_are_compared_with_those_of_their_rail() {
+        let slow_of = |shares: [u64; 4]| {
+            let mut slow = SlowLanes::default();
+            (0..LOOK_EVERY * 3).find_map(|_| slow.handle_message(4, 2, |lane| shares[usize::from(lane.0)]))
+        };
+        assert_eq!(slow_of([20, 5, 20, 5]), None, "a slow rail");
+        assert_eq!(slow_of([20, 5, 20, 2]), Some(QpIndex(3)));
+        assert_eq!(slow_of([10, 5, 20, 5]), Some(QpIndex(0)));
+    }
+
     #[test]
     fn a_lane_that_is_slow_now_and_then_is_not_named() {
         let mut slow = SlowLanes::default();
         for message in 0..10_000 {
             let is_slow = !(message / LOOK_EVERY).is_multiple_of(LOOKS.into());
             let share = |lane: QpIndex| if lane.0 == 1 && is_slow { 20 } else { 100 };
-            assert_eq!(slow.handle_message(2, share), None);
+            assert_eq!(slow.handle_message(2, 1, share), None);
         }
     }
 }

@@ -159,10 +159,18 @@ impl RecvPath {
     #[cold]
     #[inline(never)]
     pub(super) fn handle_failure(&mut self, peer: &Arc<PeerState>, error: Error) -> Result<()> {
+        self.handle_failure_on(peer, error, 0)
+    }
+
+    /// As [`Self::handle_failure`], where nothing is acknowledged on the `lagging` lanes, as a bit mask of queue pairs.
+    ///
+    /// # Errors
+    /// As there.
+    fn handle_failure_on(&mut self, peer: &Arc<PeerState>, error: Error, lagging: u32) -> Result<()> {
         if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
             && !peer.is_broken()
         {
-            return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(peer, e));
+            return recovery.report(&error.text(), lagging).map_err(|e| self.sticky_error.fail(peer, e));
         }
         Err(self.sticky_error.fail(peer, error))
     }
@@ -192,11 +200,9 @@ impl RecvPath {
                     "clear-to-sends have not been acknowledged for {} ms (FERRITE_STALL_MS)",
                     waited.as_millis()
                 );
-                if let Some(recovery) = self.recovery.as_ref().filter(|_| self.qps.labels.are_used()) {
-                    // Clear-to-sends go over the first queue pair of each rail.
-                    recovery.report_lagging_lanes((1 << self.qps.rails.len()) - 1);
-                }
-                self.handle_failure(peer, Error::remote(text).recoverable())
+                // Clear-to-sends go over the first queue pair of each rail.
+                let lagging = if self.qps.labels.are_used() { (1 << self.qps.rails.len()) - 1 } else { 0 };
+                self.handle_failure_on(peer, Error::remote(text).recoverable(), lagging)
             }
             _ => Ok(()),
         }

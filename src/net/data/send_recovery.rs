@@ -160,11 +160,8 @@ impl SendPath {
         if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
             && !self.peer.is_broken()
         {
-            let lagging = self.flow.lagging_lanes();
-            if lagging != 0 && self.qps.labels.are_used() {
-                recovery.report_lagging_lanes(lagging);
-            }
-            return recovery.report(&error.text()).map_err(|e| self.sticky_error.fail(&self.peer, e));
+            let lagging = if self.qps.labels.are_used() { self.flow.lagging_lanes() } else { 0 };
+            return recovery.report(&error.text(), lagging).map_err(|e| self.sticky_error.fail(&self.peer, e));
         }
         Err(self.sticky_error.fail(&self.peer, error))
     }

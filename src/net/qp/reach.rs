@@ -8,6 +8,7 @@ use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::proto::QpIndex;
 use crate::proto::recovery::rail_mask::RailMask;
+use crate::proto::stripe::Striping;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Write};
 use std::time::{Duration, Instant};
@@ -124,15 +125,36 @@ impl ReachTest {
         alive.fold(striping.rail_numbers(), |dead, qp| dead - RailMask::only(striping.rail_of(QpIndex(qp))))
     }
 
+    /// The rails of which a queue pair is not acknowledged, if the `silent` ones are not and there are rails of which all are. Else none.
+    pub fn flawed_rails(&self, silent: Silent) -> RailMask {
+        flawed_rails(self.qps.striping, silent)
+    }
+
     /// The queue pairs.
     pub fn into_qps(self) -> QpSet {
         self.qps
     }
 }
 
+fn flawed_rails(striping: Striping, silent: Silent) -> RailMask {
+    let silent = (0..striping.qp_count()).filter(|qp| silent.0 & 1 << qp != 0);
+    let rails = silent.fold(RailMask::NONE, |rails, qp| rails | RailMask::only(striping.rail_of(QpIndex(qp))));
+    if rails == striping.rail_numbers() { RailMask::NONE } else { rails }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rails_with_a_silent_queue_pair_are_flawed_if_others_have_none() {
+        let striping = Striping::new(2, 4, false);
+        let flawed = |silent| flawed_rails(striping, Silent(silent)).0;
+        assert_eq!(
+            [flawed(0), flawed(0b0001), flawed(0b1010), flawed(0b0101), flawed(0b0110)],
+            [0, 0b01, 0b10, 0b01, 0]
+        );
+    }
 
     /// The time that is waited if one acknowledges after each of `acknowledged`, in microseconds, and another one never does.
     fn waited(limit_us: u64, acknowledged_us: &[u64]) -> u64 {

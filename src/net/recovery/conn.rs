@@ -113,14 +113,18 @@ impl ConnRecovery {
         self.handle_loss();
     }
 
-    /// Something has failed that new queue pairs may cure. Until they are there, NCCL's calls have to post nothing.
+    /// Something has failed that new queue pairs may cure, and it is on the `lagging` lanes, as a bit mask of queue pairs, that nothing is
+    /// acknowledged; 0: that is not known. Until there are new ones, NCCL's calls have to post nothing.
     ///
     /// # Errors
     /// There is no thread that could do it.
-    pub fn report(&self, cause: &str) -> Result<()> {
+    pub fn report(&self, cause: &str, lagging: u32) -> Result<()> {
         self.peer.set_recovering(true);
         if self.has_fault.swap(true, Ordering::AcqRel) {
             return Ok(());
+        }
+        if lagging != 0 {
+            self.inbox.push(Input::LaggingLanes(lagging));
         }
         log_lines::warn_of_fault(&self.nic, &self.peer, cause);
         self.put(Input::Fault(cause.to_owned()))

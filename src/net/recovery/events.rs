@@ -12,7 +12,7 @@ impl ConnRecovery {
     /// now has no keys there.
     pub(super) fn handle_loss(&self) {
         if let Some(name) = self.in_use.lost_name()
-            && let Err(e) = self.report(&format!("{name}: fatal device error"))
+            && let Err(e) = self.report(&format!("{name}: fatal device error"), 0)
         {
             self.nic.start_workers_later(&e);
         }
@@ -28,7 +28,7 @@ impl RecoveryEvents for ConnRecovery {
     }
 
     fn handle_fault(&self, reason: &str) {
-        if let Err(e) = self.report(reason) {
+        if let Err(e) = self.report(reason, 0) {
             self.peer.fail(&e.text());
         }
     }

@@ -12,12 +12,6 @@ impl ConnRecovery {
         self.put_or_wait(Input::SlowLane(qp));
     }
 
-    /// There is a fault, and it is on these lanes, as a bit mask of queue pairs, that nothing is acknowledged. To be called before
-    /// [`Self::report`].
-    pub fn report_lagging_lanes(&self, qps: u32) {
-        self.put_or_wait(Input::LaggingLanes(qps));
-    }
-
     /// Gives a slow lane another path, if none has been given lately.
     pub(super) fn move_lane(&self, work: &mut Work, qp: QpIndex) {
         let now = self.now();

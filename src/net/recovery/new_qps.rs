@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 /// long.
 const REACH_LIMIT: Duration = Duration::from_millis(30);
 const MAX_REACH_LIMIT: Duration = Duration::from_secs(2);
+/// After so many failures between the same ports, a rail is left out of which only some queue pairs reach the peer, if all of another
+/// one do. Before, they are made anew, and may have other paths.
+const MOST_UNREACHED: u32 = 4;
 /// The recovery repeats what fails, and a rail on which it fails must not hold up the others.
 const ONCE: Retries = Retries { all: false, count: 0, pause_ms: 0 };
 /// How often it is asked whether it has.
@@ -124,7 +127,11 @@ impl NewQps {
         let qps = match (self.role, std::mem::replace(&mut self.stage, Stage::None)) {
             (Role::Sender, Stage::Created(qps)) => qps,
             (Role::Sender, _) => return Err(Error::internal("no queue pairs were created")),
-            (Role::Receiver, _) => InitQpSet::new(&self.nic, ports, self.per_rail, end.caps(), Some(&remote))?,
+            (Role::Receiver, stage) => {
+                self.handle_end(&stage);
+                drop(stage);
+                InitQpSet::new(&self.nic, ports, self.per_rail, end.caps(), Some(&remote))?
+            }
         };
         let (sender, receiver) = match self.role {
             Role::Sender => (&qps.endpoint, &remote),
@@ -180,11 +187,14 @@ impl NewQps {
         })
     }
 
-    /// Nothing is acknowledged over the `silent` queue pairs of `test`. Returns the rails that have no others.
+    /// Nothing is acknowledged over the `silent` queue pairs of `test`. Returns the rails that are to be left out.
     fn handle_silent(&mut self, test: &ReachTest, silent: Silent) -> RailMask {
         self.unreached += 1;
         self.leave_paths(silent);
-        test.dead_rails(silent)
+        match test.dead_rails(silent) {
+            RailMask::NONE if self.unreached >= MOST_UNREACHED => test.flawed_rails(silent),
+            dead => dead,
+        }
     }
 
     /// The queue pairs are on these ports, and connected to these GIDs. Those of another port may be reached as quickly as ever.
@@ -259,6 +269,15 @@ impl NewQps {
 
     /// Destroys them.
     pub fn discard(&mut self) {
-        self.stage = Stage::None;
+        let stage = std::mem::replace(&mut self.stage, Stage::None);
+        self.handle_end(&stage);
+    }
+
+    /// Queue pairs of this `stage` do not come into use. If they are the receiver's and connected, the sender has not become ready: its
+    /// writes may have reached the receiver's, and their acknowledgements, which take the paths of these, may be lost.
+    fn handle_end(&mut self, stage: &Stage) {
+        if matches!((self.role, stage), (Role::Receiver, Stage::Connected(..))) {
+            self.leave_paths(Silent(u32::MAX));
+        }
     }
 }

@@ -117,6 +117,8 @@ pub enum Peer<'a> {
 
 /// An end whose numbers have changed within this time goes on. Milliseconds.
 const STILL_MS: u32 = 1000;
+/// After this time without a call of NCCL's, outstanding requests are not tested. Milliseconds.
+pub(super) const UNTESTED_MS: u32 = 3000;
 
 /// What the end `mine` waits for.
 pub fn judge(mine: &End, peer: Peer<'_>) -> Verdict {
@@ -139,7 +141,7 @@ pub fn judge(mine: &End, peer: Peer<'_>) -> Verdict {
         Peer::Answered { end, .. } if end.recovers => Verdict::Recovering,
         Peer::Answered { end, .. } if end.is_untested => Verdict::PeerNotTested,
         Peer::Answered { end, .. } if end.still_ms < STILL_MS => Verdict::Moving,
-        Peer::Answered { end, waits, is_busy } => match judge_numbers(&mine.numbers, &end.numbers) {
+        Peer::Answered { end, waits, is_busy } => match judge_numbers(mine, end) {
             Verdict::PeerHasNotAsked | Verdict::PeerHasNotSent if waits => Verdict::PeerWaits,
             Verdict::PeerHasNotAsked | Verdict::PeerHasNotSent if is_busy => Verdict::Moving,
             verdict => verdict,
@@ -176,20 +178,22 @@ fn is_before(a: u32, b: u32) -> bool {
 }
 
 /// From the numbers of two ends that stand still.
-fn judge_numbers(mine: &Numbers, theirs: &Numbers) -> Verdict {
-    let (sender, receiver) = if mine.is_sender() { (mine, theirs) } else { (theirs, mine) };
+fn judge_numbers(mine: &End, theirs: &End) -> Verdict {
+    let is_sender = mine.numbers.is_sender();
+    let (sender, receiver) = if is_sender { (mine, theirs) } else { (theirs, mine) };
     let (&Numbers::Sender { seen, sent, acknowledged, wants }, &Numbers::Receiver { posted, announced, arrived, .. }) =
-        (sender, receiver)
+        (&sender.numbers, &receiver.numbers)
     else {
         return Verdict::Unknown;
     };
     // Behind the first message whose acknowledgement is lost, a queue pair carries no others.
-    if is_before(acknowledged, arrived) && (arrived != sent || mine.is_sender()) {
+    if is_before(acknowledged, arrived) && (arrived != sent || is_sender) {
         return Verdict::AcknowledgementsLost;
     }
-    // What is acknowledged has arrived at the receiver's device, where NCCL has made no call since.
-    if is_before(arrived, acknowledged) {
-        return if mine.is_sender() { Verdict::PeerNotTested } else { Verdict::OwnNotTested };
+    // What is acknowledged has arrived at the receiver's device, where NCCL has made no call since; unless it has called for so long
+    // in vain that the device must have lost it.
+    if is_before(arrived, acknowledged) && receiver.still_ms < UNTESTED_MS {
+        return if is_sender { Verdict::PeerNotTested } else { Verdict::OwnNotTested };
     }
     if is_before(arrived, sent) {
         return Verdict::DataLost;
@@ -200,7 +204,7 @@ fn judge_numbers(mine: &Numbers, theirs: &Numbers) -> Verdict {
     if wants && is_before(sent, seen) {
         return Verdict::OtherTags;
     }
-    if mine.is_sender() { Verdict::PeerHasNotAsked } else { Verdict::PeerHasNotSent }
+    if is_sender { Verdict::PeerHasNotAsked } else { Verdict::PeerHasNotSent }
 }
 
 #[cfg(test)]
@@ -256,9 +260,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_acknowledged_is_not_lost() {
-        let verdicts = both(&sender(8, 8, 8, true), &receiver(8, 8, 5), [false; 2]);
+    fn what_is_acknowledged_is_not_lost_unless_the_receiver_looks_for_it_in_vain() {
+        let receiver = End { still_ms: 2000, ..receiver(8, 8, 5) };
+        let verdicts = both(&sender(8, 8, 8, true), &receiver, [false; 2]);
         assert_eq!(verdicts, [Verdict::PeerNotTested, Verdict::OwnNotTested]);
+        let receiver = End { still_ms: UNTESTED_MS, ..receiver };
+        assert_eq!(both(&sender(8, 8, 8, true), &receiver, [false; 2]), [Verdict::DataLost; 2]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::look::{Contact, Look};
 use super::message::{Answer, Question, Standing};
 use super::numbers::{End, Numbers};
 use super::operation::{Begun, Operation};
-use super::verdict::{Peer, Verdict, judge};
+use super::verdict::{Peer, UNTESTED_MS, Verdict, judge};
 use crate::proto::control::Time;
 use crate::proto::identity::Identity;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) const FRESH: Duration = Duration::from_secs(3);
 const SILENT: Duration = Duration::from_secs(3);
 const MIN_QUESTIONS: u32 = 4;
 /// After this time without a call of NCCL's, outstanding requests are not tested.
-const UNTESTED: Duration = Duration::from_secs(3);
+const UNTESTED: Duration = Duration::from_millis(UNTESTED_MS as u64);
 /// NCCL calls `isend` in vain if it has done so within this time.
 const WANTED: Duration = Duration::from_millis(2500);
 

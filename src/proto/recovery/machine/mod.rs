@@ -380,8 +380,10 @@ impl Recovery {
         if let Some(action) = self.poll_job() {
             return Some(action);
         }
-        if std::mem::take(&mut self.due.frame) {
-            return self.frame.clone().map(Action::Send);
+        if std::mem::take(&mut self.due.frame)
+            && let Some(frame) = self.frame.clone()
+        {
+            return Some(Action::Send(frame));
         }
         if std::mem::take(&mut self.due.ports) {
             self.told = self.own;

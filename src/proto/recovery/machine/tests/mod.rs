@@ -170,6 +170,25 @@ fn the_account_is_said_again_when_the_sender_asks_again_and_when_the_control_con
     assert_eq!(pair.ends[1].machine.poll_action(), None);
 }
 
+/// The caller that is told nothing more asks no more.
+#[test]
+fn that_the_connection_runs_again_is_told_if_the_frame_that_was_to_be_said_again_is_none_by_then() {
+    let mut pair = Pair::new(1);
+    pair.fault(0);
+    while !pair.ends[0].inbox.iter().any(|message| matches!(message, Message::Account { .. })) {
+        assert!(pair.step(), "the receiver is to send its account");
+    }
+    let account = pair.ends[0].inbox.pop_front().expect("it is there");
+    pair.ends[0].machine.handle_back(pair.now);
+    pair.ends[0].machine.handle_message(pair.now, account).expect("allowed");
+    while let Some(action) = pair.ends[0].machine.poll_action() {
+        pair.act(0, action);
+        pair.finish(0);
+    }
+    assert!(pair.ends[0].machine.is_running());
+    assert_eq!(pair.recoveries(0), 1);
+}
+
 #[test]
 fn queue_pairs_of_an_attempt_that_the_peer_has_ended_are_not_to_come_into_use() {
     let mut pair = Pair::new(1);
