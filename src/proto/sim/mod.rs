@@ -106,7 +106,7 @@ fn after_port_flaps_and_lost_control_connections_every_message_is_delivered_once
 /// The sender has closed in good order after the last acknowledgement, so that a write to it over one rail fails, while the completion of
 /// the last message waits in the queue of another rail.
 #[test]
-fn a_request_is_complete_though_a_rail_that_is_polled_before_has_failed() {
+fn known_seed_a_request_is_complete_though_a_rail_that_is_polled_before_has_failed() {
     let (_, outcome) = run(6_886_701, Faults::Survivable);
     assert!(outcome.is_all_delivered);
 }
