@@ -115,16 +115,21 @@ pub(super) unsafe fn isend(
         unsafe { request.write(std::ptr::null_mut()) };
         match comm.comm.look_for_cts() {
             FirstLook::Over => return ncclSuccess,
-            FirstLook::Inside(_) => return isend_inside(comm, data, size, tag, mhandle, request),
+            // SAFETY: the thread is inside, what says so is dropped here, and the pointers are NCCL's.
+            FirstLook::Inside(_) => return unsafe { isend_inside(comm, data, size, tag, mhandle, request) },
             FirstLook::Closed => {}
         }
     }
-    isend_in_general(send_comm, data, size, tag, mhandle, request)
+    // SAFETY: by NCCL's contract.
+    unsafe { isend_in_general(send_comm, data, size, tag, mhandle, request) }
 }
 
 /// `isend`, whose thread has entered the communicator.
+///
+/// # Safety
+/// That of NCCL's pointers; and the thread has entered by [`SendComm::look_for_cts`] and dropped the [`Inside`].
 #[inline(never)]
-extern "C" fn isend_inside(
+unsafe extern "C" fn isend_inside(
     comm: &Comm<SendComm>,
     data: *mut c_void,
     size: c_int,
@@ -132,7 +137,7 @@ extern "C" fn isend_inside(
     mhandle: *mut c_void,
     request: *mut *mut c_void,
 ) -> ncclResult_t {
-    // SAFETY: the caller has entered it, and has dropped what says so.
+    // SAFETY: as the caller says.
     let inside = unsafe { comm.comm.path.go_on_inside() };
     on_comm("isend", Ok(comm), |comm| {
         // SAFETY: NCCL's output pointer, which the caller has written to.
@@ -148,8 +153,11 @@ extern "C" fn isend_inside(
 }
 
 /// `isend`, from its beginning.
+///
+/// # Safety
+/// That of NCCL's pointers.
 #[inline(never)]
-extern "C" fn isend_in_general(
+unsafe extern "C" fn isend_in_general(
     send_comm: *mut c_void,
     data: *mut c_void,
     size: c_int,
@@ -270,7 +278,8 @@ pub(super) unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_
 /// [`test()`] of a send or of a receive.
 #[inline(never)]
 pub(super) extern "C" fn test_message<T: Tested>(request: &RequestHandle, answer: Answer) -> ncclResult_t {
-    // SAFETY: a request is part of its communicator and lives as long.
+    // SAFETY: a request is part of its communicator and lives as long. Those of a communicator of this type alone have this function:
+    // `Handle::new_send` and `Handle::new_recv` are given the one that fits.
     let comm = unsafe { request.comm::<T>() };
     match comm.comm.first_look(request.id(), move |lengths| answer.finish(lengths)) {
         FirstLook::Over => ncclSuccess,

@@ -95,8 +95,8 @@ impl NewQps {
         }
     }
 
-    /// From the next attempt on, the lanes of these queue pairs, which are those that were connected last, have other paths, if their flow labels choose
-    /// them.
+    /// From the next attempt on, the lanes of these queue pairs, which are those that were connected last, have other flow labels, if they
+    /// have any: and so other paths.
     pub fn leave_paths(&mut self, qps: Silent) {
         for qp in (0..self.striping.qp_count()).filter(|qp| qps.0 & 1 << qp != 0) {
             self.labels.replace(self.striping.rail_of(QpIndex(qp)), qp / self.striping.rails());
