@@ -9,10 +9,11 @@ use crate::transport::comm::Request;
 /// microseconds.
 const POLLS_PER_LOOK: u32 = 1 << 10;
 
-/// What takes longer than this is waited for with a pause at each look, in which other processes have the CPU. A pause is short against
-/// it, so that it does not show in what is measured.
+/// What takes longer than this is waited for with pauses, in which other processes have the CPU, and fewer polls between them. A pause is
+/// this part of the time that has been waited, so that it does not show in what is measured.
 const LONG: Duration = Duration::from_millis(4);
-const PAUSE: Duration = Duration::from_micros(50);
+const PART: u32 = 64;
+const POLLS_PER_PAUSE: u32 = 1 << 5;
 
 /// A limit for a loop that polls. Cheap: the clock is read rarely.
 #[derive(Debug)]
@@ -20,13 +21,14 @@ pub struct Deadline {
     what: &'static str,
     limit: Duration,
     start: Option<Instant>,
-    polls: u32,
+    /// Polls until the next look.
+    polls_left: u32,
 }
 
 impl Deadline {
     /// Gives up `limit` after the first look at the clock.
     pub fn new(what: &'static str, limit: Duration) -> Self {
-        Self { what, limit, start: None, polls: 0 }
+        Self { what, limit, start: None, polls_left: POLLS_PER_LOOK }
     }
 
     /// To be called when a poll found nothing.
@@ -35,8 +37,8 @@ impl Deadline {
     /// [`Error::Stalled`] past the limit.
     #[inline]
     pub fn idle(&mut self) -> Result<()> {
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_LOOK) {
+        self.polls_left -= 1;
+        if self.polls_left == 0 {
             return self.look();
         }
         Ok(())
@@ -55,8 +57,10 @@ impl Deadline {
         if waited > self.limit {
             return Err(Error::Stalled { what: self.what.into(), after: self.limit });
         }
+        self.polls_left = POLLS_PER_LOOK;
         if waited > LONG {
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(waited / PART);
+            self.polls_left = POLLS_PER_PAUSE;
         }
         Ok(())
     }
