@@ -1,4 +1,4 @@
-//! Control connections that are lost while the connection recovers.
+//! Control connections that are lost, or slow, while the connection recovers.
 
 use crate::common::connect::{connect_pair, relay_to, through};
 use crate::common::plugin_transport;
@@ -27,15 +27,18 @@ struct State {
     resets: usize,
 }
 
+/// How often a relay looks for something to pass on.
+const AT_ONCE: Duration = Duration::from_micros(50);
+
 impl Relayed {
-    fn new(relay: Relay) -> Self {
+    fn new(relay: Relay, every: Duration) -> Self {
         let state = Arc::new(Mutex::new(State { relay, reset_at: None, resets: 0 }));
         let is_over = Arc::new(AtomicBool::new(false));
         let (shared, over) = (Arc::clone(&state), Arc::clone(&is_over));
         let thread = std::thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
                 shared.lock().expect("no panic").serve();
-                std::thread::sleep(Duration::from_micros(50));
+                std::thread::sleep(every);
             }
         });
         Self { state, is_over, thread: Some(thread) }
@@ -72,14 +75,14 @@ impl Drop for Relayed {
     }
 }
 
-/// A connection each way, each by way of the relay of its listener.
-fn open(worker: &mut WorkerCtx) -> Result<(Stream, Relayed)> {
+/// A connection each way, each by way of the relay of its listener, which looks `every` so often for something to pass on.
+fn open(worker: &mut WorkerCtx, every: Duration) -> Result<(Stream, Relayed)> {
     let transport = plugin_transport()?;
     let device = worker.rank().min(transport.devices()? - 1);
     let (handle, mut listener) = transport.listen(device)?;
     let relay = relay_to(&handle);
     let diverted = through(&relay, &handle);
-    let relayed = Relayed::new(relay);
+    let relayed = Relayed::new(relay, every);
     let mut theirs = Handle(worker.exchange(&diverted.0)?.try_into().expect("a whole handle"));
     let (send, recv) = connect_pair(worker, &transport, device, &mut theirs, &mut listener, || ())?;
     listener.close()?;
@@ -90,7 +93,7 @@ fn open(worker: &mut WorkerCtx) -> Result<(Stream, Relayed)> {
 /// none it is reset while the connection runs.
 fn all_arrives_although_control_connections_are_reset(fabric: Fabric, devices: [&str; 2]) -> Result<()> {
     run(fabric, &[], |worker| {
-        let (mut stream, relayed) = open(worker)?;
+        let (mut stream, relayed) = open(worker, AT_ONCE)?;
         stream.exchange(worker, 20)?;
         for pieces in 0..20 {
             worker.begin(format!("a recovery with a reset after {pieces} pieces"))?;
@@ -117,4 +120,17 @@ fn all_arrives_if_the_control_connection_is_reset_at_any_step_of_a_recovery() ->
 #[test]
 fn all_arrives_if_the_control_connection_is_reset_while_rails_are_replaced() -> Result<()> {
     all_arrives_although_control_connections_are_reset(Fabric::TwoRails, ["softrnic1", "softrnic2"])
+}
+
+/// Of two devices of rank 1 one fails at once. The other one refuses commands, and receives on; and rank 0 learns late that the connection
+/// recovers.
+#[test]
+fn messages_that_are_sent_before_the_peer_is_told_of_a_recovery_are_taken_in() -> Result<()> {
+    let rules = "device-fatal=300ms refuses=200ms device=softrnic3 message=55 times=1; \
+                 device-fatal=200ms device=softrnic2 message=60 times=1; delay=10ms peer=softrnic3 message=45..";
+    run(Fabric::TwoRails, &[("SOFTRNIC_FAULTS", rules)], |worker| {
+        let (mut stream, _relayed) = open(worker, Duration::from_millis(20))?;
+        stream.exchange(worker, 600)?;
+        end(worker, stream)
+    })
 }
