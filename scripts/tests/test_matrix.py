@@ -106,6 +106,11 @@ class Matrix(fixtures.WithFakeNccl):
         self.assertIn("no warning names the dead process", self.wrong("mute", "--parts", "abort"))
         self.assertIn("no error of NCCL: the stream is not idle after 2 s", self.wrong("no-error", "--parts", "abort", "--limit", "4"))
 
+    def test_an_nccl_that_tells_no_error_is_right_where_the_log_says_so(self) -> None:
+        done = self.check("--parts", "abort", "--limit", "4", fake="no-error,dropped")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("rank 0: this NCCL does not tell errors of its network", done.stdout)
+
     def test_what_cannot_be_tried_is_said(self) -> None:
         for arguments, words in [
             (["--gdr", "on"], "--gdr on: on the software device it is one of off, dmabuf, peermem, both"),

@@ -12,6 +12,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Devices of a table that NCCL has had merged, at most.
 const MAX_MERGED: usize = 64;
 
+/// What an NCCL expects of `makeVDevice`, by the version of its table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Merging {
+    /// NCCL 2.24 and 2.25: as [`Self::OfOneAsWell`]; and a refusal ends, or crashes, their `init` of a communicator (`ncclTopoAutoMerge` in
+    /// graph/topo.cc). So each port becomes a device of its own where they cannot be one.
+    NeverRefused,
+    /// NCCL 2.26: as soon as there is one new device, only new ones are used, so each port that is not merged is asked for as a new device
+    /// as well.
+    OfOneAsWell,
+    /// NCCL 2.27 and later: it is called for several ports, and may refuse.
+    OfSeveral,
+}
+
+impl Merging {
+    /// Of the NCCLs that take the table of `version`. Those that take version 10 are 2.26 and 2.27.
+    pub(super) fn of_version(version: u32) -> Self {
+        match version {
+            ..=9 => Self::NeverRefused,
+            10 => Self::OfOneAsWell,
+            _ => Self::OfSeveral,
+        }
+    }
+}
+
 /// A device with its strings, to which NCCL keeps pointers.
 #[derive(Debug)]
 pub(super) struct Device {
@@ -21,7 +45,7 @@ pub(super) struct Device {
     pub(super) name: CString,
     /// The path of its PCI function, if it has one.
     pub(super) pci_path: Option<CString>,
-    /// The numbers of the devices that it has been merged of; its own if it has not been merged.
+    /// The numbers of the devices that it has been merged of; of a port, its number.
     pub(super) members: Vec<c_int>,
 }
 
@@ -32,6 +56,7 @@ pub(super) struct Devices {
     first: usize,
     /// Whether NCCL merges devices as it likes, because the user has asked for that.
     any: bool,
+    merging: Merging,
     listed: Mutex<Listed>,
     /// Whether NCCL has just loaded the plugin, so that it has forgotten the merged devices.
     reloaded: AtomicBool,
@@ -50,11 +75,11 @@ impl Devices {
     ///
     /// # Errors
     /// A name has a NUL in it.
-    pub(super) fn new(nics: &[Arc<Nic>], any: bool) -> Result<Self> {
+    pub(super) fn new(nics: &[Arc<Nic>], any: bool, merging: Merging) -> Result<Self> {
         let own = |(number, nic): (usize, &Arc<Nic>)| Device::new(Arc::clone(nic), vec![number as c_int]).map(Arc::new);
         let devices = nics.iter().enumerate().map(own).collect::<Result<Vec<_>>>()?;
         let listed = Mutex::new(Listed { devices, merged: Vec::new() });
-        Ok(Self { first: nics.len(), any, listed, reloaded: AtomicBool::new(false) })
+        Ok(Self { first: nics.len(), any, merging, listed, reloaded: AtomicBool::new(false) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Listed> {
@@ -85,7 +110,8 @@ impl Devices {
         self.lock().get(dev).map(Arc::clone)
     }
 
-    /// The number of the device that consists of `members`. It is made unless there is one.
+    /// The number of the device that consists of `members`. It is made unless there is one. Where they cannot be one device, and NCCL does not
+    /// bear that, each becomes a device of its own: the number is that of the first.
     ///
     /// # Errors
     /// They cannot be one device, or there are too many devices.
@@ -93,15 +119,26 @@ impl Devices {
         self.reloaded.store(false, Ordering::Relaxed);
         let mut listed = self.lock();
         let number = |place: usize| c_int::try_from(place).map_err(|_| Error::internal("too many devices"));
-        if let Some(place) = listed.devices.iter().position(|device| device.members == members) {
-            return number(place);
+        // Where a port is asked for as a new device, that is not the port.
+        let begin = if self.merging == Merging::OfSeveral { 0 } else { self.first };
+        if let Some(place) = listed.devices.iter().skip(begin).position(|device| device.members == members) {
+            return number(begin + place);
         }
-        if listed.devices.len() >= self.first + MAX_MERGED {
-            return Err(Error::usage(format!("there are {MAX_MERGED} merged devices already")));
+        let made = match listed.made(members, self) {
+            Err(e) if self.merging == Merging::NeverRefused && members.len() > 1 => {
+                let of_one = |member: &c_int| listed.made(std::slice::from_ref(member), self);
+                let devices = members.iter().map(of_one).collect::<Result<Vec<_>>>()?;
+                log::info!("NCCL gets {} devices: {e}", devices.len());
+                devices
+            }
+            made => vec![made?],
+        };
+        if listed.devices.len() + made.len() > self.first + MAX_MERGED {
+            return Err(Error::usage(format!("there are {MAX_MERGED} merged devices at most")));
         }
-        let device = listed.made(members, self)?;
-        listed.devices.push(device);
-        number(listed.devices.len() - 1)
+        let first = listed.devices.len();
+        listed.devices.extend(made);
+        number(first)
     }
 }
 
@@ -121,8 +158,14 @@ impl Listed {
             _ => Err(Error::usage(format!("device {dev} is a merged one, which cannot be merged again"))),
         };
         let ports = members.iter().map(port).collect::<Result<Vec<_>>>()?;
-        let device = Arc::new(Device::new(Arc::new(Nic::merge(&ports, of.any)?), members.to_vec())?);
-        log::info!("{} are one device to NCCL: {}", ports.len(), device.nic.name);
+        let nic = match ports.as_slice() {
+            [port] => Arc::clone(port),
+            _ => Arc::new(Nic::merge(&ports, of.any)?),
+        };
+        let device = Arc::new(Device::new(nic, members.to_vec())?);
+        if ports.len() > 1 {
+            log::info!("{} are one device to NCCL: {}", ports.len(), device.nic.name);
+        }
         self.merged.push(Arc::clone(&device));
         Ok(device)
     }

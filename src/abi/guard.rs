@@ -1,9 +1,12 @@
 //! The boundary to NCCL: an error becomes a result code and one log message, and a panic becomes an error.
 
-use super::nccl;
+use super::{nccl, process};
 use crate::error::{Class, Error, Result};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The functions that NCCL's progress thread calls.
+const OF_PROGRESS: [&str; 4] = ["isend", "irecv", "iflush", "test"];
 
 /// Runs `body`, the body of NCCL's function `call`.
 #[inline(always)]
@@ -33,6 +36,9 @@ fn report(call: &'static str, error: Error) -> nccl::ncclResult_t {
     if !error.is_logged {
         // NCCL shows the target in front of the message: the name of the call tells users more than a source file.
         log::warn!(target: call, "{call}: {error}");
+        if OF_PROGRESS.contains(&call) {
+            process::warn_if_nccl_drops_errors();
+        }
     }
     match error.class {
         Class::System => nccl::ncclSystemError,

@@ -1,6 +1,6 @@
 //! What exists once in the process: the logger, the network and the devices of each table, made by NCCL's `init`.
 
-use super::devices::Devices;
+use super::devices::{Devices, Merging};
 use super::env_plugin::Settings;
 use super::{logger, nccl};
 use crate::error::{Error, Result};
@@ -17,6 +17,9 @@ pub const NAME: &CStr = c"Ferrite";
 const VERSIONS: RangeInclusive<u32> = 8..=12;
 /// The first one with which NCCL tells of each communicator.
 const FIRST_WITH_CONTEXTS: u32 = 11;
+/// The one of NCCL 2.26 and 2.27, whose progress thread forgets an operation that the network has an error for (`progressOps` in proxy.cc),
+/// so that `ncclCommGetAsyncError` never tells of it. Those before 2.26.2 and from 2.28.3 on tell.
+const DROPS_ERRORS: u32 = 10;
 
 /// The network and what each table shows of it.
 #[derive(Debug)]
@@ -41,6 +44,18 @@ static TAKEN: AtomicU32 = AtomicU32::new(0);
 static HAS_PROFILER: AtomicBool = AtomicBool::new(false);
 /// The versions of the profiler's interface by which NCCL is asked to tell of its operations: a bit for each.
 static PROFILERS: AtomicU32 = AtomicU32::new(0);
+
+/// NCCL's progress thread is given an error. Says once if the application will not be told of it.
+pub(super) fn warn_if_nccl_drops_errors() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if TAKEN.load(Ordering::Relaxed) == 1 << DROPS_ERRORS && !SAID.swap(true, Ordering::Relaxed) {
+        log::warn!(
+            target: INIT,
+            "Ferrite: NCCL 2.26 and 2.27, which take ncclNetPlugin_v{DROPS_ERRORS}, do not pass this error on: the application waits until a \
+             time limit of its own; NCCL 2.28.3 and later end the operation"
+        );
+    }
+}
 
 impl Process {
     /// Sends log messages to `log_function` from now on, and makes the network, if that has not been done before.
@@ -108,7 +123,7 @@ impl Process {
         let ports = network.ports();
         let table = |version| {
             let nics = if version == 8 { network.devices() } else { ports.as_slice() };
-            let devices = Devices::new(nics, network.merges_any_ports())?;
+            let devices = Devices::new(nics, network.merges_any_ports(), Merging::of_version(version))?;
             Ok(Table { devices, communicators: AtomicUsize::new(0) })
         };
         let tables = VERSIONS.map(table).collect::<Result<_>>()?;

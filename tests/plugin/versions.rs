@@ -8,11 +8,14 @@ use ferrite::error::{Error, Result};
 use ferrite::nccl::abi;
 use ferrite::nccl::library::Source;
 use ferrite::transport::Transport;
+use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::{RecvComm, SendComm};
 use ferrite::transport::deadline::Deadline;
 use ferrite::transport::listener::connect_and_accept;
+use std::sync::Arc;
 use std::time::Duration;
 use testkit::require;
+use testkit::wait::wait_until;
 
 fn plugin(version: u32) -> Source {
     Source::plugin_of(testkit::dist::dist().join("lib/libnccl-net.so"), version)
@@ -82,6 +85,39 @@ fn a_traffic_class_that_there_is_not_is_named() -> Result<()> {
     })
 }
 
+/// How often the log says that NCCL, which has taken this table, does not pass an error on: that of a send whose peer has closed.
+fn said_that_errors_are_dropped(version: u32) -> Result<usize> {
+    let (send, recv) = connect_within(&table(version)?)?;
+    let memory = Arc::new(Buffer::new(64)?);
+    let region = send.register(&memory)?;
+    recv.close()?;
+    wait_until("the peer's end", || send.send(&region, 0, 64, 0).is_err());
+    assert!(said(&["WARN", "isend: "]), "{}", log());
+    Ok(log().lines().filter(|line| line.contains("do not pass this error on")).count())
+}
+
+#[test]
+fn nccl_of_version_10_drops_errors_which_is_said_once() -> Result<()> {
+    let setting = require!(talkative(&[]));
+    alone(&setting, |_| {
+        for _ in 0..2 {
+            assert_eq!(said_that_errors_are_dropped(10)?, 1, "{}", log());
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn nccl_of_other_versions_passes_errors_on() -> Result<()> {
+    let setting = require!(talkative(&[]));
+    alone(&setting, |_| {
+        for version in [8, 9, 11, 12] {
+            assert_eq!(said_that_errors_are_dropped(version)?, 0, "{}", log());
+        }
+        Ok(())
+    })
+}
+
 /// A connection from device 0 to itself.
 fn connect_within(transport: &Transport) -> Result<(SendComm, RecvComm)> {
     let (mut handle, mut listener) = transport.listen(0)?;
@@ -105,7 +141,7 @@ fn ports_of_several_cards_are_not_merged() -> Result<()> {
     let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "1")]));
     alone(&setting, |_| {
         refused(
-            &table(9)?,
+            &table(10)?,
             &[0, 1],
             "softrnic0 and softrnic1 cannot be one device: they are not equal ports of one card",
         );
@@ -134,6 +170,41 @@ fn nothing_is_merged_with_nccl_ib_merge_nics_0() -> Result<()> {
     let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]));
     alone(&setting, |_| {
         refused(&table(11)?, &[0, 1], "NCCL_IB_MERGE_NICS=0");
+        Ok(())
+    })
+}
+
+/// NCCL 2.24 and 2.25 do not bear a refusal: there is a new device for each port.
+#[test]
+fn ports_that_cannot_be_one_device_are_several_to_nccl_of_version_9() -> Result<()> {
+    let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]));
+    alone(&setting, |_| {
+        let transport = table(9)?;
+        assert_eq!((transport.devices()?, transport.fuse(&[0, 1])?, transport.devices()?), (2, 2, 4));
+        for (number, port) in [(2, 0), (3, 1)] {
+            let device = transport.properties(number)?;
+            assert_eq!((device.name, device.fused), (format!("softrnic{port}"), vec![port]));
+            assert_eq!(transport.fuse(&[port as usize])?, number, "the same device again");
+        }
+        assert!(transport.fuse(&[0, 99]).is_err());
+        refused(&transport, &[0, 2], "is a merged one");
+        assert_eq!(transport.devices()?, 4);
+        Ok(())
+    })
+}
+
+/// NCCL 2.24 to 2.26 use only new devices as soon as there is one: also for a port that is alone on its card.
+#[test]
+fn a_port_that_is_not_merged_is_a_new_device_to_nccl_of_versions_9_and_10() -> Result<()> {
+    let merging = [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any"), ("SOFTRNIC_DEVICES", "3")];
+    let setting = require!(talkative(&merging));
+    alone(&setting, |_| {
+        for version in [9, 10] {
+            let transport = table(version)?;
+            assert_eq!((transport.fuse(&[0, 1])?, transport.fuse(&[2])?, transport.devices()?), (3, 4, 5));
+            assert_eq!(transport.properties(4)?.name, "softrnic2");
+        }
+        assert_eq!((table(11)?.fuse(&[2])?, table(11)?.devices()?), (2, 3));
         Ok(())
     })
 }

@@ -71,6 +71,10 @@ fn nccl_warns_of_old_versions_and_of_several() {
     let with = |version: &str| setup("nccl").map(|setup| setup.file("/usr/lib/libnccl.so.2", library(version)));
     require!(with("2.21.5")).look().is("ok", &["/usr/lib/libnccl.so.2: 2.21.5"]);
     require!(with("2.18.3")).look().is("warn", &["2.18.3", "one version in the image"]);
+    for version in ["2.26.2", "2.27.7"] {
+        require!(with(version)).look().is("warn", &[version, "not told of errors of the network"]);
+    }
+    require!(with("2.28.3")).look().is("ok", &["2.28.3"]);
     let two = require!(with("2.21.5")).file(python, library("2.28.9")).look();
     two.is("warn", &["site-packages/nvidia/nccl/lib/libnccl.so.2: 2.28.9", "2 different versions"]);
     require!(setup("nccl")).look().is("unknown", &["no libnccl.so.2"]);

@@ -11,9 +11,9 @@ use crate::doctor::rows::plugins::places;
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "nccl",
-        what: "the files libnccl.so.2 where the loader and Python look, with their versions; warn below 2.20 and where versions differ",
-        why: "the plugin serves NCCL 2.20 and later, and a process takes the first that it finds, which may not be PyTorch's",
-        cure: "one version in the image: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
+        what: "the files libnccl.so.2 where the loader and Python look, with their versions; warn below 2.20, of 2.26 and 2.27, and where versions differ",
+        why: "the plugin serves NCCL 2.20 and later; 2.26 and 2.27 do not pass errors of a network on to the application, which waits; and a process takes the first that it finds, which may not be PyTorch's",
+        cure: "one version in the image, 2.28.3 or later if it is to tell errors: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
         look: nccl,
     },
     Row {
@@ -43,7 +43,13 @@ fn nccl(machine: &Machine) -> Vec<Finding> {
             None => found.push(Finding::unknown("", format!("{shown}: it does not tell its version"))),
             Some(version) => {
                 let text = format!("{shown}: {}.{}.{}", version.0, version.1, version.2);
-                found.push(if version < (2, 20, 0) { Finding::warn("", text) } else { Finding::ok("", text) });
+                found.push(match version {
+                    _ if version < (2, 20, 0) => Finding::warn("", text),
+                    (2, 26 | 27, _) => {
+                        Finding::warn("", format!("{text}: the application is not told of errors of the network"))
+                    }
+                    _ => Finding::ok("", text),
+                });
                 versions.insert(version);
             }
         }
