@@ -12,29 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Devices of a table that NCCL has had merged, at most.
 const MAX_MERGED: usize = 64;
 
-/// What an NCCL expects of `makeVDevice`, by the version of its table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Merging {
-    /// NCCL 2.24 and 2.25: as [`Self::OfOneAsWell`]; and a refusal ends, or crashes, their `init` of a communicator (`ncclTopoAutoMerge` in
-    /// graph/topo.cc). So each port becomes a device of its own where they cannot be one.
-    NeverRefused,
-    /// NCCL 2.26: as soon as there is one new device, only new ones are used, so each port that is not merged is asked for as a new device
-    /// as well.
-    OfOneAsWell,
-    /// NCCL 2.27 and later: it is called for several ports, and may refuse.
-    OfSeveral,
-}
-
-impl Merging {
-    /// Of the NCCLs that take the table of `version`. Those that take version 10 are 2.26 and 2.27.
-    pub(super) fn of_version(version: u32) -> Self {
-        match version {
-            ..=9 => Self::NeverRefused,
-            10 => Self::OfOneAsWell,
-            _ => Self::OfSeveral,
-        }
-    }
-}
+/// The last version of the interface whose NCCLs get a new device for each port that is not merged. NCCL 2.24 to 2.26 use only new devices as
+/// soon as there is one, and ask for one of a single port as well. They cannot go on after a refusal: 2.24 and 2.25 give the communicator up,
+/// and 2.26 may forget a port (`ncclTopoAutoMerge` and `ncclTopoProcessNet` in graph/topo.cc). So ports that cannot be one device become one
+/// each. NCCL 2.27, which takes version 10 as well, bears both.
+const LAST_WITH_SINGLES: u32 = 10;
 
 /// A device with its strings, to which NCCL keeps pointers.
 #[derive(Debug)]
@@ -56,7 +38,8 @@ pub(super) struct Devices {
     first: usize,
     /// Whether NCCL merges devices as it likes, because the user has asked for that.
     any: bool,
-    merging: Merging,
+    /// Whether a port that is not merged is a new device, see [`LAST_WITH_SINGLES`].
+    with_singles: bool,
     listed: Mutex<Listed>,
     /// Whether NCCL has just loaded the plugin, so that it has forgotten the merged devices.
     reloaded: AtomicBool,
@@ -71,15 +54,16 @@ struct Listed {
 }
 
 impl Devices {
-    /// A table that shows `nics`. `any`: NCCL may merge also what the plugin would not.
+    /// The table of `version`, which shows `nics`. `any`: NCCL may merge also what the plugin would not.
     ///
     /// # Errors
     /// A name has a NUL in it.
-    pub(super) fn new(nics: &[Arc<Nic>], any: bool, merging: Merging) -> Result<Self> {
+    pub(super) fn new(version: u32, nics: &[Arc<Nic>], any: bool) -> Result<Self> {
         let own = |(number, nic): (usize, &Arc<Nic>)| Device::new(Arc::clone(nic), vec![number as c_int]).map(Arc::new);
         let devices = nics.iter().enumerate().map(own).collect::<Result<Vec<_>>>()?;
         let listed = Mutex::new(Listed { devices, merged: Vec::new() });
-        Ok(Self { first: nics.len(), any, merging, listed, reloaded: AtomicBool::new(false) })
+        let with_singles = version <= LAST_WITH_SINGLES;
+        Ok(Self { first: nics.len(), any, with_singles, listed, reloaded: AtomicBool::new(false) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Listed> {
@@ -110,35 +94,26 @@ impl Devices {
         self.lock().get(dev).map(Arc::clone)
     }
 
-    /// The number of the device that consists of `members`. It is made unless there is one. Where they cannot be one device, and NCCL does not
-    /// bear that, each becomes a device of its own: the number is that of the first.
+    /// The number of the device that consists of `members`. It is made unless there is one. With [`LAST_WITH_SINGLES`], members that cannot be
+    /// one device become one each: the number is that of the first.
     ///
     /// # Errors
     /// They cannot be one device, or there are too many devices.
     pub(super) fn merge(&self, members: &[c_int]) -> Result<c_int> {
         self.reloaded.store(false, Ordering::Relaxed);
         let mut listed = self.lock();
-        let number = |place: usize| c_int::try_from(place).map_err(|_| Error::internal("too many devices"));
-        // Where a port is asked for as a new device, that is not the port.
-        let begin = if self.merging == Merging::OfSeveral { 0 } else { self.first };
-        if let Some(place) = listed.devices.iter().skip(begin).position(|device| device.members == members) {
-            return number(begin + place);
-        }
-        let made = match listed.made(members, self) {
-            Err(e) if self.merging == Merging::NeverRefused && members.len() > 1 => {
-                let of_one = |member: &c_int| listed.made(std::slice::from_ref(member), self);
-                let devices = members.iter().map(of_one).collect::<Result<Vec<_>>>()?;
-                log::info!("NCCL gets {} devices: {e}", devices.len());
-                devices
+        let ports = members.iter().map(|dev| listed.port_of(*dev)).collect::<Result<Vec<_>>>()?;
+        let made = match (listed.find_or_make(&ports, self), ports.as_slice()) {
+            (Err(e), [first, others @ ..]) if self.with_singles && !others.is_empty() => {
+                let level = if self.any { log::Level::Warn } else { log::Level::Info };
+                log::log!(level, "NCCL gets a device for each port: {e}");
+                let made = listed.find_or_make(&[*first], self)?;
+                others.iter().try_for_each(|port| listed.find_or_make(&[*port], self).map(drop))?;
+                made
             }
-            made => vec![made?],
+            (made, _) => made?,
         };
-        if listed.devices.len() + made.len() > self.first + MAX_MERGED {
-            return Err(Error::usage(format!("there are {MAX_MERGED} merged devices at most")));
-        }
-        let first = listed.devices.len();
-        listed.devices.extend(made);
-        number(first)
+        c_int::try_from(made).map_err(|_| Error::internal("too many devices"))
     }
 }
 
@@ -148,24 +123,48 @@ impl Listed {
         found.ok_or_else(|| Error::argument(format!("device {dev}: there are {}", self.devices.len())))
     }
 
-    /// The device of `members`, also one that NCCL has forgotten.
-    fn made(&mut self, members: &[c_int], of: &Devices) -> Result<Arc<Device>> {
-        if let Some(known) = self.merged.iter().find(|device| device.members == members) {
+    /// The number of the port that device `dev` is.
+    ///
+    /// # Errors
+    /// It is not there, or of several ports.
+    fn port_of(&self, dev: c_int) -> Result<c_int> {
+        match self.get(dev)?.members.as_slice() {
+            [port] => Ok(*port),
+            _ => Err(Error::usage(format!("device {dev} is a merged one, which cannot be merged again"))),
+        }
+    }
+
+    /// The place of the device of `ports`, which is made unless there is one. A single one may have to be a new one.
+    fn find_or_make(&mut self, ports: &[c_int], of: &Devices) -> Result<usize> {
+        let begin = if of.with_singles { of.first } else { 0 };
+        if let Some(place) = self.devices.iter().skip(begin).position(|device| device.members == ports) {
+            return Ok(begin + place);
+        }
+        if self.devices.len() >= of.first + MAX_MERGED {
+            return match ports {
+                [port] => Ok(*port as usize),
+                _ => Err(Error::usage(format!("there are {MAX_MERGED} merged devices already"))),
+            };
+        }
+        let device = self.made(ports, of)?;
+        self.devices.push(device);
+        Ok(self.devices.len() - 1)
+    }
+
+    /// The device of `ports`, also one that NCCL has forgotten.
+    fn made(&mut self, ports: &[c_int], of: &Devices) -> Result<Arc<Device>> {
+        if let Some(known) = self.merged.iter().find(|device| device.members == ports) {
             return Ok(Arc::clone(known));
         }
-        let port = |dev: &c_int| match self.get(*dev)? {
-            device if device.members.as_slice() == [*dev] => Ok(Arc::clone(&device.nic)),
-            _ => Err(Error::usage(format!("device {dev} is a merged one, which cannot be merged again"))),
+        let nics = ports.iter().map(|port| Ok(Arc::clone(&self.get(*port)?.nic))).collect::<Result<Vec<_>>>()?;
+        let device = match nics.as_slice() {
+            [nic] => Device::new(Arc::clone(nic), ports.to_vec())?,
+            _ => Device::new(Arc::new(Nic::merge(&nics, of.any)?), ports.to_vec())?,
         };
-        let ports = members.iter().map(port).collect::<Result<Vec<_>>>()?;
-        let nic = match ports.as_slice() {
-            [port] => Arc::clone(port),
-            _ => Arc::new(Nic::merge(&ports, of.any)?),
-        };
-        let device = Arc::new(Device::new(nic, members.to_vec())?);
-        if ports.len() > 1 {
-            log::info!("{} are one device to NCCL: {}", ports.len(), device.nic.name);
+        if nics.len() > 1 {
+            log::info!("{} are one device to NCCL: {}", nics.len(), device.nic.name);
         }
+        let device = Arc::new(device);
         self.merged.push(Arc::clone(&device));
         Ok(device)
     }

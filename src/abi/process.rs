@@ -1,6 +1,6 @@
 //! What exists once in the process: the logger, the network and the devices of each table, made by NCCL's `init`.
 
-use super::devices::{Devices, Merging};
+use super::devices::Devices;
 use super::env_plugin::Settings;
 use super::{logger, nccl};
 use crate::error::{Error, Result};
@@ -45,14 +45,15 @@ static HAS_PROFILER: AtomicBool = AtomicBool::new(false);
 /// The versions of the profiler's interface by which NCCL is asked to tell of its operations: a bit for each.
 static PROFILERS: AtomicU32 = AtomicU32::new(0);
 
-/// NCCL's progress thread is given an error. Says once if the application will not be told of it.
+/// NCCL's progress thread is given an error. Says once if the application will not be told of it. (With `NCCL_OOB_NET_ENABLE=1` it may be NCCL's
+/// bootstrap that is given it, which tells: that is not distinguished.)
 pub(super) fn warn_if_nccl_drops_errors() {
     static SAID: AtomicBool = AtomicBool::new(false);
     if TAKEN.load(Ordering::Relaxed) == 1 << DROPS_ERRORS && !SAID.swap(true, Ordering::Relaxed) {
         log::warn!(
             target: INIT,
-            "Ferrite: NCCL 2.26 and 2.27, which take ncclNetPlugin_v{DROPS_ERRORS}, do not pass this error on: the application waits until a \
-             time limit of its own; NCCL 2.28.3 and later end the operation"
+            "Ferrite: NCCL 2.26 and 2.27, which take ncclNetPlugin_v{DROPS_ERRORS}, do not pass this error on (ncclCommGetAsyncError): the \
+             application waits until a time limit of its own. NCCL 2.28.3 and later do"
         );
     }
 }
@@ -123,7 +124,7 @@ impl Process {
         let ports = network.ports();
         let table = |version| {
             let nics = if version == 8 { network.devices() } else { ports.as_slice() };
-            let devices = Devices::new(nics, network.merges_any_ports(), Merging::of_version(version))?;
+            let devices = Devices::new(version, nics, network.merges_any_ports())?;
             Ok(Table { devices, communicators: AtomicUsize::new(0) })
         };
         let tables = VERSIONS.map(table).collect::<Result<_>>()?;

@@ -141,7 +141,7 @@ fn ports_of_several_cards_are_not_merged() -> Result<()> {
     let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "1")]));
     alone(&setting, |_| {
         refused(
-            &table(10)?,
+            &table(11)?,
             &[0, 1],
             "softrnic0 and softrnic1 cannot be one device: they are not equal ports of one card",
         );
@@ -174,21 +174,43 @@ fn nothing_is_merged_with_nccl_ib_merge_nics_0() -> Result<()> {
     })
 }
 
-/// NCCL 2.24 and 2.25 do not bear a refusal: there is a new device for each port.
+/// NCCL 2.24 to 2.26 cannot go on after a refusal: there is a new device for each port.
 #[test]
-fn ports_that_cannot_be_one_device_are_several_to_nccl_of_version_9() -> Result<()> {
+fn ports_that_cannot_be_one_device_are_several_to_nccl_of_versions_9_and_10() -> Result<()> {
     let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]));
     alone(&setting, |_| {
-        let transport = table(9)?;
-        assert_eq!((transport.devices()?, transport.fuse(&[0, 1])?, transport.devices()?), (2, 2, 4));
-        for (number, port) in [(2, 0), (3, 1)] {
-            let device = transport.properties(number)?;
-            assert_eq!((device.name, device.fused), (format!("softrnic{port}"), vec![port]));
-            assert_eq!(transport.fuse(&[port as usize])?, number, "the same device again");
+        for version in [9, 10] {
+            let transport = table(version)?;
+            assert_eq!(transport.devices()?, 2);
+            for _ in 0..2 {
+                assert_eq!((transport.fuse(&[0, 1])?, transport.devices()?), (2, 4));
+            }
+            for (number, port) in [(2, 0), (3, 1)] {
+                let device = transport.properties(number)?;
+                assert_eq!((device.name, device.fused), (format!("softrnic{port}"), vec![port]));
+                assert_eq!(transport.fuse(&[port as usize])?, number, "the same device again");
+            }
+            assert!(transport.fuse(&[0, 99]).is_err());
+            // A second NCCL of the process takes all four for ports.
+            assert_eq!((transport.fuse(&[0, 2])?, transport.fuse(&[3, 1])?, transport.devices()?), (2, 3, 4));
         }
-        assert!(transport.fuse(&[0, 99]).is_err());
-        refused(&transport, &[0, 2], "is a merged one");
-        assert_eq!(transport.devices()?, 4);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_port_for_which_there_is_no_room_as_a_new_device_is_that_port() -> Result<()> {
+    let merging = [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any"), ("SOFTRNIC_DEVICES", "6")];
+    let setting = require!(talkative(&merging));
+    alone(&setting, |_| {
+        let transport = table(10)?;
+        let ports = || 0..6_usize;
+        let triples = ports().flat_map(|a| ports().flat_map(move |b| ports().map(move |c| [a, b, c])));
+        let triples = triples.filter(|[a, b, c]| a != b && b != c && a != c);
+        for (number, members) in (6..).zip(triples.take(64)) {
+            assert_eq!(transport.fuse(&members)?, number);
+        }
+        assert_eq!((transport.fuse(&[5])?, transport.fuse(&[4, 3])?, transport.devices()?), (5, 4, 70));
         Ok(())
     })
 }

@@ -50,8 +50,11 @@ fn nothing_is_written_to_a_buffer_that_is_used_again_by_a_device_that_refuses_co
                  late=200ms attempts=all opcode=write-imm device=softrnic3 message=60.. for=100ms";
     run(Fabric::TwoRails, &[("SOFTRNIC_FAULTS", rules)], |worker| {
         let mut stream = Stream::open(worker, SHORT)?;
-        let is_closed = || said(&["softrnic1: the device that was lost is closed"]);
-        exchange_until(worker, &mut stream, "the device fails, and is back", is_closed)?;
+        let is_over = || {
+            let are_applied = applied().iter().all(|(_, count)| *count > 0);
+            are_applied && said(&["softrnic1: the device that was lost is closed"])
+        };
+        exchange_until(worker, &mut stream, "the device fails, and is back", is_over)?;
         end(worker, stream)
     })
 }

@@ -129,16 +129,17 @@ fn connect_all(
     let mut deadline = worker.deadline("connecting");
     let goal = open.sending.len() + handles.len();
     while open.sending.len() < goal {
+        let before = open.sending.len();
         for slot in handles.iter_mut() {
             let Some(handle) = slot else { continue };
-            match transport.connect(device, handle)? {
-                Some(comm) => {
-                    open.sending.push(comm);
-                    *slot = None;
-                    deadline.progress();
-                }
-                None => deadline.idle()?,
+            if let Some(comm) = transport.connect(device, handle)? {
+                open.sending.push(comm);
+                *slot = None;
             }
+        }
+        match open.sending.len() == before {
+            true => deadline.idle()?,
+            false => deadline.progress(),
         }
     }
     Ok(())
@@ -148,17 +149,18 @@ fn accept_all(worker: &WorkerCtx, listeners: &mut [Option<Listener>], open: &mut
     let mut deadline = worker.deadline("accepting");
     let goal = open.receiving.len() + listeners.len();
     while open.receiving.len() < goal {
+        let before = open.receiving.len();
         for slot in listeners.iter_mut() {
             let Some(listener) = slot else { continue };
-            let Some(comm) = listener.accept()? else {
-                deadline.idle()?;
-                continue;
-            };
+            let Some(comm) = listener.accept()? else { continue };
             open.receiving.push(comm);
-            deadline.progress();
             if let Some(listener) = slot.take() {
                 listener.close()?;
             }
+        }
+        match open.receiving.len() == before {
+            true => deadline.idle()?,
+            false => deadline.progress(),
         }
     }
     Ok(())

@@ -53,11 +53,11 @@ impl Deadline {
     #[cold]
     fn look(&mut self) -> Result<()> {
         std::thread::yield_now();
+        self.polls_left = POLLS_PER_LOOK;
         let waited = self.start.get_or_insert_with(Instant::now).elapsed();
         if waited > self.limit {
             return Err(Error::Stalled { what: self.what.into(), after: self.limit });
         }
-        self.polls_left = POLLS_PER_LOOK;
         if waited > LONG {
             std::thread::sleep(waited / PART);
             self.polls_left = POLLS_PER_PAUSE;

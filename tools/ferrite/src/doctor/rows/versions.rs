@@ -13,7 +13,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "nccl",
         what: "the files libnccl.so.2 where the loader and Python look, with their versions; warn below 2.20, of 2.26 and 2.27, and where versions differ",
         why: "the plugin serves NCCL 2.20 and later; 2.26 and 2.27 do not pass errors of a network on to the application, which waits; and a process takes the first that it finds, which may not be PyTorch's",
-        cure: "one version in the image, 2.28.3 or later if it is to tell errors: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
+        cure: "one version in the image, 2.28.3 or later if it is to report errors: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
         look: nccl,
     },
     Row {
