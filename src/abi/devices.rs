@@ -15,7 +15,7 @@ const MAX_MERGED: usize = 64;
 /// The last version of the interface whose NCCLs get a new device for each port that is not merged. NCCL 2.24 to 2.26 use only new devices as
 /// soon as there is one, and ask for one of a single port as well. They cannot go on after a refusal: 2.24 and 2.25 give the communicator up,
 /// and 2.26 may forget a port (`ncclTopoAutoMerge` and `ncclTopoProcessNet` in graph/topo.cc). So ports that cannot be one device become one
-/// each. NCCL 2.27, which takes version 10 as well, bears both.
+/// each. NCCL 2.27, which takes version 10 as well, goes on in both cases.
 const LAST_WITH_SINGLES: u32 = 10;
 
 /// A device with its strings, to which NCCL keeps pointers.
