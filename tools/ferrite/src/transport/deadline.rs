@@ -9,10 +9,11 @@ use crate::transport::comm::Request;
 /// microseconds.
 const POLLS_PER_LOOK: u32 = 1 << 10;
 
-/// What takes longer than this is waited for with pauses, in which other processes have the CPU, and fewer polls between them. A pause is
-/// this part of the time that has been waited, so that it does not show in what is measured.
+/// What takes longer than this is waited for with pauses, in which other processes have the CPU.
 const LONG: Duration = Duration::from_millis(4);
-const PART: u32 = 64;
+/// A pause is the time that has been waited divided by this: too short to show in what is measured.
+const PAUSES_PER_WAIT: u32 = 64;
+/// Polls from one pause to the next.
 const POLLS_PER_PAUSE: u32 = 1 << 5;
 
 /// A limit for a loop that polls. Cheap: the clock is read rarely.
@@ -59,7 +60,7 @@ impl Deadline {
             return Err(Error::Stalled { what: self.what.into(), after: self.limit });
         }
         if waited > LONG {
-            std::thread::sleep(waited / PART);
+            std::thread::sleep(waited / PAUSES_PER_WAIT);
             self.polls_left = POLLS_PER_PAUSE;
         }
         Ok(())
