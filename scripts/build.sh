@@ -6,23 +6,25 @@
 #   bin/ferrite                      the companion
 #   bin/softrnic                     runs programs on the software device, and controls its network
 #
-#   scripts/build.sh                   for this machine, into dist/
-#   scripts/build.sh --portable DIR    for every Linux on this processor with glibc 2.17 or newer, into DIR: by the compilers of
-#                                      scripts/portable.txt, which are fetched once
+#   scripts/build.sh                             for this machine, into dist/
+#   scripts/build.sh --portable DIR [PROCESSOR]  for every Linux with glibc 2.17 or newer on this processor, or on x86_64 or aarch64,
+#                                                into DIR: by the compilers of scripts/portable.txt, which are fetched once
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
+processor=${3:-$(uname -m)}
 case "$# ${1:-}" in
 "0 ") dist=dist ;;
-"2 --portable") dist=$2 ;;
-*) die "usage: scripts/build.sh [--portable DIR]" ;;
+"2 --portable" | "3 --portable") dist=$2 ;;
+*) die "usage: scripts/build.sh [--portable DIR [PROCESSOR]]" ;;
 esac
+[ $# = 0 ] || [[ $processor =~ ^(x86_64|aarch64)$ ]] || die "PROCESSOR=$processor: x86_64 or aarch64"
 
 setup_build
 build=(build)
 release=release
-if [ $# = 2 ]; then
-    target=$(uname -m)-unknown-linux-gnu
-    setup_portable
+if [ $# -ge 2 ]; then
+    target=$processor-unknown-linux-gnu
+    setup_portable "$target"
     build=(zigbuild --target "$target.2.17")
     release=$target/release
     # Of its own, since the flags are others; and nothing that is built tells where it was built.

@@ -61,6 +61,9 @@ step "other releases of the system"
 scripts/build.sh --portable "$CARGO_TARGET_DIR/portable/dist"
 scripts/other_systems.sh "$CARGO_TARGET_DIR/portable/dist"
 
+step "aarch64, emulated"
+scripts/aarch64.sh || [ $? = 77 ]
+
 step "two hosts under Open MPI and Slurm"
 for launcher in mpirun srun; do
     command -v "$launcher" >/dev/null || { echo "skipped: $launcher" && continue; }

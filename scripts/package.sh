@@ -2,23 +2,26 @@
 # Makes all packages that are released, in packages/: tarball, wheel, .deb, .rpm (where rpmbuild is), image, bill of materials,
 # SHA256SUMS. What is built depends on the commit and the Rust compiler alone: another folder, day or user makes the same bits.
 #
-#   scripts/package.sh               builds for glibc 2.17, and packs it
+#   scripts/package.sh [PROCESSOR]   builds for glibc 2.17 and this processor, or for x86_64 or aarch64 into packages/PROCESSOR/, and packs it
 #   scripts/package.sh --built DIR   packs what scripts/build.sh has built in DIR, for this machine's glibc
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 case "$# ${1:-}" in
-"0 ")
-    built=packages/built
+"0 " | "1 x86_64" | "1 aarch64")
+    out=packages${1:+/$1}
+    built=$out/built
+    processor=${1:-$(uname -m)}
     rm -rf "$built"
-    scripts/build.sh --portable "$built"
+    scripts/build.sh --portable "$built" "$processor"
     setup_portable
-    compiler=(python3 -m ziglang cc -target "$(uname -m)-linux-musl" -s)
+    compiler=(python3 -m ziglang cc -target "$processor-linux-musl" -s)
     ;;
 "2 --built")
+    out=packages
     built=$2
     compiler=(cc)
     ;;
-*) die "usage: scripts/package.sh [--built DIR]" ;;
+*) die "usage: scripts/package.sh [--built DIR | x86_64 | aarch64]" ;;
 esac
 
 # Every file has the time of the commit.
@@ -30,4 +33,4 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "${compiler[@]}" -static -Os -Wall -o "$work/copy" scripts/container/copy.c
-PYTHONPATH=scripts python3 -m nccl_net_ferrite.package --built "$built" --copy "$work/copy" --out "${FERRITE_PACKAGES:-packages}"
+PYTHONPATH=scripts python3 -m nccl_net_ferrite.package --built "$built" --copy "$work/copy" --out "${FERRITE_PACKAGES:-$out}"

@@ -10,8 +10,13 @@ for clone in one another/of_a_longer_name; do
     git clone --quiet "$ROOT" "$work/$clone"
     # What a user has set must not show either.
     umask "$([ "$clone" = one ] && echo 022 || echo 027)"
-    CARGO_TARGET_DIR=$work/$clone/target "$work/$clone/scripts/package.sh"
+    for processor in x86_64 aarch64; do
+        CARGO_TARGET_DIR=$work/$clone/target "$work/$clone/scripts/package.sh" "$processor"
+    done
 done
-cmp "$work/one/packages/SHA256SUMS" "$work/another/of_a_longer_name/packages/SHA256SUMS" ||
-    die "the two builds differ: $(diff "$work/one/packages/SHA256SUMS" "$work/another/of_a_longer_name/packages/SHA256SUMS" | tr '\n' ' ')"
+for processor in x86_64 aarch64; do
+    one=$work/one/packages/$processor/SHA256SUMS another=$work/another/of_a_longer_name/packages/$processor/SHA256SUMS
+    cmp "$one" "$another" || die "the two builds differ: $(diff "$one" "$another" | tr '\n' ' ')"
+    cat "$one"
+done
 echo "the same bits"

@@ -3,7 +3,7 @@
 # `setup_build`, `setup_fetch` or `setup_tests`: these install what is missing where they may (root on Debian or Ubuntu), and otherwise
 # name it.
 #
-#   scripts/setup.sh             names what is missing for building and testing; installs nothing
+#   scripts/setup.sh             names what is missing for building and for testing; installs nothing; 1: building lacks something
 
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,7 +21,7 @@ die() {
 
 # -- what is missing --
 
-# The newest directory with a libclang that rdma-sys 0.3.0's old bindgen can use.
+# The newest directory with a libclang that rdma-sys 0.3.0's old bindgen can use, which the tests are built with.
 find_libclang() {
     local dir
     for dir in /usr/lib/llvm-15/lib /usr/lib/llvm-14/lib /usr/lib64/llvm15/lib /usr/lib64/llvm14/lib; do
@@ -42,11 +42,7 @@ missing_packages() {
     command -v cc >/dev/null || echo gcc
     command -v ld >/dev/null || echo binutils
     command -v curl >/dev/null || command -v cargo >/dev/null || echo curl ca-certificates
-    command -v pkg-config >/dev/null || echo pkg-config
     [ -e /usr/include/stdio.h ] || echo libc6-dev
-    pkg-config --exists libibverbs 2>/dev/null || echo libibverbs-dev
-    pkg-config --exists librdmacm 2>/dev/null || echo librdmacm-dev
-    [ -n "$(find_libclang)" ] || echo libclang-14-dev
 }
 
 # Debian packages for fetching stock NCCL.
@@ -57,6 +53,11 @@ missing_fetch_packages() {
 # Debian packages for testing.
 missing_test_packages() {
     missing_fetch_packages
+    # For tools/layouts.
+    command -v pkg-config >/dev/null || echo pkg-config
+    pkg-config --exists libibverbs 2>/dev/null || echo libibverbs-dev
+    pkg-config --exists librdmacm 2>/dev/null || echo librdmacm-dev
+    [ -n "${LIBCLANG_PATH:-$(find_libclang)}" ] || echo libclang-14-dev
     # For tests that are skipped without them.
     if may_install; then
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
@@ -159,11 +160,20 @@ install_python_tools() {
 setup_build() {
     install_packages
     install_rust
-    export LIBCLANG_PATH=${LIBCLANG_PATH:-$(find_libclang)}
 }
 
-# setup_portable: the compilers that build for other machines than this one, first in PATH.
+# install_target TARGET: Rust's standard library for another processor.
+install_target() {
+    [ ! -d "$(rustc --print target-libdir --target "$1")" ] || return 0
+    command -v rustup >/dev/null || die "missing: Rust's standard library for $1 (rustup target add $1)"
+    echo "installing: Rust's standard library for $1"
+    local said
+    said=$(timeout 300 rustup target add "$1" 2>&1) || die "rustup target add $1 failed: $(tail -n 1 <<<"$said")"
+}
+
+# setup_portable [TARGET]: the compilers that build for other machines than this one, first in PATH.
 setup_portable() {
+    [ $# = 0 ] || install_target "$1"
     install_python_tools scripts/portable.txt
     local folder
     folder=$(python_tools scripts/portable.txt)
@@ -187,6 +197,7 @@ setup_tests() {
     setup_build
     install_components
     install_nextest
+    export LIBCLANG_PATH=${LIBCLANG_PATH:-$(find_libclang)}
     local version
     version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     is_at_least "$version" "$PYTHON_MIN" || die "Python $version is too old: $PYTHON_MIN or newer is needed"
@@ -199,9 +210,11 @@ found=$(find_libclang)
 [ -z "$found" ] || export LIBCLANG_PATH=${LIBCLANG_PATH:-$found}
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
-    missing=$(missing_packages && missing_test_packages)
+    missing=$(missing_packages)
     command -v cargo >/dev/null || missing+=$'\n'"Rust $RUST_MIN or newer, see https://rustup.rs"
-    cargo nextest --version >/dev/null 2>&1 || missing+=$'\ncargo-nextest'
-    [ -z "$missing" ] || die "missing: ${missing//$'\n'/ }"
-    echo "nothing is missing"
+    echo "missing for building: $(xargs <<<"${missing:-nothing}")"
+    for_tests=$(missing_test_packages)
+    cargo nextest --version >/dev/null 2>&1 || for_tests+=$'\n'cargo-nextest
+    echo "missing for testing: $(xargs <<<"${for_tests:-nothing}")"
+    [ -z "$missing" ]
 fi

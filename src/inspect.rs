@@ -1,6 +1,7 @@
 //! The machine as the plugin sees it. `ferrite doctor` looks at it through these parts, so that it reports what the plugin will
 //! do and not what a second reading of the same files would. No interface for others.
 
+pub use crate::abi::nccl;
 pub use crate::error::Error;
 pub use crate::host::{config, gid, iface, random, variables};
 pub use crate::net::data::caps;

@@ -1,6 +1,9 @@
 //! The parts of the crate that the tests in `tests/` use. No interface for others.
 
-pub use crate::abi::nccl;
+/// What Ferrite and libibverbs have to agree on.
+pub mod layouts {
+    pub use crate::verbs::{extended_call, sys as verbs};
+}
 
 /// The settings.
 pub mod host {

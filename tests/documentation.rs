@@ -31,7 +31,9 @@ fn each_weakness_has_a_test_that_exists() {
     let points = read("docs/conformance.md");
     let page = read("docs/weaknesses.md");
     let rows: Vec<Vec<&str>> = page.lines().map(|line| line.split(" | ").collect()).collect();
-    for number in 1..=36 {
+    let numbers = rows.iter().filter_map(|row| row[0].strip_prefix("| ")?.parse::<u32>().ok());
+    let last = numbers.max().expect("rows with numbers");
+    for number in 1..=last {
         let row = rows.iter().find(|row| row[0] == format!("| {number}")).unwrap_or_else(|| panic!("row {number}"));
         assert_eq!(row.len(), 4, "row {number}");
         let shown = row[3].trim_end_matches('|').trim();

@@ -104,10 +104,10 @@ class Matrix(fixtures.WithFakeNccl):
 
     def test_a_death_that_nobody_tells_is_wrong(self) -> None:
         self.assertIn("no warning names the dead process", self.wrong("mute", "--parts", "abort"))
-        self.assertIn("no error of NCCL: the stream is not idle after 2 s", self.wrong("no-error", "--parts", "abort", "--limit", "4"))
+        self.assertIn("no error of NCCL: the stream is not idle after 12 s", self.wrong("no-error", "--parts", "abort", "--limit", "24"))
 
     def test_an_nccl_that_tells_no_error_is_right_where_the_log_says_so(self) -> None:
-        done = self.check("--parts", "abort", "--limit", "4", fake="no-error,dropped")
+        done = self.check("--parts", "abort", "--limit", "24", fake="no-error,dropped")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("rank 0: this NCCL does not tell errors of its network", done.stdout)
 

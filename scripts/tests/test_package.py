@@ -100,10 +100,9 @@ class Packages(unittest.TestCase):
     def test_the_bill_of_materials_is_what_is_linked(self) -> None:
         bom = json.loads(self.package("*.cdx.json").read_text())
         names = {one["name"]: one for one in bom["components"]}
-        self.assertEqual(names["rdma-sys"]["version"], "0.3.0")
         self.assertTrue({"nccl-net-ferrite", "ferrite", "softrnic", "softrnic-cli", "libc"} <= set(names))
         # Of tests and of builds.
-        self.assertFalse({"proptest", "loom", "bindgen", "testkit", "cc"} & set(names))
+        self.assertFalse({"proptest", "loom", "bindgen", "rdma-sys", "testkit", "cc"} & set(names))
         lock = (ROOT / "Cargo.lock").read_text()
         for one in bom["components"]:
             self.assertIn(f'name = "{one["name"]}"\nversion = "{one["version"]}"\n', lock)

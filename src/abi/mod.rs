@@ -26,6 +26,7 @@ mod guard;
 mod handles;
 mod layout;
 mod logger;
+pub mod nccl;
 mod output;
 mod process;
 mod profiler;
@@ -36,10 +37,3 @@ mod v11;
 mod v12;
 mod v8;
 mod v9;
-
-/// NCCL's types, generated from `include/nccl/net_v8.h`. Result codes, logger and constants are common to all versions.
-#[allow(missing_docs, missing_debug_implementations, non_camel_case_types, non_snake_case, non_upper_case_globals)]
-#[allow(unreachable_pub, clippy::all, dead_code)]
-pub mod nccl {
-    include!(concat!(env!("OUT_DIR"), "/net_v8.rs"));
-}

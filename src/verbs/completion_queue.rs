@@ -5,9 +5,6 @@ use super::{create, sys};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// A device's `ibv_poll_cq`.
-pub(super) type PollCq = unsafe extern "C" fn(*mut sys::ibv_cq, i32, *mut sys::ibv_wc) -> i32;
-
 /// Bytes of locked memory that a completion takes at most, as drivers are known to lay it out.
 const COMPLETION_BYTES: u64 = 128;
 
@@ -16,7 +13,7 @@ const COMPLETION_BYTES: u64 = 128;
 pub struct CompletionQueue {
     pub(super) raw: *mut sys::ibv_cq,
     /// Its device's `ibv_poll_cq`.
-    pub(super) poll: PollCq,
+    pub(super) poll: sys::PollCq,
     context: Arc<Context>,
 }
 

@@ -1,7 +1,6 @@
 //! Open devices, and their asynchronous events.
 
 use super::library::Library;
-use super::raw::RawAsyncEvent;
 use super::{create, sys};
 use crate::error::{Error, Result};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -139,7 +138,7 @@ impl Context {
             port_count: attr.phys_port_cnt,
             max_queue_pairs: attr.max_qp,
             max_memory_regions: attr.max_mr,
-            firmware: attr.fw_ver.map(|c| c as u8),
+            firmware: attr.fw_ver,
         })
     }
 
@@ -194,7 +193,7 @@ impl Context {
     /// Takes the next event. It is acknowledged when the returned value is dropped. A completion queue that it names is not
     /// destroyed before that.
     pub fn next_event(&self) -> Option<UnackedEvent<'_>> {
-        let mut raw = RawAsyncEvent { element: 0, event_type: -1 };
+        let mut raw = sys::ibv_async_event { element: 0, event_type: -1 };
         // SAFETY: the context is open and `raw` has the size and layout of the struct.
         if unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut raw) } != 0 {
             return None;
@@ -214,7 +213,7 @@ impl Context {
 pub struct UnackedEvent<'a> {
     /// The event.
     pub event: AsyncEvent,
-    raw: RawAsyncEvent,
+    raw: sys::ibv_async_event,
     context: &'a Context,
 }
 
@@ -225,19 +224,21 @@ impl Drop for UnackedEvent<'_> {
     }
 }
 
-impl RawAsyncEvent {
+impl sys::ibv_async_event {
     fn decode(&self) -> AsyncEvent {
         let port = self.element as u32 as u8;
         match self.event_type {
-            0 => AsyncEvent::CompletionQueueError(self.element),
-            1 => AsyncEvent::QueuePairError("queue pair fatal error"),
-            2 => AsyncEvent::QueuePairError("queue pair got an invalid request"),
-            3 => AsyncEvent::QueuePairError("queue pair got a request it may not have (access error)"),
-            8 => AsyncEvent::DeviceFatal,
-            9 => AsyncEvent::PortActive(port),
-            10 => AsyncEvent::PortDown(port),
-            11 => AsyncEvent::LidChange(port),
-            18 => AsyncEvent::GidChange(port),
+            sys::IBV_EVENT_CQ_ERR => AsyncEvent::CompletionQueueError(self.element),
+            sys::IBV_EVENT_QP_FATAL => AsyncEvent::QueuePairError("queue pair fatal error"),
+            sys::IBV_EVENT_QP_REQ_ERR => AsyncEvent::QueuePairError("queue pair got an invalid request"),
+            sys::IBV_EVENT_QP_ACCESS_ERR => {
+                AsyncEvent::QueuePairError("queue pair got a request it may not have (access error)")
+            }
+            sys::IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
+            sys::IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortActive(port),
+            sys::IBV_EVENT_PORT_ERR => AsyncEvent::PortDown(port),
+            sys::IBV_EVENT_LID_CHANGE => AsyncEvent::LidChange(port),
+            sys::IBV_EVENT_GID_CHANGE => AsyncEvent::GidChange(port),
             n => AsyncEvent::Other(n),
         }
     }

@@ -48,10 +48,10 @@ functions! {
         ibv_get_device_guid @ "IBVERBS_1.1": fn(*mut sys::ibv_device) -> u64;
         ibv_open_device @ "IBVERBS_1.1": fn(*mut sys::ibv_device) -> *mut sys::ibv_context;
         ibv_close_device @ "IBVERBS_1.1": fn(*mut sys::ibv_context) -> c_int;
-        ibv_get_async_event @ "IBVERBS_1.1": fn(*mut sys::ibv_context, *mut super::raw::RawAsyncEvent) -> c_int;
-        ibv_ack_async_event @ "IBVERBS_1.1": fn(*mut super::raw::RawAsyncEvent);
+        ibv_get_async_event @ "IBVERBS_1.1": fn(*mut sys::ibv_context, *mut sys::ibv_async_event) -> c_int;
+        ibv_ack_async_event @ "IBVERBS_1.1": fn(*mut sys::ibv_async_event);
         ibv_query_device @ "IBVERBS_1.1": fn(*mut sys::ibv_context, *mut sys::ibv_device_attr) -> c_int;
-        ibv_query_port @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, *mut super::raw::RawPort) -> c_int;
+        ibv_query_port @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, *mut sys::ibv_port_attr) -> c_int;
         ibv_query_pkey @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, c_int, *mut u16) -> c_int;
         ibv_query_gid @ "IBVERBS_1.1": fn(*mut sys::ibv_context, u8, c_int, *mut sys::ibv_gid) -> c_int;
         ibv_alloc_pd @ "IBVERBS_1.1": fn(*mut sys::ibv_context) -> *mut sys::ibv_pd;
@@ -66,10 +66,10 @@ functions! {
         ibv_fork_init @ "IBVERBS_1.1": fn() -> c_int;
     }
     optional {
-        _ibv_query_gid_ex @ "IBVERBS_1.11": fn(*mut sys::ibv_context, u32, u32, *mut super::raw::RawGidEntry, u32, usize) -> c_int;
+        _ibv_query_gid_ex @ "IBVERBS_1.11": fn(*mut sys::ibv_context, u32, u32, *mut sys::ibv_gid_entry, u32, usize) -> c_int;
         ibv_query_port_speed @ "IBVERBS_1.16": fn(*mut sys::ibv_context, u32, *mut u64) -> c_int;
-        ibv_query_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut super::raw::Ece) -> c_int;
-        ibv_set_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut super::raw::Ece) -> c_int;
+        ibv_query_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut sys::ibv_ece) -> c_int;
+        ibv_set_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut sys::ibv_ece) -> c_int;
         ibv_reg_mr_iova2 @ "IBVERBS_1.8": fn(*mut sys::ibv_pd, *mut c_void, usize, u64, u32) -> *mut sys::ibv_mr;
         ibv_reg_dmabuf_mr @ "IBVERBS_1.12": fn(*mut sys::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut sys::ibv_mr;
     }

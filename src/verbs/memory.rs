@@ -81,10 +81,8 @@ unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryRegion {}
 
-const ACCESS: u32 = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
-    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
-    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
-const ACCESS_RELAXED_ORDERING: u32 = sys::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+const ACCESS: u32 = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ;
+const ACCESS_RELAXED_ORDERING: u32 = sys::IBV_ACCESS_RELAXED_ORDERING;
 
 impl MemoryRegion {
     /// Registers `length` bytes at `addr`. Peers address them by `addr` in a dma-buf as well. With `relaxed` the device may

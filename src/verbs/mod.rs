@@ -14,14 +14,16 @@
 //! | [`work`] | work requests: posting them, polling their completions |
 //! | [`prepared_write`] | a write that is posted again and again with other values |
 //! | [`status`] | why a work request failed |
+//! | [`extended_call`] | calls of a device that libibverbs has no symbols for |
+//! | [`sys`] | structs and numbers of libibverbs |
 //!
-//! Types, constants and the calls that go through a context's own table come from `rdma-sys`. Each object holds an `Arc`
-//! of its parent, so that objects are destroyed in the order that the verbs demand.
+//! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the verbs demand.
 
 pub mod completion_queue;
 pub mod context;
 mod create;
 pub mod dma_buf;
+pub mod extended_call;
 pub mod library;
 mod mapping;
 mod memlock;
@@ -31,11 +33,9 @@ pub mod port;
 pub mod prepared_write;
 pub mod qp_ex;
 pub mod queue_pair;
-mod raw;
 mod recv_chain;
 pub mod shared;
 pub mod staging;
 pub mod status;
+pub mod sys;
 pub mod work;
-
-pub(crate) use rdma_sys as sys;

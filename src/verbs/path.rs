@@ -1,11 +1,11 @@
 //! Connecting a queue pair: the path to the peer's, and the states RTR and RTS.
 
-use super::queue_pair::{InitQueuePair, QueuePair, RawQueuePair, mask, zeroed_attributes};
+use super::queue_pair::{InitQueuePair, QueuePair, RawQueuePair, zeroed_attributes};
 use super::recv_chain::RecvChain;
 use super::sys;
 use crate::error::{Error, Result};
 
-pub use super::raw::Ece;
+pub use super::sys::ibv_ece as Ece;
 
 /// The attributes that connect a queue pair to the peer's.
 #[derive(Debug, Clone, Copy)]
@@ -75,14 +75,17 @@ impl InitQueuePair {
             return Err(Box::new(ConnectError { qp: self, error }));
         }
         // SAFETY: the queue pair and its context are live; their device filled the table in when it was opened.
-        let post_send = unsafe { (*(*self.inner.raw).context).ops.post_send };
-        let Some(post_send) = post_send else {
+        let (post_send, post_recv) = unsafe {
+            let ops = &raw const (*(*self.inner.raw).context).ops;
+            ((*ops).post_send, (*ops).post_recv)
+        };
+        let (Some(post_send), Some(post_recv)) = (post_send, post_recv) else {
             let name = self.inner.domain.context.name();
-            let error = Error::internal(format!("{name} has no ibv_post_send"));
+            let error = Error::internal(format!("{name} has no ibv_post_send, or no ibv_post_recv"));
             return Err(Box::new(ConnectError { qp: self, error }));
         };
         let Self { inner, inline_bytes, .. } = self;
-        Ok(QueuePair { post_send, inner, inline_bytes, recv_chain: RecvChain::new(recv_id) })
+        Ok(QueuePair { post_send, post_recv, inner, inline_bytes, recv_chain: RecvChain::new(recv_id) })
     }
 
     /// The options that the device offers its peer, if there are any.
@@ -98,8 +101,10 @@ impl InitQueuePair {
         let rc = unsafe { set(self.inner.raw, &raw mut offered) };
         if rc != 0 && rc.abs() != libc::EOPNOTSUPP {
             log::info!(
-                "{}: the peer's {offered:x?} is not adopted: {}",
+                "{}: the peer's ECE options {:#x} of {:#x} are not adopted: {}",
                 self.inner.name(),
+                offered.options,
+                offered.vendor_id,
                 Error::os("set_ece", rc.abs())
             );
         }
@@ -117,7 +122,7 @@ impl QueuePair {
 impl RawQueuePair {
     fn to_rtr(&self, port: u8, path: &Path) -> Result<()> {
         let mut attr = zeroed_attributes();
-        attr.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
+        attr.qp_state = sys::IBV_QPS_RTR;
         attr.path_mtu = u32::from(path.mtu);
         attr.dest_qp_num = path.dest_qpn;
         attr.rq_psn = path.dest_psn;
@@ -134,20 +139,31 @@ impl RawQueuePair {
             attr.ah_attr.grh.traffic_class = path.traffic_class;
             attr.ah_attr.grh.flow_label = path.flow_label;
         }
-        let rtr = mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN | mask::MAX_DEST_RD | mask::MIN_RNR;
-        self.modify(&mut attr, mask::STATE | rtr, "RTR")
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_AV
+            | sys::IBV_QP_PATH_MTU
+            | sys::IBV_QP_DEST_QPN
+            | sys::IBV_QP_RQ_PSN
+            | sys::IBV_QP_MAX_DEST_RD_ATOMIC
+            | sys::IBV_QP_MIN_RNR_TIMER;
+        self.modify(&mut attr, mask, "RTR")
     }
 
     fn to_rts(&self, path: &Path) -> Result<()> {
         let mut attr = zeroed_attributes();
-        attr.qp_state = sys::ibv_qp_state::IBV_QPS_RTS;
+        attr.qp_state = sys::IBV_QPS_RTS;
         attr.timeout = path.timeout;
         attr.retry_cnt = path.retry_count;
         attr.rnr_retry = RNR_RETRY_FOREVER;
         attr.sq_psn = path.psn;
         attr.max_rd_atomic = 1;
-        let rts = mask::TIMEOUT | mask::RETRY | mask::RNR_RETRY | mask::SQ_PSN | mask::MAX_RD;
-        self.modify(&mut attr, mask::STATE | rts, "RTS")
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_TIMEOUT
+            | sys::IBV_QP_RETRY_CNT
+            | sys::IBV_QP_RNR_RETRY
+            | sys::IBV_QP_SQ_PSN
+            | sys::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(&mut attr, mask, "RTS")
     }
 
     fn ece(&self) -> Option<Ece> {

@@ -1,8 +1,8 @@
 //! Queries of a port: its state, its GID table and its speed.
 
 use super::context::Context;
-use super::raw::{RawGidEntry, RawPort};
-use super::sys;
+use super::extended_call;
+use super::sys::{self, ibv_gid_entry, ibv_port_attr};
 use crate::error::{Error, Result};
 
 /// What `ibv_query_port` returns.
@@ -46,8 +46,8 @@ pub enum LinkLayer {
 impl LinkLayer {
     fn from_raw(number: u8) -> Self {
         match number {
-            1 => Self::InfiniBand,
-            2 => Self::Ethernet,
+            sys::IBV_LINK_LAYER_INFINIBAND => Self::InfiniBand,
+            sys::IBV_LINK_LAYER_ETHERNET => Self::Ethernet,
             other => Self::Other(other),
         }
     }
@@ -62,9 +62,6 @@ pub struct Gid {
     pub roce_version: Option<u8>,
 }
 
-const ACTIVE: u32 = 4;
-const GRH_REQUIRED: u8 = 1;
-
 impl PortAttributes {
     /// Whether the link layer is InfiniBand. Of the ports that Ferrite uses, all others are Ethernet.
     pub fn is_infiniband(&self) -> bool {
@@ -72,14 +69,7 @@ impl PortAttributes {
     }
 }
 
-type QueryPort = unsafe extern "C" fn(*mut sys::ibv_context, u8, *mut RawPort, usize) -> i32;
-
-/// Offsets before the `ibv_context` in an extended one (`struct verbs_context`): of its size, and of `query_port` in the
-/// table of operations, which grows only towards lower addresses.
-const SIZE_BEFORE_CONTEXT: usize = 8;
-const QUERY_PORT_BEFORE_CONTEXT: usize = 320;
-/// Value of `abi_compat` in an extended context.
-const EXTENDED: usize = usize::MAX;
+type QueryPort = unsafe extern "C" fn(*mut sys::ibv_context, u8, *mut ibv_port_attr, usize) -> i32;
 
 impl Context {
     /// Queries port number `port`, from 1.
@@ -87,10 +77,10 @@ impl Context {
     /// # Errors
     /// The query fails.
     pub fn port(&self, port: u8) -> Result<PortAttributes> {
-        let mut raw = RawPort::default();
+        let mut raw = ibv_port_attr::default();
         let rc = match self.sized_query_port() {
             // SAFETY: the context is open, and the size of the place is told.
-            Some(query) => unsafe { query(self.raw(), port, &raw mut raw, size_of::<RawPort>()) },
+            Some(query) => unsafe { query(self.raw(), port, &raw mut raw, size_of::<ibv_port_attr>()) },
             // This call fills in the old, shorter struct. The rest stays zero.
             // SAFETY: the context is open and the place is larger than the struct that the call fills in.
             None => unsafe { (self.library.ibv_query_port)(self.raw(), port, &raw mut raw) },
@@ -99,9 +89,9 @@ impl Context {
             return Err(Error::of_device(format_args!("ibv_query_port({}:{port})", self.name()), rc.abs()));
         }
         Ok(PortAttributes {
-            active: raw.state == ACTIVE,
+            active: raw.state == sys::IBV_PORT_ACTIVE,
             link_layer: LinkLayer::from_raw(raw.link_layer),
-            grh_required: raw.flags & GRH_REQUIRED != 0,
+            grh_required: raw.flags & sys::IBV_QPF_GRH_REQUIRED != 0,
             lid: raw.lid,
             mtu: raw.active_mtu as u8,
             max_mtu: raw.max_mtu as u8,
@@ -114,22 +104,10 @@ impl Context {
         })
     }
 
-    /// The query that takes the size of the struct. It is found as the inline function of libibverbs' header finds it.
+    /// The query that takes the size of the struct.
     fn sized_query_port(&self) -> Option<QueryPort> {
-        // SAFETY: the context is open.
-        if unsafe { (*self.raw()).abi_compat } as usize != EXTENDED {
-            return None;
-        }
-        let before = |bytes: usize| self.raw().cast::<u8>().wrapping_sub(bytes).cast::<usize>();
-        // SAFETY: an extended context has its size in front of it.
-        let size = unsafe { *before(SIZE_BEFORE_CONTEXT) };
-        if size < size_of::<sys::ibv_context>() + QUERY_PORT_BEFORE_CONTEXT {
-            return None;
-        }
-        // SAFETY: the size says that the table reaches up to here.
-        let address = unsafe { *before(QUERY_PORT_BEFORE_CONTEXT) };
-        // SAFETY: NULL, which is `None`, or an operation of this type, by libibverbs' header.
-        unsafe { std::mem::transmute::<usize, Option<QueryPort>>(address) }
+        // SAFETY: the context is open, and there lies a call of this type, by libibverbs' header.
+        unsafe { extended_call::find(self.raw(), extended_call::QUERY_PORT) }
     }
 
     /// Bandwidth of `port` in Mbit/s, as the device reports it. It may be one that the bits of `active_speed` cannot express.
@@ -145,17 +123,17 @@ impl Context {
 
     /// Entry `index` of the GID table of `port`. `None`: it is empty or unreadable.
     pub fn gid(&self, port: u8, index: i32) -> Option<Gid> {
-        let mut entry = RawGidEntry::default();
+        let mut entry = ibv_gid_entry::default();
         let rc = match (self.library._ibv_query_gid_ex, u32::try_from(index)) {
             (Some(query), Ok(index)) => {
-                let size = size_of::<RawGidEntry>();
+                let size = size_of::<ibv_gid_entry>();
                 // SAFETY: the context is open, and the size of the place is told.
                 unsafe { query(self.raw(), u32::from(port), index, &raw mut entry, 0, size) }
             }
             _ => libc::EOPNOTSUPP,
         };
         let gid = match rc {
-            0 => Gid { bytes: entry.gid, roce_version: roce_version(entry.gid_type) },
+            0 => Gid { bytes: entry.gid.raw, roce_version: roce_version(entry.gid_type) },
             libc::ENODATA => return None,
             _ => Gid { bytes: self.untyped_gid(port, index)?, roce_version: None },
         };
@@ -181,20 +159,18 @@ impl Context {
     }
 
     fn untyped_gid(&self, port: u8, index: i32) -> Option<[u8; 16]> {
-        let mut gid = sys::ibv_gid { raw: [0; 16] };
+        let mut gid = sys::ibv_gid::default();
         // SAFETY: the context is open and `gid` is a valid place.
         let rc = unsafe { (self.library.ibv_query_gid)(self.raw(), port, index, &raw mut gid) };
-        // SAFETY: every 16 bytes are a valid `raw`.
-        let bytes = unsafe { gid.raw };
-        (rc == 0).then_some(bytes)
+        (rc == 0).then_some(gid.raw)
     }
 }
 
 /// The RoCE version of a value of `enum ibv_gid_type`. InfiniBand has none.
 fn roce_version(gid_type: u32) -> Option<u8> {
     match gid_type {
-        1 => Some(1),
-        2 => Some(2),
+        sys::IBV_GID_TYPE_ROCE_V1 => Some(1),
+        sys::IBV_GID_TYPE_ROCE_V2 => Some(2),
         _ => None,
     }
 }

@@ -9,10 +9,6 @@ use super::sys;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// A device's `ibv_post_send`.
-pub(super) type PostSend =
-    unsafe extern "C" fn(*mut sys::ibv_qp, *mut sys::ibv_send_wr, *mut *mut sys::ibv_send_wr) -> i32;
-
 /// Bytes of locked memory that work requests take at most, as drivers are known to lay them out: a send work request beside
 /// its inline data, and a receive work request.
 const SEND_BYTES: u64 = 256;
@@ -48,8 +44,8 @@ pub enum RemoteAccess {
 impl RemoteAccess {
     fn flag(self) -> u32 {
         match self {
-            Self::Write => sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
-            Self::Read => sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+            Self::Write => sys::IBV_ACCESS_REMOTE_WRITE,
+            Self::Read => sys::IBV_ACCESS_REMOTE_READ,
         }
     }
 }
@@ -84,7 +80,9 @@ pub struct InitQueuePair {
 pub struct QueuePair {
     pub(super) inner: RawQueuePair,
     /// Its device's `ibv_post_send`.
-    pub(super) post_send: PostSend,
+    pub(super) post_send: sys::PostSend,
+    /// Its device's `ibv_post_recv`.
+    pub(super) post_recv: sys::PostRecv,
     pub(super) inline_bytes: u32,
     pub(super) recv_chain: RecvChain,
 }
@@ -125,11 +123,12 @@ impl ResetQueuePair {
     pub fn initialize(self, port: u8, pkey_index: u16, access: RemoteAccess) -> Result<InitQueuePair> {
         let Self { inner, inline_bytes } = self;
         let mut attr = zeroed_attributes();
-        attr.qp_state = sys::ibv_qp_state::IBV_QPS_INIT;
+        attr.qp_state = sys::IBV_QPS_INIT;
         attr.pkey_index = pkey_index;
         attr.port_num = port;
         attr.qp_access_flags = access.flag();
-        inner.modify(&mut attr, mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS, "INIT")?;
+        let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
+        inner.modify(&mut attr, mask, "INIT")?;
         Ok(InitQueuePair { inner, port, inline_bytes, is_in_rtr: false })
     }
 }
@@ -154,8 +153,8 @@ impl QueuePair {
     /// The device refuses, for one because it has failed.
     pub fn fail(&self) -> Result<()> {
         let mut attr = zeroed_attributes();
-        attr.qp_state = sys::ibv_qp_state::IBV_QPS_ERR;
-        self.inner.modify(&mut attr, mask::STATE, "ERROR")
+        attr.qp_state = sys::IBV_QPS_ERR;
+        self.inner.modify(&mut attr, sys::IBV_QP_STATE, "ERROR")
     }
 
     /// Bytes of inline data that a work request may have.
@@ -191,7 +190,7 @@ impl RawQueuePair {
         format!("{}, queue pair {}", self.domain.context.name(), self.number())
     }
 
-    /// `ibv_modify_qp` to `state`, of the attributes in `mask`.
+    /// `ibv_modify_qp` to `state`, of the attributes in `mask` (`enum ibv_qp_attr_mask`).
     pub(super) fn modify(&self, attr: &mut sys::ibv_qp_attr, mask: i32, state: &str) -> Result<()> {
         // SAFETY: the queue pair is live and the attributes are a whole struct.
         let rc = unsafe { (self.domain.context.library.ibv_modify_qp)(self.raw, attr, mask) };
@@ -251,7 +250,7 @@ fn create_with(
         recv_cq: queue.raw,
         srq: std::ptr::null_mut(),
         cap,
-        qp_type: sys::ibv_qp_type::IBV_QPT_RC,
+        qp_type: sys::IBV_QPT_RC,
         sq_sig_all: 0,
     };
     // SAFETY: the domain and the queue are live and of one context.
@@ -262,25 +261,4 @@ fn create_with(
 pub(super) fn zeroed_attributes() -> sys::ibv_qp_attr {
     // SAFETY: a struct of numbers, for which zero is valid.
     unsafe { std::mem::zeroed() }
-}
-
-/// Bits of `enum ibv_qp_attr_mask`, as `ibv_modify_qp` takes them.
-pub(super) mod mask {
-    use super::sys::ibv_qp_attr_mask as bits;
-
-    pub(in crate::verbs) const STATE: i32 = bits::IBV_QP_STATE.0 as i32;
-    pub(in crate::verbs) const ACCESS_FLAGS: i32 = bits::IBV_QP_ACCESS_FLAGS.0 as i32;
-    pub(in crate::verbs) const PKEY_INDEX: i32 = bits::IBV_QP_PKEY_INDEX.0 as i32;
-    pub(in crate::verbs) const PORT: i32 = bits::IBV_QP_PORT.0 as i32;
-    pub(in crate::verbs) const AV: i32 = bits::IBV_QP_AV.0 as i32;
-    pub(in crate::verbs) const PATH_MTU: i32 = bits::IBV_QP_PATH_MTU.0 as i32;
-    pub(in crate::verbs) const TIMEOUT: i32 = bits::IBV_QP_TIMEOUT.0 as i32;
-    pub(in crate::verbs) const RETRY: i32 = bits::IBV_QP_RETRY_CNT.0 as i32;
-    pub(in crate::verbs) const RNR_RETRY: i32 = bits::IBV_QP_RNR_RETRY.0 as i32;
-    pub(in crate::verbs) const RQ_PSN: i32 = bits::IBV_QP_RQ_PSN.0 as i32;
-    pub(in crate::verbs) const MAX_RD: i32 = bits::IBV_QP_MAX_QP_RD_ATOMIC.0 as i32;
-    pub(in crate::verbs) const MIN_RNR: i32 = bits::IBV_QP_MIN_RNR_TIMER.0 as i32;
-    pub(in crate::verbs) const SQ_PSN: i32 = bits::IBV_QP_SQ_PSN.0 as i32;
-    pub(in crate::verbs) const MAX_DEST_RD: i32 = bits::IBV_QP_MAX_DEST_RD_ATOMIC.0 as i32;
-    pub(in crate::verbs) const DEST_QPN: i32 = bits::IBV_QP_DEST_QPN.0 as i32;
 }

@@ -4,7 +4,6 @@ use super::mapping::Mapping;
 use super::memory::{MemoryRegion, ProtectionDomain, Source};
 use crate::error::Result;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 /// A ring of `RECORDS` records that a peer writes by RDMA WRITE. The last word of a record tells whether the record is
 /// complete.
@@ -98,9 +97,8 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         if !is_there(record[WORDS - 1]) {
             return None;
         }
-        // Pairs with the device, which writes a record in ascending order: the other words are there by now, and must not be
-        // read before the last word.
-        fence(Ordering::Acquire);
+        // The device writes a record in ascending order: the other words are there by now, and must not be read before the last word.
+        device_read_barrier();
         for (i, word) in record.iter_mut().enumerate().take(WORDS - 1) {
             // SAFETY: as above.
             *word = unsafe { words.add(i).read_volatile() };
@@ -127,4 +125,17 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
     fn last_half_of(memory: &Mapping, stride: usize) -> *const u64 {
         memory.base.cast::<u64>().wrapping_add(stride - WORDS)
     }
+}
+
+/// Keeps later reads of memory that a device writes behind earlier ones. A fence of Rust orders what processors write, in the inner
+/// shareable domain of 64-bit ARM, which a device need not belong to.
+#[inline(always)]
+fn device_read_barrier() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier, for loads, in the outer shareable domain.
+    unsafe {
+        std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "aarch64"))]
+    std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
 }

@@ -72,8 +72,7 @@ impl Completion {
     /// Immediate data of a receive. Undefined unless the status is success.
     #[inline]
     pub fn imm(&self) -> u32 {
-        // SAFETY: both variants are 32 bits of plain data.
-        u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data })
+        u32::from_be(self.0.imm_data)
     }
 
     /// The vendor's error code.
@@ -142,7 +141,7 @@ impl QueuePair {
         let mut request = MaybeUninit::uninit();
         write.put(&mut request, &mut sge, std::ptr::null_mut());
         // SAFETY: a field of `request`.
-        unsafe { (*request.as_mut_ptr()).opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_READ };
+        unsafe { (*request.as_mut_ptr()).opcode = sys::IBV_WR_RDMA_READ };
         self.post_send(request.as_mut_ptr())
     }
 
@@ -168,7 +167,7 @@ impl QueuePair {
         };
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `post_send`; the chain is this queue pair's own and never changes.
-        let rc = unsafe { sys::ibv_post_recv(self.raw(), first, &raw mut bad) };
+        let rc = unsafe { (self.post_recv)(self.raw(), first, &raw mut bad) };
         if rc == 0 { Ok(()) } else { Err(self.post_error("ibv_post_recv", rc)) }
     }
 
@@ -218,14 +217,14 @@ impl Write {
     ) {
         let mut flags = 0;
         if self.signaled {
-            flags |= sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+            flags |= sys::IBV_SEND_SIGNALED;
         }
         if self.inline {
-            flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
+            flags |= sys::IBV_SEND_INLINE;
         }
         let opcode = match self.imm {
-            Some(_) => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
-            None => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+            Some(_) => sys::IBV_WR_RDMA_WRITE_WITH_IMM,
+            None => sys::IBV_WR_RDMA_WRITE,
         };
         let request = at.as_mut_ptr();
         // SAFETY: fields of `at`, which are plain data and are not read.
@@ -237,10 +236,10 @@ impl Write {
             (*request).opcode = opcode;
             (*request).send_flags = flags;
             if let Some(imm) = self.imm {
-                (*request).imm_data_invalidated_rkey_union.imm_data = imm.to_be();
+                (*request).imm_data = imm.to_be();
             }
-            (*request).wr.rdma.remote_addr = self.target.addr;
-            (*request).wr.rdma.rkey = self.target.rkey;
+            (*request).rdma.remote_addr = self.target.addr;
+            (*request).rdma.rkey = self.target.rkey;
         }
     }
 }

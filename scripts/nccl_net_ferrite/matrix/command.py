@@ -8,7 +8,7 @@ It needs libnccl.so.2, a CUDA driver and a GPU (several ranks may share one), bu
 machine, each with an NCCL_HOSTID of its own, so that all data goes through the network. Parts:
 
     collectives   every operation and size, each with the protocol and the algorithm that it is told to use
-    setups        machines that lend GPU memory by dma-buf, by address, both ways or not at all
+    setups        machines on which GPU memory can be registered by dma-buf, by address, both ways or not at all
     flush         NCCL_NET_FORCE_FLUSH: received data is flushed, and without it there is nothing for it
     register      sends from and into memory that the application has registered
     abort         a rank is killed in the middle of an all_reduce: what the others see, and when

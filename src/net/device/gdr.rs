@@ -80,7 +80,10 @@ fn register(domain: &Arc<ProtectionDomain>, memory: GpuMemory) -> Result<()> {
 
 fn missing_by_address(module: Option<&str>, error: Option<&str>) -> String {
     match (module, error) {
-        (None, _) => "no kernel module lends GPU memory (modprobe nvidia-peermem, on the host)".into(),
+        (None, _) => {
+            "no kernel module lets RDMA devices register GPU memory by address (modprobe nvidia-peermem, on the host)"
+                .into()
+        }
         (Some(module), Some(error)) => format!(
             "{module} is loaded, but {error} (was it loaded before the RDMA drivers, or built without them? reload it)"
         ),

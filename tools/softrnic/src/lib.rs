@@ -78,6 +78,8 @@
 //!
 //! * SRQ, UD, multicast, memory windows, extended QPs and CQs: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes queue
 //!   pairs for some operations only, to which others cannot be posted (`EINVAL`); in the flavour `tools` it is absent.
+//! * Data in ascending order between two processes on 64-bit ARM, whose kernel copies without barriers: a program that polls memory may see the
+//!   last word of a message before the others.
 //! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
 //!   (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see below.
 //! * GPU memory and DMA-BUF, unless `SOFTRNIC_GPU` asks for them: `EOPNOTSUPP`.

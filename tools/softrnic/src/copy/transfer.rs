@@ -6,11 +6,13 @@
 //! The stores of successive string instructions are seen in order. `process_vm_writev` copies one local piece after the
 //! other, so a piece is what is ordered: a short message is cut into the aligned words of its destination, and of a long
 //! one the last word is a piece of its own. By `SOFTRNIC_LINES=1` the last word of each line is. A word may be seen
-//! half-written, from its low end, where a NIC writes it at once.
+//! half-written, from its low end, where a NIC writes it at once. All of this is so on x86-64. On 64-bit ARM nothing orders the pieces of a
+//! call; only copies within a process have a barrier.
 
 use crate::copy::piece::{CopyError, Direction, Piece, Pieces};
 use crate::copy::vector::{LINES_A_CALL, SHORT, Vector, WORD};
 use crate::host::errno::last_errno;
+use std::sync::atomic::{Ordering, fence};
 
 /// The kernel moves no more than 2 GiB - 4 KiB a call.
 const MAX_CALL: u64 = 1 << 30;
@@ -156,6 +158,7 @@ pub(crate) unsafe fn copy_plain(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: by the caller; the last word is copied after the rest.
         unsafe {
             std::ptr::copy(from, to, len - WORD as usize);
+            fence(Ordering::Release);
             copy_words(from.add(len - WORD as usize), to.add(len - WORD as usize), WORD as usize);
         }
     } else {
@@ -181,6 +184,8 @@ pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
                 to.add(at).write_volatile(from.add(at).read_volatile());
             }
         }
+        // x86-64 keeps the order of stores by itself.
+        fence(Ordering::Release);
         at += if is_word { 8 } else { 1 };
     }
 }

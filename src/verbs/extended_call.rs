@@ -1,0 +1,31 @@
+//! Calls of a device that lie in front of its context, in `struct verbs_context`. libibverbs has no symbols for them: the inline functions
+//! of `infiniband/verbs.h` find them so. The struct grows towards lower addresses, so distances to the context stay.
+
+use super::sys;
+
+/// Bytes from the struct's size to the context.
+pub const SIZE: usize = 8;
+/// Bytes from `query_port` to the context.
+pub const QUERY_PORT: usize = 320;
+/// Bytes from `create_qp_ex` to the context.
+pub const CREATE_QP_EX: usize = 56;
+
+/// The call that lies `distance` bytes in front of the context; `None` if the struct is shorter, or the device lacks the call.
+///
+/// # Safety
+/// The context is open, and `Call` is the type of the function that lies there.
+pub unsafe fn find<Call: Copy>(context: *mut sys::ibv_context, distance: usize) -> Option<Call> {
+    const { assert!(size_of::<Call>() == size_of::<usize>() && size_of::<Option<Call>>() == size_of::<Call>()) };
+    // SAFETY: an open context.
+    if unsafe { (*context).abi_compat } != usize::MAX {
+        return None;
+    }
+    let before = |distance: usize| context.cast::<u8>().wrapping_sub(distance);
+    // SAFETY: the value of `abi_compat` says that the size stands here.
+    let size = unsafe { before(SIZE).cast::<usize>().read() };
+    if size < distance + size_of::<sys::ibv_context>() {
+        return None;
+    }
+    // SAFETY: the struct reaches so far in front of the context; a function of this type or NULL, which is `None`.
+    unsafe { before(distance).cast::<Option<Call>>().read() }
+}
