@@ -198,6 +198,9 @@ setup_tests() {
     install_components
     install_nextest
     export LIBCLANG_PATH=${LIBCLANG_PATH:-$(find_libclang)}
+    # A file or a directory may be named.
+    compgen -G "${LIBCLANG_PATH%/}/libclang*.so*" >/dev/null || [ -f "$LIBCLANG_PATH" ] ||
+        die "LIBCLANG_PATH=$LIBCLANG_PATH: no libclang.so there; name the directory that holds libclang 14 or 15, or unset it"
     local version
     version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     is_at_least "$version" "$PYTHON_MIN" || die "Python $version is too old: $PYTHON_MIN or newer is needed"

@@ -300,7 +300,8 @@ fn memory_that_clear_to_sends_are_sent_from_is_asked_for_again() -> Result<()> {
         stream.exchange(worker, 20)?;
         worker.barrier()?;
         if worker.rank() == 0 {
-            inject_only("qp-error device=softrnic0 times=1; reg-mr=ENOMEM device=softrnic0 times=1");
+            // Clear-to-sends are the writes without an immediate: a queue pair of the data would fail without need of new memory.
+            inject_only("qp-error opcode=write device=softrnic0 times=1; reg-mr=ENOMEM device=softrnic0 times=1");
         }
         exchange_until(worker, &mut stream, "both faults", || applied().iter().all(|(_, count)| *count > 0))?;
         stream.exchange(worker, 50)?;
