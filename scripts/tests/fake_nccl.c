@@ -127,7 +127,7 @@ static int meet(struct comm *comm)
     return 0;
 }
 
-int ncclGetVersion(int *version) { *version = 29901; return 0; }
+int ncclGetVersion(int *version) { *version = is_faked("endless-abort") ? 22501 : 29901; return 0; }
 const char *ncclGetErrorString(int code) { (void)code; return "an error"; }
 int ncclGetUniqueId(unique_id *id)
 {
@@ -156,7 +156,13 @@ int ncclCommInitRank(struct comm **out, int world, unique_id id, int rank)
     return 0;
 }
 int ncclCommDestroy(struct comm *comm) { munmap(comm->room, sizeof(struct room)); current = NULL; return 0; }
-int ncclCommAbort(struct comm *comm) { return ncclCommDestroy(comm); }
+int ncclCommAbort(struct comm *comm)
+{
+    if (is_faked("endless-abort"))
+        pause();
+    return ncclCommDestroy(comm);
+}
+
 int ncclCommGetAsyncError(struct comm *comm, int *code) { *code = comm->is_broken && !is_faked("no-error") ? REMOTE_ERROR : 0; return 0; }
 int ncclMemAlloc(void **at, size_t bytes) { *at = malloc(bytes); return !*at; }
 int ncclMemFree(void *at) { free(at); return 0; }

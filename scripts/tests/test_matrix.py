@@ -111,6 +111,11 @@ class Matrix(fixtures.WithFakeNccl):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("rank 0: this NCCL does not tell errors of its network", done.stdout)
 
+    def test_an_nccl_whose_abort_never_returns_is_not_asked_to_abort(self) -> None:
+        done = self.check("--parts", "abort", fake="endless-abort")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, "rank 0: error 6 after .*ncclCommAbort, which in this NCCL never returns, was not called")
+
     def test_what_cannot_be_tried_is_said(self) -> None:
         for arguments, words in [
             (["--gdr", "on"], "--gdr on: on the software device it is one of off, dmabuf, peermem, both"),

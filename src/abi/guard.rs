@@ -37,7 +37,7 @@ fn report(call: &'static str, error: Error) -> nccl::ncclResult_t {
         // NCCL shows the target in front of the message: the name of the call tells users more than a source file.
         log::warn!(target: call, "{call}: {error}");
         if OF_PROGRESS.contains(&call) {
-            process::warn_if_nccl_drops_errors();
+            process::warn_of_what_nccl_makes_of_errors();
         }
     }
     match error.class {

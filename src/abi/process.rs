@@ -17,6 +17,9 @@ pub const NAME: &CStr = c"Ferrite";
 const VERSIONS: RangeInclusive<u32> = 8..=12;
 /// The first one with which NCCL tells of each communicator.
 const FIRST_WITH_CONTEXTS: u32 = 11;
+/// The one of NCCL 2.24 and 2.25, whose progress thread repeats an operation that the network has an error for until it ends well, also after
+/// `ncclCommAbort`, which waits for that thread (`ncclProxyProgress` in proxy.cc; 2.23.4 does so too, others look at the abort flag).
+const ABORTS_IN_VAIN: u32 = 9;
 /// The one of NCCL 2.26 and 2.27, whose progress thread forgets an operation that the network has an error for (`progressOps` in proxy.cc),
 /// so that `ncclCommGetAsyncError` never tells of it. Those before 2.26.2 and from 2.28.3 on tell.
 const DROPS_ERRORS: u32 = 10;
@@ -45,16 +48,22 @@ static HAS_PROFILER: AtomicBool = AtomicBool::new(false);
 /// The versions of the profiler's interface by which NCCL is asked to tell of its operations: a bit for each.
 static PROFILERS: AtomicU32 = AtomicU32::new(0);
 
-/// NCCL's progress thread is given an error. Says once if the application will not be told of it. (With `NCCL_OOB_NET_ENABLE=1` it may be NCCL's
-/// bootstrap that is given it, which tells: that is not distinguished.)
-pub(super) fn warn_if_nccl_drops_errors() {
+/// NCCL's progress thread is given an error. Says once what this NCCL makes of errors, if that is not what the application expects. (With
+/// `NCCL_OOB_NET_ENABLE=1` it may be NCCL's bootstrap that is given it: that is not distinguished.)
+pub(super) fn warn_of_what_nccl_makes_of_errors() {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if TAKEN.load(Ordering::Relaxed) == 1 << DROPS_ERRORS && !SAID.swap(true, Ordering::Relaxed) {
-        log::warn!(
-            target: INIT,
-            "Ferrite: NCCL 2.26 and 2.27, which take ncclNetPlugin_v{DROPS_ERRORS}, do not pass this error on (ncclCommGetAsyncError): the \
-             application waits until a time limit of its own. NCCL 2.28.3 and later do"
-        );
+    let taken = TAKEN.load(Ordering::Relaxed);
+    let words = if taken == 1 << ABORTS_IN_VAIN {
+        "NCCL 2.24 and 2.25, which take ncclNetPlugin_v9, repeat the call that failed without end: ncclCommGetAsyncError tells the error, and \
+         ncclCommAbort does not return, so that the process has to be ended. NCCL 2.28.3 and later tell it and abort"
+    } else if taken == 1 << DROPS_ERRORS {
+        "NCCL 2.26 and 2.27, which take ncclNetPlugin_v10, do not pass this error on (ncclCommGetAsyncError): the application waits until a time \
+         limit of its own. NCCL 2.28.3 and later do"
+    } else {
+        return;
+    };
+    if !SAID.swap(true, Ordering::Relaxed) {
+        log::warn!(target: INIT, "Ferrite: {words}");
     }
 }
 

@@ -156,9 +156,13 @@ def check_abort(outcome: Outcome, network: str) -> Findings:
                 found.seen.append(f"rank {rank}: this NCCL does not tell errors of its network")
             else:
                 found.wrong.append(f"rank {rank}: {abort.error}")
+        end = (
+            "ncclCommAbort, which in this NCCL never returns, was not called"
+            if abort.abort_s is None
+            else f"ncclCommAbort took {abort.abort_s:.2f} s"
+        )
         found.seen.append(
-            f"rank {rank}: error {abort.code} after {abort.error_s:.2f} s (the device gives up after "
-            f"{RETRIES_END_S:.2f} s), ncclCommAbort took {abort.abort_s:.2f} s"
+            f"rank {rank}: error {abort.code} after {abort.error_s:.2f} s (the device gives up after {RETRIES_END_S:.2f} s), {end}"
         )
         if network == "Ferrite":
             pid = outcome.pids.get(victim)

@@ -25,7 +25,7 @@ class AbortResult:
     code: int  # NCCL's error; 0 if there was none
     error: str
     error_s: float  # from the first operation to the error
-    abort_s: float  # that ncclCommAbort took
+    abort_s: float | None  # that ncclCommAbort took; None if it was not called, because in this NCCL it never returns
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,12 @@ fn nccl_warns_of_old_versions_and_of_several() {
     for version in ["2.26.2", "2.27.7"] {
         require!(with(version)).look().is("warn", &[version, "not told of errors of the network"]);
     }
-    require!(with("2.28.3")).look().is("ok", &["2.28.3"]);
+    for version in ["2.23.4", "2.25.1"] {
+        require!(with(version)).look().is("warn", &[version, "ncclCommAbort does not return"]);
+    }
+    for version in ["2.22.3", "2.28.3"] {
+        require!(with(version)).look().is("ok", &[version]);
+    }
     let two = require!(with("2.21.5")).file(python, library("2.28.9")).look();
     two.is("warn", &["site-packages/nvidia/nccl/lib/libnccl.so.2: 2.28.9", "2 different versions"]);
     require!(setup("nccl")).look().is("unknown", &["no libnccl.so.2"]);
