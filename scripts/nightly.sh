@@ -57,6 +57,10 @@ tools/softrnic/scripts/soak.sh 1000
 step "packages: two builds in different folders have the same bits"
 scripts/package_twice.sh
 
+step "the pages as a site"
+command -v mdbook >/dev/null || cargo install --locked --quiet mdbook@0.4.52
+scripts/site.py
+
 step "other releases of the system"
 scripts/build.sh --portable "$CARGO_TARGET_DIR/portable/dist"
 scripts/other_systems.sh "$CARGO_TARGET_DIR/portable/dist"

@@ -90,3 +90,16 @@ fn links_and_files_that_pages_name_exist() {
         }
     }
 }
+
+/// docs/SUMMARY.md is what `scripts/site.py` makes a site of.
+#[test]
+fn each_page_is_a_chapter() {
+    let summary = read("docs/SUMMARY.md");
+    for page in pages().iter().filter(|page| *page != "docs/SUMMARY.md") {
+        let link = match page.strip_prefix("docs/") {
+            Some(name) => format!("]({name})"),
+            None => format!("](../{page})"),
+        };
+        assert!(summary.contains(&link), "docs/SUMMARY.md has no {link}");
+    }
+}

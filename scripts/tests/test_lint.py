@@ -1,6 +1,7 @@
 """Types, lints and layout of all Python files here, and lints of all shell scripts. Skipped where the tools are not installed."""
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -34,3 +35,8 @@ class Lint(unittest.TestCase):
         command = ["shellcheck", "--severity=warning", "--external-sources", "--source-path=SCRIPTDIR", *map(str, scripts)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_pre_commit_takes_the_same_ruff(self) -> None:
+        required = re.findall(r"^ruff==.+$", (fixtures.SCRIPTS / "requirements.txt").read_text(), re.MULTILINE)
+        taken = re.findall(r"ruff==[^\]]+", (fixtures.ROOT / ".pre-commit-config.yaml").read_text())
+        self.assertEqual(taken, required * 2)
