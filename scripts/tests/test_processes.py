@@ -9,6 +9,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from typing import Any
 
 from nccl_net_ferrite import exit_codes
 from nccl_net_ferrite.errors import Invalid
@@ -99,6 +100,23 @@ class RunsOfRanks(fixtures.InFolder):
         with self.assertRaisesRegex(Invalid, "rank 2: ended with 3"):
             self.run_ranks("", "orphan", "exit-after-orphan")
         self.assertEqual(self.left(), [])
+
+    def test_an_interruption_while_a_rank_is_started_ends_it(self) -> None:
+        started = []
+
+        class Interrupted(subprocess.Popen[bytes]):
+            def __init__(self, *arguments: Any, **more: Any) -> None:
+                super().__init__(*arguments, **more)
+                started.append(self.pid)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        self.replace(subprocess, "Popen", Interrupted)
+        with self.assertRaises(KeyboardInterrupt):
+            self.run_ranks("hang", "hang")
+        self.assertEqual(len(started), 1)
+        self.addCleanup(kill, started[0])
+        self.assertTrue(fixtures.has_ended(str(started[0])))
 
 
 def kill(pid: int) -> None:

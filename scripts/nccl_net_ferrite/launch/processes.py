@@ -29,10 +29,10 @@ class Rank:
 class RankProcess:
     """Leads a process group of its own, which has the number of the process."""
 
-    def __init__(self, rank: Rank, output: Path):
+    def __init__(self, rank: Rank, output: Path, blocked: set[signal.Signals]):
+        """With `blocked` as the mask of blocked signals."""
         self.rank = rank
-        # A signal between the start of the process and the assignment would leave a process that nobody ends.
-        with open(output, "w") as file, signals.blocked() as before:
+        with open(output, "w") as file:
             self.popen = subprocess.Popen(
                 python.command(rank.module),
                 env=rank.environment,
@@ -40,7 +40,7 @@ class RankProcess:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, before),
+                preexec_fn=partial(signal.pthread_sigmask, signal.SIG_SETMASK, blocked),
             )
 
     def status(self) -> int | None:
@@ -64,7 +64,9 @@ def run_ranks(ranks: list[Rank], folder: Path, run: str, limit: int) -> None:
     started: list[RankProcess] = []
     try:
         for rank in ranks:
-            started.append(RankProcess(rank, output_of(folder, run, rank.number)))
+            # A signal between the start of a process and its entry in the list would leave a process that nobody ends.
+            with signals.blocked() as before:
+                started.append(RankProcess(rank, output_of(folder, run, rank.number), before))
         wait(started, folder, run, limit)
     finally:
         with signals.blocked():
