@@ -25,7 +25,7 @@ release=release
 if [ $# -ge 2 ]; then
     target=$processor-unknown-linux-gnu
     setup_portable "$target"
-    build=(zigbuild --target "$target.2.17")
+    build=(auditable zigbuild --target "$target.2.17")
     release=$target/release
     # Of its own, since the flags are others; and nothing that is built tells where it was built.
     export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/portable

@@ -132,6 +132,18 @@ install_nextest() {
     cargo install --locked --quiet cargo-nextest || die "cargo install cargo-nextest failed; it is what runs the tests"
 }
 
+# What writes the list of dependencies into a binary. Of one version, since what it writes has to be the same in each build.
+AUDITABLE=0.6.7
+install_auditable() {
+    local folder=$CACHE/cargo-auditable-$AUDITABLE
+    if [ ! -x "$folder/bin/cargo-auditable" ]; then
+        echo "installing: cargo-auditable, built from source once, a minute"
+        env -u RUSTFLAGS -u CARGO_TARGET_DIR cargo install --locked --quiet --root "$folder" "cargo-auditable@$AUDITABLE" ||
+            die "cargo install cargo-auditable@$AUDITABLE failed; it writes the list of dependencies into the portable build"
+    fi
+    export PATH=$folder/bin:$PATH
+}
+
 # The folder of a virtual environment for a list of packages, by default scripts/requirements.txt, and this Python.
 python_tools() {
     echo "$CACHE/python-$(sha256sum < <(cat "${1:-scripts/requirements.txt}" && python3 --version) | cut -c 1-12)"
@@ -171,7 +183,7 @@ install_target() {
     said=$(timeout 300 rustup target add "$1" 2>&1) || die "rustup target add $1 failed: $(tail -n 1 <<<"$said")"
 }
 
-# setup_portable [TARGET]: the compilers that build for other machines than this one, first in PATH.
+# setup_portable [TARGET]: the compilers that build for other machines than this one, first in PATH, and what lists dependencies.
 setup_portable() {
     [ $# = 0 ] || install_target "$1"
     install_python_tools scripts/portable.txt
@@ -179,6 +191,7 @@ setup_portable() {
     folder=$(python_tools scripts/portable.txt)
     [ -e "$folder/complete" ] || die "missing: what scripts/portable.txt lists (pip installs it into a virtual environment)"
     export PATH=$folder/bin:$PATH
+    install_auditable
 }
 
 # setup_fetch: all that `ferrite` needs to fetch stock NCCL.
