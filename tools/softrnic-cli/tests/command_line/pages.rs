@@ -35,27 +35,27 @@ fn the_script_for_each_shell_names_each_command() {
     }
 }
 
-/// What bash offers for the last of `words`, which are separated by spaces.
-fn offered(folder: &Folder, words: &str) -> Vec<String> {
+/// What bash offers for the last of `words`.
+fn offered(folder: &Folder, words: &[&str]) -> Vec<String> {
     let file = folder.path().join("script");
     std::fs::write(&file, control(&["completions", "bash"])).expect("it can be written");
     let complete = r#"
-        source "$1" && IFS=, read -ra COMP_WORDS <<<"$2"
-        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        source "$1" && shift
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
         _softrnic softrnic "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
         printf '%s\n' "${COMPREPLY[@]}""#;
     let mut command = Command::new("bash");
-    command.args(["--norc", "-c", complete, "bash"]).arg(&file).arg(words.replace(' ', ","));
+    command.args(["--norc", "-c", complete, "bash"]).arg(&file).args(words);
     program::stdout_of(&mut command).lines().map(str::to_owned).collect()
 }
 
 #[test]
 fn bash_completes_commands_and_options() {
     let folder = Folder::new();
-    assert_eq!(offered(&folder, "softrnic inj"), ["inject"]);
-    assert_eq!(offered(&folder, "softrnic gid rem"), ["remove"]);
-    assert_eq!(offered(&folder, "softrnic port --band"), ["--bandwidth"]);
-    assert_eq!(offered(&folder, "softrnic stat --fab"), ["--fabric"]);
+    assert_eq!(offered(&folder, &["softrnic", "inj"]), ["inject"]);
+    assert_eq!(offered(&folder, &["softrnic", "gid", "0/1", "rem"]), ["remove"]);
+    assert_eq!(offered(&folder, &["softrnic", "port", "--band"]), ["--bandwidth"]);
+    assert_eq!(offered(&folder, &["softrnic", "stat", "--fab"]), ["--fabric"]);
 }
 
 #[test]
