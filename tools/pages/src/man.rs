@@ -78,7 +78,7 @@ fn with_notes(page: &str) -> String {
     let Some((before, notes)) = page.split_once("\n.SH EXTRA\n") else {
         return page.to_owned();
     };
-    let mut text = format!("{before}\n.SH NOTES\n.ad l\n");
+    let mut text = format!("{before}\n.SH NOTES\n.ad l\n.nh\n");
     let mut is_table = false;
     for line in notes.lines() {
         // An indented line begins anew by itself; what follows it would be joined to it.
@@ -122,6 +122,6 @@ mod tests {
     #[test]
     fn what_stands_behind_the_options_is_notes_with_the_same_lines() {
         let pages = pages(program());
-        assert!(pages[2].1.ends_with(".SH NOTES\n.ad l\nOne:\n  1\n.br\nTwo:\n  2\n\nEnd\n"), "{}", pages[2].1);
+        assert!(pages[2].1.ends_with(".SH NOTES\n.ad l\n.nh\nOne:\n  1\n.br\nTwo:\n  2\n\nEnd\n"), "{}", pages[2].1);
     }
 }
