@@ -32,5 +32,22 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0}
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+
+# The programs write their man pages and completions themselves, and have to run here for that: for another processor they are built for
+# this one too.
+here=$built
+if [ "${processor:-$(uname -m)}" != "$(uname -m)" ]; then
+    here=$CARGO_TARGET_DIR/portable/$(uname -m)-dist
+    scripts/build.sh --portable "$here" "$(uname -m)"
+fi
+share=$work/share
+mkdir -p "$share"/{bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}
+for program in ferrite softrnic; do
+    "$here/bin/$program" man "$share/man/man1"
+    "$here/bin/$program" completions bash >"$share/bash-completion/completions/$program"
+    "$here/bin/$program" completions zsh >"$share/zsh/site-functions/_$program"
+    "$here/bin/$program" completions fish >"$share/fish/vendor_completions.d/$program.fish"
+done
 "${compiler[@]}" -static -Os -Wall -o "$work/copy" scripts/container/copy.c
-PYTHONPATH=scripts python3 -m nccl_net_ferrite.package --built "$built" --copy "$work/copy" --out "${FERRITE_PACKAGES:-$out}"
+PYTHONPATH=scripts python3 -m nccl_net_ferrite.package --built "$built" --copy "$work/copy" --share "$share" \
+    --out "${FERRITE_PACKAGES:-$out}"

@@ -1,5 +1,6 @@
 """The packages of what scripts/build.sh has built: each is made, unpacked or installed, and used. Without a network."""
 
+import gzip
 import hashlib
 import importlib.util
 import io
@@ -39,6 +40,30 @@ def output(*command: str | Path, **more: str) -> str:
     if done.returncode:
         raise AssertionError(f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")
     return done.stdout
+
+
+def described() -> dict[str, bytes]:
+    """Man pages and completions of the built programs, by where they lie below share."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for program in ("ferrite", "softrnic"):
+            output(DIST / "bin" / program, "man", folder)
+            for shell, name in (
+                ("bash", f"bash-completion/completions/{program}"),
+                ("zsh", f"zsh/site-functions/_{program}"),
+                ("fish", f"fish/vendor_completions.d/{program}.fish"),
+            ):
+                found[name] = output(DIST / "bin" / program, "completions", shell).encode()
+        return found | {f"man/man1/{path.name}.gz": path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def plain(name: str, content: bytes) -> bytes:
+    """A compressed page must not tell when it was made, and has no name."""
+    if not name.endswith(".gz"):
+        return content
+    if content[3:8] != bytes(5):
+        raise AssertionError(f"{name}: flags {content[3]}, time {content[4:8]!r}")
+    return gzip.decompress(content)
 
 
 class Packages(unittest.TestCase):
@@ -121,6 +146,34 @@ class Packages(unittest.TestCase):
         self.assertEqual(Path(plugin).read_bytes(), (DIST / "lib/libnccl-net.so").read_bytes())
         load = "import ctypes, sys; [getattr(ctypes.CDLL(sys.argv[1]), f'ncclNetPlugin_v{n}') for n in range(8, 13)]"
         output(sys.executable, "-c", load, plugin)
+
+    def test_the_tarball_and_the_wheel_have_man_pages_and_completions(self) -> None:
+        wanted = described()
+        self.assertTrue({"man/man1/ferrite-doctor.1.gz", "man/man1/softrnic-run.1.gz"} <= set(wanted))
+        with tarfile.open(self.package("*.tar.gz")) as file:
+            found = {name.partition("/share/")[2]: member for name in file.getnames() if (member := file.getmember(name)).isfile()}
+            contents = {name: plain(name, self.content(file, found[name])) for name in wanted}
+        self.assertEqual(contents, wanted)
+        share = self.venv / "share"
+        self.assertEqual({name: plain(name, (share / name).read_bytes()) for name in wanted}, wanted)
+
+    def test_the_debian_package_has_them_where_debian_looks(self) -> None:
+        try:
+            root = self.out / "described"
+            output("dpkg-deb", "--extract", self.package("*.deb"), root)
+        except FileNotFoundError:
+            self.skipTest("dpkg-deb")
+        share = root / "usr/share"
+        found = {
+            str(path.relative_to(share)): path for path in share.rglob("*") if path.is_file() and "doc" not in path.relative_to(share).parts
+        }
+        wanted = {name.replace("site-functions", "vendor-completions"): content for name, content in described().items()}
+        self.assertEqual({name: plain(name, path.read_bytes()) for name, path in found.items()}, wanted)
+
+    def test_the_completions_of_the_package_complete_in_bash(self) -> None:
+        script = self.venv / "share/bash-completion/completions/ferrite"
+        line = 'source "$1"; COMP_WORDS=(ferrite do) COMP_CWORD=1; _ferrite ferrite do ferrite; echo "${COMPREPLY[@]}"'
+        self.assertEqual(output("bash", "--norc", "-c", line, "bash", script), "doctor\n")
 
     def test_the_doctor_finds_nothing_wrong_on_softrnic(self) -> None:
         softrnic, ferrite = self.venv / "bin/softrnic", self.venv / "bin/nccl-net-ferrite"

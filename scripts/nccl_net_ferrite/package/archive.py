@@ -37,6 +37,6 @@ def add(file: tarfile.TarFile, name: str, kind: bytes, mode: int, epoch: int, co
     file.addfile(info, io.BytesIO(content))
 
 
-def gzipped(content: bytes) -> bytes:
+def gzipped(content: bytes, level: int = 6) -> bytes:
     """Without a name and a time."""
-    return gzip.compress(content, 6, mtime=0)
+    return gzip.compress(content, level, mtime=0)

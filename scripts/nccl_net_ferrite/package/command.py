@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .. import exit_codes, files
 from ..errors import Invalid
-from . import deb, description, image, rpm, sbom, tarball, wheel
+from . import deb, description, image, pages, rpm, sbom, tarball, wheel
 from .description import Release
 
 LATEST = 2**32 - 1
@@ -20,6 +20,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="package", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--built", type=Path, required=True, metavar="DIR", help="what scripts/build.sh made")
     parser.add_argument("--copy", type=Path, required=True, metavar="FILE", help="scripts/container/copy.c, compiled without libraries")
+    parser.add_argument("--share", type=Path, required=True, metavar="DIR", help="man pages and completions, as they lie below /usr/share")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the packages")
     return parser.parse_args()
 
@@ -44,7 +45,7 @@ def make(release: Release, copy: bytes) -> dict[str, bytes]:
 
 def run(chosen: argparse.Namespace) -> int:
     files.check_writable(chosen.out)
-    release = description.read(chosen.built, epoch())
+    release = description.read(chosen.built, pages.read(chosen.share), epoch())
     if not chosen.copy.is_file():
         raise Invalid(f"--copy {chosen.copy}: no such file")
     made = make(release, chosen.copy.read_bytes())

@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+from dataclasses import replace
 
+from . import pages
 from .archive import gzipped, tar
 from .description import DEBIAN_MACHINES, LICENCE, MAINTAINER, NAME, SUMMARY, TEXT, Entry, Release
 
@@ -10,7 +12,7 @@ from .description import DEBIAN_MACHINES, LICENCE, MAINTAINER, NAME, SUMMARY, TE
 def make(release: Release) -> tuple[str, bytes]:
     """Its name and its content: an ar archive of three files."""
     machine = DEBIAN_MACHINES[release.machine]
-    entries = installed(release, f"usr/lib/{release.machine}-linux-gnu")
+    entries = [at_home(entry) for entry in installed(release, f"usr/lib/{release.machine}-linux-gnu")]
     doc = f"usr/share/doc/{NAME}"
     entries.append(Entry(f"{doc}/copyright", copyright_of(release)))
     sums = "".join(f"{hashlib.md5(entry.content).hexdigest()}  {entry.path}\n" for entry in entries if not entry.link)
@@ -21,6 +23,11 @@ def make(release: Release) -> tuple[str, bytes]:
         ("data.tar.gz", gzipped(tar(entries, release.epoch, "./"))),
     ]
     return f"{NAME}_{release.version}_{machine}.deb", b"!<arch>\n" + b"".join(member(*one, release.epoch) for one in members)
+
+
+def at_home(entry: Entry) -> Entry:
+    """Where Debian has it."""
+    return replace(entry, path=entry.path.replace(f"usr/{pages.ZSH}", f"usr/{pages.ZSH_OF_DEBIAN}"))
 
 
 def member(name: str, content: bytes, epoch: int) -> bytes:

@@ -47,13 +47,14 @@ class Release:
     python: tuple[Entry, ...]  # the folder nccl_net_ferrite
     headers: tuple[Entry, ...]  # NCCL's, for what is compiled while it runs
     documents: tuple[Entry, ...]
+    pages: tuple[Entry, ...]  # man pages and completions, below share
 
     @property
     def tree(self) -> list[Entry]:
         """As it lies in a folder of its own."""
         python = [entry.below("python") for entry in self.python]
         headers = [entry.below("include/nccl") for entry in self.headers]
-        return sorted([*self.programs, *python, *headers, *self.documents], key=lambda entry: entry.path)
+        return sorted([*self.programs, *python, *headers, *self.documents, *self.pages], key=lambda entry: entry.path)
 
     def name(self, suffix: str) -> str:
         """Of a file: nccl-net-ferrite-0.1.0-linux-x86_64 and `suffix`."""
@@ -79,7 +80,7 @@ def programs(built: Path) -> list[Entry]:
     return found
 
 
-def read(built: Path, epoch: int) -> Release:
+def read(built: Path, pages: list[Entry], epoch: int) -> Release:
     elfs = [elf.read(built / entry.path) for entry in programs(built) if not entry.link]
     versions, machines = {one.version for one in elfs if one.version}, {one.machine for one in elfs}
     if len(versions) != 1 or len(machines) != 1:
@@ -96,4 +97,5 @@ def read(built: Path, epoch: int) -> Release:
         python=tuple(Entry(f"nccl_net_ferrite/{path.relative_to(HERE)}", path.read_bytes()) for path in python),
         headers=tuple(Entry(path.name, path.read_bytes()) for path in sorted((ROOT / "include/nccl").glob("*.h"))),
         documents=tuple(Entry(f"share/doc/{NAME}/{path.relative_to(ROOT)}", path.read_bytes()) for path in documents),
+        pages=tuple(pages),
     )

@@ -23,7 +23,9 @@ def make(release: Release) -> tuple[str, bytes]:
     """Its name and its content."""
     tag = f"py3-none-manylinux_{release.glibc[0]}_{release.glibc[1]}_{release.machine}"
     stem = f"{NAME.replace('-', '_')}-{release.version}"
-    entries = [*release.python, *files(release), *information(release, f"{stem}.dist-info", tag)]
+    # pip puts it into the environment's own share.
+    shared = [entry.below(f"{stem}.data/data") for entry in release.pages]
+    entries = [*release.python, *files(release), *shared, *information(release, f"{stem}.dist-info", tag)]
     entries.append(record(entries, f"{stem}.dist-info/RECORD"))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as file:

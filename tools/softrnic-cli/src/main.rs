@@ -17,7 +17,7 @@ mod version;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use find::{to_change, to_look_at};
 use outcome::{Failure, print};
@@ -47,6 +47,11 @@ enum Command {
     Inject(inject::Inject),
     Stat(stat::Options),
     Clean(clean::Options),
+    /// Prints a script that completes this command line in a shell
+    Completions(pages::Completions),
+    /// Writes the man pages of this program into a folder
+    #[command(hide = true)]
+    Man(pages::Man),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +71,8 @@ impl Cli {
             Command::Inject(inject) => inject.apply(&to_change(fabric)?),
             Command::Stat(options) => print(&options.text(&to_look_at(fabric)?.report())),
             Command::Clean(options) => options.clean(fabric),
+            Command::Completions(wanted) => print(&wanted.text(&Self::command())),
+            Command::Man(wanted) => wanted.write(Self::command()).map_err(Failure::from),
         }
     }
 }

@@ -47,6 +47,12 @@ impl From<clap::Error> for Failure {
     }
 }
 
+impl From<pages::CannotWrite> for Failure {
+    fn from(error: pages::CannotWrite) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let what = error.to_string();

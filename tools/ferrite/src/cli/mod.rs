@@ -28,7 +28,7 @@ use nccl_net::inspect::version;
 
 use crate::cli::exit::{Exit, INVALID, TABLE};
 use crate::doctor::machine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::nccl::cache;
 use crate::nccl::release::NcclRelease;
 use crate::results::file_hash;
@@ -92,6 +92,11 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         nccl: Option<PathBuf>,
     },
+    /// Print a script that completes this command line in a shell
+    Completions(pages::Completions),
+    /// Write the man pages of this program into a folder
+    #[command(hide = true)]
+    Man(pages::Man),
     #[command(hide = true)]
     Worker,
     #[command(hide = true)]
@@ -108,13 +113,15 @@ enum Command {
     DoctorHost { place: String, plugin: PathBuf },
 }
 
+/// What is parsed, with what its help has at the end.
+fn command_line() -> clap::Command {
+    Cli::command().after_help(format!("{TABLE}\n\n{ENVIRONMENT}")).version(version::text())
+}
+
 /// Parses the process's arguments and does what they say; the exit code.
 pub fn main() -> i32 {
     let arguments: Vec<_> = std::env::args_os().collect();
-    let command = Cli::command()
-        .after_help(format!("{TABLE}\n\n{ENVIRONMENT}"))
-        .version(version::text())
-        .long_version(long_version(&arguments));
+    let command = command_line().long_version(long_version(&arguments));
     let parsed = command.try_get_matches_from(&arguments).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
@@ -131,6 +138,8 @@ pub fn main() -> i32 {
             | Command::Solo(_)
             | Command::Instructions(_)
             | Command::Wheel { .. }
+            | Command::Completions(_)
+            | Command::Man(_)
             | Command::Worker
             | Command::CheckWorker
             | Command::OutlastWorker
@@ -154,6 +163,8 @@ pub fn main() -> i32 {
             let found = version.map_or_else(|| cache::find(nccl.as_deref()), cache::fetched);
             found.and_then(|path| output::write_stdout(&format!("{}\n", path.display()))).map(|()| Exit::Good)
         }
+        Command::Completions(wanted) => output::write_stdout(&wanted.text(&command_line())).map(|()| Exit::Good),
+        Command::Man(wanted) => wanted.write(command_line()).map(|()| Exit::Good).map_err(Error::from),
         Command::Compare(compare) => compare.run(words()),
         Command::Bench(bench) => bench.run(words()),
         Command::Verify(verify) => verify.run(),

@@ -11,6 +11,7 @@ mod ending;
 mod fabrics;
 mod library;
 mod outlast;
+mod pages;
 mod pair;
 mod softrnic;
 mod solo;

@@ -9,6 +9,7 @@ mod control;
 mod delayed;
 mod draining;
 mod injected;
+mod pages;
 #[path = "../program/mod.rs"]
 mod program;
 mod rules;
