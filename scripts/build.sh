@@ -56,4 +56,9 @@ put "$CARGO_TARGET_DIR/tools/$release/libibverbs.so" "$dist/softrnic-tools/libib
 ln -sfn libibverbs.so.1 "$dist/softrnic-tools/libibverbs.so"
 put "$CARGO_TARGET_DIR/$release/ferrite" "$dist/bin/ferrite"
 put "$CARGO_TARGET_DIR/$release/softrnic" "$dist/bin/softrnic"
+if [ $# -ge 2 ]; then
+    for file in lib/libnccl-net.so softrnic/libibverbs.so.1 softrnic-tools/libibverbs.so.1 bin/ferrite bin/softrnic; do
+        grep -q '\.dep-v0' "$dist/$file" || die "$dist/$file: cargo-auditable has written no list of dependencies into it"
+    done
+fi
 echo "built: $dist/lib/libnccl-net.so $dist/softrnic/libibverbs.so.1 $dist/softrnic-tools/libibverbs.so.1 $dist/bin/ferrite $dist/bin/softrnic"
