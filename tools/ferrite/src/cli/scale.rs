@@ -40,6 +40,9 @@ pub(super) struct Scale {
         default_value = "ring,tree,all-to-all,all-to-all-direct,hybrid"
     )]
     groups: Vec<Group>,
+    /// Communicators of each kind, over the same processes
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    communicators: u16,
     /// Channels of a communicator on one NIC; a ring or tree has one connection for each
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
     channels: u8,
@@ -60,6 +63,7 @@ pub(super) struct Scale {
 impl Scale {
     pub(super) fn run(self) -> Result<Exit> {
         let setting = Setting {
+            communicators: self.communicators.into(),
             channels: self.channels.into(),
             queue_pairs: self.queue_pairs.into(),
             command_us: self.command_us.into(),

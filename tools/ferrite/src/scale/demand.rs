@@ -35,6 +35,8 @@ impl Transport {
 /// What does not depend on the number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Setting {
+    /// Communicators of each kind, over the same processes.
+    pub(crate) communicators: u64,
     /// Channels of a communicator on one NIC.
     pub(crate) channels: u64,
     /// `NCCL_IB_QPS_PER_CONNECTION`.
@@ -74,7 +76,7 @@ impl Demand {
         let pairs = setting.queue_pairs as f64;
         let (mut sends, mut peers) = (0.0, 0.0);
         for part in parts {
-            sends += part.sends as f64;
+            sends += (part.sends * setting.communicators) as f64;
             peers += part.peers as f64;
         }
         let per = |constant| transport.of(constant);
@@ -108,6 +110,8 @@ pub(crate) struct Sharing {
     pub(crate) apart: f64,
     /// All communicators have the peers of the one with the most.
     pub(crate) together: f64,
+    /// The same, and one queue pair carries both directions.
+    pub(crate) both_ways: f64,
     /// Set-up as it is; s.
     pub(crate) own_s: f64,
     /// Commands for queue pairs and completion queues shared as `together` is, all else as it is; s.
@@ -126,6 +130,7 @@ impl Sharing {
             own: own.queue_pairs,
             apart: pairs(parts.iter().map(|part| part.peers).sum()),
             together: pairs(most),
+            both_ways: pairs(most) / 2.0,
             own_s: own.setup_s,
             together_s: own.setup_s - saved,
         }
@@ -137,7 +142,7 @@ mod tests {
     use super::*;
     use crate::scale::group::Group;
 
-    const SETTING: Setting = Setting { channels: 2, queue_pairs: 1, command_us: 100.0 };
+    const SETTING: Setting = Setting { communicators: 1, channels: 2, queue_pairs: 1, command_us: 100.0 };
 
     fn demand(transport: Transport, group: Group, ranks: u64) -> Demand {
         Demand::of(transport, &group.parts(ranks, 2), &SETTING)
@@ -185,5 +190,14 @@ mod tests {
         let ring = Sharing::of(&Group::Ring.parts(131_072, 2), &SETTING);
         assert_eq!((ring.own, ring.apart, ring.together), (4.0, 2.0, 2.0));
         assert!((ring.own_s - ring.together_s - 10.0 * 100e-6).abs() < 1e-12, "{ring:?}");
+    }
+    #[test]
+    fn further_communicators_over_the_same_processes_take_connections_and_no_sockets_of_ferrite() {
+        let parts = Group::AllToAll.parts(1024, 2);
+        let eight = Setting { communicators: 8, ..SETTING };
+        let [stock, ferrite] = Transport::ALL.map(|transport| Demand::of(transport, &parts, &eight));
+        assert_eq!((stock.sockets, ferrite.sockets), (8.0 * 254.0, 254.0));
+        let sharing = Sharing::of(&parts, &eight);
+        assert_eq!((sharing.own, sharing.together, sharing.both_ways), (2032.0, 254.0, 127.0));
     }
 }

@@ -23,10 +23,10 @@ pub(crate) struct Request {
 
 /// All tables.
 pub(crate) fn text(request: &Request) -> String {
-    let Setting { channels, queue_pairs, command_us } = request.setting;
+    let Setting { communicators, channels, queue_pairs, command_us } = request.setting;
     let mut text = format!(
-        "Per rank, 8 ranks a node, a NIC each; {channels} channels of a communicator on a NIC, {queue_pairs} queue pairs a connection, \
-         {command_us} us a command\n"
+        "Per rank, 8 ranks a node, a NIC each. Communicators of each kind: {communicators}. Channels of a communicator on a NIC: {channels}. \
+         Queue pairs of a connection: {queue_pairs}. A command: {command_us} us\n"
     );
     for group in &request.groups {
         text += &format!("\n{}\n\n{}", group.name(), demands(*group, request));
@@ -99,14 +99,15 @@ fn sharing(request: &Request) -> String {
         "each its own",
         "shared, no peer in common",
         "shared, all peers in common",
+        "the same, both ways in one",
         "set-up, s",
         "at best, s",
     ];
     let cases = request.groups.iter().flat_map(|group| request.ranks.iter().map(move |ranks| (*group, *ranks)));
     let rows = cases.map(|(group, ranks)| {
-        let Sharing { own, apart, together, own_s, together_s } =
+        let Sharing { own, apart, together, both_ways, own_s, together_s } =
             Sharing::of(&group.parts(ranks, request.setting.channels), &request.setting);
-        let numbers = [own, apart, together].map(whole);
+        let numbers = [own, apart, together, both_ways].map(whole);
         let times = [own_s, together_s].map(short);
         [vec![group.name().to_owned(), whole(ranks as f64)], numbers.to_vec(), times.to_vec()].concat()
     });

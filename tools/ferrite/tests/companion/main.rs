@@ -12,6 +12,7 @@ mod fabrics;
 mod library;
 mod outlast;
 mod pair;
+mod scale;
 mod softrnic;
 mod solo;
 mod trace;
