@@ -85,7 +85,7 @@ impl Demand {
         // An end that sends and one that receives are one connection's worth.
         let commands =
             sends * (per(of::COMMANDS) + pairs * per(of::QUEUE_PAIR_COMMANDS)) + flushes * per(of::FLUSH_COMMANDS);
-        let recovery = 2.0 * sends * pairs * per(of::RECOVERY_COMMANDS);
+        let recovery = 2.0 * sends * (pairs * per(of::RECOVERY_COMMANDS) + per(of::RECOVERY_QUEUE_COMMANDS));
         Self {
             ends: 2.0 * sends,
             queue_pairs: 2.0 * sends * pairs * per(of::QUEUE_PAIRS) + flushes,
@@ -158,6 +158,8 @@ mod tests {
         assert_eq!((stock.descriptors, ferrite.descriptors), (18.0, 24.0));
         assert_eq!((stock.registered_kib, ferrite.registered_kib), (272.0, 16.0));
         assert!((stock.setup_s - (640.0 + 19.0 * 100.0) / 1e6).abs() < 1e-9, "{stock:?}");
+        assert_eq!(stock.recovery_s, 0.0);
+        assert!((ferrite.recovery_s - 2.0 * 8.0 * 100e-6).abs() < 1e-9, "{ferrite:?}");
         assert!((ferrite.setup_s - (320.0 + 11.0 * 100.0) / 1e6).abs() < 1e-9, "{ferrite:?}");
     }
 

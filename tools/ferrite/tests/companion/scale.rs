@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
-use crate::common::ferrite;
+use crate::common::{dist, ferrite, stock_nccl};
 use serde_json::Value;
+use testkit::require;
 
 /// What stands between the marks of the page that have these names: all that the command prints, or the part with this heading.
 const TABLES: [(&str, &[&str], Option<&str>); 3] = [
@@ -86,5 +87,38 @@ fn what_is_not_allowed_is_refused_with_the_option_the_value_and_what_is() {
     ] {
         let (code, _, stderr) = ferrite(&[&["scale"], words].concat(), &[]);
         assert!(code == 2 && expected.iter().all(|part| stderr.contains(part)), "{words:?}: {code} {stderr}");
+    }
+}
+
+/// A constant of both transports, by the beginning of what it is.
+fn constant(all: &Value, what: &str) -> [f64; 2] {
+    let mut list = all["constants"].as_array().expect("constants").iter();
+    let found = list.find(|constant| constant["what"].as_str().expect("text").starts_with(what)).expect(what);
+    ["stock", "ferrite"].map(|side| found[side].as_f64().expect(side))
+}
+
+#[test]
+fn the_counted_constants_are_what_the_software_device_counts() {
+    let dist = require!(dist(&["lib/libnccl-net.so", "softrnic/libibverbs.so.1", "bin/ferrite", "bin/softrnic"]));
+    let stock = require!(stock_nccl());
+    let path = |part: &str| dist.join(part).display().to_string();
+    let (plugin, softrnic, stock) = (path("lib/libnccl-net.so"), path("softrnic"), stock.display().to_string());
+    let cost = ["cost", "--plugin", &plugin, "--stock", &stock, "--softrnic", &softrnic, "--json", "--size", "8"];
+    let counted: Value =
+        serde_json::from_str(&printed(&[&cost[..], &["--queue-pairs", "1,4"]].concat())).expect("JSON");
+    let all: Value = serde_json::from_str(&printed(&["scale", "--json"])).expect("JSON");
+    // Registering one buffer at each end, and what is made once: the built-in transport's protection domains of two devices.
+    let once = [2.0 + 2.0, 2.0];
+    for (case, queue_pairs) in counted["cases"].as_array().expect("cases").iter().zip([1.0, 4.0]) {
+        for side in 0..2 {
+            let per = |name: &str| case["transports"][side]["connection"][name].as_f64().expect(name);
+            let of = |what: &str| constant(&all, what)[side];
+            assert_eq!(per("queue_pairs"), 2.0 * queue_pairs * of("queue pairs of an end"), "{case}");
+            let commands =
+                of("commands of both ends: ") + queue_pairs * of("commands of both ends for each queue pair");
+            assert_eq!(per("commands"), commands + once[side], "{case}");
+            let bytes = case["transports"][side]["connection"]["queue_bytes"]["mlx5"].as_f64().expect("mlx5");
+            assert_eq!(bytes, 1024.0 * queue_pairs * of("queues of both ends, mlx5"), "{case}");
+        }
     }
 }
