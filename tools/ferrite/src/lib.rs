@@ -16,6 +16,7 @@
 //! | `solo` | one process that sends to itself, for counting |
 //! | `cost` | what a message costs the card and its driver, counted by the software device |
 //! | `ecmp` | a model of a fabric with ECMP, over the plugin's own code |
+//! | `scale` | a model of what the connections of a rank take at any number of ranks |
 //! | `instructions` | instructions per call out of callgrind's output |
 //! | `check` | the contract of an NCCL net transport, point by point |
 //! | `outlast` | a stream of checked messages while faults happen |
@@ -42,6 +43,7 @@ pub mod pair;
 mod report;
 pub mod results;
 mod run;
+mod scale;
 mod solo;
 
 mod system;

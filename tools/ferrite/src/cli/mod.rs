@@ -13,6 +13,7 @@ mod instructions;
 mod memcpy;
 mod outlast;
 mod paths;
+mod scale;
 mod size;
 mod solo;
 mod source_args;
@@ -81,6 +82,8 @@ enum Command {
     Cost(cost::Cost),
     /// Model a fabric with ECMP: how much of its links jobs can use, by what a transport does with its queue pairs
     Ecmp(ecmp::Ecmp),
+    /// Model what the connections of a rank take at up to 131,072 ranks: queue pairs, memory, sockets, set-up time
+    Scale(scale::Scale),
     /// Count a transport's instructions in what callgrind wrote of `solo`
     Instructions(instructions::Instructions),
     /// Find, fetch or verify a stock NCCL library and print its path
@@ -135,6 +138,7 @@ pub fn main() -> i32 {
         cli.command,
         Command::Hang(_)
             | Command::Ecmp(_)
+            | Command::Scale(_)
             | Command::Solo(_)
             | Command::Instructions(_)
             | Command::Wheel { .. }
@@ -179,6 +183,7 @@ pub fn main() -> i32 {
         Command::Solo(solo) => solo.run(),
         Command::Cost(cost) => cost.run(),
         Command::Ecmp(ecmp) => ecmp.run(),
+        Command::Scale(scale) => scale.run(),
         Command::Instructions(instructions) => instructions.run(),
     })
 }

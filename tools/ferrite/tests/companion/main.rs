@@ -13,6 +13,7 @@ mod library;
 mod outlast;
 mod pages;
 mod pair;
+mod scale;
 mod softrnic;
 mod solo;
 mod trace;
