@@ -13,6 +13,10 @@ step() { printf '\n== %s\n' "$*"; }
 step build
 scripts/build.sh
 
+step "the pages as a site"
+mdbook=$(install_mdbook)
+scripts/site.py --mdbook "$mdbook"
+
 step "a million schedules without a fault, with survivable and with fatal ones; a million of the control plane"
 FERRITE_SIM_SEEDS=1000000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet sim::
 
@@ -56,10 +60,6 @@ tools/softrnic/scripts/soak.sh 1000
 
 step "packages: two builds in different folders have the same bits"
 scripts/package_twice.sh
-
-step "the pages as a site"
-command -v mdbook >/dev/null || cargo install --locked --quiet mdbook@0.4.52
-scripts/site.py
 
 step "other releases of the system"
 scripts/build.sh --portable "$CARGO_TARGET_DIR/portable/dist"

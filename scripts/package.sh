@@ -19,6 +19,7 @@ case "$# ${1:-}" in
 "2 --built")
     out=packages
     built=$2
+    processor=$(uname -m)
     compiler=(cc)
     ;;
 *) die "usage: scripts/package.sh [--built DIR | x86_64 | aarch64]" ;;
@@ -36,7 +37,7 @@ trap 'rm -rf "$work"' EXIT
 # The programs write their man pages and completions themselves, and have to run here for that: for another processor they are built for
 # this one too.
 here=$built
-if [ "${processor:-$(uname -m)}" != "$(uname -m)" ]; then
+if [ "$processor" != "$(uname -m)" ]; then
     here=$CARGO_TARGET_DIR/portable/$(uname -m)-dist
     scripts/build.sh --portable "$here" "$(uname -m)"
 fi

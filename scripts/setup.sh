@@ -144,6 +144,15 @@ install_auditable() {
     export PATH=$folder/bin:$PATH
 }
 
+# What makes a site of the pages: its program is printed.
+MDBOOK=0.4.52
+install_mdbook() {
+    local folder=$CACHE/mdbook-$MDBOOK
+    [ -x "$folder/bin/mdbook" ] || env -u RUSTFLAGS -u CARGO_TARGET_DIR cargo install --locked --quiet --root "$folder" "mdbook@$MDBOOK" ||
+        die "cargo install mdbook@$MDBOOK failed; it makes a site of the pages"
+    echo "$folder/bin/mdbook"
+}
+
 # The folder of a virtual environment for a list of packages, by default scripts/requirements.txt, and this Python.
 python_tools() {
     echo "$CACHE/python-$(sha256sum < <(cat "${1:-scripts/requirements.txt}" && python3 --version) | cut -c 1-12)"
@@ -212,7 +221,8 @@ setup_tests() {
     install_nextest
     export LIBCLANG_PATH=${LIBCLANG_PATH:-$(find_libclang)}
     # A file or a directory may be named.
-    compgen -G "${LIBCLANG_PATH%/}/libclang*.so*" >/dev/null || [ -f "$LIBCLANG_PATH" ] ||
+    compgen -G "${LIBCLANG_PATH%/}/libclang.so*" >/dev/null || compgen -G "${LIBCLANG_PATH%/}/libclang-[0-9]*.so*" >/dev/null ||
+        [ -f "$LIBCLANG_PATH" ] ||
         die "LIBCLANG_PATH=$LIBCLANG_PATH: no libclang.so there; name the directory that holds libclang 14 or 15, or unset it"
     local version
     version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')

@@ -42,7 +42,7 @@ def output(*command: str | Path, **more: str) -> str:
     return done.stdout
 
 
-def described() -> dict[str, bytes]:
+def pages_and_completions() -> dict[str, bytes]:
     """Man pages and completions of the built programs, by where they lie below share."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -148,7 +148,7 @@ class Packages(unittest.TestCase):
         output(sys.executable, "-c", load, plugin)
 
     def test_the_tarball_and_the_wheel_have_man_pages_and_completions(self) -> None:
-        wanted = described()
+        wanted = pages_and_completions()
         self.assertTrue({"man/man1/ferrite-doctor.1.gz", "man/man1/softrnic-run.1.gz"} <= set(wanted))
         with tarfile.open(self.package("*.tar.gz")) as file:
             found = {name.partition("/share/")[2]: member for name in file.getnames() if (member := file.getmember(name)).isfile()}
@@ -167,7 +167,7 @@ class Packages(unittest.TestCase):
         found = {
             str(path.relative_to(share)): path for path in share.rglob("*") if path.is_file() and "doc" not in path.relative_to(share).parts
         }
-        wanted = {name.replace("site-functions", "vendor-completions"): content for name, content in described().items()}
+        wanted = {name.replace("site-functions", "vendor-completions"): content for name, content in pages_and_completions().items()}
         self.assertEqual({name: plain(name, path.read_bytes()) for name, path in found.items()}, wanted)
 
     def test_the_completions_of_the_package_complete_in_bash(self) -> None:

@@ -88,9 +88,10 @@ class Program(fixtures.InFolder):
 
     def test_what_cannot_be_built_is_said(self) -> None:
         (self.out / "other").mkdir()
+        (self.out / "other/index.html").touch()
         for arguments, words in [
             (["--mdbook", "/none"], "--mdbook /none: there is no such program"),
-            ([*self.mdbook(), "--out", str(self.out / "other")], f"--out {self.out / 'other'}: it is no site"),
+            ([*self.mdbook(), "--out", str(self.out / "other")], f"--out {self.out / 'other'}: no folder that this program has made"),
             (self.mdbook(text="import sys; sys.exit('no such theme')"), "exit status 1: no such theme"),
         ]:
             done = fixtures.run("site.py", *arguments)

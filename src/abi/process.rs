@@ -19,7 +19,7 @@ const VERSIONS: RangeInclusive<u32> = 8..=12;
 const FIRST_WITH_CONTEXTS: u32 = 11;
 /// The one of NCCL 2.24 and 2.25, whose progress thread repeats an operation that the network has an error for until it ends well, also after
 /// `ncclCommAbort`, which waits for that thread (`ncclProxyProgress` in proxy.cc; 2.23.4 does so too, others look at the abort flag).
-const ABORTS_IN_VAIN: u32 = 9;
+const ABORT_NEVER_RETURNS: u32 = 9;
 /// The one of NCCL 2.26 and 2.27, whose progress thread forgets an operation that the network has an error for (`progressOps` in proxy.cc),
 /// so that `ncclCommGetAsyncError` never tells of it. Those before 2.26.2 and from 2.28.3 on tell.
 const DROPS_ERRORS: u32 = 10;
@@ -53,12 +53,17 @@ static PROFILERS: AtomicU32 = AtomicU32::new(0);
 pub(super) fn warn_of_what_nccl_makes_of_errors() {
     static SAID: AtomicBool = AtomicBool::new(false);
     let taken = TAKEN.load(Ordering::Relaxed);
-    let words = if taken == 1 << ABORTS_IN_VAIN {
-        "NCCL 2.24 and 2.25, which take ncclNetPlugin_v9, repeat the call that failed without end: ncclCommGetAsyncError tells the error, and \
-         ncclCommAbort does not return, so that the process has to be ended. NCCL 2.28.3 and later tell it and abort"
+    let words = if taken == 1 << ABORT_NEVER_RETURNS {
+        format!(
+            "NCCL 2.24 and 2.25, which take ncclNetPlugin_v{ABORT_NEVER_RETURNS}, repeat the call that failed without end: \
+             ncclCommGetAsyncError tells the error, and ncclCommAbort does not return, so that the process has to be ended. NCCL 2.28.3 and \
+             later tell it and abort"
+        )
     } else if taken == 1 << DROPS_ERRORS {
-        "NCCL 2.26 and 2.27, which take ncclNetPlugin_v10, do not pass this error on (ncclCommGetAsyncError): the application waits until a time \
-         limit of its own. NCCL 2.28.3 and later do"
+        format!(
+            "NCCL 2.26 and 2.27, which take ncclNetPlugin_v{DROPS_ERRORS}, do not pass this error on (ncclCommGetAsyncError): the application \
+             waits until a time limit of its own. NCCL 2.28.3 and later do"
+        )
     } else {
         return;
     };

@@ -60,7 +60,8 @@ class Case:
             chosen["SOFTRNIC_GPU"] = "none" if self.gdr == "off" else self.gdr
             chosen["SOFTRNIC_STAT"] = "1"
         if self.part == "register":
-            # NCCL 2.24 and 2.25 register no buffer for a network where another GPU may send in place of the own one (enqueue.cc).
+            # Unless PXN is disabled, NCCL 2.24 and 2.25 register no buffer for sends and receives where NVLink joins all GPUs of a machine,
+            # also if it has one GPU only (addP2pToPlan in enqueue.cc).
             chosen["NCCL_PXN_DISABLE"] = "1"
         if self.part == "abort":
             chosen |= {"NCCL_IB_TIMEOUT": str(TIMEOUT), "NCCL_IB_RETRY_CNT": str(RETRIES)}

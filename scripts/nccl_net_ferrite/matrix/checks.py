@@ -113,7 +113,7 @@ def check_application_buffers(outcome: Outcome) -> Findings:
     if not outcome.usage:
         return Findings()
     registered, least = peak(outcome, "registered_bytes"), max(result.registered_bytes for result in outcome.results.values())
-    found = Findings(seen=[f"{registered >> 20} MiB registered, {least >> 20} MiB of them the application's"])
+    found = Findings(seen=[f"{registered >> 20} MiB registered; the application's buffers are {least >> 20} MiB"])
     if registered < least:
         found.wrong.append(f"at most {registered} bytes were registered: not the application's {least}")
     return found
@@ -143,7 +143,7 @@ def check_calls(outcome: Outcome) -> Findings:
 
 
 def check_abort(outcome: Outcome, network: str) -> Findings:
-    """The ranks that live get an error in time, whose text names the dead process, and ncclCommAbort returns."""
+    """The ranks that live get an error in time, whose text names the dead process, and ncclCommAbort returns where this NCCL's does."""
     found = Findings()
     victim = outcome.case.ranks - 1
     for rank, result in sorted(outcome.results.items()):

@@ -18,9 +18,9 @@ from .results import AbortResult, OperationResult, RankResult
 
 # Operations that are complete before a rank dies, those that it still takes part in, when it dies, and bytes of each.
 BEFORE, AMID, DEATH_S, ABORTED_BYTES = 3, 4, 0.02, 256 << 20
-# After an error of the network ncclCommAbort never returns in these: the progress thread, which it waits for, repeats the call that failed
-# without end (`ncclProxyProgress` in proxy.cc).
-ENDLESS_ABORTS = ("2.23.", "2.24.", "2.25.")
+# After an error of a send or receive ncclCommAbort never returns in these: the progress thread, which it waits for, repeats the call that
+# failed without end (`ncclProxyProgress` in proxy.cc).
+ABORT_NEVER_RETURNS_IN = ("2.23.", "2.24.", "2.25.")
 # Bytes that are sent from and into registered memory; the last are more than NCCL sends in one step.
 REGISTERED = [4, 4096, (1 << 20) + 4, 64 << 20]
 
@@ -92,7 +92,7 @@ class Rank:
         # One more than the victim starts, which therefore cannot complete, however fast the others were.
         code, error = self.run_until_error(comm, a, b, size, AMID if is_victim else AMID + 1, is_victim)
         error_s = time.monotonic() - begin
-        if self.library.version().startswith(ENDLESS_ABORTS):
+        if self.library.version().startswith(ABORT_NEVER_RETURNS_IN):
             return self.result(rows, abort=AbortResult(code, error, error_s, None))
         begin = time.monotonic()
         comm.abort()

@@ -12,7 +12,7 @@ from .description import DEBIAN_MACHINES, LICENCE, MAINTAINER, NAME, SUMMARY, TE
 def make(release: Release) -> tuple[str, bytes]:
     """Its name and its content: an ar archive of three files."""
     machine = DEBIAN_MACHINES[release.machine]
-    entries = [at_home(entry) for entry in installed(release, f"usr/lib/{release.machine}-linux-gnu")]
+    entries = [placed_for_debian(entry) for entry in installed(release, f"usr/lib/{release.machine}-linux-gnu")]
     doc = f"usr/share/doc/{NAME}"
     entries.append(Entry(f"{doc}/copyright", copyright_of(release)))
     sums = "".join(f"{hashlib.md5(entry.content).hexdigest()}  {entry.path}\n" for entry in entries if not entry.link)
@@ -25,8 +25,8 @@ def make(release: Release) -> tuple[str, bytes]:
     return f"{NAME}_{release.version}_{machine}.deb", b"!<arch>\n" + b"".join(member(*one, release.epoch) for one in members)
 
 
-def at_home(entry: Entry) -> Entry:
-    """Where Debian has it."""
+def placed_for_debian(entry: Entry) -> Entry:
+    """Debian has completions of zsh in a folder of its own."""
     return replace(entry, path=entry.path.replace(f"usr/{pages.ZSH}", f"usr/{pages.ZSH_OF_DEBIAN}"))
 
 

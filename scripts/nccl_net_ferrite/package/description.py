@@ -86,7 +86,9 @@ def read(built: Path, pages: list[Entry], epoch: int) -> Release:
     if len(versions) != 1 or len(machines) != 1:
         raise Invalid(f"--built {built}: files of several builds: {', '.join(sorted(versions | machines))}; run scripts/build.sh again")
     python = [path for pattern in PYTHON for path in sorted(HERE.glob(pattern))]
-    documents = [ROOT / name for name in ("README.md", "CHANGELOG.md", "LICENSE")] + sorted((ROOT / "docs").glob("*.md"))
+    # docs/SUMMARY.md is for the site alone.
+    guides = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "SUMMARY.md"]
+    documents = [ROOT / name for name in ("README.md", "CHANGELOG.md", "LICENSE")] + guides
     return Release(
         version=cargo_version(),
         build=versions.pop(),

@@ -32,6 +32,10 @@ enable = false
 """
 
 
+# In each folder that this program has made.
+MARK = ".made-by-site.py"
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mdbook", default="mdbook", metavar="FILE", help="the program mdbook; default: that of PATH")
@@ -47,9 +51,9 @@ def main() -> int:
 def run(mdbook: str, out: Path) -> int:
     program = shutil.which(mdbook)
     if not program:
-        raise Invalid(f"--mdbook {mdbook}: there is no such program (cargo install --locked mdbook@0.4.52)")
-    if out.exists() and not (out / "index.html").is_file():
-        raise Invalid(f"--out {out}: it is no site; name a folder that is not there yet")
+        raise Invalid(f"--mdbook {mdbook}: there is no such program; cargo install mdbook makes it")
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARK).is_file())):
+        raise Invalid(f"--out {out}: no folder that this program has made; name one that is empty or not there yet")
     root = repository.ROOT
     if not (root / pages.SUMMARY).is_file():
         raise Invalid(f"{root / pages.SUMMARY} is missing: the site is built in a checkout of the repository")
@@ -64,8 +68,10 @@ def run(mdbook: str, out: Path) -> int:
         done = subprocess.run([program, "build", "--dest-dir", str(book / "html"), str(book)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise Invalid(f"{mdbook}: exit status {done.returncode}: {done.stderr.strip()}")
-        shutil.rmtree(out, ignore_errors=True)
+        if out.exists():
+            shutil.rmtree(out)
         shutil.copytree(book / "html", out)
+        (out / MARK).touch()
     broken = check.broken(out)
     for link in broken:
         print(link)

@@ -12,8 +12,8 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "nccl",
         what: "the files libnccl.so.2 where the loader and Python look, with their versions; warn below 2.20, of 2.23 to 2.27, and where versions differ",
-        why: "the plugin serves NCCL 2.20 and later; in 2.23 to 2.25 ncclCommAbort never returns after an error of a network; 2.26 and 2.27 do not pass errors of a network on to the application, which waits; and a process takes the first that it finds, which may not be PyTorch's",
-        cure: "one version in the image, 2.28.3 or later (or 2.20 to 2.22) if jobs are to get past errors: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
+        why: "the plugin serves NCCL 2.20 and later; in 2.23 to 2.25 ncclCommAbort never returns after an error of a send or receive; 2.26 and 2.27 do not pass errors of a network on to the application, which waits; and a process takes the first that it finds, which may not be PyTorch's",
+        cure: "one version in the image, 2.28.3 or later (or 2.20 to 2.22) if jobs are to be told of errors and to abort: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
         look: nccl,
     },
     Row {
@@ -47,7 +47,7 @@ fn nccl(machine: &Machine) -> Vec<Finding> {
                     _ if version < (2, 20, 0) => Finding::warn("", text),
                     (2, 23..=25, _) => Finding::warn(
                         "",
-                        format!("{text}: ncclCommAbort does not return after an error of the network"),
+                        format!("{text}: ncclCommAbort does not return after an error of a send or receive"),
                     ),
                     (2, 26 | 27, _) => {
                         Finding::warn("", format!("{text}: the application is not told of errors of the network"))
