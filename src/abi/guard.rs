@@ -3,10 +3,19 @@
 use super::{nccl, process};
 use crate::error::{Class, Error, Result};
 use std::any::Any;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::Duration;
 
 /// The functions that NCCL's progress thread calls.
 const OF_PROGRESS: [&str; 4] = ["isend", "irecv", "iflush", "test"];
+
+/// A thread that gets errors again that it had got before takes a [`PAUSE`] each time after so many times.
+const WITHOUT_PAUSE: u32 = 100;
+/// NCCL up to 2.25 repeats a call that has failed until the application aborts, in 2.23 to 2.25 longer, without a pause and with three lines
+/// in its log each time (`ncclProxyProgress` in proxy.cc): so it takes no whole processor, and no log grows by megabytes a second.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Runs `body`, the body of NCCL's function `call`.
 #[inline(always)]
@@ -39,6 +48,8 @@ fn report(call: &'static str, error: Error) -> nccl::ncclResult_t {
         if OF_PROGRESS.contains(&call) {
             process::warn_of_what_nccl_makes_of_errors();
         }
+    } else if OF_PROGRESS.contains(&call) && process::repeats_failed_calls() {
+        pause_if_repeated();
     }
     match error.class {
         Class::System => nccl::ncclSystemError,
@@ -49,9 +60,35 @@ fn report(call: &'static str, error: Error) -> nccl::ncclResult_t {
     }
 }
 
+/// The thread has got an error that it had got before.
+fn pause_if_repeated() {
+    thread_local! {
+        static REPEATED: Cell<u32> = const { Cell::new(0) };
+    }
+    let repeated = REPEATED.get();
+    if repeated < WITHOUT_PAUSE {
+        REPEATED.set(repeated + 1);
+    } else {
+        thread::sleep(PAUSE);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn a_call_that_is_repeated_without_end_takes_a_pause() {
+        const MORE: u32 = 5;
+        let repeat = || guard("test", || Err(Error::remote("gone").logged()));
+        let begin = Instant::now();
+        for _ in 0..WITHOUT_PAUSE + MORE {
+            assert_eq!(repeat(), nccl::ncclRemoteError);
+        }
+        // A sleep takes no less than it is told.
+        assert!(begin.elapsed() >= PAUSE * MORE);
+    }
 
     #[test]
     fn a_panic_becomes_an_internal_error() {

@@ -24,6 +24,9 @@ const ABORT_NEVER_RETURNS: u32 = 9;
 /// so that `ncclCommGetAsyncError` never tells of it. Those before 2.26.2 and from 2.28.3 on tell.
 const DROPS_ERRORS: u32 = 10;
 
+/// The tables of NCCL up to 2.25, whose progress thread calls again what has failed.
+const REPEAT_FAILED_CALLS: RangeInclusive<u32> = 8..=9;
+
 /// The network and what each table shows of it.
 #[derive(Debug)]
 pub(super) struct Process {
@@ -70,6 +73,12 @@ pub(super) fn warn_of_what_nccl_makes_of_errors() {
     if !SAID.swap(true, Ordering::Relaxed) {
         log::warn!(target: INIT, "Ferrite: {words}");
     }
+}
+
+/// Whether only NCCLs have taken tables whose progress thread calls again what has failed.
+pub(super) fn repeats_failed_calls() -> bool {
+    let taken = TAKEN.load(Ordering::Relaxed);
+    VERSIONS.filter(|version| taken & 1 << version != 0).all(|version| REPEAT_FAILED_CALLS.contains(&version))
 }
 
 impl Process {
