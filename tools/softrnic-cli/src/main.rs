@@ -24,7 +24,7 @@ use outcome::{Failure, print};
 
 /// A software RDMA device for tests: run programs on it, and control its network while they run.
 ///
-/// Exit status: 0 done, 1 failed, 2 wrong usage or nothing to do it on; `run` has the program's.
+/// Exit status: 0 done, 1 failed, 2 wrong usage, nothing to do it on, or output that cannot be written; `run` has the program's.
 #[derive(Debug, Parser)]
 #[command(name = "softrnic", version = version::text(), arg_required_else_help = true)]
 struct Cli {

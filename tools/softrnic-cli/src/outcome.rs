@@ -11,7 +11,7 @@ use ibverbs::control::Error;
 pub(crate) enum Failure {
     /// It was tried, and failed: status 1. A sentence.
     Failed(String),
-    /// It is wrong, or there is nothing to try it on: status 2. A sentence.
+    /// It is wrong, there is nothing to try it on, or what it has to tell cannot be written: status 2. A sentence.
     Refused(String),
     /// The command line is wrong, or asks for help.
     Usage(clap::Error),
@@ -33,7 +33,7 @@ impl Failure {
             }
             Self::Usage(help) => match help.print().and_then(|()| std::io::stdout().flush()) {
                 Ok(()) => return ExitCode::SUCCESS,
-                Err(error) => (unwritable(&error), FAILED),
+                Err(error) => (unwritable(&error), REFUSED),
             },
         };
         let _ = writeln!(std::io::stderr(), "softrnic: {what}");
@@ -63,7 +63,7 @@ impl From<Error> for Failure {
 /// Prints `text`. A reader that has gone, or a full disk, is a failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::Failed(unwritable(&error)))
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::Refused(unwritable(&error)))
 }
 
 fn unwritable(error: &impl fmt::Display) -> String {

@@ -106,9 +106,9 @@ fn a_wrong_request_ends_with_2() {
     });
 }
 
-/// Output that nobody can read is a failure.
+/// As the other programs do.
 #[test]
-fn output_that_is_lost_ends_with_1() {
+fn output_that_is_lost_ends_with_2() {
     Softrnic::new().alone(|| {
         let _node = Node::new(0, 64);
         for args in [
@@ -130,7 +130,7 @@ fn output_that_is_lost_ends_with_1() {
                 let output = command.args(args).stdout(out).stderr(Stdio::piped()).spawn().expect("start");
                 let output = output.wait_with_output().expect("wait");
                 let told = text(&output.stderr);
-                assert_eq!(output.status.code(), Some(1), "{args:?}: {told}");
+                assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
                 assert!(told.contains("cannot write to standard output") && !told.contains("panicked"), "{told}");
             }
         }
