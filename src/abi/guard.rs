@@ -12,7 +12,7 @@ use std::time::Duration;
 const OF_PROGRESS: [&str; 4] = ["isend", "irecv", "iflush", "test"];
 
 /// A thread that gets errors again that it had got before takes a [`PAUSE`] each time after so many times.
-const WITHOUT_PAUSE: u32 = 100;
+const WITHOUT_PAUSE: u32 = 10_000;
 /// NCCL up to 2.25 repeats a call that has failed until the application aborts, in 2.23 to 2.25 longer, without a pause and with three lines
 /// in its log each time (`ncclProxyProgress` in proxy.cc): so it takes no whole processor, and no log grows by megabytes a second.
 const PAUSE: Duration = Duration::from_millis(10);
