@@ -10,6 +10,7 @@ use super::guard::guard;
 use super::handles::{Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
 use super::layout::Members;
 use super::nccl;
+use super::network_events;
 use super::output::{missing, put};
 use super::process::Process;
 use crate::error::{Error, Result};
@@ -136,6 +137,7 @@ pub(super) unsafe fn listen(
 ) -> ncclResult_t {
     guard("listen", || {
         let process = Process::get()?;
+        network_events::handle_profiler(process.other_profiler());
         let listener = process.network.listen(&process.devices(version)?.get(dev)?.nic, of)?;
         // SAFETY: NCCL gives 128 bytes, without alignment.
         unsafe { put(handle.cast::<[u8; HANDLE_BYTES]>(), listener.handle().emit(), "handle")? };
@@ -161,6 +163,7 @@ pub(super) unsafe fn connect(
         // SAFETY: NCCL's private copy of the 128 bytes, which nobody else uses during the call.
         let bytes = unsafe { &mut *handle.cast::<[u8; HANDLE_BYTES]>() };
         let process = Process::get()?;
+        network_events::handle_profiler(process.other_profiler());
         match process.network.connect(&process.devices(version)?.get(dev)?.nic, of, bytes)? {
             None => Ok(()),
             // SAFETY: as above.

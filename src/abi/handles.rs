@@ -16,13 +16,13 @@ use crate::net::mr::handle::MrHandle;
 use crate::net::operations::seen::Seen;
 use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
-use crate::proto::MAX_REQUESTS;
 use crate::proto::explain::look::Found;
 use crate::proto::explain::operation::PeerRank;
 use crate::proto::requests::RequestId;
+use crate::proto::{MAX_GROUP, MAX_REQUESTS};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// A type of object that NCCL holds.
@@ -87,6 +87,8 @@ pub struct Comm<T> {
     requests: Box<[RequestHandle; MAX_REQUESTS]>,
     /// The request objects of flushes, from the first flush on.
     flushes: OnceLock<Box<[RequestHandle; MAX_REQUESTS]>>,
+    /// What NCCL holds in place of requests that a profiler hears of, from the first one on.
+    heard: OnceLock<Box<[HeardRequest; MAX_REQUESTS]>>,
     /// The last error that was logged.
     logged: Mutex<Option<Error>>,
 }
@@ -101,6 +103,17 @@ pub struct Request {
     /// The communicator, a [`Comm`].
     comm: *const c_void,
     id: AtomicU32,
+}
+
+/// What NCCL holds in place of a request that a profiler hears of. It begins with a request object, whose `test` is another.
+#[repr(C)]
+#[derive(Debug)]
+pub struct HeardRequest {
+    handle: RequestHandle,
+    /// The request; NULL before the first one.
+    request: AtomicPtr<RequestHandle>,
+    /// The profiler's handles of events, one for each message of the group. NULL: it does not hear of that one.
+    pub events: [AtomicPtr<c_void>; MAX_GROUP],
 }
 
 // SAFETY: the address is followed in NCCL's calls only, which know that the communicator is alive.
@@ -256,6 +269,7 @@ impl Handle<Comm<SendComm>> {
             comm,
             requests: requests(place, test),
             flushes: OnceLock::new(),
+            heard: OnceLock::new(),
             logged: Mutex::default(),
         });
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
@@ -274,6 +288,7 @@ impl Handle<Comm<RecvComm>> {
             comm,
             requests: requests(place, test),
             flushes: OnceLock::new(),
+            heard: OnceLock::new(),
             logged: Mutex::default(),
         });
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
@@ -301,6 +316,16 @@ impl<T> Comm<T> {
     pub fn flush(&self, id: Option<RequestId>, test: Test) -> *mut c_void {
         let handles = || self.flushes.get_or_init(|| requests(self, test));
         id.map_or(std::ptr::null_mut(), |id| handles()[id.index()].begin(id))
+    }
+
+    /// What NCCL is to hold in place of `request`, which is one of this communicator's. `test` tests it.
+    pub fn heard(&self, request: &RequestHandle, test: Test) -> &HeardRequest {
+        let new = || Box::new(requests(self, test).map(HeardRequest::new));
+        let id = request.id();
+        let heard = &self.heard.get_or_init(new)[id.index()];
+        heard.handle.begin(id);
+        heard.request.store(std::ptr::from_ref(request).cast_mut(), Ordering::Relaxed);
+        heard
     }
 
     /// `error` with the operation that it ends, if one is outstanding and known for its peer; or marked as logged if it is the same as the last one, since
@@ -349,6 +374,32 @@ impl RequestHandle {
     #[inline]
     pub fn id(&self) -> RequestId {
         RequestId::from_bits(self.inner.id.load(Ordering::Relaxed))
+    }
+}
+
+impl HeardRequest {
+    fn new(handle: RequestHandle) -> Self {
+        Self { handle, request: AtomicPtr::default(), events: Default::default() }
+    }
+
+    /// The one that begins with this request object.
+    ///
+    /// # Safety
+    /// It is part of such a one, and alive.
+    pub unsafe fn of(handle: &RequestHandle) -> &Self {
+        // SAFETY: as the caller says; it is the first member.
+        unsafe { &*std::ptr::from_ref(handle).cast() }
+    }
+
+    /// The request.
+    pub fn request(&self) -> &RequestHandle {
+        // SAFETY: given to NCCL after a request was stored, which is part of the same communicator.
+        unsafe { &*self.request.load(Ordering::Relaxed) }
+    }
+
+    /// NCCL's pointer.
+    pub fn raw(&self) -> *mut c_void {
+        std::ptr::from_ref(self).cast_mut().cast()
     }
 }
 

@@ -142,7 +142,7 @@ pub(super) struct PropertiesV12 {
     pub(super) plane: i16,
 }
 
-/// NCCL's function by which a network tells events to a profiler. It is not called.
+/// NCCL's function by which a network tells events to a profiler; NULL: none.
 pub(super) type ProfilerCallback = *const c_void;
 /// An output place for the device handle of a network that runs on GPUs. It is not written.
 pub(super) type DeviceHandle = *mut *mut ncclNetDeviceHandle_v8_t;

@@ -10,6 +10,7 @@
 //! | [`devices`] | the devices that a table shows, by number |
 //! | [`context`] | what NCCL holds for each of its communicators, from version 11 on |
 //! | [`profiler`], [`profiler_layout`] | NCCL's interface for profilers, and its structs |
+//! | [`network_events`] | events of messages, for a profiler of the user's |
 //! | [`env_plugin`] | settings that NCCL has from a plugin, and not from the environment |
 //! | [`handles`] | the other objects behind NCCL's `void*` |
 //! | [`guard`] | errors become result codes, and panics become errors |
@@ -27,6 +28,7 @@ mod handles;
 mod layout;
 mod logger;
 pub mod nccl;
+mod network_events;
 mod output;
 mod process;
 mod profiler;

@@ -27,6 +27,9 @@ const DROPS_ERRORS: u32 = 10;
 /// The tables of NCCL up to 2.25, whose progress thread calls again what has failed.
 const REPEAT_FAILED_CALLS: RangeInclusive<u32> = 8..=9;
 
+/// The profiler that NCCL takes if none is named.
+const USUAL_PROFILER: &CStr = c"libnccl-profiler.so";
+
 /// The network and what each table shows of it.
 #[derive(Debug)]
 pub(super) struct Process {
@@ -81,6 +84,14 @@ pub(super) fn repeats_failed_calls() -> bool {
     VERSIONS.filter(|version| taken & 1 << version != 0).all(|version| REPEAT_FAILED_CALLS.contains(&version))
 }
 
+/// Whether the process has loaded the library.
+fn is_loaded(library: &CStr) -> bool {
+    // SAFETY: the name is a string; nothing is loaded.
+    let found = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    // SAFETY: the reference just taken.
+    !found.is_null() && unsafe { libc::dlclose(found) } == 0
+}
+
 impl Process {
     /// Sends log messages to `log_function` from now on, and makes the network, if that has not been done before.
     ///
@@ -107,6 +118,16 @@ impl Process {
             log::info!(target: INIT, "Ferrite: NCCL took ncclProfiler_v{version}: reports name operations");
         }
         is_wanted
+    }
+
+    /// The profiler that NCCL has in place of Ferrite's, as far as that can be known.
+    pub(super) fn other_profiler(&self) -> Option<&str> {
+        match self.network.other_profiler() {
+            _ if HAS_PROFILER.load(Ordering::Relaxed) => None,
+            Some("none") => None,
+            Some(name) => Some(name),
+            None => is_loaded(USUAL_PROFILER).then_some("libnccl-profiler.so"),
+        }
     }
 
     /// Whether NCCL uses the network, as far as that can be known.

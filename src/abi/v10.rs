@@ -1,5 +1,5 @@
-//! ncclNet version 10 (NCCL 2.26): `connect` is told what the communicator is like; sends and receives carry handles of a
-//! profiler, which are not used.
+//! ncclNet version 10 (NCCL 2.26): `connect` is told what the communicator is like; sends and receives carry handles for
+//! a profiler.
 
 use super::common_slots::{ENDS, Ends, MEMORY, Memory};
 use super::layout::{
@@ -8,7 +8,7 @@ use super::layout::{
 };
 use super::nccl::{self, ncclResult_t};
 use super::table::{Exported, slots};
-use super::{calls, datapath, process, v8, v9};
+use super::{calls, datapath, network_events, process, v8, v9};
 use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -53,16 +53,30 @@ pub static ncclNetPlugin_v10: Exported<Table> = Exported(Table {
 });
 
 slots! {
-    init(log_function: nccl::ncclDebugLogger_t, _profiler: ProfilerCallback) => calls::init(10, log_function);
+    init(log_function: nccl::ncclDebugLogger_t, profiler: ProfilerCallback)
+        => {
+            network_events::handle_init(profiler);
+            calls::init(10, log_function)
+        };
     connect(
         dev: c_int, config: *const CommConfig, handle: *mut c_void, send_comm: *mut *mut c_void, _device: DeviceHandle,
     ) => calls::connect(10, NcclComm { id: None, class: CommConfig::class(config) }, dev, handle, send_comm);
     isend(
         send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
-        _profiled: *mut c_void, request: *mut *mut c_void,
-    ) => datapath::with_narrow(size, |size| v8::isend(send_comm, data, size, tag, mhandle, request));
+        of: *mut c_void, request: *mut *mut c_void,
+    ) => datapath::with_narrow(size, |size| {
+        if network_events::are_heard() {
+            return network_events::isend(send_comm, data, size, tag, mhandle, of, request);
+        }
+        v8::isend(send_comm, data, size, tag, mhandle, request)
+    });
     irecv(
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut usize, tags: *mut c_int,
-        mhandles: *mut *mut c_void, _profiled: *mut *mut c_void, request: *mut *mut c_void,
-    ) => datapath::with_narrow_array(n, sizes, |sizes| v8::irecv(recv_comm, n, data, sizes, tags, mhandles, request));
+        mhandles: *mut *mut c_void, of: *mut *mut c_void, request: *mut *mut c_void,
+    ) => datapath::with_narrow_array(n, sizes, |sizes| {
+        if network_events::are_heard() {
+            return network_events::irecv(recv_comm, n, data, sizes, tags, mhandles, of, request);
+        }
+        v8::irecv(recv_comm, n, data, sizes, tags, mhandles, request)
+    });
 }

@@ -224,7 +224,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_PROFILER_PLUGIN",
         Kind::Text,
-        "another profiler than Ferrite's, which then names no operations; `none`: NCCL takes none",
+        "another profiler than Ferrite's, which then names no operations; from version 10 on that one may hear of each message; `none`: NCCL takes none",
     ),
     variable(
         "NCCL_OOB_NET_ENABLE",

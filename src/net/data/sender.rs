@@ -146,6 +146,12 @@ impl SendComm {
         Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, recovery }
     }
 
+    /// The number of its first queue pair; 0 while it has none.
+    pub fn queue_pair(&self) -> u32 {
+        let number = |path: &mut SendPath| Ok(path.qps.qps.first().map_or(0, |connected| connected.qp.number()));
+        self.path.enter(number).unwrap_or(0)
+    }
+
     /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
     pub fn start(&self, owner: &Weak<dyn Owner>) {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));

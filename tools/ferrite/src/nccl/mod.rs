@@ -7,6 +7,7 @@
 //! | [`release`] | the releases of NCCL that this program can call, and the interface version of each |
 //! | `shared_object` | a shared object that is loaded into this process, and NCCL's plugin loader in it |
 //! | [`profiler`] | the table of a profiler in a plugin, called as NCCL does |
+//! | [`net_events`] | the function that a network tells events of messages by, for a profiler |
 //! | `vtable` | a transport's table of functions, of any of the versions |
 //! | [`stock_library`], [`cache`], `fetch` | libnccl.so.2 of a release: verified, kept in a cache, downloaded |
 //! | [`library`] | a source of a transport, loaded and verified |
@@ -18,6 +19,7 @@ pub mod debug_log;
 pub mod elf;
 mod fetch;
 pub mod library;
+pub mod net_events;
 pub mod profiler;
 pub mod release;
 pub(crate) mod shared_object;

@@ -16,9 +16,6 @@ use crate::transport::instance::{Transport, call};
 /// built-in transport's 8).
 pub const MAX_GROUP: usize = 32;
 
-/// The handle of a profiler that there is not.
-const NO_PROFILE: *mut c_void = std::ptr::null_mut();
-
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Send,
@@ -110,10 +107,10 @@ impl SendComm {
             Vtable::V8(net) => call!(transport, net.isend(comm, start, len as c_int, tag, region.raw, &raw mut raw)),
             Vtable::V9(net) => call!(transport, net.isend(comm, start, len, tag, region.raw, &raw mut raw)),
             Vtable::V10(net) => {
-                call!(transport, net.isend(comm, start, len, tag, region.raw, NO_PROFILE, &raw mut raw))
+                call!(transport, net.isend(comm, start, len, tag, region.raw, transport.profiled(), &raw mut raw))
             }
             Vtable::V11(net) | Vtable::V12(net) => {
-                call!(transport, net.isend(comm, start, len, tag, region.raw, NO_PROFILE, &raw mut raw))
+                call!(transport, net.isend(comm, start, len, tag, region.raw, transport.profiled(), &raw mut raw))
             }
         }?;
         Ok(self.0.request(raw, 1))
@@ -226,7 +223,7 @@ impl RecvComm {
             later => {
                 let Arrays { mut starts, mut regions, mut sizes, mut tags } =
                     Arrays::<N, usize>::fill(places, |len| len)?;
-                let mut profiles = [NO_PROFILE; N];
+                let mut profiles = [transport.profiled(); N];
                 let (starts, sizes) = (starts.as_mut_ptr(), sizes.as_mut_ptr());
                 let (tags, regions) = (tags.as_mut_ptr(), regions.as_mut_ptr());
                 let profiles = profiles.as_mut_ptr();

@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::nccl::abi::{self, later, ncclNet_v8_t, ncclNetProperties_v8_t};
 use crate::nccl::debug_log;
 use crate::nccl::library::{Identity, Library, Source};
+use crate::nccl::net_events;
 use crate::nccl::vtable::{Vtable, slot};
 
 /// Calls a slot of the vtable and turns its result into an [`Error::Call`]: `slot(…)` where it is the same in all
@@ -57,6 +58,8 @@ pub struct Transport {
     pub(crate) vtable: Vtable,
     /// Of the communicator; -1: none.
     pub(super) traffic_class: i32,
+    /// Whether there is a profiler that may hear of messages.
+    has_profiler: bool,
     // After the last clone, the context is ended.
     context: Arc<Context>,
     library: Arc<Library>,
@@ -132,12 +135,23 @@ impl Transport {
         Ok(transport)
     }
 
+    /// As [`Self::open`], with a profiler, which [`net_events`] is, where the interface knows of one: from version 10 on.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with_profiler(source: &Source) -> Result<Self> {
+        let transport = Self { has_profiler: true, ..Self::without_init(Library::open(source)?) };
+        transport.init()?;
+        Ok(transport)
+    }
+
     /// The transport before `init`, for tests of `init` itself.
     pub fn without_init(library: Library) -> Self {
         let vtable = library.vtable();
         Self {
             vtable,
             traffic_class: -1,
+            has_profiler: false,
             context: Arc::new(Context { vtable, raw: OnceLock::new() }),
             library: Arc::new(library),
         }
@@ -151,18 +165,28 @@ impl Transport {
         let net = match self.vtable {
             Vtable::V8(net) => return call!(self, net.init(debug_log::callback())),
             Vtable::V9(net) => return call!(self, net.init(debug_log::callback())),
-            Vtable::V10(net) => return call!(self, net.init(debug_log::callback(), std::ptr::null())),
+            Vtable::V10(net) => return call!(self, net.init(debug_log::callback(), self.profiler())),
             Vtable::V11(net) | Vtable::V12(net) => net,
         };
-        // No profiler; one communicator, whose id no transport looks at.
+        // One communicator, whose id no transport looks at.
         let mut config = later::Config { traffic_class: self.traffic_class };
         let mut raw = std::ptr::null_mut();
-        let (config, profiler) = (&raw mut config, std::ptr::null());
+        let (config, profiler) = (&raw mut config, self.profiler());
         if self.context.raw.get().is_some() {
             return Err(Error::Misuse("init is called once per transport"));
         }
         call!(self, net.init(&raw mut raw, 1, config, debug_log::callback(), profiler))?;
         self.context.raw.set(Opaque(raw)).map_err(|_| Error::Misuse("init is called by one thread"))
+    }
+
+    /// The function that `init` is given for a profiler.
+    fn profiler(&self) -> *const c_void {
+        if self.has_profiler { net_events::function() } else { std::ptr::null() }
+    }
+
+    /// The handle of a message that a profiler may hear of.
+    pub(super) fn profiled(&self) -> *mut c_void {
+        if self.has_profiler { net_events::OF } else { std::ptr::null_mut() }
     }
 
     /// The context for `listen` and `connect`.

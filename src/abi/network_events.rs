@@ -1,0 +1,250 @@
+//! Events of the network for a profiler of the user's, from version 10 on: NCCL gives `init` a function that passes them on.
+//!
+//! There is one event a message: it begins when the message is accepted and ends when `test` says that it is complete, or fails. Its
+//! record is the one that profilers know from the built-in transport, which is compiled without such events in NCCL's
+//! releases. While no profiler hears them, a send or a receive costs one look at [`HEARD`].
+
+use super::datapath;
+use super::handles::{HeardRequest, RecvHandle, RequestHandle, SendHandle};
+use super::layout::ProfilerCallback;
+use super::nccl::{ncclResult_t, ncclSuccess};
+use super::output::Answer;
+use crate::net::network::INIT;
+use crate::proto::MAX_GROUP;
+use std::ffi::{c_int, c_void};
+use std::mem::{offset_of, size_of};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+/// The function: place of the event's handle, what happens, NCCL's handle of the message, type and version of the record, the record.
+type Callback = unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> ncclResult_t;
+
+/// What happens to an event.
+const START: c_int = 0;
+const STOP: c_int = 1;
+/// InfiniBand's events, version 1.
+const RECORD: i64 = 1 << 16 | 1;
+/// The function that the last `init` was given; NULL: none.
+static GIVEN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// Two NCCLs of the process have given functions. Which communicators are whose is not known by version 10, so neither is called.
+static SEVERAL: AtomicBool = AtomicBool::new(false);
+/// The function, if a profiler may hear events; or else NULL.
+static HEARD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// The record of an event.
+#[repr(C)]
+struct Record {
+    /// [`QUEUE_PAIR`].
+    kind: u8,
+    message: Message,
+}
+
+/// The type of records of messages on a queue pair.
+const QUEUE_PAIR: u8 = 1;
+
+/// A message on a queue pair.
+#[repr(C)]
+struct Message {
+    /// The rail.
+    device: c_int,
+    wr_id: u64,
+    opcode: c_int,
+    queue_pair: c_int,
+    /// Bytes.
+    length: usize,
+}
+
+const _: () = {
+    assert!(size_of::<Record>() == 40 && offset_of!(Record, message) == 8);
+    assert!(offset_of!(Message, wr_id) == 8 && offset_of!(Message, length) == 24);
+};
+
+/// The opcode of a send, as work requests have it: `IBV_WR_RDMA_WRITE_WITH_IMM`.
+const SENT: c_int = 1;
+/// The opcode of a receive, as completions have it: `IBV_WC_RECV_RDMA_WITH_IMM`.
+const RECEIVED: c_int = 129;
+
+impl Record {
+    fn new(opcode: c_int, request: &RequestHandle, queue_pair: u32, length: usize) -> Self {
+        let (wr_id, queue_pair) = (request.id().to_bits().into(), queue_pair.cast_signed());
+        Self { kind: QUEUE_PAIR, message: Message { device: 0, wr_id, opcode, queue_pair, length } }
+    }
+}
+
+/// `init` is given the function.
+pub(super) fn handle_init(function: ProfilerCallback) {
+    let function = function.cast_mut();
+    if function.is_null() {
+        return;
+    }
+    let before = GIVEN.swap(function, Ordering::Relaxed);
+    if !before.is_null() && before != function {
+        SEVERAL.store(true, Ordering::Relaxed);
+        HEARD.store(null_mut(), Ordering::Relaxed);
+    }
+}
+
+/// NCCL listens or connects, by when it has loaded its profiler: `other`, if it is not Ferrite's.
+pub(super) fn handle_profiler(other: Option<&str>) {
+    let given = GIVEN.load(Ordering::Relaxed);
+    let Some(name) = other.filter(|_| !given.is_null() && !SEVERAL.load(Ordering::Relaxed)) else { return };
+    if HEARD.swap(given, Ordering::Relaxed).is_null() {
+        log::info!(target: INIT, "Ferrite: the profiler {name} may hear of each message");
+    }
+}
+
+/// Whether a profiler may hear events.
+#[inline(always)]
+pub(super) fn are_heard() -> bool {
+    !HEARD.load(Ordering::Relaxed).is_null()
+}
+
+fn callback() -> Option<Callback> {
+    let heard = HEARD.load(Ordering::Relaxed);
+    // SAFETY: NULL is `None`; or else NCCL's function, which has this type and stays as long as NCCL calls.
+    unsafe { std::mem::transmute::<*mut c_void, Option<Callback>>(heard) }
+}
+
+/// `isend`, with NCCL's handle `of` of the message.
+///
+/// # Safety
+/// That of NCCL's pointers.
+#[cold]
+pub(super) unsafe fn isend(
+    send_comm: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    tag: c_int,
+    mhandle: *mut c_void,
+    of: *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: as the caller says.
+    let code = unsafe { datapath::isend(send_comm, data, size, tag, mhandle, request) };
+    // SAFETY: as above.
+    let (comm, begun) = unsafe { (SendHandle::find(send_comm), begun(code, request)) };
+    let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
+    let record = Record::new(SENT, begun, comm.inner.comm.queue_pair(), size as usize);
+    let heard = comm.inner.heard(begun, test);
+    // SAFETY: as above.
+    unsafe { start(callback, heard, 0, of, record) };
+    // SAFETY: as above.
+    unsafe { replace(request, heard) }
+}
+
+/// `irecv`, with NCCL's handles `of` of the `n` messages.
+///
+/// # Safety
+/// That of NCCL's pointers.
+#[cold]
+#[allow(clippy::too_many_arguments, reason = "they are NCCL's")]
+pub(super) unsafe fn irecv(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    of: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: as the caller says.
+    let code = unsafe { datapath::irecv(recv_comm, n, data, sizes, tags, mhandles, request) };
+    // SAFETY: as above.
+    let (comm, begun) = unsafe { (RecvHandle::find(recv_comm), begun(code, request)) };
+    let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
+    if of.is_null() {
+        return code;
+    }
+    let (queue_pair, heard) = (comm.inner.comm.queue_pair(), comm.inner.heard(begun, test));
+    // The receive has begun, so `n` is one that is possible, and there are so many lengths and handles.
+    for i in 0..(n as usize).min(MAX_GROUP) {
+        // SAFETY: as the caller says.
+        let (length, of) = unsafe { (*sizes.add(i), *of.add(i)) };
+        let record = Record::new(RECEIVED, begun, queue_pair, length as usize);
+        // SAFETY: as above.
+        unsafe { start(callback, heard, i, of, record) };
+    }
+    // SAFETY: as above.
+    unsafe { replace(request, heard) }
+}
+
+/// The request that a call which returned `code` has begun.
+///
+/// # Safety
+/// `request` is that call's output pointer.
+unsafe fn begun<'a>(code: ncclResult_t, request: *mut *mut c_void) -> Option<&'a RequestHandle> {
+    if code != ncclSuccess || request.is_null() {
+        return None;
+    }
+    // SAFETY: as the caller says; NULL is no request.
+    unsafe { RequestHandle::find(*request) }
+}
+
+/// The event of message `i` of the request begins. NCCL's function follows `of`, which is NULL for messages that no profiler hears of.
+///
+/// # Safety
+/// `of` is NULL or NCCL's handle.
+unsafe fn start(callback: Callback, heard: &HeardRequest, i: usize, of: *mut c_void, mut record: Record) {
+    if !of.is_null() {
+        // SAFETY: NCCL's function, with a place for the event and a record that live for the call.
+        unsafe { callback(heard.events[i].as_ptr(), START, of, RECORD, (&raw mut record).cast()) };
+    }
+}
+
+/// NCCL is given `heard` in place of the request that it is about, if an event has begun.
+///
+/// # Safety
+/// `request` is NCCL's output pointer.
+unsafe fn replace(request: *mut *mut c_void, heard: &HeardRequest) -> ncclResult_t {
+    if heard.events.iter().any(|event| !event.load(Ordering::Relaxed).is_null()) {
+        // SAFETY: as the caller says.
+        unsafe { *request = heard.raw() };
+    }
+    ncclSuccess
+}
+
+/// `test` of a request whose messages are heard of.
+extern "C" fn test(request: &RequestHandle, answer: Answer) -> ncclResult_t {
+    // SAFETY: only requests that are part of such a one have this function.
+    let heard = unsafe { HeardRequest::of(request) };
+    let code = heard.request().test(answer);
+    // SAFETY: NCCL's output pointer, as that of the `test` just called.
+    if code != ncclSuccess || unsafe { *answer.done } != 0 {
+        stop(heard);
+    }
+    code
+}
+
+/// The events end. Their handles are NULL from then on, which NCCL's function must not be given.
+fn stop(heard: &HeardRequest) {
+    for event in &heard.events {
+        if let Some(callback) = callback()
+            && !event.load(Ordering::Relaxed).is_null()
+        {
+            // SAFETY: NCCL's function, and the handle of an event that has begun.
+            unsafe { callback(event.as_ptr(), STOP, null_mut(), 0, null_mut()) };
+        }
+        event.store(null_mut(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_functions_in_a_process_none_is_called() {
+        let [one, another] = [1, 2].map(|place| std::ptr::without_provenance(place));
+        for function in [std::ptr::null(), one, one] {
+            handle_init(function);
+            handle_profiler(None);
+            assert!(!are_heard());
+        }
+        handle_profiler(Some("a profiler"));
+        assert!(are_heard());
+        handle_init(another);
+        handle_profiler(Some("a profiler"));
+        assert!(!are_heard());
+    }
+}
