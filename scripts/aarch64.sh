@@ -16,6 +16,8 @@ fi
 target=aarch64-unknown-linux-gnu
 setup_build
 setup_portable "$target"
+# What only this processor has.
+cargo clippy --target "$target" -p nccl-net-ferrite -p softrnic --lib --locked --quiet -- -D warnings
 # The emulator, and glibc for the programs in it.
 libraries=/usr/aarch64-linux-gnu
 if ! command -v qemu-aarch64 >/dev/null || [ ! -e $libraries/lib/libc.so.6 ] || [ ! -e $libraries/lib/libgcc_s.so.1 ]; then

@@ -85,14 +85,6 @@ if [ "$mode" = all ]; then
     cargo clippy --workspace --all-targets --locked --quiet -- $deny
     # shellcheck disable=SC2086
     cargo clippy -p softrnic --lib --features tools --locked --quiet -- $deny
-    # What only 64-bit ARM has; scripts/nightly.sh runs it.
-    if (install_target aarch64-unknown-linux-gnu); then
-        # shellcheck disable=SC2086
-        cargo clippy --target aarch64-unknown-linux-gnu -p nccl-net-ferrite -p softrnic --lib --locked --quiet -- $deny
-    else
-        echo "skipped: lints for 64-bit ARM"
-        [ -z "${CI:-}" ]
-    fi
 
     step documentation
     RUSTDOCFLAGS=$deny cargo doc --workspace --no-deps --document-private-items --locked --quiet

@@ -44,25 +44,25 @@ macro_rules! tests {
 }
 
 tests! {
-    data::one_device: [plugin];
+    data::one_device: [] [deep plugin];
     data::two_devices: [plugin] [deep stock];
-    data::two_devices_at_once: [plugin];
+    data::two_devices_at_once: [] [deep plugin];
     data::measured: [] [deep plugin];
-    data::four_queue_pairs: [plugin] [deep stock];
-    data::unequal_packets: [plugin];
-    data::longer_than_the_port_allows: [plugin] [deep stock];
+    data::four_queue_pairs: [] [deep plugin stock];
+    data::unequal_packets: [] [deep plugin];
+    data::longer_than_the_port_allows: [] [deep plugin stock];
     data::two_hundred_connections: [] [deep plugin];
     contract::connections: [] [deep plugin];
     contract::messages: [] [deep plugin];
-    addresses::ipv4_by_default: [plugin] [deep stock];
-    addresses::ipv6_by_family: [plugin] [deep stock];
+    addresses::ipv4_by_default: [] [deep plugin stock];
+    addresses::ipv6_by_family: [] [deep plugin stock];
     addresses::link_local_by_index: [plugin] [deep stock];
     addresses::an_address_that_goes_and_comes_back: [plugin];
     faults::loss_and_reordering: [plugin] [deep stock];
-    faults::black_hole: [plugin] [deep stock];
+    faults::black_hole: [] [deep plugin stock];
     faults::link_down: [plugin] [deep stock];
-    faults::link_flap: [plugin];
-    faults::black_hole_that_ends: [plugin];
+    faults::link_flap: [] [deep plugin];
+    faults::black_hole_that_ends: [] [deep plugin];
     faults::peer_killed: [plugin] [deep stock];
     rails::one_device_of_two_rails: [plugin] [deep stock];
     resources::everything_is_given_back: [plugin] [deep stock];
