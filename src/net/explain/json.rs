@@ -9,20 +9,17 @@ use crate::proto::identity::Identity;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Waits that are listed at most.
-const MAX_WAITS: usize = 256;
-
 /// One object, in one line. Times are in seconds, `time_unix` since 1970.
 pub fn json(report: &Report, host: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let waits: Vec<_> = report.findings.iter().take(MAX_WAITS).map(|(finding, name)| wait(finding, name)).collect();
+    let waits: Vec<_> = report.findings.iter().map(|(finding, name)| wait(finding, name)).collect();
     let least_lead = report.least_lead.as_ref().map_or_else(
         || "null".into(),
         |least_lead| format!("{{\"who\":{},\"lead\":{}}}", who(&least_lead.who), least_lead.lead),
     );
     format!(
         "{{\"schema\":1,\"time_unix\":{:.3},\"host\":{},\"pid\":{},\"rank\":{},\"number\":{},\"threshold_s\":{},\"text\":{},\
-         \"waits\":[{}],\"least_lead\":{least_lead}}}",
+         \"waits\":[{}],\"waits_in_all\":{},\"least_lead\":{least_lead}}}",
         now.as_secs_f64(),
         string(host),
         std::process::id(),
@@ -31,6 +28,7 @@ pub fn json(report: &Report, host: &str) -> String {
         report.limit.as_secs(),
         string(&report.text()),
         waits.join(","),
+        report.waits,
     )
 }
 

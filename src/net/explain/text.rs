@@ -10,6 +10,9 @@ use crate::proto::explain::verdict::Verdict;
 use crate::proto::identity::Identity;
 use std::time::Duration;
 
+/// Waits that a report lists at most.
+pub const MAX_WAITS: usize = 256;
+
 /// The names of an end.
 #[derive(Debug, Clone, Default)]
 pub struct EndName {
@@ -37,8 +40,10 @@ pub struct Report {
     pub me: Identity,
     /// How long a wait lasts before it is reported.
     pub limit: Duration,
-    /// What each end waits for, with its names. The first one is what the text is about.
+    /// What each end waits for, with its names, of [`MAX_WAITS`] ends at most. The first one is what the text is about.
     pub findings: Vec<(Finding, EndName)>,
+    /// How many ends wait.
+    pub waits: usize,
     /// If no cause is known: the process that has sent the least against what it has received.
     pub least_lead: Option<LeastLead>,
 }
@@ -51,10 +56,12 @@ impl Report {
         let depth = |finding: &Finding| finding.cause.as_ref().map_or(u16::MAX, |cause| cause.depth);
         findings.sort_by_key(depth);
         let is_known = findings.first().is_none_or(|finding| finding.cause.is_some());
+        let waits = findings.len();
+        findings.truncate(MAX_WAITS);
         let names: Vec<_> = findings.iter().map(|finding| name(finding.id)).collect();
         let findings = findings.into_iter().zip(names).collect();
         let least_lead = if is_known { None } else { inquiry.least_lead(now) };
-        Self { number, me: inquiry.me(None), limit, findings, least_lead }
+        Self { number, me: inquiry.me(None), limit, findings, waits, least_lead }
     }
 
     /// The wait that the text is about, and the names of its end.
@@ -79,7 +86,7 @@ impl Report {
             Numbers::Receiver { posted, arrived, .. } if posted == arrived => "for a flush of data of",
             Numbers::Receiver { .. } => "for data of",
         };
-        let others = match self.findings.len() - 1 {
+        let others = match self.waits - 1 {
             0 => String::new(),
             n => format!(" {n} more connection(s) of this process wait too."),
         };
@@ -268,4 +275,32 @@ pub fn cause_text(cause: &Cause, said: Option<&Operation>) -> String {
     let other = operation.as_ref().filter(|operation| !is_said(operation));
     let within = other.map(|operation| format!(" in {operation}")).unwrap_or_default();
     format!("{near} waits{within} for {far}: {}", reason(*verdict, operation.as_ref(), *begun))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::json::json;
+    use super::*;
+    use crate::proto::explain::look::{Contact, Found, Look, Sight};
+    use std::cell::Cell;
+
+    #[test]
+    fn a_report_of_many_waits_lists_some_and_tells_how_many_there_are() {
+        let who = Identity { host: "n-0007".into(), pid: 7, rank: None, label: None };
+        let numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
+        let (contact, sender_rank) = (Contact::Lost, None);
+        let look = Look { numbers, refusals: 0, calls: 0, has_requests: true, recovers: false, contact, sender_rank };
+        let sight = |id| Sight { id, found: Found::Look(look.clone()), peer: who.clone(), operation: None };
+        let (mut inquiry, named) = (Inquiry::new(who.clone()), Cell::new(0));
+        inquiry.handle_looks(Time::ZERO, (0..300).map(sight).collect(), Vec::new());
+        let name = |_| {
+            named.update(|named| named + 1);
+            EndName::default()
+        };
+        let report = Report::new(&inquiry, Duration::from_secs(2), 1, Duration::ZERO, name);
+        let json: serde_json::Value = serde_json::from_str(&json(&report, "n-0007")).expect("an object");
+        assert_eq!((named.get(), json["waits"].as_array().map(Vec::len)), (MAX_WAITS, Some(MAX_WAITS)));
+        assert_eq!(json["waits_in_all"], 300);
+        assert!(report.text().contains(" 299 more connection(s) of this process wait too."), "{}", report.text());
+    }
 }

@@ -7,12 +7,42 @@ use crate::proto::explain::operation::{Operation, PeerRank, Progress};
 use crate::stats::labels::Labels;
 use std::collections::BTreeMap;
 
-/// Communicators and operations at one moment.
+/// Communicators and operations at one moment. What is asked for each connection is found without going through them.
 #[derive(Debug)]
 pub struct Seen {
-    communicators: Vec<Communicator>,
-    /// By direction (whether this process sends) and communicator; the one that was begun first comes first.
-    live: BTreeMap<(bool, u64), Vec<live::Operation>>,
+    progress: Vec<Progress>,
+    /// The names of the communicators, by their numbers.
+    names: BTreeMap<u64, String>,
+    /// By direction (whether this process sends) and communicator.
+    live: BTreeMap<(bool, u64), InFlight>,
+}
+
+/// The operations of one direction and communicator.
+#[derive(Debug)]
+struct InFlight {
+    /// The one that was begun first.
+    first: live::Operation,
+    /// The same for each peer.
+    by_peer: BTreeMap<u32, live::Operation>,
+    /// Whether all are part of one operation of NCCL's.
+    is_one: bool,
+}
+
+impl InFlight {
+    fn new(first: live::Operation) -> Self {
+        Self { first, by_peer: BTreeMap::new(), is_one: true }
+    }
+
+    /// `one` was begun after those that are there.
+    fn add(&mut self, one: live::Operation) {
+        self.is_one &= one.call == self.first.call;
+        self.by_peer.entry(one.peer).or_insert(one);
+    }
+
+    /// The first one, if all are of one operation.
+    fn only(&self) -> Option<&live::Operation> {
+        self.is_one.then_some(&self.first)
+    }
 }
 
 impl Seen {
@@ -26,11 +56,16 @@ impl Seen {
 
     fn new(communicators: Vec<Communicator>, mut all: Vec<live::Operation>) -> Self {
         all.sort_unstable_by_key(|one| one.ordinal);
-        let mut this = Self { communicators, live: BTreeMap::new() };
+        let mut this = Self { progress: Vec::new(), names: BTreeMap::new(), live: BTreeMap::new() };
+        for Communicator { name, progress } in communicators {
+            // Several GPUs of a process may be in one communicator.
+            this.names.entry(progress.communicator).or_insert(name);
+            this.progress.push(progress);
+        }
         for one in all {
             // What was begun late, in a communicator that has ended, never ends.
-            if this.named(one.communicator).is_some() {
-                this.live.entry((one.is_send, one.communicator)).or_default().push(one);
+            if this.names.contains_key(&one.communicator) {
+                this.live.entry((one.is_send, one.communicator)).or_insert_with(|| InFlight::new(one)).add(one);
             }
         }
         this
@@ -54,40 +89,29 @@ impl Seen {
     /// (`splitShare`), and with NCCL before 2.28 connections name none: if this one is not known, it is the one operation that all in
     /// this direction are part of.
     pub fn operation(&self, communicator: Option<u64>, is_send: bool, peer: Option<u32>) -> Option<Operation> {
-        let Some(id) = communicator.map(handle::id_of).filter(|id| self.named(*id).is_some()) else {
-            let here = self.live.range((is_send, 0)..=(is_send, u64::MAX)).flat_map(|(_, all)| all);
-            return self.of(only(here)?, PeerRank::Unknown);
+        let Some(id) = communicator.map(handle::id_of).filter(|id| self.names.contains_key(id)) else {
+            let mut here = self.live.range((is_send, 0)..=(is_send, u64::MAX)).map(|(_, all)| all);
+            let all = here.next().filter(|_| here.next().is_none())?;
+            return self.of(all.only()?, PeerRank::Unknown);
         };
         let ours = self.live.get(&(is_send, id))?;
-        let first = ours.first()?;
-        let is_one_peer = ours.iter().all(|one| one.peer == first.peer);
-        if let Some(peer) = peer.or_else(|| is_one_peer.then_some(first.peer)) {
-            return self.of(ours.iter().find(|one| one.peer == peer)?, PeerRank::Known(peer));
+        let is_one_peer = ours.by_peer.len() == 1;
+        if let Some(peer) = peer.or_else(|| is_one_peer.then_some(ours.first.peer)) {
+            return self.of(ours.by_peer.get(&peer)?, PeerRank::Known(peer));
         }
         // Data goes to the process that has the rank. It may come from another one, which sends for it.
-        self.of(only(ours.iter())?, if is_send { PeerRank::Own } else { PeerRank::Unknown })
+        self.of(ours.only()?, if is_send { PeerRank::Own } else { PeerRank::Unknown })
     }
 
     fn of(&self, found: &live::Operation, peer: PeerRank) -> Option<Operation> {
-        let name = self.named(found.communicator)?.name.clone();
+        let name = self.names.get(&found.communicator)?.clone();
         Some(Operation { call: found.call, communicator: found.communicator, name, peer })
-    }
-
-    /// The communicator with number `id`, if it has begun and not ended.
-    fn named(&self, id: u64) -> Option<&Communicator> {
-        self.communicators.iter().find(|known| known.progress.communicator == id)
     }
 
     /// What this process has begun in each communicator.
     pub fn progress(&self) -> Vec<Progress> {
-        self.communicators.iter().map(|known| known.progress.clone()).collect()
+        self.progress.clone()
     }
-}
-
-/// The first one, if all are of one operation.
-fn only<'a>(mut all: impl Iterator<Item = &'a live::Operation>) -> Option<&'a live::Operation> {
-    let first = all.next()?;
-    all.all(|one| (one.call, one.communicator) == (first.call, first.communicator)).then_some(first)
 }
 
 #[cfg(test)]

@@ -14,26 +14,23 @@
 //! ends by itself at processes that wait for nobody. What is known of a cause grows old on its way and is dropped after
 //! [`MAX_AGE`], so nothing is passed round in a circle.
 
-use super::look::{Contact, Found, Sight};
+pub use super::ends::EndId;
+use super::ends::Ends;
+use super::look::{Contact, Sight};
 use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
 use super::numbers::End;
 use super::operation::{Begun, Operation, Progress, begun};
 use super::verdict::{Peer, Verdict, judge};
-use super::watched::{FRESH, SETTLED, Watched, millis};
+use super::watched::{FRESH, Watched, millis};
 use crate::proto::control::Time;
 use crate::proto::identity::Identity;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
-
-/// Names an end within its process.
-pub type EndId = u64;
 
 /// From one question to a peer to the next.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// A cause that was found longer ago is not passed on.
 const MAX_AGE: Duration = Duration::from_secs(10);
-/// Ends are looked at every second. If it takes so long, this process was stopped meanwhile.
-const STOPPED: Duration = Duration::from_secs(5);
 /// How long a cause is looked for, once all peers have answered.
 pub const SEARCH_LIMIT: Duration = Duration::from_secs(4);
 
@@ -77,18 +74,23 @@ pub struct Owed {
 #[derive(Debug)]
 pub struct Inquiry {
     me: Identity,
-    ends: BTreeMap<EndId, Watched>,
-    /// The lead of each end when the process last waited for nothing.
-    baseline: BTreeMap<EndId, u32>,
-    /// When the ends were looked at last.
-    looked: Time,
-    /// What NCCL has begun in this process.
+    ends: Ends,
+    /// What NCCL has begun in this process, by communicator.
     progress: Vec<Progress>,
     /// Whether an end that waited has been closed since [`Self::take_lost_wait`] was called last.
     has_lost_wait: bool,
     /// Until when this process asks on its own account.
     asks_until: Time,
     outgoing: VecDeque<(EndId, Message)>,
+}
+
+/// How a process stands: what each peer that has asked is told alike. See [`Standing`].
+#[derive(Debug, Clone)]
+struct Whole {
+    is_busy: bool,
+    waits_for: Option<Identity>,
+    cause: Option<Cause>,
+    least_lead: Option<LeastLead>,
 }
 
 /// A frame's content.
@@ -105,9 +107,7 @@ impl Inquiry {
     pub fn new(me: Identity) -> Self {
         Self {
             me,
-            ends: BTreeMap::new(),
-            baseline: BTreeMap::new(),
-            looked: Time::ZERO,
+            ends: Ends::default(),
             progress: Vec::new(),
             has_lost_wait: false,
             asks_until: Time::ZERO,
@@ -117,42 +117,21 @@ impl Inquiry {
 
     /// All ends of the process as they are now, in the order of their numbers, and what NCCL has begun. Ends that cannot be seen stay as
     /// they were seen last.
-    ///
-    /// If that has not been done for long, this process was stopped: how long anything has stood still is not known.
-    pub fn handle_looks(&mut self, now: Time, looks: Vec<Sight>, progress: Vec<Progress>) {
+    pub fn handle_looks(&mut self, now: Time, looks: Vec<Sight>, mut progress: Vec<Progress>) {
+        progress.sort_by_key(|progress| progress.communicator);
         self.progress = progress;
-        if now > std::mem::replace(&mut self.looked, now) + STOPPED {
-            self.ends.clear();
-        }
-        let is_there = |id: &EndId| looks.binary_search_by_key(id, |sight| sight.id).is_ok();
-        self.has_lost_wait |= self.ends.iter().any(|(id, end)| !is_there(id) && end.look.numbers.is_waiting());
-        self.ends.retain(|id, _| is_there(id));
-        self.baseline.retain(|id, _| is_there(id));
-        for Sight { id, found, peer, operation } in looks {
-            match (self.ends.get_mut(&id), found) {
-                (Some(end), Found::Look(look)) => {
-                    end.update(now, look);
-                    end.operation = operation;
-                }
-                (Some(end), Found::InCall) => end.called = now,
-                (None, Found::Look(look)) => drop(self.ends.insert(id, Watched::new(now, look, peer, operation))),
-                (None, Found::InCall) | (_, Found::Visited) => {}
-            }
-        }
-        if !self.ends.values().any(|end| end.look.numbers.is_waiting()) {
-            self.baseline = self.ends.iter().map(|(id, end)| (*id, end.look.numbers.lead())).collect();
-        }
+        self.has_lost_wait |= self.ends.handle_looks(now, looks);
     }
 
     /// The operation that the end waits in, if it waits and that is known.
     pub fn operation(&self, id: EndId) -> Option<&Operation> {
-        self.ends.get(&id).filter(|end| end.look.numbers.is_waiting())?.operation.as_ref()
+        self.ends.get(id).filter(|end| end.look.numbers.is_waiting())?.operation.as_ref()
     }
 
     /// How long the end has waited that has waited for longest.
     pub fn longest_wait(&self, now: Time) -> Option<Duration> {
-        let waiting = self.ends.values().filter(|end| end.look.numbers.is_waiting());
-        waiting.map(|end| now.saturating_sub(end.since)).max()
+        let waiting = self.ends.iter().filter(|(_, end)| end.look.numbers.is_waiting());
+        waiting.map(|(_, end)| now.saturating_sub(end.since)).max()
     }
 
     /// Whether an end that waited has been closed since this was called last.
@@ -167,7 +146,7 @@ impl Inquiry {
 
     /// A peer asks. The ends have just been looked at.
     pub fn handle_question(&mut self, now: Time, id: EndId, question: &Question) {
-        let Some(end) = self.ends.get_mut(&id) else { return };
+        let Some(end) = self.ends.get_mut(id) else { return };
         end.asked = Some(now);
         end.question = Some(question.clone());
         end.told = None;
@@ -178,7 +157,7 @@ impl Inquiry {
 
     /// A peer answers.
     pub fn handle_answer(&mut self, now: Time, id: EndId, answer: Answer) {
-        let Some(end) = self.ends.get_mut(&id) else { return };
+        let Some(end) = self.ends.get_mut(id) else { return };
         // Nobody has asked.
         if end.last_question.is_none_or(|asked| now > asked + FRESH) {
             return;
@@ -189,20 +168,18 @@ impl Inquiry {
     /// Asks and answers what is due. Returns when it is to be called again, if nothing happens before.
     pub fn advance(&mut self, now: Time) -> Option<Time> {
         let is_recent = |asked: &Option<Time>| asked.is_some_and(|asked| now < asked + FRESH);
-        let is_asked = self.ends.values().any(|end| is_recent(&end.asked));
+        let is_asked = self.ends.iter().any(|(_, end)| is_recent(&end.asked));
         if !is_asked && now >= self.asks_until {
             return None;
         }
-        let ids: Vec<_> = self.ends.keys().copied().collect();
-        for id in &ids {
-            self.ask_peer(now, *id);
-        }
-        for id in ids {
-            if !self.ends.get(&id).is_some_and(|end| is_recent(&end.asked)) {
-                continue;
-            }
-            let standing = self.standing(now, id);
-            let Some((end, standing)) = self.ends.get_mut(&id).zip(standing) else { continue };
+        let ids: Vec<_> = self.ends.iter().map(|(id, _)| *id).collect();
+        ids.into_iter().for_each(|id| self.ask_peer(now, id));
+        let asked: Vec<_> = self.ends.iter().filter(|(_, end)| is_recent(&end.asked)).map(|(id, _)| *id).collect();
+        // The same for all of them.
+        let Some(whole) = (!asked.is_empty()).then(|| self.whole(now)) else { return Some(now + ASK_EVERY) };
+        for id in asked {
+            let standing = self.standing(now, id, &whole);
+            let Some((end, standing)) = self.ends.get_mut(id).zip(standing) else { continue };
             if end.told.as_ref().is_none_or(|told| is_news(told, &standing)) {
                 end.told = Some(standing.clone());
                 self.outgoing.push_back((id, Message::Answer(Answer::Stands(Box::new(standing)))));
@@ -217,32 +194,36 @@ impl Inquiry {
     }
 
     fn ask_peer(&mut self, now: Time, id: EndId) {
-        let me = self.me(Some(id));
-        let Some(end) = self.ends.get_mut(&id) else { return };
-        let is_due = end.last_question.is_none_or(|last| now >= last + ASK_EVERY);
-        if !is_due || !end.is_waiting(now) || end.look.contact != Contact::Up {
+        let is_due = |end: &&Watched| end.last_question.is_none_or(|last| now >= last + ASK_EVERY);
+        let is_to_be_asked = |end: &&Watched| is_due(end) && end.is_waiting(now) && end.look.contact == Contact::Up;
+        if self.ends.get(id).filter(is_to_be_asked).is_none() {
             return;
         }
+        let me = self.me(Some(id));
+        let Some(end) = self.ends.get_mut(id) else { return };
         end.last_question = Some(now);
         end.unanswered = Some(end.unanswered.map_or((now, 1), |(since, count)| (since, count + 1)));
         let question = Question { end: end.end(now), me, operation: end.operation.clone() };
         self.outgoing.push_back((id, Message::Question(question)));
     }
 
-    /// How the end and this process stand.
-    fn standing(&self, now: Time, id: EndId) -> Option<Standing> {
-        let end = self.ends.get(&id)?;
-        let waiting = self.ends.values().find(|end| end.is_waiting(now));
-        let is_busy = self.ends.values().any(|end| now < end.since + SETTLED);
-        Some(Standing {
-            end: end.end(now),
-            me: self.me(Some(id)),
-            is_busy,
-            waits_for: waiting.map(Watched::peer),
+    /// How this process stands.
+    fn whole(&self, now: Time) -> Whole {
+        let waits_for = self.ends.iter().find(|(_, end)| end.is_waiting(now)).map(|(_, end)| end.peer());
+        Whole {
+            is_busy: self.ends.are_busy(now),
             cause: self.cause(now),
-            least_lead: waiting.and_then(|_| self.least_lead(now)),
-            begun: self.begun(end.question.as_ref().and_then(|question| question.operation.as_ref())),
-        })
+            least_lead: waits_for.as_ref().and_then(|_| self.least_lead(now)),
+            waits_for,
+        }
+    }
+
+    /// How the end and this process, `whole`, stand.
+    fn standing(&self, now: Time, id: EndId, whole: &Whole) -> Option<Standing> {
+        let end = self.ends.get(id)?;
+        let Whole { is_busy, waits_for, cause, least_lead } = whole.clone();
+        let begun = self.begun(end.question.as_ref().and_then(|question| question.operation.as_ref()));
+        Some(Standing { end: end.end(now), me: self.me(Some(id)), is_busy, waits_for, cause, least_lead, begun })
     }
 
     /// Whether this process has begun `operation`.
@@ -252,12 +233,7 @@ impl Inquiry {
 
     /// This process, as the peer of an end is to know it.
     pub fn me(&self, id: Option<EndId>) -> Identity {
-        let own = |end: &Watched| end.look.sender_rank.filter(|_| end.look.numbers.is_sender());
-        let of_end = id.and_then(|id| own(self.ends.get(&id)?));
-        let mut ranks = self.ends.values().filter_map(own);
-        let first = ranks.next();
-        let rank = of_end.or_else(|| first.filter(|first| ranks.all(|rank| rank == *first)));
-        Identity { rank: rank.or(self.me.rank), ..self.me.clone() }
+        Identity { rank: self.ends.rank(id).or(self.me.rank), ..self.me.clone() }
     }
 
     /// What an end waits for in the end, as far as it is known: the nearest cause.
@@ -292,12 +268,9 @@ impl Inquiry {
 
     /// Of this process and those that it has heard of, the one with the least lead.
     pub fn least_lead(&self, now: Time) -> Option<LeastLead> {
-        let lead = |(id, end): (&EndId, &Watched)| {
-            end.look.numbers.lead().wrapping_sub(self.baseline.get(id).copied().unwrap_or(0))
-        };
-        let own = self.ends.iter().map(lead).fold(0, u32::wrapping_add) as i32;
-        let received = self.ends.values().filter_map(|end| end.standing(now)?.least_lead.clone());
-        received.chain([LeastLead { lead: own, who: self.me(None) }]).min()
+        let received = self.ends.iter().filter_map(|(_, end)| end.standing(now)?.least_lead.as_ref());
+        let own = LeastLead { lead: self.ends.lead(), who: self.me(None) };
+        received.chain([&own]).min().cloned()
     }
 
     /// What each end that waits waits for; those that have waited for longest come first.
@@ -321,7 +294,7 @@ impl Inquiry {
 
     /// A peer that has waited for this process for as long as `limit`, if this process waits for nobody.
     pub fn owed(&self, now: Time, limit: Duration) -> Option<Owed> {
-        if self.ends.values().any(|end| end.look.numbers.is_waiting()) {
+        if self.ends.are_waiting() {
             return None;
         }
         let owed = |(id, end): (&EndId, &Watched)| {
@@ -336,6 +309,12 @@ impl Inquiry {
         self.ends.iter().find_map(owed)
     }
 
+    /// How many ends have been gone through since this was called last.
+    #[cfg(test)]
+    pub(super) fn take_reads(&self) -> usize {
+        self.ends.take_reads()
+    }
+
     /// Whether nothing more is to be expected of an inquiry that has begun at `since`: the cause is known, or it has been looked for
     /// long enough.
     pub fn is_settled(&self, now: Time, since: Time) -> bool {
@@ -345,17 +324,20 @@ impl Inquiry {
 
 /// Whether a peer that has been told `told` has to be told `standing`: the time alone is no news.
 fn is_news(told: &Standing, standing: &Standing) -> bool {
-    let what = |cause: &Cause| Cause { age_ms: 0, waited_ms: 0, ..cause.clone() };
+    let is_same_cause = match (&told.cause, &standing.cause) {
+        (Some(told), Some(cause)) => told.is_same(cause),
+        (told, cause) => told.is_none() && cause.is_none(),
+    };
     told.begun != standing.begun
         || told.end.numbers != standing.end.numbers
         || told.waits_for != standing.waits_for
         || told.least_lead != standing.least_lead
-        || told.cause.as_ref().map(what) != standing.cause.as_ref().map(what)
+        || !is_same_cause
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::look::Look;
+    use super::super::look::{Found, Look};
     use super::super::numbers::Numbers;
     use super::*;
 

@@ -32,6 +32,13 @@ pub struct Cause {
 }
 
 impl Cause {
+    /// Whether it is `other`, but for the times.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let what = |one: &Self| (one.verdict, one.depth, one.begun);
+        what(self) == what(other)
+            && (&self.near, &self.far, &self.operation) == (&other.near, &other.far, &other.operation)
+    }
+
     fn emit(&self, to: &mut Writer) {
         to.u8(self.verdict.to_bits());
         self.near.emit(to);

@@ -16,13 +16,18 @@
 //! | [`verdict`] | what an end waits for, from the numbers of both ends |
 //! | [`message`] | questions and answers between two processes |
 //! | [`look`], `watched` | one end at a moment; one end over time, with what its peer has said |
+//! | `ends` | all of them |
 //! | [`inquiry`] | what a process knows, asks and answers |
 //! | [`report_times`] | when a wait is reported, and how often |
+//! | `many_ends` | tests: a process with many ends goes through them for each step, and not for each end |
 //! | `model` | tests: rings of processes that stand still, for a cause that each has to name |
 
+mod ends;
 mod flows;
 pub mod inquiry;
 pub mod look;
+#[cfg(test)]
+mod many_ends;
 pub mod message;
 #[cfg(test)]
 mod model;

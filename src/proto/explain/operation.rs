@@ -243,11 +243,12 @@ impl Progress {
     }
 }
 
-/// Whether the process that has begun `all` has begun `operation`, which a peer waits in. It is not known if the peer waits for another rank,
+/// Whether the process that has begun `all`, in the order of their communicators, has begun `operation`, which a peer waits in. It is not known if the peer waits for another rank,
 /// for which this process only sends (PXN).
 pub(super) fn begun(all: &[Progress], operation: &Operation) -> Begun {
     // Several GPUs of a process may be in one communicator.
-    let mut here = all.iter().filter(|progress| progress.communicator == operation.communicator);
+    let first = all.partition_point(|progress| progress.communicator < operation.communicator);
+    let mut here = all[first..].iter().take_while(|progress| progress.communicator == operation.communicator);
     let found = match operation.peer {
         PeerRank::Known(rank) => here.find(|progress| progress.rank == rank),
         PeerRank::Own => here.next().filter(|_| here.next().is_none()),

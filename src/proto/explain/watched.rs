@@ -135,6 +135,11 @@ impl Watched {
         judge(&self.end(now), peer)
     }
 
+    /// The rank with which this process sends on the connection, if messages tell it.
+    pub(super) fn own_rank(&self) -> Option<u32> {
+        self.look.sender_rank.filter(|_| self.look.numbers.is_sender())
+    }
+
     /// Identity the peer is, as far as it is known.
     pub(super) fn peer(&self) -> Identity {
         let mut peer = self.peer.clone();

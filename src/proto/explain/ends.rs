@@ -1,0 +1,121 @@
+//! The ends of a process's connections.
+//!
+//! A process may have many thousands. What concerns all of them is asked for once for each look, question or report, and not for each end:
+//! a test counts the ends that are gone through.
+
+use super::look::{Found, Sight};
+use super::watched::{SETTLED, Watched};
+use crate::proto::control::Time;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Names an end within its process.
+pub type EndId = u64;
+
+/// They are looked at every second. If it takes so long, this process was stopped meanwhile.
+const STOPPED: Duration = Duration::from_secs(5);
+
+/// All that have been seen, as they were looked at last.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    by_id: BTreeMap<EndId, Watched>,
+    /// The lead of each end when the process last waited for nothing.
+    baseline: BTreeMap<EndId, u32>,
+    /// When they were looked at last.
+    looked: Time,
+    /// The rank with which this process sends, if messages tell it, and one only.
+    rank: Option<u32>,
+    /// How many ends have been gone through.
+    #[cfg(test)]
+    reads: std::cell::Cell<usize>,
+}
+
+impl Ends {
+    /// All as they are now, in the order of their numbers. Those that cannot be seen stay as they were seen last. Returns whether one that
+    /// waited has been closed.
+    ///
+    /// If that has not been done for long, this process was stopped: how long anything has stood still is not known.
+    pub(super) fn handle_looks(&mut self, now: Time, looks: Vec<Sight>) -> bool {
+        if now > std::mem::replace(&mut self.looked, now) + STOPPED {
+            self.by_id.clear();
+        }
+        let is_there = |id: &EndId| looks.binary_search_by_key(id, |sight| sight.id).is_ok();
+        let has_lost_wait = self.iter().any(|(id, end)| !is_there(id) && end.look.numbers.is_waiting());
+        self.by_id.retain(|id, _| is_there(id));
+        self.baseline.retain(|id, _| is_there(id));
+        for Sight { id, found, peer, operation } in looks {
+            match (self.by_id.get_mut(&id), found) {
+                (Some(end), Found::Look(look)) => {
+                    end.update(now, look);
+                    end.operation = operation;
+                }
+                (Some(end), Found::InCall) => end.called = now,
+                (None, Found::Look(look)) => drop(self.by_id.insert(id, Watched::new(now, look, peer, operation))),
+                (None, Found::InCall) | (_, Found::Visited) => {}
+            }
+        }
+        if !self.are_waiting() {
+            self.baseline = self.iter().map(|(id, end)| (*id, end.look.numbers.lead())).collect();
+        }
+        self.rank = self.only_rank();
+        has_lost_wait
+    }
+
+    /// One of them.
+    pub(super) fn get(&self, id: EndId) -> Option<&Watched> {
+        self.by_id.get(&id)
+    }
+
+    /// One of them, whose peer is asked or told, or has asked or told something.
+    pub(super) fn get_mut(&mut self, id: EndId) -> Option<&mut Watched> {
+        self.by_id.get_mut(&id)
+    }
+
+    /// All, in the order of their numbers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&EndId, &Watched)> {
+        self.by_id.iter().inspect(|_| self.count())
+    }
+
+    /// Whether any of them waits, however short.
+    pub(super) fn are_waiting(&self) -> bool {
+        self.iter().any(|(_, end)| end.look.numbers.is_waiting())
+    }
+
+    /// Whether one has moved messages, or begun to wait, within the last second.
+    pub(super) fn are_busy(&self, now: Time) -> bool {
+        self.iter().any(|(_, end)| now < end.since + SETTLED)
+    }
+
+    /// The rank of this process, as the peer of an end is to know it, if messages tell it.
+    pub(super) fn rank(&self, id: Option<EndId>) -> Option<u32> {
+        id.and_then(|id| self.get(id)?.own_rank()).or(self.rank)
+    }
+
+    /// Messages sent less messages received, of all ends, since the process last waited for nothing.
+    pub(super) fn lead(&self) -> i32 {
+        let lead = |(id, end): (&EndId, &Watched)| {
+            end.look.numbers.lead().wrapping_sub(self.baseline.get(id).copied().unwrap_or(0))
+        };
+        self.iter().map(lead).fold(0, u32::wrapping_add) as i32
+    }
+
+    fn only_rank(&self) -> Option<u32> {
+        let mut ranks = self.iter().filter_map(|(_, end)| end.own_rank());
+        let first = ranks.next()?;
+        ranks.all(|rank| rank == first).then_some(first)
+    }
+
+    #[cfg(not(test))]
+    fn count(&self) {}
+
+    #[cfg(test)]
+    fn count(&self) {
+        self.reads.update(|reads| reads + 1);
+    }
+
+    /// How many ends have been gone through since this was called last.
+    #[cfg(test)]
+    pub(super) fn take_reads(&self) -> usize {
+        self.reads.take()
+    }
+}
