@@ -2,13 +2,13 @@
 
 use super::super::fabric::End;
 use super::super::plan::Plan;
-use super::super::random::Random;
 use super::fabric::Fabric;
 use super::laws::Laws;
 use crate::proto::control::Time;
 use crate::proto::cts::{CtsWords, cts_halves};
 use crate::proto::endpoint::Endpoint;
 use crate::proto::rail_weights::RailWeights;
+use crate::proto::random::Random;
 use crate::proto::recovery::action::{Action, Role};
 use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
