@@ -13,6 +13,7 @@ mod ends;
 mod fabric;
 mod faults;
 mod laws;
+mod observed;
 mod traffic;
 mod worker;
 mod world;
@@ -22,6 +23,8 @@ use super::plan::Plan;
 use super::run_seeds;
 use crate::proto::random::Random;
 use faults::Plan as FaultPlan;
+use observed::Visits;
+use std::collections::BTreeSet;
 use world::{Outcome, World};
 
 fn run(mut random: Random, faults: impl FnOnce(&mut Random, &Plan) -> FaultPlan) -> Outcome {
@@ -105,4 +108,44 @@ fn data_that_is_acknowledged_and_lost_comes_again_or_ends_with_an_error_that_say
         lost += u64::from(has_lost);
     });
     assert!(runs == 1 || lost > 0, "no message was lost");
+}
+
+/// The table of docs/schedules.md: in which state of each end which event has come.
+fn table(visits: &Visits) -> String {
+    let events: BTreeSet<_> = visits.keys().map(|(_, _, event)| *event).collect();
+    let states: BTreeSet<_> = visits.keys().map(|(is_sender, state, _)| (!is_sender, *state)).collect();
+    let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
+    let mut table = line([vec!["end", "state"], events.iter().copied().collect()].concat());
+    table += &line(vec!["---"; 2 + events.len()]);
+    for (is_receiver, state) in states {
+        let cell = |event: &&'static str| {
+            if visits.contains_key(&(!is_receiver, state, *event)) { "x" } else { " " }
+        };
+        let end = if is_receiver { "receiver" } else { "sender" };
+        table += &line([vec![end, state], events.iter().map(cell).collect()].concat());
+    }
+    table
+}
+
+/// A simulator that does not reach any more what it has reached proves less, without a sign of it.
+#[test]
+fn the_page_says_which_event_has_come_in_which_state() {
+    observed::take();
+    for seed in 0..3000 {
+        run(Random::new(seed), FaultPlan::survivable);
+    }
+    for seed in 0..500 {
+        run(Random::new(seed), FaultPlan::endless);
+        run(Random::new(seed), FaultPlan::forgetful);
+    }
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/schedules.md");
+    let text = std::fs::read_to_string(&page).expect("the page");
+    let (before, rest) = text.split_once("<!-- table -->\n").expect("where the table begins");
+    let (_, after) = rest.split_once("<!-- end -->").expect("where it ends");
+    let made = format!("{before}<!-- table -->\n{}<!-- end -->{after}", table(&observed::take()));
+    if std::env::var_os("FERRITE_UPDATE").is_some() {
+        std::fs::write(&page, made).expect("the page can be written");
+    } else {
+        assert!(text == made, "run `FERRITE_UPDATE=1 cargo test -p nccl-net-ferrite --lib the_page_says`:\n{made}");
+    }
 }
