@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn of_two_functions_in_a_process_none_is_called() {
-        let [one, another] = [1, 2].map(|place| std::ptr::without_provenance(place));
+        let [one, another] = [1, 2].map(std::ptr::without_provenance);
         for function in [std::ptr::null(), one, one] {
             handle_init(function);
             handle_profiler(None);

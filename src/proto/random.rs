@@ -1,20 +1,22 @@
 //! Random numbers for simulators: they follow from a seed, or from bytes that a fuzzer chooses.
 
+use std::collections::VecDeque;
+
 /// The splitmix64 generator, behind bytes that count first.
 #[derive(Debug)]
 pub(super) struct Random {
     seed: u64,
-    bytes: std::vec::IntoIter<u8>,
+    bytes: VecDeque<u8>,
 }
 
 impl Random {
     pub(super) fn new(seed: u64) -> Self {
-        Self { seed, bytes: Vec::new().into_iter() }
+        Self { seed, bytes: VecDeque::new() }
     }
 
     /// Numbers by `bytes`: one byte for a limit of up to 256, four for a greater one. When there are none left, those that follow from seed 0.
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
-        Self { seed: 0, bytes: bytes.to_vec().into_iter() }
+        Self { seed: 0, bytes: bytes.iter().copied().collect() }
     }
 
     /// A number below `limit`.
@@ -23,9 +25,9 @@ impl Random {
     }
 
     fn next(&mut self, limit: u64) -> u64 {
-        if self.bytes.len() > 0 {
-            let count = if limit <= 256 { 1 } else { 4 };
-            return self.bytes.by_ref().take(count).fold(0, |number, byte| number << 8 | u64::from(byte));
+        if !self.bytes.is_empty() {
+            let count = self.bytes.len().min(if limit <= 256 { 1 } else { 4 });
+            return self.bytes.drain(..count).fold(0, |number, byte| number << 8 | u64::from(byte));
         }
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.seed;
