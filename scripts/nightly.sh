@@ -23,6 +23,9 @@ FERRITE_SIM_SEEDS=1000000 cargo test --release -p nccl-net-ferrite --lib --locke
 step "decoders"
 PROPTEST_CASES=200000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet proto::
 
+step "fuzzing"
+scripts/fuzz.py 100
+
 step "planted bugs"
 scripts/mutants.sh
 

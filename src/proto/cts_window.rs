@@ -125,7 +125,7 @@ impl CtsWindow {
     }
 
     /// As [`Self::take`], if some are due.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     fn poll(&mut self, limit: u32) -> Option<Range<usize>> {
         self.is_due().then(|| self.take(limit))
     }

@@ -175,7 +175,7 @@ impl Assembler {
     }
 
     /// Bytes that are kept until their frame is whole.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn pending_bytes(&self) -> usize {
         self.bytes.len()
     }

@@ -2,21 +2,19 @@
 //! a text, or read as a value that is within bounds and is the same after it is written and read again. No completed receive
 //! reports more bytes than its buffer has.
 
-use super::cts::{Cts, CtsWords, SlotIndex};
-use super::endpoint::Endpoint;
+use super::cts::{Cts, CtsWords};
 use super::frame::{Assembler, Frame, Kind};
+use super::fuzz::{Arriving, check_hello, check_recovery, check_reply, check_stripes, hello, receive};
 use super::handle::{HANDLE_BYTES, Handle, Token};
-use super::handshake::{Hello, Negotiated, Reply, Resume, Ring};
-use super::imm::{Imm, LengthCode};
+use super::handshake::{Hello, Negotiated, Reply, Resume};
+use super::imm::LengthCode;
 use super::rail_weights::RailWeights;
 use super::recovery::account::{Account, MissingMessage};
 use super::recovery::message::Message;
-use super::recv::{Buffer, RecvFlow};
-use super::requests::RequestId;
 use super::send::SendFlow;
 use super::sim::{endpoint, identity};
 use super::stripe::Striping;
-use super::{MAX_GROUP, MAX_MESSAGE, MAX_QPS, MAX_RAILS, PROTOCOL_VERSION, QpIndex, RING_SLOTS, Violation};
+use super::{MAX_GROUP, MAX_MESSAGE, PROTOCOL_VERSION};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -49,31 +47,6 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-fn hello(rails: usize, qps: usize) -> Hello {
-    let ring = Ring { addr: 1 << 40, slots: RING_SLOTS as u32, slot_room: 64 };
-    Hello { endpoint: endpoint(rails, qps, true), ring, token: [9; 16], identity: identity() }
-}
-
-fn within_bounds(end: &Endpoint) -> bool {
-    let is_count = |n: usize| (1..=MAX_QPS).contains(&n);
-    (1..=MAX_RAILS).contains(&end.rails.len())
-        && end.rails.iter().all(|rail| is_count(rail.qps.len()) && rail.qps.iter().all(|qp| qp.qpn < 1 << 24))
-}
-
-/// Whether no name is longer than what a message carries of it: characters that are not valid UTF-8 take more bytes once read.
-fn has_short_names(end: &Endpoint) -> bool {
-    std::iter::once(&end.name).chain(end.rails.iter().map(|rail| &rail.name)).all(|name| name.len() <= 255)
-}
-
-/// An immediate that a receiver gets.
-#[derive(Debug, Clone)]
-enum Arriving {
-    /// On a queue pair, any 32 bits.
-    Random(u8, u32),
-    /// On a queue pair, for one of the latest slots.
-    Likely(u8, u8, LengthCode),
-}
-
 fn arriving() -> impl Strategy<Value = Arriving> {
     let code = prop_oneof![
         (0..3000_u32).prop_map(LengthCode::Bytes),
@@ -94,59 +67,10 @@ fn group() -> impl Strategy<Value = Vec<u32>> {
     prop_oneof![2 => vec(size(), 1), 1 => vec(size(), 1..=MAX_GROUP)]
 }
 
-/// A receiver with groups of buffers of these sizes gets all of `immediates`, up to the first that is refused.
-fn receive(striping: Striping, groups: &[Vec<u32>], immediates: Vec<Arriving>) -> Result<(), Violation> {
-    let mut flow = RecvFlow::new(striping);
-    let mut out = Vec::new();
-    let mut last = 0;
-    let mut tested = RequestId::from_bits(0);
-    for group in groups {
-        let buffer = |i| Ok::<_, Violation>(Buffer { addr: 4096, length: group[i], rkeys: &[1; MAX_RAILS], tag: 0 });
-        let posted = flow.post(group.len(), buffer)?;
-        tested = posted.unwrap_or(tested);
-        out.extend(posted.map(|id| (id, group)));
-        last += group.len() as u32;
-    }
-    while flow.poll_cts(MAX_GROUP as u32).is_some() {}
-    let mut violation = Ok(());
-    for one in immediates {
-        let (qp, imm) = match one {
-            Arriving::Random(qp, bits) => (qp, Imm::from_bits(bits)),
-            Arriving::Likely(qp, back, code) => {
-                (qp, Imm::new(SlotIndex::of(last.saturating_sub(back.into()).max(1)), code))
-            }
-        };
-        // The queue pair is known from the completion, not from the peer, so it exists.
-        violation = flow.handle_immediate(QpIndex(qp % striping.qp_count()), imm);
-        if violation.is_err() {
-            break;
-        }
-        flow.handle_empty_poll(tested);
-    }
-    for (id, group) in out {
-        let lengths = flow.poll_done(id)?.map(<[u32]>::to_vec).unwrap_or_default();
-        assert!(lengths.is_empty() || lengths.len() == group.len());
-        assert!(lengths.iter().zip(group).all(|(length, size)| length <= size), "{lengths:?} for {group:?}");
-    }
-    violation
-}
-
 proptest! {
     #[test]
     fn a_changed_hello_is_within_bounds_or_refused(rails in 1usize..=4, qps in 1usize..=8, changes in vec(change(), 1..6)) {
-        let good = hello(rails, qps);
-        if let Ok(hello) = Hello::parse(&changed(good.frame(TOKEN).body, &changes)) {
-            if has_short_names(&hello.endpoint) {
-                prop_assert!(Hello::parse(&hello.frame(TOKEN).body).as_ref() == Ok(&hello));
-            }
-            prop_assert!(within_bounds(&hello.endpoint));
-            prop_assert_eq!(hello.ring.slots, RING_SLOTS as u32);
-            let own = endpoint(2, 2, true);
-            if let Ok(terms) = Negotiated::agree(&hello.endpoint, &own) {
-                prop_assert!(usize::from(terms.striping.qp_count()) <= MAX_QPS);
-                let _ = own.rail_weights_with(&hello.endpoint);
-            }
-        }
+        check_hello(&changed(hello(rails, qps).body(), &changes));
     }
 
     #[test]
@@ -156,16 +80,7 @@ proptest! {
         let terms = Negotiated::agree(&offer, &end).expect("they fit");
         end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
         let good = Reply { endpoint: end, terms, identity: identity() };
-        if let Ok(reply) = Reply::parse(&changed(good.frame(TOKEN).body, &changes), &offer) {
-            prop_assert!(within_bounds(&reply.endpoint));
-            if has_short_names(&reply.endpoint) {
-                prop_assert!(Reply::parse(&reply.frame(TOKEN).body, &offer).as_ref() == Ok(&reply));
-            }
-            let striping = reply.terms.striping;
-            prop_assert!(usize::from(striping.rails()) <= rails && usize::from(striping.qp_count()) <= rails * qps);
-            prop_assert_eq!(reply.endpoint.rails.len(), usize::from(striping.rails()));
-            let _ = offer.rail_weights_with(&reply.endpoint);
-        }
+        check_reply(&changed(good.body(), &changes), &offer);
     }
 
     /// No random body of these lengths is valid; each is refused with a text.
@@ -251,8 +166,7 @@ proptest! {
             match flow.submit(0, 0, length, read) {
                 Ok(Some(transfer)) => {
                     prop_assert!(transfer.length <= length);
-                    let sum: u32 = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe.length).sum();
-                    prop_assert_eq!(sum, transfer.length);
+                    check_stripes(&flow, &transfer);
                 }
                 Ok(None) => {}
                 Err(_) => break,
@@ -269,25 +183,7 @@ proptest! {
             Message::Offer { attempt: 7, rails: mask, endpoint: end },
             Message::Account { attempt: 7, account: account.clone() },
         ] {
-            let Ok(message) = Message::parse(good.kind(), &changed(good.body(), &changes), rails) else { continue };
-            match &message {
-                Message::Account { account, .. } => prop_assert_eq!(account.check(), Ok(())),
-                Message::Offer { rails, endpoint, .. } => {
-                    prop_assert!(within_bounds(endpoint) && rails.is_within(mask));
-                    prop_assert_eq!(endpoint.rails.len(), usize::from(rails.count()));
-                    if !has_short_names(endpoint) {
-                        continue;
-                    }
-                }
-                Message::Halt { usable, cause, .. } => {
-                    prop_assert!(usable.is_within(mask));
-                    if cause.len() > 255 {
-                        continue;
-                    }
-                }
-                _ => {}
-            }
-            prop_assert_eq!(Message::parse(message.kind(), &message.body(), rails), Ok(message));
+            check_recovery(&good, |good| changed(good, &changes), rails);
         }
     }
 
@@ -317,8 +213,7 @@ proptest! {
                     prop_assert!((sent + 1..=sent.max(read)).all(|seq| listed.contains(&seq)));
                     while let Some((transfer, addr)) = flow.poll_replay() {
                         prop_assert!(ids.contains(&transfer.id) && transfer.length == 50_000 + addr as u32);
-                        let sum: u32 = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe.length).sum();
-                        prop_assert_eq!(sum, transfer.length);
+                        check_stripes(&flow, &transfer);
                     }
                 }
             }

@@ -36,7 +36,8 @@
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
 //! | `explain` | what an operation that does not go on waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
-//! | `sim`, `malformed_input` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything |
+//! | `fuzz` | what a fuzzer chooses the input of: what peers say, and schedules |
+//! | `sim`, `malformed_input`, `random` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything |
 #![forbid(unsafe_code)]
 
 mod arrival;
@@ -49,6 +50,8 @@ pub mod endpoint;
 pub mod explain;
 pub mod flow_labels;
 pub mod frame;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod handle;
 pub mod handshake;
 pub mod identity;
@@ -57,6 +60,8 @@ mod lanes;
 #[cfg(test)]
 mod malformed_input;
 pub mod rail_weights;
+#[cfg(any(test, fuzzing))]
+mod random;
 pub mod receives;
 pub mod recovery;
 pub mod recv;
@@ -67,7 +72,7 @@ pub mod send;
 mod send_lanes;
 pub mod send_queue;
 pub mod send_single;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod sim;
 mod slow_lanes;
 pub mod stripe;

@@ -150,7 +150,7 @@ impl RecvFlow {
     }
 
     /// As [`Self::take_cts`], if some are due.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn poll_cts(&mut self, limit: u32) -> Option<Range<usize>> {
         self.is_cts_due().then(|| self.take_cts(limit))
     }

@@ -97,10 +97,10 @@ impl SendFlow {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 use super::{stripe::Stripe, transfer::Immediates};
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl SendFlow {
     /// Tries [`Self::refuse`] and [`Self::submit_single`] first, if `is_usual` and the message may have one stripe only, and else [`Self::submit`].
     pub(super) fn submit_either(

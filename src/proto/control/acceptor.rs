@@ -137,7 +137,7 @@ impl ControlAcceptor {
     }
 
     /// The most streams that wait for any listener.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn most_pending(&self) -> usize {
         self.listeners.values().map(VecDeque::len).max().unwrap_or(0)
     }

@@ -82,7 +82,7 @@ impl ControlConn {
     }
 
     /// Bytes of incomplete frames.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn pending_bytes(&self) -> usize {
         self.assembler.pending_bytes()
     }

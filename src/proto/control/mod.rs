@@ -20,8 +20,8 @@ pub mod plane;
 pub mod pool;
 pub mod redial;
 pub(super) mod refusal;
-#[cfg(test)]
-mod sim;
+#[cfg(any(test, fuzzing))]
+pub(super) mod sim;
 pub mod stream;
 
 use std::time::Duration;

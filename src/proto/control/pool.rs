@@ -81,7 +81,7 @@ impl ControlPool {
     }
 
     /// Addresses that something is known of.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn len(&self) -> usize {
         self.peers.len()
     }

@@ -148,7 +148,7 @@ impl Stream {
     }
 
     /// Frames that it keeps.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn inbox_len(&self) -> usize {
         self.inbox.len()
     }

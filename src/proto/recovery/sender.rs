@@ -151,7 +151,7 @@ impl SendFlow {
     }
 
     /// Whether messages are to be sent again.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn has_replays(&self) -> bool {
         !self.replays.queue.is_empty()
     }

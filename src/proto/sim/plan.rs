@@ -1,10 +1,10 @@
 //! What a run does: the two ends and what they agree on, the messages and their buffers.
 
-use super::random::Random;
 use crate::proto::endpoint::{Ece, Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
 use crate::proto::identity::Identity;
 use crate::proto::rail_weights::RailWeights;
+use crate::proto::random::Random;
 use crate::proto::send::SendFlow;
 use crate::proto::stripe::Striping;
 use crate::proto::{MAX_GROUP, MAX_RAILS};

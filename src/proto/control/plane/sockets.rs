@@ -189,19 +189,19 @@ impl ControlPlane {
     }
 
     /// The control connection that carries a stream.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(in crate::proto) fn conn_of(&self, id: StreamId) -> Option<ConnId> {
         self.streams.get(&id).and_then(|stream| stream.conn)
     }
 
     /// What a test looks at: control connections, streams, peers, the most that wait for a listener.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(in crate::proto) fn counts(&self) -> [usize; 4] {
         [self.conns.len(), self.streams.len(), self.pool.len(), self.acceptor.most_pending()]
     }
 
     /// The most bytes and frames that any control connection, and any stream, keeps.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(in crate::proto) fn most_kept(&self) -> [usize; 3] {
         let incoming = self.conns.values().map(ControlConn::pending_bytes).max().unwrap_or(0);
         let outgoing = self.conns.values().map(ControlConn::backlog).max().unwrap_or(0);

@@ -20,20 +20,20 @@ impl World {
         if self.hostile.is_empty() {
             return;
         }
-        let (process, conn) = self.hostile[self.dice.roll(self.hostile.len() as u64) as usize];
-        let secret = [self.dice.roll(3) as u8; 16];
-        let token = [self.dice.roll(6) as u8; 16];
+        let (process, conn) = self.hostile[self.random.below(self.hostile.len() as u64) as usize];
+        let secret = [self.random.below(3) as u8; 16];
+        let token = [self.random.below(6) as u8; 16];
         let body = [token.as_slice(), &secret, &[0; 4]].concat();
-        let cut = [16, 20, 36, 5][self.dice.roll(4) as usize];
+        let cut = [16, 20, 36, 5][self.random.below(4) as usize];
         let frame = Frame {
-            kind: Kind::ALL[self.dice.roll(Kind::ALL.len() as u64) as usize],
+            kind: Kind::ALL[self.random.below(Kind::ALL.len() as u64) as usize],
             secret,
             body: body[..cut].to_vec(),
         };
         let mut bytes = frame.emit();
-        if self.dice.one_in(4) {
-            let at = self.dice.roll(bytes.len() as u64) as usize;
-            bytes[at] = self.dice.roll(256) as u8;
+        if self.random.one_in(4) {
+            let at = self.random.below(bytes.len() as u64) as usize;
+            bytes[at] = self.random.below(256) as u8;
         }
         self.planes[process].handle_bytes(self.now, conn, &bytes);
     }

@@ -18,13 +18,13 @@
 //! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one, and both together so many from that one on.
 
 mod app;
-mod dice;
 mod frame_order;
 mod hostile;
 mod network;
 mod recovery_frames;
 mod world;
 
+use crate::proto::random::Random;
 use world::World;
 
 fn number(variable: &str) -> Option<u64> {
@@ -32,10 +32,15 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 fn run(seed: u64) {
-    let result = std::panic::catch_unwind(|| World::new(seed).run());
+    let result = std::panic::catch_unwind(|| World::new(seed, Random::new(seed)).run());
     if result.is_err() {
         panic!("seed {seed}: FERRITE_SIM_SEED={seed} runs it again");
     }
+}
+
+/// Runs the schedule that follows from `random`, and checks what has to hold.
+pub(in crate::proto) fn check(random: Random) {
+    World::new(0, random).run();
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! A TCP in memory.
 
-use super::dice::Dice;
 use crate::proto::control::event::End;
 use crate::proto::control::{ConnId, Time};
+use crate::proto::random::Random;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -70,22 +70,22 @@ impl Network {
     }
 
     /// A connection is reset, or its network is away: each end that is there hears of it, sooner or later.
-    pub(super) fn lose(&mut self, index: usize, now: Time, dice: &mut Dice) {
+    pub(super) fn lose(&mut self, index: usize, now: Time, random: &mut Random) {
         let wire = &mut self.wires[index];
         if !wire.is_up || wire.is_cut {
             return;
         }
         wire.is_cut = true;
-        let sudden = dice.one_in(2);
+        let sudden = random.one_in(2);
         for side in &mut wire.sides {
             if sudden {
                 side.incoming.clear();
             } else {
-                let kept = dice.roll(side.incoming.len() as u64 + 1) as usize;
+                let kept = random.below(side.incoming.len() as u64 + 1) as usize;
                 side.incoming.truncate(kept);
             }
             if !side.is_finished {
-                side.lost_at = Some(now + Duration::from_millis(dice.roll(2000) * dice.roll(2)));
+                side.lost_at = Some(now + Duration::from_millis(random.below(2000) * random.below(2)));
             }
         }
     }

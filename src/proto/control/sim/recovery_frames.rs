@@ -22,9 +22,9 @@ impl World {
             return;
         }
         let kinds = [Kind::Halt, Kind::Ports, Kind::Offer, Kind::Answer, Kind::Ready];
-        let (kind, padding) = match is_receiver && self.dice.one_in(4) {
-            true => (Kind::Account, self.dice.roll(20_000)),
-            false => (kinds[self.dice.roll(5) as usize], self.dice.roll(300)),
+        let (kind, padding) = match is_receiver && self.random.one_in(4) {
+            true => (Kind::Account, self.random.below(20_000)),
+            false => (kinds[self.random.below(5) as usize], self.random.below(300)),
         };
         let body = end.order.next_body(end.secret, wire, padding as usize);
         self.planes[process].send(end.stream, kind, body);

@@ -1,7 +1,6 @@
 //! Two processes, and what befalls them.
 
 use super::app::{Acceptor, Connector, Established, Known, Pair};
-use super::dice::Dice;
 use super::network::{Network, REFUSED, Wire};
 use crate::proto::control::acceptor::MAX_PENDING;
 use crate::proto::control::event::{End, Event, Level, PeerChange};
@@ -10,6 +9,7 @@ use crate::proto::control::stream::MAX_INBOX;
 use crate::proto::control::{ConnId, StreamId, Time};
 use crate::proto::frame::MAX_ACCOUNT_BYTES;
 use crate::proto::handle::Secret;
+use crate::proto::random::Random;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const FIRST_FRAME_LIMIT: Duration = Duration::from_secs(60);
 const CALM_STEPS: usize = 5000;
 
 pub(super) struct World {
-    pub(super) dice: Dice,
+    pub(super) random: Random,
     pub(super) now: Time,
     pub(super) planes: [ControlPlane; 2],
     pub(super) network: Network,
@@ -36,11 +36,11 @@ pub(super) fn address(process: usize) -> SocketAddr {
 }
 
 impl World {
-    pub(super) fn new(seed: u64) -> Self {
-        let mut dice = Dice(seed);
+    /// `seed` is that of the planes' own random numbers.
+    pub(super) fn new(seed: u64, mut random: Random) -> Self {
         let planes = [0, 1].map(|i| ControlPlane::new(FIRST_FRAME_LIMIT, seed ^ i));
-        let pairs = (0..1 + dice.roll(5) as u8).map(|i| Pair {
-            dialler: dice.roll(2) as usize,
+        let pairs = (0..1 + random.below(5) as u8).map(|i| Pair {
+            dialler: random.below(2) as usize,
             token: [i + 1; 16],
             connector: Connector::Idle,
             acceptor: Acceptor::default(),
@@ -48,7 +48,7 @@ impl World {
         });
         let pairs: Vec<_> = pairs.collect();
         let mut world = Self {
-            dice,
+            random,
             now: Duration::from_secs(1),
             planes,
             network: Network::default(),
@@ -66,11 +66,11 @@ impl World {
     }
 
     pub(super) fn run(mut self) {
-        let steps = self.dice.roll(400);
-        let dies_at = if self.dice.one_in(6) { self.dice.roll(steps + 1) } else { u64::MAX };
+        let steps = self.random.below(400);
+        let dies_at = if self.random.one_in(6) { self.random.below(steps + 1) } else { u64::MAX };
         for step in 0..steps {
             if step == dies_at {
-                let victim = self.dice.roll(2) as usize;
+                let victim = self.random.below(2) as usize;
                 self.network.kill(victim);
             }
             self.act();
@@ -90,23 +90,26 @@ impl World {
 
     /// Something happens.
     fn act(&mut self) {
-        let pair = self.dice.roll(self.pairs.len() as u64) as usize;
-        let process = self.dice.roll(2) as usize;
-        match self.dice.roll(70) {
+        let pair = self.random.below(self.pairs.len() as u64) as usize;
+        let process = self.random.below(2) as usize;
+        match self.random.below(70) {
             0..=17 => self.deliver(),
             18..=39 => self.go_on(pair, process),
-            40..=49 => self.pass(Duration::from_millis(self.dice.0 % 60)),
+            40..=49 => {
+                let pause = Duration::from_millis(self.random.below(60));
+                self.pass(pause);
+            }
             50..=52 if !self.network.wires.is_empty() => {
-                let wire = self.dice.roll(self.network.wires.len() as u64) as usize;
-                self.network.lose(wire, self.now, &mut self.dice);
+                let wire = self.random.below(self.network.wires.len() as u64) as usize;
+                self.network.lose(wire, self.now, &mut self.random);
             }
             53 => {
                 let dialler = self.pairs[pair].dialler;
                 self.pairs[pair].connector.abandon(&mut self.planes[dialler], self.now);
             }
-            54 if self.dice.one_in(3) => self.close(pair, process),
+            54 if self.random.one_in(3) => self.close(pair, process),
             55 => {
-                let count = self.refusals_left[process].min(self.dice.roll(3) as u32);
+                let count = self.refusals_left[process].min(self.random.below(3) as u32);
                 self.refusals_left[process] -= count;
                 self.network.refuses[process] += count;
             }
@@ -161,7 +164,7 @@ impl World {
             return;
         }
         let Some(stream) = pair.end(process).map(|end| end.stream) else { return };
-        if self.dice.one_in(2) {
+        if self.random.one_in(2) {
             self.planes[process].fail(stream, "by the dice");
         }
         self.planes[process].close(self.now, stream);
@@ -180,11 +183,11 @@ impl World {
         if self.network.wires.is_empty() {
             return;
         }
-        let index = self.dice.roll(self.network.wires.len() as u64) as usize;
+        let index = self.random.below(self.network.wires.len() as u64) as usize;
         if self.network.wires[index].is_waiting() {
             return self.let_in(index);
         }
-        let process = self.dice.roll(2) as usize;
+        let process = self.random.below(2) as usize;
         self.deliver_to(index, process);
     }
 
@@ -194,7 +197,7 @@ impl World {
         let Some(conn) = wire.sides[process].conn.filter(|_| wire.is_up) else { return false };
         let there = wire.sides[process].incoming.len();
         if there > 0 {
-            let most = if self.is_calm { 4096 } else { [1, 40, 300, 4096][self.dice.roll(4) as usize] };
+            let most = if self.is_calm { 4096 } else { [1, 40, 300, 4096][self.random.below(4) as usize] };
             let bytes: Vec<u8> = wire.sides[process].incoming.drain(..there.min(most)).collect();
             self.planes[process].handle_bytes(self.now, conn, &bytes);
             return true;
@@ -255,7 +258,7 @@ impl World {
         for wire in &mut self.network.wires {
             let Some(conn) = wire.sides[process].conn.filter(|_| wire.is_up) else { continue };
             let bytes = self.planes[process].poll_transmit(conn);
-            let count = if self.is_calm { bytes.len() } else { self.dice.roll(bytes.len() as u64 + 1) as usize };
+            let count = if self.is_calm { bytes.len() } else { self.random.below(bytes.len() as u64 + 1) as usize };
             if !wire.is_cut {
                 wire.sides[1 - process].incoming.extend(&bytes[..count]);
             }

@@ -156,7 +156,7 @@ impl Recovery {
     }
 
     /// The present attempt; 0 before the first fault.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
@@ -167,7 +167,7 @@ impl Recovery {
     }
 
     /// Why the latest attempt was begun; empty before the first one.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn cause(&self) -> &str {
         &self.cause
     }

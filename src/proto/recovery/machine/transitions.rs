@@ -122,6 +122,23 @@ impl Recovery {
         self.has_usable_changed |= before != self.history.usable();
     }
 
+    /// What state it is in.
+    #[cfg(any(test, fuzzing))]
+    pub fn state_name(&self) -> &'static str {
+        match self.state {
+            State::Running => "Running",
+            State::Draining { .. } => "Draining",
+            State::Halted => "Halted",
+            State::Creating => "Creating",
+            State::Offered { .. } => "Offered",
+            State::Connecting => "Connecting",
+            State::Answered { .. } => "Answered",
+            State::AwaitingAccount { .. } => "AwaitingAccount",
+            State::Resuming => "Resuming",
+            State::Failed => "Failed",
+        }
+    }
+
     /// Receiver: whether recoveries are in vain is for the sender to judge, if it has begun this one. It may only try a rail again.
     pub(super) fn trust_sender(&mut self, now: Time) {
         if self.role == Role::Receiver

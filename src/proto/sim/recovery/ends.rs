@@ -2,13 +2,14 @@
 
 use super::super::fabric::End;
 use super::super::plan::Plan;
-use super::super::random::Random;
 use super::fabric::Fabric;
 use super::laws::Laws;
+use super::observed::Observed;
 use crate::proto::control::Time;
 use crate::proto::cts::{CtsWords, cts_halves};
 use crate::proto::endpoint::Endpoint;
 use crate::proto::rail_weights::RailWeights;
+use crate::proto::random::Random;
 use crate::proto::recovery::action::{Action, Role};
 use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
@@ -27,7 +28,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) end: End,
-    pub(super) machine: Recovery,
+    pub(super) machine: Observed,
     /// What the machine has asked for and is not done yet.
     pub(super) job: Option<Action>,
     /// The queue pairs in use, by index, and how messages are laid over them.
@@ -93,7 +94,7 @@ impl Caller {
         let role = if end == End::Sender { Role::Sender } else { Role::Receiver };
         Self {
             end,
-            machine: Recovery::new(role, plan.striping.rail_numbers(), give_up),
+            machine: Observed::new(role, plan.striping.rail_numbers(), give_up),
             job: None,
             in_use,
             striping: plan.striping,
@@ -111,7 +112,8 @@ impl Caller {
     /// Whether there is something to do that does not depend on time.
     pub(super) fn is_busy(&self) -> bool {
         let is_told = self.has_port_event || self.has_back;
-        self.failure.is_none() && (is_told || self.job.is_some() || self.machine.clone().poll_action().is_some())
+        self.failure.is_none()
+            && (is_told || self.job.is_some() || Recovery::clone(&self.machine).poll_action().is_some())
     }
 
     /// Whether it does anything now.

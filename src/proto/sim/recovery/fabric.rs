@@ -5,7 +5,7 @@
 //! be *late*: it arrives at any later time, also when its requester is gone; then only the state of the responder counts.
 
 use super::super::fabric::{Bytes, End, Status, WorkRequest, WrId};
-use super::super::random::Random;
+use crate::proto::random::Random;
 use crate::proto::receives::RECEIVE_BATCH;
 use crate::proto::{MAX_RAILS, QpIndex};
 use std::collections::VecDeque;

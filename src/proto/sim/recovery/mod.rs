@@ -5,7 +5,7 @@
 //! hold: see [`laws`]. Faults: see [`faults`]. Seeds are set as in the tests around this one.
 //!
 //! ```text
-//! mod ──► world ──► worker, traffic ──► ends ──► fabric, laws ──► plan, random
+//! mod ──► world ──► worker, traffic ──► ends ──► fabric, laws ──► plan
 //!           └─────► faults
 //! ```
 
@@ -13,29 +13,63 @@ mod ends;
 mod fabric;
 mod faults;
 mod laws;
+mod observed;
 mod traffic;
 mod worker;
 mod world;
 
 use super::fabric::End;
 use super::plan::Plan;
-use super::random::Random;
 use super::run_seeds;
+use crate::proto::random::Random;
 use faults::Plan as FaultPlan;
+use observed::Visits;
+use std::collections::BTreeSet;
 use world::{Outcome, World};
 
-fn run(seed: u64, faults: impl FnOnce(&mut Random, &Plan) -> FaultPlan) -> Outcome {
-    let mut random = Random::new(seed);
+fn run(mut random: Random, faults: impl FnOnce(&mut Random, &Plan) -> FaultPlan) -> Outcome {
     let plan = Plan::new(&mut random, 8);
     let faults = faults(&mut random, &plan);
     World::new(random, plan, faults).run()
+}
+
+/// Runs the schedule that follows from `random` with one of the plans of faults, and checks what has to hold there.
+pub(super) fn check(mut random: Random) {
+    match random.below(4) {
+        0 => assert!(run(random, FaultPlan::survivable).is_all_delivered),
+        1 => {
+            let outcome = run(random, |_, _| FaultPlan::nothing());
+            assert!(outcome.is_all_delivered);
+            assert_eq!((outcome.recoveries, outcome.replayed), (0, 0));
+        }
+        2 => check_failures(&run(random, FaultPlan::endless)),
+        _ => {
+            let outcome = run(random, FaultPlan::forgetful);
+            assert!(outcome.is_all_delivered || has_lost(&outcome));
+        }
+    }
+}
+
+/// A path that never comes back has ended both ends, unless all was delivered before.
+fn check_failures(outcome: &Outcome) {
+    assert!(outcome.is_all_delivered || outcome.failures.iter().all(Option::is_some), "{:?}", outcome.failures);
+    for failure in outcome.failures.iter().flatten() {
+        assert!(failure.contains("could not be recovered within 1"), "{failure}");
+    }
+}
+
+/// Whether the sender has ended with an error, which is then that of a device that has died.
+fn has_lost(outcome: &Outcome) -> bool {
+    let failure = &outcome.failures[End::Sender as usize];
+    failure.iter().for_each(|text| assert!(text.contains("acknowledged by a device that died"), "{text}"));
+    failure.is_some()
 }
 
 #[test]
 fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_used_again() {
     let (mut recoveries, mut late, mut replayed, mut runs) = (0, 0, 0, 0);
     run_seeds(2000, "recovery", |seed| {
-        let outcome = run(seed, FaultPlan::survivable);
+        let outcome = run(Random::new(seed), FaultPlan::survivable);
         assert!(outcome.is_all_delivered);
         runs += 1;
         recoveries += outcome.recoveries;
@@ -49,7 +83,7 @@ fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_u
 #[test]
 fn without_a_fault_there_is_no_recovery() {
     run_seeds(200, "recovery without faults", |seed| {
-        let outcome = run(seed, |_, _| FaultPlan::nothing());
+        let outcome = run(Random::new(seed), |_, _| FaultPlan::nothing());
         assert!(outcome.is_all_delivered);
         assert_eq!((outcome.recoveries, outcome.replayed), (0, 0));
     });
@@ -58,11 +92,7 @@ fn without_a_fault_there_is_no_recovery() {
 #[test]
 fn a_path_that_never_comes_back_ends_both_ends_with_an_error() {
     run_seeds(200, "recovery in vain", |seed| {
-        let outcome = run(seed, FaultPlan::endless);
-        assert!(outcome.is_all_delivered || outcome.failures.iter().all(Option::is_some), "{:?}", outcome.failures);
-        for failure in outcome.failures.iter().flatten() {
-            assert!(failure.contains("could not be recovered within 1"), "{failure}");
-        }
+        check_failures(&run(Random::new(seed), FaultPlan::endless));
     });
 }
 
@@ -71,15 +101,51 @@ fn a_path_that_never_comes_back_ends_both_ends_with_an_error() {
 fn data_that_is_acknowledged_and_lost_comes_again_or_ends_with_an_error_that_says_so() {
     let (mut lost, mut runs) = (0, 0);
     run_seeds(500, "recovery after a device died", |seed| {
-        let outcome = run(seed, FaultPlan::forgetful);
+        let outcome = run(Random::new(seed), FaultPlan::forgetful);
         runs += 1;
-        match &outcome.failures[End::Sender as usize] {
-            None => assert!(outcome.is_all_delivered),
-            Some(text) => {
-                lost += 1;
-                assert!(text.contains("acknowledged by a device that died"), "{text}");
-            }
-        }
+        let has_lost = has_lost(&outcome);
+        assert!(outcome.is_all_delivered || has_lost);
+        lost += u64::from(has_lost);
     });
     assert!(runs == 1 || lost > 0, "no message was lost");
+}
+
+/// The table of docs/schedules.md: in which state of each end which event has come.
+fn table(visits: &Visits) -> String {
+    let events: BTreeSet<_> = visits.keys().map(|(_, _, event)| *event).collect();
+    let states: BTreeSet<_> = visits.keys().map(|(is_sender, state, _)| (!is_sender, *state)).collect();
+    let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
+    let mut table = line([vec!["end", "state"], events.iter().copied().collect()].concat());
+    table += &line(vec!["---"; 2 + events.len()]);
+    for (is_receiver, state) in states {
+        let cell = |event: &&'static str| {
+            if visits.contains_key(&(!is_receiver, state, *event)) { "x" } else { " " }
+        };
+        let end = if is_receiver { "receiver" } else { "sender" };
+        table += &line([vec![end, state], events.iter().map(cell).collect()].concat());
+    }
+    table
+}
+
+/// A simulator that does not reach any more what it has reached proves less, without a sign of it.
+#[test]
+fn the_page_says_which_event_has_come_in_which_state() {
+    observed::take();
+    for seed in 0..3000 {
+        run(Random::new(seed), FaultPlan::survivable);
+    }
+    for seed in 0..500 {
+        run(Random::new(seed), FaultPlan::endless);
+        run(Random::new(seed), FaultPlan::forgetful);
+    }
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/schedules.md");
+    let text = std::fs::read_to_string(&page).expect("the page");
+    let (before, rest) = text.split_once("<!-- table -->\n").expect("where the table begins");
+    let (_, after) = rest.split_once("<!-- end -->").expect("where it ends");
+    let made = format!("{before}<!-- table -->\n{}<!-- end -->{after}", table(&observed::take()));
+    if std::env::var_os("FERRITE_UPDATE").is_some() {
+        std::fs::write(&page, made).expect("the page can be written");
+    } else {
+        assert!(text == made, "run `FERRITE_UPDATE=1 cargo test -p nccl-net-ferrite --lib the_page_says`:\n{made}");
+    }
 }

@@ -2,12 +2,12 @@
 
 use super::super::fabric::{End, Status};
 use super::super::plan;
-use super::super::random::Random;
 use super::ends::{Caller, Outside, Receiver, Sender, connected};
 use super::fabric::{Executed, Fabric};
 use super::faults::{Fault, Plan, When};
 use super::laws::Laws;
 use crate::proto::control::Time;
+use crate::proto::random::Random;
 use crate::proto::recovery::message::Message;
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,0 +1,27 @@
+"""scripts/fuzz.py: how inputs are kept, and what it is told."""
+
+import argparse
+import unittest
+
+import fuzz
+
+
+class Inputs(unittest.TestCase):
+    def test_inputs_are_kept_as_they_are_and_in_one_order(self) -> None:
+        inputs = [b"", b"\x00\xff", b"a" * 300, b"\x00"]
+        self.assertEqual(fuzz.unpacked(fuzz.packed(inputs)), sorted(inputs, key=len))
+        self.assertEqual(fuzz.packed(inputs), fuzz.packed(inputs[::-1]))
+
+    def test_the_targets_are_those_of_the_code(self) -> None:
+        code = (fuzz.ROOT / "src/proto/fuzz.rs").read_text()
+        listed = code[code.index("pub const TARGETS") : code.index("];", code.index("pub const TARGETS"))]
+        self.assertEqual([name for name in fuzz.TARGETS if f'("{name}", ' not in listed], [])
+        self.assertEqual(listed.count('("'), len(fuzz.TARGETS))
+
+    def test_another_target_is_named_with_those_that_there_are(self) -> None:
+        with self.assertRaisesRegex(argparse.ArgumentTypeError, "everything: frames, bodies, sender"):
+            fuzz.names("frames,everything")
+
+
+if __name__ == "__main__":
+    unittest.main()

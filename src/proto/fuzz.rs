@@ -1,0 +1,375 @@
+//! What a fuzzer chooses the input of: messages, clear-to-sends and immediates of a peer that says anything, and schedules of the simulators.
+//!
+//! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.sh` has libFuzzer choose the bytes, with `cfg(fuzzing)`;
+//! a test runs the inputs that are kept in `tests/fuzz/corpus`.
+
+use super::control;
+use super::cts::{Cts, CtsWords, SlotIndex};
+use super::endpoint::Endpoint;
+use super::explain::message::{Answer, Question};
+use super::frame::Assembler;
+use super::handle::{HANDLE_BYTES, Handle};
+use super::handshake::{Hello, Negotiated, Reply, Resume, Ring};
+use super::imm::{Imm, LengthCode};
+use super::rail_weights::RailWeights;
+use super::random::Random;
+use super::recovery::account::{Account, MissingMessage};
+use super::recovery::message::Message;
+use super::recovery::rail_mask::RailMask;
+use super::recv::{Buffer, RecvFlow};
+use super::requests::RequestId;
+use super::send::SendFlow;
+use super::sim::{self, endpoint, identity};
+use super::stripe::Striping;
+use super::transfer::Transfer;
+use super::{MAX_GROUP, MAX_QPS, MAX_RAILS, QpIndex, RING_SLOTS, Violation};
+
+/// A target: it takes any bytes.
+pub type Target = fn(&[u8]);
+
+/// The targets, by name.
+pub const TARGETS: [(&str, Target); 6] = [
+    ("frames", frames),
+    ("bodies", bodies),
+    ("sender", sender),
+    ("receiver", receiver),
+    ("schedules", |bytes| sim::check(Random::from_bytes(bytes))),
+    ("control", |bytes| control::sim::check(Random::from_bytes(bytes))),
+];
+
+/// A stream of bytes on a control connection, which come in pieces.
+fn frames(bytes: &[u8]) {
+    let mut assembler = Assembler::default();
+    for piece in bytes.chunks(11) {
+        assembler.handle_bytes(piece);
+        while let Ok(Some(frame)) = assembler.poll_frame() {
+            assert!(frame.body.len() <= frame.kind.max_body_bytes());
+            let mut again = Assembler::default();
+            again.allow_accounts();
+            again.handle_bytes(&frame.emit());
+            assert_eq!(again.poll_frame().map(|read| read.map(|frame| frame.body)), Ok(Some(frame.body)));
+        }
+    }
+}
+
+/// One message's body: that of a good message with some changes, or any bytes.
+fn bodies(bytes: &[u8]) {
+    let Some(([what, rails, qps, is_changed], rest)) = bytes.split_first_chunk() else { return };
+    let (rails, qps) = (1 + rails % 4, 1 + qps % 8);
+    let body = |good: Vec<u8>| if is_changed % 4 == 0 { rest.to_vec() } else { changed(good, rest) };
+    let offer = hello(rails.into(), qps.into()).endpoint;
+    let mask = RailMask::first(rails);
+    match what % 9 {
+        0 => check_hello(&body(hello(rails.into(), qps.into()).body())),
+        1 => check_reply(&body(reply(&offer, rails, qps).body()), &offer),
+        2 => drop(Resume::parse(rest)),
+        3 => {
+            let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+            let body = body(Handle { address, token: [0; 16] }.emit().to_vec());
+            if let Some(Ok(handle)) = body.first_chunk::<HANDLE_BYTES>().map(Handle::parse) {
+                assert_eq!(Handle::parse(&handle.emit()), Ok(handle));
+            }
+        }
+        4 => check_recovery(&Message::Halt { attempt: 7, usable: mask, cause: "why".into() }, body, rails),
+        5 => check_recovery(&Message::Offer { attempt: 7, rails: mask, endpoint: offer }, body, rails),
+        6 => check_recovery(&Message::Account { attempt: 7, account: account(&mut Random::new(7)) }, body, rails),
+        7 => drop(Question::parse(rest).map(|question| Question::parse(&question.body()).expect("it was read"))),
+        _ => drop(Answer::parse(rest)),
+    }
+}
+
+/// `bytes` with changes, each of three bytes: where (two), and to what.
+fn changed(mut bytes: Vec<u8>, changes: &[u8]) -> Vec<u8> {
+    for change in changes.chunks_exact(3) {
+        let at = usize::from(u16::from_le_bytes([change[0], change[1]]));
+        match at.checked_rem(bytes.len()) {
+            Some(place) if at >> 14 == 3 => drop(bytes.remove(place)),
+            Some(place) if at >> 14 == 2 => bytes.insert(place, change[2]),
+            Some(place) => bytes[place] = change[2],
+            None => bytes.push(change[2]),
+        }
+    }
+    bytes
+}
+
+/// A good first message of a sender with so many rails and queue pairs.
+pub(super) fn hello(rails: usize, qps: usize) -> Hello {
+    let ring = Ring { addr: 1 << 40, slots: RING_SLOTS as u32, slot_room: 64 };
+    Hello { endpoint: endpoint(rails, qps, true), ring, token: [9; 16], identity: identity() }
+}
+
+/// A good reply to that.
+fn reply(offer: &Endpoint, rails: u8, qps: u8) -> Reply {
+    let mut end = endpoint(rails.into(), qps.into(), true);
+    let terms = Negotiated::agree(offer, &end).expect("they fit");
+    end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
+    Reply { endpoint: end, terms, identity: identity() }
+}
+
+fn is_within_bounds(end: &Endpoint) -> bool {
+    let is_count = |n: usize| (1..=MAX_QPS).contains(&n);
+    (1..=MAX_RAILS).contains(&end.rails.len())
+        && end.rails.iter().all(|rail| is_count(rail.qps.len()) && rail.qps.iter().all(|qp| qp.qpn < 1 << 24))
+}
+
+/// Whether no name is longer than what a message carries of it: characters that are not valid UTF-8 take more bytes once read.
+fn has_short_names(end: &Endpoint) -> bool {
+    std::iter::once(&end.name).chain(end.rails.iter().map(|rail| &rail.name)).all(|name| name.len() <= 255)
+}
+
+/// A first message is within bounds and is the same once it is written and read again, or is refused.
+pub(super) fn check_hello(body: &[u8]) {
+    let Ok(hello) = Hello::parse(body) else { return };
+    if has_short_names(&hello.endpoint) {
+        assert_eq!(Hello::parse(&hello.body()).as_ref(), Ok(&hello));
+    }
+    assert!(is_within_bounds(&hello.endpoint));
+    assert_eq!(hello.ring.slots, RING_SLOTS as u32);
+    let own = endpoint(2, 2, true);
+    if let Ok(terms) = Negotiated::agree(&hello.endpoint, &own) {
+        assert!(usize::from(terms.striping.qp_count()) <= MAX_QPS);
+        let _ = own.rail_weights_with(&hello.endpoint);
+    }
+}
+
+/// A reply takes what was offered, and is the same once it is written and read again, or is refused.
+pub(super) fn check_reply(body: &[u8], offer: &Endpoint) {
+    let Ok(reply) = Reply::parse(body, offer) else { return };
+    assert!(is_within_bounds(&reply.endpoint));
+    if has_short_names(&reply.endpoint) {
+        assert_eq!(Reply::parse(&reply.body(), offer).as_ref(), Ok(&reply));
+    }
+    let (striping, most) = (reply.terms.striping, offer.rails.first().map_or(0, |rail| rail.qps.len()));
+    assert!(usize::from(striping.rails()) <= offer.rails.len());
+    assert!(usize::from(striping.qp_count()) <= offer.rails.len() * most);
+    assert_eq!(reply.endpoint.rails.len(), usize::from(striping.rails()));
+    let _ = offer.rail_weights_with(&reply.endpoint);
+}
+
+/// A message about recovery, whose body is made from that of a good one, is within bounds and is the same once it is written and read again, or
+/// is refused.
+pub(super) fn check_recovery(good: &Message, body: impl FnOnce(Vec<u8>) -> Vec<u8>, rails: u8) {
+    let mask = RailMask::first(rails);
+    let Ok(message) = Message::parse(good.kind(), &body(good.body()), rails) else { return };
+    let is_short = match &message {
+        Message::Account { account, .. } => account.check() == Ok(()),
+        Message::Offer { rails, endpoint, .. } => {
+            assert!(is_within_bounds(endpoint) && rails.is_within(mask));
+            assert_eq!(endpoint.rails.len(), usize::from(rails.count()));
+            has_short_names(endpoint)
+        }
+        Message::Halt { usable, cause, .. } => {
+            assert!(usable.is_within(mask));
+            cause.len() <= 255
+        }
+        _ => true,
+    };
+    assert!(is_short || !matches!(message, Message::Account { .. }), "an account that is not valid is read");
+    if is_short {
+        assert_eq!(Message::parse(message.kind(), &message.body(), rails), Ok(message));
+    }
+}
+
+/// A receiver whose peer sends any immediates.
+fn receiver(bytes: &[u8]) {
+    let mut random = Random::from_bytes(bytes);
+    let striping = Striping::new(1 + random.below(4) as u8, 1 + random.below(4) as u8, random.one_in(2));
+    let groups: Vec<Vec<u32>> = (0..1 + random.below(6)).map(|_| group(&mut random)).collect();
+    let immediates = (0..random.below(64)).map(|_| arriving(&mut random)).collect();
+    let _ = receive(striping, &groups, immediates);
+}
+
+fn group(random: &mut Random) -> Vec<u32> {
+    let count = if random.one_in(2) { 1 } else { 1 + random.index(MAX_GROUP) };
+    let mut size = || {
+        let most = if random.one_in(2) { 2000 } else { 200_000 };
+        random.below(most) as u32
+    };
+    (0..count).map(|_| size()).collect()
+}
+
+/// An immediate that a receiver gets.
+#[derive(Debug, Clone)]
+pub(super) enum Arriving {
+    /// On a queue pair, any 32 bits.
+    Random(u8, u32),
+    /// On a queue pair, for one of the latest slots.
+    Likely(u8, u8, LengthCode),
+}
+
+fn arriving(random: &mut Random) -> Arriving {
+    let qp = random.below(256) as u8;
+    if random.one_in(8) {
+        return Arriving::Random(qp, random.below(1 << 32) as u32);
+    }
+    let code = match random.below(5) {
+        0 => LengthCode::Bytes(random.below(3000) as u32),
+        1 => LengthCode::Low(random.below(1 << 16) as u16),
+        2 => LengthCode::High(random.below(3) as u16),
+        3 => LengthCode::Full,
+        _ => LengthCode::Stripe,
+    };
+    Arriving::Likely(qp, random.below(12) as u8, code)
+}
+
+/// A receiver with groups of buffers of these sizes gets all of `immediates`, up to the first that is refused. No completed receive reports
+/// more bytes than its buffer has.
+pub(super) fn receive(striping: Striping, groups: &[Vec<u32>], immediates: Vec<Arriving>) -> Result<(), Violation> {
+    let mut flow = RecvFlow::new(striping);
+    let mut out = Vec::new();
+    let mut last = 0;
+    let mut tested = RequestId::from_bits(0);
+    for group in groups {
+        let buffer = |i| Ok::<_, Violation>(Buffer { addr: 4096, length: group[i], rkeys: &[1; MAX_RAILS], tag: 0 });
+        let posted = flow.post(group.len(), buffer)?;
+        tested = posted.unwrap_or(tested);
+        out.extend(posted.map(|id| (id, group)));
+        last += group.len() as u32;
+    }
+    while flow.poll_cts(MAX_GROUP as u32).is_some() {}
+    let mut violation = Ok(());
+    for one in immediates {
+        let (qp, imm) = match one {
+            Arriving::Random(qp, bits) => (qp, Imm::from_bits(bits)),
+            Arriving::Likely(qp, back, code) => {
+                (qp, Imm::new(SlotIndex::of(last.saturating_sub(back.into()).max(1)), code))
+            }
+        };
+        // The queue pair is known from the completion, not from the peer, so it exists.
+        violation = flow.handle_immediate(QpIndex(qp % striping.qp_count()), imm);
+        if violation.is_err() {
+            break;
+        }
+        flow.handle_empty_poll(tested);
+    }
+    for (id, group) in out {
+        let lengths = flow.poll_done(id)?.map(<[u32]>::to_vec).unwrap_or_default();
+        assert!(lengths.is_empty() || lengths.len() == group.len());
+        assert!(lengths.iter().zip(group).all(|(length, size)| length <= size), "{lengths:?} for {group:?}");
+    }
+    violation
+}
+
+/// A sender whose ring holds what the peer writes, and which gets accounts of it.
+fn sender(bytes: &[u8]) {
+    let mut random = Random::from_bytes(bytes);
+    let striping = Striping::new(1 + random.below(4) as u8, 1 + random.below(4) as u8, random.one_in(2));
+    let mut flow = SendFlow::new(striping, RailWeights::from_speeds([1; 4]));
+    if striping.is_split() && random.one_in(2) {
+        flow.use_lanes();
+    }
+    let mut outstanding: Vec<RequestId> = Vec::new();
+    for _ in 0..random.below(40) {
+        match random.below(8) {
+            0..=4 => {
+                let ring: Vec<_> = (0..4).map(|_| clear_to_send(&mut random)).collect();
+                let length = random.below(200_000) as u32;
+                let read = |seq: u32| ring.get(seq as usize % 8).map(|words| with_number(*words, seq));
+                match flow.submit(random.below(3) as u32, 0, length, read) {
+                    Ok(Some(transfer)) => {
+                        assert!(transfer.length <= length);
+                        check_stripes(&flow, &transfer);
+                        outstanding.push(transfer.id);
+                    }
+                    Ok(None) => {}
+                    Err(_) => return,
+                }
+            }
+            5 | 6 => {
+                if !outstanding.is_empty() {
+                    let id = outstanding.swap_remove(random.index(outstanding.len()));
+                    while flow.is_done(id) == Ok(false) {
+                        flow.handle_completion(id).expect("it is outstanding");
+                    }
+                    let _ = flow.poll_done(id);
+                }
+            }
+            _ => {
+                let before = flow.outstanding();
+                if flow.apply_account(&account(&mut random), striping, RailWeights::from_speeds([1; 4])).is_err() {
+                    assert_eq!(flow.outstanding(), before);
+                }
+                while let Some((transfer, _)) = flow.poll_replay() {
+                    assert!(outstanding.contains(&transfer.id));
+                    check_stripes(&flow, &transfer);
+                }
+            }
+        }
+    }
+}
+
+fn clear_to_send(random: &mut Random) -> CtsWords {
+    if random.one_in(4) {
+        return std::array::from_fn(|_| random.below(u64::MAX));
+    }
+    let (length, tag) = (random.below(200_000) as u32, random.below(3) as u32);
+    Cts { addr: 4096, length, rkeys: [1; 2], tag, seq: 0 }.emit()
+}
+
+/// The same with this sequence number, as it is read where that one is looked for.
+fn with_number(mut words: CtsWords, seq: u32) -> CtsWords {
+    words[3] = (u64::from_le(words[3]) & 0xffff_ffff | u64::from(seq) << 32).to_le();
+    words
+}
+
+/// The stripes of a message make up all of it.
+pub(super) fn check_stripes(flow: &SendFlow, transfer: &Transfer) {
+    let sum: u32 = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe.length).sum();
+    assert_eq!(sum, transfer.length);
+}
+
+/// An account near what a sender of a few messages expects.
+fn account(random: &mut Random) -> Account {
+    let number = |random: &mut Random| if random.one_in(10) { random.below(1 << 32) } else { random.below(24) } as u32;
+    let (oldest, next) = (number(random), number(random));
+    let missing = (0..random.below(20)).map(|i| {
+        let seq = if random.one_in(8) { number(random) } else { oldest.wrapping_add(i as u32) };
+        let length = random.below(200_000) as u32;
+        MissingMessage {
+            cts: Cts { addr: 4096, length, rkeys: [1; 2], tag: random.below(3) as u32, seq },
+            extra: [1; 2],
+        }
+    });
+    let missing = missing.collect();
+    Account { oldest, next, missing }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// Those that a file has, each with its length in front.
+    fn inputs(packed: &[u8]) -> Vec<&[u8]> {
+        let mut rest = packed;
+        std::iter::from_fn(|| {
+            let (length, after) = rest.split_first_chunk()?;
+            let (input, left) = after.split_at(u32::from_le_bytes(*length) as usize);
+            rest = left;
+            Some(input)
+        })
+        .collect()
+    }
+
+    /// Each has reached something that none before had.
+    #[test]
+    fn inputs_that_are_kept_break_nothing() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus");
+        for (name, target) in TARGETS {
+            let packed = std::fs::read(corpus.join(name).with_extension("inputs")).expect("each target has inputs");
+            let inputs = inputs(&packed);
+            assert!(inputs.len() > 10, "{name}: {} inputs", inputs.len());
+            inputs.into_iter().for_each(target);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_an_input() {
+        let mut random = Random::new(1);
+        for (_, target) in TARGETS {
+            for length in 0..40 {
+                target(&(0..length).map(|_| random.below(256) as u8).collect::<Vec<_>>());
+            }
+        }
+    }
+}

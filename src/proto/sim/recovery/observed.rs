@@ -1,0 +1,109 @@
+//! The recovery of one end, which notes in which state each event comes.
+
+use crate::proto::Violation;
+use crate::proto::control::Time;
+use crate::proto::endpoint::Endpoint;
+use crate::proto::recovery::account::Account;
+use crate::proto::recovery::action::{Action, Role};
+use crate::proto::recovery::machine::Recovery;
+use crate::proto::recovery::message::Message;
+use crate::proto::recovery::rail_mask::RailMask;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::time::Duration;
+
+/// How often each event has come in each state of either end: (whether it is the sender, state, event).
+pub(super) type Visits = BTreeMap<(bool, &'static str, &'static str), u64>;
+
+thread_local! {
+    static VISITS: RefCell<Visits> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Those that this thread has seen since the last call.
+pub(super) fn take() -> Visits {
+    VISITS.take()
+}
+
+/// The recovery. What changes nothing is its own.
+#[derive(Debug)]
+pub(super) struct Observed {
+    machine: Recovery,
+    is_sender: bool,
+}
+
+impl Deref for Observed {
+    type Target = Recovery;
+
+    fn deref(&self) -> &Recovery {
+        &self.machine
+    }
+}
+
+impl Observed {
+    pub(super) fn new(role: Role, rails: RailMask, give_up: Duration) -> Self {
+        Self { machine: Recovery::new(role, rails, give_up), is_sender: role == Role::Sender }
+    }
+
+    fn note(&mut self, event: &'static str) -> &mut Recovery {
+        let visit = (self.is_sender, self.machine.state_name(), event);
+        VISITS.with_borrow_mut(|visits| *visits.entry(visit).or_default() += 1);
+        &mut self.machine
+    }
+
+    pub(super) fn handle_fault(&mut self, now: Time, cause: &str) {
+        self.note("fault").handle_fault(now, cause);
+    }
+
+    pub(super) fn handle_message(&mut self, now: Time, message: Message) -> Result<(), Violation> {
+        let event = match &message {
+            Message::Halt { .. } => "Halt",
+            Message::Ports { .. } => "Ports",
+            Message::Offer { .. } => "Offer",
+            Message::Answer { .. } => "Answer",
+            Message::Ready { .. } => "Ready",
+            Message::Account { .. } => "Account",
+        };
+        self.note(event).handle_message(now, message)
+    }
+
+    pub(super) fn handle_back(&mut self, now: Time) {
+        self.note("back").handle_back(now);
+    }
+
+    pub(super) fn handle_usable(&mut self, now: Time, usable: RailMask) {
+        self.note("usable").handle_usable(now, usable);
+    }
+
+    pub(super) fn handle_fenced(&mut self, now: Time) {
+        self.note("fenced").handle_fenced(now);
+    }
+
+    pub(super) fn handle_created(&mut self, now: Time, attempt: u32, end: Result<Endpoint, String>) {
+        self.note("created").handle_created(now, attempt, end);
+    }
+
+    pub(super) fn handle_connected(&mut self, now: Time, attempt: u32, end: Result<Endpoint, String>) {
+        self.note("connected").handle_connected(now, attempt, end);
+    }
+
+    pub(super) fn handle_unreachable(&mut self, now: Time, attempt: u32, dead: RailMask) {
+        self.note("unreachable").handle_unreachable(now, attempt, dead);
+    }
+
+    pub(super) fn handle_resumed(&mut self, now: Time, attempt: u32, account: Option<Account>) {
+        self.note("resumed").handle_resumed(now, attempt, account);
+    }
+
+    pub(super) fn handle_drained(&mut self, now: Time) {
+        self.note("drained").handle_drained(now);
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        self.note("timeout").handle_timeout(now);
+    }
+
+    pub(super) fn poll_action(&mut self) -> Option<Action> {
+        self.machine.poll_action()
+    }
+}
