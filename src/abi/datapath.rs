@@ -288,6 +288,8 @@ pub(super) extern "C" fn test_message<T: Tested>(request: &RequestHandle, answer
     }
 }
 
+/// [`test_message()`] of a request that is not complete: polls. What is needed after the poll is looked up again, which costs less than
+/// to save registers for it.
 #[inline(never)]
 extern "C" fn poll<T: Tested>(
     request: &RequestHandle,
@@ -295,41 +297,50 @@ extern "C" fn poll<T: Tested>(
     mut inside: Inside<'_, T::Path>,
 ) -> ncclResult_t {
     let mut batch = Batch::default();
-    match T::poll(inside.state(), &mut batch) {
-        None => {
-            inside.leave();
-            ncclSuccess
-        }
-        Some(Ok(completions)) => handle_polled::<T>(request, answer, inside, completions),
-        Some(Err(e)) => handle_failed_poll::<T>(request, answer, inside, e),
+    let polled = T::poll(inside.state(), &mut batch);
+    match polled {
+        Ok([]) => {}
+        Ok(completions) => return handle_polled::<T>(request, answer, completions),
+        Err(e) => return handle_failed_poll::<T>(request, e),
     }
+    // SAFETY: as in `handle_polled`.
+    let mut inside = unsafe { request.comm::<T>().comm.path().go_on_inside() };
+    if T::has_nothing_to_do(inside.state()) {
+        inside.leave();
+        return ncclSuccess;
+    }
+    handle_empty_poll::<T>(request, inside)
 }
 
 #[inline(never)]
-fn handle_polled<T: Tested>(
-    request: &RequestHandle,
-    answer: Answer,
-    inside: Inside<'_, T::Path>,
-    completions: &[Completion],
-) -> ncclResult_t {
+fn handle_polled<T: Tested>(request: &RequestHandle, answer: Answer, completions: &[Completion]) -> ncclResult_t {
     // SAFETY: as in `test_message`.
     let comm = unsafe { request.comm::<T>() };
-    let done = move |lengths: &[u32]| answer.finish(lengths);
-    on_comm("test", Ok(comm), |c| c.comm.handle_polled(inside, Ok(completions), request.id(), done))
+    // SAFETY: the thread has entered before the poll, and what says so is not used any more.
+    let mut inside = unsafe { comm.comm.path().go_on_inside() };
+    on_comm("test", Ok(comm), |c| {
+        let done = move |lengths: &[u32]| answer.finish(lengths);
+        let outcome = c.comm.handle_polled(inside.state(), completions, request.id(), done);
+        inside.leave();
+        outcome
+    })
+}
+
+#[inline(never)]
+fn handle_empty_poll<T: Tested>(request: &RequestHandle, inside: Inside<'_, T::Path>) -> ncclResult_t {
+    // SAFETY: as in `test_message`.
+    let comm = unsafe { request.comm::<T>() };
+    on_comm("test", Ok(comm), |c| c.comm.handle_empty_poll(inside, request.id()))
 }
 
 #[cold]
 #[inline(never)]
-fn handle_failed_poll<T: Tested>(
-    request: &RequestHandle,
-    answer: Answer,
-    inside: Inside<'_, T::Path>,
-    error: Error,
-) -> ncclResult_t {
+fn handle_failed_poll<T: Tested>(request: &RequestHandle, error: Error) -> ncclResult_t {
     // SAFETY: as in `test_message`.
     let comm = unsafe { request.comm::<T>() };
-    let done = move |lengths: &[u32]| answer.finish(lengths);
-    on_comm("test", Ok(comm), |c| c.comm.handle_polled(inside, Err(error), request.id(), done))
+    // SAFETY: as in `handle_polled`.
+    let inside = unsafe { comm.comm.path().go_on_inside() };
+    on_comm("test", Ok(comm), |c| c.comm.handle_failed_poll(inside, error))
 }
 
 #[inline(never)]

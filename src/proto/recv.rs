@@ -36,6 +36,15 @@ pub(super) struct RecvRequest {
     pub(super) lengths: [u32; MAX_GROUP],
 }
 
+impl RecvRequest {
+    /// Message number `index` has arrived, of `length` bytes.
+    #[inline(always)]
+    pub(super) fn complete(&mut self, index: u8, length: u32) {
+        self.lengths[usize::from(index) % MAX_GROUP] = length;
+        self.pending -= 1;
+    }
+}
+
 /// State of the receiving end. All memory is allocated by [`RecvFlow::new`].
 #[derive(Debug)]
 pub struct RecvFlow {

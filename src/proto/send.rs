@@ -194,12 +194,21 @@ impl SendFlow {
     /// There is no such request, or all of its stripes have been acknowledged before.
     #[inline]
     pub fn handle_completion(&mut self, id: RequestId) -> Result<(), Violation> {
+        match self.complete_stripe(id) {
+            true => Ok(()),
+            false => Err(violation!("send completion for {:?}, which is not outstanding", id)),
+        }
+    }
+
+    /// As [`Self::handle_completion`]; false where that fails.
+    #[inline(always)]
+    pub fn complete_stripe(&mut self, id: RequestId) -> bool {
         match self.requests.get_mut(id) {
             Some(request) if request.pending_stripes > 0 => {
                 request.pending_stripes -= 1;
-                Ok(())
+                true
             }
-            _ => Err(violation!("send completion for {:?}, which is not outstanding", id)),
+            _ => false,
         }
     }
 

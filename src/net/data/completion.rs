@@ -64,36 +64,65 @@ impl SendPath {
             return self.progress_for(id, done);
         }
         let mut batch = Batch::default();
-        self.poll(&mut batch).map_or(Ok(()), |polled| self.handle_polled(polled, id, done))
-    }
-
-    /// Polls the only completion queue. `None`: there is nothing to do.
-    #[inline(always)]
-    pub(super) fn poll<'b>(&mut self, batch: &'b mut Batch) -> Option<Result<&'b [Completion]>> {
-        match self.qps.queue.poll(batch) {
-            Ok([]) if !self.stall.is_due() => None,
-            polled => Some(polled),
+        match self.qps.queue.poll(&mut batch) {
+            Ok([]) if self.has_nothing_to_do() => Ok(()),
+            Ok([]) => self.handle_empty_poll(),
+            Ok(completions) => self.handle_polled(completions, id, done),
+            Err(e) => self.handle_failure(e),
         }
     }
 
-    /// Handles what [`Self::poll`] has returned, for request `id`.
+    /// To be called when a poll has found nothing; false: [`Self::handle_empty_poll`] is to be called.
+    #[inline(always)]
+    pub(super) fn has_nothing_to_do(&mut self) -> bool {
+        !self.stall.is_due()
+    }
+
+    /// A poll has found nothing, and it is time to look at the clock.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn handle_empty_poll(&mut self) -> Result<()> {
+        self.check_stall()
+    }
+
+    /// Handles the `completions` of the only completion queue, for request `id`.
     ///
     /// # Errors
     /// The connection has failed.
     #[inline(always)]
-    pub(super) fn handle_polled(
-        &mut self,
-        polled: Result<&[Completion]>,
-        id: RequestId,
-        done: impl Done,
-    ) -> Result<()> {
-        match polled {
-            Ok([]) => self.check_stall(),
-            Ok(completions) => match self.handle_completions(completions) {
-                Ok(()) => self.finish(id, done).map(drop),
-                Err(e) => self.fail_after(id, done, e),
-            },
-            Err(e) => self.handle_failure(e),
+    pub(super) fn handle_polled(&mut self, completions: &[Completion], id: RequestId, done: impl Done) -> Result<()> {
+        match self.handle_usual(completions) {
+            [] => self.finish(id, done).map(drop),
+            others => self.handle_others(others, id, done),
+        }
+    }
+
+    /// Handles completions in their order, as long as each is that of a stripe in one write, which has succeeded. Returns the others,
+    /// from the first on that is not.
+    #[inline(always)]
+    fn handle_usual<'c>(&mut self, mut completions: &'c [Completion]) -> &'c [Completion] {
+        while let [completion, others @ ..] = completions
+            && completion.status() == Status::SUCCESS
+            && let WrId::Data { request, .. } = WrId::from_bits(completion.id())
+            && self.flow.complete_stripe(request)
+        {
+            completions = others;
+        }
+        completions
+    }
+
+    /// As [`Self::handle_polled`], whatever the completions are.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(never)]
+    fn handle_others(&mut self, completions: &[Completion], id: RequestId, done: impl Done) -> Result<()> {
+        match self.handle_completions(completions) {
+            Ok(()) => self.finish(id, done).map(drop),
+            Err(e) => self.fail_after(id, done, e),
         }
     }
 
@@ -222,16 +251,32 @@ impl RecvPath {
             return self.progress_for(peer, id, done);
         }
         let mut batch = Batch::default();
-        self.poll(&mut batch).map_or(Ok(()), |polled| self.handle_polled(peer, polled, id, done))
+        match self.qps.queue.poll(&mut batch) {
+            Ok([]) if self.has_nothing_to_do() => Ok(()),
+            Ok([]) => self.handle_empty_poll(peer, id),
+            Ok(completions) => self.handle_polled(peer, completions, id, done),
+            Err(e) => self.handle_failure(peer, e),
+        }
     }
 
-    /// As [`SendPath::poll`].
+    /// As [`SendPath::has_nothing_to_do`].
     #[inline(always)]
-    pub(super) fn poll<'b>(&mut self, batch: &'b mut Batch) -> Option<Result<&'b [Completion]>> {
-        match self.qps.queue.poll(batch) {
-            Ok([]) if !self.stall.is_due() && !self.flow.has_waiting_cts() => None,
-            polled => Some(polled),
+    pub(super) fn has_nothing_to_do(&mut self) -> bool {
+        !self.stall.is_due() && !self.flow.has_waiting_cts()
+    }
+
+    /// A poll has found nothing. NCCL tests request `awaited`. Looks at the clock, if that is due, and sends clear-to-sends that have
+    /// waited for others.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(never)]
+    pub(super) fn handle_empty_poll(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        self.flow.handle_empty_poll(awaited);
+        if self.stall.was_due() {
+            self.check_stall(peer)?;
         }
+        self.send_cts().or_else(|e| self.handle_failure(peer, e))
     }
 
     /// As [`SendPath::handle_polled`].
@@ -242,17 +287,53 @@ impl RecvPath {
     pub(super) fn handle_polled(
         &mut self,
         peer: &Arc<PeerState>,
-        polled: Result<&[Completion]>,
+        completions: &[Completion],
         id: RequestId,
         done: impl Done,
     ) -> Result<()> {
-        match polled {
-            Ok([]) => self.handle_empty_poll(peer, id, self.stall.was_due()),
-            Ok(completions) => match self.handle_completions(peer, completions) {
-                Ok(()) => self.finish(id, done).map(drop),
-                Err(e) => self.fail_after(peer, id, done, e),
-            },
-            Err(e) => self.handle_failure(peer, e),
+        match self.handle_usual(completions) {
+            None if !self.flow.is_cts_due() => self.finish(id, done).map(drop),
+            others => self.handle_others(peer, others.unwrap_or_default(), id, done),
+        }
+    }
+
+    /// Handles completions in their order, as long as each is that of a receive, by which a whole message has come. Returns the others,
+    /// from the first on that is not, or behind the one after which receives are to be posted; `None`: there is nothing else to do.
+    #[inline(always)]
+    fn handle_usual<'c>(&mut self, mut completions: &'c [Completion]) -> Option<&'c [Completion]> {
+        while let [completion, others @ ..] = completions {
+            let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { return Some(completions) };
+            if completion.status() != Status::SUCCESS
+                || !self.flow.complete_whole(QpIndex(qp), Imm::from_bits(completion.imm()))
+            {
+                return Some(completions);
+            }
+            let Some(connected) = self.qps.qps.get_mut(usize::from(qp)) else { return Some(completions) };
+            completions = others;
+            if connected.count_receive() {
+                return Some(completions);
+            }
+        }
+        None
+    }
+
+    /// As [`Self::handle_polled`], whatever the completions are; there may be none. Posts receives before, and sends the clear-to-sends
+    /// that are due after that.
+    ///
+    /// # Errors
+    /// As there, or the device refuses a clear-to-send.
+    #[inline(never)]
+    fn handle_others(
+        &mut self,
+        peer: &Arc<PeerState>,
+        completions: &[Completion],
+        id: RequestId,
+        done: impl Done,
+    ) -> Result<()> {
+        let posted = self.qps.post_missing();
+        match posted.and_then(|()| self.handle_completions(peer, completions)) {
+            Ok(()) => self.finish(id, done).map(drop),
+            Err(e) => self.fail_after(peer, id, done, e),
         }
     }
 
@@ -277,19 +358,6 @@ impl RecvPath {
         if self.finish(id, done)? { Ok(()) } else { progress }
     }
 
-    /// A poll has found nothing. NCCL tests request `awaited`; `is_due` tells whether to look at the clock.
-    ///
-    /// # Errors
-    /// The connection has failed.
-    #[inline(never)]
-    fn handle_empty_poll(&mut self, peer: &Arc<PeerState>, awaited: RequestId, is_due: bool) -> Result<()> {
-        self.flow.handle_empty_poll(awaited);
-        if is_due {
-            self.check_stall(peer)?;
-        }
-        self.send_cts().or_else(|e| self.handle_failure(peer, e))
-    }
-
     /// As [`SendPath::progress`]; NCCL tests request `awaited`.
     ///
     /// # Errors
@@ -300,8 +368,8 @@ impl RecvPath {
         }
         match self.poll_rails(peer) {
             Ok(0) => {
-                let is_due = self.stall.is_due();
-                self.handle_empty_poll(peer, awaited, is_due)
+                let _ = self.stall.is_due();
+                self.handle_empty_poll(peer, awaited)
             }
             Ok(_) => self.send_cts().or_else(|e| self.handle_failure(peer, e)),
             Err(e) => self.handle_failure(peer, e),

@@ -5,7 +5,7 @@ use super::completion::Done;
 use super::exclusive_cell::{ExclusiveCell, Inside};
 use super::receiver::{RecvComm, RecvPath};
 use super::sender::{SendComm, SendPath};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::proto::cts::{Cts, SlotIndex};
 use crate::proto::requests::RequestId;
 use crate::proto::send_single::Refusal;
@@ -32,20 +32,41 @@ pub trait Tested {
     /// message then.
     fn first_look(&self, id: RequestId, done: impl Done) -> FirstLook<'_, Self::Path>;
 
-    /// `test` of a request that is not complete goes on: polls the only completion queue. `None`: there is nothing to do.
-    fn poll<'b>(path: &mut Self::Path, batch: &'b mut Batch) -> Option<Result<&'b [Completion]>>;
+    /// `test` of a request that is not complete goes on: polls the only completion queue.
+    ///
+    /// # Errors
+    /// The queue has failed.
+    fn poll<'b>(path: &Self::Path, batch: &'b mut Batch) -> Result<&'b [Completion]>;
 
-    /// Handles what [`Self::poll`] has returned.
+    /// To be called when [`Self::poll`] has found nothing; false: [`Self::handle_empty_poll`] is to be called.
+    fn has_nothing_to_do(path: &mut Self::Path) -> bool;
+
+    /// A poll has found nothing while request `id` is tested.
+    ///
+    /// # Errors
+    /// The connection has failed. The error is the same each time.
+    fn handle_empty_poll(&self, inside: Inside<'_, Self::Path>, id: RequestId) -> Result<()>;
+
+    /// Handles the completions that [`Self::poll`] has found. The thread is inside, and stays there.
     ///
     /// # Errors
     /// The connection has failed. The error is the same each time.
     fn handle_polled(
         &self,
-        inside: Inside<'_, Self::Path>,
-        polled: Result<&[Completion]>,
+        path: &mut Self::Path,
+        completions: &[Completion],
         id: RequestId,
         done: impl Done,
     ) -> Result<()>;
+
+    /// [`Self::poll`] has failed with `error`.
+    ///
+    /// # Errors
+    /// The connection has failed. The error is the same each time.
+    fn handle_failed_poll(&self, inside: Inside<'_, Self::Path>, error: Error) -> Result<()>;
+
+    /// The state of its data path.
+    fn path(&self) -> &ExclusiveCell<Self::Path>;
 
     /// The whole `test`, by the long way.
     ///
@@ -67,21 +88,41 @@ impl Tested for SendComm {
     }
 
     #[inline(always)]
-    fn poll<'b>(path: &mut SendPath, batch: &'b mut Batch) -> Option<Result<&'b [Completion]>> {
-        path.poll(batch)
+    fn poll<'b>(path: &SendPath, batch: &'b mut Batch) -> Result<&'b [Completion]> {
+        path.qps.queue.poll(batch)
+    }
+
+    #[inline(always)]
+    fn has_nothing_to_do(path: &mut SendPath) -> bool {
+        path.has_nothing_to_do()
+    }
+
+    fn handle_empty_poll(&self, mut inside: Inside<'_, SendPath>, _id: RequestId) -> Result<()> {
+        let outcome = inside.state().handle_empty_poll();
+        inside.leave();
+        outcome
     }
 
     #[inline(always)]
     fn handle_polled(
         &self,
-        mut inside: Inside<'_, SendPath>,
-        polled: Result<&[Completion]>,
+        path: &mut SendPath,
+        completions: &[Completion],
         id: RequestId,
         done: impl Done,
     ) -> Result<()> {
-        let outcome = inside.state().handle_polled(polled, id, done);
+        path.handle_polled(completions, id, done)
+    }
+
+    fn handle_failed_poll(&self, mut inside: Inside<'_, SendPath>, error: Error) -> Result<()> {
+        let outcome = inside.state().handle_failure(error);
         inside.leave();
         outcome
+    }
+
+    #[inline(always)]
+    fn path(&self) -> &ExclusiveCell<SendPath> {
+        &self.path
     }
 
     fn test(&self, id: RequestId, done: impl Done) -> Result<()> {
@@ -102,21 +143,41 @@ impl Tested for RecvComm {
     }
 
     #[inline(always)]
-    fn poll<'b>(path: &mut RecvPath, batch: &'b mut Batch) -> Option<Result<&'b [Completion]>> {
-        path.poll(batch)
+    fn poll<'b>(path: &RecvPath, batch: &'b mut Batch) -> Result<&'b [Completion]> {
+        path.qps.queue.poll(batch)
+    }
+
+    #[inline(always)]
+    fn has_nothing_to_do(path: &mut RecvPath) -> bool {
+        path.has_nothing_to_do()
+    }
+
+    fn handle_empty_poll(&self, mut inside: Inside<'_, RecvPath>, id: RequestId) -> Result<()> {
+        let outcome = inside.state().handle_empty_poll(&self.peer, id);
+        inside.leave();
+        outcome
     }
 
     #[inline(always)]
     fn handle_polled(
         &self,
-        mut inside: Inside<'_, RecvPath>,
-        polled: Result<&[Completion]>,
+        path: &mut RecvPath,
+        completions: &[Completion],
         id: RequestId,
         done: impl Done,
     ) -> Result<()> {
-        let outcome = inside.state().handle_polled(&self.peer, polled, id, done);
+        path.handle_polled(&self.peer, completions, id, done)
+    }
+
+    fn handle_failed_poll(&self, mut inside: Inside<'_, RecvPath>, error: Error) -> Result<()> {
+        let outcome = inside.state().handle_failure(&self.peer, error);
         inside.leave();
         outcome
+    }
+
+    #[inline(always)]
+    fn path(&self) -> &ExclusiveCell<RecvPath> {
+        &self.path
     }
 
     fn test(&self, id: RequestId, done: impl Done) -> Result<()> {

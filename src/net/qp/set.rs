@@ -180,8 +180,14 @@ impl ConnectedQp {
     /// The device refuses.
     #[inline(always)]
     pub fn handle_receive(&mut self) -> Result<()> {
+        if self.count_receive() { self.post_missing() } else { Ok(()) }
+    }
+
+    /// A receive has been consumed. Returns whether a batch is missing.
+    #[inline(always)]
+    pub fn count_receive(&mut self) -> bool {
         self.receives = self.receives.saturating_sub(1);
-        if self.receives + RECV_BATCH as u32 <= self.receives_kept { self.post_missing() } else { Ok(()) }
+        self.receives + RECV_BATCH as u32 <= self.receives_kept
     }
 
     /// Posts receives, so that there are `count`, a multiple of a batch; and again when they are consumed.
@@ -210,6 +216,14 @@ impl QpSet {
     /// The device refuses.
     pub fn keep_receives(&mut self, count: u32) -> Result<()> {
         self.qps.iter_mut().try_for_each(|connected| connected.keep_receives(count))
+    }
+
+    /// Posts receives again on each queue pair where a batch is missing.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub fn post_missing(&mut self) -> Result<()> {
+        self.qps.iter_mut().try_for_each(ConnectedQp::post_missing)
     }
 
     /// Takes all queue pairs out.
