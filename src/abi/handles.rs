@@ -1,7 +1,7 @@
 //! The objects behind NCCL's `void*`.
 //!
-//! Each object begins with a tag, so that a pointer to something else is refused. The request objects of a communicator are
-//! allocated with it: a request that begins is the address of one of them. What NCCL holds counts as one reference; the thread that
+//! Each object begins with a tag, so that a pointer to something else is refused. A request is the address of its entry in one of the
+//! communicator's tables ([`crate::proto::requests`]), which begins with a tag too. What NCCL holds counts as one reference; the thread that
 //! recovers a connection may have another one for a while.
 
 use super::nccl::ncclResult_t;
@@ -16,14 +16,13 @@ use crate::net::mr::handle::MrHandle;
 use crate::net::operations::seen::Seen;
 use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
-use crate::proto::MAX_REQUESTS;
 use crate::proto::explain::look::Found;
 use crate::proto::explain::operation::PeerRank;
-use crate::proto::requests::RequestId;
+use crate::proto::requests::{Entry, Front};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A type of object that NCCL holds.
 pub trait Tagged {
@@ -69,8 +68,6 @@ pub type SendHandle = Handle<Comm<SendComm>>;
 pub type RecvHandle = Handle<Comm<RecvComm>>;
 /// `mhandle`.
 pub type MemoryHandle = Handle<MrHandle>;
-/// `request`.
-pub type RequestHandle = Handle<Request>;
 
 tagged!(Mutex<Listener>, b"FLis", "listenComm");
 tagged!(Comm<SendComm>, b"FSnd", "sendComm");
@@ -78,35 +75,23 @@ tagged!(Comm<RecvComm>, b"FRcv", "recvComm");
 tagged!(MrHandle, b"FMem", "mhandle");
 tagged!(Request, b"FReq", "request");
 
-/// A communicator with its request objects.
+/// `request`: the address of an entry of one of a communicator's tables, which begins with this.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Request(Front);
+
+/// A communicator.
 #[derive(Debug)]
 pub struct Comm<T> {
     /// The communicator.
     pub comm: T,
     labels: Labels,
-    requests: Box<[RequestHandle; MAX_REQUESTS]>,
-    /// The request objects of flushes, from the first flush on.
-    flushes: OnceLock<Box<[RequestHandle; MAX_REQUESTS]>>,
     /// The last error that was logged.
     logged: Mutex<Option<Error>>,
 }
 
-/// NCCL's `test` of one kind of request.
-pub type Test = extern "C" fn(&RequestHandle, Answer) -> ncclResult_t;
-
-/// A request object. It stands for one of the communicator's requests at a time.
-#[derive(Debug)]
-pub struct Request {
-    test: Test,
-    /// The communicator, a [`Comm`].
-    comm: *const c_void,
-    id: AtomicU32,
-}
-
-// SAFETY: the address is followed in NCCL's calls only, which know that the communicator is alive.
-unsafe impl Send for Request {}
-// SAFETY: as above.
-unsafe impl Sync for Request {}
+/// NCCL's `test` of one kind of request, which is called with requests of this kind alone.
+pub type Test = unsafe extern "C" fn(*mut c_void, Answer) -> ncclResult_t;
 
 impl<T> Handle<T>
 where
@@ -251,13 +236,9 @@ impl Handle<MrHandle> {
 impl Handle<Comm<SendComm>> {
     /// Gives a send communicator to NCCL, whose sends `test` tests.
     pub fn new_send(comm: SendComm, test: Test) -> *mut c_void {
-        let made = Self::allocate(|place| Comm {
-            labels: comm.labels,
-            comm,
-            requests: requests(place, test),
-            flushes: OnceLock::new(),
-            logged: Mutex::default(),
-        });
+        let made = Self::allocate(|_| Comm { labels: comm.labels, comm, logged: Mutex::default() });
+        let inner = &made.handle.inner;
+        inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
         made.handle.inner.comm.start(&owner);
         let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
@@ -269,13 +250,9 @@ impl Handle<Comm<SendComm>> {
 impl Handle<Comm<RecvComm>> {
     /// Gives a receive communicator to NCCL, whose receives `test` tests.
     pub fn new_recv(comm: RecvComm, test: Test) -> *mut c_void {
-        let made = Self::allocate(|place| Comm {
-            labels: comm.labels,
-            comm,
-            requests: requests(place, test),
-            flushes: OnceLock::new(),
-            logged: Mutex::default(),
-        });
+        let made = Self::allocate(|_| Comm { labels: comm.labels, comm, logged: Mutex::default() });
+        let inner = &made.handle.inner;
+        inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
         made.handle.inner.comm.start(&owner);
         let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
@@ -284,23 +261,18 @@ impl Handle<Comm<RecvComm>> {
     }
 }
 
-fn requests<T>(comm: *const Comm<T>, test: Test) -> Box<[RequestHandle; MAX_REQUESTS]> {
-    let request = || Request { test, comm: comm.cast(), id: AtomicU32::new(0) };
-    let request = |_| Handle { tag: UnsafeCell::new(Request::TAG), inner: request() };
-    Box::new(std::array::from_fn(request))
-}
-
 impl<T> Comm<T> {
-    /// NCCL's pointer for request `id`.
-    #[inline]
-    pub fn request(&self, id: RequestId) -> *mut c_void {
-        self.requests[id.index()].begin(id)
+    /// From now on `front` is the beginning of a request of this communicator, which `test` tests.
+    fn mark(&self, front: &Front, test: Test) {
+        front.test.store(test as *mut (), Ordering::Relaxed);
+        front.comm.store(std::ptr::from_ref(self).cast_mut().cast(), Ordering::Relaxed);
+        front.tag.set(Request::TAG);
     }
 
-    /// NCCL's pointer for flush `id`, which `test` tests; NULL for `None`.
-    pub fn flush(&self, id: Option<RequestId>, test: Test) -> *mut c_void {
-        let handles = || self.flushes.get_or_init(|| requests(self, test));
-        id.map_or(std::ptr::null_mut(), |id| handles()[id.index()].begin(id))
+    /// NCCL's pointer for the flush in `entry`, which `test` tests.
+    pub fn flush(&self, entry: &Entry<()>, test: Test) -> *mut c_void {
+        self.mark(entry.front(), test);
+        request(entry)
     }
 
     /// `error` with the operation that it ends, if one is outstanding and known for its peer; or marked as logged if it is the same as the last one, since
@@ -321,35 +293,46 @@ impl<T> Comm<T> {
     }
 }
 
-impl RequestHandle {
-    /// Makes this object stand for request `id`, and returns NCCL's pointer to it.
-    #[inline]
-    fn begin(&self, id: RequestId) -> *mut c_void {
-        self.inner.id.store(id.to_bits(), Ordering::Relaxed);
-        std::ptr::from_ref(self).cast_mut().cast()
-    }
+/// NCCL's pointer for the request in `entry`.
+#[inline]
+pub fn request<T>(entry: &Entry<T>) -> *mut c_void {
+    std::ptr::from_ref(entry).cast_mut().cast()
+}
 
-    /// Calls its `test`.
-    #[inline]
-    pub fn test(&self, answer: Answer) -> ncclResult_t {
-        (self.inner.test)(self, answer)
-    }
-
-    /// The communicator.
+impl Request {
+    /// The request behind NCCL's pointer; `None`: the pointer is NULL, or points to an object of another type.
     ///
     /// # Safety
-    /// It is of this type and alive.
+    /// `raw` is NULL or points to a live object that this module or a table of requests made.
     #[inline]
-    pub unsafe fn comm<T>(&self) -> &Comm<T> {
-        // SAFETY: as the caller says.
-        unsafe { &*self.inner.comm.cast() }
+    pub unsafe fn find<'a>(raw: *mut c_void) -> Option<&'a Self> {
+        // SAFETY: not NULL, so a live object as the caller says, and every object begins with a tag.
+        let is_one = !raw.is_null() && unsafe { *raw.cast::<u32>() } == Self::TAG;
+        // SAFETY: the tag says that it is one.
+        is_one.then(|| unsafe { &*raw.cast::<Self>() })
     }
 
-    /// The request that the object stands for.
+    /// Its function, which is to be called with the pointer to it.
     #[inline]
-    pub fn id(&self) -> RequestId {
-        RequestId::from_bits(self.inner.id.load(Ordering::Relaxed))
+    pub fn test(&self) -> Test {
+        // SAFETY: an object with this tag has got a function of this type in `Comm::mark`.
+        unsafe { std::mem::transmute::<*mut (), Test>(self.0.test.load(Ordering::Relaxed)) }
     }
+
+    /// The error for a pointer that is not to a request.
+    pub fn wrong(raw: *mut c_void) -> Error {
+        wrong_object(raw, Self::NAME)
+    }
+}
+
+/// The communicator of the request in `entry`.
+///
+/// # Safety
+/// It is of this type and alive.
+#[inline]
+pub unsafe fn comm_of<T, R>(entry: &Entry<R>) -> &Comm<T> {
+    // SAFETY: as the caller says.
+    unsafe { &*entry.front().comm.load(Ordering::Relaxed).cast() }
 }
 
 #[cfg(test)]

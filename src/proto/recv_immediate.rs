@@ -34,7 +34,7 @@ impl RecvFlow {
             && let LengthCode::Bytes(length) = imm.length_code()
             && length <= arrival.posted
             && length <= self.striping.whole_up_to()
-            && let Some(request) = self.requests.get_mut(arrival.request)
+            && let Some(request) = self.requests.get(arrival.request)
         {
             arrival.handle_whole(qp, length);
             request.complete(arrival.index, length);
@@ -81,8 +81,7 @@ impl RecvFlow {
 
     /// The whole message has arrived that is number `index` of request `id`.
     fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
-        let request =
-            self.requests.get_mut(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
+        let request = self.requests.get(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
         request.complete(index, length);
         self.count_arrival();
         Ok(())

@@ -2,8 +2,9 @@
 
 use super::MAX_MESSAGE;
 use super::cts::{Cts, CtsWords, SlotIndex};
-use super::requests::RequestId;
+use super::requests::Entry;
 use super::send::{SendFlow, UnclaimedCts};
+use super::send_requests::SendRequest;
 use super::transfer::Transfer;
 
 /// What [`SendFlow::submit_single`] has found. `repr(u8)`: otherwise the compiler encodes the variant in an unused value of a field of
@@ -31,12 +32,6 @@ pub enum Refusal {
 }
 
 impl SendFlow {
-    /// 1, or 0 if request `id` is not complete. `None`: there is no such request.
-    #[inline]
-    pub fn messages_if_done(&self, id: RequestId) -> Option<u8> {
-        self.requests.get(id).map(|request| u8::from(request.pending_stripes == 0))
-    }
-
     /// Refuses a message, whatever its tag, if there is no clear-to-send. `is_there` tells whether there is the clear-to-send of a
     /// sequence number in the ring.
     #[inline(always)]
@@ -61,7 +56,7 @@ impl SendFlow {
     }
 
     /// As [`Self::submit`], for a message that has one stripe and is shorter than [`super::imm::Imm::EXPLICIT_LIMIT`]. If there is a
-    /// clear-to-send for it, `prepare` is called with that before anything changes.
+    /// clear-to-send for it, `prepare` is called with that before anything changes, and `begun` with the request's entry.
     ///
     /// # Errors
     /// Those of `prepare`.
@@ -73,6 +68,7 @@ impl SendFlow {
         length: u32,
         read: impl FnOnce(u32) -> Option<CtsWords>,
         prepare: impl FnOnce(&Cts) -> Result<(), E>,
+        begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Result<Usual, E> {
         let seq = self.next;
         if self.head != seq {
@@ -87,10 +83,10 @@ impl SendFlow {
             return Ok(Usual::Other);
         }
         prepare(&cts)?;
-        let Some((id, request)) = self.requests.allocate() else { return Ok(Usual::Other) };
-        let length = length.min(cts.length);
-        (request.length, request.pending_stripes) = (length, 1);
-        (request.addr, request.seq) = (addr, seq);
+        let Some(entry) = self.requests.allocate() else { return Ok(Usual::Other) };
+        let (id, length) = (entry.id(), length.min(cts.length));
+        entry.value.begin(seq, addr, length, 1);
+        begun(entry);
         self.next = seq.wrapping_add(1);
         self.head = self.next;
         Ok(Usual::Begun(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1)))
@@ -115,7 +111,7 @@ impl SendFlow {
             return Ok(None);
         }
         if is_usual && self.striping.stripe_count(length) == 1 && length < super::imm::Imm::EXPLICIT_LIMIT {
-            match self.submit_single(tag, addr, length, read, |_| Ok(()))? {
+            match self.submit_single(tag, addr, length, read, |_| Ok(()), |_| ())? {
                 Usual::Begun(transfer) => {
                     let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();
@@ -236,7 +232,7 @@ mod tests {
         let before = format!("{flow:?}");
         let cts = Cts { addr: 1, length: STRIPE_MIN_BYTES, rkeys: [1, 0], tag: 0, seq: 1 };
         let submit = |flow: &mut SendFlow, outcome| {
-            flow.submit_single(0, 0, Imm::EXPLICIT_LIMIT - 1, |_| Some(cts.emit()), |_| outcome)
+            flow.submit_single(0, 0, Imm::EXPLICIT_LIMIT - 1, |_| Some(cts.emit()), |_| outcome, |_| ())
         };
         assert_eq!(submit(&mut flow, Err("outside")), Err("outside"));
         assert_eq!(format!("{flow:?}"), before);

@@ -7,24 +7,21 @@
 use super::cts_sender::CtsSender;
 use super::receiver::{RecvComm, RecvPath};
 use super::sender::{OtherWork, SendComm, SendPath};
+use super::usual::Done;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use crate::net::qp::set::ConnectedQp;
 use crate::net::qp::wr_id::WrId;
 use crate::proto::imm::Imm;
 use crate::proto::recv::RecvFlow;
-use crate::proto::requests::RequestId;
+use crate::proto::recv_requests::{Finished, RecvRequest};
+use crate::proto::requests::{Entry, RequestId};
 use crate::proto::send::SendFlow;
+use crate::proto::send_requests::SendRequest;
 use crate::proto::{QpIndex, Violation};
-use crate::stats::record::ConnStats;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion};
 use std::sync::Arc;
-
-/// What is told the number of bytes of each message of a request that is complete.
-pub trait Done: Fn(&[u32]) + Copy {}
-
-impl<F: Fn(&[u32]) + Copy> Done for F {}
 
 impl SendComm {
     /// `test` by the long way: calls `done` with the number of bytes sent, once the request is complete.
@@ -32,50 +29,44 @@ impl SendComm {
     /// # Errors
     /// The connection has failed, or the request has ended. The error is the same each time.
     #[inline(never)]
-    pub(super) fn test_in_general(&self, id: RequestId, done: impl Done) -> Result<()> {
-        self.path.enter(|path| match path.finish(id, done)? {
+    pub(super) fn test_in_general(&self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
+        self.path.enter(|path| match path.finish(request, done)? {
             true => Ok(()),
-            false if path.peer.state().is_open() => path.poll_for(id, done),
-            false => path.progress_for(id, done),
+            false if path.peer.state().is_open() => path.poll_for(request, done),
+            false => path.progress_for(request, done),
         })
     }
 }
 
 impl SendPath {
-    /// If request `id` is complete, calls `done` and returns true; the id is stale afterwards.
+    /// If `request` is complete, calls `done` and returns true; it has ended then.
     ///
     /// # Errors
-    /// The id is stale.
+    /// The request has ended.
     #[inline(always)]
-    pub(super) fn finish(&mut self, id: RequestId, done: impl Done) -> Result<bool> {
-        let Some(length) = self.flow.poll_done(id).map_err(Violation::into_misuse)? else { return Ok(false) };
+    pub(super) fn finish(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<bool> {
+        let Some(length) = self.flow.finish(request).map_err(Violation::into_misuse)? else { return Ok(false) };
         self.stats.handle_done(length);
         done(&[length]);
         Ok(true)
     }
 
-    /// `test` of request `id`, which is not complete, while the peer's state is open.
+    /// `test` of `request`, which is not complete, while the peer's state is open.
     ///
     /// # Errors
     /// The connection has failed.
     #[inline(always)]
-    fn poll_for(&mut self, id: RequestId, done: impl Done) -> Result<()> {
+    fn poll_for(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
         if !self.is_plain {
-            return self.progress_for(id, done);
+            return self.progress_for(request, done);
         }
         let mut batch = Batch::default();
         match self.qps.queue.poll(&mut batch) {
             Ok([]) if self.has_nothing_to_do() => Ok(()),
             Ok([]) => self.handle_empty_poll(),
-            Ok(completions) => self.handle_polled(completions, id, done),
+            Ok(completions) => self.handle_others(completions, request, done),
             Err(e) => self.handle_failure(e),
         }
-    }
-
-    /// To be called when a poll has found nothing; false: [`Self::handle_empty_poll`] is to be called.
-    #[inline(always)]
-    pub(super) fn has_nothing_to_do(&mut self) -> bool {
-        !self.stall.is_due()
     }
 
     /// A poll has found nothing, and it is time to look at the clock.
@@ -88,54 +79,33 @@ impl SendPath {
         self.check_stall()
     }
 
-    /// Handles the `completions` of the only completion queue, for request `id`.
+    /// Handles the `completions` of the only completion queue, for `request`.
     ///
     /// # Errors
     /// The connection has failed.
-    #[inline(always)]
-    pub(super) fn handle_polled(&mut self, completions: &[Completion], id: RequestId, done: impl Done) -> Result<()> {
-        match self.handle_usual(completions) {
-            [] => self.finish(id, done).map(drop),
-            others => self.handle_others(others, id, done),
-        }
-    }
-
-    /// Handles completions in their order, as long as each is that of a stripe in one write, which has succeeded. Returns the others,
-    /// from the first on that is not.
-    #[inline(always)]
-    fn handle_usual<'c>(&mut self, mut completions: &'c [Completion]) -> &'c [Completion] {
-        while let [completion, others @ ..] = completions
-            && completion.status() == Status::SUCCESS
-            && let WrId::Data { request, .. } = WrId::from_bits(completion.id())
-            && self.flow.complete_stripe(request)
-        {
-            completions = others;
-        }
-        completions
-    }
-
-    /// As [`Self::handle_polled`], whatever the completions are.
-    ///
-    /// # Errors
-    /// As there.
     #[inline(never)]
-    fn handle_others(&mut self, completions: &[Completion], id: RequestId, done: impl Done) -> Result<()> {
+    pub(super) fn handle_others(
+        &mut self,
+        completions: &[Completion],
+        request: &Entry<SendRequest>,
+        done: impl Done,
+    ) -> Result<()> {
         match self.handle_completions(completions) {
-            Ok(()) => self.finish(id, done).map(drop),
-            Err(e) => self.fail_after(id, done, e),
+            Ok(()) => self.finish(request, done).map(drop),
+            Err(e) => self.fail_after(request, done, e),
         }
     }
 
-    /// A poll has found `error`, and may have found before it that request `id` is complete.
+    /// A poll has found `error`, and may have found before it that `request` is complete.
     ///
     /// # Errors
     /// The connection has failed, and the request is not complete.
     #[cold]
     #[inline(never)]
-    fn fail_after(&mut self, id: RequestId, done: impl Done, error: Error) -> Result<()> {
+    fn fail_after(&mut self, request: &Entry<SendRequest>, done: impl Done, error: Error) -> Result<()> {
         let outcome = self.handle_failure(error);
         // What is complete stays so, whatever has failed after it.
-        if self.finish(id, done)? { Ok(()) } else { outcome }
+        if self.finish(request, done)? { Ok(()) } else { outcome }
     }
 
     /// As [`Self::poll_for`], in all cases.
@@ -143,9 +113,9 @@ impl SendPath {
     /// # Errors
     /// As there.
     #[inline(never)]
-    fn progress_for(&mut self, id: RequestId, done: impl Done) -> Result<()> {
+    fn progress_for(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
         let progress = self.progress_in_general();
-        if self.finish(id, done)? { Ok(()) } else { progress }
+        if self.finish(request, done)? { Ok(()) } else { progress }
     }
 
     /// Polls all completion queues, or does what takes the place of that.
@@ -212,11 +182,11 @@ impl RecvComm {
     /// # Errors
     /// The connection has failed, or the request has ended. The error is the same each time.
     #[inline(never)]
-    pub(super) fn test_in_general(&self, id: RequestId, done: impl Done) -> Result<()> {
-        self.path.enter(|path| match path.finish(id, done)? {
+    pub(super) fn test_in_general(&self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+        self.path.enter(|path| match path.finish(request, done)? {
             true => Ok(()),
-            false if self.peer.state().is_open() => path.poll_for(&self.peer, id, done),
-            false => path.progress_for(&self.peer, id, done),
+            false if self.peer.state().is_open() => path.poll_for(&self.peer, request, done),
+            false => path.progress_for(&self.peer, request, done),
         })
     }
 }
@@ -227,18 +197,24 @@ impl RecvPath {
     /// # Errors
     /// As there.
     #[inline(always)]
-    pub(super) fn finish(&mut self, id: RequestId, done: impl Done) -> Result<bool> {
-        let Self { flow, stats, .. } = self;
-        match flow.poll_done(id).map_err(Violation::into_misuse)? {
+    pub(super) fn finish(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<bool> {
+        match self.flow.finish(request).map_err(Violation::into_misuse)? {
             None => return Ok(false),
             // Nearly all groups have one member.
-            Some([length]) => {
-                stats.handle_done(*length);
-                done(std::slice::from_ref(length));
+            Some(Finished::One(length)) => {
+                self.stats.handle_done(length);
+                done(&[length]);
             }
-            Some(lengths) => finish_group(stats, lengths, done),
+            Some(Finished::Group) => self.finish_group(request, done),
         }
         Ok(true)
+    }
+
+    #[inline(never)]
+    fn finish_group(&mut self, request: &Entry<RecvRequest>, done: impl Done) {
+        let lengths = self.flow.lengths(request);
+        self.stats.handle_group_done(lengths);
+        done(lengths);
     }
 
     /// As [`SendPath::poll_for`].
@@ -246,23 +222,17 @@ impl RecvPath {
     /// # Errors
     /// As there.
     #[inline(always)]
-    fn poll_for(&mut self, peer: &Arc<PeerState>, id: RequestId, done: impl Done) -> Result<()> {
+    fn poll_for(&mut self, peer: &Arc<PeerState>, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
         if !self.is_plain {
-            return self.progress_for(peer, id, done);
+            return self.progress_for(peer, request, done);
         }
         let mut batch = Batch::default();
         match self.qps.queue.poll(&mut batch) {
             Ok([]) if self.has_nothing_to_do() => Ok(()),
-            Ok([]) => self.handle_empty_poll(peer, id),
-            Ok(completions) => self.handle_polled(peer, completions, id, done),
+            Ok([]) => self.handle_empty_poll(peer, request.id()),
+            Ok(completions) => self.handle_others(peer, completions, request, done),
             Err(e) => self.handle_failure(peer, e),
         }
-    }
-
-    /// As [`SendPath::has_nothing_to_do`].
-    #[inline(always)]
-    pub(super) fn has_nothing_to_do(&mut self) -> bool {
-        !self.stall.is_due() && !self.flow.has_waiting_cts()
     }
 
     /// A poll has found nothing. NCCL tests request `awaited`. Looks at the clock, if that is due, and sends clear-to-sends that have
@@ -279,61 +249,23 @@ impl RecvPath {
         self.send_cts().or_else(|e| self.handle_failure(peer, e))
     }
 
-    /// As [`SendPath::handle_polled`].
+    /// As [`SendPath::handle_others`]; there may be no completions. Posts receives before that, and sends the clear-to-sends that are due
+    /// after it.
     ///
     /// # Errors
-    /// As there.
-    #[inline(always)]
-    pub(super) fn handle_polled(
-        &mut self,
-        peer: &Arc<PeerState>,
-        completions: &[Completion],
-        id: RequestId,
-        done: impl Done,
-    ) -> Result<()> {
-        match self.handle_usual(completions) {
-            None if !self.flow.is_cts_due() => self.finish(id, done).map(drop),
-            others => self.handle_others(peer, others.unwrap_or_default(), id, done),
-        }
-    }
-
-    /// Handles completions in their order, as long as each is that of a receive, by which a whole message has come. Returns the others,
-    /// from the first on that is not, or behind the one after which receives are to be posted; `None`: there is nothing else to do.
-    #[inline(always)]
-    fn handle_usual<'c>(&mut self, mut completions: &'c [Completion]) -> Option<&'c [Completion]> {
-        while let [completion, others @ ..] = completions {
-            let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { return Some(completions) };
-            if completion.status() != Status::SUCCESS
-                || !self.flow.complete_whole(QpIndex(qp), Imm::from_bits(completion.imm()))
-            {
-                return Some(completions);
-            }
-            let Some(connected) = self.qps.qps.get_mut(usize::from(qp)) else { return Some(completions) };
-            completions = others;
-            if connected.count_receive() {
-                return Some(completions);
-            }
-        }
-        None
-    }
-
-    /// As [`Self::handle_polled`], whatever the completions are; there may be none. Posts receives before, and sends the clear-to-sends
-    /// that are due after that.
-    ///
-    /// # Errors
-    /// As there, or the device refuses a clear-to-send.
+    /// As there, or the device refuses.
     #[inline(never)]
-    fn handle_others(
+    pub(super) fn handle_others(
         &mut self,
         peer: &Arc<PeerState>,
         completions: &[Completion],
-        id: RequestId,
+        request: &Entry<RecvRequest>,
         done: impl Done,
     ) -> Result<()> {
         let posted = self.qps.post_missing();
         match posted.and_then(|()| self.handle_completions(peer, completions)) {
-            Ok(()) => self.finish(id, done).map(drop),
-            Err(e) => self.fail_after(peer, id, done, e),
+            Ok(()) => self.finish(request, done).map(drop),
+            Err(e) => self.fail_after(peer, request, done, e),
         }
     }
 
@@ -343,9 +275,15 @@ impl RecvPath {
     /// As there.
     #[cold]
     #[inline(never)]
-    fn fail_after(&mut self, peer: &Arc<PeerState>, id: RequestId, done: impl Done, error: Error) -> Result<()> {
+    fn fail_after(
+        &mut self,
+        peer: &Arc<PeerState>,
+        request: &Entry<RecvRequest>,
+        done: impl Done,
+        error: Error,
+    ) -> Result<()> {
         let outcome = self.handle_failure(peer, error);
-        if self.finish(id, done)? { Ok(()) } else { outcome }
+        if self.finish(request, done)? { Ok(()) } else { outcome }
     }
 
     /// As [`SendPath::progress_for`].
@@ -353,9 +291,9 @@ impl RecvPath {
     /// # Errors
     /// As there.
     #[inline(never)]
-    fn progress_for(&mut self, peer: &Arc<PeerState>, id: RequestId, done: impl Done) -> Result<()> {
-        let progress = self.progress_in_general(peer, id);
-        if self.finish(id, done)? { Ok(()) } else { progress }
+    fn progress_for(&mut self, peer: &Arc<PeerState>, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+        let progress = self.progress_in_general(peer, request.id());
+        if self.finish(request, done)? { Ok(()) } else { progress }
     }
 
     /// As [`SendPath::progress`]; NCCL tests request `awaited`.
@@ -429,12 +367,6 @@ fn handle_other(flow: &mut SendFlow, other_work: &mut OtherWork, id: u64) -> Res
         Some((request, _)) => Ok(flow.handle_completion(request)?),
         None => Ok(()),
     }
-}
-
-#[inline(never)]
-fn finish_group(stats: &mut ConnStats, lengths: &[u32], done: impl Done) {
-    stats.handle_group_done(lengths);
-    done(lengths);
 }
 
 /// Handles the completion of a receiver's work request that has succeeded.

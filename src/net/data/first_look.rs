@@ -1,13 +1,15 @@
 //! The first look of `test` and `isend`. It decides most calls: NCCL makes many that find nothing, and several that find what another
 //! call has found already. It calls no function and needs few registers, so that such a call costs little.
 
-use super::completion::Done;
 use super::exclusive_cell::{ExclusiveCell, Inside};
 use super::receiver::{RecvComm, RecvPath};
 use super::sender::{SendComm, SendPath};
+use super::usual::Done;
 use crate::error::{Error, Result};
 use crate::proto::cts::{Cts, SlotIndex};
-use crate::proto::requests::RequestId;
+use crate::proto::recv_requests::RecvRequest;
+use crate::proto::requests::Entry;
+use crate::proto::send_requests::SendRequest;
 use crate::proto::send_single::Refusal;
 
 pub use crate::verbs::work::{Batch, Completion};
@@ -27,10 +29,12 @@ pub enum FirstLook<'a, T> {
 pub trait Tested {
     /// The state of its data path.
     type Path;
+    /// A request.
+    type Request;
 
     /// The first look of `test`. The call is over if the request is complete; `done` has been called with the number of bytes of each
     /// message then.
-    fn first_look(&self, id: RequestId, done: impl Done) -> FirstLook<'_, Self::Path>;
+    fn first_look(&self, request: &Entry<Self::Request>, done: impl Done) -> FirstLook<'_, Self::Path>;
 
     /// `test` of a request that is not complete goes on: polls the only completion queue.
     ///
@@ -41,21 +45,30 @@ pub trait Tested {
     /// To be called when [`Self::poll`] has found nothing; false: [`Self::handle_empty_poll`] is to be called.
     fn has_nothing_to_do(path: &mut Self::Path) -> bool;
 
-    /// A poll has found nothing while request `id` is tested.
+    /// A poll has found nothing while `request` is tested.
     ///
     /// # Errors
     /// The connection has failed. The error is the same each time.
-    fn handle_empty_poll(&self, inside: Inside<'_, Self::Path>, id: RequestId) -> Result<()>;
+    fn handle_empty_poll(&self, inside: Inside<'_, Self::Path>, request: &Entry<Self::Request>) -> Result<()>;
 
-    /// Handles the completions that [`Self::poll`] has found. The thread is inside, and stays there.
+    /// Handles the completions that [`Self::poll`] has found, as long as they are usual ones, and looks whether the request is complete. If
+    /// there is more to do, returns the completions that are left, which may be none: [`Self::handle_others`] is to be called.
+    fn handle_usual<'c>(
+        path: &mut Self::Path,
+        completions: &'c [Completion],
+        request: &Entry<Self::Request>,
+        done: impl Done,
+    ) -> Option<&'c [Completion]>;
+
+    /// As [`Self::handle_usual`], whatever there is to do.
     ///
     /// # Errors
     /// The connection has failed. The error is the same each time.
-    fn handle_polled(
+    fn handle_others(
         &self,
-        path: &mut Self::Path,
+        inside: Inside<'_, Self::Path>,
         completions: &[Completion],
-        id: RequestId,
+        request: &Entry<Self::Request>,
         done: impl Done,
     ) -> Result<()>;
 
@@ -72,18 +85,23 @@ pub trait Tested {
     ///
     /// # Errors
     /// As [`Self::handle_polled`]; or the request has ended.
-    fn test(&self, id: RequestId, done: impl Done) -> Result<()>;
+    fn test(&self, request: &Entry<Self::Request>, done: impl Done) -> Result<()>;
 }
 
 impl Tested for SendComm {
     type Path = SendPath;
+    type Request = SendRequest;
 
     #[inline(always)]
-    fn first_look(&self, id: RequestId, done: impl Done) -> FirstLook<'_, SendPath> {
-        look(&self.path, |path| match path.flow.messages_if_done(id) {
-            Some(1) if path.finish(id, done) == Ok(true) => Found::Complete,
-            Some(0) if path.is_plain => Found::Incomplete,
-            _ => Found::Other,
+    fn first_look(&self, request: &Entry<SendRequest>, done: impl Done) -> FirstLook<'_, SendPath> {
+        look(&self.path, |path| {
+            if request.value.is_pending() {
+                if path.is_plain { Found::Incomplete } else { Found::Other }
+            } else if path.finish_usual(request, done) {
+                Found::Complete
+            } else {
+                Found::Other
+            }
         })
     }
 
@@ -97,21 +115,32 @@ impl Tested for SendComm {
         path.has_nothing_to_do()
     }
 
-    fn handle_empty_poll(&self, mut inside: Inside<'_, SendPath>, _id: RequestId) -> Result<()> {
+    fn handle_empty_poll(&self, mut inside: Inside<'_, SendPath>, _request: &Entry<SendRequest>) -> Result<()> {
         let outcome = inside.state().handle_empty_poll();
         inside.leave();
         outcome
     }
 
     #[inline(always)]
-    fn handle_polled(
-        &self,
+    fn handle_usual<'c>(
         path: &mut SendPath,
+        completions: &'c [Completion],
+        request: &Entry<SendRequest>,
+        done: impl Done,
+    ) -> Option<&'c [Completion]> {
+        path.handle_usual(completions, request, done)
+    }
+
+    fn handle_others(
+        &self,
+        mut inside: Inside<'_, SendPath>,
         completions: &[Completion],
-        id: RequestId,
+        request: &Entry<SendRequest>,
         done: impl Done,
     ) -> Result<()> {
-        path.handle_polled(completions, id, done)
+        let outcome = inside.state().handle_others(completions, request, done);
+        inside.leave();
+        outcome
     }
 
     fn handle_failed_poll(&self, mut inside: Inside<'_, SendPath>, error: Error) -> Result<()> {
@@ -125,20 +154,25 @@ impl Tested for SendComm {
         &self.path
     }
 
-    fn test(&self, id: RequestId, done: impl Done) -> Result<()> {
-        self.test_in_general(id, done)
+    fn test(&self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
+        self.test_in_general(request, done)
     }
 }
 
 impl Tested for RecvComm {
     type Path = RecvPath;
+    type Request = RecvRequest;
 
     #[inline(always)]
-    fn first_look(&self, id: RequestId, done: impl Done) -> FirstLook<'_, RecvPath> {
-        look(&self.path, |path| match path.flow.messages_if_done(id) {
-            Some(1) if path.finish(id, done) == Ok(true) => Found::Complete,
-            Some(0) if path.is_plain => Found::Incomplete,
-            _ => Found::Other,
+    fn first_look(&self, request: &Entry<RecvRequest>, done: impl Done) -> FirstLook<'_, RecvPath> {
+        look(&self.path, |path| {
+            if request.value.is_pending() {
+                if path.is_plain { Found::Incomplete } else { Found::Other }
+            } else if path.finish_usual(request, done) {
+                Found::Complete
+            } else {
+                Found::Other
+            }
         })
     }
 
@@ -152,21 +186,32 @@ impl Tested for RecvComm {
         path.has_nothing_to_do()
     }
 
-    fn handle_empty_poll(&self, mut inside: Inside<'_, RecvPath>, id: RequestId) -> Result<()> {
-        let outcome = inside.state().handle_empty_poll(&self.peer, id);
+    fn handle_empty_poll(&self, mut inside: Inside<'_, RecvPath>, request: &Entry<RecvRequest>) -> Result<()> {
+        let outcome = inside.state().handle_empty_poll(&self.peer, request.id());
         inside.leave();
         outcome
     }
 
     #[inline(always)]
-    fn handle_polled(
-        &self,
+    fn handle_usual<'c>(
         path: &mut RecvPath,
+        completions: &'c [Completion],
+        request: &Entry<RecvRequest>,
+        done: impl Done,
+    ) -> Option<&'c [Completion]> {
+        path.handle_usual(completions, request, done)
+    }
+
+    fn handle_others(
+        &self,
+        mut inside: Inside<'_, RecvPath>,
         completions: &[Completion],
-        id: RequestId,
+        request: &Entry<RecvRequest>,
         done: impl Done,
     ) -> Result<()> {
-        path.handle_polled(&self.peer, completions, id, done)
+        let outcome = inside.state().handle_others(&self.peer, completions, request, done);
+        inside.leave();
+        outcome
     }
 
     fn handle_failed_poll(&self, mut inside: Inside<'_, RecvPath>, error: Error) -> Result<()> {
@@ -180,8 +225,8 @@ impl Tested for RecvComm {
         &self.path
     }
 
-    fn test(&self, id: RequestId, done: impl Done) -> Result<()> {
-        self.test_in_general(id, done)
+    fn test(&self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+        self.test_in_general(request, done)
     }
 }
 

@@ -21,7 +21,8 @@ use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::recovery::action::Role;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
-use crate::proto::requests::RequestId;
+use crate::proto::recv_requests::RecvRequest;
+use crate::proto::requests::{Entries, Entry, RequestId};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use std::sync::{Arc, Weak};
@@ -38,6 +39,8 @@ pub struct RecvComm {
     pub memory: Arc<ConnMemory>,
     /// What the statistics say of NCCL's operation.
     pub labels: Labels,
+    /// The entries of its table of requests.
+    pub requests: Entries<RecvRequest>,
     recovery: Option<Arc<ConnRecovery>>,
 }
 
@@ -109,7 +112,8 @@ impl RecvComm {
         path.recovery = recovery.clone();
         path.stall = Stall::new(nic.config.stall_ms);
         let (memory, labels) = (ConnMemory::new(&nic, &peer, path.qps.devices()), Labels::of(&path.stats));
-        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, recovery }
+        let requests = Arc::clone(path.flow.entries());
+        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
     }
 
     /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
@@ -127,7 +131,7 @@ impl RecvComm {
         &self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(RequestId) + Copy,
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
     ) -> Result<()> {
         // Nearly all groups have one member. For them the count is a constant to the compiler.
         if count == 1
@@ -143,7 +147,7 @@ impl RecvComm {
         &self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
     ) -> Result<()> {
         self.path.enter(|path| {
             if !self.peer.state().is_open() && !path.check_peer(&self.peer)? {
@@ -153,14 +157,18 @@ impl RecvComm {
         })
     }
 
-    /// Begins to flush received data to GPU memory. `None`: no flush is needed. To NCCL that is a complete flush, so there is no
-    /// way to ask it to try again.
+    /// Begins to flush received data to GPU memory. Then `begun` is called; if it is not, no flush is needed. To NCCL that is a complete
+    /// flush, so there is no way to ask it to try again.
     ///
     /// # Errors
     /// The connection has failed, the flush cannot be posted, or too many flushes are outstanding.
-    pub fn iflush<'a>(&self, received: impl Iterator<Item = Result<Expected<'a>>>) -> Result<Option<RequestId>> {
+    pub fn iflush<'a>(
+        &self,
+        received: impl Iterator<Item = Result<Expected<'a>>>,
+        begun: impl FnOnce(&Entry<()>),
+    ) -> Result<()> {
         if !self.nic.config.flush {
-            return Ok(None);
+            return Ok(());
         }
         self.path.enter(|path| {
             path.sticky_error.check_failed()?;
@@ -173,7 +181,7 @@ impl RecvComm {
                 }
             }
             // A read over a rail is behind all earlier writes of that rail, so one address is enough.
-            let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
+            let Some(Expected { addr, memory, .. }) = last else { return Ok(()) };
             let flushes = path.flushes.get_or_insert_default();
             // A rail that is not in use any more has no queue pair whose writes could be under way.
             let in_use = path.qps.striping.rail_numbers();
@@ -181,8 +189,11 @@ impl RecvComm {
             let posted = flushes.post(&path.qps, rails, addr, memory, path.recovery.is_some());
             let posted = posted.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
             let id = posted.ok_or_else(too_many_flushes)?;
+            if let Some(entry) = flushes.entry(id) {
+                begun(entry);
+            }
             path.stats.handle_flush();
-            Ok(Some(id))
+            Ok(())
         })
     }
 
@@ -234,16 +245,17 @@ impl RecvPath {
         &mut self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
         peer: &Arc<PeerState>,
     ) -> Result<()> {
-        let posted = self.flow.post(count, |i| {
+        let buffer = |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
             memory.require("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
-        })?;
-        let Some(id) = posted else { return self.receive_later(count, expected, begun, peer) };
-        begun(id);
+        };
+        let Some(id) = self.flow.begin(count, buffer, begun)? else {
+            return self.receive_later(count, expected, begun, peer);
+        };
         if self.stats.handle_begun(count) {
             return self.handle_due(peer, id, expected(0)?.tag);
         }
@@ -259,7 +271,7 @@ impl RecvPath {
         &mut self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
         peer: &Arc<PeerState>,
     ) -> Result<()> {
         let Some(more) = self.flow.more_receives(count) else {

@@ -19,9 +19,10 @@ use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::action::Role;
-use crate::proto::requests::RequestId;
+use crate::proto::requests::{Entries, Entry, RequestId};
 use crate::proto::send::SendFlow;
 use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
+use crate::proto::send_requests::SendRequest;
 use crate::proto::send_single::Usual;
 use crate::proto::transfer::Transfer;
 use crate::proto::{QpIndex, RING_SLOTS};
@@ -48,6 +49,8 @@ pub struct SendComm {
     pub memory: Arc<ConnMemory>,
     /// What the statistics say of NCCL's operation.
     pub labels: Labels,
+    /// The entries of its table of requests.
+    pub requests: Entries<SendRequest>,
     recovery: Option<Arc<ConnRecovery>>,
 }
 
@@ -126,6 +129,7 @@ impl SendComm {
         let sticky_error = StickyError::new("sending to");
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
+        let requests = Arc::clone(flow.entries());
         let path = SendPath {
             flow,
             qps,
@@ -143,7 +147,7 @@ impl SendComm {
             usual_below: if is_plain { one_write_below } else { 0 },
             single: PreparedWrite::new(&Write { imm: Some(0), signaled: true, ..Write::default() }),
         };
-        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, recovery }
+        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
     }
 
     /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
@@ -165,7 +169,7 @@ impl SendComm {
         length: u32,
         tag: u32,
         memory: impl FnOnce() -> Result<&'a MrHandle>,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Option<Result<()>> {
         let outcome = inside.state().send_usual(addr, length, tag, memory, begun);
         inside.leave();
@@ -183,7 +187,7 @@ impl SendComm {
         length: u32,
         tag: u32,
         memory: &MrHandle,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Result<()> {
         self.path.enter(|path| {
             if !self.peer.state().is_open() && !path.check_peer()? {
@@ -203,7 +207,7 @@ impl SendPath {
         length: u32,
         tag: u32,
         memory: impl FnOnce() -> Result<&'a MrHandle>,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Option<Result<()>> {
         if length >= self.usual_below {
             return None;
@@ -216,11 +220,8 @@ impl SendPath {
             single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
             memory.require("isend", addr, length)
         };
-        match flow.submit_single(tag, addr, length, read, prepare) {
-            Ok(Usual::Begun(transfer)) => {
-                begun(transfer.id);
-                Some(self.post_single(tag, &transfer))
-            }
+        match flow.submit_single(tag, addr, length, read, prepare, begun) {
+            Ok(Usual::Begun(transfer)) => Some(self.post_single(tag, &transfer)),
             Ok(Usual::Refused) => {
                 self.stats.handle_refused();
                 Some(Ok(()))
@@ -255,7 +256,7 @@ impl SendPath {
         length: u32,
         tag: u32,
         memory: &MrHandle,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Result<()> {
         if !self.has_room(length) {
             return Ok(());
@@ -266,7 +267,9 @@ impl SendPath {
             self.stats.handle_refused();
             return Ok(());
         };
-        begun(transfer.id);
+        if let Some(entry) = self.flow.entry(transfer.id) {
+            begun(entry);
+        }
         if transfer.length < self.usual_below {
             let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
             self.single.set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
