@@ -2,8 +2,8 @@
 //!
 //! They are `unsafe` for the reason given in [`super::calls`]: NCCL's pointers.
 
-use super::guard::{fail, on_comm};
-use super::handles::{Comm, MemoryHandle, RecvHandle, SendHandle, request as pointer_to};
+use super::guard::{fail, fail_on, guard_beginning, on_comm};
+use super::handles::{MemoryHandle, RecvHandle, SendHandle, request as pointer_to};
 use super::nccl::{ncclResult_t, ncclSuccess};
 use super::output::{RequestOutput, missing, put};
 use super::test_call::test_flush;
@@ -106,7 +106,7 @@ pub(super) unsafe fn isend(
         match comm.comm.look_for_cts() {
             FirstLook::Over => return ncclSuccess,
             // SAFETY: the thread is inside, what says so is dropped here, and the pointers are NCCL's.
-            FirstLook::Inside(_) => return unsafe { isend_inside(comm, data, size, tag, mhandle, request) },
+            FirstLook::Inside(_) => return unsafe { isend_inside(send_comm, data, size, tag, mhandle, request) },
             FirstLook::Closed => {}
         }
     }
@@ -117,28 +117,32 @@ pub(super) unsafe fn isend(
 /// `isend`, whose thread has entered the communicator.
 ///
 /// # Safety
-/// That of NCCL's pointers; and the thread has entered by [`SendComm::look_for_cts`] and dropped the [`Inside`](crate::net::data::exclusive_cell::Inside).
+/// That of NCCL's pointers; and the thread has entered by [`SendComm::look_for_cts`] and dropped the
+/// [`Inside`](crate::net::data::exclusive_cell::Inside).
 #[inline(never)]
 unsafe extern "C" fn isend_inside(
-    comm: &Comm<SendComm>,
+    send_comm: *mut c_void,
     data: *mut c_void,
     size: c_int,
     tag: c_int,
     mhandle: *mut c_void,
     request: *mut *mut c_void,
 ) -> ncclResult_t {
+    // SAFETY: the caller has found it there.
+    let comm = unsafe { &(*send_comm.cast::<SendHandle>()).inner };
     // SAFETY: as the caller says.
     let inside = unsafe { comm.comm.path.go_on_inside() };
-    on_comm("isend", Ok(comm), |comm| {
-        // SAFETY: NCCL's output pointer, which the caller has written to.
-        let output = unsafe { RequestOutput::of_null(request) };
-        let begun = move |entry: &_| output.set(pointer_to(entry));
+    // SAFETY: NCCL's output pointer, which the caller has written to.
+    let output = unsafe { RequestOutput::of_null(request) };
+    let begun = move |entry: &_| output.set(pointer_to(entry));
+    // SAFETY: by NCCL's contract.
+    let memory = || unsafe { MemoryHandle::find(mhandle) }.map(|handle| &handle.inner);
+    let usual = || SendComm::isend_usual(inside, data as u64, bits(size), tag as u32, memory, begun);
+    guard_beginning("isend", usual, |outcome| match outcome {
+        Some(Ok(())) => ncclSuccess,
+        Some(Err(e)) => fail_on("isend", comm, e),
         // SAFETY: by NCCL's contract.
-        let memory = || unsafe { MemoryHandle::borrow(mhandle) };
-        match SendComm::isend_usual(inside, data as u64, bits(size), tag as u32, memory, begun) {
-            Some(outcome) => outcome,
-            None => comm.comm.isend(data as u64, length(size)?, tag as u32, memory()?, begun),
-        }
+        None => unsafe { isend_in_general(send_comm, data, size, tag, mhandle, request) },
     })
 }
 

@@ -58,6 +58,14 @@ pub(super) fn on_comm<T>(
     })
 }
 
+/// An error of a communicator.
+#[cold]
+#[inline(never)]
+#[allow(clippy::needless_pass_by_value)]
+pub(super) fn fail_on<T>(call: &'static str, comm: &Comm<T>, error: Error) -> ncclResult_t {
+    report(call, comm.log_once(error))
+}
+
 /// An error that no communicator has.
 #[cold]
 #[inline(never)]

@@ -7,23 +7,12 @@ use super::send::{SendFlow, UnclaimedCts};
 use super::send_requests::SendRequest;
 use super::transfer::Transfer;
 
-/// What [`SendFlow::submit_single`] has found. `repr(u8)`: otherwise the compiler encodes the variant in an unused value of a field of
-/// the transfer and reads that field again, which costs instructions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Usual {
-    /// A message that is to be posted as [`Transfer::single`] says.
-    Begun(Transfer),
-    /// There is no clear-to-send.
-    Refused,
-    /// It is not the usual case, and nothing has changed: [`SendFlow::submit`] decides.
-    Other,
-}
-
 /// What [`SendFlow::refuse`] has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nothing: there may be a clear-to-send for the message.
+    /// Nothing: there is the clear-to-send that comes next, and no other: [`SendFlow::submit_single`] may be called.
+    Next,
+    /// Nothing: there is a clear-to-send, which may be for the message.
     No,
     /// It has refused it, for the first time since the last message or clear-to-send.
     First,
@@ -37,8 +26,11 @@ impl SendFlow {
     #[inline(always)]
     pub fn refuse(&mut self, is_there: impl FnOnce(u32) -> bool) -> Refusal {
         let seq = self.next;
-        if self.head != seq || is_there(seq) {
+        if self.head != seq {
             return Refusal::No;
+        }
+        if is_there(seq) {
+            return Refusal::Next;
         }
         // If so, no message has begun since: the ring has had nothing new, and nothing was kept.
         let is_first = self.refused_at != seq;
@@ -55,41 +47,33 @@ impl SendFlow {
         }
     }
 
-    /// As [`Self::submit`], for a message that has one stripe and is shorter than [`super::imm::Imm::EXPLICIT_LIMIT`]. If there is a
-    /// clear-to-send for it, `prepare` is called with that before anything changes, and `begun` with the request's entry.
-    ///
-    /// # Errors
-    /// Those of `prepare`.
+    /// As [`Self::submit`], for a message that has one stripe and is shorter than [`super::imm::Imm::EXPLICIT_LIMIT`], when
+    /// [`Self::refuse`] has said that there is the clear-to-send that comes next. If it is for the message, `prepare` is called with it
+    /// before anything changes, and `begun` with the request's entry. `None`: it is not the usual case, or `prepare` has
+    /// returned `None`, and nothing has changed.
     #[inline(always)]
-    pub fn submit_single<E>(
+    pub fn submit_single(
         &mut self,
         tag: u32,
         addr: u64,
         length: u32,
-        read: impl FnOnce(u32) -> Option<CtsWords>,
-        prepare: impl FnOnce(&Cts) -> Result<(), E>,
+        read: impl FnOnce(u32) -> CtsWords,
+        prepare: impl FnOnce(&Cts) -> Option<()>,
         begun: impl FnOnce(&Entry<SendRequest>),
-    ) -> Result<Usual, E> {
+    ) -> Option<Transfer> {
         let seq = self.next;
-        if self.head != seq {
-            return Ok(Usual::Other);
-        }
-        let Some(words) = read(seq) else {
-            self.count_refusal();
-            return Ok(Usual::Refused);
-        };
-        let cts = Cts::from_words(&words);
+        let cts = Cts::from_words(&read(seq));
         if cts.tag != tag || cts.length > MAX_MESSAGE {
-            return Ok(Usual::Other);
+            return None;
         }
         prepare(&cts)?;
-        let Some(entry) = self.requests.allocate() else { return Ok(Usual::Other) };
+        let entry = self.requests.allocate()?;
         let (id, length) = (entry.id(), length.min(cts.length));
         entry.value.begin(seq, addr, length, 1);
         begun(entry);
         self.next = seq.wrapping_add(1);
         self.head = self.next;
-        Ok(Usual::Begun(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1)))
+        Some(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1))
     }
 }
 
@@ -107,21 +91,20 @@ impl SendFlow {
         length: u32,
         read: impl Fn(u32) -> Option<CtsWords> + Copy,
     ) -> Result<Option<Transfer>, super::Violation> {
-        if is_usual && self.refuse(|seq| read(seq).is_some()) != Refusal::No {
-            return Ok(None);
-        }
-        if is_usual && self.striping.stripe_count(length) == 1 && length < super::imm::Imm::EXPLICIT_LIMIT {
-            match self.submit_single(tag, addr, length, read, |_| Ok(()), |_| ())? {
-                Usual::Begun(transfer) => {
+        let is_single = self.striping.stripe_count(length) == 1 && length < super::imm::Imm::EXPLICIT_LIMIT;
+        match if is_usual { self.refuse(|seq| read(seq).is_some()) } else { Refusal::No } {
+            Refusal::First | Refusal::Again => return Ok(None),
+            Refusal::Next if is_single => {
+                let read = |seq| read(seq).expect("it is there");
+                if let Some(transfer) = self.submit_single(tag, addr, length, read, |_| Some(()), |_| ()) {
                     let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();
                     let whole = Stripe { qp, offset: 0, length: transfer.length };
                     assert_eq!(stripes, [(whole, Immediates { first, second: None })]);
                     return Ok(Some(transfer));
                 }
-                Usual::Refused => return Ok(None),
-                Usual::Other => {}
             }
+            Refusal::Next | Refusal::No => {}
         }
         self.submit(tag, addr, length, read)
     }
@@ -217,7 +200,7 @@ mod tests {
         assert!(!send(&mut flow, &[], 0));
         assert_eq!(refuse(&mut flow, 0), [Refusal::Again; 2], "by the general case, too");
         let ring = [cts(1, 0), cts(2, 7)];
-        assert_eq!(refuse(&mut flow, 1), [Refusal::No; 2]);
+        assert_eq!(refuse(&mut flow, 1), [Refusal::Next; 2]);
         assert!(send(&mut flow, &ring[..1], 0));
         assert_eq!(refuse(&mut flow, 1), [Refusal::First, Refusal::Again]);
         assert!(!send(&mut flow, &ring, 0), "the second one is kept");
@@ -231,11 +214,11 @@ mod tests {
         let mut flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
         let before = format!("{flow:?}");
         let cts = Cts { addr: 1, length: STRIPE_MIN_BYTES, rkeys: [1, 0], tag: 0, seq: 1 };
-        let submit = |flow: &mut SendFlow, outcome| {
-            flow.submit_single(0, 0, Imm::EXPLICIT_LIMIT - 1, |_| Some(cts.emit()), |_| outcome, |_| ())
+        let submit = |flow: &mut SendFlow, prepared| {
+            flow.submit_single(0, 0, Imm::EXPLICIT_LIMIT - 1, |_| cts.emit(), |_| prepared, |_| ())
         };
-        assert_eq!(submit(&mut flow, Err("outside")), Err("outside"));
+        assert_eq!(submit(&mut flow, None), None);
         assert_eq!(format!("{flow:?}"), before);
-        assert!(matches!(submit(&mut flow, Ok(())), Ok(Usual::Begun(Transfer { length: STRIPE_MIN_BYTES, .. }))));
+        assert!(matches!(submit(&mut flow, Some(())), Some(Transfer { length: STRIPE_MIN_BYTES, .. })));
     }
 }

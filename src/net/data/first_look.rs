@@ -256,18 +256,19 @@ fn look<T>(cell: &ExclusiveCell<T>, find: impl FnOnce(&mut T) -> Found) -> First
 }
 
 impl SendComm {
-    /// The first look of `isend`. The call is over if the receiver has not cleared any message to send; that is counted.
+    /// The first look of `isend`. The call is over if the receiver has not cleared any message to send; that is counted. It goes on by the
+    /// short way if there is the clear-to-send that comes next: [`Self::isend_usual`] is to be called.
     #[inline(always)]
     pub fn look_for_cts(&self) -> FirstLook<'_, SendPath> {
         let Some(mut inside) = self.path.begin_if_clear() else { return FirstLook::Closed };
         let SendPath { flow, ring, stats, .. } = inside.state();
         let is_there = |seq| ring.is_there(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        match flow.refuse(is_there) {
-            Refusal::Again => {}
-            Refusal::First if stats.handle_refused_untimed() => {}
-            _ => return FirstLook::Inside(inside),
+        let refusal = flow.refuse(is_there);
+        if refusal == Refusal::Next {
+            return FirstLook::Inside(inside);
         }
+        let is_over = refusal == Refusal::Again || refusal == Refusal::First && stats.handle_refused_untimed();
         inside.leave();
-        FirstLook::Over
+        if is_over { FirstLook::Over } else { FirstLook::Closed }
     }
 }

@@ -23,7 +23,6 @@ use crate::proto::requests::{Entries, Entry, RequestId};
 use crate::proto::send::SendFlow;
 use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
 use crate::proto::send_requests::SendRequest;
-use crate::proto::send_single::Usual;
 use crate::proto::transfer::Transfer;
 use crate::proto::{QpIndex, RING_SLOTS};
 use crate::stats::labels::Labels;
@@ -156,19 +155,18 @@ impl SendComm {
     }
 
     /// Begins to send `length` bytes at `addr` in the usual case: as one write, with the clear-to-send that comes next, on the only
-    /// rail. The thread is `inside` of this communicator. `memory` returns the memory handle; it is called if there is a clear-to-send. Then `begun`
-    /// is called; if it is not, the receiver has not cleared it to send: try again. `None`: it is another case, and nothing has been
-    /// done.
+    /// rail. The thread is `inside` of this communicator by [`Self::look_for_cts`]. `memory` returns the memory handle. Then `begun` is
+    /// called. `None`: it is another case, and nothing has been done.
     ///
     /// # Errors
-    /// The connection has failed, or the bytes are outside of `memory`.
+    /// The connection has failed.
     #[inline(always)]
     pub fn isend_usual<'a>(
         mut inside: Inside<'_, SendPath>,
         addr: u64,
         length: u32,
         tag: u32,
-        memory: impl FnOnce() -> Result<&'a MrHandle>,
+        memory: impl FnOnce() -> Option<&'a MrHandle>,
         begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Option<Result<()>> {
         let outcome = inside.state().send_usual(addr, length, tag, memory, begun);
@@ -176,10 +174,11 @@ impl SendComm {
         outcome
     }
 
-    /// As [`Self::isend_usual`], for all cases. The send queues may have no room; then it is to be tried again, too.
+    /// Begins to send `length` bytes at `addr` of `memory`, in all cases. Then `begun` is called; if it is not, the receiver has not cleared
+    /// it to send, or the send queues have no room: try again.
     ///
     /// # Errors
-    /// As there.
+    /// The connection has failed, or the bytes are outside of `memory`.
     #[inline(never)]
     pub fn isend(
         &self,
@@ -206,37 +205,29 @@ impl SendPath {
         addr: u64,
         length: u32,
         tag: u32,
-        memory: impl FnOnce() -> Result<&'a MrHandle>,
+        memory: impl FnOnce() -> Option<&'a MrHandle>,
         begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Option<Result<()>> {
-        if length >= self.usual_below {
+        if length >= self.usual_below || self.stats.is_due_next() {
             return None;
         }
         let Self { flow, ring, single, .. } = self;
-        let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+        let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
         let prepare = |cts: &Cts| {
-            let memory = memory()?;
+            let memory = memory().filter(|memory| memory.covers(addr, length))?;
             let local = Sge { addr, length: length.min(cts.length), lkey: memory.lkey(0) };
             single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
-            memory.require("isend", addr, length)
+            Some(())
         };
-        match flow.submit_single(tag, addr, length, read, prepare, begun) {
-            Ok(Usual::Begun(transfer)) => Some(self.post_single(tag, &transfer)),
-            Ok(Usual::Refused) => {
-                self.stats.handle_refused();
-                Some(Ok(()))
-            }
-            Ok(Usual::Other) => None,
-            Err(e) => Some(Err(e)),
-        }
+        let transfer = flow.submit_single(tag, addr, length, read, prepare, begun)?;
+        // Not due, as has been asked.
+        let _ = self.stats.handle_begun(1);
+        Some(self.post_single(&transfer))
     }
 
-    /// A message has begun that is one write, whose data and target are prepared: counts and posts it.
+    /// Posts a message that is one write, whose data and target are prepared.
     #[inline(always)]
-    fn post_single(&mut self, tag: u32, transfer: &Transfer) -> Result<()> {
-        if self.stats.handle_begun(1) {
-            self.handle_due(transfer.id, tag);
-        }
+    fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
         let (qp, imm) = transfer.single();
         self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());
         let posted = match self.qps.qps.get_mut(usize::from(qp.0)) {
@@ -270,13 +261,13 @@ impl SendPath {
         if let Some(entry) = self.flow.entry(transfer.id) {
             begun(entry);
         }
+        if self.stats.handle_begun(1) {
+            self.handle_due(transfer.id, tag);
+        }
         if transfer.length < self.usual_below {
             let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
             self.single.set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
-            return self.post_single(tag, &transfer);
-        }
-        if self.stats.handle_begun(1) {
-            self.handle_due(transfer.id, tag);
+            return self.post_single(&transfer);
         }
         // What cannot be posted is sent when the connection has recovered.
         self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))
