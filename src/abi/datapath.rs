@@ -213,10 +213,65 @@ impl Group {
         let memory: &'a MrHandle = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
         Ok(Expected { addr: data as u64, length: length(size)?, tag: tag as u32, memory })
     }
+
+    /// The first message; `None` where [`Self::message`] fails.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn usual_message<'a>(&self) -> Option<Expected<'a>> {
+        // SAFETY: as the caller says.
+        let (data, size, mhandle) = unsafe { (*self.data, *self.sizes, *self.mhandles) };
+        // SAFETY: as the caller says.
+        let tag = if self.tags.is_null() { 0 } else { unsafe { *self.tags } };
+        // SAFETY: by NCCL's contract.
+        let memory: &'a MrHandle = unsafe { &MemoryHandle::find(mhandle)?.inner };
+        let expected = Expected { addr: data as u64, length: bits(size), tag: tag as u32, memory };
+        (expected.length <= MAX_MESSAGE).then_some(expected)
+    }
 }
 
 #[inline(always)]
 pub(super) unsafe fn irecv(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    if let Some(RecvHandle { inner: comm, .. }) = unsafe { RecvHandle::find(recv_comm) }
+        && n == 1
+        && !data.is_null()
+        && !sizes.is_null()
+        && !mhandles.is_null()
+        && !request.is_null()
+    {
+        let one = Group { count: 1, data, sizes, tags, mhandles };
+        // SAFETY: NCCL's arrays have one element.
+        let expected = || unsafe { one.usual_message() };
+        // SAFETY: NCCL's output pointer.
+        let begun = |entry: &_| unsafe { request.write(pointer_to(entry)) };
+        let usual = || comm.comm.irecv_usual(expected, begun);
+        return guard_beginning("irecv", usual, |outcome| match outcome {
+            Some(Ok(())) => ncclSuccess,
+            Some(Err(e)) => fail_on("irecv", comm, e),
+            // SAFETY: by NCCL's contract.
+            None => unsafe { irecv_in_general(recv_comm, n, data, sizes, tags, mhandles, request) },
+        });
+    }
+    // SAFETY: by NCCL's contract.
+    unsafe { irecv_in_general(recv_comm, n, data, sizes, tags, mhandles, request) }
+}
+
+/// `irecv`, from its beginning.
+///
+/// # Safety
+/// That of NCCL's pointers.
+#[inline(never)]
+unsafe extern "C" fn irecv_in_general(
     recv_comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,

@@ -14,7 +14,7 @@ use super::{MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation, violation};
 use std::ops::Range;
 
 /// The clear-to-send of a buffer of more than this many bytes is sent at once; others may be coalesced.
-const COALESCE_MAX_BYTES: u32 = 16 << 10;
+pub(super) const COALESCE_MAX_BYTES: u32 = 16 << 10;
 
 /// One buffer of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,8 +99,7 @@ impl RecvFlow {
         let Self { requests, window, shadow, arrivals, .. } = self;
         let Some(entry) = requests.allocate() else { return Ok(None) };
         let id = entry.id();
-        entry.value.count.set(count as u8);
-        entry.value.pending.set(count as i8);
+        entry.value.begin(count as u8);
         let mut longest = 0;
         for index in 0..count {
             let Buffer { addr, length, rkeys, tag } = match buffer(index) {

@@ -31,6 +31,13 @@ impl RecvRequest {
         self.pending.get() > 0
     }
 
+    /// Begins a group of `count` messages.
+    #[inline(always)]
+    pub(super) fn begin(&self, count: u8) {
+        self.count.set(count);
+        self.pending.set(count as i8);
+    }
+
     /// Message number `index` has arrived, of `length` bytes.
     #[inline(always)]
     pub(super) fn complete(&self, index: u8, length: u32) {

@@ -7,6 +7,17 @@ use super::send::{SendFlow, UnclaimedCts};
 use super::send_requests::SendRequest;
 use super::transfer::Transfer;
 
+/// What [`SendFlow::submit_single`] has found. `repr(u8)`: otherwise the compiler encodes the variant in an unused value of a field of
+/// the transfer and reads that field again, which costs instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Usual {
+    /// A message that is to be posted as [`Transfer::single`] says.
+    Begun(Transfer),
+    /// It is not the usual case, and nothing has changed: [`SendFlow::submit`] decides.
+    Other,
+}
+
 /// What [`SendFlow::refuse`] has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
@@ -49,8 +60,7 @@ impl SendFlow {
 
     /// As [`Self::submit`], for a message that has one stripe and is shorter than [`super::imm::Imm::EXPLICIT_LIMIT`], when
     /// [`Self::refuse`] has said that there is the clear-to-send that comes next. If it is for the message, `prepare` is called with it
-    /// before anything changes, and `begun` with the request's entry. `None`: it is not the usual case, or `prepare` has
-    /// returned `None`, and nothing has changed.
+    /// before anything changes, and `begun` with the request's entry. If `prepare` returns `None`, it is not the usual case.
     #[inline(always)]
     pub fn submit_single(
         &mut self,
@@ -60,20 +70,22 @@ impl SendFlow {
         read: impl FnOnce(u32) -> CtsWords,
         prepare: impl FnOnce(&Cts) -> Option<()>,
         begun: impl FnOnce(&Entry<SendRequest>),
-    ) -> Option<Transfer> {
+    ) -> Usual {
         let seq = self.next;
         let cts = Cts::from_words(&read(seq));
         if cts.tag != tag || cts.length > MAX_MESSAGE {
-            return None;
+            return Usual::Other;
         }
-        prepare(&cts)?;
-        let entry = self.requests.allocate()?;
+        if prepare(&cts).is_none() {
+            return Usual::Other;
+        }
+        let Some(entry) = self.requests.allocate() else { return Usual::Other };
         let (id, length) = (entry.id(), length.min(cts.length));
         entry.value.begin(seq, addr, length, 1);
         begun(entry);
         self.next = seq.wrapping_add(1);
         self.head = self.next;
-        Some(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1))
+        Usual::Begun(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1))
     }
 }
 
@@ -96,7 +108,7 @@ impl SendFlow {
             Refusal::First | Refusal::Again => return Ok(None),
             Refusal::Next if is_single => {
                 let read = |seq| read(seq).expect("it is there");
-                if let Some(transfer) = self.submit_single(tag, addr, length, read, |_| Some(()), |_| ()) {
+                if let Usual::Begun(transfer) = self.submit_single(tag, addr, length, read, |_| Some(()), |_| ()) {
                     let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();
                     let whole = Stripe { qp, offset: 0, length: transfer.length };
@@ -217,8 +229,8 @@ mod tests {
         let submit = |flow: &mut SendFlow, prepared| {
             flow.submit_single(0, 0, Imm::EXPLICIT_LIMIT - 1, |_| cts.emit(), |_| prepared, |_| ())
         };
-        assert_eq!(submit(&mut flow, None), None);
+        assert_eq!(submit(&mut flow, None), Usual::Other);
         assert_eq!(format!("{flow:?}"), before);
-        assert!(matches!(submit(&mut flow, Some(())), Some(Transfer { length: STRIPE_MIN_BYTES, .. })));
+        assert!(matches!(submit(&mut flow, Some(())), Usual::Begun(Transfer { length: STRIPE_MIN_BYTES, .. })));
     }
 }

@@ -121,29 +121,29 @@ impl RecvComm {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
+    /// Begins to receive one message in the usual case: its length fits one immediate, and there is room. `expected` returns the message.
+    /// Then `begun` is called. `None`: it is another case, and nothing has been done.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(always)]
+    pub fn irecv_usual<'a>(
+        &self,
+        expected: impl FnOnce() -> Option<Expected<'a>>,
+        begun: impl FnOnce(&Entry<RecvRequest>),
+    ) -> Option<Result<()>> {
+        let mut inside = self.path.begin_if_clear()?;
+        let outcome = inside.state().receive_usual(expected, begun, &self.peer);
+        inside.leave();
+        outcome
+    }
+
     /// Begins to receive a group of `count` messages; `expected` returns each of them. Then `begun` is called; if it is not, too many
     /// receives are outstanding: try again.
     ///
     /// # Errors
     /// The connection has failed, or `count` or a buffer is not valid.
-    #[inline(always)]
     pub fn irecv<'a>(
-        &self,
-        count: usize,
-        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
-    ) -> Result<()> {
-        // Nearly all groups have one member. For them the count is a constant to the compiler.
-        if count == 1
-            && let Some(outcome) = self.path.enter_if_clear(|path| path.receive(1, expected, begun, &self.peer))
-        {
-            return outcome;
-        }
-        self.irecv_in_general(count, expected, begun)
-    }
-
-    #[inline(never)]
-    fn irecv_in_general<'a>(
         &self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
@@ -241,6 +241,28 @@ impl Drop for RecvComm {
 
 impl RecvPath {
     #[inline(always)]
+    fn receive_usual<'a>(
+        &mut self,
+        expected: impl FnOnce() -> Option<Expected<'a>>,
+        begun: impl FnOnce(&Entry<RecvRequest>),
+        peer: &Arc<PeerState>,
+    ) -> Option<Result<()>> {
+        if self.stats.is_due_next() {
+            return None;
+        }
+        let Expected { addr, length, tag, memory } = expected()?;
+        let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
+        if !memory.covers(addr, length) || !self.flow.begin_single(buffer, begun) {
+            return None;
+        }
+        // Not due, as has been asked.
+        let _ = self.stats.handle_begun(1);
+        Some(match self.send_cts() {
+            Ok(()) => Ok(()),
+            Err(e) => self.handle_failure(peer, e),
+        })
+    }
+
     fn receive<'a>(
         &mut self,
         count: usize,
@@ -287,16 +309,24 @@ impl RecvPath {
     /// Sends due clear-to-sends, as far as the send queues have room.
     #[inline(always)]
     pub(super) fn send_cts(&mut self) -> Result<()> {
-        while self.flow.is_cts_due() && self.cts_sender.has_room() {
-            self.send_some_cts()?;
-        }
-        Ok(())
+        if self.can_send_cts() { self.send_some_cts() } else { Ok(()) }
     }
 
+    #[inline(always)]
+    fn can_send_cts(&self) -> bool {
+        self.flow.is_cts_due() && self.cts_sender.has_room()
+    }
+
+    /// As [`Self::send_cts`], which has found that some are due and have room.
     #[inline(never)]
     fn send_some_cts(&mut self) -> Result<()> {
-        let Self { flow, qps, cts_sender, .. } = self;
-        cts_sender.send_some(flow, &mut qps.qps)
+        loop {
+            let Self { flow, qps, cts_sender, .. } = self;
+            cts_sender.send_some(flow, &mut qps.qps)?;
+            if !self.can_send_cts() {
+                return Ok(());
+            }
+        }
     }
 }
 

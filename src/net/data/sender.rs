@@ -23,6 +23,7 @@ use crate::proto::requests::{Entries, Entry, RequestId};
 use crate::proto::send::SendFlow;
 use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
 use crate::proto::send_requests::SendRequest;
+use crate::proto::send_single::Usual;
 use crate::proto::transfer::Transfer;
 use crate::proto::{QpIndex, RING_SLOTS};
 use crate::stats::labels::Labels;
@@ -219,7 +220,7 @@ impl SendPath {
             single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
             Some(())
         };
-        let transfer = flow.submit_single(tag, addr, length, read, prepare, begun)?;
+        let Usual::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) else { return None };
         // Not due, as has been asked.
         let _ = self.stats.handle_begun(1);
         Some(self.post_single(&transfer))
