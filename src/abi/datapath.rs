@@ -214,18 +214,22 @@ impl Group {
         Ok(Expected { addr: data as u64, length: length(size)?, tag: tag as u32, memory })
     }
 
-    /// The first message; `None` where [`Self::message`] fails.
+    /// The first message; `None` where [`Self::new`] or [`Self::message`] fails. Each pointer is looked at when it is followed, which costs
+    /// less than to look at all of them before.
     ///
     /// # Safety
-    /// As there.
+    /// The arrays that are not NULL have an element.
     #[inline(always)]
     unsafe fn usual_message<'a>(&self) -> Option<Expected<'a>> {
+        let Self { data, sizes, tags, mhandles, .. } = *self;
         // SAFETY: as the caller says.
-        let (data, size, mhandle) = unsafe { (*self.data, *self.sizes, *self.mhandles) };
-        // SAFETY: as the caller says.
-        let tag = if self.tags.is_null() { 0 } else { unsafe { *self.tags } };
+        let mhandle = unsafe { *mhandles.as_ref()? };
         // SAFETY: by NCCL's contract.
         let memory: &'a MrHandle = unsafe { &MemoryHandle::find(mhandle)?.inner };
+        // SAFETY: as the caller says.
+        let (size, data) = unsafe { (*sizes.as_ref()?, *data.as_ref()?) };
+        // SAFETY: as the caller says.
+        let tag = if tags.is_null() { 0 } else { unsafe { *tags } };
         let expected = Expected { addr: data as u64, length: bits(size), tag: tag as u32, memory };
         (expected.length <= MAX_MESSAGE).then_some(expected)
     }
@@ -244,15 +248,11 @@ pub(super) unsafe fn irecv(
     // SAFETY: by NCCL's contract.
     if let Some(RecvHandle { inner: comm, .. }) = unsafe { RecvHandle::find(recv_comm) }
         && n == 1
-        && !data.is_null()
-        && !sizes.is_null()
-        && !mhandles.is_null()
-        && !request.is_null()
     {
         let one = Group { count: 1, data, sizes, tags, mhandles };
         // SAFETY: NCCL's arrays have one element.
-        let expected = || unsafe { one.usual_message() };
-        // SAFETY: NCCL's output pointer.
+        let expected = || if request.is_null() { None } else { unsafe { one.usual_message() } };
+        // SAFETY: NCCL's output pointer, which is not NULL if a message was expected.
         let begun = |entry: &_| unsafe { request.write(pointer_to(entry)) };
         let usual = || comm.comm.irecv_usual(expected, begun);
         return guard_beginning("irecv", usual, |outcome| match outcome {

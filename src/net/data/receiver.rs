@@ -320,13 +320,24 @@ impl RecvPath {
     /// As [`Self::send_cts`], which has found that some are due and have room.
     #[inline(never)]
     fn send_some_cts(&mut self) -> Result<()> {
-        loop {
-            let Self { flow, qps, cts_sender, .. } = self;
-            cts_sender.send_some(flow, &mut qps.qps)?;
-            if !self.can_send_cts() {
-                return Ok(());
-            }
+        self.send_one_write()?;
+        if self.can_send_cts() { self.send_more_cts() } else { Ok(()) }
+    }
+
+    /// As [`Self::send_some_cts`], where one write is not enough.
+    #[cold]
+    #[inline(never)]
+    fn send_more_cts(&mut self) -> Result<()> {
+        while self.can_send_cts() {
+            self.send_one_write()?;
         }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn send_one_write(&mut self) -> Result<()> {
+        let Self { flow, qps, cts_sender, .. } = self;
+        cts_sender.send_some(flow, &mut qps.qps)
     }
 }
 
