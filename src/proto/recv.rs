@@ -7,7 +7,7 @@ use super::cts_window::CtsWindow;
 use super::imm::Imm;
 use super::receives::Receives;
 use super::recovery::rail_mask::RailMask;
-use super::recv_requests::{self, RecvRequest};
+use super::recv_requests::RecvRequest;
 use super::requests::{Entry, RequestId, Requests};
 use super::stripe::Striping;
 use super::{MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation, violation};
@@ -129,7 +129,7 @@ impl RecvFlow {
     #[inline(never)]
     fn withdraw(&mut self, id: RequestId) {
         if let Some(request) = self.requests.get(id) {
-            request.pending.set(recv_requests::ENDED);
+            request.end();
         }
         self.requests.release_id(id);
     }

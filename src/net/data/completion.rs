@@ -262,7 +262,7 @@ impl RecvPath {
         request: &Entry<RecvRequest>,
         done: impl Done,
     ) -> Result<()> {
-        let posted = self.qps.post_missing();
+        let posted = self.qps.qps.iter_mut().try_for_each(ConnectedQp::post_missing);
         match posted.and_then(|()| self.handle_completions(peer, completions)) {
             Ok(()) => self.finish(request, done).map(drop),
             Err(e) => self.fail_after(peer, request, done, e),
@@ -381,7 +381,7 @@ fn handle(
         WrId::Receive { qp } => {
             flow.handle_immediate(QpIndex(qp), Imm::from_bits(completion.imm()))?;
             let Some(qp) = qps.get_mut(usize::from(qp)) else { return Err(no_such_qp()) };
-            qp.handle_receive()
+            if qp.count_receive() { qp.post_missing() } else { Ok(()) }
         }
         WrId::Cts { qp } => {
             cts_sender.handle_completion(qp);

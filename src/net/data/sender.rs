@@ -28,7 +28,7 @@ use crate::proto::transfer::Transfer;
 use crate::proto::{QpIndex, RING_SLOTS};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
-use crate::verbs::prepared_write::PreparedWrite;
+use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::work::{Sge, Target, Write};
 use std::sync::{Arc, Weak};
@@ -231,14 +231,28 @@ impl SendPath {
     fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
         let (qp, imm) = transfer.single();
         self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());
-        let posted = match self.qps.qps.get_mut(usize::from(qp.0)) {
-            Some(connected) => connected.qp.post_prepared(&mut self.single),
-            None => Err(no_such_qp(qp)),
+        let Some(connected) = self.qps.qps.get_mut(usize::from(qp.0)) else {
+            return self.handle_failure(no_such_qp(qp));
         };
-        match posted {
+        match connected.qp.try_post(&mut self.single) {
             Ok(()) => Ok(()),
-            Err(e) => self.handle_failure(e),
+            Err(refused) => self.handle_refused_post(refused),
         }
+    }
+
+    /// The device has refused the write of [`Self::post_single`].
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[cold]
+    #[inline(never)]
+    fn handle_refused_post(&mut self, refused: RefusedPost) -> Result<()> {
+        // Looked up again, so that nothing is kept for it during the post.
+        let qp = WrId::from_bits(self.single.id()).qp();
+        let connected = self.qps.qps.get(usize::from(qp));
+        self.handle_failure(
+            connected.map_or_else(|| no_such_qp(QpIndex(qp)), |connected| connected.qp.refusal(refused)),
+        )
     }
 
     #[inline(always)]

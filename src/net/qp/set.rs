@@ -174,16 +174,7 @@ impl InitRailQps {
 }
 
 impl ConnectedQp {
-    /// A receive has been consumed. Posts a batch as soon as one is missing.
-    ///
-    /// # Errors
-    /// The device refuses.
-    #[inline(always)]
-    pub fn handle_receive(&mut self) -> Result<()> {
-        if self.count_receive() { self.post_missing() } else { Ok(()) }
-    }
-
-    /// A receive has been consumed. Returns whether a batch is missing.
+    /// A receive has been consumed. Returns whether a batch is missing, which [`Self::post_missing`] posts.
     #[inline(always)]
     pub fn count_receive(&mut self) -> bool {
         self.receives = self.receives.saturating_sub(1);
@@ -199,8 +190,12 @@ impl ConnectedQp {
         self.post_missing()
     }
 
+    /// Posts the receives that are missing, as far as they are batches.
+    ///
+    /// # Errors
+    /// The device refuses.
     #[inline(never)]
-    fn post_missing(&mut self) -> Result<()> {
+    pub fn post_missing(&mut self) -> Result<()> {
         while self.receives + RECV_BATCH as u32 <= self.receives_kept {
             self.qp.post_receives(RECV_BATCH)?;
             self.receives += RECV_BATCH as u32;
@@ -216,14 +211,6 @@ impl QpSet {
     /// The device refuses.
     pub fn keep_receives(&mut self, count: u32) -> Result<()> {
         self.qps.iter_mut().try_for_each(|connected| connected.keep_receives(count))
-    }
-
-    /// Posts receives again on each queue pair where a batch is missing.
-    ///
-    /// # Errors
-    /// The device refuses.
-    pub fn post_missing(&mut self) -> Result<()> {
-        self.qps.iter_mut().try_for_each(ConnectedQp::post_missing)
     }
 
     /// Takes all queue pairs out.
