@@ -99,20 +99,13 @@ where
 {
     /// Gives an object to NCCL.
     pub fn into_raw(inner: T) -> *mut c_void {
-        Given::into_raw(Self::allocate(|_| inner))
+        Given::into_raw(Self::allocate(inner))
     }
 
-    /// An object that is made from its own address. The address must not be read before this returns.
-    fn allocate(inner: impl FnOnce(*const T) -> T) -> Arc<Given<T>> {
-        let mut place = Arc::<Given<T>>::new_uninit();
-        // SAFETY: an address inside of the place just allocated, which is not read.
-        let address = unsafe { &raw const (*Arc::as_ptr(&place).cast::<Given<T>>()).handle.inner };
-        let handle = Self { tag: UnsafeCell::new(T::TAG), inner: inner(address) };
-        if let Some(place) = Arc::get_mut(&mut place) {
-            place.write(Given { handle, process: std::process::id() });
-        }
-        // SAFETY: written above: nobody else has a reference yet.
-        unsafe { place.assume_init() }
+    /// An object that is not given to NCCL yet.
+    fn allocate(inner: T) -> Arc<Given<T>> {
+        let handle = Self { tag: UnsafeCell::new(T::TAG), inner };
+        Arc::new(Given { handle, process: std::process::id() })
     }
 
     /// The object behind NCCL's pointer.
@@ -229,14 +222,14 @@ fn wrong_object(raw: *mut c_void, name: &str) -> Error {
 impl Handle<MrHandle> {
     /// A memory handle for NCCL.
     pub fn new_memory(memory: MrHandle) -> Arc<Given<MrHandle>> {
-        Self::allocate(|_| memory)
+        Self::allocate(memory)
     }
 }
 
 impl Handle<Comm<SendComm>> {
     /// Gives a send communicator to NCCL, whose sends `test` tests.
     pub fn new_send(comm: SendComm, test: Test) -> *mut c_void {
-        let made = Self::allocate(|_| Comm { labels: comm.labels, comm, logged: Mutex::default() });
+        let made = Self::allocate(Comm { labels: comm.labels, comm, logged: Mutex::default() });
         let inner = &made.handle.inner;
         inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
@@ -250,7 +243,7 @@ impl Handle<Comm<SendComm>> {
 impl Handle<Comm<RecvComm>> {
     /// Gives a receive communicator to NCCL, whose receives `test` tests.
     pub fn new_recv(comm: RecvComm, test: Test) -> *mut c_void {
-        let made = Self::allocate(|_| Comm { labels: comm.labels, comm, logged: Mutex::default() });
+        let made = Self::allocate(Comm { labels: comm.labels, comm, logged: Mutex::default() });
         let inner = &made.handle.inner;
         inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);

@@ -11,26 +11,27 @@ impl RecvFlow {
     ///
     /// # Errors
     /// It fits no message that may arrive now. The connection cannot go on.
-    #[inline]
+    #[inline(always)]
     pub fn handle_immediate(&mut self, qp: QpIndex, imm: Imm) -> Result<(), Violation> {
-        if self.complete_whole(qp, imm) {
-            return Ok(());
-        }
         let slot = imm.slot().index();
         if !self.window.is_sent(slot) {
             return Err(violation!("data for slot {}, whose clear-to-send has not been sent", slot));
         }
-        self.handle_part(qp, imm)
+        if self.complete_sent(qp, imm) { Ok(()) } else { self.handle_part(qp, imm) }
     }
 
     /// As [`Self::handle_immediate`], if a whole message has come with its length, as nearly all do. False: it is another case, and nothing
     /// has changed.
     #[inline(always)]
     pub fn complete_whole(&mut self, qp: QpIndex, imm: Imm) -> bool {
-        let slot = imm.slot().index();
-        let arrival = &mut self.arrivals[slot];
-        if self.window.is_sent(slot)
-            && arrival.stage == Stage::Untouched
+        self.window.is_sent(imm.slot().index()) && self.complete_sent(qp, imm)
+    }
+
+    /// As [`Self::complete_whole`], for a slot whose clear-to-send has been sent.
+    #[inline(always)]
+    fn complete_sent(&mut self, qp: QpIndex, imm: Imm) -> bool {
+        let arrival = &mut self.arrivals[imm.slot().index()];
+        if arrival.stage == Stage::Untouched
             && let LengthCode::Bytes(length) = imm.length_code()
             && length <= arrival.posted
             && length <= self.striping.whole_up_to()

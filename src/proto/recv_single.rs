@@ -90,9 +90,9 @@ mod tests {
                         }
                     }
                 }
-                let [usual, general] = &flows;
-                prop_assert_eq!(format!("{usual:?}"), format!("{general:?}"));
             }
+            let [usual, general] = &flows;
+            prop_assert_eq!(format!("{usual:?}"), format!("{general:?}"));
         }
     }
 }

@@ -60,7 +60,7 @@ impl SendFlow {
 
     /// As [`Self::submit`], for a message that has one stripe and is shorter than [`super::imm::Imm::EXPLICIT_LIMIT`], when
     /// [`Self::refuse`] has said that there is the clear-to-send that comes next. If it is for the message, `prepare` is called with it
-    /// before anything changes, and `begun` with the request's entry. If `prepare` returns `None`, it is not the usual case.
+    /// before anything changes, and `begun` with the request's entry; `prepare` may be called in another case, too.
     #[inline(always)]
     pub fn submit_single(
         &mut self,
@@ -68,15 +68,17 @@ impl SendFlow {
         addr: u64,
         length: u32,
         read: impl FnOnce(u32) -> CtsWords,
-        prepare: impl FnOnce(&Cts) -> Option<()>,
+        prepare: impl FnOnce(&Cts),
         begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Usual {
         let seq = self.next;
         let cts = Cts::from_words(&read(seq));
-        if cts.tag != tag || cts.length > MAX_MESSAGE {
+        if cts.tag != tag {
             return Usual::Other;
         }
-        if prepare(&cts).is_none() {
+        // Before the next condition, as the compiler makes one of both otherwise, which costs more.
+        prepare(&cts);
+        if cts.length > MAX_MESSAGE {
             return Usual::Other;
         }
         let Some(entry) = self.requests.allocate() else { return Usual::Other };
@@ -108,7 +110,7 @@ impl SendFlow {
             Refusal::First | Refusal::Again => return Ok(None),
             Refusal::Next if is_single => {
                 let read = |seq| read(seq).unwrap_or_default();
-                if let Usual::Begun(transfer) = self.submit_single(tag, addr, length, read, |_| Some(()), |_| ()) {
+                if let Usual::Begun(transfer) = self.submit_single(tag, addr, length, read, |_| (), |_| ()) {
                     let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();
                     let whole = Stripe { qp, offset: 0, length: transfer.length };
@@ -125,9 +127,8 @@ impl SendFlow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::imm::Imm;
     use crate::proto::rail_weights::RailWeights;
-    use crate::proto::stripe::{STRIPE_MIN_BYTES, Striping};
+    use crate::proto::stripe::Striping;
     use proptest::prelude::*;
 
     /// What NCCL and the peer do.
@@ -219,18 +220,5 @@ mod tests {
         assert_eq!(refuse(&mut flow, 2), [Refusal::No; 2]);
         assert!(send(&mut flow, &ring, 7));
         assert_eq!(refuse(&mut flow, 2), [Refusal::First, Refusal::Again]);
-    }
-
-    #[test]
-    fn a_failure_to_prepare_changes_nothing() {
-        let mut flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
-        let before = format!("{flow:?}");
-        let cts = Cts { addr: 1, length: STRIPE_MIN_BYTES, rkeys: [1, 0], tag: 0, seq: 1 };
-        let submit = |flow: &mut SendFlow, prepared| {
-            flow.submit_single(0, 0, Imm::EXPLICIT_LIMIT - 1, |_| cts.emit(), |_| prepared, |_| ())
-        };
-        assert_eq!(submit(&mut flow, None), Usual::Other);
-        assert_eq!(format!("{flow:?}"), before);
-        assert!(matches!(submit(&mut flow, Some(())), Usual::Begun(Transfer { length: STRIPE_MIN_BYTES, .. })));
     }
 }

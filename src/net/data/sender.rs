@@ -212,13 +212,12 @@ impl SendPath {
         if length >= self.usual_below || self.stats.is_due_next() {
             return None;
         }
+        let memory = memory().filter(|memory| memory.covers(addr, length))?;
         let Self { flow, ring, single, .. } = self;
         let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
         let prepare = |cts: &Cts| {
-            let memory = memory().filter(|memory| memory.covers(addr, length))?;
             let local = Sge { addr, length: length.min(cts.length), lkey: memory.lkey(0) };
             single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
-            Some(())
         };
         let Usual::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) else { return None };
         // Not due, as has been asked.

@@ -194,7 +194,7 @@ impl ConnectedQp {
     ///
     /// # Errors
     /// The device refuses.
-    #[inline(never)]
+    #[inline]
     pub fn post_missing(&mut self) -> Result<()> {
         while self.receives + RECV_BATCH as u32 <= self.receives_kept {
             self.qp.post_receives(RECV_BATCH)?;
