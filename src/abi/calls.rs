@@ -1,11 +1,10 @@
 //! The calls of NCCL's service thread, in types that no version of the interface changes: init, devices, properties, listen,
 //! connect, accept, registration and close. The calls with a context are in [`super::context_calls`], those of NCCL's progress
-//! thread in [`super::datapath`]. `version` is that of the table that NCCL has called.
+//! thread in [`super::datapath`] and [`super::test_call`]. `version` is that of the table that NCCL has called.
 //!
 //! Every function is `unsafe` for one reason: NCCL's pointers. By its contract, communicators, handles and requests are those
 //! that this plugin gave out and that have not been closed, and output pointers are valid.
 
-use super::datapath::test_message;
 use super::guard::guard;
 use super::handles::{Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
 use super::layout::Members;
@@ -13,6 +12,7 @@ use super::nccl;
 use super::network_events;
 use super::output::{missing, put};
 use super::process::Process;
+use super::test_call::test_message;
 use crate::error::{Error, Result};
 use crate::net::data::receiver::RecvComm;
 use crate::net::data::sender::SendComm;

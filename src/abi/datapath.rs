@@ -1,15 +1,15 @@
-//! The calls of NCCL's progress thread, in neutral types: isend, irecv, iflush and test.
+//! The calls of NCCL's progress thread, in neutral types: isend, irecv and iflush. [`super::test_call`] has test.
 //!
 //! They are `unsafe` for the reason given in [`super::calls`]: NCCL's pointers.
 
-use super::guard::guard;
-use super::handles::{Comm, MemoryHandle, RecvHandle, RequestHandle, SendHandle};
+use super::guard::{fail, fail_on, guard_beginning, on_comm};
+use super::handles::{MemoryHandle, RecvHandle, SendHandle, request as pointer_to};
 use super::nccl::{ncclResult_t, ncclSuccess};
-use super::output::{Answer, RequestOutput, missing, put};
+use super::output::{RequestOutput, missing, put};
+use super::test_call::test_flush;
 use crate::error::{Error, Result};
-use crate::net::data::exclusive_cell::Inside;
-use crate::net::data::first_look::{Batch, Completion, FirstLook, Tested};
-use crate::net::data::receiver::{Expected, RecvComm};
+use crate::net::data::first_look::FirstLook;
+use crate::net::data::receiver::Expected;
 use crate::net::data::sender::SendComm;
 use crate::net::mr::handle::MrHandle;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
@@ -88,16 +88,6 @@ pub(super) unsafe fn with_narrow_array(
     irecv(narrowed.as_mut_ptr().cast())
 }
 
-/// Runs the body of a call on a communicator. An error that is the same as the last one is not logged again, since NCCL goes on
-/// to call a failed communicator.
-#[inline(always)]
-fn on_comm<T>(call: &'static str, comm: Result<&Comm<T>>, body: impl FnOnce(&Comm<T>) -> Result<()>) -> ncclResult_t {
-    guard(call, || {
-        let comm = comm?;
-        body(comm).map_err(|e| comm.log_once(e))
-    })
-}
-
 #[inline(always)]
 pub(super) unsafe fn isend(
     send_comm: *mut c_void,
@@ -116,7 +106,7 @@ pub(super) unsafe fn isend(
         match comm.comm.look_for_cts() {
             FirstLook::Over => return ncclSuccess,
             // SAFETY: the thread is inside, what says so is dropped here, and the pointers are NCCL's.
-            FirstLook::Inside(_) => return unsafe { isend_inside(comm, data, size, tag, mhandle, request) },
+            FirstLook::Inside(_) => return unsafe { isend_inside(send_comm, data, size, tag, mhandle, request) },
             FirstLook::Closed => {}
         }
     }
@@ -127,28 +117,32 @@ pub(super) unsafe fn isend(
 /// `isend`, whose thread has entered the communicator.
 ///
 /// # Safety
-/// That of NCCL's pointers; and the thread has entered by [`SendComm::look_for_cts`] and dropped the [`Inside`].
+/// That of NCCL's pointers; and the thread has entered by [`SendComm::look_for_cts`] and dropped the
+/// [`Inside`](crate::net::data::exclusive_cell::Inside).
 #[inline(never)]
 unsafe extern "C" fn isend_inside(
-    comm: &Comm<SendComm>,
+    send_comm: *mut c_void,
     data: *mut c_void,
     size: c_int,
     tag: c_int,
     mhandle: *mut c_void,
     request: *mut *mut c_void,
 ) -> ncclResult_t {
+    // SAFETY: the caller has found it there.
+    let comm = unsafe { &(*send_comm.cast::<SendHandle>()).inner };
     // SAFETY: as the caller says.
     let inside = unsafe { comm.comm.path.go_on_inside() };
-    on_comm("isend", Ok(comm), |comm| {
-        // SAFETY: NCCL's output pointer, which the caller has written to.
-        let output = unsafe { RequestOutput::of_null(request) };
-        let begun = move |id| output.set(comm.request(id));
+    // SAFETY: NCCL's output pointer, which the caller has written to.
+    let output = unsafe { RequestOutput::of_null(request) };
+    let begun = move |entry: &_| output.set(pointer_to(entry));
+    // SAFETY: by NCCL's contract.
+    let memory = || unsafe { MemoryHandle::find(mhandle) }.map(|handle| &handle.inner);
+    let usual = || SendComm::isend_usual(inside, data as u64, bits(size), tag as u32, memory, begun);
+    guard_beginning("isend", usual, |outcome| match outcome {
+        Some(Ok(())) => ncclSuccess,
+        Some(Err(e)) => fail_on("isend", comm, e),
         // SAFETY: by NCCL's contract.
-        let memory = || unsafe { MemoryHandle::borrow(mhandle) };
-        match SendComm::isend_usual(inside, data as u64, bits(size), tag as u32, memory, begun) {
-            Some(outcome) => outcome,
-            None => comm.comm.isend(data as u64, length(size)?, tag as u32, memory()?, begun),
-        }
+        None => unsafe { isend_in_general(send_comm, data, size, tag, mhandle, request) },
     })
 }
 
@@ -172,7 +166,7 @@ unsafe extern "C" fn isend_in_general(
         let output = unsafe { RequestOutput::new(request)? };
         // SAFETY: by NCCL's contract.
         let memory = unsafe { MemoryHandle::borrow(mhandle)? };
-        comm.comm.isend(data as u64, length(size)?, tag as u32, memory, move |id| output.set(comm.request(id)))
+        comm.comm.isend(data as u64, length(size)?, tag as u32, memory, move |entry| output.set(pointer_to(entry)))
     })
 }
 
@@ -219,10 +213,65 @@ impl Group {
         let memory: &'a MrHandle = unsafe { MemoryHandle::borrow(*self.mhandles.add(i))? };
         Ok(Expected { addr: data as u64, length: length(size)?, tag: tag as u32, memory })
     }
+
+    /// The first message; `None` where [`Self::new`] or [`Self::message`] fails. Each pointer is looked at when it is followed, which costs
+    /// less than to look at all of them before.
+    ///
+    /// # Safety
+    /// The arrays that are not NULL have an element.
+    #[inline(always)]
+    unsafe fn usual_message<'a>(&self) -> Option<Expected<'a>> {
+        let Self { data, sizes, tags, mhandles, .. } = *self;
+        // SAFETY: as the caller says.
+        let mhandle = unsafe { *mhandles.as_ref()? };
+        // SAFETY: by NCCL's contract.
+        let memory: &'a MrHandle = unsafe { &MemoryHandle::find(mhandle)?.inner };
+        // SAFETY: as the caller says.
+        let (size, data) = unsafe { (*sizes.as_ref()?, *data.as_ref()?) };
+        // SAFETY: as the caller says.
+        let tag = if tags.is_null() { 0 } else { unsafe { *tags } };
+        let expected = Expected { addr: data as u64, length: bits(size), tag: tag as u32, memory };
+        (expected.length <= MAX_MESSAGE).then_some(expected)
+    }
 }
 
 #[inline(always)]
 pub(super) unsafe fn irecv(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: by NCCL's contract.
+    if let Some(RecvHandle { inner: comm, .. }) = unsafe { RecvHandle::find(recv_comm) }
+        && n == 1
+    {
+        let one = Group { count: 1, data, sizes, tags, mhandles };
+        // SAFETY: NCCL's arrays have one element.
+        let expected = || if request.is_null() { None } else { unsafe { one.usual_message() } };
+        // SAFETY: NCCL's output pointer, which is not NULL if a message was expected.
+        let begun = |entry: &_| unsafe { request.write(pointer_to(entry)) };
+        let usual = || comm.comm.irecv_usual(expected, begun);
+        return guard_beginning("irecv", usual, |outcome| match outcome {
+            Some(Ok(())) => ncclSuccess,
+            Some(Err(e)) => fail_on("irecv", comm, e),
+            // SAFETY: by NCCL's contract.
+            None => unsafe { irecv_in_general(recv_comm, n, data, sizes, tags, mhandles, request) },
+        });
+    }
+    // SAFETY: by NCCL's contract.
+    unsafe { irecv_in_general(recv_comm, n, data, sizes, tags, mhandles, request) }
+}
+
+/// `irecv`, from its beginning.
+///
+/// # Safety
+/// That of NCCL's pointers.
+#[inline(never)]
+unsafe extern "C" fn irecv_in_general(
     recv_comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
@@ -239,7 +288,7 @@ pub(super) unsafe fn irecv(
         let group = Group::new(n, data, sizes, tags, mhandles)?;
         // SAFETY: NCCL's arrays have n elements, and irecv asks for those below n.
         let expected = move |i| unsafe { group.message(i) };
-        comm.comm.irecv(group.count, expected, move |id| output.set(comm.request(id)))
+        comm.comm.irecv(group.count, expected, move |entry| output.set(pointer_to(entry)))
     })
 }
 
@@ -257,116 +306,10 @@ pub(super) unsafe fn iflush(
     on_comm("iflush", comm, |comm| {
         let group = Group::new(n, data, sizes, std::ptr::null_mut(), mhandles)?;
         // SAFETY: NCCL's arrays have n elements.
-        let id = comm.comm.iflush((0..group.count).map(|i| unsafe { group.message(i) }))?;
+        let received = (0..group.count).map(|i| unsafe { group.message(i) });
+        let mut begun = std::ptr::null_mut();
+        comm.comm.iflush(received, |entry| begun = comm.flush(entry, test_flush))?;
         // SAFETY: NCCL's output pointer.
-        unsafe { put(request, comm.flush(id, test_flush), "request") }
+        unsafe { put(request, begun, "request") }
     })
-}
-
-#[inline(always)]
-pub(super) unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
-    if done.is_null() {
-        return fail_without_done();
-    }
-    // SAFETY: NCCL's output pointer.
-    unsafe { *done = 0 };
-    // SAFETY: by NCCL's contract.
-    let Some(found) = (unsafe { RequestHandle::find(request) }) else { return fail_without_request(request) };
-    found.test(Answer { done, sizes })
-}
-
-/// [`test()`] of a send or of a receive.
-#[inline(never)]
-pub(super) extern "C" fn test_message<T: Tested>(request: &RequestHandle, answer: Answer) -> ncclResult_t {
-    // SAFETY: a request is part of its communicator and lives as long. Those of a communicator of this type alone have this function:
-    // `Handle::new_send` and `Handle::new_recv` are given the one that fits.
-    let comm = unsafe { request.comm::<T>() };
-    match comm.comm.first_look(request.id(), move |lengths| answer.finish(lengths)) {
-        FirstLook::Over => ncclSuccess,
-        FirstLook::Inside(inside) => poll::<T>(request, answer, inside),
-        FirstLook::Closed => test_in_general::<T>(request, answer),
-    }
-}
-
-#[inline(never)]
-extern "C" fn poll<T: Tested>(
-    request: &RequestHandle,
-    answer: Answer,
-    mut inside: Inside<'_, T::Path>,
-) -> ncclResult_t {
-    let mut batch = Batch::default();
-    match T::poll(inside.state(), &mut batch) {
-        None => {
-            inside.leave();
-            ncclSuccess
-        }
-        Some(Ok(completions)) => handle_polled::<T>(request, answer, inside, completions),
-        Some(Err(e)) => handle_failed_poll::<T>(request, answer, inside, e),
-    }
-}
-
-#[inline(never)]
-fn handle_polled<T: Tested>(
-    request: &RequestHandle,
-    answer: Answer,
-    inside: Inside<'_, T::Path>,
-    completions: &[Completion],
-) -> ncclResult_t {
-    // SAFETY: as in `test_message`.
-    let comm = unsafe { request.comm::<T>() };
-    let done = move |lengths: &[u32]| answer.finish(lengths);
-    on_comm("test", Ok(comm), |c| c.comm.handle_polled(inside, Ok(completions), request.id(), done))
-}
-
-#[cold]
-#[inline(never)]
-fn handle_failed_poll<T: Tested>(
-    request: &RequestHandle,
-    answer: Answer,
-    inside: Inside<'_, T::Path>,
-    error: Error,
-) -> ncclResult_t {
-    // SAFETY: as in `test_message`.
-    let comm = unsafe { request.comm::<T>() };
-    let done = move |lengths: &[u32]| answer.finish(lengths);
-    on_comm("test", Ok(comm), |c| c.comm.handle_polled(inside, Err(error), request.id(), done))
-}
-
-#[inline(never)]
-extern "C" fn test_in_general<T: Tested>(request: &RequestHandle, answer: Answer) -> ncclResult_t {
-    // SAFETY: as in `test_message`.
-    let comm = unsafe { request.comm::<T>() };
-    on_comm("test", Ok(comm), |c| c.comm.test(request.id(), move |lengths| answer.finish(lengths)))
-}
-
-/// [`test()`] of a flush.
-#[inline(never)]
-extern "C" fn test_flush(request: &RequestHandle, answer: Answer) -> ncclResult_t {
-    // SAFETY: as in `test_message`.
-    let comm = unsafe { request.comm::<RecvComm>() };
-    on_comm("test", Ok(comm), |c| {
-        if c.comm.test_flush(request.id())? {
-            answer.finish(&[]);
-        }
-        Ok(())
-    })
-}
-
-#[cold]
-#[inline(never)]
-extern "C" fn fail_without_done() -> ncclResult_t {
-    fail("test", missing("done"))
-}
-
-#[cold]
-#[inline(never)]
-extern "C" fn fail_without_request(raw: *mut c_void) -> ncclResult_t {
-    fail("test", RequestHandle::wrong(raw))
-}
-
-/// An error that no communicator has.
-#[cold]
-#[inline(never)]
-fn fail(call: &'static str, error: Error) -> ncclResult_t {
-    guard(call, || Err(error))
 }

@@ -1,5 +1,7 @@
 //! The boundary to NCCL: an error becomes a result code and one log message, and a panic becomes an error.
 
+use super::handles::Comm;
+use super::nccl::ncclResult_t;
 use super::{nccl, process};
 use crate::error::{Class, Error, Result};
 use std::any::Any;
@@ -19,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Runs `body`, the body of NCCL's function `call`.
 #[inline(always)]
-pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> nccl::ncclResult_t {
+pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResult_t {
     // State that a panic has left inconsistent is not used again: the communicator's cell stays entered, so that every later
     // call on it fails.
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -27,6 +29,48 @@ pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> nccl::ncc
         Ok(Err(error)) => report(call, error),
         Err(panic) => report(call, panic_error(panic)),
     }
+}
+
+/// Runs `body`, the beginning of NCCL's function `call`, which goes on as `rest` with what that returns.
+#[inline(always)]
+pub fn guard_beginning<R>(
+    call: &'static str,
+    body: impl FnOnce() -> R,
+    rest: impl FnOnce(R) -> ncclResult_t,
+) -> ncclResult_t {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(found) => rest(found),
+        Err(panic) => report(call, panic_error(panic)),
+    }
+}
+
+/// Runs the body of a call on a communicator. An error that is the same as the last one is not logged again, since NCCL goes on
+/// to call a failed communicator.
+#[inline(always)]
+pub(super) fn on_comm<T>(
+    call: &'static str,
+    comm: Result<&Comm<T>>,
+    body: impl FnOnce(&Comm<T>) -> Result<()>,
+) -> ncclResult_t {
+    guard(call, || {
+        let comm = comm?;
+        body(comm).map_err(|e| comm.log_once(e))
+    })
+}
+
+/// An error of a communicator.
+#[cold]
+#[inline(never)]
+#[allow(clippy::needless_pass_by_value)]
+pub(super) fn fail_on<T>(call: &'static str, comm: &Comm<T>, error: Error) -> ncclResult_t {
+    report(call, comm.log_once(error))
+}
+
+/// An error that no communicator has.
+#[cold]
+#[inline(never)]
+pub(super) fn fail(call: &'static str, error: Error) -> ncclResult_t {
+    guard(call, || Err(error))
 }
 
 #[cold]
@@ -41,7 +85,7 @@ fn panic_error(panic: Box<dyn Any + Send>) -> Error {
 #[cold]
 #[inline(never)]
 #[allow(clippy::needless_pass_by_value)]
-fn report(call: &'static str, error: Error) -> nccl::ncclResult_t {
+fn report(call: &'static str, error: Error) -> ncclResult_t {
     if !error.is_logged {
         // NCCL shows the target in front of the message: the name of the call tells users more than a source file.
         log::warn!(target: call, "{call}: {error}");
@@ -98,5 +142,7 @@ mod tests {
         assert_eq!(guard("test", || panic!("on purpose")), nccl::ncclInternalError);
         assert_eq!(guard("test", || Err(Error::remote("gone"))), nccl::ncclRemoteError);
         assert_eq!(guard("test", || Ok(())), nccl::ncclSuccess);
+        assert_eq!(guard_beginning("test", || panic!("on purpose"), |()| nccl::ncclSuccess), nccl::ncclInternalError);
+        assert_eq!(guard_beginning("test", || 7, |n| n), 7);
     }
 }

@@ -1,7 +1,7 @@
 //! The objects behind NCCL's `void*`.
 //!
-//! Each object begins with a tag, so that a pointer to something else is refused. The request objects of a communicator are
-//! allocated with it: a request that begins is the address of one of them. What NCCL holds counts as one reference; the thread that
+//! Each object begins with a tag, so that a pointer to something else is refused. A request is the address of its entry in one of the
+//! communicator's tables ([`crate::proto::requests`]), which begins with a tag too. What NCCL holds counts as one reference; the thread that
 //! recovers a connection may have another one for a while.
 
 use super::nccl::ncclResult_t;
@@ -18,11 +18,11 @@ use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
 use crate::proto::explain::look::Found;
 use crate::proto::explain::operation::PeerRank;
-use crate::proto::requests::RequestId;
+use crate::proto::requests::{Entry, Front};
 use crate::proto::{MAX_GROUP, MAX_REQUESTS};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// A type of object that NCCL holds.
@@ -69,8 +69,6 @@ pub type SendHandle = Handle<Comm<SendComm>>;
 pub type RecvHandle = Handle<Comm<RecvComm>>;
 /// `mhandle`.
 pub type MemoryHandle = Handle<MrHandle>;
-/// `request`.
-pub type RequestHandle = Handle<Request>;
 
 tagged!(Mutex<Listener>, b"FLis", "listenComm");
 tagged!(Comm<SendComm>, b"FSnd", "sendComm");
@@ -78,48 +76,36 @@ tagged!(Comm<RecvComm>, b"FRcv", "recvComm");
 tagged!(MrHandle, b"FMem", "mhandle");
 tagged!(Request, b"FReq", "request");
 
-/// A communicator with its request objects.
+/// `request`: the address of an entry of one of a communicator's tables, which begins with this.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Request(Front);
+
+/// A communicator.
 #[derive(Debug)]
 pub struct Comm<T> {
     /// The communicator.
     pub comm: T,
     labels: Labels,
-    requests: Box<[RequestHandle; MAX_REQUESTS]>,
-    /// The request objects of flushes, from the first flush on.
-    flushes: OnceLock<Box<[RequestHandle; MAX_REQUESTS]>>,
     /// What NCCL holds in place of requests that a profiler hears of, from the first one on.
     heard: OnceLock<Box<[HeardRequest; MAX_REQUESTS]>>,
     /// The last error that was logged.
     logged: Mutex<Option<Error>>,
 }
 
-/// NCCL's `test` of one kind of request.
-pub type Test = extern "C" fn(&RequestHandle, Answer) -> ncclResult_t;
-
-/// A request object. It stands for one of the communicator's requests at a time.
-#[derive(Debug)]
-pub struct Request {
-    test: Test,
-    /// The communicator, a [`Comm`].
-    comm: *const c_void,
-    id: AtomicU32,
-}
-
-/// What NCCL holds in place of a request that a profiler hears of. It begins with a request object, whose `test` is another.
+/// What NCCL holds in place of a request that a profiler hears of. It begins as a request does, with another `test`.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct HeardRequest {
-    handle: RequestHandle,
-    /// The request; NULL before the first one.
-    request: AtomicPtr<RequestHandle>,
+    front: Front,
+    /// NCCL's pointer for the request; NULL before the first one.
+    pub request: AtomicPtr<c_void>,
     /// The profiler's handles of events, one for each message of the group. NULL: it does not hear of that one.
     pub events: [AtomicPtr<c_void>; MAX_GROUP],
 }
 
-// SAFETY: the address is followed in NCCL's calls only, which know that the communicator is alive.
-unsafe impl Send for Request {}
-// SAFETY: as above.
-unsafe impl Sync for Request {}
+/// NCCL's `test` of one kind of request, which is called with requests of this kind alone.
+pub type Test = unsafe extern "C" fn(*mut c_void, Answer) -> ncclResult_t;
 
 impl<T> Handle<T>
 where
@@ -127,20 +113,13 @@ where
 {
     /// Gives an object to NCCL.
     pub fn into_raw(inner: T) -> *mut c_void {
-        Given::into_raw(Self::allocate(|_| inner))
+        Given::into_raw(Self::allocate(inner))
     }
 
-    /// An object that is made from its own address. The address must not be read before this returns.
-    fn allocate(inner: impl FnOnce(*const T) -> T) -> Arc<Given<T>> {
-        let mut place = Arc::<Given<T>>::new_uninit();
-        // SAFETY: an address inside of the place just allocated, which is not read.
-        let address = unsafe { &raw const (*Arc::as_ptr(&place).cast::<Given<T>>()).handle.inner };
-        let handle = Self { tag: UnsafeCell::new(T::TAG), inner: inner(address) };
-        if let Some(place) = Arc::get_mut(&mut place) {
-            place.write(Given { handle, process: std::process::id() });
-        }
-        // SAFETY: written above: nobody else has a reference yet.
-        unsafe { place.assume_init() }
+    /// An object that is not given to NCCL yet.
+    fn allocate(inner: T) -> Arc<Given<T>> {
+        let handle = Self { tag: UnsafeCell::new(T::TAG), inner };
+        Arc::new(Given { handle, process: std::process::id() })
     }
 
     /// The object behind NCCL's pointer.
@@ -257,21 +236,16 @@ fn wrong_object(raw: *mut c_void, name: &str) -> Error {
 impl Handle<MrHandle> {
     /// A memory handle for NCCL.
     pub fn new_memory(memory: MrHandle) -> Arc<Given<MrHandle>> {
-        Self::allocate(|_| memory)
+        Self::allocate(memory)
     }
 }
 
 impl Handle<Comm<SendComm>> {
     /// Gives a send communicator to NCCL, whose sends `test` tests.
     pub fn new_send(comm: SendComm, test: Test) -> *mut c_void {
-        let made = Self::allocate(|place| Comm {
-            labels: comm.labels,
-            comm,
-            requests: requests(place, test),
-            flushes: OnceLock::new(),
-            heard: OnceLock::new(),
-            logged: Mutex::default(),
-        });
+        let made = Self::allocate(Comm::new(comm.labels, comm));
+        let inner = &made.handle.inner;
+        inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
         made.handle.inner.comm.start(&owner);
         let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
@@ -283,14 +257,9 @@ impl Handle<Comm<SendComm>> {
 impl Handle<Comm<RecvComm>> {
     /// Gives a receive communicator to NCCL, whose receives `test` tests.
     pub fn new_recv(comm: RecvComm, test: Test) -> *mut c_void {
-        let made = Self::allocate(|place| Comm {
-            labels: comm.labels,
-            comm,
-            requests: requests(place, test),
-            flushes: OnceLock::new(),
-            heard: OnceLock::new(),
-            logged: Mutex::default(),
-        });
+        let made = Self::allocate(Comm::new(comm.labels, comm));
+        let inner = &made.handle.inner;
+        inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
         let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
         made.handle.inner.comm.start(&owner);
         let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
@@ -299,33 +268,31 @@ impl Handle<Comm<RecvComm>> {
     }
 }
 
-fn requests<T>(comm: *const Comm<T>, test: Test) -> Box<[RequestHandle; MAX_REQUESTS]> {
-    let request = || Request { test, comm: comm.cast(), id: AtomicU32::new(0) };
-    let request = |_| Handle { tag: UnsafeCell::new(Request::TAG), inner: request() };
-    Box::new(std::array::from_fn(request))
-}
-
 impl<T> Comm<T> {
-    /// NCCL's pointer for request `id`.
-    #[inline]
-    pub fn request(&self, id: RequestId) -> *mut c_void {
-        self.requests[id.index()].begin(id)
+    fn new(labels: Labels, comm: T) -> Self {
+        Self { labels, comm, heard: OnceLock::new(), logged: Mutex::default() }
     }
 
-    /// NCCL's pointer for flush `id`, which `test` tests; NULL for `None`.
-    pub fn flush(&self, id: Option<RequestId>, test: Test) -> *mut c_void {
-        let handles = || self.flushes.get_or_init(|| requests(self, test));
-        id.map_or(std::ptr::null_mut(), |id| handles()[id.index()].begin(id))
-    }
-
-    /// What NCCL is to hold in place of `request`, which is one of this communicator's. `test` tests it.
-    pub fn heard(&self, request: &RequestHandle, test: Test) -> &HeardRequest {
-        let new = || Box::new(requests(self, test).map(HeardRequest::new));
-        let id = request.id();
-        let heard = &self.heard.get_or_init(new)[id.index()];
-        heard.handle.begin(id);
-        heard.request.store(std::ptr::from_ref(request).cast_mut(), Ordering::Relaxed);
+    /// What NCCL is to hold in place of the request in `entry`, which is one of this communicator's. `test` tests it.
+    pub fn heard<R>(&self, entry: &Entry<R>, test: Test) -> &HeardRequest {
+        let heard = || Box::new(std::array::from_fn(|_| HeardRequest::default()));
+        let heard = &self.heard.get_or_init(heard)[entry.id().index()];
+        self.mark(&heard.front, test);
+        heard.request.store(request(entry), Ordering::Relaxed);
         heard
+    }
+
+    /// From now on `front` is the beginning of a request of this communicator, which `test` tests.
+    fn mark(&self, front: &Front, test: Test) {
+        front.test.store(test as *mut (), Ordering::Relaxed);
+        front.comm.store(std::ptr::from_ref(self).cast_mut().cast(), Ordering::Relaxed);
+        front.tag.set(Request::TAG);
+    }
+
+    /// NCCL's pointer for the flush in `entry`, which `test` tests.
+    pub fn flush(&self, entry: &Entry<()>, test: Test) -> *mut c_void {
+        self.mark(entry.front(), test);
+        request(entry)
     }
 
     /// `error` with the operation that it ends, if one is outstanding and known for its peer; or marked as logged if it is the same as the last one, since
@@ -346,61 +313,46 @@ impl<T> Comm<T> {
     }
 }
 
-impl RequestHandle {
-    /// Makes this object stand for request `id`, and returns NCCL's pointer to it.
-    #[inline]
-    fn begin(&self, id: RequestId) -> *mut c_void {
-        self.inner.id.store(id.to_bits(), Ordering::Relaxed);
-        std::ptr::from_ref(self).cast_mut().cast()
-    }
+/// NCCL's pointer for the request in `entry`.
+#[inline]
+pub fn request<T>(entry: &Entry<T>) -> *mut c_void {
+    std::ptr::from_ref(entry).cast_mut().cast()
+}
 
-    /// Calls its `test`.
-    #[inline]
-    pub fn test(&self, answer: Answer) -> ncclResult_t {
-        (self.inner.test)(self, answer)
-    }
-
-    /// The communicator.
+impl Request {
+    /// The request behind NCCL's pointer; `None`: the pointer is NULL, or points to an object of another type.
     ///
     /// # Safety
-    /// It is of this type and alive.
+    /// `raw` is NULL or points to a live object that this module or a table of requests made.
     #[inline]
-    pub unsafe fn comm<T>(&self) -> &Comm<T> {
-        // SAFETY: as the caller says.
-        unsafe { &*self.inner.comm.cast() }
+    pub unsafe fn find<'a>(raw: *mut c_void) -> Option<&'a Self> {
+        // SAFETY: not NULL, so a live object as the caller says, and every object begins with a tag.
+        let is_one = !raw.is_null() && unsafe { *raw.cast::<u32>() } == Self::TAG;
+        // SAFETY: the tag says that it is one.
+        is_one.then(|| unsafe { &*raw.cast::<Self>() })
     }
 
-    /// The request that the object stands for.
+    /// Its function, which is to be called with the pointer to it.
     #[inline]
-    pub fn id(&self) -> RequestId {
-        RequestId::from_bits(self.inner.id.load(Ordering::Relaxed))
+    pub fn test(&self) -> Test {
+        // SAFETY: an object with this tag has got a function of this type in `Comm::mark`.
+        unsafe { std::mem::transmute::<*mut (), Test>(self.0.test.load(Ordering::Relaxed)) }
+    }
+
+    /// The error for a pointer that is not to a request.
+    pub fn wrong(raw: *mut c_void) -> Error {
+        wrong_object(raw, Self::NAME)
     }
 }
 
-impl HeardRequest {
-    fn new(handle: RequestHandle) -> Self {
-        Self { handle, request: AtomicPtr::default(), events: Default::default() }
-    }
-
-    /// The one that begins with this request object.
-    ///
-    /// # Safety
-    /// It is part of such a one, and alive.
-    pub unsafe fn of(handle: &RequestHandle) -> &Self {
-        // SAFETY: as the caller says; it is the first member.
-        unsafe { &*std::ptr::from_ref(handle).cast() }
-    }
-
-    /// The request.
-    pub fn request(&self) -> &RequestHandle {
-        // SAFETY: given to NCCL after a request was stored, which is part of the same communicator.
-        unsafe { &*self.request.load(Ordering::Relaxed) }
-    }
-
-    /// NCCL's pointer.
-    pub fn raw(&self) -> *mut c_void {
-        std::ptr::from_ref(self).cast_mut().cast()
-    }
+/// The communicator of the request in `entry`.
+///
+/// # Safety
+/// It is of this type and alive.
+#[inline]
+pub unsafe fn comm_of<T, R>(entry: &Entry<R>) -> &Comm<T> {
+    // SAFETY: as the caller says.
+    unsafe { &*entry.front().comm.load(Ordering::Relaxed).cast() }
 }
 
 #[cfg(test)]

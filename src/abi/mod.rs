@@ -5,7 +5,7 @@
 //! | [`v8`] to [`v12`] | the table of a version, and the functions that are new in it; NCCL takes the highest that it knows |
 //! | [`table`], [`common_slots`] | how a table is written; the slots that are the same in all |
 //! | [`layout`] | NCCL's structs of versions 9 to 12 |
-//! | [`calls`], [`context_calls`], [`datapath`] | the calls in neutral types: of NCCL's service thread, those of them that have a context, and of its progress thread |
+//! | [`calls`], [`context_calls`], [`datapath`], [`test_call`] | the calls in neutral types: of NCCL's service thread, those of them that have a context, and of its progress thread |
 //! | [`process`] | what exists once in the process |
 //! | [`devices`] | the devices that a table shows, by number |
 //! | [`context`] | what NCCL holds for each of its communicators, from version 11 on |
@@ -34,6 +34,7 @@ mod process;
 mod profiler;
 mod profiler_layout;
 mod table;
+mod test_call;
 mod v10;
 mod v11;
 mod v12;

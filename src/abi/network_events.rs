@@ -5,12 +5,17 @@
 //! releases. While no profiler hears them, a send or a receive costs one look at [`HEARD`].
 
 use super::datapath;
-use super::handles::{HeardRequest, RecvHandle, RequestHandle, SendHandle};
+use super::handles::{HeardRequest, RecvHandle, SendHandle};
 use super::layout::ProfilerCallback;
 use super::nccl::{ncclResult_t, ncclSuccess};
 use super::output::Answer;
+use super::test_call;
+use crate::net::data::first_look::Tested;
+use crate::net::data::receiver::RecvComm;
+use crate::net::data::sender::SendComm;
 use crate::net::network::INIT;
 use crate::proto::MAX_GROUP;
+use crate::proto::requests::Entry;
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
@@ -65,7 +70,7 @@ const SENT: c_int = 1;
 const RECEIVED: c_int = 129;
 
 impl Record {
-    fn new(opcode: c_int, request: &RequestHandle, queue_pair: u32, length: usize) -> Self {
+    fn new<R>(opcode: c_int, request: &Entry<R>, queue_pair: u32, length: usize) -> Self {
         let (wr_id, queue_pair) = (request.id().to_bits().into(), queue_pair.cast_signed());
         Self { kind: QUEUE_PAIR, message: Message { device: 0, wr_id, opcode, queue_pair, length } }
     }
@@ -122,7 +127,7 @@ pub(super) unsafe fn isend(
     // SAFETY: as the caller says.
     let code = unsafe { datapath::isend(send_comm, data, size, tag, mhandle, request) };
     // SAFETY: as above.
-    let (comm, begun) = unsafe { (SendHandle::find(send_comm), begun(code, request)) };
+    let (comm, begun) = unsafe { (SendHandle::find(send_comm), begun::<SendComm>(code, request)) };
     let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
     let record = Record::new(SENT, begun, comm.inner.comm.queue_pair(), size as usize);
     let heard = comm.inner.heard(begun, test);
@@ -151,7 +156,7 @@ pub(super) unsafe fn irecv(
     // SAFETY: as the caller says.
     let code = unsafe { datapath::irecv(recv_comm, n, data, sizes, tags, mhandles, request) };
     // SAFETY: as above.
-    let (comm, begun) = unsafe { (RecvHandle::find(recv_comm), begun(code, request)) };
+    let (comm, begun) = unsafe { (RecvHandle::find(recv_comm), begun::<RecvComm>(code, request)) };
     let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
     if of.is_null() {
         return code;
@@ -169,16 +174,16 @@ pub(super) unsafe fn irecv(
     unsafe { replace(request, heard) }
 }
 
-/// The request that a call which returned `code` has begun.
+/// The request of a communicator of type `T` that a call which returned `code` has begun.
 ///
 /// # Safety
 /// `request` is that call's output pointer.
-unsafe fn begun<'a>(code: ncclResult_t, request: *mut *mut c_void) -> Option<&'a RequestHandle> {
+unsafe fn begun<'a, T: Tested>(code: ncclResult_t, request: *mut *mut c_void) -> Option<&'a Entry<T::Request>> {
     if code != ncclSuccess || request.is_null() {
         return None;
     }
-    // SAFETY: as the caller says; NULL is no request.
-    unsafe { RequestHandle::find(*request) }
+    // SAFETY: as the caller says: NULL, or an entry of such a communicator's table.
+    unsafe { (*request).cast::<Entry<T::Request>>().as_ref() }
 }
 
 /// The event of message `i` of the request begins. NCCL's function follows `of`, which is NULL for messages that no profiler hears of.
@@ -199,18 +204,23 @@ unsafe fn start(callback: Callback, heard: &HeardRequest, i: usize, of: *mut c_v
 unsafe fn replace(request: *mut *mut c_void, heard: &HeardRequest) -> ncclResult_t {
     if heard.events.iter().any(|event| !event.load(Ordering::Relaxed).is_null()) {
         // SAFETY: as the caller says.
-        unsafe { *request = heard.raw() };
+        unsafe { *request = std::ptr::from_ref(heard).cast_mut().cast() };
     }
     ncclSuccess
 }
 
 /// `test` of a request whose messages are heard of.
-extern "C" fn test(request: &RequestHandle, answer: Answer) -> ncclResult_t {
-    // SAFETY: only requests that are part of such a one have this function.
-    let heard = unsafe { HeardRequest::of(request) };
-    let code = heard.request().test(answer);
+///
+/// # Safety
+/// `heard` is such a one, whose communicator is alive.
+unsafe extern "C" fn test(heard: *mut c_void, answer: Answer) -> ncclResult_t {
+    // SAFETY: as the caller says.
+    let heard = unsafe { &*heard.cast::<HeardRequest>() };
+    let Answer { done, sizes } = answer;
+    // SAFETY: the request that this one stands for, and NCCL's output pointers.
+    let code = unsafe { test_call::test(heard.request.load(Ordering::Relaxed), done, sizes) };
     // SAFETY: NCCL's output pointer, as that of the `test` just called.
-    if code != ncclSuccess || unsafe { *answer.done } != 0 {
+    if code != ncclSuccess || unsafe { *done } != 0 {
         stop(heard);
     }
     code

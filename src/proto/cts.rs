@@ -52,6 +52,12 @@ impl Cts {
         (u64::from_le(last_word) >> 32) as u32
     }
 
+    /// The last word of the clear-to-send with sequence number `seq`, without what is reserved.
+    #[inline]
+    pub fn last_word_of(seq: u32) -> u64 {
+        (u64::from(seq) << 32).to_le()
+    }
+
     /// Reads a clear-to-send that this process has encoded.
     #[inline]
     pub(super) fn from_words(words: &CtsWords) -> Self {

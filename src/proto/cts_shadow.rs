@@ -19,6 +19,18 @@ impl CtsShadow {
         Self { narrow: Box::new([CtsWords::default(); RING_SLOTS]), wide }
     }
 
+    /// Whether clear-to-sends have extra keys.
+    #[inline(always)]
+    pub(super) fn is_wide(&self) -> bool {
+        self.wide.is_some()
+    }
+
+    /// Puts `cts` into slot number `slot`, where clear-to-sends have no extra keys.
+    #[inline(always)]
+    pub(super) fn put_narrow(&mut self, slot: usize, cts: &Cts) {
+        self.narrow[slot] = cts.emit();
+    }
+
     /// Puts `cts` into slot number `slot`, with the keys that it has no room for.
     #[inline(always)]
     pub(super) fn put(&mut self, slot: usize, cts: &Cts, extra: impl FnOnce() -> ExtraKeys) {

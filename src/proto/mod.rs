@@ -26,13 +26,13 @@
 //! | file | what |
 //! |---|---|
 //! | `cts`, `imm` | the two formats of the data path |
-//! | `send`, `send_single`, `transfer` | the sending end; its usual case; one message that is to be posted |
+//! | `send`, `send_single`, `send_requests`, `send_done`, `transfer` | the sending end; its usual case; its requests; what becomes of them; one message that is to be posted |
 //! | `lanes`, `send_lanes` | queue pairs of which each has a share of its own; the sending end with them |
 //! | `slow_lanes`, `flow_labels` | which lane stays slow; what chooses the path of each |
-//! | `recv`, `recv_room`, `recv_immediate` | the receiving end; how many messages it may expect; immediates that arrive |
+//! | `recv`, `recv_single`, `recv_room`, `recv_immediate`, `recv_requests`, `recv_done` | the receiving end; its usual case; how many messages it may expect; immediates that arrive; its requests; what becomes of them |
 //! | `arrival`, `cts_window`, `cts_shadow` | one message that is awaited; which clear-to-sends are sent when; their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail or lane gets |
-//! | `requests`, `send_queue`, `receives` | the table of requests; the space in send queues; the receives that messages consume |
+//! | `requests`, `shared`, `send_queue`, `receives` | the table of requests; its numbers; the space in send queues; the receives that messages consume |
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
 //! | `explain` | what an operation that does not go on waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
@@ -65,13 +65,19 @@ mod random;
 pub mod receives;
 pub mod recovery;
 pub mod recv;
+mod recv_done;
 mod recv_immediate;
+pub mod recv_requests;
 mod recv_room;
+mod recv_single;
 pub mod requests;
 pub mod send;
+mod send_done;
 mod send_lanes;
 pub mod send_queue;
+pub mod send_requests;
 pub mod send_single;
+pub mod shared;
 #[cfg(any(test, fuzzing))]
 mod sim;
 mod slow_lanes;

@@ -7,13 +7,14 @@ use super::cts_window::CtsWindow;
 use super::imm::Imm;
 use super::receives::Receives;
 use super::recovery::rail_mask::RailMask;
-use super::requests::{RequestId, Requests};
+use super::recv_requests::RecvRequest;
+use super::requests::{Entry, RequestId, Requests};
 use super::stripe::Striping;
 use super::{MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation, violation};
 use std::ops::Range;
 
 /// The clear-to-send of a buffer of more than this many bytes is sent at once; others may be coalesced.
-const COALESCE_MAX_BYTES: u32 = 16 << 10;
+pub(super) const COALESCE_MAX_BYTES: u32 = 16 << 10;
 
 /// One buffer of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,14 +29,6 @@ pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
     pub tag: u32,
 }
 
-/// A receive request: the number of its messages, how many of them have not arrived, and the bytes of the others.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct RecvRequest {
-    count: u8,
-    pub(super) pending: u8,
-    pub(super) lengths: [u32; MAX_GROUP],
-}
-
 /// State of the receiving end. All memory is allocated by [`RecvFlow::new`].
 #[derive(Debug)]
 pub struct RecvFlow {
@@ -46,6 +39,8 @@ pub struct RecvFlow {
     pub(super) window: CtsWindow,
     pub(super) receives: Receives,
     pub(super) requests: Requests<RecvRequest>,
+    /// The bytes of each message of the group that was complete last.
+    pub(super) done: [u32; MAX_GROUP],
     /// The rails of the connection.
     pub(super) all_rails: RailMask,
     /// By slot, the rails over which messages have come that had arrived before the last account.
@@ -65,6 +60,7 @@ impl RecvFlow {
             window,
             receives,
             requests: Requests::default(),
+            done: [0; MAX_GROUP],
             all_rails: striping.rail_numbers(),
             earlier_rails: Vec::new(),
         }
@@ -75,11 +71,24 @@ impl RecvFlow {
     ///
     /// # Errors
     /// The group has no or too many members, or `buffer` returns an error. Nothing is posted then.
-    #[inline(always)]
     pub fn post<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,
         count: usize,
+        buffer: impl FnMut(usize) -> Result<Buffer<'a, K>, E>,
+    ) -> Result<Option<RequestId>, E> {
+        self.begin(count, buffer, |_| ())
+    }
+
+    /// As [`Self::post`]; if it is posted, `begun` is called with the request's entry.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn begin<'a, E: From<Violation>, K: KeysByRail + 'a>(
+        &mut self,
+        count: usize,
         mut buffer: impl FnMut(usize) -> Result<Buffer<'a, K>, E>,
+        begun: impl FnOnce(&Entry<RecvRequest>),
     ) -> Result<Option<RequestId>, E> {
         if !(1..=MAX_GROUP).contains(&count) {
             return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are possible", { count }).into());
@@ -87,8 +96,10 @@ impl RecvFlow {
         if !self.window.has_space(count) {
             return Ok(None);
         }
-        let Some((id, request)) = self.requests.allocate() else { return Ok(None) };
-        (request.count, request.pending) = (count as u8, count as u8);
+        let Self { requests, window, shadow, arrivals, .. } = self;
+        let Some(entry) = requests.allocate() else { return Ok(None) };
+        let id = entry.id();
+        entry.value.begin(count as u8);
         let mut longest = 0;
         for index in 0..count {
             let Buffer { addr, length, rkeys, tag } = match buffer(index) {
@@ -98,14 +109,15 @@ impl RecvFlow {
                     return Err(e);
                 }
             };
-            let seq = self.window.next().wrapping_add(index as u32);
+            let seq = window.next().wrapping_add(index as u32);
             let slot = SlotIndex::of(seq).index();
             let cts = Cts { addr, length, rkeys: [rkeys.of_rail(0), rkeys.of_rail(1)], tag, seq };
-            self.shadow.put(slot, &cts, || [rkeys.of_rail(2), rkeys.of_rail(3)]);
-            self.arrivals[slot] = Arrival::new(id, index as u8, length);
+            shadow.put(slot, &cts, || [rkeys.of_rail(2), rkeys.of_rail(3)]);
+            arrivals[slot] = Arrival::new(id, index as u8, length);
             longest = longest.max(length);
         }
-        self.window.push(count, longest > COALESCE_MAX_BYTES);
+        window.push(count, longest > COALESCE_MAX_BYTES);
+        begun(entry);
         if longest > Imm::EXPLICIT_LIMIT {
             self.expect_two_immediates();
         }
@@ -116,8 +128,10 @@ impl RecvFlow {
     #[cold]
     #[inline(never)]
     fn withdraw(&mut self, id: RequestId) {
-        // A live id, so there is no error.
-        let _ = self.requests.release_if(id, |_| true);
+        if let Some(request) = self.requests.get(id) {
+            request.end();
+        }
+        self.requests.release_id(id);
     }
 
     /// Whether no request is in use.
@@ -188,39 +202,20 @@ impl RecvFlow {
         window.handle_empty_poll(|slot| arrivals[slot].request == tested);
     }
 
-    /// The number of messages of request `id`, or 0 if it is not complete. `None`: there is no such request.
-    #[inline]
-    pub fn messages_if_done(&self, id: RequestId) -> Option<u8> {
-        self.requests.get(id).map(|request| if request.pending == 0 { request.count } else { 0 })
-    }
-
     /// Whether request `id` is complete.
     ///
     /// # Errors
     /// The id is stale.
     #[inline]
     pub fn is_done(&self, id: RequestId) -> Result<bool, Violation> {
-        self.requests.check(id, |request| request.pending == 0)
+        Ok(!self.requests.tested(id)?.value.is_pending())
     }
 
     /// The number of messages of request `id`, and the bytes of those that have arrived.
     pub fn messages(&self, id: RequestId) -> (u8, u64) {
         let Some(request) = self.requests.get(id) else { return (0, 0) };
-        let lengths = request.lengths.iter().take(request.count.into());
-        (request.count, lengths.map(|length| u64::from(*length)).sum())
-    }
-
-    /// The bytes of each message, in the order of the receive's buffers, if `id` is complete. The id is stale afterwards.
-    ///
-    /// # Errors
-    /// The id is stale.
-    #[inline]
-    pub fn poll_done(&mut self, id: RequestId) -> Result<Option<&[u32]>, Violation> {
-        let done = self.requests.release_if(id, |request| request.pending == 0)?;
-        Ok(done.map(|request| match request.count {
-            1 => std::slice::from_ref(&request.lengths[0]),
-            count => &request.lengths[..usize::from(count).min(MAX_GROUP)],
-        }))
+        let lengths = request.lengths.iter().take(request.count.get().into());
+        (request.count.get(), lengths.map(|length| u64::from(length.get())).sum())
     }
 }
 

@@ -4,7 +4,7 @@ use super::arrival::Stage;
 use super::imm::{Imm, LengthCode};
 use super::recv::RecvFlow;
 use super::requests::RequestId;
-use super::{MAX_GROUP, QpIndex, Violation, violation};
+use super::{QpIndex, Violation, violation};
 
 impl RecvFlow {
     /// An immediate has arrived on `qp`. All data before it on that queue pair has arrived, too.
@@ -17,18 +17,32 @@ impl RecvFlow {
         if !self.window.is_sent(slot) {
             return Err(violation!("data for slot {}, whose clear-to-send has not been sent", slot));
         }
-        let arrival = &mut self.arrivals[slot];
-        // Nearly all messages come whole, with their length.
+        if self.complete_sent(qp, imm) { Ok(()) } else { self.handle_part(qp, imm) }
+    }
+
+    /// As [`Self::handle_immediate`], if a whole message has come with its length, as nearly all do. False: it is another case, and nothing
+    /// has changed.
+    #[inline(always)]
+    pub fn complete_whole(&mut self, qp: QpIndex, imm: Imm) -> bool {
+        self.window.is_sent(imm.slot().index()) && self.complete_sent(qp, imm)
+    }
+
+    /// As [`Self::complete_whole`], for a slot whose clear-to-send has been sent.
+    #[inline(always)]
+    fn complete_sent(&mut self, qp: QpIndex, imm: Imm) -> bool {
+        let arrival = &mut self.arrivals[imm.slot().index()];
         if arrival.stage == Stage::Untouched
             && let LengthCode::Bytes(length) = imm.length_code()
             && length <= arrival.posted
             && length <= self.striping.whole_up_to()
+            && let Some(request) = self.requests.get(arrival.request)
         {
             arrival.handle_whole(qp, length);
-            let (id, index) = (arrival.request, arrival.index);
-            return self.complete(id, index, length);
+            request.complete(arrival.index, length);
+            self.count_arrival();
+            return true;
         }
-        self.handle_part(qp, imm)
+        false
     }
 
     /// As [`Self::handle_immediate`], in all cases, for a slot whose clear-to-send has been sent.
@@ -67,15 +81,18 @@ impl RecvFlow {
     }
 
     /// The whole message has arrived that is number `index` of request `id`.
-    #[inline(always)]
     fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
-        let request =
-            self.requests.get_mut(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
-        request.lengths[usize::from(index) % MAX_GROUP] = length;
-        request.pending -= 1;
+        let request = self.requests.get(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
+        request.complete(index, length);
+        self.count_arrival();
+        Ok(())
+    }
+
+    /// A whole message has arrived.
+    #[inline(always)]
+    fn count_arrival(&mut self) {
         let Self { window, arrivals, .. } = self;
         window.handle_arrival(|slot| arrivals[slot].is_pending());
-        Ok(())
     }
 }
 

@@ -1,6 +1,9 @@
 //! A fixed table of requests with constant-time allocation and ids that expire.
 
+use super::shared::Shared;
 use super::{MAX_REQUESTS, Violation, violation};
+use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 
 /// Names one use of one entry of a [`Requests`] table. Stale ids, from before the entry was released, are recognised.
 ///
@@ -40,45 +43,94 @@ impl RequestId {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Entry<T> {
-    /// The id in use. While the entry is free, its generation is odd, and those are never given out: no id finds it.
-    id: RequestId,
+/// An entry, which NCCL's request points to. It begins with what the interface to NCCL puts there.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Entry<T> {
+    front: Front,
     /// The entry that is taken after this one, when free; [`MAX_REQUESTS`] after the last.
-    next_free: u16,
-    value: T,
+    next_free: Shared<u16>,
+    /// The index of this entry.
+    index: u16,
+    /// What is known of the request. While the entry is free, this is of an earlier use.
+    pub value: T,
+}
+
+/// The beginning of an entry.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Front {
+    /// Tells the interface that this is a request.
+    pub tag: Shared<u32>,
+    /// The id in use. While the entry is free, its generation is odd, and those are never given out: no id finds it.
+    id: Shared<u32>,
+    /// The interface's function that tests the request.
+    pub test: AtomicPtr<()>,
+    /// The interface's communicator.
+    pub comm: AtomicPtr<()>,
 }
 
 impl<T> Entry<T> {
+    /// Its beginning.
+    #[inline]
+    pub fn front(&self) -> &Front {
+        &self.front
+    }
+
+    /// The id in use.
+    #[inline]
+    pub fn id(&self) -> RequestId {
+        RequestId(self.front.id.get())
+    }
+
     /// Whether it is in use.
     fn is_live(&self) -> bool {
-        self.id.0 >> 8 & 1 == 0
+        self.front.id.get() >> 8 & 1 == 0
+    }
+
+    /// The error for a request that has ended.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn ended(&self) -> Violation {
+        tested_after_its_end(RequestId(self.front.id.get().wrapping_sub(1 << 8)))
     }
 }
+
+/// The entries of a table.
+pub type Entries<T> = Arc<[Entry<T>; MAX_REQUESTS]>;
 
 /// [`MAX_REQUESTS`] entries, allocated once.
 #[derive(Debug)]
 pub struct Requests<T> {
-    entries: Box<[Entry<T>; MAX_REQUESTS]>,
+    entries: Entries<T>,
     first_free: u16,
 }
 
-impl<T: Copy + Default> Default for Requests<T> {
+impl<T: Default> Default for Requests<T> {
     fn default() -> Self {
-        let entry =
-            |index| Entry { id: RequestId(index as u32).next(), next_free: index as u16 + 1, value: T::default() };
-        Self { entries: Box::new(std::array::from_fn(entry)), first_free: 0 }
+        let entry = |index| Entry {
+            front: Front { id: Shared::new(RequestId(index as u32).next().0), ..Front::default() },
+            next_free: Shared::new(index as u16 + 1),
+            index: index as u16,
+            value: T::default(),
+        };
+        Self { entries: Arc::new(std::array::from_fn(entry)), first_free: 0 }
     }
 }
 
 impl<T> Requests<T> {
+    /// All entries.
+    pub fn entries(&self) -> &Entries<T> {
+        &self.entries
+    }
+
     /// Takes a free entry, whose value is that of an earlier use; `None` when all are in use.
-    #[inline]
-    pub fn allocate(&mut self) -> Option<(RequestId, &mut T)> {
-        let entry = self.entries.get_mut(usize::from(self.first_free))?;
-        self.first_free = entry.next_free;
-        entry.id = entry.id.next();
-        Some((entry.id, &mut entry.value))
+    #[inline(always)]
+    pub fn allocate(&mut self) -> Option<&Entry<T>> {
+        let entry = self.entries.get(usize::from(self.first_free))?;
+        self.first_free = entry.next_free.get();
+        entry.front.id.set(entry.id().next().0);
+        Some(entry)
     }
 
     /// Whether all are in use.
@@ -94,56 +146,45 @@ impl<T> Requests<T> {
 
     /// The entries in use, by index.
     pub fn live(&self) -> impl Iterator<Item = (RequestId, &T)> {
-        self.entries.iter().filter(|entry| entry.is_live()).map(|entry| (entry.id, &entry.value))
-    }
-
-    /// As [`Self::live`], to be changed.
-    pub fn live_mut(&mut self) -> impl Iterator<Item = (RequestId, &mut T)> {
-        self.entries.iter_mut().filter(|entry| entry.is_live()).map(|entry| (entry.id, &mut entry.value))
+        self.entries.iter().filter(|entry| entry.is_live()).map(|entry| (entry.id(), &entry.value))
     }
 
     /// The value of a live id.
     #[inline]
     pub fn get(&self, id: RequestId) -> Option<&T> {
-        let entry = &self.entries[id.index()];
-        (entry.id == id).then_some(&entry.value)
+        self.entry(id).map(|entry| &entry.value)
     }
 
-    /// The value of a live id, to be changed.
+    /// The entry of a live id.
     #[inline]
-    pub fn get_mut(&mut self, id: RequestId) -> Option<&mut T> {
-        let entry = &mut self.entries[id.index()];
-        (entry.id == id).then_some(&mut entry.value)
+    pub fn entry(&self, id: RequestId) -> Option<&Entry<T>> {
+        let entry = &self.entries[id.index()];
+        (entry.id() == id).then_some(entry)
     }
 
-    /// Whether a live id's value is what `is_done` asks for.
+    /// As [`Self::entry`], of an id that NCCL tests.
     ///
     /// # Errors
     /// The id is stale.
-    #[inline]
-    pub fn check(&self, id: RequestId, is_done: impl FnOnce(&T) -> bool) -> Result<bool, Violation> {
-        let entry = &self.entries[id.index()];
-        if entry.id == id { Ok(is_done(&entry.value)) } else { Err(tested_after_its_end(id)) }
+    pub fn tested(&self, id: RequestId) -> Result<&Entry<T>, Violation> {
+        self.entry(id).filter(|entry| entry.is_live()).ok_or_else(|| tested_after_its_end(id))
     }
 
-    /// Gives a live id's entry back if `is_done` says so of its value; the id is stale from then on. The value, or `None`
-    /// if it is not done yet.
-    ///
-    /// # Errors
-    /// The id is stale.
-    #[inline]
-    pub fn release_if(&mut self, id: RequestId, is_done: impl FnOnce(&T) -> bool) -> Result<Option<&T>, Violation> {
-        let entry = &mut self.entries[id.index()];
-        if entry.id != id {
-            return Err(tested_after_its_end(id));
+    /// Gives the entry of a live id back, which is stale from then on.
+    #[inline(always)]
+    pub fn release(&mut self, entry: &Entry<T>) {
+        entry.front.id.add(1 << 8);
+        entry.next_free.set(self.first_free);
+        self.first_free = entry.index;
+    }
+
+    /// As [`Self::release`], of the entry of `id`, if that is live.
+    pub fn release_id(&mut self, id: RequestId) {
+        let entries = Arc::clone(&self.entries);
+        let entry = &entries[id.index()];
+        if entry.id() == id && entry.is_live() {
+            self.release(entry);
         }
-        if !is_done(&entry.value) {
-            return Ok(None);
-        }
-        entry.id = id.next();
-        entry.next_free = self.first_free;
-        self.first_free = id.index() as u16;
-        Ok(Some(&entry.value))
     }
 }
 
@@ -157,57 +198,65 @@ fn tested_after_its_end(id: RequestId) -> Violation {
 mod tests {
     use super::*;
 
-    fn allocate<T>(table: &mut Requests<T>, value: T) -> Option<RequestId> {
-        let (id, place) = table.allocate()?;
-        *place = value;
-        Some(id)
+    /// A table of shared numbers.
+    type Numbers = Requests<Shared<u32>>;
+
+    fn allocate(table: &mut Numbers, value: u32) -> Option<RequestId> {
+        let entry = table.allocate()?;
+        entry.value.set(value);
+        Some(entry.id())
+    }
+
+    fn get(table: &Numbers, id: RequestId) -> Option<u32> {
+        table.get(id).map(Shared::<u32>::get)
     }
 
     #[test]
     fn all_entries_can_be_taken_and_the_next_must_wait() {
-        let mut table = Requests::default();
-        let ids: Vec<_> = (0..MAX_REQUESTS).map(|i| allocate(&mut table, i).expect("a free entry")).collect();
+        let mut table = Numbers::default();
+        let ids: Vec<_> = (0..MAX_REQUESTS as u32).map(|i| allocate(&mut table, i).expect("a free entry")).collect();
         assert_eq!(allocate(&mut table, 0), None);
         for (i, id) in ids.iter().enumerate() {
-            assert_eq!(table.get_mut(*id), Some(&mut { i }));
+            assert_eq!(get(&table, *id), Some(i as u32));
         }
-        assert_eq!(table.release_if(ids[7], |_| false), Ok(None));
-        assert_eq!(allocate(&mut table, 0), None);
-        assert_eq!(table.release_if(ids[7], |i| *i == 7), Ok(Some(&7)));
+        table.release_id(ids[7]);
         assert!(allocate(&mut table, 7).is_some());
+        assert_eq!(allocate(&mut table, 0), None);
     }
 
     #[test]
     fn a_stale_id_finds_nothing_and_frees_nothing() {
-        let mut table = Requests::default();
+        let mut table = Numbers::default();
         assert!(table.are_all_free());
         let old = allocate(&mut table, 1).expect("a free entry");
         assert!(!table.are_all_free());
-        assert_eq!(table.release_if(old, |_| true), Ok(Some(&1)));
+        table.release_id(old);
         assert!(table.are_all_free());
-        assert_eq!(table.get_mut(old), None, "the entry is free");
+        assert_eq!(get(&table, old), None, "the entry is free");
+        assert!(table.tested(old.next()).is_err(), "so it is by the id that it has meanwhile");
         let new = allocate(&mut table, 2).expect("a free entry");
         assert_eq!(old.index(), new.index());
-        assert_eq!(table.get_mut(old), None);
-        assert!(table.release_if(old, |_| true).is_err());
-        assert_eq!(table.get_mut(new), Some(&mut 2));
+        assert_eq!(get(&table, old), None);
+        assert!(table.tested(old).is_err());
+        table.release_id(old);
+        assert_eq!(get(&table, new), Some(2));
     }
 
     #[test]
     fn an_id_that_was_never_given_out_finds_nothing() {
-        let mut table = Requests::<()>::default();
+        let table = Numbers::default();
         for index in 0..=255 {
-            assert_eq!(table.get_mut(RequestId::from_bits(index)), None);
+            assert_eq!(get(&table, RequestId::from_bits(index)), None);
         }
     }
 
     #[test]
     fn an_id_survives_a_work_request() {
-        let mut table = Requests::default();
+        let mut table = Numbers::default();
         for _ in 0..1000 {
-            let id = allocate(&mut table, ()).expect("a free entry");
+            let id = allocate(&mut table, 0).expect("a free entry");
             assert_eq!(RequestId::from_bits(id.to_bits()), id);
-            assert!(table.release_if(id, |()| true).is_ok());
+            table.release_id(id);
         }
     }
 }

@@ -5,6 +5,7 @@ use super::lanes::Lanes;
 use super::rail_weights::RailWeights;
 use super::recovery::replay::Replays;
 use super::requests::{RequestId, Requests};
+use super::send_requests::SendRequest;
 use super::stripe::Striping;
 use super::transfer::Transfer;
 use super::{QpIndex, RING_SLOTS, Violation, violation};
@@ -22,18 +23,6 @@ pub(super) struct UnclaimedCts {
     length: u32,
     rkeys: [u32; Cts::KEYS],
     tag: u32,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct SendRequest {
-    /// Where its bytes are in this process.
-    pub(super) addr: u64,
-    /// Sequence number of the clear-to-send that it has claimed.
-    pub(super) seq: u32,
-    pub(super) length: u32,
-    pub(super) pending_stripes: u32,
-    /// The poll in which the last stripe but one completed.
-    poll: u32,
 }
 
 /// State of the sending side. All memory is allocated by [`SendFlow::new`].
@@ -154,12 +143,12 @@ impl SendFlow {
     fn begin(&mut self, seq: u32, cts: UnclaimedCts, addr: u64, length: u32) -> Option<Transfer> {
         let length = length.min(cts.length);
         let stripes = self.striping.stripe_count(length);
-        let (id, request) = self.requests.allocate()?;
+        let entry = self.requests.allocate()?;
+        entry.value.begin(seq, addr, length, stripes);
+        let id = entry.id();
         if let Some(lanes) = &mut self.lanes {
             self.qp = lanes.begin(stripes, self.striping);
         }
-        (request.length, request.pending_stripes) = (length, stripes);
-        (request.addr, request.seq) = (addr, seq);
         Some(self.transfer(id, SlotIndex::of(seq), cts, length, stripes))
     }
 
@@ -188,21 +177,6 @@ impl SendFlow {
         }
     }
 
-    /// One stripe of request `id` has been acknowledged.
-    ///
-    /// # Errors
-    /// There is no such request, or all of its stripes have been acknowledged before.
-    #[inline]
-    pub fn handle_completion(&mut self, id: RequestId) -> Result<(), Violation> {
-        match self.requests.get_mut(id) {
-            Some(request) if request.pending_stripes > 0 => {
-                request.pending_stripes -= 1;
-                Ok(())
-            }
-            _ => Err(violation!("send completion for {:?}, which is not outstanding", id)),
-        }
-    }
-
     /// Whether no request is in use.
     pub fn is_idle(&self) -> bool {
         self.requests.are_all_free()
@@ -220,16 +194,16 @@ impl SendFlow {
     /// As [`Self::handle_completion`].
     pub fn handle_completion_on(&mut self, id: RequestId, qp: QpIndex) -> Result<(), Violation> {
         self.handle_completion(id)?;
-        let Some(request) = self.requests.get_mut(id) else { return Ok(()) };
-        let is_last = request.pending_stripes == 0;
+        let Some(request) = self.requests.get(id) else { return Ok(()) };
+        let (is_last, length) = (!request.is_pending(), request.length.get());
         if let Some(lanes) = &mut self.lanes {
             lanes.handle_stripe(qp);
-            if request.length >= LEARNING_BYTES {
+            if length >= LEARNING_BYTES {
                 lanes.handle_completion(id, qp, self.poll, is_last);
             }
         } else if !is_last {
-            request.poll = self.poll;
-        } else if request.length >= LEARNING_BYTES && request.poll != self.poll {
+            request.poll.set(self.poll);
+        } else if length >= LEARNING_BYTES && request.poll.get() != self.poll {
             self.weights.handle_slowest(self.striping.rail_of(qp));
         }
         Ok(())
@@ -241,26 +215,17 @@ impl SendFlow {
     /// The id is stale.
     #[inline]
     pub fn is_done(&self, id: RequestId) -> Result<bool, Violation> {
-        self.requests.check(id, |request| request.pending_stripes == 0)
+        Ok(!self.requests.tested(id)?.value.is_pending())
     }
 
     /// How many messages the receiver had asked for before that of request `id`: the lower 32 bits.
     pub fn place(&self, id: RequestId) -> Option<u32> {
-        self.requests.get(id).map(|request| request.seq.wrapping_sub(1))
+        self.requests.get(id).map(|request| request.seq.get().wrapping_sub(1))
     }
 
     /// The bytes of request `id`.
     pub fn bytes(&self, id: RequestId) -> u64 {
-        self.requests.get(id).map_or(0, |request| request.length.into())
-    }
-
-    /// Bytes sent, once request `id` is complete. The id is stale afterwards.
-    ///
-    /// # Errors
-    /// The id is stale.
-    #[inline]
-    pub fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
-        Ok(self.requests.release_if(id, |request| request.pending_stripes == 0)?.map(|request| request.length))
+        self.requests.get(id).map_or(0, |request| request.length.get().into())
     }
 }
 

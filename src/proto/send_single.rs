@@ -2,8 +2,9 @@
 
 use super::MAX_MESSAGE;
 use super::cts::{Cts, CtsWords, SlotIndex};
-use super::requests::RequestId;
+use super::requests::Entry;
 use super::send::{SendFlow, UnclaimedCts};
+use super::send_requests::SendRequest;
 use super::transfer::Transfer;
 
 /// What [`SendFlow::submit_single`] has found. `repr(u8)`: otherwise the compiler encodes the variant in an unused value of a field of
@@ -13,8 +14,6 @@ use super::transfer::Transfer;
 pub enum Usual {
     /// A message that is to be posted as [`Transfer::single`] says.
     Begun(Transfer),
-    /// There is no clear-to-send.
-    Refused,
     /// It is not the usual case, and nothing has changed: [`SendFlow::submit`] decides.
     Other,
 }
@@ -22,7 +21,9 @@ pub enum Usual {
 /// What [`SendFlow::refuse`] has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nothing: there may be a clear-to-send for the message.
+    /// Nothing: there is the clear-to-send that comes next, and no other: [`SendFlow::submit_single`] may be called.
+    Next,
+    /// Nothing: there is a clear-to-send, which may be for the message.
     No,
     /// It has refused it, for the first time since the last message or clear-to-send.
     First,
@@ -31,19 +32,16 @@ pub enum Refusal {
 }
 
 impl SendFlow {
-    /// 1, or 0 if request `id` is not complete. `None`: there is no such request.
-    #[inline]
-    pub fn messages_if_done(&self, id: RequestId) -> Option<u8> {
-        self.requests.get(id).map(|request| u8::from(request.pending_stripes == 0))
-    }
-
     /// Refuses a message, whatever its tag, if there is no clear-to-send. `is_there` tells whether there is the clear-to-send of a
     /// sequence number in the ring.
     #[inline(always)]
     pub fn refuse(&mut self, is_there: impl FnOnce(u32) -> bool) -> Refusal {
         let seq = self.next;
-        if self.head != seq || is_there(seq) {
+        if self.head != seq {
             return Refusal::No;
+        }
+        if is_there(seq) {
+            return Refusal::Next;
         }
         // If so, no message has begun since: the ring has had nothing new, and nothing was kept.
         let is_first = self.refused_at != seq;
@@ -60,40 +58,36 @@ impl SendFlow {
         }
     }
 
-    /// As [`Self::submit`], for a message that has one stripe and is shorter than [`super::imm::Imm::EXPLICIT_LIMIT`]. If there is a
-    /// clear-to-send for it, `prepare` is called with that before anything changes.
-    ///
-    /// # Errors
-    /// Those of `prepare`.
+    /// As [`Self::submit`], for a message that has one stripe and is shorter than [`super::imm::Imm::EXPLICIT_LIMIT`], when
+    /// [`Self::refuse`] has said that there is the clear-to-send that comes next. If it is for the message, `prepare` is called with it
+    /// before anything changes, and `begun` with the request's entry; `prepare` may be called in another case, too.
     #[inline(always)]
-    pub fn submit_single<E>(
+    pub fn submit_single(
         &mut self,
         tag: u32,
         addr: u64,
         length: u32,
-        read: impl FnOnce(u32) -> Option<CtsWords>,
-        prepare: impl FnOnce(&Cts) -> Result<(), E>,
-    ) -> Result<Usual, E> {
+        read: impl FnOnce(u32) -> CtsWords,
+        prepare: impl FnOnce(&Cts),
+        begun: impl FnOnce(&Entry<SendRequest>),
+    ) -> Usual {
         let seq = self.next;
-        if self.head != seq {
-            return Ok(Usual::Other);
+        let cts = Cts::from_words(&read(seq));
+        if cts.tag != tag {
+            return Usual::Other;
         }
-        let Some(words) = read(seq) else {
-            self.count_refusal();
-            return Ok(Usual::Refused);
-        };
-        let cts = Cts::from_words(&words);
-        if cts.tag != tag || cts.length > MAX_MESSAGE {
-            return Ok(Usual::Other);
+        // Before the next condition, as the compiler makes one of both otherwise, which costs more.
+        prepare(&cts);
+        if cts.length > MAX_MESSAGE {
+            return Usual::Other;
         }
-        prepare(&cts)?;
-        let Some((id, request)) = self.requests.allocate() else { return Ok(Usual::Other) };
-        let length = length.min(cts.length);
-        (request.length, request.pending_stripes) = (length, 1);
-        (request.addr, request.seq) = (addr, seq);
+        let Some(entry) = self.requests.allocate() else { return Usual::Other };
+        let (id, length) = (entry.id(), length.min(cts.length));
+        entry.value.begin(seq, addr, length, 1);
+        begun(entry);
         self.next = seq.wrapping_add(1);
         self.head = self.next;
-        Ok(Usual::Begun(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1)))
+        Usual::Begun(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1))
     }
 }
 
@@ -111,21 +105,20 @@ impl SendFlow {
         length: u32,
         read: impl Fn(u32) -> Option<CtsWords> + Copy,
     ) -> Result<Option<Transfer>, super::Violation> {
-        if is_usual && self.refuse(|seq| read(seq).is_some()) != Refusal::No {
-            return Ok(None);
-        }
-        if is_usual && self.striping.stripe_count(length) == 1 && length < super::imm::Imm::EXPLICIT_LIMIT {
-            match self.submit_single(tag, addr, length, read, |_| Ok(()))? {
-                Usual::Begun(transfer) => {
+        let is_single = self.striping.stripe_count(length) == 1 && length < super::imm::Imm::EXPLICIT_LIMIT;
+        match if is_usual { self.refuse(|seq| read(seq).is_some()) } else { Refusal::No } {
+            Refusal::First | Refusal::Again => return Ok(None),
+            Refusal::Next if is_single => {
+                let read = |seq| read(seq).unwrap_or_default();
+                if let Usual::Begun(transfer) = self.submit_single(tag, addr, length, read, |_| (), |_| ()) {
                     let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();
                     let whole = Stripe { qp, offset: 0, length: transfer.length };
                     assert_eq!(stripes, [(whole, Immediates { first, second: None })]);
                     return Ok(Some(transfer));
                 }
-                Usual::Refused => return Ok(None),
-                Usual::Other => {}
             }
+            Refusal::Next | Refusal::No => {}
         }
         self.submit(tag, addr, length, read)
     }
@@ -134,9 +127,8 @@ impl SendFlow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::imm::Imm;
     use crate::proto::rail_weights::RailWeights;
-    use crate::proto::stripe::{STRIPE_MIN_BYTES, Striping};
+    use crate::proto::stripe::Striping;
     use proptest::prelude::*;
 
     /// What NCCL and the peer do.
@@ -221,25 +213,12 @@ mod tests {
         assert!(!send(&mut flow, &[], 0));
         assert_eq!(refuse(&mut flow, 0), [Refusal::Again; 2], "by the general case, too");
         let ring = [cts(1, 0), cts(2, 7)];
-        assert_eq!(refuse(&mut flow, 1), [Refusal::No; 2]);
+        assert_eq!(refuse(&mut flow, 1), [Refusal::Next; 2]);
         assert!(send(&mut flow, &ring[..1], 0));
         assert_eq!(refuse(&mut flow, 1), [Refusal::First, Refusal::Again]);
         assert!(!send(&mut flow, &ring, 0), "the second one is kept");
         assert_eq!(refuse(&mut flow, 2), [Refusal::No; 2]);
         assert!(send(&mut flow, &ring, 7));
         assert_eq!(refuse(&mut flow, 2), [Refusal::First, Refusal::Again]);
-    }
-
-    #[test]
-    fn a_failure_to_prepare_changes_nothing() {
-        let mut flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
-        let before = format!("{flow:?}");
-        let cts = Cts { addr: 1, length: STRIPE_MIN_BYTES, rkeys: [1, 0], tag: 0, seq: 1 };
-        let submit = |flow: &mut SendFlow, outcome| {
-            flow.submit_single(0, 0, Imm::EXPLICIT_LIMIT - 1, |_| Some(cts.emit()), |_| outcome)
-        };
-        assert_eq!(submit(&mut flow, Err("outside")), Err("outside"));
-        assert_eq!(format!("{flow:?}"), before);
-        assert!(matches!(submit(&mut flow, Ok(())), Ok(Usual::Begun(Transfer { length: STRIPE_MIN_BYTES, .. }))));
     }
 }

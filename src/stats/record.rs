@@ -98,6 +98,12 @@ impl ConnStats {
         }
     }
 
+    /// Whether [`Self::handle_begun`] says at the next call that one of those is to be called.
+    #[inline(always)]
+    pub fn is_due_next(&self) -> bool {
+        self.credit == 1
+    }
+
     /// `isend` or `irecv` has accepted `count` messages. Returns whether [`Self::handle_due_send`] or
     /// [`Self::handle_due_receive`] is to be called.
     #[inline(always)]

@@ -3,7 +3,7 @@
 use super::queue_pair::QueuePair;
 use super::sys;
 use super::work::{Sge, Target, Write};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::fmt;
 use std::mem::MaybeUninit;
 
@@ -51,6 +51,11 @@ impl PreparedWrite {
         self.request.imm_data = imm.to_be();
     }
 
+    /// The work request id.
+    pub fn id(&self) -> u64 {
+        self.request.wr_id
+    }
+
     /// Whether success creates a completion.
     #[inline(always)]
     pub fn set_signaled(&mut self, signaled: bool) {
@@ -60,6 +65,10 @@ impl PreparedWrite {
     }
 }
 
+/// The device has refused a post: what it has returned.
+#[derive(Debug, Clone, Copy)]
+pub struct RefusedPost(i32);
+
 impl QueuePair {
     /// Posts `write` as it is now.
     ///
@@ -67,8 +76,27 @@ impl QueuePair {
     /// As [`Self::post_writes`].
     #[inline(always)]
     pub fn post_prepared(&mut self, write: &mut PreparedWrite) -> Result<()> {
+        self.try_post(write).map_err(|refused| self.refusal(refused))
+    }
+
+    /// As [`Self::post_prepared`]; [`Self::refusal`] makes the error of what it returns.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn try_post(&mut self, write: &mut PreparedWrite) -> std::result::Result<(), RefusedPost> {
         write.request.sg_list = &raw mut write.sge;
-        self.post_send(&raw mut write.request)
+        match self.post_chain(&raw mut write.request) {
+            0 => Ok(()),
+            rc => Err(RefusedPost(rc)),
+        }
+    }
+
+    /// The error of a post that the device has refused.
+    #[cold]
+    #[inline(never)]
+    pub fn refusal(&self, RefusedPost(rc): RefusedPost) -> Error {
+        self.post_error("ibv_post_send", rc)
     }
 }
 

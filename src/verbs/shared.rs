@@ -97,13 +97,28 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         if !is_there(record[WORDS - 1]) {
             return None;
         }
+        self.read_others(index, &mut record);
+        Some(record)
+    }
+
+    /// A copy of the last half of record `index` (modulo `RECORDS`), which [`Self::is_there`] has found complete, with `last` as its last word.
+    #[inline]
+    pub fn read_found(&self, index: usize, last: u64) -> [u64; WORDS] {
+        let mut record = [last; WORDS];
+        self.read_others(index, &mut record);
+        record
+    }
+
+    /// Reads all but the last word of the last half of record `index`, of which the last word has been read.
+    #[inline(always)]
+    fn read_others(&self, index: usize, record: &mut [u64; WORDS]) {
+        let words = self.last_half.wrapping_add(index % RECORDS * self.stride);
         // The device writes a record in ascending order: the other words are there by now, and must not be read before the last word.
         device_read_barrier();
         for (i, word) in record.iter_mut().enumerate().take(WORDS - 1) {
-            // SAFETY: as above.
+            // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
             *word = unsafe { words.add(i).read_volatile() };
         }
-        Some(record)
     }
 
     /// Whether `is_there` accepts the last word of record `index` (modulo `RECORDS`).

@@ -148,11 +148,17 @@ impl QueuePair {
     /// Posts a chain of work requests.
     #[inline(always)]
     pub(super) fn post_send(&mut self, first: *mut sys::ibv_send_wr) -> Result<()> {
+        let rc = self.post_chain(first);
+        if rc == 0 { Ok(()) } else { Err(self.post_error("ibv_post_send", rc)) }
+    }
+
+    /// As [`Self::post_send`]; returns what the device returns.
+    #[inline(always)]
+    pub(super) fn post_chain(&mut self, first: *mut sys::ibv_send_wr) -> i32 {
         let mut bad = MaybeUninit::uninit();
         // SAFETY: the queue pair is live and exclusively borrowed; the chain and its elements live until the call
         // returns, and the library does not use them after that.
-        let rc = unsafe { (self.post_send)(self.raw(), first, bad.as_mut_ptr()) };
-        if rc == 0 { Ok(()) } else { Err(self.post_error("ibv_post_send", rc)) }
+        unsafe { (self.post_send)(self.raw(), first, bad.as_mut_ptr()) }
     }
 
     /// Posts `count` receive work requests, 1 to [`RECV_BATCH`], without memory: they receive immediate data only. Their
@@ -173,7 +179,7 @@ impl QueuePair {
 
     #[cold]
     #[inline(never)]
-    fn post_error(&self, call: &str, rc: i32) -> Error {
+    pub(super) fn post_error(&self, call: &str, rc: i32) -> Error {
         Error::os(format_args!("{call}({}, queue pair {})", self.device_name(), self.number()), rc.abs()).recoverable()
     }
 }

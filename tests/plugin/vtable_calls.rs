@@ -241,3 +241,56 @@ fn init_may_be_called_again_and_properties_are_all_written() -> Result<()> {
     })?;
     Ok(())
 }
+
+#[test]
+fn a_request_that_is_tested_after_its_end_is_refused_and_the_connection_lives() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        let transport = plugin_transport()?;
+        let vtable = transport.vtable();
+        let (isend, irecv) = (vtable.isend.expect("a slot"), vtable.irecv.expect("a slot"));
+        let test = vtable.test.expect("a slot");
+        let (send, recv) = (bench.link.send.raw(), bench.link.recv.raw());
+        let out: *mut c_void = bench.out.memory().address(0, 8)?.cast();
+        let into: *mut c_void = bench.into.memory().address(0, 8)?.cast();
+        let mut deadline = worker.deadline("a message and a group");
+        for count in [1, 2] {
+            let mut requests = [std::ptr::null_mut(); 3];
+            let (mut data, mut sizes, mut tags, mut handles) = ([into; 2], [8; 2], [5, 6], [bench.into.raw(); 2]);
+            let [data, handles] = [data.as_mut_ptr(), handles.as_mut_ptr()];
+            // SAFETY: live objects, and arrays of two.
+            let code = unsafe {
+                irecv(recv, count, data, sizes.as_mut_ptr(), tags.as_mut_ptr(), handles, &raw mut requests[0])
+            };
+            assert_eq!((code, requests[0].is_null()), (abi::ncclSuccess, false));
+            for i in 0..count as usize {
+                let place = &raw mut requests[1 + i];
+                // SAFETY: live objects.
+                while unsafe { (*place).is_null() } {
+                    // SAFETY: as above.
+                    let code = unsafe { isend(send, out, 8, tags[i], bench.out.raw(), place) };
+                    assert_eq!(code, abi::ncclSuccess);
+                    deadline.idle()?;
+                }
+            }
+            for request in requests.into_iter().filter(|request| !request.is_null()) {
+                let mut done = 0;
+                while done == 0 {
+                    // SAFETY: a live request.
+                    let code = unsafe { test(request, &raw mut done, std::ptr::null_mut()) };
+                    assert_eq!(code, abi::ncclSuccess);
+                    deadline.idle()?;
+                }
+                for _ in 0..3 {
+                    // SAFETY: it has ended, and its communicator lives.
+                    let code = unsafe { test(request, &raw mut done, std::ptr::null_mut()) };
+                    assert_eq!((code, done), (abi::ncclInternalError, 0), "{count} messages");
+                }
+            }
+        }
+        worker.barrier()?;
+        bench.exchange(worker, 1, 5000, 5000)
+    })?;
+    Ok(())
+}

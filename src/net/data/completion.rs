@@ -7,24 +7,21 @@
 use super::cts_sender::CtsSender;
 use super::receiver::{RecvComm, RecvPath};
 use super::sender::{OtherWork, SendComm, SendPath};
+use super::usual::Done;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use crate::net::qp::set::ConnectedQp;
 use crate::net::qp::wr_id::WrId;
 use crate::proto::imm::Imm;
 use crate::proto::recv::RecvFlow;
-use crate::proto::requests::RequestId;
+use crate::proto::recv_requests::{Finished, RecvRequest};
+use crate::proto::requests::{Entry, RequestId};
 use crate::proto::send::SendFlow;
+use crate::proto::send_requests::SendRequest;
 use crate::proto::{QpIndex, Violation};
-use crate::stats::record::ConnStats;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion};
 use std::sync::Arc;
-
-/// What is told the number of bytes of each message of a request that is complete.
-pub trait Done: Fn(&[u32]) + Copy {}
-
-impl<F: Fn(&[u32]) + Copy> Done for F {}
 
 impl SendComm {
     /// `test` by the long way: calls `done` with the number of bytes sent, once the request is complete.
@@ -32,81 +29,83 @@ impl SendComm {
     /// # Errors
     /// The connection has failed, or the request has ended. The error is the same each time.
     #[inline(never)]
-    pub(super) fn test_in_general(&self, id: RequestId, done: impl Done) -> Result<()> {
-        self.path.enter(|path| match path.finish(id, done)? {
+    pub(super) fn test_in_general(&self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
+        self.path.enter(|path| match path.finish(request, done)? {
             true => Ok(()),
-            false if path.peer.state().is_open() => path.poll_for(id, done),
-            false => path.progress_for(id, done),
+            false if path.peer.state().is_open() => path.poll_for(request, done),
+            false => path.progress_for(request, done),
         })
     }
 }
 
 impl SendPath {
-    /// If request `id` is complete, calls `done` and returns true; the id is stale afterwards.
+    /// If `request` is complete, calls `done` and returns true; it has ended then.
     ///
     /// # Errors
-    /// The id is stale.
+    /// The request has ended.
     #[inline(always)]
-    pub(super) fn finish(&mut self, id: RequestId, done: impl Done) -> Result<bool> {
-        let Some(length) = self.flow.poll_done(id).map_err(Violation::into_misuse)? else { return Ok(false) };
+    pub(super) fn finish(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<bool> {
+        let Some(length) = self.flow.finish(request).map_err(Violation::into_misuse)? else { return Ok(false) };
         self.stats.handle_done(length);
         done(&[length]);
         Ok(true)
     }
 
-    /// `test` of request `id`, which is not complete, while the peer's state is open.
+    /// `test` of `request`, which is not complete, while the peer's state is open.
     ///
     /// # Errors
     /// The connection has failed.
     #[inline(always)]
-    fn poll_for(&mut self, id: RequestId, done: impl Done) -> Result<()> {
+    fn poll_for(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
         if !self.is_plain {
-            return self.progress_for(id, done);
+            return self.progress_for(request, done);
         }
         let mut batch = Batch::default();
-        self.poll(&mut batch).map_or(Ok(()), |polled| self.handle_polled(polled, id, done))
-    }
-
-    /// Polls the only completion queue. `None`: there is nothing to do.
-    #[inline(always)]
-    pub(super) fn poll<'b>(&mut self, batch: &'b mut Batch) -> Option<Result<&'b [Completion]>> {
-        match self.qps.queue.poll(batch) {
-            Ok([]) if !self.stall.is_due() => None,
-            polled => Some(polled),
-        }
-    }
-
-    /// Handles what [`Self::poll`] has returned, for request `id`.
-    ///
-    /// # Errors
-    /// The connection has failed.
-    #[inline(always)]
-    pub(super) fn handle_polled(
-        &mut self,
-        polled: Result<&[Completion]>,
-        id: RequestId,
-        done: impl Done,
-    ) -> Result<()> {
-        match polled {
-            Ok([]) => self.check_stall(),
-            Ok(completions) => match self.handle_completions(completions) {
-                Ok(()) => self.finish(id, done).map(drop),
-                Err(e) => self.fail_after(id, done, e),
-            },
+        match self.qps.queue.poll(&mut batch) {
+            Ok([]) if self.has_nothing_to_do() => Ok(()),
+            Ok([]) => self.handle_empty_poll(),
+            Ok(completions) => self.handle_others(completions, request, done),
             Err(e) => self.handle_failure(e),
         }
     }
 
-    /// A poll has found `error`, and may have found before it that request `id` is complete.
+    /// A poll has found nothing, and it is time to look at the clock.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn handle_empty_poll(&mut self) -> Result<()> {
+        self.check_stall()
+    }
+
+    /// Handles the `completions` of the only completion queue, for `request`.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(never)]
+    pub(super) fn handle_others(
+        &mut self,
+        completions: &[Completion],
+        request: &Entry<SendRequest>,
+        done: impl Done,
+    ) -> Result<()> {
+        match self.handle_completions(completions) {
+            Ok(()) => self.finish(request, done).map(drop),
+            Err(e) => self.fail_after(request, done, e),
+        }
+    }
+
+    /// A poll has found `error`, and may have found before it that `request` is complete.
     ///
     /// # Errors
     /// The connection has failed, and the request is not complete.
     #[cold]
     #[inline(never)]
-    fn fail_after(&mut self, id: RequestId, done: impl Done, error: Error) -> Result<()> {
+    fn fail_after(&mut self, request: &Entry<SendRequest>, done: impl Done, error: Error) -> Result<()> {
         let outcome = self.handle_failure(error);
         // What is complete stays so, whatever has failed after it.
-        if self.finish(id, done)? { Ok(()) } else { outcome }
+        if self.finish(request, done)? { Ok(()) } else { outcome }
     }
 
     /// As [`Self::poll_for`], in all cases.
@@ -114,9 +113,9 @@ impl SendPath {
     /// # Errors
     /// As there.
     #[inline(never)]
-    fn progress_for(&mut self, id: RequestId, done: impl Done) -> Result<()> {
+    fn progress_for(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
         let progress = self.progress_in_general();
-        if self.finish(id, done)? { Ok(()) } else { progress }
+        if self.finish(request, done)? { Ok(()) } else { progress }
     }
 
     /// Polls all completion queues, or does what takes the place of that.
@@ -183,11 +182,11 @@ impl RecvComm {
     /// # Errors
     /// The connection has failed, or the request has ended. The error is the same each time.
     #[inline(never)]
-    pub(super) fn test_in_general(&self, id: RequestId, done: impl Done) -> Result<()> {
-        self.path.enter(|path| match path.finish(id, done)? {
+    pub(super) fn test_in_general(&self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+        self.path.enter(|path| match path.finish(request, done)? {
             true => Ok(()),
-            false if self.peer.state().is_open() => path.poll_for(&self.peer, id, done),
-            false => path.progress_for(&self.peer, id, done),
+            false if self.peer.state().is_open() => path.poll_for(&self.peer, request, done),
+            false => path.progress_for(&self.peer, request, done),
         })
     }
 }
@@ -198,18 +197,24 @@ impl RecvPath {
     /// # Errors
     /// As there.
     #[inline(always)]
-    pub(super) fn finish(&mut self, id: RequestId, done: impl Done) -> Result<bool> {
-        let Self { flow, stats, .. } = self;
-        match flow.poll_done(id).map_err(Violation::into_misuse)? {
+    pub(super) fn finish(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<bool> {
+        match self.flow.finish(request).map_err(Violation::into_misuse)? {
             None => return Ok(false),
             // Nearly all groups have one member.
-            Some([length]) => {
-                stats.handle_done(*length);
-                done(std::slice::from_ref(length));
+            Some(Finished::One(length)) => {
+                self.stats.handle_done(length);
+                done(&[length]);
             }
-            Some(lengths) => finish_group(stats, lengths, done),
+            Some(Finished::Group) => self.finish_group(request, done),
         }
         Ok(true)
+    }
+
+    #[inline(never)]
+    fn finish_group(&mut self, request: &Entry<RecvRequest>, done: impl Done) {
+        let lengths = self.flow.lengths(request);
+        self.stats.handle_group_done(lengths);
+        done(lengths);
     }
 
     /// As [`SendPath::poll_for`].
@@ -217,42 +222,50 @@ impl RecvPath {
     /// # Errors
     /// As there.
     #[inline(always)]
-    fn poll_for(&mut self, peer: &Arc<PeerState>, id: RequestId, done: impl Done) -> Result<()> {
+    fn poll_for(&mut self, peer: &Arc<PeerState>, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
         if !self.is_plain {
-            return self.progress_for(peer, id, done);
+            return self.progress_for(peer, request, done);
         }
         let mut batch = Batch::default();
-        self.poll(&mut batch).map_or(Ok(()), |polled| self.handle_polled(peer, polled, id, done))
-    }
-
-    /// As [`SendPath::poll`].
-    #[inline(always)]
-    pub(super) fn poll<'b>(&mut self, batch: &'b mut Batch) -> Option<Result<&'b [Completion]>> {
-        match self.qps.queue.poll(batch) {
-            Ok([]) if !self.stall.is_due() && !self.flow.has_waiting_cts() => None,
-            polled => Some(polled),
+        match self.qps.queue.poll(&mut batch) {
+            Ok([]) if self.has_nothing_to_do() => Ok(()),
+            Ok([]) => self.handle_empty_poll(peer, request.id()),
+            Ok(completions) => self.handle_others(peer, completions, request, done),
+            Err(e) => self.handle_failure(peer, e),
         }
     }
 
-    /// As [`SendPath::handle_polled`].
+    /// A poll has found nothing. NCCL tests request `awaited`. Looks at the clock, if that is due, and sends clear-to-sends that have
+    /// waited for others.
     ///
     /// # Errors
-    /// As there.
-    #[inline(always)]
-    pub(super) fn handle_polled(
+    /// The connection has failed.
+    #[inline(never)]
+    pub(super) fn handle_empty_poll(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        self.flow.handle_empty_poll(awaited);
+        if self.stall.was_due() {
+            self.check_stall(peer)?;
+        }
+        self.send_cts().or_else(|e| self.handle_failure(peer, e))
+    }
+
+    /// As [`SendPath::handle_others`]; there may be no completions. Posts receives before that, and sends the clear-to-sends that are due
+    /// after it.
+    ///
+    /// # Errors
+    /// As there, or the device refuses.
+    #[inline(never)]
+    pub(super) fn handle_others(
         &mut self,
         peer: &Arc<PeerState>,
-        polled: Result<&[Completion]>,
-        id: RequestId,
+        completions: &[Completion],
+        request: &Entry<RecvRequest>,
         done: impl Done,
     ) -> Result<()> {
-        match polled {
-            Ok([]) => self.handle_empty_poll(peer, id, self.stall.was_due()),
-            Ok(completions) => match self.handle_completions(peer, completions) {
-                Ok(()) => self.finish(id, done).map(drop),
-                Err(e) => self.fail_after(peer, id, done, e),
-            },
-            Err(e) => self.handle_failure(peer, e),
+        let posted = self.qps.qps.iter_mut().try_for_each(ConnectedQp::post_missing);
+        match posted.and_then(|()| self.handle_completions(peer, completions)) {
+            Ok(()) => self.finish(request, done).map(drop),
+            Err(e) => self.fail_after(peer, request, done, e),
         }
     }
 
@@ -262,9 +275,15 @@ impl RecvPath {
     /// As there.
     #[cold]
     #[inline(never)]
-    fn fail_after(&mut self, peer: &Arc<PeerState>, id: RequestId, done: impl Done, error: Error) -> Result<()> {
+    fn fail_after(
+        &mut self,
+        peer: &Arc<PeerState>,
+        request: &Entry<RecvRequest>,
+        done: impl Done,
+        error: Error,
+    ) -> Result<()> {
         let outcome = self.handle_failure(peer, error);
-        if self.finish(id, done)? { Ok(()) } else { outcome }
+        if self.finish(request, done)? { Ok(()) } else { outcome }
     }
 
     /// As [`SendPath::progress_for`].
@@ -272,22 +291,9 @@ impl RecvPath {
     /// # Errors
     /// As there.
     #[inline(never)]
-    fn progress_for(&mut self, peer: &Arc<PeerState>, id: RequestId, done: impl Done) -> Result<()> {
-        let progress = self.progress_in_general(peer, id);
-        if self.finish(id, done)? { Ok(()) } else { progress }
-    }
-
-    /// A poll has found nothing. NCCL tests request `awaited`; `is_due` tells whether to look at the clock.
-    ///
-    /// # Errors
-    /// The connection has failed.
-    #[inline(never)]
-    fn handle_empty_poll(&mut self, peer: &Arc<PeerState>, awaited: RequestId, is_due: bool) -> Result<()> {
-        self.flow.handle_empty_poll(awaited);
-        if is_due {
-            self.check_stall(peer)?;
-        }
-        self.send_cts().or_else(|e| self.handle_failure(peer, e))
+    fn progress_for(&mut self, peer: &Arc<PeerState>, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+        let progress = self.progress_in_general(peer, request.id());
+        if self.finish(request, done)? { Ok(()) } else { progress }
     }
 
     /// As [`SendPath::progress`]; NCCL tests request `awaited`.
@@ -300,8 +306,8 @@ impl RecvPath {
         }
         match self.poll_rails(peer) {
             Ok(0) => {
-                let is_due = self.stall.is_due();
-                self.handle_empty_poll(peer, awaited, is_due)
+                let _ = self.stall.is_due();
+                self.handle_empty_poll(peer, awaited)
             }
             Ok(_) => self.send_cts().or_else(|e| self.handle_failure(peer, e)),
             Err(e) => self.handle_failure(peer, e),
@@ -363,12 +369,6 @@ fn handle_other(flow: &mut SendFlow, other_work: &mut OtherWork, id: u64) -> Res
     }
 }
 
-#[inline(never)]
-fn finish_group(stats: &mut ConnStats, lengths: &[u32], done: impl Done) {
-    stats.handle_group_done(lengths);
-    done(lengths);
-}
-
 /// Handles the completion of a receiver's work request that has succeeded.
 #[inline(always)]
 fn handle(
@@ -381,7 +381,7 @@ fn handle(
         WrId::Receive { qp } => {
             flow.handle_immediate(QpIndex(qp), Imm::from_bits(completion.imm()))?;
             let Some(qp) = qps.get_mut(usize::from(qp)) else { return Err(no_such_qp()) };
-            qp.handle_receive()
+            if qp.count_receive() { qp.post_missing() } else { Ok(()) }
         }
         WrId::Cts { qp } => {
             cts_sender.handle_completion(qp);

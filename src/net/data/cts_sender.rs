@@ -13,7 +13,7 @@ use crate::proto::cts::Cts;
 use crate::proto::handshake::Ring;
 use crate::proto::recv::RecvFlow;
 use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
-use crate::verbs::prepared_write::PreparedWrite;
+use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
 use crate::verbs::staging::Staging;
 use crate::verbs::work::{Sge, Target, Write};
 
@@ -137,7 +137,10 @@ impl CtsSender {
         if self.writes.count() {
             return self.post_signaled(connected);
         }
-        connected.qp.post_prepared(&mut self.plain)
+        match connected.qp.try_post(&mut self.plain) {
+            Ok(()) => Ok(()),
+            Err(refused) => Err(refusal(qps, refused)),
+        }
     }
 
     #[cold]
@@ -228,6 +231,13 @@ impl WriteCount {
     fn has_room(self) -> bool {
         self.posted.wrapping_sub(self.completed) < MAX_OUTSTANDING
     }
+}
+
+/// The error of the post over the first of `qps`, which is looked up again so that nothing is kept for it during the post.
+#[cold]
+#[inline(never)]
+fn refusal(qps: &[ConnectedQp], refused: RefusedPost) -> Error {
+    qps.first().map_or_else(no_such_qp, |connected| connected.qp.refusal(refused))
 }
 
 #[cold]

@@ -116,9 +116,8 @@ impl<T> ExclusiveCell<T> {
         }
     }
 
-    /// Runs `body` with exclusive access to the state, if this thread is the owner and the word is clear, or else returns `None`. If
-    /// `body` panics, the state may be inconsistent, and nobody can enter any more.
-    #[inline(always)]
+    /// Runs `body` with exclusive access to the state, if this thread is the owner and the word is clear, or else returns `None`.
+    #[cfg(test)]
     pub fn enter_if_clear<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         let mut inside = self.begin_if_clear()?;
         let result = body(inside.state());
@@ -126,7 +125,8 @@ impl<T> ExclusiveCell<T> {
         Some(result)
     }
 
-    /// Enters, if this thread is the owner and the word is clear.
+    /// Enters, if this thread is the owner and the word is clear. If the [`Inside`] is dropped without [`Inside::leave`], the state may be
+    /// inconsistent, and nobody can enter any more.
     #[inline(always)]
     pub fn begin_if_clear(&self) -> Option<Inside<'_, T>> {
         self.begin_short().then_some(Inside { cell: self, _of_thread: PhantomData })

@@ -14,7 +14,7 @@ use crate::net::qp::priority::Priority;
 use crate::net::qp::set::{QpSet, create_qp};
 use crate::net::qp::wr_id::WrId;
 use crate::proto::recovery::rail_mask::RailMask;
-use crate::proto::requests::{RequestId, Requests};
+use crate::proto::requests::{Entry, RequestId, Requests};
 use crate::proto::{MAX_RAILS, MAX_REQUESTS, Violation};
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::path::Path;
@@ -31,10 +31,12 @@ const FLUSH_QP_CAPS: QpCaps =
     QpCaps { max_send_wr: MAX_REQUESTS as u32, max_recv_wr: 1, max_inline_data: 0, operations: Operations::READ };
 
 /// The flushes of one receiver.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Flushes {
     rails: [Option<FlushRail>; MAX_RAILS],
-    requests: Requests<Flush>,
+    requests: Requests<()>,
+    /// The flushes, by index of their requests.
+    flushes: Box<[Flush; MAX_REQUESTS]>,
     /// When reads that have failed may be posted again.
     next_try: Option<Instant>,
 }
@@ -70,7 +72,28 @@ const MAX_FAILURES: u8 = 10;
 /// Time from one attempt to post reads again to the next.
 const TRY_EVERY: Duration = Duration::from_millis(10);
 
+impl Default for Flushes {
+    fn default() -> Self {
+        let flushes = Box::new([Flush::default(); MAX_REQUESTS]);
+        Self { rails: Default::default(), requests: Requests::default(), flushes, next_try: None }
+    }
+}
+
+/// The flush of request `id`.
+fn find<'a>(requests: &Requests<()>, flushes: &'a mut [Flush; MAX_REQUESTS], id: RequestId) -> Option<&'a mut Flush> {
+    requests.get(id).map(|()| &mut flushes[id.index()])
+}
+
 impl Flushes {
+    /// The entry of flush `id`.
+    pub fn entry(&self, id: RequestId) -> Option<&Entry<()>> {
+        self.requests.entry(id)
+    }
+
+    fn get_mut(&mut self, id: RequestId) -> Option<&mut Flush> {
+        find(&self.requests, &mut self.flushes, id)
+    }
+
     /// Begins to read one byte at `addr` over each of `rails`. `None`: [`MAX_REQUESTS`] flushes are outstanding already. If reads
     /// `may_be_repeated`, one that cannot be posted now is posted later.
     ///
@@ -84,8 +107,8 @@ impl Flushes {
         memory: &MrHandle,
         may_be_repeated: bool,
     ) -> Result<Option<RequestId>> {
-        let Some((id, flush)) = self.requests.allocate() else { return Ok(None) };
-        *flush = Flush { addr, rkeys: memory.rkeys.all(), ..Flush::default() };
+        let Some(id) = self.requests.allocate().map(Entry::id) else { return Ok(None) };
+        self.flushes[id.index()] = Flush { addr, rkeys: memory.rkeys.all(), ..Flush::default() };
         match self.post_reads(qps.ports(), rails, id) {
             Err(e) if !may_be_repeated => Err(e),
             outcome => {
@@ -119,7 +142,7 @@ impl Flushes {
                 if in_use.is_some_and(RailMask::is_empty) {
                     return Err(e);
                 }
-                let failures = self.requests.get(id).map_or(0, |flush| flush.failures);
+                let failures = self.get_mut(id).map_or(0, |flush| flush.failures);
                 if failures >= MAX_FAILURES {
                     return Err(e);
                 }
@@ -127,14 +150,27 @@ impl Flushes {
         }
         let is_due = self.next_try.is_none_or(|next| next <= Instant::now());
         if let Some(rails) = in_use.filter(|_| is_due)
-            && self.requests.check(id, |flush| flush.is_failed).map_err(Violation::into_misuse)?
+            && self.tested(id)?.is_failed
         {
             self.renew_keys(memory, id);
             let outcome = self.post_reads(ports, rails, id);
             self.handle_outcome(id, outcome)?;
         }
-        let is_done = |flush: &Flush| flush.waiting == 0 && !flush.is_failed;
-        Ok(self.requests.release_if(id, is_done).map_err(Violation::into_misuse)?.is_some())
+        let flush = self.tested(id)?;
+        let is_done = flush.waiting == 0 && !flush.is_failed;
+        if is_done {
+            self.requests.release_id(id);
+        }
+        Ok(is_done)
+    }
+
+    /// Flush `id`, which NCCL tests.
+    ///
+    /// # Errors
+    /// It has ended.
+    fn tested(&self, id: RequestId) -> Result<&Flush> {
+        self.requests.tested(id).map_err(Violation::into_misuse)?;
+        Ok(&self.flushes[id.index()])
     }
 
     /// Takes the completions of rail `number` in.
@@ -142,7 +178,7 @@ impl Flushes {
     /// # Errors
     /// A read has failed.
     fn poll(&mut self, number: usize) -> Result<()> {
-        let Self { rails, requests, .. } = self;
+        let Self { rails, requests, flushes, .. } = self;
         let Some(FlushRail { port, queue, .. }) = &rails[number] else { return Ok(()) };
         for completion in queue.poll(&mut Batch::default())? {
             let status = completion.status();
@@ -151,7 +187,7 @@ impl Flushes {
                 return Err(Error::remote(text));
             }
             if let WrId::Flush { request } = WrId::from_bits(completion.id())
-                && let Some(flush) = requests.get_mut(request)
+                && let Some(flush) = find(requests, flushes, request)
             {
                 flush.waiting &= !(1 << number);
             }
@@ -161,7 +197,7 @@ impl Flushes {
 
     /// The connection may use another card than when flush `id` began.
     fn renew_keys(&mut self, memory: &ConnMemory, id: RequestId) {
-        if let Some(flush) = self.requests.get_mut(id)
+        if let Some(flush) = self.get_mut(id)
             && let Some(rkeys) = memory.rkeys_at(flush.addr, 1)
         {
             flush.rkeys = rkeys;
@@ -184,7 +220,11 @@ impl Flushes {
     fn handle_failure(&mut self, number: usize) {
         self.rails[number] = None;
         self.next_try = Some(Instant::now() + TRY_EVERY);
-        for (_, flush) in self.requests.live_mut().filter(|(_, flush)| flush.waiting & 1 << number != 0) {
+        let Self { requests, flushes, .. } = self;
+        let live = requests.live().filter(|(id, ())| flushes[id.index()].waiting & 1 << number != 0);
+        let failed: Vec<RequestId> = live.map(|(id, ())| id).collect();
+        for id in failed {
+            let flush = &mut flushes[id.index()];
             flush.waiting &= !(1 << number);
             flush.is_failed = true;
             flush.failures += 1;
@@ -196,10 +236,11 @@ impl Flushes {
     /// # Errors
     /// They could not be, once too often.
     fn handle_outcome(&mut self, id: RequestId, outcome: Result<bool>) -> Result<()> {
-        let Some(flush) = self.requests.get_mut(id) else { return Ok(()) };
+        let Self { requests, flushes, next_try, .. } = self;
+        let Some(flush) = find(requests, flushes, id) else { return Ok(()) };
         flush.is_failed = !matches!(outcome, Ok(true));
         if flush.is_failed {
-            self.next_try = Some(Instant::now() + TRY_EVERY);
+            *next_try = Some(Instant::now() + TRY_EVERY);
         }
         let e = match outcome {
             Ok(true) => {
@@ -228,8 +269,8 @@ impl Flushes {
         rails: RailMask,
         id: RequestId,
     ) -> Result<bool> {
-        let Self { rails: known, requests, .. } = self;
-        let Some(flush) = requests.get_mut(id) else { return Ok(true) };
+        let Self { rails: known, requests, flushes, .. } = self;
+        let Some(flush) = find(requests, flushes, id) else { return Ok(true) };
         for (number, port, device) in ports.filter(|(number, ..)| rails.contains(*number)) {
             if flush.waiting & 1 << number != 0 {
                 continue;
@@ -270,7 +311,7 @@ mod tests {
 
     fn one() -> (Flushes, RequestId) {
         let mut flushes = Flushes::default();
-        let (id, _) = flushes.requests.allocate().expect("room");
+        let id = flushes.requests.allocate().expect("room").id();
         (flushes, id)
     }
 
@@ -291,7 +332,7 @@ mod tests {
         let (mut flushes, id) = one();
         assert_eq!(outlasted(&mut flushes, id, &refusal), 1000, "no time has gone by");
         let late = |flushes: &mut Flushes| {
-            let since = &mut flushes.requests.get_mut(id).expect("live").refused_since;
+            let since = &mut flushes.get_mut(id).expect("live").refused_since;
             *since = since.and_then(|since| since.checked_sub(LOSS_LIMIT));
         };
         late(&mut flushes);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`sender`], [`receiver`] | the two kinds of communicator |
 //! | [`first_look`] | the beginning of `test` and `isend`, which decides most calls |
+//! | `usual` | what `test` does after most polls that find something |
 //! | `completion` | `test`, for both: whether a request is complete, and taking completions in |
 //! | `send_recovery`, `recv_recovery` | what they do while not all is well: they report faults, and go on over new queue pairs |
 //! | [`mode`], [`stall`] | what is possible meanwhile; finding a path that carries nothing |
@@ -34,3 +35,4 @@ pub mod sender;
 pub mod stall;
 pub mod sticky_error;
 mod timing;
+mod usual;

@@ -21,7 +21,8 @@ use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::recovery::action::Role;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
-use crate::proto::requests::RequestId;
+use crate::proto::recv_requests::RecvRequest;
+use crate::proto::requests::{Entries, Entry, RequestId};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use std::sync::{Arc, Weak};
@@ -38,6 +39,8 @@ pub struct RecvComm {
     pub memory: Arc<ConnMemory>,
     /// What the statistics say of NCCL's operation.
     pub labels: Labels,
+    /// The entries of its table of requests.
+    pub requests: Entries<RecvRequest>,
     recovery: Option<Arc<ConnRecovery>>,
 }
 
@@ -109,7 +112,8 @@ impl RecvComm {
         path.recovery = recovery.clone();
         path.stall = Stall::new(nic.config.stall_ms);
         let (memory, labels) = (ConnMemory::new(&nic, &peer, path.qps.devices()), Labels::of(&path.stats));
-        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, recovery }
+        let requests = Arc::clone(path.flow.entries());
+        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
     }
 
     /// The number of its first queue pair; 0 while it has none.
@@ -123,33 +127,33 @@ impl RecvComm {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
+    /// Begins to receive one message in the usual case: its length fits one immediate, and there is room. `expected` returns the message.
+    /// Then `begun` is called. `None`: it is another case, and nothing has been done.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(always)]
+    pub fn irecv_usual<'a>(
+        &self,
+        expected: impl FnOnce() -> Option<Expected<'a>>,
+        begun: impl FnOnce(&Entry<RecvRequest>),
+    ) -> Option<Result<()>> {
+        let mut inside = self.path.begin_if_clear()?;
+        let outcome = inside.state().receive_usual(expected, begun, &self.peer);
+        inside.leave();
+        outcome
+    }
+
     /// Begins to receive a group of `count` messages; `expected` returns each of them. Then `begun` is called; if it is not, too many
     /// receives are outstanding: try again.
     ///
     /// # Errors
     /// The connection has failed, or `count` or a buffer is not valid.
-    #[inline(always)]
     pub fn irecv<'a>(
         &self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(RequestId) + Copy,
-    ) -> Result<()> {
-        // Nearly all groups have one member. For them the count is a constant to the compiler.
-        if count == 1
-            && let Some(outcome) = self.path.enter_if_clear(|path| path.receive(1, expected, begun, &self.peer))
-        {
-            return outcome;
-        }
-        self.irecv_in_general(count, expected, begun)
-    }
-
-    #[inline(never)]
-    fn irecv_in_general<'a>(
-        &self,
-        count: usize,
-        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
     ) -> Result<()> {
         self.path.enter(|path| {
             if !self.peer.state().is_open() && !path.check_peer(&self.peer)? {
@@ -159,14 +163,18 @@ impl RecvComm {
         })
     }
 
-    /// Begins to flush received data to GPU memory. `None`: no flush is needed. To NCCL that is a complete flush, so there is no
-    /// way to ask it to try again.
+    /// Begins to flush received data to GPU memory. Then `begun` is called; if it is not, no flush is needed. To NCCL that is a complete
+    /// flush, so there is no way to ask it to try again.
     ///
     /// # Errors
     /// The connection has failed, the flush cannot be posted, or too many flushes are outstanding.
-    pub fn iflush<'a>(&self, received: impl Iterator<Item = Result<Expected<'a>>>) -> Result<Option<RequestId>> {
+    pub fn iflush<'a>(
+        &self,
+        received: impl Iterator<Item = Result<Expected<'a>>>,
+        begun: impl FnOnce(&Entry<()>),
+    ) -> Result<()> {
         if !self.nic.config.flush {
-            return Ok(None);
+            return Ok(());
         }
         self.path.enter(|path| {
             path.sticky_error.check_failed()?;
@@ -179,7 +187,7 @@ impl RecvComm {
                 }
             }
             // A read over a rail is behind all earlier writes of that rail, so one address is enough.
-            let Some(Expected { addr, memory, .. }) = last else { return Ok(None) };
+            let Some(Expected { addr, memory, .. }) = last else { return Ok(()) };
             let flushes = path.flushes.get_or_insert_default();
             // A rail that is not in use any more has no queue pair whose writes could be under way.
             let in_use = path.qps.striping.rail_numbers();
@@ -187,8 +195,11 @@ impl RecvComm {
             let posted = flushes.post(&path.qps, rails, addr, memory, path.recovery.is_some());
             let posted = posted.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
             let id = posted.ok_or_else(too_many_flushes)?;
+            if let Some(entry) = flushes.entry(id) {
+                begun(entry);
+            }
             path.stats.handle_flush();
-            Ok(Some(id))
+            Ok(())
         })
     }
 
@@ -236,20 +247,43 @@ impl Drop for RecvComm {
 
 impl RecvPath {
     #[inline(always)]
+    fn receive_usual<'a>(
+        &mut self,
+        expected: impl FnOnce() -> Option<Expected<'a>>,
+        begun: impl FnOnce(&Entry<RecvRequest>),
+        peer: &Arc<PeerState>,
+    ) -> Option<Result<()>> {
+        if self.stats.is_due_next() {
+            return None;
+        }
+        let Expected { addr, length, tag, memory } = expected()?;
+        let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
+        if !memory.covers(addr, length) || !self.flow.begin_single(buffer, begun) {
+            return None;
+        }
+        // Not due, as has been asked.
+        let _ = self.stats.handle_begun(1);
+        Some(match self.send_cts() {
+            Ok(()) => Ok(()),
+            Err(e) => self.handle_failure(peer, e),
+        })
+    }
+
     fn receive<'a>(
         &mut self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
         peer: &Arc<PeerState>,
     ) -> Result<()> {
-        let posted = self.flow.post(count, |i| {
+        let buffer = |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
             memory.require("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
-        })?;
-        let Some(id) = posted else { return self.receive_later(count, expected, begun, peer) };
-        begun(id);
+        };
+        let Some(id) = self.flow.begin(count, buffer, begun)? else {
+            return self.receive_later(count, expected, begun, peer);
+        };
         if self.stats.handle_begun(count) {
             return self.handle_due(peer, id, expected(0)?.tag);
         }
@@ -265,7 +299,7 @@ impl RecvPath {
         &mut self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
         peer: &Arc<PeerState>,
     ) -> Result<()> {
         let Some(more) = self.flow.more_receives(count) else {
@@ -281,14 +315,33 @@ impl RecvPath {
     /// Sends due clear-to-sends, as far as the send queues have room.
     #[inline(always)]
     pub(super) fn send_cts(&mut self) -> Result<()> {
-        while self.flow.is_cts_due() && self.cts_sender.has_room() {
-            self.send_some_cts()?;
+        if self.can_send_cts() { self.send_some_cts() } else { Ok(()) }
+    }
+
+    #[inline(always)]
+    fn can_send_cts(&self) -> bool {
+        self.flow.is_cts_due() && self.cts_sender.has_room()
+    }
+
+    /// As [`Self::send_cts`], which has found that some are due and have room.
+    #[inline(never)]
+    fn send_some_cts(&mut self) -> Result<()> {
+        self.send_one_write()?;
+        if self.can_send_cts() { self.send_more_cts() } else { Ok(()) }
+    }
+
+    /// As [`Self::send_some_cts`], where one write is not enough.
+    #[cold]
+    #[inline(never)]
+    fn send_more_cts(&mut self) -> Result<()> {
+        while self.can_send_cts() {
+            self.send_one_write()?;
         }
         Ok(())
     }
 
-    #[inline(never)]
-    fn send_some_cts(&mut self) -> Result<()> {
+    #[inline(always)]
+    fn send_one_write(&mut self) -> Result<()> {
         let Self { flow, qps, cts_sender, .. } = self;
         cts_sender.send_some(flow, &mut qps.qps)
     }

@@ -19,15 +19,16 @@ use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::action::Role;
-use crate::proto::requests::RequestId;
+use crate::proto::requests::{Entries, Entry, RequestId};
 use crate::proto::send::SendFlow;
 use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
+use crate::proto::send_requests::SendRequest;
 use crate::proto::send_single::Usual;
 use crate::proto::transfer::Transfer;
 use crate::proto::{QpIndex, RING_SLOTS};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
-use crate::verbs::prepared_write::PreparedWrite;
+use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::work::{Sge, Target, Write};
 use std::sync::{Arc, Weak};
@@ -48,6 +49,8 @@ pub struct SendComm {
     pub memory: Arc<ConnMemory>,
     /// What the statistics say of NCCL's operation.
     pub labels: Labels,
+    /// The entries of its table of requests.
+    pub requests: Entries<SendRequest>,
     recovery: Option<Arc<ConnRecovery>>,
 }
 
@@ -126,6 +129,7 @@ impl SendComm {
         let sticky_error = StickyError::new("sending to");
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
+        let requests = Arc::clone(flow.entries());
         let path = SendPath {
             flow,
             qps,
@@ -143,7 +147,7 @@ impl SendComm {
             usual_below: if is_plain { one_write_below } else { 0 },
             single: PreparedWrite::new(&Write { imm: Some(0), signaled: true, ..Write::default() }),
         };
-        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, recovery }
+        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
     }
 
     /// The number of its first queue pair; 0 while it has none.
@@ -158,30 +162,30 @@ impl SendComm {
     }
 
     /// Begins to send `length` bytes at `addr` in the usual case: as one write, with the clear-to-send that comes next, on the only
-    /// rail. The thread is `inside` of this communicator. `memory` returns the memory handle; it is called if there is a clear-to-send. Then `begun`
-    /// is called; if it is not, the receiver has not cleared it to send: try again. `None`: it is another case, and nothing has been
-    /// done.
+    /// rail. The thread is `inside` of this communicator by [`Self::look_for_cts`]. `memory` returns the memory handle. Then `begun` is
+    /// called. `None`: it is another case, and nothing has been done.
     ///
     /// # Errors
-    /// The connection has failed, or the bytes are outside of `memory`.
+    /// The connection has failed.
     #[inline(always)]
     pub fn isend_usual<'a>(
         mut inside: Inside<'_, SendPath>,
         addr: u64,
         length: u32,
         tag: u32,
-        memory: impl FnOnce() -> Result<&'a MrHandle>,
-        begun: impl FnOnce(RequestId),
+        memory: impl FnOnce() -> Option<&'a MrHandle>,
+        begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Option<Result<()>> {
         let outcome = inside.state().send_usual(addr, length, tag, memory, begun);
         inside.leave();
         outcome
     }
 
-    /// As [`Self::isend_usual`], for all cases. The send queues may have no room; then it is to be tried again, too.
+    /// Begins to send `length` bytes at `addr` of `memory`, in all cases. Then `begun` is called; if it is not, the receiver has not cleared
+    /// it to send, or the send queues have no room: try again.
     ///
     /// # Errors
-    /// As there.
+    /// The connection has failed, or the bytes are outside of `memory`.
     #[inline(never)]
     pub fn isend(
         &self,
@@ -189,7 +193,7 @@ impl SendComm {
         length: u32,
         tag: u32,
         memory: &MrHandle,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Result<()> {
         self.path.enter(|path| {
             if !self.peer.state().is_open() && !path.check_peer()? {
@@ -208,50 +212,52 @@ impl SendPath {
         addr: u64,
         length: u32,
         tag: u32,
-        memory: impl FnOnce() -> Result<&'a MrHandle>,
-        begun: impl FnOnce(RequestId),
+        memory: impl FnOnce() -> Option<&'a MrHandle>,
+        begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Option<Result<()>> {
-        if length >= self.usual_below {
+        if length >= self.usual_below || self.stats.is_due_next() {
             return None;
         }
+        let memory = memory().filter(|memory| memory.covers(addr, length))?;
         let Self { flow, ring, single, .. } = self;
-        let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+        let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
         let prepare = |cts: &Cts| {
-            let memory = memory()?;
             let local = Sge { addr, length: length.min(cts.length), lkey: memory.lkey(0) };
             single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
-            memory.require("isend", addr, length)
         };
-        match flow.submit_single(tag, addr, length, read, prepare) {
-            Ok(Usual::Begun(transfer)) => {
-                begun(transfer.id);
-                Some(self.post_single(tag, &transfer))
-            }
-            Ok(Usual::Refused) => {
-                self.stats.handle_refused();
-                Some(Ok(()))
-            }
-            Ok(Usual::Other) => None,
-            Err(e) => Some(Err(e)),
+        let Usual::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) else { return None };
+        // Not due, as has been asked.
+        let _ = self.stats.handle_begun(1);
+        Some(self.post_single(&transfer))
+    }
+
+    /// Posts a message that is one write, whose data and target are prepared.
+    #[inline(always)]
+    fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
+        let (qp, imm) = transfer.single();
+        self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());
+        let Some(connected) = self.qps.qps.get_mut(usize::from(qp.0)) else {
+            return self.handle_failure(no_such_qp(qp));
+        };
+        match connected.qp.try_post(&mut self.single) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.handle_refused_post(refused),
         }
     }
 
-    /// A message has begun that is one write, whose data and target are prepared: counts and posts it.
-    #[inline(always)]
-    fn post_single(&mut self, tag: u32, transfer: &Transfer) -> Result<()> {
-        if self.stats.handle_begun(1) {
-            self.handle_due(transfer.id, tag);
-        }
-        let (qp, imm) = transfer.single();
-        self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());
-        let posted = match self.qps.qps.get_mut(usize::from(qp.0)) {
-            Some(connected) => connected.qp.post_prepared(&mut self.single),
-            None => Err(no_such_qp(qp)),
-        };
-        match posted {
-            Ok(()) => Ok(()),
-            Err(e) => self.handle_failure(e),
-        }
+    /// The device has refused the write of [`Self::post_single`].
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[cold]
+    #[inline(never)]
+    fn handle_refused_post(&mut self, refused: RefusedPost) -> Result<()> {
+        // Looked up again, so that nothing is kept for it during the post.
+        let qp = WrId::from_bits(self.single.id()).qp();
+        let connected = self.qps.qps.get(usize::from(qp));
+        self.handle_failure(
+            connected.map_or_else(|| no_such_qp(QpIndex(qp)), |connected| connected.qp.refusal(refused)),
+        )
     }
 
     #[inline(always)]
@@ -261,7 +267,7 @@ impl SendPath {
         length: u32,
         tag: u32,
         memory: &MrHandle,
-        begun: impl FnOnce(RequestId),
+        begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Result<()> {
         if !self.has_room(length) {
             return Ok(());
@@ -272,14 +278,16 @@ impl SendPath {
             self.stats.handle_refused();
             return Ok(());
         };
-        begun(transfer.id);
-        if transfer.length < self.usual_below {
-            let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
-            self.single.set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
-            return self.post_single(tag, &transfer);
+        if let Some(entry) = self.flow.entry(transfer.id) {
+            begun(entry);
         }
         if self.stats.handle_begun(1) {
             self.handle_due(transfer.id, tag);
+        }
+        if transfer.length < self.usual_below {
+            let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
+            self.single.set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
+            return self.post_single(&transfer);
         }
         // What cannot be posted is sent when the connection has recovered.
         self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))

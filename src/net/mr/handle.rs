@@ -180,6 +180,12 @@ impl MrHandle {
         self.pages.require(call, addr, length)
     }
 
+    /// Whether `length` bytes at `addr` are inside. [`Self::require`] also accepts zero bytes elsewhere.
+    #[inline]
+    pub fn covers(&self, addr: u64, length: u32) -> bool {
+        self.pages.has(addr, length)
+    }
+
     /// Kind of memory.
     pub fn kind(&self) -> MemoryKind {
         self.kind

@@ -174,14 +174,11 @@ impl InitRailQps {
 }
 
 impl ConnectedQp {
-    /// A receive has been consumed. Posts a batch as soon as one is missing.
-    ///
-    /// # Errors
-    /// The device refuses.
+    /// A receive has been consumed. Returns whether a batch is missing, which [`Self::post_missing`] posts.
     #[inline(always)]
-    pub fn handle_receive(&mut self) -> Result<()> {
+    pub fn count_receive(&mut self) -> bool {
         self.receives = self.receives.saturating_sub(1);
-        if self.receives + RECV_BATCH as u32 <= self.receives_kept { self.post_missing() } else { Ok(()) }
+        self.receives + RECV_BATCH as u32 <= self.receives_kept
     }
 
     /// Posts receives, so that there are `count`, a multiple of a batch; and again when they are consumed.
@@ -193,8 +190,12 @@ impl ConnectedQp {
         self.post_missing()
     }
 
-    #[inline(never)]
-    fn post_missing(&mut self) -> Result<()> {
+    /// Posts the receives that are missing, as far as they are batches.
+    ///
+    /// # Errors
+    /// The device refuses.
+    #[inline]
+    pub fn post_missing(&mut self) -> Result<()> {
         while self.receives + RECV_BATCH as u32 <= self.receives_kept {
             self.qp.post_receives(RECV_BATCH)?;
             self.receives += RECV_BATCH as u32;

@@ -78,7 +78,7 @@ impl WrId {
     }
 
     /// The queue pair's index.
-    pub(super) fn qp(self) -> u8 {
+    pub fn qp(self) -> u8 {
         match self {
             Self::Data { qp, .. }
             | Self::LongData { qp, .. }

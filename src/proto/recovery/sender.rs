@@ -59,17 +59,18 @@ impl SendFlow {
         weights: RailWeights,
     ) -> Result<(), Unapplied> {
         account.check()?;
-        let live: BTreeMap<u32, RequestId> = self.requests.live().map(|(id, request)| (request.seq, id)).collect();
+        let live: BTreeMap<u32, RequestId> =
+            self.requests.live().map(|(id, request)| (request.seq.get(), id)).collect();
         self.check_unlisted(account)?;
         let replays = self.check_listed(account, &live)?;
         self.replays.begin(account);
         self.replays.queue.extend(replays);
-        for (_, request) in self.requests.live_mut() {
-            request.pending_stripes = 0;
+        for (_, request) in self.requests.live() {
+            request.pending_stripes.set(0);
         }
         for replay in &self.replays.queue {
-            if let Some(request) = self.requests.get_mut(replay.request) {
-                request.pending_stripes = striping.stripe_count(replay.length);
+            if let Some(request) = self.requests.get(replay.request) {
+                request.pending_stripes.set(striping.stripe_count(replay.length) as i32);
             }
         }
         self.unclaimed.fill(None);
@@ -93,7 +94,7 @@ impl SendFlow {
             let MissingMessage { cts, .. } = missing;
             let request = live.get(&cts.seq).and_then(|id| self.requests.get(*id).map(|request| (*id, request)));
             if let Some((id, request)) = request {
-                let (seq, length) = (cts.seq, request.length);
+                let (seq, length) = (cts.seq, request.length.get());
                 if length > cts.length {
                     return Err(violation!(
                         "message {seq} of {length} bytes is missing from a buffer that is said to have {}",
@@ -101,7 +102,7 @@ impl SendFlow {
                     )
                     .into());
                 }
-                replays.push(Replay { request: id, addr: request.addr, length, missing: *missing });
+                replays.push(Replay { request: id, addr: request.addr.get(), length, missing: *missing });
             } else if !self.is_unclaimed(cts.seq, account.next) {
                 return Err(Unapplied::Lost { seq: cts.seq });
             }
@@ -159,19 +160,19 @@ impl SendFlow {
     /// The receiver has closed the connection in good order: every message has arrived.
     pub fn complete_all(&mut self) {
         self.replays.queue.clear();
-        self.requests.live_mut().for_each(|(_, request)| request.pending_stripes = 0);
+        self.requests.live().for_each(|(_, request)| request.pending_stripes.set(0));
     }
 
     /// Requests of which not every stripe has been acknowledged.
     pub fn outstanding(&self) -> usize {
-        self.requests.live().filter(|(_, request)| request.pending_stripes > 0).count()
+        self.requests.live().filter(|(_, request)| request.is_pending()).count()
     }
 
     /// The sequence number of the oldest message that is not acknowledged, and the bytes of all that are not.
     pub fn unacknowledged(&self) -> Option<(u32, u64)> {
-        let pending = || self.requests.live().filter(|(_, request)| request.pending_stripes > 0);
-        let oldest = pending().map(|(_, request)| request.seq).min_by_key(|seq| seq.wrapping_sub(self.next))?;
-        Some((oldest, pending().map(|(_, request)| u64::from(request.length)).sum()))
+        let pending = || self.requests.live().filter(|(_, request)| request.is_pending());
+        let oldest = pending().map(|(_, request)| request.seq.get()).min_by_key(|seq| seq.wrapping_sub(self.next))?;
+        Some((oldest, pending().map(|(_, request)| u64::from(request.length.get())).sum()))
     }
 
     /// Remote key of the buffer of `transfer` on rail number `rail`. `read_extra_keys` reads the first half of the clear-to-send
@@ -180,7 +181,7 @@ impl SendFlow {
         if let Some(key) = transfer.rkeys.get(usize::from(rail)) {
             return *key;
         }
-        let listed = self.requests.get(transfer.id).and_then(|request| self.replays.extra_keys(request.seq));
+        let listed = self.requests.get(transfer.id).and_then(|request| self.replays.extra_keys(request.seq.get()));
         transfer.extra_key(rail, listed, read_extra_keys)
     }
 }

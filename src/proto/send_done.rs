@@ -1,0 +1,77 @@
+//! What becomes of the sending end's requests: stripes are acknowledged, and requests are complete.
+
+use super::requests::{Entries, Entry, RequestId};
+use super::send::SendFlow;
+use super::send_requests::SendRequest;
+use super::{Violation, violation};
+use std::sync::Arc;
+
+impl SendFlow {
+    /// One stripe of request `id` has been acknowledged.
+    ///
+    /// # Errors
+    /// There is no such request, or all of its stripes have been acknowledged before.
+    #[inline]
+    pub fn handle_completion(&mut self, id: RequestId) -> Result<(), Violation> {
+        match self.complete_stripe(id) {
+            true => Ok(()),
+            false => Err(violation!("send completion for {:?}, which is not outstanding", id)),
+        }
+    }
+
+    /// As [`Self::handle_completion`]; false where that fails.
+    #[inline(always)]
+    pub fn complete_stripe(&mut self, id: RequestId) -> bool {
+        match self.requests.get(id) {
+            Some(request) if request.is_pending() => {
+                request.pending_stripes.add(-1);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Bytes sent, once request `id` is complete. The id is stale afterwards.
+    ///
+    /// # Errors
+    /// The id is stale.
+    pub fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
+        self.requests.tested(id)?;
+        let entries = Arc::clone(self.requests.entries());
+        self.finish(&entries[id.index()])
+    }
+
+    /// As [`Self::poll_done`], of the request in `entry`.
+    ///
+    /// # Errors
+    /// The request has ended.
+    #[inline(always)]
+    pub fn finish(&mut self, entry: &Entry<SendRequest>) -> Result<Option<u32>, Violation> {
+        match self.finish_if_complete(entry) {
+            None if !entry.value.is_pending() => Err(entry.ended()),
+            finished => Ok(finished),
+        }
+    }
+
+    /// As [`Self::finish`]; `None`, too, if the request has ended.
+    #[inline(always)]
+    pub fn finish_if_complete(&mut self, entry: &Entry<SendRequest>) -> Option<u32> {
+        let request = &entry.value;
+        if request.pending_stripes.get() != 0 {
+            return None;
+        }
+        request.end();
+        self.requests.release(entry);
+        Some(request.length.get())
+    }
+
+    /// All entries of the table of requests.
+    pub fn entries(&self) -> &Entries<SendRequest> {
+        self.requests.entries()
+    }
+
+    /// The entry of request `id`.
+    pub fn entry(&self, id: RequestId) -> Option<&Entry<SendRequest>> {
+        self.requests.entry(id)
+    }
+}
