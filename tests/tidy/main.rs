@@ -78,7 +78,9 @@ fn is_test(file: &str) -> bool {
         let name = part.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let around = part.parent().map(|folder| repository().join("src").join(folder).join("mod.rs"));
         let text = around.and_then(|map| fs::read_to_string(map).ok()).unwrap_or_default();
-        ["mod", "pub mod", "pub(crate) mod"].iter().any(|word| text.contains(&format!("#[cfg(test)]\n{word} {name};")))
+        ["mod", "pub mod", "pub(super) mod", "pub(crate) mod"].iter().any(|word| {
+            ["test", "any(test, fuzzing)"].iter().any(|when| text.contains(&format!("#[cfg({when})]\n{word} {name};")))
+        })
     })
 }
 

@@ -22,6 +22,7 @@ mod outside;
 mod plan;
 mod receiver;
 mod recovery;
+mod seeds;
 mod sender;
 mod world;
 
@@ -31,6 +32,7 @@ use super::random::Random;
 use fabric::End;
 use faults::Fault;
 use plan::Plan;
+use seeds::run_seeds;
 use world::{Outcome, World};
 
 /// Which faults there are in a run.
@@ -98,19 +100,6 @@ fn run_all(count: u64, faults: Faults, mut check: impl FnMut(Option<Fault>, &Out
         let (fatal, outcome) = run(Random::new(seed), faults);
         check(fatal, &outcome);
     });
-}
-
-/// Calls `run` with `count` seeds, or with those that the environment names.
-fn run_seeds(count: u64, what: &str, mut run: impl FnMut(u64)) {
-    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
-    let (first, count) = match (number("FERRITE_SIM_SEED"), number("FERRITE_SIM_SEEDS")) {
-        (Some(seed), count) => (seed, count.unwrap_or(1)),
-        (None, named) => (0, named.unwrap_or(count)),
-    };
-    for seed in first..first + count {
-        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed)));
-        assert!(checked.is_ok(), "{what}: replay with FERRITE_SIM_SEED={seed}");
-    }
 }
 
 #[test]

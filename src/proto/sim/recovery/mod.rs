@@ -20,7 +20,7 @@ mod world;
 
 use super::fabric::End;
 use super::plan::Plan;
-use super::run_seeds;
+use super::seeds::run_seeds;
 use crate::proto::random::Random;
 use faults::Plan as FaultPlan;
 use observed::Visits;
