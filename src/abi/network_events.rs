@@ -4,7 +4,6 @@
 //! record is the one that profilers know from the built-in transport, which is compiled without such events in NCCL's
 //! releases. While no profiler hears them, a send or a receive costs one look at [`HEARD`].
 
-use super::datapath;
 use super::handles::{HeardRequest, RecvHandle, SendHandle};
 use super::layout::ProfilerCallback;
 use super::nccl::{ncclResult_t, ncclSuccess};
@@ -110,23 +109,20 @@ fn callback() -> Option<Callback> {
     unsafe { std::mem::transmute::<*mut c_void, Option<Callback>>(heard) }
 }
 
-/// `isend`, with NCCL's handle `of` of the message.
+/// `isend`, which is called here, of `size` bytes, with NCCL's handle `of` of the message.
 ///
 /// # Safety
 /// That of NCCL's pointers.
 #[cold]
 pub(super) unsafe fn isend(
     send_comm: *mut c_void,
-    data: *mut c_void,
     size: c_int,
-    tag: c_int,
-    mhandle: *mut c_void,
     of: *mut c_void,
     request: *mut *mut c_void,
+    isend: impl FnOnce() -> ncclResult_t,
 ) -> ncclResult_t {
+    let code = isend();
     // SAFETY: as the caller says.
-    let code = unsafe { datapath::isend(send_comm, data, size, tag, mhandle, request) };
-    // SAFETY: as above.
     let (comm, begun) = unsafe { (SendHandle::find(send_comm), begun::<SendComm>(code, request)) };
     let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
     let record = Record::new(SENT, begun, comm.inner.comm.queue_pair(), size as usize);
@@ -137,25 +133,21 @@ pub(super) unsafe fn isend(
     unsafe { replace(request, heard) }
 }
 
-/// `irecv`, with NCCL's handles `of` of the `n` messages.
+/// `irecv`, which is called here, of `n` messages for buffers of `sizes` bytes, with NCCL's handles `of` of the messages.
 ///
 /// # Safety
 /// That of NCCL's pointers.
 #[cold]
-#[allow(clippy::too_many_arguments, reason = "they are NCCL's")]
 pub(super) unsafe fn irecv(
     recv_comm: *mut c_void,
     n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut c_int,
-    tags: *mut c_int,
-    mhandles: *mut *mut c_void,
+    sizes: *const c_int,
     of: *mut *mut c_void,
     request: *mut *mut c_void,
+    irecv: impl FnOnce() -> ncclResult_t,
 ) -> ncclResult_t {
+    let code = irecv();
     // SAFETY: as the caller says.
-    let code = unsafe { datapath::irecv(recv_comm, n, data, sizes, tags, mhandles, request) };
-    // SAFETY: as above.
     let (comm, begun) = unsafe { (RecvHandle::find(recv_comm), begun::<RecvComm>(code, request)) };
     let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
     if of.is_null() {

@@ -65,18 +65,14 @@ slots! {
         send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
         of: *mut c_void, request: *mut *mut c_void,
     ) => datapath::with_narrow(size, |size| {
-        if network_events::are_heard() {
-            return network_events::isend(send_comm, data, size, tag, mhandle, of, request);
-        }
-        v8::isend(send_comm, data, size, tag, mhandle, request)
+        let isend = || v8::isend(send_comm, data, size, tag, mhandle, request);
+        if network_events::are_heard() { network_events::isend(send_comm, size, of, request, isend) } else { isend() }
     });
     irecv(
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut usize, tags: *mut c_int,
         mhandles: *mut *mut c_void, of: *mut *mut c_void, request: *mut *mut c_void,
     ) => datapath::with_narrow_array(n, sizes, |sizes| {
-        if network_events::are_heard() {
-            return network_events::irecv(recv_comm, n, data, sizes, tags, mhandles, of, request);
-        }
-        v8::irecv(recv_comm, n, data, sizes, tags, mhandles, request)
+        let irecv = || v8::irecv(recv_comm, n, data, sizes, tags, mhandles, request);
+        if network_events::are_heard() { network_events::irecv(recv_comm, n, sizes, of, request, irecv) } else { irecv() }
     });
 }
