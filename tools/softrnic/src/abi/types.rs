@@ -198,6 +198,14 @@ pub(crate) struct QpAttr {
     pub(crate) alt_timeout: u8,
 }
 
+/// `struct ibv_ah`.
+#[repr(C)]
+pub(crate) struct Ah {
+    pub(crate) context: *mut Context,
+    pub(crate) pd: *mut Pd,
+    pub(crate) handle: u32,
+}
+
 /// `struct ibv_sge`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -207,7 +215,7 @@ pub(crate) struct Sge {
     pub(crate) lkey: u32,
 }
 
-/// The first 80 bytes of `struct ibv_send_wr`: all that RC needs.
+/// The first 80 bytes of `struct ibv_send_wr`: all that RC, UC and UD need.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct SendWr {
@@ -229,6 +237,12 @@ impl SendWr {
         let [add_high, swap_low, swap_high, key, ..] = self.rest;
         let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         ([join(self.rkey, add_high), join(swap_low, swap_high)], key)
+    }
+
+    /// What a datagram has in place of the remote address: its address handle, and the number and the Q_Key of the queue pair that it is
+    /// for.
+    pub(crate) fn datagram(&self) -> (*const Ah, u32, u32) {
+        (self.remote_addr as *const Ah, self.rkey, self.rest[0])
     }
 }
 
@@ -357,6 +371,7 @@ const _: () = {
     assert!(size_of::<QpInitAttr>() == 64 && offset_of!(QpInitAttr, qp_type) == 52);
     assert!(size_of::<AhAttr>() == 32 && offset_of!(AhAttr, is_global) == 29);
     assert!(size_of::<QpAttr>() == 136 && offset_of!(QpAttr, ah_attr) == 56 && offset_of!(QpAttr, rnr_retry) == 132);
+    assert!(size_of::<Ah>() == 24 && offset_of!(Ah, handle) == 16);
     assert!(size_of::<Sge>() == 16 && size_of::<RecvWr>() == 32);
     assert!(size_of::<SendWr>() == 80 && offset_of!(SendWr, remote_addr) == 40 && offset_of!(SendWr, rkey) == 48);
     assert!(size_of::<Wc>() == 48 && offset_of!(Wc, wc_flags) == 36);

@@ -12,7 +12,8 @@ use crate::objects::cq::Cq;
 use crate::objects::device::Device;
 use crate::objects::mr::{Mr, Range};
 use crate::objects::pd::Pd;
-use crate::objects::qp::{Qp, QpRequest};
+use crate::objects::qp::Qp;
+use crate::objects::qp_request::QpRequest;
 
 impl Engine {
     /// Opens a device.

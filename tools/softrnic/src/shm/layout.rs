@@ -20,7 +20,7 @@ use crate::shm::slots::{CqSlot, Header, MrSlot, PortSlot, ProcSlot, QpSlot, Rule
 /// First word of the file: the text "softrnic".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
 /// Change it with every change in this file.
-pub(crate) const VERSION: u64 = 10;
+pub(crate) const VERSION: u64 = 11;
 
 pub(crate) const PAGE: usize = 4096;
 /// Storage of the tables grows by this much.

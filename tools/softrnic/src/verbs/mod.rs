@@ -5,6 +5,7 @@
 //! below mean by "the caller's handle" and "the caller's structure".
 
 mod absent;
+mod addresses;
 mod attach;
 mod device;
 mod ece;

@@ -4,6 +4,7 @@
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "shared by several test programs")]
 
 pub mod channel;
+pub mod datagrams;
 pub mod elf;
 pub mod gpu;
 pub mod guard;

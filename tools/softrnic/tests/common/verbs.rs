@@ -5,6 +5,8 @@ use std::mem::transmute_copy;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use super::datagrams::AhAttr;
+
 pub type Ptr = *mut c_void;
 
 /// The built library, beside the test program's folder; or another one, to look at what that does.
@@ -79,6 +81,12 @@ verbs! {
     fn ibv_destroy_qp(qp: *mut Qp) -> c_int;
     fn ibv_modify_qp(qp: *mut Qp, attr: *const QpAttr, mask: c_int) -> c_int;
     fn ibv_query_qp(qp: *mut Qp, attr: *mut QpAttr, mask: c_int, init: *mut QpInit) -> c_int;
+    fn ibv_create_ah(pd: Ptr, way: *const AhAttr) -> Ptr;
+    fn ibv_create_ah_from_wc(pd: Ptr, wc: *const Wc, header: *const u8, port: u8) -> Ptr;
+    fn ibv_init_ah_from_wc(context: Ptr, port: u8, wc: *const Wc, header: *const u8, out: *mut AhAttr) -> c_int;
+    fn ibv_destroy_ah(handle: Ptr) -> c_int;
+    fn ibv_attach_mcast(qp: *mut Qp, gid: *const [u64; 2], lid: u16) -> c_int;
+    fn ibv_detach_mcast(qp: *mut Qp, gid: *const [u64; 2], lid: u16) -> c_int;
     fn ibv_get_async_event(context: Ptr, event: *mut AsyncEvent) -> c_int;
     fn ibv_ack_async_event(event: *mut AsyncEvent) -> ();
 }
@@ -308,7 +316,10 @@ pub struct Wc {
     pub qp_num: u32,
     pub src_qp: u32,
     pub flags: u32,
-    pub rest: [u32; 2],
+    pub pkey_index: u16,
+    pub slid: u16,
+    pub sl: u8,
+    pub path_bits: u8,
 }
 
 #[repr(C)]

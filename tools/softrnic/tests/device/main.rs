@@ -8,6 +8,7 @@ mod common;
 mod completions;
 mod create_ex;
 mod data;
+mod datagrams;
 mod ece;
 mod errors;
 mod faults;

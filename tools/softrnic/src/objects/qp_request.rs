@@ -1,0 +1,30 @@
+//! What `ibv_create_qp` asks for.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::abi::consts::{qp_type, wr_opcode};
+use crate::abi::init_attr_ex::ALL_OPERATIONS;
+use crate::abi::types::QpCap;
+use crate::objects::cq::Cq;
+
+/// What `ibv_create_qp` asks for.
+pub(crate) struct QpRequest {
+    pub(crate) qp_context: *mut c_void,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    pub(crate) cap: QpCap,
+    pub(crate) qp_type: i32,
+    pub(crate) signal_all: bool,
+    /// `None`: all.
+    pub(crate) operations: Option<u64>,
+}
+
+impl QpRequest {
+    /// What may be posted to the send queue: bit n is `ibv_wr_opcode` n.
+    pub(super) fn operations(&self) -> u64 {
+        const SENDS: u64 = 1 << wr_opcode::SEND | 1 << wr_opcode::SEND_WITH_IMM;
+        let possible = if self.qp_type == qp_type::UD { SENDS } else { ALL_OPERATIONS };
+        self.operations.unwrap_or(possible) & possible
+    }
+}
