@@ -55,6 +55,7 @@
 //! | RC | WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ, FETCH_ADD, CMP_SWP; inline; gather and scatter lists of 16 |
 //! | UC | WRITE and SEND, loses silently |
 //! | UD | SEND by address handles, up to the MTU; 40 bytes of network header in front of what is received; Q_Keys; drops silently |
+//! | SRQ | receives that queue pairs of RC, UC and UD share; its limit is an event |
 //! | states | all seven, with exact masks; ERR flushes both queues, RESET discards silently. SQD finishes what was sent and begins nothing (`SQ_DRAINED`), an error of UC leads to SQE. The first message in RTR raises an event (`COMM_EST`) |
 //! | addressing | a packet arrives if both ports are up, the source entry is still there, the target has that GID *in the same RoCE version* (or that LID), packets are no larger than either port's MTU, and the QPN there is one in RTR or RTS, connected back to the sender's port and QPN, with the right PSN |
 //! | order | per QP; a receive completes after all data before it; within a message of up to 256 bytes they appear word by word in ascending order, of a longer one the last word after the rest; see `SOFTRNIC_LINES` |
@@ -77,7 +78,7 @@
 //!
 //! # What is not
 //!
-//! * SRQ, multicast, memory windows, extended QPs and CQs: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes queue
+//! * Multicast, memory windows, extended QPs and CQs: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes queue
 //!   pairs for some operations only, to which others cannot be posted (`EINVAL`); in the flavour `tools` it is absent.
 //! * Data in ascending order between two processes on 64-bit ARM, whose kernel copies without barriers: a program that polls memory may see the
 //!   last word of a message before the others.
@@ -105,9 +106,9 @@
 //! | tools | |
 //! |---|---|
 //! | `ibv_devices`, `ibv_devinfo`, `ibv_asyncwatch` | yes |
-//! | `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong` | yes, with `-g 0` or `-g 1` |
-//! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC, `ib_send_*` also UD; `-I` is turned off by the tool, which says "Device not recognized to implement inline feature": it goes by a list of vendors, of which softrnic is none |
-//! | `ibv_srq_pingpong`, `--use-srq`, `-R` | end with a message |
+//! | `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong`, `ibv_srq_pingpong` | yes, with `-g 0` or `-g 1` |
+//! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC, `ib_send_*` also UD and `--use-srq`; `-I` is turned off by the tool, which says "Device not recognized to implement inline feature": it goes by a list of vendors, of which softrnic is none |
+//! | `ibv_xsrq_pingpong`, `-R` | end with a message |
 //!
 //! # Stock NCCL
 //!

@@ -116,5 +116,7 @@ pub(crate) mod event {
     pub(crate) const PORT_ACTIVE: u32 = 9;
     pub(crate) const PORT_ERR: u32 = 10;
     pub(crate) const LID_CHANGE: u32 = 11;
+    pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
+    pub(crate) const QP_LAST_WQE_REACHED: u32 = 16;
     pub(crate) const GID_CHANGE: u32 = 18;
 }

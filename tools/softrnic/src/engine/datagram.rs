@@ -105,11 +105,11 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     let local = with_header(sent, &data);
     let envelope = envelope(qp, sent);
     let Some(admission) = datagram::admit(&guard, request, &envelope, local.total) else { return TxOutcome::Lost };
+    let local = if let Some(ResponderFault::Cut(bytes)) = fault { local.part(0, bytes) } else { local };
     if local.has_gpu || admission.remote.has_gpu || !guard.is_reached() {
         let hold = Hold::take(guard.slot, name);
         return begin_staged(qp, queue, (guard, admission, local, hold), fault);
     }
-    let local = if let Some(ResponderFault::Cut(bytes)) = fault { local.part(0, bytes) } else { local };
     let moved = transfer(guard.pid, Direction::Out, &local, &admission.remote);
     if let (Some(ResponderFault::Corrupt(at)), Ok(())) = (fault, moved) {
         responder::corrupt(&guard, &admission, at);

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use crate::abi::srq::SrqAttr;
 use crate::engine::poll::Source;
 use crate::engine::state::Engine;
 use crate::host::lock::lock;
@@ -14,6 +15,7 @@ use crate::objects::mr::{Mr, Range};
 use crate::objects::pd::Pd;
 use crate::objects::qp::Qp;
 use crate::objects::qp_request::QpRequest;
+use crate::objects::srq::Srq;
 
 impl Engine {
     /// Opens a device.
@@ -39,6 +41,13 @@ impl Engine {
         let cq = Cq::new(context, cqe, cq_context, channel)?;
         lock(&self.cqs).push(Arc::clone(&cq));
         Ok(cq)
+    }
+
+    /// Creates a shared receive queue.
+    pub(crate) fn create_srq(&self, pd: &Arc<Pd>, srq_context: *mut c_void, wanted: SrqAttr) -> Result<Arc<Srq>, i32> {
+        let srq = Srq::create(pd, srq_context, wanted)?;
+        lock(&self.srqs).push(Arc::clone(&srq));
+        Ok(srq)
     }
 
     /// Creates a queue pair. The errno value of a refusal may be 0: errno stays as it was.

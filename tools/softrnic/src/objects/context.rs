@@ -16,7 +16,7 @@ use crate::shm::slots::PortSlot;
 /// An asynchronous event on its way to the application.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
-    /// The application's `ibv_qp*` or `ibv_cq*`, or the number of a port.
+    /// The application's `ibv_qp*`, `ibv_cq*` or `ibv_srq*`, or the number of a port.
     pub(crate) element: usize,
     pub(crate) kind: u32,
 }
@@ -47,6 +47,7 @@ pub(crate) struct Ops {
     pub(crate) req_notify_cq: usize,
     pub(crate) post_send: usize,
     pub(crate) post_recv: usize,
+    pub(crate) post_srq_recv: usize,
     pub(crate) query_port: usize,
     pub(crate) query_device: usize,
     /// 0: there is no such call.
@@ -65,6 +66,7 @@ impl Context {
         table[op_slot::REQ_NOTIFY_CQ] = ops.req_notify_cq;
         table[op_slot::POST_SEND] = ops.post_send;
         table[op_slot::POST_RECV] = ops.post_recv;
+        table[op_slot::POST_SRQ_RECV] = ops.post_srq_recv;
         let context = types::Context {
             device: device.as_abi(),
             ops: table,

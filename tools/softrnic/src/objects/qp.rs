@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use crate::abi::consts::{Status, event, qp_state, qp_type};
@@ -17,6 +17,7 @@ use crate::objects::qp_entry::{claim_slot, grant, unconnected};
 use crate::objects::qp_request::QpRequest;
 use crate::objects::send_queue::{SendQueue, entries};
 use crate::objects::send_ring::SendRing;
+use crate::objects::srq::Srq;
 use crate::process::fabric::Fabric;
 use crate::remote::completion;
 use crate::shm::recv_ring::{Received, RecvRing, Sender};
@@ -32,6 +33,8 @@ pub(crate) struct Qp {
     pub(crate) pd: Arc<Pd>,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
+    /// Where it receives from, if not from a queue of its own.
+    pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) slot: &'static QpSlot,
     index: u32,
     /// Of its table entry: no other queue pair has had both.
@@ -50,6 +53,8 @@ pub(crate) struct Qp {
     pub(crate) recv: Mutex<()>,
     recv_ring: RecvRing,
     recv_polled: AtomicU64,
+    /// With an SRQ, in the error state: the application has been told that it takes no more.
+    is_last_told: AtomicBool,
     /// Asynchronous events given to the application, to be acknowledged before the QP goes.
     pub(crate) async_events: AtomicU32,
     acked: (Mutex<()>, Condvar),
@@ -74,6 +79,7 @@ impl Qp {
         if ![qp_type::RC, qp_type::UC, qp_type::UD].contains(&requested.qp_type) {
             return Err(libc::EOPNOTSUPP);
         }
+        let requested = requested.without_own_receives();
         let cap = grant(&fabric.settings, requested.cap)?;
         let (index, slot) = claim_slot(fabric, device, pd, &requested)?;
         let qpn = slot.qpn.load(SeqCst);
@@ -83,7 +89,7 @@ impl Qp {
             pd: pd.as_abi(),
             send_cq: requested.send_cq.as_abi(),
             recv_cq: requested.recv_cq.as_abi(),
-            srq: std::ptr::null_mut(),
+            srq: requested.srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.as_abi()),
             handle: index,
             qp_num: qpn,
             state: AtomicU32::new(qp_state::RESET),
@@ -95,6 +101,9 @@ impl Qp {
         let operations = requested.operations();
         let Some(recv_ring) = RecvRing::of(fabric, slot) else { return Err(libc::EIO) };
         pd.users.fetch_add(1, SeqCst);
+        if let Some(srq) = &requested.srq {
+            srq.users.fetch_add(1, SeqCst);
+        }
         Ok(Arc::new_cyclic(|this| Self {
             abi,
             this: Weak::clone(this),
@@ -103,6 +112,7 @@ impl Qp {
             pd: Arc::clone(pd),
             send_cq: requested.send_cq,
             recv_cq: requested.recv_cq,
+            srq: requested.srq,
             slot,
             index,
             generation: slot.generation.load(SeqCst),
@@ -116,6 +126,7 @@ impl Qp {
             recv: Mutex::default(),
             recv_ring,
             recv_polled: AtomicU64::new(0),
+            is_last_told: AtomicBool::new(false),
             async_events: AtomicU32::new(0),
             acked: Default::default(),
         }))
@@ -171,7 +182,10 @@ impl Qp {
 
     /// Puts one receive into the queue. Call with `recv` locked.
     pub(crate) fn fill_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
-        if self.slot.state.load(SeqCst) == qp_state::RESET || sges.len() > self.cap.max_recv_sge as usize {
+        if self.slot.state.load(SeqCst) == qp_state::RESET
+            || self.srq.is_some()
+            || sges.len() > self.cap.max_recv_sge as usize
+        {
             return Err(libc::EINVAL);
         }
         let posted = self.slot.posted.load(Relaxed);
@@ -189,8 +203,15 @@ impl Qp {
         self.slot.qpn.load(SeqCst) == self.abi.qp_num && self.slot.generation.load(SeqCst) == self.generation
     }
 
-    /// Completes the posted receives as flushed. No peer is in the queue pair. Call with `recv` locked.
+    /// Completes the posted receives as flushed, with an SRQ the one that it has taken. No peer is in the queue pair. Call with `recv`
+    /// locked.
     pub(crate) fn flush_recv(&self) {
+        if let Some(srq) = &self.srq {
+            srq.ring.recover(self.slot, self.index);
+            if !self.is_last_told.swap(true, SeqCst) {
+                self.tell_owner(event::QP_LAST_WQE_REACHED);
+            }
+        }
         let posted = self.slot.posted.load(Relaxed);
         let flushed = Received { status: Status::Flush as u32, ..Received::default() };
         for at in self.slot.done.load(Acquire)..posted {
@@ -220,7 +241,8 @@ impl Qp {
             is_left |= self.send_ring.has_more();
         }
         if std::ptr::eq(&raw const *self.recv_cq, cq) {
-            let mut at = self.recv_polled.load(Relaxed);
+            let first = self.recv_polled.load(Relaxed);
+            let mut at = first;
             while *taken < out.len()
                 && let Some((wr_id, got)) = self.recv_ring.take(self.slot, at)
             {
@@ -230,6 +252,9 @@ impl Qp {
             }
             // Pairs with the load in `post_recv`: the entry may be overwritten now.
             self.recv_polled.store(at, std::sync::atomic::Ordering::Release);
+            if let Some(srq) = &self.srq {
+                srq.give_back(at - first);
+            }
             is_left |= at != self.slot.done.load(Acquire);
         }
         is_left
@@ -292,6 +317,11 @@ impl Qp {
         };
         let recv = || {
             let _guard = lock(&self.recv);
+            if let Some(srq) = &self.srq {
+                srq.ring.recover(self.slot, self.index);
+                srq.give_back(self.slot.posted.load(SeqCst) - self.recv_polled.load(SeqCst));
+                self.is_last_told.store(false, SeqCst);
+            }
             let (done, posted) = (self.slot.done.load(SeqCst), self.slot.posted.load(SeqCst));
             let thrown = done - self.recv_polled.load(SeqCst);
             self.recv_cq.slot.polled.fetch_add(thrown, SeqCst);
@@ -313,6 +343,9 @@ impl Qp {
             self.fabric.free_qp(&control, self.device, self.index);
         }
         self.pd.users.fetch_sub(1, SeqCst);
+        if let Some(srq) = &self.srq {
+            srq.users.fetch_sub(1, SeqCst);
+        }
     }
 
     fn await_acks(&self) {
@@ -337,7 +370,7 @@ impl Qp {
     /// For the service thread: passes on the events that peers left here. True if one of them means an error.
     pub(crate) fn deliver(&self) -> bool {
         let events = self.slot.events.swap(0, SeqCst);
-        for kind in event::QP_FATAL..=event::SQ_DRAINED {
+        for kind in (event::QP_FATAL..=event::SQ_DRAINED).chain([event::QP_LAST_WQE_REACHED]) {
             if events & 1 << kind != 0 {
                 self.pd.context.events.push(Event { element: self.as_abi() as usize, kind });
             }

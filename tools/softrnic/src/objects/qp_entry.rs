@@ -45,8 +45,7 @@ pub(super) fn claim_slot(
     pd: &Pd,
     requested: &QpRequest,
 ) -> Result<(u32, &'static QpSlot), i32> {
-    let (mask, stride, bytes) =
-        RecvRing::layout(requested.cap.max_recv_wr, requested.cap.max_recv_sge, requested.qp_type == qp_type::UD);
+    let (mask, stride, bytes) = RecvRing::layout(requested.ring(), requested.qp_type == qp_type::UD);
     let control = fabric.file.control();
     let index = fabric.claim(&control, Table::Qp, device, fabric.settings.max_qp)?;
     let slot = fabric.qp(device, index);
@@ -66,6 +65,9 @@ pub(super) fn claim_slot(
     slot.ring_mask.store(mask, SeqCst);
     slot.ring_stride.store(stride, SeqCst);
     slot.pd.store(pd.id, SeqCst);
+    slot.recv_pd.store(requested.srq.as_ref().map_or(pd.id, |srq| srq.pd.id), SeqCst);
+    slot.srq.store(requested.srq.as_ref().map_or(0, |srq| srq.index + 1), SeqCst);
+    slot.wanted.store(0, SeqCst);
     slot.transport.store(requested.qp_type as u32, SeqCst);
     slot.send_cq.store(requested.send_cq.index, SeqCst);
     slot.recv_cq.store(requested.recv_cq.index, SeqCst);

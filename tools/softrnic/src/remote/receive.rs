@@ -1,14 +1,16 @@
 //! The oldest posted receive of a queue pair that was entered.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::abi::consts::{Status, WC_WITH_IMM, access, send_flag, wc_opcode, wr_opcode};
 use crate::copy::piece::Pieces;
+use crate::limits::QPS;
 use crate::remote::completion;
 use crate::remote::guard::RemoteQpGuard;
 use crate::remote::keys::{Forbidden, resolve};
 use crate::remote::request::{Request, has_imm};
 use crate::shm::recv_ring::{Received, RecvRing, Sender};
+use crate::shm::srq_ring::SrqRing;
 
 /// A receive that a message is about to take.
 #[derive(Debug)]
@@ -26,7 +28,7 @@ impl Receive {
     pub(crate) fn next(guard: &RemoteQpGuard) -> Option<Self> {
         let at = guard.slot.done.load(Relaxed);
         // Pairs with the owner's store in `post_recv`.
-        if at == guard.slot.posted.load(Acquire) {
+        if at == guard.slot.posted.load(Acquire) && !take_shared(guard) {
             return None;
         }
         Some(Self { ring: RecvRing::of(guard.fabric, guard.slot)?, at })
@@ -34,7 +36,7 @@ impl Receive {
 
     /// Its memory, each element allowed by its key.
     pub(crate) fn scatter(&self, guard: &RemoteQpGuard) -> Result<Pieces, Forbidden> {
-        let domain = (guard.device, guard.slot.pd.load(Relaxed));
+        let domain = (guard.device, guard.slot.recv_pd.load(Relaxed));
         let mut pieces = Pieces::default();
         for sge in self.ring.elements(self.at).filter(|s| s.length != 0) {
             let range = (sge.addr, u64::from(sge.length));
@@ -95,4 +97,21 @@ impl Receive {
         completion::announce(guard.fabric, queue, slot.recv_bit.load(Relaxed), is_urgent);
         Ok(())
     }
+}
+
+/// The QP that was entered takes the next receive of its SRQ, if it has one, and one is left.
+#[cold]
+fn take_shared(guard: &RemoteQpGuard) -> bool {
+    let (fabric, qp) = (guard.fabric, guard.slot);
+    let Some(srq) = qp.srq.load(Relaxed).checked_sub(1).map(|index| fabric.srq(guard.device, index)) else {
+        return false;
+    };
+    let rings = SrqRing::of(fabric, srq).zip(RecvRing::of(fabric, qp));
+    if !rings.is_some_and(|(ring, queue)| ring.take(srq, qp, qp.qpn.load(SeqCst) % QPS, &queue)) {
+        return false;
+    }
+    if srq.reaches_limit() {
+        fabric.wake(srq.owner.load(SeqCst));
+    }
+    true
 }

@@ -53,7 +53,7 @@ fn unpack(word: u64) -> (u32, u32) {
 
 impl RecvRing {
     /// Mask, stride in words, and bytes of a ring for so many receives with so many elements each. UD has a word more: the sender.
-    pub(crate) fn layout(receives: u32, elements: u32, is_ud: bool) -> (u32, u32, usize) {
+    pub(crate) fn layout((receives, elements): (u32, u32), is_ud: bool) -> (u32, u32, usize) {
         if receives == 0 {
             return (0, HEAD as u32, 0);
         }

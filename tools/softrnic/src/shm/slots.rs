@@ -18,9 +18,9 @@ pub(crate) struct Header {
     /// Protection domains are numbered over the whole fabric, 0 is none.
     pub(crate) next_pd: AtomicU32,
     /// Entries of each table that have storage. Written under the control lock.
-    pub(crate) grown: [[AtomicU32; 3]; DEVICES],
+    pub(crate) grown: [[AtomicU32; 4]; DEVICES],
     /// Where to look for a free entry first; only a hint. Written under the control lock.
-    pub(crate) hint: [[AtomicU32; 3]; DEVICES],
+    pub(crate) hint: [[AtomicU32; 4]; DEVICES],
     /// What the fabric's devices are like: text, its length in bytes first. Written once, under the control lock.
     pub(crate) topology: [AtomicU64; 1 + TOPOLOGY_WORDS],
     /// How often the device has failed. Written under the control lock.
@@ -283,7 +283,11 @@ pub(crate) struct QpSlot {
     pub(crate) path: AtomicU32,
     /// UD: a datagram with another one is dropped.
     pub(crate) qkey: AtomicU32,
-    _pad0: [u32; 8],
+    /// Index + 1 of the SRQ that it receives from; 0: none. Then its ring has the one receive that has been taken for it.
+    pub(crate) srq: AtomicU32,
+    /// Protection domain of what it receives: that of the SRQ, if it has one.
+    pub(crate) recv_pd: AtomicU32,
+    _pad0: [u32; 6],
 
     // Written by the connected peer while it holds `busy`, and by the owner when no peer may enter.
     /// 0, or serial << 32 | id of the process that executes against this QP right now. See `mark`.
@@ -299,7 +303,9 @@ pub(crate) struct QpSlot {
     /// UD: 0, or the datagram whose bytes are just being copied through the shared file, so that its receive is taken: QP, device and
     /// process of the sender. See `remote::hold`.
     pub(crate) holder: AtomicU64,
-    _pad2: [u32; 6],
+    /// With an SRQ: the receive that a process which has entered is about to take; see `shm::srq_ring`.
+    pub(crate) wanted: AtomicU64,
+    _pad2: [u32; 4],
 
     // Written by the owner.
     /// Receives posted.

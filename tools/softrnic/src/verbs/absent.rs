@@ -12,7 +12,6 @@ unsafe extern "C" fn no_object() -> *mut c_void {
     set_errno(libc::EOPNOTSUPP);
     ptr::null_mut()
 }
-export!("ibv_create_srq", "IBVERBS_1.1", no_object);
 export!("ibv_import_device", "IBVERBS_1.10", no_object);
 export!("ibv_import_pd", "IBVERBS_1.10", no_object);
 export!("ibv_import_mr", "IBVERBS_1.10", no_object);
@@ -24,9 +23,6 @@ export!("ibv_reg_mr_ex", "IBVERBS_1.15", no_object);
 unsafe extern "C" fn no_operation() -> c_int {
     libc::EOPNOTSUPP
 }
-export!("ibv_modify_srq", "IBVERBS_1.1", no_operation);
-export!("ibv_query_srq", "IBVERBS_1.1", no_operation);
-export!("ibv_destroy_srq", "IBVERBS_1.1", no_operation);
 export!("ibv_attach_mcast", "IBVERBS_1.1", no_operation);
 export!("ibv_detach_mcast", "IBVERBS_1.1", no_operation);
 export!("ibv_resize_cq", "IBVERBS_1.1", no_operation);

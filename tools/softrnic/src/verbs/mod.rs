@@ -16,6 +16,7 @@ mod post;
 #[cfg(feature = "tools")]
 mod private;
 mod queues;
+mod srqs;
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};

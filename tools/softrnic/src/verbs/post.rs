@@ -25,7 +25,7 @@ use crate::verbs::{code, object};
 ///
 /// # Safety
 /// `list` is the caller's array of `count` elements.
-unsafe fn elements<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], i32> {
+pub(super) unsafe fn elements<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], i32> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
         // SAFETY: by the caller.

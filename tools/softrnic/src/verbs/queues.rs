@@ -1,7 +1,6 @@
 //! Completion queues and queue pairs.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -17,6 +16,7 @@ use crate::objects::cq::Cq;
 use crate::objects::pd::Pd;
 use crate::objects::qp::Qp;
 use crate::objects::qp_request::QpRequest;
+use crate::objects::srq::Srq;
 use crate::process::commands::Command;
 use crate::verbs::attach::engine_of;
 use crate::verbs::{code, context, object, pointer, shared};
@@ -111,18 +111,19 @@ unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<
     if init.send_cq.is_null() || init.recv_cq.is_null() {
         return Err(libc::EINVAL);
     }
-    if !init.srq.is_null() {
-        return Err(libc::EOPNOTSUPP);
-    }
     // SAFETY: the caller's handles.
     let (send_cq, recv_cq): (Arc<Cq>, Arc<Cq>) = unsafe { (shared(init.send_cq), shared(init.recv_cq)) };
+    // SAFETY: as above, or NULL.
+    let srq: Option<Arc<Srq>> = (!init.srq.is_null()).then(|| unsafe { shared(init.srq) });
     let device = pd.context.device.index;
-    if send_cq.context.device.index != device || recv_cq.context.device.index != device {
+    let is_here = |queue: &Srq| queue.pd.context.device.index == device;
+    let are_here = send_cq.context.device.index == device && recv_cq.context.device.index == device;
+    if !are_here || !srq.as_deref().is_none_or(is_here) {
         return Err(libc::EINVAL);
     }
     let signal_all = init.sq_sig_all != 0;
     let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
-    let request = QpRequest { qp_context, send_cq, recv_cq, cap, qp_type, signal_all, operations };
+    let request = QpRequest { qp_context, send_cq, recv_cq, srq, cap, qp_type, signal_all, operations };
     let qp = engine.create_qp(&pd, request)?;
     engine.fabric.count_command(Command::CreateQp);
     init.cap = qp.cap;
@@ -187,7 +188,7 @@ unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: 
             qp_context: qp.abi.qp_context,
             send_cq: qp.abi.send_cq,
             recv_cq: qp.abi.recv_cq,
-            srq: ptr::null_mut(),
+            srq: qp.abi.srq,
             cap: qp.cap,
             qp_type: qp.abi.qp_type,
             sq_sig_all: c_int::from(qp.signal_all),

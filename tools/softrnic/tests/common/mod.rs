@@ -10,6 +10,7 @@ pub mod gpu;
 pub mod guard;
 pub mod node;
 pub mod observed;
+pub mod srqs;
 pub mod table;
 pub mod tools;
 pub mod verbs;

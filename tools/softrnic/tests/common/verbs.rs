@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use super::datagrams::AhAttr;
+use super::srqs::{SrqAttr, SrqInit};
 
 pub type Ptr = *mut c_void;
 
@@ -87,6 +88,10 @@ verbs! {
     fn ibv_destroy_ah(handle: Ptr) -> c_int;
     fn ibv_attach_mcast(qp: *mut Qp, gid: *const [u64; 2], lid: u16) -> c_int;
     fn ibv_detach_mcast(qp: *mut Qp, gid: *const [u64; 2], lid: u16) -> c_int;
+    fn ibv_create_srq(pd: Ptr, init: *mut SrqInit) -> Ptr;
+    fn ibv_modify_srq(srq: Ptr, attr: *const SrqAttr, mask: c_int) -> c_int;
+    fn ibv_query_srq(srq: Ptr, out: *mut SrqAttr) -> c_int;
+    fn ibv_destroy_srq(srq: Ptr) -> c_int;
     fn ibv_get_async_event(context: Ptr, event: *mut AsyncEvent) -> c_int;
     fn ibv_ack_async_event(event: *mut AsyncEvent) -> ();
 }

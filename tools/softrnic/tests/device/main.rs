@@ -20,6 +20,7 @@ mod ports;
 mod retries;
 mod returns;
 mod semantics;
+mod shared_receives;
 mod states;
 mod teardown;
 mod transmissions;
