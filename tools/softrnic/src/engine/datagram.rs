@@ -48,16 +48,17 @@ pub(crate) fn address(
     let header = addresses.map(|(source, target)| {
         let (traffic_class, flow_label, hop_limit) =
             (ah.vector.traffic_class, ah.vector.flow_label, ah.vector.hop_limit);
-        Described { source, target, traffic_class, flow_label, hop_limit }.to_bytes(bytes as u32, has_immediate)
+        Described { source, target, traffic_class, flow_label, hop_limit }
     });
+    let packet_type = header.filter(|_| !port(qp).is_infiniband()).map(Described::packet_type);
     queue.address(Datagram {
         peer: ah.route.peer(qpn),
         route: ah.route,
         path: ah.route.path(qp.fabric, qp.abi.qp_num, qpn),
         qkey: if qkey & OWN_QKEY == 0 { qkey } else { qp.slot.qkey.load(SeqCst) },
         has_header: header.is_some(),
-        header: header.unwrap_or([0; HEADER_BYTES]),
-        service_level: ah.vector.sl,
+        header: header.map_or([0; HEADER_BYTES], |header| header.to_bytes(bytes as u32, has_immediate)),
+        service_level: packet_type.unwrap_or(ah.vector.sl),
     });
     Ok(())
 }

@@ -61,6 +61,16 @@ impl Described {
         bytes
     }
 
+    /// What the completion of a datagram over RoCE has in place of a service level, as mlx5 says it: 8 for a UDP header, and the kind of the
+    /// header in front of it: 0 a GRH, 1 of IPv6, 2 of IPv4.
+    pub(crate) fn packet_type(self) -> u8 {
+        match self.source.kind {
+            GidType::Plain => 0,
+            GidType::RoceV2 if is_mapped(&self.target) => 8 | 2,
+            GidType::RoceV2 => 8 | 1,
+        }
+    }
+
     fn ipv4(self, behind: u16) -> NetworkHeader {
         let mut bytes = [0; HEADER_BYTES];
         let header = &mut bytes[IPV4_AT..];

@@ -75,7 +75,7 @@ fn every_kind_of_address_has_its_header() {
         let (a, mut b) = (ud_node(0, 128, 32), ud_node(1, 128, 32));
         // Each address is there as one of RoCE v1 and as one of v2.
         for index in 0..6 {
-            let (back, header, _) = there(&a, &mut b, index);
+            let (back, header, wc) = there(&a, &mut b, index);
             let is_mapped = (2..4).contains(&index);
             let want = match (is_mapped, index % 2) {
                 (true, 1) => (0x45, 17),
@@ -84,6 +84,17 @@ fn every_kind_of_address_has_its_header() {
             };
             let at = if want.0 == 0x45 { (20, 29) } else { (0, 6) };
             assert_eq!((header[at.0] | u8::from(want.0 == 0x61), header[at.1]), want, "entry {index}");
+            assert_eq!(
+                wc.sl,
+                if want.1 == 27 {
+                    0
+                } else if is_mapped {
+                    10
+                } else {
+                    9
+                },
+                "as mlx5 says what packets look like"
+            );
             assert_eq!((back.dgid, back.sgid_index), (a.gid_of(1, i32::from(index)), index));
             // The header of IPv4 has no room for it.
             assert_eq!(back.flow_label, if want.0 == 0x45 { 0 } else { 0x12345 });

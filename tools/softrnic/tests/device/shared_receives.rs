@@ -123,6 +123,8 @@ fn a_queue_pair_that_fails_says_that_it_takes_no_more() {
             connect(&a, &b, &Terms::default());
             assert_eq!(to_state(b.qp, ERR), 0);
             assert_eq!(next_event(b.context), (QP_LAST_WQE_REACHED, b.qp as usize), "round {round}");
+            b.send(Work::default());
+            assert_eq!(b.next().status, FLUSH);
             assert!(b.poll().is_none() && !b.has_event(), "the receives are the others'");
             assert_eq!((to_state(a.qp, RESET), to_state(b.qp, RESET)), (0, 0));
         }
