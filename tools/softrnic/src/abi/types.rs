@@ -12,7 +12,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicI32, AtomicU32};
 
 /// 16 bytes of a GID, network order.
 pub(crate) type Gid = [u8; 16];
@@ -64,6 +64,8 @@ pub(crate) const LEAD_SIZE: usize = LEAD_WORDS - 1;
 pub(crate) const LEAD_QUERY_PORT: usize = LEAD_WORDS - 40;
 /// `verbs_context.query_device_ex`, 104 bytes before the context.
 pub(crate) const LEAD_QUERY_DEVICE_EX: usize = LEAD_WORDS - 13;
+/// `verbs_context.create_cq_ex`, 120 bytes before the context.
+pub(crate) const LEAD_CREATE_CQ_EX: usize = LEAD_WORDS - 15;
 /// `verbs_context.create_qp_ex`, 56 bytes before the context.
 pub(crate) const LEAD_CREATE_QP_EX: usize = LEAD_WORDS - 7;
 /// `struct ibv_pd`.
@@ -100,7 +102,7 @@ pub(crate) struct Cq {
     pub(crate) channel: *mut CompChannel,
     pub(crate) cq_context: *mut c_void,
     pub(crate) handle: u32,
-    pub(crate) cqe: c_int,
+    pub(crate) cqe: AtomicI32,
     pub(crate) mutex: [u64; 5],
     pub(crate) cond: [u64; 6],
     pub(crate) comp_events_completed: AtomicU32,

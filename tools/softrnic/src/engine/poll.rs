@@ -54,6 +54,13 @@ pub(crate) fn poll_cq(engine: &'static Engine, cq: &Cq, out: &mut [MaybeUninit<W
     cq.poll(out)
 }
 
+/// Takes the next completion.
+pub(crate) fn poll_one(engine: &'static Engine, cq: &Cq) -> Option<Wc> {
+    let mut one = [MaybeUninit::uninit()];
+    // SAFETY: as many are written as it returns.
+    (poll_cq(engine, cq, &mut one) == 1).then(|| unsafe { one[0].assume_init() })
+}
+
 /// What every poll of a CQ does while copies are staged.
 #[cold]
 fn advance_staged(engine: &'static Engine) {

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use crate::abi::cq_ex::Calls;
 use crate::abi::srq::SrqAttr;
 use crate::engine::poll::Source;
 use crate::engine::state::Engine;
@@ -37,8 +38,9 @@ impl Engine {
         cqe: u32,
         cq_context: *mut c_void,
         channel: Option<&'static Channel>,
+        calls: Calls,
     ) -> Result<Arc<Cq>, i32> {
-        let cq = Cq::new(context, cqe, cq_context, channel)?;
+        let cq = Cq::new(context, cqe, cq_context, channel, calls)?;
         lock(&self.cqs).push(Arc::clone(&cq));
         Ok(cq)
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::abi::consts::event;
 use crate::abi::types::{
-    self, LEAD_CREATE_QP_EX, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot,
+    self, LEAD_CREATE_CQ_EX, LEAD_CREATE_QP_EX, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot,
 };
 use crate::host::fd_queue::FdQueue;
 use crate::objects::device::Device;
@@ -50,6 +50,7 @@ pub(crate) struct Ops {
     pub(crate) post_srq_recv: usize,
     pub(crate) query_port: usize,
     pub(crate) query_device: usize,
+    pub(crate) create_cq_ex: usize,
     /// 0: there is no such call.
     pub(crate) create_qp_ex: usize,
 }
@@ -81,6 +82,7 @@ impl Context {
         verbs.lead[LEAD_SIZE] = size_of::<VerbsContext>();
         verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
         verbs.lead[LEAD_QUERY_DEVICE_EX] = ops.query_device;
+        verbs.lead[LEAD_CREATE_CQ_EX] = ops.create_cq_ex;
         verbs.lead[LEAD_CREATE_QP_EX] = ops.create_qp_ex;
         let delivered = AtomicU64::new(fabric.header().event_count.load(SeqCst));
         let is_told = AtomicBool::new(false);

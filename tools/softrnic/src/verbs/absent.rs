@@ -25,7 +25,6 @@ unsafe extern "C" fn no_operation() -> c_int {
 }
 export!("ibv_attach_mcast", "IBVERBS_1.1", no_operation);
 export!("ibv_detach_mcast", "IBVERBS_1.1", no_operation);
-export!("ibv_resize_cq", "IBVERBS_1.1", no_operation);
 export!("ibv_dealloc_dmah", "IBVERBS_1.15", no_operation);
 
 /// For functions that return -1 and set errno.

@@ -86,6 +86,7 @@ unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Co
             post_srq_recv: super::srqs::post_srq_recv as *const () as usize,
             query_port: query_port_ex as *const () as usize,
             query_device: query_device_ex as *const () as usize,
+            create_cq_ex: super::extended_cqs::create_cq_ex as *const () as usize,
             // perftest would go on with the calls of extended queue pairs, which these devices do not have.
             create_qp_ex: if cfg!(feature = "tools") { 0 } else { super::queues::create_qp_ex as *const () as usize },
         };

@@ -10,6 +10,7 @@ mod attach;
 mod device;
 mod ece;
 mod events;
+mod extended_cqs;
 mod gids;
 mod memory;
 mod post;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::abi::consts::qp_state;
+use crate::abi::cq_ex::Calls;
 use crate::abi::export::export;
 use crate::abi::init_attr_ex::{ALL_OPERATIONS, HAS_OPERATIONS, HAS_PD, QpInitAttrEx};
 use crate::abi::types::{self, QpAttr, QpInitAttr};
@@ -28,25 +29,50 @@ unsafe extern "C" fn create_cq(
     channel: *mut types::CompChannel,
     comp_vector: c_int,
 ) -> *mut types::Cq {
-    pointer(|| {
-        // SAFETY: the caller's handle.
-        let context = unsafe { context(handle) }?;
-        let cqe = u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?;
-        if comp_vector != 0 {
-            return Err(libc::EINVAL);
-        }
-        // SAFETY: the caller's handle, or NULL; it may not go before the CQ (EBUSY).
-        let channel: Option<&'static Channel> = (!channel.is_null()).then(|| unsafe { object(channel) });
-        let fabric = context.fabric;
-        let cq = engine_of(fabric)?.create_cq(context, cqe, cq_context, channel)?;
-        fabric.count_command(Command::CreateCq);
-        let handle = cq.as_abi();
-        // Given back by `destroy_cq`.
-        let _ = Arc::into_raw(cq);
-        Ok(handle)
-    })
+    let sizes = (i64::from(cqe), comp_vector as u32);
+    // SAFETY: the caller's handles.
+    pointer(|| unsafe { make_cq(handle, sizes, (cq_context, channel), [0; _]) })
 }
 export!("ibv_create_cq", "IBVERBS_1.1", create_cq);
+
+/// A completion queue for so many completions, on this completion vector; with the application's word for it and a channel; with `calls`
+/// if it is an extended one.
+///
+/// # Safety
+/// `handle` and the channel are the caller's handles, or the channel is NULL.
+pub(super) unsafe fn make_cq(
+    handle: *mut types::Context,
+    (cqe, comp_vector): (i64, u32),
+    (cq_context, channel): (*mut c_void, *mut types::CompChannel),
+    calls: Calls,
+) -> Result<*mut types::Cq, i32> {
+    // SAFETY: the caller's handle.
+    let context = unsafe { context(handle) }?;
+    let cqe = u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?;
+    if comp_vector != 0 {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's handle, or NULL; it may not go before the CQ (EBUSY).
+    let channel: Option<&'static Channel> = (!channel.is_null()).then(|| unsafe { object(channel) });
+    let fabric = context.fabric;
+    let cq = engine_of(fabric)?.create_cq(context, cqe, cq_context, channel, calls)?;
+    fabric.count_command(Command::CreateCq);
+    let handle = cq.as_abi();
+    // Given back by `destroy_cq`.
+    let _ = Arc::into_raw(cq);
+    Ok(handle)
+}
+
+unsafe extern "C" fn resize_cq(handle: *mut types::Cq, cqe: c_int) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let cq: &Cq = unsafe { object(handle) };
+        engine_of(cq.context.fabric)?;
+        cq.context.require_alive()?;
+        cq.resize(u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?)
+    })
+}
+export!("ibv_resize_cq", "IBVERBS_1.1", resize_cq);
 
 unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
     code(|| {

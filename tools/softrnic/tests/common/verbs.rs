@@ -78,6 +78,7 @@ verbs! {
     fn ibv_dereg_mr(mr: *mut Mr) -> c_int;
     fn ibv_create_cq(context: Ptr, cqe: c_int, user: Ptr, channel: Ptr, vector: c_int) -> *mut Cq;
     fn ibv_destroy_cq(cq: *mut Cq) -> c_int;
+    fn ibv_resize_cq(cq: *mut Cq, cqe: c_int) -> c_int;
     fn ibv_create_qp(pd: Ptr, init: *mut QpInit) -> *mut Qp;
     fn ibv_destroy_qp(qp: *mut Qp) -> c_int;
     fn ibv_modify_qp(qp: *mut Qp, attr: *const QpAttr, mask: c_int) -> c_int;

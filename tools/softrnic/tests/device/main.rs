@@ -11,6 +11,7 @@ mod data;
 mod datagrams;
 mod ece;
 mod errors;
+mod extended_cqs;
 mod faults;
 mod gpu;
 mod inline;
