@@ -78,7 +78,7 @@
 //!
 //! # What is not
 //!
-//! * Multicast, memory windows, extended QPs and CQs: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes queue
+//! * XRC, multicast, memory windows, extended QPs, time stamps of completions: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes queue
 //!   pairs for some operations only, to which others cannot be posted (`EINVAL`); in the flavour `tools` it is absent.
 //! * Data in ascending order between two processes on 64-bit ARM, whose kernel copies without barriers: a program that polls memory may see the
 //!   last word of a message before the others.
@@ -110,6 +110,8 @@
 //! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC, `ib_send_*` also UD and `--use-srq`; `-I` is turned off by the tool, which says "Device not recognized to implement inline feature": it goes by a list of vendors, of which softrnic is none |
 //! | `ibv_xsrq_pingpong`, `-R` | end with a message |
 //!
+//! docs/clients.md has these and others: UCX, libfabric, pyverbs.
+//!
 //! # Stock NCCL
 //!
 //! NCCL's own IB transport runs on these devices. What some of its versions need for it:
@@ -124,7 +126,7 @@
 //!
 //! # The command line
 //!
-//! `softrnic run PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` shows it as well.
+//! `softrnic run PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` and `/dev/infiniband` show it as well.
 //! A program that is linked with RDMA drivers gets the flavour `tools`. `softrnic port`, `gid`, `fail` and `inject` change the
 //! network while programs run, and say what they changed where. They change the fabric that `--fabric` or
 //! `SOFTRNIC_FABRIC` names, or else the only one of this user that has a process in the same session. `softrnic stat`
