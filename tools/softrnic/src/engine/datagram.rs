@@ -33,6 +33,7 @@ fn port(qp: &Qp) -> &'static PortSlot {
 }
 
 /// Addresses the request that is posted next, which has so many bytes.
+#[inline(never)]
 pub(crate) fn address(
     qp: &Qp,
     queue: &mut SendQueue,
@@ -73,6 +74,7 @@ fn envelope(qp: &Qp, sent: &Datagram) -> Envelope {
 }
 
 /// Executes the head request of the queue, with a fault at the peer if `fault` asks for it.
+#[inline(never)]
 pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFault>) -> TxOutcome {
     queue.entries = queue.entries.wrapping_add(1);
     queue.lead_to(queue.executed);

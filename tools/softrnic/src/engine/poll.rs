@@ -46,6 +46,7 @@ impl CompletionSource for Source {
 }
 
 /// Takes completions; returns how many.
+#[inline]
 pub(crate) fn poll_cq(engine: &'static Engine, cq: &Cq, out: &mut [MaybeUninit<Wc>]) -> usize {
     engine.fabric.run_due();
     if engine.fabric.has_stage() {
@@ -55,6 +56,7 @@ pub(crate) fn poll_cq(engine: &'static Engine, cq: &Cq, out: &mut [MaybeUninit<W
 }
 
 /// Takes the next completion.
+#[inline(never)]
 pub(crate) fn poll_one(engine: &'static Engine, cq: &Cq) -> Option<Wc> {
     let mut one = [MaybeUninit::uninit()];
     // SAFETY: as many are written as it returns.

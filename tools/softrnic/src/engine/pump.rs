@@ -155,14 +155,15 @@ fn send(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) -> bool {
         return true;
     }
     let outcome = match engine.faults.on_transmission(qp, queue) {
-        None => execute(qp, queue, None),
+        None if qp.is_ud() => datagram::execute(qp, queue, None),
+        None => requester::execute(qp, queue, None),
         Some(fault) => apply_fault(qp, queue, fault),
     };
     handle_result(engine, qp, queue, outcome)
 }
 
 /// Executes the head request once, with a fault at the peer if `fault` asks for it.
-#[inline]
+#[cold]
 fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFault>) -> TxOutcome {
     if qp.is_ud() { datagram::execute(qp, queue, fault) } else { requester::execute(qp, queue, fault) }
 }

@@ -35,6 +35,7 @@ impl Receive {
     }
 
     /// Its memory, each element allowed by its key.
+    #[inline(always)]
     pub(crate) fn scatter(&self, guard: &RemoteQpGuard) -> Result<Pieces, Forbidden> {
         let domain = (guard.device, guard.slot.recv_pd.load(Relaxed));
         let mut pieces = Pieces::default();
@@ -70,7 +71,7 @@ impl Receive {
         self.finish_with(guard, request, bytes, status, flags)
     }
 
-    #[inline]
+    #[inline(never)]
     fn finish_with(
         &self,
         guard: &RemoteQpGuard,

@@ -25,6 +25,7 @@ use crate::verbs::{code, object};
 ///
 /// # Safety
 /// `list` is the caller's array of `count` elements.
+#[inline(always)]
 pub(super) unsafe fn elements<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], i32> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
