@@ -12,27 +12,6 @@ pub const QKEY: u32 = 0x1111_1111;
 pub const UD_INIT_MASK: i32 = 1 | 1 << 4 | 1 << 5 | 1 << 6;
 pub const UD_RTS_MASK: i32 = 1 | 1 << 16;
 
-/// The way to a port.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct AhAttr {
-    pub dgid: [u64; 2],
-    pub flow_label: u32,
-    pub sgid_index: u8,
-    pub hop_limit: u8,
-    pub traffic_class: u8,
-    pub pad: u8,
-    pub dlid: u16,
-    pub sl: u8,
-    pub src_path_bits: u8,
-    pub static_rate: u8,
-    pub is_global: u8,
-    pub port: u8,
-    pub end: u8,
-}
-
-const _: () = assert!(size_of::<AhAttr>() == 32 && std::mem::offset_of!(AhAttr, port) == 30);
-
 /// A node on `device` whose queue pair is one of UD, ready to send, with room for so many requests of either kind.
 pub fn ud_node(device: usize, bytes: usize, room: u32) -> Node {
     let mut node = Node::with(device, bytes, CAP, 4096);

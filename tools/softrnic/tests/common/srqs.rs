@@ -11,21 +11,6 @@ use super::verbs::*;
 pub const MAX_WR: i32 = 1;
 pub const LIMIT: i32 = 2;
 
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SrqAttr {
-    pub max_wr: u32,
-    pub max_sge: u32,
-    pub limit: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct SrqInit {
-    pub user: Ptr,
-    pub attr: SrqAttr,
-}
-
 /// A shared receive queue, or errno.
 pub fn create(pd: Ptr, max_wr: u32, max_sge: u32) -> Result<Ptr, i32> {
     let mut init = SrqInit { user: ptr::null_mut(), attr: SrqAttr { max_wr, max_sge, limit: 0 } };

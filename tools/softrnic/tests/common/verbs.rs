@@ -5,8 +5,9 @@ use std::mem::transmute_copy;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use super::datagrams::AhAttr;
-use super::srqs::{SrqAttr, SrqInit};
+#[path = "structs.rs"]
+mod structs;
+pub use structs::{AhAttr, SrqAttr, SrqInit};
 
 pub type Ptr = *mut c_void;
 
