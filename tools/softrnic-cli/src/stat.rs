@@ -111,7 +111,7 @@ fn qp_text(qp: &Qp) -> String {
     format!(
         "  qp {} {} {} port {} of process {} to {peer} flow {}: {}\n",
         qp.number,
-        if qp.is_reliable { "RC" } else { "UC" },
+        qp.transport,
         qp.state,
         qp.port,
         qp.pid,
@@ -215,7 +215,7 @@ fn qp_json(qp: &Qp) -> Value {
     let peer = qp.peer.map(|(port, number)| json!({ "port": port.to_string(), "number": number }));
     json!({
         "number": qp.number,
-        "type": if qp.is_reliable { "RC" } else { "UC" },
+        "type": qp.transport,
         "state": qp.state,
         "port": qp.port,
         "pid": qp.pid,

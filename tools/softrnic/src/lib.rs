@@ -54,6 +54,8 @@
 //! | address vectors | RoCE: global, from an entry that is not empty, in one address family (`EINVAL`), to a port that exists and is up (`ETIMEDOUT`). InfiniBand: by LID, to any |
 //! | RC | WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ, FETCH_ADD, CMP_SWP; inline; gather and scatter lists of 16 |
 //! | UC | WRITE and SEND, loses silently |
+//! | UD | SEND by address handles, up to the MTU; 40 bytes of network header in front of what is received; Q_Keys; drops silently |
+//! | SRQ | receives that queue pairs of RC, UC and UD share; its limit is an event |
 //! | states | all seven, with exact masks; ERR flushes both queues, RESET discards silently. SQD finishes what was sent and begins nothing (`SQ_DRAINED`), an error of UC leads to SQE. The first message in RTR raises an event (`COMM_EST`) |
 //! | addressing | a packet arrives if both ports are up, the source entry is still there, the target has that GID *in the same RoCE version* (or that LID), packets are no larger than either port's MTU, and the QPN there is one in RTR or RTS, connected back to the sender's port and QPN, with the right PSN |
 //! | order | per QP; a receive completes after all data before it; within a message of up to 256 bytes they appear word by word in ascending order, of a longer one the last word after the rest; see `SOFTRNIC_LINES` |
@@ -76,7 +78,7 @@
 //!
 //! # What is not
 //!
-//! * SRQ, UD, multicast, memory windows, extended QPs and CQs: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes queue
+//! * XRC, multicast, memory windows, extended QPs, time stamps of completions: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes queue
 //!   pairs for some operations only, to which others cannot be posted (`EINVAL`); in the flavour `tools` it is absent.
 //! * Data in ascending order between two processes on 64-bit ARM, whose kernel copies without barriers: a program that polls memory may see the
 //!   last word of a message before the others.
@@ -104,9 +106,11 @@
 //! | tools | |
 //! |---|---|
 //! | `ibv_devices`, `ibv_devinfo`, `ibv_asyncwatch` | yes |
-//! | `ibv_rc_pingpong`, `ibv_uc_pingpong` | yes, with `-g 0` or `-g 1` |
-//! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC; `-I` is turned off by the tool, which says "Device not recognized to implement inline feature": it goes by a list of vendors, of which softrnic is none |
-//! | `ibv_ud_pingpong`, `ibv_srq_pingpong`, `-c UD`, `--use-srq`, `-R` | end with a message |
+//! | `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong`, `ibv_srq_pingpong` | yes, with `-g 0` or `-g 1` |
+//! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC, `ib_send_*` also UD and `--use-srq`; `-I` is turned off by the tool, which says "Device not recognized to implement inline feature": it goes by a list of vendors, of which softrnic is none |
+//! | `ibv_xsrq_pingpong`, `-R` | end with a message |
+//!
+//! docs/clients.md has these and others: UCX, libfabric, pyverbs.
 //!
 //! # Stock NCCL
 //!
@@ -122,7 +126,7 @@
 //!
 //! # The command line
 //!
-//! `softrnic run PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` shows it as well.
+//! `softrnic run PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` and `/dev/infiniband` show it as well.
 //! A program that is linked with RDMA drivers gets the flavour `tools`. `softrnic port`, `gid`, `fail` and `inject` change the
 //! network while programs run, and say what they changed where. They change the fabric that `--fabric` or
 //! `SOFTRNIC_FABRIC` names, or else the only one of this user that has a process in the same session. `softrnic stat`

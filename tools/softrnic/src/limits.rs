@@ -14,6 +14,8 @@ pub(crate) const QPS: u32 = 4096;
 pub(crate) const MRS: u32 = 16384;
 /// Completion queues of a device.
 pub(crate) const CQS: u32 = 4096;
+/// Shared receive queues of a device.
+pub(crate) const SRQS: u32 = 1024;
 /// Fault rules in force at a time.
 pub(crate) const RULES: usize = 64;
 /// Staged copies under way at a time, in the whole fabric: a bit each in a word.

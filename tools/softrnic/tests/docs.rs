@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-const PAGES: [&str; 4] = ["docs/semantics.md", "docs/faults.md", "docs/rxe.md", "README.md"];
+const PAGES: [&str; 5] = ["docs/semantics.md", "docs/clients.md", "docs/faults.md", "docs/rxe.md", "README.md"];
 
 fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
@@ -50,6 +50,19 @@ fn every_row_has_its_test() {
     for row in rows {
         let shown = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
         assert!(!named(shown).is_empty() || shown.contains("not modelled"), "no test: {row}");
+    }
+}
+
+/// Each client names the test that runs it, or says that none does.
+#[test]
+fn every_client_has_its_test() {
+    let page = read("docs/clients.md");
+    let table = page.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 4);
+    let rows: Vec<_> = table.filter(|line| !line.starts_with("| client")).collect();
+    assert!(rows.len() > 12, "{} rows: too few to believe", rows.len());
+    for row in rows {
+        let shown = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
+        assert!(!named(shown).is_empty() || shown.contains("not run by a test"), "no test: {row}");
     }
 }
 

@@ -148,6 +148,35 @@ fn other_transports_and_shapes() {
 }
 
 #[test]
+fn datagrams() {
+    let bench = require!(Bench::new());
+    for more in [[].as_slice(), &["-e"], &["-g", "0"]] {
+        let [server, client] = bench.pair("ibv_ud_pingpong", &[FEW, &["-g", "1", "-c"], more].concat());
+        for text in [server.well(), client.well()] {
+            assert!(text.contains("50 iters in ") && !text.contains("invalid data"), "{text}");
+        }
+    }
+    assert_eq!(bandwidth(&bench, "ib_send_bw", &["-c", "UD"])[0][..2], [4096.0, 50.0]);
+    assert_eq!(bandwidth(&bench, "ib_send_bw", &["-c", "UD", "-b", "-q", "4"])[0][1], 200.0);
+    bandwidth(&bench, "ib_send_bw", &["-c", "UD", "-e"]);
+    assert_eq!(latency(&bench, "ib_send_lat", &["-c", "UD"])[0][0], 2.0);
+}
+
+#[test]
+fn shared_receive_queues() {
+    let bench = require!(Bench::new());
+    for more in [[].as_slice(), &["-e"], &["-q", "3"]] {
+        let [server, client] = bench.pair("ibv_srq_pingpong", &[FEW, &["-g", "1", "-c"], more].concat());
+        for text in [server.well(), client.well()] {
+            assert!(text.contains("50 iters in ") && !text.contains("invalid data"), "{text}");
+        }
+    }
+    assert_eq!(bandwidth(&bench, "ib_send_bw", &["--use-srq", "-q", "4"])[0][..2], [65536.0, 200.0]);
+    bandwidth(&bench, "ib_send_bw", &["--use-srq", "-c", "UD"]);
+    latency(&bench, "ib_send_lat", &["--use-srq"]);
+}
+
+#[test]
 fn from_one_device_to_the_other() {
     let bench = require!(Bench::new());
     let (server, client) = ([FEW, &["-d", "softrnic1"]], [FEW, &["-d", "softrnic0"]]);
@@ -165,8 +194,6 @@ fn refused(outcome: &Outcome, words: &str) {
 #[test]
 fn what_is_absent_is_refused() {
     let bench = require!(Bench::new());
-    refused(&bench.run("ibv_ud_pingpong", &["-g", "1"]), "Couldn't create QP");
-    refused(&bench.run("ibv_srq_pingpong", &["-g", "1"]), "Couldn't create SRQ");
     refused(&bench.run("ibv_xsrq_pingpong", &["-g", "1"]), "Couldn't Open the XRC Domain");
     refused(&bench.run("ib_write_bw", &["-R"]), "rdma_create_event_channel failed");
 }

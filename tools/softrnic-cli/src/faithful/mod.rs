@@ -1,9 +1,11 @@
-//! Shows the devices where programs look for those of a kernel: in `/sys/class/infiniband`.
+//! Shows the devices where programs look for those of a kernel: in `/sys/class/infiniband` and `/dev/infiniband`.
 //!
-//! Only the program that is run sees it: it gets a mount namespace of its own, with an overlay on `/sys/class`. No root
+//! Only the program that is run sees it: it gets a mount namespace of its own, with an overlay on `/sys/class` and a folder of its own at
+//! `/dev`. No root
 //! is needed where user namespaces are allowed. The files say what is true at the start.
 
 mod namespace;
+mod nodes;
 mod pci;
 mod places;
 mod tree;
@@ -37,6 +39,7 @@ pub(crate) fn enter(devices: &[Device], places: &PciPlaces, has_peermem: bool, i
     }
     let built = tree::build(Path::new(CLASS), devices, found.as_deref());
     let paths = built.map_err(|error| format!("--faithful: cannot fill {CLASS}/infiniband: {error}"))?;
+    nodes::show(devices).map_err(|failure| describe(nodes::FOLDER, failure))?;
     for (device, path) in devices.iter().zip(&paths).filter(|_| is_verbose) {
         eprintln!("softrnic: {CLASS}/infiniband/{} is at {}", device.name, path.display());
     }

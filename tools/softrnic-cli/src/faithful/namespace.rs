@@ -35,7 +35,7 @@ pub(super) fn enter() -> Result<(), Failure> {
 /// Makes `dir` writable: an overlay on what it shows, which lives in memory.
 pub(super) fn overlay(dir: &Path) -> Result<(), Failure> {
     let lower = fs::File::open(dir).map_err(|error| ("it cannot be opened", error))?;
-    mount("tmpfs", dir, Some("tmpfs"), 0, "mode=755").map_err(|error| ("no tmpfs can be mounted", error))?;
+    tmpfs(dir)?;
     for name in ["upper", "work"] {
         fs::create_dir(dir.join(name)).map_err(|error| ("the tmpfs cannot be used", error))?;
     }
@@ -45,6 +45,17 @@ pub(super) fn overlay(dir: &Path) -> Result<(), Failure> {
     mount("overlay", dir, Some("overlay"), 0, &format!("{options},userxattr"))
         .or_else(|_| mount("overlay", dir, Some("overlay"), 0, &options))
         .map_err(|error| ("no overlay can be mounted on it", error))
+}
+
+/// A folder in memory, mounted on `dir`.
+pub(super) fn tmpfs(dir: &Path) -> Result<(), Failure> {
+    mount("tmpfs", dir, Some("tmpfs"), 0, "mode=755").map_err(|error| ("no tmpfs can be mounted", error))
+}
+
+/// Shows `source`, and all that is mounted in it, at `target` as well.
+pub(super) fn bind(source: &Path, target: &Path) -> Result<(), Failure> {
+    let source = source.to_string_lossy();
+    mount(&source, target, None, libc::MS_BIND | libc::MS_REC, "").map_err(|error| ("an entry cannot be bound", error))
 }
 
 fn mount(source: &str, target: &Path, kind: Option<&str>, flags: u64, options: &str) -> io::Result<()> {

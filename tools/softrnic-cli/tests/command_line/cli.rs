@@ -236,6 +236,16 @@ fn a_faithful_run_has_a_sysfs() {
 }
 
 #[test]
+fn a_faithful_run_has_device_nodes() {
+    require!(mount_namespaces());
+    let look = "for node in /dev/infiniband/*; do test -c $node && echo $node; done; echo >/dev/null && test -d /dev/shm && echo rest";
+    let output = run(&["--devices", "3", "--faithful", "--", "sh", "-c", look]);
+    let nodes = "/dev/infiniband/softverbs0\n/dev/infiniband/softverbs1\n/dev/infiniband/softverbs2\nrest\n";
+    assert_eq!(text(&output.stdout), nodes, "{}", text(&output.stderr));
+    assert!(!std::path::Path::new("/dev/infiniband/softverbs0").exists(), "outside of it");
+}
+
+#[test]
 fn a_faithful_run_shows_the_fabric_that_is_there() {
     Softrnic::new().devices(3).alone(|| {
         require!(mount_namespaces());

@@ -15,6 +15,7 @@ pub(crate) mod qp_state {
 pub(crate) mod qp_type {
     pub(crate) const RC: i32 = 2;
     pub(crate) const UC: i32 = 3;
+    pub(crate) const UD: i32 = 4;
 }
 
 /// Attribute mask bits of `ibv_modify_qp`.
@@ -25,6 +26,7 @@ pub(crate) mod qp_attr {
     pub(crate) const ACCESS_FLAGS: i32 = 1 << 3;
     pub(crate) const PKEY_INDEX: i32 = 1 << 4;
     pub(crate) const PORT: i32 = 1 << 5;
+    pub(crate) const QKEY: i32 = 1 << 6;
     pub(crate) const AV: i32 = 1 << 7;
     pub(crate) const PATH_MTU: i32 = 1 << 8;
     pub(crate) const TIMEOUT: i32 = 1 << 9;
@@ -80,6 +82,8 @@ pub(crate) mod wc_opcode {
     pub(crate) const RECV_RDMA_WITH_IMM: u32 = 129;
 }
 
+/// Completion flag: the first 40 bytes of the receive are a network header.
+pub(crate) const WC_GRH: u32 = 1;
 /// Completion flag: `imm_data` is valid.
 pub(crate) const WC_WITH_IMM: u32 = 1 << 1;
 
@@ -112,5 +116,7 @@ pub(crate) mod event {
     pub(crate) const PORT_ACTIVE: u32 = 9;
     pub(crate) const PORT_ERR: u32 = 10;
     pub(crate) const LID_CHANGE: u32 = 11;
+    pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
+    pub(crate) const QP_LAST_WQE_REACHED: u32 = 16;
     pub(crate) const GID_CHANGE: u32 = 18;
 }

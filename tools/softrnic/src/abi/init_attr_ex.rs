@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
 
-use crate::abi::types::{Cq, Pd, QpCap};
+use crate::abi::types::{Cq, Pd, QpCap, Srq};
 
 /// The protection domain is named. It has to be.
 pub(crate) const HAS_PD: u32 = 1;
@@ -19,7 +19,7 @@ pub(crate) struct QpInitAttrEx {
     pub(crate) qp_context: *mut c_void,
     pub(crate) send_cq: *mut Cq,
     pub(crate) recv_cq: *mut Cq,
-    pub(crate) srq: *mut c_void,
+    pub(crate) srq: *mut Srq,
     pub(crate) cap: QpCap,
     pub(crate) qp_type: c_int,
     pub(crate) sq_sig_all: c_int,

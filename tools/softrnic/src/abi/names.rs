@@ -85,6 +85,12 @@ pub(crate) fn node_type(number: i32) -> &'static CStr {
     pick(&NODE_TYPE, number)
 }
 
+/// The name of an `ibv_qp_type`.
+pub(crate) fn transport(qp_type: u32) -> &'static str {
+    const NAMES: [&str; 3] = ["RC", "UC", "UD"];
+    qp_type.checked_sub(2).and_then(|index| NAMES.get(index as usize).copied()).unwrap_or("?")
+}
+
 /// The name of a queue pair state.
 pub(crate) fn qp_state(state: u32) -> &'static str {
     const NAMES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];

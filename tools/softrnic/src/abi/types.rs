@@ -12,7 +12,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicI32, AtomicU32};
 
 /// 16 bytes of a GID, network order.
 pub(crate) type Gid = [u8; 16];
@@ -45,6 +45,7 @@ pub(crate) struct Context {
 pub(crate) mod op_slot {
     pub(crate) const POLL_CQ: usize = 11;
     pub(crate) const REQ_NOTIFY_CQ: usize = 12;
+    pub(crate) const POST_SRQ_RECV: usize = 20;
     pub(crate) const POST_SEND: usize = 25;
     pub(crate) const POST_RECV: usize = 26;
 }
@@ -63,11 +64,10 @@ pub(crate) const LEAD_SIZE: usize = LEAD_WORDS - 1;
 pub(crate) const LEAD_QUERY_PORT: usize = LEAD_WORDS - 40;
 /// `verbs_context.query_device_ex`, 104 bytes before the context.
 pub(crate) const LEAD_QUERY_DEVICE_EX: usize = LEAD_WORDS - 13;
+/// `verbs_context.create_cq_ex`, 120 bytes before the context.
+pub(crate) const LEAD_CREATE_CQ_EX: usize = LEAD_WORDS - 15;
 /// `verbs_context.create_qp_ex`, 56 bytes before the context.
 pub(crate) const LEAD_CREATE_QP_EX: usize = LEAD_WORDS - 7;
-/// Offset of the number of ports, `uint32_t`, in `struct ibv_device_attr_ex`, which begins with a [`DeviceAttr`].
-pub(crate) const DEVICE_ATTR_EX_PORTS: usize = 396;
-
 /// `struct ibv_pd`.
 #[repr(C)]
 pub(crate) struct Pd {
@@ -102,11 +102,23 @@ pub(crate) struct Cq {
     pub(crate) channel: *mut CompChannel,
     pub(crate) cq_context: *mut c_void,
     pub(crate) handle: u32,
-    pub(crate) cqe: c_int,
+    pub(crate) cqe: AtomicI32,
     pub(crate) mutex: [u64; 5],
     pub(crate) cond: [u64; 6],
     pub(crate) comp_events_completed: AtomicU32,
     pub(crate) async_events_completed: AtomicU32,
+}
+
+/// `struct ibv_srq`.
+#[repr(C)]
+pub(crate) struct Srq {
+    pub(crate) context: *mut Context,
+    pub(crate) srq_context: *mut c_void,
+    pub(crate) pd: *mut Pd,
+    pub(crate) handle: u32,
+    pub(crate) mutex: [u64; 5],
+    pub(crate) cond: [u64; 6],
+    pub(crate) events_completed: AtomicU32,
 }
 
 /// `struct ibv_qp`; `state` is read by applications, hence the atomic.
@@ -117,7 +129,7 @@ pub(crate) struct Qp {
     pub(crate) pd: *mut Pd,
     pub(crate) send_cq: *mut Cq,
     pub(crate) recv_cq: *mut Cq,
-    pub(crate) srq: *mut c_void,
+    pub(crate) srq: *mut Srq,
     pub(crate) handle: u32,
     pub(crate) qp_num: u32,
     pub(crate) state: AtomicU32,
@@ -144,7 +156,7 @@ pub(crate) struct QpInitAttr {
     pub(crate) qp_context: *mut c_void,
     pub(crate) send_cq: *mut Cq,
     pub(crate) recv_cq: *mut Cq,
-    pub(crate) srq: *mut c_void,
+    pub(crate) srq: *mut Srq,
     pub(crate) cap: QpCap,
     pub(crate) qp_type: c_int,
     pub(crate) sq_sig_all: c_int,
@@ -198,6 +210,14 @@ pub(crate) struct QpAttr {
     pub(crate) alt_timeout: u8,
 }
 
+/// `struct ibv_ah`.
+#[repr(C)]
+pub(crate) struct Ah {
+    pub(crate) context: *mut Context,
+    pub(crate) pd: *mut Pd,
+    pub(crate) handle: u32,
+}
+
 /// `struct ibv_sge`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -207,7 +227,7 @@ pub(crate) struct Sge {
     pub(crate) lkey: u32,
 }
 
-/// The first 80 bytes of `struct ibv_send_wr`: all that RC needs.
+/// The first 80 bytes of `struct ibv_send_wr`: all that RC, UC and UD need.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct SendWr {
@@ -229,6 +249,12 @@ impl SendWr {
         let [add_high, swap_low, swap_high, key, ..] = self.rest;
         let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         ([join(self.rkey, add_high), join(swap_low, swap_high)], key)
+    }
+
+    /// What a datagram has in place of the remote address: its address handle, and the number and the Q_Key of the queue pair that it is
+    /// for.
+    pub(crate) fn datagram(&self) -> (*const Ah, u32, u32) {
+        (self.remote_addr as *const Ah, self.rkey, self.rest[0])
     }
 }
 
@@ -279,40 +305,6 @@ pub(crate) struct AsyncEvent {
     pub(crate) event_type: u32,
 }
 
-/// `struct ibv_device_attr`.
-#[repr(C)]
-pub(crate) struct DeviceAttr {
-    pub(crate) fw_ver: [c_char; 64],
-    pub(crate) node_guid: u64,
-    pub(crate) sys_image_guid: u64,
-    pub(crate) max_mr_size: u64,
-    pub(crate) page_size_cap: u64,
-    pub(crate) vendor_id: u32,
-    pub(crate) vendor_part_id: u32,
-    pub(crate) hw_ver: u32,
-    pub(crate) max_qp: c_int,
-    pub(crate) max_qp_wr: c_int,
-    pub(crate) device_cap_flags: u32,
-    pub(crate) max_sge: c_int,
-    pub(crate) max_sge_rd: c_int,
-    pub(crate) max_cq: c_int,
-    pub(crate) max_cqe: c_int,
-    pub(crate) max_mr: c_int,
-    pub(crate) max_pd: c_int,
-    pub(crate) max_qp_rd_atom: c_int,
-    pub(crate) max_ee_rd_atom: c_int,
-    pub(crate) max_res_rd_atom: c_int,
-    pub(crate) max_qp_init_rd_atom: c_int,
-    /// `max_ee_init_rd_atom` up to `max_srq_sge`: features this device does not have.
-    pub(crate) max_ee_init_rd_atom: c_int,
-    /// 1: atomic as other atomics of the same device see it.
-    pub(crate) atomic_cap: c_int,
-    pub(crate) absent: [c_int; 14],
-    pub(crate) max_pkeys: u16,
-    pub(crate) local_ca_ack_delay: u8,
-    pub(crate) phys_port_cnt: u8,
-}
-
 /// `struct ibv_port_attr` with all of its tail; see [`PORT_ATTR_SHORT`].
 #[repr(C)]
 #[derive(Default)]
@@ -353,20 +345,16 @@ const _: () = {
     assert!(size_of::<Pd>() == 16 && size_of::<Mr>() == 48 && offset_of!(Mr, lkey) == 36);
     assert!(size_of::<CompChannel>() == 16);
     assert!(size_of::<Cq>() == 128 && offset_of!(Cq, cqe) == 28 && offset_of!(Cq, comp_events_completed) == 120);
+    assert!(size_of::<Srq>() == 128 && offset_of!(Srq, handle) == 24 && offset_of!(Srq, events_completed) == 120);
     assert!(size_of::<Qp>() == 160 && offset_of!(Qp, qp_num) == 52 && offset_of!(Qp, events_completed) == 152);
     assert!(size_of::<QpInitAttr>() == 64 && offset_of!(QpInitAttr, qp_type) == 52);
     assert!(size_of::<AhAttr>() == 32 && offset_of!(AhAttr, is_global) == 29);
     assert!(size_of::<QpAttr>() == 136 && offset_of!(QpAttr, ah_attr) == 56 && offset_of!(QpAttr, rnr_retry) == 132);
+    assert!(size_of::<Ah>() == 24 && offset_of!(Ah, handle) == 16);
     assert!(size_of::<Sge>() == 16 && size_of::<RecvWr>() == 32);
     assert!(size_of::<SendWr>() == 80 && offset_of!(SendWr, remote_addr) == 40 && offset_of!(SendWr, rkey) == 48);
     assert!(size_of::<Wc>() == 48 && offset_of!(Wc, wc_flags) == 36);
     assert!(size_of::<AsyncEvent>() == 16 && size_of::<GidEntry>() == 32);
-    assert!(size_of::<DeviceAttr>() == 232 && offset_of!(DeviceAttr, max_qp) == 108);
-    assert!(
-        offset_of!(DeviceAttr, max_qp_rd_atom) == 144
-            && offset_of!(DeviceAttr, atomic_cap) == 164
-            && offset_of!(DeviceAttr, phys_port_cnt) == 227
-    );
     assert!(size_of::<PortAttr>() == 56 && offset_of!(PortAttr, flags) == PORT_ATTR_SHORT - 1);
     assert!(offset_of!(PortAttr, active_speed_ex) == 52);
 };

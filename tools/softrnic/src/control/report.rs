@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use crate::abi::names::qp_state;
+use crate::abi::names::{qp_state, transport};
 use crate::control::names::{DeviceName, GidKind, PortName};
 use crate::control::work::{Capacities, Commands, Cq, Work};
 use crate::limits::PROCS;
@@ -18,7 +18,7 @@ use crate::process::fabric::Fabric;
 use crate::process::reach::{DIRECT, STAGED};
 use crate::shm::layout::Table;
 use crate::shm::process_id::slot_of;
-use crate::shm::slots::{self, GIDS, NO_PEER, PROC_ALIVE, PathSlot, PortSlot, QpSlot};
+use crate::shm::slots::{self, ANY_PEER, GIDS, PROC_ALIVE, PathSlot, PortSlot, QpSlot};
 
 /// A fabric.
 #[derive(Clone, Debug)]
@@ -140,8 +140,8 @@ pub struct Gid {
 pub struct Qp {
     /// Its number.
     pub number: u32,
-    /// RC, otherwise UC.
-    pub is_reliable: bool,
+    /// RC, UC or UD.
+    pub transport: &'static str,
     /// As the verbs interface calls it: RESET, INIT, RTR, …
     pub state: &'static str,
     /// Its port.
@@ -351,11 +351,11 @@ fn qp_of(fabric: &Fabric, qp: &QpSlot) -> Qp {
     let port = PortId::of_name(peer);
     Qp {
         number: qp.qpn.load(SeqCst),
-        is_reliable: qp.is_uc.load(SeqCst) == 0,
+        transport: transport(qp.transport.load(SeqCst)),
         state: qp_state(qp.state.load(SeqCst)),
         port: qp.port.load(SeqCst),
         pid: fabric.proc(slot_of(qp.owner.load(SeqCst))).pid.load(SeqCst),
-        peer: (peer != NO_PEER).then_some((PortName { device: port.device, port: port.port }, peer as u32)),
+        peer: (peer < ANY_PEER).then_some((PortName { device: port.device, port: port.port }, peer as u32)),
         flow: qp.flow.load(SeqCst),
         path: qp.path.load(SeqCst).checked_sub(1),
         capacities: Capacities::of(qp),

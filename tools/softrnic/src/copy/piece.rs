@@ -44,10 +44,10 @@ impl Pieces {
         Self::one(Piece::host(addr, len))
     }
 
-    /// Adds a range; an empty one is left out. At most `MAX_SGE` are added (checked at post).
+    /// Adds a range; an empty one is left out. At most `MAX_SGE` are added (checked at post), and a datagram's header.
     #[inline]
     pub(crate) fn push(&mut self, piece: Piece) {
-        if piece.len == 0 || self.rest.len() + 1 == MAX_SGE as usize {
+        if piece.len == 0 || self.rest.len() == MAX_SGE as usize {
             return;
         }
         if self.total == 0 {

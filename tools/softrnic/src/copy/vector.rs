@@ -12,8 +12,8 @@ pub(crate) const WORD: u64 = 8;
 const LINE: u64 = 128;
 /// Bytes of whole lines that make as many parts as a short message has words: two a line.
 pub(crate) const LINES_A_CALL: u64 = SHORT / WORD / 2 * LINE;
-/// A short message: its words, and up to two odd ends for each element of either side.
-const MAX_PARTS: usize = (SHORT / WORD) as usize + 4 * MAX_SGE as usize;
+/// A short message: its words, and up to two odd ends for each element of either side and a datagram's header.
+const MAX_PARTS: usize = (SHORT / WORD) as usize + 4 * (MAX_SGE as usize + 1);
 
 type Parts = [MaybeUninit<libc::iovec>; MAX_PARTS];
 

@@ -31,7 +31,7 @@ pub(crate) struct DelayedPacket {
     from: u64,
     link: Link,
     serial: u32,
-    is_uc: bool,
+    is_unreliable: bool,
     request: Request,
     /// If its bytes are copied through the shared file. In front of them: it refers to them.
     staged: Option<StagedTransfer>,
@@ -39,10 +39,10 @@ pub(crate) struct DelayedPacket {
 }
 
 impl DelayedPacket {
-    /// Sends the head request of `queue`, to arrive at `at` (ns). READs and atomics are not delayed: they are lost.
+    /// Sends the head request of `queue`, to arrive at `at` (ns). READs, atomics and datagrams are not delayed: they are lost.
     pub(crate) fn launch(qp: &Qp, queue: &SendQueue, at: u64) {
         let (request, sges, inline) = queue.request(queue.executed);
-        if matches!(request.opcode, wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD) {
+        if qp.is_ud() || matches!(request.opcode, wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD) {
             return;
         }
         let bytes = if request.flags & send_flag::INLINE != 0 {
@@ -64,7 +64,7 @@ impl DelayedPacket {
             from: qp.name(),
             link: queue.link,
             serial: queue.entries,
-            is_uc: qp.is_uc(),
+            is_unreliable: qp.is_unreliable(),
             request: *request,
             staged: None,
             bytes,
@@ -85,7 +85,7 @@ impl DelayedPacket {
         let Some(guard) = RemoteQpGuard::enter(fabric, self.link.peer, self.from, self.serial) else {
             return self.miss();
         };
-        if !guard.expects(self.is_uc, self.link.psn) {
+        if !guard.expects(self.is_unreliable, self.link.psn) {
             return self.count(|counters| &counters.wrong_psn);
         }
         let total = self.bytes.len() as u64;
@@ -97,7 +97,7 @@ impl DelayedPacket {
             let path = Path {
                 from: self.from,
                 to: self.link.peer,
-                is_uc: self.is_uc,
+                is_unreliable: self.is_unreliable,
                 psn: self.link.psn,
                 serial: self.serial,
             };

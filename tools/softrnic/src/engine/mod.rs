@@ -1,11 +1,12 @@
 //! The data path: the process that posts a request also executes it, on both sides.
 //!
 //! `pump` works off a send queue; `wire` says when a request reaches the peer; `requester` gathers and checks the local
-//! side and hands the request to `remote`. What has to wait is left in the queue with a time, for the next `poll` or the
+//! side and hands the request to `remote`; `datagram` does so for UD. What has to wait is left in the queue with a time, for the next `poll` or the
 //! `service` thread. `teardown`, `modify` and `receive` are the calls that change a queue pair. A `fault_hook` around the
 //! engine may decide that a transmission or a call goes wrong.
 
 mod complete;
+pub(crate) mod datagram;
 pub(crate) mod delayed_packet;
 pub(crate) mod fault_hook;
 pub(crate) mod flush;

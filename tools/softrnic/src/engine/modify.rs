@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::abi::consts::{qp_attr as mask, qp_state as state, qp_type};
+use crate::abi::consts::{qp_attr as mask, qp_state as state};
 use crate::abi::types::QpAttr;
 use crate::engine::pump::{drain, flush, flush_soon};
 use crate::engine::state::Engine;
@@ -12,7 +12,6 @@ use crate::objects::qp::Qp;
 use crate::objects::transition::{attributes, check_values, remember};
 use crate::process::route::Route;
 use crate::rules::known::KnownRules;
-use crate::shm::slots::NO_PEER;
 
 /// `ibv_modify_qp`.
 pub(crate) fn modify(engine: &'static Engine, qp: &Qp, attr: &QpAttr, given: i32) -> Result<(), i32> {
@@ -28,7 +27,7 @@ pub(crate) fn modify(engine: &'static Engine, qp: &Qp, attr: &QpAttr, given: i32
     if given & mask::CUR_STATE != 0 && attr.cur_qp_state != from {
         return Err(libc::EINVAL);
     }
-    let bits = attributes(from, to, qp.abi.qp_type == qp_type::RC).ok_or(libc::EINVAL)?;
+    let bits = attributes(from, to, qp.abi.qp_type).ok_or(libc::EINVAL)?;
     if given & bits.needs != bits.needs || given & !(bits.needs | bits.allows | mask::STATE) != 0 {
         return Err(libc::EINVAL);
     }
@@ -57,6 +56,7 @@ pub(crate) fn modify(engine: &'static Engine, qp: &Qp, attr: &QpAttr, given: i32
 /// Hands the attributes to those who use them: the visiting peer (slot) and the requester (link).
 fn publish(qp: &Qp, known: &QpAttr, given: i32, route: Option<Route>) {
     qp.slot.access.store(known.qp_access_flags, SeqCst);
+    qp.slot.qkey.store(known.qkey, SeqCst);
     qp.slot.rnr_timer.store(u32::from(known.min_rnr_timer), SeqCst);
     qp.slot.read_depth.store(u32::from(known.max_dest_rd_atomic), SeqCst);
     if given & mask::PORT != 0 {
@@ -97,7 +97,8 @@ fn enter(engine: &'static Engine, qp: &Qp, from: u32, to: u32, wants_event: bool
     match to {
         state::RESET => {
             qp.slot.state.store(state::RESET, SeqCst);
-            qp.slot.peer.store(NO_PEER, SeqCst);
+            qp.slot.peer.store(qp.unconnected(), SeqCst);
+            qp.slot.holder.store(0, SeqCst);
             qp.slot.expected_psn.store(0, SeqCst);
             lock(&qp.send).link.psn = 0;
             engine.discard(qp);

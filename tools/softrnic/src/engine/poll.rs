@@ -46,12 +46,21 @@ impl CompletionSource for Source {
 }
 
 /// Takes completions; returns how many.
+#[inline]
 pub(crate) fn poll_cq(engine: &'static Engine, cq: &Cq, out: &mut [MaybeUninit<Wc>]) -> usize {
     engine.fabric.run_due();
     if engine.fabric.has_stage() {
         advance_staged(engine);
     }
     cq.poll(out)
+}
+
+/// Takes the next completion.
+#[inline(never)]
+pub(crate) fn poll_one(engine: &'static Engine, cq: &Cq) -> Option<Wc> {
+    let mut one = [MaybeUninit::uninit()];
+    // SAFETY: as many are written as it returns.
+    (poll_cq(engine, cq, &mut one) == 1).then(|| unsafe { one[0].assume_init() })
 }
 
 /// What every poll of a CQ does while copies are staged.

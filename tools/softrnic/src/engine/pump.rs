@@ -10,13 +10,14 @@ use crate::engine::fault_hook::Fault;
 use crate::engine::flush::{flush_recv, is_silent};
 use crate::engine::state::Engine;
 use crate::engine::wait::{BUSY_RETRY_NS, STAGED_CHECK_NS, modelled_ns, rnr_ns};
-use crate::engine::{requester, wire};
+use crate::engine::{datagram, requester, wire};
 use crate::host::clock::now_ns;
 use crate::host::lock::lock;
 use crate::objects::qp::Qp;
 use crate::objects::send_queue::SendQueue;
 use crate::process::timers::Task;
 use crate::remote::outcome::TxOutcome;
+use crate::remote::responder::ResponderFault;
 
 /// Executes and completes what is posted until the queue is empty or has to wait.
 #[inline]
@@ -108,8 +109,8 @@ fn settle(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) {
 #[inline]
 fn finish(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, status: Status) {
     if status != Status::Success {
-        // Of UC only the sending half fails.
-        if qp.is_uc() { qp.slot.fail_send() } else { qp.slot.fail() }
+        // Of UC and UD only the sending half fails.
+        if qp.is_unreliable() { qp.slot.fail_send() } else { qp.slot.fail() }
     }
     if !complete(qp, queue, status) {
         // The CQ has overrun: nothing can be reported any more.
@@ -141,7 +142,7 @@ fn flush_send(qp: &Qp, queue: &mut SendQueue) {
 #[inline]
 fn send(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) -> bool {
     if queue.staged.is_some() {
-        let outcome = requester::proceed(queue);
+        let outcome = if qp.is_ud() { datagram::proceed(qp, queue) } else { requester::proceed(queue) };
         return handle_result(engine, qp, queue, outcome);
     }
     let due = queue.head.until.max(queue.request(queue.executed).0.due);
@@ -154,10 +155,17 @@ fn send(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) -> bool {
         return true;
     }
     let outcome = match engine.faults.on_transmission(qp, queue) {
+        None if qp.is_ud() => datagram::execute(qp, queue, None),
         None => requester::execute(qp, queue, None),
         Some(fault) => apply_fault(qp, queue, fault),
     };
     handle_result(engine, qp, queue, outcome)
+}
+
+/// Executes the head request once, with a fault at the peer if `fault` asks for it.
+#[cold]
+fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFault>) -> TxOutcome {
+    if qp.is_ud() { datagram::execute(qp, queue, fault) } else { requester::execute(qp, queue, fault) }
 }
 
 /// Sends the head request under a fault.
@@ -167,7 +175,7 @@ fn apply_fault(qp: &Qp, queue: &mut SendQueue, fault: Fault) -> TxOutcome {
         Fault::Drop => TxOutcome::Lost,
         Fault::DropAck => {
             queue.head.loses_ack = true;
-            requester::execute(qp, queue, None)
+            execute(qp, queue, None)
         }
         Fault::Delay(ns) if !queue.head.is_delayed => {
             queue.head.is_delayed = true;
@@ -184,15 +192,15 @@ fn apply_fault(qp: &Qp, queue: &mut SendQueue, fault: Fault) -> TxOutcome {
             qp.fabric.wake(qp.fabric.me);
             TxOutcome::Failed(Status::LocQpOp)
         }
-        Fault::Delay(_) => requester::execute(qp, queue, None),
-        Fault::Responder(fault) => requester::execute(qp, queue, Some(fault)),
+        Fault::Delay(_) => execute(qp, queue, None),
+        Fault::Responder(fault) => execute(qp, queue, Some(fault)),
     }
 }
 
 /// Does what follows from one transmission. False if the queue has to wait.
 #[inline]
 fn handle_result(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, outcome: TxOutcome) -> bool {
-    let is_rc = qp.slot.is_uc.load(Relaxed) == 0;
+    let is_rc = !qp.is_unreliable();
     let is_ack_lost = outcome == TxOutcome::Done && queue.head.loses_ack && is_rc;
     queue.head.is_delivered |= is_ack_lost;
     queue.head.loses_ack &= outcome == TxOutcome::Staged;
@@ -288,7 +296,8 @@ pub(crate) fn finish_failure(engine: &'static Engine, qp: &Qp) {
     }
     let holder = qp.slot.busy.load(SeqCst);
     let is_visited = holder != 0 && qp.fabric.live_process(holder as u32).is_some();
-    if holder != 0 && !is_visited {
+    // Of those that send datagrams none means the queue pair to fail.
+    if holder != 0 && !is_visited && !qp.is_ud() {
         qp.slot.fail();
     }
     drop(guard);

@@ -3,6 +3,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use crate::abi::cq_ex::Calls;
+use crate::abi::srq::SrqAttr;
 use crate::engine::poll::Source;
 use crate::engine::state::Engine;
 use crate::host::lock::lock;
@@ -12,7 +14,9 @@ use crate::objects::cq::Cq;
 use crate::objects::device::Device;
 use crate::objects::mr::{Mr, Range};
 use crate::objects::pd::Pd;
-use crate::objects::qp::{Qp, QpRequest};
+use crate::objects::qp::Qp;
+use crate::objects::qp_request::QpRequest;
+use crate::objects::srq::Srq;
 
 impl Engine {
     /// Opens a device.
@@ -34,10 +38,18 @@ impl Engine {
         cqe: u32,
         cq_context: *mut c_void,
         channel: Option<&'static Channel>,
+        calls: Calls,
     ) -> Result<Arc<Cq>, i32> {
-        let cq = Cq::new(context, cqe, cq_context, channel)?;
+        let cq = Cq::new(context, cqe, cq_context, channel, calls)?;
         lock(&self.cqs).push(Arc::clone(&cq));
         Ok(cq)
+    }
+
+    /// Creates a shared receive queue.
+    pub(crate) fn create_srq(&self, pd: &Arc<Pd>, srq_context: *mut c_void, wanted: SrqAttr) -> Result<Arc<Srq>, i32> {
+        let srq = Srq::create(pd, srq_context, wanted)?;
+        lock(&self.srqs).push(Arc::clone(&srq));
+        Ok(srq)
     }
 
     /// Creates a queue pair. The errno value of a refusal may be 0: errno stays as it was.

@@ -43,7 +43,7 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     let Some(guard) = RemoteQpGuard::enter(qp.fabric, link.peer, qp.name(), queue.entries) else {
         return TxOutcome::Lost;
     };
-    if !guard.expects(qp.is_uc(), link.psn) {
+    if !guard.expects(qp.is_unreliable(), link.psn) {
         return TxOutcome::Lost;
     }
     if queue.head.is_delivered {
@@ -130,8 +130,13 @@ fn begin_staged(
         return TxOutcome::Failed(Status::General);
     }
     let (request, ..) = queue.request(queue.executed);
-    let path =
-        Path { from: qp.name(), to: queue.link.peer, is_uc: qp.is_uc(), psn: queue.link.psn, serial: queue.entries };
+    let path = Path {
+        from: qp.name(),
+        to: queue.link.peer,
+        is_unreliable: qp.is_unreliable(),
+        psn: queue.link.psn,
+        serial: queue.entries,
+    };
     let staged = StagedTransfer::new(&guard, path, admission, local, request, fault);
     drop(guard);
     queue.staged = Some(Box::new(staged));

@@ -79,6 +79,7 @@ fn serve(engine: &'static Engine) {
             }
         }
         lock(&engine.cqs).iter().for_each(|cq| cq.deliver());
+        lock(&engine.srqs).iter().for_each(|srq| srq.deliver());
         let logged = fabric.header().event_count.load(SeqCst);
         if logged != delivered {
             delivered = logged;

@@ -6,6 +6,7 @@ use crate::engine::fault_hook::FaultHook;
 use crate::objects::context::Context;
 use crate::objects::cq::Cq;
 use crate::objects::qp::Qp;
+use crate::objects::srq::Srq;
 use crate::process::fabric::Fabric;
 use crate::remote::copy_server::CopyServer;
 
@@ -16,6 +17,7 @@ pub(crate) struct Engine {
     pub(crate) faults: Box<dyn FaultHook>,
     pub(crate) qps: Mutex<Vec<Arc<Qp>>>,
     pub(crate) cqs: Mutex<Vec<Arc<Cq>>>,
+    pub(crate) srqs: Mutex<Vec<Arc<Srq>>>,
     /// Open devices.
     pub(crate) contexts: Mutex<Vec<Weak<Context>>>,
     /// Queue pairs whose head request is copied through the shared file.
@@ -31,6 +33,7 @@ impl Engine {
             faults,
             qps: Mutex::default(),
             cqs: Mutex::default(),
+            srqs: Mutex::default(),
             contexts: Mutex::default(),
             staging: Mutex::default(),
             copy_server: CopyServer::default(),

@@ -9,13 +9,16 @@ use crate::host::lock::lock;
 use crate::objects::cq::Cq;
 use crate::objects::mr::Mr;
 use crate::objects::qp::Qp;
+use crate::objects::srq::Srq;
 use crate::shm::slots::NO_PEER;
 
 impl Engine {
     /// Invalidates the keys, then waits for every access that began before.
     pub(crate) fn deregister(&'static self, mr: Mr) {
         mr.invalidate();
-        let users: Vec<_> = lock(&self.qps).iter().filter(|qp| qp.pd.id == mr.pd().id).cloned().collect();
+        let domain = mr.pd().id;
+        let uses = |qp: &Qp| qp.pd.id == domain || qp.srq.as_ref().is_some_and(|srq| srq.pd.id == domain);
+        let users: Vec<_> = lock(&self.qps).iter().filter(|qp| uses(qp)).cloned().collect();
         for qp in users {
             // Our own threads read and write it under this lock, peers while they are in the queue pair.
             // What is copied through the shared file is sent again from the beginning, and finds the key invalid.
@@ -48,6 +51,12 @@ impl Engine {
         forget(self, qp);
         lock(&self.qps).retain(|known| !std::ptr::eq(&raw const **known, qp));
         qp.release();
+    }
+
+    /// Takes a shared receive queue out of the fabric, which has no queue pairs.
+    pub(crate) fn destroy_srq(&self, srq: &Srq) {
+        lock(&self.srqs).retain(|known| !std::ptr::eq(&raw const **known, srq));
+        srq.destroy();
     }
 
     /// Takes a completion queue out of the fabric; EBUSY while it has queue pairs.

@@ -11,7 +11,7 @@ use crate::objects::qp::Qp;
 use crate::objects::send_queue::SendQueue;
 use crate::process::fabric::Fabric;
 use crate::rules::action::ActionKind;
-use crate::rules::known::Connection;
+use crate::rules::known::{Connection, KnownRules};
 
 /// Injects faults by the rules in the fabric.
 #[derive(Debug)]
@@ -26,6 +26,11 @@ impl Injector {
 
     #[cold]
     fn find_fault(&self, qp: &Qp, queue: &mut SendQueue, epoch: u32) -> Option<Fault> {
+        if qp.is_ud() {
+            // Those known are of another datagram, which may go elsewhere.
+            queue.rules = KnownRules::default();
+            queue.lead_to(queue.executed);
+        }
         let peer = queue.link.peer;
         let flow = qp.slot.flow.load(Relaxed);
         let connection = Connection { from: qp.port(), to: PortId::of_name(peer), flow, path: queue.link.path };

@@ -83,6 +83,11 @@ pub(crate) fn renumbered(gid: Gid) -> Gid {
     other
 }
 
+/// Whether the GID is that of a group of ports.
+pub(crate) fn is_multicast(gid: &Gid) -> bool {
+    gid[0] == 0xff || is_mapped(gid) && gid[12] >> 4 == 0xe
+}
+
 /// Whether the GID stands for an IPv4 address.
 pub(crate) fn is_mapped(gid: &Gid) -> bool {
     Ipv6Addr::from(*gid).to_ipv4_mapped().is_some()

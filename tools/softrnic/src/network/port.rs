@@ -121,6 +121,7 @@ impl PortSlot {
             active_mtu: self.mtu.load(SeqCst),
             gid_tbl_len: GIDS as i32,
             max_msg_sz: MAX_MESSAGE,
+            qkey_viol_cntr: self.qkey_violations.load(SeqCst),
             pkey_tbl_len: 1,
             lid: self.lid.load(SeqCst) as u16,
             sm_lid: if is_ib { SM_LID } else { 0 },

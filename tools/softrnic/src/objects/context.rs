@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::abi::consts::event;
 use crate::abi::types::{
-    self, LEAD_CREATE_QP_EX, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot,
+    self, LEAD_CREATE_CQ_EX, LEAD_CREATE_QP_EX, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot,
 };
 use crate::host::fd_queue::FdQueue;
 use crate::objects::device::Device;
@@ -16,7 +16,7 @@ use crate::shm::slots::PortSlot;
 /// An asynchronous event on its way to the application.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
-    /// The application's `ibv_qp*` or `ibv_cq*`, or the number of a port.
+    /// The application's `ibv_qp*`, `ibv_cq*` or `ibv_srq*`, or the number of a port.
     pub(crate) element: usize,
     pub(crate) kind: u32,
 }
@@ -47,8 +47,10 @@ pub(crate) struct Ops {
     pub(crate) req_notify_cq: usize,
     pub(crate) post_send: usize,
     pub(crate) post_recv: usize,
+    pub(crate) post_srq_recv: usize,
     pub(crate) query_port: usize,
     pub(crate) query_device: usize,
+    pub(crate) create_cq_ex: usize,
     /// 0: there is no such call.
     pub(crate) create_qp_ex: usize,
 }
@@ -65,6 +67,7 @@ impl Context {
         table[op_slot::REQ_NOTIFY_CQ] = ops.req_notify_cq;
         table[op_slot::POST_SEND] = ops.post_send;
         table[op_slot::POST_RECV] = ops.post_recv;
+        table[op_slot::POST_SRQ_RECV] = ops.post_srq_recv;
         let context = types::Context {
             device: device.as_abi(),
             ops: table,
@@ -79,6 +82,7 @@ impl Context {
         verbs.lead[LEAD_SIZE] = size_of::<VerbsContext>();
         verbs.lead[LEAD_QUERY_PORT] = ops.query_port;
         verbs.lead[LEAD_QUERY_DEVICE_EX] = ops.query_device;
+        verbs.lead[LEAD_CREATE_CQ_EX] = ops.create_cq_ex;
         verbs.lead[LEAD_CREATE_QP_EX] = ops.create_qp_ex;
         let delivered = AtomicU64::new(fabric.header().event_count.load(SeqCst));
         let is_told = AtomicBool::new(false);

@@ -3,12 +3,14 @@
 //! A CQ holds no completions. They stay in the rings of its QPs, which have one producer each, and the CQ holds what
 //! all producers share: a doorbell with a bit per QP, and two counters to notice an overrun.
 
+use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::abi::consts::event;
+use crate::abi::cq_ex::{Calls, CqEx};
 use crate::abi::types::{self, Wc};
 use crate::host::lock::lock;
 use crate::objects::channel::Channel;
@@ -28,7 +30,10 @@ pub(crate) trait CompletionSource: Send + Sync {
 /// What the application holds as `ibv_cq*` is its first field.
 #[repr(C)]
 pub(crate) struct Cq {
-    abi: types::Cq,
+    abi: CqEx,
+    /// The completion that is looked at; while `is_looked_at`, by one thread.
+    looked_at: UnsafeCell<Wc>,
+    is_looked_at: AtomicBool,
     pub(crate) context: Arc<Context>,
     pub(crate) slot: &'static CqSlot,
     pub(crate) index: u32,
@@ -54,17 +59,22 @@ unsafe impl Send for Cq {}
 // SAFETY: as above.
 unsafe impl Sync for Cq {}
 
+/// Like the common hardware: a power of two less one.
+fn capacity_for(cqe: u32) -> u32 {
+    (cqe + 1).next_power_of_two() - 1
+}
+
 impl Cq {
     pub(crate) fn new(
         context: Arc<Context>,
         cqe: u32,
         cq_context: *mut std::ffi::c_void,
         channel: Option<&'static Channel>,
+        calls: Calls,
     ) -> Result<Arc<Self>, i32> {
         context.require_alive()?;
         let (fabric, device) = (context.fabric, context.device.index);
-        // Like the common hardware: a power of two less one.
-        let capacity = (cqe + 1).next_power_of_two() - 1;
+        let capacity = capacity_for(cqe);
         let control = fabric.file.control();
         let index = fabric.claim(&control, Table::Cq, device, fabric.settings.max_cq)?;
         let slot = fabric.cq(device, index);
@@ -77,22 +87,25 @@ impl Cq {
             word.store(0, SeqCst);
         }
         drop(control);
-        let abi = types::Cq {
+        let base = types::Cq {
             context: context.as_abi(),
             channel: channel.map_or(std::ptr::null_mut(), Channel::as_abi),
             cq_context,
             handle: index,
-            cqe: capacity as i32,
+            cqe: AtomicI32::new(capacity as i32),
             mutex: [0; 5],
             cond: [0; 6],
             comp_events_completed: AtomicU32::new(0),
             async_events_completed: AtomicU32::new(0),
         };
+        let abi = CqEx { base, comp_mask: 0, status: AtomicU32::new(0), wr_id: AtomicU64::new(0), calls };
         if let Some(channel) = channel {
             channel.users.fetch_add(1, SeqCst);
         }
         Ok(Arc::new(Self {
             abi,
+            looked_at: UnsafeCell::default(),
+            is_looked_at: AtomicBool::new(false),
             context,
             slot,
             index,
@@ -106,7 +119,46 @@ impl Cq {
     }
 
     pub(crate) fn as_abi(&self) -> *mut types::Cq {
-        (&raw const self.abi).cast_mut()
+        (&raw const self.abi.base).cast_mut()
+    }
+
+    /// Gives it room for other `cqe` completions; EINVAL if more are in it.
+    pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
+        let _sources = lock(&self.sources);
+        let capacity = capacity_for(cqe);
+        let waiting = self.slot.pushed.load(SeqCst).wrapping_sub(self.slot.polled.load(SeqCst));
+        if waiting > u64::from(capacity) {
+            return Err(libc::EINVAL);
+        }
+        self.slot.capacity.store(capacity, SeqCst);
+        self.slot.requested.store(cqe, SeqCst);
+        self.abi.base.cqe.store(capacity as i32, SeqCst);
+        Ok(())
+    }
+
+    /// One thread at a time looks at completions one by one: waits for the others.
+    pub(crate) fn begin_look(&self) {
+        while self.is_looked_at.swap(true, Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn end_look(&self) {
+        self.is_looked_at.store(false, Release);
+    }
+
+    /// `wc` is the one that is looked at. Between `begin_look` and `end_look`.
+    pub(crate) fn look_at(&self, wc: Wc) {
+        self.abi.status.store(wc.status, Relaxed);
+        self.abi.wr_id.store(wc.wr_id, Relaxed);
+        // SAFETY: one thread at a time is here (`begin_look`).
+        unsafe { *self.looked_at.get() = wc };
+    }
+
+    /// The completion that is looked at. Between `begin_look` and `end_look`.
+    pub(crate) fn looked_at(&self) -> Wc {
+        // SAFETY: as in `look_at`.
+        unsafe { *self.looked_at.get() }
     }
 
     /// Adds a queue pair; returns its number here.
@@ -184,8 +236,8 @@ impl Cq {
 
     fn await_acks(&self) {
         let mut guard = lock(&self.acked.0);
-        while self.abi.comp_events_completed.load(SeqCst) != self.comp_events.load(SeqCst)
-            || self.abi.async_events_completed.load(SeqCst) != self.async_events.load(SeqCst)
+        while self.abi.base.comp_events_completed.load(SeqCst) != self.comp_events.load(SeqCst)
+            || self.abi.base.async_events_completed.load(SeqCst) != self.async_events.load(SeqCst)
         {
             guard = self.acked.1.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
@@ -193,13 +245,13 @@ impl Cq {
 
     pub(crate) fn ack_comp_events(&self, count: u32) {
         let _guard = lock(&self.acked.0);
-        self.abi.comp_events_completed.fetch_add(count, SeqCst);
+        self.abi.base.comp_events_completed.fetch_add(count, SeqCst);
         self.acked.1.notify_all();
     }
 
     pub(crate) fn ack_async_event(&self) {
         let _guard = lock(&self.acked.0);
-        self.abi.async_events_completed.fetch_add(1, SeqCst);
+        self.abi.base.async_events_completed.fetch_add(1, SeqCst);
         self.acked.1.notify_all();
     }
 

@@ -3,8 +3,9 @@
 use std::ffi::c_char;
 use std::sync::OnceLock;
 
-use crate::abi::types::{self, DeviceAttr};
-use crate::limits::{DEVICES, MAX_CQE, MAX_READS, MAX_SGE};
+use crate::abi::device_attr::DeviceAttr;
+use crate::abi::types;
+use crate::limits::{DEVICES, MAX_CQE, MAX_READS, MAX_SGE, SRQS};
 use crate::network::gid;
 use crate::network::topology::Topology;
 use crate::process::settings::Settings;
@@ -90,7 +91,13 @@ impl Device {
             max_qp_init_rd_atom: i32::from(MAX_READS),
             max_ee_init_rd_atom: 0,
             atomic_cap: 1,
-            absent: [0; 14],
+            absent: [0; 8],
+            // They are no objects of the card.
+            max_ah: 1 << 20,
+            absent_too: [0; 2],
+            max_srq: SRQS as i32,
+            max_srq_wr: settings.max_qp_wr as i32,
+            max_srq_sge: MAX_SGE as i32,
             max_pkeys: 1,
             local_ca_ack_delay: 0,
             phys_port_cnt: topology.ports() as u8,

@@ -3,26 +3,25 @@
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use crate::abi::consts::{Status, event, qp_state, qp_type};
-use crate::abi::init_attr_ex::ALL_OPERATIONS;
 use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
 use crate::host::lock::lock;
-use crate::limits::{MAX_SGE, QPS};
 use crate::network::port_id::PortId;
 use crate::objects::context::Event;
 use crate::objects::cq::{CompletionSource, Cq};
 use crate::objects::pd::Pd;
+use crate::objects::qp_entry::{claim_slot, grant, unconnected};
+use crate::objects::qp_request::QpRequest;
 use crate::objects::send_queue::{SendQueue, entries};
 use crate::objects::send_ring::SendRing;
+use crate::objects::srq::Srq;
 use crate::process::fabric::Fabric;
-use crate::process::settings::{InlineExcess, Settings};
 use crate::remote::completion;
-use crate::shm::layout::Table;
-use crate::shm::recv_ring::{Received, RecvRing};
-use crate::shm::slots::{NO_PEER, QpSlot};
+use crate::shm::recv_ring::{Received, RecvRing, Sender};
+use crate::shm::slots::{ANY_PEER, QpSlot};
 
 /// What the application holds as `ibv_qp*` is its first field.
 #[repr(C)]
@@ -34,6 +33,8 @@ pub(crate) struct Qp {
     pub(crate) pd: Arc<Pd>,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
+    /// Where it receives from, if not from a queue of its own.
+    pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) slot: &'static QpSlot,
     index: u32,
     /// Of its table entry: no other queue pair has had both.
@@ -52,6 +53,8 @@ pub(crate) struct Qp {
     pub(crate) recv: Mutex<()>,
     recv_ring: RecvRing,
     recv_polled: AtomicU64,
+    /// With an SRQ, in the error state: the application has been told that it takes no more.
+    is_last_told: AtomicBool,
     /// Asynchronous events given to the application, to be acknowledged before the QP goes.
     pub(crate) async_events: AtomicU32,
     acked: (Mutex<()>, Condvar),
@@ -68,26 +71,15 @@ unsafe impl Send for Qp {}
 // SAFETY: as above.
 unsafe impl Sync for Qp {}
 
-/// What `ibv_create_qp` asks for.
-pub(crate) struct QpRequest {
-    pub(crate) qp_context: *mut std::ffi::c_void,
-    pub(crate) send_cq: Arc<Cq>,
-    pub(crate) recv_cq: Arc<Cq>,
-    pub(crate) cap: QpCap,
-    pub(crate) qp_type: i32,
-    pub(crate) signal_all: bool,
-    /// `None`: all.
-    pub(crate) operations: Option<u64>,
-}
-
 impl Qp {
     /// The errno value of a refusal may be 0: errno stays as it was.
     pub(crate) fn create(pd: &Arc<Pd>, requested: QpRequest) -> Result<Arc<Self>, i32> {
         pd.context.require_alive()?;
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
-        if requested.qp_type != qp_type::RC && requested.qp_type != qp_type::UC {
+        if ![qp_type::RC, qp_type::UC, qp_type::UD].contains(&requested.qp_type) {
             return Err(libc::EOPNOTSUPP);
         }
+        let requested = requested.without_own_receives();
         let cap = grant(&fabric.settings, requested.cap)?;
         let (index, slot) = claim_slot(fabric, device, pd, &requested)?;
         let qpn = slot.qpn.load(SeqCst);
@@ -97,7 +89,7 @@ impl Qp {
             pd: pd.as_abi(),
             send_cq: requested.send_cq.as_abi(),
             recv_cq: requested.recv_cq.as_abi(),
-            srq: std::ptr::null_mut(),
+            srq: requested.srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.as_abi()),
             handle: index,
             qp_num: qpn,
             state: AtomicU32::new(qp_state::RESET),
@@ -106,8 +98,12 @@ impl Qp {
             cond: [0; 6],
             events_completed: AtomicU32::new(0),
         };
+        let operations = requested.operations();
         let Some(recv_ring) = RecvRing::of(fabric, slot) else { return Err(libc::EIO) };
         pd.users.fetch_add(1, SeqCst);
+        if let Some(srq) = &requested.srq {
+            srq.users.fetch_add(1, SeqCst);
+        }
         Ok(Arc::new_cyclic(|this| Self {
             abi,
             this: Weak::clone(this),
@@ -116,19 +112,21 @@ impl Qp {
             pd: Arc::clone(pd),
             send_cq: requested.send_cq,
             recv_cq: requested.recv_cq,
+            srq: requested.srq,
             slot,
             index,
             generation: slot.generation.load(SeqCst),
             cap,
             signal_all: requested.signal_all,
-            operations: requested.operations.unwrap_or(ALL_OPERATIONS),
+            operations,
             attributes: Mutex::new(QpAttr { cap, port_num: 1, ..QpAttr::default() }),
-            send: Mutex::new(SendQueue::new(&cap)),
+            send: Mutex::new(SendQueue::new(&cap, requested.qp_type == qp_type::UD)),
             send_ring: SendRing::new(entries(&cap)),
             ece: AtomicU32::new(fabric.settings.ece),
             recv: Mutex::default(),
             recv_ring,
             recv_polled: AtomicU64::new(0),
+            is_last_told: AtomicBool::new(false),
             async_events: AtomicU32::new(0),
             acked: Default::default(),
         }))
@@ -160,9 +158,20 @@ impl Qp {
         self.port().qp_name(self.abi.qp_num)
     }
 
+    /// UC or UD: it does not learn of losses.
     #[inline]
-    pub(crate) fn is_uc(&self) -> bool {
-        self.abi.qp_type == qp_type::UC
+    pub(crate) fn is_unreliable(&self) -> bool {
+        self.abi.qp_type != qp_type::RC
+    }
+
+    #[inline]
+    pub(crate) fn is_ud(&self) -> bool {
+        self.abi.qp_type == qp_type::UD
+    }
+
+    /// See `QpSlot::peer`, while it is not connected.
+    pub(crate) fn unconnected(&self) -> u64 {
+        unconnected(self.abi.qp_type)
     }
 
     /// The port it is bound to.
@@ -173,7 +182,10 @@ impl Qp {
 
     /// Puts one receive into the queue. Call with `recv` locked.
     pub(crate) fn fill_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
-        if self.slot.state.load(SeqCst) == qp_state::RESET || sges.len() > self.cap.max_recv_sge as usize {
+        if self.slot.state.load(SeqCst) == qp_state::RESET
+            || self.srq.is_some()
+            || sges.len() > self.cap.max_recv_sge as usize
+        {
             return Err(libc::EINVAL);
         }
         let posted = self.slot.posted.load(Relaxed);
@@ -191,8 +203,15 @@ impl Qp {
         self.slot.qpn.load(SeqCst) == self.abi.qp_num && self.slot.generation.load(SeqCst) == self.generation
     }
 
-    /// Completes the posted receives as flushed. No peer is in the queue pair. Call with `recv` locked.
+    /// Completes the posted receives as flushed, with an SRQ the one that it has taken. No peer is in the queue pair. Call with `recv`
+    /// locked.
     pub(crate) fn flush_recv(&self) {
+        if let Some(srq) = &self.srq {
+            srq.ring.recover(self.slot, self.index);
+            if !self.is_last_told.swap(true, SeqCst) {
+                self.tell_owner(event::QP_LAST_WQE_REACHED);
+            }
+        }
         let posted = self.slot.posted.load(Relaxed);
         let flushed = Received { status: Status::Flush as u32, ..Received::default() };
         for at in self.slot.done.load(Acquire)..posted {
@@ -222,16 +241,20 @@ impl Qp {
             is_left |= self.send_ring.has_more();
         }
         if std::ptr::eq(&raw const *self.recv_cq, cq) {
-            let mut at = self.recv_polled.load(Relaxed);
+            let first = self.recv_polled.load(Relaxed);
+            let mut at = first;
             while *taken < out.len()
                 && let Some((wr_id, got)) = self.recv_ring.take(self.slot, at)
             {
-                out[*taken].write(self.recv_wc(wr_id, &got));
+                out[*taken].write(self.recv_wc(wr_id, at, &got));
                 *taken += 1;
                 at += 1;
             }
             // Pairs with the load in `post_recv`: the entry may be overwritten now.
             self.recv_polled.store(at, std::sync::atomic::Ordering::Release);
+            if let Some(srq) = &self.srq {
+                srq.give_back(at - first);
+            }
             is_left |= at != self.slot.done.load(Acquire);
         }
         is_left
@@ -242,11 +265,22 @@ impl Qp {
         self.finish_wc(wc)
     }
 
-    fn recv_wc(&self, wr_id: u64, got: &Received) -> Wc {
-        let peer = self.slot.peer.load(Relaxed);
-        let src_qp = if peer == NO_PEER { 0 } else { peer as u32 };
+    fn recv_wc(&self, wr_id: u64, at: u64, got: &Received) -> Wc {
+        if self.is_ud() {
+            return self.datagram_wc(wr_id, at, got);
+        }
         let (imm_data, wc_flags) = (got.imm, got.wc_flags);
+        let peer = self.slot.peer.load(Relaxed);
+        let src_qp = if peer >= ANY_PEER { 0 } else { peer as u32 };
         self.finish_wc(Wc { imm_data, wc_flags, src_qp, ..self.wc(wr_id, got.status, got.opcode, got.byte_len) })
+    }
+
+    /// A completion of a datagram, which says who has sent it.
+    fn datagram_wc(&self, wr_id: u64, at: u64, got: &Received) -> Wc {
+        let Sender { qpn: src_qp, lid: slid, service_level: sl } = self.recv_ring.sender(at);
+        let (imm_data, wc_flags) = (got.imm, got.wc_flags);
+        let wc = self.wc(wr_id, got.status, got.opcode, got.byte_len);
+        self.finish_wc(Wc { imm_data, wc_flags, src_qp, slid, sl, ..wc })
     }
 
     /// In a failed completion only four fields mean something; strict mode makes that visible.
@@ -283,6 +317,11 @@ impl Qp {
         };
         let recv = || {
             let _guard = lock(&self.recv);
+            if let Some(srq) = &self.srq {
+                srq.ring.recover(self.slot, self.index);
+                srq.give_back(self.slot.posted.load(SeqCst) - self.recv_polled.load(SeqCst));
+                self.is_last_told.store(false, SeqCst);
+            }
             let (done, posted) = (self.slot.done.load(SeqCst), self.slot.posted.load(SeqCst));
             let thrown = done - self.recv_polled.load(SeqCst);
             self.recv_cq.slot.polled.fetch_add(thrown, SeqCst);
@@ -304,6 +343,9 @@ impl Qp {
             self.fabric.free_qp(&control, self.device, self.index);
         }
         self.pd.users.fetch_sub(1, SeqCst);
+        if let Some(srq) = &self.srq {
+            srq.users.fetch_sub(1, SeqCst);
+        }
     }
 
     fn await_acks(&self) {
@@ -328,7 +370,7 @@ impl Qp {
     /// For the service thread: passes on the events that peers left here. True if one of them means an error.
     pub(crate) fn deliver(&self) -> bool {
         let events = self.slot.events.swap(0, SeqCst);
-        for kind in event::QP_FATAL..=event::SQ_DRAINED {
+        for kind in (event::QP_FATAL..=event::SQ_DRAINED).chain([event::QP_LAST_WQE_REACHED]) {
             if events & 1 << kind != 0 {
                 self.pd.context.events.push(Event { element: self.as_abi() as usize, kind });
             }
@@ -336,65 +378,4 @@ impl Qp {
         let fatal = 1 << event::QP_FATAL | 1 << event::QP_REQ_ERR | 1 << event::QP_ACCESS_ERR;
         events & fatal != 0
     }
-}
-
-/// What a queue pair gets that is to have `requested`; the errno value of a refusal, 0 for one that leaves errno as it was.
-fn grant(settings: &Settings, requested: QpCap) -> Result<QpCap, i32> {
-    let most = settings.max_qp_wr;
-    let is_too_much = requested.max_send_wr > most
-        || requested.max_recv_wr > most
-        || requested.max_send_sge > MAX_SGE
-        || requested.max_recv_sge > MAX_SGE;
-    if is_too_much {
-        return Err(libc::EINVAL);
-    }
-    if requested.max_inline_data <= settings.max_inline {
-        return Ok(requested);
-    }
-    match settings.inline_excess {
-        InlineExcess::Refuse => Err(libc::EINVAL),
-        InlineExcess::RefuseSilently => Err(0),
-        InlineExcess::Grant => Ok(QpCap { max_inline_data: settings.max_inline, ..requested }),
-    }
-}
-
-/// Takes a table entry and fills in what does not depend on the connection.
-fn claim_slot(fabric: &Fabric, device: usize, pd: &Pd, requested: &QpRequest) -> Result<(u32, &'static QpSlot), i32> {
-    let (mask, stride, bytes) = RecvRing::layout(&requested.cap);
-    let control = fabric.file.control();
-    let index = fabric.claim(&control, Table::Qp, device, fabric.settings.max_qp)?;
-    let slot = fabric.qp(device, index);
-    // What a former owner left must not pass for ours.
-    slot.ring_bytes.store(0, SeqCst);
-    slot.state.store(qp_state::RESET, SeqCst);
-    slot.peer.store(NO_PEER, SeqCst);
-    if !fabric.is_entered(slot) {
-        slot.busy.store(0, SeqCst);
-    }
-    let ring_at =
-        fabric.claim_ring(&control, bytes).inspect_err(|_| fabric.free(&control, Table::Qp, device, index))?;
-    slot.ring_at.store(ring_at, SeqCst);
-    slot.ring_bytes.store(bytes as u32, SeqCst);
-    slot.ring_mask.store(mask, SeqCst);
-    slot.ring_stride.store(stride, SeqCst);
-    slot.pd.store(pd.id, SeqCst);
-    slot.is_uc.store(u32::from(requested.qp_type == qp_type::UC), SeqCst);
-    slot.send_cq.store(requested.send_cq.index, SeqCst);
-    slot.recv_cq.store(requested.recv_cq.index, SeqCst);
-    slot.access.store(0, SeqCst);
-    slot.port.store(1, SeqCst);
-    slot.flow.store(0, SeqCst);
-    slot.expected_psn.store(0, SeqCst);
-    slot.events.store(0, SeqCst);
-    slot.established.store(0, SeqCst);
-    for count in slot.sent.all().into_iter().chain(slot.work.all()) {
-        count.store(0, Relaxed);
-    }
-    slot.capacities.set(&requested.cap, requested.operations);
-    slot.done.store(0, SeqCst);
-    slot.posted.store(0, SeqCst);
-    let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1);
-    let part = if fabric.settings.qpn_reuse { 1 } else { generation % 4095 + 1 };
-    slot.qpn.store(part * QPS + index, SeqCst);
-    Ok((index, slot))
 }

@@ -10,6 +10,8 @@ use std::collections::VecDeque;
 
 use crate::abi::consts::Status;
 use crate::abi::types::{QpCap, Sge};
+use crate::network::link::{MTU_4096, mtu_bytes};
+use crate::objects::datagram::Datagram;
 use crate::process::route::Route;
 use crate::remote::request::Request;
 use crate::remote::staged_transfer::StagedTransfer;
@@ -77,6 +79,8 @@ pub(crate) struct SendQueue {
     sges_each: usize,
     inline: Box<[u8]>,
     inline_each: usize,
+    /// UD: where each request goes. Empty otherwise.
+    datagrams: Box<[Datagram]>,
 }
 
 /// How far the oldest request not executed has come.
@@ -87,6 +91,8 @@ pub(crate) struct Head {
     /// Transmissions that got no answer, and those that found no receive.
     pub(crate) losses: u32,
     pub(crate) rnr_waits: u32,
+    /// UD: how often others were at the receiver.
+    pub(crate) encounters: u32,
     /// A rule has held it up.
     pub(crate) is_delayed: bool,
     /// The peer has executed it, but its acknowledgement was lost.
@@ -103,7 +109,7 @@ impl Head {
 }
 
 impl SendQueue {
-    pub(crate) fn new(cap: &QpCap) -> Self {
+    pub(crate) fn new(cap: &QpCap, is_ud: bool) -> Self {
         let slots = entries(cap);
         let (sges_each, inline_each) = (cap.max_send_sge.max(1) as usize, cap.max_inline_data as usize);
         Self {
@@ -111,7 +117,7 @@ impl SendQueue {
             executed: 0,
             acked: 0,
             origin: 0,
-            link: Link::default(),
+            link: Link { mtu_bytes: mtu_bytes(MTU_4096), ..Link::default() },
             rules: KnownRules::default(),
             head: Head::default(),
             planned: 0,
@@ -127,6 +133,7 @@ impl SendQueue {
             sges_each,
             inline: vec![0; slots * inline_each].into(),
             inline_each,
+            datagrams: vec![Datagram::default(); if is_ud { slots } else { 0 }].into(),
         }
     }
 
@@ -138,6 +145,24 @@ impl SendQueue {
             &mut self.sges[at * self.sges_each..][..self.sges_each],
             &mut self.inline[at * self.inline_each..][..self.inline_each],
         )
+    }
+
+    /// UD: the request that is posted next goes there.
+    pub(crate) fn address(&mut self, datagram: Datagram) {
+        let at = (self.posted & self.mask) as usize;
+        self.datagrams[at] = datagram;
+        self.lead_to(self.posted);
+    }
+
+    /// UD: where request `at` goes.
+    pub(crate) fn datagram(&self, at: u64) -> &Datagram {
+        &self.datagrams[(at & self.mask) as usize]
+    }
+
+    /// UD: the link leads where request `at` goes.
+    pub(crate) fn lead_to(&mut self, at: u64) {
+        let Datagram { peer, route, path, .. } = *self.datagram(at);
+        self.link = Link { peer, route, path, ..self.link };
     }
 
     /// Request `at`, its elements and its inline data.

@@ -1,6 +1,6 @@
 //! The state machine of a queue pair: which transition needs and allows which attributes.
 
-use crate::abi::consts::{access, qp_attr as mask, qp_state as state};
+use crate::abi::consts::{access, qp_attr as mask, qp_state as state, qp_type};
 use crate::abi::types::QpAttr;
 use crate::limits::MAX_READS;
 use crate::network::link::MTU_4096;
@@ -11,9 +11,13 @@ pub(crate) struct AttrMask {
     pub(crate) allows: i32,
 }
 
-/// The attributes for `from` -> `to`, if there is such a transition. UC has neither READs nor retries. There is no path
-/// migration.
-pub(crate) fn attributes(from: u32, to: u32, is_rc: bool) -> Option<AttrMask> {
+/// The attributes for `from` -> `to` of an `ibv_qp_type`, if there is such a transition. UC has neither READs nor retries. There is no
+/// path migration.
+pub(crate) fn attributes(from: u32, to: u32, qp_type: i32) -> Option<AttrMask> {
+    if qp_type == qp_type::UD {
+        return of_datagrams(from, to);
+    }
+    let is_rc = qp_type == qp_type::RC;
     let only_rc = |bits: i32| if is_rc { bits } else { 0 };
     let basics = mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS;
     let timing = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
@@ -47,6 +51,23 @@ pub(crate) fn attributes(from: u32, to: u32, is_rc: bool) -> Option<AttrMask> {
     Some(AttrMask { needs, allows })
 }
 
+/// As [`attributes`], of UD, which is not connected: each datagram brings its address.
+fn of_datagrams(from: u32, to: u32) -> Option<AttrMask> {
+    let basics = mask::PKEY_INDEX | mask::PORT | mask::QKEY;
+    let (needs, allows) = match (from, to) {
+        (_, state::RESET | state::ERR) => (0, 0),
+        (state::RESET, state::INIT) => (basics, 0),
+        (state::INIT, state::INIT) => (0, basics),
+        (state::INIT, state::RTR) => (0, mask::PKEY_INDEX | mask::QKEY),
+        (state::RTR, state::RTS) => (mask::SQ_PSN, mask::CUR_STATE | mask::QKEY),
+        (state::RTS | state::SQD | state::SQE, state::RTS) => (0, mask::CUR_STATE | mask::QKEY),
+        (state::RTS, state::SQD) => (0, mask::EN_SQD_ASYNC_NOTIFY),
+        (state::SQD, state::SQD) => (0, mask::PKEY_INDEX | mask::QKEY),
+        _ => return None,
+    };
+    Some(AttrMask { needs, allows })
+}
+
 /// EINVAL if a value is out of range.
 pub(crate) fn check_values(attr: &QpAttr, given: i32, ports: u32) -> Result<(), i32> {
     let has = |bit: i32| given & bit != 0;
@@ -74,6 +95,7 @@ pub(crate) fn remember(known: &mut QpAttr, attr: &QpAttr, given: i32) {
         ACCESS_FLAGS: qp_access_flags;
         PKEY_INDEX: pkey_index;
         PORT: port_num;
+        QKEY: qkey;
         AV: ah_attr;
         PATH_MTU: path_mtu;
         TIMEOUT: timeout;

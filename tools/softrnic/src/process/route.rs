@@ -41,11 +41,24 @@ pub(crate) struct Route {
 impl Route {
     /// The way that an address vector describes. RoCE resolves the address, as the kernel does; InfiniBand believes it.
     pub(crate) fn find(fabric: &Fabric, from: PortId, vector: &AhAttr) -> Result<Self, i32> {
+        Self::begin(fabric, from, vector)?.resolve(fabric)
+    }
+
+    /// As [`Self::find`], for datagrams, which may be for a group: nobody gets these.
+    pub(crate) fn of_datagrams(fabric: &Fabric, from: PortId, vector: &AhAttr) -> Result<Self, i32> {
+        let route = Self::begin(fabric, from, vector)?;
+        if route.global.is_some_and(|global| gid::is_multicast(&global.target)) {
+            return Ok(route);
+        }
+        route.resolve(fabric)
+    }
+
+    /// What the vector says.
+    fn begin(fabric: &Fabric, from: PortId, vector: &AhAttr) -> Result<Self, i32> {
         if u32::from(vector.port_num) != from.port {
             return Err(libc::EINVAL);
         }
         let mine = fabric.port(from.device, from.port);
-        let is_ib = mine.is_infiniband();
         let mut route = Self { from, lid: vector.dlid, checked_at: u64::MAX, ..Self::default() };
         if vector.is_global != 0 {
             let index = usize::from(vector.sgid_index);
@@ -56,19 +69,29 @@ impl Route {
             target[8..].copy_from_slice(&vector.dgid[1].to_ne_bytes());
             route.global = Some(Global { index, source, target, flow_label: vector.flow_label });
         }
-        if is_ib {
-            let lid = u32::from(vector.dlid);
-            route.to = route.find_port(fabric, |slot| slot.is_infiniband() && slot.lid.load(SeqCst) == lid);
+        if mine.is_infiniband() {
             return Ok(route);
         }
         let global = route.global.ok_or(libc::EINVAL)?;
         if gid::is_mapped(&global.source.gid) != gid::is_mapped(&global.target) {
             return Err(libc::EINVAL);
         }
-        route.to = route.find_port(fabric, |slot| !slot.is_infiniband() && slot.has_gid(&global.target));
+        Ok(route)
+    }
+
+    /// Finds the port that has the address.
+    fn resolve(mut self, fabric: &Fabric) -> Result<Self, i32> {
+        let mine = fabric.port(self.from.device, self.from.port);
+        if mine.is_infiniband() {
+            let lid = u32::from(self.lid);
+            self.to = self.find_port(fabric, |slot| slot.is_infiniband() && slot.lid.load(SeqCst) == lid);
+            return Ok(self);
+        }
+        let target = self.global.map(|global| global.target).ok_or(libc::EINVAL)?;
+        self.to = self.find_port(fabric, |slot| !slot.is_infiniband() && slot.has_gid(&target));
         // What address resolution says where nobody answers.
-        let theirs = route.to.map(|to| fabric.port(to.device, to.port)).ok_or(libc::ETIMEDOUT)?;
-        if mine.is_active() && theirs.is_active() { Ok(route) } else { Err(libc::ETIMEDOUT) }
+        let theirs = self.to.map(|to| fabric.port(to.device, to.port)).ok_or(libc::ETIMEDOUT)?;
+        if mine.is_active() && theirs.is_active() { Ok(self) } else { Err(libc::ETIMEDOUT) }
     }
 
     fn find_port(&self, fabric: &Fabric, is_it: impl Fn(&PortSlot) -> bool) -> Option<PortId> {
@@ -91,6 +114,11 @@ impl Route {
     /// The name of the queue pair at its end.
     pub(crate) fn peer(&self, qpn: u32) -> u64 {
         self.to.map_or(NO_PEER, |to| to.qp_name(qpn))
+    }
+
+    /// The addresses of a global vector: the sender's, with what its packets look like, and the target's.
+    pub(crate) fn addresses(&self) -> Option<(TypedGid, Gid)> {
+        self.global.map(|global| (global.source, global.target))
     }
 
     /// Where it leads, if anywhere.

@@ -4,7 +4,7 @@
 //! `owner` is not 0, and everything else is derived from that.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::limits::{DEVICES, PORTS, PROCS};
 use crate::process::fabric::Fabric;
@@ -20,6 +20,7 @@ impl Fabric {
             Table::Qp => &self.qp(device, index).owner,
             Table::Mr => &self.mr(device, index).owner,
             Table::Cq => &self.cq(device, index).owner,
+            Table::Srq => &self.srq(device, index).owner,
         }
     }
 
@@ -103,11 +104,14 @@ impl Fabric {
 
     /// The receive rings in use: where each begins in the file, and its bytes.
     fn rings(&self) -> impl Iterator<Item = (usize, usize)> {
-        (0..DEVICES)
-            .flat_map(|d| self.entries(Table::Qp, d).map(move |i| (d, i)))
-            .map(|(d, i)| self.qp(d, i))
-            .filter(|qp| qp.owner.load(Acquire) != 0 && qp.ring_bytes.load(Acquire) != 0)
-            .map(|qp| (qp.ring_at.load(Acquire) as usize, qp.ring_bytes.load(Acquire) as usize))
+        let all = |table| (0..DEVICES).flat_map(move |d| self.entries(table, d).map(move |i| (d, i)));
+        let of_qps = all(Table::Qp).map(|(d, i)| self.qp(d, i)).map(|qp| (&qp.owner, &qp.ring_at, &qp.ring_bytes));
+        let of_srqs =
+            all(Table::Srq).map(|(d, i)| self.srq(d, i)).map(|srq| (&srq.owner, &srq.ring_at, &srq.ring_bytes));
+        of_qps
+            .chain(of_srqs)
+            .filter(|(owner, _, bytes)| owner.load(Acquire) != 0 && bytes.load(Acquire) != 0)
+            .map(|(_, at, bytes)| (at.load(Acquire) as usize, bytes.load(Acquire) as usize))
     }
 
     /// Takes a QP entry out of the fabric. No peer enters it any more: the caller has seen to that.
@@ -116,12 +120,23 @@ impl Fabric {
         qp.qpn.store(0, SeqCst);
         qp.peer.store(NO_PEER, SeqCst);
         self.port(device, qp.port.load(Relaxed).clamp(1, PORTS as u32)).past.absorb(&qp.sent);
-        let (at, bytes) = (qp.ring_at.load(Relaxed) as usize, qp.ring_bytes.swap(0, SeqCst) as usize);
+        self.free_ring(control, &qp.ring_at, &qp.ring_bytes);
+        self.free(control, Table::Qp, device, index);
+    }
+
+    /// Takes an SRQ entry out of the fabric. No queue pair refers to it any more.
+    pub(crate) fn free_srq(&self, control: &ControlLock<'_>, device: usize, index: u32) {
+        let srq = self.srq(device, index);
+        self.free_ring(control, &srq.ring_at, &srq.ring_bytes);
+        self.free(control, Table::Srq, device, index);
+    }
+
+    fn free_ring(&self, control: &ControlLock<'_>, at: &AtomicU64, bytes: &AtomicU32) {
+        let (at, bytes) = (at.load(Relaxed) as usize, bytes.swap(0, SeqCst) as usize);
         if bytes != 0 {
             self.file.release(at, bytes.next_multiple_of(PAGE));
             self.file.ring_pages().give_back(control, at, bytes);
         }
-        self.free(control, Table::Qp, device, index);
     }
 
     /// Frees all that dead processes left, except what a live one is still working on.
@@ -165,6 +180,11 @@ impl Fabric {
                 if mr.owner.load(Acquire) == id {
                     mr.key.store(0, SeqCst);
                     self.free(control, Table::Mr, device, index);
+                }
+            }
+            for index in self.entries(Table::Srq, device) {
+                if self.srq(device, index).owner.load(Acquire) == id {
+                    self.free_srq(control, device, index);
                 }
             }
             for index in self.entries(Table::Cq, device) {

@@ -28,7 +28,7 @@ impl Gauge {
 }
 
 /// By [`Table`].
-static OBJECTS: [Gauge; 3] = [const { Gauge::new() }; 3];
+static OBJECTS: [Gauge; 4] = [const { Gauge::new() }; 4];
 static REGISTERED_BYTES: Gauge = Gauge::new();
 /// By [`RegKind`].
 static REGIONS: [Gauge; 3] = [const { Gauge::new() }; 3];

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use crate::abi::consts::qp_state;
+use crate::abi::consts::{qp_state, qp_type};
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
 use crate::shm::mark;
-use crate::shm::slots::{NO_PEER, QpSlot};
+use crate::shm::slots::{ANY_PEER, NO_PEER, QpSlot};
 
 /// A peer's QP while we execute against it.
 #[derive(Debug)]
@@ -42,11 +42,23 @@ impl RemoteQpGuard {
         (accepts(slot, peer, me) && slot.owner.load(SeqCst) == owner).then_some(guard)
     }
 
-    /// Whether a packet of that type and number is the next one here. UC takes what comes.
+    /// Whether a live process is in QP `peer` just now, of those that many send to.
+    pub(crate) fn is_visited(fabric: &'static Fabric, peer: u64) -> bool {
+        let slot = if peer == NO_PEER { None } else { fabric.find_qp(PortId::of_name(peer).device, peer as u32) };
+        slot.is_some_and(|slot| accepts(slot, peer, ANY_PEER) && fabric.is_entered(slot))
+    }
+
+    /// The name of the QP.
+    pub(crate) fn name(&self) -> u64 {
+        let port = PortId { device: self.device, port: self.slot.port.load(SeqCst) };
+        port.qp_name(self.slot.qpn.load(SeqCst))
+    }
+
+    /// Whether a packet of that type and number is the next one here. UC and UD take what comes.
     #[inline]
-    pub(crate) fn expects(&self, is_uc: bool, psn: u32) -> bool {
-        let is_uc_here = self.slot.is_uc.load(SeqCst) != 0;
-        is_uc == is_uc_here && (is_uc || self.slot.expected_psn.load(SeqCst) == psn)
+    pub(crate) fn expects(&self, is_unreliable: bool, psn: u32) -> bool {
+        let is_unreliable_here = self.slot.transport.load(SeqCst) != qp_type::RC as u32;
+        is_unreliable == is_unreliable_here && (is_unreliable || self.slot.expected_psn.load(SeqCst) == psn)
     }
 
     /// The next packet has this number.

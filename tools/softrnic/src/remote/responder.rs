@@ -1,19 +1,18 @@
 //! The responder: what the NIC of the peer does with a request, done by the requester's process in its place.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use crate::abi::consts::{Status, WC_WITH_IMM, access, event, qp_state, send_flag, wc_opcode, wr_opcode};
+use crate::abi::consts::{Status, access, event, qp_state, qp_type, wr_opcode};
 use crate::copy::piece::{CopyError, Direction, Pieces};
 use crate::copy::transfer::transfer;
 use crate::host::errno::errno_text;
 use crate::host::stderr;
-use crate::remote::completion;
 use crate::remote::guard::RemoteQpGuard;
 use crate::remote::keys::{Forbidden, resolve};
 use crate::remote::outcome::TxOutcome;
+use crate::remote::receive::{Overrun, Receive};
 use crate::remote::request::{Request, has_imm};
-use crate::shm::recv_ring::{Received, RecvRing};
 
 /// A fault at the responder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +38,7 @@ pub(crate) struct Admission {
     /// The order of the bytes does not matter to the owner of the memory.
     pub(crate) is_relaxed: bool,
     /// What completes there when the bytes are in place.
-    receive: Option<Receive>,
+    pub(super) receive: Option<Receive>,
 }
 
 /// Checks a request with `total` local bytes at the QP that was entered.
@@ -69,7 +68,7 @@ pub(crate) fn conclude(
     match (moved, &admission.receive) {
         (Err(error), _) => explain(guard, error),
         (Ok(()), None) => TxOutcome::Done,
-        (Ok(()), Some(receive)) => receive.finish(guard, request, total, Status::Success),
+        (Ok(()), Some(receive)) => finish(guard, (request, receive), total, Status::Success),
     }
 }
 
@@ -98,11 +97,11 @@ fn atomic(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admiss
 fn send(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admission, TxOutcome> {
     let receive = Receive::next(guard).ok_or_else(|| not_ready(guard))?;
     let Ok(remote) = receive.scatter(guard) else {
-        receive.finish(guard, request, 0, Status::LocProt);
+        finish(guard, (request, &receive), 0, Status::LocProt);
         return Err(refuse(guard, event::QP_ACCESS_ERR, Status::RemOp));
     };
     if remote.total < total {
-        receive.finish(guard, request, 0, Status::LocLen);
+        finish(guard, (request, &receive), 0, Status::LocLen);
         return Err(refuse(guard, event::QP_REQ_ERR, Status::RemInvReq));
     }
     Ok(Admission { direction: Direction::Out, remote, is_atomic: false, is_relaxed: false, receive: Some(receive) })
@@ -174,56 +173,12 @@ fn communication_established(guard: &RemoteQpGuard) {
     }
 }
 
-/// The oldest posted receive of the QP that was entered.
-#[derive(Debug)]
-struct Receive {
-    ring: RecvRing,
-    at: u64,
-}
-
-impl Receive {
-    #[inline]
-    fn next(guard: &RemoteQpGuard) -> Option<Self> {
-        let at = guard.slot.done.load(Relaxed);
-        // Pairs with the owner's store in `post_recv`.
-        if at == guard.slot.posted.load(Acquire) {
-            return None;
-        }
-        Some(Self { ring: RecvRing::of(guard.fabric, guard.slot)?, at })
-    }
-
-    /// Its memory, each element allowed by its key.
-    fn scatter(&self, guard: &RemoteQpGuard) -> Result<Pieces, Forbidden> {
-        let domain = (guard.device, guard.slot.pd.load(Relaxed));
-        let mut pieces = Pieces::default();
-        for sge in self.ring.elements(self.at).filter(|s| s.length != 0) {
-            let range = (sge.addr, u64::from(sge.length));
-            let memory = resolve(guard.fabric, domain, sge.lkey, range, access::LOCAL_WRITE)?;
-            pieces.push(memory.piece(sge.lkey, range.1));
-        }
-        Ok(pieces)
-    }
-
-    /// Completes it.
-    #[inline]
-    fn finish(&self, guard: &RemoteQpGuard, request: &Request, bytes: u64, status: Status) -> TxOutcome {
-        let slot = guard.slot;
-        let queue = guard.fabric.cq(guard.device, slot.recv_cq.load(Relaxed));
-        if !completion::admit(guard.fabric, queue) {
-            return refuse(guard, event::QP_FATAL, Status::RemOp);
-        }
-        let is_write = request.opcode == wr_opcode::RDMA_WRITE_WITH_IMM;
-        let outcome = Received {
-            status: status as u32,
-            opcode: if is_write { wc_opcode::RECV_RDMA_WITH_IMM } else { wc_opcode::RECV },
-            byte_len: bytes as u32,
-            imm: request.imm,
-            wc_flags: if has_imm(request) { WC_WITH_IMM } else { 0 },
-        };
-        self.ring.finish(slot, self.at, &outcome);
-        let is_urgent = request.flags & send_flag::SOLICITED != 0 || status != Status::Success;
-        completion::announce(guard.fabric, queue, slot.recv_bit.load(Relaxed), is_urgent);
-        TxOutcome::Done
+/// Completes a receive; the QP fails where its completion queue takes no more.
+#[inline]
+fn finish(guard: &RemoteQpGuard, (request, receive): (&Request, &Receive), bytes: u64, status: Status) -> TxOutcome {
+    match receive.finish(guard, request, bytes, status) {
+        Ok(()) => TxOutcome::Done,
+        Err(Overrun) => refuse(guard, event::QP_FATAL, Status::RemOp),
     }
 }
 
@@ -235,19 +190,24 @@ fn not_ready(guard: &RemoteQpGuard) -> TxOutcome {
 #[cold]
 fn refuse(guard: &RemoteQpGuard, kind: u32, status: Status) -> TxOutcome {
     let (fabric, slot) = (guard.fabric, guard.slot);
-    if slot.is_uc.load(Relaxed) != 0 {
+    if slot.transport.load(Relaxed) != qp_type::RC as u32 {
         return TxOutcome::Done;
     }
     // First of all the owner gets the event: should we die from here on, it completes this itself.
     slot.events.fetch_or(1 << kind, SeqCst);
     fabric.wake(slot.owner.load(SeqCst));
     slot.fail();
-    // Its queues are flushed when their CQs are polled, or else by its service thread.
+    alarm_queues(guard);
+    TxOutcome::Failed(status)
+}
+
+/// The queues of a QP that fails are flushed when their CQs are polled, or else by its service thread.
+pub(super) fn alarm_queues(guard: &RemoteQpGuard) {
+    let (fabric, slot) = (guard.fabric, guard.slot);
     for (queue, number) in [(&slot.send_cq, &slot.send_bit), (&slot.recv_cq, &slot.recv_bit)] {
         let queue = fabric.cq(guard.device, queue.load(Relaxed));
         queue.bell.fetch_or(1 << (number.load(Relaxed) % 64), SeqCst);
     }
-    TxOutcome::Failed(status)
 }
 
 /// What a failed copy means on the wire.

@@ -13,6 +13,7 @@ use crate::copy::gpu::{self, Ticket};
 use crate::copy::piece::{CopyError, Direction, Piece, Pieces};
 use crate::process::fabric::Fabric;
 use crate::remote::guard::RemoteQpGuard;
+use crate::remote::hold::Hold;
 use crate::remote::request::Request;
 use crate::remote::responder::{Admission, ResponderFault};
 use crate::remote::staged_copy::StagedCopy;
@@ -29,7 +30,7 @@ const JOBS_EACH: usize = 16;
 pub(crate) struct Path {
     pub(crate) from: u64,
     pub(crate) to: u64,
-    pub(crate) is_uc: bool,
+    pub(crate) is_unreliable: bool,
     pub(crate) psn: u32,
     /// How often the peer has been entered.
     pub(crate) serial: u32,
@@ -55,6 +56,8 @@ pub(crate) struct StagedTransfer {
     corrupt: Option<u64>,
     /// A fault: the rest of the message has been lost on its way.
     pub(crate) is_cut: bool,
+    /// UD: what keeps other senders away. Behind the parts, which end first.
+    hold: Option<Hold>,
 }
 
 /// One part.
@@ -90,7 +93,18 @@ impl StagedTransfer {
         };
         let target = guard.slot.owner.load(SeqCst);
         let parts = VecDeque::new();
-        Self { fabric: guard.fabric, path, admission, local, target, begun: 0, parts, task, operands, corrupt, is_cut }
+        let (fabric, begun, hold) = (guard.fabric, 0, None);
+        Self { fabric, path, admission, local, target, begun, parts, task, operands, corrupt, is_cut, hold }
+    }
+
+    /// The same, which keeps `hold` until it is over.
+    pub(crate) fn holding(self, hold: Hold) -> Self {
+        Self { hold: Some(hold), ..self }
+    }
+
+    /// Whether it has kept its hold.
+    pub(crate) fn is_held(&self) -> bool {
+        self.hold.as_ref().is_some_and(Hold::is_kept)
     }
 
     /// Bytes of the message.
@@ -108,7 +122,7 @@ impl StagedTransfer {
     pub(crate) fn proceed(&mut self) -> Option<(Option<RemoteQpGuard>, Result<(), CopyError>)> {
         self.path.serial = self.path.serial.wrapping_add(1);
         let guard = RemoteQpGuard::enter(self.fabric, self.path.to, self.path.from, self.path.serial);
-        let Some(guard) = guard.filter(|guard| guard.expects(self.path.is_uc, self.path.psn)) else {
+        let Some(guard) = guard.filter(|guard| guard.expects(self.path.is_unreliable, self.path.psn)) else {
             return Some((None, Err(CopyError::Gone)));
         };
         loop {

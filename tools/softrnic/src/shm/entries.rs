@@ -9,6 +9,7 @@ use crate::shm::job::JobSlot;
 use crate::shm::layout::{self, JOBS_AT, PORTS_AT, PROCS_AT, RING_PAGES_AT, RULES_AT, STAGE_AT, STAGE_BYTES, Table};
 use crate::shm::ring_pages::RingPages;
 use crate::shm::slots::{CqSlot, MrSlot, PortSlot, ProcSlot, QpSlot, RuleSlot};
+use crate::shm::srq_slot::SrqSlot;
 
 impl SharedFile {
     /// Whether `device` refuses commands, and is about to fail.
@@ -54,7 +55,7 @@ impl SharedFile {
     fn entry<T>(&self, table: Table, device: usize, index: u32) -> &'static T {
         assert!(device < DEVICES && index < self.header().grown[device][table as usize].load(Relaxed));
         // SAFETY: inside the part of the table that has storage (checked); `T` is the atomics-only slot type of that
-        // table, by the three callers below.
+        // table, by the callers below.
         unsafe { &*self.base().add(table.at(device, index)).cast::<T>() }
     }
 
@@ -71,6 +72,11 @@ impl SharedFile {
     #[inline]
     pub(crate) fn cq(&self, device: usize, index: u32) -> &'static CqSlot {
         self.entry(Table::Cq, device, index)
+    }
+
+    #[inline]
+    pub(crate) fn srq(&self, device: usize, index: u32) -> &'static SrqSlot {
+        self.entry(Table::Srq, device, index)
     }
 
     /// The QP entry that `qpn` names on `device`, if that part of the table exists.

@@ -12,4 +12,6 @@ pub(crate) mod record_lock;
 pub(crate) mod recv_ring;
 pub(crate) mod ring_pages;
 pub(crate) mod slots;
+pub(crate) mod srq_ring;
+pub(crate) mod srq_slot;
 pub(crate) mod work;

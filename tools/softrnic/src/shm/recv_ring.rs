@@ -9,7 +9,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::abi::types::{QpCap, Sge};
+use crate::abi::types::Sge;
 use crate::shm::file::SharedFile;
 use crate::shm::slots::QpSlot;
 
@@ -34,6 +34,15 @@ pub(crate) struct Received {
     pub(crate) wc_flags: u32,
 }
 
+/// Who has sent a datagram.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sender {
+    pub(crate) qpn: u32,
+    /// InfiniBand only.
+    pub(crate) lid: u16,
+    pub(crate) service_level: u8,
+}
+
 fn pack(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
@@ -43,13 +52,13 @@ fn unpack(word: u64) -> (u32, u32) {
 }
 
 impl RecvRing {
-    /// Mask, stride in words, and bytes of a ring for `cap`.
-    pub(crate) fn layout(cap: &QpCap) -> (u32, u32, usize) {
-        if cap.max_recv_wr == 0 {
+    /// Mask, stride in words, and bytes of a ring for so many receives with so many elements each. UD has a word more: the sender.
+    pub(crate) fn layout((receives, elements): (u32, u32), is_ud: bool) -> (u32, u32, usize) {
+        if receives == 0 {
             return (0, HEAD as u32, 0);
         }
-        let entries = cap.max_recv_wr.next_power_of_two();
-        let stride = HEAD as u32 + 2 * cap.max_recv_sge;
+        let entries = receives.next_power_of_two();
+        let stride = HEAD as u32 + 2 * elements + u32::from(is_ud);
         (entries - 1, stride, entries as usize * stride as usize * 8)
     }
 
@@ -86,6 +95,19 @@ impl RecvRing {
             let (length, lkey) = unpack(words[1].load(Relaxed));
             Sge { addr: words[0].load(Relaxed), length, lkey }
         })
+    }
+
+    /// Peer: who has sent the datagram of entry `at`. Before [`Self::finish`].
+    pub(crate) fn name_sender(&self, at: u64, sender: Sender) {
+        if let Some(last) = self.entry(at).last() {
+            last.store(pack(sender.qpn, u32::from(sender.lid) | u32::from(sender.service_level) << 16), Relaxed);
+        }
+    }
+
+    /// Owner: who has sent the datagram of entry `at`, which is done.
+    pub(crate) fn sender(&self, at: u64) -> Sender {
+        let (qpn, rest) = unpack(self.entry(at).last().map_or(0, |word| word.load(Relaxed)));
+        Sender { qpn, lid: rest as u16, service_level: (rest >> 16) as u8 }
     }
 
     /// Peer, or owner when no peer can be in the queue pair: writes the outcome of entry `at` and publishes it.

@@ -18,9 +18,9 @@ pub(crate) struct Header {
     /// Protection domains are numbered over the whole fabric, 0 is none.
     pub(crate) next_pd: AtomicU32,
     /// Entries of each table that have storage. Written under the control lock.
-    pub(crate) grown: [[AtomicU32; 3]; DEVICES],
+    pub(crate) grown: [[AtomicU32; 4]; DEVICES],
     /// Where to look for a free entry first; only a hint. Written under the control lock.
-    pub(crate) hint: [[AtomicU32; 3]; DEVICES],
+    pub(crate) hint: [[AtomicU32; 4]; DEVICES],
     /// What the fabric's devices are like: text, its length in bytes first. Written once, under the control lock.
     pub(crate) topology: [AtomicU64; 1 + TOPOLOGY_WORDS],
     /// How often the device has failed. Written under the control lock.
@@ -117,7 +117,8 @@ pub(crate) struct PortSlot {
     pub(crate) lid: AtomicU32,
     /// In units of 100 Mb/s; what the attributes say, not what the wire model does.
     pub(crate) speed: AtomicU32,
-    _pad: u32,
+    /// Datagrams that were dropped here for their Q_Key. Written by those who send.
+    pub(crate) qkey_violations: AtomicU32,
 
     // The wire model.
     /// One way, from this port to the next or back; half of each end's.
@@ -242,6 +243,8 @@ pub(crate) struct RuleSlot {
 
 /// [`QpSlot::peer`] of a QP that is connected to nobody.
 pub(crate) const NO_PEER: u64 = u64::MAX;
+/// [`QpSlot::peer`] of a UD QP, and the name that all who send to one enter it by.
+pub(crate) const ANY_PEER: u64 = u64::MAX - 1;
 
 /// The part of a QP that its peer sees.
 #[derive(Debug)]
@@ -270,14 +273,21 @@ pub(crate) struct QpSlot {
     pub(crate) ring_mask: AtomicU32,
     /// 8-byte words per entry.
     pub(crate) ring_stride: AtomicU32,
-    pub(crate) is_uc: AtomicU32,
+    /// `ibv_qp_type`.
+    pub(crate) transport: AtomicU32,
     /// Our port.
     pub(crate) port: AtomicU32,
     /// Number of this connection among those from our port to the peer's, from 0.
     pub(crate) flow: AtomicU32,
     /// Path + 1 that its packets take through the fabric; 0: there is but one.
     pub(crate) path: AtomicU32,
-    _pad0: [u32; 9],
+    /// UD: a datagram with another one is dropped.
+    pub(crate) qkey: AtomicU32,
+    /// Index + 1 of the SRQ that it receives from; 0: none. Then its ring has the one receive that has been taken for it.
+    pub(crate) srq: AtomicU32,
+    /// Protection domain of what it receives: that of the SRQ, if it has one.
+    pub(crate) recv_pd: AtomicU32,
+    _pad0: [u32; 6],
 
     // Written by the connected peer while it holds `busy`, and by the owner when no peer may enter.
     /// 0, or serial << 32 | id of the process that executes against this QP right now. See `mark`.
@@ -289,7 +299,13 @@ pub(crate) struct QpSlot {
     pub(crate) events: AtomicU32,
     /// Its owner has got the event of the first message.
     pub(crate) established: AtomicU32,
-    _pad1: [u32; 9],
+    _pad1: u32,
+    /// UD: 0, or the datagram whose bytes are just being copied through the shared file, so that its receive is taken: QP, device and
+    /// process of the sender. See `remote::hold`.
+    pub(crate) holder: AtomicU64,
+    /// With an SRQ: the receive that a process which has entered is about to take; see `shm::srq_ring`.
+    pub(crate) wanted: AtomicU64,
+    _pad2: [u32; 4],
 
     // Written by the owner.
     /// Receives posted.
@@ -299,7 +315,7 @@ pub(crate) struct QpSlot {
     pub(crate) capacities: Capacities,
     /// What it has had the driver and the card do.
     pub(crate) work: WorkCounters,
-    _pad2: [u64; 19],
+    _pad3: [u64; 19],
 }
 
 impl QpSlot {

@@ -12,9 +12,6 @@ unsafe extern "C" fn no_object() -> *mut c_void {
     set_errno(libc::EOPNOTSUPP);
     ptr::null_mut()
 }
-export!("ibv_create_srq", "IBVERBS_1.1", no_object);
-export!("ibv_create_ah", "IBVERBS_1.1", no_object);
-export!("ibv_create_ah_from_wc", "IBVERBS_1.1", no_object);
 export!("ibv_import_device", "IBVERBS_1.10", no_object);
 export!("ibv_import_pd", "IBVERBS_1.10", no_object);
 export!("ibv_import_mr", "IBVERBS_1.10", no_object);
@@ -26,13 +23,8 @@ export!("ibv_reg_mr_ex", "IBVERBS_1.15", no_object);
 unsafe extern "C" fn no_operation() -> c_int {
     libc::EOPNOTSUPP
 }
-export!("ibv_modify_srq", "IBVERBS_1.1", no_operation);
-export!("ibv_query_srq", "IBVERBS_1.1", no_operation);
-export!("ibv_destroy_srq", "IBVERBS_1.1", no_operation);
-export!("ibv_destroy_ah", "IBVERBS_1.1", no_operation);
 export!("ibv_attach_mcast", "IBVERBS_1.1", no_operation);
 export!("ibv_detach_mcast", "IBVERBS_1.1", no_operation);
-export!("ibv_resize_cq", "IBVERBS_1.1", no_operation);
 export!("ibv_dealloc_dmah", "IBVERBS_1.15", no_operation);
 
 /// For functions that return -1 and set errno.
@@ -40,7 +32,6 @@ unsafe extern "C" fn no_answer() -> c_int {
     set_errno(libc::EOPNOTSUPP);
     -1
 }
-export!("ibv_init_ah_from_wc", "IBVERBS_1.1", no_answer);
 export!("ibv_rereg_mr", "IBVERBS_1.1", no_answer);
 export!("ibv_resolve_eth_l2_from_gid", "IBVERBS_1.1", no_answer);
 

@@ -5,9 +5,10 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use crate::abi::device_attr::{DEVICE_ATTR_EX_PORTS, DeviceAttr};
 use crate::abi::export::export;
 use crate::abi::names;
-use crate::abi::types::{self, DEVICE_ATTR_EX_PORTS, DeviceAttr, PORT_ATTR_SHORT, PortAttr};
+use crate::abi::types::{self, PORT_ATTR_SHORT, PortAttr};
 use crate::control::network::Network;
 use crate::network::link::STATE_DOWN;
 use crate::objects::context::{Context, Ops};
@@ -82,8 +83,10 @@ unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Co
             req_notify_cq: super::events::req_notify_cq as *const () as usize,
             post_send: super::post::post_send as *const () as usize,
             post_recv: super::post::post_recv as *const () as usize,
+            post_srq_recv: super::srqs::post_srq_recv as *const () as usize,
             query_port: query_port_ex as *const () as usize,
             query_device: query_device_ex as *const () as usize,
+            create_cq_ex: super::extended_cqs::create_cq_ex as *const () as usize,
             // perftest would go on with the calls of extended queue pairs, which these devices do not have.
             create_qp_ex: if cfg!(feature = "tools") { 0 } else { super::queues::create_qp_ex as *const () as usize },
         };

@@ -9,11 +9,12 @@ use crate::abi::types::{self, AsyncEvent};
 use crate::objects::channel::Channel;
 use crate::objects::cq::Cq;
 use crate::objects::qp::Qp;
+use crate::objects::srq::Srq;
 use crate::verbs::{code, context, minus_one, object, pointer};
 
-/// Whether an event concerns a CQ or QP, which then waits for the acknowledgement; not a port or device.
-fn is_of_object(kind: u32) -> bool {
-    (event::CQ_ERR..=event::SQ_DRAINED).contains(&kind)
+/// Whether an event concerns a QP, which then waits for the acknowledgement.
+fn is_of_qp(kind: u32) -> bool {
+    (event::QP_FATAL..=event::SQ_DRAINED).contains(&kind) || kind == event::QP_LAST_WQE_REACHED
 }
 
 unsafe extern "C" fn get_async_event(handle: *mut types::Context, out: *mut AsyncEvent) -> c_int {
@@ -21,17 +22,23 @@ unsafe extern "C" fn get_async_event(handle: *mut types::Context, out: *mut Asyn
         // SAFETY: the caller's handle.
         let context = unsafe { context(handle) }?;
         let taken = context.events.pop(|e| match e.kind {
-            kind if !is_of_object(kind) => {}
             event::CQ_ERR => {
                 // SAFETY: events of a CQ that is gone have been purged; this one still exists.
                 let cq: &Cq = unsafe { object(e.element as *const types::Cq) };
                 cq.async_events.fetch_add(1, SeqCst);
             }
-            _ => {
+            event::SRQ_LIMIT_REACHED => {
+                // SAFETY: as above, for SRQs.
+                let srq: &Srq = unsafe { object(e.element as *const types::Srq) };
+                srq.async_events.fetch_add(1, SeqCst);
+            }
+            kind if is_of_qp(kind) => {
                 // SAFETY: as above, for QPs.
                 let qp: &Qp = unsafe { object(e.element as *const types::Qp) };
                 qp.async_events.fetch_add(1, SeqCst);
             }
+            // A port or a device.
+            _ => {}
         })?;
         // SAFETY: the caller's structure.
         unsafe { out.write(AsyncEvent { element: taken.element, event_type: taken.kind }) };
@@ -47,7 +54,11 @@ unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
         match event.event_type {
             // SAFETY: the object waits for this acknowledgement before it goes.
             event::CQ_ERR => unsafe { object::<Cq, _>(event.element as *const types::Cq) }.ack_async_event(),
-            kind if is_of_object(kind) => {
+            event::SRQ_LIMIT_REACHED => {
+                // SAFETY: as above.
+                unsafe { object::<Srq, _>(event.element as *const types::Srq) }.ack_async_event()
+            }
+            kind if is_of_qp(kind) => {
                 // SAFETY: as above.
                 unsafe { object::<Qp, _>(event.element as *const types::Qp) }.ack_async_event();
             }

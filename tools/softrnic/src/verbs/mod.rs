@@ -5,16 +5,19 @@
 //! below mean by "the caller's handle" and "the caller's structure".
 
 mod absent;
+mod addresses;
 mod attach;
 mod device;
 mod ece;
 mod events;
+mod extended_cqs;
 mod gids;
 mod memory;
 mod post;
 #[cfg(feature = "tools")]
 mod private;
 mod queues;
+mod srqs;
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -10,8 +10,9 @@ use crate::abi::consts::{qp_state, send_flag, wr_opcode};
 use crate::abi::types::{self, RecvWr, SendWr, Sge, Wc};
 use crate::engine::poll::poll_cq;
 use crate::engine::pump::pump;
-use crate::engine::{receive, wire};
+use crate::engine::{datagram, receive, wire};
 use crate::host::lock::lock;
+use crate::objects::ah::Ah;
 use crate::objects::cq::Cq;
 use crate::objects::qp::Qp;
 use crate::objects::send_queue::SendQueue;
@@ -24,7 +25,8 @@ use crate::verbs::{code, object};
 ///
 /// # Safety
 /// `list` is the caller's array of `count` elements.
-unsafe fn elements<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], i32> {
+#[inline(always)]
+pub(super) unsafe fn elements<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], i32> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
         // SAFETY: by the caller.
@@ -115,6 +117,10 @@ fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge], batch: &mu
     if is_atomic(wr) {
         (request.operands, request.rkey) = wr.atomic();
     }
+    if qp.is_ud() {
+        // SAFETY: the caller's handle, or NULL.
+        unsafe { address(qp, queue, wr, bytes) }?;
+    }
     request.due = wire::plan(qp, queue, wr.opcode, bytes);
     queue.planned = request.due;
     let (slot, elements, inline) = queue.next_slot();
@@ -129,6 +135,20 @@ fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge], batch: &mu
     Ok(())
 }
 
+/// A datagram goes where its address handle says.
+///
+/// # Safety
+/// `wr` names the caller's handle, or NULL.
+unsafe fn address(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, bytes: u64) -> Result<(), i32> {
+    let (ah, qpn, qkey) = wr.datagram();
+    if ah.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: by the caller.
+    let ah: &Ah = unsafe { object(ah) };
+    datagram::address(qp, queue, ah, (qpn, qkey), (bytes, wr.opcode == wr_opcode::SEND_WITH_IMM))
+}
+
 fn is_atomic(wr: &SendWr) -> bool {
     matches!(wr.opcode, wr_opcode::ATOMIC_CMP_SWAP | wr_opcode::ATOMIC_FETCH_ADD)
 }
@@ -141,7 +161,7 @@ fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<u64, i
     let is_inline = wr.send_flags & send_flag::INLINE != 0;
     match wr.opcode {
         wr_opcode::RDMA_WRITE..=wr_opcode::SEND_WITH_IMM => {}
-        wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD if !is_inline && !qp.is_uc() => {}
+        wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD if !is_inline && !qp.is_unreliable() => {}
         wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD => return Err(libc::EINVAL),
         _ => return Err(libc::EOPNOTSUPP),
     }

@@ -1,11 +1,11 @@
 //! Completion queues and queue pairs.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::abi::consts::qp_state;
+use crate::abi::cq_ex::Calls;
 use crate::abi::export::export;
 use crate::abi::init_attr_ex::{ALL_OPERATIONS, HAS_OPERATIONS, HAS_PD, QpInitAttrEx};
 use crate::abi::types::{self, QpAttr, QpInitAttr};
@@ -15,7 +15,9 @@ use crate::limits::MAX_CQE;
 use crate::objects::channel::Channel;
 use crate::objects::cq::Cq;
 use crate::objects::pd::Pd;
-use crate::objects::qp::{Qp, QpRequest};
+use crate::objects::qp::Qp;
+use crate::objects::qp_request::QpRequest;
+use crate::objects::srq::Srq;
 use crate::process::commands::Command;
 use crate::verbs::attach::engine_of;
 use crate::verbs::{code, context, object, pointer, shared};
@@ -27,25 +29,50 @@ unsafe extern "C" fn create_cq(
     channel: *mut types::CompChannel,
     comp_vector: c_int,
 ) -> *mut types::Cq {
-    pointer(|| {
-        // SAFETY: the caller's handle.
-        let context = unsafe { context(handle) }?;
-        let cqe = u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?;
-        if comp_vector != 0 {
-            return Err(libc::EINVAL);
-        }
-        // SAFETY: the caller's handle, or NULL; it may not go before the CQ (EBUSY).
-        let channel: Option<&'static Channel> = (!channel.is_null()).then(|| unsafe { object(channel) });
-        let fabric = context.fabric;
-        let cq = engine_of(fabric)?.create_cq(context, cqe, cq_context, channel)?;
-        fabric.count_command(Command::CreateCq);
-        let handle = cq.as_abi();
-        // Given back by `destroy_cq`.
-        let _ = Arc::into_raw(cq);
-        Ok(handle)
-    })
+    let sizes = (i64::from(cqe), comp_vector as u32);
+    // SAFETY: the caller's handles.
+    pointer(|| unsafe { make_cq(handle, sizes, (cq_context, channel), [0; _]) })
 }
 export!("ibv_create_cq", "IBVERBS_1.1", create_cq);
+
+/// A completion queue for so many completions, on this completion vector; with the application's word for it and a channel; with `calls`
+/// if it is an extended one.
+///
+/// # Safety
+/// `handle` and the channel are the caller's handles, or the channel is NULL.
+pub(super) unsafe fn make_cq(
+    handle: *mut types::Context,
+    (cqe, comp_vector): (i64, u32),
+    (cq_context, channel): (*mut c_void, *mut types::CompChannel),
+    calls: Calls,
+) -> Result<*mut types::Cq, i32> {
+    // SAFETY: the caller's handle.
+    let context = unsafe { context(handle) }?;
+    let cqe = u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?;
+    if comp_vector != 0 {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's handle, or NULL; it may not go before the CQ (EBUSY).
+    let channel: Option<&'static Channel> = (!channel.is_null()).then(|| unsafe { object(channel) });
+    let fabric = context.fabric;
+    let cq = engine_of(fabric)?.create_cq(context, cqe, cq_context, channel, calls)?;
+    fabric.count_command(Command::CreateCq);
+    let handle = cq.as_abi();
+    // Given back by `destroy_cq`.
+    let _ = Arc::into_raw(cq);
+    Ok(handle)
+}
+
+unsafe extern "C" fn resize_cq(handle: *mut types::Cq, cqe: c_int) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let cq: &Cq = unsafe { object(handle) };
+        engine_of(cq.context.fabric)?;
+        cq.context.require_alive()?;
+        cq.resize(u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?)
+    })
+}
+export!("ibv_resize_cq", "IBVERBS_1.1", resize_cq);
 
 unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
     code(|| {
@@ -110,18 +137,19 @@ unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<
     if init.send_cq.is_null() || init.recv_cq.is_null() {
         return Err(libc::EINVAL);
     }
-    if !init.srq.is_null() {
-        return Err(libc::EOPNOTSUPP);
-    }
     // SAFETY: the caller's handles.
     let (send_cq, recv_cq): (Arc<Cq>, Arc<Cq>) = unsafe { (shared(init.send_cq), shared(init.recv_cq)) };
+    // SAFETY: as above, or NULL.
+    let srq: Option<Arc<Srq>> = (!init.srq.is_null()).then(|| unsafe { shared(init.srq) });
     let device = pd.context.device.index;
-    if send_cq.context.device.index != device || recv_cq.context.device.index != device {
+    let is_here = |queue: &Srq| queue.pd.context.device.index == device;
+    let are_here = send_cq.context.device.index == device && recv_cq.context.device.index == device;
+    if !are_here || !srq.as_deref().is_none_or(is_here) {
         return Err(libc::EINVAL);
     }
     let signal_all = init.sq_sig_all != 0;
     let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
-    let request = QpRequest { qp_context, send_cq, recv_cq, cap, qp_type, signal_all, operations };
+    let request = QpRequest { qp_context, send_cq, recv_cq, srq, cap, qp_type, signal_all, operations };
     let qp = engine.create_qp(&pd, request)?;
     engine.fabric.count_command(Command::CreateQp);
     init.cap = qp.cap;
@@ -186,7 +214,7 @@ unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: 
             qp_context: qp.abi.qp_context,
             send_cq: qp.abi.send_cq,
             recv_cq: qp.abi.recv_cq,
-            srq: ptr::null_mut(),
+            srq: qp.abi.srq,
             cap: qp.cap,
             qp_type: qp.abi.qp_type,
             sq_sig_all: c_int::from(qp.signal_all),

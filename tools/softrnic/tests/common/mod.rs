@@ -4,11 +4,13 @@
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "shared by several test programs")]
 
 pub mod channel;
+pub mod datagrams;
 pub mod elf;
 pub mod gpu;
 pub mod guard;
 pub mod node;
 pub mod observed;
+pub mod srqs;
 pub mod table;
 pub mod tools;
 pub mod verbs;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::elf;
 use testkit::softrnic::Softrnic;
+use testkit::unique::unique_name;
 use testkit::{Missing, dist};
 
 pub const PROGRAMS: &[&str] = &[
@@ -32,6 +33,9 @@ pub const PROGRAMS: &[&str] = &[
 ];
 pub const LIBRARIES: &[&str] = &["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1", "librdmacm.so.1"];
 
+/// Stands for the number of a port in the arguments of a tool.
+pub const PORT: &str = "PORT";
+
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The built library for RDMA tools.
@@ -52,6 +56,8 @@ pub fn library() -> Result<PathBuf, Missing> {
 pub struct Bench {
     folder: PathBuf,
     softrnic: Softrnic,
+    /// What tools are run by: `softrnic run --faithful`, if they look for devices in `/sys` and `/dev`.
+    faithful: Option<PathBuf>,
 }
 
 impl Bench {
@@ -59,11 +65,52 @@ impl Bench {
     /// The library or the tools are missing.
     pub fn new() -> Result<Self, Missing> {
         let folder = library()?.parent().expect("in a folder").to_owned();
-        Ok(Self { folder, softrnic: Softrnic::new() })
+        Ok(Self { folder, softrnic: Softrnic::new(), faithful: None })
+    }
+
+    /// One for `program` of a Debian package, whose processes have these variables.
+    ///
+    /// # Errors
+    /// It is missing.
+    pub fn of((program, package): (&str, &str), variables: &[(&str, &str)]) -> Result<Self, Missing> {
+        if elf::programs(&[program]).next().is_none() {
+            return Err(Missing(format!("{program} is missing (package {package})")));
+        }
+        let softrnic = Softrnic::new().envs(variables);
+        let folder = dist::built("softrnic-tools/libibverbs.so.1")?.parent().expect("in a folder").to_owned();
+        Ok(Self { folder, softrnic, faithful: None })
+    }
+
+    /// The same, whose tools see the devices in `/sys` and `/dev`.
+    ///
+    /// # Errors
+    /// `softrnic` is missing, or there can be no mount namespaces.
+    pub fn faithful(mut self) -> Result<Self, Missing> {
+        let program = dist::softrnic_program()?;
+        let mut probe = Command::new(&program);
+        probe.args(["run", "--faithful", "--fabric", &unique_name("probe"), "--", "true"]);
+        let said = probe.output().expect("it runs");
+        if !said.status.success() {
+            return Err(Missing(format!("a faithful run: {}", String::from_utf8_lossy(&said.stderr))));
+        }
+        self.faithful = Some(program);
+        Ok(self)
+    }
+
+    fn command(&self, tool: &str) -> Command {
+        let Some(program) = &self.faithful else {
+            let mut command = Command::new(tool);
+            command.env("LD_LIBRARY_PATH", &self.folder);
+            return command;
+        };
+        let mut command = Command::new(program);
+        command.args(["run", "--tools", "--faithful", "--fabric", self.softrnic.fabric(), "--", tool]);
+        command
     }
 
     pub fn run(&self, tool: &str, arguments: &[&str]) -> Outcome {
-        Running::start(self, tool, arguments).finish()
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        Running::start(self, tool, &arguments).finish()
     }
 
     /// Server and client of the same tool with the same arguments: what they did, in this order.
@@ -73,13 +120,21 @@ impl Bench {
 
     /// As `pair`, with arguments of their own.
     pub fn pair_of(&self, tool: &str, server: &[&[&str]; 2], client: &[&[&str]; 2]) -> [Outcome; 2] {
+        let port: &[&str] = &["-p", PORT];
+        let client = [port, &client.concat(), &["127.0.0.1"]].concat();
+        self.serve(tool, &[port, &server.concat()].concat(), &client)
+    }
+
+    /// Server and client of the same tool with these arguments, among them [`PORT`] in place of the number of a port.
+    pub fn serve(&self, tool: &str, server: &[&str], client: &[&str]) -> [Outcome; 2] {
         let port = Port::free();
         let number = port.number.to_string();
-        let port_argument: &[&str] = &["-p", &number];
-        let mut server = Running::start(self, tool, &[port_argument, &server.concat()].concat());
+        let numbered = |arguments: &[&str]| -> Vec<String> {
+            arguments.iter().map(|word| if *word == PORT { number.clone() } else { (*word).to_owned() }).collect()
+        };
+        let mut server = Running::start(self, tool, &numbered(server));
         if server.listens(port.number) {
-            let client = [port_argument, &client.concat(), &["127.0.0.1"]].concat();
-            let client = Running::start(self, tool, &client).finish();
+            let client = Running::start(self, tool, &numbered(client)).finish();
             return [server.finish(), client];
         }
         panic!("the server does not listen: {:?}", server.finish());
@@ -120,14 +175,14 @@ struct Running {
 }
 
 impl Running {
-    fn start(bench: &Bench, tool: &str, arguments: &[&str]) -> Self {
+    fn start(bench: &Bench, tool: &str, arguments: &[String]) -> Self {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{count}.log", bench.softrnic.fabric()));
         let file = File::create(&output).expect("a file for the output");
-        let child = Command::new(tool)
+        let child = bench
+            .command(tool)
             .args(arguments)
-            .env("LD_LIBRARY_PATH", &bench.folder)
             .envs(bench.softrnic.vars())
             .stdin(Stdio::null())
             .stdout(file.try_clone().expect("a second descriptor"))

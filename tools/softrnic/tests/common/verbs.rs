@@ -5,6 +5,10 @@ use std::mem::transmute_copy;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+#[path = "structs.rs"]
+mod structs;
+pub use structs::{AhAttr, SrqAttr, SrqInit};
+
 pub type Ptr = *mut c_void;
 
 /// The built library, beside the test program's folder; or another one, to look at what that does.
@@ -75,10 +79,21 @@ verbs! {
     fn ibv_dereg_mr(mr: *mut Mr) -> c_int;
     fn ibv_create_cq(context: Ptr, cqe: c_int, user: Ptr, channel: Ptr, vector: c_int) -> *mut Cq;
     fn ibv_destroy_cq(cq: *mut Cq) -> c_int;
+    fn ibv_resize_cq(cq: *mut Cq, cqe: c_int) -> c_int;
     fn ibv_create_qp(pd: Ptr, init: *mut QpInit) -> *mut Qp;
     fn ibv_destroy_qp(qp: *mut Qp) -> c_int;
     fn ibv_modify_qp(qp: *mut Qp, attr: *const QpAttr, mask: c_int) -> c_int;
     fn ibv_query_qp(qp: *mut Qp, attr: *mut QpAttr, mask: c_int, init: *mut QpInit) -> c_int;
+    fn ibv_create_ah(pd: Ptr, way: *const AhAttr) -> Ptr;
+    fn ibv_create_ah_from_wc(pd: Ptr, wc: *const Wc, header: *const u8, port: u8) -> Ptr;
+    fn ibv_init_ah_from_wc(context: Ptr, port: u8, wc: *const Wc, header: *const u8, out: *mut AhAttr) -> c_int;
+    fn ibv_destroy_ah(handle: Ptr) -> c_int;
+    fn ibv_attach_mcast(qp: *mut Qp, gid: *const [u64; 2], lid: u16) -> c_int;
+    fn ibv_detach_mcast(qp: *mut Qp, gid: *const [u64; 2], lid: u16) -> c_int;
+    fn ibv_create_srq(pd: Ptr, init: *mut SrqInit) -> Ptr;
+    fn ibv_modify_srq(srq: Ptr, attr: *const SrqAttr, mask: c_int) -> c_int;
+    fn ibv_query_srq(srq: Ptr, out: *mut SrqAttr) -> c_int;
+    fn ibv_destroy_srq(srq: Ptr) -> c_int;
     fn ibv_get_async_event(context: Ptr, event: *mut AsyncEvent) -> c_int;
     fn ibv_ack_async_event(event: *mut AsyncEvent) -> ();
 }
@@ -308,7 +323,10 @@ pub struct Wc {
     pub qp_num: u32,
     pub src_qp: u32,
     pub flags: u32,
-    pub rest: [u32; 2],
+    pub pkey_index: u16,
+    pub slid: u16,
+    pub sl: u8,
+    pub path_bits: u8,
 }
 
 #[repr(C)]

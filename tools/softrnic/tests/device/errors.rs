@@ -261,8 +261,8 @@ fn unsupported_kinds_say_so() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
         let mut init = crate::common::node::empty_init();
-        (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (node.cq, node.cq, 4, CAP);
-        assert!(ibv_create_qp(node.pd, &mut init).is_null(), "UD");
+        (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (node.cq, node.cq, 8, CAP);
+        assert!(ibv_create_qp(node.pd, &mut init).is_null(), "raw packets");
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
         let bare = Cap { max_send_wr: 0, max_recv_wr: 0, ..CAP };
         assert!(!create_qp(node.pd, node.cq, node.cq, bare).is_null(), "queues of length 0");

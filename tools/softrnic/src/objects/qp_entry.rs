@@ -1,0 +1,90 @@
+//! The entry of a queue pair in the table of its device: what it is granted, and what peers find there.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use crate::abi::consts::{qp_state, qp_type};
+use crate::abi::types::QpCap;
+use crate::limits::{MAX_SGE, QPS};
+use crate::objects::pd::Pd;
+use crate::objects::qp_request::QpRequest;
+use crate::process::fabric::Fabric;
+use crate::process::settings::{InlineExcess, Settings};
+use crate::shm::layout::Table;
+use crate::shm::recv_ring::RecvRing;
+use crate::shm::slots::{ANY_PEER, NO_PEER, QpSlot};
+
+/// The peer of a queue pair that is not connected: UD takes datagrams from all.
+pub(super) fn unconnected(kind: i32) -> u64 {
+    if kind == qp_type::UD { ANY_PEER } else { NO_PEER }
+}
+
+/// What a queue pair gets that is to have `requested`; the errno value of a refusal, 0 for one that leaves errno as it was.
+pub(super) fn grant(settings: &Settings, requested: QpCap) -> Result<QpCap, i32> {
+    let most = settings.max_qp_wr;
+    let is_too_much = requested.max_send_wr > most
+        || requested.max_recv_wr > most
+        || requested.max_send_sge > MAX_SGE
+        || requested.max_recv_sge > MAX_SGE;
+    if is_too_much {
+        return Err(libc::EINVAL);
+    }
+    if requested.max_inline_data <= settings.max_inline {
+        return Ok(requested);
+    }
+    match settings.inline_excess {
+        InlineExcess::Refuse => Err(libc::EINVAL),
+        InlineExcess::RefuseSilently => Err(0),
+        InlineExcess::Grant => Ok(QpCap { max_inline_data: settings.max_inline, ..requested }),
+    }
+}
+
+/// Takes a table entry and fills in what does not depend on the connection.
+pub(super) fn claim_slot(
+    fabric: &Fabric,
+    device: usize,
+    pd: &Pd,
+    requested: &QpRequest,
+) -> Result<(u32, &'static QpSlot), i32> {
+    let (mask, stride, bytes) = RecvRing::layout(requested.ring(), requested.qp_type == qp_type::UD);
+    let control = fabric.file.control();
+    let index = fabric.claim(&control, Table::Qp, device, fabric.settings.max_qp)?;
+    let slot = fabric.qp(device, index);
+    // What a former owner left must not pass for ours.
+    slot.ring_bytes.store(0, SeqCst);
+    slot.state.store(qp_state::RESET, SeqCst);
+    slot.peer.store(unconnected(requested.qp_type), SeqCst);
+    slot.holder.store(0, SeqCst);
+    slot.qkey.store(0, SeqCst);
+    if !fabric.is_entered(slot) {
+        slot.busy.store(0, SeqCst);
+    }
+    let ring_at =
+        fabric.claim_ring(&control, bytes).inspect_err(|_| fabric.free(&control, Table::Qp, device, index))?;
+    slot.ring_at.store(ring_at, SeqCst);
+    slot.ring_bytes.store(bytes as u32, SeqCst);
+    slot.ring_mask.store(mask, SeqCst);
+    slot.ring_stride.store(stride, SeqCst);
+    slot.pd.store(pd.id, SeqCst);
+    slot.recv_pd.store(requested.srq.as_ref().map_or(pd.id, |srq| srq.pd.id), SeqCst);
+    slot.srq.store(requested.srq.as_ref().map_or(0, |srq| srq.index + 1), SeqCst);
+    slot.wanted.store(0, SeqCst);
+    slot.transport.store(requested.qp_type as u32, SeqCst);
+    slot.send_cq.store(requested.send_cq.index, SeqCst);
+    slot.recv_cq.store(requested.recv_cq.index, SeqCst);
+    slot.access.store(0, SeqCst);
+    slot.port.store(1, SeqCst);
+    slot.flow.store(0, SeqCst);
+    slot.expected_psn.store(0, SeqCst);
+    slot.events.store(0, SeqCst);
+    slot.established.store(0, SeqCst);
+    for count in slot.sent.all().into_iter().chain(slot.work.all()) {
+        count.store(0, Relaxed);
+    }
+    slot.capacities.set(&requested.cap, requested.operations);
+    slot.done.store(0, SeqCst);
+    slot.posted.store(0, SeqCst);
+    let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1);
+    let part = if fabric.settings.qpn_reuse { 1 } else { generation % 4095 + 1 };
+    slot.qpn.store(part * QPS + index, SeqCst);
+    Ok((index, slot))
+}

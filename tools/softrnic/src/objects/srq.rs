@@ -1,0 +1,172 @@
+//! Shared receive queues.
+
+use std::ffi::c_void;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::abi::consts::event;
+use crate::abi::srq::SrqAttr;
+use crate::abi::types::{self, Sge};
+use crate::host::lock::lock;
+use crate::limits::{MAX_SGE, SRQS};
+use crate::objects::context::Event;
+use crate::objects::pd::Pd;
+use crate::shm::layout::Table;
+use crate::shm::srq_ring::SrqRing;
+use crate::shm::srq_slot::{LIMIT_REACHED, SrqSlot};
+
+/// What the application holds as `ibv_srq*` is its first field.
+#[repr(C)]
+pub(crate) struct Srq {
+    abi: types::Srq,
+    pub(crate) pd: Arc<Pd>,
+    pub(crate) slot: &'static SrqSlot,
+    pub(crate) index: u32,
+    pub(crate) ring: SrqRing,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    /// Serialises posting.
+    post: Mutex<()>,
+    /// Receives whose completions were polled or thrown away.
+    freed: AtomicU64,
+    /// Queue pairs that receive from it.
+    pub(crate) users: AtomicU32,
+    /// Asynchronous events given to the application, to be acknowledged before the SRQ goes.
+    pub(crate) async_events: AtomicU32,
+    acked: (Mutex<()>, Condvar),
+}
+
+impl std::fmt::Debug for Srq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Srq").field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: `abi` is written once but for its atomic; the rest synchronises itself.
+unsafe impl Send for Srq {}
+// SAFETY: as above.
+unsafe impl Sync for Srq {}
+
+impl Srq {
+    pub(crate) fn create(pd: &Arc<Pd>, srq_context: *mut c_void, wanted: SrqAttr) -> Result<Arc<Self>, i32> {
+        pd.context.require_alive()?;
+        let (fabric, device) = (pd.context.fabric, pd.context.device.index);
+        let SrqAttr { max_wr, max_sge, .. } = wanted;
+        if !(1..=fabric.settings.max_qp_wr).contains(&max_wr) || max_sge > MAX_SGE {
+            return Err(libc::EINVAL);
+        }
+        let (mask, stride, bytes) = SrqRing::layout(max_wr, max_sge);
+        let control = fabric.file.control();
+        let index = fabric.claim(&control, Table::Srq, device, SRQS)?;
+        let slot = fabric.srq(device, index);
+        // What a former owner left must not pass for ours.
+        slot.ring_bytes.store(0, SeqCst);
+        let ring_at =
+            fabric.claim_ring(&control, bytes).inspect_err(|_| fabric.free(&control, Table::Srq, device, index))?;
+        slot.ring_at.store(ring_at, SeqCst);
+        slot.ring_bytes.store(bytes as u32, SeqCst);
+        slot.ring_mask.store(mask, SeqCst);
+        slot.ring_stride.store(stride, SeqCst);
+        slot.pd.store(pd.id, SeqCst);
+        slot.limit.store(0, SeqCst);
+        slot.head.store(0, SeqCst);
+        slot.posted.store(0, SeqCst);
+        let Some(ring) = SrqRing::of(fabric, slot) else { return Err(libc::EIO) };
+        drop(control);
+        pd.users.fetch_add(1, SeqCst);
+        let abi = types::Srq {
+            context: pd.context.as_abi(),
+            srq_context,
+            pd: pd.as_abi(),
+            handle: index,
+            mutex: [0; 5],
+            cond: [0; 6],
+            events_completed: AtomicU32::new(0),
+        };
+        Ok(Arc::new(Self {
+            abi,
+            pd: Arc::clone(pd),
+            slot,
+            index,
+            ring,
+            max_wr,
+            max_sge,
+            post: Mutex::default(),
+            freed: AtomicU64::new(0),
+            users: AtomicU32::new(0),
+            async_events: AtomicU32::new(0),
+            acked: Default::default(),
+        }))
+    }
+
+    pub(crate) fn as_abi(&self) -> *mut types::Srq {
+        (&raw const self.abi).cast_mut()
+    }
+
+    /// Posts one receive.
+    pub(crate) fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
+        if sges.len() > self.max_sge as usize {
+            return Err(libc::EINVAL);
+        }
+        let _guard = lock(&self.post);
+        if self.slot.posted.load(Relaxed) - self.freed.load(SeqCst) >= u64::from(self.max_wr) {
+            return Err(libc::ENOMEM);
+        }
+        self.ring.post(self.slot, wr_id, sges);
+        Ok(())
+    }
+
+    /// So many receives are over.
+    pub(crate) fn give_back(&self, count: u64) {
+        self.freed.fetch_add(count, SeqCst);
+    }
+
+    /// The event is raised when fewer than `limit` receives are left, at once if that is so already.
+    pub(crate) fn arm(&self, limit: u32) -> Result<(), i32> {
+        if limit > self.max_wr {
+            return Err(libc::EINVAL);
+        }
+        self.slot.limit.store(limit, SeqCst);
+        if self.slot.reaches_limit() {
+            self.pd.context.fabric.wake(self.pd.context.fabric.me);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn attributes(&self) -> SrqAttr {
+        let srq_limit = self.slot.limit.load(SeqCst) & !LIMIT_REACHED;
+        SrqAttr { max_wr: self.max_wr, max_sge: self.max_sge, srq_limit }
+    }
+
+    /// For the service thread: passes on the event that a taker asked for.
+    pub(crate) fn deliver(&self) {
+        if self.slot.limit.fetch_and(!LIMIT_REACHED, SeqCst) & LIMIT_REACHED != 0 {
+            self.pd.context.events.push(Event { element: self.as_abi() as usize, kind: event::SRQ_LIMIT_REACHED });
+        }
+    }
+
+    /// Takes it out of the fabric. It has no queue pairs, and the service thread does not know it any more.
+    pub(crate) fn destroy(&self) {
+        let me = self.as_abi() as usize;
+        self.pd.context.events.purge(|e| e.element == me);
+        self.await_acks();
+        let fabric = self.pd.context.fabric;
+        let control = fabric.file.control();
+        fabric.free_srq(&control, self.pd.context.device.index, self.index);
+        self.pd.users.fetch_sub(1, SeqCst);
+    }
+
+    fn await_acks(&self) {
+        let mut guard = lock(&self.acked.0);
+        while self.abi.events_completed.load(SeqCst) != self.async_events.load(SeqCst) {
+            guard = self.acked.1.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    pub(crate) fn ack_async_event(&self) {
+        let _guard = lock(&self.acked.0);
+        self.abi.events_completed.fetch_add(1, SeqCst);
+        self.acked.1.notify_all();
+    }
+}

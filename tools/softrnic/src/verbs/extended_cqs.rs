@@ -1,0 +1,108 @@
+//! Extended completion queues: completions are looked at one after the other, field by field.
+
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::abi::cq_ex::{Calls, CqInitAttrEx, HAS_FLAGS, SINGLE_THREADED, STANDARD_FLAGS, call};
+use crate::abi::types::{self, Wc};
+use crate::engine::poll::poll_one;
+use crate::objects::cq::Cq;
+use crate::verbs::attach::engine_of;
+use crate::verbs::queues::make_cq;
+use crate::verbs::{object, pointer};
+
+/// Through `verbs_context`. Time stamps, VLANs and tags are not known here.
+pub(crate) unsafe extern "C" fn create_cq_ex(handle: *mut types::Context, attr: *const CqInitAttrEx) -> *mut types::Cq {
+    pointer(|| {
+        // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
+        let attr = unsafe { &*attr };
+        let flags = if attr.comp_mask & HAS_FLAGS != 0 { attr.flags } else { 0 };
+        if attr.wc_flags & !STANDARD_FLAGS != 0 || attr.comp_mask & !HAS_FLAGS != 0 || flags & !SINGLE_THREADED != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let sizes = (i64::from(attr.cqe), attr.comp_vector);
+        // SAFETY: the caller's handles.
+        unsafe { make_cq(handle, sizes, (attr.cq_context, attr.channel), calls()) }
+    })
+}
+
+fn calls() -> Calls {
+    let mut calls = [0; _];
+    calls[call::START_POLL] = start_poll as *const () as usize;
+    calls[call::NEXT_POLL] = next_poll as *const () as usize;
+    calls[call::END_POLL] = end_poll as *const () as usize;
+    calls[call::OPCODE] = read_opcode as *const () as usize;
+    calls[call::VENDOR_ERR] = read_vendor_err as *const () as usize;
+    calls[call::BYTE_LEN] = read_byte_len as *const () as usize;
+    calls[call::IMM_DATA] = read_imm_data as *const () as usize;
+    calls[call::QP_NUM] = read_qp_num as *const () as usize;
+    calls[call::SRC_QP] = read_src_qp as *const () as usize;
+    calls[call::WC_FLAGS] = read_wc_flags as *const () as usize;
+    calls[call::SLID] = read_slid as *const () as usize;
+    calls[call::SL] = read_sl as *const () as usize;
+    calls[call::DLID_PATH_BITS] = read_dlid_path_bits as *const () as usize;
+    calls
+}
+
+/// Takes the next completion. ENOENT: there is none.
+fn take(cq: &Cq) -> c_int {
+    let Ok(engine) = engine_of(cq.context.fabric) else { return libc::ENODEV };
+    match catch_unwind(AssertUnwindSafe(|| poll_one(engine, cq))) {
+        Ok(Some(wc)) => {
+            cq.look_at(wc);
+            0
+        }
+        Ok(None) => libc::ENOENT,
+        Err(_) => libc::EIO,
+    }
+}
+
+/// Until the matching `end_poll` no other thread polls so, unless it finds nothing.
+unsafe extern "C" fn start_poll(handle: *mut types::Cq, attr: *const u32) -> c_int {
+    // SAFETY: the caller's structure, a mask of extensions.
+    if unsafe { attr.as_ref() }.is_some_and(|mask| *mask != 0) {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller's handle.
+    let cq: &Cq = unsafe { object(handle) };
+    cq.begin_look();
+    let rc = take(cq);
+    if rc != 0 {
+        cq.end_look();
+    }
+    rc
+}
+
+unsafe extern "C" fn next_poll(handle: *mut types::Cq) -> c_int {
+    // SAFETY: the caller's handle.
+    take(unsafe { object(handle) })
+}
+
+unsafe extern "C" fn end_poll(handle: *mut types::Cq) {
+    // SAFETY: the caller's handle.
+    unsafe { object::<Cq, _>(handle) }.end_look();
+}
+
+/// `read!(read_field: type = field)`: what the completion that is looked at has there.
+macro_rules! read {
+    ($($name:ident: $ty:ty = $field:ident;)*) => {$(
+        unsafe extern "C" fn $name(handle: *mut types::Cq) -> $ty {
+            // SAFETY: the caller's handle.
+            let wc: Wc = unsafe { object::<Cq, _>(handle) }.looked_at();
+            <$ty>::from(wc.$field)
+        }
+    )*};
+}
+
+read! {
+    read_opcode: u32 = opcode;
+    read_vendor_err: u32 = vendor_err;
+    read_byte_len: u32 = byte_len;
+    read_imm_data: u32 = imm_data;
+    read_qp_num: u32 = qp_num;
+    read_src_qp: u32 = src_qp;
+    read_wc_flags: u32 = wc_flags;
+    read_slid: u32 = slid;
+    read_sl: u8 = sl;
+    read_dlid_path_bits: u8 = dlid_path_bits;
+}
