@@ -104,7 +104,7 @@
 //! NCCL's service thread creates, registers and closes; its progress thread sends, receives and tests; both may be in one
 //! communicator at once. So `void*` never becomes `&mut`: the data path's state sits in a [`net::data::exclusive_cell::ExclusiveCell`],
 //! the rest is immutable or behind a lock. The first thread that sends or receives enters the cell by plain loads and stores, and others
-//! that look into a communicator pay for it with the system call `membarrier`. The data path allocates nothing, takes no lock and makes no
+//! that look into a communicator pay for it with the system call `membarrier`. Unless a profiler hears of messages, the data path allocates nothing, takes no lock and makes no
 //! system call of its own; while all is well it executes no locked instruction either, if NCCL calls from one thread and the kernel has
 //! `membarrier`. Ferrite's only threads in healthy times are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
 //! waits for device events and clears away what an abort has left half-made; one of them also drives the control connections and

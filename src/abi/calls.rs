@@ -137,7 +137,7 @@ pub(super) unsafe fn listen(
 ) -> ncclResult_t {
     guard("listen", || {
         let process = Process::get()?;
-        network_events::handle_profiler(process.other_profiler());
+        network_events::handle_profiler(|| process.other_profiler());
         let listener = process.network.listen(&process.devices(version)?.get(dev)?.nic, of)?;
         // SAFETY: NCCL gives 128 bytes, without alignment.
         unsafe { put(handle.cast::<[u8; HANDLE_BYTES]>(), listener.handle().emit(), "handle")? };
@@ -163,11 +163,13 @@ pub(super) unsafe fn connect(
         // SAFETY: NCCL's private copy of the 128 bytes, which nobody else uses during the call.
         let bytes = unsafe { &mut *handle.cast::<[u8; HANDLE_BYTES]>() };
         let process = Process::get()?;
-        network_events::handle_profiler(process.other_profiler());
         match process.network.connect(&process.devices(version)?.get(dev)?.nic, of, bytes)? {
             None => Ok(()),
-            // SAFETY: as above.
-            Some(comm) => unsafe { put(send_comm, SendHandle::new_send(comm, test_message::<SendComm>), "sendComm") },
+            Some(comm) => {
+                network_events::handle_profiler(|| process.other_profiler());
+                // SAFETY: as above.
+                unsafe { put(send_comm, SendHandle::new_send(comm, test_message::<SendComm>), "sendComm") }
+            }
         }
     })
 }
@@ -241,19 +243,35 @@ pub(super) unsafe fn deregister(mhandle: *mut c_void) -> ncclResult_t {
 /// Closes a send communicator.
 pub(super) unsafe fn close_send(comm: *mut c_void) -> ncclResult_t {
     // SAFETY: as the caller says.
-    unsafe { close::<Comm<SendComm>>("closeSend", comm) }
+    unsafe {
+        end_events::<SendComm>(comm);
+        close::<Comm<SendComm>>("closeSend", comm)
+    }
 }
 
 /// Closes a receive communicator.
 pub(super) unsafe fn close_recv(comm: *mut c_void) -> ncclResult_t {
     // SAFETY: as the caller says.
-    unsafe { close::<Comm<RecvComm>>("closeRecv", comm) }
+    unsafe {
+        end_events::<RecvComm>(comm);
+        close::<Comm<RecvComm>>("closeRecv", comm)
+    }
 }
 
 /// Closes a listener.
 pub(super) unsafe fn close_listen(comm: *mut c_void) -> ncclResult_t {
     // SAFETY: as the caller says.
     unsafe { close::<Mutex<Listener>>("closeListen", comm) }
+}
+
+/// Ends what a profiler has been told to begin in the communicator.
+unsafe fn end_events<T>(comm: *mut c_void)
+where
+    Comm<T>: Tagged,
+{
+    // SAFETY: by NCCL's contract.
+    let heard = unsafe { Handle::<Comm<T>>::find(comm) }.and_then(|comm| comm.inner.heard.get());
+    heard.iter().for_each(|heard| network_events::handle_close(&heard[..]));
 }
 
 unsafe fn close<T: Tagged>(call: &'static str, raw: *mut c_void) -> ncclResult_t {

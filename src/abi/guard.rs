@@ -31,7 +31,7 @@ pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResul
     }
 }
 
-/// Runs `body`, the beginning of NCCL's function `call`, which goes on as `rest` with what that returns.
+/// Runs `body`, the beginning of NCCL's function `call`, which goes on as `rest` with what that returns. A panic in `rest` is not caught.
 #[inline(always)]
 pub fn guard_beginning<R>(
     call: &'static str,
@@ -61,9 +61,8 @@ pub(super) fn on_comm<T>(
 /// An error of a communicator.
 #[cold]
 #[inline(never)]
-#[allow(clippy::needless_pass_by_value)]
 pub(super) fn fail_on<T>(call: &'static str, comm: &Comm<T>, error: Error) -> ncclResult_t {
-    report(call, comm.log_once(error))
+    guard(call, || Err(comm.log_once(error)))
 }
 
 /// An error that no communicator has.

@@ -88,12 +88,12 @@ pub struct Comm<T> {
     pub comm: T,
     labels: Labels,
     /// What NCCL holds in place of requests that a profiler hears of, from the first one on.
-    heard: OnceLock<Box<[HeardRequest; MAX_REQUESTS]>>,
+    pub heard: OnceLock<Box<[HeardRequest; MAX_REQUESTS]>>,
     /// The last error that was logged.
     logged: Mutex<Option<Error>>,
 }
 
-/// What NCCL holds in place of a request that a profiler hears of. It begins as a request does, with another `test`.
+/// What NCCL holds in place of a request that a profiler hears of: its `test` calls the request's, and tells the profiler of the end.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct HeardRequest {

@@ -18,7 +18,8 @@ use crate::proto::requests::Entry;
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// The function: place of the event's handle, what happens, NCCL's handle of the message, type and version of the record, the record.
 type Callback = unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> ncclResult_t;
@@ -28,10 +29,16 @@ const START: c_int = 0;
 const STOP: c_int = 1;
 /// InfiniBand's events, version 1.
 const RECORD: i64 = 1 << 16 | 1;
-/// The function that the last `init` was given; NULL: none.
-static GIVEN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-/// Two NCCLs of the process have given functions. Which communicators are whose is not known by version 10, so neither is called.
-static SEVERAL: AtomicBool = AtomicBool::new(false);
+/// The function that `init` was given.
+static GIVEN: Mutex<Given> = Mutex::new(Given::None);
+
+enum Given {
+    None,
+    One(AtomicPtr<c_void>),
+    /// Two NCCLs of the process have given functions. Which communicators are whose is not known by version 10, so neither is called.
+    Several,
+}
+
 /// The function, if a profiler may hear events; or else NULL.
 static HEARD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
@@ -81,20 +88,33 @@ pub(super) fn handle_init(function: ProfilerCallback) {
     if function.is_null() {
         return;
     }
-    let before = GIVEN.swap(function, Ordering::Relaxed);
-    if !before.is_null() && before != function {
-        SEVERAL.store(true, Ordering::Relaxed);
-        HEARD.store(null_mut(), Ordering::Relaxed);
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*given {
+        Given::None => *given = Given::One(AtomicPtr::new(function)),
+        Given::One(before) if before.load(Ordering::Relaxed) == function => {}
+        Given::One(_) | Given::Several => {
+            *given = Given::Several;
+            HEARD.store(null_mut(), Ordering::Relaxed);
+        }
     }
 }
 
-/// NCCL listens or connects, by when it has loaded its profiler: `other`, if it is not Ferrite's.
-pub(super) fn handle_profiler(other: Option<&str>) {
-    let given = GIVEN.load(Ordering::Relaxed);
-    let Some(name) = other.filter(|_| !given.is_null() && !SEVERAL.load(Ordering::Relaxed)) else { return };
-    if HEARD.swap(given, Ordering::Relaxed).is_null() {
+/// NCCL listens, or has connected, by when it has loaded its profiler: `other` returns its name, if it is not Ferrite's.
+pub(super) fn handle_profiler<'a>(other: impl FnOnce() -> Option<&'a str>) {
+    let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Given::One(function) = &*given else { return };
+    if are_heard() {
+        return;
+    }
+    if let Some(name) = other() {
+        HEARD.store(function.load(Ordering::Relaxed), Ordering::Relaxed);
         log::info!(target: INIT, "Ferrite: the profiler {name} may hear of each message");
     }
+}
+
+/// A communicator with these requests is closed: events that have not ended do now.
+pub(super) fn handle_close(heard: &[HeardRequest]) {
+    heard.iter().for_each(stop);
 }
 
 /// Whether a profiler may hear events.
@@ -109,7 +129,7 @@ fn callback() -> Option<Callback> {
     unsafe { std::mem::transmute::<*mut c_void, Option<Callback>>(heard) }
 }
 
-/// `isend`, which is called here, of `size` bytes, with NCCL's handle `of` of the message.
+/// `isend`, which is called here, of `size` bytes, with NCCL's `phandle`.
 ///
 /// # Safety
 /// That of NCCL's pointers.
@@ -117,7 +137,7 @@ fn callback() -> Option<Callback> {
 pub(super) unsafe fn isend(
     send_comm: *mut c_void,
     size: c_int,
-    of: *mut c_void,
+    phandle: *mut c_void,
     request: *mut *mut c_void,
     isend: impl FnOnce() -> ncclResult_t,
 ) -> ncclResult_t {
@@ -128,12 +148,12 @@ pub(super) unsafe fn isend(
     let record = Record::new(SENT, begun, comm.inner.comm.queue_pair(), size as usize);
     let heard = comm.inner.heard(begun, test);
     // SAFETY: as above.
-    unsafe { start(callback, heard, 0, of, record) };
+    unsafe { start(callback, heard, 0, phandle, record) };
     // SAFETY: as above.
     unsafe { replace(request, heard) }
 }
 
-/// `irecv`, which is called here, of `n` messages for buffers of `sizes` bytes, with NCCL's handles `of` of the messages.
+/// `irecv`, which is called here, of `n` messages for buffers of `sizes` bytes, with NCCL's `phandles`.
 ///
 /// # Safety
 /// That of NCCL's pointers.
@@ -142,7 +162,7 @@ pub(super) unsafe fn irecv(
     recv_comm: *mut c_void,
     n: c_int,
     sizes: *const c_int,
-    of: *mut *mut c_void,
+    phandles: *mut *mut c_void,
     request: *mut *mut c_void,
     irecv: impl FnOnce() -> ncclResult_t,
 ) -> ncclResult_t {
@@ -150,17 +170,17 @@ pub(super) unsafe fn irecv(
     // SAFETY: as the caller says.
     let (comm, begun) = unsafe { (RecvHandle::find(recv_comm), begun::<RecvComm>(code, request)) };
     let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
-    if of.is_null() {
+    if phandles.is_null() {
         return code;
     }
     let (queue_pair, heard) = (comm.inner.comm.queue_pair(), comm.inner.heard(begun, test));
     // The receive has begun, so `n` is one that is possible, and there are so many lengths and handles.
     for i in 0..(n as usize).min(MAX_GROUP) {
         // SAFETY: as the caller says.
-        let (length, of) = unsafe { (*sizes.add(i), *of.add(i)) };
+        let (length, phandle) = unsafe { (*sizes.add(i), *phandles.add(i)) };
         let record = Record::new(RECEIVED, begun, queue_pair, length as usize);
         // SAFETY: as above.
-        unsafe { start(callback, heard, i, of, record) };
+        unsafe { start(callback, heard, i, phandle, record) };
     }
     // SAFETY: as above.
     unsafe { replace(request, heard) }
@@ -178,14 +198,14 @@ unsafe fn begun<'a, T: Tested>(code: ncclResult_t, request: *mut *mut c_void) ->
     unsafe { (*request).cast::<Entry<T::Request>>().as_ref() }
 }
 
-/// The event of message `i` of the request begins. NCCL's function follows `of`, which is NULL for messages that no profiler hears of.
+/// The event of message `i` of the request begins. NCCL's function follows `phandle`, which is NULL for messages that no profiler hears of.
 ///
 /// # Safety
-/// `of` is NULL or NCCL's handle.
-unsafe fn start(callback: Callback, heard: &HeardRequest, i: usize, of: *mut c_void, mut record: Record) {
-    if !of.is_null() {
+/// `phandle` is NULL or NCCL's.
+unsafe fn start(callback: Callback, heard: &HeardRequest, i: usize, phandle: *mut c_void, mut record: Record) {
+    if !phandle.is_null() {
         // SAFETY: NCCL's function, with a place for the event and a record that live for the call.
-        unsafe { callback(heard.events[i].as_ptr(), START, of, RECORD, (&raw mut record).cast()) };
+        unsafe { callback(heard.events[i].as_ptr(), START, phandle, RECORD, (&raw mut record).cast()) };
     }
 }
 
@@ -240,13 +260,13 @@ mod tests {
         let [one, another] = [1, 2].map(std::ptr::without_provenance);
         for function in [std::ptr::null(), one, one] {
             handle_init(function);
-            handle_profiler(None);
+            handle_profiler(|| None);
             assert!(!are_heard());
         }
-        handle_profiler(Some("a profiler"));
+        handle_profiler(|| Some("a profiler"));
         assert!(are_heard());
         handle_init(another);
-        handle_profiler(Some("a profiler"));
+        handle_profiler(|| Some("a profiler"));
         assert!(!are_heard());
     }
 }

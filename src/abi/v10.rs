@@ -63,16 +63,16 @@ slots! {
     ) => calls::connect(10, NcclComm { id: None, class: CommConfig::class(config) }, dev, handle, send_comm);
     isend(
         send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
-        of: *mut c_void, request: *mut *mut c_void,
+        phandle: *mut c_void, request: *mut *mut c_void,
     ) => datapath::with_narrow(size, |size| {
         let isend = || v8::isend(send_comm, data, size, tag, mhandle, request);
-        if network_events::are_heard() { network_events::isend(send_comm, size, of, request, isend) } else { isend() }
+        if network_events::are_heard() { network_events::isend(send_comm, size, phandle, request, isend) } else { isend() }
     });
     irecv(
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut usize, tags: *mut c_int,
-        mhandles: *mut *mut c_void, of: *mut *mut c_void, request: *mut *mut c_void,
+        mhandles: *mut *mut c_void, phandles: *mut *mut c_void, request: *mut *mut c_void,
     ) => datapath::with_narrow_array(n, sizes, |sizes| {
         let irecv = || v8::irecv(recv_comm, n, data, sizes, tags, mhandles, request);
-        if network_events::are_heard() { network_events::irecv(recv_comm, n, sizes, of, request, irecv) } else { irecv() }
+        if network_events::are_heard() { network_events::irecv(recv_comm, n, sizes, phandles, request, irecv) } else { irecv() }
     });
 }

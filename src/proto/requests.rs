@@ -60,13 +60,13 @@ pub struct Entry<T> {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Front {
-    /// Tells the interface that this is a request.
+    /// Tells `abi` that this is a request.
     pub tag: Shared<u32>,
     /// The id in use. While the entry is free, its generation is odd, and those are never given out: no id finds it.
     id: Shared<u32>,
-    /// The interface's function that tests the request.
+    /// The function of `abi` that tests the request.
     pub test: AtomicPtr<()>,
-    /// The interface's communicator.
+    /// The communicator, of a type of `abi`.
     pub comm: AtomicPtr<()>,
 }
 
@@ -173,19 +173,25 @@ impl<T> Requests<T> {
     /// Gives the entry of a live id back, which is stale from then on.
     #[inline(always)]
     pub fn release(&mut self, entry: &Entry<T>) {
-        entry.front.id.add(1 << 8);
-        entry.next_free.set(self.first_free);
-        self.first_free = entry.index;
+        free(entry, &mut self.first_free);
     }
 
     /// As [`Self::release`], of the entry of `id`, if that is live.
     pub fn release_id(&mut self, id: RequestId) {
-        let entries = Arc::clone(&self.entries);
+        let Self { entries, first_free } = self;
         let entry = &entries[id.index()];
         if entry.id() == id && entry.is_live() {
-            self.release(entry);
+            free(entry, first_free);
         }
     }
+}
+
+/// The entry, which is in use, is the first free one from now on.
+#[inline(always)]
+fn free<T>(entry: &Entry<T>, first_free: &mut u16) {
+    entry.front.id.add(1 << 8);
+    entry.next_free.set(*first_free);
+    *first_free = entry.index;
 }
 
 #[cold]

@@ -194,3 +194,18 @@ fn messages_that_nccl_has_no_handles_of_are_not_told() -> Result<()> {
         Ok(())
     })
 }
+
+#[test]
+fn the_events_of_requests_that_are_outstanding_end_when_the_communicator_is_closed() -> Result<()> {
+    let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
+    alone(&setting, |_| {
+        let Ends { send: _send, recv, to, .. } = Ends::new(12, 64)?;
+        let received = recv.receive(&to, 0, 8, 0)?;
+        assert!(received.is_some());
+        assert!(matches!(net_events::take()[..], [Told::Start { event: 1, .. }]));
+        drop(to);
+        recv.close()?;
+        assert_eq!(net_events::take(), [Told::Stop(1)]);
+        Ok(())
+    })
+}

@@ -262,8 +262,11 @@ impl RecvPath {
         request: &Entry<RecvRequest>,
         done: impl Done,
     ) -> Result<()> {
-        let posted = self.qps.qps.iter_mut().try_for_each(ConnectedQp::post_missing);
-        match posted.and_then(|()| self.handle_completions(peer, completions)) {
+        let handled = match self.qps.qps.iter_mut().try_for_each(ConnectedQp::post_missing) {
+            Ok(()) => self.handle_completions(peer, completions),
+            Err(e) => self.handle_failed(peer, completions, Err(e)),
+        };
+        match handled {
             Ok(()) => self.finish(request, done).map(drop),
             Err(e) => self.fail_after(peer, request, done, e),
         }

@@ -135,7 +135,7 @@ impl<T> ExclusiveCell<T> {
     /// The calling thread goes on inside.
     ///
     /// # Safety
-    /// It has entered by [`Self::begin_if_clear`] and dropped the [`Inside`].
+    /// It has entered by [`Self::begin_if_clear`] and dropped the [`Inside`], or does not use it any more.
     #[inline(always)]
     pub unsafe fn go_on_inside(&self) -> Inside<'_, T> {
         Inside { cell: self, _of_thread: PhantomData }

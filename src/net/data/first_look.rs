@@ -51,8 +51,8 @@ pub trait Tested {
     /// The connection has failed. The error is the same each time.
     fn handle_empty_poll(&self, inside: Inside<'_, Self::Path>, request: &Entry<Self::Request>) -> Result<()>;
 
-    /// Handles the completions that [`Self::poll`] has found, as long as they are usual ones, and looks whether the request is complete. If
-    /// there is more to do, returns the completions that are left, which may be none: [`Self::handle_others`] is to be called.
+    /// Handles the completions that [`Self::poll`] has found, as long as they are usual ones, and looks whether the request is complete. `None`:
+    /// that is all. Otherwise [`Self::handle_others`] is to be called with the completions that it returns: those that are left, or an empty slice.
     fn handle_usual<'c>(
         path: &mut Self::Path,
         completions: &'c [Completion],
@@ -84,7 +84,7 @@ pub trait Tested {
     /// The whole `test`, by the long way.
     ///
     /// # Errors
-    /// As [`Self::handle_polled`]; or the request has ended.
+    /// As [`Self::handle_others`]; or the request has ended.
     fn test(&self, request: &Entry<Self::Request>, done: impl Done) -> Result<()>;
 }
 

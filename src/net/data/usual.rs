@@ -71,8 +71,8 @@ impl RecvPath {
     }
 
     /// Handles completions in their order, as long as each is that of a receive, by which a whole message has come; then finishes `request`, if
-    /// it is complete. Returns the others, from the first on that is not, or which come after one that leaves receives to be posted;
-    /// none, if clear-to-sends are to be sent, or the request is for a group.
+    /// it is complete. `None`: that is all. Otherwise returns the completions that are left: from the first on that is another one, or those after
+    /// one that leaves receives to be posted; an empty slice, if clear-to-sends are to be sent, or the request is for a group.
     #[inline(always)]
     pub(super) fn handle_usual<'c>(
         &mut self,
@@ -82,12 +82,12 @@ impl RecvPath {
     ) -> Option<&'c [Completion]> {
         while let [completion, others @ ..] = completions {
             let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { return Some(completions) };
+            let Some(connected) = self.qps.qps.get_mut(usize::from(qp)) else { return Some(completions) };
             if completion.status() != Status::SUCCESS
                 || !self.flow.complete_whole(QpIndex(qp), Imm::from_bits(completion.imm()))
             {
                 return Some(completions);
             }
-            let Some(connected) = self.qps.qps.get_mut(usize::from(qp)) else { return Some(completions) };
             completions = others;
             if connected.count_receive() {
                 return Some(completions);

@@ -290,7 +290,8 @@ impl QpSet {
         outcome.map(|()| polled)
     }
 
-    /// Calls `handle` for those of the completions that have succeeded, unless `outcome` is an error: of a completion before them.
+    /// Calls `handle` for those of the completions that have succeeded, unless the connection cannot go on. `outcome` is of what came before
+    /// them.
     ///
     /// # Errors
     /// A completion has failed, or else `handle` fails. The former tells more, so it counts first.
@@ -308,9 +309,14 @@ impl QpSet {
                 handle_flushed(&mut self.qps, completion);
                 // What fails on new queue pairs as well counts most: others may have been flushed before it.
                 failed = failed.filter(|known| !is_worse(completion, known)).or(Some(completion));
-            } else if outcome.is_ok() {
-                // An error of `handle` ends the connection: what is behind it does not matter.
-                outcome = handle(&mut self.qps, completion);
+            } else if outcome.as_ref().err().is_none_or(|e| e.is_recoverable) {
+                // What has arrived counts also where a device has refused a work request: the connection may go on.
+                let handled = handle(&mut self.qps, completion);
+                outcome = if outcome.is_ok() || handled.as_ref().is_err_and(|e| !e.is_recoverable) {
+                    handled
+                } else {
+                    outcome
+                };
             }
         }
         match failed {
