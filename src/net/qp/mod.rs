@@ -1,10 +1,11 @@
 //! The queue pairs of a connection.
 //!
-//! [`wr_id`] ← [`failure`], [`priority`] ← [`set`] ← [`connect`], [`fence`], [`reach`].
+//! [`wr_id`] ← [`failure`], [`priority`], `go_on` ← [`set`] ← [`connect`], [`fence`], [`reach`].
 
 pub mod connect;
 pub mod failure;
 pub mod fence;
+mod go_on;
 pub mod priority;
 pub mod reach;
 pub mod set;

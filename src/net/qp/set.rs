@@ -1,6 +1,7 @@
 //! The queue pairs of one end of a connection, over all of its rails.
 
 use super::failure::failure;
+use super::go_on::handle_unless_over;
 use super::priority::Priority;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
@@ -309,14 +310,8 @@ impl QpSet {
                 handle_flushed(&mut self.qps, completion);
                 // What fails on new queue pairs as well counts most: others may have been flushed before it.
                 failed = failed.filter(|known| !is_worse(completion, known)).or(Some(completion));
-            } else if outcome.as_ref().err().is_none_or(|e| e.is_recoverable) {
-                // What has arrived counts also where a device has refused a work request: the connection may go on.
-                let handled = handle(&mut self.qps, completion);
-                outcome = if outcome.is_ok() || handled.as_ref().is_err_and(|e| !e.is_recoverable) {
-                    handled
-                } else {
-                    outcome
-                };
+            } else {
+                handle_unless_over(&mut outcome, || handle(&mut self.qps, completion));
             }
         }
         match failed {

@@ -1,0 +1,42 @@
+//! What becomes of completions behind an error.
+
+use crate::error::Result;
+
+/// Calls `handle`, for a completion that has succeeded, unless the connection cannot go on. What has arrived counts also where a device has
+/// refused a work request before: the connection may go on over new queue pairs. `outcome` becomes the error that tells most.
+#[inline(always)]
+pub(super) fn handle_unless_over(outcome: &mut Result<()>, handle: impl FnOnce() -> Result<()>) {
+    if outcome.as_ref().is_err_and(|e| !e.is_recoverable) {
+        return;
+    }
+    let handled = handle();
+    if outcome.is_ok() || handled.as_ref().is_err_and(|e| !e.is_recoverable) {
+        *outcome = handled;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    #[test]
+    fn completions_behind_a_refused_work_request_are_handled_and_those_behind_a_fatal_error_are_not() {
+        let refused = |text: &str| Err(Error::internal(text).recoverable());
+        let mut handled = 0;
+        let mut outcome = refused("first");
+        let mut handle = |outcome: &mut _, result: Result<()>| {
+            handle_unless_over(outcome, || {
+                handled += 1;
+                result
+            });
+        };
+        handle(&mut outcome, Ok(()));
+        handle(&mut outcome, refused("second"));
+        assert_eq!(outcome, refused("first"));
+        handle(&mut outcome, Err(Error::internal("fatal")));
+        assert_eq!(outcome, Err(Error::internal("fatal")));
+        handle(&mut outcome, Ok(()));
+        assert_eq!(handled, 3);
+    }
+}
