@@ -249,8 +249,7 @@ impl RecvPath {
         self.send_cts().or_else(|e| self.handle_failure(peer, e))
     }
 
-    /// As [`SendPath::handle_others`]; there may be no completions. Posts receives before that, and sends the clear-to-sends that are due
-    /// after it.
+    /// As [`SendPath::handle_others`]; there may be no completions. Posts receives before, and sends the clear-to-sends that are due after.
     ///
     /// # Errors
     /// As there, or the device refuses.
