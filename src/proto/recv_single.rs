@@ -33,6 +33,23 @@ impl RecvFlow {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+impl RecvFlow {
+    /// Tries [`Self::begin_single`] first, if `is_usual` and the receive is of one message, and else [`Self::post`].
+    pub(super) fn post_either<'a, K: KeysByRail + 'a>(
+        &mut self,
+        is_usual: bool,
+        count: usize,
+        buffer: impl Fn(usize) -> Result<Buffer<'a, K>, super::Violation>,
+    ) -> Result<Option<super::requests::RequestId>, super::Violation> {
+        let mut id = None;
+        if is_usual && count == 1 && self.begin_single(buffer(0)?, |entry| id = Some(entry.id())) {
+            return Ok(id);
+        }
+        self.post(count, buffer)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -49,8 +49,10 @@ impl Receiver {
                 tag: message.tag,
             })
         };
-        let post =
-            |flow: &mut RecvFlow| flow.post(range.len(), buffer).unwrap_or_else(|violation| panic!("{violation}"));
+        let post = |flow: &mut RecvFlow| {
+            let posted = flow.post_either(group.is_multiple_of(2), range.len(), buffer);
+            posted.unwrap_or_else(|violation| panic!("{violation}"))
+        };
         let mut posted = post(&mut self.flow);
         while posted.is_none()
             && let Some(more) = self.flow.more_receives(range.len())

@@ -6,7 +6,7 @@ use super::ends::{Caller, Outside, Receiver, Sender};
 use super::fabric::Completion;
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::imm::Imm;
-use crate::proto::recv::Buffer;
+use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::transfer::Transfer;
 use crate::proto::{QpIndex, RING_SLOTS, Violation};
 
@@ -156,14 +156,19 @@ impl Receiver {
             let (addr, length, tag) = (address(i), message.posted, message.tag);
             Ok::<_, Violation>(Buffer { addr, length, rkeys: &plan.keys[i], tag })
         };
-        let mut posted = self.flow.post(range.len(), buffer).unwrap_or_else(|e| panic!("{e}"));
+        let is_usual = self.next_group.is_multiple_of(2);
+        let post = |flow: &mut RecvFlow| {
+            let posted = flow.post_either(is_usual, range.len(), buffer);
+            posted.unwrap_or_else(|violation| panic!("{violation}"))
+        };
+        let mut posted = post(&mut self.flow);
         while posted.is_none()
             && self.caller.machine.is_running()
             && let Some(more) = self.flow.more_receives(range.len())
         {
             fabric.keep_receives(&self.caller.in_use, more);
             self.flow.handle_more_receives();
-            posted = self.flow.post(range.len(), buffer).unwrap_or_else(|e| panic!("{e}"));
+            posted = post(&mut self.flow);
         }
         let Some(id) = posted else { return false };
         self.receiving.push_back((id, range));
