@@ -58,6 +58,8 @@ missing_test_packages() {
     pkg-config --exists libibverbs 2>/dev/null || echo libibverbs-dev
     pkg-config --exists librdmacm 2>/dev/null || echo librdmacm-dev
     [ -n "${LIBCLANG_PATH:-$(find_libclang)}" ] || echo libclang-14-dev
+    # For libFuzzer (scripts/nightly.sh).
+    command -v c++ >/dev/null || echo g++
     # For tests that are skipped without them.
     if may_install; then
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv

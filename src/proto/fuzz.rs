@@ -1,6 +1,6 @@
 //! What a fuzzer chooses the input of: messages, clear-to-sends and immediates of a peer that says anything, and schedules of the simulators.
 //!
-//! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.sh` has libFuzzer choose the bytes, with `cfg(fuzzing)`;
+//! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.py` has libFuzzer choose the bytes, with `cfg(fuzzing)`;
 //! a test runs the inputs that are kept in `tests/fuzz/corpus`.
 
 use super::control;
@@ -359,7 +359,10 @@ mod tests {
             let packed = std::fs::read(corpus.join(name).with_extension("inputs")).expect("each target has inputs");
             let inputs = inputs(&packed);
             assert!(inputs.len() > 10, "{name}: {} inputs", inputs.len());
-            inputs.into_iter().for_each(target);
+            for input in inputs {
+                println!("{name}: {input:?}");
+                target(input);
+            }
         }
     }
 

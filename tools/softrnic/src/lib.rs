@@ -39,7 +39,7 @@
 //! enters the peer's queue pair in shared memory, checks keys and access there, moves the bytes with one
 //! `process_vm_writev`, takes the peer's receive and completes both ends. The target process is passive, as it is with a
 //! NIC. Nothing on this path waits for another process, so one that is killed or stopped does not hold up the data of
-//! others; only creating and destroying objects takes a lock that a *stopped* process can hold.
+//! others (but for UD, where senders to one queue pair wait for each other for up to a second); only creating and destroying objects takes a lock that a *stopped* process can hold.
 //!
 //! Where a peer's memory cannot be reached – a GPU's, or that of a process in another sandbox – the bytes are staged in the
 //! shared file, and each process copies its own memory, in its polls or in its service thread.

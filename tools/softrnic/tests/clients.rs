@@ -96,9 +96,18 @@ fn suite() -> Result<Scratch, Missing> {
     if !is_there || !Path::new(SUITE).is_dir() {
         return Err(Missing(format!("pyverbs with its tests in {SUITE} (package python3-pyverbs)")));
     }
+    // The names of its tests are those of this release.
+    let version = Command::new("dpkg-query").args(["-W", "-f", "${Version}", "python3-pyverbs"]).output();
+    let version = version.map(|it| String::from_utf8_lossy(&it.stdout).into_owned()).unwrap_or_default();
+    if !version.starts_with("44.") {
+        return Err(Missing(format!("pyverbs 44 (there is {version})")));
+    }
     let folder = Scratch::new();
     for entry in fs::read_dir(SUITE).expect("it is readable") {
         let path = entry.expect("it is readable").path();
+        if path.is_dir() {
+            continue;
+        }
         let name = path.file_name().expect("a name").to_string_lossy().into_owned();
         let text = if name.ends_with(".gz") {
             Command::new("gzip").arg("-dc").arg(&path).output().expect("gzip").stdout

@@ -96,7 +96,7 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     }
     let sent = queue.datagram(queue.executed);
     let Some(guard) = RemoteQpGuard::enter(qp.fabric, sent.peer, ANY_PEER, queue.entries) else {
-        return if RemoteQpGuard::is_visited(qp.fabric, sent.peer) { again(queue) } else { TxOutcome::Lost };
+        return if RemoteQpGuard::is_open(qp.fabric, sent.peer) { again(queue) } else { TxOutcome::Lost };
     };
     let name = name_of(qp.fabric, qp.device, qp.abi.qp_num);
     if is_held_by_another(qp.fabric, guard.slot, name) {

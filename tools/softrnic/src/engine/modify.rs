@@ -102,6 +102,8 @@ fn enter(engine: &'static Engine, qp: &Qp, from: u32, to: u32, wants_event: bool
             qp.slot.expected_psn.store(0, SeqCst);
             lock(&qp.send).link.psn = 0;
             engine.discard(qp);
+            // One that was in here may have taken it since.
+            qp.slot.holder.store(0, SeqCst);
         }
         state::ERR => {
             qp.slot.state.store(state::ERR, SeqCst);

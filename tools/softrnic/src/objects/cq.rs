@@ -126,8 +126,9 @@ impl Cq {
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
         let _sources = lock(&self.sources);
         let capacity = capacity_for(cqe);
-        let waiting = self.slot.pushed.load(SeqCst).wrapping_sub(self.slot.polled.load(SeqCst));
-        if waiting > u64::from(capacity) {
+        // A completion may be polled before its producer has counted it.
+        let waiting = self.slot.pushed.load(SeqCst).wrapping_sub(self.slot.polled.load(SeqCst)) as i64;
+        if waiting > i64::from(capacity) {
             return Err(libc::EINVAL);
         }
         self.slot.capacity.store(capacity, SeqCst);

@@ -208,9 +208,6 @@ impl Qp {
     pub(crate) fn flush_recv(&self) {
         if let Some(srq) = &self.srq {
             srq.ring.recover(self.slot, self.index);
-            if !self.is_last_told.swap(true, SeqCst) {
-                self.tell_owner(event::QP_LAST_WQE_REACHED);
-            }
         }
         let posted = self.slot.posted.load(Relaxed);
         let flushed = Received { status: Status::Flush as u32, ..Received::default() };
@@ -220,6 +217,10 @@ impl Qp {
             }
             self.recv_ring.finish(self.slot, at, &flushed);
             completion::announce(self.fabric, self.recv_cq.slot, self.slot.recv_bit.load(Relaxed), true);
+        }
+        // Who gets this event polls for what has completed.
+        if self.srq.is_some() && !self.is_last_told.swap(true, SeqCst) {
+            self.tell_owner(event::QP_LAST_WQE_REACHED);
         }
     }
 

@@ -127,7 +127,10 @@ impl Srq {
         if limit > self.max_wr {
             return Err(libc::EINVAL);
         }
-        self.slot.limit.store(limit, SeqCst);
+        if self.slot.limit.swap(limit, SeqCst) & LIMIT_REACHED != 0 {
+            // Reached before, and not passed on yet.
+            self.tell_limit();
+        }
         if self.slot.reaches_limit() {
             self.pd.context.fabric.wake(self.pd.context.fabric.me);
         }
@@ -142,8 +145,12 @@ impl Srq {
     /// For the service thread: passes on the event that a taker asked for.
     pub(crate) fn deliver(&self) {
         if self.slot.limit.fetch_and(!LIMIT_REACHED, SeqCst) & LIMIT_REACHED != 0 {
-            self.pd.context.events.push(Event { element: self.as_abi() as usize, kind: event::SRQ_LIMIT_REACHED });
+            self.tell_limit();
         }
+    }
+
+    fn tell_limit(&self) {
+        self.pd.context.events.push(Event { element: self.as_abi() as usize, kind: event::SRQ_LIMIT_REACHED });
     }
 
     /// Takes it out of the fabric. It has no queue pairs, and the service thread does not know it any more.

@@ -42,10 +42,13 @@ impl RemoteQpGuard {
         (accepts(slot, peer, me) && slot.owner.load(SeqCst) == owner).then_some(guard)
     }
 
-    /// Whether a live process is in QP `peer` just now, of those that many send to.
-    pub(crate) fn is_visited(fabric: &'static Fabric, peer: u64) -> bool {
+    /// Whether QP `peer`, of those that many send to, can receive: who could not enter has found another sender there.
+    pub(crate) fn is_open(fabric: &'static Fabric, peer: u64) -> bool {
         let slot = if peer == NO_PEER { None } else { fabric.find_qp(PortId::of_name(peer).device, peer as u32) };
-        slot.is_some_and(|slot| accepts(slot, peer, ANY_PEER) && fabric.is_entered(slot))
+        slot.is_some_and(|slot| {
+            let owner = slot.owner.load(Acquire);
+            accepts(slot, peer, ANY_PEER) && (owner == fabric.me || fabric.live_process(owner).is_some())
+        })
     }
 
     /// The name of the QP.

@@ -19,6 +19,7 @@ use crate::remote::responder::{Admission, ResponderFault};
 use crate::remote::staged_copy::StagedCopy;
 use crate::shm::job::task;
 use crate::shm::layout::STAGE_BYTES;
+use crate::shm::slots::ANY_PEER;
 
 /// Parts of a message under way at a time.
 const PARTS: usize = 4;
@@ -123,7 +124,9 @@ impl StagedTransfer {
         self.path.serial = self.path.serial.wrapping_add(1);
         let guard = RemoteQpGuard::enter(self.fabric, self.path.to, self.path.from, self.path.serial);
         let Some(guard) = guard.filter(|guard| guard.expects(self.path.is_unreliable, self.path.psn)) else {
-            return Some((None, Err(CopyError::Gone)));
+            // Another sender is there.
+            let is_busy = self.path.from == ANY_PEER && RemoteQpGuard::is_open(self.fabric, self.path.to);
+            return if is_busy { None } else { Some((None, Err(CopyError::Gone))) };
         };
         loop {
             match self.step(guard.device) {

@@ -18,9 +18,9 @@ const SPINS: u32 = 200;
 pub(crate) fn set(busy: &AtomicU64, mark: u64, is_alive: impl Fn(u64) -> bool) -> bool {
     let mut tries = 0;
     while let Err(holder) = busy.compare_exchange_weak(0, mark, SeqCst, Relaxed) {
-        // Only a process that comes late and will find that it may not enter can be in there.
+        // A process that comes late and will find that it may not enter; or another sender, where many may enter.
         tries += 1;
-        if tries == MAX_TRIES && !evict(busy, holder, &is_alive) {
+        if tries % MAX_TRIES == 0 && !evict(busy, holder, &is_alive) {
             return false;
         }
         spin_loop();

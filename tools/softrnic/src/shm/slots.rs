@@ -283,7 +283,7 @@ pub(crate) struct QpSlot {
     pub(crate) path: AtomicU32,
     /// UD: a datagram with another one is dropped.
     pub(crate) qkey: AtomicU32,
-    /// Index + 1 of the SRQ that it receives from; 0: none. Then its ring has the one receive that has been taken for it.
+    /// Index + 1 of the SRQ that it receives from; 0: none. Then its ring has the receives that have been taken for it.
     pub(crate) srq: AtomicU32,
     /// Protection domain of what it receives: that of the SRQ, if it has one.
     pub(crate) recv_pd: AtomicU32,
