@@ -135,6 +135,8 @@
 //! | can GPU memory be registered, and what is missing? | [`net::device::gdr`] |
 //! | which table does NCCL take, and what is different in it? | [`abi`] |
 //! | which operation are a connection's messages of? | [`net::operations`], `abi::profiler` |
+//! | what does NCCL's pointer for a request point to? | [`proto::requests`], `abi::handles` |
+//! | what does a profiler of the user's hear of messages? | `abi::network_events` |
 //! | which ports are one device? | [`net::device::nic`], `abi::devices` |
 //! | how much of a message does a rail carry, or a lane? | [`proto::stripe`], [`proto::rail_weights`], `proto::lanes` |
 //! | which lane is slow, what leads it over another path, and how often? | `proto::slow_lanes`, [`proto::flow_labels`], [`proto::recovery::move_budget`] |
@@ -195,6 +197,7 @@
 //! | stripe | the part of a message that one queue pair carries |
 //! | token | the random number in a handle, by which a listener knows its peer |
 //! | trailing immediate write | a write of zero bytes that carries the immediate, where the fabric may reorder packets |
+//! | usual case | one message, one rail, one queue pair, nothing failed or due: it has a path of fewer instructions |
 //! | watcher | the thread of a card that reads device events and control connections |
 //! | work request (WR) | an operation posted to a queue pair |
 #![cfg_attr(

@@ -21,7 +21,7 @@ pub enum Usual {
 /// What [`SendFlow::refuse`] has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nothing: there is the clear-to-send that comes next, and no other: [`SendFlow::submit_single`] may be called.
+    /// Nothing: the clear-to-send that comes next is there, and no earlier one is kept: [`SendFlow::submit_single`] may be called.
     Next,
     /// Nothing: there is a clear-to-send, which may be for the message.
     No,

@@ -1,5 +1,6 @@
-//! Numbers that are changed through shared references. One thread uses them at a time. They are atomics so that more than one owner can
-//! reach them, and are read and written as plain numbers are.
+//! Numbers that are changed through shared references. Only the thread that is inside of the
+//! communicator uses them, and the cell that keeps others out orders what threads see of each other (`net::data::exclusive_cell`). So they
+//! are read and written as plain numbers are.
 
 use std::fmt;
 use std::sync::atomic::{AtomicI8, AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
 //! What `test` does by the short way after it has polled: the completions that nearly all are, and requests that are complete by them.
-//! Nothing here calls a function. What is unusual is left to [`super::completion`], before anything of it has been done.
+//! All of it is inlined. What is unusual is left to [`super::completion`], before anything of it has been done.
 
 use super::receiver::RecvPath;
 use super::sender::SendPath;
@@ -33,8 +33,8 @@ impl SendPath {
         true
     }
 
-    /// Handles completions in their order, as long as each is that of a stripe in one write, which has succeeded; then finishes `request`, if
-    /// it is complete. Returns the others, from the first on that is not.
+    /// Handles completions in their order, as long as each is that of a write that carries data and its immediate ([`WrId::Data`]) and has
+    /// succeeded; then finishes `request`, if it is complete. Returns the others, from the first on that is not such a one; `None`: there is none.
     #[inline(always)]
     pub(super) fn handle_usual<'c>(
         &mut self,
@@ -43,8 +43,8 @@ impl SendPath {
         done: impl Done,
     ) -> Option<&'c [Completion]> {
         while let [completion, others @ ..] = completions {
-            let WrId::Data { request, .. } = WrId::from_bits(completion.id()) else { return Some(completions) };
-            if completion.status() != Status::SUCCESS || !self.flow.complete_stripe(request) {
+            let WrId::Data { request: of, .. } = WrId::from_bits(completion.id()) else { return Some(completions) };
+            if completion.status() != Status::SUCCESS || !self.flow.complete_stripe(of) {
                 return Some(completions);
             }
             completions = others;
