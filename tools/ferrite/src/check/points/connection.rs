@@ -98,25 +98,17 @@ fn handle(ctx: &mut Context<'_>) -> Result<StepResult> {
     Ok(StepResult::passed("nothing behind byte 127, no address of the listener's process"))
 }
 
-/// The longest of some calls, less the time in which other processes had the processor.
+/// The longest of some calls.
 #[derive(Debug, Default)]
 struct Slowest(Duration);
 
 impl Slowest {
     fn time<T>(&mut self, call: impl FnOnce() -> T) -> T {
-        let (waited, start) = (waited_for_a_processor(), Instant::now());
+        let start = Instant::now();
         let result = call();
-        let (taken, waited) = (start.elapsed(), waited_for_a_processor().saturating_sub(waited));
-        self.0 = self.0.max(taken.saturating_sub(waited));
+        self.0 = self.0.max(start.elapsed());
         result
     }
-}
-
-/// How long this thread has been ready to run while others had the processors, in all; 0 where the kernel does not tell (the second number of
-/// `schedstat` in proc(5), nanoseconds).
-fn waited_for_a_processor() -> Duration {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    Duration::from_nanos(text.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0))
 }
 
 /// So many calls of one before the other is called at all.
@@ -125,7 +117,7 @@ const ORDERS: [(usize, usize); 3] = [(200, 0), (0, 200), (0, 0)];
 fn never_blocks(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let mut slowest = Duration::MAX;
-    // The host may have had the processors of a virtual machine: the best of three rounds counts.
+    // Another process may have had the CPU: the best of three rounds counts.
     for _ in 0..3 {
         let mut round = Slowest::default();
         for (connects, accepts) in ORDERS {
