@@ -1,7 +1,7 @@
 //! Events of the network for a profiler of the user's, from version 10 on: NCCL gives `init` a function that passes them on.
 //!
-//! There is one event a message: it begins when the message is accepted and ends when `test` says that it is complete, or fails. Its
-//! record is the one that profilers know from the built-in transport, which is compiled without such events in NCCL's
+//! There is one event a message: it begins when the message is accepted and ends when `test` says that it is complete or has failed, or when the
+//! communicator is closed. Its record is the one that profilers know from the built-in transport, which is compiled without such events in NCCL's
 //! releases. While no profiler hears them, a send or a receive costs one look at [`HEARD`].
 
 use super::handles::{HeardRequest, RecvHandle, SendHandle};
@@ -29,6 +29,7 @@ const START: c_int = 0;
 const STOP: c_int = 1;
 /// InfiniBand's events, version 1.
 const RECORD: i64 = 1 << 16 | 1;
+
 /// The function that `init` was given.
 static GIVEN: Mutex<Given> = Mutex::new(Given::None);
 

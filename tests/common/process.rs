@@ -7,6 +7,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use testkit::test_name;
 
+/// Whether this process is one of the two that a test has started.
+pub(crate) fn is_worker() -> bool {
+    std::env::var_os("FERRITE_TASK").is_some()
+}
+
 /// Runs `body` in two processes, and returns what they returned.
 pub(crate) fn pair<T>(setting: &Setting, body: impl FnOnce(&mut WorkerCtx) -> Result<T>) -> Result<[T; 2]>
 where

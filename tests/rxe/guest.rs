@@ -1,5 +1,6 @@
 //! Inside the virtual machine: a test and what it works with.
 
+pub(crate) use crate::common::process::is_worker;
 use ferrite::error::Result;
 use ferrite::nccl::cache;
 use ferrite::nccl::library::Source;
@@ -13,11 +14,6 @@ use testkit::dist::dist;
 /// Whether this process runs in the machine.
 pub(crate) fn is_here() -> bool {
     std::env::var_os("RXE_GUEST").is_some()
-}
-
-/// Whether this process is one of the two that a test has started.
-pub(crate) fn is_worker() -> bool {
-    std::env::var_os("FERRITE_TASK").is_some()
 }
 
 /// Whose transport a test drives.
