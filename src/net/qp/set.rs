@@ -230,6 +230,11 @@ impl QpSet {
         std::mem::replace(self, empty)
     }
 
+    /// Bytes of inline data that a work request on any of them may have.
+    pub fn inline_bytes(&self) -> u32 {
+        self.qps.iter().map(|connected| connected.qp.inline_bytes()).min().unwrap_or(0)
+    }
+
     /// Whether there is more than one rail.
     #[inline(always)]
     pub fn are_on_several_rails(&self) -> bool {
