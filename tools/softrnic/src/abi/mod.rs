@@ -3,6 +3,7 @@
 pub(crate) mod consts;
 pub(crate) mod cq_ex;
 pub(crate) mod device_attr;
+pub(crate) mod domains;
 pub(crate) mod export;
 pub(crate) mod init_attr_ex;
 pub(crate) mod names;

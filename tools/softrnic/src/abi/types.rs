@@ -68,6 +68,12 @@ pub(crate) const LEAD_QUERY_DEVICE_EX: usize = LEAD_WORDS - 13;
 pub(crate) const LEAD_CREATE_CQ_EX: usize = LEAD_WORDS - 15;
 /// `verbs_context.create_qp_ex`, 56 bytes before the context.
 pub(crate) const LEAD_CREATE_QP_EX: usize = LEAD_WORDS - 7;
+/// `verbs_context.alloc_td`, 192 bytes before the context.
+pub(crate) const LEAD_ALLOC_TD: usize = LEAD_WORDS - 24;
+/// `verbs_context.dealloc_td`, 200 bytes before the context.
+pub(crate) const LEAD_DEALLOC_TD: usize = LEAD_WORDS - 25;
+/// `verbs_context.alloc_parent_domain`, 208 bytes before the context.
+pub(crate) const LEAD_ALLOC_PARENT_DOMAIN: usize = LEAD_WORDS - 26;
 /// `struct ibv_pd`.
 #[repr(C)]
 pub(crate) struct Pd {

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::abi::consts::event;
 use crate::abi::types::{
-    self, LEAD_CREATE_CQ_EX, LEAD_CREATE_QP_EX, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot,
+    self, LEAD_ALLOC_PARENT_DOMAIN, LEAD_ALLOC_TD, LEAD_CREATE_CQ_EX, LEAD_CREATE_QP_EX, LEAD_DEALLOC_TD,
+    LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot,
 };
 use crate::host::fd_queue::FdQueue;
 use crate::objects::device::Device;
@@ -53,6 +54,9 @@ pub(crate) struct Ops {
     pub(crate) create_cq_ex: usize,
     /// 0: there is no such call.
     pub(crate) create_qp_ex: usize,
+    pub(crate) alloc_td: usize,
+    pub(crate) dealloc_td: usize,
+    pub(crate) alloc_parent_domain: usize,
 }
 
 impl Context {
@@ -84,6 +88,9 @@ impl Context {
         verbs.lead[LEAD_QUERY_DEVICE_EX] = ops.query_device;
         verbs.lead[LEAD_CREATE_CQ_EX] = ops.create_cq_ex;
         verbs.lead[LEAD_CREATE_QP_EX] = ops.create_qp_ex;
+        verbs.lead[LEAD_ALLOC_TD] = ops.alloc_td;
+        verbs.lead[LEAD_DEALLOC_TD] = ops.dealloc_td;
+        verbs.lead[LEAD_ALLOC_PARENT_DOMAIN] = ops.alloc_parent_domain;
         let delivered = AtomicU64::new(fabric.header().event_count.load(SeqCst));
         let is_told = AtomicBool::new(false);
         Ok(Arc::new(Self { verbs, fabric, device, events, delivered, failures, is_told }))

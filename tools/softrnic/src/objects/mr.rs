@@ -87,7 +87,8 @@ impl Mr {
         slot.length.store(length as u64, Relaxed);
         slot.gpu.store(gpu, Relaxed);
         slot.key.store(key, SeqCst);
-        pd.users.fetch_add(1, SeqCst);
+        let protection = Pd::protection(pd);
+        protection.users.fetch_add(1, SeqCst);
         let kind = match (gpu, range.dmabuf) {
             (0, _) => RegKind::Host,
             (_, None) => RegKind::GpuByAddress,
@@ -103,7 +104,7 @@ impl Mr {
             lkey: key,
             rkey: key,
         };
-        Ok(Box::new(Self { abi, pd: Arc::clone(pd), index, kind }))
+        Ok(Box::new(Self { abi, pd: Arc::clone(protection), index, kind }))
     }
 
     pub(crate) fn as_abi(&self) -> *mut types::Mr {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use crate::abi::consts::{Status, event, qp_state, qp_type};
 use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
+use crate::host::in_use::InUse;
 use crate::host::lock::lock;
 use crate::network::port_id::PortId;
 use crate::objects::context::Event;
@@ -58,6 +59,9 @@ pub(crate) struct Qp {
     /// Asynchronous events given to the application, to be acknowledged before the QP goes.
     pub(crate) async_events: AtomicU32,
     acked: (Mutex<()>, Condvar),
+    /// Those who post.
+    pub(crate) sending: InUse,
+    pub(crate) receiving: InUse,
 }
 
 impl fmt::Debug for Qp {
@@ -129,6 +133,8 @@ impl Qp {
             is_last_told: AtomicBool::new(false),
             async_events: AtomicU32::new(0),
             acked: Default::default(),
+            sending: InUse::new(pd.has_thread()),
+            receiving: InUse::new(pd.has_thread()),
         }))
     }
 

@@ -80,7 +80,7 @@ pub(super) fn claim_slot(
     for count in slot.sent.all().into_iter().chain(slot.work.all()) {
         count.store(0, Relaxed);
     }
-    slot.capacities.set(&requested.cap, requested.operations);
+    slot.capacities.set(&requested.cap, requested.operations, pd.has_thread());
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);
     let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1);

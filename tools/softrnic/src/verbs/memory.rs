@@ -30,13 +30,14 @@ unsafe extern "C" fn dealloc_pd(handle: *mut types::Pd) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let pd: &Pd = unsafe { object(handle) };
-        if pd.context.is_refusing() {
+        // A parent domain is none of the device's.
+        if pd.context.is_refusing() && !pd.is_parent() {
             return Ok(());
         }
         if pd.users.load(SeqCst) != 0 && !pd.context.fabric.is_gone() {
             return Err(libc::EBUSY);
         }
-        // SAFETY: takes back what `alloc_pd` leaked.
+        // SAFETY: takes back what `alloc_pd` or `alloc_parent_domain` leaked.
         drop(unsafe { Arc::from_raw(handle.cast::<Pd>()) });
         Ok(())
     })
@@ -109,8 +110,8 @@ export!("ibv_reg_dmabuf_mr", "IBVERBS_1.12", reg_dmabuf_mr);
 
 unsafe extern "C" fn dereg_mr(handle: *mut types::Mr) -> c_int {
     code(|| {
-        // SAFETY: the caller's handle.
-        let pd: Arc<Pd> = unsafe { shared((*handle).pd) };
+        // SAFETY: the caller's handle. The parent domain that it was registered with may be gone.
+        let pd = Arc::clone(unsafe { object::<Mr, _>(handle) }.pd());
         if pd.context.is_refusing() {
             return Ok(());
         }

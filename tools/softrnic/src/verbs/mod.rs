@@ -8,6 +8,7 @@ mod absent;
 mod addresses;
 mod attach;
 mod device;
+mod domains;
 mod ece;
 mod events;
 mod extended_cqs;

@@ -13,7 +13,7 @@ use crate::engine::pump::pump;
 use crate::engine::{datagram, receive, wire};
 use crate::host::lock::lock;
 use crate::objects::ah::Ah;
-use crate::objects::cq::Cq;
+use crate::objects::cq::{Cq, SINGLE_THREADED_CQ};
 use crate::objects::qp::Qp;
 use crate::objects::send_queue::SendQueue;
 use crate::remote::request::Request;
@@ -42,7 +42,13 @@ pub(crate) unsafe extern "C" fn poll(handle: *mut types::Cq, room: c_int, out: *
     let Ok(engine) = engine_of(cq.context.fabric) else { return -libc::ENODEV };
     // SAFETY: the caller's array of `room` completions.
     let out = unsafe { slice::from_raw_parts_mut(out.cast::<MaybeUninit<Wc>>(), room) };
-    catch_unwind(AssertUnwindSafe(|| poll_cq(engine, cq, out))).map_or(-libc::EIO, |taken| taken as c_int)
+    let work = || {
+        let _polling = cq.polling.while_in(SINGLE_THREADED_CQ);
+        let taken = poll_cq(engine, cq, out);
+        cq.count_poll(taken != 0, true);
+        taken
+    };
+    catch_unwind(AssertUnwindSafe(work)).map_or(-libc::EIO, |taken| taken as c_int)
 }
 
 pub(crate) unsafe extern "C" fn post_recv(handle: *mut types::Qp, list: *mut RecvWr, bad: *mut *mut RecvWr) -> c_int {
@@ -50,6 +56,7 @@ pub(crate) unsafe extern "C" fn post_recv(handle: *mut types::Qp, list: *mut Rec
     let qp: &Qp = unsafe { object(handle) };
     let mut at = list;
     let rc = code(|| {
+        let _receiving = qp.receiving.while_in("the receive queue of a queue pair in a thread domain");
         while !at.is_null() {
             // SAFETY: the caller's structure.
             let wr = unsafe { *at };
@@ -75,6 +82,7 @@ pub(crate) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut Sen
     let mut at = list;
     let rc = code(|| {
         let engine = engine_of(qp.fabric)?;
+        let _sending = qp.sending.while_in("the send queue of a queue pair in a thread domain");
         let mut queue = lock(&qp.send);
         let mut batch = Batch::default();
         let mut outcome = Ok(());

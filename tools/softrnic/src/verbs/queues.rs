@@ -14,6 +14,7 @@ use crate::host::lock::lock;
 use crate::limits::MAX_CQE;
 use crate::objects::channel::Channel;
 use crate::objects::cq::Cq;
+use crate::objects::cq_request::CqRequest;
 use crate::objects::pd::Pd;
 use crate::objects::qp::Qp;
 use crate::objects::qp_request::QpRequest;
@@ -31,12 +32,20 @@ unsafe extern "C" fn create_cq(
 ) -> *mut types::Cq {
     let sizes = (i64::from(cqe), comp_vector as u32);
     // SAFETY: the caller's handles.
-    pointer(|| unsafe { make_cq(handle, sizes, (cq_context, channel), [0; _]) })
+    pointer(|| unsafe { make_cq(handle, sizes, (cq_context, channel), CqKind::default()) })
 }
 export!("ibv_create_cq", "IBVERBS_1.1", create_cq);
 
-/// A completion queue for so many completions, on this completion vector; with the application's word for it and a channel; with `calls`
-/// if it is an extended one.
+/// What `ibv_create_cq_ex` may ask for beyond `ibv_create_cq`.
+#[derive(Default)]
+pub(super) struct CqKind {
+    /// All 0 if it is not an extended one.
+    pub(super) calls: Calls,
+    pub(super) is_single_threaded: bool,
+    pub(super) parent_domain: Option<Arc<Pd>>,
+}
+
+/// A completion queue for so many completions, on this completion vector; with the application's word for it and a channel.
 ///
 /// # Safety
 /// `handle` and the channel are the caller's handles, or the channel is NULL.
@@ -44,7 +53,7 @@ pub(super) unsafe fn make_cq(
     handle: *mut types::Context,
     (cqe, comp_vector): (i64, u32),
     (cq_context, channel): (*mut c_void, *mut types::CompChannel),
-    calls: Calls,
+    kind: CqKind,
 ) -> Result<*mut types::Cq, i32> {
     // SAFETY: the caller's handle.
     let context = unsafe { context(handle) }?;
@@ -55,7 +64,9 @@ pub(super) unsafe fn make_cq(
     // SAFETY: the caller's handle, or NULL; it may not go before the CQ (EBUSY).
     let channel: Option<&'static Channel> = (!channel.is_null()).then(|| unsafe { object(channel) });
     let fabric = context.fabric;
-    let cq = engine_of(fabric)?.create_cq(context, cqe, cq_context, channel, calls)?;
+    let CqKind { calls, is_single_threaded, parent_domain } = kind;
+    let requested = CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain };
+    let cq = engine_of(fabric)?.create_cq(context, requested)?;
     fabric.count_command(Command::CreateCq);
     let handle = cq.as_abi();
     // Given back by `destroy_cq`.

@@ -9,6 +9,7 @@ mod completions;
 mod create_ex;
 mod data;
 mod datagrams;
+mod domains;
 mod ece;
 mod errors;
 mod extended_cqs;
