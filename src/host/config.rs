@@ -63,8 +63,12 @@ pub struct Config {
     pub lanes: bool,
     /// A lane that stays slow is given another path.
     pub new_paths: bool,
-    /// Clear-to-sends are inline, where the device can.
+    /// Clear-to-sends and short messages of host memory are inline, where the device can.
     pub inline_data: bool,
+    /// Queue pairs are in thread domains, where the device has some.
+    pub thread_domains: bool,
+    /// Several writes on one queue pair have one doorbell.
+    pub chain_writes: bool,
     /// Messages of more bytes have their immediate in a trailing write of its own, under adaptive routing.
     pub ar_threshold: u32,
     /// Whether the fabric may reorder packets. `None`: it may on InfiniBand, and not on Ethernet.
@@ -205,6 +209,8 @@ impl Config {
             lanes: lanes > 1,
             new_paths: reader.flag("FERRITE_NEW_PATHS")? && lanes > 1,
             inline_data: reader.flag("NCCL_IB_USE_INLINE")?,
+            thread_domains: reader.flag("FERRITE_THREAD_DOMAINS")?,
+            chain_writes: reader.flag("FERRITE_CHAIN_WRITES")?,
             ar_threshold: match reader.number("NCCL_IB_AR_THRESHOLD")? {
                 n if n < 0 => AR_THRESHOLD as u32,
                 n => n as u32,

@@ -101,7 +101,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_USE_INLINE",
         Kind::Number(0, 1, 1),
-        "1: clear-to-sends are sent inline, where the device can; 0: the device reads them from memory",
+        "1: clear-to-sends, and messages of host memory of 28 bytes or fewer, are sent inline, where the device can; 0: the device reads them from memory",
     ),
     variable(
         "NCCL_IB_AR_THRESHOLD",
@@ -171,6 +171,16 @@ pub const VARIABLES: &[Variable] = &[
         "FERRITE_NEW_PATHS",
         Kind::Number(0, 1, 0),
         "1: of several lanes, one that stays slow, or on which nothing is acknowledged, is given another path through an Ethernet fabric",
+    ),
+    variable(
+        "FERRITE_THREAD_DOMAINS",
+        Kind::Number(0, 1, 0),
+        "1: each end of a connection has its queue pairs in a thread domain, where the device has some left: mlx5 takes no locks to post then, and uses a page of the card for each; 0: none has",
+    ),
+    variable(
+        "FERRITE_CHAIN_WRITES",
+        Kind::Number(0, 1, 1),
+        "1: where a message takes several writes on one queue pair, they are posted with one doorbell, and the device fetches them; 0: each is posted by itself, and mlx5 writes it to the card",
     ),
     variable(
         "FERRITE_STALL_MS",

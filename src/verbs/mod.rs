@@ -10,6 +10,7 @@
 //! | [`staging`] | registered memory that writes are sent from where a device has no inline data |
 //! | [`completion_queue`], [`queue_pair`] | the queues |
 //! | [`qp_ex`] | creating a queue pair for certain operations only |
+//! | [`thread_domain`] | queue pairs that one thread at a time uses |
 //! | [`path`] | from INIT to RTS |
 //! | [`work`] | work requests: posting them, polling their completions |
 //! | [`prepared_write`] | a write that is posted again and again with other values |
@@ -38,4 +39,5 @@ pub mod shared;
 pub mod staging;
 pub mod status;
 pub mod sys;
+pub mod thread_domain;
 pub mod work;

@@ -28,6 +28,25 @@ pub struct ibv_pd {
 }
 
 #[repr(C)]
+pub struct ibv_td {
+    _of_libibverbs: [u8; 0],
+}
+
+#[repr(C)]
+pub struct ibv_td_init_attr {
+    pub comp_mask: u32,
+}
+
+#[repr(C)]
+pub struct ibv_parent_domain_init_attr {
+    pub pd: *mut ibv_pd,
+    pub td: *mut ibv_td,
+    /// Which of the others are set.
+    pub comp_mask: u32,
+    _allocators: [usize; 3],
+}
+
+#[repr(C)]
 pub struct ibv_cq {
     _of_libibverbs: [u8; 0],
 }

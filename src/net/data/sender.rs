@@ -64,6 +64,8 @@ pub struct SendPath {
     pub(super) ring: CtsRing,
     /// A stripe of more bytes has its immediate in a trailing write of its own. `u32::MAX`: no stripe has.
     trailing_immediate_above: u32,
+    /// Whether several writes on one queue pair have one doorbell.
+    chain_writes: bool,
     pub(super) other_work: OtherWork,
     pub(super) sticky_error: StickyError,
     /// What is possible while the peer's state is not open.
@@ -137,6 +139,7 @@ impl SendComm {
             qps,
             ring,
             trailing_immediate_above,
+            chain_writes: nic.config.chain_writes,
             other_work: OtherWork::default(),
             sticky_error,
             mode: Mode::Running,
@@ -325,7 +328,7 @@ impl SendPath {
         extra == 0 || self.other_work.room.has_space(self.qps.qps.len(), extra)
     }
 
-    /// Posts a message stripe by stripe, with one doorbell each: the data with its immediate, or, where the fabric may reorder
+    /// Posts a message stripe by stripe, with one doorbell each unless `FERRITE_CHAIN_WRITES` says otherwise: the data with its immediate, or, where the fabric may reorder
     /// packets, the immediate in a trailing write of its own. `lkey` returns the key of the memory by rail number.
     #[inline(never)]
     pub(super) fn post(&mut self, addr: u64, lkey: impl Fn(u8) -> u32, transfer: Transfer) -> Result<()> {
@@ -372,7 +375,11 @@ impl SendPath {
             for write in &mut writes[..count] {
                 write.id = id.to_bits();
             }
-            connected.qp.post_writes(&writes[..count])?;
+            if self.chain_writes {
+                connected.qp.post_writes(&writes[..count])?;
+            } else {
+                writes[..count].iter().try_for_each(|write| connected.qp.post_write(write))?;
+            }
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! The queue pairs of a connection.
 //!
-//! [`wr_id`] ← [`failure`], [`priority`], `go_on` ← [`set`] ← [`connect`], [`fence`], [`reach`].
+//! [`wr_id`] ← [`failure`], [`priority`], [`create`], `go_on` ← [`set`] ← [`connect`], [`fence`], [`reach`].
 
 pub mod connect;
+pub mod create;
 pub mod failure;
 pub mod fence;
 mod go_on;

@@ -1,5 +1,6 @@
 //! The queue pairs of one end of a connection, over all of its rails.
 
+use super::create::create_qp;
 use super::failure::failure;
 use super::go_on::handle_unless_over;
 use super::priority::Priority;
@@ -9,7 +10,7 @@ use crate::host::{random, sysfs};
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
-use crate::net::device::rail::{LocalAddress, Rail, partition_index};
+use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto::endpoint::{Endpoint, QpEnd, RailEnd};
 use crate::proto::flow_labels::FlowLabels;
 use crate::proto::handshake::Negotiated;
@@ -17,9 +18,10 @@ use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_QPS};
 use crate::stats::record::ConnStats;
 use crate::verbs::completion_queue::CompletionQueue;
-use crate::verbs::queue_pair::{InitQueuePair, QpCaps, QueuePair, RemoteAccess, ResetQueuePair};
+use crate::verbs::queue_pair::{InitQueuePair, QpCaps, QueuePair, RemoteAccess};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
+use crate::verbs::thread_domain::ThreadDomain;
 use crate::verbs::work::{Batch, Completion, RECV_BATCH};
 use std::net::Ipv6Addr;
 use std::sync::Arc;
@@ -149,7 +151,8 @@ impl InitRailQps {
         let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let device = port.card.device();
         let queue = CompletionQueue::new(&device.context, entries)?;
-        let create = |_| create_qp(port, &device, &queue, caps, RemoteAccess::Write);
+        let thread = port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).flatten();
+        let create = |_| create_qp(port, &device, thread.as_ref(), &queue, caps, RemoteAccess::Write);
         let qps = (0..count).map(create).collect::<Result<Vec<_>>>()?;
         Ok(Self { on: QpSetRail { number, port: Arc::clone(port), device, address, queue }, qps })
     }
@@ -375,28 +378,4 @@ fn handle_flushed(qps: &mut [ConnectedQp], completion: &Completion) {
     {
         connected.receives = connected.receives.saturating_sub(1);
     }
-}
-
-/// A queue pair on `rail`, whose device is open as `device`, in state INIT, which completes into `queue`.
-///
-/// # Errors
-/// The device has no more queue pairs, or the port has no such partition key.
-pub fn create_qp(
-    rail: &Rail,
-    device: &OpenDevice,
-    queue: &Arc<CompletionQueue>,
-    caps: QpCaps,
-    access: RemoteAccess,
-) -> Result<InitQueuePair> {
-    let pkey_index = partition_index(&device.context, rail.port, &rail.config)?;
-    let qp = ResetQueuePair::new(&device.domain, queue, caps)?;
-    qp.initialize(rail.port, pkey_index, access).map_err(|error| {
-        let keys = device.context.port(rail.port).map_or(0, |port| port.pkey_count);
-        match error.errno {
-            Some(libc::EINVAL) if keys <= pkey_index => {
-                error.hint(format_args!("NCCL_IB_PKEY={pkey_index}: the port has {keys} partition key(s), from 0"))
-            }
-            _ => error,
-        }
-    })
 }

@@ -51,6 +51,8 @@ fn structs_lie_as_in_c() {
         qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, comp_mask, pd, xrcd, create_flags, max_tso_header,
         rwq_ind_tbl, source_qpn, send_ops_flags
     });
+    layout!(all, whole "struct ibv_td_init_attr", verbs::ibv_td_init_attr { comp_mask });
+    layout!(all, whole "struct ibv_parent_domain_init_attr", verbs::ibv_parent_domain_init_attr { pd, td, comp_mask });
     layout!(all, whole "struct ibv_global_route", verbs::ibv_global_route {
         dgid, flow_label, sgid_index, hop_limit, traffic_class
     });
@@ -94,6 +96,9 @@ fn calls_in_front_of_a_context_lie_as_in_c() {
         ("sz", extended_call::SIZE),
         ("query_port", extended_call::QUERY_PORT),
         ("create_qp_ex", extended_call::CREATE_QP_EX),
+        ("alloc_td", extended_call::ALLOC_TD),
+        ("dealloc_td", extended_call::DEALLOC_TD),
+        ("alloc_parent_domain", extended_call::ALLOC_PARENT_DOMAIN),
     ];
     for (call, distance) in calls {
         let c = format!("offsetof(struct verbs_context, context) - offsetof(struct verbs_context, {call})");
