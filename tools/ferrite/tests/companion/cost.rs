@@ -2,7 +2,7 @@
 
 use crate::common::{dist, ferrite, stock_nccl};
 use serde_json::Value;
-use testkit::require;
+use testkit::{Scratch, require};
 
 const PARTS: [&str; 4] = ["lib/libnccl-net.so", "softrnic/libibverbs.so.1", "bin/ferrite", "bin/softrnic"];
 
@@ -96,6 +96,26 @@ fn queues_take_a_third_of_those_of_the_built_in_transport() {
     let bytes = |side: &Value| side["connection"]["queue_bytes"]["mlx5"].as_f64().expect("a number");
     assert_eq!(sides[0]["name"], "NCCL 2.21.5");
     assert!(bytes(&sides[1]) <= 0.35 * bytes(&sides[0]), "{sides:?}");
+}
+
+#[test]
+fn the_report_of_measurements_tells_what_messages_cost() {
+    let dist = require!(dist(&PARTS));
+    let folder = Scratch::new();
+    let path = |part: &str| dist.join(part).display().to_string();
+    let (plugin, softrnic, report) = (path(PARTS[0]), path("softrnic"), folder.path().display().to_string());
+    let short = ["--reps", "1", "--slice", "1", "--sizes", "8", "--connections", "1", "--report", &report];
+    let all = [&["bench", "--plugin", &plugin, "--softrnic", &softrnic][..], &short].concat();
+    let (code, stdout, stderr) = ferrite(&all, &[("FERRITE_LANES", "2")]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("a report");
+    let record: Value = serde_json::from_str(&read("raw.json")).expect("JSON");
+    let costs = record["costs"].as_array().expect("costs");
+    assert_eq!(costs.len(), 4);
+    let side = &costs[0]["transports"][0];
+    assert_eq!((&side["name"], &side["connection"]["queue_pairs"]), (&"Ferrite".into(), &4.into()), "as is set");
+    assert!(side["per_message"]["doorbells"].as_f64().is_some_and(|count| count >= 2.0), "{side}");
+    assert!(read("report.md").contains("## What a message costs the card\n"), "{}", read("report.md"));
 }
 
 #[test]
