@@ -16,7 +16,7 @@
 //! | [`prepared_write`] | a write that is posted again and again with other values |
 //! | [`status`] | why a work request failed |
 //! | [`extended_call`] | calls of a device that libibverbs has no symbols for |
-//! | [`sys`] | structs and numbers of libibverbs |
+//! | [`sys`], `sys_work` | structs and numbers of libibverbs |
 //!
 //! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the verbs demand.
 
@@ -39,5 +39,6 @@ pub mod shared;
 pub mod staging;
 pub mod status;
 pub mod sys;
+mod sys_work;
 pub mod thread_domain;
 pub mod work;

@@ -1,12 +1,12 @@
 //! What the messages of a comparison cost the card and its driver, which the software device counts.
 
-use crate::check::runner as check_runner;
 use crate::cost::case::Case;
 use crate::cost::report::CaseReport;
 use crate::cost::runner::CostRequest;
 use crate::error::{Error, Result};
 use crate::nccl::library::Source;
 use crate::run::session::Runner;
+use crate::verbs::control::control_of;
 use crate::verbs::libibverbs::Verbs;
 
 /// Sizes and messages in flight, over as many queue pairs as the environment says.
@@ -16,7 +16,7 @@ const CASES: [(usize, usize); 4] = [(8, 1), (8, 8), (64 << 10, 1), (64 << 10, 8)
 /// device are compared.
 pub(crate) fn count(sources: &[Source], verbs: &Verbs, runner: &Runner) -> Result<Vec<CaseReport>> {
     let Verbs::Softrnic { folder } = verbs else { return Ok(Vec::new()) };
-    let counted = check_runner::control_of(folder).and_then(|control| {
+    let counted = control_of(folder).and_then(|control| {
         let case = |(bytes, depth)| Case { bytes, depth, queue_pairs: 0, rails: 1 };
         let request = CostRequest {
             program: runner.program.clone(),
