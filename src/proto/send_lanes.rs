@@ -13,9 +13,13 @@ impl SendFlow {
     /// The queue pairs are lanes from now on: each has a weight of its own, which begins with that of its rail. A message that is not
     /// cut goes over the lane with the greatest weight. To be called where messages are cut over all queue pairs of a rail.
     pub fn use_lanes(&mut self) {
-        let qps = (0..self.striping.qp_count()).map(QpIndex);
+        let (count, rails) = (self.striping.qp_count(), self.striping.rails());
+        let qps = (0..count).map(QpIndex);
         let nominal = LaneWeights::from_speeds(qps.map(|qp| self.weights.of(self.striping.rail_of(qp)) as u32));
-        self.lanes = Some(Box::new(Lanes::new(nominal, self.striping.qp_count(), self.striping.rails())));
+        self.lanes = Some(Box::new(match &self.lanes {
+            None => Lanes::new(nominal, count, rails),
+            Some(old) => old.of_new_queue_pairs(nominal, count, rails),
+        }));
     }
 
     /// How much of a message queue pair `qp` gets at present, in proportion to the others.
