@@ -137,6 +137,17 @@ mod tests {
         }
     }
 
+    /// Where order says nothing of speed, since all lanes share a path, shares differ by chance, and no lane is slow.
+    #[test]
+    fn lanes_that_complete_last_at_random_are_not_slow() {
+        let (mut flow, mut random) = (lanes(), 1_u64);
+        for _ in 0..20_000 {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            send(&mut flow, LARGE, Some((random >> 62) as u8));
+            assert_eq!(flow.0.poll_slow_lane(), None);
+        }
+    }
+
     #[test]
     fn lanes_that_lag_behind_all_others_are_known() {
         let mut flow = lanes();

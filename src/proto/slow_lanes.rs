@@ -99,7 +99,7 @@ mod tests {
     fn new_queue_pairs_are_looked_at_anew_and_for_as_long() {
         let mut slow = SlowLanes::default();
         let share = |lane: QpIndex| [100, 20][usize::from(lane.0)];
-        let mut named = |slow: &mut SlowLanes, messages: u32| {
+        let named = |slow: &mut SlowLanes, messages: u32| {
             (0..messages).find_map(|message| slow.handle_message(2, 1, share).map(|_| message + 1))
         };
         assert_eq!(named(&mut slow, of_looks(3)), Some(of_looks(3)));

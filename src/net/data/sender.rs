@@ -121,7 +121,7 @@ impl SendComm {
         let one_write_up_to = trailing_immediate_above.min(terms.striping.whole_up_to());
         let one_write_below = Imm::EXPLICIT_LIMIT.min(one_write_up_to.saturating_add(1));
         let mut flow = SendFlow::new(terms.striping, weights);
-        if nic.config.lanes && terms.striping.is_split() && terms.qps_per_rail() > 1 {
+        if nic.plan.lanes && terms.striping.is_split() && terms.qps_per_rail() > 1 {
             flow.use_lanes();
         }
         let is_plain = !qps.are_on_several_rails() && !flow.has_lanes();
