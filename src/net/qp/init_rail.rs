@@ -1,6 +1,5 @@
 //! The queue pairs of one end on one rail, before they are connected.
 
-use super::set::QpSetRail;
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::device::nic::Nic;
@@ -16,6 +15,19 @@ use std::sync::Arc;
 pub(in crate::net) struct InitRailQps {
     pub(in crate::net) on: QpSetRail,
     pub(in crate::net) qps: Vec<InitQueuePair>,
+}
+
+/// What the queue pairs on one rail share.
+#[derive(Debug)]
+pub(in crate::net) struct QpSetRail {
+    /// The rail's number.
+    pub(in crate::net) number: u8,
+    /// The port that it uses: the device's own, or one of another card.
+    pub(in crate::net) port: Arc<Rail>,
+    /// The port's device, as it was open when the queue pairs were created.
+    pub(in crate::net) device: Arc<OpenDevice>,
+    pub(in crate::net) address: LocalAddress,
+    pub(in crate::net) queue: Arc<CompletionQueue>,
 }
 
 impl InitRailQps {

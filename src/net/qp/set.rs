@@ -2,7 +2,7 @@
 
 use super::failure::failure;
 use super::go_on::handle_unless_over;
-use super::init_rail::InitRailQps;
+use super::init_rail::{InitRailQps, QpSetRail};
 use super::priority::Priority;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use crate::host::sysfs;
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
-use crate::net::device::rail::{LocalAddress, Rail};
+use crate::net::device::rail::Rail;
 use crate::proto::endpoint::Endpoint;
 use crate::proto::flow_labels::FlowLabels;
 use crate::proto::handshake::Negotiated;
@@ -32,19 +32,6 @@ pub struct InitQpSet {
     pub(in crate::net) rails: Vec<InitRailQps>,
     /// The description of this end that is sent to the peer.
     pub endpoint: Endpoint,
-}
-
-/// What the queue pairs on one rail share.
-#[derive(Debug)]
-pub(in crate::net) struct QpSetRail {
-    /// The rail's number.
-    pub(in crate::net) number: u8,
-    /// The port that it uses: the device's own, or one of another card.
-    pub(in crate::net) port: Arc<Rail>,
-    /// The port's device, as it was open when the queue pairs were created.
-    pub(in crate::net) device: Arc<OpenDevice>,
-    pub(in crate::net) address: LocalAddress,
-    pub(in crate::net) queue: Arc<CompletionQueue>,
 }
 
 /// A connected queue pair and the receives posted on it.

@@ -98,7 +98,7 @@ mod tests {
         let says = |rows: &[Row]| text(rows).contains("all lanes alike since the beginning at 1 sender(s): one path");
         let gb = 1_000_000_000;
         assert!(says(&[row_with(&[5 * gb, 5 * gb], 0)]));
-        assert!(says(&[row_with(&[5 * gb, 5 * gb - gb / 4], 0), row_with(&[9 * gb, 5 * gb], 0)]));
+        assert!(says(&[row_with(&[6 * gb, 6 * gb - gb / 4], 0), row_with(&[9 * gb, 5 * gb], 0)]));
         assert!(!says(&[row_with(&[6 * gb, 5 * gb], 0)]), "one is slower");
         assert!(!says(&[row_with(&[4 * gb, 4 * gb], 0)]), "too few bytes");
         assert!(!says(&[row_with(&[5 * gb, 5 * gb], 1)]), "a lane has got another path");
