@@ -5,6 +5,8 @@
 pub enum Kind {
     /// A whole number: lower bound, upper bound, default.
     Number(i64, i64, i64),
+    /// The same, or this word.
+    NumberOr(i64, i64, i64, &'static str),
     /// Any text.
     Text,
     /// One of these words. The first is the default.
@@ -164,8 +166,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "FERRITE_LANES",
-        Kind::Number(1, 8, 1),
-        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
+        Kind::NumberOr(1, 8, 1, "auto"),
+        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto: 4 on Ethernet, with FERRITE_NEW_PATHS=1 where it is not set; 1 on InfiniBand, with RoCE v1, and with NCCL_IB_ADAPTIVE_ROUTING=1. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
     ),
     variable(
         "FERRITE_NEW_PATHS",

@@ -125,7 +125,7 @@ impl SendComm {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_up_to = trailing_immediate_above.min(terms.striping.whole_up_to());
         let mut flow = SendFlow::new(terms.striping, weights);
-        if nic.config.lanes && terms.striping.is_split() && terms.qps_per_rail() > 1 {
+        if nic.plan.lanes && terms.striping.is_split() && terms.qps_per_rail() > 1 {
             flow.use_lanes();
         }
         let is_plain = !qps.are_on_several_rails() && !flow.has_lanes();
