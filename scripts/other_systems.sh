@@ -50,7 +50,7 @@ make_root() {
     esac
     case "$1" in
     xenial | bionic | focal | jammy | noble)
-        options=(--components=main,universe --keyring="$(ubuntu_keyring)") || return
+        options=("--components=main,universe" --keyring="$(ubuntu_keyring)") || return
         source=(http://archive.ubuntu.com/ubuntu)
         ;;
     buster)
@@ -58,7 +58,7 @@ make_root() {
         source=(http://archive.debian.org/debian)
         ;;
     esac
-    mmdebstrap --quiet --variant=extract --include="$packages" "${options[@]}" "$1" "$2" "${source[@]}" >&2 &&
+    mmdebstrap --variant=extract --include="$packages" "${options[@]}" "$1" "$2" "${source[@]}" >&2 &&
         mkdir -p "$2"/{dev,proc,sys,tmp,mnt}
 }
 
@@ -69,7 +69,7 @@ for release in "${releases[@]}"; do
         mkdir -p "$CACHE"
         # Whether a mirror has this release, and can be reached, is another matter.
         if ! make_root "$release" "$root" 2>"$CACHE/root.log"; then
-            echo "skipped: $release: $(grep -E '^(E|W|Err|curl)' "$CACHE/root.log" | head -n 1)"
+            echo "skipped: $release: $(grep -E '^(E:|curl)' "$CACHE/root.log" | head -n 1)"
             continue
         fi
         touch "$root/complete"
