@@ -8,6 +8,8 @@ import itertools
 import json
 import os
 import re
+import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -86,7 +88,9 @@ class Packages(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.out = Path(folder.name)
         command: list[str | Path] = [ROOT / "scripts/package.sh", "--built", DIST]
-        done = subprocess.run(command, env=environment(FERRITE_PACKAGES=str(cls.out)), capture_output=True, text=True, check=False)
+        variables = environment(FERRITE_PACKAGES=str(cls.out))
+        # What a user has set for his own files must not show in the packages.
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, umask=0o077)
         if done.returncode:
             raise AssertionError(done.stdout + done.stderr)
         cls.venv = cls.out / "venv"
@@ -245,6 +249,16 @@ class Packages(unittest.TestCase):
         fields = dict(line.split(": ", 1) for line in output("dpkg-deb", "--field", self.package("*.deb")).splitlines() if ": " in line)
         self.assertEqual(fields["Package"], "nccl-net-ferrite")
         self.assertRegex(fields["Depends"], r"^libc6 \(>= 2\.\d+\)")
+
+    def test_everybody_can_read_what_the_rpm_package_installs(self) -> None:
+        if not shutil.which("rpmbuild"):
+            self.skipTest("rpmbuild (Debian: rpm)")
+        files = [line.split() for line in output("rpm", "--query", "--package", "--dump", self.package("*.rpm")).splitlines()]
+        modes = {line[0]: int(line[4], 8) for line in files}
+        self.assertEqual(modes["/usr/lib/nccl-net-ferrite/lib"], 0o040755)
+        for path, mode in modes.items():
+            self.assertEqual(mode & 0o444, 0o444, path)
+            self.assertFalse(stat.S_ISDIR(mode) and mode & 0o111 != 0o111, path)
 
     def test_the_image_copies_itself_into_a_volume(self) -> None:
         with tarfile.open(self.package("*-image.tar")) as file:
