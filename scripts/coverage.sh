@@ -37,6 +37,7 @@ done < <(
     cargo nextest list --workspace --locked --list-type binaries-only --message-format json |
         python3 -c 'import json, sys; [print(one["binary-path"]) for one in json.load(sys.stdin)["rust-binaries"].values()]'
 )
-"$tools/llvm-profdata" merge --sparse -o "$counts/all.profdata" "$counts"/*.profraw
+# A file that a killed process has left half written is passed over.
+"$tools/llvm-profdata" merge --sparse --failure-mode=all -o "$counts/all.profdata" "$counts"/*.profraw
 "$tools/llvm-cov" export --format=lcov --instr-profile "$counts/all.profdata" "${objects[@]}" >"$counts/all.lcov" 2>"$counts/log"
 scripts/coverage.py "$counts/all.lcov"
