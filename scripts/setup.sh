@@ -158,6 +158,15 @@ install_mdbook() {
     echo "$folder/bin/mdbook"
 }
 
+# What checks the licences and the sources of dependencies (deny.toml): its program is printed.
+DENY=0.20.2
+install_deny() {
+    local folder=$CACHE/cargo-deny-$DENY
+    [ -x "$folder/bin/cargo-deny" ] || env -u RUSTFLAGS -u CARGO_TARGET_DIR cargo install --locked --quiet --root "$folder" "cargo-deny@$DENY" ||
+        die "cargo install cargo-deny@$DENY failed; it checks the dependencies"
+    echo "$folder/bin/cargo-deny"
+}
+
 # The folder of a virtual environment for a list of packages, by default scripts/requirements.txt, and this Python.
 python_tools() {
     echo "$CACHE/python-$(sha256sum < <(cat "${1:-scripts/requirements.txt}" && python3 --version) | cut -c 1-12)"

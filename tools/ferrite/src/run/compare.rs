@@ -148,6 +148,7 @@ fn one(
 ) -> Result<Session> {
     let job = Job {
         source: source.clone(),
+        peer: None,
         verbs: request.verbs.clone(),
         devices: request.devices,
         fused: false,
