@@ -7,5 +7,6 @@ pub(crate) mod domains;
 pub(crate) mod export;
 pub(crate) mod init_attr_ex;
 pub(crate) mod names;
+pub(crate) mod qp_ex;
 pub(crate) mod srq;
 pub(crate) mod types;

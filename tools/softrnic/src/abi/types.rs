@@ -257,6 +257,14 @@ impl SendWr {
         ([join(self.rkey, add_high), join(swap_low, swap_high)], key)
     }
 
+    /// Makes it an atomic: what [`Self::atomic`] says, at this remote address.
+    pub(crate) fn set_atomic(&mut self, remote_addr: u64, [first, second]: [u64; 2], key: u32) {
+        let halves = |word: u64| [word as u32, (word >> 32) as u32];
+        let ([low, add_high], [swap_low, swap_high]) = (halves(first), halves(second));
+        (self.remote_addr, self.rkey) = (remote_addr, low);
+        self.rest[..4].copy_from_slice(&[add_high, swap_low, swap_high, key]);
+    }
+
     /// What a datagram has in place of the remote address: its address handle, and the number and the Q_Key of the queue pair that it is
     /// for.
     pub(crate) fn datagram(&self) -> (*const Ah, u32, u32) {

@@ -87,8 +87,7 @@ unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Co
             query_port: query_port_ex as *const () as usize,
             query_device: query_device_ex as *const () as usize,
             create_cq_ex: super::extended_cqs::create_cq_ex as *const () as usize,
-            // perftest would go on with the calls of extended queue pairs, which these devices do not have.
-            create_qp_ex: if cfg!(feature = "tools") { 0 } else { super::queues::create_qp_ex as *const () as usize },
+            create_qp_ex: super::queues::create_qp_ex as *const () as usize,
             alloc_td: super::domains::alloc_td as *const () as usize,
             dealloc_td: super::domains::dealloc_td as *const () as usize,
             alloc_parent_domain: super::domains::alloc_parent_domain as *const () as usize,

@@ -12,6 +12,7 @@ mod domains;
 mod ece;
 mod events;
 mod extended_cqs;
+mod extended_qps;
 mod gids;
 mod memory;
 mod post;
