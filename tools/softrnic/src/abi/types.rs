@@ -158,6 +158,7 @@ pub(crate) struct QpCap {
 
 /// `struct ibv_qp_init_attr`.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct QpInitAttr {
     pub(crate) qp_context: *mut c_void,
     pub(crate) send_cq: *mut Cq,

@@ -70,7 +70,7 @@ unsafe extern "C" fn get_device_index(device: *const types::Device) -> c_int {
 }
 export!("ibv_get_device_index", "IBVERBS_1.9", get_device_index);
 
-unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Context {
+pub(super) unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Context {
     pointer(|| {
         let engine = engine()?;
         // SAFETY: the caller's handle.

@@ -14,7 +14,7 @@ use crate::process::commands::Command;
 use crate::verbs::attach::engine_of;
 use crate::verbs::{code, context, minus_one, object, pointer, shared};
 
-unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
+pub(super) unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
     pointer(|| {
         // SAFETY: the caller's handle.
         let pd = Pd::new(unsafe { context(handle) }?)?;

@@ -7,6 +7,8 @@
 mod absent;
 mod addresses;
 mod attach;
+#[cfg(feature = "tools")]
+mod cm;
 mod device;
 mod domains;
 mod ece;

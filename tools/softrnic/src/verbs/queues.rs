@@ -24,7 +24,7 @@ use crate::verbs::attach::engine_of;
 use crate::verbs::extended_qps;
 use crate::verbs::{code, context, object, pointer, shared};
 
-unsafe extern "C" fn create_cq(
+pub(super) unsafe extern "C" fn create_cq(
     handle: *mut types::Context,
     cqe: c_int,
     cq_context: *mut c_void,
@@ -86,7 +86,7 @@ unsafe extern "C" fn resize_cq(handle: *mut types::Cq, cqe: c_int) -> c_int {
 }
 export!("ibv_resize_cq", "IBVERBS_1.1", resize_cq);
 
-unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
+pub(super) unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let cq: &Cq = unsafe { object(handle) };
@@ -104,7 +104,7 @@ unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
 }
 export!("ibv_destroy_cq", "IBVERBS_1.1", destroy_cq);
 
-unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
+pub(super) unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
     // SAFETY: the caller's structure, of 64 bytes in every header.
     pointer(|| unsafe { make_qp(pd, &mut *init, None) })
 }
@@ -172,7 +172,7 @@ unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<
     Ok(handle)
 }
 
-unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
+pub(super) unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
@@ -190,7 +190,7 @@ unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
 }
 export!("ibv_destroy_qp", "IBVERBS_1.1", destroy_qp);
 
-unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const QpAttr, mask: c_int) -> c_int {
+pub(super) unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const QpAttr, mask: c_int) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
