@@ -8,7 +8,7 @@ pub(crate) mod export;
 pub(crate) mod init_attr_ex;
 pub(crate) mod names;
 pub(crate) mod qp_ex;
-#[cfg(feature = "tools")]
+#[cfg(any(feature = "tools", test))]
 pub(crate) mod rdma_cm;
 pub(crate) mod srq;
 pub(crate) mod types;

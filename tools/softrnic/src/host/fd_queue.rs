@@ -51,7 +51,7 @@ impl<T> FdQueue<T> {
     }
 
     /// Moves those tokens to another queue, in their order.
-    #[cfg(feature = "tools")]
+    #[cfg(any(feature = "tools", test))]
     pub(crate) fn pass_on(&self, other: &Self, is_moved: impl Fn(&T) -> bool) {
         self.take_out(is_moved).into_iter().for_each(|token| other.push(token));
     }

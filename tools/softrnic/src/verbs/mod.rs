@@ -7,7 +7,8 @@
 mod absent;
 mod addresses;
 mod attach;
-#[cfg(feature = "tools")]
+// Its tests run in either flavour.
+#[cfg(any(feature = "tools", test))]
 mod cm;
 mod device;
 mod domains;

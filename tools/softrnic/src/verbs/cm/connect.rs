@@ -1,15 +1,19 @@
 //! Listeners and connections.
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::OwnedFd;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::abi::export::export;
 use crate::abi::rdma_cm::{AS_MUCH_AS_THERE_IS, CmId, ConnParam, event};
 use crate::host::clock::now_ns;
 use crate::host::lock::lock;
 use crate::limits::MAX_READS;
+use crate::process::fabric::Fabric;
 use crate::verbs::attach::engine;
 use crate::verbs::cm::event::{complete, establish, let_go};
 use crate::verbs::cm::id::{Id, Stage, State, What};
@@ -115,6 +119,22 @@ unsafe fn introduction(kind: Kind, id: &Id, state: &State, param: &ConnParam) ->
     })
 }
 
+/// How long a listener is waited for. Some programs tell their client to connect just before they listen (perftest), and do not survive
+/// the refusal; a connection manager in the kernel takes longer to ask than they take to listen.
+const LATE: Duration = Duration::from_millis(500);
+
+/// A socket to who listens at `port`; `None`: nobody does.
+fn reach(fabric: &Fabric, port: u16) -> Option<OwnedFd> {
+    let end = Instant::now() + LATE;
+    loop {
+        match socket::connect(fabric, port) {
+            Ok(socket) => return Some(socket),
+            Err(_) if Instant::now() < end => thread::sleep(Duration::from_millis(1)),
+            Err(_) => return None,
+        }
+    }
+}
+
 unsafe extern "C" fn rdma_connect(abi: *mut CmId, param: *const ConnParam) -> c_int {
     let begun = minus_one(|| {
         // SAFETY: the caller's handle and structure.
@@ -134,8 +154,7 @@ unsafe extern "C" fn rdma_connect(abi: *mut CmId, param: *const ConnParam) -> c_
             state.terms.rnr_retry_count = param.rnr_retry_count.min(MOST_RETRIES);
             let said = introduction(Kind::Req, &id, &state, &param)?;
             let said = Message { source, target, private: data, ..said };
-            let connected = socket::connect(engine()?.fabric, target.port());
-            let Ok(socket) = connected.map_err(|_| ()) else {
+            let Some(socket) = reach(engine()?.fabric, target.port()) else {
                 let refusal = Message::refusal(service::NOBODY_LISTENS, Vec::new());
                 state.stage = Stage::Over;
                 let status = i32::from(service::NOBODY_LISTENS);
@@ -166,13 +185,15 @@ unsafe extern "C" fn rdma_accept(abi: *mut CmId, param: *const ConnParam) -> c_i
             if !matches!(state.stage, Stage::Requested | Stage::Over) || state.peer.is_none() {
                 return Err(libc::EINVAL);
             }
-            let agreed = |wanted: u8, offered: u8| if wanted == AS_MUCH_AS_THERE_IS { offered.min(MAX_READS) } else { wanted };
+            let agreed =
+                |wanted: u8, offered: u8| if wanted == AS_MUCH_AS_THERE_IS { offered.min(MAX_READS) } else { wanted };
             state.terms.psn = new_psn(&id);
             state.terms.responder_resources = agreed(param.responder_resources, state.terms.responder_resources);
             state.terms.initiator_depth = agreed(param.initiator_depth, state.terms.initiator_depth);
             queue_pair::connect(abi, &state)?;
             let said = Message { private: data, ..introduction(Kind::Rep, &id, &state, &param)? };
-            let is_heard = state.stage == Stage::Requested && state.socket.as_ref().is_some_and(|it| socket::say(it, &said));
+            let is_heard =
+                state.stage == Stage::Requested && state.socket.as_ref().is_some_and(|it| socket::say(it, &said));
             if is_heard {
                 state.stage = Stage::Accepting;
             } else {

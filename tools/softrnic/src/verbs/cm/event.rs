@@ -12,7 +12,8 @@ use crate::host::errno::set_errno;
 use crate::host::lock::lock;
 use crate::verbs::attach::engine;
 use crate::verbs::cm::address::place_of;
-use crate::verbs::cm::id::{Events, Happened, Id, Stage, What};
+use crate::verbs::cm::binding::{settle, show};
+use crate::verbs::cm::id::{Events, Happened, Id, Stage, State, What};
 use crate::verbs::cm::message::{Kind, Message, PRIVATE_OF_REJ, PRIVATE_OF_REP, PRIVATE_OF_REQ};
 use crate::verbs::cm::{queue_pair, service, socket};
 use crate::verbs::{minus_one, object, pointer, shared};
@@ -100,12 +101,12 @@ unsafe fn child_of(listener: &Id, socket: OwnedFd, message: &Message) -> Result<
     (state.terms.retry_count, state.terms.rnr_retry_count) = (retry_count, rnr_retry_count);
     // SAFETY: nobody else has it yet.
     unsafe {
-        super::resolve::settle(&child, &mut state, place)?;
+        settle(&child, &mut state, place)?;
         if !pd.is_null() && (*pd).context == (*child.as_abi()).verbs {
             (*child.as_abi()).pd = pd;
         }
         (*child.as_abi()).route.dgid = message.gid;
-        super::resolve::show(&child, &state);
+        show(&child, &state);
     }
     service::watch_connection(&child, &mut state)?;
     drop(state);
@@ -187,7 +188,7 @@ unsafe fn answered(id: &Arc<Id>, message: Box<Message>) -> (u32, i32) {
 }
 
 /// Tells the peer that this end is ready.
-pub(super) fn establish(state: &mut super::id::State) {
+pub(super) fn establish(state: &mut State) {
     if state.stage == Stage::Answered
         && let Some(socket) = &state.socket
     {

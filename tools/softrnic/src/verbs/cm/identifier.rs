@@ -144,6 +144,9 @@ unsafe extern "C" fn rdma_create_ep(
         } else {
             rdma_resolve_route(abi, 0)
         };
+        if let Some(init) = init.as_mut() {
+            init.qp_type = info.ai_qp_type;
+        }
         let rc = match init.as_mut() {
             Some(init) if rc == 0 && is_passive => {
                 if !pd.is_null() {

@@ -16,6 +16,7 @@
 //! service       the thread, and what the messages of peers mean
 //! id            identifiers: state, sockets, events
 //! channel       event channels
+//! binding       what an identifier has once its device is known
 //! devices       devices that are opened once for the process
 //! address       which addresses there are, and which device has them
 //! socket        sockets of the local domain
@@ -25,6 +26,7 @@
 mod absent;
 mod address;
 mod addrinfo;
+mod binding;
 mod channel;
 mod connect;
 mod devices;

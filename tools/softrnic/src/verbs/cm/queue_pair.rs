@@ -26,12 +26,8 @@ const RTR: i32 = mask::STATE
     | mask::RQ_PSN
     | mask::MAX_DEST_RD_ATOMIC
     | mask::MIN_RNR_TIMER;
-const RTS: i32 = mask::STATE
-    | mask::SQ_PSN
-    | mask::TIMEOUT
-    | mask::RETRY_CNT
-    | mask::RNR_RETRY
-    | mask::MAX_QP_RD_ATOMIC;
+const RTS: i32 =
+    mask::STATE | mask::SQ_PSN | mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
 
 /// The attributes of a step of the identifier's queue pair, and their mask; EINVAL if the identifier is not so far.
 fn attributes(fabric: &Fabric, state: &State, to: u32) -> Result<(QpAttr, i32), i32> {

@@ -10,54 +10,15 @@ use crate::abi::rdma_cm::{CmId, PathRec, event};
 use crate::host::lock::lock;
 use crate::process::fabric::Fabric;
 use crate::verbs::attach::engine;
-use crate::verbs::cm::address::{self, Place, gid, ip_of, place_of, storage};
+use crate::verbs::cm::address::{self, Place, gid, ip_of, place_of};
+use crate::verbs::cm::binding::{PKEY, settle, show};
 use crate::verbs::cm::event::complete;
 use crate::verbs::cm::id::{Id, Stage, State, What};
-use crate::verbs::cm::{devices, socket};
+use crate::verbs::cm::socket;
 use crate::verbs::{minus_one, object, shared};
 
 /// Ports that are given to who asks for none, as the kernel gives them.
 const FREE_PORTS: std::ops::Range<u16> = 32768..60999;
-/// The default partition.
-const PKEY: u16 = 0xffff;
-
-/// The identifier is at this port of a device: it has its context and a protection domain.
-///
-/// # Safety
-/// `id` is held by the application, in a call of its own.
-pub(super) unsafe fn settle(id: &Id, state: &mut State, place: Place) -> Result<(), i32> {
-    let (context, pd) = devices::open(place.device)?;
-    let fabric = engine()?.fabric;
-    let abi = id.as_abi();
-    // SAFETY: by the caller.
-    unsafe {
-        (*abi).verbs = context;
-        if (*abi).pd.is_null() {
-            (*abi).pd = pd;
-        }
-        (*abi).port_num = place.port as u8;
-        (*abi).route.pkey = PKEY;
-        (*abi).route.sgid = gid(fabric, place).ok_or(libc::ENODATA)?.1;
-    }
-    state.place = Some(place);
-    Ok(())
-}
-
-/// The addresses of the identifier are these, where they are known.
-///
-/// # Safety
-/// As for [`settle`].
-pub(super) unsafe fn show(id: &Id, state: &State) {
-    // SAFETY: by the caller.
-    let route = unsafe { &mut (*id.as_abi()).route };
-    if let Some(source) = state.source {
-        route.source = storage(source);
-    }
-    if let Some(target) = state.target {
-        route.target = storage(target);
-    }
-}
-
 /// A socket that has the name of the port, and its number: the one that is wanted, or for 0 any that is free.
 fn take_port(fabric: &Fabric, wanted: u16) -> Result<(std::os::fd::OwnedFd, u16), i32> {
     if wanted != 0 {
@@ -184,7 +145,17 @@ pub(super) unsafe extern "C" fn rdma_resolve_route(abi: *mut CmId, _timeout_ms: 
             let route = &mut (*abi).route;
             let (sgid, dgid, mtu) = (route.sgid, route.dgid, slot.mtu.load(SeqCst) as u8);
             let slid = (slot.lid.load(SeqCst) as u16).to_be();
-            let known = PathRec { dgid, sgid, slid, hop_limit: 64, reversible: 1, numb_path: 1, pkey: PKEY, mtu, ..PathRec::default() };
+            let known = PathRec {
+                dgid,
+                sgid,
+                slid,
+                hop_limit: 64,
+                reversible: 1,
+                numb_path: 1,
+                pkey: PKEY,
+                mtu,
+                ..PathRec::default()
+            };
             id.path().write(known);
             (route.path_rec, route.num_paths) = (id.path(), 1);
             state.stage = Stage::RouteKnown;

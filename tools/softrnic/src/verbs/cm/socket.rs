@@ -70,8 +70,7 @@ pub(super) fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: who it is, is asked below; a new descriptor is ours.
         let socket = unsafe {
-            let fd =
-                libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags);
+            let fd = libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags);
             if fd < 0 {
                 return None;
             }
