@@ -79,8 +79,8 @@
 //!
 //! # What is not
 //!
-//! * XRC, multicast, memory windows, time stamps of completions: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes queue
-//!   pairs for some operations only, to which others cannot be posted (`EINVAL`).
+//! * XRC, multicast, memory windows, time stamps of completions: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes
+//!   queue pairs for some operations only, to which others cannot be posted (`EINVAL`).
 //! * Data in ascending order between two processes on 64-bit ARM, whose kernel copies without barriers: a program that polls memory may see the
 //!   last word of a message before the others.
 //! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
