@@ -2,7 +2,7 @@
 # Builds everything and fills a folder with it:
 #   lib/libnccl-net.so               the plugin, and the link libnccl-net-ferrite.so
 #   softrnic/libibverbs.so.1         the software RDMA device, and the link libibverbs.so
-#   softrnic-tools/                  the same for RDMA tools (ibv_devinfo, perftest); not for NCCL
+#   softrnic-tools/                  the same for RDMA tools (ibv_devinfo, perftest), also as librdmacm.so.1; not for NCCL
 #   bin/ferrite                      the companion
 #   bin/softrnic                     runs programs on the software device, and controls its network
 #
@@ -56,6 +56,7 @@ put "$CARGO_TARGET_DIR/$release/libibverbs.so" "$dist/softrnic/libibverbs.so.1"
 ln -sfn libibverbs.so.1 "$dist/softrnic/libibverbs.so"
 put "$CARGO_TARGET_DIR/tools/$release/libibverbs.so" "$dist/softrnic-tools/libibverbs.so.1"
 ln -sfn libibverbs.so.1 "$dist/softrnic-tools/libibverbs.so"
+ln -sfn libibverbs.so.1 "$dist/softrnic-tools/librdmacm.so.1"
 put "$CARGO_TARGET_DIR/$release/ferrite" "$dist/bin/ferrite"
 put "$CARGO_TARGET_DIR/$release/softrnic" "$dist/bin/softrnic"
 if [ -n "$portable" ]; then

@@ -65,6 +65,7 @@ missing_test_packages() {
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
         command -v ibv_devinfo >/dev/null || echo ibverbs-utils
         command -v ib_write_bw >/dev/null || echo perftest
+        command -v rping >/dev/null || echo rdmacm-utils
         command -v ucx_perftest >/dev/null || echo ucx-utils
         command -v fi_pingpong >/dev/null || echo libfabric-bin
         /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || echo python3-pyverbs

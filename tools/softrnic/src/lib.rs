@@ -79,8 +79,8 @@
 //!
 //! # What is not
 //!
-//! * XRC, multicast, memory windows, extended QPs, time stamps of completions: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes queue
-//!   pairs for some operations only, to which others cannot be posted (`EINVAL`); in the flavour `tools` it is absent.
+//! * XRC, multicast, memory windows, time stamps of completions: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes
+//!   queue pairs for some operations only, to which others cannot be posted (`EINVAL`).
 //! * Data in ascending order between two processes on 64-bit ARM, whose kernel copies without barriers: a program that polls memory may see the
 //!   last word of a message before the others.
 //! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
@@ -109,7 +109,8 @@
 //! | `ibv_devices`, `ibv_devinfo`, `ibv_asyncwatch` | yes |
 //! | `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong`, `ibv_srq_pingpong` | yes, with `-g 0` or `-g 1` |
 //! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC, `ib_send_*` also UD and `--use-srq`; `-I` is turned off by the tool, which says "Device not recognized to implement inline feature": it goes by a list of vendors, of which softrnic is none |
-//! | `ibv_xsrq_pingpong`, `-R` | end with a message |
+//! | `rping`, `ucmatose`, `ib_*_bw -R`, `ib_*_lat -R`: connections by IP addresses | yes: this flavour is `librdmacm.so.1`, too |
+//! | `ibv_xsrq_pingpong` | ends with a message |
 //!
 //! docs/clients.md has these and others: UCX, libfabric, pyverbs.
 //!

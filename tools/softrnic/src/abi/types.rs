@@ -158,6 +158,7 @@ pub(crate) struct QpCap {
 
 /// `struct ibv_qp_init_attr`.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct QpInitAttr {
     pub(crate) qp_context: *mut c_void,
     pub(crate) send_cq: *mut Cq,
@@ -255,6 +256,14 @@ impl SendWr {
         let [add_high, swap_low, swap_high, key, ..] = self.rest;
         let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         ([join(self.rkey, add_high), join(swap_low, swap_high)], key)
+    }
+
+    /// Makes it an atomic: what [`Self::atomic`] says, at this remote address.
+    pub(crate) fn set_atomic(&mut self, remote_addr: u64, [first, second]: [u64; 2], key: u32) {
+        let halves = |word: u64| [word as u32, (word >> 32) as u32];
+        let ([low, add_high], [swap_low, swap_high]) = (halves(first), halves(second));
+        (self.remote_addr, self.rkey) = (remote_addr, low);
+        self.rest[..4].copy_from_slice(&[add_high, swap_low, swap_high, key]);
     }
 
     /// What a datagram has in place of the remote address: its address handle, and the number and the Q_Key of the queue pair that it is

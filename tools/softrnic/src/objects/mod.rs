@@ -18,3 +18,4 @@ pub(crate) mod send_ring;
 pub(crate) mod srq;
 pub(crate) mod td;
 pub(crate) mod transition;
+pub(crate) mod wr_list;

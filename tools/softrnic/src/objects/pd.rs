@@ -69,16 +69,17 @@ impl Pd {
         self.parent.as_ref().is_some_and(|parent| parent.thread.is_some())
     }
 
+    /// It is given back: what it is made of may go. Somebody may still look at a queue pair that was in it.
+    pub(crate) fn release(&self) {
+        if let Some(Parent { protection, thread }) = &self.parent {
+            protection.users.fetch_sub(1, SeqCst);
+            if let Some(thread) = thread {
+                thread.users.fetch_sub(1, SeqCst);
+            }
+        }
+    }
+
     pub(crate) fn as_abi(&self) -> *mut types::Pd {
         (&raw const self.abi).cast_mut()
-    }
-}
-
-impl Drop for Parent {
-    fn drop(&mut self) {
-        self.protection.users.fetch_sub(1, SeqCst);
-        if let Some(thread) = &self.thread {
-            thread.users.fetch_sub(1, SeqCst);
-        }
     }
 }

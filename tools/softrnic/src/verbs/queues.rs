@@ -21,9 +21,10 @@ use crate::objects::qp_request::QpRequest;
 use crate::objects::srq::Srq;
 use crate::process::commands::Command;
 use crate::verbs::attach::engine_of;
+use crate::verbs::extended_qps;
 use crate::verbs::{code, context, object, pointer, shared};
 
-unsafe extern "C" fn create_cq(
+pub(super) unsafe extern "C" fn create_cq(
     handle: *mut types::Context,
     cqe: c_int,
     cq_context: *mut c_void,
@@ -85,7 +86,7 @@ unsafe extern "C" fn resize_cq(handle: *mut types::Cq, cqe: c_int) -> c_int {
 }
 export!("ibv_resize_cq", "IBVERBS_1.1", resize_cq);
 
-unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
+pub(super) unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let cq: &Cq = unsafe { object(handle) };
@@ -103,7 +104,7 @@ unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
 }
 export!("ibv_destroy_cq", "IBVERBS_1.1", destroy_cq);
 
-unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
+pub(super) unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
     // SAFETY: the caller's structure, of 64 bytes in every header.
     pointer(|| unsafe { make_qp(pd, &mut *init, None) })
 }
@@ -160,7 +161,8 @@ unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<
     }
     let signal_all = init.sq_sig_all != 0;
     let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
-    let request = QpRequest { qp_context, send_cq, recv_cq, srq, cap, qp_type, signal_all, operations };
+    let calls = operations.map_or([0; _], |_| extended_qps::calls());
+    let request = QpRequest { qp_context, send_cq, recv_cq, srq, cap, qp_type, signal_all, operations, calls };
     let qp = engine.create_qp(&pd, request)?;
     engine.fabric.count_command(Command::CreateQp);
     init.cap = qp.cap;
@@ -170,7 +172,7 @@ unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<
     Ok(handle)
 }
 
-unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
+pub(super) unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
@@ -188,7 +190,7 @@ unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
 }
 export!("ibv_destroy_qp", "IBVERBS_1.1", destroy_qp);
 
-unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const QpAttr, mask: c_int) -> c_int {
+pub(super) unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const QpAttr, mask: c_int) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
@@ -236,9 +238,3 @@ unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: 
     })
 }
 export!("ibv_query_qp", "IBVERBS_1.1", query_qp);
-
-/// No extended QPs: callers then use the classic functions.
-unsafe extern "C" fn qp_to_qp_ex(_: *mut types::Qp) -> *mut c_void {
-    pointer(|| Err(libc::EOPNOTSUPP))
-}
-export!("ibv_qp_to_qp_ex", "IBVERBS_1.6", qp_to_qp_ex);

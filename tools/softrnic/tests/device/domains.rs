@@ -1,6 +1,7 @@
 //! Thread domains, parent domains, and completion queues for a single thread.
 
 use std::os::unix::process::ExitStatusExt;
+use std::sync::{Arc, Barrier};
 use std::{ptr, thread};
 
 use crate::common::datagrams::{self, way_to};
@@ -165,7 +166,7 @@ fn a_second_thread_in_a_completion_queue_for_one_ends_the_process() {
             a.send(Work { id: 5, ..Work::default() });
             assert_eq!((start_poll(a.cq), head(a.cq)), (0, (OK, 5)));
             let cq = a.cq as usize;
-            let _ = thread::spawn(move || start_poll(cq as *mut Cq)).join();
+            let _ = thread::spawn(move || poll_cq(cq as *mut Cq, 1, &mut Wc::default())).join();
         });
     });
     assert!(violation().contains("two threads are in a completion queue"));
@@ -195,9 +196,11 @@ fn a_second_thread_in_a_queue_pair_of_a_thread_domain_ends_the_process() {
             let b = Node::new(1, 64);
             connect(&a, &b);
             let qp = a.qp as usize;
-            // Until both are in it.
+            // So often that both are in it at some time.
+            let begin = Arc::new(Barrier::new(2));
             let post = move || {
-                loop {
+                begin.wait();
+                for _ in 0..2_000_000 {
                     let mut list =
                         [RecvWr { wr_id: 1, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 }; 2];
                     list[0].next = &raw mut list[1];
@@ -205,7 +208,7 @@ fn a_second_thread_in_a_queue_pair_of_a_thread_domain_ends_the_process() {
                     post_recv(qp as *mut Qp, list.as_mut_ptr(), &mut bad);
                 }
             };
-            let threads = [thread::spawn(post), thread::spawn(post)];
+            let threads = [thread::spawn(post.clone()), thread::spawn(post)];
             for thread in threads {
                 let _: thread::Result<()> = thread.join();
             }
