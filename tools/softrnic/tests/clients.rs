@@ -143,10 +143,24 @@ fn connections_that_cannot_be_made() {
     fails(&["-c", "-C", "1", "-a", "127.0.0.1"], "RDMA_CM_EVENT_REJECTED, error 8");
     fails(&["-s", "-C", "1", "-a", "192.0.2.1"], "rdma_bind_addr: Cannot assign requested address");
     assert_ne!(bench.run("udaddy", &["-s", "127.0.0.1"]).code, Some(0), "datagrams");
-    // A server with room for one connection refuses the second.
-    let (server, client) = (["-c", "1", "-p", PORT], ["-c", "2", "-s", "127.0.0.1", "-p", PORT]);
-    let [_, client] = bench.serve("ucmatose", &server, &client);
-    assert!(client.code != Some(0) && client.text.contains("RDMA_CM_EVENT_REJECTED, error: 28"), "{client:?}");
+}
+
+/// Calls of librdmacm by a program of this test's own, `clients/connections.py`.
+fn connections(name: &str) -> Result<(), Missing> {
+    let bench = Bench::of(("python3", "python3"), &[])?;
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/connections.py");
+    bench.run("python3", &[program, name]).well();
+    Ok(())
+}
+
+#[test]
+fn an_application_refuses_a_connection() {
+    require!(connections("refuses"));
+}
+
+#[test]
+fn calls_that_wait_take_events_of_their_own_identifier() {
+    require!(connections("two_at_once"));
 }
 
 #[test]

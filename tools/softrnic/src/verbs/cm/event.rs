@@ -83,14 +83,16 @@ fn parameters(message: &Message, room: usize, private: &mut [u8; 256]) -> ConnPa
 /// `listener` is held by the application.
 unsafe fn child_of(listener: &Id, socket: OwnedFd, message: &Message) -> Result<Arc<Id>, i32> {
     let fabric = engine()?.fabric;
+    let is_sync = listener.is_sync.load(SeqCst);
     let (channel, place) = {
         let state = lock(&listener.state);
-        (Arc::clone(&state.channel), state.place)
+        // Calls that wait take the next event of their channel: it must be the identifier's own.
+        (if is_sync { Events::new()? } else { Arc::clone(&state.channel) }, state.place)
     };
     let place = place_of(fabric, message.target.ip()).or(place).ok_or(libc::ENODEV)?;
     // SAFETY: by the caller.
     let (context, ps, pd) = unsafe { ((*listener.as_abi()).context, (*listener.as_abi()).ps, (*listener.as_abi()).pd) };
-    let child = Id::new(channel, context, ps, listener.is_sync.load(SeqCst));
+    let child = Id::new(channel, context, ps, is_sync);
     let mut state = lock(&child.state);
     (state.source, state.target) = (Some(message.target), Some(message.source));
     (state.stage, state.socket) = (Stage::Requested, Some(socket));

@@ -1,0 +1,138 @@
+"""What programs do with librdmacm that its tools do not: `connections.py NAME` does one of it, and fails by an assertion."""
+
+import ctypes
+import errno
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+
+cm = ctypes.CDLL("librdmacm.so.1", use_errno=True)
+cm.rdma_create_event_channel.restype = ctypes.c_void_p
+CONNECT_REQUEST, REJECTED, ESTABLISHED, DISCONNECTED = 4, 8, 9, 10
+RDMA_PS_TCP = 0x106
+
+
+class Id(ctypes.Structure):
+    """`struct rdma_cm_id`."""
+
+
+class Event(ctypes.Structure):
+    """The beginning of `struct rdma_cm_event`."""
+
+    _fields_ = [("id", ctypes.POINTER(Id)), ("listen_id", ctypes.c_void_p), ("event", ctypes.c_uint), ("status", ctypes.c_int)]
+
+
+Id._fields_ = [
+    ("verbs", ctypes.c_void_p),
+    ("channel", ctypes.c_void_p),
+    ("context", ctypes.c_void_p),
+    ("qp", ctypes.c_void_p),
+    ("route", ctypes.c_uint64 * 39),
+    ("ps", ctypes.c_int),
+    ("port_num", ctypes.c_uint8),
+    ("event", ctypes.POINTER(Event)),
+    ("send_cq_channel", ctypes.c_void_p),
+    ("send_cq", ctypes.c_void_p),
+    ("recv_cq_channel", ctypes.c_void_p),
+    ("recv_cq", ctypes.c_void_p),
+]
+
+
+def well(call, *arguments):
+    assert call(*arguments) == 0, (call.__name__, os.strerror(ctypes.get_errno()))
+
+
+def address(port):
+    return struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton("127.0.0.1") + bytes(8)
+
+
+def new_id(channel=None):
+    made = ctypes.POINTER(Id)()
+    well(cm.rdma_create_id, ctypes.c_void_p(channel), ctypes.byref(made), None, RDMA_PS_TCP)
+    return made
+
+
+def listener():
+    """One whose calls wait, and its port."""
+    made = new_id()
+    well(cm.rdma_bind_addr, made, address(0))
+    well(cm.rdma_listen, made, 0)
+    return made, socket.ntohs(cm.rdma_get_src_port(made))
+
+
+def request(of):
+    child = ctypes.POINTER(Id)()
+    well(cm.rdma_get_request, of, ctypes.byref(child))
+    return child
+
+
+def fetch(channel):
+    """Takes an event: what it is, and its status."""
+    event = ctypes.POINTER(Event)()
+    well(cm.rdma_get_cm_event, ctypes.c_void_p(channel), ctypes.byref(event))
+    found = (event.contents.event, event.contents.status)
+    well(cm.rdma_ack_cm_event, event)
+    return found
+
+
+def client(port):
+    """An identifier that has asked for a connection, and its channel. Its calls do not wait."""
+    channel = cm.rdma_create_event_channel()
+    made = new_id(channel)
+    for step in [lambda: cm.rdma_resolve_addr(made, None, address(port), 1000), lambda: cm.rdma_resolve_route(made, 1000)]:
+        well(step)
+        assert fetch(channel)[1] == 0
+    well(cm.rdma_connect, made, None)
+    return made, channel
+
+
+def refuses():
+    """The listener's application refuses a request."""
+    server, port = listener()
+    asked, channel = client(port)
+    child = request(server)
+    well(cm.rdma_reject, child, None, 0)
+    assert fetch(channel) == (REJECTED, 28)
+    for each in [child, asked, server]:
+        well(cm.rdma_destroy_id, each)
+
+
+def is_readable(channel):
+    """Waits for it."""
+    fd = ctypes.cast(channel, ctypes.POINTER(ctypes.c_int)).contents.value
+    return bool(select.select([fd], [], [])[0])
+
+
+def answers(asked, channel):
+    """The client says that it is ready."""
+    assert fetch(channel)[1] == 0
+    well(cm.rdma_establish, asked)
+
+
+def two_at_once():
+    """A second request waits while the first connection is made: each call takes the events of its own identifier."""
+    server, port = listener()
+    clients = [client(port)]
+    assert is_readable(server.contents.channel)
+    clients.append(client(port))
+    children = []
+    for asked, channel in clients:
+        child = request(server)
+        if not children:
+            assert is_readable(server.contents.channel)
+        thread = threading.Thread(target=answers, args=(asked, channel))
+        thread.start()
+        well(cm.rdma_accept, child, None)
+        found = child.contents.event.contents
+        assert found.event == ESTABLISHED, found.event
+        assert ctypes.addressof(found.id.contents) == ctypes.addressof(child.contents)
+        thread.join()
+        children.append(child)
+    for each in [*children, *(asked for asked, _ in clients), server]:
+        well(cm.rdma_destroy_id, each)
+
+
+{"refuses": refuses, "two_at_once": two_at_once}[sys.argv[1]]()
