@@ -164,6 +164,11 @@ fn calls_that_wait_take_events_of_their_own_identifier() {
 }
 
 #[test]
+fn a_second_disconnect_does_not_wait() {
+    require!(connections("disconnects_twice"));
+}
+
+#[test]
 fn a_peer_that_dies_disconnects() {
     let bench = require!(Bench::of(RPING, &[]));
     let (server, client) = (["-s", "-p", PORT], ["-c", "-v", "-a", "127.0.0.1", "-p", PORT]);

@@ -50,6 +50,11 @@ impl<T> FdQueue<T> {
         }
     }
 
+    #[cfg(any(feature = "tools", test))]
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.tokens).is_empty()
+    }
+
     /// Moves those tokens to another queue, in their order.
     #[cfg(any(feature = "tools", test))]
     pub(crate) fn pass_on(&self, other: &Self, is_moved: impl Fn(&T) -> bool) {

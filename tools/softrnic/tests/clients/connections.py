@@ -135,4 +135,29 @@ def two_at_once():
         well(cm.rdma_destroy_id, each)
 
 
-{"refuses": refuses, "two_at_once": two_at_once}[sys.argv[1]]()
+def connected():
+    """Both ends of a connection, the accepting one with calls that wait, the other's channel, and the listener."""
+    server, port = listener()
+    asked, channel = client(port)
+    child = request(server)
+    thread = threading.Thread(target=answers, args=(asked, channel))
+    thread.start()
+    well(cm.rdma_accept, child, None)
+    thread.join()
+    return child, asked, channel, server
+
+
+def disconnects_twice():
+    """The event of the peer's end is fetched by the first call; for the second there is none to wait for."""
+    child, asked, channel, server = connected()
+    well(cm.rdma_disconnect, asked)
+    assert fetch(channel) == (DISCONNECTED, 0)
+    assert is_readable(child.contents.channel)
+    well(cm.rdma_disconnect, child)
+    assert child.contents.event.contents.event == DISCONNECTED
+    assert cm.rdma_disconnect(child) == -1 and ctypes.get_errno() == errno.EINVAL
+    for each in [child, asked, server]:
+        well(cm.rdma_destroy_id, each)
+
+
+{each.__name__: each for each in [refuses, two_at_once, disconnects_twice]}[sys.argv[1]]()

@@ -264,7 +264,9 @@ unsafe extern "C" fn rdma_disconnect(abi: *mut CmId) -> c_int {
         }
         // SAFETY: as above.
         unsafe { queue_pair::fail(abi) };
-        Ok(())
+        // No event will come any more: a call that waits would wait without end.
+        let is_settled = state.stage == Stage::Over && state.channel.queue.is_empty();
+        if is_settled && id.is_sync.load(SeqCst) { Err(libc::EINVAL) } else { Ok(()) }
     });
     // SAFETY: the caller's handle.
     if begun == 0 { unsafe { complete(abi) } } else { begun }
