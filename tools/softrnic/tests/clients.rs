@@ -169,6 +169,16 @@ fn a_second_disconnect_does_not_wait() {
 }
 
 #[test]
+fn a_connection_ends_though_a_forked_child_holds_its_socket() {
+    require!(connections("ends_beside_a_fork"));
+}
+
+#[test]
+fn a_forked_child_makes_connections_of_its_own() {
+    require!(connections("begins_anew_in_a_fork"));
+}
+
+#[test]
 fn a_peer_that_dies_disconnects() {
     let bench = require!(Bench::of(RPING, &[]));
     let (server, client) = (["-s", "-p", PORT], ["-c", "-v", "-a", "127.0.0.1", "-p", PORT]);

@@ -160,4 +160,41 @@ def disconnects_twice():
         well(cm.rdma_destroy_id, each)
 
 
-{each.__name__: each for each in [refuses, two_at_once, disconnects_twice]}[sys.argv[1]]()
+def ends_beside_a_fork():
+    """A forked child holds the sockets of a connection; its end is heard of nevertheless."""
+    child, asked, channel, server = connected()
+    reading, writing = os.pipe()
+    forked = os.fork()
+    if forked == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    well(cm.rdma_destroy_id, child)
+    assert fetch(channel) == (DISCONNECTED, 0)
+    os.close(writing)
+    os.waitpid(forked, 0)
+    for each in [asked, server]:
+        well(cm.rdma_destroy_id, each)
+
+
+def begins_anew_in_a_fork():
+    """A forked child makes connections of its own, when its parent has made some."""
+    ends = connected()
+    forked = os.fork()
+    if forked == 0:
+        # What was inherited is given back, and is the parent's all the same.
+        well(cm.rdma_destroy_id, ends[0])
+        child, asked, _, server = connected()
+        for each in [child, asked, server]:
+            well(cm.rdma_destroy_id, each)
+        os._exit(0)
+    assert os.waitpid(forked, 0)[1] == 0
+    child, asked, channel, server = ends
+    well(cm.rdma_disconnect, asked)
+    assert fetch(channel) == (DISCONNECTED, 0)
+    for each in [child, asked, server]:
+        well(cm.rdma_destroy_id, each)
+
+
+ALL = [refuses, two_at_once, disconnects_twice, ends_beside_a_fork, begins_anew_in_a_fork]
+{each.__name__: each for each in ALL}[sys.argv[1]]()

@@ -2,7 +2,10 @@
 //! protection domain.
 
 use std::ffi::c_int;
+use std::ptr;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::SeqCst;
 
 use crate::abi::types::{Context, Pd};
 use crate::host::errno::last_errno;
@@ -20,11 +23,35 @@ struct Opened {
     pd: usize,
 }
 
-static OPENED: Mutex<[Opened; DEVICES]> = Mutex::new([Opened { context: 0, pd: 0 }; DEVICES]);
+type Table = Mutex<[Opened; DEVICES]>;
+
+static OPENED: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
+
+fn opened() -> &'static Table {
+    let mut table = OPENED.load(SeqCst);
+    if table.is_null() {
+        let new = Box::into_raw(Box::new(Mutex::new([Opened { context: 0, pd: 0 }; DEVICES])));
+        table = match OPENED.compare_exchange(ptr::null_mut(), new, SeqCst, SeqCst) {
+            Ok(_) => new,
+            Err(other) => {
+                // SAFETY: made above, and nobody has seen it.
+                drop(unsafe { Box::from_raw(new) });
+                other
+            }
+        };
+    }
+    // SAFETY: a leaked box.
+    unsafe { &*table }
+}
+
+/// After fork, in the child: what is open is the parent's.
+pub(super) fn in_child() {
+    OPENED.store(ptr::null_mut(), SeqCst);
+}
 
 /// The context and the default protection domain of a device.
 pub(super) fn open(index: usize) -> Result<(*mut Context, *mut Pd), i32> {
-    let mut opened = lock(&OPENED);
+    let mut opened = lock(opened());
     let entry = &mut opened[index];
     if entry.context == 0 {
         let device = device::all().get(index).ok_or(libc::ENODEV)?;

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::sync::{Arc, Mutex, Weak};
 use std::{mem, ptr, thread};
 
 use crate::abi::rdma_cm::event;
@@ -26,26 +28,56 @@ struct Service {
     watched: Mutex<(HashMap<u64, Arc<Watched>>, u64)>,
 }
 
-static SERVICE: OnceLock<Result<Service, i32>> = OnceLock::new();
+static CURRENT: AtomicPtr<Service> = AtomicPtr::new(ptr::null_mut());
+static STARTING: AtomicBool = AtomicBool::new(false);
 
+#[inline]
+fn current() -> Option<&'static Service> {
+    // SAFETY: set from a leaked box, or null.
+    unsafe { CURRENT.load(SeqCst).as_ref() }
+}
+
+/// The thread of this process and what it looks at; started on first use.
 fn service() -> Result<&'static Service, i32> {
-    let made = SERVICE.get_or_init(|| {
-        // SAFETY: a new descriptor is ours.
-        let epoll = unsafe {
-            let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
-            if fd < 0 {
-                return Err(last_errno());
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
-        start()?;
-        Ok(Service { epoll, watched: Mutex::default() })
-    });
-    made.as_ref().map_err(|code| *code)
+    if let Some(service) = current() {
+        return Ok(service);
+    }
+    while STARTING.swap(true, SeqCst) {
+        thread::yield_now();
+    }
+    let result = current().map_or_else(begin, Ok);
+    STARTING.store(false, SeqCst);
+    result
+}
+
+fn begin() -> Result<&'static Service, i32> {
+    // SAFETY: a new descriptor is ours.
+    let epoll = unsafe {
+        let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+        if fd < 0 {
+            return Err(last_errno());
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    // A forked child has sockets that the process before it looks at: none has a name that is given here.
+    let first = u64::from(std::process::id()) << 32;
+    let made = Box::into_raw(Box::new(Service { epoll, watched: Mutex::new((HashMap::new(), first)) }));
+    // SAFETY: given to the thread for good, or taken back here.
+    unsafe {
+        start(&*made).inspect_err(|_| drop(Box::from_raw(made)))?;
+        CURRENT.store(made, SeqCst);
+        Ok(&*made)
+    }
+}
+
+/// After fork, in the child: the thread is the parent's.
+pub(super) fn in_child() {
+    CURRENT.store(ptr::null_mut(), SeqCst);
+    STARTING.store(false, SeqCst);
 }
 
 /// Starts the thread, which runs no handler of the application's signals.
-fn start() -> Result<(), i32> {
+fn start(service: &'static Service) -> Result<(), i32> {
     // SAFETY: sets of signals may be all zeros; the calls write to the sets that they are given.
     let former = unsafe {
         let (mut all, mut former): (libc::sigset_t, libc::sigset_t) = (mem::zeroed(), mem::zeroed());
@@ -53,21 +85,13 @@ fn start() -> Result<(), i32> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut former);
         former
     };
-    let spawned = thread::Builder::new().name("softrnic-cm".to_owned()).spawn(serve);
+    let spawned = thread::Builder::new().name("softrnic-cm".to_owned()).spawn(move || serve(service));
     // SAFETY: restores what was found.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const former, ptr::null_mut()) };
     spawned.map(drop).map_err(|e| e.raw_os_error().unwrap_or(libc::EAGAIN))
 }
 
-fn serve() {
-    // Until it is in its place.
-    let service = loop {
-        match SERVICE.get() {
-            Some(Ok(service)) => break service,
-            Some(Err(_)) => return,
-            None => thread::yield_now(),
-        }
-    };
+fn serve(service: &'static Service) {
     loop {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event.
@@ -93,13 +117,17 @@ fn watch(what: Watched, state: &mut State) -> Result<(), i32> {
     Ok(())
 }
 
-/// Closes the socket of an identifier.
+/// Closes the socket of an identifier. A forked child may hold it as well: the peer learns of its end nevertheless, and the thread looks
+/// no longer at it. What the child closes stays open in the parent.
 pub(super) fn close(state: &mut State) {
-    if let Ok(service) = service() {
-        lock(&service.watched).0.remove(&state.watched);
+    if let (Some(service), Some(socket)) = (current(), &state.socket)
+        && lock(&service.watched).0.remove(&state.watched).is_some()
+    {
+        service.ignore(socket.as_raw_fd());
+        // SAFETY: no pointers.
+        unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
     }
     state.watched = 0;
-    // Out of the set of descriptors with it.
     state.socket = None;
 }
 
