@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 use std::{mem, ptr, thread};
 
 use crate::abi::rdma_cm::event;
@@ -91,12 +92,17 @@ fn start(service: &'static Service) -> Result<(), i32> {
     spawned.map(drop).map_err(|e| e.raw_os_error().unwrap_or(libc::EAGAIN))
 }
 
+/// Until the process may have descriptors again.
+const NO_DESCRIPTOR: Duration = Duration::from_millis(5);
+
 fn serve(service: &'static Service) {
     loop {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event.
-        if unsafe { libc::epoll_wait(service.epoll.as_raw_fd(), &raw mut event, 1, -1) } == 1 {
-            service.look(event.u64);
+        match unsafe { libc::epoll_wait(service.epoll.as_raw_fd(), &raw mut event, 1, -1) } {
+            1 => service.look(event.u64),
+            -1 if last_errno() != libc::EINTR => return,
+            _ => {}
         }
     }
 }
@@ -179,16 +185,23 @@ impl Service {
     }
 
     fn accept(&self, listener: &Arc<Id>) {
-        let mut strangers = Vec::new();
+        let (mut strangers, mut code) = (Vec::new(), libc::EAGAIN);
         if let Some(socket) = &lock(&listener.state).socket {
-            while let Some(stranger) = socket::accept(socket) {
-                strangers.push(stranger);
+            loop {
+                match socket::accept(socket) {
+                    Ok(stranger) => strangers.push(stranger),
+                    Err(why) => break code = why,
+                }
             }
         }
         for stranger in strangers {
             let fd = stranger.as_raw_fd();
             // A socket that cannot be looked at is closed.
             let _ = self.add(Watched::Stranger(Arc::downgrade(listener), stranger), fd);
+        }
+        // Who waits to be accepted is there at the next look as well.
+        if matches!(code, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) {
+            thread::sleep(NO_DESCRIPTOR);
         }
     }
 

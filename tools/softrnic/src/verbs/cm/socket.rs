@@ -64,20 +64,20 @@ pub(super) fn connect(fabric: &Fabric, port: u16) -> Result<OwnedFd, i32> {
     if rc == 0 { Ok(socket) } else { Err(last_errno()) }
 }
 
-/// The next connection to a listener, of a process of the same user.
-pub(super) fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
+/// The next connection to a listener, of a process of the same user; EAGAIN: there is none.
+pub(super) fn accept(listener: &OwnedFd) -> Result<OwnedFd, i32> {
     loop {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: who it is, is asked below; a new descriptor is ours.
         let socket = unsafe {
             let fd = libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags);
             if fd < 0 {
-                return None;
+                return Err(last_errno());
             }
             OwnedFd::from_raw_fd(fd)
         };
         if is_of_same_user(&socket) {
-            return Some(socket);
+            return Ok(socket);
         }
     }
 }
