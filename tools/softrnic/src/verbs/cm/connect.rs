@@ -123,14 +123,15 @@ unsafe fn introduction(kind: Kind, id: &Id, state: &State, param: &ConnParam) ->
 /// the refusal; a connection manager in the kernel takes longer to ask than they take to listen.
 const LATE: Duration = Duration::from_millis(500);
 
-/// A socket to who listens at `port`; `None`: nobody does.
-fn reach(fabric: &Fabric, port: u16) -> Option<OwnedFd> {
+/// A socket to who listens at `port`; `None`: nobody does, or so many wait for it that there is no room.
+fn reach(fabric: &Fabric, port: u16) -> Result<Option<OwnedFd>, i32> {
     let end = Instant::now() + LATE;
     loop {
         match socket::connect(fabric, port) {
-            Ok(socket) => return Some(socket),
-            Err(_) if Instant::now() < end => thread::sleep(Duration::from_millis(1)),
-            Err(_) => return None,
+            Ok(socket) => return Ok(Some(socket)),
+            Err(libc::ECONNREFUSED | libc::EAGAIN) if Instant::now() >= end => return Ok(None),
+            Err(libc::ECONNREFUSED | libc::EAGAIN) => thread::sleep(Duration::from_millis(1)),
+            Err(code) => return Err(code),
         }
     }
 }
@@ -154,7 +155,7 @@ unsafe extern "C" fn rdma_connect(abi: *mut CmId, param: *const ConnParam) -> c_
             state.terms.rnr_retry_count = param.rnr_retry_count.min(MOST_RETRIES);
             let said = introduction(Kind::Req, &id, &state, &param)?;
             let said = Message { source, target, private: data, ..said };
-            let Some(socket) = reach(engine()?.fabric, target.port()) else {
+            let Some(socket) = reach(engine()?.fabric, target.port())? else {
                 let refusal = Message::refusal(service::NOBODY_LISTENS, Vec::new());
                 state.stage = Stage::Over;
                 let status = i32::from(service::NOBODY_LISTENS);
