@@ -179,6 +179,16 @@ fn a_forked_child_makes_connections_of_its_own() {
 }
 
 #[test]
+fn a_process_without_descriptors_connects_later() {
+    require!(connections("has_no_descriptors"));
+}
+
+#[test]
+fn a_queue_pair_that_cannot_be_made_leaves_nothing() {
+    require!(connections("makes_no_queue_pair"));
+}
+
+#[test]
 fn a_peer_that_dies_disconnects() {
     let bench = require!(Bench::of(RPING, &[]));
     let (server, client) = (["-s", "-p", PORT], ["-c", "-v", "-a", "127.0.0.1", "-p", PORT]);

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import resource
 import select
 import socket
 import struct
@@ -196,5 +197,58 @@ def begins_anew_in_a_fork():
         well(cm.rdma_destroy_id, each)
 
 
+def has_no_descriptors():
+    """What needs a descriptor where there is none: a call says so, and a listener accepts later."""
+    server, port = listener()
+    channel = cm.rdma_create_event_channel()
+    made = new_id(channel)
+    for step in [lambda: cm.rdma_resolve_addr(made, None, address(port), 1000), lambda: cm.rdma_resolve_route(made, 1000)]:
+        well(step)
+        assert fetch(channel)[1] == 0
+    former = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, former[1]))
+    assert cm.rdma_connect(made, None) == -1 and ctypes.get_errno() == errno.EMFILE
+    resource.setrlimit(resource.RLIMIT_NOFILE, former)
+    well(cm.rdma_connect, made, None)
+    child = request(server)
+    for each in [child, made, server]:
+        well(cm.rdma_destroy_id, each)
+
+
+class Init(ctypes.Structure):
+    """`struct ibv_qp_init_attr`."""
+
+    _fields_ = [
+        ("qp_context", ctypes.c_void_p),
+        ("send_cq", ctypes.c_void_p),
+        ("recv_cq", ctypes.c_void_p),
+        ("srq", ctypes.c_void_p),
+        ("max_send_wr", ctypes.c_uint32),
+        ("max_recv_wr", ctypes.c_uint32),
+        ("max_send_sge", ctypes.c_uint32),
+        ("max_recv_sge", ctypes.c_uint32),
+        ("max_inline_data", ctypes.c_uint32),
+        ("qp_type", ctypes.c_int),
+        ("sq_sig_all", ctypes.c_int),
+    ]
+
+
+def makes_no_queue_pair():
+    """What was made for a queue pair goes with it, and the caller's structure is as it was."""
+    made = new_id()
+    well(cm.rdma_bind_addr, made, address(0))
+    for receives, entries in [(1 << 30, 1), (1, 1 << 30)]:
+        init = Init(max_send_wr=1, max_recv_wr=receives, max_send_sge=entries, max_recv_sge=1, qp_type=2)
+        assert cm.rdma_create_qp(made, None, ctypes.byref(init)) == -1
+        assert (init.send_cq, init.recv_cq) == (None, None)
+        found = made.contents
+        assert [found.send_cq, found.send_cq_channel, found.recv_cq, found.recv_cq_channel] == [None] * 4
+    init = Init(max_send_wr=1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1, qp_type=2)
+    well(cm.rdma_create_qp, made, None, ctypes.byref(init))
+    cm.rdma_destroy_qp(made)
+    well(cm.rdma_destroy_id, made)
+
+
 ALL = [refuses, two_at_once, disconnects_twice, ends_beside_a_fork, begins_anew_in_a_fork]
+ALL += [has_no_descriptors, makes_no_queue_pair]
 {each.__name__: each for each in ALL}[sys.argv[1]]()

@@ -147,7 +147,7 @@ unsafe fn own_cq(abi: *mut CmId, count: u32) -> Result<(*mut CompChannel, *mut C
     }
 }
 
-/// Completion queues for those that the application has not named.
+/// Completion queues for those that the application has not named. Where it fails, `forget_cqs` gives back what there is.
 ///
 /// # Safety
 /// As for [`step`].
@@ -172,10 +172,7 @@ unsafe fn fill_in(abi: *mut CmId, send: (&mut *mut Cq, u32), recv: (&mut *mut Cq
 /// As for [`step`].
 unsafe fn adopt(abi: *mut CmId, qp: *mut crate::abi::types::Qp) -> Result<(), i32> {
     if qp.is_null() {
-        let code = last_errno();
-        // SAFETY: by the caller.
-        unsafe { forget_cqs(abi) };
-        return Err(code);
+        return Err(last_errno());
     }
     // SAFETY: by the caller.
     unsafe {
@@ -200,9 +197,17 @@ pub(super) unsafe extern "C" fn rdma_create_qp(
             }
             let init = &mut *init;
             let (sends, receives) = (init.cap.max_send_wr, init.cap.max_recv_wr);
-            fill_in(abi, (&mut init.send_cq, sends), (&mut init.recv_cq, receives))?;
-            (*abi).pd = pd;
-            adopt(abi, create_qp(pd, init))
+            let named = (init.send_cq, init.recv_cq);
+            let filled = fill_in(abi, (&mut init.send_cq, sends), (&mut init.recv_cq, receives));
+            let made = filled.and_then(|()| adopt(abi, create_qp(pd, init)));
+            match made {
+                Ok(()) => (*abi).pd = pd,
+                Err(_) => {
+                    forget_cqs(abi);
+                    (init.send_cq, init.recv_cq) = named;
+                }
+            }
+            made
         }
     })
 }
@@ -221,9 +226,17 @@ unsafe extern "C" fn rdma_create_qp_ex(abi: *mut CmId, init: *mut QpInitAttrEx) 
                 return Err(libc::EINVAL);
             }
             let (sends, receives) = (init.cap.max_send_wr, init.cap.max_recv_wr);
-            fill_in(abi, (&mut init.send_cq, sends), (&mut init.recv_cq, receives))?;
-            (*abi).pd = pd;
-            adopt(abi, create_qp_ex((*abi).verbs, init))
+            let named = (init.send_cq, init.recv_cq);
+            let filled = fill_in(abi, (&mut init.send_cq, sends), (&mut init.recv_cq, receives));
+            let made = filled.and_then(|()| adopt(abi, create_qp_ex((*abi).verbs, init)));
+            match made {
+                Ok(()) => (*abi).pd = pd,
+                Err(_) => {
+                    forget_cqs(abi);
+                    (init.send_cq, init.recv_cq) = named;
+                }
+            }
+            made
         }
     })
 }
