@@ -149,4 +149,22 @@ mod tests {
             assert!(2 * least > *most, "after message {message}: {all:?}");
         }
     }
+
+    #[test]
+    fn weights_move_to_the_numbers_of_rails_that_are_left() {
+        let weights = RailWeights::from_speeds([400, 100, 200]).over(RailMask(0b1101));
+        assert_eq!([0, 2, 3].map(|rail| weights.of(rail)), [1 << 14, 1 << 12, 1 << 13]);
+    }
+
+    #[test]
+    fn a_share_is_in_proportion_to_the_nominal_weight_which_is_never_exceeded() {
+        let mut weights = RailWeights::from_speeds([200, 100]);
+        assert_eq!([0, 1].map(|rail| weights.share_of(rail)), [1 << 14, 1 << 14]);
+        (0..200).for_each(|_| weights.handle_slowest(1));
+        assert_eq!(weights.of(0), 1 << 14);
+        assert_eq!(weights.share_of(1), weights.of(1) << 1);
+        assert_eq!((weights.greatest(2), weights.greatest(1)), (0, 0));
+        let rising = RailWeights::from_speeds([100, 200, 400, 400]);
+        assert_eq!([1, 2, 3, 4].map(|count| rising.greatest(count)), [0, 1, 2, 2]);
+    }
 }
