@@ -1,10 +1,10 @@
 //! Tests of [`Inquiry`], one process at a time.
 
-use super::inquiry::{EndId, Inquiry};
+use super::inquiry::{EndId, Inquiry, Message};
 use super::look::{Contact, Found, Look, Sight};
-use super::message::Question;
+use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
 use super::numbers::{End, Numbers};
-use super::operation::{Call, Function, Operation, PeerRank};
+use super::operation::{Begun, Call, Function, Operation, PeerRank};
 use super::verdict::Verdict;
 use super::watched::{FRESH, millis};
 use crate::proto::control::Time;
@@ -82,4 +82,103 @@ fn a_peer_that_has_waited_long_enough_is_owed_as_long_as_its_question_is_fresh()
     assert_eq!(owed(4 * second, Duration::ZERO, 5 * second), None);
     assert_eq!(owed(6 * second, FRESH - nano, 5 * second), Some(Verdict::OwnHasNotSent));
     assert_eq!(owed(6 * second, FRESH, 5 * second), None);
+}
+
+/// A peer's numbers when it has not sent what [`POSTED`] waits for.
+const UNSENT: Numbers = Numbers::Sender { seen: 1, sent: 0, acknowledged: 0, wants: false };
+const START: Time = Duration::from_secs(2);
+
+/// How the peer stands that has not sent, because it waits for rank 9, with `cause`.
+fn standing(cause: Option<Cause>) -> Standing {
+    Standing {
+        end: End { numbers: UNSENT, recovers: false, is_untested: false, still_ms: 5000 },
+        me: who(Some(8)),
+        is_busy: false,
+        waits_for: Some(who(Some(9))),
+        cause,
+        least_lead: None,
+        begun: Begun::Unknown,
+    }
+}
+
+fn cause(depth: u16, age_ms: u32) -> Cause {
+    let verdict = Verdict::PeerHasNotSent;
+    let (near, far) = (who(Some(8)), who(Some(9)));
+    Cause { verdict, near, far, depth, age_ms, waited_ms: 1, operation: None, begun: Begun::Unknown }
+}
+
+/// A process whose only end has waited for two seconds, and has asked its peer.
+fn asking() -> Inquiry {
+    let mut inquiry = Inquiry::new(who(None));
+    inquiry.handle_looks(Time::ZERO, vec![sight(0, POSTED)], Vec::new());
+    inquiry.handle_looks(START, vec![sight(0, POSTED)], Vec::new());
+    inquiry.ask(START);
+    assert_eq!(inquiry.advance(START), Some(START + Duration::from_millis(500)));
+    assert!(matches!(inquiry.poll_message(), Some((0, Message::Question(_)))));
+    inquiry
+}
+
+/// What the end waits for `later` after its peer has answered so.
+fn found(answer: Standing, later: Duration) -> Option<Cause> {
+    let mut inquiry = asking();
+    inquiry.handle_answer(START, 0, Answer::Stands(Box::new(answer)));
+    inquiry.findings(START + later).remove(0).cause
+}
+
+#[test]
+fn a_cause_grows_by_a_step_and_older_and_is_dropped_at_the_limits() {
+    let milli = Duration::from_millis(1);
+    assert_eq!(found(standing(Some(cause(3, 40))), 7 * milli), Some(cause(4, 47)));
+    assert_eq!(found(standing(Some(cause(MAX_DEPTH - 1, 0))), milli), Some(cause(MAX_DEPTH, 1)));
+    assert_eq!(found(standing(Some(cause(MAX_DEPTH, 0))), milli), None);
+    assert_eq!(found(standing(Some(cause(1, 9998))), milli), Some(cause(2, 9999)));
+    assert_eq!(found(standing(Some(cause(1, 9999))), milli), None);
+    assert_eq!(found(standing(None), milli), None);
+}
+
+#[test]
+fn an_answer_is_taken_as_long_as_its_question_is_fresh() {
+    for (later, is_taken) in [(FRESH, true), (FRESH + Duration::from_nanos(1), false)] {
+        let mut inquiry = asking();
+        inquiry.handle_answer(START + later, 0, Answer::Stands(Box::new(standing(None))));
+        let findings = inquiry.findings(START + later);
+        assert_eq!(findings[0].theirs.is_some(), is_taken);
+        assert_eq!(findings[0].peer.rank, if is_taken { Some(8) } else { Some(3) }, "3 is the rank that messages tell");
+    }
+}
+
+/// Whether a peer that has been told how things stand is told again, after `change`, when nothing else has happened.
+fn is_told_again(change: impl Fn(&mut Inquiry)) -> bool {
+    let mut inquiry = Inquiry::new(who(None));
+    let sights = || vec![sight(0, UNSENT), sight(1, POSTED)];
+    let end = End { numbers: POSTED, recovers: false, is_untested: false, still_ms: 5000 };
+    inquiry.handle_looks(Time::ZERO, sights(), Vec::new());
+    inquiry.handle_looks(START, sights(), Vec::new());
+    inquiry.handle_question(START, 0, &Question { end, me: who(None), operation: None });
+    assert_eq!(inquiry.advance(START), Some(START + Duration::from_millis(500)));
+    let told = |inquiry: &mut Inquiry| {
+        let messages: Vec<_> = std::iter::from_fn(|| inquiry.poll_message()).collect();
+        messages.iter().filter(|(id, message)| *id == 0 && matches!(message, Message::Answer(_))).count()
+    };
+    assert_eq!(told(&mut inquiry), 1);
+    change(&mut inquiry);
+    inquiry.advance(START);
+    told(&mut inquiry) == 1
+}
+
+#[test]
+fn a_peer_is_told_what_is_new_and_no_more() {
+    let answer = |answer: Standing| {
+        move |inquiry: &mut Inquiry| inquiry.handle_answer(START, 1, Answer::Stands(Box::new(answer.clone())))
+    };
+    assert!(!is_told_again(|_| ()));
+    assert!(is_told_again(|inquiry| {
+        let sent = Numbers::Sender { seen: 2, sent: 0, acknowledged: 0, wants: false };
+        inquiry.handle_looks(START, vec![sight(0, sent), sight(1, POSTED)], Vec::new());
+    }));
+    assert!(is_told_again(answer(standing(Some(cause(1, 0))))), "a cause");
+    let lead =
+        Standing { least_lead: Some(LeastLead { lead: -7, who: who(Some(5)) }), me: who(Some(3)), ..standing(None) };
+    assert!(is_told_again(answer(lead)), "a lesser lead");
+    assert!(is_told_again(answer(standing(None))), "the rank of who is waited for");
 }
