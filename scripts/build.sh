@@ -2,27 +2,29 @@
 # Builds everything and fills a folder with it:
 #   lib/libnccl-net.so               the plugin, and the link libnccl-net-ferrite.so
 #   softrnic/libibverbs.so.1         the software RDMA device, and the link libibverbs.so
-#   softrnic-tools/                  the same for RDMA tools (ibv_devinfo, perftest); not for NCCL
+#   softrnic-tools/                  the same for RDMA tools (ibv_devinfo, perftest), also as librdmacm.so.1; not for NCCL
 #   bin/ferrite                      the companion
 #   bin/softrnic                     runs programs on the software device, and controls its network
 #
-#   scripts/build.sh                             for this machine, into dist/
+#   scripts/build.sh [--into DIR]                for this machine, into dist/ or DIR
 #   scripts/build.sh --portable DIR [PROCESSOR]  for every Linux with glibc 2.17 or newer on this processor, or on x86_64 or aarch64,
 #                                                into DIR: by the compilers of scripts/portable.txt, which are fetched once
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 processor=${3:-$(uname -m)}
+portable=""
 case "$# ${1:-}" in
 "0 ") dist=dist ;;
-"2 --portable" | "3 --portable") dist=$2 ;;
-*) die "usage: scripts/build.sh [--portable DIR [PROCESSOR]]" ;;
+"2 --into") dist=$2 ;;
+"2 --portable" | "3 --portable") dist=$2 portable=1 ;;
+*) die "usage: scripts/build.sh [--into DIR | --portable DIR [PROCESSOR]]" ;;
 esac
-[ $# = 0 ] || [[ $processor =~ ^(x86_64|aarch64)$ ]] || die "PROCESSOR=$processor: x86_64 or aarch64"
+[ -z "$portable" ] || [[ $processor =~ ^(x86_64|aarch64)$ ]] || die "PROCESSOR=$processor: x86_64 or aarch64"
 
 setup_build
 build=(build)
 release=release
-if [ $# -ge 2 ]; then
+if [ -n "$portable" ]; then
     target=$processor-unknown-linux-gnu
     setup_portable "$target"
     build=(auditable zigbuild --target "$target.2.17")
@@ -54,9 +56,10 @@ put "$CARGO_TARGET_DIR/$release/libibverbs.so" "$dist/softrnic/libibverbs.so.1"
 ln -sfn libibverbs.so.1 "$dist/softrnic/libibverbs.so"
 put "$CARGO_TARGET_DIR/tools/$release/libibverbs.so" "$dist/softrnic-tools/libibverbs.so.1"
 ln -sfn libibverbs.so.1 "$dist/softrnic-tools/libibverbs.so"
+ln -sfn libibverbs.so.1 "$dist/softrnic-tools/librdmacm.so.1"
 put "$CARGO_TARGET_DIR/$release/ferrite" "$dist/bin/ferrite"
 put "$CARGO_TARGET_DIR/$release/softrnic" "$dist/bin/softrnic"
-if [ $# -ge 2 ]; then
+if [ -n "$portable" ]; then
     for file in lib/libnccl-net.so softrnic/libibverbs.so.1 softrnic-tools/libibverbs.so.1 bin/ferrite bin/softrnic; do
         grep -q '\.dep-v0' "$dist/$file" || die "$dist/$file: cargo-auditable has written no list of dependencies into it"
     done

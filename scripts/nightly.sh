@@ -17,6 +17,12 @@ step "the pages as a site"
 mdbook=$(install_mdbook)
 scripts/site.py --mdbook "$mdbook"
 
+step "licences and sources of dependencies"
+deny=$(install_deny)
+"$deny" check licenses bans sources
+# The list of known weaknesses is fetched.
+if "$deny" fetch db; then "$deny" check advisories; else echo "skipped: the database of advisories cannot be fetched"; fi
+
 step "a million schedules without a fault, with survivable and with fatal ones; a million of the control plane"
 FERRITE_SIM_SEEDS=1000000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet sim::
 
@@ -75,6 +81,9 @@ tools/softrnic/scripts/soak.sh 1000
 
 step "packages: two builds in different folders have the same bits"
 scripts/package_twice.sh
+
+step "the last release"
+scripts/compatible.sh || [ $? = 77 ]
 
 step "other releases of the system"
 scripts/build.sh --portable "$CARGO_TARGET_DIR/portable/dist"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Loads and checks the portable build in root file systems of other releases of Debian, each with its own glibc and libibverbs. The root
-# file systems are made of the distribution's packages, without running anything of these, and kept outside of this repository.
+# Loads and checks the portable build in root file systems of other releases of Debian and Ubuntu, each with its own glibc and libibverbs.
+# The root file systems are made of the distribution's packages, without running anything of these, and kept outside of this repository.
 #
-#   scripts/other_systems.sh DIR [RELEASE...]    DIR is what scripts/build.sh --portable made; by default bullseye, bookworm and trixie
+#   scripts/other_systems.sh DIR [RELEASE...]    DIR is what scripts/build.sh --portable made; by default all that RELEASES lists
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 [ $# -ge 1 ] || die "usage: scripts/other_systems.sh DIR [RELEASE...]"
@@ -11,8 +11,11 @@ shift
 [ -x "$built/bin/ferrite" ] || die "$built/bin/ferrite is missing: scripts/build.sh --portable makes it"
 [ "$(id -u)" = 0 ] || die "needs root, to change the root folder"
 command -v mmdebstrap >/dev/null || install_packages mmdebstrap
-releases=("$@")
-[ $# -gt 0 ] || releases=(bullseye bookworm trixie)
+
+# From glibc 2.23 and libibverbs 1.1.8 on. RHEL 8 has the glibc of buster, 2.28; that of bionic is older, 2.27.
+RELEASES="xenial bionic buster focal bullseye jammy bookworm noble trixie"
+[ $# -gt 0 ] || read -ra releases <<<"$RELEASES"
+[ $# = 0 ] || releases=("$@")
 
 # Points of `ferrite check` that need neither NCCL nor a GPU, and little time.
 POINTS=1,2,4,5,6,7,8,9,13,14,15,16,20,21,28,29,30,35,36,37,45,49,53
@@ -25,18 +28,50 @@ inside() {
         mount -t tmpfs tmp "$root/tmp" && mount --bind "$built" "$root/mnt" && exec chroot "$root" "$@"' "$1" "$built" "${@:2}"
 }
 
+# ubuntu_keyring: the file with the keys that Ubuntu signs with, out of its own package, which Debian does not have.
+ubuntu_keyring() {
+    local package=ubuntu-keyring_2023.11.28.1_all.deb keyring=$CACHE/ubuntu-keyring
+    local file=$keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg
+    if [ ! -e "$file" ]; then
+        curl -fsS -o "$CACHE/$package" "http://archive.ubuntu.com/ubuntu/pool/main/u/ubuntu-keyring/$package" &&
+            echo "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8  $CACHE/$package" | sha256sum --check --quiet &&
+            dpkg-deb --extract "$CACHE/$package" "$keyring" || return
+    fi
+    echo "$file"
+}
+
+# make_root RELEASE ROOT: glibc, libibverbs with its providers, and what runs a command. What fails is told to stderr.
+make_root() {
+    local options=() source=() packages=base-files,libc-bin,libibverbs1,dash,coreutils
+    case "$1" in
+    xenial) packages+=,libgcc1,libmlx5-1 ;;
+    bionic | buster) packages+=,libgcc1,ibverbs-providers ;;
+    *) packages+=,libgcc-s1,ibverbs-providers ;;
+    esac
+    case "$1" in
+    xenial | bionic | focal | jammy | noble)
+        options=("--components=main,universe" --keyring="$(ubuntu_keyring)") || return
+        source=(http://archive.ubuntu.com/ubuntu)
+        ;;
+    buster)
+        options=(--keyring=/usr/share/keyrings/debian-archive-removed-keys.gpg --keyring=/usr/share/keyrings/debian-archive-keyring.gpg)
+        source=(http://archive.debian.org/debian)
+        ;;
+    esac
+    mmdebstrap --variant=extract --include="$packages" "${options[@]}" "$1" "$2" "${source[@]}" >&2 &&
+        mkdir -p "$2"/{dev,proc,sys,tmp,mnt}
+}
+
 for release in "${releases[@]}"; do
     root=$CACHE/root-$release
     if [ ! -e "$root/complete" ]; then
         rm -rf "$root"
         mkdir -p "$CACHE"
-        # Whether a mirror has this release is another matter.
-        if ! mmdebstrap --quiet --variant=extract --include=base-files,libc-bin,libgcc-s1,libibverbs1,ibverbs-providers,dash,coreutils \
-            "$release" "$root" 2>"$CACHE/root.log"; then
-            echo "skipped: $release: $(tail -n 1 "$CACHE/root.log")"
+        # Whether a mirror has this release, and can be reached, is another matter.
+        if ! make_root "$release" "$root" 2>"$CACHE/root.log"; then
+            echo "skipped: $release: $(grep -E '^(E:|curl)' "$CACHE/root.log" | head -n 1)"
             continue
         fi
-        mkdir -p "$root"/{dev,proc,sys,tmp,mnt}
         touch "$root/complete"
     fi
     echo "== $release, $(inside "$root" /usr/bin/getconf GNU_LIBC_VERSION)"

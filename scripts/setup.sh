@@ -65,6 +65,7 @@ missing_test_packages() {
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
         command -v ibv_devinfo >/dev/null || echo ibverbs-utils
         command -v ib_write_bw >/dev/null || echo perftest
+        command -v rping >/dev/null || echo rdmacm-utils
         command -v ucx_perftest >/dev/null || echo ucx-utils
         command -v fi_pingpong >/dev/null || echo libfabric-bin
         /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || echo python3-pyverbs
@@ -156,6 +157,15 @@ install_mdbook() {
     [ -x "$folder/bin/mdbook" ] || env -u RUSTFLAGS -u CARGO_TARGET_DIR cargo install --locked --quiet --root "$folder" "mdbook@$MDBOOK" ||
         die "cargo install mdbook@$MDBOOK failed; it makes a site of the pages"
     echo "$folder/bin/mdbook"
+}
+
+# What checks the licences and the sources of dependencies (deny.toml): its program is printed.
+DENY=0.20.2
+install_deny() {
+    local folder=$CACHE/cargo-deny-$DENY
+    [ -x "$folder/bin/cargo-deny" ] || env -u RUSTFLAGS -u CARGO_TARGET_DIR cargo install --locked --quiet --root "$folder" "cargo-deny@$DENY" ||
+        die "cargo install cargo-deny@$DENY failed; it checks the dependencies"
+    echo "$folder/bin/cargo-deny"
 }
 
 # The folder of a virtual environment for a list of packages, by default scripts/requirements.txt, and this Python.

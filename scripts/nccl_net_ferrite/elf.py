@@ -67,6 +67,8 @@ def check_machine(path: Path, machine: str | None = None, glibc: tuple[int, int]
             f"{path} needs glibc {needed} or newer, and this system has {text_of(glibc)}: install the released package, "
             "or build it with scripts/build.sh --portable"
         )
+    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+        raise Invalid(f"{path} cannot be loaded, since its file system is mounted noexec: install the package on another one")
     return found
 
 

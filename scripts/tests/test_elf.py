@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 from nccl_net_ferrite import elf
 from nccl_net_ferrite.errors import Invalid
@@ -32,6 +33,15 @@ class CheckMachine(InFolder):
         self.replace(os, "confstr", lambda name: None)
         with self.assertRaisesRegex(Invalid, "this system has another C library: use an image with glibc$"):
             elf.check_machine(self.library(62, b"GLIBC_2.17"), "x86_64")
+
+    def test_where_nothing_may_be_executed(self) -> None:
+        path = self.library(62, b"GLIBC_2.17")
+        elf.check_machine(path, "x86_64", (2, 36))
+        self.replace(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
+        with self.assertRaisesRegex(
+            Invalid, "libnccl-net.so cannot be loaded, since its file system is mounted noexec: install the package on"
+        ):
+            elf.check_machine(path, "x86_64", (2, 36))
 
     def test_what_is_no_library(self) -> None:
         path = self.out / "libnccl-net.so"

@@ -4,9 +4,12 @@ import gzip
 import hashlib
 import importlib.util
 import io
+import itertools
 import json
 import os
 import re
+import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -66,6 +69,13 @@ def plain(name: str, content: bytes) -> bytes:
     return gzip.decompress(content)
 
 
+def block(page: str, first: str) -> list[str]:
+    """The lines of the block of code on a page that begins with a line of these first words."""
+    lines = (ROOT / page).read_text().splitlines()
+    [start] = [number for number, line in enumerate(lines) if line.startswith(f"    {first}")]
+    return [line.strip() for line in itertools.takewhile(lambda line: line.startswith("    "), lines[start:])]
+
+
 class Packages(unittest.TestCase):
     out: Path  # has all packages
     venv: Path  # has the wheel
@@ -78,7 +88,9 @@ class Packages(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.out = Path(folder.name)
         command: list[str | Path] = [ROOT / "scripts/package.sh", "--built", DIST]
-        done = subprocess.run(command, env=environment(FERRITE_PACKAGES=str(cls.out)), capture_output=True, text=True, check=False)
+        variables = environment(FERRITE_PACKAGES=str(cls.out))
+        # What a user has set for his own files must not show in the packages.
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, umask=0o077)
         if done.returncode:
             raise AssertionError(done.stdout + done.stderr)
         cls.venv = cls.out / "venv"
@@ -188,6 +200,30 @@ class Packages(unittest.TestCase):
             self.assertIn(program, output(self.venv / "bin/nccl-net-ferrite", program, "--help"))
         self.assertEqual(output(self.venv / "bin/ferrite", "-V"), output(DIST / "bin/ferrite", "-V"))
 
+    def test_the_lines_of_the_pages_in_their_order(self) -> None:
+        """As they stand there, but for the glibc in the name of the wheel. Without PyTorch the comparison says what it needs."""
+        (self.out / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+        wheel = self.package("*.whl").name
+        for page in ("README.md", "docs/packages.md"):
+            lines = [re.sub(r"nccl_net_ferrite-\S+\.whl", wheel, line) for line in block(page, "pip install nccl_net_ferrite")]
+            self.assertEqual((len(lines), lines[-1].split()[:2]), (4, ["nccl-net-ferrite", "ab"]))
+            done = self.typed(lines, PIP_NO_INDEX="1", PIP_FORCE_REINSTALL="1", PYTHONPATH=str(self.out))
+            self.assertRegex(done.stdout, r"\nSuccessfully installed nccl-net-ferrite-[\s\S]*\n0 FAIL, ")
+            self.assertRegex(done.stderr, r"not valid: PyTorch cannot be used [^\n]*\n$")
+            self.assertEqual(done.returncode, 2)
+
+    def test_the_lines_for_the_tarball_in_their_order(self) -> None:
+        lines = [line.replace("x86_64", os.uname().machine) for line in block("docs/packages.md", "tar xf nccl-net-ferrite")]
+        done = self.typed(lines)
+        self.assertRegex(done.stdout, r"ok +plugins +NCCL takes \S+/lib/libnccl-net.so: Ferrite[\s\S]*\n0 FAIL, ")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def typed(self, lines: list[str], **more: str) -> "subprocess.CompletedProcess[str]":
+        """In a shell where the packages lie, with the virtual environment in PATH, on the software device."""
+        path = f"{self.venv / 'bin'}:{os.environ['PATH']}"
+        command: list[str | Path] = [self.venv / "bin/softrnic", "run", "--", "sh", "-c", "\n".join(lines)]
+        return subprocess.run(command, env=environment(PATH=path, **more), cwd=self.out, capture_output=True, text=True, check=False)
+
     def test_a_program_that_cannot_be_run_is_told_with_the_cure(self) -> None:
         [program] = self.venv.glob("lib/python*/site-packages/nccl_net_ferrite/dist/bin/softrnic")
         program.chmod(0o644)
@@ -213,6 +249,16 @@ class Packages(unittest.TestCase):
         fields = dict(line.split(": ", 1) for line in output("dpkg-deb", "--field", self.package("*.deb")).splitlines() if ": " in line)
         self.assertEqual(fields["Package"], "nccl-net-ferrite")
         self.assertRegex(fields["Depends"], r"^libc6 \(>= 2\.\d+\)")
+
+    def test_everybody_can_read_what_the_rpm_package_installs(self) -> None:
+        if not shutil.which("rpmbuild"):
+            self.skipTest("rpmbuild (Debian: rpm)")
+        files = [line.split() for line in output("rpm", "--query", "--package", "--dump", self.package("*.rpm")).splitlines()]
+        modes = {line[0]: int(line[4], 8) for line in files}
+        self.assertEqual(modes["/usr/lib/nccl-net-ferrite/lib"], 0o040755)
+        for path, mode in modes.items():
+            self.assertEqual(mode & 0o444, 0o444, path)
+            self.assertFalse(stat.S_ISDIR(mode) and mode & 0o111 != 0o111, path)
 
     def test_the_image_copies_itself_into_a_volume(self) -> None:
         with tarfile.open(self.package("*-image.tar")) as file:

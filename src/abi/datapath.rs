@@ -214,8 +214,8 @@ impl Group {
         Ok(Expected { addr: data as u64, length: length(size)?, tag: tag as u32, memory })
     }
 
-    /// The first message; `None` where [`Self::new`] or [`Self::message`] fails. Each pointer is looked at when it is followed, which costs
-    /// less than to look at all of them before.
+    /// The first message, whatever its length; `None` where [`Self::new`] fails, or [`Self::message`] for another reason than the length. Each
+    /// pointer is looked at when it is followed, which costs less than to look at all of them before.
     ///
     /// # Safety
     /// The arrays that are not NULL have an element.
@@ -231,7 +231,7 @@ impl Group {
         // SAFETY: as the caller says.
         let tag = if tags.is_null() { 0 } else { unsafe { *tags } };
         let expected = Expected { addr: data as u64, length: bits(size), tag: tag as u32, memory };
-        (expected.length <= MAX_MESSAGE).then_some(expected)
+        Some(expected)
     }
 }
 

@@ -3,8 +3,9 @@
 use super::gid::{AddressRange, Family};
 use super::hca::HcaFilter;
 use super::iface::InterfaceFilter;
-use super::variables::{Kind, VARIABLES, ignored_names, ignored_reason};
-use crate::error::{Error, Result};
+use super::reader::Reader;
+use super::variables::{ignored_names, ignored_reason};
+use crate::error::Result;
 use std::collections::BTreeMap;
 
 /// Queue pairs of one connection at most.
@@ -61,10 +62,16 @@ pub struct Config {
     pub split: bool,
     /// Each queue pair has a share of its own of what is split.
     pub lanes: bool,
+    /// Each device has as many lanes as suit it, and the settings of queue pairs hold where it has none.
+    pub automatic_lanes: bool,
     /// A lane that stays slow is given another path.
     pub new_paths: bool,
-    /// Clear-to-sends are inline, where the device can.
+    /// Clear-to-sends and short messages of host memory are inline, where the device can.
     pub inline_data: bool,
+    /// Queue pairs are in thread domains, where the device has some.
+    pub thread_domains: bool,
+    /// Several writes on one queue pair have one doorbell.
+    pub chain_writes: bool,
     /// Messages of more bytes have their immediate in a trailing write of its own, under adaptive routing.
     pub ar_threshold: u32,
     /// Whether the fabric may reorder packets. `None`: it may on InfiniBand, and not on Ethernet.
@@ -161,7 +168,7 @@ impl Config {
     /// # Errors
     /// A value is out of range. The text names the variable, the value and the range.
     pub fn parse(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        let reader = Reader { lookup };
+        let reader = Reader::new(lookup);
         let family = |name| {
             reader.choice(name).map(|v| match v.as_str() {
                 "AF_INET" => Some(Family::V4),
@@ -170,10 +177,11 @@ impl Config {
             })
         };
         // What the user says of queue pairs in NCCL's words holds as it does there.
-        let lanes = match Self::QUEUE_PAIRS.iter().any(|name| reader.text(name).is_some()) {
-            false => reader.number(Self::LANES)?,
-            true => reader.number(Self::LANES).map(|_| 1)?,
-        };
+        let asked = reader.number_or_word(Self::LANES)?;
+        let counts = !Self::QUEUE_PAIRS.iter().any(|name| reader.text(name).is_some());
+        let (lanes, automatic_lanes) = (asked.filter(|_| counts).unwrap_or(1), counts && asked.is_none());
+        let new_paths = reader.flag("FERRITE_NEW_PATHS")?;
+        let new_paths = new_paths || automatic_lanes && reader.text("FERRITE_NEW_PATHS").is_none();
         let if_set = |name| reader.number(name).map(|number| u8::try_from(number).ok());
         Ok(Self {
             disabled: reader.flag("NCCL_IB_DISABLE")?,
@@ -203,8 +211,11 @@ impl Config {
             queue_pairs: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.max(lanes).min(MAX_QUEUE_PAIRS) as u8,
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")? || lanes > 1,
             lanes: lanes > 1,
-            new_paths: reader.flag("FERRITE_NEW_PATHS")? && lanes > 1,
+            automatic_lanes,
+            new_paths: new_paths && (lanes > 1 || automatic_lanes),
             inline_data: reader.flag("NCCL_IB_USE_INLINE")?,
+            thread_domains: reader.flag("FERRITE_THREAD_DOMAINS")?,
+            chain_writes: reader.flag("FERRITE_CHAIN_WRITES")?,
             ar_threshold: match reader.number("NCCL_IB_AR_THRESHOLD")? {
                 n if n < 0 => AR_THRESHOLD as u32,
                 n => n as u32,
@@ -243,68 +254,10 @@ impl Config {
     }
 }
 
-struct Reader<F> {
-    lookup: F,
-}
-
-impl<F: Fn(&str) -> Option<String>> Reader<F> {
-    fn kind(name: &str) -> Result<Kind> {
-        let found = VARIABLES.iter().find(|v| v.name == name);
-        found.map(|v| v.kind).ok_or_else(|| Error::internal(format!("{name} is not in the table of variables")))
-    }
-
-    fn text(&self, name: &str) -> Option<String> {
-        (self.lookup)(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
-    }
-
-    fn number(&self, name: &str) -> Result<i64> {
-        let Kind::Number(low, high, default) = Self::kind(name)? else {
-            return Err(Error::internal(format!("{name} is no number")));
-        };
-        let Some(value) = self.text(name) else { return Ok(default) };
-        parse_number(&value)
-            .filter(|n| (low..=high).contains(n))
-            .ok_or_else(|| Error::usage(format!("{name}={value}: a whole number from {low} to {high} is expected")))
-    }
-
-    fn flag(&self, name: &str) -> Result<bool> {
-        Ok(self.number(name)? == 1)
-    }
-
-    fn choice(&self, name: &str) -> Result<String> {
-        let Kind::Choice(allowed) = Self::kind(name)? else {
-            return Err(Error::internal(format!("{name} is no choice")));
-        };
-        let value = self.text(name).unwrap_or_else(|| allowed.first().copied().unwrap_or_default().to_owned());
-        if allowed.contains(&value.as_str()) {
-            return Ok(value);
-        }
-        let allowed = allowed.iter().filter(|a| !a.is_empty()).copied().collect::<Vec<_>>().join(" or ");
-        Err(Error::usage(format!("{name}={value}: {allowed} is expected")))
-    }
-}
-
-/// As C's `strtoll` with base 0, which NCCL uses, but trailing characters are an error.
-fn parse_number(text: &str) -> Option<i64> {
-    let (negative, digits) = match text.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
-    };
-    if digits.contains(['+', '-']) {
-        return None;
-    }
-    let magnitude: i64 = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
-        Some(hex) => i64::from_str_radix(hex, 16).ok()?,
-        None if digits.len() > 1 && digits.starts_with('0') => i64::from_str_radix(digits, 8).ok()?,
-        None if digits.starts_with(|c: char| c.is_ascii_digit()) => digits.parse().ok()?,
-        None => return None,
-    };
-    Some(if negative { -magnitude } else { magnitude })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::variables::{Kind, VARIABLES};
 
     fn with(name: &str, value: &str) -> Result<Config> {
         Config::parse(|n| (n == name).then(|| value.to_owned()))
@@ -375,7 +328,7 @@ mod tests {
     fn every_bound_is_enforced_with_name_value_and_range() {
         for variable in VARIABLES {
             let wrong = match variable.kind {
-                Kind::Number(low, high, _) => {
+                Kind::Number(low, high, _) | Kind::NumberOr(low, high, ..) => {
                     vec![(low - 1).to_string(), (high + 1).to_string(), "12x".into(), "-".into()]
                 }
                 Kind::Choice(_) => vec!["AF_UNIX".into()],

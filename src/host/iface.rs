@@ -62,6 +62,7 @@ fn pick(all: &[Interface], filter: &InterfaceFilter, family: Option<Family>) -> 
     let found = all.iter().filter(|i| filter.admits(&i.name)).filter(of_family).min_by_key(rank);
     found.cloned().ok_or_else(|| {
         let there = all.iter().map(|i| format!("{} ({})", i.name, i.address.ip())).collect::<Vec<_>>().join(", ");
+        let there = if there.is_empty() { "none that is up".to_owned() } else { there };
         let family = family.map_or(String::new(), |f| format!(" and NCCL_SOCKET_FAMILY={f:?}"));
         Error::usage(format!("NCCL_SOCKET_IFNAME={}{family}: no interface fits; there are: {there}", filter.text))
     })

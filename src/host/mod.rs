@@ -9,5 +9,6 @@ pub mod ib;
 pub mod iface;
 pub mod launcher;
 pub mod random;
+mod reader;
 pub mod sysfs;
 pub mod variables;

@@ -5,6 +5,8 @@
 pub enum Kind {
     /// A whole number: lower bound, upper bound, default.
     Number(i64, i64, i64),
+    /// The same, or this word.
+    NumberOr(i64, i64, i64, &'static str),
     /// Any text.
     Text,
     /// One of these words. The first is the default.
@@ -101,7 +103,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_USE_INLINE",
         Kind::Number(0, 1, 1),
-        "1: clear-to-sends are sent inline, where the device can; 0: the device reads them from memory",
+        "1: clear-to-sends, and messages of host memory of 28 bytes or fewer, are sent inline, where the device can; 0: the device reads them from memory",
     ),
     variable(
         "NCCL_IB_AR_THRESHOLD",
@@ -164,13 +166,23 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "FERRITE_LANES",
-        Kind::Number(1, 8, 1),
-        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
+        Kind::NumberOr(1, 8, 1, "auto"),
+        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto: 4 on Ethernet, with FERRITE_NEW_PATHS=1 where it is not set; 1 on InfiniBand, with RoCE v1, and with NCCL_IB_ADAPTIVE_ROUTING=1. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
     ),
     variable(
         "FERRITE_NEW_PATHS",
         Kind::Number(0, 1, 0),
         "1: of several lanes, one that stays slow, or on which nothing is acknowledged, is given another path through an Ethernet fabric",
+    ),
+    variable(
+        "FERRITE_THREAD_DOMAINS",
+        Kind::Number(0, 1, 0),
+        "1: each end of a connection has its queue pairs in a thread domain, where the device has some left: mlx5 takes no locks to post then, and uses a page of the card for each; 0: none has",
+    ),
+    variable(
+        "FERRITE_CHAIN_WRITES",
+        Kind::Number(0, 1, 1),
+        "1: where a message takes several writes on one queue pair, they are posted with one doorbell, and the device fetches them; 0: each is posted by itself, and mlx5 writes it to the card",
     ),
     variable(
         "FERRITE_STALL_MS",

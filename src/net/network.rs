@@ -161,8 +161,11 @@ impl Network {
             devices.join(", "),
             interface.name,
             interface.address.ip(),
-            config.queue_pairs,
+            self.devices.iter().map(|device| device.plan.per_rail).max().unwrap_or(1),
         );
+        for choice in self.devices.iter().filter_map(|device| device.plan.choice(config, &device.name)) {
+            log::info!(target: INIT, "Ferrite: {choice}");
+        }
         for merged in self.devices.iter().filter(|device| device.rails.len() > 1) {
             let (rails, speed) = (merged.rails.len(), merged.speed_mbps() / 1000);
             let ports = "are ports of one card and one device to NCCL";

@@ -53,6 +53,11 @@ impl Lanes {
         }
     }
 
+    /// The same for new queue pairs, which begin with `weights`.
+    pub(super) fn of_new_queue_pairs(&self, weights: LaneWeights, count: u8, rails: u8) -> Self {
+        Self { slow_lanes: self.slow_lanes.of_new_queue_pairs(), ..Self::new(weights, count, rails) }
+    }
+
     /// The weight of lane `qp`.
     #[inline]
     pub(super) fn weight(&self, qp: QpIndex) -> u64 {

@@ -2,7 +2,7 @@
 
 use super::recv::RecvFlow;
 use super::recv_requests::{Finished, RecvRequest};
-use super::requests::{Entries, Entry, RequestId};
+use super::requests::{Entries, Entry, Progress, RequestId};
 use super::{MAX_GROUP, Violation};
 use std::sync::Arc;
 
@@ -32,27 +32,30 @@ impl RecvFlow {
     #[inline(always)]
     pub fn finish(&mut self, entry: &Entry<RecvRequest>) -> Result<Option<Finished>, Violation> {
         let request = &entry.value;
-        if let Some(length) = self.finish_if_one(entry) {
-            return Ok(Some(Finished::One(length)));
-        }
-        if request.pending.get() != 0 {
-            return if request.is_pending() { Ok(None) } else { Err(entry.ended()) };
+        match self.progress(entry) {
+            Progress::Pending => return Ok(None),
+            Progress::Finished(length) => return Ok(Some(Finished::One(length))),
+            Progress::Other if request.pending.get() != 0 => return Err(entry.ended()),
+            Progress::Other => {}
         }
         request.end();
         self.requests.release(entry);
         Ok(Some(Finished::Group))
     }
 
-    /// As [`Self::finish`]; `None`, too, if the request has ended, or is for a group.
+    /// As [`Self::finish`], but for a group it finishes nothing; and no error is made if the request has ended.
     #[inline(always)]
-    pub fn finish_if_one(&mut self, entry: &Entry<RecvRequest>) -> Option<u32> {
+    pub fn progress(&mut self, entry: &Entry<RecvRequest>) -> Progress {
         let request = &entry.value;
-        if request.pending.get() != 0 || request.count.get() != 1 {
-            return None;
+        match request.pending.get() {
+            1.. => Progress::Pending,
+            0 if request.count.get() == 1 => {
+                request.end();
+                self.requests.release(entry);
+                Progress::Finished(request.lengths[0].get())
+            }
+            _ => Progress::Other,
         }
-        request.end();
-        self.requests.release(entry);
-        Some(request.lengths[0].get())
     }
 
     /// The bytes of each message of the request in `entry`, which has just been finished.

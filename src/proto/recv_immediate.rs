@@ -17,29 +17,28 @@ impl RecvFlow {
         if !self.window.is_sent(slot) {
             return Err(violation!("data for slot {}, whose clear-to-send has not been sent", slot));
         }
-        if self.complete_sent(qp, imm) { Ok(()) } else { self.handle_part(qp, imm) }
+        if self.complete_whole(qp, imm) { Ok(()) } else { self.handle_part(qp, imm) }
     }
 
     /// As [`Self::handle_immediate`], if a whole message has come with its length, as nearly all do. False: it is another case, and nothing
     /// has changed.
     #[inline(always)]
     pub fn complete_whole(&mut self, qp: QpIndex, imm: Imm) -> bool {
-        self.window.is_sent(imm.slot().index()) && self.complete_sent(qp, imm)
-    }
-
-    /// As [`Self::complete_whole`], for a slot whose clear-to-send has been sent.
-    #[inline(always)]
-    fn complete_sent(&mut self, qp: QpIndex, imm: Imm) -> bool {
-        let arrival = &mut self.arrivals[imm.slot().index()];
+        let Self { window, arrivals, requests, striping, .. } = self;
+        let (slot, arrivals) = (imm.slot().index(), arrivals.as_mut());
+        if !window.is_sent(slot) {
+            return false;
+        }
+        let arrival = &mut arrivals[slot];
         if arrival.stage == Stage::Untouched
             && let LengthCode::Bytes(length) = imm.length_code()
             && length <= arrival.posted
-            && length <= self.striping.whole_up_to()
-            && let Some(request) = self.requests.get(arrival.request)
+            && length <= striping.whole_up_to()
+            && let Some(request) = requests.get(arrival.request)
         {
             arrival.handle_whole(qp, length);
             request.complete(arrival.index, length);
-            self.count_arrival();
+            window.handle_arrival(|slot| arrivals[slot].is_pending());
             return true;
         }
         false

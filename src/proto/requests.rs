@@ -96,6 +96,17 @@ impl<T> Entry<T> {
     }
 }
 
+/// What there is to tell NCCL of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// It is not complete.
+    Pending,
+    /// It was complete, of one message of so many bytes, and has ended now.
+    Finished(u32),
+    /// It has ended before; or it is a receive for a group, of which all messages have arrived.
+    Other,
+}
+
 /// The entries of a table.
 pub type Entries<T> = Arc<[Entry<T>; MAX_REQUESTS]>;
 

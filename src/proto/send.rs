@@ -163,7 +163,9 @@ impl SendFlow {
         stripes: u32,
     ) -> Transfer {
         let qp = self.qp;
-        self.qp = self.striping.next_qp(qp);
+        if !self.striping.has_one_qp() {
+            self.qp = self.striping.next_qp(qp);
+        }
         Transfer {
             id,
             remote_addr: cts.addr,

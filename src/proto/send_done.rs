@@ -1,6 +1,6 @@
 //! What becomes of the sending end's requests: stripes are acknowledged, and requests are complete.
 
-use super::requests::{Entries, Entry, RequestId};
+use super::requests::{Entries, Entry, Progress, RequestId};
 use super::send::SendFlow;
 use super::send_requests::SendRequest;
 use super::{Violation, violation};
@@ -47,22 +47,26 @@ impl SendFlow {
     /// The request has ended.
     #[inline(always)]
     pub fn finish(&mut self, entry: &Entry<SendRequest>) -> Result<Option<u32>, Violation> {
-        match self.finish_if_complete(entry) {
-            None if !entry.value.is_pending() => Err(entry.ended()),
-            finished => Ok(finished),
+        match self.progress(entry) {
+            Progress::Pending => Ok(None),
+            Progress::Finished(length) => Ok(Some(length)),
+            Progress::Other => Err(entry.ended()),
         }
     }
 
-    /// As [`Self::finish`]; `None`, too, if the request has ended.
+    /// As [`Self::finish`]; no error is made if the request has ended.
     #[inline(always)]
-    pub fn finish_if_complete(&mut self, entry: &Entry<SendRequest>) -> Option<u32> {
+    pub fn progress(&mut self, entry: &Entry<SendRequest>) -> Progress {
         let request = &entry.value;
-        if request.pending_stripes.get() != 0 {
-            return None;
+        match request.pending_stripes.get() {
+            1.. => Progress::Pending,
+            0 => {
+                request.end();
+                self.requests.release(entry);
+                Progress::Finished(request.length.get())
+            }
+            _ => Progress::Other,
         }
-        request.end();
-        self.requests.release(entry);
-        Some(request.length.get())
     }
 
     /// All entries of the table of requests.

@@ -78,7 +78,7 @@ impl SendFlow {
         }
         // Before the next condition, as the compiler makes one of both otherwise, which costs more.
         prepare(&cts);
-        if cts.length > MAX_MESSAGE {
+        if cts.length.wrapping_sub(1) >= MAX_MESSAGE {
             return Usual::Other;
         }
         let Some(entry) = self.requests.allocate() else { return Usual::Other };

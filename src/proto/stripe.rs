@@ -97,6 +97,12 @@ impl Striping {
         if self.split { self.qps } else { self.rails }
     }
 
+    /// Whether there is only one queue pair.
+    #[inline]
+    pub fn has_one_qp(self) -> bool {
+        self.qps == 1
+    }
+
     /// Number of stripes of a message of `length` bytes: at least one, at most one per queue pair.
     #[inline]
     pub fn stripe_count(self, length: u32) -> u32 {

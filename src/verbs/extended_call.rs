@@ -9,6 +9,12 @@ pub const SIZE: usize = 8;
 pub const QUERY_PORT: usize = 320;
 /// Bytes from `create_qp_ex` to the context.
 pub const CREATE_QP_EX: usize = 56;
+/// Bytes from `alloc_td` to the context.
+pub const ALLOC_TD: usize = 192;
+/// Bytes from `dealloc_td` to the context.
+pub const DEALLOC_TD: usize = 200;
+/// Bytes from `alloc_parent_domain` to the context.
+pub const ALLOC_PARENT_DOMAIN: usize = 208;
 
 /// The call that lies `distance` bytes in front of the context; `None` if the struct is shorter, or the device lacks the call.
 ///

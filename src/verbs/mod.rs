@@ -10,12 +10,13 @@
 //! | [`staging`] | registered memory that writes are sent from where a device has no inline data |
 //! | [`completion_queue`], [`queue_pair`] | the queues |
 //! | [`qp_ex`] | creating a queue pair for certain operations only |
+//! | [`thread_domain`] | queue pairs that one thread at a time uses |
 //! | [`path`] | from INIT to RTS |
 //! | [`work`] | work requests: posting them, polling their completions |
 //! | [`prepared_write`] | a write that is posted again and again with other values |
 //! | [`status`] | why a work request failed |
 //! | [`extended_call`] | calls of a device that libibverbs has no symbols for |
-//! | [`sys`] | structs and numbers of libibverbs |
+//! | [`sys`], `sys_work` | structs and numbers of libibverbs |
 //!
 //! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the verbs demand.
 
@@ -38,4 +39,6 @@ pub mod shared;
 pub mod staging;
 pub mod status;
 pub mod sys;
+mod sys_work;
+pub mod thread_domain;
 pub mod work;

@@ -13,6 +13,17 @@ pub struct PreparedWrite {
     sge: sys::ibv_sge,
 }
 
+/// How a device takes the data of a signalled write: `send_flags` of the work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataSource(u32);
+
+impl DataSource {
+    /// From registered memory, later.
+    pub const MEMORY: Self = Self(sys::IBV_SEND_SIGNALED);
+    /// At the call. The processor reads it.
+    pub const INLINE: Self = Self(sys::IBV_SEND_SIGNALED | sys::IBV_SEND_INLINE);
+}
+
 // SAFETY: its only pointer is to its own element, and is set at each post.
 unsafe impl Send for PreparedWrite {}
 // SAFETY: as above; a shared reference gives access to nothing.
@@ -28,11 +39,10 @@ impl PreparedWrite {
         Self { request: unsafe { request.assume_init() }, sge }
     }
 
-    /// What is written, and where to.
+    /// What is written, and where to. Its length is not 0, nor was it before.
     #[inline(always)]
     pub fn set_data(&mut self, local: Sge, target: Target) {
         self.sge = local.into();
-        self.request.num_sge = i32::from(local.length > 0);
         self.request.rdma.remote_addr = target.addr;
         self.request.rdma.rkey = target.rkey;
     }
@@ -49,6 +59,12 @@ impl PreparedWrite {
     pub fn set_id(&mut self, id: u64, imm: u32) {
         self.request.wr_id = id;
         self.request.imm_data = imm.to_be();
+    }
+
+    /// How the device takes the data. Success creates a completion.
+    #[inline(always)]
+    pub fn set_signaled_data(&mut self, source: DataSource) {
+        self.request.send_flags = source.0;
     }
 
     /// The work request id.
@@ -123,12 +139,17 @@ mod tests {
         #[test]
         fn a_write_that_is_changed_is_the_write_that_is_made_so(
             (id, addr, remote, keys) in any::<(u64, u64, u64, [u32; 2])>(),
-            length in prop_oneof![Just(0u32), any::<u32>()],
+            length in 1u32..,
             (imm, inline, signaled) in any::<(Option<u32>, bool, bool)>(),
         ) {
             let (local, target) = (Sge { addr, length, lkey: keys[0] }, Target { addr: remote, rkey: keys[1] });
             let made = PreparedWrite::new(&Write { id, local, target, imm, inline, signaled });
-            let mut changed = PreparedWrite::new(&Write { imm: imm.map(|_| 7), inline, ..Write::default() });
+            let mut changed = PreparedWrite::new(&Write {
+                local: Sge { length: 1, ..Sge::default() },
+                imm: imm.map(|_| 7),
+                inline,
+                ..Write::default()
+            });
             changed.set_data(local, target);
             changed.set_id(id, imm.unwrap_or(0));
             changed.set_signaled(signaled);

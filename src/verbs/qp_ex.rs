@@ -25,10 +25,11 @@ impl Operations {
 
 type CreateQpEx = unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_qp_init_attr_ex) -> *mut sys::ibv_qp;
 
-/// A queue pair for these operations, and the capacities that it is granted; `None` if the library or the driver lacks the call, or
+/// A queue pair in `pd`, which is `domain` or a parent domain of it, for these operations, and the capacities that it is granted; `None` if the library or the driver lacks the call, or
 /// refuses.
 pub(super) fn create(
     domain: &ProtectionDomain,
+    pd: *mut sys::ibv_pd,
     queue: &CompletionQueue,
     cap: sys::ibv_qp_cap,
     operations: Operations,
@@ -38,7 +39,7 @@ pub(super) fn create(
     let call = unsafe { extended_call::find::<CreateQpEx>(context, extended_call::CREATE_QP_EX) }?;
     // SAFETY: a struct of numbers and pointers, for which zero is valid.
     let mut attr: sys::ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
-    (attr.send_cq, attr.recv_cq, attr.pd) = (queue.raw, queue.raw, domain.raw());
+    (attr.send_cq, attr.recv_cq, attr.pd) = (queue.raw, queue.raw, pd);
     (attr.cap, attr.qp_type) = (cap, sys::IBV_QPT_RC);
     (attr.comp_mask, attr.send_ops_flags) = (FIELDS, operations.0);
     // SAFETY: the domain and the queue are live and of this context, and the attributes are a whole struct.

@@ -6,6 +6,7 @@ use super::memory::ProtectionDomain;
 use super::qp_ex::{self, Operations};
 use super::recv_chain::RecvChain;
 use super::sys;
+use super::thread_domain::ThreadDomain;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -53,8 +54,9 @@ impl RemoteAccess {
 #[derive(Debug)]
 pub(super) struct RawQueuePair {
     pub(super) raw: *mut sys::ibv_qp,
-    // Held so that the queue pair is destroyed before both.
+    // Held so that the queue pair is destroyed before them.
     pub(super) domain: Arc<ProtectionDomain>,
+    _thread: Option<Arc<ThreadDomain>>,
     _queue: Arc<CompletionQueue>,
 }
 
@@ -96,18 +98,26 @@ unsafe impl Send for QueuePair {}
 
 impl ResetQueuePair {
     /// Creates a queue pair that completes into `queue`, and whose sends are unsignalled unless they say otherwise. It has as
-    /// much inline data as the device grants, and no more than is asked for.
+    /// much inline data as the device grants, and no more than is asked for. It is in the protection domain `domain`, and in the thread domain
+    /// `thread`, if there is one: then no two threads may post to any of its queue pairs at once.
     ///
     /// # Errors
     /// The device has no more queue pairs, or refuses these capacities.
-    pub fn new(domain: &Arc<ProtectionDomain>, queue: &Arc<CompletionQueue>, caps: QpCaps) -> Result<Self> {
-        let (raw, inline_bytes) = create_qp(domain, queue, caps).map_err(|error| {
+    pub fn new(
+        domain: &Arc<ProtectionDomain>,
+        thread: Option<&Arc<ThreadDomain>>,
+        queue: &Arc<CompletionQueue>,
+        caps: QpCaps,
+    ) -> Result<Self> {
+        let pd = thread.map_or_else(|| domain.raw(), |thread| thread.raw());
+        let (raw, inline_bytes) = create_qp(domain, pd, queue, caps).map_err(|error| {
             let QpCaps { max_send_wr: send, max_recv_wr: recv, max_inline_data, .. } = caps;
             let name = domain.context.name();
             let bytes = u64::from(send) * (SEND_BYTES + u64::from(max_inline_data)) + u64::from(recv) * RECEIVE_BYTES;
             error.explain(format_args!("ibv_create_qp({name}, {send} send and {recv} receive work requests)"), bytes)
         })?;
-        let inner = RawQueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) };
+        let inner =
+            RawQueuePair { raw, domain: Arc::clone(domain), _thread: thread.cloned(), _queue: Arc::clone(queue) };
         Ok(Self { inner, inline_bytes })
     }
 
@@ -209,25 +219,27 @@ impl Drop for RawQueuePair {
     }
 }
 
-/// A queue pair and the inline data that it has, which is the most that the device grants of what is asked for. Where the
+/// A queue pair in `pd`, which is `domain` or a parent domain of it, and the inline data that it has, which is the most that the device grants of what is asked for. Where the
 /// device refuses for another reason than inline data, each step is tried in vain, and the last error counts.
 fn create_qp(
     domain: &ProtectionDomain,
+    pd: *mut sys::ibv_pd,
     queue: &CompletionQueue,
     caps: QpCaps,
 ) -> std::result::Result<(*mut sys::ibv_qp, u32), CreateError> {
-    let mut outcome = create_with(domain, queue, caps);
+    let mut outcome = create_with(domain, pd, queue, caps);
     for max_inline_data in INLINE_STEPS.into_iter().filter(|step| *step < caps.max_inline_data) {
         if outcome.is_ok() {
             break;
         }
-        outcome = create_with(domain, queue, QpCaps { max_inline_data, ..caps });
+        outcome = create_with(domain, pd, queue, QpCaps { max_inline_data, ..caps });
     }
     outcome
 }
 
 fn create_with(
     domain: &ProtectionDomain,
+    pd: *mut sys::ibv_pd,
     queue: &CompletionQueue,
     caps: QpCaps,
 ) -> std::result::Result<(*mut sys::ibv_qp, u32), CreateError> {
@@ -241,7 +253,7 @@ fn create_with(
     // Some drivers write back what they have granted, which may be less; many grant more.
     let granted = |raw, cap: sys::ibv_qp_cap| (raw, cap.max_inline_data.min(caps.max_inline_data));
     // What a driver refuses here, for whatever reason, it is asked for in the older way.
-    if let Some((raw, cap)) = qp_ex::create(domain, queue, cap, caps.operations) {
+    if let Some((raw, cap)) = qp_ex::create(domain, pd, queue, cap, caps.operations) {
         return Ok(granted(raw, cap));
     }
     let mut attr = sys::ibv_qp_init_attr {
@@ -254,7 +266,7 @@ fn create_with(
         sq_sig_all: 0,
     };
     // SAFETY: the domain and the queue are live and of one context.
-    let raw = create::try_create(|| unsafe { (domain.context.library.ibv_create_qp)(domain.raw(), &raw mut attr) })?;
+    let raw = create::try_create(|| unsafe { (domain.context.library.ibv_create_qp)(pd, &raw mut attr) })?;
     Ok(granted(raw, attr.cap))
 }
 

@@ -155,8 +155,8 @@ fn register(transport: &Transport, comm: *mut c_void, at: u64, fd: Option<c_int>
     handle
 }
 
-/// From one GPU's memory into another's, under these fault rules.
-fn arrives(gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()> {
+/// `length` bytes, from one GPU's memory into another's, under these fault rules.
+fn arrives(length: usize, gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()> {
     let setting = require!(setting());
     pair(&setting.env("SOFTRNIC_GPU", gpu).env("SOFTRNIC_FAULTS", faults), |worker| {
         let driver = Driver::load();
@@ -190,7 +190,7 @@ fn arrives(gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()> {
         while sending.is_null() {
             let isend = net.isend.expect("a slot");
             // SAFETY: as above.
-            let code = unsafe { isend(send, from as *mut c_void, BYTES as c_int, 7, source, &raw mut sending) };
+            let code = unsafe { isend(send, from as *mut c_void, length as c_int, 7, source, &raw mut sending) };
             assert_eq!(code, abi::ncclSuccess);
             deadline.idle()?;
         }
@@ -202,11 +202,11 @@ fn arrives(gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()> {
                 assert_eq!(code, abi::ncclSuccess);
                 deadline.idle()?;
             }
-            assert_eq!(size, BYTES as c_int);
+            assert_eq!(size, length as c_int);
         }
         // SAFETY: the message is complete, and nothing writes there any more.
-        let came = unsafe { std::slice::from_raw_parts(came, BYTES) };
-        assert!(*came == pattern(1 - worker.rank(), BYTES)[..], "wrong data");
+        let came = unsafe { std::slice::from_raw_parts(came, length) };
+        assert!(*came == pattern(1 - worker.rank(), BYTES)[..length], "wrong data");
         for (comm, handle) in handles {
             // SAFETY: not used again.
             assert_eq!(unsafe { net.deregMr.expect("a slot")(comm, handle) }, abi::ncclSuccess);
@@ -219,19 +219,25 @@ fn arrives(gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()> {
 
 #[test]
 fn gpu_memory_by_address_arrives() -> Result<()> {
-    arrives("peermem", false, "")
+    arrives(BYTES, "peermem", false, "")
+}
+
+/// The processor cannot read it, so it is not sent inline.
+#[test]
+fn a_short_message_of_gpu_memory_arrives() -> Result<()> {
+    arrives(20, "peermem", false, "")
 }
 
 #[test]
 fn gpu_memory_by_dmabuf_arrives() -> Result<()> {
-    arrives("dmabuf", true, "")
+    arrives(BYTES, "dmabuf", true, "")
 }
 
 /// NCCL has closed the descriptor by which the memory was registered.
 #[test]
 fn gpu_memory_by_dmabuf_is_registered_again_on_a_device_that_is_back() -> Result<()> {
     require!(no_gpu());
-    arrives("dmabuf", true, "device-fatal=100ms device=softrnic0 times=1")
+    arrives(BYTES, "dmabuf", true, "device-fatal=100ms device=softrnic0 times=1")
 }
 
 /// Runs `body` while this process has half of the descriptors that it may have.

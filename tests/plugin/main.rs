@@ -12,6 +12,7 @@ mod control_reset;
 mod drivers;
 mod gids;
 mod gpu;
+mod lanes;
 mod network_events;
 mod port_scan;
 mod qp_connect;

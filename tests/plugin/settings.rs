@@ -81,6 +81,28 @@ fn lanes_are_said_to_be_ignored_where_nccl_s_variables_count() -> Result<()> {
     Ok(())
 }
 
+/// Whatever is automatic is said once for each device.
+#[test]
+fn automatic_lanes_are_said_with_the_reason() -> Result<()> {
+    let auto = ("FERRITE_LANES", "auto");
+    let four =
+        "softrnic0 has 4 lanes per connection and rail, and other paths for slow ones: Ethernet (FERRITE_LANES=auto)";
+    for (env, line) in [
+        (("NCCL_IB_ADAPTIVE_ROUTING", "0"), four),
+        (("SOFTRNIC_LINK", "ib"), "softrnic0 has 1 queue pair per connection: the port is InfiniBand"),
+        (("NCCL_IB_ADAPTIVE_ROUTING", "1"), "softrnic0 has 1 queue pair per connection: NCCL_IB_ADAPTIVE_ROUTING=1"),
+    ] {
+        let (code, _, log) = init_with(require!(setting()), &[auto, env])?;
+        assert_eq!(code, abi::ncclSuccess);
+        assert_eq!(log.iter().filter(|said| said.contains(line)).count(), 1, "{line}: {log:?}");
+    }
+    let (code, _, log) = init_with(require!(setting()), &[("FERRITE_LANES", "automatic")])?;
+    assert_eq!(code, abi::ncclInvalidUsage);
+    let words = "FERRITE_LANES=automatic: a whole number from 1 to 8, or auto, is expected";
+    assert!(log.iter().any(|said| said.contains(words)), "{log:?}");
+    Ok(())
+}
+
 #[test]
 fn an_interface_that_does_not_exist_is_named() -> Result<()> {
     let (code, _, log) = init_with(require!(setting()), &[("NCCL_SOCKET_IFNAME", "nowhere9")])?;

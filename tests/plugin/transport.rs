@@ -54,7 +54,7 @@ fn messages_are_split_over_four_lanes() -> Result<()> {
 }
 
 /// How many queue pairs of this process have sent data that the device has read from memory: messages, and not clear-to-sends.
-fn queue_pairs_with_data() -> usize {
+pub(crate) fn queue_pairs_with_data() -> usize {
     let output = Command::new(dist().join("bin/softrnic")).args(["stat", "--json"]).output().expect("softrnic runs");
     let stat: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let devices = stat["devices"].as_array().expect("a list of devices");

@@ -1,7 +1,7 @@
 //! A fabric with several equal paths: lanes that share one get apart, one that loses packets is left, and a slow receiver moves nobody.
 
 use crate::common::log::{log, said};
-use crate::fabric::{Fabric, exchange_until, inject_only, run, softrnic};
+use crate::fabric::{Fabric, end, exchange_until, inject_only, run, softrnic};
 use crate::stream::{Shape, Stream};
 use ferrite::error::Result;
 use ferrite::pair::WorkerCtx;
@@ -124,5 +124,16 @@ fn a_slow_receiver_moves_no_lane() -> Result<()> {
         assert!(!said(&["gets another path"]), "{}", log());
         worker.barrier()?;
         stream.close()
+    })
+}
+
+/// Each device has six queue pairs for two ends of four lanes, so that one connection has two.
+#[test]
+fn connections_with_fewer_lanes_than_asked_for_recover() -> Result<()> {
+    let env = [("SOFTRNIC_MAX_QP", "6"), ("SOFTRNIC_FAULTS", "qp-error device=softrnic0 message=60 times=1")];
+    run(Fabric::Lanes, &env, |worker| {
+        let mut stream = Stream::open(worker, SHAPE)?;
+        stream.exchange(worker, 60)?;
+        end(worker, stream)
     })
 }

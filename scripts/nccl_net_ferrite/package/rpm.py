@@ -77,7 +77,7 @@ mkdir -p %{{buildroot}}
 cp -a {top}/root/. %{{buildroot}}
 
 %files
-%defattr(-,root,root)
+%defattr(-,root,root,0755)
 {lines}
 
 %changelog

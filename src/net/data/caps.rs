@@ -7,10 +7,18 @@ use crate::verbs::qp_ex::Operations;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::work::RECV_BATCH;
 
-/// A sender's. Why its send queue never overflows is told in [`crate::proto::send_queue`]. It receives nothing; one receive work
+/// Bytes of a message that a sender asks to send inline. mlx5 lays a write with an immediate out in 64 bytes, and so many fit there beside its
+/// header: queues do not grow.
+const INLINE_MESSAGE: u32 = 28;
+
+/// A sender's. It sends messages of host memory inline that are short enough. Why its send queue never overflows is told in [`crate::proto::send_queue`]. It receives nothing; one receive work
 /// request is the least that every device accepts.
-pub const SENDER_QP_CAPS: QpCaps =
-    QpCaps { max_send_wr: SEND_QUEUE_DEPTH, max_recv_wr: 1, max_inline_data: 0, operations: Operations::WRITE_AND_IMM };
+pub const SENDER_QP_CAPS: QpCaps = QpCaps {
+    max_send_wr: SEND_QUEUE_DEPTH,
+    max_recv_wr: 1,
+    max_inline_data: INLINE_MESSAGE,
+    operations: Operations::WRITE_AND_IMM,
+};
 
 /// Clear-to-sends in one write. A work request with their bytes is the largest that mlx5 writes to the card instead of having it
 /// fetched: 256 bytes.

@@ -8,7 +8,7 @@ use super::usual::Done;
 use crate::error::{Error, Result};
 use crate::proto::cts::{Cts, SlotIndex};
 use crate::proto::recv_requests::RecvRequest;
-use crate::proto::requests::Entry;
+use crate::proto::requests::{Entry, Progress};
 use crate::proto::send_requests::SendRequest;
 use crate::proto::send_single::Refusal;
 
@@ -95,13 +95,8 @@ impl Tested for SendComm {
     #[inline(always)]
     fn first_look(&self, request: &Entry<SendRequest>, done: impl Done) -> FirstLook<'_, SendPath> {
         look(&self.path, |path| {
-            if request.value.is_pending() {
-                if path.is_plain { Found::Incomplete } else { Found::Other }
-            } else if path.finish_usual(request, done) {
-                Found::Complete
-            } else {
-                Found::Other
-            }
+            let progress = path.finish_usual(request, done);
+            Found::of(progress, path.is_plain)
         })
     }
 
@@ -166,13 +161,8 @@ impl Tested for RecvComm {
     #[inline(always)]
     fn first_look(&self, request: &Entry<RecvRequest>, done: impl Done) -> FirstLook<'_, RecvPath> {
         look(&self.path, |path| {
-            if request.value.is_pending() {
-                if path.is_plain { Found::Incomplete } else { Found::Other }
-            } else if path.finish_usual(request, done) {
-                Found::Complete
-            } else {
-                Found::Other
-            }
+            let progress = path.finish_usual(request, done);
+            Found::of(progress, path.is_plain)
         })
     }
 
@@ -237,6 +227,18 @@ enum Found {
     Incomplete,
     /// There is no such request, or it is one for the long way.
     Other,
+}
+
+impl Found {
+    /// Of a connection that `is_plain`: it has one completion queue, and nothing is being timed.
+    #[inline(always)]
+    fn of(progress: Progress, is_plain: bool) -> Self {
+        match progress {
+            Progress::Pending if is_plain => Self::Incomplete,
+            Progress::Finished(_) => Self::Complete,
+            Progress::Pending | Progress::Other => Self::Other,
+        }
+    }
 }
 
 #[inline(always)]

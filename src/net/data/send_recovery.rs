@@ -57,7 +57,7 @@ impl End for SendComm {
             qps.tell(&path.stats);
             path.stats.handle_recovery();
             path.stats.set_moves(qps.labels.replaced());
-            path.qps = qps;
+            path.use_qps(qps);
             path.choose_path();
             path.other_work = OtherWork::default();
             path.stall.reset();

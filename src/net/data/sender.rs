@@ -31,6 +31,7 @@ use crate::stats::record::ConnStats;
 use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::work::{Sge, Target, Write};
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 
 /// The ring that the receiver writes clear-to-sends to.
@@ -63,6 +64,8 @@ pub struct SendPath {
     pub(super) ring: CtsRing,
     /// A stripe of more bytes has its immediate in a trailing write of its own. `u32::MAX`: no stripe has.
     trailing_immediate_above: u32,
+    /// Whether several writes on one queue pair have one doorbell.
+    chain_writes: bool,
     pub(super) other_work: OtherWork,
     pub(super) sticky_error: StickyError,
     /// What is possible while the peer's state is not open.
@@ -75,8 +78,10 @@ pub struct SendPath {
     pub(super) stats: ConnStats,
     /// Whether there is one rail without lanes, and no message is being timed.
     pub(super) is_plain: bool,
-    /// Messages of fewer bytes are one write on the only rail.
-    usual_below: u32,
+    /// Messages of so many bytes or fewer, but not of 0, are one write on the only rail.
+    usual_up_to: u32,
+    /// Such a message of host memory, of so many bytes or fewer, is sent inline.
+    inline_up_to: u32,
     /// The write of such a message: signalled, with immediate data.
     single: PreparedWrite,
 }
@@ -119,9 +124,8 @@ impl SendComm {
     ) -> Self {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let one_write_up_to = trailing_immediate_above.min(terms.striping.whole_up_to());
-        let one_write_below = Imm::EXPLICIT_LIMIT.min(one_write_up_to.saturating_add(1));
         let mut flow = SendFlow::new(terms.striping, weights);
-        if nic.config.lanes && terms.striping.is_split() && terms.qps_per_rail() > 1 {
+        if nic.plan.lanes && terms.striping.is_split() && terms.qps_per_rail() > 1 {
             flow.use_lanes();
         }
         let is_plain = !qps.are_on_several_rails() && !flow.has_lanes();
@@ -129,12 +133,13 @@ impl SendComm {
         let sticky_error = StickyError::new("sending to");
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
-        let requests = Arc::clone(flow.entries());
+        let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
         let path = SendPath {
             flow,
             qps,
             ring,
             trailing_immediate_above,
+            chain_writes: nic.config.chain_writes,
             other_work: OtherWork::default(),
             sticky_error,
             mode: Mode::Running,
@@ -144,8 +149,14 @@ impl SendComm {
             memory: Arc::clone(&memory),
             stats,
             is_plain,
-            usual_below: if is_plain { one_write_below } else { 0 },
-            single: PreparedWrite::new(&Write { imm: Some(0), signaled: true, ..Write::default() }),
+            usual_up_to: if is_plain { one_write_up_to.min(Imm::EXPLICIT_LIMIT - 1) } else { 0 },
+            inline_up_to,
+            single: PreparedWrite::new(&Write {
+                local: Sge { length: 1, ..Sge::default() },
+                imm: Some(0),
+                signaled: true,
+                ..Write::default()
+            }),
         };
         Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
     }
@@ -215,15 +226,16 @@ impl SendPath {
         memory: impl FnOnce() -> Option<&'a MrHandle>,
         begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Option<Result<()>> {
-        if length >= self.usual_below || self.stats.is_due_next() {
+        if !self.is_usual(length) || self.stats.is_due_next() {
             return None;
         }
         let memory = memory().filter(|memory| memory.covers(addr, length))?;
-        let Self { flow, ring, single, .. } = self;
+        let Self { flow, ring, single, inline_up_to, .. } = self;
         let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
         let prepare = |cts: &Cts| {
             let local = Sge { addr, length: length.min(cts.length), lkey: memory.lkey(0) };
             single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
+            single.set_signaled_data(memory.source(local.length, *inline_up_to));
         };
         let Usual::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) else { return None };
         // Not due, as has been asked.
@@ -231,9 +243,24 @@ impl SendPath {
         Some(self.post_single(&transfer))
     }
 
+    /// Whether a message of `length` bytes is one write on the only rail, and not of 0 bytes.
+    #[inline(always)]
+    fn is_usual(&self, length: u32) -> bool {
+        length.wrapping_sub(1) < self.usual_up_to
+    }
+
+    /// From now on it posts to `qps`.
+    pub(super) fn use_qps(&mut self, qps: QpSet) {
+        self.inline_up_to = qps.inline_bytes();
+        self.qps = qps;
+    }
+
     /// Posts a message that is one write, whose data and target are prepared.
     #[inline(always)]
     fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
+        // The processor reads the data of an inline write. It was written by a GPU, and NCCL has seen a flag beside it: no read of the data may
+        // come before that of the flag.
+        fence(Ordering::Acquire);
         let (qp, imm) = transfer.single();
         self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());
         let Some(connected) = self.qps.qps.get_mut(usize::from(qp.0)) else {
@@ -284,9 +311,10 @@ impl SendPath {
         if self.stats.handle_begun(1) {
             self.handle_due(transfer.id, tag);
         }
-        if transfer.length < self.usual_below {
+        if self.is_usual(transfer.length) {
             let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
             self.single.set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
+            self.single.set_signaled_data(memory.source(transfer.length, self.inline_up_to));
             return self.post_single(&transfer);
         }
         // What cannot be posted is sent when the connection has recovered.
@@ -300,7 +328,7 @@ impl SendPath {
         extra == 0 || self.other_work.room.has_space(self.qps.qps.len(), extra)
     }
 
-    /// Posts a message stripe by stripe, with one doorbell each: the data with its immediate, or, where the fabric may reorder
+    /// Posts a message stripe by stripe, with one doorbell each unless `FERRITE_CHAIN_WRITES` says otherwise: the data with its immediate, or, where the fabric may reorder
     /// packets, the immediate in a trailing write of its own. `lkey` returns the key of the memory by rail number.
     #[inline(never)]
     pub(super) fn post(&mut self, addr: u64, lkey: impl Fn(u8) -> u32, transfer: Transfer) -> Result<()> {
@@ -347,7 +375,11 @@ impl SendPath {
             for write in &mut writes[..count] {
                 write.id = id.to_bits();
             }
-            connected.qp.post_writes(&writes[..count])?;
+            if self.chain_writes {
+                connected.qp.post_writes(&writes[..count])?;
+            } else {
+                writes[..count].iter().try_for_each(|write| connected.qp.post_write(write))?;
+            }
         }
         Ok(())
     }

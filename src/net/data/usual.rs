@@ -7,7 +7,7 @@ use crate::net::qp::wr_id::WrId;
 use crate::proto::QpIndex;
 use crate::proto::imm::Imm;
 use crate::proto::recv_requests::RecvRequest;
-use crate::proto::requests::Entry;
+use crate::proto::requests::{Entry, Progress};
 use crate::proto::send_requests::SendRequest;
 use crate::verbs::status::Status;
 use crate::verbs::work::Completion;
@@ -24,13 +24,15 @@ impl SendPath {
         !self.stall.is_due()
     }
 
-    /// If `request` is complete, calls `done` and returns true; it has ended then.
+    /// If `request` is complete, calls `done`; it has ended then.
     #[inline(always)]
-    pub(super) fn finish_usual(&mut self, request: &Entry<SendRequest>, done: impl Done) -> bool {
-        let Some(length) = self.flow.finish_if_complete(request) else { return false };
-        self.stats.handle_done(length);
-        done(&[length]);
-        true
+    pub(super) fn finish_usual(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Progress {
+        let progress = self.flow.progress(request);
+        if let Progress::Finished(length) = progress {
+            self.stats.handle_done(length);
+            done(&[length]);
+        }
+        progress
     }
 
     /// Handles completions in their order, as long as each is that of a write that carries data and its immediate ([`WrId::Data`]) and has
@@ -61,13 +63,15 @@ impl RecvPath {
         !self.stall.is_due() && !self.flow.has_waiting_cts()
     }
 
-    /// If `request` is complete and for one message, calls `done` and returns true; it has ended then.
+    /// If `request` is complete and for one message, calls `done`; it has ended then.
     #[inline(always)]
-    pub(super) fn finish_usual(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> bool {
-        let Some(length) = self.flow.finish_if_one(request) else { return false };
-        self.stats.handle_done(length);
-        done(&[length]);
-        true
+    pub(super) fn finish_usual(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Progress {
+        let progress = self.flow.progress(request);
+        if let Progress::Finished(length) = progress {
+            self.stats.handle_done(length);
+            done(&[length]);
+        }
+        progress
     }
 
     /// Handles completions in their order, as long as each is that of a receive, by which a whole message has come; then finishes `request`, if
@@ -93,7 +97,7 @@ impl RecvPath {
                 return Some(completions);
             }
         }
-        let is_done = !self.flow.is_cts_due() && (self.finish_usual(request, done) || request.value.is_pending());
+        let is_done = !self.flow.is_cts_due() && self.finish_usual(request, done) != Progress::Other;
         if is_done { None } else { Some(completions) }
     }
 }

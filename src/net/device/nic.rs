@@ -3,6 +3,7 @@
 use super::card::Card;
 use super::gdr::{Gdr, GdrSupport};
 use super::open_device::OpenDevice;
+use super::queue_pair_plan::QueuePairPlan;
 use super::rail::Rail;
 use super::spares::Spares;
 use crate::error::{Error, Result};
@@ -36,6 +37,8 @@ pub struct Nic {
     pub spares: Spares,
     /// Settings.
     pub config: Arc<Config>,
+    /// The queue pairs of its connections.
+    pub plan: QueuePairPlan,
     /// Threads that recover connections.
     pub workers: Arc<Workers>,
     start_workers: Arc<dyn PeriodicTask>,
@@ -97,8 +100,10 @@ impl Nic {
                 cards.push(Arc::clone(&rail.card));
             }
         }
+        let plan = QueuePairPlan::new(config, &rails);
         Self {
             name,
+            plan,
             rails,
             cards,
             spares,

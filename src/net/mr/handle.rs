@@ -6,6 +6,7 @@ use super::dma_buf::{DmaBuf, GivenDmaBuf};
 use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
 use crate::proto::cts::KeysByRail;
+use crate::verbs::prepared_write::DataSource;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,8 @@ pub struct MrHandle {
     lkeys: RailKeys,
     pages: Pages,
     kind: MemoryKind,
+    /// How a device takes a short message of it: inline, if the processor can read the memory.
+    short: DataSource,
     /// `None`: it is deregistered.
     regions: Mutex<Option<Regions>>,
 }
@@ -111,7 +114,8 @@ impl MrHandle {
         }
         let regions = Mutex::new(Some(Regions { addr, size, again, by_card }));
         let (rkeys, lkeys) = (RailKeys::default(), RailKeys::default());
-        Ok(Self { rkeys, lkeys, pages: Pages { start, end }, kind, regions })
+        let short = if kind == MemoryKind::Host { DataSource::INLINE } else { DataSource::MEMORY };
+        Ok(Self { rkeys, lkeys, pages: Pages { start, end }, kind, short, regions })
     }
 
     /// Registers the memory with `cache` too, unless it is registered there, or NCCL has deregistered it. What is registered on
@@ -184,6 +188,12 @@ impl MrHandle {
     #[inline]
     pub fn covers(&self, addr: u64, length: u32) -> bool {
         self.pages.has(addr, length)
+    }
+
+    /// How a device takes a message of `length` bytes, where messages of `inline_up_to` bytes can be inline.
+    #[inline(always)]
+    pub fn source(&self, length: u32, inline_up_to: u32) -> DataSource {
+        if length <= inline_up_to { self.short } else { DataSource::MEMORY }
     }
 
     /// Kind of memory.

@@ -3,8 +3,9 @@
 //! A failed attempt is repeated after a pause, since the peer's address may not be resolvable yet. Nothing waits here: NCCL calls
 //! until all are connected. One attempt takes as long as the kernel tries to resolve the address, up to a second on RoCE.
 
+use super::init_rail::InitRailQps;
 use super::priority::Priority;
-use super::set::{ConnectedQp, InitQpSet, InitRailQps, QpSet};
+use super::set::{ConnectedQp, InitQpSet, QpSet};
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
@@ -137,6 +138,12 @@ impl ConnectingQpSet {
                 }
                 Err(failed) => {
                     let ConnectError { qp, error } = *failed;
+                    if flow_label != 0 && error.errno != Some(libc::ETIMEDOUT) {
+                        log_no_labels(nic, &error);
+                        self.connected.labels = FlowLabels::NONE;
+                        self.waiting.push(qp);
+                        continue;
+                    }
                     self.attempts.fail(&ends, error).map_err(|e| e.on_rail(ends.number))?;
                     self.waiting.push(qp);
                 }
@@ -153,6 +160,15 @@ impl ConnectingQpSet {
     /// The connected queue pairs, and the description of this end for the peer.
     pub fn finish(self) -> (QpSet, Endpoint) {
         (self.connected, self.endpoint)
+    }
+}
+
+/// A device refuses a path with a flow label, or the path: it is tried without one.
+fn log_no_labels(nic: &Nic, error: &Error) {
+    let text = format!("{}: a connection whose lanes keep their paths, as a flow label is refused: {error}", nic.name);
+    match nic.notices.line("labels", &text) {
+        Some(line) => log::info!("{line}"),
+        None => log::debug!("{text}"),
     }
 }
 
@@ -306,7 +322,7 @@ pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16, prio
 /// # Errors
 /// The kernel gives no random numbers.
 pub fn flow_labels(nic: &Nic) -> Result<FlowLabels> {
-    match nic.config.new_paths && !nic.first().infiniband {
+    match nic.plan.new_paths {
         true => Ok(FlowLabels::random(u64::from_le_bytes(random::bytes()?))),
         false => Ok(FlowLabels::NONE),
     }

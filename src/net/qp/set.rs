@@ -2,22 +2,23 @@
 
 use super::failure::failure;
 use super::go_on::handle_unless_over;
+use super::init_rail::{InitRailQps, QpSetRail};
 use super::priority::Priority;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
-use crate::host::{random, sysfs};
+use crate::host::sysfs;
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
-use crate::net::device::rail::{LocalAddress, Rail, partition_index};
-use crate::proto::endpoint::{Endpoint, QpEnd, RailEnd};
+use crate::net::device::rail::Rail;
+use crate::proto::endpoint::Endpoint;
 use crate::proto::flow_labels::FlowLabels;
 use crate::proto::handshake::Negotiated;
 use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_QPS};
 use crate::stats::record::ConnStats;
 use crate::verbs::completion_queue::CompletionQueue;
-use crate::verbs::queue_pair::{InitQueuePair, QpCaps, QueuePair, RemoteAccess, ResetQueuePair};
+use crate::verbs::queue_pair::{QpCaps, QueuePair};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion, RECV_BATCH};
@@ -31,26 +32,6 @@ pub struct InitQpSet {
     pub(in crate::net) rails: Vec<InitRailQps>,
     /// The description of this end that is sent to the peer.
     pub endpoint: Endpoint,
-}
-
-/// The queue pairs on one rail.
-#[derive(Debug)]
-pub(in crate::net) struct InitRailQps {
-    pub(in crate::net) on: QpSetRail,
-    pub(in crate::net) qps: Vec<InitQueuePair>,
-}
-
-/// What the queue pairs on one rail share.
-#[derive(Debug)]
-pub(in crate::net) struct QpSetRail {
-    /// The rail's number.
-    pub(in crate::net) number: u8,
-    /// The port that it uses: the device's own, or one of another card.
-    pub(in crate::net) port: Arc<Rail>,
-    /// The port's device, as it was open when the queue pairs were created.
-    pub(in crate::net) device: Arc<OpenDevice>,
-    pub(in crate::net) address: LocalAddress,
-    pub(in crate::net) queue: Arc<CompletionQueue>,
 }
 
 /// A connected queue pair and the receives posted on it.
@@ -100,9 +81,12 @@ impl InitQpSet {
         let count = per_rail.min(MAX_QPS / ports.len().max(1));
         let peer_gid = |place: usize| peer.and_then(|peer| peer.rails.get(place)).map(|end| end.gid);
         let create = |(place, (number, port)): (usize, &(u8, Arc<Rail>))| {
-            InitRailQps::new(*number, port, count, caps, peer_gid(place)).map_err(|e| e.on_rail(*number))
+            InitRailQps::new(nic, (*number, port), count, caps, peer_gid(place)).map_err(|e| e.on_rail(*number))
         };
-        let rails = ports.iter().enumerate().map(create).collect::<Result<Vec<_>>>()?;
+        let mut rails = ports.iter().enumerate().map(create).collect::<Result<Vec<_>>>()?;
+        // As many on each.
+        let count = rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
+        rails.iter_mut().for_each(|rail| rail.qps.truncate(count));
         let infiniband = nic.first().infiniband;
         let ends = rails.iter().map(InitRailQps::end).collect::<Result<_>>()?;
         let port = match nic.rails.as_slice() {
@@ -112,7 +96,7 @@ impl InitQpSet {
         let endpoint = Endpoint {
             name: format!("{}{port} of process {} on {}", nic.name, std::process::id(), sysfs::host_name()),
             adaptive_routing: config.adaptive_routing.unwrap_or(infiniband),
-            split: config.split,
+            split: nic.plan.split,
             failover: config.failover,
             rails: ends,
         };
@@ -140,37 +124,6 @@ impl InitQpSet {
         for rail in &mut self.rails {
             rail.qps.truncate(terms.qps_per_rail());
         }
-    }
-}
-
-impl InitRailQps {
-    fn new(number: u8, port: &Arc<Rail>, count: usize, caps: QpCaps, peer: Option<[u8; 16]>) -> Result<Self> {
-        let address = port.address_towards(peer)?;
-        let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
-        let device = port.card.device();
-        let queue = CompletionQueue::new(&device.context, entries)?;
-        let create = |_| create_qp(port, &device, &queue, caps, RemoteAccess::Write);
-        let qps = (0..count).map(create).collect::<Result<Vec<_>>>()?;
-        Ok(Self { on: QpSetRail { number, port: Arc::clone(port), device, address, queue }, qps })
-    }
-
-    fn end(&self) -> Result<RailEnd> {
-        let rail = &self.on.port;
-        let LocalAddress { port, gid } = self.on.address;
-        let end = |qp: &InitQueuePair| {
-            let psn = u32::from_le_bytes(random::bytes()?) & 0xff_ffff;
-            Ok(QpEnd { qpn: qp.number(), psn, ece: None })
-        };
-        Ok(RailEnd {
-            name: format!("{} port {}", rail.name, rail.port),
-            infiniband: port.is_infiniband(),
-            lid: port.lid,
-            gid: gid.gid,
-            mtu: port.mtu,
-            speed_mbps: rail.speed_mbps,
-            ring_key: 0,
-            qps: self.qps.iter().map(end).collect::<Result<_>>()?,
-        })
     }
 }
 
@@ -228,6 +181,11 @@ impl QpSet {
             labels: self.labels.clone(),
         };
         std::mem::replace(self, empty)
+    }
+
+    /// Bytes of inline data that a work request on any of them may have.
+    pub fn inline_bytes(&self) -> u32 {
+        self.qps.iter().map(|connected| connected.qp.inline_bytes()).min().unwrap_or(0)
     }
 
     /// Whether there is more than one rail.
@@ -370,28 +328,4 @@ fn handle_flushed(qps: &mut [ConnectedQp], completion: &Completion) {
     {
         connected.receives = connected.receives.saturating_sub(1);
     }
-}
-
-/// A queue pair on `rail`, whose device is open as `device`, in state INIT, which completes into `queue`.
-///
-/// # Errors
-/// The device has no more queue pairs, or the port has no such partition key.
-pub fn create_qp(
-    rail: &Rail,
-    device: &OpenDevice,
-    queue: &Arc<CompletionQueue>,
-    caps: QpCaps,
-    access: RemoteAccess,
-) -> Result<InitQueuePair> {
-    let pkey_index = partition_index(&device.context, rail.port, &rail.config)?;
-    let qp = ResetQueuePair::new(&device.domain, queue, caps)?;
-    qp.initialize(rail.port, pkey_index, access).map_err(|error| {
-        let keys = device.context.port(rail.port).map_or(0, |port| port.pkey_count);
-        match error.errno {
-            Some(libc::EINVAL) if keys <= pkey_index => {
-                error.hint(format_args!("NCCL_IB_PKEY={pkey_index}: the port has {keys} partition key(s), from 0"))
-            }
-            _ => error,
-        }
-    })
 }

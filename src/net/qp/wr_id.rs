@@ -53,12 +53,12 @@ impl WrId {
     #[inline(always)]
     pub fn to_bits(self) -> u64 {
         let (kind, extra, qp, request) = match self {
-            Self::Data { request, qp } => (1, 0, qp, request.to_bits()),
-            Self::Cts { qp } => (2, 0, qp, 0),
-            Self::Receive { qp } => (3, 0, qp, 0),
-            Self::Flush { request } => (4, 0, 0, request.to_bits()),
-            Self::LongData { request, qp, extra } => (5, extra, qp, request.to_bits()),
-            Self::Probe { qp } => (6, 0, qp, 0),
+            Self::Data { request, qp } => (0, 0, qp, request.to_bits()),
+            Self::Cts { qp } => (1, 0, qp, 0),
+            Self::Receive { qp } => (2, 0, qp, 0),
+            Self::Flush { request } => (3, 0, 0, request.to_bits()),
+            Self::LongData { request, qp, extra } => (4, extra, qp, request.to_bits()),
+            Self::Probe { qp } => (5, 0, qp, 0),
         };
         kind << 56 | u64::from(extra) << 40 | u64::from(qp) << 32 | u64::from(request)
     }
@@ -68,11 +68,11 @@ impl WrId {
     pub fn from_bits(bits: u64) -> Self {
         let (qp, request) = ((bits >> 32) as u8, RequestId::from_bits(bits as u32));
         match bits >> 56 {
-            1 => Self::Data { request, qp },
-            2 => Self::Cts { qp },
-            3 => Self::Receive { qp },
-            4 => Self::Flush { request },
-            5 => Self::LongData { request, qp, extra: (bits >> 40) as u8 },
+            0 => Self::Data { request, qp },
+            1 => Self::Cts { qp },
+            2 => Self::Receive { qp },
+            3 => Self::Flush { request },
+            4 => Self::LongData { request, qp, extra: (bits >> 40) as u8 },
             _ => Self::Probe { qp },
         }
     }

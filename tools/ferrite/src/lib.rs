@@ -10,11 +10,11 @@
 //! | [`verbs`] | which libibverbs a run uses, fabrics of the software device, counters of a device's port |
 //! | [`pair`] | two processes: the parent that starts them, what a worker process can do, a connection each way |
 //! | [`measure`] | measurements and byte checks, as both processes run them in step |
+//! | `solo` | one process that sends to itself, for counting |
+//! | `cost` | what a message costs the card and its driver, counted by the software device |
 //! | [`results`] | statistics over repetitions, and the record of a run (`raw.json`) |
 //! | `report` | a record as tables, Markdown and SVG |
 //! | `run` | the worker process, one session of a pair, verification and comparison of transports |
-//! | `solo` | one process that sends to itself, for counting |
-//! | `cost` | what a message costs the card and its driver, counted by the software device |
 //! | `ecmp` | a model of a fabric with ECMP, over the plugin's own code |
 //! | `scale` | a model of what the connections of a rank take at any number of ranks |
 //! | `instructions` | instructions per call out of callgrind's output |

@@ -51,6 +51,8 @@ fn structs_lie_as_in_c() {
         qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, comp_mask, pd, xrcd, create_flags, max_tso_header,
         rwq_ind_tbl, source_qpn, send_ops_flags
     });
+    layout!(all, whole "struct ibv_td_init_attr", verbs::ibv_td_init_attr { comp_mask });
+    layout!(all, whole "struct ibv_parent_domain_init_attr", verbs::ibv_parent_domain_init_attr { pd, td, comp_mask });
     layout!(all, whole "struct ibv_global_route", verbs::ibv_global_route {
         dgid, flow_label, sgid_index, hop_limit, traffic_class
     });
@@ -75,10 +77,13 @@ fn structs_lie_as_in_c() {
     all.compare(INCLUDES);
 }
 
+/// What is declared.
+const FILES: [&str; 2] = [include_str!("../../../src/verbs/sys.rs"), include_str!("../../../src/verbs/sys_work.rs")];
+
 /// But for those whose members are not declared.
 #[test]
 fn every_struct_is_compared() {
-    let declared = include_str!("../../../src/verbs/sys.rs").split("pub struct ").skip(1);
+    let declared = FILES.into_iter().flat_map(|text| text.split("pub struct ").skip(1));
     let structs: Vec<_> = declared.filter(|text| !text.contains("_of_libibverbs: [u8; 0]")).collect();
     let structs: Vec<_> = structs.iter().filter_map(|text| text.split_whitespace().next()).collect();
     assert!(structs.len() > 15, "{structs:?}");
@@ -94,6 +99,9 @@ fn calls_in_front_of_a_context_lie_as_in_c() {
         ("sz", extended_call::SIZE),
         ("query_port", extended_call::QUERY_PORT),
         ("create_qp_ex", extended_call::CREATE_QP_EX),
+        ("alloc_td", extended_call::ALLOC_TD),
+        ("dealloc_td", extended_call::DEALLOC_TD),
+        ("alloc_parent_domain", extended_call::ALLOC_PARENT_DOMAIN),
     ];
     for (call, distance) in calls {
         let c = format!("offsetof(struct verbs_context, context) - offsetof(struct verbs_context, {call})");
@@ -159,7 +167,7 @@ fn numbers_are_those_of_c() {
     );
     numbers!(IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED, IBV_SEND_INLINE,);
     // None is left out.
-    let declared = include_str!("../../../src/verbs/sys.rs").matches("pub const IBV_").count();
+    let declared = FILES.iter().map(|text| text.matches("pub const IBV_").count()).sum::<usize>();
     assert_eq!(all.count(), declared);
     all.compare(INCLUDES);
 }

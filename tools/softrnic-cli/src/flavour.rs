@@ -10,16 +10,31 @@ use std::process::{Command, Stdio};
 /// Versions of the symbols that only the flavour `tools` has begin so.
 const PRIVATE: &str = "IBVERBS_PRIVATE_";
 
+/// Connections by IP addresses: the library that has them, which the flavour `tools` stands for.
+const CONNECTIONS: &str = "librdmacm.so.1";
+
+/// What `program` is linked with that only the flavour `tools` has, or `None`, as for [`missing_version`].
+pub(crate) fn wants_tools(program: &OsStr, library_path: &OsStr) -> Option<String> {
+    let said = listing(program, library_path)?;
+    let is_linked = said.iter().any(|said| said.contains(CONNECTIONS));
+    said.iter().find_map(|said| private_version(said)).or_else(|| is_linked.then(|| CONNECTIONS.to_owned()))
+}
+
 /// The private version that `program` would not find with the libraries on `library_path`, or `None`: it finds all, or it
 /// is nothing that a loader can list, such as a script.
 pub(crate) fn missing_version(program: &OsStr, library_path: &OsStr) -> Option<String> {
+    listing(program, library_path)?.iter().find_map(|said| private_version(said))
+}
+
+/// The libraries of `program` and what is wrong with them, as a loader says it.
+fn listing(program: &OsStr, library_path: &OsStr) -> Option<[String; 2]> {
     let program = resolve(program)?;
     let loader = loader_of(&program).filter(|loader| is_known(loader))?;
-    // This lists the libraries and what is wrong with them, and runs nothing.
+    // This runs nothing.
     let mut listing = Command::new(loader);
     listing.arg("--list").arg(&program).env("LD_LIBRARY_PATH", library_path).stdin(Stdio::null());
     let output = listing.output().ok()?;
-    [output.stderr, output.stdout].iter().find_map(|said| private_version(&String::from_utf8_lossy(said)))
+    Some([output.stderr, output.stdout].map(|said| String::from_utf8_lossy(&said).into_owned()))
 }
 
 /// The file that a shell would run.

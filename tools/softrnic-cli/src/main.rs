@@ -76,3 +76,26 @@ impl Cli {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+    use testkit::documented::{Documented, commands};
+
+    use super::Cli;
+
+    #[test]
+    fn each_command_that_a_page_shows_is_understood() {
+        let documented = commands("softrnic");
+        assert!(documented.iter().filter(|shown| shown.whole).count() > 8, "{documented:?}");
+        for Documented { place, arguments, whole } in &documented {
+            // What may be left out is in brackets. In a sentence a command may stand without what it has to have.
+            let words = arguments.iter().map(|word| word.trim_matches(['[', ']']));
+            let parsed = Cli::try_parse_from(std::iter::once("softrnic").chain(words));
+            let problem = parsed.err().filter(clap::Error::use_stderr);
+            let known = || Cli::command().find_subcommand(&arguments[0]).is_some();
+            let right = if *whole { problem.is_none() } else { problem.is_none() || known() };
+            assert!(right, "{place}: {arguments:?}: {}", problem.map(|words| words.to_string()).unwrap_or_default());
+        }
+    }
+}

@@ -10,7 +10,7 @@ use clap::Args;
 use crate::clean::{RUN, forget_old_runs};
 use crate::faithful;
 use crate::find::{named, to_look_at};
-use crate::flavour::missing_version;
+use crate::flavour::{missing_version, wants_tools};
 use crate::outcome::Failure;
 use crate::variable::variable;
 
@@ -182,7 +182,7 @@ fn library_dir(options: &Options) -> Result<PathBuf, String> {
         return installed_dir(TOOLS);
     }
     let plain = installed_dir("softrnic")?;
-    let Some(version) = missing(&plain) else { return Ok(plain) };
+    let Some(version) = wants_tools(&options.command[0], &library_path(&plain)) else { return Ok(plain) };
     let tools = installed_dir(TOOLS).map_err(|what| format!("{program} needs {version}, but there is {what}"))?;
     if variable("SOFTRNIC_QUIET").is_none_or(|value| value == "0") {
         eprintln!("softrnic: {program} needs {version}, so it is run as with --tools");

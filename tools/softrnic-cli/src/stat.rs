@@ -235,6 +235,8 @@ fn cq_json(cq: &Cq) -> Value {
         "polls": cq.polls,
         "fruitful_polls": cq.fruitful_polls,
         "completions": cq.completions,
+        "locks": cq.locks,
+        "single_threaded": cq.single_threaded,
     })
 }
 
@@ -246,6 +248,7 @@ fn capacities_json(c: &Capacities) -> Value {
         "receive_elements": c.receive_elements,
         "inline": c.inline,
         "operations": c.operations,
+        "thread_domain": c.thread_domain,
     })
 }
 
@@ -263,6 +266,7 @@ fn work_json(w: &Work) -> Value {
         "packets": w.packets,
         "receives": w.receives,
         "receive_posts": w.receive_posts,
+        "locks": w.locks,
     })
 }
 

@@ -68,6 +68,7 @@
 //! | send queue | a slot is free when a later signaled completion was polled; full: `ENOMEM`, `bad_wr` set |
 //! | completion queue | overrun: `CQ_ERR`, the CQ takes nothing more and its QPs fail |
 //! | keys, QPNs | carry a generation: a stale one is caught (see `SOFTRNIC_QPN_REUSE`); QPNs repeat across devices |
+//! | thread domains | parent domains with and without them, and completion queues for a single thread: two threads at once in one end the process |
 //! | destruction | `EBUSY` for a PD or CQ in use; deregistration waits for accesses under way; QPs and CQs wait for acknowledgement of their events |
 //! | events | `async_fd` and completion channels are pollable and honour `O_NONBLOCK` |
 //! | paths | several equal ways between RoCE ports, one of which each queue pair takes by a hash, as in a fabric with ECMP; each slow, lossy or dead by rules (`path=`); see `SOFTRNIC_PATHS` |
@@ -78,8 +79,8 @@
 //!
 //! # What is not
 //!
-//! * XRC, multicast, memory windows, extended QPs, time stamps of completions: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes queue
-//!   pairs for some operations only, to which others cannot be posted (`EINVAL`); in the flavour `tools` it is absent.
+//! * XRC, multicast, memory windows, time stamps of completions: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes
+//!   queue pairs for some operations only, to which others cannot be posted (`EINVAL`).
 //! * Data in ascending order between two processes on 64-bit ARM, whose kernel copies without barriers: a program that polls memory may see the
 //!   last word of a message before the others.
 //! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
@@ -108,7 +109,8 @@
 //! | `ibv_devices`, `ibv_devinfo`, `ibv_asyncwatch` | yes |
 //! | `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong`, `ibv_srq_pingpong` | yes, with `-g 0` or `-g 1` |
 //! | `ib_write_*`, `ib_send_*`, `ib_read_*`, `ib_atomic_*` | yes, RC and UC, `ib_send_*` also UD and `--use-srq`; `-I` is turned off by the tool, which says "Device not recognized to implement inline feature": it goes by a list of vendors, of which softrnic is none |
-//! | `ibv_xsrq_pingpong`, `-R` | end with a message |
+//! | `rping`, `ucmatose`, `ib_*_bw -R`, `ib_*_lat -R`: connections by IP addresses | yes: this flavour is `librdmacm.so.1`, too |
+//! | `ibv_xsrq_pingpong` | ends with a message |
 //!
 //! docs/clients.md has these and others: UCX, libfabric, pyverbs.
 //!
@@ -180,6 +182,7 @@
 //! | `SOFTRNIC_QPN_REUSE` | 1: the number of a queue pair that is destroyed is given to the next one that is created | 0 |
 //! | `SOFTRNIC_SILENT_FAILURE` | 1: on a device that has failed nothing completes any more, as with mlx5; else work requests are flushed | 0 |
 //! | `SOFTRNIC_SAME_GUID` | 1: all devices have the node GUID of the first one, as functions of one card may have | 0 |
+//! | `SOFTRNIC_THREAD_DOMAINS` | what becomes of who asks for a thread domain, a parent domain or a completion queue for a single thread: `granted`, `absent` (`EOPNOTSUPP`) or `exhausted` (`ENOMEM`) | `granted` |
 //! | `SOFTRNIC_LINES` | 1: a reader that sees the last word of an aligned line of 128 bytes sees all that precedes it in its message, as consumers expect that poll flags in the data (NCCL's LL128). The sending process's; processes whose copies are staged need it as receivers. Costs bandwidth: messages of 4 KiB take twice as long, of 64 KiB nine times | 0 |
 //! | `SOFTRNIC_MAX_QP`, `_MAX_CQ`, `_MAX_MR` | objects of a device in use, of all processes | 4096, 4096, 16384 |
 //! | `SOFTRNIC_MAX_QP_WR` | 1 to 16384 | 16384 |

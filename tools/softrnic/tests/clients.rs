@@ -66,7 +66,8 @@ fn ucx_over_ud() {
 fn libfabric_lists_its_endpoints() {
     let bench = require!(Bench::of(LIBFABRIC, &[]));
     let text = bench.run("fi_info", &["-p", "verbs"]).well();
-    for domain in ["domain: softrnic0", "domain: softrnic1", "domain: softrnic0-dgram"] {
+    // Connected endpoints are of the device that has the addresses of the host.
+    for domain in ["domain: softrnic0", "domain: softrnic0-dgram", "domain: softrnic1-dgram"] {
         assert!(text.lines().any(|line| line.trim() == domain), "{domain}: {text}");
     }
 }
@@ -82,12 +83,78 @@ fn libfabric_over_ud() {
     assert!(text.lines().filter(|line| line.contains("=10")).count() >= 5, "a line for each size: {text}");
 }
 
-/// Connected endpoints of libfabric are made by librdmacm, which needs a device of the kernel.
+/// Connected endpoints of libfabric are made by librdmacm.
 #[test]
-fn libfabric_over_connections_is_refused() {
+fn libfabric_over_connections() {
     let bench = require!(Bench::of(LIBFABRIC, &[]));
-    let outcome = bench.run("fi_info", &["-p", "verbs", "-t", "FI_EP_MSG", "-s", "127.0.0.1"]);
-    assert!(outcome.code.is_some_and(|code| code != 0) && outcome.text.contains("-61"), "{outcome:?}");
+    let text = bench.run("fi_info", &["-p", "verbs", "-t", "FI_EP_MSG", "-s", "127.0.0.1"]).well();
+    assert!(text.contains("FI_PROTO_RDMA_CM_IB_RC"), "{text}");
+    let common = ["-p", "verbs", "-e", "msg", "-I", "10", "-S", "4096", "-c"];
+    let (server, client) = ([&common[..], &["-B", PORT]].concat(), [&common[..], &["-P", PORT, "127.0.0.1"]].concat());
+    let [server, client] = bench.serve("fi_pingpong", &server, &client);
+    server.well();
+    let text = client.well();
+    assert!(text.lines().any(|line| line.starts_with("4k") && line.contains("=10")), "{text}");
+}
+
+const RPING: (&str, &str) = ("rping", "rdmacm-utils");
+
+#[test]
+fn rping_by_addresses() {
+    let bench = require!(Bench::of(RPING, &[]));
+    // The host's, and those that the GIDs of devices are.
+    for address in ["127.0.0.1", "::1", "10.82.1.2"] {
+        let common = ["-C", "5", "-v", "-p", PORT];
+        let (server, client) = ([&["-s"], &common[..]].concat(), [&["-c", "-a", address], &common[..]].concat());
+        let [server, client] = bench.serve("rping", &server, &client);
+        assert!(server.well().contains("server ping data: rdma-ping-4"));
+        let text = client.well();
+        assert_eq!(text.lines().filter(|line| line.starts_with("ping data: rdma-ping-")).count(), 5, "{text}");
+    }
+}
+
+#[test]
+fn many_connections_by_addresses() {
+    let bench = require!(Bench::of(("ucmatose", "rdmacm-utils"), &[]));
+    let common = ["-c", "10", "-p", PORT];
+    let [server, client] = bench.serve("ucmatose", &common, &[&["-s", "127.0.0.1"], &common[..]].concat());
+    assert!(server.well().contains("disconnected"));
+    assert!(client.well().contains("data transfers complete"));
+}
+
+#[test]
+fn calls_of_librdmacm_that_wait() {
+    let bench = require!(Bench::of(("rdma_server", "rdmacm-utils"), &[]));
+    let [server, client] =
+        bench.serve_by(["rdma_server", "rdma_client"], &["-p", PORT], &["-s", "127.0.0.1", "-p", PORT]);
+    assert!(server.well().contains("rdma_server: end 0"));
+    assert!(client.well().contains("rdma_client: end 0"));
+}
+
+#[test]
+fn connections_that_cannot_be_made() {
+    let bench = require!(Bench::of(RPING, &[]));
+    let fails = |arguments: &[&str], words: &str| {
+        let outcome = bench.run("rping", arguments);
+        assert!(outcome.code.is_some_and(|code| code != 0) && outcome.text.contains(words), "{outcome:?}");
+    };
+    // One of those that are for documents: no device has a way there.
+    fails(&["-c", "-C", "1", "-a", "192.0.2.1"], "RDMA_CM_EVENT_ADDR_ERROR, error -19");
+    fails(&["-c", "-C", "1", "-a", "127.0.0.1"], "RDMA_CM_EVENT_REJECTED, error 8");
+    fails(&["-s", "-C", "1", "-a", "192.0.2.1"], "rdma_bind_addr: Cannot assign requested address");
+    assert_ne!(bench.run("udaddy", &["-s", "127.0.0.1"]).code, Some(0), "datagrams");
+    // A server with room for one connection refuses the second.
+    let (server, client) = (["-c", "1", "-p", PORT], ["-c", "2", "-s", "127.0.0.1", "-p", PORT]);
+    let [_, client] = bench.serve("ucmatose", &server, &client);
+    assert!(client.code != Some(0) && client.text.contains("RDMA_CM_EVENT_REJECTED, error: 28"), "{client:?}");
+}
+
+#[test]
+fn a_peer_that_dies_disconnects() {
+    let bench = require!(Bench::of(RPING, &[]));
+    let (server, client) = (["-s", "-p", PORT], ["-c", "-v", "-a", "127.0.0.1", "-p", PORT]);
+    let outcome = bench.kill_the_server("rping", &server, &client, "rdma-ping-3");
+    assert!(outcome.code.is_some() && outcome.text.contains("DISCONNECT EVENT"), "{outcome:?}");
 }
 
 /// The tests of pyverbs, in a folder of this test's own.

@@ -134,7 +134,8 @@ fn the_tools_flavour_has_all_that_installed_programs_want() {
     let files = elf::programs(tools::PROGRAMS).chain(elf::libraries(tools::LIBRARIES));
     let mut wanted = 0;
     for file in files {
-        let imports = elf::imports(&file, "IBVERBS_");
+        let mut imports = elf::imports(&file, "IBVERBS_");
+        imports.extend(elf::imports(&file, "RDMACM_"));
         let missing: Vec<_> = imports.iter().filter(|name| !offered.contains(*name)).collect();
         assert!(missing.is_empty(), "{} wants {missing:?}", file.display());
         wanted += imports.len();

@@ -11,6 +11,7 @@
 //! | what a program prints | [`program`] |
 //! | software RDMA devices | [`softrnic`] |
 //! | what `scripts/build.sh` has built | [`dist`] |
+//! | the commands that the pages show | [`documented`] |
 //! | to be counted as skipped where something is missing | [`skip`] |
 //! | a folder, a name that nobody else uses, a port that nobody listens at | [`scratch`], [`unique`], [`port`] |
 //! | TCP connections that can be cut | [`relay`] |
@@ -31,6 +32,7 @@
 pub mod bytes;
 pub mod crash;
 pub mod dist;
+pub mod documented;
 pub mod forked;
 pub mod name;
 pub mod no_alloc_no_syscall;

@@ -11,6 +11,7 @@
 //! | `wait`, `local_messages` | polling with a limit; messages within one process |
 //! | `raw` | calls of a table's functions with arguments of any kind |
 //! | `relay` | a TCP relay between the two ends of a connection |
+//! | `slowest` | how long calls take, whatever other processes do |
 //! | `softrnic` | the software device's command line |
 //! | `worker` | one of the two processes of a step |
 //! | `runner`, `no_verbs` | the process that starts the others and judges; a folder that hides libibverbs |
@@ -27,6 +28,7 @@ mod raw;
 pub(crate) mod relay;
 pub(crate) mod report;
 pub(crate) mod runner;
+mod slowest;
 mod softrnic;
 mod wait;
 pub(crate) mod worker;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -253,18 +253,4 @@ fn part(index: usize, steps: &[Step]) -> String {
     let vars: Vec<String> = vars.map(|(name, value)| format!("{name}={value}")).collect();
     let with = if vars.is_empty() { String::new() } else { format!(" with {}", vars.join(" ")) };
     format!(", step {}{with}", index + 1)
-}
-
-/// The command line of the software device whose library is in `folder`.
-///
-/// # Errors
-/// [`Error::Io`] if it is not where it is built.
-pub(crate) fn control_of(folder: &Path) -> Result<PathBuf> {
-    let path = folder.join("../bin/softrnic");
-    std::fs::canonicalize(&path).map_err(|source| {
-        Error::io(
-            format!("no command line of the software device at {} (scripts/build.sh makes it)", path.display()),
-            source,
-        )
-    })
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::check::runner::{self, CheckRequest, DeviceConfig, SoftrnicPaths};
+use crate::check::runner::{CheckRequest, DeviceConfig, SoftrnicPaths};
 use crate::check::{junit, points, report};
 use crate::cli::device_args::VerbsName;
 use crate::cli::exit::Exit;
@@ -15,6 +15,7 @@ use crate::nccl::release::NcclRelease;
 use crate::nccl::{cache, stock_library};
 use crate::system::dist::Dist;
 use crate::system::{host, output};
+use crate::verbs::control::control_of;
 use crate::verbs::libibverbs::Verbs;
 
 #[derive(Debug, Args)]
@@ -127,7 +128,7 @@ fn software_device(folder: Option<PathBuf>) -> Result<SoftrnicPaths> {
     // Says it if there is none, and tidies up after runs that were killed.
     Verbs::softrnic(&folder)?.clean_stale();
     let folder = std::fs::canonicalize(&folder).unwrap_or(folder);
-    let control = runner::control_of(&folder)?;
+    let control = control_of(&folder)?;
     Ok(SoftrnicPaths { folder, control })
 }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::check::runner as check_runner;
 use crate::cli::exit::Exit;
 use crate::cli::size::parse_size;
 use crate::cli::source_args::{Stock, parse_stock};
@@ -17,6 +16,7 @@ use crate::nccl::cache;
 use crate::nccl::library::{self, Source};
 use crate::system::dist::Dist;
 use crate::system::output;
+use crate::verbs::control::control_of;
 use crate::verbs::libibverbs::Verbs;
 
 #[derive(Debug, Args)]
@@ -71,7 +71,7 @@ impl Cost {
         let folder = std::fs::canonicalize(&folder).unwrap_or(folder);
         let request = CostRequest {
             program: std::env::current_exe().map_err(|e| Error::io("no own program", e))?,
-            control: check_runner::control_of(&folder)?,
+            control: control_of(&folder)?,
             folder,
             cases: self.cases(),
             silence: Duration::from_secs(self.timeout),

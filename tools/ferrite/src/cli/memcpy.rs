@@ -59,6 +59,7 @@ impl Memcpy {
             devices: self.devices.devices(),
             verbs: self.devices.verbs()?,
             source: self.source.source()?,
+            peer: None,
             fused: false,
             slice_ms: self.slice,
             tasks: vec![Task::Verify { sizes: self.sizes.clone() }],

@@ -201,10 +201,54 @@ fn long_version(arguments: &[std::ffi::OsString]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Arg;
+    use testkit::documented::{Documented, commands};
+
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().version("0").debug_assert();
+    }
+
+    /// Words of `nccl-net-ferrite` that it takes itself.
+    const OF_THE_PACKAGE: [&str; 6] = ["path", "env", "ab", "matrix", "ddp", "softrnic"];
+
+    /// What the pages show of this program, and of the wheel's command that passes words on to it.
+    fn documented() -> Vec<Documented> {
+        let mut of_package = commands("nccl-net-ferrite");
+        of_package.retain(|shown| !OF_THE_PACKAGE.contains(&shown.arguments[0].as_str()));
+        let all = [commands("ferrite"), of_package].concat();
+        assert!(all.len() > 60 && all.iter().filter(|shown| shown.whole).count() > 20, "{all:?}");
+        all
+    }
+
+    #[test]
+    fn each_command_that_a_page_shows_is_understood() {
+        for Documented { place, arguments, .. } in documented().iter().filter(|shown| shown.whole) {
+            // What may be left out is in brackets.
+            let words = arguments.iter().map(|word| word.trim_matches(['[', ']']));
+            let parsed = command_line().try_get_matches_from(std::iter::once("ferrite").chain(words));
+            let problem = parsed.and_then(|found| Cli::from_arg_matches(&found)).err().filter(clap::Error::use_stderr);
+            assert!(problem.is_none(), "{place}: {arguments:?}: {}", problem.expect("there is one"));
+        }
+    }
+
+    /// In a sentence a command may stand without what it has to have.
+    #[test]
+    fn each_command_and_option_that_a_sentence_names_exists() {
+        let line = command_line();
+        for Documented { place, arguments, .. } in documented().iter().filter(|shown| !shown.whole) {
+            let named = arguments.iter().find(|word| !word.starts_with('-'));
+            let command = named.and_then(|name| line.find_subcommand(name));
+            assert!(named.is_none() || command.is_some(), "{place}: {arguments:?}");
+            let options = arguments.iter().take_while(|word| *word != "--").filter_map(|word| word.strip_prefix("--"));
+            for option in options.map(|word| word.split('=').next().unwrap_or(word)) {
+                let is_it = |known: &Arg| known.get_long() == Some(option);
+                let known =
+                    ["help", "version"].contains(&option) || command.is_some_and(|c| c.get_arguments().any(is_it));
+                assert!(known, "{place}: {arguments:?}: --{option}");
+            }
+        }
     }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::check::runner as check_runner;
 use crate::cli::exit::Exit;
 use crate::cli::size::parse_size;
 use crate::cli::source_args::SourceArgs;
@@ -20,6 +19,7 @@ use crate::outlast::scenario::{Ports, RETRIES, SCENARIOS, Scenario};
 use crate::pair::message::json_error;
 use crate::system::dist::Dist;
 use crate::system::output;
+use crate::verbs::control::control_of;
 use crate::verbs::libibverbs::Verbs;
 
 /// What the failover of NCCL 2.30 needs to be on, and to get through what it can get through (README.md, "Known of NCCL's own"). Its
@@ -246,7 +246,7 @@ impl Outlast {
         let folder = self.softrnic.map_or_else(|| Dist::find().map(|dist| dist.softrnic()), Ok)?;
         Verbs::softrnic(&folder)?.clean_stale();
         let folder = std::fs::canonicalize(&folder).unwrap_or(folder);
-        let control = check_runner::control_of(&folder)?;
+        let control = control_of(&folder)?;
         let source = match self.source.source()? {
             Source::Plugin { path, abi } => {
                 let path = std::fs::canonicalize(&path)

@@ -1,5 +1,6 @@
 //! The arguments of `ferrite verify`, and its lines.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -9,6 +10,7 @@ use crate::cli::exit::Exit;
 use crate::cli::source_args::SourceArgs;
 use crate::error::{Error, Result};
 use crate::measure::byte_check::{self, Check};
+use crate::nccl::library::{self, Source};
 use crate::nccl::release;
 use crate::results::loaded::LoadedTransport;
 use crate::run::session::{Runner, Session};
@@ -29,6 +31,9 @@ pub(super) struct Verify {
     /// What the connections lie on [default: all that the transport can do here]
     #[arg(long, value_enum, value_delimiter = ',')]
     over: Vec<TopologyName>,
+    /// Rank 1 loads this plugin: another build of the one that --plugin names, which then has to understand it
+    #[arg(long, value_name = "PATH", requires = "plugin")]
+    peer_plugin: Option<PathBuf>,
     /// Instead of all other checks, stream so many messages of 64 KiB each way: time for faults to happen in
     #[arg(long, value_name = "MESSAGES", value_parser = clap::value_parser!(u64).range(1..))]
     long: Option<u64>,
@@ -67,7 +72,9 @@ impl Verify {
                 Topology::ALL.into_iter().filter(|over| self.long.is_none() || *over != Topology::Parallel).collect();
         }
         let (verbs, devices) = (self.devices.verbs()?, self.devices.devices());
-        let request = VerifyRequest { source: self.source.source()?, verbs, devices, long: self.long };
+        let source = self.source.source()?;
+        let peer = self.peer_plugin.map(|path| peer_of(&source, path)).transpose()?;
+        let request = VerifyRequest { source, peer, verbs, devices, long: self.long };
         // All of them before the first runs.
         let over: Vec<_> =
             over.into_iter().map(|over| Ok((over, over.obstacle(&request.source)?))).collect::<Result<_>>()?;
@@ -90,10 +97,24 @@ impl Verify {
     }
 }
 
+/// The same interface of another file.
+fn peer_of(source: &Source, path: PathBuf) -> Result<Source> {
+    let abi = if let Source::Plugin { abi, .. } = source { *abi } else { None };
+    library::require_plugin(&path, abi)?;
+    if path.canonicalize().ok() == source.file().canonicalize().ok() {
+        return Err(Error::Usage(format!("--peer-plugin is the file that --plugin names: {}", path.display())));
+    }
+    Ok(Source::Plugin { path, abi })
+}
+
+/// What a transport calls itself, and its version.
+fn named(loaded: &LoadedTransport) -> String {
+    let version = loaded.identity.nccl_version.map(release::version_text);
+    format!("{} {}", loaded.identity.name, version.or_else(|| loaded.version.clone()).unwrap_or_default())
+}
+
 fn lines(over: Topology, session: &Session, checks: &[Check]) -> String {
     let [zero, one] = &session.loaded;
-    let version = zero.identity.nccl_version.map(release::version_text);
-    let version = version.or_else(|| zero.version.clone()).unwrap_or_default();
     let device = |loaded: &LoadedTransport| loaded.devices[loaded.device].name.clone();
     let on = match over {
         Topology::Parallel => {
@@ -101,8 +122,11 @@ fn lines(over: Topology, session: &Session, checks: &[Check]) -> String {
         }
         Topology::Single | Topology::Fused => format!("{} and {}", device(zero), device(one)),
     };
-    let mut text =
-        format!("{over}: {} {version} (interface v{}) on {on}\n", zero.identity.name, zero.identity.interface);
+    let mut text = format!("{over}: {} (interface v{}) on {on}", named(zero), zero.identity.interface);
+    if zero.identity.file != one.identity.file {
+        text += &format!("; rank 1: {}", named(one));
+    }
+    text.push('\n');
     for check in checks {
         let verdict = if check.wrong == 0 { "right" } else { "WRONG" };
         let unit = if check.kind == "group" { "messages together" } else { "B" };

@@ -11,7 +11,7 @@ pub(crate) struct Case {
     pub(crate) bytes: usize,
     /// Messages in flight.
     pub(crate) depth: usize,
-    /// Queue pairs of a connection on each rail. With more than one, messages are split over them.
+    /// Queue pairs of a connection on each rail. With more than one, messages are split over them. 0: as many as the environment says.
     pub(crate) queue_pairs: usize,
     /// Ports that are one device: 1 or 2.
     pub(crate) rails: usize,
@@ -19,13 +19,16 @@ pub(crate) struct Case {
 
 impl Case {
     /// The variables by which transports make it so.
-    pub(crate) fn environment(self) -> [(&'static str, String); 4] {
-        [
-            ("NCCL_IB_QPS_PER_CONNECTION", self.queue_pairs.to_string()),
-            ("NCCL_IB_SPLIT_DATA_ON_QPS", u8::from(self.queue_pairs > 1).to_string()),
+    pub(crate) fn environment(self) -> Vec<(&'static str, String)> {
+        let mut all = vec![
             ("NCCL_IB_MERGE_NICS", u8::from(self.rails > 1).to_string()),
             ("SOFTRNIC_DEVICES", if self.rails > 1 { "4" } else { "2" }.into()),
-        ]
+        ];
+        if self.queue_pairs > 0 {
+            all.push(("NCCL_IB_QPS_PER_CONNECTION", self.queue_pairs.to_string()));
+            all.push(("NCCL_IB_SPLIT_DATA_ON_QPS", u8::from(self.queue_pairs > 1).to_string()));
+        }
+        all
     }
 
     /// Whether the connections of both are alike.
@@ -37,7 +40,10 @@ impl Case {
 /// `4 queue pairs, 1 rail`
 pub(crate) fn connection_words(case: Case) -> String {
     let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    format!("{}, {}", plural(case.queue_pairs, "queue pair"), plural(case.rails, "rail"))
+    match case.queue_pairs {
+        0 => plural(case.rails, "rail"),
+        count => format!("{}, {}", plural(count, "queue pair"), plural(case.rails, "rail")),
+    }
 }
 
 impl fmt::Display for Case {

@@ -35,6 +35,8 @@ pub(crate) struct Counted {
     pub(crate) polls: u64,
     pub(crate) fruitful_polls: u64,
     pub(crate) completions: u64,
+    /// Calls that post or poll, and for which mlx5 takes a lock.
+    pub(crate) locks: u64,
 }
 
 /// What a queue pair was asked to have.
@@ -79,6 +81,7 @@ struct CompletionQueue {
     polls: u64,
     fruitful_polls: u64,
     completions: u64,
+    locks: u64,
 }
 
 impl Seen {
@@ -122,6 +125,7 @@ impl Seen {
         c.immediates += work("immediates")?;
         c.receives += work("receives")?;
         c.receive_posts += work("receive_posts")?;
+        c.locks += work("locks")?;
         c.messages += number(&pair.counters, "messages")?;
         c.bytes += number(&pair.counters, "bytes")?;
         self.queues.queue_pairs.push(pair.capacities);
@@ -132,6 +136,7 @@ impl Seen {
         self.counted.polls += queue.polls;
         self.counted.fruitful_polls += queue.fruitful_polls;
         self.counted.completions += queue.completions;
+        self.counted.locks += queue.locks;
         self.queues.completion_queues.push(queue.entries);
     }
 }
@@ -157,6 +162,7 @@ impl Counted {
             polls: self.polls - before.polls,
             fruitful_polls: self.fruitful_polls - before.fruitful_polls,
             completions: self.completions - before.completions,
+            locks: self.locks - before.locks,
         }
     }
 }
@@ -179,13 +185,13 @@ mod tests {
                 "work": {
                     "requests": n, "doorbells": n, "inline": 0, "gathered": n, "gathered_bytes": 8 * n, "fetched": 0,
                     "fetched_bytes": 0, "pushed_bytes": 64 * n, "packets": n, "immediates": n, "receives": 0,
-                    "receive_posts": 0,
+                    "receive_posts": 0, "locks": 4 * n,
                 },
             })
         };
         let queue = |pid: u32, n: u64| {
             serde_json::json!({
-                "pid": pid, "entries": 511, "polls": 2 * n, "fruitful_polls": n, "completions": n,
+                "pid": pid, "entries": 511, "polls": 2 * n, "fruitful_polls": n, "completions": n, "locks": 2 * n,
             })
         };
         let stat = serde_json::json!({
@@ -196,8 +202,8 @@ mod tests {
             ],
         });
         let seen = Seen::parse(&stat.to_string(), 7).expect("it is understood");
-        let Counted { requests, bytes, polls, fruitful_polls, .. } = seen.counted;
-        assert_eq!((requests, bytes, polls, fruitful_polls), (11, 88, 22, 11));
+        let Counted { requests, bytes, polls, fruitful_polls, locks, .. } = seen.counted;
+        assert_eq!((requests, bytes, polls, fruitful_polls, locks), (11, 88, 22, 11, 66));
         assert_eq!(seen.queues.queue_pairs.iter().map(|pair| pair.sends).collect::<Vec<_>>(), [1, 10]);
         assert_eq!(seen.queues.completion_queues, [511, 511]);
         assert_eq!(seen.commands["create_qp"], 2);

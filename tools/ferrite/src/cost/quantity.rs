@@ -2,7 +2,8 @@
 //!
 //! Bytes on the wire are those of RoCE v2 over IPv4 with one acknowledgement for each RDMA WRITE. Bytes on the bus are what passes
 //! between the card and the memory or the processor at both ends, without the headers of the bus, with work requests and completions
-//! as large as mlx5 has them. Locks are those of mlx5: one for each call that posts or polls.
+//! as large as mlx5 has them. Locks are those of mlx5: one for each call that posts or polls, none where one thread alone is to do so
+//! (queue pairs in a thread domain; `ibv_start_poll` on completion queues for a single thread).
 
 use crate::cost::counted::Counted;
 
@@ -44,7 +45,7 @@ pub(crate) const QUANTITIES: [Quantity; 13] = [
     Quantity { name: "completions", words: "completions", total: |c| c.completions },
     Quantity { name: "wire_bytes", words: "bytes on the wire", total: wire_bytes },
     Quantity { name: "bus_bytes", words: "bytes on the bus", total: bus_bytes },
-    Quantity { name: "locks", words: "locks that mlx5 takes", total: |c| c.doorbells + c.receive_posts + c.polls },
+    Quantity { name: "locks", words: "locks that mlx5 takes", total: |c| c.locks },
 ];
 
 impl Quantity {
@@ -94,6 +95,7 @@ mod tests {
             polls: 6,
             fruitful_polls: 4,
             completions: 4,
+            locks: 10,
             ..Counted::default()
         };
         assert_eq!(of("wire_bytes", &counted), (8 + 82 + 16 + 4 + 86 + 32 + 82 + 16 + 86) as f64);

@@ -1,9 +1,11 @@
 //! What was counted, as text and as JSON.
 
-use serde::Serialize;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 
 use crate::cost::case::{Case, connection_words};
-use crate::cost::quantity::QUANTITIES;
+use crate::cost::quantity::{QUANTITIES, Quantity};
 use crate::cost::queues::DRIVERS;
 use crate::cost::worker::CostReport;
 use crate::error::Result;
@@ -15,25 +17,31 @@ const WORDS: usize = 36;
 const NUMBER: usize = 11;
 
 /// What one transport takes in one case.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Side {
     /// Its name, and the release of NCCL where it is built in.
     name: String,
-    /// Of one message, in the order of [`QUANTITIES`].
-    #[serde(skip)]
-    costs: Vec<f64>,
-    /// Of the connection: bytes of its queues in the order of [`DRIVERS`].
-    #[serde(skip)]
-    queue_bytes: Vec<u64>,
+    /// The costs of one message, by the names of [`QUANTITIES`].
+    per_message: BTreeMap<String, f64>,
+    connection: Connection,
+}
+
+/// What a connection takes, at both ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Connection {
     queue_pairs: usize,
     completion_queues: usize,
+    /// Commands to the card.
     commands: u64,
+    /// Bytes of its queues, by the names of [`DRIVERS`].
+    queue_bytes: BTreeMap<String, u64>,
 }
 
 /// All transports in one case.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct CaseReport {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CaseReport {
     pub(crate) case: Case,
+    #[serde(rename = "transports")]
     pub(crate) sides: Vec<Side>,
 }
 
@@ -44,31 +52,14 @@ impl Side {
             Some(version) => format!("NCCL {}", release::version_text(version)),
             None => identity.name.clone(),
         };
-        Self {
-            name,
-            costs: QUANTITIES.iter().map(|quantity| quantity.per_message(counted, *messages)).collect(),
-            queue_bytes: DRIVERS.iter().map(|driver| driver.bytes(queues)).collect(),
+        let cost = |quantity: &Quantity| (quantity.name.to_owned(), quantity.per_message(counted, *messages));
+        let connection = Connection {
             queue_pairs: queues.queue_pairs.len(),
             completion_queues: queues.completion_queues.len(),
             commands: *commands,
-        }
-    }
-
-    fn json(&self) -> serde_json::Value {
-        let costs =
-            QUANTITIES.iter().zip(&self.costs).map(|(quantity, cost)| (quantity.name.to_owned(), (*cost).into()));
-        let bytes =
-            DRIVERS.iter().zip(&self.queue_bytes).map(|(driver, bytes)| (driver.name.to_owned(), (*bytes).into()));
-        serde_json::json!({
-            "name": self.name,
-            "per_message": costs.collect::<serde_json::Map<_, _>>(),
-            "connection": {
-                "queue_pairs": self.queue_pairs,
-                "completion_queues": self.completion_queues,
-                "commands": self.commands,
-                "queue_bytes": bytes.collect::<serde_json::Map<_, _>>(),
-            },
-        })
+            queue_bytes: DRIVERS.iter().map(|driver| (driver.name.to_owned(), driver.bytes(queues))).collect(),
+        };
+        Self { name, per_message: QUANTITIES.iter().map(cost).collect(), connection }
     }
 }
 
@@ -77,14 +68,7 @@ impl Side {
 /// # Errors
 /// [`crate::error::Error::Unreadable`] if a number has no JSON.
 pub(crate) fn json(reports: &[CaseReport]) -> Result<String> {
-    let cases: Vec<_> = reports
-        .iter()
-        .map(|report| {
-            let sides: Vec<_> = report.sides.iter().map(Side::json).collect();
-            serde_json::json!({ "case": report.case, "transports": sides })
-        })
-        .collect();
-    let all = serde_json::json!({ "schema": "ferrite-cost/1", "cases": cases });
+    let all = serde_json::json!({ "schema": "ferrite-cost/1", "cases": reports });
     serde_json::to_string_pretty(&all).map(|text| text + "\n").map_err(|e| json_error(&e))
 }
 
@@ -93,8 +77,10 @@ pub(crate) fn text(reports: &[CaseReport]) -> String {
     let mut text = String::new();
     for report in reports {
         text += &heading(&format!("{}; per message", report.case), &report.sides);
-        for (index, quantity) in QUANTITIES.iter().enumerate() {
-            text += &row(quantity.words, report.sides.iter().map(|side| count(side.costs[index])));
+        for quantity in &QUANTITIES {
+            let cost =
+                |side: &Side| side.per_message.get(quantity.name).map_or_else(|| "-".into(), |cost| count(*cost));
+            text += &row(quantity.words, report.sides.iter().map(cost));
         }
         text.push('\n');
     }
@@ -103,11 +89,14 @@ pub(crate) fn text(reports: &[CaseReport]) -> String {
             continue;
         }
         text += &heading(&format!("{}; per connection, both ends", connection_words(report.case)), &report.sides);
-        text += &row("queue pairs", report.sides.iter().map(|side| side.queue_pairs.to_string()));
-        text += &row("completion queues", report.sides.iter().map(|side| side.completion_queues.to_string()));
-        text += &row("commands to the card", report.sides.iter().map(|side| side.commands.to_string()));
-        for (index, driver) in DRIVERS.iter().enumerate() {
-            let kib = |side: &Side| format!("{:.0}", side.queue_bytes[index] as f64 / 1024.0);
+        text += &row("queue pairs", report.sides.iter().map(|side| side.connection.queue_pairs.to_string()));
+        text +=
+            &row("completion queues", report.sides.iter().map(|side| side.connection.completion_queues.to_string()));
+        text += &row("commands to the card", report.sides.iter().map(|side| side.connection.commands.to_string()));
+        for driver in &DRIVERS {
+            let bytes = |side: &Side| side.connection.queue_bytes.get(driver.name).copied();
+            let kib =
+                |side: &Side| bytes(side).map_or_else(|| "-".into(), |bytes| format!("{:.0}", bytes as f64 / 1024.0));
             text += &row(&format!("queues as {} lays them out, KiB", driver.name), report.sides.iter().map(kib));
         }
         text.push('\n');
@@ -138,14 +127,14 @@ mod tests {
     use super::*;
 
     fn side(name: &str, cost: f64) -> Side {
-        Side {
-            name: name.into(),
-            costs: vec![cost; QUANTITIES.len()],
-            queue_bytes: vec![4096; DRIVERS.len()],
+        let connection = Connection {
             queue_pairs: 2,
             completion_queues: 2,
             commands: 12,
-        }
+            queue_bytes: DRIVERS.iter().map(|driver| (driver.name.to_owned(), 4096)).collect(),
+        };
+        let per_message = QUANTITIES.iter().map(|quantity| (quantity.name.to_owned(), cost)).collect();
+        Side { name: name.into(), per_message, connection }
     }
 
     #[test]

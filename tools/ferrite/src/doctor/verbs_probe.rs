@@ -135,7 +135,7 @@ fn queue_pair(
     domain: &Arc<ProtectionDomain>,
 ) -> std::result::Result<(ResetQueuePair, u32), String> {
     let queue = CompletionQueue::new(context, TRIAL_COMPLETIONS).map_err(words)?;
-    let pair = ResetQueuePair::new(domain, &queue, caps::RECEIVER_QP_CAPS).map_err(words)?;
+    let pair = ResetQueuePair::new(domain, None, &queue, caps::RECEIVER_QP_CAPS).map_err(words)?;
     let granted = pair.inline_bytes();
     Ok((pair, granted))
 }

@@ -105,6 +105,9 @@ impl Task {
 pub struct Job {
     /// What to load.
     pub source: Source,
+    /// What rank 1 loads instead: another build of the same transport.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<Source>,
     /// Which libibverbs it has to be using.
     pub verbs: Verbs,
     /// Device index of each rank; `None`: 0, and for rank 1 the second device if there is one.
@@ -115,6 +118,13 @@ pub struct Job {
     pub slice_ms: u64,
     /// In this order.
     pub tasks: Vec<Task>,
+}
+
+impl Job {
+    /// What the process of `rank` loads.
+    pub fn source_of(&self, rank: usize) -> &Source {
+        self.peer.as_ref().filter(|_| rank == 1).unwrap_or(&self.source)
+    }
 }
 
 /// How thorough a run is.

@@ -13,7 +13,10 @@ pub(super) fn fetch(target: &Path, release: NcclRelease) -> Result<()> {
     let Some(folder) = target.parent() else {
         return Err(Error::Misuse("the cache is a folder"));
     };
-    let failed = |source| Error::io(format!("cannot create a folder in {}", folder.display()), source);
+    let failed = |source| {
+        let what = format!("cannot create a folder in {}; XDG_CACHE_HOME names another cache", folder.display());
+        Error::io(what, source)
+    };
     std::fs::create_dir_all(folder).map_err(failed)?;
     let scratch = tempfile::Builder::new().prefix("fetch-").tempdir_in(folder).map_err(failed)?;
     log::info!("fetching {} ({} MB, once) into {}", release.package(), release.megabytes, folder.display());

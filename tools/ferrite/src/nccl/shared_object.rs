@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result, result_words};
 use crate::nccl::elf;
 use crate::nccl::release::{self, NcclRelease};
+use crate::system::suitability;
 
 /// NCCL's plugin loader, a local function without arguments in libnccl 2.20.5 and 2.21.5.
 const LOADER_SYMBOL: &str = "_Z17ncclNetPluginInitv";
@@ -35,7 +36,10 @@ impl SharedObject {
         // asked for by naming it.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            return Err(Error::Load { path: path.into(), reason: loader_words() });
+            // The loader says of a file for another processor that there is none.
+            let words = loader_words();
+            let reason = suitability::obstacle(path).ok().flatten().unwrap_or(words);
+            return Err(Error::Load { path: path.into(), reason });
         }
         Ok(Self { handle, path: path.into() })
     }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::cost::report as cost;
 use crate::report::table;
 use crate::report::text::{percent, repetitions, warnings};
 use crate::report::verdict::{bias, verdict};
@@ -38,6 +39,15 @@ fn page_into(record: &Record, page: &mut String) -> std::fmt::Result {
             writeln!(page, "**{bias}.**\n")?;
         }
         reading(record, page)?;
+    }
+    if !record.costs.is_empty() {
+        let counted = cost::text(&record.costs);
+        writeln!(
+            page,
+            "## What a message costs the card\n\nCounted by the software device, without a clock; each row is explained in \
+             tools/ferrite/docs/cost.md.\n\n```\n{}\n```\n",
+            counted.trim_end()
+        )?;
     }
     writeln!(page, "## What ran\n")?;
     for side in &record.sides {

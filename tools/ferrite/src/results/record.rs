@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cost::report::CaseReport;
 use crate::measure::plan::Scope;
 use crate::results::machine::Machine;
 use crate::results::rows::{Group, Row};
@@ -45,4 +46,7 @@ pub struct Record {
     pub rows: Vec<Row>,
     /// Rows that are judged together; none with one side.
     pub groups: Vec<Group>,
+    /// What messages cost, on the software device.
+    #[serde(default)]
+    pub costs: Vec<CaseReport>,
 }

@@ -19,6 +19,7 @@ use crate::results::record::{Record, SCHEMA};
 use crate::results::run::Run;
 use crate::results::side::Side;
 use crate::results::{file_hash, rows};
+use crate::run::costs;
 use crate::run::progress::Progress;
 use crate::run::session::{Runner, Session};
 use crate::verbs::libibverbs::Verbs;
@@ -68,6 +69,8 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     progress.finish();
     let (sides, sessions) = outcome?;
     sides.iter().try_for_each(require_same_file)?;
+    // An interrupt, which has ended the measurements, ends this too.
+    let costs = costs::count(&request.sources, &request.verbs, runner).unwrap_or_default();
     let settings = request.verbs.settings().into_iter();
     let (rows, groups) = rows::rows(&sessions);
     Ok(Record {
@@ -85,6 +88,7 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
         groups,
         sides,
         sessions,
+        costs,
     })
 }
 
@@ -144,6 +148,7 @@ fn one(
 ) -> Result<Session> {
     let job = Job {
         source: source.clone(),
+        peer: None,
         verbs: request.verbs.clone(),
         devices: request.devices,
         fused: false,

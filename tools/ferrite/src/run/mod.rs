@@ -6,9 +6,11 @@
 //! | `session` | one pair of workers from start to end |
 //! | `verification` | one transport, every byte checked, over one connection, two connections and fused devices |
 //! | `compare` | A against B: verified, then measured in turn |
+//! | `costs` | what messages cost the card, counted |
 //! | `progress` | the progress bar |
 
 pub(crate) mod compare;
+mod costs;
 pub(crate) mod progress;
 pub(crate) mod session;
 pub(crate) mod verification;

@@ -71,6 +71,8 @@ impl fmt::Display for Topology {
 pub(crate) struct VerifyRequest {
     /// The transport.
     pub(crate) source: Source,
+    /// Another build of it, for rank 1.
+    pub(crate) peer: Option<Source>,
     /// The libibverbs.
     pub(crate) verbs: Verbs,
     /// Device index of each rank, for [`Topology::Single`].
@@ -96,6 +98,7 @@ impl VerifyRequest {
         };
         let job = Job {
             source: self.source.clone(),
+            peer: self.peer.clone(),
             verbs: self.verbs.clone(),
             devices: self.devices,
             fused: over == Topology::Fused,

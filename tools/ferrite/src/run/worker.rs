@@ -30,7 +30,7 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
     let job: Job = worker.receive_job()?;
     worker.begin("loading the transport")?;
     let start = Instant::now();
-    let library = Library::open(&job.source)?;
+    let library = Library::open(job.source_of(worker.rank()))?;
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
     worker.begin(format!("in init of {}", library.identity().name))?;
     let transport = Transport::without_init(library);

@@ -49,8 +49,9 @@ pub(crate) fn require_writable(path: &Path) -> Result<()> {
 /// # Errors
 /// [`Error::Io`] with the name of the folder or of the file.
 pub(crate) fn require_writable_in(folder: &Path, names: &[&str]) -> Result<()> {
-    std::fs::create_dir_all(folder)
-        .map_err(|problem| Error::io(format!("cannot create {}", folder.display()), problem))?;
+    std::fs::create_dir_all(folder).map_err(|problem| {
+        Error::io(format!("cannot create {}; --report names another folder", folder.display()), problem)
+    })?;
     names.iter().try_for_each(|name| require_writable(&folder.join(name)))
 }
 

@@ -29,6 +29,19 @@ fn a_plugin_is_loaded_and_identified() {
     assert_eq!((identity.nccl_version, identity.interface), (None, 8));
 }
 
+/// glibc says of it that there is no such file.
+#[test]
+fn a_plugin_for_another_processor_is_refused_with_what_helps() {
+    let folder = Scratch::new();
+    let mut bytes = std::fs::read(loopback()).expect("it is there");
+    // `e_machine` of the ELF header: SPARC.
+    bytes[18..20].copy_from_slice(&2u16.to_le_bytes());
+    let path = folder.join("other.so");
+    std::fs::write(&path, bytes).expect("it can be written");
+    let words = refusal(&Source::plugin(&path));
+    assert!(words.contains("it is for another processor (ELF machine 2): install the package for "), "{words}");
+}
+
 #[test]
 fn the_built_in_transport_is_found_by_its_local_symbol() {
     let library = Library::open(&Source::stock(fake_nccl())).expect("it has the shape");

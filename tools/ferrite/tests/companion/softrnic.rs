@@ -1,6 +1,8 @@
 //! The whole chain on the software device: stock NCCL's own IB transport, and the plugin against
 //! it. Skipped, loudly, where a part is not built or not fetched.
 
+use std::path::PathBuf;
+
 use crate::common::{cached_nccl, dist, ferrite, loopback, stock_nccl};
 use ferrite::measure::metric::Metric;
 use ferrite::results::record::Record;
@@ -103,4 +105,49 @@ fn a_transport_that_does_not_use_the_software_device_is_refused() {
     let (code, _, stderr) = ferrite(&arguments, &[]);
     assert_eq!(code, 2);
     assert!(stderr.contains("has mapped no libibverbs at all"), "{stderr}");
+}
+
+/// A copy of the plugin that says it is another build, in place of an older release.
+fn another_build(plugin: &std::path::Path, folder: &Scratch) -> PathBuf {
+    let mut bytes = std::fs::read(plugin).expect("it is there");
+    // Followed by digits: what reads it has the words alone.
+    let label = b"ferrite-version=0.";
+    let at = bytes.windows(label.len()).position(|window| window == label).expect("it tells its version");
+    let build = bytes[at..].iter().position(|byte| *byte == b'+').expect("a commit") + at + 1;
+    bytes[build..build + 12].copy_from_slice(b"0123456789ab");
+    let path = folder.join("older.so");
+    std::fs::write(&path, bytes).expect("it can be written");
+    path
+}
+
+#[test]
+fn two_builds_of_the_plugin_are_verified_against_each_other() {
+    let dist = require!(dist(&["softrnic/libibverbs.so.1", "lib/libnccl-net.so"]));
+    let (folder, plugin) = (Scratch::new(), dist.join("lib/libnccl-net.so"));
+    let older = another_build(&plugin, &folder);
+    for (zero, one) in [(&plugin, &older), (&older, &plugin)] {
+        let arguments =
+            ["verify", "--plugin", text(zero), "--peer-plugin", text(one), "--over", "single", "--long", "50"];
+        let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
+        assert_eq!(code, 0, "{stdout}{stderr}");
+        let (rank0, rank1) = stdout.split_once("; rank 1: Ferrite ").expect("both are named");
+        let is_older = |words: &str| words.lines().next().is_some_and(|line| line.contains("+0123456789ab"));
+        assert_eq!((is_older(rank0), is_older(rank1)), (zero == &older, one == &older), "{stdout}");
+    }
+}
+
+#[test]
+fn a_plugin_that_the_other_end_does_not_understand_is_told_with_what_it_says() {
+    let dist = require!(dist(&["softrnic/libibverbs.so.1", "lib/libnccl-net.so"]));
+    let plugin = dist.join("lib/libnccl-net.so");
+    let foreign = loopback();
+    let run = |peer: &std::path::Path| {
+        let arguments = ["verify", "--plugin", text(&plugin), "--peer-plugin", text(peer), "--over", "single"];
+        ferrite(&arguments, &[("FERRITE_DIST", text(&dist))])
+    };
+    let (code, stdout, stderr) = run(&foreign);
+    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+    let (code, _, stderr) = run(&plugin);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("--peer-plugin is the file that --plugin names"), "{stderr}");
 }

@@ -3,7 +3,9 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
-use crate::common::node::{Node, Terms, Work, local_pair};
+use crate::common::domains;
+use crate::common::extended_cqs::{self, CqInit, INIT};
+use crate::common::node::{CAP, Node, Terms, Work, create_qp, local_pair};
 use crate::common::verbs::*;
 use crate::program::{Folder, LibraryDir, control, hold_if_started, refused, softrnic};
 use testkit::process::this_program;
@@ -88,11 +90,44 @@ fn stat_counts_what_drivers_and_cards_do_for_each_queue() {
         );
         assert_eq!((of(1)["receives"].as_u64(), of(1)["receive_posts"].as_u64()), (Some(2), Some(2)));
         let queue = &seen["devices"][0]["completion_queues"][0];
-        let names = ["polls", "fruitful_polls", "completions"];
-        assert_eq!(names.map(|name| queue[name].as_u64().expect(name)), [3, 2, 2]);
+        let names = ["polls", "fruitful_polls", "completions", "locks"];
+        assert_eq!(names.map(|name| queue[name].as_u64().expect(name)), [3, 2, 2, 3]);
+        assert_eq!((sender["locks"].as_u64(), of(1)["locks"].as_u64()), (Some(2), Some(2)));
         let commands = &seen["processes"][0]["commands"];
         let names = ["create_qp", "modify_qp", "create_cq", "register_mr", "alloc_pd"];
         assert_eq!(names.map(|name| commands[name].as_u64().expect(name)), [2, 6, 2, 2, 2]);
+    });
+}
+
+#[test]
+fn stat_counts_no_locks_where_one_thread_is_promised() {
+    Softrnic::new().alone(|| {
+        let (mut a, b) = (Node::new(0, 64), Node::new(1, 64));
+        assert_eq!((ibv_destroy_qp(a.qp), ibv_destroy_cq(a.cq)), (0, 0));
+        let (_, parent) = domains::of(&a);
+        a.cq = extended_cqs::create(a.context, &CqInit { fields: 1, flags: 1, ..INIT }).expect("for a single thread");
+        a.qp = create_qp(parent, a.cq, a.cq, CAP);
+        a.connect(&b.address(), &Terms::default());
+        b.connect(&a.address(), &Terms::default());
+        a.recv(1, &[]);
+        a.send(Work::default());
+        a.send(Work::default());
+        assert_eq!(extended_cqs::start_poll(a.cq), 0);
+        assert_eq!(extended_cqs::next_poll(a.cq), 0);
+        extended_cqs::end_poll(a.cq);
+        assert_eq!(extended_cqs::start_poll(a.cq), libc::ENOENT);
+        let queues = || {
+            let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let device = &seen["devices"][0];
+            (device["queue_pairs"][0].clone(), device["completion_queues"][0].clone())
+        };
+        let (pair, queue) = queues();
+        assert_eq!((&pair["capacities"]["thread_domain"], &queue["single_threaded"]), (&true.into(), &true.into()));
+        assert_eq!((&pair["work"]["doorbells"], &pair["work"]["locks"]), (&2.into(), &0.into()));
+        let names = ["polls", "fruitful_polls", "completions", "locks"];
+        assert_eq!(names.map(|name| queue[name].as_u64().expect(name)), [2, 1, 2, 0], "one poll from start to end");
+        assert!(a.poll().is_none());
+        assert_eq!(queues().1["locks"], 1, "ibv_poll_cq takes the lock of mlx5 all the same");
     });
 }
 

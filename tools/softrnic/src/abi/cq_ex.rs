@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::abi::types::{CompChannel, Cq};
+use crate::abi::types::{CompChannel, Cq, Pd};
 
 /// `struct ibv_cq_ex`: every completion queue is one, and the calls are set in those that were made so.
 #[repr(C)]
@@ -42,6 +42,8 @@ pub(crate) mod call {
 pub(crate) const STANDARD_FLAGS: u64 = 0x7f;
 /// `flags` is set.
 pub(crate) const HAS_FLAGS: u32 = 1;
+/// `parent_domain`, behind the first 48 bytes, is set.
+pub(crate) const HAS_PARENT_DOMAIN: u32 = 1 << 1;
 /// One thread alone uses it.
 pub(crate) const SINGLE_THREADED: u32 = 1;
 
@@ -57,7 +59,15 @@ pub(crate) struct CqInitAttrEx {
     pub(crate) flags: u32,
 }
 
+/// The whole structure: who sets [`HAS_PARENT_DOMAIN`] has it.
+#[repr(C)]
+pub(crate) struct CqInitAttrExLong {
+    pub(crate) short: CqInitAttrEx,
+    pub(crate) parent_domain: *mut Pd,
+}
+
 const _: () = {
     assert!(size_of::<CqEx>() == 288 && offset_of!(CqEx, wr_id) == 136 && offset_of!(CqEx, calls) == 144);
-    assert!(size_of::<CqInitAttrEx>() == 48 && offset_of!(CqInitAttrEx, comp_mask) == 40);
+    assert!(size_of::<CqInitAttrExLong>() == 56 && size_of::<CqInitAttrEx>() == 48);
+    assert!(offset_of!(CqInitAttrEx, comp_mask) == 40);
 };

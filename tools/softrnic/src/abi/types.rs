@@ -68,6 +68,12 @@ pub(crate) const LEAD_QUERY_DEVICE_EX: usize = LEAD_WORDS - 13;
 pub(crate) const LEAD_CREATE_CQ_EX: usize = LEAD_WORDS - 15;
 /// `verbs_context.create_qp_ex`, 56 bytes before the context.
 pub(crate) const LEAD_CREATE_QP_EX: usize = LEAD_WORDS - 7;
+/// `verbs_context.alloc_td`, 192 bytes before the context.
+pub(crate) const LEAD_ALLOC_TD: usize = LEAD_WORDS - 24;
+/// `verbs_context.dealloc_td`, 200 bytes before the context.
+pub(crate) const LEAD_DEALLOC_TD: usize = LEAD_WORDS - 25;
+/// `verbs_context.alloc_parent_domain`, 208 bytes before the context.
+pub(crate) const LEAD_ALLOC_PARENT_DOMAIN: usize = LEAD_WORDS - 26;
 /// `struct ibv_pd`.
 #[repr(C)]
 pub(crate) struct Pd {
@@ -152,6 +158,7 @@ pub(crate) struct QpCap {
 
 /// `struct ibv_qp_init_attr`.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct QpInitAttr {
     pub(crate) qp_context: *mut c_void,
     pub(crate) send_cq: *mut Cq,
@@ -249,6 +256,14 @@ impl SendWr {
         let [add_high, swap_low, swap_high, key, ..] = self.rest;
         let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         ([join(self.rkey, add_high), join(swap_low, swap_high)], key)
+    }
+
+    /// Makes it an atomic: what [`Self::atomic`] says, at this remote address.
+    pub(crate) fn set_atomic(&mut self, remote_addr: u64, [first, second]: [u64; 2], key: u32) {
+        let halves = |word: u64| [word as u32, (word >> 32) as u32];
+        let ([low, add_high], [swap_low, swap_high]) = (halves(first), halves(second));
+        (self.remote_addr, self.rkey) = (remote_addr, low);
+        self.rest[..4].copy_from_slice(&[add_high, swap_low, swap_high, key]);
     }
 
     /// What a datagram has in place of the remote address: its address handle, and the number and the Q_Key of the queue pair that it is

@@ -360,6 +360,6 @@ fn qp_of(fabric: &Fabric, qp: &QpSlot) -> Qp {
         path: qp.path.load(SeqCst).checked_sub(1),
         capacities: Capacities::of(qp),
         counters: Counters::of(&qp.sent),
-        work: Work::of(&qp.work),
+        work: Work::of(qp),
     }
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::process::fabric::Fabric;
 use crate::shm::process_id::slot_of;
 use crate::shm::slots::{CqSlot, ProcSlot, QpSlot};
-use crate::shm::work::WorkCounters;
 
 /// What a queue pair was asked to have.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +22,8 @@ pub struct Capacities {
     pub inline: u32,
     /// The operations that it was made for (`ibv_create_qp_ex`): bit n is `ibv_wr_opcode` n.
     pub operations: Option<u32>,
+    /// It is in a parent domain with a thread domain: one thread at a time posts to it.
+    pub thread_domain: bool,
 }
 
 impl Capacities {
@@ -35,6 +36,7 @@ impl Capacities {
             receive_elements: cap.max_recv_sge,
             inline: cap.max_inline_data,
             operations: slot.capacities.operations(),
+            thread_domain: slot.capacities.has_thread(),
         }
     }
 }
@@ -67,11 +69,15 @@ pub struct Work {
     pub receives: u64,
     /// Calls that posted some.
     pub receive_posts: u64,
+    /// Calls that posted, and for which mlx5 takes a lock: none in a thread domain, else all.
+    pub locks: u64,
 }
 
 impl Work {
-    pub(crate) fn of(slot: &WorkCounters) -> Self {
+    pub(crate) fn of(qp: &QpSlot) -> Self {
+        let slot = &qp.work;
         let count = |counter: &AtomicU64| counter.load(SeqCst);
+        let posts = count(&slot.doorbells) + count(&slot.receive_posts);
         Self {
             requests: count(&slot.requests),
             doorbells: count(&slot.doorbells),
@@ -85,6 +91,7 @@ impl Work {
             packets: count(&slot.packets),
             receives: count(&slot.receives),
             receive_posts: count(&slot.receive_posts),
+            locks: if qp.capacities.has_thread() { 0 } else { posts },
         }
     }
 }
@@ -128,12 +135,16 @@ pub struct Cq {
     pub pid: i32,
     /// Completions that it was asked to have room for.
     pub entries: u32,
-    /// Calls of `ibv_poll_cq`.
+    /// Calls of `ibv_poll_cq` and of `ibv_start_poll`.
     pub polls: u64,
     /// Those that found something.
     pub fruitful_polls: u64,
     /// Completions that were taken.
     pub completions: u64,
+    /// Polls for which mlx5 takes a lock: all but `ibv_start_poll` on a queue for a single thread.
+    pub locks: u64,
+    /// It was created for a single thread.
+    pub single_threaded: bool,
 }
 
 impl Cq {
@@ -144,6 +155,8 @@ impl Cq {
             polls: slot.polls.load(SeqCst),
             fruitful_polls: slot.fruitful_polls.load(SeqCst),
             completions: slot.polled.load(SeqCst),
+            locks: slot.locks.load(SeqCst),
+            single_threaded: slot.single_threaded.load(SeqCst) != 0,
         }
     }
 }

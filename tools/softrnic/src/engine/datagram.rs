@@ -32,6 +32,12 @@ fn port(qp: &Qp) -> &'static PortSlot {
     qp.fabric.port(port.device, port.port)
 }
 
+/// Whether a datagram for `qpn` may go by this handle.
+pub(crate) fn check(qp: &Qp, ah: &Ah, qpn: u32) -> Result<(), i32> {
+    let is_ours = ah.pd.id == qp.pd.id && u32::from(ah.vector.port_num) == qp.port().port;
+    if is_ours && qpn < 1 << 24 { Ok(()) } else { Err(libc::EINVAL) }
+}
+
 /// Addresses the request that is posted next, which has so many bytes.
 #[inline(never)]
 pub(crate) fn address(
@@ -41,10 +47,7 @@ pub(crate) fn address(
     (qpn, qkey): (u32, u32),
     (bytes, has_immediate): (u64, bool),
 ) -> Result<(), i32> {
-    let is_ours = ah.pd.id == qp.pd.id && u32::from(ah.vector.port_num) == qp.port().port;
-    if !is_ours || qpn >= 1 << 24 {
-        return Err(libc::EINVAL);
-    }
+    check(qp, ah, qpn)?;
     let addresses = ah.route.addresses();
     let header = addresses.map(|(source, target)| {
         let (traffic_class, flow_label, hop_limit) =

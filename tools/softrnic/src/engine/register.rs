@@ -3,14 +3,13 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::abi::cq_ex::Calls;
 use crate::abi::srq::SrqAttr;
 use crate::engine::poll::Source;
 use crate::engine::state::Engine;
 use crate::host::lock::lock;
-use crate::objects::channel::Channel;
 use crate::objects::context::{Context, Ops};
 use crate::objects::cq::Cq;
+use crate::objects::cq_request::CqRequest;
 use crate::objects::device::Device;
 use crate::objects::mr::{Mr, Range};
 use crate::objects::pd::Pd;
@@ -32,15 +31,8 @@ impl Engine {
     }
 
     /// Creates a completion queue.
-    pub(crate) fn create_cq(
-        &self,
-        context: Arc<Context>,
-        cqe: u32,
-        cq_context: *mut c_void,
-        channel: Option<&'static Channel>,
-        calls: Calls,
-    ) -> Result<Arc<Cq>, i32> {
-        let cq = Cq::new(context, cqe, cq_context, channel, calls)?;
+    pub(crate) fn create_cq(&self, context: Arc<Context>, requested: CqRequest) -> Result<Arc<Cq>, i32> {
+        let cq = Cq::new(context, requested)?;
         lock(&self.cqs).push(Arc::clone(&cq));
         Ok(cq)
     }

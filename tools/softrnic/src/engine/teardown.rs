@@ -7,7 +7,7 @@ use crate::engine::poll::forget;
 use crate::engine::state::Engine;
 use crate::host::lock::lock;
 use crate::objects::cq::Cq;
-use crate::objects::mr::Mr;
+use crate::objects::mr::{Change, Mr};
 use crate::objects::qp::Qp;
 use crate::objects::srq::Srq;
 use crate::shm::slots::NO_PEER;
@@ -15,6 +15,20 @@ use crate::shm::slots::NO_PEER;
 impl Engine {
     /// Invalidates the keys, then waits for every access that began before.
     pub(crate) fn deregister(&'static self, mr: Mr) {
+        self.invalidate(&mr);
+        mr.release();
+    }
+
+    /// Changes a region when every access that began before is over. Its keys stay as they are.
+    pub(crate) fn reregister(&'static self, mr: &mut Mr, change: Change) -> Result<(), i32> {
+        let next = mr.check_change(&change)?;
+        self.invalidate(mr);
+        mr.change(change, next);
+        Ok(())
+    }
+
+    /// Invalidates the keys, then waits for every access that began before.
+    fn invalidate(&'static self, mr: &Mr) {
         mr.invalidate();
         let domain = mr.pd().id;
         let uses = |qp: &Qp| qp.pd.id == domain || qp.srq.as_ref().is_some_and(|srq| srq.pd.id == domain);
@@ -28,7 +42,6 @@ impl Engine {
         if self.fabric.has_stage() {
             self.copy_server.quiesce(self.fabric);
         }
-        mr.release();
     }
 
     /// Forgets all requests and completions of a queue pair. The state is RESET already.

@@ -50,12 +50,22 @@ impl<T> FdQueue<T> {
         }
     }
 
+    /// Moves those tokens to another queue, in their order.
+    #[cfg(any(feature = "tools", test))]
+    pub(crate) fn pass_on(&self, other: &Self, is_moved: impl Fn(&T) -> bool) {
+        self.take_out(is_moved).into_iter().for_each(|token| other.push(token));
+    }
+
     /// Removes tokens whose object is going away.
     pub(crate) fn purge(&self, is_dead: impl Fn(&T) -> bool) {
+        drop(self.take_out(is_dead));
+    }
+
+    fn take_out(&self, is_out: impl Fn(&T) -> bool) -> VecDeque<T> {
         let mut tokens = lock(&self.tokens);
-        let before = tokens.len();
-        tokens.retain(|t| !is_dead(t));
-        for _ in tokens.len()..before {
+        let (out, kept): (VecDeque<_>, VecDeque<_>) = tokens.drain(..).partition(is_out);
+        *tokens = kept;
+        for _ in 0..out.len() {
             let mut count = 0u64;
             let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
             // SAFETY: preadv2, which glibc has from 2.26 on only, reads 8 bytes into `count`, without waiting whatever the descriptor's
@@ -64,6 +74,7 @@ impl<T> FdQueue<T> {
                 libc::syscall(libc::SYS_preadv2, self.fd, &raw const part, 1_usize, -1_i64, 0_i64, libc::RWF_NOWAIT)
             };
         }
+        out
     }
 }
 

@@ -26,9 +26,10 @@ impl Ah {
         let from = PortId { device: pd.context.device.index, port };
         // A packet that is larger than the MTU of the port where it arrives vanishes.
         let route = Route::of_datagrams(fabric, from, vector)?.with_mtu(u32::MAX);
-        pd.users.fetch_add(1, SeqCst);
+        let protection = Pd::protection(pd);
+        protection.users.fetch_add(1, SeqCst);
         let abi = types::Ah { context: pd.context.as_abi(), pd: pd.as_abi(), handle: 0 };
-        Ok(Box::new(Self { abi, pd: Arc::clone(pd), vector: *vector, route }))
+        Ok(Box::new(Self { abi, pd: Arc::clone(protection), vector: *vector, route }))
     }
 
     pub(crate) fn as_abi(&self) -> *mut types::Ah {

@@ -1,12 +1,15 @@
 //! An open device.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::abi::consts::event;
 use crate::abi::types::{
-    self, LEAD_CREATE_CQ_EX, LEAD_CREATE_QP_EX, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot,
+    self, LEAD_ALLOC_PARENT_DOMAIN, LEAD_ALLOC_TD, LEAD_CREATE_CQ_EX, LEAD_CREATE_QP_EX, LEAD_DEALLOC_TD,
+    LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, op_slot,
 };
 use crate::host::fd_queue::FdQueue;
 use crate::objects::device::Device;
@@ -34,6 +37,8 @@ pub(crate) struct Context {
     failures: u32,
     /// The application has been told that the device has failed: nothing happens to it any more.
     is_told: AtomicBool,
+    /// What programs may duplicate that pass a context on to others, who are refused then.
+    _command: File,
 }
 
 // SAFETY: the raw pointers inside are to statics; the rest synchronises itself.
@@ -51,8 +56,16 @@ pub(crate) struct Ops {
     pub(crate) query_port: usize,
     pub(crate) query_device: usize,
     pub(crate) create_cq_ex: usize,
-    /// 0: there is no such call.
     pub(crate) create_qp_ex: usize,
+    pub(crate) alloc_td: usize,
+    pub(crate) dealloc_td: usize,
+    pub(crate) alloc_parent_domain: usize,
+}
+
+/// A descriptor in place of the one by which drivers give commands to the kernel.
+fn no_commands() -> Result<File, i32> {
+    let opened = File::options().read(true).write(true).open("/dev/null");
+    opened.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
 }
 
 impl Context {
@@ -62,6 +75,7 @@ impl Context {
             return Err(libc::EIO);
         }
         let events = FdQueue::new()?;
+        let command = no_commands()?;
         let mut table = [0; 32];
         table[op_slot::POLL_CQ] = ops.poll_cq;
         table[op_slot::REQ_NOTIFY_CQ] = ops.req_notify_cq;
@@ -71,7 +85,7 @@ impl Context {
         let context = types::Context {
             device: device.as_abi(),
             ops: table,
-            cmd_fd: -1,
+            cmd_fd: command.as_raw_fd(),
             async_fd: events.fd(),
             num_comp_vectors: 1,
             mutex: [0; 5],
@@ -84,9 +98,12 @@ impl Context {
         verbs.lead[LEAD_QUERY_DEVICE_EX] = ops.query_device;
         verbs.lead[LEAD_CREATE_CQ_EX] = ops.create_cq_ex;
         verbs.lead[LEAD_CREATE_QP_EX] = ops.create_qp_ex;
+        verbs.lead[LEAD_ALLOC_TD] = ops.alloc_td;
+        verbs.lead[LEAD_DEALLOC_TD] = ops.dealloc_td;
+        verbs.lead[LEAD_ALLOC_PARENT_DOMAIN] = ops.alloc_parent_domain;
         let delivered = AtomicU64::new(fabric.header().event_count.load(SeqCst));
         let is_told = AtomicBool::new(false);
-        Ok(Arc::new(Self { verbs, fabric, device, events, delivered, failures, is_told }))
+        Ok(Arc::new(Self { verbs, fabric, device, events, delivered, failures, is_told, _command: command }))
     }
 
     /// For the service thread: passes on the events of this device.

@@ -10,11 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::abi::consts::event;
-use crate::abi::cq_ex::{Calls, CqEx};
+use crate::abi::cq_ex::CqEx;
 use crate::abi::types::{self, Wc};
+use crate::host::in_use::InUse;
 use crate::host::lock::lock;
 use crate::objects::channel::Channel;
 use crate::objects::context::Context;
+use crate::objects::cq_request::CqRequest;
+use crate::objects::pd::Pd;
 use crate::shm::layout::Table;
 use crate::shm::slots::{CqSlot, armed};
 
@@ -46,7 +49,13 @@ pub(crate) struct Cq {
     pub(crate) comp_events: AtomicU32,
     pub(crate) async_events: AtomicU32,
     acked: (Mutex<()>, Condvar),
+    /// Those who poll, or throw completions away.
+    pub(crate) polling: InUse,
+    parent_domain: Option<Arc<Pd>>,
 }
+
+/// Names a CQ that is for one thread.
+pub(crate) const SINGLE_THREADED_CQ: &str = "a completion queue that was created for a single thread";
 
 impl std::fmt::Debug for Cq {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -65,13 +74,8 @@ fn capacity_for(cqe: u32) -> u32 {
 }
 
 impl Cq {
-    pub(crate) fn new(
-        context: Arc<Context>,
-        cqe: u32,
-        cq_context: *mut std::ffi::c_void,
-        channel: Option<&'static Channel>,
-        calls: Calls,
-    ) -> Result<Arc<Self>, i32> {
+    pub(crate) fn new(context: Arc<Context>, requested: CqRequest) -> Result<Arc<Self>, i32> {
+        let CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain } = requested;
         context.require_alive()?;
         let (fabric, device) = (context.fabric, context.device.index);
         let capacity = capacity_for(cqe);
@@ -80,9 +84,10 @@ impl Cq {
         let slot = fabric.cq(device, index);
         slot.capacity.store(capacity, SeqCst);
         slot.requested.store(cqe, SeqCst);
-        for word in [&slot.bell, &slot.pushed, &slot.polled, &slot.polls, &slot.fruitful_polls] {
+        for word in [&slot.bell, &slot.pushed, &slot.polled, &slot.polls, &slot.fruitful_polls, &slot.locks] {
             word.store(0, SeqCst);
         }
+        slot.single_threaded.store(is_single_threaded.into(), SeqCst);
         for word in [&slot.dead, &slot.events, &slot.armed] {
             word.store(0, SeqCst);
         }
@@ -102,6 +107,9 @@ impl Cq {
         if let Some(channel) = channel {
             channel.users.fetch_add(1, SeqCst);
         }
+        if let Some(domain) = &parent_domain {
+            domain.users.fetch_add(1, SeqCst);
+        }
         Ok(Arc::new(Self {
             abi,
             looked_at: UnsafeCell::default(),
@@ -115,6 +123,8 @@ impl Cq {
             comp_events: AtomicU32::new(0),
             async_events: AtomicU32::new(0),
             acked: Default::default(),
+            polling: InUse::new(is_single_threaded),
+            parent_domain,
         }))
     }
 
@@ -124,6 +134,7 @@ impl Cq {
 
     /// Gives it room for other `cqe` completions; EINVAL if more are in it.
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
+        let _polling = self.polling.while_in(SINGLE_THREADED_CQ);
         let _sources = lock(&self.sources);
         let capacity = capacity_for(cqe);
         // A completion may be polled before its producer has counted it.
@@ -137,8 +148,9 @@ impl Cq {
         Ok(())
     }
 
-    /// One thread at a time looks at completions one by one: waits for the others.
+    /// One thread at a time looks at completions one by one: waits for the others, of which there are none if it is for one thread.
     pub(crate) fn begin_look(&self) {
+        self.polling.enter(SINGLE_THREADED_CQ);
         while self.is_looked_at.swap(true, Acquire) {
             std::thread::yield_now();
         }
@@ -146,6 +158,7 @@ impl Cq {
 
     pub(crate) fn end_look(&self) {
         self.is_looked_at.store(false, Release);
+        self.polling.leave();
     }
 
     /// `wc` is the one that is looked at. Between `begin_look` and `end_look`.
@@ -173,8 +186,9 @@ impl Cq {
         free as u32
     }
 
-    /// Runs `work` while nobody polls this CQ.
+    /// Runs `work` while nobody polls this CQ, which mlx5 sees to by the lock that it does not take if one thread uses the CQ.
     pub(crate) fn while_not_polled<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _polling = self.polling.while_in(SINGLE_THREADED_CQ);
         let _sources = lock(&self.sources);
         work()
     }
@@ -188,7 +202,6 @@ impl Cq {
 
     /// Takes completions that are there; returns how many.
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<Wc>]) -> usize {
-        self.slot.polls.store(self.slot.polls.load(Relaxed) + 1, Relaxed);
         if self.slot.bell.load(Relaxed) == 0 && self.carry.load(Relaxed) == 0 {
             return 0;
         }
@@ -211,9 +224,17 @@ impl Cq {
         self.carry.store(keep, Relaxed);
         if taken != 0 {
             self.slot.polled.fetch_add(taken as u64, SeqCst);
-            self.slot.fruitful_polls.store(self.slot.fruitful_polls.load(Relaxed) + 1, Relaxed);
         }
         taken
+    }
+
+    /// A call has polled, found something or not, and taken a lock or not as mlx5 has it.
+    #[inline]
+    pub(crate) fn count_poll(&self, is_fruitful: bool, is_locked: bool) {
+        let add = |counter: &AtomicU64, count: bool| counter.store(counter.load(Relaxed) + u64::from(count), Relaxed);
+        add(&self.slot.polls, true);
+        add(&self.slot.fruitful_polls, is_fruitful);
+        add(&self.slot.locks, is_locked);
     }
 
     /// Whether it has queue pairs.
@@ -233,6 +254,9 @@ impl Cq {
         self.await_acks();
         let control = fabric.file.control();
         fabric.free(&control, Table::Cq, self.context.device.index, self.index);
+        if let Some(domain) = &self.parent_domain {
+            domain.users.fetch_sub(1, SeqCst);
+        }
     }
 
     fn await_acks(&self) {

@@ -11,6 +11,7 @@ use crate::objects::pd::Pd;
 use crate::process::fabric::Fabric;
 use crate::process::usage::{self, RegKind};
 use crate::shm::layout::{PAGE, Table};
+use crate::shm::slots::MrSlot;
 
 /// What the application holds as `ibv_mr*` is its first field.
 #[repr(C)]
@@ -38,6 +39,14 @@ pub(crate) struct Range {
     pub(crate) iova: u64,
     /// The dma-buf that it is, if it is one.
     pub(crate) dmabuf: Option<i32>,
+}
+
+/// What `ibv_rereg_mr` changes of a region; `None`: it stays.
+pub(crate) struct Change {
+    /// Its memory, which is the host's or a GPU's by address.
+    pub(crate) range: Option<Range>,
+    pub(crate) pd: Option<Arc<Pd>>,
+    pub(crate) access: Option<u32>,
 }
 
 impl Range {
@@ -87,7 +96,8 @@ impl Mr {
         slot.length.store(length as u64, Relaxed);
         slot.gpu.store(gpu, Relaxed);
         slot.key.store(key, SeqCst);
-        pd.users.fetch_add(1, SeqCst);
+        let protection = Pd::protection(pd);
+        protection.users.fetch_add(1, SeqCst);
         let kind = match (gpu, range.dmabuf) {
             (0, _) => RegKind::Host,
             (_, None) => RegKind::GpuByAddress,
@@ -103,7 +113,7 @@ impl Mr {
             lkey: key,
             rkey: key,
         };
-        Ok(Box::new(Self { abi, pd: Arc::clone(pd), index, kind }))
+        Ok(Box::new(Self { abi, pd: Arc::clone(protection), index, kind }))
     }
 
     pub(crate) fn as_abi(&self) -> *mut types::Mr {
@@ -120,9 +130,53 @@ impl Mr {
         self.abi.lkey
     }
 
+    /// Whether `change` is in order; whose the new memory is (see `MrSlot::gpu`), if there is some.
+    pub(crate) fn check_change(&self, change: &Change) -> Result<Option<u32>, i32> {
+        self.pd.context.require_alive()?;
+        let slot = self.slot();
+        let (addr, length, iova) = (slot.addr.load(Relaxed), slot.length.load(Relaxed), slot.iova.load(Relaxed));
+        let now = Range { addr, length: length as usize, iova, dmabuf: None };
+        Self::check(change.range.unwrap_or(now), change.access.unwrap_or_else(|| slot.access.load(Relaxed)))?;
+        if change.pd.as_ref().is_some_and(|pd| pd.context.device.index != self.pd.context.device.index) {
+            return Err(libc::EINVAL);
+        }
+        change.range.map(|range| range.owner(self.pd.context.fabric)).transpose()
+    }
+
+    /// Becomes what [`Self::check_change`] has found in order. Its key is invalid, all accesses are over; it is valid again afterwards.
+    pub(crate) fn change(&mut self, change: Change, gpu: Option<u32>) {
+        let slot = self.slot();
+        if let Some(access) = change.access {
+            slot.access.store(access, Relaxed);
+        }
+        if let (Some(range), Some(gpu)) = (change.range, gpu) {
+            slot.addr.store(range.addr, Relaxed);
+            slot.iova.store(range.iova, Relaxed);
+            slot.length.store(range.length as u64, Relaxed);
+            slot.gpu.store(gpu, Relaxed);
+            usage::deregistered(self.abi.length, self.kind);
+            self.kind = if gpu == 0 { RegKind::Host } else { RegKind::GpuByAddress };
+            usage::registered(range.length, self.kind);
+            (self.abi.addr, self.abi.length) = (range.addr as *mut _, range.length);
+        }
+        if let Some(pd) = change.pd {
+            let protection = Pd::protection(&pd);
+            slot.pd.store(protection.id, Relaxed);
+            protection.users.fetch_add(1, SeqCst);
+            self.pd.users.fetch_sub(1, SeqCst);
+            self.pd = Arc::clone(protection);
+            self.abi.pd = pd.as_abi();
+        }
+        slot.key.store(self.abi.lkey, SeqCst);
+    }
+
+    fn slot(&self) -> &'static MrSlot {
+        self.pd.context.fabric.mr(self.pd.context.device.index, self.index)
+    }
+
     /// Invalidates the keys: no access begins any more.
     pub(crate) fn invalidate(&self) {
-        self.pd.context.fabric.mr(self.pd.context.device.index, self.index).key.store(0, SeqCst);
+        self.slot().key.store(0, SeqCst);
     }
 
     /// Gives the entry back. Its keys are invalid and all accesses that began before are over.

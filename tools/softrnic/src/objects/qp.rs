@@ -7,17 +7,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use crate::abi::consts::{Status, event, qp_state, qp_type};
+use crate::abi::qp_ex::QpExTail;
 use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
+use crate::host::in_use::InUse;
 use crate::host::lock::lock;
 use crate::network::port_id::PortId;
 use crate::objects::context::Event;
 use crate::objects::cq::{CompletionSource, Cq};
 use crate::objects::pd::Pd;
-use crate::objects::qp_entry::{claim_slot, grant, unconnected};
+use crate::objects::qp_entry::{abi_of, claim_slot, grant, unconnected};
 use crate::objects::qp_request::QpRequest;
 use crate::objects::send_queue::{SendQueue, entries};
 use crate::objects::send_ring::SendRing;
 use crate::objects::srq::Srq;
+use crate::objects::wr_list::Making;
 use crate::process::fabric::Fabric;
 use crate::remote::completion;
 use crate::shm::recv_ring::{Received, RecvRing, Sender};
@@ -27,6 +30,7 @@ use crate::shm::slots::{ANY_PEER, QpSlot};
 #[repr(C)]
 pub(crate) struct Qp {
     pub(crate) abi: types::Qp,
+    pub(crate) extended: QpExTail,
     pub(crate) this: Weak<Self>,
     pub(crate) fabric: &'static Fabric,
     pub(crate) device: usize,
@@ -58,7 +62,15 @@ pub(crate) struct Qp {
     /// Asynchronous events given to the application, to be acknowledged before the QP goes.
     pub(crate) async_events: AtomicU32,
     acked: (Mutex<()>, Condvar),
+    /// Those who post.
+    pub(crate) sending: InUse,
+    pub(crate) receiving: InUse,
+    /// Of an extended queue pair: the work requests between `ibv_wr_start` and `ibv_wr_complete`.
+    pub(crate) making: Making,
 }
+
+/// Names the send queue of a queue pair in a thread domain.
+pub(crate) const SENDING: &str = "the send queue of a queue pair in a thread domain";
 
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,24 +93,11 @@ impl Qp {
         }
         let requested = requested.without_own_receives();
         let cap = grant(&fabric.settings, requested.cap)?;
+        let operations = requested.operations()?;
         let (index, slot) = claim_slot(fabric, device, pd, &requested)?;
-        let qpn = slot.qpn.load(SeqCst);
-        let abi = types::Qp {
-            context: pd.context.as_abi(),
-            qp_context: requested.qp_context,
-            pd: pd.as_abi(),
-            send_cq: requested.send_cq.as_abi(),
-            recv_cq: requested.recv_cq.as_abi(),
-            srq: requested.srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.as_abi()),
-            handle: index,
-            qp_num: qpn,
-            state: AtomicU32::new(qp_state::RESET),
-            qp_type: requested.qp_type,
-            mutex: [0; 5],
-            cond: [0; 6],
-            events_completed: AtomicU32::new(0),
-        };
-        let operations = requested.operations();
+        let abi = abi_of(pd, &requested, index, slot);
+        let (wr_id, wr_flags) = (AtomicU64::new(0), AtomicU32::new(0));
+        let extended = QpExTail { comp_mask: 0, wr_id, wr_flags, calls: requested.calls };
         let Some(recv_ring) = RecvRing::of(fabric, slot) else { return Err(libc::EIO) };
         pd.users.fetch_add(1, SeqCst);
         if let Some(srq) = &requested.srq {
@@ -106,6 +105,7 @@ impl Qp {
         }
         Ok(Arc::new_cyclic(|this| Self {
             abi,
+            extended,
             this: Weak::clone(this),
             fabric,
             device,
@@ -129,6 +129,9 @@ impl Qp {
             is_last_told: AtomicBool::new(false),
             async_events: AtomicU32::new(0),
             acked: Default::default(),
+            sending: InUse::new(pd.has_thread()),
+            receiving: InUse::new(pd.has_thread()),
+            making: Making::default(),
         }))
     }
 
@@ -150,6 +153,11 @@ impl Qp {
 
     pub(crate) fn as_abi(&self) -> *mut types::Qp {
         (&raw const self.abi).cast_mut()
+    }
+
+    /// Whether it was created with the operations that it is for.
+    pub(crate) fn is_extended(&self) -> bool {
+        self.extended.calls[0] != 0
     }
 
     /// How peers name this QP, see `QpSlot::peer`.

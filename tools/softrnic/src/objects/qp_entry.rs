@@ -1,9 +1,10 @@
 //! The entry of a queue pair in the table of its device: what it is granted, and what peers find there.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::abi::consts::{qp_state, qp_type};
-use crate::abi::types::QpCap;
+use crate::abi::types::{self, QpCap};
 use crate::limits::{MAX_SGE, QPS};
 use crate::objects::pd::Pd;
 use crate::objects::qp_request::QpRequest;
@@ -80,11 +81,30 @@ pub(super) fn claim_slot(
     for count in slot.sent.all().into_iter().chain(slot.work.all()) {
         count.store(0, Relaxed);
     }
-    slot.capacities.set(&requested.cap, requested.operations);
+    slot.capacities.set(&requested.cap, requested.operations, pd.has_thread());
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);
     let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1);
     let part = if fabric.settings.qpn_reuse { 1 } else { generation % 4095 + 1 };
     slot.qpn.store(part * QPS + index, SeqCst);
     Ok((index, slot))
+}
+
+/// What the application holds of the queue pair with this table entry.
+pub(super) fn abi_of(pd: &Pd, requested: &QpRequest, index: u32, slot: &QpSlot) -> types::Qp {
+    types::Qp {
+        context: pd.context.as_abi(),
+        qp_context: requested.qp_context,
+        pd: pd.as_abi(),
+        send_cq: requested.send_cq.as_abi(),
+        recv_cq: requested.recv_cq.as_abi(),
+        srq: requested.srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.as_abi()),
+        handle: index,
+        qp_num: slot.qpn.load(SeqCst),
+        state: AtomicU32::new(qp_state::RESET),
+        qp_type: requested.qp_type,
+        mutex: [0; 5],
+        cond: [0; 6],
+        events_completed: AtomicU32::new(0),
+    }
 }

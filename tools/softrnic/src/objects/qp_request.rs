@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::abi::consts::{qp_type, wr_opcode};
 use crate::abi::init_attr_ex::ALL_OPERATIONS;
+use crate::abi::qp_ex::Calls;
 use crate::abi::types::QpCap;
 use crate::objects::cq::Cq;
 use crate::objects::srq::Srq;
@@ -21,6 +22,8 @@ pub(crate) struct QpRequest {
     pub(crate) signal_all: bool,
     /// `None`: all.
     pub(crate) operations: Option<u64>,
+    /// All 0 if it is not an extended one.
+    pub(crate) calls: Calls,
 }
 
 impl QpRequest {
@@ -38,9 +41,16 @@ impl QpRequest {
     }
 
     /// What may be posted to the send queue: bit n is `ibv_wr_opcode` n.
-    pub(super) fn operations(&self) -> u64 {
+    /// `EOPNOTSUPP`: one that was asked for is none of its type.
+    pub(super) fn operations(&self) -> Result<u64, i32> {
         const SENDS: u64 = 1 << wr_opcode::SEND | 1 << wr_opcode::SEND_WITH_IMM;
-        let possible = if self.qp_type == qp_type::UD { SENDS } else { ALL_OPERATIONS };
-        self.operations.unwrap_or(possible) & possible
+        const WRITES: u64 = 1 << wr_opcode::RDMA_WRITE | 1 << wr_opcode::RDMA_WRITE_WITH_IMM;
+        let possible = match self.qp_type {
+            qp_type::UD => SENDS,
+            qp_type::UC => SENDS | WRITES,
+            _ => ALL_OPERATIONS,
+        };
+        let wanted = self.operations.unwrap_or(possible);
+        if wanted & !possible == 0 { Ok(wanted) } else { Err(libc::EOPNOTSUPP) }
     }
 }

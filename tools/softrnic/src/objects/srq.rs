@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use crate::abi::consts::event;
 use crate::abi::srq::SrqAttr;
 use crate::abi::types::{self, Sge};
+use crate::host::in_use::InUse;
 use crate::host::lock::lock;
 use crate::limits::{MAX_SGE, SRQS};
 use crate::objects::context::Event;
@@ -28,6 +29,8 @@ pub(crate) struct Srq {
     pub(crate) max_sge: u32,
     /// Serialises posting.
     post: Mutex<()>,
+    /// Those who post.
+    pub(crate) posting: InUse,
     /// Receives whose completions were polled or thrown away.
     freed: AtomicU64,
     /// Queue pairs that receive from it.
@@ -74,7 +77,8 @@ impl Srq {
         slot.posted.store(0, SeqCst);
         let Some(ring) = SrqRing::of(fabric, slot) else { return Err(libc::EIO) };
         drop(control);
-        pd.users.fetch_add(1, SeqCst);
+        let protection = Pd::protection(pd);
+        protection.users.fetch_add(1, SeqCst);
         let abi = types::Srq {
             context: pd.context.as_abi(),
             srq_context,
@@ -86,13 +90,14 @@ impl Srq {
         };
         Ok(Arc::new(Self {
             abi,
-            pd: Arc::clone(pd),
+            pd: Arc::clone(protection),
             slot,
             index,
             ring,
             max_wr,
             max_sge,
             post: Mutex::default(),
+            posting: InUse::new(pd.has_thread()),
             freed: AtomicU64::new(0),
             users: AtomicU32::new(0),
             async_events: AtomicU32::new(0),

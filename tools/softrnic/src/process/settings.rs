@@ -52,6 +52,8 @@ pub(crate) struct Settings {
     pub(crate) max_inline: u32,
     /// What becomes of a queue pair that is to have more.
     pub(crate) inline_excess: InlineExcess,
+    /// What becomes of who asks for a thread domain, a parent domain or a completion queue for one thread.
+    pub(crate) thread_domains: ThreadDomains,
 }
 
 /// How GPU memory can be registered.
@@ -73,6 +75,18 @@ pub(crate) enum InlineExcess {
     RefuseSilently,
     /// Makes the queue pair and grants as much as there can be.
     Grant,
+}
+
+/// What becomes of who asks for a thread domain, a parent domain or a completion queue for one thread. Devices differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ThreadDomains {
+    /// Gets it.
+    #[default]
+    Granted,
+    /// The driver knows nothing of it: `EOPNOTSUPP`.
+    Absent,
+    /// The device has no more of it: `ENOMEM`.
+    Exhausted,
 }
 
 /// What becomes of the packets of a queue pair that is connected with itself, while its port is down. Devices differ.
@@ -119,6 +133,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_STAGED",
     "SOFTRNIC_STAT",
     "SOFTRNIC_STRICT",
+    "SOFTRNIC_THREAD_DOMAINS",
     "SOFTRNIC_TIME_SCALE",
     "SOFTRNIC_TRACE",
 ];
@@ -153,6 +168,7 @@ impl Settings {
             max_qp_wr: MAX_QP_WR,
             max_inline: MAX_INLINE,
             inline_excess: InlineExcess::default(),
+            thread_domains: ThreadDomains::default(),
         }
     }
 
@@ -206,7 +222,17 @@ impl Settings {
             max_qp_wr: number("SOFTRNIC_MAX_QP_WR", MAX_QP_WR, 1, MAX_QP_WR)?,
             max_inline: number("SOFTRNIC_MAX_INLINE", MAX_INLINE, 0, MAX_INLINE)?,
             inline_excess: inline_excess()?,
+            thread_domains: thread_domains()?,
         })
+    }
+
+    /// The errno value of a refusal of thread domains, parent domains and completion queues for one thread.
+    pub(crate) fn require_thread_domains(&self) -> Result<(), i32> {
+        match self.thread_domains {
+            ThreadDomains::Granted => Ok(()),
+            ThreadDomains::Absent => Err(libc::EOPNOTSUPP),
+            ThreadDomains::Exhausted => Err(libc::ENOMEM),
+        }
     }
 }
 
@@ -257,6 +283,16 @@ fn loopback_down() -> Result<LoopbackDown, String> {
         None | Some("answered") => Ok(LoopbackDown::Answered),
         Some("lost") => Ok(LoopbackDown::Lost),
         Some(value) => Err(format!("SOFTRNIC_LOOPBACK_DOWN={value:?}: must be answered or lost")),
+    }
+}
+
+/// `SOFTRNIC_THREAD_DOMAINS`.
+fn thread_domains() -> Result<ThreadDomains, String> {
+    match text("SOFTRNIC_THREAD_DOMAINS")?.as_deref() {
+        None | Some("granted") => Ok(ThreadDomains::Granted),
+        Some("absent") => Ok(ThreadDomains::Absent),
+        Some("exhausted") => Ok(ThreadDomains::Exhausted),
+        Some(value) => Err(format!("SOFTRNIC_THREAD_DOMAINS={value:?}: must be granted, absent or exhausted")),
     }
 }
 

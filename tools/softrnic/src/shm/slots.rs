@@ -315,7 +315,7 @@ pub(crate) struct QpSlot {
     pub(crate) capacities: Capacities,
     /// What it has had the driver and the card do.
     pub(crate) work: WorkCounters,
-    _pad3: [u64; 19],
+    _pad3: [u64; 18],
 }
 
 impl QpSlot {
@@ -379,13 +379,17 @@ pub(crate) struct CqSlot {
     /// Completions that it was asked to have room for. Written by the owner.
     pub(crate) requested: AtomicU32,
     // Written by the owner; exact as long as one thread polls.
-    /// Calls of `ibv_poll_cq`.
+    /// Calls of `ibv_poll_cq` and of `ibv_start_poll`.
     pub(crate) polls: AtomicU64,
     /// Those that found something.
     pub(crate) fruitful_polls: AtomicU64,
+    /// Those that take a lock in mlx5.
+    pub(crate) locks: AtomicU64,
+    /// 1: it was created for a single thread.
+    pub(crate) single_threaded: AtomicU32,
 }
 
 const _: () = {
     assert!(size_of::<ProcSlot>() == 128 && size_of::<PortSlot>() == 1024 && size_of::<RuleSlot>() == 128);
-    assert!(size_of::<QpSlot>() == 512 && size_of::<MrSlot>() == 64 && size_of::<CqSlot>() == 64);
+    assert!(size_of::<QpSlot>() == 512 && size_of::<MrSlot>() == 64 && size_of::<CqSlot>() == 128);
 };

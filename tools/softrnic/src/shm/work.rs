@@ -138,15 +138,23 @@ pub(crate) struct Capacities {
     words: [AtomicU32; 5],
     /// The operations that it was made for: bit n is `ibv_wr_opcode` n. 0: that was not said.
     operations: AtomicU32,
+    /// 1: it is in a thread domain.
+    has_thread: AtomicU32,
 }
 
 impl Capacities {
-    pub(crate) fn set(&self, cap: &QpCap, operations: Option<u64>) {
+    pub(crate) fn set(&self, cap: &QpCap, operations: Option<u64>, has_thread: bool) {
         let given = [cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data];
         for (word, value) in self.words.iter().zip(given) {
             word.store(value, Relaxed);
         }
         self.operations.store(operations.unwrap_or(0) as u32, Relaxed);
+        self.has_thread.store(has_thread.into(), Relaxed);
+    }
+
+    /// Whether it is in a thread domain.
+    pub(crate) fn has_thread(&self) -> bool {
+        self.has_thread.load(Relaxed) != 0
     }
 
     pub(crate) fn operations(&self) -> Option<u32> {

@@ -32,7 +32,6 @@ unsafe extern "C" fn no_answer() -> c_int {
     set_errno(libc::EOPNOTSUPP);
     -1
 }
-export!("ibv_rereg_mr", "IBVERBS_1.1", no_answer);
 export!("ibv_resolve_eth_l2_from_gid", "IBVERBS_1.1", no_answer);
 
 /// For what follows an import, which nobody can have made, and for conversions of what a kernel device said: there is

@@ -70,7 +70,7 @@ unsafe extern "C" fn get_device_index(device: *const types::Device) -> c_int {
 }
 export!("ibv_get_device_index", "IBVERBS_1.9", get_device_index);
 
-unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Context {
+pub(super) unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Context {
     pointer(|| {
         let engine = engine()?;
         // SAFETY: the caller's handle.
@@ -87,8 +87,10 @@ unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Co
             query_port: query_port_ex as *const () as usize,
             query_device: query_device_ex as *const () as usize,
             create_cq_ex: super::extended_cqs::create_cq_ex as *const () as usize,
-            // perftest would go on with the calls of extended queue pairs, which these devices do not have.
-            create_qp_ex: if cfg!(feature = "tools") { 0 } else { super::queues::create_qp_ex as *const () as usize },
+            create_qp_ex: super::queues::create_qp_ex as *const () as usize,
+            alloc_td: super::domains::alloc_td as *const () as usize,
+            dealloc_td: super::domains::dealloc_td as *const () as usize,
+            alloc_parent_domain: super::domains::alloc_parent_domain as *const () as usize,
         };
         let opened = engine.open(device, &ops)?;
         let handle = opened.as_abi();

@@ -69,7 +69,7 @@ unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
 }
 export!("ibv_ack_async_event", "IBVERBS_1.1", ack_async_event);
 
-unsafe extern "C" fn create_comp_channel(handle: *mut types::Context) -> *mut types::CompChannel {
+pub(super) unsafe extern "C" fn create_comp_channel(handle: *mut types::Context) -> *mut types::CompChannel {
     pointer(|| {
         // SAFETY: the caller's handle.
         let channel = Channel::new(unsafe { context(handle) }?)?;
@@ -79,7 +79,7 @@ unsafe extern "C" fn create_comp_channel(handle: *mut types::Context) -> *mut ty
 }
 export!("ibv_create_comp_channel", "IBVERBS_1.0", create_comp_channel);
 
-unsafe extern "C" fn destroy_comp_channel(handle: *mut types::CompChannel) -> c_int {
+pub(super) unsafe extern "C" fn destroy_comp_channel(handle: *mut types::CompChannel) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let channel: &Channel = unsafe { object(handle) };

@@ -2,14 +2,18 @@
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
-use crate::abi::cq_ex::{Calls, CqInitAttrEx, HAS_FLAGS, SINGLE_THREADED, STANDARD_FLAGS, call};
+use crate::abi::cq_ex::{
+    Calls, CqInitAttrEx, CqInitAttrExLong, HAS_FLAGS, HAS_PARENT_DOMAIN, SINGLE_THREADED, STANDARD_FLAGS, call,
+};
 use crate::abi::types::{self, Wc};
 use crate::engine::poll::poll_one;
 use crate::objects::cq::Cq;
+use crate::objects::pd::Pd;
 use crate::verbs::attach::engine_of;
-use crate::verbs::queues::make_cq;
-use crate::verbs::{object, pointer};
+use crate::verbs::queues::{CqKind, make_cq};
+use crate::verbs::{context, object, pointer, shared};
 
 /// Through `verbs_context`. Time stamps, VLANs and tags are not known here.
 pub(crate) unsafe extern "C" fn create_cq_ex(handle: *mut types::Context, attr: *const CqInitAttrEx) -> *mut types::Cq {
@@ -17,13 +21,37 @@ pub(crate) unsafe extern "C" fn create_cq_ex(handle: *mut types::Context, attr: 
         // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
         let attr = unsafe { &*attr };
         let flags = if attr.comp_mask & HAS_FLAGS != 0 { attr.flags } else { 0 };
-        if attr.wc_flags & !STANDARD_FLAGS != 0 || attr.comp_mask & !HAS_FLAGS != 0 || flags & !SINGLE_THREADED != 0 {
+        let fields = HAS_FLAGS | HAS_PARENT_DOMAIN;
+        if attr.wc_flags & !STANDARD_FLAGS != 0 || attr.comp_mask & !fields != 0 || flags & !SINGLE_THREADED != 0 {
             return Err(libc::EOPNOTSUPP);
         }
+        let is_single_threaded = flags & SINGLE_THREADED != 0;
+        if is_single_threaded {
+            // SAFETY: the caller's handle.
+            unsafe { context(handle) }?.fabric.settings.require_thread_domains()?;
+        }
+        let has_domain = attr.comp_mask & HAS_PARENT_DOMAIN != 0;
+        // SAFETY: the caller's structure, which has this field.
+        let parent_domain = if has_domain { Some(unsafe { domain_of(attr) }?) } else { None };
         let sizes = (i64::from(attr.cqe), attr.comp_vector);
+        let kind = CqKind { calls: calls(), is_single_threaded, parent_domain };
         // SAFETY: the caller's handles.
-        unsafe { make_cq(handle, sizes, (attr.cq_context, attr.channel), calls()) }
+        unsafe { make_cq(handle, sizes, (attr.cq_context, attr.channel), kind) }
     })
+}
+
+/// The parent domain that the queue is to be in; EINVAL if it is none.
+///
+/// # Safety
+/// `attr` is the beginning of the whole structure.
+unsafe fn domain_of(attr: *const CqInitAttrEx) -> Result<Arc<Pd>, i32> {
+    // SAFETY: by the caller.
+    let handle = unsafe { (*attr.cast::<CqInitAttrExLong>()).parent_domain };
+    if handle.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's handle.
+    Some(unsafe { shared::<Pd, _>(handle) }).filter(|pd| pd.is_parent()).ok_or(libc::EINVAL)
 }
 
 fn calls() -> Calls {
@@ -67,6 +95,7 @@ unsafe extern "C" fn start_poll(handle: *mut types::Cq, attr: *const u32) -> c_i
     let cq: &Cq = unsafe { object(handle) };
     cq.begin_look();
     let rc = take(cq);
+    cq.count_poll(rc == 0, !cq.polling.is_promised());
     if rc != 0 {
         cq.end_look();
     }

@@ -7,13 +7,14 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::abi::export::export;
 use crate::abi::types;
 use crate::copy::gpu;
-use crate::objects::mr::{Mr, Range};
+use crate::host::errno::set_errno;
+use crate::objects::mr::{Change, Mr, Range};
 use crate::objects::pd::Pd;
 use crate::process::commands::Command;
 use crate::verbs::attach::engine_of;
-use crate::verbs::{code, context, object, pointer, shared};
+use crate::verbs::{code, context, minus_one, object, pointer, shared};
 
-unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
+pub(super) unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
     pointer(|| {
         // SAFETY: the caller's handle.
         let pd = Pd::new(unsafe { context(handle) }?)?;
@@ -30,13 +31,15 @@ unsafe extern "C" fn dealloc_pd(handle: *mut types::Pd) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let pd: &Pd = unsafe { object(handle) };
-        if pd.context.is_refusing() {
+        // A parent domain is none of the device's.
+        if pd.context.is_refusing() && !pd.is_parent() {
             return Ok(());
         }
         if pd.users.load(SeqCst) != 0 && !pd.context.fabric.is_gone() {
             return Err(libc::EBUSY);
         }
-        // SAFETY: takes back what `alloc_pd` leaked.
+        pd.release();
+        // SAFETY: takes back what `alloc_pd` or `alloc_parent_domain` leaked.
         drop(unsafe { Arc::from_raw(handle.cast::<Pd>()) });
         Ok(())
     })
@@ -107,10 +110,55 @@ unsafe extern "C" fn reg_dmabuf_mr(
 }
 export!("ibv_reg_dmabuf_mr", "IBVERBS_1.12", reg_dmabuf_mr);
 
+/// What `ibv_rereg_mr` changes.
+mod rereg {
+    pub(super) const TRANSLATION: i32 = 1;
+    pub(super) const PD: i32 = 1 << 1;
+    pub(super) const ACCESS: i32 = 1 << 2;
+}
+/// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
+const WRONG_INPUT: c_int = -1;
+/// `IBV_REREG_MR_ERR_CMD`.
+const FAILED: c_int = -4;
+
+unsafe extern "C" fn rereg_mr(
+    handle: *mut types::Mr,
+    flags: c_int,
+    pd: *mut types::Pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let changes = |what| flags & what != 0;
+    let is_wrong = flags & !(rereg::TRANSLATION | rereg::PD | rereg::ACCESS) != 0
+        || (changes(rereg::TRANSLATION) && (length == 0 || addr.is_null()))
+        || (access != 0 && !changes(rereg::ACCESS));
+    if is_wrong {
+        set_errno(libc::EINVAL);
+        return WRONG_INPUT;
+    }
+    let rc = minus_one(|| {
+        // SAFETY: the caller's handle, which nobody else uses meanwhile.
+        let mr: &mut Mr = unsafe { &mut *handle.cast() };
+        let engine = engine_of(mr.pd().context.fabric)?;
+        let change = Change {
+            range: changes(rereg::TRANSLATION).then(|| host(addr, length, addr as u64)),
+            // SAFETY: the caller's handle.
+            pd: changes(rereg::PD).then(|| unsafe { shared(pd) }),
+            access: changes(rereg::ACCESS).then_some(access as u32),
+        };
+        engine.reregister(mr, change)?;
+        engine.fabric.count_command(Command::RegisterMr);
+        Ok(())
+    });
+    if rc == 0 { 0 } else { FAILED }
+}
+export!("ibv_rereg_mr", "IBVERBS_1.1", rereg_mr);
+
 unsafe extern "C" fn dereg_mr(handle: *mut types::Mr) -> c_int {
     code(|| {
-        // SAFETY: the caller's handle.
-        let pd: Arc<Pd> = unsafe { shared((*handle).pd) };
+        // SAFETY: the caller's handle. The parent domain that it was registered with may be gone.
+        let pd = Arc::clone(unsafe { object::<Mr, _>(handle) }.pd());
         if pd.context.is_refusing() {
             return Ok(());
         }

@@ -7,10 +7,15 @@
 mod absent;
 mod addresses;
 mod attach;
+// Its tests run in either flavour.
+#[cfg(any(feature = "tools", test))]
+mod cm;
 mod device;
+mod domains;
 mod ece;
 mod events;
 mod extended_cqs;
+mod extended_qps;
 mod gids;
 mod memory;
 mod post;

@@ -13,9 +13,10 @@ use crate::engine::pump::pump;
 use crate::engine::{datagram, receive, wire};
 use crate::host::lock::lock;
 use crate::objects::ah::Ah;
-use crate::objects::cq::Cq;
-use crate::objects::qp::Qp;
+use crate::objects::cq::{Cq, SINGLE_THREADED_CQ};
+use crate::objects::qp::{Qp, SENDING};
 use crate::objects::send_queue::SendQueue;
+use crate::objects::wr_list::WrList;
 use crate::remote::request::Request;
 use crate::shm::work::Batch;
 use crate::verbs::attach::engine_of;
@@ -42,7 +43,13 @@ pub(crate) unsafe extern "C" fn poll(handle: *mut types::Cq, room: c_int, out: *
     let Ok(engine) = engine_of(cq.context.fabric) else { return -libc::ENODEV };
     // SAFETY: the caller's array of `room` completions.
     let out = unsafe { slice::from_raw_parts_mut(out.cast::<MaybeUninit<Wc>>(), room) };
-    catch_unwind(AssertUnwindSafe(|| poll_cq(engine, cq, out))).map_or(-libc::EIO, |taken| taken as c_int)
+    let work = || {
+        let _polling = cq.polling.while_in(SINGLE_THREADED_CQ);
+        let taken = poll_cq(engine, cq, out);
+        cq.count_poll(taken != 0, true);
+        taken
+    };
+    catch_unwind(AssertUnwindSafe(work)).map_or(-libc::EIO, |taken| taken as c_int)
 }
 
 pub(crate) unsafe extern "C" fn post_recv(handle: *mut types::Qp, list: *mut RecvWr, bad: *mut *mut RecvWr) -> c_int {
@@ -50,6 +57,7 @@ pub(crate) unsafe extern "C" fn post_recv(handle: *mut types::Qp, list: *mut Rec
     let qp: &Qp = unsafe { object(handle) };
     let mut at = list;
     let rc = code(|| {
+        let _receiving = qp.receiving.while_in("the receive queue of a queue pair in a thread domain");
         while !at.is_null() {
             // SAFETY: the caller's structure.
             let wr = unsafe { *at };
@@ -75,6 +83,7 @@ pub(crate) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut Sen
     let mut at = list;
     let rc = code(|| {
         let engine = engine_of(qp.fabric)?;
+        let _sending = qp.sending.while_in(SENDING);
         let mut queue = lock(&qp.send);
         let mut batch = Batch::default();
         let mut outcome = Ok(());
@@ -99,9 +108,30 @@ pub(crate) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut Sen
     rc
 }
 
+/// Posts the work requests of an extended queue pair: all of them or none.
+pub(super) fn post_list(qp: &Qp, list: &WrList) -> Result<(), i32> {
+    let engine = engine_of(qp.fabric)?;
+    let mut queue = lock(&qp.send);
+    for (ahead, (wr, elements)) in list.finished()?.enumerate() {
+        check(qp, &queue, wr, elements.as_slice(), ahead as u64)?;
+        if qp.is_ud() {
+            // SAFETY: the caller's handle, or NULL.
+            let (ah, qpn, _) = unsafe { receiver(wr) }?;
+            datagram::check(qp, ah, qpn)?;
+        }
+    }
+    let mut batch = Batch::default();
+    for (wr, elements) in list.finished()? {
+        enqueue(qp, &mut queue, wr, elements.as_slice(), &mut batch)?;
+        pump(engine, qp, &mut queue);
+    }
+    qp.slot.work.posted(&batch);
+    Ok(())
+}
+
 /// Checks a request and puts it into the queue; inline data is copied here, other data when it is executed.
 fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge], batch: &mut Batch) -> Result<(), i32> {
-    let bytes = check(qp, queue, wr, sges)?;
+    let bytes = check(qp, queue, wr, sges, 0)?;
     let is_inline = wr.send_flags & send_flag::INLINE != 0;
     let mut request = Request {
         wr_id: wr.wr_id,
@@ -140,21 +170,30 @@ fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge], batch: &mu
 /// # Safety
 /// `wr` names the caller's handle, or NULL.
 unsafe fn address(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, bytes: u64) -> Result<(), i32> {
+    // SAFETY: by the caller.
+    let (ah, qpn, qkey) = unsafe { receiver(wr) }?;
+    datagram::address(qp, queue, ah, (qpn, qkey), (bytes, wr.opcode == wr_opcode::SEND_WITH_IMM))
+}
+
+/// Address handle, number and Q_Key of the queue pair that a datagram is for.
+///
+/// # Safety
+/// As for [`address`].
+unsafe fn receiver<'a>(wr: &SendWr) -> Result<(&'a Ah, u32, u32), i32> {
     let (ah, qpn, qkey) = wr.datagram();
     if ah.is_null() {
         return Err(libc::EINVAL);
     }
     // SAFETY: by the caller.
-    let ah: &Ah = unsafe { object(ah) };
-    datagram::address(qp, queue, ah, (qpn, qkey), (bytes, wr.opcode == wr_opcode::SEND_WITH_IMM))
+    Ok((unsafe { object(ah) }, qpn, qkey))
 }
 
 fn is_atomic(wr: &SendWr) -> bool {
     matches!(wr.opcode, wr_opcode::ATOMIC_CMP_SWAP | wr_opcode::ATOMIC_FETCH_ADD)
 }
 
-/// Whether the request may be posted, and how many bytes it has.
-fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<u64, i32> {
+/// Whether the request may be posted behind so many others, and how many bytes it has.
+fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge], ahead: u64) -> Result<u64, i32> {
     if !(qp_state::RTS..=qp_state::ERR).contains(&qp.slot.state.load(SeqCst)) {
         return Err(libc::EINVAL);
     }
@@ -172,7 +211,7 @@ fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge]) -> Result<u64, i
     if wr.send_flags & !known != 0 || sges.len() > qp.cap.max_send_sge as usize {
         return Err(libc::EINVAL);
     }
-    if qp.send_ring.in_use(queue.posted) >= u64::from(qp.cap.max_send_wr) {
+    if qp.send_ring.in_use(queue.posted + ahead) >= u64::from(qp.cap.max_send_wr) {
         return Err(libc::ENOMEM);
     }
     let bytes = sges.iter().map(|s| u64::from(s.length)).sum();

@@ -14,15 +14,17 @@ use crate::host::lock::lock;
 use crate::limits::MAX_CQE;
 use crate::objects::channel::Channel;
 use crate::objects::cq::Cq;
+use crate::objects::cq_request::CqRequest;
 use crate::objects::pd::Pd;
 use crate::objects::qp::Qp;
 use crate::objects::qp_request::QpRequest;
 use crate::objects::srq::Srq;
 use crate::process::commands::Command;
 use crate::verbs::attach::engine_of;
+use crate::verbs::extended_qps;
 use crate::verbs::{code, context, object, pointer, shared};
 
-unsafe extern "C" fn create_cq(
+pub(super) unsafe extern "C" fn create_cq(
     handle: *mut types::Context,
     cqe: c_int,
     cq_context: *mut c_void,
@@ -31,12 +33,20 @@ unsafe extern "C" fn create_cq(
 ) -> *mut types::Cq {
     let sizes = (i64::from(cqe), comp_vector as u32);
     // SAFETY: the caller's handles.
-    pointer(|| unsafe { make_cq(handle, sizes, (cq_context, channel), [0; _]) })
+    pointer(|| unsafe { make_cq(handle, sizes, (cq_context, channel), CqKind::default()) })
 }
 export!("ibv_create_cq", "IBVERBS_1.1", create_cq);
 
-/// A completion queue for so many completions, on this completion vector; with the application's word for it and a channel; with `calls`
-/// if it is an extended one.
+/// What `ibv_create_cq_ex` may ask for beyond `ibv_create_cq`.
+#[derive(Default)]
+pub(super) struct CqKind {
+    /// All 0 if it is not an extended one.
+    pub(super) calls: Calls,
+    pub(super) is_single_threaded: bool,
+    pub(super) parent_domain: Option<Arc<Pd>>,
+}
+
+/// A completion queue for so many completions, on this completion vector; with the application's word for it and a channel.
 ///
 /// # Safety
 /// `handle` and the channel are the caller's handles, or the channel is NULL.
@@ -44,7 +54,7 @@ pub(super) unsafe fn make_cq(
     handle: *mut types::Context,
     (cqe, comp_vector): (i64, u32),
     (cq_context, channel): (*mut c_void, *mut types::CompChannel),
-    calls: Calls,
+    kind: CqKind,
 ) -> Result<*mut types::Cq, i32> {
     // SAFETY: the caller's handle.
     let context = unsafe { context(handle) }?;
@@ -55,7 +65,9 @@ pub(super) unsafe fn make_cq(
     // SAFETY: the caller's handle, or NULL; it may not go before the CQ (EBUSY).
     let channel: Option<&'static Channel> = (!channel.is_null()).then(|| unsafe { object(channel) });
     let fabric = context.fabric;
-    let cq = engine_of(fabric)?.create_cq(context, cqe, cq_context, channel, calls)?;
+    let CqKind { calls, is_single_threaded, parent_domain } = kind;
+    let requested = CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain };
+    let cq = engine_of(fabric)?.create_cq(context, requested)?;
     fabric.count_command(Command::CreateCq);
     let handle = cq.as_abi();
     // Given back by `destroy_cq`.
@@ -74,7 +86,7 @@ unsafe extern "C" fn resize_cq(handle: *mut types::Cq, cqe: c_int) -> c_int {
 }
 export!("ibv_resize_cq", "IBVERBS_1.1", resize_cq);
 
-unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
+pub(super) unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let cq: &Cq = unsafe { object(handle) };
@@ -92,7 +104,7 @@ unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
 }
 export!("ibv_destroy_cq", "IBVERBS_1.1", destroy_cq);
 
-unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
+pub(super) unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
     // SAFETY: the caller's structure, of 64 bytes in every header.
     pointer(|| unsafe { make_qp(pd, &mut *init, None) })
 }
@@ -149,7 +161,8 @@ unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<
     }
     let signal_all = init.sq_sig_all != 0;
     let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
-    let request = QpRequest { qp_context, send_cq, recv_cq, srq, cap, qp_type, signal_all, operations };
+    let calls = operations.map_or([0; _], |_| extended_qps::calls());
+    let request = QpRequest { qp_context, send_cq, recv_cq, srq, cap, qp_type, signal_all, operations, calls };
     let qp = engine.create_qp(&pd, request)?;
     engine.fabric.count_command(Command::CreateQp);
     init.cap = qp.cap;
@@ -159,7 +172,7 @@ unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<
     Ok(handle)
 }
 
-unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
+pub(super) unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
@@ -177,7 +190,7 @@ unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
 }
 export!("ibv_destroy_qp", "IBVERBS_1.1", destroy_qp);
 
-unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const QpAttr, mask: c_int) -> c_int {
+pub(super) unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const QpAttr, mask: c_int) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
@@ -225,9 +238,3 @@ unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: 
     })
 }
 export!("ibv_query_qp", "IBVERBS_1.1", query_qp);
-
-/// No extended QPs: callers then use the classic functions.
-unsafe extern "C" fn qp_to_qp_ex(_: *mut types::Qp) -> *mut c_void {
-    pointer(|| Err(libc::EOPNOTSUPP))
-}
-export!("ibv_qp_to_qp_ex", "IBVERBS_1.6", qp_to_qp_ex);

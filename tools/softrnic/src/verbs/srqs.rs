@@ -89,6 +89,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     let mut at = list;
     let rc = code(|| {
         engine_of(srq.pd.context.fabric)?;
+        let _posting = srq.posting.while_in("the shared receive queue of a thread domain");
         while !at.is_null() {
             // SAFETY: the caller's structure.
             let wr = unsafe { *at };

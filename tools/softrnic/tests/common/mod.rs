@@ -5,7 +5,9 @@
 
 pub mod channel;
 pub mod datagrams;
+pub mod domains;
 pub mod elf;
+pub mod extended_cqs;
 pub mod gpu;
 pub mod guard;
 pub mod node;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::elf;
 use testkit::softrnic::Softrnic;
 use testkit::unique::unique_name;
-use testkit::{Missing, dist};
+use testkit::{Missing, dist, wait_until};
 
 pub const PROGRAMS: &[&str] = &[
     "ibv_devices",
@@ -30,8 +30,13 @@ pub const PROGRAMS: &[&str] = &[
     "ib_read_lat",
     "ib_atomic_bw",
     "ib_atomic_lat",
+    "rping",
+    "ucmatose",
+    "rdma_server",
+    "rdma_client",
+    "fi_pingpong",
 ];
-pub const LIBRARIES: &[&str] = &["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1", "librdmacm.so.1"];
+pub const LIBRARIES: &[&str] = &["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1", "librdmacm.so.1", "libfabric.so.1"];
 
 /// Stands for the number of a port in the arguments of a tool.
 pub const PORT: &str = "PORT";
@@ -127,17 +132,37 @@ impl Bench {
 
     /// Server and client of the same tool with these arguments, among them [`PORT`] in place of the number of a port.
     pub fn serve(&self, tool: &str, server: &[&str], client: &[&str]) -> [Outcome; 2] {
+        self.serve_by([tool; 2], server, client)
+    }
+
+    /// As `serve`, of two tools.
+    pub fn serve_by(&self, tools: [&str; 2], server: &[&str], client: &[&str]) -> [Outcome; 2] {
+        let port = Port::free();
+        let number = port.number.to_string();
+        let numbered = |arguments: &[&str]| -> Vec<String> {
+            arguments.iter().map(|word| if *word == PORT { number.clone() } else { (*word).to_owned() }).collect()
+        };
+        let mut server = Running::start(self, tools[0], &numbered(server));
+        if server.listens(self, port.number) {
+            let client = Running::start(self, tools[1], &numbered(client)).finish();
+            return [server.finish(), client];
+        }
+        panic!("the server does not listen: {:?}", server.finish());
+    }
+
+    /// As `serve`, of a server that is killed when its client has written this: what the client did.
+    pub fn kill_the_server(&self, tool: &str, server: &[&str], client: &[&str], when: &str) -> Outcome {
         let port = Port::free();
         let number = port.number.to_string();
         let numbered = |arguments: &[&str]| -> Vec<String> {
             arguments.iter().map(|word| if *word == PORT { number.clone() } else { (*word).to_owned() }).collect()
         };
         let mut server = Running::start(self, tool, &numbered(server));
-        if server.listens(port.number) {
-            let client = Running::start(self, tool, &numbered(client)).finish();
-            return [server.finish(), client];
-        }
-        panic!("the server does not listen: {:?}", server.finish());
+        assert!(server.listens(self, port.number), "the server does not listen: {:?}", server.finish());
+        let client = Running::start(self, tool, &numbered(client));
+        wait_until("the client has written it", || client.said().contains(when));
+        drop(server);
+        client.finish()
     }
 }
 
@@ -193,10 +218,10 @@ impl Running {
     }
 
     /// Waits until the tool accepts connections; false if it ended instead.
-    fn listens(&mut self, port: u16) -> bool {
+    fn listens(&mut self, bench: &Bench, port: u16) -> bool {
         let end = Instant::now() + LIMIT;
         while Instant::now() < end && self.child.try_wait().expect("wait").is_none() {
-            if is_listening(port) {
+            if is_listening(port) || is_waiting(bench.softrnic.fabric(), port) {
                 return true;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -211,9 +236,12 @@ impl Running {
             std::thread::sleep(Duration::from_millis(5));
             status = self.child.try_wait().expect("wait");
         }
-        let text = fs::read(&self.output).expect("the output");
-        let text = String::from_utf8_lossy(&text).into_owned();
-        Outcome { command: self.command.clone(), code: status.and_then(|s| s.code()), text }
+        Outcome { command: self.command.clone(), code: status.and_then(|s| s.code()), text: self.said() }
+    }
+
+    /// What it has written so far.
+    fn said(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.output).expect("the output")).into_owned()
     }
 }
 
@@ -244,6 +272,16 @@ impl Port {
         });
         found.expect("a free port")
     }
+}
+
+/// Whether somebody on the fabric listens there as librdmacm does: a socket of the local domain that accepts connections.
+fn is_waiting(fabric: &str, port: u16) -> bool {
+    let (name, accepts) = (format!("@softrnic-cm/{fabric}/{port}"), "00010000");
+    let text = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    text.lines().any(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        fields.last() == Some(&name.as_str()) && fields.get(3) == Some(&accepts)
+    })
 }
 
 /// Whether somebody listens there, without connecting: the tools take a connection for their peer.

@@ -77,6 +77,7 @@ verbs! {
     fn ibv_dealloc_pd(pd: Ptr) -> c_int;
     fn ibv_reg_mr(pd: Ptr, addr: Ptr, length: usize, access: c_int) -> *mut Mr;
     fn ibv_dereg_mr(mr: *mut Mr) -> c_int;
+    fn ibv_rereg_mr(mr: *mut Mr, flags: c_int, pd: Ptr, addr: Ptr, length: usize, access: c_int) -> c_int;
     fn ibv_create_cq(context: Ptr, cqe: c_int, user: Ptr, channel: Ptr, vector: c_int) -> *mut Cq;
     fn ibv_destroy_cq(cq: *mut Cq) -> c_int;
     fn ibv_resize_cq(cq: *mut Cq, cqe: c_int) -> c_int;

@@ -1,7 +1,5 @@
 //! Queue pairs that are made for certain operations (`ibv_create_qp_ex`).
 
-#![cfg(not(feature = "tools"))]
-
 use std::io::Error;
 use std::ptr;
 
@@ -18,19 +16,24 @@ struct QpInitEx {
     operations: u64,
 }
 
-const PD: u32 = 1;
-const OPERATIONS: u32 = 1 << 6;
+pub(crate) const PD: u32 = 1;
+pub(crate) const OPERATIONS: u32 = 1 << 6;
 const CREATE_FLAGS: u32 = 1 << 2;
 
 /// Makes a queue pair with these fields by the call that stands 56 bytes in front of the context.
 fn create(node: &Node, fields: u32, operations: u64) -> Result<*mut Qp, i32> {
+    create_of(2, node, fields, operations)
+}
+
+/// As `create`, of this `ibv_qp_type`.
+pub(crate) fn create_of(qp_type: i32, node: &Node, fields: u32, operations: u64) -> Result<*mut Qp, i32> {
     let init = QpInit {
         user: ptr::null_mut(),
         send_cq: node.cq,
         recv_cq: node.cq,
         srq: ptr::null_mut(),
         cap: CAP,
-        qp_type: 2,
+        qp_type,
         sq_sig_all: 0,
     };
     let mut attr = QpInitEx { init, pd: node.pd.cast(), unused: [0; 7], operations };
@@ -75,6 +78,10 @@ fn what_is_not_known_of_it_is_refused() {
         assert_eq!(refused(OPERATIONS, 1), libc::EINVAL, "no protection domain");
         assert_eq!(refused(PD | CREATE_FLAGS, 0), libc::EOPNOTSUPP);
         assert_eq!(refused(PD | OPERATIONS, 1 << 8), libc::EOPNOTSUPP, "memory windows");
+        for (qp_type, operations) in [(3, 1 << 4), (4, 1)] {
+            let made = create_of(qp_type, &node, PD | OPERATIONS, operations);
+            assert_eq!(made.err(), Some(libc::EOPNOTSUPP), "no operation of this transport");
+        }
         let all = create(&node, PD, 0).expect("as ibv_create_qp makes them");
         assert_eq!(ibv_destroy_qp(all), 0);
     });

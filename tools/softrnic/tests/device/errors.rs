@@ -266,6 +266,9 @@ fn unsupported_kinds_say_so() {
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
         let bare = Cap { max_send_wr: 0, max_recv_wr: 0, ..CAP };
         assert!(!create_qp(node.pd, node.cq, node.cq, bare).is_null(), "queues of length 0");
+        for slot in [7, 8, 9] {
+            assert!(op(node.context, slot).is_null(), "memory windows: inlined wrappers say EOPNOTSUPP");
+        }
         // A DMA-BUF probe goes by errno.
         let probe = symbol("ibv_reg_dmabuf_mr", "IBVERBS_1.12");
         // SAFETY: its type in the verbs interface.

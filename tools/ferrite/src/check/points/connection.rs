@@ -9,6 +9,7 @@ use crate::check::local_messages::{connect_and_accept, connect_locally};
 use crate::check::outcome::StepResult;
 use crate::check::point::{BOTH_RANKS, Env, Point, RANK0_ONLY, Step, Trial};
 use crate::check::raw::{FILLS, Opaque, Raw};
+use crate::check::slowest::Slowest;
 use crate::check::wait::{SOON, done, within};
 use crate::error::{Error, Result};
 use crate::measure::setup;
@@ -98,26 +99,13 @@ fn handle(ctx: &mut Context<'_>) -> Result<StepResult> {
     Ok(StepResult::passed("nothing behind byte 127, no address of the listener's process"))
 }
 
-/// The longest of some calls.
-#[derive(Debug, Default)]
-struct Slowest(Duration);
-
-impl Slowest {
-    fn time<T>(&mut self, call: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
-        let result = call();
-        self.0 = self.0.max(start.elapsed());
-        result
-    }
-}
-
 /// So many calls of one before the other is called at all.
 const ORDERS: [(usize, usize); 3] = [(200, 0), (0, 200), (0, 0)];
 
 fn never_blocks(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let mut slowest = Duration::MAX;
-    // Another process may have had the CPU: the best of three rounds counts.
+    // The host may have had the processors of a virtual machine: the best of three rounds counts.
     for _ in 0..3 {
         let mut round = Slowest::default();
         for (connects, accepts) in ORDERS {

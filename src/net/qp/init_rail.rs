@@ -1,0 +1,90 @@
+//! The queue pairs of one end on one rail, before they are connected.
+
+use super::create::create_qp;
+use crate::error::{Error, Result};
+use crate::host::random;
+use crate::net::device::nic::Nic;
+use crate::net::device::open_device::OpenDevice;
+use crate::net::device::rail::{LocalAddress, Rail};
+use crate::proto::endpoint::{QpEnd, RailEnd};
+use crate::verbs::completion_queue::CompletionQueue;
+use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess};
+use crate::verbs::thread_domain::ThreadDomain;
+use std::sync::Arc;
+
+/// The queue pairs on one rail.
+#[derive(Debug)]
+pub(in crate::net) struct InitRailQps {
+    pub(in crate::net) on: QpSetRail,
+    pub(in crate::net) qps: Vec<InitQueuePair>,
+}
+
+/// What the queue pairs on one rail share.
+#[derive(Debug)]
+pub(in crate::net) struct QpSetRail {
+    /// The rail's number.
+    pub(in crate::net) number: u8,
+    /// The port that it uses: the device's own, or one of another card.
+    pub(in crate::net) port: Arc<Rail>,
+    /// The port's device, as it was open when the queue pairs were created.
+    pub(in crate::net) device: Arc<OpenDevice>,
+    pub(in crate::net) address: LocalAddress,
+    pub(in crate::net) queue: Arc<CompletionQueue>,
+}
+
+impl InitRailQps {
+    /// Up to `count` on a rail, the port of which is given with its number: fewer if they are lanes, and the device has no more.
+    pub(super) fn new(
+        nic: &Nic,
+        (number, port): (u8, &Arc<Rail>),
+        count: usize,
+        caps: QpCaps,
+        peer: Option<[u8; 16]>,
+    ) -> Result<Self> {
+        let address = port.address_towards(peer)?;
+        let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
+        let device = port.card.device();
+        let queue = CompletionQueue::new(&device.context, entries)?;
+        let thread = port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).flatten();
+        let mut qps = Vec::with_capacity(count);
+        while qps.len() < count {
+            match create_qp(port, &device, thread.as_ref(), &queue, caps, RemoteAccess::Write) {
+                Ok(qp) => qps.push(qp),
+                Err(error) if nic.plan.lanes && !qps.is_empty() => {
+                    log_fewer_lanes(nic, qps.len(), count, &error);
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { on: QpSetRail { number, port: Arc::clone(port), device, address, queue }, qps })
+    }
+
+    pub(super) fn end(&self) -> Result<RailEnd> {
+        let rail = &self.on.port;
+        let LocalAddress { port, gid } = self.on.address;
+        let end = |qp: &InitQueuePair| {
+            let psn = u32::from_le_bytes(random::bytes()?) & 0xff_ffff;
+            Ok(QpEnd { qpn: qp.number(), psn, ece: None })
+        };
+        Ok(RailEnd {
+            name: format!("{} port {}", rail.name, rail.port),
+            infiniband: port.is_infiniband(),
+            lid: port.lid,
+            gid: gid.gid,
+            mtu: port.mtu,
+            speed_mbps: rail.speed_mbps,
+            ring_key: 0,
+            qps: self.qps.iter().map(end).collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// A connection has `count` lanes on a rail and not `wanted`, because of `error`.
+fn log_fewer_lanes(nic: &Nic, count: usize, wanted: usize, error: &Error) {
+    let text = format!("{}: a connection has {count} of {wanted} lanes: {error}", nic.name);
+    match nic.notices.line("lanes", &text) {
+        Some(line) => log::warn!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}

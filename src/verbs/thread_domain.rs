@@ -1,0 +1,85 @@
+//! Queue pairs that one thread at a time uses: thread domains, and the parent domains by which queue pairs get one.
+//!
+//! A driver needs no locks for such queue pairs. mlx5 gives each thread domain a page of the card to ring doorbells in, which takes one
+//! command, and otherwise two locks for each send. It ends the process if two threads post at once; a post takes the exclusive
+//! reference to a [`super::queue_pair::QueuePair`], and those of one thread domain belong to one end of a connection.
+
+use super::context::Context;
+use super::memory::ProtectionDomain;
+use super::{create, extended_call, sys};
+use std::sync::Arc;
+
+type AllocTd = unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_td_init_attr) -> *mut sys::ibv_td;
+type DeallocTd = unsafe extern "C" fn(*mut sys::ibv_td) -> i32;
+type AllocParentDomain =
+    unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_parent_domain_init_attr) -> *mut sys::ibv_pd;
+
+/// A parent domain, of a thread domain of its own and a protection domain.
+#[derive(Debug)]
+pub struct ThreadDomain {
+    raw: *mut sys::ibv_pd,
+    _td: Td,
+    // Held so that this is released before it.
+    domain: Arc<ProtectionDomain>,
+}
+
+/// A thread domain.
+#[derive(Debug)]
+struct Td {
+    raw: *mut sys::ibv_td,
+    dealloc: DeallocTd,
+    context: Arc<Context>,
+}
+
+// SAFETY: the raw pointers are owned; libibverbs' objects may be used by any thread, and only creating and destroying queue pairs uses
+// these.
+unsafe impl Send for ThreadDomain {}
+// SAFETY: as above.
+unsafe impl Sync for ThreadDomain {}
+
+impl ThreadDomain {
+    /// A thread domain for queue pairs in `domain`. `None`: the library or the driver has none, or no more of them.
+    pub fn new(domain: &Arc<ProtectionDomain>) -> Option<Arc<Self>> {
+        let context = domain.context.raw();
+        // SAFETY: the context is open, and there lie calls of these types, by libibverbs' header.
+        let (alloc, dealloc, alloc_parent) = unsafe {
+            (
+                extended_call::find::<AllocTd>(context, extended_call::ALLOC_TD)?,
+                extended_call::find::<DeallocTd>(context, extended_call::DEALLOC_TD)?,
+                extended_call::find::<AllocParentDomain>(context, extended_call::ALLOC_PARENT_DOMAIN)?,
+            )
+        };
+        let mut attr = sys::ibv_td_init_attr { comp_mask: 0 };
+        // SAFETY: the context is open, and the attributes are a whole struct.
+        let raw = create::try_create(|| unsafe { alloc(context, &raw mut attr) }).ok()?;
+        let td = Td { raw, dealloc, context: Arc::clone(&domain.context) };
+        // SAFETY: a struct of numbers and pointers, for which zero is valid.
+        let mut attr: sys::ibv_parent_domain_init_attr = unsafe { std::mem::zeroed() };
+        (attr.pd, attr.td) = (domain.raw(), td.raw);
+        // SAFETY: both domains are live and of this context, and the attributes are a whole struct.
+        let raw = create::try_create(|| unsafe { alloc_parent(context, &raw mut attr) }).ok()?;
+        Some(Arc::new(Self { raw, _td: td, domain: Arc::clone(domain) }))
+    }
+
+    /// What queue pairs take in place of the protection domain.
+    pub(super) fn raw(&self) -> *mut sys::ibv_pd {
+        self.raw
+    }
+}
+
+impl Drop for ThreadDomain {
+    fn drop(&mut self) {
+        let context = &self.domain.context;
+        // SAFETY: allocated by us, released once; the queue pairs in it hold an Arc and are gone.
+        let rc = unsafe { (context.library.ibv_dealloc_pd)(self.raw) };
+        context.handle_released("ibv_dealloc_pd", rc);
+    }
+}
+
+impl Drop for Td {
+    fn drop(&mut self) {
+        // SAFETY: allocated by us, released once, after the parent domain.
+        let rc = unsafe { (self.dealloc)(self.raw) };
+        self.context.handle_released("ibv_dealloc_td", rc);
+    }
+}
