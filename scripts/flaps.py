@@ -58,7 +58,7 @@ def is_kept(first: dict[str, int], last: dict[str, int]) -> bool:
 def main() -> int:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 800
     end = FIRST + count * EVERY
-    command = [ROOT / "dist/bin/ferrite", "outlast", "--plugin", ROOT / "dist/lib/libnccl-net.so", "--finish", "--format", "json"]
+    command = [f"{ROOT}/dist/bin/ferrite", "outlast", "--plugin", f"{ROOT}/dist/lib/libnccl-net.so", "--finish", "--format", "json"]
     command += ["--lasting", f"{end // 1000 + 2}s"]
     for at in range(FIRST, end, EVERY):
         command += ["--fault", "port softrnic0/1 down", "--at", f"{at}ms", "--fault", "port softrnic0/1 up", "--at", f"{at + DOWN}ms"]
