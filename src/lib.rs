@@ -26,7 +26,7 @@
 //!    sequence number. It is written into a ring in the sender's memory: unsignalled, with one doorbell, and inline if the
 //!    device has enough inline data. Several that are due at once share a write.
 //! 2. `isend` finds the clear-to-send in [`proto::send::SendFlow`] by its tag and posts one RDMA WRITE with immediate data:
-//!    one doorbell, one completion.
+//!    one doorbell, one completion. A few bytes of host memory go inline.
 //! 3. The immediate data names the clear-to-send and tells the length. The receiver's `test` polls its completion. Receive work
 //!    requests have no memory and belong to no message: they are posted 32 at a time.
 //!
@@ -142,6 +142,7 @@
 //! | which lane is slow, what leads it over another path, and how often? | `proto::slow_lanes`, [`proto::flow_labels`], [`proto::recovery::move_budget`] |
 //! | how large are the queues, and how many receives are posted? | [`net::data::caps`], [`proto::receives`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
+//! | when does a device take no locks to post? | [`verbs::thread_domain`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
 //! | what is counted, and how does another process read it? | [`stats`], docs/stats-file.md |
 //! | how is a peer called in messages? | [`proto::identity`], [`net::control::peer_name`] |
