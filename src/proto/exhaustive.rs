@@ -66,15 +66,20 @@ fn told(first: u32, messages: u32) -> Vec<String> {
     let mut ring = vec![CtsWords::default(); RING_SLOTS];
     let mut random = Random::new(7);
     let (mut sends, mut receives, mut told) = (Vec::new(), Vec::new(), Vec::new());
-    let mut posted = 0;
+    let (mut posted, mut rounds) = (0, 0);
     while posted < messages || !receives.is_empty() || !sends.is_empty() {
-        let count = 1 + random.below(8) as usize;
+        rounds += 1;
+        assert!(rounds < 10 * messages, "nothing goes on");
         let buffer = |i: usize| Buffer { addr: i as u64, length: 40_000, rkeys: &[1, 0, 0, 0], tag: i as u32 };
-        if posted < messages
-            && let Some(id) = receiver.post(count, |i| Ok::<_, Violation>(buffer(i))).expect("valid")
-        {
-            posted += count as u32;
-            receives.push(id);
+        // Often more than there is space for.
+        for _ in 0..random.index(150) {
+            let count = 1 + random.index(8);
+            if posted < messages
+                && let Some(id) = receiver.post(count, |i| Ok::<_, Violation>(buffer(i))).expect("valid")
+            {
+                posted += count as u32;
+                receives.push(id);
+            }
         }
         while let Some(slots) = receiver.poll_cts(8) {
             told.push(format!("slots {slots:?}"));
