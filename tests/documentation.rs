@@ -14,20 +14,41 @@ fn functions(folder: &Path, found: &mut BTreeSet<String>) {
         let path = entry.expect("it is readable").path();
         if path.is_dir() {
             functions(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).expect("it is readable");
-            let names = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
-            found.extend(names.map(str::to_owned));
+            continue;
         }
+        let keyword = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("rs") => "fn ",
+            Some("py") => "def ",
+            _ => continue,
+        };
+        let text = fs::read_to_string(&path).expect("it is readable");
+        let names = text.split(keyword).skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+        found.extend(names.map(str::to_owned));
     }
+}
+
+/// The names of the tests, and of the other functions of the sources.
+fn tests() -> BTreeSet<String> {
+    let mut tests = BTreeSet::new();
+    for folder in ["src", "tests", "tools/ferrite/tests", "tools/softrnic/tests", "tools/testkit", "scripts/tests"] {
+        functions(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut tests);
+    }
+    tests
+}
+
+/// Whether what a page names as a test exists: `check 20` of `ferrite check`, a function or a file.
+fn is_there(name: &str, tests: &BTreeSet<String>, points: &str) -> bool {
+    if let Some(point) = name.strip_prefix("check ") {
+        return points.contains(&format!("\n| {point} | "));
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let name = name.trim_matches('`');
+    tests.contains(name) || root.join(name).is_file()
 }
 
 #[test]
 fn each_weakness_has_a_test_that_exists() {
-    let mut tests = BTreeSet::new();
-    for folder in ["src", "tests", "tools/ferrite/tests", "tools/testkit"] {
-        functions(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut tests);
-    }
+    let tests = tests();
     let points = read("docs/conformance.md");
     let page = read("docs/weaknesses.md");
     let rows: Vec<Vec<&str>> = page.lines().map(|line| line.split(" | ").collect()).collect();
@@ -41,16 +62,56 @@ fn each_weakness_has_a_test_that_exists() {
         let excused = row[2].starts_with("does not apply");
         assert_eq!(shown.is_empty(), excused, "row {number}");
         for name in shown.split(", ").filter(|name| !name.is_empty()) {
-            let exists = match name.strip_prefix("check ") {
-                Some(point) => points.contains(&format!("\n| {point} | ")),
-                None => {
-                    let name = name.trim_matches('`');
-                    tests.contains(name) || Path::new(env!("CARGO_MANIFEST_DIR")).join(name).is_file()
-                }
-            };
-            assert!(exists, "row {number}: {name}");
+            assert!(is_there(name, &tests, &points), "row {number}: {name}");
         }
     }
+}
+
+/// What the pages promise: each row of the table in docs/proof.md has a promise, the page that makes it, and its tests.
+#[test]
+fn each_promise_has_a_test_that_exists() {
+    let (tests, points, page) = (tests(), read("docs/conformance.md"), read("docs/proof.md"));
+    let table = page.split("<!-- promises -->").nth(1).and_then(|rest| rest.split("<!-- end -->").next());
+    let rows: Vec<_> = table.expect("the table").lines().filter(|line| line.starts_with("| ")).skip(2).collect();
+    assert!(rows.len() >= 20, "{} promises", rows.len());
+    for row in rows {
+        let cells: Vec<_> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [_, source, named] = cells[..] else { panic!("three columns: {row}") };
+        let source = source.split("](").nth(1).and_then(|rest| rest.split(')').next()).expect("a link");
+        assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(source).is_file(), "{row}");
+        assert!(!named.is_empty(), "no test: {row}");
+        for name in named.split(", ") {
+            assert!(is_there(name, &tests, &points), "{name}: {row}");
+        }
+    }
+}
+
+/// The points that `ferrite check` has, as numbers and names.
+fn checks() -> BTreeSet<(u32, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/ferrite/src/check/points");
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(folder).expect("it is readable") {
+        let text = fs::read_to_string(entry.expect("it is readable").path()).expect("it is readable");
+        for point in text.split("number: ").skip(1) {
+            let number = point.split(',').next().and_then(|number| number.parse().ok());
+            let name = point.split("name: \"").nth(1).and_then(|rest| rest.split('"').next());
+            found.extend(number.zip(name.map(str::to_owned)));
+        }
+    }
+    found
+}
+
+#[test]
+fn each_point_of_the_contract_is_a_check_and_each_check_is_on_the_page() {
+    let page = read("docs/conformance.md");
+    let table = page.split("## All points").nth(1).expect("the table");
+    let point = |line: &str| {
+        let mut cells = line.strip_prefix("| ")?.split(" | ");
+        Some((cells.next()?.parse().ok()?, cells.next()?.to_owned()))
+    };
+    let points: BTreeSet<_> = table.lines().filter_map(point).collect();
+    assert!(points.len() >= 65, "{points:?}");
+    assert_eq!(points, checks());
 }
 
 /// The pages, from the root of the repository.

@@ -103,7 +103,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_USE_INLINE",
         Kind::Number(0, 1, 1),
-        "1: clear-to-sends, and messages of host memory of 28 bytes or fewer, are sent inline, where the device can; 0: the device reads them from memory",
+        "1: clear-to-sends, and on connections of one rail without lanes messages of host memory of 28 bytes or fewer, are sent inline, where the device can; 0: the device reads them from memory",
     ),
     variable(
         "NCCL_IB_AR_THRESHOLD",
@@ -177,7 +177,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_THREAD_DOMAINS",
         Kind::Number(0, 1, 0),
-        "1: each end of a connection has its queue pairs in a thread domain, where the device has some left: mlx5 takes no locks to post then, and uses a page of the card for each; 0: none has",
+        "1: on each rail each end of a connection has its queue pairs in a thread domain, where the device has some left: mlx5 takes no locks to post then, and uses a page of the card for each; 0: none has",
     ),
     variable(
         "FERRITE_CHAIN_WRITES",

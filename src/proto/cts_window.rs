@@ -49,6 +49,12 @@ impl CtsWindow {
         }
     }
 
+    /// The first one will have the sequence number `seq`.
+    #[cfg(test)]
+    pub(super) fn begin_at(&mut self, seq: u32) {
+        (self.oldest, self.unsent, self.next) = (seq, seq, seq);
+    }
+
     /// There may be `limit` of them, or as many as the ring has slots for.
     pub(super) fn set_limit(&mut self, limit: u32) {
         self.limit = limit.min(RING_SLOTS as u32);

@@ -177,4 +177,24 @@ mod tests {
         }
         assert_eq!(endpoint(3, 2, false).qp_end(QpIndex(6), striping), None);
     }
+
+    #[test]
+    fn a_queue_pair_to_be_changed_is_the_one_that_is_read() {
+        let striping = Striping::new(3, 2, false);
+        let mut end = endpoint(3, 2, false);
+        for qp in (0..8).map(QpIndex) {
+            let read = end.qp_end(qp, striping);
+            assert_eq!(end.qp_end_mut(qp, striping).copied(), read);
+        }
+    }
+
+    #[test]
+    fn a_rail_is_named_with_the_name_of_its_end_unless_that_has_it() {
+        let mut end = endpoint(2, 1, false);
+        end.name = "mlx5_0:1 on n1".into();
+        end.rails[0].name = "mlx5_0:1".into();
+        end.rails[1].name = "mlx5_1:1".into();
+        let names = [0, 1, 2].map(|rail| end.name_of(rail));
+        assert_eq!(names, ["mlx5_0:1 on n1", "mlx5_1:1 of mlx5_0:1 on n1", "mlx5_0:1 on n1"]);
+    }
 }

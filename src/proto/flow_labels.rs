@@ -130,4 +130,20 @@ mod tests {
         assert_eq!((labels.are_used(), labels.of(0, 0), labels.of(0, 31)), (false, 0, 0));
         assert_eq!(FlowLabels::random(1).of(0, 8), 0, "more queue pairs than lanes may be");
     }
+
+    #[test]
+    fn labels_come_from_splitmix64() {
+        let step = 0x9e37_79b9_7f4a_7c15_u64;
+        let first = [1, 2, 3].map(|n| mix(step.wrapping_mul(n)));
+        assert_eq!(first, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
+        let labels = FlowLabels::random(0);
+        assert!(labels.are_used());
+        assert_eq!([labels.of(0, 0), labels.of(0, 1)], [0xe_220a, 0x6_e789]);
+    }
+
+    /// As `rdma_flow_label_to_udp_sport` has it.
+    #[test]
+    fn a_port_is_the_low_14_bits_and_the_high_6_one_upon_the_other() {
+        assert_eq!([0, 0x3fff, 0x4000, 0xf_ffff, 0x5_4001].map(port), [0, 0x3fff, 1, 0x3fc0, 0x14]);
+    }
 }

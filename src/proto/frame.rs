@@ -308,4 +308,24 @@ mod tests {
         assembler.handle_bytes(b"GET / HTTP/1.1\r\n");
         assert!(assembler.poll_frame().is_err());
     }
+
+    /// FNV-1a of the bytes between, its two halves one upon the other.
+    #[test]
+    fn the_checksum_is_that_of_every_release() {
+        assert_eq!(checksum(&[0; 32]), 0x5dab);
+        let frame = Frame { kind: Kind::Hello, secret: [7; 16], body: b"abc".to_vec() }.emit();
+        assert_eq!(frame[CHECKSUM], 0xb049_u16.to_le_bytes());
+        assert_eq!(frame[10..12], [1, 0], "kinds are numbered from 1 on");
+    }
+
+    #[test]
+    fn a_frame_has_begun_until_it_is_whole() {
+        let mut assembler = Assembler::default();
+        assert!(!assembler.has_begun());
+        let bytes = Frame { kind: Kind::Commit, secret: [7; 16], body: Vec::new() }.emit();
+        assembler.handle_bytes(&bytes[..1]);
+        assert!(assembler.has_begun());
+        assembler.handle_bytes(&bytes[1..]);
+        assert!(assembler.poll_frame().expect("valid").is_some() && !assembler.has_begun());
+    }
 }

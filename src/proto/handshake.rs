@@ -333,4 +333,22 @@ mod tests {
             prop_assert_eq!(terms, Negotiated::agree(&receiver, &sender).expect("they fit"));
         }
     }
+
+    #[test]
+    fn the_clear_to_sends_of_three_rails_have_64_bytes() {
+        let bytes = |rails| {
+            let terms =
+                Negotiated { striping: Striping::new(rails, 2, false), adaptive_routing: false, failover: false };
+            terms.slot_bytes()
+        };
+        assert_eq!([1, 2, 3, 4].map(bytes), [32, 32, 64, 64]);
+    }
+
+    #[test]
+    fn messages_are_split_only_if_both_ends_would() {
+        for (sender, receiver) in [(true, true), (true, false), (false, true), (false, false)] {
+            let terms = Negotiated::agree(&endpoint(1, 2, sender), &endpoint(1, 2, receiver)).expect("they fit");
+            assert_eq!(terms.striping.is_split(), sender && receiver);
+        }
+    }
 }

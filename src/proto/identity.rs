@@ -115,4 +115,10 @@ mod tests {
         }
         assert!(Identity::parse(&mut Reader(&[1, b'n', 0, 0])).is_err(), "cut");
     }
+
+    #[test]
+    fn a_host_name_of_the_greatest_length_is_taken() {
+        let identity = Identity { host: "x".repeat(MAX_HOST_BYTES), pid: 1, rank: None, label: None };
+        assert_eq!(survives(&identity), Ok(identity));
+    }
 }

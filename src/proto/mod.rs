@@ -37,7 +37,7 @@
 //! | `explain` | what an operation that does not go on waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
 //! | `fuzz` | what a fuzzer chooses the input of: what peers say, and schedules |
-//! | `sim`, `malformed_input`, `random` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything |
+//! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything; all values where there are few |
 #![forbid(unsafe_code)]
 
 mod arrival;
@@ -47,6 +47,8 @@ pub mod cts;
 mod cts_shadow;
 mod cts_window;
 pub mod endpoint;
+#[cfg(test)]
+mod exhaustive;
 pub mod explain;
 pub mod flow_labels;
 pub mod frame;

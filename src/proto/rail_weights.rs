@@ -99,6 +99,7 @@ impl<const N: usize> Weights<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::exhaustive;
 
     /// Sends messages one by one over rails of `real` speeds. Returns the weights in percent of the first rail's.
     fn settled(nominal: &[u32], real: &[u32], messages: usize) -> Vec<u64> {
@@ -147,6 +148,47 @@ mod tests {
             let all = [0, 1, 2, 3].map(|rail| weights.of(rail));
             let (least, most) = (all.iter().min().expect("four"), all.iter().max().expect("four"));
             assert!(2 * least > *most, "after message {message}: {all:?}");
+        }
+    }
+
+    #[test]
+    fn weights_move_to_the_numbers_of_rails_that_are_left() {
+        let weights = RailWeights::from_speeds([400, 100, 200]).over(RailMask(0b1101));
+        assert_eq!([0, 2, 3].map(|rail| weights.of(rail)), [1 << 14, 1 << 12, 1 << 13]);
+    }
+
+    #[test]
+    fn a_share_is_in_proportion_to_the_nominal_weight_which_is_never_exceeded() {
+        let mut weights = RailWeights::from_speeds([200, 100]);
+        assert_eq!([0, 1].map(|rail| weights.share_of(rail)), [1 << 14, 1 << 14]);
+        (0..200).for_each(|_| weights.handle_slowest(1));
+        assert_eq!(weights.of(0), 1 << 14);
+        assert_eq!(weights.share_of(1), weights.of(1) << 1);
+        assert_eq!((weights.greatest(2), weights.greatest(1)), (0, 0));
+        let rising = RailWeights::from_speeds([100, 200, 400, 400]);
+        assert_eq!([1, 2, 3, 4].map(|count| rising.greatest(count)), [0, 1, 2, 2]);
+    }
+
+    /// Every weight, with nominal weights between the least and the greatest: what a rail loses and regains stays within bounds.
+    #[test]
+    fn every_weight_falls_to_the_least_and_rises_to_the_nominal_one() {
+        let (least, most) = (usize::from(MIN_WEIGHT), NOMINAL as usize);
+        for nominal in (least..=most).step_by(exhaustive::step(331)) {
+            for now in (least..=nominal).step_by(exhaustive::step(37)) {
+                let before = Weights::<2> { now: [now as u16; 2], nominal: [nominal as u16; 2] };
+                let mut after = before;
+                after.handle_slowest(0);
+                let [lost, gained] = after.now.map(usize::from);
+                assert!(
+                    (least..=now).contains(&lost) && (lost < now || now < 128 || now == least),
+                    "{now} of {nominal}: {lost}"
+                );
+                assert!(
+                    (now..=nominal).contains(&gained) && (gained > now || now == nominal),
+                    "{now} of {nominal}: {gained}"
+                );
+                assert_eq!(after.nominal, before.nominal);
+            }
         }
     }
 }

@@ -224,6 +224,7 @@ mod tests {
     use super::*;
     use crate::proto::imm::LengthCode;
     use crate::proto::{MAX_REQUESTS, QpIndex};
+    use std::sync::Arc;
 
     fn one_qp() -> Striping {
         Striping::new(1, 1, false)
@@ -346,5 +347,39 @@ mod tests {
         post(&mut flow, 0x1000, 0);
         flow.handle_immediate(QpIndex(0), imm(4, LengthCode::Full)).expect("outstanding");
         assert_eq!(flow.rails_of(0x1000), 0b100, "one of no bytes has put nothing there");
+    }
+
+    #[test]
+    fn what_a_connection_has_outstanding_is_told() {
+        let mut flow = RecvFlow::new(one_qp());
+        assert!(flow.is_idle() && !flow.has_waiting_cts());
+        let id = post(&mut flow, &[buffer(100), buffer(200)]).expect("valid").expect("space");
+        assert!(!flow.is_idle() && flow.has_waiting_cts());
+        let slots = flow.poll_cts(8).expect("due");
+        assert!(!flow.has_waiting_cts());
+        assert_eq!(flow.encoded_cts_narrow(slots.clone()), flow.encoded_cts(slots));
+        assert_eq!((flow.messages(id), flow.oldest_missing()), ((2, 0), 1));
+        flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Bytes(7))).expect("outstanding");
+        assert_eq!((flow.messages(id), flow.oldest_missing()), ((2, 7), 2));
+        assert!(!flow.complete_whole(QpIndex(0), imm(2, LengthCode::Stripe)), "that is another case");
+        assert!(flow.complete_whole(QpIndex(0), imm(2, LengthCode::Bytes(200))));
+        assert_eq!(flow.messages(id), (2, 207));
+        assert_eq!(flow.poll_done(id), Ok(Some(&[7, 200][..])));
+        assert!(flow.is_idle());
+        assert_eq!(flow.messages(id), (0, 0));
+    }
+
+    #[test]
+    fn an_entry_whose_request_has_ended_is_refused_with_its_id() {
+        let (mut flow, ids) = flow_with(&[100]);
+        let entries = Arc::clone(flow.entries());
+        let entry = &entries[ids[0].index()];
+        assert_eq!(entry.id(), ids[0]);
+        flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Bytes(100))).expect("outstanding");
+        assert!(flow.finish(entry).expect("live").is_some());
+        let refusal = flow.finish(entry).expect_err("it has ended");
+        assert_eq!(refusal, flow.is_done(ids[0]).expect_err("it has ended"));
+        // One that has never been in use.
+        assert!(flow.finish(&entries[MAX_REQUESTS - 1]).is_err());
     }
 }

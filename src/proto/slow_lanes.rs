@@ -7,8 +7,8 @@
 //! The greatest share counts, and not the mean: where most paths of a connection carry too much, its mean says that all is well, and one
 //! good path shows what the others could have.
 //!
-//! A connection looks for paths quickly while it is new, and less and less later: with each lane that was named, the next one has to have
-//! been slow for longer.
+//! A connection looks for paths quickly while it is new, and less and less later: with each time that its queue pairs were replaced, a lane has
+//! to have been slow for longer.
 
 use super::{MAX_QPS, QpIndex};
 
@@ -16,7 +16,7 @@ use super::{MAX_QPS, QpIndex};
 const LOOK_EVERY: u32 = 128;
 /// A lane whose share is less than 3/4 of the greatest of its rail is slow.
 const SLOW: (u64, u64) = (3, 4);
-/// So many looks in a row have to find a lane slow before the first one is named, and one more for each one after.
+/// So many looks in a row have to find a lane slow before it is named, and one more each time that queue pairs were replaced.
 const FIRST_LOOKS: u8 = 3;
 /// They are no more than this: a path that becomes slow late is left, too.
 const MOST_LOOKS: u8 = 24;
@@ -27,7 +27,7 @@ pub(super) struct SlowLanes {
     slow: [u8; MAX_QPS],
     /// Messages since the latest look.
     messages: u32,
-    /// So many looks in a row name the next one.
+    /// So many looks in a row name a lane.
     looks: u8,
 }
 
@@ -38,9 +38,9 @@ impl Default for SlowLanes {
 }
 
 impl SlowLanes {
-    /// The same for new queue pairs: what was seen of the old ones does not count, and how often lanes were named does.
+    /// The same for new queue pairs: what was seen of the old ones does not count, and how often there were new ones does.
     pub(super) fn of_new_queue_pairs(self) -> Self {
-        Self { looks: self.looks, ..Self::default() }
+        Self { looks: (self.looks + 1).min(MOST_LOOKS), ..Self::default() }
     }
 
     /// A message is complete that shows how fast the `count` lanes of `rails` rails are, which take turns; `share` returns the share of one.
@@ -61,7 +61,6 @@ impl SlowLanes {
         let slowest =
             lanes().filter(|lane| self.slow[usize::from(lane.0)] >= self.looks).min_by_key(|lane| share(*lane))?;
         self.slow = [0; MAX_QPS];
-        self.looks = (self.looks + 1).min(MOST_LOOKS);
         Some(slowest)
     }
 }
@@ -83,29 +82,28 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_of_those_that_stay_slow_is_named_after_ever_more_looks() {
+    fn the_slowest_of_those_that_stay_slow_is_named_and_again_while_it_has_not_moved() {
         let shares = [100, 30, 20, 100];
         assert_eq!(slow(&shares, of_looks(3) - 1), [0; 0], "not for long enough");
         assert_eq!(slow(&shares, of_looks(3)), [2]);
-        assert_eq!(slow(&shares, of_looks(3 + 4) - 1), [2]);
-        assert_eq!(slow(&shares, of_looks(3 + 4)), [2, 2]);
-        assert_eq!(slow(&shares, of_looks(3 + 4 + 5)), [2; 3]);
-        let until_most: u32 = (3..=24).sum();
-        let named = (24 - 3 + 1) as usize;
-        assert_eq!(slow(&shares, of_looks(until_most + 24 + 24)).len(), named + 2, "no more than 24");
+        assert_eq!(slow(&shares, of_looks(3 + 3) - 1), [2]);
+        assert_eq!(slow(&shares, of_looks(3 + 3)), [2, 2]);
     }
 
     #[test]
-    fn new_queue_pairs_are_looked_at_anew_and_for_as_long() {
+    fn new_queue_pairs_are_looked_at_anew_and_for_longer() {
         let mut slow = SlowLanes::default();
         let share = |lane: QpIndex| [100, 20][usize::from(lane.0)];
         let named = |slow: &mut SlowLanes, messages: u32| {
             (0..messages).find_map(|message| slow.handle_message(2, 1, share).map(|_| message + 1))
         };
         assert_eq!(named(&mut slow, of_looks(3)), Some(of_looks(3)));
-        assert_eq!(named(&mut slow, of_looks(3)), None);
         let mut slow = slow.of_new_queue_pairs();
         assert_eq!(named(&mut slow, of_looks(4)), Some(of_looks(4)));
+        for _ in 0..30 {
+            slow = slow.of_new_queue_pairs();
+        }
+        assert_eq!(named(&mut slow, of_looks(24)), Some(of_looks(24)), "no more than that");
     }
 
     #[test]

@@ -39,7 +39,7 @@ impl PreparedWrite {
         Self { request: unsafe { request.assume_init() }, sge }
     }
 
-    /// What is written, and where to. Its length is not 0, nor was it before.
+    /// What is written, and where to. Its length is not 0 when it is posted, nor was it when this was made.
     #[inline(always)]
     pub fn set_data(&mut self, local: Sge, target: Target) {
         self.sge = local.into();

@@ -1,7 +1,7 @@
 //! Queue pairs that one thread at a time uses: thread domains, and the parent domains by which queue pairs get one.
 //!
-//! A driver needs no locks for such queue pairs. mlx5 gives each thread domain a page of the card to ring doorbells in, which takes one
-//! command, and otherwise two locks for each send. It ends the process if two threads post at once; a post takes the exclusive
+//! A driver needs no locks for such queue pairs. Without one, mlx5 takes two locks for each send. With one, it takes a page of the card for the
+//! doorbells, which is one command. It ends the process if two threads post at once; a post takes the exclusive
 //! reference to a [`super::queue_pair::QueuePair`], and those of one thread domain belong to one end of a connection.
 
 use super::context::Context;

@@ -30,6 +30,8 @@ pub struct ConnectingQpSet {
     /// The others, of all rails, by falling index: the next one is last.
     waiting: Vec<InitQueuePair>,
     attempts: Attempts,
+    /// Why the device has refused a flow label, until a queue pair without one is connected.
+    refused_label: Option<Error>,
 }
 
 /// The two ends of a rail.
@@ -90,7 +92,7 @@ impl InitQpSet {
         let qps = Vec::with_capacity(waiting.len());
         let connected = QpSet { queue, qps, rails, name: nic.name.clone(), striping, remote, priority, labels };
         let attempts = Attempts::new(retries);
-        Ok(ConnectingQpSet { endpoint: self.endpoint, connected, waiting, attempts })
+        Ok(ConnectingQpSet { endpoint: self.endpoint, connected, waiting, attempts, refused_label: None })
     }
 
     /// Adds to the description of this end the vendor's options that each device offers.
@@ -128,6 +130,8 @@ impl ConnectingQpSet {
             match qp.try_connect(&path, WrId::Receive { qp: index.0 }.to_bits()) {
                 Ok(qp) => {
                     self.attempts.succeed(&ends);
+                    // That it was the label is known now.
+                    self.refused_label.take().iter().for_each(|error| log_no_labels(nic, error));
                     let agreed = qp.ece().filter(|_| far.ece.is_some() && nic.config.ece);
                     if let Some(ece) = agreed.filter(|_| is_first) {
                         let (name, peer) = (&ends.rail.name, ends.peer());
@@ -138,8 +142,8 @@ impl ConnectingQpSet {
                 }
                 Err(failed) => {
                     let ConnectError { qp, error } = *failed;
-                    if flow_label != 0 && error.errno != Some(libc::ETIMEDOUT) {
-                        log_no_labels(nic, &error);
+                    if flow_label != 0 && matches!(error.errno, Some(libc::EINVAL | libc::EOPNOTSUPP)) {
+                        self.refused_label = Some(error);
                         self.connected.labels = FlowLabels::NONE;
                         self.waiting.push(qp);
                         continue;

@@ -46,15 +46,21 @@ impl InitRailQps {
         let device = port.card.device();
         let queue = CompletionQueue::new(&device.context, entries)?;
         let thread = port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).flatten();
+        if port.config.thread_domains && thread.is_none() {
+            log_no_thread_domain(nic, port);
+        }
         let mut qps = Vec::with_capacity(count);
         while qps.len() < count {
             match create_qp(port, &device, thread.as_ref(), &queue, caps, RemoteAccess::Write) {
                 Ok(qp) => qps.push(qp),
-                Err(error) if nic.plan.lanes && !qps.is_empty() => {
+                Err(error) if !nic.plan.lanes || !is_exhausted(&error) => return Err(error),
+                Err(error) if qps.is_empty() => {
+                    return Err(error.hint("other connections have lanes; FERRITE_LANES=1 needs fewer queue pairs"));
+                }
+                Err(error) => {
                     log_fewer_lanes(nic, qps.len(), count, &error);
                     break;
                 }
-                Err(error) => return Err(error),
             }
         }
         Ok(Self { on: QpSetRail { number, port: Arc::clone(port), device, address, queue }, qps })
@@ -77,6 +83,20 @@ impl InitRailQps {
             ring_key: 0,
             qps: self.qps.iter().map(end).collect::<Result<_>>()?,
         })
+    }
+}
+
+/// Whether a device may have no more queue pairs, or no more memory for them.
+fn is_exhausted(error: &Error) -> bool {
+    matches!(error.errno, Some(libc::ENOMEM | libc::ENOSPC | libc::EAGAIN))
+}
+
+/// `FERRITE_THREAD_DOMAINS` is set, and there is none for a connection on `port`.
+fn log_no_thread_domain(nic: &Nic, port: &Rail) {
+    let text = format!("{}: no thread domain for a connection: the device has none, or none left", port.name);
+    match nic.notices.line("thread domain", &text) {
+        Some(line) => log::info!("{line}"),
+        None => log::debug!("{text}"),
     }
 }
 

@@ -151,4 +151,17 @@ mod tests {
             assert!(!refusals.tell_of_death(at(ms)), "{ms} ms");
         }
     }
+
+    #[test]
+    fn a_connection_that_has_stood_for_ten_seconds_is_still_lost_soon() {
+        let now = Duration::from_secs(100);
+        let due_after = |stood: Duration| {
+            let mut redial = Redial::default();
+            redial.handle_loss(now, now, 0);
+            redial.handle_loss(now, now - stood, 0);
+            redial.due()
+        };
+        assert_eq!(due_after(STEADY), Some(now + FIRST_PAUSE * 2 * 3 / 4));
+        assert_eq!(due_after(STEADY + Duration::from_nanos(1)), Some(now + FIRST_PAUSE * 3 / 4));
+    }
 }

@@ -25,6 +25,8 @@
 mod ends;
 mod flows;
 pub mod inquiry;
+#[cfg(test)]
+mod inquiry_tests;
 pub mod look;
 #[cfg(test)]
 mod many_ends;

@@ -324,4 +324,27 @@ mod tests {
         assert_eq!(unknown, [Begun::Unknown; 6]);
         assert_eq!(asked(&two[..1], 5, PeerRank::Own, all_reduce, Some(7)), Begun::Yes);
     }
+
+    #[test]
+    fn a_communicator_has_48_bits_and_a_name_of_31_bytes() {
+        let call = Call { function: Function::AllReduce, number: Some(1) };
+        let parsed = |communicator, name: &str| {
+            let mut body = Writer::default();
+            body.u64(call.to_bits());
+            body.u64(communicator);
+            body.name(name);
+            body.u32(PeerRank::Own.to_bits());
+            Operation::parse(&mut Reader(&body.0)).is_ok()
+        };
+        let longest = "n".repeat(MAX_NAME_BYTES);
+        assert!(parsed((1 << 48) - 1, &longest) && parsed(0, ""));
+        assert!(!parsed(1 << 48, "") && !parsed(0, &(longest + "n")));
+    }
+
+    #[test]
+    fn sends_and_receives_have_connections_of_their_own() {
+        let found = Function::ALL.iter().filter(|(function, _)| function.is_point_to_point());
+        let names: Vec<_> = found.map(|(_, name)| *name).collect();
+        assert_eq!(names, ["AlltoAll", "Gather", "Scatter", "Send", "Recv", "SendRecv"]);
+    }
 }

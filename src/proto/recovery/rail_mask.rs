@@ -107,4 +107,13 @@ mod tests {
         assert_eq!((RailMask(0b101).to_string(), RailMask::NONE.to_string()), ("0, 2".into(), "none".into()));
         assert!(!RailMask::first(2).contains(200));
     }
+
+    #[test]
+    fn rails_are_numbered_0_to_7() {
+        assert!(RailMask(0xff).contains(7) && !RailMask(0xff).contains(8));
+        assert_eq!(
+            (RailMask(0b0110) | RailMask(0b0011), RailMask(0b0110) & RailMask(0b0011)),
+            (RailMask(0b0111), RailMask(0b0010))
+        );
+    }
 }

@@ -18,12 +18,13 @@ pub struct Documented {
 /// that have been. The program may stand behind a launcher, behind another program's `--`, or in quotes.
 ///
 /// # Panics
-/// If a page cannot be read.
+/// If this repository is not there.
 pub fn commands(program: &str) -> Vec<Documented> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the root of the repository");
     let mut found = Vec::new();
     below(&root, &mut |page| {
-        let text = fs::read_to_string(page).expect("a page is text");
+        // What is gone meanwhile, or no text, is no page of the repository.
+        let Ok(text) = fs::read_to_string(page) else { return };
         let name = page.strip_prefix(&root).expect("below it").display().to_string();
         for (number, command, whole) in shown(&text) {
             let place = format!("{name}:{number}");
@@ -35,7 +36,7 @@ pub fn commands(program: &str) -> Vec<Documented> {
 }
 
 fn below(folder: &Path, page: &mut dyn FnMut(&Path)) {
-    for entry in fs::read_dir(folder).expect("a folder is readable").flatten() {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         let other =
             ["target", "results", "packages", "dist", "node_modules"].contains(&&*name) || name.starts_with('.');

@@ -4,6 +4,7 @@ mod explorer;
 mod hostile;
 mod pair;
 mod rails;
+mod texts;
 
 use super::*;
 use pair::{GIVE_UP, Pair};

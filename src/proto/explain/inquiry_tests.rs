@@ -1,0 +1,184 @@
+//! Tests of [`Inquiry`], one process at a time.
+
+use super::inquiry::{EndId, Inquiry, Message};
+use super::look::{Contact, Found, Look, Sight};
+use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
+use super::numbers::{End, Numbers};
+use super::operation::{Begun, Call, Function, Operation, PeerRank};
+use super::verdict::Verdict;
+use super::watched::{FRESH, millis};
+use crate::proto::control::Time;
+use crate::proto::identity::Identity;
+use std::time::Duration;
+
+fn who(rank: Option<u32>) -> Identity {
+    Identity { host: "n".into(), pid: 1, rank, label: None }
+}
+
+fn look(numbers: Numbers) -> Look {
+    let (has_requests, recovers, sender_rank) = (false, false, Some(3));
+    Look { numbers, refusals: 0, calls: 0, has_requests, recovers, contact: Contact::Up, sender_rank }
+}
+
+fn sight(id: EndId, numbers: Numbers) -> Sight {
+    Sight { id, found: Found::Look(look(numbers)), peer: who(None), operation: None }
+}
+
+const SENT: Numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
+const POSTED: Numbers = Numbers::Receiver { posted: 1, announced: 1, arrived: 0, flushes: false };
+const IDLE: Numbers = Numbers::Receiver { posted: 0, announced: 0, arrived: 0, flushes: false };
+
+#[test]
+fn an_end_that_waited_and_is_closed_is_told_once() {
+    let mut inquiry = Inquiry::new(who(None));
+    inquiry.handle_looks(Time::ZERO, vec![sight(0, IDLE), sight(1, SENT)], Vec::new());
+    inquiry.handle_looks(Time::ZERO, vec![sight(1, SENT)], Vec::new());
+    assert!(!inquiry.take_lost_wait(), "that one waited for nothing");
+    inquiry.handle_looks(Time::ZERO, Vec::new(), Vec::new());
+    assert_eq!([inquiry.take_lost_wait(), inquiry.take_lost_wait()], [true, false]);
+}
+
+#[test]
+fn a_process_has_the_rank_that_it_sends_with() {
+    let mut inquiry = Inquiry::new(who(None));
+    assert_eq!(inquiry.me(None).rank, None);
+    inquiry.handle_looks(Time::ZERO, vec![sight(0, POSTED)], Vec::new());
+    assert_eq!(inquiry.me(None).rank, None, "3 is the rank of the peer");
+    inquiry.handle_looks(Time::ZERO, vec![sight(0, POSTED), sight(1, SENT)], Vec::new());
+    assert_eq!([None, Some(0), Some(1)].map(|id| inquiry.me(id).rank), [Some(3); 3]);
+    assert_eq!(Inquiry::new(who(Some(9))).me(None).rank, Some(9));
+}
+
+#[test]
+fn the_operation_of_an_end_is_known_while_it_waits() {
+    let call = Call { function: Function::AllReduce, number: Some(1) };
+    let operation = Operation { call, communicator: 1, name: String::new(), peer: PeerRank::Own };
+    let mut inquiry = Inquiry::new(who(None));
+    for (numbers, expected) in [(SENT, Some(&operation)), (IDLE, None)] {
+        let seen = Sight { operation: Some(operation.clone()), ..sight(0, numbers) };
+        inquiry.handle_looks(Time::ZERO, vec![seen], Vec::new());
+        assert_eq!(inquiry.operation(0), expected);
+    }
+}
+
+/// What a peer that has waited for so long is owed, asked `asked` ago, when this process waits for nothing.
+fn owed(waited: Duration, asked: Duration, limit: Duration) -> Option<Verdict> {
+    let mut inquiry = Inquiry::new(who(None));
+    inquiry.handle_looks(
+        Time::ZERO,
+        vec![sight(0, Numbers::Sender { seen: 1, sent: 0, acknowledged: 0, wants: false })],
+        Vec::new(),
+    );
+    let end = End { numbers: POSTED, recovers: false, is_untested: false, still_ms: millis(waited) };
+    inquiry.handle_question(Time::ZERO, 0, &Question { end, me: who(None), operation: None });
+    inquiry.owed(asked, limit).map(|owed| owed.verdict)
+}
+
+#[test]
+fn a_peer_that_has_waited_long_enough_is_owed_as_long_as_its_question_is_fresh() {
+    let second = Duration::from_secs(1);
+    let nano = Duration::from_nanos(1);
+    assert_eq!(owed(5 * second, Duration::ZERO, 5 * second), Some(Verdict::OwnHasNotSent));
+    assert_eq!(owed(4 * second, Duration::ZERO, 5 * second), None);
+    assert_eq!(owed(6 * second, FRESH - nano, 5 * second), Some(Verdict::OwnHasNotSent));
+    assert_eq!(owed(6 * second, FRESH, 5 * second), None);
+}
+
+/// A peer's numbers when it has not sent what [`POSTED`] waits for.
+const UNSENT: Numbers = Numbers::Sender { seen: 1, sent: 0, acknowledged: 0, wants: false };
+const START: Time = Duration::from_secs(2);
+
+/// How the peer stands that has not sent, because it waits for rank 9, with `cause`.
+fn standing(cause: Option<Cause>) -> Standing {
+    Standing {
+        end: End { numbers: UNSENT, recovers: false, is_untested: false, still_ms: 5000 },
+        me: who(Some(8)),
+        is_busy: false,
+        waits_for: Some(who(Some(9))),
+        cause,
+        least_lead: None,
+        begun: Begun::Unknown,
+    }
+}
+
+fn cause(depth: u16, age_ms: u32) -> Cause {
+    let verdict = Verdict::PeerHasNotSent;
+    let (near, far) = (who(Some(8)), who(Some(9)));
+    Cause { verdict, near, far, depth, age_ms, waited_ms: 1, operation: None, begun: Begun::Unknown }
+}
+
+/// A process whose only end has waited for two seconds, and has asked its peer.
+fn asking() -> Inquiry {
+    let mut inquiry = Inquiry::new(who(None));
+    inquiry.handle_looks(Time::ZERO, vec![sight(0, POSTED)], Vec::new());
+    inquiry.handle_looks(START, vec![sight(0, POSTED)], Vec::new());
+    inquiry.ask(START);
+    assert_eq!(inquiry.advance(START), Some(START + Duration::from_millis(500)));
+    assert!(matches!(inquiry.poll_message(), Some((0, Message::Question(_)))));
+    inquiry
+}
+
+/// What the end waits for `later` after its peer has answered so.
+fn found(answer: Standing, later: Duration) -> Option<Cause> {
+    let mut inquiry = asking();
+    inquiry.handle_answer(START, 0, Answer::Stands(Box::new(answer)));
+    inquiry.findings(START + later).remove(0).cause
+}
+
+#[test]
+fn a_cause_grows_by_a_step_and_older_and_is_dropped_at_the_limits() {
+    let milli = Duration::from_millis(1);
+    assert_eq!(found(standing(Some(cause(3, 40))), 7 * milli), Some(cause(4, 47)));
+    assert_eq!(found(standing(Some(cause(MAX_DEPTH - 1, 0))), milli), Some(cause(MAX_DEPTH, 1)));
+    assert_eq!(found(standing(Some(cause(MAX_DEPTH, 0))), milli), None);
+    assert_eq!(found(standing(Some(cause(1, 9998))), milli), Some(cause(2, 9999)));
+    assert_eq!(found(standing(Some(cause(1, 9999))), milli), None);
+    assert_eq!(found(standing(None), milli), None);
+}
+
+#[test]
+fn an_answer_is_taken_as_long_as_its_question_is_fresh() {
+    for (later, is_taken) in [(FRESH, true), (FRESH + Duration::from_nanos(1), false)] {
+        let mut inquiry = asking();
+        inquiry.handle_answer(START + later, 0, Answer::Stands(Box::new(standing(None))));
+        let findings = inquiry.findings(START + later);
+        assert_eq!(findings[0].theirs.is_some(), is_taken);
+        assert_eq!(findings[0].peer.rank, if is_taken { Some(8) } else { Some(3) }, "3 is the rank that messages tell");
+    }
+}
+
+/// Whether a peer that has been told how things stand is told again, after `change`, when nothing else has happened.
+fn is_told_again(change: impl Fn(&mut Inquiry)) -> bool {
+    let mut inquiry = Inquiry::new(who(None));
+    let sights = || vec![sight(0, UNSENT), sight(1, POSTED)];
+    let end = End { numbers: POSTED, recovers: false, is_untested: false, still_ms: 5000 };
+    inquiry.handle_looks(Time::ZERO, sights(), Vec::new());
+    inquiry.handle_looks(START, sights(), Vec::new());
+    inquiry.handle_question(START, 0, &Question { end, me: who(None), operation: None });
+    assert_eq!(inquiry.advance(START), Some(START + Duration::from_millis(500)));
+    let told = |inquiry: &mut Inquiry| {
+        let messages: Vec<_> = std::iter::from_fn(|| inquiry.poll_message()).collect();
+        messages.iter().filter(|(id, message)| *id == 0 && matches!(message, Message::Answer(_))).count()
+    };
+    assert_eq!(told(&mut inquiry), 1);
+    change(&mut inquiry);
+    inquiry.advance(START);
+    told(&mut inquiry) == 1
+}
+
+#[test]
+fn a_peer_is_told_what_is_new_and_no_more() {
+    let answer = |answer: Standing| {
+        move |inquiry: &mut Inquiry| inquiry.handle_answer(START, 1, Answer::Stands(Box::new(answer.clone())))
+    };
+    assert!(!is_told_again(|_| ()));
+    assert!(is_told_again(|inquiry| {
+        let sent = Numbers::Sender { seen: 2, sent: 0, acknowledged: 0, wants: false };
+        inquiry.handle_looks(START, vec![sight(0, sent), sight(1, POSTED)], Vec::new());
+    }));
+    assert!(is_told_again(answer(standing(Some(cause(1, 0))))), "a cause");
+    let lead =
+        Standing { least_lead: Some(LeastLead { lead: -7, who: who(Some(5)) }), me: who(Some(3)), ..standing(None) };
+    assert!(is_told_again(answer(lead)), "a lesser lead");
+    assert!(is_told_again(answer(standing(None))), "the rank of who is waited for");
+}

@@ -1,0 +1,81 @@
+//! What a machine says of itself.
+
+use super::*;
+
+const DESTROY: &str = "The old queue pairs are not destroyed";
+const NEW: &str = "New queue pairs are not ready";
+const ANSWER: &str = "The peer did not answer within 5 s";
+const RUNS: &str = "It failed again and again";
+
+/// What an end says that it waits for.
+fn waited_for(pair: &Pair, end: usize) -> String {
+    let text = pair.ends[end].machine.describe(pair.now + SECOND);
+    assert!(text.contains(" s and ") && text.contains(" attempt(s) so far. "), "{text}");
+    text.split(". ").nth(1).expect("a sentence").to_owned()
+}
+
+#[test]
+fn each_end_says_what_it_waits_for() {
+    let mut said = [Vec::new(), Vec::new()];
+    let mut pair = Pair::new(1);
+    pair.are_jobs_slow = true;
+    pair.fault(0);
+    while pair.step() {
+        for (end, said) in said.iter_mut().enumerate() {
+            let text = waited_for(&pair, end);
+            if said.last() != Some(&text) {
+                said.push(text);
+            }
+        }
+    }
+    assert_eq!(said[0], [DESTROY, NEW, ANSWER, NEW, ANSWER, NEW, RUNS]);
+    assert_eq!(said[1], [RUNS, DESTROY, NEW, ANSWER, NEW, RUNS]);
+}
+
+#[test]
+fn an_end_without_an_answer_or_a_rail_says_so() {
+    for (end, text) in [(0, "The peer has not answered"), (1, "The sender has not offered new queue pairs")] {
+        let mut pair = Pair::new(1);
+        pair.lose();
+        pair.fault(end);
+        pair.settle();
+        assert_eq!(waited_for(&pair, end), text);
+    }
+    let mut pair = Pair::new(1);
+    pair.usable(1, 0);
+    pair.settle();
+    let said = [0, 1].map(|end| waited_for(&pair, end));
+    assert_eq!(said, ["There is no rail that both ends can use", "The sender has not offered new queue pairs"]);
+    pair.pass(GIVE_UP + SECOND);
+    let failure = pair.failure(0).expect("it gives up");
+    assert!(failure.ends_with("There is no rail that both ends can use"), "{failure}");
+}
+
+#[test]
+fn a_sender_that_wants_other_paths_takes_its_time_and_nobody_else_may() {
+    let mut pair = Pair::new(1);
+    let now = pair.now;
+    assert!(!pair.ends[1].machine.handle_wish(now), "the receiver may not");
+    assert!(pair.ends[0].machine.handle_wish(now));
+    assert!(!pair.ends[0].machine.handle_wish(now), "it is under way");
+    pair.settle();
+    assert_eq!(pair.expect_running(), 0, "it waits for what is outstanding");
+    pair.ends[0].machine.handle_drained(now);
+    pair.settle();
+    assert_eq!(pair.expect_running(), 1);
+}
+
+#[test]
+fn a_machine_knows_its_queue_pairs_and_the_peers_rails() {
+    let mut pair = Pair::new(2);
+    assert!(pair.ends[0].machine.has_queue_pairs());
+    assert_eq!(pair.ends[0].machine.usable_by_peer(), RailMask::first(2));
+    pair.usable(1, 1);
+    pair.settle();
+    assert_eq!(pair.ends[0].machine.usable_by_peer(), RailMask::first(1));
+    let mut pair = Pair::new(1);
+    pair.fault(0);
+    while pair.ends[0].machine.has_queue_pairs() {
+        assert!(pair.step(), "they are destroyed");
+    }
+}
