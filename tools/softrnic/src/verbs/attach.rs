@@ -90,6 +90,4 @@ extern "C" fn in_child() {
     }
     CURRENT.store(ptr::null_mut(), SeqCst);
     ATTACHING.store(false, SeqCst);
-    #[cfg(any(feature = "tools", test))]
-    crate::verbs::cm::in_child();
 }

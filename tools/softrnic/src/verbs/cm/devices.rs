@@ -3,9 +3,9 @@
 
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, Once};
 
 use crate::abi::types::{Context, Pd};
 use crate::host::errno::last_errno;
@@ -26,10 +26,13 @@ struct Opened {
 type Table = Mutex<[Opened; DEVICES]>;
 
 static OPENED: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
+static HANDLER: Once = Once::new();
 
 fn opened() -> &'static Table {
     let mut table = OPENED.load(SeqCst);
     if table.is_null() {
+        // SAFETY: a plain function of a library that is never unloaded (-z nodelete).
+        HANDLER.call_once(|| unsafe { _ = libc::pthread_atfork(None, None, Some(in_child)) });
         let new = Box::into_raw(Box::new(Mutex::new([Opened { context: 0, pd: 0 }; DEVICES])));
         table = match OPENED.compare_exchange(ptr::null_mut(), new, SeqCst, SeqCst) {
             Ok(_) => new,
@@ -45,7 +48,7 @@ fn opened() -> &'static Table {
 }
 
 /// After fork, in the child: what is open is the parent's.
-pub(super) fn in_child() {
+extern "C" fn in_child() {
     OPENED.store(ptr::null_mut(), SeqCst);
 }
 

@@ -38,9 +38,3 @@ mod queue_pair;
 mod resolve;
 mod service;
 mod socket;
-
-/// After fork, in the child: nothing of this is the child's.
-pub(super) fn in_child() {
-    service::in_child();
-    devices::in_child();
-}

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Duration;
 use std::{mem, ptr, thread};
 
@@ -31,6 +31,7 @@ struct Service {
 
 static CURRENT: AtomicPtr<Service> = AtomicPtr::new(ptr::null_mut());
 static STARTING: AtomicBool = AtomicBool::new(false);
+static HANDLER: Once = Once::new();
 
 #[inline]
 fn current() -> Option<&'static Service> {
@@ -60,6 +61,8 @@ fn begin() -> Result<&'static Service, i32> {
         }
         OwnedFd::from_raw_fd(fd)
     };
+    // SAFETY: a plain function of a library that is never unloaded (-z nodelete).
+    HANDLER.call_once(|| unsafe { _ = libc::pthread_atfork(None, None, Some(in_child)) });
     // A forked child has sockets that the process before it looks at: none has a name that is given here.
     let first = u64::from(std::process::id()) << 32;
     let made = Box::into_raw(Box::new(Service { epoll, watched: Mutex::new((HashMap::new(), first)) }));
@@ -72,7 +75,7 @@ fn begin() -> Result<&'static Service, i32> {
 }
 
 /// After fork, in the child: the thread is the parent's.
-pub(super) fn in_child() {
+extern "C" fn in_child() {
     CURRENT.store(ptr::null_mut(), SeqCst);
     STARTING.store(false, SeqCst);
 }
