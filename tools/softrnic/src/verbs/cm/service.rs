@@ -32,6 +32,8 @@ struct Service {
 static CURRENT: AtomicPtr<Service> = AtomicPtr::new(ptr::null_mut());
 static STARTING: AtomicBool = AtomicBool::new(false);
 static HANDLER: Once = Once::new();
+/// The thread is in an identifier, or somebody forks: a child must not find an identifier locked by a thread that it does not have.
+static AT_WORK: AtomicBool = AtomicBool::new(false);
 
 #[inline]
 fn current() -> Option<&'static Service> {
@@ -62,7 +64,7 @@ fn begin() -> Result<&'static Service, i32> {
         OwnedFd::from_raw_fd(fd)
     };
     // SAFETY: a plain function of a library that is never unloaded (-z nodelete).
-    HANDLER.call_once(|| unsafe { _ = libc::pthread_atfork(None, None, Some(in_child)) });
+    HANDLER.call_once(|| unsafe { _ = libc::pthread_atfork(Some(enter), Some(leave), Some(in_child)) });
     // A forked child has sockets that the process before it looks at: none has a name that is given here.
     let first = u64::from(std::process::id()) << 32;
     let made = Box::into_raw(Box::new(Service { epoll, watched: Mutex::new((HashMap::new(), first)) }));
@@ -74,10 +76,21 @@ fn begin() -> Result<&'static Service, i32> {
     }
 }
 
+extern "C" fn enter() {
+    while AT_WORK.swap(true, SeqCst) {
+        thread::yield_now();
+    }
+}
+
+extern "C" fn leave() {
+    AT_WORK.store(false, SeqCst);
+}
+
 /// After fork, in the child: the thread is the parent's.
 extern "C" fn in_child() {
     CURRENT.store(ptr::null_mut(), SeqCst);
     STARTING.store(false, SeqCst);
+    leave();
 }
 
 /// Starts the thread, which runs no handler of the application's signals.
@@ -103,7 +116,11 @@ fn serve(service: &'static Service) {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event.
         match unsafe { libc::epoll_wait(service.epoll.as_raw_fd(), &raw mut event, 1, -1) } {
-            1 => service.look(event.u64),
+            1 => {
+                enter();
+                service.look(event.u64);
+                leave();
+            }
             -1 if last_errno() != libc::EINTR => return,
             _ => {}
         }
