@@ -10,6 +10,7 @@ The exit status is 1 if a message is missing or wrong, or if a process holds mor
 an eighth more memory.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -56,7 +57,11 @@ def is_kept(first: dict[str, int], last: dict[str, int]) -> bool:
 
 
 def main() -> int:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 800
+    parser = argparse.ArgumentParser(description="Has the only port of a connection fall again and again.")
+    parser.add_argument("count", nargs="?", type=int, default=800, help="how often, 1 or more [default: %(default)s]")
+    count = parser.parse_args().count
+    if count < 1:
+        parser.error(f"COUNT is {count}; 1 or more are possible")
     end = FIRST + count * EVERY
     command = [f"{ROOT}/dist/bin/ferrite", "outlast", "--plugin", f"{ROOT}/dist/lib/libnccl-net.so", "--finish", "--format", "json"]
     command += ["--lasting", f"{end // 1000 + 2}s"]
