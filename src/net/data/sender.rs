@@ -258,8 +258,8 @@ impl SendPath {
     /// Posts a message that is one write, whose data and target are prepared.
     #[inline(always)]
     fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
-        // The processor reads the data of an inline write. It was written by a GPU, and NCCL has seen a flag beside it: no read of the data may
-        // come before that of the flag.
+        // The processor reads the data of an inline write. A GPU may have written it, and then a flag, which NCCL has read: no read of the data
+        // may come before that of the flag.
         fence(Ordering::Acquire);
         let (qp, imm) = transfer.single();
         self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());

@@ -25,7 +25,7 @@ pub struct QueuePairPlan {
 impl QueuePairPlan {
     /// That of a device with these `rails`.
     pub fn new(config: &Config, rails: &[Arc<Rail>]) -> Self {
-        // A port that is down is known later to have no address; Ethernet it is nevertheless.
+        // A port without an address, which may be down, counts as one of RoCE v2.
         let is_v1 = |rail: &Arc<Rail>| rail.local_address().is_ok_and(|address| address.gid.roce_version == Some(1));
         let is_automatic = config.automatic_lanes;
         Self::of(config, rails.iter().any(|rail| rail.infiniband), is_automatic && rails.iter().any(is_v1))

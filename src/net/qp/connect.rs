@@ -167,7 +167,7 @@ impl ConnectingQpSet {
     }
 }
 
-/// A device refuses a path with a flow label, or the path: it is tried without one.
+/// A device has refused a path with a flow label by `error`, and has taken the same path without one.
 fn log_no_labels(nic: &Nic, error: &Error) {
     let text = format!("{}: a connection whose lanes keep their paths, as a flow label is refused: {error}", nic.name);
     match nic.notices.line("labels", &text) {
