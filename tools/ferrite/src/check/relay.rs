@@ -99,6 +99,24 @@ impl HandlePort {
         other
     }
 
+    /// The port's two bytes are the same, so that nothing tells in which order the handle has them.
+    fn is_of_any_order(self) -> bool {
+        self.port.swap_bytes() == self.port
+    }
+
+    /// A port of this host that takes clients, to be put in the place of this one.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if there is none.
+    pub(crate) fn listen_instead(self) -> Result<(TcpListener, u16)> {
+        if !self.is_of_any_order() {
+            return listen_on_loopback(&[0]);
+        }
+        // The other one has to be the same in both orders, too.
+        let alike: Vec<u16> = (0x80..=0xff).map(|byte: u8| u16::from_be_bytes([byte; 2])).collect();
+        listen_on_loopback(&alike)
+    }
+
     /// A TCP connection to the listener, without the transport.
     ///
     /// # Errors
@@ -119,8 +137,10 @@ pub(crate) fn listen(transport: &Transport, device: usize) -> Result<(Handle, Li
         let (handle, listener) = transport.listen(device)?;
         let found = HandlePort::find(&handle, &before)?;
         match found[..] {
-            // Random bytes of a handle are others in the next one.
-            [_, _, ..] if attempts < MAX_LISTENERS => attempts += 1,
+            // Random bytes of a handle are others in the next one; so is the port, if each listener has its own.
+            [first, ref more @ ..] if (!more.is_empty() || first.is_of_any_order()) && attempts < MAX_LISTENERS => {
+                attempts += 1;
+            }
             _ => return Ok((handle, listener, found[0])),
         }
         listener.close()?;
@@ -139,13 +159,11 @@ fn timeout_s(stream: &TcpStream) -> Result<()> {
     stream.set_read_timeout(Some(Duration::from_millis(2))).map_err(|e| Error::io("cannot set a timeout", e))
 }
 
-/// A port of this host that takes clients.
-///
-/// # Errors
-/// [`Error::Io`] if there is none.
-pub(crate) fn listen_on_loopback() -> Result<(TcpListener, u16)> {
+/// The first of these ports of this host that is free; 0 is any.
+fn listen_on_loopback(ports: &[u16]) -> Result<(TcpListener, u16)> {
     let failed = |e| Error::io("cannot listen on 127.0.0.1", e);
-    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+    let addresses: Vec<SocketAddr> = ports.iter().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).collect();
+    let socket = TcpListener::bind(&addresses[..]).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     let port = socket.local_addr().map_err(failed)?.port();
     Ok((socket, port))
@@ -233,7 +251,7 @@ mod tests {
     #[test]
     fn a_listener_of_this_process_is_known() {
         let before = ports().expect("readable");
-        let (_socket, port) = listen_on_loopback().expect("a port");
+        let (_socket, port) = listen_on_loopback(&[0]).expect("a port");
         assert!(!before.contains(&port) && ports().expect("readable").contains(&port));
     }
 
@@ -250,6 +268,15 @@ mod tests {
         let in_this_machines_order = HandlePort::all_of(&handle, &[0x4312]);
         assert_eq!(in_this_machines_order[0].with_port(&handle, 0x5678).0[29..33], [0xee, 0x78, 0x56, 0xee]);
         assert!(HandlePort::all_of(&handle, &[7, 0x1234]).is_empty());
+    }
+
+    #[test]
+    fn a_port_of_two_like_bytes_is_replaced_by_another_one_of_these() {
+        for (port, alike) in [(0x8989, true), (0x8998, false)] {
+            let (_socket, other) =
+                HandlePort { port, place: 0, big_endian: true }.listen_instead().expect("one of 128 is free");
+            assert!(!alike || other.swap_bytes() == other, "{other:#x} instead of {port:#x}");
+        }
     }
 
     #[test]

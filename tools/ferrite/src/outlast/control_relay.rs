@@ -27,7 +27,7 @@ impl ControlRelay {
         faults: Vec<(u64, LineFault)>,
     ) -> Result<(Handle, Listener, Self)> {
         let (handle, listener, behind) = relay::listen(transport, device)?;
-        let (socket, port) = relay::listen_on_loopback()?;
+        let (socket, port) = behind.listen_instead()?;
         let start = Arc::new(OnceLock::new());
         let theirs = start.clone();
         std::thread::spawn(move || pass_all(&socket, behind.port, &theirs, faults));

@@ -269,6 +269,7 @@ fn see_lines(ctx: &mut Context<'_>, bench: &Bench, round: u64, lines: usize) -> 
             over = over || receive.test(&mut sizes)?;
             deadline.idle()?;
         }
+        deadline.progress();
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         let torn = (0..LINE / 8).find(|&at| word(at) != line_word(round, line, at));
         ensure!(

@@ -97,7 +97,7 @@ const WHOLE: Duration = Duration::from_millis(300);
 /// What the transport says first to a listener; empty if nothing comes.
 fn greeting(transport: &Transport) -> Result<Vec<u8>> {
     let (handle, listener, handle_port) = relay::listen(transport, 0)?;
-    let (socket, port) = relay::listen_on_loopback()?;
+    let (socket, port) = handle_port.listen_instead()?;
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut client, mut words, mut latest) = (None, Vec::new(), None::<Instant>);
     within(SOON, || {
@@ -252,7 +252,7 @@ fn turned_bytes(ctx: &mut Context<'_>) -> Result<StepResult> {
 /// Whether a turned byte at `at` led to an error.
 fn turned(transport: &Transport, at: usize) -> Result<bool> {
     let (handle, mut listener, handle_port) = relay::listen(transport, 0)?;
-    let (socket, port) = relay::listen_on_loopback()?;
+    let (socket, port) = handle_port.listen_instead()?;
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut relays, mut send, mut recv) = (Vec::new(), None, None);
     let outcome = within(TIME_LIMIT, || {
