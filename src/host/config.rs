@@ -62,8 +62,10 @@ pub struct Config {
     pub split: bool,
     /// Each queue pair has a share of its own of what is split.
     pub lanes: bool,
-    /// Each device has as many lanes as suit it, and the settings of queue pairs hold where it has none.
+    /// Each connection has as many lanes as suit it, and the settings of queue pairs hold where it has none.
     pub automatic_lanes: bool,
+    /// Bytes that a connection sends before it has several lanes, where they are automatic; 0: it has them from the beginning, for good.
+    pub lanes_after: u64,
     /// A lane that stays slow is given another path.
     pub new_paths: bool,
     /// Clear-to-sends and short messages of host memory are inline, where the device can.
@@ -212,6 +214,7 @@ impl Config {
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")? || lanes > 1,
             lanes: lanes > 1,
             automatic_lanes,
+            lanes_after: (reader.number("FERRITE_LANES_AFTER_MB")? as u64) << 20,
             new_paths: new_paths && (lanes > 1 || automatic_lanes),
             inline_data: reader.flag("NCCL_IB_USE_INLINE")?,
             thread_domains: reader.flag("FERRITE_THREAD_DOMAINS")?,
@@ -328,7 +331,7 @@ mod tests {
     fn every_bound_is_enforced_with_name_value_and_range() {
         for variable in VARIABLES {
             let wrong = match variable.kind {
-                Kind::Number(low, high, _) | Kind::NumberOr(low, high, ..) => {
+                Kind::Number(low, high, _) | Kind::WordOr(_, low, high) => {
                     vec![(low - 1).to_string(), (high + 1).to_string(), "12x".into(), "-".into()]
                 }
                 Kind::Choice(_) => vec!["AF_UNIX".into()],

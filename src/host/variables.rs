@@ -5,8 +5,8 @@
 pub enum Kind {
     /// A whole number: lower bound, upper bound, default.
     Number(i64, i64, i64),
-    /// The same, or this word.
-    NumberOr(i64, i64, i64, &'static str),
+    /// This word, which is the default, or a whole number: lower bound, upper bound.
+    WordOr(&'static str, i64, i64),
     /// Any text.
     Text,
     /// One of these words. The first is the default.
@@ -166,8 +166,13 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "FERRITE_LANES",
-        Kind::NumberOr(1, 8, 1, "auto"),
-        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto: 4 on Ethernet, with FERRITE_NEW_PATHS=1 where it is not set; 1 on InfiniBand, with RoCE v1, and with NCCL_IB_ADAPTIVE_ROUTING=1. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
+        Kind::WordOr("auto", 1, 8),
+        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto: 1, and on Ethernet 4 for a connection that has sent much in large messages (FERRITE_LANES_AFTER_MB), with FERRITE_NEW_PATHS=1 where it is not set, until they turn out to be of no use; always 1 on InfiniBand, with RoCE v1, with NCCL_IB_ADAPTIVE_ROUTING=1, and with FERRITE_FAILOVER=0. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
+    ),
+    variable(
+        "FERRITE_LANES_AFTER_MB",
+        Kind::Number(0, 1 << 30, 16 << 10),
+        "with FERRITE_LANES=auto, MiB that a connection sends in messages of 64 KiB and more on average, before it has several lanes; 0: it has them from the beginning, and keeps them",
     ),
     variable(
         "FERRITE_NEW_PATHS",

@@ -161,10 +161,18 @@ impl Network {
             devices.join(", "),
             interface.name,
             interface.address.ip(),
-            self.devices.iter().map(|device| device.plan.per_rail).max().unwrap_or(1),
+            self.devices.iter().map(|device| device.plan.first).max().unwrap_or(1),
         );
-        for choice in self.devices.iter().filter_map(|device| device.plan.choice(config, &device.name)) {
-            log::info!(target: INIT, "Ferrite: {choice}");
+        let mut choices: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for device in &self.devices {
+            device
+                .plan
+                .choice(config)
+                .into_iter()
+                .for_each(|choice| choices.entry(choice).or_default().push(&device.name));
+        }
+        for (choice, devices) in choices {
+            log::info!(target: INIT, "Ferrite: {}: {choice}", devices.join(", "));
         }
         for merged in self.devices.iter().filter(|device| device.rails.len() > 1) {
             let (rails, speed) = (merged.rails.len(), merged.speed_mbps() / 1000);

@@ -29,6 +29,7 @@
 //! | `send`, `send_single`, `send_requests`, `send_done`, `transfer` | the sending end; its usual case; its requests; what becomes of them; one message that is to be posted |
 //! | `lanes`, `send_lanes` | queue pairs of which each has a share of its own; the sending end with them |
 //! | `slow_lanes`, `flow_labels` | which lane stays slow; what chooses the path of each |
+//! | [`automatic_lanes`] | when a connection takes lanes by itself, and gives them up |
 //! | `recv`, `recv_single`, `recv_room`, `recv_immediate`, `recv_requests`, `recv_done` | the receiving end; its usual case; how many messages it may expect; immediates that arrive; its requests; what becomes of them |
 //! | `arrival`, `cts_window`, `cts_shadow` | one message that is awaited; which clear-to-sends are sent when; their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail or lane gets |
@@ -41,6 +42,7 @@
 #![forbid(unsafe_code)]
 
 mod arrival;
+pub mod automatic_lanes;
 mod codec;
 pub mod control;
 pub mod cts;

@@ -40,6 +40,8 @@ pub struct SendFlow {
     pub(super) weights: RailWeights,
     /// The queue pairs, where they are lanes.
     pub(super) lanes: Option<Box<Lanes>>,
+    /// Whether several queue pairs of a rail are lanes.
+    pub(super) may_have_lanes: bool,
     /// Number of the present poll of the completion queues, where there are several rails or lanes.
     poll: u32,
     pub(super) requests: Requests<SendRequest>,
@@ -61,6 +63,7 @@ impl SendFlow {
             qp: QpIndex(0),
             weights,
             lanes: None,
+            may_have_lanes: false,
             poll: 0,
             requests: Requests::default(),
             replays: Replays::default(),

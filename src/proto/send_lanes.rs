@@ -10,9 +10,19 @@ use super::rail_weights::LaneWeights;
 use super::send::SendFlow;
 
 impl SendFlow {
-    /// The queue pairs are lanes from now on: each has a weight of its own, which begins with that of its rail. A message that is not
-    /// cut goes over the lane with the greatest weight. To be called where messages are cut over all queue pairs of a rail.
+    /// Where messages are cut over several queue pairs of a rail, these are lanes from now on: each has a weight of its own, which begins
+    /// with that of its rail. A message that is not cut goes over the lane with the greatest weight.
     pub fn use_lanes(&mut self) {
+        self.may_have_lanes = true;
+        self.begin_lanes();
+    }
+
+    /// There are new queue pairs, which are lanes if there may be lanes and there are several on a rail.
+    pub(super) fn begin_lanes(&mut self) {
+        if !self.may_have_lanes || !self.striping.is_split() || self.striping.qp_count() <= self.striping.rails() {
+            self.lanes = None;
+            return;
+        }
         let (count, rails) = (self.striping.qp_count(), self.striping.rails());
         let qps = (0..count).map(QpIndex);
         let nominal = LaneWeights::from_speeds(qps.map(|qp| self.weights.of(self.striping.rail_of(qp)) as u32));

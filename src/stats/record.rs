@@ -210,6 +210,12 @@ impl ConnStats {
         add(&self.words[record::BYTES], length.into());
     }
 
+    /// Messages that are done, and their bytes.
+    pub fn done(&self) -> (u64, u64) {
+        let [messages, bytes] = [record::DONE, record::BYTES].map(|at| self.words[at].load(Ordering::Relaxed));
+        (messages, bytes)
+    }
+
     /// `test` has said that a group of messages of these lengths is complete.
     #[inline(never)]
     pub fn handle_group_done(&mut self, lengths: &[u32]) {
@@ -234,6 +240,11 @@ impl ConnStats {
     /// Lane `qp` has been given a stripe of so many bytes.
     pub fn handle_lane_stripe(&mut self, qp: u8, bytes: u32) {
         add(&self.words[record::LANE_BYTES + usize::from(qp) % record::LANES], bytes.into());
+    }
+
+    /// Bytes that each lane has been given, by index.
+    pub fn lane_bytes(&self) -> [u64; record::LANES] {
+        std::array::from_fn(|qp| self.words[record::LANE_BYTES + qp].load(Ordering::Relaxed))
     }
 
     /// Lanes have been given other paths so often in all.

@@ -29,7 +29,7 @@ fn is_said_at_an_end(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {
 
 #[test]
 fn ends_with_other_numbers_of_lanes_use_the_lesser() -> Result<()> {
-    for (lanes, expected) in [(["4", "3"], 3), (["1", "8"], 1), (["auto", "2"], 2)] {
+    for (lanes, expected) in [(["4", "3"], 3), (["1", "8"], 1), (["auto", "2"], 1), (["2", "auto"], 2)] {
         pair(&require!(talkative(&[])), |worker| {
             set("FERRITE_LANES", lanes[worker.rank()]);
             let _bench = works(worker)?;

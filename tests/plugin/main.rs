@@ -1,6 +1,7 @@
 //! The built plugin, called as NCCL calls it, on the software device. One program: linking one for each file took longer than running it.
 
 mod async_events;
+mod automatic_lanes;
 #[path = "../common/mod.rs"]
 mod common;
 mod connect_errors;

@@ -81,18 +81,16 @@ fn lanes_are_said_to_be_ignored_where_nccl_s_variables_count() -> Result<()> {
     Ok(())
 }
 
-/// Whatever is automatic is said once for each device.
+/// What is automatic is said once for all devices that are alike in that.
 #[test]
 fn automatic_lanes_are_said_with_the_reason() -> Result<()> {
-    let auto = ("FERRITE_LANES", "auto");
-    let four =
-        "softrnic0 has 4 lanes per connection and rail, and other paths for slow ones: Ethernet (FERRITE_LANES=auto)";
+    let one = "softrnic0, softrnic1: 1 queue pair per connection and rail: ";
     for (env, line) in [
-        (("NCCL_IB_ADAPTIVE_ROUTING", "0"), four),
-        (("SOFTRNIC_LINK", "ib"), "softrnic0 has 1 queue pair per connection: the port is InfiniBand"),
-        (("NCCL_IB_ADAPTIVE_ROUTING", "1"), "softrnic0 has 1 queue pair per connection: NCCL_IB_ADAPTIVE_ROUTING=1"),
+        (("NCCL_IB_ADAPTIVE_ROUTING", "0"), "softrnic0, softrnic1: 4 lanes per connection and rail after 16384 MiB in"),
+        (("SOFTRNIC_LINK", "ib"), &*format!("{one}the port is InfiniBand")),
+        (("NCCL_IB_ADAPTIVE_ROUTING", "1"), &format!("{one}NCCL_IB_ADAPTIVE_ROUTING=1")),
     ] {
-        let (code, _, log) = init_with(require!(setting()), &[auto, env])?;
+        let (code, _, log) = init_with(require!(setting()), &[env])?;
         assert_eq!(code, abi::ncclSuccess);
         assert_eq!(log.iter().filter(|said| said.contains(line)).count(), 1, "{line}: {log:?}");
     }

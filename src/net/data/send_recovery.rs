@@ -9,6 +9,8 @@ use crate::net::qp::fence::Drained;
 use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::net::recovery::end::End;
 use crate::proto::Violation;
+use crate::proto::automatic_lanes::Sent;
+use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::sender::Unapplied;
@@ -180,6 +182,7 @@ impl SendPath {
     #[cold]
     #[inline(never)]
     pub(super) fn check_stall(&mut self) -> Result<()> {
+        self.look_at_lanes();
         if let (Some(qp), Some(recovery)) = (self.flow.poll_slow_lane(), &self.recovery)
             && self.qps.labels.are_used()
         {
@@ -191,6 +194,41 @@ impl SendPath {
         let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes)) else { return Ok(()) };
         let text = format!("no data has been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
         self.handle_failure(Error::remote(text).recoverable())
+    }
+
+    /// From now on it posts to `qps`, over which messages are cut already.
+    fn use_qps(&mut self, qps: QpSet) {
+        self.inline_up_to = qps.inline_bytes();
+        self.qps = qps;
+        self.usual_up_to = self.usual_bytes();
+    }
+
+    /// Up to how many bytes a message is one write on the only rail; 0: none is known to be.
+    pub(super) fn usual_bytes(&self) -> u32 {
+        let one_write_up_to = self.trailing_immediate_above.min(self.qps.striping.whole_up_to());
+        let is_any = self.has_one_rail && !self.flow.has_lanes();
+        if is_any { one_write_up_to.min(Imm::EXPLICIT_LIMIT - 1) } else { 0 }
+    }
+
+    /// Takes up lanes, or gives them up, where they are automatic.
+    fn look_at_lanes(&mut self) {
+        let (Some(lanes), Some(recovery)) = (&mut self.automatic_lanes, &self.recovery) else { return };
+        let (messages, bytes) = self.stats.done();
+        if !lanes.is_due(bytes) {
+            return;
+        }
+        let striping = self.qps.striping;
+        let sent = Sent {
+            now: recovery.now(),
+            messages,
+            bytes,
+            rails: striping.rails(),
+            per_rail: striping.qp_count() / striping.rails(),
+            by_qp: self.stats.lane_bytes(),
+        };
+        if let Some(wish) = lanes.look(&sent) {
+            recovery.report_wish(wish);
+        }
     }
 
     /// Goes on to send again what has not arrived, as far as the send queues have room. When all of it is posted, the connection runs.

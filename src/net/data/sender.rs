@@ -14,6 +14,7 @@ use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::Owner;
+use crate::proto::automatic_lanes::AutomaticLanes;
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
@@ -63,7 +64,7 @@ pub struct SendPath {
     pub(super) qps: QpSet,
     pub(super) ring: CtsRing,
     /// A stripe of more bytes has its immediate in a trailing write of its own. `u32::MAX`: no stripe has.
-    trailing_immediate_above: u32,
+    pub(super) trailing_immediate_above: u32,
     /// Whether several writes on one queue pair have one doorbell.
     chain_writes: bool,
     pub(super) other_work: OtherWork,
@@ -73,15 +74,19 @@ pub struct SendPath {
     pub(super) stall: Stall,
     /// `None`: the first fault ends the connection.
     pub(super) recovery: Option<Arc<ConnRecovery>>,
+    /// `None`: it has as many queue pairs as it began with.
+    pub(super) automatic_lanes: Option<Box<AutomaticLanes>>,
     pub(super) peer: Arc<PeerState>,
     pub(super) memory: Arc<ConnMemory>,
     pub(super) stats: ConnStats,
     /// Whether there is one rail without lanes, and no message is being timed.
     pub(super) is_plain: bool,
+    /// Whether it has had one rail from the beginning.
+    pub(super) has_one_rail: bool,
     /// Messages of so many bytes or fewer, but not of 0, are one write on the only rail.
-    usual_up_to: u32,
+    pub(super) usual_up_to: u32,
     /// Such a message of host memory, of so many bytes or fewer, is sent inline.
-    inline_up_to: u32,
+    pub(super) inline_up_to: u32,
     /// The write of such a message: signalled, with immediate data.
     single: PreparedWrite,
 }
@@ -123,18 +128,19 @@ impl SendComm {
         stats: ConnStats,
     ) -> Self {
         let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
-        let one_write_up_to = trailing_immediate_above.min(terms.striping.whole_up_to());
         let mut flow = SendFlow::new(terms.striping, weights);
-        if nic.plan.lanes && terms.striping.is_split() && terms.qps_per_rail() > 1 {
+        if nic.plan.lanes {
             flow.use_lanes();
         }
-        let is_plain = !qps.are_on_several_rails() && !flow.has_lanes();
+        let has_one_rail = !qps.are_on_several_rails();
+        let is_plain = has_one_rail && !flow.has_lanes();
         qps.watch(&peer);
         let sticky_error = StickyError::new("sending to");
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
         let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
-        let path = SendPath {
+        let automatic_lanes = recovery.as_ref().and_then(|_| nic.plan.automatic_lanes(&nic.config));
+        let mut path = SendPath {
             flow,
             qps,
             ring,
@@ -145,11 +151,13 @@ impl SendComm {
             mode: Mode::Running,
             stall: Stall::new(nic.config.stall_ms),
             recovery: recovery.clone(),
+            automatic_lanes,
             peer: Arc::clone(&peer),
             memory: Arc::clone(&memory),
             stats,
             is_plain,
-            usual_up_to: if is_plain { one_write_up_to.min(Imm::EXPLICIT_LIMIT - 1) } else { 0 },
+            has_one_rail,
+            usual_up_to: 0,
             inline_up_to,
             single: PreparedWrite::new(&Write {
                 local: Sge { length: 1, ..Sge::default() },
@@ -158,6 +166,7 @@ impl SendComm {
                 ..Write::default()
             }),
         };
+        path.usual_up_to = path.usual_bytes();
         Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
     }
 
@@ -247,12 +256,6 @@ impl SendPath {
     #[inline(always)]
     fn is_usual(&self, length: u32) -> bool {
         length.wrapping_sub(1) < self.usual_up_to
-    }
-
-    /// From now on it posts to `qps`.
-    pub(super) fn use_qps(&mut self, qps: QpSet) {
-        self.inline_up_to = qps.inline_bytes();
-        self.qps = qps;
     }
 
     /// Posts a message that is one write, whose data and target are prepared.

@@ -2,6 +2,7 @@
 
 use super::rail::Rail;
 use crate::host::config::Config;
+use crate::proto::automatic_lanes::AutomaticLanes;
 use std::sync::Arc;
 
 /// Lanes of a connection that has as many as is automatic.
@@ -10,8 +11,10 @@ const AUTOMATIC_LANES: u8 = 4;
 /// The queue pairs of each connection of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueuePairPlan {
-    /// Queue pairs on each rail.
-    pub per_rail: u8,
+    /// Queue pairs on each rail that a sender begins with.
+    pub first: u8,
+    /// So many a receiver has if its sender has as many, and a sender later.
+    pub most: u8,
     /// Messages are split over all queue pairs.
     pub split: bool,
     /// Each queue pair has a share of its own of what is split.
@@ -32,35 +35,50 @@ impl QueuePairPlan {
     }
 
     fn of(config: &Config, is_infiniband: bool, is_roce_v1: bool) -> Self {
-        let Config { queue_pairs: per_rail, split, lanes, new_paths, .. } = *config;
-        let given = Self { per_rail, split, lanes, new_paths: new_paths && !is_infiniband, why_one: None };
+        let Config { queue_pairs: most, split, lanes, new_paths, .. } = *config;
+        let given = Self { first: most, most, split, lanes, new_paths: new_paths && !is_infiniband, why_one: None };
         if !config.automatic_lanes {
             return given;
         }
+        let is_at_once = config.lanes_after == 0;
         let why_one = match () {
             () if is_infiniband => Some("the port is InfiniBand, whose switches do not choose paths by UDP ports"),
             () if config.adaptive_routing == Some(true) => {
                 Some("NCCL_IB_ADAPTIVE_ROUTING=1 says that packets are spread")
             }
             () if is_roce_v1 => Some("packets of RoCE v1 have no UDP ports"),
+            () if !config.failover && !is_at_once => {
+                Some("a connection takes more as it recovers from a fault, and FERRITE_FAILOVER=0")
+            }
             () => None,
         };
+        let (first, most) = (if is_at_once { AUTOMATIC_LANES } else { 1 }, AUTOMATIC_LANES);
         match why_one {
-            None => Self { per_rail: AUTOMATIC_LANES, split: true, lanes: true, ..given },
-            Some(_) => Self { per_rail: 1, split: false, lanes: false, new_paths: false, why_one },
+            None => Self { first, most, split: true, lanes: true, ..given },
+            Some(_) => Self { first: 1, most: 1, split: false, lanes: false, new_paths: false, why_one },
         }
     }
 
-    /// What was chosen for the device `name`, and why, if it was chosen automatically.
-    pub fn choice(&self, config: &Config, name: &str) -> Option<String> {
-        let chosen = match (self.why_one, self.new_paths && config.failover) {
-            (Some(why), _) => format!("1 queue pair per connection: {why}"),
-            (None, true) => {
-                format!("{} lanes per connection and rail, and other paths for slow ones: Ethernet", self.per_rail)
-            }
-            (None, false) => format!("{} lanes per connection and rail: Ethernet", self.per_rail),
+    /// The lanes of a new sender, if it has more later; messages are recovered then.
+    pub fn automatic_lanes(&self, config: &Config) -> Option<Box<AutomaticLanes>> {
+        (self.first < self.most).then(|| Box::new(AutomaticLanes::new(self.most, config.lanes_after)))
+    }
+
+    /// What was chosen for a device, and why, if it was chosen automatically.
+    pub fn choice(&self, config: &Config) -> Option<String> {
+        let Self { first, most, .. } = self;
+        let when = match config.lanes_after >> 20 {
+            0 => String::new(),
+            mib => format!(" after {mib} MiB in large messages (FERRITE_LANES_AFTER_MB)"),
         };
-        config.automatic_lanes.then(|| format!("{name} has {chosen} (FERRITE_LANES=auto)"))
+        let chosen = match (self.why_one, self.new_paths && config.failover) {
+            (Some(why), _) => format!("{first} queue pair per connection and rail: {why}"),
+            (None, true) => {
+                format!("{most} lanes per connection and rail{when}, and other paths for slow ones: Ethernet")
+            }
+            (None, false) => format!("{most} lanes per connection and rail{when}: Ethernet"),
+        };
+        config.automatic_lanes.then(|| format!("{chosen} (FERRITE_LANES=auto)"))
     }
 }
 
@@ -73,54 +91,71 @@ mod tests {
         Config::parse(value).expect("valid")
     }
 
-    const AUTO: (&str, &str) = ("FERRITE_LANES", "auto");
-
-    /// Queue pairs, split, lanes, new paths.
-    fn plan(env: &[(&str, &str)], is_infiniband: bool, is_roce_v1: bool) -> (u8, bool, bool, bool) {
-        let QueuePairPlan { per_rail, split, lanes, new_paths, .. } =
+    /// Queue pairs at first, and at most; split, lanes, new paths.
+    fn plan(env: &[(&str, &str)], is_infiniband: bool, is_roce_v1: bool) -> (u8, u8, bool, bool, bool) {
+        let QueuePairPlan { first, most, split, lanes, new_paths, .. } =
             QueuePairPlan::of(&config(env), is_infiniband, is_roce_v1);
-        (per_rail, split, lanes, new_paths)
+        (first, most, split, lanes, new_paths)
     }
 
-    const ONE: (u8, bool, bool, bool) = (1, false, false, false);
+    const AT_ONCE: (&str, &str) = ("FERRITE_LANES_AFTER_MB", "0");
+    const ONE: (u8, u8, bool, bool, bool) = (1, 1, false, false, false);
 
     #[test]
     fn automatic_lanes_are_four_with_new_paths_on_ethernet() {
-        assert_eq!(plan(&[AUTO], false, false), (4, true, true, true));
-        assert_eq!(plan(&[AUTO, ("FERRITE_NEW_PATHS", "0")], false, false), (4, true, true, false));
-        assert_eq!(plan(&[AUTO, ("NCCL_IB_ADAPTIVE_ROUTING", "0")], false, false), (4, true, true, true));
+        for env in [&[][..], &[("FERRITE_LANES", "auto")], &[("NCCL_IB_ADAPTIVE_ROUTING", "0")]] {
+            assert_eq!(plan(env, false, false), (1, 4, true, true, true), "{env:?}");
+        }
+        assert_eq!(plan(&[AT_ONCE], false, false), (4, 4, true, true, true));
+        assert_eq!(plan(&[("FERRITE_NEW_PATHS", "0")], false, false), (1, 4, true, true, false));
+        assert_eq!(plan(&[AT_ONCE, ("FERRITE_FAILOVER", "0")], false, false), (4, 4, true, true, true));
     }
 
     #[test]
     fn there_are_none_where_they_are_of_no_use_or_the_user_says_how_many_queue_pairs_there_are() {
-        assert_eq!(plan(&[AUTO], true, false), ONE);
-        assert_eq!(plan(&[AUTO], false, true), ONE);
-        assert_eq!(plan(&[AUTO, ("NCCL_IB_ADAPTIVE_ROUTING", "1")], false, false), ONE);
-        assert_eq!(plan(&[AUTO, ("NCCL_IB_QPS_PER_CONNECTION", "2")], false, false), (2, false, false, false));
-        let split = ("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
-        assert_eq!(plan(&[AUTO, split, ("NCCL_IB_QPS_PER_CONNECTION", "2")], true, false), (2, true, false, false));
+        assert_eq!(plan(&[], true, false), ONE);
+        assert_eq!(plan(&[], false, true), ONE);
+        assert_eq!(plan(&[("NCCL_IB_ADAPTIVE_ROUTING", "1")], false, false), ONE);
+        assert_eq!(plan(&[("FERRITE_FAILOVER", "0")], false, false), ONE);
+        let two = ("NCCL_IB_QPS_PER_CONNECTION", "2");
+        assert_eq!(plan(&[two], false, false), (2, 2, false, false, false));
+        assert_eq!(plan(&[("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), two], true, false), (2, 2, true, false, false));
     }
 
     #[test]
     fn a_number_of_lanes_holds_everywhere() {
         let lanes = ("FERRITE_LANES", "3");
-        assert_eq!(plan(&[lanes], true, false), (3, true, true, false));
-        assert_eq!(plan(&[lanes, ("FERRITE_NEW_PATHS", "1")], false, true), (3, true, true, true));
-        assert_eq!(plan(&[lanes, ("FERRITE_NEW_PATHS", "1")], true, false), (3, true, true, false));
-        assert_eq!(plan(&[], false, false), ONE);
+        assert_eq!(plan(&[lanes], true, false), (3, 3, true, true, false));
+        assert_eq!(plan(&[lanes, ("FERRITE_NEW_PATHS", "1")], false, true), (3, 3, true, true, true));
+        assert_eq!(plan(&[lanes, ("FERRITE_NEW_PATHS", "1")], true, false), (3, 3, true, true, false));
+        assert_eq!(plan(&[("FERRITE_LANES", "1")], false, false), ONE);
+    }
+
+    #[test]
+    fn only_a_sender_that_begins_with_fewer_takes_more_later() {
+        let takes_more = |env: &[(&str, &str)]| {
+            let config = config(env);
+            QueuePairPlan::of(&config, false, false).automatic_lanes(&config).is_some()
+        };
+        assert!(takes_more(&[]) && !takes_more(&[AT_ONCE]) && !takes_more(&[("FERRITE_LANES", "4")]));
     }
 
     #[test]
     fn what_was_chosen_is_said_with_the_reason() {
         let said = |env: &[(&str, &str)], is_infiniband| {
             let config = config(env);
-            QueuePairPlan::of(&config, is_infiniband, false).choice(&config, "mlx5_0")
+            QueuePairPlan::of(&config, is_infiniband, false).choice(&config)
         };
-        let four = "mlx5_0 has 4 lanes per connection and rail, and other paths for slow ones: Ethernet";
-        assert_eq!(said(&[AUTO], false), Some(format!("{four} (FERRITE_LANES=auto)")));
-        assert!(said(&[AUTO], true).is_some_and(|line| line.contains("1 queue pair per connection: the port is Inf")));
+        let four = "4 lanes per connection and rail";
+        let paths = "and other paths for slow ones: Ethernet (FERRITE_LANES=auto)";
+        let after = " after 16384 MiB in large messages (FERRITE_LANES_AFTER_MB)";
+        assert_eq!(said(&[], false), Some(format!("{four}{after}, {paths}")));
+        assert_eq!(said(&[AT_ONCE], false), Some(format!("{four}, {paths}")));
         assert!(
-            said(&[AUTO, ("FERRITE_FAILOVER", "0")], false).is_some_and(|line| !line.contains("other paths")),
+            said(&[], true).is_some_and(|line| line.contains("1 queue pair per connection and rail: the port is Inf"))
+        );
+        assert!(
+            said(&[AT_ONCE, ("FERRITE_FAILOVER", "0")], false).is_some_and(|line| !line.contains("other paths")),
             "new paths come by recoveries"
         );
         assert_eq!(said(&[("FERRITE_LANES", "4")], false), None);

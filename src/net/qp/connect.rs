@@ -121,7 +121,9 @@ impl ConnectingQpSet {
                 return Err(is_missing(index));
             };
             let path = ends.path(*local, far, self.connected.priority)?;
-            let flow_label = self.connected.labels.of(ends.number, index.0 / striping.rails());
+            let has_lanes = striping.qp_count() > striping.rails();
+            let labels = &self.connected.labels;
+            let flow_label = if has_lanes { labels.of(ends.number, index.0 / striping.rails()) } else { 0 };
             let path = Path { flow_label, ..path };
             let is_first = index.0 < striping.rails();
             if is_first && self.attempts.failed == 0 {

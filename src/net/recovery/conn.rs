@@ -142,7 +142,8 @@ impl ConnRecovery {
         }
     }
 
-    pub(super) fn now(&self) -> Time {
+    /// The time since the connection was made.
+    pub fn now(&self) -> Time {
         self.start.elapsed()
     }
 
@@ -171,6 +172,7 @@ impl ConnRecovery {
                 // Its completions tell, which NCCL may not ask for.
                 Input::QueuePairFailed => end.poll()?,
                 Input::SlowLane(qp) => self.move_lane(work, qp),
+                Input::Lanes(wish) => self.change_lanes(work, wish),
                 Input::LaggingLanes(qps) => work.new_qps.leave_paths(Silent(qps)),
             }
         }

@@ -1,6 +1,7 @@
 //! What has happened to one connection and has not been handled yet.
 
 use crate::proto::QpIndex;
+use crate::proto::automatic_lanes::Wish;
 use crate::proto::frame::Frame;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,6 +26,8 @@ pub(super) enum Input {
     QueuePairFailed,
     /// This lane has stayed slow.
     SlowLane(QpIndex),
+    /// The sender is to have another number of queue pairs.
+    Lanes(Wish),
     /// Over these lanes, as a bit mask of queue pairs, nothing has been acknowledged, which is a fault.
     LaggingLanes(u32),
     /// More than [`MOST`] of these.

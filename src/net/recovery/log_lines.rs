@@ -4,6 +4,7 @@ use super::rails::ConnRails;
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::proto::QpIndex;
+use crate::proto::automatic_lanes::Wish;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::time::Duration;
 
@@ -21,6 +22,19 @@ pub(super) fn log_move(nic: &Nic, peer: &PeerState, qp: QpIndex) {
     let text =
         format!("{}: lane {} of the connection to {} stays slow, and gets another path", nic.name, qp.0, peer.peer());
     match nic.notices.line("path", &text) {
+        Some(line) => log::info!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}
+
+/// The connection is to have other queue pairs.
+pub(super) fn log_lanes(nic: &Nic, peer: &PeerState, Wish { per_rail, why }: Wish) {
+    let text = format!(
+        "{}: the connection to {} gets {per_rail} queue pair(s) per rail: {why} (FERRITE_LANES=auto)",
+        nic.name,
+        peer.peer()
+    );
+    match nic.notices.line("lanes of a connection", &text) {
         Some(line) => log::info!("{line}"),
         None => log::debug!("{text}"),
     }

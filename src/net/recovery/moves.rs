@@ -1,15 +1,29 @@
-//! Other paths for lanes: a queue pair that replaces one of a lane has another flow label.
+//! Other lanes, and other paths for lanes, although nothing has failed: new queue pairs replace those in use.
 
 use super::conn::{ConnRecovery, Work};
 use super::inbox::Input;
 use super::log_lines;
 use crate::net::qp::reach::Silent;
 use crate::proto::QpIndex;
+use crate::proto::automatic_lanes::Wish;
 
 impl ConnRecovery {
     /// Sender: the lane of queue pair `qp` has stayed slow while others have not.
     pub fn report_slow_lane(&self, qp: QpIndex) {
         self.put_or_wait(Input::SlowLane(qp));
+    }
+
+    /// Sender: the connection is to have another number of queue pairs.
+    pub fn report_wish(&self, wish: Wish) {
+        self.put_or_wait(Input::Lanes(wish));
+    }
+
+    /// Takes up lanes, or gives them up.
+    pub(super) fn change_lanes(&self, work: &mut Work, wish: Wish) {
+        if work.machine.handle_wish(self.now()) {
+            work.new_qps.wish_for(wish.per_rail);
+            log_lines::log_lanes(&self.nic, &self.peer, wish);
+        }
     }
 
     /// Gives a slow lane another path, if none has been given lately.

@@ -37,7 +37,7 @@ const REACH_EVERY: Duration = Duration::from_micros(100);
 pub struct NewQps {
     nic: Arc<Nic>,
     role: Role,
-    /// Queue pairs on each rail.
+    /// Queue pairs on each rail. A receiver has no more than the sender.
     per_rail: usize,
     priority: Priority,
     labels: FlowLabels,
@@ -82,10 +82,14 @@ pub enum Progress {
 impl NewQps {
     /// None yet, for an end of a connection on `terms` that runs on `qps`, as whose packets theirs are marked.
     pub fn new(nic: &Arc<Nic>, role: Role, terms: &Negotiated, qps: &QpSet) -> Self {
+        let per_rail = match role {
+            Role::Sender => terms.qps_per_rail(),
+            Role::Receiver => terms.qps_per_rail().max(nic.plan.most.into()),
+        };
         Self {
             nic: Arc::clone(nic),
             role,
-            per_rail: terms.qps_per_rail(),
+            per_rail,
             priority: qps.priority,
             labels: qps.labels.clone(),
             striping: qps.striping,
@@ -95,9 +99,18 @@ impl NewQps {
         }
     }
 
+    /// From the next attempt on, a sender has so many queue pairs on each rail, if the receiver and the devices have as many.
+    pub fn wish_for(&mut self, per_rail: u8) {
+        self.per_rail = per_rail.into();
+    }
+
     /// From the next attempt on, the lanes of these queue pairs, which are those that were connected last, have other flow labels, if they
     /// have any: and so other paths.
     pub fn leave_paths(&mut self, qps: Silent) {
+        if self.striping.qp_count() <= self.striping.rails() {
+            // Without lanes there are no labels: new queue pairs have other paths.
+            return;
+        }
         for qp in (0..self.striping.qp_count()).filter(|qp| qps.0 & 1 << qp != 0) {
             self.labels.replace(self.striping.rail_of(QpIndex(qp)), qp / self.striping.rails());
         }
@@ -130,7 +143,8 @@ impl NewQps {
             (Role::Receiver, stage) => {
                 self.handle_end(&stage);
                 drop(stage);
-                InitQpSet::new(&self.nic, ports, self.per_rail, end.caps(), Some(&remote))?
+                let offered = remote.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
+                InitQpSet::new(&self.nic, ports, self.per_rail.min(offered), end.caps(), Some(&remote))?
             }
         };
         let (sender, receiver) = match self.role {

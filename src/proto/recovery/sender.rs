@@ -81,9 +81,7 @@ impl SendFlow {
         }
         (self.head, self.next, self.qp) = (head, account.next, QpIndex(0));
         (self.striping, self.weights) = (striping, weights);
-        if self.has_lanes() {
-            self.use_lanes();
-        }
+        self.begin_lanes();
         Ok(())
     }
 

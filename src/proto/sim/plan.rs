@@ -95,6 +95,11 @@ impl Plan {
         flow
     }
 
+    /// Queue pairs on each rail.
+    pub(super) fn per_rail(&self) -> usize {
+        self.qps() / self.rails()
+    }
+
     pub(super) fn rails(&self) -> usize {
         self.striping.rails().into()
     }

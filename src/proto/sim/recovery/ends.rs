@@ -130,9 +130,8 @@ impl Outside {
         up.fold(RailMask::NONE, |mask, rail| mask | RailMask::only(rail))
     }
 
-    /// Queue pairs of `end` over `rails`, by index.
-    pub(super) fn create(&mut self, end: End, rails: RailMask) -> Vec<usize> {
-        let per_rail = self.plan.qps() / self.plan.rails();
+    /// `per_rail` queue pairs of `end` on each of `rails`, by index.
+    pub(super) fn create(&mut self, end: End, rails: RailMask, per_rail: usize) -> Vec<usize> {
         let indices = 0..per_rail as u8 * rails.count();
         indices.map(|i| self.fabric.create(end, rails.at(i % rails.count()), QpIndex(i))).collect()
     }
@@ -143,7 +142,7 @@ pub(super) fn connected(outside: &mut Outside, give_up: Duration) -> (Sender, Re
     let rails = outside.plan.striping.rail_numbers();
     let flow = RecvFlow::new(outside.plan.striping);
     outside.fabric.keep_receives(&[], flow.receives());
-    let [near, far] = [End::Sender, End::Receiver].map(|end| outside.create(end, rails));
+    let [near, far] = [End::Sender, End::Receiver].map(|end| outside.create(end, rails, outside.plan.per_rail()));
     for (a, b) in near.iter().zip(&far) {
         outside.fabric.connect(*a, *b);
         outside.fabric.connect(*b, *a);

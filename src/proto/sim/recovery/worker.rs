@@ -74,14 +74,16 @@ impl Caller {
         let now = outside.now;
         match job {
             Action::Create { attempt, rails } => {
-                let end = self.create(rails, outside);
+                // Not as many as before: lanes are taken up and given up.
+                let per_rail = 1 + outside.random.index(outside.plan.per_rail());
+                let end = self.create(rails, per_rail, outside);
                 self.offered = end.clone().ok();
                 self.machine.handle_created(now, attempt, end);
             }
             Action::Connect { attempt, rails, remote } => {
                 let own = match self.end {
                     End::Sender => self.offered.clone().ok_or_else(|| "nothing was created".to_owned()),
-                    End::Receiver => self.create(rails, outside),
+                    End::Receiver => self.create(rails, remote.rails[0].qps.len(), outside),
                 };
                 let connected = own.and_then(|own| self.connect(own, rails, &remote, outside));
                 self.machine.handle_connected(now, attempt, connected);
@@ -91,13 +93,13 @@ impl Caller {
         None
     }
 
-    /// Queue pairs on `rails`, as they are told to the peer. None, if a port is down.
-    fn create(&mut self, rails: RailMask, outside: &mut Outside) -> Result<Endpoint, String> {
+    /// `per_rail` queue pairs on each of `rails`, as they are told to the peer. None, if a port is down.
+    fn create(&mut self, rails: RailMask, per_rail: usize, outside: &mut Outside) -> Result<Endpoint, String> {
         assert!(self.new.is_empty(), "the queue pairs of an earlier attempt are there");
         self.check(rails, outside)?;
-        let numbers = outside.create(self.end, rails);
-        let (qps, count) = (outside.plan.qps() / outside.plan.rails(), usize::from(rails.count()));
-        let mut end = endpoint(count, qps, outside.plan.striping.is_split());
+        let numbers = outside.create(self.end, rails, per_rail);
+        let count = usize::from(rails.count());
+        let mut end = endpoint(count, per_rail, outside.plan.striping.is_split());
         for (i, number) in numbers.iter().enumerate() {
             end.rails[i % count].qps[i / count].qpn = *number as u32;
         }

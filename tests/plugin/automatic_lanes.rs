@@ -1,0 +1,90 @@
+//! Lanes that a connection takes by itself when it has sent enough, as it does unless `FERRITE_LANES` says otherwise.
+
+use crate::common::bench::Bench;
+use crate::common::log::{log, said};
+use crate::common::plugin_transport;
+use crate::common::process::pair;
+use crate::common::setting::{set, talkative};
+use crate::transport::queue_pairs_with_data;
+use ferrite::error::Result;
+use ferrite::pair::WorkerCtx;
+use testkit::require;
+
+/// A connection takes lanes after 1 MiB of large messages.
+const SOON: (&str, &str) = ("FERRITE_LANES_AFTER_MB", "1");
+const TAKES: &str = "queue pair(s) per rail: large messages (FERRITE_LANES=auto)";
+
+/// Sends messages of `bytes` each way until `is_enough` at both ends, or so many times.
+fn carries(
+    worker: &mut WorkerCtx,
+    bench: &Bench,
+    (bytes, most): (usize, usize),
+    is_enough: impl Fn() -> bool,
+) -> Result<()> {
+    for round in 0..most {
+        bench.exchange(worker, round, bytes, bytes)?;
+        let own = u64::from(is_enough());
+        if own + worker.swap(own)? == 2 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages() -> Result<()> {
+    pair(&require!(talkative(&[SOON])), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        assert_eq!(queue_pairs_with_data(), 0);
+        bench.exchange(worker, 0, 1 << 19, 1 << 19)?;
+        assert_eq!(queue_pairs_with_data(), 1);
+        carries(worker, &bench, (1 << 19, 1000), || queue_pairs_with_data() == 4)?;
+        assert_eq!(queue_pairs_with_data(), 4, "{}", log());
+        assert!(said(&["gets 4", TAKES]), "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+/// Whatever becomes of its lanes, every byte arrives once.
+#[test]
+fn all_arrives_while_lanes_are_taken_and_given_up() -> Result<()> {
+    pair(&require!(talkative(&[SOON])), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        for round in 0..600 {
+            let size = [1_000_000, 100_000, 8, 0][round % 4];
+            bench.exchange(worker, round, size, size)?;
+        }
+        assert!(said(&["gets 4", TAKES]), "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+#[test]
+fn small_messages_need_no_lanes() -> Result<()> {
+    pair(&require!(talkative(&[SOON])), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        carries(worker, &bench, (60_000, 100), || false)?;
+        assert_eq!(queue_pairs_with_data(), 1);
+        assert!(!said(&[TAKES]), "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+/// The sender asks once, and the connection goes on with one queue pair.
+#[test]
+fn a_peer_that_has_one_queue_pair_keeps_the_connection_at_one() -> Result<()> {
+    pair(&require!(talkative(&[SOON])), |worker| {
+        if worker.rank() == 1 {
+            set("FERRITE_LANES", "1");
+        }
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        carries(worker, &bench, (1 << 19, 200), || false)?;
+        assert_eq!(queue_pairs_with_data(), 1, "{}", log());
+        assert_eq!(said(&["gets 4", TAKES]), worker.rank() == 0, "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
