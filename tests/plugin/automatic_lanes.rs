@@ -61,6 +61,21 @@ fn all_arrives_while_lanes_are_taken_and_given_up() -> Result<()> {
     Ok(())
 }
 
+/// There is one path, so that no lane is faster than another.
+#[test]
+fn lanes_that_carry_as_much_are_given_up() -> Result<()> {
+    const GIVES_UP: &str = "queue pair(s) per rail: all lanes have carried as much (FERRITE_LANES=auto)";
+    pair(&require!(talkative(&[SOON])), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        carries(worker, &bench, (1_000_000, 5000), || said(&["gets 1", GIVES_UP]))?;
+        assert!(said(&["gets 1", GIVES_UP]), "{}", log());
+        carries(worker, &bench, (1_000_000, 10), || false)?;
+        assert_eq!(queue_pairs_with_data(), 1, "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
 #[test]
 fn small_messages_need_no_lanes() -> Result<()> {
     pair(&require!(talkative(&[SOON])), |worker| {

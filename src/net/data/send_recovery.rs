@@ -211,6 +211,7 @@ impl SendPath {
     }
 
     /// Takes up lanes, or gives them up, where they are automatic.
+    #[inline(never)]
     fn look_at_lanes(&mut self) {
         let (Some(lanes), Some(recovery)) = (&mut self.automatic_lanes, &self.recovery) else { return };
         let (messages, bytes) = self.stats.done();

@@ -74,21 +74,21 @@ pub struct SendPath {
     pub(super) stall: Stall,
     /// `None`: the first fault ends the connection.
     pub(super) recovery: Option<Arc<ConnRecovery>>,
-    /// `None`: it has as many queue pairs as it began with.
-    pub(super) automatic_lanes: Option<Box<AutomaticLanes>>,
     pub(super) peer: Arc<PeerState>,
     pub(super) memory: Arc<ConnMemory>,
     pub(super) stats: ConnStats,
     /// Whether there is one rail without lanes, and no message is being timed.
     pub(super) is_plain: bool,
-    /// Whether it has had one rail from the beginning.
-    pub(super) has_one_rail: bool,
     /// Messages of so many bytes or fewer, but not of 0, are one write on the only rail.
     pub(super) usual_up_to: u32,
     /// Such a message of host memory, of so many bytes or fewer, is sent inline.
     pub(super) inline_up_to: u32,
     /// The write of such a message: signalled, with immediate data.
     single: PreparedWrite,
+    /// Whether it has had one rail from the beginning.
+    pub(super) has_one_rail: bool,
+    /// `None`: it has as many queue pairs as it began with.
+    pub(super) automatic_lanes: Option<Box<AutomaticLanes>>,
 }
 
 /// Work requests that are not a stripe in one write.
