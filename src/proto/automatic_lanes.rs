@@ -65,6 +65,8 @@ pub struct AutomaticLanes {
     wait: u64,
     /// Nothing is to be decided before so many bytes have been sent.
     next: u64,
+    /// There is a wish, and there are no new queue pairs since.
+    is_asked: bool,
     stage: Stage,
 }
 
@@ -76,8 +78,8 @@ enum Stage {
         bytes: u64,
     },
     Lanes(Measuring),
-    /// One queue pair again; the speed with lanes, in bytes a second.
-    Trial(u64, Measuring),
+    /// One queue pair again; the speed with lanes, in bytes a second, and on how many rails.
+    Trial(u64, u8, Measuring),
     /// Lanes are of use.
     Settled,
 }
@@ -96,25 +98,38 @@ struct Measuring {
 impl AutomaticLanes {
     /// A connection begins with one queue pair on each rail, and takes up to `most` after so many bytes.
     pub fn new(most: u8, after: u64) -> Self {
-        Self { most, after, wait: after, next: after, stage: Stage::One { messages: 0, bytes: 0 } }
+        Self { most, after, wait: after, next: after, is_asked: false, stage: Stage::One { messages: 0, bytes: 0 } }
     }
 
     /// Whether there is something to be decided after so many bytes: then [`Self::look`] is to be called.
     pub fn is_due(&self, bytes: u64) -> bool {
-        bytes >= self.next
+        bytes >= self.next && !self.is_asked
     }
 
-    /// Decides. What is returned is done soon, or, if the peer or a device has no more queue pairs, not at all.
+    /// There are new queue pairs, by a wish or after a fault. If there was a wish, they are what has come of it.
+    pub fn handle_new_queue_pairs(&mut self) {
+        self.is_asked = false;
+    }
+
+    /// Decides. After a wish, nothing more is decided until there are new queue pairs; as many as is wished, or fewer.
     pub fn look(&mut self, sent: &Sent) -> Option<Wish> {
         if !self.is_due(sent.bytes) {
             return None;
         }
-        self.next = sent.bytes + (self.after * TIMES_AS_MUCH / MEASUREMENTS as u64).max(1);
+        self.next = sent.bytes.saturating_add((self.after * TIMES_AS_MUCH / MEASUREMENTS as u64).max(1));
+        let wish = self.decide(sent);
+        self.is_asked = wish.is_some();
+        wish
+    }
+
+    fn decide(&mut self, sent: &Sent) -> Option<Wish> {
         let has_lanes = sent.per_rail > 1;
         match &mut self.stage {
+            // Those of an earlier wish.
+            Stage::One { .. } if has_lanes => self.stage = Stage::Lanes(Measuring::default()),
             Stage::One { messages, bytes } => {
-                let is_large = (sent.bytes - *bytes) / (sent.messages - *messages).max(1) >= LARGE;
-                if is_large {
+                let (messages, bytes) = (sent.messages.saturating_sub(*messages), sent.bytes.saturating_sub(*bytes));
+                if bytes / messages.max(1) >= LARGE {
                     return self.take_lanes("large messages");
                 }
                 self.wait_with_one(sent);
@@ -127,20 +142,22 @@ impl AutomaticLanes {
                     self.stage = Stage::Lanes(Measuring::default());
                     return None;
                 }
-                self.stage = Stage::Trial(speed, Measuring::default());
+                self.stage = Stage::Trial(speed, sent.rails, Measuring::default());
                 return Some(Wish { per_rail: 1, why: "all lanes have carried as much" });
             }
             Stage::Trial(..) if has_lanes => self.stage = Stage::Lanes(Measuring::default()),
-            Stage::Trial(with_lanes, measuring) => {
+            // There is nothing to compare with.
+            Stage::Trial(_, rails, _) if *rails != sent.rails => self.wait_with_one(sent),
+            Stage::Trial(with_lanes, _, measuring) => {
                 let (with_lanes, (_, speed)) = (*with_lanes, measuring.add(sent)?);
                 if u128::from(speed) * u128::from(SLOWER.1) < u128::from(with_lanes) * u128::from(SLOWER.0) {
-                    let wish = self.take_lanes("it is slower with one queue pair");
-                    (self.stage, self.next) = (Stage::Settled, u64::MAX);
-                    return wish;
+                    self.stage = Stage::Settled;
+                    return Some(Wish { per_rail: self.most, why: "it is slower with one queue pair" });
                 }
                 self.handle_no_use(sent);
             }
-            Stage::Settled => {}
+            Stage::Settled if has_lanes => {}
+            Stage::Settled => self.handle_no_use(sent),
         }
         None
     }
@@ -165,10 +182,14 @@ impl AutomaticLanes {
 impl Measuring {
     /// A part has been sent. After all of them: what had been done when it began, and the median of the speeds.
     fn add(&mut self, sent: &Sent) -> Option<(Sent, u64)> {
+        let is_other = |first: &Sent| (first.rails, first.per_rail) != (sent.rails, sent.per_rail);
+        if self.first.as_ref().is_some_and(is_other) {
+            *self = Self::default();
+        }
         let first = *self.first.get_or_insert(*sent);
         if let Some(latest) = self.latest.replace(*sent) {
             let us = (sent.now.saturating_sub(latest.now).as_micros() as u64).max(1);
-            let bytes = u128::from(sent.bytes - latest.bytes);
+            let bytes = u128::from(sent.bytes.saturating_sub(latest.bytes));
             self.speeds[self.count] = (bytes * 1_000_000 / u128::from(us)) as u64;
             self.count += 1;
         }
@@ -182,7 +203,10 @@ impl Measuring {
 /// Whether all lanes of each rail have carried as much since `first`.
 fn are_alike(first: &Sent, now: &Sent) -> bool {
     let (rails, count) = (now.rails, now.rails * now.per_rail);
-    let carried = |qp: u8| now.by_qp[usize::from(qp) % MAX_QPS] - first.by_qp[usize::from(qp) % MAX_QPS];
+    let carried = |qp: u8| {
+        let qp = usize::from(qp) % MAX_QPS;
+        now.by_qp[qp].saturating_sub(first.by_qp[qp])
+    };
     (0..rails).all(|rail| {
         let lanes = || (rail..count).step_by(rails.into()).map(carried);
         let (least, most) = (lanes().min().unwrap_or(0), lanes().max().unwrap_or(0));
@@ -205,16 +229,29 @@ mod tests {
         /// Bytes a second with one queue pair and with lanes.
         speeds: [u64; 2],
         /// How the lanes share what is sent, in parts of a thousand.
-        shares: [u64; 4],
+        shares: [u64; 8],
         /// The peer takes no more than this.
         most: u8,
+        /// So many bytes are sent before a wish has come true.
+        delay: u64,
+        /// When that is, and with how many queue pairs.
+        wished: Option<(u64, u8)>,
     }
 
     impl Conn {
         fn new() -> Self {
             let sent = Sent { now: Time::ZERO, messages: 0, bytes: 0, rails: 1, per_rail: 1, by_qp: [0; MAX_QPS] };
             let lanes = AutomaticLanes::new(4, AFTER);
-            Self { lanes, sent, message: 1 << 20, speeds: [10 << 30, 10 << 30], shares: [250; 4], most: 8 }
+            Self {
+                lanes,
+                sent,
+                message: 1 << 20,
+                speeds: [10 << 30, 10 << 30],
+                shares: [250; 8],
+                most: 8,
+                delay: 0,
+                wished: None,
+            }
         }
 
         /// Sends so many GiB, one at a time, and does what is wished; how many GiB had been sent at each change, and the queue pairs then.
@@ -230,8 +267,12 @@ mod tests {
                     self.sent.by_qp.iter_mut().zip(self.shares).for_each(|(lane, share)| *lane += bytes / 1000 * share);
                 }
                 if let Some(wish) = self.lanes.look(&self.sent) {
-                    self.sent.per_rail = wish.per_rail.min(self.most);
                     changes.push((self.sent.bytes >> 30, wish.per_rail));
+                    self.wished = Some((self.sent.bytes + self.delay, wish.per_rail.min(self.most)));
+                }
+                if let Some((_, per_rail)) = self.wished.take_if(|(at, _)| self.sent.bytes >= *at) {
+                    self.sent.per_rail = per_rail;
+                    self.lanes.handle_new_queue_pairs();
                 }
             }
             changes
@@ -240,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_connection_takes_lanes_when_it_has_sent_enough_in_large_messages() {
-        let mut conn = Conn { shares: [100, 300, 300, 300], ..Conn::new() };
+        let mut conn = Conn { shares: [100, 300, 300, 300, 0, 0, 0, 0], ..Conn::new() };
         assert_eq!(conn.send(1000), [(16, 4)], "and keeps them while they differ");
         let mut small = Conn { message: 60 << 10, ..Conn::new() };
         assert_eq!(small.send(1000), [], "small messages");
@@ -262,6 +303,40 @@ mod tests {
         assert_eq!(conn.send(4000), [(16, 4), (84, 1), (152, 4)]);
         let mut conn = Conn { speeds: [9 << 30, 10 << 30], ..Conn::new() };
         assert_eq!(conn.send(300), [(16, 4), (84, 1)], "9/10 are not slower");
+    }
+
+    #[test]
+    fn nothing_is_decided_while_a_wish_is_under_way() {
+        let mut conn = Conn { delay: 30 << 30, ..Conn::new() };
+        assert_eq!(conn.send(4000), [(16, 4), (111, 1), (462, 4), (557, 1)]);
+    }
+
+    #[test]
+    fn lanes_that_come_late_are_looked_at_and_those_that_do_not_come_are_asked_for_again() {
+        let mut conn = Conn { speeds: [8 << 30, 10 << 30], ..Conn::new() };
+        assert_eq!(conn.send(84), [(16, 4), (84, 1)]);
+        // The receiver's card has no more queue pairs when one turns out to be slower.
+        conn.most = 1;
+        assert_eq!(conn.send(100), [(152, 4)]);
+        conn.most = 4;
+        assert_eq!(conn.send(300), [(412, 4), (480, 1)]);
+        let mut conn = Conn { most: 1, ..Conn::new() };
+        assert_eq!(conn.send(30), [(16, 4)]);
+        conn.sent.per_rail = 4;
+        conn.lanes.handle_new_queue_pairs();
+        assert_eq!(conn.send(400), [(344, 1)]);
+    }
+
+    #[test]
+    fn speeds_on_other_rails_are_not_compared() {
+        let mut conn = Conn { speeds: [8 << 30, 10 << 30], ..Conn::new() };
+        assert_eq!(conn.send(84), [(16, 4), (84, 1)]);
+        conn.sent.rails = 2;
+        assert_eq!(conn.send(200), [(104, 4), (172, 1), (240, 4)]);
+        let mut conn = Conn::new();
+        assert_eq!(conn.send(40), [(16, 4)]);
+        conn.sent.rails = 2;
+        assert_eq!(conn.send(100), [(108, 1)], "measured anew");
     }
 
     #[test]

@@ -5,9 +5,12 @@ use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::common::process::pair;
 use crate::common::setting::{set, talkative};
+use crate::lanes::is_said_at_an_end;
 use crate::transport::queue_pairs_with_data;
 use ferrite::error::Result;
 use ferrite::pair::WorkerCtx;
+use std::process::Command;
+use testkit::dist::dist;
 use testkit::require;
 
 /// A connection takes lanes after 1 MiB of large messages.
@@ -40,7 +43,7 @@ fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages() -> Result<
         assert_eq!(queue_pairs_with_data(), 1);
         carries(worker, &bench, (1 << 19, 1000), || queue_pairs_with_data() == 4)?;
         assert_eq!(queue_pairs_with_data(), 4, "{}", log());
-        assert!(said(&["gets 4", TAKES]), "{}", log());
+        assert!(said(&["asks for 4", TAKES]), "{}", log());
         worker.barrier()
     })?;
     Ok(())
@@ -55,7 +58,7 @@ fn all_arrives_while_lanes_are_taken_and_given_up() -> Result<()> {
             let size = [1_000_000, 100_000, 8, 0][round % 4];
             bench.exchange(worker, round, size, size)?;
         }
-        assert!(said(&["gets 4", TAKES]), "{}", log());
+        assert!(said(&["asks for 4", TAKES]), "{}", log());
         worker.barrier()
     })?;
     Ok(())
@@ -67,8 +70,8 @@ fn lanes_that_carry_as_much_are_given_up() -> Result<()> {
     const GIVES_UP: &str = "queue pair(s) per rail: all lanes have carried as much (FERRITE_LANES=auto)";
     pair(&require!(talkative(&[SOON])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
-        carries(worker, &bench, (1_000_000, 5000), || said(&["gets 1", GIVES_UP]))?;
-        assert!(said(&["gets 1", GIVES_UP]), "{}", log());
+        carries(worker, &bench, (1_000_000, 5000), || said(&["asks for 1", GIVES_UP]))?;
+        assert!(said(&["asks for 1", GIVES_UP]), "{}", log());
         carries(worker, &bench, (1_000_000, 10), || false)?;
         assert_eq!(queue_pairs_with_data(), 1, "{}", log());
         worker.barrier()
@@ -98,7 +101,41 @@ fn a_peer_that_has_one_queue_pair_keeps_the_connection_at_one() -> Result<()> {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         carries(worker, &bench, (1 << 19, 200), || false)?;
         assert_eq!(queue_pairs_with_data(), 1, "{}", log());
-        assert_eq!(said(&["gets 4", TAKES]), worker.rank() == 0, "{}", log());
+        assert_eq!(said(&["asks for 4", TAKES]), worker.rank() == 0, "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+/// The first attempt of a connection to have four queue pairs fails, and it goes on.
+#[test]
+fn a_card_that_refuses_what_lanes_need_harms_no_connection() -> Result<()> {
+    pair(&require!(talkative(&[SOON])), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        bench.exchange(worker, 0, 1000, 1000)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            let rule = "modify-qp=ENOMEM times=1";
+            let inject = Command::new(dist().join("bin/softrnic")).args(["inject", rule]).status();
+            assert!(inject.expect("softrnic runs").success());
+        }
+        worker.barrier()?;
+        carries(worker, &bench, (1 << 19, 300), || said(&["asks for 4", TAKES]))?;
+        carries(worker, &bench, (1 << 19, 20), || false)?;
+        is_said_at_an_end(worker, &["goes on, after", "and 2 attempt(s)"])?;
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+/// Each device has a queue pair for each end of the two connections, and no more.
+#[test]
+fn a_card_that_has_no_more_queue_pairs_leaves_the_connection_as_it_was() -> Result<()> {
+    pair(&require!(talkative(&[SOON, ("SOFTRNIC_MAX_QP", "2")])), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        carries(worker, &bench, (1 << 19, 100), || false)?;
+        assert!(said(&["asks for 4", TAKES]), "{}", log());
+        assert_eq!(queue_pairs_with_data(), 1, "{}", log());
         worker.barrier()
     })?;
     Ok(())

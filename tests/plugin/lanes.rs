@@ -21,7 +21,7 @@ fn works(worker: &mut WorkerCtx) -> Result<Bench> {
 }
 
 /// Both ends or one of them have said that.
-fn is_said_at_an_end(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {
+pub(crate) fn is_said_at_an_end(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {
     let own = u64::from(said(words));
     assert!(own + worker.swap(own)? > 0, "{words:?}: {}", log());
     Ok(())

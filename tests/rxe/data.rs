@@ -87,6 +87,27 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
     Ok(())
 }
 
+/// Each connection takes four queue pairs after a MiB, and all arrives before, meanwhile and after.
+pub(crate) fn lanes_that_come_by_themselves(case: &Case) -> Result<()> {
+    // A sender looks when a message is timed, and after 256 tests in vain, of which there are few: this device sends within the call.
+    let setting = case.setting().env("FERRITE_LANES_AFTER_MB", "1").env("FERRITE_SAMPLE", "8");
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, case.transport()?, 1 << 20)?;
+        let device = format!("rxe{}", worker.rank());
+        let count = || connected_queue_pairs(&device);
+        assert_eq!(count(), 2, "one each way");
+        for round in 0..200 {
+            bench.exchange(worker, round, 100_000, 100_000)?;
+            if round % 10 == 9 && worker.swap(count() as u64)? == 8 && count() == 8 {
+                break;
+            }
+        }
+        assert_eq!(count(), 8, "four each way");
+        carries(worker, &bench)
+    })?;
+    Ok(())
+}
+
 /// The port says that a message may have 8 MiB.
 pub(crate) fn longer_than_the_port_allows(case: &Case) -> Result<()> {
     pair(&case.setting(), |worker| {

@@ -201,6 +201,7 @@ impl SendPath {
         self.inline_up_to = qps.inline_bytes();
         self.qps = qps;
         self.usual_up_to = self.usual_bytes();
+        self.automatic_lanes.iter_mut().for_each(|lanes| lanes.handle_new_queue_pairs());
     }
 
     /// Up to how many bytes a message is one write on the only rail; 0: none is known to be.
@@ -212,7 +213,7 @@ impl SendPath {
 
     /// Takes up lanes, or gives them up, where they are automatic.
     #[inline(never)]
-    fn look_at_lanes(&mut self) {
+    pub(super) fn look_at_lanes(&mut self) {
         let (Some(lanes), Some(recovery)) = (&mut self.automatic_lanes, &self.recovery) else { return };
         let (messages, bytes) = self.stats.done();
         if !lanes.is_due(bytes) {
@@ -224,7 +225,7 @@ impl SendPath {
             messages,
             bytes,
             rails: striping.rails(),
-            per_rail: striping.qp_count() / striping.rails(),
+            per_rail: if self.flow.has_lanes() { striping.qp_count() / striping.rails() } else { 1 },
             by_qp: self.stats.lane_bytes(),
         };
         if let Some(wish) = lanes.look(&sent) {

@@ -25,6 +25,8 @@ impl SendPath {
     #[cold]
     #[inline(never)]
     pub(super) fn handle_due(&mut self, id: RequestId, tag: u32) {
+        // As after tests in vain, of which there are few where a device sends within the call.
+        self.look_at_lanes();
         self.stats.handle_due_send(id.to_bits(), tag);
         if self.stats.timed_request() == Some(id.to_bits())
             && let Some(place) = self.flow.place(id)

@@ -33,11 +33,13 @@ pub(in crate::net) struct QpSetRail {
 }
 
 impl InitRailQps {
-    /// Up to `count` on a rail, the port of which is given with its number: fewer if they are lanes, and the device has no more.
+    /// Up to `count` on a rail, the port of which is given with its number: fewer if they are lanes, and the device has no more. If they are
+    /// `more_than` the connection had, it has these again unless the device has as many besides: those of connections that are about to
+    /// have new ones have to be left.
     pub(super) fn new(
         nic: &Nic,
         (number, port): (u8, &Arc<Rail>),
-        count: usize,
+        (count, more_than): (usize, Option<usize>),
         caps: QpCaps,
         peer: Option<[u8; 16]>,
     ) -> Result<Self> {
@@ -49,20 +51,23 @@ impl InitRailQps {
         if port.config.thread_domains && thread.is_none() {
             log_no_thread_domain(nic, port);
         }
-        let mut qps = Vec::with_capacity(count);
-        while qps.len() < count {
+        let tried = if more_than.is_some() { 2 * count } else { count };
+        let mut qps = Vec::with_capacity(tried);
+        while qps.len() < tried {
             match create_qp(port, &device, thread.as_ref(), &queue, caps, RemoteAccess::Write) {
                 Ok(qp) => qps.push(qp),
                 Err(error) if !nic.plan.lanes || !is_exhausted(&error) => return Err(error),
                 Err(error) if qps.is_empty() => {
-                    return Err(error.hint("other connections have lanes; FERRITE_LANES=1 needs fewer queue pairs"));
+                    return Err(error.hint("other connections may have lanes; FERRITE_LANES=1 needs fewer queue pairs"));
                 }
                 Err(error) => {
+                    qps.truncate(more_than.unwrap_or(count));
                     log_fewer_lanes(nic, qps.len(), count, &error);
                     break;
                 }
             }
         }
+        qps.truncate(count);
         Ok(Self { on: QpSetRail { number, port: Arc::clone(port), device, address, queue }, qps })
     }
 

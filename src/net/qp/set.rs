@@ -65,14 +65,15 @@ pub struct QpSet {
 
 impl InitQpSet {
     /// Creates up to `per_rail` queue pairs with capacities `caps` on each of `ports`, of which each has the number of its rail, as
-    /// many as [`MAX_QPS`] allows. If the `peer`'s end is known, it has the same rails, and GIDs are chosen for the peer's.
+    /// many as [`MAX_QPS`] allows. If that is `more_than` the connection had, it has these again where a device is short of queue pairs. If the
+    /// `peer`'s end is known, it has the same rails, and GIDs are chosen for the peer's.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
     pub fn new(
         nic: &Nic,
         ports: &[(u8, Arc<Rail>)],
-        per_rail: usize,
+        (per_rail, more_than): (usize, Option<usize>),
         caps: QpCaps,
         peer: Option<&Endpoint>,
     ) -> Result<Self> {
@@ -81,7 +82,8 @@ impl InitQpSet {
         let count = per_rail.min(MAX_QPS / ports.len().max(1));
         let peer_gid = |place: usize| peer.and_then(|peer| peer.rails.get(place)).map(|end| end.gid);
         let create = |(place, (number, port)): (usize, &(u8, Arc<Rail>))| {
-            InitRailQps::new(nic, (*number, port), count, caps, peer_gid(place)).map_err(|e| e.on_rail(*number))
+            InitRailQps::new(nic, (*number, port), (count, more_than), caps, peer_gid(place))
+                .map_err(|e| e.on_rail(*number))
         };
         let mut rails = ports.iter().enumerate().map(create).collect::<Result<Vec<_>>>()?;
         // As many on each.

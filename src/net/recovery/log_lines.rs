@@ -30,7 +30,7 @@ pub(super) fn log_move(nic: &Nic, peer: &PeerState, qp: QpIndex) {
 /// The connection is to have other queue pairs.
 pub(super) fn log_lanes(nic: &Nic, peer: &PeerState, Wish { per_rail, why }: Wish) {
     let text = format!(
-        "{}: the connection to {} gets {per_rail} queue pair(s) per rail: {why} (FERRITE_LANES=auto)",
+        "{}: the connection to {} asks for {per_rail} queue pair(s) per rail: {why} (FERRITE_LANES=auto)",
         nic.name,
         peer.peer()
     );

@@ -20,8 +20,9 @@ impl ConnRecovery {
 
     /// Takes up lanes, or gives them up.
     pub(super) fn change_lanes(&self, work: &mut Work, wish: Wish) {
+        // While something else is under way, that makes them, or what comes after it.
+        work.new_qps.wish_for(wish.per_rail);
         if work.machine.handle_wish(self.now()) {
-            work.new_qps.wish_for(wish.per_rail);
             log_lines::log_lanes(&self.nic, &self.peer, wish);
         }
     }

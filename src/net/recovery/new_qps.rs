@@ -39,6 +39,9 @@ pub struct NewQps {
     role: Role,
     /// Queue pairs on each rail. A receiver has no more than the sender.
     per_rail: usize,
+    /// A sender's for the next attempt, and that of the latest one: what has failed once is not wished for again.
+    wished: Option<usize>,
+    tried: Option<usize>,
     priority: Priority,
     labels: FlowLabels,
     /// How the queue pairs are numbered that were connected last.
@@ -90,6 +93,8 @@ impl NewQps {
             nic: Arc::clone(nic),
             role,
             per_rail,
+            wished: None,
+            tried: None,
             priority: qps.priority,
             labels: qps.labels.clone(),
             striping: qps.striping,
@@ -99,9 +104,10 @@ impl NewQps {
         }
     }
 
-    /// From the next attempt on, a sender has so many queue pairs on each rail, if the receiver and the devices have as many.
+    /// In the next attempt, a sender tries to have so many queue pairs on each rail, or as many as the receiver and the devices have. If the
+    /// attempt fails, the ones after it have as many as before.
     pub fn wish_for(&mut self, per_rail: u8) {
-        self.per_rail = per_rail.into();
+        self.wished = Some(per_rail.into());
     }
 
     /// From the next attempt on, the lanes of these queue pairs, which are those that were connected last, have other flow labels, if they
@@ -122,7 +128,9 @@ impl NewQps {
     /// A port is down, or a device has no more queues.
     pub fn create(&mut self, end: &dyn End, ports: &[(u8, Arc<Rail>)]) -> Result<Endpoint> {
         self.discard();
-        let mut qps = InitQpSet::new(&self.nic, ports, self.per_rail, end.caps(), None)?;
+        self.tried = self.wished.take();
+        let count = self.count(self.tried.unwrap_or(self.per_rail));
+        let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps(), None)?;
         end.describe(&mut qps)?;
         if self.nic.config.ece {
             qps.offer_ece();
@@ -130,6 +138,12 @@ impl NewQps {
         let endpoint = qps.endpoint.clone();
         self.stage = Stage::Created(qps);
         Ok(endpoint)
+    }
+
+    /// So many queue pairs on each rail, and how many there were, if these were fewer.
+    fn count(&self, per_rail: usize) -> (usize, Option<usize>) {
+        let before = usize::from(self.striping.qp_count() / self.striping.rails());
+        (per_rail, (per_rail > before).then_some(before))
     }
 
     /// Begins to connect the queue pairs of `attempt` on `ports` to those of `remote`. The receiver's are created first.
@@ -144,7 +158,7 @@ impl NewQps {
                 self.handle_end(&stage);
                 drop(stage);
                 let offered = remote.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
-                InitQpSet::new(&self.nic, ports, self.per_rail.min(offered), end.caps(), Some(&remote))?
+                InitQpSet::new(&self.nic, ports, self.count(self.per_rail.min(offered)), end.caps(), Some(&remote))?
             }
         };
         let (sender, receiver) = match self.role {
@@ -276,7 +290,10 @@ impl NewQps {
     /// There are none.
     pub fn take(&mut self) -> Result<(QpSet, RailWeights)> {
         match std::mem::replace(&mut self.stage, Stage::None) {
-            Stage::Connected(qps, weights) => Ok((qps, weights)),
+            Stage::Connected(qps, weights) => {
+                self.per_rail = self.tried.take().unwrap_or(self.per_rail);
+                Ok((qps, weights))
+            }
             _ => Err(Error::internal("no queue pairs were connected")),
         }
     }

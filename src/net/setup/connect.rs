@@ -271,7 +271,7 @@ impl Connector {
     fn create(&self) -> Result<(InitQpSet, CtsRing)> {
         let nic = &self.nic;
         let ports = nic.ports(RailMask::first(nic.rails.len() as u8));
-        let mut qps = InitQpSet::new(nic, &ports, nic.plan.first.into(), SENDER_QP_CAPS, None)?;
+        let mut qps = InitQpSet::new(nic, &ports, (nic.plan.first.into(), None), SENDER_QP_CAPS, None)?;
         if nic.config.ece {
             qps.offer_ece();
         }

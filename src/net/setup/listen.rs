@@ -314,7 +314,13 @@ fn begin(nic: &Nic, hello: Hello, class: Option<u8>) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.plan.most).min(offered);
     let rails = hello.endpoint.rails.len().min(nic.rails.len()) as u8;
-    let idle = InitQpSet::new(nic, &nic.ports(RailMask::first(rails)), count, RECEIVER_QP_CAPS, Some(&hello.endpoint))?;
+    let idle = InitQpSet::new(
+        nic,
+        &nic.ports(RailMask::first(rails)),
+        (count, None),
+        RECEIVER_QP_CAPS,
+        Some(&hello.endpoint),
+    )?;
     let terms = Negotiated::agree(&hello.endpoint, &idle.endpoint)?;
     let priority = Priority::of_receiver(&nic.config, class);
     let connecting =
