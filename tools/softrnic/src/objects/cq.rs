@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use crate::abi::consts::event;
 use crate::abi::cq_ex::CqEx;
 use crate::abi::types::{self, Wc};
+use crate::drivers::driver::Driver;
 use crate::host::in_use::InUse;
 use crate::host::lock::lock;
 use crate::objects::channel::Channel;
@@ -68,9 +69,9 @@ unsafe impl Send for Cq {}
 // SAFETY: as above.
 unsafe impl Sync for Cq {}
 
-/// Like the common hardware: a power of two less one.
-fn capacity_for(cqe: u32) -> u32 {
-    (cqe + 1).next_power_of_two() - 1
+/// The completions that a queue has room for that is to have room for `cqe`.
+fn capacity_for(driver: &Driver, cqe: u32) -> u32 {
+    (driver.round_cq)(cqe)
 }
 
 impl Cq {
@@ -78,7 +79,7 @@ impl Cq {
         let CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain } = requested;
         context.require_alive()?;
         let (fabric, device) = (context.fabric, context.device.index);
-        let capacity = capacity_for(cqe);
+        let capacity = capacity_for(fabric.settings.driver, cqe);
         let control = fabric.file.control();
         let index = fabric.claim(&control, Table::Cq, device, fabric.settings.max_cq)?;
         let slot = fabric.cq(device, index);
@@ -136,7 +137,7 @@ impl Cq {
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
         let _polling = self.polling.while_in(SINGLE_THREADED_CQ);
         let _sources = lock(&self.sources);
-        let capacity = capacity_for(cqe);
+        let capacity = capacity_for(self.context.fabric.settings.driver, cqe);
         // A completion may be polled before its producer has counted it.
         let waiting = self.slot.pushed.load(SeqCst).wrapping_sub(self.slot.polled.load(SeqCst)) as i64;
         if waiting > i64::from(capacity) {
