@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-const PAGES: [&str; 5] = ["docs/semantics.md", "docs/clients.md", "docs/faults.md", "docs/rxe.md", "README.md"];
+const PAGES: [&str; 6] =
+    ["docs/semantics.md", "docs/clients.md", "docs/cards.md", "docs/faults.md", "docs/rxe.md", "README.md"];
 
 fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);

@@ -12,7 +12,6 @@ use std::sync::{Arc, Condvar, Mutex};
 use crate::abi::consts::event;
 use crate::abi::cq_ex::CqEx;
 use crate::abi::types::{self, Wc};
-use crate::drivers::driver::Driver;
 use crate::host::in_use::InUse;
 use crate::host::lock::lock;
 use crate::objects::channel::Channel;
@@ -69,17 +68,12 @@ unsafe impl Send for Cq {}
 // SAFETY: as above.
 unsafe impl Sync for Cq {}
 
-/// The completions that a queue has room for that is to have room for `cqe`.
-fn capacity_for(driver: &Driver, cqe: u32) -> u32 {
-    (driver.round_cq)(cqe)
-}
-
 impl Cq {
     pub(crate) fn new(context: Arc<Context>, requested: CqRequest) -> Result<Arc<Self>, i32> {
         let CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain } = requested;
         context.require_alive()?;
         let (fabric, device) = (context.fabric, context.device.index);
-        let capacity = capacity_for(fabric.settings.driver, cqe);
+        let capacity = (fabric.settings.driver.round_cq)(cqe);
         let control = fabric.file.control();
         let index = fabric.claim(&control, Table::Cq, device, fabric.settings.max_cq)?;
         let slot = fabric.cq(device, index);
@@ -137,7 +131,7 @@ impl Cq {
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
         let _polling = self.polling.while_in(SINGLE_THREADED_CQ);
         let _sources = lock(&self.sources);
-        let capacity = capacity_for(self.context.fabric.settings.driver, cqe);
+        let capacity = (self.context.fabric.settings.driver.round_cq)(cqe);
         // A completion may be polled before its producer has counted it.
         let waiting = self.slot.pushed.load(SeqCst).wrapping_sub(self.slot.polled.load(SeqCst)) as i64;
         if waiting > i64::from(capacity) {
