@@ -1,7 +1,7 @@
 //! erdma: elastic RDMA of Alibaba Cloud, with the protocol RoCE v2. Its devices of the protocol iWARP take no queue pairs that
 //! `ibv_modify_qp` connects.
 
-use crate::abi::consts::qp_type::RC;
+use crate::abi::consts::qp_type::{RC, UD};
 use crate::drivers::driver::{Driver, MinQueue, Verb};
 use crate::drivers::own;
 
@@ -12,7 +12,8 @@ pub(super) const DRIVER: Driver = Driver {
     vendor_part_id: 0x107f,
     max_sge: (6, 1),
     min_queue: MinQueue { send: 1, recv: 1 },
-    qp_types: &[RC],
+    // For UD there are no address handles.
+    qp_types: &[RC, UD],
     absent: &[Verb::CreateAh, Verb::CreateCqEx, Verb::CreateQpEx, Verb::CreateSrq, Verb::ReregMr, Verb::ResizeCq],
     round_cq: |cqe| cqe.max(64).next_power_of_two(),
     ..own::DRIVER
