@@ -57,6 +57,12 @@ for link in roce ib; do
     done
 done
 
+step "NCCL's contract, and every byte, on devices as each driver with reliable connections has them"
+for driver in bnxt_re erdma hns ionic irdma mana mlx5; do
+    SOFTRNIC_DRIVER=$driver dist/bin/ferrite check --plugin dist/lib/libnccl-net.so
+    SOFTRNIC_DRIVER=$driver dist/bin/ferrite verify --plugin dist/lib/libnccl-net.so
+done
+
 step "the plugin loader of NCCL 2.20"
 dist/bin/ferrite wheel 2.20.5
 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(/::the_loader_of_nccl_2_20_/)'

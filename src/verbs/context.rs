@@ -28,6 +28,8 @@ pub struct Context {
     gid_changes: AtomicU32,
     /// When it reported that it is lost.
     failed: OnceLock<Instant>,
+    /// Whether its queue pairs can be queried, once that has been tried.
+    answers_queries: OnceLock<bool>,
     pub(super) library: Arc<Library>,
 }
 
@@ -118,6 +120,17 @@ impl Context {
 
     pub(super) fn raw(&self) -> *mut sys::ibv_context {
         self.raw
+    }
+
+    /// Whether the driver has `ibv_query_qp`, as is tried once, on `qp`.
+    pub(super) fn answers_queries(&self, qp: *mut sys::ibv_qp) -> bool {
+        *self.answers_queries.get_or_init(|| {
+            // SAFETY: structs of numbers and pointers, for which zero is valid.
+            let (mut attr, mut made) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+            // SAFETY: the queue pair is live and of this context, and both places are whole structs.
+            let rc = unsafe { (self.library.ibv_query_qp)(qp, &raw mut attr, sys::IBV_QP_CAP, &raw mut made) };
+            rc.abs() != libc::EOPNOTSUPP
+        })
     }
 
     /// Queries the device.
@@ -310,8 +323,9 @@ impl ListedDevice<'_> {
         let operation = format_args!("ibv_open_device({name})");
         // SAFETY: the device is of a list that has not been freed.
         let raw = create::create(operation, 0, || unsafe { (library.ibv_open_device)(self.raw) })?;
-        let (gid_changes, failed, library) = (AtomicU32::new(0), OnceLock::new(), Arc::clone(library));
-        Ok(Context { raw, name, guid: self.guid, has_own_guid, gid_changes, failed, library })
+        let (gid_changes, failed, answers_queries) = (AtomicU32::new(0), OnceLock::new(), OnceLock::new());
+        let (guid, library) = (self.guid, Arc::clone(library));
+        Ok(Context { raw, name, guid, has_own_guid, gid_changes, failed, answers_queries, library })
     }
 }
 

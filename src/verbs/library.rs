@@ -62,6 +62,7 @@ functions! {
         ibv_destroy_cq @ "IBVERBS_1.1": fn(*mut sys::ibv_cq) -> c_int;
         ibv_create_qp @ "IBVERBS_1.1": fn(*mut sys::ibv_pd, *mut sys::ibv_qp_init_attr) -> *mut sys::ibv_qp;
         ibv_modify_qp @ "IBVERBS_1.1": fn(*mut sys::ibv_qp, *mut sys::ibv_qp_attr, c_int) -> c_int;
+        ibv_query_qp @ "IBVERBS_1.1": fn(*mut sys::ibv_qp, *mut sys::ibv_qp_attr, c_int, *mut sys::ibv_qp_init_attr) -> c_int;
         ibv_destroy_qp @ "IBVERBS_1.1": fn(*mut sys::ibv_qp) -> c_int;
         ibv_fork_init @ "IBVERBS_1.1": fn() -> c_int;
     }

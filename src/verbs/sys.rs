@@ -310,7 +310,7 @@ pub const IBV_QPS_RTR: c_uint = 2;
 pub const IBV_QPS_RTS: c_uint = 3;
 pub const IBV_QPS_ERR: c_uint = 6;
 
-// Bits of `enum ibv_qp_attr_mask`, as `ibv_modify_qp` takes them.
+// Bits of `enum ibv_qp_attr_mask`, as `ibv_modify_qp` and `ibv_query_qp` take them.
 pub const IBV_QP_STATE: c_int = 1;
 pub const IBV_QP_ACCESS_FLAGS: c_int = 1 << 3;
 pub const IBV_QP_PKEY_INDEX: c_int = 1 << 4;
@@ -325,6 +325,7 @@ pub const IBV_QP_MAX_QP_RD_ATOMIC: c_int = 1 << 13;
 pub const IBV_QP_MIN_RNR_TIMER: c_int = 1 << 15;
 pub const IBV_QP_SQ_PSN: c_int = 1 << 16;
 pub const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+pub const IBV_QP_CAP: c_int = 1 << 19;
 pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
 
 /// Options of enhanced connection establishment, which two devices of one vendor agree on.

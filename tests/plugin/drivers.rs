@@ -136,6 +136,53 @@ fn one_end_has_no_inline_data() -> Result<()> {
     Ok(())
 }
 
+/// Devices as a driver has them (tools/softrnic/docs/cards.md): groups and single messages, of the few bytes that may go inline as well.
+fn messages_arrive_on(driver: &str) -> Result<()> {
+    let setting = require!(setting()).env("SOFTRNIC_DRIVER", driver);
+    pair(&setting, |worker| {
+        exchange_all(worker)?;
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 10)?;
+        (0..40).try_for_each(|size| bench.exchange(worker, size, size, size))
+    })?;
+    Ok(())
+}
+
+#[test]
+fn messages_arrive_on_mlx5_and_bnxt_re() -> Result<()> {
+    ["mlx5", "bnxt_re"].into_iter().try_for_each(messages_arrive_on)
+}
+
+#[test]
+fn messages_arrive_on_erdma_and_irdma() -> Result<()> {
+    ["erdma", "irdma"].into_iter().try_for_each(messages_arrive_on)
+}
+
+#[test]
+fn messages_arrive_on_hns_and_ionic() -> Result<()> {
+    ["hns", "ionic"].into_iter().try_for_each(messages_arrive_on)
+}
+
+/// It grants inline data, and reads the memory later.
+#[test]
+fn messages_arrive_on_mana() -> Result<()> {
+    messages_arrive_on("mana")
+}
+
+#[test]
+fn efa_means_no_device() -> Result<()> {
+    let setting = require!(talkative(&[("SOFTRNIC_DRIVER", "efa")]));
+    pair(&setting, |_| {
+        assert_eq!(plugin_transport()?.devices()?, 0);
+        assert!(
+            said(&["Ferrite has no device: 2 RDMA device(s) opened", "NCCL will use another network"]),
+            "{}",
+            log()
+        );
+        Ok(())
+    })?;
+    Ok(())
+}
+
 /// What a refusal says that no size of inline data would have mended.
 fn refusal(variable: &str, value: &str, words: &[&str]) -> Result<()> {
     let setting = require!(talkative(&[(variable, value)]));

@@ -26,6 +26,9 @@ pub(crate) struct Options {
     /// Ports of each device, 1 or 2
     #[arg(long, value_name = "N")]
     ports: Option<String>,
+    /// Whose devices they are to be like: bnxt_re, efa, erdma, hns, ionic, irdma, mana or mlx5
+    #[arg(long, value_name = "NAME")]
+    driver: Option<String>,
     /// roce, ib or unspecified; with exceptions: roce,softrnic1/1=ib
     #[arg(long)]
     link: Option<String>,
@@ -125,6 +128,7 @@ fn environment(options: &Options, fabric: Option<&str>) -> Result<Vec<(&'static 
     let given = [
         ("SOFTRNIC_DEVICES", &options.devices),
         ("SOFTRNIC_PORTS", &options.ports),
+        ("SOFTRNIC_DRIVER", &options.driver),
         ("SOFTRNIC_LINK", &options.link),
         ("SOFTRNIC_GIDS", &options.gids),
         ("SOFTRNIC_SPEED", &options.speed),

@@ -30,6 +30,8 @@
 //!        │
 //!   shm                  one shared file: its locks, its layout, its entries
 //!        │
+//!   drivers              of real cards: what their devices grant, and how they refuse
+//!        │
 //!   abi host limits      numbers and structures of verbs; the machine; what there can be at most
 //! ```
 //!
@@ -161,6 +163,7 @@
 //! | `SOFTRNIC_CARD` | 1 or 2 devices on one card: they share the system image GUID | 1 |
 //! | `SOFTRNIC_LINK` | `roce`, `ib` or `unspecified` (`IBV_LINK_LAYER_UNSPECIFIED`, as devices have that are neither; addressed like RoCE) | `roce` |
 //! | `SOFTRNIC_GIDS` | `plain` or `rich` | `plain` |
+//! | `SOFTRNIC_DRIVER` | `bnxt_re`, `efa`, `erdma`, `hns`, `ionic`, `irdma`, `mana` or `mlx5`: the devices have the limits of this driver's, and refuse what it refuses, in its way; docs/cards.md. Settings that it has a value for may be given another | none: softrnic's own |
 //! | `SOFTRNIC_SPEED` | 5, 10, 20, 25, 40, 50, 56, 100, 200, 400, 800 (Gb/s) | 400 |
 //! | `SOFTRNIC_MTU` | 256, 512, 1024, 2048, 4096 | 4096 |
 //! | `SOFTRNIC_PATHS` | 0 to 8: so many equal ways lead from each RoCE port to the others. A queue pair's packets take one, by a hash of both GIDs and of the UDP source port, which follows from the flow label, or from both queue pair numbers where that is 0. 0: the way between ports is not modelled. A queue pair to its own port takes none | 0 |
@@ -201,6 +204,7 @@
 mod abi;
 pub mod control;
 mod copy;
+mod drivers;
 mod engine;
 mod faults;
 mod host;

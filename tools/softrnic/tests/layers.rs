@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the lowest to the highest, in groups that do not use one another's.
-const LAYERS: [&[&str]; 10] = [
+const LAYERS: [&[&str]; 11] = [
     &["abi", "host", "limits"],
+    &["drivers"],
     &["shm"],
     &["network"],
     &["rules"],

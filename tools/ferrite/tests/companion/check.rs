@@ -136,6 +136,19 @@ fn checks_are_listed_without_a_transport_and_an_unknown_number_is_named() {
     assert!(code == 2 && stderr.contains("there is no check 66"), "{stderr}");
 }
 
+/// A few checks of Ferrite on devices as each driver with reliable connections has them; scripts/nightly.sh makes all. What the devices refuse is in
+/// tools/softrnic/docs/cards.md.
+#[test]
+fn ferrite_keeps_some_of_the_contract_on_the_devices_of_each_driver() {
+    let dist = require!(dist(&PARTS));
+    let (plugin, folder) = (dist.join(PARTS[2]), dist.to_str().expect("it is text"));
+    let words = ["check", "--plugin", plugin.to_str().expect("it is text"), "--only", "9,13,26,28,39,48"];
+    for driver in ["bnxt_re", "erdma", "hns", "ionic", "irdma", "mana", "mlx5"] {
+        let (code, stdout, stderr) = ferrite(&words, &[("FERRITE_DIST", folder), ("SOFTRNIC_DRIVER", driver)]);
+        assert!(code == 0 && stdout.contains(": 6 checks, 6 passed, "), "{driver}: {stdout}{stderr}");
+    }
+}
+
 /// Ferrite itself, with these arguments; nothing may fail. What needs a GPU is not tried: that is known, and no news.
 fn ferrite_passes(words: &[&str]) {
     let dist = require!(dist(&PARTS));

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::host::env;
+use crate::drivers::driver::Driver;
 use crate::limits::{DEVICES, PATHS, PORTS};
 use crate::network::link::{self, LINK_ETHERNET, LINK_INFINIBAND, LINK_UNSPECIFIED};
 use crate::network::port_id;
@@ -155,12 +155,13 @@ impl Value {
 pub(crate) struct Requested([Option<Value>; KEYS]);
 
 impl Requested {
-    /// The error is a sentence that names the variable, its value and what is allowed.
-    pub(crate) fn from_env() -> Result<Self, String> {
+    /// What `driver` is like counts as requested, where the environment requests nothing else. The error is a sentence that names the variable,
+    /// its value and what is allowed.
+    pub(crate) fn from_env(driver: &Driver) -> Result<Self, String> {
         let mut requested = Self::default();
         for (rule, said) in RULES.iter().zip(&mut requested.0) {
             let variable = rule.variable();
-            let Some(text) = env::text(&variable)? else { continue };
+            let Some(text) = driver.text(&variable)? else { continue };
             let value = Value::parse(rule, &text);
             let exceptions = if rule.is_per_port { ", and exceptions as in \"…,softrnic1/2=…\"" } else { "" };
             let complain = || format!("{variable}={text:?}: must be {}{exceptions}", rule.allowed);

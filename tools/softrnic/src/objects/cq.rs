@@ -68,17 +68,12 @@ unsafe impl Send for Cq {}
 // SAFETY: as above.
 unsafe impl Sync for Cq {}
 
-/// Like the common hardware: a power of two less one.
-fn capacity_for(cqe: u32) -> u32 {
-    (cqe + 1).next_power_of_two() - 1
-}
-
 impl Cq {
     pub(crate) fn new(context: Arc<Context>, requested: CqRequest) -> Result<Arc<Self>, i32> {
         let CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain } = requested;
         context.require_alive()?;
         let (fabric, device) = (context.fabric, context.device.index);
-        let capacity = capacity_for(cqe);
+        let capacity = (fabric.settings.driver.round_cq)(cqe);
         let control = fabric.file.control();
         let index = fabric.claim(&control, Table::Cq, device, fabric.settings.max_cq)?;
         let slot = fabric.cq(device, index);
@@ -136,7 +131,7 @@ impl Cq {
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
         let _polling = self.polling.while_in(SINGLE_THREADED_CQ);
         let _sources = lock(&self.sources);
-        let capacity = capacity_for(cqe);
+        let capacity = (self.context.fabric.settings.driver.round_cq)(cqe);
         // A completion may be polled before its producer has counted it.
         let waiting = self.slot.pushed.load(SeqCst).wrapping_sub(self.slot.polled.load(SeqCst)) as i64;
         if waiting > i64::from(capacity) {

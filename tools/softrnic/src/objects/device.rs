@@ -5,14 +5,12 @@ use std::sync::OnceLock;
 
 use crate::abi::device_attr::DeviceAttr;
 use crate::abi::types;
-use crate::limits::{DEVICES, MAX_CQE, MAX_READS, MAX_SGE, SRQS};
+use crate::drivers::driver::Verb;
+use crate::limits::{DEVICES, MAX_CQE, SRQS};
 use crate::network::gid;
 use crate::network::topology::Topology;
 use crate::process::settings::Settings;
 use crate::shm::layout::Table;
-
-/// `0xf00000`: in no vendor's range.
-const VENDOR_ID: u32 = 0x00f0_0000;
 
 /// What the application holds as `ibv_device*`. Never freed.
 #[repr(C)]
@@ -67,37 +65,41 @@ impl Device {
 
     pub(crate) fn attributes(&self, settings: &Settings, topology: &Topology) -> DeviceAttr {
         let capacity = |table: Table| table.capacity() as i32;
+        let driver = settings.driver;
+        // As the kernel has it: the fewer of both queues.
+        let (reads, sges) = (i32::from(driver.max_reads), driver.max_sge.0.min(driver.max_sge.1) as i32);
+        let has_srqs = i32::from(driver.require(Verb::CreateSrq).is_ok());
         DeviceAttr {
             fw_ver: c_text(env!("CARGO_PKG_VERSION")),
             node_guid: self.guid(settings),
             sys_image_guid: gid::card_guid(topology.devices_on_card(), self.index),
-            max_mr_size: u64::MAX >> 1,
+            max_mr_size: driver.max_mr_size,
             page_size_cap: 0xffff_f000,
-            vendor_id: VENDOR_ID,
-            vendor_part_id: 0,
+            vendor_id: driver.vendor_id,
+            vendor_part_id: driver.vendor_part_id,
             hw_ver: 0,
             max_qp: settings.max_qp.min(capacity(Table::Qp) as u32) as i32,
             max_qp_wr: settings.max_qp_wr as i32,
             device_cap_flags: 0,
-            max_sge: MAX_SGE as i32,
-            max_sge_rd: MAX_SGE as i32,
+            max_sge: sges,
+            max_sge_rd: sges,
             max_cq: settings.max_cq as i32,
             max_cqe: MAX_CQE as i32,
             max_mr: settings.max_mr as i32,
             max_pd: 1 << 20,
-            max_qp_rd_atom: i32::from(MAX_READS),
+            max_qp_rd_atom: reads,
             max_ee_rd_atom: 0,
-            max_res_rd_atom: i32::from(MAX_READS) * capacity(Table::Qp),
-            max_qp_init_rd_atom: i32::from(MAX_READS),
+            max_res_rd_atom: reads * capacity(Table::Qp),
+            max_qp_init_rd_atom: reads,
             max_ee_init_rd_atom: 0,
-            atomic_cap: 1,
+            atomic_cap: i32::from(driver.has_atomics),
             absent: [0; 8],
             // They are no objects of the card.
             max_ah: 1 << 20,
             absent_too: [0; 2],
-            max_srq: SRQS as i32,
-            max_srq_wr: settings.max_qp_wr as i32,
-            max_srq_sge: MAX_SGE as i32,
+            max_srq: SRQS as i32 * has_srqs,
+            max_srq_wr: settings.max_qp_wr as i32 * has_srqs,
+            max_srq_sge: sges * has_srqs,
             max_pkeys: 1,
             local_ca_ack_delay: 0,
             phys_port_cnt: topology.ports() as u8,

@@ -83,6 +83,9 @@ impl Mr {
         pd.context.require_alive()?;
         let Range { addr, length, iova, .. } = range;
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
+        if length as u64 > fabric.settings.driver.max_mr_size {
+            return Err(libc::EINVAL);
+        }
         let gpu = range.owner(fabric)?;
         let control = fabric.file.control();
         let index = fabric.claim(&control, Table::Mr, device, fabric.settings.max_mr)?;

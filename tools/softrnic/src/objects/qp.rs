@@ -47,6 +47,8 @@ pub(crate) struct Qp {
     pub(crate) signal_all: bool,
     /// What may be posted to the send queue: bit n is `ibv_wr_opcode` n.
     pub(crate) operations: u64,
+    /// Whether work requests are inline that say so.
+    pub(crate) takes_inline: bool,
     /// What `ibv_query_qp` reports.
     pub(crate) attributes: Mutex<QpAttr>,
     pub(crate) send: Mutex<SendQueue>,
@@ -88,12 +90,14 @@ impl Qp {
     pub(crate) fn create(pd: &Arc<Pd>, requested: QpRequest) -> Result<Arc<Self>, i32> {
         pd.context.require_alive()?;
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
-        if ![qp_type::RC, qp_type::UC, qp_type::UD].contains(&requested.qp_type) {
-            return Err(libc::EOPNOTSUPP);
+        let driver = fabric.settings.driver;
+        if !driver.qp_types.contains(&requested.qp_type) {
+            return Err(driver.other_type);
         }
-        let requested = requested.without_own_receives();
-        let cap = grant(&fabric.settings, requested.cap)?;
-        let operations = requested.operations()?;
+        let mut requested = requested.without_own_receives();
+        let operations = requested.operations(driver.has_atomics)?;
+        let cap = grant(&fabric.settings, requested.cap, requested.srq.is_none())?;
+        requested.cap = cap;
         let (index, slot) = claim_slot(fabric, device, pd, &requested)?;
         let abi = abi_of(pd, &requested, index, slot);
         let (wr_id, wr_flags) = (AtomicU64::new(0), AtomicU32::new(0));
@@ -119,6 +123,7 @@ impl Qp {
             cap,
             signal_all: requested.signal_all,
             operations,
+            takes_inline: driver.takes_inline,
             attributes: Mutex::new(QpAttr { cap, port_num: 1, ..QpAttr::default() }),
             send: Mutex::new(SendQueue::new(&cap, requested.qp_type == qp_type::UD)),
             send_ring: SendRing::new(entries(&cap)),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::abi::consts::{qp_state, qp_type};
 use crate::abi::types::{self, QpCap};
-use crate::limits::{MAX_SGE, QPS};
+use crate::limits::QPS;
 use crate::objects::pd::Pd;
 use crate::objects::qp_request::QpRequest;
 use crate::process::fabric::Fabric;
@@ -20,22 +20,27 @@ pub(super) fn unconnected(kind: i32) -> u64 {
 }
 
 /// What a queue pair gets that is to have `requested`; the errno value of a refusal, 0 for one that leaves errno as it was.
-pub(super) fn grant(settings: &Settings, requested: QpCap) -> Result<QpCap, i32> {
-    let most = settings.max_qp_wr;
+pub(super) fn grant(settings: &Settings, requested: QpCap, has_receives: bool) -> Result<QpCap, i32> {
+    let (driver, most) = (settings.driver, settings.max_qp_wr);
     let is_too_much = requested.max_send_wr > most
         || requested.max_recv_wr > most
-        || requested.max_send_sge > MAX_SGE
-        || requested.max_recv_sge > MAX_SGE;
+        || requested.max_send_sge > driver.max_sge.0
+        || requested.max_recv_sge > driver.max_sge.1;
     if is_too_much {
+        return Err(driver.too_much);
+    }
+    let least = driver.min_queue;
+    if requested.max_send_wr < least.send || has_receives && requested.max_recv_wr < least.recv {
         return Err(libc::EINVAL);
     }
+    let rounded = (driver.round)(requested);
     if requested.max_inline_data <= settings.max_inline {
-        return Ok(requested);
+        return Ok(QpCap { max_inline_data: rounded.max_inline_data.min(settings.max_inline), ..rounded });
     }
     match settings.inline_excess {
         InlineExcess::Refuse => Err(libc::EINVAL),
         InlineExcess::RefuseSilently => Err(0),
-        InlineExcess::Grant => Ok(QpCap { max_inline_data: settings.max_inline, ..requested }),
+        InlineExcess::Grant => Ok(QpCap { max_inline_data: settings.max_inline, ..rounded }),
     }
 }
 

@@ -42,13 +42,14 @@ impl QpRequest {
 
     /// What may be posted to the send queue: bit n is `ibv_wr_opcode` n.
     /// `EOPNOTSUPP`: one that was asked for is none of its type.
-    pub(super) fn operations(&self) -> Result<u64, i32> {
+    pub(super) fn operations(&self, has_atomics: bool) -> Result<u64, i32> {
         const SENDS: u64 = 1 << wr_opcode::SEND | 1 << wr_opcode::SEND_WITH_IMM;
         const WRITES: u64 = 1 << wr_opcode::RDMA_WRITE | 1 << wr_opcode::RDMA_WRITE_WITH_IMM;
         let possible = match self.qp_type {
             qp_type::UD => SENDS,
             qp_type::UC => SENDS | WRITES,
-            _ => ALL_OPERATIONS,
+            _ if has_atomics => ALL_OPERATIONS,
+            _ => ALL_OPERATIONS & !(1 << wr_opcode::ATOMIC_CMP_SWAP | 1 << wr_opcode::ATOMIC_FETCH_ADD),
         };
         let wanted = self.operations.unwrap_or(possible);
         if wanted & !possible == 0 { Ok(wanted) } else { Err(libc::EOPNOTSUPP) }

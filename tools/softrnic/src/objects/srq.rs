@@ -8,9 +8,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use crate::abi::consts::event;
 use crate::abi::srq::SrqAttr;
 use crate::abi::types::{self, Sge};
+use crate::drivers::driver::Verb;
 use crate::host::in_use::InUse;
 use crate::host::lock::lock;
-use crate::limits::{MAX_SGE, SRQS};
+use crate::limits::SRQS;
 use crate::objects::context::Event;
 use crate::objects::pd::Pd;
 use crate::shm::layout::Table;
@@ -56,7 +57,9 @@ impl Srq {
         pd.context.require_alive()?;
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
         let SrqAttr { max_wr, max_sge, .. } = wanted;
-        if !(1..=fabric.settings.max_qp_wr).contains(&max_wr) || max_sge > MAX_SGE {
+        let driver = fabric.settings.driver;
+        driver.require(Verb::CreateSrq)?;
+        if !(1..=fabric.settings.max_qp_wr).contains(&max_wr) || max_sge > driver.max_sge.1 {
             return Err(libc::EINVAL);
         }
         let (mask, stride, bytes) = SrqRing::layout(max_wr, max_sge);

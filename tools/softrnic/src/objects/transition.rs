@@ -2,7 +2,6 @@
 
 use crate::abi::consts::{access, qp_attr as mask, qp_state as state, qp_type};
 use crate::abi::types::QpAttr;
-use crate::limits::MAX_READS;
 use crate::network::link::MTU_4096;
 
 /// Attribute bits that a transition needs, and those it allows besides.
@@ -68,16 +67,16 @@ fn of_datagrams(from: u32, to: u32) -> Option<AttrMask> {
     Some(AttrMask { needs, allows })
 }
 
-/// EINVAL if a value is out of range.
-pub(crate) fn check_values(attr: &QpAttr, given: i32, ports: u32) -> Result<(), i32> {
+/// EINVAL if a value is out of range: of `ports` ports, and `max_reads` outstanding READs.
+pub(crate) fn check_values(attr: &QpAttr, given: i32, ports: u32, max_reads: u8) -> Result<(), i32> {
     let has = |bit: i32| given & bit != 0;
     let flags = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
     let is_bad = has(mask::PKEY_INDEX) && attr.pkey_index != 0
         || has(mask::PORT) && !(1..=ports).contains(&u32::from(attr.port_num))
         || has(mask::ACCESS_FLAGS) && attr.qp_access_flags & !(flags | access::OPTIONAL) != 0
         || has(mask::PATH_MTU) && !(1..=MTU_4096).contains(&attr.path_mtu)
-        || has(mask::MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > MAX_READS
-        || has(mask::MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > MAX_READS
+        || has(mask::MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > max_reads
+        || has(mask::MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > max_reads
         || has(mask::MIN_RNR_TIMER) && attr.min_rnr_timer > 31
         || has(mask::TIMEOUT) && attr.timeout > 31
         || has(mask::RETRY_CNT) && attr.retry_cnt > 7

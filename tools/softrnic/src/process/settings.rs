@@ -4,7 +4,8 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::host::env::text;
+use crate::drivers::driver::Driver;
+use crate::drivers::table;
 use crate::limits::{CQS, MAX_INLINE, MAX_QP_WR, MRS, QPS};
 use crate::network::topology::Requested;
 
@@ -14,6 +15,8 @@ pub(crate) struct Settings {
     pub(crate) shm_dir: PathBuf,
     pub(crate) fabric: String,
     pub(crate) requested: Requested,
+    /// Whose devices it does like.
+    pub(crate) driver: &'static Driver,
     pub(crate) quiet: bool,
     pub(crate) strict: bool,
     pub(crate) stat: bool,
@@ -105,6 +108,8 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_CHAOS",
     "SOFTRNIC_COMMAND_US",
     "SOFTRNIC_DEVICES",
+    "SOFTRNIC_DRIVER",
+    "SOFTRNIC_ECE",
     "SOFTRNIC_FABRIC",
     "SOFTRNIC_FAULTS",
     "SOFTRNIC_GIDS",
@@ -145,6 +150,7 @@ impl Settings {
             shm_dir: shm_dir.to_owned(),
             fabric: fabric.to_owned(),
             requested: Requested::default(),
+            driver: table::own(),
             quiet: true,
             strict: false,
             stat: false,
@@ -182,47 +188,49 @@ impl Settings {
 
     /// Reads the environment; the error is a sentence that names the variable, its value and what is allowed.
     pub(crate) fn from_env() -> Result<Self, String> {
+        let driver = table::from_env()?;
         // SAFETY: geteuid has no preconditions.
         let uid = unsafe { libc::geteuid() };
-        let shm_dir = text("SOFTRNIC_SHM_DIR")?.unwrap_or_else(|| "/dev/shm".to_owned());
+        let shm_dir = driver.text("SOFTRNIC_SHM_DIR")?.unwrap_or_else(|| "/dev/shm".to_owned());
         if !shm_dir.starts_with('/') {
             return Err(format!("SOFTRNIC_SHM_DIR={shm_dir}: must be an absolute path"));
         }
-        let fabric = text("SOFTRNIC_FABRIC")?.unwrap_or_else(|| format!("softrnic-{uid}"));
+        let fabric = driver.text("SOFTRNIC_FABRIC")?.unwrap_or_else(|| format!("softrnic-{uid}"));
         if !is_plain_name(&fabric) {
             return Err(format!(
                 "SOFTRNIC_FABRIC={fabric:?}: must be 1 to 64 of A-Z a-z 0-9 _ . - and neither \".\" nor \"..\""
             ));
         }
-        let time_scale = number("SOFTRNIC_TIME_SCALE", 1.0, 1e-6, 1e3)?;
+        let time_scale = number(driver, "SOFTRNIC_TIME_SCALE", 1.0, 1e-6, 1e3)?;
         Ok(Self {
             shm_dir: shm_dir.into(),
             fabric,
-            requested: Requested::from_env()?,
-            quiet: switch("SOFTRNIC_QUIET")?,
-            strict: switch("SOFTRNIC_STRICT")?,
-            stat: switch("SOFTRNIC_STAT")?,
-            gpu: gpu()?,
-            ece: number("SOFTRNIC_ECE", 0, 0, u32::MAX)?,
-            loopback_down: loopback_down()?,
-            qpn_reuse: switch("SOFTRNIC_QPN_REUSE")?,
-            same_guid: switch("SOFTRNIC_SAME_GUID")?,
-            silent_failure: switch("SOFTRNIC_SILENT_FAILURE")?,
-            staged: switch("SOFTRNIC_STAGED")?,
-            chaos: switch("SOFTRNIC_CHAOS")?,
-            lines: switch("SOFTRNIC_LINES")?,
-            trace: text("SOFTRNIC_TRACE")?.map(Into::into),
-            faults: faults()?,
-            seed: text("SOFTRNIC_SEED")?.map(|_| number("SOFTRNIC_SEED", 0, 0, u64::MAX)).transpose()?,
+            requested: Requested::from_env(driver)?,
+            driver,
+            quiet: switch(driver, "SOFTRNIC_QUIET")?,
+            strict: switch(driver, "SOFTRNIC_STRICT")?,
+            stat: switch(driver, "SOFTRNIC_STAT")?,
+            gpu: gpu(driver)?,
+            ece: number(driver, "SOFTRNIC_ECE", 0, 0, u32::MAX)?,
+            loopback_down: loopback_down(driver)?,
+            qpn_reuse: switch(driver, "SOFTRNIC_QPN_REUSE")?,
+            same_guid: switch(driver, "SOFTRNIC_SAME_GUID")?,
+            silent_failure: switch(driver, "SOFTRNIC_SILENT_FAILURE")?,
+            staged: switch(driver, "SOFTRNIC_STAGED")?,
+            chaos: switch(driver, "SOFTRNIC_CHAOS")?,
+            lines: switch(driver, "SOFTRNIC_LINES")?,
+            trace: driver.text("SOFTRNIC_TRACE")?.map(Into::into),
+            faults: faults(driver)?,
+            seed: driver.text("SOFTRNIC_SEED")?.map(|_| number(driver, "SOFTRNIC_SEED", 0, 0, u64::MAX)).transpose()?,
             time_scale,
-            command_us: number("SOFTRNIC_COMMAND_US", 0, 0, 100_000)?,
-            max_qp: number("SOFTRNIC_MAX_QP", QPS, 1, QPS)?,
-            max_cq: number("SOFTRNIC_MAX_CQ", CQS, 1, CQS)?,
-            max_mr: number("SOFTRNIC_MAX_MR", MRS, 1, MRS)?,
-            max_qp_wr: number("SOFTRNIC_MAX_QP_WR", MAX_QP_WR, 1, MAX_QP_WR)?,
-            max_inline: number("SOFTRNIC_MAX_INLINE", MAX_INLINE, 0, MAX_INLINE)?,
-            inline_excess: inline_excess()?,
-            thread_domains: thread_domains()?,
+            command_us: number(driver, "SOFTRNIC_COMMAND_US", 0, 0, 100_000)?,
+            max_qp: number(driver, "SOFTRNIC_MAX_QP", QPS, 1, QPS)?,
+            max_cq: number(driver, "SOFTRNIC_MAX_CQ", CQS, 1, CQS)?,
+            max_mr: number(driver, "SOFTRNIC_MAX_MR", MRS, 1, MRS)?,
+            max_qp_wr: number(driver, "SOFTRNIC_MAX_QP_WR", MAX_QP_WR, 1, MAX_QP_WR)?,
+            max_inline: number(driver, "SOFTRNIC_MAX_INLINE", MAX_INLINE, 0, MAX_INLINE)?,
+            inline_excess: inline_excess(driver)?,
+            thread_domains: thread_domains(driver)?,
         })
     }
 
@@ -236,8 +244,14 @@ impl Settings {
     }
 }
 
-fn number<T: FromStr + PartialOrd + Display>(name: &str, default: T, low: T, high: T) -> Result<T, String> {
-    let Some(value) = text(name)? else { return Ok(default) };
+fn number<T: FromStr + PartialOrd + Display>(
+    driver: &Driver,
+    name: &str,
+    default: T,
+    low: T,
+    high: T,
+) -> Result<T, String> {
+    let Some(value) = driver.text(name)? else { return Ok(default) };
     match value.parse::<T>() {
         Ok(parsed) if parsed >= low && parsed <= high => Ok(parsed),
         _ => Err(format!("{name}={value:?}: must be a number from {low} to {high}")),
@@ -245,8 +259,8 @@ fn number<T: FromStr + PartialOrd + Display>(name: &str, default: T, low: T, hig
 }
 
 /// `SOFTRNIC_FAULTS`: rules, or `@` and the path of a file with rules.
-fn faults() -> Result<Option<String>, String> {
-    let Some(value) = text("SOFTRNIC_FAULTS")? else { return Ok(None) };
+fn faults(driver: &Driver) -> Result<Option<String>, String> {
+    let Some(value) = driver.text("SOFTRNIC_FAULTS")? else { return Ok(None) };
     let rules = match value.strip_prefix('@') {
         None => value,
         Some(path) => std::fs::read_to_string(path).map_err(|e| format!("SOFTRNIC_FAULTS={value}: {e}"))?,
@@ -256,8 +270,8 @@ fn faults() -> Result<Option<String>, String> {
 }
 
 /// `SOFTRNIC_GPU`.
-fn gpu() -> Result<GpuAccess, String> {
-    let (by_address, by_dmabuf) = match text("SOFTRNIC_GPU")?.as_deref() {
+fn gpu(driver: &Driver) -> Result<GpuAccess, String> {
+    let (by_address, by_dmabuf) = match driver.text("SOFTRNIC_GPU")?.as_deref() {
         None | Some("none") => (false, false),
         Some("peermem") => (true, false),
         Some("dmabuf") => (false, true),
@@ -268,8 +282,8 @@ fn gpu() -> Result<GpuAccess, String> {
 }
 
 /// `SOFTRNIC_INLINE_EXCESS`.
-fn inline_excess() -> Result<InlineExcess, String> {
-    match text("SOFTRNIC_INLINE_EXCESS")?.as_deref() {
+fn inline_excess(driver: &Driver) -> Result<InlineExcess, String> {
+    match driver.text("SOFTRNIC_INLINE_EXCESS")?.as_deref() {
         None | Some("refuse") => Ok(InlineExcess::Refuse),
         Some("silent") => Ok(InlineExcess::RefuseSilently),
         Some("grant") => Ok(InlineExcess::Grant),
@@ -278,8 +292,8 @@ fn inline_excess() -> Result<InlineExcess, String> {
 }
 
 /// `SOFTRNIC_LOOPBACK_DOWN`.
-fn loopback_down() -> Result<LoopbackDown, String> {
-    match text("SOFTRNIC_LOOPBACK_DOWN")?.as_deref() {
+fn loopback_down(driver: &Driver) -> Result<LoopbackDown, String> {
+    match driver.text("SOFTRNIC_LOOPBACK_DOWN")?.as_deref() {
         None | Some("answered") => Ok(LoopbackDown::Answered),
         Some("lost") => Ok(LoopbackDown::Lost),
         Some(value) => Err(format!("SOFTRNIC_LOOPBACK_DOWN={value:?}: must be answered or lost")),
@@ -287,8 +301,8 @@ fn loopback_down() -> Result<LoopbackDown, String> {
 }
 
 /// `SOFTRNIC_THREAD_DOMAINS`.
-fn thread_domains() -> Result<ThreadDomains, String> {
-    match text("SOFTRNIC_THREAD_DOMAINS")?.as_deref() {
+fn thread_domains(driver: &Driver) -> Result<ThreadDomains, String> {
+    match driver.text("SOFTRNIC_THREAD_DOMAINS")?.as_deref() {
         None | Some("granted") => Ok(ThreadDomains::Granted),
         Some("absent") => Ok(ThreadDomains::Absent),
         Some("exhausted") => Ok(ThreadDomains::Exhausted),
@@ -296,8 +310,8 @@ fn thread_domains() -> Result<ThreadDomains, String> {
     }
 }
 
-fn switch(name: &str) -> Result<bool, String> {
-    match text(name)?.as_deref() {
+fn switch(driver: &Driver, name: &str) -> Result<bool, String> {
+    match driver.text(name)?.as_deref() {
         None | Some("0") => Ok(false),
         Some("1") => Ok(true),
         Some(value) => Err(format!("{name}={value:?}: must be 0 or 1")),

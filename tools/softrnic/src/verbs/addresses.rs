@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::abi::consts::WC_GRH;
 use crate::abi::export::export;
 use crate::abi::types::{self, AhAttr, Wc};
+use crate::drivers::driver::Verb;
 use crate::network::gid::TypedGid;
 use crate::network::header::{Described, NetworkHeader};
 use crate::objects::ah::Ah;
@@ -16,7 +17,7 @@ use crate::verbs::attach::engine_of;
 use crate::verbs::{code, context, minus_one, object, pointer, shared};
 
 fn create(pd: &Arc<Pd>, vector: &AhAttr) -> Result<*mut types::Ah, i32> {
-    engine_of(pd.context.fabric)?;
+    engine_of(pd.context.fabric)?.fabric.settings.driver.require(Verb::CreateAh)?;
     // Given back by `destroy_ah`.
     Ok(Box::leak(Ah::create(pd, vector)?).as_abi())
 }

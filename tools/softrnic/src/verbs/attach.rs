@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::{ptr, thread};
 
+use crate::drivers::table;
 use crate::engine::service;
 use crate::engine::state::Engine;
 use crate::faults::injector::Injector;
@@ -65,8 +66,10 @@ fn attach() -> Result<&'static Engine, Failure> {
         stderr::say(format_args!("{name} is no setting, and is ignored; the crate page of softrnic lists them"));
     }
     if !fabric.settings.quiet {
+        let driver = fabric.settings.driver.name;
+        let like = if driver == table::own().name { String::new() } else { format!(" like those of {driver}") };
         stderr::say(format_args!(
-            "a software RDMA device for tests; not for production traffic; {} device(s), fabric {}",
+            "a software RDMA device for tests; not for production traffic; {} device(s){like}, fabric {}",
             fabric.topology.devices(),
             fabric.settings.shm_dir.join(&fabric.settings.fabric).display()
         ));

@@ -8,6 +8,7 @@ use crate::abi::cq_ex::{
     Calls, CqInitAttrEx, CqInitAttrExLong, HAS_FLAGS, HAS_PARENT_DOMAIN, SINGLE_THREADED, STANDARD_FLAGS, call,
 };
 use crate::abi::types::{self, Wc};
+use crate::drivers::driver::Verb;
 use crate::engine::poll::poll_one;
 use crate::objects::cq::Cq;
 use crate::objects::pd::Pd;
@@ -18,6 +19,8 @@ use crate::verbs::{context, object, pointer, shared};
 /// Through `verbs_context`. Time stamps, VLANs and tags are not known here.
 pub(crate) unsafe extern "C" fn create_cq_ex(handle: *mut types::Context, attr: *const CqInitAttrEx) -> *mut types::Cq {
     pointer(|| {
+        // SAFETY: the caller's handle.
+        unsafe { context(handle) }?.fabric.settings.driver.require(Verb::CreateCqEx)?;
         // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
         let attr = unsafe { &*attr };
         let flags = if attr.comp_mask & HAS_FLAGS != 0 { attr.flags } else { 0 };

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::abi::export::export;
 use crate::abi::types;
 use crate::copy::gpu;
+use crate::drivers::driver::Verb;
 use crate::host::errno::set_errno;
 use crate::objects::mr::{Change, Mr, Range};
 use crate::objects::pd::Pd;
@@ -141,6 +142,7 @@ unsafe extern "C" fn rereg_mr(
         // SAFETY: the caller's handle, which nobody else uses meanwhile.
         let mr: &mut Mr = unsafe { &mut *handle.cast() };
         let engine = engine_of(mr.pd().context.fabric)?;
+        engine.fabric.settings.driver.require(Verb::ReregMr)?;
         let change = Change {
             range: changes(rereg::TRANSLATION).then(|| host(addr, length, addr as u64)),
             // SAFETY: the caller's handle.

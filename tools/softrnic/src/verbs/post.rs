@@ -132,11 +132,11 @@ pub(super) fn post_list(qp: &Qp, list: &WrList) -> Result<(), i32> {
 /// Checks a request and puts it into the queue; inline data is copied here, other data when it is executed.
 fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge], batch: &mut Batch) -> Result<(), i32> {
     let bytes = check(qp, queue, wr, sges, 0)?;
-    let is_inline = wr.send_flags & send_flag::INLINE != 0;
+    let is_inline = is_inline(qp, wr);
     let mut request = Request {
         wr_id: wr.wr_id,
         opcode: wr.opcode,
-        flags: wr.send_flags,
+        flags: if is_inline { wr.send_flags } else { wr.send_flags & !send_flag::INLINE },
         imm: wr.imm_data,
         num_sge: if is_inline { 0 } else { sges.len() as u32 },
         inline_len: if is_inline { bytes as u32 } else { 0 },
@@ -188,6 +188,11 @@ unsafe fn receiver<'a>(wr: &SendWr) -> Result<(&'a Ah, u32, u32), i32> {
     Ok((unsafe { object(ah) }, qpn, qkey))
 }
 
+/// Whether the data is taken now.
+fn is_inline(qp: &Qp, wr: &SendWr) -> bool {
+    wr.send_flags & send_flag::INLINE != 0 && qp.takes_inline
+}
+
 fn is_atomic(wr: &SendWr) -> bool {
     matches!(wr.opcode, wr_opcode::ATOMIC_CMP_SWAP | wr_opcode::ATOMIC_FETCH_ADD)
 }
@@ -197,7 +202,7 @@ fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge], ahead: u64) -> R
     if !(qp_state::RTS..=qp_state::ERR).contains(&qp.slot.state.load(SeqCst)) {
         return Err(libc::EINVAL);
     }
-    let is_inline = wr.send_flags & send_flag::INLINE != 0;
+    let is_inline = is_inline(qp, wr);
     match wr.opcode {
         wr_opcode::RDMA_WRITE..=wr_opcode::SEND_WITH_IMM => {}
         wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD if !is_inline && !qp.is_unreliable() => {}

@@ -9,6 +9,7 @@ use crate::abi::cq_ex::Calls;
 use crate::abi::export::export;
 use crate::abi::init_attr_ex::{ALL_OPERATIONS, HAS_OPERATIONS, HAS_PD, QpInitAttrEx};
 use crate::abi::types::{self, QpAttr, QpInitAttr};
+use crate::drivers::driver::Verb;
 use crate::engine::modify::modify;
 use crate::host::lock::lock;
 use crate::limits::MAX_CQE;
@@ -81,6 +82,7 @@ unsafe extern "C" fn resize_cq(handle: *mut types::Cq, cqe: c_int) -> c_int {
         let cq: &Cq = unsafe { object(handle) };
         engine_of(cq.context.fabric)?;
         cq.context.require_alive()?;
+        cq.context.fabric.settings.driver.require(Verb::ResizeCq)?;
         cq.resize(u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?)
     })
 }
@@ -111,8 +113,10 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitA
 export!("ibv_create_qp", "IBVERBS_1.1", create_qp);
 
 /// Through `verbs_context`. Of the fields behind the mask those of the protection domain and the operations are known.
-pub(crate) unsafe extern "C" fn create_qp_ex(_: *mut types::Context, attr: *mut QpInitAttrEx) -> *mut types::Qp {
+pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut types::Context, attr: *mut QpInitAttrEx) -> *mut types::Qp {
     pointer(|| {
+        // SAFETY: the caller's handle.
+        unsafe { context(handle) }?.fabric.settings.driver.require(Verb::CreateQpEx)?;
         // SAFETY: the caller's structure.
         let attr = unsafe { &mut *attr };
         if attr.comp_mask & !(HAS_PD | HAS_OPERATIONS) != 0 || attr.comp_mask & HAS_PD == 0 || attr.pd.is_null() {
@@ -210,6 +214,7 @@ unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: 
         if qp.fabric.is_gone() {
             return Err(libc::ENODEV);
         }
+        qp.fabric.settings.driver.require(Verb::QueryQp)?;
         let mut known = *lock(&qp.attributes);
         known.qp_state = qp.slot.state.load(SeqCst);
         known.cur_qp_state = known.qp_state;

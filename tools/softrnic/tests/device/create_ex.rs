@@ -27,12 +27,17 @@ fn create(node: &Node, fields: u32, operations: u64) -> Result<*mut Qp, i32> {
 
 /// As `create`, of this `ibv_qp_type`.
 pub(crate) fn create_of(qp_type: i32, node: &Node, fields: u32, operations: u64) -> Result<*mut Qp, i32> {
+    create_with(qp_type, node, CAP, fields, operations)
+}
+
+/// As `create_of`, with these capacities.
+pub(crate) fn create_with(qp_type: i32, node: &Node, cap: Cap, fields: u32, operations: u64) -> Result<*mut Qp, i32> {
     let init = QpInit {
         user: ptr::null_mut(),
         send_cq: node.cq,
         recv_cq: node.cq,
         srq: ptr::null_mut(),
-        cap: CAP,
+        cap,
         qp_type,
         sq_sig_all: 0,
     };

@@ -10,6 +10,7 @@ mod create_ex;
 mod data;
 mod datagrams;
 mod domains;
+mod drivers;
 mod ece;
 mod errors;
 mod extended_cqs;

@@ -1,0 +1,31 @@
+//! All drivers that there are.
+
+use crate::drivers::driver::Driver;
+use crate::drivers::{bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, own};
+use crate::host::env;
+
+/// Its own, which needs no name, and the others.
+static OWN: Driver = own::DRIVER;
+static ALL: [Driver; 8] = [
+    bnxt_re::DRIVER,
+    efa::DRIVER,
+    erdma::DRIVER,
+    hns::DRIVER,
+    ionic::DRIVER,
+    irdma::DRIVER,
+    mana::DRIVER,
+    mlx5::DRIVER,
+];
+
+/// The one that devices have of which nothing is said.
+pub(crate) fn own() -> &'static Driver {
+    &OWN
+}
+
+/// `SOFTRNIC_DRIVER`. The error is a sentence.
+pub(crate) fn from_env() -> Result<&'static Driver, String> {
+    let Some(name) = env::text("SOFTRNIC_DRIVER")? else { return Ok(&OWN) };
+    let names: Vec<&str> = ALL.iter().map(|driver| driver.name).collect();
+    let found = ALL.iter().find(|driver| driver.name == name);
+    found.ok_or_else(|| format!("SOFTRNIC_DRIVER={name:?}: must be one of {}", names.join(", ")))
+}
