@@ -154,6 +154,7 @@ fn commands_json(c: &Commands) -> Value {
         "register_mr": c.register_mr,
         "deregister_mr": c.deregister_mr,
         "alloc_pd": c.alloc_pd,
+        "alloc_td": c.alloc_td,
     })
 }
 
