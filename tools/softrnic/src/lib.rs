@@ -132,7 +132,8 @@
 //! A program that is linked with RDMA drivers gets the flavour `tools`. `softrnic port`, `gid`, `fail` and `inject` change the
 //! network while programs run, and say what they changed where. They change the fabric that `--fabric` or
 //! `SOFTRNIC_FABRIC` names, or else the only one of this user that has a process in the same session. `softrnic stat`
-//! shows the network; [`control`] is the same for programs.
+//! shows the network, with `--watch` again and again; [`control`] is the same for programs. `softrnic env` prints the environment that `run`
+//! sets, for a shell or for other programs to set it.
 //!
 //! `softrnic clean` removes the fabrics of this user in which no process takes part any more, and says what it removed
 //! and what is in use; `softrnic run` removes those that runs without a name have left. The processes of a fabric hold
