@@ -35,7 +35,7 @@ struct Cli {
     /// Name of the fabric; otherwise that of SOFTRNIC_FABRIC
     ///
     /// Without either `stat` takes the only one in use, what changes something takes the only one of this terminal
-    /// session, and `run` makes a fresh one.
+    /// session, and `run` and `env` make a fresh one.
     #[arg(long, global = true, value_name = "NAME")]
     fabric: Option<String>,
     #[command(subcommand)]

@@ -57,8 +57,8 @@ pub(crate) struct Settings {
     /// Factor for all modelled waits
     #[arg(long, value_name = "X")]
     time_scale: Option<String>,
-    /// Use the flavour of the library that RDMA tools need. It is used by itself for a program that is linked with RDMA
-    /// drivers; scripts that load such libraries later, as pyverbs does, have to ask for it
+    /// Use the flavour of the library that RDMA tools need. `run` does so by itself for a program that is linked with RDMA
+    /// drivers; for scripts that load such libraries later, as pyverbs does, and by `env` it has to be asked for
     #[arg(long)]
     tools: bool,
     /// Folder with libibverbs.so.1, if it is not the one beside this program
